@@ -4,7 +4,7 @@
 use std::{collections::HashMap, sync::Arc};
 
 use crate::{
-    decl::{Decl, DeclKind},
+    decl::{Decl, DeclKind, Field},
     functions::{self, ESCAPE_KEY, Function},
     types::Type,
 };
@@ -79,6 +79,25 @@ impl Env {
             decl: Some(decl),
         });
         self
+    }
+
+    /// Declares one more field of the lazy variable, or another in its place.
+    pub fn lazy_field(&mut self, field: Field) {
+        self.objects_of(&field.decl);
+        let Some(Variable {
+            cel_type: Type::Struct(name),
+            decl: Some(decl),
+            ..
+        }) = &mut self.lazy
+        else {
+            return;
+        };
+        let declared = self.objects.get_mut(name);
+        for decl in declared.into_iter().chain([Arc::make_mut(decl)]) {
+            if let DeclKind::Object { fields, .. } = &mut decl.kind {
+                fields.insert(field.json.clone(), field.clone());
+            }
+        }
     }
 
     /// Declares a variable that is an optional value of a schema's type.

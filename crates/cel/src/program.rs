@@ -1,7 +1,7 @@
 //! Evaluation of a checked expression: compiled once into a tree of nodes with resolved variables
 //! and functions, evaluated over borrowed values, counted and bounded by cost.
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use crate::{
     ast::{Comprehension, Expr, Kind, Literal, op},
@@ -9,6 +9,7 @@ use crate::{
     cost::runtime,
     env::Env,
     functions::{self, Function},
+    meter,
     value::{Error, Map, OwnedMap, Result, Text, Value},
 };
 
@@ -18,6 +19,8 @@ pub struct Program {
     root: Node,
     /// Places for variables of comprehensions, beside those of the environment.
     locals: usize,
+    height: u32,
+    lazy_fields: BTreeSet<Arc<str>>,
 }
 
 #[derive(Debug)]
@@ -84,6 +87,11 @@ enum Step {
         filter: Option<Node>,
         element: Node,
     },
+    /// `cel.@mapInsert(accumulator, entry...)`, likewise.
+    Insert {
+        filter: Option<Node>,
+        entry: Vec<Node>,
+    },
 }
 
 /// The variable whose fields are worked out when they are used.
@@ -106,12 +114,27 @@ impl Program {
             checked,
             scopes: Vec::new(),
             locals: 0,
+            depth: 0,
+            height: 0,
+            lazy_fields: BTreeSet::new(),
         };
         let root = planner.node(&checked.parsed.root);
         Self {
             root,
             locals: planner.locals,
+            height: planner.height,
+            lazy_fields: planner.lazy_fields,
         }
+    }
+
+    /// How deep an evaluation recurses, in nodes.
+    pub fn height(&self) -> u32 {
+        self.height
+    }
+
+    /// The fields of the lazy variable that an evaluation may ask for.
+    pub fn lazy_fields(&self) -> impl Iterator<Item = &Arc<str>> {
+        self.lazy_fields.iter()
     }
 
     /// Evaluates with the variables of the environment in their order; stops when `limit` is
@@ -143,7 +166,7 @@ impl Program {
             cost: 0,
             limit,
         };
-        let result = evaluator.node(&self.root);
+        let result = meter::counted(|| evaluator.node(&self.root));
         Evaluation {
             result,
             cost: evaluator.cost,
@@ -156,10 +179,22 @@ struct Planner<'p> {
     checked: &'p Checked,
     scopes: Vec<(Arc<str>, usize)>,
     locals: usize,
+    /// Nodes around the one that is being planned, and the most there were.
+    depth: u32,
+    height: u32,
+    lazy_fields: BTreeSet<Arc<str>>,
 }
 
 impl Planner<'_> {
     fn node(&mut self, expr: &Expr) -> Node {
+        self.depth += 1;
+        self.height = self.height.max(self.depth);
+        let node = self.planned(expr);
+        self.depth -= 1;
+        node
+    }
+
+    fn planned(&mut self, expr: &Expr) -> Node {
         match self.checked.references.get(&expr.id) {
             Some(Reference::Variable(name)) => return self.variable(name),
             Some(Reference::Type(t)) if !matches!(expr.kind, Kind::Struct { .. }) => {
@@ -221,7 +256,8 @@ impl Planner<'_> {
     }
 
     /// A field of it, or whether it is there: those that are declared are, unless they fail.
-    fn lazy_field(&self, field: &Arc<str>, test: bool) -> Node {
+    fn lazy_field(&mut self, field: &Arc<str>, test: bool) -> Node {
+        self.lazy_fields.insert(field.clone());
         match test {
             true => Node::LazyHas(field.clone()),
             false => Node::Lazy(field.clone()),
@@ -257,7 +293,7 @@ impl Planner<'_> {
         {
             return Node::Call {
                 function,
-                args: vec![Node::Lazy(field.clone())],
+                args: vec![self.lazy_field(field, false)],
             };
         }
         // A namespaced function has no receiver, whatever its spelling.
@@ -323,24 +359,43 @@ impl Planner<'_> {
     }
 
     fn step(&mut self, fold: &Comprehension) -> Step {
-        if let Some(element) = appended(&fold.step) {
+        let (filter, then) = match &fold.step.kind {
+            Kind::Call { function, args, .. } if &**function == op::CONDITIONAL => {
+                match args.as_slice() {
+                    [filter, then, otherwise] if is_accumulator(otherwise) => (Some(filter), then),
+                    _ => (None, &fold.step),
+                }
+            }
+            _ => (None, &fold.step),
+        };
+        if let Some(element) = appended(then) {
             return Step::Append {
-                filter: None,
+                filter: filter.map(|filter| self.node(filter)),
                 element: self.node(element),
             };
         }
-        if let Kind::Call { function, args, .. } = &fold.step.kind
-            && &**function == op::CONDITIONAL
-            && let [filter, then, otherwise] = args.as_slice()
-            && matches!(&otherwise.kind, Kind::Ident(name) if &**name == crate::ast::ACCUMULATOR)
-            && let Some(element) = appended(then)
-        {
-            return Step::Append {
-                filter: Some(self.node(filter)),
-                element: self.node(element),
+        if let Some(entry) = inserted(then) {
+            return Step::Insert {
+                filter: filter.map(|filter| self.node(filter)),
+                entry: entry.iter().map(|part| self.node(part)).collect(),
             };
         }
         Step::Any(self.node(&fold.step))
+    }
+}
+
+fn is_accumulator(expr: &Expr) -> bool {
+    matches!(&expr.kind, Kind::Ident(name) if &**name == crate::ast::ACCUMULATOR)
+}
+
+/// The key and value, or the map, of `cel.@mapInsert(@result, ...)`.
+fn inserted(expr: &Expr) -> Option<&[Expr]> {
+    match &expr.kind {
+        Kind::Call { function, args, .. } if &**function == op::MAP_INSERT => {
+            let (accumulator, entry) = args.split_first()?;
+            is_accumulator(accumulator).then_some(entry)
+        }
+        _ => None,
     }
 }
 
@@ -418,10 +473,7 @@ impl<'a> Evaluator<'_, 'a> {
     fn charge(&mut self, cost: u64) -> Result<()> {
         self.cost = self.cost.saturating_add(cost);
         if self.cost > self.limit {
-            return Err(Error {
-                message: "operation cancelled: actual cost limit exceeded".to_owned(),
-                fatal: true,
-            });
+            return Err(meter::exceeded());
         }
         Ok(())
     }
@@ -486,12 +538,12 @@ impl<'a> Evaluator<'_, 'a> {
             Node::Map(entries) => {
                 let map = self.entries(entries)?;
                 self.charge(runtime::MAP)?;
-                Ok(Value::Map(Map::Owned(Arc::new(map))))
+                Value::Map(Map::Owned(Arc::new(map))).shallow()
             }
             Node::Object { name, fields } => {
                 let object = self.entries(fields)?.named(name.clone());
                 self.charge(runtime::OBJECT)?;
-                Ok(Value::Map(Map::Owned(Arc::new(object))))
+                Value::Map(Map::Owned(Arc::new(object))).shallow()
             }
             Node::Fold(fold) => self.fold(fold),
         }
@@ -547,7 +599,7 @@ impl<'a> Evaluator<'_, 'a> {
         if before.is_none() {
             self.charge(runtime::after(function.name, result.as_ref().ok()))?;
         }
-        result
+        result.and_then(Value::shallow)
     }
 
     fn list(&mut self, elements: &'a [(Node, bool)]) -> Result<Value<'a>> {
@@ -562,7 +614,7 @@ impl<'a> Evaluator<'_, 'a> {
             }
         }
         self.charge(runtime::LIST)?;
-        Ok(Value::list(items))
+        Value::list(items).shallow()
     }
 
     fn entries(&mut self, entries: &'a [(Node, Node, bool)]) -> Result<OwnedMap<'a>> {
@@ -652,6 +704,16 @@ impl<'a> Evaluator<'_, 'a> {
                 self.charge(runtime::SELECT + runtime::LIST + 1)?;
                 self.append(fold.accumulator, element)?;
             }
+            Step::Insert { filter, entry } => {
+                if self.locals[fold.accumulator].is_err() {
+                    return Ok(true);
+                }
+                match self.insert(fold.accumulator, filter.as_ref(), entry) {
+                    Err(error) if error.fatal => return Err(error),
+                    Err(error) => self.locals[fold.accumulator] = Err(error),
+                    Ok(()) => {}
+                }
+            }
         }
         Ok(true)
     }
@@ -659,9 +721,48 @@ impl<'a> Evaluator<'_, 'a> {
     fn append(&mut self, accumulator: usize, element: Value<'a>) -> Result<()> {
         match &mut self.locals[accumulator] {
             Ok(Value::List(crate::value::List::Owned(items))) => {
-                Arc::make_mut(items).push(element);
+                Arc::make_mut(items).push(element.shallow()?);
                 Ok(())
             }
+            _ => Err(Error::no_such_overload()),
+        }
+    }
+
+    /// As if `cel.@mapInsert(accumulator, entry...)` were evaluated.
+    fn insert(
+        &mut self,
+        accumulator: usize,
+        filter: Option<&'a Node>,
+        entry: &'a [Node],
+    ) -> Result<()> {
+        if let Some(filter) = filter {
+            match self.node(filter)? {
+                Value::Bool(true) => {}
+                Value::Bool(false) => return self.charge(runtime::SELECT),
+                _ => return Err(Error::no_such_overload()),
+            }
+        }
+        self.charge(runtime::SELECT)?;
+        let mut values = Vec::with_capacity(entry.len());
+        for node in entry {
+            values.push(self.node(node)?.shallow()?);
+        }
+        self.charge(1)?;
+        let Ok(Value::Map(map)) = &mut self.locals[accumulator] else {
+            return Err(Error::no_such_overload());
+        };
+        match (map, <[Value<'a>; 2]>::try_from(values)) {
+            (Map::Owned(map), Ok([key, value])) => Arc::make_mut(map).insert(key, value),
+            (Map::Owned(map), Err(values)) => match values.as_slice() {
+                [Value::Map(entries)] => {
+                    let mut entries = entries.iter();
+                    entries.try_for_each(|entry| {
+                        let (key, value) = entry?;
+                        Arc::make_mut(map).insert(key, value)
+                    })
+                }
+                _ => Err(Error::no_such_overload()),
+            },
             _ => Err(Error::no_such_overload()),
         }
     }

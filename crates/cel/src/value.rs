@@ -8,6 +8,7 @@ use machinery::json;
 use crate::{
     decl::{Decl, DeclKind, ListSemantics},
     functions::{convert, library::Library},
+    meter,
     types::Type,
 };
 
@@ -97,7 +98,38 @@ pub enum List<'a> {
         element: Option<&'a Decl>,
         semantics: &'a ListSemantics,
     },
-    Owned(Arc<Vec<Value<'a>>>),
+    Owned(Arc<Items<'a>>),
+    /// Two lists after each other, without a copy.
+    Joined(Arc<Joined<'a>>),
+}
+
+/// Elements that an expression made.
+#[derive(Debug, Clone, Default)]
+pub struct Items<'a> {
+    values: Vec<Value<'a>>,
+    /// How deep the deepest of them is.
+    depth: u32,
+}
+
+#[derive(Debug)]
+pub struct Joined<'a> {
+    parts: [List<'a>; 2],
+    len: usize,
+    depth: u32,
+    /// How many lists are joined on the longest way to an element.
+    joints: u32,
+}
+
+impl<'a> Items<'a> {
+    fn new(values: Vec<Value<'a>>) -> Self {
+        let depth = values.iter().map(Value::depth).max().unwrap_or(0);
+        Self { values, depth }
+    }
+
+    pub(crate) fn push(&mut self, value: Value<'a>) {
+        self.depth = self.depth.max(value.depth());
+        self.values.push(value);
+    }
 }
 
 #[derive(Debug, Clone)]
@@ -116,6 +148,8 @@ pub struct OwnedMap<'a> {
     object: Option<Arc<str>>,
     entries: Vec<(Value<'a>, Value<'a>)>,
     index: HashMap<Key, usize>,
+    /// How deep the deepest value is.
+    depth: u32,
 }
 
 /// A key of a map; whole numbers are equal whatever their type.
@@ -157,6 +191,7 @@ impl<'a> OwnedMap<'a> {
             )));
         }
         self.index.insert(index, self.entries.len());
+        self.depth = self.depth.max(value.depth());
         self.entries.push((key, value));
         Ok(())
     }
@@ -178,6 +213,15 @@ impl<'a> OwnedMap<'a> {
     }
 }
 
+/// How deeply the values that an expression makes may nest: everything that walks them recurses.
+const DEEPEST: u32 = 150;
+/// The longest list that joining others may make: going through a longer one costs too much anyway.
+const LONGEST: usize = 1_000_000;
+/// Lists that are longer are joined without a copy,
+const COPIED: usize = 64;
+/// but not more than so many of them.
+const JOINTS: u32 = 32;
+
 const ATOMIC: &ListSemantics = &ListSemantics::Atomic;
 
 impl<'a> Value<'a> {
@@ -186,11 +230,33 @@ impl<'a> Value<'a> {
     }
 
     pub fn list(items: Vec<Value<'a>>) -> Self {
-        Self::List(List::Owned(Arc::new(items)))
+        Self::List(List::Owned(Arc::new(Items::new(items))))
     }
 
     pub fn some(value: Value<'a>) -> Self {
         Self::Optional(Some(Arc::new(value)))
+    }
+
+    /// How many lists, maps and optionals of expressions are inside of each other.
+    pub(crate) fn depth(&self) -> u32 {
+        match self {
+            Self::List(List::Owned(items)) => items.depth + 1,
+            Self::List(List::Joined(joined)) => joined.depth,
+            Self::Map(Map::Owned(map)) => map.depth + 1,
+            Self::Optional(Some(value)) => value.depth() + 1,
+            _ => 0,
+        }
+    }
+
+    /// The value, unless it is nested too deeply.
+    pub(crate) fn shallow(self) -> Result<Self> {
+        match self.depth() <= DEEPEST {
+            true => Ok(self),
+            false => Err(Error {
+                message: format!("value nesting limit exceeded: {DEEPEST}"),
+                fatal: true,
+            }),
+        }
     }
 
     pub const NONE: Value<'static> = Value::Optional(None);
@@ -232,19 +298,27 @@ impl<'a> Value<'a> {
 
     /// The JSON that the value is; what JSON cannot say is an error.
     pub fn to_json(&self) -> Result<json::Value> {
+        meter::counted(|| self.json())
+    }
+
+    fn json(&self) -> Result<json::Value> {
+        meter::memory(size_of::<Self>())?;
         Ok(match self {
             Self::Null | Self::Optional(None) => json::Value::Null,
             Self::Bool(value) => (*value).into(),
             Self::Int(value) => (*value).into(),
             Self::Uint(value) => (*value).into(),
             Self::Double(value) => (*value).into(),
-            Self::String(text) => json::Value::from(&**text),
+            Self::String(text) => {
+                meter::memory(text.len())?;
+                json::Value::from(&**text)
+            }
             Self::Bytes(_) | Self::Duration(_) | Self::Timestamp(_) | Self::Library(_) => {
                 json::Value::from(convert::to_text(self)?.as_str())
             }
-            Self::Optional(Some(value)) => value.to_json()?,
+            Self::Optional(Some(value)) => value.json()?,
             Self::List(list) => {
-                let items = list.iter().map(|item| item?.to_json());
+                let items = list.iter().map(|item| item?.json());
                 json::Value::Array(items.collect::<Result<_>>()?)
             }
             Self::Map(Map::Json { map, .. }) => json::Value::Object((*map).clone()),
@@ -258,7 +332,7 @@ impl<'a> Value<'a> {
                             key.type_of()
                         )));
                     };
-                    object.insert(json::Key::new(&key), value.to_json()?);
+                    object.insert(json::Key::new(&key), value.json()?);
                 }
                 json::Value::Object(object)
             }
@@ -312,10 +386,14 @@ impl<'a> Value<'a> {
     /// Equality as the language has it: numbers of different types compare by value, different
     /// types are unequal.
     pub fn equals(&self, other: &Value<'a>) -> Result<bool> {
+        meter::work(1)?;
         Ok(match (self, other) {
             (Self::Null, Self::Null) => true,
             (Self::Bool(a), Self::Bool(b)) => a == b,
-            (Self::String(a), Self::String(b)) => **a == **b,
+            (Self::String(a), Self::String(b)) => {
+                meter::work(a.len().min(b.len()) / 64)?;
+                **a == **b
+            }
             (Self::Bytes(a), Self::Bytes(b)) => a == b,
             (Self::Duration(a), Self::Duration(b)) => a == b,
             (Self::Timestamp(a), Self::Timestamp(b)) => a == b,
@@ -460,7 +538,8 @@ impl<'a> List<'a> {
     pub fn len(&self) -> usize {
         match self {
             Self::Json { items, .. } => items.len(),
-            Self::Owned(items) => items.len(),
+            Self::Owned(items) => items.values.len(),
+            Self::Joined(joined) => joined.len,
         }
     }
 
@@ -471,7 +550,14 @@ impl<'a> List<'a> {
     pub fn get(&self, at: usize) -> Option<Result<Value<'a>>> {
         match self {
             Self::Json { items, element, .. } => Some(Value::from_json(items.get(at)?, *element)),
-            Self::Owned(items) => items.get(at).cloned().map(Ok),
+            Self::Owned(items) => items.values.get(at).cloned().map(Ok),
+            Self::Joined(joined) => {
+                let [first, second] = &joined.parts;
+                match at.checked_sub(first.len()) {
+                    None => first.get(at),
+                    Some(at) => second.get(at),
+                }
+            }
         }
     }
 
@@ -491,7 +577,7 @@ impl<'a> List<'a> {
     fn semantics(&self) -> &ListSemantics {
         match self {
             Self::Json { semantics, .. } => semantics,
-            Self::Owned(_) => ATOMIC,
+            Self::Owned(_) | Self::Joined(_) => ATOMIC,
         }
     }
 
@@ -523,6 +609,21 @@ impl<'a> List<'a> {
 
     /// `a + b`: sets keep each element once, map lists overwrite by key.
     pub fn concat(&self, other: &List<'a>) -> Result<List<'a>> {
+        let len = self.len() + other.len();
+        if len > LONGEST {
+            return Err(meter::exceeded());
+        }
+        let joints = self.joints().max(other.joints()) + 1;
+        if self.semantics() == ATOMIC && len > COPIED && joints <= JOINTS {
+            let depth = |list: &Self| Value::List(list.clone()).depth();
+            return Ok(List::Joined(Arc::new(Joined {
+                parts: [self.clone(), other.clone()],
+                len,
+                depth: depth(self).max(depth(other)),
+                joints,
+            })));
+        }
+        meter::memory(len * size_of::<Value<'a>>())?;
         let mut items: Vec<Value<'a>> = self.iter().collect::<Result<_>>()?;
         for item in other.iter() {
             let item = item?;
@@ -536,7 +637,14 @@ impl<'a> List<'a> {
                 None => items.push(item),
             }
         }
-        Ok(List::Owned(Arc::new(items)))
+        Ok(List::Owned(Arc::new(Items::new(items))))
+    }
+
+    fn joints(&self) -> u32 {
+        match self {
+            Self::Joined(joined) => joined.joints,
+            _ => 0,
+        }
     }
 }
 

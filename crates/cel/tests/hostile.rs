@@ -93,3 +93,57 @@ fn types_neither_nest_without_end_nor_double() {
         assert!(took < Duration::from_secs(5), "{took:?}: {text}");
     }
 }
+
+const EXCEEDED: &str = "error: operation cancelled: actual cost limit exceeded";
+
+#[test]
+fn values_neither_nest_without_end_nor_take_much_memory() {
+    // `x` bound to itself, wrapped, so many times.
+    let folded = |start: &str, times: usize, step: &str| {
+        let bind = |inner: String, _| format!("[{inner}].map(x, {step})[0]");
+        (0..times).fold(start.to_owned(), bind)
+    };
+    let nested = |times: usize| folded("dyn(1)", times, "dyn([[[[[[x]]]]]])");
+    let size = |text: String| format!("{text}.size()");
+    for (text, wanted) in [
+        (size(folded("self.l", 15, "x + x")), "262144"),
+        (size(folded("self.l", 20, "x + x")), EXCEEDED),
+        (size(folded("self.s", 10, "x + x")), "8192"),
+        (size(folded("self.s", 30, "x + x")), EXCEEDED),
+        (folded("dyn(1)", 30, "dyn([x, x])"), EXCEEDED),
+        (format!("dyn({}) == dyn({})", folded("dyn(1)", 30, "dyn([x, x])"), folded("dyn(1)", 30, "dyn([x, x])")), EXCEEDED),
+        (format!("'%s'.format([{}])", folded("dyn(1)", 30, "dyn([x, x])")), EXCEEDED),
+        (format!("{}.flatten(40).size()", folded("[dyn(1)]", 30, "[dyn(x), dyn(x)]")), EXCEEDED),
+        (format!("{} == 1", nested(20)), "false"),
+        (format!("{} == 1", nested(30)), "error: value nesting limit exceeded: 150"),
+        (folded("optional.of(1)", 3, "optional.of(x)"), "1"),
+        ("lists.range(1000).map(x, 'a').join(self.s.replace('', 'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa').replace('', 'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa').replace('', 'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa')).size()".to_owned(), EXCEEDED),
+        ("'%.3e %.4f %.1000e'.format([1.0, 1.5, 0.5]).size()".to_owned(), "1023"),
+        ("'%.100000000e'.format([1.0])".to_owned(), EXCEEDED),
+        ("'%.70000f'.format([0.5]).size()".to_owned(), "70002"),
+        ("lists.range(3000).map(i, string(i)).transformMap(i, k, k).size()".to_owned(), "3000"),
+        ("{1: 2, 3: 4}.transformMapEntry(k, v, k > 1, {v: k})".to_owned() + "[4]", "3"),
+        ("[1, 2].transformMapEntry(i, v, {'a': v})".to_owned(), "error: insert failed: key a already exists"),
+    ] {
+        let (answer, took) = on_small_stack(|| evaluated(&text));
+        assert_eq!(answer, wanted, "{text}");
+        assert!(took < Duration::from_secs(8), "{took:?}: {text}");
+    }
+}
+
+#[test]
+fn the_deepest_expressions_fit_a_small_stack() {
+    let all = |inner: String, at: usize| format!("[1].all(x{at}, {inner})");
+    for text in [
+        format!("1{} > 0", "+1".repeat(240)),
+        format!("self{} == 1", ".a".repeat(240)),
+        format!("{}1{} != []", "[".repeat(120), "]".repeat(120)),
+        (0..60).fold("true".to_owned(), all),
+        (0..110).fold("1".to_owned(), |inner, _| {
+            format!("(true ? {inner} : 1) + 1")
+        }),
+        (0..60).fold("1".to_owned(), |inner, _| format!("dyn({{'a': {inner}}})")),
+    ] {
+        on_small_stack(|| evaluated(&text));
+    }
+}

@@ -1,7 +1,7 @@
 //! What calls have cost, by their arguments.
 
 use super::{REGEX_LENGTH, STRING_TRAVERSAL};
-use crate::{ast::op, functions::library::Library, value::Value};
+use crate::{ast::op, functions::library::Library, meter, value::Value};
 
 /// A variable or a selection.
 pub const SELECT: u64 = 1;
@@ -119,17 +119,24 @@ pub fn after(function: &str, result: Option<&Value<'_>>) -> u64 {
 
 /// Walking through a value as a tree.
 fn traversal(value: &Value<'_>) -> u64 {
+    if meter::work(1).is_err() {
+        return u64::MAX;
+    }
     match value {
         Value::String(text) => (text.len() as f64 * STRING_TRAVERSAL) as u64,
         Value::Bytes(bytes) => (bytes.len() as f64 * STRING_TRAVERSAL) as u64,
         Value::List(list) => list
             .iter()
             .map(|item| item.as_ref().map_or(1, traversal))
-            .sum(),
+            .fold(0, u64::saturating_add),
         Value::Map(map) => map
             .iter()
-            .map(|entry| entry.map_or(1, |(key, value)| traversal(&key) + traversal(&value)))
-            .sum(),
+            .map(|entry| {
+                entry.map_or(1, |(key, value)| {
+                    traversal(&key).saturating_add(traversal(&value))
+                })
+            })
+            .fold(0, u64::saturating_add),
         _ => 1,
     }
 }

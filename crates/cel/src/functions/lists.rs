@@ -11,6 +11,7 @@ use super::{
 use crate::{
     ast::op,
     functions::lookup,
+    meter,
     value::{Error, List, Result, Value},
 };
 
@@ -248,6 +249,7 @@ fn flatten<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
 
 fn flatten_into<'a>(from: &List<'a>, depth: i64, into: &mut Vec<Value<'a>>) -> Result<()> {
     for item in from.iter() {
+        meter::memory(size_of::<Value<'a>>())?;
         match item? {
             Value::List(inner) if depth > 0 => flatten_into(&inner, depth - 1, into)?,
             item => into.push(item),

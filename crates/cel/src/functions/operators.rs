@@ -5,6 +5,7 @@ use std::cmp::Ordering;
 use super::Row;
 use crate::{
     ast::op,
+    meter,
     value::{Error, List, Map, OwnedMap, Result, Timestamp, Value},
 };
 
@@ -333,8 +334,14 @@ fn add<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
         [V::Int(a), V::Int(b)] => V::Int(a.checked_add(*b).ok_or_else(int_overflow)?),
         [V::Uint(a), V::Uint(b)] => V::Uint(a.checked_add(*b).ok_or_else(uint_overflow)?),
         [V::Double(a), V::Double(b)] => V::Double(a + b),
-        [V::String(a), V::String(b)] => V::text(format!("{}{}", &**a, &**b)),
-        [V::Bytes(a), V::Bytes(b)] => V::Bytes([&a[..], &b[..]].concat().into()),
+        [V::String(a), V::String(b)] => {
+            meter::memory(a.len() + b.len())?;
+            V::text(format!("{}{}", &**a, &**b))
+        }
+        [V::Bytes(a), V::Bytes(b)] => {
+            meter::memory(a.len() + b.len())?;
+            V::Bytes([&a[..], &b[..]].concat().into())
+        }
         [V::List(a), V::List(b)] => V::List(a.concat(b)?),
         [V::Duration(a), V::Duration(b)] => {
             V::Duration(a.checked_add(*b).ok_or_else(duration_overflow)?)
@@ -472,5 +479,6 @@ fn size<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
 
 /// Elements of a list as values, for libraries that look at all of them.
 pub(super) fn elements<'a>(list: &List<'a>) -> Result<Vec<Value<'a>>> {
+    meter::memory(list.len() * size_of::<Value<'a>>())?;
     list.iter().collect()
 }

@@ -4,7 +4,10 @@ use super::{
     Row,
     convert::{int, string, to_text},
 };
-use crate::value::{Error, List, Result, Value};
+use crate::{
+    meter,
+    value::{Error, List, Result, Value},
+};
 
 pub(super) const ROWS: &[Row] = &[
     (
@@ -164,6 +167,8 @@ pub(super) fn last_index_of<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
 fn replace<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
     let (text, from, to) = (string(args, 0)?, string(args, 1)?, string(args, 2)?);
     let count = if args.len() > 3 { int(args, 3)? } else { -1 };
+    let found = text.matches(&**from).count();
+    meter::memory(text.len().saturating_add(found.saturating_mul(to.len())))?;
     Ok(Value::text(match usize::try_from(count) {
         Ok(count) => text.replacen(&**from, to, count),
         Err(_) => text.replace(&**from, to),
@@ -177,6 +182,7 @@ fn split<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
     if limit == 0 {
         return Ok(Value::list(Vec::new()));
     }
+    meter::memory(text.len().saturating_mul(4))?;
     let parts: Vec<String> = if separator.is_empty() {
         let characters: Vec<char> = text.chars().collect();
         let (single, rest) = characters.split_at(characters.len().min(limit - 1));
@@ -225,7 +231,10 @@ fn join<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
     let mut parts = Vec::with_capacity(list.len());
     for element in list.iter() {
         match element? {
-            Value::String(text) => parts.push(text.to_string()),
+            Value::String(text) => {
+                meter::memory(text.len() + separator.len() + size_of::<String>())?;
+                parts.push(text.to_string());
+            }
             other => {
                 return Err(Error::new(format!(
                     "join: invalid input: {}",
@@ -316,12 +325,12 @@ fn clause(verb: char, precision: Option<usize>, value: &Value<'_>) -> Result<Str
         ))
     };
     Ok(match (verb, value) {
-        ('s', value) => display(value),
+        ('s', value) => display(value)?,
         ('d', V::Int(number)) => number.to_string(),
         ('d', V::Uint(number)) => number.to_string(),
-        ('d', V::Double(number)) if !number.is_finite() => display(value),
+        ('d', V::Double(number)) if !number.is_finite() => display(value)?,
         ('d', _) => return Err(wrong("decimal", "integers")),
-        ('f' | 'e', V::Int(_) | V::Uint(_) | V::Double(_)) => float(verb, precision, value),
+        ('f' | 'e', V::Int(_) | V::Uint(_) | V::Double(_)) => float(verb, precision, value)?,
         ('f', _) => return Err(wrong("fixed-point", "doubles")),
         ('e', _) => return Err(wrong("scientific", "doubles")),
         ('b', V::Int(number)) => signed(*number, |n| format!("{n:b}")),
@@ -361,7 +370,10 @@ fn hex(bytes: &[u8], upper: bool) -> String {
         .collect()
 }
 
-fn float(verb: char, precision: Option<usize>, value: &Value<'_>) -> String {
+/// No double has more digits behind the point.
+const MOST_DIGITS: usize = 1100;
+
+fn float(verb: char, precision: Option<usize>, value: &Value<'_>) -> Result<String> {
     let number = match value {
         Value::Int(number) => *number as f64,
         Value::Uint(number) => *number as f64,
@@ -372,8 +384,12 @@ fn float(verb: char, precision: Option<usize>, value: &Value<'_>) -> String {
         return display(value);
     }
     let precision = precision.unwrap_or(6);
+    meter::memory(precision)?;
+    // What follows the digits that a number has is zeros: the formatter takes no more than 65535.
+    let zeros = "0".repeat(precision.saturating_sub(MOST_DIGITS));
+    let precision = precision.min(MOST_DIGITS);
     if verb == 'f' {
-        return format!("{number:.precision$}");
+        return Ok(format!("{number:.precision$}{zeros}"));
     }
     let text = format!("{number:.precision$e}");
     let (mantissa, exponent) = text.split_once('e').unwrap_or((&text, "0"));
@@ -381,12 +397,13 @@ fn float(verb: char, precision: Option<usize>, value: &Value<'_>) -> String {
         Some(digits) => ('-', digits),
         None => ('+', exponent),
     };
-    format!("{mantissa}e{sign}{digits:0>2}")
+    Ok(format!("{mantissa}{zeros}e{sign}{digits:0>2}"))
 }
 
 /// Anything as `%s` shows it.
-fn display(value: &Value<'_>) -> String {
-    match value {
+fn display(value: &Value<'_>) -> Result<String> {
+    meter::work(1)?;
+    let shown = match value {
         Value::Double(number) if number.is_infinite() => if *number > 0.0 {
             "Infinity"
         } else {
@@ -396,18 +413,21 @@ fn display(value: &Value<'_>) -> String {
         Value::List(list) => {
             let items = list
                 .iter()
-                .map(|item| item.map_or_else(|e| e.message, |v| display(&v)));
-            format!("[{}]", items.collect::<Vec<_>>().join(", "))
+                .map(|item| item.map_or_else(|e| Ok(e.message), |v| display(&v)));
+            let items: Vec<String> = items.collect::<Result<_>>()?;
+            format!("[{}]", items.join(", "))
         }
         Value::Map(map) => {
-            let mut entries: Vec<String> = map
-                .iter()
-                .filter_map(std::result::Result::ok)
-                .map(|(key, value)| format!("{}: {}", display(&key), display(&value)))
-                .collect();
+            let entries = map.iter().filter_map(std::result::Result::ok);
+            let shown = |(key, value): (Value<'_>, Value<'_>)| {
+                Ok(format!("{}: {}", display(&key)?, display(&value)?))
+            };
+            let mut entries: Vec<String> = entries.map(shown).collect::<Result<_>>()?;
             entries.sort();
             format!("{{{}}}", entries.join(", "))
         }
         other => to_text(other).unwrap_or_else(|_| other.type_of().to_string()),
-    }
+    };
+    meter::memory(shown.len())?;
+    Ok(shown)
 }

@@ -2,7 +2,7 @@
 //!
 //! [`check`] refuses policies whose expressions do not compile, [`authorize`] parameters that their author may not read. [`source`] follows the stored ones and compiles those
 //! that changed into an [`index`] by resource. For each request, [`dispatch`] finds the policies that are about it with
-//! their bindings and [`params`], the pure [`validating`] and [`mutating`] evaluate their [`expression`]s, and the thin
+//! their bindings and [`params`], the pure [`validating`] and [`mutating`] evaluate their [`expression`]s with the [`variables`] they use, and the thin
 //! plugins do what comes of it. [`type_checking`] finds likely mistakes for the status of a policy.
 
 mod authorize;
@@ -22,6 +22,7 @@ mod status;
 mod type_checking;
 mod validating;
 mod validating_plugin;
+mod variables;
 
 pub(crate) use authorize::authorize;
 pub(crate) use check::check;

@@ -13,15 +13,14 @@ use machinery::{
 
 use super::{
     super::matching::{Activation, Attributes},
-    expression::{
-        BUDGET, Compiler, EXHAUSTED, Exhausted, Expression, Output, Run, Uses, Variable, uses,
-    },
+    expression::{Compiler, Expression, Output, Uses, uses},
+    variables::{BUDGET, EXHAUSTED, Exhausted, Run, Variables},
 };
 
 /// The compiled part of a policy.
 #[derive(Debug)]
 pub(super) struct Mutating {
-    variables: Vec<Variable>,
+    variables: Variables,
     mutations: Vec<Mutation>,
     /// Whether it runs again when others change the object after it.
     pub(super) is_reinvocable: bool,
@@ -131,8 +130,9 @@ fn apply_configuration(value: &Cel<'_>, live: &Object, root: Root<'_>) -> Result
             value.type_of()
         ));
     }
-    check_types(value)?;
+    // First what is bounded in size: values may hold others many times.
     let config = value.to_json().map_err(|error| error.message)?;
+    check_types(value)?;
     let mut config = config.as_object().cloned().unwrap_or_default();
     keep_type(live, &mut config);
     apply::merged(root, live, &config)
@@ -249,7 +249,7 @@ fn find_misplaced(value: &Cel<'_>, place: &str, wrong: &mut Vec<String>) -> Resu
                 }
             }
         }
-        Cel::List(list @ List::Owned(_)) => {
+        Cel::List(list @ (List::Owned(_) | List::Joined(_))) => {
             for item in list.iter() {
                 find_misplaced(&item.map_err(|error| error.message)?, place, wrong)?;
             }

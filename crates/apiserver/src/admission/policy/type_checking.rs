@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use cel::{Decl, Env, Field, Type};
+use cel::{Env, Field, Type};
 use kinds::tree;
 use machinery::{Object, Value, json::json};
 use registry::Table;
@@ -94,18 +94,16 @@ impl Checker {
 
 /// The environment with the policy's variables, whose types hang on those of the objects.
 fn with_variables(env: Env, spec: &Value) -> Env {
-    let mut fields: HashMap<Arc<str>, Field> = HashMap::new();
+    let mut env = env.lazy("variables", variables_type(HashMap::new()));
     for variable in tree::list(&spec["variables"]) {
-        let known = env
-            .clone()
-            .lazy("variables", variables_type(fields.clone()));
-        let checked = cel::compile(&known, tree::text(&variable["expression"]));
+        let checked = cel::compile(&env, tree::text(&variable["expression"]));
         let output = checked.map_or(Type::Dyn, |checked| checked.output().clone());
-        let json: Arc<str> = tree::text(&variable["name"]).into();
-        let decl: Arc<Decl> = declared(&output);
-        fields.insert(json.clone(), Field { json, decl });
+        env.lazy_field(Field {
+            json: tree::text(&variable["name"]).into(),
+            decl: declared(&output),
+        });
     }
-    env.lazy("variables", variables_type(fields))
+    env
 }
 
 /// The resources that rules name without wildcards, in the order of their group, version and kind.

@@ -6,10 +6,9 @@ use machinery::Value;
 
 use super::{
     super::matching::{Activation, Attributes},
-    expression::{
-        BUDGET, Compiler, EXHAUSTED, Exhausted, Expression, Output, Run, Uses, Variable, uses,
-    },
+    expression::{Compiler, Expression, Output, Uses, uses},
     spec::FailurePolicy,
+    variables::{BUDGET, EXHAUSTED, Exhausted, Run, Variables},
 };
 
 /// The longest message that an expression may make.
@@ -18,7 +17,7 @@ const LONGEST_MESSAGE: usize = 5 * 1024;
 /// The compiled part of a policy.
 #[derive(Debug)]
 pub(super) struct Validating {
-    variables: Vec<Variable>,
+    variables: Variables,
     validations: Vec<Validation>,
     annotations: Vec<AuditAnnotation>,
     pub(super) uses: Uses,

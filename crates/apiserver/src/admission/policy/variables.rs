@@ -1,0 +1,399 @@
+//! Variables that a policy composes: evaluated when an expression uses them, once for each run, within its budget.
+
+use std::{
+    cell::{Cell, RefCell},
+    collections::HashMap,
+    sync::Arc,
+};
+
+use cel::{Error, Lazy, Meter, PER_CALL_LIMIT, Program, Value as Cel};
+
+use super::expression::Expression;
+
+/// What all expressions of one kind may cost together for one binding and one parameter.
+pub(super) const BUDGET: u64 = 10_000_000;
+/// Says that it is used up.
+pub(super) const EXHAUSTED: &str =
+    "validation failed due to running out of cost budget, no further validation rules will be run";
+/// How deep evaluations may recurse through variables, in nodes: as deep as one expression may be.
+const DEEPEST: u32 = 250;
+/// A failure that is said in more characters is not said again for each variable that it passes through.
+const LONGEST_FAILURE: usize = 4096;
+
+/// The variables of a policy in their order. A later one of the same name takes the place of an earlier one for
+/// everything after it.
+#[derive(Debug, Default)]
+pub(super) struct Variables {
+    all: Vec<Variable>,
+    /// The last of each name.
+    places: HashMap<Arc<str>, usize>,
+}
+
+#[derive(Debug)]
+struct Variable {
+    name: Arc<str>,
+    expression: Expression,
+}
+
+/// The variables that an expression uses. They come before it, so that there are no circles.
+#[derive(Debug, Default)]
+pub(super) struct Composes {
+    places: HashMap<Arc<str>, usize>,
+    /// Those that are worked out before it, since working them out within it would recurse too deep.
+    first: Vec<usize>,
+    /// How deep its evaluation recurses, through variables too.
+    depth: u32,
+}
+
+impl Variables {
+    pub(super) fn push(&mut self, name: Arc<str>, expression: Expression) {
+        self.places.insert(name.clone(), self.all.len());
+        self.all.push(Variable { name, expression });
+    }
+
+    pub(super) fn expressions(&self) -> impl Iterator<Item = &Expression> {
+        self.all.iter().map(|variable| &variable.expression)
+    }
+
+    /// Those that a program uses, of the ones that are known so far.
+    pub(super) fn used_by(&self, program: Option<&Program>) -> Composes {
+        let Some(program) = program else {
+            return Composes::default();
+        };
+        let place = |name: &Arc<str>| Some((name.clone(), *self.places.get(name)?));
+        let places: HashMap<Arc<str>, usize> = program.lazy_fields().filter_map(place).collect();
+        let (mut first, mut below) = (Vec::new(), 0);
+        for place in places.values() {
+            let used = &self.all[*place].expression.composes;
+            if used.first.is_empty() && program.height() + used.depth <= DEEPEST {
+                below = below.max(used.depth);
+            } else {
+                first.push(*place);
+            }
+        }
+        Composes {
+            places,
+            first,
+            depth: program.height() + below,
+        }
+    }
+}
+
+/// The budget is used up: no expression is evaluated any more.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Exhausted;
+
+/// Evaluates expressions over one set of values within one budget. Variables are worked out once.
+pub(super) struct Run<'a> {
+    composed: Composed<'a>,
+    /// What all of its evaluations may make together, since variables are kept.
+    meter: Meter,
+    pub(super) budget: u64,
+}
+
+/// The values of a run, and those of its variables that were used.
+struct Composed<'a> {
+    values: Vec<Cel<'a>>,
+    variables: &'a [Variable],
+    known: RefCell<Vec<Option<Result<Cel<'a>, Error>>>>,
+    /// What may be spent on the expression under way, and what its variables have cost.
+    budget: Cell<u64>,
+    cost: Cell<u64>,
+}
+
+/// The variables as one expression knows them.
+struct Scope<'s, 'a> {
+    composed: &'s Composed<'a>,
+    places: &'s HashMap<Arc<str>, usize>,
+}
+
+impl<'a> Lazy<'a> for Scope<'_, 'a> {
+    fn field(&self, name: &str) -> Result<Cel<'a>, Error> {
+        let place = self.places.get(name);
+        let place = place.ok_or_else(|| Error::no_such_key(name))?;
+        self.composed.value(*place)
+    }
+}
+
+impl<'a> Composed<'a> {
+    fn value(&self, place: usize) -> Result<Cel<'a>, Error> {
+        if let Some(known) = &self.known.borrow()[place] {
+            return known.clone();
+        }
+        let value = self.evaluate(&self.variables[place]);
+        self.known.borrow_mut()[place] = Some(value.clone());
+        value
+    }
+
+    fn evaluate(&self, variable: &'a Variable) -> Result<Cel<'a>, Error> {
+        let failed = |how: &str, why: &str| {
+            if why.len() > LONGEST_FAILURE {
+                return Error::new(why);
+            }
+            Error::new(format!(
+                "composited variable {} fails to {how}: {why}",
+                machinery::text::quote(&variable.name)
+            ))
+        };
+        let program = match &variable.expression.compiled {
+            Ok(program) => program,
+            Err(why) => return Err(failed("compile", why)),
+        };
+        let evaluation = self.run(program, &variable.expression.composes);
+        self.cost
+            .set(self.cost.get().saturating_add(evaluation.cost));
+        evaluation
+            .result
+            .map_err(|error| failed("evaluate", &error.message))
+    }
+
+    /// Evaluates with what is left of the budget: whatever passes that ends the run anyway.
+    fn run(&self, program: &'a Program, composes: &'a Composes) -> cel::Evaluation<'a> {
+        let places = &composes.places;
+        let scope = Scope {
+            composed: self,
+            places,
+        };
+        let left = self.budget.get().saturating_sub(self.cost.get());
+        program.evaluate_with(&self.values, &scope, left.min(PER_CALL_LIMIT))
+    }
+
+    /// Works out what has to be known before an expression, one after the other.
+    fn prepare(&self, composes: &Composes) {
+        if composes.first.is_empty() {
+            return;
+        }
+        let mut needed = vec![false; self.variables.len()];
+        composes
+            .first
+            .iter()
+            .for_each(|place| needed[*place] = true);
+        for place in (0..needed.len()).rev() {
+            if needed[place] {
+                let first = &self.variables[place].expression.composes.first;
+                first.iter().for_each(|place| needed[*place] = true);
+            }
+        }
+        for place in (0..needed.len()).filter(|place| needed[*place]) {
+            // A failure is told by whoever uses the variable.
+            let _ = self.value(place);
+        }
+    }
+}
+
+impl<'a> Run<'a> {
+    pub(super) fn new(values: Vec<Cel<'a>>, variables: &'a Variables, budget: u64) -> Self {
+        let variables = &*variables.all;
+        let composed = Composed {
+            values,
+            variables,
+            known: RefCell::new(vec![None; variables.len()]),
+            budget: Cell::new(budget),
+            cost: Cell::new(0),
+        };
+        Self {
+            composed,
+            meter: Meter::default(),
+            budget,
+        }
+    }
+
+    /// What an expression comes to, or what went wrong.
+    pub(super) fn evaluate(
+        &mut self,
+        expression: &'a Expression,
+    ) -> Result<Result<Cel<'a>, String>, Exhausted> {
+        let program = match &expression.compiled {
+            Ok(program) => program,
+            Err(why) => return Ok(Err(format!("compilation error: {why}"))),
+        };
+        let composed = &self.composed;
+        composed.budget.set(self.budget);
+        let evaluation = self.meter.count(|| {
+            composed.prepare(&expression.composes);
+            composed.run(program, &expression.composes)
+        });
+        let cost = composed.cost.take().saturating_add(evaluation.cost);
+        self.budget = self.budget.checked_sub(cost).ok_or(Exhausted)?;
+        Ok(evaluation.result.map_err(|error| {
+            format!(
+                "expression '{}' resulted in error: {error}",
+                expression.text
+            )
+        }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use machinery::json::{Value, json};
+
+    use super::{
+        super::expression::{Compiler, Output},
+        *,
+    };
+
+    fn compiler(variables: &[(&str, &str)]) -> Compiler {
+        let mut compiler = Compiler::new(false, true);
+        for (name, text) in variables {
+            compiler.compose(name, text).unwrap();
+        }
+        compiler
+    }
+
+    /// Evaluates with `object`; the result as JSON, or what went wrong.
+    fn evaluated(variables: &[(&str, &str)], text: &str, budget: u64) -> (String, u64) {
+        let mut compiler = compiler(variables);
+        let expression = compiler.compile(text, Output::Anything, true);
+        let variables = compiler.into_variables();
+        let object = json!({"spec": {"replicas": 3, "names": ["a", "b"]}});
+        let values = vec![Cel::from_json(&object, None).unwrap()];
+        let mut run = Run::new(values, &variables, budget);
+        let shown = match run.evaluate(&expression) {
+            Err(Exhausted) => "exhausted".to_owned(),
+            Ok(Err(why)) => why,
+            Ok(Ok(value)) => value.to_json().unwrap_or(Value::Null).to_string(),
+        };
+        (shown, run.budget)
+    }
+
+    #[test]
+    fn variables_are_typed_lazy_and_know_those_before_them() {
+        let variables = [
+            ("replicas", "object.spec.replicas"),
+            ("double", "variables.replicas * 2"),
+            ("text", "'a'"),
+            ("broken", "object.spec.nothing"),
+        ];
+        for (text, wanted) in [
+            ("variables.double == 6", "true"),
+            (
+                "has(variables.text) && variables.?text.orValue('') == 'a'",
+                "true",
+            ),
+            ("true || variables.broken == 1", "true"),
+            (
+                "variables.broken",
+                "expression 'variables.broken' resulted in error: composited variable \"broken\" fails to evaluate: no such key: nothing",
+            ),
+        ] {
+            assert_eq!(evaluated(&variables, text, BUDGET).0, wanted, "{text}");
+        }
+        let said = |text: &str| {
+            let expression = compiler(&variables).compile(text, Output::Bool, true);
+            expression.compiled.unwrap_err()
+        };
+        assert!(said("variables.text == 1").contains("found no matching overload for '_==_'"));
+        assert!(said("variables.other").contains("undefined field 'other'"));
+    }
+
+    #[test]
+    fn variables_are_worked_out_once_and_paid_from_the_budget() {
+        let variables = [("many", "object.spec.names.map(n, n + n)")];
+        let (_, once) = evaluated(&variables, "variables.many.size() == 2", BUDGET);
+        let (_, twice) = evaluated(
+            &variables,
+            "variables.many.size() == 2 && variables.many.size() == 2",
+            BUDGET,
+        );
+        let (first, second) = (BUDGET - once, BUDGET - twice);
+        assert!(first > 20 && second < 2 * first, "{first} {second}");
+        assert_eq!(
+            evaluated(&variables, "variables.many == []", first - 1).0,
+            "exhausted"
+        );
+    }
+
+    #[test]
+    fn an_expression_stops_at_its_limit_and_the_rest_of_the_budget_stays() {
+        let endless = "[0,1,2,3,4,5,6,7,8,9].all(a, [0,1,2,3,4,5,6,7,8,9].all(b, \
+            [0,1,2,3,4,5,6,7,8,9].all(c, [0,1,2,3,4,5,6,7,8,9].all(d, [0,1,2,3,4,5,6,7,8,9].all(e, \
+            [0,1,2,3,4,5,6,7,8,9].all(f, a + b + c + d + e + f >= 0))))))";
+        let (shown, left) = evaluated(&[], endless, BUDGET);
+        assert!(
+            shown.ends_with("resulted in error: operation cancelled: actual cost limit exceeded"),
+            "{shown}"
+        );
+        assert!(left > BUDGET / 2);
+    }
+
+    /// On a stack as small as that of a worker thread.
+    fn on_small_stack(variables: &[(&str, &str)], text: &str) -> String {
+        std::thread::scope(|scope| {
+            let thread = std::thread::Builder::new().stack_size(2 << 20);
+            let work = || evaluated(variables, text, BUDGET).0;
+            thread.spawn_scoped(scope, work).unwrap().join().unwrap()
+        })
+    }
+
+    #[test]
+    fn chains_of_variables_take_no_stack() {
+        let names: Vec<String> = (0..3000).map(|at| format!("v{at}")).collect();
+        // Each uses the one before it at the bottom of a deep expression, or of a flat one.
+        for deep in [0, 200] {
+            let text = |at: usize| match at {
+                0 => "1".to_owned(),
+                at => format!("variables.v{}{}+1", at - 1, "+0".repeat(deep)),
+            };
+            let count = if deep == 0 { 3000 } else { 300 };
+            let texts: Vec<String> = (0..count).map(text).collect();
+            let names = names.iter().map(String::as_str);
+            let variables: Vec<_> = names.zip(texts.iter().map(String::as_str)).collect();
+            let last = format!("variables.v{}", count - 1);
+            let found = on_small_stack(&variables, &last);
+            assert_eq!(found, count.to_string());
+        }
+    }
+
+    #[test]
+    fn a_failure_passes_through_a_chain_without_growing_for_ever() {
+        let names: Vec<String> = (0..2000).map(|at| format!("v{at}")).collect();
+        let text = |at: usize| match at {
+            0 => "object.spec.nothing".to_owned(),
+            at => format!("variables.v{} + 1", at - 1),
+        };
+        let texts: Vec<String> = (0..names.len()).map(text).collect();
+        let texts = texts.iter().map(String::as_str);
+        let variables: Vec<_> = names.iter().map(String::as_str).zip(texts).collect();
+        let found = on_small_stack(&variables, "variables.v1999");
+        assert!(
+            found.ends_with("fails to evaluate: no such key: nothing"),
+            "{found}"
+        );
+        assert!(found.len() < 5000, "{}", found.len());
+    }
+
+    #[test]
+    fn a_variable_of_the_same_name_is_no_circle() {
+        let variables = [
+            ("a", "1"),
+            ("b", "variables.a + 1"),
+            ("a", "variables.b + 10"),
+        ];
+        assert_eq!(on_small_stack(&variables, "variables.a"), "12");
+        assert_eq!(on_small_stack(&variables, "variables.b"), "2");
+    }
+
+    #[test]
+    fn types_that_variables_wrap_are_refused_before_they_are_too_deep() {
+        let brackets = |at: usize| {
+            let inner = format!("variables.v{}", at - 1);
+            format!("{}{inner}{}", "[".repeat(100), "]".repeat(100))
+        };
+        let answers = std::thread::scope(|scope| {
+            let thread = std::thread::Builder::new().stack_size(2 << 20);
+            let work = || {
+                let mut compiler = compiler(&[("v0", "[1]")]);
+                let compose = |at: usize| compiler.compose(&format!("v{at}"), &brackets(at));
+                (1..80).map(compose).collect::<Vec<_>>()
+            };
+            thread.spawn_scoped(scope, work).unwrap().join().unwrap()
+        });
+        assert_eq!(answers[..2], [Ok(()), Ok(())]);
+        let refused = answers[2].as_ref().unwrap_err();
+        assert!(
+            refused.contains("type nesting or size limit exceeded"),
+            "{refused}"
+        );
+    }
+}
