@@ -421,7 +421,7 @@ impl Checker<'_> {
         let readable = match (name, target, args.len()) {
             ("duration", None, 1) => convert::duration(text).is_ok(),
             ("timestamp", None, 1) => convert::timestamp(text).is_ok(),
-            ("matches", _, _) => Pattern::new(text).is_ok(),
+            ("matches", _, _) => Pattern::weight(text).is_ok(),
             _ => true,
         };
         if !readable {

@@ -320,10 +320,18 @@ impl Planner<'_> {
                 }
             }
             (op::NOT_STRICTLY_FALSE, 1) => Node::NotStrictlyFalse(Box::new(nodes.remove(0))),
-            _ => Node::Call {
-                function,
-                args: nodes,
-            },
+            _ => {
+                if let Some(Node::Constant(value)) = nodes.get_mut(1)
+                    && let Value::String(text) = value
+                    && let Some(pattern) = functions::regex::constant(name, text)
+                {
+                    *value = Value::Library(pattern);
+                }
+                Node::Call {
+                    function,
+                    args: nodes,
+                }
+            }
         }
     }
 

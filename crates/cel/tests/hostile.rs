@@ -147,3 +147,28 @@ fn the_deepest_expressions_fit_a_small_stack() {
         on_small_stack(|| evaluated(&text));
     }
 }
+
+#[test]
+fn patterns_are_compiled_once_and_bounded() {
+    let many = "lists.range(20000).all(i, !self.s.matches('^[a-z]{3,20}x$'))";
+    let assembled = "lists.range(20000).all(i, !self.s.matches('^[a-z]{3,20}' + 'x$'))";
+    let different = "lists.range(20000).all(i, !self.s.matches(string(i) + '[a-z]{500}x$'))";
+    let large = r"self.s.matches(r'\pL{1000}') || self.s.size() > 100000";
+    let mut heavy = r"!'a'.matches(r'b\pL{500}')".to_owned();
+    heavy.push_str(&r" && !'a'.matches(r'b\pL{500}')".repeat(1000));
+    for (text, wanted) in [
+        (many, "true"),
+        (assembled, "true"),
+        (different, EXCEEDED),
+        (large, "invalid matches argument"),
+        (&heavy, EXCEEDED),
+        (
+            "'abcb'.findAll('b') == ['b', 'b'] && 'abc'.find('b') == 'b'",
+            "true",
+        ),
+    ] {
+        let (answer, took) = on_small_stack(|| evaluated(text));
+        assert_eq!(answer, wanted, "{}", &text[..50]);
+        assert!(took < Duration::from_secs(60), "{took:?}: {}", &text[..50]);
+    }
+}

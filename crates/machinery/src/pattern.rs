@@ -3,8 +3,16 @@
 
 use regex::bytes::{Regex, RegexBuilder};
 
-/// How much a compiled expression may weigh.
-const SIZE_LIMIT: usize = 64 << 20;
+/// How many bytes a compiled expression may take.
+const SIZE_LIMIT: usize = 32 << 20;
+/// How much an expression may weigh, written out: about its number of states, known before it is
+/// compiled.
+const WEIGHT_LIMIT: u64 = 300_000;
+/// What a category or a script weighs, and what a class does that is larger than ASCII.
+const UNICODE_WEIGHT: u64 = 400;
+const WIDE_WEIGHT: u64 = 16;
+/// How many groups may be inside of each other.
+const NESTING_LIMIT: usize = 240;
 /// How often anything may be repeated.
 const REPEAT_LIMIT: u64 = 1000;
 
@@ -20,8 +28,7 @@ pub struct Pattern {
 impl Pattern {
     /// Reads an expression, or says what Go says of it.
     pub fn new(text: &str) -> Result<Self, String> {
-        let translated = translate(text)
-            .map_err(|(why, part)| format!("error parsing regexp: {why}: `{part}`"))?;
+        let (translated, _) = read(text)?;
         let built = RegexBuilder::new(&translated)
             .size_limit(SIZE_LIMIT)
             .build()
@@ -30,6 +37,11 @@ impl Pattern {
             text: text.to_owned(),
             regex: Some(built),
         })
+    }
+
+    /// How much an expression weighs: what compiling it takes grows with that. Or what Go says of it.
+    pub fn weight(text: &str) -> Result<u64, String> {
+        read(text).map(|(_, weight)| weight)
     }
 
     /// An expression from before it could be refused: one that cannot be read matches nothing.
@@ -60,6 +72,11 @@ impl Pattern {
     }
 }
 
+fn read(text: &str) -> Result<(String, u64), String> {
+    let refused = |(why, part): Refused<'_>| format!("error parsing regexp: {why}: `{part}`");
+    translate(text).map_err(refused)
+}
+
 /// What is wrong, and with which part.
 type Refused<'a> = (&'static str, &'a str);
 
@@ -75,6 +92,9 @@ struct Group {
     most: u64,
     /// What a repetition would repeat, if anything.
     last: Option<u64>,
+    /// What all of it weighs, and what a repetition would repeat of that.
+    weight: u64,
+    last_weight: u64,
 }
 
 impl Group {
@@ -82,9 +102,18 @@ impl Group {
         self.most = self.most.max(self.last.take().unwrap_or(0));
     }
 
-    fn push(&mut self, most: u64) {
+    fn push(&mut self, most: u64, weight: u64) {
         self.close();
         self.last = Some(most);
+        self.last_weight = weight;
+        self.weight = self.weight.saturating_add(weight);
+    }
+
+    /// What a repetition repeats is there once already.
+    fn repeat(&mut self, times: u64) {
+        let more = self.last_weight.saturating_mul(times.saturating_sub(1));
+        self.last_weight = self.last_weight.saturating_add(more);
+        self.weight = self.weight.saturating_add(more);
     }
 }
 
@@ -97,7 +126,7 @@ struct Reader<'a> {
 }
 
 /// The same expression in the dialect of the engine.
-fn translate(pattern: &str) -> Result<String, Refused<'_>> {
+fn translate(pattern: &str) -> Result<(String, u64), Refused<'_>> {
     let mut reader = Reader {
         whole: pattern,
         rest: pattern,
@@ -108,9 +137,15 @@ fn translate(pattern: &str) -> Result<String, Refused<'_>> {
     let mut repeated = None;
     while !reader.rest.is_empty() {
         repeated = reader.item(repeated)?;
+        if reader.outer.len() > NESTING_LIMIT {
+            return Err(("expression nests too deeply", pattern));
+        }
+        if reader.group.weight > WEIGHT_LIMIT {
+            return Err(("expression too large", pattern));
+        }
     }
     match reader.outer.is_empty() {
-        true => Ok(reader.out),
+        true => Ok((reader.out, reader.group.weight)),
         false => Err(("missing closing )", pattern)),
     }
 }
@@ -127,9 +162,9 @@ impl<'a> Reader<'a> {
         &before[..before.len() - self.rest.len()]
     }
 
-    fn push(&mut self, part: &str) {
+    fn push(&mut self, part: &str, weight: u64) {
         self.out.push_str(part);
-        self.group.push(0);
+        self.group.push(0, weight);
     }
 
     fn literal(&mut self, code: u32) {
@@ -138,7 +173,7 @@ impl<'a> Reader<'a> {
             Some(c) => regex::escape(c.encode_utf8(&mut [0; 4])),
             None => class,
         };
-        self.push(&text);
+        self.push(&text, text.len() as u64);
     }
 
     /// Reads one thing; where it began, if it repeats.
@@ -158,9 +193,9 @@ impl<'a> Reader<'a> {
                 self.group.close();
                 let inner = std::mem::replace(&mut self.group, outer);
                 self.out.push(')');
-                self.group.push(inner.most);
+                self.group.push(inner.most, inner.weight + 1);
             }
-            c @ ('^' | '$' | '.') => self.push(c.encode_utf8(&mut [0; 4])),
+            c @ ('^' | '$' | '.') => self.push(c.encode_utf8(&mut [0; 4]), WIDE_WEIGHT),
             '[' => self.class(before)?,
             '*' | '+' | '?' => {
                 self.repeat(0, before, repeated)?;
@@ -214,6 +249,7 @@ impl<'a> Reader<'a> {
         }
         self.out.push_str(operator);
         self.group.last = Some(most);
+        self.group.repeat(times);
         Ok(())
     }
 
@@ -265,7 +301,7 @@ impl<'a> Reader<'a> {
         };
         if !known.is_empty() {
             self.next();
-            self.push(known);
+            self.push(known, 1);
         } else if kind == Some('C') {
             return Err((BAD_ESCAPE, &before[..2]));
         } else if kind == Some('Q') {
@@ -274,7 +310,7 @@ impl<'a> Reader<'a> {
             text.chars().for_each(|c| self.literal(c.into()));
             self.rest = rest;
         } else if let Some(class) = self.named_escape(before)? {
-            self.push(&format!("[{class}]"));
+            self.push(&format!("[{class}]"), weight(&class));
         } else {
             let code = self.escaped(before)?;
             self.literal(code);
@@ -424,7 +460,7 @@ impl<'a> Reader<'a> {
             "[^]" => r"[\x{0}-\x{10FFFF}]",
             out => out,
         };
-        self.push(out);
+        self.push(out, weight(out));
         Ok(())
     }
 
@@ -436,6 +472,20 @@ impl<'a> Reader<'a> {
             Some(c) => Ok(c.into()),
         }
     }
+}
+
+/// What a class weighs.
+fn weight(class: &str) -> u64 {
+    let unicode = class.matches("\\p{").count() + class.matches("\\P{").count();
+    let ranges = class.matches('-').count() as u64;
+    let ascii = |range: &str| range.len() <= 2;
+    let mut codes = class
+        .split("\\x{")
+        .skip(1)
+        .filter_map(|code| code.split('}').next());
+    let wide = class.contains("[^") || codes.any(|code| !ascii(code));
+    let each = if wide { WIDE_WEIGHT } else { 1 };
+    (unicode as u64).saturating_mul(UNICODE_WEIGHT) + each * (ranges + 1)
 }
 
 /// A range in a class, without what is no character.
@@ -568,6 +618,35 @@ mod tests {
                 .text
                 .contains("[, but pattern is invalid: ")
         );
+    }
+
+    #[test]
+    fn what_is_too_large_is_refused_before_it_is_built() {
+        let started = std::time::Instant::now();
+        let large = "expression too large";
+        for (pattern, wanted) in [
+            (r"\pL{1000}".to_owned(), large),
+            (r"[\p{L}\p{N}]".repeat(20_000), large),
+            (format!("({})", r"(\p{L}{100})".repeat(50)), large),
+            (r"(?:\w{100}){10}".repeat(100), large),
+            (
+                format!("{}a{}", "(".repeat(1000), ")".repeat(1000)),
+                "expression nests too deeply",
+            ),
+            ("a".repeat(400_000), large),
+        ] {
+            let why = Pattern::new(&pattern).unwrap_err();
+            assert!(why.contains(wanted), "{}", &why[..60]);
+        }
+        assert!(started.elapsed() < std::time::Duration::from_secs(5));
+        for pattern in [
+            r"^[\p{L}\p{N} ]{1,256}$",
+            r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?(\.[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)*$",
+            r"^.{0,1000}$",
+            r"^[^\s]{1,1000}$",
+        ] {
+            assert!(Pattern::new(pattern).is_ok(), "{pattern}");
+        }
     }
 
     #[test]

@@ -8,6 +8,7 @@ use machinery::quantity::Quantity;
 use super::{
     authz::{Check, Decision},
     format::NamedFormat,
+    regex::Constant,
     semver::Semver,
     url::Url,
 };
@@ -25,6 +26,8 @@ pub enum Library {
     /// An authorizer, or a check that is being put together.
     Check(Arc<Check>),
     Decision(Arc<Decision>),
+    /// A constant pattern as a function gets it; no expression sees one.
+    Pattern(Arc<Constant>),
 }
 
 impl Library {
@@ -38,6 +41,7 @@ impl Library {
             Self::Format(_) => Type::Struct("kubernetes.NamedFormat".into()),
             Self::Check(check) => Type::Struct(check.type_name().into()),
             Self::Decision(_) => Type::Struct("kubernetes.authorization.Decision".into()),
+            Self::Pattern(_) => Type::String,
         }
     }
 
@@ -47,6 +51,7 @@ impl Library {
         match self {
             Self::Ip(ip) => bytes(ip.is_ipv4()),
             Self::Cidr(cidr) => u64::from(cidr.prefix_len()).div_ceil(8),
+            Self::Pattern(constant) => constant.size,
             _ => 1,
         }
     }
@@ -63,6 +68,7 @@ impl PartialEq for Library {
             (Self::Format(a), Self::Format(b)) => a.name == b.name,
             (Self::Check(a), Self::Check(b)) => Arc::ptr_eq(a, b),
             (Self::Decision(a), Self::Decision(b)) => Arc::ptr_eq(a, b),
+            (Self::Pattern(a), Self::Pattern(b)) => a.text == b.text,
             _ => false,
         }
     }
@@ -77,6 +83,7 @@ impl fmt::Display for Library {
             Self::Cidr(value) => write!(f, "{value}"),
             Self::Semver(value) => write!(f, "{value}"),
             Self::Format(value) => f.write_str(value.name),
+            Self::Pattern(constant) => f.write_str(&constant.text),
             Self::Check(_) | Self::Decision(_) => write!(f, "{}", self.type_of()),
         }
     }

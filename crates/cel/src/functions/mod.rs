@@ -13,7 +13,7 @@ mod net;
 mod operators;
 mod optional;
 mod quantity;
-mod regex;
+pub(crate) mod regex;
 mod semver;
 mod sets;
 mod strings;

@@ -1,12 +1,22 @@
 //! Regular expressions in RE2's dialect.
 
+use std::{
+    cell::RefCell,
+    collections::VecDeque,
+    sync::{Arc, OnceLock},
+};
+
 use machinery::pattern::Pattern;
 
 use super::{
     Row,
     convert::{int, string},
+    library::Library,
 };
-use crate::value::{Error, Result, Value};
+use crate::{
+    meter,
+    value::{Error, Result, Text, Value},
+};
 
 pub(super) const ROWS: &[Row] = &[
     (
@@ -35,13 +45,91 @@ pub(super) const ROWS: &[Row] = &[
     ),
 ];
 
+/// A pattern that is written in an expression: compiled when it is used for the first time, and kept.
+#[derive(Debug)]
+pub struct Constant {
+    pub(super) text: Arc<str>,
+    /// In characters, for the cost.
+    pub(super) size: u64,
+    compiled: OnceLock<Arc<Pattern>>,
+}
+
+/// Heavier patterns are not kept.
+const HEAVIEST: u64 = 2000;
+/// How many patterns that are no constants each thread remembers.
+const REMEMBERED: usize = 4;
+/// Work of compiling any pattern, beside its weight.
+const COMPILING: u64 = 100;
+
+thread_local! {
+    static RECENT: RefCell<VecDeque<Arc<Pattern>>> = const { RefCell::new(VecDeque::new()) };
+}
+
+/// The pattern of a call, if it is a constant that can be kept.
+pub(crate) fn constant(function: &str, text: &Text<'_>) -> Option<Library> {
+    let is_light = Pattern::weight(text).is_ok_and(|weight| weight <= HEAVIEST);
+    let takes_pattern = matches!(function, "matches" | "find" | "findAll");
+    (takes_pattern && is_light).then(|| {
+        Library::Pattern(Arc::new(Constant {
+            text: Arc::from(&**text),
+            size: text.chars().count() as u64,
+            compiled: OnceLock::new(),
+        }))
+    })
+}
+
+/// What is wrong: with the pattern, or with the evaluation as a whole.
+enum Wrong {
+    Pattern(String),
+    Evaluation(Error),
+}
+
+impl Wrong {
+    fn said(self, as_what: impl FnOnce(String) -> String) -> Error {
+        match self {
+            Self::Pattern(why) => Error::new(as_what(why)),
+            Self::Evaluation(error) => error,
+        }
+    }
+}
+
+fn compile(text: &str) -> Result<(Arc<Pattern>, u64), Wrong> {
+    let weight = Pattern::weight(text).map_err(Wrong::Pattern)?;
+    let work = usize::try_from(weight + COMPILING).unwrap_or(usize::MAX);
+    meter::work(work).map_err(Wrong::Evaluation)?;
+    let pattern = Pattern::new(text).map_err(Wrong::Pattern)?;
+    Ok((Arc::new(pattern), weight))
+}
+
+fn pattern(args: &[Value<'_>]) -> Result<Arc<Pattern>, Wrong> {
+    if let Some(Value::Library(Library::Pattern(constant))) = args.get(1) {
+        if let Some(pattern) = constant.compiled.get() {
+            return Ok(pattern.clone());
+        }
+        let (pattern, _) = compile(&constant.text)?;
+        return Ok(constant.compiled.get_or_init(|| pattern).clone());
+    }
+    let text = string(args, 1).map_err(Wrong::Evaluation)?;
+    RECENT.with_borrow_mut(|recent| {
+        if let Some(known) = recent.iter().find(|known| known.text == **text) {
+            return Ok(known.clone());
+        }
+        let (pattern, weight) = compile(text)?;
+        if weight <= HEAVIEST {
+            recent.truncate(REMEMBERED - 1);
+            recent.push_front(pattern.clone());
+        }
+        Ok(pattern)
+    })
+}
+
 fn matches<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
-    let pattern = Pattern::new(string(args, 1)?).map_err(Error::new)?;
+    let pattern = pattern(args).map_err(|wrong| wrong.said(|why| why))?;
     Ok(Value::Bool(pattern.is_match(string(args, 0)?)))
 }
 
-fn library_pattern(args: &[Value<'_>]) -> Result<Pattern> {
-    Pattern::new(string(args, 1)?).map_err(|why| Error::new(format!("Illegal regex: {why}")))
+fn library_pattern(args: &[Value<'_>]) -> Result<Arc<Pattern>> {
+    pattern(args).map_err(|wrong| wrong.said(|why| format!("Illegal regex: {why}")))
 }
 
 fn find<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
