@@ -12,8 +12,8 @@ fn on_small_stack<T: Send>(work: impl FnOnce() -> T + Send) -> (T, Duration) {
     thread::scope(|scope| {
         let thread = thread::Builder::new().stack_size(2 << 20);
         let started = Instant::now();
-        let handle = thread.spawn_scoped(scope, work).unwrap();
-        let answer = handle.join().unwrap();
+        let handle = thread.spawn_scoped(scope, work).expect("a thread");
+        let answer = handle.join().expect("no panic");
         (answer, started.elapsed())
     })
 }
@@ -41,7 +41,7 @@ fn evaluated(text: &str) -> String {
     };
     let program = Program::new(&env, &checked);
     let object = machinery::json::json!({"l": [1, 2, 3, 4, 5, 6, 7, 8], "s": "abcdefgh"});
-    let values = [Value::from_json(&object, None).unwrap()];
+    let values = [Value::from_json(&object, None).expect("plain JSON")];
     match program.evaluate(&values, PER_CALL_LIMIT).result {
         Ok(value) => match value.to_json() {
             Ok(json) => json.to_string(),
