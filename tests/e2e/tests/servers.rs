@@ -203,7 +203,10 @@ fn one_machine_dies_under_load(site: &mut Site, kubeconfig: &Path) {
     thread::sleep(Duration::from_secs(6));
     let (written, longest) = load.end();
     assert!(written.len() > 20, "{} writes", written.len());
-    assert!(longest < Duration::from_secs(30), "no write for {longest:?}");
+    assert!(
+        longest < Duration::from_secs(30),
+        "no write for {longest:?}"
+    );
     let listed = site.get(&["configmaps"]);
     let items = listed["items"].as_array().cloned().unwrap_or_default();
     let there: Vec<&str> = items
