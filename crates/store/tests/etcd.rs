@@ -88,6 +88,39 @@ async fn what_others_wrote_before_and_beside_us_is_seen() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn history_is_forgotten_after_a_while() {
+    let cluster = Cluster::start(1);
+    let clock = FakeClock::at(jiff::Timestamp::UNIX_EPOCH);
+    let config = Config {
+        clock: Arc::new(clock.clone()),
+        ..everything()
+    };
+    let store = cluster.connect(config).await;
+    let old = write(&*store, "/a", "1").await;
+    write(&*store, "/a", "2").await;
+    let stop = tokio_util::sync::CancellationToken::new();
+    let context = lifecycle::Context::standalone("store", stop.clone());
+    let running = tokio::spawn(lifecycle::Service::run(store.clone(), context));
+    let deadline = Instant::now() + PATIENCE;
+    let key = Bytes::from("/a");
+    let is_gone = async |store: &dyn Store<Plain>| {
+        let read = store.get(&key, Freshness::Exactly(old)).await;
+        matches!(read, Err(Error::Compacted { .. }))
+    };
+    while !is_gone(&*store).await {
+        assert!(Instant::now() < deadline, "the old value is still there");
+        clock.advance(Duration::from_secs(60));
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    // Not only for this server.
+    let other = cluster.connect(everything()).await;
+    assert!(is_gone(&*other).await);
+    assert_eq!(value(&*other, "/a").await.as_deref(), Some("2"));
+    stop.cancel();
+    running.await.unwrap().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn one_lost_member_of_three_is_not_noticed_by_watches_and_reads() {
     let mut cluster = Cluster::start(3);
     let store = cluster.connect(everything()).await;

@@ -96,6 +96,11 @@ impl ClientConfig {
             || address.is_ok_and(|address| address.is_loopback());
         let authority = uri.authority().map(|authority| authority.as_str());
         let authority = authority.unwrap_or_default();
+        let after_host = authority.rsplit_once(':').map(|(_, port)| port);
+        let port = after_host.filter(|port| !port.is_empty() && !port.ends_with(']'));
+        if let Some(port) = port.filter(|_| uri.port_u16().is_none()) {
+            return Err(format!("dial tcp: address {port}: invalid port"));
+        }
         Ok(Target {
             url: format!("https://{authority}{path}"),
             host_and_port: match uri.port_u16() {
@@ -124,6 +129,19 @@ mod tests {
         assert_eq!(target.url, "https://b.a.svc:443/c");
         assert_eq!(target.server_name, "b.a.svc");
         assert!(config.ca_bundle.is_empty(), "blank is as good as none");
+    }
+
+    #[test]
+    fn a_port_that_cannot_be_is_not_taken_for_another() {
+        for url in ["https://a.b:99999/x", "https://[::1]:70000"] {
+            let refused = ClientConfig::read(&json!({"url": url})).target();
+            assert!(
+                refused.is_err_and(|why| why.ends_with("invalid port")),
+                "{url}"
+            );
+        }
+        let plain = ClientConfig::read(&json!({"url": "https://[::1]"}));
+        assert_eq!(plain.target().unwrap().host_and_port, "[::1]:443");
     }
 
     #[test]

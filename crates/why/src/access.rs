@@ -173,27 +173,11 @@ impl Access {
         match what {
             What::Path(path) => format!("{user} {{}} {verb} {path}"),
             What::Resource {
-                resource,
-                subresource,
-                name,
-                namespace,
-                group,
+                name, namespace, ..
             } => {
-                let group = if group.is_empty() {
-                    String::new()
-                } else {
-                    format!(".{group}")
-                };
-                let sub = if subresource.is_empty() {
-                    String::new()
-                } else {
-                    format!("/{subresource}")
-                };
-                let name = name
-                    .as_ref()
-                    .map(|name| format!(" {name}"))
-                    .unwrap_or_default();
-                format!("{user} {{}} {verb} {resource}{group}{sub}{name} in namespace {namespace}")
+                let name = name.as_ref().map(|name| format!(" {name}"));
+                let (name, resource) = (name.unwrap_or_default(), what.full_resource());
+                format!("{user} {{}} {verb} {resource}{name} in namespace {namespace}")
             }
         }
     }
@@ -204,44 +188,48 @@ impl Access {
             Some(account) => format!("--serviceaccount={account}"),
             None => format!("--user={}", self.user),
         };
+        let verb = &self.verb;
         match &self.what {
             What::Path(path) => vec![
-                format!(
-                    "kubectl create clusterrole NAME --verb={} --non-resource-url={path}",
-                    self.verb
-                ),
+                format!("kubectl create clusterrole NAME --verb={verb} --non-resource-url={path}"),
                 format!("kubectl create clusterrolebinding NAME --clusterrole=NAME {subject}"),
             ],
             What::Resource {
-                group,
-                resource,
-                subresource,
-                name,
-                namespace,
+                name, namespace, ..
             } => {
-                let group = if group.is_empty() {
-                    String::new()
-                } else {
-                    format!(".{group}")
-                };
-                let sub = if subresource.is_empty() {
-                    String::new()
-                } else {
-                    format!("/{subresource}")
-                };
-                let only = name
-                    .as_ref()
-                    .map(|name| format!(" --resource-name={name}"))
-                    .unwrap_or_default();
+                let only = name.as_ref().map(|name| format!(" --resource-name={name}"));
+                let (only, resource) = (only.unwrap_or_default(), self.what.full_resource());
                 vec![
                     format!(
-                        "kubectl create role NAME -n {namespace} --verb={} --resource={resource}{group}{sub}{only}",
-                        self.verb
+                        "kubectl create role NAME -n {namespace} --verb={verb} --resource={resource}{only}"
                     ),
                     format!("kubectl create rolebinding NAME -n {namespace} --role=NAME {subject}"),
                 ]
             }
         }
+    }
+}
+
+impl What {
+    /// As `deployments.apps/scale`.
+    fn full_resource(&self) -> String {
+        let Self::Resource {
+            group,
+            resource,
+            subresource,
+            ..
+        } = self
+        else {
+            return String::new();
+        };
+        let mut text = resource.clone();
+        for (separator, part) in [('.', group), ('/', subresource)] {
+            if !part.is_empty() {
+                text.push(separator);
+                text.push_str(part);
+            }
+        }
+        text
     }
 }
 

@@ -36,9 +36,6 @@ const ALWAYS: &str = "true";
 /// What custom resources have: they come behind everything else.
 const CUSTOM: (i64, i64) = (1000, 100);
 
-/// Groups that this server serves itself unless another server is named for them, for good.
-const YIELDING: &[&str] = &["metrics.k8s.io"];
-
 const FIRST: Duration = Duration::from_millis(20);
 const LONGEST: Duration = Duration::from_secs(5);
 
@@ -165,12 +162,6 @@ fn custom(definitions: &[Object]) -> Wanted {
     by_name(versions.map(|(group, version)| object(group, version, CUSTOM, ALWAYS)))
 }
 
-/// Whether somebody named another server for a group that gives way to it.
-fn yields(object: &Object) -> bool {
-    let spec = tree::get(object, "spec");
-    YIELDING.contains(&tree::text(&spec["group"])) && tree::is_set(&spec["service"])
-}
-
 /// How the server keeps an object, if it does.
 fn managed(object: &Object) -> Option<&str> {
     let managed = tree::text(&tree::get(object, "metadata")["labels"][MANAGED]);
@@ -204,7 +195,7 @@ fn changes(stored: &[Object], wanted: Wanted, starts: bool) -> Vec<Change> {
             Some(current) if is_taken_over(current) => {}
             Some(current) => {
                 let spec: &Value = tree::get(&wanted, "spec");
-                if now(managed(current)) && !yields(current) && tree::get(current, "spec") != spec {
+                if now(managed(current)) && tree::get(current, "spec") != spec {
                     let mut updated = current.clone();
                     updated.insert("spec".to_owned(), spec.clone());
                     changes.push(Change::Update(updated));
@@ -278,7 +269,13 @@ mod tests {
             remote["spec"]["service"] =
                 json!({"namespace": "kube-system", "name": "metrics-server"});
             let wanted = by_name([stored(name, ALWAYS, 1)].into_iter());
-            assert_eq!(changes(&[remote], wanted, false).len(), expected, "{name}");
+            for starts in [true, false] {
+                let stored = [remote.clone()];
+                let changed = changes(&stored, wanted.clone(), starts);
+                assert_eq!(changed.len(), expected, "{name}");
+            }
+            // When it is deleted, the group is served here again.
+            assert_eq!(changes(&[], wanted, false).len(), 1, "{name}");
         }
     }
 
@@ -289,22 +286,6 @@ mod tests {
         assert!(changes(&[old.clone(), mine.clone()], Wanted::new(), false).is_empty());
         let gone = changes(&[old, mine], Wanted::new(), true);
         assert_eq!(gone, [Change::Delete("v1beta1.apps".to_owned())]);
-    }
-
-    #[test]
-    fn metrics_can_be_served_by_another_server_and_come_back() {
-        let local = own(&Registry::builtin().table()).remove(metrics_api::API_SERVICE);
-        let local = local.unwrap();
-        let wanted = || by_name([local.clone()].into_iter());
-        let made = changes(&[], wanted(), false);
-        assert_eq!(made, [Change::Create(local.clone())]);
-        let mut remote = local.clone();
-        let spec = remote.get_mut("spec").and_then(Value::as_object_mut);
-        spec.unwrap()
-            .insert("service".to_owned(), json!({"name": "metrics-server"}));
-        for starts in [true, false] {
-            assert_eq!(changes(&[remote.clone()], wanted(), starts), []);
-        }
     }
 
     #[test]

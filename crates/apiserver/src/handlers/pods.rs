@@ -25,7 +25,16 @@ pub(crate) async fn bind(request: Request, resource: Arc<Resource>) -> Answer {
     let options = WriteOptions::parse(&request, Verb::Create)?;
     let binding = decode(&request, &convert::BINDING, &options).await?;
     let write = objects::write(&request, &resource, &options);
-    give_node(request, write, binding).await
+    give_node(request, write, binding, Road::Pod).await
+}
+
+/// How a binding came.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Road {
+    /// As a subresource of its pod.
+    Pod,
+    /// Through `bindings`.
+    Bindings,
 }
 
 /// The same through `bindings`: the binding names the pod.
@@ -41,10 +50,10 @@ pub(crate) async fn bind_named(request: Request) -> Answer {
     meta::of_mut(&mut binding.object).shift_remove("uid");
     let mut write = objects::write(&request, &pods, &options);
     meta::text(&binding.object, "name").clone_into(&mut write.name);
-    give_node(request, write, binding).await
+    give_node(request, write, binding, Road::Bindings).await
 }
 
-async fn give_node(request: Request, mut write: Write, binding: Decoded) -> Answer {
+async fn give_node(request: Request, mut write: Write, binding: Decoded, road: Road) -> Answer {
     let Decoded {
         object: mut binding,
         warnings,
@@ -58,7 +67,10 @@ async fn give_node(request: Request, mut write: Write, binding: Decoded) -> Answ
     let now = meta::time(request.core.config.clock.now());
     let core = request.core.clone();
     let task = async move {
-        write.admit_part("v1", "Binding", &mut binding).await?;
+        match road {
+            Road::Pod => write.admit_part("v1", "Binding", &mut binding).await?,
+            Road::Bindings => write.admit_binding(&mut binding).await?,
+        }
         write.admitted = true;
         let node = check_binding(&write, &mut binding)?;
         let change = move |old: &Object| assign(old, &binding, &node, &now);

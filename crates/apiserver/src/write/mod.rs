@@ -198,9 +198,25 @@ impl Write {
             kind,
             ..self.attributes(Operation::Create, &self.name, None)
         };
+        self.admit(&attributes, body).await
+    }
+
+    /// The same for a binding that came through `bindings`, a resource of its own.
+    pub(crate) async fn admit_binding(&self, body: &mut Object) -> Result<(), Status> {
+        let attributes = Attributes {
+            api_version: "v1",
+            kind: "Binding",
+            resource: "bindings",
+            subresource: "",
+            ..self.attributes(Operation::Create, &self.name, None)
+        };
+        self.admit(&attributes, body).await
+    }
+
+    async fn admit(&self, attributes: &Attributes<'_>, body: &mut Object) -> Result<(), Status> {
         let (chain, timing) = (&self.core.admission, &self.core.metrics.admission);
-        admission::mutate(chain, timing, &attributes, body).await?;
-        admission::validate(chain, timing, &attributes, Some(body)).await
+        admission::mutate(chain, timing, attributes, body).await?;
+        admission::validate(chain, timing, attributes, Some(body)).await
     }
 
     async fn admit_mutating(

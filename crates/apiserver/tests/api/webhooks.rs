@@ -703,3 +703,34 @@ async fn questions_are_asked_about_like_objects() {
     let invalid = admin(&server, "POST", path, json!({"spec": {}})).await;
     assert_eq!(invalid.code, 422, "{}", invalid.body);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_binding_is_asked_about_as_what_it_came_as() {
+    let server = Server::start().await;
+    let hook = Hook::start(|review| {
+        let asked = &review["request"];
+        let (resource, part) = (&asked["resource"]["resource"], &asked["subResource"]);
+        let message = format!("{resource} {part} {}", asked["kind"]["kind"]);
+        Reply::Json(answer(
+            review,
+            json!({"allowed": false, "status": {"message": message}}),
+        ))
+    })
+    .await;
+    let rules = json!({"rules": [rule(&["CREATE"], "", "v1", &["bindings", "pods/binding"])]});
+    let hooks = vec![webhook("v.example.com", hook.by_url(), rules)];
+    install(&server, false, "bindings", hooks).await;
+    let binding = json!({"metadata": {"name": "p"}, "target": {"kind": "Node", "name": "n"}});
+    for (path, words) in [
+        ("bindings", "\"bindings\" null \"Binding\""),
+        ("pods/p/binding", "\"pods\" \"binding\" \"Binding\""),
+    ] {
+        let path = format!("/api/v1/namespaces/default/{path}");
+        let refused = admin(&server, "POST", &path, binding.clone()).await;
+        assert!(
+            message(&refused).ends_with(words),
+            "{path}: {}",
+            refused.body
+        );
+    }
+}

@@ -173,12 +173,26 @@ pub fn is_to_delete(volume: &PersistentVolume) -> bool {
     let spec = volume.spec.as_ref();
     let policy = spec.and_then(|spec| spec.persistent_volume_reclaim_policy.as_deref());
     let phase = volume.status.as_ref().and_then(|s| s.phase.as_deref());
-    let mut finalizers = volume.metadata.finalizers.iter().flatten();
-    let is_held = finalizers.any(|finalizer| finalizer == EXTERNAL_FINALIZER);
+    let is_held = has_finalizer(volume);
     annotation(&volume.metadata, PROVISIONED_BY) == Some(PROVISIONER)
         && matches!(phase, Some("Released" | "Failed"))
         && policy == Some("Delete")
         && (is_held || volume.metadata.deletion_timestamp.is_none())
+}
+
+fn has_finalizer(volume: &PersistentVolume) -> bool {
+    let mut finalizers = volume.metadata.finalizers.iter().flatten();
+    finalizers.any(|finalizer| finalizer == EXTERNAL_FINALIZER)
+}
+
+/// Whether this provisioner holds a volume that it will not delete any more: its policy was changed. Whoever deletes
+/// the object keeps the data.
+pub fn is_to_release(volume: &PersistentVolume) -> bool {
+    let spec = volume.spec.as_ref();
+    let policy = spec.and_then(|spec| spec.persistent_volume_reclaim_policy.as_deref());
+    annotation(&volume.metadata, PROVISIONED_BY) == Some(PROVISIONER)
+        && policy != Some("Delete")
+        && has_finalizer(volume)
 }
 
 /// What comes next for a volume that is to be deleted.
@@ -421,6 +435,21 @@ mod tests {
             volume["metadata"]["finalizers"] = json!(["kubernetes.io/pv-protection"]);
         });
         assert!(!is_to_delete(&deleted_before));
+    }
+
+    #[test]
+    fn a_volume_whose_policy_became_retain_is_held_no_longer() {
+        let retained = |volume: &mut Value| {
+            volume["spec"]["persistentVolumeReclaimPolicy"] = json!("Retain");
+        };
+        assert!(is_to_release(&released(retained)));
+        assert!(!is_to_release(&released(|_| {})));
+        assert!(!is_to_release(&made("Retain")));
+        let of_others = released(|volume| {
+            retained(volume);
+            volume["metadata"]["annotations"] = json!({});
+        });
+        assert!(!is_to_release(&of_others));
     }
 
     #[test]

@@ -20,7 +20,7 @@ use reconcile::{
 };
 
 use crate::{pods::phase, shared::Shared};
-use decide::{Deletion, Provision, cleaner_name, is_ours, is_to_delete};
+use decide::{Deletion, Provision, cleaner_name, is_ours, is_to_delete, is_to_release};
 
 /// As in the table of controllers.
 pub const NAME: &str = "local-path";
@@ -81,8 +81,8 @@ pub fn start(shared: &Arc<Shared>) {
         })
         .watches_with(controller.volumes.cache(), |event| {
             let volume = event.object();
-            let ours = is_to_delete(volume).then(|| Key::of(&**volume));
-            ours.into_iter().collect()
+            let ours = is_to_delete(volume) || is_to_release(volume);
+            ours.then(|| Key::of(&**volume)).into_iter().collect()
         })
         .watches_with(controller.pods.cache(), cleaned_volume)
         .watches_with(&controller.nodes, move |event| match event {
@@ -119,9 +119,10 @@ impl Controller for Provisioner {
     async fn reconcile(&self, key: &Key) -> Result<Action, Error> {
         if key.namespace.is_empty() {
             let volume = self.volumes.cache().get("", &key.name);
-            return match volume.filter(|volume| is_to_delete(volume)) {
-                Some(volume) => self.delete(&volume).await,
-                None => Ok(Action::Done),
+            return match volume {
+                Some(volume) if is_to_delete(&volume) => self.delete(&volume).await,
+                Some(volume) if is_to_release(&volume) => self.release(&volume).await,
+                _ => Ok(Action::Done),
             };
         }
         let claim = self.claims.cache().get(&key.namespace, &key.name);
@@ -241,10 +242,15 @@ impl Provisioner {
     async fn forget(&self, volume: &PersistentVolume) -> Result<Action, Error> {
         self.volumes.cluster_delete(volume).await?;
         let name = volume.metadata.name.as_deref().unwrap_or_default();
-        let Some(left) = self.volumes.cache().get("", name) else {
-            return Ok(Action::Done);
-        };
-        let mut free = (*left).clone();
+        match self.volumes.cache().get("", name) {
+            Some(left) => self.release(&left).await,
+            None => Ok(Action::Done),
+        }
+    }
+
+    /// Takes the provisioner's finalizer away.
+    async fn release(&self, volume: &PersistentVolume) -> Result<Action, Error> {
+        let mut free = volume.clone();
         let finalizers = free.metadata.finalizers.get_or_insert_default();
         finalizers.retain(|finalizer| finalizer != EXTERNAL_FINALIZER);
         match self.volumes.cluster_update(&free).await {

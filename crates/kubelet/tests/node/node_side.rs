@@ -1,7 +1,9 @@
 //! The node itself: who may ask its kubelet what, what it says about its usage, its Lease, and what it
 //! does when a pod uses too much.
 
-use k8s_openapi::api::{coordination::v1::Lease, core::v1::Node};
+use k8s_openapi::api::{
+    authorization::v1::SubjectAccessReview, coordination::v1::Lease, core::v1::Node,
+};
 use kube::{
     Api,
     api::{DeleteParams, Patch, PatchParams, PostParams},
@@ -54,10 +56,17 @@ async fn certificates_and_tokens_get_in_as_far_as_rbac_lets_them() {
         .create(&PostParams::default(), &binding)
         .await
         .unwrap();
+    // The kubelet keeps a refusal for half a minute: it is asked once the API server knows better.
+    let review = json!({"spec": {"user": "system:kube-proxy", "resourceAttributes":
+        {"verb": "get", "resource": "nodes", "subresource": "metrics", "name": "node"}}});
+    let review: SubjectAccessReview = serde_json::from_value(review).unwrap();
+    let reviews: Api<SubjectAccessReview> = Api::all(node.client.clone());
     node.wait("the role to count", || async {
-        node.ask(Leaf::KubeProxy, "/metrics/resource").await.0 == 200
+        let answer = reviews.create(&PostParams::default(), &review).await;
+        answer.unwrap().status.is_some_and(|status| status.allowed)
     })
     .await;
+    assert_eq!(node.ask(Leaf::KubeProxy, "/metrics/resource").await.0, 200);
     assert_eq!(node.ask(Leaf::KubeProxy, "/stats/summary").await.0, 403);
 }
 

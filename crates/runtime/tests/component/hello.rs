@@ -74,6 +74,9 @@ async fn every_program_of_the_hello_image_works() {
     let tried = [
         "http",
         "get",
+        "post",
+        "guestbook",
+        "entries",
         "echo",
         "lookup",
         "cat",
@@ -110,6 +113,7 @@ async fn every_program_of_the_hello_image_works() {
     files(&pod).await;
     processes(&pod).await;
     web(&pod).await;
+    guestbook(&pod).await;
     echoes(&pod).await;
     names(&pod).await;
     burners(&pod).await;
@@ -165,6 +169,39 @@ async fn web(pod: &Pod<'_>) {
     get("/healthz/on").await;
     assert_eq!(get("/healthz").await.0, 0);
     assert_eq!(get("/nothing/here").await.0, 1);
+}
+
+async fn guestbook(pod: &Pod<'_>) {
+    pod.serve("leader", &["entries", "6379"]).await;
+    pod.serve("follower", &["entries", "6380", "127.0.0.1:6379"])
+        .await;
+    pod.serve("page", &["guestbook", "8082"]).await;
+    let (leader, follower) = ("http://127.0.0.1:6379", "http://127.0.0.1:6380");
+    let written = pod
+        .says(&["post", &format!("{leader}/entries"), "hello"])
+        .await;
+    assert_eq!(written, "written\n");
+    let place = format!("{follower}/entries");
+    let read_only = pod.hello(&["post", &place, "x"]).await;
+    assert_eq!(read_only.0, 1);
+    // A question for news is answered when there are some: those of before are there at once.
+    let news = pod.says(&["get", &format!("{leader}/entries/since")]).await;
+    assert!(news.ends_with(" 0\nhello\n"), "{news}");
+    let copied = async || {
+        let entries = pod.hello(&["get", &format!("{follower}/entries")]).await;
+        entries.1 == "hello\n"
+    };
+    for _ in 0..100 {
+        if copied().await {
+            break;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    }
+    assert!(copied().await, "the follower has no copy");
+    // There are no Services here by whose names the page would find its store.
+    assert_eq!(pod.hello(&["get", "http://127.0.0.1:8082/"]).await.0, 1);
+    let health = pod.says(&["get", "http://127.0.0.1:8082/healthz"]).await;
+    assert_eq!(health, "ok\n");
 }
 
 async fn echoes(pod: &Pod<'_>) {

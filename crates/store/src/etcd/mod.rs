@@ -35,6 +35,9 @@ use proto::{etcdserverpb::RangeRequest, mvccpb::KeyValue};
 /// How long a commit or a read waits for the mirror before it does without.
 const PATIENCE: Duration = Duration::from_secs(3);
 
+/// History that is older is forgotten. Every server that uses the etcd does so; it does not matter who is first.
+const KEPT_HISTORY: Duration = Duration::from_secs(300);
+
 /// A connected etcd.
 pub struct Etcd<C: Codec> {
     config: Config,
@@ -59,6 +62,20 @@ impl<C: Codec> Etcd<C> {
         let thread = self.thread.lock().take();
         if let Some(thread) = thread {
             let _ = thread.join();
+        }
+    }
+
+    /// Compacts for ever.
+    async fn compact_regularly(&self) {
+        let mut before = None;
+        loop {
+            if let Some(revision) = before
+                && let Err(error) = self.compact(revision).await
+            {
+                tracing::warn!(%error, revision, "cannot compact etcd's history");
+            }
+            before = self.revision().await.ok();
+            self.config.clock.sleep(KEPT_HISTORY).await;
         }
     }
 
@@ -404,7 +421,10 @@ impl<C: Codec> lifecycle::Service for Etcd<C> {
     fn run(self: Arc<Self>, context: lifecycle::Context) -> lifecycle::Run {
         Box::pin(async move {
             context.ready();
-            context.shutdown().await;
+            tokio::select! {
+                () = context.shutdown() => {}
+                () = self.compact_regularly() => {}
+            }
             let closing = self.clone();
             tokio::task::spawn_blocking(move || closing.close()).await?;
             Ok(())
