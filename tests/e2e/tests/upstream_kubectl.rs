@@ -241,11 +241,16 @@ fn the_ordinary_kubectl_edits_describes_and_asks() {
     assert!(world.ok(&["version"]).contains("Server Version: v1.36"));
     let raw = world.ok(&["get", "--raw", "/readyz?verbose"]);
     assert!(raw.contains("readyz check passed"), "{raw}");
-    let top = world.run(&["top", "nodes"]);
-    assert!(
-        top.ok || top.stderr.contains("Metrics API not available"),
-        "{top:?}"
-    );
+    // Usage is known after a node's second sample.
+    let top = eventually("the usage of the node", || {
+        let ran = world.run(&["top", "nodes"]);
+        if ran.ok {
+            Ok(ran.stdout)
+        } else {
+            Err(ran.stderr)
+        }
+    });
+    assert!(top.starts_with("NAME"), "{top}");
     let unknown = world.file("typo.yaml", &MANIFEST.replace("replicas:", "replica:"));
     let refused = world.run(&["apply", "-f", &unknown]);
     assert!(
