@@ -19,6 +19,8 @@ use crate::{
 
 /// How many pods with different causes are explained.
 const SHOWN: usize = 3;
+/// How many pods are asked about to find them: each costs a few requests.
+const EXAMINED: usize = 20;
 
 /// What all workloads have in common.
 struct Workload<'a> {
@@ -50,7 +52,7 @@ pub async fn deployment(client: &kube::Client, name: &Name) -> Result<Answer> {
         .collect();
     // Pods belong to its ReplicaSets.
     let sets: Vec<ReplicaSet> =
-        owned(client, &name.namespace, &object.uid().unwrap_or_default()).await?;
+        owned(client, &name.namespace, &object.uid().into_iter().collect()).await?;
     let owners: BTreeSet<String> = sets.iter().filter_map(ResourceExt::uid).collect();
     let workload = Workload {
         kind: "deployment",
@@ -202,16 +204,18 @@ impl Workload<'_> {
         let namespace = &self.name.namespace;
         let warnings = events::warnings(client, namespace, kind, &self.name.name).await?;
         answer = answer.because_all(warnings.iter().map(Warning::line));
-        let mut pods: Vec<Pod> = owned(client, namespace, &self.uid).await?;
-        for owner in more_owners {
-            pods.extend(owned::<Pod>(client, namespace, owner).await?);
-        }
+        let mut owners = more_owners.clone();
+        owners.insert(self.uid);
+        let pods: Vec<Pod> = owned(client, namespace, &owners).await?;
         let mut verdicts = BTreeSet::new();
-        for object in pods.iter().filter(|pod| !is_done(pod)) {
+        for object in pods.iter().filter(|pod| !is_done(pod)).take(EXAMINED) {
+            if verdicts.len() == SHOWN {
+                break;
+            }
             let told = pod::explain_with(client, object).await?;
             // Twenty pods with the same cause are told once.
             let cause = told.to_string().replace(&object.name_any(), "");
-            if verdicts.len() < SHOWN && verdicts.insert(cause) {
+            if verdicts.insert(cause) {
                 answer = answer.because_of(told);
             }
         }
@@ -252,8 +256,12 @@ where
         .await?)
 }
 
-/// The objects of a namespace whose controller has this uid.
-async fn owned<K>(client: &kube::Client, namespace: &str, uid: &str) -> Result<Vec<K>>
+/// The objects of a namespace whose controller is one of these.
+async fn owned<K>(
+    client: &kube::Client,
+    namespace: &str,
+    owners: &BTreeSet<String>,
+) -> Result<Vec<K>>
 where
     K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>
         + Clone
@@ -266,7 +274,7 @@ where
         object
             .owner_references()
             .iter()
-            .any(|owner| owner.controller == Some(true) && owner.uid == uid)
+            .any(|owner| owner.controller == Some(true) && owners.contains(&owner.uid))
     });
     Ok(objects)
 }
