@@ -10,7 +10,7 @@ fn main() -> ExitCode {
         Some("tidy") => tidy::run(),
         _ => {
             complain(
-                "usage: cargo xtask tidy    check layers, module docs, file sizes, stray macros",
+                "usage: cargo xtask tidy    check layers, field names, module docs, file sizes, stray macros",
             );
             ExitCode::from(2)
         }

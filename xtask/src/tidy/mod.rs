@@ -1,5 +1,6 @@
 //! `cargo xtask tidy`: the house rules that the compiler does not check.
 
+mod fields;
 mod layers;
 mod sources;
 
@@ -15,6 +16,7 @@ pub fn run() -> ExitCode {
     let root = root();
     let mut findings = Vec::new();
     for (name, found) in [
+        ("fields", fields::check(&root)),
         ("layers", layers::check(&root)),
         ("sources", sources::check(&root)),
     ] {

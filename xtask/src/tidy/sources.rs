@@ -119,12 +119,12 @@ const PRINTING: &[&str] = &["println!(", "eprintln!("];
 
 /// One finding per breach.
 pub fn check(root: &Path) -> Result<Vec<String>> {
-    let mut files = Vec::new();
-    for top in ["bin", "crates", "benches", "testkit", "tests", "xtask"] {
-        collect(&root.join(top), &mut files)?;
-    }
     let mut findings = Vec::new();
-    for file in files {
+    let mut all = Vec::new();
+    for top in ["bin", "crates", "benches", "testkit", "tests", "xtask"] {
+        all.extend(files(&root.join(top))?);
+    }
+    for file in all {
         let name = file
             .strip_prefix(root)
             .unwrap_or(&file)
@@ -133,6 +133,13 @@ pub fn check(root: &Path) -> Result<Vec<String>> {
         judge(&name, &fs::read_to_string(&file)?, &mut findings);
     }
     Ok(findings)
+}
+
+/// The Rust files below a directory.
+pub fn files(directory: &Path) -> Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    collect(directory, &mut files)?;
+    Ok(files)
 }
 
 fn collect(directory: &Path, files: &mut Vec<PathBuf>) -> Result<()> {

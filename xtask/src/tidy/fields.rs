@@ -1,0 +1,209 @@
+//! Every field that the server's code reads by name, and every segment of a field path, is a field of the schema
+//! table: a typo would read null in silence.
+//!
+//! The check knows names, not types: `spec["labels"]` passes, since `labels` is a field of some type.
+
+use std::{collections::HashSet, fs, path::Path};
+
+use anyhow::Result;
+
+use super::sources;
+
+/// The crates whose code reads objects as trees.
+const CRATES: &[&str] = &[
+    "aggregator",
+    "apiextensions",
+    "apiserver",
+    "flowcontrol",
+    "kinds",
+    "metrics-api",
+    "openapi",
+    "quota",
+    "registry",
+    "service-allocator",
+];
+
+/// Names that no type of the table has, each with its reason.
+const OTHERS: &[(&str, &str)] = &[
+    ("AdditionalItems", "upstream's field path of a schema"),
+    ("AdditionalProperties", "upstream's field path of a schema"),
+    ("Items", "upstream's field path of a schema"),
+    ("JSONPath", "v1beta1 of definitions, as field paths name it"),
+    (
+        "LoadBalancerSourceRanges",
+        "upstream's field path of a Service",
+    ),
+    ("Not", "upstream's field path of a schema"),
+    ("Phase", "upstream's field path of a Namespace"),
+    ("Schema", "upstream's field path of a definition's version"),
+    ("Spec", "upstream's field path of a StatefulSet"),
+    ("Type", "upstream's field path of a pod's condition"),
+    ("VolumeName", "upstream's field path of a claim"),
+    ("annotation", "upstream's field path of a converted object"),
+    (
+        "attachedRequired",
+        "upstream's field path of CSIDriver's attachRequired",
+    ),
+    ("consumes", "a document of OpenAPI"),
+    ("content", "a document of OpenAPI"),
+    ("in", "a document of OpenAPI"),
+    ("info", "a document of OpenAPI"),
+    (
+        "initiatorname",
+        "upstream's field path of iscsi's initiatorName",
+    ),
+    ("kubeConfigFile", "the admission configuration file"),
+    ("nodeSwapStatus", "upstream's field path of a node's swap"),
+    ("ordinals.start", "upstream's field path of a StatefulSet"),
+    (
+        "persistentvolumesource",
+        "upstream's field path of a changed source",
+    ),
+    ("produces", "a document of OpenAPI"),
+    ("responses", "a document of OpenAPI"),
+    ("serverRelativeURL", "a document of OpenAPI"),
+    ("ssh-privatekey", "a key of a Secret"),
+    (
+        "targetportal",
+        "upstream's field path of iscsi's targetPortal",
+    ),
+    (
+        "validation",
+        "v1beta1 of definitions, as field paths name it",
+    ),
+    (
+        "webhookClientConfig",
+        "v1beta1 of definitions, as field paths name it",
+    ),
+    ("x-kubernetes-group-version-kind", "a document of OpenAPI"),
+    ("x-kubernetes-selectable-fields", "a document of OpenAPI"),
+    (
+        "{topologyKey, whenUnsatisfiable}",
+        "upstream's field path of two fields together",
+    ),
+];
+
+/// One finding for each name that the table does not have.
+pub fn check(root: &Path) -> Result<Vec<String>> {
+    let known = names(&root.join("crates/machinery/src/schema/table"))?;
+    let mut findings = Vec::new();
+    for member in CRATES {
+        for file in sources::files(&root.join("crates").join(member).join("src"))? {
+            let name = file
+                .strip_prefix(root)
+                .unwrap_or(&file)
+                .display()
+                .to_string();
+            if !name.ends_with("testing.rs") && !name.ends_with("tests.rs") {
+                judge(&name, &fs::read_to_string(&file)?, &known, &mut findings);
+            }
+        }
+    }
+    Ok(findings)
+}
+
+/// The JSON names of all fields: ` name 1 string !` is a line of a field.
+fn names(table: &Path) -> Result<HashSet<String>> {
+    let mut names: HashSet<String> = OTHERS.iter().map(|(name, _)| (*name).to_owned()).collect();
+    for entry in fs::read_dir(table)? {
+        let text = fs::read_to_string(entry?.path())?;
+        let fields = text.lines().filter_map(|line| line.strip_prefix(' '));
+        names.extend(
+            fields
+                .filter_map(|line| line.split(' ').next())
+                .map(str::to_owned),
+        );
+    }
+    Ok(names)
+}
+
+fn judge(name: &str, text: &str, known: &HashSet<String>, findings: &mut Vec<String>) {
+    let code = text.split("#[cfg(test)]").next().unwrap_or_default();
+    for (number, line) in code.lines().enumerate() {
+        if line.trim_start().starts_with("//") {
+            continue;
+        }
+        for field in accessed(line).filter(|field| !known.contains(*field)) {
+            findings.push(format!(
+                "{name}:{}: no type of the schema table has a field `{field}`",
+                number + 1
+            ));
+        }
+    }
+}
+
+/// The names in `value["name"]`, `get(object, "name")` and `path.child("name")`.
+fn accessed(line: &str) -> impl Iterator<Item = &str> {
+    line.match_indices('"').filter_map(|(at, _)| {
+        let before = &line[..at];
+        let (name, after) = line[at + 1..].split_once('"')?;
+        let is_index = after.starts_with(']')
+            && before
+                .strip_suffix('[')
+                .and_then(|before| before.chars().next_back())
+                .is_some_and(|c| c.is_alphanumeric() || matches!(c, '_' | ')' | ']' | '?'));
+        let is_get = after.starts_with(')')
+            && before
+                .rfind("get(")
+                .is_some_and(|start| is_argument(&before[start + 4..]));
+        let is_path = after.starts_with(')') && before.ends_with(".child(");
+        // Keys of labels and annotations have a domain in front.
+        (!name.contains('/') && (is_index || is_get || is_path)).then_some(name)
+    })
+}
+
+/// Whether this is one argument and what separates it from the next, as in `get(&object.spec, `.
+fn is_argument(text: &str) -> bool {
+    text.strip_suffix(", ").is_some_and(|argument| {
+        argument
+            .chars()
+            .all(|c| c.is_alphanumeric() || matches!(c, '_' | '.' | '&' | '*'))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_found_in_lookups_and_paths_and_nowhere_else() {
+        for (line, names) in [
+            (
+                r#"let x = &pod["spec"]["nodeName"];"#,
+                &["spec", "nodeName"][..],
+            ),
+            (
+                r#"text(&get(object, "metadata")["name"])"#,
+                &["metadata", "name"],
+            ),
+            (
+                r#"at.child("ports").index(0).child("name")"#,
+                &["ports", "name"],
+            ),
+            (r#"short_names: &["po"],"#, &[]),
+            (r#"matches!(verb, ["get"])"#, &[]),
+            (r#"query.get("verbose")"#, &[]),
+        ] {
+            assert_eq!(accessed(line).collect::<Vec<_>>(), names, "{line}");
+        }
+    }
+
+    #[test]
+    fn a_typo_is_named_with_its_place() {
+        let known = HashSet::from(["spec".to_owned()]);
+        let mut findings = Vec::new();
+        judge(
+            "a.rs",
+            "//! P.\nlet x = pod[\"spce\"];\n",
+            &known,
+            &mut findings,
+        );
+        assert_eq!(
+            findings,
+            ["a.rs:2: no type of the schema table has a field `spce`"]
+        );
+        findings.clear();
+        judge("a.rs", "let x = pod[\"spec\"];\n", &known, &mut findings);
+        assert!(findings.is_empty());
+    }
+}
