@@ -5,8 +5,12 @@ use std::{path::Path, process::Command};
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
+/// The crate without code that every other one depends on, so that all share their dependencies' builds.
+const UNIFIER: &str = "features";
+
 /// Every package of the workspace and its layer. A new crate needs a line here.
 const LAYERS: &[(&str, u8)] = &[
+    (UNIFIER, 0),
     ("stdx", 0),
     ("reference", 0),
     ("allocator", 0),
@@ -94,7 +98,14 @@ pub fn check(root: &Path) -> Result<Vec<String>> {
                 "{name}: not in the list of layers (xtask/src/tidy/layers.rs)"
             ));
         }
-        for dependency in package["dependencies"].as_array().into_iter().flatten() {
+        let dependencies = package["dependencies"]
+            .as_array()
+            .map_or(&[][..], |all| all);
+        let is_unified = dependencies.iter().any(|to| to["name"] == UNIFIER);
+        if name != UNIFIER && !is_unified {
+            findings.push(format!("{name}: does not depend on `{UNIFIER}`"));
+        }
+        for dependency in dependencies {
             let to = dependency["name"].as_str().unwrap_or_default();
             let is_dev = dependency["kind"].as_str() == Some("dev");
             let is_ours = !dependency["path"].is_null();
@@ -177,6 +188,9 @@ fn layer(name: &str) -> Option<u8> {
 
 /// What is wrong with an edge, if anything. Tests may look at anything below them too.
 fn judge(from: &str, to: &str, is_dev: bool) -> Option<String> {
+    if to == UNIFIER {
+        return None;
+    }
     let (above, below) = (layer(from)?, layer(to)?);
     if below >= above {
         return Some(format!(

@@ -1,0 +1,3 @@
+//! Makes cargo unify the features of build dependencies, too; there is nothing to build.
+
+fn main() {}
