@@ -29,7 +29,7 @@ pub fn check(definition: &Object) -> Errors {
         if root.is_object() {
             root[EMBEDDED] = true.into();
             let at = at.child("openAPIV3Schema");
-            check_schema(&root, &Place::top(&root), &at, &mut errors);
+            check_schema(&root, &DefaultPosition::top(&root), &at, &mut errors);
         }
         if shared {
             break;
@@ -42,7 +42,7 @@ const EMBEDDED: &str = "x-kubernetes-embedded-resource";
 
 /// Where in an object a default would stand.
 #[derive(Clone)]
-struct Place<'a> {
+struct DefaultPosition<'a> {
     /// The schema of the object, which is the whole or an embedded one.
     object: &'a Value,
     /// From the object down.
@@ -56,7 +56,7 @@ enum Step<'a> {
     Item,
 }
 
-impl<'a> Place<'a> {
+impl<'a> DefaultPosition<'a> {
     fn top(object: &'a Value) -> Self {
         Self {
             object,
@@ -90,9 +90,9 @@ impl<'a> Place<'a> {
     }
 }
 
-fn check_schema(schema: &Value, place: &Place<'_>, path: &Path, errors: &mut Errors) {
+fn check_schema(schema: &Value, place: &DefaultPosition<'_>, path: &Path, errors: &mut Errors) {
     let embedded = schema[EMBEDDED] == true;
-    let top = Place::top(schema);
+    let top = DefaultPosition::top(schema);
     let place = if embedded { &top } else { place };
     if let Some(default) = schema.get("default").filter(|d| !d.is_null()) {
         check_default(schema, default, place, &path.child("default"), errors);
@@ -112,7 +112,7 @@ fn check_schema(schema: &Value, place: &Place<'_>, path: &Path, errors: &mut Err
 fn check_default(
     schema: &Value,
     default: &Value,
-    place: &Place<'_>,
+    place: &DefaultPosition<'_>,
     path: &Path,
     errors: &mut Errors,
 ) {

@@ -26,7 +26,7 @@ pub(crate) fn object(
     scale: Option<&ScalePaths>,
     object: &Object,
 ) -> Errors {
-    let mut errors = check(schema, View::Map(object), None, "").told(&Path::new(""));
+    let mut errors = check(schema, View::Map(object), None, "").into_errors(&Path::new(""));
     scale::check_spec(scale, object, &mut errors);
     scale::check_status(scale, object, &mut errors);
     embedded::check(schema, View::Map(object), &Path::new(""), &mut errors);
@@ -48,7 +48,7 @@ pub(crate) fn update(
     old: &Object,
 ) -> Errors {
     let was = Was::new(schema, View::Map(object), View::Map(old));
-    let mut errors = check(schema, View::Map(object), Some(was), "").told(&Path::new(""));
+    let mut errors = check(schema, View::Map(object), Some(was), "").into_errors(&Path::new(""));
     scale::check_spec(scale, object, &mut errors);
     scale::check_status(scale, object, &mut errors);
     embedded::check(schema, View::Map(object), &Path::new(""), &mut errors);
@@ -71,7 +71,7 @@ pub(crate) fn status(
     let whole = Was::new(schema, View::Map(object), View::Map(old));
     if let (Some(status), Some(below)) = (object.get("status"), schema.properties.get("status")) {
         let found = check(below, status.into(), whole.key("status"), "");
-        errors = found.told(&Path::new("status"));
+        errors = found.into_errors(&Path::new("status"));
     }
     scale::check_status(scale, object, &mut errors);
     list_types::check_update(schema, object, old, &mut errors);
@@ -83,7 +83,7 @@ pub(crate) fn status(
 
 /// Everything that is wrong with a value that stands alone, at a path.
 pub(crate) fn value(schema: &Schema, value: &Value, path: &Path) -> Errors {
-    check(schema, value.into(), None, "").told(path)
+    check(schema, value.into(), None, "").into_errors(path)
 }
 
 /// What was found, each sentence once, and how many checks went well: of several alternatives that
@@ -139,13 +139,16 @@ impl Found {
     }
 
     /// The same as errors of fields below a path.
-    fn told(self, root: &Path) -> Errors {
-        self.complaints.into_iter().map(|c| c.told(root)).collect()
+    fn into_errors(self, root: &Path) -> Errors {
+        self.complaints
+            .into_iter()
+            .map(|c| c.into_error(root))
+            .collect()
     }
 }
 
 impl Complaint {
-    fn told(self, root: &Path) -> Error {
+    fn into_error(self, root: &Path) -> Error {
         let path = match self.path.trim_start_matches('.') {
             "" => root.clone(),
             below => root.child(below),

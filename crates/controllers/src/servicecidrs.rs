@@ -247,7 +247,7 @@ mod tests {
         }
     }
 
-    fn told(range: &mut ServiceCIDR, ready: bool) {
+    fn with_condition(range: &mut ServiceCIDR, ready: bool) {
         let patch = condition(ready, at(0));
         let conditions = patch["status"]["conditions"].clone();
         range.status = Some(ServiceCIDRStatus {
@@ -261,11 +261,11 @@ mod tests {
         assert_eq!(decide(&new, &[], &[], at(0)), Step::Hold);
         new.metadata.finalizers = Some(vec![FINALIZER.into()]);
         assert_eq!(decide(&new, &[], &[], at(0)), Step::Tell { ready: true });
-        told(&mut new, true);
+        with_condition(&mut new, true);
         assert_eq!(decide(&new, &[], &[], at(0)), Step::Nothing);
         new.metadata.deletion_timestamp = Some(Time(at(100)));
         assert_eq!(decide(&new, &[], &[], at(100)), Step::Tell { ready: false });
-        told(&mut new, false);
+        with_condition(&mut new, false);
         assert_eq!(decide(&new, &[], &[], at(105)), Step::Wait);
         assert_eq!(decide(&new, &[], &[], at(110)), Step::Release);
     }
@@ -275,7 +275,7 @@ mod tests {
         let mut going = range("going", "10.9.0.0/24");
         going.metadata.finalizers = Some(vec![FINALIZER.into()]);
         going.metadata.deletion_timestamp = Some(Time(at(100)));
-        told(&mut going, false);
+        with_condition(&mut going, false);
         let held: Vec<IpAddr> = vec!["10.9.0.7".parse().unwrap()];
         let decided = |others: &[Arc<ServiceCIDR>]| decide(&going, others, &held, at(200));
         assert_eq!(decided(&[Arc::new(going.clone())]), Step::Nothing);

@@ -13,7 +13,7 @@ use tokio::sync::oneshot;
 
 use super::{
     demand::Seen,
-    queues::{Arrival, Counts, Place, QueueCounts, Queues, Queuing, Refusal, Sitting},
+    queues::{Arrival, Counts, QueueCounts, QueuePosition, Queues, Queuing, Refusal, Sitting},
     retry::RetryAfter,
     table::Schema,
 };
@@ -240,7 +240,7 @@ impl Waiter {
 /// Stands in a queue until it is dropped.
 struct Standing<'a> {
     schema: &'a Schema,
-    place: Place,
+    place: QueuePosition,
 }
 
 impl Standing<'_> {

@@ -50,13 +50,13 @@ impl Refusal {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Arrival {
     Seated(Sitting),
-    Waits(Place),
+    Waits(QueuePosition),
     Refused(Refusal),
 }
 
-/// A place in a queue.
+/// The position of a request in its queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct QueuePosition {
     queue: usize,
     number: u64,
 }
@@ -239,7 +239,7 @@ impl<T> Queues<T> {
         self.waiting += 1;
         self.seats_waiting += seats;
         self.note_demand(now);
-        Arrival::Waits(Place { queue, number })
+        Arrival::Waits(QueuePosition { queue, number })
     }
 
     /// Of the queues that a flow is dealt, the one with the least work.
@@ -325,7 +325,7 @@ impl<T> Queues<T> {
     }
 
     /// A request gives up waiting; `None` when it was seated before.
-    pub(super) fn leave(&mut self, place: Place, now: Instant) -> Option<T> {
+    pub(super) fn leave(&mut self, place: QueuePosition, now: Instant) -> Option<T> {
         let line = self.queues.get_mut(place.queue)?;
         let number = |waiting: &Waiting<T>| waiting.number == place.number;
         let position = line.waiting.iter().position(number)?;

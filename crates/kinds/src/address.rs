@@ -136,7 +136,7 @@ mod tests {
     use super::*;
     use crate::testing::lines;
 
-    fn told(check: fn(&str, &Path, &mut Errors), value: &str) -> String {
+    fn messages(check: fn(&str, &Path, &mut Errors), value: &str) -> String {
         let mut errors = Vec::new();
         check(value, &Path::new("p"), &mut errors);
         lines(errors).join(" ")
@@ -144,21 +144,21 @@ mod tests {
 
     #[test]
     fn strict_fields_take_the_canonical_form_alone() {
-        assert_eq!(told(strict_ip, "2001:db8::1"), "");
+        assert_eq!(messages(strict_ip, "2001:db8::1"), "");
         assert_eq!(
-            told(strict_ip, "2001:DB8::1"),
+            messages(strict_ip, "2001:DB8::1"),
             r#"p: Invalid value: "2001:DB8::1": must be in canonical form ("2001:db8::1")"#
         );
-        assert_eq!(told(strict_cidr, "10.0.0.0/8"), "");
+        assert_eq!(messages(strict_cidr, "10.0.0.0/8"), "");
         assert_eq!(
-            told(strict_cidr, "2001:0db8::/32"),
+            messages(strict_cidr, "2001:0db8::/32"),
             r#"p: Invalid value: "2001:0db8::/32": must be in canonical form ("2001:db8::/32")"#
         );
     }
 
     #[test]
     fn endpoints_have_addresses_that_others_can_reach() {
-        assert_eq!(told(endpoint_ip, "10.0.0.1"), "");
+        assert_eq!(messages(endpoint_ip, "10.0.0.1"), "");
         for (value, part) in [
             ("0.0.0.0", "may not be unspecified (0.0.0.0)"),
             ("127.0.0.1", "loopback range"),
@@ -168,7 +168,7 @@ mod tests {
             ("ff02::1", "link-local multicast range"),
             ("x", "must be a valid IP address"),
         ] {
-            assert!(told(endpoint_ip, value).contains(part), "{value}");
+            assert!(messages(endpoint_ip, value).contains(part), "{value}");
         }
     }
 

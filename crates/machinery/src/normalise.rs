@@ -175,7 +175,7 @@ struct Walk<'a> {
 
 /// Where a value stands, for complaints about its type.
 #[derive(Clone, Copy)]
-struct Place<'a> {
+struct FieldPosition<'a> {
     owner: &'a Type,
     field: &'a Field,
 }
@@ -206,7 +206,7 @@ impl Walk<'_> {
         out
     }
 
-    fn mismatch(&self, what: &str, place: Place<'_>, type_name: &str) -> String {
+    fn mismatch(&self, what: &str, place: FieldPosition<'_>, type_name: &str) -> String {
         let mut path = String::new();
         for step in &self.path {
             if let Step::Field(name, inlined) = step {
@@ -244,7 +244,7 @@ impl Walk<'_> {
                 continue;
             }
             self.path.push(Step::Field(field.name, field.inlined));
-            let place = Place {
+            let place = FieldPosition {
                 owner: schema,
                 field,
             };
@@ -269,7 +269,12 @@ impl Walk<'_> {
         Ok(in_order(schema, slots))
     }
 
-    fn value(&mut self, shape: Shape, value: Value, place: Place<'_>) -> Result<Value, String> {
+    fn value(
+        &mut self,
+        shape: Shape,
+        value: Value,
+        place: FieldPosition<'_>,
+    ) -> Result<Value, String> {
         let wrong = |walk: &Self, value: &Value| {
             Err(match walk.words {
                 Words::Json => walk.mismatch(&kind_of(value), place, &type_read(shape, place)),
@@ -343,7 +348,7 @@ impl Walk<'_> {
         &mut self,
         element: Shape,
         list: Vec<Value>,
-        place: Place<'_>,
+        place: FieldPosition<'_>,
     ) -> Result<Value, String> {
         let mut out = Vec::with_capacity(list.len());
         for (i, value) in list.into_iter().enumerate() {
@@ -354,7 +359,12 @@ impl Walk<'_> {
         Ok(Value::Array(out))
     }
 
-    fn map(&mut self, element: Shape, mut map: Object, place: Place<'_>) -> Result<Value, String> {
+    fn map(
+        &mut self,
+        element: Shape,
+        mut map: Object,
+        place: FieldPosition<'_>,
+    ) -> Result<Value, String> {
         // The common map of strings is checked where it stands.
         if element == Shape::String && map.values().all(Value::is_string) {
             sort_map(&mut map);
@@ -389,7 +399,7 @@ impl Walk<'_> {
         min: i64,
         max: i64,
         type_name: &str,
-        place: Place<'_>,
+        place: FieldPosition<'_>,
     ) -> Result<Value, String> {
         let whole = n.as_f64().filter(|f| f.fract() == 0.0 && f.abs() < 9e15);
         match (n.as_i64(), self.words, whole) {
@@ -408,7 +418,7 @@ impl Walk<'_> {
 }
 
 /// The type's name as messages print it; of an element when the field is a list or map.
-fn name_of(shape: Shape, place: Place<'_>) -> String {
+fn name_of(shape: Shape, place: FieldPosition<'_>) -> String {
     if shape == place.field.shape {
         return place.field.type_name.clone();
     }
@@ -421,7 +431,7 @@ fn name_of(shape: Shape, place: Place<'_>) -> String {
 }
 
 /// The type that the decoder was reading: times are read as text, and what is no text as a number.
-fn type_read(shape: Shape, place: Place<'_>) -> String {
+fn type_read(shape: Shape, place: FieldPosition<'_>) -> String {
     match shape {
         Shape::Time | Shape::MicroTime | Shape::Duration => "string".to_owned(),
         Shape::IntOrString => "int32".to_owned(),
@@ -606,7 +616,7 @@ fn corrupt_at(text: &str) -> usize {
 }
 
 /// A value that a tree has in a place where another is expected.
-fn unconverted(shape: Shape, value: &Value, place: Place<'_>) -> String {
+fn unconverted(shape: Shape, value: &Value, place: FieldPosition<'_>) -> String {
     let (kind, integer) = match value {
         Value::Null => ("invalid", false),
         Value::Bool(_) => ("bool", false),

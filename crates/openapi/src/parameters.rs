@@ -6,7 +6,7 @@ use machinery::json::json;
 use machinery::{Value, openapi::Dialect};
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Place {
+pub(super) enum Location {
     Path,
     Query,
 }
@@ -14,7 +14,7 @@ pub(super) enum Place {
 #[derive(Clone, PartialEq)]
 pub(super) struct Parameter {
     pub(super) name: &'static str,
-    pub(super) place: Place,
+    pub(super) place: Location,
     kind: &'static str,
     about: Cow<'static, str>,
 }
@@ -237,7 +237,7 @@ pub(super) fn of_subresource(name: &str) -> Options {
 pub(super) fn query(options: Options) -> impl Iterator<Item = Parameter> {
     options.iter().map(|(name, kind, about)| Parameter {
         name,
-        place: Place::Query,
+        place: Location::Query,
         kind,
         about: Cow::Borrowed(about),
     })
@@ -252,7 +252,7 @@ pub(super) fn delete_collection() -> impl Iterator<Item = Parameter> {
 pub(super) fn pretty() -> Parameter {
     Parameter {
         name: "pretty",
-        place: Place::Query,
+        place: Location::Query,
         kind: "string",
         about: Cow::Borrowed(
             "Whether the answer is indented; by default only for browsers, curl and wget.",
@@ -263,7 +263,7 @@ pub(super) fn pretty() -> Parameter {
 fn in_path(name: &'static str, about: impl Into<Cow<'static, str>>) -> Parameter {
     Parameter {
         name,
-        place: Place::Path,
+        place: Location::Path,
         kind: "string",
         about: about.into(),
     }
@@ -283,11 +283,11 @@ pub(super) fn of_path(path: &str, kind: &str) -> Vec<Parameter> {
 impl Parameter {
     pub(super) fn json(&self, dialect: Dialect) -> Value {
         let place = match self.place {
-            Place::Path => "path",
-            Place::Query => "query",
+            Location::Path => "path",
+            Location::Query => "query",
         };
         let mut out = json!({"name": self.name, "in": place, "description": self.about});
-        if self.place == Place::Path {
+        if self.place == Location::Path {
             out["required"] = true.into();
         }
         match dialect {

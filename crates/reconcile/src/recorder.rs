@@ -360,7 +360,7 @@ mod tests {
         }
     }
 
-    fn told(outcome: Outcome) -> String {
+    fn render(outcome: Outcome) -> String {
         match outcome {
             Outcome::Drop => "dropped".to_owned(),
             Outcome::Create(event) => format!("new: {}", event.message.unwrap()),
@@ -371,10 +371,10 @@ mod tests {
     #[test]
     fn the_same_thing_said_again_counts_up_its_event() {
         let (mut correlator, clock) = correlator();
-        assert_eq!(told(correlator.correlate(said("a"))), "new: a");
+        assert_eq!(render(correlator.correlate(said("a"))), "new: a");
         clock.advance(Duration::from_secs(5));
-        assert_eq!(told(correlator.correlate(said("a"))), "2: \"a\"");
-        assert_eq!(told(correlator.correlate(said("b"))), "new: b");
+        assert_eq!(render(correlator.correlate(said("a"))), "2: \"a\"");
+        assert_eq!(render(correlator.correlate(said("b"))), "new: b");
     }
 
     #[test]
@@ -383,19 +383,19 @@ mod tests {
         for number in 0..9 {
             correlator.correlate(said(&format!("pod {number}")));
         }
-        let combined = told(correlator.correlate(said("pod 9")));
+        let combined = render(correlator.correlate(said("pod 9")));
         assert_eq!(combined, "new: (combined from similar events): pod 9");
-        let again = told(correlator.correlate(said("pod 10")));
+        let again = render(correlator.correlate(said("pod 10")));
         assert_eq!(again, "2: \"(combined from similar events): pod 10\"");
         clock.advance(SIMILAR_WINDOW * 2);
-        assert_eq!(told(correlator.correlate(said("pod 11"))), "new: pod 11");
+        assert_eq!(render(correlator.correlate(said("pod 11"))), "new: pod 11");
     }
 
     #[test]
     fn one_object_cannot_flood_the_store() {
         let (mut correlator, _clock) = correlator();
         let outcomes: Vec<_> = (0..30)
-            .map(|_| told(correlator.correlate(said("a"))))
+            .map(|_| render(correlator.correlate(said("a"))))
             .collect();
         assert_eq!(
             outcomes

@@ -57,8 +57,8 @@ struct Walk<'e> {
     errors: &'e mut Errors,
 }
 
-/// A place in a schema.
-struct Place<'p> {
+/// A position in a schema.
+struct SchemaPosition<'p> {
     path: &'p Path,
     root: bool,
     /// How often the value can be there; `None` if the schema does not bound it.
@@ -67,7 +67,7 @@ struct Place<'p> {
     uncorrelatable: Option<&'p Path>,
 }
 
-impl<'p> Place<'p> {
+impl<'p> SchemaPosition<'p> {
     fn below(path: &'p Path, cardinality: Option<u64>, uncorrelatable: Option<&'p Path>) -> Self {
         Self {
             path,
@@ -84,7 +84,7 @@ fn check_schema(schema: &Value, path: &Path, errors: &mut Errors) {
         expensive: Vec::new(),
         errors,
     };
-    let place = Place {
+    let place = SchemaPosition {
         path,
         root: true,
         cardinality: Some(1),
@@ -105,7 +105,7 @@ fn check_schema(schema: &Value, path: &Path, errors: &mut Errors) {
 }
 
 impl Walk<'_> {
-    fn schema(&mut self, schema: &Value, place: &Place<'_>) {
+    fn schema(&mut self, schema: &Value, place: &SchemaPosition<'_>) {
         let factor = elements(schema);
         let cardinality = match (place.cardinality, factor) {
             (Some(count), Some(factor)) => Some(count.saturating_mul(factor)),
@@ -115,7 +115,7 @@ impl Walk<'_> {
             let path = place.path.child("properties").key(name);
             self.schema(
                 property,
-                &Place::below(&path, cardinality, place.uncorrelatable),
+                &SchemaPosition::below(&path, cardinality, place.uncorrelatable),
             );
         }
         let others = &schema["additionalProperties"];
@@ -123,7 +123,7 @@ impl Walk<'_> {
             let path = place.path.child("additionalProperties");
             self.schema(
                 others,
-                &Place::below(&path, cardinality, place.uncorrelatable),
+                &SchemaPosition::below(&path, cardinality, place.uncorrelatable),
             );
         }
         let items = &schema["items"];
@@ -131,7 +131,10 @@ impl Walk<'_> {
             let path = place.path.child("items");
             let keyed = schema["x-kubernetes-list-type"] == "map";
             let uncorrelatable = place.uncorrelatable.or((!keyed).then_some(&path));
-            self.schema(items, &Place::below(&path, cardinality, uncorrelatable));
+            self.schema(
+                items,
+                &SchemaPosition::below(&path, cardinality, uncorrelatable),
+            );
         }
         let rules = schema["x-kubernetes-validations"].as_array();
         let rules = rules.map_or(&[][..], Vec::as_slice);
@@ -156,7 +159,7 @@ impl Walk<'_> {
         }
     }
 
-    fn rule(&mut self, given: &Value, at: &Path, declared: &Declared, place: &Place<'_>) {
+    fn rule(&mut self, given: &Value, at: &Path, declared: &Declared, place: &SchemaPosition<'_>) {
         let rule = Rule::read(given, Some(&declared.decl));
         let times = place
             .cardinality
@@ -185,7 +188,13 @@ impl Walk<'_> {
         }
     }
 
-    fn old_self(&mut self, given: &Value, at: &Path, compiled: &Compiled, place: &Place<'_>) {
+    fn old_self(
+        &mut self,
+        given: &Value,
+        at: &Path,
+        compiled: &Compiled,
+        place: &SchemaPosition<'_>,
+    ) {
         if compiled.uses_old_self {
             if let Some(within) = place.uncorrelatable {
                 let detail = format!(

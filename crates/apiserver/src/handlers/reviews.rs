@@ -87,7 +87,7 @@ fn settle(
     effects.take_warnings()
 }
 
-/// A question, and what admission is told about it.
+/// A review, and what admission sees of it.
 struct Asked<'a> {
     request: &'a Request,
     resource: &'a Resource,
@@ -159,7 +159,7 @@ async fn answer(request: &Request, resource: &Resource, review: &Object) -> Resu
         "selfsubjectreviews" => json!({ "userInfo": info(&request.user) }),
         "tokenreviews" => {
             let sent = tree::get(review, "status").clone();
-            told(sent, token(request, &spec).await?)
+            merge_answer(sent, token(request, &spec).await?)
         }
         "selfsubjectaccessreviews" => may(request, &request.user, &spec).await,
         "selfsubjectrulesreviews" => match tree::text(&spec["namespace"]) {
@@ -230,20 +230,20 @@ async fn token(request: &Request, spec: &Value) -> Result<Value, Status> {
 }
 
 /// The answer over what the client sent as one: upstream leaves what it does not know.
-fn told(sent: Value, answer: Value) -> Value {
-    let mut told = sent.as_object().cloned().unwrap_or_default();
+fn merge_answer(sent: Value, answer: Value) -> Value {
+    let mut merged = sent.as_object().cloned().unwrap_or_default();
     let is_known = answer["authenticated"] == true;
-    told.shift_remove("authenticated");
+    merged.shift_remove("authenticated");
     if is_known {
-        told.shift_remove("user");
-        told.shift_remove("audiences");
+        merged.shift_remove("user");
+        merged.shift_remove("audiences");
     }
     for (key, value) in tree::entries(&answer) {
-        if is_known || key != "user" || !told.contains_key("user") {
-            told.insert(key.clone(), value.clone());
+        if is_known || key != "user" || !merged.contains_key("user") {
+            merged.insert(key.clone(), value.clone());
         }
     }
-    told.into()
+    merged.into()
 }
 
 fn refused(why: &str) -> Value {

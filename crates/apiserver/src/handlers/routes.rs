@@ -35,7 +35,7 @@ pub(crate) fn refuse(method: &Method, info: &RequestInfo, resource: &Resource) -
     let many = matches!(info.verb, "list" | "watch" | "deletecollection");
     let named = !many && !subject.name.is_empty();
     let whole = resource.namespaced() && !in_namespace;
-    let place = Place {
+    let place = ResourcePath {
         resource,
         subresource: &subject.subresource,
         named,
@@ -72,7 +72,7 @@ pub(crate) fn check_name(info: &RequestInfo, resource: &Resource) -> Result<(), 
 }
 
 /// A path of a resource.
-struct Place<'a> {
+struct ResourcePath<'a> {
     resource: &'a Resource,
     subresource: &'a str,
     /// Whether it is one object's.
@@ -81,7 +81,7 @@ struct Place<'a> {
     whole: bool,
 }
 
-impl Place<'_> {
+impl ResourcePath<'_> {
     /// Verbs that are served at the path itself.
     fn own_verbs(&self) -> &'static [&'static str] {
         match (self.named, self.whole) {

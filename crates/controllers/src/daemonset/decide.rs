@@ -52,7 +52,7 @@ pub(super) fn fits(spec: &PodSpec, node: &Node) -> Fit {
 /// One node, or the name of one that is gone, with its daemons: those with a node first, then the
 /// oldest.
 #[derive(Default)]
-pub(super) struct Place<'a> {
+pub(super) struct NodeDaemons<'a> {
     pub(super) fit: Fit,
     pub(super) pods: Vec<&'a Arc<Pod>>,
 }
@@ -61,7 +61,7 @@ pub(super) struct View<'a> {
     pub(super) set: &'a DaemonSet,
     hash: &'a str,
     /// By the name of the node.
-    pub(super) places: BTreeMap<&'a str, Place<'a>>,
+    pub(super) places: BTreeMap<&'a str, NodeDaemons<'a>>,
     /// The names of nodes that exist.
     nodes: BTreeSet<&'a str>,
     pub(super) now: Timestamp,
@@ -85,11 +85,11 @@ impl<'a> View<'a> {
         now: Timestamp,
     ) -> Self {
         let spec = pod::spec(set);
-        let mut places: BTreeMap<&str, Place> = BTreeMap::new();
+        let mut places: BTreeMap<&str, NodeDaemons> = BTreeMap::new();
         for node in nodes {
             let fit = fits(&spec, node);
             let name = node.metadata.name.as_deref().unwrap_or_default();
-            places.insert(name, Place { fit, pods: vec![] });
+            places.insert(name, NodeDaemons { fit, pods: vec![] });
         }
         let nodes = places.keys().copied().collect();
         for pod in pods {
@@ -187,7 +187,7 @@ impl Plan {
         view: &View,
         backoffs: &mut Backoffs,
         node: &str,
-        place: &Place,
+        place: &NodeDaemons,
     ) -> Vec<Arc<Pod>> {
         let mut running = Vec::new();
         for pod in place.pods.iter().filter(|pod| !is_deleting(pod)) {

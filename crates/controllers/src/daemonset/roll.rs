@@ -7,7 +7,7 @@ use k8s_openapi::api::{
     core::v1::Pod,
 };
 
-use super::decide::{Place, View};
+use super::decide::{NodeDaemons, View};
 use crate::{intorpercent::scaled, pods::is_deleting};
 
 /// Whether pods are replaced only when somebody deletes them.
@@ -48,7 +48,7 @@ fn limits(view: &View) -> (i32, i32) {
 type Pair<'a> = (Option<&'a Arc<Pod>>, Option<&'a Arc<Pod>>);
 
 /// The pods of a node that are not being deleted; nothing when there are several of one sort.
-fn pair<'a>(view: &View, place: &Place<'a>) -> Option<Pair<'a>> {
+fn pair<'a>(view: &View, place: &NodeDaemons<'a>) -> Option<Pair<'a>> {
     let alive = place.pods.iter().copied().filter(|pod| !is_deleting(pod));
     let (new, old): (Vec<_>, Vec<_>) = alive.partition(|pod| view.is_current(pod));
     let single = new.len() <= 1 && old.len() <= 1;
@@ -66,7 +66,7 @@ pub(super) fn decide(view: &View) -> (Vec<String>, Vec<Arc<Pod>>) {
 }
 
 /// The places that an update has to do with.
-fn places<'v, 'a>(view: &'v View<'a>) -> impl Iterator<Item = (&'a str, &'v Place<'a>)> {
+fn places<'v, 'a>(view: &'v View<'a>) -> impl Iterator<Item = (&'a str, &'v NodeDaemons<'a>)> {
     let places = view.places.iter();
     let concerned = places.filter(|(_, place)| place.fit.comes || !place.pods.is_empty());
     concerned.map(|(name, place)| (*name, place))

@@ -279,7 +279,7 @@ pub(super) mod samples {
 mod tests {
     use super::{samples::*, *};
 
-    fn told(sizes: Vec<(Arc<ReplicaSet>, i32)>) -> Vec<String> {
+    fn render(sizes: Vec<(Arc<ReplicaSet>, i32)>) -> Vec<String> {
         let name = |set: &ReplicaSet| set.metadata.name.clone().unwrap();
         sizes
             .iter()
@@ -310,14 +310,14 @@ mod tests {
     fn a_rollout_shrinks_the_old_only_as_far_as_availability_allows() {
         let rolling = deployment(10, 3, 2);
         let (old, new) = (set("old", 1, 10, 10), set("new", 2, 3, 0));
-        assert_eq!(told(shrunk(&rolling, &new, &[old])), ["old=8"]);
+        assert_eq!(render(shrunk(&rolling, &new, &[old])), ["old=8"]);
         let (old, new) = (set("old", 1, 8, 8), set("new", 2, 5, 0));
         assert!(
             shrunk(&rolling, &new, &[old]).is_empty(),
             "the new pods never came up"
         );
         let (old, new) = (set("old", 1, 8, 8), set("new", 2, 5, 5));
-        assert_eq!(told(shrunk(&rolling, &new, &[old])), ["old=3"]);
+        assert_eq!(render(shrunk(&rolling, &new, &[old])), ["old=3"]);
     }
 
     #[test]
@@ -325,7 +325,10 @@ mod tests {
         let rolling = deployment(10, 3, 0);
         let (broken, good) = (set("broken", 2, 3, 0), set("good", 1, 10, 10));
         let new = set("new", 3, 0, 0);
-        assert_eq!(told(shrunk(&rolling, &new, &[good, broken])), ["broken=0"]);
+        assert_eq!(
+            render(shrunk(&rolling, &new, &[good, broken])),
+            ["broken=0"]
+        );
     }
 
     #[test]
@@ -341,17 +344,17 @@ mod tests {
             Some(&new),
             std::slice::from_ref(&old),
         );
-        assert_eq!(told(bigger), ["old=15", "new=7"]);
+        assert_eq!(render(bigger), ["old=15", "new=7"]);
         let smaller = proportional(&deployment(5, 2, 0), Some(&new), std::slice::from_ref(&old));
-        assert_eq!(told(smaller), ["old=5", "new=2"]);
+        assert_eq!(render(smaller), ["old=5", "new=2"]);
         let none = proportional(&deployment(0, 2, 0), Some(&new), &[old]);
-        assert_eq!(told(none), ["old=0", "new=0"]);
+        assert_eq!(render(none), ["old=0", "new=0"]);
     }
 
     #[test]
     fn the_only_set_with_pods_gets_the_whole_size() {
         let (new, old) = (set("new", 2, 4, 4), set("old", 1, 0, 0));
         let sizes = proportional(&deployment(7, 1, 0), Some(&new), &[old]);
-        assert_eq!(told(sizes), ["new=7"]);
+        assert_eq!(render(sizes), ["new=7"]);
     }
 }

@@ -168,7 +168,7 @@ mod tests {
         made.collect()
     }
 
-    fn told(changes: &[Change]) -> Vec<String> {
+    fn render(changes: &[Change]) -> Vec<String> {
         let size = |slice: &EndpointSlice| slice.endpoints.as_ref().map_or(0, Vec::len);
         let tell = |change: &Change| match change {
             Change::Create(slice) => format!("create {}", size(slice)),
@@ -182,7 +182,7 @@ mod tests {
     fn endpoints_fill_slices_of_a_hundred_and_nothing_changes_twice() {
         let all: Vec<usize> = (0..250).collect();
         let changes = run(&all, vec![]);
-        assert_eq!(told(&changes), ["create 100", "create 100", "create 50"]);
+        assert_eq!(render(&changes), ["create 100", "create 100", "create 50"]);
         assert!(run(&all, made(changes)).is_empty());
     }
 
@@ -190,20 +190,20 @@ mod tests {
     fn one_pod_more_or_less_changes_one_slice() {
         let slices = made(run(&(0..150).collect::<Vec<_>>(), vec![]));
         let more = run(&(0..151).collect::<Vec<_>>(), slices.clone());
-        assert_eq!(told(&more), ["update 51"]);
+        assert_eq!(render(&more), ["update 51"]);
         let less = run(&(1..150).collect::<Vec<_>>(), slices);
-        assert_eq!(told(&less), ["update 99"]);
+        assert_eq!(render(&less), ["update 99"]);
     }
 
     #[test]
     fn a_service_without_pods_keeps_one_empty_slice() {
         let changes = run(&[], vec![]);
-        assert_eq!(told(&changes), ["create 0"]);
+        assert_eq!(render(&changes), ["create 0"]);
         let empty = made(changes);
         assert!(run(&[], empty.clone()).is_empty());
         let first = run(&[1], empty);
         assert_eq!(
-            told(&first),
+            render(&first),
             ["create 1", "delete 0"],
             "its ports were not known before"
         );

@@ -166,7 +166,7 @@ pub(super) fn check(
     if rules.structural && unreadable.is_none() {
         found.extend(structural::check(schema, &at));
     }
-    let place = Place {
+    let place = SchemaPosition {
         root: true,
         defaults: Ok(()),
         in_metadata: false,
@@ -234,14 +234,14 @@ const AT_ROOT: &[&str] = &[
 ];
 
 /// Where in an object a schema stands.
-struct Place {
+struct SchemaPosition {
     root: bool,
     /// Whether there may be defaults, or why not.
     defaults: Result<(), String>,
     in_metadata: bool,
 }
 
-impl Place {
+impl SchemaPosition {
     fn below(&self) -> Self {
         Self {
             root: false,
@@ -251,7 +251,13 @@ impl Place {
     }
 }
 
-fn check_schema(schema: &Value, place: &Place, rules: Rules, path: &Path, errors: &mut Errors) {
+fn check_schema(
+    schema: &Value,
+    place: &SchemaPosition,
+    rules: Rules,
+    path: &Path,
+    errors: &mut Errors,
+) {
     check_keywords(schema, place, rules, path, errors);
     if truth(&schema["uniqueItems"]) {
         let detail =
@@ -302,7 +308,13 @@ fn check_schema(schema: &Value, place: &Place, rules: Rules, path: &Path, errors
     }
 }
 
-fn check_fields(schema: &Value, place: &Place, rules: Rules, path: &Path, errors: &mut Errors) {
+fn check_fields(
+    schema: &Value,
+    place: &SchemaPosition,
+    rules: Rules,
+    path: &Path,
+    errors: &mut Errors,
+) {
     let (fields, others) = (&schema["properties"], &schema["additionalProperties"]);
     if is_set(others) {
         let at = path.child("additionalProperties");
@@ -339,7 +351,13 @@ fn check_fields(schema: &Value, place: &Place, rules: Rules, path: &Path, errors
     }
 }
 
-fn check_keywords(schema: &Value, place: &Place, rules: Rules, path: &Path, errors: &mut Errors) {
+fn check_keywords(
+    schema: &Value,
+    place: &SchemaPosition,
+    rules: Rules,
+    path: &Path,
+    errors: &mut Errors,
+) {
     let kind = text(&schema["type"]);
     if rules.known_types && !kind.is_empty() && !TYPES.contains(&kind) {
         errors.push(Error::not_supported(&path.child("type"), kind, TYPES));

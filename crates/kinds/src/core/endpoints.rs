@@ -185,7 +185,7 @@ mod tests {
     use super::*;
     use crate::testing::{lines, object};
 
-    fn told(subset: &str) -> Vec<String> {
+    fn messages(subset: &str) -> Vec<String> {
         let mut endpoints = object(&format!(r#"{{"subsets": [{subset}]}}"#));
         default(&mut endpoints);
         lines(validate(&endpoints))
@@ -223,7 +223,7 @@ mod tests {
             ),
         ];
         for (subset, expected) in cases {
-            assert_eq!(told(subset), *expected, "{subset}");
+            assert_eq!(messages(subset), *expected, "{subset}");
         }
     }
 

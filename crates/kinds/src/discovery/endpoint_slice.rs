@@ -315,7 +315,7 @@ mod tests {
     use crate::testing::{lines, object};
     use machinery::json::json;
 
-    fn told(kind: &str, endpoint: &str) -> String {
+    fn messages(kind: &str, endpoint: &str) -> String {
         let slice = format!(r#"{{"addressType": "{kind}", "endpoints": [{endpoint}]}}"#);
         lines(validate(&object(&slice))).join(" ")
     }
@@ -363,7 +363,7 @@ mod tests {
         ];
         for (kind, address, expected) in cases {
             let endpoint = format!(r#"{{"addresses": ["{address}"]}}"#);
-            assert_eq!(told(kind, &endpoint), expected, "{address}");
+            assert_eq!(messages(kind, &endpoint), expected, "{address}");
         }
     }
 
@@ -371,14 +371,14 @@ mod tests {
     fn hints_are_names_and_each_once() {
         let endpoint = |hints: &str| format!(r#"{{"addresses": ["10.0.0.1"], "hints": {hints}}}"#);
         assert_eq!(
-            told(
+            messages(
                 "IPv4",
                 &endpoint(r#"{"forZones": [{"name": "a"}, {"name": "a"}]}"#)
             ),
             r#"endpoints[0].hints.forZones[1].name: Duplicate value: "a""#
         );
         assert!(
-            told("IPv4", &endpoint(r#"{"forNodes": [{"name": "A"}]}"#))
+            messages("IPv4", &endpoint(r#"{"forNodes": [{"name": "A"}]}"#))
                 .starts_with(r#"endpoints[0].hints.forNodes[0].name: Invalid value: "A""#)
         );
     }

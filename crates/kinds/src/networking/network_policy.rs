@@ -218,7 +218,7 @@ mod tests {
     use super::*;
     use crate::testing::{lines, object};
 
-    fn told(rule: &str) -> Vec<String> {
+    fn messages(rule: &str) -> Vec<String> {
         let mut policy = object(&format!(r#"{{"spec": {{"ingress": [{rule}]}}}}"#));
         default(&mut policy);
         lines(validate(&policy, &[]))
@@ -268,7 +268,7 @@ mod tests {
             ),
         ];
         for (rule, expected) in cases {
-            assert_eq!(told(rule), *expected, "{rule}");
+            assert_eq!(messages(rule), *expected, "{rule}");
         }
     }
 

@@ -6,12 +6,12 @@ use machinery::text::quote;
 
 /// A path in a volume, and where it comes from where that is not clear.
 #[derive(Clone)]
-struct Place<'a> {
+struct VolumePath<'a> {
     path: &'a str,
     source: String,
 }
 
-impl Place<'_> {
+impl VolumePath<'_> {
     fn shown(&self) -> String {
         match self.source.as_str() {
             "" => quote(self.path),
@@ -32,7 +32,7 @@ impl Place<'_> {
 pub(super) fn overlapping_paths(volumes: &Value, out: &mut Vec<String>) {
     for volume in list(volumes) {
         let name = quote(text(&volume["name"]));
-        let mut tell = |described: &str, places: Vec<Place<'_>>| {
+        let mut tell = |described: &str, places: Vec<VolumePath<'_>>| {
             for (new, old) in collisions(places) {
                 out.push(format!(
                     "volume {name} ({described}): overlapping paths: {} with {}",
@@ -61,15 +61,15 @@ pub(super) fn overlapping_paths(volumes: &Value, out: &mut Vec<String>) {
     }
 }
 
-fn items<'a>(source: &'a Value, described: &str) -> Vec<Place<'a>> {
-    let place = |item: &'a Value| Place {
+fn items<'a>(source: &'a Value, described: &str) -> Vec<VolumePath<'a>> {
+    let place = |item: &'a Value| VolumePath {
         path: text(&item["path"]),
         source: described.to_owned(),
     };
     list(&source["items"]).iter().map(place).collect()
 }
 
-fn projected(source: &Value) -> Vec<Place<'_>> {
+fn projected(source: &Value) -> Vec<VolumePath<'_>> {
     let (map, secret) = (&source["configMap"], &source["secret"]);
     if is_set(&map["items"]) {
         return items(map, &format!("ConfigMap {}", quote(text(&map["name"]))));
@@ -85,7 +85,7 @@ fn projected(source: &Value) -> Vec<Place<'_>> {
         &source["clusterTrustBundle"],
     );
     if is_set(token) {
-        return vec![Place {
+        return vec![VolumePath {
             path: text(&token["path"]),
             source: "ServiceAccountToken".to_owned(),
         }];
@@ -94,7 +94,7 @@ fn projected(source: &Value) -> Vec<Place<'_>> {
         let name = bundle["name"]
             .as_str()
             .unwrap_or(text(&bundle["signerName"]));
-        return vec![Place {
+        return vec![VolumePath {
             path: text(&bundle["path"]),
             source: format!("ClusterTrustBundle {}", quote(name)),
         }];
@@ -106,7 +106,7 @@ fn projected(source: &Value) -> Vec<Place<'_>> {
         ("credentialBundlePath", "credential bundle"),
     ]
     .into_iter()
-    .map(|(field, what)| Place {
+    .map(|(field, what)| VolumePath {
         path: text(&certificate[field]),
         source: format!("PodCertificate {what}"),
     })
@@ -114,8 +114,8 @@ fn projected(source: &Value) -> Vec<Place<'_>> {
     .collect()
 }
 
-fn collisions(places: Vec<Place<'_>>) -> Vec<(Place<'_>, Place<'_>)> {
-    let mut seen: Vec<Place<'_>> = Vec::new();
+fn collisions(places: Vec<VolumePath<'_>>) -> Vec<(VolumePath<'_>, VolumePath<'_>)> {
+    let mut seen: Vec<VolumePath<'_>> = Vec::new();
     let mut out = Vec::new();
     for mut place in places {
         place.path = place.path.trim_end_matches('/');

@@ -200,7 +200,7 @@ mod tests {
     use crate::testing::lines;
     use machinery::json::json;
 
-    fn told(devices: Value) -> Vec<String> {
+    fn messages(devices: Value) -> Vec<String> {
         let mut errors = Vec::new();
         let mut spec = json!({"devices": devices});
         default_claim_spec(spec.as_object_mut().unwrap());
@@ -293,7 +293,11 @@ mod tests {
             ),
         ];
         for (request, expected) in cases {
-            assert_eq!(told(json!({"requests": [request]})), expected, "{request}");
+            assert_eq!(
+                messages(json!({"requests": [request]})),
+                expected,
+                "{request}"
+            );
         }
     }
 
@@ -312,7 +316,7 @@ mod tests {
         let at = "spec.devices.constraints";
         let unknown = "must be the name of a request in the claim or the name of a request and a subrequest separated by '/'";
         assert_eq!(
-            told(json!({"requests": requests, "constraints": constraints})),
+            messages(json!({"requests": requests, "constraints": constraints})),
             [
                 "spec.devices.requests[1]: Duplicate value: \"r\"".to_owned(),
                 format!("{at}[0].requests[2]: Duplicate value: \"r\""),
@@ -328,7 +332,7 @@ mod tests {
         );
         let many: Vec<_> = (0..33).map(|_| json!({})).collect();
         assert_eq!(
-            told(json!({"config": many})),
+            messages(json!({"config": many})),
             ["spec.devices.config: Too many: 33: must have at most 32 items"]
         );
     }

@@ -319,7 +319,7 @@ mod tests {
     use crate::testing::lines;
     use machinery::json::json;
 
-    fn told(device: &Value, chooses_nodes: bool) -> Vec<String> {
+    fn messages(device: &Value, chooses_nodes: bool) -> Vec<String> {
         let mut errors = Vec::new();
         check_device(device, None, chooses_nodes, &Path::new("d"), &mut errors);
         lines(errors)
@@ -406,7 +406,7 @@ mod tests {
             ),
         ];
         for (device, expected) in cases {
-            assert_eq!(told(&device, false), expected, "{device}");
+            assert_eq!(messages(&device, false), expected, "{device}");
         }
     }
 
@@ -436,7 +436,7 @@ mod tests {
             ),
         ];
         for (device, expected) in cases {
-            assert_eq!(told(&device, true), expected, "{device}");
+            assert_eq!(messages(&device, true), expected, "{device}");
         }
     }
 
@@ -459,7 +459,7 @@ mod tests {
             })
             .collect();
         assert_eq!(
-            told(&json!({"name": "d", "attributes": attributes}), false),
+            messages(&json!({"name": "d", "attributes": attributes}), false),
             [
                 "d: Invalid value: 33: the total number of attributes and capacities must not exceed 32"
             ]

@@ -177,7 +177,7 @@ mod tests {
     use super::*;
     use crate::testing::lines;
 
-    fn told(check: fn(&str, &Path, &mut Errors), value: &str) -> String {
+    fn messages(check: fn(&str, &Path, &mut Errors), value: &str) -> String {
         let mut errors = Vec::new();
         check(value, &Path::new("p"), &mut errors);
         lines(errors).join(" | ")
@@ -207,7 +207,7 @@ mod tests {
             ),
         ];
         for (id, expected) in cases {
-            let line = told(share, &id);
+            let line = messages(share, &id);
             assert_eq!(
                 line.split_once("\": ").map_or("", |(_, detail)| detail),
                 expected,
@@ -229,23 +229,26 @@ mod tests {
             ("a/b/c", ""),
         ];
         for (name, expected) in cases {
-            assert_eq!(told(fully_qualified, name), expected, "{name}");
+            assert_eq!(messages(fully_qualified, name), expected, "{name}");
         }
         assert!(
-            told(qualified, &"a".repeat(33)).starts_with("p: Too long: may not be more than 32")
+            messages(qualified, &"a".repeat(33))
+                .starts_with("p: Too long: may not be more than 32")
         );
-        assert!(told(qualified, "a-b").contains("a valid C identifier must start with"));
+        assert!(messages(qualified, "a-b").contains("a valid C identifier must start with"));
     }
 
     #[test]
     fn pools_are_paths_of_subdomains() {
-        assert_eq!(told(pool, "a.b/c"), "");
-        assert_eq!(told(pool, ""), "p: Required value");
+        assert_eq!(messages(pool, "a.b/c"), "");
+        assert_eq!(messages(pool, ""), "p: Required value");
         assert!(
-            told(pool, "a//b")
+            messages(pool, "a//b")
                 .starts_with("p: Invalid value: \"\": a lowercase RFC 1123 subdomain")
         );
-        assert!(told(pool, &"a".repeat(254)).starts_with("p: Too long: may not be more than 253"));
+        assert!(
+            messages(pool, &"a".repeat(254)).starts_with("p: Too long: may not be more than 253")
+        );
     }
 
     #[test]

@@ -203,7 +203,7 @@ mod tests {
     use crate::testing::{lines, object};
     use machinery::json::json;
 
-    fn told(spec: &str, about: About) -> Vec<String> {
+    fn messages(spec: &str, about: About) -> Vec<String> {
         let json = format!(r#"{{"metadata": {{"namespace": "n"}}, "spec": {spec}}}"#);
         lines(validate(&object(&json), about))
     }
@@ -211,14 +211,14 @@ mod tests {
     #[test]
     fn a_question_names_one_thing_and_somebody() {
         assert_eq!(
-            told("{}", About::Here),
+            messages("{}", About::Here),
             [
                 "spec.resourceAttributes: Invalid value: null: exactly one of nonResourceAttributes or resourceAttributes must be specified",
                 "spec.user: Invalid value: \"\": at least one of user or group must be specified",
             ]
         );
         assert_eq!(
-            told(
+            messages(
                 r#"{"user": "u", "nonResourceAttributes": {"path": "/x"}}"#,
                 About::Here
             ),
@@ -227,7 +227,7 @@ mod tests {
             ]
         );
         assert_eq!(
-            told(
+            messages(
                 r#"{"user": "u", "resourceAttributes": {"namespace": "m"}}"#,
                 About::Here
             ),
@@ -236,7 +236,7 @@ mod tests {
             ]
         );
         assert_eq!(
-            told(r#"{"resourceAttributes": {}}"#, About::Oneself),
+            messages(r#"{"resourceAttributes": {}}"#, About::Oneself),
             [r#"metadata: Invalid value: {"namespace":"n"}: must be empty"#]
         );
     }
@@ -246,7 +246,7 @@ mod tests {
         let selector = |fields: &str| {
             let spec =
                 format!(r#"{{"user": "u", "resourceAttributes": {{"namespace": "n", {fields}}}}}"#);
-            told(&spec, About::Here)
+            messages(&spec, About::Here)
         };
         assert_eq!(
             selector(r#""fieldSelector": {}"#),

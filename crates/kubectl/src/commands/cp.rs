@@ -32,15 +32,15 @@ pub struct Cp {
     no_preserve: bool,
 }
 
-/// A place: local, or in a pod.
+/// A path, local or in a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Place {
+struct FileSpec {
     namespace: Option<String>,
     pod: Option<String>,
     path: String,
 }
 
-impl Place {
+impl FileSpec {
     fn parse(text: &str) -> Result<Self> {
         let Some((pod, path)) = text.split_once(':') else {
             return Ok(Self {
@@ -79,8 +79,8 @@ struct Remote<'a> {
 impl Cp {
     pub async fn run(self, session: &Session) -> Result<()> {
         let (source, destination) = (
-            Place::parse(&self.source)?,
-            Place::parse(&self.destination)?,
+            FileSpec::parse(&self.source)?,
+            FileSpec::parse(&self.destination)?,
         );
         match (&source.pod, &destination.pod) {
             (Some(_), Some(_)) => bail!("one of src or dest must be a local file specification"),
@@ -100,7 +100,7 @@ impl Cp {
         }
     }
 
-    async fn remote<'a>(&self, session: &'a Session, place: &Place) -> Result<Remote<'a>> {
+    async fn remote<'a>(&self, session: &'a Session, place: &FileSpec) -> Result<Remote<'a>> {
         let name = place.pod.as_deref().unwrap_or_default();
         let pod = match &place.namespace {
             Some(namespace) => {
@@ -360,7 +360,7 @@ mod tests {
 
     #[test]
     fn places_are_local_or_in_a_pod() {
-        let place = Place::parse("ns/pod:/a/b").unwrap();
+        let place = FileSpec::parse("ns/pod:/a/b").unwrap();
         assert_eq!(
             (
                 place.namespace.as_deref(),
@@ -369,8 +369,8 @@ mod tests {
             ),
             (Some("ns"), Some("pod"), "/a/b")
         );
-        assert_eq!(Place::parse("./x").unwrap().pod, None);
-        assert!(Place::parse("a/b/c:/x").is_err() && Place::parse("pod:").is_err());
+        assert_eq!(FileSpec::parse("./x").unwrap().pod, None);
+        assert!(FileSpec::parse("a/b/c:/x").is_err() && FileSpec::parse("pod:").is_err());
     }
 
     #[test]

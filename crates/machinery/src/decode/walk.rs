@@ -12,7 +12,7 @@ pub(super) fn walk(bytes: &[u8], schema: Option<&'static Type>) -> Findings {
     let walk = Walk {
         path: &RefCell::default(),
         findings: &RefCell::default(),
-        place: schema.map_or(Place::Anything, Place::Fields),
+        place: schema.map_or(Expected::Anything, Expected::Fields),
     };
     let mut deserializer = crate::json::Deserializer::from_slice(bytes);
     // The document was read before: it reads again.
@@ -22,26 +22,28 @@ pub(super) fn walk(bytes: &[u8], schema: Option<&'static Type>) -> Findings {
 
 /// What is known about a place in the document.
 #[derive(Clone, Copy)]
-enum Place {
+enum Expected {
     Fields(&'static Type),
     Value(Shape),
     Anything,
 }
 
-impl Place {
+impl Expected {
     /// The fields there, when they are known.
     fn fields(self) -> Option<&'static Type> {
         match self {
-            Place::Fields(schema) => Some(schema),
-            Place::Value(Shape::Struct(id)) => Some(id.get()),
+            Expected::Fields(schema) => Some(schema),
+            Expected::Value(Shape::Struct(id)) => Some(id.get()),
             _ => None,
         }
     }
 
     fn element(self) -> Self {
         match self {
-            Place::Value(Shape::List(element) | Shape::Map(element)) => Place::Value(*element),
-            _ => Place::Anything,
+            Expected::Value(Shape::List(element) | Shape::Map(element)) => {
+                Expected::Value(*element)
+            }
+            _ => Expected::Anything,
         }
     }
 }
@@ -51,7 +53,7 @@ impl Place {
 struct Walk<'a> {
     path: &'a RefCell<String>,
     findings: &'a RefCell<Findings>,
-    place: Place,
+    place: Expected,
 }
 
 impl Walk<'_> {
@@ -129,7 +131,7 @@ impl<'de> Visitor<'de> for Walk<'_> {
         let mut seen = std::collections::HashSet::new();
         while let Some(key) = map.next_key::<String>()? {
             let place = match self.place.fields() {
-                Some(schema) => schema.field(&key).map(|f| Place::Value(f.shape)),
+                Some(schema) => schema.field(&key).map(|f| Expected::Value(f.shape)),
                 None => Some(self.place.element()),
             };
             self.step(&key, || match place {

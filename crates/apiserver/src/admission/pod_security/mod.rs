@@ -483,7 +483,7 @@ mod tests {
         testing::{Case, object},
     };
 
-    fn told(level: Level, spec: Value) -> Option<String> {
+    fn violations(level: Level, spec: Value) -> Option<String> {
         let version = "latest".to_owned();
         let pod = json!({ "spec": spec });
         judge(&Standard { level, version }, Pod::of_value(&pod))
@@ -536,10 +536,10 @@ mod tests {
     #[test]
     fn a_plain_pod_meets_the_baseline_and_not_the_restricted_standard() {
         let plain = json!({"containers": [{"name": "a"}]});
-        assert_eq!(told(Level::Privileged, plain.clone()), None);
-        assert_eq!(told(Level::Baseline, plain.clone()), None);
+        assert_eq!(violations(Level::Privileged, plain.clone()), None);
+        assert_eq!(violations(Level::Baseline, plain.clone()), None);
         assert_eq!(
-            told(Level::Restricted, plain).unwrap(),
+            violations(Level::Restricted, plain).unwrap(),
             "\"restricted:latest\": allowPrivilegeEscalation != false (container \"a\" must set \
              securityContext.allowPrivilegeEscalation=false), unrestricted capabilities (container \
              \"a\" must set securityContext.capabilities.drop=[\"ALL\"]), runAsNonRoot != true (pod \
@@ -558,7 +558,7 @@ mod tests {
                 "capabilities": {"drop": ["ALL"], "add": ["NET_BIND_SERVICE"]}}}],
             "volumes": [{"name": "v", "emptyDir": {}}, {"name": "t", "projected": {}}],
         });
-        assert_eq!(told(Level::Restricted, careful), None);
+        assert_eq!(violations(Level::Restricted, careful), None);
     }
 
     #[test]
@@ -613,13 +613,13 @@ mod tests {
                 "forbidden AppArmor profile (pod must not set AppArmor profile type to \"Unconfined\")",
             ),
         ] {
-            let told = told(Level::Baseline, spec).unwrap();
+            let told = violations(Level::Baseline, spec).unwrap();
             assert_eq!(told, format!("\"baseline:latest\": {expected}"));
         }
         let root = json!({"containers": [], "securityContext": {"runAsUser": 0, "runAsNonRoot": true,
             "seccompProfile": {"type": "RuntimeDefault"}}, "volumes": [{"name": "v", "nfs": {}}]});
         assert_eq!(
-            told(Level::Restricted, root).unwrap(),
+            violations(Level::Restricted, root).unwrap(),
             "\"restricted:latest\": restricted volume types (volume \"v\" uses restricted volume \
              type \"nfs\"), runAsUser=0 (pod must not set runAsUser=0)"
         );

@@ -23,7 +23,7 @@ fn result(fields: Value) -> Value {
     result
 }
 
-fn told(status: Value) -> Vec<String> {
+fn messages(status: Value) -> Vec<String> {
     lines((KIND.validate_update)(
         &with_status(status),
         &object(CLAIM),
@@ -77,11 +77,11 @@ fn results_answer_requests_with_devices() {
     ];
     for (result, expected) in cases {
         let status = json!({"allocation": {"devices": {"results": [result]}}});
-        assert_eq!(told(status), expected, "{result}");
+        assert_eq!(messages(status), expected, "{result}");
     }
     let config = json!([{}, {"source": "Nowhere", "requests": ["r"], "opaque": {"driver": "d", "parameters": {}}}]);
     assert_eq!(
-        told(json!({"allocation": {"devices": {"config": config}}})),
+        messages(json!({"allocation": {"devices": {"config": config}}})),
         [
             "status.allocation.devices.config[0].source: Required value",
             "status.allocation.devices.config[0].opaque: Required value",
@@ -111,7 +111,7 @@ fn an_allocation_does_not_change_but_goes() {
 fn claims_are_reserved_for_named_consumers_of_what_is_allocated() {
     let consumer = |uid: &str| json!({"resource": "pods", "name": "p", "uid": uid});
     assert_eq!(
-        told(json!({"reservedFor": [consumer("u"), consumer("u"), {}]})),
+        messages(json!({"reservedFor": [consumer("u"), consumer("u"), {}]})),
         [
             "status.reservedFor[2].resource: Required value",
             "status.reservedFor[2].name: Required value",
@@ -189,7 +189,7 @@ fn statuses_are_of_allocated_devices() {
         ),
     ];
     for (fields, expected) in cases {
-        assert_eq!(told(device(fields.clone())), expected, "{fields}");
+        assert_eq!(messages(device(fields.clone())), expected, "{fields}");
     }
 }
 

@@ -2,7 +2,7 @@
 //! stand in its order, the others where they stood among them.
 
 use super::{
-    BAD_ORDER, DIRECTIVE, Error, LIST, MAP, ORDER, Place, directed_field, go_type, merge_map,
+    BAD_ORDER, DIRECTIVE, Error, LIST, MAP, MergeType, ORDER, directed_field, go_type, merge_map,
     unknown_directive, without_directives, wrong_type,
 };
 use crate::json::Key;
@@ -14,7 +14,7 @@ use std::collections::{HashMap, HashSet};
 /// Merges a list of which the patch sets the order, with `$setElementOrder/` and its name. Both go
 /// from the patch.
 pub(super) fn merge_ordered(
-    place: Place,
+    place: MergeType,
     target: &mut Object,
     patch: &mut Object,
     directive: &Key,
@@ -52,7 +52,7 @@ pub(super) fn merge_ordered(
 
 /// The list after the patch, or without what the patch lists, if it lists what is to be deleted.
 pub(super) fn merge(
-    place: Place,
+    place: MergeType,
     mut old: Vec<Value>,
     patch: &mut [Value],
     key: Option<&'static str>,

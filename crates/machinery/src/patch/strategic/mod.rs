@@ -38,12 +38,12 @@ const BAD_DELETION: Error = Error::Malformed("invalid patch format of primitive 
 /// The object after the patch. What was understood of the patch goes from it, so that a complaint
 /// about the outcome shows the rest.
 pub fn apply(schema: &'static Type, target: &Object, patch: &mut Object) -> Result<Object, Error> {
-    merge_map(Place::Struct(schema), target.clone(), patch)
+    merge_map(MergeType::Struct(schema), target.clone(), patch)
 }
 
 /// Where in the type a merge has come to.
 #[derive(Debug, Clone, Copy)]
-enum Place {
+enum MergeType {
     Struct(&'static Type),
     /// A struct that hides what it holds, by its name.
     Closed(&'static str),
@@ -51,7 +51,7 @@ enum Place {
     Without(&'static str),
 }
 
-impl Place {
+impl MergeType {
     fn of(shape: Shape) -> Self {
         match shape {
             Shape::Struct(id) => Self::Struct(id.get()),
@@ -89,7 +89,7 @@ impl Place {
     }
 
     /// A field that is a list, and the place of its elements.
-    fn list(self, name: &str) -> Result<(Place, &'static Patch), Error> {
+    fn list(self, name: &str) -> Result<(MergeType, &'static Patch), Error> {
         let (shape, strategy) = self.field(name)?;
         match shape {
             Shape::List(Shape::List(_)) => {
@@ -104,7 +104,7 @@ impl Place {
     }
 }
 
-fn merge_map(place: Place, mut target: Object, patch: &mut Object) -> Result<Object, Error> {
+fn merge_map(place: MergeType, mut target: Object, patch: &mut Object) -> Result<Object, Error> {
     if let Some(directive) = patch.get(DIRECTIVE) {
         return match directive.as_str() {
             Some("replace") => {
@@ -134,7 +134,7 @@ fn merge_map(place: Place, mut target: Object, patch: &mut Object) -> Result<Obj
 }
 
 fn merge_field(
-    place: Place,
+    place: MergeType,
     target: &mut Object,
     name: &Key,
     value: &mut Value,
@@ -150,7 +150,7 @@ fn merge_field(
             Value::Object(if strategy.replace {
                 new.clone()
             } else {
-                merge_map(Place::of(shape), std::mem::take(old), new)?
+                merge_map(MergeType::of(shape), std::mem::take(old), new)?
             })
         }
         (Some(Value::Array(old)), Value::Array(new)) => {

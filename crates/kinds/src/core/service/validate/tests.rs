@@ -8,7 +8,7 @@ fn spec(fields: &str) -> Object {
     defaulted(&format!(r#"{{"spec": {{{fields}}}}}"#))
 }
 
-fn told(fields: &str) -> Vec<String> {
+fn messages(fields: &str) -> Vec<String> {
     lines(all(&spec(fields), None))
 }
 
@@ -64,13 +64,13 @@ fn mistakes_are_named_in_order() {
         ),
     ];
     for (fields, expected) in cases {
-        assert_eq!(told(fields), *expected, "{fields}");
+        assert_eq!(messages(fields), *expected, "{fields}");
     }
 }
 
 #[test]
 fn addresses_and_families_agree() {
-    let told = |fields: &str| {
+    let update_messages = |fields: &str| {
         let spec = spec(fields);
         lines(address_errors(get(&spec, "spec"), &Value::Null))
     };
@@ -110,7 +110,7 @@ fn addresses_and_families_agree() {
         ),
     ];
     for (fields, expected) in cases {
-        assert_eq!(told(fields), *expected, "{fields}");
+        assert_eq!(update_messages(fields), *expected, "{fields}");
     }
 }
 
@@ -172,7 +172,7 @@ fn what_was_given_stays() {
 
 #[test]
 fn the_status_names_where_a_balancer_is() {
-    let told = |kind: &str, ingress: &str| {
+    let ingress_messages = |kind: &str, ingress: &str| {
         let service = object(&format!(
             r#"{{"spec": {{"type": "{kind}"}}, "status": {{"loadBalancer": {{"ingress": [{ingress}]}}}}}}"#
         ));
@@ -180,7 +180,7 @@ fn the_status_names_where_a_balancer_is() {
     };
     let at = "status.loadBalancer.ingress";
     assert_eq!(
-        told("ClusterIP", r#"{"hostname": "a"}"#),
+        ingress_messages("ClusterIP", r#"{"hostname": "a"}"#),
         [format!(
             "{at}: Forbidden: may only be used when `spec.type` is 'LoadBalancer'"
         )]
@@ -208,7 +208,7 @@ fn the_status_names_where_a_balancer_is() {
     ];
     for (ingress, expected) in cases {
         assert_eq!(
-            told("LoadBalancer", ingress).join(" "),
+            ingress_messages("LoadBalancer", ingress).join(" "),
             expected,
             "{ingress}"
         );
