@@ -84,6 +84,7 @@ impl Node {
                     runtime::Config::new(&settings.id, settings.data_dir.clone(), network);
                 config.socket = settings.cri_socket.clone();
                 config.handlers = settings.runtime_handlers.clone();
+                config.image_dirs.extend(settings.image_dir.clone());
                 config.registries = settings.registries.clone();
                 config.log_limits = log_limits(&settings.kubelet.configuration);
                 services.push(config.build()?);

@@ -18,7 +18,7 @@ use crate::{Error, founding::ServerToken};
 #[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
 pub struct Options {
     /// Where everything is kept [default: /var/lib/mainstay]
-    #[arg(long, value_name = "DIR", global = true)]
+    #[arg(long, value_name = "DIR", env = "MAINSTAY_DATA_DIR", global = true)]
     pub data_dir: Option<PathBuf>,
     /// Read options from this YAML file; keys are the flags' names
     #[arg(long, value_name = "FILE")]
@@ -142,6 +142,9 @@ pub struct Options {
     /// OCI runtimes by the RuntimeClass handler that names them: runc=/usr/sbin/runc
     #[arg(long, value_name = "NAME=PATH", value_delimiter = ',')]
     pub runtime_handlers: Option<Vec<String>>,
+    /// Import the image archives in this directory at start, beside those in DATA-DIR/images
+    #[arg(long, value_name = "DIR")]
+    pub image_dir: Option<PathBuf>,
     /// How image registries are reached: a YAML file of mirrors, authorities, credentials by host
     #[arg(long, value_name = "FILE")]
     pub registries: Option<PathBuf>,
@@ -242,6 +245,7 @@ impl Options {
             ("kubelet-config-dir", self.kubelet_config_dir.is_some()),
             ("cri-socket", self.cri_socket.is_some()),
             ("runtime-handlers", self.runtime_handlers.is_some()),
+            ("image-dir", self.image_dir.is_some()),
             ("registries", self.registries.is_some()),
             ("cni-conf-dir", self.cni_conf_dir.is_some()),
             ("cni-bin-dir", self.cni_bin_dir.is_some()),
@@ -364,6 +368,7 @@ impl Options {
                 .or(file.container_runtime_endpoint),
             cri_socket: self.cri_socket.or(file.cri_socket),
             runtime_handlers: self.runtime_handlers.or(file.runtime_handlers),
+            image_dir: self.image_dir.or(file.image_dir),
             registries: self.registries.or(file.registries),
             cni_conf_dir: self.cni_conf_dir.or(file.cni_conf_dir),
             cni_bin_dir: self.cni_bin_dir.or(file.cni_bin_dir),
@@ -380,7 +385,9 @@ fn read(path: &Path) -> Result<Options, Error> {
         reason,
     };
     let text = std::fs::read_to_string(path).map_err(|error| because(error.to_string()))?;
-    if text.trim().is_empty() {
+    // A file of comments says nothing, which is no map.
+    let is_blank = |line: &str| line.trim().is_empty() || line.trim_start().starts_with('#');
+    if text.lines().all(is_blank) {
         return Ok(Options::default());
     }
     serde_saphyr::from_str(&text).map_err(|error| because(error.to_string()))
@@ -436,8 +443,10 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_file_changes_nothing() {
-        let options = with_file("", Options::default()).unwrap();
-        assert_eq!(options.https_port, None);
+    fn a_file_without_keys_changes_nothing() {
+        for text in ["", "\n", "# https-port: 8443\n\n  # node-name: one\n"] {
+            let options = with_file(text, Options::default()).unwrap();
+            assert_eq!(options.https_port, None);
+        }
     }
 }

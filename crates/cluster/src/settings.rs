@@ -59,6 +59,8 @@ pub struct Settings {
     pub cri_socket: PathBuf,
     /// OCI runtimes by the RuntimeClass handler that names them.
     pub runtime_handlers: BTreeMap<String, PathBuf>,
+    /// Archives of images in it are imported at start.
+    pub image_dir: Option<PathBuf>,
     pub registries: Registries,
     /// Pods' network is made by CNI plugins.
     pub cni: Option<Cni>,
@@ -84,6 +86,9 @@ pub struct Cni {
 /// Where distributions and other runtimes put plugins.
 const CNI_BIN_DIRS: [&str; 2] = ["/opt/cni/bin", "/usr/lib/cni"];
 
+/// Where everything is kept unless options say otherwise.
+pub const DATA_DIR: &str = "/var/lib/mainstay";
+
 /// The name of a cluster's things on this machine: the same directory gives the same id.
 pub fn id(data_dir: &Path) -> String {
     let digest = Sha256::digest(data_dir.as_os_str().as_encoded_bytes());
@@ -95,10 +100,7 @@ pub fn id(data_dir: &Path) -> String {
 
 /// The data directory as an absolute path without symlinks where it exists.
 pub fn data_dir(options: &Options) -> Result<PathBuf, Error> {
-    let given = options
-        .data_dir
-        .clone()
-        .unwrap_or_else(|| "/var/lib/mainstay".into());
+    let given = options.data_dir.clone().unwrap_or_else(|| DATA_DIR.into());
     if let Ok(real) = given.canonicalize() {
         return Ok(real);
     }
@@ -154,7 +156,7 @@ impl Settings {
             audit,
             admission,
             kubelet_port: options.kubelet_port.unwrap_or(10250),
-            static_pod_path: static_pod_path(options.static_pod_path)?,
+            static_pod_path: directory("static-pod-path", options.static_pod_path)?,
             allowed_unsafe_sysctls: sysctls(options.allowed_unsafe_sysctls.unwrap_or_default())?,
             kubelet: kubelet::configuration::load(
                 options.kubelet_config.as_deref(),
@@ -175,6 +177,7 @@ impl Settings {
                 .cri_socket
                 .unwrap_or_else(|| state_dir.join("cri.sock")),
             runtime_handlers: runtime_handlers(options.runtime_handlers.unwrap_or_default())?,
+            image_dir: directory("image-dir", options.image_dir)?,
             registries: registries(options.registries.as_deref())?,
             cni: cni(options.cni_conf_dir, options.cni_bin_dir)?,
             disable: options.disable.unwrap_or_default(),
@@ -188,6 +191,10 @@ impl Settings {
     }
 
     fn check(&self) -> Result<(), Error> {
+        if self.image_dir.is_some() && self.container_runtime_endpoint.is_some() {
+            let why = "another container runtime keeps images of its own; import them there";
+            return Err(Error::Option("image-dir", why.to_owned()));
+        }
         let (pods, services) = (self.cluster_cidr, self.service_cidr);
         if pods.contains(&services.network()) || services.contains(&pods.network()) {
             let why = format!("{services} overlaps the cluster CIDR {pods}");
@@ -251,10 +258,11 @@ fn load_balancer_pool(
     ranges.parse().map_err(wrong)
 }
 
-fn static_pod_path(dir: Option<PathBuf>) -> Result<Option<PathBuf>, Error> {
+/// A directory that must exist.
+fn directory(option: &'static str, dir: Option<PathBuf>) -> Result<Option<PathBuf>, Error> {
     match dir {
         Some(dir) if !dir.is_dir() => Err(Error::Option(
-            "static-pod-path",
+            option,
             format!("there is no directory {}", dir.display()),
         )),
         dir => Ok(dir),
@@ -498,6 +506,12 @@ mod tests {
             ..options()
         };
         assert!(refused(sysctls).starts_with("--allowed-unsafe-sysctls"));
+        let images = Options {
+            image_dir: Some("/".into()),
+            container_runtime_endpoint: Some("unix:///x".into()),
+            ..options()
+        };
+        assert!(refused(images).starts_with("--image-dir"));
         for wrong in ["runc", "runc=runc", "Run C=/bin/sh", "runc=/no/such/runc"] {
             let handlers = Options {
                 runtime_handlers: Some(vec![wrong.to_owned()]),

@@ -32,6 +32,8 @@ pub struct Config {
     pub registries: registry::Registries,
     /// The program that the built-in hello image is made of; without it there is no such image.
     pub hello_program: Option<PathBuf>,
+    /// Archives in these directories are imported at start.
+    pub image_dirs: Vec<PathBuf>,
     /// How roots of containers are made.
     pub snapshots: Snapshots,
     /// What an image may cost; a larger one is refused.
@@ -68,6 +70,7 @@ impl Config {
         Self {
             id: id.to_owned(),
             root_dir: data_dir.join("runtime"),
+            image_dirs: vec![data_dir.join("images")],
             socket: state_dir.join("cri.sock"),
             state_dir,
             cgroup_root: format!("/mainstay-{id}"),

@@ -10,6 +10,7 @@ mod export;
 mod hello;
 mod layer;
 mod names;
+mod preload;
 mod progress;
 mod reference;
 pub mod registry;

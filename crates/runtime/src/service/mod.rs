@@ -33,6 +33,13 @@ pub async fn serve(engine: Arc<Engine>, context: Context) -> Result<()> {
             tracing::warn!(%error, "no hello image");
         }
     }
+    let images = engine.clone();
+    let preloaded = engine
+        .blocking(move || images.images.preload(&images.config.image_dirs))
+        .await?;
+    if let Err(error) = preloaded {
+        tracing::error!(%error, "cannot import images");
+    }
     engine.serve_streams().await?;
     let socket = engine.config.socket.clone();
     let incoming = cri::listen(&socket).await.map_err(Error::file(&socket))?;
