@@ -245,6 +245,13 @@ impl Discovery {
         Ok(found)
     }
 
+    /// The preferred version of a kind.
+    pub async fn of_group_kind(&self, group: &str, kind: &str) -> Result<Option<Resource>> {
+        let is_it = |r: &&Resource| r.kind == kind && r.group == group;
+        self.find(|resources| resources.iter().find(is_it).cloned())
+            .await
+    }
+
     /// The resource of a manifest.
     pub async fn of_kind(&self, api_version: &str, kind: &str) -> Result<Option<Resource>> {
         let is_it = |r: &&Resource| r.kind == kind && r.api_version() == api_version;

@@ -20,6 +20,7 @@ mod kustomize;
 mod manifest;
 mod merge;
 mod output;
+mod reference;
 mod resources;
 mod session;
 mod streams;
@@ -30,7 +31,9 @@ use std::{ffi::OsString, process::ExitCode};
 
 use clap::FromArgMatches;
 
-pub use commands::completion::BASH as BASH_COMPLETION;
+pub use commands::completion::COMPLETIONS;
+pub use kubeconfig::context::{add_context, remove_context};
+pub use reference::page as reference;
 
 /// Runs one command; `args` begin with the program's name.
 pub fn run(args: Vec<OsString>) -> ExitCode {

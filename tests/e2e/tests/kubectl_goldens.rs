@@ -105,7 +105,11 @@ spec:
 
 fn is_the_same_version(cluster: &Cluster) -> bool {
     let ran = cluster.upstream_kubectl(&["version", "--client"]);
-    ran.is_some_and(|ran| ran.stdout.contains("v1.36."))
+    // A build from upstream's sources without its release scripts calls itself 0.0.0.
+    let is_meant = std::env::var_os("MAINSTAY_KUBECTL").is_some();
+    ran.is_some_and(|ran| {
+        ran.stdout.contains("v1.36.") || is_meant && ran.stdout.contains("v0.0.0-master")
+    })
 }
 
 #[test]

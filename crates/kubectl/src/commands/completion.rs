@@ -18,7 +18,7 @@ pub struct Completion {
 }
 
 /// For bash.
-pub const BASH: &str = r#"# kubectl completion for bash
+const BASH: &str = r#"# kubectl completion for bash
 __kubectl_complete() {
     local words=("${COMP_WORDS[@]:1:COMP_CWORD}")
     local line candidates=()
@@ -74,6 +74,9 @@ Register-ArgumentCompleter -Native -CommandName 'kubectl' -ScriptBlock {
     }
 }
 "#;
+
+/// The scripts for bash, zsh and fish, in this order.
+pub const COMPLETIONS: [&str; 3] = [BASH, ZSH, FISH];
 
 impl Completion {
     pub fn run(self) -> Result<()> {

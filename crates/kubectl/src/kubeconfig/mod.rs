@@ -1,6 +1,7 @@
 //! Kubeconfig files: which ones are read, how several become one, and which server and identity that names.
 
 pub mod connection;
+pub mod context;
 pub mod exec;
 
 use std::path::{Path, PathBuf};

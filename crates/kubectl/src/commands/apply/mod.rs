@@ -1,8 +1,11 @@
 //! `kubectl apply`: three-way merge of what was applied last, what is there and what is wanted; or
 //! server-side apply.
 
+mod applyset;
 mod last_applied;
+mod migrate;
 mod prune;
+mod server_side;
 
 use anyhow::{Result, bail};
 use clap::{Args, Subcommand};
@@ -22,6 +25,7 @@ use crate::{
 
 use super::{delete::How, report::Report};
 
+use applyset::ApplySet;
 pub use last_applied::{LAST_APPLIED, annotate, last_applied};
 
 /// How often a patch that met a concurrent change is made again.
@@ -51,9 +55,19 @@ pub struct Apply {
     /// With --prune: types to look at, as GROUP/VERSION/KIND
     #[arg(long, value_name = "GVK", value_delimiter = ',')]
     prune_allowlist: Vec<String>,
+    /// With --prune: the set that keeps what was applied, as [RESOURCE][.GROUP]/NAME; a plain name is that of a Secret
+    #[arg(long, value_name = "PARENT")]
+    applyset: Option<String>,
     /// With --prune: all objects of the types
     #[arg(long)]
     all: bool,
+    /// With --server-side: apply to this subresource
+    #[arg(long, value_name = "NAME", default_value = "")]
+    subresource: String,
+    /// Patches are always made from the schema that is built in
+    #[arg(long, hide = true, default_value_t = true, num_args = 0..=1, require_equals = true, default_missing_value = "true", action = clap::ArgAction::Set)]
+    #[allow(dead_code)]
+    openapi_patch: bool,
     #[command(flatten)]
     how: How,
     #[command(flatten)]
@@ -86,46 +100,67 @@ impl Apply {
             Some(LastApplied::ViewLastApplied(command)) => return command.run(session).await,
             None => {}
         }
-        self.check()?;
+        let mut set = match &self.applyset {
+            Some(reference) => Some(ApplySet::parse(session, reference).await?),
+            None => None,
+        };
+        self.check(session, set.as_ref()).await?;
         let mut manifests = manifest::read(&self.selection.files).await?;
         if let Some(selector) = &self.selection.selector {
             let selector = json::selector(selector)?;
             manifests.retain(|manifest| json::selects(&selector, &manifest.object));
         }
         let report = Report::new(&self.print, self.dry_run.mode()?)?;
-        let (mut applied, mut errors) = (Vec::new(), Vec::new());
+        let (mut applied, mut errors, mut targets) = (Vec::new(), Vec::new(), Vec::new());
+        // The definition of a kind may be among the others.
+        let mut unknown = Vec::new();
         for manifest in manifests {
+            match target_of(session, manifest.clone()).await {
+                Ok(target) => targets.push(target),
+                Err(error) if set.is_some() => errors.push(error),
+                Err(_) => unknown.push(manifest),
+            }
+        }
+        if let Some(set) = &mut set {
+            set.label(&mut targets)?;
+            set.begin(session, &self, &targets).await?;
+        }
+        for target in targets {
+            let outcome = self.apply(session, &target).await;
+            note(&report, outcome, &mut applied, &mut errors)?;
+        }
+        for manifest in unknown {
             let outcome = match target_of(session, manifest).await {
                 Ok(target) => self.apply(session, &target).await,
                 Err(error) => Err(error),
             };
-            match outcome {
-                Ok((object, deed)) => {
-                    if !report.prints_objects() {
-                        report.say(&object, deed)?;
-                    }
-                    applied.push(object);
-                }
-                Err(error) => errors.push(error),
-            }
+            note(&report, outcome, &mut applied, &mut errors)?;
         }
-        if report.prints_objects() {
-            match applied.as_slice() {
-                [] => {}
-                [one] => report.say(one, "")?,
-                many => report.say(
-                    &json!({"apiVersion": "v1", "kind": "List", "metadata": {"resourceVersion": ""}, "items": many}),
-                    "",
-                )?,
-            }
-        }
+        Self::print_objects(&report, &applied)?;
         if self.prune && errors.is_empty() {
-            self.prune(session, &applied).await?;
+            match &set {
+                Some(set) => set.prune(session, &self, &applied).await?,
+                None => self.prune(session, &applied).await?,
+            }
         }
         error::aggregate(errors)
     }
 
-    fn check(&self) -> Result<()> {
+    fn print_objects(report: &Report, applied: &[Value]) -> Result<()> {
+        if !report.prints_objects() {
+            return Ok(());
+        }
+        match applied {
+            [] => Ok(()),
+            [one] => report.say(one, ""),
+            many => report.say(
+                &json!({"apiVersion": "v1", "kind": "List", "metadata": {"resourceVersion": ""}, "items": many}),
+                "",
+            ),
+        }
+    }
+
+    async fn check(&self, session: &Session, set: Option<&ApplySet>) -> Result<()> {
         if self.selection.files.is_empty() {
             return Err(error::usage("apply", "must specify one of -f and -k"));
         }
@@ -140,9 +175,50 @@ impl Apply {
                 "--dry-run=client doesn't work with --server-side (did you mean --dry-run=server instead?)"
             );
         }
-        if self.prune && !self.all && self.selection.selector.is_none() {
+        if self.dry_run.mode()? == DryRunMode::Server && self.how.force {
+            bail!("--dry-run=server cannot be used with --force");
+        }
+        if self.all && self.selection.selector.is_some() {
+            bail!("cannot set --all and --selector at the same time");
+        }
+        if let Some(set) = set {
+            if !self.prune {
+                bail!("--applyset requires --prune");
+            }
+            set.check(session).await?;
+        }
+        if self.prune {
+            self.check_prune()?;
+        }
+        if !self.subresource.is_empty() && !self.server_side {
+            bail!("--subresource can only be specified for --server-side");
+        }
+        Ok(())
+    }
+
+    fn check_prune(&self) -> Result<()> {
+        if self.how.force {
+            bail!("--force cannot be used with --prune");
+        }
+        if self.applyset.is_some() {
+            let others = [
+                ("all", self.all),
+                ("selector", self.selection.selector.is_some()),
+                ("prune-allowlist", !self.prune_allowlist.is_empty()),
+            ];
+            if let Some((flag, _)) = others.iter().find(|(_, given)| *given) {
+                bail!("--{flag} is incompatible with --applyset");
+            }
+            return Ok(());
+        }
+        if !self.all && self.selection.selector.is_none() {
             bail!(
                 "all resources selected for prune without explicitly passing --all. To prune all resources, pass the --all flag. If you did not mean to prune all resources, specify a label selector"
+            );
+        }
+        if self.server_side {
+            bail!(
+                "--prune is in alpha and doesn't currently work on objects created by server-side apply"
             );
         }
         Ok(())
@@ -275,28 +351,23 @@ impl Apply {
         let (created, _) = self.create(session, target, wanted).await?;
         Ok((created, "configured"))
     }
+}
 
-    async fn on_the_server(
-        &self,
-        session: &Session,
-        target: &Target,
-    ) -> Result<(Value, &'static str)> {
-        let mut query = self.query("kubectl")?;
-        query.push(("force", self.force_conflicts.to_string()));
-        let object = target.manifest.clone().unwrap_or_default();
-        let applied = session
-            .api
-            .patch(&target.path(), PatchType::Apply, &object, &query)
-            .await;
-        let applied = applied.map_err(|error| match error.downcast::<error::ServerError>() {
-            Ok(error::ServerError(status)) if status.code == 409 => anyhow::anyhow!(
-                "{}\nThe fields above have other managers. Leave them out of the file, give them the values that they \
-                 have, or take them over with --force-conflicts.",
-                status.message
-            ),
-            Ok(error) => error.into(),
-            Err(error) => error,
-        })?;
-        Ok((applied, "serverside-applied"))
+/// Keeps an outcome, and says what was done unless objects are printed at the end.
+fn note(
+    report: &Report,
+    outcome: Result<(Value, &'static str)>,
+    applied: &mut Vec<Value>,
+    errors: &mut Vec<anyhow::Error>,
+) -> Result<()> {
+    match outcome {
+        Ok((object, deed)) => {
+            if !report.prints_objects() {
+                report.say(&object, deed)?;
+            }
+            applied.push(object);
+        }
+        Err(error) => errors.push(error),
     }
+    Ok(())
 }

@@ -1,0 +1,102 @@
+//! docs/kubectl-reference.md, written from the commands.
+
+use std::fmt::Write;
+
+use clap::{Arg, Command};
+
+use crate::argv;
+
+const INTRODUCTION: &str = "\
+# kubectl: all commands
+
+Written by `mainstay reference kubectl` from the commands; a test compares it. How it differs from upstream's:
+[kubectl](kubectl.md).
+";
+
+/// The whole page.
+pub fn page() -> String {
+    let mut text = INTRODUCTION.to_owned();
+    let mut command = argv::command();
+    command.build();
+    commands(&mut text, &command, "kubectl");
+    text.push_str("\n## Options of every command\n\n| option | meaning |\n|---|---|\n");
+    let mut globals: Vec<&Arg> = command
+        .get_arguments()
+        .filter(|arg| arg.is_global_set())
+        .collect();
+    globals.sort_by_key(|arg| arg.get_long());
+    for arg in globals {
+        flag(&mut text, arg);
+    }
+    text
+}
+
+fn commands(text: &mut String, command: &Command, path: &str) {
+    for child in command.get_subcommands() {
+        if child.is_hide_set() || child.get_name() == "help" {
+            continue;
+        }
+        let path = format!("{path} {}", child.get_name());
+        let level = if path.matches(' ').count() == 1 {
+            "##"
+        } else {
+            "###"
+        };
+        let aliases: Vec<&str> = child
+            .get_visible_aliases()
+            .chain(child.get_all_aliases())
+            .collect();
+        let aliases = match aliases.is_empty() {
+            true => String::new(),
+            false => format!(" Also: `{}`.", aliases.join("`, `")),
+        };
+        let about = child
+            .get_about()
+            .map(ToString::to_string)
+            .unwrap_or_default();
+        let words: String = child
+            .get_positionals()
+            .map(|arg| format!(" {}", value(arg)))
+            .collect();
+        let _ = write!(text, "\n{level} {path}{words}\n\n{about}.{aliases}\n");
+        let mut own: Vec<&Arg> = child
+            .get_arguments()
+            .filter(|arg| !arg.is_global_set() && !arg.is_hide_set() && !arg.is_positional())
+            .filter(|arg| arg.get_id() != "help")
+            .collect();
+        own.sort_by_key(|arg| arg.get_long());
+        if !own.is_empty() {
+            text.push_str("\n| option | meaning |\n|---|---|\n");
+        }
+        for arg in own {
+            flag(text, arg);
+        }
+        commands(text, child, &path);
+    }
+}
+
+fn flag(text: &mut String, arg: &Arg) {
+    let short = arg
+        .get_short()
+        .map(|short| format!("-{short}, "))
+        .unwrap_or_default();
+    let long = arg.get_long().unwrap_or_default();
+    let value = match arg.get_action().takes_values() {
+        true => format!(" {}", value(arg)),
+        false => String::new(),
+    };
+    let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
+    let _ = writeln!(
+        text,
+        "| `{short}--{long}{value}` | {} |",
+        help.replace('|', "\\|")
+    );
+}
+
+fn value(arg: &Arg) -> String {
+    let names = arg.get_value_names().unwrap_or_default();
+    names.first().map_or_else(
+        || arg.get_id().to_string().to_uppercase(),
+        ToString::to_string,
+    )
+}
