@@ -1,13 +1,24 @@
 # Two commands do everything on a fresh Debian or Ubuntu machine with a Rust toolchain and root:
 #   make up      install what is missing, build, run a cluster
 #   make test    install what the tests need, run all of them
+# `make package` makes packages of a release in target/package.
 # `make demo` shows the guestbook on a cluster of its own.
 # `make soak` runs the random and crash suites with their full counts, `make bench` measures.
 
 SHELL    := /bin/bash
+# Under sudo, the toolchain is that of the user behind it.
+ifneq ($(SUDO_USER),)
+BEHIND   := $(shell getent passwd $(SUDO_USER) | cut -d: -f6)
+ifneq ($(wildcard $(BEHIND)/.cargo/bin/cargo),)
+export PATH := $(PATH):$(BEHIND)/.cargo/bin
+export RUSTUP_HOME ?= $(BEHIND)/.rustup
+export CARGO_HOME ?= $(BEHIND)/.cargo
+endif
+endif
 TARGET   ?= $(or $(CARGO_TARGET_DIR),target)
 HOST     := $(shell rustc -vV | sed -n 's/^host: //p')
 RELEASE  := $(TARGET)/$(HOST)/release/mainstay
+ARM64    := aarch64-unknown-linux-gnu
 DEBUG    := $(TARGET)/$(HOST)/debug/mainstay
 NEXTEST  := $(shell cargo nextest --version >/dev/null 2>&1 && echo yes)
 
@@ -17,10 +28,10 @@ export MAINSTAY_SKIPPED_TESTS := $(SKIPPED)
 REPORT_SKIPPED = code=$$?; if [ -s $(SKIPPED) ]; then echo 'Skipped, because ../shared/kubernetes is not there:'; \
 	sort -u $(SKIPPED) | sed 's/^/  /'; fi; exit $$code
 
-.PHONY: up demo build test lint unit e2e soak fuzz bench clean
+.PHONY: up demo build package test lint unit e2e soak fuzz bench clean
 
 up: build
-	$(RELEASE) up
+	@if [ "$$(id -u)" -eq 0 ]; then exec $(RELEASE) up; else echo 'A node needs root: sudo $(RELEASE) up'; exec sudo $(RELEASE) up; fi
 
 demo: build
 	@MAINSTAY=$(abspath $(RELEASE)) scripts/demo
@@ -28,6 +39,16 @@ demo: build
 build:
 	@scripts/install-packages run
 	cargo build --release --package mainstay
+
+# Tarball, Debian package, OCI image and checksums, for this machine and, where a cross linker is there, for arm64.
+package: build
+	rm -rf $(TARGET)/package
+	cargo xtask package $(RELEASE) $(TARGET)/package
+	@if [ $(HOST) != $(ARM64) ] && command -v aarch64-linux-gnu-gcc >/dev/null && rustup target list --installed 2>/dev/null | grep -qx $(ARM64); then \
+	  CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc CC_aarch64_unknown_linux_gnu=aarch64-linux-gnu-gcc \
+	    cargo build --release --package mainstay --target $(ARM64) && \
+	  MAINSTAY_HOST_BINARY=$(abspath $(RELEASE)) cargo xtask package $(TARGET)/$(ARM64)/release/mainstay $(TARGET)/package; \
+	else echo 'arm64 packages are not made here: they need gcc-aarch64-linux-gnu and rustup target add $(ARM64)'; fi
 
 test: lint unit e2e
 

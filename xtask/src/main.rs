@@ -1,18 +1,35 @@
-//! Tasks for people who work on Mainstay: `cargo xtask tidy`.
+//! Tasks for people who work on Mainstay: `cargo xtask tidy`, `cargo xtask package`.
 
+mod package;
 mod tidy;
 
-use std::process::ExitCode;
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+const USAGE: &str = "\
+usage: cargo xtask tidy                      check layers, field names, module docs, file sizes, stray macros
+       cargo xtask package BINARY DIRECTORY  make tarball, Debian package, OCI image and checksums of a built binary";
 
 fn main() -> ExitCode {
-    let task = std::env::args().nth(1);
-    match task.as_deref() {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    match args.first().map(String::as_str) {
         Some("tidy") => tidy::run(),
+        Some("package") => report(package::run(&args[1..])),
         _ => {
-            complain(
-                "usage: cargo xtask tidy    check layers, field names, module docs, file sizes, stray macros",
-            );
+            complain(USAGE);
             ExitCode::from(2)
+        }
+    }
+}
+
+fn report(outcome: anyhow::Result<()>) -> ExitCode {
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            complain(&format!("{error:#}"));
+            ExitCode::FAILURE
         }
     }
 }
@@ -21,4 +38,12 @@ fn main() -> ExitCode {
 #[allow(clippy::print_stderr)]
 fn complain(line: &str) {
     eprintln!("{line}");
+}
+
+/// The workspace's directory.
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .map(Path::to_owned)
+        .unwrap_or_default()
 }

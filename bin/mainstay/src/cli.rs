@@ -43,6 +43,8 @@ pub enum Command {
     Status(Status),
     /// Say why something is as it is, and what would help
     Why(Why),
+    /// Print the administrator's kubeconfig, or add it to your own
+    Kubeconfig(Kubeconfig),
     /// Print what the parts have said
     Logs(Logs),
     /// Install the binary, kubectl, a systemd unit and a configuration file, and start it
@@ -52,11 +54,23 @@ pub enum Command {
     /// Images in the node's store
     #[command(subcommand)]
     Image(Image),
+    /// Print a page of the documents that is written from the flags
+    #[command(hide = true)]
+    Reference { page: Reference },
     /// The command line of the cluster, as the kubectl that you know
     Kubectl { args: Vec<String> },
     /// The programs of the mainstay.local/hello image
     #[command(hide = true)]
     Hello { args: Vec<String> },
+}
+
+/// Pages that are written from the flags.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Reference {
+    /// docs/configuration.md
+    Configuration,
+    /// docs/kubectl-reference.md
+    Kubectl,
 }
 
 /// Flags of `up` and `server`.
@@ -156,6 +170,16 @@ pub enum Output {
     Json,
 }
 
+/// Flags of `kubeconfig`.
+#[derive(Debug, Args)]
+pub struct Kubeconfig {
+    /// Add it to ~/.kube/config of the calling user, also behind sudo, and keep it current there
+    #[arg(long)]
+    pub merge: bool,
+    #[command(flatten)]
+    pub cluster: Cluster,
+}
+
 /// Flags of `logs`.
 #[derive(Debug, Args)]
 pub struct Logs {
@@ -180,6 +204,9 @@ pub struct Install {
     /// Do not start the service
     #[arg(long)]
     pub no_start: bool,
+    /// Write the files of a distribution's package below the root
+    #[arg(long, hide = true, requires = "root")]
+    pub package: bool,
     /// Flags of the service, as -- --server URL --token TOKEN
     #[arg(last = true)]
     pub flags: Vec<String>,
@@ -234,7 +261,7 @@ pub struct Why {
 #[derive(Debug, Clone, Args)]
 pub struct Cluster {
     /// The server's data directory [default: /var/lib/mainstay]
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", env = "MAINSTAY_DATA_DIR")]
     pub data_dir: Option<PathBuf>,
 }
 
@@ -242,7 +269,7 @@ pub struct Cluster {
 #[derive(Debug, Args)]
 pub struct Reset {
     /// The cluster's data directory [default: /var/lib/mainstay]
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", env = "MAINSTAY_DATA_DIR")]
     pub data_dir: Option<PathBuf>,
     /// Do not ask
     #[arg(long, short)]
@@ -258,7 +285,7 @@ pub struct Backup {
     #[arg(long, value_name = "FILE")]
     pub password_file: Option<PathBuf>,
     /// The cluster's data directory [default: /var/lib/mainstay]
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", env = "MAINSTAY_DATA_DIR")]
     pub data_dir: Option<PathBuf>,
 }
 
@@ -271,7 +298,7 @@ pub struct Restore {
     #[arg(long, value_name = "FILE")]
     pub password_file: Option<PathBuf>,
     /// The cluster's data directory [default: /var/lib/mainstay]
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", env = "MAINSTAY_DATA_DIR")]
     pub data_dir: Option<PathBuf>,
     /// Set objects and keys aside that are there already
     #[arg(long)]
@@ -326,6 +353,6 @@ pub enum Image {
 #[derive(Debug, Clone, Args)]
 pub struct ImageStore {
     /// The cluster's data directory [default: /var/lib/mainstay]
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", env = "MAINSTAY_DATA_DIR")]
     pub data_dir: Option<PathBuf>,
 }

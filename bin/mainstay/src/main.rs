@@ -8,6 +8,8 @@ mod cli;
 mod commands;
 mod logging;
 mod notify;
+mod reference;
+mod user_kubeconfig;
 
 use std::{ffi::OsString, path::Path, process::ExitCode};
 

@@ -16,7 +16,7 @@ pub mod founding;
 mod host;
 mod known_servers;
 pub mod lock;
-mod marker;
+pub mod marker;
 mod networks;
 mod node;
 pub mod options;

@@ -24,6 +24,9 @@ pub struct Marker {
     /// All servers of the cluster, as this one saw them last.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub servers: Vec<String>,
+    /// Users whose kubeconfig has a context of this cluster, by their numbers.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub kubeconfig_users: Vec<u32>,
 }
 
 impl Marker {

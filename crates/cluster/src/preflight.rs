@@ -1,15 +1,26 @@
 //! What a machine must have before a cluster is started on it: every lack is named at once, with
-//! what to do about it.
+//! the command that mends it.
 
 use std::{
-    net::{Ipv4Addr, TcpListener},
+    net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener},
     path::Path,
+    process::Command,
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use crate::{Error, Role, Settings};
 
 /// Programs that the node's parts call.
 const PROGRAMS: &[(&str, &str)] = &[("nft", "nftables"), ("conntrack", "conntrack")];
+
+/// Controllers of cgroups that limits of pods need.
+const CONTROLLERS: &[&str] = &["cpu", "memory", "pids"];
+
+/// No certificate was made before this program: a clock that is earlier is wrong (2026-01-01).
+const EARLIEST: Duration = Duration::from_secs(1_767_225_600);
+
+/// A store with less room than this fills the disk within hours.
+const DISK: u64 = 256 << 20;
 
 /// Refuses to start where it cannot work.
 pub fn check(settings: &Settings, role: Role) -> Result<(), Error> {
@@ -18,20 +29,14 @@ pub fn check(settings: &Settings, role: Role) -> Result<(), Error> {
         lacks.push("root: containers, links and rules need it; run it with sudo".to_owned());
     }
     if role != Role::Server {
-        lacks.extend(node_lacks());
+        lacks.extend(programs());
+        lacks.extend(packet_filter());
+        lacks.extend(cgroups(Path::new("/sys/fs/cgroup")));
     }
-    let mut ports = Vec::new();
-    if role != Role::Agent {
-        ports.push(("--https-port", settings.https_port));
-    }
-    if role != Role::Server {
-        ports.push(("--kubelet-port", settings.kubelet_port));
-    }
-    lacks.extend(
-        ports
-            .into_iter()
-            .filter_map(|(flag, port)| taken(flag, port)),
-    );
+    lacks.extend(clock(SystemTime::now()));
+    lacks.extend(disk(&settings.data_dir));
+    let taken = ports(settings, role).into_iter();
+    lacks.extend(taken.filter_map(|(what, address)| taken_port(what, address)));
     if lacks.is_empty() {
         Ok(())
     } else {
@@ -39,28 +44,105 @@ pub fn check(settings: &Settings, role: Role) -> Result<(), Error> {
     }
 }
 
-fn node_lacks() -> Vec<String> {
-    let mut lacks = Vec::new();
-    for (program, package) in PROGRAMS {
-        if !is_on_path(program) {
-            lacks.push(format!(
-                "the program {program}: install it with `apt-get install {package}`"
-            ));
-        }
+fn programs() -> Vec<String> {
+    let missing = PROGRAMS.iter().filter(|(program, _)| !is_on_path(program));
+    let lack = |(program, package): &(&str, &str)| {
+        format!("the program {program}: install it with `apt-get install {package}`")
+    };
+    missing.map(lack).collect()
+}
+
+/// The kernel's side of nft: a kernel without it, or a container without the right to use it.
+fn packet_filter() -> Option<String> {
+    let listed = Command::new("nft").args(["list", "tables"]).output().ok()?;
+    if listed.status.success() {
+        return None;
     }
-    if !has_cgroups() {
-        lacks.push(
-            "cgroups: neither version 2 nor version 1 is mounted at /sys/fs/cgroup".to_owned(),
-        );
+    let said = String::from_utf8_lossy(&listed.stderr);
+    let said = said.lines().next().unwrap_or_default().trim();
+    Some(format!(
+        "nftables in the kernel ({said}): load it with `modprobe nf_tables`"
+    ))
+}
+
+/// Limits of pods need controllers of either version.
+fn cgroups(root: &Path) -> Option<String> {
+    let unified = std::fs::read_to_string(root.join("cgroup.controllers"));
+    let has = |name: &&str| {
+        let in_unified = unified
+            .as_ref()
+            .is_ok_and(|list| list.split_whitespace().any(|one| one == *name));
+        in_unified || root.join(name).is_dir()
+    };
+    let missing: Vec<&str> = CONTROLLERS
+        .iter()
+        .filter(|name| !has(name))
+        .copied()
+        .collect();
+    if missing.is_empty() {
+        return None;
     }
-    lacks
+    if unified.is_err() && missing.len() == CONTROLLERS.len() {
+        let mount = "mount -t cgroup2 none /sys/fs/cgroup";
+        return Some(format!(
+            "cgroups: nothing is mounted at {}; `{mount}` does it",
+            root.display()
+        ));
+    }
+    let list = missing.join(", ");
+    Some(format!(
+        "the cgroup controllers {list}: start the kernel with cgroup_enable=memory and without cgroup_disable, \
+         then reboot"
+    ))
+}
+
+fn clock(now: SystemTime) -> Option<String> {
+    let since = now.duration_since(UNIX_EPOCH).unwrap_or_default();
+    (since < EARLIEST).then(|| {
+        "the time: the clock is years behind, and certificates would not be valid; `timedatectl set-ntp true` \
+         sets it"
+            .to_owned()
+    })
+}
+
+fn disk(data_dir: &Path) -> Option<String> {
+    // The directory may not exist yet.
+    let existing = data_dir.ancestors().find(|path| path.exists())?;
+    let disk = nix::sys::statvfs::statvfs(existing).ok()?;
+    let free = disk.blocks_available() * disk.fragment_size();
+    (free < DISK).then(|| {
+        format!(
+            "room on the disk of {}: {} MiB are free, {} are needed; `du -x {}` shows what takes it, --data-dir \
+             chooses another disk",
+            data_dir.display(),
+            free >> 20,
+            DISK >> 20,
+            existing.display()
+        )
+    })
+}
+
+/// Where the parts of this machine listen, with what chooses another port.
+fn ports(settings: &Settings, role: Role) -> Vec<(&'static str, SocketAddr)> {
+    let any = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+    let mut ports = Vec::new();
+    if role != Role::Agent {
+        let address = SocketAddr::new(any, settings.https_port);
+        ports.push(("choose another with --https-port", address));
+    }
+    if role != Role::Server {
+        let address = SocketAddr::new(any, settings.kubelet_port);
+        ports.push(("choose another with --kubelet-port", address));
+    }
+    ports
 }
 
 /// Why a port cannot be listened on, at the address that the servers listen on.
-fn taken(flag: &str, port: u16) -> Option<String> {
-    let error = TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).err()?;
+fn taken_port(what: &str, address: SocketAddr) -> Option<String> {
+    let error = TcpListener::bind(address).err()?;
+    let port = address.port();
     Some(format!(
-        "port {port} ({error}): is another cluster running? choose with {flag}"
+        "port {port} ({error}): is another cluster running? `ss -lptn 'sport = :{port}'` names the program; {what}"
     ))
 }
 
@@ -72,22 +154,48 @@ fn is_on_path(program: &str) -> bool {
         .any(|directory| directory.join(program).exists())
 }
 
-fn has_cgroups() -> bool {
-    let root = Path::new("/sys/fs/cgroup");
-    root.join("cgroup.controllers").exists() || root.join("memory").is_dir()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn a_port_is_tried_where_the_servers_listen() {
-        let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
-        let port = listener.local_addr().unwrap().port();
-        let why = taken("--https-port", port).unwrap();
+        let any = (Ipv4Addr::UNSPECIFIED, 0);
+        let listener = TcpListener::bind(any).unwrap();
+        let address = listener.local_addr().unwrap();
+        let why = taken_port("choose another with --https-port", address).unwrap();
         assert!(why.contains("--https-port"), "{why}");
         drop(listener);
-        assert_eq!(taken("--https-port", port), None);
+        assert_eq!(taken_port("", address), None);
+    }
+
+    #[test]
+    fn controllers_of_either_version_do_and_missing_ones_are_named() {
+        let root = tempfile::tempdir().unwrap();
+        let lack = || cgroups(root.path());
+        assert!(lack().unwrap().contains("mount -t cgroup2"));
+        std::fs::write(
+            root.path().join("cgroup.controllers"),
+            "cpuset cpu io pids\n",
+        )
+        .unwrap();
+        assert!(
+            lack()
+                .unwrap()
+                .starts_with("the cgroup controllers memory:")
+        );
+        std::fs::create_dir(root.path().join("memory")).unwrap();
+        assert_eq!(lack(), None);
+    }
+
+    #[test]
+    fn a_clock_that_never_was_set_is_found() {
+        assert!(clock(UNIX_EPOCH).unwrap().contains("timedatectl"));
+        assert_eq!(clock(SystemTime::now()), None);
+    }
+
+    #[test]
+    fn the_disk_is_asked_also_for_a_directory_to_come() {
+        assert_eq!(disk(Path::new("/no/such/place")), None);
     }
 }

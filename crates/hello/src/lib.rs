@@ -5,6 +5,7 @@
 mod burn;
 mod dns;
 mod echo;
+mod elect;
 mod files;
 mod get;
 mod guestbook;
@@ -37,6 +38,7 @@ const ALL: &[&[Command]] = &[
     get::COMMANDS,
     guestbook::COMMANDS,
     echo::COMMANDS,
+    elect::COMMANDS,
     dns::COMMANDS,
     files::COMMANDS,
     burn::COMMANDS,

@@ -4,12 +4,9 @@ mod fields;
 mod layers;
 mod sources;
 
-use std::{
-    path::{Path, PathBuf},
-    process::ExitCode,
-};
+use std::process::ExitCode;
 
-use crate::complain;
+use crate::{complain, root};
 
 /// Runs every check and prints all findings, so that one run shows all there is to mend.
 pub fn run() -> ExitCode {
@@ -34,12 +31,4 @@ pub fn run() -> ExitCode {
     }
     complain(&format!("tidy: {} findings", findings.len()));
     ExitCode::FAILURE
-}
-
-/// The workspace's directory.
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .parent()
-        .map(Path::to_owned)
-        .unwrap_or_default()
 }

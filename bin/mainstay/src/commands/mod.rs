@@ -5,6 +5,7 @@ mod detach;
 mod down;
 mod image;
 mod install;
+mod kubeconfig;
 mod logs;
 mod reset;
 mod run;
@@ -14,7 +15,7 @@ mod why;
 
 use std::process::ExitCode;
 
-use crate::cli::{Cli, Command};
+use crate::cli::{Cli, Command, Reference};
 
 /// Runs a command; an error is printed with its causes.
 pub fn run(cli: Cli) -> ExitCode {
@@ -50,10 +51,19 @@ fn run_plain(command: Command) -> anyhow::Result<()> {
         Command::Backup(backup) => backup::backup(backup),
         Command::Restore(restore) => backup::restore(restore),
         Command::Why(why) => why::run(why),
+        Command::Kubeconfig(asked) => kubeconfig::run(asked),
         Command::Logs(asked) => logs::run(&asked),
         Command::Install(asked) => install::install(&asked),
         Command::Uninstall(asked) => install::uninstall(&asked),
         Command::Image(image) => image::run(image),
+        Command::Reference { page } => {
+            let text = match page {
+                Reference::Configuration => crate::reference::page(),
+                Reference::Kubectl => kubectl::reference(),
+            };
+            print!("{text}");
+            Ok(())
+        }
         Command::Status(_) | Command::Kubectl { .. } | Command::Hello { .. } => Ok(()),
     }
 }

@@ -5,7 +5,7 @@ use std::io::{IsTerminal, Write};
 use anyhow::{Result, bail};
 use cluster::Options;
 
-use crate::cli::Reset;
+use crate::{cli::Reset, user_kubeconfig};
 
 /// Asks first, when there is somebody to ask.
 pub fn run(reset: Reset) -> Result<()> {
@@ -20,7 +20,11 @@ pub fn run(reset: Reset) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()?;
+    let contexts = user_kubeconfig::Contexts::read(&data_dir);
     let report = runtime.block_on(cluster::reset::run(&data_dir))?;
+    for file in contexts.remove() {
+        println!("removed its context from {}", file.display());
+    }
     for line in &report.removed {
         println!("removed {line}");
     }

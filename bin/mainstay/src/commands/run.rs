@@ -7,7 +7,7 @@ use cluster::{Options, Role, Running, Settings, agent::Join};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
-use crate::{checklist, logging, notify};
+use crate::{checklist, logging, notify, user_kubeconfig};
 
 /// Which parts.
 pub enum Run {
@@ -81,7 +81,9 @@ async fn serve(settings: Settings, run: Run, begun: Instant) -> Result<()> {
         _ = terminate.recv() => shutdown.cancel(),
     }
     if !shutdown.is_cancelled() {
+        let data_dir = running.settings().data_dir.clone();
         tokio::select! {
+            () = user_kubeconfig::keep_current(&data_dir) => {}
             _ = interrupt.recv() => {}
             _ = terminate.recv() => {}
         }

@@ -1,8 +1,9 @@
 //! `mainstay install` and `mainstay uninstall`: the binary in its place, a link for kubectl, a systemd unit, completions and
-//! a configuration file. Data is left alone by both.
+//! a configuration file. Data is left alone by both. Packages are made of the same files ([`Layout::PACKAGE`]).
+
+mod files;
 
 use std::{
-    fmt::Write,
     fs,
     os::unix::fs::{PermissionsExt, symlink},
     path::{Path, PathBuf},
@@ -10,40 +11,84 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use clap::Args;
-use cluster::Options;
+use files::CONFIG;
 
-use crate::cli::{Install, Role, Uninstall};
+use crate::{
+    cli::{Install, Uninstall},
+    user_kubeconfig,
+};
 
 /// The name of the systemd unit.
 pub const UNIT: &str = "mainstay.service";
 
-const BINARY: &str = "usr/local/bin/mainstay";
-const KUBECTL: &str = "usr/local/bin/kubectl";
-const UNIT_FILE: &str = "etc/systemd/system/mainstay.service";
-const CONFIG: &str = "etc/mainstay/config.yaml";
-const COMPLETION: &str = "usr/local/share/bash-completion/completions/kubectl";
 /// There when systemd runs the machine.
 const SYSTEMD: &str = "/run/systemd/system";
 
+/// Where things go, below the root.
+struct Layout {
+    binary: &'static str,
+    kubectl: &'static str,
+    unit: &'static str,
+    completions: [&'static str; 3],
+}
+
+impl Layout {
+    /// What a person installs.
+    const LOCAL: Self = Self {
+        binary: "usr/local/bin/mainstay",
+        kubectl: "usr/local/bin/kubectl",
+        unit: "etc/systemd/system/mainstay.service",
+        completions: [
+            "usr/local/share/bash-completion/completions/kubectl",
+            "usr/local/share/zsh/site-functions/_kubectl",
+            "usr/local/share/fish/vendor_completions.d/kubectl.fish",
+        ],
+    };
+    /// What a distribution's package installs. The name kubectl may be another package's: the link is made on the machine.
+    const PACKAGE: Self = Self {
+        binary: "usr/bin/mainstay",
+        kubectl: "usr/bin/kubectl",
+        unit: "usr/lib/systemd/system/mainstay.service",
+        completions: [
+            "usr/share/mainstay/completions/kubectl.bash",
+            "usr/share/mainstay/completions/_kubectl",
+            "usr/share/mainstay/completions/kubectl.fish",
+        ],
+    };
+}
+
 /// Whether the unit is there.
 pub fn is_installed() -> bool {
-    Path::new("/").join(UNIT_FILE).exists()
+    let units = [Layout::LOCAL.unit, Layout::PACKAGE.unit];
+    units.iter().any(|unit| Path::new("/").join(unit).exists())
 }
 
 /// Puts everything in its place and starts the service.
 pub fn install(asked: &Install) -> Result<()> {
+    if asked.package {
+        return lay_out_package(&asked.root);
+    }
     let at = |path: &str| asked.root.join(path);
-    put_binary(&at(BINARY))?;
-    link_kubectl(&at(KUBECTL), &at(BINARY))?;
-    put(&at(UNIT_FILE), &unit(asked.role, &asked.flags), 0o644)?;
+    if at(Layout::PACKAGE.unit).exists() {
+        bail!(
+            "it is installed as a package already: `systemctl enable --now mainstay` starts it, /{} says what it runs",
+            files::DEFAULTS
+        );
+    }
+    let layout = Layout::LOCAL;
+    put_binary(&at(layout.binary))?;
+    link_kubectl(&at(layout.kubectl), &at(layout.binary))?;
+    // Flags may hold a token.
+    let mode = if asked.flags.is_empty() { 0o644 } else { 0o600 };
+    let unit = files::unit(layout.binary, asked.role, &asked.flags);
+    put(&at(layout.unit), &unit, mode)?;
     if at(CONFIG).exists() {
         println!("kept       {} as it is", at(CONFIG).display());
     } else {
         // Tokens and keys may be named in it.
-        put(&at(CONFIG), &config(), 0o600)?;
+        put(&at(CONFIG), &files::config(), 0o600)?;
     }
-    put(&at(COMPLETION), kubectl::BASH_COMPLETION, 0o644)?;
+    put_completions(&layout, &asked.root)?;
     if asked.root != Path::new("/") || asked.no_start || !Path::new(SYSTEMD).exists() {
         println!(
             "Not started. `systemctl enable --now mainstay` starts it, now and at every boot."
@@ -55,19 +100,57 @@ pub fn install(asked: &Install) -> Result<()> {
     println!(
         "Started, now and at every boot. `mainstay status` shows how it is, `mainstay logs` what it says."
     );
+    give_kubeconfig();
+    Ok(())
+}
+
+/// The service runs as root without anybody behind it; the person who installs it wants to use it. A node has no kubeconfig to give.
+fn give_kubeconfig() {
+    let data_dir = Path::new(cluster::settings::DATA_DIR);
+    if let Ok(added) = user_kubeconfig::add_for_caller(data_dir) {
+        println!("{}", added.line());
+    }
+}
+
+/// The files of a package, for the program that packs them.
+fn lay_out_package(root: &Path) -> Result<()> {
+    let layout = Layout::PACKAGE;
+    put_binary(&root.join(layout.binary))?;
+    put(
+        &root.join(layout.unit),
+        &files::package_unit(layout.binary),
+        0o644,
+    )?;
+    put(&root.join(CONFIG), &files::config(), 0o600)?;
+    put(&root.join(files::DEFAULTS), files::DEFAULTS_TEXT, 0o600)?;
+    put_completions(&layout, root)
+}
+
+fn put_completions(layout: &Layout, root: &Path) -> Result<()> {
+    let texts = kubectl::COMPLETIONS.iter();
+    for (path, text) in layout.completions.iter().zip(texts) {
+        put(&root.join(path), text, 0o644)?;
+    }
     Ok(())
 }
 
 /// Stops the service and removes what was installed.
 pub fn uninstall(asked: &Uninstall) -> Result<()> {
     let at = |path: &str| asked.root.join(path);
+    let layout = Layout::LOCAL;
+    if !at(layout.unit).exists() && at(Layout::PACKAGE.unit).exists() {
+        bail!("it was installed as a package: remove it with `apt-get remove mainstay`");
+    }
     if asked.root == Path::new("/") && Path::new(SYSTEMD).exists() && is_installed() {
         systemctl(&["disable", "--now", UNIT])?;
     }
-    if fs::read_link(at(KUBECTL)).is_ok_and(|target| target.ends_with("mainstay")) {
-        remove(&at(KUBECTL))?;
+    if fs::read_link(at(layout.kubectl)).is_ok_and(|target| target.ends_with("mainstay")) {
+        remove(&at(layout.kubectl))?;
     }
-    for path in [UNIT_FILE, COMPLETION, BINARY] {
+    for path in [layout.unit, layout.binary]
+        .iter()
+        .chain(&layout.completions)
+    {
         remove(&at(path))?;
     }
     println!(
@@ -139,62 +222,18 @@ fn systemctl(args: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// Only the daemon itself is stopped with the unit: containers outlive it.
-fn unit(role: Role, flags: &[String]) -> String {
-    let command = match role {
-        Role::Up => "up",
-        Role::Server => "server",
-        Role::Agent => "agent",
-    };
-    let mut start = format!("/{BINARY} {command} --config /{CONFIG}");
-    for flag in flags {
-        // systemd expands percent signs and dollars, and splits at blanks.
-        let quoted = flag
-            .replace('%', "%%")
-            .replace('$', "$$")
-            .replace('\\', "\\\\")
-            .replace('"', "\\\"");
-        let _ = write!(start, " \"{quoted}\"");
-    }
-    format!(
-        "[Unit]\nDescription=Mainstay: Kubernetes in one binary\nWants=network-online.target\nAfter=network-online.target\n\n\
-         [Service]\nType=notify\nExecStart={start}\nKillMode=process\nDelegate=yes\nRestart=on-failure\nRestartSec=1\n\
-         TimeoutStartSec=infinity\nLimitNOFILE=1048576\nLimitNPROC=infinity\nTasksMax=infinity\nOOMScoreAdjust=-999\n\n\
-         [Install]\nWantedBy=multi-user.target\n"
-    )
-}
-
-/// Every option with what it means, commented out.
-fn config() -> String {
-    let command = Options::augment_args(clap::Command::new("mainstay"));
-    let mut text =
-        "# Options of mainstay. Keys are the names of flags; a flag wins over this file.\n"
-            .to_owned();
-    for argument in command.get_arguments() {
-        let (Some(name), Some(help)) = (argument.get_long(), argument.get_help()) else {
-            continue;
-        };
-        if name == "config" {
-            continue;
-        }
-        let takes_value = argument.get_action().takes_values();
-        let value = match argument.get_value_names() {
-            Some([value, ..]) if takes_value => value.as_str(),
-            _ => "true",
-        };
-        let _ = write!(text, "\n# {help}\n# {name}: {value}\n");
-    }
-    text
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::Role;
+
+    const LAYOUT: Layout = Layout::LOCAL;
 
     fn asked(root: &Path) -> Install {
         Install {
             root: root.to_owned(),
             role: Role::Agent,
+            package: false,
             no_start: false,
             flags: vec!["--server".to_owned(), "https://a b:6443".to_owned()],
         }
@@ -205,10 +244,16 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         install(&asked(root.path())).unwrap();
         let at = |path: &str| root.path().join(path);
-        assert_eq!(fs::read_link(at(KUBECTL)).unwrap(), Path::new("mainstay"));
-        let unit = fs::read_to_string(at(UNIT_FILE)).unwrap();
-        assert!(unit.contains("mainstay agent --config /etc/mainstay/config.yaml \"--server\" \"https://a b:6443\"\n"), "{unit}");
-        assert!(unit.contains("KillMode=process\n"), "{unit}");
+        assert_eq!(
+            fs::read_link(at(LAYOUT.kubectl)).unwrap(),
+            Path::new("mainstay")
+        );
+        let unit = fs::metadata(at(LAYOUT.unit)).unwrap();
+        assert_eq!(
+            unit.permissions().mode() & 0o777,
+            0o600,
+            "flags may hold a token"
+        );
         fs::write(at(CONFIG), "node-name: mine\n").unwrap();
         // Once more: what a person wrote stays.
         install(&asked(root.path())).unwrap();
@@ -217,7 +262,8 @@ mod tests {
             root: root.path().to_owned(),
         })
         .unwrap();
-        for path in [BINARY, KUBECTL, UNIT_FILE, COMPLETION] {
+        let [bash, zsh, fish] = LAYOUT.completions;
+        for path in [LAYOUT.binary, LAYOUT.kubectl, LAYOUT.unit, bash, zsh, fish] {
             assert!(at(path).symlink_metadata().is_err(), "{path}");
         }
         assert!(at(CONFIG).exists());
@@ -226,7 +272,7 @@ mod tests {
     #[test]
     fn another_kubectl_is_left_alone() {
         let root = tempfile::tempdir().unwrap();
-        let kubectl = root.path().join(KUBECTL);
+        let kubectl = root.path().join(LAYOUT.kubectl);
         make_parent(&kubectl).unwrap();
         fs::write(&kubectl, "theirs").unwrap();
         install(&asked(root.path())).unwrap();
@@ -238,22 +284,21 @@ mod tests {
     }
 
     #[test]
-    fn the_configuration_file_names_every_option_and_sets_none() {
-        let text = config();
-        assert!(text.contains("\n# node-name: NAME\n"), "{text}");
+    fn beside_a_package_nothing_is_installed_or_removed() {
+        let root = tempfile::tempdir().unwrap();
+        let package = Install {
+            package: true,
+            ..asked(root.path())
+        };
+        install(&package).unwrap();
+        let refused = install(&asked(root.path())).unwrap_err().to_string();
         assert!(
-            text.lines()
-                .all(|line| line.is_empty() || line.starts_with('#')),
-            "{text}"
+            refused.contains("systemctl enable --now mainstay"),
+            "{refused}"
         );
-        // With all comments taken away it is still a file that is understood, key by key.
-        let keys = text
-            .lines()
-            .filter_map(|line| line.strip_prefix("# ")?.split_once(": "));
-        let names: Vec<&str> = keys
-            .map(|(name, _)| name)
-            .filter(|name| !name.contains(' '))
-            .collect();
-        assert!(names.len() > 30, "{names:?}");
+        let root = root.path().to_owned();
+        assert!(uninstall(&Uninstall { root: root.clone() }).is_err());
+        assert!(root.join(Layout::PACKAGE.binary).exists());
+        assert!(!root.join(LAYOUT.binary).exists());
     }
 }

@@ -1,0 +1,142 @@
+//! docs/configuration.md, written from the flags.
+
+use std::fmt::Write;
+
+use clap::{Arg, Command, CommandFactory};
+
+use crate::cli::Cli;
+
+const INTRODUCTION: &str = "\
+# Configuration: every flag
+
+Written by `mainstay reference configuration` from the program's flags; a test compares it.
+
+Options of `up`, `server` and `agent` are also keys of the YAML file that `--config` names, under the same names; a list is a YAML
+list. A flag wins over the file, the file over the default. A service that was installed reads `/etc/mainstay/config.yaml`. An
+unknown key is an error, and so is an option of the half that does not run (a node's on a server, a server's on an agent).
+
+```yaml
+node-name: first
+cluster-cidr: 10.42.0.0/16
+disable: [local-path]
+```
+";
+
+/// The whole page.
+pub fn page() -> String {
+    let mut text = INTRODUCTION.to_owned();
+    let command = Cli::command();
+    if let (Some(up), Some(agent)) = (
+        command.find_subcommand("up"),
+        command.find_subcommand("agent"),
+    ) {
+        text += "\n## up, server and agent\n\n| option | meaning |\n|---|---|\n";
+        flags(&mut text, up, |_| true);
+        text += "\n## agent alone\n\n| option | meaning |\n|---|---|\n";
+        let is_new = |arg: &Arg| {
+            !up.get_arguments()
+                .any(|known| known.get_id() == arg.get_id())
+        };
+        flags(&mut text, agent, is_new);
+    }
+    text += "\n## Commands\n";
+    commands(&mut text, &command, "mainstay");
+    text
+}
+
+/// Commands beside those that run a cluster, with their flags.
+fn commands(text: &mut String, command: &Command, path: &str) {
+    let running = ["up", "server", "agent"];
+    for child in command
+        .get_subcommands()
+        .filter(|child| !child.is_hide_set())
+    {
+        let path = format!("{path} {}", child.get_name());
+        if child.get_name() == "help"
+            || running.contains(&child.get_name()) && path.matches(' ').count() == 1
+        {
+            continue;
+        }
+        let about = child
+            .get_about()
+            .map(ToString::to_string)
+            .unwrap_or_default();
+        let positional: String = child
+            .get_positionals()
+            .map(|arg| format!(" {}", value(arg)))
+            .collect();
+        let _ = write!(text, "\n### {path}{positional}\n\n{about}\n");
+        if child.get_name() == "kubectl" {
+            text.push_str(
+                "\nSee [kubectl](kubectl.md) and [its commands](kubectl-reference.md).\n",
+            );
+            continue;
+        }
+        let has_flags = child
+            .get_arguments()
+            .any(|arg| arg.get_long().is_some_and(|name| name != "help"));
+        if has_flags {
+            text.push_str("\n| option | meaning |\n|---|---|\n");
+            flags(text, child, |_| true);
+        }
+        commands(text, child, &path);
+    }
+}
+
+fn flags(text: &mut String, command: &Command, wanted: impl Fn(&Arg) -> bool) {
+    for arg in command
+        .get_arguments()
+        .filter(|arg| wanted(arg) && !arg.is_hide_set())
+    {
+        let Some(long) = arg.get_long().filter(|long| *long != "help") else {
+            continue;
+        };
+        let short = arg
+            .get_short()
+            .map(|short| format!("-{short}, "))
+            .unwrap_or_default();
+        let takes_value = arg.get_action().takes_values();
+        let value = if takes_value {
+            format!(" {}", value(arg))
+        } else {
+            String::new()
+        };
+        let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
+        let help = help.replace('|', "\\|");
+        let defaults: Vec<String> = arg
+            .get_default_values()
+            .iter()
+            .map(|value| value.to_string_lossy().into_owned())
+            .filter(|_| takes_value)
+            .collect();
+        let default = match defaults.is_empty() {
+            true => String::new(),
+            false => format!(" [default: {}]", defaults.join(",")),
+        };
+        let environment = arg
+            .get_env()
+            .map(|name| format!(" [env: {}]", name.to_string_lossy()))
+            .unwrap_or_default();
+        let _ = writeln!(
+            text,
+            "| `{short}--{long}{value}` | {help}{default}{environment} |"
+        );
+    }
+}
+
+fn value(arg: &Arg) -> String {
+    let names = arg.get_value_names().unwrap_or_default();
+    let name = names.first().map_or_else(
+        || arg.get_id().to_string().to_uppercase(),
+        ToString::to_string,
+    );
+    let choices: Vec<String> = arg
+        .get_possible_values()
+        .iter()
+        .map(|choice| choice.get_name().to_owned())
+        .collect();
+    match choices.is_empty() || !arg.get_action().takes_values() {
+        true => name,
+        false => choices.join("/"),
+    }
+}

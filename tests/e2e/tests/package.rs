@@ -1,0 +1,141 @@
+//! The packages of a release: made, checked by dpkg, installed into an empty root and run from there.
+
+use std::{
+    fs,
+    os::unix::fs::symlink,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use testkit::Ran;
+
+fn run(program: &str, args: &[&str]) -> Ran {
+    let output = Command::new(program).args(args).output();
+    output
+        .unwrap_or_else(|error| panic!("{program}: {error}"))
+        .into()
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("a path")
+}
+
+/// The packages, made of the binary under test.
+fn make(out: &Path) -> Vec<PathBuf> {
+    let binary = std::env::var("MAINSTAY_BIN").expect("the binary");
+    let stripped = out.join("mainstay.stripped");
+    // A debug build is large; its symbols are not part of a release.
+    run("strip", &["-o", text(&stripped), &binary]).success();
+    let packages = out.join("packages");
+    let xtask = ["xtask", "package", text(&stripped), text(&packages)];
+    let made = Command::new(env!("CARGO"))
+        .args(xtask)
+        .current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
+        .output();
+    Ran::from(made.expect("cargo starts")).success();
+    let entries = fs::read_dir(&packages).expect("packages");
+    let mut found: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
+    found.sort();
+    found
+}
+
+fn one<'a>(packages: &'a [PathBuf], end: &str) -> &'a Path {
+    let found = packages
+        .iter()
+        .find(|path| path.to_string_lossy().ends_with(end));
+    found.unwrap_or_else(|| panic!("no {end} in {packages:?}"))
+}
+
+/// A root with no more than maintainer scripts need: a shell.
+fn empty_root(root: &Path) {
+    for directory in [
+        "bin",
+        "usr/bin",
+        "var/lib/dpkg/info",
+        "var/lib/dpkg/updates",
+        "tmp",
+    ] {
+        fs::create_dir_all(root.join(directory)).expect("a directory");
+    }
+    fs::write(root.join("var/lib/dpkg/status"), "").expect("a file");
+    let busybox = ["/bin/busybox", "/usr/bin/busybox"];
+    let busybox = busybox.iter().find(|path| Path::new(path).exists());
+    fs::copy(
+        busybox.expect("busybox is installed"),
+        root.join("bin/busybox"),
+    )
+    .expect("a copy");
+    for name in ["sh", "ln", "mkdir", "rm", "readlink", "true"] {
+        symlink("busybox", root.join("bin").join(name)).expect("a link");
+    }
+}
+
+#[test]
+fn a_release_is_packed_installed_into_an_empty_root_and_removed() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let packages = make(directory.path());
+    let sums = one(&packages, "SHA256SUMS");
+    let check = Command::new("sha256sum")
+        .args(["--check", "--strict", text(sums)])
+        .current_dir(sums.parent().expect("a directory"))
+        .output();
+    Ran::from(check.expect("sha256sum starts")).success();
+
+    let debian = text(one(&packages, ".deb"));
+    let info = run("dpkg-deb", &["--info", debian]).success();
+    assert!(info.contains("Depends: nftables, conntrack"), "{info}");
+    let root = directory.path().join("root");
+    empty_root(&root);
+    let dpkg = |args: &[&str]| {
+        let root = format!("--root={}", root.display());
+        let options = [&*root, "--force-depends", "--force-bad-path"];
+        run("dpkg", &[&options, args].concat())
+    };
+    dpkg(&["--install", debian]).success();
+    assert_eq!(
+        fs::read_link(root.join("usr/bin/kubectl")).expect("a link"),
+        Path::new("mainstay")
+    );
+    let unit = root.join("usr/lib/systemd/system/mainstay.service");
+    let unit = fs::read_to_string(unit).expect("a unit");
+    assert!(
+        unit.contains("KillMode=process") && unit.contains("$MAINSTAY_COMMAND"),
+        "{unit}"
+    );
+    let version = run(
+        "chroot",
+        &[text(&root), "/usr/bin/kubectl", "version", "--client"],
+    )
+    .success();
+    assert!(version.contains("Client Version: v1.36"), "{version}");
+
+    // What a person changed stays, and nothing of ours is left behind.
+    let config = root.join("etc/mainstay/config.yaml");
+    fs::write(&config, "node-name: mine\n").expect("a file");
+    dpkg(&["--remove", "mainstay"]).success();
+    assert_eq!(
+        fs::read_to_string(&config).expect("a file"),
+        "node-name: mine\n"
+    );
+    for gone in [
+        "usr/bin/mainstay",
+        "usr/bin/kubectl",
+        "usr/lib/systemd/system/mainstay.service",
+    ] {
+        assert!(root.join(gone).symlink_metadata().is_err(), "{gone}");
+    }
+
+    let tarball = text(one(&packages, ".tar.gz"));
+    run("tar", &["-C", text(directory.path()), "-xzf", tarball]).success();
+    let entries = fs::read_dir(directory.path()).expect("a directory");
+    let unpacked = entries
+        .flatten()
+        .map(|entry| entry.path())
+        .find(|path| path.join("mainstay").exists() && path.join("LICENSE").exists());
+    let unpacked = unpacked.expect("the tarball has one directory");
+    assert!(unpacked.join("examples/guestbook").is_dir());
+    let target = directory.path().join("installed");
+    let install = ["install", "--root", text(&target)];
+    run(text(&unpacked.join("mainstay")), &install).success();
+    assert!(target.join("usr/local/bin/mainstay").exists());
+}
