@@ -1,6 +1,7 @@
 //! What the end-to-end tests share: reading what kubectl printed. The tests are under `tests/`,
 //! one file a story; each drives the built binary from outside, on a machine of its own.
 
+pub mod blocks;
 mod install;
 
 pub use install::{install, kubectl};
