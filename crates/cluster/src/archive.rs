@@ -1,6 +1,7 @@
 //! The file of a backup: the cluster's keys and the file of its objects behind them, readable by its
-//! owner only, encrypted on request. Files of objects alone, as earlier versions wrote them, are read
-//! too.
+//! owner only, encrypted on request. It ends with the SHA-256 of all before it, so that a restore from a
+//! damaged file changes nothing. Archives without that, and files of objects alone, as earlier versions wrote
+//! them, are read too.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -16,7 +17,11 @@ use sha2::{Digest, Sha256};
 use crate::Error;
 
 /// How an archive begins.
-const MAGIC: &[u8; 18] = b"mainstay-backup-1\n";
+const MAGIC: &[u8; 18] = b"mainstay-backup-2\n";
+/// How an archive without a checksum at its end began.
+const UNCHECKED_MAGIC: &[u8; 18] = b"mainstay-backup-1\n";
+/// Length of the checksum at the end.
+const CHECKSUM: usize = 32;
 /// Longest head; keys are a few kilobytes.
 const LONGEST: u32 = 1 << 20;
 
@@ -24,6 +29,17 @@ const LONGEST: u32 = 1 << 20;
 #[derive(Serialize, Deserialize)]
 struct Head {
     identity: serde_json::Value,
+}
+
+/// Hashes what is read through it.
+struct Hashing<'a, R>(R, &'a mut Sha256);
+
+impl<R: Read> Read for Hashing<'_, R> {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        let read = self.0.read(bytes)?;
+        self.1.update(&bytes[..read]);
+        Ok(read)
+    }
 }
 
 /// A file that goes when it is no longer needed.
@@ -84,8 +100,9 @@ pub fn write(
     let head = serde_json::to_vec(&head).unwrap_or_default();
     let length = u32::try_from(head.len()).unwrap_or(u32::MAX).to_be_bytes();
     let begin = [MAGIC, &length[..], &Sha256::digest(&head), &head].concat();
+    let checksum = checksum(&begin, objects)?;
     let objects = File::open(objects).map_err(failed(objects))?;
-    let mut content = begin.chain(BufReader::new(objects));
+    let mut content = begin.chain(BufReader::new(objects)).chain(&checksum[..]);
     let fresh = Temporary::beside(file, ".new");
     let mut to = BufWriter::new(create(fresh.path())?);
     match password {
@@ -97,6 +114,14 @@ pub fn write(
     done.and_then(|file| file.sync_all())
         .map_err(failed(file))?;
     fs::rename(fresh.path(), file).map_err(failed(file))
+}
+
+/// The SHA-256 of a beginning and a file behind it.
+fn checksum(begin: &[u8], file: &Path) -> Result<[u8; CHECKSUM], Error> {
+    let content = begin.chain(File::open(file).map_err(failed(file))?);
+    let mut digest = Sha256::new();
+    io::copy(&mut Hashing(content, &mut digest), &mut io::sink()).map_err(failed(file))?;
+    Ok(digest.finalize().into())
 }
 
 /// Takes an archive apart: writes its objects to `objects`, and gives the keys, if it has any.
@@ -118,11 +143,15 @@ pub fn read(
         drop(to);
         from = File::open(plain.path()).map_err(failed(plain.path()))?;
     }
+    let length = from.metadata().map_err(failed(file))?.len();
     let mut from = BufReader::new(from);
     let mut begin = Vec::new();
     let read = (&mut from).take(MAGIC.len() as u64).read_to_end(&mut begin);
     read.map_err(failed(file))?;
-    let identity = match begin == MAGIC {
+    if begin == MAGIC {
+        return checked(from, length, file, objects).map(Some);
+    }
+    let identity = match begin == UNCHECKED_MAGIC {
         true => Some(head(&mut from, file)?),
         false => None,
     };
@@ -135,6 +164,28 @@ pub fn read(
     let mut to = create(objects)?;
     io::copy(&mut begin.chain(from), &mut to).map_err(failed(objects))?;
     Ok(identity)
+}
+
+/// Reads the rest of an archive that is `length` long and ends with its checksum.
+fn checked(
+    mut from: impl Read,
+    length: u64,
+    file: &Path,
+    objects: &Path,
+) -> Result<Identity, Error> {
+    let damaged = || Error::Backup(format!("{}: it is damaged or not whole", file.display()));
+    let content = length.checked_sub((MAGIC.len() + CHECKSUM) as u64);
+    let content = (&mut from).take(content.ok_or_else(damaged)?);
+    let mut digest = Sha256::new_with_prefix(MAGIC);
+    let mut content = Hashing(content, &mut digest);
+    let identity = head(&mut content, file)?;
+    io::copy(&mut content, &mut create(objects)?).map_err(failed(objects))?;
+    let mut expected = [0; CHECKSUM];
+    from.read_exact(&mut expected).map_err(|_| damaged())?;
+    match digest.finalize()[..] == expected {
+        true => Ok(identity),
+        false => Err(damaged()),
+    }
 }
 
 fn begins_with(file: &Path, magic: &[u8]) -> Result<bool, Error> {
@@ -198,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_objects_alone_is_read_and_a_damaged_head_is_not() {
+    fn what_earlier_versions_wrote_is_read() {
         let directory = tempfile::tempdir().unwrap();
         let at = |name: &str| directory.path().join(name);
         for content in ["", "x", "objects of an earlier version, as they are"] {
@@ -209,10 +260,40 @@ mod tests {
         Pki::ensure(&at("pki"), &Names::default()).unwrap();
         let identity = Identity::read(&at("pki")).unwrap().unwrap();
         write(&at("file"), &identity, &at("old"), None).unwrap();
-        let mut bytes = fs::read(at("file")).unwrap();
-        bytes[200] ^= 1;
-        fs::write(at("file"), bytes).unwrap();
-        let refused = read(&at("file"), &at("out"), None).unwrap_err();
-        assert!(refused.to_string().contains("damaged"), "{refused}");
+        let bytes = fs::read(at("file")).unwrap();
+        // Before archives had a checksum at their end.
+        let unchecked = [UNCHECKED_MAGIC, &bytes[MAGIC.len()..bytes.len() - CHECKSUM]].concat();
+        fs::write(at("file"), &unchecked).unwrap();
+        let found = read(&at("file"), &at("out"), None).unwrap();
+        assert_eq!(found, Some(identity));
+        assert_eq!(fs::read(at("out")).unwrap(), fs::read(at("old")).unwrap());
+    }
+
+    #[test]
+    fn an_archive_with_one_bit_changed_or_a_byte_more_or_less_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name);
+        Pki::ensure(&at("pki"), &Names::default()).unwrap();
+        let identity = Identity::read(&at("pki")).unwrap().unwrap();
+        fs::write(at("objects"), "the objects").unwrap();
+        for password in [None, Some("secret")] {
+            write(&at("file"), &identity, &at("objects"), password).unwrap();
+            let bytes = fs::read(at("file")).unwrap();
+            let is_read = |bytes: &[u8]| {
+                fs::write(at("damaged"), bytes).unwrap();
+                read(&at("damaged"), &at("out"), password).is_ok()
+            };
+            // Deriving a key from a password takes its time: every bit of the end, and some before it.
+            let places = if password.is_some() { 601 } else { 1 };
+            // A changed beginning is no archive but a file of objects, which the store refuses.
+            for place in (MAGIC.len()..bytes.len()).rev().step_by(places) {
+                let mut damaged = bytes.clone();
+                damaged[place] ^= 1 << (place % 8);
+                assert!(!is_read(&damaged), "byte {place} of {}", bytes.len());
+            }
+            assert!(!is_read(&bytes[..bytes.len() - 1]));
+            assert!(!is_read(&[&bytes[..], b"x"].concat()));
+            assert!(is_read(&bytes));
+        }
     }
 }
