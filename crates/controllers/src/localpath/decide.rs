@@ -22,6 +22,9 @@ use serde_json::json;
 use super::{NODE_ROOT, PROVISIONER, VOLUME_LABEL};
 
 const HOSTNAME: &str = "kubernetes.io/hostname";
+/// On a volume: the name of the node that holds its data, as Rancher's local-path-provisioner notes it. The volume's
+/// affinity cannot serve for this: nodes may change their own hostname label.
+const DATA_NODE: &str = "local.path.provisioner/selected-node";
 
 /// Whether the binder has handed the claim to this provisioner.
 pub fn is_ours(claim: &PersistentVolumeClaim) -> bool {
@@ -138,10 +141,13 @@ fn volume(
     PersistentVolume {
         metadata: ObjectMeta {
             name: Some(name.clone()),
-            annotations: Some(BTreeMap::from([(
-                PROVISIONED_BY.into(),
-                PROVISIONER.into(),
-            )])),
+            annotations: Some(BTreeMap::from([
+                (PROVISIONED_BY.into(), PROVISIONER.into()),
+                (
+                    DATA_NODE.into(),
+                    node.metadata.name.clone().unwrap_or_default(),
+                ),
+            ])),
             finalizers: (policy == "Delete").then(|| vec![EXTERNAL_FINALIZER.to_owned()]),
             ..ObjectMeta::default()
         },
@@ -215,10 +221,16 @@ pub fn deletion<'a>(
     let Some(path) = local_path(volume).filter(|_| is_volume_name(name)) else {
         return Deletion::Refuse(format!("volume {name:?} was not made by {PROVISIONER}"));
     };
-    let Some(host) = volume_host(volume) else {
+    // Volumes of earlier versions have no annotation.
+    let by_name = annotation(&volume.metadata, DATA_NODE);
+    let Some(host) = by_name.or_else(|| volume_host(volume)) else {
         return Deletion::Refuse(format!("volume {name:?} names no node"));
     };
-    let Some(node) = nodes.find(|node| hostname(node) == host) else {
+    let holds_data = |node: &&Node| match by_name {
+        Some(name) => node.metadata.name.as_deref() == Some(name),
+        None => hostname(node) == host,
+    };
+    let Some(node) = nodes.find(holds_data) else {
         return Deletion::Forget;
     };
     let Some(root) = root(node) else {
@@ -485,6 +497,31 @@ mod tests {
         }
         let nodes = std::iter::empty();
         assert_eq!(deletion(&released(|_| {}), nodes), Deletion::Forget);
+    }
+
+    #[test]
+    fn a_node_that_takes_anothers_hostname_does_not_get_its_cleaners() {
+        let mut rogue = node();
+        rogue.metadata.name = Some("rogue".to_owned());
+        let mut renamed = node();
+        let labels = renamed.metadata.labels.get_or_insert_default();
+        labels.insert(HOSTNAME.to_owned(), "elsewhere".to_owned());
+        let cleaned_on = |volume: &PersistentVolume, nodes: &[&Node]| {
+            let Deletion::Clean(pod) = deletion(volume, nodes.iter().copied()) else {
+                panic!();
+            };
+            pod.spec.unwrap().node_name.unwrap()
+        };
+        let volume = released(|_| {});
+        assert_eq!(cleaned_on(&volume, &[&rogue, &node()]), "n1");
+        assert_eq!(cleaned_on(&volume, &[&rogue, &renamed]), "n1");
+        let gone = deletion(&volume, [&rogue].into_iter());
+        assert_eq!(gone, Deletion::Forget);
+        let of_earlier_version = released(|volume| {
+            let annotations = volume["metadata"]["annotations"].as_object_mut();
+            annotations.unwrap().remove(DATA_NODE);
+        });
+        assert_eq!(cleaned_on(&of_earlier_version, &[&node()]), "n1");
     }
 
     #[test]
