@@ -9,12 +9,14 @@
 
 mod codec;
 pub mod failure;
+mod forms;
 pub mod meta;
 pub mod names;
 mod reader;
 mod resources;
 mod scan;
 pub mod store_metrics;
+mod versions;
 
 pub use codec::{Draft, Header, ObjectCodec, Stored};
 pub use names::{Endings, RandomEndings};
@@ -22,9 +24,7 @@ pub use reader::Reader;
 pub use resources::{
     KindRef, Labels, Registry, Resource, Served, Table, api_version, key_prefix, object_key,
 };
+pub use versions::Versions;
 
 /// The store as the API server sees it.
 pub type Store = std::sync::Arc<dyn store::Store<ObjectCodec>>;
-
-/// Major and minor version of the Kubernetes API that is served, and the release it is measured by.
-pub const VERSION: (&str, &str, &str) = ("1", "36", "v1.36.4");

@@ -11,6 +11,7 @@ use super::sources;
 
 /// The crates whose code reads objects as trees.
 const CRATES: &[&str] = &[
+    "admission",
     "aggregator",
     "apiextensions",
     "apiserver",

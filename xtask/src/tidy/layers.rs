@@ -40,6 +40,7 @@ const LAYERS: &[(&str, u8)] = &[
     ("metrics-api", 7),
     ("openapi", 7),
     ("service-allocator", 7),
+    ("admission", 8),
     ("apiserver", 9),
     ("reconcile", 9),
     ("runtime", 9),
@@ -63,6 +64,7 @@ const LAYERS: &[(&str, u8)] = &[
     ("bench-apiserver", 14),
     ("bench-runtime", 14),
     ("bench-scheduler", 14),
+    ("bench-storage", 14),
 ];
 
 /// Layers above this one are tools and tests; ARCHITECTURE.md's map need not show them.
@@ -79,6 +81,7 @@ const KEEPERS: &[&str] = &[
     "metrics-api",
     "openapi",
     "service-allocator",
+    "admission",
     "apiserver",
     "cluster",
 ];

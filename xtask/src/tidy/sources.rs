@@ -32,12 +32,12 @@ const LONG_FUNCTIONS: &[(&str, &str, &str)] = &[
         "one arm per function of the library",
     ),
     (
-        "crates/apiserver/src/admission/options.rs",
+        "crates/admission/src/options.rs",
         "all",
         "one entry per plugin",
     ),
     (
-        "crates/apiserver/src/admission/policy/mutating_plugin.rs",
+        "crates/admission/src/policy/mutating_plugin.rs",
         "invoke",
         "one mutation after the other, each over the result of the last",
     ),

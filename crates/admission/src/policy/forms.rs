@@ -1,0 +1,123 @@
+//! The forms of a request: a policy may match another version of the same objects, and sees them in that version.
+
+use std::sync::Arc;
+
+use machinery::{Object, Status};
+use registry::Table;
+
+use super::super::{
+    Attributes,
+    matching::{GroupVersionKind, GroupVersionResource, Matched},
+};
+use crate::{Resource, Versions};
+
+/// The resource of a request, and all others that serve the same objects.
+pub(super) struct Forms {
+    table: Arc<Table>,
+    /// `None` where the request is about no stored resource.
+    resource: Option<Arc<Resource>>,
+    /// Whether the body is an object of the resource, and not another kind below it.
+    pub(super) is_whole: bool,
+}
+
+impl Forms {
+    pub(super) fn new(attributes: &Attributes<'_>) -> Self {
+        let table = attributes.reader.table();
+        let resource = table.get(attributes.group, attributes.version, attributes.resource);
+        let resource = resource.cloned();
+        let is_whole = resource.as_ref().is_some_and(|resource| {
+            resource.kind.names().kind == attributes.kind
+                && resource.api_version == attributes.api_version
+        });
+        Self {
+            is_whole,
+            resource,
+            table,
+        }
+    }
+
+    /// The resource in the form that was matched.
+    pub(super) fn matched(&self, matched: &Matched<'_>) -> Option<&Arc<Resource>> {
+        let GroupVersionResource {
+            group,
+            version,
+            resource,
+        } = matched.resource;
+        self.table.get(group, version, resource)
+    }
+
+    /// All forms of the request. A kind below the object is the same in all of them.
+    pub(super) fn equivalents<'a>(&'a self, own: &Matched<'a>) -> Vec<Matched<'a>> {
+        let Some(resource) = &self.resource else {
+            return Vec::new();
+        };
+        let same = self.table.same_objects(resource);
+        same.map(|other| Matched {
+            resource: GroupVersionResource {
+                group: &other.group,
+                version: &other.version,
+                resource: &other.plural,
+            },
+            kind: match self.is_whole {
+                true => GroupVersionKind::new(&other.api_version, &other.kind.names().kind),
+                false => own.kind,
+            },
+        })
+        .collect()
+    }
+
+    /// An object of the request in the form that was matched; `None` where that is its own.
+    pub(super) async fn convert(
+        &self,
+        object: &Object,
+        to: &Matched<'_>,
+    ) -> Result<Option<Object>, String> {
+        self.between(object, self.resource.as_ref(), self.matched(to))
+            .await
+    }
+
+    /// An object in the form that was matched, as the request has it; `None` where that is the same.
+    pub(super) async fn convert_back(
+        &self,
+        object: &Object,
+        from: &Matched<'_>,
+    ) -> Result<Option<Object>, String> {
+        self.between(object, self.matched(from), self.resource.as_ref())
+            .await
+    }
+
+    async fn between(
+        &self,
+        object: &Object,
+        from: Option<&Arc<Resource>>,
+        to: Option<&Arc<Resource>>,
+    ) -> Result<Option<Object>, String> {
+        let (Some(from), Some(to)) = (from, to) else {
+            return Ok(None);
+        };
+        if !self.is_whole || Arc::ptr_eq(from, to) {
+            return Ok(None);
+        }
+        let versions = Versions::of(from, self.table.clone());
+        if !versions.asks() {
+            return Ok(Some(converted(object, from, to)));
+        }
+        let made = versions.converted(object.clone(), &to.api_version).await;
+        let failed =
+            |status: Status| format!("failed to convert object version: {}", status.message);
+        made.map(Some).map_err(failed)
+    }
+}
+
+/// Through the form that is stored.
+fn converted(object: &Object, from: &Resource, to: &Resource) -> Object {
+    let stored = match from.storage {
+        Some(_) => from.kind.to_stored(object.clone()),
+        None => object.clone(),
+    };
+    match (&to.storage, &to.definition) {
+        (None, _) => stored,
+        (Some(_), Some(definition)) => definition.read_stored(stored),
+        (Some(_), None) => to.kind.from_stored(stored),
+    }
+}

@@ -1,0 +1,378 @@
+//! What a MutatingAdmissionPolicy makes of one object with one parameter. Pure.
+
+use cel::{
+    JSON_PATCH, OBJECT, Value as Cel,
+    value::{List, Map},
+};
+use kinds::tree;
+use machinery::{
+    Object, Value,
+    apply::{self, Root},
+    patch::json,
+};
+
+use super::{
+    super::matching::{Activation, Attributes},
+    expression::{Compiler, Expression, Output, Uses, uses},
+    variables::{BUDGET, EXHAUSTED, Exhausted, Run, Variables},
+};
+
+/// The compiled part of a policy.
+#[derive(Debug)]
+pub(super) struct Mutating {
+    variables: Variables,
+    mutations: Vec<Mutation>,
+    /// Whether it runs again when others change the object after it.
+    pub(super) is_reinvocable: bool,
+    pub(super) uses: Uses,
+}
+
+#[derive(Debug)]
+enum Mutation {
+    ApplyConfiguration(Expression),
+    JsonPatch(Expression),
+}
+
+/// An object after a mutation.
+#[derive(Debug, PartialEq)]
+pub(super) enum Mutated {
+    /// Nothing is changed: a `test` of the patch failed.
+    Same,
+    /// To be read as its type.
+    Patched(Object),
+    /// To be read as its type; unknown fields were refused already.
+    Merged(Object),
+}
+
+impl Mutating {
+    pub(super) fn compile(spec: &Value) -> Self {
+        let mut compiler = Compiler::new(tree::is_set(&spec["paramKind"]), true);
+        for variable in tree::list(&spec["variables"]) {
+            let text = |key: &str| tree::text(&variable[key]);
+            // The error is shown where the variable is used.
+            let _ = compiler.compose(text("name"), text("expression"));
+        }
+        let mutations = tree::list(&spec["mutations"]).iter();
+        let mutations: Vec<Mutation> = mutations
+            .map(|mutation| {
+                let text = |key: &str| tree::text(&mutation[key]["expression"]);
+                match mutation["patchType"].as_str() {
+                    Some("JSONPatch") => Mutation::JsonPatch(compiler.compile(
+                        text("jsonPatch"),
+                        Output::JsonPatch,
+                        true,
+                    )),
+                    _ => Mutation::ApplyConfiguration(compiler.compile(
+                        text("applyConfiguration"),
+                        Output::ApplyConfiguration,
+                        true,
+                    )),
+                }
+            })
+            .collect();
+        let variables = compiler.into_variables();
+        Self {
+            uses: uses(mutations.iter().map(Mutation::expression), &variables),
+            variables,
+            mutations,
+            is_reinvocable: spec["reinvocationPolicy"] == "IfNeeded",
+        }
+    }
+
+    /// How many mutations it has; they are made one after the other.
+    pub(super) fn len(&self) -> usize {
+        self.mutations.len()
+    }
+
+    /// What one mutation makes of the object in `activation`.
+    pub(super) fn mutate<'a>(
+        &'a self,
+        at: usize,
+        attributes: &Attributes<'_>,
+        activation: &Activation<'a>,
+        root: Root<'_>,
+    ) -> Result<Mutated, String> {
+        let (Some(mutation), Some(live)) = (self.mutations.get(at), activation.object) else {
+            return Ok(Mutated::Same);
+        };
+        let expression = mutation.expression();
+        if let Err(why) = &expression.compiled {
+            return Err(why.clone());
+        }
+        let values = activation
+            .values(attributes)
+            .map_err(|error| error.message)?;
+        let mut run = Run::new(values, &self.variables, BUDGET);
+        let value = match run.evaluate(expression) {
+            Ok(result) => result?,
+            Err(Exhausted) => return Err(EXHAUSTED.to_owned()),
+        };
+        match mutation {
+            Mutation::ApplyConfiguration(_) => apply_configuration(&value, live, root),
+            Mutation::JsonPatch(_) => json_patch(&value, live),
+        }
+    }
+}
+
+impl Mutation {
+    fn expression(&self) -> &Expression {
+        match self {
+            Self::ApplyConfiguration(expression) | Self::JsonPatch(expression) => expression,
+        }
+    }
+}
+
+/// The object with a configuration merged into it.
+fn apply_configuration(value: &Cel<'_>, live: &Object, root: Root<'_>) -> Result<Mutated, String> {
+    if object_type(value) != Some(OBJECT) {
+        return Err(format!(
+            "unsupported return type from ApplyConfiguration expression: {}",
+            value.type_of()
+        ));
+    }
+    // First what is bounded in size: values may hold others many times.
+    let config = value.to_json().map_err(|error| error.message)?;
+    check_types(value)?;
+    let mut config = config.as_object().cloned().unwrap_or_default();
+    keep_type(live, &mut config);
+    apply::merged(root, live, &config)
+        .map(Mutated::Merged)
+        .map_err(|why| format!("error applying patch: {why}"))
+}
+
+/// What an object is, no mutation changes.
+fn keep_type(live: &Object, mutated: &mut Object) {
+    for key in ["apiVersion", "kind"] {
+        match live.get(key) {
+            Some(value) => drop(mutated.insert(key.to_owned(), value.clone())),
+            None => drop(mutated.shift_remove(key)),
+        }
+    }
+}
+
+/// The object with all operations of a patch made on it.
+fn json_patch(value: &Cel<'_>, live: &Object) -> Result<Mutated, String> {
+    let Cel::List(list) = value else {
+        return Err("type mismatch: JSONPatchType.expression should evaluate to array".to_owned());
+    };
+    let operations: Value = list
+        .iter()
+        .map(|item| operation(&item.map_err(|error| error.message)?))
+        .collect::<Result<Vec<_>, String>>()?
+        .into();
+    match json::apply(live, &operations) {
+        Ok(mut object) => {
+            keep_type(live, &mut object);
+            Ok(Mutated::Patched(object))
+        }
+        // A patch whose test fails is not applied.
+        Err(json::Error::TestFailed(_)) => Ok(Mutated::Same),
+        Err(why) => Err(format!("JSON Patch: {why}")),
+    }
+}
+
+/// One operation as JSON.
+fn operation(item: &Cel<'_>) -> Result<Value, String> {
+    if object_type(item) != Some(JSON_PATCH) {
+        return Err(format!(
+            "type mismatch: JSONPatchType.expression should evaluate to array of JSONPatch, got element of {}",
+            item.type_of()
+        ));
+    }
+    let field = |name: &'static str| item.lookup(&Cel::text(name)).map_err(|error| error.message);
+    let mut operation = Object::new();
+    for name in ["op", "path", "from"] {
+        let text = match field(name)? {
+            Some(Cel::String(text)) => text.to_string(),
+            _ => String::new(),
+        };
+        if name != "from" || !text.is_empty() {
+            operation.insert(name.to_owned(), text.into());
+        }
+    }
+    if let Some(value) = field("value")? {
+        if object_type(&value).is_some() {
+            check_types(&value)?;
+        }
+        let value = value.to_json().map_err(|error| {
+            format!("JSONPath valueExpression evaluated to a type that could not marshal to JSON: {error}")
+        })?;
+        operation.insert("value".to_owned(), value);
+    }
+    Ok(Value::Object(operation))
+}
+
+/// The type of an object that an expression constructed.
+fn object_type<'v>(value: &'v Cel<'_>) -> Option<&'v str> {
+    match value {
+        Cel::Map(Map::Owned(map)) => map.object().map(|name| &**name),
+        _ => None,
+    }
+}
+
+/// `Object.spec{}` belongs into the field `spec` of an `Object{}`, and nowhere else.
+fn check_types(value: &Cel<'_>) -> Result<(), String> {
+    let mut wrong = Vec::new();
+    let root = object_type(value).unwrap_or_default().to_owned();
+    find_misplaced(value, &root, &mut wrong)?;
+    match wrong.is_empty() {
+        true => Ok(()),
+        false => Err(format!("type mismatch: {}", wrong.join("\n"))),
+    }
+}
+
+fn find_misplaced(value: &Cel<'_>, place: &str, wrong: &mut Vec<String>) -> Result<(), String> {
+    match value {
+        Cel::Map(map @ Map::Owned(_)) => {
+            let object = object_type(value);
+            if let Some(name) = object.filter(|name| *name != place) {
+                let quote = machinery::text::quote;
+                wrong.push(format!(
+                    "unexpected type name {}, expected {}, which matches field name path from root Object type",
+                    quote(name),
+                    quote(place)
+                ));
+            }
+            for entry in map.iter() {
+                let (key, below) = entry.map_err(|error| error.message)?;
+                match (object, key) {
+                    (Some(_), Cel::String(key)) => {
+                        find_misplaced(&below, &format!("{place}.{}", &*key), wrong)?;
+                    }
+                    _ => find_misplaced(&below, place, wrong)?,
+                }
+            }
+        }
+        Cel::List(list @ (List::Owned(_) | List::Joined(_))) => {
+            for item in list.iter() {
+                find_misplaced(&item.map_err(|error| error.message)?, place, wrong)?;
+            }
+        }
+        _ => {}
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use machinery::{json::json, schema};
+
+    use super::*;
+    use crate::{
+        Operation,
+        testing::{Case, object},
+    };
+
+    fn mutated(mutation: Value) -> Result<Mutated, String> {
+        let case = Case::new(Operation::Create, "apps", "deployments").named("here", "web");
+        let given = case.attributes();
+        let live = object(json!({"apiVersion": "apps/v1", "kind": "Deployment",
+            "metadata": {"name": "web", "labels": {"a/b": "x"}},
+            "spec": {"replicas": 1, "template": {"spec": {"containers": [{"name": "main", "image": "i"}]}}}}));
+        let attributes = Attributes::new(&given, Some(&live));
+        let request = attributes.request(&attributes.own());
+        let activation = Activation {
+            object: Some(&live),
+            old: None,
+            namespace: None,
+            request: &request,
+            params: None,
+            authorizer: None,
+        };
+        let spec = json!({"variables": [{"name": "more", "expression": "object.spec.replicas + 4"}],
+                          "mutations": [mutation]});
+        let root = Root::Typed(schema::lookup("apps/v1.Deployment").unwrap());
+        Mutating::compile(&spec).mutate(0, &attributes, &activation, root)
+    }
+
+    fn applied(text: &str) -> Result<Value, String> {
+        let mutation =
+            json!({"patchType": "ApplyConfiguration", "applyConfiguration": {"expression": text}});
+        match mutated(mutation)? {
+            Mutated::Merged(object) => Ok(Value::Object(object)),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn patched(text: &str) -> Result<Option<Value>, String> {
+        let mutation = json!({"patchType": "JSONPatch", "jsonPatch": {"expression": text}});
+        Ok(match mutated(mutation)? {
+            Mutated::Patched(object) => Some(Value::Object(object)),
+            Mutated::Same => None,
+            other => panic!("{other:?}"),
+        })
+    }
+
+    #[test]
+    fn configurations_are_merged_as_server_side_apply_merges() {
+        let object = applied(
+            "Object{spec: Object.spec{replicas: variables.more, template: Object.spec.template{spec: \
+             Object.spec.template.spec{containers: [Object.spec.template.spec.containers{name: 'side', image: 'j'}]}}}}",
+        )
+        .unwrap();
+        assert_eq!(object["spec"]["replicas"], 5);
+        let containers = &object["spec"]["template"]["spec"]["containers"];
+        assert_eq!(
+            *containers,
+            json!([{"name": "main", "image": "i"}, {"name": "side", "image": "j"}])
+        );
+        let optional =
+            "Object{metadata: Object.metadata{labels: {'k': 'v'}}, ?spec: optional.none()}";
+        let object = applied(optional).unwrap();
+        assert_eq!(object["metadata"]["labels"], json!({"a/b": "x", "k": "v"}));
+    }
+
+    #[test]
+    fn configurations_that_cannot_be_applied_are_refused() {
+        for (text, why) in [
+            (
+                "Object{spec: Object.spec{selector: Object.spec.selector{matchLabels: {'a': 'b'}}}}",
+                "error applying patch: invalid ApplyConfiguration: may not mutate atomic arrays, maps or structs: .spec.selector",
+            ),
+            (
+                "Object{spec: Object.spec{replicaz: 1}}",
+                "error applying patch: failed to convert patch object to typed object: .spec.replicaz: field not declared in schema",
+            ),
+            (
+                "Object{spec: Object.metadata{}}",
+                "type mismatch: unexpected type name \"Object.metadata\", expected \"Object.spec\", which matches field name path from root Object type",
+            ),
+            (
+                "Object{spec: Object.spec{replicas: object.nothing}}",
+                "expression 'Object{spec: Object.spec{replicas: object.nothing}}' resulted in error: no such key: nothing",
+            ),
+        ] {
+            assert_eq!(applied(text).unwrap_err(), why, "{text}");
+        }
+        let broken = applied("Object{").unwrap_err();
+        assert!(
+            broken.starts_with("compilation failed: ERROR: <input>:1:"),
+            "{broken}"
+        );
+    }
+
+    #[test]
+    fn patches_are_made_and_a_failing_test_leaves_everything() {
+        let object = patched(
+            "[JSONPatch{op: 'test', path: '/spec/replicas', value: 1}, \
+              JSONPatch{op: 'replace', path: '/spec/replicas', value: variables.more}, \
+              JSONPatch{op: 'remove', path: '/metadata/labels/' + jsonpatch.escapeKey('a/b')}, \
+              JSONPatch{op: 'add', path: '/metadata/annotations', value: {'k': 'v'}}, \
+              JSONPatch{op: 'add', path: '/spec/template/spec/containers/-', value: Object.spec{name: 'x'}}]",
+        );
+        let object = object.unwrap().unwrap();
+        assert_eq!(object["spec"]["replicas"], 5);
+        assert_eq!(
+            object["metadata"],
+            json!({"name": "web", "labels": {}, "annotations": {"k": "v"}})
+        );
+        assert_eq!(
+            object["spec"]["template"]["spec"]["containers"][1],
+            json!({"name": "x"})
+        );
+        let failing = "[JSONPatch{op: 'test', path: '/spec/replicas', value: 9}, JSONPatch{op: 'remove', path: '/spec'}]";
+        assert_eq!(patched(failing).unwrap(), None);
+        let lost = patched("[JSONPatch{op: 'remove', path: '/spec/nothing'}]").unwrap_err();
+        assert!(lost.starts_with("JSON Patch: "), "{lost}");
+    }
+}

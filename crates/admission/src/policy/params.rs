@@ -1,0 +1,256 @@
+//! The parameters of a policy: objects that its bindings name or select.
+
+use std::{borrow::Cow, sync::Arc};
+
+use machinery::{Object, labels::Selector};
+
+use super::spec::{ParamKind, ParamRef};
+use crate::{Reader, Resource, Stored};
+
+/// One parameter; `None` stands for a policy or a binding without any, which is evaluated once.
+pub(super) type Param = Option<Parameter>;
+
+/// An object of the store as its policy's version shows it.
+pub(super) struct Parameter {
+    stored: Arc<Stored>,
+    /// In the policy's version, where that is not the stored one.
+    converted: Option<Object>,
+}
+
+impl Parameter {
+    /// Reads an object, which a webhook converts where one does.
+    async fn read(resource: &Resource, stored: Arc<Stored>) -> Result<Self, String> {
+        let converted = match resource.serves_as_stored(&stored) {
+            true => None,
+            false => {
+                let converted = resource.parse_converted(&stored).await;
+                Some(converted.map_err(|status| status.message)?)
+            }
+        };
+        Ok(Self { stored, converted })
+    }
+
+    pub(super) fn object(&self) -> &Object {
+        match &self.converted {
+            Some(object) => object,
+            None => self.stored.parsed(),
+        }
+    }
+
+    /// Where it is, as `namespace/name`.
+    pub(super) fn id(&self) -> String {
+        let header = &self.stored.header;
+        format!("{}/{}", header.namespace, header.name)
+    }
+}
+
+/// The resource of a paramKind; the error is that of the policy's configuration.
+pub(super) fn resource_of(reader: &Reader, kind: &ParamKind) -> Result<Arc<Resource>, String> {
+    let table = reader.table();
+    let mut all = table.all().iter();
+    let found = all.find(|resource| {
+        resource.group == kind.group
+            && resource.version == kind.version
+            && resource.kind.names().kind == kind.kind
+    });
+    found.cloned().ok_or_else(|| {
+        let ParamKind {
+            group,
+            version,
+            kind,
+        } = kind;
+        format!("failed to find resource referenced by paramKind: '{group}/{version}, Kind={kind}'")
+    })
+}
+
+/// The parameters that a binding takes for a request in a namespace. Each is evaluated by itself.
+pub(super) async fn collect(
+    reader: &Reader,
+    resource: Option<&Resource>,
+    reference: Option<&ParamRef>,
+    namespace: &str,
+) -> Result<Vec<Param>, String> {
+    let (Some(resource), Some(reference)) = (resource, reference) else {
+        return Ok(vec![None]);
+    };
+    let place = place(resource.namespaced(), reference, namespace)?;
+    let params = match &reference.selector {
+        None if reference.name.is_empty() => {
+            return Err("one of name or selector must be provided".to_owned());
+        }
+        Some(_) if !reference.name.is_empty() => {
+            let why = "paramRef.name and paramRef.selector are mutually exclusive";
+            return Err(why.to_owned());
+        }
+        None => named(reader, resource, &place, &reference.name).await?,
+        Some(Ok(selector)) => selected(reader, resource, &place, selector).await?,
+        Some(Err(why)) => return Err(why.clone()),
+    };
+    if params.is_empty() && reference.required {
+        let why = "no params found for policy binding with `Deny` parameterNotFoundAction";
+        return Err(why.to_owned());
+    }
+    Ok(params.into_iter().map(Some).collect())
+}
+
+/// The namespace that parameters are in.
+fn place<'a>(
+    namespaced: bool,
+    reference: &'a ParamRef,
+    namespace: &'a str,
+) -> Result<Cow<'a, str>, String> {
+    match (namespaced, reference.namespace.as_str(), namespace) {
+        (false, "", _) => Ok("".into()),
+        (false, _, _) => {
+            let why = "paramRef.namespace must not be provided for a cluster-scoped `paramKind`";
+            Err(why.to_owned())
+        }
+        (true, "", "") => {
+            let why = "cannot use namespaced paramRef in policy binding that matches cluster-scoped resources";
+            Err(why.to_owned())
+        }
+        (true, "", of_request) => Ok(of_request.into()),
+        (true, given, _) => Ok(given.into()),
+    }
+}
+
+async fn named(
+    reader: &Reader,
+    resource: &Resource,
+    namespace: &str,
+    name: &str,
+) -> Result<Vec<Parameter>, String> {
+    let found = reader
+        .get(&resource.group, &resource.plural, namespace, name)
+        .await
+        .map_err(|status| status.message)?;
+    match found {
+        Some(stored) => Ok(vec![Parameter::read(resource, stored).await?]),
+        None => Ok(Vec::new()),
+    }
+}
+
+async fn selected(
+    reader: &Reader,
+    resource: &Resource,
+    namespace: &str,
+    selector: &Selector,
+) -> Result<Vec<Parameter>, String> {
+    let (_, all) = reader
+        .list(&resource.group, &resource.plural, namespace)
+        .await
+        .map_err(|status| status.message)?;
+    let selects = |stored: &Arc<Stored>| {
+        let labels = &stored.header.labels;
+        selector.matches(|key| {
+            let mut labels = labels.iter();
+            labels
+                .find(|(own, _)| &**own == key)
+                .map(|(_, value)| &**value)
+        })
+    };
+    // A webhook is asked once for all.
+    let found = resource.convert_all(all.into_iter().filter(selects).collect());
+    let found = found.await.map_err(|status| status.message)?;
+    let mut params = Vec::with_capacity(found.len());
+    for stored in found {
+        params.push(Parameter::read(resource, stored).await?);
+    }
+    Ok(params)
+}
+
+#[cfg(test)]
+mod tests {
+    use machinery::json::json;
+
+    use super::*;
+    use crate::{
+        policy::spec::Binding,
+        testing::{World, object},
+    };
+
+    async fn collected(
+        world: &World,
+        plural: &str,
+        reference: machinery::Value,
+        namespace: &str,
+    ) -> Result<Vec<String>, String> {
+        let resource = world.reader.resource("", plural).unwrap();
+        let binding = Binding::read(&object(json!({"spec": {"paramRef": reference}})));
+        let params = collect(
+            &world.reader,
+            Some(&resource),
+            binding.params.as_ref(),
+            namespace,
+        );
+        let params = params.await?;
+        Ok(params
+            .into_iter()
+            .map(|param| param.unwrap().id())
+            .collect())
+    }
+
+    #[tokio::test]
+    async fn parameters_are_named_or_selected_where_the_request_is_or_elsewhere() {
+        let world = World::new();
+        for (namespace, name, tier) in [("a", "one", "x"), ("a", "two", "y"), ("b", "one", "x")] {
+            let secret = json!({"metadata": {"namespace": namespace, "name": name, "labels": {"tier": tier}}});
+            world.put("", "secrets", secret).await;
+        }
+        for (reference, namespace, wanted) in [
+            (json!({"name": "one"}), "a", vec!["a/one"]),
+            (json!({"name": "one", "namespace": "b"}), "a", vec!["b/one"]),
+            (
+                json!({"name": "three", "parameterNotFoundAction": "Allow"}),
+                "a",
+                vec![],
+            ),
+            (json!({"selector": {}}), "a", vec!["a/one", "a/two"]),
+            (
+                json!({"selector": {"matchLabels": {"tier": "x"}}}),
+                "b",
+                vec!["b/one"],
+            ),
+        ] {
+            let found = collected(&world, "secrets", reference.clone(), namespace).await;
+            assert_eq!(found.unwrap(), wanted, "{reference}");
+        }
+        for (plural, reference, namespace, why) in [
+            (
+                "secrets",
+                json!({"name": "three", "parameterNotFoundAction": "Deny"}),
+                "a",
+                "no params found for policy binding with `Deny` parameterNotFoundAction",
+            ),
+            (
+                "secrets",
+                json!({"name": "one"}),
+                "",
+                "cannot use namespaced paramRef in policy binding that matches cluster-scoped resources",
+            ),
+            (
+                "nodes",
+                json!({"name": "one", "namespace": "a"}),
+                "a",
+                "paramRef.namespace must not be provided for a cluster-scoped `paramKind`",
+            ),
+        ] {
+            let found = collected(&world, plural, reference, namespace).await;
+            assert_eq!(found.unwrap_err(), why);
+        }
+    }
+
+    #[test]
+    fn a_kind_that_is_not_served_is_named() {
+        let world = World::new();
+        let kind = ParamKind {
+            group: "example.com".to_owned(),
+            version: "v1".to_owned(),
+            kind: "Limit".to_owned(),
+        };
+        assert_eq!(
+            resource_of(&world.reader, &kind).map(|_| ()).unwrap_err(),
+            "failed to find resource referenced by paramKind: 'example.com/v1, Kind=Limit'"
+        );
+    }
+}

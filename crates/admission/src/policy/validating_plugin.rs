@@ -1,0 +1,279 @@
+//! ValidatingAdmissionPolicy: refuses, warns about or notes in the audit log what a policy says no to.
+
+use std::{
+    collections::BTreeMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use async_trait::async_trait;
+use machinery::{Object, Status, Value, json::json, status::Cause};
+
+use super::{
+    super::{Attributes as Given, Plugin, matching::Activation, signers::Authorizers},
+    Figures,
+    dispatch::{Invocation, Misconfigured, Request, is_exempt},
+    forms::Forms,
+    source::Source,
+    spec::{Action, Binding, FailurePolicy, Policy},
+    validating::{Annotation, Decision, Denial, Outcome, Validating},
+};
+use crate::Reader;
+use request::heavy;
+
+pub(crate) const NAME: &str = "ValidatingAdmissionPolicy";
+
+/// The longest value of an audit annotation.
+const LONGEST_ANNOTATION: usize = 10 * 1024;
+const FAILURES: &str = "validation.policy.admission.k8s.io/validation_failure";
+
+pub(crate) struct ValidatingAdmissionPolicy {
+    source: Arc<Source<Validating>>,
+    authorizers: Authorizers,
+    figures: Figures,
+}
+
+impl ValidatingAdmissionPolicy {
+    pub(crate) fn new(reader: &Reader, authorizers: Authorizers, figures: &Figures) -> Self {
+        Self {
+            source: Source::new(
+                reader.clone(),
+                "validatingadmissionpolicies",
+                "validatingadmissionpolicybindings",
+                Validating::compile,
+            ),
+            authorizers,
+            figures: figures.clone(),
+        }
+    }
+}
+
+#[async_trait]
+impl Plugin for ValidatingAdmissionPolicy {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn handles(&self, attributes: &Given<'_>) -> bool {
+        self.source.concerns(attributes.resource) && !is_exempt(attributes)
+    }
+
+    fn handles_connect(&self) -> bool {
+        true
+    }
+
+    fn mutates(&self) -> bool {
+        false
+    }
+
+    async fn validate(&self, given: &Given<'_>, object: Option<&Object>) -> Result<(), Status> {
+        let not_ready = |_| given.forbidden("not yet ready to handle request");
+        let index = self.source.index().await.map_err(not_ready)?;
+        let forms = Forms::new(given);
+        let request = Request::new(given, object, &forms, &self.authorizers);
+        let steps = request.steps(index.about(given.resource)).await;
+        if !steps.is_empty() {
+            heavy::mark().await;
+        }
+        let mut verdict = Verdict::new(given, &self.figures);
+        for step in steps {
+            match step {
+                Ok(invocation) => {
+                    let begun = Instant::now();
+                    let outcome = evaluate(&request, &invocation).await?;
+                    verdict.took = begun.elapsed();
+                    verdict.add(invocation.policy, invocation.binding, outcome);
+                }
+                Err(misconfigured) => verdict.misconfigured(misconfigured),
+            }
+        }
+        verdict.end()
+    }
+
+    fn start(&self, context: &lifecycle::Context) {
+        self.source.start(context);
+    }
+}
+
+/// What one policy says by one binding with one parameter.
+async fn evaluate(
+    request: &Request<'_>,
+    invocation: &Invocation<'_, Validating>,
+) -> Result<Outcome, Status> {
+    let policy = invocation.policy;
+    let (matched, uses) = (&invocation.matched, policy.program.uses);
+    let (object, old) = (request.attributes.object, request.attributes.old);
+    let (mut new_form, mut old_form) = (None, None);
+    for (object, form) in [(object, &mut new_form), (old, &mut old_form)] {
+        let Some(object) = object else { continue };
+        match request.forms.convert(object, matched).await {
+            Ok(converted) => *form = converted,
+            Err(why) => return Ok(Outcome::failed(policy.failure, why)),
+        }
+    }
+    let variable = request.request_object(matched, uses.request || !policy.conditions.is_empty());
+    let namespace = match uses.namespace {
+        true => request.namespace_object().await?,
+        false => None,
+    };
+    let param = invocation.param.as_ref().map(|param| param.object());
+    let activation = Activation {
+        object: new_form.as_ref().or(object),
+        old: old_form.as_ref().or(old),
+        namespace: namespace.as_ref(),
+        request: &variable,
+        params: policy.param_kind.is_some().then_some(param),
+        authorizer: request.checks(uses),
+    };
+    match request.meets_conditions(policy, &activation).await {
+        Ok(true) => {}
+        Ok(false) => return Ok(Outcome::default()),
+        // Conditions that fail and are ignored exclude the request.
+        Err(_) if policy.failure == FailurePolicy::Ignore => return Ok(Outcome::default()),
+        Err(why) => return Ok(Outcome::failed(policy.failure, why)),
+    }
+    loop {
+        let program = &policy.program;
+        let outcome = program.evaluate(&request.attributes, &activation, policy.failure);
+        if !request.settle(uses).await {
+            return Ok(outcome);
+        }
+    }
+}
+
+/// What all policies together come to.
+struct Verdict<'a> {
+    given: &'a Given<'a>,
+    figures: &'a Figures,
+    /// How long the policy took that is looked at.
+    took: Duration,
+    /// The first refusal: policy, binding, and why.
+    denied: Option<(String, Option<String>, Denial)>,
+    /// Audit annotations by key; those of several parameters stand side by side.
+    annotations: BTreeMap<String, Vec<String>>,
+}
+
+impl<'a> Verdict<'a> {
+    fn new(given: &'a Given<'a>, figures: &'a Figures) -> Self {
+        Self {
+            given,
+            figures,
+            took: Duration::ZERO,
+            denied: None,
+            annotations: BTreeMap::new(),
+        }
+    }
+
+    fn deny(&mut self, policy: &str, binding: Option<&Binding>, denial: Denial) {
+        let binding = || binding.map(|binding| binding.name.clone());
+        self.denied
+            .get_or_insert_with(|| (policy.to_owned(), binding(), denial));
+    }
+
+    fn misconfigured(&mut self, misconfigured: Misconfigured<'_, Validating>) {
+        let Misconfigured {
+            policy,
+            binding,
+            why,
+        } = misconfigured;
+        if policy.failure == FailurePolicy::Fail {
+            self.deny(&policy.name, binding, Denial::failure(why));
+        }
+    }
+
+    fn add(&mut self, policy: &Policy<Validating>, binding: &Binding, outcome: Outcome) {
+        for (at, decision) in outcome.decisions.into_iter().enumerate() {
+            match decision {
+                Decision::Admit => {}
+                Decision::Ignored(why) => {
+                    let names = (policy.name.as_str(), binding.name.as_str());
+                    self.figures.validated(names, &why, "allow", self.took);
+                }
+                Decision::Deny(denial) => self.act(&policy.name, binding, at, denial),
+            }
+        }
+        for annotation in outcome.annotations {
+            match annotation {
+                Annotation::Publish { key, value } => {
+                    let end = value.floor_char_boundary(LONGEST_ANNOTATION);
+                    let value = value[..end].to_owned();
+                    let key = format!("{}/{key}", policy.name);
+                    let values = self.annotations.entry(key).or_default();
+                    if !values.contains(&value) {
+                        values.push(value);
+                    }
+                }
+                Annotation::Exclude => {}
+                Annotation::Error(why) => {
+                    let names = (policy.name.as_str(), binding.name.as_str());
+                    self.figures.validated(names, &why, "deny", self.took);
+                    self.deny(&policy.name, Some(binding), Denial::failure(why));
+                }
+            }
+        }
+    }
+
+    /// Does what the binding says about a validation that failed.
+    fn act(&mut self, policy: &str, binding: &Binding, at: usize, denial: Denial) {
+        for action in &binding.actions {
+            let names = (policy, binding.name.as_str());
+            let done = action.name_of_figure();
+            self.figures
+                .validated(names, &denial.message, done, self.took);
+            match action {
+                Action::Deny => self.deny(policy, Some(binding), denial.clone()),
+                Action::Warn => self.given.effects.warn(format!(
+                    "Validation failed for ValidatingAdmissionPolicy '{policy}' with binding '{}': {}",
+                    binding.name, denial.message
+                )),
+                Action::Audit => {
+                    let value = failure_annotation(policy, binding, at, &denial.message);
+                    self.given.effects.annotate(FAILURES, &value.to_string());
+                }
+            }
+        }
+    }
+
+    fn end(self) -> Result<(), Status> {
+        for (key, values) in &self.annotations {
+            self.given.effects.annotate(key, &values.join(", "));
+        }
+        let Some((policy, binding, denial)) = self.denied else {
+            return Ok(());
+        };
+        let with = binding.map(|binding| format!(" with binding '{binding}'"));
+        let message = format!(
+            "ValidatingAdmissionPolicy '{policy}'{} denied request: {}",
+            with.unwrap_or_default(),
+            denial.message
+        );
+        let mut status = self.given.forbidden(&message);
+        status.reason = match denial.reason.as_str() {
+            "" => "Invalid".to_owned(),
+            reason => reason.to_owned(),
+        };
+        status.code = code(&status.reason);
+        let details = status.details.get_or_insert_default();
+        details.causes.push(Cause {
+            message,
+            ..Cause::default()
+        });
+        Err(status)
+    }
+}
+
+fn failure_annotation(policy: &str, binding: &Binding, at: usize, message: &str) -> Value {
+    let actions: Vec<&str> = binding.actions.iter().map(|action| action.name()).collect();
+    json!([{"message": message, "policy": policy, "binding": binding.name, "expressionIndex": at,
+            "validationActions": actions}])
+}
+
+/// The HTTP code of a reason that a validation may give.
+fn code(reason: &str) -> u16 {
+    match reason {
+        "Forbidden" => 403,
+        "Unauthorized" => 401,
+        "RequestEntityTooLarge" => 413,
+        _ => 422,
+    }
+}
