@@ -2,6 +2,7 @@
 
 use std::{
     borrow::Cow,
+    collections::HashMap,
     sync::{Arc, LazyLock, OnceLock},
 };
 
@@ -9,7 +10,7 @@ use kinds::{Column, Context, Kind, Names, Scope, Subresource, SubresourceInfo, t
 use machinery::{
     Object, Value,
     decode::Findings,
-    field,
+    field::{self, Path},
     jsonpath::{Found, Template},
 };
 
@@ -17,7 +18,8 @@ use bytes::Bytes;
 use sha2::{Digest, Sha256};
 
 use super::{
-    conversion::Conversion, rules::Rules, scale::ScalePaths, structural::Schema, validate, versions,
+    conversion::Conversion, ratchet::Was, rules::Rules, scale::ScalePaths, structural::Schema,
+    validate, versions, view::View,
 };
 
 const STATUS: SubresourceInfo = SubresourceInfo {
@@ -88,6 +90,24 @@ impl Schemas {
         let mut all = self.all().iter();
         all.find(|(name, _)| name == version)
             .map(|(_, schema)| schema)
+    }
+}
+
+/// The schemas of all versions of a definition as they were written.
+pub struct OpenApis {
+    of: Arc<Schemas>,
+    by_version: HashMap<String, Value>,
+}
+
+impl OpenApis {
+    /// Takes the schema of a version; `None` if it belongs to another definition.
+    pub fn take(&mut self, kind: &CustomKind) -> Option<Value> {
+        let is_same = Arc::ptr_eq(&self.of, &kind.schemas);
+        is_same.then(|| {
+            self.by_version
+                .remove(&kind.names.version)
+                .unwrap_or_default()
+        })
     }
 }
 
@@ -232,12 +252,21 @@ impl CustomKind {
         self.open_api.get_or_init(|| self.read_open_api())
     }
 
+    /// The schemas of all versions of the definition as they were written, by version, parsed anew.
+    pub fn read_open_apis(&self) -> OpenApis {
+        let versions = self.schemas.versions().into_iter().map(|mut version| {
+            let name = version["name"].as_str().unwrap_or_default().to_owned();
+            (name, version["schema"]["openAPIV3Schema"].take())
+        });
+        OpenApis {
+            of: self.schemas.clone(),
+            by_version: versions.collect(),
+        }
+    }
+
     /// The schema as it was written, parsed anew.
     pub fn read_open_api(&self) -> Value {
-        let mut versions = self.schemas.versions().into_iter();
-        let own = versions.find(|version| version["name"] == self.names.version);
-        own.map(|mut version| version["schema"]["openAPIV3Schema"].take())
-            .unwrap_or_default()
+        self.read_open_apis().take(self).unwrap_or_default()
     }
 
     /// The rules of the version, compiled when the first object is judged.
@@ -246,6 +275,15 @@ impl CustomKind {
             .rules
             .get_or_init(|| Rules::read(&self.read_open_api()));
         rules.as_ref()
+    }
+
+    /// Warnings of rules that an unchanged value breaks.
+    fn ratcheted(&self, object: &Object, old: &Object) -> Vec<String> {
+        let Some(rules) = self.rules() else {
+            return Vec::new();
+        };
+        let was = Was::new(self.schema(), View::Map(object), View::Map(old));
+        rules.warnings(was, &Path::new(""))
     }
 
     /// The version that objects are stored in.
@@ -550,15 +588,19 @@ impl Kind for CustomKind {
         new.retain(|name| !before.contains(name));
         new.sort_unstable();
         new.dedup();
-        new.into_iter().flat_map(finalizer_warnings).collect()
+        let mut warnings: Vec<String> = new.into_iter().flat_map(finalizer_warnings).collect();
+        if let Some(old) = old {
+            warnings.extend(self.ratcheted(object, old));
+        }
+        warnings
     }
 
     fn deprecation(&self) -> Option<Cow<'_, str>> {
         self.deprecation.as_deref().map(Cow::Borrowed)
     }
 
-    fn status_warnings(&self, _: &Object, _: &Object) -> Vec<String> {
-        Vec::new()
+    fn status_warnings(&self, object: &Object, old: &Object) -> Vec<String> {
+        self.ratcheted(object, old)
     }
 
     fn verbs(&self) -> &'static [&'static str] {

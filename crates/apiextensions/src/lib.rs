@@ -30,6 +30,6 @@ mod walk;
 
 pub use conversion::{Conversion, Metrics as ConversionMetrics};
 pub use defaults::check as check_defaults;
-pub use kind::{CustomKind, Schemas, fingerprint};
+pub use kind::{CustomKind, OpenApis, Schemas, fingerprint};
 pub use rules::{check_rules, declare_resource};
 pub use scale::{FieldPath, ScalePaths};

@@ -3,12 +3,11 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use machinery::pattern::Pattern;
-
 use crate::{
     ast::{Comprehension, Element, Expr, Id, Kind, Literal, MapEntry, StructField, op},
     env::{Env, named_type},
-    functions::{Function, convert},
+    functions::Function,
+    literals,
     parser::{Parsed, parse},
     source::{Issue, Issues},
     types::{Param, Type},
@@ -48,46 +47,6 @@ impl Checked {
     pub fn refers_to(&self, name: &str) -> bool {
         let mut references = self.references.values();
         references.any(|reference| matches!(reference, Reference::Variable(n) if &**n == name))
-    }
-
-    /// Lists and maps with elements of different types; the arguments of `format` may be such.
-    fn find_mixed(&self, expr: &Expr, issues: &mut Vec<Issue>) {
-        let mut compare = |first: &Expr, next: &Expr, optional: [bool; 2]| {
-            let inner = |expr: &Expr, optional: bool| match (self.type_of(expr), optional) {
-                (Type::Optional(inner), true) => (**inner).clone(),
-                (t, _) => t.clone(),
-            };
-            let (wanted, found) = (inner(first, optional[0]), inner(next, optional[1]));
-            let mismatch = wanted != found;
-            if mismatch {
-                issues.push(Issue {
-                    offset: self.parsed.positions[next.id as usize],
-                    message: format!("expected type '{wanted}' but found '{found}'"),
-                });
-            }
-            mismatch
-        };
-        match &expr.kind {
-            Kind::Call { function, .. } if &**function == "format" => return,
-            Kind::List { elements } => {
-                if let Some((first, rest)) = elements.split_first() {
-                    let _ = rest.iter().any(|next| {
-                        compare(&first.value, &next.value, [first.optional, next.optional])
-                    });
-                }
-            }
-            Kind::Map { entries } => {
-                if let Some((first, rest)) = entries.split_first() {
-                    for next in rest {
-                        compare(&first.key, &next.key, [false; 2]);
-                        compare(&first.value, &next.value, [first.optional, next.optional]);
-                    }
-                }
-            }
-            _ => {}
-        }
-        expr.kind
-            .for_each_child(&mut |child| self.find_mixed(child, issues));
     }
 }
 
@@ -134,11 +93,10 @@ pub fn check(env: &Env, parsed: Parsed) -> Result<Checked, Issues> {
         references,
         parsed,
     };
-    let mut mixed = Vec::new();
-    checked.find_mixed(&checked.parsed.root, &mut mixed);
-    match mixed.is_empty() {
+    let issues = literals::check(&checked);
+    match issues.is_empty() {
         true => Ok(checked),
-        false => Err(Issues::new(checked.parsed.source, mixed)),
+        false => Err(Issues::new(checked.parsed.source, issues)),
     }
 }
 
@@ -367,7 +325,6 @@ impl Checker<'_> {
         let Some(result) = result else {
             return self.no_overload(expr.id, function.name, &types, target.is_some());
         };
-        self.check_literal(function.name, target, args);
         let reference = Reference::Overloads(function.name, matching);
         self.references.insert(expr.id, reference);
         self.set(expr.id, result)
@@ -406,27 +363,6 @@ impl Checker<'_> {
             format!("found no matching overload for '{name}' applied to '{signature}'"),
         );
         self.set(id, Type::Error)
-    }
-
-    /// Literal durations, timestamps and patterns are read while compiling.
-    fn check_literal(&mut self, name: &str, target: Option<&Expr>, args: &[Expr]) {
-        let last = args.last();
-        let Some(Expr {
-            id,
-            kind: Kind::Literal(Literal::String(text)),
-        }) = last
-        else {
-            return;
-        };
-        let readable = match (name, target, args.len()) {
-            ("duration", None, 1) => convert::duration(text).is_ok(),
-            ("timestamp", None, 1) => convert::timestamp(text).is_ok(),
-            ("matches", _, _) => Pattern::weight(text).is_ok(),
-            _ => true,
-        };
-        if !readable {
-            self.issue(*id, format!("invalid {name} argument"));
-        }
     }
 
     fn list(&mut self, id: Id, elements: &[Element]) -> Type {

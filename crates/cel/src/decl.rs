@@ -93,8 +93,6 @@ impl Decl {
             (DeclKind::List { element, .. }, "@items") => element.resolve(rest),
             (DeclKind::Map { value }, "@values") => value.resolve(rest),
             (DeclKind::Object { fields, .. }, name) => fields.get(name)?.decl.resolve(rest),
-            // Values of maps can be reached by selecting a key.
-            (DeclKind::Map { value }, name) if !name.starts_with('@') => value.resolve(rest),
             _ => None,
         }
     }

@@ -201,10 +201,6 @@ pub(crate) fn named_type(name: &str) -> Option<Type> {
         "google.protobuf.Duration" => Type::Duration,
         "net.IP" => Type::Opaque("net.IP"),
         "net.CIDR" => Type::Opaque("net.CIDR"),
-        "kubernetes.Quantity"
-        | "kubernetes.URL"
-        | "kubernetes.Semver"
-        | "kubernetes.NamedFormat" => Type::Struct(name.into()),
         _ => return None,
     })
 }

@@ -15,6 +15,7 @@ pub mod decl;
 mod env;
 mod functions;
 mod lexer;
+mod literals;
 mod macros;
 mod meter;
 mod parser;

@@ -45,7 +45,7 @@ fn is_macro(name: &str, count: usize) -> bool {
         {
             true
         }
-        "existsOne" => count == 2 || count == 3,
+        "existsOne" => count == 3,
         "exists_one" => count == 2 || count == 3,
         "transformList" | "transformMap" | "transformMapEntry" => count == 4,
         "all" | "exists" | "filter" | "map" | "optMap" | "optFlatMap" | "sortBy" => count == 2,
@@ -350,7 +350,12 @@ impl Expander<'_> {
 
     /// `target.hasValue() ? optional.of(expr with the value bound) : optional.none()`.
     fn opt_map(&mut self, target: Expr, mut args: Vec<Expr>, flat: bool) -> Expanded {
-        let name = self.variable(&args[0])?;
+        let Kind::Ident(name) = &args[0].kind else {
+            let function = if flat { "optFlatMap" } else { "optMap" };
+            let words = format!("{function}() variable name must be a simple identifier");
+            return Err(self.issue(&args[0], &words));
+        };
+        let name = name.clone();
         let body = args.remove(1);
         let bound = self.member_call(target.clone(), "value");
         let range = self.list(Vec::new());

@@ -43,6 +43,30 @@ impl Type {
         Self::Map(Arc::new(key), Arc::new(value))
     }
 
+    /// The name of the type of a value at run time, where parameters are not known.
+    pub fn runtime_name(&self) -> &str {
+        match self {
+            Self::Dyn => "dyn",
+            Self::Error => "error",
+            Self::Null => "null_type",
+            Self::Bool => "bool",
+            Self::Int => "int",
+            Self::Uint => "uint",
+            Self::Double => "double",
+            Self::String => "string",
+            Self::Bytes => "bytes",
+            Self::Duration => "google.protobuf.Duration",
+            Self::Timestamp => "google.protobuf.Timestamp",
+            Self::List(_) => "list",
+            Self::Map(..) => "map",
+            Self::Type(_) => "type",
+            Self::Optional(_) => "optional_type",
+            Self::Struct(name) => name,
+            Self::Opaque(name) => name,
+            Self::Param(_) => "type_param",
+        }
+    }
+
     pub fn optional(value: Type) -> Self {
         Self::Optional(Arc::new(value))
     }

@@ -67,10 +67,32 @@ pub enum Value<'a> {
 }
 
 /// A point in time, in UTC.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy)]
 pub struct Timestamp {
     pub seconds: i64,
     pub nanos: u32,
+    /// The offset from UTC, in seconds, that it was written with. It is shown, and says nothing else.
+    pub offset: i32,
+}
+
+impl PartialEq for Timestamp {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other).is_eq()
+    }
+}
+
+impl Eq for Timestamp {}
+
+impl PartialOrd for Timestamp {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Timestamp {
+    fn cmp(&self, other: &Self) -> Ordering {
+        (self.seconds, self.nanos).cmp(&(other.seconds, other.nanos))
+    }
 }
 
 /// A string that borrows where it can.
@@ -157,7 +179,10 @@ pub struct OwnedMap<'a> {
 enum Key {
     Bool(bool),
     Whole(i128),
+    /// The bits of a number that is not whole.
+    Double(u64),
     String(String),
+    Null,
 }
 
 impl Key {
@@ -169,7 +194,9 @@ impl Key {
             Value::Double(value) if value.fract() == 0.0 && value.abs() < 1e19 => {
                 Self::Whole(*value as i128)
             }
+            Value::Double(value) => Self::Double(value.to_bits()),
             Value::String(value) => Self::String(value.to_string()),
+            Value::Null => Self::Null,
             _ => return None,
         })
     }
@@ -193,6 +220,21 @@ impl<'a> OwnedMap<'a> {
         self.index.insert(index, self.entries.len());
         self.depth = self.depth.max(value.depth());
         self.entries.push((key, value));
+        Ok(())
+    }
+
+    /// Sets an entry of a literal: the last one of a key counts.
+    pub(crate) fn set(&mut self, key: Value<'a>, value: Value<'a>) -> Result<()> {
+        let index = Key::new(&key)
+            .ok_or_else(|| Error::new(format!("unsupported key type: {}", key.type_of())))?;
+        self.depth = self.depth.max(value.depth());
+        match self.index.get(&index) {
+            Some(at) => self.entries[*at] = (key, value),
+            None => {
+                self.index.insert(index, self.entries.len());
+                self.entries.push((key, value));
+            }
+        }
         Ok(())
     }
 
@@ -402,6 +444,10 @@ impl<'a> Value<'a> {
             (Self::Type(a), Self::Type(b)) => same_kind(a, b),
             (Self::Optional(None), Self::Optional(None)) => true,
             (Self::Optional(Some(a)), Self::Optional(Some(b))) => a.equals(b)?,
+            // Checks and decisions are made to be asked, not to be compared.
+            (Self::Library(Library::Check(_) | Library::Decision(_)), _) => {
+                return Err(Error::no_such_overload());
+            }
             (Self::Library(a), Self::Library(b)) => a == b,
             _ => numbers(self, other) == Some(Ordering::Equal),
         })
@@ -428,49 +474,54 @@ impl<'a> Value<'a> {
 
     /// `value.field` or `value[key]` of a map, an object or a list.
     pub fn get(&self, key: &Value<'a>) -> Result<Value<'a>> {
-        match self {
-            Self::Map(map) => match map.get(key)? {
-                Some(value) => Ok(value),
+        match self.lookup(key)? {
+            Some(value) => Ok(value),
+            None => match self {
                 // A field of a constructed object that is not set is null.
-                None if map.is_constructed() => Ok(Self::Null),
-                None => Err(Error::no_such_key(key.display())),
+                Self::Map(map) if map.is_constructed() => Ok(Self::Null),
+                Self::List(_) => {
+                    let at = key.display();
+                    Err(Error::new(format!("index out of bounds: {at}")))
+                }
+                _ => Err(Error::no_such_key(key.display())),
             },
-            Self::List(list) => {
-                let at = list_index(key)?;
-                let found = usize::try_from(at).ok().and_then(|at| list.get(at));
-                found.unwrap_or_else(|| Err(Error::new(format!("index out of bounds: {at}"))))
-            }
-            Self::Optional(None) => Ok(Self::NONE),
-            Self::Optional(Some(value)) => value.find(key),
-            _ => Err(Error::no_such_overload()),
         }
     }
 
-    /// `value.?field` or `value[?key]`: an optional.
-    pub fn find(&self, key: &Value<'a>) -> Result<Value<'a>> {
-        let found = match self {
-            Self::Map(map) => map.get(key)?,
-            Self::List(list) => {
-                let at = list_index(key)?;
-                let found = usize::try_from(at).ok().and_then(|at| list.get(at));
-                found.transpose()?
-            }
-            Self::Optional(None) => None,
-            Self::Optional(Some(value)) => return value.find(key),
-            _ => return Err(Error::no_such_overload()),
-        };
-        Ok(found.map_or(Self::NONE, Self::some))
-    }
-
-    /// Whether a field is there: `has(value.field)`.
-    pub fn has(&self, field: &Value<'a>) -> Result<bool> {
+    /// What a key finds in a map, an object or a list; nothing in anything else.
+    pub fn lookup(&self, key: &Value<'a>) -> Result<Option<Value<'a>>> {
         match self {
-            Self::Map(map) => Ok(map.get(field)?.is_some()),
-            Self::Optional(None) => Ok(false),
-            Self::Optional(Some(value)) => value.has(field),
-            _ => Err(Error::no_such_overload()),
+            Self::Map(map) => map.get(key),
+            Self::List(list) => {
+                let at = list_index(key)?;
+                let found = usize::try_from(at).ok().and_then(|at| list.get(at));
+                found.transpose()
+            }
+            _ => Ok(None),
         }
     }
+}
+
+/// Keys that cannot select anything are refused.
+pub(crate) fn invalid_qualifier(key: &Value<'_>) -> Result<()> {
+    let name = match key {
+        Value::String(_)
+        | Value::Int(_)
+        | Value::Uint(_)
+        | Value::Bool(_)
+        | Value::Double(_)
+        | Value::Library(Library::Pattern(_)) => return Ok(()),
+        Value::Null => "types.Null",
+        Value::Bytes(_) => "types.Bytes",
+        Value::Duration(_) => "types.Duration",
+        Value::Timestamp(_) => "types.Timestamp",
+        Value::List(_) => "*types.baseList",
+        Value::Map(_) => "*types.baseMap",
+        Value::Type(_) => "*types.Type",
+        Value::Optional(_) => "*types.Optional",
+        Value::Library(_) => "cel.Value",
+    };
+    Err(Error::new(format!("invalid qualifier type: {name}")))
 }
 
 fn list_index(key: &Value<'_>) -> Result<i64> {
@@ -664,7 +715,12 @@ fn position<'a>(
 fn same_keys<'a>(a: &Value<'a>, b: &Value<'a>, keys: &[Arc<str>]) -> Result<bool> {
     for key in keys {
         let key = Value::text(key.clone());
-        if !a.find(&key)?.equals(&b.find(&key)?)? {
+        let same = match (a.lookup(&key)?, b.lookup(&key)?) {
+            (Some(a), Some(b)) => a.equals(&b)?,
+            (None, None) => true,
+            _ => false,
+        };
+        if !same {
             return Ok(false);
         }
     }
@@ -679,9 +735,17 @@ impl<'a> Map<'a> {
         }
     }
 
+    /// The type of an object that an expression constructed.
+    pub fn object(&self) -> Option<&Arc<str>> {
+        match self {
+            Self::Owned(map) => map.object.as_ref(),
+            Self::Json { .. } => None,
+        }
+    }
+
     /// Whether an expression constructed it as an object.
     fn is_constructed(&self) -> bool {
-        matches!(self, Self::Owned(map) if map.object.is_some())
+        self.object().is_some()
     }
 
     pub fn is_empty(&self) -> bool {
@@ -703,7 +767,11 @@ impl<'a> Map<'a> {
                     Some(DeclKind::Map { value }) => (&**name, Some(&**value)),
                     _ => (&**name, None),
                 };
-                let found = map.get(name);
+                let is_object = matches!(decl.map(|d| &d.kind), Some(DeclKind::Object { .. }));
+                // A field of an object that is null is as good as absent.
+                let found = map
+                    .get(name)
+                    .filter(|value| !(is_object && value.is_null()));
                 found
                     .map(|value| Value::from_json(value, inner))
                     .transpose()

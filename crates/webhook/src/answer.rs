@@ -1,5 +1,7 @@
 //! What an answer's status code says.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use http::{header, response::Parts};
 use machinery::Value;
@@ -8,6 +10,15 @@ use crate::{Answer, Failure, quote};
 
 /// What is quoted of a refusal.
 const QUOTED: usize = 2048;
+
+/// How long an answer asks to wait before the next call: with 429, or a failure of the server.
+pub(crate) fn retry_after(parts: &Parts) -> Option<Duration> {
+    let code = parts.status.as_u16();
+    let asks = code == 429 || code >= 500;
+    let seconds = parts.headers.get(header::RETRY_AFTER).filter(|_| asks)?;
+    let seconds: i64 = seconds.to_str().ok()?.parse().ok()?;
+    Some(Duration::from_secs(u64::try_from(seconds).unwrap_or(0)))
+}
 
 /// The answer, or the failure that its code stands for. A Status in the body counts more than the code.
 pub(crate) fn judge(parts: &Parts, body: Bytes) -> Result<Answer, Failure> {
@@ -88,6 +99,27 @@ mod tests {
         match judge(&parts, Bytes::from_static(body.as_bytes())) {
             Ok(answer) => format!("{} {}", answer.code, answer.body.len()),
             Err(failure) => failure.message,
+        }
+    }
+
+    #[test]
+    fn failures_say_when_to_call_again() {
+        for (code, header, expected) in [
+            (429, "2", Some(2)),
+            (503, "0", Some(0)),
+            (500, "-1", Some(0)),
+            (500, "soon", None),
+            (200, "1", None),
+            (404, "1", None),
+        ] {
+            let (parts, ()) = http::Response::builder()
+                .status(code)
+                .header(header::RETRY_AFTER, header)
+                .body(())
+                .unwrap()
+                .into_parts();
+            let expected = expected.map(Duration::from_secs);
+            assert_eq!(retry_after(&parts), expected, "{code} {header}");
         }
     }
 

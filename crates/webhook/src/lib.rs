@@ -82,6 +82,9 @@ impl Failure {
     }
 }
 
+/// How often a webhook is called again that asks for it.
+const RETRIES: u32 = 10;
+
 type Http = Pool<Connector, Full<Bytes>>;
 
 /// The connections to one webhook.
@@ -121,13 +124,20 @@ impl Client {
             call.timeout.as_secs_f64().ceil()
         );
         let failed = |why: &str| Failure::unavailable(format!("Post {}: {why}", quote(&url)));
-        let request = request(&endpoint, &url, call.body).map_err(|why| failed(&why))?;
+        let request = || request(&endpoint, &url, call.body.clone()).map_err(|why| failed(&why));
         let exchange = async {
-            let response = endpoint.http.request(request).await;
-            let response = response.map_err(|error| failed(&words(&error)))?;
-            let (parts, body) = response.into_parts();
-            let body = read(body, call.limit).await?;
-            answer::judge(&parts, body)
+            let mut retries = 0;
+            loop {
+                let response = endpoint.http.request(request()?).await;
+                let response = response.map_err(|error| failed(&words(&error)))?;
+                let (parts, body) = response.into_parts();
+                let body = read(body, call.limit).await?;
+                match answer::retry_after(&parts).filter(|_| retries < RETRIES) {
+                    Some(wait) => tokio::time::sleep(wait).await,
+                    None => return answer::judge(&parts, body),
+                }
+                retries += 1;
+            }
         };
         match tokio::time::timeout(call.timeout, exchange).await {
             Ok(answer) => answer,

@@ -162,9 +162,13 @@ fn compile_one(
         };
         return Err(format!("{noun} must evaluate to {article}"));
     }
+    let failed = |error: cel::Error| match prefix {
+        "" => format!("program instantiation failed: {}", error.message),
+        _ => format!("{prefix}instantiation failed: {}", error.message),
+    };
     Ok(Compiled {
         uses_old_self: checked.refers_to("oldSelf"),
         max_cost: estimate(&env, &checked).max,
-        program: Program::new(&env, &checked),
+        program: Program::new(&env, &checked).map_err(failed)?,
     })
 }

@@ -103,7 +103,7 @@ fn string(schema: &Value) -> Declared {
 
 fn list(schema: &Value, name: &str) -> Option<Declared> {
     let items = schema.get("items").filter(|items| items.is_object())?;
-    let element = declare(items, is_embedded(items), &format!("{name}.@items"))?;
+    let element = declare(items, is_embedded(items), &format!("{name}.@idx"))?;
     let most =
         limit(schema, "maxItems").unwrap_or_else(|| (LARGEST_REQUEST - 2) / (element.smallest + 1));
     let keys = || {
@@ -128,7 +128,7 @@ pub(super) fn is_embedded(schema: &Value) -> bool {
 fn object(schema: &Value, root: bool, name: &str) -> Option<Declared> {
     let others = &schema["additionalProperties"];
     if others.is_object() && !root {
-        let value = declare(others, is_embedded(others), &format!("{name}.@values"))?;
+        let value = declare(others, is_embedded(others), &format!("{name}.@elem"))?;
         let most = limit(schema, "maxProperties")
             .unwrap_or_else(|| (LARGEST_REQUEST - 2) / (value.smallest + 6));
         return Some(scalar(DeclKind::Map { value: value.decl }, most, 2));

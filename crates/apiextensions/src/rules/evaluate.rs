@@ -49,23 +49,39 @@ struct Exhausted;
 struct Run<'e> {
     budget: u64,
     errors: &'e mut Errors,
+    /// Errors of values that have not changed.
+    ratcheted: Errors,
 }
 
 impl Rules {
     /// Adds what the rules find wrong with a new object.
     pub(crate) fn check(&self, object: View<'_>, path: &Path, errors: &mut Errors) {
-        self.start(object, None, path, errors);
+        let _ = self.run(object, None, path, errors);
     }
 
     /// The same for an object that was another before.
     pub(crate) fn check_update(&self, was: Was<'_>, path: &Path, errors: &mut Errors) {
-        self.start(was.new_value(), Some(was), path, errors);
+        let _ = self.run(was.new_value(), Some(was), path, errors);
     }
 
-    fn start(&self, object: View<'_>, was: Option<Was<'_>>, path: &Path, errors: &mut Errors) {
+    /// What is wrong with an object that was as wrong before: the client is warned of it.
+    pub(crate) fn warnings(&self, was: Was<'_>, path: &Path) -> Vec<String> {
+        let found = self.run(was.new_value(), Some(was), path, &mut Errors::new());
+        found.iter().map(ToString::to_string).collect()
+    }
+
+    /// Evaluates everything, and gives the errors of values that have not changed.
+    fn run(
+        &self,
+        object: View<'_>,
+        was: Option<Was<'_>>,
+        path: &Path,
+        errors: &mut Errors,
+    ) -> Errors {
         let mut run = Run {
             budget: OBJECT_LIMIT,
             errors,
+            ratcheted: Errors::new(),
         };
         let correlation = Correlation {
             current: was,
@@ -73,6 +89,7 @@ impl Rules {
         };
         // Exhaustion is among the errors.
         let _ = run.node(self, object, correlation, path);
+        run.ratcheted
     }
 }
 
@@ -160,15 +177,12 @@ impl Run<'_> {
             Some(Ok(message)) => self.message(message, &variables, path, kind)?,
             _ => None,
         };
-        if !compiled.uses_old_self && correlation.is_unchanged() {
-            return Ok(());
-        }
         let detail = detail.unwrap_or_else(|| match rule.message.is_empty() {
             true => format!("failed rule: {}", rule.rule),
             false => rule.message.clone(),
         });
         let shown = (!matches!(kind, "object" | "array")).then(|| value.to_value());
-        self.errors.push(Error {
+        let error = Error {
             kind: match rule.reason.as_deref() {
                 Some("FieldValueForbidden") => ErrorKind::Forbidden,
                 Some("FieldValueRequired") => ErrorKind::Required,
@@ -178,7 +192,11 @@ impl Run<'_> {
             path: field_path(path, rule.field_path.as_deref()),
             value: shown,
             detail,
-        });
+        };
+        match !compiled.uses_old_self && correlation.is_unchanged() {
+            true => self.ratcheted.push(error),
+            false => self.errors.push(error),
+        }
         Ok(())
     }
 

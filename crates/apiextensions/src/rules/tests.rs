@@ -115,6 +115,12 @@ fn what_has_not_changed_may_break_rules_that_came_later() {
     let old = json!({"spec": {"size": 1, "x": "a"}});
     let same = json!({"spec": {"size": 1, "x": "b"}});
     assert!(errors_of(&rules, &same, Some((&structural, &old))).is_empty());
+    let was = Was::new(&structural, (&same).into(), (&old).into());
+    assert_eq!(
+        rules.warnings(was, &Path::new("")),
+        ["spec.size: Invalid value: 1: failed rule: self > 5"],
+        "the client is warned of it"
+    );
     let changed = json!({"spec": {"size": 2, "x": "a"}});
     assert_eq!(
         errors_of(&rules, &changed, Some((&structural, &old))).len(),

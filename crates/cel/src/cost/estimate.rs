@@ -6,6 +6,7 @@ use super::{REGEX_LENGTH, STRING_TRAVERSAL};
 use crate::{
     ast::{Comprehension, Element, Expr, Id, Kind, Literal, MapEntry, op},
     check::{Checked, Reference},
+    decl::DeclKind,
     env::Env,
     types::Type,
 };
@@ -233,7 +234,12 @@ impl<'e> Estimator<'e> {
         self.locals.push((fold.accumulator.clone(), accumulator));
         let block = self.locals.len();
         let entry = self.entry(&fold.range);
-        let is_list = !matches!(self.checked.type_of(&fold.range), Type::Map(..));
+        let is_list = match self.checked.type_of(&fold.range) {
+            Type::List(_) => true,
+            Type::Map(..) => false,
+            // What hides behind `dyn` counts as a map, unless its elements are known.
+            _ => entry.is_some(),
+        };
         match &fold.variable2 {
             None => {
                 let (step, size) = match is_list {
@@ -602,29 +608,63 @@ impl<'e> Estimator<'e> {
                 let factor = if name == "sets.equivalent" { 2.0 } else { 1.0 };
                 (product.scale(factor).add(one), None)
             }
+            "slice" => {
+                let size = self.size_or_unknown(target?);
+                let (start, end) = (whole(args.first(), 0), whole(args.get(1), size.max));
+                allocating(1.0, Range::fixed(end.wrapping_sub(start)))
+            }
+            "lists.range" => allocating(1.0, Range::fixed(whole(args.first(), u64::MAX))),
+            "reverse" => allocating(1.0, self.size_or_unknown(target?)),
+            "flatten" => {
+                let depth = match args {
+                    [] => 1,
+                    [depth, ..] => whole(Some(depth), u64::MAX),
+                };
+                allocating(depth as f64, self.size_or_unknown(target?))
+            }
+            // Every element with every other; the result counts as if it had as many.
             "distinct" => {
                 let size = self.size_or_unknown(target?);
-                (size.multiply(size).add(one), Some(size))
+                allocating(2.0, size.multiply(size))
             }
-            "slice" | "sort" | "reverse" | "flatten" | "@sortByAssociatedKeys" => {
-                let size = self.size_or_unknown(target?);
-                (size.add(one), Some(size))
-            }
-            "lists.range" => {
-                let count = match args.first().map(|arg| &arg.expr.kind) {
-                    Some(Kind::Literal(Literal::Int(end))) => {
-                        Range::fixed(u64::try_from(*end).unwrap_or(0))
-                    }
-                    _ => Range::UNKNOWN,
+            "sort" | "@sortByAssociatedKeys" => {
+                let size = match args {
+                    [] => self.size_or_unknown(target?),
+                    [keys, ..] => self.size_or_unknown(keys.expr),
                 };
-                (count.add(one), Some(count))
+                let is_text = ["list_string_", "list_bytes_"]
+                    .iter()
+                    .any(|prefix| overload.starts_with(prefix));
+                let factor = if is_text { 2.0 + STRING_TRAVERSAL } else { 2.0 };
+                allocating(factor, size.multiply(size))
             }
-            op::EQUALS => match (args, self.checked.type_of(args.first()?.expr)) {
-                ([_, b], t) if is_library(t) && t == self.checked.type_of(b.expr) => (one, None),
-                _ => return None,
-            },
+            op::EQUALS => return self.library_equality(args),
             _ => return None,
         })
+    }
+
+    /// Equality of two values of one type of a library.
+    fn library_equality(&mut self, args: &[Argument<'e>]) -> Option<(Range, Option<Range>)> {
+        let [left, right] = args else {
+            return None;
+        };
+        let t = self.checked.type_of(left.expr);
+        if t != self.checked.type_of(right.expr) {
+            return None;
+        }
+        let most = match t {
+            Type::Opaque(_) => return Some((Range::fixed(1), None)),
+            Type::Struct(name) if &**name == "kubernetes.NamedFormat" => LONGEST_FORMAT,
+            Type::Struct(name) if &**name == "kubernetes.URL" => {
+                self.size(right.expr).map_or(1, |size| size.max)
+            }
+            Type::Struct(name) if name.starts_with("kubernetes.") => {
+                return Some((Range::fixed(1), None));
+            }
+            _ => return None,
+        };
+        let range = Range { min: 1, max: most };
+        Some((range.scale(STRING_TRAVERSAL), None))
     }
 
     // --- sizes
@@ -674,24 +714,18 @@ impl<'e> Estimator<'e> {
     fn declared_size(&self, path: &[Arc<str>]) -> Option<Range> {
         let (variable, rest) = path.split_first()?;
         let decl = self.env.find(variable)?.decl.as_ref()?;
-        let (last, parents) = match rest.split_last() {
-            // Keys of maps have no schema of their own: they are as long as a request allows.
-            Some((last, parents)) if &**last == "@keys" => (Some(last), parents),
-            _ => (None, rest),
-        };
-        let found = decl.resolve(parents)?;
-        let max = match last {
-            Some(_) => return None,
-            None => found.max_elements,
-        };
-        match found.cel_type() {
-            Type::String | Type::Bytes | Type::List(_) | Type::Map(..) | Type::Dyn
-                if max != u64::MAX =>
-            {
-                Some(Range { min: 0, max })
-            }
-            _ => None,
+        if let Some((last, parents)) = rest.split_last()
+            && &**last == "@keys"
+        {
+            // Keys of maps have no bounds of their own, and what has none counts as nothing.
+            let map = decl.resolve(parents)?;
+            return matches!(map.kind, DeclKind::Map { .. }).then_some(Range::ZERO);
         }
+        let max = match decl.resolve(rest)?.max_elements {
+            u64::MAX => 0,
+            max => max,
+        };
+        Some(Range { min: 0, max })
     }
 
     fn element_size(&mut self, list: &Expr) -> Range {
@@ -702,11 +736,24 @@ impl<'e> Estimator<'e> {
                 return size;
             }
         }
-        match self.entry(list) {
-            Some(entry) => entry.value,
-            None => Range::UNKNOWN,
-        }
+        Range::UNKNOWN
     }
+}
+
+/// The longest name of a format.
+const LONGEST_FORMAT: u64 = 64;
+
+/// A whole number that is a literal.
+fn whole(arg: Option<&Argument<'_>>, otherwise: u64) -> u64 {
+    match arg.map(|arg| &arg.expr.kind) {
+        Some(Kind::Literal(Literal::Int(number))) => u64::try_from(*number).unwrap_or(0),
+        _ => otherwise,
+    }
+}
+
+/// Going through a list of a size and making another of the same.
+fn allocating(factor: f64, size: Range) -> (Range, Option<Range>) {
+    (size.scale(factor).add(Range::fixed(11)), Some(size))
 }
 
 fn is_bind(fold: &Comprehension) -> bool {
@@ -720,14 +767,6 @@ fn is_scalar(t: &Type) -> bool {
             true
         }
         Type::Optional(inner) => is_scalar(inner),
-        _ => false,
-    }
-}
-
-fn is_library(t: &Type) -> bool {
-    match t {
-        Type::Opaque(_) => true,
-        Type::Struct(name) => name.starts_with("kubernetes."),
         _ => false,
     }
 }

@@ -15,106 +15,196 @@ fn traversed(size: u64, factor: f64) -> u64 {
     (size as f64 * factor).ceil() as u64
 }
 
-/// The cost of a call, or `None` if it hangs on the result.
-pub fn before(function: &str, args: &[Value<'_>]) -> Option<u64> {
-    let size = |at: usize| args.get(at).map_or(1, Value::size);
-    let text = |at: usize| traversed(size(at), STRING_TRAVERSAL);
-    let regex = |text: usize, pattern: u64| {
-        ((1.0 + size(text) as f64) * STRING_TRAVERSAL).ceil() as u64
-            * traversed(pattern, REGEX_LENGTH)
-    };
-    Some(match function {
-        "join" => return None,
-        "check" => 350_000,
-        "fieldSelector" | "labelSelector" => {
-            let length = size(1);
-            LIST + traversed(length, STRING_TRAVERSAL) + traversed(traversed(length, 0.5), 50.0)
-        }
-        "isSorted" | "sum" | "max" | "min" | "indexOf" | "lastIndexOf" => {
-            args.first().map_or(0, traversal)
-        }
-        "url"
-        | "lowerAscii"
-        | "upperAscii"
-        | "substring"
-        | "trim"
-        | "jsonpatch.escapeKey"
-        | "quantity"
-        | "isQuantity"
-        | "semver"
-        | "isSemver"
-        | "cidr"
-        | "isIP"
-        | "isCIDR"
-        | "startsWith"
-        | "endsWith"
-        | "strings.quote"
-        | "format" => text(0),
-        "ip" => match args.first() {
-            Some(Value::Library(_)) => 1,
-            _ => text(0),
-        },
-        "replace" | "split" | "ip.isCanonical" => traversed(size(0), 2.0 * STRING_TRAVERSAL),
-        "find" | "findAll" | "matches" => regex(0, size(1)),
-        "contains" => text(0) * text(1),
-        "containsIP" => 2 * text(0) + parsed(args, &text),
-        "containsCIDR" => 3 * text(0) + 1 + parsed(args, &text),
-        "validate" => match args.first() {
-            Some(Value::Library(Library::Format(format))) => regex(1, format.pattern_size),
-            _ => 1,
-        },
-        op::IN => match args.get(1) {
-            Some(Value::List(list)) => list.len() as u64,
-            _ => 1,
-        },
-        op::EQUALS | op::NOT_EQUALS => match args.first() {
-            Some(Value::Library(_)) => 1,
-            _ => traversed(size(0).min(size(1)), STRING_TRAVERSAL),
-        },
-        op::LESS | op::LESS_EQUALS | op::GREATER | op::GREATER_EQUALS => match args.first() {
-            Some(Value::String(_) | Value::Bytes(_)) => {
-                traversed(size(0).min(size(1)), STRING_TRAVERSAL)
-            }
-            _ => 1,
-        },
-        op::ADD => match args.first() {
-            Some(Value::String(_) | Value::Bytes(_)) => {
-                traversed(size(0) + size(1), STRING_TRAVERSAL)
-            }
-            _ => 1,
-        },
-        "bytes" | "string" => match args.first() {
-            Some(Value::String(_)) if function == "bytes" => text(0),
-            Some(Value::Bytes(_)) if function == "string" => text(0),
-            _ => 1,
-        },
-        // Their work grows with the lists, quadratically at worst.
-        "sets.contains" | "sets.intersects" => size(0).saturating_mul(size(1)),
-        "sets.equivalent" => size(0).saturating_mul(size(1)).saturating_mul(2),
-        "distinct" => size(0).saturating_mul(size(0)),
-        "flatten" | "slice" | "sort" | "@sortByAssociatedKeys" | "reverse" => size(0),
-        "lists.range" => match args.first() {
-            Some(Value::Int(end)) => u64::try_from(*end).unwrap_or(0),
-            _ => 1,
-        },
-        _ => 1,
-    })
+/// How the cost of a call is worked out. Chosen when an expression is compiled: by the overload where
+/// the checker found exactly one, otherwise by the function.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Rule {
+    Fixed(u64),
+    /// The text of an argument is gone through this many tenths of a time.
+    Text(f64),
+    Selector,
+    Traversal,
+    Regex,
+    Product,
+    Validate,
+    Contains {
+        network: bool,
+        text: bool,
+    },
+    Equality,
+    Shorter,
+    Longer,
+    Elements,
+    /// Every element of one list with every one of another.
+    Pairs(u64),
+    /// Every element of a list with every other.
+    SelfCompare(usize),
+    Flatten,
+    /// The size of the list that is made.
+    Made,
+    Joined,
 }
 
-/// An address or network that is given as text is parsed.
-fn parsed(args: &[Value<'_>], text: &dyn Fn(usize) -> u64) -> u64 {
-    match args.get(1) {
-        Some(Value::String(_)) => text(1),
-        _ => 0,
+impl Rule {
+    pub fn new(function: &str, overload: &str) -> Self {
+        Self::by_overload(overload)
+            .or_else(|| Self::by_function(function, overload))
+            .unwrap_or_else(|| Self::standard(overload))
+    }
+
+    /// Lists and sets count by overload alone.
+    fn by_overload(overload: &str) -> Option<Self> {
+        Some(match overload {
+            "list_slice" | "lists_range" | "list_reverse" => Self::Made,
+            "list_flatten" | "list_flatten_int" => Self::Flatten,
+            "list_distinct" => Self::SelfCompare(0),
+            "list_sets_contains_list" | "list_sets_intersects_list" => Self::Pairs(1),
+            "list_sets_equivalent_list" => Self::Pairs(2),
+            _ if overload.ends_with("_sortByAssociatedKeys") => Self::SelfCompare(1),
+            _ if overload.starts_with("list_") && overload.ends_with("_sort") => {
+                Self::SelfCompare(0)
+            }
+            _ => return None,
+        })
+    }
+
+    fn by_function(function: &str, overload: &str) -> Option<Self> {
+        Some(match function {
+            "check" => Self::Fixed(350_000),
+            "fieldSelector" | "labelSelector" => Self::Selector,
+            "isSorted" | "sum" | "max" | "min" | "indexOf" | "lastIndexOf" => Self::Traversal,
+            "url"
+            | "lowerAscii"
+            | "upperAscii"
+            | "substring"
+            | "trim"
+            | "jsonpatch.escapeKey"
+            | "quantity"
+            | "isQuantity"
+            | "semver"
+            | "isSemver"
+            | "cidr"
+            | "isIP"
+            | "isCIDR" => Self::Text(1.0),
+            "ip" if overload == "cidr_ip" => Self::Fixed(1),
+            "ip" => Self::Text(1.0),
+            "replace" | "split" | "ip.isCanonical" => Self::Text(2.0),
+            "join" => Self::Joined,
+            "find" | "findAll" => Self::Regex,
+            "containsIP" => Self::Contains {
+                network: false,
+                text: overload == "cidr_contains_ip_string",
+            },
+            "containsCIDR" => Self::Contains {
+                network: true,
+                text: overload == "cidr_contains_cidr_string",
+            },
+            "validate" => Self::Validate,
+            op::EQUALS => Self::Equality,
+            op::NOT_EQUALS => Self::Shorter,
+            _ => return None,
+        })
+    }
+
+    fn standard(overload: &str) -> Self {
+        match overload {
+            "starts_with_string" | "ends_with_string" | "string_to_bytes" | "bytes_to_string"
+            | "strings_quote" | "string_format" => Self::Text(1.0),
+            "in_list" => Self::Elements,
+            "add_string" | "add_bytes" => Self::Longer,
+            "matches_string" => Self::Regex,
+            "contains_string" => Self::Product,
+            _ => {
+                let ordered = ["less_", "greater_"]
+                    .iter()
+                    .any(|o| overload.starts_with(o));
+                let texts = ["_string", "_bytes"].iter().any(|t| overload.ends_with(t));
+                match ordered && texts {
+                    true => Self::Shorter,
+                    false => Self::Fixed(1),
+                }
+            }
+        }
+    }
+
+    /// The cost of a call, or `None` if it hangs on the result.
+    pub fn before(self, args: &[Value<'_>]) -> Option<u64> {
+        let size = |at: usize| args.get(at).map_or(1, Value::size);
+        let text = |at: usize| traversed(size(at), STRING_TRAVERSAL);
+        let regex = |text: usize, pattern: u64| {
+            let text = ((1.0 + size(text) as f64) * STRING_TRAVERSAL).ceil() as u64;
+            text.saturating_mul(traversed(pattern, REGEX_LENGTH))
+        };
+        let shorter = || traversed(size(0).min(size(1)), STRING_TRAVERSAL);
+        Some(match self {
+            Self::Fixed(cost) => cost,
+            Self::Text(times) => traversed(size(0), times * STRING_TRAVERSAL),
+            Self::Selector => {
+                let length = size(1);
+                LIST + traversed(length, STRING_TRAVERSAL) + traversed(traversed(length, 0.5), 50.0)
+            }
+            Self::Traversal => args.first().map_or(0, traversal),
+            Self::Regex => regex(0, size(1)),
+            Self::Product => text(0).saturating_mul(text(1)),
+            Self::Validate => match args.first() {
+                Some(Value::Library(Library::Format(format))) => regex(1, format.pattern_size),
+                _ => 1,
+            },
+            Self::Contains {
+                network,
+                text: is_text,
+            } => {
+                let twice = traversed(2 * size(0), STRING_TRAVERSAL);
+                let masked = if network { text(0) + 1 } else { 0 };
+                let parsed = if is_text { text(1) } else { 0 };
+                twice + masked + parsed
+            }
+            Self::Equality if matches!(args.first(), Some(Value::Library(_))) => 1,
+            Self::Equality | Self::Shorter => shorter(),
+            Self::Longer => traversed(size(0).saturating_add(size(1)), STRING_TRAVERSAL),
+            Self::Elements => size(1),
+            Self::Pairs(factor) => {
+                let pairs = size(0).saturating_mul(size(1));
+                pairs.saturating_mul(factor).saturating_add(1)
+            }
+            Self::SelfCompare(at) => {
+                let first = match args.get(at) {
+                    Some(Value::List(list)) => list.get(0).and_then(Result::ok),
+                    _ => None,
+                };
+                let factor = match first {
+                    Some(Value::String(_) | Value::Bytes(_)) => 2.0 + STRING_TRAVERSAL,
+                    _ => 2.0,
+                };
+                allocating(factor, size(at).saturating_mul(size(at)))
+            }
+            Self::Flatten => {
+                let depth = match args.get(1) {
+                    Some(Value::Int(depth)) => *depth as f64,
+                    _ => 1.0,
+                };
+                // A negative depth fails, and takes away from the cost.
+                let product = (size(0) as f64 * depth) as i64;
+                product.wrapping_add(1 + LIST as i64) as u64
+            }
+            Self::Made | Self::Joined => return None,
+        })
+    }
+
+    /// The cost of a call by its result.
+    pub fn after(self, result: Option<&Value<'_>>) -> u64 {
+        let size = result.map_or(1, Value::size);
+        match self {
+            Self::Joined => traversed(size, 2.0 * STRING_TRAVERSAL),
+            Self::Made => allocating(1.0, size),
+            _ => 1,
+        }
     }
 }
 
-/// The cost of a call by its result.
-pub fn after(function: &str, result: Option<&Value<'_>>) -> u64 {
-    match (function, result) {
-        ("join", Some(result)) => traversed(result.size(), 2.0 * STRING_TRAVERSAL),
-        _ => 1,
-    }
+/// Making a list, and going through one of a size.
+fn allocating(factor: f64, size: u64) -> u64 {
+    ((size as f64 * factor) as u64).saturating_add(1 + LIST)
 }
 
 /// Walking through a value as a tree.

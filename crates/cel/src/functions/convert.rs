@@ -1,9 +1,8 @@
 //! Conversions between types, and the texts of durations and timestamps.
 
 use base64::{Engine, engine::general_purpose::STANDARD};
-use jiff::{Timestamp as Instant, tz::TimeZone};
 
-use super::{Row, library::Library};
+use super::{Row, library::Library, number, timestamp};
 use crate::value::{Error, Result, Text, Timestamp, Value};
 
 pub(super) const ROWS: &[Row] = &[
@@ -143,7 +142,7 @@ fn to_double<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
         Value::Double(number) => *number,
         Value::Int(number) => *number as f64,
         Value::Uint(number) => *number as f64,
-        Value::String(text) => text.parse().map_err(|_| failed(value, "double"))?,
+        Value::String(text) => number::parse(text).ok_or_else(|| failed(value, "double"))?,
         _ => return Err(Error::no_such_overload()),
     }))
 }
@@ -174,6 +173,7 @@ fn to_uint<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
             *number as u64
         }
         Value::Double(_) => return Err(overflow()),
+        Value::String(text) if text.starts_with('+') => return Err(failed(value, "uint")),
         Value::String(text) => text.parse().map_err(|_| failed(value, "uint"))?,
         _ => return Err(Error::no_such_overload()),
     }))
@@ -199,9 +199,10 @@ fn to_duration<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
     let value = one(args)?;
     match value {
         Value::Duration(_) => Ok(value.clone()),
-        Value::Int(nanos) => Ok(Value::Duration(*nanos)),
+        // Declared, and refused for every number.
+        Value::Int(_) => Err(failed(value, "google.protobuf.Duration")),
         Value::String(text) => Ok(Value::Duration(
-            duration(text).map_err(|_| failed(value, "duration"))?,
+            duration(text).map_err(|_| failed(value, "google.protobuf.Duration"))?,
         )),
         _ => Err(Error::no_such_overload()),
     }
@@ -215,7 +216,7 @@ fn to_timestamp<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
             i128::from(*seconds) * 1_000_000_000,
         )?)),
         Value::String(text) => Ok(Value::Timestamp(
-            timestamp(text).map_err(|_| failed(value, "timestamp"))?,
+            timestamp::parse(text).map_err(|_| failed(value, "google.protobuf.Timestamp"))?,
         )),
         _ => Err(Error::no_such_overload()),
     }
@@ -228,41 +229,16 @@ pub(crate) fn to_text(value: &Value<'_>) -> Result<String> {
         Value::Bool(value) => value.to_string(),
         Value::Int(number) => number.to_string(),
         Value::Uint(number) => number.to_string(),
-        Value::Double(number) => double_text(*number),
+        Value::Double(number) => number::text(*number),
         Value::String(text) => text.to_string(),
         Value::Bytes(bytes) => String::from_utf8(bytes.to_vec())
             .map_err(|_| Error::new("invalid UTF-8 in bytes, cannot convert to string"))?,
         Value::Duration(nanos) => duration_text(*nanos),
-        Value::Timestamp(time) => timestamp_text(*time),
+        Value::Timestamp(time) => timestamp::text(*time),
         Value::Library(value) => value.to_string(),
-        Value::Type(t) => t.to_string(),
+        Value::Type(t) => t.runtime_name().to_owned(),
         other => return Err(failed(other, "string")),
     })
-}
-
-/// As Go's shortest form of a float prints it.
-fn double_text(number: f64) -> String {
-    if number.is_nan() {
-        return "NaN".to_owned();
-    }
-    if number.is_infinite() {
-        return if number > 0.0 { "+Inf" } else { "-Inf" }.to_owned();
-    }
-    let exponent = if number == 0.0 {
-        0
-    } else {
-        number.abs().log10().floor() as i32
-    };
-    if !(-4..21).contains(&exponent) {
-        let text = format!("{number:e}");
-        let (mantissa, exponent) = text.split_once('e').unwrap_or((&text, "0"));
-        let (sign, digits) = match exponent.strip_prefix('-') {
-            Some(digits) => ('-', digits),
-            None => ('+', exponent),
-        };
-        return format!("{mantissa}e{sign}{digits:0>2}");
-    }
-    number.to_string()
 }
 
 /// Units of durations, in nanoseconds.
@@ -346,31 +322,6 @@ fn duration_text(nanos: i64) -> String {
     format!("{sign}{whole}.{}s", digits.trim_end_matches('0'))
 }
 
-/// Reads an RFC 3339 time.
-pub(crate) fn timestamp(text: &str) -> Result<Timestamp> {
-    let invalid = || Error::new(format!("invalid timestamp {text:?}"));
-    // A date and a time with a zone; nothing that jiff reads beyond that.
-    let bytes = text.as_bytes();
-    let separated = bytes.get(10).is_some_and(|b| *b == b'T' || *b == b't');
-    let zoned = text.ends_with(['Z', 'z'])
-        || bytes
-            .len()
-            .checked_sub(6)
-            .is_some_and(|at| matches!(bytes[at], b'+' | b'-') && bytes[at + 3] == b':');
-    if !separated || !zoned {
-        return Err(invalid());
-    }
-    let instant: Instant = text.parse().map_err(|_| invalid())?;
-    Timestamp::from_nanos(instant.as_nanosecond())
-}
-
-fn timestamp_text(time: Timestamp) -> String {
-    match Instant::new(time.seconds, time.nanos as i32) {
-        Ok(instant) => instant.to_zoned(TimeZone::UTC).timestamp().to_string(),
-        Err(_) => format!("{}s", time.seconds),
-    }
-}
-
 /// A string of format `duration` in a schema.
 pub(crate) fn schema_duration(text: &str) -> Result<i64> {
     duration(text).map_err(|_| Error::new(format!("Invalid duration {text}")))
@@ -378,8 +329,8 @@ pub(crate) fn schema_duration(text: &str) -> Result<i64> {
 
 /// A string of format `date` or `date-time` in a schema.
 pub(crate) fn schema_time(text: &str) -> Result<Timestamp> {
-    let date = || timestamp(&format!("{text}T00:00:00Z"));
-    timestamp(text)
+    let date = || timestamp::parse(&format!("{text}T00:00:00Z"));
+    timestamp::parse(text)
         .or_else(|_| date())
         .map_err(|_| Error::new(format!("Invalid date {text}")))
 }

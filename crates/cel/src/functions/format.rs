@@ -2,7 +2,7 @@
 
 use machinery::format as check;
 
-use super::{Row, convert, library::Library, url};
+use super::{Row, convert, library::Library, timestamp, url};
 use crate::value::{Error, Result, Value};
 
 pub(super) const ROWS: &[Row] = &[
@@ -140,12 +140,12 @@ const FORMATS: &[NamedFormat] = &[
     },
     NamedFormat {
         name: "uri",
-        pattern_size: 1000,
+        pattern_size: 1103,
         validate: uri,
     },
     NamedFormat {
         name: "uuid",
-        pattern_size: 62,
+        pattern_size: 70,
         validate: |text| unless(is_uuid(text), "does not match the UUID format"),
     },
     NamedFormat {
@@ -155,13 +155,13 @@ const FORMATS: &[NamedFormat] = &[
     },
     NamedFormat {
         name: "date",
-        pattern_size: 94,
+        pattern_size: 71,
         validate: |text| unless(is_date(text), "invalid date"),
     },
     NamedFormat {
         name: "datetime",
-        pattern_size: 94,
-        validate: |text| unless(convert::timestamp(text).is_ok(), "invalid datetime"),
+        pattern_size: 71,
+        validate: |text| unless(timestamp::parse(text).is_ok(), "invalid datetime"),
     },
 ];
 

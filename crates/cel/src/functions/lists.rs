@@ -145,11 +145,63 @@ pub(super) const ROWS: &[Row] = &[
             (".list_flatten_int", "list(dyn), int -> list(dyn)"),
         ],
     ),
-    ("sort", sort, ordered!("sort", "", "list(dyn)")),
+    (
+        "sort",
+        sort,
+        &[
+            (".list_int_sort", "list(int) -> list(int)"),
+            (".list_uint_sort", "list(uint) -> list(uint)"),
+            (".list_double_sort", "list(double) -> list(double)"),
+            (".list_bool_sort", "list(bool) -> list(bool)"),
+            (
+                ".list_google.protobuf.Duration_sort",
+                "list(duration) -> list(duration)",
+            ),
+            (
+                ".list_google.protobuf.Timestamp_sort",
+                "list(timestamp) -> list(timestamp)",
+            ),
+            (".list_string_sort", "list(string) -> list(string)"),
+            (".list_bytes_sort", "list(bytes) -> list(bytes)"),
+        ],
+    ),
     (
         "@sortByAssociatedKeys",
         sort_by,
-        &[(".list_sortByAssociatedKeys", "list(A), list(B) -> list(A)")],
+        &[
+            (
+                ".list_int_sortByAssociatedKeys",
+                "list(A), list(int) -> list(A)",
+            ),
+            (
+                ".list_uint_sortByAssociatedKeys",
+                "list(A), list(uint) -> list(A)",
+            ),
+            (
+                ".list_double_sortByAssociatedKeys",
+                "list(A), list(double) -> list(A)",
+            ),
+            (
+                ".list_bool_sortByAssociatedKeys",
+                "list(A), list(bool) -> list(A)",
+            ),
+            (
+                ".list_google.protobuf.Duration_sortByAssociatedKeys",
+                "list(A), list(duration) -> list(A)",
+            ),
+            (
+                ".list_google.protobuf.Timestamp_sortByAssociatedKeys",
+                "list(A), list(timestamp) -> list(A)",
+            ),
+            (
+                ".list_string_sortByAssociatedKeys",
+                "list(A), list(string) -> list(A)",
+            ),
+            (
+                ".list_bytes_sortByAssociatedKeys",
+                "list(A), list(bytes) -> list(A)",
+            ),
+        ],
     ),
     ("lists.range", range, &[("lists_range", "int -> list(int)")]),
     (
@@ -171,29 +223,57 @@ fn list<'v, 'a>(args: &'v [Value<'a>]) -> Result<&'v List<'a>> {
     }
 }
 
+/// Whether a value has an order at all.
+fn comparable<'a>(value: Value<'a>) -> Result<Value<'a>> {
+    match value {
+        Value::Bool(_)
+        | Value::Int(_)
+        | Value::Uint(_)
+        | Value::Double(_)
+        | Value::Duration(_)
+        | Value::Timestamp(_)
+        | Value::String(_)
+        | Value::Bytes(_) => Ok(value),
+        _ => Err(Error::no_such_overload()),
+    }
+}
+
 fn is_sorted<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
-    let items = elements(list(args)?)?;
-    for pair in items.windows(2) {
-        if pair[0].compare(&pair[1])?.is_gt() {
+    let mut before: Option<Value<'a>> = None;
+    for item in list(args)?.iter() {
+        let item = comparable(item?)?;
+        // Values that cannot be compared are in order.
+        if let Some(before) = before
+            && before.compare(&item).is_ok_and(Ordering::is_gt)
+        {
             return Ok(Value::Bool(false));
         }
+        before = Some(item);
     }
     Ok(Value::Bool(true))
 }
 
 fn sum<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
     let add = lookup(op::ADD).ok_or_else(Error::no_such_overload)?.call;
-    let mut items = elements(list(args)?)?.into_iter();
-    let first = items.next().unwrap_or(Value::Int(0));
-    items.try_fold(first, |total, item| add(&[total, item]))
+    let items = elements(list(args)?)?;
+    let zero = match items.first() {
+        Some(Value::Uint(_)) => Value::Uint(0),
+        Some(Value::Double(_)) => Value::Double(0.0),
+        Some(Value::Duration(_)) => Value::Duration(0),
+        Some(Value::Int(_)) | None => Value::Int(0),
+        Some(_) => return Err(Error::no_such_overload()),
+    };
+    let mut items = items.into_iter();
+    items.try_fold(zero, |total, item| add(&[total, item]))
 }
 
 fn extreme<'a>(args: &[Value<'a>], name: &str, replace: Ordering) -> Result<Value<'a>> {
     let mut best: Option<Value<'a>> = None;
     for item in list(args)?.iter() {
-        let item = item?;
+        let item = comparable(item?)?;
         best = Some(match best {
-            Some(best) if best.compare(&item)? != replace => best,
+            // What cannot be compared with the best so far does not replace it.
+            Some(best) if best.compare(&item).ok() != Some(replace) => best,
             _ => item,
         });
     }

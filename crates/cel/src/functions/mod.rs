@@ -4,20 +4,25 @@
 //! function, which looks at the types of the values it gets: the same code serves checked and
 //! dynamic arguments.
 
+mod address;
 mod authz;
 pub(crate) mod convert;
 mod format;
 pub mod library;
 mod lists;
 mod net;
+mod number;
 mod operators;
 mod optional;
+pub(crate) mod overload;
+pub(crate) mod printf;
 mod quantity;
 pub(crate) mod regex;
 mod semver;
 mod sets;
 mod strings;
 mod time;
+pub(crate) mod timestamp;
 mod url;
 
 use std::{collections::HashMap, sync::LazyLock};

@@ -4,7 +4,9 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use super::{Row, convert::string, library::Library};
+use machinery::text::quote;
+
+use super::{Row, address, convert::string, library::Library};
 use crate::value::{Error, Result, Value};
 
 pub(super) const ROWS: &[Row] = &[
@@ -91,42 +93,37 @@ pub(super) const ROWS: &[Row] = &[
 ];
 
 fn parse_ip(text: &str) -> Result<IpAddr> {
-    if text.contains('%') && text.contains(':') {
-        return Err(Error::new(format!(
-            "IP address {text:?} with zone value is not allowed"
-        )));
-    }
-    let address: IpAddr = text.parse().map_err(|_| {
+    let quoted = quote(text);
+    let address = address::parse(text).map_err(|why| {
         Error::new(format!(
-            "IP Address {text:?} parse error during conversion from string: ParseAddr({text:?}): unable to parse IP"
+            "IP Address {quoted} parse error during conversion from string: {why}"
         ))
     })?;
-    reject_mapped(address, text)?;
+    if text.contains('%') {
+        return Err(Error::new(format!(
+            "IP address {quoted} with zone value is not allowed"
+        )));
+    }
+    reject_mapped(address, text).map_err(Error::new)?;
     Ok(address)
 }
 
-fn reject_mapped(address: IpAddr, text: &str) -> Result<()> {
+fn reject_mapped(address: IpAddr, text: &str) -> Result<(), String> {
     match address {
-        IpAddr::V6(v6) if v6.to_ipv4_mapped().is_some() => Err(Error::new(format!(
-            "IPv4-mapped IPv6 address {text:?} is not allowed"
-        ))),
+        IpAddr::V6(v6) if v6.to_ipv4_mapped().is_some() => Err(format!(
+            "IPv4-mapped IPv6 address {} is not allowed",
+            quote(text)
+        )),
         _ => Ok(()),
     }
 }
 
 fn parse_cidr(text: &str) -> Result<IpNet> {
-    let invalid = || {
-        Error::new(format!(
-            "network address parse error during conversion from string: netip.ParsePrefix({text:?}): invalid prefix"
-        ))
-    };
-    // No leading zeros in the length of the prefix.
-    let (_, length) = text.split_once('/').ok_or_else(invalid)?;
-    if length.len() > 1 && length.starts_with('0') || length.starts_with('+') {
-        return Err(invalid());
-    }
-    let network: IpNet = text.parse().map_err(|_| invalid())?;
-    reject_mapped(network.addr(), text)?;
+    // Upstream says it twice of what cannot be read.
+    const FAILED: &str = "network address parse error during conversion from string:";
+    let network = address::parse_network(text)
+        .map_err(|why| Error::new(format!("{FAILED} {FAILED} {why}")))?;
+    reject_mapped(network.addr(), text).map_err(|why| Error::new(format!("{FAILED} {why}")))?;
     Ok(network)
 }
 
@@ -187,7 +184,7 @@ fn cidr<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
 fn contains_ip<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
     let other = match args.get(1) {
         Some(Value::Library(Library::Ip(address))) => *address,
-        _ => parse_ip(string(args, 1)?)?,
+        _ => parse_ip(string(args, 1)?).map_err(|_| Error::no_such_overload())?,
     };
     Ok(Value::Bool(network(args)?.contains(&other)))
 }

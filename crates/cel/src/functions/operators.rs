@@ -302,30 +302,7 @@ fn uint_overflow() -> Error {
 }
 
 fn duration_overflow() -> Error {
-    Error::new("duration overflow")
-}
-
-const NANOS: i128 = 1_000_000_000;
-/// Seconds of 0001-01-01 and 9999-12-31: what a timestamp can be.
-const FIRST_SECOND: i64 = -62_135_596_800;
-const LAST_SECOND: i64 = 253_402_300_799;
-
-impl Timestamp {
-    pub(super) fn nanos_since_epoch(self) -> i128 {
-        i128::from(self.seconds) * NANOS + i128::from(self.nanos)
-    }
-
-    pub(super) fn from_nanos(nanos: i128) -> Result<Self> {
-        let overflow = || Error::new("timestamp overflow");
-        let seconds = i64::try_from(nanos.div_euclid(NANOS)).map_err(|_| overflow())?;
-        if !(FIRST_SECOND..=LAST_SECOND).contains(&seconds) {
-            return Err(overflow());
-        }
-        Ok(Self {
-            seconds,
-            nanos: nanos.rem_euclid(NANOS) as u32,
-        })
-    }
+    Error::new("integer overflow")
 }
 
 fn add<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
@@ -347,7 +324,7 @@ fn add<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
             V::Duration(a.checked_add(*b).ok_or_else(duration_overflow)?)
         }
         [V::Timestamp(t), V::Duration(d)] | [V::Duration(d), V::Timestamp(t)] => V::Timestamp(
-            Timestamp::from_nanos(t.nanos_since_epoch() + i128::from(*d))?,
+            Timestamp::from_nanos(t.nanos_since_epoch() + i128::from(*d))?.with_offset(t.offset),
         ),
         _ => return Err(Error::no_such_overload()),
     })
@@ -362,9 +339,9 @@ fn subtract<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
         [V::Duration(a), V::Duration(b)] => {
             V::Duration(a.checked_sub(*b).ok_or_else(duration_overflow)?)
         }
-        [V::Timestamp(t), V::Duration(d)] => V::Timestamp(Timestamp::from_nanos(
-            t.nanos_since_epoch() - i128::from(*d),
-        )?),
+        [V::Timestamp(t), V::Duration(d)] => V::Timestamp(
+            Timestamp::from_nanos(t.nanos_since_epoch() - i128::from(*d))?.with_offset(t.offset),
+        ),
         [V::Timestamp(a), V::Timestamp(b)] => {
             let nanos = a.nanos_since_epoch() - b.nanos_since_epoch();
             V::Duration(i64::try_from(nanos).map_err(|_| duration_overflow())?)
@@ -425,7 +402,7 @@ fn index<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
 
 fn optional_index<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
     match args {
-        [value, key] => value.find(key),
+        [value, key] => Ok(value.lookup(key)?.map_or(Value::NONE, Value::some)),
         _ => Err(Error::no_such_overload()),
     }
 }

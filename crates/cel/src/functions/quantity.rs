@@ -141,7 +141,12 @@ fn as_integer<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
     if !quantity.is_integer() {
         return Err(Error::new("cannot convert value to integer"));
     }
-    Ok(Value::Int(quantity.value()))
+    // What does not fit is no integer, either.
+    let whole = quantity.value();
+    if matches!(whole, i64::MAX | i64::MIN) && quantity.to_string() != whole.to_string() {
+        return Err(Error::new("cannot convert value to integer"));
+    }
+    Ok(Value::Int(whole))
 }
 
 fn order(args: &[Value<'_>]) -> Result<Ordering> {

@@ -66,16 +66,18 @@ thread_local! {
 }
 
 /// The pattern of a call, if it is a constant that can be kept.
-pub(crate) fn constant(function: &str, text: &Text<'_>) -> Option<Library> {
-    let is_light = Pattern::weight(text).is_ok_and(|weight| weight <= HEAVIEST);
-    let takes_pattern = matches!(function, "matches" | "find" | "findAll");
-    (takes_pattern && is_light).then(|| {
+pub(crate) fn constant(function: &str, text: &Text<'_>) -> Result<Option<Library>> {
+    if !matches!(function, "matches" | "find" | "findAll") {
+        return Ok(None);
+    }
+    let weight = Pattern::weight(text).map_err(Error::new)?;
+    Ok((weight <= HEAVIEST).then(|| {
         Library::Pattern(Arc::new(Constant {
             text: Arc::from(&**text),
             size: text.chars().count() as u64,
             compiled: OnceLock::new(),
         }))
-    })
+    }))
 }
 
 /// What is wrong: with the pattern, or with the evaluation as a whole.

@@ -2,6 +2,8 @@
 
 use std::{cmp::Ordering, fmt, sync::Arc};
 
+use machinery::text::quote;
+
 use super::{Row, convert::string, library::Library};
 use crate::value::{Error, Result, Value};
 
@@ -47,44 +49,41 @@ pub struct Semver {
 }
 
 impl Semver {
-    /// Reads `1.2.3-rc.1+build`. A tolerant reading takes a leading `v`, one or two numbers only
-    /// and leading zeros.
-    fn read(text: &str, tolerant: bool) -> Option<Self> {
-        let text = if tolerant {
-            text.trim().trim_start_matches('v')
-        } else {
-            text
-        };
-        let (text, build) = match text.split_once('+') {
-            Some((text, build)) => (text, identifiers(build, false)?),
-            None => (text, Vec::new()),
-        };
-        let (text, pre_release) = match text.split_once('-') {
-            Some((text, pre)) => (text, identifiers(pre, true)?),
-            None => (text, Vec::new()),
-        };
-        let mut parts: Vec<&str> = text.split('.').collect();
-        if tolerant && parts.len() < 3 && pre_release.is_empty() && build.is_empty() {
-            parts.resize(3, "0");
+    /// Reads `1.2.3-rc.1+build`, or says what is wrong with it. A tolerant reading takes a leading
+    /// `v`, one or two numbers only and leading zeros.
+    fn read(text: &str, tolerant: bool) -> Result<Self, String> {
+        match tolerant {
+            true => Self::read_strictly(&normalized(text)?),
+            false => Self::read_strictly(text),
         }
-        let [major, minor, patch] = parts.as_slice() else {
-            return None;
+    }
+
+    fn read_strictly(text: &str) -> Result<Self, String> {
+        if text.is_empty() {
+            return Err("Version string empty".to_owned());
+        }
+        let parts: Vec<&str> = text.splitn(3, '.').collect();
+        let [major, minor, rest] = parts.as_slice() else {
+            return Err("No Major.Minor.Patch elements found".to_owned());
         };
-        let number = |text: &str| {
-            let text = match tolerant {
-                true => Some(text.trim_start_matches('0'))
-                    .filter(|rest| !rest.is_empty())
-                    .unwrap_or(&text[text.len().saturating_sub(1)..]),
-                false => text,
-            };
-            let plain = text.bytes().all(|b| b.is_ascii_digit());
-            let zeros = text.len() > 1 && text.starts_with('0');
-            (plain && !zeros).then(|| text.parse::<u64>().ok())?
+        let (major, minor) = (number(major, "major")?, number(minor, "minor")?);
+        let (rest, build) = rest
+            .split_once('+')
+            .map_or((*rest, None), |(a, b)| (a, Some(b)));
+        let (patch, pre) = rest
+            .split_once('-')
+            .map_or((rest, None), |(a, b)| (a, Some(b)));
+        let patch = number(patch, "patch")?;
+        let identifiers = |text: Option<&str>, check: fn(&str) -> Result<(), String>| {
+            let parts = text.into_iter().flat_map(|text| text.split('.'));
+            parts
+                .map(|part| check(part).map(|()| part.to_owned()))
+                .collect::<Result<Vec<String>, String>>()
         };
-        Some(Self {
-            numbers: [number(major)?, number(minor)?, number(patch)?],
-            pre_release,
-            build,
+        Ok(Self {
+            numbers: [major, minor, patch],
+            pre_release: identifiers(pre, check_pre_release)?,
+            build: identifiers(build, check_build)?,
         })
     }
 
@@ -102,15 +101,88 @@ impl Semver {
     }
 }
 
-fn identifiers(text: &str, pre_release: bool) -> Option<Vec<String>> {
-    let parts: Vec<String> = text.split('.').map(str::to_owned).collect();
-    let valid = parts.iter().all(|part| {
-        let numeric = part.bytes().all(|b| b.is_ascii_digit());
-        !part.is_empty()
-            && part.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
-            && !(pre_release && numeric && part.len() > 1 && part.starts_with('0'))
-    });
-    valid.then_some(parts)
+/// A version with three numbers without leading zeros.
+fn normalized(text: &str) -> Result<String, String> {
+    let text = text.strip_prefix('v').unwrap_or(text);
+    let mut parts: Vec<String> = text.splitn(3, '.').map(str::to_owned).collect();
+    for part in parts.iter_mut().filter(|part| part.len() > 1) {
+        let rest = part.trim_start_matches('0');
+        *part = match rest.starts_with(|c: char| c.is_ascii_digit()) {
+            true => rest.to_owned(),
+            false => format!("0{rest}"),
+        };
+    }
+    if parts.len() < 3 && parts.last().is_some_and(|part| part.contains(['+', '-'])) {
+        return Err("short version cannot contain PreRelease/Build meta data".to_owned());
+    }
+    while parts.len() < 3 {
+        parts.push("0".to_owned());
+    }
+    Ok(parts.join("."))
+}
+
+fn is_number(text: &str) -> bool {
+    text.bytes().all(|b| b.is_ascii_digit())
+}
+
+fn has_leading_zeros(text: &str) -> bool {
+    text.len() > 1 && text.starts_with('0')
+}
+
+fn number(text: &str, which: &str) -> Result<u64, String> {
+    let quoted = quote(text);
+    if !is_number(text) {
+        return Err(format!(
+            "Invalid character(s) found in {which} number {quoted}"
+        ));
+    }
+    if has_leading_zeros(text) {
+        let which = format!("{}{}", which[..1].to_uppercase(), &which[1..]);
+        return Err(format!(
+            "{which} number must not contain leading zeroes {quoted}"
+        ));
+    }
+    let invalid = match text.is_empty() {
+        true => "invalid syntax",
+        false => "value out of range",
+    };
+    text.parse()
+        .map_err(|_| format!("strconv.ParseUint: parsing {quoted}: {invalid}"))
+}
+
+fn is_identifier(text: &str) -> bool {
+    text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
+}
+
+fn check_pre_release(part: &str) -> Result<(), String> {
+    if part.is_empty() {
+        return Err("Prerelease is empty".to_owned());
+    }
+    let quoted = quote(part);
+    if is_number(part) && has_leading_zeros(part) {
+        return Err(format!(
+            "Numeric PreRelease version must not contain leading zeroes {quoted}"
+        ));
+    }
+    match is_identifier(part) {
+        true => Ok(()),
+        false => Err(format!("Invalid character(s) found in prerelease {quoted}")),
+    }
+}
+
+fn check_build(part: &str) -> Result<(), String> {
+    if part.is_empty() {
+        return Err("Build meta data is empty".to_owned());
+    }
+    match is_identifier(part) {
+        true => Ok(()),
+        false => {
+            let quoted = quote(part);
+            Err(format!(
+                "Invalid character(s) found in build meta data {quoted}"
+            ))
+        }
+    }
 }
 
 fn compare_identifiers(a: &[String], b: &[String]) -> Ordering {
@@ -152,13 +224,12 @@ fn tolerant(args: &[Value<'_>]) -> Result<bool> {
 
 fn parse<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
     let text = string(args, 0)?;
-    let version = Semver::read(text, tolerant(args)?)
-        .ok_or_else(|| Error::new(format!("invalid semantic version {:?}", &**text)))?;
+    let version = Semver::read(text, tolerant(args)?).map_err(Error::new)?;
     Ok(Value::Library(Library::Semver(Arc::new(version))))
 }
 
 fn is_semver<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
-    let valid = Semver::read(string(args, 0)?, tolerant(args)?).is_some();
+    let valid = Semver::read(string(args, 0)?, tolerant(args)?).is_ok();
     Ok(Value::Bool(valid))
 }
 

@@ -1,6 +1,6 @@
 //! Parts of timestamps and durations.
 
-use jiff::{Timestamp as Instant, Zoned, tz::TimeZone};
+use jiff::{civil::DateTime, tz::TimeZone};
 
 use super::Row;
 use crate::value::{Error, Result, Value};
@@ -95,7 +95,7 @@ pub(super) const ROWS: &[Row] = &[
     ),
     (
         "getMilliseconds",
-        |args| part_or(args, |t| t.millisecond().into(), 1_000_000, 1000),
+        |args| part_or(args, |t| t.millisecond().into(), 1_000_000, i64::MAX),
         &[
             (".timestamp_to_milliseconds", "timestamp -> int"),
             (
@@ -108,7 +108,7 @@ pub(super) const ROWS: &[Row] = &[
 ];
 
 /// A part of a timestamp, in UTC or in the zone of the second argument.
-fn part<'a>(args: &[Value<'a>], of: fn(&Zoned) -> i64) -> Result<Value<'a>> {
+fn part<'a>(args: &[Value<'a>], of: fn(&DateTime) -> i64) -> Result<Value<'a>> {
     let Some(Value::Timestamp(time)) = args.first() else {
         return Err(Error::no_such_overload());
     };
@@ -117,15 +117,13 @@ fn part<'a>(args: &[Value<'a>], of: fn(&Zoned) -> i64) -> Result<Value<'a>> {
         Some(Value::String(name)) => zone(name)?,
         Some(_) => return Err(Error::no_such_overload()),
     };
-    let instant = Instant::new(time.seconds, time.nanos as i32)
-        .map_err(|_| Error::new("timestamp overflow"))?;
-    Ok(Value::Int(of(&instant.to_zoned(zone))))
+    Ok(Value::Int(of(&time.in_zone(&zone)?)))
 }
 
 /// The same of a duration: whole units, the remainder below `wrap`.
 fn part_or<'a>(
     args: &[Value<'a>],
-    of: fn(&Zoned) -> i64,
+    of: fn(&DateTime) -> i64,
     unit: i64,
     wrap: i64,
 ) -> Result<Value<'a>> {
@@ -145,8 +143,12 @@ fn zone(name: &str) -> Result<TimeZone> {
         };
     };
     let negative = hours.starts_with('-');
-    let hours: i32 = hours.parse().map_err(|_| unknown())?;
-    let minutes: i32 = minutes.parse().map_err(|_| unknown())?;
+    let whole = |text: &str| {
+        let quoted = machinery::text::quote(text);
+        let why = format!("strconv.Atoi: parsing {quoted}: invalid syntax");
+        text.parse::<i32>().map_err(|_| Error::new(why))
+    };
+    let (hours, minutes) = (whole(hours)?, whole(minutes)?);
     let minutes = if negative { -minutes } else { minutes };
     let offset = jiff::tz::Offset::from_seconds(hours * 3600 + minutes * 60);
     Ok(TimeZone::fixed(offset.map_err(|_| unknown())?))

@@ -82,7 +82,17 @@ impl Url {
             None => (String::new(), text),
         };
         if !rest.starts_with('/') {
-            return Err(invalid("invalid URI for request"));
+            if scheme.is_empty() {
+                return Err(invalid("invalid URI for request"));
+            }
+            // `mailto:someone`: nothing behind the scheme is taken apart.
+            return Ok(Self {
+                text: text.to_owned(),
+                scheme,
+                host: String::new(),
+                path: String::new(),
+                query: String::new(),
+            });
         }
         let rest = rest.split('#').next().unwrap_or(rest);
         let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));

@@ -1,0 +1,87 @@
+//! Calls whose arguments fit no overload: what upstream says of them.
+
+use super::Function;
+use crate::{
+    ast::op,
+    types::Type,
+    value::{Error, Value},
+};
+
+/// The error of a call, with the function where upstream names it. Operators look at the trait of
+/// their first operand; other functions name the types that they got.
+pub(crate) fn named(error: Error, function: &Function, args: &[Value<'_>]) -> Error {
+    if error.message != Error::no_such_overload().message || error.fatal {
+        return error;
+    }
+    let name = function.name;
+    match operator_takes(name, args.first()) {
+        Some(true) => error,
+        Some(false) => Error::new(format!("no such overload: {name}")),
+        None if fits(function, args) => error,
+        None => {
+            let types = args
+                .iter()
+                .map(|arg| arg.type_of().runtime_name().to_owned());
+            let types: Vec<String> = types.collect();
+            Error::new(format!("no such overload: {name}({})", types.join(", ")))
+        }
+    }
+}
+
+/// Whether the first operand of an operator has what it needs; `None` for other functions.
+fn operator_takes(name: &str, first: Option<&Value<'_>>) -> Option<bool> {
+    use Value::{Bool, Bytes, Double, Duration, Int, List, Map, String, Timestamp, Uint};
+    let first = first?;
+    Some(match name {
+        op::ADD => matches!(
+            first,
+            Int(_)
+                | Uint(_)
+                | Double(_)
+                | String(_)
+                | Bytes(_)
+                | Duration(_)
+                | Timestamp(_)
+                | List(_)
+        ),
+        op::SUBTRACT => matches!(
+            first,
+            Int(_) | Uint(_) | Double(_) | Duration(_) | Timestamp(_)
+        ),
+        op::MULTIPLY | op::DIVIDE => matches!(first, Int(_) | Uint(_) | Double(_)),
+        op::MODULO => matches!(first, Int(_) | Uint(_)),
+        op::NEGATE => matches!(first, Int(_) | Double(_) | Bool(_) | Duration(_)),
+        op::LESS | op::LESS_EQUALS | op::GREATER | op::GREATER_EQUALS => matches!(
+            first,
+            Bool(_)
+                | Int(_)
+                | Uint(_)
+                | Double(_)
+                | String(_)
+                | Bytes(_)
+                | Duration(_)
+                | Timestamp(_)
+        ),
+        "size" => matches!(first, String(_) | Bytes(_) | List(_) | Map(_)),
+        "matches" => matches!(first, String(_)),
+        "sort" | "@sortByAssociatedKeys" => matches!(first, List(_)),
+        op::NOT | op::IN => true,
+        _ => return None,
+    })
+}
+
+/// Whether values at run time have the types of some overload.
+fn fits(function: &Function, args: &[Value<'_>]) -> bool {
+    function.overloads.iter().any(|overload| {
+        let pairs = || overload.args.iter().zip(args);
+        overload.args.len() == args.len()
+            && pairs().all(|(wanted, found)| assignable(wanted, found))
+    })
+}
+
+fn assignable(wanted: &Type, found: &Value<'_>) -> bool {
+    match wanted {
+        Type::Dyn | Type::Param(_) => true,
+        wanted => wanted.runtime_name() == found.type_of().runtime_name(),
+    }
+}

@@ -1,0 +1,135 @@
+//! What an expression is compiled to. The shapes are those by which upstream counts costs: a chain of
+//! selections and indexes is one attribute, and constants are worked out beforehand.
+
+use std::sync::Arc;
+
+use crate::{cost::runtime::Rule, functions::Function, value::Value};
+
+#[derive(Debug)]
+pub(super) enum Node {
+    Constant(Value<'static>),
+    Attribute(Box<Attribute>),
+    And(Box<[Node; 2]>),
+    Or(Box<[Node; 2]>),
+    NotStrictlyFalse(Box<Node>),
+    /// `optional.or(x)` and `optional.orValue(x)`: `x` is evaluated only where it is needed.
+    OptionalOr {
+        unwrap: bool,
+        args: Box<[Node; 2]>,
+    },
+    /// `x in [constants]`, without a cost.
+    Member {
+        element: Box<Node>,
+        list: Vec<Value<'static>>,
+    },
+    Call(Box<Call>),
+    List(Vec<(Node, bool)>),
+    Map(Vec<(Node, Node, bool)>),
+    /// An object that the expression constructs.
+    Object {
+        name: Arc<str>,
+        fields: Vec<(Node, Node, bool)>,
+    },
+    Fold(Box<Fold>),
+}
+
+/// A value and what is selected from it.
+#[derive(Debug)]
+pub(super) struct Attribute {
+    pub(super) base: Base,
+    pub(super) qualifiers: Vec<Qualifier>,
+    /// `has(...)`: whether the last qualifier finds something.
+    pub(super) test: bool,
+}
+
+#[derive(Debug)]
+pub(super) enum Base {
+    /// A variable of the environment.
+    Variable {
+        slot: usize,
+        name: Arc<str>,
+    },
+    /// A variable of a comprehension.
+    Local(usize),
+    /// A field of the variable whose fields are worked out when they are used.
+    Lazy {
+        field: Arc<str>,
+        optional: bool,
+        test: bool,
+    },
+    Operand(Node),
+    Conditional(Box<(Node, Attribute, Attribute)>),
+}
+
+#[derive(Debug)]
+pub(super) struct Qualifier {
+    pub(super) key: Key,
+    pub(super) optional: bool,
+}
+
+#[derive(Debug)]
+pub(super) enum Key {
+    Constant(Value<'static>),
+    Attribute(Attribute),
+}
+
+#[derive(Debug)]
+pub(super) struct Call {
+    pub(super) function: &'static Function,
+    pub(super) rule: Rule,
+    pub(super) args: Vec<Node>,
+}
+
+#[derive(Debug)]
+pub(super) struct Fold {
+    pub(super) range: Node,
+    pub(super) variable: usize,
+    pub(super) variable2: Option<usize>,
+    pub(super) accumulator: usize,
+    /// Evaluated when the accumulator is used for the first time.
+    pub(super) init: Node,
+    pub(super) condition: Node,
+    pub(super) step: Step,
+    pub(super) result: Node,
+}
+
+#[derive(Debug)]
+pub(super) enum Step {
+    Any(Node),
+    /// `accumulator + [element]`, for those that pass the filter: appended in place.
+    Append {
+        filter: Option<Node>,
+        element: Node,
+    },
+    /// `cel.@mapInsert(accumulator, entry...)`, likewise.
+    Insert {
+        filter: Option<Node>,
+        entry: Vec<Node>,
+    },
+}
+
+impl Attribute {
+    pub(super) fn of(base: Base) -> Self {
+        Self {
+            base,
+            qualifiers: Vec::new(),
+            test: false,
+        }
+    }
+}
+
+impl Node {
+    pub(super) fn into_attribute(self) -> Attribute {
+        match self {
+            Self::Attribute(attribute) => *attribute,
+            node => Attribute::of(Base::Operand(node)),
+        }
+    }
+
+    pub(super) fn constant(&self) -> Option<&Value<'static>> {
+        match self {
+            Self::Constant(value) => Some(value),
+            _ => None,
+        }
+    }
+}
