@@ -8,23 +8,19 @@ use std::{collections::HashMap, hash::Hash, sync::Arc, time::Duration};
 
 use hickory_proto::{
     op::{Message, ResponseCode},
-    rr::{RData, RecordType},
+    rr::{Name, RData, RecordType},
 };
 use jiff::Timestamp;
 use parking_lot::Mutex;
 use stdx::Clock;
 
-/// The most answers that are kept.
-const CAPACITY: usize = 10_000;
-/// The longest that an answer is kept, whatever it says.
-const LONGEST: u32 = 3600;
-/// The longest that the absence of a name is kept.
-const LONGEST_ABSENCE: u32 = 300;
-/// How long an answer may go on when nobody can renew it, and what its life is then said to be.
-const STALE: Duration = Duration::from_secs(3600);
+use crate::{
+    corefile::{Cache as Settings, Keeping},
+    hosts::within,
+};
+
+/// What the life of an answer is said to be when nobody could renew it.
 const STALE_TTL: u32 = 30;
-/// An answer that was asked for this often is renewed in the last tenth of its life.
-const OFTEN: u32 = 3;
 
 /// What is known about a question.
 #[derive(Debug, PartialEq, Eq)]
@@ -40,63 +36,79 @@ pub enum Found {
 }
 
 struct Entry {
-    reply: Arc<Vec<u8>>,
+    reply: Box<[u8]>,
     /// Where the times to live stand in it.
-    ttls: Vec<usize>,
+    ttls: Box<[usize]>,
     stored: Timestamp,
     life: u32,
     hits: u32,
+    /// Whether it says that there is nothing.
+    denial: bool,
+}
+
+#[derive(Default)]
+struct Entries<K> {
+    by_key: HashMap<K, Entry>,
+    /// How many of them have records, and how many have none.
+    counts: [usize; 2],
 }
 
 /// See the module.
 pub struct Cache<K> {
     clock: Arc<dyn Clock>,
+    settings: Settings,
     /// Guards all answers; held for moments only.
-    entries: Mutex<HashMap<K, Entry>>,
-    capacity: usize,
+    entries: Mutex<Entries<K>>,
 }
 
 impl<K: Hash + Eq + Clone> Cache<K> {
     /// An empty one.
-    pub fn new(clock: Arc<dyn Clock>) -> Self {
+    pub fn new(clock: Arc<dyn Clock>, settings: Settings) -> Self {
+        let entries = Entries {
+            by_key: HashMap::new(),
+            counts: [0; 2],
+        };
         Self {
             clock,
-            entries: Mutex::default(),
-            capacity: CAPACITY,
+            settings,
+            entries: Mutex::new(entries),
         }
     }
 
     /// How many answers there are.
     pub fn len(&self) -> usize {
-        self.entries.lock().len()
-    }
-
-    /// Whether there are none.
-    #[cfg(test)]
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
+        self.entries.lock().by_key.len()
     }
 
     /// Looks an answer up; its id is still that of the resolver's reply.
-    pub fn find(&self, key: &K) -> Found {
+    pub fn find<Q>(&self, key: &Q) -> Found
+    where
+        K: std::borrow::Borrow<Q>,
+        Q: Hash + Eq + ?Sized,
+    {
         let now = self.clock.now();
         let mut entries = self.entries.lock();
-        let Some(entry) = entries.get_mut(key) else {
+        let Some(entry) = entries.by_key.get_mut(key) else {
             return Found::Nothing;
         };
         let age = now.duration_since(entry.stored).as_secs().max(0);
         let age = u32::try_from(age).unwrap_or(u32::MAX);
         let Some(left) = entry.life.checked_sub(age).filter(|left| *left > 0) else {
             let over = Duration::from_secs(u64::from(age - entry.life));
-            if over > STALE {
+            if over >= self.settings.stale {
                 entries.remove(key);
                 return Found::Nothing;
             }
-            return Found::Stale(entry.reply_with(|_| STALE_TTL));
+            return match self.settings.stale_at_once {
+                true => Found::Ending(entry.reply_with(|_| 0)),
+                false => Found::Stale(entry.reply_with(|_| STALE_TTL)),
+            };
         };
         entry.hits = entry.hits.saturating_add(1);
-        let reply = entry.reply_with(|ttl| ttl.saturating_sub(age));
-        if entry.hits >= OFTEN && left <= entry.life / 10 {
+        let longest = self.settings.keeping(entry.denial).longest;
+        let reply = entry.reply_with(|ttl| ttl.min(longest).saturating_sub(age));
+        let often = self.settings.prefetch != 0 && entry.hits >= self.settings.prefetch;
+        if often && left <= entry.life * self.settings.prefetch_percent / 100 {
             // Once: whoever comes meanwhile does not renew it too.
             entry.hits = 0;
             return Found::Ending(reply);
@@ -104,41 +116,76 @@ impl<K: Hash + Eq + Clone> Cache<K> {
         Found::Fresh(reply)
     }
 
-    /// Keeps a reply, if it may be kept.
-    pub fn keep(&self, key: &K, reply: &[u8]) {
-        let Some((life, ttls)) = life(reply) else {
+    /// Keeps a reply about a name, if it may be kept.
+    pub fn keep(&self, key: &K, name: &Name, reply: &[u8]) {
+        let Some((denial, life, ttls)) = life(reply) else {
             return;
         };
-        let mut entries = self.entries.lock();
-        if entries.len() >= self.capacity && !entries.contains_key(key) {
-            self.make_room(&mut entries);
+        let keeping = self.settings.keeping(denial);
+        let outside = !self.settings.zones.is_empty() && !within(&self.settings.zones, name);
+        let life = life.clamp(keeping.shortest, keeping.longest.max(keeping.shortest));
+        if outside || within(&keeping.disabled, name) || keeping.capacity == 0 || life == 0 {
+            return;
         }
+        let mut entries = self.entries.lock();
+        entries.remove(key);
+        if entries.counts[usize::from(denial)] >= keeping.capacity {
+            entries.make_room(denial, keeping.capacity, self.clock.now());
+        }
+        entries.counts[usize::from(denial)] += 1;
         let entry = Entry {
-            reply: Arc::new(reply.to_vec()),
-            ttls,
+            reply: reply.into(),
+            ttls: ttls.into(),
             stored: self.clock.now(),
             life,
             hits: 0,
+            denial,
         };
-        entries.insert(key.clone(), entry);
+        entries.by_key.insert(key.clone(), entry);
+    }
+}
+
+impl Settings {
+    fn keeping(&self, denial: bool) -> &Keeping {
+        if denial { &self.denial } else { &self.success }
+    }
+}
+
+impl<K: Hash + Eq + Clone> Entries<K> {
+    fn remove<Q>(&mut self, key: &Q)
+    where
+        K: std::borrow::Borrow<Q>,
+        Q: Hash + Eq + ?Sized,
+    {
+        if let Some(entry) = self.by_key.remove(key) {
+            self.counts[usize::from(entry.denial)] -= 1;
+        }
     }
 
     /// Drops what is over; if nothing is, any one.
-    fn make_room(&self, entries: &mut HashMap<K, Entry>) {
-        let now = self.clock.now();
-        entries
-            .retain(|_, entry| now.duration_since(entry.stored).as_secs() < i64::from(entry.life));
-        if entries.len() >= self.capacity
-            && let Some(any) = entries.keys().next().cloned()
-        {
-            entries.remove(&any);
+    fn make_room(&mut self, denial: bool, capacity: usize, now: Timestamp) {
+        let is_over = |entry: &Entry| {
+            entry.denial == denial
+                && now.duration_since(entry.stored).as_secs() >= i64::from(entry.life)
+        };
+        self.by_key.retain(|_, entry| !is_over(entry));
+        let left = self.by_key.values().filter(|entry| entry.denial == denial);
+        self.counts[usize::from(denial)] = left.count();
+        if self.counts[usize::from(denial)] >= capacity {
+            let mut same = self
+                .by_key
+                .iter()
+                .filter(|(_, entry)| entry.denial == denial);
+            if let Some(any) = same.next().map(|(key, _)| key.clone()) {
+                self.remove(&any);
+            }
         }
     }
 }
 
 impl Entry {
     fn reply_with(&self, change: impl Fn(u32) -> u32) -> Vec<u8> {
-        let mut reply = self.reply.as_ref().clone();
+        let mut reply = self.reply.to_vec();
         for at in &self.ttls {
             if let Some(bytes) = reply.get_mut(*at..).and_then(<[u8]>::first_chunk_mut::<4>) {
                 *bytes = change(u32::from_be_bytes(*bytes)).to_be_bytes();
@@ -148,8 +195,9 @@ impl Entry {
     }
 }
 
-/// How long a reply may be kept, and where its times to live stand; `None` when it may not be.
-fn life(reply: &[u8]) -> Option<(u32, Vec<usize>)> {
+/// Whether a reply says that there is nothing, how long it may be kept, and where its times to live
+/// stand; `None` when it may not be kept.
+fn life(reply: &[u8]) -> Option<(bool, u32, Vec<usize>)> {
     let message = Message::from_vec(reply).ok()?;
     let code = message.metadata.response_code;
     let cacheable = matches!(code, ResponseCode::NoError | ResponseCode::NXDomain);
@@ -158,7 +206,8 @@ fn life(reply: &[u8]) -> Option<(u32, Vec<usize>)> {
     }
     let records = message.answers.iter().chain(&message.authorities);
     let shortest = records.map(|record| record.ttl).min();
-    let life = if message.answers.is_empty() || code == ResponseCode::NXDomain {
+    let denial = message.answers.is_empty() || code == ResponseCode::NXDomain;
+    let life = if denial {
         // How long nothing is nothing, the zone says in its SOA.
         let soa = message
             .authorities
@@ -167,11 +216,11 @@ fn life(reply: &[u8]) -> Option<(u32, Vec<usize>)> {
                 RData::SOA(soa) => Some(record.ttl.min(soa.minimum)),
                 _ => None,
             });
-        soa?.min(shortest?).min(LONGEST_ABSENCE)
+        soa?.min(shortest?)
     } else {
-        shortest?.min(LONGEST)
+        shortest?
     };
-    (life > 0).then_some((life, ttl_places(reply)?))
+    Some((denial, life, ttl_places(reply)?))
 }
 
 /// Finds the times to live of all records but the EDNS one, whose field means something else.
@@ -207,25 +256,12 @@ fn after_name(message: &[u8], mut at: usize) -> Option<usize> {
     }
 }
 
-/// Gives a kept reply the id and the question's letters of the request that it answers.
-pub fn readdress(reply: &mut [u8], request: &[u8]) -> Option<()> {
-    let end = after_name(request, 12)?;
-    let same = after_name(reply, 12)? == end;
-    if same {
-        reply
-            .get_mut(12..end)?
-            .copy_from_slice(request.get(12..end)?);
-    }
-    reply.get_mut(..2)?.copy_from_slice(request.get(..2)?);
-    Some(())
-}
-
 #[cfg(test)]
 mod tests {
     use hickory_proto::{
         op::{MessageType, OpCode, Query},
         rr::{
-            Name, Record,
+            Record,
             rdata::{A, SOA},
         },
     };
@@ -233,11 +269,30 @@ mod tests {
 
     use super::*;
 
+    const LONGEST_ABSENCE: u32 = 300;
+    const OFTEN: u32 = 3;
+    const STALE: Duration = Duration::from_secs(3600);
+
     fn cache() -> (Cache<&'static str>, FakeClock) {
         let clock = FakeClock::at(Timestamp::UNIX_EPOCH);
-        let mut cache = Cache::new(Arc::new(clock.clone()));
-        cache.capacity = 3;
-        (cache, clock)
+        let keeping = |longest| Keeping {
+            capacity: 3,
+            longest,
+            shortest: 0,
+            disabled: Vec::new(),
+        };
+        let settings = Settings {
+            success: keeping(3600),
+            denial: keeping(LONGEST_ABSENCE),
+            prefetch: OFTEN,
+            stale: STALE,
+            ..Settings::default()
+        };
+        (Cache::new(Arc::new(clock.clone()), settings), clock)
+    }
+
+    fn keep(cache: &Cache<&'static str>, key: &'static str, reply: &[u8]) {
+        cache.keep(&key, &name(), reply);
     }
 
     fn name() -> Name {
@@ -276,7 +331,7 @@ mod tests {
     #[test]
     fn an_answer_ages_and_ends_with_its_shortest_record() {
         let (cache, clock) = cache();
-        cache.keep(&"a", &reply(&[60, 20]).to_vec().unwrap());
+        keep(&cache, "a", &reply(&[60, 20]).to_vec().unwrap());
         clock.advance(Duration::from_secs(5));
         let found = cache.find(&"a");
         assert!(matches!(found, Found::Fresh(_)));
@@ -287,14 +342,14 @@ mod tests {
         assert_eq!(ttl(&found), Some(STALE_TTL));
         clock.advance(STALE + Duration::from_secs(1));
         assert_eq!(cache.find(&"a"), Found::Nothing);
-        assert!(cache.is_empty());
+        assert_eq!(cache.len(), 0);
     }
 
     #[test]
     fn a_name_that_does_not_exist_is_remembered_as_its_zone_says() {
         let (cache, clock) = cache();
-        cache.keep(&"a", &absence(10).to_vec().unwrap());
-        cache.keep(&"b", &absence(100_000).to_vec().unwrap());
+        keep(&cache, "a", &absence(10).to_vec().unwrap());
+        keep(&cache, "b", &absence(100_000).to_vec().unwrap());
         clock.advance(Duration::from_secs(9));
         assert!(matches!(cache.find(&"a"), Found::Fresh(_)));
         clock.advance(Duration::from_secs(1));
@@ -311,12 +366,12 @@ mod tests {
         let mut failed = reply(&[60]);
         failed.metadata.response_code = ResponseCode::ServFail;
         for message in [truncated, failed, reply(&[0]), reply(&[])] {
-            cache.keep(&"a", &message.to_vec().unwrap());
+            keep(&cache, "a", &message.to_vec().unwrap());
             assert_eq!(cache.find(&"a"), Found::Nothing);
         }
         let whole = reply(&[60]).to_vec().unwrap();
         for length in 0..whole.len() {
-            cache.keep(&"a", &whole[..length]);
+            keep(&cache, "a", &whole[..length]);
         }
         assert_eq!(cache.find(&"a"), Found::Nothing);
     }
@@ -324,8 +379,8 @@ mod tests {
     #[test]
     fn what_is_asked_often_is_renewed_once_before_it_ends() {
         let (cache, clock) = cache();
-        cache.keep(&"a", &reply(&[100]).to_vec().unwrap());
-        cache.keep(&"rare", &reply(&[100]).to_vec().unwrap());
+        keep(&cache, "a", &reply(&[100]).to_vec().unwrap());
+        keep(&cache, "rare", &reply(&[100]).to_vec().unwrap());
         for _ in 0..OFTEN {
             assert!(matches!(cache.find(&"a"), Found::Fresh(_)));
         }
@@ -339,26 +394,14 @@ mod tests {
     fn there_are_never_more_answers_than_there_is_room_for() {
         let (cache, clock) = cache();
         for key in ["a", "b", "c"] {
-            cache.keep(&key, &reply(&[10]).to_vec().unwrap());
+            keep(&cache, key, &reply(&[10]).to_vec().unwrap());
         }
         clock.advance(Duration::from_secs(11));
-        cache.keep(&"d", &reply(&[10]).to_vec().unwrap());
+        keep(&cache, "d", &reply(&[10]).to_vec().unwrap());
         assert_eq!(cache.len(), 1, "what is over goes first");
         for key in ["a", "b", "c", "e"] {
-            cache.keep(&key, &reply(&[10]).to_vec().unwrap());
+            keep(&cache, key, &reply(&[10]).to_vec().unwrap());
             assert!(cache.len() <= 3);
         }
-    }
-
-    #[test]
-    fn a_reply_gets_the_id_and_the_letters_of_its_request() {
-        let mut request = Message::new(99, MessageType::Query, OpCode::Query);
-        let spelled = Name::from_ascii("wWw.ExAmple.com.").unwrap();
-        request.add_query(Query::query(spelled, RecordType::A));
-        let request = request.to_vec().unwrap();
-        let mut bytes = reply(&[60]).to_vec().unwrap();
-        readdress(&mut bytes, &request).unwrap();
-        assert_eq!(bytes[..2], request[..2]);
-        assert_eq!(bytes[12..29], request[12..29]);
     }
 }

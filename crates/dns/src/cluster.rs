@@ -4,13 +4,15 @@ use std::{net::IpAddr, sync::Arc};
 
 use client::informer::Informer;
 use k8s_openapi::api::{
-    core::v1::Service,
+    core::v1::{ConfigMap, Service},
     discovery::v1::{Endpoint, EndpointSlice},
 };
 use lifecycle::Context;
 
 /// The label that says which service a slice belongs to.
 pub const SERVICE_NAME: &str = "kubernetes.io/service-name";
+/// Where the Corefile is.
+pub const SETTINGS: (&str, &str) = ("kube-system", "coredns");
 const BY_SERVICE: &str = "service";
 const BY_ADDRESS: &str = "address";
 
@@ -21,6 +23,8 @@ pub struct Cluster {
     pub services: Informer<Service>,
     /// All EndpointSlices.
     pub slices: Informer<EndpointSlice>,
+    /// The ConfigMap with the Corefile.
+    pub settings: Informer<ConfigMap>,
 }
 
 fn addresses_of_service(service: &Service) -> Vec<String> {
@@ -54,9 +58,13 @@ impl Cluster {
         let slices = Informer::builder(client.clone())
             .index(BY_SERVICE, service_of_slice)
             .index(BY_ADDRESS, addresses_of_slice);
+        let settings = Informer::builder(client.clone())
+            .namespace(SETTINGS.0)
+            .fields(format!("metadata.name={}", SETTINGS.1));
         Self {
             services: services.start(context),
             slices: slices.start(context),
+            settings: settings.start(context),
         }
     }
 
@@ -69,12 +77,23 @@ impl Cluster {
         Self {
             services: services.offline(),
             slices: slices.offline(),
+            settings: Informer::builder(client.clone()).offline(),
         }
     }
 
     /// Waits until everything is known.
     pub async fn synced(&self) {
         tokio::join!(self.services.synced(), self.slices.synced());
+    }
+
+    /// Whether everything is known.
+    pub fn has_synced(&self) -> bool {
+        self.services.has_synced() && self.slices.has_synced()
+    }
+
+    /// Changes with every change of what names mean.
+    pub fn generation(&self) -> u64 {
+        self.services.generation() + self.slices.generation()
     }
 
     /// The slices of a service.

@@ -1,20 +1,32 @@
 //! The cluster's DNS on every node: names of services and pods from informers, everything else from
 //! the node's own resolvers.
 //!
-//! [`zone`] decides what a name means (pure over [`cluster::Cluster`]), [`reply`] turns that into a message that
-//! fits the client, [`upstream`] forwards, [`server`] listens. Names of the cluster are never cached: an
-//! answer is as fresh as the last event. Answers of others are kept for as long as they allow.
+//! [`corefile`] reads the settings, [`zone`] decides what a name of the cluster means (pure over
+//! [`cluster::Cluster`]), [`chain`] asks it and its siblings in CoreDNS' order, [`reply`] turns that into a
+//! message that fits the client, [`upstream`] forwards, [`datagrams`] and [`streams`] listen. An answer about
+//! the cluster is as fresh as the last event: [`memo`] remembers none across a change. Answers of others
+//! are kept for as long as they allow.
 
 #![forbid(unsafe_code)]
 
+mod answers;
 mod cache;
+pub mod chain;
 pub mod cluster;
+pub mod corefile;
+mod datagrams;
+mod hosts;
 mod lanes;
+pub mod memo;
 pub mod metrics;
 mod page;
 pub mod reply;
+pub mod resolvers;
+mod rewrite;
 mod server;
+mod streams;
 pub mod upstream;
+pub mod wire;
 pub mod zone;
 
 pub use server::{Config, Server};

@@ -1,22 +1,23 @@
 //! From a request's bytes to a reply that fits the client. Pure, except that aliases and foreign
 //! names are handed back to be asked elsewhere.
 
+use std::sync::Arc;
+
 use hickory_proto::{
     op::{Edns, Message, MessageType, OpCode, Query, ResponseCode},
-    rr::{DNSClass, Name, Record, RecordType},
+    rr::{DNSClass, Record},
 };
 
 use crate::{
+    chain::{Block, Chain},
     cluster::Cluster,
-    zone::{Answer, Zone},
+    rewrite::{self, Undo},
 };
 
 /// What we accept in one datagram: fits every path without fragments.
 const PAYLOAD: u16 = 1232;
 /// What a client takes that does not say.
 const PLAIN_PAYLOAD: u16 = 512;
-/// How many aliases inside the cluster are followed.
-const ALIASES: usize = 8;
 
 /// How a request came.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -28,24 +29,39 @@ pub enum Transport {
 }
 
 /// What to do with a request.
-#[derive(Debug)]
 pub enum Step {
     /// Send this.
     Send(Message),
-    /// Ask elsewhere and send what comes.
-    Forward(Box<Message>),
-    /// Ask elsewhere for a name, add what comes to this, and send it.
-    Complete(Box<Message>, Query),
+    /// Ask the block's resolvers and send what comes.
+    Forward(Arc<Block>, Box<Message>),
+    /// Ask for a name, add what comes to a reply, and send it.
+    Complete(Box<Completion>),
     /// Say nothing.
     Ignore,
 }
 
+/// A reply that lacks what others know.
+pub struct Completion {
+    /// Whose resolvers are asked.
+    pub block: Arc<Block>,
+    /// What they are asked.
+    pub question: Query,
+    reply: Message,
+    undo: Undo,
+}
+
+/// How many bytes of a datagram a client takes that says this, or nothing.
+pub fn limit(payload: Option<u16>) -> usize {
+    let taken = payload.unwrap_or(PLAIN_PAYLOAD);
+    usize::from(taken.clamp(PLAIN_PAYLOAD, PAYLOAD))
+}
+
 /// Decides about a request; also says how many bytes of a datagram the client takes.
-pub fn decide(zone: &Zone, cluster: &Cluster, bytes: &[u8]) -> (Step, usize) {
+pub fn decide(chain: &Chain, cluster: &Cluster, bytes: &[u8]) -> (Step, usize) {
     match Message::from_vec(bytes) {
         Ok(request) => {
-            let limit = usize::from(request.max_payload().min(PAYLOAD));
-            (decide_request(zone, cluster, request), limit)
+            let limit = limit(request.edns.as_ref().map(Edns::max_payload));
+            (decide_request(chain, cluster, request), limit)
         }
         Err(_) => (decide_nonsense(bytes), usize::from(PLAIN_PAYLOAD)),
     }
@@ -62,7 +78,7 @@ fn decide_nonsense(bytes: &[u8]) -> Step {
     }
 }
 
-fn decide_request(zone: &Zone, cluster: &Cluster, request: Message) -> Step {
+fn decide_request(chain: &Chain, cluster: &Cluster, request: Message) -> Step {
     if request.metadata.message_type == MessageType::Response {
         return Step::Ignore;
     }
@@ -79,15 +95,27 @@ fn decide_request(zone: &Zone, cluster: &Cluster, request: Message) -> Step {
     if question.query_class() != DNSClass::IN {
         return refuse(reply, ResponseCode::Refused);
     }
-    let question = question.clone();
-    match fill(zone, cluster, &question, &mut reply) {
-        None => Step::Send(reply),
-        Some(target) if reply.answers.is_empty() && target == *question.name() => {
-            Step::Forward(Box::new(request))
+    let Some(block) = chain.block(question.name()) else {
+        return refuse(reply, ResponseCode::Refused);
+    };
+    let Ok((changed, undo)) = rewrite::apply(&block.rewrites, question) else {
+        return refuse(reply, ResponseCode::ServFail);
+    };
+    let same = undo.is_empty() && changed == *question;
+    match chain.fill(block, cluster, &changed, &mut reply) {
+        None => {
+            undo.apply(&mut reply);
+            Step::Send(reply)
         }
-        Some(target) => {
-            Step::Complete(Box::new(reply), Query::query(target, question.query_type()))
+        Some(asked) if same && reply.answers.is_empty() && asked.name == *question.name() => {
+            Step::Forward(asked.block, Box::new(request))
         }
+        Some(asked) => Step::Complete(Box::new(Completion {
+            block: asked.block,
+            question: Query::query(asked.name, changed.query_type()),
+            reply,
+            undo,
+        })),
     }
 }
 
@@ -113,64 +141,34 @@ fn refuse(mut reply: Message, code: ResponseCode) -> Step {
     Step::Send(reply)
 }
 
-/// Puts the zone's answer into the reply; returns the name that somebody else must be asked for.
-fn fill(zone: &Zone, cluster: &Cluster, question: &Query, reply: &mut Message) -> Option<Name> {
-    let mut name = question.name().clone();
-    let kind = question.query_type();
-    for _ in 0..ALIASES {
-        match zone.answer(cluster, &name, kind) {
-            Answer::Elsewhere => return Some(name),
-            Answer::NoName => {
-                reply.metadata.response_code = ResponseCode::NXDomain;
-                reply.add_authority(zone.start_of_authority());
-            }
-            Answer::Records {
-                mut records,
-                additional,
-            } => {
-                if records.is_empty() {
-                    reply.add_authority(zone.start_of_authority());
-                }
-                // Clients tend to take the first: let it be another one each time.
-                let turn = usize::from(reply.metadata.id) % records.len().max(1);
-                records.rotate_left(turn);
+impl Completion {
+    /// The reply with what was found, or with the code that asking failed with.
+    pub fn complete(self, found: Result<&Message, ResponseCode>) -> Message {
+        let Self {
+            mut reply, undo, ..
+        } = self;
+        match found {
+            Err(code) => reply.metadata.response_code = code,
+            Ok(found) => {
+                reply.metadata.response_code = found.metadata.response_code;
+                reply.metadata.truncation |= found.metadata.truncation;
+                let records: Vec<Record> = found.answers.clone();
                 reply.add_answers(records);
-                reply.add_additionals(additional);
-            }
-            Answer::Alias(record, target) => {
-                reply.metadata.authoritative = true;
-                reply.add_answer(*record);
-                if kind == RecordType::CNAME {
-                    return None;
+                if reply.answers.is_empty() {
+                    // Says how long absence may be remembered.
+                    reply.add_authorities(found.authorities.iter().cloned());
                 }
-                name = target;
-                continue;
             }
         }
-        reply.metadata.authoritative = true;
-        return None;
+        undo.apply(&mut reply);
+        reply
     }
-    reply.metadata.response_code = ResponseCode::ServFail;
-    None
-}
-
-/// Adds what was found elsewhere for the target of an alias.
-pub fn complete(mut reply: Message, found: Option<&Message>) -> Message {
-    match found {
-        None => reply.metadata.response_code = ResponseCode::ServFail,
-        Some(found) => {
-            reply.metadata.response_code = found.metadata.response_code;
-            let records: Vec<Record> = found.answers.clone();
-            reply.add_answers(records);
-        }
-    }
-    reply
 }
 
 /// A reply that says that nobody could be asked.
-pub fn failure(request: &Message) -> Message {
+pub fn failure(request: &Message, code: ResponseCode) -> Message {
     let mut reply = empty_reply(request);
-    reply.metadata.response_code = ResponseCode::ServFail;
+    reply.metadata.response_code = code;
     reply
 }
 

@@ -1,45 +1,40 @@
-//! Listens on datagrams and streams. Names of the cluster are answered at once; only questions for
-//! others wait in tasks of their own, and only so many at a time.
+//! Builds the server, follows its settings, and starts its listeners.
 
 use std::{
-    io,
     net::{IpAddr, SocketAddr},
     path::PathBuf,
     sync::Arc,
-    time::{Duration, Instant},
 };
 
-use hickory_proto::op::{Message, MessageType, OpCode};
+use arc_swap::ArcSwap;
+use hickory_proto::rr::Name;
 use ipnet::IpNet;
+use k8s_openapi::api::core::v1::ConfigMap;
 use lifecycle::{Context, Outcome, Run, Service};
-use rustix::net;
 use stdx::Clock;
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::{TcpListener, TcpStream, UdpSocket},
-    sync::Semaphore,
-    time::timeout,
-};
-use tracing::{debug, warn};
+use tokio::{net::TcpListener, sync::Semaphore};
+use tracing::{info, warn};
 
 use crate::{
     Error,
-    cluster::Cluster,
+    answers::Answers,
+    chain::Chain,
+    cluster::{Cluster, SETTINGS},
+    corefile::{self, Parsed, Surroundings},
+    datagrams,
     metrics::Metrics,
     page,
-    reply::{Step, Transport, complete, decide, encode, failure},
-    upstream::Upstream,
+    resolvers::Resolvers,
+    streams,
     zone::Zone,
 };
 
-/// Questions for others and streams that may be open at once, each.
-const AT_ONCE: usize = 1000;
-/// A stream without a question for this long is closed.
-const IDLE: Duration = Duration::from_secs(10);
+/// Questions for others that may be under way at once.
+const AT_ONCE: usize = 4096;
 
 /// What the DNS server of a node must know.
 pub struct Config {
-    /// Reads Services and EndpointSlices.
+    /// Reads Services, EndpointSlices and the ConfigMap `kube-system/coredns`.
     pub client: kube::Client,
     /// Where to listen: an address of the node that pods can reach, on a port of its own. The
     /// cluster's DNS address is led here by the proxy.
@@ -52,7 +47,7 @@ pub struct Config {
     pub cluster_dns: Vec<IpAddr>,
     /// The ranges of pods and services: their reverse names are nobody else's.
     pub own_ranges: Vec<IpNet>,
-    /// Where the resolvers for other names stand.
+    /// What `/etc/resolv.conf` of a Corefile means on this node.
     pub resolv_conf: PathBuf,
     /// The time.
     pub clock: Arc<dyn Clock>,
@@ -61,92 +56,102 @@ pub struct Config {
 impl Config {
     /// Fails when the zone is no domain name.
     pub fn build(self) -> Result<Arc<Server>, Error> {
-        let zone = Zone::new(&self.cluster_domain, self.own_ranges.clone())?;
+        let origin = Zone::new(&self.cluster_domain, Vec::new())?
+            .origin()
+            .clone();
         let mut own = self.cluster_dns.clone();
-        own.extend(
-            self.listen
-                .iter()
-                .filter(|at| at.port() == 53)
-                .map(SocketAddr::ip),
-        );
+        let standard = self.listen.iter().filter(|at| at.port() == 53);
+        own.extend(standard.map(SocketAddr::ip));
         let metrics = Arc::new(Metrics::default());
-        let clock = self.clock.clone();
-        let upstream = Upstream::new(self.resolv_conf.clone(), own, clock, metrics.clone());
-        Ok(Arc::new(Server {
+        let resolvers = Resolvers::new(own.clone(), self.clock.clone(), metrics.clone());
+        let settings = Settings {
+            origin,
+            own,
+            resolvers,
             config: self,
+        };
+        let chain = settings.default_chain()?;
+        Ok(Arc::new(Server {
             answers: Arc::new(Answers {
-                zone,
-                upstream,
+                chain: ArcSwap::from_pointee(chain),
                 metrics,
                 limit: Arc::new(Semaphore::new(AT_ONCE)),
             }),
+            settings,
         }))
     }
 }
 
 /// The DNS server of a node.
 pub struct Server {
-    config: Config,
+    settings: Settings,
     answers: Arc<Answers>,
 }
 
-/// What every question needs.
-struct Answers {
-    zone: Zone,
-    upstream: Upstream,
-    metrics: Arc<Metrics>,
-    /// Bounds questions for others.
-    limit: Arc<Semaphore>,
+/// Makes chains from Corefiles.
+struct Settings {
+    config: Config,
+    origin: Name,
+    own: Vec<IpAddr>,
+    resolvers: Arc<Resolvers>,
 }
 
-impl Answers {
-    /// The reply to a request that needs somebody else, and what to renew after it was sent.
-    async fn resolve(
-        &self,
-        step: Step,
-        transport: Transport,
-        limit: usize,
-    ) -> Option<(Vec<u8>, Option<Box<Message>>)> {
-        let bytes = match step {
-            Step::Ignore => None,
-            Step::Send(reply) => encode(reply, limit),
-            Step::Forward(request) => match self.upstream.ask(&request, transport).await {
-                Some(reply) => {
-                    let renew = reply.renew.then_some(request);
-                    return Some((reply.bytes, renew));
-                }
-                None => encode(failure(&request), limit),
-            },
-            Step::Complete(reply, question) => {
-                let mut request = Message::new(0, MessageType::Query, OpCode::Query);
-                request.metadata.recursion_desired = true;
-                request.add_query(question);
-                let found = self.upstream.ask(&request, transport).await;
-                let found = found.and_then(|found| Message::from_vec(&found.bytes).ok());
-                encode(complete(*reply, found.as_ref()), limit)
-            }
+impl Settings {
+    fn parse(&self, map: Option<&ConfigMap>) -> Result<Parsed, corefile::syntax::SyntaxError> {
+        let files = map.and_then(|map| map.data.clone()).unwrap_or_default();
+        let default = corefile::default_text(&self.config.cluster_domain);
+        let text = files.get(corefile::KEY).unwrap_or(&default);
+        let around = Surroundings {
+            cluster_domain: &self.origin,
+            files: &files,
+            resolv_conf: self.config.resolv_conf.clone(),
+            own: self.own.clone(),
         };
-        bytes.map(|bytes| (bytes, None))
+        corefile::parse(text, &around)
+    }
+
+    fn chain(&self, parsed: Parsed, generation: u64) -> Result<Chain, Error> {
+        let Config {
+            cluster_domain,
+            own_ranges,
+            ..
+        } = &self.config;
+        let servers = parsed.servers;
+        Chain::new(
+            servers,
+            generation,
+            cluster_domain,
+            own_ranges,
+            &self.resolvers,
+        )
+    }
+
+    fn default_chain(&self) -> Result<Chain, Error> {
+        let parsed = self.parse(None);
+        let parsed = parsed.map_err(|_| Error::Domain(self.config.cluster_domain.clone()))?;
+        self.chain(parsed, 0)
     }
 }
 
 impl Server {
     /// Answers from `cluster` until shutdown.
-    pub async fn serve(&self, cluster: Cluster, context: &Context) -> Outcome {
-        for address in &self.config.listen {
+    pub async fn serve(self: &Arc<Self>, cluster: Cluster, context: &Context) -> Outcome {
+        let config = &self.settings.config;
+        context.spawn("settings", self.clone().follow_settings(cluster.clone()));
+        for address in &config.listen {
             let failed = |error| Error::Listen(*address, error);
             let listener = TcpListener::bind(address).await.map_err(failed)?;
-            for _ in 0..sockets() {
-                let socket = Arc::new(shared_socket(*address).map_err(failed)?);
+            for _ in 0..datagrams::sockets() {
+                let socket = Arc::new(datagrams::bind(*address).map_err(failed)?);
                 let (answers, with, of) = (self.answers.clone(), cluster.clone(), context.clone());
-                context.spawn("udp", datagrams(socket, answers, with, of));
+                context.spawn("udp", datagrams::serve(socket, answers, with, of));
             }
             let (answers, with, of) = (self.answers.clone(), cluster.clone(), context.clone());
-            context.spawn("tcp", streams(listener, answers, with, of));
+            context.spawn("tcp", streams::serve(listener, answers, with, of));
         }
-        if let Some(address) = self.config.metrics {
+        if let Some(address) = config.metrics {
             let answers = self.answers.clone();
-            let shown = Arc::new(move || answers.metrics.page(answers.upstream.cached()));
+            let shown = Arc::new(move || answers.metrics.page(answers.chain.load().cached()));
             context.spawn("metrics", page::serve(address, shown, context.clone()));
         }
         cluster.synced().await;
@@ -154,143 +159,31 @@ impl Server {
         context.shutdown().await;
         Ok(())
     }
-}
 
-/// One socket for each core: the kernel spreads clients over them.
-fn sockets() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from)
-}
-
-/// A datagram socket at an address that several of ours listen on.
-fn shared_socket(address: SocketAddr) -> io::Result<UdpSocket> {
-    let domain = if address.is_ipv4() {
-        net::AddressFamily::INET
-    } else {
-        net::AddressFamily::INET6
-    };
-    let flags = net::SocketFlags::CLOEXEC | net::SocketFlags::NONBLOCK;
-    let socket = net::socket_with(domain, net::SocketType::DGRAM, flags, None)?;
-    net::sockopt::set_socket_reuseport(&socket, true)?;
-    net::bind(&socket, &address)?;
-    UdpSocket::from_std(socket.into())
-}
-
-async fn datagrams(
-    socket: Arc<UdpSocket>,
-    answers: Arc<Answers>,
-    cluster: Cluster,
-    context: Context,
-) {
-    let mut buffer = vec![0; 65535];
-    loop {
-        let (length, from) = match socket.recv_from(&mut buffer).await {
-            Ok(received) => received,
-            Err(error) => {
-                // An ICMP error about an earlier reply shows up here; the socket is fine.
-                debug!(%error, "receiving a datagram");
-                tokio::task::yield_now().await;
-                continue;
-            }
-        };
-        let (request, begun) = (&buffer[..length], Instant::now());
-        let (step, limit) = wait_until_known(&cluster, request, &answers.zone);
-        match step {
-            Step::Ignore => {}
-            Step::Send(reply) => {
-                if let Some(bytes) = encode(reply, limit) {
-                    let metrics = &answers.metrics;
-                    metrics.answered(&bytes, Transport::Udp, from, begun);
-                    send(&socket, &bytes, from).await;
-                }
-            }
-            step => {
-                let Ok(permit) = answers.limit.clone().try_acquire_owned() else {
-                    debug!("too many questions for others: one is dropped");
+    /// Takes over each Corefile that can be read; one that cannot leaves the last in place.
+    async fn follow_settings(self: Arc<Self>, cluster: Cluster) {
+        let mut events = cluster.settings.subscribe();
+        let mut generation = 0;
+        while events.next().await.is_some() {
+            generation += 1;
+            let map = cluster.settings.get(SETTINGS.0, SETTINGS.1);
+            let parsed = match self.settings.parse(map.as_deref()) {
+                Ok(parsed) => parsed,
+                Err(error) => {
+                    warn!(%error, "the Corefile of kube-system/coredns is refused, the last one stays");
                     continue;
-                };
-                let (socket, answers) = (socket.clone(), answers.clone());
-                context.spawn("forward", async move {
-                    let _permit = permit;
-                    let Some((bytes, renew)) = answers.resolve(step, Transport::Udp, limit).await
-                    else {
-                        return;
-                    };
-                    let metrics = &answers.metrics;
-                    metrics.answered(&bytes, Transport::Udp, from, begun);
-                    send(&socket, &bytes, from).await;
-                    if let Some(request) = renew {
-                        answers.upstream.renew(&request, Transport::Udp).await;
-                    }
-                });
+                }
+            };
+            for problem in &parsed.problems {
+                warn!(problem, "Corefile of kube-system/coredns");
             }
-        }
-    }
-}
-
-/// Before the first list is here nothing can be said about names of the cluster: the client asks
-/// again, which is better than being told that a name does not exist.
-fn wait_until_known(cluster: &Cluster, request: &[u8], zone: &Zone) -> (Step, usize) {
-    let (step, limit) = decide(zone, cluster, request);
-    let known = cluster.services.has_synced() && cluster.slices.has_synced();
-    match step {
-        Step::Send(_) if !known => (Step::Ignore, limit),
-        step => (step, limit),
-    }
-}
-
-async fn send(socket: &UdpSocket, bytes: &[u8], to: SocketAddr) {
-    if let Err(error) = socket.send_to(bytes, to).await {
-        debug!(%to, %error, "a reply was not sent");
-    }
-}
-
-async fn streams(listener: TcpListener, answers: Arc<Answers>, cluster: Cluster, context: Context) {
-    let limit = Arc::new(Semaphore::new(AT_ONCE));
-    loop {
-        let Ok(permit) = limit.clone().acquire_owned().await else {
-            return;
-        };
-        match listener.accept().await {
-            Ok((stream, _)) => {
-                let (answers, cluster) = (answers.clone(), cluster.clone());
-                context.spawn("stream", async move {
-                    let _permit = permit;
-                    if let Err(error) = talk(stream, &answers, &cluster).await {
-                        debug!(%error, "a stream ended");
-                    }
-                });
+            match self.settings.chain(parsed, generation) {
+                Ok(chain) => {
+                    self.answers.chain.store(Arc::new(chain));
+                    info!("the Corefile of kube-system/coredns is in force");
+                }
+                Err(error) => warn!(%error, "the Corefile of kube-system/coredns is refused"),
             }
-            Err(error) => {
-                // Out of descriptors, most likely: others must get a turn to give some back.
-                warn!(%error, "accepting a stream");
-                tokio::time::sleep(Duration::from_millis(50)).await;
-            }
-        }
-    }
-}
-
-async fn talk(mut stream: TcpStream, answers: &Answers, cluster: &Cluster) -> io::Result<()> {
-    let from = stream.peer_addr()?;
-    loop {
-        let length = timeout(IDLE, stream.read_u16()).await??;
-        let mut request = vec![0; usize::from(length)];
-        timeout(IDLE, stream.read_exact(&mut request)).await??;
-        let begun = Instant::now();
-        let (step, _) = wait_until_known(cluster, &request, &answers.zone);
-        let Some((bytes, renew)) = answers
-            .resolve(step, Transport::Tcp, usize::from(u16::MAX))
-            .await
-        else {
-            return Ok(());
-        };
-        let metrics = &answers.metrics;
-        metrics.answered(&bytes, Transport::Tcp, from, begun);
-        let length = u16::try_from(bytes.len()).map_err(io::Error::other)?;
-        stream
-            .write_all(&[&length.to_be_bytes(), &bytes[..]].concat())
-            .await?;
-        if let Some(request) = renew {
-            answers.upstream.renew(&request, Transport::Tcp).await;
         }
     }
 }
@@ -302,7 +195,7 @@ impl Service for Server {
 
     fn run(self: Arc<Self>, context: Context) -> Run {
         Box::pin(async move {
-            let cluster = Cluster::start(&self.config.client, &context);
+            let cluster = Cluster::start(&self.settings.config.client, &context);
             self.serve(cluster, &context).await
         })
     }

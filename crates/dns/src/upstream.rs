@@ -1,4 +1,4 @@
-//! Questions that somebody else must answer: the servers of the node's own `resolv.conf`.
+//! Questions that somebody else must answer: the servers that `forward` names.
 //!
 //! The same question is asked once at a time, and whoever asks it meanwhile shares the answer. That
 //! is also what keeps a resolver that asks us back from making a storm: its question waits for
@@ -6,58 +6,53 @@
 
 use std::{
     collections::HashMap,
-    fs, io,
-    net::{IpAddr, SocketAddr},
-    path::{Path, PathBuf},
-    sync::Arc,
-    time::{Duration, Instant},
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 use hickory_proto::{
-    op::Message,
-    rr::{LowerName, RecordType},
+    op::{Message, ResponseCode},
+    rr::Name,
 };
 use parking_lot::Mutex;
-use rand::Rng;
-use stdx::Clock;
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::TcpStream,
-    sync::watch,
-    time::timeout,
-};
-use tracing::{debug, warn};
+use rand::{Rng, seq::SliceRandom};
+use tokio::sync::{Semaphore, watch};
+use tracing::debug;
 
 use crate::{
-    cache::{Cache, Found, readdress},
-    lanes::Lanes,
-    metrics::Metrics,
+    cache::{Cache, Found},
+    corefile::{self, Forward, Policy, Preference, Resolver},
+    hosts::within,
     reply::Transport,
+    resolvers::Resolvers,
+    wire::{self, Plain},
 };
 
-const ATTEMPT: Duration = Duration::from_secs(2);
+/// How often each server is asked.
 const ROUNDS: usize = 2;
-/// How often `resolv.conf` is looked at again.
-const FRESH: Duration = Duration::from_secs(5);
-/// Resolvers read no more servers than this either.
-const SERVERS: usize = 3;
 
-type Key = (LowerName, RecordType, bool, Transport, bool);
-type Answer = Option<Arc<Vec<u8>>>;
+/// What tells questions apart: the question's bytes, and what the reply depends on besides.
+type Key = Box<[u8]>;
+type Answer = Result<Arc<Vec<u8>>, ResponseCode>;
 
-/// Forwards questions.
+/// Forwards the questions of one block.
 pub struct Upstream {
-    resolv_conf: PathBuf,
-    /// Addresses that lead back to ourselves.
-    own: Vec<IpAddr>,
-    /// Guards the servers as they were read last.
-    servers: Mutex<(Option<Instant>, Vec<SocketAddr>)>,
-    /// The sockets to them.
-    lanes: Lanes,
+    forwards: Vec<Forwarder>,
+    resolvers: Arc<Resolvers>,
     /// Guards the questions under way.
-    under_way: Mutex<HashMap<Key, watch::Receiver<Answer>>>,
-    cache: Cache<Key>,
-    metrics: Arc<Metrics>,
+    under_way: Mutex<HashMap<Key, watch::Receiver<Option<Answer>>>>,
+    cache: Option<Cache<Key>>,
+}
+
+struct Forwarder {
+    settings: Forward,
+    /// Counts questions, for those who take turns.
+    turn: AtomicUsize,
+    /// Bounds questions under way.
+    limit: Option<Semaphore>,
 }
 
 /// A reply with the request's id, and whether it should be asked for again after it was sent.
@@ -66,83 +61,146 @@ pub struct Reply {
     pub renew: bool,
 }
 
+/// A request on its way to others.
+struct Asking<'a> {
+    request: &'a Message,
+    transport: Transport,
+}
+
 impl Upstream {
-    /// Servers come from `resolv_conf`; those at an address of `own` are left out.
+    /// Asks the servers of `forwards`, and keeps answers as `cache` says.
     pub fn new(
-        resolv_conf: PathBuf,
-        own: Vec<IpAddr>,
-        clock: Arc<dyn Clock>,
-        metrics: Arc<Metrics>,
+        forwards: Vec<Forward>,
+        cache: Option<corefile::Cache>,
+        resolvers: Arc<Resolvers>,
     ) -> Self {
+        let forwarder = |settings: Forward| Forwarder {
+            limit: settings.max_concurrent.map(Semaphore::new),
+            turn: AtomicUsize::new(0),
+            settings,
+        };
+        let cache = cache.map(|settings| Cache::new(resolvers.clock.clone(), settings));
         Self {
-            resolv_conf,
-            own,
-            servers: Mutex::new((None, Vec::new())),
-            lanes: Lanes::default(),
-            under_way: Mutex::new(HashMap::new()),
-            cache: Cache::new(clock),
-            metrics,
+            forwards: forwards.into_iter().map(forwarder).collect(),
+            resolvers,
+            under_way: Mutex::default(),
+            cache,
         }
     }
 
     /// How many answers are kept.
     pub fn cached(&self) -> usize {
-        self.cache.len()
+        self.cache.as_ref().map_or(0, Cache::len)
     }
 
-    /// Answers from what is kept, or asks the servers in turn. `None` when nobody answers.
-    pub async fn ask(&self, request: &Message, transport: Transport) -> Option<Reply> {
-        let key = key(request, transport)?;
-        let found = self.cache.find(&key);
-        match &found {
-            Found::Fresh(bytes) | Found::Ending(bytes) => self.metrics.hit(bytes),
-            Found::Stale(_) | Found::Nothing => self.metrics.missed(),
-        }
-        let (bytes, renew) = match found {
+    /// Whether there are servers for a name.
+    pub fn has(&self, name: &Name) -> bool {
+        self.forwarder(name).is_some()
+    }
+
+    fn forwarder(&self, name: &Name) -> Option<&Forwarder> {
+        self.forwards.iter().find(|forwarder| {
+            let Forward { from, except, .. } = &forwarder.settings;
+            from.zone_of(name) && !within(except, name)
+        })
+    }
+
+    /// An answer to a datagram that is kept, if nobody must be asked before it is sent.
+    pub fn find(&self, request: &[u8], question: &Plain<'_>) -> Option<Reply> {
+        let key = key(question, Transport::Udp);
+        let (mut bytes, renew) = match self.cache.as_ref()?.find(&key) {
             Found::Fresh(bytes) => (bytes, false),
             Found::Ending(bytes) => (bytes, true),
-            Found::Stale(bytes) => {
-                let renewed = self.share(key, request, transport).await;
-                (renewed.map_or(bytes, |renewed| renewed.to_vec()), false)
-            }
-            Found::Nothing => {
-                let bytes = self.share(key, request, transport).await?;
-                (bytes.to_vec(), false)
-            }
+            Found::Stale(_) | Found::Nothing => return None,
         };
-        let mut bytes = bytes;
-        readdress(&mut bytes, &request.to_vec().ok()?)?;
+        wire::readdress(&mut bytes, request, question)?;
+        self.resolvers.metrics.hit(&bytes);
         Some(Reply { bytes, renew })
+    }
+
+    /// Answers from what is kept, or asks the servers in turn.
+    pub async fn ask(
+        &self,
+        request: &Message,
+        transport: Transport,
+    ) -> Result<Reply, ResponseCode> {
+        let asking = Asking { request, transport };
+        let bytes = request.to_vec().map_err(|_| ResponseCode::ServFail)?;
+        let question = wire::plain(&bytes);
+        // Requests of another form are rare, and asked each time.
+        let Some(question) = question else {
+            let bytes = self.exchange(&asking).await?;
+            return Ok(Reply {
+                bytes: with_id(bytes, request.metadata.id),
+                renew: false,
+            });
+        };
+        let key = key(&question, transport);
+        let found = match &self.cache {
+            Some(cache) => cache.find(&key),
+            None => Found::Nothing,
+        };
+        match &found {
+            Found::Fresh(bytes) | Found::Ending(bytes) => self.resolvers.metrics.hit(bytes),
+            Found::Stale(_) | Found::Nothing => self.resolvers.metrics.missed(),
+        }
+        let renew = matches!(found, Found::Ending(_));
+        let mut reply = match found {
+            Found::Fresh(reply) | Found::Ending(reply) => reply,
+            Found::Stale(reply) => match self.share(key, &asking).await {
+                Ok(renewed) => renewed.to_vec(),
+                Err(_) => reply,
+            },
+            Found::Nothing => self.share(key, &asking).await?.to_vec(),
+        };
+        wire::readdress(&mut reply, &bytes, &question);
+        let reply = with_id(reply, request.metadata.id);
+        Ok(Reply {
+            bytes: reply,
+            renew,
+        })
     }
 
     /// Asks the servers for what is kept already, so that it does not end.
     pub async fn renew(&self, request: &Message, transport: Transport) {
-        if let Some(key) = key(request, transport) {
-            self.share(key, request, transport).await;
+        let bytes = request.to_vec().unwrap_or_default();
+        if let Some(question) = wire::plain(&bytes) {
+            let key = key(&question, transport);
+            let renewed = self.share(key, &Asking { request, transport }).await;
+            if let Err(code) = renewed {
+                debug!(%code, "an answer was not renewed");
+            }
         }
     }
 
-    async fn share(&self, key: Key, request: &Message, transport: Transport) -> Answer {
+    async fn share(&self, key: Key, asking: &Asking<'_>) -> Answer {
         let (tell, told) = watch::channel(None);
         if let Some(mut first) = self.join(&key, told) {
             // Ends also when the first asker is gone without an answer.
             let _ = first.changed().await;
-            return first.borrow().clone();
+            let answer = first.borrow().clone();
+            return answer.unwrap_or(Err(ResponseCode::ServFail));
         }
         let mine = Ended {
             upstream: self,
             key,
         };
-        let answer = self.exchange(request, transport).await.map(Arc::new);
-        if let Some(bytes) = &answer {
-            self.cache.keep(&mine.key, bytes);
+        let answer = self.exchange(asking).await.map(Arc::new);
+        if let (Ok(bytes), Some(cache), Some(question)) =
+            (&answer, &self.cache, asking.request.queries.first())
+        {
+            cache.keep(&mine.key, question.name(), bytes);
         }
-        tell.send_replace(answer.clone());
+        tell.send_replace(Some(answer.clone()));
         answer
     }
 
     /// Whoever asks the same already; or puts us on the list as the first.
-    fn join(&self, key: &Key, told: watch::Receiver<Answer>) -> Option<watch::Receiver<Answer>> {
+    fn join(
+        &self,
+        key: &Key,
+        told: watch::Receiver<Option<Answer>>,
+    ) -> Option<watch::Receiver<Option<Answer>>> {
         let mut under_way = self.under_way.lock();
         let first = under_way.get(key).cloned();
         if first.is_none() {
@@ -151,57 +209,97 @@ impl Upstream {
         first
     }
 
-    async fn exchange(&self, request: &Message, transport: Transport) -> Option<Vec<u8>> {
-        let servers = self.servers();
+    async fn exchange(&self, asking: &Asking<'_>) -> Result<Vec<u8>, ResponseCode> {
+        let question = asking.request.queries.first();
+        let forwarder = question.and_then(|question| self.forwarder(question.name()));
+        let forwarder = forwarder.ok_or(ResponseCode::ServFail)?;
+        let permit = forwarder.limit.as_ref().map(Semaphore::try_acquire);
+        if let Some(Err(_)) = permit {
+            return Err(ResponseCode::Refused);
+        }
+        let servers = forwarder.servers(&self.resolvers);
         if servers.is_empty() {
             debug!("no resolver to forward to");
-            return None;
         }
-        let mut request = request.clone();
-        for _ in 0..ROUNDS {
-            for server in &servers {
-                request.metadata.id = rand::rng().random();
-                let bytes = request.to_vec().ok()?;
-                let answer = match transport {
-                    Transport::Udp => {
-                        timeout(ATTEMPT, self.lanes.ask(*server, bytes, is_answer)).await
-                    }
-                    Transport::Tcp => timeout(ATTEMPT, over_tcp(*server, &bytes)).await,
-                };
-                match answer {
-                    Ok(Ok(answer)) => return Some(answer),
-                    Ok(Err(error)) => debug!(%server, %error, "resolver failed"),
-                    Err(_) => debug!(%server, "resolver is silent"),
-                }
+        let mut request = asking.request.clone();
+        let transport = forwarder.settings.transport.choose(asking.transport);
+        for server in servers.iter().cycle().take(servers.len() * ROUNDS) {
+            request.metadata.id = rand::rng().random();
+            let bytes = request.to_vec().map_err(|_| ResponseCode::ServFail)?;
+            let patience = forwarder.settings.read_timeout;
+            let mut answer = self
+                .resolvers
+                .ask(*server, bytes.clone(), transport, patience)
+                .await;
+            let again = forwarder.settings.transport == Preference::PreferUdp
+                && asking.transport == Transport::Tcp
+                && answer.as_ref().is_ok_and(|answer| is_truncated(answer));
+            if again {
+                let tcp = Transport::Tcp;
+                answer = self.resolvers.ask(*server, bytes, tcp, patience).await;
+            }
+            match answer {
+                Ok(answer) => return Ok(answer),
+                Err(error) => debug!(%server, %error, "a resolver did not answer"),
             }
         }
-        None
-    }
-
-    fn servers(&self) -> Vec<SocketAddr> {
-        let mut known = self.servers.lock();
-        if known.0.is_none_or(|read| read.elapsed() > FRESH) {
-            *known = (
-                Some(Instant::now()),
-                read_servers(&self.resolv_conf, &self.own),
-            );
-        }
-        known.1.clone()
+        Err(ResponseCode::ServFail)
     }
 }
 
-/// What tells questions apart.
-fn key(request: &Message, transport: Transport) -> Option<Key> {
-    let question = request.queries.first()?;
-    let edns = request.edns.as_ref();
-    let dnssec = edns.is_some_and(|edns| edns.flags().dnssec_ok);
-    Some((
-        LowerName::new(question.name()),
-        question.query_type(),
-        dnssec || request.metadata.checking_disabled,
-        transport,
-        request.edns.is_some(),
-    ))
+impl Forwarder {
+    /// Who is asked, in which order.
+    fn servers(&self, resolvers: &Resolvers) -> Vec<SocketAddr> {
+        let mut servers: Vec<SocketAddr> = Vec::new();
+        for resolver in &self.settings.to {
+            match resolver {
+                Resolver::Server(server) => servers.push(*server),
+                Resolver::ResolvConf(path) => servers.extend(resolvers.of_file(path)),
+            }
+        }
+        match self.settings.policy {
+            Policy::Sequential => {}
+            Policy::Random => servers.shuffle(&mut rand::rng()),
+            Policy::RoundRobin => {
+                let turn = self.turn.fetch_add(1, Ordering::Relaxed);
+                let turn = turn % servers.len().max(1);
+                servers.rotate_left(turn);
+            }
+        }
+        resolvers.order(&mut servers);
+        servers
+    }
+}
+
+impl Preference {
+    fn choose(self, asked: Transport) -> Transport {
+        match self {
+            Self::AsAsked => asked,
+            Self::ForceTcp => Transport::Tcp,
+            Self::PreferUdp => Transport::Udp,
+        }
+    }
+}
+
+fn is_truncated(reply: &[u8]) -> bool {
+    reply.get(2).is_some_and(|flags| flags & 2 != 0)
+}
+
+fn with_id(mut reply: Vec<u8>, id: u16) -> Vec<u8> {
+    if let Some(first) = reply.first_chunk_mut::<2>() {
+        *first = id.to_be_bytes();
+    }
+    reply
+}
+
+fn key(question: &Plain<'_>, transport: Transport) -> Key {
+    let mut key = Vec::with_capacity(question.name.len() + 7);
+    question.write_key(&mut key);
+    let flags = [question.dnssec, transport == Transport::Tcp];
+    key.extend(flags.map(u8::from));
+    // An answer that fits one client may be too long for another.
+    key.extend(question.payload.unwrap_or(0).to_be_bytes());
+    key.into()
 }
 
 /// Takes a question off the list when its asker is done, or gone.
@@ -213,84 +311,5 @@ struct Ended<'a> {
 impl Drop for Ended<'_> {
     fn drop(&mut self) {
         self.upstream.under_way.lock().remove(&self.key);
-    }
-}
-
-fn read_servers(path: &Path, own: &[IpAddr]) -> Vec<SocketAddr> {
-    match fs::read_to_string(path) {
-        Ok(text) => parse_servers(&text, own),
-        Err(error) => {
-            warn!(path = %path.display(), %error, "no resolvers: only names of the cluster are known");
-            Vec::new()
-        }
-    }
-}
-
-/// The name servers of a `resolv.conf`, without those that lead back here.
-pub fn parse_servers(text: &str, own: &[IpAddr]) -> Vec<SocketAddr> {
-    let lines = text
-        .lines()
-        .map(|line| line.split(['#', ';']).next().unwrap_or_default());
-    let named = lines.filter_map(|line| {
-        let mut words = line.split_whitespace();
-        (words.next() == Some("nameserver"))
-            .then(|| words.next())
-            .flatten()
-    });
-    // A zone index (`fe80::1%eth0`) needs an interface that may not be there any more.
-    let parsed = named.filter_map(|address| address.parse::<IpAddr>().ok());
-    parsed
-        .filter(|address| !own.contains(address))
-        .take(SERVERS)
-        .map(|address| SocketAddr::new(address, 53))
-        .collect()
-}
-
-async fn over_tcp(server: SocketAddr, request: &[u8]) -> io::Result<Vec<u8>> {
-    let mut stream = TcpStream::connect(server).await?;
-    let length = u16::try_from(request.len()).map_err(io::Error::other)?;
-    stream
-        .write_all(&[&length.to_be_bytes(), request].concat())
-        .await?;
-    let length = stream.read_u16().await?;
-    let mut buffer = vec![0; usize::from(length)];
-    stream.read_exact(&mut buffer).await?;
-    if is_answer(request, &buffer) {
-        Ok(buffer)
-    } else {
-        Err(io::ErrorKind::InvalidData.into())
-    }
-}
-
-/// Whether bytes answer our request: same id, a response, the same question.
-fn is_answer(request: &[u8], answer: &[u8]) -> bool {
-    let (Some(asked), Some(got)) = (request.first_chunk::<12>(), answer.first_chunk::<12>()) else {
-        return false;
-    };
-    if asked[..2] != got[..2] || got[2] & 0x80 == 0 {
-        return false;
-    }
-    match (Message::from_vec(request), Message::from_vec(answer)) {
-        // A refusal may leave the question out.
-        (Ok(asked), Ok(got)) => got.queries.is_empty() || asked.queries == got.queries,
-        // Something in it that we do not know is still the client's to judge.
-        _ => true,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn servers_are_read_as_resolvers_do() {
-        let text = "# nameserver 192.0.2.1\nsearch a.b\nnameserver 192.0.2.2 # home\n\
-                    nameserver fe80::1%eth0\nnameserver 2001:db8::1\n  nameserver 10.43.0.10\n\
-                    nameserver 192.0.2.3\nnameserver 192.0.2.4\noptions ndots:5\n";
-        let shown: Vec<String> = parse_servers(text, &["10.43.0.10".parse().unwrap()])
-            .iter()
-            .map(ToString::to_string)
-            .collect();
-        assert_eq!(shown, ["192.0.2.2:53", "[2001:db8::1]:53", "192.0.2.3:53"]);
     }
 }

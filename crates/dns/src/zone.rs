@@ -15,6 +15,8 @@ use k8s_openapi::api::core::v1::{Service, ServicePort};
 use crate::{
     Error,
     cluster::{Cluster, cluster_ips, endpoint_label, is_headless, is_published, owner},
+    corefile::Kubernetes,
+    hosts::within,
 };
 
 /// How long clients may keep an answer, in seconds. Short: endpoints come and go.
@@ -60,6 +62,7 @@ pub struct Zone {
     origin: Name,
     /// Ranges whose reverse names nobody else can know.
     own_ranges: Vec<IpNet>,
+    settings: Kubernetes,
 }
 
 /// What a service's own name or a name below it can be asked for.
@@ -79,12 +82,58 @@ impl Zone {
         if origin.is_root() {
             return Err(wrong());
         }
-        Ok(Self { origin, own_ranges })
+        let settings = Kubernetes {
+            ttl: TTL,
+            pods: true,
+            fallthrough: Vec::new(),
+        };
+        Ok(Self {
+            origin,
+            own_ranges,
+            settings,
+        })
+    }
+
+    /// The name that all of its names end with.
+    pub fn origin(&self) -> &Name {
+        &self.origin
+    }
+
+    /// The same zone with other settings.
+    #[must_use]
+    pub fn with(mut self, settings: &Kubernetes) -> Self {
+        self.settings = settings.clone();
+        self
     }
 
     /// Answers a question.
     pub fn answer(&self, cluster: &Cluster, name: &Name, kind: RecordType) -> Answer {
         let name = fully_qualified(name);
+        let mut answer = self.look_up(cluster, &name, kind);
+        match &mut answer {
+            Answer::Records {
+                records,
+                additional,
+            } => {
+                for record in records.iter_mut().chain(additional) {
+                    record.ttl = self.settings.ttl;
+                }
+            }
+            Answer::Alias(record, _) => record.ttl = self.settings.ttl,
+            // Reverse names of our own ranges are nobody else's, whatever the settings say.
+            Answer::NoName
+                if within(&self.settings.fallthrough, &name)
+                    && address_of_reverse(&name).is_none() =>
+            {
+                return Answer::Elsewhere;
+            }
+            Answer::NoName | Answer::Elsewhere => {}
+        }
+        answer
+    }
+
+    fn look_up(&self, cluster: &Cluster, name: &Name, kind: RecordType) -> Answer {
+        let name = name.clone();
         if let Some(ip) = address_of_reverse(&name) {
             return self.reverse(cluster, &name, kind, ip);
         }
@@ -107,6 +156,7 @@ impl Zone {
             ["dns-version"] => version(&name, kind),
             [namespace, "svc"] => existing(cluster.has_services_in(namespace)),
             [namespace, "pod"] => existing(cluster.has_services_in(namespace)),
+            [_, _, "pod"] if !self.settings.pods => Answer::NoName,
             [address, _, "pod"] => pod(&name, kind, address),
             [below @ .., service, namespace, "svc"] => {
                 let asked = Asked {
@@ -126,8 +176,9 @@ impl Zone {
         let server = self.below(&["ns", "dns"]);
         let mailbox = self.below(&["hostmaster"]);
         // Nobody copies this zone: serial and intervals say nothing.
-        let soa = SOA::new(server, mailbox, 1, 7200, 1800, 86400, TTL);
-        Record::from_rdata(self.origin.clone(), TTL, RData::SOA(soa))
+        let ttl = self.settings.ttl;
+        let soa = SOA::new(server, mailbox, 1, 7200, 1800, 86400, ttl);
+        Record::from_rdata(self.origin.clone(), ttl, RData::SOA(soa))
     }
 
     fn below(&self, labels: &[&str]) -> Name {
@@ -471,7 +522,7 @@ fn srv(
 }
 
 /// The whole address that a reverse name stands for; `None` for all other names.
-fn address_of_reverse(name: &Name) -> Option<IpAddr> {
+pub(crate) fn address_of_reverse(name: &Name) -> Option<IpAddr> {
     let range = name.parse_arpa_name().ok()?;
     (range.prefix_len() == range.max_prefix_len()).then(|| range.addr())
 }

@@ -27,6 +27,11 @@ use tokio_util::sync::CancellationToken;
 const LISTEN: &str = "192.0.2.1:10053";
 
 async fn start(resolv_conf: &str) -> tempfile::TempDir {
+    start_with(resolv_conf, None).await.0
+}
+
+/// A server whose settings are followed.
+async fn start_with(resolv_conf: &str, corefile: Option<&str>) -> (tempfile::TempDir, Cluster) {
     let directory = tempfile::tempdir().unwrap();
     std::fs::write(directory.path().join("resolv.conf"), resolv_conf).unwrap();
     let nobody = tower::service_fn(|_: http::Request<kube::client::Body>| async {
@@ -57,16 +62,41 @@ async fn start(resolv_conf: &str) -> tempfile::TempDir {
         clock: std::sync::Arc::new(stdx::SystemClock),
     };
     let server = server.build().unwrap();
+    if let Some(corefile) = corefile {
+        set_corefile(&cluster, corefile);
+    }
+    let with = cluster.clone();
     tokio::spawn(async move {
         let context = Context::standalone("dns", CancellationToken::new());
-        server.serve(cluster, &context).await.unwrap();
+        server.serve(with, &context).await.unwrap();
     });
     let deadline = Instant::now() + Duration::from_secs(10);
     while TcpStream::connect(LISTEN).is_err() {
         assert!(Instant::now() < deadline, "the server never listens");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    directory
+    (directory, cluster)
+}
+
+fn set_corefile(cluster: &Cluster, text: &str) {
+    let map = json!({"metadata": {"name": "coredns", "namespace": "kube-system", "uid": "c"},
+                     "data": {"Corefile": text, "NodeHosts": "192.0.2.44 n1.example\n"}});
+    cluster
+        .settings
+        .upsert(serde_json::from_value(map).unwrap());
+}
+
+/// Asks until the answer is this one.
+async fn until(name: &'static str, expected: &[&str]) {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    loop {
+        let found = data(&blocking(move || ask_udp(name)).await);
+        if found == expected {
+            return;
+        }
+        assert!(Instant::now() < deadline, "{name}: {found:?}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
 }
 
 fn query(name: &str) -> Message {
@@ -218,5 +248,68 @@ fn a_resolver_that_asks_back_makes_no_storm() {
         let reply = blocking(|| ask_udp("example.org.")).await;
         assert_eq!(reply.metadata.response_code, ResponseCode::ServFail);
         assert_eq!(asked.load(Ordering::SeqCst), 2, "once per round");
+    });
+}
+
+#[test]
+fn settings_come_from_the_corefile_and_are_followed() {
+    lab::node(|_| async {
+        let (home, stub) = (resolver("127.0.0.1:53"), resolver("127.0.0.2:5353"));
+        let corefile = |address: &str| {
+            format!(
+                "corp.example:53 {{\n forward . 127.0.0.2:5353\n cache 30\n}}\n\
+                 .:53 {{\n hosts /etc/coredns/NodeHosts {{\n {address} static.example\n fallthrough\n }}\n\
+                 rewrite name old.example web.default.svc.cluster.local\n\
+                 kubernetes cluster.local\n forward . /etc/resolv.conf\n}}\n"
+            )
+        };
+        let (_files, cluster) =
+            start_with("nameserver 127.0.0.1\n", Some(&corefile("192.0.2.9"))).await;
+        until("static.example.", &["192.0.2.9"]).await;
+        until("n1.example.", &["192.0.2.44"]).await;
+        until("old.example.", &["10.43.0.9"]).await;
+        // The first question for a stub zone is asked there, the second is kept.
+        until("a.corp.example.", &["203.0.113.5"]).await;
+        until("a.corp.example.", &["203.0.113.5"]).await;
+        assert_eq!(
+            (home.load(Ordering::SeqCst), stub.load(Ordering::SeqCst)),
+            (0, 1)
+        );
+        // Without `cache` nothing is kept.
+        until("b.example.", &["203.0.113.5"]).await;
+        until("b.example.", &["203.0.113.5"]).await;
+        assert_eq!(home.load(Ordering::SeqCst), 2);
+        set_corefile(&cluster, &corefile("192.0.2.10"));
+        until("static.example.", &["192.0.2.10"]).await;
+        // What is no Corefile changes nothing.
+        set_corefile(&cluster, ". {\n");
+        set_corefile(&cluster, &corefile("192.0.2.11"));
+        until("static.example.", &["192.0.2.11"]).await;
+        cluster.settings.remove("kube-system", "coredns");
+        until("static.example.", &["203.0.113.5"]).await;
+    });
+}
+
+#[test]
+fn a_resolver_that_is_silent_is_asked_last_for_a_while() {
+    lab::node(|_| async {
+        let asked = resolver("127.0.0.1:53");
+        // Listens and never answers.
+        let _silent = UdpSocket::bind("127.0.0.2:53").unwrap();
+        let _files = start("nameserver 127.0.0.2\nnameserver 127.0.0.1\n").await;
+        let reply = blocking(|| ask_udp("a.example.")).await;
+        assert_eq!(data(&reply), ["203.0.113.5"]);
+        let begun = Instant::now();
+        for name in ["b.example.", "c.example.", "d.example."] {
+            assert_eq!(
+                data(&blocking(move || ask_udp(name)).await),
+                ["203.0.113.5"]
+            );
+        }
+        assert_eq!(asked.load(Ordering::SeqCst), 4);
+        assert!(
+            begun.elapsed() < Duration::from_secs(2),
+            "it was waited for again"
+        );
     });
 }

@@ -5,9 +5,12 @@
 use std::convert::Infallible;
 
 use dns::{
+    chain::Chain,
     cluster::Cluster,
+    corefile,
+    memo::{Known, Memo, Outcome, Template},
     reply::{self, Step, encode},
-    zone::Zone,
+    wire,
 };
 use hickory_proto::{
     op::{Edns, Message, Query, ResponseCode},
@@ -86,12 +89,15 @@ fn put_slice(cluster: &Cluster, service: &str, endpoints: Value) {
         .upsert(serde_json::from_value(slice).unwrap());
 }
 
-fn zone() -> Zone {
+fn zone() -> Chain {
     let ranges = ["10.42.0.0/16", "10.43.0.0/16"].map(|range| range.parse().unwrap());
-    Zone::new("cluster.local", ranges.into()).unwrap()
+    let text = corefile::default_text("cluster.local");
+    Chain::of_corefile(&text, "cluster.local", &ranges)
+        .unwrap()
+        .0
 }
 
-fn decide(zone: &Zone, cluster: &Cluster, bytes: &[u8]) -> Step {
+fn decide(zone: &Chain, cluster: &Cluster, bytes: &[u8]) -> Step {
     reply::decide(zone, cluster, bytes).0
 }
 
@@ -127,8 +133,8 @@ fn ask(name: &str, kind: RecordType) -> String {
             };
             format!("{code} {}", data.join(" | ")).trim().to_owned()
         }
-        Step::Forward(_) => "forward".into(),
-        Step::Complete(reply, query) => format!("{} → {}", reply.answers[0].data, query.name()),
+        Step::Forward(..) => "forward".into(),
+        Step::Complete(asked) => format!("complete {}", asked.question.name()),
         Step::Ignore => "ignore".into(),
     }
 }
@@ -251,7 +257,7 @@ async fn targets_of_ports_come_with_their_addresses() {
 fn reply_to(request: &Message) -> Message {
     match decide(&zone(), &cluster(), &request.to_vec().unwrap()) {
         Step::Send(reply) => reply,
-        other => panic!("{other:?}"),
+        _ => panic!("expected an answer"),
     }
 }
 
@@ -319,4 +325,58 @@ async fn a_long_answer_is_cut_for_datagrams_and_says_so() {
     let bytes = encode(reply, 512).unwrap();
     let cut = Message::from_vec(&bytes).unwrap();
     assert!(bytes.len() <= 512 && cut.metadata.truncation && cut.answers.len() > 10);
+}
+
+#[test]
+fn a_remembered_reply_is_the_one_that_would_be_made() {
+    let (zone, cluster) = (zone(), cluster());
+    let mut memo = Memo::default();
+    memo.enter(1);
+    let questions = [
+        ("web.default.svc.cluster.local.", RecordType::A),
+        ("web.default.svc.cluster.local.", RecordType::AAAA),
+        ("dual.default.svc.cluster.local.", RecordType::ANY),
+        ("db.default.svc.cluster.local.", RecordType::A),
+        ("db.default.svc.cluster.local.", RecordType::SRV),
+        ("nothing.default.svc.cluster.local.", RecordType::A),
+        ("9.0.43.10.in-addr.arpa.", RecordType::PTR),
+    ];
+    let mut remembered = 0;
+    for (name, kind) in questions {
+        for (id, spelled, edns) in [(6, true, false), (7, false, false), (9, true, true)] {
+            for again in [false, true] {
+                let mut message = request(
+                    &if spelled {
+                        name.to_uppercase()
+                    } else {
+                        name.into()
+                    },
+                    kind,
+                );
+                message.metadata.id = id + u16::from(again);
+                message.metadata.recursion_desired = again;
+                if edns {
+                    message.set_edns(Edns::new());
+                }
+                let bytes = message.to_vec().unwrap();
+                let question = wire::plain(&bytes).unwrap();
+                let (step, limit) = reply::decide(&zone, &cluster, &bytes);
+                let Step::Send(made) = step else { panic!() };
+                let made = encode(made, limit).unwrap();
+                let mut written = Vec::new();
+                if let Some(Known::Written) = memo.find(&bytes, &question, limit, &mut written) {
+                    assert_eq!(written, made, "{message}");
+                    remembered += 1;
+                }
+                if let Some(template) = Template::new(&made, &question) {
+                    memo.keep(&question, limit, Outcome::Reply(template));
+                }
+            }
+        }
+    }
+    assert!(remembered >= 20, "{remembered}");
+    memo.enter(2);
+    let bytes = request(questions[0].0, questions[0].1).to_vec().unwrap();
+    let question = wire::plain(&bytes).unwrap();
+    assert!(memo.find(&bytes, &question, 512, &mut Vec::new()).is_none());
 }

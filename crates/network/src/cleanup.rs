@@ -3,7 +3,7 @@
 use rtnetlink::packet_route::route::RouteMessage;
 
 use crate::{
-    Error, Result, docker, links, names,
+    Error, Result, firewalls, links, names,
     netns::Netlink,
     nft::{self, Batch, Nft},
     routes,
@@ -24,7 +24,7 @@ pub async fn cleanup(id: &str) -> Result<()> {
     }
     let tables = nft::tables().await?;
     let mut batch = Batch::new();
-    docker::remove(&mut batch, id, &tables).await?;
+    firewalls::remove(&mut batch, id, &tables).await?;
     for table in tables_of(&tables, id) {
         batch.push(format!("delete table {table}"));
     }

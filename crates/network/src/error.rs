@@ -77,6 +77,9 @@ pub enum Error {
         /// Its own words.
         message: String,
     },
+    /// A pod's bandwidth cannot be limited as its annotations say.
+    #[error("bandwidth: {0}")]
+    Bandwidth(String),
     /// A new pod's policies could not be put in place in time.
     #[error("network policy: {0}")]
     Policy(String),

@@ -16,7 +16,7 @@ use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use tracing::warn;
 
-use crate::{Error, PortMapping, Result};
+use crate::{Error, PortMapping, Result, shape::Limits};
 
 /// The file of the ranges, beside the records.
 const RANGES: &str = "ranges";
@@ -43,6 +43,12 @@ pub struct Record {
     /// it.
     #[serde(default)]
     pub attached_at: u64,
+    /// How fast it may receive and send.
+    #[serde(default)]
+    pub limits: Limits,
+    /// The link that what it sends is led through, if that is limited.
+    #[serde(default)]
+    pub egress_link: Option<String>,
 }
 
 /// The address book of the node.
@@ -125,7 +131,10 @@ impl Ipam {
 
     /// Whether a link's name is taken by another sandbox.
     pub fn link_taken(&self, link: &str) -> bool {
-        self.records.values().any(|record| record.host_link == link)
+        let is_of = |record: &Record| {
+            record.host_link == link || record.egress_link.as_deref() == Some(link)
+        };
+        self.records.values().any(is_of)
     }
 
     /// Fills in one free address per range and remembers the record.
@@ -234,6 +243,8 @@ mod tests {
             addresses: vec![],
             port_mappings: vec![],
             attached_at: 0,
+            limits: Limits::default(),
+            egress_link: None,
         }
     }
 

@@ -7,11 +7,12 @@
 pub mod announce;
 mod cleanup;
 mod cni;
+pub mod cni_plugin;
 mod conflicts;
 pub mod conntrack;
-mod docker;
 mod drift;
 mod error;
+mod firewalls;
 mod ipam;
 pub mod lab;
 mod links;
@@ -24,6 +25,7 @@ mod overlay;
 mod routed;
 pub mod routes;
 mod rules;
+mod shape;
 mod sysctl;
 
 use std::{

@@ -63,6 +63,59 @@ impl PodLink<'_> {
     }
 }
 
+/// The gateway of a pod with this address.
+pub fn gateway(ip: IpAddr) -> IpAddr {
+    match ip {
+        IpAddr::V4(_) => GATEWAY_V4.into(),
+        IpAddr::V6(_) => GATEWAY_V6.into(),
+    }
+}
+
+/// The hardware addresses of both sides of a pod's link, as people write them.
+pub fn hardware_of(host_link: &str) -> (String, String) {
+    let link = PodLink {
+        host_link,
+        addresses: &[],
+        mtu: 0,
+        node_ips: &[],
+    };
+    let shown = |bytes: [u8; 6]| bytes.map(|byte| format!("{byte:02x}")).join(":");
+    (shown(link.host_hardware()), shown(link.pod_hardware()))
+}
+
+/// What of a pod's link is not there, if anything.
+pub async fn missing(
+    host: &Netlink,
+    namespace: &Path,
+    link: &PodLink<'_>,
+) -> Result<Option<String>> {
+    if index_of(host, link.host_link).await?.is_none() {
+        return Ok(Some(format!("link {}", link.host_link)));
+    }
+    let inside = Netlink::at(namespace).await?;
+    let Some(index) = index_of(&inside, POD_LINK).await? else {
+        return Ok(Some(format!("link {POD_LINK} of the pod")));
+    };
+    let there: Vec<AddressMessage> = inside
+        .handle
+        .address()
+        .get()
+        .set_link_index_filter(index)
+        .execute()
+        .try_collect()
+        .await
+        .map_err(Error::netlink("list addresses of a pod"))?;
+    let attributes = there.iter().flat_map(|message| &message.attributes);
+    let there: Vec<IpAddr> = attributes
+        .filter_map(|attribute| match attribute {
+            AddressAttribute::Address(ip) => Some(*ip),
+            _ => None,
+        })
+        .collect();
+    let gone = link.addresses.iter().find(|ip| !there.contains(ip));
+    Ok(gone.map(|ip| format!("address {ip} of the pod")))
+}
+
 /// Makes or repairs the link of a pod, so that both sides are as described.
 pub async fn connect(host: &Netlink, namespace: &Path, link: &PodLink<'_>) -> Result<()> {
     let inside = Netlink::at(namespace).await?;

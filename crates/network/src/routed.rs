@@ -19,13 +19,15 @@ use tokio::sync::OnceCell;
 use tracing::{info, warn};
 
 use crate::{
-    AttachRequest, Attachment, PodNetwork, Protocol, Result, Status, conntrack, docker,
+    AttachRequest, Attachment, PodNetwork, Protocol, Result, Status, conntrack, firewalls,
     ipam::{Ipam, Record},
     links::{self, POD_LINK, PodLink},
     names,
     netns::Netlink,
     nft::{self, Batch, Nft},
-    rules, sysctl,
+    rules,
+    shape::{self, Limits},
+    sysctl,
 };
 
 /// The loopback link's index in every namespace.
@@ -92,7 +94,7 @@ impl RoutedNetwork {
                 let netlink = Netlink::here()?;
                 self.route_services(&netlink).await?;
                 self.rewrite_rules().await?;
-                docker::pass(&self.nft, &self.config.id, &nft::tables().await?).await?;
+                firewalls::pass(&self.nft, &self.config.id, &nft::tables().await?).await?;
                 let mtu = links::mtu(&netlink, &self.config.node_ips, self.config.mtu).await?;
                 Ok(Prepared { netlink, mtu })
             })
@@ -163,7 +165,33 @@ impl RoutedNetwork {
             warn!("the pod network's table was removed by somebody: writing it anew");
             self.rewrite_rules().await?;
         }
-        docker::pass(&self.nft, &self.config.id, &tables).await
+        firewalls::pass(&self.nft, &self.config.id, &tables).await
+    }
+
+    /// The link on the node's side of a sandbox.
+    pub fn host_link(&self, sandbox_id: &str) -> Option<String> {
+        let ipam = self.ipam.lock();
+        ipam.get(sandbox_id).map(|record| record.host_link.clone())
+    }
+
+    /// The largest packet on pods' links.
+    pub async fn mtu(&self) -> Result<u32> {
+        Ok(self.prepare().await?.mtu)
+    }
+
+    /// What of a sandbox's link is not there, if anything; repairs nothing.
+    pub async fn missing_link(&self, sandbox_id: &str, netns: &Path) -> Result<Option<String>> {
+        let Some(record) = self.ipam.lock().get(sandbox_id).cloned() else {
+            return Ok(Some(format!("sandbox {sandbox_id}")));
+        };
+        let Prepared { netlink: host, mtu } = self.prepare().await?;
+        let link = PodLink {
+            host_link: &record.host_link,
+            addresses: &record.addresses,
+            mtu: *mtu,
+            node_ips: &self.config.node_ips,
+        };
+        links::missing(host, netns, &link).await
     }
 
     /// Links that carry our name without a record: their state was lost, and with it their pods.
@@ -184,11 +212,17 @@ impl RoutedNetwork {
         if let Some(record) = ipam.get(&request.sandbox_id) {
             return Ok(record.clone());
         }
-        let id = &self.config.id;
-        let host_link = (0..)
-            .map(|attempt| names::host_link(id, &request.sandbox_id, attempt))
-            .find(|name| !ipam.link_taken(name))
-            .unwrap_or_default();
+        let limits = Limits::of(&request.annotations)?;
+        let free_link = |word: &str| {
+            let mut names = (0..).map(|attempt| names::host_link(&self.config.id, word, attempt));
+            names
+                .find(|name| !ipam.link_taken(name))
+                .unwrap_or_default()
+        };
+        let host_link = free_link(&request.sandbox_id);
+        let egress_link = limits
+            .egress
+            .map(|_| free_link(&format!("{}/egress", request.sandbox_id)));
         ipam.assign(Record {
             sandbox_id: request.sandbox_id.clone(),
             namespace: request.namespace.clone(),
@@ -198,6 +232,8 @@ impl RoutedNetwork {
             addresses: Vec::new(),
             port_mappings: request.port_mappings.clone(),
             attached_at: now_nanos(),
+            limits,
+            egress_link,
         })
     }
 
@@ -210,6 +246,8 @@ impl RoutedNetwork {
             node_ips: &self.config.node_ips,
         };
         links::connect(host, &request.netns, &link).await?;
+        let through = record.egress_link.as_deref().unwrap_or_default();
+        shape::limit(host, &record.host_link, through, &record.limits).await?;
         let opened = rules::open_ports(&self.config.id, record, &self.others(record));
         self.change_rules(&opened).await
     }
@@ -263,6 +301,9 @@ impl PodNetwork for RoutedNetwork {
         };
         let host = &self.prepare().await?.netlink;
         links::disconnect(host, &record.host_link).await?;
+        if let Some(link) = &record.egress_link {
+            links::disconnect(host, link).await?;
+        }
         // The record goes first: should the table be written anew, these ports are not in it.
         self.ipam.lock().release(sandbox_id)?;
         let closed = rules::close_ports(&self.config.id, &record, &self.others(&record));

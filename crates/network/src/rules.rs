@@ -221,6 +221,8 @@ mod tests {
                 host_ip: host_ip.map(|ip| ip.parse().unwrap()),
             }],
             attached_at: 1,
+            limits: Default::default(),
+            egress_link: None,
         }
     }
 

@@ -155,6 +155,56 @@ fn pods_pass_docker_and_what_another_program_removed_comes_back() {
     });
 }
 
+/// What firewalld's default zone comes to: everything that it does not know is refused.
+const FIREWALLD: &str = "nft 'add table inet firewalld; \
+    add chain inet firewalld filter_INPUT { type filter hook input priority filter + 10; }; \
+    add rule inet firewalld filter_INPUT ct state { established, related } accept; \
+    add rule inet firewalld filter_INPUT iifname \"lo\" accept; \
+    add rule inet firewalld filter_INPUT reject with icmpx admin-prohibited; \
+    add chain inet firewalld filter_FORWARD { type filter hook forward priority filter + 10; }; \
+    add rule inet firewalld filter_FORWARD ct state { established, related } accept; \
+    add rule inet firewalld filter_FORWARD ct status dnat accept; \
+    add rule inet firewalld filter_FORWARD reject with icmpx admin-prohibited'";
+
+/// What ufw makes of `ufw enable`.
+const UFW: &str = "nft 'add table ip filter; \
+    add chain ip filter ufw-user-input; add chain ip filter ufw-user-forward; \
+    add chain ip filter INPUT { type filter hook input priority filter; policy drop; }; \
+    add rule ip filter INPUT iifname \"lo\" accept; \
+    add rule ip filter INPUT ct state { established, related } accept; \
+    add rule ip filter INPUT jump ufw-user-input; \
+    add chain ip filter FORWARD { type filter hook forward priority filter; policy drop; }; \
+    add rule ip filter FORWARD ct state { established, related } accept; \
+    add rule ip filter FORWARD jump ufw-user-forward'";
+
+#[test]
+fn pods_pass_firewalld_and_ufw_and_others_do_not() {
+    for firewall in [FIREWALLD, UFW] {
+        lab::node(|outside| async move {
+            lab::command(firewall);
+            let before = lab::inventory();
+            let state = tempfile::tempdir().unwrap();
+            let network = network(state.path()).await;
+            let (a, b) = (Namespace::new(), Namespace::new());
+            network.attach(request("a", &a)).await.unwrap();
+            network.attach(request("b", &b)).await.unwrap();
+            outside.serve("outside", 80).await;
+            lab::serve_here("node", 9090);
+            b.serve("b", 80).await;
+            let answer = a.ask(at("192.0.2.2:80")).await;
+            assert_eq!(answer.as_deref(), Some("outside 192.0.2.1"), "{firewall}");
+            assert_eq!(a.ask(at("10.42.0.2:80")).await.unwrap(), "b 10.42.0.1");
+            assert_eq!(a.ask(at("192.0.2.1:9090")).await.unwrap(), "node 10.42.0.1");
+            // What the firewall keeps out for others stays out.
+            assert_eq!(outside.ask(at("192.0.2.1:9090")).await, None);
+            network.detach("a", None).await.unwrap();
+            network.detach("b", None).await.unwrap();
+            network::cleanup(ID).await.unwrap();
+            assert_eq!(lab::inventory(), before);
+        });
+    }
+}
+
 #[test]
 fn a_pod_cannot_reach_the_nodes_loopback() {
     lab::node(|_| async move {

@@ -11,6 +11,7 @@
 pub mod endpoints;
 pub mod health;
 mod health_server;
+pub mod host_ports;
 mod proxy;
 pub mod rules;
 pub mod ruleset;

@@ -26,9 +26,10 @@ use crate::{
     endpoints::{Place, local_addresses},
     health::{Check, Health},
     health_server::{Page, serve, serve_checks},
+    host_ports::{self, Kept, NodeAddresses},
     rules::contribution,
     ruleset::{Datagrams, Ruleset, ServiceKey},
-    service::{Policy, announced_by, health_check_port, views},
+    service::{Policy, PortView, announced_by, health_check_port, views},
     table::{DnsRedirect, Frame},
 };
 
@@ -147,6 +148,8 @@ struct Worker<'a> {
     place: Place,
     /// Addresses of load balancers that this node announces.
     announced: BTreeMap<ServiceKey, Vec<IpAddr>>,
+    /// Load balancers, and the ports that processes of this node keep.
+    balancers: BTreeMap<ServiceKey, Vec<Kept>>,
     announcements: watch::Sender<BTreeSet<IpAddr>>,
 }
 
@@ -212,6 +215,7 @@ impl Proxy {
             ruleset: Ruleset::new(frame),
             place,
             announced: BTreeMap::new(),
+            balancers: BTreeMap::new(),
             announcements: self.announce(context),
         };
         // What is there already comes as events too: the first round is the whole table.
@@ -241,7 +245,11 @@ impl Proxy {
                     },
                     None => return Err(lost()),
                 },
-                _ = check.tick() => worker.repair().await?,
+                _ = check.tick() => {
+                    worker.repair().await?;
+                    // Processes that listen come and go without an event.
+                    changes.dirty.extend(worker.balancers.keys().cloned());
+                }
                 () = context.shutdown() => return Ok(()),
             }
             changes.drain(&mut services, &mut slices);
@@ -342,10 +350,11 @@ impl Worker<'_> {
         let policy = Policy {
             allow_external_ips: self.proxy.config.allow_external_ips,
         };
+        let mut nodes = None;
         for key in dirty {
             let service = self.sources.services.get(&key.0, &key.1);
             self.note_announced(&key, service.as_deref());
-            let (wanted, check) = match service {
+            let (mut wanted, check) = match service {
                 None => (Vec::new(), None),
                 Some(service) => {
                     let slices = self
@@ -360,9 +369,30 @@ impl Worker<'_> {
                     (views(&service, &slices, &self.place, policy), check)
                 }
             };
+            if wanted.iter().any(|view| !view.load_balancer_ips.is_empty()) {
+                let nodes = nodes.get_or_insert_with(|| self.node_addresses());
+                self.keep_host_ports(&key, &mut wanted, nodes);
+            } else {
+                self.balancers.remove(&key);
+            }
             self.proxy.health.set_check(&key, check);
             self.ruleset
                 .set(&key, contribution(&wanted), batch, datagrams);
+        }
+    }
+
+    fn node_addresses(&self) -> NodeAddresses {
+        let nodes = self.sources.nodes.list();
+        let own = &self.proxy.config.node_ips;
+        NodeAddresses::new(nodes.iter().map(AsRef::as_ref), &self.place.node, own)
+    }
+
+    fn keep_host_ports(&mut self, key: &ServiceKey, views: &mut [PortView], nodes: &NodeAddresses) {
+        let kept = host_ports::keep_host_ports(views, nodes, host_ports::is_free);
+        let before = self.balancers.insert(key.clone(), kept.clone());
+        if !kept.is_empty() && before.as_ref() != Some(&kept) {
+            let (namespace, name) = key;
+            warn!(namespace, name, ports = ?kept, "processes of this node listen on ports of the load balancer and keep them");
         }
     }
 

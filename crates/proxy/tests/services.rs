@@ -341,6 +341,27 @@ fn load_balancer_addresses_are_served_to_admitted_sources() {
 }
 
 #[test]
+fn a_load_balancer_at_the_nodes_address_leaves_ports_to_processes_that_listen() {
+    lab::node(|outside| async move {
+        let mut node = Node::start(outside, None).await;
+        node.run_pods(1).await;
+        let listener = tokio::net::TcpListener::bind("0.0.0.0:80").await.unwrap();
+        let balancer = json!({"type": "LoadBalancer",
+            "ports": [{"name": "http", "port": 80, "protocol": "TCP"},
+                      {"name": "other", "port": 81, "protocol": "TCP"}],
+            "status": {"loadBalancer": {"ingress": [{"ip": NODE_IP.to_string()}]}}});
+        node.endpoints(here(&["10.42.0.1"]));
+        node.service(balancer.clone());
+        node.table_has(&format!("{NODE_IP} . tcp . 81"), true).await;
+        node.table_has(&format!("{NODE_IP} . tcp . 80"), false)
+            .await;
+        drop(listener);
+        node.service(balancer);
+        node.table_has(&format!("{NODE_IP} . tcp . 80"), true).await;
+    });
+}
+
+#[test]
 fn datagrams_follow_the_endpoints() {
     lab::node(|outside| async move {
         let mut node = Node::start(outside, None).await;

@@ -2,6 +2,7 @@
 //! bytes; the inputs are seeds with changes, the same for the same number. `make test` runs some
 //! thousand inputs for each target, `make fuzz TARGET=yaml` runs one without end.
 
+mod dns;
 pub mod mutate;
 pub mod targets;
 
@@ -70,6 +71,8 @@ mod tests {
         patches,
         apply,
         field_paths,
-        kinds
+        kinds,
+        dns_packets,
+        corefiles
     );
 }

@@ -1,6 +1,7 @@
 //! What is fed with inputs. A target looks at anything without falling over, and what it makes of
 //! an input it can read again.
 
+use crate::dns;
 use kinds::Context;
 use machinery::apply::{self, Writer};
 use machinery::decode::{self, Findings, Format};
@@ -95,6 +96,16 @@ pub const ALL: &[Target] = &[
             POD,
             r#"{"spec":{"selector":{"matchLabels":{"a":"b"}},"template":{"metadata":{"labels":{"a":"b"}},"spec":{"containers":[{"name":"c","image":"i"}]}},"schedule":"*/5 * * * *","ports":[{"port":80,"targetPort":"http"}],"type":"NodePort","rules":[{"host":"a.b"}],"hard":{"pods":"1"},"limits":[{"type":"Container","max":{"cpu":"1"}}],"metrics":[{"type":"Resource"}],"versions":[{"name":"v1","schema":{"openAPIV3Schema":{"type":"object"}}}]},"rules":[{"verbs":["get"]}],"webhooks":[{"name":"a.b.c"}],"data":{"a":"Yg=="},"endpoints":[{"addresses":["10.0.0.1"]}]}"#,
         ],
+    },
+    Target {
+        name: "dns_packets",
+        run: dns::packet,
+        seeds: dns::PACKETS,
+    },
+    Target {
+        name: "corefiles",
+        run: dns::corefile,
+        seeds: dns::COREFILES,
     },
 ];
 

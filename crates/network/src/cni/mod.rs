@@ -12,6 +12,8 @@ mod result;
 mod runtime_config;
 mod version;
 
+pub(crate) use runtime_config::bits;
+
 use std::{
     collections::BTreeSet,
     path::{Path, PathBuf},

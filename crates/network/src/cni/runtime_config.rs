@@ -3,11 +3,10 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::AttachRequest;
-
-/// How fast a pod may receive and send, in bits per second.
-const INGRESS: &str = "kubernetes.io/ingress-bandwidth";
-const EGRESS: &str = "kubernetes.io/egress-bandwidth";
+use crate::{
+    AttachRequest,
+    shape::{EGRESS, INGRESS},
+};
 
 /// The addresses that a pod wants, separated by commas, and its hardware address.
 const IPS: &str = "cni.mainstay.local/ips";
@@ -75,7 +74,7 @@ fn bandwidth(request: &AttachRequest) -> Option<Value> {
 
 /// A whole quantity of bits: `10M`, `1Gi`, `500000`. What the API server let through but makes no
 /// sense here limits nothing.
-fn bits(text: &str) -> Option<u64> {
+pub(crate) fn bits(text: &str) -> Option<u64> {
     let end = text
         .find(|c: char| !c.is_ascii_digit() && c != '.')
         .unwrap_or(text.len());

@@ -1,0 +1,105 @@
+//! How fast the node's network is, in a network namespace of its own.
+//!
+//! `cargo run --release -p bench-network -- dns` (as root; needs dnsperf and unbound): names of Services,
+//! asked by dnsperf, beside Debian's unbound with the same names as local data.
+#![allow(clippy::print_stdout, reason = "it prints its results")]
+
+mod dnsperf;
+mod paced;
+mod subject;
+
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use clap::{Parser, Subcommand};
+use nix::sched::{CloneFlags, unshare};
+
+#[global_allocator]
+static ALLOCATOR: allocator::Allocator = allocator::Allocator;
+
+/// What to measure.
+#[derive(Parser)]
+struct Arguments {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Subcommand)]
+enum What {
+    /// Questions per second for names of Services.
+    Dns(Dns),
+}
+
+#[derive(clap::Args)]
+struct Dns {
+    /// Services with a name.
+    #[arg(long, default_value_t = 1000)]
+    services: usize,
+    /// Seconds for each run.
+    #[arg(long, default_value_t = 5)]
+    seconds: u64,
+    /// Runs of each server, in turn.
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
+    /// Clients of dnsperf.
+    #[arg(long, default_value_t = 16)]
+    clients: usize,
+}
+
+fn main() -> ExitCode {
+    match run(&Arguments::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            println!("{error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: &Arguments) -> Result<()> {
+    // Before any thread: all of them, and every program that is started, are in there.
+    unshare(CloneFlags::CLONE_NEWNET).context("a network namespace needs root")?;
+    subject::command("ip", &["link", "set", "lo", "up"])?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()?;
+    match &arguments.what {
+        What::Dns(dns) => runtime.block_on(measure_dns(dns)),
+    }
+}
+
+async fn measure_dns(arguments: &Dns) -> Result<()> {
+    let directory = tempfile::tempdir()?;
+    let questions = subject::write_questions(directory.path(), arguments.services)?;
+    let ours = subject::Mainstay::start(arguments.services).await?;
+    let theirs = subject::Unbound::start(directory.path(), arguments.services).await?;
+    println!(
+        "{:>10} {:>14} {:>14} {:>8}",
+        "round", "mainstay q/s", "unbound q/s", "ratio"
+    );
+    let mut best = (0.0_f64, 0.0_f64);
+    for round in 1..=arguments.rounds {
+        let load = dnsperf::Load {
+            questions: &questions,
+            clients: arguments.clients,
+            seconds: arguments.seconds,
+        };
+        let mine = load.run(ours.port).await?;
+        let other = load.run(theirs.port).await?;
+        println!(
+            "{round:>10} {mine:>14.0} {other:>14.0} {:>8.2}",
+            mine / other
+        );
+        best = (best.0.max(mine), best.1.max(other));
+    }
+    // Latency under half of what the other can do at most.
+    let rate = best.1 / 2.0;
+    for (name, port) in [("mainstay", ours.port), ("unbound", theirs.port)] {
+        let seen = paced::run(port, arguments.services, rate, arguments.seconds).await?;
+        println!(
+            "{name}: at {:.0} q/s p50 {:?} p99 {:?}, {} lost",
+            rate, seen.p50, seen.p99, seen.lost
+        );
+    }
+    Ok(())
+}

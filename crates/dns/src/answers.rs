@@ -1,0 +1,155 @@
+//! What every question needs, whichever way it came: the chain, what is counted and what is logged.
+
+use std::{net::SocketAddr, sync::Arc, time::Instant};
+
+use arc_swap::ArcSwap;
+use hickory_proto::op::{Message, MessageType, OpCode, ResponseCode};
+use tokio::sync::Semaphore;
+use tracing::{info, warn};
+
+use crate::{
+    chain::{Block, Chain},
+    cluster::Cluster,
+    metrics::Metrics,
+    reply::{Step, Transport, decide, encode, failure},
+};
+
+/// See the module.
+pub struct Answers {
+    /// What happens to questions, as the settings say now.
+    pub chain: ArcSwap<Chain>,
+    pub metrics: Arc<Metrics>,
+    /// Bounds questions for others.
+    pub limit: Arc<Semaphore>,
+}
+
+/// Where a request came from, how, and when.
+#[derive(Clone, Copy)]
+pub struct Arrival {
+    pub from: SocketAddr,
+    pub transport: Transport,
+    pub begun: Instant,
+}
+
+/// A reply from others, and what to renew after it was sent.
+pub struct Resolved {
+    pub bytes: Vec<u8>,
+    pub renew: Option<(Arc<Block>, Box<Message>)>,
+}
+
+impl Answers {
+    /// Decides about a request. Before the first list is here nothing can be said about names of the
+    /// cluster: the client asks again, which is better than being told that a name does not exist.
+    pub fn decide(&self, chain: &Chain, cluster: &Cluster, request: &[u8]) -> (Step, usize) {
+        let known = cluster.has_synced();
+        match decide(chain, cluster, request) {
+            (Step::Send(_), limit) if !known => (Step::Ignore, limit),
+            decided => decided,
+        }
+    }
+
+    /// The reply to a request, which may need somebody else.
+    pub async fn resolve(
+        &self,
+        step: Step,
+        transport: Transport,
+        limit: usize,
+    ) -> Option<Resolved> {
+        let bytes = match step {
+            Step::Ignore => None,
+            Step::Send(reply) => encode(reply, limit),
+            Step::Forward(block, request) => match block.upstream.ask(&request, transport).await {
+                Ok(reply) => {
+                    let renew = reply.renew.then_some((block, request));
+                    let bytes = reply.bytes;
+                    return Some(Resolved { bytes, renew });
+                }
+                Err(code) => {
+                    log_failure(&block, &request, code);
+                    encode(failure(&request, code), limit)
+                }
+            },
+            Step::Complete(completion) => {
+                let mut request = Message::new(0, MessageType::Query, OpCode::Query);
+                request.metadata.recursion_desired = true;
+                request.add_query(completion.question.clone());
+                let block = completion.block.clone();
+                let found = match block.upstream.ask(&request, transport).await {
+                    Ok(found) => {
+                        Message::from_vec(&found.bytes).map_err(|_| ResponseCode::ServFail)
+                    }
+                    Err(code) => Err(code),
+                };
+                if let Err(code) = found {
+                    log_failure(&block, &request, code);
+                }
+                encode(
+                    completion.complete(found.as_ref().map_err(|code| *code)),
+                    limit,
+                )
+            }
+        };
+        bytes.map(|bytes| Resolved { bytes, renew: None })
+    }
+
+    /// Counts a reply, and logs it if that is wanted.
+    pub fn record(&self, chain: &Chain, request: &[u8], reply: &[u8], arrival: Arrival) {
+        let Arrival {
+            from,
+            transport,
+            begun,
+        } = arrival;
+        self.metrics.answered(reply, transport, from, begun);
+        if chain.logs() {
+            log_query(chain, request, reply, arrival);
+        }
+    }
+}
+
+fn log_failure(block: &Block, request: &Message, code: ResponseCode) {
+    if block.errors
+        && let Some(question) = request.queries.first()
+    {
+        let (name, kind) = (question.name(), question.query_type());
+        warn!(%name, %kind, %code, "nobody answered a question");
+    }
+}
+
+/// One line for each question, with what CoreDNS' common log format has.
+fn log_query(chain: &Chain, request: &[u8], reply: &[u8], arrival: Arrival) {
+    let (Ok(asked), Ok(message)) = (Message::from_vec(request), Message::from_vec(reply)) else {
+        return;
+    };
+    let Some(question) = asked.queries.first() else {
+        return;
+    };
+    let block = chain.block(question.name());
+    let Some(classes) = block.and_then(|block| block.log) else {
+        return;
+    };
+    let code = message.metadata.response_code;
+    let wanted = match code {
+        ResponseCode::NoError if !message.answers.is_empty() => classes.success,
+        ResponseCode::NoError | ResponseCode::NXDomain => classes.denial,
+        _ => classes.error,
+    };
+    if !wanted {
+        return;
+    }
+    let protocol = match arrival.transport {
+        Transport::Udp => "udp",
+        Transport::Tcp => "tcp",
+    };
+    info!(
+        remote = %arrival.from,
+        id = asked.metadata.id,
+        kind = %question.query_type(),
+        name = %question.name(),
+        protocol,
+        size = request.len(),
+        code = %code,
+        reply_size = reply.len(),
+        seconds = arrival.begun.elapsed().as_secs_f64(),
+        "query"
+    );
+}

@@ -1,0 +1,264 @@
+//! What happens to a question, in CoreDNS' order: `rewrite`, `template`, `hosts`, `kubernetes`,
+//! `forward`. One [`Block`] for each server block of the Corefile.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use hickory_proto::{
+    op::{Message, Query, ResponseCode},
+    rr::{Name, Record, RecordType},
+};
+use ipnet::IpNet;
+use stdx::SystemClock;
+
+use crate::{
+    Error,
+    cluster::Cluster,
+    corefile::{self, LogClasses, Template},
+    hosts::{self, Hosts, within},
+    resolvers::Resolvers,
+    rewrite::Rewrite,
+    upstream::Upstream,
+    zone::{Answer, Zone},
+};
+
+/// How many aliases inside the cluster are followed.
+const ALIASES: usize = 8;
+
+/// All blocks.
+pub struct Chain {
+    /// What they are made from.
+    pub generation: u64,
+    blocks: Vec<Arc<Block>>,
+}
+
+/// A server block.
+pub struct Block {
+    /// Its place among the blocks.
+    pub index: usize,
+    zones: Vec<Name>,
+    /// Which answers are logged.
+    pub log: Option<LogClasses>,
+    /// Whether failures are logged.
+    pub errors: bool,
+    /// Changes of its questions.
+    pub rewrites: Vec<Rewrite>,
+    templates: Vec<Template>,
+    hosts: Option<Hosts>,
+    zone: Option<Zone>,
+    /// Who else is asked.
+    pub upstream: Upstream,
+}
+
+/// A question for others.
+pub struct Elsewhere {
+    /// The block whose resolvers are asked.
+    pub block: Arc<Block>,
+    /// For which name.
+    pub name: Name,
+}
+
+impl Chain {
+    /// Makes the blocks of a Corefile.
+    pub fn new(
+        servers: Vec<corefile::Server>,
+        generation: u64,
+        cluster_domain: &str,
+        own_ranges: &[IpNet],
+        resolvers: &Arc<Resolvers>,
+    ) -> Result<Self, Error> {
+        let block = |(index, server): (usize, corefile::Server)| {
+            let zone = |settings: &corefile::Kubernetes| {
+                Zone::new(cluster_domain, own_ranges.to_vec()).map(|zone| zone.with(settings))
+            };
+            Ok(Arc::new(Block {
+                index,
+                zones: server.zones,
+                log: server.log,
+                errors: server.errors,
+                rewrites: server.rewrites,
+                templates: server.templates,
+                hosts: server.hosts,
+                zone: server.kubernetes.as_ref().map(zone).transpose()?,
+                upstream: Upstream::new(server.forwards, server.cache, resolvers.clone()),
+            }))
+        };
+        let blocks: Result<_, Error> = servers.into_iter().enumerate().map(block).collect();
+        Ok(Self {
+            generation,
+            blocks: blocks?,
+        })
+    }
+
+    /// The blocks of a Corefile that is not followed, with the cluster's usual surroundings; also says
+    /// what of it has no effect.
+    pub fn of_corefile(
+        text: &str,
+        cluster_domain: &str,
+        own_ranges: &[IpNet],
+    ) -> Result<(Self, Vec<String>), String> {
+        let resolvers = Resolvers::new(Vec::new(), Arc::new(SystemClock), Arc::default());
+        let zone = Zone::new(cluster_domain, Vec::new()).map_err(|error| error.to_string())?;
+        let around = corefile::Surroundings {
+            cluster_domain: zone.origin(),
+            files: &BTreeMap::new(),
+            resolv_conf: "/etc/resolv.conf".into(),
+            own: Vec::new(),
+        };
+        let parsed = corefile::parse(text, &around).map_err(|error| error.to_string())?;
+        let chain = Self::new(parsed.servers, 0, cluster_domain, own_ranges, &resolvers);
+        Ok((chain.map_err(|error| error.to_string())?, parsed.problems))
+    }
+
+    /// The block of a name: the one with the longest zone.
+    pub fn block(&self, name: &Name) -> Option<&Arc<Block>> {
+        let depth = |block: &Block| {
+            let zones = block.zones.iter().filter(|zone| zone.zone_of(name));
+            zones.map(Name::num_labels).max()
+        };
+        let mut best: Option<(u8, &Arc<Block>)> = None;
+        for block in &self.blocks {
+            if let Some(depth) = depth(block)
+                && best.is_none_or(|(known, _)| depth > known)
+            {
+                best = Some((depth, block));
+            }
+        }
+        best.map(|(_, block)| block)
+    }
+
+    /// A block by its place.
+    pub fn at(&self, index: usize) -> Option<&Arc<Block>> {
+        self.blocks.get(index)
+    }
+
+    /// Whether any block logs answers.
+    pub fn logs(&self) -> bool {
+        self.blocks.iter().any(|block| block.log.is_some())
+    }
+
+    /// How many answers of others are kept.
+    pub fn cached(&self) -> usize {
+        self.blocks
+            .iter()
+            .map(|block| block.upstream.cached())
+            .sum()
+    }
+
+    /// Puts what is known here into the reply; returns what somebody else must be asked for.
+    pub fn fill(
+        &self,
+        block: &Arc<Block>,
+        cluster: &Cluster,
+        question: &Query,
+        reply: &mut Message,
+    ) -> Option<Elsewhere> {
+        let (mut block, mut name) = (block.clone(), question.name().clone());
+        let kind = question.query_type();
+        for _ in 0..ALIASES {
+            match block.look_up(cluster, &name, kind, reply) {
+                Next::Done => return None,
+                Next::Forward => return Some(Elsewhere { block, name }),
+                Next::Alias(target) => {
+                    name = target;
+                    block = match self.block(&name) {
+                        Some(block) => block.clone(),
+                        None => break,
+                    };
+                }
+            }
+        }
+        reply.metadata.response_code = ResponseCode::ServFail;
+        None
+    }
+}
+
+/// What comes after a look into a block.
+enum Next {
+    Done,
+    Forward,
+    Alias(Name),
+}
+
+impl Block {
+    fn look_up(
+        &self,
+        cluster: &Cluster,
+        name: &Name,
+        kind: RecordType,
+        reply: &mut Message,
+    ) -> Next {
+        if let Some(code) = self.template(name, kind) {
+            reply.metadata.authoritative = true;
+            reply.metadata.response_code = code;
+            return Next::Done;
+        }
+        match self.hosts.as_ref().map(|hosts| hosts.answer(name, kind)) {
+            Some(hosts::Found::Records(mut records)) => {
+                reply.metadata.authoritative = true;
+                take_turns(&mut records, reply.metadata.id);
+                reply.add_answers(records);
+                return Next::Done;
+            }
+            Some(hosts::Found::Missing) => {
+                reply.metadata.response_code = ResponseCode::ServFail;
+                return Next::Done;
+            }
+            Some(hosts::Found::Elsewhere) | None => {}
+        }
+        if let Some(zone) = &self.zone {
+            match zone.answer(cluster, name, kind) {
+                Answer::Elsewhere => {}
+                Answer::Alias(record, target) => {
+                    reply.metadata.authoritative = true;
+                    reply.add_answer(*record);
+                    return match kind {
+                        RecordType::CNAME => Next::Done,
+                        _ => Next::Alias(target),
+                    };
+                }
+                answer => {
+                    add_answer(zone, answer, reply);
+                    return Next::Done;
+                }
+            }
+        }
+        if self.upstream.has(name) {
+            return Next::Forward;
+        }
+        reply.metadata.response_code = ResponseCode::ServFail;
+        Next::Done
+    }
+
+    fn template(&self, name: &Name, kind: RecordType) -> Option<ResponseCode> {
+        let matches = |template: &&Template| {
+            (template.kind == RecordType::ANY || template.kind == kind)
+                && (template.zones.is_empty() || within(&template.zones, name))
+        };
+        self.templates.iter().find(matches).map(|found| found.code)
+    }
+}
+
+fn add_answer(zone: &Zone, answer: Answer, reply: &mut Message) {
+    reply.metadata.authoritative = true;
+    let Answer::Records {
+        mut records,
+        additional,
+    } = answer
+    else {
+        reply.metadata.response_code = ResponseCode::NXDomain;
+        reply.add_authority(zone.start_of_authority());
+        return;
+    };
+    if records.is_empty() {
+        reply.add_authority(zone.start_of_authority());
+    }
+    take_turns(&mut records, reply.metadata.id);
+    reply.add_answers(records);
+    reply.add_additionals(additional);
+}
+
+/// Clients tend to take the first: let it be another one each time.
+fn take_turns(records: &mut [Record], id: u16) {
+    let turn = usize::from(id) % records.len().max(1);
+    records.rotate_left(turn);
+}

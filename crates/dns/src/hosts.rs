@@ -1,0 +1,122 @@
+//! Names with addresses, as in a hosts file. Pure.
+
+use std::{collections::HashMap, net::IpAddr};
+
+use hickory_proto::rr::{
+    Name, RData, Record, RecordType,
+    rdata::{A, AAAA, PTR},
+};
+
+/// A table of names.
+#[derive(Debug)]
+pub struct Hosts {
+    /// Names below these; all when there are none.
+    pub zones: Vec<Name>,
+    /// How long clients may keep answers, in seconds.
+    pub ttl: u32,
+    /// Whether addresses have names.
+    pub reverse: bool,
+    /// Names below these that are not here are looked for elsewhere.
+    pub fallthrough: Vec<Name>,
+    by_name: HashMap<Name, Vec<IpAddr>>,
+    by_address: HashMap<IpAddr, Vec<Name>>,
+}
+
+/// What the table has for a question.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Found {
+    /// These records; none when the name has only others.
+    Records(Vec<Record>),
+    /// Not here, and nobody else may know.
+    Missing,
+    /// Not a question for this table.
+    Elsewhere,
+}
+
+impl Default for Hosts {
+    fn default() -> Self {
+        Self {
+            zones: Vec::new(),
+            ttl: 3600,
+            reverse: true,
+            fallthrough: Vec::new(),
+            by_name: HashMap::new(),
+            by_address: HashMap::new(),
+        }
+    }
+}
+
+/// Whether one of the zones has this name.
+pub fn within(zones: &[Name], name: &Name) -> bool {
+    zones.iter().any(|zone| zone.zone_of(name))
+}
+
+impl Hosts {
+    /// Adds the lines of a hosts file; lines that are none are left out, as resolvers do.
+    pub fn add_text(&mut self, text: &str) {
+        for line in text.lines() {
+            self.add_line(line);
+        }
+    }
+
+    /// Adds `ADDRESS NAME…`.
+    pub fn add_line(&mut self, line: &str) {
+        let line = line.split('#').next().unwrap_or_default();
+        let mut words = line.split_whitespace();
+        let Some(address) = words.next().and_then(|word| word.parse::<IpAddr>().ok()) else {
+            return;
+        };
+        for word in words {
+            let Ok(mut name) = Name::from_ascii(word.to_lowercase()) else {
+                continue;
+            };
+            name.set_fqdn(true);
+            let names = self.by_address.entry(address).or_default();
+            if !names.contains(&name) {
+                names.push(name.clone());
+            }
+            let addresses = self.by_name.entry(name).or_default();
+            if !addresses.contains(&address) {
+                addresses.push(address);
+            }
+        }
+    }
+
+    /// Answers a question.
+    pub fn answer(&self, name: &Name, kind: RecordType) -> Found {
+        let lower = name.to_lowercase();
+        if kind == RecordType::PTR {
+            return self.names(&lower);
+        }
+        if !self.zones.is_empty() && !within(&self.zones, &lower) {
+            return Found::Elsewhere;
+        }
+        let Some(addresses) = self.by_name.get(&lower) else {
+            return if within(&self.fallthrough, &lower) {
+                Found::Elsewhere
+            } else {
+                Found::Missing
+            };
+        };
+        let data = addresses.iter().filter_map(|ip| match (ip, kind) {
+            (IpAddr::V4(ip), RecordType::A) => Some(RData::A(A(*ip))),
+            (IpAddr::V6(ip), RecordType::AAAA) => Some(RData::AAAA(AAAA(*ip))),
+            _ => None,
+        });
+        let record = |data| Record::from_rdata(name.clone(), self.ttl, data);
+        Found::Records(data.map(record).collect())
+    }
+
+    fn names(&self, name: &Name) -> Found {
+        let names = crate::zone::address_of_reverse(name)
+            .filter(|_| self.reverse)
+            .and_then(|address| self.by_address.get(&address));
+        let Some(names) = names else {
+            return Found::Elsewhere;
+        };
+        let record = |target: &Name| {
+            Record::from_rdata(name.clone(), self.ttl, RData::PTR(PTR(target.clone())))
+        };
+        Found::Records(names.iter().map(record).collect())
+    }
+}

@@ -1,0 +1,119 @@
+//! Living beside other firewalls. A packet passes only when every firewall lets it: Docker and ufw drop
+//! what is forwarded and not known to them, ufw and firewalld also what pods send to their node (names
+//! are asked there). Each has a chain where others may accept theirs, and ours are the links of this
+//! cluster's pods; network policies are judged in tables of our own, before and apart.
+//!
+//! Rules there carry the cluster's name as a comment, by which they are found again.
+
+use crate::{
+    Result, names,
+    nft::{self, Batch, Nft},
+};
+
+/// A chain of another firewall.
+struct Place {
+    /// Family and name of its table.
+    table: &'static str,
+    chain: &'static str,
+    /// Which sides of a packet's way are ours.
+    links: &'static [&'static str],
+}
+
+const FORWARD: &[&str] = &["iifname", "oifname"];
+const INPUT: &[&str] = &["iifname"];
+
+const fn place(table: &'static str, chain: &'static str, links: &'static [&'static str]) -> Place {
+    Place {
+        table,
+        chain,
+        links,
+    }
+}
+
+/// Every chain that is known.
+const ALL: &[Place] = &[
+    place("ip filter", "DOCKER-USER", FORWARD),
+    place("ip6 filter", "DOCKER-USER", FORWARD),
+    place("ip filter", "ufw-user-forward", FORWARD),
+    place("ip filter", "ufw-user-input", INPUT),
+    place("ip6 filter", "ufw6-user-forward", FORWARD),
+    place("ip6 filter", "ufw6-user-input", INPUT),
+    place("inet firewalld", "filter_FORWARD", FORWARD),
+    place("inet firewalld", "filter_INPUT", INPUT),
+];
+
+/// Makes sure that the firewalls that are here let pods through.
+pub async fn pass(nft: &Nft, id: &str, tables: &[String]) -> Result<()> {
+    let links = names::link_prefix(id);
+    let mut batch = Batch::new();
+    for place in present(tables) {
+        let Some(listing) = place.listing().await? else {
+            continue;
+        };
+        if !handles(&listing, id).is_empty() {
+            continue;
+        }
+        for side in place.links {
+            batch.push(format!(
+                "insert rule {} {} {side} \"{links}*\" accept comment \"{}\"",
+                place.table,
+                place.chain,
+                names::table(id)
+            ));
+        }
+    }
+    nft.apply(&batch).await
+}
+
+/// Adds the removal of our rules to a batch.
+pub async fn remove(batch: &mut Batch, id: &str, tables: &[String]) -> Result<()> {
+    for place in present(tables) {
+        let Some(listing) = place.listing().await? else {
+            continue;
+        };
+        for handle in handles(&listing, id) {
+            let (table, chain) = (place.table, place.chain);
+            batch.push(format!("delete rule {table} {chain} handle {handle}"));
+        }
+    }
+    Ok(())
+}
+
+fn present(tables: &[String]) -> impl Iterator<Item = &'static Place> {
+    ALL.iter()
+        .filter(|place| tables.iter().any(|table| table == place.table))
+}
+
+impl Place {
+    async fn listing(&self) -> Result<Option<String>> {
+        let table = self.table.split(' ');
+        let arguments: Vec<&str> = ["-a", "list", "chain"]
+            .into_iter()
+            .chain(table)
+            .chain([self.chain])
+            .collect();
+        nft::list(&arguments).await
+    }
+}
+
+/// The handles of rules with our comment.
+fn handles(listing: &str, id: &str) -> Vec<u64> {
+    let comment = format!("comment \"{}\"", names::table(id));
+    let ours = listing.lines().filter(|line| line.contains(&comment));
+    ours.filter_map(|line| line.rsplit_once("# handle ")?.1.trim().parse().ok())
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_rules_with_our_comment_are_ours() {
+        let listing = "\tchain DOCKER-USER { # handle 3\n\
+            \t\tiifname \"m0123abcd*\" accept comment \"mainstay-0123abcd\" # handle 12\n\
+            \t\tiifname \"m0123abce*\" accept comment \"mainstay-0123abce\" # handle 13\n\
+            \t\tcounter packets 0 bytes 0 return # handle 4\n";
+        assert_eq!(handles(listing, "0123abcd"), [12]);
+    }
+}

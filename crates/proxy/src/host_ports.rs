@@ -1,0 +1,189 @@
+//! Load balancers at the nodes' own addresses leave ports alone that processes of a node listen on. Every node decides
+//! about its own addresses, and leads no traffic for those of others away: anybody who may write Services could else take
+//! a port of a machine from the program that serves it.
+
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, SocketAddr},
+};
+
+use k8s_openapi::api::core::v1::Node;
+use network::Protocol;
+use nix::sys::socket::{
+    AddressFamily, SockFlag, SockType, SockaddrStorage, bind, setsockopt, socket,
+    sockopt::{IpFreebind, Ipv6V6Only, ReuseAddr},
+};
+
+use crate::service::PortView;
+
+/// The addresses that nodes say they have.
+#[derive(Debug, Default)]
+pub struct NodeAddresses {
+    pub own: BTreeSet<IpAddr>,
+    pub others: BTreeSet<IpAddr>,
+}
+
+impl NodeAddresses {
+    /// Reads them from the Nodes; `own` are addresses of this node that are known without.
+    pub fn new<'a>(nodes: impl Iterator<Item = &'a Node>, this: &str, own: &[IpAddr]) -> Self {
+        let mut all = Self {
+            own: own.iter().copied().collect(),
+            others: BTreeSet::new(),
+        };
+        for node in nodes {
+            let status = node.status.as_ref();
+            let listed = status.and_then(|status| status.addresses.as_ref());
+            let listed = listed.into_iter().flatten();
+            let parsed = listed.filter_map(|address| address.address.parse::<IpAddr>().ok());
+            match node.metadata.name.as_deref() == Some(this) {
+                true => all.own.extend(parsed),
+                false => all.others.extend(parsed),
+            }
+        }
+        // What another node claims of this node's addresses changes nothing here.
+        all.others.retain(|ip| !all.own.contains(ip));
+        all
+    }
+}
+
+/// A port that stays with a process of this node.
+pub type Kept = (SocketAddr, Protocol);
+
+/// Takes those addresses of the load balancer out of the views that are not this node's to lead: addresses of other nodes,
+/// and own ones whose port is not free. Returns the latter.
+pub fn keep_host_ports(
+    views: &mut [PortView],
+    nodes: &NodeAddresses,
+    is_free: impl Fn(Kept) -> bool,
+) -> Vec<Kept> {
+    let mut kept = Vec::new();
+    for view in views {
+        let mut removed = BTreeSet::new();
+        for ip in &view.load_balancer_ips {
+            let port = (SocketAddr::new(*ip, view.port), view.protocol);
+            if nodes.others.contains(ip) {
+                removed.insert(*ip);
+            } else if nodes.own.contains(ip) && !is_free(port) {
+                removed.insert(*ip);
+                kept.push(port);
+            }
+        }
+        view.load_balancer_ips.retain(|ip| !removed.contains(ip));
+        view.external_ips.retain(|ip| !removed.contains(ip));
+    }
+    kept
+}
+
+/// Whether no process of this machine listens on the port, at this address or at all of them.
+pub fn is_free((address, protocol): Kept) -> bool {
+    let kind = match protocol {
+        Protocol::Tcp => SockType::Stream,
+        Protocol::Udp => SockType::Datagram,
+        Protocol::Sctp => return true,
+    };
+    let family = match address {
+        SocketAddr::V4(_) => AddressFamily::Inet,
+        SocketAddr::V6(_) => AddressFamily::Inet6,
+    };
+    let tried = || -> nix::Result<()> {
+        let socket = socket(family, kind, SockFlag::SOCK_CLOEXEC, None)?;
+        // With it, only a socket that listens is in the way of TCP. Of UDP every one would share the port.
+        setsockopt(&socket, ReuseAddr, &(protocol == Protocol::Tcp))?;
+        setsockopt(&socket, IpFreebind, &true)?;
+        if address.is_ipv6() {
+            setsockopt(&socket, Ipv6V6Only, &true)?;
+        }
+        bind(
+            std::os::fd::AsRawFd::as_raw_fd(&socket),
+            &SockaddrStorage::from(address),
+        )
+    };
+    tried() != Err(nix::Error::EADDRINUSE)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, UdpSocket};
+
+    use super::*;
+
+    fn view(ips: &[&str], protocol: Protocol) -> PortView {
+        let ips: Vec<IpAddr> = ips.iter().map(|ip| ip.parse().unwrap()).collect();
+        PortView {
+            name: "d/web:".into(),
+            protocol,
+            port: 80,
+            cluster_ip: "10.43.0.9".parse().unwrap(),
+            external_ips: ips.clone(),
+            load_balancer_ips: ips,
+            source_ranges: Vec::new(),
+            node_port: None,
+            affinity_seconds: None,
+            internal_local: false,
+            external_local: false,
+            endpoints: Default::default(),
+        }
+    }
+
+    #[test]
+    fn ports_of_processes_and_addresses_of_other_nodes_are_not_led_away() {
+        let node = |name: &str, ips: &[&str]| -> Node {
+            let addresses: Vec<_> = ips
+                .iter()
+                .map(|ip| serde_json::json!({"type": "InternalIP", "address": ip}))
+                .collect();
+            serde_json::from_value(serde_json::json!({
+                "metadata": {"name": name}, "status": {"addresses": addresses}}))
+            .unwrap()
+        };
+        // The other node claims an address of this one, too.
+        let nodes = [
+            node("here", &["192.0.2.1", "192.0.2.11", "here.example"]),
+            node("there", &["192.0.2.2", "192.0.2.1"]),
+        ];
+        let nodes = NodeAddresses::new(nodes.iter(), "here", &["192.0.2.12".parse().unwrap()]);
+        let all = [
+            "192.0.2.1",
+            "192.0.2.11",
+            "192.0.2.12",
+            "192.0.2.2",
+            "203.0.113.1",
+        ];
+        let mut views = [view(&all, Protocol::Tcp), view(&all, Protocol::Udp)];
+        let busy = ("192.0.2.11:80".parse().unwrap(), Protocol::Tcp);
+        let kept = keep_host_ports(&mut views, &nodes, |port| port != busy);
+        assert_eq!(kept, [busy]);
+        let [tcp, udp] = views.map(|view| {
+            assert_eq!(view.external_ips, view.load_balancer_ips);
+            view.external_ips
+                .iter()
+                .map(ToString::to_string)
+                .collect::<Vec<_>>()
+        });
+        assert_eq!(tcp, ["192.0.2.1", "192.0.2.12", "203.0.113.1"]);
+        assert_eq!(
+            udp,
+            ["192.0.2.1", "192.0.2.11", "192.0.2.12", "203.0.113.1"]
+        );
+    }
+
+    #[test]
+    fn a_port_is_free_when_no_process_listens_on_it() {
+        for (listens, asked) in [
+            ("127.0.0.1:0", "127.0.0.1"),
+            ("0.0.0.0:0", "127.0.0.1"),
+            ("0.0.0.0:0", "192.0.2.1"),
+        ] {
+            let tcp = TcpListener::bind(listens).unwrap();
+            let tcp_port = tcp.local_addr().unwrap().port();
+            let udp = UdpSocket::bind(listens).unwrap();
+            let udp_port = udp.local_addr().unwrap().port();
+            let at = |port: u16| SocketAddr::new(asked.parse().unwrap(), port);
+            assert!(!is_free((at(tcp_port), Protocol::Tcp)), "{listens}");
+            assert!(!is_free((at(udp_port), Protocol::Udp)), "{listens}");
+            drop((tcp, udp));
+            assert!(is_free((at(tcp_port), Protocol::Tcp)), "{listens}");
+            assert!(is_free((at(udp_port), Protocol::Udp)), "{listens}");
+        }
+    }
+}
