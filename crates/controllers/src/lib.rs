@@ -125,10 +125,10 @@ pub const ALL: &[Entry] = table![
 pub struct Config {
     /// PEM of the authority that signs the API server's certificate, published to every namespace.
     pub cluster_ca: String,
-    /// Pod addresses; each node gets a part of it.
+    /// Pod addresses, one range or one of each family with a comma between; each node gets a part of each.
     pub cluster_cidr: String,
-    /// How long the prefix of a node's part is.
-    pub node_cidr_mask: u8,
+    /// How long the prefix of a node's part of each is.
+    pub node_cidr_masks: Vec<u8>,
     /// Who signs certificates; without it nobody does.
     pub authority: Option<Authority>,
     /// How Services of type LoadBalancer get addresses.
@@ -152,7 +152,7 @@ impl Default for Config {
         Self {
             cluster_ca: String::new(),
             cluster_cidr: "10.42.0.0/16".to_owned(),
-            node_cidr_mask: 24,
+            node_cidr_masks: vec![24],
             authority: None,
             load_balancer: loadbalancer::Settings::default(),
             disabled: Vec::new(),

@@ -22,13 +22,18 @@ struct Allocator {
     client: kube::Client,
     nodes: client::Informer<Node>,
     recorder: Recorder,
-    range: Range,
+    /// One for each family that pods have.
+    ranges: Vec<Range>,
 }
 
 /// Starts it.
 pub fn start(shared: &Arc<Shared>) {
-    let Some(range) = Range::parse(&shared.config.cluster_cidr, shared.config.node_cidr_mask)
-    else {
+    let config = &shared.config;
+    let cidrs = config.cluster_cidr.split(',').zip(&config.node_cidr_masks);
+    let ranges: Option<Vec<Range>> = cidrs
+        .map(|(cidr, mask)| Range::parse(cidr, *mask))
+        .collect();
+    let Some(ranges) = ranges else {
         tracing::error!(
             cidr = shared.config.cluster_cidr,
             "not a range that nodes can share"
@@ -39,7 +44,7 @@ pub fn start(shared: &Arc<Shared>) {
         client: shared.client(ACCOUNT),
         nodes: shared.informer(),
         recorder: shared.recorder(ACCOUNT, "cidrAllocator"),
-        range,
+        ranges,
     });
     // One worker: two nodes must never get the same part.
     shared
@@ -69,7 +74,8 @@ impl Controller for Allocator {
             .iter()
             .flat_map(|node| cidrs(node))
             .collect();
-        let Some(cidr) = self.range.first_free(&taken) else {
+        let free = self.ranges.iter().map(|range| range.first_free(&taken));
+        let Some(cidrs) = free.collect::<Option<Vec<String>>>() else {
             let about = kube::Resource::object_ref(&*node, &());
             let text = format!("Node {} status is now: CIDRNotAvailable", key.name);
             self.recorder
@@ -79,7 +85,7 @@ impl Controller for Allocator {
             ));
         };
         let api: Api<Node> = Api::all(self.client.clone());
-        let patch = json!({"spec": {"podCIDR": cidr, "podCIDRs": [cidr]}});
+        let patch = json!({"spec": {"podCIDR": cidrs.first(), "podCIDRs": cidrs}});
         let patched = api
             .patch(&key.name, &PatchParams::default(), &Patch::Merge(&patch))
             .await?;

@@ -87,6 +87,20 @@ pub async fn grow(device: &Path, mount: &Path) -> Result<(), String> {
     succeeded(program, &run(command).await?)
 }
 
+/// Makes an ext4 file system that is not mounted as large as its file.
+pub async fn grow_unmounted(file: &Path) -> Result<(), String> {
+    let mut check = Command::new("e2fsck");
+    check.args(["-f", "-p"]).arg(file);
+    let checked = run(check).await?;
+    // 1: errors were corrected.
+    if checked.status.code() != Some(1) {
+        succeeded("e2fsck", &checked)?;
+    }
+    let mut command = Command::new("resize2fs");
+    command.arg(file);
+    succeeded("resize2fs", &run(command).await?)
+}
+
 async fn run(mut command: Command) -> Result<Output, String> {
     command.kill_on_drop(true);
     let program = command

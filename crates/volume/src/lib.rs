@@ -9,6 +9,8 @@
 pub mod atomic;
 pub mod downward;
 mod format;
+mod image;
+mod loop_device;
 mod mounter;
 mod options;
 mod ownership;
@@ -74,6 +76,9 @@ pub enum Error {
     /// A resource that the downward API does not have.
     #[error("unsupported container resource : {0}")]
     Resource(String),
+    /// Huge pages that the pod does not request, or of which the size is unclear.
+    #[error("{0}")]
+    HugePages(String),
     /// A hostPath that is not what its type says.
     #[error("hostPath type check failed: {path} is not a {wanted}")]
     HostPathType {

@@ -14,8 +14,9 @@ use k8s_openapi::{
 };
 use kube::api::ObjectMeta;
 use reconcile::storage::{
-    EXTERNAL_FINALIZER, PROVISIONED_BY, SELECTED_NODE, STORAGE_PROVISIONER, annotation,
-    claim_class, reference, volume_name, waits_for_consumer,
+    EXTERNAL_FINALIZER, PROVISIONED_BY, SELECTED_NODE, STORAGE_PROVISIONER, annotation, capacity,
+    claim_class, claim_ref, is_fully_bound, reference, storage, uid, volume_name,
+    waits_for_consumer,
 };
 use serde_json::json;
 
@@ -25,6 +26,11 @@ const HOSTNAME: &str = "kubernetes.io/hostname";
 /// On a volume: the name of the node that holds its data, as Rancher's local-path-provisioner notes it. The volume's
 /// affinity cannot serve for this: nodes may change their own hostname label.
 const DATA_NODE: &str = "local.path.provisioner/selected-node";
+
+/// The parameter of a class whose volumes have a size.
+const ENFORCE_PARAMETER: &str = "enforceCapacity";
+/// Tells the node that a volume has a size.
+const ENFORCE_CAPACITY: &str = "mainstay.dev/enforce-capacity";
 
 /// Whether the binder has handed the claim to this provisioner.
 pub fn is_ours(claim: &PersistentVolumeClaim) -> bool {
@@ -70,6 +76,9 @@ pub fn provision(
     if let Some(why) = unsupported(claim) {
         return Provision::Refuse(why.to_owned());
     }
+    if let Err(why) = enforces_capacity(class) {
+        return Provision::Refuse(why);
+    }
     let Some(node) = node else {
         return Provision::Reschedule(format!("node {selected:?} not found"));
     };
@@ -78,6 +87,25 @@ pub fn provision(
         return Provision::Reschedule(why);
     };
     Provision::Make(Box::new(volume(claim, class, node, root)))
+}
+
+/// Whether volumes of the class cannot grow beyond their capacity. Parameters without a meaning are
+/// refused.
+fn enforces_capacity(class: &StorageClass) -> Result<bool, String> {
+    let mut enforces = false;
+    for (key, value) in class.parameters.iter().flatten() {
+        enforces = match (key.as_str(), value.as_str()) {
+            (ENFORCE_PARAMETER, "true") => true,
+            (ENFORCE_PARAMETER, "false") => false,
+            _ => {
+                return Err(format!(
+                    "invalid parameter {key:?} with value {value:?}: \
+                     only {ENFORCE_PARAMETER:?} is supported, with \"true\" or \"false\""
+                ));
+            }
+        };
+    }
+    Ok(enforces)
 }
 
 fn unsupported(claim: &PersistentVolumeClaim) -> Option<&'static str> {
@@ -138,16 +166,18 @@ fn volume(
             node_selector_terms: vec![term],
         }),
     };
+    let data_node = node.metadata.name.clone().unwrap_or_default();
+    let mut annotations = BTreeMap::from([
+        (PROVISIONED_BY.into(), PROVISIONER.into()),
+        (DATA_NODE.into(), data_node),
+    ]);
+    if enforces_capacity(class) == Ok(true) {
+        annotations.insert(ENFORCE_CAPACITY.to_owned(), "true".to_owned());
+    }
     PersistentVolume {
         metadata: ObjectMeta {
             name: Some(name.clone()),
-            annotations: Some(BTreeMap::from([
-                (PROVISIONED_BY.into(), PROVISIONER.into()),
-                (
-                    DATA_NODE.into(),
-                    node.metadata.name.clone().unwrap_or_default(),
-                ),
-            ])),
+            annotations: Some(annotations),
             finalizers: (policy == "Delete").then(|| vec![EXTERNAL_FINALIZER.to_owned()]),
             ..ObjectMeta::default()
         },
@@ -171,6 +201,36 @@ fn volume(
         }),
         ..PersistentVolume::default()
     }
+}
+
+/// Whether a bound claim asks for more than it has.
+pub fn wants_to_grow(claim: &PersistentVolumeClaim) -> bool {
+    let resources = claim.spec.as_ref().and_then(|spec| spec.resources.as_ref());
+    let wanted = storage(resources.and_then(|resources| resources.requests.as_ref()));
+    let status = claim.status.as_ref();
+    let known = storage(status.and_then(|status| status.capacity.as_ref()));
+    is_fully_bound(claim) && known.is_some() && wanted > known
+}
+
+/// The volume as large as its claim asks for by now; `None` when it is, or is not ours to change. The
+/// node does the rest.
+pub fn grown(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> Option<PersistentVolume> {
+    let is_bound = is_fully_bound(claim)
+        && volume_name(claim) == volume.metadata.name.as_deref()
+        && claim_ref(volume).and_then(uid) == claim.metadata.uid.as_deref();
+    let is_kept = volume.metadata.deletion_timestamp.is_none();
+    if !is_bound || !is_kept || annotation(&volume.metadata, PROVISIONED_BY) != Some(PROVISIONER) {
+        return None;
+    }
+    let requests = claim.spec.as_ref()?.resources.as_ref()?.requests.as_ref()?;
+    if storage(Some(requests)) <= capacity(volume) {
+        return None;
+    }
+    let wanted = requests.get("storage")?;
+    let mut changed = volume.clone();
+    let amounts = changed.spec.as_mut()?.capacity.get_or_insert_default();
+    amounts.insert("storage".to_owned(), wanted.clone());
+    Some(changed)
 }
 
 /// Whether this provisioner has to delete the volume and its data: it made it, nothing is bound to it
@@ -381,6 +441,53 @@ mod tests {
         let wanted = json!({"key": HOSTNAME, "operator": "In", "values": ["host-1"]});
         assert_eq!(term["matchExpressions"], json!([wanted]));
         assert_eq!(made("Retain").metadata.finalizers, None);
+    }
+
+    #[test]
+    fn a_class_may_enforce_the_capacity_and_its_other_parameters_are_refused() {
+        let class = |key: &str, value: &str| {
+            let mut class = class("WaitForFirstConsumer", "Delete");
+            class.parameters = Some([(key.to_owned(), value.to_owned())].into());
+            provision(&claim(|_| {}), Some(&class), Some(&node()))
+        };
+        let enforced = |provision: Provision| match provision {
+            Provision::Make(volume) => {
+                annotation(&volume.metadata, ENFORCE_CAPACITY).map(str::to_owned)
+            }
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(
+            enforced(class("enforceCapacity", "true")),
+            Some("true".into())
+        );
+        assert_eq!(enforced(class("enforceCapacity", "false")), None);
+        for (key, value) in [("enforceCapacity", "yes"), ("size", "1Gi")] {
+            let refused = class(key, value);
+            assert!(matches!(refused, Provision::Refuse(_)), "{refused:?}");
+        }
+    }
+
+    #[test]
+    fn a_volume_grows_with_the_claim_that_it_is_bound_to() {
+        let bound = |size: &str, uid: &str| {
+            claim(|claim| {
+                claim["metadata"]["uid"] = json!(uid);
+                claim["metadata"]["annotations"] =
+                    json!({"pv.kubernetes.io/bind-completed": "yes"});
+                claim["spec"]["volumeName"] = json!(format!("pvc-{UID}"));
+                claim["spec"]["resources"]["requests"]["storage"] = json!(size);
+                claim["status"] = json!({"phase": "Bound", "capacity": {"storage": "1Gi"}});
+            })
+        };
+        let volume = made("Delete");
+        let larger = grown(&volume, &bound("2Gi", UID)).unwrap();
+        assert_eq!(capacity(&larger).map(|size| size.value()), Some(2 << 30));
+        assert!(wants_to_grow(&bound("2Gi", UID)) && !wants_to_grow(&bound("1Gi", UID)));
+        assert_eq!(grown(&volume, &bound("1Gi", UID)), None);
+        assert_eq!(grown(&volume, &bound("2Gi", "another")), None);
+        let mut foreign = volume.clone();
+        foreign.metadata.annotations = None;
+        assert_eq!(grown(&foreign, &bound("2Gi", UID)), None);
     }
 
     #[test]

@@ -16,11 +16,13 @@ use k8s_openapi::api::{
 use kube::{Resource, api::ObjectMeta};
 use reconcile::{
     Action, Controller, Error, Key, Kind, Recorder, Writer,
-    storage::{EXTERNAL_FINALIZER, SELECTED_NODE, annotation, claim_class},
+    storage::{EXTERNAL_FINALIZER, SELECTED_NODE, annotation, claim_class, volume_name},
 };
 
 use crate::{pods::phase, shared::Shared};
-use decide::{Deletion, Provision, cleaner_name, is_ours, is_to_delete, is_to_release};
+use decide::{
+    Deletion, Provision, cleaner_name, is_ours, is_to_delete, is_to_release, wants_to_grow,
+};
 
 /// As in the table of controllers.
 pub const NAME: &str = "local-path";
@@ -76,8 +78,8 @@ pub fn start(shared: &Arc<Shared>) {
         .controller(&controller)
         .watches_with(controller.claims.cache(), |event| {
             let claim = event.object();
-            let ours = is_ours(claim).then(|| Key::of(&**claim));
-            ours.into_iter().collect()
+            let ours = is_ours(claim) || wants_to_grow(claim);
+            ours.then(|| Key::of(&**claim)).into_iter().collect()
         })
         .watches_with(controller.volumes.cache(), |event| {
             let volume = event.object();
@@ -126,9 +128,10 @@ impl Controller for Provisioner {
             };
         }
         let claim = self.claims.cache().get(&key.namespace, &key.name);
-        match claim.filter(|claim| is_ours(claim)) {
-            Some(claim) => self.provision(&claim).await,
-            None => Ok(Action::Done),
+        match claim {
+            Some(claim) if is_ours(&claim) => self.provision(&claim).await,
+            Some(claim) if wants_to_grow(&claim) => self.grow(&claim).await,
+            _ => Ok(Action::Done),
         }
     }
 }
@@ -193,6 +196,21 @@ impl Provisioner {
                 "ProvisioningSucceeded",
                 format!("Successfully provisioned volume {name}"),
             ),
+        }
+        Ok(Action::Done)
+    }
+
+    /// Gives the volume the size that its claim asks for; the node does what is left.
+    async fn grow(&self, claim: &PersistentVolumeClaim) -> Result<Action, Error> {
+        let name = volume_name(claim).unwrap_or_default();
+        let Some(volume) = self.volumes.cache().get("", name) else {
+            return Ok(Action::Done);
+        };
+        if let Some(larger) = decide::grown(&volume, claim) {
+            self.volumes.cluster_update(&larger).await?;
+            let message = "Waiting for the node to expand the volume";
+            let about = claim.object_ref(&());
+            self.events.event(&about, Kind::Normal, "Resizing", message);
         }
         Ok(Action::Done)
     }

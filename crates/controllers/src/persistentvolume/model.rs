@@ -101,6 +101,19 @@ impl Run {
         }
     }
 
+    /// Keeps data that was to be deleted, or the other way round.
+    fn user_changes_a_policy(&mut self) {
+        let volumes: Vec<_> = self.world.volumes.values().cloned().collect();
+        let Some(volume) = self.one_of(&volumes) else {
+            return;
+        };
+        let policy = self.one_of(&["Retain", "Delete"]).map(str::to_owned);
+        let mut changed = (*volume).clone();
+        let spec = changed.spec.get_or_insert_default();
+        spec.persistent_volume_reclaim_policy = policy;
+        self.world.write(Change::Volume(Box::new(changed)));
+    }
+
     /// Deletes a volume that nothing holds: protection keeps those that are Bound.
     fn user_deletes_a_volume(&mut self) {
         let volumes = self.world.volumes.values();
@@ -237,6 +250,7 @@ impl Run {
             1 => self.user_makes_a_volume(),
             2 if self.random.random_bool(0.5) => self.user_deletes_a_claim(),
             3 if self.random.random_bool(0.3) => self.user_deletes_a_volume(),
+            3 if self.random.random_bool(0.3) => self.user_changes_a_policy(),
             4 | 5 => self.scheduler_serves_a_claim(),
             6 => self.provisioner_makes_a_volume(),
             7 => self.provisioner_deletes_a_volume(),
@@ -328,7 +342,8 @@ impl Run {
 
 #[test]
 fn whatever_happens_no_volume_serves_two_claims_and_no_data_is_lost() {
-    for seed in 0..200 {
+    let is_soak = std::env::var_os("MAINSTAY_SOAK").is_some();
+    for seed in 0..if is_soak { 20_000 } else { 200 } {
         let mut run = Run::new(seed);
         for _ in 0..400 {
             run.step();

@@ -18,7 +18,7 @@ use crate::{
     Capability,
     registration::registration_server::RegistrationServer,
     v1::{
-        controller_server::ControllerServer, identity_server::IdentityServer,
+        VolumeCondition, controller_server::ControllerServer, identity_server::IdentityServer,
         node_server::NodeServer,
     },
 };
@@ -68,6 +68,8 @@ pub enum Fault {
     Lose(Code),
     /// Never answered, and not done.
     Hang,
+    /// Done, and never answered.
+    Stall,
 }
 
 /// One call.
@@ -106,6 +108,7 @@ struct State {
     published: BTreeMap<String, BTreeSet<String>>,
     volumes: BTreeMap<String, i64>,
     violations: Vec<String>,
+    condition: Option<VolumeCondition>,
     registered: Option<bool>,
     registration_error: String,
 }
@@ -186,6 +189,14 @@ impl Driver {
         self.0.state.lock().faults.remove(method);
     }
 
+    /// From now on, all volumes are unwell, for this reason.
+    pub fn set_abnormal(&self, message: &str) {
+        self.0.state.lock().condition = Some(VolumeCondition {
+            abnormal: true,
+            message: message.to_owned(),
+        });
+    }
+
     /// All calls so far.
     pub fn calls(&self) -> Vec<Call> {
         self.0.state.lock().calls.clone()
@@ -230,14 +241,15 @@ impl Driver {
         self.0.state.lock().registration_error.clone()
     }
 
-    /// Records a call and goes wrong where it is to: with a code, the work is to be done and lost.
-    async fn enter(&self, call: Call) -> Result<Option<Code>, Status> {
+    /// Records a call and goes wrong where it is to: with an outcome, the work is to be done and lost.
+    async fn enter(&self, call: Call) -> Result<Option<Lost>, Status> {
         let method = call.method;
         self.0.state.lock().calls.push(call);
         let fault = self.0.state.lock().faults.get(method).copied();
         match fault {
             None => Ok(None),
-            Some(Fault::Lose(code)) => Ok(Some(code)),
+            Some(Fault::Lose(code)) => Ok(Some(Lost::Code(code))),
+            Some(Fault::Stall) => Ok(Some(Lost::Answer)),
             Some(Fault::Refuse(code)) => Err(Status::new(code, "a test says so")),
             // Until the caller gives up.
             Some(Fault::Hang) => std::future::pending().await,
@@ -245,9 +257,16 @@ impl Driver {
     }
 }
 
-fn lost<T: Default>(code: Option<Code>) -> Result<tonic::Response<T>, Status> {
-    match code {
-        Some(code) => Err(Status::new(code, "done, and a test says so")),
+/// How the answer to finished work is lost.
+enum Lost {
+    Code(Code),
+    Answer,
+}
+
+async fn lost<T: Default>(lost: Option<Lost>) -> Result<tonic::Response<T>, Status> {
+    match lost {
+        Some(Lost::Code(code)) => Err(Status::new(code, "done, and a test says so")),
+        Some(Lost::Answer) => std::future::pending().await,
         None => Ok(tonic::Response::new(T::default())),
     }
 }

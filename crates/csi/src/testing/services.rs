@@ -100,7 +100,7 @@ impl Controller for Driver {
             ..Call::default()
         };
         if let Some(code) = self.enter(call).await? {
-            return lost(Some(code));
+            return lost(Some(code)).await;
         }
         self.0
             .state
@@ -128,7 +128,7 @@ impl Controller for Driver {
         };
         let code = self.enter(call).await?;
         self.0.state.lock().volumes.remove(&volume);
-        lost(code)
+        lost(code).await
     }
 
     async fn controller_publish_volume(
@@ -143,7 +143,7 @@ impl Controller for Driver {
             readonly: request.readonly,
             ..Call::default()
         };
-        lost(self.enter(call).await?)
+        lost(self.enter(call).await?).await
     }
 
     async fn controller_unpublish_volume(
@@ -157,7 +157,7 @@ impl Controller for Driver {
             path: request.node_id,
             ..Call::default()
         };
-        lost(self.enter(call).await?)
+        lost(self.enter(call).await?).await
     }
 
     async fn controller_expand_volume(
@@ -175,7 +175,7 @@ impl Controller for Driver {
             ..Call::default()
         };
         if let Some(code) = self.enter(call).await? {
-            return lost(Some(code));
+            return lost(Some(code)).await;
         }
         self.0.state.lock().volumes.insert(request.volume_id, bytes);
         let node_expansion_required = self.has(Capability::ExpandVolume);
@@ -209,7 +209,7 @@ impl Node for Driver {
             ..Call::default()
         };
         if let Some(code) = self.enter(call).await? {
-            return lost(Some(code));
+            return lost(Some(code)).await;
         }
         let all = self.0.options.capabilities.iter();
         let capabilities = all.map(|one| v1::NodeServiceCapability {
@@ -233,7 +233,7 @@ impl Node for Driver {
             ..Call::default()
         };
         if let Some(code) = self.enter(call).await? {
-            return lost(Some(code));
+            return lost(Some(code)).await;
         }
         let options = &self.0.options;
         let topology = (!options.topology.is_empty()).then(|| v1::Topology {
@@ -264,11 +264,12 @@ impl Node for Driver {
             ..Call::default()
         };
         let code = self.enter(call).await?;
-        let mut state = self.0.state.lock();
-        state
+        self.0
+            .state
+            .lock()
             .staged
             .insert(request.volume_id, request.staging_target_path);
-        lost(code)
+        lost(code).await
     }
 
     async fn node_unstage_volume(
@@ -283,16 +284,18 @@ impl Node for Driver {
             ..Call::default()
         };
         let code = self.enter(call).await?;
-        let mut state = self.0.state.lock();
-        let targets = state.published.get(&request.volume_id);
-        if targets.is_some_and(|targets| !targets.is_empty()) {
-            let volume = &request.volume_id;
-            let what = format!("{volume} is unstaged while it is published");
-            state.violations.push(what);
-            return Err(Status::failed_precondition("published"));
+        {
+            let mut state = self.0.state.lock();
+            let targets = state.published.get(&request.volume_id);
+            if targets.is_some_and(|targets| !targets.is_empty()) {
+                let volume = &request.volume_id;
+                let what = format!("{volume} is unstaged while it is published");
+                state.violations.push(what);
+                return Err(Status::failed_precondition("published"));
+            }
+            state.staged.remove(&request.volume_id);
         }
-        state.staged.remove(&request.volume_id);
-        lost(code)
+        lost(code).await
     }
 
     async fn node_publish_volume(
@@ -328,10 +331,12 @@ impl Node for Driver {
         let target = Path::new(&request.target_path);
         self.place(&request.volume_id, target, is_block)
             .map_err(|error| Status::internal(format!("{}: {error}", target.display())))?;
-        let mut state = self.0.state.lock();
-        let targets = state.published.entry(request.volume_id).or_default();
-        targets.insert(request.target_path);
-        lost(code)
+        {
+            let mut state = self.0.state.lock();
+            let targets = state.published.entry(request.volume_id).or_default();
+            targets.insert(request.target_path);
+        }
+        lost(code).await
     }
 
     async fn node_unpublish_volume(
@@ -349,14 +354,16 @@ impl Node for Driver {
         let target = Path::new(&request.target_path);
         remove(target)
             .map_err(|error| Status::internal(format!("{}: {error}", target.display())))?;
-        let mut state = self.0.state.lock();
-        if let Some(targets) = state.published.get_mut(&request.volume_id) {
-            targets.remove(&request.target_path);
-            if targets.is_empty() {
-                state.published.remove(&request.volume_id);
+        {
+            let mut state = self.0.state.lock();
+            if let Some(targets) = state.published.get_mut(&request.volume_id) {
+                targets.remove(&request.target_path);
+                if targets.is_empty() {
+                    state.published.remove(&request.volume_id);
+                }
             }
         }
-        lost(code)
+        lost(code).await
     }
 
     async fn node_get_volume_stats(
@@ -371,7 +378,7 @@ impl Node for Driver {
             ..Call::default()
         };
         if let Some(code) = self.enter(call).await? {
-            return lost(Some(code));
+            return lost(Some(code)).await;
         }
         let usage = |unit: v1::volume_usage::Unit, total, used| v1::VolumeUsage {
             available: total - used,
@@ -384,7 +391,7 @@ impl Node for Driver {
                 usage(v1::volume_usage::Unit::Bytes, 1000, 300),
                 usage(v1::volume_usage::Unit::Inodes, 100, 7),
             ],
-            volume_condition: None,
+            volume_condition: self.0.state.lock().condition.clone(),
         }))
     }
 
@@ -408,7 +415,7 @@ impl Node for Driver {
             ..Call::default()
         };
         if let Some(code) = self.enter(call).await? {
-            return lost(Some(code));
+            return lost(Some(code)).await;
         }
         Ok(Response::new(v1::NodeExpandVolumeResponse {
             capacity_bytes: bytes,

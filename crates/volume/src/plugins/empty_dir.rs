@@ -1,11 +1,19 @@
-//! emptyDir: a directory that lives as long as its pod, on disk or in memory.
+//! emptyDir: a directory that lives as long as its pod, on disk, in memory or in huge pages.
 
-use std::path::PathBuf;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::{Path, PathBuf},
+};
 
-use k8s_openapi::api::core::v1::Volume;
+use k8s_openapi::{
+    api::core::v1::{Pod, ResourceRequirements, Volume},
+    apimachinery::pkg::api::resource::Quantity,
+};
 
 use super::make_dir;
-use crate::{Error, Plugin, Request, Result, ownership, quantity};
+use crate::{Error, MountOptions, Plugin, Request, Result, ownership, quantity};
+
+const HUGE_PAGES: &str = "HugePages";
 
 pub struct EmptyDir;
 
@@ -35,16 +43,16 @@ impl Plugin for EmptyDir {
             "" => make_dir(dir, 0o777)?,
             "Memory" => {
                 make_dir(dir, 0o777)?;
-                request
-                    .mounter
-                    .tmpfs(dir, limit.and_then(|limit| u64::try_from(limit).ok()))?;
+                request.mounter.tmpfs(dir, memory_size(request, limit))?;
                 make_dir(dir, 0o777)?;
             }
-            _ => {
-                return Err(Error::Unsupported {
-                    volume: request.volume.name.clone(),
-                    kind: "emptyDir with huge pages",
-                });
+            medium => {
+                let size = format!("pagesize={}", page_size(request.pod, medium)?);
+                let options = MountOptions::new(&[size], false);
+                make_dir(dir, 0o777)?;
+                let source = Path::new("nodev");
+                request.mounter.mount(source, dir, "hugetlbfs", &options)?;
+                make_dir(dir, 0o777)?;
             }
         }
         if let Some(group) = ownership::fs_group(request.pod) {
@@ -54,9 +62,130 @@ impl Plugin for EmptyDir {
     }
 }
 
+/// A volume in memory holds no more than its pod may use, and pods no more than the node has for them.
+fn memory_size(request: &Request, limit: Option<i64>) -> Option<u64> {
+    let of_node = request.node.allocatable.get("memory");
+    let bounds = [
+        of_node.and_then(quantity::value),
+        pod_memory(request.pod),
+        limit,
+    ];
+    let least = bounds
+        .into_iter()
+        .flatten()
+        .filter(|bound| *bound > 0)
+        .min();
+    least.and_then(|bound| u64::try_from(bound).ok())
+}
+
+/// The memory that the pod is limited to: its own limit, or that of all of its containers together.
+fn pod_memory(pod: &Pod) -> Option<i64> {
+    let spec = pod.spec.as_ref()?;
+    let limit = |resources: Option<&ResourceRequirements>| {
+        quantity::value(resources?.limits.as_ref()?.get("memory")?).filter(|limit| *limit > 0)
+    };
+    if let Some(own) = limit(spec.resources.as_ref()) {
+        return Some(own);
+    }
+    let (mut running, mut peak) = (0i64, 0i64);
+    for container in spec.init_containers.iter().flatten() {
+        let own = limit(container.resources.as_ref())?;
+        if container.restart_policy.as_deref() == Some("Always") {
+            running = running.saturating_add(own);
+        } else {
+            peak = peak.max(running.saturating_add(own));
+        }
+    }
+    for container in &spec.containers {
+        running = running.saturating_add(limit(container.resources.as_ref())?);
+    }
+    Some(running.max(peak))
+}
+
+/// The size of the pages that the pod requests, in bytes; a medium may say which of several.
+fn page_size(pod: &Pod, medium: &str) -> Result<i64> {
+    let spec = pod.spec.clone().unwrap_or_default();
+    let init = spec.init_containers.into_iter().flatten();
+    let containers = init.chain(spec.containers);
+    let lists = containers
+        .map(|container| container.resources)
+        .chain([spec.resources])
+        .flatten();
+    let requests = |resources: ResourceRequirements| -> BTreeMap<String, Quantity> {
+        resources.requests.unwrap_or_default()
+    };
+    let sizes: BTreeSet<i64> = lists
+        .flat_map(requests)
+        .filter_map(|(name, _)| bytes(name.strip_prefix("hugepages-")?))
+        .collect();
+    let wanted = medium
+        .strip_prefix(HUGE_PAGES)
+        .and_then(|rest| rest.strip_prefix('-'));
+    let mut fitting = sizes
+        .into_iter()
+        .filter(|size| wanted.is_none_or(|wanted| bytes(wanted) == Some(*size)));
+    match (fitting.next(), fitting.next()) {
+        (Some(size), None) => Ok(size),
+        (None, _) => Err(Error::HugePages(format!(
+            "medium {medium}: hugePages storage requested, but there is no resource request for huge pages"
+        ))),
+        (Some(_), Some(_)) => Err(Error::HugePages(format!(
+            "medium: {medium} can't be used if container requests multiple huge page sizes"
+        ))),
+    }
+}
+
+fn bytes(text: &str) -> Option<i64> {
+    quantity::value(&Quantity(text.to_owned()))
+}
+
 #[cfg(test)]
 mod tests {
+    use super::*;
     use crate::testing::set_up;
+
+    #[test]
+    fn huge_pages_have_the_size_that_the_pod_requests() {
+        let pod = |names: &[&str]| -> Pod {
+            let requests: BTreeMap<&str, &str> = names.iter().map(|name| (*name, "4Mi")).collect();
+            serde_json::from_value(serde_json::json!({"spec": {"containers": [
+                {"name": "a", "resources": {"requests": requests}}]}}))
+            .unwrap()
+        };
+        let (two, both) = (
+            pod(&["hugepages-2Mi", "cpu"]),
+            pod(&["hugepages-2Mi", "hugepages-1Gi"]),
+        );
+        let told = |pod: &Pod, medium: &str| page_size(pod, medium).map_err(|e| e.to_string());
+        assert_eq!(told(&two, "HugePages"), Ok(2 << 20));
+        assert_eq!(told(&both, "HugePages-1Gi"), Ok(1 << 30));
+        assert!(told(&both, "HugePages").unwrap_err().contains("multiple"));
+        assert!(
+            told(&two, "HugePages-1Gi")
+                .unwrap_err()
+                .contains("no resource request")
+        );
+    }
+
+    #[test]
+    fn a_volume_in_memory_is_as_large_as_its_pod_may_be() {
+        let limited = |limit: serde_json::Value| -> Pod {
+            serde_json::from_value(serde_json::json!({"spec": {
+                "initContainers": [{"name": "i", "resources": {"limits": {"memory": "3Mi"}}}],
+                "containers": [{"name": "a", "resources": {"limits": {"memory": "1Mi"}}},
+                    {"name": "b", "resources": {"limits": limit}}]}}))
+            .unwrap()
+        };
+        assert_eq!(
+            pod_memory(&limited(serde_json::json!({"memory": "1Mi"}))),
+            Some(3 << 20)
+        );
+        assert_eq!(
+            pod_memory(&limited(serde_json::json!({"memory": "4Mi"}))),
+            Some(5 << 20)
+        );
+        assert_eq!(pod_memory(&limited(serde_json::json!({}))), None);
+    }
 
     #[test]
     fn content_survives_a_second_set_up_and_everybody_may_write() {

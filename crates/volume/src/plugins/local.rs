@@ -1,5 +1,6 @@
 //! local: a directory or a block device of this node behind a persistent volume. Directories must
-//! exist, except those that the node's own provisioner promised: they are made here, on first use.
+//! exist, except those that the node's own provisioner promised: they are made here, on first use. One
+//! whose capacity is enforced is a file of that size with a file system in it.
 
 use std::{
     ffi::OsStr,
@@ -20,19 +21,37 @@ use rustix::{
 
 use super::mounted::{link_device, remove_mount_point, unlink_device, usage};
 use crate::{
-    Error, MountOptions, Result, format, ownership,
+    Error, MountOptions, Result, format, image, ownership, quantity,
     storage::{
-        Expand, Expanded, Host, PodMount, Publish, Spec, Staged, Step, StepError, StoragePlugin,
-        Usage,
+        Expand, Expanded, Host, Measure, PodMount, Publish, Spec, Staged, Step, StepError,
+        StoragePlugin,
     },
 };
 
 pub const NAME: &str = "kubernetes.io/local-volume";
 
+/// Set by the node's own provisioner on volumes whose capacity is enforced.
+const ENFORCE_CAPACITY: &str = "mainstay.dev/enforce-capacity";
+
 pub struct Local;
 
 fn source(spec: &Spec) -> Option<&LocalVolumeSource> {
     spec.volume.as_ref()?.spec.as_ref()?.local.as_ref()
+}
+
+fn is_enforced(spec: &Spec) -> bool {
+    let annotations = spec.volume.as_ref();
+    let annotations = annotations.and_then(|volume| volume.metadata.annotations.as_ref());
+    let value = annotations.and_then(|annotations| annotations.get(ENFORCE_CAPACITY));
+    value.is_some_and(|value| value == "true")
+}
+
+fn capacity(spec: &Spec) -> Step<u64> {
+    let volume = spec.volume.as_ref().and_then(|volume| volume.spec.as_ref());
+    let size = volume.and_then(|volume| volume.capacity.as_ref()?.get("storage"));
+    let bytes = size.and_then(quantity::value);
+    let bytes = bytes.and_then(|bytes| u64::try_from(bytes).ok());
+    bytes.ok_or_else(|| StepError::Failed("the volume has no capacity".to_owned()))
 }
 
 /// Where file systems of block devices are mounted for the whole node.
@@ -55,7 +74,8 @@ impl StoragePlugin for Local {
     }
 
     fn stages(&self, spec: &Spec) -> bool {
-        !spec.is_block && source(spec).is_some_and(|source| is_block_device(&source.path))
+        let is_device = |source: &LocalVolumeSource| is_block_device(&source.path);
+        !spec.is_block && (is_enforced(spec) || source(spec).is_some_and(is_device))
     }
 
     async fn stage(&self, spec: &Spec, _: &Pod, host: &dyn Host) -> Step<()> {
@@ -65,6 +85,9 @@ impl StoragePlugin for Local {
             return Ok(());
         }
         fs::create_dir_all(&target).map_err(Error::io("create", &target))?;
+        if is_enforced(spec) {
+            return stage_image(spec, &target, host).await;
+        }
         let kind = source.fs_type.filter(|kind| !kind.is_empty());
         let options = MountOptions::new(&spec.mount_options(), spec.read_only);
         let device = Path::new(&source.path);
@@ -127,14 +150,19 @@ impl StoragePlugin for Local {
             return Ok(Expanded::Done);
         }
         let device = source(request.spec).map(|source| PathBuf::from(&source.path));
+        let device = device.unwrap_or_default();
         let target = staging_root(host.root_dir()).join(&request.spec.name);
-        let grown = format::grow(&device.unwrap_or_default(), &target).await;
+        let grown = match (is_enforced(request.spec), u64::try_from(request.bytes)) {
+            (true, Ok(bytes)) => image::grow(&device, bytes, &target).await,
+            _ => format::grow(&device, &target).await,
+        };
         grown.map_err(StepError::Failed)?;
         Ok(Expanded::Done)
     }
 
-    async fn stats(&self, mount: &PodMount, host: &dyn Host) -> Step<Option<Usage>> {
-        Ok(usage(mount, &mount.dir(host.root_dir(), NAME)))
+    async fn stats(&self, mount: &PodMount, host: &dyn Host) -> Step<Option<Measure>> {
+        let usage = usage(mount, &mount.dir(host.root_dir(), NAME));
+        Ok(usage.map(Measure::from))
     }
 
     fn find_published(&self, mount: &PodMount, _: &Path) -> Option<String> {
@@ -152,6 +180,22 @@ impl StoragePlugin for Local {
             })
             .collect()
     }
+}
+
+/// Mounts a volume of the node's own provisioner whose capacity is enforced.
+async fn stage_image(spec: &Spec, target: &Path, host: &dyn Host) -> Step<()> {
+    let dir = source(spec).map(|source| PathBuf::from(&source.path));
+    let dir = dir.unwrap_or_default();
+    check_path(&dir)?;
+    if promised(&dir, host.local_path_root()).is_none() {
+        let why = format!("{} is no volume of the local-path class", dir.display());
+        return Err(StepError::Failed(why));
+    }
+    // Pods see what is mounted from it, never the directory.
+    open_promised(&dir, host.local_path_root(), 0o700)?;
+    let options = MountOptions::new(&spec.mount_options(), spec.read_only);
+    let mounted = image::mount(&dir, capacity(spec)?, target, &options, host.mounter()).await;
+    mounted.map_err(StepError::Failed)
 }
 
 fn is_block_device(path: &str) -> bool {
@@ -179,12 +223,19 @@ fn open_dir(path: &Path) -> Result<OwnedFd> {
 /// provisioner is made if it is missing; there, no link is followed: pods can write next to it only
 /// what lies within their volumes, and the root is the node's alone.
 fn open_source(path: &Path, root: &Path) -> Result<OwnedFd> {
-    let Some(name) = promised(path, root) else {
-        return open_dir(path);
-    };
+    match promised(path, root) {
+        // Whatever the umask is: the pod's user need not be root.
+        Some(_) => open_promised(path, root, 0o777),
+        None => open_dir(path),
+    }
+}
+
+fn open_promised(path: &Path, root: &Path, mode: u32) -> Result<OwnedFd> {
+    let name = promised(path, root).unwrap_or_default();
+    let mode = Mode::from_raw_mode(mode);
     let fail = |errno: Errno| Error::io("open", path)(errno.into());
     let top = open_dir(root)?;
-    let made = match rustix::fs::mkdirat(&top, name, Mode::from_raw_mode(0o777)) {
+    let made = match rustix::fs::mkdirat(&top, name, mode) {
         Ok(()) => true,
         Err(Errno::EXIST) => false,
         Err(errno) => return Err(Error::io("create", path)(errno.into())),
@@ -193,8 +244,7 @@ fn open_source(path: &Path, root: &Path) -> Result<OwnedFd> {
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
     let dir = rustix::fs::openat2(&top, name, flags, Mode::empty(), resolve).map_err(fail)?;
     if made {
-        // Whatever the umask is: the pod's user need not be root.
-        rustix::fs::fchmod(&dir, Mode::from_raw_mode(0o777)).map_err(fail)?;
+        rustix::fs::fchmod(&dir, mode).map_err(fail)?;
     }
     Ok(dir)
 }

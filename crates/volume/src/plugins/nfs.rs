@@ -13,7 +13,7 @@ use tokio::process::Command;
 use super::mounted::{remove_mount_point, usage};
 use crate::{
     Error, MountOptions,
-    storage::{Host, PodMount, Publish, Spec, Step, StepError, StoragePlugin, Usage},
+    storage::{Host, Measure, PodMount, Publish, Spec, Step, StepError, StoragePlugin},
 };
 
 pub const NAME: &str = "kubernetes.io/nfs";
@@ -80,12 +80,12 @@ impl StoragePlugin for Nfs {
         Ok(remove_mount_point(&dir, host.mounter())?)
     }
 
-    async fn stats(&self, mount: &PodMount, host: &dyn Host) -> Step<Option<Usage>> {
+    async fn stats(&self, mount: &PodMount, host: &dyn Host) -> Step<Option<Measure>> {
         let (mount, dir) = (mount.clone(), mount.dir(host.root_dir(), NAME));
         // A server that is away keeps the caller waiting.
         let measured = tokio::task::spawn_blocking(move || usage(&mount, &dir));
         match tokio::time::timeout(Duration::from_secs(5), measured).await {
-            Ok(Ok(usage)) => Ok(usage),
+            Ok(Ok(usage)) => Ok(usage.map(Measure::from)),
             _ => Err(StepError::NotTried("the server does not answer".to_owned())),
         }
     }

@@ -27,6 +27,7 @@ use k8s_openapi::api::{
 pub use manager::{Failure, Manager, Ready};
 pub(crate) use rebuild::mounts_of_pod;
 pub use state::Key;
+pub use usage::Measured;
 
 use crate::Mounter;
 
@@ -208,6 +209,33 @@ pub struct Usage {
     pub inodes_used: Option<u64>,
 }
 
+/// The health of a volume, as its driver sees it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Condition {
+    /// It does not work as it should.
+    pub is_abnormal: bool,
+    /// For people.
+    pub message: String,
+}
+
+/// What is known of a volume that a pod uses.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Measure {
+    /// How full it is.
+    pub usage: Usage,
+    /// How it is; absent where the driver does not say.
+    pub condition: Option<Condition>,
+}
+
+impl From<Usage> for Measure {
+    fn from(usage: Usage) -> Self {
+        Self {
+            usage,
+            condition: None,
+        }
+    }
+}
+
 /// A kind of volume that comes in steps. Every step may be repeated, also after a restart of the node's
 /// agent at any moment, and must find what it left then.
 #[async_trait]
@@ -261,8 +289,8 @@ pub trait StoragePlugin: Send + Sync {
         let _ = (request, host);
         Ok(Expanded::NotSupported)
     }
-    /// How full it is; nothing if that cannot be known.
-    async fn stats(&self, mount: &PodMount, host: &dyn Host) -> Step<Option<Usage>> {
+    /// How full it is and whether it is well; nothing if that cannot be known.
+    async fn stats(&self, mount: &PodMount, host: &dyn Host) -> Step<Option<Measure>> {
         let _ = (mount, host);
         Ok(None)
     }

@@ -9,7 +9,7 @@ use std::{
 
 use jiff::Timestamp;
 
-use super::{PodMount, Staged, StoragePlugin, Usage};
+use super::{Measure, PodMount, Staged, StoragePlugin};
 
 /// A volume of the node: plugin and name.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -45,8 +45,8 @@ pub struct User {
     pub path: Option<PathBuf>,
     /// The names that it has in the pod.
     pub names: BTreeSet<String>,
-    /// How full it was when it was last asked, and when that was.
-    pub usage: Option<Usage>,
+    /// What was known when it was last asked, and when that was.
+    pub measure: Option<Measure>,
     pub measured: Option<Timestamp>,
 }
 
@@ -57,7 +57,7 @@ impl User {
             published,
             path: None,
             names: BTreeSet::new(),
-            usage: None,
+            measure: None,
             measured: None,
         }
     }

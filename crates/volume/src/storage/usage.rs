@@ -4,11 +4,22 @@ use std::time::Duration;
 
 use tracing::debug;
 
-use super::{Expand, Expanded, Key, Manager, Spec, Step, StepError, Usage, state::Progress};
+use super::{Expand, Expanded, Key, Manager, Measure, Spec, Step, StepError, state::Progress};
 
 /// How long a measure counts, and how long one may take.
 const STATS_AGE: Duration = Duration::from_secs(60);
 const STATS_PATIENCE: Duration = Duration::from_secs(1);
+
+/// A volume of a pod as it was last measured.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Measured {
+    /// Its name in the pod.
+    pub name: String,
+    /// What is known.
+    pub measure: Measure,
+    /// It was measured just now.
+    pub is_new: bool,
+}
 
 impl Manager {
     /// Makes a volume that a pod has as large as it is by now.
@@ -29,9 +40,9 @@ impl Manager {
         plugin.expand(&request, &*self.host).await
     }
 
-    /// How full the volumes of a pod are, by their names in the pod. Each is measured once a minute; one
+    /// How the volumes of a pod are, by their names in the pod. Each is measured once a minute; one
     /// whose driver does not answer is as it was.
-    pub async fn stats(&self, pod: &str) -> Vec<(String, Usage)> {
+    pub async fn stats(&self, pod: &str) -> Vec<Measured> {
         let now = self.clock.now();
         let due: Vec<_> = {
             let mut volumes = self.volumes.lock();
@@ -47,26 +58,34 @@ impl Manager {
         };
         let measures = due.into_iter().map(|(key, plugin, mount)| async move {
             let measure = plugin.stats(&mount, &*self.host);
-            let usage = match tokio::time::timeout(STATS_PATIENCE, measure).await {
-                Ok(Ok(usage)) => usage,
+            let measure = match tokio::time::timeout(STATS_PATIENCE, measure).await {
+                Ok(Ok(measure)) => measure,
                 Ok(Err(error)) => {
                     debug!(volume = %key, %error, "no stats");
-                    return;
+                    return None;
                 }
-                Err(_) => return,
+                Err(_) => return None,
             };
             self.with(&key, |entry| {
                 if let Some(user) = entry.users.get_mut(pod) {
-                    user.usage = usage;
+                    user.measure = measure;
                 }
             });
+            Some(key)
         });
-        futures::future::join_all(measures).await;
+        let new: Vec<Option<Key>> = futures::future::join_all(measures).await;
         let volumes = self.volumes.lock();
-        let users = volumes.values().filter_map(|entry| entry.users.get(pod));
-        let known = users.filter_map(|user| Some((user, user.usage?)));
-        known
-            .flat_map(|(user, usage)| user.names.iter().map(move |name| (name.clone(), usage)))
-            .collect()
+        let users = volumes.iter();
+        let users = users.filter_map(|(key, entry)| Some((key, entry.users.get(pod)?)));
+        let known = users.filter_map(|(key, user)| Some((key, user, user.measure.as_ref()?)));
+        let by_name = known.flat_map(|(key, user, measure)| {
+            let is_new = new.iter().flatten().any(|new| new == key);
+            user.names.iter().map(move |name| Measured {
+                name: name.clone(),
+                measure: measure.clone(),
+                is_new,
+            })
+        });
+        by_name.collect()
     }
 }

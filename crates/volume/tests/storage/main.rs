@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod random;
+mod sized;
 mod support;
 
 use std::collections::BTreeMap;
@@ -310,7 +311,7 @@ async fn volumes_grow_are_measured_and_are_published_again_where_drivers_want_it
     let stats = node.manager.stats("p").await;
     assert_eq!(stats.len(), 1);
     assert_eq!(
-        (stats[0].0.as_str(), stats[0].1.used),
+        (stats[0].name.as_str(), stats[0].measure.usage.used),
         ("vol-data", Some(300))
     );
     // One that is gone does not come back by a late refresh.

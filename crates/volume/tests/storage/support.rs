@@ -24,6 +24,22 @@ use volume::{
 pub const DRIVER: &str = "test.csi.example.com";
 /// What a driver has for a call.
 const DEADLINE: Duration = Duration::from_millis(300);
+/// Bytes of a disk that a test can fill.
+const SMALL_DISK: u64 = 512 << 10;
+
+/// Runs a test whose mounts no other process sees and which are gone with it.
+pub fn with_own_mounts<F: Future<Output = ()>>(test: impl FnOnce() -> F) {
+    use rustix::{mount::MountPropagationFlags, thread::UnshareFlags};
+    // SAFETY: this thread is the test's own; it begins all others of the test from here on.
+    unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNS | UnshareFlags::FS) }.unwrap();
+    let private = MountPropagationFlags::REC | MountPropagationFlags::PRIVATE;
+    rustix::mount::mount_change("/", private).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    runtime.block_on(test());
+}
 
 pub struct TestHost {
     root: PathBuf,
@@ -36,6 +52,8 @@ pub struct TestHost {
     /// What the node's status shows.
     pub in_use: Mutex<Vec<String>>,
     pub attached: Mutex<Vec<String>>,
+    /// Every volume is attached as soon as it is in use.
+    attaches_all: Mutex<bool>,
 }
 
 #[async_trait]
@@ -68,10 +86,10 @@ impl Host for TestHost {
         Ok(format!("{} tokens", requests.len()))
     }
     fn is_reported_in_use(&self, volume: &str) -> bool {
-        self.in_use.lock().iter().any(|name| name == volume)
+        *self.attaches_all.lock() || self.in_use.lock().iter().any(|name| name == volume)
     }
     fn is_attached(&self, volume: &str) -> bool {
-        self.attached.lock().iter().any(|name| name == volume)
+        *self.attaches_all.lock() || self.attached.lock().iter().any(|name| name == volume)
     }
 }
 
@@ -86,7 +104,28 @@ pub struct Node {
 
 impl Node {
     pub fn new(options: Options) -> Self {
+        Self::in_dir(options, tempfile::tempdir().unwrap())
+    }
+
+    /// A node whose disk a test can fill.
+    pub fn on_small_disk(options: Options) -> Self {
         let dir = tempfile::tempdir().unwrap();
+        LinuxMounter.tmpfs(dir.path(), Some(SMALL_DISK)).unwrap();
+        Self::in_dir(options, dir)
+    }
+
+    /// Writes until nothing fits any more.
+    pub fn fill_disk(&self) {
+        let filler = vec![0; 2 * SMALL_DISK as usize];
+        let full = std::fs::write(self.dir.path().join("filler"), filler);
+        assert_eq!(full.unwrap_err().kind(), std::io::ErrorKind::StorageFull);
+    }
+
+    pub fn free_disk(&self) {
+        let _ = std::fs::remove_file(self.dir.path().join("filler"));
+    }
+
+    fn in_dir(options: Options, dir: tempfile::TempDir) -> Self {
         let root = dir.path().join("kubelet");
         let driver = Driver::new(options);
         let served = driver.serve(&root).unwrap();
@@ -101,6 +140,7 @@ impl Node {
             attachment: Mutex::default(),
             in_use: Mutex::default(),
             attached: Mutex::default(),
+            attaches_all: Mutex::default(),
         });
         let manager = manager(&host);
         let mut node = Self {
@@ -125,10 +165,20 @@ impl Node {
         if let Some(unstages) = self.unstages.take() {
             unstages.abort();
         }
+        // What the node's status says.
+        let reported = self.manager.in_use().borrow().iter().cloned().collect();
         self.manager = manager(&self.host);
-        self.manager.rebuild(&Default::default()).unwrap();
+        self.manager.rebuild(&reported).unwrap();
         self.begin();
         self.manager.unstage_idle();
+    }
+
+    /// Every volume is attached as soon as it is in use.
+    pub fn attach_all(&self) {
+        *self.host.attaches_all.lock() = true;
+        let object = json!({"metadata": {"name": "a"}, "spec": {"attacher": DRIVER, "nodeName": "node", "source": {}},
+            "status": {"attached": true}});
+        *self.host.attachment.lock() = Some(serde_json::from_value(object).unwrap());
     }
 
     pub fn set_csi_driver(&self, spec: serde_json::Value) {
@@ -152,6 +202,8 @@ impl Drop for Node {
         if let Some(unstages) = self.unstages.take() {
             unstages.abort();
         }
+        // Nothing is mounted there unless the disk is a small one.
+        let _ = LinuxMounter.unmount(self.dir.path());
     }
 }
 

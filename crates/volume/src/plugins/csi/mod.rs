@@ -3,6 +3,7 @@
 
 mod calls;
 mod files;
+mod measure;
 mod paths;
 
 use std::{
@@ -12,11 +13,7 @@ use std::{
 };
 
 use async_trait::async_trait;
-use csi::{
-    Capability, Node,
-    tonic::Code,
-    v1::{self, volume_usage::Unit},
-};
+use csi::{Capability, Node, tonic::Code, v1};
 use k8s_openapi::api::{core::v1::Pod, core::v1::SecretReference, storage::v1::CSIDriver};
 
 pub use self::paths::attachment_name;
@@ -29,8 +26,8 @@ use self::{
 use crate::{
     ownership,
     storage::{
-        Expand, Expanded, Host, PodMount, Publish, Spec, Staged, Step, StepError, StoragePlugin,
-        Usage,
+        Expand, Expanded, Host, Measure, PodMount, Publish, Spec, Staged, Step, StepError,
+        StoragePlugin,
     },
 };
 
@@ -294,7 +291,7 @@ impl StoragePlugin for Csi {
         }
     }
 
-    async fn stats(&self, mount: &PodMount, host: &dyn Host) -> Step<Option<Usage>> {
+    async fn stats(&self, mount: &PodMount, host: &dyn Host) -> Step<Option<Measure>> {
         let root = host.root_dir();
         let Some(record) = paths::load(&paths::record_dir(root, mount)) else {
             return Ok(None);
@@ -311,7 +308,8 @@ impl StoragePlugin for Csi {
             staging_target_path: String::new(),
         };
         let answer = node.stats(request).await.map_err(failed)?;
-        Ok(Some(usage(&answer.usage)))
+        let says_condition = can(&node, Capability::VolumeCondition).await?;
+        Ok(measure::from_answer(answer, says_condition))
     }
 
     fn find_published(&self, mount: &PodMount, root: &Path) -> Option<String> {
@@ -396,25 +394,4 @@ fn inline_secret(spec: &Spec, pod: &Pod) -> Option<SecretReference> {
         name: Some(source.name.clone()),
         namespace: pod.metadata.namespace.clone(),
     })
-}
-
-fn usage(all: &[v1::VolumeUsage]) -> Usage {
-    let number = |value: i64| u64::try_from(value).ok();
-    let mut usage = Usage::default();
-    for one in all {
-        match one.unit() {
-            Unit::Bytes => {
-                usage.capacity = number(one.total);
-                usage.available = number(one.available);
-                usage.used = number(one.used);
-            }
-            Unit::Inodes => {
-                usage.inodes = number(one.total);
-                usage.inodes_free = number(one.available);
-                usage.inodes_used = number(one.used);
-            }
-            Unit::Unknown => {}
-        }
-    }
-    usage
 }

@@ -142,6 +142,10 @@ pub fn staged(root: &Path) -> Vec<Staged> {
             continue;
         }
         for volume in list(&driver) {
+            if !volume.join(RECORD).exists() {
+                remove_unrecorded(&volume);
+                continue;
+            }
             found.extend(load(&volume).and_then(|record| from_record(&record, false)));
         }
     }
@@ -149,6 +153,16 @@ pub fn staged(root: &Path) -> Vec<Staged> {
         found.extend(load(&device.join("data")).and_then(|record| from_record(&record, true)));
     }
     found
+}
+
+/// Removes what is left of a stage that ended before its record was written, as on a full disk: the
+/// driver was never called. Only empty directories go.
+fn remove_unrecorded(dir: &Path) {
+    let removed =
+        gone(fs::remove_dir(dir.join("globalmount")), dir).and_then(|()| remove_record(dir));
+    if let Err(error) = removed {
+        tracing::debug!(dir = %dir.display(), %error, "cannot remove");
+    }
 }
 
 fn from_record(record: &Record, is_block: bool) -> Option<Staged> {

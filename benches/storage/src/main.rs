@@ -1,0 +1,128 @@
+//! How much longer pods take to start when each has a claim of the default class: a StatefulSet makes
+//! all of them at once, first without claims, then with one each, on a cluster of their own. It also
+//! prints how long it takes until everything is gone again, volumes and data included.
+//!
+//! `MAINSTAY_BIN=target/…/release/mainstay cargo run --release -p bench-storage` (as root)
+#![allow(clippy::print_stdout, reason = "it prints its results")]
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+use clap::Parser;
+use testkit::{Cluster, until};
+
+/// What to measure.
+#[derive(Parser)]
+struct Arguments {
+    /// Pods at once.
+    #[arg(long, default_value_t = 200)]
+    pods: usize,
+    /// Rounds of both.
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
+}
+
+/// How long pods may take.
+const PATIENCE: Duration = Duration::from_secs(600);
+
+fn main() -> Result<()> {
+    let arguments = Arguments::parse();
+    let cluster = start(arguments.pods)?;
+    // Images, caches and connections are there after this.
+    measure(&cluster, 5, true)?;
+    println!(
+        "{:>6} {:>14} {:>14} {:>7} {:>14}",
+        "pods", "without", "with a claim", "ratio", "all removed"
+    );
+    for _ in 0..arguments.rounds {
+        let (plain, _) = measure(&cluster, arguments.pods, false)?;
+        let (claimed, removed) = measure(&cluster, arguments.pods, true)?;
+        let seconds = |time: Duration| format!("{:.2} s", time.as_secs_f64());
+        println!(
+            "{:>6} {:>14} {:>14} {:>6.2}x {:>14}",
+            arguments.pods,
+            seconds(plain),
+            seconds(claimed),
+            claimed.as_secs_f64() / plain.as_secs_f64(),
+            seconds(removed)
+        );
+    }
+    Ok(())
+}
+
+/// A cluster whose node has room for that many pods.
+fn start(pods: usize) -> Result<Cluster> {
+    let mut cluster = Cluster::stopped(&["--log-level", "warn"]);
+    let file = cluster.machine().dir().join("room.yaml");
+    let text = format!(
+        "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nmaxPods: {}\n\
+         evictionHard: {{memory.available: 50Mi, nodefs.available: 1%}}\n",
+        pods + 20
+    );
+    std::fs::write(&file, text)?;
+    cluster.add_flag("--kubelet-config", &file.display().to_string());
+    cluster.start();
+    Ok(cluster)
+}
+
+/// The time until all pods run, and the time until everything is gone.
+fn measure(cluster: &Cluster, pods: usize, with_claims: bool) -> Result<(Duration, Duration)> {
+    let begun = Instant::now();
+    let applied = cluster.kubectl_stdin(&["create", "-f", "-"], &set(pods, with_claims));
+    if !applied.ok {
+        bail!("{}", applied.stderr);
+    }
+    let ready = format!("--for=jsonpath={{.status.readyReplicas}}={pods}");
+    let timeout = format!("--timeout={}s", PATIENCE.as_secs());
+    let waited = cluster.kubectl(&["wait", "statefulset/load", &ready, &timeout]);
+    if !waited.ok {
+        bail!("{}", waited.stderr);
+    }
+    let running = begun.elapsed();
+    let begun = Instant::now();
+    let deleted = cluster.kubectl(&["delete", "statefulset/load", "--wait=false"]);
+    if !deleted.ok {
+        bail!("{}", deleted.stderr);
+    }
+    until("everything to be gone", PATIENCE, || {
+        let left = cluster.kubectl(&["get", "pods,pvc,pv,statefulset", "-o", "name"]);
+        match left.stdout.lines().count() {
+            0 if left.ok => Ok(()),
+            count => Err(format!("{count} objects left; {}", left.stderr)),
+        }
+    });
+    Ok((running, begun.elapsed()))
+}
+
+fn set(pods: usize, with_claims: bool) -> String {
+    let (mount, template) = match with_claims {
+        true => (
+            "volumeMounts: [{name: data, mountPath: /data}]",
+            "volumeClaimTemplates:\n  - metadata: {name: data}\n    spec: {accessModes: [ReadWriteOnce], \
+             resources: {requests: {storage: 1Mi}}}",
+        ),
+        false => ("", ""),
+    };
+    format!(
+        r#"apiVersion: apps/v1
+kind: StatefulSet
+metadata: {{name: load}}
+spec:
+  replicas: {pods}
+  podManagementPolicy: Parallel
+  persistentVolumeClaimRetentionPolicy: {{whenDeleted: Delete}}
+  selector: {{matchLabels: {{app: load}}}}
+  template:
+    metadata: {{labels: {{app: load}}}}
+    spec:
+      terminationGracePeriodSeconds: 1
+      automountServiceAccountToken: false
+      containers:
+      - name: load
+        image: mainstay.local/hello
+        args: [sleep, "360843"]
+        {mount}
+  {template}
+"#
+    )
+}

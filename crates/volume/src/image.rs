@@ -1,0 +1,109 @@
+//! A volume of a fixed size in a file: its blocks are reserved when it is made, so that neither its
+//! pods can take more of the node's disk, nor can others take what it was promised.
+
+use std::{
+    fs::{self, File, OpenOptions},
+    path::{Path, PathBuf},
+};
+
+use rustix::{
+    fs::{FallocateFlags, fallocate},
+    mount::MountFlags,
+};
+
+use crate::{Error, MountOptions, Mounter, Result, format, loop_device};
+
+/// The file in the volume's directory.
+const FILE: &str = "volume.img";
+const KIND: &str = "ext4";
+
+/// Mounts the volume of a directory; it is made when it is not there. A crash leaves no half-made one.
+pub async fn mount(
+    dir: &Path,
+    bytes: u64,
+    target: &Path,
+    options: &MountOptions,
+    mounter: &dyn Mounter,
+) -> std::result::Result<(), String> {
+    let said = |error: Error| error.to_string();
+    let file = ensure(dir, bytes).await?;
+    let size = fs::metadata(&file).map_or(0, |meta| meta.len());
+    if size < bytes && !options.flags.contains(MountFlags::RDONLY) {
+        reserve(&open(&file).map_err(said)?, bytes, &file).map_err(said)?;
+        format::grow_unmounted(&file).await?;
+    }
+    let device = loop_device::attach(&file).map_err(said)?;
+    mounter
+        .mount(&device.path, target, KIND, options)
+        .map_err(said)?;
+    open_to_all(target).map_err(said)
+}
+
+async fn ensure(dir: &Path, bytes: u64) -> std::result::Result<PathBuf, String> {
+    let (file, fresh) = (dir.join(FILE), dir.join(format!("{FILE}.new")));
+    if file.exists() {
+        return Ok(file);
+    }
+    let made = make(&fresh, bytes).await.and_then(|()| {
+        let renamed = fs::rename(&fresh, &file);
+        renamed.map_err(|error| Error::io("rename", &fresh)(error).to_string())
+    });
+    if let Err(why) = made {
+        // It must not keep what there is no room for.
+        let _ = fs::remove_file(&fresh);
+        return Err(why);
+    }
+    let synced = File::open(dir).and_then(|dir| dir.sync_all());
+    synced.map_err(|error| Error::io("sync", dir)(error).to_string())?;
+    Ok(file)
+}
+
+async fn make(file: &Path, bytes: u64) -> std::result::Result<(), String> {
+    let made = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .open(file);
+    let made = made.map_err(|error| Error::io("create", file)(error).to_string())?;
+    reserve(&made, bytes, file).map_err(|error| error.to_string())?;
+    format::ensure(file, KIND, false).await?;
+    let synced = made.sync_all();
+    synced.map_err(|error| Error::io("sync", file)(error).to_string())
+}
+
+fn open(path: &Path) -> Result<File> {
+    let opened = OpenOptions::new().write(true).open(path);
+    opened.map_err(Error::io("open", path))
+}
+
+fn reserve(file: &File, bytes: u64, path: &Path) -> Result<()> {
+    fallocate(file, FallocateFlags::empty(), 0, bytes)
+        .map_err(|errno| Error::io("reserve the capacity of", path)(errno.into()))
+}
+
+/// A volume that nothing was written to belongs to any user, as a plain directory would.
+fn open_to_all(dir: &Path) -> Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    let entries = crate::entries(dir)?;
+    let lost = dir.join("lost+found");
+    if entries.iter().any(|entry| *entry != lost) || entries.is_empty() {
+        return Ok(());
+    }
+    let mode = fs::Permissions::from_mode(0o777);
+    fs::set_permissions(dir, mode).map_err(Error::io("open", dir))?;
+    fs::remove_dir(&lost).map_err(Error::io("remove", &lost))
+}
+
+/// Makes the volume of a directory larger while it is mounted.
+pub async fn grow(dir: &Path, bytes: u64, mounted: &Path) -> std::result::Result<(), String> {
+    let path = dir.join(FILE);
+    let said = |error: Error| error.to_string();
+    let file = open(&path).map_err(said)?;
+    let size = file.metadata().map_or(0, |meta| meta.len());
+    if size < bytes {
+        reserve(&file, bytes, &path).map_err(said)?;
+    }
+    let device = loop_device::mounted_on(mounted).map_err(said)?;
+    loop_device::grow(&device).map_err(said)?;
+    format::grow(&device, mounted).await
+}

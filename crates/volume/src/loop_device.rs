@@ -1,0 +1,131 @@
+//! A file as a block device, for as long as something has it mounted: the kernel gives the device back
+//! with the last user, also after a crash of ours.
+
+use std::{
+    ffi::c_void,
+    fs::{self, File, OpenOptions},
+    os::{
+        fd::{AsFd, AsRawFd},
+        unix::fs::MetadataExt,
+    },
+    path::{Path, PathBuf},
+};
+
+use rustix::{
+    io::{self, Errno},
+    ioctl::{self, Ioctl, IoctlOutput, NoArg, Opcode, Setter},
+};
+
+use crate::{Error, Result};
+
+const CONTROL: &str = "/dev/loop-control";
+
+const LOOP_SET_CAPACITY: Opcode = 0x4C07;
+const LOOP_CONFIGURE: Opcode = 0x4C0A;
+const LOOP_CTL_GET_FREE: Opcode = 0x4C82;
+const LO_FLAGS_AUTOCLEAR: u32 = 4;
+
+/// How often another process may take the device that was free.
+const ATTEMPTS: usize = 16;
+
+/// The kernel's `struct loop_config` with its `struct loop_info64`.
+#[repr(C)]
+struct LoopConfig {
+    fd: u32,
+    block_size: u32,
+    /// lo_device, lo_inode, lo_rdevice, lo_offset, lo_sizelimit.
+    place: [u64; 5],
+    /// lo_number, lo_encrypt_type, lo_encrypt_key_size, lo_flags.
+    kind: [u32; 4],
+    /// lo_file_name, lo_crypt_name, lo_encrypt_key.
+    names: [u8; 160],
+    /// lo_init and what is reserved.
+    rest: [u64; 10],
+}
+
+struct GetFree;
+
+// SAFETY: the request takes no argument and answers with a number.
+unsafe impl Ioctl for GetFree {
+    type Output = IoctlOutput;
+    const IS_MUTATING: bool = false;
+
+    fn opcode(&self) -> Opcode {
+        LOOP_CTL_GET_FREE
+    }
+
+    fn as_ptr(&mut self) -> *mut c_void {
+        std::ptr::null_mut()
+    }
+
+    unsafe fn output_from_ptr(out: IoctlOutput, _: *mut c_void) -> io::Result<IoctlOutput> {
+        Ok(out)
+    }
+}
+
+/// A device with a file behind it. It goes when this and the last mount of it are gone.
+pub struct LoopDevice {
+    pub path: PathBuf,
+    _device: File,
+}
+
+/// Makes a device of a file.
+pub fn attach(file: &Path) -> Result<LoopDevice> {
+    let open = |path: &Path| {
+        let opened = OpenOptions::new().read(true).write(true).open(path);
+        opened.map_err(Error::io("open", path))
+    };
+    let (backing, control) = (open(file)?, open(Path::new(CONTROL))?);
+    let failed = |errno: Errno| Error::io("make a loop device of", file)(errno.into());
+    for _ in 0..ATTEMPTS {
+        // SAFETY: as GetFree says.
+        let number = unsafe { ioctl::ioctl(&control, GetFree) }.map_err(failed)?;
+        let path = PathBuf::from(format!("/dev/loop{number}"));
+        let device = open(&path)?;
+        let config = LoopConfig {
+            fd: backing.as_raw_fd() as u32,
+            block_size: 0,
+            place: [0; 5],
+            kind: [0, 0, 0, LO_FLAGS_AUTOCLEAR],
+            names: [0; 160],
+            rest: [0; 10],
+        };
+        // SAFETY: the kernel reads one `struct loop_config` and keeps no pointer to it.
+        let set = unsafe {
+            let request = Setter::<LOOP_CONFIGURE, LoopConfig>::new(config);
+            ioctl::ioctl(device.as_fd(), request)
+        };
+        match set {
+            Ok(()) => {
+                return Ok(LoopDevice {
+                    path,
+                    _device: device,
+                });
+            }
+            // Another was faster.
+            Err(Errno::BUSY) => {}
+            Err(errno) => return Err(failed(errno)),
+        }
+    }
+    Err(failed(Errno::BUSY))
+}
+
+/// The device of what is mounted on a directory.
+pub fn mounted_on(dir: &Path) -> Result<PathBuf> {
+    let meta = fs::metadata(dir).map_err(Error::io("look at", dir))?;
+    let (major, minor) = (rustix::fs::major(meta.dev()), rustix::fs::minor(meta.dev()));
+    let described = PathBuf::from(format!("/sys/dev/block/{major}:{minor}/uevent"));
+    let text = fs::read_to_string(&described).map_err(Error::io("read", &described))?;
+    let name = text.lines().find_map(|line| line.strip_prefix("DEVNAME="));
+    let name = name.ok_or_else(|| Error::NotADevice(dir.to_owned()))?;
+    Ok(Path::new("/dev").join(name))
+}
+
+/// Has a device take the new size of its file.
+pub fn grow(device: &Path) -> Result<()> {
+    let opened = OpenOptions::new().read(true).open(device);
+    let opened = opened.map_err(Error::io("open", device))?;
+    // SAFETY: the request takes no argument.
+    let grown = unsafe { ioctl::ioctl(&opened, NoArg::<LOOP_SET_CAPACITY>::new()) };
+    grown.map_err(|errno| Error::io("resize", device)(errno.into()))
+}

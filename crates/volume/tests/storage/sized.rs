@@ -1,0 +1,121 @@
+//! Volumes of the node's own provisioner that have a size: a file system in a file.
+
+use std::{fs, io, path::Path};
+
+use csi::testing::Options;
+use serde_json::json;
+use volume::storage::{Expanded, Spec, StepError};
+
+use crate::support::{DRIVER, Node, persistent, pod, until, with_own_mounts};
+
+const MIB: usize = 1 << 20;
+
+fn sized(node: &Node, mebibytes: usize) -> Spec {
+    let path = node.dir.path().join("local-path/pvc-1");
+    let mut spec = persistent(
+        "pvc-1",
+        json!({"accessModes": ["ReadWriteOnce"], "local": {"path": path},
+               "capacity": {"storage": format!("{mebibytes}Mi")}}),
+    );
+    let volume = std::sync::Arc::make_mut(spec.volume.as_mut().unwrap());
+    let annotation = ("mainstay.dev/enforce-capacity".into(), "true".into());
+    volume.metadata.annotations = Some([annotation].into());
+    spec
+}
+
+/// Writes until nothing more fits; how many bytes did.
+fn fill(file: &Path) -> usize {
+    use io::Write;
+    let mut open = fs::File::create(file).unwrap();
+    let block = vec![1; MIB / 4];
+    let mut written = 0;
+    loop {
+        match open
+            .write(&block)
+            .and_then(|count| open.sync_data().map(|()| count))
+        {
+            Ok(count) => written += count,
+            Err(error) => {
+                assert_eq!(error.kind(), io::ErrorKind::StorageFull, "{error}");
+                return written;
+            }
+        }
+    }
+}
+
+/// The file system is as large as the volume, but for what it keeps for itself.
+async fn assert_has_capacity(node: &Node, pod: &str, mebibytes: usize) {
+    let stats = node.manager.stats(pod).await;
+    let capacity = stats[0].measure.usage.capacity.unwrap() as usize;
+    let size = mebibytes * MIB;
+    assert!((size * 3 / 4..=size).contains(&capacity), "{capacity}");
+}
+
+#[test]
+fn a_volume_has_its_capacity_keeps_its_data_and_grows() {
+    with_own_mounts(|| async {
+        let mut node = Node::new(Options::new(DRIVER));
+        fs::create_dir(node.dir.path().join("local-path")).unwrap();
+        let ready = node.set_up(&pod("p1"), &sized(&node, 16)).await.unwrap();
+        assert_eq!(fs::read_dir(&ready.path).unwrap().count(), 0);
+        use std::os::unix::fs::MetadataExt;
+        assert_eq!(fs::metadata(&ready.path).unwrap().mode() & 0o777, 0o777);
+        let fitted = fill(&ready.path.join("big"));
+        assert!((8 * MIB..16 * MIB).contains(&fitted), "{fitted}");
+        fs::remove_file(ready.path.join("big")).unwrap();
+        fs::write(ready.path.join("kept"), "x").unwrap();
+        // The agent dies; another pod of the node gets the same.
+        node.restart();
+        let second = node.set_up(&pod("p2"), &sized(&node, 16)).await.unwrap();
+        assert!(second.path.join("kept").exists());
+
+        let larger = sized(&node, 32);
+        let grown = node.manager.expand("p2", &second.key, &larger, 32 << 20);
+        match grown.await {
+            Ok(grown) => {
+                assert_eq!(grown, Expanded::Done);
+                assert_has_capacity(&node, "p2", 32).await;
+            }
+            // What is mounted grows for those alone that have CAP_SYS_RESOURCE.
+            Err(error) => assert!(error.to_string().contains("Permission denied"), "{error}"),
+        }
+
+        node.manager.tear_down("p1").await.unwrap();
+        node.manager.tear_down("p2").await.unwrap();
+        let staged = node.dir.path();
+        let staged = staged.join("kubelet/plugins/kubernetes.io/local-volume/mounts/pvc-1");
+        until("the volume to be unstaged", || !staged.exists()).await;
+        // What is not mounted grows before it is.
+        let largest = sized(&node, 48);
+        let again = node.set_up(&pod("p3"), &largest).await.unwrap();
+        assert!(again.path.join("kept").exists());
+        assert_has_capacity(&node, "p3", 48).await;
+        let fitted = fill(&again.path.join("big"));
+        assert!((34 * MIB..48 * MIB).contains(&fitted), "{fitted}");
+        let grown = node.manager.expand("p3", &again.key, &largest, 48 << 20);
+        assert_eq!(grown.await, Ok(Expanded::Done));
+        node.manager.tear_down("p3").await.unwrap();
+        until("the volume to be unstaged", || !staged.exists()).await;
+    });
+}
+
+#[test]
+fn a_volume_that_does_not_fit_takes_nothing_and_one_elsewhere_is_refused() {
+    with_own_mounts(|| async {
+        let node = Node::on_small_disk(Options::new(DRIVER));
+        let root = node.dir.path().join("local-path");
+        fs::create_dir(&root).unwrap();
+        let error = node
+            .set_up(&pod("p1"), &sized(&node, 16))
+            .await
+            .unwrap_err();
+        assert!(error.to_string().contains("No space left"), "{error}");
+        assert_eq!(fs::read_dir(root.join("pvc-1")).unwrap().count(), 0);
+        let mut elsewhere = sized(&node, 16);
+        let volume = std::sync::Arc::make_mut(elsewhere.volume.as_mut().unwrap());
+        let local = volume.spec.as_mut().unwrap().local.as_mut().unwrap();
+        local.path = node.dir.path().to_string_lossy().into_owned();
+        let error = node.set_up(&pod("p2"), &elsewhere).await.unwrap_err();
+        assert!(matches!(error.error, StepError::Failed(_)), "{error}");
+    });
+}
