@@ -18,6 +18,8 @@ pub struct Agent {
     machine: Machine,
     daemon: Option<Child>,
     name: String,
+    /// What is started; kubectl is always the built one.
+    binary: String,
 }
 
 impl Agent {
@@ -27,7 +29,13 @@ impl Agent {
             machine,
             daemon: None,
             name: name.to_owned(),
+            binary: binary().to_owned(),
         }
+    }
+
+    /// Another program for the next start, such as [`crate::stamped`].
+    pub fn set_binary(&mut self, path: &str) {
+        path.clone_into(&mut self.binary);
     }
 
     /// Starts the daemon; `join` are flags such as a token, none for one that has joined before.
@@ -55,7 +63,7 @@ impl Agent {
     }
 
     fn command(&self, join: &[String]) -> Command {
-        let mut command = self.machine.command(binary());
+        let mut command = self.machine.command(&self.binary);
         command
             .args(["agent", "--node-name", &self.name])
             .args(["--node-ip", self.machine.address()])

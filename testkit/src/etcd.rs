@@ -3,7 +3,7 @@
 use std::{
     fs::{self, File},
     path::PathBuf,
-    process::Child,
+    process::{Child, Command},
 };
 
 use crate::Machine;
@@ -40,17 +40,13 @@ impl Etcd {
 
     /// How a server reaches all members.
     pub fn flags(&self) -> Vec<String> {
-        let urls = self
-            .members
-            .iter()
-            .map(|member| client_url(&member.address));
-        let endpoints = urls.collect::<Vec<_>>().join(",");
+        let [authority, certificate, key] = self.client_files();
         let flags = [
             ("--store", "etcd".to_owned()),
-            ("--etcd-endpoints", endpoints),
-            ("--etcd-cafile", self.file("ca")),
-            ("--etcd-certfile", self.file("crt")),
-            ("--etcd-keyfile", self.file("key")),
+            ("--etcd-endpoints", self.urls().join(",")),
+            ("--etcd-cafile", authority),
+            ("--etcd-certfile", certificate),
+            ("--etcd-keyfile", key),
         ];
         let words = flags
             .into_iter()
@@ -105,6 +101,27 @@ impl Etcd {
         let mut process = process.expect("it runs");
         process.kill().expect("it can be killed");
         process.wait().expect("it ends");
+    }
+}
+
+impl Etcd {
+    /// Sends a member a signal, such as `-STOP`.
+    pub fn signal(&self, number: usize, signal: &str) {
+        let process = self.members[number].process.as_ref();
+        let pid = process.expect("it runs").id().to_string();
+        let sent = Command::new("kill").args([signal, &pid]).status();
+        assert!(sent.is_ok_and(|status| status.success()), "kill {signal}");
+    }
+
+    /// The addresses that members answer clients at.
+    pub fn urls(&self) -> Vec<String> {
+        let members = self.members.iter();
+        members.map(|member| client_url(&member.address)).collect()
+    }
+
+    /// The files of the authority, of the clients' certificate and of its key.
+    pub fn client_files(&self) -> [String; 3] {
+        ["ca", "crt", "key"].map(|name| self.file(name))
     }
 }
 

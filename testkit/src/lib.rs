@@ -7,16 +7,20 @@
 
 mod agent;
 mod cluster;
+mod containerd;
 mod driver;
 mod etcd;
+pub mod history;
 mod lan;
 mod leftovers;
 mod machine;
 mod server;
+mod stamp;
 mod wait;
 
 pub use agent::Agent;
 pub use cluster::Cluster;
+pub use containerd::Containerd;
 /// A CSI driver that records, fails and hangs as a test says.
 pub use csi::testing as csi_driver;
 pub use driver::ServedDriver;
@@ -25,4 +29,5 @@ pub use lan::Lan;
 pub use leftovers::Leftovers;
 pub use machine::{Machine, Ran};
 pub use server::Server;
+pub use stamp::stamped;
 pub use wait::{eventually, until};

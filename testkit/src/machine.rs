@@ -1,10 +1,14 @@
 //! A machine of one's own: a holder process keeps a network and a mount namespace alive.
 
 use std::{
+    fs::File,
     io::{BufRead, BufReader},
+    os::fd::AsFd,
     process::{Child, Command, Output, Stdio},
+    thread::JoinHandle,
 };
 
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use tempfile::TempDir;
 
 use crate::Lan;
@@ -117,6 +121,20 @@ impl Machine {
     pub fn command_maker(&self) -> impl Fn(&str) -> Command + Send + use<> {
         let inside = self.inside();
         move |program| enter(inside, program)
+    }
+
+    /// Runs `work` on a thread of its own inside the machine's network; sockets that it opens are the machine's.
+    pub fn thread<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> JoinHandle<T> {
+        let path = format!("/proc/{}/ns/net", self.inside());
+        let network = File::open(path).expect("a network namespace");
+        std::thread::spawn(move || {
+            move_into_link_name_space(network.as_fd(), Some(LinkNameSpaceType::Network))
+                .expect("the namespace can be entered");
+            work()
+        })
     }
 
     /// Runs a command inside and waits for it.

@@ -19,6 +19,8 @@ pub struct Server {
     daemon: Option<Child>,
     name: String,
     flags: Vec<String>,
+    /// What is started; kubectl is always the built one.
+    binary: String,
 }
 
 impl Server {
@@ -29,7 +31,18 @@ impl Server {
             daemon: None,
             name: name.to_owned(),
             flags: flags.to_vec(),
+            binary: binary().to_owned(),
         }
+    }
+
+    /// Another program for the next start, such as [`crate::stamped`].
+    pub fn set_binary(&mut self, path: &str) {
+        path.clone_into(&mut self.binary);
+    }
+
+    /// All flags for the next start.
+    pub fn set_flags(&mut self, flags: &[String]) {
+        self.flags = flags.to_vec();
     }
 
     /// A flag for the next start, in place of an earlier one of the same name.
@@ -41,7 +54,7 @@ impl Server {
     }
 
     fn command(&self) -> Command {
-        let mut command = self.machine.command(binary());
+        let mut command = self.machine.command(&self.binary);
         command
             .args(["server", "--node-name", &self.name])
             .args(["--node-ip", self.machine.address()])

@@ -1,6 +1,6 @@
 //! Small things the standard library does not have: a clock that tests can drive, backoff with
-//! jitter, a resolver that a static binary can use, the size of a tree on disk, and metrics as text. Nothing here knows
-//! about Kubernetes.
+//! jitter, a resolver that a static binary can use, the size of a tree on disk, metrics as text, and this program's
+//! version. Nothing here knows about Kubernetes' objects.
 
 #![forbid(unsafe_code)]
 
@@ -9,7 +9,9 @@ pub mod clock;
 pub mod disk_usage;
 pub mod exposition;
 pub mod resolve;
+pub mod version;
 
 pub use backoff::Backoff;
 pub use clock::{Clock, FakeClock, SystemClock};
 pub use disk_usage::DiskUsage;
+pub use version::Version;

@@ -1,10 +1,16 @@
 //! What the end-to-end tests share: reading what kubectl printed. The tests are under `tests/`,
 //! one file a story; each drives the built binary from outside, on a machine of its own.
 
+mod api;
+pub mod audit;
 pub mod blocks;
 mod install;
+pub mod recorder;
+mod site;
 
+pub use api::Api;
 pub use install::{install, kubectl};
+pub use site::Site;
 
 use std::{
     fs,
@@ -83,6 +89,18 @@ fn host(directory: &Path, program: &str, args: &[&str]) -> String {
 
 /// An image as `docker save` writes it: one layer with a static busybox.
 pub fn busybox_archive(directory: &Path) -> String {
+    let echo = r#"["/bin/busybox","echo","from busybox"]"#;
+    archive(directory, "local.test/busybox:1", echo)
+}
+
+/// An image for the sandboxes of other runtimes, and its name: it only waits.
+pub fn pause_archive(directory: &Path) -> (String, &'static str) {
+    let name = "local.test/pause:1";
+    let sleep = r#"["/bin/busybox","sleep","100000"]"#;
+    (archive(directory, name, sleep), name)
+}
+
+fn archive(directory: &Path, name: &str, command: &str) -> String {
     fs::create_dir_all(directory.join("root/bin")).expect("a directory");
     let busybox = ["/bin/busybox", "/usr/bin/busybox"]
         .into_iter()
@@ -93,7 +111,7 @@ pub fn busybox_archive(directory: &Path) -> String {
     let digest = host(directory, "sha256sum", &["layer.tar"]);
     let digest = digest.split_whitespace().next().expect("a digest");
     let config = format!(
-        r#"{{"architecture":"{}","os":"linux","config":{{"Cmd":["/bin/busybox","echo","from busybox"]}},
+        r#"{{"architecture":"{}","os":"linux","config":{{"Cmd":{command}}},
             "rootfs":{{"type":"layers","diff_ids":["sha256:{digest}"]}}}}"#,
         if cfg!(target_arch = "aarch64") {
             "arm64"
@@ -103,7 +121,7 @@ pub fn busybox_archive(directory: &Path) -> String {
     );
     fs::write(directory.join("config.json"), config).expect("a file");
     let manifest =
-        r#"[{"Config":"config.json","RepoTags":["local.test/busybox:1"],"Layers":["layer.tar"]}]"#;
+        format!(r#"[{{"Config":"config.json","RepoTags":["{name}"],"Layers":["layer.tar"]}}]"#);
     fs::write(directory.join("manifest.json"), manifest).expect("a file");
     host(
         directory,

@@ -2,7 +2,7 @@
 //! of a pod, while policies come and go, across a crash, and nothing left behind.
 
 use serde_json::Value;
-use testkit::{Cluster, eventually};
+use testkit::{Cluster, Machine, eventually};
 
 const PODS: &str = r#"
 apiVersion: v1
@@ -153,4 +153,110 @@ fn policies_decide_who_reaches_a_pod_and_load_balancers_lead_to_it() {
     assert!(removed.contains("removed"), "{removed}");
     let rules = cluster.machine().run("nft", &["list", "ruleset"]).stdout;
     assert!(!rules.contains("mainstay-"), "{rules}");
+}
+
+/// Addresses of both families, of an object's list.
+fn both_families(list: &Value, field: &str) -> (String, String) {
+    let all: Vec<&str> = list
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(|entry| entry[field].as_str().or(entry.as_str()))
+        .collect();
+    match all.as_slice() {
+        [first, second] if !first.contains(':') && second.contains(':') => {
+            ((*first).to_owned(), (*second).to_owned())
+        }
+        other => panic!("expected one address of each family: {other:?}"),
+    }
+}
+
+fn look_up(cluster: &Cluster, name: &str, kind: &str) -> String {
+    let args = [
+        "exec",
+        "friend",
+        "--",
+        "/mainstay",
+        "hello",
+        "lookup",
+        name,
+        kind,
+    ];
+    cluster.kubectl(&args).stdout
+}
+
+#[test]
+fn a_cluster_of_two_address_families_answers_on_both_and_its_dns_has_settings() {
+    let machine = Machine::new();
+    let v6 = ["address", "add", "fd77::2/64", "dev", "eth0", "nodad"];
+    machine.run("ip", &v6).success();
+    let flags = [
+        "--cluster-cidr",
+        "10.42.0.0/16,fd42::/56",
+        "--service-cidr",
+        "10.43.0.0/16,fd43::/112",
+    ];
+    let mut cluster = Cluster::stopped_on(machine, &flags);
+    cluster.start();
+    let node = cluster.get(&["node", "one"]);
+    both_families(&node["spec"]["podCIDRs"], "");
+    let dual = "spec:\n  selector: {app: web}\n  ipFamilyPolicy: RequireDualStack";
+    apply(
+        &cluster,
+        &PODS.replace("spec:\n  selector: {app: web}", dual),
+    );
+    let web = ready(&cluster, "web");
+    ready(&cluster, "friend");
+    ready(&cluster, "stranger");
+    let (pod_v4, pod_v6) = both_families(&web["status"]["podIPs"], "ip");
+    both_families(&web["status"]["hostIPs"], "ip");
+    let service = cluster.get(&["service", "web"]);
+    let (service_v4, service_v6) = both_families(&service["spec"]["clusterIPs"], "");
+    let urls = [
+        format!("http://{pod_v4}:8080/"),
+        format!("http://[{pod_v6}]:8080/"),
+        format!("http://{service_v4}/"),
+        format!("http://[{service_v6}]/"),
+    ];
+    for url in &urls {
+        wait_until(&cluster, "friend", url, true);
+        wait_until(&cluster, "stranger", url, true);
+    }
+    let name = "web.default.svc.cluster.local";
+    assert!(look_up(&cluster, name, "A").contains(&service_v4));
+    assert!(look_up(&cluster, name, "AAAA").contains(&service_v6));
+    apply(&cluster, ALLOW_FRIENDS);
+    for url in &urls {
+        wait_until(&cluster, "stranger", url, false);
+        assert!(reaches(&cluster, "friend", url), "{url}");
+    }
+    settings_of_dns_are_followed(&cluster);
+    cluster.reset().success();
+}
+
+fn settings_of_dns_are_followed(cluster: &Cluster) {
+    let corefile = ". {\n hosts {\n 192.0.2.9 static.example\n fallthrough\n }\n autopath @kubernetes\n\
+                    kubernetes cluster.local\n forward . /etc/resolv.conf\n}\n";
+    let patch = serde_json::json!({"data": {"Corefile": corefile}}).to_string();
+    let args = [
+        "-n",
+        "kube-system",
+        "patch",
+        "configmap",
+        "coredns",
+        "-p",
+        &patch,
+    ];
+    cluster.kubectl(&args).success();
+    eventually("the Corefile to be in force", || {
+        let found = look_up(cluster, "static.example", "A");
+        found.contains("192.0.2.9").then_some(()).ok_or(found)
+    });
+    eventually("an event about the directive that has no effect", || {
+        let events = cluster
+            .kubectl(&["-n", "kube-system", "get", "events"])
+            .stdout;
+        let found = events.contains("CorefileDirectiveIgnored") && events.contains("autopath");
+        found.then_some(()).ok_or(events)
+    });
 }

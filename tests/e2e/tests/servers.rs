@@ -12,87 +12,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use serde_json::Value;
-use testkit::{Agent, Etcd, Lan, Machine, Ran, Server, eventually, until};
-
-/// Three machines with a server and a member each, and one with a node.
-struct Site {
-    // Fields are dropped in this order: machines before the network that they hang on.
-    agent: Agent,
-    servers: Vec<Server>,
-    etcd: Etcd,
-    _lan: Lan,
-}
-
-impl Site {
-    fn new() -> Self {
-        let lan = Lan::new();
-        let machine = |number| Machine::on(&lan, &lan.address(0, number));
-        let machines: Vec<Machine> = (2..5).map(machine).collect();
-        let mut etcd = Etcd::on(&machines.iter().collect::<Vec<_>>());
-        for (number, machine) in machines.iter().enumerate() {
-            etcd.start(number, machine);
-        }
-        let flags = etcd.flags();
-        let numbered = machines.into_iter().enumerate();
-        let servers =
-            numbered.map(|(n, machine)| Server::stopped(machine, &format!("s{n}"), &flags));
-        Self {
-            servers: servers.collect(),
-            agent: Agent::new(machine(9), "node"),
-            etcd,
-            _lan: lan,
-        }
-    }
-
-    fn kubectl(&self, args: &[&str]) -> Ran {
-        self.agent
-            .kubectl(&self.agent.machine().dir().join("kubeconfig"), args)
-    }
-
-    fn get(&self, args: &[&str]) -> Value {
-        eventually(&format!("{args:?}"), || {
-            let ran = self.kubectl(&[&["get"], args, &["-o", "json"]].concat());
-            serde_json::from_str(&ran.stdout).map_err(|_| ran.stderr)
-        })
-    }
-
-    /// Waits until the `kubernetes` Service leads to this many servers.
-    fn wait_for_servers(&self, count: usize) {
-        eventually(&format!("{count} servers"), || {
-            let slice = self.get(&["endpointslice", "kubernetes"]);
-            let endpoints = slice["endpoints"].as_array().map_or(0, Vec::len);
-            if endpoints == count {
-                Ok(())
-            } else {
-                Err(slice.to_string())
-            }
-        });
-    }
-
-    /// A deployment that runs says that controllers, a scheduler and the node are at work.
-    fn deploy(&self, name: &str) {
-        let image = "--image=mainstay.local/hello";
-        self.kubectl(&["create", "deployment", name, image])
-            .success();
-        eventually(&format!("{name} to be available"), || {
-            let deployment = self.get(&["deployment", name]);
-            match deployment["status"]["availableReplicas"].as_u64() {
-                Some(1) => Ok(()),
-                _ => Err(deployment["status"].to_string()),
-            }
-        });
-    }
-
-    /// Which server does the work of the controllers; none while the lease is nobody's.
-    fn leader(&self) -> Option<usize> {
-        let lease = ["lease", "kube-controller-manager", "-n", "kube-system"];
-        let holder = self.get(&lease)["spec"]["holderIdentity"].clone();
-        let holder = holder.as_str().unwrap_or_default();
-        let number = holder.strip_prefix('s').and_then(|rest| rest.get(..1));
-        number.and_then(|text| text.parse().ok())
-    }
-}
+use e2e::Site;
+use testkit::{Etcd, Lan, Machine, Ran, Server, eventually, until};
 
 /// Writes one object after the other until it is told to stop.
 struct Load {
@@ -136,53 +57,32 @@ impl Load {
 #[test]
 fn a_server_and_a_member_of_three_may_die_and_no_write_is_lost() {
     let mut site = Site::new();
-    site.servers[0].start();
-    others_join_with_the_token_only(&mut site);
-    let join = join_flags(&site.servers[0]);
-    site.agent.start(&join);
-    let kubeconfig = eventually("a kubeconfig of three servers", || {
-        let text = site.servers[0].kubeconfig();
-        if text.matches(":6443").count() == 4 {
-            Ok(text)
-        } else {
-            Err(text)
-        }
-    });
-    let path = site.agent.machine().dir().join("kubeconfig");
-    std::fs::write(&path, kubeconfig).expect("a file");
-    site.wait_for_servers(3);
+    let token = site.start_first();
+    others_join_with_the_token_only(&mut site, &token);
+    site.complete();
     site.deploy("before");
 
+    let path = site.kubeconfig();
     one_machine_dies_under_load(&mut site, &path);
     it_comes_back(&mut site);
+    the_token_is_replaced(&mut site, &token);
     the_leader_stops_and_another_goes_on_at_once(&mut site);
 }
 
-fn others_join_with_the_token_only(site: &mut Site) {
+fn others_join_with_the_token_only(site: &mut Site, token: &str) {
     let refused = site.servers[1].refused().stderr;
     assert!(refused.contains("none of its servers"), "{refused}");
-    let token = site.servers[0].mainstay(&["token", "server"]).success();
-    let token = token.trim();
     let last = if token.ends_with('x') { 'y' } else { 'x' };
     let wrong = format!("{}{last}", &token[..token.len() - 1]);
     site.servers[1].set_flag("--server-token", &wrong);
     let refused = site.servers[1].refused().stderr;
     assert!(refused.contains("does not open the keys"), "{refused}");
     assert!(!refused.contains(&wrong), "{refused}");
-    for server in &mut site.servers[1..] {
-        server.set_flag("--server-token", token);
-        server.start();
-    }
+    site.start_others(token);
     // The keys are in etcd and not in the API.
     let server = &site.servers[0];
     let all = server.kubectl(&["get", "secrets,configmaps", "-A", "-o", "json"]);
     assert!(!all.success().contains("mainstay-seal"));
-}
-
-fn join_flags(server: &Server) -> Vec<String> {
-    let line = server.mainstay(&["token", "create"]).success();
-    let words = line.trim().strip_prefix("mainstay agent ").expect("flags");
-    words.split(' ').map(str::to_owned).collect()
 }
 
 /// Prints its figures: `--no-capture` shows them.
@@ -232,6 +132,22 @@ fn it_comes_back(site: &mut Site) {
     let down = down.expect("one is down");
     site.etcd.start(down, site.servers[down].machine());
     site.servers[down].start();
+    site.wait_for_servers(3);
+}
+
+fn the_token_is_replaced(site: &mut Site, before: &str) {
+    let rotate = ["token", "server", "--rotate"];
+    let token = site.servers[1].mainstay(&rotate).success();
+    assert_ne!(token.trim(), before);
+    let shown = site.servers[0].mainstay(&["token", "server"]).success();
+    assert_eq!(shown, token);
+    let server = &mut site.servers[2];
+    server.stop();
+    server.set_flag("--server-token", before);
+    let refused = server.refused().stderr;
+    assert!(refused.contains("does not open the keys"), "{refused}");
+    server.set_flag("--server-token", token.trim());
+    server.start();
     site.wait_for_servers(3);
 }
 

@@ -35,11 +35,12 @@ use tokio::sync::oneshot;
 
 pub use crate::memory::Limits;
 pub use backup::{RestoreReport, restore};
+pub(crate) use backup::{create, holds_store};
 
 use crate::{
     Codec, Committed, Durability, Entry, Error, Freshness, Key, ListRequest, Listed, Op, Revision,
     Store, Watch, check,
-    memory::{Hub, Millis, Pages, Published, State},
+    memory::{Hub, Millis, Pages, Published, Saved, State},
 };
 
 use batch::Batch;
@@ -344,6 +345,12 @@ impl<C: Codec> Embedded<C> {
     /// The same for callers that may block.
     pub fn backup_now(&self, file: &Path) -> Result<Revision, Error> {
         backup::write(file, &*self.codec, &self.published.moment())
+    }
+
+    /// Everything that is there now, in the order of keys, and its revision.
+    pub(crate) fn content(&self) -> (Revision, Vec<Saved>) {
+        let state = self.published.moment();
+        (state.revision, state.saved(&*self.codec).collect())
     }
 
     /// Waits for the writer's answer.

@@ -2,7 +2,10 @@
 
 use std::{
     error::Error as _,
-    sync::atomic::{AtomicUsize, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 
@@ -12,10 +15,12 @@ use tonic::{Code, Status, transport::Channel};
 use super::{
     connect::{Member, NotConnected},
     proto::etcdserverpb::{
-        CompactionRequest, LeaseGrantRequest, LeaseGrantResponse, RangeRequest, RangeResponse,
-        StatusRequest, TxnRequest, TxnResponse, kv_client::KvClient, lease_client::LeaseClient,
+        CompactionRequest, LeaseGrantRequest, LeaseGrantResponse, LeaseTimeToLiveRequest,
+        LeaseTimeToLiveResponse, RangeRequest, RangeResponse, StatusRequest, TxnRequest,
+        TxnResponse, kv_client::KvClient, lease_client::LeaseClient,
         maintenance_client::MaintenanceClient,
     },
+    revisions::Revisions,
     version::Version,
 };
 use crate::{Error, Revision};
@@ -26,12 +31,17 @@ const CALL: Duration = Duration::from_secs(7);
 /// never answered by the member that passed it on, and is not known to be made or not: its caller is told
 /// so while the next write already finds the new leader.
 const WRITE: Duration = Duration::from_secs(3);
+/// The same of a read that another member may answer sooner, until every member was asked once; and how long
+/// a member may take to say that it is there.
+const SOON: Duration = Duration::from_secs(2);
 
 /// The members behind one face.
 pub struct Client {
     members: Vec<(Member, Channel)>,
     /// The member that answered last.
     current: AtomicUsize,
+    /// Translates between etcd's revisions and the store's.
+    revisions: Arc<Revisions>,
 }
 
 /// Whether a call may be made twice.
@@ -45,14 +55,24 @@ enum Repeat {
 
 impl Client {
     /// Channels live on the runtime that calls this.
-    pub fn new(members: Vec<Member>) -> Self {
+    pub fn new(members: Vec<Member>, revisions: Arc<Revisions>) -> Self {
         let members = members
             .into_iter()
             .map(|member| (member.clone(), member.channel()));
         Self {
             members: members.collect(),
             current: AtomicUsize::new(0),
+            revisions,
         }
+    }
+
+    /// How revisions are translated from now on.
+    pub fn set_revisions(&mut self, revisions: Arc<Revisions>) {
+        self.revisions = revisions;
+    }
+
+    pub fn revisions(&self) -> &Arc<Revisions> {
+        &self.revisions
     }
 
     /// The members, the one that answered last first.
@@ -62,33 +82,50 @@ impl Client {
         (0..count).map(move |step| &self.members[(first + step) % count])
     }
 
+    /// Whether there is another member to go to.
+    pub fn has_others(&self) -> bool {
+        self.members.len() > 1
+    }
+
     /// Keys and values.
     pub async fn range(&self, request: RangeRequest) -> Result<RangeResponse, Error> {
+        let asked = request.revision as Revision;
+        let revision = self.revisions.moment(request.revision);
+        let request = RangeRequest {
+            revision: revision.ok_or_else(|| compacted(asked))?,
+            ..request
+        };
         let call = |channel| {
             let request = request.clone();
             Box::pin(async move { kv(channel).range(request).await }) as BoxFuture<'_, _>
         };
-        let asked = request.revision as Revision;
-        self.call(Repeat::Freely, call)
-            .await
-            .map_err(|status| translate(&status, asked))
+        let answer = self.call(Repeat::Freely, call).await;
+        let mut answer: RangeResponse = answer.map_err(|status| translate(&status, asked))?;
+        self.revisions.translate_range(&mut answer);
+        Ok(answer)
     }
 
     /// A transaction.
-    pub async fn transact(&self, request: TxnRequest) -> Result<TxnResponse, Error> {
+    pub async fn transact(&self, mut request: TxnRequest) -> Result<TxnResponse, Error> {
+        self.revisions.translate_request(&mut request);
         let call = |channel| {
             let request = request.clone();
             Box::pin(async move { kv(channel).txn(request).await }) as BoxFuture<'_, _>
         };
-        self.call(Repeat::WhenUnsent, call)
-            .await
-            .map_err(|status| translate(&status, 0))
+        let answer = self.call(Repeat::WhenUnsent, call).await;
+        let mut answer: TxnResponse = answer.map_err(|status| translate(&status, 0))?;
+        self.revisions.translate_transaction(&mut answer);
+        Ok(answer)
     }
 
     /// Forgets history.
     pub async fn compact(&self, revision: Revision) -> Result<(), Error> {
+        // History from before the store was moved here has never been in this etcd.
+        let Some(moment) = self.revisions.moment(revision as i64) else {
+            return Err(compacted(revision));
+        };
         let request = CompactionRequest {
-            revision: revision as i64,
+            revision: moment,
             physical: false,
         };
         let call = |channel| {
@@ -116,6 +153,22 @@ impl Client {
             .map_err(|status| translate(&status, 0))
     }
 
+    /// How many seconds a lease has left; -1 when it is over.
+    pub async fn seconds_left(&self, lease: i64) -> Result<i64, Error> {
+        let request = LeaseTimeToLiveRequest {
+            id: lease,
+            keys: false,
+        };
+        let call = |channel| {
+            let mut client = LeaseClient::new(channel);
+            Box::pin(async move { client.lease_time_to_live(request).await }) as BoxFuture<'_, _>
+        };
+        let answer = self.call(Repeat::Freely, call).await;
+        answer
+            .map(|answer: LeaseTimeToLiveResponse| answer.ttl)
+            .map_err(|status| translate(&status, 0))
+    }
+
     async fn call<T>(
         &self,
         repeat: Repeat,
@@ -123,12 +176,13 @@ impl Client {
     ) -> Result<T, Status> {
         let count = self.members.len();
         let mut last = Status::unavailable("no etcd member answers");
-        let patience = match repeat {
-            Repeat::WhenUnsent if count > 1 => WRITE,
-            _ => CALL,
-        };
         // Each member twice: a channel that was cut learns it by the first call.
-        for _ in 0..2 * count {
+        for attempt in 0..2 * count {
+            let patience = match repeat {
+                Repeat::WhenUnsent if count > 1 => WRITE,
+                Repeat::Freely if count > 1 && attempt < count => SOON,
+                _ => CALL,
+            };
             let current = self.current.load(Ordering::Relaxed);
             let answer =
                 tokio::time::timeout(patience, call(self.members[current].1.clone())).await;
@@ -162,10 +216,10 @@ fn kv(channel: Channel) -> KvClient<Channel> {
 
 /// A member's version.
 pub async fn version(member: &Member, channel: Channel) -> Result<Version, Error> {
-    let status = MaintenanceClient::new(channel)
-        .status(StatusRequest {})
-        .await;
-    let status = status.map_err(|status| translate(&status, 0))?.into_inner();
+    let mut client = MaintenanceClient::new(channel);
+    let answer = tokio::time::timeout(SOON, client.status(StatusRequest {})).await;
+    let answer = answer.unwrap_or_else(|_| Err(Status::deadline_exceeded("no answer in time")));
+    let status = answer.map_err(|status| translate(&status, 0))?.into_inner();
     let version = Version::parse(&status.version).filter(|version| version.is_supported());
     version.ok_or_else(|| {
         Error::Invalid(format!(
@@ -194,14 +248,19 @@ fn was_unsent(status: &Status) -> bool {
     false
 }
 
+/// The answer to a question about a moment that is forgotten.
+fn compacted(requested: Revision) -> Error {
+    Error::Compacted {
+        requested,
+        oldest: 0,
+    }
+}
+
 /// etcd's error; `requested` is the revision that the call named.
 pub fn translate(status: &Status, requested: Revision) -> Error {
     let message = status.message();
     match status.code() {
-        Code::OutOfRange if message.contains("compacted") => Error::Compacted {
-            requested,
-            oldest: 0,
-        },
+        Code::OutOfRange if message.contains("compacted") => compacted(requested),
         Code::OutOfRange if message.contains("future") => Error::Future {
             requested,
             newest: 0,

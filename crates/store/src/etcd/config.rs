@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use jiff::Timestamp;
 use parking_lot::Mutex;
 use stdx::{Backoff, Clock, SystemClock};
 use tokio::sync::{mpsc, watch};
@@ -11,12 +12,13 @@ use super::{
     client::{self, Client},
     connect::{self, Tls},
     leases::Leases,
+    migration,
     mirror::{Mirror, Position},
     version::Version,
 };
 use crate::{
     Codec, Error, Key, check,
-    memory::{Hub, Limits, Pages, Published, State},
+    memory::{Hub, Limits, Pages, Published},
 };
 
 /// Where etcd is and how to use it.
@@ -70,9 +72,23 @@ impl Config {
     /// awaited on.
     pub async fn connect<C: Codec>(self, codec: C) -> Result<Arc<Etcd<C>>, Error> {
         let members = connect::members(&self.endpoints, self.tls.as_ref())?;
-        let client = Client::new(members.clone());
+        let mut client = Client::new(members.clone(), Arc::default());
         let codec = Arc::new(codec);
-        let state = self.reach(&client, &*codec).await?;
+        self.first_answer(&client).await?;
+        let mut patience = Patience::new(&self);
+        let (origin, revisions) = loop {
+            match migration::origin(&client).await {
+                Ok(found) => break found,
+                Err(error) => patience.after(error).await?,
+            }
+        };
+        client.set_revisions(Arc::new(revisions));
+        let state = loop {
+            match Mirror::load(&client, &self, &*codec).await {
+                Ok(state) => break state,
+                Err(error) => patience.after(error).await?,
+            }
+        };
         let position = Position {
             revision: state.revision,
             reliable: false,
@@ -90,8 +106,9 @@ impl Config {
             messages: receiver,
         };
         let (clock, progress, served) = (self.clock.clone(), self.progress, hub.clone());
+        let revisions = client.revisions().clone();
         let run = async move {
-            let client = Client::new(members);
+            let client = Client::new(members, revisions);
             tokio::select! {
                 () = mirror.run(client) => {}
                 () = served.serve(&*clock, progress) => {}
@@ -105,6 +122,7 @@ impl Config {
         Ok(Arc::new(Etcd {
             codec,
             client,
+            origin,
             published,
             hub,
             position: follow,
@@ -116,34 +134,55 @@ impl Config {
         }))
     }
 
-    /// Everything that is there, as soon as a member answers.
-    async fn reach<C: Codec>(&self, client: &Client, codec: &C) -> Result<State<C::Object>, Error> {
-        let begin = self.clock.now();
-        let mut backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(2));
+    /// Waits for a member that answers.
+    pub(super) async fn first_answer(&self, client: &Client) -> Result<(), Error> {
+        let mut patience = Patience::new(self);
         loop {
-            let tried = match first_version(client).await {
-                Ok(_) => Mirror::load(client, self, codec).await,
-                Err(error) => Err(error),
-            };
-            let why = match tried {
-                Err(Error::Unavailable(why)) => why,
-                other => return other,
-            };
-            let waited = self.clock.now().duration_since(begin).unsigned_abs();
-            let Some(left) = self.patience.checked_sub(waited) else {
-                let endpoints = self.endpoints.join(", ");
-                let waited = waited.as_secs();
-                return Err(Error::Unavailable(format!(
-                    "no member of etcd at {endpoints} answered within {waited} s: {why}"
-                )));
-            };
-            tracing::warn!(
-                endpoints = ?self.endpoints,
-                why,
-                "etcd does not answer yet, trying again for {} s", left.as_secs()
-            );
-            self.clock.sleep(backoff.step().min(left)).await;
+            match first_version(client).await {
+                Ok(_) => return Ok(()),
+                Err(error) => patience.after(error).await?,
+            }
         }
+    }
+}
+
+/// How long members that do not answer are still waited for.
+pub(super) struct Patience<'a> {
+    config: &'a Config,
+    begin: Timestamp,
+    backoff: Backoff,
+}
+
+impl<'a> Patience<'a> {
+    pub(super) fn new(config: &'a Config) -> Self {
+        Self {
+            config,
+            begin: config.clock.now(),
+            backoff: Backoff::new(Duration::from_millis(100), Duration::from_secs(2)),
+        }
+    }
+
+    /// Waits before the next try; gives the error back when it is another one than silence, or time is over.
+    pub(super) async fn after(&mut self, error: Error) -> Result<(), Error> {
+        let Error::Unavailable(why) = error else {
+            return Err(error);
+        };
+        let config = self.config;
+        let waited = config.clock.now().duration_since(self.begin).unsigned_abs();
+        let Some(left) = config.patience.checked_sub(waited) else {
+            let endpoints = config.endpoints.join(", ");
+            let waited = waited.as_secs();
+            return Err(Error::Unavailable(format!(
+                "no member of etcd at {endpoints} answered within {waited} s: {why}"
+            )));
+        };
+        tracing::warn!(
+            endpoints = ?config.endpoints,
+            why,
+            "etcd does not answer yet, trying again for {} s", left.as_secs()
+        );
+        config.clock.sleep(self.backoff.step().min(left)).await;
+        Ok(())
     }
 }
 

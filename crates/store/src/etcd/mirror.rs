@@ -7,7 +7,7 @@
 use std::{sync::Arc, time::Duration};
 
 use futures::StreamExt;
-use stdx::Backoff;
+use stdx::{Backoff, Clock};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Streaming, metadata::MetadataValue, transport::Channel};
@@ -15,6 +15,7 @@ use tonic::{Request, Streaming, metadata::MetadataValue, transport::Channel};
 use super::{
     Config,
     client::{self, Client, translate},
+    connect::Member,
     proto::{
         etcdserverpb::{
             RangeRequest, WatchCreateRequest, WatchProgressRequest, WatchRequest, WatchResponse,
@@ -22,6 +23,7 @@ use super::{
         },
         mvccpb::{Event, KeyValue, event::EventType},
     },
+    revisions::Revisions,
 };
 use crate::{
     Codec, Error, Key, Revision,
@@ -32,6 +34,9 @@ use crate::{
 const PAGE: i64 = 1000;
 /// How often etcd is asked how far the watch is, when its answer can be trusted.
 const PROGRESS: Duration = Duration::from_secs(5);
+/// How often the member that is watched is asked whether it is there, when there are others. HTTP/2 pings would
+/// do, but etcd refuses clients that send them more often than every five seconds.
+const PROBE: Duration = Duration::from_secs(1);
 
 /// What the mirror is told from outside.
 pub enum Message {
@@ -114,7 +119,14 @@ impl<C: Codec> Mirror<C> {
                         let reliable = version.has_reliable_progress();
                         let reliable = self.config.trust_progress.unwrap_or(reliable);
                         let before = self.revision();
-                        let end = self.follow(channel.clone(), reliable).await;
+                        let clock = self.config.clock.clone();
+                        let revisions = client.revisions();
+                        let end = tokio::select! {
+                            end = self.follow(channel.clone(), revisions, reliable) => end,
+                            error = silence(&*clock, member, channel), if client.has_others() => {
+                                End::Cut(error)
+                            }
+                        };
                         if self.revision() > before {
                             backoff.reset();
                         }
@@ -174,12 +186,16 @@ impl<C: Codec> Mirror<C> {
             .send_modify(|position| position.revision = revision);
     }
 
-    async fn follow(&mut self, channel: Channel, reliable: bool) -> End {
+    async fn follow(&mut self, channel: Channel, revisions: &Revisions, reliable: bool) -> End {
+        // What was there before the store was moved to this etcd cannot be followed.
+        let Some(start) = revisions.moment(self.revision() as i64 + 1) else {
+            return End::Compacted;
+        };
         let (requests, receiver) = mpsc::channel(16);
         let create = WatchCreateRequest {
             key: non_empty(&self.config.root),
             range_end: prefix_end(&self.config.root).unwrap_or_else(|| Key::from_static(&[0])),
-            start_revision: self.revision() as i64 + 1,
+            start_revision: start,
             progress_notify: reliable,
             prev_kv: false,
             fragment: true,
@@ -203,10 +219,13 @@ impl<C: Codec> Mirror<C> {
         loop {
             let ask = tokio::select! {
                 answer = next(&mut answers) => match answer {
-                    Ok(answer) => match self.answer(answer, &mut pieces, reliable) {
-                        None => false,
-                        Some(end) => return end,
-                    },
+                    Ok(mut answer) => {
+                        revisions.translate_watch(&mut answer);
+                        match self.answer(answer, &mut pieces, reliable) {
+                            None => false,
+                            Some(end) => return end,
+                        }
+                    }
                     Err(error) => return End::Cut(error),
                 },
                 message = self.messages.recv() => match message {
@@ -308,6 +327,16 @@ impl<C: Codec> Mirror<C> {
         state.history.push(news);
         state.history.prune(&self.config.history, now);
         Ok(())
+    }
+}
+
+/// Comes back when the member no longer answers: paused, or cut off without a word.
+async fn silence(clock: &dyn Clock, member: &Member, channel: &Channel) -> Error {
+    loop {
+        clock.sleep(PROBE).await;
+        if let Err(error) = client::version(member, channel.clone()).await {
+            return error;
+        }
     }
 }
 

@@ -5,9 +5,11 @@ mod client;
 mod config;
 mod connect;
 mod leases;
+mod migration;
 mod mirror;
 pub mod proto;
 mod records;
+mod revisions;
 mod transaction;
 mod version;
 
@@ -19,6 +21,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 pub use config::Config;
 pub use connect::Tls;
+pub use migration::{Moved, embedded_to_etcd, etcd_to_embedded};
 pub use records::Records;
 pub use version::Version;
 
@@ -43,6 +46,8 @@ pub struct Etcd<C: Codec> {
     config: Config,
     codec: Arc<C>,
     client: Client,
+    /// The cluster whose objects were moved here from an embedded store.
+    origin: Option<String>,
     published: Arc<Published<C::Object>>,
     hub: Arc<Hub<C::Object>>,
     position: watch::Receiver<Position>,
@@ -63,6 +68,11 @@ impl<C: Codec> Etcd<C> {
         if let Some(thread) = thread {
             let _ = thread.join();
         }
+    }
+
+    /// The cluster whose objects were moved to this etcd from an embedded store, if they were.
+    pub fn origin(&self) -> Option<&str> {
+        self.origin.as_deref()
     }
 
     /// Compacts for ever.

@@ -1,8 +1,12 @@
 //! Records beside the objects: keys of etcd outside of the store's root, which the API never serves.
 
+use std::sync::Arc;
+
 use super::{
-    Etcd,
+    Config, Etcd,
     client::Client,
+    config::Patience,
+    connect,
     proto::etcdserverpb::{
         Compare, PutRequest, RangeRequest, RequestOp, TxnRequest,
         compare::{CompareResult, CompareTarget, TargetUnion},
@@ -16,6 +20,21 @@ const ROOT: &str = "/mainstay/";
 
 /// A way to the records.
 pub struct Records<'a>(&'a Client);
+
+impl Config {
+    /// A record's content without connecting to the objects: also where they cannot be served.
+    pub async fn read_record(&self, name: &str) -> Result<Option<Vec<u8>>, Error> {
+        let members = connect::members(&self.endpoints, self.tls.as_ref())?;
+        let client = Client::new(members, Arc::default());
+        let mut patience = Patience::new(self);
+        loop {
+            match Records(&client).get(name).await {
+                Ok(found) => return Ok(found),
+                Err(error) => patience.after(error).await?,
+            }
+        }
+    }
+}
 
 impl<C: Codec> Etcd<C> {
     /// The records of the server itself.
@@ -46,13 +65,44 @@ impl Records<'_> {
             target_union: Some(TargetUnion::CreateRevision(0)),
             ..Compare::default()
         };
+        self.write(key, content, vec![absent]).await
+    }
+
+    /// Writes a record if it still has this content; whether it did. An error leaves that open.
+    pub async fn replace(
+        &self,
+        name: &str,
+        before: &[u8],
+        content: Vec<u8>,
+    ) -> Result<bool, Error> {
+        let unchanged = Compare {
+            result: CompareResult::Equal.into(),
+            target: CompareTarget::Value.into(),
+            key: key(name),
+            target_union: Some(TargetUnion::Value(Key::copy_from_slice(before))),
+            ..Compare::default()
+        };
+        self.write(key(name), content, vec![unchanged]).await
+    }
+
+    /// Writes a record, whatever is there.
+    pub async fn put(&self, name: &str, content: Vec<u8>) -> Result<(), Error> {
+        self.write(key(name), content, Vec::new()).await.map(drop)
+    }
+
+    async fn write(
+        &self,
+        key: Key,
+        content: Vec<u8>,
+        compare: Vec<Compare>,
+    ) -> Result<bool, Error> {
         let put = PutRequest {
             key,
             value: content.into(),
             ..PutRequest::default()
         };
         let request = TxnRequest {
-            compare: vec![absent],
+            compare,
             success: vec![RequestOp {
                 request: Some(Request::RequestPut(put)),
             }],
@@ -62,6 +112,7 @@ impl Records<'_> {
     }
 }
 
-fn key(name: &str) -> Key {
+/// The key of a record.
+pub(super) fn key(name: &str) -> Key {
     Key::from(format!("{ROOT}{name}"))
 }

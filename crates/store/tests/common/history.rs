@@ -1,5 +1,4 @@
-//! Many clients at once, with a record of what each asked, what it heard and when; and the check that
-//! there is one order of all writes that explains every answer.
+//! Many clients of a store at once, with a record of what each asked, what it heard and when.
 
 use std::{
     collections::BTreeMap,
@@ -13,29 +12,11 @@ use bytes::Bytes;
 use parking_lot::{Mutex, RwLock};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use store::{Error, Freshness, Precondition, Revision, WatchItem};
+use testkit::history::{self, Answer, Call, Change};
 
 use super::*;
 
 const KEYS: u32 = 4;
-
-/// One question with its answer; the moments are places in one order of all moments.
-struct Call {
-    key: String,
-    asked: u64,
-    heard: u64,
-    answer: Answer,
-}
-
-enum Answer {
-    /// A read: the moment, and what stood there.
-    Read(Revision, Option<(Revision, String)>),
-    /// An accepted write.
-    Wrote(Revision, Option<String>),
-    /// A refused write: what stood in the way.
-    Refused(Option<Revision>),
-    /// Nobody knows whether it was done.
-    Lost,
-}
 
 /// What the clients share. The store may be replaced while they run.
 pub struct Arena {
@@ -45,8 +26,8 @@ pub struct Arena {
     done: AtomicBool,
 }
 
-/// What one watcher saw: revision, key, previous revision, new value.
-type Seen = Vec<(Revision, String, Option<Revision>, Option<String>)>;
+/// What one watcher saw, each change with the revision of the value before.
+type Seen = Vec<(Change, Option<Revision>)>;
 
 impl Arena {
     pub fn new(store: Arc<Dyn>) -> Arc<Self> {
@@ -146,7 +127,12 @@ impl Arena {
                     }
                     let value = event.current.as_ref().map(|entry| text(&entry.object));
                     let previous = event.previous.as_ref().map(|entry| entry.mod_revision);
-                    seen.push((revision, key, previous, value));
+                    let change = Change {
+                        revision,
+                        key,
+                        value,
+                    };
+                    seen.push((change, previous));
                 }
             }
         }
@@ -185,7 +171,9 @@ impl Arena {
             "watchers saw different things"
         );
         let calls = std::mem::take(&mut *self.calls.lock());
-        check(&seen[0], &calls);
+        let (changes, previous): (Vec<_>, Vec<_>) = seen[0].iter().cloned().unzip();
+        history::check(&changes, &calls);
+        check_previous(&changes, &previous);
     }
 
     /// Waits until the clients have made so many more calls, or are through.
@@ -238,76 +226,13 @@ fn wrote(committed: Result<store::Committed<Bytes>, Error>) -> Answer {
     }
 }
 
-/// The watchers' record is one order of all writes: does it explain every answer?
-fn check(seen: &Seen, calls: &[Call]) {
-    let mut timelines: BTreeMap<&str, BTreeMap<Revision, Option<&String>>> = BTreeMap::new();
-    for (revision, key, previous, value) in seen {
-        let timeline = timelines.entry(key).or_default();
-        let before = timeline
-            .iter()
-            .next_back()
-            .and_then(|(at, value)| value.map(|_| *at));
-        assert_eq!(before, *previous, "{key} at {revision}: the previous value");
-        timeline.insert(*revision, value.as_ref());
-    }
-    let empty = BTreeMap::new();
-    for call in calls {
-        let timeline = timelines.get(call.key.as_str()).unwrap_or(&empty);
-        match &call.answer {
-            Answer::Wrote(revision, value) => {
-                let found = timeline.get(revision);
-                assert_eq!(found, Some(&value.as_ref()), "{} at {revision}", call.key);
-            }
-            Answer::Read(revision, found) => {
-                let expected = timeline.range(..=*revision).next_back();
-                let expected =
-                    expected.and_then(|(at, value)| value.map(|value| (*at, value.clone())));
-                assert_eq!(*found, expected, "{} read at {revision}", call.key);
-            }
-            Answer::Refused(Some(revision)) => {
-                assert!(
-                    matches!(timeline.get(revision), Some(Some(_))),
-                    "{} at {revision}",
-                    call.key
-                );
-            }
-            Answer::Refused(None) | Answer::Lost => {}
-        }
-    }
-    check_real_time(calls);
-}
-
-/// What was heard before a question was asked is not newer than its answer.
-fn check_real_time(calls: &[Call]) {
-    let place = |call: &Call| match call.answer {
-        Answer::Read(revision, _) => Some((revision, false)),
-        Answer::Wrote(revision, _) => Some((revision, true)),
-        _ => None,
-    };
-    let mut moments: Vec<(u64, bool, Revision, bool)> = Vec::new();
-    for call in calls {
-        let Some((revision, is_write)) = place(call) else {
-            continue;
-        };
-        moments.push((call.asked, false, revision, is_write));
-        moments.push((call.heard, true, revision, is_write));
-    }
-    moments.sort_unstable();
-    let mut newest_heard = 0;
-    for (moment, is_heard, revision, is_write) in moments {
-        if is_heard {
-            newest_heard = newest_heard.max(revision);
-            continue;
-        }
-        // Asked now: the answer must not be older than what somebody has already heard.
-        let fresh = if is_write {
-            revision > newest_heard
-        } else {
-            revision >= newest_heard
-        };
-        assert!(
-            fresh,
-            "at moment {moment}: {revision} although {newest_heard} was heard"
-        );
+/// Each change names the value that it replaced.
+fn check_previous(changes: &[Change], previous: &[Option<Revision>]) {
+    let mut newest: BTreeMap<&str, Option<Revision>> = BTreeMap::new();
+    for (change, previous) in changes.iter().zip(previous) {
+        let now = change.value.as_ref().map(|_| change.revision);
+        let before = newest.insert(&change.key, now).flatten();
+        let (key, at) = (&change.key, change.revision);
+        assert_eq!(before, *previous, "{key} at {at}: the previous value");
     }
 }

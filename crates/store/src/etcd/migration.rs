@@ -1,0 +1,488 @@
+//! Moving a store into etcd and out of it. A record beside the objects says how far that is: while objects are being
+//! copied nothing can be served from this etcd, and once they have left it neither. Every step is made under the
+//! condition that the record has not changed, so that two moves cannot mix; one that was interrupted is begun anew.
+
+use std::{collections::BTreeMap, path::Path, sync::Arc};
+
+use futures::{StreamExt, TryStreamExt, stream};
+use stdx::Clock;
+
+use super::{
+    Config,
+    client::Client,
+    connect,
+    mirror::{non_empty, saved},
+    proto::etcdserverpb::{
+        Compare, DeleteRangeRequest, PutRequest, RangeRequest, RequestOp, TxnRequest,
+        compare::{CompareResult, CompareTarget, TargetUnion},
+        request_op::Request,
+    },
+    records,
+    revisions::{self, Revisions},
+};
+use crate::{
+    Error, Key, Plain, Revision,
+    embedded::{self, Embedded},
+    memory::{Millis, Saved, prefix_end},
+};
+
+/// The record's name, and that of the parts of the table of revisions.
+const RECORD: &str = "migration";
+const TABLE: &str = "revisions/";
+const VERSION: &str = "mainstay-migration-1";
+/// Pairs in one part of the table: half a megabyte.
+const PART: usize = 32 << 10;
+/// Transactions that are under way at once.
+const PARALLEL: usize = 32;
+/// Keys per page.
+const PAGE: i64 = 500;
+/// Leases end at full minutes: a lease costs etcd much more than a key.
+const LEASE_STEP: i64 = 60;
+
+/// What a move did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Moved {
+    /// How many objects.
+    pub objects: u64,
+    /// The newest revision; the next one is larger.
+    pub revision: Revision,
+}
+
+/// How far a move is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Copying,
+    Complete,
+    Left,
+}
+
+/// What the record says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Record {
+    stage: Stage,
+    /// Whose objects they are; a word without spaces.
+    cluster: String,
+    moved: Moved,
+    /// etcd's revision when everything was copied.
+    last: i64,
+    /// Parts of the table.
+    parts: usize,
+}
+
+impl Record {
+    fn encode(&self) -> String {
+        let stage = match self.stage {
+            Stage::Copying => "copying",
+            Stage::Complete => "complete",
+            Stage::Left => "left",
+        };
+        let Moved { objects, revision } = self.moved;
+        let (cluster, last, parts) = (&self.cluster, self.last, self.parts);
+        format!("{VERSION} {stage} {cluster} {objects} {revision} {last} {parts}")
+    }
+
+    fn decode(bytes: &[u8]) -> Option<Self> {
+        let text = std::str::from_utf8(bytes).ok()?;
+        let words: Vec<&str> = text.split(' ').collect();
+        let [VERSION, stage, cluster, objects, revision, last, parts] = words[..] else {
+            return None;
+        };
+        let stage = match stage {
+            "copying" => Stage::Copying,
+            "complete" => Stage::Complete,
+            "left" => Stage::Left,
+            _ => return None,
+        };
+        Some(Self {
+            stage,
+            cluster: cluster.to_owned(),
+            moved: Moved {
+                objects: objects.parse().ok()?,
+                revision: revision.parse().ok()?,
+            },
+            last: last.parse().ok()?,
+            parts: parts.parse().ok()?,
+        })
+    }
+}
+
+/// The record and etcd's revision of it, 0 when there is none.
+async fn read_record(client: &Client) -> Result<(Option<Record>, i64), Error> {
+    let request = RangeRequest {
+        key: records::key(RECORD),
+        ..RangeRequest::default()
+    };
+    let Some(kv) = client.range(request).await?.kvs.into_iter().next() else {
+        return Ok((None, 0));
+    };
+    let record = Record::decode(&kv.value).ok_or_else(|| {
+        Error::Invalid("etcd's record of a migration is of another version of mainstay".into())
+    })?;
+    Ok((Some(record), kv.mod_revision))
+}
+
+/// What a server must know of a move before it serves: whose objects were moved here, and how revisions correspond.
+/// Refuses an etcd that is being copied to, or that the objects have left.
+pub(super) async fn origin(client: &Client) -> Result<(Option<String>, Revisions), Error> {
+    let (record, _) = read_record(client).await?;
+    let Some(record) = record else {
+        return Ok((None, Revisions::default()));
+    };
+    match record.stage {
+        Stage::Copying => Err(Error::Invalid(
+            "objects are being moved to this etcd, or that was interrupted: run `mainstay migrate --to-etcd` \
+             to its end first"
+                .into(),
+        )),
+        Stage::Left => Err(Error::Invalid(
+            "the objects of this etcd were moved to an embedded store: start with --store embedded".into(),
+        )),
+        Stage::Complete => {
+            let revisions = read_table(client, &record).await?;
+            Ok((Some(record.cluster), revisions))
+        }
+    }
+}
+
+async fn read_table(client: &Client, record: &Record) -> Result<Revisions, Error> {
+    let mut pairs = Vec::new();
+    for part in 0..record.parts {
+        let request = RangeRequest {
+            key: part_key(part),
+            ..RangeRequest::default()
+        };
+        let found = client.range(request).await?.kvs.into_iter().next();
+        let decoded = found.and_then(|kv| revisions::decode(&kv.value));
+        let missing = || Error::Corrupt(format!("part {part} of etcd's table of revisions"));
+        pairs.extend(decoded.ok_or_else(missing)?);
+    }
+    let newest = record.moved.revision as i64;
+    Ok(Revisions::new(pairs, record.last, newest))
+}
+
+fn part_key(part: usize) -> Key {
+    records::key(&format!("{TABLE}{part:06}"))
+}
+
+fn put(key: Key, value: impl Into<Key>, lease: i64) -> RequestOp {
+    RequestOp {
+        request: Some(Request::RequestPut(PutRequest {
+            key,
+            value: value.into(),
+            lease,
+            ..PutRequest::default()
+        })),
+    }
+}
+
+/// Holds as long as the record is as it was at etcd's revision `at`; 0 is for none.
+fn unchanged(at: i64) -> Compare {
+    Compare {
+        result: CompareResult::Equal.into(),
+        target: CompareTarget::Mod.into(),
+        key: records::key(RECORD),
+        target_union: Some(TargetUnion::ModRevision(at)),
+        ..Compare::default()
+    }
+}
+
+/// Makes a transaction; gives etcd's revision, none when a condition did not hold.
+async fn transact(
+    client: &Client,
+    compare: Vec<Compare>,
+    success: Vec<RequestOp>,
+) -> Result<Option<i64>, Error> {
+    let request = TxnRequest {
+        compare,
+        success,
+        failure: Vec::new(),
+    };
+    let answer = client.transact(request).await?;
+    let revision = answer.header.map_or(0, |header| header.revision);
+    Ok(answer.succeeded.then_some(revision))
+}
+
+fn interrupted() -> Error {
+    Error::Invalid("another migration of this etcd is under way".into())
+}
+
+async fn connect(config: &Config) -> Result<Client, Error> {
+    let members = connect::members(&config.endpoints, config.tls.as_ref())?;
+    let client = Client::new(members, Arc::default());
+    config.first_answer(&client).await?;
+    Ok(client)
+}
+
+/// Copies the embedded store in a directory, which no other process uses, into an etcd that holds nothing of ours.
+/// `cluster` says whose objects they are. Nothing is served from that etcd before everything is there; an
+/// interrupted move is begun anew, and one that is complete is not repeated.
+pub async fn embedded_to_etcd(
+    directory: &Path,
+    config: &Config,
+    cluster: &str,
+) -> Result<Moved, Error> {
+    let client = connect(config).await?;
+    let (record, at) = read_record(&client).await?;
+    if let Some(record) = &record
+        && record.cluster == cluster
+        && record.stage == Stage::Complete
+    {
+        return Ok(record.moved);
+    }
+    let is_ours = |record: &Record| record.cluster == cluster && record.stage == Stage::Copying;
+    if !record.as_ref().is_some_and(is_ours) {
+        refuse_content(&client, config).await?;
+    }
+    let store = Embedded::open(directory, Plain)?;
+    let (revision, objects) = store.content();
+    store.close();
+    let mut copied = Record {
+        stage: Stage::Copying,
+        cluster: cluster.to_owned(),
+        moved: Moved {
+            objects: objects.len() as u64,
+            revision,
+        },
+        last: 0,
+        parts: 0,
+    };
+    let at = begin(&client, config, &copied, at).await?;
+    let pairs = copy(&client, config, objects, at).await?;
+    copied.last = at;
+    for (part, pairs) in pairs.chunks(PART).enumerate() {
+        let success = vec![put(part_key(part), revisions::encode(pairs), 0)];
+        let written = transact(&client, vec![unchanged(at)], success).await?;
+        copied.last = written.ok_or_else(interrupted)?;
+        copied.parts += 1;
+    }
+    copied.stage = Stage::Complete;
+    let success = vec![put(records::key(RECORD), copied.encode(), 0)];
+    let written = transact(&client, vec![unchanged(at)], success).await?;
+    written.ok_or_else(interrupted)?;
+    Ok(copied.moved)
+}
+
+/// Refuses an etcd that holds objects, or records of a server.
+async fn refuse_content(client: &Client, config: &Config) -> Result<(), Error> {
+    for prefix in [&config.root, &records::key("")] {
+        let request = RangeRequest {
+            key: non_empty(prefix),
+            range_end: prefix_end(prefix).unwrap_or_else(|| Key::from_static(&[0])),
+            count_only: true,
+            ..RangeRequest::default()
+        };
+        let count = client.range(request).await?.count;
+        if count > 0 {
+            let prefix = String::from_utf8_lossy(prefix);
+            return Err(Error::Invalid(format!(
+                "etcd is not empty: it holds {count} keys under {prefix}"
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Writes the record, and removes what an interrupted move has left. Gives etcd's revision of the record.
+async fn begin(client: &Client, config: &Config, record: &Record, at: i64) -> Result<i64, Error> {
+    let remove = |prefix: &Key| RequestOp {
+        request: Some(Request::RequestDeleteRange(DeleteRangeRequest {
+            key: non_empty(prefix),
+            range_end: prefix_end(prefix).unwrap_or_else(|| Key::from_static(&[0])),
+            prev_kv: false,
+        })),
+    };
+    let success = vec![
+        remove(&config.root),
+        remove(&records::key(TABLE)),
+        put(records::key(RECORD), record.encode(), 0),
+    ];
+    let written = transact(client, vec![unchanged(at)], success).await?;
+    written.ok_or_else(interrupted)
+}
+
+/// Writes the objects; what was written at once stays together. Gives pairs of etcd's revision and the store's.
+async fn copy(
+    client: &Client,
+    config: &Config,
+    objects: Vec<Saved>,
+    at: i64,
+) -> Result<Vec<(i64, i64)>, Error> {
+    let now = config.clock.now().as_millisecond();
+    let mut leases = BTreeMap::new();
+    let mut commits: BTreeMap<Revision, Vec<RequestOp>> = BTreeMap::new();
+    for saved in objects {
+        let lease = match seconds_left(saved.expires, now) {
+            Left::Forever => 0,
+            Left::Over => continue,
+            Left::Seconds(seconds) => match leases.get(&seconds) {
+                Some(lease) => *lease,
+                None => {
+                    let lease = client.grant(seconds).await?;
+                    leases.insert(seconds, lease);
+                    lease
+                }
+            },
+        };
+        let commit = commits.entry(saved.mod_revision).or_default();
+        commit.push(put(saved.key, saved.value, lease));
+    }
+    let commits = stream::iter(commits).map(|(revision, commit)| async move {
+        let written = transact(client, vec![unchanged(at)], commit).await?;
+        Ok::<_, Error>((written.ok_or_else(interrupted)?, revision as i64))
+    });
+    commits.buffer_unordered(PARALLEL).try_collect().await
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Left {
+    Forever,
+    Over,
+    /// At least so many.
+    Seconds(i64),
+}
+
+fn seconds_left(expires: Millis, now: Millis) -> Left {
+    match expires {
+        0 => Left::Forever,
+        past if past <= now => Left::Over,
+        later => {
+            let steps = (later - now + LEASE_STEP * 1000 - 1) / (LEASE_STEP * 1000);
+            Left::Seconds(steps * LEASE_STEP)
+        }
+    }
+}
+
+/// Copies what is in etcd into a new embedded store in `directory`, and records that the objects have left. `look`
+/// sees every object and may refuse the move. One that was interrupted after that record is found complete.
+pub async fn etcd_to_embedded(
+    config: &Config,
+    directory: &Path,
+    cluster: &str,
+    look: &dyn Fn(&Key, &[u8]) -> Result<(), String>,
+) -> Result<Moved, Error> {
+    let mut client = connect(config).await?;
+    let (record, _) = read_record(&client).await?;
+    if let Some(record) = record
+        && record.stage == Stage::Left
+        && record.cluster == cluster
+        && embedded::holds_store(directory)?
+    {
+        return Ok(record.moved);
+    }
+    let (_, revisions) = origin(&client).await?;
+    client.set_revisions(Arc::new(revisions));
+    let (_, at) = read_record(&client).await?;
+    let (revision, objects) = read_all(&client, config).await?;
+    for object in &objects {
+        look(&object.key, &object.value).map_err(Error::Invalid)?;
+    }
+    let moved = Moved {
+        objects: objects.len() as u64,
+        revision,
+    };
+    embedded::create(directory, revision, objects)?;
+    let left = Record {
+        stage: Stage::Left,
+        cluster: cluster.to_owned(),
+        moved,
+        last: 0,
+        parts: 0,
+    };
+    // What was written since is not in the copy.
+    let unwritten = Compare {
+        result: CompareResult::Less.into(),
+        target: CompareTarget::Mod.into(),
+        key: non_empty(&config.root),
+        range_end: prefix_end(&config.root).unwrap_or_else(|| Key::from_static(&[0])),
+        target_union: Some(TargetUnion::ModRevision(revision as i64 + 1)),
+    };
+    let success = vec![put(records::key(RECORD), left.encode(), 0)];
+    match transact(&client, vec![unchanged(at), unwritten], success).await? {
+        Some(_) => Ok(moved),
+        None => Err(Error::Invalid(
+            "objects were changed while they were copied: stop all servers of the cluster first"
+                .into(),
+        )),
+    }
+}
+
+/// Everything under the root at one moment, in the order of keys.
+async fn read_all(client: &Client, config: &Config) -> Result<(Revision, Vec<Saved>), Error> {
+    let (mut objects, mut leases) = (Vec::new(), BTreeMap::new());
+    let mut request = RangeRequest {
+        key: non_empty(&config.root),
+        range_end: prefix_end(&config.root).unwrap_or_else(|| Key::from_static(&[0])),
+        limit: PAGE,
+        ..RangeRequest::default()
+    };
+    loop {
+        let page = client.range(request.clone()).await?;
+        if request.revision == 0 {
+            request.revision = page.header.map_or(0, |header| header.revision);
+        }
+        let last = page.kvs.last().map(|kv| kv.key.clone());
+        for kv in page.kvs {
+            let lease = kv.lease;
+            let mut object = saved(kv);
+            if lease != 0 {
+                let expires = match leases.get(&lease) {
+                    Some(expires) => *expires,
+                    None => expiry(client, &*config.clock, lease).await?,
+                };
+                leases.insert(lease, expires);
+                object.expires = match expires {
+                    None => continue,
+                    Some(expires) => expires,
+                };
+            }
+            objects.push(object);
+        }
+        match last {
+            Some(key) if page.more => request.key = [&key[..], &[0]].concat().into(),
+            _ => return Ok((request.revision as Revision, objects)),
+        }
+    }
+}
+
+/// When keys with a lease go; none when they have gone meanwhile.
+async fn expiry(client: &Client, clock: &dyn Clock, lease: i64) -> Result<Option<Millis>, Error> {
+    let seconds = client.seconds_left(lease).await?;
+    let now = clock.now().as_millisecond();
+    Ok((seconds >= 0).then_some(now + seconds.max(1) * 1000))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_comes_back_as_it_was() {
+        for stage in [Stage::Copying, Stage::Complete, Stage::Left] {
+            let record = Record {
+                stage,
+                cluster: "sha256:ab".into(),
+                moved: Moved {
+                    objects: 3,
+                    revision: 1_000_000_007,
+                },
+                last: 12,
+                parts: 1,
+            };
+            let encoded = record.encode();
+            assert_eq!(Record::decode(encoded.as_bytes()), Some(record));
+            assert_eq!(
+                Record::decode(encoded.replace("-1 ", "-2 ").as_bytes()),
+                None
+            );
+        }
+    }
+
+    #[test]
+    fn keys_that_expire_live_at_least_as_long_as_before() {
+        assert_eq!(seconds_left(0, 5_000), Left::Forever);
+        assert_eq!(seconds_left(5_000, 5_000), Left::Over);
+        assert_eq!(seconds_left(5_001, 5_000), Left::Seconds(60));
+        assert_eq!(seconds_left(65_000, 5_000), Left::Seconds(60));
+        assert_eq!(seconds_left(65_001, 5_000), Left::Seconds(120));
+    }
+}

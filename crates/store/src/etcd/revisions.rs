@@ -1,0 +1,199 @@
+//! Revisions of a store that was moved to etcd keep their numbers. etcd counts by itself and from the beginning, so
+//! its revisions and those of the store differ: objects that were copied have the revision they had, from a table, and
+//! later revisions differ by a constant. A store that began in etcd has etcd's own numbers.
+//!
+//! The translation is done where requests leave and answers arrive ([`super::client`] and the watch); everything else
+//! sees the store's revisions only. Pure.
+
+use super::proto::{
+    etcdserverpb::{
+        RangeResponse, ResponseHeader, TxnRequest, TxnResponse, WatchResponse,
+        compare::TargetUnion, response_op::Response,
+    },
+    mvccpb::KeyValue,
+};
+
+/// Bytes of a pair in the table.
+const PAIR: usize = 16;
+/// What no key has as its revision in etcd.
+const NEVER: i64 = i64::MAX;
+
+/// What corresponds to what. The default is a store that began in etcd.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Revisions {
+    /// Revisions of etcd and of the store of what was copied, in the order of etcd's.
+    inward: Vec<(i64, i64)>,
+    /// The same pairs the other way around, in the order of the store's.
+    outward: Vec<(i64, i64)>,
+    /// etcd's revision when everything was copied.
+    last: i64,
+    /// The store's newest revision at that time.
+    newest: i64,
+}
+
+impl Revisions {
+    /// From pairs of revisions of etcd and of the store.
+    pub fn new(mut pairs: Vec<(i64, i64)>, last: i64, newest: i64) -> Self {
+        let mut outward: Vec<(i64, i64)> = pairs.iter().map(|(etcd, own)| (*own, *etcd)).collect();
+        pairs.sort_unstable();
+        outward.sort_unstable();
+        Self {
+            inward: pairs,
+            outward,
+            last,
+            newest,
+        }
+    }
+
+    /// The store's revision for one of etcd's.
+    pub fn inward(&self, etcd: i64) -> i64 {
+        match etcd {
+            0 => 0,
+            later if later > self.last => later - self.last + self.newest,
+            copied => find(&self.inward, copied).unwrap_or(self.newest),
+        }
+    }
+
+    /// etcd's revision of a key that has this one in the store.
+    fn outward(&self, own: i64) -> i64 {
+        match own {
+            0 => 0,
+            copied if copied <= self.newest => find(&self.outward, copied).unwrap_or(NEVER),
+            later => later - self.newest + self.last,
+        }
+    }
+
+    /// etcd's revision for a moment of the store; none for one from before the move, which etcd never had.
+    pub fn moment(&self, own: i64) -> Option<i64> {
+        (own == 0 || own > self.newest).then(|| self.outward(own))
+    }
+
+    fn is_identity(&self) -> bool {
+        self.last == self.newest && self.inward.is_empty()
+    }
+
+    fn translate_header(&self, header: &mut Option<ResponseHeader>) {
+        if let Some(header) = header {
+            header.revision = self.inward(header.revision);
+        }
+    }
+
+    fn translate_key(&self, kv: &mut KeyValue) {
+        kv.mod_revision = self.inward(kv.mod_revision);
+        kv.create_revision = self.inward(kv.create_revision);
+    }
+
+    /// A read's answer, as it came from etcd.
+    pub fn translate_range(&self, answer: &mut RangeResponse) {
+        if self.is_identity() {
+            return;
+        }
+        self.translate_header(&mut answer.header);
+        answer.kvs.iter_mut().for_each(|kv| self.translate_key(kv));
+    }
+
+    /// A transaction that is about to be sent.
+    pub fn translate_request(&self, request: &mut TxnRequest) {
+        for compare in &mut request.compare {
+            if let Some(TargetUnion::ModRevision(revision)) = &mut compare.target_union {
+                *revision = self.outward(*revision);
+            }
+        }
+    }
+
+    /// Its answer.
+    pub fn translate_transaction(&self, answer: &mut TxnResponse) {
+        if self.is_identity() {
+            return;
+        }
+        self.translate_header(&mut answer.header);
+        for response in &mut answer.responses {
+            match &mut response.response {
+                Some(Response::ResponseRange(range)) => self.translate_range(range),
+                Some(Response::ResponsePut(put)) => {
+                    put.prev_kv.iter_mut().for_each(|kv| self.translate_key(kv));
+                }
+                Some(Response::ResponseDeleteRange(deleted)) => {
+                    let before = &mut deleted.prev_kvs;
+                    before.iter_mut().for_each(|kv| self.translate_key(kv));
+                }
+                Some(Response::ResponseTxn(_)) | None => {}
+            }
+        }
+    }
+
+    /// What a watch brought.
+    pub fn translate_watch(&self, answer: &mut WatchResponse) {
+        if self.is_identity() {
+            return;
+        }
+        self.translate_header(&mut answer.header);
+        for event in &mut answer.events {
+            event.kv.iter_mut().for_each(|kv| self.translate_key(kv));
+        }
+    }
+}
+
+fn find(pairs: &[(i64, i64)], first: i64) -> Option<i64> {
+    let at = pairs.binary_search_by_key(&first, |pair| pair.0).ok()?;
+    Some(pairs[at].1)
+}
+
+/// Pairs as a record holds them.
+pub fn encode(pairs: &[(i64, i64)]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(pairs.len() * PAIR);
+    for (etcd, own) in pairs {
+        bytes.extend_from_slice(&etcd.to_le_bytes());
+        bytes.extend_from_slice(&own.to_le_bytes());
+    }
+    bytes
+}
+
+/// Reads them back; none when the bytes make no sense.
+pub fn decode(bytes: &[u8]) -> Option<Vec<(i64, i64)>> {
+    let number = |bytes: &[u8]| Some(i64::from_le_bytes(bytes.try_into().ok()?));
+    let pair = |bytes: &[u8]| Some((number(&bytes[..8])?, number(&bytes[8..])?));
+    let whole = bytes.len().is_multiple_of(PAIR);
+    whole.then(|| bytes.chunks_exact(PAIR).map(pair).collect())?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_store_that_began_in_etcd_has_etcds_numbers() {
+        let revisions = Revisions::default();
+        for number in [0, 1, 77] {
+            assert_eq!(revisions.inward(number), number);
+            assert_eq!(revisions.outward(number), number);
+            assert_eq!(revisions.moment(number), Some(number));
+        }
+    }
+
+    #[test]
+    fn copied_objects_keep_their_revisions_and_later_ones_are_larger() {
+        // Copied out of order, as when several are on their way at once.
+        let pairs = vec![(4, 12), (3, 900), (5, 7)];
+        assert_eq!(decode(&encode(&pairs)), Some(pairs.clone()));
+        assert_eq!(decode(b"too short"), None);
+        let revisions = Revisions::new(pairs.clone(), 6, 1000);
+        for (etcd, own) in pairs {
+            assert_eq!(
+                (revisions.inward(etcd), revisions.outward(own)),
+                (own, etcd)
+            );
+        }
+        for (etcd, own) in [(7, 1001), (8, 1002), (100, 1094)] {
+            assert_eq!(
+                (revisions.inward(etcd), revisions.outward(own)),
+                (own, etcd)
+            );
+            assert_eq!(revisions.moment(own), Some(etcd));
+        }
+        // No object has this revision, and the store cannot be read as it was then.
+        assert_eq!(revisions.outward(13), NEVER);
+        assert_eq!(revisions.moment(1000), None);
+        assert_eq!((revisions.inward(0), revisions.outward(0)), (0, 0));
+    }
+}

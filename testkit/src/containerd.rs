@@ -1,0 +1,118 @@
+//! Debian's containerd on a machine, for nodes that bring a runtime of their own.
+
+use std::{
+    fs::{self, File},
+    path::{Path, PathBuf},
+    process::{Child, Command},
+    time::Duration,
+};
+
+use crate::{Machine, Ran, until};
+
+/// A daemon that ends with this value, with all of its shims.
+pub struct Containerd {
+    daemon: Child,
+    /// Its sockets: the command lines of its shims name this directory.
+    state: PathBuf,
+    run: Box<dyn Fn(&str) -> Command + Send>,
+}
+
+impl Containerd {
+    /// Starts it; its pods hang on a bridge of the machine. `pause` is an archive of the image that its
+    /// sandboxes run, called `pause_name`.
+    pub fn on(machine: &Machine, pause: &str, pause_name: &str) -> Self {
+        let dir = machine.dir().join("containerd");
+        let state = machine.dir().join("containerd-state");
+        let networks = dir.join("net.d");
+        fs::create_dir_all(&networks).expect("a directory");
+        let bridge = r#"{"cniVersion": "1.0.0", "name": "pods", "plugins": [
+            {"type": "bridge", "bridge": "cni0", "isGateway": true, "ipMasq": false,
+             "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.88.0.0/24"}]],
+                      "routes": [{"dst": "0.0.0.0/0"}], "dataDir": "/run/cni-addresses"}},
+            {"type": "portmap", "capabilities": {"portMappings": true}}]}"#;
+        fs::write(networks.join("10-pods.conflist"), bridge).expect("a file");
+        let config = format!(
+            "version = 2\nroot = {root:?}\nstate = {state:?}\n[grpc]\naddress = {socket:?}\n\
+             [ttrpc]\naddress = {ttrpc:?}\n\
+             [plugins.\"io.containerd.grpc.v1.cri\"]\nsandbox_image = {pause_name:?}\n\
+             disable_tcp_service = true\nrestrict_oom_score_adj = true\n\
+             [plugins.\"io.containerd.grpc.v1.cri\".cni]\nbin_dir = \"/usr/lib/cni\"\nconf_dir = {networks:?}\n\
+             [plugins.\"io.containerd.internal.v1.opt\"]\npath = {opt:?}\n",
+            root = machine.disk().join("containerd"),
+            socket = state.join("containerd.sock"),
+            ttrpc = state.join("ttrpc.sock"),
+            opt = dir.join("opt"),
+        );
+        let file = dir.join("config.toml");
+        fs::write(&file, config).expect("a file");
+        let log = File::create(dir.join("log")).expect("a file");
+        let daemon = machine
+            .command("containerd")
+            .arg("--config")
+            .arg(&file)
+            .stderr(log)
+            .spawn()
+            .expect("containerd is installed (make test does it)");
+        let started = Self {
+            daemon,
+            state,
+            run: Box::new(machine.command_maker()),
+        };
+        until("containerd to answer", Duration::from_secs(60), || {
+            let ran = started.ctr(&["version"]);
+            if ran.ok { Ok(()) } else { Err(ran.stderr) }
+        });
+        started.import(pause);
+        started
+    }
+
+    /// The runtime's endpoint.
+    pub fn endpoint(&self) -> String {
+        format!("unix://{}", self.state.join("containerd.sock").display())
+    }
+
+    /// Imports an image from an archive.
+    pub fn import(&self, archive: &str) {
+        let snapshotter = ["--snapshotter", "overlayfs"];
+        let args = [&["images", "import"][..], &snapshotter, &[archive]].concat();
+        self.ctr(&args).success();
+    }
+
+    fn ctr(&self, args: &[&str]) -> Ran {
+        let mut command = (self.run)("ctr");
+        command.arg("--address");
+        command.arg(self.state.join("containerd.sock"));
+        command.args(["--namespace", "k8s.io"]).args(args);
+        command.output().expect("ctr starts").into()
+    }
+
+    /// Stops the daemon without ending it, or lets it go on.
+    pub fn signal(&self, signal: &str) {
+        // nsenter has become the daemon itself.
+        let pid = self.daemon.id().to_string();
+        let sent = Command::new("kill").args([signal, &pid]).status();
+        assert!(sent.expect("kill starts").success());
+    }
+}
+
+impl Drop for Containerd {
+    fn drop(&mut self) {
+        // A stopped process ends with this signal, too.
+        let _ = self.daemon.kill();
+        let _ = self.daemon.wait();
+        end_shims(&self.state);
+    }
+}
+
+/// Shims outlive the daemon; their command lines name its directory.
+fn end_shims(state: &Path) {
+    let name = state.display().to_string();
+    for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let command = fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        let command = String::from_utf8_lossy(&command).into_owned();
+        if command.contains("containerd-shim") && command.contains(&name) {
+            let pid = entry.file_name();
+            let _ = Command::new("kill").arg("-KILL").arg(pid).status();
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! Several servers over several members of etcd, and a node.
+
+use std::path::PathBuf;
+
+use serde_json::Value;
+use testkit::{Agent, Etcd, Lan, Machine, Ran, Server, eventually};
+
+/// Three machines with a server and a member each, and one with a node.
+pub struct Site {
+    // Fields are dropped in this order: machines before the network that they hang on.
+    pub agent: Agent,
+    pub servers: Vec<Server>,
+    pub etcd: Etcd,
+    pub lan: Lan,
+}
+
+impl Default for Site {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Site {
+    pub fn new() -> Self {
+        let lan = Lan::new();
+        let machine = |number| Machine::on(&lan, &lan.address(0, number));
+        let machines: Vec<Machine> = (2..5).map(machine).collect();
+        let mut etcd = Etcd::on(&machines.iter().collect::<Vec<_>>());
+        for (number, machine) in machines.iter().enumerate() {
+            etcd.start(number, machine);
+        }
+        let flags = etcd.flags();
+        let numbered = machines.into_iter().enumerate();
+        let servers =
+            numbered.map(|(n, machine)| Server::stopped(machine, &format!("s{n}"), &flags));
+        Self {
+            servers: servers.collect(),
+            agent: Agent::new(machine(9), "node"),
+            etcd,
+            lan,
+        }
+    }
+
+    pub fn kubectl(&self, args: &[&str]) -> Ran {
+        self.agent.kubectl(&self.kubeconfig(), args)
+    }
+
+    pub fn get(&self, args: &[&str]) -> Value {
+        eventually(&format!("{args:?}"), || {
+            let ran = self.kubectl(&[&["get"], args, &["-o", "json"]].concat());
+            serde_json::from_str(&ran.stdout).map_err(|_| ran.stderr)
+        })
+    }
+
+    /// Waits until the `kubernetes` Service leads to this many servers.
+    pub fn wait_for_servers(&self, count: usize) {
+        eventually(&format!("{count} servers"), || {
+            let slice = self.get(&["endpointslice", "kubernetes"]);
+            let endpoints = slice["endpoints"].as_array().map_or(0, Vec::len);
+            if endpoints == count {
+                Ok(())
+            } else {
+                Err(slice.to_string())
+            }
+        });
+    }
+
+    /// A deployment that runs says that controllers, a scheduler and the node are at work.
+    pub fn deploy(&self, name: &str) {
+        let image = "--image=mainstay.local/hello";
+        self.kubectl(&["create", "deployment", name, image])
+            .success();
+        eventually(&format!("{name} to be available"), || {
+            let deployment = self.get(&["deployment", name]);
+            match deployment["status"]["availableReplicas"].as_u64() {
+                Some(1) => Ok(()),
+                _ => Err(deployment["status"].to_string()),
+            }
+        });
+    }
+
+    /// Which server does the work of the controllers; none while the lease is nobody's.
+    pub fn leader(&self) -> Option<usize> {
+        let lease = ["lease", "kube-controller-manager", "-n", "kube-system"];
+        let holder = self.get(&lease)["spec"]["holderIdentity"].clone();
+        let holder = holder.as_str().unwrap_or_default();
+        let number = holder.strip_prefix('s').and_then(|rest| rest.get(..1));
+        number.and_then(|text| text.parse().ok())
+    }
+
+    /// The administrator's kubeconfig on the node, which lists all servers; there once the site is complete.
+    pub fn kubeconfig(&self) -> PathBuf {
+        self.agent.machine().dir().join("kubeconfig")
+    }
+
+    /// Starts the first server. The others need its token.
+    pub fn start_first(&mut self) -> String {
+        self.servers[0].start();
+        let token = self.servers[0].mainstay(&["token", "server"]).success();
+        token.trim().to_owned()
+    }
+
+    /// Starts the other servers with the token.
+    pub fn start_others(&mut self, token: &str) {
+        for server in &mut self.servers[1..] {
+            server.set_flag("--server-token", token);
+            server.start();
+        }
+    }
+
+    /// The node joins, and all servers know each other.
+    pub fn complete(&mut self) {
+        let line = self.servers[0].mainstay(&["token", "create"]).success();
+        let words = line.trim().strip_prefix("mainstay agent ").expect("flags");
+        let join: Vec<String> = words.split(' ').map(str::to_owned).collect();
+        self.agent.start(&join);
+        let kubeconfig = eventually("a kubeconfig of three servers", || {
+            let text = self.servers[0].kubeconfig();
+            if text.matches(":6443").count() == 4 {
+                Ok(text)
+            } else {
+                Err(text)
+            }
+        });
+        std::fs::write(self.kubeconfig(), kubeconfig).expect("a file");
+        self.wait_for_servers(3);
+    }
+}

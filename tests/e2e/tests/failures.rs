@@ -1,0 +1,263 @@
+//! Three servers and three members of etcd, of which one at a time is killed, paused or cut off at random, under
+//! load. `MAINSTAY_ROUNDS` says how often, `MAINSTAY_SEED` in which order. With several rounds it takes longer than
+//! the runner allows: `NEXTEST_PROFILE=soak`.
+
+use std::{
+    path::PathBuf,
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
+
+use e2e::{
+    Api, Site, audit, container_ids,
+    recorder::{Progress, Written, block_on, record_history, write_load},
+};
+use rand::{Rng, SeedableRng, rngs::StdRng};
+use serde_json::Value;
+use testkit::{eventually, until};
+
+/// What happens to one machine.
+#[derive(Debug, Clone, Copy)]
+enum Fault {
+    KillServer,
+    PauseServer,
+    KillMember,
+    PauseMember,
+    KillBoth,
+    PauseBoth,
+    /// Its cable is pulled.
+    Cut,
+}
+
+const FAULTS: [Fault; 7] = [
+    Fault::KillServer,
+    Fault::PauseServer,
+    Fault::KillMember,
+    Fault::PauseMember,
+    Fault::KillBoth,
+    Fault::PauseBoth,
+    Fault::Cut,
+];
+
+impl Fault {
+    fn of_server(self) -> bool {
+        use Fault::*;
+        matches!(self, KillServer | PauseServer | KillBoth | PauseBoth)
+    }
+
+    fn of_member(self) -> bool {
+        use Fault::*;
+        matches!(self, KillMember | PauseMember | KillBoth | PauseBoth)
+    }
+
+    fn kills(self) -> bool {
+        matches!(self, Self::KillServer | Self::KillMember | Self::KillBoth)
+    }
+
+    fn begin(self, site: &mut Site, victim: usize) {
+        if matches!(self, Self::Cut) {
+            site.lan.cut(site.servers[victim].machine().address());
+        }
+        if self.of_server() {
+            match self.kills() {
+                true => site.servers[victim].kill(),
+                false => site.servers[victim].signal("-STOP"),
+            }
+        }
+        if self.of_member() {
+            match self.kills() {
+                true => site.etcd.kill(victim),
+                false => site.etcd.signal(victim, "-STOP"),
+            }
+        }
+    }
+
+    fn end(self, site: &mut Site, victim: usize) {
+        if matches!(self, Self::Cut) {
+            site.lan.mend(site.servers[victim].machine().address());
+        }
+        if self.of_member() {
+            match self.kills() {
+                true => site.etcd.start(victim, site.servers[victim].machine()),
+                false => site.etcd.signal(victim, "-CONT"),
+            }
+        }
+        if self.of_server() {
+            match self.kills() {
+                true => site.servers[victim].start(),
+                false => site.servers[victim].signal("-CONT"),
+            }
+        }
+    }
+}
+
+fn setting(name: &str) -> Option<u64> {
+    std::env::var(name).ok()?.parse().ok()
+}
+
+fn rounds() -> u64 {
+    let soak = std::env::var_os("MAINSTAY_SOAK").is_some();
+    setting("MAINSTAY_ROUNDS").unwrap_or(if soak { 200 } else { 4 })
+}
+
+/// Prints its figures: `--no-capture` shows them.
+#[test]
+#[allow(clippy::print_stdout)]
+fn whichever_server_or_member_fails_no_write_is_lost_and_one_leader_acts() {
+    let seed = setting("MAINSTAY_SEED").unwrap_or_else(|| rand::rng().random_range(0..1_000_000));
+    println!("MAINSTAY_SEED={seed}");
+    let mut site = Site::new();
+    let logs = record_audit(&mut site);
+    let token = site.start_first();
+    site.start_others(&token);
+    site.complete();
+    site.deploy("steady");
+    idle_deployment(&site);
+    let before = containers(&site);
+
+    let progress = Arc::new(Progress::default());
+    let kubeconfig = std::fs::read_to_string(site.kubeconfig()).expect("a kubeconfig");
+    let recording = {
+        let (kubeconfig, urls, progress) = (kubeconfig.clone(), urls(&site), progress.clone());
+        let work = move || record_history(&kubeconfig, &urls, seed, &progress);
+        site.agent.machine().thread(work)
+    };
+    let writing = {
+        let (kubeconfig, progress) = (kubeconfig.clone(), progress.clone());
+        let work = move || write_load(&kubeconfig, "idle", &progress);
+        site.agent.machine().thread(work)
+    };
+    let mut random = StdRng::seed_from_u64(seed);
+    for round in 0..rounds() {
+        fail_once(&mut site, round, &mut random, &progress, &kubeconfig);
+        assert!(!recording.is_finished(), "the recording ended early");
+    }
+    progress.stop();
+    let written = writing.join().expect("the writer comes to its end");
+    let (calls, changes) = recording.join().expect("a history with one order");
+    assert_nothing_lost(&site, &written);
+    assert_eq!(containers(&site), before, "pods were touched");
+    let (terms, created) = audit::check_terms(&logs);
+    println!(
+        "{} writes, the longest pause {:?}; {calls} calls and {changes} changes have one order; \
+         {created} objects of {terms} terms were created by the leader of their time",
+        written.names.len(),
+        written.longest
+    );
+}
+
+/// Gives every server an audit log.
+fn record_audit(site: &mut Site) -> Vec<PathBuf> {
+    let mut logs = Vec::new();
+    for server in &mut site.servers {
+        let policy = server.machine().dir().join("audit.yaml");
+        let log = server.machine().dir().join("audit.log");
+        std::fs::write(&policy, audit::POLICY).expect("a file");
+        server.set_flag("--audit-policy-file", &policy.display().to_string());
+        server.set_flag("--audit-log-path", &log.display().to_string());
+        logs.push(log);
+    }
+    logs
+}
+
+/// A deployment whose pods no node takes: work for controllers alone.
+fn idle_deployment(site: &Site) {
+    let image = "--image=mainstay.local/hello";
+    let create = ["create", "deployment", "idle", image, "--replicas=0"];
+    site.kubectl(&create).success();
+    let nowhere = r#"{"spec":{"template":{"spec":{"nodeSelector":{"no":"such"}}}}}"#;
+    site.kubectl(&["patch", "deployment", "idle", "-p", nowhere])
+        .success();
+}
+
+/// What runs, and how often it was started.
+fn containers(site: &Site) -> Vec<(Value, Vec<String>)> {
+    let pods = site.get(&["pods", "-l", "app=steady"]);
+    let pods = pods["items"].as_array().cloned().unwrap_or_default();
+    let identity = |pod: &Value| (pod["metadata"]["uid"].clone(), container_ids(pod));
+    pods.iter().map(identity).collect()
+}
+
+fn urls(site: &Site) -> Vec<String> {
+    let address = |server: &testkit::Server| format!("https://{}:6443", server.machine().address());
+    site.servers.iter().map(address).collect()
+}
+
+/// One fault under load, and back to three of everything.
+#[allow(clippy::print_stdout)]
+fn fail_once(
+    site: &mut Site,
+    round: u64,
+    random: &mut StdRng,
+    progress: &Progress,
+    kubeconfig: &str,
+) {
+    let fault = FAULTS[random.random_range(0..FAULTS.len())];
+    // Every second one meets the leader, and every fourth lasts longer than its lease.
+    let mut victim = random.random_range(0..3);
+    if random.random_range(0..2) == 0 {
+        victim = site.leader().unwrap_or(victim);
+    }
+    let lasts = match random.random_range(0..4) {
+        0 => Duration::from_secs(18),
+        _ => Duration::from_millis(random.random_range(1000..6000)),
+    };
+    println!("round {round}: {fault:?} on machine {victim} for {lasts:?}");
+    let begun = Instant::now();
+    fault.begin(site, victim);
+    let goal = progress.acknowledged() + 5;
+    until("writes to go on", Duration::from_secs(60), || {
+        let count = progress.acknowledged();
+        match count >= goal {
+            true => Ok(()),
+            false => Err(format!("{count} of {goal}")),
+        }
+    });
+    println!("  five writes after {:?}", begun.elapsed());
+    thread::sleep(lasts.saturating_sub(begun.elapsed()));
+    fault.end(site, victim);
+    wait_for_all(site, kubeconfig);
+}
+
+/// Waits until every server and every member answers: two faults at once are one too many.
+fn wait_for_all(site: &Site, kubeconfig: &str) {
+    let (files, members, servers) = (site.etcd.client_files(), site.etcd.urls(), urls(site));
+    let kubeconfig = kubeconfig.to_owned();
+    let look = move || {
+        let patience = Duration::from_secs(5);
+        block_on(async {
+            for url in &members {
+                let member = Api::of_files(&files, url, patience);
+                if !member.answers("/health").await {
+                    return Err(format!("{url} does not answer"));
+                }
+            }
+            for url in &servers {
+                let server = Api::of_server(&kubeconfig, url, patience);
+                if !server.answers("/readyz").await {
+                    return Err(format!("{url} is not ready"));
+                }
+            }
+            Ok(())
+        })
+    };
+    eventually("all servers and members", || {
+        let looked = site.agent.machine().thread(look.clone());
+        looked.join().expect("an answer")
+    });
+}
+
+fn assert_nothing_lost(site: &Site, written: &Written) {
+    let listed = site.get(&["configmaps"]);
+    let items = listed["items"].as_array().cloned().unwrap_or_default();
+    let there: std::collections::HashSet<&str> = items
+        .iter()
+        .filter_map(|item| item["metadata"]["name"].as_str())
+        .collect();
+    let names = written.names.iter();
+    let lost: Vec<&String> = names
+        .filter(|name| !there.contains(name.as_str()))
+        .collect();
+    assert!(lost.is_empty(), "{lost:?} of {}", written.names.len());
+}

@@ -1,0 +1,102 @@
+//! A cluster moves from the embedded store to etcd and back: objects keep their resourceVersions, later ones are
+//! larger, and nothing is served from a place that the objects have left.
+
+use serde_json::Value;
+use testkit::{Etcd, Lan, Machine, Ran, Server};
+
+fn version(server: &Server, name: &str) -> u64 {
+    let path = "jsonpath={.metadata.resourceVersion}";
+    let got = server.kubectl(&["get", "configmap", name, "-o", path]);
+    got.success().parse().expect("a number")
+}
+
+fn newest(server: &Server) -> u64 {
+    let raw = "/api/v1/namespaces/default/configmaps";
+    let list = server.kubectl(&["get", "--raw", raw]).success();
+    let list: Value = serde_json::from_str(&list).expect("JSON");
+    let version = list["metadata"]["resourceVersion"].as_str();
+    version.unwrap_or_default().parse().expect("a number")
+}
+
+fn create(server: &Server, name: &str) {
+    server
+        .kubectl(&["create", "configmap", name, "--from-literal=a=b"])
+        .success();
+}
+
+/// What a watch from an old revision is told.
+fn watch_from(server: &Server, version: u64) -> String {
+    let raw = format!(
+        "/api/v1/namespaces/default/configmaps?watch=1&timeoutSeconds=5&resourceVersion={version}"
+    );
+    let ran = server.kubectl(&["get", "--raw", &raw]);
+    format!("{}{}", ran.stdout, ran.stderr)
+}
+
+fn migrate(server: &Server, direction: &str, flags: &[String]) -> Ran {
+    let flags = flags.iter().map(String::as_str);
+    let words: Vec<&str> = ["migrate", direction].into_iter().chain(flags).collect();
+    server.mainstay(&words)
+}
+
+fn refused(ran: Ran, why: &str) {
+    assert!(!ran.ok && ran.stderr.contains(why), "{ran:?}");
+}
+
+#[test]
+fn a_cluster_moves_to_etcd_and_back_with_its_revisions() {
+    let lan = Lan::new();
+    let machine = |number| Machine::on(&lan, &lan.address(0, number));
+    let machines = [machine(2), machine(3)];
+    let mut etcd = Etcd::on(&[&machines[0]]);
+    etcd.start(0, &machines[0]);
+    let with_etcd = etcd.flags();
+    // Without `--store etcd`.
+    let reach = &with_etcd[2..];
+    let [one, two] = machines;
+    let mut server = Server::stopped(one, "s0", &[]);
+    let mut other = Server::stopped(two, "s1", &with_etcd);
+
+    server.start();
+    create(&server, "before");
+    let before = version(&server, "before");
+    let seen = newest(&server);
+    refused(migrate(&server, "--to-etcd", reach), "already runs");
+    server.stop();
+
+    let moved = migrate(&server, "--to-etcd", reach).success();
+    assert!(moved.contains("objects to etcd"), "{moved}");
+    refused(migrate(&server, "--to-etcd", reach), "holds no objects");
+    refused(server.refused(), "moved to etcd");
+    refused(other.refused(), "start the server first");
+    server.set_flags(&with_etcd);
+    server.start();
+    assert_eq!(version(&server, "before"), before);
+    assert!(newest(&server) > seen);
+    let told = watch_from(&server, seen);
+    assert!(told.contains("410") || told.contains("too old"), "{told}");
+    create(&server, "in-etcd");
+    let in_etcd = version(&server, "in-etcd");
+    assert!(in_etcd > seen);
+    let token = server.mainstay(&["token", "server"]).success();
+    other.set_flag("--server-token", token.trim());
+    other.start();
+    assert_eq!(version(&other, "before"), before);
+
+    refused(migrate(&server, "--to-embedded", reach), "already runs");
+    server.stop();
+    refused(migrate(&server, "--to-embedded", reach), "stop all servers");
+    let seen = newest(&other);
+    other.stop();
+    let moved = migrate(&server, "--to-embedded", reach).success();
+    assert!(moved.contains("the cluster goes on after"), "{moved}");
+    refused(other.refused(), "moved to an embedded store");
+    server.set_flags(&[]);
+    server.start();
+    assert_eq!(version(&server, "before"), before);
+    assert_eq!(version(&server, "in-etcd"), in_etcd);
+    create(&server, "after");
+    assert!(version(&server, "after") > seen);
+    let told = watch_from(&server, in_etcd);
+    assert!(told.contains("410") || told.contains("too old"), "{told}");
+}
