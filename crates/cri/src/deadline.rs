@@ -82,14 +82,17 @@ pub struct Deadline {
     channel: Channel,
     answers: Answers,
     calls: Calls,
+    /// For calls that name no time of their own.
+    usual: Duration,
 }
 
 impl Deadline {
-    pub(crate) fn new(channel: Channel, answers: Answers, calls: Calls) -> Self {
+    pub(crate) fn new(channel: Channel, answers: Answers, calls: Calls, usual: Duration) -> Self {
         Self {
             channel,
             answers,
             calls,
+            usual,
         }
     }
 }
@@ -104,7 +107,7 @@ impl Service<Request<Body>> for Deadline {
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let limit = limit(request.uri().path(), request.headers());
+        let limit = limit(request.uri().path(), request.headers(), self.usual);
         let method = request.uri().path().rsplit('/').next().unwrap_or_default();
         let method = method.to_owned();
         let answer = self.channel.call(request);
@@ -159,15 +162,15 @@ fn is_timeout(error: &tonic::transport::Error) -> bool {
 }
 
 /// How long a call may take. Streams and pulls have no natural end.
-fn limit(path: &str, headers: &http::HeaderMap) -> Option<Duration> {
+fn limit(path: &str, headers: &http::HeaderMap, usual: Duration) -> Option<Duration> {
     if let Some(own) = headers.get("grpc-timeout") {
         return own.to_str().ok().and_then(parse);
     }
     match path.rsplit('/').next() {
         Some("GetContainerEvents" | "PullImage" | "ExecSync") => None,
         // Networks are made by plugins that take their time.
-        Some("RunPodSandbox") => Some(REQUEST_TIMEOUT * 2),
-        _ => Some(REQUEST_TIMEOUT),
+        Some("RunPodSandbox") => Some(usual * 2),
+        _ => Some(usual),
     }
 }
 
@@ -197,8 +200,12 @@ mod tests {
             if let Some(own) = own {
                 headers.insert("grpc-timeout", own.parse().unwrap());
             }
-            super::limit(&format!("/runtime.v1.RuntimeService/{method}"), &headers)
-                .map(|limit| limit.as_secs())
+            super::limit(
+                &format!("/runtime.v1.RuntimeService/{method}"),
+                &headers,
+                REQUEST_TIMEOUT,
+            )
+            .map(|limit| limit.as_secs())
         };
         assert_eq!(limit("Version", None), Some(120));
         assert_eq!(limit("RunPodSandbox", None), Some(240));

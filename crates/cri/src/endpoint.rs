@@ -1,7 +1,10 @@
 //! The client side: a runtime is named by a unix socket and dialled when it is first needed, and
 //! again after it has restarted.
 
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
@@ -9,7 +12,7 @@ use tonic::transport::Channel;
 use tower::service_fn;
 
 use crate::{
-    Answers, Calls, Deadline, MAX_MESSAGE_SIZE,
+    Answers, Calls, Deadline, MAX_MESSAGE_SIZE, REQUEST_TIMEOUT,
     v1::{image_service_client::ImageServiceClient, runtime_service_client::RuntimeServiceClient},
 };
 
@@ -63,12 +66,26 @@ pub struct Client {
 /// A client for the runtime that listens on `socket`. Nothing is dialled yet: the first call
 /// connects, and calls after a lost connection connect again. Every call has a deadline.
 pub fn connect(socket: impl AsRef<Path>) -> Client {
+    connect_within(socket.as_ref(), None, REQUEST_TIMEOUT)
+}
+
+/// The same with another deadline, and with another socket for images where there is one.
+pub fn connect_within(socket: &Path, images: Option<&Path>, timeout: Duration) -> Client {
     let (answers, calls) = (Answers::default(), Calls::default());
-    let channel = Deadline::new(channel(socket), answers.clone(), calls.clone());
-    let runtime = RuntimeServiceClient::new(channel.clone())
+    let to = |socket: &Path| {
+        Deadline::new(
+            self::channel(socket),
+            answers.clone(),
+            calls.clone(),
+            timeout,
+        )
+    };
+    let of_runtime = to(socket);
+    let of_images = images.map_or_else(|| of_runtime.clone(), to);
+    let runtime = RuntimeServiceClient::new(of_runtime)
         .max_decoding_message_size(MAX_MESSAGE_SIZE)
         .max_encoding_message_size(MAX_MESSAGE_SIZE);
-    let images = ImageServiceClient::new(channel)
+    let images = ImageServiceClient::new(of_images)
         .max_decoding_message_size(MAX_MESSAGE_SIZE)
         .max_encoding_message_size(MAX_MESSAGE_SIZE);
     Client {

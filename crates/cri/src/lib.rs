@@ -10,7 +10,7 @@ mod endpoint;
 mod listen;
 
 pub use deadline::{Answers, Calls, Deadline, Observer, REQUEST_TIMEOUT};
-pub use endpoint::{Client, Endpoint, InvalidEndpoint, channel, connect};
+pub use endpoint::{Client, Endpoint, InvalidEndpoint, channel, connect, connect_within};
 pub use listen::{Incoming, listen};
 pub use tonic;
 

@@ -7,20 +7,28 @@
 
 mod affinity;
 mod ports;
+mod preempt;
 mod sysctls;
 
 pub use sysctls::is_allowable as is_allowable_sysctl;
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use k8s_openapi::{
     api::core::v1::{Container, Node, NodeSelector, Pod},
     apimachinery::pkg::api::resource::Quantity,
 };
 use parking_lot::Mutex;
+use tokio::sync::watch;
 use volume::quantity;
 
-use crate::{make::apparmor, pod::spec};
+use crate::{
+    make::apparmor,
+    pod::spec::{self, QosClass},
+};
 
 /// Why a pod is refused: reason and message as in its status.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -50,24 +58,77 @@ pub struct NodeView<'a> {
 /// The pods that were admitted and have not ended.
 #[derive(Default)]
 pub struct Admitted {
-    /// By uid. Held for a whole decision, so that two pods never both take the last place.
-    pods: Mutex<BTreeMap<String, Arc<Pod>>>,
+    /// Held for a whole decision, so that two pods never both take the last place.
+    state: Mutex<State>,
+    /// What burstable pods request together, in thousandths of processors: the weight of their class.
+    burstable: watch::Sender<i64>,
+}
+
+#[derive(Default)]
+struct State {
+    /// By uid.
+    pods: BTreeMap<String, Counted>,
+    /// Pods that room may help: critical ones for which others end, and those that shall grow.
+    waiting: BTreeSet<String>,
+    /// Pods that end to make room.
+    leaving: BTreeSet<String>,
+}
+
+struct Counted {
+    pod: Arc<Pod>,
+    burstable: i64,
+}
+
+impl State {
+    fn insert(&mut self, pod: &Arc<Pod>) {
+        let burstable = match spec::qos_class(pod) {
+            QosClass::Burstable => request(pod, "cpu"),
+            _ => 0,
+        };
+        let pod = pod.clone();
+        self.pods
+            .insert(spec::uid(&pod).to_owned(), Counted { pod, burstable });
+    }
+
+    fn others(&self, uid: &str) -> Vec<&Pod> {
+        let all = self.pods.iter().filter(|(other, _)| *other != uid);
+        all.map(|(_, counted)| counted.pod.as_ref()).collect()
+    }
+}
+
+/// What was decided about a pod that may run here.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Place {
+    /// It may begin.
+    Here,
+    /// These pods must end first. The pod counts already, and is decided about again when they have.
+    After(Vec<Arc<Pod>>),
 }
 
 impl Admitted {
     /// Decides about a pod; from then on it counts.
-    pub fn admit(&self, pod: &Arc<Pod>, view: &NodeView) -> std::result::Result<(), Refusal> {
-        let mut pods = self.pods.lock();
-        let others: Vec<&Pod> = others(&pods, spec::uid(pod));
-        decide(pod, &others, view)?;
-        pods.insert(spec::uid(pod).to_owned(), pod.clone());
-        Ok(())
+    pub fn admit(&self, pod: &Arc<Pod>, view: &NodeView) -> std::result::Result<Place, Refusal> {
+        let mut state = self.state.lock();
+        let uid = spec::uid(pod);
+        let others = state.others(uid);
+        let short = decide(pod, &others, view)?;
+        if short.is_empty() {
+            state.waiting.remove(uid);
+            self.count(&mut state, pod);
+            return Ok(Place::Here);
+        }
+        let victims = victims(pod, &others, &short, &state.leaving, view)?;
+        state
+            .leaving
+            .extend(victims.iter().map(|pod| spec::uid(pod).to_owned()));
+        state.waiting.insert(uid.to_owned());
+        self.count(&mut state, pod);
+        Ok(Place::After(victims))
     }
 
-    /// Counts a pod that needs no decision: it already runs, or a file of this node describes it.
+    /// Counts a pod that needs no decision: it already runs.
     pub fn keep(&self, pod: &Arc<Pod>) {
-        let mut pods = self.pods.lock();
-        pods.insert(spec::uid(pod).to_owned(), pod.clone());
+        self.count(&mut self.state.lock(), pod);
     }
 
     /// Gives an admitted pod a new size if there is room for it; the old size counts otherwise.
@@ -76,26 +137,79 @@ impl Admitted {
         pod: &Arc<Pod>,
         allocatable: &BTreeMap<String, Quantity>,
     ) -> std::result::Result<(), NoRoom> {
-        let mut pods = self.pods.lock();
-        if let Some(short) = shortage(pod, &[], allocatable) {
+        let mut state = self.state.lock();
+        let uid = spec::uid(pod);
+        if let Some(short) = shortages(pod, &[], allocatable).into_iter().next() {
             return Err(NoRoom::Ever(short));
         }
-        if let Some(short) = shortage(pod, &others(&pods, spec::uid(pod)), allocatable) {
+        let short = shortages(pod, &state.others(uid), allocatable);
+        if let Some(short) = short.into_iter().next() {
+            state.waiting.insert(uid.to_owned());
             return Err(NoRoom::Now(short));
         }
-        pods.insert(spec::uid(pod).to_owned(), pod.clone());
+        state.waiting.remove(uid);
+        self.count(&mut state, pod);
         Ok(())
     }
 
-    /// The pod has ended, or is gone.
-    pub fn release(&self, uid: &str) {
-        self.pods.lock().remove(uid);
+    /// The pod has ended, or is gone. Returns those that waited for room.
+    pub fn release(&self, uid: &str) -> Vec<String> {
+        let mut state = self.state.lock();
+        state.waiting.remove(uid);
+        state.leaving.remove(uid);
+        if state.pods.remove(uid).is_none() {
+            return Vec::new();
+        }
+        self.show_weight(&state);
+        state.waiting.iter().cloned().collect()
+    }
+
+    /// What burstable pods request together.
+    pub fn burstable(&self) -> watch::Receiver<i64> {
+        self.burstable.subscribe()
+    }
+
+    fn count(&self, state: &mut State, pod: &Arc<Pod>) {
+        state.insert(pod);
+        self.show_weight(state);
+    }
+
+    fn show_weight(&self, state: &State) {
+        let total = sum(state.pods.values().map(|counted| counted.burstable));
+        self.burstable.send_if_modified(|shown| {
+            let changed = *shown != total;
+            *shown = total;
+            changed
+        });
     }
 }
 
-fn others<'a>(pods: &'a BTreeMap<String, Arc<Pod>>, uid: &str) -> Vec<&'a Pod> {
-    let all = pods.iter().filter(|(other, _)| *other != uid);
-    all.map(|(_, pod)| pod.as_ref()).collect()
+/// The pods that make room for a critical one. Others are refused instead.
+fn victims(
+    pod: &Pod,
+    others: &[&Pod],
+    short: &[Shortage],
+    leaving: &BTreeSet<String>,
+    view: &NodeView,
+) -> std::result::Result<Vec<Arc<Pod>>, Refusal> {
+    if !spec::is_critical(pod) {
+        let reason = format!("OutOf{}", short[0].resource);
+        return Err(refusal(&reason, short[0].to_string()));
+    }
+    // Those that are on their way out need not be picked again.
+    let staying: Vec<&Pod> = others
+        .iter()
+        .filter(|other| !leaving.contains(spec::uid(other)))
+        .copied()
+        .collect();
+    let short = shortages(pod, &staying, view.allocatable);
+    let found = preempt::victims(pod, &staying, &short).map_err(|why| {
+        let message = format!(
+            "Unexpected error while attempting to recover from admission failure: preemption: error finding a set of pods to preempt: {why}"
+        );
+        refusal("UnexpectedAdmissionError", message)
+    })?;
+    Ok(found.into_iter().cloned().map(Arc::new).collect())
 }
 
 /// Why a pod cannot get a new size.
@@ -107,8 +221,13 @@ pub enum NoRoom {
     Now(Shortage),
 }
 
-/// Decides about a pod beside the others that are here.
-fn decide(pod: &Pod, others: &[&Pod], view: &NodeView) -> std::result::Result<(), Refusal> {
+/// Decides about a pod beside the others that are here. What is short remains to be decided about: a
+/// critical pod gets room.
+fn decide(
+    pod: &Pod,
+    others: &[&Pod],
+    view: &NodeView,
+) -> std::result::Result<Vec<Shortage>, Refusal> {
     let spec = spec::spec(pod);
     sysctls::check(pod, view.allowed_unsafe_sysctls)?;
     if let (true, Err(why)) = (apparmor::is_required(pod), view.apparmor) {
@@ -121,9 +240,9 @@ fn decide(pod: &Pod, others: &[&Pod], view: &NodeView) -> std::result::Result<()
         let message = "Failed to admit pod as the OS field doesn't match node OS";
         return Err(refusal("PodOSNotSupported", message));
     }
-    if let Some(short) = shortage(pod, others, view.allocatable) {
-        let reason = format!("OutOf{}", short.resource);
-        return Err(refusal(&reason, short.to_string()));
+    let short = shortages(pod, others, view.allocatable);
+    if !short.is_empty() && !spec::is_critical(pod) {
+        return Ok(short);
     }
     if !affinity::matches(pod, view.node) {
         let message =
@@ -134,7 +253,7 @@ fn decide(pod: &Pod, others: &[&Pod], view: &NodeView) -> std::result::Result<()
         let message = "Predicate NodePorts failed: node(s) didn't have free ports for the requested pod ports";
         return Err(refusal("NodePorts", message));
     }
-    Ok(())
+    Ok(short)
 }
 
 /// The resource that does not suffice.
@@ -161,40 +280,35 @@ pub fn node_matches(selector: &NodeSelector, node: &Node) -> bool {
     affinity::selects(selector, node)
 }
 
-/// The first resource of which there is not enough for the pod beside the others. Resources that the
-/// node does not have at all belong to somebody else and are not counted here.
-pub fn shortage(
+/// The resources of which there is not enough for the pod beside the others. Resources that the node
+/// does not have at all belong to somebody else and are not counted here.
+pub fn shortages(
     pod: &Pod,
     others: &[&Pod],
     allocatable: &BTreeMap<String, Quantity>,
-) -> Option<Shortage> {
+) -> Vec<Shortage> {
     const FIRST: [&str; 4] = ["pods", "cpu", "memory", "ephemeral-storage"];
     let rest = allocatable
         .keys()
         .map(String::as_str)
         .filter(|name| !FIRST.contains(name));
-    for resource in FIRST.into_iter().chain(rest) {
+    let short = FIRST.into_iter().chain(rest).filter_map(|resource| {
         let of = |pod: &Pod| match resource {
             "pods" => 1,
             _ => request(pod, resource),
         };
-        let capacity = allocatable
-            .get(resource)
-            .and_then(|quantity| amount(resource, quantity));
-        let Some(capacity) = capacity else { continue };
-        let used = sum(others.iter().map(|pod| of(pod)));
+        let capacity = amount(resource, allocatable.get(resource)?)?;
         let requested = of(pod);
-        if requested > 0 && requested.saturating_add(used) > capacity {
-            let resource = resource.to_owned();
-            return Some(Shortage {
-                resource,
-                requested,
-                used,
-                capacity,
-            });
-        }
-    }
-    None
+        let used = sum(others.iter().map(|pod| of(pod)));
+        let short = requested > 0 && requested.saturating_add(used) > capacity;
+        short.then(|| Shortage {
+            resource: resource.to_owned(),
+            requested,
+            used,
+            capacity,
+        })
+    });
+    short.collect()
 }
 
 fn amount(resource: &str, quantity: &Quantity) -> Option<i64> {
@@ -410,6 +524,48 @@ mod tests {
         assert_eq!(
             reason(&admitted, &asking("c", "1m")),
             Some("OutOfcpu".into())
+        );
+    }
+
+    #[test]
+    fn a_critical_pod_makes_others_go_and_begins_when_they_have_gone() {
+        let critical = |name: &str, cpu: &str| {
+            let mut pod = Arc::unwrap_or_clone(asking(name, cpu));
+            pod.spec.as_mut().unwrap().priority = Some(2_000_000_000);
+            Arc::new(pod)
+        };
+        let decide = |admitted: &Admitted, pod: &Arc<Pod>| {
+            let node = Node::default();
+            let view = NodeView {
+                node: &node,
+                allocatable: &allocatable(),
+                allowed_unsafe_sysctls: &[],
+                apparmor: Ok(()),
+            };
+            admitted.admit(pod, &view)
+        };
+        let admitted = Admitted::default();
+        for name in ["a", "b"] {
+            assert_eq!(decide(&admitted, &asking(name, "900m")), Ok(Place::Here));
+        }
+        assert_eq!(*admitted.burstable().borrow(), 1800);
+        let wanted = critical("c", "1");
+        let Ok(Place::After(victims)) = decide(&admitted, &wanted) else {
+            panic!("no victims")
+        };
+        assert_eq!(victims.len(), 1);
+        // Until it is gone nobody else is picked, and the room that it leaves is taken already.
+        assert_eq!(decide(&admitted, &wanted), Ok(Place::After(Vec::new())));
+        assert_eq!(admitted.release(spec::uid(&victims[0])), ["c"]);
+        assert!(decide(&admitted, &asking("d", "500m")).is_err());
+        assert_eq!(decide(&admitted, &wanted), Ok(Place::Here));
+        // More than the node has helps nobody.
+        let refused = decide(&admitted, &critical("e", "3")).unwrap_err();
+        assert_eq!(refused.reason, "UnexpectedAdmissionError");
+        assert!(
+            refused.message.contains("(res: cpu, q: "),
+            "{}",
+            refused.message
         );
     }
 }

@@ -8,10 +8,12 @@ use std::{
 };
 
 use k8s_openapi::api::core::v1::Pod;
+use tokio::sync::watch;
 use tracing::{debug, warn};
 
 use crate::{
-    Config, Error, Result,
+    Error, Result,
+    core::Core,
     make::{
         cgroups,
         resources::{self, PodBounds},
@@ -21,9 +23,14 @@ use crate::{
 
 const MOUNT: &str = "/sys/fs/cgroup";
 const V1: &[&str] = &[
-    "cpu", "cpuacct", "cpuset", "memory", "pids", "blkio", "devices", "freezer",
+    "cpu", "cpuacct", "cpuset", "memory", "pids", "blkio", "devices", "freezer", HUGE_PAGES,
 ];
-const V2: &[&str] = &["cpu", "memory", "pids", "cpuset", "io"];
+const V2: &[&str] = &["cpu", "memory", "pids", "cpuset", "io", HUGE_PAGES];
+/// The controller of huge pages; not every kernel has it.
+const HUGE_PAGES: &str = "hugetlb";
+const UNLIMITED: i64 = 1 << 62;
+/// The weight of what requests nothing.
+const LEAST_SHARES: i64 = 2;
 
 const CLASSES: [QosClass; 3] = [
     QosClass::Guaranteed,
@@ -43,21 +50,40 @@ pub fn below(controller: &str, path: &str) -> PathBuf {
         .join(path.trim_start_matches('/'))
 }
 
-/// Makes the cgroups of the classes. All pods together may have `max_pids` processes and threads.
-pub fn ensure_classes(root: &str, max_pids: Option<i64>) -> Result<()> {
+/// Makes the cgroups of the classes. Pages of every size may be used below them: pods limit them.
+pub fn ensure_classes(root: &str, page_sizes: &[i64]) -> Result<()> {
     if root.is_empty() {
         return Ok(());
     }
+    let unlimited = |size: &i64| (resources::page_name(*size), UNLIMITED);
     for class in CLASSES {
-        make(&cgroups::class(root, class))?;
+        let path = cgroups::class(root, class);
+        make(&path)?;
+        let bounds = PodBounds {
+            cpu_shares: (class == QosClass::BestEffort).then_some(LEAST_SHARES),
+            huge_pages: page_sizes.iter().map(unlimited).collect(),
+            ..PodBounds::default()
+        };
+        apply(&path, &bounds);
     }
-    let least = PodBounds {
-        cpu_shares: 2,
-        cpu_quota: None,
-        memory: None,
+    Ok(())
+}
+
+/// Holds everything below a cgroup that exists to bounds and to a number of processes and threads, if
+/// one is given. Fails with the first that the kernel refuses.
+pub fn enforce(path: &str, bounds: &PodBounds, max_pids: Option<i64>) -> Result<()> {
+    let dir = if is_v2() {
+        below("", path)
+    } else {
+        below("cpu", path)
     };
-    apply(&cgroups::class(root, QosClass::BestEffort), least);
-    limit_pids(&cgroups::kubepods(root), max_pids);
+    if !dir.exists() {
+        return Err(Error::Other(format!("the cgroup {path:?} does not exist")));
+    }
+    for (file, value) in writes(path, bounds) {
+        fs::write(&file, value).map_err(Error::io(&file))?;
+    }
+    limit_pids(path, max_pids);
     Ok(())
 }
 
@@ -78,22 +104,45 @@ fn limit_pids(path: &str, max: Option<i64>) {
     }
 }
 
+/// Weighs the class of burstable pods by what they request together, for ever.
+pub async fn follow_weight(root: String, mut requests: watch::Receiver<i64>) {
+    if root.is_empty() {
+        return;
+    }
+    loop {
+        let bounds = PodBounds {
+            cpu_shares: Some(resources::shares(*requests.borrow_and_update())),
+            ..PodBounds::default()
+        };
+        apply(&cgroups::class(&root, QosClass::Burstable), &bounds);
+        if requests.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
 /// Makes a pod's cgroup and sets its bounds.
-pub fn ensure_pod(config: &Config, pod: &Pod) -> Result<()> {
-    let (root, pids_limit) = (&config.cgroup_root, config.kubelet.pod_pids_limit);
+pub fn ensure_pod(core: &Core, pod: &Pod) -> Result<()> {
+    let root = &core.config.cgroup_root;
     if root.is_empty() {
         return Ok(());
     }
     let path = cgroups::pod(root, pod);
     make(&path)?;
-    apply(&path, resources::of_pod(pod));
+    apply(&path, &bounds(core, pod));
     // Otherwise the node's limit holds.
-    limit_pids(&path, Some(pids_limit).filter(|limit| *limit > 0));
+    let limit = Some(core.settings().pod_pids_limit).filter(|limit| *limit > 0);
+    limit_pids(&path, limit);
     Ok(())
 }
 
+fn bounds(core: &Core, pod: &Pod) -> PodBounds {
+    resources::of_pod(pod, core.settings().cfs_quota(), core.machine.page_sizes())
+}
+
 /// Raises a pod's bounds to what its spec allows now, and lowers none.
-pub fn grow_pod(root: &str, pod: &Pod) {
+pub fn grow_pod(core: &Core, pod: &Pod) {
+    let root = &core.config.cgroup_root;
     if root.is_empty() {
         return;
     }
@@ -115,18 +164,16 @@ pub fn grow_pod(root: &str, pod: &Pod) {
             read(below("memory", &path).join("memory.limit_in_bytes")),
         )
     };
-    let wanted = resources::of_pod(pod);
+    let wanted = bounds(core, pod);
     let larger = |wanted: Option<i64>, current: Option<i64>| {
         wanted.filter(|wanted| current.is_some_and(|current| current >= 0 && current < *wanted))
     };
-    apply(
-        &path,
-        PodBounds {
-            cpu_shares: wanted.cpu_shares,
-            cpu_quota: larger(wanted.cpu_quota, quota),
-            memory: larger(wanted.memory, memory),
-        },
-    );
+    let grown = PodBounds {
+        cpu_quota: larger(wanted.cpu_quota, quota),
+        memory: larger(wanted.memory, memory),
+        ..wanted
+    };
+    apply(&path, &grown);
 }
 
 /// Removes a pod's cgroup once its containers are gone. Of a pod that only the runtime knew, the
@@ -224,37 +271,129 @@ fn make_dir(dir: &Path) -> Result<()> {
     }
 }
 
-fn apply(path: &str, bounds: PodBounds) {
-    let write = |file: PathBuf, value: String| {
+fn apply(path: &str, bounds: &PodBounds) {
+    for (file, value) in writes(path, bounds) {
         if let Err(error) = fs::write(&file, value) {
             warn!(file = %file.display(), %error, "cannot set a limit");
         }
-    };
-    if is_v2() {
-        let weight = 1 + ((bounds.cpu_shares - 2) * 9999) / 262_142;
-        write(below("", path).join("cpu.weight"), weight.to_string());
-        if let Some(quota) = bounds.cpu_quota {
-            write(below("", path).join("cpu.max"), format!("{quota} 100000"));
-        }
-        if let Some(memory) = bounds.memory {
-            write(below("", path).join("memory.max"), memory.to_string());
-        }
-        return;
     }
-    write(
-        below("cpu", path).join("cpu.shares"),
-        bounds.cpu_shares.to_string(),
-    );
+}
+
+/// The files of a cgroup and what is written there. Controllers that the machine lacks are left out.
+fn writes(path: &str, bounds: &PodBounds) -> Vec<(PathBuf, String)> {
+    let writes = if is_v2() {
+        writes_v2(bounds)
+    } else {
+        writes_v1(bounds)
+    };
+    let files = writes.into_iter().map(|write| {
+        let dir = below(if is_v2() { "" } else { write.controller }, path);
+        (write.controller, dir.join(write.file), write.value)
+    });
+    files
+        .filter(|(controller, file, _)| *controller != HUGE_PAGES || file.exists())
+        .map(|(_, file, value)| (file, value))
+        .collect()
+}
+
+/// One file of one controller.
+#[derive(Debug, PartialEq)]
+struct Write {
+    controller: &'static str,
+    file: String,
+    value: String,
+}
+
+fn write(controller: &'static str, file: &str, value: impl ToString) -> Write {
+    Write {
+        controller,
+        file: file.to_owned(),
+        value: value.to_string(),
+    }
+}
+
+fn writes_v1(bounds: &PodBounds) -> Vec<Write> {
+    let mut all = Vec::new();
+    if let Some(shares) = bounds.cpu_shares {
+        all.push(write("cpu", "cpu.shares", shares));
+    }
     if let Some(quota) = bounds.cpu_quota {
-        write(
-            below("cpu", path).join("cpu.cfs_quota_us"),
-            quota.to_string(),
-        );
+        all.push(write("cpu", "cpu.cfs_period_us", bounds.cpu_period));
+        all.push(write("cpu", "cpu.cfs_quota_us", quota));
     }
     if let Some(memory) = bounds.memory {
-        write(
-            below("memory", path).join("memory.limit_in_bytes"),
-            memory.to_string(),
+        all.push(write("memory", "memory.limit_in_bytes", memory));
+    }
+    for (size, limit) in &bounds.huge_pages {
+        let file = format!("hugetlb.{size}.limit_in_bytes");
+        all.push(write(HUGE_PAGES, &file, limit));
+    }
+    all
+}
+
+fn writes_v2(bounds: &PodBounds) -> Vec<Write> {
+    let mut all = Vec::new();
+    if let Some(shares) = bounds.cpu_shares {
+        let weight = 1 + ((shares - LEAST_SHARES) * 9999) / 262_142;
+        all.push(write("cpu", "cpu.weight", weight));
+    }
+    if let Some(quota) = bounds.cpu_quota {
+        let quota = Some(quota).filter(|quota| *quota > 0);
+        let quota = quota.map_or_else(|| "max".to_owned(), |quota| quota.to_string());
+        let value = format!("{quota} {}", bounds.cpu_period);
+        all.push(write("cpu", "cpu.max", value));
+    }
+    if let Some(memory) = bounds.memory {
+        all.push(write("memory", "memory.max", memory));
+    }
+    for (size, limit) in &bounds.huge_pages {
+        all.push(write(HUGE_PAGES, &format!("hugetlb.{size}.max"), limit));
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bounds_have_their_files_in_both_versions() {
+        let bounds = PodBounds {
+            cpu_shares: Some(1024),
+            cpu_quota: Some(50_000),
+            cpu_period: 100_000,
+            memory: Some(1 << 20),
+            huge_pages: [("2MB".to_owned(), 4 << 20)].into(),
+        };
+        let shown = |writes: Vec<Write>| -> Vec<String> {
+            let shown = writes.iter();
+            shown.map(|w| format!("{} {}", w.file, w.value)).collect()
+        };
+        assert_eq!(
+            shown(writes_v1(&bounds)),
+            [
+                "cpu.shares 1024",
+                "cpu.cfs_period_us 100000",
+                "cpu.cfs_quota_us 50000",
+                "memory.limit_in_bytes 1048576",
+                "hugetlb.2MB.limit_in_bytes 4194304"
+            ]
         );
+        assert_eq!(
+            shown(writes_v2(&bounds)),
+            [
+                "cpu.weight 39",
+                "cpu.max 50000 100000",
+                "memory.max 1048576",
+                "hugetlb.2MB.max 4194304"
+            ]
+        );
+        let lifted = PodBounds {
+            cpu_quota: Some(-1),
+            cpu_period: 100_000,
+            ..PodBounds::default()
+        };
+        assert_eq!(shown(writes_v2(&lifted)), ["cpu.max max 100000"]);
+        assert!(writes_v1(&PodBounds::default()).is_empty());
     }
 }

@@ -64,7 +64,7 @@ fn superfluous(listed: &[v1::Container]) -> Vec<String> {
 /// be.
 async fn images_beyond_policy(core: &Core) -> Result<()> {
     let unused = find_unused(core).await?;
-    let (settings, now) = (&core.config.kubelet, core.now());
+    let (settings, now) = (core.settings(), core.now());
     let most = settings.image_maximum_gc_age.0;
     let (old, rest): (Vec<_>, Vec<_>) = unused
         .into_iter()
@@ -110,7 +110,7 @@ async fn find_unused(core: &Core) -> Result<Vec<Unused>> {
     let request = v1::ListImagesRequest { filter: None };
     let listed = images.list_images(request).await?.into_inner().images;
     let containers = core.runtime.list_containers(BTreeMap::new()).await?;
-    let youngest = core.config.kubelet.image_minimum_gc_age.0;
+    let youngest = core.settings().image_minimum_gc_age.0;
     let now = core.now();
     let mut ledger = core.images_seen.lock();
     ledger.update(&listed, &containers, now);

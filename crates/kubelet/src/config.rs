@@ -5,16 +5,32 @@ use std::{
     net::{IpAddr, SocketAddr},
     path::PathBuf,
     sync::Arc,
-    time::Duration,
 };
 
 use k8s_openapi::api::core::v1::Taint;
 use stdx::{Clock, SystemClock};
 
-use crate::{Kubelet, configuration::KubeletConfiguration};
+use crate::{
+    Kubelet,
+    configuration::{KubeletConfiguration, Sources},
+};
 
 /// The version that the node reports.
-pub const VERSION: &str = "v1.36.4+mainstay";
+pub fn version() -> String {
+    format!("{}+mainstay", stdx::Version::own())
+}
+
+/// What a cloud controller manager must know of the node, and what it does for it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Cloud {
+    /// The node registers as one that a cloud controller manager must initialise, and keeps the addresses that it
+    /// is given.
+    pub is_external: bool,
+    /// What the cloud calls the machine.
+    pub provider_id: Option<String>,
+    /// The address that was chosen for the node, as a hint for the cloud controller manager.
+    pub given_ip: Option<IpAddr>,
+}
 
 /// Everything a kubelet needs. [`Config::new`] fills in the usual values.
 pub struct Config {
@@ -59,16 +75,19 @@ pub struct Config {
     pub node_labels: BTreeMap<String, String>,
     /// Taints that the node registers with.
     pub node_taints: Vec<Taint>,
-    /// How many pods fit.
-    pub max_pods: u32,
-    /// What a KubeletConfiguration says.
+    /// Who looks after the node from outside.
+    pub cloud: Cloud,
+    /// What a KubeletConfiguration says at the start.
     pub kubelet: KubeletConfiguration,
-    /// How often the Lease is renewed.
-    pub lease_interval: Duration,
-    /// How often the node's status is written though nothing changed.
-    pub status_interval: Duration,
+    /// Where it comes from: changes there take effect where they can.
+    pub kubelet_sources: Sources,
+    /// The socket for images, if it is another.
+    pub image_socket: Option<PathBuf>,
     /// The version that the node reports.
     pub version: String,
+    /// Whether pods end by `shutdownGracePeriod` when the daemon is asked to stop, as if the machine went
+    /// down. Otherwise they run on.
+    pub shutdown_on_stop: bool,
     /// Services that must be ready first.
     pub after: &'static [&'static str],
     /// Time.
@@ -107,11 +126,12 @@ impl Config {
             allowed_unsafe_sysctls: Vec::new(),
             node_labels: BTreeMap::new(),
             node_taints: Vec::new(),
-            max_pods: 110,
+            cloud: Cloud::default(),
             kubelet: KubeletConfiguration::default().complete(),
-            lease_interval: Duration::from_secs(10),
-            status_interval: Duration::from_secs(300),
-            version: VERSION.into(),
+            kubelet_sources: Sources::default(),
+            image_socket: None,
+            version: version(),
+            shutdown_on_stop: false,
             after: &[],
             clock: Arc::new(SystemClock),
         }

@@ -4,21 +4,39 @@ use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 
 use client::Informer;
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Node, Pod, Service};
+use k8s_openapi::{
+    api::core::v1::{Node, Pod, Service},
+    apimachinery::pkg::api::resource::Quantity,
+};
 use lifecycle::Context;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 use volume::{LinuxMounter, NodeFacts, storage};
 
 use crate::{
-    Config, admit::Admitted, collect::Ledger, events::Events, make::dns::Dns, metrics::Metrics,
-    node::machine::Machine, pod::spec, pulls::Pulls, registry::Registry, runtime::Runtime,
-    server::auth::Auth, sources::Sources, stats,
+    Config,
+    admit::Admitted,
+    collect::Ledger,
+    configuration::KubeletConfiguration,
+    events::Events,
+    make::{dns::Dns, resources::NodeLimits},
+    metrics::Metrics,
+    node::machine::Machine,
+    pod::spec,
+    pulls::Pulls,
+    registry::{Message, Registry},
+    runtime::Runtime,
+    server::auth::Auth,
+    shutdown,
+    sources::Sources,
+    stats,
 };
 
 /// Shared, immutable after the start.
 pub struct Core {
     pub config: Arc<Config>,
+    /// The KubeletConfiguration that is in effect; parts of it change while the kubelet runs.
+    pub settings: watch::Sender<Arc<KubeletConfiguration>>,
     pub context: Context,
     pub runtime: Runtime,
     pub events: Events,
@@ -40,26 +58,59 @@ pub struct Core {
     pub auth: Auth,
     pub stats: stats::Provider,
     pub metrics: Metrics,
-    pub pulls: Pulls,
+    /// Replaced when its settings change.
+    pub pulls: Mutex<Arc<Pulls>>,
     /// How many pods were evicted, by what was short.
     pub evictions: Mutex<BTreeMap<&'static str, u64>>,
     /// Guards the record only.
     pub images_seen: Mutex<Ledger>,
     /// The pressures that the node is under, as its conditions name them.
     pub pressures: watch::Sender<Vec<&'static str>>,
+    /// Whether the machine goes down.
+    pub shutting_down: watch::Sender<bool>,
+    /// When it last did.
+    pub shutdown_times: watch::Sender<shutdown::Times>,
     /// When the node's status was looked at last.
     pub status_seen: watch::Sender<Option<Timestamp>>,
 }
 
 impl Core {
+    /// The KubeletConfiguration that is in effect now.
+    pub fn settings(&self) -> Arc<KubeletConfiguration> {
+        self.settings.borrow().clone()
+    }
+
+    /// What pods may use.
+    pub fn allocatable(&self) -> BTreeMap<String, Quantity> {
+        let settings = self.settings();
+        let pods = settings.pod_capacity(self.machine.cpus);
+        self.machine.allocatable(pods, &settings)
+    }
+
     /// The time.
     pub fn now(&self) -> Timestamp {
         self.config.clock.now()
     }
 
+    /// A pod no longer counts; those that wait for room look again.
+    pub fn release(&self, uid: &str) {
+        for waiting in self.admitted.release(uid) {
+            self.registry.tell(&waiting, Message::Room);
+        }
+    }
+
     /// A pod's own directory.
     pub fn pod_dir(&self, uid: &str) -> PathBuf {
         self.config.root_dir.join("pods").join(uid)
+    }
+
+    /// What of the node goes into the limits of its containers.
+    pub fn node_limits(&self) -> NodeLimits<'_> {
+        NodeLimits {
+            memory: self.machine.memory,
+            cfs: self.settings().cfs_quota(),
+            page_sizes: self.machine.page_sizes(),
+        }
     }
 
     /// The node's addresses as text.
@@ -74,9 +125,7 @@ impl Core {
     /// What pods may know about the node.
     pub fn node_facts(&self) -> NodeFacts {
         NodeFacts {
-            allocatable: self
-                .machine
-                .allocatable(self.config.max_pods, &self.config.kubelet),
+            allocatable: self.allocatable(),
             host_ip: self.host_ips().first().cloned().unwrap_or_default(),
         }
     }

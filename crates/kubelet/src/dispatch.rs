@@ -23,7 +23,8 @@ pub fn begin_with(core: &Arc<Core>, mut pods: Vec<Arc<Pod>>) {
     let phase = |pod: &Pod| pod.status.as_ref().and_then(|status| status.phase.clone());
     for pod in pods.iter().filter(|pod| !spec::is_mirror(pod)) {
         if worker::has_begun(pod) && !is_terminal(phase(pod).as_deref()) {
-            core.admitted.keep(pod);
+            let dir = core.pod_dir(spec::uid(pod));
+            core.admitted.keep(&worker::allocated(pod, &dir));
         }
     }
     pods.sort_by_key(|pod| {

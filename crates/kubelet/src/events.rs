@@ -1,35 +1,79 @@
 //! Events about pods and containers, with the references that Kubernetes gives them.
 
 use k8s_openapi::api::core::v1::{ObjectReference, PersistentVolumeClaim, Pod};
+use lifecycle::Context;
 use reconcile::{Kind, Recorder};
+use tokio::sync::mpsc;
 
-use crate::pod::spec;
+use crate::{configuration::KubeletConfiguration, pod::spec, rate::Rate};
+
+/// Events that wait for their turn at most; later ones are dropped.
+const WAITING: usize = 1000;
 
 /// Says things about pods of this node.
 #[derive(Clone)]
 pub struct Events {
     recorder: Recorder,
+    /// Where events wait for their turn, if their number is bounded.
+    paced: Option<mpsc::Sender<Event>>,
     node_name: String,
 }
 
+struct Event {
+    about: ObjectReference,
+    kind: Kind,
+    reason: String,
+    message: String,
+}
+
 impl Events {
-    pub fn new(recorder: Recorder, node_name: &str) -> Self {
+    pub fn new(
+        recorder: Recorder,
+        node_name: &str,
+        context: &Context,
+        settings: &KubeletConfiguration,
+    ) -> Self {
+        let rate = Rate::new(settings.event_record_qps, settings.event_burst);
+        let paced = rate.map(|rate| {
+            let (sender, mut waiting) = mpsc::channel::<Event>(WAITING);
+            let recorder = recorder.clone();
+            context.spawn("events", async move {
+                while let Some(event) = waiting.recv().await {
+                    rate.wait().await;
+                    recorder.event(&event.about, event.kind, &event.reason, event.message);
+                }
+            });
+            sender
+        });
         Self {
             recorder,
+            paced,
             node_name: node_name.to_owned(),
+        }
+    }
+
+    fn record(&self, about: ObjectReference, kind: Kind, reason: &str, message: impl Into<String>) {
+        match &self.paced {
+            None => self.recorder.event(&about, kind, reason, message),
+            Some(paced) => {
+                let _ = paced.try_send(Event {
+                    about,
+                    kind,
+                    reason: reason.to_owned(),
+                    message: message.into(),
+                });
+            }
         }
     }
 
     /// Good news about a pod.
     pub fn normal(&self, pod: &Pod, reason: &str, message: impl Into<String>) {
-        self.recorder
-            .event(&reference(pod, None), Kind::Normal, reason, message);
+        self.record(reference(pod, None), Kind::Normal, reason, message);
     }
 
     /// Bad news about a pod.
     pub fn warning(&self, pod: &Pod, reason: &str, message: impl Into<String>) {
-        self.recorder
-            .event(&reference(pod, None), Kind::Warning, reason, message);
+        self.record(reference(pod, None), Kind::Warning, reason, message);
     }
 
     /// Good news about a claim.
@@ -44,7 +88,7 @@ impl Events {
             resource_version: metadata.resource_version.clone(),
             field_path: None,
         };
-        self.recorder.event(&about, Kind::Normal, reason, message);
+        self.record(about, Kind::Normal, reason, message);
     }
 
     /// News about one of its containers.
@@ -56,8 +100,7 @@ impl Events {
         reason: &str,
         message: impl Into<String>,
     ) {
-        self.recorder
-            .event(&reference(pod, Some(container)), kind, reason, message);
+        self.record(reference(pod, Some(container)), kind, reason, message);
     }
 
     /// News about the node.
@@ -69,7 +112,7 @@ impl Events {
             uid: Some(self.node_name.clone()),
             ..Default::default()
         };
-        self.recorder.event(&about, kind, reason, message);
+        self.record(about, kind, reason, message);
     }
 }
 

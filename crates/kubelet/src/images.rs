@@ -169,7 +169,8 @@ async fn pull(
     };
     let asked = Instant::now();
     say(Kind::Normal, "Pulling", format!("Pulling image {name:?}"));
-    let turn = core.pulls.turn().await;
+    let pulls = core.pulls.lock().clone();
+    let turn = pulls.turn().await;
     let begun = Instant::now();
     let mut last = tonic::Status::unknown(match &turn {
         Ok(_) => "no credentials to try",

@@ -5,7 +5,13 @@ use std::{os::fd::OwnedFd, path::Path};
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use tokio::io::unix::AsyncFd;
 
-/// Watches one directory.
+/// Files that are there in whole, or no longer.
+const CLOSED: WatchFlags = WatchFlags::MOVED_TO
+    .union(WatchFlags::MOVED_FROM)
+    .union(WatchFlags::DELETE)
+    .union(WatchFlags::CLOSE_WRITE);
+
+/// Watches directories.
 pub struct Watch(AsyncFd<OwnedFd>);
 
 impl Watch {
@@ -13,10 +19,7 @@ impl Watch {
     /// a file counts once its writer has closed it.
     pub fn new(dir: &Path, growth: bool) -> std::io::Result<Self> {
         let fd = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC)?;
-        let mut events = WatchFlags::MOVED_TO
-            | WatchFlags::MOVED_FROM
-            | WatchFlags::DELETE
-            | WatchFlags::CLOSE_WRITE;
+        let mut events = CLOSED;
         if growth {
             events |= WatchFlags::MODIFY | WatchFlags::CREATE;
         }
@@ -25,6 +28,12 @@ impl Watch {
         // before it is deregistered there.
         let registered = unsafe { AsyncFd::register(fd) };
         Ok(Self(registered.map_err(std::io::Error::from)?))
+    }
+
+    /// Also watches another directory, where files count once their writers have closed them.
+    pub fn also(&self, dir: &Path) -> std::io::Result<()> {
+        inotify::add_watch(self.0.get_ref(), dir, CLOSED | WatchFlags::CREATE)?;
+        Ok(())
     }
 
     /// Waits for the next change. What it was does not matter: whoever waits looks for itself.

@@ -2,10 +2,9 @@
 
 use std::time::Instant;
 
-use parking_lot::Mutex;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-use crate::configuration::KubeletConfiguration;
+use crate::{configuration::KubeletConfiguration, rate::Rate};
 
 /// Upstream's words for a pull that is one too many.
 pub const EXCEEDED: &str = "pull QPS exceeded";
@@ -17,14 +16,6 @@ pub struct Pulls {
     rate: Option<Rate>,
 }
 
-/// So many pulls a second on average, and so many at once after a pause.
-struct Rate {
-    per_second: f64,
-    burst: f64,
-    /// Guards the pulls that are left, and when they were counted.
-    left: Mutex<(f64, Instant)>,
-}
-
 impl Pulls {
     pub fn new(configuration: &KubeletConfiguration) -> Self {
         let slots = match configuration.serialize_image_pulls {
@@ -33,17 +24,12 @@ impl Pulls {
         };
         let slots = slots.and_then(|slots| usize::try_from(slots).ok());
         let slots = slots.map(|slots| slots.min(Semaphore::MAX_PERMITS));
-        let (per_second, burst) = (
-            f64::from(configuration.registry_pull_qps),
-            f64::from(configuration.registry_burst),
-        );
         Self {
             slots: slots.map(Semaphore::new),
-            rate: (per_second > 0.0).then(|| Rate {
-                per_second,
-                burst,
-                left: Mutex::new((burst, Instant::now())),
-            }),
+            rate: Rate::new(
+                configuration.registry_pull_qps,
+                configuration.registry_burst,
+            ),
         }
     }
 
@@ -60,19 +46,6 @@ impl Pulls {
             return Err(EXCEEDED);
         }
         Ok(permit)
-    }
-}
-
-impl Rate {
-    fn take(&self, now: Instant) -> bool {
-        let mut left = self.left.lock();
-        let since = now.saturating_duration_since(left.1).as_secs_f64();
-        *left = ((left.0 + since * self.per_second).min(self.burst), now);
-        let may = left.0 >= 1.0;
-        if may {
-            left.0 -= 1.0;
-        }
-        may
     }
 }
 

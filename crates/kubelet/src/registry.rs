@@ -26,6 +26,8 @@ pub enum Message {
     Snapshot(Box<Snapshot>),
     /// A ConfigMap or Secret changed.
     Sources,
+    /// Another pod has ended: there may be room for what waits.
+    Room,
     /// A probe's verdict changed.
     Probe(ProbeResult),
     /// The node ends the pod for good.
@@ -42,6 +44,23 @@ pub enum Message {
 pub struct Seen {
     pub pod: Arc<Pod>,
     pub status: Arc<PodStatus>,
+    /// Nothing of it runs or is mounted any more.
+    pub is_stopped: bool,
+    /// The API has this status.
+    pub is_reported: bool,
+}
+
+impl Seen {
+    /// A pod of which nothing is known yet.
+    pub fn new(pod: Arc<Pod>) -> Self {
+        let status = Arc::new(pod.status.clone().unwrap_or_default());
+        Self {
+            pod,
+            status,
+            is_stopped: false,
+            is_reported: false,
+        }
+    }
 }
 
 struct Entry {
@@ -78,10 +97,9 @@ impl Registry {
     /// A new worker's queue.
     pub fn register(&self, uid: &str, pod: Arc<Pod>) -> mpsc::UnboundedReceiver<Message> {
         let (sender, receiver) = mpsc::unbounded_channel();
-        let status = Arc::new(pod.status.clone().unwrap_or_default());
         let entry = Entry {
             sender,
-            seen: watch::Sender::new(Seen { pod, status }),
+            seen: watch::Sender::new(Seen::new(pod)),
         };
         self.entries.lock().insert(uid.to_owned(), entry);
         receiver
@@ -98,11 +116,13 @@ impl Registry {
     }
 
     /// Publishes what a worker knows.
-    pub fn publish(&self, uid: &str, pod: Arc<Pod>, status: Arc<PodStatus>) {
+    pub fn publish(&self, uid: &str, now: Seen) {
         if let Some(entry) = self.entries.lock().get(uid) {
             entry.seen.send_if_modified(|seen| {
-                let is_new = !Arc::ptr_eq(&seen.pod, &pod) || !Arc::ptr_eq(&seen.status, &status);
-                *seen = Seen { pod, status };
+                let is_new = !Arc::ptr_eq(&seen.pod, &now.pod)
+                    || !Arc::ptr_eq(&seen.status, &now.status)
+                    || (seen.is_stopped, seen.is_reported) != (now.is_stopped, now.is_reported);
+                *seen = now;
                 is_new
             });
         }

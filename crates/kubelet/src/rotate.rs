@@ -14,15 +14,13 @@ use crate::{
 
 /// Looks at all logs for ever.
 pub async fn run(core: Arc<Core>) {
-    let settings = &core.config.kubelet;
-    let Some(max) = settings.log_max_bytes() else {
-        return;
-    };
     loop {
-        core.config
-            .clock
-            .sleep(settings.container_log_monitor_interval.0)
-            .await;
+        let settings = core.settings();
+        let wait = settings.container_log_monitor_interval.0;
+        core.config.clock.sleep(wait).await;
+        let Some(max) = settings.log_max_bytes() else {
+            continue;
+        };
         for seen in core.registry.pods() {
             for (id, log) in logs(&core, &seen) {
                 if !std::fs::symlink_metadata(log.path()).is_ok_and(|meta| meta.len() > max) {
@@ -75,7 +73,7 @@ async fn rotate(core: &Core, id: &str, log: &LogFile) -> Result<()> {
         return Err(status.into());
     }
     debug!(log = %log.path().display(), "log rotated");
-    let files = usize::try_from(core.config.kubelet.container_log_max_files).unwrap_or(2);
+    let files = usize::try_from(core.settings().container_log_max_files).unwrap_or(2);
     remove_oldest(log, &dir, files);
     Ok(())
 }

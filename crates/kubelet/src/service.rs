@@ -12,6 +12,7 @@ use lifecycle::{Context, Outcome, Run, Service};
 use reconcile::{Kind, Recorder};
 use stdx::Backoff;
 use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 use tracing::warn;
 use volume::{LinuxMounter, storage};
 
@@ -21,18 +22,19 @@ use crate::{
     cgroups, collect,
     core::Core,
     csi_drivers::Registrar,
-    dispatch,
+    dispatch, enforce,
     events::Events,
-    eviction,
+    eviction, follow_settings,
     make::apparmor,
     metrics::Metrics,
     node::{lease, machine::Machine, register, status},
-    plugins,
+    own_process, plugins,
     pulls::Pulls,
     registry::Registry,
     relist, rotate,
     runtime::Runtime,
     server::{self, auth::Auth},
+    shutdown,
     sources::Sources,
     static_pods, stats, sweep,
     volumes::{Drivers, NodeHost},
@@ -64,20 +66,35 @@ impl Service for Kubelet {
     }
 
     fn run(self: Arc<Self>, context: Context) -> Run {
-        Box::pin(async move { run(self.config.clone(), context).await })
+        Box::pin(async move {
+            // Pods end before the parts that end them.
+            let token = CancellationToken::new();
+            // The parts stop even if this run is given up.
+            let _guard = token.clone().drop_guard();
+            let parts = context.part_with(token);
+            let outcome = run(self.config.clone(), &context, &parts).await;
+            parts.end().await;
+            outcome
+        })
     }
 }
 
-async fn run(config: Arc<Config>, context: Context) -> Outcome {
+/// The parts run in a context of their own, so that they still work when the daemon is asked to stop.
+async fn run(config: Arc<Config>, stop: &Context, context: &Context) -> Outcome {
     make_directories(&config)?;
+    own_process::set(&config.kubelet);
     let drivers = Drivers::default();
-    let core = Arc::new(core(&config, &context, &drivers));
-    cgroups::ensure_classes(
-        &config.cgroup_root,
-        core.machine.pids_for_pods(&config.kubelet),
-    )?;
-    let listener = server::bind(&core).await?;
-    context.spawn("server", server::serve(core.clone(), listener));
+    let core = Arc::new(core(&config, context, &drivers));
+    cgroups::ensure_classes(&config.cgroup_root, core.machine.page_sizes())?;
+    let weight = core.admitted.burstable();
+    let root = config.cgroup_root.clone();
+    context.spawn("class weights", cgroups::follow_weight(root, weight));
+    context.spawn("reservations", enforce::run(core.clone()));
+    context.spawn("settings", follow_settings::run(core.clone()));
+    if config.kubelet.enable_server {
+        let listener = server::bind(&core).await?;
+        context.spawn("server", server::serve(core.clone(), listener));
+    }
     context.spawn("healthz", server::serve_healthz(core.clone()));
 
     let node = retry(&config, "cannot register the node", || {
@@ -86,24 +103,27 @@ async fn run(config: Arc<Config>, context: Context) -> Outcome {
     .await;
     core.events
         .node(Kind::Normal, "Starting", "Starting kubelet.");
-    start_volumes(&core, &context, &node, drivers).await?;
+    start_volumes(&core, context, &node, drivers).await?;
     let (ready, mut is_ready) = watch::channel(false);
     let (node_uid, owner) = watch::channel(None);
     context.spawn(
         "node status",
         status::run(core.clone(), node, core.nodes.subscribe(), ready, node_uid),
     );
-    let holder = config.clone();
+    let holder = core.clone();
     context.spawn("lease", async move { lease::run(&holder, owner).await });
 
-    start_pods(&core, &context).await;
+    start_pods(&core, context).await;
     tokio::select! {
         ready = is_ready.wait_for(|ready| *ready) => if ready.is_ok() {
             context.ready();
         },
-        () = context.shutdown() => return Ok(()),
+        () = stop.shutdown() => return Ok(()),
     }
-    context.shutdown().await;
+    stop.shutdown().await;
+    if config.shutdown_on_stop {
+        shutdown::end_pods(&core).await;
+    }
     Ok(())
 }
 
@@ -177,6 +197,7 @@ async fn start_pods(core: &Arc<Core>, context: &Context) {
     context.spawn("logs", rotate::run(core.clone()));
     context.spawn("sweep", sweep::run(core.clone()));
     context.spawn("eviction", eviction::run(core.clone()));
+    context.spawn("shutdown", shutdown::run(core.clone()));
     core.volumes.unstage_idle();
 }
 
@@ -198,7 +219,11 @@ fn core(config: &Arc<Config>, context: &Context, drivers: &Drivers) -> Core {
         mounter: LinuxMounter,
     };
     let volumes = storage::Manager::new(Arc::new(host), config.clock.clone());
-    let runtime = cri::connect(&config.cri_socket);
+    let runtime = cri::connect_within(
+        &config.cri_socket,
+        config.image_socket.as_deref(),
+        config.kubelet.runtime_request_timeout.0,
+    );
     let metrics = Metrics::default();
     metrics.count_calls(&runtime.calls);
     Core {
@@ -207,7 +232,7 @@ fn core(config: &Arc<Config>, context: &Context, drivers: &Drivers) -> Core {
             events: watch::Sender::new(false),
             logs_dir: config.pod_logs_dir.clone(),
         },
-        events: Events::new(recorder, &config.node_name),
+        events: Events::new(recorder, &config.node_name, context, &config.kubelet),
         sources,
         volumes: Arc::new(volumes),
         services: Informer::<KubeService>::builder(client).start(context),
@@ -218,17 +243,16 @@ fn core(config: &Arc<Config>, context: &Context, drivers: &Drivers) -> Core {
         registry,
         machine: Machine::read(&config.root_dir),
         mounter: LinuxMounter,
-        auth: Auth::new(
-            config.client.clone(),
-            &config.node_name,
-            config.clock.clone(),
-        ),
+        auth: Auth::new(config),
         stats: stats::Provider::default(),
         metrics,
-        pulls: Pulls::new(&config.kubelet),
+        pulls: parking_lot::Mutex::new(Arc::new(Pulls::new(&config.kubelet))),
+        settings: watch::Sender::new(Arc::new(config.kubelet.clone())),
         evictions: parking_lot::Mutex::default(),
         images_seen: parking_lot::Mutex::default(),
         pressures: watch::Sender::new(Vec::new()),
+        shutting_down: watch::Sender::new(false),
+        shutdown_times: watch::Sender::default(),
         status_seen: watch::Sender::new(None),
         context: context.clone(),
         config: config.clone(),

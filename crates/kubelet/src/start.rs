@@ -198,7 +198,7 @@ fn seccomp_root(core: &Core) -> String {
 fn seccomp_of_node<'a>(core: &Core, root: &'a str) -> security::Seccomp<'a> {
     security::Seccomp {
         root,
-        by_default: core.config.kubelet.seccomp_default,
+        by_default: core.settings().seccomp_default,
     }
 }
 
@@ -250,7 +250,7 @@ async fn container_config(
         mounts,
         devices,
         security,
-        node_memory: core.machine.memory,
+        resources: make::resources::of_container(pod, container, core.node_limits()),
     };
     Ok(make::container::config(pod, container, inputs))
 }
@@ -331,6 +331,7 @@ pub fn sandbox_config(core: &Core, pod: &Pod, attempt: u32) -> v1::PodSandboxCon
             },
             pod_logs_dir: &core.config.pod_logs_dir.to_string_lossy(),
             cgroup_root: &core.config.cgroup_root,
+            cfs: core.settings().cfs_quota(),
             seccomp: seccomp_of_node(core, &seccomp_root(core)),
         },
     )

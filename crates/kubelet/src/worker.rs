@@ -39,7 +39,7 @@ use crate::{
         spec,
         status::{self, Facts, Failure, is_terminal},
     },
-    registry::Message,
+    registry::{Message, Seen},
     runtime::Ended,
     volumes,
 };
@@ -50,6 +50,7 @@ use mounts::Mounts;
 use probing::Probing;
 use report::Report;
 use size::Size;
+pub use size::allocated;
 use timing::Timing;
 
 /// One pod's worker.
@@ -128,18 +129,21 @@ impl Worker {
         shown: Option<Arc<Pod>>,
         wanted: bool,
     ) -> Self {
+        let pod_grows = size::has_condition(&pod, "PodResizeInProgress");
         Self {
             timing: Timing::new(pod.status.as_ref().unwrap_or(&PodStatus::default())),
             report: Report::new(pod.status.clone().unwrap_or_default()),
             subject: Subject {
                 uid: spec::uid(&pod).to_owned(),
-                size: Size::of(&pod),
+                size: Size::of(&pod, &core.pod_dir(spec::uid(&pod))),
                 pod,
                 shown,
                 wanted,
             },
             memory: Memory {
-                longest_restart_delay: Some(core.config.kubelet.longest_restart_delay()),
+                longest_restart_delay: Some(core.settings().longest_restart_delay()),
+                cfs: core.settings().cfs_quota(),
+                pod_grows,
                 ..Memory::default()
             },
             core,
@@ -217,6 +221,8 @@ impl Worker {
                 self.memory.retry_after_sources_changed();
                 self.mounts.refresh_soon();
             }
+            // The next look tries again.
+            Message::Room => {}
             Message::Probe(result) => self.probing.record(&result, &mut self.memory),
             Message::Fail {
                 reason,
@@ -294,7 +300,7 @@ impl Worker {
             self.change(Change::Ended { grace });
         }
         if decision.ended {
-            self.core.admitted.release(&self.subject.uid);
+            self.core.release(&self.subject.uid);
         }
         self.announce_waiting(&decision);
         self.refresh_volumes(now);
@@ -388,8 +394,13 @@ impl Worker {
         });
         self.timing.saw(&self.core.metrics, &status);
         self.report.set_status(status);
-        let (pod, status) = (self.subject.pod.clone(), self.report.shared());
-        self.core.registry.publish(&self.subject.uid, pod, status);
+        let seen = Seen {
+            pod: self.subject.pod.clone(),
+            status: self.report.shared(),
+            is_stopped: matches!(self.life, Life::Stopped(_)),
+            is_reported: self.report.is_taken(),
+        };
+        self.core.registry.publish(&self.subject.uid, seen);
     }
 }
 

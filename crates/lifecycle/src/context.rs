@@ -51,9 +51,15 @@ impl Context {
     /// A part of this run that may end before it: it hears this run's shutdown and has one of its own,
     /// and owns its tasks. End it with [`Context::end`].
     pub fn part(&self) -> Self {
+        self.part_with(self.shutdown.child_token())
+    }
+
+    /// A part of this run that ends by a token of its own alone: it still works while the run stops. End
+    /// it with [`Context::end`].
+    pub fn part_with(&self, shutdown: CancellationToken) -> Self {
         Self {
             name: self.name,
-            shutdown: self.shutdown.child_token(),
+            shutdown,
             state: self.state.clone(),
             problems: self.problems.clone(),
             tasks: TaskTracker::new(),

@@ -1,119 +1,41 @@
 //! Reads a KubeletConfiguration from a file and the drop-in files beside it.
 
-use std::{fs, path::Path};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
 use serde_json::{Map, Value};
 
-use super::{API_VERSION, KIND, KubeletConfiguration};
+use super::{API_VERSION, KIND, KubeletConfiguration, fixed};
 
-/// Fields of upstream's type that do nothing here, because what they set does not exist here (yet).
-pub const WITHOUT_EFFECT: &[&str] = &[
-    "address",
-    "cgroupDriver",
-    "cgroupRoot",
-    "cgroupsPerQOS",
-    "clusterDNS",
-    "clusterDomain",
-    "configMapAndSecretChangeDetectionStrategy",
-    "containerLogMaxWorkers",
-    "containerRuntimeEndpoint",
-    "contentType",
-    "cpuCFSQuota",
-    "cpuCFSQuotaPeriod",
-    "cpuManagerPolicy",
-    "cpuManagerPolicyOptions",
-    "cpuManagerReconcilePeriod",
-    "enableContentionProfiling",
-    "enableControllerAttachDetach",
-    "enableDebugFlagsHandler",
-    "enableDebuggingHandlers",
-    "enableProfilingHandler",
-    "enableServer",
-    "enableSystemLogQuery",
-    "eventBurst",
-    "eventRecordQPS",
-    "failCgroupV1",
-    "failSwapOn",
-    "fileCheckFrequency",
-    "hairpinMode",
-    "httpCheckFrequency",
-    "imagePullCredentialsVerificationPolicy",
-    "imageServiceEndpoint",
-    "iptablesDropBit",
-    "iptablesMasqueradeBit",
-    "kernelMemcgNotification",
-    "kubeAPIBurst",
-    "kubeAPIQPS",
-    "kubeReservedCgroup",
-    "kubeletCgroups",
-    "logging",
-    "makeIPTablesUtilChains",
-    "maxOpenFiles",
-    "memoryManagerPolicy",
-    "memoryReservationPolicy",
-    "memorySwap",
-    "memoryThrottlingFactor",
-    "oomScoreAdj",
-    "podCIDR",
-    "port",
-    "preloadedImagesVerificationAllowlist",
-    "protectKernelDefaults",
-    "providerID",
-    "qosReserved",
-    "readOnlyPort",
-    "registerNode",
-    "reservedMemory",
-    "reservedSystemCPUs",
-    "rotateCertificates",
-    "runOnce",
-    "runtimeRequestTimeout",
-    "serverTLSBootstrap",
-    "showHiddenMetricsForVersion",
-    "shutdownGracePeriod",
-    "shutdownGracePeriodByPodPriority",
-    "shutdownGracePeriodCriticalPods",
-    "singleProcessOOMKill",
-    "staticPodURL",
-    "staticPodURLHeader",
-    "streamingConnectionIdleTimeout",
-    "syncFrequency",
-    "systemCgroups",
-    "systemReservedCgroup",
-    "tlsCertFile",
-    "tlsCipherSuites",
-    "tlsCurvePreferences",
-    "tlsMinVersion",
-    "tlsPrivateKeyFile",
-    "topologyManagerPolicy",
-    "topologyManagerPolicyOptions",
-    "topologyManagerScope",
-    "tracing",
-    "userNamespaces",
-    "volumePluginDir",
-];
+/// Where a configuration comes from.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Sources {
+    pub file: Option<PathBuf>,
+    /// A directory of drop-in files.
+    pub drop_ins: Option<PathBuf>,
+}
 
-/// A configuration and what its author should know about it.
+/// A configuration and where it came from.
 #[derive(Debug, Clone)]
 pub struct Loaded {
     pub configuration: KubeletConfiguration,
-    /// Fields that are set and have no effect.
-    pub warnings: Vec<String>,
+    pub sources: Sources,
 }
 
-/// Reads the file, if one is given, and the drop-in files (`*.conf`, in the order of their names) of
+/// Reads the file, if one is given, and the drop-in files (`*.conf`, in the order of their paths) of
 /// the directory, if one is given. A later file's fields win; maps are merged by key.
-pub fn load(file: Option<&Path>, drop_ins: Option<&Path>) -> Result<Loaded, String> {
+pub fn load(sources: Sources) -> Result<Loaded, String> {
     let mut merged = Map::new();
-    let mut warnings = Vec::new();
-    let mut sources: Vec<std::path::PathBuf> = file.into_iter().map(Path::to_path_buf).collect();
-    if let Some(dir) = drop_ins {
-        sources.extend(drop_in_files(dir)?);
+    let mut files: Vec<PathBuf> = sources.file.iter().cloned().collect();
+    if let Some(dir) = &sources.drop_ins {
+        drop_in_files(dir, &mut files)?;
     }
-    for path in &sources {
+    for path in &files {
         let text =
             fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?;
-        let fields =
-            parse(&text, &mut warnings).map_err(|why| format!("{}: {why}", path.display()))?;
+        let fields = parse(&text).map_err(|why| format!("{}: {why}", path.display()))?;
         merge(&mut merged, fields);
     }
     let configuration: KubeletConfiguration = serde_json::from_value(Value::Object(merged))
@@ -123,31 +45,33 @@ pub fn load(file: Option<&Path>, drop_ins: Option<&Path>) -> Result<Loaded, Stri
     if problems.is_empty() {
         Ok(Loaded {
             configuration,
-            warnings,
+            sources,
         })
     } else {
         Err(format!("kubelet configuration: {}", problems.join("; ")))
     }
 }
 
-fn drop_in_files(dir: &Path) -> Result<Vec<std::path::PathBuf>, String> {
+/// Directories below are looked into at their place in the order.
+fn drop_in_files(dir: &Path, files: &mut Vec<PathBuf>) -> Result<(), String> {
     let bad = |error: std::io::Error| format!("{}: {error}", dir.display());
-    let mut files = Vec::new();
+    let mut paths = Vec::new();
     for entry in fs::read_dir(dir).map_err(bad)? {
-        let path = entry.map_err(bad)?.path();
-        if path
-            .extension()
-            .is_some_and(|extension| extension == "conf")
-            && path.is_file()
-        {
+        paths.push(entry.map_err(bad)?.path());
+    }
+    paths.sort();
+    for path in paths {
+        let is_conf = path.extension().is_some_and(|ending| ending == "conf");
+        if path.is_dir() {
+            drop_in_files(&path, files)?;
+        } else if is_conf && path.is_file() {
             files.push(path);
         }
     }
-    files.sort();
-    Ok(files)
+    Ok(())
 }
 
-fn parse(text: &str, warnings: &mut Vec<String>) -> Result<Map<String, Value>, String> {
+fn parse(text: &str) -> Result<Map<String, Value>, String> {
     let value: Value = serde_saphyr::from_str(text).map_err(|error| error.to_string())?;
     let Value::Object(mut fields) = value else {
         return Err("not an object".into());
@@ -157,17 +81,17 @@ fn parse(text: &str, warnings: &mut Vec<String>) -> Result<Map<String, Value>, S
             return Err(format!("{key} must be {wanted}"));
         }
     }
-    let without: Vec<String> = fields
-        .keys()
-        .filter(|key| WITHOUT_EFFECT.contains(&key.as_str()))
-        .cloned()
-        .collect();
-    for key in without {
-        fields.remove(&key);
-        warnings.push(format!(
-            "{key} (line {}) has no effect here",
-            line_of(text, &key)
-        ));
+    let mut refused = Vec::new();
+    fields.retain(|key, value| match fixed::check(key, value) {
+        None => true,
+        Some(checked) => {
+            let line = || format!("line {}: ", line_of(text, key));
+            refused.extend(checked.err().map(|why| line() + &why));
+            false
+        }
+    });
+    if !refused.is_empty() {
+        return Err(refused.join("; "));
     }
     // Null is as good as absent.
     fields.retain(|_, value| !value.is_null());
@@ -184,12 +108,9 @@ fn explain(error: &str, text: &str) -> String {
     else {
         return error.to_owned();
     };
-    let candidates: Vec<&str> = error
-        .split('`')
-        .skip(3)
-        .step_by(2)
-        .chain(WITHOUT_EFFECT.iter().copied())
-        .collect();
+    let mut candidates: Vec<&str> = error.split('`').skip(3).step_by(2).collect();
+    let fixed: Vec<&'static str> = fixed::names().collect();
+    candidates.extend_from_slice(&fixed);
     let line = line_of(text, unknown);
     let nearest = candidates
         .into_iter()
@@ -253,8 +174,16 @@ mod tests {
         file
     }
 
+    fn of(file: &Path, drop_ins: Option<&Path>) -> Result<KubeletConfiguration, String> {
+        let sources = Sources {
+            file: Some(file.to_owned()),
+            drop_ins: drop_ins.map(Path::to_owned),
+        };
+        load(sources).map(|loaded| loaded.configuration)
+    }
+
     fn refused(text: &str) -> String {
-        load(Some(written(text).path()), None).unwrap_err()
+        of(written(text).path(), None).unwrap_err()
     }
 
     #[test]
@@ -275,7 +204,7 @@ mod tests {
         assert!(wrong.contains("many"), "{wrong}");
         let file = tempfile::NamedTempFile::new().unwrap();
         fs::write(file.path(), "kind: Pod\n").unwrap();
-        assert!(load(Some(file.path()), None).is_err());
+        assert!(of(file.path(), None).is_err());
     }
 
     #[test]
@@ -283,7 +212,7 @@ mod tests {
         let file = written(
             "crashLoopBackOff: {maxContainerRestartPeriod: 30s}\nregistryPullQPS: 3\nmaxParallelImagePulls: 4\n",
         );
-        let loaded = load(Some(file.path()), None).unwrap().configuration;
+        let loaded = of(file.path(), None).unwrap();
         assert_eq!(loaded.longest_restart_delay().as_secs(), 30);
         assert_eq!(loaded.max_parallel_image_pulls, Some(4));
         for (text, expected) in [
@@ -304,11 +233,24 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_effect_is_said() {
-        let file = written("maxPods: 7\nhairpinMode: none\n");
-        let loaded = load(Some(file.path()), None).unwrap();
-        assert_eq!(loaded.configuration.max_pods, 7);
-        assert_eq!(loaded.warnings, ["hairpinMode (line 4) has no effect here"]);
+    fn what_would_have_no_effect_is_refused_with_its_line() {
+        let file = written("maxPods: 7\nhairpinMode: none\ncpuManagerPolicy: none\n");
+        assert_eq!(of(file.path(), None).unwrap().max_pods, 7);
+        let told = refused("maxPods: 7\ncpuManagerPolicy: static\n");
+        assert!(
+            told.contains("line 4: cpuManagerPolicy cannot be"),
+            "{told}"
+        );
+    }
+
+    #[test]
+    fn what_kubeadm_writes_is_accepted() {
+        let file = written(
+            "authentication:\n  anonymous: {enabled: false}\n  webhook: {cacheTTL: 0s, enabled: true}\n  x509: {clientCAFile: /etc/kubernetes/pki/ca.crt}\nauthorization:\n  mode: Webhook\n  webhook: {cacheAuthorizedTTL: 0s, cacheUnauthorizedTTL: 0s}\ncgroupDriver: systemd\nclusterDNS: [10.96.0.10]\nclusterDomain: cluster.local\ncontainerRuntimeEndpoint: \"\"\ncpuManagerReconcilePeriod: 0s\ncrashLoopBackOff: {}\nevictionPressureTransitionPeriod: 0s\nfileCheckFrequency: 0s\nhealthzBindAddress: 127.0.0.1\nhealthzPort: 10248\nhttpCheckFrequency: 0s\nimageMaximumGCAge: 0s\nimageMinimumGCAge: 0s\nlogging:\n  flushFrequency: 0\n  options: {json: {infoBufferSize: \"0\"}, text: {infoBufferSize: \"0\"}}\n  verbosity: 0\nmemorySwap: {}\nnodeStatusReportFrequency: 0s\nnodeStatusUpdateFrequency: 0s\nrotateCertificates: true\nruntimeRequestTimeout: 0s\nshutdownGracePeriod: 0s\nshutdownGracePeriodCriticalPods: 0s\nstaticPodPath: /etc/kubernetes/manifests\nstreamingConnectionIdleTimeout: 0s\nsyncFrequency: 0s\nvolumeStatsAggPeriod: 0s\n",
+        );
+        let loaded = of(file.path(), None).unwrap();
+        assert_eq!(loaded.cluster_dns, ["10.96.0.10"]);
+        assert_eq!(loaded.image_minimum_gc_age.0.as_secs(), 120);
     }
 
     #[test]
@@ -322,9 +264,11 @@ mod tests {
         ] {
             fs::write(dir.path().join(name), format!("{HEAD}{text}")).unwrap();
         }
-        let loaded = load(Some(file.path()), Some(dir.path()))
-            .unwrap()
-            .configuration;
+        let below = dir.path().join("30-c");
+        fs::create_dir(&below).unwrap();
+        fs::write(below.join("x.conf"), format!("{HEAD}podsPerCore: 3\n")).unwrap();
+        let loaded = of(file.path(), Some(dir.path())).unwrap();
+        assert_eq!(loaded.pods_per_core, 3);
         assert_eq!((loaded.max_pods, loaded.pod_pids_limit), (9, 50));
         assert_eq!(loaded.kube_reserved["cpu"], "100m");
         assert_eq!(loaded.kube_reserved["memory"], "2Gi");
@@ -334,6 +278,6 @@ mod tests {
     fn no_field_is_known_twice() {
         let own = serde_json::to_value(KubeletConfiguration::default()).unwrap();
         let own = own.as_object().unwrap();
-        assert!(WITHOUT_EFFECT.iter().all(|name| !own.contains_key(*name)));
+        assert!(fixed::names().all(|name| !own.contains_key(name)));
     }
 }

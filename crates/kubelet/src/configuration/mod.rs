@@ -1,20 +1,32 @@
 //! KubeletConfiguration v1beta1: what a node may be told in a file, under upstream's names and with
 //! upstream's defaults. [`load`] reads it.
 //!
-//! Only what takes effect is here. Other fields of upstream's type are known by name: they are
-//! accepted with a warning ([`load::WITHOUT_EFFECT`]), and unknown ones are refused.
+//! Only what takes effect is here. Other fields of upstream's type are known by name and accepted with
+//! the value that holds anyway ([`fixed`]); unknown ones are refused.
 
 mod duration;
+mod fixed;
+mod gates;
 mod load;
+mod machine;
+mod parts;
+mod reload;
+mod validate;
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
 pub use duration::GoDuration;
 use k8s_openapi::api::core::v1::Taint;
-pub use load::{Loaded, load};
+pub use load::{Loaded, Sources, load};
+pub use machine::check as check_machine;
+pub use parts::*;
+pub use reload::{Change, reload};
 use serde::{Deserialize, Serialize};
 
-use crate::eviction::thresholds::{self, Threshold};
+use crate::{
+    eviction::thresholds::{self, Threshold},
+    make::resources::CfsQuota,
+};
 
 /// Upstream's group and version.
 pub const API_VERSION: &str = "kubelet.config.k8s.io/v1beta1";
@@ -31,12 +43,36 @@ const POD_PIDS_LIMIT: i64 = 16_384;
 pub struct KubeletConfiguration {
     pub kind: String,
     pub api_version: String,
+    /// Whether the kubelet serves its API at all.
+    pub enable_server: bool,
     /// A directory with manifests of static pods; empty: none.
     pub static_pod_path: String,
+    /// Where the kubelet listens.
+    pub address: String,
+    pub port: i32,
+    #[serde(rename = "providerID")]
+    pub provider_id: String,
+    pub register_node: bool,
     /// Where containers' logs are; empty: below the data directory.
     pub pod_logs_dir: String,
     pub healthz_port: i32,
     pub healthz_bind_address: String,
+    /// Adjustment of the kernel's score for this process when memory runs out.
+    pub oom_score_adj: i32,
+    /// Open files of this process; 0: as the machine says.
+    pub max_open_files: i64,
+    /// Empty: the cluster's.
+    pub cluster_domain: String,
+    /// None: the cluster's.
+    #[serde(rename = "clusterDNS")]
+    pub cluster_dns: Vec<String>,
+    /// Otherwise nothing may be run in containers or read of their logs through the kubelet.
+    pub enable_debugging_handlers: bool,
+    pub streaming_connection_idle_timeout: GoDuration,
+    /// Events in a second; 0: as many as there are.
+    #[serde(rename = "eventRecordQPS")]
+    pub event_record_qps: i32,
+    pub event_burst: i32,
     pub authentication: Authentication,
     pub authorization: Authorization,
     pub node_status_update_frequency: GoDuration,
@@ -51,9 +87,27 @@ pub struct KubeletConfiguration {
     pub image_gc_high_threshold_percent: i32,
     #[serde(rename = "imageGCLowThresholdPercent")]
     pub image_gc_low_threshold_percent: i32,
-    pub volume_stats_agg_period: GoDuration,
     pub max_pods: i32,
     pub pods_per_core: i32,
+    /// Whether limits of processor time are enforced, and over which time.
+    #[serde(rename = "cpuCFSQuota")]
+    pub cpu_cfs_quota: bool,
+    #[serde(rename = "cpuCFSQuotaPeriod")]
+    pub cpu_cfs_quota_period: GoDuration,
+    /// The cgroup below which pods live; empty: one of the cluster's own.
+    pub cgroup_root: String,
+    /// Empty: the runtime inside.
+    pub container_runtime_endpoint: String,
+    /// Empty: the same as the runtime's.
+    pub image_service_endpoint: String,
+    /// What a runtime has for a call.
+    pub runtime_request_timeout: GoDuration,
+    /// Refuses to start where swap is on, where cgroups are of version 1, or where the kernel's settings are
+    /// not those that Kubernetes expects.
+    pub fail_swap_on: bool,
+    #[serde(rename = "failCgroupV1")]
+    pub fail_cgroup_v1: bool,
+    pub protect_kernel_defaults: bool,
     /// Processes and threads of one pod; -1: only the node's limit.
     pub pod_pids_limit: i64,
     /// The resolver configuration that pods inherit; empty: the machine's own.
@@ -70,7 +124,14 @@ pub struct KubeletConfiguration {
     pub container_log_monitor_interval: GoDuration,
     pub system_reserved: BTreeMap<String, String>,
     pub kube_reserved: BTreeMap<String, String>,
+    pub system_reserved_cgroup: String,
+    pub kube_reserved_cgroup: String,
     pub enforce_node_allocatable: Vec<String>,
+    /// How long the node waits for its pods when it shuts down; 0: not at all.
+    pub shutdown_grace_period: GoDuration,
+    /// The part of it that critical pods have.
+    pub shutdown_grace_period_critical_pods: GoDuration,
+    pub shutdown_grace_period_by_pod_priority: Vec<ShutdownGracePeriodByPodPriority>,
     pub allowed_unsafe_sysctls: Vec<String>,
     /// Containers that name no seccomp profile get the runtime's.
     pub seccomp_default: bool,
@@ -88,115 +149,53 @@ pub struct KubeletConfiguration {
     pub feature_gates: BTreeMap<String, bool>,
 }
 
-/// How requests to the kubelet are authenticated.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-#[derive(Default)]
-pub struct Authentication {
-    pub anonymous: Anonymous,
-    pub webhook: AuthenticationWebhook,
-}
-
-/// Requests without credentials.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub struct Anonymous {
-    pub enabled: bool,
-}
-
-/// Bearer tokens.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub struct AuthenticationWebhook {
-    pub enabled: bool,
-    #[serde(rename = "cacheTTL")]
-    pub cache_ttl: GoDuration,
-}
-
-impl Default for AuthenticationWebhook {
-    fn default() -> Self {
-        Self {
-            enabled: true,
-            cache_ttl: GoDuration::from_secs(120),
-        }
-    }
-}
-
-/// How long containers that crash wait.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub struct CrashLoopBackOff {
-    /// The longest delay between two restarts.
-    pub max_container_restart_period: GoDuration,
-}
-
-impl Default for CrashLoopBackOff {
-    fn default() -> Self {
-        Self {
-            max_container_restart_period: GoDuration::from_secs(300),
-        }
-    }
-}
-
-/// How requests to the kubelet are authorized.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub struct Authorization {
-    pub mode: String,
-    pub webhook: AuthorizationWebhook,
-}
-
-impl Default for Authorization {
-    fn default() -> Self {
-        Self {
-            mode: "Webhook".into(),
-            webhook: AuthorizationWebhook::default(),
-        }
-    }
-}
-
-/// How long the API server's decisions count.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub struct AuthorizationWebhook {
-    #[serde(rename = "cacheAuthorizedTTL")]
-    pub cache_authorized_ttl: GoDuration,
-    #[serde(rename = "cacheUnauthorizedTTL")]
-    pub cache_unauthorized_ttl: GoDuration,
-}
-
-impl Default for AuthorizationWebhook {
-    fn default() -> Self {
-        Self {
-            cache_authorized_ttl: GoDuration::from_secs(300),
-            cache_unauthorized_ttl: GoDuration::from_secs(30),
-        }
-    }
-}
-
 impl Default for KubeletConfiguration {
     fn default() -> Self {
         let secs = GoDuration::from_secs;
         Self {
             kind: KIND.into(),
             api_version: API_VERSION.into(),
+            enable_server: true,
             static_pod_path: String::new(),
+            address: "0.0.0.0".into(),
+            port: 10250,
+            provider_id: String::new(),
+            register_node: true,
             pod_logs_dir: String::new(),
             healthz_port: 10248,
             healthz_bind_address: "127.0.0.1".into(),
+            oom_score_adj: -999,
+            max_open_files: 0,
+            cluster_domain: String::new(),
+            cluster_dns: Vec::new(),
+            enable_debugging_handlers: true,
+            streaming_connection_idle_timeout: secs(4 * 3600),
+            // Upstream's kubelet sends no more than 50.
+            event_record_qps: 0,
+            event_burst: 100,
             authentication: Authentication::default(),
             authorization: Authorization::default(),
-            node_status_update_frequency: secs(10),
-            node_status_report_frequency: secs(300),
+            // How often the status is written depends on how often it is looked at.
+            node_status_update_frequency: secs(0),
+            node_status_report_frequency: secs(0),
             node_lease_duration_seconds: 40,
             node_status_max_images: 50,
             image_minimum_gc_age: secs(120),
             image_maximum_gc_age: secs(0),
             image_gc_high_threshold_percent: 85,
             image_gc_low_threshold_percent: 80,
-            volume_stats_agg_period: secs(60),
             max_pods: 110,
             pods_per_core: 0,
+            cpu_cfs_quota: true,
+            cpu_cfs_quota_period: GoDuration(Duration::from_millis(100)),
+            cgroup_root: String::new(),
+            container_runtime_endpoint: String::new(),
+            image_service_endpoint: String::new(),
+            runtime_request_timeout: secs(120),
+            // Upstream's kubelet fails on both by default.
+            fail_swap_on: false,
+            fail_cgroup_v1: false,
+            protect_kernel_defaults: false,
             pod_pids_limit: POD_PIDS_LIMIT,
             resolv_conf: String::new(),
             eviction_hard: BTreeMap::new(),
@@ -211,7 +210,12 @@ impl Default for KubeletConfiguration {
             container_log_monitor_interval: secs(10),
             system_reserved: BTreeMap::new(),
             kube_reserved: BTreeMap::new(),
+            system_reserved_cgroup: String::new(),
+            kube_reserved_cgroup: String::new(),
             enforce_node_allocatable: vec!["pods".into()],
+            shutdown_grace_period: secs(0),
+            shutdown_grace_period_critical_pods: secs(0),
+            shutdown_grace_period_by_pod_priority: Vec::new(),
             allowed_unsafe_sysctls: Vec::new(),
             seccomp_default: false,
             crash_loop_back_off: CrashLoopBackOff::default(),
@@ -252,156 +256,113 @@ impl KubeletConfiguration {
         if self.pod_pids_limit < 0 {
             self.pod_pids_limit = -1;
         }
+        self.fill_in_zeros();
         self
     }
 
-    /// Everything that is wrong with it, by field.
-    pub fn problems(&self) -> Vec<String> {
-        let mut found = Vec::new();
-        let mut check = |ok: bool, message: String| {
-            if !ok {
-                found.push(message);
-            }
-        };
-        let percent = 0..=100;
-        let (high, low) = (
-            self.image_gc_high_threshold_percent,
-            self.image_gc_low_threshold_percent,
-        );
-        check(
-            percent.contains(&high),
-            format!("imageGCHighThresholdPercent must be between 0 and 100, not {high}"),
-        );
-        check(
-            percent.contains(&low) && low < high,
-            format!(
-                "imageGCLowThresholdPercent must be less than imageGCHighThresholdPercent, not {low}"
-            ),
-        );
-        check(
-            self.container_log_max_files > 1,
-            format!(
-                "containerLogMaxFiles must be greater than 1, not {}",
-                self.container_log_max_files
-            ),
-        );
-        check(
-            self.log_max_bytes().is_some_and(|bytes| bytes > 0),
-            format!(
-                "containerLogMaxSize must be a positive quantity, not {:?}",
-                self.container_log_max_size
-            ),
-        );
-        check(self.max_pods >= 0, "maxPods must not be negative".into());
-        check(
-            self.pods_per_core >= 0,
-            "podsPerCore must not be negative".into(),
-        );
-        check(
-            self.pod_pids_limit != 0,
-            "podPidsLimit must not be zero: no process could start".into(),
-        );
-        check(
-            self.node_lease_duration_seconds > 0,
-            "nodeLeaseDurationSeconds must be greater than 0".into(),
-        );
-        check(
-            (0..=65_535).contains(&self.healthz_port),
-            format!("healthzPort must be a port, not {}", self.healthz_port),
-        );
-        check(
-            self.healthz_bind_address
-                .parse::<std::net::IpAddr>()
-                .is_ok(),
-            format!(
-                "healthzBindAddress must be an address, not {:?}",
-                self.healthz_bind_address
-            ),
-        );
-        check(
-            !self.authentication.anonymous.enabled,
-            "authentication.anonymous.enabled: anonymous requests are always refused".into(),
-        );
-        check(
-            self.authorization.mode == "Webhook",
-            format!(
-                "authorization.mode must be Webhook, not {:?}",
-                self.authorization.mode
-            ),
-        );
-        found.extend(self.restart_and_pull_problems());
-        found.extend(self.reservation_problems());
-        if let Err(problem) = self.thresholds() {
-            found.push(problem);
+    /// Zero is as good as absent where it has no meaning of its own.
+    fn fill_in_zeros(&mut self) {
+        if self.node_status_report_frequency.0.is_zero() {
+            self.node_status_report_frequency = match self.node_status_update_frequency {
+                GoDuration(Duration::ZERO) => GoDuration::from_secs(300),
+                looked => looked,
+            };
         }
-        found
+        let usual = Self::default();
+        let (webhook, decisions) = (
+            &mut self.authentication.webhook,
+            &mut self.authorization.webhook,
+        );
+        let durations = [
+            (
+                &mut self.node_status_update_frequency,
+                GoDuration::from_secs(10),
+            ),
+            (&mut self.image_minimum_gc_age, usual.image_minimum_gc_age),
+            (
+                &mut self.eviction_pressure_transition_period,
+                usual.eviction_pressure_transition_period,
+            ),
+            (
+                &mut self.runtime_request_timeout,
+                usual.runtime_request_timeout,
+            ),
+            (
+                &mut self.streaming_connection_idle_timeout,
+                usual.streaming_connection_idle_timeout,
+            ),
+            (
+                &mut webhook.cache_ttl,
+                usual.authentication.webhook.cache_ttl,
+            ),
+            (
+                &mut decisions.cache_authorized_ttl,
+                usual.authorization.webhook.cache_authorized_ttl,
+            ),
+            (
+                &mut decisions.cache_unauthorized_ttl,
+                usual.authorization.webhook.cache_unauthorized_ttl,
+            ),
+        ];
+        for (value, usual) in durations {
+            if value.0.is_zero() {
+                *value = usual;
+            }
+        }
+        let numbers = [
+            (&mut self.port, usual.port),
+            (&mut self.event_burst, usual.event_burst),
+            (&mut self.registry_burst, usual.registry_burst),
+            (&mut self.max_pods, usual.max_pods),
+            (
+                &mut self.node_lease_duration_seconds,
+                usual.node_lease_duration_seconds,
+            ),
+        ];
+        for (value, usual) in numbers {
+            if *value == 0 {
+                *value = usual;
+            }
+        }
+        let texts = [
+            (&mut self.address, usual.address),
+            (&mut self.healthz_bind_address, usual.healthz_bind_address),
+            (
+                &mut self.container_log_max_size,
+                usual.container_log_max_size,
+            ),
+            (&mut self.authorization.mode, usual.authorization.mode),
+        ];
+        for (value, usual) in texts {
+            if value.is_empty() {
+                *value = usual;
+            }
+        }
+    }
+
+    /// Whether the limits of this are enforced: `pods`, `system-reserved` and so on.
+    pub fn enforces(&self, name: &str) -> bool {
+        let mut all = self.enforce_node_allocatable.iter();
+        all.any(|enforced| enforced == name)
+    }
+
+    /// The socket for images, if it is another than the runtime's.
+    pub fn image_socket(&self) -> Option<PathBuf> {
+        let endpoint: cri::Endpoint = self.image_service_endpoint.parse().ok()?;
+        Some(endpoint.path().to_owned())
+    }
+
+    /// How processor time is limited.
+    pub fn cfs_quota(&self) -> CfsQuota {
+        CfsQuota {
+            enforced: self.cpu_cfs_quota,
+            period: i64::try_from(self.cpu_cfs_quota_period.0.as_micros()).unwrap_or(100_000),
+        }
     }
 
     /// The longest delay between two restarts of a container.
     pub fn longest_restart_delay(&self) -> Duration {
         self.crash_loop_back_off.max_container_restart_period.0
-    }
-
-    fn restart_and_pull_problems(&self) -> Vec<String> {
-        let mut found = Vec::new();
-        let longest = self.longest_restart_delay();
-        if !(Duration::from_secs(1)..=Duration::from_secs(300)).contains(&longest) {
-            found.push(format!(
-                "crashLoopBackOff.maxContainerRestartPeriod must be between 1s and 300s, not {}",
-                self.crash_loop_back_off.max_container_restart_period
-            ));
-        }
-        if let Some(pulls) = self.max_parallel_image_pulls {
-            if pulls < 1 {
-                found.push(format!(
-                    "maxParallelImagePulls must be greater than 0, not {pulls}"
-                ));
-            }
-            if self.serialize_image_pulls && pulls > 1 {
-                found.push(
-                    "maxParallelImagePulls cannot be larger than 1 unless serializeImagePulls is false"
-                        .into(),
-                );
-            }
-        }
-        for (name, value) in [
-            ("registryPullQPS", self.registry_pull_qps),
-            ("registryBurst", self.registry_burst),
-        ] {
-            if value < 0 {
-                found.push(format!("{name} must not be negative, but {value}"));
-            }
-        }
-        found
-    }
-
-    fn reservation_problems(&self) -> Vec<String> {
-        let mut found = Vec::new();
-        for (field, list) in [
-            ("systemReserved", &self.system_reserved),
-            ("kubeReserved", &self.kube_reserved),
-        ] {
-            for (resource, amount) in list {
-                let known =
-                    ["cpu", "memory", "ephemeral-storage", "pid"].contains(&resource.as_str());
-                let good = amount
-                    .parse::<machinery::quantity::Quantity>()
-                    .is_ok_and(|quantity| !quantity.is_negative());
-                if !known || !good {
-                    found.push(format!(
-                        "{field}[{resource}]: {amount:?} is not a reservation"
-                    ));
-                }
-            }
-        }
-        for name in &self.enforce_node_allocatable {
-            if !matches!(name.as_str(), "pods" | "none") {
-                found.push(format!(
-                    "enforceNodeAllocatable: {name:?} is not supported, only pods and none"
-                ));
-            }
-        }
-        found
     }
 
     /// The thresholds at which pods are evicted.
@@ -489,5 +450,61 @@ mod tests {
         };
         assert_eq!(config.pod_capacity(2), 20);
         assert_eq!(config.pod_capacity(100), 110);
+    }
+
+    #[test]
+    fn zero_is_as_good_as_absent_where_it_means_nothing() {
+        let zeros = KubeletConfiguration {
+            max_pods: 0,
+            port: 0,
+            image_minimum_gc_age: GoDuration::default(),
+            eviction_pressure_transition_period: GoDuration::default(),
+            ..KubeletConfiguration::default()
+        };
+        let complete = KubeletConfiguration::default().complete();
+        assert_eq!(zeros.complete(), complete);
+        assert_eq!(
+            complete.node_status_report_frequency,
+            GoDuration::from_secs(300)
+        );
+        let often = KubeletConfiguration {
+            node_status_update_frequency: GoDuration::from_secs(4),
+            ..KubeletConfiguration::default()
+        };
+        assert_eq!(
+            often.complete().node_status_report_frequency,
+            GoDuration::from_secs(4)
+        );
+    }
+
+    #[test]
+    fn enforcements_need_their_cgroups_and_exclude_each_other() {
+        let of = |names: &[&str], cgroup: &str| {
+            let config = KubeletConfiguration {
+                enforce_node_allocatable: names.iter().map(ToString::to_string).collect(),
+                kube_reserved_cgroup: cgroup.to_owned(),
+                ..KubeletConfiguration::default().complete()
+            };
+            config.problems().join("; ")
+        };
+        assert_eq!(of(&["pods", "kube-reserved"], "/kube"), "");
+        for (names, cgroup, expected) in [
+            (
+                &["pods", "kube-reserved"][..],
+                "",
+                "kubeReservedCgroup must be",
+            ),
+            (
+                &["kube-reserved", "kube-reserved-compressible"],
+                "/k",
+                "together",
+            ),
+            (&["none", "pods"], "", "additional"),
+            (&["pods", "pods"], "", "twice"),
+            (&["nodes"], "", "is not one of"),
+        ] {
+            let told = of(names, cgroup);
+            assert!(told.contains(expected), "{names:?}: {told}");
+        }
     }
 }

@@ -9,12 +9,9 @@ pub mod thresholds;
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use client::Api;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, Toleration};
-use kube::api::{Patch, PatchParams};
 use reconcile::Kind;
-use serde_json::json;
 use tracing::{info, warn};
 
 use self::{
@@ -26,12 +23,11 @@ use self::{
 use crate::{
     admit::{self, Refusal},
     collect,
+    configuration::KubeletConfiguration,
     core::Core,
-    pod::{
-        spec::{self, QosClass},
-        status::time,
-    },
-    registry::{Message, Seen},
+    disruption::{self, Disruption},
+    pod::spec::{self, QosClass},
+    registry::Seen,
     stats::{FsStats, NodeStats, PodStats, Summary},
 };
 
@@ -43,31 +39,30 @@ const STORAGE_INTERVAL: Duration = Duration::from_secs(10);
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Hard evictions leave a pod this long.
 const IMMEDIATE: i64 = 1;
-/// Pods of this priority and above are the system's.
-const SYSTEM_CRITICAL: i32 = 2_000_000_000;
 
 const REASON: &str = "Evicted";
 
 /// Watches the node for ever.
 pub async fn run(core: Arc<Core>) {
-    let settings = &core.config.kubelet;
-    let thresholds = match settings.thresholds() {
-        Ok(thresholds) => thresholds,
-        Err(error) => {
-            warn!(error, "no eviction: the thresholds cannot be read");
-            return;
-        }
-    };
+    let mut settings = core.settings.subscribe();
     let mut manager = Manager {
-        thresholds,
+        thresholds: thresholds(&core.settings()),
         state: State::default(),
         leaving: None,
         storage_seen: None,
     };
     loop {
-        core.config.clock.sleep(INTERVAL).await;
+        tokio::select! {
+            () = core.config.clock.sleep(INTERVAL) => {}
+            _ = settings.changed() => manager.thresholds = thresholds(&core.settings()),
+        }
         manager.look(&core).await;
     }
+}
+
+/// They were checked when they were read.
+fn thresholds(settings: &KubeletConfiguration) -> Vec<Threshold> {
+    settings.thresholds().unwrap_or_default()
 }
 
 struct Manager {
@@ -83,7 +78,7 @@ impl Manager {
     async fn look(&mut self, core: &Core) {
         let node = core.stats.node(core).await;
         let seen = observations(core, &node);
-        let settings = &core.config.kubelet;
+        let settings = core.settings();
         let transition = settings.eviction_pressure_transition_period.0;
         let now = core.now();
         let verdict = decide::look(&mut self.state, &self.thresholds, transition, &seen, now);
@@ -153,7 +148,7 @@ impl Manager {
         let grace = if threshold.is_hard() {
             IMMEDIATE
         } else {
-            let most = i64::from(core.config.kubelet.eviction_max_pod_grace_period);
+            let most = i64::from(core.settings().eviction_max_pod_grace_period);
             most.min(first.grace_period).max(IMMEDIATE)
         };
         let message = rank::message(first, threshold, seen);
@@ -225,7 +220,7 @@ fn observations(core: &Core, node: &NodeStats) -> Observations {
         .iter()
         .find(|system| system.name == "pods");
     let used = pods.and_then(|pods| pods.memory.as_ref()?.working_set_bytes);
-    let reserved = core.config.kubelet.reserved("memory").value();
+    let reserved = core.settings().reserved("memory").value();
     let allowed = u64::try_from(core.machine.memory - reserved).ok();
     let left = allowed
         .zip(used)
@@ -288,7 +283,7 @@ async fn reclaim_node_level(core: &Core, threshold: &Threshold) -> bool {
 async fn evict_beyond_limits(core: &Core, pods: &[Seen], summary: &Summary) -> bool {
     let mut any = false;
     for seen in pods {
-        if is_critical(&seen.pod) || seen.pod.metadata.deletion_timestamp.is_some() {
+        if spec::is_critical(&seen.pod) || seen.pod.metadata.deletion_timestamp.is_some() {
             continue;
         }
         let Some(stats) = stats_of(summary, &seen.pod) else {
@@ -325,10 +320,6 @@ fn local_usage(stats: &PodStats) -> LocalUsage {
 
 fn priority(pod: &Pod) -> i32 {
     spec::spec(pod).priority.unwrap_or(0)
-}
-
-fn is_critical(pod: &Pod) -> bool {
-    spec::is_static(pod) || spec::is_mirror(pod) || priority(pod) >= SYSTEM_CRITICAL
 }
 
 fn usage(pod: &Pod, stats: Option<&PodStats>) -> PodUsage {
@@ -371,7 +362,7 @@ fn usage(pod: &Pod, stats: Option<&PodStats>) -> PodUsage {
         uid: spec::uid(pod).to_owned(),
         name: spec::described(pod),
         priority: priority(pod),
-        is_critical: is_critical(pod),
+        is_critical: spec::is_critical(pod),
         grace_period: spec::grace_period(pod),
         memory: stats
             .and_then(|stats| stats.memory.as_ref()?.working_set_bytes)
@@ -395,41 +386,18 @@ fn usage(pod: &Pod, stats: Option<&PodStats>) -> PodUsage {
 async fn evict(core: &Core, pod: &Pod, grace: i64, message: &str, disrupts: bool) {
     warn!(pod = spec::described(pod), message, "evicts pod");
     core.events.warning(pod, REASON, message);
-    if disrupts && let Err(error) = mark_disrupted(core, pod, message).await {
-        warn!(pod = spec::described(pod), %error, "cannot mark the pod as disrupted");
-    }
-    core.registry.tell(
-        spec::uid(pod),
-        Message::Fail {
-            reason: REASON,
-            message: message.to_owned(),
-            grace: Some(grace),
-        },
-    );
-}
-
-async fn mark_disrupted(core: &Core, pod: &Pod, message: &str) -> crate::Result<()> {
-    let api: Api<Pod> = Api::namespaced(core.config.client.clone(), spec::namespace(pod));
-    let condition = json!({
-        "type": "DisruptionTarget",
-        "status": "True",
-        "reason": "TerminationByKubelet",
-        "message": message,
-        "lastTransitionTime": time(core.now()),
-        "observedGeneration": pod.metadata.generation,
-    });
-    let patch = Patch::Strategic(json!({
-        "metadata": {"uid": spec::uid(pod)},
-        "status": {"conditions": [condition]},
-    }));
-    api.patch_status(spec::name(pod), &PatchParams::default(), &patch)
-        .await?;
-    Ok(())
+    let disruption = Disruption {
+        reason: REASON,
+        message,
+        condition: disrupts.then_some(message),
+        grace: Some(grace),
+    };
+    disruption::end(core, pod, disruption).await;
 }
 
 /// Whether a node under pressure refuses a pod, and why.
 pub fn refusal(pod: &Pod, pressures: &[&'static str]) -> Option<Refusal> {
-    if pressures.is_empty() || is_critical(pod) {
+    if pressures.is_empty() || spec::is_critical(pod) {
         return None;
     }
     if pressures == ["MemoryPressure"] {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use cri::v1;
 use k8s_openapi::api::core::v1::{Container, Pod};
 
-use super::{expand::expand, labels, resources};
+use super::{expand::expand, labels};
 
 /// Everything that was prepared for a container.
 pub struct Inputs {
@@ -15,7 +15,7 @@ pub struct Inputs {
     pub mounts: Vec<v1::Mount>,
     pub devices: Vec<v1::Device>,
     pub security: v1::LinuxContainerSecurityContext,
-    pub node_memory: i64,
+    pub resources: v1::LinuxContainerResources,
 }
 
 /// The container's configuration.
@@ -58,7 +58,7 @@ pub fn config(pod: &Pod, container: &Container, inputs: Inputs) -> v1::Container
         stdin_once: container.stdin_once == Some(true),
         tty: container.tty == Some(true),
         linux: Some(v1::LinuxContainerConfig {
-            resources: Some(resources::of_container(pod, container, inputs.node_memory)),
+            resources: Some(inputs.resources),
             security_context: Some(inputs.security),
         }),
         stop_signal: signal(stop_signal) as i32,
@@ -88,7 +88,7 @@ mod tests {
             mounts: vec![],
             devices: vec![],
             security: Default::default(),
-            node_memory: 1,
+            resources: Default::default(),
         };
         let made = config(&pod, &pod.spec.as_ref().unwrap().containers[0], inputs);
         assert_eq!(made.args, ["echo 1 $(X)"]);

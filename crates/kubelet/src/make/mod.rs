@@ -10,6 +10,7 @@ pub mod expand;
 pub mod hosts;
 pub mod labels;
 pub mod mounts;
+pub mod oom;
 pub mod resources;
 pub mod sandbox;
 pub mod security;

@@ -1,18 +1,64 @@
 //! Requests and limits as the kernel's numbers.
 
-use cri::v1::LinuxContainerResources;
-use k8s_openapi::api::core::v1::{Container, Pod};
+use std::collections::BTreeMap;
+
+use cri::v1::{HugepageLimit, LinuxContainerResources};
+use k8s_openapi::{
+    api::core::v1::{Container, Pod},
+    apimachinery::pkg::api::resource::Quantity,
+};
 use volume::quantity;
 
+use super::oom;
 use crate::{
     admit,
     pod::spec::{self, QosClass},
 };
 
-const PERIOD: i64 = 100_000;
 const MIN_SHARES: i64 = 2;
 const MAX_SHARES: i64 = 262_144;
 const MIN_QUOTA: i64 = 1_000;
+/// Resources of huge pages are called after the size of a page, such as `hugepages-2Mi`.
+const HUGE_PAGES: &str = "hugepages-";
+
+/// What of the node goes into the limits of its containers.
+#[derive(Debug, Clone, Copy)]
+pub struct NodeLimits<'a> {
+    /// All memory, in bytes.
+    pub memory: i64,
+    pub cfs: CfsQuota,
+    /// The sizes of huge pages that the kernel has, in bytes.
+    pub page_sizes: &'a [i64],
+}
+
+/// How processor time is limited.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CfsQuota {
+    /// Otherwise limits of processor time have no effect.
+    pub enforced: bool,
+    /// In microseconds.
+    pub period: i64,
+}
+
+impl Default for CfsQuota {
+    fn default() -> Self {
+        Self {
+            enforced: true,
+            period: 100_000,
+        }
+    }
+}
+
+impl CfsQuota {
+    /// The quota of a cpu limit, per period; zero where there is none.
+    pub fn quota(self, milli: i64) -> i64 {
+        if milli == 0 || !self.enforced {
+            0
+        } else {
+            (milli.saturating_mul(self.period) / 1000).max(MIN_QUOTA)
+        }
+    }
+}
 
 /// The weight of a cpu request.
 pub fn shares(milli: i64) -> i64 {
@@ -23,23 +69,9 @@ pub fn shares(milli: i64) -> i64 {
     }
 }
 
-/// The quota of a cpu limit, per period.
-pub fn quota(milli: i64) -> i64 {
-    if milli == 0 {
-        0
-    } else {
-        (milli.saturating_mul(PERIOD) / 1000).max(MIN_QUOTA)
-    }
-}
-
-fn amount(container: &Container, list: &str, resource: &str) -> Option<i64> {
-    let resources = container.resources.as_ref()?;
-    let list = if list == "limits" {
-        &resources.limits
-    } else {
-        &resources.requests
-    };
-    let quantity = list.as_ref()?.get(resource)?;
+/// An amount of a list of resources: thousandths of processors, or the resource's own unit.
+fn listed(list: Option<&BTreeMap<String, Quantity>>, resource: &str) -> Option<i64> {
+    let quantity = list?.get(resource)?;
     if resource == "cpu" {
         quantity::milli(quantity)
     } else {
@@ -47,32 +79,116 @@ fn amount(container: &Container, list: &str, resource: &str) -> Option<i64> {
     }
 }
 
-/// What the pod says for all of its containers together.
-fn amount_of_pod(pod: &Pod, list: &str, resource: &str) -> Option<i64> {
-    let whole = Container {
-        resources: spec::spec(pod).resources.clone(),
-        ..Default::default()
+/// What a container requests, or is limited to.
+pub(super) fn amount(container: &Container, list: &str, resource: &str) -> Option<i64> {
+    let resources = container.resources.as_ref()?;
+    let list = if list == "limits" {
+        &resources.limits
+    } else {
+        &resources.requests
     };
-    amount(&whole, list, resource)
+    listed(list.as_ref(), resource)
+}
+
+/// What the pod says for all of its containers together.
+pub(super) fn amount_of_pod(pod: &Pod, list: &str, resource: &str) -> Option<i64> {
+    let resources = spec::spec(pod).resources.as_ref()?;
+    let list = if list == "limits" {
+        &resources.limits
+    } else {
+        &resources.requests
+    };
+    listed(list.as_ref(), resource)
+}
+
+/// What the pod's sandbox takes beside its containers.
+fn overhead(pod: &Pod, resource: &str) -> i64 {
+    listed(spec::spec(pod).overhead.as_ref(), resource).unwrap_or(0)
 }
 
 /// What a container gets. One without limits of its own is held to its pod's.
-pub fn of_container(pod: &Pod, container: &Container, node_memory: i64) -> LinuxContainerResources {
+pub fn of_container(
+    pod: &Pod,
+    container: &Container,
+    node: NodeLimits<'_>,
+) -> LinuxContainerResources {
     let limit = |resource| {
         let own = amount(container, "limits", resource).filter(|amount| *amount > 0);
         own.or_else(|| amount_of_pod(pod, "limits", resource))
             .unwrap_or(0)
     };
-    let memory_limit = limit("memory");
-    let limit = limit("cpu");
-    let request = amount(container, "requests", "cpu").unwrap_or(limit);
+    let request = amount(container, "requests", "cpu");
     LinuxContainerResources {
-        cpu_period: PERIOD,
-        cpu_quota: quota(limit),
-        cpu_shares: shares(request),
-        memory_limit_in_bytes: memory_limit,
-        oom_score_adj: oom_score(pod, container, node_memory),
+        oom_score_adj: oom::score(pod, container, node.memory),
+        hugepage_limits: huge_pages(pod, container, node.page_sizes),
+        ..linux(request, limit("cpu"), limit("memory"), node.cfs)
+    }
+}
+
+/// The sandbox's share of the pod, without and with its overhead.
+pub fn of_sandbox(pod: &Pod, cfs: CfsQuota) -> (LinuxContainerResources, LinuxContainerResources) {
+    let request = admit::request(pod, "cpu").saturating_sub(overhead(pod, "cpu"));
+    let limit = |resource| total(pod, "limits", resource).0;
+    let own = linux(
+        Some(request).filter(|request| *request > 0),
+        limit("cpu"),
+        limit("memory"),
+        cfs,
+    );
+    let beside = if spec::spec(pod).overhead.is_some() {
+        let cpu = overhead(pod, "cpu");
+        linux(Some(cpu), cpu, overhead(pod, "memory"), cfs)
+    } else {
+        LinuxContainerResources::default()
+    };
+    (own, beside)
+}
+
+/// A limit alone is also the request.
+fn linux(request: Option<i64>, cpu: i64, memory: i64, cfs: CfsQuota) -> LinuxContainerResources {
+    LinuxContainerResources {
+        cpu_period: if cfs.enforced { cfs.period } else { 0 },
+        cpu_quota: cfs.quota(cpu),
+        cpu_shares: shares(request.unwrap_or(cpu)),
+        memory_limit_in_bytes: memory,
         ..Default::default()
+    }
+}
+
+/// Every size that the kernel has is limited: pages that were not asked for cannot be used.
+fn huge_pages(pod: &Pod, container: &Container, sizes: &[i64]) -> Vec<HugepageLimit> {
+    let limits = sizes.iter().map(|size| {
+        let name = page_resource(*size);
+        let own = amount(container, "limits", &name);
+        let limit = own.or_else(|| amount_of_pod(pod, "limits", &name));
+        HugepageLimit {
+            page_size: page_name(*size),
+            limit: limit
+                .and_then(|limit| u64::try_from(limit).ok())
+                .unwrap_or(0),
+        }
+    });
+    limits.collect()
+}
+
+/// The resource of huge pages of this size.
+pub fn page_resource(size: i64) -> String {
+    format!("{HUGE_PAGES}{}", page_unit(size, ["Ki", "Mi", "Gi"]))
+}
+
+/// The kernel's name of a page size, as in the files of its controller.
+pub fn page_name(size: i64) -> String {
+    page_unit(size, ["KB", "MB", "GB"])
+}
+
+fn page_unit(size: i64, units: [&str; 3]) -> String {
+    let [kilo, mega, giga] = units;
+    if size % (1 << 30) == 0 {
+        format!("{}{giga}", size >> 30)
+    } else if size % (1 << 20) == 0 {
+        format!("{}{mega}", size >> 20)
+    } else {
+        format!("{}{kilo}", size >> 10)
     }
 }
 
@@ -96,8 +212,13 @@ impl From<&LinuxContainerResources> for Bounds {
 
 impl Bounds {
     /// What the spec asks for.
-    pub fn wanted(pod: &Pod, container: &Container) -> Self {
-        Self::from(&of_container(pod, container, 1))
+    pub fn wanted(pod: &Pod, container: &Container, cfs: CfsQuota) -> Self {
+        let node = NodeLimits {
+            memory: 1,
+            cfs,
+            page_sizes: &[],
+        };
+        Self::from(&of_container(pod, container, node))
     }
 
     /// The cpu request that these shares stand for, in thousandths.
@@ -106,80 +227,90 @@ impl Bounds {
     }
 
     /// The cpu limit that this quota stands for, in thousandths.
-    pub fn cpu_limit(&self) -> i64 {
-        self.cpu_quota.saturating_mul(1000) / PERIOD
+    pub fn cpu_limit(&self, cfs: CfsQuota) -> i64 {
+        self.cpu_quota.saturating_mul(1000) / cfs.period.max(1)
     }
 }
 
-/// Who dies first when memory runs out: the less is requested, the earlier.
-pub fn oom_score(pod: &Pod, container: &Container, node_memory: i64) -> i64 {
-    const CRITICAL: i32 = 2_000_000_000;
-    if spec::spec(pod)
-        .priority
-        .is_some_and(|priority| priority >= CRITICAL)
-    {
-        return -997;
-    }
-    match spec::qos_class(pod) {
-        QosClass::Guaranteed => -997,
-        QosClass::BestEffort => 1000,
-        QosClass::Burstable => {
-            let request = amount(container, "requests", "memory").unwrap_or(0);
-            let score = 1000 - request.saturating_mul(1000) / node_memory.max(1);
-            score.clamp(3, 999)
-        }
-    }
-}
-
-/// The bounds of the whole pod's cgroup.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// The bounds of a cgroup above the containers. Without a value, what is set stays.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PodBounds {
-    pub cpu_shares: i64,
-    /// Per period of 100 ms.
+    pub cpu_shares: Option<i64>,
+    /// Per period; -1 lifts it.
     pub cpu_quota: Option<i64>,
+    /// In microseconds.
+    pub cpu_period: i64,
     pub memory: Option<i64>,
+    /// By the kernel's name of a page size, in bytes.
+    pub huge_pages: BTreeMap<String, i64>,
 }
 
-/// What the pod says itself, or the sums of its containers; then a bound exists only when every
-/// container has one. Init containers count by their maximum, sidecars with everything after them.
-pub fn of_pod(pod: &Pod) -> PodBounds {
-    let total = |list: &str, resource: &str| -> (i64, bool) {
-        if let Some(own) = amount_of_pod(pod, list, resource) {
-            return (own, true);
-        }
-        let mut complete = true;
-        let mut of = |container: &Container| {
-            let found = amount(container, list, resource).filter(|amount| *amount > 0);
-            complete &= found.is_some();
-            found.unwrap_or(0)
-        };
-        let mains = admit::sum(spec::spec(pod).containers.iter().map(&mut of));
-        let (mut sidecars, mut peak) = (0i64, 0);
-        for container in spec::init_containers(pod) {
-            let own = of(container);
-            if spec::is_sidecar(container) {
-                sidecars = sidecars.saturating_add(own);
-            } else {
-                peak = peak.max(sidecars.saturating_add(own));
-            }
-        }
-        (mains.saturating_add(sidecars).max(peak), complete)
-    };
-    let (request, _) = total("requests", "cpu");
-    let bound = |resource| match total("limits", resource) {
-        (sum, true) if sum > 0 => Some(sum),
+/// What the pod says itself, or the sums of its containers, with its overhead. A bound exists only
+/// when the pod or every container of it has one.
+pub fn of_pod(pod: &Pod, cfs: CfsQuota, page_sizes: &[i64]) -> PodBounds {
+    let bound = |resource| match total(pod, "limits", resource) {
+        (sum, true) if sum > 0 => Some(sum.saturating_add(overhead(pod, resource))),
         _ => None,
     };
+    let pages = page_sizes
+        .iter()
+        .map(|size| (page_name(*size), admit::request(pod, &page_resource(*size))));
+    let request = match spec::qos_class(pod) {
+        QosClass::BestEffort => 0,
+        _ => admit::request(pod, "cpu"),
+    };
+    let quota = bound("cpu").map(|milli| cfs.quota(milli));
     PodBounds {
-        cpu_shares: shares(request),
-        cpu_quota: bound("cpu").map(quota),
+        cpu_shares: Some(shares(request)),
+        cpu_quota: quota.map(|quota| if cfs.enforced { quota } else { -1 }),
+        cpu_period: cfs.period,
         memory: bound("memory"),
+        huge_pages: pages.collect(),
     }
+}
+
+/// What the pod says itself, or the sum of its containers, and whether all of them say something. Init
+/// containers count by their maximum, sidecars with everything after them.
+fn total(pod: &Pod, list: &str, resource: &str) -> (i64, bool) {
+    if let Some(own) = amount_of_pod(pod, list, resource) {
+        return (own, true);
+    }
+    let mut complete = true;
+    let mut of = |container: &Container| {
+        let found = amount(container, list, resource).filter(|amount| *amount > 0);
+        complete &= found.is_some();
+        found.unwrap_or(0)
+    };
+    let mains = admit::sum(spec::spec(pod).containers.iter().map(&mut of));
+    let (mut sidecars, mut peak) = (0i64, 0);
+    for container in spec::init_containers(pod) {
+        let own = of(container);
+        if spec::is_sidecar(container) {
+            sidecars = sidecars.saturating_add(own);
+        } else {
+            peak = peak.max(sidecars.saturating_add(own));
+        }
+    }
+    (mains.saturating_add(sidecars).max(peak), complete)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const NODE: NodeLimits<'static> = NodeLimits {
+        memory: 4 << 30,
+        cfs: CfsQuota {
+            enforced: true,
+            period: 100_000,
+        },
+        page_sizes: &[2 << 20, 1 << 30],
+    };
+
+    fn bounds(pod: &Pod) -> (Option<i64>, Option<i64>, Option<i64>) {
+        let made = of_pod(pod, CfsQuota::default(), &[]);
+        (made.cpu_shares, made.cpu_quota, made.memory)
+    }
 
     fn pod(resources: serde_json::Value) -> Pod {
         serde_json::from_value(serde_json::json!({"spec": {"containers": [
@@ -194,19 +325,14 @@ mod tests {
             "limits": {"cpu": "500m", "memory": "2Gi"}}),
         );
         let container = &pod.spec.as_ref().unwrap().containers[0];
-        let made = of_container(&pod, container, 4 << 30);
+        let made = of_container(&pod, container, NODE);
         assert_eq!(
             (made.cpu_shares, made.cpu_quota, made.cpu_period),
             (256, 50_000, 100_000)
         );
         assert_eq!(made.memory_limit_in_bytes, 2 << 30);
         assert_eq!(made.oom_score_adj, 750);
-        let bounds = PodBounds {
-            cpu_shares: 256,
-            cpu_quota: Some(50_000),
-            memory: Some(2 << 30),
-        };
-        assert_eq!(of_pod(&pod), bounds);
+        assert_eq!(bounds(&pod), (Some(256), Some(50_000), Some(2 << 30)));
     }
 
     #[test]
@@ -215,15 +341,10 @@ mod tests {
             "resources": {"requests": {"cpu": "1"}, "limits": {"cpu": "2", "memory": "1Gi"}},
             "containers": [{"name": "a", "resources": {"limits": {"memory": "64Mi"}}}, {"name": "b"}]}}))
         .unwrap();
-        let bounds = PodBounds {
-            cpu_shares: 1024,
-            cpu_quota: Some(200_000),
-            memory: Some(1 << 30),
-        };
-        assert_eq!(of_pod(&pod), bounds);
+        assert_eq!(bounds(&pod), (Some(1024), Some(200_000), Some(1 << 30)));
         let of = |index: usize| {
             let container = &pod.spec.as_ref().unwrap().containers[index];
-            let made = of_container(&pod, container, 1 << 33);
+            let made = of_container(&pod, container, NODE);
             (made.cpu_quota, made.memory_limit_in_bytes)
         };
         assert_eq!(of(0), (200_000, 64 << 20));
@@ -233,22 +354,15 @@ mod tests {
     #[test]
     fn a_limit_alone_is_also_the_request_and_nothing_is_the_least() {
         let pod1 = pod(serde_json::json!({"limits": {"cpu": "2"}}));
-        let made = of_container(&pod1, &pod1.spec.as_ref().unwrap().containers[0], 1);
+        let made = of_container(&pod1, &pod1.spec.as_ref().unwrap().containers[0], NODE);
         assert_eq!(made.cpu_shares, 2048);
         let pod2 = pod(serde_json::json!({}));
-        let made = of_container(&pod2, &pod2.spec.as_ref().unwrap().containers[0], 1);
+        let made = of_container(&pod2, &pod2.spec.as_ref().unwrap().containers[0], NODE);
         assert_eq!(
             (made.cpu_shares, made.cpu_quota, made.oom_score_adj),
             (2, 0, 1000)
         );
-        assert_eq!(
-            of_pod(&pod2),
-            PodBounds {
-                cpu_shares: 2,
-                cpu_quota: None,
-                memory: None
-            }
-        );
+        assert_eq!(bounds(&pod2), (Some(2), None, None));
     }
 
     #[test]
@@ -259,15 +373,78 @@ mod tests {
         let pod: Pod = serde_json::from_value(serde_json::json!({"spec": {"containers": [
             {"name": "a", "resources": resources}, {"name": "b", "resources": resources}]}}))
         .unwrap();
-        let bounds = of_pod(&pod);
-        assert_eq!(
-            (bounds.cpu_shares, bounds.memory),
-            (MAX_SHARES, Some(i64::MAX))
-        );
+        let (shares, _, memory) = bounds(&pod);
+        assert_eq!((shares, memory), (Some(MAX_SHARES), Some(i64::MAX)));
         let container = &pod.spec.as_ref().unwrap().containers[0];
-        let made = of_container(&pod, container, 1 << 30);
+        let made = of_container(&pod, container, NODE);
         assert!(made.cpu_quota > 0 && made.memory_limit_in_bytes > 0);
         assert_eq!(admit::request(&pod, "memory"), i64::MAX);
-        assert!(Bounds::from(&made).cpu_limit() > 0);
+        assert!(Bounds::from(&made).cpu_limit(NODE.cfs) > 0);
+    }
+
+    #[test]
+    fn the_overhead_widens_the_pods_bounds_and_not_its_containers() {
+        let json = |resources: serde_json::Value| {
+            serde_json::json!({"spec": {"overhead": {"cpu": "100m", "memory": "32Mi"},
+                "containers": [{"name": "a", "resources": resources}]}})
+        };
+        let limited = json(serde_json::json!({"limits": {"cpu": "1", "memory": "64Mi"},
+            "requests": {"cpu": "1", "memory": "64Mi"}}));
+        let limited: Pod = serde_json::from_value(limited).unwrap();
+        let whole = (Some(1126), Some(110_000), Some(96 << 20));
+        assert_eq!(bounds(&limited), whole);
+        let container = &limited.spec.as_ref().unwrap().containers[0];
+        assert_eq!(
+            of_container(&limited, container, NODE).memory_limit_in_bytes,
+            64 << 20
+        );
+        let (own, beside) = of_sandbox(&limited, CfsQuota::default());
+        assert_eq!(
+            (own.memory_limit_in_bytes, beside.memory_limit_in_bytes),
+            (64 << 20, 32 << 20)
+        );
+        assert_eq!((own.cpu_shares, beside.cpu_shares), (1024, 102));
+        // Without a limit there is nothing to widen, and nothing weighs a pod of the lowest class.
+        let free: Pod = serde_json::from_value(json(serde_json::json!({}))).unwrap();
+        assert_eq!(bounds(&free), (Some(2), None, None));
+    }
+
+    #[test]
+    fn huge_pages_are_limited_to_what_was_asked_for() {
+        let pod = pod(
+            serde_json::json!({"requests": {"cpu": "1", "hugepages-2Mi": "4Mi"},
+            "limits": {"cpu": "1", "hugepages-2Mi": "4Mi"}}),
+        );
+        let container = &pod.spec.as_ref().unwrap().containers[0];
+        let limits = of_container(&pod, container, NODE).hugepage_limits;
+        let limits: Vec<_> = limits
+            .iter()
+            .map(|page| (page.page_size.as_str(), page.limit))
+            .collect();
+        assert_eq!(limits, [("2MB", 4 << 20), ("1GB", 0)]);
+        let made = of_pod(&pod, CfsQuota::default(), NODE.page_sizes);
+        assert_eq!(
+            made.huge_pages,
+            [("1GB".to_owned(), 0), ("2MB".to_owned(), 4 << 20)].into()
+        );
+        assert_eq!(page_resource(64 << 10), "hugepages-64Ki");
+    }
+
+    #[test]
+    fn a_node_may_set_another_period_or_no_quota_at_all() {
+        let pod = pod(serde_json::json!({"limits": {"cpu": "500m", "memory": "1Gi"}}));
+        let container = &pod.spec.as_ref().unwrap().containers[0];
+        for (cfs, expected, of_the_pod) in [
+            ((true, 10_000), (5_000, 10_000), 5_000),
+            ((false, 100_000), (0, 0), -1),
+        ] {
+            let cfs = CfsQuota {
+                enforced: cfs.0,
+                period: cfs.1,
+            };
+            let made = of_container(&pod, container, NodeLimits { cfs, ..NODE });
+            assert_eq!((made.cpu_quota, made.cpu_period), expected);
+            assert_eq!(of_pod(&pod, cfs, &[]).cpu_quota, Some(of_the_pod));
+        }
     }
 }

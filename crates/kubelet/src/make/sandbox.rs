@@ -3,7 +3,11 @@
 use cri::v1;
 use k8s_openapi::api::core::v1::Pod;
 
-use super::{cgroups, dns, labels, security};
+use super::{
+    cgroups, dns, labels,
+    resources::{self, CfsQuota},
+    security,
+};
 use crate::pod::spec;
 
 /// What of the node goes into a sandbox.
@@ -11,6 +15,7 @@ pub struct Inputs<'a> {
     pub dns: dns::DnsFacts<'a>,
     pub pod_logs_dir: &'a str,
     pub cgroup_root: &'a str,
+    pub cfs: CfsQuota,
     pub seccomp: security::Seccomp<'a>,
 }
 
@@ -25,6 +30,7 @@ pub fn config(pod: &Pod, attempt: u32, inputs: &Inputs) -> v1::PodSandboxConfig 
     let (hostname, domain) = dns::host_and_domain(pod, inputs.dns.cluster_domain);
     let dns = dns::dns(pod, &inputs.dns);
     let on_host = spec::is_host_network(pod);
+    let (resources, overhead) = resources::of_sandbox(pod, inputs.cfs);
     let sysctls = spec::spec(pod)
         .security_context
         .iter()
@@ -61,7 +67,8 @@ pub fn config(pod: &Pod, attempt: u32, inputs: &Inputs) -> v1::PodSandboxConfig 
             cgroup_parent: cgroups::pod(inputs.cgroup_root, pod),
             security_context: Some(security::of_sandbox(pod, inputs.seccomp)),
             sysctls: sysctls.collect(),
-            ..Default::default()
+            resources: Some(resources),
+            overhead: Some(overhead),
         }),
         ..Default::default()
     }
@@ -107,6 +114,7 @@ mod tests {
             },
             pod_logs_dir: "/logs",
             cgroup_root: "/m",
+            cfs: CfsQuota::default(),
             seccomp: security::Seccomp {
                 root: "/s",
                 by_default: false,

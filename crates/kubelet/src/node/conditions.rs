@@ -10,6 +10,8 @@ use crate::pod::status::time;
 pub struct Health {
     /// Why the runtime or its network is not ready.
     pub runtime: Option<String>,
+    /// The machine goes down.
+    pub shuts_down: bool,
     /// The conditions of pressure that are true, as eviction sees them.
     pub pressures: Vec<&'static str>,
 }
@@ -31,13 +33,23 @@ pub fn conditions(health: &Health, old: &[NodeCondition], now: Timestamp) -> Vec
             message.to_owned(),
         )
     };
-    let ready = match &health.runtime {
+    let problems = [
+        health.runtime.as_deref(),
+        health.shuts_down.then_some("node is shutting down"),
+    ];
+    let problems: Vec<&str> = problems.into_iter().flatten().collect();
+    let why = match problems.as_slice() {
+        [] => None,
+        [one] => Some((*one).to_owned()),
+        several => Some(format!("[{}]", several.join(", "))),
+    };
+    let ready = match why {
         None => (
             "True",
             "KubeletReady",
             "kubelet is posting ready status".to_owned(),
         ),
-        Some(why) => ("False", "KubeletNotReady", why.clone()),
+        Some(why) => ("False", "KubeletNotReady", why),
     };
     let all = [
         (

@@ -13,24 +13,26 @@ use kube::api::PostParams;
 use tokio::sync::watch;
 use tracing::{debug, warn};
 
-use crate::{Config, Result};
+use crate::{Result, core::Core};
 
 const NAMESPACE: &str = "kube-node-lease";
-const DURATION: i32 = 40;
+/// Renewed so often while it lasts.
+const RENEWALS: u32 = 4;
 
 /// Renews the Lease for ever. `node_uid` is that of the Node object, while there is one.
-pub async fn run(config: &Config, mut node_uid: watch::Receiver<Option<String>>) {
+pub async fn run(core: &Core, mut node_uid: watch::Receiver<Option<String>>) {
     let mut known: Option<Lease> = None;
     loop {
         let uid = match node_uid.wait_for(Option::is_some).await {
             Ok(uid) => uid.clone().unwrap_or_default(),
             Err(_) => return,
         };
-        let wait = match renew(config, &uid, known.take()).await {
+        let wait = match renew(core, &uid, known.take()).await {
             Ok(lease) => {
                 debug!("lease renewed");
                 known = Some(lease);
-                config.lease_interval
+                let seconds = core.settings().node_lease_duration_seconds;
+                Duration::from_secs(u64::try_from(seconds).unwrap_or(1)) / RENEWALS
             }
             Err(error) => {
                 warn!(%error, "cannot renew lease");
@@ -38,7 +40,7 @@ pub async fn run(config: &Config, mut node_uid: watch::Receiver<Option<String>>)
             }
         };
         tokio::select! {
-            () = config.clock.sleep(wait) => {}
+            () = core.config.clock.sleep(wait) => {}
             changed = node_uid.changed() => if changed.is_err() {
                 return;
             },
@@ -46,7 +48,8 @@ pub async fn run(config: &Config, mut node_uid: watch::Receiver<Option<String>>)
     }
 }
 
-async fn renew(config: &Config, node_uid: &str, known: Option<Lease>) -> Result<Lease> {
+async fn renew(core: &Core, node_uid: &str, known: Option<Lease>) -> Result<Lease> {
+    let config = &core.config;
     let api: Api<Lease> = Api::namespaced(config.client.clone(), NAMESPACE);
     let known = match known {
         Some(lease) => Some(lease),
@@ -55,25 +58,26 @@ async fn renew(config: &Config, node_uid: &str, known: Option<Lease>) -> Result<
     let params = PostParams::default();
     Ok(match known {
         Some(mut lease) => {
-            stamp(&mut lease, config, node_uid);
+            stamp(&mut lease, core, node_uid);
             api.replace(&config.node_name, &params, &lease).await?
         }
         None => {
             let mut lease = Lease::default();
-            stamp(&mut lease, config, node_uid);
+            stamp(&mut lease, core, node_uid);
             api.create(&params, &lease).await?
         }
     })
 }
 
-fn stamp(lease: &mut Lease, config: &Config, node_uid: &str) {
+fn stamp(lease: &mut Lease, core: &Core, node_uid: &str) {
+    let config = &core.config;
     lease.metadata.name = Some(config.node_name.clone());
     lease.metadata.namespace = Some(NAMESPACE.into());
     let owners = lease.metadata.owner_references.get_or_insert_default();
     set_owner(owners, &config.node_name, node_uid);
     let spec = lease.spec.get_or_insert_with(LeaseSpec::default);
     spec.holder_identity = Some(config.node_name.clone());
-    spec.lease_duration_seconds = Some(DURATION);
+    spec.lease_duration_seconds = Some(core.settings().node_lease_duration_seconds);
     spec.renew_time = Some(MicroTime(config.clock.now()));
 }
 

@@ -4,7 +4,11 @@ use std::{collections::BTreeMap, fs, path::Path};
 
 use k8s_openapi::{api::core::v1::NodeSystemInfo, apimachinery::pkg::api::resource::Quantity};
 
-use crate::{configuration::KubeletConfiguration, eviction::thresholds::Signal};
+use crate::{
+    configuration::KubeletConfiguration,
+    eviction::thresholds::Signal,
+    make::resources::{self, PodBounds},
+};
 
 /// One of so many processes is the node's own.
 const PIDS_KEPT_SHARE: i64 = 10;
@@ -19,6 +23,9 @@ pub struct Machine {
     pub storage: i64,
     /// How many processes and threads there can be; zero if that is unknown.
     pub max_pids: i64,
+    /// Huge pages that are set aside: the size of a page and all of its pages together, in bytes.
+    pub huge_pages: BTreeMap<i64, i64>,
+    page_sizes: Vec<i64>,
     pub info: NodeSystemInfo,
 }
 
@@ -48,7 +55,10 @@ impl Machine {
             machine_id,
             ..Default::default()
         };
+        let huge_pages = huge_pages(Path::new("/sys/kernel/mm/hugepages"));
         Self {
+            page_sizes: huge_pages.keys().copied().collect(),
+            huge_pages,
             cpus: std::thread::available_parallelism().map_or(1, usize::from),
             memory: meminfo(&text("/proc/meminfo"), "MemTotal"),
             storage: storage(data).0,
@@ -60,7 +70,11 @@ impl Machine {
     /// All there is.
     pub fn capacity(&self, max_pods: u32) -> BTreeMap<String, Quantity> {
         let quantity = |text: String| Quantity(text);
-        BTreeMap::from([
+        let pages = self.huge_pages.iter();
+        let mut list: BTreeMap<String, Quantity> = pages
+            .map(|(size, all)| (resources::page_resource(*size), binary(*all)))
+            .collect();
+        list.extend([
             ("cpu".into(), quantity(self.cpus.to_string())),
             (
                 "memory".into(),
@@ -71,9 +85,13 @@ impl Machine {
                 quantity(format!("{}Ki", self.storage / 1024)),
             ),
             ("pods".into(), quantity(max_pods.to_string())),
-            ("hugepages-1Gi".into(), quantity("0".into())),
-            ("hugepages-2Mi".into(), quantity("0".into())),
-        ])
+        ]);
+        list
+    }
+
+    /// The sizes of huge pages that the kernel has, in bytes.
+    pub fn page_sizes(&self) -> &[i64] {
+        &self.page_sizes
     }
 
     /// What pods may use: all but what is reserved and what hard evictions keep free.
@@ -97,7 +115,8 @@ impl Machine {
         }
         let memory = self.memory
             - kept.reserved("memory").value()
-            - hard(Signal::MemoryAvailable, self.memory);
+            - hard(Signal::MemoryAvailable, self.memory)
+            - self.huge_pages.values().sum::<i64>();
         list.insert(
             "memory".into(),
             Quantity(format!("{}Ki", memory.max(0) / 1024)),
@@ -115,11 +134,7 @@ impl Machine {
     /// How many processes and threads pods may have together: without what is reserved, and without
     /// a share that lets the node act when pods have taken all others.
     pub fn pids_for_pods(&self, kept: &KubeletConfiguration) -> Option<i64> {
-        if !kept
-            .enforce_node_allocatable
-            .iter()
-            .any(|what| what == "pods")
-        {
+        if !kept.enforces("pods") {
             return None;
         }
         let reserved = kept
@@ -128,6 +143,53 @@ impl Machine {
             .max(self.max_pids / PIDS_KEPT_SHARE);
         Some((self.max_pids - reserved).max(1)).filter(|_| self.max_pids > 0)
     }
+
+    /// The bounds of all pods together: what is not reserved if that is enforced, otherwise all there
+    /// is.
+    pub fn bounds_for_pods(&self, kept: &KubeletConfiguration) -> PodBounds {
+        let reserved = |resource: &str| {
+            let kept = kept.enforces("pods").then(|| kept.reserved(resource));
+            kept.unwrap_or(machinery::quantity::Quantity::ZERO)
+        };
+        let cpus = i64::try_from(self.cpus).unwrap_or(i64::MAX);
+        let millis = cpus.saturating_mul(1000) - reserved("cpu").millis();
+        let pages = self.huge_pages.iter();
+        PodBounds {
+            cpu_shares: Some(resources::shares(millis.max(0))),
+            memory: Some((self.memory - reserved("memory").value()).max(0)),
+            huge_pages: pages
+                .map(|(size, all)| (resources::page_name(*size), *all))
+                .collect(),
+            ..PodBounds::default()
+        }
+    }
+}
+
+/// An amount of bytes as users write it.
+fn binary(bytes: i64) -> Quantity {
+    let text = match bytes {
+        0 => "0".to_owned(),
+        bytes if bytes % (1 << 30) == 0 => format!("{}Gi", bytes >> 30),
+        bytes if bytes % (1 << 20) == 0 => format!("{}Mi", bytes >> 20),
+        bytes => format!("{}Ki", bytes >> 10),
+    };
+    Quantity(text)
+}
+
+/// The huge pages that the kernel has set aside, by the size of a page. Directories are called after it,
+/// such as `hugepages-2048kB`.
+fn huge_pages(dir: &Path) -> BTreeMap<i64, i64> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    let sizes = entries.filter_map(|entry| {
+        let name = entry.file_name();
+        let size = name.to_str()?.strip_prefix("hugepages-")?;
+        let kilobytes: i64 = size.strip_suffix("kB")?.parse().ok()?;
+        let pages = fs::read_to_string(entry.path().join("nr_hugepages")).ok()?;
+        let pages: i64 = pages.trim().parse().ok()?;
+        let size = kilobytes.checked_mul(1024)?;
+        Some((size, size.checked_mul(pages)?))
+    });
+    sizes.collect()
 }
 
 /// Size and free space of the file system of `path`, in bytes.
@@ -212,7 +274,40 @@ mod tests {
             format!("{}Ki", (7 * gib - (100 << 20)) / 1024)
         );
         assert_eq!(machine.pids_for_pods(&kept), Some(700));
+        let bounds = machine.bounds_for_pods(&kept);
+        assert_eq!(
+            (bounds.cpu_shares, bounds.memory),
+            (Some(3584), Some(7 * gib))
+        );
         kept.enforce_node_allocatable = vec!["none".into()];
+        assert_eq!(machine.bounds_for_pods(&kept).memory, Some(8 * gib));
         assert_eq!(machine.pids_for_pods(&kept), None);
+    }
+
+    #[test]
+    fn huge_pages_are_a_resource_and_no_memory_for_others() {
+        let dir = tempfile::tempdir().unwrap();
+        for (name, pages) in [("hugepages-2048kB", "8\n"), ("hugepages-1048576kB", "0\n")] {
+            let dir = dir.path().join(name);
+            fs::create_dir(&dir).unwrap();
+            fs::write(dir.join("nr_hugepages"), pages).unwrap();
+        }
+        let machine = Machine {
+            memory: 1 << 30,
+            huge_pages: huge_pages(dir.path()),
+            ..Machine::default()
+        };
+        let config = KubeletConfiguration {
+            eviction_hard: [("memory.available".to_owned(), "0".to_owned())].into(),
+            ..KubeletConfiguration::default()
+        };
+        let list = machine.allocatable(1, &config);
+        assert_eq!(list["hugepages-2Mi"].0, "16Mi");
+        assert_eq!(list["hugepages-1Gi"].0, "0");
+        assert_eq!(
+            list["memory"].0,
+            format!("{}Ki", ((1 << 30) - (16 << 20)) / 1024)
+        );
+        assert_eq!(machine.bounds_for_pods(&config).huge_pages["2MB"], 16 << 20);
     }
 }

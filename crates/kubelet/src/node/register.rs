@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 
 use client::Api;
-use k8s_openapi::api::core::v1::{Node, NodeSpec};
+use k8s_openapi::api::core::v1::{Node, NodeSpec, Taint};
 use kube::api::{Patch, PatchParams, PostParams};
 use serde_json::json;
 use tracing::info;
 
 use super::machine::architecture;
-use crate::{Config, Result};
+use crate::{Config, Error, Result};
 
 /// The labels that every node has.
 pub fn labels(config: &Config) -> BTreeMap<String, String> {
@@ -35,12 +35,41 @@ pub const LOCAL_PATH_ROOT: &str = "mainstay.dev/local-path-root";
 /// `volumesAttached` and never attaches by itself. The controller ignores nodes without it.
 const CONTROLLER_ATTACHES: &str = "volumes.kubernetes.io/controller-managed-attach-detach";
 
+/// Tells a cloud controller manager which of a machine's addresses was chosen.
+const PROVIDED_IP: &str = "alpha.kubernetes.io/provided-node-ip";
+/// Keeps pods away until a cloud controller manager has initialised the node.
+const UNINITIALIZED: &str = "node.cloudprovider.kubernetes.io/uninitialized";
+
 fn annotations(config: &Config) -> BTreeMap<String, String> {
     let root = config.local_path_root.to_string_lossy().into_owned();
-    BTreeMap::from([
+    let mut annotations = BTreeMap::from([
         (LOCAL_PATH_ROOT.to_owned(), root),
         (CONTROLLER_ATTACHES.to_owned(), "true".to_owned()),
-    ])
+    ]);
+    if let Some(ip) = config.cloud.given_ip.filter(|_| config.cloud.is_external) {
+        annotations.insert(PROVIDED_IP.to_owned(), ip.to_string());
+    }
+    annotations
+}
+
+/// The taints that a new node has.
+fn taints(config: &Config) -> Vec<Taint> {
+    let mut taints = config.node_taints.clone();
+    if config.cloud.is_external {
+        taints.push(Taint {
+            key: UNINITIALIZED.to_owned(),
+            value: Some("true".to_owned()),
+            effect: "NoSchedule".to_owned(),
+            time_added: None,
+        });
+    }
+    taints
+}
+
+/// What the cloud calls the machine: the flag wins over the KubeletConfiguration.
+fn provider_id(config: &Config) -> Option<String> {
+    let configured = Some(config.kubelet.provider_id.clone()).filter(|id| !id.is_empty());
+    config.cloud.provider_id.clone().or(configured)
 }
 
 /// Creates the Node, or brings labels and annotations of an existing one up to date.
@@ -49,13 +78,19 @@ pub async fn register(config: &Config) -> Result<Node> {
     if let Some(node) = api.get_opt(&config.node_name).await? {
         return update_metadata(&api, config, node).await;
     }
+    if !config.kubelet.register_node {
+        return Err(Error::Other(format!(
+            "there is no Node {:?}, and registerNode is false",
+            config.node_name
+        )));
+    }
     let mut node = Node::default();
     node.metadata.name = Some(config.node_name.clone());
     node.metadata.labels = Some(labels(config));
     node.metadata.annotations = Some(annotations(config));
-    let taints = Some(config.node_taints.clone()).filter(|taints| !taints.is_empty());
     node.spec = Some(NodeSpec {
-        taints,
+        taints: Some(taints(config)).filter(|taints| !taints.is_empty()),
+        provider_id: provider_id(config),
         ..Default::default()
     });
     match api.create(&PostParams::default(), &node).await {
@@ -79,8 +114,14 @@ async fn update_metadata(api: &Api<Node>, config: &Config, node: Node) -> Result
             .collect::<BTreeMap<_, _>>()
     };
     let labels = missing(labels(config), &node.metadata.labels);
-    let annotations = missing(annotations(config), &node.metadata.annotations);
-    if labels.is_empty() && annotations.is_empty() {
+    let shown = node.metadata.annotations.clone().unwrap_or_default();
+    let wanted = annotations(config);
+    let is_stale = shown.contains_key(PROVIDED_IP) && !wanted.contains_key(PROVIDED_IP);
+    let mut annotations = json!(missing(wanted, &node.metadata.annotations));
+    if is_stale {
+        annotations[PROVIDED_IP] = serde_json::Value::Null;
+    }
+    if labels.is_empty() && annotations.as_object().is_some_and(|map| map.is_empty()) {
         return Ok(node);
     }
     let patch = json!({"metadata": {"labels": labels, "annotations": annotations}});

@@ -1,6 +1,6 @@
 //! The node's status: gathered, compared, and written when it changed or a long time has passed.
 
-use std::{sync::Arc, time::Duration};
+use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use client::{Api, Event, Subscription};
 use cri::v1;
@@ -16,12 +16,9 @@ use tokio::sync::watch;
 use tracing::{info, warn};
 
 use super::conditions::{Health, conditions};
-use crate::{Result, core::Core};
+use crate::{Cloud, Result, core::Core};
 
-/// How often the node is looked at; written only when something changed.
-const LOOK: Duration = Duration::from_secs(10);
 const SOON: Duration = Duration::from_millis(500);
-const MAX_IMAGES: usize = 50;
 /// How long the runtime may take to answer; a hung one must not keep the node from saying so.
 const RUNTIME_DEADLINE: Duration = Duration::from_secs(10);
 /// The conditions that the kubelet writes.
@@ -41,6 +38,8 @@ pub async fn run(
     let mut written: Option<Timestamp> = None;
     let mut exists = true;
     let mut pressures = core.pressures.subscribe();
+    let mut settings = core.settings.subscribe();
+    let mut shutting_down = core.shutting_down.subscribe();
     let mut volumes = core.volumes.in_use();
     let mut before = node
         .status
@@ -58,10 +57,13 @@ pub async fn run(
         let now = core.now();
         let mut status = gather(&core, &before, now).await;
         core.status_seen.send_replace(Some(core.now()));
-        keep_foreign(&node, &mut status);
+        keep_foreign(&node, &mut status, &core.config.cloud);
         let is_ready = is_true(status.conditions.iter().flatten(), "Ready");
-        let due = written.is_none_or(|at| now - core.config.status_interval >= at);
-        let mut wait = if is_ready { LOOK } else { SOON };
+        let current = core.settings();
+        let period = current.node_status_report_frequency.0;
+        let due = written.is_none_or(|at| now - period >= at);
+        let look = current.node_status_update_frequency.0;
+        let mut wait = if is_ready { look } else { SOON };
         if exists && (due || differs(&node, &status)) {
             tell_changes(
                 &core,
@@ -88,6 +90,8 @@ pub async fn run(
         tokio::select! {
             () = core.config.clock.sleep(wait) => {}
             _ = pressures.changed() => {}
+            _ = settings.changed() => {}
+            _ = shutting_down.changed() => {}
             // A pod waits until its volume is shown as in use.
             _ = volumes.changed() => {}
             change = changes.next() => match change {
@@ -181,8 +185,12 @@ fn differs(node: &Node, status: &NodeStatus) -> bool {
 
 /// Extended resources are written by others: they stay, and pods may use all of them. So do
 /// conditions of other types.
-fn keep_foreign(node: &Node, status: &mut NodeStatus) {
+fn keep_foreign(node: &Node, status: &mut NodeStatus, cloud: &Cloud) {
     let Some(shown) = &node.status else { return };
+    // What a cloud controller manager has said of the addresses stays.
+    if cloud.is_external && shown.addresses.as_ref().is_some_and(|all| !all.is_empty()) {
+        status.addresses.clone_from(&shown.addresses);
+    }
     let own = status.conditions.get_or_insert_default();
     let foreign = shown.conditions.iter().flatten();
     let foreign = foreign.filter(|condition| !OWN_CONDITIONS.contains(&condition.type_.as_str()));
@@ -251,9 +259,13 @@ async fn write(core: &Core, node: &Node, status: &NodeStatus) -> Result<Node> {
 }
 
 async fn gather(core: &Core, before: &[NodeCondition], now: Timestamp) -> NodeStatus {
-    let config = &core.config;
-    let mut addresses: Vec<NodeAddress> = config
-        .node_ips
+    let (config, settings) = (&core.config, core.settings());
+    // Addresses that were not chosen by a flag are the cloud's to report.
+    let known: &[IpAddr] = match config.cloud.is_external && config.cloud.given_ip.is_none() {
+        true => &[],
+        false => &config.node_ips,
+    };
+    let mut addresses: Vec<NodeAddress> = known
         .iter()
         .map(|ip| NodeAddress {
             type_: "InternalIP".into(),
@@ -271,8 +283,11 @@ async fn gather(core: &Core, before: &[NodeCondition], now: Timestamp) -> NodeSt
     info.container_runtime_version = version.unwrap_or_default();
     NodeStatus {
         addresses: Some(addresses),
-        capacity: Some(core.machine.capacity(config.max_pods)),
-        allocatable: Some(core.machine.allocatable(config.max_pods, &config.kubelet)),
+        capacity: Some(
+            core.machine
+                .capacity(settings.pod_capacity(core.machine.cpus)),
+        ),
+        allocatable: Some(core.allocatable()),
         conditions: Some(conditions(&health(core, runtime), before, now)),
         daemon_endpoints: Some(NodeDaemonEndpoints {
             kubelet_endpoint: Some(DaemonEndpoint {
@@ -292,6 +307,7 @@ async fn gather(core: &Core, before: &[NodeCondition], now: Timestamp) -> NodeSt
 fn health(core: &Core, runtime: Option<String>) -> Health {
     Health {
         runtime,
+        shuts_down: *core.shutting_down.borrow(),
         pressures: core.pressures.borrow().clone(),
     }
 }
@@ -381,9 +397,11 @@ async fn images(core: &Core) -> Vec<ContainerImage> {
     let mut all = answer
         .map(|answer| answer.into_inner().images)
         .unwrap_or_default();
+    // Less than zero means all of them.
+    let most = usize::try_from(core.settings().node_status_max_images).ok();
     all.sort_by(|a, b| b.size.cmp(&a.size).then_with(|| a.id.cmp(&b.id)));
     all.into_iter()
-        .take(MAX_IMAGES)
+        .take(most.unwrap_or(usize::MAX))
         .map(|image| ContainerImage {
             names: Some(
                 image
@@ -421,7 +439,7 @@ mod tests {
             "conditions": [{"type": "Ready", "status": "True"}],
         }))
         .unwrap();
-        keep_foreign(&shown, &mut status);
+        keep_foreign(&shown, &mut status, &Cloud::default());
         let json = serde_json::to_value(&status).unwrap();
         assert_eq!(
             json["allocatable"],
@@ -438,5 +456,32 @@ mod tests {
             patch["status"]["addresses"][0],
             json!({"$patch": "replace"})
         );
+    }
+
+    #[test]
+    fn addresses_that_a_cloud_has_said_stay() {
+        let addresses = |address: &str| {
+            Some(vec![NodeAddress {
+                type_: "InternalIP".into(),
+                address: address.into(),
+            }])
+        };
+        let status = |address: &str| NodeStatus {
+            addresses: addresses(address),
+            ..NodeStatus::default()
+        };
+        let shown = Node {
+            status: Some(status("192.0.2.9")),
+            ..Node::default()
+        };
+        let external = Cloud {
+            is_external: true,
+            ..Cloud::default()
+        };
+        for (cloud, expected) in [(Cloud::default(), "192.0.2.1"), (external, "192.0.2.9")] {
+            let mut own = status("192.0.2.1");
+            keep_foreign(&shown, &mut own, &cloud);
+            assert_eq!(own.addresses, addresses(expected));
+        }
     }
 }

@@ -593,7 +593,7 @@ fn a_size_that_the_runtime_accepted_is_not_set_again_though_it_reports_another()
     };
     let look = |memory: &Memory| short(&see(&pod, vec![seen.clone()], memory, None));
     assert_eq!(look(&ready()), ["resize a"]);
-    let wanted = Bounds::wanted(&pod, &spec::spec(&pod).containers[0]);
+    let wanted = Bounds::wanted(&pod, &spec::spec(&pod).containers[0], Default::default());
     let memory = Memory {
         sizes: [("a-id".to_owned(), wanted)].into(),
         ..ready()

@@ -9,7 +9,7 @@ use super::{
     observed::Container,
     restart::{self, CrashBackoff},
 };
-use crate::make::resources::Bounds;
+use crate::make::resources::{Bounds, CfsQuota};
 
 /// Why a container waits, as users see it.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -94,6 +94,8 @@ pub struct SandboxFailure {
 pub struct Memory {
     /// The longest delay between two restarts, where the node sets one.
     pub longest_restart_delay: Option<Duration>,
+    /// How the node limits processor time.
+    pub cfs: CfsQuota,
     /// By container name.
     pub crashes: BTreeMap<String, CrashBackoff>,
     /// By container name.
@@ -108,6 +110,8 @@ pub struct Memory {
     pub replaced: BTreeMap<String, Replaced>,
     /// The bounds that the runtime has accepted, by container id.
     pub sizes: BTreeMap<String, Bounds>,
+    /// The pod's own bounds are to follow a new size.
+    pub pod_grows: bool,
     /// Why containers waited at the last look, by name: each reason makes one event.
     pub announced: BTreeMap<String, Waiting>,
 }

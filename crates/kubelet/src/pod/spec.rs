@@ -154,6 +154,15 @@ pub fn is_mirror(pod: &Pod) -> bool {
     annotation(pod, MIRROR_ANNOTATION).is_some()
 }
 
+/// Pods of this priority and above are the system's.
+const SYSTEM_CRITICAL: i32 = 2_000_000_000;
+
+/// Whether the node or the cluster needs the pod: it is not evicted, and others make room for it.
+pub fn is_critical(pod: &Pod) -> bool {
+    let priority = spec(pod).priority.unwrap_or(0);
+    is_static(pod) || is_mirror(pod) || priority >= SYSTEM_CRITICAL
+}
+
 /// An annotation's value.
 pub fn annotation<'a>(pod: &'a Pod, key: &str) -> Option<&'a str> {
     pod.metadata

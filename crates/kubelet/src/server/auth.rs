@@ -24,11 +24,11 @@ use tracing::{debug, warn};
 use x509_parser::prelude::{FromDer, X509Certificate};
 
 use super::{Ask, Body, text};
+use crate::{
+    Config,
+    configuration::{AuthenticationWebhook, AuthorizationWebhook},
+};
 
-/// How long answers count, as in upstream's defaults.
-const TOKEN_TTL: Duration = Duration::from_secs(120);
-const ALLOWED_TTL: Duration = Duration::from_secs(300);
-const DENIED_TTL: Duration = Duration::from_secs(30);
 /// Answers that are remembered at most.
 const CACHED: usize = 4096;
 /// Questions to the API server at one time: guessed tokens must not flood it.
@@ -67,16 +67,21 @@ pub struct Auth {
     questions: Semaphore,
     tokens: Cache<String, Option<User>>,
     decisions: Cache<(User, &'static str, &'static str), bool>,
+    authentication: AuthenticationWebhook,
+    authorization: AuthorizationWebhook,
 }
 
 impl Auth {
-    pub fn new(client: kube::Client, node_name: &str, clock: Arc<dyn Clock>) -> Self {
+    pub fn new(config: &Config) -> Self {
+        let (settings, clock) = (&config.kubelet, config.clock.clone());
         Self {
-            client,
-            node_name: node_name.to_owned(),
+            client: config.client.clone(),
+            node_name: config.node_name.clone(),
             questions: Semaphore::new(CONCURRENT),
             tokens: Cache::new(clock.clone()),
             decisions: Cache::new(clock),
+            authentication: settings.authentication.webhook.clone(),
+            authorization: settings.authorization.webhook.clone(),
         }
     }
 
@@ -90,8 +95,8 @@ impl Auth {
         let user = match certificate {
             Some(user) => Some(user.clone()),
             None => match bearer_token(headers) {
-                Some(token) => self.token_user(token).await,
-                None => None,
+                Some(token) if self.authentication.enabled => self.token_user(token).await,
+                _ => None,
             },
         };
         let Some(user) = user else {
@@ -150,7 +155,8 @@ impl Auth {
             groups: info.groups.unwrap_or_default(),
             extra: info.extra.unwrap_or_default(),
         });
-        self.tokens.put(token.to_owned(), user.clone(), TOKEN_TTL);
+        let ttl = self.authentication.cache_ttl.0;
+        self.tokens.put(token.to_owned(), user.clone(), ttl);
         user
     }
 
@@ -187,8 +193,12 @@ impl Auth {
         let api: Api<SubjectAccessReview> = Api::all(self.client.clone());
         let review = api.create(&PostParams::default(), &review).await?;
         let allowed = review.status.is_some_and(|status| status.allowed);
-        let ttl = if allowed { ALLOWED_TTL } else { DENIED_TTL };
-        self.decisions.put(question, allowed, ttl);
+        let ttl = if allowed {
+            self.authorization.cache_authorized_ttl
+        } else {
+            self.authorization.cache_unauthorized_ttl
+        };
+        self.decisions.put(question, allowed, ttl.0);
         Ok(allowed)
     }
 }

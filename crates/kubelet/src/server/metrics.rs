@@ -11,10 +11,10 @@ use stdx::exposition::{Exposition, TEXT};
 
 use super::{Body, whole};
 use crate::{
-    config::VERSION,
+    config::version,
     core::Core,
     registry::Seen,
-    stats::{FsStats, Summary},
+    stats::{Summary, VolumeStats},
 };
 
 /// How old the measures of volumes may be.
@@ -27,12 +27,33 @@ pub async fn serve(core: &Core) -> Response<Body> {
     node(&mut page, core, &pods);
     containers(&mut page, &pods);
     evictions(&mut page, core);
+    shutdown(&mut page, core);
     core.metrics.show(&mut page);
     client::metrics::show(&mut page);
     let summary = core.stats.summary(core, FRESH).await;
     claims(&mut page, &summary);
     process(&mut page);
     whole(StatusCode::OK, TEXT, page.finish().into_bytes())
+}
+
+/// When the node last shut down.
+fn shutdown(page: &mut Exposition, core: &Core) {
+    let times = *core.shutdown_times.borrow();
+    for (name, at, help) in [
+        (
+            "kubelet_graceful_shutdown_start_time_seconds",
+            times.start_time,
+            "Last graceful shutdown start time since unix epoch in seconds",
+        ),
+        (
+            "kubelet_graceful_shutdown_end_time_seconds",
+            times.end_time,
+            "Last graceful shutdown end time since unix epoch in seconds",
+        ),
+    ] {
+        page.family(name, "gauge", help);
+        page.sample(name, &[], at.map_or(0.0, |at| at.as_second() as f64), None);
+    }
 }
 
 /// `GET /metrics/probes`: how probes of containers went.
@@ -75,7 +96,7 @@ fn node(page: &mut Exposition, core: &Core, pods: &[Seen]) {
     let platform = format!("linux/{arch}");
     page.sample(
         name,
-        &[("git_version", VERSION), ("platform", &platform)],
+        &[("git_version", &version()), ("platform", &platform)],
         1.0,
         None,
     );
@@ -120,38 +141,47 @@ fn evictions(page: &mut Exposition, core: &Core) {
     }
 }
 
-type Read = fn(&FsStats) -> Option<u64>;
+type Read = fn(&VolumeStats) -> Option<u64>;
 
 const CLAIMS: &[(&str, &str, Read)] = &[
     (
         "kubelet_volume_stats_capacity_bytes",
         "Capacity in bytes of the volume",
-        |fs| fs.capacity_bytes,
+        |volume| Some(volume.fs.capacity_bytes.unwrap_or(0)),
     ),
     (
         "kubelet_volume_stats_available_bytes",
         "Number of available bytes in the volume",
-        |fs| fs.available_bytes,
+        |volume| Some(volume.fs.available_bytes.unwrap_or(0)),
     ),
     (
         "kubelet_volume_stats_used_bytes",
         "Number of used bytes in the volume",
-        |fs| fs.used_bytes,
+        |volume| Some(volume.fs.used_bytes.unwrap_or(0)),
     ),
     (
         "kubelet_volume_stats_inodes",
         "Maximum number of inodes in the volume",
-        |fs| fs.inodes,
+        |volume| Some(volume.fs.inodes.unwrap_or(0)),
     ),
     (
         "kubelet_volume_stats_inodes_free",
         "Number of free inodes in the volume",
-        |fs| fs.inodes_free,
+        |volume| Some(volume.fs.inodes_free.unwrap_or(0)),
     ),
     (
         "kubelet_volume_stats_inodes_used",
         "Number of used inodes in the volume",
-        |fs| fs.inodes_used,
+        |volume| Some(volume.fs.inodes_used.unwrap_or(0)),
+    ),
+    (
+        "kubelet_volume_stats_health_status_abnormal",
+        "Abnormal volume health status. The count is either 1 or 0. 1 indicates the volume is \
+         unhealthy, 0 indicates volume is healthy",
+        |volume| {
+            let health = volume.volume_health_stats.as_ref()?;
+            Some(u64::from(health.abnormal))
+        },
     ),
 ];
 
@@ -172,8 +202,9 @@ fn claims(page: &mut Exposition, summary: &Summary) {
                 ("namespace", claim.namespace.as_str()),
                 ("persistentvolumeclaim", claim.name.as_str()),
             ];
-            let value = read(&volume.fs).unwrap_or(0) as f64;
-            page.sample(name, &labels, value, None);
+            if let Some(value) = read(volume) {
+                page.sample(name, &labels, value as f64, None);
+            }
         }
     }
 }

@@ -5,6 +5,7 @@ pub(crate) mod auth;
 mod cadvisor;
 mod containers;
 mod healthz;
+mod idle;
 mod logs;
 mod metrics;
 mod node_logs;
@@ -182,6 +183,17 @@ fn decode(text: &str) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
+/// Handlers that look into pods or into the node.
+const DEBUGGING: &[&str] = &[
+    "attach",
+    "containerLogs",
+    "exec",
+    "logs",
+    "portForward",
+    "run",
+    "runningpods",
+];
+
 async fn handle(
     core: Arc<Core>,
     certificate: Option<&User>,
@@ -193,6 +205,14 @@ async fn handle(
         return *refused;
     }
     let parts: Vec<&str> = ask.parts.iter().map(String::as_str).collect();
+    if !core.settings().enable_debugging_handlers
+        && parts.first().is_some_and(|first| DEBUGGING.contains(first))
+    {
+        return text(
+            StatusCode::METHOD_NOT_ALLOWED,
+            "Debug endpoints are disabled.",
+        );
+    }
     if matches!(parts.first(), Some(&("exec" | "attach" | "portForward"))) {
         return match ask.method {
             Method::GET | Method::POST => upgrade::serve(&core, &ask, request).await,
@@ -214,8 +234,8 @@ async fn handle(
             let reduced = ask.is_on(&["only_cpu_and_memory"]);
             stats::summary(&core, reduced).await
         }
-        ["configz"] => json(&serde_json::json!({ "kubeletconfig": core.config.kubelet })),
-        ["logs", ..] if !core.config.kubelet.enable_system_log_handler => {
+        ["configz"] => json(&serde_json::json!({ "kubeletconfig": *core.settings() })),
+        ["logs", ..] if !core.settings().enable_system_log_handler => {
             text(StatusCode::METHOD_NOT_ALLOWED, "logs endpoint is disabled.")
         }
         ["logs", path @ ..] => node_logs::serve(&core, path, request.uri().path()),

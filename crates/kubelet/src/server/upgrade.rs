@@ -8,7 +8,7 @@ use hyper::body::Incoming;
 use tokio::net::TcpStream;
 use tracing::debug;
 
-use super::{Ask, Body, containers, text};
+use super::{Ask, Body, containers, idle::Watched, text};
 use crate::{core::Core, pod::spec};
 
 /// Finds the container, asks the runtime, and joins the two connections.
@@ -128,12 +128,17 @@ async fn tunnel(core: &Core, url: &str, mut request: Request<Incoming>) -> Respo
     }
     let path = uri.path_and_query().cloned();
     *request.uri_mut() = path.map(Uri::from).unwrap_or_default();
+    let (backend, activity) = Watched::new(backend);
+    let limit = core.settings().streaming_connection_idle_timeout.0;
     match streaming::tunnel::upgrade(request, backend).await {
         Ok((answer, splice)) => {
             if let Some(splice) = splice {
                 core.context.spawn("stream", async move {
-                    if let Err(error) = splice.run().await {
-                        debug!(%error, "stream ended");
+                    tokio::select! {
+                        ended = splice.run() => if let Err(error) = ended {
+                            debug!(%error, "stream ended");
+                        },
+                        () = activity.ended(limit) => debug!("stream was idle for too long"),
                     }
                 });
             }

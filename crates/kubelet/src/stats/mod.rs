@@ -204,9 +204,17 @@ pub struct VolumeStats {
     pub name: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pvc_ref: Option<PvcReference>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub volume_health_stats: Option<VolumeHealthStats>,
     /// Whether it counts as the pod's local storage.
     #[serde(skip)]
     pub is_local: bool,
+}
+
+/// The health of a volume, as its driver sees it.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct VolumeHealthStats {
+    pub abnormal: bool,
 }
 
 /// The claim behind a volume.

@@ -9,10 +9,12 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::Time,
 };
 use stdx::DiskUsage;
+use volume::storage::{Condition, Measured};
 
 use super::{
     ContainerStats, Directories, FsStats, InterfaceStats, MemoryStats, NetworkStats, PodReference,
-    PodStats, ProcessStats, Provider, PvcReference, SwapStats, VolumeStats, host,
+    PodStats, ProcessStats, Provider, PvcReference, SwapStats, VolumeHealthStats, VolumeStats,
+    host,
 };
 use crate::{
     Result,
@@ -75,28 +77,58 @@ async fn claimed(
 ) -> BTreeMap<String, Vec<VolumeStats>> {
     let measures = all.iter().map(|stats| async move {
         let uid = &stats.pod_ref.uid;
-        let used = core.volumes.stats(uid).await;
+        let measured = core.volumes.stats(uid).await;
         let pod = seen.get(uid).map(|seen| &seen.pod);
-        let used = used.into_iter().map(|(name, usage)| VolumeStats {
-            pvc_ref: pod.and_then(|pod| claim_of(pod, &name)),
-            fs: FsStats {
-                time: Some(Time(now)),
-                // As upstream, which has no way to say that something is not known.
-                available_bytes: Some(usage.available.unwrap_or(0)),
-                capacity_bytes: Some(usage.capacity.unwrap_or(0)),
-                used_bytes: Some(usage.used.unwrap_or(0)),
-                inodes_free: Some(usage.inodes_free.unwrap_or(0)),
-                inodes: Some(usage.inodes.unwrap_or(0)),
-                inodes_used: Some(usage.inodes_used.unwrap_or(0)),
-                usable_bytes: None,
-            },
-            name,
-            is_local: false,
-        });
-        (uid.clone(), used.collect())
+        if let Some(pod) = pod {
+            record_health(core, pod, &measured);
+        }
+        let measured = measured.into_iter();
+        let stats = measured.map(|one| volume_stats(core, pod.map(|pod| &**pod), one, now));
+        (uid.clone(), stats.collect())
     });
     let measured = futures::future::join_all(measures).await;
     measured.into_iter().collect()
+}
+
+/// What a driver says about a volume's health, where the feature gate CSIVolumeHealth lets it.
+fn condition<'a>(core: &Core, measured: &'a Measured) -> Option<&'a Condition> {
+    let gates = &core.config.kubelet.feature_gates;
+    let is_open = gates.get("CSIVolumeHealth") == Some(&true);
+    measured.measure.condition.as_ref().filter(|_| is_open)
+}
+
+/// An event for every volume that was found to be unwell.
+fn record_health(core: &Core, pod: &Pod, measured: &[Measured]) {
+    for one in measured.iter().filter(|one| one.is_new) {
+        let condition = condition(core, one).filter(|condition| condition.is_abnormal);
+        let Some(condition) = condition else { continue };
+        let message = format!("Volume {}: {}", one.name, condition.message);
+        core.events.warning(pod, "VolumeConditionAbnormal", message);
+    }
+}
+
+fn volume_stats(core: &Core, pod: Option<&Pod>, measured: Measured, now: Timestamp) -> VolumeStats {
+    let usage = measured.measure.usage;
+    let health = condition(core, &measured).map(|condition| VolumeHealthStats {
+        abnormal: condition.is_abnormal,
+    });
+    VolumeStats {
+        pvc_ref: pod.and_then(|pod| claim_of(pod, &measured.name)),
+        volume_health_stats: health,
+        fs: FsStats {
+            time: Some(Time(now)),
+            // As upstream, which has no way to say that something is not known.
+            available_bytes: Some(usage.available.unwrap_or(0)),
+            capacity_bytes: Some(usage.capacity.unwrap_or(0)),
+            used_bytes: Some(usage.used.unwrap_or(0)),
+            inodes_free: Some(usage.inodes_free.unwrap_or(0)),
+            inodes: Some(usage.inodes.unwrap_or(0)),
+            inodes_used: Some(usage.inodes_used.unwrap_or(0)),
+            usable_bytes: None,
+        },
+        name: measured.name,
+        is_local: false,
+    }
 }
 
 fn claim_of(pod: &Pod, name: &str) -> Option<PvcReference> {
@@ -307,6 +339,7 @@ impl Walk {
             name: volume.name.clone(),
             is_local: !in_memory,
             pvc_ref: None,
+            volume_health_stats: None,
         })
     }
 }

@@ -93,6 +93,7 @@ impl Worker {
                 .boxed()
             }
             Action::Resize { containers } => {
+                self.memory.pod_grows = false;
                 async move { Done::Resized(tasks::resize(&core, &pod, &containers).await) }.boxed()
             }
             Action::TearDown => {
@@ -305,7 +306,7 @@ impl Worker {
         self.probing.stop();
         let (core, uid) = (&self.core, &self.subject.uid);
         core.sources.release(uid);
-        core.admitted.release(uid);
+        core.release(uid);
         let mut delay = stdx::Backoff::new(Duration::from_millis(200), Duration::from_secs(30));
         while let Err(error) = tasks::remove_everything(core, &self.subject.pod).await {
             warn!(pod = uid, %error, "cannot clean up");

@@ -5,17 +5,24 @@ use std::sync::Arc;
 use client::Api;
 use k8s_openapi::api::core::v1::{Node, Pod};
 
+use tracing::info;
+
 use super::{Change, Life, Worker};
 use crate::{
-    admit::{NodeView, Refusal},
+    admit::{NodeView, Place, Refusal},
+    allocation::Allocation,
     core::Core,
+    disruption::{self, Disruption},
     eviction,
     node::register,
     pod::{spec, status::Failure},
+    shutdown,
 };
 
+const PREEMPTING: &str = "Preempting";
+
 impl Worker {
-    /// A pod that has not begun must fit; one that runs stays.
+    /// A pod that has not begun must fit; one that runs stays. A critical pod gets room.
     pub(super) async fn admit(&mut self) {
         if self.life != Life::Arrived || !self.subject.wanted {
             return;
@@ -25,13 +32,19 @@ impl Worker {
             return;
         }
         let begun = !self.runtime.observed.sandboxes.is_empty() || has_begun(pod);
-        if begun || spec::is_static(pod) {
+        if begun {
             self.core.admitted.keep(self.subject.size.shared());
             self.change(Change::Admitted);
             return;
         }
         match decide(&self.core, pod).await {
-            Ok(()) => self.change(Change::Admitted),
+            Ok(Place::Here) => {
+                let dir = self.core.pod_dir(&self.subject.uid);
+                Allocation::of(pod).write(&dir);
+                self.change(Change::Admitted);
+            }
+            // A message comes when one of them has ended.
+            Ok(Place::After(victims)) => preempt(&self.core, &victims).await,
             Err(refusal) => {
                 let events = &self.core.events;
                 events.warning(pod, &refusal.reason, refusal.message.clone());
@@ -52,13 +65,35 @@ pub fn has_begun(pod: &Pod) -> bool {
     status.is_some_and(|status| status.start_time.is_some())
 }
 
-async fn decide(core: &Core, pod: &Arc<Pod>) -> Result<(), Refusal> {
+/// Ends pods so that a critical one has room.
+async fn preempt(core: &Core, victims: &[Arc<Pod>]) {
+    let message = "Preempted in order to admit critical pod";
+    let ends = victims.iter().map(|victim| {
+        info!(pod = spec::described(victim), "ends for a critical pod");
+        core.events.warning(victim, PREEMPTING, message);
+        let disruption = Disruption {
+            reason: PREEMPTING,
+            message,
+            condition: Some("Pod was preempted by Kubelet to accommodate a critical pod."),
+            grace: None,
+        };
+        disruption::end(core, victim, disruption)
+    });
+    futures::future::join_all(ends).await;
+}
+
+async fn decide(core: &Core, pod: &Arc<Pod>) -> Result<Place, Refusal> {
     let config = &core.config;
+    if let Some(refusal) = shutdown::refusal(core) {
+        return Err(refusal);
+    }
     if let Some(refusal) = eviction::refusal(pod, &core.pressures.borrow()) {
         return Err(refusal);
     }
+    let mut sysctls = core.settings().allowed_unsafe_sysctls.clone();
+    sysctls.extend(config.allowed_unsafe_sysctls.iter().cloned());
     let decide = |node: &Node| {
-        let mut allocatable = core.machine.allocatable(config.max_pods, &config.kubelet);
+        let mut allocatable = core.allocatable();
         // Extended resources are written to the Node by others.
         let shown = node
             .status
@@ -70,7 +105,7 @@ async fn decide(core: &Core, pod: &Arc<Pod>) -> Result<(), Refusal> {
         let view = NodeView {
             node,
             allocatable: &allocatable,
-            allowed_unsafe_sysctls: &config.allowed_unsafe_sysctls,
+            allowed_unsafe_sysctls: &sysctls,
             apparmor: core.apparmor,
         };
         core.admitted.admit(pod, &view)

@@ -67,6 +67,11 @@ impl Report {
         self.status.clone()
     }
 
+    /// Whether the API has this status.
+    pub(super) fn is_taken(&self) -> bool {
+        self.taken.as_ref() == Some(&self.status)
+    }
+
     pub(super) fn set_status(&mut self, status: PodStatus) {
         if *self.status != status {
             self.status = Arc::new(status);

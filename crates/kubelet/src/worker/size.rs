@@ -2,14 +2,15 @@
 //! no room for a changed size: then the pod, and every container of it that restarts, keeps the old
 //! one.
 
-use std::{sync::Arc, time::Duration};
+use std::{path::Path, sync::Arc, time::Duration};
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Pod, PodSpec, ResourceRequirements};
+use k8s_openapi::api::core::v1::Pod;
 
 use super::Worker;
 use crate::{
     admit::NoRoom,
+    allocation::Allocation,
     make::resources::Bounds,
     pod::{
         memory::Task,
@@ -31,26 +32,10 @@ pub(super) struct Size {
 }
 
 impl Size {
-    /// Of a pod that a worker begins with. If it waited for room before, its status says what it has.
-    pub(super) fn of(pod: &Arc<Pod>) -> Self {
-        let status = pod.status.as_ref();
-        let conditions = status.and_then(|status| status.conditions.as_ref());
-        let waits = conditions
-            .into_iter()
-            .flatten()
-            .any(|c| c.type_ == "PodResizePending" && c.status == "True");
-        let mut sized = pod.clone();
-        if waits {
-            let given = |name: &str| {
-                let status = pod.status.as_ref()?;
-                let init = status.init_container_statuses.iter().flatten();
-                let mut all = status.container_statuses.iter().flatten().chain(init);
-                all.find(|status| status.name == name)?.resources.clone()
-            };
-            replace(&mut sized, given);
-        }
+    /// Of a pod that a worker begins with.
+    pub(super) fn of(pod: &Arc<Pod>, pod_dir: &Path) -> Self {
         Self {
-            pod: sized,
+            pod: allocated(pod, pod_dir),
             resize: None,
         }
     }
@@ -69,29 +54,32 @@ impl Size {
 
     /// Follows everything of the pod but its resources.
     fn follow(&mut self, pod: &Arc<Pod>) {
-        let before = std::mem::replace(&mut self.pod, pod.clone());
-        let given = |name: &str| spec::find(&before, name)?.1.resources.clone();
-        replace(&mut self.pod, given);
+        let given = Allocation::of(&self.pod);
+        self.pod = pod.clone();
+        given.apply(&mut self.pod);
     }
 }
 
-fn resources(spec: &PodSpec) -> impl Iterator<Item = (&str, Option<&ResourceRequirements>)> {
-    let init = spec.init_containers.iter().flatten();
-    init.chain(&spec.containers)
-        .map(|container| (container.name.as_str(), container.resources.as_ref()))
+/// The pod with the resources that an earlier kubelet gave it. Without a record the status of a pod that waits
+/// for room says what it has.
+pub fn allocated(pod: &Arc<Pod>, pod_dir: &Path) -> Arc<Pod> {
+    let mut sized = pod.clone();
+    match Allocation::read(pod_dir) {
+        Some(given) => given.apply(&mut sized),
+        None if has_condition(pod, "PodResizePending") => Allocation::shown(pod).apply(&mut sized),
+        None => {}
+    }
+    sized
 }
 
-/// Gives every container the resources that `given` has for its name.
-fn replace(pod: &mut Arc<Pod>, given: impl Fn(&str) -> Option<ResourceRequirements>) {
-    let Some(spec) = Arc::make_mut(pod).spec.as_mut() else {
-        return;
-    };
-    let init = spec.init_containers.iter_mut().flatten();
-    for container in init.chain(&mut spec.containers) {
-        if let Some(resources) = given(&container.name) {
-            container.resources = Some(resources);
-        }
-    }
+/// Whether the API shows this condition.
+pub(super) fn has_condition(pod: &Pod, type_: &str) -> bool {
+    let status = pod.status.as_ref();
+    let mut conditions = status
+        .and_then(|s| s.conditions.as_ref())
+        .into_iter()
+        .flatten();
+    conditions.any(|condition| condition.type_ == type_ && condition.status == "True")
 }
 
 impl Worker {
@@ -101,16 +89,15 @@ impl Worker {
         if Arc::ptr_eq(pod, &size.pod) && size.resize.is_none() {
             return None;
         }
-        if resources(spec::spec(pod)).eq(resources(spec::spec(&size.pod))) {
+        let wanted = Allocation::of(pod);
+        if wanted == Allocation::of(&size.pod) {
             size.pod = pod.clone();
             size.resize = None;
         } else if self.life.ending().is_some() {
             size.follow(pod);
         } else {
             let core = &self.core;
-            let allocatable = core
-                .machine
-                .allocatable(core.config.max_pods, &core.config.kubelet);
+            let allocatable = core.allocatable();
             let pending = |reason, message: String| Some(Resize::Pending { reason, message });
             size.resize = match core.admitted.resize(pod, &allocatable) {
                 Ok(()) => None,
@@ -118,7 +105,11 @@ impl Worker {
                 Err(NoRoom::Now(short)) => pending("Deferred", short.to_string()),
             };
             match size.resize {
-                None => size.pod = pod.clone(),
+                None => {
+                    size.pod = pod.clone();
+                    wanted.write(&core.pod_dir(&self.subject.uid));
+                    self.memory.pod_grows = true;
+                }
                 Some(_) => size.follow(pod),
             }
         }
@@ -133,7 +124,7 @@ impl Worker {
 
     /// Whether a running container does not have its size yet.
     fn is_resizing(&self) -> bool {
-        let pod = self.subject.size.pod();
+        let (pod, cfs) = (self.subject.size.pod(), self.memory.cfs);
         let differs = || {
             spec::containers(pod).any(|(role, container)| {
                 let seen = self.runtime.observed.active(&container.name);
@@ -141,11 +132,11 @@ impl Worker {
                     && seen.is_some_and(|seen| {
                         let held = self.memory.sizes.get(&seen.id).copied().or(seen.bounds);
                         seen.state == State::Running
-                            && held.is_some_and(|has| has != Bounds::wanted(pod, &container))
+                            && held.is_some_and(|has| has != Bounds::wanted(pod, &container, cfs))
                     })
             })
         };
-        self.memory.is_running(&Task::Resize) || differs()
+        self.memory.is_running(&Task::Resize) || self.memory.pod_grows || differs()
     }
 }
 
@@ -168,21 +159,26 @@ mod tests {
 
     #[test]
     fn a_pod_that_waits_for_room_keeps_its_resources_and_follows_everything_else() {
-        let mut size = Size::of(&pod("1", "old"));
+        let dir = tempfile::tempdir().unwrap();
+        let mut size = Size::of(&pod("1", "old"), dir.path());
         size.follow(&pod("2", "new"));
         assert_eq!(cpu(&size), "1");
         assert_eq!(size.pod().metadata.labels.as_ref().unwrap()["l"], "new");
     }
 
     #[test]
-    fn after_a_restart_the_status_says_what_a_waiting_pod_has() {
+    fn after_a_restart_a_pod_has_what_it_was_given() {
+        let dir = tempfile::tempdir().unwrap();
         let mut waiting = pod("2", "x");
         Arc::make_mut(&mut waiting).status = serde_json::from_value(serde_json::json!({
             "conditions": [{"type": "PodResizePending", "status": "True"}],
             "containerStatuses": [{"name": "a", "image": "", "imageID": "", "ready": true,
                 "restartCount": 0, "resources": {"requests": {"cpu": "1"}}}]}))
         .unwrap();
-        assert_eq!(cpu(&Size::of(&waiting)), "1");
-        assert_eq!(cpu(&Size::of(&pod("2", "x"))), "2");
+        let of = |pod: &Arc<Pod>| cpu(&Size::of(pod, dir.path()));
+        assert_eq!((of(&waiting), of(&pod("2", "x"))), ("1".into(), "2".into()));
+        // Asked for while no kubelet ran: it was not given.
+        Allocation::of(&pod("500m", "x")).write(dir.path());
+        assert_eq!(of(&pod("2", "x")), "500m");
     }
 }

@@ -39,7 +39,7 @@ pub(super) async fn create_sandbox(core: &Core, pod: &Pod, attempt: u32) -> Resu
         ));
     }
     let handler = runtime_handler(core, pod).await?;
-    let make = || cgroups::ensure_pod(&core.config, pod);
+    let make = || cgroups::ensure_pod(core, pod);
     core.metrics.cgroup_managed("create", make)?;
     let config = sandbox_config(core, pod, attempt);
     let logs = config.log_directory.clone();
@@ -69,7 +69,7 @@ pub(super) async fn resize(
     pod: &Pod,
     containers: &[(String, String)],
 ) -> Vec<(String, Bounds)> {
-    let grow = || cgroups::grow_pod(&core.config.cgroup_root, pod);
+    let grow = || cgroups::grow_pod(core, pod);
     core.metrics.cgroup_managed("update", grow);
     let mut accepted = Vec::new();
     let mut failure: Option<Error> = None;
@@ -77,7 +77,7 @@ pub(super) async fn resize(
         let Some((_, container)) = spec::find(pod, name) else {
             continue;
         };
-        let resources = resources::of_container(pod, &container, core.machine.memory);
+        let resources = resources::of_container(pod, &container, core.node_limits());
         let request = v1::UpdateContainerResourcesRequest {
             container_id: id.clone(),
             linux: Some(resources),
@@ -85,11 +85,14 @@ pub(super) async fn resize(
         };
         let mut runtime = core.runtime.client.clone().runtime;
         match runtime.update_container_resources(request).await {
-            Ok(_) => accepted.push((id.clone(), Bounds::wanted(pod, &container))),
+            Ok(_) => accepted.push((
+                id.clone(),
+                Bounds::wanted(pod, &container, core.settings().cfs_quota()),
+            )),
             Err(status) => failure = Some(status.into()),
         }
     }
-    let set = || cgroups::ensure_pod(&core.config, pod);
+    let set = || cgroups::ensure_pod(core, pod);
     let bounds = core.metrics.cgroup_managed("update", set);
     match failure.map_or(bounds, Err) {
         Ok(()) => {

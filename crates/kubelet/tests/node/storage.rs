@@ -1,7 +1,10 @@
 //! Volumes that outlive pods: claims, local directories, and a CSI driver that registers by itself. The
 //! test plays the controllers: it binds claims and attaches volumes.
 
-use csi::testing::{Driver, Fault, Options, Served};
+use csi::{
+    Capability,
+    testing::{Driver, Fault, Options, Served},
+};
 use k8s_openapi::api::{
     core::v1::{Event, Node, PersistentVolume, PersistentVolumeClaim},
     storage::v1::{CSIDriver, CSINode, VolumeAttachment},
@@ -260,6 +263,37 @@ fn a_driver_registers_and_shows_on_node_and_csi_node() {
         })
         .await;
         drop(driver);
+    });
+}
+
+#[test]
+fn a_volume_that_its_driver_calls_abnormal_shows_in_an_event_and_a_metric() {
+    with_own_mounts(|| async {
+        let node = TestNode::start().await;
+        let mut options = Options::new(DRIVER);
+        options.capabilities.push(Capability::VolumeCondition);
+        let (driver, _served) = node
+            .start_driver(options, json!({"attachRequired": false}))
+            .await;
+        driver.set_abnormal("the disk is on fire");
+        node.bound_claim("c", csi_volume("h1")).await;
+        node.create_with_claim("a", "c").await;
+        node.shows("a", "/phase", "Running").await;
+        let line = "kubelet_volume_stats_health_status_abnormal{namespace=\"default\",persistentvolumeclaim=\"c\"} 1";
+        node.wait("the volume to be measured", || async {
+            let (status, page) = node.ask(Leaf::Admin, "/metrics").await;
+            status == 200 && page.contains(line)
+        })
+        .await;
+        node.event(
+            "VolumeConditionAbnormal",
+            "Volume data: the disk is on fire",
+        )
+        .await;
+        let (_, summary) = node.ask(Leaf::Admin, "/stats/summary").await;
+        let summary: Value = serde_json::from_str(&summary).unwrap();
+        let volume = &summary["pods"][0]["volume"][0];
+        assert_eq!(volume["volumeHealthStats"], json!({"abnormal": true}));
     });
 }
 

@@ -82,6 +82,7 @@ impl TestNode {
         // The test machine's own memory pressure must not evict pods.
         let kubelet = kubelet::configuration::KubeletConfiguration {
             eviction_hard: [("memory.available".to_owned(), "1Mi".to_owned())].into(),
+            feature_gates: [("CSIVolumeHealth".to_owned(), true)].into(),
             ..Default::default()
         };
         let config = Config {

@@ -30,7 +30,7 @@ pub(super) fn resize(view: &View, decision: &mut Decision) {
             fits.then(|| (seen.id.clone(), seen.name.clone()))
         })
         .collect();
-    if !containers.is_empty() {
+    if !containers.is_empty() || view.memory.pod_grows {
         decision.actions.push(Action::Resize { containers });
     }
 }
@@ -43,7 +43,7 @@ fn held_to(view: &View, seen: &Container) -> Option<Bounds> {
 }
 
 fn differs(view: &View, container: &Spec, seen: &Container) -> bool {
-    let wanted = Bounds::wanted(view.pod, container);
+    let wanted = Bounds::wanted(view.pod, container, view.memory.cfs);
     held_to(view, seen).is_some_and(|bounds| bounds != wanted)
 }
 
@@ -52,7 +52,7 @@ pub(super) fn needs_restart(view: &View, container: &Spec, seen: &Container) -> 
     let Some(bounds) = held_to(view, seen) else {
         return false;
     };
-    let wanted = Bounds::wanted(view.pod, container);
+    let wanted = Bounds::wanted(view.pod, container, view.memory.cfs);
     let cpu = (bounds.cpu_shares, bounds.cpu_quota) != (wanted.cpu_shares, wanted.cpu_quota);
     let memory = bounds.memory != wanted.memory;
     container.resize_policy.iter().flatten().any(|policy| {

@@ -153,7 +153,7 @@ fn set_size(facts: &Facts, container: &Spec, status: &mut ContainerStatus) {
         .state
         .as_ref()
         .is_some_and(|state| state.running.is_some());
-    let wanted = Bounds::wanted(facts.pod, container);
+    let wanted = Bounds::wanted(facts.pod, container, facts.memory.cfs);
     if let (Some(resources), Some(bounds), true) = (&mut status.resources, bounds, running)
         && bounds != wanted
     {
@@ -167,7 +167,11 @@ fn set_size(facts: &Facts, container: &Spec, status: &mut ContainerStatus) {
             set(&mut resources.requests, "cpu", milli(bounds.cpu_request()));
         }
         if bounds.cpu_quota != wanted.cpu_quota {
-            set(&mut resources.limits, "cpu", milli(bounds.cpu_limit()));
+            set(
+                &mut resources.limits,
+                "cpu",
+                milli(bounds.cpu_limit(facts.memory.cfs)),
+            );
         }
         if bounds.memory != wanted.memory {
             set(

@@ -3,6 +3,7 @@
 mod conditions;
 mod containers;
 mod phase;
+mod resources;
 
 pub use conditions::is_owned;
 
@@ -100,6 +101,7 @@ pub fn compute(facts: &Facts) -> PodStatus {
     status.init_container_statuses = some(containers::init(facts));
     status.container_statuses = Some(containers::main(facts));
     status.ephemeral_container_statuses = some(containers::ephemeral(facts));
+    resources::set(facts.pod, &mut status);
     set_addresses(facts, &mut status);
     set_phase(facts, &mut status);
     status.conditions = Some(conditions::all(facts, &status));

@@ -1,0 +1,144 @@
+//! The resources that a pod was given, kept beside its volumes for as long as it is here: a size that was asked
+//! for while the kubelet did not run, or that waits for room, is not in effect after a restart.
+
+use std::{collections::BTreeMap, path::Path, sync::Arc};
+
+use k8s_openapi::api::core::v1::{Pod, PodSpec, ResourceRequirements};
+use serde::{Deserialize, Serialize};
+use tracing::warn;
+
+use crate::pod::spec;
+
+const FILE: &str = "allocated_resources";
+
+/// What was given.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Allocation {
+    /// For all containers together.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pod: Option<ResourceRequirements>,
+    /// By name.
+    containers: BTreeMap<String, ResourceRequirements>,
+}
+
+impl Allocation {
+    /// What the pod's spec asks for.
+    pub fn of(pod: &Pod) -> Self {
+        let spec = spec::spec(pod);
+        let init = spec.init_containers.iter().flatten();
+        let containers = init.chain(&spec.containers).filter_map(|container| {
+            let resources = container.resources.clone()?;
+            Some((container.name.clone(), resources))
+        });
+        Self {
+            pod: spec.resources.clone(),
+            containers: containers.collect(),
+        }
+    }
+
+    /// What the pod's status says that it has.
+    pub fn shown(pod: &Pod) -> Self {
+        let status = pod.status.clone().unwrap_or_default();
+        let init = status.init_container_statuses.into_iter().flatten();
+        let containers = init.chain(status.container_statuses.into_iter().flatten());
+        let containers = containers.filter_map(|status| Some((status.name, status.resources?)));
+        Self {
+            pod: None,
+            containers: containers.collect(),
+        }
+    }
+
+    /// Gives the pod these resources; containers that are not in here keep theirs.
+    pub fn apply(&self, pod: &mut Arc<Pod>) {
+        if self.holds_for(spec::spec(pod)) {
+            return;
+        }
+        let Some(spec) = Arc::make_mut(pod).spec.as_mut() else {
+            return;
+        };
+        if self.pod.is_some() {
+            spec.resources.clone_from(&self.pod);
+        }
+        let init = spec.init_containers.iter_mut().flatten();
+        for container in init.chain(&mut spec.containers) {
+            if let Some(resources) = self.containers.get(&container.name) {
+                container.resources = Some(resources.clone());
+            }
+        }
+    }
+
+    fn holds_for(&self, spec: &PodSpec) -> bool {
+        let init = spec.init_containers.iter().flatten();
+        let mut containers = init.chain(&spec.containers);
+        let same = |given: Option<&ResourceRequirements>, has: Option<&ResourceRequirements>| {
+            given.is_none() || given == has
+        };
+        same(self.pod.as_ref(), spec.resources.as_ref())
+            && containers.all(|container| {
+                let given = self.containers.get(&container.name);
+                same(given, container.resources.as_ref())
+            })
+    }
+
+    /// Of a pod that an earlier kubelet has taken.
+    pub fn read(pod_dir: &Path) -> Option<Self> {
+        let text = std::fs::read(pod_dir.join(FILE)).ok()?;
+        serde_json::from_slice(&text).ok()
+    }
+
+    /// Keeps it. A pod that requests nothing cannot be resized and needs no file.
+    pub fn write(&self, pod_dir: &Path) {
+        let empty =
+            |resources: &ResourceRequirements| *resources == ResourceRequirements::default();
+        if self.pod.is_none() && self.containers.values().all(empty) {
+            return;
+        }
+        let (file, fresh) = (pod_dir.join(FILE), pod_dir.join(".allocated_resources"));
+        let write = || {
+            std::fs::create_dir_all(pod_dir)?;
+            std::fs::write(&fresh, serde_json::to_vec(self)?)?;
+            std::fs::rename(&fresh, &file)
+        };
+        if let Err(error) = write() {
+            warn!(file = %file.display(), %error, "cannot keep the resources that a pod was given");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pod(own: &str, cpu: &str) -> Arc<Pod> {
+        let json = serde_json::json!({"spec": {"resources": {"requests": {"cpu": own}}, "containers": [
+            {"name": "a", "resources": {"requests": {"cpu": cpu}}}, {"name": "b"}]}});
+        Arc::new(serde_json::from_value(json).unwrap())
+    }
+
+    #[test]
+    fn what_was_given_is_kept_and_given_again() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(Allocation::read(dir.path()), None);
+        let given = Allocation::of(&pod("2", "1"));
+        given.write(dir.path());
+        let kept = Allocation::read(dir.path()).unwrap();
+        assert_eq!(kept, given);
+        let mut asked = pod("4", "3");
+        kept.apply(&mut asked);
+        assert_eq!(asked, pod("2", "1"));
+        let same = asked.clone();
+        kept.apply(&mut asked);
+        assert!(Arc::ptr_eq(&asked, &same));
+    }
+
+    #[test]
+    fn a_pod_that_requests_nothing_has_no_file_and_a_broken_file_is_none() {
+        let dir = tempfile::tempdir().unwrap();
+        let plain = serde_json::json!({"spec": {"containers": [{"name": "a", "resources": {}}]}});
+        Allocation::of(&serde_json::from_value(plain).unwrap()).write(dir.path());
+        assert!(!dir.path().join(FILE).exists());
+        std::fs::write(dir.path().join(FILE), "{").unwrap();
+        assert_eq!(Allocation::read(dir.path()), None);
+    }
+}

@@ -1,0 +1,259 @@
+//! Fields of upstream's type that have one value here. Any other value would have no effect, so that it is
+//! refused; fields that have no effect in upstream's kubelet on Linux either are accepted as they are.
+
+use serde_json::{Value, json};
+
+/// What a field may be set to.
+enum Accepts {
+    /// Nothing but what is in effect anyway.
+    Only(fn() -> Vec<Value>),
+    /// Anything: upstream's kubelet does nothing with it on Linux, or how it works is no business of others.
+    Any,
+}
+
+use Accepts::{Any, Only};
+
+const UNSUPPORTED: &str = "is not supported by this node";
+
+/// Name, what it accepts, and why not something else.
+const FIELDS: &[(&str, Accepts, &str)] = &[
+    // The runtime says which driver it uses.
+    (
+        "cgroupDriver",
+        Only(|| words(&["cgroupfs", "systemd"])),
+        UNSUPPORTED,
+    ),
+    (
+        "cgroupsPerQOS",
+        Only(yes),
+        "pods always have cgroups by class",
+    ),
+    (
+        "configMapAndSecretChangeDetectionStrategy",
+        Only(|| words(&["Watch"])),
+        "objects are watched",
+    ),
+    ("containerLogMaxWorkers", Any, ""),
+    ("contentType", Any, ""),
+    ("cpuManagerPolicy", Only(|| words(&["none"])), UNSUPPORTED),
+    ("cpuManagerPolicyOptions", Only(nothing), UNSUPPORTED),
+    ("cpuManagerReconcilePeriod", Any, ""),
+    (
+        "enableContentionProfiling",
+        Only(no),
+        "there is no Go profile",
+    ),
+    (
+        "enableControllerAttachDetach",
+        Only(yes),
+        "the controller attaches volumes",
+    ),
+    ("enableDebugFlagsHandler", Any, ""),
+    ("enableProfilingHandler", Any, ""),
+    ("enableSystemLogQuery", Only(no), UNSUPPORTED),
+    // Files and pods are watched: nothing waits for a look at regular times.
+    ("fileCheckFrequency", Any, ""),
+    ("hairpinMode", Any, ""),
+    ("httpCheckFrequency", Any, ""),
+    (
+        "imagePullCredentialsVerificationPolicy",
+        Only(|| words(&["NeverVerify"])),
+        UNSUPPORTED,
+    ),
+    ("iptablesDropBit", Any, ""),
+    ("iptablesMasqueradeBit", Any, ""),
+    ("kernelMemcgNotification", Any, ""),
+    ("kubeAPIBurst", Any, ""),
+    ("kubeAPIQPS", Any, ""),
+    ("kubeletCgroups", Only(nothing), UNSUPPORTED),
+    ("logging", Only(logging), "logs are text"),
+    ("makeIPTablesUtilChains", Any, ""),
+    (
+        "memoryManagerPolicy",
+        Only(|| words(&["None"])),
+        UNSUPPORTED,
+    ),
+    (
+        "memoryReservationPolicy",
+        Only(|| words(&["None"])),
+        UNSUPPORTED,
+    ),
+    // Takes effect with the gate MemoryQoS only, which is closed.
+    ("memoryThrottlingFactor", Any, ""),
+    ("memorySwap", Only(swap), UNSUPPORTED),
+    // Of a kubelet without an API server.
+    ("podCIDR", Any, ""),
+    (
+        "preloadedImagesVerificationAllowlist",
+        Only(nothing),
+        UNSUPPORTED,
+    ),
+    (
+        "qosReserved",
+        Only(nothing),
+        "requires the feature gate QOSReserved",
+    ),
+    (
+        "readOnlyPort",
+        Only(|| vec![json!(0)]),
+        "requests without credentials are always refused",
+    ),
+    ("reservedMemory", Only(nothing), UNSUPPORTED),
+    ("reservedSystemCPUs", Only(nothing), UNSUPPORTED),
+    (
+        "rotateCertificates",
+        Only(yes),
+        "certificates are always rotated",
+    ),
+    (
+        "runOnce",
+        Only(no),
+        "has been deprecated and should not be set",
+    ),
+    (
+        "serverTLSBootstrap",
+        Only(yes),
+        "the serving certificate is always the cluster's",
+    ),
+    (
+        "showHiddenMetricsForVersion",
+        Only(nothing),
+        "there are no hidden metrics",
+    ),
+    ("singleProcessOOMKill", Only(yes), UNSUPPORTED),
+    ("staticPodURL", Only(nothing), UNSUPPORTED),
+    ("staticPodURLHeader", Only(nothing), UNSUPPORTED),
+    ("syncFrequency", Any, ""),
+    ("systemCgroups", Only(nothing), UNSUPPORTED),
+    (
+        "tlsCertFile",
+        Only(nothing),
+        "the serving certificate is always the cluster's",
+    ),
+    ("tlsCipherSuites", Only(nothing), UNSUPPORTED),
+    ("tlsCurvePreferences", Only(nothing), UNSUPPORTED),
+    (
+        "tlsMinVersion",
+        Only(|| words(&["", "VersionTLS12"])),
+        UNSUPPORTED,
+    ),
+    (
+        "tlsPrivateKeyFile",
+        Only(nothing),
+        "the serving certificate is always the cluster's",
+    ),
+    (
+        "topologyManagerPolicy",
+        Only(|| words(&["none"])),
+        UNSUPPORTED,
+    ),
+    ("topologyManagerPolicyOptions", Only(nothing), UNSUPPORTED),
+    (
+        "topologyManagerScope",
+        Only(|| words(&["container"])),
+        UNSUPPORTED,
+    ),
+    ("tracing", Only(nothing), UNSUPPORTED),
+    ("userNamespaces", Only(nothing), UNSUPPORTED),
+    (
+        "volumePluginDir",
+        Only(|| words(&["", "/usr/libexec/kubernetes/kubelet-plugins/volume/exec/"])),
+        "FlexVolume is not supported by this node",
+    ),
+    // Volumes are measured as often as what it costs allows.
+    ("volumeStatsAggPeriod", Any, ""),
+];
+
+fn words(words: &[&str]) -> Vec<Value> {
+    words.iter().map(|word| json!(word)).collect()
+}
+
+fn yes() -> Vec<Value> {
+    vec![json!(true)]
+}
+
+fn no() -> Vec<Value> {
+    vec![json!(false)]
+}
+
+/// Empty in every form.
+fn nothing() -> Vec<Value> {
+    vec![json!(""), json!([]), json!({})]
+}
+
+fn swap() -> Vec<Value> {
+    vec![
+        json!({}),
+        json!({"swapBehavior": ""}),
+        json!({"swapBehavior": "NoSwap"}),
+    ]
+}
+
+/// What kubeadm writes, and the default.
+fn logging() -> Vec<Value> {
+    let json_options = json!({"json": {"infoBufferSize": "0"}});
+    vec![
+        json!({}),
+        json!({"format": "text"}),
+        json!({"flushFrequency": 0, "options": json_options, "verbosity": 0}),
+        json!({"flushFrequency": 0, "options": {"json": {"infoBufferSize": "0"}, "text": {"infoBufferSize": "0"}}, "verbosity": 0}),
+    ]
+}
+
+/// The names, for suggestions.
+pub(super) fn names() -> impl Iterator<Item = &'static str> {
+    FIELDS.iter().map(|(name, _, _)| *name)
+}
+
+/// Whether it is one of these fields; then its problem if it is set to something else.
+pub(super) fn check(name: &str, value: &Value) -> Option<Result<(), String>> {
+    let (_, accepts, why) = FIELDS.iter().find(|(known, _, _)| *known == name)?;
+    let fits = match accepts {
+        Any => true,
+        Only(values) => value.is_null() || values().contains(value),
+    };
+    Some(if fits {
+        Ok(())
+    } else {
+        Err(format!("{name} cannot be {value}: {why}"))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_would_have_no_effect_is_refused_and_what_holds_anyway_is_not() {
+        let of = |name: &str, value: Value| check(name, &value).unwrap();
+        for (name, value) in [
+            ("cpuManagerPolicy", json!("none")),
+            ("reservedSystemCPUs", json!("")),
+            ("hairpinMode", json!("hairpin-veth")),
+            ("memorySwap", json!({})),
+            (
+                "logging",
+                json!({"flushFrequency": 0, "options": {"json": {"infoBufferSize": "0"}}, "verbosity": 0}),
+            ),
+        ] {
+            assert_eq!(of(name, value), Ok(()), "{name}");
+        }
+        for (name, value, expected) in [
+            (
+                "cpuManagerPolicy",
+                json!("static"),
+                "\"static\": is not supported by this node",
+            ),
+            ("readOnlyPort", json!(10255), "without credentials"),
+            (
+                "memorySwap",
+                json!({"swapBehavior": "LimitedSwap"}),
+                "not supported",
+            ),
+        ] {
+            let told = of(name, value).unwrap_err();
+            assert!(told.starts_with(name) && told.contains(expected), "{told}");
+        }
+        assert!(check("maxPods", &json!(1)).is_none());
+    }
+}

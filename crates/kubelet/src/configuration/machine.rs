@@ -1,0 +1,84 @@
+//! What a KubeletConfiguration asks of the machine: a kubelet does not start where that does not hold.
+
+use std::path::Path;
+
+use super::KubeletConfiguration;
+use crate::cgroups;
+
+/// Kernel settings that Kubernetes expects.
+const KERNEL: &[(&str, &str)] = &[
+    ("vm.overcommit_memory", "1"),
+    ("vm.panic_on_oom", "0"),
+    ("kernel.panic", "10"),
+    ("kernel.panic_on_oops", "1"),
+    ("kernel.keys.root_maxkeys", "1000000"),
+    ("kernel.keys.root_maxbytes", "25000000"),
+];
+
+/// What does not hold.
+pub fn check(configuration: &KubeletConfiguration) -> Result<(), String> {
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    if configuration.fail_swap_on && read("/proc/swaps").lines().count() > 1 {
+        return Err(
+            "running with swap on is not supported, please disable swap or set failSwapOn to false"
+                .into(),
+        );
+    }
+    if configuration.fail_cgroup_v1 && !cgroups::is_v2() {
+        return Err("cgroups of version 1 are not supported with failCgroupV1".into());
+    }
+    if configuration.protect_kernel_defaults {
+        for (name, expected) in KERNEL {
+            let path = format!("/proc/sys/{}", name.replace('.', "/"));
+            let found = read(&path);
+            if found.trim() != *expected {
+                return Err(format!(
+                    "protectKernelDefaults: {name} is {:?}, expected {expected:?}",
+                    found.trim()
+                ));
+            }
+        }
+    }
+    let needed = [
+        ("cgroupRoot", &configuration.cgroup_root, true),
+        (
+            "systemReservedCgroup",
+            &configuration.system_reserved_cgroup,
+            configuration.enforces("system-reserved")
+                || configuration.enforces("system-reserved-compressible"),
+        ),
+        (
+            "kubeReservedCgroup",
+            &configuration.kube_reserved_cgroup,
+            configuration.enforces("kube-reserved")
+                || configuration.enforces("kube-reserved-compressible"),
+        ),
+    ];
+    for (field, path, is_needed) in needed {
+        let controller = if cgroups::is_v2() { "" } else { "cpu" };
+        if is_needed && !path.is_empty() && !Path::new(&cgroups::below(controller, path)).exists() {
+            return Err(format!("{field}: the cgroup {path:?} does not exist"));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_machine_lacks_is_named() {
+        assert_eq!(check(&KubeletConfiguration::default()), Ok(()));
+        let config = KubeletConfiguration {
+            cgroup_root: "/there/is/no/such".into(),
+            ..KubeletConfiguration::default()
+        };
+        assert!(check(&config).unwrap_err().contains("cgroupRoot"));
+        let config = KubeletConfiguration {
+            fail_cgroup_v1: true,
+            ..KubeletConfiguration::default()
+        };
+        assert_eq!(check(&config).is_err(), !cgroups::is_v2());
+    }
+}

@@ -1,0 +1,72 @@
+//! Ends a pod for good because the node must: it is short of something, another pod is more urgent, or it
+//! shuts down. The API shows such a pod as disrupted, so that its owner makes another.
+
+use std::time::Duration;
+
+use client::Api;
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{Patch, PatchParams};
+use serde_json::json;
+use tracing::warn;
+
+use crate::{
+    core::Core,
+    pod::{spec, status::time},
+    registry::Message,
+};
+
+/// A pod must not wait longer for an API that does not answer.
+const DEADLINE: Duration = Duration::from_secs(5);
+
+/// Why and how a pod ends.
+pub struct Disruption<'a> {
+    pub reason: &'static str,
+    pub message: &'a str,
+    /// What the condition says; without it the pod is not shown as disrupted.
+    pub condition: Option<&'a str>,
+    /// How long it has, if less than it asked for.
+    pub grace: Option<i64>,
+}
+
+/// Marks the pod in the API and tells its worker.
+pub async fn end(core: &Core, pod: &Pod, disruption: Disruption<'_>) {
+    if let Some(message) = disruption.condition {
+        match tokio::time::timeout(DEADLINE, mark(core, pod, message)).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => {
+                warn!(pod = spec::described(pod), %error, "cannot mark the pod as disrupted");
+            }
+            Err(_) => warn!(
+                pod = spec::described(pod),
+                "the API did not take in time that the pod is disrupted"
+            ),
+        }
+    }
+    core.registry.tell(
+        spec::uid(pod),
+        Message::Fail {
+            reason: disruption.reason,
+            message: disruption.message.to_owned(),
+            grace: disruption.grace,
+        },
+    );
+}
+
+async fn mark(core: &Core, pod: &Pod, message: &str) -> crate::Result<()> {
+    let api: Api<Pod> = Api::namespaced(core.config.client.clone(), spec::namespace(pod));
+    let condition = json!({
+        "type": "DisruptionTarget",
+        "status": "True",
+        "reason": "TerminationByKubelet",
+        "message": message,
+        "lastTransitionTime": time(core.now()),
+        "observedGeneration": pod.metadata.generation,
+    });
+    let patch = Patch::Strategic(json!({
+        "metadata": {"uid": spec::uid(pod)},
+        "status": {"conditions": [condition]},
+    }));
+    api.patch_status(spec::name(pod), &PatchParams::default(), &patch)
+        .await?;
+    Ok(())
+}

@@ -1,0 +1,33 @@
+//! What the kubelet sets for its own process: who ends first when memory runs out, and how many files it may
+//! open.
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use tracing::{debug, warn};
+
+use crate::configuration::KubeletConfiguration;
+
+/// Sets it; a process without the right to do so goes on as it is.
+pub fn set(settings: &KubeletConfiguration) {
+    let score = settings.oom_score_adj.to_string();
+    if let Err(error) = std::fs::write("/proc/self/oom_score_adj", &score) {
+        debug!(score, %error, "cannot set the process' score for when memory runs out");
+    }
+    let Ok(files @ 1..) = u64::try_from(settings.max_open_files) else {
+        return;
+    };
+    let limit = getrlimit(Resource::Nofile);
+    let maximum = limit.maximum.map(|maximum| maximum.max(files));
+    let wanted = Rlimit {
+        current: Some(files),
+        maximum,
+    };
+    let bounded = Rlimit {
+        current: Some(limit.maximum.unwrap_or(files).min(files)),
+        maximum: limit.maximum,
+    };
+    if setrlimit(Resource::Nofile, wanted).is_err()
+        && let Err(error) = setrlimit(Resource::Nofile, bounded)
+    {
+        warn!(files, %error, "cannot set the number of open files");
+    }
+}

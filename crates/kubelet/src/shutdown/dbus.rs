@@ -1,0 +1,224 @@
+//! As much of D-Bus as it takes to call a method and to hear a signal: a client of one bus over its unix
+//! socket, with descriptors.
+
+use std::{
+    collections::VecDeque,
+    io::{self, IoSliceMut},
+    mem::MaybeUninit,
+    os::fd::OwnedFd,
+    path::Path,
+};
+
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+use tokio::{
+    io::{AsyncWriteExt, Interest},
+    net::UnixStream,
+};
+
+pub(super) use super::message::{Argument, Value};
+use super::message::{Builder, Message, Reader};
+
+/// Larger messages are none of ours.
+const MAX_MESSAGE: usize = 1 << 20;
+/// Signals that came while an answer was waited for.
+const MAX_PENDING: usize = 64;
+
+/// Why the bus cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Error {
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    #[error("{name}: {message}")]
+    Answer { name: String, message: String },
+    #[error("{0}")]
+    Protocol(&'static str),
+}
+
+/// A method of an object.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Call<'a> {
+    pub destination: &'a str,
+    pub path: &'a str,
+    pub interface: &'a str,
+    pub member: &'a str,
+}
+
+/// What came of a call, or a signal.
+#[derive(Debug)]
+pub(super) struct Answer {
+    pub member: String,
+    pub values: Vec<Value>,
+    pub descriptors: Vec<OwnedFd>,
+}
+
+/// A connection to a bus.
+pub(super) struct Bus {
+    stream: UnixStream,
+    received: Vec<u8>,
+    descriptors: VecDeque<OwnedFd>,
+    serial: u32,
+    pending: VecDeque<Answer>,
+}
+
+impl Bus {
+    /// Connects as the process' own user.
+    pub(super) async fn connect(socket: &Path) -> Result<Self, Error> {
+        let mut bus = Self::over(UnixStream::connect(socket).await?);
+        let user = rustix::process::geteuid().as_raw().to_string();
+        let hex: String = user.bytes().map(|byte| format!("{byte:02x}")).collect();
+        bus.stream.write_all(b"\0").await?;
+        bus.say(&format!("AUTH EXTERNAL {hex}"), "OK ").await?;
+        bus.say("NEGOTIATE_UNIX_FD", "AGREE_UNIX_FD").await?;
+        bus.stream.write_all(b"BEGIN\r\n").await?;
+        bus.call_bus("Hello", &[]).await?;
+        Ok(bus)
+    }
+
+    fn over(stream: UnixStream) -> Self {
+        Self {
+            stream,
+            received: Vec::new(),
+            descriptors: VecDeque::new(),
+            serial: 0,
+            pending: VecDeque::new(),
+        }
+    }
+
+    async fn say(&mut self, line: &str, expected: &str) -> Result<(), Error> {
+        self.stream
+            .write_all(format!("{line}\r\n").as_bytes())
+            .await?;
+        loop {
+            if let Some(end) = self.received.windows(2).position(|two| two == b"\r\n") {
+                let line: Vec<u8> = self.received.drain(..end + 2).collect();
+                return match line.starts_with(expected.as_bytes()) {
+                    true => Ok(()),
+                    false => Err(Error::Protocol("the bus refuses this client")),
+                };
+            }
+            if self.received.len() > 4096 || !self.receive().await? {
+                return Err(Error::Protocol("the bus does not authenticate this client"));
+            }
+        }
+    }
+
+    /// Has signals that match a rule sent here.
+    pub(super) async fn add_match(&mut self, rule: &str) -> Result<(), Error> {
+        self.call_bus("AddMatch", &[Argument::Text(rule)]).await
+    }
+
+    async fn call_bus(&mut self, member: &str, arguments: &[Argument<'_>]) -> Result<(), Error> {
+        let call = Call {
+            destination: "org.freedesktop.DBus",
+            path: "/org/freedesktop/DBus",
+            interface: "org.freedesktop.DBus",
+            member,
+        };
+        self.call(&call, arguments).await?;
+        Ok(())
+    }
+
+    /// Calls a method and waits for its answer.
+    pub(super) async fn call(
+        &mut self,
+        call: &Call<'_>,
+        arguments: &[Argument<'_>],
+    ) -> Result<Answer, Error> {
+        self.serial += 1;
+        let serial = self.serial;
+        let bytes = Builder::call(call, arguments).finish(serial);
+        self.stream.write_all(&bytes).await?;
+        loop {
+            let message = self.message().await?;
+            let message = message.ok_or(Error::Protocol("the bus has closed the connection"))?;
+            if message.is_signal() {
+                if self.pending.len() < MAX_PENDING {
+                    let answer = self.answer(message);
+                    self.pending.push_back(answer);
+                }
+                continue;
+            }
+            if message.reply_to != Some(serial) {
+                continue;
+            }
+            if let Some(name) = message.error.clone() {
+                let text = match message.values.first() {
+                    Some(Value::Text(text)) => text.clone(),
+                    _ => String::new(),
+                };
+                return Err(Error::Answer {
+                    name,
+                    message: text,
+                });
+            }
+            return Ok(self.answer(message));
+        }
+    }
+
+    /// The next signal; none when the bus has closed the connection.
+    pub(super) async fn signal(&mut self) -> Result<Option<Answer>, Error> {
+        if let Some(signal) = self.pending.pop_front() {
+            return Ok(Some(signal));
+        }
+        while let Some(message) = self.message().await? {
+            if message.is_signal() {
+                return Ok(Some(self.answer(message)));
+            }
+        }
+        Ok(None)
+    }
+
+    fn answer(&mut self, message: Message) -> Answer {
+        let count = usize::try_from(message.descriptors).unwrap_or(0);
+        let count = count.min(self.descriptors.len());
+        Answer {
+            member: message.member,
+            values: message.values,
+            descriptors: self.descriptors.drain(..count).collect(),
+        }
+    }
+
+    async fn message(&mut self) -> Result<Option<Message>, Error> {
+        loop {
+            let mut needed = 16;
+            if self.received.len() >= needed {
+                needed = Reader::length(&self.received)?;
+                if needed > MAX_MESSAGE {
+                    return Err(Error::Protocol("a message is too large"));
+                }
+                if self.received.len() >= needed {
+                    let bytes: Vec<u8> = self.received.drain(..needed).collect();
+                    return Message::read(&bytes).map(Some);
+                }
+            }
+            if !self.receive().await? {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// Takes what the socket has; false at its end.
+    async fn receive(&mut self) -> Result<bool, Error> {
+        let mut buffer = [0; 4096];
+        let (count, descriptors) = self
+            .stream
+            .async_io(Interest::READABLE, || {
+                let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+                let mut control = RecvAncillaryBuffer::new(&mut space);
+                let mut parts = [IoSliceMut::new(&mut buffer)];
+                let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+                let received = recvmsg(&self.stream, &mut parts, &mut control, flags)?;
+                let mut descriptors = Vec::new();
+                for message in control.drain() {
+                    if let RecvAncillaryMessage::ScmRights(given) = message {
+                        descriptors.extend(given);
+                    }
+                }
+                Ok((received.bytes, descriptors))
+            })
+            .await?;
+        self.received.extend_from_slice(&buffer[..count]);
+        self.descriptors.extend(descriptors);
+        Ok(count > 0)
+    }
+}
