@@ -39,6 +39,10 @@ pub enum Command {
     Backup(Backup),
     /// Make the objects and keys of a backup those of a cluster that does not run
     Restore(Restore),
+    /// Move the objects of a stopped cluster from the embedded store to etcd, or back
+    Migrate(Migrate),
+    /// Print the version of this program and of the server
+    Version(Version),
     /// Show the parts of the cluster, its nodes and certificates, and what is wrong
     Status(Status),
     /// Say why something is as it is, and what would help
@@ -57,6 +61,8 @@ pub enum Command {
     /// Print a page of the documents that is written from the flags
     #[command(hide = true)]
     Reference { page: Reference },
+    /// Answer a container runtime as a CNI plugin; it sets CNI_COMMAND
+    Cni,
     /// The command line of the cluster, as the kubectl that you know
     Kubectl { args: Vec<String> },
     /// The programs of the mainstay.local/hello image
@@ -131,6 +137,9 @@ pub enum Token {
     },
     /// Print the token that further servers of a cluster in etcd start with
     Server {
+        /// Replace it first: the one before opens nothing any more
+        #[arg(long)]
+        rotate: bool,
         #[command(flatten)]
         cluster: Cluster,
     },
@@ -303,6 +312,49 @@ pub struct Restore {
     /// Set objects and keys aside that are there already
     #[arg(long)]
     pub force: bool,
+}
+
+/// Flags of `version`.
+#[derive(Debug, Args)]
+pub struct Version {
+    /// Do not ask the server
+    #[arg(long)]
+    pub client: bool,
+    /// json
+    #[arg(long, short, value_name = "FORMAT")]
+    pub output: Option<String>,
+    /// A kubeconfig; without one, the administrator's of the cluster in the data directory
+    #[arg(long, value_name = "FILE", env = "KUBECONFIG")]
+    pub kubeconfig: Option<PathBuf>,
+    #[command(flatten)]
+    pub cluster: Cluster,
+}
+
+/// Flags of `migrate`.
+#[derive(Debug, Args)]
+#[command(group = clap::ArgGroup::new("direction").required(true).args(["to_etcd", "to_embedded"]))]
+pub struct Migrate {
+    /// From the data directory to an etcd that is empty
+    #[arg(long)]
+    pub to_etcd: bool,
+    /// From etcd to the data directory of one of its servers
+    #[arg(long)]
+    pub to_embedded: bool,
+    /// Members of the etcd cluster, as https://HOST:PORT
+    #[arg(long, value_name = "URLS", value_delimiter = ',', required = true)]
+    pub etcd_endpoints: Vec<String>,
+    /// The authority that etcd's certificates are checked against
+    #[arg(long, value_name = "FILE")]
+    pub etcd_cafile: Option<PathBuf>,
+    /// Our certificate for etcd
+    #[arg(long, value_name = "FILE")]
+    pub etcd_certfile: Option<PathBuf>,
+    /// Its key
+    #[arg(long, value_name = "FILE")]
+    pub etcd_keyfile: Option<PathBuf>,
+    /// The server's data directory [default: /var/lib/mainstay]
+    #[arg(long, value_name = "DIR")]
+    pub data_dir: Option<PathBuf>,
 }
 
 /// What can be done with images.

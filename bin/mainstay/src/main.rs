@@ -24,6 +24,9 @@ fn main() -> ExitCode {
         return code;
     }
     let args: Vec<OsString> = std::env::args_os().collect();
+    if cluster::cni::is_called(&args) {
+        return cluster::cni::answer();
+    }
     if called_as(&args, "kubectl") {
         end_with_the_pipe();
         return kubectl::run(args);

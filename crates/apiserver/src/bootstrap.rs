@@ -1,12 +1,7 @@
 //! The objects that every cluster has from its first moment, and the ones that lead to this server,
 //! which are put right when somebody changes them.
 
-use std::{
-    collections::BTreeSet,
-    net::{IpAddr, SocketAddr},
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::BTreeSet, net::SocketAddr, sync::Arc, time::Duration};
 
 use machinery::json::{Key, json};
 use machinery::{Object, Status, Value};
@@ -15,7 +10,7 @@ use store::Freshness;
 use crate::{
     Resource, User,
     admission::{Effects, RequestOptions},
-    convert, failure, identity, meta,
+    failure, identity, kubernetes_service, meta,
     pipeline::Core,
     servers::{LOOK_EVERY, Servers},
     user,
@@ -26,10 +21,10 @@ const NAMESPACES: &[&str] = &["default", "kube-system", "kube-public", "kube-nod
 const REPAIR_EVERY: Duration = Duration::from_secs(10);
 
 /// One object that must exist.
-struct Wanted {
-    group: &'static str,
-    plural: &'static str,
-    object: Value,
+pub(crate) struct Wanted {
+    pub(crate) group: &'static str,
+    pub(crate) plural: &'static str,
+    pub(crate) object: Value,
 }
 
 /// Makes what is missing, and leads the `kubernetes` Service to these servers. Fails only when the
@@ -55,7 +50,7 @@ pub(crate) async fn ensure(core: &Arc<Core>, servers: &BTreeSet<SocketAddr>) -> 
     create(core, token_tracking(core)).await?;
     settle(core, authentication(core), AUTHENTICATION).await?;
     ready_range(core).await?;
-    repair(core, servers).await
+    kubernetes_service::repair(core, servers).await
 }
 
 /// The servers that live: this one, and others over the same store.
@@ -69,8 +64,8 @@ pub(crate) async fn living(core: &Arc<Core>, servers: &Servers) -> BTreeSet<Sock
             Err(why) => tracing::warn!(why, "the leases of other servers cannot be read"),
         }
     }
-    // One slice has addresses of one family, and one port for all of them.
-    living.retain(|address| address.is_ipv4() == own.is_ipv4() && address.port() == port);
+    // The Service is of one family.
+    living.retain(|address| address.is_ipv4() == own.is_ipv4());
     living
 }
 
@@ -208,88 +203,6 @@ fn fixed(core: &Core) -> Vec<Wanted> {
     ]
 }
 
-/// The Service `kubernetes` and what is behind it.
-async fn repair(core: &Arc<Core>, servers: &BTreeSet<SocketAddr>) -> Result<(), Status> {
-    let advertise = core.config.advertise;
-    let port = core.port.get().copied().unwrap_or(advertise.port());
-    let Some((base, _)) = core.config.service_cidrs.first() else {
-        return Ok(());
-    };
-    let ports = json!([{"name": "https", "protocol": "TCP", "port": 443, "targetPort": port}]);
-    let service = json!({
-        "metadata": {
-            "name": "kubernetes", "namespace": "default",
-            "labels": {"component": "apiserver", "provider": "kubernetes"},
-        },
-        "spec": {
-            "type": "ClusterIP", "clusterIP": first(*base).to_string(), "ports": ports,
-            "sessionAffinity": "None",
-        },
-    });
-    settle(
-        core,
-        Wanted {
-            group: "",
-            plural: "services",
-            object: service,
-        },
-        &[&["spec", "ports"]],
-    )
-    .await?;
-    if advertise.ip().is_loopback() {
-        // An address of this machine alone is nobody else's way to it.
-        return Ok(());
-    }
-    let ips: Vec<String> = servers.iter().map(|one| one.ip().to_string()).collect();
-    let addresses: Vec<Value> = ips.iter().map(|ip| json!({"ip": ip})).collect();
-    let endpoint = |ip: &String| json!({"addresses": [ip], "conditions": {"ready": true}});
-    let each: Vec<Value> = ips.iter().map(endpoint).collect();
-    let endpoints = json!({
-        "metadata": {
-            "name": "kubernetes", "namespace": "default",
-            "labels": {"endpointslice.kubernetes.io/skip-mirror": "true"},
-        },
-        "subsets": [{
-            "addresses": addresses,
-            "ports": [{"name": "https", "port": port, "protocol": "TCP"}],
-        }],
-    });
-    settle(
-        core,
-        Wanted {
-            group: "",
-            plural: "endpoints",
-            object: endpoints,
-        },
-        &[&["subsets"]],
-    )
-    .await?;
-    let family = if advertise.is_ipv4() { "IPv4" } else { "IPv6" };
-    let slice = json!({
-        "metadata": {
-            "name": "kubernetes", "namespace": "default",
-            "labels": {"kubernetes.io/service-name": "kubernetes"},
-        },
-        "addressType": family,
-        "endpoints": each,
-        "ports": [{"name": "https", "port": port, "protocol": "TCP"}],
-    });
-    let wanted = Wanted {
-        group: "discovery.k8s.io",
-        plural: "endpointslices",
-        object: slice,
-    };
-    settle(core, wanted, &[&["endpoints"], &["ports"]]).await
-}
-
-/// The first address of a network.
-fn first(base: IpAddr) -> IpAddr {
-    match base {
-        IpAddr::V4(base) => std::net::Ipv4Addr::from_bits(base.to_bits() + 1).into(),
-        IpAddr::V6(base) => std::net::Ipv6Addr::from_bits(base.to_bits() + 1).into(),
-    }
-}
-
 fn write(core: &Arc<Core>, resource: Arc<Resource>, object: &Value) -> Write {
     let text = |key: &str| {
         object["metadata"][key]
@@ -324,8 +237,8 @@ fn write(core: &Arc<Core>, resource: Arc<Resource>, object: &Value) -> Write {
 
 fn decoded(resource: &Resource, object: Value) -> Result<Object, Status> {
     let object = object.as_object().cloned().unwrap_or_default();
-    let mut decoded = convert::normalise(resource, object).map_err(Status::internal)?;
-    convert::name_kind(resource, &mut decoded.object);
+    let mut decoded = resource.normalise(object).map_err(Status::internal)?;
+    resource.name_kind(&mut decoded.object);
     Ok(decoded.object)
 }
 
@@ -348,7 +261,7 @@ async fn create(core: &Arc<Core>, wanted: Wanted) -> Result<(), Status> {
 }
 
 /// Creates an object, or puts parts of it right.
-async fn settle(
+pub(crate) async fn settle(
     core: &Arc<Core>,
     wanted: Wanted,
     parts: &'static [&'static [&'static str]],

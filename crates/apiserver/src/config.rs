@@ -94,6 +94,8 @@ pub enum Error {
     Listen(SocketAddr, std::io::Error),
     #[error("{0}")]
     Invalid(String),
+    #[error(transparent)]
+    Admission(#[from] admission::Error),
     #[error("cannot make the first objects: {0}")]
     Bootstrap(machinery::Status),
 }

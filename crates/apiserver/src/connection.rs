@@ -14,10 +14,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use bytes::Bytes;
 use futures::task::AtomicWaker;
 use http::Method;
-use http_body::{Body as _, Frame, SizeHint};
+use http_body::Body as _;
 use http_body_util::BodyExt;
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::{
@@ -35,15 +34,16 @@ use tracing::debug;
 
 use crate::{
     pipeline::{Caller, Connection, Core},
+    receiving::{Intake, Unread},
     sending::{self, Budget, Line, Patient},
     slices::Slices,
 };
-use request::{BodyError, Pace};
+use request::Pace;
 
 /// Longest time for a TLS handshake.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// So much of a body that nobody wanted is read.
-const DRAINED: usize = 8 << 20;
+/// So much of a body is on its way before a handler reads it, as upstream.
+const STREAM_WINDOW: u32 = 256 << 10;
 /// Longest time until the first request is there.
 const FIRST: Duration = Duration::from_secs(32);
 
@@ -82,7 +82,8 @@ pub(crate) async fn serve(
     let unread = tasks.clone();
     let quiet = quiet(activity.clone(), idle);
     let (budget, line) = (core.sending.clone(), Arc::new(Line::default()));
-    let io = Patient::new(Slices(tls), budget.clone(), line.clone());
+    let intake = Intake::new(peer.sender.clone(), core.loans.clone());
+    let io = Patient::new(Slices(tls), intake, budget.clone(), line.clone());
     let executor = Owned(tasks, budget.clone());
     let service = service_fn(move |request: http::Request<Incoming>| {
         let (core, caller) = (core.clone(), Caller::Connection(peer.clone()));
@@ -92,12 +93,16 @@ pub(crate) async fn serve(
         // Whoever waits to be told to go on is told by the answer that nobody reads.
         let waits = request.headers().contains_key(http::header::EXPECT);
         let drains = (!waits).then(|| unread.clone());
-        let request = request
-            .map(|body| (!body.is_end_stream()).then(|| Unread::new(body, drains).boxed_unsync()));
+        let sender = peer.sender.clone();
+        let request = request.map(|body| {
+            let is_empty = body.is_end_stream();
+            (!is_empty).then(|| Unread::new(body, drains, sender.clone()).boxed_unsync())
+        });
         let (budget, line) = (budget.clone(), line.clone());
         async move {
             let is_read = matches!(*request.method(), Method::GET | Method::HEAD);
             let mut response = core.handle(request, caller).await;
+            sender.note_answer();
             if let Some(busy) = busy {
                 response.body_mut().hold(busy);
             } else {
@@ -120,6 +125,7 @@ pub(crate) async fn serve(
         .http2()
         .timer(TokioTimer::new())
         .max_concurrent_streams(1000)
+        .initial_stream_window_size(STREAM_WINDOW)
         .max_header_list_size(1 << 20);
     let served = builder.serve_connection_with_upgrades(TokioIo::new(io), service);
     tokio::pin!(served);
@@ -141,77 +147,6 @@ pub(crate) async fn serve(
     if let Err(error) = ended {
         debug!(%remote, %error, "connection ended");
     }
-}
-
-/// A request's body. What nobody reads of it is read and forgotten: whoever is still sending would
-/// miss the answer, and the connection would be of no more use.
-struct Unread {
-    body: Option<Incoming>,
-    tasks: Option<TaskTracker>,
-}
-
-impl Unread {
-    fn new(body: Incoming, tasks: Option<TaskTracker>) -> Self {
-        Self {
-            body: Some(body),
-            tasks,
-        }
-    }
-}
-
-impl http_body::Body for Unread {
-    type Data = Bytes;
-    type Error = BodyError;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        let Some(body) = &mut self.body else {
-            return Poll::Ready(None);
-        };
-        let frame = std::task::ready!(Pin::new(body).poll_frame(context));
-        if !matches!(frame, Some(Ok(_))) {
-            self.body = None;
-        }
-        Poll::Ready(frame.map(|frame| frame.map_err(Into::into)))
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body
-            .as_ref()
-            .is_none_or(http_body::Body::is_end_stream)
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        let hint = self.body.as_ref().map(http_body::Body::size_hint);
-        hint.unwrap_or_default()
-    }
-}
-
-impl Drop for Unread {
-    fn drop(&mut self) {
-        let left = self.body.take().filter(|body| !body.is_end_stream());
-        if let (Some(body), Some(tasks)) = (left, &self.tasks) {
-            tasks.spawn(drain(body));
-        }
-    }
-}
-
-/// Reads a body to its end, if that is not too far.
-async fn drain(mut body: Incoming) {
-    let read = async {
-        let mut left = DRAINED;
-        while let Some(Ok(frame)) = body.frame().await {
-            let size = frame.data_ref().map_or(0, Bytes::len);
-            match left.checked_sub(size) {
-                Some(less) => left = less,
-                None => return,
-            }
-        }
-    };
-    // Who takes longer loses the connection.
-    let _ = tokio::time::timeout(PATIENCE, read).await;
 }
 
 /// What happens on a connection.

@@ -61,7 +61,7 @@ pub(crate) fn decode(
         return Err(unrecognized::explain(resource, media, bytes));
     };
     let mut decoded = judge(resource, decoded, validation)?;
-    name_kind(resource, &mut decoded.object);
+    resource.name_kind(&mut decoded.object);
     Ok(decoded)
 }
 
@@ -160,20 +160,6 @@ pub(crate) fn decode_part(
     Ok(Decoded { object, warnings })
 }
 
-/// Normalises an object that was put together, and not read from a body.
-pub(crate) fn normalise(resource: &Resource, object: Object) -> Result<decode::Decoded, String> {
-    let mut findings = Findings::default();
-    let value = Value::Object(object);
-    let mut object = match resource.schema {
-        Some(schema) => normalise::object(schema, value, &mut findings),
-        None => normalise::unstructured(value, &mut findings),
-    }?;
-    if let Some(definition) = &resource.definition {
-        definition.settle(&mut object, &mut findings)?;
-    }
-    Ok(decode::Decoded { object, findings })
-}
-
 /// Turns findings into warnings or a refusal.
 fn judge(
     resource: &Resource,
@@ -226,11 +212,4 @@ pub(crate) fn delete_options(media: media::Body, bytes: &[u8]) -> Result<DeleteO
     let decoded = decode_as(schema, media, bytes).map_err(Status::bad_request)?;
     machinery::json::from_value(Value::Object(decoded.object))
         .map_err(|error| Status::bad_request(error.to_string()))
-}
-
-/// Says what an object is.
-pub(crate) fn name_kind(resource: &Resource, object: &mut Object) {
-    let kind = &resource.kind.names().kind;
-    object.insert("apiVersion".to_owned(), resource.api_version.clone().into());
-    object.insert("kind".to_owned(), kind.clone().into());
 }

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use http::{HeaderMap, StatusCode};
 use lifecycle::State;
 use machinery::json::json;
+use stdx::Version;
 
 use crate::{
     handlers::no_page,
@@ -13,9 +14,6 @@ use crate::{
     respond::{self, Answer},
     started::{HOOKS, Part},
 };
-
-/// The Kubernetes version this server speaks.
-pub(crate) use registry::VERSION;
 
 /// What the program runs on.
 pub(crate) const PLATFORM: &str = if cfg!(target_arch = "x86_64") {
@@ -170,15 +168,16 @@ fn report(
 /// `/version`, which people read.
 pub(crate) fn version(headers: &HeaderMap) -> Answer {
     media::takes(headers, respond::JSON)?;
-    let (major, minor, git) = VERSION;
+    let own = Version::own();
+    let (major, minor) = (own.major.to_string(), own.minor.to_string());
     Ok(respond::lines(&json!({
-        "major": major,
-        "minor": minor,
-        "emulationMajor": major,
-        "emulationMinor": minor,
-        "minCompatibilityMajor": major,
-        "minCompatibilityMinor": "35",
-        "gitVersion": format!("{git}+mainstay"),
+        "major": &major,
+        "minor": &minor,
+        "emulationMajor": &major,
+        "emulationMinor": &minor,
+        "minCompatibilityMajor": &major,
+        "minCompatibilityMinor": own.minor.saturating_sub(1).to_string(),
+        "gitVersion": format!("{own}+mainstay"),
         "gitCommit": "",
         "gitTreeState": "clean",
         "buildDate": "",

@@ -20,6 +20,8 @@ const MANAGER: &str = "kube-apiserver";
 const IDENTITY: &str = "apiserver.kubernetes.io/identity";
 const HOSTNAME: &str = "kubernetes.io/hostname";
 pub(crate) const ADDRESS: &str = "kubernetes.io/peer-advertise-address";
+/// Says which version the server is.
+pub const VERSION_ANNOTATION: &str = "mainstay.dev/version";
 /// How long it holds, in seconds.
 const LASTS: i64 = 3600;
 const RENEW_EVERY: Duration = Duration::from_secs(10);
@@ -114,6 +116,8 @@ impl Identity {
         labels.insert(HOSTNAME, self.hostname.as_str().into());
         let annotations = tree::child_or_new(metadata, "annotations");
         annotations.insert(ADDRESS, self.address.as_str().into());
+        let version = stdx::Version::own().to_string();
+        annotations.insert(VERSION_ANNOTATION, version.into());
         let spec = tree::child_or_new(&mut lease, "spec");
         spec.insert("holderIdentity", self.holder.as_str().into());
         spec.insert("leaseDurationSeconds", LASTS.into());

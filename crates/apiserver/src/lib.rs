@@ -8,7 +8,6 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
-pub mod admission;
 mod api_services;
 pub mod audit;
 mod bootstrap;
@@ -23,6 +22,7 @@ mod handlers;
 mod health;
 mod hooks;
 mod identity;
+mod kubernetes_service;
 mod local;
 mod media;
 mod metrics;
@@ -30,23 +30,26 @@ mod output;
 mod page;
 mod pieces;
 mod pipeline;
+mod policy_parameters;
+mod policy_status;
 mod proxy;
+mod receiving;
 mod selection;
 mod sending;
 mod server;
 mod servers;
 mod slices;
 mod started;
-#[cfg(test)]
-mod testing;
 mod token_uses;
 mod unenforced;
 mod usage;
 mod write;
 
+pub use ::admission;
 pub use auth::authn::{self, IssuedToken, TokenIssuer, TokenRequest};
 pub use auth::authz;
 pub use config::{Config, Error, Limits};
+pub use identity::VERSION_ANNOTATION;
 pub use local::LocalService;
 pub use registry::{
     Draft, Endings, Header, ObjectCodec, RandomEndings, Reader, Registry, Resource, Store, Stored,
@@ -56,4 +59,4 @@ pub use server::ApiServer;
 pub use write::Fence;
 
 use registry::{failure, meta};
-use request::{query, respond, user, yaml};
+use request::{heavy, query, respond, user, yaml};

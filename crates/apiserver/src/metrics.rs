@@ -238,8 +238,8 @@ struct Named {
 /// What program this is.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Build {
-    major: &'static str,
-    minor: &'static str,
+    major: u32,
+    minor: u32,
     git_version: String,
     platform: &'static str,
 }
@@ -448,8 +448,9 @@ impl Metrics {
         let cut = sending.cut().clone();
         registry.register("mainstay_apiserver_stalled_clients", about, cut);
         let build = Family::<Build, Gauge>::default();
-        let (major, minor, version) = registry::VERSION;
-        let git_version = format!("{version}+mainstay");
+        let own = stdx::Version::own();
+        let (major, minor) = (own.major, own.minor);
+        let git_version = format!("{own}+mainstay");
         let platform = crate::health::PLATFORM;
         let this = Build {
             major,

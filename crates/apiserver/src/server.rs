@@ -8,9 +8,8 @@ use tokio_rustls::TlsAcceptor;
 use tracing::{debug, info};
 
 use crate::{
-    Config, Error, LocalService, Registry, Store, User, admission, api_services, bootstrap,
-    connection, definitions, identity, pipeline::Core, servers::Servers, started::Part, token_uses,
-    usage,
+    Config, Error, LocalService, Registry, Store, User, api_services, bootstrap, connection,
+    definitions, identity, pipeline::Core, servers::Servers, started::Part, token_uses, usage,
 };
 
 /// The API server.
@@ -117,7 +116,7 @@ impl ApiServer {
         let allocator = self.core.service_allocator.clone();
         context.spawn(
             "validating-admission-policy-status",
-            admission::policy::keep_status(self.core.clone()),
+            crate::policy_status::keep(self.core.clone()),
         );
         context.spawn(
             "service-addresses",

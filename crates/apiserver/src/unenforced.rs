@@ -52,11 +52,6 @@ const GAPS: &[Gap] = &[
 
 /// The same for pods and for the templates of pods, below their spec.
 const POD_GAPS: &[(&str, Asks, &str)] = &[
-    (
-        "overhead",
-        bounds,
-        "the overhead is not added to the bounds of the pod on nodes yet",
-    ),
     ("resourceClaims[]", any, DEVICES),
     (
         "schedulingGroup",
@@ -80,11 +75,6 @@ const POD_SPECS: &[(&str, &str, &str)] = &[
 
 fn any(value: &Value) -> bool {
     !value.is_null()
-}
-
-/// Whether an overhead names an amount.
-fn bounds(value: &Value) -> bool {
-    value.as_object().is_some_and(|fields| !fields.is_empty())
 }
 
 /// What of an object has no effect, apart from what the stored one has already.

@@ -25,7 +25,7 @@ use hyper_util::{
 };
 use kube::client::Body;
 use rustls::{ClientConfig, pki_types::ServerName};
-use tokio::{net::TcpStream, sync::watch};
+use tokio::{net::TcpStream, sync::watch, task::JoinSet};
 use tokio_rustls::{TlsConnector, client::TlsStream};
 use tower::{BoxError, ServiceExt};
 
@@ -38,6 +38,10 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 /// The same, and how long a connection may take, where there are other servers.
 const SOON: Duration = Duration::from_secs(2);
+/// How often a peer is asked whether it is there, where there are other servers.
+const ASK: Duration = Duration::from_secs(1);
+/// A server that has not answered for so long is not waited for alone: the next one is tried beside it.
+const STAGGER: Duration = Duration::from_millis(300);
 
 /// How requests reach one server.
 #[derive(Clone, Default)]
@@ -87,13 +91,13 @@ type Http = Client<Connect, Body>;
 
 fn open_pool(connector: Connect) -> Http {
     // A server that vanished is left soon where there is another one to go to.
-    let patience = match connector.has_others() {
-        true => SOON,
-        false => KEEP_ALIVE,
+    let (interval, patience) = match connector.has_others() {
+        true => (ASK, SOON),
+        false => (KEEP_ALIVE, KEEP_ALIVE),
     };
     Client::builder(TokioExecutor::new())
         .timer(TokioTimer::new())
-        .http2_keep_alive_interval(patience)
+        .http2_keep_alive_interval(interval)
         .http2_keep_alive_timeout(patience)
         .build(connector)
 }
@@ -244,17 +248,12 @@ impl Connect {
             1 => CONNECT_TIMEOUT,
             _ => SOON,
         };
-        let mut last = None;
-        for candidate in candidates {
-            match self.clone().open_one(candidate.clone(), patience).await {
-                Ok(stream) => {
-                    servers.prefer(&candidate);
-                    return Ok(stream);
-                }
-                Err(error) => last = Some(error),
-            }
-        }
-        Err(last.unwrap_or_else(|| "no server is known".into()))
+        let (stream, winner) = first_of(candidates, move |candidate| {
+            self.clone().open_one(candidate, patience)
+        })
+        .await?;
+        servers.prefer(&winner);
+        Ok(stream)
     }
 
     async fn open_one(self, uri: Uri, patience: Duration) -> Result<Stream, BoxError> {
@@ -287,6 +286,32 @@ impl Connect {
             .await
             .map_err(|_| format!("no TLS handshake with {address} within {patience:?}"))??;
         Ok(Stream::Tls(Box::new(TokioIo::new(tls))))
+    }
+}
+
+/// The first of the candidates that `open` succeeds for, and which one that was. They are tried in order: the
+/// next one at once when one fails, and beside it when one takes its time.
+async fn first_of<T, F>(candidates: Vec<Uri>, open: impl Fn(Uri) -> F) -> Result<(T, Uri), BoxError>
+where
+    T: Send + 'static,
+    F: Future<Output = Result<T, BoxError>> + Send + 'static,
+{
+    let (mut waiting, mut attempts) = (candidates.into_iter(), JoinSet::new());
+    let mut last = BoxError::from("no server is known");
+    loop {
+        if let Some(candidate) = waiting.next() {
+            let attempt = open(candidate.clone());
+            attempts.spawn(async move { (attempt.await, candidate) });
+        }
+        tokio::select! {
+            ended = attempts.join_next() => match ended {
+                Some(Ok((Ok(opened), candidate))) => return Ok((opened, candidate)),
+                Some(Ok((Err(error), _))) => last = error,
+                Some(Err(error)) => last = error.into(),
+                None => return Err(last),
+            },
+            () = tokio::time::sleep(STAGGER), if waiting.len() > 0 => {}
+        }
     }
 }
 
@@ -448,6 +473,33 @@ mod tests {
             "https://[::1]:6443/clusters/a/api/v1/pods?limit=1"
         );
         assert_eq!(request.headers()[AUTHORIZATION], "Bearer secret");
+    }
+
+    #[tokio::test]
+    async fn a_server_that_fails_or_is_silent_is_not_waited_for() {
+        let uris = |names: &[&str]| -> Vec<Uri> {
+            let uri = |name: &&str| format!("https://{name}:1").parse().unwrap();
+            names.iter().map(uri).collect()
+        };
+        let open = |uri: Uri| async move {
+            match uri.host() {
+                Some("silent") => std::future::pending().await,
+                Some("gone") => Err("refused".into()),
+                Some("slow") => tokio::time::sleep(2 * STAGGER).await,
+                _ => {}
+            }
+            Ok(())
+        };
+        let winner = async |names: &[&str]| {
+            let first = first_of(uris(names), open).await;
+            first.map(|(_, uri)| uri.host().unwrap_or_default().to_owned())
+        };
+        assert_eq!(winner(&["a", "b"]).await.unwrap(), "a");
+        assert_eq!(winner(&["gone", "silent", "b"]).await.unwrap(), "b");
+        // What was tried first may still win.
+        assert_eq!(winner(&["slow", "silent"]).await.unwrap(), "slow");
+        assert_eq!(winner(&["gone"]).await.unwrap_err().to_string(), "refused");
+        assert!(winner(&[]).await.is_err());
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Objects that a cluster of ours has beside those of the API server: the `kube-dns` Service, whose
-//! address every pod's resolver asks (each node answers for it; it needs no endpoints), the default
-//! StorageClass, and two ConfigMaps that machines read when they join: `cluster-info`, as kubeadm
+//! address every pod's resolver asks (each node answers for it; it needs no endpoints), the ConfigMap
+//! `coredns` with the settings of that, the default StorageClass, and two ConfigMaps that machines read when they join: `cluster-info`, as kubeadm
 //! makes it, and what a node must know of its cluster.
 
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
@@ -62,6 +62,9 @@ impl Addons {
 
     async fn ensure(&self) -> Result<(), kube::Error> {
         self.ensure_dns().await?;
+        if self.settings.runs(Part::Dns) {
+            self.ensure_corefile().await?;
+        }
         if self.settings.runs(Part::LocalPath) {
             self.ensure_class().await?;
         }
@@ -114,12 +117,35 @@ impl Addons {
         created(classes.create(&PostParams::default(), &class).await)
     }
 
+    /// Makes the settings of the cluster's DNS; those that are there are their owner's.
+    async fn ensure_corefile(&self) -> Result<(), kube::Error> {
+        let (namespace, name) = dns::cluster::SETTINGS;
+        let maps: Api<ConfigMap> = Api::namespaced(self.client.clone(), namespace);
+        if maps.get_opt(name).await?.is_some() {
+            return Ok(());
+        }
+        let text = dns::corefile::default_text(&self.settings.cluster_domain);
+        let map = ConfigMap {
+            metadata: ObjectMeta {
+                name: Some(name.to_owned()),
+                labels: Some(BTreeMap::from([(
+                    "k8s-app".to_owned(),
+                    "kube-dns".to_owned(),
+                )])),
+                ..ObjectMeta::default()
+            },
+            data: Some(BTreeMap::from([(dns::corefile::KEY.to_owned(), text)])),
+            ..ConfigMap::default()
+        };
+        created(maps.create(&PostParams::default(), &map).await)
+    }
+
     async fn ensure_dns(&self) -> Result<(), kube::Error> {
         let services: Api<KubeService> = Api::namespaced(self.client.clone(), "kube-system");
         if services.get_opt("kube-dns").await?.is_some() {
             return Ok(());
         }
-        let service = dns_service(self.settings.cluster_dns());
+        let service = dns_service(&self.settings.all_cluster_dns());
         created(services.create(&PostParams::default(), &service).await)
     }
 }
@@ -132,7 +158,7 @@ fn created<T>(outcome: Result<T, kube::Error>) -> Result<(), kube::Error> {
     }
 }
 
-fn dns_service(address: IpAddr) -> KubeService {
+fn dns_service(addresses: &[IpAddr]) -> KubeService {
     let port = |name: &str, protocol: &str| json!({"name": name, "port": 53, "protocol": protocol, "targetPort": 53});
     let service = json!({
         "metadata": {
@@ -140,7 +166,9 @@ fn dns_service(address: IpAddr) -> KubeService {
             "namespace": "kube-system",
             "labels": {"k8s-app": "kube-dns", "kubernetes.io/cluster-service": "true", "kubernetes.io/name": "CoreDNS"}},
         "spec": {
-            "clusterIP": address.to_string(),
+            "clusterIP": addresses.first(),
+            "clusterIPs": addresses,
+            "ipFamilyPolicy": if addresses.len() > 1 { "PreferDualStack" } else { "SingleStack" },
             "ports": [port("dns", "UDP"), port("dns-tcp", "TCP")]}});
     // The literal above is a Service: it cannot fail to become one.
     serde_json::from_value(service).unwrap_or_default()

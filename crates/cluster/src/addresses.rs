@@ -14,9 +14,10 @@ const INTERVAL: Duration = Duration::from_secs(15);
 
 /// The names that certificates say, with the addresses that the host has now.
 pub(crate) fn names(settings: &Settings, role: Role, host: Vec<IpAddr>) -> Names {
-    let mut node_ips = vec![settings.node_ip, settings.advertise_address];
-    node_ips.extend(host);
-    let own = |ip: &IpAddr| *ip == settings.node_ip || *ip == settings.advertise_address;
+    let mut named = settings.node_ips();
+    named.push(settings.advertise_address);
+    let mut node_ips = [named.clone(), host].concat();
+    let own = |ip: &IpAddr| named.contains(ip);
     // Addresses of pods' own networks come and go with pods and are nobody's way to us.
     node_ips.retain(|ip| own(ip) || !settings.cluster_cidr.contains(ip));
     node_ips.sort_unstable();

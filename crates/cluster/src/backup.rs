@@ -22,6 +22,7 @@ use tokio::{
 use crate::{
     Error,
     archive::{self, Temporary},
+    founding,
     lock::DataLock,
     settings,
     storage::Storage,
@@ -29,6 +30,9 @@ use crate::{
 
 /// A restored store goes on so many revisions later: nobody has seen those.
 const BUMP: u64 = 1_000_000_000;
+/// Questions beside the path of a backup, which begins with a slash.
+const ROTATE: &str = "rotate-server-token";
+const REFRESH: &str = "refresh-server-token";
 /// Longest question.
 const QUESTION: u64 = 8 << 10;
 /// How long a client may take for its question.
@@ -74,13 +78,19 @@ impl Service for Backups {
 }
 
 impl Backups {
-    /// The question is a path, the answer a line.
+    /// The question is a path or a word, the answer a line.
     async fn answer(&self, mut stream: UnixStream) -> io::Result<()> {
         let mut question = String::new();
         let mut limited = (&mut stream).take(QUESTION);
         let read = limited.read_to_string(&mut question);
         tokio::time::timeout(PATIENCE, read).await??;
         let answer = match &self.storage {
+            _ if question == ROTATE => {
+                settled(founding::rotate(&self.storage, &self.data_dir).await)
+            }
+            _ if question == REFRESH => {
+                settled(founding::refresh(&self.storage, &self.data_dir).await)
+            }
             Storage::Embedded(store) => match store.backup(Path::new(&question)).await {
                 Ok(revision) => format!("ok {revision}"),
                 Err(error) => format!("error {error}"),
@@ -90,6 +100,42 @@ impl Backups {
             }
         };
         stream.write_all(answer.as_bytes()).await
+    }
+}
+
+fn settled(outcome: Result<(), Error>) -> String {
+    match outcome {
+        Ok(()) => "ok 0".to_owned(),
+        Err(error) => format!("error {error}"),
+    }
+}
+
+/// Has the server of a data directory replace the token that further servers start with.
+pub async fn rotate_server_token(data_dir: &Path) -> Result<(), Error> {
+    match UnixStream::connect(socket(data_dir)).await {
+        Ok(stream) => settle(data_dir, stream, ROTATE).await,
+        Err(error) if is_nobody(&error) => Err(Error::NotAServer(format!(
+            "no server runs from {}",
+            data_dir.display()
+        ))),
+        Err(error) => Err(failed(&socket(data_dir), &error)),
+    }
+}
+
+/// Has the server of a data directory, if it runs, look whether the token was replaced.
+pub async fn refresh_server_token(data_dir: &Path) -> Result<(), Error> {
+    match UnixStream::connect(socket(data_dir)).await {
+        Ok(stream) => settle(data_dir, stream, REFRESH).await,
+        Err(error) if is_nobody(&error) => Ok(()),
+        Err(error) => Err(failed(&socket(data_dir), &error)),
+    }
+}
+
+async fn settle(data_dir: &Path, stream: UnixStream, question: &str) -> Result<(), Error> {
+    match ask(stream, question).await {
+        Ok(_) => Ok(()),
+        Err(Asked::Refused(why)) => Err(Error::NotAServer(why)),
+        Err(Asked::Failed(error)) => Err(failed(&socket(data_dir), &error)),
     }
 }
 
@@ -111,10 +157,16 @@ pub async fn backup(data_dir: &Path, file: &Path, password: Option<&str>) -> Res
 
 async fn backup_objects(data_dir: &Path, file: &Path) -> Result<u64, Error> {
     match UnixStream::connect(socket(data_dir)).await {
-        Ok(stream) => ask(stream, file).await.map_err(|error| match error {
-            Asked::Refused(why) => Error::Backup(why),
-            Asked::Failed(error) => failed(&socket(data_dir), &error),
-        }),
+        Ok(stream) => {
+            let question = file.to_str().ok_or_else(|| {
+                let why = format!("{} is not UTF-8", file.display());
+                Error::Backup(why)
+            })?;
+            ask(stream, question).await.map_err(|error| match error {
+                Asked::Refused(why) => Error::Backup(why),
+                Asked::Failed(error) => failed(&socket(data_dir), &error),
+            })
+        }
         Err(error) if is_nobody(&error) => {
             let (data_dir, file) = (data_dir.to_owned(), file.to_owned());
             let offline = tokio::task::spawn_blocking(move || backup_stopped(&data_dir, &file));
@@ -137,10 +189,7 @@ impl From<io::Error> for Asked {
     }
 }
 
-async fn ask(mut stream: UnixStream, file: &Path) -> Result<u64, Asked> {
-    let question = file
-        .to_str()
-        .ok_or_else(|| Asked::Refused(format!("{} is not UTF-8", file.display())))?;
+async fn ask(mut stream: UnixStream, question: &str) -> Result<u64, Asked> {
     stream.write_all(question.as_bytes()).await?;
     stream.shutdown().await?;
     let mut answer = String::new();
@@ -231,7 +280,7 @@ pub fn restore(
         .iter()
         .filter(|(_, moves)| *moves)
     {
-        let aside = unused(path);
+        let aside = unused(path, "before-restore");
         fs::rename(path, &aside).map_err(|error| failed(&aside, &error))?;
         set_aside.push(aside);
     }
@@ -249,9 +298,9 @@ pub fn restore(
     })
 }
 
-/// A name beside `path` that no earlier restore has used.
-fn unused(path: &Path) -> PathBuf {
-    let name = |n: u32| path.with_extension(format!("before-restore-{n}"));
+/// A name beside `path` that is not in use yet.
+pub(crate) fn unused(path: &Path, why: &str) -> PathBuf {
+    let name = |n: u32| path.with_extension(format!("{why}-{n}"));
     let mut n = 1;
     while name(n).exists() {
         n += 1;

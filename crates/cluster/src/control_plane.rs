@@ -2,7 +2,7 @@
 //! one store.
 
 use std::{
-    net::{IpAddr, Ipv4Addr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     path::Path,
     sync::Arc,
 };
@@ -20,10 +20,12 @@ use crate::{
     addresses::{Addresses, names},
     backup::Backups,
     connector::InProcess,
+    corefile::CorefileReport,
     elected::{self, Elected, Term},
     founding, host,
     known_servers::KnownServers,
     marker::Marker,
+    skew,
     storage::Storage,
 };
 
@@ -48,8 +50,10 @@ impl ControlPlane {
     pub async fn build(settings: &Settings, role: Role, health: &Health) -> Result<Self, Error> {
         let registry = Registry::builtin();
         let codec = ObjectCodec::new(registry.clone());
+        skew::check_store(settings).await?;
         let storage = Storage::open(settings, codec).await?;
         founding::ensure(settings, role, &storage).await?;
+        skew::begin(settings, &storage).await?;
         let pki = Arc::new(Pki::ensure(
             &settings.data_dir.join("pki"),
             &names(settings, role, host::addresses()),
@@ -78,6 +82,12 @@ impl ControlPlane {
             }),
         ];
         services.extend(singletons(settings, &pki, &connector)?);
+        if settings.runs(Part::Dns) {
+            services.push(Arc::new(CorefileReport {
+                client: admin.clone(),
+                settings: settings.clone(),
+            }));
+        }
         if settings.server_name()?.is_some() {
             let (kubeconfigs, data_dir) = (pki.clone(), settings.data_dir.clone());
             let changed = move |servers: &[String]| {
@@ -111,7 +121,7 @@ fn singletons(
     let controllers = controllers::Config {
         cluster_ca: pki.ca().pem().to_owned(),
         cluster_cidr: settings.cluster_cidr.to_string(),
-        node_cidr_mask: settings.node_cidr_mask,
+        node_cidr_masks: settings.node_cidr_masks.clone(),
         authority: Some(controllers::Authority(pki.clone())),
         load_balancer: load_balancer(settings),
         disabled: disabled_controllers(settings),
@@ -214,8 +224,12 @@ fn apiserver_config(
     pki: &Arc<Pki>,
     health: &Health,
 ) -> Result<apiserver::Config, Error> {
-    let any = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
-    let services = settings.service_cidr;
+    // The IPv6 one takes connections of both families.
+    let any: IpAddr = match settings.advertise_address {
+        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    let services = settings.service_cidr.all().iter();
     Ok(apiserver::Config {
         listen: SocketAddr::new(any, settings.https_port),
         advertise: SocketAddr::new(settings.advertise_address, settings.https_port),
@@ -223,7 +237,9 @@ fn apiserver_config(
         tls: pki.apiserver_config()?,
         kubelet_tls: Some(Arc::new(pki.client_config(Leaf::ApiserverKubeletClient)?)),
         front_proxy: Some(pki.client_certificate(Leaf::FrontProxyClient)?),
-        service_cidrs: vec![(services.network(), services.prefix_len())],
+        service_cidrs: services
+            .map(|range| (range.network(), range.prefix_len()))
+            .collect(),
         node_ports: settings.node_ports.clone(),
         client_ca: pki.ca().pem().to_owned(),
         front_proxy_ca: pki.front_proxy_ca().pem().to_owned(),

@@ -51,6 +51,9 @@ pub enum Error {
     /// The store is another cluster's, or this server is not one of its servers.
     #[error("{0}")]
     NotAServer(String),
+    /// Versions that do not work together.
+    #[error("{0}")]
+    Version(String),
     /// Joining a cluster.
     #[error("cannot join: {0}")]
     Join(String),
@@ -62,6 +65,9 @@ pub enum Error {
     /// A backup or a restore.
     #[error("{0}")]
     Backup(String),
+    /// A move between stores.
+    #[error("{0}")]
+    Migration(String),
     #[error("store: {0}")]
     Store(store::Error),
     #[error("API server: {0}")]

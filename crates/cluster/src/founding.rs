@@ -11,6 +11,7 @@ use base64::{Engine, prelude::BASE64_STANDARD};
 use pki::{Identity, Pki, sealed};
 use rand::Rng;
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 use store::etcd::Records;
 
 use crate::{Error, Role, Settings, addresses::names, host, storage::Storage};
@@ -67,6 +68,11 @@ impl ServerToken {
         Self(format!("{PREFIX}{secret}"))
     }
 
+    /// What tells it from others without showing it.
+    fn hash(&self) -> String {
+        BASE64_STANDARD.encode(Sha256::digest(&self.0))
+    }
+
     /// The token itself.
     pub fn reveal(&self) -> &str {
         &self.0
@@ -99,6 +105,9 @@ struct Agreed {
     cluster_cidr: String,
     service_cidr: String,
     node_cidr_mask: u8,
+    /// Of the second range, if there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    second_node_cidr_mask: Option<u8>,
     cluster_domain: String,
 }
 
@@ -107,17 +116,19 @@ impl Agreed {
         Self {
             cluster_cidr: settings.cluster_cidr.to_string(),
             service_cidr: settings.service_cidr.to_string(),
-            node_cidr_mask: settings.node_cidr_mask,
+            node_cidr_mask: settings.node_cidr_masks[0],
+            second_node_cidr_mask: settings.node_cidr_masks.get(1).copied(),
             cluster_domain: settings.cluster_domain.clone(),
         }
     }
 
     /// Refuses what another server was told otherwise.
     fn check(&self, own: &Self) -> Result<(), Error> {
-        let masks = (
-            self.node_cidr_mask.to_string(),
-            own.node_cidr_mask.to_string(),
-        );
+        let shown = |agreed: &Self| match agreed.second_node_cidr_mask {
+            Some(second) => format!("{},{second}", agreed.node_cidr_mask),
+            None => agreed.node_cidr_mask.to_string(),
+        };
+        let masks = (shown(self), shown(own));
         let pairs = [
             ("cluster-cidr", &self.cluster_cidr, &own.cluster_cidr),
             ("service-cidr", &self.service_cidr, &own.service_cidr),
@@ -143,6 +154,12 @@ struct Record {
     agreed: Agreed,
     /// [`Content`], encrypted under the token, as base64.
     sealed: String,
+    /// Tells whether a token is the one that counts.
+    #[serde(default)]
+    token_hash: String,
+    /// The token, encrypted under the cluster's keys, as base64: servers follow when it is replaced.
+    #[serde(default)]
+    token: String,
 }
 
 /// What only servers can read. It repeats what is readable, so that a change of that is noticed.
@@ -163,15 +180,40 @@ impl Record {
             identity: identity.to_json(),
         };
         let content = serde_json::to_vec(&content).unwrap_or_default();
-        let mut sealed = Vec::new();
-        sealed::seal(token.reveal(), &mut content.as_slice(), &mut sealed)
-            .map_err(|error| Error::NotAServer(error.to_string()))?;
         Ok(Self {
             version: VERSION,
             ca_hash,
             agreed,
-            sealed: BASE64_STANDARD.encode(sealed),
+            sealed: seal(token.reveal(), &content)?,
+            token_hash: token.hash(),
+            token: seal(&secret(identity), token.reveal().as_bytes())?,
         })
+    }
+
+    /// The token that counts now, for a server that has the cluster's keys; `known` is the one it had.
+    fn current_token(
+        &self,
+        identity: &Identity,
+        known: Option<ServerToken>,
+    ) -> Result<Option<ServerToken>, Error> {
+        // A record of an earlier version does not say.
+        if self.token.is_empty()
+            || known
+                .as_ref()
+                .is_some_and(|one| one.hash() == self.token_hash)
+        {
+            return Ok(known);
+        }
+        let unfit = |why: &dyn fmt::Display| {
+            Error::NotAServer(format!("the server token in the cluster's record: {why}"))
+        };
+        let sealed = BASE64_STANDARD.decode(&self.token);
+        let sealed = sealed.map_err(|error| unfit(&error))?;
+        let mut token = Vec::new();
+        sealed::open(&secret(identity), &mut sealed.as_slice(), &mut token)
+            .map_err(|error| unfit(&error))?;
+        let token = String::from_utf8(token).map_err(|error| unfit(&error))?;
+        token.parse().map(Some).map_err(|why: String| unfit(&why))
     }
 
     fn parse(bytes: &[u8]) -> Result<Self, Error> {
@@ -212,6 +254,65 @@ impl Record {
     }
 }
 
+/// What only a server knows.
+fn secret(identity: &Identity) -> String {
+    let digest = Sha256::digest(identity.to_json().to_string());
+    BASE64_STANDARD.encode(digest)
+}
+
+fn seal(secret: &str, mut content: &[u8]) -> Result<String, Error> {
+    let mut sealed = Vec::new();
+    sealed::seal(secret, &mut content, &mut sealed)
+        .map_err(|error| Error::NotAServer(error.to_string()))?;
+    Ok(BASE64_STANDARD.encode(sealed))
+}
+
+/// Replaces the server token: from now on the cluster's keys in etcd are opened by a new one only.
+pub async fn rotate(storage: &Storage, data_dir: &Path) -> Result<(), Error> {
+    let Storage::Etcd(etcd) = storage else {
+        return Err(Error::NotAServer(
+            "only clusters in etcd have a server token".into(),
+        ));
+    };
+    let identity = Identity::read(&data_dir.join("pki"))?
+        .ok_or_else(|| Error::NotAServer("the cluster's keys are gone".into()))?;
+    let records = etcd.records();
+    let before = records.get(RECORD).await?;
+    let before = before.ok_or_else(|| Error::NotAServer("etcd holds no cluster".into()))?;
+    let token = ServerToken::random();
+    let record = Record::new(Record::parse(&before)?.agreed, &identity, &token)?;
+    let bytes = serde_json::to_vec(&record).unwrap_or_default();
+    if !records.replace(RECORD, &before, bytes).await? {
+        return Err(Error::NotAServer(
+            "another server has replaced the token at the same time".into(),
+        ));
+    }
+    token.write(data_dir)
+}
+
+/// Brings the token that this server keeps up to date.
+pub async fn refresh(storage: &Storage, data_dir: &Path) -> Result<(), Error> {
+    let Storage::Etcd(etcd) = storage else {
+        return Ok(());
+    };
+    let (found, own) = (
+        etcd.records().get(RECORD).await?,
+        Identity::read(&data_dir.join("pki"))?,
+    );
+    let (Some(found), Some(own)) = (found, own) else {
+        return Ok(());
+    };
+    keep_token(&Record::parse(&found)?, &own, data_dir)
+}
+
+fn keep_token(record: &Record, own: &Identity, data_dir: &Path) -> Result<(), Error> {
+    let known = ServerToken::read(data_dir)?;
+    match record.current_token(own, known.clone())? {
+        Some(token) if Some(&token) != known.as_ref() => token.write(data_dir),
+        _ => Ok(()),
+    }
+}
+
 /// Makes sure that this server may serve what is in the store, and has the cluster's keys. Only a
 /// store that several servers can share needs it.
 pub async fn ensure(settings: &Settings, role: Role, storage: &Storage) -> Result<(), Error> {
@@ -222,7 +323,31 @@ pub async fn ensure(settings: &Settings, role: Role, storage: &Storage) -> Resul
     if let Some(found) = records.get(RECORD).await? {
         return join(settings, &Record::parse(&found)?);
     }
+    if let Some(origin) = etcd.origin() {
+        let own = Identity::read(&settings.data_dir.join("pki"))?;
+        let own = own.map(|own| own.ca_hash()).transpose()?;
+        if own.as_deref() != Some(origin) {
+            return Err(Error::NotAServer(format!(
+                "the cluster that was moved to this etcd has the authority {origin}: start the server first whose \
+                 data directory it was moved from; others join with --server-token"
+            )));
+        }
+    }
     found(settings, role, &records).await
+}
+
+/// Makes sure that an etcd holds the cluster with this authority.
+pub async fn check_cluster(etcd: &store::etcd::Config, ca_hash: &str) -> Result<(), Error> {
+    let found = etcd.read_record(RECORD).await?;
+    let found = found.map(|found| Record::parse(&found)).transpose()?;
+    match found {
+        Some(record) if record.ca_hash == ca_hash => Ok(()),
+        Some(record) => Err(Error::NotAServer(format!(
+            "etcd holds another cluster: its authority is {}, and that of the data directory is {ca_hash}",
+            record.ca_hash
+        ))),
+        None => Err(Error::NotAServer("etcd holds no cluster".into())),
+    }
 }
 
 /// The first server: its keys become the cluster's.
@@ -262,8 +387,8 @@ async fn found(settings: &Settings, role: Role, records: &Records<'_>) -> Result
 /// One more server, or one that comes back.
 fn join(settings: &Settings, record: &Record) -> Result<(), Error> {
     let directory = settings.data_dir.join("pki");
-    if let Some(own) = Identity::read(&directory)? {
-        let own = own.ca_hash()?;
+    if let Some(keys) = Identity::read(&directory)? {
+        let own = keys.ca_hash()?;
         if own != record.ca_hash {
             let theirs = &record.ca_hash;
             return Err(Error::NotAServer(format!(
@@ -275,9 +400,8 @@ fn join(settings: &Settings, record: &Record) -> Result<(), Error> {
         record.agreed.check(&Agreed::new(settings))?;
         if let Some(token) = &settings.server_token {
             record.open(token)?;
-            token.write(&settings.data_dir)?;
         }
-        return Ok(());
+        return keep_token(record, &keys, &settings.data_dir);
     }
     let Some(token) = &settings.server_token else {
         return Err(Error::NotAServer(format!(
@@ -361,6 +485,35 @@ mod tests {
         record.agreed.cluster_domain = "other.local".into();
         let refused = record.open(&token).unwrap_err().to_string();
         assert!(refused.contains("was changed"), "{refused}");
+    }
+
+    #[test]
+    fn servers_follow_when_the_token_is_replaced() {
+        let directory = tempfile::tempdir().unwrap();
+        let one = directory.path().join("one");
+        let (before, after) = (ServerToken::random(), ServerToken::random());
+        let first = record(&one, &before);
+        before.write(&one).unwrap();
+        let keys = Identity::read(&one.join("pki")).unwrap().unwrap();
+        keep_token(&first, &keys, &one).unwrap();
+        assert_eq!(ServerToken::read(&one).unwrap(), Some(before.clone()));
+        let second = Record::new(first.agreed, &keys, &after).unwrap();
+        assert!(second.open(&before).is_err());
+        join(&settings(&one, None), &second).unwrap();
+        assert_eq!(ServerToken::read(&one).unwrap(), Some(after.clone()));
+        let refused = join(&settings(&one, Some(&before)), &second).unwrap_err();
+        assert!(
+            refused.to_string().starts_with("--server-token: "),
+            "{refused}"
+        );
+        // A record of an earlier version.
+        let mut text: serde_json::Value = serde_json::to_value(&second).unwrap();
+        text.as_object_mut()
+            .unwrap()
+            .retain(|key, _| !key.starts_with("token"));
+        let old = Record::parse(text.to_string().as_bytes()).unwrap();
+        keep_token(&old, &keys, &one).unwrap();
+        assert_eq!(ServerToken::read(&one).unwrap(), Some(after));
     }
 
     #[test]

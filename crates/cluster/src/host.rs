@@ -1,6 +1,6 @@
 //! What the machine says about itself.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use nix::ifaddrs::getifaddrs;
 
@@ -28,6 +28,22 @@ pub fn address() -> Result<IpAddr, Error> {
             let why = "this machine has no address that pods could reach; name one with --node-ip";
             Error::Option("node-ip", why.into())
         })
+}
+
+/// The first global IPv6 address of the machine, that of the interface with the default route first.
+pub fn address_v6() -> Option<IpAddr> {
+    let routes = std::fs::read_to_string("/proc/net/route").unwrap_or_default();
+    let preferred = default_interface(&routes);
+    let all = getifaddrs().into_iter().flatten();
+    let mut found: Vec<(String, Ipv6Addr)> = all
+        .filter_map(|interface| {
+            let address = interface.address?.as_sockaddr_in6()?.ip();
+            let reachable = !address.is_loopback() && !address.is_unicast_link_local();
+            reachable.then_some((interface.interface_name, address))
+        })
+        .collect();
+    found.sort_by_key(|(interface, _)| Some(interface.as_str()) != preferred);
+    found.first().map(|(_, address)| IpAddr::V6(*address))
 }
 
 /// Every address of the machine that others could reach.

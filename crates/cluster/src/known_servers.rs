@@ -1,7 +1,7 @@
 //! Follows which servers the cluster has, as the slice of the `kubernetes` Service says: agents and
 //! kubeconfigs know all of them, so that any may go.
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use client::{Informer, kube};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
@@ -33,7 +33,7 @@ impl Service for KnownServers {
         Box::pin(async move {
             let slices = Informer::<EndpointSlice>::builder(self.client.clone())
                 .namespace("default")
-                .fields("metadata.name=kubernetes")
+                .labels("kubernetes.io/service-name=kubernetes")
                 .start(&context);
             let mut events = slices.subscribe();
             context.ready();
@@ -41,8 +41,12 @@ impl Service for KnownServers {
             let mut known = Vec::new();
             loop {
                 while events.try_next().is_some() {}
-                let now = slices.get("default", "kubernetes");
-                let now = now.map(|slice| servers(&slice)).unwrap_or_default();
+                let now: BTreeSet<String> = slices
+                    .list()
+                    .iter()
+                    .flat_map(|slice| servers(slice))
+                    .collect();
+                let now = Vec::from_iter(now);
                 // An empty list says that somebody is wrong, not that there is no server.
                 if !now.is_empty() && now != known {
                     (self.changed)(&now)?;

@@ -1,11 +1,14 @@
 //! The marker of a data directory: says that the directory is ours, and whether a store was made in
 //! it. `reset` removes nothing without it, and a start compares it with what is there.
 
-use std::{fs, io, path::Path};
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
 
 use serde::{Deserialize, Serialize};
 
-use crate::Error;
+use crate::{Error, skew::Writer};
 
 /// The marker's name in the data directory.
 pub const FILE: &str = "mainstay.json";
@@ -18,6 +21,12 @@ pub struct Marker {
     pub version: u32,
     /// An embedded store was made here: from then on its absence is a loss.
     pub store: bool,
+    /// The objects were moved from here to etcd.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub in_etcd: bool,
+    /// What has served from the store last.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub writer: Option<Writer>,
     /// This server among all of a cluster, for as long as the directory lasts.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub server: String,
@@ -27,6 +36,9 @@ pub struct Marker {
     /// Users whose kubeconfig has a context of this cluster, by their numbers.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub kubeconfig_users: Vec<u32>,
+    /// The kubelet's directory, where it is not in the data directory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kubelet_root: Option<PathBuf>,
 }
 
 impl Marker {
@@ -99,6 +111,7 @@ pub fn is_ours(name: &str) -> bool {
         "pki",
         "runtime",
         "store",
+        "store.migrating",
         "store.restoring",
     ];
     let stem = name.strip_suffix(".new").unwrap_or(name);
@@ -108,6 +121,7 @@ pub fn is_ours(name: &str) -> bool {
             .strip_suffix(".kubeconfig")
             .is_some_and(|user| !user.is_empty() && !user.contains('.'))
         || name.starts_with("store.before-restore-")
+        || name.starts_with("store.before-migration-")
         || name.starts_with("pki.before-restore-")
         || name.starts_with("objects.restoring")
 }

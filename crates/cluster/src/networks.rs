@@ -28,16 +28,18 @@ struct Networks {
 
 /// Refuses to start beside somebody who uses the same addresses, and writes down ours.
 pub async fn claim(settings: &Settings) -> Result<(), Error> {
-    let mut ranges = vec![("--service-cidr", settings.service_cidr)];
+    let services = settings.service_cidr.all().iter();
+    let mut ranges: Vec<(&str, IpNet)> = services.map(|range| ("--service-cidr", *range)).collect();
     if settings.cni.is_none() {
         // Plugins have addresses of that range on links of their own.
-        ranges.push(("--cluster-cidr", settings.cluster_cidr));
+        let pods = settings.cluster_cidr.all().iter();
+        ranges.extend(pods.map(|range| ("--cluster-cidr", *range)));
     }
     let mut found = Vec::new();
     let own = Networks {
         data_dir: settings.data_dir.clone(),
         namespace: fs::metadata("/proc/self/ns/net").map_or(0, |metadata| metadata.ino()),
-        ranges: vec![settings.cluster_cidr, settings.service_cidr],
+        ranges: [settings.cluster_cidr.all(), settings.service_cidr.all()].concat(),
     };
     for (flag, range) in &ranges {
         let conflicts = network::conflicts(&settings.id, *range).await?;

@@ -11,13 +11,13 @@ use apiserver::User;
 use client::kube;
 use kubelet::configuration::KubeletConfiguration;
 use lifecycle::Service;
-use network::{CniConfig, PodNetwork, nft::Nft};
+use network::{CniConfig, PodNetwork, RoutedNetwork, cni_plugin::CniServer, nft::Nft};
 use stdx::SystemClock;
 use tokio::sync::watch;
 
 use crate::{
-    Error, Part, Settings, agent::Membership, control_plane::ControlPlane, peers::Peers,
-    resolver::resolv_conf, running::VERSION,
+    Error, Part, Settings, agent::Membership, cni, control_plane::ControlPlane, peers::Peers,
+    resolver::resolv_conf, running::version,
 };
 
 /// Largest packet between nodes where the machine does not say otherwise.
@@ -72,13 +72,28 @@ impl Node {
     /// Builds the node's services.
     pub fn services(&self, settings: &Settings) -> Result<Vec<Arc<dyn Service>>, Error> {
         let nft = Nft::new();
-        let dns_listener =
-            SocketAddr::new(settings.node_ip, network::names::dns_port(&settings.id));
+        let dns_port = network::names::dns_port(&settings.id);
+        let node_ips = settings.node_ips();
+        let listeners = node_ips.iter().map(|ip| SocketAddr::new(*ip, dns_port));
+        let dns_listeners: Vec<SocketAddr> = listeners.collect();
         let mut services: Vec<Arc<dyn Service>> = Vec::new();
-        let network = pod_network(settings, &nft, &mut services)?;
+        let (network, routed) = pod_network(settings, &nft, &mut services)?;
         let network = self.with_policies(settings, network, &nft, &mut services);
+        let (peers, nodes) = watch::channel(None);
         let socket = match &settings.container_runtime_endpoint {
-            Some(path) => path.clone(),
+            Some(path) => {
+                // The runtime connects its pods by calling this binary as a plugin.
+                services.extend(routed.map(|routed| {
+                    Arc::new(CniServer {
+                        socket: cni::socket(&settings.state_dir),
+                        network,
+                        routed,
+                        nodes: nodes.clone(),
+                        node_name: settings.node_name.clone(),
+                    }) as Arc<dyn Service>
+                }));
+                path.clone()
+            }
             None => {
                 let mut config =
                     runtime::Config::new(&settings.id, settings.data_dir.clone(), network);
@@ -93,7 +108,6 @@ impl Node {
         };
         // Routes between nodes are the plugins' business, where there are plugins.
         if settings.cni.is_none() {
-            let (peers, nodes) = watch::channel(None);
             services.push(Arc::new(Peers {
                 client: self.proxy_client.clone(),
                 peers,
@@ -101,16 +115,16 @@ impl Node {
             services.push(self.routes(settings).build(nft.clone(), nodes));
         }
         if settings.runs(Part::Proxy) {
-            services.push(self.proxy(settings, dns_listener).build(nft));
+            services.push(self.proxy(settings, dns_listeners.clone()).build(nft));
         }
         if settings.runs(Part::Dns) {
             let config = dns::Config {
                 client: self.proxy_client.clone(),
-                listen: vec![dns_listener],
+                listen: dns_listeners,
                 metrics: Some(SocketAddr::new(settings.node_ip, DNS_METRICS_PORT)),
                 cluster_domain: settings.cluster_domain.clone(),
-                cluster_dns: vec![settings.cluster_dns()],
-                own_ranges: vec![settings.cluster_cidr, settings.service_cidr],
+                cluster_dns: settings.all_cluster_dns(),
+                own_ranges: [settings.cluster_cidr.all(), settings.service_cidr.all()].concat(),
                 resolv_conf: resolv_conf(),
                 clock: Arc::new(SystemClock),
             };
@@ -142,17 +156,17 @@ impl Node {
         Arc::new(policy::Gated { network, enforcer })
     }
 
-    fn proxy(&self, settings: &Settings, dns_listener: SocketAddr) -> proxy::Config {
+    fn proxy(&self, settings: &Settings, dns_listeners: Vec<SocketAddr>) -> proxy::Config {
         let dns = settings.runs(Part::Dns).then(|| proxy::DnsRedirect {
-            cluster_dns: vec![settings.cluster_dns()],
-            listeners: vec![dns_listener],
+            cluster_dns: settings.all_cluster_dns(),
+            listeners: dns_listeners,
         });
         proxy::Config {
             id: settings.id.clone(),
             client: self.proxy_client.clone(),
             node_name: settings.node_name.clone(),
-            cluster_cidrs: vec![settings.cluster_cidr],
-            service_cidrs: vec![settings.service_cidr],
+            cluster_cidrs: settings.cluster_cidr.all().to_vec(),
+            service_cidrs: settings.service_cidr.all().to_vec(),
             dns,
             allow_external_ips: settings.proxy.allow_external_ips,
             health: Some(SocketAddr::new(
@@ -163,7 +177,7 @@ impl Node {
                 Ipv4Addr::LOCALHOST.into(),
                 PROXY_METRICS_PORT,
             )),
-            node_ips: vec![settings.node_ip],
+            node_ips: settings.node_ips(),
             node_port_addresses: settings.proxy.node_port_addresses.clone(),
             clock: Arc::new(SystemClock),
         }
@@ -174,8 +188,8 @@ impl Node {
             id: settings.id.clone(),
             cluster: self.cluster.clone(),
             node_name: settings.node_name.clone(),
-            node_ips: vec![settings.node_ip],
-            cluster_cidrs: vec![settings.cluster_cidr],
+            node_ips: settings.node_ips(),
+            cluster_cidrs: settings.cluster_cidr.all().to_vec(),
             mtu: MTU,
         }
     }
@@ -189,23 +203,27 @@ impl Node {
             &settings.data_dir,
             self.serving.clone(),
         );
+        config.node_ips = settings.node_ips();
         config.port = settings.kubelet_port;
+        config.root_dir.clone_from(&settings.kubelet_root);
         config.cluster_dns = vec![settings.cluster_dns()];
         config.cluster_domain = settings.cluster_domain.clone();
         config.cgroup_root = format!("/mainstay-{}", settings.id);
         config.resolv_conf = resolv_conf();
-        for warning in &settings.kubelet.warnings {
-            tracing::warn!("kubelet configuration: {warning}");
-        }
+        config.shutdown_on_stop = settings.shutdown_on_stop;
+        config.kubelet_sources = settings.kubelet.sources.clone();
         apply(&mut config, settings.kubelet.configuration.clone());
         // A flag wins over the file.
         if settings.static_pod_path.is_some() {
             config.static_pods_dir = settings.static_pod_path.clone();
         }
-        config
-            .allowed_unsafe_sysctls
-            .extend(settings.allowed_unsafe_sysctls.clone());
-        config.version = VERSION.to_owned();
+        config.allowed_unsafe_sysctls = settings.allowed_unsafe_sysctls.clone();
+        config.version = version();
+        config.cloud = kubelet::Cloud {
+            is_external: settings.cloud.is_external,
+            provider_id: settings.cloud.provider_id.clone(),
+            given_ip: settings.cloud.given_ip,
+        };
         let own_runtime = settings.container_runtime_endpoint.is_none();
         config.after = match (self.with_apiserver, own_runtime) {
             (true, true) => &["apiserver", "runtime"],
@@ -217,31 +235,34 @@ impl Node {
     }
 }
 
+/// The network of pods, and the same when it is the built-in one.
+type Networks = (Arc<dyn PodNetwork>, Option<Arc<RoutedNetwork>>);
+
 /// The built-in network, or that of CNI plugins.
 fn pod_network(
     settings: &Settings,
     nft: &Nft,
     services: &mut Vec<Arc<dyn Service>>,
-) -> Result<Arc<dyn PodNetwork>, Error> {
+) -> Result<Networks, Error> {
     if let Some(cni) = &settings.cni {
         let config = CniConfig {
             conf_dir: cni.conf_dir.clone(),
             bin_dirs: cni.bin_dirs.clone(),
             state_dir: settings.data_dir.join("cni"),
         };
-        return Ok(config.build()?);
+        return Ok((config.build()?, None));
     }
     let config = network::Config {
         id: settings.id.clone(),
         state_dir: settings.state_dir.join("network"),
-        cluster_cidrs: vec![settings.cluster_cidr],
-        service_cidrs: vec![settings.service_cidr],
-        node_ips: vec![settings.node_ip],
+        cluster_cidrs: settings.cluster_cidr.all().to_vec(),
+        service_cidrs: settings.service_cidr.all().to_vec(),
+        node_ips: settings.node_ips(),
         mtu: MTU,
     };
     let network = config.build(nft.clone())?;
     services.push(network.clone());
-    Ok(network)
+    Ok((network.clone(), Some(network)))
 }
 
 /// What a KubeletConfiguration changes.
@@ -260,11 +281,21 @@ fn apply(config: &mut kubelet::Config, kubelet: KubeletConfiguration) {
     if let Some(path) = set(&kubelet.pod_logs_dir) {
         config.pod_logs_dir = path;
     }
-    config.allowed_unsafe_sysctls = kubelet.allowed_unsafe_sysctls.clone();
     config.node_taints = kubelet.register_with_taints.clone();
-    config.status_interval = kubelet.node_status_report_frequency.0;
-    config.max_pods =
-        kubelet.pod_capacity(std::thread::available_parallelism().map_or(1, usize::from));
+    if !kubelet.cluster_dns.is_empty() {
+        let servers = kubelet.cluster_dns.iter();
+        config.cluster_dns = servers.filter_map(|server| server.parse().ok()).collect();
+    }
+    if !kubelet.cluster_domain.is_empty() {
+        config.cluster_domain = kubelet.cluster_domain.clone();
+    }
+    if !kubelet.cgroup_root.is_empty() {
+        config.cgroup_root = kubelet.cgroup_root.clone();
+    }
+    if let Ok(address) = kubelet.address.parse() {
+        config.listen = address;
+    }
+    config.image_socket = kubelet.image_socket();
     let port = u16::try_from(kubelet.healthz_port).unwrap_or(0);
     let address = kubelet.healthz_bind_address.parse();
     config.healthz = address

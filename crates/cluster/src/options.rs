@@ -10,7 +10,11 @@ use clap::{Args, ValueEnum};
 use ipnet::IpNet;
 use serde::Deserialize;
 
-use crate::{Error, founding::ServerToken};
+use crate::{
+    Error,
+    families::{Addresses, Ranges},
+    founding::ServerToken,
+};
 
 /// The common flags of `up`, `server` and `agent`. Everything is optional here; [`crate::Settings`]
 /// is what becomes of it.
@@ -27,24 +31,33 @@ pub struct Options {
     /// Name of this node [default: the host name]
     #[arg(long, value_name = "NAME")]
     pub node_name: Option<String>,
-    /// Address of this node [default: that of the interface with the default route]
-    #[arg(long, value_name = "ADDRESS")]
-    pub node_ip: Option<IpAddr>,
+    /// Address of this node, or one of each family [default: that of the interface with the default route]
+    #[arg(long, value_name = "ADDRESS[,ADDRESS]")]
+    pub node_ip: Option<Addresses>,
+    /// `external`: a cloud controller manager initialises this node and says its addresses
+    #[arg(long, value_name = "PROVIDER")]
+    pub cloud_provider: Option<CloudProvider>,
+    /// What the cloud calls this machine; goes into the Node's spec.providerID
+    #[arg(long, value_name = "ID")]
+    pub provider_id: Option<String>,
     /// Port of the API server [default: 6443]
     #[arg(long, value_name = "PORT")]
     pub https_port: Option<u16>,
     /// Address at which clients and nodes reach the API server [default: the node's]
     #[arg(long, value_name = "ADDRESS")]
     pub advertise_address: Option<IpAddr>,
-    /// Addresses of pods [default: 10.42.0.0/16]
-    #[arg(long, value_name = "CIDR")]
-    pub cluster_cidr: Option<IpNet>,
+    /// Addresses of pods; one range of each family for dual stack [default: 10.42.0.0/16]
+    #[arg(long, value_name = "CIDR[,CIDR]")]
+    pub cluster_cidr: Option<Ranges>,
     /// Length of the prefix of each node's part of the cluster CIDR [default: 24, or 64 for IPv6]
     #[arg(long, value_name = "BITS")]
     pub node_cidr_mask_size: Option<u8>,
-    /// Addresses of services [default: 10.43.0.0/16]
-    #[arg(long, value_name = "CIDR")]
-    pub service_cidr: Option<IpNet>,
+    /// The same for the IPv6 range of two cluster CIDRs [default: 64]
+    #[arg(long, value_name = "BITS")]
+    pub node_cidr_mask_size_ipv6: Option<u8>,
+    /// Addresses of services; one range of each family for dual stack [default: 10.43.0.0/16]
+    #[arg(long, value_name = "CIDR[,CIDR]")]
+    pub service_cidr: Option<Ranges>,
     /// DNS domain of the cluster [default: cluster.local]
     #[arg(long, value_name = "DOMAIN")]
     pub cluster_domain: Option<String>,
@@ -108,6 +121,9 @@ pub struct Options {
     /// Port of the kubelet [default: 10250]
     #[arg(long, value_name = "PORT")]
     pub kubelet_port: Option<u16>,
+    /// The kubelet's directory, where CSI drivers find pods and sockets [default: DATA-DIR/kubelet]
+    #[arg(long, value_name = "DIR")]
+    pub kubelet_root_dir: Option<PathBuf>,
     /// Run the pods that files in this directory describe, and follow its changes
     #[arg(long, value_name = "DIR")]
     pub static_pod_path: Option<PathBuf>,
@@ -120,6 +136,10 @@ pub struct Options {
     /// A directory of drop-in files (*.conf) for the KubeletConfiguration
     #[arg(long, value_name = "DIR")]
     pub kubelet_config_dir: Option<PathBuf>,
+    /// End this node's pods within shutdownGracePeriod of the KubeletConfiguration when mainstay is asked to
+    /// stop, as if the machine shut down
+    #[arg(long)]
+    pub shutdown_on_stop: bool,
     /// Ports for services of type NodePort [default: 30000-32767]
     #[arg(long, value_name = "FIRST-LAST")]
     pub service_node_port_range: Option<String>,
@@ -189,6 +209,14 @@ pub enum Part {
     LoadBalancer,
 }
 
+/// What looks after a node from outside.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum CloudProvider {
+    /// A cloud controller manager in the cluster.
+    External,
+}
+
 /// Where objects are kept.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -227,6 +255,8 @@ impl Options {
         let parts = [Part::Proxy, Part::Dns, Part::NetworkPolicy];
         vec![
             ("kubelet-port", self.kubelet_port.is_some()),
+            ("cloud-provider", self.cloud_provider.is_some()),
+            ("provider-id", self.provider_id.is_some()),
             ("nodeport-addresses", self.nodeport_addresses.is_some()),
             (
                 "allow-service-external-ips",
@@ -236,6 +266,7 @@ impl Options {
                 "container-runtime-endpoint",
                 self.container_runtime_endpoint.is_some(),
             ),
+            ("kubelet-root-dir", self.kubelet_root_dir.is_some()),
             ("static-pod-path", self.static_pod_path.is_some()),
             (
                 "allowed-unsafe-sysctls",
@@ -243,6 +274,7 @@ impl Options {
             ),
             ("kubelet-config", self.kubelet_config.is_some()),
             ("kubelet-config-dir", self.kubelet_config_dir.is_some()),
+            ("shutdown-on-stop", self.shutdown_on_stop),
             ("cri-socket", self.cri_socket.is_some()),
             ("runtime-handlers", self.runtime_handlers.is_some()),
             ("image-dir", self.image_dir.is_some()),
@@ -265,6 +297,10 @@ impl Options {
             ("advertise-address", self.advertise_address.is_some()),
             ("cluster-cidr", self.cluster_cidr.is_some()),
             ("node-cidr-mask-size", self.node_cidr_mask_size.is_some()),
+            (
+                "node-cidr-mask-size-ipv6",
+                self.node_cidr_mask_size_ipv6.is_some(),
+            ),
             ("service-cidr", self.service_cidr.is_some()),
             ("cluster-domain", self.cluster_domain.is_some()),
             ("kubeconfig-out", self.kubeconfig_out.is_some()),
@@ -322,10 +358,15 @@ impl Options {
             config: self.config,
             node_name: self.node_name.or(file.node_name),
             node_ip: self.node_ip.or(file.node_ip),
+            cloud_provider: self.cloud_provider.or(file.cloud_provider),
+            provider_id: self.provider_id.or(file.provider_id),
             https_port: self.https_port.or(file.https_port),
             advertise_address: self.advertise_address.or(file.advertise_address),
             cluster_cidr: self.cluster_cidr.or(file.cluster_cidr),
             node_cidr_mask_size: self.node_cidr_mask_size.or(file.node_cidr_mask_size),
+            node_cidr_mask_size_ipv6: self
+                .node_cidr_mask_size_ipv6
+                .or(file.node_cidr_mask_size_ipv6),
             service_cidr: self.service_cidr.or(file.service_cidr),
             cluster_domain: self.cluster_domain.or(file.cluster_domain),
             kubeconfig_out: self.kubeconfig_out.or(file.kubeconfig_out),
@@ -352,10 +393,12 @@ impl Options {
                 .admission_control_config_file
                 .or(file.admission_control_config_file),
             kubelet_port: self.kubelet_port.or(file.kubelet_port),
+            kubelet_root_dir: self.kubelet_root_dir.or(file.kubelet_root_dir),
             static_pod_path: self.static_pod_path.or(file.static_pod_path),
             allowed_unsafe_sysctls: self.allowed_unsafe_sysctls.or(file.allowed_unsafe_sysctls),
             kubelet_config: self.kubelet_config.or(file.kubelet_config),
             kubelet_config_dir: self.kubelet_config_dir.or(file.kubelet_config_dir),
+            shutdown_on_stop: self.shutdown_on_stop || file.shutdown_on_stop,
             service_node_port_range: self
                 .service_node_port_range
                 .or(file.service_node_port_range),

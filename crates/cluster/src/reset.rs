@@ -16,7 +16,7 @@ use nix::{
 };
 
 use crate::{
-    Error,
+    Error, kubelet_root,
     lock::DataLock,
     marker::{self, Marker},
     settings,
@@ -42,9 +42,11 @@ pub struct Report {
 pub async fn run(data_dir: &Path) -> Result<Report, Error> {
     let id = settings::id(data_dir);
     let state_dir = settings::state_dir(&id);
-    if data_dir.exists() && Marker::read(data_dir)?.is_none() {
+    let marker = Marker::read(data_dir)?;
+    if data_dir.exists() && marker.is_none() {
         return Err(Error::NotOurs(data_dir.to_owned()));
     }
+    let kubelet_root = kubelet_root::claimed(data_dir, marker.as_ref());
     // A running daemon would make anew what is removed.
     let lock = data_dir
         .exists()
@@ -59,7 +61,7 @@ pub async fn run(data_dir: &Path) -> Result<Report, Error> {
     count(removed, pods, "attachment");
     count(
         removed,
-        unmount_below(&mount_roots(data_dir, &state_dir))?,
+        unmount_below(&mount_roots(data_dir, &state_dir, kubelet_root.as_deref()))?,
         "mount",
     );
     count(removed, groups.len(), "cgroup");
@@ -67,6 +69,9 @@ pub async fn run(data_dir: &Path) -> Result<Report, Error> {
         remove_group(&group)?;
     }
     remove_tree(&state_dir, &mount_table(), &mut report)?;
+    if let Some(root) = &kubelet_root {
+        remove_tree(root, &mount_table(), &mut report)?;
+    }
     remove_entries(data_dir, &mut report)?;
     drop(lock);
     // Shared by all clusters of the machine: only the last one takes it along.
@@ -78,8 +83,9 @@ pub async fn run(data_dir: &Path) -> Result<Report, Error> {
 
 /// The directories below which our parts mount: pods' volumes, containers' file systems, pinned
 /// namespaces. A mount at one of them, or above, is somebody else's.
-fn mount_roots(data_dir: &Path, state_dir: &Path) -> Vec<PathBuf> {
+fn mount_roots(data_dir: &Path, state_dir: &Path, kubelet_root: Option<&Path>) -> Vec<PathBuf> {
     let mut roots = vec![state_dir.to_owned()];
+    roots.extend(kubelet_root.map(Path::to_owned));
     roots.extend(["kubelet", "runtime", "cni"].map(|entry| data_dir.join(entry)));
     roots
 }

@@ -14,6 +14,7 @@ use crate::{
     agent::{self, Certificates, Join},
     control_plane::ControlPlane,
     known_servers::KnownServers,
+    kubelet_root,
     lock::DataLock,
     marker::Marker,
     networks,
@@ -25,7 +26,10 @@ use crate::{
 const DRAIN: Duration = Duration::from_secs(20);
 
 /// The version of the Kubernetes API that is served, and ours behind it.
-pub const VERSION: &str = concat!("v1.36.4+mainstay-", env!("CARGO_PKG_VERSION"));
+pub fn version() -> String {
+    let kubernetes = stdx::Version::own();
+    format!("{kubernetes}+mainstay-{}", env!("CARGO_PKG_VERSION"))
+}
 
 /// A running cluster. Dropping it does not stop it; cancelling its token does.
 pub struct Running {
@@ -50,7 +54,11 @@ struct Parts {
 
 impl Parts {
     fn start(self, shutdown: CancellationToken) -> Result<Running, Error> {
-        let supervisor = Supervisor::new(self.services, DRAIN, self.health.clone())?;
+        let mut drain = DRAIN;
+        if self.settings.shutdown_on_stop {
+            drain += kubelet::shutdown_period(&self.settings.kubelet.configuration);
+        }
+        let supervisor = Supervisor::new(self.services, drain, self.health.clone())?;
         let (storage, lock) = (self.storage, self.lock);
         let run = async move {
             let unfinished = supervisor.run(shutdown).await;
@@ -221,6 +229,7 @@ async fn prepare(settings: &Settings, role: Role) -> Result<DataLock, Error> {
 fn lock(settings: &Settings) -> Result<DataLock, Error> {
     let lock = DataLock::take(&settings.data_dir)?;
     Marker::update(&settings.data_dir, |_| {})?;
+    kubelet_root::claim(&settings.data_dir, &settings.kubelet_root)?;
     make_state_directory(&settings.state_dir)?;
     Ok(lock)
 }

@@ -8,15 +8,17 @@ use std::{
 };
 
 use ipnet::IpNet;
+use kubelet::configuration::{self, Loaded, Sources};
 use runtime::images::registry::Registries;
 use sha2::{Digest, Sha256};
 
 use crate::{
     Error,
     agent::Facts,
+    families::Ranges,
     founding::ServerToken,
-    host,
-    options::{Options, Part},
+    host, kubelet_root,
+    options::{CloudProvider, Options, Part},
     storage,
 };
 
@@ -30,12 +32,16 @@ pub struct Settings {
     pub state_dir: PathBuf,
     pub node_name: String,
     pub node_ip: IpAddr,
+    /// Addresses of this node of both families, as far as they are known.
+    host_ips: Vec<IpAddr>,
+    /// Who looks after the node from outside.
+    pub cloud: Cloud,
     pub https_port: u16,
     pub advertise_address: IpAddr,
-    pub cluster_cidr: IpNet,
-    /// The prefix length of each node's part of it.
-    pub node_cidr_mask: u8,
-    pub service_cidr: IpNet,
+    pub cluster_cidr: Ranges,
+    /// The prefix lengths of each node's parts of them.
+    pub node_cidr_masks: Vec<u8>,
+    pub service_cidr: Ranges,
     pub cluster_domain: String,
     pub kubeconfig_out: Option<PathBuf>,
     pub storage: storage::Config,
@@ -46,11 +52,15 @@ pub struct Settings {
     pub audit: Option<apiserver::audit::Config>,
     pub admission: apiserver::admission::Options,
     pub kubelet_port: u16,
+    /// The kubelet's directory.
+    pub kubelet_root: PathBuf,
     /// Manifests of pods that this node runs by itself.
     pub static_pod_path: Option<PathBuf>,
     pub allowed_unsafe_sysctls: Vec<String>,
     /// What the KubeletConfiguration says, with defaults.
-    pub kubelet: kubelet::configuration::Loaded,
+    pub kubelet: Loaded,
+    /// Whether pods end when the daemon is asked to stop.
+    pub shutdown_on_stop: bool,
     pub node_ports: RangeInclusive<u16>,
     pub proxy: Proxy,
     /// Addresses for load balancers; without any, those of nodes are used.
@@ -74,6 +84,16 @@ pub struct Proxy {
     pub allow_external_ips: bool,
     /// Only the node's addresses in these ranges have node ports; all of them when empty.
     pub node_port_addresses: Vec<IpNet>,
+}
+
+/// What a cloud controller manager must know of a node, and what it does for it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Cloud {
+    /// A cloud controller manager initialises the node.
+    pub is_external: bool,
+    pub provider_id: Option<String>,
+    /// The address that was given with `--node-ip`.
+    pub given_ip: Option<IpAddr>,
 }
 
 /// Where CNI configurations and plugins are.
@@ -108,6 +128,28 @@ pub fn data_dir(options: &Options) -> Result<PathBuf, Error> {
         .map_err(|error| Error::Option("data-dir", format!("{}: {error}", given.display())))
 }
 
+/// The KubeletConfiguration, on a machine that is as it asks.
+fn kubelet_configuration(options: &Options) -> Result<Loaded, Error> {
+    let sources = Sources {
+        file: options.kubelet_config.clone(),
+        drop_ins: options.kubelet_config_dir.clone(),
+    };
+    let loaded = configuration::load(sources).and_then(|loaded| {
+        configuration::check_machine(&loaded.configuration)?;
+        Ok(loaded)
+    });
+    loaded.map_err(|why| Error::Option("kubelet-config", why))
+}
+
+/// Pods can only end in order if there is a time for it.
+fn shutdown_on_stop(asked: bool, kubelet: &Loaded) -> Result<bool, Error> {
+    if asked && kubelet::shutdown_period(&kubelet.configuration).is_zero() {
+        let why = "needs a shutdownGracePeriod in the KubeletConfiguration";
+        return Err(Error::Option("shutdown-on-stop", why.into()));
+    }
+    Ok(asked)
+}
+
 /// Where sockets and pinned namespaces of a cluster live.
 pub fn state_dir(id: &str) -> PathBuf {
     Path::new("/run/mainstay").join(id)
@@ -128,23 +170,42 @@ impl Settings {
         let data_dir = data_dir(&options)?;
         let id = id(&data_dir);
         let state_dir = state_dir(&id);
-        let node_ip = options.node_ip.map_or_else(host::address, Ok)?;
+        let host_ips = match &options.node_ip {
+            Some(given) => given.all().to_vec(),
+            None => [host::address()?]
+                .into_iter()
+                .chain(host::address_v6())
+                .collect(),
+        };
+        let node_ip = host_ips[0];
         let storage = storage::Config::resolve(&options)?;
+        let cloud = Cloud {
+            is_external: options.cloud_provider == Some(CloudProvider::External),
+            provider_id: options.provider_id.clone(),
+            given_ip: options.node_ip.as_ref().map(|_| node_ip),
+        };
         let cluster_cidr = options
             .cluster_cidr
-            .unwrap_or_else(|| net([10, 42, 0, 0], 16))
-            .trunc();
+            .clone()
+            .unwrap_or_else(|| net([10, 42, 0, 0], 16).into());
+        let mask_sizes = (
+            options.node_cidr_mask_size,
+            options.node_cidr_mask_size_ipv6,
+        );
         let (audit, admission) = (audit(&options)?, admission(&options));
+        let kubelet = kubelet_configuration(&options)?;
+        // Flags win over the file.
+        let runtime_endpoint = Some(kubelet.configuration.container_runtime_endpoint.clone());
+        let runtime_endpoint = runtime_endpoint.filter(|endpoint| !endpoint.is_empty());
         let settings = Self {
             node_name: options.node_name.map_or_else(host::name, Ok)?,
             advertise_address: options.advertise_address.unwrap_or(node_ip),
             https_port: options.https_port.unwrap_or(6443),
-            node_cidr_mask: node_cidr_mask(options.node_cidr_mask_size, cluster_cidr)?,
+            node_cidr_masks: node_cidr_masks(mask_sizes, &cluster_cidr)?,
             cluster_cidr,
             service_cidr: options
                 .service_cidr
-                .unwrap_or_else(|| net([10, 43, 0, 0], 16))
-                .trunc(),
+                .unwrap_or_else(|| net([10, 43, 0, 0], 16).into()),
             cluster_domain: options
                 .cluster_domain
                 .unwrap_or_else(|| "cluster.local".into()),
@@ -155,14 +216,14 @@ impl Settings {
             token_auth_file: options.token_auth_file,
             audit,
             admission,
-            kubelet_port: options.kubelet_port.unwrap_or(10250),
+            kubelet_port: options
+                .kubelet_port
+                .unwrap_or_else(|| u16::try_from(kubelet.configuration.port).unwrap_or(10250)),
             static_pod_path: directory("static-pod-path", options.static_pod_path)?,
+            kubelet_root: kubelet_root::resolve(options.kubelet_root_dir, &data_dir)?,
             allowed_unsafe_sysctls: sysctls(options.allowed_unsafe_sysctls.unwrap_or_default())?,
-            kubelet: kubelet::configuration::load(
-                options.kubelet_config.as_deref(),
-                options.kubelet_config_dir.as_deref(),
-            )
-            .map_err(|why| Error::Option("kubelet-config", why))?,
+            shutdown_on_stop: shutdown_on_stop(options.shutdown_on_stop, &kubelet)?,
+            kubelet,
             node_ports: port_range(options.service_node_port_range.as_deref())?,
             proxy: Proxy {
                 allow_external_ips: options.allow_service_external_ips,
@@ -171,6 +232,7 @@ impl Settings {
             load_balancer_pool: load_balancer_pool(options.load_balancer_pool)?,
             container_runtime_endpoint: options
                 .container_runtime_endpoint
+                .or(runtime_endpoint)
                 .map(|endpoint| unix_path(&endpoint))
                 .transpose()?,
             cri_socket: options
@@ -185,6 +247,8 @@ impl Settings {
             data_dir,
             state_dir,
             node_ip,
+            host_ips,
+            cloud,
         };
         settings.check()?;
         Ok(settings)
@@ -195,16 +259,23 @@ impl Settings {
             let why = "another container runtime keeps images of its own; import them there";
             return Err(Error::Option("image-dir", why.to_owned()));
         }
-        let (pods, services) = (self.cluster_cidr, self.service_cidr);
-        if pods.contains(&services.network()) || services.contains(&pods.network()) {
-            let why = format!("{services} overlaps the cluster CIDR {pods}");
+        let (pods, services) = (&self.cluster_cidr, &self.service_cidr);
+        if let Some((service, pod)) = services.overlap(pods) {
+            let why = format!("{service} overlaps the cluster CIDR {pod}");
             return Err(Error::Option("service-cidr", why));
         }
-        if services.prefix_len() + 5 > services.max_prefix_len() {
-            return Err(Error::Option(
-                "service-cidr",
-                format!("{services} is too small"),
-            ));
+        for range in services.all() {
+            let same_family = |pods: &IpNet| pods.addr().is_ipv4() == range.addr().is_ipv4();
+            if !pods.all().iter().any(same_family) {
+                let why = format!("pods have no address of the family of {range}");
+                return Err(Error::Option("service-cidr", why));
+            }
+            if range.prefix_len() + 5 > range.max_prefix_len() {
+                return Err(Error::Option(
+                    "service-cidr",
+                    format!("{range} is too small"),
+                ));
+            }
         }
         if pods.contains(&self.node_ip) || services.contains(&self.node_ip) {
             let why = format!("{} lies inside {pods} or {services}", self.node_ip);
@@ -228,20 +299,36 @@ impl Settings {
 
     /// Takes over what a cluster says about itself.
     pub fn adopt(&mut self, facts: &Facts) -> Result<(), Error> {
-        self.cluster_cidr = facts.cluster_cidr;
-        self.service_cidr = facts.service_cidr;
+        self.cluster_cidr.clone_from(&facts.cluster_cidr);
+        self.service_cidr.clone_from(&facts.service_cidr);
         self.cluster_domain.clone_from(&facts.cluster_domain);
         self.check()
     }
 
-    /// The address of the cluster's DNS service.
+    /// The addresses of this node, of the families that the cluster has.
+    pub fn node_ips(&self) -> Vec<IpAddr> {
+        let of_cluster = |ip: &&IpAddr| {
+            let ranges = self.cluster_cidr.all().iter();
+            let mut families = ranges.map(|range| range.addr().is_ipv4());
+            **ip == self.node_ip || families.any(|ipv4| ipv4 == ip.is_ipv4())
+        };
+        self.host_ips.iter().filter(of_cluster).copied().collect()
+    }
+
+    /// The address of the cluster's DNS service that pods ask.
     pub fn cluster_dns(&self) -> IpAddr {
-        nth(self.service_cidr, 10)
+        nth(self.service_cidr.primary(), 10)
+    }
+
+    /// The address of the cluster's DNS service in each family.
+    pub fn all_cluster_dns(&self) -> Vec<IpAddr> {
+        let ranges = self.service_cidr.all().iter();
+        ranges.map(|range| nth(*range, 10)).collect()
     }
 
     /// The address of the `kubernetes` service.
     pub fn api_service(&self) -> IpAddr {
-        nth(self.service_cidr, 1)
+        nth(self.service_cidr.primary(), 1)
     }
 
     /// Whether a part runs.
@@ -279,6 +366,19 @@ fn sysctls(patterns: Vec<String>) -> Result<Vec<String>, Error> {
         }
     }
     Ok(patterns)
+}
+
+/// One for each range. The first size is for IPv4, or for the only range; the second for IPv6.
+fn node_cidr_masks(
+    (size, size_ipv6): (Option<u8>, Option<u8>),
+    cluster: &Ranges,
+) -> Result<Vec<u8>, Error> {
+    let alone = cluster.all().len() == 1;
+    let mask = |range: &IpNet| match range {
+        IpNet::V6(_) if !alone || size_ipv6.is_some() => node_cidr_mask(size_ipv6, *range),
+        _ => node_cidr_mask(size, *range),
+    };
+    cluster.all().iter().map(mask).collect()
 }
 
 /// Each node gets a part of the pods' addresses: at least two addresses, and no more parts than the

@@ -85,33 +85,10 @@ pub enum Storage {
 impl Storage {
     /// Opens the store that the settings name.
     pub async fn open(settings: &Settings, codec: ObjectCodec) -> Result<Self, Error> {
-        let Config::Etcd {
-            endpoints,
-            ca,
-            identity,
-        } = &settings.storage
-        else {
+        if settings.storage == Config::Embedded {
             return Ok(Self::Embedded(embedded(settings, codec)?));
-        };
-        let tls = match ca {
-            None => None,
-            Some(ca) => Some(etcd::Tls {
-                ca: read("etcd-cafile", ca)?,
-                identity: match identity {
-                    None => None,
-                    Some((certificate, key)) => Some((
-                        read("etcd-certfile", certificate)?,
-                        read("etcd-keyfile", key)?,
-                    )),
-                },
-                server_name: None,
-            }),
-        };
-        let config = etcd::Config {
-            endpoints: endpoints.clone(),
-            tls,
-            ..etcd::Config::default()
-        };
+        }
+        let config = etcd_config(&settings.storage)?;
         Ok(Self::Etcd(config.connect(codec).await?))
     }
 
@@ -132,11 +109,49 @@ impl Storage {
     }
 }
 
+/// How etcd is reached, with the files of its certificates read.
+pub fn etcd_config(config: &Config) -> Result<etcd::Config, Error> {
+    let Config::Etcd {
+        endpoints,
+        ca,
+        identity,
+    } = config
+    else {
+        let why = "is needed with --store etcd".to_owned();
+        return Err(Error::Option("etcd-endpoints", why));
+    };
+    let tls = match ca {
+        None => None,
+        Some(ca) => Some(etcd::Tls {
+            ca: read("etcd-cafile", ca)?,
+            identity: match identity {
+                None => None,
+                Some((certificate, key)) => Some((
+                    read("etcd-certfile", certificate)?,
+                    read("etcd-keyfile", key)?,
+                )),
+            },
+            server_name: None,
+        }),
+    };
+    Ok(etcd::Config {
+        endpoints: endpoints.clone(),
+        tls,
+        ..etcd::Config::default()
+    })
+}
+
 /// The store in the data directory. One that was made before and is gone as a whole is a loss that
 /// the store itself cannot see.
 fn embedded(settings: &Settings, codec: ObjectCodec) -> Result<Arc<Embedded<ObjectCodec>>, Error> {
     let directory = settings.data_dir.join("store");
-    let was_made = Marker::read(&settings.data_dir)?.is_some_and(|marker| marker.store);
+    let marker = Marker::read(&settings.data_dir)?.unwrap_or_default();
+    if marker.in_etcd {
+        let why = "the objects of this cluster were moved to etcd: start with etcd, or move them back with \
+                   `mainstay migrate --to-embedded`";
+        return Err(Error::Option("store", why.to_owned()));
+    }
+    let was_made = marker.store;
     let is_empty = std::fs::read_dir(&directory).map_or(true, |entries| {
         let mut names = entries.flatten().map(|entry| entry.file_name());
         !names.any(|name| name != "lock")

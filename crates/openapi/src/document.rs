@@ -6,6 +6,7 @@ use std::{
     sync::Arc,
 };
 
+use apiextensions::OpenApis;
 use machinery::json::json;
 use machinery::{
     Object, Value,
@@ -169,12 +170,20 @@ impl<'a> Maker<'a> {
         describe(&mut definitions, &self.all);
         self.describe_lists(&mut definitions);
         self.mark_kinds(&mut definitions, dialect, members);
+        // The versions of a definition follow one another: its bytes are parsed once.
+        let mut schemas: Option<OpenApis> = None;
         for resource in customs {
             let Some(definition) = &resource.definition else {
                 continue;
             };
             let about = |field: &str| self.about(field);
-            let schema = definition.read_open_api();
+            let known = schemas
+                .as_mut()
+                .and_then(|schemas| schemas.take(definition));
+            let schema = known.unwrap_or_else(|| {
+                let read = schemas.insert(definition.read_open_apis());
+                read.take(definition).unwrap_or_default()
+            });
             let whole = custom::definition(dialect, resource, &schema, &about);
             let name = custom::name(resource);
             definitions.insert(
@@ -276,8 +285,8 @@ impl<'a> Maker<'a> {
 }
 
 fn info() -> Value {
-    let (major, minor, _) = registry::VERSION;
-    json!({"title": "Kubernetes", "version": format!("{major}.{minor}")})
+    let version = stdx::Version::own().release_line();
+    json!({"title": "Kubernetes", "version": version})
 }
 
 fn security() -> Value {

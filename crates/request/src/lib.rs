@@ -6,6 +6,7 @@
 
 mod body;
 mod client;
+pub mod heavy;
 pub mod query;
 mod request_info;
 pub mod respond;

@@ -7,10 +7,12 @@ mod image;
 mod install;
 mod kubeconfig;
 mod logs;
+mod migrate;
 mod reset;
 mod run;
 mod status;
 mod token;
+mod version;
 mod why;
 
 use std::process::ExitCode;
@@ -50,6 +52,8 @@ fn run_plain(command: Command) -> anyhow::Result<()> {
         Command::Reset(reset) => reset::run(reset),
         Command::Backup(backup) => backup::backup(backup),
         Command::Restore(restore) => backup::restore(restore),
+        Command::Migrate(asked) => migrate::run(asked),
+        Command::Version(asked) => version::run(asked),
         Command::Why(why) => why::run(why),
         Command::Kubeconfig(asked) => kubeconfig::run(asked),
         Command::Logs(asked) => logs::run(&asked),
@@ -63,6 +67,9 @@ fn run_plain(command: Command) -> anyhow::Result<()> {
             };
             print!("{text}");
             Ok(())
+        }
+        Command::Cni => {
+            anyhow::bail!("CNI_COMMAND is not set: container runtimes call this (docs/cni.md)")
         }
         Command::Status(_) | Command::Kubectl { .. } | Command::Hello { .. } => Ok(()),
     }

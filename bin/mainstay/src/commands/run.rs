@@ -89,7 +89,11 @@ async fn serve(settings: Settings, run: Run, begun: Instant) -> Result<()> {
         }
         shutdown.cancel();
     }
-    println!("Stopping; containers keep running.");
+    if running.settings().shutdown_on_stop {
+        println!("Stopping; this node's pods end first.");
+    } else {
+        println!("Stopping; containers keep running.");
+    }
     let unfinished = tokio::select! {
         unfinished = running.stopped() => unfinished,
         _ = interrupt.recv() => bail!("interrupted again; stopped at once"),

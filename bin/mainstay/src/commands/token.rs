@@ -39,8 +39,12 @@ pub fn run(command: Token) -> Result<()> {
                 };
                 create(&cluster, &new).await
             }
-            Token::Server { cluster } => {
+            Token::Server { rotate, cluster } => {
                 let data_dir = data_dir(&cluster)?;
+                match rotate {
+                    true => cluster::backup::rotate_server_token(&data_dir).await?,
+                    false => cluster::backup::refresh_server_token(&data_dir).await?,
+                }
                 let token = cluster::founding::ServerToken::read(&data_dir)?;
                 let missing = || {
                     let place = data_dir.display();

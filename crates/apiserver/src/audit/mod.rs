@@ -15,6 +15,7 @@ use machinery::{Object, Status};
 use parking_lot::Mutex;
 use stdx::Clock;
 
+use admission::AuditTrail;
 use auth::impersonation::Assumed;
 
 use crate::{RequestInfo, User, meta};
@@ -160,12 +161,20 @@ struct State {
     started: bool,
 }
 
-impl Ticket {
-    /// Whether the request's body is written.
-    pub(crate) fn wants_request(&self) -> bool {
-        self.verdict.level >= Level::Request
+impl AuditTrail for Ticket {
+    fn annotate(&self, key: &str, value: &str) {
+        let annotations = &mut self.state.lock().event.annotations;
+        annotations
+            .entry(key.to_owned())
+            .or_insert_with(|| value.to_owned());
     }
 
+    fn wants_request(&self) -> bool {
+        self.verdict.level >= Level::Request
+    }
+}
+
+impl Ticket {
     /// Whether the answer's body is written.
     pub(crate) fn wants_response(&self) -> bool {
         self.verdict.level == Level::RequestResponse
@@ -176,14 +185,6 @@ impl Ticket {
         let event = &mut self.state.lock().event;
         event.impersonated_user = Some((&assumed.user).into());
         event.authentication_metadata = assumed.constraint.clone().map(AuthenticationMetadata::new);
-    }
-
-    /// Notes something; the first value of a key stays.
-    pub(crate) fn annotate(&self, key: &str, value: &str) {
-        let annotations = &mut self.state.lock().event.annotations;
-        annotations
-            .entry(key.to_owned())
-            .or_insert_with(|| value.to_owned());
     }
 
     /// The body as it came.

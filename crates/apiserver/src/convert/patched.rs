@@ -25,7 +25,7 @@ pub(crate) fn of_resource(resource: &Resource, object: Object) -> Result<Decoded
             package, version, kind, &object,
         ));
     }
-    super::normalise(resource, object)
+    resource.normalise(object)
 }
 
 /// The body of a subresource, or why it is none.

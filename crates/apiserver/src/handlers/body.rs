@@ -8,7 +8,7 @@ use crate::{
     Resource,
     admission::RequestOptions,
     convert::{self, Decoded, FieldValidation},
-    media,
+    heavy, media,
     pipeline::{Request, RequestBody},
 };
 
@@ -193,6 +193,11 @@ pub(crate) async fn take(request: &Request) -> Result<Bytes, Status> {
     let bytes = read(request.take_body(), request.core.config.limits.body).await?;
     if let Some(ticket) = &request.audit {
         ticket.request(&bytes);
+    }
+    match &request.resource {
+        // Its rules and patterns take what time they like.
+        Some(resource) if resource.custom => heavy::mark().await,
+        _ => heavy::mark_large(bytes.len()).await,
     }
     Ok(bytes)
 }

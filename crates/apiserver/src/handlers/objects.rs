@@ -12,13 +12,13 @@ use super::{
 };
 use crate::{
     Body, Resource, ResourceRequest,
-    admission::{Effects, RequestOptions},
+    admission::RequestOptions,
     meta,
     output::Output,
     pieces,
     pipeline::Request,
     respond::{self, Answer},
-    write::{self, DeleteOptions, Deleted, Preconditions, Write, Written, owners},
+    write::{self, DeleteOptions, Deleted, Write, Written, owners},
 };
 
 /// The write that a request asks for.
@@ -50,7 +50,7 @@ pub(crate) fn write(request: &Request, resource: &Arc<Resource>, options: &Write
         internal: false,
         admitted: false,
         options: options.given.clone(),
-        effects: Effects::of(request.audit.clone(), request.deadline),
+        effects: request.effects(),
     }
 }
 
@@ -157,13 +157,13 @@ async fn delete_options(request: &Request) -> Result<DeleteOptions, Status> {
                 .map(|_| query.flag("orphanDependents")),
             propagation_policy: query.get("propagationPolicy").map(str::to_owned),
             dry_run: query.all("dryRun").map(str::to_owned).collect(),
-            preconditions: Preconditions::of(query),
+            preconditions: write::preconditions_of(query),
         }
     } else {
         let media = crate::media::Body::of(&request.parts.headers)?;
         crate::convert::delete_options(media, &bytes)?
     };
-    options.check()?;
+    write::check_options(&options)?;
     Ok(options)
 }
 
@@ -187,7 +187,7 @@ pub(crate) async fn delete(request: Request, resource: Arc<Resource>) -> Answer 
     let write_options = delete_write_options(&options);
     let write = write(&request, &resource, &write_options);
     let accepted = options.orphan_dependents == Some(false);
-    let warning = options.warning(&resource).map(str::to_owned);
+    let warning = write::orphan_warning(&options, &resource).map(str::to_owned);
     let core = request.core.clone();
     let task = async move { delete_and_warn(&write, &options).await };
     let (deleted, mut warnings) = core.supervise(task).await?;
@@ -246,7 +246,7 @@ pub(crate) async fn delete_collection(request: Request, resource: Arc<Resource>)
         .map(|r| r.namespace.clone())
         .unwrap_or_default();
     let page = read::selected(&request, &resource, &namespace).await?;
-    let warning = options.warning(&resource).map(str::to_owned);
+    let warning = write::orphan_warning(&options, &resource).map(str::to_owned);
     let mut warnings = Vec::new();
     warnings.extend(warning.filter(|_| !page.objects.is_empty()));
     for object in &page.objects {

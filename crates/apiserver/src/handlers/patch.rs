@@ -167,7 +167,7 @@ impl Received {
                 None => Err("this kind has no strategic merge patch".to_owned()),
             },
             (_, Target::Resource(resource)) if resource.custom => {
-                convert::normalise(resource, patched.clone())
+                resource.normalise(patched.clone())
             }
             (_, Target::Resource(resource)) => patched::of_resource(resource, patched.clone()),
             (_, Target::Part(part, schema)) => patched::of_part(part, schema, patched.clone()),
@@ -177,7 +177,7 @@ impl Received {
             findings,
         } = decoded.map_err(invalid)?;
         if let Target::Resource(resource) = target {
-            convert::name_kind(resource, &mut object);
+            resource.name_kind(&mut object);
         }
         told.extend_from_slice(findings.sentences());
         let warnings = match self.validation {

@@ -292,7 +292,7 @@ fn check_eviction(write: &mut Write, eviction: &Object) -> Result<DeleteOptions,
             "Non-matching dry-run options in request and content: [All] and [{asked}]"
         )));
     }
-    delete.check()?;
+    write::check_options(&delete)?;
     write.dry_run |= !delete.dry_run.is_empty();
     Ok(delete)
 }

@@ -36,7 +36,7 @@ pub(crate) async fn serve(request: Request, resource: Arc<Resource>) -> Answer {
     let decoded = body.audited_object(&request, &resource, options.validation)?;
     let (mut review, mut warnings) = (decoded.object, decoded.warnings);
     warnings.extend(settle(&request, &resource, &options, &mut review));
-    let effects = Effects::of(request.audit.clone(), request.deadline);
+    let effects = request.effects();
     let asked = Asked {
         request: &request,
         resource: &resource,

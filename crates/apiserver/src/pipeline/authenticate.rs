@@ -32,6 +32,11 @@ pub(super) async fn authenticate(
         None => ask(core, &arrival.parts, &arrival.caller).await,
     };
     count(core, &known, asked.elapsed());
+    if let (Ok(user), Caller::Connection(connection)) = (&known, &arrival.caller)
+        && user.name != user::ANONYMOUS
+    {
+        connection.sender.note_known();
+    }
     known.inspect_err(|status| audit::unauthenticated(arrival, exchange, status))
 }
 

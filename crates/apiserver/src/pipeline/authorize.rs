@@ -1,5 +1,6 @@
 //! Authorization: asks whether the user may do what the request asks for.
 
+use admission::AuditTrail;
 use std::time::Instant;
 
 use auth::authz::{self, Attributes, Decision, forbidden};

@@ -11,7 +11,7 @@ use jiff::{SignedDuration, Timestamp};
 use parking_lot::Mutex;
 use rustls::pki_types::CertificateDer;
 
-use crate::{User, admission::Peer, metrics::Recent, write::Fence};
+use crate::{User, admission::Peer, metrics::Recent, receiving::Sender, write::Fence};
 
 /// How long a verified certificate is trusted on its connection. A certificate may expire while a connection lasts, but
 /// verifying it costs more than many a request.
@@ -63,6 +63,8 @@ pub(crate) struct Connection {
     pub(crate) certificates: Vec<CertificateDer<'static>>,
     /// Guards the certificate's user, and when it was verified.
     verified: Mutex<Option<(Timestamp, Arc<User>)>>,
+    /// What it sends.
+    pub(crate) sender: Arc<Sender>,
     /// What the connection counted last.
     pub(super) counted: Recent,
 }
@@ -73,6 +75,7 @@ impl Connection {
             remote,
             certificates,
             verified: Mutex::default(),
+            sender: Arc::default(),
             counted: Recent::default(),
         }
     }

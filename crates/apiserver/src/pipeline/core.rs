@@ -15,7 +15,9 @@ use crate::{
     Config, Error, Reader, Registry, Store,
     admission::{self, Plugin, WebhookShared},
     audit::Audit,
+    heavy::Slots,
     metrics::Metrics,
+    receiving::Loans,
     sending::Budget,
     started::Started,
     write::Turns,
@@ -48,6 +50,10 @@ pub(crate) struct Core {
     pub(crate) started: Started,
     /// Bounds the bytes of answers that clients have not read yet.
     pub(crate) sending: Arc<Budget>,
+    /// Bounds what clients may send that the server does not know.
+    pub(crate) loans: Loans,
+    /// Bounds how much of the processors heavy requests have.
+    pub(crate) slots: Slots,
 }
 
 /// Authentication and authorization.
@@ -125,6 +131,8 @@ impl Core {
             metrics,
             usage: Arc::new(metrics_api::Samples::new(config.clock.clone())),
             sending,
+            loans: Loans::default(),
+            slots: Slots::default(),
             started: Started::default(),
             openapi: Arc::default(),
             port: OnceLock::new(),

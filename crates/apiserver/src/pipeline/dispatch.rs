@@ -18,8 +18,13 @@ use super::{
     arrival::{Arrival, Exchange},
 };
 use crate::{
-    Body, RequestInfo, Resource, User, admission::Peer, audit::Ticket, authn, handlers,
-    query::Query, respond::Answer, write::Fence,
+    Body, RequestInfo, Resource, User,
+    admission::{AuditTrail, Effects, Peer},
+    audit::Ticket,
+    authn, handlers,
+    query::Query,
+    respond::Answer,
+    write::Fence,
 };
 
 /// One request whose user is known and allowed.
@@ -56,6 +61,15 @@ impl Request {
                 .boxed_unsync()
         };
         self.body.lock().take().unwrap_or_else(empty)
+    }
+
+    /// Where its admission leaves warnings, annotations and what joins its write.
+    pub(crate) fn effects(&self) -> Effects {
+        let audit = self
+            .audit
+            .clone()
+            .map(|ticket| ticket as Arc<dyn AuditTrail>);
+        Effects::new(audit, self.deadline)
     }
 
     /// The seat of a request that is long-running or passed on, for the handler that begins it.
@@ -107,7 +121,7 @@ pub(super) async fn dispatch(
         body: Mutex::new(body),
         seat: Mutex::new(seat.take_if(|_| is_long_running || is_passed_on)),
     };
-    let mut work = handlers::dispatch(request);
+    let mut work = exchange.core.slots.run(handlers::dispatch(request));
     if is_long_running {
         return work.await;
     }

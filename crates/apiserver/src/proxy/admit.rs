@@ -5,7 +5,7 @@ use machinery::{Object, Status, Value, json::json};
 use super::locate::escape;
 use crate::{
     Resource,
-    admission::{self, Attributes, Effects, Operation, RequestOptions},
+    admission::{self, Attributes, Operation, RequestOptions},
     pipeline::Request,
     query::Query,
 };
@@ -24,7 +24,7 @@ pub(super) async fn connect(request: &mut Request, resource: &Resource) -> Resul
     let subject = request.info.resource.clone().unwrap_or_default();
     let kind = kind(&resource.plural, &subject.subresource);
     let before = options(kind, &request.query, &subject.rest);
-    let effects = Effects::of(request.audit.clone(), request.deadline);
+    let effects = request.effects();
     let given = RequestOptions::default();
     let attributes = Attributes {
         user: &request.user,

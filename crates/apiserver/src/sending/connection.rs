@@ -17,6 +17,7 @@ use tokio::{
 };
 
 use super::{Budget, Flight};
+use crate::receiving::Intake;
 
 tokio::task_local! {
     /// The flight of the answer that this task sends.
@@ -70,6 +71,8 @@ impl Line {
 /// A connection whose writes fail when the peer takes nothing for too long.
 pub(crate) struct Patient<T> {
     io: T,
+    /// Says when it is read.
+    intake: Intake,
     budget: Arc<Budget>,
     line: Arc<Line>,
     /// Since when nothing could be written, and when to look next.
@@ -77,9 +80,10 @@ pub(crate) struct Patient<T> {
 }
 
 impl<T> Patient<T> {
-    pub(crate) fn new(io: T, budget: Arc<Budget>, line: Arc<Line>) -> Self {
+    pub(crate) fn new(io: T, intake: Intake, budget: Arc<Budget>, line: Arc<Line>) -> Self {
         Self {
             io,
+            intake,
             budget,
             line,
             blocked: None,
@@ -116,7 +120,11 @@ impl<T: AsyncRead + Unpin> AsyncRead for Patient<T> {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_read(context, buffer)
+        ready!(self.intake.poll_ready(context));
+        let before = buffer.filled().len();
+        let read = Pin::new(&mut self.io).poll_read(context, buffer);
+        self.intake.count(buffer.filled().len() - before);
+        read
     }
 }
 
@@ -162,12 +170,14 @@ mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     use super::*;
+    use crate::receiving::Loans;
 
     #[tokio::test]
     async fn a_write_that_nobody_reads_fails() {
         let budget = Budget::new(1 << 20, Duration::from_millis(30));
         let (ours, mut theirs) = tokio::io::duplex(16);
-        let mut ours = Patient::new(ours, budget.clone(), Arc::default());
+        let intake = Intake::new(Arc::default(), Loans::default());
+        let mut ours = Patient::new(ours, intake, budget.clone(), Arc::default());
         let reading = tokio::spawn(async move {
             theirs.read_exact(&mut [0; 128]).await.unwrap();
             theirs

@@ -6,11 +6,10 @@ use kinds::Context;
 use machinery::{Object, Status, field::Errors};
 use store::{Entry, Freshness, Precondition, Revision};
 
-use super::{Lost, Write, Written, draft_new, owners};
+use super::{Lost, Write, Written, owners};
 use crate::{
-    Stored,
-    admission::{Operation, policy},
-    device_claims, failure, hooks, meta, unenforced,
+    Stored, admission::Operation, device_claims, failure, hooks, meta, policy_parameters,
+    unenforced,
 };
 
 /// How many generated names are tried.
@@ -83,7 +82,7 @@ async fn attempt(
     let mut ops = hooks::before_create(write, &mut object).await?;
     let refused = device_claims::authorize(write, &object, None).await;
     validate(write, &object, refused)?;
-    policy::authorize(write, &object, None).await?;
+    policy_parameters::authorize(write, &object, None).await?;
     let (group, plural) = (&write.resource.group, &write.resource.plural);
     let unenforced = unenforced::warnings(group, plural, &object, None);
     for warning in kind.warnings(&object, None).into_iter().chain(unenforced) {
@@ -95,7 +94,10 @@ async fn attempt(
         .admit_validating(Operation::Create, Some(&object), None)
         .await?;
     ops.extend(write.effects.take_ops());
-    let draft = draft_new(&write.resource, &mut object, owned.as_deref()).await?;
+    let draft = write
+        .resource
+        .draft_new(&mut object, owned.as_deref())
+        .await?;
     let warnings = write.effects.take_warnings();
     if write.dry_run {
         if standing(write, &name).await?.is_some() {

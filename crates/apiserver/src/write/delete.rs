@@ -5,40 +5,21 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use kinds::Deletion;
 use machinery::{Object, Status, field};
-use serde::Deserialize;
 use store::{Entry, Freshness, Precondition, Revision};
+
+use admission::{DeleteOptions, Preconditions};
 
 use super::{Lost, Write};
 use crate::{Resource, Stored, failure, handlers::check_dry_run, hooks, meta, query::Query};
 
-/// What a client may say about a deletion.
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub(crate) struct DeleteOptions {
-    pub(crate) grace_period_seconds: Option<i64>,
-    pub(crate) preconditions: Option<Preconditions>,
-    pub(crate) orphan_dependents: Option<bool>,
-    pub(crate) propagation_policy: Option<String>,
-    pub(crate) dry_run: Vec<String>,
-}
-
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub(crate) struct Preconditions {
-    pub(crate) uid: Option<String>,
-    pub(crate) resource_version: Option<String>,
-}
-
-impl Preconditions {
-    /// Those that stand in a query.
-    pub(crate) fn of(query: &Query) -> Option<Self> {
-        let text = |key: &str| query.get(key).map(str::to_owned);
-        let (uid, resource_version) = (text("uid"), text("resourceVersion"));
-        (uid.is_some() || resource_version.is_some()).then_some(Self {
-            uid,
-            resource_version,
-        })
-    }
+/// The preconditions in a query.
+pub(crate) fn preconditions_of(query: &Query) -> Option<Preconditions> {
+    let text = |key: &str| query.get(key).map(str::to_owned);
+    let (uid, resource_version) = (text("uid"), text("resourceVersion"));
+    (uid.is_some() || resource_version.is_some()).then_some(Preconditions {
+        uid,
+        resource_version,
+    })
 }
 
 /// A deletion's result.
@@ -61,58 +42,62 @@ enum Step {
     Nothing,
 }
 
-impl DeleteOptions {
-    /// Refuses what contradicts itself.
-    pub(crate) fn check(&self) -> Result<(), Status> {
-        let mut errors = field::Errors::new();
-        let policy = field::Path::new("propagationPolicy");
-        if self.orphan_dependents.is_some() && self.propagation_policy.is_some() {
-            let why = "orphanDependents and deletionPropagation cannot be both set";
-            errors.push(field::Error::invalid(
-                &policy,
-                self.propagation_policy.clone(),
-                why,
-            ));
-        }
-        match self.propagation_policy.as_deref() {
-            None | Some("Foreground" | "Background" | "Orphan") => {}
-            Some(other) => {
-                let known = ["Foreground", "Background", "Orphan", "nil"];
-                errors.push(field::Error::not_supported(&policy, other, &known));
-            }
-        }
-        let dry_run: Vec<&str> = self.dry_run.iter().map(String::as_str).collect();
-        check_dry_run(&dry_run, &mut errors);
-        if errors.is_empty() {
-            return Ok(());
-        }
-        Err(Status::invalid("meta.k8s.io", "DeleteOptions", "", &errors))
+/// Refuses what contradicts itoptions.
+pub(crate) fn check_options(options: &DeleteOptions) -> Result<(), Status> {
+    let mut errors = field::Errors::new();
+    let policy = field::Path::new("propagationPolicy");
+    if options.orphan_dependents.is_some() && options.propagation_policy.is_some() {
+        let why = "orphanDependents and deletionPropagation cannot be both set";
+        errors.push(field::Error::invalid(
+            &policy,
+            options.propagation_policy.clone(),
+            why,
+        ));
     }
-
-    fn orphans(&self, finalizers: &[&str], resource: &Resource) -> bool {
-        match (self.orphan_dependents, self.propagation_policy.as_deref()) {
-            (Some(orphan), _) => orphan,
-            (None, Some(policy)) => policy == "Orphan",
-            (None, None) if finalizers.contains(&meta::FOREGROUND) => false,
-            (None, None) => finalizers.contains(&meta::ORPHAN) || orphans_by_default(resource),
+    match options.propagation_policy.as_deref() {
+        None | Some("Foreground" | "Background" | "Orphan") => {}
+        Some(other) => {
+            let known = ["Foreground", "Background", "Orphan", "nil"];
+            errors.push(field::Error::not_supported(&policy, other, &known));
         }
     }
-
-    /// What is said to whoever leaves pods behind without having asked for it.
-    pub(crate) fn warning(&self, resource: &Resource) -> Option<&'static str> {
-        let silent = self.orphan_dependents.is_none() && self.propagation_policy.is_none();
-        let job = (resource.group.as_str(), resource.plural.as_str()) == ("batch", "jobs");
-        (silent && job).then_some(
-            "child pods are preserved by default when jobs are deleted; set propagationPolicy=Background to remove them or set propagationPolicy=Orphan to suppress this warning",
-        )
+    let dry_run: Vec<&str> = options.dry_run.iter().map(String::as_str).collect();
+    check_dry_run(&dry_run, &mut errors);
+    if errors.is_empty() {
+        return Ok(());
     }
+    Err(Status::invalid("meta.k8s.io", "DeleteOptions", "", &errors))
+}
 
-    fn waits_for_dependents(&self, finalizers: &[&str]) -> bool {
-        match (self.orphan_dependents, self.propagation_policy.as_deref()) {
-            (Some(_), _) => false,
-            (None, Some(policy)) => policy == "Foreground",
-            (None, None) => finalizers.contains(&meta::FOREGROUND),
-        }
+fn orphans(options: &DeleteOptions, finalizers: &[&str], resource: &Resource) -> bool {
+    match (
+        options.orphan_dependents,
+        options.propagation_policy.as_deref(),
+    ) {
+        (Some(orphan), _) => orphan,
+        (None, Some(policy)) => policy == "Orphan",
+        (None, None) if finalizers.contains(&meta::FOREGROUND) => false,
+        (None, None) => finalizers.contains(&meta::ORPHAN) || orphans_by_default(resource),
+    }
+}
+
+/// The warning for a deletion that leaves pods behind by default.
+pub(crate) fn orphan_warning(options: &DeleteOptions, resource: &Resource) -> Option<&'static str> {
+    let silent = options.orphan_dependents.is_none() && options.propagation_policy.is_none();
+    let job = (resource.group.as_str(), resource.plural.as_str()) == ("batch", "jobs");
+    (silent && job).then_some(
+        "child pods are preserved by default when jobs are deleted; set propagationPolicy=Background to remove them or set propagationPolicy=Orphan to suppress this warning",
+    )
+}
+
+fn waits_for_dependents(options: &DeleteOptions, finalizers: &[&str]) -> bool {
+    match (
+        options.orphan_dependents,
+        options.propagation_policy.as_deref(),
+    ) {
+        (Some(_), _) => false,
+        (None, Some(policy)) => policy == "Foreground",
+        (None, None) => finalizers.contains(&meta::FOREGROUND),
     }
 }
 
@@ -325,10 +310,10 @@ fn finalizers_of(write: &Write, options: &DeleteOptions, object: &Object) -> Vec
         .iter()
         .filter(|name| !matches!(**name, meta::ORPHAN | meta::FOREGROUND));
     let mut finalizers: Vec<&str> = others.copied().collect();
-    if options.orphans(&current, &write.resource) {
+    if orphans(options, &current, &write.resource) {
         finalizers.push(meta::ORPHAN);
     }
-    if options.waits_for_dependents(&current) {
+    if waits_for_dependents(options, &current) {
         finalizers.push(meta::FOREGROUND);
     }
     let same = |a: &[&str], b: &[&str]| a.iter().all(|name| b.contains(name));

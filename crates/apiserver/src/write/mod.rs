@@ -8,7 +8,6 @@ pub(crate) mod owners;
 mod race;
 mod supervised;
 mod update;
-mod versions;
 
 use std::{future::Future, sync::Arc, time::Instant};
 
@@ -28,14 +27,15 @@ use crate::{
 };
 use auth::authz::{self, Decision, forbidden};
 
+pub(crate) use admission::{DeleteOptions, Preconditions};
 pub(crate) use create::create;
-pub(crate) use delete::{DeleteOptions, Deleted, Preconditions, delete};
+pub(crate) use delete::{Deleted, check_options, delete, orphan_warning, preconditions_of};
 pub use fence::Fence;
 pub(crate) use race::Turns;
 use race::{Lost, Race};
+pub(crate) use registry::Versions;
 use supervised::Supervised;
 pub(crate) use update::{Change, update};
-pub(crate) use versions::Versions;
 
 /// One write: who, where, how.
 pub(crate) struct Write {
@@ -77,7 +77,8 @@ impl Core {
         &self,
         write: impl Future<Output = Result<T, Status>> + Send + 'static,
     ) -> Supervised<T> {
-        Supervised::new(self.tasks.writes.clone(), Box::pin(write))
+        let (tasks, slots) = (self.tasks.writes.clone(), self.slots.clone());
+        Supervised::new(tasks, slots, Box::pin(write))
     }
 }
 
@@ -351,16 +352,13 @@ impl Write {
         if !self.dry_run {
             meta::of_mut(object).shift_remove("selfLink");
         }
-        draft(&self.resource, object).await
+        self.resource.draft(object).await
     }
 
     /// An object in the form that is stored, as it goes to the store.
     async fn draft_stored(&self, object: &mut Object) -> Result<Draft, Status> {
-        draft(
-            self.resource.storage.as_ref().unwrap_or(&self.resource),
-            object,
-        )
-        .await
+        let stored = self.resource.storage.as_ref().unwrap_or(&self.resource);
+        stored.draft(object).await
     }
 
     /// Puts a draft, with whatever joined the transaction.
@@ -462,42 +460,4 @@ impl Write {
 /// The store tells of every operation of a transaction what it put or took away.
 fn nothing_came_back() -> Status {
     Status::internal("the store committed a write and told nothing of it")
-}
-
-/// An object's canonical bytes and header, in the form it is stored in.
-pub(crate) async fn draft(resource: &Resource, object: &mut Object) -> Result<Draft, Status> {
-    draft_new(resource, object, None).await
-}
-
-/// The same of a new object, whose creator owns these fields.
-async fn draft_new(
-    resource: &Resource,
-    object: &mut Object,
-    owned: Option<&[u8]>,
-) -> Result<Draft, Status> {
-    meta::of_mut(object).shift_remove("resourceVersion");
-    if let Some(definition) = &resource.definition {
-        definition.drop_nulls(object);
-    }
-    let Some(storage) = &resource.storage else {
-        return encoded(resource, object, owned);
-    };
-    let webhook = resource
-        .definition
-        .as_ref()
-        .and_then(|kind| kind.conversion.as_ref());
-    if webhook.is_none() {
-        return encoded(storage, &resource.kind.to_stored(object.clone()), owned);
-    }
-    let mut converted = storage.convert(vec![object.clone()]).await?;
-    let converted = converted
-        .pop()
-        .ok_or_else(|| Status::internal("an object is lost"))?;
-    encoded(storage, &converted, owned)
-}
-
-fn encoded(resource: &Resource, object: &Object, owned: Option<&[u8]>) -> Result<Draft, Status> {
-    let encoded = machinery::encode::new_object(resource.schema, object, owned);
-    let fields = resource.kind.selectable_fields(object);
-    Draft::encoded(object, encoded, fields).map_err(Status::internal)
 }

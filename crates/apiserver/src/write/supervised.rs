@@ -12,19 +12,24 @@ use futures::{FutureExt, future::CatchUnwind};
 use machinery::Status;
 use tokio_util::task::{TaskTracker, task_tracker::TaskTrackerToken};
 
+use crate::heavy::Slots;
+
 type Write<T> = Pin<Box<dyn Future<Output = Result<T, Status>> + Send>>;
 
 pub(crate) struct Supervised<T: Send + 'static> {
     /// Gone when it has ended.
     write: Option<CatchUnwind<AssertUnwindSafe<Write<T>>>>,
     tracker: TaskTracker,
+    /// Bound what is left of it when its request is dropped and has no seat of flow control any more.
+    slots: Slots,
     /// Makes the tracker wait for it.
     _under_way: TaskTrackerToken,
 }
 
 impl<T: Send + 'static> Supervised<T> {
-    pub(super) fn new(tracker: TaskTracker, write: Write<T>) -> Self {
+    pub(super) fn new(tracker: TaskTracker, slots: Slots, write: Write<T>) -> Self {
         Self {
+            slots,
             write: Some(AssertUnwindSafe(write).catch_unwind()),
             _under_way: tracker.token(),
             tracker,
@@ -56,14 +61,12 @@ impl<T: Send + 'static> Drop for Supervised<T> {
         if let Some(write) = self.write.take()
             && let Ok(runtime) = tokio::runtime::Handle::try_current()
         {
-            self.tracker.spawn_on(
-                async move {
-                    if write.await.is_err() {
-                        tracing::error!("a write panicked after its client had gone");
-                    }
-                },
-                &runtime,
-            );
+            let rest = Box::pin(async move {
+                if write.await.is_err() {
+                    tracing::error!("a write panicked after its client had gone");
+                }
+            });
+            self.tracker.spawn_on(self.slots.run_heavy(rest), &runtime);
         }
     }
 }
@@ -82,6 +85,7 @@ mod tests {
         let (done, is_done) = oneshot::channel();
         let write = Supervised::new(
             tracker.clone(),
+            Slots::default(),
             Box::pin(async move {
                 begun.send(()).unwrap();
                 may_proceed.await.unwrap();
@@ -103,7 +107,7 @@ mod tests {
     #[tokio::test]
     async fn a_panic_reaches_the_request() {
         let write: Write<()> = Box::pin(async { panic!("on purpose") });
-        let write = Supervised::new(TaskTracker::new(), write);
+        let write = Supervised::new(TaskTracker::new(), Slots::default(), write);
         assert!(AssertUnwindSafe(write).catch_unwind().await.is_err());
     }
 }

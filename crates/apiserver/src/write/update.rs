@@ -9,9 +9,8 @@ use store::{Entry, Freshness, Precondition};
 
 use super::{Lost, Versions, Write, Written, create, owners};
 use crate::{
-    Stored,
-    admission::{Operation, policy},
-    device_claims, failure, hooks, meta, unenforced,
+    Stored, admission::Operation, device_claims, failure, heavy, hooks, meta, policy_parameters,
+    unenforced,
 };
 
 /// How an update comes by the new object, given the one that stands (with its resourceVersion).
@@ -70,6 +69,7 @@ async fn changed(write: &Write, change: &dyn Change) -> Result<Written, Status> 
             let again = || created(write, change);
             return create(write, again()?, again).await;
         };
+        heavy::mark_large(entry.object.bytes().len()).await;
         let old = write.resource.parse_converted(&entry.object).await?;
         check_uid(write, change.uid(), &old)?;
         let mut new = applied(change, &old).await?;
@@ -137,7 +137,7 @@ async fn attempt(
     let mut ops = hooks::before_update(write, &mut object, &old).await?;
     let refused = device_claims::authorize(write, &object, Some(&old)).await;
     validate(write, &object, &old, refused)?;
-    policy::authorize(write, &object, Some(&old)).await?;
+    policy_parameters::authorize(write, &object, Some(&old)).await?;
     let warnings = match write.subresource() {
         Some("status") => kind.status_warnings(&object, &old),
         _ => {

@@ -383,3 +383,65 @@ async fn apply_refuses_fields_that_the_schema_lacks_and_keys_that_come_twice() {
         201
     );
 }
+
+/// Managed fields lie deeper than the fields that they name.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_object_of_any_depth_that_was_made_can_be_changed_in_every_way() {
+    let server = defined().await;
+    let user = || apiserver::User::new("kubernetes-admin", ["system:masters"]);
+    let ask = async |method: &str, path: &str, media: &str, body: &str| {
+        let headers = [("content-type", media)];
+        send(&server, user(), method, path, &headers, body.to_owned()).await
+    };
+    let json = "application/json";
+    let mut accepted = Vec::new();
+    for levels in [10, 100, 114, 115, 116, 117, 118, 119, 120, 130] {
+        let (at, status) = (
+            format!("{WIDGETS}/w{levels}"),
+            format!("{WIDGETS}/w{levels}/status"),
+        );
+        let mut object = widget(&format!("w{levels}"), json!({"size": 1}));
+        let made = ask("POST", WIDGETS, json, &object.to_string()).await;
+        assert_eq!(made.code, 201, "{}", made.body);
+        let nested =
+            |leaf: u8| (1..levels).fold(json!({"a": leaf}), |inner, _| json!({"a": inner}));
+        object["status"] = nested(1);
+        let put = ask("PUT", &status, json, &object.to_string()).await;
+        if put.code != 200 {
+            assert_eq!(put.code, 400, "{}", put.body);
+            continue;
+        }
+        accepted.push(levels);
+        let merge = json!({"status": nested(2)}).to_string();
+        let applied = format!("{status}?fieldManager=m&force=true");
+        for (path, media, body) in [
+            (
+                &at,
+                "application/merge-patch+json",
+                r#"{"metadata":{"labels":{"a":"b"}}}"#,
+            ),
+            (
+                &at,
+                "application/json-patch+json",
+                r#"[{"op":"add","path":"/metadata/labels/c","value":"d"}]"#,
+            ),
+            (&status, "application/merge-patch+json", merge.as_str()),
+            (
+                &applied,
+                "application/apply-patch+yaml",
+                &object.to_string(),
+            ),
+        ] {
+            let patched = ask("PATCH", path, media, body).await;
+            assert_eq!(patched.code, 200, "{levels} {media}: {}", patched.body);
+        }
+        for form in [
+            "application/yaml",
+            "application/json;as=Table;g=meta.k8s.io;v=v1",
+        ] {
+            let read = send(&server, user(), "GET", &at, &[("accept", form)], "").await;
+            assert_eq!(read.code, 200, "{levels} {form}: {}", read.body);
+        }
+    }
+    assert_eq!(accepted, [10, 100, 114, 115, 116, 117, 118, 119]);
+}

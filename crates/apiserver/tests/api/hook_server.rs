@@ -23,6 +23,8 @@ use crate::support::{Server, admin, eventually};
 pub enum Reply {
     Json(Value),
     Raw(u16, Vec<u8>),
+    /// A failure after which the client may call again at once.
+    Busy,
     /// Nothing, for as long as the client waits.
     Never,
 }
@@ -123,13 +125,18 @@ async fn serve(
     let reply = answer(&review);
     asked.lock().push(path);
     all.lock().push(review);
+    let busy = matches!(reply, Reply::Busy);
     let (code, body) = match reply {
         Reply::Json(value) => (200, value.to_string().into_bytes()),
         Reply::Raw(code, body) => (code, body),
+        Reply::Busy => (503, Vec::new()),
         Reply::Never => std::future::pending().await,
     };
-    let response = http::Response::builder()
-        .status(code)
+    let mut response = http::Response::builder().status(code);
+    if busy {
+        response = response.header("retry-after", "0");
+    }
+    let response = response
         .header("content-type", "application/json")
         .body(Full::new(Bytes::from(body)))
         .unwrap();

@@ -7,7 +7,7 @@ use futures::future::join_all;
 use machinery::json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::support::{Server, admin, dial, eventually};
+use crate::support::{Server, Tls, admin, dial, eventually};
 
 /// Bytes of a ConfigMap.
 const LARGE: usize = 200_000;
@@ -42,8 +42,6 @@ async fn figure(server: &Server, name: &str) -> u64 {
 
 const UNSENT: &str = "mainstay_apiserver_unsent_bytes";
 const CUT: &str = "mainstay_apiserver_stalled_clients_total";
-
-type Tls = tokio_rustls::client::TlsStream<tokio::net::TcpStream>;
 
 /// Asks and does not read.
 async fn ask(server: &Server, path: &str, accept: &str) -> Tls {
@@ -201,4 +199,62 @@ async fn a_list_in_pieces_is_the_list() {
         .await
         .body;
     assert!(empty.contains("\nitems: []\n"), "{empty}");
+}
+
+/// Bytes of memory that this process has, clients and server.
+pub fn resident() -> usize {
+    let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
+    let pages: usize = pages.split(' ').nth(1).unwrap().parse().unwrap();
+    pages * 4096
+}
+
+/// How much memory the process got in the meantime; printed, and no more than the bound.
+fn must_have_grown_less_than(bound: usize, before: usize, what: &str) {
+    let grown = resident().saturating_sub(before);
+    eprintln!("{what}: {} MB more, of {} MB", grown >> 20, before >> 20);
+    assert!(grown < bound, "{what}: {grown} bytes");
+}
+
+fn is_soak() -> bool {
+    std::env::var_os("MAINSTAY_SOAK").is_some()
+}
+
+/// The figures of the attack that found this: 12.6 GB for the lists, 1.5 GB for the watchers.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_memory_of_unread_lists_and_watches_is_bounded() {
+    let (lists, watchers, objects) = if is_soak() {
+        (300, 2000, 210)
+    } else {
+        (20, 50, 40)
+    };
+    let server = Server::start_with(limits(64 << 20, Duration::from_secs(5))).await;
+    fill(&server, objects).await;
+    let before = resident();
+    let forms = [
+        "application/yaml",
+        "application/json;as=Table;g=meta.k8s.io;v=v1",
+    ];
+    let path = format!("{CONFIG_MAPS}?includeObject=Object");
+    let mut clients = Vec::new();
+    for n in 0..lists {
+        clients.push(ask(&server, &path, forms[n % forms.len()]).await);
+    }
+    eventually(|| async { (figure(&server, CUT).await > 0).then_some(()) }).await;
+    must_have_grown_less_than(400 << 20, before, "unread lists");
+    drop(clients);
+    let before = resident();
+    let cut = figure(&server, CUT).await;
+    let watch = format!("{CONFIG_MAPS}?watch=true");
+    let mut clients = Vec::new();
+    for _ in 0..watchers {
+        clients.push(ask(&server, &watch, "application/json").await);
+    }
+    for n in 0..objects {
+        let patch = json!({"data": {"a": "y".repeat(LARGE)}});
+        let at = format!("{CONFIG_MAPS}/large-{n}");
+        assert_eq!(admin(&server, "PATCH", &at, patch).await.code, 200);
+    }
+    must_have_grown_less_than(600 << 20, before, "unread watches");
+    let cut = cut + watchers as u64;
+    eventually(|| async { (figure(&server, CUT).await >= cut).then_some(()) }).await;
 }

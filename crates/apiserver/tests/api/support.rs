@@ -286,9 +286,15 @@ pub async fn admin(server: &Server, method: &str, path: &str, body: machinery::j
     send(server, user, method, path, &[("content-type", media)], body).await
 }
 
+pub type Tls = tokio_rustls::client::TlsStream<tokio::net::TcpStream>;
+
 /// A connection over the socket, HTTP/1.1, with the administrator's certificate.
-pub async fn dial(server: &Server) -> tokio_rustls::client::TlsStream<tokio::net::TcpStream> {
-    let mut config = server.pki.client_config(Leaf::Admin).unwrap();
+pub async fn dial(server: &Server) -> Tls {
+    dial_with(server, server.pki.client_config(Leaf::Admin).unwrap()).await
+}
+
+/// The same with other settings.
+pub async fn dial_with(server: &Server, mut config: rustls::ClientConfig) -> Tls {
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     let address = server.url.trim_start_matches("https://");
     let stream = tokio::net::TcpStream::connect(address).await.unwrap();

@@ -1,6 +1,6 @@
 //! Admission webhooks: what they are asked, what they may change and refuse, and what happens when they fail.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use machinery::json::{Value, json};
 
@@ -733,4 +733,20 @@ async fn a_binding_is_asked_about_as_what_it_came_as() {
             refused.body
         );
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_webhook_that_asks_for_it_is_called_again() {
+    let server = Server::start().await;
+    let calls = AtomicUsize::new(0);
+    let hook = Hook::start(move |review| match calls.fetch_add(1, Ordering::Relaxed) {
+        0 | 1 => Reply::Busy,
+        _ => Reply::Json(allowed(review, json!({}))),
+    })
+    .await;
+    let hooks = vec![webhook("busy.example.com", hook.by_url(), Value::Null)];
+    install(&server, false, "busy", hooks).await;
+    let made = create(&server, "patient").await;
+    assert_eq!(made.code, 201, "{}", made.body);
+    assert_eq!(hook.requests().len(), 3);
 }

@@ -9,7 +9,14 @@ mod reflector;
 mod subscription;
 mod waiters;
 
-use std::{fmt::Debug, sync::Arc, time::Duration};
+use std::{
+    fmt::Debug,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
 
 use kube::Resource;
 use lifecycle::Context;
@@ -134,6 +141,8 @@ struct Shared<K> {
     /// Guards objects, indexes and the list of subscribers, so that a subscriber sees every change
     /// exactly once: either in the snapshot it begins with or as an event.
     cache: RwLock<Cache<K>>,
+    /// Counts the changes of `cache`; rises after each.
+    generation: AtomicU64,
     synced: watch::Sender<bool>,
     /// Guards the newest version that the cache shows and those who wait for a later one. Taken
     /// after `cache` is written, or before `cache` is read; never while `cache` is locked.
@@ -179,6 +188,7 @@ impl<K: Object> Informer<K> {
     fn of(cache: Cache<K>) -> Self {
         let shared = Shared {
             cache: RwLock::new(cache),
+            generation: AtomicU64::new(0),
             synced: watch::Sender::new(false),
             waiters: Mutex::default(),
         };
@@ -205,6 +215,17 @@ impl<K: Object> Informer<K> {
     /// The objects that a secondary index files under `key`; none when there is no such index.
     pub fn by_index(&self, index: &str, key: &str) -> Vec<Arc<K>> {
         self.shared.cache.read().by_index(index, key)
+    }
+
+    /// A number that is another one after every change. What was read after asking for it is not
+    /// older than the number says.
+    pub fn generation(&self) -> u64 {
+        self.shared.generation.load(Ordering::Acquire)
+    }
+
+    fn change(&self, apply: impl FnOnce(&mut Cache<K>)) {
+        apply(&mut self.shared.cache.write());
+        self.shared.generation.fetch_add(1, Ordering::Release);
     }
 
     /// How many objects there are.
@@ -321,24 +342,24 @@ impl<K: Object> Informer<K> {
 
     /// Removes an object as a watch event would.
     pub fn remove(&self, namespace: &str, name: &str) {
-        self.shared.cache.write().remove(namespace, name, None);
+        self.change(|cache| cache.remove(namespace, name, None));
         self.check_departures(Some(&(namespace.to_owned(), name.to_owned())));
     }
 
     fn store(&self, object: Arc<K>) {
         let key = cache::key(&*object);
-        self.shared.cache.write().upsert(object);
+        self.change(|cache| cache.upsert(object));
         self.check_departures(Some(&key));
     }
 
     fn forget(&self, last: Arc<K>) {
         let key = cache::key(&*last);
-        self.shared.cache.write().remove(&key.0, &key.1, Some(last));
+        self.change(|cache| cache.remove(&key.0, &key.1, Some(last)));
         self.check_departures(Some(&key));
     }
 
     fn replace(&self, objects: Vec<Arc<K>>) {
-        self.shared.cache.write().replace(objects);
+        self.change(|cache| cache.replace(objects));
         self.check_departures(None);
     }
 }

@@ -64,7 +64,7 @@ impl Purpose {
         };
         if self == Self::Serving {
             wish.dns_names = vec![node.clone()];
-            wish.addresses = vec![settings.node_ip];
+            wish.addresses = settings.node_ips();
         }
         wish
     }

@@ -3,10 +3,9 @@
 
 use std::{collections::BTreeMap, fs, io, path::Path};
 
-use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
-use crate::{Error, Settings};
+use crate::{Error, Settings, families::Ranges};
 
 /// Namespace and name of the ConfigMap.
 pub const CONFIG_MAP: (&str, &str) = ("kube-system", "mainstay-node");
@@ -25,9 +24,9 @@ pub struct Facts {
     #[serde(default)]
     pub servers: Vec<String>,
     /// The addresses of pods.
-    pub cluster_cidr: IpNet,
+    pub cluster_cidr: Ranges,
     /// The addresses of services.
-    pub service_cidr: IpNet,
+    pub service_cidr: Ranges,
     /// The DNS domain.
     pub cluster_domain: String,
 }
@@ -50,7 +49,7 @@ impl Facts {
         };
         let range = |key: &str| {
             let wrong = |error| Error::Join(format!("ConfigMap {}: {key}: {error}", CONFIG_MAP.1));
-            text(key)?.parse::<IpNet>().map_err(wrong)
+            text(key)?.parse::<Ranges>().map_err(wrong)
         };
         Ok(Self {
             server: server.to_owned(),

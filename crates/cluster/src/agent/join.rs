@@ -14,7 +14,7 @@ use super::{
     certificates::{Purpose, request},
     discovery,
 };
-use crate::{Error, Settings};
+use crate::{Error, Settings, skew};
 
 /// How long an agent that has joined before waits for a server at its start.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -88,6 +88,7 @@ async fn attempt(
         ..client::Options::default()
     };
     let client = client::https(server, tls, options)?;
+    skew::check_server(&client).await?;
     refuse_taken_name(&client, &settings.node_name).await?;
     let facts = facts(&client, server).await?;
     request(&client, settings, Purpose::Kubelet, kubelet).await?;
@@ -124,6 +125,7 @@ async fn facts(client: &kube::Client, server: &str) -> Result<Facts, Error> {
 pub async fn complete(settings: &Settings, membership: &mut Membership) -> Result<(), Error> {
     let client = membership.client(&membership.kubelet)?;
     let steps = async {
+        skew::check_server(&client).await?;
         let facts = Facts {
             servers: membership.facts.servers.clone(),
             ..facts(&client, &membership.facts.server).await?

@@ -109,7 +109,7 @@ pub async fn membership(settings: &Settings, join: &Join) -> Result<Membership, 
         proxy,
     };
     if let Err(error) = join::complete(settings, &mut membership).await {
-        if !has_joined {
+        if !has_joined || matches!(error, Error::Version(_)) {
             return Err(error);
         }
         tracing::warn!(%error, "no server answers: going on with what is known of the cluster");

@@ -103,7 +103,20 @@ struct Terms<'a> {
     crowded: Vec<&'a str>,
 }
 
+/// Every version is a whole API: served, discovered and documented on its own. Upstream has no bound.
+const MOST_VERSIONS: usize = 256;
+
+/// A definition with more versions than may be; nothing else is checked of it.
+fn too_many_versions(object: &Object) -> Option<Error> {
+    let count = list(&get(object, "spec")["versions"]).len();
+    let at = Path::new("spec").child("versions");
+    (count > MOST_VERSIONS).then(|| Error::too_many(&at, count, MOST_VERSIONS))
+}
+
 fn validate(object: &Object) -> Errors {
+    if let Some(error) = too_many_versions(object) {
+        return vec![error];
+    }
     let mut errors = Vec::new();
     let spec = get(object, "spec");
     let (group, plural) = (text(&spec["group"]), text(&spec["names"]["plural"]));
@@ -460,6 +473,9 @@ fn validate_update(object: &Object, old: &Object, subresource: Subresource<'_>) 
         check_names(&get(object, "status")["acceptedNames"], &path, &mut errors);
         return errors;
     }
+    if let Some(error) = too_many_versions(object) {
+        return vec![error];
+    }
     let (new, was) = (get(object, "spec"), get(old, "spec"));
     let path = Path::new("spec");
     check_spec(new, &terms_of_update(new, old), &mut errors);
@@ -572,6 +588,28 @@ mod tests {
             let found = lines(validate(&widgets(change)));
             assert_eq!(found[0], *line, "{found:?}");
         }
+    }
+
+    #[test]
+    fn versions_are_counted_before_anything_is_checked_of_them() {
+        let with = |count: usize| {
+            widgets(&|crd| {
+                let one = crd["spec"]["versions"][0].clone();
+                let versions = (1..=count).map(|n| {
+                    let mut version = one.clone();
+                    version["name"] = format!("v{n}").into();
+                    version["storage"] = (n == 1).into();
+                    version
+                });
+                crd["spec"]["versions"] = versions.collect();
+            })
+        };
+        let none: Vec<String> = Vec::new();
+        assert_eq!(lines(validate(&with(256))), none);
+        let refused = ["spec.versions: Too many: 30000: must have at most 256 items"];
+        let many = with(30_000);
+        assert_eq!(lines(validate(&many)), refused);
+        assert_eq!(lines(validate_update(&many, &with(1), None)), refused);
     }
 
     #[test]

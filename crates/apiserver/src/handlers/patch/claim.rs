@@ -2,7 +2,7 @@
 //! only where the whole object is written, not its status.
 
 use machinery::{
-    Object, Status,
+    Object, Status, Value,
     decode::TypeMeta,
     field::{Error, Errors, Path},
 };
@@ -25,11 +25,11 @@ pub(super) enum Unreadable {
 
 /// What an object says that it is, where that is something else than the resource's kind.
 pub(super) fn read(resource: &Resource, object: &Object) -> Result<Option<Claim>, Unreadable> {
-    let shown = super::sorted(object);
+    let shown = super::sorted(&shallow(object));
     let meta = TypeMeta::from_json(shown.as_bytes()).map_err(Unreadable::Invalid)?;
     let TypeMeta { api_version, kind } = meta;
     if kind.is_empty() {
-        let why = format!("Object 'Kind' is missing in '{shown}'");
+        let why = format!("Object 'Kind' is missing in '{}'", super::sorted(object));
         return Err(Unreadable::Invalid(why));
     }
     if api_version.is_empty() {
@@ -37,6 +37,19 @@ pub(super) fn read(resource: &Resource, object: &Object) -> Result<Option<Claim>
     }
     let own = api_version == resource.api_version && kind == resource.kind.names().kind;
     Ok((!own).then_some(Claim { api_version, kind }))
+}
+
+/// The object without what is inside of its fields: managed fields lie deeper than a body may.
+fn shallow(object: &Object) -> Object {
+    let emptied = |value: &Value| match value {
+        Value::Object(_) => Value::Object(Object::new()),
+        Value::Array(_) => Value::Array(Vec::new()),
+        plain => plain.clone(),
+    };
+    let fields = object.iter();
+    fields
+        .map(|(name, value)| (name.clone(), emptied(value)))
+        .collect()
 }
 
 impl Claim {

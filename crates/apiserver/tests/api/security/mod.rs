@@ -4,6 +4,7 @@ mod create_on_update;
 mod escalation;
 mod nodes;
 mod proxies;
+mod strangers;
 mod tokens;
 
 use apiserver::User;

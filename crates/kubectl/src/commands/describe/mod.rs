@@ -165,6 +165,8 @@ async fn body(session: &Session, text: &mut Text, object: &Value) -> Result<()> 
         ("", "PersistentVolumeClaim") => storage::claim(session, text, object).await?,
         ("", "PersistentVolume") => storage::volume(text, object),
         ("storage.k8s.io", "StorageClass") => storage::class(text, object),
+        ("storage.k8s.io", "VolumeAttributesClass") => storage::attributes_class(text, object),
+        ("storage.k8s.io", "CSINode") => storage::csi_node(text, object),
         ("autoscaling", "HorizontalPodAutoscaler") => autoscaling::describe(text, object),
         ("rbac.authorization.k8s.io", "Role" | "ClusterRole") => rbac::role(text, object),
         ("rbac.authorization.k8s.io", "RoleBinding" | "ClusterRoleBinding") => {

@@ -1,4 +1,4 @@
-//! Persistent volume claims, persistent volumes and storage classes.
+//! Persistent volume claims, persistent volumes, classes of them, and the drivers of a node.
 
 use anyhow::Result;
 use serde_json::Value;
@@ -10,7 +10,7 @@ use crate::{
 };
 
 use super::{
-    text::{Text, bracketed, plain, since},
+    text::{Text, bracketed, plain, since, time},
     volume,
 };
 
@@ -32,6 +32,15 @@ fn access_modes(value: &Value) -> String {
     modes.join(",")
 }
 
+/// The class of a claim or a volume: an annotation of old clients wins.
+fn class_name(object: &Value) -> &str {
+    let annotations = &object["metadata"]["annotations"];
+    match str_of(&annotations["volume.beta.kubernetes.io/storage-class"]) {
+        "" => str_of(&object["spec"]["storageClassName"]),
+        named => named,
+    }
+}
+
 fn status(text: &mut Text, object: &Value) {
     match object["metadata"]["deletionTimestamp"].is_null() {
         true => text.field(0, "Status", str_of(&object["status"]["phase"])),
@@ -49,7 +58,7 @@ fn status(text: &mut Text, object: &Value) {
 pub async fn claim(session: &Session, text: &mut Text, object: &Value) -> Result<()> {
     let (metadata, spec) = (&object["metadata"], &object["spec"]);
     text.head(object);
-    text.field(0, "StorageClass", str_of(&spec["storageClassName"]));
+    text.field(0, "StorageClass", class_name(object));
     status(text, object);
     text.field(0, "Volume", str_of(&spec["volumeName"]));
     text.maps(object);
@@ -81,9 +90,15 @@ pub async fn claim(session: &Session, text: &mut Text, object: &Value) -> Result
             str_of(&metadata["namespace"])
         ))
         .await?;
+    // Pods own the claims of their ephemeral volumes.
+    let owns = |pod: &Value| {
+        let mut owners = list(&metadata["ownerReferences"]);
+        owners.any(|owner| owner["kind"] == "Pod" && owner["uid"] == pod["metadata"]["uid"])
+    };
     let uses = |pod: &&Value| {
-        list(&pod["spec"]["volumes"])
-            .any(|volume| volume["persistentVolumeClaim"]["claimName"] == metadata["name"])
+        let mut volumes = list(&pod["spec"]["volumes"]);
+        volumes.any(|volume| volume["persistentVolumeClaim"]["claimName"] == metadata["name"])
+            || owns(pod)
     };
     let mut names: Vec<String> = pods
         .iter()
@@ -109,7 +124,7 @@ pub fn volume(text: &mut Text, object: &Value) {
     text.field(0, "Name", str_of(&metadata["name"]));
     text.maps(object);
     text.field(0, "Finalizers", &bracketed(&metadata["finalizers"]));
-    text.field(0, "StorageClass", str_of(&spec["storageClassName"]));
+    text.field(0, "StorageClass", class_name(object));
     status(text, object);
     let claim = match spec["claimRef"].is_null() {
         true => String::new(),
@@ -200,4 +215,125 @@ pub fn class(text: &mut Text, object: &Value) {
     }
     text.optional(0, "ReclaimPolicy", &object["reclaimPolicy"]);
     text.optional(0, "VolumeBindingMode", &object["volumeBindingMode"]);
+    allowed_topologies(text, &object["allowedTopologies"]);
+}
+
+fn allowed_topologies(text: &mut Text, terms: &Value) {
+    if terms.is_null() {
+        return;
+    }
+    if list(terms).len() == 0 {
+        return text.field(0, "AllowedTopologies", "<none>");
+    }
+    text.field(0, "AllowedTopologies", "");
+    for (at, term) in list(terms).enumerate() {
+        let expression = |term: &Value| {
+            let values: Vec<&str> = list(&term["values"]).map(str_of).collect();
+            format!("{} in [{}]", str_of(&term["key"]), values.join(", "))
+        };
+        let expressions: Vec<String> = list(&term["matchLabelExpressions"])
+            .map(expression)
+            .collect();
+        if expressions.is_empty() {
+            text.field(1, &format!("Term {at}"), "<none>");
+        }
+        for (index, line) in expressions.iter().enumerate() {
+            match index {
+                0 => text.field(1, &format!("Term {at}"), line),
+                _ => text.line(1, &format!("\t{line}")),
+            }
+        }
+    }
+}
+
+pub fn attributes_class(text: &mut Text, object: &Value) {
+    let metadata = &object["metadata"];
+    text.field(0, "Name", str_of(&metadata["name"]));
+    text.field(0, "Annotations", &table::labels(&metadata["annotations"]));
+    text.field(0, "DriverName", str_of(&object["driverName"]));
+    text.field(0, "Parameters", &table::labels(&object["parameters"]));
+}
+
+/// The CSI drivers of a node.
+pub fn csi_node(text: &mut Text, object: &Value) {
+    text.field(0, "Name", str_of(&object["metadata"]["name"]));
+    text.maps(object);
+    let created = &object["metadata"]["creationTimestamp"];
+    text.field(0, "CreationTimestamp", &time(created));
+    text.line(0, "Spec:");
+    let drivers = &object["spec"]["drivers"];
+    if drivers.is_null() {
+        return;
+    }
+    text.line(1, "Drivers:");
+    for driver in list(drivers) {
+        text.line(2, &format!("{}:", str_of(&driver["name"])));
+        text.field(3, "Node ID", str_of(&driver["nodeID"]));
+        let count = &driver["allocatable"]["count"];
+        if !count.is_null() {
+            text.line(3, "Allocatables:");
+            text.field(4, "Count", &plain(count));
+        }
+        if !driver["topologyKeys"].is_null() {
+            text.field(3, "Topology Keys", &bracketed(&driver["topologyKeys"]));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn described(describe: fn(&mut Text, &Value), object: Value) -> String {
+        let mut text = Text::default();
+        describe(&mut text, &object);
+        text.finish()
+    }
+
+    #[test]
+    fn a_csi_node_shows_its_drivers_with_limits_and_topology() {
+        let object = json!({"metadata": {"name": "n1", "creationTimestamp": "2026-01-02T03:04:05Z"},
+            "spec": {"drivers": [
+                {"name": "a.io", "nodeID": "n", "allocatable": {"count": 10},
+                 "topologyKeys": ["t/rack", "t/zone"]},
+                {"name": "b.io", "nodeID": "n", "topologyKeys": null}]}});
+        assert_eq!(
+            described(csi_node, object),
+            "Name:               n1\nLabels:             <none>\nAnnotations:        <none>\n\
+             CreationTimestamp:  Fri, 02 Jan 2026 03:04:05 +0000\nSpec:\n  Drivers:\n    a.io:\n      \
+             Node ID:  n\n      Allocatables:\n        Count:        10\n      \
+             Topology Keys:  [t/rack t/zone]\n    b.io:\n      Node ID:  n\n"
+        );
+    }
+
+    #[test]
+    fn classes_show_what_they_ask_of_their_drivers() {
+        let object = json!({"metadata": {"name": "gold"}, "driverName": "a.io",
+            "parameters": {"iops": "3000"}});
+        assert_eq!(
+            described(attributes_class, object),
+            "Name:         gold\nAnnotations:  <none>\nDriverName:   a.io\nParameters:   iops=3000\n"
+        );
+        let object = json!({"metadata": {"name": "fast"}, "provisioner": "a.io",
+            "allowedTopologies": [{"matchLabelExpressions": [
+                {"key": "zone", "values": ["a", "b"]}, {"key": "rack", "values": ["1"]}]}]});
+        let text = described(class, object);
+        assert!(
+            text.ends_with("AllowedTopologies:     \n  Term 0:              zone in [a, b]\n                       rack in [1]\n"),
+            "{text:?}"
+        );
+    }
+
+    #[test]
+    fn the_annotation_of_old_clients_names_the_class() {
+        let object = json!({"metadata": {"annotations": {
+            "volume.beta.kubernetes.io/storage-class": "old"}}, "spec": {"storageClassName": "new"}});
+        assert_eq!(class_name(&object), "old");
+        assert_eq!(
+            class_name(&json!({"spec": {"storageClassName": "new"}})),
+            "new"
+        );
+    }
 }

@@ -1,0 +1,180 @@
+//! The Service `kubernetes` and what is behind it: all servers that live. Servers on different ports stand in slices of
+//! their own, because a slice has one port for all of its addresses; the lowest port has the plain name.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
+
+use http::Method;
+use kinds::tree;
+use machinery::json::json;
+use machinery::{Status, Value};
+use request::Client;
+
+use crate::{
+    LocalService, User,
+    bootstrap::{Wanted, settle},
+    pipeline::Core,
+    user,
+};
+
+const NAME: &str = "kubernetes";
+const SLICES: &str = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices";
+
+/// The addresses of servers by their ports.
+type Groups = BTreeMap<u16, Vec<String>>;
+
+fn groups(servers: &BTreeSet<SocketAddr>) -> Groups {
+    let mut groups = Groups::new();
+    for server in servers {
+        let addresses = groups.entry(server.port()).or_default();
+        addresses.push(server.ip().to_string());
+    }
+    groups
+}
+
+/// The slice of each group, by its name.
+fn slice_names(groups: &Groups) -> BTreeMap<String, u16> {
+    let name = |(place, port): (usize, &u16)| match place {
+        0 => (NAME.to_owned(), *port),
+        _ => (format!("{NAME}-{port}"), *port),
+    };
+    groups.keys().enumerate().map(name).collect()
+}
+
+/// Leads the Service to these servers.
+pub(crate) async fn repair(core: &Arc<Core>, servers: &BTreeSet<SocketAddr>) -> Result<(), Status> {
+    let advertise = core.config.advertise;
+    let groups = groups(servers);
+    let own = core.port.get().copied().unwrap_or(advertise.port());
+    let port = groups.keys().next().copied().unwrap_or(own);
+    let Some((base, _)) = core.config.service_cidrs.first() else {
+        return Ok(());
+    };
+    settle(core, service(first(*base), port), &[&["spec", "ports"]]).await?;
+    if advertise.ip().is_loopback() {
+        // An address of this machine alone is nobody else's way to it.
+        return Ok(());
+    }
+    settle(core, endpoints(&groups), &[&["subsets"]]).await?;
+    let family = if advertise.is_ipv4() { "IPv4" } else { "IPv6" };
+    let names = slice_names(&groups);
+    for (name, port) in &names {
+        let wanted = slice(name, family, *port, &groups[port]);
+        settle(core, wanted, &[&["endpoints"], &["ports"]]).await?;
+    }
+    remove_stale(core, &names).await.map_err(Status::internal)
+}
+
+fn service(address: IpAddr, port: u16) -> Wanted {
+    let ports = json!([{"name": "https", "protocol": "TCP", "port": 443, "targetPort": port}]);
+    let object = json!({
+        "metadata": {
+            "name": NAME, "namespace": "default",
+            "labels": {"component": "apiserver", "provider": "kubernetes"},
+        },
+        "spec": {
+            "type": "ClusterIP", "clusterIP": address.to_string(), "ports": ports,
+            "sessionAffinity": "None",
+        },
+    });
+    Wanted {
+        group: "",
+        plural: "services",
+        object,
+    }
+}
+
+fn endpoints(groups: &Groups) -> Wanted {
+    let subset = |(port, ips): (&u16, &Vec<String>)| {
+        let addresses: Vec<Value> = ips.iter().map(|ip| json!({"ip": ip})).collect();
+        json!({
+            "addresses": addresses,
+            "ports": [{"name": "https", "port": *port, "protocol": "TCP"}],
+        })
+    };
+    let subsets: Vec<Value> = groups.iter().map(subset).collect();
+    let object = json!({
+        "metadata": {
+            "name": NAME, "namespace": "default",
+            "labels": {"endpointslice.kubernetes.io/skip-mirror": "true"},
+        },
+        "subsets": subsets,
+    });
+    Wanted {
+        group: "",
+        plural: "endpoints",
+        object,
+    }
+}
+
+fn slice(name: &str, family: &str, port: u16, ips: &[String]) -> Wanted {
+    let endpoint = |ip: &String| json!({"addresses": [ip], "conditions": {"ready": true}});
+    let each: Vec<Value> = ips.iter().map(endpoint).collect();
+    let object = json!({
+        "metadata": {
+            "name": name, "namespace": "default",
+            "labels": {"kubernetes.io/service-name": NAME},
+        },
+        "addressType": family,
+        "endpoints": each,
+        "ports": [{"name": "https", "port": port, "protocol": "TCP"}],
+    });
+    Wanted {
+        group: "discovery.k8s.io",
+        plural: "endpointslices",
+        object,
+    }
+}
+
+/// Removes the slices of ports that no server has any more.
+async fn remove_stale(core: &Arc<Core>, names: &BTreeMap<String, u16>) -> Result<(), String> {
+    let api = LocalService::new(core.clone(), User::new("system:apiserver", [user::MASTERS]));
+    let list = format!("{SLICES}?labelSelector=kubernetes.io%2Fservice-name%3D{NAME}");
+    let (status, list) = api.ask(Method::GET, &list, None).await?;
+    if !status.is_success() {
+        return Err(tree::text(tree::get(&list, "message")).to_owned());
+    }
+    for slice in tree::list(tree::get(&list, "items")) {
+        let name = tree::text(&slice["metadata"]["name"]);
+        let port = name.strip_prefix("kubernetes-");
+        let is_ours = port.is_some_and(|port| port.parse::<u16>().is_ok());
+        if is_ours && !names.contains_key(name) {
+            // One that another server removes at the same time is gone, too.
+            api.ask(Method::DELETE, &format!("{SLICES}/{name}"), None)
+                .await?;
+        }
+    }
+    Ok(())
+}
+
+/// The first address of a network.
+fn first(base: IpAddr) -> IpAddr {
+    match base {
+        IpAddr::V4(base) => std::net::Ipv4Addr::from_bits(base.to_bits() + 1).into(),
+        IpAddr::V6(base) => std::net::Ipv6Addr::from_bits(base.to_bits() + 1).into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn servers_on_different_ports_have_slices_of_their_own() {
+        let servers = ["192.0.2.1:6443", "192.0.2.2:6443", "192.0.2.3:7443"];
+        let servers = servers.map(|text| text.parse().unwrap());
+        let groups = groups(&BTreeSet::from(servers));
+        let names = slice_names(&groups);
+        let expected = [("kubernetes", 6443), ("kubernetes-7443", 7443)];
+        let expected = expected.map(|(name, port)| (name.to_owned(), port));
+        assert_eq!(names, BTreeMap::from(expected));
+        let subsets = endpoints(&groups).object["subsets"].clone();
+        assert_eq!(subsets[0]["addresses"].as_array().map(Vec::len), Some(2));
+        assert_eq!(subsets[1]["ports"][0]["port"], 7443);
+        let slice = slice("kubernetes-7443", "IPv4", 7443, &groups[&7443]).object;
+        assert_eq!(slice["endpoints"][0]["addresses"][0], "192.0.2.3");
+    }
+}

@@ -1,0 +1,183 @@
+//! Whether the author of a policy or a binding may read its parameters: expressions and messages show what is in them.
+
+use kinds::tree;
+use machinery::{
+    Object, Status, Value,
+    field::{Error, Path},
+};
+use registry::Table;
+
+use crate::{
+    User,
+    authz::{self, Decision},
+    user,
+    write::Write,
+};
+
+const GROUP: &str = "admissionregistration.k8s.io";
+
+/// Refuses parameters that the author of a well-formed policy or binding may not read. Other kinds have none.
+pub(crate) async fn authorize(
+    write: &Write,
+    object: &Object,
+    old: Option<&Object>,
+) -> Result<(), Status> {
+    let resource = &write.resource;
+    let exempt = write.internal || write.user.is_in(user::MASTERS);
+    if resource.group != GROUP || !write.subresource.is_empty() || exempt {
+        return Ok(());
+    }
+    let (spec, was) = (
+        tree::get(object, "spec"),
+        old.map(|old| tree::get(old, "spec")),
+    );
+    let is_same = |key: &str| was.is_some_and(|was| tree::same(&spec[key], &was[key]));
+    let (field, refused) = match resource.plural.as_str() {
+        "validatingadmissionpolicies" | "mutatingadmissionpolicies" => {
+            if !tree::is_set(&spec["paramKind"]) || is_same("paramKind") {
+                return Ok(());
+            }
+            ("paramKind", of_policy(write, &spec["paramKind"]).await)
+        }
+        "validatingadmissionpolicybindings" | "mutatingadmissionpolicybindings" => {
+            let same = is_same("paramRef") && is_same("policyName");
+            if !tree::is_set(&spec["paramRef"]) || same {
+                return Ok(());
+            }
+            ("paramRef", of_binding(write, spec).await)
+        }
+        _ => return Ok(()),
+    };
+    refused.map_err(|why| {
+        let path = Path::new("spec").child(field);
+        write.invalid(tree::name(object), &[Error::forbidden(&path, why)])
+    })
+}
+
+/// What has to be readable, as far as it is known; `*` stands for everything.
+struct Target {
+    group: String,
+    version: String,
+    resource: String,
+}
+
+impl Target {
+    fn everything() -> Self {
+        let any = || "*".to_owned();
+        Self {
+            group: any(),
+            version: any(),
+            resource: any(),
+        }
+    }
+
+    /// The resource of a paramKind, and whether it is served.
+    fn of(kind: &Value, table: &Table) -> (Self, bool) {
+        let api_version = tree::text(&kind["apiVersion"]);
+        let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
+        let mut all = table.all().iter();
+        let found = all.find(|resource| {
+            resource.api_version == api_version
+                && resource.kind.names().kind == tree::text(&kind["kind"])
+        });
+        let target = Self {
+            group: group.to_owned(),
+            version: version.to_owned(),
+            resource: found.map_or_else(|| "*".to_owned(), |found| found.plural.clone()),
+        };
+        (target, found.is_some())
+    }
+
+    async fn is_readable(&self, write: &Write, verb: &str, namespace: &str, name: &str) -> bool {
+        let attributes = authz::Attributes {
+            user: &write.user,
+            verb,
+            is_resource: true,
+            group: &self.group,
+            version: &self.version,
+            resource: &self.resource,
+            subresource: "",
+            namespace,
+            name,
+            path: "",
+            field_selector: "",
+            label_selector: "",
+        };
+        authz::decide(&write.core.access.authorizers, &attributes).await == Decision::Allow
+    }
+}
+
+/// A policy may meet every object of its paramKind.
+async fn of_policy(write: &Write, kind: &Value) -> Result<(), String> {
+    let (target, _) = Target::of(kind, &write.core.reader.table());
+    if target.is_readable(write, "get", "*", "*").await {
+        return Ok(());
+    }
+    Err(format!(
+        "user {} must have \"get\" permission on all objects of the referenced paramKind (kind={}, apiVersion={})",
+        shown(&write.user),
+        tree::text(&kind["kind"]),
+        tree::text(&kind["apiVersion"]),
+    ))
+}
+
+/// A binding names the objects.
+async fn of_binding(write: &Write, spec: &Value) -> Result<(), String> {
+    let policies = match write.resource.plural.as_str() {
+        "mutatingadmissionpolicybindings" => "mutatingadmissionpolicies",
+        _ => "validatingadmissionpolicies",
+    };
+    let name = tree::text(&spec["policyName"]);
+    let policy = write.core.reader.get(GROUP, policies, "", name).await;
+    let policy = policy.ok().flatten().map(|stored| stored.parse());
+    let kind = policy
+        .as_ref()
+        .map(|policy| &tree::get(policy, "spec")["paramKind"]);
+    let (target, is_served) = match kind {
+        Some(kind) if tree::is_set(kind) => Target::of(kind, &write.core.reader.table()),
+        _ => (Target::everything(), true),
+    };
+    let reference = &spec["paramRef"];
+    let text = |key: &str| tree::text(&reference[key]);
+    let verb = if text("name").is_empty() {
+        "list"
+    } else {
+        "get"
+    };
+    if target
+        .is_readable(write, verb, text("namespace"), text("name"))
+        .await
+    {
+        return Ok(());
+    }
+    let user = shown(&write.user);
+    let lacks = format!(
+        "to determine minimum required permissions and user {user} does not have \"{verb}\" permission for all groups, versions and resources"
+    );
+    Err(match kind {
+        None => format!("unable to get policy {name} {lacks}"),
+        Some(kind) if !is_served => {
+            let (version, kind) = (tree::text(&kind["apiVersion"]), tree::text(&kind["kind"]));
+            format!("unable to resolve paramKind &{{{version} {kind}}} {lacks}")
+        }
+        Some(_) => format!(
+            "user {user} does not have \"{verb}\" permission on the object referenced by paramRef"
+        ),
+    })
+}
+
+/// A user as Go prints it.
+fn shown(user: &User) -> String {
+    let extra = user
+        .extra
+        .iter()
+        .map(|(key, values)| format!("{key}:[{}]", values.join(" ")));
+    let extra: Vec<String> = extra.collect();
+    format!(
+        "&{{{} {} [{}] map[{}]}}",
+        user.name,
+        user.uid,
+        user.groups.join(" "),
+        extra.join(" ")
+    )
+}

@@ -1,0 +1,108 @@
+//! The status of ValidatingAdmissionPolicies: the generation that was seen, and what type checking found. Upstream's
+//! controller manager writes it; here the server that knows all schemas does, as the same service account.
+
+use std::sync::Arc;
+
+use http::{Method, StatusCode};
+use kinds::tree;
+use machinery::{Object, Value, json::json};
+use registry::Table;
+use request::Client;
+use tokio::sync::Notify;
+
+use crate::{LocalService, Stored, User, pipeline::Core};
+use admission::policy::type_checking;
+
+const GROUP: &str = "admissionregistration.k8s.io";
+const PLURAL: &str = "validatingadmissionpolicies";
+/// Who writes it.
+const CONTROLLER: &str = "validatingadmissionpolicy-status-controller";
+
+/// Keeps the status right for as long as the server runs.
+pub(crate) async fn keep(core: Arc<Core>) {
+    if core.reader.resource(GROUP, PLURAL).is_none() {
+        return;
+    }
+    let user = User::service_account("kube-system", CONTROLLER);
+    let api = LocalService::new(core.clone(), user);
+    let changed = Notify::new();
+    let watch = core.reader.tell_of_changes(GROUP, PLURAL, &changed);
+    let work = async {
+        loop {
+            changed.notified().await;
+            follow(&core, &api).await;
+        }
+    };
+    tokio::join!(watch, work);
+}
+
+async fn follow(core: &Core, api: &LocalService) {
+    let Ok((_, policies)) = core.reader.list(GROUP, PLURAL, "").await else {
+        // The next change lists them again.
+        return;
+    };
+    let table = core.reader.table();
+    for policy in &policies {
+        let policy = Stored::parse(policy);
+        if let Some(status) = wanted(&policy, &table) {
+            write(api, tree::name(&policy), status).await;
+        }
+    }
+}
+
+/// The status of a policy whose generation was not seen yet.
+fn wanted(policy: &Object, table: &Table) -> Option<Value> {
+    let generation = tree::int(&tree::get(policy, "metadata")["generation"]);
+    let observed = tree::int(&tree::get(policy, "status")["observedGeneration"]);
+    (generation > observed).then(|| {
+        json!({
+            "observedGeneration": generation,
+            "typeChecking": type_checking::check(policy, table),
+        })
+    })
+}
+
+async fn write(api: &LocalService, name: &str, status: Value) {
+    let object = json!({
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "ValidatingAdmissionPolicy",
+        "metadata": {"name": name},
+        "status": status,
+    });
+    let path = format!("/apis/{GROUP}/v1/{PLURAL}/{name}/status");
+    let path = format!("{path}?fieldManager={CONTROLLER}&force=true");
+    let why = match api
+        .ask(Method::PATCH, &path, object.as_object().cloned())
+        .await
+    {
+        Ok((status, _)) if status.is_success() || status == StatusCode::NOT_FOUND => return,
+        Ok((_, answer)) => tree::text(tree::get(&answer, "message")).to_owned(),
+        Err(why) => why,
+    };
+    tracing::warn!(
+        name,
+        why,
+        "the status of a ValidatingAdmissionPolicy cannot be written"
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Registry;
+    use registry_testing::object;
+
+    #[test]
+    fn a_generation_is_looked_at_once() {
+        let registry = Registry::builtin();
+        let policy = |observed: i64| {
+            let policy = json!({"metadata": {"name": "p", "generation": 2}, "status": {"observedGeneration": observed}});
+            wanted(&object(policy), &registry.table())
+        };
+        assert_eq!(
+            policy(1),
+            Some(json!({"observedGeneration": 2, "typeChecking": {}}))
+        );
+        assert_eq!(policy(2), None);
+    }
+}

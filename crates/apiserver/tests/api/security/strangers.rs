@@ -1,0 +1,63 @@
+//! What clients without an identity may make the server read and keep.
+
+use futures::future::join_all;
+use machinery::json::json;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use crate::{
+    holes::{nobody, over_tls},
+    support::{Server, dial_with},
+};
+
+const CONFIG_MAPS: &str = "/api/v1/namespaces/default/configmaps";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_strangers_large_body_is_refused_and_not_read_to_its_end() {
+    let server = Server::start().await;
+    let tls = dial_with(&server, nobody(&server)).await;
+    let (mut reads, mut writes) = tokio::io::split(tls);
+    let sending = tokio::spawn(async move {
+        let size = 256 << 20;
+        let head =
+            format!("POST {CONFIG_MAPS} HTTP/1.1\r\nhost: x\r\ncontent-length: {size}\r\n\r\n");
+        writes.write_all(head.as_bytes()).await.unwrap();
+        let (piece, mut sent) = (vec![b'x'; 64 * 1024], 0);
+        while sent < size && writes.write_all(&piece).await.is_ok() {
+            sent += piece.len();
+        }
+        (sent, size)
+    });
+    let mut answer = [0; 12];
+    reads.read_exact(&mut answer).await.unwrap();
+    assert_eq!(&answer, b"HTTP/1.1 403");
+    let (sent, size) = sending.await.unwrap();
+    assert!(sent < size, "all of it was read");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn known_users_are_served_while_strangers_send_heads_without_end() {
+    let server = Server::start().await;
+    let strangers = (0..100).map(|_| async {
+        let mut tls = dial_with(&server, nobody(&server)).await;
+        let head = format!(
+            "GET /version HTTP/1.1\r\nhost: x\r\nx-long: {}",
+            "x".repeat(200_000)
+        );
+        // What the server does not read stays in the sockets or here.
+        let written = tokio::time::timeout(
+            std::time::Duration::from_millis(200),
+            tls.write_all(head.as_bytes()),
+        );
+        let _ = written.await;
+        tls
+    });
+    let _strangers = join_all(strangers).await;
+    let admin = || server.pki.client_config(pki::Leaf::Admin).unwrap();
+    let large =
+        json!({"metadata": {"name": "large"}, "data": {"a": "x".repeat(900_000)}}).to_string();
+    let headers = [("content-type", "application/json")];
+    let made = over_tls(&server, admin(), "POST", CONFIG_MAPS, &headers, &large).await;
+    assert_eq!(made.unwrap().code, 201);
+    let health = over_tls(&server, nobody(&server), "GET", "/livez", &[], "").await;
+    assert_eq!(health.unwrap().code, 200, "strangers with short heads, too");
+}

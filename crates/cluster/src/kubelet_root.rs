@@ -1,0 +1,120 @@
+//! The kubelet's directory outside of the data directory: CSI drivers as others package them expect
+//! `/var/lib/kubelet`. A file in it says whose it is, so that two kubelets never share one and `reset`
+//! removes no directory of another.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use crate::{Error, marker::Marker};
+
+/// The file with the data directory that the kubelet's directory belongs to.
+const OWNER: &str = "mainstay-data-dir";
+
+const OPTION: &str = "kubelet-root-dir";
+
+/// The directory as given, or that in the data directory.
+pub fn resolve(given: Option<PathBuf>, data_dir: &Path) -> Result<PathBuf, Error> {
+    let Some(given) = given else {
+        return Ok(data_dir.join("kubelet"));
+    };
+    if !given.is_absolute() || given.parent().is_none() {
+        let why = format!("{} is not an absolute path", given.display());
+        return Err(Error::Option(OPTION, why));
+    }
+    Ok(given)
+}
+
+/// Takes the directory for this data directory, for as long as both last. Nothing changes when another
+/// kubelet has it, or when this node's pods have their volumes elsewhere.
+pub fn claim(data_dir: &Path, root: &Path) -> Result<(), Error> {
+    let usual = data_dir.join("kubelet");
+    let known = Marker::read(data_dir)?.and_then(|marker| marker.kubelet_root);
+    let was_made = known.is_some() || usual.exists();
+    let known = known.unwrap_or_else(|| usual.clone());
+    if was_made && known != root {
+        let known = known.display();
+        let why = format!("the volumes of this node's pods are in {known}; reset the node to move");
+        return Err(Error::Option(OPTION, why));
+    }
+    if root == usual {
+        return Ok(());
+    }
+    if !is_owned(data_dir, root) && !is_empty(root)? {
+        let why = format!("{} is the directory of another kubelet", root.display());
+        return Err(Error::Option(OPTION, why));
+    }
+    let failed = |source| Error::Directory {
+        path: root.to_owned(),
+        source,
+    };
+    fs::create_dir_all(root).map_err(failed)?;
+    fs::write(root.join(OWNER), data_dir.as_os_str().as_encoded_bytes()).map_err(failed)?;
+    Marker::update(data_dir, |marker| {
+        marker.kubelet_root = Some(root.to_owned())
+    })
+}
+
+/// The directory that this data directory has taken.
+pub fn claimed(data_dir: &Path, marker: Option<&Marker>) -> Option<PathBuf> {
+    let root = marker?.kubelet_root.clone()?;
+    is_owned(data_dir, &root).then_some(root)
+}
+
+fn is_owned(data_dir: &Path, root: &Path) -> bool {
+    let owner = fs::read(root.join(OWNER));
+    owner.is_ok_and(|owner| owner == data_dir.as_os_str().as_encoded_bytes())
+}
+
+fn is_empty(root: &Path) -> Result<bool, Error> {
+    match fs::read_dir(root) {
+        Ok(mut entries) => Ok(entries.next().is_none()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(true),
+        Err(source) => Err(Error::Directory {
+            path: root.to_owned(),
+            source,
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_belongs_to_one_kubelet_and_a_kubelet_has_one_directory() {
+        let dir = tempfile::tempdir().unwrap();
+        let (data, other) = (dir.path().join("data"), dir.path().join("other"));
+        let (root, full) = (dir.path().join("root"), dir.path().join("full"));
+        for made in [&data, &other, &full] {
+            fs::create_dir(made).unwrap();
+            fs::write(made.join("x"), "").unwrap();
+        }
+        let refused = |data: &Path, root: &Path| claim(data, root).unwrap_err().to_string();
+        assert!(refused(&data, &full).contains("another kubelet"));
+        assert_eq!(Marker::read(&data).unwrap(), None);
+        claim(&data, &root).unwrap();
+        claim(&data, &root).unwrap();
+        assert!(refused(&other, &root).contains("another kubelet"));
+        assert!(refused(&data, &data.join("kubelet")).contains("reset the node"));
+        let marker = Marker::read(&data).unwrap();
+        assert_eq!(claimed(&data, marker.as_ref()), Some(root.clone()));
+        assert_eq!(claimed(&other, marker.as_ref()), None);
+        // One that began in its data directory stays there.
+        fs::create_dir(other.join("kubelet")).unwrap();
+        claim(&other, &other.join("kubelet")).unwrap();
+        let elsewhere = dir.path().join("elsewhere");
+        assert!(refused(&other, &elsewhere).contains("reset the node"));
+        assert!(!elsewhere.exists());
+    }
+
+    #[test]
+    fn the_directory_is_an_absolute_path() {
+        let data = Path::new("/data");
+        assert_eq!(resolve(None, data).unwrap(), data.join("kubelet"));
+        for wrong in ["kubelet", "/"] {
+            assert!(resolve(Some(wrong.into()), data).is_err(), "{wrong}");
+        }
+    }
+}

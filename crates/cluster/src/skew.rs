@@ -1,0 +1,209 @@
+//! Which versions work together. Servers of one cluster and its agents are at most one minor version apart, and a
+//! cluster is upgraded or downgraded one minor version at a time: what wrote the objects last is recorded beside them,
+//! with the version of the form that they are stored in.
+
+use apiserver::Store;
+use client::kube;
+use jiff::{SignedDuration, Timestamp};
+use serde::{Deserialize, Serialize};
+use stdx::Version;
+use store::{Freshness, Key, ListRequest};
+
+use crate::{
+    Error, Settings,
+    marker::Marker,
+    storage::{self, Config, Storage},
+};
+
+/// The form that objects are stored in. A change that an older program would misread gets the next number.
+const FORMAT: u32 = 1;
+/// The record's name in etcd.
+const RECORD: &str = "version";
+/// Where the Leases of servers are.
+const SERVERS: &[u8] = b"/registry/leases/kube-system/apiserver-";
+/// A server whose Lease was renewed within this time runs.
+const RECENT: SignedDuration = SignedDuration::from_secs(15);
+
+/// What wrote the objects last.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Writer {
+    pub format: u32,
+    pub version: String,
+}
+
+impl Writer {
+    fn own() -> Self {
+        Self {
+            format: FORMAT,
+            version: Version::own().to_string(),
+        }
+    }
+
+    /// Refuses objects that this program may misread.
+    fn check(&self, own: Version) -> Result<(), Error> {
+        let written = &self.version;
+        if self.format > FORMAT {
+            return Err(Error::Version(format!(
+                "the objects were stored by {written} in format {}, and this program ({own}) knows formats up to \
+                 {FORMAT}: start {written} or later",
+                self.format
+            )));
+        }
+        let before: Version = written.parse().map_err(Error::Version)?;
+        if own.works_with(before) {
+            return Ok(());
+        }
+        let next = match own > before {
+            true => before.minor + 1,
+            false => before.minor.saturating_sub(1),
+        };
+        Err(Error::Version(format!(
+            "the cluster was served by {before} last, and this is {own}: go one minor version at a time, to {}.{next} \
+             first",
+            before.major
+        )))
+    }
+}
+
+/// Refuses to open a store that a program too far from this one has written.
+pub async fn check_store(settings: &Settings) -> Result<(), Error> {
+    let found = match &settings.storage {
+        Config::Embedded => Marker::read(&settings.data_dir)?.and_then(|marker| marker.writer),
+        etcd => {
+            let found = storage::etcd_config(etcd)?.read_record(RECORD).await?;
+            let parse = |bytes: Vec<u8>| {
+                serde_json::from_slice::<Writer>(&bytes).map_err(|error| {
+                    Error::Version(format!("etcd's record of the version: {error}"))
+                })
+            };
+            found.map(parse).transpose()?
+        }
+    };
+    found.map_or(Ok(()), |found| found.check(Version::own()))
+}
+
+/// Refuses to serve beside servers that are too far away, and records that this version serves from now on.
+pub async fn begin(settings: &Settings, storage: &Storage) -> Result<(), Error> {
+    let writer = Writer::own();
+    let Storage::Etcd(etcd) = storage else {
+        return Marker::update(&settings.data_dir, |marker| marker.writer = Some(writer));
+    };
+    for (host, version) in living(&storage.store()).await? {
+        let own = Version::own();
+        if !own.works_with(version) {
+            return Err(Error::Version(format!(
+                "the server on {host} is {version}, and this is {own}: servers of a cluster are at most one minor \
+                 version apart"
+            )));
+        }
+    }
+    let record = serde_json::to_vec(&writer).unwrap_or_default();
+    Ok(etcd.records().put(RECORD, record).await?)
+}
+
+/// Hosts and versions of the servers that run.
+async fn living(store: &Store) -> Result<Vec<(String, Version)>, Error> {
+    let request = ListRequest {
+        prefix: Key::from_static(SERVERS),
+        from: None,
+        limit: None,
+        freshness: Freshness::Newest,
+    };
+    let now = Timestamp::now();
+    let entries = store.list(request).await?.entries;
+    let running = entries
+        .iter()
+        .filter_map(|entry| running(entry.object.bytes(), now));
+    Ok(running.collect())
+}
+
+/// Host and version of a Lease's server, when it runs.
+fn running(lease: &[u8], now: Timestamp) -> Option<(String, Version)> {
+    let lease: serde_json::Value = serde_json::from_slice(lease).ok()?;
+    let renewed: Timestamp = lease["spec"]["renewTime"].as_str()?.parse().ok()?;
+    let metadata = &lease["metadata"];
+    let version = metadata["annotations"][apiserver::VERSION_ANNOTATION].as_str()?;
+    let host = metadata["labels"]["kubernetes.io/hostname"].as_str()?;
+    let version = version.parse().ok()?;
+    (now.duration_since(renewed) < RECENT).then(|| (host.to_owned(), version))
+}
+
+/// Refuses a server that is too far from this agent.
+pub async fn check_server(client: &kube::Client) -> Result<(), Error> {
+    let found = client.apiserver_version().await?;
+    judge_server(&found.git_version, Version::own())
+}
+
+fn judge_server(found: &str, own: Version) -> Result<(), Error> {
+    match found.parse::<Version>() {
+        Ok(server) if !own.works_with(server) => Err(Error::Version(format!(
+            "the server is {server}, and this agent is {own}: agents and servers are at most one minor version apart"
+        ))),
+        // Whatever else is served there is judged by what it answers.
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn version(text: &str) -> Version {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn a_cluster_goes_one_minor_version_at_a_time() {
+        let check = |format, before: &str, own: &str| {
+            let writer = Writer {
+                format,
+                version: before.to_owned(),
+            };
+            writer
+                .check(version(own))
+                .map_err(|error| error.to_string())
+        };
+        for (before, own) in [
+            ("v1.36.4", "v1.36.4"),
+            ("v1.36.4", "v1.37.0"),
+            ("v1.37.0", "v1.36.4"),
+        ] {
+            assert_eq!(check(FORMAT, before, own), Ok(()), "{before} {own}");
+        }
+        let refused = check(FORMAT, "v1.34.2", "v1.36.4").unwrap_err();
+        assert!(refused.ends_with("to 1.35 first"), "{refused}");
+        let refused = check(FORMAT, "v1.38.0", "v1.36.4").unwrap_err();
+        assert!(refused.ends_with("to 1.37 first"), "{refused}");
+        let refused = check(FORMAT + 1, "v1.37.0", "v1.36.4").unwrap_err();
+        assert!(refused.contains("start v1.37.0 or later"), "{refused}");
+    }
+
+    #[test]
+    fn a_server_that_runs_says_its_version_in_its_lease() {
+        let now: Timestamp = "2026-01-01T00:00:10Z".parse().unwrap();
+        let lease = |renewed: &str| {
+            let annotations = json!({apiserver::VERSION_ANNOTATION: "v1.35.1"});
+            let labels = json!({"kubernetes.io/hostname": "one"});
+            let metadata = json!({"annotations": annotations, "labels": labels});
+            json!({"metadata": metadata, "spec": {"renewTime": renewed}}).to_string()
+        };
+        let found = running(lease("2026-01-01T00:00:05.000000Z").as_bytes(), now);
+        assert_eq!(found, Some(("one".to_owned(), version("v1.35.1"))));
+        let gone = running(lease("2025-12-31T23:59:00.000000Z").as_bytes(), now);
+        assert_eq!(gone, None);
+    }
+
+    #[test]
+    fn an_agent_joins_servers_of_neighbouring_versions() {
+        let own = version("v1.36.4");
+        for fine in ["v1.35.2+mainstay", "v1.37.0", "of another kind"] {
+            judge_server(fine, own).unwrap();
+        }
+        let refused = judge_server("v1.34.0+mainstay", own)
+            .unwrap_err()
+            .to_string();
+        assert!(refused.contains("v1.34.0") && refused.contains("v1.36.4"));
+    }
+}
