@@ -82,7 +82,7 @@ pub(crate) async fn serve(
     let unread = tasks.clone();
     let quiet = quiet(activity.clone(), idle);
     let (budget, line) = (core.sending.clone(), Arc::new(Line::default()));
-    let intake = Intake::new(peer.sender.clone(), core.loans.clone());
+    let intake = Intake::new(peer.sender.clone(), core.read_ahead.clone());
     let io = Patient::new(Slices(tls), intake, budget.clone(), line.clone());
     let executor = Owned(tasks, budget.clone());
     let service = service_fn(move |request: http::Request<Incoming>| {

@@ -59,4 +59,4 @@ pub use server::ApiServer;
 pub use write::Fence;
 
 use registry::{failure, meta};
-use request::{heavy, query, respond, user, yaml};
+use request::{query, respond, user, yaml};

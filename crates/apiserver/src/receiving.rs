@@ -1,8 +1,9 @@
 //! What clients send before the server knows who they are, and bodies that no handler reads.
 //!
-//! A connection that has shown no identity is read up to [`FREE`] bytes ahead of its answers. More is read with one of a few
-//! [`Loans`]; without one the rest waits in the client. So strangers cost little memory each, and all together no more than
-//! the loans allow beyond that. Once a request of the connection is authenticated, nothing of this applies to it.
+//! A connection without an authenticated request is read up to [`FREE`] bytes ahead of its answers. More is read with one of
+//! a few permits ([`ReadAhead`]); without one the rest waits in the client. So unauthenticated clients cost little memory
+//! each, and beyond that no more than the permits allow to all of them together. Once a request of the connection is
+//! authenticated, nothing of this applies to it.
 
 use std::{
     pin::Pin,
@@ -24,22 +25,22 @@ use request::BodyError;
 use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore};
 use tokio_util::task::TaskTracker;
 
-/// So much is read of a stranger before an answer: the heads of ordinary requests are a tenth of it.
+/// So much is read of an unauthenticated client before an answer: the heads of ordinary requests are a tenth of it.
 const FREE: usize = 64 * 1024;
-/// How many strangers may send more than that at once; each as much as the longest head.
-const LOANS: usize = 64;
-/// So much of a body that no handler wanted is read for a known user, and for a stranger.
+/// How many of them may send more than that at once; each as much as the longest head.
+const PERMITS: usize = 64;
+/// So much of a body that no handler wanted is read of an authenticated client, and of another.
 const DRAINED: (usize, usize) = (8 << 20, 256 << 10);
 /// Longest time for that.
 const PATIENCE: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(2));
 
-/// The loans of all connections.
+/// The permits of all connections.
 #[derive(Clone)]
-pub(crate) struct Loans(Arc<Semaphore>);
+pub(crate) struct ReadAhead(Arc<Semaphore>);
 
-impl Default for Loans {
+impl Default for ReadAhead {
     fn default() -> Self {
-        Self(Arc::new(Semaphore::new(LOANS)))
+        Self(Arc::new(Semaphore::new(PERMITS)))
     }
 }
 
@@ -50,8 +51,8 @@ pub(crate) struct Sender {
     is_known: AtomicBool,
     /// Bytes that came since the last answer.
     received: AtomicUsize,
-    /// Guards the loan of a stranger that sends much.
-    loan: Mutex<Option<OwnedSemaphorePermit>>,
+    /// Guards the permit of an unauthenticated client that sends much.
+    permit: Mutex<Option<OwnedSemaphorePermit>>,
     /// The task that reads the connection.
     reader: AtomicWaker,
 }
@@ -60,7 +61,7 @@ impl Sender {
     /// A request was authenticated.
     pub(crate) fn note_known(&self) {
         if !self.is_known.swap(true, Ordering::AcqRel) {
-            self.forgive();
+            self.release();
         }
     }
 
@@ -68,7 +69,7 @@ impl Sender {
     pub(crate) fn note_answer(&self) {
         if !self.is_known() {
             self.received.store(0, Ordering::Release);
-            self.forgive();
+            self.release();
         }
     }
 
@@ -76,16 +77,16 @@ impl Sender {
         self.is_known.load(Ordering::Acquire)
     }
 
-    fn forgive(&self) {
-        self.loan.lock().take();
+    fn release(&self) {
+        self.permit.lock().take();
         self.reader.wake();
     }
 
-    /// Whether more may be read without a loan or with the one that it has.
+    /// Whether more may be read without a permit or with the one that it has.
     fn may_send(&self) -> bool {
         self.is_known()
             || self.received.load(Ordering::Acquire) < FREE
-            || self.loan.lock().is_some()
+            || self.permit.lock().is_some()
     }
 }
 
@@ -94,16 +95,16 @@ type Wait = BoxFuture<'static, Result<OwnedSemaphorePermit, AcquireError>>;
 /// Decides when a connection is read.
 pub(crate) struct Intake {
     sender: Arc<Sender>,
-    loans: Loans,
-    /// Waits for a loan.
+    read_ahead: ReadAhead,
+    /// Waits for a permit.
     wait: Option<Wait>,
 }
 
 impl Intake {
-    pub(crate) fn new(sender: Arc<Sender>, loans: Loans) -> Self {
+    pub(crate) fn new(sender: Arc<Sender>, read_ahead: ReadAhead) -> Self {
         Self {
             sender,
-            loans,
+            read_ahead,
             wait: None,
         }
     }
@@ -119,13 +120,13 @@ impl Intake {
             self.wait = None;
             return Poll::Ready(());
         }
-        let loans = &self.loans.0;
+        let permits = &self.read_ahead.0;
         let wait = self
             .wait
-            .get_or_insert_with(|| Box::pin(loans.clone().acquire_owned()));
-        let loan = ready!(wait.as_mut().poll(context));
+            .get_or_insert_with(|| Box::pin(permits.clone().acquire_owned()));
+        let permit = ready!(wait.as_mut().poll(context));
         self.wait = None;
-        *self.sender.loan.lock() = loan.ok();
+        *self.sender.permit.lock() = permit.ok();
         Poll::Ready(())
     }
 
@@ -138,8 +139,8 @@ impl Intake {
 }
 
 /// A request's body. What no handler reads of it is read and forgotten: a client that is still sending would miss the
-/// answer, and the connection would be of no more use. Of strangers no more is read than upstream reads; then they
-/// lose the connection.
+/// answer, and the connection would be of no more use. Of unauthenticated clients no more is read than upstream reads; then
+/// they lose the connection.
 pub(crate) struct Unread {
     body: Option<Incoming>,
     /// Where the rest is read; nowhere for a client that waits to be asked for its body.
@@ -224,9 +225,9 @@ mod tests {
 
     use super::*;
 
-    fn stranger(loans: &Loans) -> (Arc<Sender>, Intake) {
+    fn unauthenticated(permits: &ReadAhead) -> (Arc<Sender>, Intake) {
         let sender = Arc::new(Sender::default());
-        (sender.clone(), Intake::new(sender, loans.clone()))
+        (sender.clone(), Intake::new(sender, permits.clone()))
     }
 
     fn is_read(intake: &mut Intake) -> bool {
@@ -236,15 +237,15 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn strangers_beyond_the_loans_wait_until_they_are_known_or_answered() {
-        let loans = Loans(Arc::new(Semaphore::new(1)));
-        let (first, mut reads_first) = stranger(&loans);
-        let (second, mut reads_second) = stranger(&loans);
+    async fn unauthenticated_clients_without_a_permit_wait_until_they_are_known_or_answered() {
+        let permits = ReadAhead(Arc::new(Semaphore::new(1)));
+        let (first, mut reads_first) = unauthenticated(&permits);
+        let (second, mut reads_second) = unauthenticated(&permits);
         for intake in [&mut reads_first, &mut reads_second] {
             assert!(is_read(intake));
             intake.count(FREE);
         }
-        assert!(is_read(&mut reads_first), "it has the loan");
+        assert!(is_read(&mut reads_first), "it has the permit");
         reads_first.count(10 * FREE);
         assert!(is_read(&mut reads_first), "for as much as a head may be");
         assert!(!is_read(&mut reads_second));
@@ -256,7 +257,7 @@ mod tests {
         let mut reads_second = waits.await.unwrap();
         assert!(is_read(&mut reads_first), "it begins anew");
         reads_first.count(FREE);
-        assert!(!is_read(&mut reads_first), "the other has the loan now");
+        assert!(!is_read(&mut reads_first), "the other has the permit now");
         // A known user needs none and gives it back.
         second.note_known();
         reads_second.count(100 * FREE);
@@ -266,8 +267,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_reader_that_waits_is_woken_when_the_user_is_known() {
-        let loans = Loans(Arc::new(Semaphore::new(0)));
-        let (sender, mut intake) = stranger(&loans);
+        let permits = ReadAhead(Arc::new(Semaphore::new(0)));
+        let (sender, mut intake) = unauthenticated(&permits);
         intake.count(FREE);
         assert!(!is_read(&mut intake));
         let waits = tokio::spawn(async move {

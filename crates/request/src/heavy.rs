@@ -28,7 +28,7 @@ tokio::task_local! {
     static IS_HEAVY: Arc<AtomicBool>;
 }
 
-/// How many steps of heavy requests run at once: half of the processors.
+/// Slots for steps of heavy requests: half as many as there are processors.
 #[derive(Clone)]
 pub struct Slots(Arc<Semaphore>);
 

@@ -3,12 +3,13 @@
 use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt;
 use machinery::{Status, field};
+use request::heavy;
 
 use crate::{
     Resource,
     admission::RequestOptions,
     convert::{self, Decoded, FieldValidation},
-    heavy, media,
+    media,
     pipeline::{Request, RequestBody},
 };
 

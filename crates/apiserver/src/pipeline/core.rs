@@ -8,6 +8,7 @@ use auth::{
     authz::{self, Authorizer, Rbac},
 };
 use flowcontrol::Fairness;
+use request::heavy::Slots;
 use service_allocator::Allocator;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
@@ -15,9 +16,8 @@ use crate::{
     Config, Error, Reader, Registry, Store,
     admission::{self, Plugin, WebhookShared},
     audit::Audit,
-    heavy::Slots,
     metrics::Metrics,
-    receiving::Loans,
+    receiving::ReadAhead,
     sending::Budget,
     started::Started,
     write::Turns,
@@ -50,8 +50,8 @@ pub(crate) struct Core {
     pub(crate) started: Started,
     /// Bounds the bytes of answers that clients have not read yet.
     pub(crate) sending: Arc<Budget>,
-    /// Bounds what clients may send that the server does not know.
-    pub(crate) loans: Loans,
+    /// Bounds what is read of unauthenticated clients.
+    pub(crate) read_ahead: ReadAhead,
     /// Bounds how much of the processors heavy requests have.
     pub(crate) slots: Slots,
 }
@@ -131,7 +131,7 @@ impl Core {
             metrics,
             usage: Arc::new(metrics_api::Samples::new(config.clock.clone())),
             sending,
-            loans: Loans::default(),
+            read_ahead: ReadAhead::default(),
             slots: Slots::default(),
             started: Started::default(),
             openapi: Arc::default(),

@@ -170,13 +170,13 @@ mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     use super::*;
-    use crate::receiving::Loans;
+    use crate::receiving::ReadAhead;
 
     #[tokio::test]
     async fn a_write_that_nobody_reads_fails() {
         let budget = Budget::new(1 << 20, Duration::from_millis(30));
         let (ours, mut theirs) = tokio::io::duplex(16);
-        let intake = Intake::new(Arc::default(), Loans::default());
+        let intake = Intake::new(Arc::default(), ReadAhead::default());
         let mut ours = Patient::new(ours, intake, budget.clone(), Arc::default());
         let reading = tokio::spawn(async move {
             theirs.read_exact(&mut [0; 128]).await.unwrap();

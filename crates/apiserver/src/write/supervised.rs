@@ -10,9 +10,8 @@ use std::{
 
 use futures::{FutureExt, future::CatchUnwind};
 use machinery::Status;
+use request::heavy::Slots;
 use tokio_util::task::{TaskTracker, task_tracker::TaskTrackerToken};
-
-use crate::heavy::Slots;
 
 type Write<T> = Pin<Box<dyn Future<Output = Result<T, Status>> + Send>>;
 

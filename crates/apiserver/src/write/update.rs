@@ -5,11 +5,12 @@ use std::sync::Arc;
 use kinds::Context;
 use machinery::schema::Field;
 use machinery::{Object, Status, Value, apply, field};
+use request::heavy;
 use store::{Entry, Freshness, Precondition};
 
 use super::{Lost, Versions, Write, Written, create, owners};
 use crate::{
-    Stored, admission::Operation, device_claims, failure, heavy, hooks, meta, policy_parameters,
+    Stored, admission::Operation, device_claims, failure, hooks, meta, policy_parameters,
     unenforced,
 };
 

@@ -4,8 +4,8 @@ mod create_on_update;
 mod escalation;
 mod nodes;
 mod proxies;
-mod strangers;
 mod tokens;
+mod unauthenticated;
 
 use apiserver::User;
 use machinery::json::{Value, json};

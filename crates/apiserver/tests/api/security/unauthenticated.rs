@@ -12,7 +12,7 @@ use crate::{
 const CONFIG_MAPS: &str = "/api/v1/namespaces/default/configmaps";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_strangers_large_body_is_refused_and_not_read_to_its_end() {
+async fn a_large_body_without_an_identity_is_refused_and_not_read_to_its_end() {
     let server = Server::start().await;
     let tls = dial_with(&server, nobody(&server)).await;
     let (mut reads, mut writes) = tokio::io::split(tls);
@@ -35,9 +35,9 @@ async fn a_strangers_large_body_is_refused_and_not_read_to_its_end() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn known_users_are_served_while_strangers_send_heads_without_end() {
+async fn authenticated_users_are_served_while_others_send_heads_without_end() {
     let server = Server::start().await;
-    let strangers = (0..100).map(|_| async {
+    let others = (0..100).map(|_| async {
         let mut tls = dial_with(&server, nobody(&server)).await;
         let head = format!(
             "GET /version HTTP/1.1\r\nhost: x\r\nx-long: {}",
@@ -51,7 +51,7 @@ async fn known_users_are_served_while_strangers_send_heads_without_end() {
         let _ = written.await;
         tls
     });
-    let _strangers = join_all(strangers).await;
+    let _others = join_all(others).await;
     let admin = || server.pki.client_config(pki::Leaf::Admin).unwrap();
     let large =
         json!({"metadata": {"name": "large"}, "data": {"a": "x".repeat(900_000)}}).to_string();
@@ -59,5 +59,9 @@ async fn known_users_are_served_while_strangers_send_heads_without_end() {
     let made = over_tls(&server, admin(), "POST", CONFIG_MAPS, &headers, &large).await;
     assert_eq!(made.unwrap().code, 201);
     let health = over_tls(&server, nobody(&server), "GET", "/livez", &[], "").await;
-    assert_eq!(health.unwrap().code, 200, "strangers with short heads, too");
+    assert_eq!(
+        health.unwrap().code,
+        200,
+        "also without an identity, with a short head"
+    );
 }
