@@ -45,6 +45,8 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
+pub use crate::functions::timestamp::Timestamp;
+
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 #[derive(Debug, Clone)]
@@ -64,35 +66,6 @@ pub enum Value<'a> {
     Type(Type),
     Optional(Option<Arc<Value<'a>>>),
     Library(Library),
-}
-
-/// A point in time, in UTC.
-#[derive(Debug, Clone, Copy)]
-pub struct Timestamp {
-    pub seconds: i64,
-    pub nanos: u32,
-    /// The offset from UTC, in seconds, that it was written with. It is shown, and says nothing else.
-    pub offset: i32,
-}
-
-impl PartialEq for Timestamp {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other).is_eq()
-    }
-}
-
-impl Eq for Timestamp {}
-
-impl PartialOrd for Timestamp {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Timestamp {
-    fn cmp(&self, other: &Self) -> Ordering {
-        (self.seconds, self.nanos).cmp(&(other.seconds, other.nanos))
-    }
 }
 
 /// A string that borrows where it can.

@@ -2,6 +2,7 @@
 
 use std::{collections::HashMap, sync::Arc};
 
+pub use super::range::Range;
 use super::{REGEX_LENGTH, STRING_TRAVERSAL};
 use crate::{
     ast::{Comprehension, Element, Expr, Id, Kind, Literal, MapEntry, op},
@@ -10,61 +11,6 @@ use crate::{
     env::Env,
     types::Type,
 };
-
-/// A cost or a size between two bounds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Range {
-    pub min: u64,
-    pub max: u64,
-}
-
-impl Range {
-    pub const ZERO: Range = Range::fixed(0);
-    const UNKNOWN: Range = Range {
-        min: 0,
-        max: u64::MAX,
-    };
-
-    pub const fn fixed(value: u64) -> Self {
-        Self {
-            min: value,
-            max: value,
-        }
-    }
-
-    fn add(self, other: Self) -> Self {
-        Self {
-            min: self.min.saturating_add(other.min),
-            max: self.max.saturating_add(other.max),
-        }
-    }
-
-    fn multiply(self, other: Self) -> Self {
-        Self {
-            min: self.min.saturating_mul(other.min),
-            max: self.max.saturating_mul(other.max),
-        }
-    }
-
-    fn scale(self, factor: f64) -> Self {
-        let scale = |value: u64| {
-            let scaled = (value as f64 * factor).ceil();
-            // Floats saturate when they are converted.
-            scaled as u64
-        };
-        Self {
-            min: scale(self.min),
-            max: scale(self.max),
-        }
-    }
-
-    fn union(self, other: Self) -> Self {
-        Self {
-            min: self.min.min(other.min),
-            max: self.max.max(other.max),
-        }
-    }
-}
 
 /// Sizes of the entries of a list or map.
 #[derive(Debug, Clone, Copy)]
@@ -539,7 +485,10 @@ impl<'e> Estimator<'e> {
             "join" => {
                 let target = target?;
                 let count = self.size_or_unknown(target);
-                let mut size = count.multiply(self.element_size(target));
+                let mut size = match self.checked.type_of(target) {
+                    Type::List(_) => count.multiply(self.element_size(target)),
+                    _ => Range::ZERO,
+                };
                 if let Some(separator) = arg(self, 0) {
                     let separators = Range {
                         min: count.min.saturating_sub(1),

@@ -3,6 +3,7 @@
 //! decide which rules are accepted.
 
 pub mod estimate;
+mod range;
 pub mod runtime;
 
 /// Traversing a character or byte.

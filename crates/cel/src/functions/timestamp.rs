@@ -1,15 +1,46 @@
 //! Points in time: RFC 3339 text, and calendar fields in a zone. Every year from 1 to 9999 is known,
 //! which is a little more than jiff's own instants reach.
 
+use std::cmp::Ordering;
+
 use jiff::{SignedDuration, Timestamp as Instant, civil::DateTime, tz::TimeZone};
 
-use crate::value::{Error, Result, Timestamp};
+use crate::value::{Error, Result};
 
 const NANOS: i128 = 1_000_000_000;
 /// Seconds of 0001-01-01 and 9999-12-31: what a timestamp can be.
 const FIRST_SECOND: i64 = -62_135_596_800;
 const LAST_SECOND: i64 = 253_402_300_799;
 const EPOCH: DateTime = DateTime::constant(1970, 1, 1, 0, 0, 0, 0);
+
+/// A point in time, in UTC.
+#[derive(Debug, Clone, Copy)]
+pub struct Timestamp {
+    pub seconds: i64,
+    pub nanos: u32,
+    /// The offset from UTC, in seconds, that it was written with. It is shown, and says nothing else.
+    pub offset: i32,
+}
+
+impl PartialEq for Timestamp {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other).is_eq()
+    }
+}
+
+impl Eq for Timestamp {}
+
+impl PartialOrd for Timestamp {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Timestamp {
+    fn cmp(&self, other: &Self) -> Ordering {
+        (self.seconds, self.nanos).cmp(&(other.seconds, other.nanos))
+    }
+}
 
 impl Timestamp {
     pub(super) fn nanos_since_epoch(self) -> i128 {
