@@ -64,6 +64,7 @@ const LAYERS: &[(&str, u8)] = &[
     ("bench-apiserver", 14),
     ("bench-runtime", 14),
     ("bench-scheduler", 14),
+    ("bench-network", 14),
     ("bench-storage", 14),
 ];
 
