@@ -119,11 +119,16 @@ fn show_uid(shown: &watch::Sender<Option<String>>, uid: Option<String>) {
     });
 }
 
+/// The node's parts of the pods' addresses, one of each family, as CRI takes them.
 fn pod_cidr(node: &Node) -> Option<String> {
-    node.spec
-        .as_ref()
-        .and_then(|spec| spec.pod_cidr.clone())
-        .filter(|cidr| !cidr.is_empty())
+    let spec = node.spec.as_ref()?;
+    let listed = spec.pod_cidrs.iter().flatten().cloned();
+    let all: Vec<String> = listed.filter(|cidr| !cidr.is_empty()).collect();
+    let first = spec.pod_cidr.clone().filter(|cidr| !cidr.is_empty());
+    match all.is_empty() {
+        true => first,
+        false => Some(all.join(",")),
+    }
 }
 
 /// Tells the runtime where its pods' addresses come from; whether it has heard.
