@@ -429,6 +429,8 @@ fn tolerates_memory_pressure(toleration: &Toleration) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     fn pod(spec: serde_json::Value) -> Pod {
