@@ -88,11 +88,9 @@ async fn objects_keep_their_revisions_there_and_back() {
             panic!("a watch from {after}");
         };
         assert!(requested == after && oldest > newest);
-        let read = store.get(
-            &Bytes::from_static(b"/registry/a"),
-            Freshness::Exactly(after),
-        );
-        assert!(matches!(read.await, Err(Error::Compacted { .. })));
+        let key = Bytes::from_static(b"/registry/a");
+        let read = store.get(&key, Freshness::Exactly(after)).await;
+        assert!(matches!(read, Err(Error::Compacted { .. })));
     }
     let start = store.revision().await.unwrap();
     let mut watch = store.watch("/registry/".into(), start).await.unwrap();
