@@ -10,7 +10,6 @@ mod cluster;
 mod containerd;
 mod driver;
 mod etcd;
-pub mod history;
 mod lan;
 mod leftovers;
 mod machine;

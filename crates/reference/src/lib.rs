@@ -1,7 +1,10 @@
-//! The reference data of Kubernetes v1.36, for tests that compare with it. It is not part of the repository: a test that
-//! does not find it is skipped, and its name is recorded, so that the end of a run lists what was not compared.
+//! What tests compare with. The reference data of Kubernetes v1.36 is not part of the repository: a test that does not
+//! find it is skipped, and its name is recorded, so that the end of a run lists what was not compared. And a history of
+//! what clients saw is compared with the order of all writes.
 
 #![forbid(unsafe_code)]
+
+pub mod history;
 
 use std::{
     env,

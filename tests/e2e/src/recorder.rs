@@ -14,8 +14,8 @@ use client::kube::core::WatchEvent;
 use futures::{StreamExt, future::join_all};
 use http::Method;
 use rand::{Rng, SeedableRng, rngs::StdRng};
+use reference::history::{self, Answer, Call, Change, Revision};
 use serde_json::{Value, json};
-use testkit::history::{self, Answer, Call, Change, Revision};
 
 use crate::{Api, api::Failure};
 

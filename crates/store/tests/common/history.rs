@@ -11,8 +11,8 @@ use std::{
 use bytes::Bytes;
 use parking_lot::{Mutex, RwLock};
 use rand::{Rng, SeedableRng, rngs::StdRng};
+use reference::history::{self, Answer, Call, Change};
 use store::{Error, Freshness, Precondition, Revision, WatchItem};
-use testkit::history::{self, Answer, Call, Change};
 
 use super::*;
 
