@@ -49,6 +49,10 @@ pub enum Command {
     Why(Why),
     /// Print the administrator's kubeconfig, or add it to your own
     Kubeconfig(Kubeconfig),
+    /// Run a scheduler for a cluster that is served elsewhere
+    Scheduler(Scheduler),
+    /// Simulate nodes of a cluster: pods that are bound to them run without containers
+    Simulate(Simulate),
     /// Print what the parts have said
     Logs(Logs),
     /// Install the binary, kubectl, a systemd unit and a configuration file, and start it
@@ -259,6 +263,54 @@ pub struct Why {
     /// Groups of the user, for `can`
     #[arg(long = "group", value_name = "GROUP")]
     pub groups: Vec<String>,
+    /// A kubeconfig; without one, the administrator's of the cluster in the data directory
+    #[arg(long, value_name = "FILE", env = "KUBECONFIG")]
+    pub kubeconfig: Option<PathBuf>,
+    #[command(flatten)]
+    pub cluster: Cluster,
+}
+
+/// Flags of `scheduler`.
+#[derive(Debug, Args)]
+pub struct Scheduler {
+    /// The cluster, and who the scheduler is there
+    #[arg(long, value_name = "FILE", env = "KUBECONFIG")]
+    pub kubeconfig: PathBuf,
+    /// A KubeSchedulerConfiguration, as YAML or JSON: its profiles name the schedulers that pods can ask for
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// error, warn, info, debug, trace, or a filter such as scheduler=debug [default: info]
+    #[arg(long, value_name = "LEVEL")]
+    pub log_level: Option<String>,
+}
+
+/// Flags of `simulate`.
+#[derive(Debug, Args)]
+pub struct Simulate {
+    /// How many nodes
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    pub nodes: usize,
+    /// Their names are this and a number
+    #[arg(long, value_name = "TEXT", default_value = "simulated-")]
+    pub prefix: String,
+    /// CPUs of each node
+    #[arg(long, value_name = "QUANTITY", default_value = "32")]
+    pub cpu: String,
+    /// Memory of each node
+    #[arg(long, value_name = "QUANTITY", default_value = "256Gi")]
+    pub memory: String,
+    /// How many pods fit on each node
+    #[arg(long, value_name = "N", default_value_t = 110)]
+    pub pods: u32,
+    /// Spread the nodes over this many zones
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub zones: usize,
+    /// Labels of all nodes
+    #[arg(long, value_name = "KEY=VALUE", value_delimiter = ',')]
+    pub labels: Vec<String>,
+    /// Leave the nodes in the cluster when the simulation ends
+    #[arg(long)]
+    pub keep: bool,
     /// A kubeconfig; without one, the administrator's of the cluster in the data directory
     #[arg(long, value_name = "FILE", env = "KUBECONFIG")]
     pub kubeconfig: Option<PathBuf>,

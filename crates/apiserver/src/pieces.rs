@@ -175,8 +175,8 @@ fn protobuf_frame(output: &Output, schema: &'static Type, page: &Page) -> (Bytes
     (head.into(), tail.into())
 }
 
-/// The answer that is a list.
-pub(crate) fn respond(output: Output, page: Page) -> Response<Body> {
+/// Notes a list for the audit log, when answers are noted.
+pub(crate) fn note(output: &Output, page: &Page) {
     output.note(|| {
         let page = Page {
             objects: page.objects.clone(),
@@ -186,6 +186,11 @@ pub(crate) fn respond(output: Output, page: Page) -> Response<Body> {
         let all = all.and_then(|mut all| all.next(usize::MAX));
         all.ok().flatten().unwrap_or_default()
     });
+}
+
+/// The answer that is a list.
+pub(crate) fn respond(output: Output, page: Page) -> Response<Body> {
+    note(&output, &page);
     let (form, media) = match (output.message_type(), output.wanted.encoding) {
         (Some(schema), _) => (Form::Protobuf(schema), output::PROTOBUF),
         (None, Encoding::Yaml) => (Form::Yaml, "application/yaml"),

@@ -134,7 +134,8 @@ fn singletons(
         }
         if settings.runs(Part::Scheduler) {
             let client = connector.as_user(scheduler_user());
-            services.push(Arc::new(scheduler::Config::new(client).build()));
+            let config = scheduler_config(client, settings.scheduler_config.as_ref());
+            services.push(Arc::new(config.build()));
         }
         return Ok(services);
     };
@@ -155,14 +156,27 @@ fn singletons(
         services.push(Arc::new(part));
     }
     if settings.runs(Part::Scheduler) {
+        let document = settings.scheduler_config.clone();
         let build = move |term: Term| {
-            Arc::new(scheduler::Config::new(term.as_user(scheduler_user())).build()) as _
+            let client = term.as_user(scheduler_user());
+            Arc::new(scheduler_config(client, document.as_ref()).build()) as _
         };
         let user = scheduler_user();
         let part = elected("scheduler", "kube-scheduler", user, Box::new(build));
         services.push(Arc::new(part));
     }
     Ok(services)
+}
+
+/// The schedulers that the configuration says; the default one without.
+fn scheduler_config(
+    client: kube::Client,
+    document: Option<&serde_json::Value>,
+) -> scheduler::Config {
+    let configured =
+        document.and_then(|document| scheduler::Config::configured(client.clone(), document).ok());
+    // A document that cannot be read was refused with the settings.
+    configured.unwrap_or_else(|| scheduler::Config::new(client))
 }
 
 /// Ports that nodes need themselves are never led away to a Service.

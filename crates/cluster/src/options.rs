@@ -174,6 +174,9 @@ pub struct Options {
     /// Where CNI plugins are [default: /opt/cni/bin,/usr/lib/cni]
     #[arg(long, value_name = "DIR", value_delimiter = ',')]
     pub cni_bin_dir: Option<Vec<PathBuf>>,
+    /// How pods are scheduled: a KubeSchedulerConfiguration, as YAML or JSON
+    #[arg(long, value_name = "FILE")]
+    pub scheduler_config: Option<PathBuf>,
     /// Parts not to run: scheduler, controllers, proxy, dns, network-policy, load-balancer, local-path
     #[arg(long, value_name = "PART", value_delimiter = ',')]
     pub disable: Option<Vec<Part>>,
@@ -294,6 +297,7 @@ impl Options {
         ];
         vec![
             ("https-port", self.https_port.is_some()),
+            ("scheduler-config", self.scheduler_config.is_some()),
             ("advertise-address", self.advertise_address.is_some()),
             ("cluster-cidr", self.cluster_cidr.is_some()),
             ("node-cidr-mask-size", self.node_cidr_mask_size.is_some()),
@@ -415,6 +419,7 @@ impl Options {
             registries: self.registries.or(file.registries),
             cni_conf_dir: self.cni_conf_dir.or(file.cni_conf_dir),
             cni_bin_dir: self.cni_bin_dir.or(file.cni_bin_dir),
+            scheduler_config: self.scheduler_config.or(file.scheduler_config),
             disable: self.disable.or(file.disable),
             log_level: self.log_level.or(file.log_level),
             log_format: self.log_format.or(file.log_format),

@@ -72,6 +72,8 @@ pub struct Settings {
     /// Archives of images in it are imported at start.
     pub image_dir: Option<PathBuf>,
     pub registries: Registries,
+    /// A KubeSchedulerConfiguration that was read without an error.
+    pub scheduler_config: Option<serde_json::Value>,
     /// Pods' network is made by CNI plugins.
     pub cni: Option<Cni>,
     pub disable: Vec<Part>,
@@ -241,6 +243,11 @@ impl Settings {
             runtime_handlers: runtime_handlers(options.runtime_handlers.unwrap_or_default())?,
             image_dir: directory("image-dir", options.image_dir)?,
             registries: registries(options.registries.as_deref())?,
+            scheduler_config: options
+                .scheduler_config
+                .as_deref()
+                .map(scheduler_config)
+                .transpose()?,
             cni: cni(options.cni_conf_dir, options.cni_bin_dir)?,
             disable: options.disable.unwrap_or_default(),
             id,
@@ -422,6 +429,16 @@ fn registries(file: Option<&Path>) -> Result<Registries, Error> {
         |reason: String| Error::Option("registries", format!("{}: {reason}", path.display()));
     let text = std::fs::read_to_string(path).map_err(|error| because(error.to_string()))?;
     serde_saphyr::from_str(&text).map_err(|error| because(error.to_string()))
+}
+
+/// A KubeSchedulerConfiguration, refused when the scheduler could not do what it says.
+pub fn scheduler_config(path: &Path) -> Result<serde_json::Value, Error> {
+    let because =
+        |reason: String| Error::Option("scheduler-config", format!("{}: {reason}", path.display()));
+    let text = std::fs::read_to_string(path).map_err(|error| because(error.to_string()))?;
+    let document = serde_saphyr::from_str(&text).map_err(|error| because(error.to_string()))?;
+    scheduler::configuration::parse(&document).map_err(because)?;
+    Ok(document)
 }
 
 fn cni(conf_dir: Option<PathBuf>, bin_dirs: Option<Vec<PathBuf>>) -> Result<Option<Cni>, Error> {
@@ -621,6 +638,27 @@ mod tests {
                 refused(handlers).starts_with("--runtime-handlers"),
                 "{wrong}"
             );
+        }
+    }
+
+    #[test]
+    fn a_scheduler_configuration_is_read_or_refused_before_anything_starts() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let head = "apiVersion: kubescheduler.config.k8s.io/v1\nkind: KubeSchedulerConfiguration\n";
+        let named = Options {
+            scheduler_config: Some(file.path().to_owned()),
+            ..options()
+        };
+        let with = |rest: &str| {
+            std::fs::write(file.path(), format!("{head}{rest}")).unwrap();
+            Settings::resolve(named.clone())
+        };
+        let settings = with("profiles:\n- schedulerName: mine\n").unwrap();
+        let document = settings.scheduler_config.unwrap();
+        assert_eq!(document["profiles"][0]["schedulerName"], "mine");
+        for wrong in ["percentageOfNodesToScore: 101\n", "unknown: 1\n", "- a\n"] {
+            let refused = with(wrong).unwrap_err().to_string();
+            assert!(refused.starts_with("--scheduler-config"), "{refused}");
         }
     }
 

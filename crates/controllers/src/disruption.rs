@@ -21,7 +21,7 @@ use reconcile::{Action, Controller, Error, Key, Kind, Recorder, Selector, Writer
 use crate::{
     intorpercent::scaled,
     pods::{is_deleting, is_ready, is_terminal},
-    shared::{Shared, controller_of},
+    shared::{Shared, controller_of, selected_in},
 };
 
 /// As in the table of controllers.
@@ -90,12 +90,8 @@ impl Controller for Budgets {
             return Ok(Action::Done);
         };
         let selector = selector(&budget);
-        let pods = self
-            .pods
-            .list_in(&key.namespace)
-            .into_iter()
-            .filter(|pod| selector.matches(pod.metadata.labels.as_ref()) && !is_terminal(pod));
-        let pods: Vec<_> = pods.collect();
+        let mut pods = selected_in(&self.pods, &key.namespace, &selector);
+        pods.retain(|pod| !is_terminal(pod));
         if pods.is_empty() {
             let about = kube::Resource::object_ref(&*budget, &());
             self.recorder

@@ -13,7 +13,7 @@ use reconcile::{Action, Controller, Error, Key, Selector, Writer};
 use crate::{
     endpointslice::view::{addresses, hostname, reference, services_of_pod, target_port},
     pods::{is_deleting, is_ready, is_terminal, node},
-    shared::Shared,
+    shared::{Shared, selected_in},
 };
 
 /// As in the table of controllers.
@@ -73,10 +73,7 @@ impl Controller for Controlled {
             return Ok(Action::Done);
         };
         let selector = Selector::labels(&selector);
-        let pods = self.pods.list_in(&key.namespace).into_iter();
-        let pods: Vec<_> = pods
-            .filter(|pod| selector.matches(pod.metadata.labels.as_ref()))
-            .collect();
+        let pods = selected_in(&self.pods, &key.namespace, &selector);
         let wanted = decide(&service, &pods, known.as_deref());
         let outcome = match &known {
             Some(known) if **known == wanted => return Ok(Action::Done),

@@ -135,11 +135,9 @@ impl Cleaner {
     }
 
     fn is_used(&self, secret: &Secret) -> bool {
-        let pods = self.pods.list();
-        let mut pods = pods
-            .iter()
-            .filter(|pod| pod.namespace() == secret.namespace());
-        pods.any(|pod| secrets_of(pod).contains(&secret.name_any()))
+        let pods = self.pods.list_in(&secret.namespace().unwrap_or_default());
+        pods.iter()
+            .any(|pod| secrets_of(pod).contains(&secret.name_any()))
     }
 
     async fn invalidate(&self, secret: &Secret, today: Date) -> Result<(), Error> {

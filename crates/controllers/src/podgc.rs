@@ -17,7 +17,7 @@ use tracing::{info, warn};
 
 use crate::{
     pods::{self, is_terminal},
-    shared::Shared,
+    shared::{DELETING, ENDED, NODE, STATE, Shared},
 };
 
 /// As in the table of controllers.
@@ -137,33 +137,48 @@ fn is_out_of_service(node: &Node) -> bool {
 
 impl Collector {
     async fn pass(&mut self, now: Timestamp) {
-        let pods = self.pods.list();
-        let gone = self.gone_nodes(&pods, now).await;
+        let gone = self.gone_nodes(now).await;
+        let pods = self.candidates(&gone);
         let doomed = decide(&pods, |name| self.nodes.get("", name), &gone);
         stream::iter(doomed)
             .for_each_concurrent(PARALLEL, |(pod, reason)| self.remove(pod, reason, now))
             .await;
     }
 
+    /// The pods that may have to go: those of nodes that are gone, those that are being deleted, and
+    /// ended ones when they are too many.
+    fn candidates(&self, gone: &HashSet<String>) -> Vec<Arc<Pod>> {
+        let mut found: Vec<_> = gone
+            .iter()
+            .flat_map(|node| self.pods.by_index(NODE, node))
+            .collect();
+        found.extend(self.pods.by_index(STATE, DELETING));
+        if self.pods.count_by_index(STATE, ENDED) > KEPT {
+            found.extend(self.pods.by_index(STATE, ENDED));
+        }
+        let mut seen = HashSet::new();
+        found.retain(|pod| seen.insert(pod.metadata.uid.clone()));
+        found
+    }
+
     /// The nodes that pods are bound to and that have been missing for the quarantine. The API
     /// server has the last word: a cache may be old.
-    async fn gone_nodes(&mut self, pods: &[Arc<Pod>], now: Timestamp) -> HashSet<String> {
-        let bound = pods.iter().map(|pod| pods::node(pod));
-        let missing: HashSet<&str> = bound
+    async fn gone_nodes(&mut self, now: Timestamp) -> HashSet<String> {
+        let bound = self.pods.index_keys(NODE).into_iter();
+        let missing: HashSet<String> = bound
             .filter(|name| !name.is_empty() && self.nodes.get("", name).is_none())
             .collect();
-        self.missing
-            .retain(|node, _| missing.contains(node.as_str()));
+        self.missing.retain(|node, _| missing.contains(node));
         let mut gone = HashSet::new();
         for node in missing {
-            let since = *self.missing.entry(node.to_owned()).or_insert(now);
+            let since = *self.missing.entry(node.clone()).or_insert(now);
             if since + QUARANTINE > now {
                 continue;
             }
             let api: Api<Node> = Api::all(self.client.clone());
-            match api.get_metadata_opt(node).await {
+            match api.get_metadata_opt(&node).await {
                 Ok(None) => {
-                    gone.insert(node.to_owned());
+                    gone.insert(node);
                 }
                 Ok(Some(_)) => {}
                 Err(error) => warn!(node, %error, "cannot look for the node"),

@@ -4,6 +4,7 @@
 use std::{
     any::{Any, TypeId},
     collections::HashMap,
+    net::IpAddr,
     sync::Arc,
 };
 
@@ -33,19 +34,31 @@ use lifecycle::Context;
 use parking_lot::Mutex;
 pub use reconcile::controller_of;
 use reconcile::{
-    Builder, Controller, Queue, QueueMetrics, Recorder, Starting, Startup, Writer, queue::Item,
-    storage,
+    Builder, Controller, Queue, QueueMetrics, Recorder, Selector, Starting, Startup, Writer,
+    queue::Item, storage,
 };
 use serde::Serialize;
 use stdx::Clock;
 
-use crate::Config;
+use crate::{Config, endpointslice::view::addresses, pods};
 
 /// The index of objects by the uid of their controller; those that have none are filed by
 /// [`orphans_of`] their namespace.
 pub const OWNER: &str = "owner";
 /// The index of pods by node.
 pub const NODE: &str = "node";
+/// The index of pods that have [`ENDED`] or are [`DELETING`].
+pub const STATE: &str = "state";
+/// The containers have ended for good.
+pub const ENDED: &str = "ended";
+/// There is a deletionTimestamp.
+pub const DELETING: &str = "deleting";
+/// The index of pods by their addresses.
+pub const ADDRESS: &str = "address";
+/// The index of Services by a label of their selector ([`selected_key`]).
+pub const SELECTS: &str = "selects";
+/// The index of EndpointSlices by their Service, `NAMESPACE/NAME`.
+pub const SERVICE: &str = "service";
 /// The index of pods and volumes by the claim that they use or are bound to ([`claimed_key`]); free
 /// volumes are filed by their class ([`candidate_key`]).
 pub const CLAIM: &str = "claim";
@@ -76,21 +89,68 @@ macro_rules! watched {
 watched! {
     by owner: ReplicaSet, Job, ControllerRevision;
     plain: Deployment, DaemonSet, StatefulSet, HorizontalPodAutoscaler, CronJob, Lease, ConfigMap,
-    Endpoints, Namespace, Node, ReplicationController, ResourceQuota, Service, ServiceAccount,
-    EndpointSlice, PodDisruptionBudget, ClusterRole, StorageClass, CertificateSigningRequest,
+    Endpoints, Namespace, Node, ReplicationController, ResourceQuota, ServiceAccount,
+    PodDisruptionBudget, ClusterRole, StorageClass, CertificateSigningRequest,
     IPAddress, ServiceCIDR, VolumeAttributesClass, CSIDriver,
 }
 
 impl Watched for Pod {
     fn indexed(builder: informer::Builder<Self>) -> informer::Builder<Self> {
         let builder = builder.index(OWNER, by_owner).index(CLAIM, by_claim);
-        builder.index(NODE, |pod| {
+        let builder = builder.index(NODE, |pod| {
             pod.spec
                 .iter()
                 .filter_map(|spec| spec.node_name.clone())
                 .collect()
+        });
+        let builder = builder.index(ADDRESS, |pod| {
+            let addresses = addresses(pod).into_iter();
+            addresses.map(address_key).collect()
+        });
+        builder.index(STATE, |pod| {
+            let ended = pods::is_terminal(pod).then_some(ENDED);
+            let deleting = pods::is_deleting(pod).then_some(DELETING);
+            let states = ended.into_iter().chain(deleting);
+            states.map(ToOwned::to_owned).collect()
         })
     }
+}
+
+impl Watched for Service {
+    fn indexed(builder: informer::Builder<Self>) -> informer::Builder<Self> {
+        builder.index(SELECTS, |service| {
+            let namespace = service.metadata.namespace.as_deref().unwrap_or_default();
+            let selector = service
+                .spec
+                .as_ref()
+                .and_then(|spec| spec.selector.as_ref());
+            let label = selector.and_then(|selector| selector.iter().next());
+            let label = label.map(|(key, value)| selected_key(namespace, key, value));
+            label.into_iter().collect()
+        })
+    }
+}
+
+impl Watched for EndpointSlice {
+    fn indexed(builder: informer::Builder<Self>) -> informer::Builder<Self> {
+        builder.index(SERVICE, |slice| {
+            let namespace = slice.metadata.namespace.as_deref().unwrap_or_default();
+            let labels = slice.metadata.labels.as_ref();
+            let service = labels.and_then(|labels| labels.get("kubernetes.io/service-name"));
+            let service = service.map(|name| format!("{namespace}/{name}"));
+            service.into_iter().collect()
+        })
+    }
+}
+
+/// The key under which pods with this address are filed.
+pub fn address_key(address: IpAddr) -> String {
+    address.to_canonical().to_string()
+}
+
+/// The key under which Services of a namespace are filed that select pods by this label.
+pub fn selected_key(namespace: &str, label: &str, value: &str) -> String {
+    format!("{namespace} {label}={value}")
 }
 
 impl Watched for PersistentVolumeClaim {
@@ -278,6 +338,17 @@ impl Shared {
     pub fn clock(&self) -> Arc<dyn Clock> {
         self.clock.clone()
     }
+}
+
+/// The objects of a namespace that a selector selects.
+pub fn selected_in<K: informer::Object>(
+    informer: &Informer<K>,
+    namespace: &str,
+    selector: &Selector,
+) -> Vec<Arc<K>> {
+    informer.select_in(namespace, |object| {
+        selector.matches_with(|key| object.label(key))
+    })
 }
 
 /// Whether new objects may be made in the namespace.

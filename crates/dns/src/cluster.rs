@@ -114,7 +114,7 @@ impl Cluster {
 
     /// Whether a namespace has any name in the zone.
     pub fn has_services_in(&self, namespace: &str) -> bool {
-        !self.services.list_in(namespace).is_empty()
+        self.services.has_any_in(namespace)
     }
 }
 

@@ -87,14 +87,23 @@ impl Selector {
 
     /// Whether these labels are selected.
     pub fn matches(&self, labels: Option<&Labels>) -> bool {
-        let get = |key: &String| labels.and_then(|labels| labels.get(key));
+        self.matches_with(|key| {
+            labels
+                .and_then(|labels| labels.get(key))
+                .map(String::as_str)
+        })
+    }
+
+    /// Whether an object with these labels is selected, as a function from key to value.
+    pub fn matches_with<'a>(&self, get: impl Fn(&str) -> Option<&'a str>) -> bool {
+        let is_one_of = |value: &str, values: &[String]| values.iter().any(|one| one == value);
         self.requirements.as_ref().is_some_and(|requirements| {
             requirements.iter().all(|requirement| match requirement {
                 Requirement::In(key, values) => {
-                    get(key).is_some_and(|value| values.contains(value))
+                    get(key).is_some_and(|value| is_one_of(value, values))
                 }
                 Requirement::NotIn(key, values) => {
-                    get(key).is_none_or(|value| !values.contains(value))
+                    get(key).is_none_or(|value| !is_one_of(value, values))
                 }
                 Requirement::Exists(key) => get(key).is_some(),
                 Requirement::DoesNotExist(key) => get(key).is_none(),

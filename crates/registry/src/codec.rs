@@ -304,6 +304,32 @@ impl Stored {
     }
 }
 
+impl feed::Stored for Stored {
+    fn namespace(&self) -> &str {
+        &self.header.namespace
+    }
+
+    fn name(&self) -> &str {
+        &self.header.name
+    }
+
+    fn revision(&self) -> u64 {
+        self.revision
+    }
+
+    fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    fn metadata(&self) -> &[u8] {
+        self.metadata()
+    }
+
+    fn label(&self, key: &str) -> Option<&str> {
+        self.label(key)
+    }
+}
+
 /// The codec of API objects.
 pub struct ObjectCodec {
     registry: Arc<Registry>,

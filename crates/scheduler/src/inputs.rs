@@ -37,7 +37,7 @@ struct Kind<K: 'static> {
     apply: fn(&mut Loop, &Event<K>),
 }
 
-impl<K: Send + Sync + 'static> Feed for Kind<K> {
+impl<K: Object> Feed for Kind<K> {
     fn drain(&mut self, scheduler: &mut Loop) {
         while let Some(event) = self.events.try_next() {
             (self.apply)(scheduler, &event);

@@ -17,6 +17,7 @@ const LAYERS: &[(&str, u8)] = &[
     ("libcgroups", 0),
     ("lifecycle", 1),
     ("csi", 2),
+    ("feed", 2),
     ("machinery", 2),
     ("pki", 2),
     ("streaming", 2),
@@ -45,6 +46,7 @@ const LAYERS: &[(&str, u8)] = &[
     ("reconcile", 9),
     ("runtime", 9),
     ("scheduler", 10),
+    ("simulate", 10),
     ("controllers", 10),
     ("kubelet", 10),
     ("proxy", 10),
@@ -66,6 +68,7 @@ const LAYERS: &[(&str, u8)] = &[
     ("bench-scheduler", 14),
     ("bench-network", 14),
     ("bench-storage", 14),
+    ("bench-controllers", 14),
 ];
 
 /// Layers above this one are tools and tests; ARCHITECTURE.md's map need not show them.

@@ -10,14 +10,19 @@ mod logs;
 mod migrate;
 mod reset;
 mod run;
+mod scheduler;
+mod simulate;
 mod status;
 mod token;
 mod version;
 mod why;
 
-use std::process::ExitCode;
+use std::{path::PathBuf, process::ExitCode};
 
-use crate::cli::{Cli, Command, Reference};
+use anyhow::Context;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::cli::{Cli, Cluster, Command, Reference};
 
 /// Runs a command; an error is printed with its causes.
 pub fn run(cli: Cli) -> ExitCode {
@@ -32,6 +37,35 @@ pub fn run(cli: Cli) -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// The kubeconfig that was named, or the administrator's of the cluster in the data directory.
+fn read_kubeconfig(named: Option<PathBuf>, cluster: Cluster) -> anyhow::Result<client::Kubeconfig> {
+    let path = match named {
+        Some(path) => path,
+        None => {
+            let options = cluster::Options {
+                data_dir: cluster.data_dir,
+                ..cluster::Options::default()
+            };
+            cluster::settings::data_dir(&options)?.join("admin.kubeconfig")
+        }
+    };
+    let config = client::Kubeconfig::read(&path);
+    config.context("run it on a server of the cluster, or name a --kubeconfig")
+}
+
+/// Resolves when a signal asks to stop.
+async fn stopped() -> anyhow::Result<()> {
+    let (mut interrupt, mut terminate) = (
+        signal(SignalKind::interrupt())?,
+        signal(SignalKind::terminate())?,
+    );
+    tokio::select! {
+        _ = interrupt.recv() => {}
+        _ = terminate.recv() => {}
+    }
+    Ok(())
 }
 
 /// Commands that only succeed or fail.
@@ -56,6 +90,8 @@ fn run_plain(command: Command) -> anyhow::Result<()> {
         Command::Version(asked) => version::run(asked),
         Command::Why(why) => why::run(why),
         Command::Kubeconfig(asked) => kubeconfig::run(asked),
+        Command::Scheduler(asked) => scheduler::run(asked),
+        Command::Simulate(asked) => simulate::run(asked),
         Command::Logs(asked) => logs::run(&asked),
         Command::Install(asked) => install::install(&asked),
         Command::Uninstall(asked) => install::uninstall(&asked),

@@ -3,13 +3,14 @@
 use std::{sync::Arc, time::Instant};
 
 use bytes::Bytes;
-use http::StatusCode;
+use http::{Response, StatusCode};
 use machinery::json::json;
 use machinery::{Status, Value, field, text};
 use store::{Entry, Freshness, ListRequest, Listed, Revision};
 
+use super::watch::sink::served;
 use crate::{
-    Resource, Stored, failure,
+    Body, Resource, Stored, failure,
     media::{self, Shape},
     metrics::Operation,
     output::{self, Output},
@@ -17,7 +18,7 @@ use crate::{
     pieces,
     pipeline::Request,
     query::Query,
-    respond::Answer,
+    respond::{self, Answer},
     selection::Selection,
 };
 
@@ -194,12 +195,33 @@ pub(crate) async fn list(request: Request, resource: Arc<Resource>) -> Answer {
     let selection = Selection::of(&resource, &request)?;
     let paging = Paging::parse(&request.query)?;
     let page = page(&request, &resource, namespace, &selection, paging).await?;
+    if request.parts.extensions.get::<feed::Wanted>().is_some() {
+        return Ok(fed(&output, page));
+    }
     let held = page.objects.len() * size_of::<Arc<Stored>>();
     let mut response = pieces::respond(output, page);
     if response.body().is_stream() {
         response.body_mut().hold(request.core.sending.charge(held));
     }
     Ok(response)
+}
+
+/// A page for an informer of this process.
+fn fed(output: &Output, page: Page) -> Response<Body> {
+    pieces::note(output, &page);
+    let text = |key: &str| page.metadata.get(key).and_then(Value::as_str);
+    let objects = page.objects.iter();
+    let objects = objects.map(|object| served(&output.resource, object));
+    let page = feed::Page {
+        objects: objects.collect(),
+        revision: text("resourceVersion")
+            .and_then(|text| text.parse().ok())
+            .unwrap_or_default(),
+        next: text("continue").map(ToOwned::to_owned),
+    };
+    let mut response = respond::bytes(StatusCode::OK, respond::JSON, Bytes::new());
+    response.extensions_mut().insert(page);
+    response
 }
 
 /// Selected objects at one moment, for those who act on each.

@@ -1,8 +1,11 @@
 //! Watch: a stream of shared bytes, turned to the client's selection by headers. A watcher that
 //! does not keep up is cut by the store and told 410.
 
+pub(super) mod sink;
+
 use std::{
     future::Future,
+    marker::PhantomData,
     pin::Pin,
     sync::{
         Arc,
@@ -13,22 +16,22 @@ use std::{
 };
 
 use ::streaming::messages;
-use bytes::{Buf, BufMut, Bytes, BytesMut};
+use bytes::{Buf, Bytes};
 use futures::{Stream, StreamExt, stream::BoxStream};
 use http::StatusCode;
-use machinery::{Status, field, json::json, protobuf, schema::Type, text};
+use machinery::{Status, field, text};
 use parking_lot::Mutex;
-use prometheus_client::metrics::{counter::Counter, histogram::Histogram};
 use rand::Rng;
 use store::{Event, Freshness, ListRequest, Revision, WatchItem};
 use tokio::time::{Instant, Sleep};
 
+use self::sink::{Change, Encoder, Objects, Sink, Text};
 use super::read;
 use crate::{
     Body, Resource, Stored,
     connection::Stopped,
     failure,
-    media::{Encoding, Shape},
+    media::Encoding,
     output::Output,
     pipeline::Request,
     proxy::streams,
@@ -40,8 +43,6 @@ use flowcontrol::Seat;
 
 /// How often a quiet watch says how far it is.
 const BOOKMARK_EVERY: Duration = Duration::from_secs(60);
-/// How much is sent at once when events come fast.
-const BURST: usize = 64 * 1024;
 
 /// The forms that can be sent event by event.
 const STREAMS: &[&str] = &[
@@ -152,19 +153,37 @@ pub(crate) async fn watch(mut request: Request, resource: Arc<Resource>) -> Answ
     } else {
         respond::JSON
     };
-    let begun = Watcher::begin(&request, output.clone(), selection, options).await;
-    let stream = match begun {
-        Ok(watcher) => watcher.boxed(),
-        // Once the request itself is right, what goes wrong is told as an event.
-        Err(error) => {
-            let event = error_event(&output, &error);
-            futures::stream::once(std::future::ready(event)).boxed()
-        }
-    };
+    if request.parts.extensions.get::<feed::Wanted>().is_some() {
+        let stream = begin::<Objects>(&request, &output, selection, options).await;
+        let mut response = respond::bytes(StatusCode::OK, media, Bytes::new());
+        response.extensions_mut().insert(feed::Changes::new(stream));
+        return Ok(response);
+    }
+    let stream = begin::<Text>(&request, &output, selection, options).await;
     if ::streaming::is_websocket(&request.parts.headers) {
         return Ok(over_websocket(&mut request, &output, stream));
     }
     Ok(streaming(media, stream.map(Ok)))
+}
+
+/// The stream of events. Once the request itself is right, what goes wrong is told as an event.
+async fn begin<S: Sink + 'static>(
+    request: &Request,
+    output: &Output,
+    selection: Selection,
+    options: Options,
+) -> BoxStream<'static, S::Burst>
+where
+    S::Burst: Send,
+{
+    match Watcher::<S>::begin(request, output.clone(), selection, options).await {
+        Ok(watcher) => watcher.boxed(),
+        Err(status) => {
+            let mut sink = S::default();
+            sink.error(output, &status);
+            futures::stream::iter(sink.burst()).boxed()
+        }
+    }
 }
 
 /// One event per message: text for JSON, bytes for protobuf.
@@ -212,8 +231,9 @@ fn streaming(
     response
 }
 
-struct Watcher {
-    output: Output,
+struct Watcher<S> {
+    encoder: Encoder,
+    sink: PhantomData<fn() -> S>,
     selection: Selection,
     initial: std::vec::IntoIter<Arc<Stored>>,
     /// Kept until all of that is sent.
@@ -231,10 +251,6 @@ struct Watcher {
     next_bookmark: Pin<Box<Sleep>>,
     ends: Pin<Box<Sleep>>,
     stopped: Stopped,
-    sent: Counter,
-    sizes: Histogram,
-    /// Whether a Table's columns have been sent.
-    columns_sent: bool,
     /// Whether it is somebody else's turn.
     rests: bool,
     over: bool,
@@ -319,7 +335,7 @@ impl Drop for Counted {
     }
 }
 
-impl Watcher {
+impl<S: Sink> Watcher<S> {
     async fn begin(
         request: &Request,
         output: Output,
@@ -352,7 +368,7 @@ impl Watcher {
                 listed.revision
             }
         };
-        let (sent, sizes) = request.core.metrics.watch_events(&resource.labels);
+        let metrics = request.core.metrics.watch_events(&resource.labels);
         let events = store.watch(prefix, after).await;
         let mut events = events.map_err(failure::of_store)?;
         let mut unconverted = None;
@@ -372,49 +388,56 @@ impl Watcher {
             next_bookmark: Box::pin(tokio::time::sleep(BOOKMARK_EVERY)),
             ends: Box::pin(tokio::time::sleep(options.lasts)),
             stopped: Stopped::new(request.core.tasks.stopping.clone()),
-            sent,
-            sizes,
-            columns_sent: false,
             rests: false,
             over: false,
-            output,
+            encoder: Encoder::new(output, metrics),
+            sink: PhantomData,
             selection,
         })
     }
 
     /// Objects that stood at the start, then their end mark.
-    fn next_initial(&mut self) -> Option<Bytes> {
-        let mut out = BytesMut::new();
-        while out.len() < BURST {
+    fn next_initial(&mut self) -> Option<S::Burst> {
+        let mut out = S::default();
+        while !out.is_full() {
             let Some(object) = self.initial.next() else {
                 break;
             };
-            self.write("ADDED", &object, &mut out);
+            out.event(&mut self.encoder, Change::Added, &object);
         }
         if self.initial.len() == 0 && std::mem::take(&mut self.mark) {
-            out.put_slice(&self.bookmark(true));
+            self.bookmark(true, &mut out);
         }
-        (!out.is_empty()).then(|| out.freeze())
+        out.burst()
     }
 
     /// What has happened and is not sent yet.
-    fn next_events(&mut self, context: &mut Context<'_>) -> Option<Bytes> {
-        let mut out = BytesMut::new();
-        while !self.over && out.len() < BURST {
+    fn next_events(&mut self, context: &mut Context<'_>) -> Option<S::Burst> {
+        let mut out = S::default();
+        while !self.over && !out.is_full() {
             let Poll::Ready(item) = self.events.poll_next_unpin(context) else {
                 break;
             };
             self.take(item, &mut out);
         }
-        (!out.is_empty()).then(|| out.freeze())
+        out.burst()
     }
 
     /// How far the watch is, if the client wants to know and does not.
-    fn news(&mut self) -> Option<Bytes> {
-        (self.bookmarks && self.reached > self.told).then(|| self.bookmark(false))
+    fn news(&mut self) -> Option<S::Burst> {
+        let mut out = S::default();
+        if self.bookmarks && self.reached > self.told {
+            self.bookmark(false, &mut out);
+        }
+        out.burst()
     }
 
-    fn take(&mut self, item: Option<Result<WatchItem<Stored>, store::Error>>, out: &mut BytesMut) {
+    fn bookmark(&mut self, initial_end: bool, out: &mut S) {
+        self.told = self.reached;
+        out.bookmark(&self.encoder, self.reached, initial_end);
+    }
+
+    fn take(&mut self, item: Option<Result<WatchItem<Stored>, store::Error>>, out: &mut S) {
         match item {
             Some(Ok(WatchItem::Events { revision, events })) => {
                 for event in events.iter() {
@@ -425,110 +448,42 @@ impl Watcher {
             Some(Ok(WatchItem::Progress(revision))) => self.reached = self.reached.max(revision),
             Some(Err(error)) => {
                 self.over = true;
-                out.put_slice(&error_event(&self.output, &failure::of_store(error)));
+                out.error(&self.encoder.output, &failure::of_store(error));
             }
             None => {
                 self.over = true;
                 let failed = self.unconverted.as_ref();
                 if let Some(status) = failed.and_then(|failed| failed.lock().take()) {
-                    out.put_slice(&error_event(&self.output, &status));
+                    out.error(&self.encoder.output, &status);
                 }
             }
         }
     }
 
     /// An event as this client's selection sees it.
-    fn turn(&mut self, event: &Event<Stored>, out: &mut BytesMut) {
+    fn turn(&mut self, event: &Event<Stored>, out: &mut S) {
         let seen = |entry: &Option<store::Entry<Stored>>| {
             entry
                 .as_ref()
                 .map(|entry| entry.object.clone())
                 .filter(|o| self.selection.matches(o))
         };
-        match (seen(&event.previous), seen(&event.current)) {
+        let (change, object) = match (seen(&event.previous), seen(&event.current)) {
             (None, None) => return,
-            (None, Some(object)) => self.write("ADDED", &object, out),
-            (Some(_), Some(object)) => self.write("MODIFIED", &object, out),
-            (Some(object), None) => self.write("DELETED", &object.at(event.revision), out),
-        }
+            (None, Some(object)) => (Change::Added, object),
+            (Some(_), Some(object)) => (Change::Modified, object),
+            (Some(object), None) => (Change::Deleted, Arc::new(object.at(event.revision))),
+        };
+        out.event(&mut self.encoder, change, &object);
         self.told = event.revision;
-    }
-
-    fn write(&mut self, kind: &str, object: &Stored, out: &mut BytesMut) {
-        let before = out.len();
-        self.encode(kind, object, out);
-        self.sent.inc();
-        self.sizes.observe((out.len() - before) as f64);
-    }
-
-    fn encode(&mut self, kind: &str, object: &Stored, out: &mut BytesMut) {
-        if let Some(body) = self.output.protobuf(object) {
-            return frame(kind, &body, out);
-        }
-        out.reserve(object.bytes().len() + 64);
-        out.put_slice(br#"{"type":""#);
-        out.put_slice(kind.as_bytes());
-        out.put_slice(br#"","object":"#);
-        match self.output.wanted.shape {
-            Shape::Object => out.put_slice(self.output.resource.serve(object).bytes()),
-            Shape::Metadata { .. } => out.put_slice(&self.output.object(object)),
-            Shape::Table => {
-                let columns = !std::mem::replace(&mut self.columns_sent, true);
-                let metadata =
-                    machinery::json::json!({"resourceVersion": object.revision.to_string()});
-                out.put_slice(&self.output.table(&[object], columns, metadata));
-            }
-        }
-        out.put_slice(b"}\n");
-    }
-
-    fn protobuf_bookmark(&self, schema: &'static Type, initial_end: bool) -> Bytes {
-        let (kind, version) = self.output.kind();
-        let mut metadata = json!({"resourceVersion": self.reached.to_string()});
-        if initial_end {
-            metadata["annotations"] = json!({"k8s.io/initial-events-end": "true"});
-        }
-        let object = json!({
-            "apiVersion": version,
-            "kind": kind,
-            "metadata": metadata,
-        });
-        let object = object.as_object().cloned().unwrap_or_default();
-        let mut out = BytesMut::new();
-        frame("BOOKMARK", &protobuf::encode(schema, &object), &mut out);
-        out.freeze()
-    }
-
-    /// How far the watch is.
-    fn bookmark(&mut self, initial_end: bool) -> Bytes {
-        self.told = self.reached;
-        if let Some(schema) = self.output.message_type() {
-            return self.protobuf_bookmark(schema, initial_end);
-        }
-        let (kind, version) = self.output.kind();
-        let mark = if initial_end {
-            r#","annotations":{"k8s.io/initial-events-end":"true"}"#
-        } else {
-            ""
-        };
-        let rest = if self.output.wanted.shape == Shape::Table {
-            r#","columnDefinitions":null,"rows":null"#
-        } else {
-            ""
-        };
-        let revision = self.reached;
-        format!(
-            "{{\"type\":\"BOOKMARK\",\"object\":{{\"kind\":\"{kind}\",\"apiVersion\":\"{version}\",\"metadata\":{{\"resourceVersion\":\"{revision}\"{mark}}}{rest}}}}}\n"
-        )
-        .into()
     }
 }
 
-impl Stream for Watcher {
-    type Item = Bytes;
+impl<S: Sink> Stream for Watcher<S> {
+    type Item = S::Burst;
 
-    /// The next bytes to send; `None` ends the watch.
-    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Bytes>> {
+    /// What to send next; `None` ends the watch.
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<S::Burst>> {
         let this = &mut *self;
         if Pin::new(&mut this.stopped).poll(context).is_ready() {
             return Poll::Ready(None);
@@ -566,29 +521,11 @@ impl Stream for Watcher {
     }
 }
 
-/// One frame of a protobuf stream: its length, and the event around an object's body.
-fn frame(kind: &str, body: &[u8], out: &mut BytesMut) {
-    let event = protobuf::watch_event(kind, body);
-    out.put_u32(event.len() as u32);
-    out.put_slice(&event);
-}
-
-fn error_event(output: &Output, status: &Status) -> Bytes {
-    if let (Some(_), Some(body)) = (output.message_type(), respond::status_message(status)) {
-        let mut out = BytesMut::new();
-        frame("ERROR", &body, &mut out);
-        return out.freeze();
-    }
-    let mut out = BytesMut::new();
-    out.put_slice(br#"{"type":"ERROR","object":"#);
-    out.put_slice(&status.to_bytes());
-    out.put_slice(b"}\n");
-    out.freeze()
-}
-
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use bytes::BytesMut;
+
+    use super::{sink::frame, *};
 
     #[test]
     fn bursts_are_cut_into_events() {

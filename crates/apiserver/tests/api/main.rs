@@ -16,6 +16,7 @@ mod discovery;
 mod every_kind;
 mod every_verb;
 mod fairness;
+mod feeds;
 mod forms;
 mod heads;
 mod holes;

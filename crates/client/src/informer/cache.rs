@@ -1,40 +1,151 @@
 //! The objects of an informer, their secondary indexes, and its subscribers. Pure: no
 //! server and no task; the informer guards it with one lock.
+//!
+//! Sets of objects are ordered by the names inside the objects: an object is one pointer in the cache and
+//! one in each index that has it.
 
 use std::{
-    collections::{BTreeMap, HashMap, HashSet},
+    borrow::Borrow,
+    cmp::Ordering,
+    collections::{BTreeSet, HashMap},
+    ops::Bound,
     sync::Arc,
 };
 
-use super::{Event, IndexFn, subscription::Sender};
-use kube::Resource;
+use super::{
+    IndexFn, Object,
+    slot::{Decoded, Slot},
+    subscription::{Change, Sender},
+};
 
 /// Namespace and name.
 pub(super) type Key = (String, String);
 
+/// What has a place in the order of objects.
+pub(super) trait Named {
+    /// Namespace (empty for cluster-scoped objects) and name.
+    fn key(&self) -> (&str, &str);
+}
+
+impl Named for (&str, &str) {
+    fn key(&self) -> (&str, &str) {
+        *self
+    }
+}
+
+impl Ord for dyn Named + '_ {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.key().cmp(&other.key())
+    }
+}
+
+impl PartialOrd for dyn Named + '_ {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for dyn Named + '_ {
+    fn eq(&self, other: &Self) -> bool {
+        self.key() == other.key()
+    }
+}
+
+impl Eq for dyn Named + '_ {}
+
+/// A slot in the order of its object.
+struct ByKey<K>(Arc<Slot<K>>);
+
+impl<K: Object> Ord for ByKey<K> {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.0.key().cmp(&other.0.key())
+    }
+}
+
+impl<K: Object> PartialOrd for ByKey<K> {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl<K: Object> PartialEq for ByKey<K> {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.key() == other.0.key()
+    }
+}
+
+impl<K: Object> Eq for ByKey<K> {}
+
+impl<'a, K: Object> Borrow<dyn Named + 'a> for ByKey<K> {
+    fn borrow(&self) -> &(dyn Named + 'a) {
+        &*self.0
+    }
+}
+
+/// The objects under one key of an index: most keys have one.
+enum Filed<K> {
+    One(ByKey<K>),
+    Many(BTreeSet<ByKey<K>>),
+}
+
+impl<K: Object> Filed<K> {
+    /// Puts an object there, in the place of an earlier state of it.
+    fn put(&mut self, slot: ByKey<K>) {
+        match self {
+            Self::One(only) if *only == slot => *only = slot,
+            Self::One(only) => {
+                let only = ByKey(only.0.clone());
+                *self = Self::Many(BTreeSet::from([only, slot]));
+            }
+            Self::Many(slots) => drop(slots.replace(slot)),
+        }
+    }
+
+    /// Takes an object out; whether none is left.
+    fn take(&mut self, slot: &ByKey<K>) -> bool {
+        match self {
+            Self::One(only) => only == slot,
+            Self::Many(slots) => {
+                slots.remove(slot);
+                slots.is_empty()
+            }
+        }
+    }
+
+    fn slots(&self) -> Vec<Arc<Slot<K>>> {
+        match self {
+            Self::One(only) => vec![only.0.clone()],
+            Self::Many(slots) => slots.iter().map(|slot| slot.0.clone()).collect(),
+        }
+    }
+}
+
 struct Index<K> {
     name: &'static str,
     keys: IndexFn<K>,
-    entries: HashMap<String, BTreeMap<Key, Arc<K>>>,
+    entries: HashMap<Box<str>, Filed<K>>,
 }
 
 pub(super) struct Cache<K> {
-    objects: BTreeMap<String, BTreeMap<String, Arc<K>>>,
+    objects: BTreeSet<ByKey<K>>,
     indexes: Vec<Index<K>>,
     subscribers: Vec<Sender<K>>,
+    /// Decoded forms of the objects.
+    pub(super) decoded: Arc<Decoded<K>>,
 }
 
 impl<K> Default for Cache<K> {
     fn default() -> Self {
         Self {
-            objects: BTreeMap::new(),
+            objects: BTreeSet::new(),
             indexes: Vec::new(),
             subscribers: Vec::new(),
+            decoded: Arc::default(),
         }
     }
 }
 
-impl<K: Resource> Cache<K> {
+impl<K: Object> Cache<K> {
     /// Must be called before the first object is stored.
     pub(super) fn add_index(&mut self, name: &'static str, keys: IndexFn<K>) {
         self.indexes.push(Index {
@@ -44,47 +155,70 @@ impl<K: Resource> Cache<K> {
         });
     }
 
-    pub(super) fn get(&self, namespace: &str, name: &str) -> Option<Arc<K>> {
-        self.objects.get(namespace)?.get(name).cloned()
+    pub(super) fn get(&self, namespace: &str, name: &str) -> Option<Arc<Slot<K>>> {
+        let key: &dyn Named = &(namespace, name);
+        self.objects.get(key).map(|slot| slot.0.clone())
     }
 
-    pub(super) fn list(&self) -> Vec<Arc<K>> {
-        self.objects
-            .values()
-            .flat_map(BTreeMap::values)
-            .cloned()
+    pub(super) fn list(&self) -> Vec<Arc<Slot<K>>> {
+        self.objects.iter().map(|slot| slot.0.clone()).collect()
+    }
+
+    /// The objects of a namespace that `is_wanted`.
+    pub(super) fn list_in(
+        &self,
+        namespace: &str,
+        is_wanted: impl Fn(&Slot<K>) -> bool,
+    ) -> Vec<Arc<Slot<K>>> {
+        let first: &dyn Named = &(namespace, "");
+        let from = (Bound::Included(first), Bound::Unbounded);
+        let all = self.objects.range::<dyn Named, _>(from);
+        all.take_while(|slot| slot.0.key().0 == namespace)
+            .filter(|slot| is_wanted(&slot.0))
+            .map(|slot| slot.0.clone())
             .collect()
     }
 
-    pub(super) fn list_in(&self, namespace: &str) -> Vec<Arc<K>> {
-        self.objects
-            .get(namespace)
-            .into_iter()
-            .flat_map(BTreeMap::values)
-            .cloned()
-            .collect()
+    pub(super) fn has_any_in(&self, namespace: &str) -> bool {
+        let first: &dyn Named = &(namespace, "");
+        let from = (Bound::Included(first), Bound::Unbounded);
+        let mut all = self.objects.range::<dyn Named, _>(from);
+        all.next().is_some_and(|slot| slot.0.key().0 == namespace)
     }
 
-    pub(super) fn by_index(&self, index: &str, key: &str) -> Vec<Arc<K>> {
+    pub(super) fn by_index(&self, index: &str, key: &str) -> Vec<Arc<Slot<K>>> {
         let index = self
             .indexes
             .iter()
             .find(|candidate| candidate.name == index);
         let entry = index.and_then(|index| index.entries.get(key));
-        entry
-            .into_iter()
-            .flat_map(BTreeMap::values)
-            .cloned()
-            .collect()
+        entry.map(Filed::slots).unwrap_or_default()
+    }
+
+    pub(super) fn index_keys(&self, index: &str) -> Vec<String> {
+        let indexes = self.indexes.iter();
+        let index = indexes.filter(|candidate| candidate.name == index);
+        let keys = index.flat_map(|index| index.entries.keys());
+        keys.map(ToString::to_string).collect()
+    }
+
+    pub(super) fn count_by_index(&self, index: &str, key: &str) -> usize {
+        let mut indexes = self.indexes.iter();
+        let index = indexes.find(|candidate| candidate.name == index);
+        let entry = index.and_then(|index| index.entries.get(key));
+        entry.map_or(0, |filed| match filed {
+            Filed::One(_) => 1,
+            Filed::Many(slots) => slots.len(),
+        })
     }
 
     pub(super) fn count(&self) -> usize {
-        self.objects.values().map(BTreeMap::len).sum()
+        self.objects.len()
     }
 
     pub(super) fn subscribe(&mut self, sender: Sender<K>) {
-        for object in self.objects.values().flat_map(BTreeMap::values) {
-            if !sender.send(Event::Added(object.clone())) {
+        for slot in &self.objects {
+            if !sender.send(Change::Added(slot.0.clone())) {
                 return;
             }
         }
@@ -93,113 +227,110 @@ impl<K: Resource> Cache<K> {
 
     /// Stores the newest state of an object and publishes the change. An object that was made anew
     /// under the same name is published as a deletion and an addition.
-    pub(super) fn upsert(&mut self, new: Arc<K>) {
-        let (namespace, name) = key(&*new);
-        if let Some(old) = self.get(&namespace, &name) {
-            if old.meta().uid != new.meta().uid {
-                self.remove(&namespace, &name, None);
-            } else if old.meta().resource_version == new.meta().resource_version
-                && new.meta().resource_version.is_some()
-            {
+    pub(super) fn upsert(&mut self, new: Arc<Slot<K>>) {
+        let (namespace, name) = new.key();
+        let mut old = self.get(namespace, name);
+        if let Some(before) = &old {
+            if uid(before, &self.decoded) != uid(&new, &self.decoded) {
+                self.remove(namespace, name, None);
+                old = None;
+            } else if !new.version().is_empty() && before.version() == new.version() {
                 return;
             }
         }
-        let slot = self.objects.entry(namespace.clone()).or_default();
-        let old = slot.insert(name.clone(), new.clone());
-        let key = (namespace, name);
+        self.objects.replace(ByKey(new.clone()));
+        let object = new.read(&self.decoded);
         for index in &mut self.indexes {
-            let now = (index.keys)(&new);
+            let now = (index.keys)(&object);
             if let Some(old) = &old {
-                let before = (index.keys)(old);
+                let before = (index.keys)(&old.read(&self.decoded));
                 for gone in before.iter().filter(|value| !now.contains(value)) {
-                    index.forget(gone, &key);
+                    index.forget(gone, old);
                 }
             }
             for value in now {
-                index
-                    .entries
-                    .entry(value)
-                    .or_default()
-                    .insert(key.clone(), new.clone());
+                index.file(value, &new);
             }
         }
         self.publish(match old {
-            Some(old) => Event::Modified { old, new },
-            None => Event::Added(new),
+            Some(old) => Change::Modified { old, new },
+            None => Change::Added(new),
         });
     }
 
     /// Removes an object; `last` is its final state when the server sent one.
-    pub(super) fn remove(&mut self, namespace: &str, name: &str, last: Option<Arc<K>>) {
-        let Some(slot) = self.objects.get_mut(namespace) else {
+    pub(super) fn remove(&mut self, namespace: &str, name: &str, last: Option<Arc<Slot<K>>>) {
+        let key: &dyn Named = &(namespace, name);
+        let Some(ByKey(old)) = self.objects.take(key) else {
             return;
         };
-        let Some(old) = slot.remove(name) else { return };
-        if slot.is_empty() {
-            self.objects.remove(namespace);
-        }
-        let key = (namespace.to_owned(), name.to_owned());
-        for index in &mut self.indexes {
-            for value in (index.keys)(&old) {
-                index.forget(&value, &key);
+        if !self.indexes.is_empty() {
+            let object = old.read(&self.decoded);
+            for index in &mut self.indexes {
+                for value in (index.keys)(&object) {
+                    index.forget(&value, &old);
+                }
             }
         }
-        self.publish(Event::Deleted(last.unwrap_or(old)));
+        self.publish(Change::Deleted(last.unwrap_or(old)));
     }
 
     /// Takes a complete list: what is not in it is gone.
-    pub(super) fn replace(&mut self, objects: Vec<Arc<K>>) {
-        let kept: HashSet<Key> = objects.iter().map(|object| key(&**object)).collect();
-        let known = self
-            .objects
-            .values()
-            .flat_map(BTreeMap::values)
-            .map(|object| key(&**object));
-        let gone: Vec<Key> = known.filter(|key| !kept.contains(key)).collect();
-        for (namespace, name) in gone {
-            self.remove(&namespace, &name, None);
+    pub(super) fn replace(&mut self, objects: Vec<Arc<Slot<K>>>) {
+        let kept: BTreeSet<ByKey<K>> = objects.iter().cloned().map(ByKey).collect();
+        let gone = self.objects.iter().filter(|slot| !kept.contains(*slot));
+        let gone: Vec<_> = gone.map(|slot| slot.0.clone()).collect();
+        for slot in gone {
+            let (namespace, name) = slot.key();
+            self.remove(namespace, name, None);
         }
         for object in objects {
             self.upsert(object);
         }
     }
 
-    fn publish(&mut self, event: Event<K>) {
+    fn publish(&mut self, change: Change<K>) {
         self.subscribers
-            .retain(|subscriber| subscriber.send(event.clone()));
+            .retain(|subscriber| subscriber.send(change.clone()));
     }
 }
 
-impl<K> Index<K> {
-    fn forget(&mut self, value: &str, key: &Key) {
-        if let Some(entry) = self.entries.get_mut(value) {
-            entry.remove(key);
-            if entry.is_empty() {
-                self.entries.remove(value);
-            }
+fn uid<K: Object>(slot: &Arc<Slot<K>>, decoded: &Decoded<K>) -> Option<String> {
+    slot.read(decoded).meta().uid.clone()
+}
+
+impl<K: Object> Index<K> {
+    fn file(&mut self, value: String, slot: &Arc<Slot<K>>) {
+        let slot = ByKey(slot.clone());
+        match self.entries.get_mut(value.as_str()) {
+            Some(filed) => filed.put(slot),
+            None => drop(self.entries.insert(value.into(), Filed::One(slot))),
         }
     }
-}
 
-/// Namespace (empty for cluster-scoped objects) and name.
-pub(super) fn key<K: Resource>(object: &K) -> Key {
-    let meta = object.meta();
-    (
-        meta.namespace.clone().unwrap_or_default(),
-        meta.name.clone().unwrap_or_default(),
-    )
+    fn forget(&mut self, value: &str, slot: &Arc<Slot<K>>) {
+        let slot = ByKey(slot.clone());
+        if let Some(filed) = self.entries.get_mut(value)
+            && filed.take(&slot)
+        {
+            self.entries.remove(value);
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::{
-        super::subscription::{Subscription, channel},
+        super::{
+            Event,
+            subscription::{Subscription, channel},
+        },
         *,
     };
     use k8s_openapi::api::core::v1::{Pod, PodSpec};
     use kube::api::ObjectMeta;
 
-    fn pod(name: &str, uid: &str, version: u32, node: &str) -> Arc<Pod> {
+    fn pod(name: &str, uid: &str, version: u32, node: &str) -> Arc<Slot<Pod>> {
         let metadata = ObjectMeta {
             namespace: Some("default".into()),
             name: Some(name.into()),
@@ -211,11 +342,11 @@ mod tests {
             node_name: Some(node.into()),
             ..Default::default()
         };
-        Arc::new(Pod {
+        Slot::typed(Arc::new(Pod {
             metadata,
             spec: Some(spec),
             status: None,
-        })
+        }))
     }
 
     fn cache() -> (Cache<Pod>, Subscription<Pod>) {
@@ -226,7 +357,7 @@ mod tests {
                 .filter_map(|spec| spec.node_name.clone())
                 .collect()
         });
-        let (sender, receiver) = channel();
+        let (sender, receiver) = channel(cache.decoded.clone());
         cache.subscribe(sender);
         (cache, receiver)
     }
@@ -250,7 +381,15 @@ mod tests {
         cache.upsert(pod("a", "1", 3, "n2"));
         assert_eq!(cache.by_index("node", "n1").len(), 1);
         assert_eq!(cache.by_index("node", "n2").len(), 1);
+        assert_eq!(cache.count_by_index("node", "n2"), 1);
+        cache.upsert(pod("c", "3", 4, "n2"));
+        assert_eq!(cache.count_by_index("node", "n2"), 2);
+        let mut keys = cache.index_keys("node");
+        keys.sort();
+        assert_eq!(keys, ["n1", "n2"]);
+        cache.remove("default", "c", None);
         cache.remove("default", "a", None);
+        assert_eq!(cache.count_by_index("node", "n2"), 0);
         assert!(cache.by_index("node", "n2").is_empty());
         assert!(cache.by_index("unknown", "n1").is_empty());
     }
@@ -271,13 +410,18 @@ mod tests {
         ]);
         assert_eq!(received(&mut events), ["-3", "2→5", "+6", "-4", "+7"]);
         assert_eq!(cache.count(), 4);
+        assert!(cache.has_any_in("default"));
+        assert!(!cache.has_any_in("defaul") && !cache.has_any_in("other"));
+        let named = |slot: &Slot<Pod>| slot.key().1.starts_with('n');
+        assert_eq!(cache.list_in("default", named).len(), 1);
+        assert_eq!(cache.list_in("default", |_| true).len(), 4);
     }
 
     #[test]
     fn a_late_subscriber_begins_with_everything_there_is() {
         let (mut cache, _events) = cache();
         cache.upsert(pod("a", "1", 1, "n"));
-        let (sender, mut late) = channel();
+        let (sender, mut late) = channel(cache.decoded.clone());
         cache.subscribe(sender);
         cache.remove("default", "a", Some(pod("a", "1", 2, "n")));
         assert_eq!(received(&mut late), ["+1", "-2"]);

@@ -1,11 +1,14 @@
-//! One list and watch per kind, shared by all its readers: each object is decoded once, into an
-//! `Arc`; reads are synchronous; subscribers get every change, in order, with the object before it.
+//! One list and watch per kind, shared by all its readers: reads are synchronous; subscribers get every
+//! change, in order, with the object before it.
 //!
-//! What an informer shows is always a state the server had, perhaps a little old. Objects come
+//! What an informer shows is always a state the server had, perhaps a little old. Beside an API server
+//! of the same process it shares the stored objects and decodes those that are read; from another server
+//! it keeps them decoded ([decision 17](../../../../docs/decisions/0017-shared-objects.md)). Objects come
 //! without `metadata.managedFields`: no component reads them and they are half of the memory.
 
 mod cache;
 mod reflector;
+mod slot;
 mod subscription;
 mod waiters;
 
@@ -23,9 +26,10 @@ use lifecycle::Context;
 use serde::de::DeserializeOwned;
 use tokio::sync::watch;
 
-use cache::Cache;
+use cache::{Cache, Named};
 use parking_lot::{Mutex, RwLock};
 use reflector::{Reporter, Source};
+use slot::{Decoded, Slot};
 pub use subscription::Subscription;
 use waiters::{Departure, Waiters};
 
@@ -79,8 +83,17 @@ impl<K> Event<K> {
     }
 }
 
+/// What has labels and may not be decoded yet.
+pub trait Labelled {
+    /// A label's value.
+    fn label(&self, key: &str) -> Option<&str>;
+}
+
 /// Under which keys an object is found: `"node"` → the names of its nodes.
 pub type IndexFn<K> = fn(&K) -> Vec<String>;
+
+/// How often decoded objects that were not read since the last time are dropped.
+const SWEEP: Duration = Duration::from_secs(10);
 
 /// Says what to watch; [`Builder::start`] begins.
 pub struct Builder<K> {
@@ -122,6 +135,7 @@ impl<K: Object> Builder<K> {
         let Self { source, cache } = self;
         let informer = Informer::of(cache);
         let reporter = Reporter::new(context, source.description());
+        context.spawn("sweep", sweep(informer.shared.decoded.clone()));
         context.spawn(
             "informer",
             reflector::run(source, informer.clone(), reporter),
@@ -137,12 +151,22 @@ impl<K: Object> Builder<K> {
     }
 }
 
+/// Drops decoded forms that are not read any more.
+async fn sweep<K: Object>(decoded: Arc<Decoded<K>>) {
+    loop {
+        tokio::time::sleep(SWEEP).await;
+        decoded.sweep();
+    }
+}
+
 struct Shared<K> {
     /// Guards objects, indexes and the list of subscribers, so that a subscriber sees every change
     /// exactly once: either in the snapshot it begins with or as an event.
     cache: RwLock<Cache<K>>,
     /// Counts the changes of `cache`; rises after each.
     generation: AtomicU64,
+    /// The objects that are decoded beside their stored form.
+    decoded: Arc<Decoded<K>>,
     synced: watch::Sender<bool>,
     /// Guards the newest version that the cache shows and those who wait for a later one. Taken
     /// after `cache` is written, or before `cache` is read; never while `cache` is locked.
@@ -187,6 +211,7 @@ impl<K: Object> Informer<K> {
 
     fn of(cache: Cache<K>) -> Self {
         let shared = Shared {
+            decoded: cache.decoded.clone(),
             cache: RwLock::new(cache),
             generation: AtomicU64::new(0),
             synced: watch::Sender::new(false),
@@ -199,22 +224,57 @@ impl<K: Object> Informer<K> {
 
     /// One object. Cluster-scoped objects have the namespace `""`.
     pub fn get(&self, namespace: &str, name: &str) -> Option<Arc<K>> {
-        self.shared.cache.read().get(namespace, name)
+        let slot = self.shared.cache.read().get(namespace, name)?;
+        Some(slot.read(&self.shared.decoded))
     }
 
     /// All objects, by namespace and name.
     pub fn list(&self) -> Vec<Arc<K>> {
-        self.shared.cache.read().list()
+        let slots = self.shared.cache.read().list();
+        self.read(slots)
     }
 
     /// The objects of a namespace, by name.
     pub fn list_in(&self, namespace: &str) -> Vec<Arc<K>> {
-        self.shared.cache.read().list_in(namespace)
+        let slots = self.shared.cache.read().list_in(namespace, |_| true);
+        self.read(slots)
+    }
+
+    /// Whether a namespace has any object.
+    pub fn has_any_in(&self, namespace: &str) -> bool {
+        self.shared.cache.read().has_any_in(namespace)
+    }
+
+    /// The objects of a namespace with labels that `is_wanted`. Other objects are not decoded.
+    pub fn select_in(
+        &self,
+        namespace: &str,
+        is_wanted: impl Fn(&dyn Labelled) -> bool,
+    ) -> Vec<Arc<K>> {
+        let is_wanted = |slot: &Slot<K>| is_wanted(slot);
+        let slots = self.shared.cache.read().list_in(namespace, is_wanted);
+        self.read(slots)
     }
 
     /// The objects that a secondary index files under `key`; none when there is no such index.
     pub fn by_index(&self, index: &str, key: &str) -> Vec<Arc<K>> {
-        self.shared.cache.read().by_index(index, key)
+        let slots = self.shared.cache.read().by_index(index, key);
+        self.read(slots)
+    }
+
+    /// How many objects a secondary index files under `key`.
+    pub fn count_by_index(&self, index: &str, key: &str) -> usize {
+        self.shared.cache.read().count_by_index(index, key)
+    }
+
+    /// The keys under which a secondary index files objects, in no order.
+    pub fn index_keys(&self, index: &str) -> Vec<String> {
+        self.shared.cache.read().index_keys(index)
+    }
+
+    fn read(&self, slots: Vec<Arc<Slot<K>>>) -> Vec<Arc<K>> {
+        let decoded = &self.shared.decoded;
+        slots.iter().map(|slot| slot.read(decoded)).collect()
     }
 
     /// A number that is another one after every change. What was read after asking for it is not
@@ -235,7 +295,7 @@ impl<K: Object> Informer<K> {
 
     /// Every object there is as `Added`, then every change.
     pub fn subscribe(&self) -> Subscription<K> {
-        let (sender, subscription) = subscription::channel();
+        let (sender, subscription) = subscription::channel(self.shared.decoded.clone());
         self.shared.cache.write().subscribe(sender);
         subscription
     }
@@ -336,7 +396,7 @@ impl<K: Object> Informer<K> {
     /// Puts an object there as a watch event would.
     pub fn upsert(&self, object: K) {
         let version = object.meta().resource_version.clone().unwrap_or_default();
-        self.store(Arc::new(object));
+        self.store(Slot::typed(Arc::new(object)));
         self.advance(&version);
     }
 
@@ -346,20 +406,25 @@ impl<K: Object> Informer<K> {
         self.check_departures(Some(&(namespace.to_owned(), name.to_owned())));
     }
 
-    fn store(&self, object: Arc<K>) {
-        let key = cache::key(&*object);
-        self.change(|cache| cache.upsert(object));
+    fn store(&self, slot: Arc<Slot<K>>) {
+        let key = owned_key(&slot);
+        self.change(|cache| cache.upsert(slot));
         self.check_departures(Some(&key));
     }
 
-    fn forget(&self, last: Arc<K>) {
-        let key = cache::key(&*last);
+    fn forget(&self, last: Arc<Slot<K>>) {
+        let key = owned_key(&last);
         self.change(|cache| cache.remove(&key.0, &key.1, Some(last)));
         self.check_departures(Some(&key));
     }
 
-    fn replace(&self, objects: Vec<Arc<K>>) {
-        self.change(|cache| cache.replace(objects));
+    fn replace(&self, slots: Vec<Arc<Slot<K>>>) {
+        self.change(|cache| cache.replace(slots));
         self.check_departures(None);
     }
+}
+
+fn owned_key<K: Object>(slot: &Slot<K>) -> cache::Key {
+    let (namespace, name) = slot.key();
+    (namespace.to_owned(), name.to_owned())
 }

@@ -5,7 +5,8 @@
 use std::{sync::Arc, time::Duration};
 
 use bytes::{Buf, BytesMut};
-use http::{Request, header::ACCEPT};
+use futures::stream::{BoxStream, StreamExt};
+use http::{Request, Response, header::ACCEPT};
 use http_body_util::BodyExt;
 use kube::client::Body;
 use lifecycle::Context;
@@ -15,7 +16,10 @@ use serde_json::value::RawValue;
 use stdx::Backoff;
 use tracing::{debug, error, warn};
 
-use super::{Informer, Object};
+use super::{
+    Informer, Object,
+    slot::{Decoded, Slot},
+};
 use crate::lenient;
 
 const PAGE: u32 = 500;
@@ -177,36 +181,52 @@ impl Source {
         } else {
             "application/json"
         };
-        let request = Request::get(uri).header(ACCEPT, accept).body(Body::empty());
+        let request = Request::get(uri)
+            .header(ACCEPT, accept)
+            .extension(feed::Wanted)
+            .body(Body::empty());
         request.map_err(|error| Failure::Client(kube::Error::HttpError(error)))
     }
 
     /// The whole list and its version.
-    async fn list<K: Object>(&self) -> Result<(Vec<Arc<K>>, String), Failure> {
+    async fn list<K: Object>(
+        &self,
+        decoded: &Decoded<K>,
+    ) -> Result<(Vec<Arc<Slot<K>>>, String), Failure> {
         let (limit, mut token) = (PAGE.to_string(), String::new());
-        let mut objects = Vec::new();
+        let mut slots = Vec::new();
         loop {
             let mut query = vec![("limit", limit.as_str())];
             if !token.is_empty() {
                 query.push(("continue", token.as_str()));
             }
-            let response = self.send(self.request(&query, METADATA_LIST)?).await?;
-            let bytes = response.collect_bytes().await?;
-            let list: List = serde_json::from_slice(&bytes)?;
-            for item in list.items.unwrap_or_default() {
-                objects.extend(self.decode::<K>(&item).map(Arc::new));
-            }
-            match list.metadata.r#continue.filter(|token| !token.is_empty()) {
+            let mut response = self.send(self.request(&query, METADATA_LIST)?).await?;
+            let (version, next) = match response.extensions_mut().remove::<feed::Page>() {
+                Some(page) => {
+                    let objects = page.objects.into_iter();
+                    slots.extend(objects.filter_map(|object| self.shared(object, decoded)));
+                    (page.revision.to_string(), page.next)
+                }
+                None => {
+                    let bytes = response.into_body().collect_bytes().await?;
+                    let list: List = serde_json::from_slice(&bytes)?;
+                    let items = list.items.unwrap_or_default();
+                    slots.extend(items.iter().filter_map(|item| self.typed(item)));
+                    let version = list.metadata.resource_version.unwrap_or_default();
+                    (version, list.metadata.r#continue)
+                }
+            };
+            match next.filter(|token| !token.is_empty()) {
                 Some(next) => token = next,
-                None => return Ok((objects, list.metadata.resource_version.unwrap_or_default())),
+                None => return Ok((slots, version)),
             }
         }
     }
 
-    async fn send(&self, request: Request<Body>) -> Result<Body, Failure> {
+    async fn send(&self, request: Request<Body>) -> Result<Response<Body>, Failure> {
         let response = self.client.send(request).await?;
         if response.status().is_success() {
-            return Ok(response.into_body());
+            return Ok(response);
         }
         let code = response.status().as_u16();
         let bytes = response.into_body().collect_bytes().await?;
@@ -228,8 +248,78 @@ impl Source {
             ("timeoutSeconds", seconds.as_str()),
             ("resourceVersion", version.as_str()),
         ];
-        let mut body = self.send(self.request(&query, METADATA_ONLY)?).await?;
+        let mut response = self.send(self.request(&query, METADATA_ONLY)?).await?;
         reporter.succeeded();
+        let changes = response.extensions_mut().remove::<feed::Changes>();
+        match changes.and_then(|changes| changes.take()) {
+            Some(changes) => self.follow(changes, informer, version).await,
+            None => self.read(response.into_body(), informer, version).await,
+        }
+    }
+
+    /// Applies what a server in this process sends.
+    async fn follow<K: Object>(
+        &self,
+        mut changes: BoxStream<'static, Vec<feed::Change>>,
+        informer: &Informer<K>,
+        version: &mut String,
+    ) -> Result<(), Failure> {
+        while let Some(burst) = changes.next().await {
+            for change in burst {
+                self.apply(change, informer, version)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn apply<K: Object>(
+        &self,
+        change: feed::Change,
+        informer: &Informer<K>,
+        version: &mut String,
+    ) -> Result<(), Failure> {
+        let decoded = &informer.shared.decoded;
+        let reached = match change {
+            feed::Change::Added(object) | feed::Change::Modified(object) => {
+                let reached = object.revision();
+                if let Some(slot) = self.shared(object, decoded) {
+                    informer.store(slot);
+                }
+                reached
+            }
+            feed::Change::Deleted(object) => {
+                let reached = object.revision();
+                if let Some(slot) = self.shared(object, decoded) {
+                    informer.forget(slot);
+                }
+                reached
+            }
+            feed::Change::Bookmark(reached) => reached,
+            feed::Change::Failed {
+                code,
+                reason,
+                message,
+            } => {
+                let status = Status {
+                    code,
+                    reason,
+                    message,
+                };
+                return Err(refusal(code, status));
+            }
+        };
+        *version = reached.to_string();
+        informer.advance(version);
+        Ok(())
+    }
+
+    /// Applies the lines that a server sends over a connection.
+    async fn read<K: Object>(
+        &self,
+        mut body: Body,
+        informer: &Informer<K>,
+        version: &mut String,
+    ) -> Result<(), Failure> {
         let mut buffer = BytesMut::new();
         let silence = Duration::from_secs(WATCH_SECONDS.into()) + GRACE;
         loop {
@@ -274,13 +364,13 @@ impl Source {
             }
             _ => {}
         }
-        let Some(object) = self.decode::<K>(event.object).map(Arc::new) else {
+        let Some(slot) = self.typed(event.object) else {
             return Ok(());
         };
-        let seen = object.meta().resource_version.clone().unwrap_or_default();
+        let seen = slot.version().into_owned();
         match event.r#type {
-            "ADDED" | "MODIFIED" => informer.store(object),
-            "DELETED" => informer.forget(object),
+            "ADDED" | "MODIFIED" => informer.store(slot),
+            "DELETED" => informer.forget(slot),
             other => warn!(path = self.path, r#type = other, "unknown watch event"),
         }
         informer.advance(&seen);
@@ -288,19 +378,32 @@ impl Source {
         Ok(())
     }
 
+    /// An object that came over a connection.
+    fn typed<K: Object>(&self, raw: &RawValue) -> Option<Arc<Slot<K>>> {
+        let decoded = lenient::from_str::<K>(raw.get()).map(|mut object| {
+            object.meta_mut().managed_fields = None;
+            Slot::typed(Arc::new(object))
+        });
+        self.or_left_out(decoded)
+    }
+
+    /// An object that is shared with the server.
+    fn shared<K: Object>(
+        &self,
+        object: feed::Object,
+        decoded: &Decoded<K>,
+    ) -> Option<Arc<Slot<K>>> {
+        self.or_left_out(Slot::stored(object, self.metadata_only, decoded))
+    }
+
     /// What the server stores can be read; the bytes of a server that answers something else are left
     /// out with an error, for they must not hide all others.
-    fn decode<K: Object>(&self, raw: &RawValue) -> Option<K> {
-        match lenient::from_str::<K>(raw.get()) {
-            Ok(mut object) => {
-                object.meta_mut().managed_fields = None;
-                Some(object)
-            }
-            Err(error) => {
+    fn or_left_out<T>(&self, decoded: Result<T, serde_json::Error>) -> Option<T> {
+        decoded
+            .inspect_err(|error| {
                 error!(path = self.path, %error, "an object cannot be decoded and is left out");
-                None
-            }
-        }
+            })
+            .ok()
     }
 }
 
@@ -308,9 +411,9 @@ impl Source {
 pub(super) async fn run<K: Object>(source: Source, informer: Informer<K>, reporter: Reporter) {
     let mut backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(10));
     loop {
-        let mut version = match source.list::<K>().await {
-            Ok((objects, version)) => {
-                informer.replace(objects);
+        let mut version = match source.list(&informer.shared.decoded).await {
+            Ok((slots, version)) => {
+                informer.replace(slots);
                 informer.advance(&version);
                 debug!(path = source.path, version, "listed");
                 informer.shared.synced.send_replace(true);

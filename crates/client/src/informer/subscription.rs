@@ -7,17 +7,63 @@ use std::{
     sync::Arc,
 };
 
-use kube::Resource;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use super::{Event, cache::key};
+use super::{
+    Event, Object,
+    cache::{Key, Named},
+    slot::{Decoded, Slot},
+};
 
 /// Up to this many changes wait as they came; then changes of the same object are merged.
 const MERGE_AT: usize = 4096;
 
+/// A change as it waits: its objects are decoded when it is read.
+pub(super) enum Change<K> {
+    Added(Arc<Slot<K>>),
+    Modified {
+        old: Arc<Slot<K>>,
+        new: Arc<Slot<K>>,
+    },
+    Deleted(Arc<Slot<K>>),
+}
+
+impl<K> Clone for Change<K> {
+    fn clone(&self) -> Self {
+        match self {
+            Self::Added(new) => Self::Added(new.clone()),
+            Self::Modified { old, new } => Self::Modified {
+                old: old.clone(),
+                new: new.clone(),
+            },
+            Self::Deleted(old) => Self::Deleted(old.clone()),
+        }
+    }
+}
+
+impl<K: Object> Change<K> {
+    /// The newest state of the object.
+    fn slot(&self) -> &Arc<Slot<K>> {
+        match self {
+            Self::Added(new) | Self::Modified { new, .. } | Self::Deleted(new) => new,
+        }
+    }
+
+    fn read(&self, decoded: &Decoded<K>) -> Event<K> {
+        match self {
+            Self::Added(new) => Event::Added(new.read(decoded)),
+            Self::Modified { old, new } => Event::Modified {
+                old: old.read(decoded),
+                new: new.read(decoded),
+            },
+            Self::Deleted(old) => Event::Deleted(old.read(decoded)),
+        }
+    }
+}
+
 struct State<K> {
-    events: VecDeque<Event<K>>,
+    events: VecDeque<Change<K>>,
     /// The length at which changes are merged next; twice what the last merge left, at least.
     merge_at: usize,
     closed: bool,
@@ -27,6 +73,7 @@ struct Buffer<K> {
     /// Guards the changes that wait; never held over an await.
     state: Mutex<State<K>>,
     changed: Notify,
+    decoded: Arc<Decoded<K>>,
 }
 
 /// The informer's end; dropping it ends the subscription.
@@ -37,7 +84,7 @@ pub(super) struct Sender<K>(Arc<Buffer<K>>);
 /// and went meanwhile not at all.
 pub struct Subscription<K>(Arc<Buffer<K>>);
 
-pub(super) fn channel<K>() -> (Sender<K>, Subscription<K>) {
+pub(super) fn channel<K>(decoded: Arc<Decoded<K>>) -> (Sender<K>, Subscription<K>) {
     let state = State {
         events: VecDeque::new(),
         merge_at: MERGE_AT,
@@ -46,13 +93,14 @@ pub(super) fn channel<K>() -> (Sender<K>, Subscription<K>) {
     let buffer = Arc::new(Buffer {
         state: Mutex::new(state),
         changed: Notify::new(),
+        decoded,
     });
     (Sender(buffer.clone()), Subscription(buffer))
 }
 
-impl<K: Resource> Sender<K> {
+impl<K: Object> Sender<K> {
     /// Whether the subscriber still listens.
-    pub(super) fn send(&self, event: Event<K>) -> bool {
+    pub(super) fn send(&self, event: Change<K>) -> bool {
         if Arc::strong_count(&self.0) == 1 {
             return false;
         }
@@ -76,19 +124,16 @@ impl<K> Drop for Sender<K> {
     }
 }
 
-impl<K> Subscription<K> {
+impl<K: Object> Subscription<K> {
     /// The next change; `None` when the informer is gone.
     pub async fn next(&mut self) -> Option<Event<K>> {
         loop {
             let changed = self.0.changed.notified();
-            {
-                let mut state = self.0.state.lock();
-                if let Some(event) = state.events.pop_front() {
-                    return Some(event);
-                }
-                if state.closed {
-                    return None;
-                }
+            if let Some(event) = self.pop() {
+                return Some(event);
+            }
+            if self.is_over() {
+                return None;
             }
             changed.await;
         }
@@ -96,33 +141,50 @@ impl<K> Subscription<K> {
 
     /// The next change if one waits already.
     pub fn try_next(&mut self) -> Option<Event<K>> {
-        self.0.state.lock().events.pop_front()
+        self.pop()
+    }
+
+    fn pop(&self) -> Option<Event<K>> {
+        let change = self.0.state.lock().events.pop_front()?;
+        Some(change.read(&self.0.decoded))
+    }
+
+    fn is_over(&self) -> bool {
+        let state = self.0.state.lock();
+        state.closed && state.events.is_empty()
     }
 }
 
 /// At most one change for each object, at the place of its first one.
-fn merged<K: Resource>(events: VecDeque<Event<K>>) -> VecDeque<Event<K>> {
-    let mut places: HashMap<_, usize> = HashMap::new();
-    let mut merged: Vec<Option<Event<K>>> = Vec::new();
-    for event in events {
-        let object = event.object();
-        // An object that was made anew is another one.
-        let identity = (key(&**object), object.meta().uid.clone());
-        let place = places.get(&identity).copied();
+fn merged<K: Object>(changes: VecDeque<Change<K>>) -> VecDeque<Change<K>> {
+    let mut places: HashMap<Key, usize> = HashMap::new();
+    let mut merged: Vec<Option<Change<K>>> = Vec::new();
+    for change in changes {
+        let (namespace, name) = change.slot().key();
+        let key = (namespace.to_owned(), name.to_owned());
+        let place = places.get(&key).copied();
         let before = place.and_then(|place| merged[place].take());
         let (Some(place), Some(before)) = (place, before) else {
-            places.insert(identity, merged.len());
-            merged.push(Some(event));
+            places.insert(key, merged.len());
+            merged.push(Some(change));
             continue;
         };
-        merged[place] = match (before, event) {
-            (Event::Added(_), Event::Deleted(_)) => None,
-            (Event::Added(_), Event::Modified { new, .. }) => Some(Event::Added(new)),
-            (Event::Modified { old, .. }, Event::Modified { new, .. } | Event::Added(new)) => {
-                Some(Event::Modified { old, new })
+        let both = match (before, change) {
+            // An object that was made anew is another one: both changes stay.
+            (before @ Change::Deleted(_), change) => {
+                merged[place] = Some(before);
+                places.insert(key, merged.len());
+                merged.push(Some(change));
+                continue;
             }
-            (_, event) => Some(event),
+            (Change::Added(_), Change::Deleted(_)) => None,
+            (Change::Added(_), Change::Modified { new, .. }) => Some(Change::Added(new)),
+            (Change::Modified { old, .. }, Change::Modified { new, .. } | Change::Added(new)) => {
+                Some(Change::Modified { old, new })
+            }
+            (_, change) => Some(change),
         };
+        merged[place] = both;
     }
     merged.into_iter().flatten().collect()
 }
@@ -134,8 +196,8 @@ mod tests {
 
     use super::*;
 
-    fn object(name: &str, version: u32) -> Arc<ConfigMap> {
-        Arc::new(ConfigMap {
+    fn object(name: &str, version: u32) -> Arc<Slot<ConfigMap>> {
+        let object = ConfigMap {
             metadata: ObjectMeta {
                 name: Some(name.into()),
                 uid: Some(name.into()),
@@ -143,11 +205,12 @@ mod tests {
                 ..Default::default()
             },
             ..Default::default()
-        })
+        };
+        Slot::typed(Arc::new(object))
     }
 
-    fn change(name: &str, version: u32) -> Event<ConfigMap> {
-        Event::Modified {
+    fn change(name: &str, version: u32) -> Change<ConfigMap> {
+        Change::Modified {
             old: object(name, version - 1),
             new: object(name, version),
         }
@@ -168,24 +231,28 @@ mod tests {
 
     #[test]
     fn changes_of_one_object_are_merged_in_order() {
-        let events = [
+        let changes = [
             change("a", 2),
-            Event::Added(object("b", 1)),
-            Event::Added(object("c", 1)),
+            Change::Added(object("b", 1)),
+            Change::Added(object("c", 1)),
             change("a", 3),
             change("b", 2),
-            Event::Deleted(object("c", 2)),
+            Change::Deleted(object("c", 2)),
             change("d", 5),
-            Event::Deleted(object("d", 6)),
+            Change::Deleted(object("d", 6)),
+            Change::Added(object("d", 7)),
+            change("d", 8),
+            Change::Added(object("c", 9)),
         ];
-        let merged = merged(events.into());
-        let shown: Vec<_> = merged.iter().map(show).collect();
-        assert_eq!(shown, ["a1→a3", "+b2", "-d6"]);
+        let merged = merged(changes.into());
+        let decoded = Decoded::default();
+        let shown: Vec<_> = merged.iter().map(|one| show(&one.read(&decoded))).collect();
+        assert_eq!(shown, ["a1→a3", "+b2", "-d6", "+d8", "+c9"]);
     }
 
     #[test]
     fn a_slow_subscriber_holds_as_many_changes_as_there_are_objects() {
-        let (sender, mut subscription) = channel();
+        let (sender, mut subscription) = channel(Arc::default());
         for version in 2..100_000 {
             assert!(sender.send(change(["a", "b", "c"][version as usize % 3], version)));
         }
@@ -198,7 +265,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_subscription_ends_with_its_informer() {
-        let (sender, mut subscription) = channel();
+        let (sender, mut subscription) = channel(Arc::default());
         sender.send(change("a", 2));
         drop(sender);
         assert!(subscription.next().await.is_some());

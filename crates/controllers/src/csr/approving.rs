@@ -23,7 +23,7 @@ use super::{
     ACCOUNT, KUBELET_CLIENT, KUBELET_SERVING, NODE_PREFIX, has, is_issued, is_kubelet_client,
     is_kubelet_serving, node_proxy, serving, usages,
 };
-use crate::shared::Shared;
+use crate::shared::{ADDRESS, Shared, address_key};
 
 /// As in the table of controllers.
 pub const NAME: &str = "certificatesigningrequest-approving";
@@ -155,11 +155,13 @@ impl Approver {
         let config = &self.shared.config;
         let authority = config.authority.as_ref().ok_or("nobody signs it")?;
         let names = authority.0.names();
+        let addresses = request.addresses.iter();
+        let pods = addresses.flat_map(|one| self.pods.by_index(ADDRESS, &address_key(*one)));
         let cluster = serving::Cluster {
             nodes: self.nodes.list(),
             services: self.services.list(),
             service_cidrs: self.service_cidrs.list(),
-            pods: self.pods.list(),
+            pods: pods.collect(),
             slices: self.slices.list(),
             pod_cidr: config.cluster_cidr.clone(),
             server_names: names.of_apiserver(),

@@ -13,7 +13,7 @@ use k8s_openapi::api::{
 };
 use reconcile::{Action, Controller, Error, Key, Selector, Writer};
 
-use crate::shared::{Shared, controller_reference};
+use crate::shared::{Shared, controller_reference, selected_in};
 use kube::api::ObjectMeta;
 use pack::{Change, pack};
 use view::{MANAGED_BY, SERVICE_NAME, desired};
@@ -65,10 +65,7 @@ impl Controller for Slices {
         let wanted = match (&service, selector.filter(|selector| !selector.is_empty())) {
             (Some(service), Some(selector)) => {
                 let selector = Selector::labels(&selector);
-                let pods = self.pods.list_in(&key.namespace).into_iter();
-                let pods: Vec<_> = pods
-                    .filter(|pod| selector.matches(pod.metadata.labels.as_ref()))
-                    .collect();
+                let pods = selected_in(&self.pods, &key.namespace, &selector);
                 let zone = |node: &str| {
                     let node = self.nodes.get("", node)?;
                     node.metadata

@@ -1,7 +1,11 @@
 //! What a Service's endpoints should be: which pods count, with which addresses, ports and
 //! conditions. Pure, shared with the older Endpoints.
 
-use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    sync::Arc,
+};
 
 use client::{Event, Informer};
 use k8s_openapi::{
@@ -16,7 +20,10 @@ use k8s_openapi::{
 };
 use reconcile::{Key, Selector};
 
-use crate::pods::{is_deleting, is_ready, is_terminal};
+use crate::{
+    pods::{is_deleting, is_ready, is_terminal},
+    shared::{SELECTS, SERVICE, selected_key},
+};
 
 pub(crate) const SERVICE_NAME: &str = "kubernetes.io/service-name";
 pub(crate) const MANAGED_BY: &str = "endpointslice.kubernetes.io/managed-by";
@@ -44,17 +51,10 @@ pub(crate) fn slices_of(
     service: &Key,
     manager: &str,
 ) -> Vec<Arc<EndpointSlice>> {
-    let of_service = |slice: &EndpointSlice| {
-        let labels = slice.metadata.labels.as_ref();
-        labels.and_then(|labels| labels.get(SERVICE_NAME)) == Some(&service.name)
-    };
-    let all = slices.list_in(&service.namespace).into_iter();
-    all.filter(|slice| {
-        of_service(slice)
-            && is_managed_by(slice, manager)
-            && slice.metadata.deletion_timestamp.is_none()
-    })
-    .collect()
+    let key = format!("{}/{}", service.namespace, service.name);
+    let all = slices.by_index(SERVICE, &key).into_iter();
+    all.filter(|slice| is_managed_by(slice, manager) && slice.metadata.deletion_timestamp.is_none())
+        .collect()
 }
 
 /// The Service of a slice that `manager` keeps.
@@ -87,19 +87,25 @@ pub(crate) fn services_of_pod(
         }
         let pod = event.object();
         let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+        let versions = || event.old().into_iter().chain([pod]);
         let selects = |service: &Service| {
-            let selector = service.spec.as_ref().and_then(|spec| spec.selector.clone());
-            let selector = selector
-                .filter(|s| !s.is_empty())
-                .map(|s| Selector::labels(&s));
+            let selector = service
+                .spec
+                .as_ref()
+                .and_then(|spec| spec.selector.as_ref());
             selector.is_some_and(|selector| {
-                let mut versions = event.old().into_iter().chain([pod]);
-                versions.any(|pod| selector.matches(pod.metadata.labels.as_ref()))
+                let selector = Selector::labels(selector);
+                versions().any(|pod| selector.matches(pod.metadata.labels.as_ref()))
             })
         };
-        let found = services
-            .list_in(namespace)
+        let labels: BTreeSet<_> = versions()
+            .flat_map(|pod| pod.metadata.labels.iter().flatten())
+            .collect();
+        let found = labels
             .into_iter()
+            .flat_map(|(key, value)| {
+                services.by_index(SELECTS, &selected_key(namespace, key, value))
+            })
             .filter(|service| selects(service));
         found.map(|service| Key::of(&*service)).collect()
     }

@@ -1,0 +1,76 @@
+//! How fast a control plane settles workloads on simulated nodes, how much memory it takes and how many
+//! writes it makes. Runs against any cluster by kubeconfig.
+//!
+//!     cargo run --release -p bench-controllers -- --kubeconfig admin.kubeconfig --pid PID --nodes 5000
+//!
+//! `--pid` names the processes whose memory is printed, separated by commas: the server's, or those of
+//! kube-apiserver, kube-controller-manager and kube-scheduler.
+
+#![allow(clippy::print_stdout, reason = "it prints its results")]
+
+mod measure;
+mod scenarios;
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use clap::Parser;
+use lifecycle::Context;
+use measure::Measure;
+use scenarios::Scenario;
+use tokio_util::sync::CancellationToken;
+
+#[global_allocator]
+static ALLOCATOR: allocator::Allocator = allocator::Allocator;
+
+#[derive(Debug, Parser)]
+struct Options {
+    /// The cluster.
+    #[arg(long)]
+    kubeconfig: PathBuf,
+    /// Processes whose memory is printed.
+    #[arg(long, value_delimiter = ',')]
+    pid: Vec<u32>,
+    /// How many nodes are simulated.
+    #[arg(long, default_value_t = 5000)]
+    nodes: usize,
+    /// How large scenarios are, in percent.
+    #[arg(long, default_value_t = 100)]
+    scale: usize,
+    /// Only these scenarios, in this order.
+    #[arg(long, value_delimiter = ',')]
+    only: Vec<Scenario>,
+    /// Seconds after a scenario before the memory is measured once more.
+    #[arg(long, default_value_t = 30)]
+    settle: u64,
+}
+
+#[tokio::main]
+async fn main() -> Result<()> {
+    let options = Options::parse();
+    let client = client::from_kubeconfig(&options.kubeconfig)?;
+    let measure = Measure::new(client.clone(), options.pid.clone(), options.settle);
+    let token = CancellationToken::new();
+    let context = Context::standalone("bench", token.clone());
+    let nodes = simulate::Nodes {
+        count: options.nodes,
+        prefix: "bench-".to_owned(),
+        shape: simulate::Shape {
+            zones: 3,
+            ..simulate::Shape::default()
+        },
+    };
+    measure.memory("before").await;
+    nodes.clone().run(&context, client.clone()).await?;
+    measure.memory(&format!("{} nodes", options.nodes)).await;
+    let scenarios = match options.only.is_empty() {
+        true => Scenario::ALL.to_vec(),
+        false => options.only,
+    };
+    for scenario in scenarios {
+        scenario.run(&client, &measure, options.scale).await?;
+    }
+    nodes.remove(&client).await?;
+    token.cancel();
+    Ok(())
+}

@@ -1,0 +1,231 @@
+//! What a watch sends, a burst at a time: lines of JSON or frames of protobuf for a connection, shared
+//! objects for an informer of this process.
+
+use std::sync::Arc;
+
+use bytes::{BufMut, Bytes, BytesMut};
+use machinery::{Status, json::json, protobuf, schema::Type};
+use prometheus_client::metrics::{counter::Counter, histogram::Histogram};
+use store::Revision;
+
+use crate::{Resource, Stored, media::Shape, output::Output, respond};
+
+/// How much is sent at once when events come fast.
+const BURST: usize = 64 * 1024;
+/// How many shared objects are sent at once.
+const OBJECTS: usize = 256;
+
+/// What happened to an object, as the watcher's selection sees it.
+#[derive(Clone, Copy)]
+pub(super) enum Change {
+    Added,
+    Modified,
+    Deleted,
+}
+
+impl Change {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Added => "ADDED",
+            Self::Modified => "MODIFIED",
+            Self::Deleted => "DELETED",
+        }
+    }
+}
+
+/// How one watch writes its events.
+pub(super) struct Encoder {
+    pub(super) output: Output,
+    sent: Counter,
+    sizes: Histogram,
+    /// Whether a Table's columns have been sent.
+    columns_sent: bool,
+}
+
+/// Where a watcher puts its events.
+pub(super) trait Sink: Default {
+    /// What is sent at once.
+    type Burst;
+
+    /// Whether it is time to send.
+    fn is_full(&self) -> bool;
+
+    fn event(&mut self, encoder: &mut Encoder, change: Change, object: &Arc<Stored>);
+
+    fn bookmark(&mut self, encoder: &Encoder, reached: Revision, initial_end: bool);
+
+    fn error(&mut self, output: &Output, status: &Status);
+
+    /// What was put there; `None` when that is nothing.
+    fn burst(self) -> Option<Self::Burst>;
+}
+
+/// Events for a connection.
+#[derive(Default)]
+pub(super) struct Text(BytesMut);
+
+impl Sink for Text {
+    type Burst = Bytes;
+
+    fn is_full(&self) -> bool {
+        self.0.len() >= BURST
+    }
+
+    fn event(&mut self, encoder: &mut Encoder, change: Change, object: &Arc<Stored>) {
+        let before = self.0.len();
+        encoder.encode(change.name(), object, &mut self.0);
+        encoder.sent(self.0.len() - before);
+    }
+
+    fn bookmark(&mut self, encoder: &Encoder, reached: Revision, initial_end: bool) {
+        self.0.put_slice(&encoder.bookmark(reached, initial_end));
+    }
+
+    fn error(&mut self, output: &Output, status: &Status) {
+        self.0.put_slice(&error_event(output, status));
+    }
+
+    fn burst(self) -> Option<Bytes> {
+        (!self.0.is_empty()).then(|| self.0.freeze())
+    }
+}
+
+/// Events for an informer of this process.
+#[derive(Default)]
+pub(super) struct Objects(Vec<feed::Change>);
+
+impl Sink for Objects {
+    type Burst = Vec<feed::Change>;
+
+    fn is_full(&self) -> bool {
+        self.0.len() >= OBJECTS
+    }
+
+    fn event(&mut self, encoder: &mut Encoder, change: Change, object: &Arc<Stored>) {
+        let object = served(&encoder.output.resource, object);
+        encoder.sent(object.bytes().len());
+        self.0.push(match change {
+            Change::Added => feed::Change::Added(object),
+            Change::Modified => feed::Change::Modified(object),
+            Change::Deleted => feed::Change::Deleted(object),
+        });
+    }
+
+    fn bookmark(&mut self, _: &Encoder, reached: Revision, _: bool) {
+        self.0.push(feed::Change::Bookmark(reached));
+    }
+
+    fn error(&mut self, _: &Output, status: &Status) {
+        self.0.push(feed::Change::Failed {
+            code: status.code,
+            reason: status.reason.clone(),
+            message: status.message.clone(),
+        });
+    }
+
+    fn burst(self) -> Option<Vec<feed::Change>> {
+        (!self.0.is_empty()).then_some(self.0)
+    }
+}
+
+/// The object in the version of the resource; shared with the store where it is stored in that version.
+pub(in crate::handlers) fn served(resource: &Resource, object: &Arc<Stored>) -> feed::Object {
+    match resource.serve(object) {
+        registry::Served::Stored(_) => object.clone(),
+        registry::Served::Converted(converted) => converted,
+    }
+}
+
+impl Encoder {
+    pub(super) fn new(output: Output, (sent, sizes): (Counter, Histogram)) -> Self {
+        Self {
+            output,
+            sent,
+            sizes,
+            columns_sent: false,
+        }
+    }
+
+    fn sent(&self, size: usize) {
+        self.sent.inc();
+        self.sizes.observe(size as f64);
+    }
+
+    fn encode(&mut self, kind: &str, object: &Stored, out: &mut BytesMut) {
+        if let Some(body) = self.output.protobuf(object) {
+            return frame(kind, &body, out);
+        }
+        out.reserve(object.bytes().len() + 64);
+        out.put_slice(br#"{"type":""#);
+        out.put_slice(kind.as_bytes());
+        out.put_slice(br#"","object":"#);
+        match self.output.wanted.shape {
+            Shape::Object => out.put_slice(self.output.resource.serve(object).bytes()),
+            Shape::Metadata { .. } => out.put_slice(&self.output.object(object)),
+            Shape::Table => {
+                let columns = !std::mem::replace(&mut self.columns_sent, true);
+                let metadata = json!({"resourceVersion": object.revision.to_string()});
+                out.put_slice(&self.output.table(&[object], columns, metadata));
+            }
+        }
+        out.put_slice(b"}\n");
+    }
+
+    fn protobuf_bookmark(&self, schema: &'static Type, reached: Revision, end: bool) -> Bytes {
+        let (kind, version) = self.output.kind();
+        let mut metadata = json!({"resourceVersion": reached.to_string()});
+        if end {
+            metadata["annotations"] = json!({"k8s.io/initial-events-end": "true"});
+        }
+        let object = json!({
+            "apiVersion": version,
+            "kind": kind,
+            "metadata": metadata,
+        });
+        let object = object.as_object().cloned().unwrap_or_default();
+        let mut out = BytesMut::new();
+        frame("BOOKMARK", &protobuf::encode(schema, &object), &mut out);
+        out.freeze()
+    }
+
+    /// How far the watch is.
+    fn bookmark(&self, reached: Revision, initial_end: bool) -> Bytes {
+        if let Some(schema) = self.output.message_type() {
+            return self.protobuf_bookmark(schema, reached, initial_end);
+        }
+        let (kind, version) = self.output.kind();
+        let mark = if initial_end {
+            r#","annotations":{"k8s.io/initial-events-end":"true"}"#
+        } else {
+            ""
+        };
+        let rest = if self.output.wanted.shape == Shape::Table {
+            r#","columnDefinitions":null,"rows":null"#
+        } else {
+            ""
+        };
+        format!(
+            "{{\"type\":\"BOOKMARK\",\"object\":{{\"kind\":\"{kind}\",\"apiVersion\":\"{version}\",\"metadata\":{{\"resourceVersion\":\"{reached}\"{mark}}}{rest}}}}}\n"
+        )
+        .into()
+    }
+}
+
+/// One frame of a protobuf stream: its length, and the event around an object's body.
+pub(super) fn frame(kind: &str, body: &[u8], out: &mut BytesMut) {
+    let event = protobuf::watch_event(kind, body);
+    out.put_u32(event.len() as u32);
+    out.put_slice(&event);
+}
+
+fn error_event(output: &Output, status: &Status) -> Bytes {
+    let mut out = BytesMut::new();
+    if let (Some(_), Some(body)) = (output.message_type(), respond::status_message(status)) {
+        frame("ERROR", &body, &mut out);
+        return out.freeze();
+    }
+    out.put_slice(br#"{"type":"ERROR","object":"#);
+    out.put_slice(&status.to_bytes());
+    out.put_slice(b"}\n");
+    out.freeze()
+}

@@ -1,0 +1,390 @@
+//! One object of an informer. What an API server of the same process hands over stays in the store's
+//! form, shared with the store, and is decoded when it is read; decoded forms that nobody reads any more
+//! are dropped. What came over a connection is decoded once and kept.
+
+use std::{
+    borrow::Cow,
+    collections::VecDeque,
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use parking_lot::Mutex;
+
+use super::{Labelled, Object, cache::Named};
+use crate::lenient;
+
+/// How much an informer keeps decoded, counted in bytes of the stored form: about eight thousand pods.
+const DECODED: usize = 32 << 20;
+
+pub(super) struct Slot<K> {
+    form: Form<K>,
+}
+
+enum Form<K> {
+    Typed(Arc<K>),
+    Stored(Stored<K>),
+}
+
+struct Stored<K> {
+    object: feed::Object,
+    /// Whether only the metadata is decoded.
+    metadata_only: bool,
+    /// Whether it was read since the last sweep.
+    is_used: AtomicBool,
+    /// Guards the decoded form; held while it is made, so that it is made once.
+    decoded: Mutex<Option<Arc<K>>>,
+}
+
+impl<K: Object> Slot<K> {
+    pub(super) fn typed(object: Arc<K>) -> Arc<Self> {
+        Arc::new(Self {
+            form: Form::Typed(object),
+        })
+    }
+
+    /// An object that is shared with the store; an error when it cannot be decoded.
+    pub(super) fn stored(
+        object: feed::Object,
+        metadata_only: bool,
+        decoded: &Decoded<K>,
+    ) -> Result<Arc<Self>, serde_json::Error> {
+        let first = Arc::new(decode(&*object, metadata_only)?);
+        let slot = Arc::new(Self {
+            form: Form::Stored(Stored {
+                object,
+                metadata_only,
+                is_used: AtomicBool::new(true),
+                decoded: Mutex::new(Some(first)),
+            }),
+        });
+        decoded.add(&slot);
+        Ok(slot)
+    }
+
+    /// The object.
+    pub(super) fn read(self: &Arc<Self>, decoded: &Decoded<K>) -> Arc<K> {
+        let stored = match &self.form {
+            Form::Typed(object) => return object.clone(),
+            Form::Stored(stored) => stored,
+        };
+        stored.is_used.store(true, Ordering::Relaxed);
+        let mut form = stored.decoded.lock();
+        if let Some(object) = &*form {
+            return object.clone();
+        }
+        let object = decode::<K>(&*stored.object, stored.metadata_only);
+        // The same bytes were decoded when the slot was made.
+        let object = Arc::new(object.expect("bytes that were decoded before"));
+        *form = Some(object.clone());
+        drop(form);
+        decoded.add(self);
+        object
+    }
+
+    /// The resourceVersion; empty when there is none.
+    pub(super) fn version(&self) -> Cow<'_, str> {
+        match &self.form {
+            Form::Typed(object) => {
+                let version = object.meta().resource_version.as_deref();
+                version.unwrap_or_default().into()
+            }
+            Form::Stored(stored) => stored.object.revision().to_string().into(),
+        }
+    }
+
+    /// The size of the stored form; what the decoded one takes follows from it.
+    fn size(&self) -> usize {
+        match &self.form {
+            Form::Typed(_) => 0,
+            Form::Stored(stored) => stored.object.bytes().len(),
+        }
+    }
+
+    /// Whether it was read since the last time that this was asked.
+    fn was_used(&self) -> bool {
+        match &self.form {
+            Form::Typed(_) => true,
+            Form::Stored(stored) => stored.is_used.swap(false, Ordering::Relaxed),
+        }
+    }
+
+    fn drop_decoded(&self) {
+        if let Form::Stored(stored) = &self.form {
+            stored.decoded.lock().take();
+        }
+    }
+}
+
+impl<K: Object> Labelled for Slot<K> {
+    fn label(&self, key: &str) -> Option<&str> {
+        match &self.form {
+            Form::Typed(object) => {
+                let labels = object.meta().labels.as_ref()?;
+                labels.get(key).map(String::as_str)
+            }
+            Form::Stored(stored) => stored.object.label(key),
+        }
+    }
+}
+
+impl<K: Object> Named for Slot<K> {
+    fn key(&self) -> (&str, &str) {
+        match &self.form {
+            Form::Typed(object) => {
+                let meta = object.meta();
+                (
+                    meta.namespace.as_deref().unwrap_or_default(),
+                    meta.name.as_deref().unwrap_or_default(),
+                )
+            }
+            Form::Stored(stored) => (stored.object.namespace(), stored.object.name()),
+        }
+    }
+}
+
+/// The slots of an informer that are decoded.
+pub(super) struct Decoded<K> {
+    /// Guards the queue. Never taken while a slot's own lock is held.
+    queue: Mutex<Queue<K>>,
+    limit: usize,
+}
+
+/// Slots in the order in which they were decoded, with their sizes. A slot that was replaced is not kept
+/// alive by it.
+struct Queue<K> {
+    slots: VecDeque<(Weak<Slot<K>>, usize)>,
+    size: usize,
+}
+
+impl<K> Default for Decoded<K> {
+    fn default() -> Self {
+        let queue = Queue {
+            slots: VecDeque::new(),
+            size: 0,
+        };
+        Self {
+            queue: Mutex::new(queue),
+            limit: DECODED,
+        }
+    }
+}
+
+impl<K: Object> Decoded<K> {
+    /// Takes note of a slot that was just decoded, and drops decoded forms when they are too many: the
+    /// oldest first that were not read since they were last looked at.
+    fn add(&self, slot: &Arc<Slot<K>>) {
+        let mut queue = self.queue.lock();
+        let size = slot.size();
+        queue.slots.push_back((Arc::downgrade(slot), size));
+        queue.size += size;
+        // Each is looked at twice at most.
+        let mut looks = 2 * queue.slots.len();
+        while queue.size > self.limit && looks > 0 {
+            looks -= 1;
+            let Some((oldest, size)) = queue.slots.pop_front() else {
+                return;
+            };
+            match oldest.upgrade() {
+                Some(slot) if slot.was_used() => {
+                    queue.slots.push_back((oldest, size));
+                    continue;
+                }
+                Some(slot) => slot.drop_decoded(),
+                None => {}
+            }
+            queue.size -= size;
+        }
+    }
+
+    /// Drops all decoded forms that were not read since the last sweep.
+    pub(super) fn sweep(&self) {
+        let mut queue = self.queue.lock();
+        let mut size = 0;
+        queue.slots.retain(|(slot, own)| {
+            let Some(slot) = slot.upgrade() else {
+                return false;
+            };
+            let keep = slot.was_used();
+            if keep {
+                size += own;
+            } else {
+                slot.drop_decoded();
+            }
+            keep
+        });
+        queue.size = size;
+        let left = queue.slots.len();
+        queue.slots.shrink_to(2 * left);
+    }
+}
+
+/// Decodes an object without its managedFields: no component reads them, and parsing them takes as long
+/// as the rest.
+fn decode<K: Object>(
+    object: &dyn feed::Stored,
+    metadata_only: bool,
+) -> Result<K, serde_json::Error> {
+    let metadata = object.metadata();
+    let (before, after) = match managed_fields(metadata) {
+        Some(cut) => (&metadata[..cut.start], &metadata[cut.end..]),
+        None => (metadata, &[][..]),
+    };
+    let bytes = object.bytes();
+    let (head, tail): (&[u8], &[u8]) = match offset_in(bytes, metadata) {
+        Some(at) if !metadata_only => (&bytes[..at], &bytes[at + metadata.len()..]),
+        _ => (b"{\"metadata\":", b"}"),
+    };
+    let text = [head, before, after, tail].concat();
+    // The store holds JSON, which is UTF-8, and cuts are at ASCII characters.
+    lenient::from_str(&String::from_utf8_lossy(&text))
+}
+
+/// Where a part of the bytes begins.
+fn offset_in(bytes: &[u8], part: &[u8]) -> Option<usize> {
+    let at = (part.as_ptr() as usize).checked_sub(bytes.as_ptr() as usize)?;
+    (at + part.len() <= bytes.len()).then_some(at)
+}
+
+/// The place of `,"managedFields":[…]` in canonical metadata. Quotes inside strings are escaped and no
+/// other field of metadata has this name, so that the first match is the field.
+fn managed_fields(metadata: &[u8]) -> Option<std::ops::Range<usize>> {
+    const FIELD: &[u8] = b",\"managedFields\":[";
+    let start = metadata
+        .windows(FIELD.len())
+        .position(|window| window == FIELD)?;
+    let open = start + FIELD.len() - 1;
+    let (mut depth, mut in_string, mut is_escaped) = (0, false, false);
+    for (at, byte) in metadata.iter().enumerate().skip(open) {
+        match byte {
+            _ if is_escaped => is_escaped = false,
+            b'\\' if in_string => is_escaped = true,
+            b'"' => in_string = !in_string,
+            b'[' | b'{' if !in_string => depth += 1,
+            b']' | b'}' if !in_string => depth -= 1,
+            _ => {}
+        }
+        if depth == 0 {
+            return Some(start..at + 1);
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use k8s_openapi::api::core::v1::ConfigMap;
+    use kube::api::{DynamicObject, PartialObjectMeta};
+
+    use super::*;
+
+    /// An object as a store would hand it over.
+    pub(in crate::informer) struct Fake {
+        text: String,
+        name: String,
+        revision: u64,
+        metadata: std::ops::Range<usize>,
+    }
+
+    impl Fake {
+        pub(in crate::informer) fn object(name: &str, revision: u64, rest: &str) -> feed::Object {
+            let metadata = format!(
+                r#"{{"name":"{name}","namespace":"d","uid":"{name}","resourceVersion":"{revision}","labels":{{"app":"x"}},"managedFields":[{{"manager":"a]\"}}","fieldsV1":{{"f:data":{{}}}}}}]}}"#
+            );
+            let text = format!(r#"{{"kind":"ConfigMap","metadata":{metadata}{rest}}}"#);
+            let at = text.find(&metadata).unwrap();
+            Arc::new(Self {
+                metadata: at..at + metadata.len(),
+                text,
+                name: name.to_owned(),
+                revision,
+            })
+        }
+    }
+
+    impl feed::Stored for Fake {
+        fn namespace(&self) -> &str {
+            "d"
+        }
+        fn name(&self) -> &str {
+            &self.name
+        }
+        fn revision(&self) -> u64 {
+            self.revision
+        }
+        fn bytes(&self) -> &[u8] {
+            self.text.as_bytes()
+        }
+        fn metadata(&self) -> &[u8] {
+            &self.text.as_bytes()[self.metadata.clone()]
+        }
+        fn label(&self, key: &str) -> Option<&str> {
+            (key == "app").then_some("x")
+        }
+    }
+
+    fn is_decoded<K>(slot: &Slot<K>) -> bool {
+        match &slot.form {
+            Form::Typed(_) => true,
+            Form::Stored(stored) => stored.decoded.lock().is_some(),
+        }
+    }
+
+    #[test]
+    fn objects_are_decoded_without_their_managed_fields() {
+        let object = Fake::object("a", 7, r#","data":{"k":"v"}"#);
+        let map: ConfigMap = decode(&*object, false).unwrap();
+        assert_eq!(map.metadata.name.as_deref(), Some("a"));
+        assert_eq!(map.metadata.resource_version.as_deref(), Some("7"));
+        assert!(map.metadata.managed_fields.is_none());
+        assert_eq!(map.data.unwrap()["k"], "v");
+        let meta: PartialObjectMeta<DynamicObject> = decode(&*object, true).unwrap();
+        assert_eq!(meta.metadata.labels.unwrap()["app"], "x");
+    }
+
+    #[test]
+    fn forms_that_are_not_read_are_dropped_and_made_again() {
+        let decoded = Decoded::<ConfigMap>::default();
+        let slot = Slot::stored(Fake::object("a", 7, ""), false, &decoded).unwrap();
+        assert!(is_decoded(&slot));
+        decoded.sweep();
+        assert!(is_decoded(&slot), "it was new");
+        decoded.sweep();
+        assert!(!is_decoded(&slot));
+        let (one, other) = (slot.read(&decoded), slot.read(&decoded));
+        assert!(Arc::ptr_eq(&one, &other));
+        assert_eq!(one.metadata.name.as_deref(), Some("a"));
+        decoded.sweep();
+        assert!(is_decoded(&slot), "it was read");
+    }
+
+    #[test]
+    fn decoded_forms_are_bounded_and_those_in_use_stay() {
+        let one = Fake::object("used", 1, "").bytes().len();
+        let decoded = Decoded::<ConfigMap> {
+            limit: 4 * one,
+            ..Decoded::default()
+        };
+        let make = |name: &str| Slot::stored(Fake::object(name, 1, ""), false, &decoded).unwrap();
+        let used = make("used");
+        decoded.sweep();
+        let others: Vec<_> = (0..20)
+            .map(|number| {
+                used.read(&decoded);
+                make(&number.to_string())
+            })
+            .collect();
+        assert!(is_decoded(&used));
+        let kept = others.iter().filter(|slot| is_decoded(slot)).count();
+        assert!(kept <= 4, "{kept}");
+        assert!(decoded.queue.lock().size <= decoded.limit);
+    }
+
+    #[test]
+    fn an_object_that_cannot_be_decoded_gets_no_slot() {
+        let object = Fake::object("a", 7, r#","data":7"#);
+        assert!(Slot::<ConfigMap>::stored(object, false, &Decoded::default()).is_err());
+    }
+}

@@ -1,0 +1,111 @@
+//! Lists and watches inside one process: what the API server hands to an informer beside it instead
+//! of a body of bytes.
+//!
+//! An informer asks with an ordinary request, which passes authentication, authorization, flow control
+//! and audit like any other, and puts [`Wanted`] into the request's extensions. A server in the same
+//! process answers with a [`Page`] or [`Changes`] in the extensions of its response. A connection
+//! carries no extensions, so that over HTTPS the same request gets the same answer as bytes.
+//!
+//! Objects are shared with the store: an informer that keeps them keeps no copy.
+
+#![forbid(unsafe_code)]
+
+use std::sync::Arc;
+
+use futures::stream::{BoxStream, StreamExt};
+use parking_lot::Mutex;
+
+/// An object as it is stored: canonical JSON, and what can be said of it without parsing.
+pub trait Stored: Send + Sync + 'static {
+    /// Empty for cluster-scoped objects.
+    fn namespace(&self) -> &str;
+
+    /// Its name.
+    fn name(&self) -> &str;
+
+    /// Its resourceVersion.
+    fn revision(&self) -> u64;
+
+    /// The whole object; `managedFields` are the last field of its metadata.
+    fn bytes(&self) -> &[u8];
+
+    /// The value of `metadata`, a part of [`Stored::bytes`].
+    fn metadata(&self) -> &[u8];
+
+    /// A label's value.
+    fn label(&self, key: &str) -> Option<&str>;
+}
+
+/// A shared object.
+pub type Object = Arc<dyn Stored>;
+
+/// In a request's extensions: answer with objects if you are in this process.
+#[derive(Debug, Clone, Copy)]
+pub struct Wanted;
+
+/// The answer to a list.
+#[derive(Clone)]
+pub struct Page {
+    /// The objects, in the order of their keys.
+    pub objects: Vec<Object>,
+    /// The list's resourceVersion.
+    pub revision: u64,
+    /// Where the next page begins, if there is one.
+    pub next: Option<String>,
+}
+
+/// What a watch sends.
+#[derive(Clone)]
+pub enum Change {
+    /// The object is new in this watch.
+    Added(Object),
+    /// The object changed.
+    Modified(Object),
+    /// The object is gone or no longer selected; its revision is that of the change.
+    Deleted(Object),
+    /// Everything up to this revision was sent.
+    Bookmark(u64),
+    /// The watch has failed and ends here.
+    Failed {
+        /// The code of the Status.
+        code: u16,
+        /// The reason of the Status.
+        reason: String,
+        /// The message of the Status.
+        message: String,
+    },
+}
+
+/// The answer to a watch: changes as they come, several at a time when they come fast.
+#[derive(Clone)]
+pub struct Changes {
+    /// Guards the stream until it is taken; extensions are cloned, a stream cannot be.
+    stream: Arc<Mutex<Option<BoxStream<'static, Vec<Change>>>>>,
+}
+
+impl Changes {
+    /// An answer with this stream.
+    pub fn new(stream: impl futures::Stream<Item = Vec<Change>> + Send + 'static) -> Self {
+        Self {
+            stream: Arc::new(Mutex::new(Some(stream.boxed()))),
+        }
+    }
+
+    /// The stream; `None` when it was taken before.
+    pub fn take(&self) -> Option<BoxStream<'static, Vec<Change>>> {
+        self.stream.lock().take()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stream_is_taken_once_whichever_clone_is_asked() {
+        let changes = Changes::new(futures::stream::iter([vec![Change::Bookmark(7)]]));
+        let other = changes.clone();
+        assert!(other.take().is_some());
+        assert!(changes.take().is_none());
+    }
+}
