@@ -484,7 +484,7 @@ mod tests {
         let open = |uri: Uri| async move {
             match uri.host() {
                 Some("silent") => std::future::pending().await,
-                Some("gone") => Err("refused".into()),
+                Some("gone") => return Err("refused".into()),
                 Some("slow") => tokio::time::sleep(2 * STAGGER).await,
                 _ => {}
             }
