@@ -152,10 +152,11 @@ impl Literals<'_> {
     fn refused<'e>(&self, clause: printf::Clause, arg: &'e Expr) -> Option<(&'e Expr, String)> {
         let found = self.checked.type_of(arg);
         let text_passes = clause.takes_number_names() && *found == Type::String;
-        if !matches!(found, Type::Dyn | Type::Param(_)) && !text_passes {
-            if let Some(words) = clause.refuses(found.runtime_name()) {
-                return Some((arg, words));
-            }
+        if !matches!(found, Type::Dyn | Type::Param(_))
+            && !text_passes
+            && let Some(words) = clause.refuses(found.runtime_name())
+        {
+            return Some((arg, words));
         }
         if !clause.shows_anything() {
             return None;
