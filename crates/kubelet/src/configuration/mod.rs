@@ -69,7 +69,7 @@ pub struct KubeletConfiguration {
     /// Otherwise nothing may be run in containers or read of their logs through the kubelet.
     pub enable_debugging_handlers: bool,
     pub streaming_connection_idle_timeout: GoDuration,
-    /// Events in a second; 0: as many as there are.
+    /// Events in a second; 0: as many as there are. Upstream's kubelet sends no more than 50.
     #[serde(rename = "eventRecordQPS")]
     pub event_record_qps: i32,
     pub event_burst: i32,
@@ -170,7 +170,6 @@ impl Default for KubeletConfiguration {
             cluster_dns: Vec::new(),
             enable_debugging_handlers: true,
             streaming_connection_idle_timeout: secs(4 * 3600),
-            // Upstream's kubelet sends no more than 50.
             event_record_qps: 0,
             event_burst: 100,
             authentication: Authentication::default(),
@@ -219,8 +218,7 @@ impl Default for KubeletConfiguration {
             allowed_unsafe_sysctls: Vec::new(),
             seccomp_default: false,
             crash_loop_back_off: CrashLoopBackOff::default(),
-            // Upstream's kubelet pulls one image after the other and few in a second; the runtime inside shares
-            // what is under way.
+            // Upstream's kubelet pulls one image after the other, and few in a second.
             serialize_image_pulls: false,
             max_parallel_image_pulls: None,
             registry_pull_qps: 0,

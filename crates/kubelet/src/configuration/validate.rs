@@ -55,30 +55,7 @@ impl KubeletConfiguration {
             self.node_lease_duration_seconds > 0,
             "nodeLeaseDurationSeconds must be greater than 0".into(),
         );
-        check(
-            (0..=65_535).contains(&self.healthz_port),
-            format!("healthzPort must be a port, not {}", self.healthz_port),
-        );
-        check(
-            self.healthz_bind_address
-                .parse::<std::net::IpAddr>()
-                .is_ok(),
-            format!(
-                "healthzBindAddress must be an address, not {:?}",
-                self.healthz_bind_address
-            ),
-        );
-        check(
-            !self.authentication.anonymous.enabled,
-            "authentication.anonymous.enabled: anonymous requests are always refused".into(),
-        );
-        check(
-            self.authorization.mode == "Webhook",
-            format!(
-                "authorization.mode must be Webhook, not {:?}",
-                self.authorization.mode
-            ),
-        );
+        found.extend(self.server_problems());
         found.extend(self.restart_and_pull_problems());
         found.extend(self.shutdown_problems());
         found.extend(self.limit_problems());
@@ -185,6 +162,40 @@ impl KubeletConfiguration {
                 found.push(format!("enforceNodeAllocatable: \"{name}\" and \"{name}-compressible\" cannot be specified together"));
             }
         }
+        found
+    }
+
+    fn server_problems(&self) -> Vec<String> {
+        let mut found = Vec::new();
+        let mut check = |ok: bool, message: String| {
+            if !ok {
+                found.push(message);
+            }
+        };
+        check(
+            (0..=65_535).contains(&self.healthz_port),
+            format!("healthzPort must be a port, not {}", self.healthz_port),
+        );
+        check(
+            self.healthz_bind_address
+                .parse::<std::net::IpAddr>()
+                .is_ok(),
+            format!(
+                "healthzBindAddress must be an address, not {:?}",
+                self.healthz_bind_address
+            ),
+        );
+        check(
+            !self.authentication.anonymous.enabled,
+            "authentication.anonymous.enabled: anonymous requests are always refused".into(),
+        );
+        check(
+            self.authorization.mode == "Webhook",
+            format!(
+                "authorization.mode must be Webhook, not {:?}",
+                self.authorization.mode
+            ),
+        );
         found
     }
 

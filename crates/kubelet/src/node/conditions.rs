@@ -16,6 +16,24 @@ pub struct Health {
     pub pressures: Vec<&'static str>,
 }
 
+/// Status, reason and message of the condition Ready.
+fn ready(health: &Health) -> (&'static str, &'static str, String) {
+    let problems = [
+        health.runtime.as_deref(),
+        health.shuts_down.then_some("node is shutting down"),
+    ];
+    let problems: Vec<&str> = problems.into_iter().flatten().collect();
+    let why = match problems.as_slice() {
+        [] => {
+            let fine = "kubelet is posting ready status".to_owned();
+            return ("True", "KubeletReady", fine);
+        }
+        [one] => (*one).to_owned(),
+        several => format!("[{}]", several.join(", ")),
+    };
+    ("False", "KubeletNotReady", why)
+}
+
 /// Computes all conditions, keeping the times of those that did not change.
 pub fn conditions(health: &Health, old: &[NodeCondition], now: Timestamp) -> Vec<NodeCondition> {
     let was = |type_: &str| old.iter().find(|condition| condition.type_ == type_);
@@ -33,24 +51,7 @@ pub fn conditions(health: &Health, old: &[NodeCondition], now: Timestamp) -> Vec
             message.to_owned(),
         )
     };
-    let problems = [
-        health.runtime.as_deref(),
-        health.shuts_down.then_some("node is shutting down"),
-    ];
-    let problems: Vec<&str> = problems.into_iter().flatten().collect();
-    let why = match problems.as_slice() {
-        [] => None,
-        [one] => Some((*one).to_owned()),
-        several => Some(format!("[{}]", several.join(", "))),
-    };
-    let ready = match why {
-        None => (
-            "True",
-            "KubeletReady",
-            "kubelet is posting ready status".to_owned(),
-        ),
-        Some(why) => ("False", "KubeletNotReady", why),
-    };
+    let ready = ready(health);
     let all = [
         (
             "MemoryPressure",
