@@ -239,11 +239,11 @@ impl<K: Object> Cache<K> {
             }
         }
         self.objects.replace(ByKey(new.clone()));
-        let object = new.read(&self.decoded);
+        let object = new.peek(&self.decoded);
         for index in &mut self.indexes {
             let now = (index.keys)(&object);
             if let Some(old) = &old {
-                let before = (index.keys)(&old.read(&self.decoded));
+                let before = (index.keys)(&old.peek(&self.decoded));
                 for gone in before.iter().filter(|value| !now.contains(value)) {
                     index.forget(gone, old);
                 }
@@ -265,7 +265,7 @@ impl<K: Object> Cache<K> {
             return;
         };
         if !self.indexes.is_empty() {
-            let object = old.read(&self.decoded);
+            let object = old.peek(&self.decoded);
             for index in &mut self.indexes {
                 for value in (index.keys)(&object) {
                     index.forget(&value, &old);
@@ -296,7 +296,7 @@ impl<K: Object> Cache<K> {
 }
 
 fn uid<K: Object>(slot: &Arc<Slot<K>>, decoded: &Decoded<K>) -> Option<String> {
-    slot.read(decoded).meta().uid.clone()
+    slot.peek(decoded).meta().uid.clone()
 }
 
 impl<K: Object> Index<K> {
