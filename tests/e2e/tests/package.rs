@@ -48,15 +48,11 @@ fn one<'a>(packages: &'a [PathBuf], end: &str) -> &'a Path {
 
 /// A root with no more than maintainer scripts need: a shell.
 fn empty_root(root: &Path) {
-    for directory in [
-        "bin",
-        "usr/bin",
-        "var/lib/dpkg/info",
-        "var/lib/dpkg/updates",
-        "tmp",
-    ] {
+    let info = "var/lib/dpkg/info";
+    for directory in ["bin", "dev", "usr/bin", info, "var/lib/dpkg/updates", "tmp"] {
         fs::create_dir_all(root.join(directory)).expect("a directory");
     }
+    fs::write(root.join("dev/null"), "").expect("a file");
     fs::write(root.join("var/lib/dpkg/status"), "").expect("a file");
     let busybox = ["/bin/busybox", "/usr/bin/busybox"];
     let busybox = busybox.iter().find(|path| Path::new(path).exists());
