@@ -140,3 +140,23 @@ fn value(arg: &Arg) -> String {
         false => choices.join("/"),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/configuration.md");
+
+    #[test]
+    fn the_reference_of_flags_is_current() {
+        let text = page();
+        if std::env::var_os("MAINSTAY_UPDATE_DOCS").is_some() {
+            std::fs::write(FILE, &text).unwrap();
+        }
+        let written = std::fs::read_to_string(FILE).unwrap_or_default();
+        assert!(
+            written == text,
+            "docs/configuration.md is out of date: run this test with MAINSTAY_UPDATE_DOCS=1"
+        );
+    }
+}

@@ -100,3 +100,26 @@ fn value(arg: &Arg) -> String {
         ToString::to_string,
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FILE: &str = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../docs/kubectl-reference.md"
+    );
+
+    #[test]
+    fn the_reference_of_commands_is_current() {
+        let text = page();
+        if std::env::var_os("MAINSTAY_UPDATE_DOCS").is_some() {
+            std::fs::write(FILE, &text).unwrap();
+        }
+        let written = std::fs::read_to_string(FILE).unwrap_or_default();
+        assert!(
+            written == text,
+            "docs/kubectl-reference.md is out of date: run this test with MAINSTAY_UPDATE_DOCS=1"
+        );
+    }
+}
