@@ -48,9 +48,10 @@ fn run(cluster: &Cluster, root: &Path, programs: &Path, page: &Path) -> Option<R
     if runs.is_empty() {
         return None;
     }
-    let mut script = "set -euo pipefail\nshopt -s expand_aliases\nat=\n\
-                      trap 'echo \"failed: $at\" >&2' ERR\n"
-        .to_owned();
+    // Entering a machine's namespaces leaves the directory.
+    let mut script = format!("cd '{}'\n", root.display());
+    script += "set -euo pipefail\nshopt -s expand_aliases\nat=\n\
+                      trap 'echo \"failed: $at\" >&2' ERR\n";
     for block in runs {
         script += &format!("at='{name}:{}'\n{}\n", block.line, checked(&block.commands));
     }
@@ -61,7 +62,6 @@ fn run(cluster: &Cluster, root: &Path, programs: &Path, page: &Path) -> Option<R
         .machine()
         .command("bash")
         .arg(&file)
-        .current_dir(root)
         .env("PATH", format!("{}:{path}", programs.display()))
         .env("KUBECONFIG", cluster.kubeconfig())
         .env("MAINSTAY_DATA_DIR", cluster.data_dir())
