@@ -66,6 +66,8 @@ fn run(cluster: &Cluster, root: &Path, programs: &Path, page: &Path) -> Option<R
         .env("KUBECONFIG", cluster.kubeconfig())
         .env("MAINSTAY_DATA_DIR", cluster.data_dir())
         .env("HOME", cluster.machine().dir())
+        // Nobody is there to edit.
+        .env("EDITOR", "true")
         .output();
     Some(ran.expect("bash starts").into())
 }
