@@ -23,7 +23,7 @@ pub const COPY: &str = "store.migrating";
 /// A server whose Lease was renewed within this time may still run.
 const RECENT: SignedDuration = SignedDuration::from_secs(60);
 /// Where the Leases of servers are.
-const SERVERS: &[u8] = b"/registry/leases/kube-system/apiserver-";
+const SERVERS: &[u8] = b"/registry/coordination.k8s.io/leases/kube-system/apiserver-";
 
 fn failed(path: &Path) -> impl Fn(std::io::Error) -> Error + '_ {
     move |source| Error::Directory {
@@ -152,7 +152,7 @@ mod tests {
             json!({"metadata": {"labels": labels}, "spec": {"renewTime": renewed}}).to_string()
         };
         let refused = |name: &str, renewed: &str| {
-            let key = format!("/registry/leases/kube-system/{name}");
+            let key = format!("/registry/coordination.k8s.io/leases/kube-system/{name}");
             refuse_running(key.as_bytes(), lease(renewed).as_bytes(), now)
         };
         let why = refused("apiserver-x", "2026-01-01T00:09:58.000000Z").unwrap_err();

@@ -20,7 +20,7 @@ const FORMAT: u32 = 1;
 /// The record's name in etcd.
 const RECORD: &str = "version";
 /// Where the Leases of servers are.
-const SERVERS: &[u8] = b"/registry/leases/kube-system/apiserver-";
+const SERVERS: &[u8] = b"/registry/coordination.k8s.io/leases/kube-system/apiserver-";
 /// A server whose Lease was renewed within this time runs.
 const RECENT: SignedDuration = SignedDuration::from_secs(15);
 
