@@ -276,6 +276,10 @@ impl<K: Object> Cache<K> {
     }
 
     /// Takes a complete list: what is not in it is gone.
+    #[expect(
+        clippy::mutable_key_type,
+        reason = "objects are ordered by their names, which do not change"
+    )]
     pub(super) fn replace(&mut self, objects: Vec<Arc<Slot<K>>>) {
         let kept: BTreeSet<ByKey<K>> = objects.iter().cloned().map(ByKey).collect();
         let gone = self.objects.iter().filter(|slot| !kept.contains(*slot));
