@@ -143,6 +143,25 @@ fn kubelet_configuration(options: &Options) -> Result<Loaded, Error> {
     loaded.map_err(|why| Error::Option("kubelet-config", why))
 }
 
+/// The socket of another runtime: the flag wins over the KubeletConfiguration.
+fn runtime_endpoint(options: &Options, kubelet: &Loaded) -> Result<Option<PathBuf>, Error> {
+    let configured = &kubelet.configuration.container_runtime_endpoint;
+    let configured = Some(configured).filter(|endpoint| !endpoint.is_empty());
+    let endpoint = options.container_runtime_endpoint.as_ref().or(configured);
+    endpoint.map(|endpoint| unix_path(endpoint)).transpose()
+}
+
+/// The node's address, and its addresses of both families as far as they are known.
+fn host_ips(options: &Options) -> Result<(IpAddr, Vec<IpAddr>), Error> {
+    if let Some(given) = &options.node_ip {
+        let all = given.all().to_vec();
+        return Ok((all[0], all));
+    }
+    let node_ip = host::address()?;
+    let all = std::iter::once(node_ip).chain(host::address_v6());
+    Ok((node_ip, all.collect()))
+}
+
 /// Pods can only end in order if there is a time for it.
 fn shutdown_on_stop(asked: bool, kubelet: &Loaded) -> Result<bool, Error> {
     if asked && kubelet::shutdown_period(&kubelet.configuration).is_zero() {
@@ -172,14 +191,7 @@ impl Settings {
         let data_dir = data_dir(&options)?;
         let id = id(&data_dir);
         let state_dir = state_dir(&id);
-        let host_ips = match &options.node_ip {
-            Some(given) => given.all().to_vec(),
-            None => [host::address()?]
-                .into_iter()
-                .chain(host::address_v6())
-                .collect(),
-        };
-        let node_ip = host_ips[0];
+        let (node_ip, host_ips) = host_ips(&options)?;
         let storage = storage::Config::resolve(&options)?;
         let cloud = Cloud {
             is_external: options.cloud_provider == Some(CloudProvider::External),
@@ -196,9 +208,7 @@ impl Settings {
         );
         let (audit, admission) = (audit(&options)?, admission(&options));
         let kubelet = kubelet_configuration(&options)?;
-        // Flags win over the file.
-        let runtime_endpoint = Some(kubelet.configuration.container_runtime_endpoint.clone());
-        let runtime_endpoint = runtime_endpoint.filter(|endpoint| !endpoint.is_empty());
+        let runtime_endpoint = runtime_endpoint(&options, &kubelet)?;
         let settings = Self {
             node_name: options.node_name.map_or_else(host::name, Ok)?,
             advertise_address: options.advertise_address.unwrap_or(node_ip),
@@ -232,11 +242,7 @@ impl Settings {
                 node_port_addresses: options.nodeport_addresses.unwrap_or_default(),
             },
             load_balancer_pool: load_balancer_pool(options.load_balancer_pool)?,
-            container_runtime_endpoint: options
-                .container_runtime_endpoint
-                .or(runtime_endpoint)
-                .map(|endpoint| unix_path(&endpoint))
-                .transpose()?,
+            container_runtime_endpoint: runtime_endpoint,
             cri_socket: options
                 .cri_socket
                 .unwrap_or_else(|| state_dir.join("cri.sock")),

@@ -157,8 +157,15 @@ async fn a_server_has_a_lease_of_its_own_for_as_long_as_it_runs() {
     let name = lease["metadata"]["name"].as_str().unwrap();
     let labels = &lease["metadata"]["labels"];
     assert_eq!(labels["apiserver.kubernetes.io/identity"], "kube-apiserver");
-    let annotations = json!({"kubernetes.io/peer-advertise-address": "192.0.2.1:6443"});
-    assert_eq!(lease["metadata"]["annotations"], annotations);
+    let annotations = &lease["metadata"]["annotations"];
+    assert_eq!(
+        annotations["kubernetes.io/peer-advertise-address"],
+        "192.0.2.1:6443"
+    );
+    assert_eq!(
+        annotations["mainstay.dev/version"],
+        stdx::Version::own().to_string()
+    );
     let holder = lease["spec"]["holderIdentity"].as_str().unwrap();
     assert!(name.starts_with("apiserver-") && holder.starts_with(&format!("{name}_")));
     assert_eq!(lease["spec"]["leaseDurationSeconds"], 3600);

@@ -86,8 +86,8 @@ fn outcome(chain: &Chain, name: &str, kind: RecordType) -> String {
     }
 }
 
-#[test]
-fn the_files_of_kubeadm_and_our_own_are_understood_completely() {
+#[tokio::test]
+async fn the_files_of_kubeadm_and_our_own_are_understood_completely() {
     for text in [KUBEADM, &default_text("cluster.local")] {
         let (_, problems) = read(text).unwrap();
         assert_eq!(problems, [""; 0]);
@@ -116,8 +116,8 @@ fn the_files_of_kubeadm_and_our_own_are_understood_completely() {
     assert_eq!(reverse, "NXDomain");
 }
 
-#[test]
-fn the_block_with_the_longest_zone_answers() {
+#[tokio::test]
+async fn the_block_with_the_longest_zone_answers() {
     let text = "corp.example { \n forward . 192.0.2.1\n}\n\
                 db.corp.example 168.192.in-addr.arpa {\n forward . 192.0.2.2:5300\n}\n\
                 cluster.local {\n kubernetes\n}\n";
@@ -139,8 +139,8 @@ fn the_block_with_the_longest_zone_answers() {
     }
 }
 
-#[test]
-fn names_are_rewritten_and_answers_fit_the_question() {
+#[tokio::test]
+async fn names_are_rewritten_and_answers_fit_the_question() {
     let text = ". {\n\
         rewrite name exact old.example web.default.svc.cluster.local\n\
         rewrite name suffix .short .default.svc.cluster.local answer auto\n\
@@ -179,8 +179,8 @@ fn names_are_rewritten_and_answers_fit_the_question() {
     assert_eq!(other_type, "web.default.svc.cluster.local. 77 10.43.0.9");
 }
 
-#[test]
-fn hosts_and_templates_answer_before_the_cluster() {
+#[tokio::test]
+async fn hosts_and_templates_answer_before_the_cluster() {
     let text = ". {\n\
         hosts example {\n 192.0.2.1 a.example A2.example # first\n 2001:db8::1 a.example\n ttl 60\n fallthrough sub.example\n }\n\
         template IN AAAA v4.example {\n rcode NXDOMAIN\n }\n\

@@ -177,7 +177,8 @@ mod tests {
             true,
         );
         let all = [none.clone(), small.clone(), large.clone(), bound.clone()];
-        let cases: &[(&[(&str, i64)], &[&str])] = &[
+        type Case<'a> = (&'a [(&'a str, i64)], &'a [&'a str]);
+        let cases: &[Case<'_>] = &[
             (&[("memory", 80 * mib)], &["small"]),
             (&[("memory", 200 * mib)], &["large"]),
             (&[("memory", 350 * mib)], &["large", "small"]),

@@ -96,6 +96,8 @@ async fn every_program_of_the_hello_image_works() {
         "signals",
         "log",
         "say",
+        // Needs an API server: the story of the examples runs it.
+        "elect",
         // What it removes is shown by its own tests.
         "remove-volume",
     ];

@@ -71,7 +71,10 @@ impl ApplySet {
             resource.map_err(|why| anyhow!("invalid parent reference {reference:?}: {why}"))?;
         let given = session.namespace_given && resource.namespaced;
         Ok(Self {
-            namespace: given.then(|| session.namespace.clone()).unwrap_or_default(),
+            namespace: match given {
+                true => session.namespace.clone(),
+                false => String::new(),
+            },
             name: name.to_owned(),
             resource,
             before: Members::default(),
