@@ -361,7 +361,9 @@ async fn a_remembered_reply_is_the_one_that_would_be_made() {
                 let made = encode(made, limit).unwrap();
                 let mut written = Vec::new();
                 if let Some(Known::Written) = memo.find(&bytes, &question, limit, &mut written) {
-                    assert_eq!(written, made, "{message}");
+                    // Another spelling of the name compresses differently.
+                    let [written, made] = [&written, &made].map(|bytes| Message::from_vec(bytes));
+                    assert_eq!(written.unwrap(), made.unwrap(), "{message}");
                     remembered += 1;
                 }
                 if let Some(template) = Template::new(&made, &question) {

@@ -142,6 +142,7 @@ async fn the_block_with_the_longest_zone_answers() {
 #[tokio::test]
 async fn names_are_rewritten_and_answers_fit_the_question() {
     let text = ". {\n\
+        rewrite continue type MX A\n\
         rewrite name exact old.example web.default.svc.cluster.local\n\
         rewrite name suffix .short .default.svc.cluster.local answer auto\n\
         rewrite name prefix www- web. answer auto\n\
@@ -149,7 +150,6 @@ async fn names_are_rewritten_and_answers_fit_the_question() {
         rewrite stop {\n name regex (.*)\\.rx\\.example\\. {1}.default.svc.cluster.local\n\
             answer name (.*)\\.default\\.svc\\.cluster\\.local\\. {1}.rx.example\n }\n\
         rewrite ttl exact web.default.svc.cluster.local 77\n\
-        rewrite type MX A\n\
         kubernetes cluster.local\n forward . 192.0.2.1\n}\n";
     let (chain, problems) = read(text).unwrap();
     assert_eq!(problems, [""; 0]);
