@@ -3,13 +3,14 @@
 use std::{
     collections::{BTreeMap, HashMap},
     path::{Path, PathBuf},
+    sync::Arc,
     time::Duration,
 };
 
 use cri::v1;
 use futures::{StreamExt, TryStreamExt, stream};
 use jiff::Timestamp;
-use tokio::sync::watch;
+use tokio::sync::{OnceCell, watch};
 use tonic::Status;
 
 use crate::{
@@ -29,6 +30,8 @@ pub struct Runtime {
     pub events: watch::Sender<bool>,
     /// The directory of all logs.
     pub logs_dir: PathBuf,
+    /// What the runtime calls itself, once it was asked.
+    pub name: Arc<OnceCell<String>>,
 }
 
 /// Containers that have ended never change again.
@@ -37,6 +40,7 @@ pub type Ended = HashMap<String, Container>;
 impl Runtime {
     /// Everything of one pod. `ended` remembers what need not be asked again.
     pub async fn observe(&self, uid: &str, ended: &mut Ended) -> Result<Observed, Status> {
+        self.ask_name().await?;
         let selector = BTreeMap::from([(labels::POD_UID.to_owned(), uid.to_owned())]);
         let (sandboxes, containers) = tokio::try_join!(
             self.sandboxes(selector.clone()),
@@ -49,6 +53,22 @@ impl Runtime {
                 .or_insert_with(|| container.clone());
         }
         Ok(Observed::new(sandboxes, containers))
+    }
+
+    /// Container ids in the API carry the runtime's name.
+    async fn ask_name(&self) -> Result<&str, Status> {
+        let ask = || async {
+            let version = cri::API_VERSION.into();
+            let mut runtime = self.client.clone().runtime;
+            let answer = runtime.version(v1::VersionRequest { version }).await?;
+            Ok(answer.into_inner().runtime_name)
+        };
+        self.name.get_or_try_init(ask).await.map(String::as_str)
+    }
+
+    /// What the runtime calls itself. It is known once a pod was observed.
+    pub fn known_name(&self) -> &str {
+        self.name.get().map_or("", String::as_str)
     }
 
     async fn sandboxes(&self, selector: BTreeMap<String, String>) -> Result<Vec<Sandbox>, Status> {

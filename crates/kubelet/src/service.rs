@@ -231,6 +231,7 @@ fn core(config: &Arc<Config>, context: &Context, drivers: &Drivers) -> Core {
             client: runtime,
             events: watch::Sender::new(false),
             logs_dir: config.pod_logs_dir.clone(),
+            name: Arc::default(),
         },
         events: Events::new(recorder, &config.node_name, context, &config.kubelet),
         sources,

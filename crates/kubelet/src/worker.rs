@@ -390,6 +390,7 @@ impl Worker {
             failed: self.life.failure(),
             resize: self.subject.size.resize(),
             host_ips: &host_ips,
+            runtime: self.core.runtime.known_name(),
             now,
         });
         self.timing.saw(&self.core.metrics, &status);

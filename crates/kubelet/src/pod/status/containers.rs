@@ -16,7 +16,9 @@ use crate::pod::{
 };
 
 /// How container ids are written in the API.
-pub const ID_SCHEME: &str = "mainstay://";
+fn id(facts: &Facts, seen: &Container) -> Option<String> {
+    Some(format!("{}://{}", facts.runtime, seen.id))
+}
 
 pub(super) fn init(facts: &Facts) -> Vec<ContainerStatus> {
     let previous = facts
@@ -118,13 +120,13 @@ fn one(
     let default = default_reason(facts);
     let mut status = match seen.next() {
         Some(latest) => {
-            let mut status = observed(container, latest, default);
+            let mut status = observed(facts, container, latest, default);
             if latest.state == State::Unknown && old.is_some_and(is_running) {
                 // It ran, and it cannot be found: it has ended, however that happened.
                 status.state = Some(lost("terminated"));
             }
             if let Some(before) = seen.next() {
-                status.last_state = observed(container, before, default).state;
+                status.last_state = observed(facts, container, before, default).state;
             } else {
                 status.last_state = old.and_then(|old| old.last_state.clone());
             }
@@ -277,15 +279,15 @@ fn default_reason(facts: &Facts) -> &'static str {
     }
 }
 
-fn observed(container: &Spec, seen: &Container, waits_for: &str) -> ContainerStatus {
+fn observed(facts: &Facts, container: &Spec, seen: &Container, waits_for: &str) -> ContainerStatus {
     let mut status = empty(container);
     status.restart_count = i32::try_from(seen.restart_count).unwrap_or(i32::MAX);
     if !seen.image.is_empty() {
         status.image.clone_from(&seen.image);
     }
     status.image_id.clone_from(&seen.image_ref);
-    status.container_id = Some(format!("{ID_SCHEME}{}", seen.id));
-    status.state = Some(state(seen, waits_for));
+    status.container_id = id(facts, seen);
+    status.state = Some(state(facts, seen, waits_for));
     status.user = seen.user.as_ref().map(|(uid, gid, groups)| ContainerUser {
         linux: Some(LinuxContainerUser {
             uid: *uid,
@@ -296,7 +298,7 @@ fn observed(container: &Spec, seen: &Container, waits_for: &str) -> ContainerSta
     status
 }
 
-fn state(seen: &Container, waits_for: &str) -> ContainerState {
+fn state(facts: &Facts, seen: &Container, waits_for: &str) -> ContainerState {
     match seen.state {
         State::Running => ContainerState {
             running: Some(ContainerStateRunning {
@@ -321,7 +323,7 @@ fn state(seen: &Container, waits_for: &str) -> ContainerState {
                 message: some(&seen.message),
                 started_at: seen.started_at.map(time),
                 finished_at: seen.finished_at.map(time),
-                container_id: Some(format!("{ID_SCHEME}{}", seen.id)),
+                container_id: id(facts, seen),
                 signal: None,
             };
             ContainerState {

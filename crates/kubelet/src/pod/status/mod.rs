@@ -40,6 +40,8 @@ pub struct Facts<'a> {
     /// A changed size that is not in effect.
     pub resize: Option<&'a Resize>,
     pub host_ips: &'a [String],
+    /// What the runtime calls itself.
+    pub runtime: &'a str,
     pub now: Timestamp,
 }
 

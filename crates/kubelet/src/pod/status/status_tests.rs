@@ -77,6 +77,7 @@ impl Case {
             failed: None,
             resize: None,
             host_ips: &["192.168.0.1".to_owned()],
+            runtime: "mainstay",
             now: at(100),
         })
     }
