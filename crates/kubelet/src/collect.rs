@@ -11,6 +11,7 @@ use cri::v1;
 use jiff::Timestamp;
 use tracing::{info, warn};
 
+use crate::pod::status::is_terminal;
 use crate::{Result, core::Core, make::labels, node::machine};
 
 const INTERVAL: Duration = Duration::from_secs(60);
@@ -36,6 +37,36 @@ pub async fn dead_containers(core: &Core) -> Result<()> {
         core.runtime.remove_container(&id).await?;
     }
     Ok(())
+}
+
+/// Removes all dead containers of pods that have ended and whose end the API shows: the node is short of the disk that
+/// their layers hold.
+pub async fn ended_pods(core: &Core) -> Result<()> {
+    let pods = core.registry.pods().into_iter();
+    let ended: HashSet<String> = pods
+        .filter(|seen| seen.is_stopped && seen.is_reported)
+        .filter(|seen| is_terminal(seen.status.phase.as_deref()))
+        .filter_map(|seen| seen.pod.metadata.uid.clone())
+        .collect();
+    let listed = core.runtime.list_containers(BTreeMap::new()).await?;
+    for id in dead_of(&listed, &ended) {
+        core.runtime.remove_container(&id).await?;
+    }
+    Ok(())
+}
+
+/// The dead containers of these pods.
+fn dead_of(listed: &[v1::Container], pods: &HashSet<String>) -> Vec<String> {
+    let is_of = |c: &&v1::Container| {
+        let pod = c.labels.get(labels::POD_UID);
+        pod.is_some_and(|uid| pods.contains(uid))
+    };
+    listed
+        .iter()
+        .filter(|c| c.state() == v1::ContainerState::ContainerExited)
+        .filter(is_of)
+        .map(|c| c.id.clone())
+        .collect()
 }
 
 /// Ended containers that have a newer ended one of the same name.
@@ -281,5 +312,27 @@ mod tests {
         // `a` was used until 100, `b` was seen at 150 and never used.
         assert_eq!(ids(at(400)), ["a", "b"]);
         assert_eq!(ids(at(520)), ["a", "b", "young"]);
+    }
+
+    #[test]
+    fn of_pods_that_ended_every_dead_container_goes_and_no_other() {
+        let container = |id: &str, pod: &str, state: v1::ContainerState| v1::Container {
+            id: id.into(),
+            labels: [(labels::POD_UID.to_owned(), pod.to_owned())].into(),
+            state: state.into(),
+            ..Default::default()
+        };
+        let (dead, runs) = (
+            v1::ContainerState::ContainerExited,
+            v1::ContainerState::ContainerRunning,
+        );
+        let listed = [
+            container("a", "ended", dead),
+            container("b", "ended", dead),
+            container("c", "ended", runs),
+            container("d", "other", dead),
+        ];
+        let ended = HashSet::from(["ended".to_owned()]);
+        assert_eq!(dead_of(&listed, &ended), ["a", "b"]);
     }
 }

@@ -272,6 +272,9 @@ async fn reclaim_node_level(core: &Core, threshold: &Threshold) -> bool {
     if let Err(error) = collect::dead_containers(core).await {
         warn!(%error, "cannot remove dead containers");
     }
+    if let Err(error) = collect::ended_pods(core).await {
+        warn!(%error, "cannot remove containers of pods that have ended");
+    }
     if let Err(error) = collect::unused_images(core).await {
         warn!(%error, "cannot remove unused images");
     }
