@@ -131,6 +131,11 @@ impl Cluster {
         });
     }
 
+    /// The daemon's process.
+    pub fn pid(&self) -> u32 {
+        self.daemon.as_ref().expect("it runs").id()
+    }
+
     /// Ends the daemon with SIGKILL: what a crash looks like.
     pub fn kill(&mut self) {
         let mut daemon = self.daemon.take().expect("it runs");

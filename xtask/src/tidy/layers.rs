@@ -69,6 +69,7 @@ const LAYERS: &[(&str, u8)] = &[
     ("bench-network", 14),
     ("bench-storage", 14),
     ("bench-controllers", 14),
+    ("bench-pods", 14),
 ];
 
 /// Layers above this one are tools and tests; ARCHITECTURE.md's map need not show them.
