@@ -2,10 +2,14 @@
 //!
 //! `cargo run --release -p bench-network -- dns` (as root; needs dnsperf and unbound): names of Services,
 //! asked by dnsperf, beside Debian's unbound with the same names as local data.
+//!
+//! `cargo run --release -p bench-network -- services` (as root; needs nft): how soon a new Service is served
+//! beside ten and beside ten thousand others, what connections cost, and how long a restart takes.
 #![allow(clippy::print_stdout, reason = "it prints its results")]
 
 mod dnsperf;
 mod paced;
+mod services;
 mod subject;
 
 use std::process::ExitCode;
@@ -28,6 +32,8 @@ struct Arguments {
 enum What {
     /// Questions per second for names of Services.
     Dns(Dns),
+    /// Programming of Services, and connections through them.
+    Services(services::Arguments),
 }
 
 #[derive(clap::Args)]
@@ -65,6 +71,7 @@ fn run(arguments: &Arguments) -> Result<()> {
         .build()?;
     match &arguments.what {
         What::Dns(dns) => runtime.block_on(measure_dns(dns)),
+        What::Services(services) => runtime.block_on(services::run(services)),
     }
 }
 

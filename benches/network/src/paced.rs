@@ -2,6 +2,10 @@
 
 use std::{
     net::UdpSocket,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -10,8 +14,12 @@ use anyhow::Result;
 
 use crate::subject::question;
 
-const CLIENTS: usize = 4;
+/// Sockets that questions are sent from in turn.
+const CLIENTS: usize = 8;
+/// Questions are sent in bursts so long apart: a client that spins would take a core from the server.
+const TICK: Duration = Duration::from_micros(500);
 const PATIENCE: Duration = Duration::from_millis(500);
+const IDS: usize = 65536;
 
 /// What was seen.
 pub struct Seen {
@@ -20,19 +28,49 @@ pub struct Seen {
     pub lost: usize,
 }
 
-/// Asks `rate` questions each second, from several sockets.
+/// One socket, and when the question with each id was due, in nanoseconds since the beginning.
+struct Client {
+    socket: UdpSocket,
+    due: Vec<AtomicU64>,
+}
+
+/// Asks `rate` questions each second.
 pub async fn run(port: u16, services: usize, rate: f64, seconds: u64) -> Result<Seen> {
-    let clients = (0..CLIENTS).map(|client| {
-        tokio::task::spawn_blocking(move || {
-            ask(port, services, rate / CLIENTS as f64, seconds, client)
-        })
-    });
-    let clients: Vec<_> = clients.collect();
-    let (mut took, mut lost) = (Vec::new(), 0);
-    for client in clients {
-        let (seen, missing) = client.await??;
-        took.extend(seen);
-        lost += missing;
+    tokio::task::spawn_blocking(move || ask(port, services, rate, seconds)).await?
+}
+
+fn ask(port: u16, services: usize, rate: f64, seconds: u64) -> Result<Seen> {
+    let begun = Instant::now();
+    let (mut clients, mut receiving) = (Vec::new(), Vec::new());
+    for _ in 0..CLIENTS {
+        let socket = UdpSocket::bind("127.0.0.1:0")?;
+        socket.connect(("127.0.0.1", port))?;
+        socket.set_read_timeout(Some(PATIENCE))?;
+        let due = (0..IDS).map(|_| AtomicU64::new(0)).collect();
+        let client = Arc::new(Client { socket, due });
+        clients.push(client.clone());
+        receiving.push(thread::spawn(move || receive(&client, begun)));
+    }
+    let total = (rate * seconds as f64) as usize;
+    let (mut sent, mut tick) = (0, begun);
+    while sent < total {
+        tick += TICK;
+        thread::sleep(tick.saturating_duration_since(Instant::now()));
+        let since = tick.duration_since(begun);
+        let until = ((since.as_secs_f64() * rate) as usize).min(total);
+        for index in sent..until {
+            let client = &clients[index % CLIENTS];
+            let id = index / CLIENTS % IDS;
+            let nanoseconds = u64::try_from(since.as_nanos()).unwrap_or(u64::MAX);
+            client.due[id].store(nanoseconds, Ordering::Relaxed);
+            let id = u16::try_from(id).unwrap_or_default();
+            client.socket.send(&question(id, index % services))?;
+        }
+        sent = until;
+    }
+    let mut took = Vec::with_capacity(total);
+    for receiver in receiving {
+        took.extend(receiver.join().unwrap_or_default());
     }
     took.sort_unstable();
     let at = |part: f64| {
@@ -42,56 +80,19 @@ pub async fn run(port: u16, services: usize, rate: f64, seconds: u64) -> Result<
     Ok(Seen {
         p50: at(0.5),
         p99: at(0.99),
-        lost,
+        lost: total.saturating_sub(took.len()),
     })
 }
 
-fn ask(
-    port: u16,
-    services: usize,
-    rate: f64,
-    seconds: u64,
-    client: usize,
-) -> Result<(Vec<Duration>, usize)> {
-    let socket = UdpSocket::bind("127.0.0.1:0")?;
-    socket.connect(("127.0.0.1", port))?;
-    let receiver = socket.try_clone()?;
-    receiver.set_read_timeout(Some(PATIENCE))?;
-    let total = (rate * seconds as f64) as usize;
-    let begun = Instant::now();
-    let when = move |index: usize| Duration::from_secs_f64(index as f64 / rate);
-    // Ids count up: the answer says when its question was due.
-    let receiving = thread::spawn(move || {
-        let mut took = Vec::with_capacity(total);
-        let (mut buffer, mut last) = ([0; 2048], 0_usize);
-        while took.len() < total {
-            let Ok(length) = receiver.recv(&mut buffer) else {
-                break;
-            };
-            if length < 12 {
-                continue;
-            }
+/// Takes answers until there are none any more.
+fn receive(client: &Client, begun: Instant) -> Vec<Duration> {
+    let (mut took, mut buffer) = (Vec::new(), [0; 2048]);
+    while let Ok(length) = client.socket.recv(&mut buffer) {
+        if length >= 12 {
             let id = usize::from(u16::from_be_bytes([buffer[0], buffer[1]]));
-            // The nearest number with this id.
-            let base = last.saturating_sub(32768);
-            let index = base + (id + 65536 - base % 65536) % 65536;
-            last = last.max(index);
-            took.push(begun.elapsed().saturating_sub(when(index)));
+            let due = Duration::from_nanos(client.due[id].load(Ordering::Relaxed));
+            took.push(begun.elapsed().saturating_sub(due));
         }
-        took
-    });
-    for index in 0..total {
-        let due = when(index);
-        while begun.elapsed() < due {
-            if due.saturating_sub(begun.elapsed()) > Duration::from_micros(200) {
-                thread::sleep(Duration::from_micros(100));
-            }
-        }
-        let id = u16::try_from(index % 65536).unwrap_or_default();
-        let service = (index * CLIENTS + client) % services;
-        socket.send(&question(id, service))?;
     }
-    let took = receiving.join().unwrap_or_default();
-    let lost = total.saturating_sub(took.len());
-    Ok((took, lost))
+    took
 }

@@ -10,7 +10,7 @@ use tracing::{info, warn};
 use crate::{
     chain::{Block, Chain},
     cluster::Cluster,
-    metrics::Metrics,
+    metrics::{Labels, Metrics},
     reply::{Step, Transport, decide, encode, failure},
 };
 
@@ -94,15 +94,16 @@ impl Answers {
 
     /// Counts a reply, and logs it if that is wanted.
     pub fn record(&self, chain: &Chain, request: &[u8], reply: &[u8], arrival: Arrival) {
-        let Arrival {
-            from,
-            transport,
-            begun,
-        } = arrival;
-        self.metrics.answered(reply, transport, from, begun);
+        let labels = Labels::new(reply, arrival.transport, arrival.from.is_ipv6());
+        self.metrics.answered(labels, 1, arrival.begun.elapsed());
         if chain.logs() {
-            log_query(chain, request, reply, arrival);
+            self.log(chain, request, reply, arrival);
         }
+    }
+
+    /// Logs a reply if that is wanted for its name.
+    pub fn log(&self, chain: &Chain, request: &[u8], reply: &[u8], arrival: Arrival) {
+        log_query(chain, request, reply, arrival);
     }
 }
 

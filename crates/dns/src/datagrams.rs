@@ -1,30 +1,40 @@
-//! Datagrams: one socket for each core. Names of the cluster, and answers of others that are kept, are
-//! answered at once; only questions that somebody must be asked wait in tasks of their own.
+//! Datagrams: one socket and one thread for each core. Names of the cluster, and answers of others that are
+//! kept, are answered at once, many with one system call; only questions that somebody must be asked wait in
+//! tasks of the runtime.
 
-use std::{io, net::SocketAddr, sync::Arc, time::Instant};
+use std::{
+    io,
+    net::{SocketAddr, UdpSocket},
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::Instant,
+};
 
 use lifecycle::Context;
+use network::datagrams::{Inbox, Outbox, Peer};
 use rustix::net;
-use tokio::net::UdpSocket;
-use tracing::debug;
+use tracing::{debug, error};
 
 use crate::{
     answers::{Answers, Arrival, Resolved},
     chain::{Block, Chain},
     cluster::Cluster,
     memo::{Known, Memo, Outcome, Template},
+    metrics::{Labels, Tally},
     reply::{self, Step, Transport, encode},
     wire::{self, Plain},
 };
 
-/// The longest request.
-const LONGEST: usize = 65535;
 /// What may wait in a socket: a burst of all pods of a node.
 const WAITING: usize = 4 << 20;
 
 /// One socket for each core: the kernel spreads clients over them.
 pub fn sockets() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from)
+    thread::available_parallelism().map_or(1, usize::from)
 }
 
 /// A datagram socket at an address that several of ours listen on.
@@ -34,13 +44,63 @@ pub fn bind(address: SocketAddr) -> io::Result<UdpSocket> {
     } else {
         net::AddressFamily::INET6
     };
-    let flags = net::SocketFlags::CLOEXEC | net::SocketFlags::NONBLOCK;
+    let flags = net::SocketFlags::CLOEXEC;
     let socket = net::socket_with(domain, net::SocketType::DGRAM, flags, None)?;
     net::sockopt::set_socket_reuseport(&socket, true)?;
     // As much as the kernel's limit allows.
     net::sockopt::set_socket_recv_buffer_size(&socket, WAITING)?;
     net::bind(&socket, &address)?;
-    UdpSocket::from_std(socket.into())
+    Ok(socket.into())
+}
+
+/// Ends the thread of a socket when it is dropped.
+struct Stop {
+    socket: Arc<UdpSocket>,
+    stopping: Arc<AtomicBool>,
+}
+
+impl Drop for Stop {
+    fn drop(&mut self) {
+        self.stopping.store(true, Ordering::Relaxed);
+        // A socket without a peer refuses this, but wakes those who wait on it, now and later.
+        let _ = net::shutdown(&*self.socket, net::Shutdown::Read);
+    }
+}
+
+/// Answers what comes to a socket until shutdown, on a thread of its own.
+pub fn serve(
+    socket: UdpSocket,
+    answers: Arc<Answers>,
+    cluster: Cluster,
+    context: &Context,
+) -> io::Result<()> {
+    let (socket, stopping) = (Arc::new(socket), Arc::new(AtomicBool::new(false)));
+    let worker = Worker {
+        socket: socket.clone(),
+        answers,
+        cluster,
+        context: context.clone(),
+        memo: Memo::default(),
+        outbox: Outbox::default(),
+        tally: Tally::default(),
+    };
+    let stop = Stop {
+        socket,
+        stopping: stopping.clone(),
+    };
+    let runtime = tokio::runtime::Handle::current();
+    let thread = thread::Builder::new().name("dns".into()).spawn(move || {
+        let _entered = runtime.enter();
+        worker.run(&stopping);
+    })?;
+    let shutdown = context.token();
+    context.spawn_draining("udp", async move {
+        let stop = stop;
+        shutdown.cancelled().await;
+        drop(stop);
+        let _ = tokio::task::spawn_blocking(move || thread.join()).await;
+    });
+    Ok(())
 }
 
 /// One socket's work.
@@ -50,64 +110,65 @@ struct Worker {
     cluster: Cluster,
     context: Context,
     memo: Memo,
-    reply: Vec<u8>,
+    outbox: Outbox,
+    tally: Tally,
 }
 
-/// Answers what comes to a socket, for as long as it is polled.
-pub async fn serve(
-    socket: Arc<UdpSocket>,
-    answers: Arc<Answers>,
-    cluster: Cluster,
-    context: Context,
-) {
-    let mut buffer = vec![0; LONGEST];
-    let mut worker = Worker {
-        socket: socket.clone(),
-        answers,
-        cluster,
-        context,
-        memo: Memo::default(),
-        reply: Vec::new(),
-    };
-    loop {
-        match socket.recv_from(&mut buffer).await {
-            Ok((length, from)) => worker.answer(&buffer[..length], from).await,
-            Err(error) => {
-                // An ICMP error about an earlier reply shows up here; the socket is fine.
-                debug!(%error, "receiving a datagram");
-                tokio::task::yield_now().await;
-            }
-        }
-    }
+/// Whose request it is, and when it came.
+#[derive(Clone, Copy)]
+struct Asked {
+    from: Peer,
+    begun: Instant,
 }
 
 impl Worker {
-    async fn answer(&mut self, request: &[u8], from: SocketAddr) {
-        let arrival = Arrival {
-            from,
-            transport: Transport::Udp,
-            begun: Instant::now(),
-        };
+    fn run(mut self, stopping: &AtomicBool) {
+        let mut inbox = Inbox::default();
+        loop {
+            let received = inbox.receive(&*self.socket);
+            if stopping.load(Ordering::Relaxed) {
+                return;
+            }
+            if let Err(error) = received {
+                // An ICMP error about an earlier reply shows up here; the socket is fine.
+                debug!(%error, "receiving datagrams");
+                thread::yield_now();
+                continue;
+            }
+            // The other clients of this socket must not lose it by a bug that one found.
+            if catch_unwind(AssertUnwindSafe(|| self.answer_all(&inbox))).is_err() {
+                error!("answering a datagram panicked");
+                (self.memo, self.outbox) = (Memo::default(), Outbox::default());
+                self.tally = Tally::default();
+            }
+        }
+    }
+
+    fn answer_all(&mut self, inbox: &Inbox) {
+        let begun = Instant::now();
         let chain = self.answers.chain.load_full();
-        let question = wire::plain(request);
         // Before anything is decided, so that what is remembered is not older than it says.
         self.memo
             .enter(chain.generation + self.cluster.generation());
+        for (request, from) in inbox.iter() {
+            self.answer(&chain, request, Asked { from, begun });
+        }
+        if let Err(error) = self.outbox.send(&*self.socket) {
+            debug!(%error, "a reply was not sent");
+        }
+        self.answers.metrics.add(&mut self.tally, begun.elapsed());
+    }
+
+    fn answer(&mut self, chain: &Arc<Chain>, request: &[u8], asked: Asked) {
+        let question = wire::plain(request);
         if let Some(question) = &question {
-            self.reply.clear();
             let limit = reply::limit(question.payload);
-            let known = self.memo.find(request, question, limit, &mut self.reply);
-            match known {
-                Some(Known::Written) => {
-                    let (socket, reply) = (&self.socket, &self.reply);
-                    self.answers.record(&chain, request, reply, arrival);
-                    return send(socket, reply, from).await;
-                }
+            let reply = self.outbox.buffer();
+            match self.memo.find(request, question, limit, reply) {
+                Some(Known::Written) => return self.reply(chain, request, asked),
                 Some(Known::Forward(block)) => {
                     if let Some(block) = chain.at(block)
-                        && self
-                            .answer_kept(&chain, block, request, question, arrival)
-                            .await
+                        && self.answer_kept(chain, block, request, question, asked)
                     {
                         return;
                     }
@@ -115,24 +176,36 @@ impl Worker {
                 None => {}
             }
         }
-        self.decide(&chain, request, question.as_ref(), arrival)
-            .await;
+        self.decide(chain, request, question.as_ref(), asked);
+    }
+
+    /// What is in the outbox' buffer is the reply.
+    fn reply(&mut self, chain: &Chain, request: &[u8], asked: Asked) {
+        let reply = self.outbox.filled();
+        self.tally
+            .count(Labels::new(reply, Transport::Udp, asked.from.is_ipv6()));
+        if chain.logs()
+            && let Some(arrival) = arrival(asked)
+        {
+            self.answers.log(chain, request, reply, arrival);
+        }
+        self.outbox.add(asked.from);
     }
 
     /// Sends an answer of others that is kept. `false` when there is none.
-    async fn answer_kept(
-        &self,
+    fn answer_kept(
+        &mut self,
         chain: &Chain,
         block: &Arc<Block>,
         request: &[u8],
         question: &Plain<'_>,
-        arrival: Arrival,
+        asked: Asked,
     ) -> bool {
         let Some(kept) = block.upstream.find(request, question) else {
             return false;
         };
-        self.answers.record(chain, request, &kept.bytes, arrival);
-        send(&self.socket, &kept.bytes, arrival.from).await;
+        self.outbox.buffer().extend_from_slice(&kept.bytes);
+        self.reply(chain, request, asked);
         if kept.renew
             && let Ok(request) = hickory_proto::op::Message::from_vec(request)
         {
@@ -143,12 +216,12 @@ impl Worker {
         true
     }
 
-    async fn decide(
+    fn decide(
         &mut self,
         chain: &Arc<Chain>,
         request: &[u8],
         question: Option<&Plain<'_>>,
-        arrival: Arrival,
+        asked: Asked,
     ) {
         let (step, limit) = self.answers.decide(chain, &self.cluster, request);
         match step {
@@ -162,15 +235,17 @@ impl Worker {
                 {
                     self.memo.keep(question, limit, Outcome::Reply(template));
                 }
-                self.answers.record(chain, request, &bytes, arrival);
-                send(&self.socket, &bytes, arrival.from).await;
+                self.outbox.buffer().extend_from_slice(&bytes);
+                self.reply(chain, request, asked);
             }
             step => {
                 if let (Step::Forward(block, _), Some(question)) = (&step, question) {
                     let outcome = Outcome::Forward(block.index);
                     self.memo.keep(question, limit, outcome);
                 }
-                self.ask_others(chain.clone(), request.to_vec(), step, limit, arrival);
+                if let Some(arrival) = arrival(asked) {
+                    self.ask_others(chain.clone(), request.to_vec(), step, limit, arrival);
+                }
             }
         }
     }
@@ -196,7 +271,7 @@ impl Worker {
                 return;
             };
             answers.record(&chain, &request, &bytes, arrival);
-            send(&socket, &bytes, arrival.from).await;
+            send(&socket, &bytes, arrival.from);
             if let Some((block, request)) = renew {
                 block.upstream.renew(&request, Transport::Udp).await;
             }
@@ -204,8 +279,17 @@ impl Worker {
     }
 }
 
-async fn send(socket: &UdpSocket, bytes: &[u8], to: SocketAddr) {
-    if let Err(error) = socket.send_to(bytes, to).await {
+fn arrival(asked: Asked) -> Option<Arrival> {
+    Some(Arrival {
+        from: asked.from.address()?,
+        transport: Transport::Udp,
+        begun: asked.begun,
+    })
+}
+
+/// Sends without waiting: a datagram that the kernel has no room for is lost, as on a wire.
+fn send(socket: &UdpSocket, bytes: &[u8], to: SocketAddr) {
+    if let Err(error) = net::sendto(socket, bytes, net::SendFlags::DONTWAIT, &to) {
         debug!(%to, %error, "a reply was not sent");
     }
 }

@@ -1,14 +1,13 @@
-//! What the DNS server counts, under CoreDNS' names. Counting takes no lock but the histogram's: the labels of a
-//! question are places in arrays.
+//! What the DNS server counts, under CoreDNS' names. Counting takes no lock: the labels of a question are places in
+//! arrays, and a batch of questions is counted at once.
 
 use std::{
-    net::SocketAddr,
     sync::atomic::{AtomicU64, Ordering},
-    time::Instant,
+    time::Duration,
 };
 
 use hickory_proto::op::ResponseCode;
-use stdx::exposition::{Exposition, Histogram};
+use stdx::exposition::Exposition;
 
 use crate::reply::Transport;
 
@@ -43,57 +42,121 @@ const SERVER: [(&str, &str); 3] = [("server", "dns://:53"), ("zone", "."), ("vie
 const CACHE: [(&str, &str); 3] = [("server", "dns://:53"), ("zones", "."), ("view", "")];
 
 /// Counts of one server.
+#[derive(Default)]
 pub struct Metrics {
     requests: [[[AtomicU64; TYPES.len()]; FAMILIES.len()]; PROTOCOLS.len()],
     responses: [AtomicU64; CODES],
-    duration: Histogram,
+    duration: Durations,
     /// Answers from the cache: names that exist, and names that do not.
     hits: [AtomicU64; 2],
     misses: AtomicU64,
 }
 
-impl Default for Metrics {
-    fn default() -> Self {
-        Self {
-            requests: Default::default(),
-            responses: Default::default(),
-            duration: Histogram::new(BUCKETS),
-            hits: Default::default(),
-            misses: AtomicU64::default(),
-        }
-    }
+/// How long requests took.
+#[derive(Default)]
+struct Durations {
+    /// Up to each bound and above the one before; the last is above all of them.
+    buckets: [AtomicU64; BUCKETS.len() + 1],
+    nanoseconds: AtomicU64,
 }
 
-fn count(counter: &AtomicU64) {
-    counter.fetch_add(1, Ordering::Relaxed);
+/// The labels of a request and its reply.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Labels {
+    protocol: usize,
+    family: usize,
+    asked: usize,
+    code: usize,
+}
+
+/// Replies that are not counted yet.
+#[derive(Debug, Default)]
+pub struct Tally {
+    replies: Vec<(Labels, u64)>,
+}
+
+fn add(counter: &AtomicU64, count: u64) {
+    counter.fetch_add(count, Ordering::Relaxed);
 }
 
 fn value(counter: &AtomicU64) -> f64 {
     counter.load(Ordering::Relaxed) as f64
 }
 
-impl Metrics {
-    /// A request was answered with this reply.
-    pub fn answered(&self, reply: &[u8], transport: Transport, from: SocketAddr, begun: Instant) {
-        let protocol = usize::from(transport == Transport::Tcp);
-        let family = usize::from(from.is_ipv6());
+impl Labels {
+    /// Those of a reply.
+    pub fn new(reply: &[u8], transport: Transport, ipv6: bool) -> Self {
         let asked = question_type(reply).unwrap_or_default();
         let place = TYPES.iter().position(|(number, _)| *number == asked);
-        count(&self.requests[protocol][family][place.unwrap_or(TYPES.len() - 1)]);
-        let code = reply.get(3).map_or(0, |flags| usize::from(flags & 0xf));
-        count(&self.responses[code]);
-        self.duration.took(begun.elapsed());
+        Self {
+            protocol: usize::from(transport == Transport::Tcp),
+            family: usize::from(ipv6),
+            asked: place.unwrap_or(TYPES.len() - 1),
+            code: reply.get(3).map_or(0, |flags| usize::from(flags & 0xf)),
+        }
+    }
+}
+
+impl Tally {
+    /// Adds one reply.
+    pub fn count(&mut self, labels: Labels) {
+        match self.replies.iter_mut().find(|(of, _)| *of == labels) {
+            Some((_, count)) => *count += 1,
+            None => self.replies.push((labels, 1)),
+        }
+    }
+}
+
+impl Durations {
+    fn add(&self, count: u64, each: Duration) {
+        let seconds = each.as_secs_f64();
+        let place = BUCKETS.iter().position(|bound| seconds <= *bound);
+        add(&self.buckets[place.unwrap_or(BUCKETS.len())], count);
+        let nanoseconds = u64::try_from(each.as_nanos()).unwrap_or(u64::MAX);
+        add(&self.nanoseconds, nanoseconds.saturating_mul(count));
+    }
+
+    fn show(&self, page: &mut Exposition, name: &str) {
+        let mut below = 0.0;
+        let bounds = BUCKETS.iter().map(ToString::to_string);
+        for (bound, counter) in bounds.chain(["+Inf".to_owned()]).zip(&self.buckets) {
+            below += value(counter);
+            let labels = [&SERVER[..], &[("le", &*bound)]].concat();
+            page.sample(&format!("{name}_bucket"), &labels, below, None);
+        }
+        let seconds = value(&self.nanoseconds) / 1e9;
+        page.sample(&format!("{name}_sum"), &SERVER, seconds, None);
+        page.sample(&format!("{name}_count"), &SERVER, below, None);
+    }
+}
+
+impl Metrics {
+    /// As many requests with these labels were answered, each in this time.
+    pub fn answered(&self, labels: Labels, count: u64, each: Duration) {
+        add(
+            &self.requests[labels.protocol][labels.family][labels.asked],
+            count,
+        );
+        add(&self.responses[labels.code], count);
+        self.duration.add(count, each);
+    }
+
+    /// All of a tally were answered, each in this time; the tally is empty after that.
+    pub fn add(&self, tally: &mut Tally, each: Duration) {
+        for (labels, count) in tally.replies.drain(..) {
+            self.answered(labels, count, each);
+        }
     }
 
     /// A question for others was answered from the cache.
     pub fn hit(&self, reply: &[u8]) {
         let code = reply.get(3).map_or(0, |flags| flags & 0xf);
-        count(&self.hits[usize::from(code != 0)]);
+        add(&self.hits[usize::from(code != 0)], 1);
     }
 
     /// A question for others was not in the cache.
     pub fn missed(&self) {
-        count(&self.misses);
+        add(&self.misses, 1);
     }
 
     /// The page; `cached` is the number of answers in the cache.
@@ -119,7 +182,7 @@ impl Metrics {
         }
         let name = "coredns_dns_request_duration_seconds";
         page.family(name, "histogram", "How long each request took.");
-        page.histogram(name, &SERVER, &self.duration);
+        self.duration.show(&mut page, name);
         let name = "coredns_cache_hits_total";
         page.family(name, "counter", "Questions answered from the cache.");
         for (kind, counter) in ["success", "denial"].iter().zip(&self.hits) {
@@ -194,14 +257,15 @@ mod tests {
     #[test]
     fn answers_are_counted_by_type_and_code() {
         let metrics = Metrics::default();
-        let from = "192.0.2.1:5".parse().unwrap();
-        let answered = |asked, code| {
-            let reply = reply(asked, code);
-            metrics.answered(&reply, Transport::Udp, from, Instant::now());
+        let mut tally = Tally::default();
+        let mut answered = |asked, code| {
+            tally.count(Labels::new(&reply(asked, code), Transport::Udp, false));
         };
         answered(RecordType::AAAA, ResponseCode::NoError);
         answered(RecordType::AAAA, ResponseCode::NXDomain);
         answered(RecordType::CAA, ResponseCode::NoError);
+        metrics.add(&mut tally, Duration::from_millis(3));
+        metrics.add(&mut tally, Duration::from_millis(3));
         metrics.hit(&reply(RecordType::A, ResponseCode::NXDomain));
         metrics.missed();
         let page = metrics.page(3);
@@ -210,6 +274,10 @@ mod tests {
             r#"proto="udp",family="1",type="other"} 1"#,
             r#"coredns_dns_responses_total{server="dns://:53",zone=".",view="",rcode="NXDOMAIN",plugin=""} 1"#,
             r#"coredns_dns_request_duration_seconds_count{server="dns://:53",zone=".",view=""} 3"#,
+            r#"coredns_dns_request_duration_seconds_bucket{server="dns://:53",zone=".",view="",le="0.002"} 0"#,
+            r#"coredns_dns_request_duration_seconds_bucket{server="dns://:53",zone=".",view="",le="0.004"} 3"#,
+            r#"coredns_dns_request_duration_seconds_bucket{server="dns://:53",zone=".",view="",le="+Inf"} 3"#,
+            r#"coredns_dns_request_duration_seconds_sum{server="dns://:53",zone=".",view=""} 0.009"#,
             r#"coredns_cache_hits_total{server="dns://:53",zones=".",view="",type="denial"} 1"#,
             r#"coredns_cache_misses_total{server="dns://:53",zones=".",view=""} 1"#,
             r#"coredns_cache_entries{server="dns://:53",zones=".",view=""} 3"#,
@@ -224,9 +292,9 @@ mod tests {
             assert_eq!(question_type(bytes), None);
         }
         // Nothing of it makes counting fail.
-        let from = "[2001:db8::1]:5".parse().unwrap();
         let metrics = Metrics::default();
-        metrics.answered(&[], Transport::Tcp, from, Instant::now());
+        let labels = Labels::new(&[], Transport::Tcp, true);
+        metrics.answered(labels, 1, Duration::ZERO);
         assert!(
             metrics
                 .page(0)

@@ -142,9 +142,9 @@ impl Server {
             let failed = |error| Error::Listen(*address, error);
             let listener = TcpListener::bind(address).await.map_err(failed)?;
             for _ in 0..datagrams::sockets() {
-                let socket = Arc::new(datagrams::bind(*address).map_err(failed)?);
-                let (answers, with, of) = (self.answers.clone(), cluster.clone(), context.clone());
-                context.spawn("udp", datagrams::serve(socket, answers, with, of));
+                let socket = datagrams::bind(*address).map_err(failed)?;
+                let (answers, with) = (self.answers.clone(), cluster.clone());
+                datagrams::serve(socket, answers, with, context).map_err(failed)?;
             }
             let (answers, with, of) = (self.answers.clone(), cluster.clone(), context.clone());
             context.spawn("tcp", streams::serve(listener, answers, with, of));

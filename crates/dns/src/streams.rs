@@ -1,12 +1,16 @@
-//! Streams: each in a task of its own, and only so many at a time.
+//! Streams: each in a task of its own, and only so many at a time. A client that opens many, asks nothing, or
+//! does not read its answers takes its own share and no more.
 
 use std::{
+    collections::HashMap,
     io,
+    net::IpAddr,
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use lifecycle::Context;
+use parking_lot::Mutex;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
@@ -23,8 +27,50 @@ use crate::{
 
 /// Streams that may be open at once.
 const AT_ONCE: usize = 1000;
-/// A stream without a question for this long is closed.
+/// Streams that one address may have open at once.
+const PER_CLIENT: usize = 64;
+/// A stream without a question for this long is closed, and so is one whose client does not take an answer.
 const IDLE: Duration = Duration::from_secs(10);
+
+/// How many streams each address has open.
+#[derive(Clone, Default)]
+struct Clients {
+    /// Guards the counts; addresses without a stream are not in there.
+    open: Arc<Mutex<HashMap<IpAddr, usize>>>,
+}
+
+/// One stream of a client's share; it is given back when this is dropped.
+struct Share {
+    clients: Clients,
+    of: IpAddr,
+}
+
+impl Clients {
+    /// `None` when this client has all that it may have.
+    fn enter(&self, of: IpAddr) -> Option<Share> {
+        let of = of.to_canonical();
+        let mut open = self.open.lock();
+        let count = open.entry(of).or_default();
+        if *count >= PER_CLIENT {
+            return None;
+        }
+        *count += 1;
+        let clients = self.clone();
+        Some(Share { clients, of })
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        let mut open = self.clients.open.lock();
+        if let Some(count) = open.get_mut(&self.of) {
+            *count -= 1;
+            if *count == 0 {
+                open.remove(&self.of);
+            }
+        }
+    }
+}
 
 /// Answers what comes to a listener, for as long as it is polled.
 pub async fn serve(
@@ -33,16 +79,20 @@ pub async fn serve(
     cluster: Cluster,
     context: Context,
 ) {
-    let limit = Arc::new(Semaphore::new(AT_ONCE));
+    let (limit, clients) = (Arc::new(Semaphore::new(AT_ONCE)), Clients::default());
     loop {
         let Ok(permit) = limit.clone().acquire_owned().await else {
             return;
         };
         match listener.accept().await {
-            Ok((stream, _)) => {
+            Ok((stream, from)) => {
+                let Some(share) = clients.enter(from.ip()) else {
+                    debug!(%from, "a client has too many streams");
+                    continue;
+                };
                 let (answers, cluster) = (answers.clone(), cluster.clone());
                 context.spawn("stream", async move {
-                    let _permit = permit;
+                    let _held = (permit, share);
                     if let Err(error) = talk(stream, &answers, &cluster).await {
                         debug!(%error, "a stream ended");
                     }
@@ -77,9 +127,30 @@ async fn talk(mut stream: TcpStream, answers: &Answers, cluster: &Cluster) -> io
         answers.record(&chain, &request, &bytes, arrival);
         let length = u16::try_from(bytes.len()).map_err(io::Error::other)?;
         let framed = [&length.to_be_bytes(), &bytes[..]].concat();
-        stream.write_all(&framed).await?;
+        timeout(IDLE, stream.write_all(&framed)).await??;
         if let Some((block, request)) = renew {
             block.upstream.renew(&request, Transport::Tcp).await;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_has_a_share_of_the_streams_and_gives_it_back() {
+        let clients = Clients::default();
+        let one: IpAddr = "192.0.2.1".parse().unwrap();
+        let mut held: Vec<Share> = (0..PER_CLIENT).filter_map(|_| clients.enter(one)).collect();
+        assert_eq!(held.len(), PER_CLIENT);
+        assert!(clients.enter(one).is_none());
+        // The same client by another spelling, and another one.
+        assert!(clients.enter("::ffff:192.0.2.1".parse().unwrap()).is_none());
+        assert!(clients.enter("192.0.2.2".parse().unwrap()).is_some());
+        held.pop();
+        assert!(clients.enter(one).is_some());
+        drop(held);
+        assert!(clients.open.lock().is_empty());
     }
 }

@@ -313,3 +313,70 @@ fn a_resolver_that_is_silent_is_asked_last_for_a_while() {
         );
     });
 }
+
+#[test]
+fn clients_that_stall_keep_no_other_from_its_answer() {
+    lab::node(|outside| async move {
+        let _files = start("nameserver 127.0.0.1\n").await;
+        // More than the server has at all: without a share for each client none would be left.
+        let open = || -> Vec<TcpStream> {
+            let streams = (0..1500).filter_map(|_| TcpStream::connect(LISTEN).ok());
+            streams.collect()
+        };
+        let mut stalled = network::netns::run(outside.path(), open).await.unwrap();
+        let reply = blocking(|| ask_tcp("web.default.svc.cluster.local.")).await;
+        assert_eq!(data(&reply), ["10.43.0.9"]);
+        // What is beyond the share was closed.
+        let mut last = stalled.pop().unwrap();
+        let ended = blocking(move || last.read(&mut [0; 1])).await;
+        assert!(!matches!(ended, Ok(1..)), "{ended:?}");
+    });
+}
+
+#[test]
+fn nonsense_is_refused_or_ignored_and_the_next_question_is_answered() {
+    lab::node(|_| async {
+        let _files = start("nameserver 127.0.0.1\n").await;
+        let header = |questions: u8| [0, 7, 1, 0, 0, questions, 0, 0, 0, 0, 0, 0].to_vec();
+        // A name that points at itself, one that points beyond the message, two that point at each
+        // other, a label without an end, a header that promises more, replies, and garbage.
+        let nonsense: Vec<Vec<u8>> = vec![
+            [header(1), vec![0xc0, 12, 0, 1, 0, 1]].concat(),
+            [header(1), vec![0xff, 0xff, 0, 1, 0, 1]].concat(),
+            [header(1), vec![0xc0, 14, 0xc0, 12, 0, 1, 0, 1]].concat(),
+            [header(1), vec![63; 40]].concat(),
+            header(255),
+            [vec![0, 7, 0x81, 0x80], vec![0xff; 60]].concat(),
+            vec![],
+            vec![0],
+            vec![0xff; 4096],
+            vec![0; 60_000],
+        ];
+        let again = nonsense.clone();
+        blocking(move || {
+            let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+            for bytes in &again {
+                socket.send_to(bytes, LISTEN).unwrap();
+            }
+        })
+        .await;
+        let reply = blocking(|| ask_udp("web.default.svc.cluster.local.")).await;
+        assert_eq!(data(&reply), ["10.43.0.9"]);
+        for bytes in nonsense {
+            // The stream is answered or closed.
+            blocking(move || {
+                let mut stream = TcpStream::connect(LISTEN).unwrap();
+                let length = u16::try_from(bytes.len()).unwrap().to_be_bytes();
+                stream.write_all(&[&length[..], &bytes].concat()).unwrap();
+                stream.shutdown(std::net::Shutdown::Write).unwrap();
+                let mut answer = Vec::new();
+                let _ = stream.read_to_end(&mut answer);
+                let code = answer.get(5).map(|flags| flags & 0xf);
+                assert!(matches!(code, None | Some(1)), "{answer:?}");
+            })
+            .await;
+        }
+        let reply = blocking(|| ask_tcp("web.default.svc.cluster.local.")).await;
+        assert_eq!(data(&reply), ["10.43.0.9"]);
+    });
+}

@@ -8,24 +8,16 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
 
-use rtnetlink::sys::{Socket, SocketAddr};
+use crate::{
+    Error, Result,
+    netfilter::{ACK, DUMP, GENERIC, REQUEST, attributes, find, message, open, receive},
+};
 
-use crate::{Error, Result};
-
-const NETLINK_NETFILTER: isize = 12;
 const MESSAGE_GET: u16 = 0x0101;
 const MESSAGE_NEW: u16 = 0x0100;
 const MESSAGE_DELETE: u16 = 0x0102;
-const NLMSG_ERROR: u16 = 2;
-const NLMSG_DONE: u16 = 3;
-const REQUEST: u16 = 1;
-const ACK: u16 = 4;
-const DUMP: u16 = 0x300;
-const HEADER: usize = 16;
-const GENERIC: usize = 4;
 const TUPLE_ORIGINAL: u16 = 1;
 const TUPLE_REPLY: u16 = 2;
-const KIND: u16 = 0x3fff;
 const UDP: u8 = 17;
 
 /// A tracked UDP conversation, as its first packet had it and as the answer comes.
@@ -46,9 +38,7 @@ pub async fn forget_udp(stale: impl Fn(&Flow) -> bool + Send + 'static) -> Resul
 }
 
 fn forget(stale: &dyn Fn(&Flow) -> bool) -> io::Result<usize> {
-    let mut socket = Socket::new(NETLINK_NETFILTER)?;
-    socket.bind_auto()?;
-    socket.connect(&SocketAddr::new(0, 0))?;
+    let socket = open()?;
     let mut doomed = Vec::new();
     for family in [libc::AF_INET as u8, libc::AF_INET6 as u8] {
         socket.send(&message(MESSAGE_GET, REQUEST | DUMP, family, &[]), 0)?;
@@ -75,76 +65,6 @@ fn forget(stale: &dyn Fn(&Flow) -> bool) -> io::Result<usize> {
         }
     }
     Ok(forgotten)
-}
-
-fn message(kind: u16, flags: u16, family: u8, attributes: &[u8]) -> Vec<u8> {
-    let length = (HEADER + GENERIC + attributes.len()) as u32;
-    let mut bytes = Vec::with_capacity(length as usize);
-    bytes.extend(length.to_ne_bytes());
-    bytes.extend(kind.to_ne_bytes());
-    bytes.extend(flags.to_ne_bytes());
-    bytes.extend([0; 8]);
-    bytes.extend([family, 0, 0, 0]);
-    bytes.extend(attributes);
-    bytes
-}
-
-/// Reads messages until the answer is complete.
-fn receive(socket: &Socket, mut each: impl FnMut(u16, &[u8])) -> io::Result<()> {
-    loop {
-        let (bytes, _) = socket.recv_from_full()?;
-        let mut rest = &bytes[..];
-        while rest.len() >= HEADER {
-            let length = u32::from_ne_bytes([rest[0], rest[1], rest[2], rest[3]]) as usize;
-            if length < HEADER || length > rest.len() {
-                return Err(io::Error::from(io::ErrorKind::InvalidData));
-            }
-            let kind = u16::from_ne_bytes([rest[4], rest[5]]);
-            let body = &rest[HEADER..length];
-            match kind {
-                NLMSG_DONE => return Ok(()),
-                NLMSG_ERROR => return answer(body),
-                _ => each(kind, body),
-            }
-            rest = &rest[align(length).min(rest.len())..];
-        }
-    }
-}
-
-fn answer(body: &[u8]) -> io::Result<()> {
-    match body
-        .first_chunk::<4>()
-        .map(|code| i32::from_ne_bytes(*code))
-    {
-        Some(0) => Ok(()),
-        Some(code) => Err(io::Error::from_raw_os_error(-code)),
-        None => Err(io::Error::from(io::ErrorKind::InvalidData)),
-    }
-}
-
-fn align(length: usize) -> usize {
-    (length + 3) & !3
-}
-
-/// The attributes of a message: kind, whole attribute, payload.
-fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8], &[u8])> {
-    std::iter::from_fn(move || {
-        let header = bytes.first_chunk::<4>()?;
-        let length = usize::from(u16::from_ne_bytes([header[0], header[1]]));
-        let kind = u16::from_ne_bytes([header[2], header[3]]) & KIND;
-        if length < 4 || length > bytes.len() {
-            return None;
-        }
-        let (whole, payload) = (&bytes[..length], &bytes[4..length]);
-        bytes = &bytes[align(length).min(bytes.len())..];
-        Some((kind, whole, payload))
-    })
-}
-
-fn find(bytes: &[u8], wanted: u16) -> Option<&[u8]> {
-    attributes(bytes)
-        .find(|(kind, ..)| *kind == wanted)
-        .map(|(_, _, payload)| payload)
 }
 
 /// The flow of a UDP entry, and its original tuple as the kernel wants it back.

@@ -10,6 +10,7 @@ mod cni;
 pub mod cni_plugin;
 mod conflicts;
 pub mod conntrack;
+pub mod datagrams;
 mod drift;
 mod error;
 mod firewalls;
@@ -18,6 +19,7 @@ pub mod lab;
 mod links;
 mod loopback;
 pub mod names;
+mod netfilter;
 pub mod netns;
 pub mod nft;
 mod notices;
@@ -42,6 +44,7 @@ pub use drift::has_drifted;
 pub use error::{Error, Result};
 pub use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 pub use loopback::LoopbackNetwork;
+pub use notices::AddressNotices;
 pub use routed::{Config, RoutedNetwork};
 
 /// Gives pods their place in the network. One implementation serves one node.

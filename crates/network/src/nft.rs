@@ -6,7 +6,7 @@
 //! the batch under way is then unknown: [`Error::NftSession`] tells its sender to write its whole
 //! table anew.
 
-use std::{process::Stdio, sync::Arc, time::Duration};
+use std::{collections::HashMap, process::Stdio, sync::Arc, time::Duration};
 
 use tokio::{
     io::{AsyncBufReadExt, AsyncWriteExt, BufReader},
@@ -16,7 +16,7 @@ use tokio::{
 };
 use tracing::{debug, warn};
 
-use crate::{Error, Result};
+use crate::{Error, Result, drift, netfilter};
 
 /// How often the owner of a table looks whether another program has removed it.
 pub const CHECK_EVERY: Duration = Duration::from_secs(30);
@@ -76,6 +76,32 @@ struct State {
     session: Option<Session>,
     /// Set when `nft -i` turned out not to answer as we expect; then every batch is a process.
     one_shot: bool,
+    others: Others,
+}
+
+/// Changes of the kernel's rules by other programs.
+#[derive(Default)]
+struct Others {
+    /// The generation of the rules when they were looked at last.
+    generation: Option<u32>,
+    /// How often it was not the one that our own batches lead to.
+    changes: u64,
+    /// How many of those there were when a table was last found as it should be.
+    checked: HashMap<String, u64>,
+}
+
+impl Others {
+    /// Looks at the generation, after so many batches of our own.
+    fn look(&mut self, own: u32) {
+        let now = netfilter::generation().ok();
+        let is_ours = match (self.generation, now) {
+            // A batch that changed nothing makes no generation.
+            (Some(before), Some(now)) => now.wrapping_sub(before) <= own,
+            _ => false,
+        };
+        self.changes += u64::from(!is_ours);
+        self.generation = now;
+    }
 }
 
 struct Session {
@@ -107,25 +133,58 @@ impl Nft {
         if batch.is_empty() {
             return Ok(());
         }
-        let line = batch.statements.join("; ");
         let mut state = self.shared.lock().await;
+        state.others.look(0);
+        let applied = state.apply(batch).await;
+        state.others.look(1);
+        applied
+    }
+
+    /// What must be applied when the kernel's table is not the one that `full` writes. The table is
+    /// read only when another program has changed any rules since it was last found right.
+    pub async fn find_drift(
+        &self,
+        table: &str,
+        full: impl FnOnce() -> Batch,
+    ) -> Result<Option<Batch>> {
+        let changes = {
+            let mut state = self.shared.lock().await;
+            state.others.look(0);
+            let changes = state.others.changes;
+            if state.others.checked.get(table) == Some(&changes) {
+                return Ok(None);
+            }
+            changes
+        };
+        let full = full();
+        if drift::has_drifted(table, &full).await? {
+            return Ok(Some(full));
+        }
+        let mut state = self.shared.lock().await;
+        state.others.checked.insert(table.to_owned(), changes);
+        Ok(None)
+    }
+}
+
+impl State {
+    async fn apply(&mut self, batch: &Batch) -> Result<()> {
+        let line = batch.statements.join("; ");
         // Taken out while in use: when this future is dropped half way, the session goes with it
         // and the next batch does not read the answer of this one.
-        let session = match state.session.take() {
+        let session = match self.session.take() {
             Some(session) if session.written < SESSION_BYTES => Some(session),
-            _ if state.one_shot || line.len() > LARGE => None,
-            _ => open(&mut state.one_shot).await?,
+            _ if self.one_shot || line.len() > LARGE => None,
+            _ => open(&mut self.one_shot).await?,
         };
         let Some(mut session) = session else {
             return run_once(batch).await;
         };
         if line.len() > LARGE {
-            state.session = Some(session);
+            self.session = Some(session);
             return run_once(batch).await;
         }
         let answer = session.exchange(&line, ANSWER_WITHIN).await?;
-        state.session = Some(session);
-        drop(state);
+        self.session = Some(session);
         judge(&answer, &line)
     }
 }
@@ -309,7 +368,57 @@ fn statement_at(line: &str, column: usize) -> &str {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use super::*;
+    use crate::lab;
+
+    /// Whether the table is right, and whether it was read to find out.
+    async fn look(nft: &Nft, table: &str, batch: &Batch) -> (bool, bool) {
+        let was_read = Cell::new(false);
+        let full = || {
+            was_read.set(true);
+            batch.clone()
+        };
+        let drift = nft.find_drift(table, full).await.unwrap();
+        (drift.is_none(), was_read.get())
+    }
+
+    #[test]
+    fn a_table_is_read_again_only_after_another_program_changed_rules() {
+        lab::node(|_| async {
+            let nft = Nft::new();
+            let mut batch = Batch::new();
+            batch.replace_table("inet", "t");
+            batch.push("add chain inet t c");
+            batch.push("add rule inet t c drop");
+            nft.apply(&batch).await.unwrap();
+            assert_eq!(look(&nft, "t", &batch).await, (true, true));
+            assert_eq!(look(&nft, "t", &batch).await, (true, false));
+            // Batches of our own, also those that change nothing and those that are refused.
+            let own = [
+                "add table inet u",
+                "add table inet u",
+                "add rule inet u x drop",
+            ];
+            for statement in own {
+                let mut own = Batch::new();
+                own.push(statement);
+                assert_eq!(nft.apply(&own).await.is_ok(), statement.contains("table"));
+                assert_eq!(look(&nft, "t", &batch).await, (true, false), "{statement}");
+            }
+            lab::command("nft add table inet another");
+            assert_eq!(look(&nft, "t", &batch).await, (true, true));
+            assert_eq!(look(&nft, "t", &batch).await, (true, false));
+            lab::command("nft flush chain inet t c");
+            assert_eq!(look(&nft, "t", &batch).await, (false, true));
+            // Until it is right again.
+            assert_eq!(look(&nft, "t", &batch).await, (false, true));
+            nft.apply(&batch).await.unwrap();
+            assert_eq!(look(&nft, "t", &batch).await, (true, true));
+            assert_eq!(look(&nft, "t", &batch).await, (true, false));
+        });
+    }
 
     #[test]
     fn an_answer_without_an_error_means_applied() {

@@ -294,8 +294,8 @@ impl Worker<'_> {
     /// Writes the table again when another program has changed or removed it. Nothing is pending here:
     /// every change of the state is applied before the next is waited for.
     async fn repair(&mut self) -> Outcome {
-        let full = self.state.full();
-        if network::has_drifted(self.state.table(), &full).await? {
+        let (nft, table) = (&self.enforcer.nft, self.state.table().to_owned());
+        if let Some(full) = nft.find_drift(&table, || self.state.full()).await? {
             warn!("the table of network policies was changed by another program: writing it anew");
             self.enforcer.nft.apply(&full).await?;
         }
