@@ -1,13 +1,17 @@
 //! The kinds of the API, one file each. A kind says what is behind its fields: defaults, validation,
 //! what create, update and status may change, printed columns, selectable fields. What is true of
 //! the fields themselves stands in `machinery`'s schema table. Pure: no IO; time is an argument.
+//!
+//! A folder named after an API group holds the kinds of that group, and `pod` the parts of a pod's spec and status,
+//! which every workload shares. Three folders hold what kinds share: `validation` (checks of metadata, addresses,
+//! certificates, volume sources), `value` (reading, comparing and diffing JSON trees) and `printing` (columns, and
+//! values as errors show them).
 
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 // One arm per case, and what is checked in it: a guard would send its other half to the last arm.
 #![allow(clippy::collapsible_match)]
 
-pub mod address;
 pub mod admissionregistration;
 pub mod apiextensions;
 pub mod apiregistration;
@@ -16,39 +20,37 @@ pub mod autoscaling;
 pub mod batch;
 mod builtin;
 pub mod certificates;
-pub mod check;
-pub mod columns;
 pub mod coordination;
 pub mod core;
-mod diff;
 pub mod discovery;
-mod equal;
 pub mod flowcontrol;
-mod internal;
-pub mod metadata;
 pub mod metrics;
 pub mod networking;
 pub mod node;
-mod pem;
 pub mod pod;
 pub mod policy;
+mod printing;
 pub mod rbac;
 pub mod resource;
 pub mod reviews;
 pub mod scheduling;
-mod shown;
 pub mod storage;
 #[cfg(test)]
 mod testing;
-pub mod tree;
-mod volume_source;
-mod webhook_client;
+mod validation;
+mod value;
 
 use machinery::{Object, Value, field};
 use std::{borrow::Cow, collections::BTreeMap, sync::LazyLock, time::Duration};
 
 pub use builtin::Builtin;
-pub use equal::equal_fields;
+pub use printing::columns;
+pub use validation::{address, check, metadata};
+pub use value::{equal::equal_fields, tree};
+
+use printing::{internal, shown};
+use validation::{pem, volume_source, webhook_client};
+use value::{diff, equal};
 
 /// A group-version-kind and the names it is known by.
 #[derive(Debug, Clone, PartialEq, Eq)]
