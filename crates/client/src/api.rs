@@ -19,10 +19,10 @@ use kube::{
     },
     core::{DynamicResourceScope, request},
 };
-use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use crate::lenient;
+use crate::{FromJson, ToJson, lenient};
 
 type Result<T, E = kube::Error> = std::result::Result<T, E>;
 
@@ -82,7 +82,7 @@ impl<K: Resource> Api<K> {
     }
 }
 
-impl<K: DeserializeOwned> Api<K> {
+impl<K: FromJson> Api<K> {
     /// The object of a name.
     pub async fn get(&self, name: &str) -> Result<K> {
         self.send(self.request.get(&segment(name)?, &GetParams::default()))
@@ -97,7 +97,7 @@ impl<K: DeserializeOwned> Api<K> {
     /// The metadata of the object of a name.
     pub async fn get_metadata(&self, name: &str) -> Result<PartialObjectMeta<K>>
     where
-        PartialObjectMeta<K>: DeserializeOwned,
+        PartialObjectMeta<K>: FromJson,
     {
         let asked = self
             .request
@@ -108,7 +108,7 @@ impl<K: DeserializeOwned> Api<K> {
     /// The metadata of the object of a name, if there is one.
     pub async fn get_metadata_opt(&self, name: &str) -> Result<Option<PartialObjectMeta<K>>>
     where
-        PartialObjectMeta<K>: DeserializeOwned,
+        PartialObjectMeta<K>: FromJson,
     {
         let asked = self
             .request
@@ -124,7 +124,7 @@ impl<K: DeserializeOwned> Api<K> {
     /// The metadata of all objects that `params` select.
     pub async fn list_metadata(&self, params: &ListParams) -> Result<Vec<PartialObjectMeta<K>>>
     where
-        PartialObjectMeta<K>: DeserializeOwned,
+        PartialObjectMeta<K>: FromJson,
     {
         self.items(self.request.list_metadata(params)).await
     }
@@ -132,7 +132,7 @@ impl<K: DeserializeOwned> Api<K> {
     /// Creates an object.
     pub async fn create(&self, params: &PostParams, object: &K) -> Result<K>
     where
-        K: Serialize,
+        K: ToJson,
     {
         self.send(self.request.create(params, json(object)?)).await
     }
@@ -140,7 +140,7 @@ impl<K: DeserializeOwned> Api<K> {
     /// Replaces an object.
     pub async fn replace(&self, name: &str, params: &PostParams, object: &K) -> Result<K>
     where
-        K: Serialize,
+        K: ToJson,
     {
         let asked = self.request.replace(&segment(name)?, params, json(object)?);
         self.send(asked).await
@@ -149,7 +149,7 @@ impl<K: DeserializeOwned> Api<K> {
     /// Replaces an object's status.
     pub async fn replace_status(&self, name: &str, params: &PostParams, object: &K) -> Result<K>
     where
-        K: Serialize,
+        K: ToJson,
     {
         self.replace_subresource("status", name, params, object)
             .await
@@ -164,7 +164,7 @@ impl<K: DeserializeOwned> Api<K> {
         object: &K,
     ) -> Result<K>
     where
-        K: Serialize,
+        K: ToJson,
     {
         let (name, body) = (segment(name)?, json(object)?);
         let request = &self.request;
@@ -173,7 +173,7 @@ impl<K: DeserializeOwned> Api<K> {
     }
 
     /// Posts to a subresource.
-    pub async fn create_subresource<T: Serialize + DeserializeOwned>(
+    pub async fn create_subresource<T: ToJson + FromJson>(
         &self,
         subresource: &str,
         name: &str,
@@ -205,7 +205,7 @@ impl<K: DeserializeOwned> Api<K> {
         patch: &Patch<P>,
     ) -> Result<PartialObjectMeta<K>>
     where
-        PartialObjectMeta<K>: DeserializeOwned,
+        PartialObjectMeta<K>: FromJson,
     {
         let name = segment(name)?;
         self.send(self.request.patch_metadata(&name, params, patch))
@@ -226,21 +226,22 @@ impl<K: DeserializeOwned> Api<K> {
         self.send(asked).await
     }
 
-    async fn items<T: DeserializeOwned>(&self, asked: Asked) -> Result<Vec<T>> {
+    async fn items<T: FromJson>(&self, asked: Asked) -> Result<Vec<T>> {
         #[derive(Deserialize)]
         struct List {
             items: Option<Vec<Box<RawValue>>>,
         }
-        let list: List = self.send(asked).await?;
+        let text = self.answer(asked).await?;
+        let list: List = lenient::from_str(&text).map_err(kube::Error::SerdeError)?;
         let items = list.items.into_iter().flatten();
-        let read = items.map(|item| lenient::from_str(item.get()));
+        let read = items.map(|item| T::from_json(item.get()));
         read.collect::<Result<_, _>>()
             .map_err(kube::Error::SerdeError)
     }
 
-    async fn send<T: DeserializeOwned>(&self, asked: Asked) -> Result<T> {
+    async fn send<T: FromJson>(&self, asked: Asked) -> Result<T> {
         let text = self.answer(asked).await?;
-        lenient::from_str(&text).map_err(kube::Error::SerdeError)
+        T::from_json(&text).map_err(kube::Error::SerdeError)
     }
 }
 
@@ -269,8 +270,8 @@ impl<K> Api<K> {
 
 type Asked = Result<HttpRequest<Vec<u8>>, request::Error>;
 
-fn json(object: &impl Serialize) -> Result<Vec<u8>> {
-    serde_json::to_vec(object).map_err(kube::Error::SerdeError)
+fn json(object: &impl ToJson) -> Result<Vec<u8>> {
+    object.to_json().map_err(kube::Error::SerdeError)
 }
 
 fn if_found<T>(outcome: Result<T>) -> Result<Option<T>> {

@@ -6,6 +6,7 @@
 
 mod api;
 pub mod informer;
+mod json;
 pub mod kubeconfig;
 pub mod lenient;
 pub mod metrics;
@@ -21,6 +22,7 @@ use tower::{BoxError, Service};
 
 pub use api::Api;
 pub use informer::{Event, Informer, Subscription};
+pub use json::{FromJson, ToJson};
 pub use kube;
 pub use kubeconfig::Kubeconfig;
 pub use servers::Servers;

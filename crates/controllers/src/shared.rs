@@ -8,7 +8,7 @@ use std::{
     sync::Arc,
 };
 
-use client::{Connector, Informer, informer};
+use client::{Connector, Informer, ToJson, informer};
 use jiff::Timestamp;
 use k8s_openapi::{
     api::{
@@ -37,7 +37,6 @@ use reconcile::{
     Builder, Controller, Queue, QueueMetrics, Recorder, Selector, Starting, Startup, Writer,
     queue::Item, storage,
 };
-use serde::Serialize;
 use stdx::Clock;
 
 use crate::{Config, endpointslice::view::addresses, pods};
@@ -68,7 +67,7 @@ pub const ATTACHED: &str = "attached";
 pub const UNBOUND: &str = "unbound";
 
 /// A kind that controllers watch, with the indexes it is read by.
-pub trait Watched: informer::Object + Resource<DynamicType = ()> + Clone + Serialize {
+pub trait Watched: informer::Object + Resource<DynamicType = ()> + Clone + ToJson {
     /// Adds the kind's indexes.
     fn indexed(builder: informer::Builder<Self>) -> informer::Builder<Self> {
         builder

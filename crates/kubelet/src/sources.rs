@@ -20,7 +20,6 @@ use k8s_openapi::{
 use kube::api::PostParams;
 use lifecycle::Context;
 use parking_lot::Mutex;
-use serde::de::DeserializeOwned;
 use tokio_util::sync::CancellationToken;
 use volume::{Need, Objects, TokenSpec};
 
@@ -120,7 +119,7 @@ impl Sources {
         K: kube::Resource<DynamicType = (), Scope = kube::core::NamespaceResourceScope>
             + Clone
             + Debug
-            + DeserializeOwned
+            + client::FromJson
             + Send
             + Sync
             + 'static,
@@ -145,7 +144,7 @@ impl Sources {
         K: kube::Resource<DynamicType = (), Scope = kube::core::NamespaceResourceScope>
             + Clone
             + Debug
-            + DeserializeOwned
+            + client::FromJson
             + Send
             + Sync
             + 'static,

@@ -5,7 +5,7 @@
 
 use std::fmt::Debug;
 
-use client::Api;
+use client::{Api, FromJson};
 use jiff::Timestamp;
 use k8s_openapi::{
     api::{
@@ -24,7 +24,7 @@ use kube::{
     Resource,
     api::{Patch, PatchParams},
 };
-use serde::{Serialize, de::DeserializeOwned};
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 /// A condition of any kind that Kubernetes has.
@@ -207,7 +207,7 @@ impl StatusPatch {
     /// Sends it to the status subresource; the answer is the object as it is now.
     pub async fn send<K>(&self, api: &Api<K>, name: &str) -> Result<K, kube::Error>
     where
-        K: Clone + DeserializeOwned + Debug,
+        K: FromJson,
     {
         let patch = Patch::Strategic(self.body());
         api.patch_status(name, &PatchParams::default(), &patch)

@@ -5,13 +5,12 @@
 
 use std::{fmt::Debug, time::Duration};
 
-use client::{Api, Informer, informer::Object};
+use client::{Api, Informer, ToJson, informer::Object};
 use k8s_openapi::{ClusterResourceScope, NamespaceResourceScope};
 use kube::{
     Resource,
     api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions, PropagationPolicy},
 };
-use serde::Serialize;
 use serde_json::Value;
 use tracing::warn;
 
@@ -37,7 +36,7 @@ impl<K> Clone for Writer<K> {
 
 impl<K> Writer<K>
 where
-    K: Object + Resource<DynamicType = ()> + Serialize + Clone + Debug,
+    K: Object + Resource<DynamicType = ()> + ToJson + Clone + Debug,
 {
     /// Writes through `client`, waits for `informer`.
     pub fn new(client: kube::Client, informer: Informer<K>) -> Self {

@@ -7,10 +7,10 @@ use std::{
     sync::{Arc, LazyLock},
 };
 
+use client::FromJson;
 use k8s_openapi::{NamespaceResourceScope, api::core::v1::Pod};
 use kube::{Resource, api::ObjectMeta};
 use parking_lot::Mutex;
-use serde::{Deserialize, Deserializer};
 
 use crate::pod::{PodInfo, Pods, has_ended, node_name};
 
@@ -49,9 +49,9 @@ impl From<&Pod> for WatchedPod {
     }
 }
 
-impl<'de> Deserialize<'de> for WatchedPod {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        Pod::deserialize(deserializer).map(|pod| Self::from(&pod))
+impl FromJson for WatchedPod {
+    fn from_json(text: &str) -> Result<Self, serde_json::Error> {
+        Pod::from_json(text).map(|pod| Self::from(&pod))
     }
 }
 
@@ -98,7 +98,7 @@ mod tests {
                 "annotations": {"large": "text"}, "labels": {"app": "web"}});
             let spec = json!({"nodeName": "n1", "containers": []});
             let pod = json!({"metadata": meta, "spec": spec, "status": {"phase": "Failed"}});
-            serde_json::from_value::<WatchedPod>(pod).unwrap()
+            <WatchedPod as client::FromJson>::from_json(&pod.to_string()).unwrap()
         };
         let (one, other) = (pod("a"), pod("b"));
         assert_eq!(one.metadata.resource_version.as_deref(), Some("7"));

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use client::{Api, Informer};
+use client::{Api, FromJson, Informer};
 use jiff::Timestamp;
 use k8s_openapi::{NamespaceResourceScope, api::core::v1::Pod};
 use kube::{
@@ -15,7 +15,6 @@ use kube::{
     api::{DeleteParams, ObjectMeta, Patch, PatchParams, Preconditions},
 };
 use reconcile::{Action, Controller, Error, Key};
-use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
 
 /// An annotation of pods: after how many seconds of running they succeed.
@@ -87,9 +86,9 @@ impl From<Pod> for SimulatedPod {
     }
 }
 
-impl<'de> Deserialize<'de> for SimulatedPod {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        Pod::deserialize(deserializer).map(Self::from)
+impl FromJson for SimulatedPod {
+    fn from_json(text: &str) -> Result<Self, serde_json::Error> {
+        Pod::from_json(text).map(Self::from)
     }
 }
 

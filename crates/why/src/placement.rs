@@ -55,7 +55,7 @@ impl Facts {
 
 async fn list<K>(client: &kube::Client) -> Result<Vec<K>>
 where
-    K: Resource<DynamicType = ()> + Clone + serde::de::DeserializeOwned + std::fmt::Debug,
+    K: Resource<DynamicType = ()> + Clone + client::FromJson + std::fmt::Debug,
 {
     let api: Api<K> = Api::all_with(client.clone(), &());
     Ok(api.list(&ListParams::default()).await?)

@@ -248,7 +248,7 @@ async fn get<K>(client: &kube::Client, name: &Name) -> Result<K>
 where
     K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>
         + Clone
-        + serde::de::DeserializeOwned
+        + client::FromJson
         + std::fmt::Debug,
 {
     Ok(Api::<K>::namespaced(client.clone(), &name.namespace)
@@ -265,7 +265,7 @@ async fn owned<K>(
 where
     K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>
         + Clone
-        + serde::de::DeserializeOwned
+        + client::FromJson
         + std::fmt::Debug,
 {
     let api: Api<K> = Api::namespaced(client.clone(), namespace);

@@ -21,9 +21,9 @@ use std::{
     time::Duration,
 };
 
+use crate::FromJson;
 use kube::Resource;
 use lifecycle::Context;
-use serde::de::DeserializeOwned;
 use tokio::sync::watch;
 
 use cache::{Cache, Named};
@@ -34,8 +34,8 @@ pub use subscription::Subscription;
 use waiters::{Departure, Waiters};
 
 /// What an informer can hold.
-pub trait Object: Resource + DeserializeOwned + Debug + Send + Sync + 'static {}
-impl<K: Resource + DeserializeOwned + Debug + Send + Sync + 'static> Object for K {}
+pub trait Object: Resource + FromJson + Debug + Send + Sync + 'static {}
+impl<K: Resource + FromJson + Debug + Send + Sync + 'static> Object for K {}
 
 /// A change, with the objects before and after it.
 #[derive(Debug)]

@@ -20,7 +20,6 @@ use super::{
     Informer, Object,
     slot::{Decoded, Slot},
 };
-use crate::lenient;
 
 const PAGE: u32 = 500;
 /// The server ends a watch after this long; a client that hears nothing for longer gives it up.
@@ -380,7 +379,7 @@ impl Source {
 
     /// An object that came over a connection.
     fn typed<K: Object>(&self, raw: &RawValue) -> Option<Arc<Slot<K>>> {
-        let decoded = lenient::from_str::<K>(raw.get()).map(|mut object| {
+        let decoded = K::from_json(raw.get()).map(|mut object| {
             object.meta_mut().managed_fields = None;
             Slot::typed(Arc::new(object))
         });

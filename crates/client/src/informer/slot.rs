@@ -14,7 +14,6 @@ use std::{
 use parking_lot::Mutex;
 
 use super::{Labelled, Object, cache::Named};
-use crate::lenient;
 
 /// How much an informer keeps decoded, counted in bytes of the stored form: about eight thousand pods.
 const DECODED: usize = 32 << 20;
@@ -246,7 +245,7 @@ fn decode<K: Object>(
     };
     let text = [head, before, after, tail].concat();
     // The store holds JSON, which is UTF-8, and cuts are at ASCII characters.
-    lenient::from_str(&String::from_utf8_lossy(&text))
+    K::from_json(&String::from_utf8_lossy(&text))
 }
 
 /// Where a part of the bytes begins.
