@@ -35,6 +35,9 @@ pub struct Options {
     /// What it is called with.
     #[arg(long, value_delimiter = ',', default_value = "sleep,360843")]
     args: Vec<String>,
+    /// Archives of images that a cluster of its own gets first.
+    #[arg(long)]
+    import: Vec<PathBuf>,
     /// A second cluster, measured after the first.
     #[arg(long)]
     compare_kubeconfig: Option<PathBuf>,

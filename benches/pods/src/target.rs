@@ -26,6 +26,13 @@ impl Target {
             Some(file) => (None, file.clone(), options.pid.clone()),
             None => {
                 let own = start(pods)?;
+                for archive in &options.import {
+                    let archive = archive.display().to_string();
+                    let imported = own.mainstay(&["image", "import", &archive]);
+                    if !imported.ok {
+                        bail!("{}", imported.stderr);
+                    }
+                }
                 let kubeconfig = readable_kubeconfig(&own)?;
                 let pids = vec![own.pid()];
                 (Some(own), kubeconfig, pids)
@@ -36,7 +43,7 @@ impl Target {
             kubeconfig,
             pids,
             image: options.image.clone(),
-            args: options.args.clone(),
+            args: some(&options.args),
             own,
         }];
         if let Some(kubeconfig) = &options.compare_kubeconfig {
@@ -45,7 +52,7 @@ impl Target {
                 kubeconfig: kubeconfig.clone(),
                 pids: options.compare_pid.clone(),
                 image: options.compare_image.clone(),
-                args: options.compare_args.clone(),
+                args: some(&options.compare_args),
                 own: None,
             });
         }
@@ -78,6 +85,12 @@ impl Target {
         };
         thread.join().map_err(|_| anyhow!("the bench panicked"))?
     }
+}
+
+/// An empty argument stands for none.
+fn some(args: &[String]) -> Vec<String> {
+    let given = args.iter().filter(|arg| !arg.is_empty());
+    given.cloned().collect()
 }
 
 /// A cluster whose node has room for that many pods.

@@ -2,8 +2,8 @@
 //! the control plane and on a machine of their own; only their clients differ.
 
 use std::{
-    net::{Ipv4Addr, SocketAddr},
-    path::PathBuf,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    path::{Path, PathBuf},
     sync::Arc,
 };
 
@@ -16,8 +16,10 @@ use stdx::SystemClock;
 use tokio::sync::watch;
 
 use crate::{
-    Error, Part, Settings, agent::Membership, cni, control_plane::ControlPlane, peers::Peers,
-    resolver::resolv_conf, running::version,
+    Error, Part, Settings,
+    addresses::{NodeAddresses, Rebuilt},
+    agent::Membership, cni, control_plane::ControlPlane, peers::Peers,
+    resolver::resolv_conf, running::version, settings::DATA_DIR,
 };
 
 /// Largest packet between nodes where the machine does not say otherwise.
@@ -29,7 +31,11 @@ const PROXY_METRICS_PORT: u16 = 10249;
 /// CoreDNS' own.
 const DNS_METRICS_PORT: u16 = 9153;
 
+/// Where log shippers look. A node that is not the machine's usual one keeps its logs in its data directory.
+pub const POD_LOGS_DIR: &str = "/var/log/pods";
+
 /// What a node needs beside its settings.
+#[derive(Clone)]
 pub struct Node {
     /// `system:node:NAME`.
     pub kubelet_client: kube::Client,
@@ -37,6 +43,8 @@ pub struct Node {
     pub proxy_client: kube::Client,
     /// The kubelet's server.
     pub serving: Arc<rustls::ServerConfig>,
+    /// The certificates of the cluster's authority, as PEM.
+    pub authority: Vec<u8>,
     /// A word that all nodes of the cluster share: the hash of its authority.
     pub cluster: String,
     /// Services that the kubelet starts after, beside the runtime.
@@ -52,6 +60,7 @@ impl Node {
             kubelet_client: plane.connector.as_node(name, settings.node_ip),
             proxy_client: plane.connector.as_user(proxy),
             serving: plane.pki.kubelet_config()?,
+            authority: plane.pki.ca().pem().as_bytes().to_vec(),
             cluster: plane.pki.ca().public_key_hash(),
             with_apiserver: true,
         })
@@ -64,21 +73,28 @@ impl Node {
             kubelet_client: membership.client(&membership.kubelet)?,
             proxy_client: membership.client(&membership.proxy)?,
             serving: Arc::new(membership.serving.server_config(ca)?),
+            authority: ca.to_vec(),
             cluster: pki::public_key_hash(ca)?,
             with_apiserver: false,
         })
     }
 
     /// Builds the node's services.
-    pub fn services(&self, settings: &Settings) -> Result<Vec<Arc<dyn Service>>, Error> {
+    pub fn services(
+        &self,
+        settings: &Settings,
+        current: &watch::Receiver<Settings>,
+    ) -> Result<Vec<Arc<dyn Service>>, Error> {
         let nft = Nft::new();
-        let dns_port = network::names::dns_port(&settings.id);
-        let node_ips = settings.node_ips();
-        let listeners = node_ips.iter().map(|ip| SocketAddr::new(*ip, dns_port));
-        let dns_listeners: Vec<SocketAddr> = listeners.collect();
         let mut services: Vec<Arc<dyn Service>> = Vec::new();
         let (network, routed) = pod_network(settings, &nft, &mut services)?;
         let network = self.with_policies(settings, network, &nft, &mut services);
+        let (kubelet_ips, node_ip_changes) = watch::channel(settings.node_ips());
+        services.push(Arc::new(NodeAddresses {
+            routed: routed.clone(),
+            kubelet: kubelet_ips,
+            current: current.clone(),
+        }));
         let (peers, nodes) = watch::channel(None);
         let socket = match &settings.container_runtime_endpoint {
             Some(path) => {
@@ -112,26 +128,41 @@ impl Node {
                 client: self.proxy_client.clone(),
                 peers,
             }));
-            services.push(self.routes(settings).build(nft.clone(), nodes));
+            let (node, nft) = (self.clone(), nft.clone());
+            let build = move |settings: &Settings| -> Result<Arc<dyn Service>, Error> {
+                Ok(node.routes(settings).build(nft.clone(), nodes.clone()))
+            };
+            services.push(Rebuilt::new(current.clone(), Box::new(build))?);
         }
         if settings.runs(Part::Proxy) {
-            services.push(self.proxy(settings, dns_listeners.clone()).build(nft));
+            let node = self.clone();
+            let build = move |settings: &Settings| -> Result<Arc<dyn Service>, Error> {
+                Ok(node.proxy(settings).build(nft.clone()))
+            };
+            services.push(Rebuilt::new(current.clone(), Box::new(build))?);
         }
         if settings.runs(Part::Dns) {
-            let config = dns::Config {
-                client: self.proxy_client.clone(),
-                listen: dns_listeners,
-                metrics: Some(SocketAddr::new(settings.node_ip, DNS_METRICS_PORT)),
-                cluster_domain: settings.cluster_domain.clone(),
-                cluster_dns: settings.all_cluster_dns(),
-                own_ranges: [settings.cluster_cidr.all(), settings.service_cidr.all()].concat(),
-                resolv_conf: resolv_conf(),
-                clock: Arc::new(SystemClock),
+            let node = self.clone();
+            let build = move |settings: &Settings| -> Result<Arc<dyn Service>, Error> {
+                Ok(node.dns(settings).build()?)
             };
-            services.push(config.build()?);
+            services.push(Rebuilt::new(current.clone(), Box::new(build))?);
         }
-        services.push(self.kubelet(settings, socket));
+        services.push(self.kubelet(settings, socket, node_ip_changes));
         Ok(services)
+    }
+
+    fn dns(&self, settings: &Settings) -> dns::Config {
+        dns::Config {
+            client: self.proxy_client.clone(),
+            listen: dns_listeners(settings),
+            metrics: Some(SocketAddr::new(settings.node_ip, DNS_METRICS_PORT)),
+            cluster_domain: settings.cluster_domain.clone(),
+            cluster_dns: settings.all_cluster_dns(),
+            own_ranges: [settings.cluster_cidr.all(), settings.service_cidr.all()].concat(),
+            resolv_conf: resolv_conf(),
+            clock: Arc::new(SystemClock),
+        }
     }
 
     /// Containers of a pod start when its network policies are in place.
@@ -156,10 +187,10 @@ impl Node {
         Arc::new(policy::Gated { network, enforcer })
     }
 
-    fn proxy(&self, settings: &Settings, dns_listeners: Vec<SocketAddr>) -> proxy::Config {
+    fn proxy(&self, settings: &Settings) -> proxy::Config {
         let dns = settings.runs(Part::Dns).then(|| proxy::DnsRedirect {
             cluster_dns: settings.all_cluster_dns(),
-            listeners: dns_listeners,
+            listeners: dns_listeners(settings),
         });
         proxy::Config {
             id: settings.id.clone(),
@@ -194,7 +225,12 @@ impl Node {
         }
     }
 
-    fn kubelet(&self, settings: &Settings, socket: PathBuf) -> Arc<dyn Service> {
+    fn kubelet(
+        &self,
+        settings: &Settings,
+        socket: PathBuf,
+        node_ip_changes: watch::Receiver<Vec<IpAddr>>,
+    ) -> Arc<dyn Service> {
         let mut config = kubelet::Config::new(
             &settings.node_name,
             settings.node_ip,
@@ -203,7 +239,9 @@ impl Node {
             &settings.data_dir,
             self.serving.clone(),
         );
+        config.client_ca.clone_from(&self.authority);
         config.node_ips = settings.node_ips();
+        config.node_ip_changes = Some(node_ip_changes);
         config.port = settings.kubelet_port;
         config.root_dir.clone_from(&settings.kubelet_root);
         config.cluster_dns = vec![settings.cluster_dns()];
@@ -212,6 +250,9 @@ impl Node {
         config.resolv_conf = resolv_conf();
         config.shutdown_on_stop = settings.shutdown_on_stop;
         config.kubelet_sources = settings.kubelet.sources.clone();
+        if settings.data_dir == Path::new(DATA_DIR) {
+            keep_logs_at(&mut config, POD_LOGS_DIR.into());
+        }
         apply(&mut config, settings.kubelet.configuration.clone());
         // A flag wins over the file.
         if settings.static_pod_path.is_some() {
@@ -233,6 +274,13 @@ impl Node {
         };
         config.build()
     }
+}
+
+/// Where the cluster's DNS listens on this node.
+fn dns_listeners(settings: &Settings) -> Vec<SocketAddr> {
+    let port = network::names::dns_port(&settings.id);
+    let ips = settings.node_ips().into_iter();
+    ips.map(|ip| SocketAddr::new(ip, port)).collect()
 }
 
 /// The network of pods, and the same when it is the built-in one.
@@ -265,6 +313,13 @@ fn pod_network(
     Ok((network.clone(), Some(network)))
 }
 
+/// Keeps containers' logs in a directory where others may have theirs.
+fn keep_logs_at(config: &mut kubelet::Config, path: PathBuf) {
+    config.container_logs_dir = path.with_file_name("containers");
+    config.pod_logs_dir = path;
+    config.shares_pod_logs_dir = true;
+}
+
 /// What a KubeletConfiguration changes.
 fn apply(config: &mut kubelet::Config, kubelet: KubeletConfiguration) {
     let set = |text: &str| {
@@ -279,7 +334,7 @@ fn apply(config: &mut kubelet::Config, kubelet: KubeletConfiguration) {
         config.static_pods_dir = Some(path);
     }
     if let Some(path) = set(&kubelet.pod_logs_dir) {
-        config.pod_logs_dir = path;
+        keep_logs_at(config, path);
     }
     config.node_taints = kubelet.register_with_taints.clone();
     if !kubelet.cluster_dns.is_empty() {

@@ -19,6 +19,7 @@ use crate::{
     Error, kubelet_root,
     lock::DataLock,
     marker::{self, Marker},
+    node::POD_LOGS_DIR,
     settings,
 };
 
@@ -69,6 +70,9 @@ pub async fn run(data_dir: &Path) -> Result<Report, Error> {
         remove_group(&group)?;
     }
     remove_tree(&state_dir, &mount_table(), &mut report)?;
+    let owner = kubelet_root.clone();
+    let owner = owner.unwrap_or_else(|| data_dir.join("kubelet"));
+    remove_logs(Path::new(POD_LOGS_DIR), &owner, &mut report)?;
     if let Some(root) = &kubelet_root {
         remove_tree(root, &mount_table(), &mut report)?;
     }
@@ -88,6 +92,21 @@ fn mount_roots(data_dir: &Path, state_dir: &Path, kubelet_root: Option<&Path>) -
     roots.extend(kubelet_root.map(Path::to_owned));
     roots.extend(["kubelet", "runtime", "cni"].map(|entry| data_dir.join(entry)));
     roots
+}
+
+/// Removes the logs of our pods from a directory that others may use, and the links to them.
+fn remove_logs(dir: &Path, owner: &Path, report: &mut Report) -> Result<(), Error> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    let ours = entries.map(|entry| entry.path());
+    let ours: Vec<PathBuf> = ours.filter(|dir| kubelet::owns_logs(dir, owner)).collect();
+    let mut removed = Report::default();
+    for logs in &ours {
+        remove_tree(logs, &mount_table(), &mut removed)?;
+    }
+    report.kept.append(&mut removed.kept);
+    count(&mut report.removed, removed.removed.len(), "log directory");
+    kubelet::remove_dangling_log_links(&dir.with_file_name("containers"), dir);
+    Ok(())
 }
 
 /// Removes our entries of the data directory, the marker last, and then the directory when nothing
@@ -164,11 +183,14 @@ fn remove_tree(path: &Path, mounts: &[PathBuf], report: &mut Report) -> Result<(
 }
 
 fn count(removed: &mut Vec<String>, many: usize, what: &str) {
-    let plural = if what.ends_with('s') { "es" } else { "s" };
-    match many {
-        0 => {}
-        1 => removed.push(format!("1 {what}")),
-        many => removed.push(format!("{many} {what}{plural}")),
+    match (many, what.strip_suffix('y')) {
+        (0, _) => {}
+        (1, _) => removed.push(format!("1 {what}")),
+        (many, Some(stem)) => removed.push(format!("{many} {stem}ies")),
+        (many, None) => {
+            let plural = if what.ends_with('s') { "es" } else { "s" };
+            removed.push(format!("{many} {what}{plural}"));
+        }
     }
 }
 
@@ -325,6 +347,23 @@ mod tests {
         Marker::update(&data, |_| {}).unwrap();
         remove_entries(&data, &mut report).unwrap();
         assert!(!data.exists());
+    }
+
+    #[test]
+    fn logs_of_our_pods_go_and_those_of_others_stay() {
+        let temporary = tempfile::tempdir().unwrap();
+        let (pods, owner) = (temporary.path().join("pods"), Path::new("/our/kubelet"));
+        for (name, owner) in [("a_b_1", Some(owner)), ("a_b_2", Some("/theirs".as_ref())), ("c", None)] {
+            fs::create_dir_all(pods.join(name)).unwrap();
+            if let Some(owner) = owner {
+                kubelet::mark_logs(&pods.join(name), owner).unwrap();
+            }
+        }
+        let mut report = Report::default();
+        remove_logs(&pods, owner, &mut report).unwrap();
+        assert_eq!(report.removed, ["1 log directory"]);
+        let left = |name: &str| pods.join(name).exists();
+        assert!(!left("a_b_1") && left("a_b_2") && left("c"));
     }
 
     #[test]

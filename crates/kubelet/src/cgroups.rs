@@ -64,7 +64,7 @@ pub fn ensure_classes(root: &str, page_sizes: &[i64]) -> Result<()> {
             huge_pages: page_sizes.iter().map(unlimited).collect(),
             ..PodBounds::default()
         };
-        apply(&path, &bounds);
+        warn_of(apply(&path, &bounds));
     }
     Ok(())
 }
@@ -80,28 +80,22 @@ pub fn enforce(path: &str, bounds: &PodBounds, max_pids: Option<i64>) -> Result<
     if !dir.exists() {
         return Err(Error::Other(format!("the cgroup {path:?} does not exist")));
     }
-    for (file, value) in writes(path, bounds) {
-        fs::write(&file, value).map_err(Error::io(&file))?;
-    }
-    limit_pids(path, max_pids);
-    Ok(())
+    apply(path, bounds)?;
+    limit_pids(path, max_pids)
 }
 
 /// Limits the processes and threads below a cgroup, or lifts the limit.
-fn limit_pids(path: &str, max: Option<i64>) {
+fn limit_pids(path: &str, max: Option<i64>) -> Result<()> {
     let dir = if is_v2() {
         below("", path)
     } else {
         below("pids", path)
     };
     if !dir.exists() {
-        return;
+        return Ok(());
     }
     let value = max.map_or_else(|| "max".to_owned(), |max| max.to_string());
-    let file = dir.join("pids.max");
-    if let Err(error) = fs::write(&file, value) {
-        warn!(file = %file.display(), %error, "cannot limit processes");
-    }
+    set(&[(dir.join("pids.max"), value)])
 }
 
 /// Weighs the class of burstable pods by what they request together, for ever.
@@ -114,26 +108,27 @@ pub async fn follow_weight(root: String, mut requests: watch::Receiver<i64>) {
             cpu_shares: Some(resources::shares(*requests.borrow_and_update())),
             ..PodBounds::default()
         };
-        apply(&cgroups::class(&root, QosClass::Burstable), &bounds);
+        warn_of(apply(&cgroups::class(&root, QosClass::Burstable), &bounds));
         if requests.changed().await.is_err() {
             return;
         }
     }
 }
 
-/// Makes a pod's cgroup and sets its bounds.
+/// Makes a pod's cgroup and sets its bounds. A limit that the kernel refuses is an error: the pod would run
+/// without it.
 pub fn ensure_pod(core: &Core, pod: &Pod) -> Result<()> {
     let root = &core.config.cgroup_root;
     if root.is_empty() {
         return Ok(());
     }
     let path = cgroups::pod(root, pod);
-    make(&path)?;
-    apply(&path, &bounds(core, pod));
     // Otherwise the node's limit holds.
-    let limit = Some(core.settings().pod_pids_limit).filter(|limit| *limit > 0);
-    limit_pids(&path, limit);
-    Ok(())
+    let pids = Some(core.settings().pod_pids_limit).filter(|limit| *limit > 0);
+    make(&path)
+        .and_then(|()| apply(&path, &bounds(core, pod)))
+        .and_then(|()| limit_pids(&path, pids))
+        .map_err(|error| Error::PodCgroup(error.to_string()))
 }
 
 fn bounds(core: &Core, pod: &Pod) -> PodBounds {
@@ -141,10 +136,10 @@ fn bounds(core: &Core, pod: &Pod) -> PodBounds {
 }
 
 /// Raises a pod's bounds to what its spec allows now, and lowers none.
-pub fn grow_pod(core: &Core, pod: &Pod) {
+pub fn grow_pod(core: &Core, pod: &Pod) -> Result<()> {
     let root = &core.config.cgroup_root;
     if root.is_empty() {
-        return;
+        return Ok(());
     }
     let path = cgroups::pod(root, pod);
     let read = |file: PathBuf| {
@@ -173,7 +168,7 @@ pub fn grow_pod(core: &Core, pod: &Pod) {
         memory: larger(wanted.memory, memory),
         ..wanted
     };
-    apply(&path, &grown);
+    apply(&path, &grown)
 }
 
 /// Removes a pod's cgroup once its containers are gone. Of a pod that only the runtime knew, the
@@ -271,11 +266,30 @@ fn make_dir(dir: &Path) -> Result<()> {
     }
 }
 
-fn apply(path: &str, bounds: &PodBounds) {
-    for (file, value) in writes(path, bounds) {
-        if let Err(error) = fs::write(&file, value) {
-            warn!(file = %file.display(), %error, "cannot set a limit");
-        }
+fn apply(path: &str, bounds: &PodBounds) -> Result<()> {
+    set(&writes(path, bounds))
+}
+
+/// Writes every file, also after one that the kernel refuses; fails with the first such.
+fn set(writes: &[(PathBuf, String)]) -> Result<()> {
+    let mut outcome = Ok(());
+    for (file, value) in writes {
+        let refused = |error| {
+            Error::Other(format!(
+                "cannot write {value:?} to {}: {error}",
+                file.display()
+            ))
+        };
+        let written = fs::write(file, value).map_err(refused);
+        outcome = outcome.and(written);
+    }
+    outcome
+}
+
+/// Weights and bounds of the classes are no promise to a pod: without them pods still start.
+fn warn_of(outcome: Result<()>) {
+    if let Err(error) = outcome {
+        warn!(%error, "cannot set the bounds of a class");
     }
 }
 
@@ -355,6 +369,23 @@ fn writes_v2(bounds: &PodBounds) -> Vec<Write> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_limit_that_cannot_be_written_is_an_error_with_its_file_and_the_others_are_set() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = |name: &str| dir.path().join(name);
+        let refused = file("missing/memory.max");
+        let writes = [
+            (file("cpu.max"), "max 100000".to_owned()),
+            (refused.clone(), "1048576".to_owned()),
+            (file("pids.max"), "7".to_owned()),
+        ];
+        let told = set(&writes).unwrap_err().to_string();
+        let expected = format!("cannot write \"1048576\" to {}: ", refused.display());
+        assert!(told.starts_with(&expected), "{told}");
+        assert_eq!(fs::read_to_string(file("pids.max")).unwrap(), "7");
+        assert!(set(&writes[..1]).is_ok());
+    }
 
     #[test]
     fn bounds_have_their_files_in_both_versions() {

@@ -9,6 +9,7 @@ use std::{
 
 use k8s_openapi::api::core::v1::Taint;
 use stdx::{Clock, SystemClock};
+use tokio::sync::watch;
 
 use crate::{
     Kubelet,
@@ -38,6 +39,8 @@ pub struct Config {
     pub node_name: String,
     /// The node's addresses, the main one first.
     pub node_ips: Vec<IpAddr>,
+    /// The same where they may change while the kubelet runs.
+    pub node_ip_changes: Option<watch::Receiver<Vec<IpAddr>>>,
     /// The API, as `system:node:NAME`.
     pub client: kube::Client,
     /// The runtime's socket.
@@ -48,12 +51,19 @@ pub struct Config {
     pub local_path_root: PathBuf,
     /// Containers' logs.
     pub pod_logs_dir: PathBuf,
+    /// Other kubelets may keep their logs there, too.
+    pub shares_pod_logs_dir: bool,
+    /// Links to containers' logs.
+    pub container_logs_dir: PathBuf,
     /// Where the HTTPS server listens.
     pub listen: IpAddr,
     /// Its port.
     pub port: u16,
     /// Its TLS; client certificates are verified there.
     pub tls: Arc<rustls::ServerConfig>,
+    /// The cluster's authorities as PEM: their client certificates are accepted beside those of
+    /// `authentication.x509.clientCAFile`.
+    pub client_ca: Vec<u8>,
     /// Where `/healthz` is served without TLS, as upstream does on 127.0.0.1:10248.
     pub healthz: Option<SocketAddr>,
     /// The node's own logs, which `/logs/` serves.
@@ -108,14 +118,18 @@ impl Config {
         Self {
             node_name: node_name.into(),
             node_ips: vec![node_ip],
+            node_ip_changes: None,
             client,
             cri_socket: cri_socket.into(),
             root_dir: data_dir.join("kubelet"),
             local_path_root: data_dir.join("local-path"),
             pod_logs_dir: data_dir.join("logs/pods"),
+            shares_pod_logs_dir: false,
+            container_logs_dir: data_dir.join("logs/containers"),
             listen: IpAddr::from([0, 0, 0, 0]),
             port: 10250,
             tls,
+            client_ca: Vec::new(),
             healthz: None,
             node_logs_dir: "/var/log".into(),
             cluster_dns: Vec::new(),
@@ -134,6 +148,14 @@ impl Config {
             shutdown_on_stop: false,
             after: &[],
             clock: Arc::new(SystemClock),
+        }
+    }
+
+    /// The node's addresses as they are now.
+    pub fn current_node_ips(&self) -> Vec<IpAddr> {
+        match &self.node_ip_changes {
+            Some(changes) => changes.borrow().clone(),
+            None => self.node_ips.clone(),
         }
     }
 

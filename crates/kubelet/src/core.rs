@@ -115,11 +115,8 @@ impl Core {
 
     /// The node's addresses as text.
     pub fn host_ips(&self) -> Vec<String> {
-        self.config
-            .node_ips
-            .iter()
-            .map(ToString::to_string)
-            .collect()
+        let ips = self.config.current_node_ips();
+        ips.iter().map(ToString::to_string).collect()
     }
 
     /// What pods may know about the node.

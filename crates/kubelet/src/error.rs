@@ -23,6 +23,9 @@ pub enum Error {
     /// A resource claim that the pod needs is not there for it.
     #[error("{0}")]
     Claims(String),
+    /// The cgroup of a pod could not be made or limited.
+    #[error("unable to ensure pod container exists: {0}")]
+    PodCgroup(String),
     /// A volume that outlives pods could not be brought to a pod.
     #[error("{message}")]
     Mount {

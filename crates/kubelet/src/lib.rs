@@ -55,5 +55,8 @@ mod worker;
 pub use admit::is_allowable_sysctl;
 pub use config::{Cloud, Config, version};
 pub use error::{Error, Result};
+pub use logs::links::{
+    is_marked as owns_logs, mark as mark_logs, remove_dangling as remove_dangling_log_links,
+};
 pub use service::Kubelet;
 pub use shutdown::period as shutdown_period;

@@ -16,7 +16,9 @@ use k8s_openapi::api::core::v1::{Pod, PodSpec};
 use tonic::Status;
 use tracing::{info, warn};
 
-use crate::{cgroups, core::Core, dispatch, make::labels, pod::spec, registry::Message, volumes};
+use crate::{
+    cgroups, core::Core, dispatch, logs::links, make::labels, pod::spec, registry::Message, volumes,
+};
 
 /// Without events.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -152,8 +154,11 @@ async fn remove_stale_dirs(core: &Core, states: &States) {
     // Logs are in directories called namespace_name_uid.
     for name in names(&core.config.pod_logs_dir) {
         let uid = name.rsplit('_').next().unwrap_or_default();
-        if name.split('_').count() == 3 && !is_known(uid) {
-            let removed = volumes::remove_dir(core.config.pod_logs_dir.join(&name)).await;
+        let dir = core.config.pod_logs_dir.join(&name);
+        let is_ours =
+            !core.config.shares_pod_logs_dir || links::is_marked(&dir, &core.config.root_dir);
+        if name.split('_').count() == 3 && !is_known(uid) && is_ours {
+            let removed = volumes::remove_dir(dir).await;
             report(uid, removed);
         }
     }

@@ -16,6 +16,7 @@ use tonic::Status;
 use crate::{
     logs::{self, LogFile},
     make::labels,
+    node::cgroup_driver::Driver,
     pod::observed::{Container, Observed, Sandbox, Snapshot, State},
 };
 
@@ -32,6 +33,8 @@ pub struct Runtime {
     pub logs_dir: PathBuf,
     /// What the runtime calls itself, once it was asked.
     pub name: Arc<OnceCell<String>>,
+    /// How it makes cgroups, once it was asked.
+    pub driver: Arc<OnceCell<Driver>>,
 }
 
 /// Containers that have ended never change again.
@@ -238,7 +241,10 @@ impl Runtime {
 /// What an event tells about its sandbox; nothing if it only says that something happened.
 pub fn snapshot(event: v1::ContainerEventResponse, logs_dir: &Path) -> Option<Snapshot> {
     let at = Timestamp::from_nanosecond(event.created_at.into()).ok()?;
+    let started = event.container_event_type() == v1::ContainerEventType::ContainerStartedEvent;
     let sandbox = Sandbox::from(event.pod_sandbox_status?);
+    // A sandbox that has just begun has no containers.
+    let is_new = started && sandbox.id == event.container_id;
     let containers: Vec<Container> = event
         .containers_statuses
         .into_iter()
@@ -247,7 +253,7 @@ pub fn snapshot(event: v1::ContainerEventResponse, logs_dir: &Path) -> Option<Sn
             with_last_words(container, logs_dir)
         })
         .collect();
-    (!containers.is_empty()).then_some(Snapshot {
+    (is_new || !containers.is_empty()).then_some(Snapshot {
         at,
         sandbox,
         containers,

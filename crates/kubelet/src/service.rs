@@ -134,6 +134,7 @@ fn make_directories(config: &Config) -> Result<()> {
         root.join("plugins"),
         root.join(PLUGIN_REGISTRY),
         config.pod_logs_dir.clone(),
+        config.container_logs_dir.clone(),
     ];
     for dir in open {
         std::fs::create_dir_all(&dir).map_err(Error::io(&dir))?;
@@ -232,6 +233,7 @@ fn core(config: &Arc<Config>, context: &Context, drivers: &Drivers) -> Core {
             events: watch::Sender::new(false),
             logs_dir: config.pod_logs_dir.clone(),
             name: Arc::default(),
+            driver: Arc::default(),
         },
         events: Events::new(recorder, &config.node_name, context, &config.kubelet),
         sources,

@@ -6,12 +6,14 @@ use cri::v1;
 use k8s_openapi::api::core::v1::{Container, Pod};
 use reconcile::Kind;
 use tokio_util::sync::CancellationToken;
+use tracing::warn;
 
 use crate::{
     Error, Result,
     core::Core,
     hooks,
     images::{self, Wanted},
+    logs::links,
     make::{self, env::Problem, mounts, security},
     pod::{
         memory::Waiting,
@@ -152,6 +154,7 @@ async fn create_and_start(
         .start_container(request)
         .await
         .map_err(|status| failure("RunContainerError", status.message()))?;
+    link_log(core, start, &id);
     core.events.container(
         start.pod,
         start.name,
@@ -160,6 +163,18 @@ async fn create_and_start(
         "Container started",
     );
     post_start(core, start, container, &id).await
+}
+
+/// A container without its link still runs, and its log can be read.
+fn link_log(core: &Core, start: &Start<'_>, id: &str) {
+    let config = &core.config;
+    let logs = make::sandbox::log_directory(&config.pod_logs_dir.to_string_lossy(), start.pod);
+    let file = format!("{}.log", start.restart_count);
+    let log = std::path::Path::new(&logs).join(start.name).join(file);
+    let link = links::path(&config.container_logs_dir, start.pod, start.name, id);
+    if let Err(error) = links::make(&link, &log) {
+        warn!(link = %link.display(), %error, "cannot link a log");
+    }
 }
 
 /// Runs the hook of a container that has just started. The pod's end calls it off: then the

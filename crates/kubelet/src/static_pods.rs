@@ -1,5 +1,7 @@
 //! Pods from files: they run without the API, and the API shows a mirror of each.
 
+mod manifest;
+
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
@@ -9,7 +11,7 @@ use std::{
 
 use client::Api;
 use k8s_openapi::{
-    api::core::v1::{Node, Pod, Toleration},
+    api::core::v1::{Node, Pod},
     apimachinery::pkg::apis::meta::v1::OwnerReference,
 };
 use kube::api::{DeleteParams, PostParams};
@@ -19,7 +21,7 @@ use crate::{
     core::Core,
     dispatch,
     inotify::Watch,
-    pod::spec::{self, HASH_ANNOTATION, MIRROR_ANNOTATION, SOURCE_ANNOTATION},
+    pod::spec::{self, HASH_ANNOTATION, MIRROR_ANNOTATION},
     registry::Message,
 };
 
@@ -35,80 +37,21 @@ pub fn read_all(core: &Core) -> Vec<Arc<Pod>> {
     files
         .into_iter()
         .filter(|file| is_manifest(file))
-        .filter_map(|file| match read(&file, &core.config.node_name) {
-            Ok(pod) => Some(Arc::new(pod)),
+        .flat_map(|file| match manifest::read(&file, &core.config.node_name) {
+            Ok(pods) => pods,
             Err(error) => {
                 warn!(file = %file.display(), error, "not a static pod");
-                None
+                Vec::new()
             }
         })
+        .map(Arc::new)
         .collect()
 }
 
+/// Hidden files are those that are being written.
 fn is_manifest(file: &Path) -> bool {
-    let name = file
-        .file_name()
-        .unwrap_or_default()
-        .to_string_lossy()
-        .into_owned();
-    let known = ["yaml", "yml", "json"];
-    let extension = file.extension().and_then(|extension| extension.to_str());
-    !name.starts_with('.') && extension.is_some_and(|e| known.contains(&e)) && file.is_file()
-}
-
-fn read(file: &Path, node: &str) -> Result<Pod, String> {
-    let text = std::fs::read_to_string(file).map_err(|error| error.to_string())?;
-    let pod: Pod = serde_saphyr::from_str(&text).map_err(|error| error.to_string())?;
-    prepare(pod, &text, file, node)
-}
-
-/// What the kubelet adds to a pod from a file: an identity, a place, and tolerance of everything.
-fn prepare(mut pod: Pod, text: &str, file: &Path, node: &str) -> Result<Pod, String> {
-    let name = pod.metadata.name.clone().filter(|name| !name.is_empty());
-    let name = name.ok_or("the pod has no name")?;
-    let spec = pod.spec.as_mut().ok_or("the pod has no spec")?;
-    spec.node_name = Some(node.to_owned());
-    let tolerations = spec.tolerations.get_or_insert_with(Vec::new);
-    let all = Toleration {
-        operator: Some("Exists".into()),
-        effect: Some("NoExecute".into()),
-        ..Default::default()
-    };
-    if !tolerations.contains(&all) {
-        tolerations.push(all);
-    }
-    pod.metadata.name = Some(format!("{name}-{}", node.to_lowercase()));
-    pod.metadata
-        .namespace
-        .get_or_insert_with(|| "default".to_owned());
-    let uid = pod
-        .metadata
-        .uid
-        .clone()
-        .filter(|uid| !uid.is_empty())
-        .unwrap_or_else(|| {
-            let seed = format!("{node}\0{}\0{text}", file.display());
-            identity(&seed)
-        });
-    pod.metadata.uid = Some(uid.clone());
-    let annotations = pod.metadata.annotations.get_or_insert_with(BTreeMap::new);
-    annotations.insert(SOURCE_ANNOTATION.into(), "file".into());
-    annotations.insert(HASH_ANNOTATION.into(), uid);
-    Ok(pod)
-}
-
-/// 32 hex digits that change with the manifest, so that a changed file is another pod.
-fn identity(seed: &str) -> String {
-    let fnv = |start: u64| {
-        seed.bytes().fold(start, |hash, byte| {
-            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-        })
-    };
-    format!(
-        "{:016x}{:016x}",
-        fnv(0xcbf2_9ce4_8422_2325),
-        fnv(0x8422_2325_cbf2_9ce4)
-    )
+    let name = file.file_name().unwrap_or_default();
+    !name.as_encoded_bytes().starts_with(b".") && file.is_file()
 }
 
 /// Begins with the pods that the directory describes.
@@ -260,27 +203,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_static_pod_gets_an_identity_that_changes_with_its_manifest() {
-        let text =
-            "apiVersion: v1\nkind: Pod\nmetadata: {name: web}\nspec: {containers: [{name: a}]}\n";
-        let parse = |text: &str| {
-            let pod: Pod = serde_saphyr::from_str(text).unwrap();
-            prepare(pod, text, Path::new("/m/web.yaml"), "Node1").unwrap()
-        };
-        let pod = parse(text);
-        assert_eq!(spec::name(&pod), "web-node1");
-        assert_eq!(spec::namespace(&pod), "default");
-        assert!(spec::is_static(&pod) && spec::uid(&pod).len() == 32);
-        assert_eq!(spec::uid(&pod), spec::uid(&parse(text)));
-        assert_ne!(
-            spec::uid(&pod),
-            spec::uid(&parse(&text.replace("a}", "b}")))
-        );
+    fn a_mirror_names_the_pod_that_it_shows() {
+        let mut pod = Pod::default();
+        pod.metadata.annotations = Some([(HASH_ANNOTATION.to_owned(), "u1".to_owned())].into());
         let mirror = mirror_of(&pod, &Node::default());
         assert!(spec::is_mirror(&mirror));
-        assert_eq!(
-            spec::annotation(&mirror, MIRROR_ANNOTATION),
-            Some(spec::uid(&pod))
-        );
+        assert_eq!(spec::annotation(&mirror, MIRROR_ANNOTATION), Some("u1"));
+    }
+
+    #[test]
+    fn hidden_files_and_directories_are_no_manifests() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["web.yaml", "web", ".web.yaml"] {
+            std::fs::write(dir.path().join(name), "").unwrap();
+        }
+        std::fs::create_dir(dir.path().join("more.yaml")).unwrap();
+        let is = |name: &str| is_manifest(&dir.path().join(name));
+        assert!(is("web.yaml") && is("web") && !is(".web.yaml") && !is("more.yaml") && !is("no"));
     }
 }

@@ -12,7 +12,7 @@ use std::{
 
 use tracing::{info, warn};
 
-use crate::{Result, cgroups, core::Core, make::labels, volumes};
+use crate::{Result, cgroups, core::Core, logs::links, make::labels, volumes};
 
 const INTERVAL: Duration = Duration::from_secs(60);
 /// After a sweep that failed, as when the runtime is not there yet.
@@ -35,7 +35,10 @@ pub async fn run(core: Arc<Core>) {
 /// Removes what belongs to nobody. Directories are listed before owners: a pod has a worker before it
 /// has anything else.
 async fn sweep(core: &Core) -> Result<()> {
-    let logs = log_directories(&core.config.pod_logs_dir);
+    let mut logs = log_directories(&core.config.pod_logs_dir);
+    if core.config.shares_pod_logs_dir {
+        logs.retain(|(_, dir)| links::is_marked(dir, &core.config.root_dir));
+    }
     let groups = cgroups::pods(&core.config.cgroup_root);
     let dirs = pod_directories(&core.config.root_dir.join("pods"));
     if logs.is_empty() && groups.is_empty() && dirs.is_empty() {
@@ -52,6 +55,7 @@ async fn sweep(core: &Core) -> Result<()> {
             _ => {}
         }
     }
+    links::remove_dangling(&core.config.container_logs_dir, &core.config.pod_logs_dir);
     for uid in dirs.into_iter().filter(|uid| !is_known(uid)) {
         info!(uid, "removes volumes that a pod left behind");
         if let Err(error) = remove_volumes(core, &uid).await {

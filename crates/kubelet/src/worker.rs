@@ -13,6 +13,7 @@ mod mounts;
 mod patch;
 mod probing;
 mod report;
+mod runtime_view;
 mod size;
 mod tasks;
 mod timing;
@@ -35,12 +36,10 @@ use crate::{
     pod::{
         decide::{Decision, View, decide},
         memory::Memory,
-        observed::{Observed, Snapshot},
         spec,
         status::{self, Facts, Failure, is_terminal},
     },
     registry::{Message, Seen},
-    runtime::Ended,
     volumes,
 };
 use actions::Done;
@@ -49,6 +48,7 @@ use life::{Change, Life};
 use mounts::Mounts;
 use probing::Probing;
 use report::Report;
+use runtime_view::RuntimeView;
 use size::Size;
 pub use size::allocated;
 use timing::Timing;
@@ -82,28 +82,6 @@ struct Subject {
     shown: Option<Arc<Pod>>,
     /// A source still describes it.
     wanted: bool,
-}
-
-/// What the runtime said last.
-#[derive(Default)]
-struct RuntimeView {
-    observed: Observed,
-    ended: Ended,
-    /// It has been asked since the last change.
-    is_current: bool,
-    asked_at: Timestamp,
-}
-
-impl RuntimeView {
-    /// Takes in what an event tells. One from before the last question knows less than its answer.
-    fn take(&mut self, snapshot: Snapshot) {
-        if self.is_current && snapshot.at > self.asked_at {
-            let observed = std::mem::take(&mut self.observed);
-            self.observed = observed.with(snapshot);
-        } else {
-            self.is_current = false;
-        }
-    }
 }
 
 impl Worker {
@@ -215,7 +193,7 @@ impl Worker {
             }
             Message::Removed => self.subject.wanted = false,
             Message::Mirror(mirror) => self.subject.shown = mirror,
-            Message::Runtime => self.runtime.is_current = false,
+            Message::Runtime => self.runtime.ask_again(),
             Message::Snapshot(snapshot) => self.runtime.take(*snapshot),
             Message::Sources => {
                 self.memory.retry_after_sources_changed();
@@ -321,18 +299,18 @@ impl Worker {
     /// Asks the runtime if there is news; false if it cannot be asked.
     async fn look(&mut self) -> bool {
         let (runtime, uid) = (&mut self.runtime, &self.subject.uid);
-        if runtime.is_current {
+        if runtime.is_current() {
             return true;
         }
-        runtime.asked_at = self.core.now();
+        let asked_at = self.core.now();
         match self.core.runtime.observe(uid, &mut runtime.ended).await {
-            Ok(observed) => {
-                runtime.observed = observed;
-                runtime.is_current = true;
+            Ok(observed) => runtime.set(observed, asked_at),
+            Err(error) => {
+                warn!(pod = uid, error = error.message(), "cannot ask the runtime");
+                return false;
             }
-            Err(error) => warn!(pod = uid, error = error.message(), "cannot ask the runtime"),
         }
-        runtime.is_current
+        true
     }
 
     fn deadline(&self) -> Option<Timestamp> {

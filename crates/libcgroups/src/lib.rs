@@ -12,6 +12,7 @@ mod devices;
 mod group;
 mod hierarchies;
 mod limits;
+mod pressure;
 #[cfg(test)]
 mod real;
 mod stats;
@@ -21,4 +22,5 @@ pub mod v2;
 
 pub use group::Cgroup;
 pub use hierarchies::Hierarchies;
+pub use pressure::{Pressure, Stalled, Waited};
 pub use usage::Usage;

@@ -44,17 +44,18 @@ impl Cgroup {
         let Some(dir) = self.dir("") else {
             return Usage::default();
         };
-        let stat = dir.join("memory.stat");
+        // Read once: the kernel sums it up anew for each reader.
+        let stat = fs::read_to_string(dir.join("memory.stat")).unwrap_or_default();
         let memory = number(&dir.join("memory.current"));
-        let inactive = keyed(&stat, "inactive_file").unwrap_or(0);
+        let inactive = value(&stat, "inactive_file").unwrap_or(0);
         Usage {
             cpu_nanos: keyed(&dir.join("cpu.stat"), "usage_usec").map(|usec| usec * 1000),
             memory,
             working_set: memory.map(|used| used.saturating_sub(inactive)),
-            rss: keyed(&stat, "anon"),
+            rss: value(&stat, "anon"),
             memory_limit: number(&dir.join("memory.max")),
-            page_faults: keyed(&stat, "pgfault"),
-            major_page_faults: keyed(&stat, "pgmajfault"),
+            page_faults: value(&stat, "pgfault"),
+            major_page_faults: value(&stat, "pgmajfault"),
             swap: number(&dir.join("memory.swap.current")),
             pids: number(&dir.join("pids.current")),
         }
@@ -73,16 +74,16 @@ impl Cgroup {
         let Some(dir) = self.dir("memory") else {
             return usage;
         };
-        let stat = dir.join("memory.stat");
+        let stat = fs::read_to_string(dir.join("memory.stat")).unwrap_or_default();
         usage.memory = number(&dir.join("memory.usage_in_bytes"));
-        let inactive = keyed(&stat, "total_inactive_file").unwrap_or(0);
+        let inactive = value(&stat, "total_inactive_file").unwrap_or(0);
         usage.working_set = usage.memory.map(|used| used.saturating_sub(inactive));
-        usage.rss = keyed(&stat, "total_rss");
+        usage.rss = value(&stat, "total_rss");
         let limit = number(&dir.join("memory.limit_in_bytes"));
         usage.memory_limit = limit.filter(|limit| *limit < UNLIMITED);
-        usage.page_faults = keyed(&stat, "total_pgfault");
-        usage.major_page_faults = keyed(&stat, "total_pgmajfault");
-        usage.swap = keyed(&stat, "total_swap");
+        usage.page_faults = value(&stat, "total_pgfault");
+        usage.major_page_faults = value(&stat, "total_pgmajfault");
+        usage.swap = value(&stat, "total_swap");
         usage
     }
 }
@@ -93,10 +94,12 @@ fn number(file: &Path) -> Option<u64> {
 
 /// The value behind a key in a file of `key value` lines.
 pub(crate) fn keyed(file: &Path, key: &str) -> Option<u64> {
-    let text = fs::read_to_string(file).ok()?;
-    let value = text
-        .lines()
-        .find_map(|line| line.strip_prefix(key)?.strip_prefix(' '))?;
+    value(&fs::read_to_string(file).ok()?, key)
+}
+
+fn value(text: &str, key: &str) -> Option<u64> {
+    let mut lines = text.lines();
+    let value = lines.find_map(|line| line.strip_prefix(key)?.strip_prefix(' '))?;
     value.trim().parse().ok()
 }
 

@@ -1,15 +1,17 @@
 //! What containers, pods and the image store use, and how the node's runtime is.
 
-use std::{fs, path::Path, sync::Arc};
+use std::{collections::HashMap, fs, path::Path, sync::Arc};
 
 use cri::v1;
+use nix::sched::{CloneFlags, setns};
+use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    cgroup::{Cgroup, Usage},
+    cgroup::{Cgroup, Pressure, Stalled, Usage, Waited},
     container::Container,
     engine::Engine,
-    error::Result,
+    error::{Error, Result},
     matching,
     sandbox::Sandbox,
     snapshot::{self, Size, size},
@@ -20,15 +22,58 @@ fn value(number: Option<u64>) -> Option<v1::UInt64Value> {
     number.map(|value| v1::UInt64Value { value })
 }
 
-fn cpu(usage: &Usage, timestamp: i64) -> v1::CpuUsage {
+/// Usage and pressure of one cgroup.
+struct Measured {
+    usage: Usage,
+    cpu: Option<v1::PsiStats>,
+    memory: Option<v1::PsiStats>,
+    io: Option<v1::PsiStats>,
+}
+
+impl Measured {
+    fn read(cgroup: &Cgroup) -> Self {
+        let pressure = |waited| cgroup.pressure(waited).map(psi);
+        Self {
+            usage: cgroup.usage(),
+            cpu: pressure(Waited::Cpu),
+            memory: pressure(Waited::Memory),
+            io: pressure(Waited::Io),
+        }
+    }
+}
+
+fn psi(pressure: Pressure) -> v1::PsiStats {
+    let data = |stalled: Stalled| v1::PsiData {
+        total: stalled.total,
+        avg10: stalled.avg10,
+        avg60: stalled.avg60,
+        avg300: stalled.avg300,
+    };
+    v1::PsiStats {
+        full: Some(data(pressure.full)),
+        some: Some(data(pressure.some)),
+    }
+}
+
+fn cpu(measured: &Measured, timestamp: i64) -> v1::CpuUsage {
     v1::CpuUsage {
         timestamp,
-        usage_core_nano_seconds: value(usage.cpu_nanos),
+        usage_core_nano_seconds: value(measured.usage.cpu_nanos),
+        psi: measured.cpu,
         ..Default::default()
     }
 }
 
-fn memory(usage: &Usage, timestamp: i64) -> v1::MemoryUsage {
+fn io(measured: &Measured, timestamp: i64) -> Option<v1::IoUsage> {
+    let psi = measured.io?;
+    Some(v1::IoUsage {
+        timestamp,
+        psi: Some(psi),
+    })
+}
+
+fn memory(measured: &Measured, timestamp: i64) -> v1::MemoryUsage {
+    let usage = &measured.usage;
     let available = match (usage.memory_limit, usage.working_set) {
         (Some(limit), Some(used)) => Some(limit.saturating_sub(used)),
         _ => None,
@@ -41,7 +86,7 @@ fn memory(usage: &Usage, timestamp: i64) -> v1::MemoryUsage {
         rss_bytes: value(usage.rss),
         page_faults: value(usage.page_faults),
         major_page_faults: value(usage.major_page_faults),
-        psi: None,
+        psi: measured.memory,
     }
 }
 
@@ -57,7 +102,7 @@ fn filesystem(mountpoint: &Path, size: Size) -> v1::FilesystemUsage {
 }
 
 fn measure(container: &Container, pod_files: Size, root: &Path) -> v1::ContainerStats {
-    let usage = Cgroup::new(&container.facts.cgroup).usage();
+    let measured = Measured::read(&Cgroup::new(&container.facts.cgroup));
     let timestamp = stamp::now();
     let attributes = v1::ContainerAttributes {
         id: container.id.clone(),
@@ -67,16 +112,65 @@ fn measure(container: &Container, pod_files: Size, root: &Path) -> v1::Container
     };
     v1::ContainerStats {
         attributes: Some(attributes),
-        cpu: Some(cpu(&usage, timestamp)),
-        memory: Some(memory(&usage, timestamp)),
+        cpu: Some(cpu(&measured, timestamp)),
+        memory: Some(memory(&measured, timestamp)),
         writable_layer: Some(filesystem(root, container.written() + pod_files)),
         swap: Some(v1::SwapUsage {
             timestamp,
             swap_available_bytes: None,
-            swap_usage_bytes: value(usage.swap),
+            swap_usage_bytes: value(measured.usage.swap),
         }),
-        io: None,
+        io: io(&measured, timestamp),
     }
+}
+
+/// Moves the calling thread into the pod's network.
+fn measure_pod(
+    sandbox: &Sandbox,
+    containers: &[Arc<Container>],
+    root: &Path,
+) -> v1::PodSandboxStats {
+    let files = sandbox.files_size();
+    let containers = containers.iter();
+    let containers = containers.map(|container| measure(container, files, root));
+    let measured = Measured::read(&Cgroup::new(&sandbox.facts.cgroup_parent));
+    let timestamp = stamp::now();
+    let attributes = v1::PodSandboxAttributes {
+        id: sandbox.id.clone(),
+        metadata: sandbox.config.metadata.clone(),
+        labels: sandbox.config.labels.clone(),
+        annotations: sandbox.config.annotations.clone(),
+    };
+    let linux = v1::LinuxPodSandboxStats {
+        cpu: Some(cpu(&measured, timestamp)),
+        memory: Some(memory(&measured, timestamp)),
+        network: sandbox.facts.pins.net.as_deref().and_then(network_usage),
+        process: Some(v1::ProcessUsage {
+            timestamp,
+            process_count: value(measured.usage.pids),
+        }),
+        containers: containers.collect(),
+        io: io(&measured, timestamp),
+    };
+    v1::PodSandboxStats {
+        attributes: Some(attributes),
+        linux: Some(linux),
+        windows: None,
+    }
+}
+
+/// Counters of the links of a network. The calling thread stays there.
+fn network_usage(network: &Path) -> Option<v1::NetworkUsage> {
+    let namespace = fs::File::open(network).ok()?;
+    setns(namespace, CloneFlags::CLONE_NEWNET).ok()?;
+    let text = fs::read_to_string("/proc/thread-self/net/dev").ok()?;
+    let interfaces = interfaces(&text);
+    let default = interfaces.iter().find(|link| link.name == "eth0");
+    Some(v1::NetworkUsage {
+        timestamp: stamp::now(),
+        default_interface: default.or(interfaces.first()).cloned(),
+        interfaces,
+    })
 }
 
 impl Engine {
@@ -121,36 +215,8 @@ impl Engine {
 
     /// Usage of a pod.
     pub async fn sandbox_stats(&self, sandbox: &Arc<Sandbox>) -> Result<v1::PodSandboxStats> {
-        let running = self
-            .containers_of(&sandbox.id)
-            .into_iter()
-            .filter(|c| c.is_running());
-        let containers = self.container_stats(running.collect()).await?;
-        let cgroup = Cgroup::new(&sandbox.facts.cgroup_parent);
-        let usage = self.blocking(move || cgroup.usage()).await?;
-        let timestamp = stamp::now();
-        let attributes = v1::PodSandboxAttributes {
-            id: sandbox.id.clone(),
-            metadata: sandbox.config.metadata.clone(),
-            labels: sandbox.config.labels.clone(),
-            annotations: sandbox.config.annotations.clone(),
-        };
-        let linux = v1::LinuxPodSandboxStats {
-            cpu: Some(cpu(&usage, timestamp)),
-            memory: Some(memory(&usage, timestamp)),
-            network: self.network_usage(sandbox).await,
-            process: Some(v1::ProcessUsage {
-                timestamp,
-                process_count: value(usage.pids),
-            }),
-            containers,
-            io: None,
-        };
-        Ok(v1::PodSandboxStats {
-            attributes: Some(attributes),
-            linux: Some(linux),
-            windows: None,
-        })
+        let stats = self.stats_of(vec![sandbox.clone()]).await?.pop();
+        stats.ok_or_else(|| Error::NoSandbox(sandbox.id.clone()))
     }
 
     /// Usage of the pods that a filter matches.
@@ -159,32 +225,42 @@ impl Engine {
         filter: Option<v1::PodSandboxStatsFilter>,
     ) -> Result<Vec<v1::PodSandboxStats>> {
         let filter = filter.unwrap_or_default();
-        let sandboxes = self.sandboxes.read().values().cloned().collect::<Vec<_>>();
-        let mut stats = Vec::new();
-        for sandbox in sandboxes {
+        let matches = |sandbox: &&Arc<Sandbox>| {
             let labels = matching::labels(&filter.label_selector, &sandbox.config.labels);
-            if sandbox.is_ready() && labels && sandbox.id.starts_with(&filter.id) {
-                stats.push(self.sandbox_stats(&sandbox).await?);
-            }
-        }
-        Ok(stats)
+            sandbox.is_ready() && labels && sandbox.id.starts_with(&filter.id)
+        };
+        let matching: Vec<_> = {
+            let sandboxes = self.sandboxes.read();
+            sandboxes.values().filter(matches).cloned().collect()
+        };
+        self.stats_of(matching).await
     }
 
-    /// Counters of the pod's links, read inside its namespace.
-    async fn network_usage(&self, sandbox: &Sandbox) -> Option<v1::NetworkUsage> {
-        let netns = sandbox.facts.pins.net.as_ref()?;
-        let read = || fs::read_to_string("/proc/thread-self/net/dev");
-        let text = network::netns::run(netns, read).await.ok()?.ok()?;
-        let interfaces = interfaces(&text);
-        let default = interfaces
-            .iter()
-            .find(|link| link.name == "eth0")
-            .or(interfaces.first());
-        Some(v1::NetworkUsage {
-            timestamp: stamp::now(),
-            default_interface: default.cloned(),
-            interfaces,
-        })
+    /// Usage of these pods: all of them on one thread, which visits their networks one after the other.
+    async fn stats_of(&self, sandboxes: Vec<Arc<Sandbox>>) -> Result<Vec<v1::PodSandboxStats>> {
+        let mut containers: HashMap<String, Vec<Arc<Container>>> = HashMap::new();
+        for container in self.containers.read().values() {
+            if container.is_running() {
+                let of_pod = containers.entry(container.facts.sandbox.clone());
+                of_pod.or_default().push(container.clone());
+            }
+        }
+        let root = self.config.root_dir.clone();
+        let (send, receive) = oneshot::channel();
+        // A thread of its own: it does not come back from the networks that it visits.
+        let work = move || {
+            let all = sandboxes.iter().map(|sandbox| {
+                let containers = containers.get(&sandbox.id).map_or(&[][..], Vec::as_slice);
+                measure_pod(sandbox, containers, &root)
+            });
+            let _ = send.send(all.collect());
+        };
+        let thread = std::thread::Builder::new().name("stats".into());
+        thread
+            .spawn(work)
+            .map_err(Error::system("start a thread"))?;
+        let lost = |_| Error::Shim("a task panicked".into());
+        receive.await.map_err(lost)
     }
 
     /// What images take on disk.

@@ -17,12 +17,6 @@ const UNSUPPORTED: &str = "is not supported by this node";
 
 /// Name, what it accepts, and why not something else.
 const FIELDS: &[(&str, Accepts, &str)] = &[
-    // The runtime says which driver it uses.
-    (
-        "cgroupDriver",
-        Only(|| words(&["cgroupfs", "systemd"])),
-        UNSUPPORTED,
-    ),
     (
         "cgroupsPerQOS",
         Only(yes),
@@ -62,6 +56,7 @@ const FIELDS: &[(&str, Accepts, &str)] = &[
     ),
     ("iptablesDropBit", Any, ""),
     ("iptablesMasqueradeBit", Any, ""),
+    // The kernel's notifications are always used, beside looks at short times.
     ("kernelMemcgNotification", Any, ""),
     ("kubeAPIBurst", Any, ""),
     ("kubeAPIQPS", Any, ""),

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::KubeletConfiguration;
-use crate::cgroups;
+use crate::{cgroups, server};
 
 /// Kernel settings that Kubernetes expects.
 const KERNEL: &[(&str, &str)] = &[
@@ -26,6 +26,10 @@ pub fn check(configuration: &KubeletConfiguration) -> Result<(), String> {
     }
     if configuration.fail_cgroup_v1 && !cgroups::is_v2() {
         return Err("cgroups of version 1 are not supported with failCgroupV1".into());
+    }
+    let file = &configuration.authentication.x509.client_ca_file;
+    if !file.is_empty() {
+        server::read_client_authorities(file.as_ref())?;
     }
     if configuration.protect_kernel_defaults {
         for (name, expected) in KERNEL {
@@ -75,6 +79,13 @@ mod tests {
             ..KubeletConfiguration::default()
         };
         assert!(check(&config).unwrap_err().contains("cgroupRoot"));
+        let mut config = KubeletConfiguration::default();
+        config.authentication.x509.client_ca_file = "/there/is/no/such".into();
+        let told = check(&config).unwrap_err();
+        assert!(
+            told.starts_with("authentication.x509.clientCAFile: /there"),
+            "{told}"
+        );
         let config = KubeletConfiguration {
             fail_cgroup_v1: true,
             ..KubeletConfiguration::default()

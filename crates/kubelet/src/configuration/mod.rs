@@ -96,6 +96,8 @@ pub struct KubeletConfiguration {
     pub cpu_cfs_quota_period: GoDuration,
     /// The cgroup below which pods live; empty: one of the cluster's own.
     pub cgroup_root: String,
+    /// Who makes containers' cgroups, where the runtime does not say: it, or systemd.
+    pub cgroup_driver: String,
     /// Empty: the runtime inside.
     pub container_runtime_endpoint: String,
     /// Empty: the same as the runtime's.
@@ -188,6 +190,7 @@ impl Default for KubeletConfiguration {
             cpu_cfs_quota: true,
             cpu_cfs_quota_period: GoDuration(Duration::from_millis(100)),
             cgroup_root: String::new(),
+            cgroup_driver: "cgroupfs".into(),
             container_runtime_endpoint: String::new(),
             image_service_endpoint: String::new(),
             runtime_request_timeout: secs(120),
@@ -330,6 +333,7 @@ impl KubeletConfiguration {
                 usual.container_log_max_size,
             ),
             (&mut self.authorization.mode, usual.authorization.mode),
+            (&mut self.cgroup_driver, usual.cgroup_driver),
         ];
         for (value, usual) in texts {
             if value.is_empty() {

@@ -17,7 +17,7 @@ pub struct Authentication {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct X509 {
-    /// Always the cluster's authority; a path is shown and not read.
+    /// Authorities whose certificates are accepted beside those of the cluster; empty: none.
     #[serde(rename = "clientCAFile")]
     pub client_ca_file: String,
 }

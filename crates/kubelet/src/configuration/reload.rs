@@ -10,6 +10,7 @@ const AT_START: &[&str] = &[
     "address",
     "authentication",
     "authorization",
+    "cgroupDriver",
     "cgroupRoot",
     "clusterDNS",
     "clusterDomain",

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::{KubeletConfiguration, gates};
+use crate::node::cgroup_driver::Driver;
 
 impl KubeletConfiguration {
     /// Everything that is wrong with it, by field.
@@ -237,6 +238,12 @@ impl KubeletConfiguration {
             found.push(format!(
                 "cpuCFSQuotaPeriod {} must be between 1ms and 1sec, inclusive",
                 self.cpu_cfs_quota_period
+            ));
+        }
+        if Driver::named(&self.cgroup_driver).is_none() {
+            found.push(format!(
+                "cgroupDriver must be cgroupfs or systemd, not {:?}",
+                self.cgroup_driver
             ));
         }
         if !(-1000..=1000).contains(&self.oom_score_adj) {

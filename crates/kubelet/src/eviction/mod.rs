@@ -3,6 +3,7 @@
 //! here is what reads and acts.
 
 pub mod decide;
+mod notify;
 pub mod rank;
 pub mod storage;
 pub mod thresholds;
@@ -16,6 +17,7 @@ use tracing::{info, warn};
 
 use self::{
     decide::{Observation, Observations, State},
+    notify::Notifier,
     rank::{ContainerUsage, PodUsage},
     storage::LocalUsage,
     thresholds::{Resource, Signal, Threshold},
@@ -31,6 +33,8 @@ use crate::{
     stats::{FsStats, NodeStats, PodStats, Summary},
 };
 
+/// The kernel's notifications lead to no more looks than one in this time.
+const CALM: Duration = Duration::from_millis(100);
 /// How often the node is looked at, which costs little…
 const INTERVAL: Duration = Duration::from_secs(2);
 /// …and how often each pod's local storage.
@@ -51,9 +55,16 @@ pub async fn run(core: Arc<Core>) {
         leaving: None,
         storage_seen: None,
     };
+    let mut notifier = Notifier::new();
     loop {
+        notifier.arm(&core, &manager.thresholds);
+        let notified = async {
+            core.config.clock.sleep(CALM).await;
+            notifier.notified().await;
+        };
         tokio::select! {
             () = core.config.clock.sleep(INTERVAL) => {}
+            () = notified => {}
             _ = settings.changed() => manager.thresholds = thresholds(&core.settings()),
         }
         manager.look(&core).await;

@@ -94,6 +94,9 @@ impl Tail {
         let mut chunk = vec![0; CHUNK];
         let count = self.file.read(&mut chunk)?;
         if count == 0 {
+            // The runtime cuts off what a full disk took of a line: it is read again with the rest of it.
+            let begun = std::mem::take(&mut self.rest).len() as i64;
+            self.file.seek(SeekFrom::Current(-begun))?;
             return Ok(None);
         }
         self.rest.extend_from_slice(&chunk[..count]);
@@ -138,6 +141,22 @@ mod tests {
     use tokio::sync::watch;
 
     use super::*;
+
+    #[test]
+    fn a_part_of_a_line_that_is_cut_off_again_is_never_seen() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("0.log");
+        let whole = "2026-01-01T00:00:00Z stdout F one\n";
+        std::fs::write(&path, format!("{whole}2026-01-01T00:00:01Z stdout F lo")).unwrap();
+        let mut tail = Tail::open(&LogFile::new(dir.path(), &path), &Options::default()).unwrap();
+        let mut printer = Printer::new(Options::default());
+        while tail.next(&mut printer).unwrap().is_some() {}
+        let mut file = File::options().append(true).open(&path).unwrap();
+        file.set_len(whole.len() as u64).unwrap();
+        writeln!(file, "2026-01-01T00:00:01Z stdout F a longer line").unwrap();
+        let read = tail.next(&mut printer).unwrap().unwrap();
+        assert_eq!(String::from_utf8(read).unwrap(), "a longer line\n");
+    }
 
     #[tokio::test]
     async fn a_followed_log_is_read_as_it_grows_through_rotation_until_the_container_ends() {

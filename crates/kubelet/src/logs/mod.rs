@@ -5,6 +5,7 @@
 
 mod confined;
 pub mod follow;
+pub mod links;
 pub mod parse;
 
 pub use confined::LogFile;

@@ -15,7 +15,10 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use tracing::{info, warn};
 
-use super::conditions::{Health, conditions};
+use super::{
+    cgroup_driver,
+    conditions::{Health, conditions},
+};
 use crate::{Cloud, Result, core::Core};
 
 const SOON: Duration = Duration::from_millis(500);
@@ -41,6 +44,7 @@ pub async fn run(
     let mut settings = core.settings.subscribe();
     let mut shutting_down = core.shutting_down.subscribe();
     let mut volumes = core.volumes.in_use();
+    let mut addresses = core.config.node_ip_changes.clone();
     let mut before = node
         .status
         .clone()
@@ -92,6 +96,7 @@ pub async fn run(
             _ = pressures.changed() => {}
             _ = settings.changed() => {}
             _ = shutting_down.changed() => {}
+            () = changed(&mut addresses) => {}
             // A pod waits until its volume is shown as in use.
             _ = volumes.changed() => {}
             change = changes.next() => match change {
@@ -108,6 +113,16 @@ pub async fn run(
             },
         }
     }
+}
+
+/// Resolves when the node's addresses have changed, where they can.
+async fn changed(addresses: &mut Option<watch::Receiver<Vec<IpAddr>>>) {
+    if let Some(addresses) = addresses
+        && addresses.changed().await.is_ok()
+    {
+        return;
+    }
+    std::future::pending().await
 }
 
 /// Those who wait hear of changes only.
@@ -266,9 +281,9 @@ async fn write(core: &Core, node: &Node, status: &NodeStatus) -> Result<Node> {
 async fn gather(core: &Core, before: &[NodeCondition], now: Timestamp) -> NodeStatus {
     let (config, settings) = (&core.config, core.settings());
     // Addresses that were not chosen by a flag are the cloud's to report.
-    let known: &[IpAddr] = match config.cloud.is_external && config.cloud.given_ip.is_none() {
-        true => &[],
-        false => &config.node_ips,
+    let known: Vec<IpAddr> = match config.cloud.is_external && config.cloud.given_ip.is_none() {
+        true => Vec::new(),
+        false => config.current_node_ips(),
     };
     let mut addresses: Vec<NodeAddress> = known
         .iter()
@@ -374,6 +389,7 @@ async fn runtime_status(
             None => why.push(format!("{what}: {type_} is not reported")),
         }
     }
+    why.extend(cgroup_driver::problem(core).await);
     let handlers = answer
         .runtime_handlers
         .into_iter()

@@ -213,7 +213,10 @@ fn bearer_token(headers: &HeaderMap) -> Option<&str> {
 /// What a request is to the authorizer: the verb, and the subresources of the node of which one must
 /// be allowed. Decided by the same parts of the path that choose the handler.
 fn attributes(method: &Method, parts: &[String]) -> (&'static str, Vec<&'static str>) {
+    let first = parts.first().map(String::as_str);
     let verb = match *method {
+        // WebSockets begin with GET: a right to read must not run commands.
+        Method::GET if matches!(first, Some("exec" | "attach" | "portForward" | "run")) => "create",
         Method::POST => "create",
         Method::GET => "get",
         Method::PUT => "update",
@@ -221,7 +224,7 @@ fn attributes(method: &Method, parts: &[String]) -> (&'static str, Vec<&'static 
         Method::DELETE => "delete",
         _ => "",
     };
-    let subresources = match parts.first().map(String::as_str) {
+    let subresources = match first {
         Some("stats") => vec!["stats"],
         Some("metrics") => vec!["metrics"],
         Some("logs") => vec!["log"],
@@ -301,6 +304,13 @@ mod tests {
             assert_eq!(of(path), expected, "{path}");
         }
         assert_eq!(attributes(&Method::POST, &[]).0, "create");
+        for path in ["exec", "attach", "portForward"] {
+            assert_eq!(attributes(&Method::GET, &[path.to_owned()]).0, "create");
+        }
+        assert_eq!(
+            attributes(&Method::GET, &["containerLogs".to_owned()]).0,
+            "get"
+        );
         assert_eq!(attributes(&Method::HEAD, &[]).0, "");
     }
 

@@ -17,7 +17,7 @@ use crate::{
     make::cgroups,
     pod::spec,
     stats::{
-        CpuStats, InterfaceStats, MemoryStats, Packets, PodStats, Summary,
+        CpuStats, InterfaceStats, IoStats, MemoryStats, Packets, PodStats, Summary,
         cgroup::{self, CgroupStats, DeviceStats},
     },
 };
@@ -27,6 +27,7 @@ struct Group<'a> {
     labels: Vec<(&'static str, String)>,
     cpu: Option<&'a CpuStats>,
     memory: Option<&'a MemoryStats>,
+    io: Option<&'a IoStats>,
     swap: Option<u64>,
     disk: Option<u64>,
     inodes: Option<u64>,
@@ -53,6 +54,7 @@ fn groups<'a>(core: &Core, summary: &'a Summary) -> Vec<Group<'a>> {
         labels: label("", "/".into(), "", "", None),
         cpu: node.cpu.as_ref(),
         memory: node.memory.as_ref(),
+        io: node.io.as_ref(),
         swap: node.swap.as_ref().and_then(|swap| swap.swap_usage_bytes),
         disk: None,
         inodes: None,
@@ -78,7 +80,8 @@ fn groups<'a>(core: &Core, summary: &'a Summary) -> Vec<Group<'a>> {
             labels: label("", path.clone(), "", "", Some(pod)),
             cpu: pod.cpu.as_ref(),
             memory: pod.memory.as_ref(),
-            swap: None,
+            io: pod.io.as_ref(),
+            swap: pod.swap.as_ref().and_then(|swap| swap.swap_usage_bytes),
             disk: None,
             inodes: None,
             processes: pod.process_stats.process_count,
@@ -99,6 +102,7 @@ fn groups<'a>(core: &Core, summary: &'a Summary) -> Vec<Group<'a>> {
                 ),
                 cpu: container.cpu.as_ref(),
                 memory: container.memory.as_ref(),
+                io: container.io.as_ref(),
                 swap: container
                     .swap
                     .as_ref()
@@ -231,6 +235,42 @@ const CADVISOR: &[(&str, &str, &str, Read)] = &[
         "gauge",
         "Start time of the container since unix epoch in seconds.",
         |group| Some(group.start?.0.as_second() as f64),
+    ),
+    (
+        "container_pressure_cpu_stalled_seconds_total",
+        "counter",
+        "Time in which no process of the container could go on for lack of CPU, in seconds.",
+        |group| Some(group.cpu?.psi?.full.total as f64 / 1e6),
+    ),
+    (
+        "container_pressure_cpu_waiting_seconds_total",
+        "counter",
+        "Time in which some process of the container waited for lack of CPU, in seconds.",
+        |group| Some(group.cpu?.psi?.some.total as f64 / 1e6),
+    ),
+    (
+        "container_pressure_memory_stalled_seconds_total",
+        "counter",
+        "Time in which no process of the container could go on for lack of memory, in seconds.",
+        |group| Some(group.memory?.psi?.full.total as f64 / 1e6),
+    ),
+    (
+        "container_pressure_memory_waiting_seconds_total",
+        "counter",
+        "Time in which some process of the container waited for lack of memory, in seconds.",
+        |group| Some(group.memory?.psi?.some.total as f64 / 1e6),
+    ),
+    (
+        "container_pressure_io_stalled_seconds_total",
+        "counter",
+        "Time in which no process of the container could go on for lack of I/O, in seconds.",
+        |group| Some(group.io?.psi?.full.total as f64 / 1e6),
+    ),
+    (
+        "container_pressure_io_waiting_seconds_total",
+        "counter",
+        "Time in which some process of the container waited for lack of I/O, in seconds.",
+        |group| Some(group.io?.psi?.some.total as f64 / 1e6),
     ),
 ];
 

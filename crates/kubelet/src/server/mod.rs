@@ -3,7 +3,10 @@
 
 pub(crate) mod auth;
 mod cadvisor;
+mod checkpoint;
+mod client_authorities;
 mod containers;
+mod guests;
 mod healthz;
 mod idle;
 mod logs;
@@ -15,6 +18,7 @@ mod upgrade;
 
 pub use healthz::serve as serve_healthz;
 
+pub use client_authorities::read as read_client_authorities;
 pub(crate) use containers::bare_id;
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
@@ -30,6 +34,7 @@ use tracing::{debug, info};
 
 use crate::{Error, Result, core::Core};
 use auth::{User, certificate_user};
+use guests::{Guest, Guests};
 
 /// Whole or streamed.
 pub type Body = BoxBody<Bytes, std::io::Error>;
@@ -37,29 +42,54 @@ pub type Body = BoxBody<Bytes, std::io::Error>;
 const HANDSHAKE: Duration = Duration::from_secs(10);
 /// How long a connection may wait for the next request's headers, as upstream's.
 const IDLE: Duration = Duration::from_secs(90);
-/// How large the headers of a request may be.
-const MAX_HEADERS: u32 = 1 << 20;
+/// How large the headers of a request may be, with the command of an exec.
+const MAX_HEADERS: u32 = 256 << 10;
 const MAX_STREAMS: u32 = 250;
 
-/// A listening socket; before this the kubelet is not ready.
-pub async fn bind(core: &Core) -> Result<TcpListener> {
+/// A socket that listens, and how connections to it are secured.
+pub struct Listener {
+    socket: TcpListener,
+    acceptor: TlsAcceptor,
+}
+
+/// Listens; before this the kubelet is not ready.
+pub async fn bind(core: &Core) -> Result<Listener> {
+    let config = &core.config;
+    let tls = match config.kubelet.authentication.x509.client_ca_file.as_str() {
+        "" => config.tls.clone(),
+        file => client_authorities::server_config(&config.tls, &config.client_ca, file.as_ref())
+            .map(Arc::new)
+            .map_err(Error::Other)?,
+    };
     let address = SocketAddr::new(core.config.listen, core.config.port);
-    TcpListener::bind(address)
+    let socket = TcpListener::bind(address)
         .await
-        .map_err(|error| Error::Other(format!("cannot listen on {address}: {error}")))
+        .map_err(|error| Error::Other(format!("cannot listen on {address}: {error}")))?;
+    Ok(Listener {
+        socket,
+        acceptor: TlsAcceptor::from(tls),
+    })
 }
 
 /// Serves for ever.
-pub async fn serve(core: Arc<Core>, listener: TcpListener) {
-    info!(address = ?listener.local_addr().ok(), "kubelet serves");
-    let acceptor = TlsAcceptor::from(core.config.tls.clone());
+pub async fn serve(core: Arc<Core>, listener: Listener) {
+    let Listener { socket, acceptor } = listener;
+    let guests = Guests::default();
+    info!(address = ?socket.local_addr().ok(), "kubelet serves");
     loop {
-        match listener.accept().await {
-            Ok((stream, _)) => {
+        match socket.accept().await {
+            Ok((stream, from)) => {
+                let Some(guest) = guests.enter(from.ip()) else {
+                    continue;
+                };
                 let (core, acceptor) = (core.clone(), acceptor.clone());
-                core.clone()
-                    .context
-                    .spawn("connection", connection(core, acceptor, stream));
+                core.clone().context.spawn("connection", async move {
+                    let served = connection(core, acceptor, stream, guest.clone());
+                    tokio::select! {
+                        () = served => {}
+                        () = guest.expired() => debug!(%from, "no request was admitted in time"),
+                    }
+                });
             }
             Err(error) => {
                 debug!(%error, "cannot accept");
@@ -69,7 +99,7 @@ pub async fn serve(core: Arc<Core>, listener: TcpListener) {
     }
 }
 
-async fn connection(core: Arc<Core>, acceptor: TlsAcceptor, stream: TcpStream) {
+async fn connection(core: Arc<Core>, acceptor: TlsAcceptor, stream: TcpStream, guest: Guest) {
     let _ = stream.set_nodelay(true);
     let Ok(Ok(tls)) = tokio::time::timeout(HANDSHAKE, acceptor.accept(stream)).await else {
         return;
@@ -77,10 +107,10 @@ async fn connection(core: Arc<Core>, acceptor: TlsAcceptor, stream: TcpStream) {
     let certificates = tls.get_ref().1.peer_certificates();
     let user = Arc::new(certificates.and_then(certificate_user));
     let service = service_fn(move |request: Request<Incoming>| {
-        let (core, user) = (core.clone(), user.clone());
+        let (core, user, guest) = (core.clone(), user.clone(), guest.clone());
         async move {
             let is_head = request.method() == Method::HEAD;
-            let response = handle(core, user.as_ref().as_ref(), request).await;
+            let response = handle(core, user.as_ref().as_ref(), &guest, request).await;
             Ok::<_, std::convert::Infallible>(if is_head {
                 without_body(response)
             } else {
@@ -186,6 +216,7 @@ fn decode(text: &str) -> String {
 /// Handlers that look into pods or into the node.
 const DEBUGGING: &[&str] = &[
     "attach",
+    "checkpoint",
     "containerLogs",
     "exec",
     "logs",
@@ -197,6 +228,7 @@ const DEBUGGING: &[&str] = &[
 async fn handle(
     core: Arc<Core>,
     certificate: Option<&User>,
+    guest: &Guest,
     request: Request<Incoming>,
 ) -> Response<Body> {
     let ask = Ask::new(&request);
@@ -204,6 +236,7 @@ async fn handle(
     if let Err(refused) = admitted {
         return *refused;
     }
+    guest.welcome();
     let parts: Vec<&str> = ask.parts.iter().map(String::as_str).collect();
     if !core.settings().enable_debugging_handlers
         && parts.first().is_some_and(|first| DEBUGGING.contains(first))
@@ -218,6 +251,11 @@ async fn handle(
             Method::GET | Method::POST => upgrade::serve(&core, &ask, request).await,
             _ => text(StatusCode::METHOD_NOT_ALLOWED, "405: Method Not Allowed"),
         };
+    }
+    if let (&Method::POST, ["checkpoint", namespace, pod, container]) =
+        (&ask.method, parts.as_slice())
+    {
+        return checkpoint::serve(&core, namespace, pod, container, &ask).await;
     }
     if !matches!(ask.method, Method::GET | Method::HEAD) {
         return text(StatusCode::METHOD_NOT_ALLOWED, "405: Method Not Allowed");

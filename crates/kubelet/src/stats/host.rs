@@ -5,11 +5,11 @@ use std::{fs, path::Path};
 use cri::v1;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use libcgroups::Cgroup;
+use libcgroups::{Cgroup, Pressure, Stalled, Waited};
 
 use super::{
-    ContainerStats, CpuStats, FsStats, InterfaceStats, MemoryStats, NetworkStats, NodeStats,
-    Packets, Provider, RlimitStats, RuntimeStats, SwapStats,
+    ContainerStats, CpuStats, FsStats, InterfaceStats, IoStats, MemoryStats, NetworkStats,
+    NodeStats, Packets, Provider, PsiData, PsiStats, RlimitStats, RuntimeStats, SwapStats,
 };
 use crate::{core::Core, make::cgroups};
 
@@ -26,7 +26,14 @@ pub(super) async fn node(core: &Core, provider: &Provider, now: Timestamp) -> No
         node_name: core.config.node_name.clone(),
         system_containers: system_containers(core, provider, now),
         start_time: boot_time().map(Time),
-        cpu: Some(provider.cpu("/", cpu, None, now)),
+        cpu: Some(CpuStats {
+            psi: pressure(Waited::Cpu),
+            ..provider.cpu("/", cpu, None, now)
+        }),
+        io: pressure(Waited::Io).map(|psi| IoStats {
+            time: time.clone(),
+            psi: Some(psi),
+        }),
         memory: Some(MemoryStats {
             time: time.clone(),
             available_bytes: Some(meminfo.available),
@@ -35,6 +42,7 @@ pub(super) async fn node(core: &Core, provider: &Provider, now: Timestamp) -> No
             rss_bytes: Some(meminfo.anonymous),
             page_faults: root.page_faults.or_else(|| vmstat("pgfault")),
             major_page_faults: root.major_page_faults.or_else(|| vmstat("pgmajfault")),
+            psi: pressure(Waited::Memory),
         }),
         network: Some(network(now)),
         runtime: runtime_file_systems(core, &nodefs, now).await,
@@ -46,6 +54,20 @@ pub(super) async fn node(core: &Core, provider: &Provider, now: Timestamp) -> No
             swap_usage_bytes: Some(meminfo.swap_total.saturating_sub(meminfo.swap_free)),
         }),
     }
+}
+
+/// What processes of the machine wait for.
+fn pressure(waited: Waited) -> Option<PsiStats> {
+    let data = |stalled: Stalled| PsiData {
+        total: stalled.total,
+        avg10: stalled.avg10,
+        avg60: stalled.avg60,
+        avg300: stalled.avg300,
+    };
+    Pressure::of_machine(waited).map(|pressure| PsiStats {
+        full: data(pressure.full),
+        some: data(pressure.some),
+    })
 }
 
 /// All pods together, and this process.
@@ -69,6 +91,7 @@ fn system_containers(core: &Core, provider: &Provider, now: Timestamp) -> Vec<Co
                 rss_bytes: usage.rss,
                 page_faults: usage.page_faults,
                 major_page_faults: usage.major_page_faults,
+                psi: None,
             }),
             ..Default::default()
         });

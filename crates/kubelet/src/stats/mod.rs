@@ -43,6 +43,8 @@ pub struct NodeStats {
     pub start_time: Option<Time>,
     pub cpu: Option<CpuStats>,
     pub memory: Option<MemoryStats>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub io: Option<IoStats>,
     pub network: Option<NetworkStats>,
     pub fs: Option<FsStats>,
     pub runtime: RuntimeStats,
@@ -75,6 +77,32 @@ pub struct CpuStats {
     pub usage_nano_cores: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage_core_nano_seconds: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub psi: Option<PsiStats>,
+}
+
+/// Input and output.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct IoStats {
+    pub time: Option<Time>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub psi: Option<PsiStats>,
+}
+
+/// How long processes waited for a resource: all of them, or some.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub struct PsiStats {
+    pub full: PsiData,
+    pub some: PsiData,
+}
+
+/// In microseconds in all, and as percentages over seconds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub struct PsiData {
+    pub total: u64,
+    pub avg10: f64,
+    pub avg60: f64,
+    pub avg300: f64,
 }
 
 /// Memory.
@@ -94,6 +122,8 @@ pub struct MemoryStats {
     pub page_faults: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub major_page_faults: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub psi: Option<PsiStats>,
 }
 
 /// Swap.
@@ -178,6 +208,8 @@ pub struct PodStats {
     pub cpu: Option<CpuStats>,
     pub memory: Option<MemoryStats>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    pub io: Option<IoStats>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub network: Option<NetworkStats>,
     #[serde(rename = "volume", skip_serializing_if = "Vec::is_empty")]
     pub volumes: Vec<VolumeStats>,
@@ -232,6 +264,8 @@ pub struct ContainerStats {
     pub start_time: Option<Time>,
     pub cpu: Option<CpuStats>,
     pub memory: Option<MemoryStats>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub io: Option<IoStats>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rootfs: Option<FsStats>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -312,6 +346,7 @@ impl Provider {
             time: Some(Time(now)),
             usage_nano_cores: rate,
             usage_core_nano_seconds: nanos,
+            psi: None,
         }
     }
 

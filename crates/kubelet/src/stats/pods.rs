@@ -12,9 +12,9 @@ use stdx::DiskUsage;
 use volume::storage::{Condition, Measured};
 
 use super::{
-    ContainerStats, Directories, FsStats, InterfaceStats, MemoryStats, NetworkStats, PodReference,
-    PodStats, ProcessStats, Provider, PvcReference, SwapStats, VolumeHealthStats, VolumeStats,
-    host,
+    ContainerStats, CpuStats, Directories, FsStats, InterfaceStats, IoStats, MemoryStats,
+    NetworkStats, PodReference, PodStats, ProcessStats, Provider, PsiData, PsiStats, PvcReference,
+    SwapStats, VolumeHealthStats, VolumeStats, host,
 };
 use crate::{
     Result,
@@ -153,7 +153,56 @@ fn memory(usage: &v1::MemoryUsage, now: Timestamp) -> MemoryStats {
         rss_bytes: number(usage.rss_bytes),
         page_faults: number(usage.page_faults),
         major_page_faults: number(usage.major_page_faults),
+        psi: psi(usage.psi),
     }
+}
+
+fn psi(stats: Option<v1::PsiStats>) -> Option<PsiStats> {
+    let data = |data: Option<v1::PsiData>| {
+        let data = data.unwrap_or_default();
+        PsiData {
+            total: data.total,
+            avg10: data.avg10,
+            avg60: data.avg60,
+            avg300: data.avg300,
+        }
+    };
+    stats.map(|stats| PsiStats {
+        full: data(stats.full),
+        some: data(stats.some),
+    })
+}
+
+fn cpu(
+    provider: &Provider,
+    whose: &str,
+    usage: Option<&v1::CpuUsage>,
+    now: Timestamp,
+) -> Option<CpuStats> {
+    let usage = usage?;
+    let nanos = number(usage.usage_core_nano_seconds);
+    Some(CpuStats {
+        psi: psi(usage.psi),
+        ..provider.cpu(whose, nanos, number(usage.usage_nano_cores), now)
+    })
+}
+
+fn io(usage: Option<&v1::IoUsage>, now: Timestamp) -> Option<IoStats> {
+    usage.map(|usage| IoStats {
+        time: Some(Time(now)),
+        psi: psi(usage.psi),
+    })
+}
+
+/// What the containers of a pod have swapped out together.
+fn swap(containers: &[ContainerStats], now: Timestamp) -> Option<SwapStats> {
+    let used = containers.iter().filter_map(|c| c.swap.as_ref());
+    let used: Vec<u64> = used.filter_map(|swap| swap.swap_usage_bytes).collect();
+    (!used.is_empty()).then(|| SwapStats {
+        time: Some(Time(now)),
+        swap_available_bytes: None,
+        swap_usage_bytes: Some(used.iter().sum()),
+    })
 }
 
 fn pod(
@@ -167,7 +216,11 @@ fn pod(
     let attributes = stats.attributes.clone().unwrap_or_default();
     let metadata = attributes.metadata.unwrap_or_default();
     let linux = stats.linux.clone().unwrap_or_default();
-    let cpu = linux.cpu.as_ref();
+    let containers: Vec<ContainerStats> = linux
+        .containers
+        .iter()
+        .map(|stats| container(provider, stats, seen, image_fs, now))
+        .collect();
     PodStats {
         pod_ref: PodReference {
             name: metadata.name,
@@ -175,15 +228,10 @@ fn pod(
             uid: uid.to_owned(),
         },
         start_time: seen.and_then(|seen| seen.status.start_time.clone()),
-        containers: linux
-            .containers
-            .iter()
-            .map(|stats| container(provider, stats, seen, image_fs, now))
-            .collect(),
-        cpu: cpu.map(|cpu| {
-            let nanos = number(cpu.usage_core_nano_seconds);
-            provider.cpu(uid, nanos, number(cpu.usage_nano_cores), now)
-        }),
+        swap: swap(&containers, now),
+        containers,
+        cpu: cpu(provider, uid, linux.cpu.as_ref(), now),
+        io: io(linux.io.as_ref(), now),
         memory: linux.memory.as_ref().map(|usage| memory(usage, now)),
         network: linux.network.as_ref().map(|usage| network(usage, now)),
         process_stats: ProcessStats {
@@ -222,10 +270,8 @@ fn container(
     let running = status.and_then(|status| status.state.as_ref()?.running.as_ref());
     ContainerStats {
         start_time: running.and_then(|running| running.started_at.clone()),
-        cpu: stats.cpu.as_ref().map(|cpu| {
-            let nanos = number(cpu.usage_core_nano_seconds);
-            provider.cpu(&attributes.id, nanos, number(cpu.usage_nano_cores), now)
-        }),
+        cpu: cpu(provider, &attributes.id, stats.cpu.as_ref(), now),
+        io: io(stats.io.as_ref(), now),
         memory: stats.memory.as_ref().map(|usage| memory(usage, now)),
         rootfs: stats.writable_layer.as_ref().map(|layer| FsStats {
             used_bytes: number(layer.used_bytes),

@@ -6,7 +6,7 @@ use futures::{FutureExt, future::BoxFuture};
 use reconcile::Kind;
 use tracing::{info, warn};
 
-use super::{Worker, report::Answer, tasks};
+use super::{Worker, report::Answer, runtime_view::Effect, tasks};
 use crate::{
     Error, Result, hooks,
     make::resources::Bounds,
@@ -31,7 +31,8 @@ pub enum Done {
     Volumes(Result<Mounted>),
     Refreshed(Result<Mounted>),
     Sandbox(Result<String>),
-    Started(String, std::result::Result<(), Failure>),
+    /// The container's name, its restarts, and how it went.
+    Started(String, u32, std::result::Result<(), Failure>),
     /// The sizes that the runtime accepted, by container id.
     Resized(Vec<(String, Bounds)>),
     /// Nothing to take in but that the runtime changed.
@@ -165,7 +166,7 @@ impl Worker {
                 },
             )
             .await;
-            Done::Started(name, outcome)
+            Done::Started(name, restart_count, outcome)
         };
         Some(future.boxed())
     }
@@ -176,15 +177,18 @@ impl Worker {
             Done::Volumes(outcome) => self.finish_volumes(outcome),
             Done::Refreshed(outcome) => self.finish_refresh(outcome),
             Done::Sandbox(outcome) => self.finish_sandbox(outcome),
-            Done::Started(name, outcome) => self.finish_start(name, outcome),
+            Done::Started(name, restarts, outcome) => self.finish_start(name, restarts, outcome),
             Done::Ended(task) => {
                 self.memory.running.remove(&task);
-                self.runtime.is_current = false;
+                match task {
+                    Task::Kill(id) => self.runtime.expect(Effect::Ended { id }),
+                    _ => self.runtime.ask_again(),
+                }
             }
             Done::Resized(sizes) => {
                 self.memory.running.remove(&Task::Resize);
                 self.memory.sizes.extend(sizes);
-                self.runtime.is_current = false;
+                self.runtime.ask_again();
             }
             Done::TornDown(outcome) => self.finish_tear_down(outcome),
             Done::Written(outcome) => self.finish_write(outcome),
@@ -245,19 +249,21 @@ impl Worker {
     fn finish_sandbox(&mut self, outcome: Result<String>) {
         self.memory.running.remove(&Task::CreateSandbox);
         self.core.metrics.sandbox_made(outcome.is_ok());
-        self.runtime.is_current = false;
         let pod = &self.subject.pod;
         match outcome {
             Ok(id) => {
                 info!(pod = spec::described(pod), sandbox = id, "sandbox created");
                 self.memory.sandbox_failure = None;
+                self.runtime.expect(Effect::Sandbox { id });
             }
             Err(error) => {
+                self.runtime.ask_again();
                 let (reason, message) = match error {
                     Error::Claims(why) => (
                         "FailedPrepareDynamicResources",
                         format!("Failed to prepare dynamic resources: {why}"),
                     ),
+                    Error::PodCgroup(_) => ("FailedCreatePodContainer", error.to_string()),
                     error => (
                         "FailedCreatePodSandBox",
                         format!("Failed to create pod sandbox: {error}"),
@@ -275,13 +281,19 @@ impl Worker {
         }
     }
 
-    fn finish_start(&mut self, name: String, outcome: std::result::Result<(), Failure>) {
+    fn finish_start(
+        &mut self,
+        name: String,
+        restarts: u32,
+        outcome: std::result::Result<(), Failure>,
+    ) {
         self.memory.running.remove(&Task::Start(name.clone()));
-        self.runtime.is_current = false;
         let Err(failure) = outcome else {
             self.memory.failures.remove(&name);
+            self.runtime.expect(Effect::Started { name, restarts });
             return;
         };
+        self.runtime.ask_again();
         let before = self.memory.failures.get(&name);
         let times = before.map_or(0, |failure| failure.times);
         let wait = if failure.is_pull {

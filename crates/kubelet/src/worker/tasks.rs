@@ -12,6 +12,7 @@ use tracing::warn;
 use crate::{
     Error, Result, cgroups, claims,
     core::Core,
+    logs::links,
     make::{
         self,
         resources::{self, Bounds},
@@ -44,6 +45,10 @@ pub(super) async fn create_sandbox(core: &Core, pod: &Pod, attempt: u32) -> Resu
     let config = sandbox_config(core, pod, attempt);
     let logs = config.log_directory.clone();
     std::fs::create_dir_all(&logs).map_err(Error::io(&logs))?;
+    if core.config.shares_pod_logs_dir {
+        let marked = links::mark(logs.as_ref(), &core.config.root_dir);
+        marked.map_err(Error::io(&logs))?;
+    }
     if attempt > 0 {
         let message = "Pod sandbox changed, it will be killed and re-created.";
         core.events.normal(pod, "SandboxChanged", message);
@@ -70,9 +75,8 @@ pub(super) async fn resize(
     containers: &[(String, String)],
 ) -> Vec<(String, Bounds)> {
     let grow = || cgroups::grow_pod(core, pod);
-    core.metrics.cgroup_managed("update", grow);
+    let mut failure: Option<Error> = core.metrics.cgroup_managed("update", grow).err();
     let mut accepted = Vec::new();
-    let mut failure: Option<Error> = None;
     for (id, name) in containers {
         let Some((_, container)) = spec::find(pod, name) else {
             continue;
@@ -162,6 +166,9 @@ pub(super) async fn remove_everything(core: &Core, pod: &Pod) -> Result<()> {
     let observed = core.runtime.observe(uid, &mut Default::default()).await?;
     for container in &observed.containers {
         core.runtime.remove_container(&container.id).await?;
+        let dir = &core.config.container_logs_dir;
+        let link = links::path(dir, pod, &container.name, &container.id);
+        links::remove(&link).map_err(Error::io(&link))?;
     }
     for sandbox in &observed.sandboxes {
         core.runtime.remove_sandbox(&sandbox.id).await?;

@@ -8,10 +8,10 @@ use kube::{
     Api,
     api::{DeleteParams, Patch, PatchParams, PostParams},
 };
-use pki::Leaf;
+use pki::{Leaf, Names, Pki};
 use serde_json::{Value, json};
 
-use crate::support::TestNode;
+use crate::{runtime::Fake, support::TestNode};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn certificates_and_tokens_get_in_as_far_as_rbac_lets_them() {
@@ -68,6 +68,123 @@ async fn certificates_and_tokens_get_in_as_far_as_rbac_lets_them() {
     .await;
     assert_eq!(node.ask(Leaf::KubeProxy, "/metrics/resource").await.0, 200);
     assert_eq!(node.ask(Leaf::KubeProxy, "/stats/summary").await.0, 403);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn certificates_of_the_client_ca_file_get_in_beside_the_clusters() {
+    let node = TestNode::start_changed(Fake::new(), |kubelet, directory| {
+        let other = directory.join("other");
+        Pki::ensure(&other, &Names::default()).unwrap();
+        let file = directory.join("clients.crt");
+        std::fs::copy(other.join("ca.crt"), &file).unwrap();
+        kubelet.authentication.x509.client_ca_file = file.display().to_string();
+    })
+    .await;
+    let other = Pki::ensure(&node.path("other"), &Names::default()).unwrap();
+    let third = Pki::ensure(&node.path("third"), &Names::default()).unwrap();
+    assert_eq!(node.ask(Leaf::Admin, "/healthz").await.0, 200);
+    let of_other = node.ask_of(&other, Leaf::Admin, "/healthz").await;
+    assert_eq!(of_other.map(|(status, _)| status), Some(200));
+    let without_rights = node.ask_of(&other, Leaf::Scheduler, "/healthz").await;
+    assert_eq!(without_rights.map(|(status, _)| status), Some(403));
+    assert_eq!(node.ask_of(&third, Leaf::Admin, "/healthz").await, None);
+    // The file is followed; one that is no bundle changes nothing.
+    std::fs::write(node.path("clients.crt"), "nonsense").unwrap();
+    assert!(node.ask_of(&other, Leaf::Admin, "/healthz").await.is_some());
+    std::fs::copy(node.path("third/ca.crt"), node.path("clients.crt")).unwrap();
+    let of_third = node.ask_of(&third, Leaf::Admin, "/healthz").await;
+    assert_eq!(of_third.map(|(status, _)| status), Some(200));
+    assert_eq!(node.ask_of(&other, Leaf::Admin, "/healthz").await, None);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_right_to_read_the_node_runs_no_commands() {
+    let node = TestNode::start().await;
+    for (path, verb) in [
+        ("/exec/default/web/web?command=id", "create"),
+        ("/attach/default/web/web", "create"),
+        ("/portForward/default/web", "create"),
+        ("/containerLogs/default/web/web", "get"),
+    ] {
+        let (status, told) = node.ask(Leaf::Scheduler, path).await;
+        let expected = format!("verb={verb}, resource=nodes, subresource(s)=[proxy]");
+        assert!(
+            status == 403 && told.contains(&expected),
+            "{path}: {status} {told}"
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_checkpoint_is_the_runtimes_to_make() {
+    let node = TestNode::start().await;
+    node.create(
+        "web",
+        json!({"containers": [{"name": "web", "image": "here:1"}]}),
+    )
+    .await;
+    node.shows("web", "/phase", "Running").await;
+    for (path, status, expected) in [
+        ("/checkpoint/default/no/web", 404, "pod does not exist"),
+        (
+            "/checkpoint/default/web/no",
+            404,
+            "container no does not exist",
+        ),
+        (
+            "/checkpoint/default/web/web?timeout=x",
+            404,
+            "cannot parse value of timeout parameter",
+        ),
+        // This runtime cannot.
+        (
+            "/checkpoint/default/web/web",
+            500,
+            "checkpointing of default/web/web failed (",
+        ),
+    ] {
+        let (answered, told) = node.post(Leaf::Admin, path).await;
+        assert!(
+            answered == status && told.starts_with(expected),
+            "{path}: {answered} {told}"
+        );
+    }
+    assert_eq!(
+        node.post(Leaf::Scheduler, "/checkpoint/default/web/web")
+            .await
+            .0,
+        403
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_containers_log_is_linked_where_log_shippers_look() {
+    let node = TestNode::start().await;
+    let spec = json!({"terminationGracePeriodSeconds": 1,
+        "containers": [{"name": "main", "image": "here:1"}]});
+    let pod = node.create("web", spec).await;
+    node.shows("web", "/phase", "Running").await;
+    let links = || {
+        let entries = std::fs::read_dir(node.path("logs/containers")).unwrap();
+        let entries = entries.map(|entry| entry.unwrap().path());
+        entries.collect::<Vec<_>>()
+    };
+    let all = links();
+    assert_eq!(all.len(), 1, "{all:?}");
+    let name = all[0].file_name().unwrap().to_str().unwrap();
+    assert!(
+        name.starts_with("web_default_main-") && name.ends_with(".log"),
+        "{name}"
+    );
+    let uid = pod.metadata.uid.unwrap();
+    let log = node
+        .path("logs/pods")
+        .join(format!("default_web_{uid}/main/0.log"));
+    assert_eq!(std::fs::read_link(&all[0]).unwrap(), log);
+    let now = DeleteParams::default();
+    node.pods().delete("web", &now).await.unwrap();
+    node.wait("the link to go", || async { links().is_empty() })
+        .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

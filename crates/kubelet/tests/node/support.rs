@@ -1,11 +1,15 @@
 //! A node: the real API server and a kubelet in this process, over a runtime that pretends.
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use apiserver::{ApiServer, Limits, ObjectCodec, Registry, User};
 use k8s_openapi::api::core::v1::{Node, Pod, ServiceAccount};
 use kube::{Api, api::PostParams};
-use kubelet::Config;
+use kubelet::{Config, configuration::KubeletConfiguration};
 use lifecycle::{Context, Service};
 use pki::{Leaf, Names, Pki};
 use tempfile::TempDir;
@@ -22,7 +26,11 @@ pub struct TestNode {
     server: Arc<ApiServer>,
     stop: CancellationToken,
     kubelet: Option<CancellationToken>,
+    change: Change,
 }
+
+/// Changes the kubelet's settings in a directory of the test's.
+type Change = fn(&mut KubeletConfiguration, &Path);
 
 impl TestNode {
     /// Everything up, the node ready.
@@ -32,6 +40,11 @@ impl TestNode {
 
     /// The same over a runtime that a test has prepared.
     pub async fn start_with(runtime: Fake) -> Self {
+        Self::start_changed(runtime, |_, _| {}).await
+    }
+
+    /// The same with other settings.
+    pub async fn start_changed(runtime: Fake, change: Change) -> Self {
         let filter = tracing_subscriber::EnvFilter::from_default_env();
         let _ = tracing_subscriber::fmt()
             .with_env_filter(filter)
@@ -70,6 +83,7 @@ impl TestNode {
             server,
             stop,
             kubelet: None,
+            change,
         };
         node.start_kubelet();
         node.wait("the node to be ready", || node.is_ready()).await;
@@ -80,13 +94,15 @@ impl TestNode {
         let user = User::new("system:node:node", ["system:nodes"]);
         let client = client::in_process(self.server.connect(user));
         // The test machine's own memory pressure must not evict pods.
-        let kubelet = kubelet::configuration::KubeletConfiguration {
+        let mut kubelet = KubeletConfiguration {
             eviction_hard: [("memory.available".to_owned(), "1Mi".to_owned())].into(),
             feature_gates: [("CSIVolumeHealth".to_owned(), true)].into(),
             ..Default::default()
         };
+        (self.change)(&mut kubelet, self.directory.path());
         let config = Config {
             port: self.port,
+            client_ca: self.pki.ca().pem().as_bytes().to_vec(),
             kubelet: kubelet.complete(),
             static_pods_dir: Some(self.path("manifests")),
             ..Config::new(
@@ -206,6 +222,14 @@ impl TestNode {
         (answer.status, answer.body)
     }
 
+    /// The answer to POST.
+    pub async fn post(&self, leaf: Leaf, path: &str) -> (u16, String) {
+        let config = self.pki.client_config(leaf).unwrap();
+        let request = http::Request::post(path).header("host", "node");
+        let answer = self.send(config, request.body(()).unwrap()).await;
+        (answer.status, answer.body)
+    }
+
     /// What it answers to somebody without a certificate.
     pub async fn ask_with_token(&self, token: Option<&str>, path: &str) -> (u16, String) {
         let config = self.anonymous();
@@ -215,6 +239,15 @@ impl TestNode {
         }
         let answer = self.send(config, request.body(()).unwrap()).await;
         (answer.status, answer.body)
+    }
+
+    /// What it answers to somebody with a certificate of another authority; nothing if the handshake fails.
+    pub async fn ask_of(&self, other: &Pki, leaf: Leaf, path: &str) -> Option<(u16, String)> {
+        let mut config = self.anonymous();
+        config.client_auth_cert_resolver = other.client_certificate(leaf).unwrap();
+        let request = http::Request::get(path).header("host", "node");
+        let answer = self.try_send(config, request.body(()).unwrap()).await?;
+        Some((answer.status, answer.body))
     }
 
     fn anonymous(&self) -> rustls::ClientConfig {
@@ -242,19 +275,28 @@ impl TestNode {
     }
 
     async fn send(&self, config: rustls::ClientConfig, request: http::Request<()>) -> Answered {
+        self.try_send(config, request).await.expect("an answer")
+    }
+
+    /// Nothing if the server ends the connection.
+    async fn try_send(
+        &self,
+        config: rustls::ClientConfig,
+        request: http::Request<()>,
+    ) -> Option<Answered> {
         use http_body_util::{BodyExt, Empty};
         let io = self.connect(config).await;
         let (mut sender, connection) = hyper::client::conn::http1::handshake(io).await.unwrap();
         tokio::spawn(connection);
         let request = request.map(|()| Empty::<bytes::Bytes>::new());
-        let response = sender.send_request(request).await.unwrap();
+        let response = sender.send_request(request).await.ok()?;
         let status = response.status().as_u16();
         let body = response.into_body().collect().await.unwrap().to_bytes();
-        Answered {
+        Some(Answered {
             status,
             length: None,
             body: String::from_utf8_lossy(&body).into_owned(),
-        }
+        })
     }
 
     /// The answer to HEAD over HTTP/2.

@@ -13,7 +13,13 @@ impl Engine {
         self.send(&container.id, sandbox.as_deref(), kind);
     }
 
-    /// A sandbox is told about like a container of its own.
+    /// A sandbox is ready: it is told about like a container of its own.
+    pub(crate) fn announce_sandbox_ready(&self, sandbox: &Sandbox) {
+        let started = ContainerEventType::ContainerStartedEvent;
+        self.send(&sandbox.id, Some(sandbox), started);
+    }
+
+    /// The same when it is gone.
     pub(crate) fn announce_sandbox_removed(&self, sandbox: &Sandbox) {
         self.send(
             &sandbox.id,

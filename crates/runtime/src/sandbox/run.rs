@@ -43,7 +43,10 @@ impl Engine {
             .write()
             .insert(sandbox.id.clone(), sandbox.clone());
         match self.raise_sandbox(&sandbox).await {
-            Ok(()) => Ok(sandbox.id.clone()),
+            Ok(()) => {
+                self.announce_sandbox_ready(&sandbox);
+                Ok(sandbox.id.clone())
+            }
             Err(error) => {
                 if let Err(left) = self.remove_sandbox(&sandbox.id).await {
                     tracing::warn!(sandbox = sandbox.id, error = %left, "a failed sandbox is not gone");

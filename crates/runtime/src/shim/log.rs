@@ -23,8 +23,6 @@ pub enum Stream {
 pub struct Log {
     file: Option<LogFile>,
     rest: [Vec<u8>; 2],
-    /// The last write failed somewhere in a line.
-    torn: bool,
 }
 
 impl Log {
@@ -33,7 +31,6 @@ impl Log {
         Ok(Self {
             file: target.map(LogFile::open).transpose()?,
             rest: Default::default(),
-            torn: false,
         })
     }
 
@@ -41,7 +38,6 @@ impl Log {
     pub fn reopen(&mut self) -> io::Result<()> {
         if let Some(file) = &mut self.file {
             file.reopen()?;
-            self.torn = false;
         }
         Ok(())
     }
@@ -73,7 +69,7 @@ impl Log {
             }
         }
         rest.drain(..start);
-        put(file, &mut self.torn, &out);
+        put(file, &out);
     }
 
     /// Writes what never became a whole line, as the part of one that it is, and lets go of the file.
@@ -84,21 +80,16 @@ impl Log {
                 let mut out = Vec::new();
                 let head = format!("{} {} ", timestamp(now()), name(stream));
                 entry(&mut out, &head, b'P', &rest);
-                put(file, &mut self.torn, &out);
+                put(file, &out);
             }
         }
         self.file = None;
     }
 }
 
-/// A full disk must not stop the container: what cannot be written is lost. The next lines begin a
-/// line of their own, so that only the one that was cut off is damaged.
-fn put(file: &mut LogFile, torn: &mut bool, lines: &[u8]) {
-    if lines.is_empty() {
-        return;
-    }
-    let mended = if *torn { file.append(b"\n") } else { Ok(()) };
-    *torn = mended.and_then(|()| file.append(lines)).is_err();
+/// A full disk must not stop the container: lines that cannot be written are lost.
+fn put(file: &mut LogFile, lines: &[u8]) {
+    let _ = file.append(lines);
 }
 
 fn name(stream: Stream) -> &'static str {

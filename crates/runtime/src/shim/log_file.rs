@@ -52,6 +52,8 @@ pub struct LogFile {
     dir: OwnedFd,
     file: File,
     bytes: u64,
+    /// The file ends within a line.
+    torn: bool,
 }
 
 impl LogFile {
@@ -66,16 +68,19 @@ impl LogFile {
             dir,
             file,
             bytes,
+            torn: false,
         })
     }
 
     /// Opens the file of that name anew: it was moved away.
     pub fn reopen(&mut self) -> io::Result<()> {
         (self.file, self.bytes) = append(&self.dir, self.target.name())?;
+        self.torn = false;
         Ok(())
     }
 
-    /// Appends whole lines; those that the current file has no room for go to a new one.
+    /// Appends whole lines; those that the current file has no room for go to a new one. After an error, as
+    /// many lines were written as the disk had room for, and none in part.
     pub fn append(&mut self, mut lines: &[u8]) -> io::Result<()> {
         while !lines.is_empty() && self.target.max_bytes > 0 {
             let room = self.target.max_bytes.saturating_sub(self.bytes);
@@ -93,8 +98,47 @@ impl LogFile {
     }
 
     fn write(&mut self, lines: &[u8]) -> io::Result<()> {
-        self.file.write_all(lines)?;
-        self.bytes += lines.len() as u64;
+        if lines.is_empty() {
+            return Ok(());
+        }
+        if self.torn {
+            self.write_some(b"\n").1?;
+            self.torn = false;
+        }
+        let (written, outcome) = self.write_some(lines);
+        if outcome.is_err() {
+            self.torn = self.take_back(&lines[..written]).is_err();
+        }
+        outcome
+    }
+
+    /// How much was written, and whether that is all.
+    fn write_some(&mut self, bytes: &[u8]) -> (usize, io::Result<()>) {
+        let mut written = 0;
+        let outcome = loop {
+            if written == bytes.len() {
+                break Ok(());
+            }
+            match self.file.write(&bytes[written..]) {
+                Ok(0) => break Err(io::ErrorKind::WriteZero.into()),
+                Ok(count) => written += count,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => break Err(error),
+            }
+        };
+        self.bytes += written as u64;
+        (written, outcome)
+    }
+
+    /// Cuts off the part of a line that a full disk still took: readers of the log find whole lines.
+    fn take_back(&mut self, written: &[u8]) -> io::Result<()> {
+        let newline = written.iter().rposition(|byte| *byte == b'\n');
+        let part = (written.len() - newline.map_or(0, |newline| newline + 1)) as u64;
+        if part > 0 {
+            let length = self.file.metadata()?.len();
+            self.file.set_len(length.saturating_sub(part))?;
+            self.bytes = self.bytes.saturating_sub(part);
+        }
         Ok(())
     }
 
@@ -270,6 +314,25 @@ mod tests {
         let first = lines[0];
         assert_eq!(lines, (first..1000).collect::<Vec<_>>());
         assert!(lines.len() > 20);
+    }
+
+    #[test]
+    fn the_part_of_a_line_that_a_full_disk_took_is_taken_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut log = LogFile::open(target(dir.path(), 0)).unwrap();
+        for (written, expected) in [
+            ("one\ntw", "one\n"),
+            ("two\n", "one\ntwo\n"),
+            ("th", "one\ntwo\n"),
+        ] {
+            assert!(log.write_some(written.as_bytes()).1.is_ok());
+            log.take_back(written.as_bytes()).unwrap();
+            let text = std::fs::read_to_string(dir.path().join("pod/container/0.log")).unwrap();
+            assert_eq!(
+                (text.as_str(), log.bytes),
+                (expected, expected.len() as u64)
+            );
+        }
     }
 
     #[test]

@@ -20,7 +20,7 @@ async fn a_containers_life_is_told_as_it_happens() {
     node.wait_exit(&container).await;
     node.remove_sandbox(&pod).await;
     let mut seen = Vec::new();
-    while seen.len() < 5 {
+    while seen.len() < 6 {
         let event = events.message().await.unwrap().unwrap();
         if event.container_event_type == i32::from(Event::ContainerStoppedEvent) {
             assert_eq!(event.containers_statuses[0].exit_code, 5);
@@ -30,6 +30,7 @@ async fn a_containers_life_is_told_as_it_happens() {
     }
     let of = |id: &str, event: Event| (id.to_owned(), i32::from(event));
     let expected = [
+        of(&pod, Event::ContainerStartedEvent),
         of(&container, Event::ContainerCreatedEvent),
         of(&container, Event::ContainerStartedEvent),
         of(&container, Event::ContainerStoppedEvent),

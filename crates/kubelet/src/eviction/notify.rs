@@ -1,0 +1,219 @@
+//! The kernel's word that memory runs short, so that nothing waits for the next look at the node: processes
+//! that stall for lack of memory (PSI), and pods that together come near what they may have (a threshold of
+//! cgroup v1, events of the limit on v2). Where a kernel has none of these, the looks remain.
+
+use std::{
+    fs::{File, OpenOptions},
+    io::Write,
+    os::{
+        fd::{AsRawFd, OwnedFd},
+        unix::fs::OpenOptionsExt,
+    },
+    time::{Duration, Instant},
+};
+
+use libcgroups::Cgroup;
+use rustix::{
+    event::{EventfdFlags, eventfd},
+    fs::{
+        OFlags,
+        inotify::{self, CreateFlags, WatchFlags},
+    },
+};
+use tokio::io::{Interest, unix::AsyncFd};
+use tracing::debug;
+
+use super::thresholds::{Signal, Threshold};
+use crate::{
+    cgroups::{below, is_v2},
+    core::Core,
+    make::cgroups::kubepods,
+};
+
+const PRESSURE: &str = "/proc/pressure/memory";
+/// A tenth of a second of any second in which some process waits for memory.
+const STALL: &str = "some 100000 1000000";
+/// How long a threshold stands: what counts as used without being needed changes.
+const ARMED: Duration = Duration::from_secs(10);
+
+/// What the kernel says.
+pub struct Notifier {
+    stalls: Option<Source>,
+    pods: Option<Source>,
+    armed: Option<Instant>,
+}
+
+impl Notifier {
+    pub fn new() -> Self {
+        let stalls = stalls(PRESSURE);
+        if let Err(error) = &stalls {
+            debug!(%error, "the kernel does not say when processes wait for memory");
+        }
+        Self {
+            stalls: stalls.ok(),
+            pods: None,
+            armed: None,
+        }
+    }
+
+    /// Has the kernel say when pods together come near what they may have.
+    pub fn arm(&mut self, core: &Core, thresholds: &[Threshold]) {
+        if self.armed.is_some_and(|at| at.elapsed() < ARMED) {
+            return;
+        }
+        self.armed = Some(Instant::now());
+        let root = &core.config.cgroup_root;
+        let of_pods = thresholds
+            .iter()
+            .find(|threshold| threshold.signal == Signal::AllocatableMemoryAvailable);
+        let Some(threshold) = of_pods.filter(|_| !root.is_empty()) else {
+            self.pods = None;
+            return;
+        };
+        let path = kubepods(root);
+        let armed = if is_v2() {
+            // Events of a limit need no threshold: the watch stays.
+            self.pods.take().map_or_else(|| limit_events(&path), Ok)
+        } else {
+            let allowed = core.machine.memory - core.settings().reserved("memory").value();
+            let usage = Cgroup::new(&path).usage();
+            let reclaimable = usage.memory.zip(usage.working_set);
+            let reclaimable = reclaimable.map_or(0, |(all, needed)| all.saturating_sub(needed));
+            let at = usage_at(allowed, threshold.value.of(allowed), reclaimable);
+            crossing(&path, at)
+        };
+        if let Err(error) = &armed {
+            debug!(%error, "the kernel does not say when pods come near their limit");
+        }
+        self.pods = armed.ok();
+    }
+
+    /// Waits for the kernel's next word; for ever if it has none.
+    pub async fn notified(&self) {
+        tokio::select! {
+            () = fired(self.stalls.as_ref()) => {}
+            () = fired(self.pods.as_ref()) => {}
+        }
+    }
+}
+
+/// The usage at which less than `least` is left of what is allowed. What can be reclaimed is no use.
+fn usage_at(allowed: i64, least: i64, reclaimable: u64) -> u64 {
+    let needed = u64::try_from(allowed.saturating_sub(least)).unwrap_or(0);
+    needed.saturating_add(reclaimable)
+}
+
+/// A descriptor that becomes ready when the kernel has something to say.
+struct Source {
+    fd: AsyncFd<OwnedFd>,
+    interest: Interest,
+}
+
+impl Source {
+    fn new(fd: OwnedFd, interest: Interest) -> std::io::Result<Self> {
+        // SAFETY: the descriptor is owned by the AsyncFd alone and is neither replaced nor closed
+        // before it is deregistered there.
+        let registered = unsafe { AsyncFd::register_with_interest(fd, interest) };
+        Ok(Self {
+            fd: registered.map_err(std::io::Error::from)?,
+            interest,
+        })
+    }
+}
+
+async fn fired(source: Option<&Source>) {
+    let Some(source) = source else {
+        return std::future::pending().await;
+    };
+    let Ok(mut guard) = source.fd.ready(source.interest).await else {
+        return std::future::pending().await;
+    };
+    if source.interest == Interest::READABLE {
+        let mut buffer = [0; 1024];
+        while rustix::io::read(source.fd.get_ref(), &mut buffer).is_ok_and(|count| count > 0) {}
+    }
+    guard.clear_ready();
+}
+
+fn stalls(path: &str) -> std::io::Result<Source> {
+    let flags = OFlags::NONBLOCK.bits() as i32;
+    let mut options = OpenOptions::new();
+    let mut file = options
+        .read(true)
+        .write(true)
+        .custom_flags(flags)
+        .open(path)?;
+    file.write_all(STALL.as_bytes())?;
+    Source::new(file.into(), Interest::PRIORITY)
+}
+
+/// Whenever the usage of a cgroup v1 goes above or below this many bytes.
+fn crossing(path: &str, bytes: u64) -> std::io::Result<Source> {
+    let dir = below("memory", path);
+    let event = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?;
+    let usage = File::open(dir.join("memory.usage_in_bytes"))?;
+    let line = format!("{} {} {bytes}", event.as_raw_fd(), usage.as_raw_fd());
+    std::fs::write(dir.join("cgroup.event_control"), line)?;
+    Source::new(event, Interest::READABLE)
+}
+
+/// Whenever a cgroup v2 meets one of its limits.
+fn limit_events(path: &str) -> std::io::Result<Source> {
+    let watch = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC)?;
+    let file = below("", path).join("memory.events");
+    inotify::add_watch(&watch, file, WatchFlags::MODIFY)?;
+    Source::new(watch, Interest::READABLE)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    #[test]
+    fn what_can_be_reclaimed_does_not_count_as_used() {
+        assert_eq!(usage_at(1000, 100, 0), 900);
+        assert_eq!(usage_at(1000, 100, 50), 950);
+        assert_eq!(usage_at(100, 1000, 0), 0);
+    }
+
+    #[tokio::test]
+    async fn a_kernel_without_notifications_leaves_the_looks() {
+        assert!(stalls("/there/is/no/such").is_err());
+        assert!(crossing("/there/is/no/such", 1).is_err());
+        assert!(limit_events("/there/is/no/such").is_err());
+        let silent = Notifier {
+            stalls: None,
+            pods: None,
+            armed: None,
+        };
+        let waited = tokio::time::timeout(Duration::from_millis(10), silent.notified());
+        assert!(waited.await.is_err());
+    }
+
+    /// Needs root and the memory controller of cgroup v1; elsewhere there is nothing to see.
+    #[tokio::test]
+    async fn the_kernel_says_when_a_cgroup_uses_more_than_its_threshold() {
+        let path = format!("/mainstay-notify-{}", std::process::id());
+        let dir = below("memory", &path);
+        if is_v2() || std::fs::create_dir(&dir).is_err() {
+            return;
+        }
+        let source = crossing(&path, 4 << 20).unwrap();
+        let early = tokio::time::timeout(Duration::from_millis(10), fired(Some(&source))).await;
+        let grow = "echo $$ > \"$0/cgroup.procs\"; head -c 16777216 /dev/zero | tail -n 1 | wc -c";
+        let mut grown = Command::new("sh")
+            .args(["-c", grow])
+            .arg(&dir)
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        let said = tokio::time::timeout(Duration::from_secs(30), fired(Some(&source))).await;
+        grown.wait().unwrap();
+        let removed = Cgroup::new(&path).remove();
+        assert!(early.is_err(), "nothing was used yet");
+        assert!(said.is_ok(), "the threshold was crossed");
+        assert!(removed.is_ok());
+    }
+}

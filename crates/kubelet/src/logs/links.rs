@@ -1,0 +1,120 @@
+//! `/var/log/containers`: a link to the log of every container, under the name that says which pod it is of,
+//! where log shippers look. And which directories of logs are ours, where other kubelets may have theirs beside
+//! them.
+
+use std::{
+    fs, io,
+    os::unix::fs::symlink,
+    path::{Path, PathBuf},
+};
+
+use k8s_openapi::api::core::v1::Pod;
+
+use crate::pod::spec;
+
+/// The longest name of a file.
+const LONGEST_NAME: usize = 255;
+const SUFFIX: &str = ".log";
+/// The file in a pod's log directory that says whose it is.
+const OWNER: &str = ".mainstay";
+
+/// Where the link to a container's log is.
+pub fn path(dir: &Path, pod: &Pod, container: &str, id: &str) -> PathBuf {
+    let (namespace, name) = (spec::namespace(pod), spec::name(pod));
+    // None of these has letters of more than one byte: the API server has checked them.
+    let mut file = format!("{name}_{namespace}_{container}-{id}");
+    file.truncate(LONGEST_NAME - SUFFIX.len());
+    dir.join(file + SUFFIX)
+}
+
+/// Makes the link. One that is there is of the same container.
+pub fn make(link: &Path, log: &Path) -> io::Result<()> {
+    match symlink(log, link) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        other => other,
+    }
+}
+
+/// Removes the link, if there is one.
+pub fn remove(link: &Path) -> io::Result<()> {
+    match fs::remove_file(link) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other,
+    }
+}
+
+/// Removes links into `logs` whose log is gone, and says how many. Links of others stay.
+pub fn remove_dangling(dir: &Path, logs: &Path) -> usize {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    let links = entries.map(|entry| entry.path()).filter(|link| {
+        let target = fs::read_link(link);
+        target.is_ok_and(|target| target.starts_with(logs) && !target.exists())
+    });
+    links.filter(|link| remove(link).is_ok()).count()
+}
+
+/// Says whose logs are in a directory.
+pub fn mark(dir: &Path, owner: &Path) -> io::Result<()> {
+    fs::write(dir.join(OWNER), owner.as_os_str().as_encoded_bytes())
+}
+
+/// Whether the logs in a directory are this kubelet's.
+pub fn is_marked(dir: &Path, owner: &Path) -> bool {
+    let written = fs::read(dir.join(OWNER));
+    written.is_ok_and(|written| written == owner.as_os_str().as_encoded_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_link_is_named_as_log_shippers_expect_and_never_too_long() {
+        let pod = |name: &str| {
+            let json = serde_json::json!({"metadata": {"name": name, "namespace": "ns"}});
+            serde_json::from_value::<Pod>(json).unwrap()
+        };
+        let dir = Path::new("/var/log/containers");
+        assert_eq!(
+            path(dir, &pod("web"), "main", "0123"),
+            dir.join("web_ns_main-0123.log")
+        );
+        let long = path(dir, &pod(&"n".repeat(253)), "main", "0123");
+        assert_eq!(long.file_name().unwrap().len(), LONGEST_NAME);
+    }
+
+    #[test]
+    fn only_our_links_whose_log_is_gone_are_removed() {
+        let temporary = tempfile::tempdir().unwrap();
+        let (dir, logs) = (
+            temporary.path().join("containers"),
+            temporary.path().join("pods"),
+        );
+        fs::create_dir(&dir).unwrap();
+        fs::create_dir(&logs).unwrap();
+        fs::write(logs.join("here.log"), "").unwrap();
+        for (link, log) in [
+            ("here", logs.join("here.log")),
+            ("gone", logs.join("gone.log")),
+            ("theirs", "/there/is/no/such.log".into()),
+        ] {
+            make(&dir.join(link), &log).unwrap();
+            make(&dir.join(link), &log).unwrap();
+        }
+        fs::write(dir.join("file"), "").unwrap();
+        assert_eq!(remove_dangling(&dir, &logs), 1);
+        assert!(dir.join("here").exists() && dir.join("file").exists());
+        assert!(fs::read_link(dir.join("theirs")).is_ok());
+        assert!(fs::read_link(dir.join("gone")).is_err());
+        remove(&dir.join("gone")).unwrap();
+    }
+
+    #[test]
+    fn a_directory_is_ours_when_it_says_so() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(!is_marked(dir.path(), Path::new("/a")));
+        mark(dir.path(), Path::new("/a")).unwrap();
+        assert!(is_marked(dir.path(), Path::new("/a")));
+        assert!(!is_marked(dir.path(), Path::new("/b")));
+    }
+}

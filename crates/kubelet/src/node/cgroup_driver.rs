@@ -1,0 +1,104 @@
+//! Which of the two ways of making cgroups the runtime has: its own answer, or `cgroupDriver` where it gives none,
+//! as upstream. This kubelet makes the cgroups of pods as directories; containers of a runtime that hands its own to
+//! systemd would land elsewhere, without their pods' limits.
+
+use cri::v1;
+use tracing::info;
+
+use crate::core::Core;
+
+/// A way of making cgroups.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Driver {
+    Cgroupfs,
+    Systemd,
+}
+
+impl Driver {
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Cgroupfs => "cgroupfs",
+            Self::Systemd => "systemd",
+        }
+    }
+
+    /// The one of this name.
+    pub fn named(name: &str) -> Option<Self> {
+        let mut all = [Self::Cgroupfs, Self::Systemd].into_iter();
+        all.find(|driver| driver.name() == name)
+    }
+}
+
+/// Why pods cannot run with the runtime's driver. It is asked once.
+pub async fn problem(core: &Core) -> Option<String> {
+    if core.config.cgroup_root.is_empty() {
+        return None;
+    }
+    let driver = core.runtime.driver.get_or_try_init(|| ask(core)).await;
+    // Why it does not answer is told with its status.
+    (*driver.ok()? == Driver::Systemd).then(|| {
+        "container runtime uses the cgroup driver systemd, which this node does not support: \
+         configure it for cgroupfs (containerd: SystemdCgroup = false)"
+            .to_owned()
+    })
+}
+
+async fn ask(core: &Core) -> Result<Driver, tonic::Status> {
+    let configured = core.settings().cgroup_driver.clone();
+    let mut runtime = core.runtime.client.clone().runtime;
+    let answer = runtime.runtime_config(v1::RuntimeConfigRequest {}).await;
+    let answer = answer.map(|answer| answer.into_inner().linux);
+    let driver = decide(&configured, answer)?;
+    if driver.name() != configured {
+        let driver = driver.name();
+        info!(driver, configured, "the runtime's cgroup driver counts");
+    }
+    Ok(driver)
+}
+
+fn decide(
+    configured: &str,
+    answer: Result<Option<v1::LinuxRuntimeConfiguration>, tonic::Status>,
+) -> Result<Driver, tonic::Status> {
+    match answer {
+        Ok(Some(linux)) => Ok(match linux.cgroup_driver() {
+            v1::CgroupDriver::Cgroupfs => Driver::Cgroupfs,
+            v1::CgroupDriver::Systemd => Driver::Systemd,
+        }),
+        Err(status) if status.code() != tonic::Code::Unimplemented => Err(status),
+        // It was checked when it was read.
+        _ => Ok(Driver::named(configured).unwrap_or(Driver::Cgroupfs)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_runtimes_answer_counts_and_without_one_the_configuration() {
+        let says = |driver: v1::CgroupDriver| {
+            let cgroup_driver = driver.into();
+            Ok(Some(v1::LinuxRuntimeConfiguration { cgroup_driver }))
+        };
+        let old = || Err(tonic::Status::unimplemented("unknown method RuntimeConfig"));
+        for (configured, answer, expected) in [
+            (
+                "systemd",
+                says(v1::CgroupDriver::Cgroupfs),
+                Driver::Cgroupfs,
+            ),
+            ("cgroupfs", says(v1::CgroupDriver::Systemd), Driver::Systemd),
+            ("systemd", old(), Driver::Systemd),
+            ("cgroupfs", old(), Driver::Cgroupfs),
+            ("cgroupfs", Ok(None), Driver::Cgroupfs),
+        ] {
+            assert_eq!(
+                decide(configured, answer).unwrap(),
+                expected,
+                "{configured}"
+            );
+        }
+        assert!(decide("cgroupfs", Err(tonic::Status::unavailable("away"))).is_err());
+    }
+}

@@ -1,0 +1,112 @@
+//! Connections that have shown no right to be here yet: each address has few of them, and none for long, so
+//! that whoever has no credentials can neither hold memory nor keep others out.
+
+use std::{collections::HashMap, net::IpAddr, sync::Arc, time::Duration};
+
+use parking_lot::Mutex;
+
+/// How many an address may have at a time.
+const PER_ADDRESS: usize = 64;
+/// How long one may take until its first request is admitted.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How many there are, by address.
+#[derive(Clone, Default)]
+pub struct Guests {
+    /// Guards the map only.
+    counts: Arc<Mutex<HashMap<IpAddr, usize>>>,
+}
+
+impl Guests {
+    /// One more, unless its address has too many.
+    pub fn enter(&self, address: IpAddr) -> Option<Guest> {
+        let mut counts = self.counts.lock();
+        let count = counts.entry(address).or_default();
+        if *count >= PER_ADDRESS {
+            return None;
+        }
+        *count += 1;
+        let counts = self.counts.clone();
+        let place = Place { counts, address };
+        Some(Guest(Arc::new(Mutex::new(Some(place)))))
+    }
+}
+
+/// A connection that counts until it is welcome or gone.
+#[derive(Clone)]
+pub struct Guest(Arc<Mutex<Option<Place>>>);
+
+impl Guest {
+    /// A request was admitted: it counts no longer, and may stay.
+    pub fn welcome(&self) {
+        self.0.lock().take();
+    }
+
+    /// Returns when the connection has had its time without being welcome.
+    pub async fn expired(&self) {
+        self.expired_after(PATIENCE).await;
+    }
+
+    async fn expired_after(&self, patience: Duration) {
+        tokio::time::sleep(patience).await;
+        if self.0.lock().is_none() {
+            std::future::pending().await
+        }
+    }
+}
+
+struct Place {
+    counts: Arc<Mutex<HashMap<IpAddr, usize>>>,
+    address: IpAddr,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut counts = self.counts.lock();
+        if let Some(count) = counts.get_mut(&self.address) {
+            *count -= 1;
+            if *count == 0 {
+                counts.remove(&self.address);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_has_few_and_others_are_not_kept_out() {
+        let guests = Guests::default();
+        let (one, two) = (IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, 2]));
+        let mut all: Vec<Guest> = (0..PER_ADDRESS).filter_map(|_| guests.enter(one)).collect();
+        assert_eq!(all.len(), PER_ADDRESS);
+        assert!(guests.enter(one).is_none());
+        assert!(guests.enter(two).is_some());
+        // One that is welcome, and one that has gone, make room.
+        all[0].welcome();
+        all[0].welcome();
+        let next = guests.enter(one);
+        assert!(next.is_some() && guests.enter(one).is_none());
+        all.pop();
+        assert!(guests.enter(one).is_some());
+        drop((all, next));
+        assert!(guests.counts.lock().is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_guest_that_is_welcome_stays_and_another_does_not() {
+        let guests = Guests::default();
+        let address = IpAddr::from([10, 0, 0, 1]);
+        let (stranger, friend) = (
+            guests.enter(address).unwrap(),
+            guests.enter(address).unwrap(),
+        );
+        friend.welcome();
+        let soon = Duration::from_millis(1);
+        stranger.expired_after(soon).await;
+        let waited = tokio::time::timeout(soon * 20, friend.expired_after(soon));
+        assert!(waited.await.is_err());
+    }
+}

@@ -1,0 +1,334 @@
+//! A file that describes pods: read, completed and checked as the API server would, since nothing else does.
+//! What a file says ends in paths on the node; a pod that is not valid never gets there.
+
+use std::{collections::BTreeMap, fs::File, io::Read, path::Path};
+
+use k8s_openapi::api::core::v1::{Container, Pod, Toleration, VolumeProjection};
+use machinery::{
+    Object, Value,
+    decode::{self, Findings, Format},
+    normalise, schema,
+};
+
+use crate::pod::spec::{self, HASH_ANNOTATION, SOURCE_ANNOTATION};
+
+/// Larger files are no manifests.
+const MAX_BYTES: u64 = 10 << 20;
+
+/// The pods of a file.
+pub(super) fn read(file: &Path, node: &str) -> Result<Vec<Pod>, String> {
+    let mut bytes = Vec::new();
+    let opened = File::open(file).map_err(|error| error.to_string())?;
+    let limited = opened.take(MAX_BYTES + 1).read_to_end(&mut bytes);
+    limited.map_err(|error| error.to_string())?;
+    if bytes.len() as u64 > MAX_BYTES {
+        return Err(format!("larger than {MAX_BYTES} bytes"));
+    }
+    parse(&bytes, file, node)
+}
+
+fn parse(bytes: &[u8], file: &Path, node: &str) -> Result<Vec<Pod>, String> {
+    // JSON is YAML, too.
+    let (tree, _) = decode::tree(Format::Yaml, bytes)?;
+    let text = |name: &str| tree[name].as_str().unwrap_or_default();
+    let trees = match (text("apiVersion"), text("kind"), &tree["items"]) {
+        ("v1", "Pod", _) => vec![tree],
+        ("v1", "PodList", Value::Array(items)) => items.clone(),
+        (version, kind, _) => return Err(format!("not a Pod of v1, but {kind:?} of {version:?}")),
+    };
+    let mut pods = Vec::new();
+    for (place, tree) in trees.into_iter().enumerate() {
+        let seed = format!("{node}\0{}\0{place}\0", file.display());
+        pods.push(prepare(tree, seed.as_bytes(), bytes, node)?);
+    }
+    Ok(pods)
+}
+
+/// What the kubelet adds to a pod from a file: an identity, a place, and tolerance of everything. Then it is checked.
+fn prepare(tree: Value, seed: &[u8], bytes: &[u8], node: &str) -> Result<Pod, String> {
+    let kind = kinds::find("", "v1", "pods").ok_or("there is no kind Pod")?;
+    let type_ = kind.schema().and_then(schema::lookup);
+    let type_ = type_.ok_or("there is no type Pod")?;
+    let mut object = normalise::object(type_, tree, &mut Findings::default())?;
+    kind.default(&mut object);
+    let mut pod = decoded(&object)?;
+    complete(&mut pod, seed, bytes, node)?;
+    let completed = machinery::json::to_value(&pod).map_err(|error| error.to_string())?;
+    let object = normalise::object(type_, completed, &mut Findings::default())?;
+    let mut problems = kinds::metadata::validate_create(kind, &object);
+    problems.extend(kind.validate_create(&object));
+    if !problems.is_empty() {
+        let problems: Vec<String> = problems.iter().map(ToString::to_string).collect();
+        return Err(format!("invalid pod: {}", problems.join(", ")));
+    }
+    match reference(&pod) {
+        Some(resource) => Err(format!("static pods may not reference {resource}")),
+        None => Ok(pod),
+    }
+}
+
+fn decoded(object: &Object) -> Result<Pod, String> {
+    let text = serde_json::to_string(object).map_err(|error| error.to_string())?;
+    client::lenient::from_str(&text).map_err(|error| error.to_string())
+}
+
+fn complete(pod: &mut Pod, seed: &[u8], bytes: &[u8], node: &str) -> Result<(), String> {
+    let name = pod.metadata.name.clone().filter(|name| !name.is_empty());
+    let name = name.ok_or("invalid pod: name is needed for the pod")?;
+    let spec = pod.spec.get_or_insert_default();
+    spec.node_name = Some(node.to_owned());
+    let tolerations = spec.tolerations.get_or_insert_default();
+    let all = Toleration {
+        operator: Some("Exists".into()),
+        effect: Some("NoExecute".into()),
+        ..Default::default()
+    };
+    if !tolerations.contains(&all) {
+        tolerations.push(all);
+    }
+    pod.metadata.name = Some(format!("{name}-{}", node.to_lowercase()));
+    let namespace = &mut pod.metadata.namespace;
+    if namespace.as_deref().unwrap_or_default().is_empty() {
+        *namespace = Some("default".to_owned());
+    }
+    let given = pod.metadata.uid.take().filter(|uid| !uid.is_empty());
+    let uid = match given {
+        // It names directories and cgroups.
+        Some(uid) if uid.len() > 128 || !uid.bytes().all(is_plain) => {
+            return Err(format!("invalid pod: metadata.uid: {uid:?} is not a uid"));
+        }
+        Some(uid) => uid,
+        None => identity(seed, bytes),
+    };
+    pod.metadata.uid = Some(uid.clone());
+    let annotations = pod.metadata.annotations.get_or_insert_with(BTreeMap::new);
+    annotations.insert(SOURCE_ANNOTATION.into(), "file".into());
+    annotations.insert(HASH_ANNOTATION.into(), uid);
+    Ok(())
+}
+
+const fn is_plain(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || byte == b'-'
+}
+
+/// 32 hex digits that change with the manifest, so that a changed file is another pod.
+fn identity(seed: &[u8], bytes: &[u8]) -> String {
+    let fnv = |start: u64| {
+        let all = seed.iter().chain(bytes);
+        all.fold(start, |hash, byte| {
+            (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+        })
+    };
+    format!(
+        "{:016x}{:016x}",
+        fnv(0xcbf2_9ce4_8422_2325),
+        fnv(0x8422_2325_cbf2_9ce4)
+    )
+}
+
+/// What of the API a pod needs: one that must run without it may need nothing.
+fn reference(pod: &Pod) -> Option<&'static str> {
+    let spec = spec::spec(pod);
+    let is_set = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
+    if is_set(&spec.service_account_name) {
+        return Some("serviceaccounts");
+    }
+    if spec.image_pull_secrets.iter().flatten().count() > 0 {
+        return Some("secrets");
+    }
+    let containers = spec.containers.iter();
+    let containers = containers.chain(spec.init_containers.iter().flatten());
+    if let Some(found) = containers.filter_map(of_environment).next() {
+        return Some(found);
+    }
+    if spec.resource_claims.iter().flatten().count() > 0 {
+        return Some("resourceclaims");
+    }
+    spec.volumes.iter().flatten().find_map(|volume| {
+        let sources = volume.projected.as_ref().and_then(|p| p.sources.as_ref());
+        [
+            (
+                volume.config_map.is_some(),
+                "configmaps (via configmap volumes)",
+            ),
+            (volume.secret.is_some(), "secrets (via secret volumes)"),
+            (volume.csi.is_some(), "csidrivers (via CSI volumes)"),
+            (
+                volume.glusterfs.is_some(),
+                "endpoints (via glusterFS volumes)",
+            ),
+            (
+                volume.persistent_volume_claim.is_some(),
+                "persistentvolumeclaims",
+            ),
+            (
+                volume.ephemeral.is_some(),
+                "persistentvolumeclaims (via ephemeral volumes)",
+            ),
+            (
+                volume.azure_file.is_some(),
+                "secrets (via azureFile volumes)",
+            ),
+        ]
+        .into_iter()
+        .find_map(|(is_there, name)| is_there.then_some(name))
+        .or_else(|| sources.into_iter().flatten().find_map(of_projection))
+    })
+}
+
+fn of_projection(source: &VolumeProjection) -> Option<&'static str> {
+    [
+        (
+            source.config_map.is_some(),
+            "configmaps (via projected volumes)",
+        ),
+        (source.secret.is_some(), "secrets (via projected volumes)"),
+        (
+            source.service_account_token.is_some(),
+            "serviceaccounts (via projected volumes)",
+        ),
+        (source.cluster_trust_bundle.is_some(), "clustertrustbundles"),
+        (source.pod_certificate.is_some(), "podcertificates"),
+    ]
+    .into_iter()
+    .find_map(|(is_there, name)| is_there.then_some(name))
+}
+
+fn of_environment(container: &Container) -> Option<&'static str> {
+    let values = container.env.iter().flatten();
+    let values = values.filter_map(|variable| variable.value_from.as_ref());
+    let mut values = values.filter_map(|from| match () {
+        () if from.secret_key_ref.is_some() => Some("secrets"),
+        () if from.config_map_key_ref.is_some() => Some("configmaps"),
+        () => None,
+    });
+    let whole = container.env_from.iter().flatten();
+    let mut whole = whole.filter_map(|from| match () {
+        () if from.secret_ref.is_some() => Some("secrets"),
+        () if from.config_map_ref.is_some() => Some("configmaps"),
+        () => None,
+    });
+    values.next().or_else(|| whole.next())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(text: &str) -> Result<Vec<Pod>, String> {
+        parse(text.as_bytes(), Path::new("/m/web.yaml"), "Node1")
+    }
+
+    const GOOD: &str = "apiVersion: v1\nkind: Pod\nmetadata: {name: web}\nspec: {containers: [{name: a, image: b}]}\n";
+
+    #[test]
+    fn a_static_pod_gets_an_identity_that_changes_with_its_manifest() {
+        let one = |text: &str| of(text).unwrap().remove(0);
+        let pod = one(GOOD);
+        assert_eq!(spec::name(&pod), "web-node1");
+        assert_eq!(spec::namespace(&pod), "default");
+        assert!(spec::is_static(&pod) && spec::uid(&pod).len() == 32);
+        assert_eq!(spec::spec(&pod).restart_policy.as_deref(), Some("Always"));
+        assert_eq!(spec::uid(&pod), spec::uid(&one(GOOD)));
+        assert_ne!(spec::uid(&pod), spec::uid(&one(&GOOD.replace("b}", "c}"))));
+    }
+
+    #[test]
+    fn a_list_describes_several_pods() {
+        let item = |name: &str| {
+            format!("{{metadata: {{name: {name}}}, spec: {{containers: [{{name: a, image: b}}]}}}}")
+        };
+        let list = format!(
+            "apiVersion: v1\nkind: PodList\nitems: [{}, {}]\n",
+            item("x"),
+            item("y")
+        );
+        let pods = of(&list).unwrap();
+        let names: Vec<&str> = pods.iter().map(spec::name).collect();
+        assert_eq!(names, ["x-node1", "y-node1"]);
+        assert_ne!(spec::uid(&pods[0]), spec::uid(&pods[1]));
+    }
+
+    #[test]
+    fn what_would_leave_its_directory_is_refused() {
+        let hostile = [
+            ("name: web", "name: ../../etc"),
+            ("name: web", "name: web, uid: ../../../../etc"),
+            ("name: web", "name: web, uid: \"a/b\""),
+            ("name: web", "name: web, namespace: ../kube-system"),
+            ("name: a,", "name: ../../../etc,"),
+            (
+                "name: a,",
+                "name: a, volumeMounts: [{name: v, mountPath: /x, subPath: ../../etc}],",
+            ),
+            (
+                "spec: {",
+                "spec: {volumes: [{name: ../../x, emptyDir: {}}], ",
+            ),
+        ];
+        for (good, bad) in hostile {
+            let told = of(&GOOD.replace(good, bad));
+            let told = told.expect_err(bad);
+            assert!(told.starts_with("invalid pod: "), "{bad}: {told}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_pod_is_refused() {
+        for (text, expected) in [
+            ("", "not a Pod"),
+            ("a: [", ""),
+            (
+                "apiVersion: v1\nkind: Secret\nmetadata: {name: x}\n",
+                "not a Pod",
+            ),
+            ("apiVersion: v1\nkind: PodList\nitems: 5\n", "not a Pod"),
+            (
+                "apiVersion: v1\nkind: Pod\nmetadata: {}\n",
+                "name is needed",
+            ),
+            ("apiVersion: v1\nkind: Pod\nmetadata: 7\n", ""),
+            (&GOOD.replace(", image: b", ""), "image"),
+        ] {
+            let told = of(text).expect_err(text);
+            assert!(told.contains(expected), "{text}: {told}");
+        }
+    }
+
+    #[test]
+    fn nothing_of_the_api_may_be_needed() {
+        for (good, more, expected) in [
+            (
+                "spec: {",
+                "spec: {serviceAccountName: x, ",
+                "serviceaccounts",
+            ),
+            (
+                "image: b",
+                "image: b, env: [{name: X, valueFrom: {secretKeyRef: {name: s, key: k}}}]",
+                "secrets",
+            ),
+            (
+                "image: b",
+                "image: b, envFrom: [{configMapRef: {name: s}}]",
+                "configmaps",
+            ),
+            (
+                "spec: {",
+                "spec: {volumes: [{name: v, secret: {secretName: s}}], ",
+                "secrets (via secret volumes)",
+            ),
+            (
+                "spec: {",
+                "spec: {volumes: [{name: v, projected: {sources: [{serviceAccountToken: {path: t}}]}}], ",
+                "serviceaccounts (via projected volumes)",
+            ),
+        ] {
+            let told = of(&GOOD.replace(good, more)).expect_err(more);
+            let expected = format!("static pods may not reference {expected}");
+            assert_eq!(told, expected, "{more}");
+        }
+        let fine = GOOD.replace("spec: {", "spec: {volumes: [{name: v, emptyDir: {}}], ");
+        assert!(of(&fine).is_ok());
+    }
+}

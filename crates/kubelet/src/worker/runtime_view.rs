@@ -1,0 +1,172 @@
+//! What the runtime said last about a pod: an answer to a question, brought up to date by the events that came since.
+//! It is asked again only when no event has told what must have happened.
+
+use jiff::Timestamp;
+
+use crate::{
+    pod::observed::{Observed, Snapshot, State},
+    runtime::Ended,
+};
+
+/// What ended work has brought about.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Effect {
+    /// A sandbox is ready.
+    Sandbox { id: String },
+    /// The container of this name has started for so many times.
+    Started { name: String, restarts: u32 },
+    /// A container has ended.
+    Ended { id: String },
+}
+
+#[derive(Default)]
+pub(super) struct RuntimeView {
+    pub(super) observed: Observed,
+    pub(super) ended: Ended,
+    /// Nothing is known to have happened since that is not here.
+    is_current: bool,
+    asked_at: Timestamp,
+    /// What events may still tell.
+    expected: Vec<Effect>,
+}
+
+impl RuntimeView {
+    /// Takes in what an event tells. One from before the last question knows less than its answer.
+    pub(super) fn take(&mut self, snapshot: Snapshot) {
+        if self.is_current && snapshot.at > self.asked_at {
+            let observed = std::mem::take(&mut self.observed);
+            self.observed = observed.with(snapshot);
+        } else {
+            self.is_current = false;
+        }
+    }
+
+    /// Takes in an answer to a question of that time.
+    pub(super) fn set(&mut self, observed: Observed, asked_at: Timestamp) {
+        self.observed = observed;
+        self.asked_at = asked_at;
+        self.is_current = true;
+        self.expected.clear();
+    }
+
+    /// Something has happened, and nothing says what.
+    pub(super) fn ask_again(&mut self) {
+        self.is_current = false;
+    }
+
+    /// Work has ended with this effect.
+    pub(super) fn expect(&mut self, effect: Effect) {
+        self.expected.push(effect);
+    }
+
+    /// Whether it shows everything that has happened.
+    pub(super) fn is_current(&mut self) -> bool {
+        let mut expected = std::mem::take(&mut self.expected);
+        expected.retain(|effect| !self.shows(effect));
+        self.expected = expected;
+        self.is_current && self.expected.is_empty()
+    }
+
+    fn shows(&self, effect: &Effect) -> bool {
+        let observed = &self.observed;
+        match effect {
+            Effect::Sandbox { id } => {
+                let mut sandboxes = observed.sandboxes.iter();
+                sandboxes.any(|sandbox| sandbox.id == *id && sandbox.ready)
+            }
+            Effect::Started { name, restarts } => observed.active(name).is_some_and(|container| {
+                container.restart_count == *restarts && container.state != State::Created
+            }),
+            Effect::Ended { id } => {
+                let mut containers = observed.containers.iter();
+                containers.any(|c| c.id == *id && c.state == State::Exited)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pod::observed::{Container, Sandbox};
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(second).unwrap()
+    }
+
+    fn snapshot(second: i64, state: Option<State>) -> Snapshot {
+        let container = |state| Container {
+            id: "c".into(),
+            name: "main".into(),
+            sandbox_id: "s".into(),
+            state,
+            ..Container::default()
+        };
+        Snapshot {
+            at: at(second),
+            sandbox: Sandbox {
+                id: "s".into(),
+                ready: true,
+                ..Sandbox::default()
+            },
+            containers: state.map(container).into_iter().collect(),
+        }
+    }
+
+    #[test]
+    fn the_runtime_is_asked_only_when_no_event_told_what_must_have_happened() {
+        let effects = [
+            (Effect::Sandbox { id: "s".into() }, None),
+            (
+                Effect::Started {
+                    name: "main".into(),
+                    restarts: 0,
+                },
+                Some(State::Running),
+            ),
+            (Effect::Ended { id: "c".into() }, Some(State::Exited)),
+        ];
+        for (effect, told) in effects {
+            // The event comes before or after the work has ended.
+            for event_first in [true, false] {
+                let mut view = RuntimeView::default();
+                assert!(!view.is_current(), "never asked");
+                view.set(Observed::default(), at(1));
+                assert!(view.is_current());
+                if event_first {
+                    view.take(snapshot(2, told));
+                }
+                view.expect(effect.clone());
+                assert_eq!(view.is_current(), event_first, "{effect:?}");
+                view.take(snapshot(3, told));
+                assert!(view.is_current(), "{effect:?}");
+            }
+            // Without an event it is asked, and its answer counts whatever it is.
+            let mut view = RuntimeView::default();
+            view.set(Observed::default(), at(1));
+            view.expect(effect.clone());
+            assert!(!view.is_current(), "{effect:?}");
+            view.set(Observed::default(), at(2));
+            assert!(view.is_current());
+        }
+    }
+
+    #[test]
+    fn old_events_and_those_that_tell_nothing_lead_to_a_question() {
+        let mut view = RuntimeView::default();
+        view.set(Observed::default(), at(5));
+        view.take(snapshot(4, Some(State::Running)));
+        assert!(!view.is_current());
+        view.set(Observed::default(), at(6));
+        view.ask_again();
+        assert!(!view.is_current());
+        let restarted = Effect::Started {
+            name: "main".into(),
+            restarts: 1,
+        };
+        view.set(Observed::default(), at(7));
+        view.take(snapshot(8, Some(State::Running)));
+        view.expect(restarted);
+        assert!(!view.is_current(), "the one before it is shown");
+    }
+}
