@@ -15,8 +15,8 @@ use crate::{Command, Complaint, Outcome};
 
 pub(crate) const COMMANDS: &[Command] = &[Command {
     name: "remove-volume",
-    arguments: "ROOT NAME",
-    help: "remove one directory beneath a root, across no mount and through no link",
+    arguments: "ROOT NAME...",
+    help: "remove directories beneath a root, across no mount and through no link",
     run: remove_volume,
 }];
 
@@ -24,17 +24,28 @@ pub(crate) const COMMANDS: &[Command] = &[Command {
 /// number of open files depends on what a pod has made.
 const DEPTH: usize = 64;
 
+/// Removes all that can be removed; the complaint has a line for each of the others, which begins with its name.
 fn remove_volume(args: &[String]) -> Outcome {
-    let [root, name] = args else {
-        return Err("which root, and which directory in it?".into());
+    let Some((root, names)) = args.split_first().filter(|(_, names)| !names.is_empty()) else {
+        return Err("which root, and which directories in it?".into());
     };
-    if name.is_empty() || name.contains('/') || name == "." || name == ".." {
+    let is_name =
+        |name: &String| !name.is_empty() && !name.contains('/') && name != "." && name != "..";
+    if let Some(name) = names.iter().find(|name| !is_name(name)) {
         return Err(format!("{name:?} is not the name of a directory").into());
     }
     let flags = OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let root = open(root, flags, Mode::empty()).map_err(|error| format!("{root}: {error}"))?;
-    remove(root.as_fd(), &CString::new(name.as_str())?)?;
-    Ok(0)
+    let mut failed = String::new();
+    for name in names {
+        if let Err(why) = remove(root.as_fd(), &CString::new(name.as_str())?) {
+            failed.push_str(&format!("\n{name}: {why}"));
+        }
+    }
+    match failed.is_empty() {
+        true => Ok(0),
+        false => Err(format!("not removed:{failed}").into()),
+    }
 }
 
 /// Removes a directory and all that is in it; that it is not there is success.
@@ -63,7 +74,9 @@ fn enter(parent: BorrowedFd<'_>, name: &CStr) -> Result<OwnedFd, Errno> {
 }
 
 fn complaint(name: &CStr, error: Errno) -> Complaint {
+    // A pod chose it: it must not look like another line.
     let name = name.to_string_lossy();
+    let name = name.escape_debug();
     match error {
         Errno::XDEV | Errno::BUSY => format!("{name}: is a mount and stays").into(),
         Errno::LOOP => format!("{name}: is a symbolic link and stays").into(),
@@ -160,8 +173,26 @@ mod tests {
         fs::create_dir_all(outside.join("kept")).unwrap();
         symlink("outside", root.0.join("pvc-1")).unwrap();
         let why = root.remove("pvc-1").unwrap_err().to_string();
-        assert!(why.starts_with("pvc-1: "), "{why}");
+        assert!(why.contains("\npvc-1: "), "{why}");
         assert!(outside.join("kept").exists() && root.0.join("pvc-1").exists());
+    }
+
+    #[test]
+    fn what_cannot_be_removed_keeps_nothing_else_and_is_named_on_a_line_of_its_own() {
+        let root = Root::new("several");
+        symlink("nowhere", root.0.join("pvc-1")).unwrap();
+        fs::create_dir_all(root.0.join("pvc-2/full")).unwrap();
+        fs::create_dir(root.0.join("pvc-3")).unwrap();
+        let names = ["pvc-1", "pvc-2", "pvc-3"].map(str::to_owned);
+        let mut args = vec![root.0.display().to_string()];
+        args.extend(names);
+        let why = remove_volume(&args).unwrap_err().to_string();
+        let lines: Vec<_> = why.lines().skip(1).collect();
+        assert_eq!(lines.len(), 1, "{why}");
+        assert!(lines[0].starts_with("pvc-1: "), "{why}");
+        assert!(!root.0.join("pvc-2").exists() && !root.0.join("pvc-3").exists());
+        let crafted = complaint(c"x\npvc-9: y", Errno::XDEV).to_string();
+        assert_eq!(crafted.lines().count(), 1, "{crafted}");
     }
 
     #[test]

@@ -33,6 +33,7 @@ use k8s_openapi::{
 
 pub use mounter::{LinuxMounter, Mounter};
 pub use options::MountOptions;
+pub use ownership::give_to_group;
 pub use tree::remove_tree;
 
 /// Why a volume could not be set up or taken down.

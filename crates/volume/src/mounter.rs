@@ -55,8 +55,11 @@ impl Mounter for LinuxMounter {
         if options.flags.is_empty() {
             return Ok(());
         }
-        let flags = options.flags | MountFlags::BIND;
-        let remounted = rustix::mount::mount_remount(target, flags, c"");
+        // What the source's file system is mounted without stays without.
+        let remounted = restrictions(target).and_then(|kept| {
+            let flags = options.flags | kept | MountFlags::BIND;
+            rustix::mount::mount_remount(target, flags, c"")
+        });
         remounted.map_err(|errno| {
             // A mount that lets containers write must not stay.
             let _ = self.unmount(target);
@@ -100,4 +103,18 @@ impl Mounter for LinuxMounter {
     fn is_mounted(&self, dir: &Path) -> Result<bool> {
         crate::tree::is_mount_point(dir)
     }
+}
+
+/// The flags of a mount that take something away from those who use it.
+fn restrictions(target: &Path) -> rustix::io::Result<MountFlags> {
+    use rustix::fs::StatVfsMountFlags as Now;
+    let now = rustix::fs::statvfs(target)?.f_flag;
+    let all = [
+        (Now::RDONLY, MountFlags::RDONLY),
+        (Now::NOSUID, MountFlags::NOSUID),
+        (Now::NODEV, MountFlags::NODEV),
+        (Now::NOEXEC, MountFlags::NOEXEC),
+    ];
+    let set = all.into_iter().filter(|(is, _)| now.contains(*is));
+    Ok(set.map(|(_, flag)| flag).collect())
 }

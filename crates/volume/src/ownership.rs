@@ -1,6 +1,7 @@
 //! fsGroup: gives a volume's files to a group that all of the pod's processes are in.
 
 use std::{
+    ffi::CString,
     os::fd::{AsRawFd, OwnedFd},
     path::Path,
 };
@@ -71,47 +72,113 @@ fn is_of_group(dir: &Path, group: u32, read_only: bool) -> bool {
 
 /// Changes group and group bits of everything in `dir`, and `dir` itself. Everything is changed
 /// through a descriptor of it, so that a file that is replaced by a link meanwhile leads nowhere else.
+/// Two descriptors are open at most, however deep a pod has made the tree.
 pub fn give_to_group(dir: &Path, group: u32, read_only: bool) -> Result<()> {
-    let bits = if read_only { 0o440 } else { 0o660 };
-    let group = Gid::from_raw(group);
+    let change = Change {
+        group: Gid::from_raw(group),
+        bits: if read_only { 0o440 } else { 0o660 },
+    };
     let fail = |errno: Errno| Error::io("give to a group", dir)(errno.into());
     let opened = rustix::fs::open(dir, HANDLE, Mode::empty()).map_err(fail)?;
-    give(&opened, group, bits).map_err(fail)
+    if !change.apply(&opened).map_err(fail)? {
+        return Ok(());
+    }
+    let flags = ENTER & !OFlags::NOFOLLOW;
+    let top = rustix::fs::openat(&opened, ".", flags, Mode::empty()).map_err(fail)?;
+    change.walk(top).map_err(fail)
 }
 
 const HANDLE: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+const ENTER: OFlags = OFlags::RDONLY
+    .union(OFlags::DIRECTORY)
+    .union(OFlags::NOFOLLOW)
+    .union(OFlags::CLOEXEC);
 
-fn give(handle: &OwnedFd, group: Gid, bits: u32) -> rustix::io::Result<()> {
-    let stat = rustix::fs::fstat(handle)?;
-    rustix::fs::chownat(handle, "", None, Some(group), AtFlags::EMPTY_PATH)?;
-    let kind = FileType::from_raw_mode(stat.st_mode);
-    if kind == FileType::Symlink {
-        return Ok(());
-    }
-    let is_dir = kind == FileType::Directory;
-    let bits = if is_dir { bits | 0o2110 } else { bits };
-    // A handle cannot be changed by fchmod; its link in /proc leads to exactly this file.
-    let link = format!("/proc/self/fd/{}", handle.as_raw_fd());
-    let mode = Mode::from_raw_mode((stat.st_mode & 0o7777) | bits);
-    rustix::fs::chmod(link, mode)?;
-    if !is_dir {
-        return Ok(());
-    }
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let dir = rustix::fs::openat(handle, ".", flags, Mode::empty())?;
-    for entry in Dir::read_from(&dir)? {
-        let entry = entry?;
-        let name = entry.file_name();
-        if matches!(name.to_bytes(), b"." | b"..") {
-            continue;
+/// A directory on the way down: how to know it again, and what is still to be visited in it.
+struct Level {
+    identity: (u64, u64),
+    left: Vec<CString>,
+}
+
+struct Change {
+    group: Gid,
+    bits: u32,
+}
+
+impl Change {
+    fn walk(&self, top: OwnedFd) -> rustix::io::Result<()> {
+        let mut here = top;
+        let mut levels = vec![self.enter(&here)?];
+        while let Some(level) = levels.last_mut() {
+            if let Some(name) = level.left.pop() {
+                match rustix::fs::openat(&here, &name, ENTER, Mode::empty()) {
+                    Ok(below) => {
+                        levels.push(self.enter(&below)?);
+                        here = below;
+                    }
+                    // It is gone, or something else by now.
+                    Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => {}
+                    Err(errno) => return Err(errno),
+                }
+                continue;
+            }
+            levels.pop();
+            let Some(above) = levels.last() else { break };
+            here = rustix::fs::openat(&here, "..", ENTER, Mode::empty())?;
+            if identity(&here)? != above.identity {
+                // It was moved: where it is now is not known to be in the volume.
+                return Err(Errno::STALE);
+            }
         }
-        match rustix::fs::openat(&dir, name, HANDLE, Mode::empty()) {
-            Ok(child) => give(&child, group, bits & 0o660)?,
-            Err(Errno::NOENT) => {}
-            Err(errno) => return Err(errno),
-        }
+        Ok(())
     }
-    Ok(())
+
+    /// Changes what is in a directory; its own directories are to be visited.
+    fn enter(&self, dir: &OwnedFd) -> rustix::io::Result<Level> {
+        let mut level = Level {
+            identity: identity(dir)?,
+            left: Vec::new(),
+        };
+        for entry in Dir::read_from(dir)? {
+            let entry = entry?;
+            let name = entry.file_name();
+            if matches!(name.to_bytes(), b"." | b"..") {
+                continue;
+            }
+            match rustix::fs::openat(dir, name, HANDLE, Mode::empty()) {
+                Ok(child) if self.apply(&child)? => level.left.push(name.to_owned()),
+                Ok(_) | Err(Errno::NOENT) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+        Ok(level)
+    }
+
+    /// Changes one file; whether it is a directory.
+    fn apply(&self, handle: &OwnedFd) -> rustix::io::Result<bool> {
+        let stat = rustix::fs::fstat(handle)?;
+        rustix::fs::chownat(handle, "", None, Some(self.group), AtFlags::EMPTY_PATH)?;
+        let kind = FileType::from_raw_mode(stat.st_mode);
+        if kind == FileType::Symlink {
+            return Ok(false);
+        }
+        let is_dir = kind == FileType::Directory;
+        let bits = if is_dir {
+            self.bits | 0o2110
+        } else {
+            self.bits
+        };
+        // A handle cannot be changed by fchmod; its link in /proc leads to exactly this file.
+        let link = format!("/proc/self/fd/{}", handle.as_raw_fd());
+        let mode = Mode::from_raw_mode((stat.st_mode & 0o7777) | bits);
+        rustix::fs::chmod(link, mode)?;
+        Ok(is_dir)
+    }
+}
+
+fn identity(dir: &OwnedFd) -> rustix::io::Result<(u64, u64)> {
+    let stat = rustix::fs::fstat(dir)?;
+    Ok((stat.st_dev, stat.st_ino))
 }
 
 #[cfg(test)]

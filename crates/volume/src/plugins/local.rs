@@ -122,11 +122,11 @@ impl StoragePlugin for Local {
         // The first pod decides whose the files are.
         if !spec.read_only
             && !request.is_shared
-            && let Err(error) = ownership::apply_fs_group(&dir, request.pod, false)
+            && let Err(error) = give(&dir, request.pod).await
         {
             // The next try begins anew.
             host.mounter().unmount_unused(&dir)?;
-            return Err(error.into());
+            return Err(error);
         }
         Ok(dir)
     }
@@ -180,6 +180,18 @@ impl StoragePlugin for Local {
             })
             .collect()
     }
+}
+
+/// A volume may have millions of files.
+async fn give(dir: &Path, pod: &Pod) -> Step<()> {
+    if ownership::fs_group(pod).is_none() {
+        return Ok(());
+    }
+    let (dir, pod) = (dir.to_owned(), pod.clone());
+    let given =
+        tokio::task::spawn_blocking(move || ownership::apply_fs_group(&dir, &pod, false)).await;
+    given.map_err(|error| StepError::Uncertain(error.to_string()))??;
+    Ok(())
 }
 
 /// Mounts a volume of the node's own provisioner whose capacity is enforced.

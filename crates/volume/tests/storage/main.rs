@@ -4,6 +4,7 @@
 // A test that cannot go on fails where it stands.
 #![allow(clippy::unwrap_used)]
 
+mod hostile;
 mod random;
 mod sized;
 mod support;
