@@ -1,24 +1,31 @@
-//! How many decisions a second the scheduler makes, over the shapes of upstream's scheduler_perf.
+//! How fast pods get nodes, over the shapes of upstream's scheduler_perf.
 //!
-//! Measured is the decision itself: from a pod out of the queue to its place in the cluster's columns,
-//! or to the diagnosis and the search for victims. No API server takes part, so that the figure is the
-//! scheduler's own; what binding costs stands in the figures of the API server.
+//!     cargo build --release -p bench-scheduler
+//!     B=target/x86_64-unknown-linux-gnu/release/bench-scheduler
+//!     $B decisions                                    # the decision alone, without an API server
+//!     $B cluster                                      # our API server with our scheduler inside
+//!     $B cluster --kube-scheduler FILE                # and upstream's on the same API server
+//!     $B cluster --kubeconfig FILE                    # any cluster with the scheduler that it runs
 //!
-//!     cargo run --release -p bench-scheduler -- --nodes 5000 --pods 10000
+//! With `cluster`, all pods wait before the scheduler starts, and the rate is taken from the first
+//! binding that a watch shows to the last. Of a cluster that runs already, it is taken from the first
+//! create on.
 
 #![allow(clippy::print_stdout, reason = "it prints its results")]
 
+mod churn;
+mod cluster;
+mod decisions;
+mod objects;
+mod process;
+mod serve;
 mod shapes;
+mod subject;
 
-use std::time::Instant;
+use std::path::PathBuf;
 
 use anyhow::{Result, bail};
-use clap::Parser;
-use scheduler::{
-    cycle::{Outcome, Scheduling},
-    framework::{PostFilter, profile::Profile},
-    pod::Pods,
-};
+use clap::{Args, Parser, Subcommand};
 use shapes::{SHAPES, Shape};
 
 #[global_allocator]
@@ -26,117 +33,104 @@ static ALLOCATOR: allocator::Allocator = allocator::Allocator;
 
 #[derive(Debug, Parser)]
 struct Options {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// The decision alone.
+    Decisions {
+        #[command(flatten)]
+        load: Load,
+        /// The same seed makes the same decisions.
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+    },
+    /// Pods of an API server.
+    Cluster {
+        #[command(flatten)]
+        load: Load,
+        #[command(flatten)]
+        subjects: subject::Options,
+    },
+    /// Serves the API from a directory; for `cluster`.
+    #[command(hide = true)]
+    Serve { directory: PathBuf },
+    /// Runs our scheduler alone; for `cluster`.
+    #[command(hide = true)]
+    Scheduler { kubeconfig: PathBuf },
+}
+
+/// How much there is.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct Load {
     /// How many nodes the cluster has.
     #[arg(long, default_value_t = 5000)]
     nodes: usize,
-    /// How many pods are placed before the clock starts.
+    /// How many pods are there before the clock starts.
     #[arg(long, default_value_t = 1000)]
     initial: usize,
     /// How many pods are measured.
     #[arg(long, default_value_t = 10_000)]
     pods: usize,
-    /// Only the shape of this name.
-    #[arg(long)]
-    shape: Option<String>,
-    /// The same seed makes the same decisions.
-    #[arg(long, default_value_t = 1)]
-    seed: u64,
+    /// Only the shapes of these names.
+    #[arg(long, value_delimiter = ',')]
+    shape: Vec<String>,
 }
 
-/// What came of a run.
-#[derive(Debug, Default)]
-struct Tally {
-    placed: usize,
-    refused: usize,
-    preempted: usize,
+impl Load {
+    fn wants(&self, shape: &Shape) -> bool {
+        self.shape.is_empty() || self.shape.iter().any(|name| name == shape.name)
+    }
+
+    fn before(&self, shape: &Shape) -> usize {
+        let on_each = shape.before.on_each_node;
+        on_each.map_or(self.initial, |pods| pods * self.nodes)
+    }
+
+    fn measured(&self, shape: &Shape) -> usize {
+        let taken = match shape.before.on_each_node {
+            None => self.initial,
+            Some(_) => 0,
+        };
+        if shape.one_on_a_node {
+            self.pods.min(self.nodes.saturating_sub(taken))
+        } else {
+            self.pods
+        }
+    }
+
+    fn check(&self) -> Result<()> {
+        let known = |name: &&String| SHAPES.iter().any(|shape| shape.name == name.as_str());
+        if let Some(name) = self.shape.iter().find(|name| !known(name)) {
+            let names: Vec<_> = SHAPES.iter().map(|shape| shape.name).collect();
+            bail!("no shape {name}; there are {}", names.join(", "));
+        }
+        println!(
+            "{} nodes, {} pods before, {} measured",
+            self.nodes, self.initial, self.pods
+        );
+        Ok(())
+    }
 }
 
 fn main() -> Result<()> {
-    let options = Options::parse();
-    let known = |name: &String| SHAPES.iter().any(|shape| shape.name == name);
-    if let Some(name) = options.shape.as_ref().filter(|name| !known(name)) {
-        let names: Vec<_> = SHAPES.iter().map(|shape| shape.name).collect();
-        bail!("no shape {name}; there are {}", names.join(", "));
-    }
-    println!(
-        "{} nodes, {} pods before, {} measured",
-        options.nodes, options.initial, options.pods
-    );
-    println!(
-        "{:<28} {:>12} {:>10} {:>10} {:>10}",
-        "shape", "decisions/s", "placed", "refused", "preempting"
-    );
-    for shape in SHAPES {
-        if options
-            .shape
-            .as_deref()
-            .is_none_or(|name| name == shape.name)
-        {
-            measure(shape, &options);
+    match Options::parse().command {
+        Command::Decisions { load, seed } => {
+            load.check()?;
+            decisions::run(&load, seed)
         }
+        Command::Cluster { load, subjects } => {
+            load.check()?;
+            runtime()?.block_on(cluster::run(&load, &subjects))
+        }
+        Command::Serve { directory } => runtime()?.block_on(serve::serve(&directory)),
+        Command::Scheduler { kubeconfig } => runtime()?.block_on(serve::schedule(&kubeconfig)),
     }
-    Ok(())
 }
 
-fn measure(shape: &Shape, options: &Options) {
-    let (profile, mut pods) = (Profile::default_scheduler(), Pods::default());
-    let mut scheduling = Scheduling::new(options.seed);
-    for number in 0..options.nodes {
-        scheduling.cluster.put_node(shapes::node(number));
-    }
-    (shape.surround)(&mut scheduling.cluster);
-    let mut tally = Tally::default();
-    let initial = shape
-        .fill
-        .map_or(options.initial, |pods| pods * options.nodes);
-    for number in 0..initial {
-        let pod = pods.info(&(shape.initial)(number));
-        decide(&mut scheduling, &profile, pod, &mut tally);
-    }
-    let waiting: Vec<_> = (0..options.pods)
-        .map(|number| pods.info(&(shape.measured)(number)))
-        .collect();
-    let (mut tally, begun) = (Tally::default(), Instant::now());
-    for pod in waiting {
-        decide(&mut scheduling, &profile, pod, &mut tally);
-    }
-    let rate = options.pods as f64 / begun.elapsed().as_secs_f64();
-    let Tally {
-        placed,
-        refused,
-        preempted,
-    } = tally;
-    println!(
-        "{:<28} {rate:>12.0} {placed:>10} {refused:>10} {preempted:>10}",
-        shape.name
-    );
-}
-
-fn decide(
-    scheduling: &mut Scheduling,
-    profile: &Profile,
-    pod: scheduler::pod::PodInfo,
-    tally: &mut Tally,
-) {
-    let pod = std::sync::Arc::new(pod);
-    match scheduling.schedule(profile, &pod) {
-        Outcome::Node { slot, .. } => {
-            let node = scheduling.cluster.names[slot].clone();
-            scheduling.cluster.put_pod(&node, pod);
-            tally.placed += 1;
-        }
-        Outcome::Failed(failure) => {
-            tally.refused += 1;
-            let found = scheduling.post_filter(profile, &pod, &failure);
-            if let Some(PostFilter::Nominate { slot, victims }) = found {
-                // As if the victims ended at once: the next attempt finds the room.
-                for victim in victims {
-                    scheduling.cluster.remove_pod(&victim.uid);
-                }
-                let node = scheduling.cluster.names[slot].clone();
-                scheduling.cluster.put_pod(&node, pod);
-                tally.preempted += 1;
-            }
-        }
-    }
+fn runtime() -> Result<tokio::runtime::Runtime> {
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    Ok(runtime.enable_all().build()?)
 }

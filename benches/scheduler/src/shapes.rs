@@ -1,133 +1,235 @@
-//! The shapes of upstream's scheduler_perf: what is there before, and what is scheduled then.
+//! The shapes of upstream's scheduler_perf: what is there before, what is scheduled then, and what
+//! happens meanwhile. Objects are JSON as a client sends it.
 
-use k8s_openapi::api::core::v1::Pod as ApiPod;
-use scheduler::{
-    cluster::{Cluster, NodeInfo},
-    matching::Labels,
-};
 use serde_json::{Value, json};
 
+/// What happens beside the measured pods.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Churn {
+    /// Nothing.
+    None,
+    /// Five pods a second that fit nowhere.
+    Unschedulable,
+    /// Five pods a second that fit only where others go.
+    Preempting,
+    /// A node, a Service and a pod that fits nowhere, made and deleted every second.
+    Mixed,
+}
+
+/// The pods before the clock starts.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Before {
+    pub(crate) pod: fn(usize) -> Value,
+    /// So many on each node instead of the number that was asked for.
+    pub(crate) on_each_node: Option<usize>,
+    /// They have no node: they may not be scheduled yet.
+    pub(crate) gated: bool,
+}
+
 /// One shape.
+#[derive(Debug, Clone, Copy)]
 pub(crate) struct Shape {
     /// As upstream names it.
     pub(crate) name: &'static str,
-    /// Objects beside nodes and pods.
-    pub(crate) surround: fn(&mut Cluster),
-    /// A pod that is there before the clock starts.
-    pub(crate) initial: fn(usize) -> ApiPod,
+    /// Pods a second that upstream's CI demands at 5,000 nodes.
+    pub(crate) floor: Option<u32>,
+    pub(crate) before: Before,
     /// A pod that is measured.
-    pub(crate) measured: fn(usize) -> ApiPod,
-    /// How many of the pods before fill a node; then all nodes are filled.
-    pub(crate) fill: Option<usize>,
+    pub(crate) measured: fn(usize) -> Value,
+    /// At most one pod fits on a node, those before included.
+    pub(crate) one_on_a_node: bool,
+    /// A Service selects the plain pods, so that they are spread by default.
+    pub(crate) service: bool,
+    pub(crate) churn: Churn,
+    /// Whether measured pods find a node.
+    pub(crate) fits: bool,
 }
 
+pub(crate) const NAMESPACE: &str = "bench";
 const ZONE: &str = "topology.kubernetes.io/zone";
 const HOST: &str = "kubernetes.io/hostname";
 
-fn nothing(_: &mut Cluster) {}
-
-/// A Service that selects the plain pods, so that they are spread by default.
-fn service(cluster: &mut Cluster) {
-    let selector: Labels = [("app".to_owned(), "plain".to_owned())].into();
-    cluster
-        .workloads
-        .put_service("default", "plain", Some(selector));
-}
+/// The node that the pods of `SchedulingDaemonset` want.
+pub(crate) const DAEMON_NODE: &str = "node-0";
 
 const fn shape(
     name: &'static str,
-    surround: fn(&mut Cluster),
-    initial: fn(usize) -> ApiPod,
-    measured: fn(usize) -> ApiPod,
+    floor: Option<u32>,
+    before: fn(usize) -> Value,
+    measured: fn(usize) -> Value,
 ) -> Shape {
     Shape {
         name,
-        surround,
-        initial,
+        floor,
+        before: Before {
+            pod: before,
+            on_each_node: None,
+            gated: false,
+        },
         measured,
-        fill: None,
+        one_on_a_node: false,
+        service: false,
+        churn: Churn::None,
+        fits: true,
     }
 }
 
+const OF_SERVICE: Shape = Shape {
+    service: true,
+    ..shape("SchedulingOfService", None, plain, plain)
+};
+
+const ANTI_AFFINITY: Shape = Shape {
+    one_on_a_node: true,
+    ..shape("SchedulingPodAntiAffinity", Some(180), repelling, repelling)
+};
+
 const PREEMPTION: Shape = Shape {
-    fill: Some(4),
-    ..shape("Preemption", nothing, low_priority, high_priority)
+    before: Before {
+        pod: low_priority,
+        on_each_node: Some(4),
+        gated: false,
+    },
+    one_on_a_node: true,
+    ..shape("PreemptionBasic", None, low_priority, high_priority)
+};
+
+const PREEMPTION_ASYNC: Shape = Shape {
+    churn: Churn::Preempting,
+    measured: plain,
+    one_on_a_node: false,
+    name: "PreemptionAsync",
+    floor: Some(160),
+    ..PREEMPTION
+};
+
+const UNSCHEDULABLE: Shape = Shape {
+    churn: Churn::Unschedulable,
+    ..shape("Unschedulable", Some(170), plain, plain)
+};
+
+const MIXED: Shape = Shape {
+    churn: Churn::Mixed,
+    ..shape("MixedSchedulingBasePod", None, plain, plain)
+};
+
+const GATED: Shape = Shape {
+    before: Before {
+        pod: gated,
+        on_each_node: None,
+        gated: true,
+    },
+    ..shape("SchedulingWhileGated", None, gated, plain)
+};
+
+const TOO_LARGE: Shape = Shape {
+    fits: false,
+    ..shape("TooLarge", None, plain, too_large)
 };
 
 /// All shapes.
 pub(crate) const SHAPES: &[Shape] = &[
-    shape("SchedulingBasic", nothing, plain, plain),
-    shape("SchedulingOfService", service, plain, plain),
-    shape("SchedulingNodeAffinity", nothing, plain, node_affinity),
-    shape("SchedulingPodAffinity", nothing, pod_affinity, pod_affinity),
+    shape("SchedulingBasic", Some(680), plain, plain),
+    OF_SERVICE,
+    shape("SchedulingNodeAffinity", Some(540), plain, node_affinity),
     shape(
-        "SchedulingPodAntiAffinity",
-        nothing,
-        pod_anti_affinity,
-        pod_anti_affinity,
+        "SchedulingPodAffinity",
+        Some(70),
+        pod_affinity,
+        pod_affinity,
     ),
-    shape(
-        "PreferredPodAffinity",
-        nothing,
-        preferred_affinity,
-        preferred_affinity,
-    ),
+    ANTI_AFFINITY,
+    shape("PreferredPodAffinity", Some(90), prefers_near, prefers_near),
     shape(
         "PreferredPodAntiAffinity",
-        nothing,
-        preferred_anti_affinity,
-        preferred_anti_affinity,
+        Some(90),
+        prefers_far,
+        prefers_far,
     ),
-    shape("TopologySpreading", nothing, plain, spreading),
-    shape(
-        "PreferredTopologySpreading",
-        nothing,
-        plain,
-        preferred_spreading,
-    ),
+    shape("TopologySpreading", Some(460), plain, spreading),
+    shape("PreferredTopologySpreading", None, plain, prefers_spreading),
     PREEMPTION,
-    shape("Unschedulable", nothing, plain, too_large),
+    PREEMPTION_ASYNC,
+    UNSCHEDULABLE,
+    MIXED,
+    GATED,
+    shape("SchedulingDaemonset", Some(390), plain, daemon),
+    TOO_LARGE,
 ];
 
 /// A node of upstream's template: 4 CPUs, 32 GiB, 110 pods, three zones.
-pub(crate) fn node(number: usize) -> NodeInfo {
-    let labels = json!({ZONE: format!("zone{}", number % 3), HOST: format!("node-{number}")});
-    let node = json!({
-        "metadata": {"name": format!("node-{number}"), "labels": labels},
-        "status": {"allocatable": {"cpu": "4", "memory": "32Gi", "pods": "110"}},
-    });
-    NodeInfo::new(&serde_json::from_value(node).unwrap_or_default())
+pub(crate) fn node(number: usize) -> Value {
+    let name = format!("node-{number}");
+    let pods = if name == DAEMON_NODE { "90000" } else { "110" };
+    let labels = json!({ZONE: format!("zone{}", number % 3), HOST: name});
+    let amounts = json!({"cpu": "4", "memory": "32Gi", "pods": pods});
+    json!({
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": name, "labels": labels},
+        "status": {"allocatable": amounts, "capacity": amounts,
+            "conditions": [{"type": "Ready", "status": "True"}]},
+    })
 }
 
-fn pod(number: usize, app: &str, cpu: &str, more: Value) -> ApiPod {
+/// The Service of [`Shape::service`].
+pub(crate) fn service(name: &str) -> Value {
+    json!({
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": name, "namespace": NAMESPACE},
+        "spec": {"clusterIP": "None", "selector": {"app": "plain"}, "ports": [{"port": 80}]},
+    })
+}
+
+fn pod(number: usize, app: &str, cpu: &str, more: Value) -> Value {
     let requests = json!({"cpu": cpu, "memory": "500Mi"});
-    let mut spec = json!({"containers": [
-        {"name": "pause", "image": "registry.k8s.io/pause:3.10", "resources": {"requests": requests}},
-    ]});
+    let mut spec = json!({
+        "automountServiceAccountToken": false,
+        "terminationGracePeriodSeconds": 0,
+        "containers": [{"name": "pause", "image": "registry.k8s.io/pause:3.10.2",
+            "resources": {"requests": requests}}],
+    });
     if let (Some(spec), Some(more)) = (spec.as_object_mut(), more.as_object()) {
         spec.extend(more.clone());
     }
     let name = format!("{app}-{number}");
-    let meta = json!({"name": name, "namespace": "default", "uid": format!("uid-{name}-{cpu}"),
-        "labels": {"app": app}});
-    serde_json::from_value(json!({"metadata": meta, "spec": spec})).unwrap_or_default()
+    let meta = json!({"name": name, "namespace": NAMESPACE, "labels": {"app": app}});
+    json!({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec})
 }
 
-fn plain(number: usize) -> ApiPod {
+fn plain(number: usize) -> Value {
     pod(number, "plain", "100m", json!({}))
 }
 
-fn node_affinity(number: usize) -> ApiPod {
-    let expression = json!({"key": ZONE, "operator": "In", "values": ["zone1", "zone2"]});
-    let terms = json!([{"matchExpressions": [expression]}]);
-    let required = json!({"nodeSelectorTerms": terms});
+fn gated(number: usize) -> Value {
+    let gates = json!({"schedulingGates": [{"name": "example.com/hold"}]});
+    pod(number, "gated", "100m", gates)
+}
+
+fn required_nodes(term: Value) -> Value {
+    let required = json!({"nodeSelectorTerms": [term]});
     let affinity = json!({"requiredDuringSchedulingIgnoredDuringExecution": required});
-    pod(
+    json!({"affinity": {"nodeAffinity": affinity}})
+}
+
+fn node_affinity(number: usize) -> Value {
+    let zones = json!({"key": ZONE, "operator": "In", "values": ["zone1", "zone2"]});
+    let more = required_nodes(json!({"matchExpressions": [zones]}));
+    pod(number, "affine", "100m", more)
+}
+
+/// Asks for no CPU: all are to fit on one node.
+fn daemon(number: usize) -> Value {
+    let name = json!({"key": "metadata.name", "operator": "In", "values": [DAEMON_NODE]});
+    let mut pod = pod(
         number,
-        "affine",
-        "100m",
-        json!({"affinity": {"nodeAffinity": affinity}}),
-    )
+        "daemon",
+        "0",
+        required_nodes(json!({"matchFields": [name]})),
+    );
+    pod["spec"]["containers"][0]["resources"] = json!({});
+    pod
 }
 
 fn term(key: &str, app: &str) -> Value {
@@ -145,40 +247,24 @@ fn preferred(kind: &str, key: &str, app: &str) -> Value {
     json!({"affinity": {kind: terms}})
 }
 
-fn pod_affinity(number: usize) -> ApiPod {
-    pod(
-        number,
-        "near",
-        "100m",
-        required("podAffinity", ZONE, "near"),
-    )
+fn pod_affinity(number: usize) -> Value {
+    let more = required("podAffinity", ZONE, "near");
+    pod(number, "near", "100m", more)
 }
 
-fn pod_anti_affinity(number: usize) -> ApiPod {
-    pod(
-        number,
-        "far",
-        "100m",
-        required("podAntiAffinity", HOST, "far"),
-    )
+fn repelling(number: usize) -> Value {
+    let more = required("podAntiAffinity", HOST, "far");
+    pod(number, "far", "100m", more)
 }
 
-fn preferred_affinity(number: usize) -> ApiPod {
-    pod(
-        number,
-        "near",
-        "100m",
-        preferred("podAffinity", HOST, "near"),
-    )
+fn prefers_near(number: usize) -> Value {
+    let more = preferred("podAffinity", HOST, "near");
+    pod(number, "near", "100m", more)
 }
 
-fn preferred_anti_affinity(number: usize) -> ApiPod {
-    pod(
-        number,
-        "far",
-        "100m",
-        preferred("podAntiAffinity", HOST, "far"),
-    )
+fn prefers_far(number: usize) -> Value {
+    let more = preferred("podAntiAffinity", HOST, "far");
+    pod(number, "far", "100m", more)
 }
 
 fn spread(wish: &str) -> Value {
@@ -187,22 +273,27 @@ fn spread(wish: &str) -> Value {
         "whenUnsatisfiable": wish, "labelSelector": selector}]})
 }
 
-fn spreading(number: usize) -> ApiPod {
+fn spreading(number: usize) -> Value {
     pod(number, "spread", "100m", spread("DoNotSchedule"))
 }
 
-fn preferred_spreading(number: usize) -> ApiPod {
+fn prefers_spreading(number: usize) -> Value {
     pod(number, "spread", "100m", spread("ScheduleAnyway"))
 }
 
-fn low_priority(number: usize) -> ApiPod {
-    pod(number, "low", "900m", json!({"priority": 0}))
+/// The PriorityClass of important pods, and its value.
+pub(crate) const HIGH: (&str, i32) = ("bench-high", 10);
+
+fn low_priority(number: usize) -> Value {
+    pod(number, "low", "900m", json!({}))
 }
 
-fn high_priority(number: usize) -> ApiPod {
-    pod(number, "high", "3", json!({"priority": 10}))
+/// Fits only on a node whose pods go.
+pub(crate) fn high_priority(number: usize) -> Value {
+    pod(number, "high", "3", json!({"priorityClassName": HIGH.0}))
 }
 
-fn too_large(number: usize) -> ApiPod {
-    pod(number, "large", "9", json!({"priority": 10}))
+/// Fits on no node.
+pub(crate) fn too_large(number: usize) -> Value {
+    pod(number, "large", "9", json!({"priorityClassName": HIGH.0}))
 }

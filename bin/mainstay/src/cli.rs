@@ -273,9 +273,9 @@ pub struct Why {
 /// Flags of `scheduler`.
 #[derive(Debug, Args)]
 pub struct Scheduler {
-    /// The cluster, and who the scheduler is there
+    /// The cluster, and who the scheduler is there [default: clientConnection.kubeconfig of the configuration]
     #[arg(long, value_name = "FILE", env = "KUBECONFIG")]
-    pub kubeconfig: PathBuf,
+    pub kubeconfig: Option<PathBuf>,
     /// A KubeSchedulerConfiguration, as YAML or JSON: its profiles name the schedulers that pods can ask for
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,

@@ -252,7 +252,7 @@ impl Settings {
             scheduler_config: options
                 .scheduler_config
                 .as_deref()
-                .map(scheduler_config)
+                .map(own_scheduler_config)
                 .transpose()?,
             cni: cni(options.cni_conf_dir, options.cni_bin_dir)?,
             disable: options.disable.unwrap_or_default(),
@@ -444,6 +444,21 @@ pub fn scheduler_config(path: &Path) -> Result<serde_json::Value, Error> {
     let text = std::fs::read_to_string(path).map_err(|error| because(error.to_string()))?;
     let document = serde_saphyr::from_str(&text).map_err(|error| because(error.to_string()))?;
     scheduler::configuration::parse(&document).map_err(because)?;
+    Ok(document)
+}
+
+/// The same for the scheduler of this server, which is elected and connected by the server.
+fn own_scheduler_config(path: &Path) -> Result<serde_json::Value, Error> {
+    let document = scheduler_config(path)?;
+    for field in ["leaderElection", "clientConnection"] {
+        if document.get(field).is_some() {
+            let why = format!(
+                "{}: {field}: the server elects and connects its scheduler itself; `mainstay scheduler` takes it",
+                path.display()
+            );
+            return Err(Error::Option("scheduler-config", why));
+        }
+    }
     Ok(document)
 }
 

@@ -5,6 +5,7 @@ use std::{any::Any, borrow::Cow, collections::BTreeSet, sync::Arc};
 
 use crate::{
     cluster::{Cluster, Slot},
+    extender::{self, Extenders},
     framework::{
         Plugin, Point, PostFilter, PreFilter, Shift, State,
         candidates::{Candidates, Rejection, histogram},
@@ -51,11 +52,16 @@ pub struct Failure {
     pub before_nodes: Option<(Cow<'static, str>, bool)>,
     /// Nodes that were not looked at, because plugins named others.
     pub not_looked_at: Option<String>,
+    /// The attempt could not be made at all: an extender did not answer.
+    pub error: Option<String>,
 }
 
 impl Failure {
     /// The sentence of the pod's condition, without what preemption adds.
     pub fn message(&self) -> String {
+        if let Some(error) = &self.error {
+            return error.clone();
+        }
         if self.total == 0 {
             return "no nodes available to schedule pods".into();
         }
@@ -101,6 +107,8 @@ pub struct Cycle<'a> {
     pub profile: &'a Profile,
     /// The pod.
     pub pod: &'a Arc<PodInfo>,
+    /// Programs that are asked beside the plugins.
+    pub extenders: Arc<Extenders>,
     /// The filters that have a say, with their states.
     filters: Vec<Filter<'a>>,
 }
@@ -113,6 +121,9 @@ pub struct Scheduling {
     next_start: usize,
     /// Chooses between equals.
     pub dice: Dice,
+    /// Programs that are asked beside the plugins. What they decide about
+    /// ([`Extenders::decide_about`]) must be scheduled on a thread that may block.
+    pub extenders: Arc<Extenders>,
 }
 
 impl Scheduling {
@@ -122,6 +133,7 @@ impl Scheduling {
             cluster: Cluster::default(),
             next_start: 0,
             dice: Dice::new(seed),
+            extenders: Arc::default(),
         }
     }
 
@@ -138,7 +150,14 @@ impl Scheduling {
                 feasible: 1,
             };
         }
-        let (feasible, evaluated, rejected) = self.feasible(&mut cycle, only.as_ref());
+        let (mut feasible, evaluated, mut rejected) = self.feasible(&mut cycle, only.as_ref());
+        if let Err(error) = self.ask_extenders(pod, &mut feasible, &mut rejected) {
+            return Outcome::Failed(Failure {
+                total: self.cluster.visits().len(),
+                error: Some(error),
+                ..Failure::default()
+            });
+        }
         match feasible.as_slice() {
             [] => Outcome::Failed(self.failure(rejected, only)),
             [slot] => Outcome::Node {
@@ -164,6 +183,7 @@ impl Scheduling {
         let begun = Cycle::begin(profile, pod, &mut self.cluster);
         let mut cycle =
             begun.map_or_else(|_| Cycle::without_filters(profile, pod), |(cycle, _)| cycle);
+        cycle.extenders = self.extenders.clone();
         let (cluster, dice) = (&mut self.cluster, &mut self.dice);
         let mut plugins = profile.at(Point::PostFilter).iter();
         plugins.find_map(|enabled| {
@@ -181,7 +201,37 @@ impl Scheduling {
         self.cluster.node(slot)?;
         let mut candidates = Candidates::new(vec![slot]);
         cycle.filter(&mut self.cluster, &mut candidates);
-        candidates.slots().first().copied()
+        let (mut left, mut rejected) = candidates.into_parts();
+        let asked = self.ask_extenders(cycle.pod, &mut left, &mut rejected);
+        asked.ok().and_then(|()| left.first().copied())
+    }
+
+    /// Leaves the nodes that extenders accept.
+    fn ask_extenders(
+        &self,
+        pod: &PodInfo,
+        feasible: &mut Vec<Slot>,
+        rejected: &mut Vec<Rejection>,
+    ) -> Result<(), String> {
+        if !self.extenders.decide_about(pod) {
+            return Ok(());
+        }
+        let names = feasible.iter().map(|slot| &*self.cluster.names[*slot]);
+        let (left, failed) = self.extenders.filter(pod, names.collect())?;
+        let slot = |name: &str| self.cluster.slot(name);
+        let left: Vec<Slot> = left.into_iter().filter_map(slot).collect();
+        for slot in feasible.iter().filter(|slot| !left.contains(slot)) {
+            let name = &*self.cluster.names[*slot];
+            let why = || failed.iter().filter(|one| one.node == name);
+            rejected.push(Rejection {
+                slot: *slot,
+                plugin: extender::NAME,
+                reasons: why().map(|one| one.reason.clone().into()).collect(),
+                resolvable: why().all(|one| one.resolvable),
+            });
+        }
+        *feasible = left;
+        Ok(())
     }
 
     /// Nodes that can hold the pod, as many as are to be compared; how many were looked at; and why
@@ -246,14 +296,24 @@ impl Scheduling {
             total: self.cluster.visits().len(),
             rejected,
             plugins,
-            before_nodes: None,
             not_looked_at,
+            ..Failure::default()
         }
     }
 
     /// The node with the highest score; the dice choose between equals.
     fn best(&mut self, cycle: &Cycle<'_>, nodes: &[Slot]) -> Slot {
-        let totals = cycle.scores(&self.cluster, nodes);
+        let mut totals = cycle.scores(&self.cluster, nodes);
+        if self.extenders.decide_about(cycle.pod) {
+            let names: Vec<&str> = nodes
+                .iter()
+                .map(|slot| &*self.cluster.names[*slot])
+                .collect();
+            let more = self.extenders.scores(cycle.pod, &names);
+            for (total, name) in totals.iter_mut().zip(names) {
+                *total = total.saturating_add(more.get(name).copied().unwrap_or(0));
+            }
+        }
         let highest = totals.iter().max().copied().unwrap_or(0);
         let equals = totals.iter().filter(|total| **total == highest).count();
         let chosen = self.dice.below(equals.max(1));
@@ -285,6 +345,7 @@ impl<'a> Cycle<'a> {
         Self {
             profile,
             pod,
+            extenders: Arc::default(),
             filters: Vec::new(),
         }
     }

@@ -5,11 +5,13 @@
 
 #![forbid(unsafe_code)]
 
+pub mod alone;
 mod bindings;
 pub mod cluster;
 pub mod configuration;
 pub mod cycle;
 pub mod disk;
+pub mod extender;
 pub mod framework;
 mod inputs;
 pub mod matching;
@@ -45,6 +47,8 @@ pub struct Config {
     pub profiles: Vec<Profile>,
     /// How long pods wait after failures.
     pub backoff: Backoff,
+    /// Programs that are asked beside the plugins.
+    pub extenders: Vec<extender::Settings>,
     /// Repeats the decisions between equally good nodes; drawn when it is not given.
     pub seed: Option<u64>,
 }
@@ -56,6 +60,7 @@ impl Config {
             client,
             profiles: vec![Profile::default_scheduler()],
             backoff: Backoff::default(),
+            extenders: Vec::new(),
             seed: None,
         }
     }
@@ -66,6 +71,7 @@ impl Config {
         Ok(Self {
             profiles: configuration.profiles,
             backoff: configuration.backoff,
+            extenders: configuration.extenders,
             ..Self::new(client)
         })
     }
@@ -144,12 +150,13 @@ impl Service for Scheduler {
                 client: self.config.client.clone(),
                 profiles: self.config.profiles.clone(),
                 backoff: self.config.backoff,
+                extenders: self.config.extenders.clone(),
                 seed: self.config.seed.unwrap_or_else(rand::random),
                 diagnoses: self.diagnoses.clone(),
                 metrics: self.metrics.clone(),
             };
             tokio::select! {
-                () = run::run(context.clone(), parts) => Err("the watches ended".into()),
+                why = run::run(context.clone(), parts) => Err(why.into()),
                 () = context.shutdown() => Ok(()),
             }
         })

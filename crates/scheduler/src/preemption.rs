@@ -14,6 +14,7 @@ use reconcile::Selector;
 use crate::{
     cluster::{Cluster, Slot},
     cycle::{Cycle, Dice, Failure},
+    extender,
     framework::{
         PostFilter,
         candidates::{Candidates, histogram},
@@ -187,6 +188,15 @@ pub fn find(
     let nodes: Vec<Slot> = resolvable.map(|rejection| rejection.slot).collect();
     let mut reasons: Vec<String> = Vec::new();
     let (candidates, tried) = dry_run(cycle, cluster, &nodes, dice, limits, &mut reasons);
+    let candidates = match ask_extenders(cycle, cluster, candidates) {
+        Ok(candidates) => candidates,
+        Err(error) => {
+            return PostFilter::Nothing {
+                message: format!("preemption: {error}"),
+                clear: false,
+            };
+        }
+    };
     match candidates.into_iter().min_by_key(Candidate::cost) {
         Some(Candidate { slot, victims, .. }) => PostFilter::Nominate { slot, victims },
         None => {
@@ -200,6 +210,35 @@ pub fn find(
             }
         }
     }
+}
+
+/// Leaves the sacrifices that extenders accept.
+fn ask_extenders(
+    cycle: &Cycle<'_>,
+    cluster: &Cluster,
+    candidates: Vec<Candidate>,
+) -> Result<Vec<Candidate>, String> {
+    if !cycle.extenders.decide_about(cycle.pod) {
+        return Ok(candidates);
+    }
+    let named = |candidate: Candidate| {
+        let node = cluster.names[candidate.slot].to_string();
+        (node, (candidate.victims, candidate.violations))
+    };
+    let victims = candidates.into_iter().map(named).collect();
+    let pods_on = |node: &str| {
+        let slot = cluster.slot(node);
+        slot.map_or_else(Vec::new, |slot| cluster.pods[slot].clone())
+    };
+    let left = cycle.extenders.preempt(cycle.pod, victims, pods_on)?;
+    let candidate = |(node, (victims, violations)): (String, extender::Victims)| {
+        Some(Candidate {
+            slot: cluster.slot(&node)?,
+            victims,
+            violations,
+        })
+    };
+    Ok(left.into_iter().filter_map(candidate).collect())
 }
 
 /// Tries nodes from a random one on until enough are found.

@@ -11,6 +11,7 @@ use std::{
 
 use crate::{
     cluster::Cluster,
+    extender,
     framework::{Point, event::Event, profile::Profile},
     pod::PodInfo,
 };
@@ -427,16 +428,21 @@ impl Queue {
     }
 }
 
-/// The plugins that turned a pod away; the empty name when none did, as without any node.
+/// The plugins that turned a pod away; the empty name when none did, as without any node, and when an
+/// extender did: any event could change what it says.
 fn rejecting(waiting: &Waiting) -> impl Iterator<Item = &'static str> {
-    let none = waiting.rejected_by.is_empty().then_some("");
-    waiting.rejected_by.iter().copied().chain(none)
+    let any = is_helped_by_all(waiting).then_some("");
+    waiting.rejected_by.iter().copied().chain(any)
+}
+
+fn is_helped_by_all(waiting: &Waiting) -> bool {
+    waiting.rejected_by.is_empty() || waiting.rejected_by.contains(extender::NAME)
 }
 
 /// Whether the event could help the pod.
 fn is_helped(waiting: &Waiting, event: &Event<'_>, profile: &Profile, cluster: &Cluster) -> bool {
     let by = &waiting.rejected_by;
-    by.is_empty()
+    is_helped_by_all(waiting)
         || profile.plugins().any(|plugin| {
             by.contains(plugin.name())
                 && plugin.events().contains(&event.kind())

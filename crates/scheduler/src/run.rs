@@ -7,6 +7,7 @@ use std::{
 };
 
 use client::Event as Change;
+use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::Node;
 use lifecycle::Context;
 use tokio::sync::mpsc;
@@ -17,6 +18,7 @@ use crate::{
     bindings::{Bindings, Changes},
     cluster::{Cluster, NodeInfo, Slot},
     cycle::{Failure, Outcome, Scheduling},
+    extender::{self, Extenders},
     framework::{Permit, Point, PostFilter, event::Event, profile::Profile},
     inputs::Inputs,
     metrics::{Attempt, Metrics},
@@ -65,32 +67,76 @@ pub(crate) struct Parts {
     pub(crate) client: kube::Client,
     pub(crate) profiles: Vec<Profile>,
     pub(crate) backoff: Backoff,
+    pub(crate) extenders: Vec<extender::Settings>,
     pub(crate) seed: u64,
     pub(crate) diagnoses: Diagnoses,
     pub(crate) metrics: Metrics,
 }
 
-/// Runs until the watches end.
-pub(crate) async fn run(context: Context, parts: Parts) {
+/// Runs until the watches end; says why it cannot go on.
+pub(crate) async fn run(context: Context, parts: Parts) -> String {
     let (mut inputs, bindings) = Inputs::start(&context, &parts.client).await;
+    let objects = ApiObjects {
+        client: parts.client.clone(),
+        nodes: bindings.nodes.clone(),
+    };
+    let extenders = match Extenders::new(&parts.extenders, Arc::new(objects)) {
+        Ok(extenders) => Arc::new(extenders),
+        Err(why) => return format!("extenders: {why}"),
+    };
     let mut scheduler = Loop::new(context.clone(), parts, bindings);
+    scheduler.scheduling.extenders = extenders.clone();
     inputs.drain(&mut scheduler);
     context.ready();
     loop {
         inputs.drain(&mut scheduler);
         let now = Instant::now();
         if let Some(waiting) = scheduler.queue.pop(now) {
-            scheduler.attempt(waiting);
-            // A long queue must not keep the tasks that bind from running.
-            tokio::task::yield_now().await;
+            if extenders.decide_about(&waiting.pod) {
+                let attempt = move || {
+                    scheduler.attempt(waiting);
+                    scheduler
+                };
+                scheduler = match tokio::task::spawn_blocking(attempt).await {
+                    Ok(scheduler) => scheduler,
+                    Err(error) => return format!("an attempt with extenders failed: {error}"),
+                };
+            } else {
+                scheduler.attempt(waiting);
+                // A long queue must not keep the tasks that bind from running.
+                tokio::task::yield_now().await;
+            }
             continue;
         }
         scheduler.count_sizes();
         let due = scheduler.queue.due();
         let due = due.unwrap_or(now + Duration::from_secs(60));
         if !inputs.wait(&mut scheduler, due.into()).await {
-            return;
+            return "the watches ended".into();
         }
+    }
+}
+
+/// What extenders are sent: nodes from the cache, pods as the API has them now.
+struct ApiObjects {
+    client: kube::Client,
+    nodes: client::Informer<Node>,
+}
+
+impl extender::Objects for ApiObjects {
+    fn pod<'a>(&'a self, pod: &'a PodInfo) -> BoxFuture<'a, Result<serde_json::Value, String>> {
+        Box::pin(async move {
+            let (namespace, name) = (pod.namespace(), &pod.name);
+            let path = format!("/api/v1/namespaces/{namespace}/pods/{name}");
+            let request = http::Request::get(path).body(Vec::new());
+            let request = request.map_err(|error| error.to_string())?;
+            let pod = self.client.request(request).await;
+            pod.map_err(|error| error.to_string())
+        })
+    }
+
+    fn node(&self, name: &str) -> Option<serde_json::Value> {
+        serde_json::to_value(&*self.nodes.get("", name)?).ok()
     }
 }
 
@@ -278,8 +324,22 @@ impl Loop {
         }
         match outcome {
             Outcome::Node { slot, .. } => self.assume(waiting, slot),
+            Outcome::Failed(Failure {
+                error: Some(error), ..
+            }) => self.cannot_decide(waiting, error),
             Outcome::Failed(failure) => self.no_node(waiting, &failure),
         }
+    }
+
+    /// An extender did not answer: the pod is tried again.
+    fn cannot_decide(&mut self, waiting: Waiting, error: String) {
+        warn!(
+            pod = &*waiting.pod.name,
+            error, "cannot decide, will be tried again"
+        );
+        self.count_attempt(&waiting, Attempt::Error);
+        self.explain_bind_error(&waiting.pod, error);
+        self.queue.retry(waiting, Instant::now());
     }
 
     fn assume(&mut self, waiting: Waiting, slot: Slot) {
@@ -339,9 +399,10 @@ impl Loop {
     fn bind(&self, waiting: Waiting, slot: Slot, node: Arc<str>) {
         let name = &waiting.pod.template.scheduler_name;
         let (profile, writes) = (self.profiles[name].clone(), self.writes[name].clone());
-        let done = self.done.clone();
+        let (done, extenders) = (self.done.clone(), self.scheduling.extenders.clone());
         self.context.spawn("bind", async move {
-            let error = bind(&profile, &writes, &waiting.pod, &node).await.err();
+            let bound = bind(&profile, &extenders, &writes, &waiting.pod, &node);
+            let error = bound.await.err();
             let waiting = Box::new(waiting);
             // The loop is gone only when everything ends.
             let _ = done.send(Done::Bound {
@@ -531,6 +592,7 @@ impl Loop {
 /// PreBind, Bind, PostBind.
 async fn bind(
     profile: &Profile,
+    extenders: &Extenders,
     writes: &Writes,
     pod: &PodInfo,
     node: &str,
@@ -546,7 +608,18 @@ async fn bind(
             kube::Error::Service(format!("running PreBind plugin {plugin:?}: {why}").into())
         })?;
     }
-    for enabled in profile.at(Point::Bind) {
+    let by_extender = extenders.bind(pod, node).await;
+    if let Some(Err(why)) = &by_extender {
+        return Err(kube::Error::Service(why.clone().into()));
+    }
+    let plugins = match by_extender {
+        Some(_) => {
+            writes.say_bound(pod, node);
+            &[]
+        }
+        None => profile.at(Point::Bind),
+    };
+    for enabled in plugins {
         if let Some(bound) = enabled.plugin.bind(writes, pod, node).await {
             bound?;
             break;

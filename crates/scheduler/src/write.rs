@@ -56,10 +56,16 @@ impl Writes {
         self.client
             .request::<Value>(http_post(&path, &binding)?)
             .await?;
+        self.say_bound(pod, node);
+        Ok(())
+    }
+
+    /// Says in an event that the pod has got its node.
+    pub(crate) fn say_bound(&self, pod: &PodInfo, node: &str) {
+        let (namespace, name) = (pod.namespace(), &pod.name);
         let text = format!("Successfully assigned {namespace}/{name} to {node}");
         let about = pod.reference();
         self.recorder.event(&about, Kind::Normal, "Scheduled", text);
-        Ok(())
     }
 
     /// Says on the pod and in an event why it waits, and writes its nomination.

@@ -1,10 +1,7 @@
-//! `mainstay scheduler`: the scheduler alone, for a cluster that is served elsewhere. There is no leader
-//! election here: run one process for each scheduler name.
+//! `mainstay scheduler`: the scheduler alone, for a cluster that is served elsewhere. Several processes
+//! elect one of them when the configuration has `leaderElection`.
 
-use std::sync::Arc;
-
-use anyhow::Result;
-use lifecycle::{Context as Run, Service};
+use anyhow::{Context, Result};
 use tokio_util::sync::CancellationToken;
 
 use crate::{cli::Scheduler, logging};
@@ -21,26 +18,48 @@ pub fn run(asked: Scheduler) -> Result<()> {
         .as_deref()
         .map(cluster::settings::scheduler_config)
         .transpose()?;
-    let kubeconfig = client::Kubeconfig::read(&asked.kubeconfig)?;
+    let configuration = document
+        .as_ref()
+        .map(scheduler::configuration::parse)
+        .transpose()
+        .map_err(anyhow::Error::msg)?;
+    let named = configuration
+        .as_ref()
+        .and_then(|configuration| configuration.kubeconfig.clone());
+    let kubeconfig = asked.kubeconfig.or(named);
+    let kubeconfig = kubeconfig.context(
+        "which cluster? give --kubeconfig, or clientConnection.kubeconfig in the configuration",
+    )?;
+    let kubeconfig = client::Kubeconfig::read(&kubeconfig)?;
+    let election = configuration.and_then(|configuration| configuration.leader_election);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()?;
     runtime.block_on(async {
         let client = kubeconfig.client(None)?;
-        let config = match &document {
+        let config = |client| match &document {
             Some(document) => scheduler::Config::configured(client, document),
             None => Ok(scheduler::Config::new(client)),
         };
-        let scheduler = config.map_err(anyhow::Error::msg)?.build();
-        let token = CancellationToken::new();
-        let context = Run::standalone("scheduler", token.clone());
-        tokio::select! {
-            outcome = Arc::new(scheduler).run(context) => {
-                outcome.map_err(|error| anyhow::anyhow!("{error}"))?;
+        let stop = CancellationToken::new();
+        let identity = identity();
+        let running = scheduler::alone::run(client, election.as_ref(), &identity, config, &stop);
+        tokio::pin!(running);
+        let outcome = tokio::select! {
+            outcome = &mut running => outcome,
+            stopped = super::stopped() => {
+                stopped?;
+                stop.cancel();
+                running.await
             }
-            outcome = super::stopped() => outcome?,
-        }
-        token.cancel();
-        Ok(())
+        };
+        outcome.map_err(anyhow::Error::msg)
     })
+}
+
+/// This process among all that could lead.
+fn identity() -> String {
+    let host = nix::unistd::gethostname().ok();
+    let host = host.map_or_else(String::new, |name| name.to_string_lossy().into_owned());
+    format!("{host}_{}", std::process::id())
 }

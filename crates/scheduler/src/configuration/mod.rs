@@ -3,16 +3,23 @@
 //!
 //! What this scheduler cannot do is refused, not ignored.
 
+mod process;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
+    path::PathBuf,
     sync::Arc,
     time::Duration,
 };
 
+pub use process::LeaderElection;
+pub(crate) use process::duration;
+use process::{ClientConnection, LeaderElectionDocument};
 use serde::Deserialize;
 use serde_json::Value;
 
 use crate::{
+    extender,
     framework::{
         Plugin, Point,
         profile::{Enabled, Profile},
@@ -28,6 +35,14 @@ pub struct Configuration {
     pub profiles: Vec<Profile>,
     /// How long pods wait after failures.
     pub backoff: Backoff,
+    /// Programs that are asked beside the plugins.
+    pub extenders: Vec<extender::Settings>,
+    /// `None` when the document does not speak of leader election, or turns it off.
+    pub leader_election: Option<LeaderElection>,
+    /// Whether the document speaks of leader election.
+    pub speaks_of_election: bool,
+    /// `clientConnection.kubeconfig`.
+    pub kubeconfig: Option<PathBuf>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -41,27 +56,18 @@ struct Document {
     pod_initial_backoff_seconds: Option<u64>,
     pod_max_backoff_seconds: Option<u64>,
     #[serde(default)]
-    extenders: Vec<Value>,
-    /// Goroutines of upstream's filters; one loop needs none.
-    #[expect(dead_code, reason = "accepted: it changes no decision")]
-    parallelism: Option<u32>,
-    /// The process that runs the scheduler elects and connects.
-    #[expect(
-        dead_code,
-        reason = "accepted: the client and the lease belong to the process"
-    )]
-    leader_election: Option<Value>,
-    #[expect(
-        dead_code,
-        reason = "accepted: the client and the lease belong to the process"
-    )]
-    client_connection: Option<Value>,
+    extenders: Vec<extender::Settings>,
+    /// Goroutines of upstream's filters; one loop needs none, and it changes no decision.
+    parallelism: Option<i64>,
+    leader_election: Option<LeaderElectionDocument>,
+    client_connection: Option<ClientConnection>,
     #[expect(dead_code, reason = "accepted: it changes no decision")]
     enable_profiling: Option<bool>,
     #[expect(dead_code, reason = "accepted: it changes no decision")]
     enable_contention_profiling: Option<bool>,
-    #[serde(default)]
-    delay_cache_until_active: bool,
+    /// Caches are filled when this process leads; until then it watches nothing in any case.
+    #[expect(dead_code, reason = "accepted: a standby never fills its caches")]
+    delay_cache_until_active: Option<bool>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -129,12 +135,16 @@ pub fn parse(value: &Value) -> Result<Configuration, String> {
         let (version, kind) = (document.api_version, document.kind);
         return Err(format!("unknown configuration {version} {kind}"));
     }
-    if !document.extenders.is_empty() {
-        return Err("extenders are not supported".into());
+    extender::validate(&document.extenders)?;
+    if document.parallelism.is_some_and(|threads| threads <= 0) {
+        return Err("parallelism should be an integer value greater than zero".into());
     }
-    if document.delay_cache_until_active {
-        return Err("delayCacheUntilActive is not supported".into());
-    }
+    let managed = document
+        .extenders
+        .iter()
+        .flat_map(|one| &one.managed_resources);
+    let ignored = managed.filter(|resource| resource.ignored_by_scheduler);
+    let ignored: Vec<&str> = ignored.map(|resource| resource.name.as_str()).collect();
     let percentage = percentage(document.percentage_of_nodes_to_score.unwrap_or(0))?;
     let mut profiles = document.profiles;
     if profiles.is_empty() {
@@ -151,15 +161,54 @@ pub fn parse(value: &Value) -> Result<Configuration, String> {
         if name.is_empty() || !names.insert(name.clone()) {
             return Err(format!("profiles need different names, not {name:?}"));
         }
+        ignore_resources(&mut profile, &ignored);
         made.push(build(&name, &profile, percentage).map_err(|why| format!("{name}: {why}"))?);
     }
+    let speaks_of_election = document.leader_election.is_some();
+    let election = document.leader_election.map(LeaderElectionDocument::read);
+    let connection = document.client_connection.unwrap_or_default();
     Ok(Configuration {
+        extenders: document.extenders,
+        leader_election: election.transpose()?.flatten(),
+        speaks_of_election,
+        kubeconfig: connection.read()?,
         profiles: made,
         backoff: backoff(
             document.pod_initial_backoff_seconds,
             document.pod_max_backoff_seconds,
         )?,
     })
+}
+
+/// What extenders account for themselves is no concern of NodeResourcesFit.
+fn ignore_resources(profile: &mut ProfileDocument, names: &[&str]) {
+    const FIT: &str = "NodeResourcesFit";
+    if names.is_empty() {
+        return;
+    }
+    let known = profile
+        .plugin_config
+        .iter()
+        .position(|config| config.name == FIT);
+    let at = known.unwrap_or_else(|| {
+        profile.plugin_config.push(PluginConfig {
+            name: FIT.into(),
+            args: Value::Null,
+        });
+        profile.plugin_config.len() - 1
+    });
+    let arguments = &mut profile.plugin_config[at].args;
+    if arguments.is_null() {
+        *arguments = Value::Object(serde_json::Map::new());
+    }
+    if let Some(fields) = arguments.as_object_mut() {
+        let list = fields
+            .entry("ignoredResources")
+            .or_insert_with(|| Value::Array(Vec::new()));
+        if let Some(list) = list.as_array_mut() {
+            list.extend(names.iter().map(|name| Value::from(*name)));
+        }
+    }
 }
 
 fn percentage(percentage: usize) -> Result<usize, String> {
@@ -394,12 +443,75 @@ mod tests {
     }
 
     #[test]
+    fn a_process_is_elected_as_the_configuration_says() {
+        assert_eq!(with(json!({})).unwrap().leader_election, None);
+        let off = with(json!({"leaderElection": {"leaderElect": false}})).unwrap();
+        assert!(off.leader_election.is_none() && off.speaks_of_election);
+        let named = json!({"leaderElection": {"leaderElect": true, "resourceName": "mine",
+            "leaseDuration": "30s"}, "clientConnection": {"kubeconfig": "/k"}});
+        let named = with(named).unwrap();
+        assert_eq!(named.kubeconfig, Some("/k".into()));
+        let expected = LeaderElection {
+            name: "mine".into(),
+            lease_duration: Duration::from_secs(30),
+            ..LeaderElection::default()
+        };
+        assert_eq!(named.leader_election, Some(expected));
+    }
+
+    #[test]
+    fn resources_that_an_extender_accounts_for_are_not_checked_on_nodes() {
+        let managed = json!([{"name": "example.com/card", "ignoredByScheduler": true}]);
+        let extenders = json!([{"urlPrefix": "http://x", "managedResources": managed}]);
+        let mut pod = crate::samples::api_pod("p", &[]);
+        let spec = json!({"containers": [{"name": "c",
+            "resources": {"requests": {"example.com/card": "1"}}}]});
+        pod.spec = serde_json::from_value(spec).unwrap();
+        let pod = Arc::new(crate::pod::PodInfo::new(&pod));
+        for (fields, fits) in [(json!({}), false), (json!({"extenders": extenders}), true)] {
+            let mut scheduling = crate::cycle::Scheduling::new(1);
+            scheduling.cluster = crate::samples::cluster(&[("a", "4", "8Gi")]);
+            let profile = with(fields).unwrap().profiles.remove(0);
+            let outcome = scheduling.schedule(&profile, &pod);
+            let found = matches!(outcome, crate::cycle::Outcome::Node { .. });
+            assert_eq!(found, fits, "{outcome:?}");
+        }
+    }
+
+    #[test]
     fn what_is_wrong_is_refused() {
         for (wrong, word) in [
             (
-                json!({"extenders": [{"urlPrefix": "http://x"}]}),
-                "extenders",
+                json!({"extenders": [{"urlPrefix": "ftp://x"}]}),
+                "extenders[0].urlPrefix",
             ),
+            (
+                json!({"extenders": [{"urlPrefix": "http://x", "prioritizeVerb": "p"}]}),
+                "positive weight",
+            ),
+            (
+                json!({"extenders": [{"urlPrefix": "http://x", "bindVerb": "b"},
+                    {"urlPrefix": "http://y", "bindVerb": "b"}]}),
+                "only one extender can implement bind",
+            ),
+            (
+                json!({"extenders": [{"urlPrefix": "http://x", "managedResources": [{"name": "cpu"}]}]}),
+                "invalid extended resource name",
+            ),
+            (
+                json!({"extenders": [{"urlPrefix": "http://x", "httpTimeout": "soon"}]}),
+                "httpTimeout",
+            ),
+            (json!({"parallelism": 0}), "parallelism"),
+            (
+                json!({"leaderElection": {"leaseDuration": "5s"}}),
+                "leaseDuration",
+            ),
+            (
+                json!({"leaderElection": {"resourceLock": "endpoints"}}),
+                "resourceLock",
+            ),
+            (json!({"clientConnection": {"qps": 50}}), "qps"),
             (
                 json!({"percentageOfNodesToScore": 101}),
                 "percentageOfNodesToScore",

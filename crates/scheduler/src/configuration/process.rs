@@ -1,0 +1,169 @@
+//! What a `KubeSchedulerConfiguration` says of the process: leader election and the client.
+
+use std::{path::PathBuf, time::Duration};
+
+use serde::Deserialize;
+
+/// How one of several processes is elected.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LeaderElection {
+    /// The namespace of the Lease.
+    pub namespace: String,
+    /// The name of the Lease.
+    pub name: String,
+    /// How long others wait for the leader's next sign of life.
+    pub lease_duration: Duration,
+    /// How long the leader tries to renew before it gives up.
+    pub renew_deadline: Duration,
+    /// How long after a try the next one is made.
+    pub retry_period: Duration,
+}
+
+impl Default for LeaderElection {
+    fn default() -> Self {
+        Self {
+            namespace: "kube-system".into(),
+            name: "kube-scheduler".into(),
+            lease_duration: Duration::from_secs(15),
+            renew_deadline: Duration::from_secs(10),
+            retry_period: Duration::from_secs(2),
+        }
+    }
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(super) struct LeaderElectionDocument {
+    leader_elect: Option<bool>,
+    lease_duration: Option<String>,
+    renew_deadline: Option<String>,
+    retry_period: Option<String>,
+    resource_lock: Option<String>,
+    resource_name: Option<String>,
+    resource_namespace: Option<String>,
+}
+
+impl LeaderElectionDocument {
+    /// `None` when the document turns the election off.
+    pub(super) fn read(self) -> Result<Option<LeaderElection>, String> {
+        if self.leader_elect == Some(false) {
+            return Ok(None);
+        }
+        let default = LeaderElection::default();
+        let time = |name: &str, text: Option<String>, default| match text {
+            None => Ok(default),
+            Some(text) => duration(&text).map_err(|why| format!("leaderElection.{name}: {why}")),
+        };
+        let election = LeaderElection {
+            lease_duration: time("leaseDuration", self.lease_duration, default.lease_duration)?,
+            renew_deadline: time("renewDeadline", self.renew_deadline, default.renew_deadline)?,
+            retry_period: time("retryPeriod", self.retry_period, default.retry_period)?,
+            name: self.resource_name.unwrap_or(default.name),
+            namespace: self.resource_namespace.unwrap_or(default.namespace),
+        };
+        if self.resource_lock.as_deref().unwrap_or("leases") != "leases" {
+            return Err("leaderElection.resourceLock: Invalid value: must be \"leases\"".into());
+        }
+        if election.lease_duration <= election.renew_deadline {
+            return Err("leaderElection.leaseDuration must be greater than renewDeadline".into());
+        }
+        if election.renew_deadline <= election.retry_period {
+            return Err("leaderElection.renewDeadline must be greater than retryPeriod".into());
+        }
+        if election.retry_period.is_zero() {
+            return Err("leaderElection.retryPeriod must be greater than 0".into());
+        }
+        if election.name.is_empty() || election.namespace.is_empty() {
+            return Err("leaderElection needs resourceName and resourceNamespace".into());
+        }
+        Ok(Some(election))
+    }
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub(super) struct ClientConnection {
+    kubeconfig: String,
+    accept_content_types: String,
+    content_type: String,
+    qps: f64,
+    burst: i64,
+}
+
+impl ClientConnection {
+    /// The kubeconfig to use.
+    pub(super) fn read(self) -> Result<Option<PathBuf>, String> {
+        // Requests are JSON, and their number is not limited here but by the server.
+        let media = |text: &str| text.is_empty() || text.contains("application/json");
+        if !media(&self.accept_content_types) || !media(&self.content_type) {
+            return Err(
+                "clientConnection: content types other than application/json are not supported"
+                    .into(),
+            );
+        }
+        if self.qps > 0.0 || self.burst > 0 {
+            return Err(
+                "clientConnection: qps and burst are not supported: the API server limits clients; \
+                 -1 means no limit"
+                    .into(),
+            );
+        }
+        let path = Some(self.kubeconfig).filter(|path| !path.is_empty());
+        Ok(path.map(PathBuf::from))
+    }
+}
+
+/// A duration as Go writes it, such as `1m30s` or `500ms`.
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
+    let wrong = || format!("invalid duration {text:?}");
+    let (mut rest, mut total) = (text, 0.0_f64);
+    if text == "0" {
+        return Ok(Duration::ZERO);
+    }
+    if text.is_empty() {
+        return Err(wrong());
+    }
+    while !rest.is_empty() {
+        let digits = rest.find(|c: char| !c.is_ascii_digit() && c != '.');
+        let (number, after) = rest.split_at(digits.ok_or_else(wrong)?);
+        let letters = after.find(|c: char| c.is_ascii_digit() || c == '.');
+        let (unit, next) = after.split_at(letters.unwrap_or(after.len()));
+        let seconds = match unit {
+            "h" => 3600.0,
+            "m" => 60.0,
+            "s" => 1.0,
+            "ms" => 1e-3,
+            "us" | "µs" => 1e-6,
+            "ns" => 1e-9,
+            _ => return Err(wrong()),
+        };
+        total += number.parse::<f64>().map_err(|_| wrong())? * seconds;
+        rest = next;
+    }
+    Duration::try_from_secs_f64(total).map_err(|_| wrong())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_are_read_as_go_writes_them() {
+        for (text, millis) in [
+            ("15s", Some(15_000)),
+            ("1m30s", Some(90_000)),
+            ("1.5h", Some(5_400_000)),
+            ("500ms", Some(500)),
+            ("0", Some(0)),
+            ("0s", Some(0)),
+            ("", None),
+            ("5", None),
+            ("s", None),
+            ("-1s", None),
+            ("1x", None),
+        ] {
+            let read = duration(text).ok().map(|time| time.as_millis());
+            assert_eq!(read, millis, "{text:?}");
+        }
+    }
+}
