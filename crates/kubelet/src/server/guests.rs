@@ -5,8 +5,8 @@ use std::{collections::HashMap, net::IpAddr, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
 
-/// How many an address may have at a time.
-const PER_ADDRESS: usize = 64;
+/// How many an address may have at a time: more than an API server opens at once.
+const PER_ADDRESS: usize = 512;
 /// How long one may take until its first request is admitted.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
