@@ -136,7 +136,7 @@ impl Bench {
         Ok(all)
     }
 
-    async fn create<'a>(&self, name: &'a str) -> Result<(String, Instant), kube::Error> {
+    async fn create(&self, name: &str) -> Result<(String, Instant), kube::Error> {
         let (key, value) = self.mark.split_once('=').unwrap_or_default();
         let pod = serde_json::from_value(json!({
             "metadata": {"name": name, "labels": {"bench": "pods"}},
