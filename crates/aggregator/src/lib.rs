@@ -170,20 +170,15 @@ impl Aggregator {
     }
 
     /// Takes what the APIServices say. Connections and documents stay while their target does.
-    fn apply(&self, objects: &[Object]) {
+    fn apply(&self, services: &[Arc<Service>]) {
         let before = self.known.load();
         let mut now = ApiServices::default();
-        for object in objects {
-            let spec = tree::get(object, "spec");
-            let (group, version) = (tree::text(&spec["group"]), tree::text(&spec["version"]));
-            let priorities = Priorities {
-                group: tree::int(&spec["groupPriorityMinimum"]),
-                version: tree::int(&spec["versionPriority"]),
-            };
+        for service in services {
+            let Service { group, version, .. } = &**service;
             let key = key(group, version);
-            now.priorities.insert(key.clone(), priorities);
-            // Nobody but this server says who serves what.
-            let Some(target) = Target::read(spec).filter(|_| group != GROUP) else {
+            now.priorities.insert(key.clone(), service.priorities);
+            // APIServices of this group say who serves what: that is always this server.
+            let Some(target) = service.target.clone().filter(|_| group != GROUP) else {
                 continue;
             };
             let old = before.remote.get(&key);
@@ -193,17 +188,28 @@ impl Aggregator {
                 None => (self.link(target, &before, &now), Arc::default()),
             };
             let backend = Backend {
-                name: tree::name(object).to_owned(),
-                group: group.to_owned(),
-                version: version.to_owned(),
-                priorities,
-                available: is_available(object),
+                name: service.name.clone(),
+                group: group.clone(),
+                version: version.clone(),
+                priorities: service.priorities,
+                available: service.is_available,
                 link,
                 documents,
             };
             now.remote.insert(key, Arc::new(backend));
         }
         self.known.store(Arc::new(now));
+    }
+
+    /// What APIServices and the servers behind them say at this moment.
+    pub fn moment(&self) -> Moment {
+        let services = self.known();
+        let documents = services.remote().map(|one| one.documents.load_full());
+        let documents = documents.collect();
+        Moment {
+            services,
+            documents,
+        }
     }
 
     /// The connections to a target; those of another APIService if there are any.
@@ -217,6 +223,55 @@ impl Aggregator {
                 self.identity.clone(),
             ))
         })
+    }
+}
+
+/// What APIServices and the servers behind them said at one moment.
+#[derive(Clone)]
+pub struct Moment {
+    pub services: Arc<ApiServices>,
+    documents: Vec<Arc<Documents>>,
+}
+
+impl PartialEq for Moment {
+    /// Whether nothing was said between the two.
+    fn eq(&self, other: &Self) -> bool {
+        let mut pairs = self.documents.iter().zip(&other.documents);
+        Arc::ptr_eq(&self.services, &other.services)
+            && self.documents.len() == other.documents.len()
+            && pairs.all(|(one, other)| Arc::ptr_eq(one, other))
+    }
+}
+
+/// What is needed of an APIService.
+struct Service {
+    name: String,
+    group: String,
+    version: String,
+    priorities: Priorities,
+    /// The server that serves it, if it is another one.
+    target: Option<Target>,
+    is_available: bool,
+    /// Whether its condition says that this server serves it.
+    is_local: bool,
+}
+
+impl Service {
+    fn read(object: &Object) -> Self {
+        let spec = tree::get(object, "spec");
+        let mut conditions = tree::list(&tree::get(object, "status")["conditions"]).iter();
+        Self {
+            name: tree::name(object).to_owned(),
+            group: tree::text(&spec["group"]).to_owned(),
+            version: tree::text(&spec["version"]).to_owned(),
+            priorities: Priorities {
+                group: tree::int(&spec["groupPriorityMinimum"]),
+                version: tree::int(&spec["versionPriority"]),
+            },
+            target: Target::read(spec),
+            is_available: is_available(object),
+            is_local: conditions.any(|one| one["reason"] == "Local" && one["status"] == "True"),
+        }
     }
 }
 
@@ -241,11 +296,11 @@ mod tests {
         }
     }
 
-    fn service(group: &str, version: &str, service: Value) -> Object {
+    fn service(group: &str, version: &str, service: Value) -> Arc<Service> {
         let object = json!({"metadata": {"name": format!("{version}.{group}")}, "spec": {
             "group": group, "version": version, "service": service, "insecureSkipTLSVerify": true,
             "groupPriorityMinimum": 100, "versionPriority": 10}});
-        object.as_object().unwrap().clone()
+        Arc::new(Service::read(object.as_object().unwrap()))
     }
 
     #[test]

@@ -12,14 +12,14 @@ use apiextensions::conditions::set_condition;
 use http::{Method, StatusCode};
 use kinds::tree;
 use machinery::{Object, Status, Value, json::json};
-use registry::{Reader, meta};
+use registry::{Reader, Readings, meta};
 use request::Client;
 use stdx::{Backoff, Clock};
 use tokio::sync::Notify;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::{
-    Aggregator, Backend, Documents, GROUP, Metrics, PLURAL, Target,
+    Aggregator, Backend, Documents, GROUP, Metrics, PLURAL, Service, Target,
     availability::{self, Verdict, View},
     discovery, openapi, path,
 };
@@ -63,7 +63,7 @@ impl Upkeep {
         if self.reader.resource(GROUP, PLURAL).is_none() {
             return Ok(());
         }
-        self.read().await.map(drop)
+        self.read(&mut Readings::default()).await.map(drop)
     }
 
     /// Follows APIServices, Services and endpoints for as long as the server runs.
@@ -82,9 +82,10 @@ impl Upkeep {
         let work = async {
             let mut backoff = Backoff::new(FIRST, LONGEST);
             let mut watched = BTreeMap::new();
+            let mut readings = Readings::default();
             loop {
                 let followed = tokio::select! {
-                    () = changed.notified() => self.follow(&mut watched).await,
+                    () = changed.notified() => self.follow(&mut readings, &mut watched).await,
                     () = moved.notified() => self.wake(&mut watched).await,
                 };
                 match followed {
@@ -100,18 +101,22 @@ impl Upkeep {
         tokio::join!(futures::future::join_all(sources), work);
     }
 
-    async fn read(&self) -> Result<Vec<Object>, Status> {
+    async fn read(&self, readings: &mut Readings<Service>) -> Result<Vec<Arc<Service>>, Status> {
         let (_, stored) = self.reader.list(GROUP, PLURAL, "").await?;
-        let objects: Vec<Object> = stored.iter().map(|one| one.parse()).collect();
-        self.aggregator.apply(&objects);
-        Ok(objects)
+        let services = readings.update(&stored, Service::read);
+        self.aggregator.apply(&services);
+        Ok(services)
     }
 
     /// Takes changes of APIServices.
-    async fn follow(&self, watched: &mut BTreeMap<String, Watched>) -> Result<(), Status> {
-        for object in self.read().await? {
-            if Target::read(tree::get(&object, "spec")).is_none() {
-                self.settle_local(&object).await;
+    async fn follow(
+        &self,
+        readings: &mut Readings<Service>,
+        watched: &mut BTreeMap<String, Watched>,
+    ) -> Result<(), Status> {
+        for service in self.read(readings).await? {
+            if service.target.is_none() && !service.is_local {
+                self.settle_local(&service.name).await;
             }
         }
         let known = self.aggregator.known();
@@ -193,39 +198,26 @@ impl Upkeep {
     }
 
     /// What this server serves itself is always available.
-    async fn settle_local(&self, object: &Object) {
-        let name = tree::name(object);
-        let mut conditions = tree::list(&tree::get(object, "status")["conditions"]).iter();
-        if conditions.any(|one| one["reason"] == "Local" && one["status"] == "True") {
-            return;
-        }
+    async fn settle_local(&self, name: &str) {
         let is_remote = |object: &Object| Target::read(tree::get(object, "spec")).is_some();
         let condition = availability::local();
-        if let Err(why) = self.write(name, condition, is_remote, Some(object)).await {
+        if let Err(why) = self.write(name, condition, is_remote).await {
             tracing::warn!(name, why, "cannot write the condition of an APIService");
         }
     }
 
-    /// Writes a condition if it changed. `outdated` tells an object that the condition is not about any more; `known`
-    /// is the object, if it was just read.
+    /// Writes a condition if it changed. `outdated` tells an object that the condition is not about any more.
     async fn write(
         &self,
         name: &str,
         condition: Value,
         outdated: impl Fn(&Object) -> bool,
-        known: Option<&Object>,
     ) -> Result<(), String> {
-        let mut known = known.cloned();
         for _ in 0..ATTEMPTS {
-            let object = match known.take() {
-                Some(object) => object,
-                None => {
-                    let stored = self.reader.get(GROUP, PLURAL, "", name).await;
-                    match stored.map_err(|status| status.message)? {
-                        Some(stored) => stored.parse(),
-                        None => return Ok(()),
-                    }
-                }
+            let stored = self.reader.get(GROUP, PLURAL, "", name).await;
+            let object = match stored.map_err(|status| status.message)? {
+                Some(stored) => stored.parse(),
+                None => return Ok(()),
             };
             if outdated(&object) {
                 return Ok(());
@@ -291,7 +283,7 @@ impl Watching {
             let outdated =
                 |object: &Object| Target::read(tree::get(object, "spec")).as_ref() != Some(target);
             let name = &backend.name;
-            let written = self.upkeep.write(name, condition, outdated, None).await;
+            let written = self.upkeep.write(name, condition, outdated).await;
             if let Err(why) = &written {
                 tracing::warn!(name, why, "cannot write the condition of an APIService");
             }

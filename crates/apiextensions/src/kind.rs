@@ -3,7 +3,7 @@
 use std::{
     borrow::Cow,
     collections::HashMap,
-    sync::{Arc, LazyLock, OnceLock},
+    sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError},
 };
 
 use kinds::{Column, Context, Kind, Names, Scope, Subresource, SubresourceInfo, tree};
@@ -52,22 +52,36 @@ const VERBS: &[&str] = &[
 /// The schemas of all versions of a definition: what is stored in one is served in another. They are read when an
 /// object needs them: of most definitions of a cluster there is none.
 pub struct Schemas {
-    /// The definition as it is stored; the bytes are the store's own.
-    definition: Bytes,
+    /// Guards the definition as it is stored; the bytes are the store's own.
+    definition: Mutex<Bytes>,
     read: OnceLock<Vec<(String, Schema)>>,
 }
 
 impl Schemas {
     pub fn new(definition: Bytes) -> Self {
         Self {
-            definition,
+            definition: Mutex::new(definition),
             read: OnceLock::new(),
         }
     }
 
+    fn bytes(&self) -> std::sync::MutexGuard<'_, Bytes> {
+        // Nothing can fail while it is held.
+        self.definition
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes a later revision of the definition, which says the same about its versions: the store's bytes of the one
+    /// before can go.
+    fn renew(&self, definition: Bytes) {
+        *self.bytes() = definition;
+    }
+
     /// The versions as they were written.
     fn versions(&self) -> Vec<Value> {
-        let definition: Value = match machinery::json::from_slice(&self.definition) {
+        let definition = self.bytes().clone();
+        let definition: Value = match machinery::json::from_slice(&definition) {
             Ok(definition) => definition,
             // Only bytes that were encoded from an object are stored.
             Err(error) => panic!("a stored definition is no object: {error}"),
@@ -111,6 +125,16 @@ impl OpenApis {
     }
 }
 
+/// Tells definitions apart whose kinds differ.
+fn definition_fingerprint(definition: &Value) -> [u8; 32] {
+    let is_leaving = definition["metadata"]["deletionTimestamp"].is_string();
+    let mut hash = Sha256::new();
+    hash.update([u8::from(is_leaving)]);
+    hash.update(definition["metadata"]["uid"].to_string());
+    hash.update(definition["spec"].to_string());
+    hash.finalize().into()
+}
+
 /// Tells schemas apart.
 pub fn fingerprint(schema: &Value) -> [u8; 32] {
     Sha256::digest(schema.to_string().as_bytes()).into()
@@ -132,6 +156,8 @@ pub struct CustomKind {
     open_api: OnceLock<Value>,
     /// Of that schema.
     pub fingerprint: [u8; 32],
+    /// Of everything that the definition says, but for its status and the most of its metadata.
+    definition_fingerprint: [u8; 32],
     /// Of what the definition says about conversion.
     pub conversion_fingerprint: [u8; 32],
     /// The webhook that converts objects between versions, where one does.
@@ -205,6 +231,7 @@ impl CustomKind {
             rules: OnceLock::new(),
             open_api: OnceLock::new(),
             fingerprint: fingerprint(&version["schema"]["openAPIV3Schema"]),
+            definition_fingerprint: definition_fingerprint(definition),
             conversion_fingerprint: fingerprint(&spec["conversion"]),
             conversion: None,
             since,
@@ -218,6 +245,36 @@ impl CustomKind {
             selectable,
             deprecation: warning,
         }
+    }
+
+    /// Takes a later revision of its definition if that changes nothing for the kind.
+    pub fn renew(&self, definition: &Value, bytes: &Bytes) -> bool {
+        let is_same = definition_fingerprint(definition) == self.definition_fingerprint;
+        if is_same {
+            self.schemas.renew(bytes.clone());
+        }
+        is_same
+    }
+
+    /// Changes with everything that OpenAPI documents say about the version.
+    pub fn published(&self) -> [u8; 32] {
+        let names = &self.names;
+        let scope = match self.scope {
+            Scope::Namespaced => "Namespaced",
+            Scope::Cluster => "Cluster",
+        };
+        let mut hash = Sha256::new();
+        let mut add = |text: &str| {
+            hash.update((text.len() as u64).to_le_bytes());
+            hash.update(text);
+        };
+        let own = [&names.group, &names.version, &names.kind, &names.plural];
+        own.into_iter().for_each(|text| add(text));
+        add(scope);
+        self.subresources.iter().for_each(|name| add(name));
+        self.selectable.iter().for_each(|(name, _)| add(name));
+        hash.update(self.fingerprint);
+        hash.finalize().into()
     }
 
     /// The same, with a webhook that converts objects.

@@ -190,8 +190,12 @@ async fn settle(core: &Arc<Core>, definition: &Object, bytes: &Bytes) -> bool {
     conflict.is_none()
 }
 
-/// Registers the served versions, the stored one first.
+/// Registers the served versions, the stored one first. A change that is not about the kinds leaves them as they are,
+/// and with them what was compiled and made of them.
 async fn serve(core: &Core, definition: &Value, bytes: &Bytes) {
+    if renew(core, definition, bytes) {
+        return;
+    }
     let versions = definition["spec"]["versions"]
         .as_array()
         .cloned()
@@ -221,6 +225,17 @@ async fn serve(core: &Core, definition: &Value, bytes: &Bytes) {
     let others = versions.iter().filter(|version| version["storage"] != true);
     kinds.extend(others.filter(|version| version["served"] == true).map(read));
     core.registry.define(kinds, stored["served"] == true);
+}
+
+fn renew(core: &Core, definition: &Value, bytes: &Bytes) -> bool {
+    let spec = &definition["spec"];
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let (group, plural) = (text(&spec["group"]), text(&spec["names"]["plural"]));
+    let table = core.registry.table();
+    // All versions of a definition share its bytes.
+    let known = table.any_version(&group, &plural);
+    let known = known.and_then(|known| known.definition.as_ref());
+    known.is_some_and(|known| known.renew(definition, bytes))
 }
 
 /// From which revision on objects are written as the definition says, if its schemas are those

@@ -3,11 +3,13 @@
 
 use std::{cmp::Reverse, collections::BTreeMap};
 
-use aggregator::{ApiServices, Backend, Priorities};
+use aggregator::{ApiServices, Backend, Moment, Priorities};
 use apiextensions::versions::priority;
-use http::{HeaderMap, Response, StatusCode, header};
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
 use machinery::json::{Value, json};
 use machinery::{protobuf, schema};
+use parking_lot::Mutex;
 use registry::{Table, api_version};
 use sha2::{Digest, Sha256};
 
@@ -29,17 +31,58 @@ pub(crate) struct View<'a> {
     pub(crate) services: &'a ApiServices,
 }
 
+/// The aggregated documents as they were made last.
+#[derive(Default)]
+pub(crate) struct Made {
+    /// Guards what was made, by whether it is of the core group.
+    known: Mutex<[Option<Aggregated>; 2]>,
+}
+
+/// An aggregated document, and what it was made of.
+#[derive(Clone)]
+struct Aggregated {
+    generation: u64,
+    moment: Moment,
+    etag: HeaderValue,
+    json: Bytes,
+    protobuf: Bytes,
+}
+
+impl Made {
+    fn get(&self, table: &Table, moment: &Moment, core: bool) -> Aggregated {
+        let known = self.known.lock()[usize::from(core)].clone();
+        let is_current =
+            |known: &Aggregated| known.generation == table.generation && known.moment == *moment;
+        known.filter(is_current).unwrap_or_else(|| {
+            let view = View {
+                table,
+                services: &moment.services,
+            };
+            let made = aggregate(&view, core, moment);
+            self.known.lock()[usize::from(core)] = Some(made.clone());
+            made
+        })
+    }
+}
+
 /// The document at a discovery path; `None` when nothing is served there.
 pub(crate) fn serve(
-    view: &View<'_>,
+    made: &Made,
+    table: &Table,
+    moment: &Moment,
     path: &str,
     headers: &HeaderMap,
     address: &str,
 ) -> Option<Answer> {
     let parts: Vec<&str> = path.trim_matches('/').split('/').collect();
     if let (["api" | "apis"], Some(encoding)) = (parts.as_slice(), wants_aggregated(headers)) {
-        return Some(Ok(aggregated(view, parts == ["api"], headers, encoding)));
+        let document = made.get(table, moment, parts == ["api"]);
+        return Some(Ok(aggregated(document, headers, encoding)));
     }
+    let view = &View {
+        table,
+        services: &moment.services,
+    };
     let (document, schema, routed) = document(view, &parts, address)?;
     let encoding = media::of_document(headers, routed);
     Some(encoding.map(|encoding| respond::document(&document, schema, encoding)))
@@ -278,13 +321,8 @@ fn wants_aggregated(headers: &HeaderMap) -> Option<Encoding> {
     }
 }
 
-/// The aggregated document, or 304 when the client has it already.
-fn aggregated(
-    view: &View<'_>,
-    core: bool,
-    headers: &HeaderMap,
-    encoding: Encoding,
-) -> Response<Body> {
+/// Makes an aggregated document in both encodings.
+fn aggregate(view: &View<'_>, core: bool, moment: &Moment) -> Aggregated {
     let groups = groups(view);
     let groups = groups.iter().filter(|one| one.name.is_empty() == core);
     let items: Vec<Value> = groups.map(aggregated_group).collect();
@@ -294,38 +332,43 @@ fn aggregated(
         "metadata": {},
         "items": items,
     });
-    let body = document.to_string();
-    let hash: String = Sha256::digest(body.as_bytes())
+    let json = document.to_string();
+    let hash: String = Sha256::digest(json.as_bytes())
         .iter()
         .map(|b| format!("{b:02X}"))
         .collect();
-    let etag = format!("\"{hash}\"");
-    let known = headers
-        .get(header::IF_NONE_MATCH)
-        .and_then(|value| value.to_str().ok());
     let schema = schema::lookup("apidiscovery/v2.APIGroupDiscoveryList");
-    let (media, body) = match (encoding, schema, document.as_object()) {
-        (Encoding::Protobuf, Some(schema), Some(document)) => {
-            (AGGREGATED_PROTOBUF, protobuf::encode(schema, document))
-        }
-        _ => (AGGREGATED, body.into_bytes()),
-    };
-    let mut response = if known.is_some_and(|known| known == etag) {
-        respond::bytes(StatusCode::NOT_MODIFIED, media, "")
-    } else {
-        respond::bytes(StatusCode::OK, media, body)
+    let protobuf = match (schema, document.as_object()) {
+        (Some(schema), Some(document)) => protobuf::encode(schema, document),
+        _ => Vec::new(),
     };
     // Hex digits between quotes are a valid header value.
-    if let Ok(etag) = etag.parse() {
-        response.headers_mut().insert(header::ETAG, etag);
+    let etag = HeaderValue::try_from(format!("\"{hash}\""));
+    Aggregated {
+        generation: view.table.generation,
+        moment: moment.clone(),
+        etag: etag.unwrap_or(HeaderValue::from_static("\"\"")),
+        json: json.into(),
+        protobuf: protobuf.into(),
     }
-    response
-        .headers_mut()
-        .insert(header::VARY, header::HeaderValue::from_static("Accept"));
-    response.headers_mut().insert(
-        header::CACHE_CONTROL,
-        header::HeaderValue::from_static("public"),
-    );
+}
+
+/// The aggregated document, or 304 when the client has it already.
+fn aggregated(document: Aggregated, headers: &HeaderMap, encoding: Encoding) -> Response<Body> {
+    let (media, body) = match encoding {
+        Encoding::Protobuf => (AGGREGATED_PROTOBUF, document.protobuf),
+        _ => (AGGREGATED, document.json),
+    };
+    let is_known = headers.get(header::IF_NONE_MATCH) == Some(&document.etag);
+    let mut response = match is_known {
+        true => respond::bytes(StatusCode::NOT_MODIFIED, media, ""),
+        false => respond::bytes(StatusCode::OK, media, body),
+    };
+    let headers = response.headers_mut();
+    headers.insert(header::ETAG, document.etag);
+    headers.insert(header::VARY, HeaderValue::from_static("Accept"));
+    let public = HeaderValue::from_static("public");
+    headers.insert(header::CACHE_CONTROL, public);
     response
 }
 

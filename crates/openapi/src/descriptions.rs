@@ -4,9 +4,11 @@
 use std::{
     collections::{BTreeMap, HashMap},
     io::Read,
+    sync::LazyLock,
 };
 
 use machinery::Value;
+use sha2::{Digest, Sha256};
 
 static PACKED: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptions.gz"));
 
@@ -17,6 +19,17 @@ pub(super) struct Descriptions(String);
 type Fields<'a> = HashMap<&'a str, &'a str>;
 /// The fields of every type.
 pub(super) type All<'a> = HashMap<&'a str, Fields<'a>>;
+
+/// Stands for what this build says about built-in kinds: its release and the descriptions in it.
+pub(super) fn build() -> &'static [u8] {
+    static BUILD: LazyLock<Vec<u8>> = LazyLock::new(|| {
+        let mut hash = Sha256::new();
+        hash.update(stdx::Version::own().to_string());
+        hash.update(PACKED);
+        hash.finalize().to_vec()
+    });
+    &BUILD
+}
 
 impl Descriptions {
     pub(super) fn unpack() -> Self {

@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use apiextensions::OpenApis;
+use apiextensions::{CustomKind, OpenApis};
 use machinery::json::json;
 use machinery::{
     Object, Value,
@@ -38,32 +38,44 @@ const PLAIN_KINDS: [&str; 5] = [
 const ANY_KIND: &str = "io.k8s.api.core.v1.Pod";
 
 /// Every group version, or those of built-in kinds alone.
-fn group_versions(table: &Table, builtin: bool) -> Vec<(String, String)> {
-    let mut all: Vec<(String, String)> = Vec::new();
-    for resource in table.all().iter().filter(|one| !builtin || !one.custom) {
-        let pair = (resource.group.clone(), resource.version.clone());
-        if !all.contains(&pair) {
-            all.push(pair);
+fn group_versions(table: &Table, builtin: bool) -> BTreeSet<(&str, &str)> {
+    let of = table.all().iter().filter(|one| !builtin || !one.custom);
+    of.map(|one| (one.group.as_str(), one.version.as_str()))
+        .collect()
+}
+
+/// The places of documents that are not of custom resources alone.
+fn builtin_places(table: &Table) -> BTreeSet<String> {
+    let mut all: BTreeSet<String> = plain::PLACES.iter().map(|&place| place.into()).collect();
+    for (group, version) in group_versions(table, true) {
+        if !group.is_empty() {
+            all.insert(format!("apis/{group}"));
         }
+        all.insert(place(group, version));
     }
     all
 }
 
 /// The places of all documents.
 pub(super) fn places(table: &Table) -> BTreeSet<String> {
-    let mut all: BTreeSet<String> = plain::PLACES.iter().map(|&place| place.into()).collect();
-    for (group, _) in group_versions(table, true) {
-        if !group.is_empty() {
-            all.insert(format!("apis/{group}"));
-        }
-    }
-    let versions = group_versions(table, false);
-    all.extend(
-        versions
-            .iter()
-            .map(|(group, version)| place(group, version)),
-    );
+    let mut all = builtin_places(table);
+    let versions = group_versions(table, false).into_iter();
+    all.extend(versions.map(|(group, version)| place(group, version)));
     all
+}
+
+/// Schemas of definitions. The versions of a definition follow one another: its bytes are parsed once.
+#[derive(Default)]
+pub(super) struct Parsed(Option<OpenApis>);
+
+impl Parsed {
+    fn take(&mut self, kind: &CustomKind) -> Value {
+        let known = self.0.as_mut().and_then(|known| known.take(kind));
+        known.unwrap_or_else(|| {
+            let read = self.0.insert(kind.read_open_apis());
+            read.take(kind).unwrap_or_default()
+        })
+    }
 }
 
 /// What documents are made with.
@@ -107,24 +119,20 @@ impl<'a> Maker<'a> {
         })
     }
 
-    /// Everything in one document of the older form.
+    /// The document of the older form without custom resources.
     pub(super) fn v2(&self) -> Value {
-        let members = self.table.all();
-        let mut paths = self.paths(Dialect::V2, members);
-        let of = |builtin| {
-            let all = group_versions(self.table, builtin).into_iter();
-            all.map(|(group, version)| place(&group, &version))
-                .collect::<BTreeSet<String>>()
-        };
-        // A version whose resources are all custom is not spoken of itself.
-        let (builtin, all) = (of(true), of(false));
-        let custom: BTreeSet<_> = all.difference(&builtin).collect();
-        for place in places(self.table) {
-            if !custom.contains(&place) {
-                paths.extend(plain::path(Dialect::V2, &place));
-            }
+        let members: Vec<Arc<Resource>> = self
+            .table
+            .all()
+            .iter()
+            .filter(|resource| !resource.custom)
+            .cloned()
+            .collect();
+        let mut paths = self.paths(Dialect::V2, &members);
+        for place in builtin_places(self.table) {
+            paths.extend(plain::path(Dialect::V2, &place));
         }
-        let definitions = self.definitions(Dialect::V2, members, &paths);
+        let definitions = self.definitions(Dialect::V2, &members, &paths);
         let mut paths: Object = paths.into_iter().collect();
         let parameters = shared::parameters(&mut paths);
         json!({
@@ -136,6 +144,21 @@ impl<'a> Maker<'a> {
             "securityDefinitions": security(),
             "security": [{"BearerToken": []}],
         })
+    }
+
+    /// What a custom resource adds to the document of the older form: paths and definitions. Parameters that the
+    /// document has already are referred to.
+    pub(super) fn custom_v2(
+        &self,
+        resource: &Arc<Resource>,
+        schemas: &mut Parsed,
+        parameters: &BTreeSet<String>,
+    ) -> (Object, Object) {
+        let paths = self.paths(Dialect::V2, std::slice::from_ref(resource));
+        let mut paths: Object = paths.into_iter().collect();
+        shared::refer(&mut paths, parameters);
+        let definitions = self.custom_definitions(Dialect::V2, resource, schemas);
+        (paths, definitions.into_iter().flatten().collect())
     }
 
     fn paths(&self, dialect: Dialect, members: &[Arc<Resource>]) -> BTreeMap<String, Value> {
@@ -170,29 +193,25 @@ impl<'a> Maker<'a> {
         describe(&mut definitions, &self.all);
         self.describe_lists(&mut definitions);
         self.mark_kinds(&mut definitions, dialect, members);
-        // The versions of a definition follow one another: its bytes are parsed once.
-        let mut schemas: Option<OpenApis> = None;
-        for resource in customs {
-            let Some(definition) = &resource.definition else {
-                continue;
-            };
-            let about = |field: &str| self.about(field);
-            let known = schemas
-                .as_mut()
-                .and_then(|schemas| schemas.take(definition));
-            let schema = known.unwrap_or_else(|| {
-                let read = schemas.insert(definition.read_open_apis());
-                read.take(definition).unwrap_or_default()
-            });
-            let whole = custom::definition(dialect, resource, &schema, &about);
-            let name = custom::name(resource);
-            definitions.insert(
-                format!("{name}List"),
-                custom::list(dialect, resource, &about),
-            );
-            definitions.insert(name, whole);
-        }
+        let mut schemas = Parsed::default();
+        let customs = customs.filter_map(|one| self.custom_definitions(dialect, one, &mut schemas));
+        definitions.extend(customs.flatten());
         definitions.into_iter().collect()
+    }
+
+    /// The definitions of a custom resource and of its lists, with their names.
+    fn custom_definitions(
+        &self,
+        dialect: Dialect,
+        resource: &Resource,
+        schemas: &mut Parsed,
+    ) -> Option<[(String, Value); 2]> {
+        let schema = schemas.take(resource.definition.as_ref()?);
+        let about = |field: &str| self.about(field);
+        let whole = custom::definition(dialect, resource, &schema, &about);
+        let list = custom::list(dialect, resource, &about);
+        let name = custom::name(resource);
+        Some([(format!("{name}List"), list), (name, whole)])
     }
 
     /// Lists are all alike: one description for each.
@@ -271,7 +290,6 @@ impl<'a> Maker<'a> {
                 group.is_empty() || *group == own.group && *version == own.version
             });
         }
-        builtin.sort();
         for (name, kind) in [
             (DELETE_OPTIONS, "DeleteOptions"),
             (WATCH_EVENT, "WatchEvent"),

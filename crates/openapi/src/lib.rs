@@ -1,5 +1,6 @@
 //! `/openapi/v2` and `/openapi/v3`: made when a client asks, one at a time, and kept compressed until the resources
-//! change that they are made of. Of documents that only the index names, the hash alone is kept.
+//! change that they are made of. The hash of a document that is all about custom resources follows from their
+//! definitions: the index needs no document of them.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
@@ -8,6 +9,7 @@ mod custom;
 mod descriptions;
 mod document;
 mod gnostic;
+mod older;
 mod operation;
 mod packed;
 mod parameters;
@@ -18,10 +20,12 @@ mod shared;
 mod upgrade;
 
 use std::{
+    cell::OnceCell,
     collections::{BTreeMap, HashMap},
-    sync::Arc,
+    sync::{Arc, Weak},
 };
 
+use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
 use machinery::json::json;
 use machinery::{Object, Status, Value};
@@ -44,38 +48,40 @@ const V3_PROTOBUF: [&str; 2] = [
 ];
 /// What upstream says the index is.
 const INDEX: &str = "text/plain; charset=utf-8";
-/// The place of the older form.
-const V2: &str = "v2";
 const YEAR: i64 = 365 * 24 * 60 * 60;
 
 /// Documents that were made.
 #[derive(Default)]
 pub struct Documents {
-    /// Guards the documents by place.
+    /// Guards the documents below `/openapi/v3` by place.
     known: Mutex<HashMap<String, Made>>,
+    /// Guards the index of these.
+    index: Mutex<Option<Index>>,
+    /// Guards the pieces of the older document, as JSON and as protobuf.
+    older: Mutex<[older::Pieces; 2]>,
     /// Held while documents are made: one at a time, and not twice the same.
     making: tokio::sync::Mutex<()>,
 }
 
-/// What a document is made of.
+/// What a document is made of. Resources that are gone are not kept for it.
 #[derive(Clone, Default)]
 struct Sources {
-    of: Vec<Arc<Resource>>,
-    /// The hashes of what other servers say.
-    with: Vec<String>,
+    of: Vec<Weak<Resource>>,
+    /// The hash of what another server says.
+    with: Option<String>,
 }
 
 impl Sources {
-    fn new(of: Vec<Arc<Resource>>) -> Self {
-        let with = Vec::new();
-        Self { of, with }
+    fn new(of: &[Arc<Resource>]) -> Self {
+        let of = of.iter().map(Arc::downgrade).collect();
+        Self { of, with: None }
     }
 
     fn are(&self, others: &Self) -> bool {
         let mut pairs = self.of.iter().zip(&others.of);
         self.of.len() == others.of.len()
             && self.with == others.with
-            && pairs.all(|(one, other)| Arc::ptr_eq(one, other))
+            && pairs.all(|(one, other)| one.ptr_eq(other))
     }
 }
 
@@ -85,6 +91,14 @@ struct Made {
     hash: String,
     json: Option<Packed>,
     protobuf: Option<Packed>,
+}
+
+/// The index of all documents, and what it was made of: a moment of the registry, and what other servers say.
+struct Index {
+    generation: u64,
+    remote: Vec<(String, Option<String>, String)>,
+    hash: String,
+    body: Bytes,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -115,12 +129,14 @@ impl Documents {
     }
 
     /// Keeps a document, or its hash alone.
-    fn put(&self, place: &str, of: &Sources, value: &Value, form: Option<Form>) -> Found {
+    fn put(&self, place: &str, of: &Sources, value: &Value, named: Named<'_>) -> Found {
         let text = value.to_string();
-        let hash = hash(text.as_bytes());
-        let document = form.map(|form| match form {
+        let hash = match named.hash {
+            Some(hash) => hash.to_owned(),
+            None => hash(text.as_bytes()),
+        };
+        let document = named.form.map(|form| match form {
             Form::Json => Packed::new(text.as_bytes()),
-            Form::Protobuf if place == V2 => Packed::new(&gnostic::v2(value)),
             Form::Protobuf => Packed::new(&gnostic::v3(value)),
         });
         let mut known = self.known.lock();
@@ -132,7 +148,7 @@ impl Documents {
             protobuf: None,
         });
         made.of = of.clone();
-        match form {
+        match named.form {
             Some(Form::Json) => made.json.clone_from(&document),
             Some(Form::Protobuf) => made.protobuf.clone_from(&document),
             None => {}
@@ -141,16 +157,62 @@ impl Documents {
         Found { hash, document }
     }
 
+    /// The hash of every document; those that are not of custom resources alone are made for it.
+    fn hashes(&self, table: &Table, places: &ByPlace) -> Vec<(String, String)> {
+        let packed = OnceCell::new();
+        let maker = OnceCell::new();
+        let hash = |place: &String, members: &Vec<Arc<Resource>>| {
+            if let Some(hash) = custom_hash(place, members) {
+                return hash;
+            }
+            let of = Sources::new(members);
+            if let Some(known) = self.get(place, &of, Form::Json) {
+                return known.hash;
+            }
+            let packed: &Descriptions = packed.get_or_init(Descriptions::unpack);
+            let maker = maker.get_or_init(|| Maker::new(table, packed.by_type()));
+            let named = Named {
+                hash: None,
+                form: None,
+            };
+            self.put(place, &of, &maker.v3(place, members), named).hash
+        };
+        let places = places.iter();
+        places
+            .map(|(place, members)| (place.clone(), hash(place, members)))
+            .collect()
+    }
+
     /// Forgets documents at places that are gone.
-    fn retain(&self, places: &BTreeMap<String, Sources>) {
-        let is_there = |place: &String| place == V2 || places.contains_key(place);
+    fn retain(&self, places: &ByPlace) {
+        let is_there = |place: &String| places.contains_key(place);
         self.known.lock().retain(|place, _| is_there(place));
     }
 }
 
+/// How a document is kept: its hash, if that does not follow from its text, and in which form.
+struct Named<'a> {
+    hash: Option<&'a str>,
+    form: Option<Form>,
+}
+
 fn hash(document: &[u8]) -> String {
-    let digest = Sha256::digest(document);
+    hex(&Sha256::digest(document))
+}
+
+fn hex(digest: &[u8]) -> String {
     digest.iter().map(|byte| format!("{byte:02X}")).collect()
+}
+
+/// The hash of a document that is about nothing but custom resources: it follows from their definitions.
+fn custom_hash(place: &str, members: &[Arc<Resource>]) -> Option<String> {
+    let mut hash = Sha256::new();
+    hash.update(descriptions::build());
+    hash.update(place);
+    for member in members {
+        hash.update(member.definition.as_ref()?.published());
+    }
+    (!members.is_empty()).then(|| hex(&hash.finalize()))
 }
 
 /// One request for a document.
@@ -185,63 +247,87 @@ impl Ask<'_> {
 
     /// Every document with its place.
     async fn index(&self) -> Result<Response<Body>, Status> {
-        let places = by_place(&self.table).into_iter();
-        let places = places.map(|(place, of)| (place, Sources::new(of)));
-        let places: BTreeMap<String, Sources> = places.collect();
-        let known = |place: &str, of: &Sources| self.documents.get(place, of, Form::Json);
-        if places.iter().any(|(place, of)| known(place, of).is_none()) {
-            let _making = self.documents.making.lock().await;
-            let (table, documents) = (self.table.clone(), self.documents.clone());
-            let missing = places.clone();
-            blocking(move || {
-                let packed = Descriptions::unpack();
-                let maker = Maker::new(&table, packed.by_type());
-                for (place, of) in missing {
-                    if documents.get(&place, &of, Form::Json).is_none() {
-                        documents.put(&place, &of, &maker.v3(&place, &of.of), None);
-                    }
+        let remote = self.remote.iter();
+        let remote = remote.map(|one| (one.place.clone(), one.url.clone(), one.hash.clone()));
+        let remote: Vec<_> = remote.collect();
+        let known = || {
+            let known = self.documents.index.lock();
+            let known = known.as_ref();
+            let known =
+                known.filter(|it| it.generation == self.table.generation && it.remote == remote);
+            known.map(|it| (it.hash.clone(), it.body.clone()))
+        };
+        let (hash, body) = match known() {
+            Some(known) => known,
+            None => {
+                let _making = self.documents.making.lock().await;
+                match known() {
+                    Some(known) => known,
+                    None => self.make_index(remote.clone()).await?,
                 }
-            })
-            .await?;
-            self.documents.retain(&places);
-        }
-        let paths = places.iter().filter_map(|(place, of)| {
-            let found = known(place, of)?;
-            let target = json!({"serverRelativeURL": url(place, &found.hash)});
-            Some((place.clone(), target))
-        });
+            }
+        };
+        let mut response = self.answer(&hash, INDEX, || Body::whole(body));
+        response.headers_mut().remove(header::VARY);
+        Ok(response)
+    }
+
+    async fn make_index(
+        &self,
+        remote: Vec<(String, Option<String>, String)>,
+    ) -> Result<(String, Bytes), Status> {
+        let (table, documents) = (self.table.clone(), self.documents.clone());
+        let hashes = blocking(move || {
+            let places = by_place(&table);
+            let hashes = documents.hashes(&table, &places);
+            documents.retain(&places);
+            hashes
+        })
+        .await?;
+        let target = |url: String| json!({"serverRelativeURL": url});
+        let paths = hashes.into_iter();
+        let paths = paths.map(|(place, hash)| (place.clone(), target(url(&place, &hash))));
         let mut paths: Object = paths.collect();
         for remote in &self.remote {
             paths.shift_remove(remote.place.as_str());
             let made = remote.document.as_ref();
             let made = made.map(|_| url(&remote.place, &remote.hash));
             if let Some(url) = remote.url.clone().or(made) {
-                paths.insert(remote.place.clone(), json!({"serverRelativeURL": url}));
+                paths.insert(remote.place.clone(), target(url));
             }
         }
-        let body = json!({"paths": paths}).to_string();
-        let mut response = self.answer(&hash(body.as_bytes()), INDEX, || Body::whole(body));
-        response.headers_mut().remove(header::VARY);
-        Ok(response)
+        let body = Bytes::from(json!({"paths": paths}).to_string());
+        let hash = hash(&body);
+        *self.documents.index.lock() = Some(Index {
+            generation: self.table.generation,
+            remote,
+            hash: hash.clone(),
+            body: body.clone(),
+        });
+        Ok((hash, body))
     }
 
     /// One document of the newer form.
     async fn document(&self, place: &str) -> Result<Response<Body>, Status> {
         let remote = self.remote.iter().find(|remote| remote.place == place);
+        let members = match remote {
+            Some(_) => Vec::new(),
+            None => members(&self.table, place),
+        };
         let sources = match remote {
             Some(remote) if remote.document.is_some() => Sources {
                 of: Vec::new(),
-                with: vec![remote.hash.clone()],
+                with: Some(remote.hash.clone()),
             },
-            None if document::places(&self.table).contains(place) => {
-                Sources::new(members(&self.table, place))
+            None if !members.is_empty() || document::places(&self.table).contains(place) => {
+                Sources::new(&members)
             }
             _ => return Ok(bare(StatusCode::NOT_FOUND)),
         };
         let Some((media, form)) = self.media(V3_PROTOBUF) else {
             return Ok(unacceptable());
         };
-        let mut found = self.find(place, sources, form).await?;
+        let mut found = self.find(place, members, sources, form).await?;
         if let Some(remote) = remote {
             found.hash.clone_from(&remote.hash);
         }
@@ -262,16 +348,53 @@ impl Ask<'_> {
         let Some((media, form)) = self.media(V2_PROTOBUF) else {
             return Ok(unacceptable());
         };
-        let sources = Sources {
-            of: self.table.all().to_vec(),
-            with: self.remote.iter().map(|one| one.hash.clone()).collect(),
+        let sources = older::Sources::new(&self.table, &self.remote);
+        let hash = sources.hash();
+        let document = match self.has(&hash) {
+            true => None,
+            false => Some(self.join(sources, form).await?),
         };
-        let found = self.find(V2, sources, form).await?;
-        Ok(self.packed(found, media))
+        Ok(self.packed(Found { hash, document }, media))
+    }
+
+    /// The older document, with what is missing made.
+    async fn join(&self, sources: older::Sources, form: Form) -> Result<Packed, Status> {
+        let known =
+            |sources: &older::Sources| self.documents.older.lock()[form as usize].join(sources);
+        if let Some(known) = known(&sources) {
+            return Ok(known);
+        }
+        let _making = self.documents.making.lock().await;
+        let (table, documents) = (self.table.clone(), self.documents.clone());
+        let remote = self.remote.clone();
+        blocking(move || {
+            let packed = Descriptions::unpack();
+            let maker = Maker::new(&table, packed.by_type());
+            // The base first, then what is added to it; either may be there.
+            for _ in 0..2 {
+                let missing = documents.older.lock()[form as usize].missing(&sources);
+                let made = missing.make(&maker, &remote, form);
+                documents.older.lock()[form as usize].take(made);
+            }
+            let joined = documents.older.lock()[form as usize].join(&sources);
+            joined.ok_or_else(|| Status::internal("a piece of the document is missing"))
+        })
+        .await?
     }
 
     /// A document, made if it is not there.
-    async fn find(&self, at: &str, of: Sources, form: Form) -> Result<Found, Status> {
+    async fn find(
+        &self,
+        at: &str,
+        members: Vec<Arc<Resource>>,
+        of: Sources,
+        form: Form,
+    ) -> Result<Found, Status> {
+        let custom = custom_hash(at, &members);
+        if let Some(hash) = custom.clone().filter(|hash| self.has(hash)) {
+            let document = None;
+            return Ok(Found { hash, document });
+        }
         let known = || {
             let known = self.documents.get(at, &of, form);
             known.filter(|found| found.document.is_some() || self.has(&found.hash))
@@ -285,26 +408,21 @@ impl Ask<'_> {
         }
         let (table, documents) = (self.table.clone(), self.documents.clone());
         let (place, of) = (at.to_owned(), of.clone());
-        let remote = self.remote.clone();
+        let mut remote = self.remote.iter().filter(|one| one.place == at);
+        let older = remote.find_map(|one| one.document.clone());
         blocking(move || {
-            let packed = Descriptions::unpack();
-            let maker = Maker::new(&table, packed.by_type());
-            let value = match place.as_str() {
-                V2 => {
-                    let mut whole = maker.v2();
-                    remote::merge(&mut whole, &remote);
-                    whole
-                }
-                place => {
-                    let mut remote = remote.iter().filter(|one| one.place == place);
-                    let older = remote.find_map(|one| one.document.as_ref());
-                    match older {
-                        Some(older) => upgrade::v3(older),
-                        None => maker.v3(place, &of.of),
-                    }
+            let value = match older {
+                Some(older) => upgrade::v3(&older),
+                None => {
+                    let packed = Descriptions::unpack();
+                    Maker::new(&table, packed.by_type()).v3(&place, &members)
                 }
             };
-            documents.put(&place, &of, &value, Some(form))
+            let named = Named {
+                hash: custom.as_deref(),
+                form: Some(form),
+            };
+            documents.put(&place, &of, &value, named)
         })
         .await
     }
@@ -432,11 +550,12 @@ fn members(table: &Table, at: &str) -> Vec<Arc<Resource>> {
     table.all().iter().filter(of).cloned().collect()
 }
 
+type ByPlace = BTreeMap<String, Vec<Arc<Resource>>>;
+
 /// Every place with the resources that its document is made of.
-fn by_place(table: &Table) -> BTreeMap<String, Vec<Arc<Resource>>> {
+fn by_place(table: &Table) -> ByPlace {
     let places = document::places(table).into_iter();
-    let mut all: BTreeMap<String, Vec<Arc<Resource>>> =
-        places.map(|place| (place, Vec::new())).collect();
+    let mut all: ByPlace = places.map(|place| (place, Vec::new())).collect();
     for resource in table.all() {
         let at = place(&resource.group, &resource.version);
         all.entry(at).or_default().push(resource.clone());
@@ -460,12 +579,19 @@ mod tests {
             query: &Query::default(),
             now: 0,
         };
-        let all = Sources::new(table.all().to_vec());
-        let made = ask.find(V2, all.clone(), Form::Json).await.unwrap();
-        let again = ask.find(V2, all.clone(), Form::Json).await.unwrap();
-        let (made_document, document) = (made.document.unwrap(), again.document.unwrap());
-        assert!(made_document.is_same(&document), "the same bytes");
-        let fewer = Sources::new(all.of[1..].to_vec());
-        assert!(ask.documents.get(V2, &fewer, Form::Json).is_none());
+        let members = members(&table, "apis/apps/v1");
+        let find = async |members: &[Arc<Resource>]| {
+            let of = Sources::new(members);
+            let found = ask
+                .find("apis/apps/v1", members.to_vec(), of, Form::Json)
+                .await;
+            found.unwrap().document.unwrap()
+        };
+        let made = find(&members).await;
+        assert!(made.is_same(&find(&members).await), "the same bytes");
+        assert!(
+            !made.is_same(&find(&members[1..]).await),
+            "of fewer resources"
+        );
     }
 }

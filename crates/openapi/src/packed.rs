@@ -1,10 +1,18 @@
-//! Documents as they are kept: compressed, to a twentieth of their size. Clients that take them so get them so; for
-//! others they are unpacked while they are sent.
+//! Documents as they are kept: compressed, to a twentieth of their size. Clients that accept gzip get them so; for
+//! others they are unpacked while they are sent. A document may be made of segments that were compressed one by one:
+//! a change of one leaves the others as they are, and together they are one gzip stream.
 
-use std::io::{Read, Write};
+use std::{
+    io::{Read, Write},
+    sync::Arc,
+};
 
-use bytes::{Buf, Bytes};
-use flate2::{Compression, read::GzDecoder, write::GzEncoder};
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+use flate2::{
+    Compress, Compression, Crc, FlushCompress,
+    read::{DeflateDecoder, GzDecoder},
+    write::GzEncoder,
+};
 use futures::stream;
 use http::{HeaderMap, header};
 
@@ -12,43 +20,161 @@ use request::{Body, BodyError};
 
 /// How much is unpacked at a time.
 const PIECE: usize = 64 * 1024;
+/// The header of a gzip stream without a name and a time.
+const GZIP_HEADER: &[u8] = &[0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 0xff];
+/// An empty block that ends a deflate stream.
+const LAST_BLOCK: &[u8] = &[3, 0];
 
 /// A document, compressed.
 #[derive(Clone)]
-pub(super) struct Packed(Bytes);
+pub(super) enum Packed {
+    Whole(Bytes),
+    Segments(Arc<[Segment]>),
+}
+
+/// A part of a document: blocks of a deflate stream that refer to nothing before them, without an end.
+#[derive(Clone, Default)]
+pub(super) struct Segment {
+    deflated: Bytes,
+    /// Of what was compressed.
+    sum: Arc<Crc>,
+}
+
+impl Segment {
+    pub(super) fn new(part: &[u8]) -> Self {
+        if part.is_empty() {
+            return Self::default();
+        }
+        let mut sum = Crc::new();
+        sum.update(part);
+        Self {
+            deflated: deflate(part).into(),
+            sum: Arc::new(sum),
+        }
+    }
+
+    /// Whether both share their bytes.
+    #[cfg(test)]
+    pub(super) fn is_same(&self, other: &Self) -> bool {
+        std::ptr::eq(self.deflated.as_ptr(), other.deflated.as_ptr())
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.deflated.is_empty()
+    }
+
+    fn reader(&self) -> impl Read + Send + 'static {
+        DeflateDecoder::new(self.deflated.clone().reader().chain(LAST_BLOCK))
+    }
+}
+
+/// Compresses to whole blocks that end at a byte's end.
+fn deflate(part: &[u8]) -> Vec<u8> {
+    let mut stream = Compress::new(Compression::default(), false);
+    let mut out = Vec::with_capacity(part.len() / 8 + PIECE);
+    loop {
+        let taken = usize::try_from(stream.total_in()).unwrap_or(part.len());
+        // The only errors are those of a stream that was set up wrongly, which this one was not.
+        let _ = stream.compress_vec(&part[taken..], &mut out, FlushCompress::Sync);
+        let has_room = out.len() < out.capacity();
+        if has_room && stream.total_in() == part.len() as u64 {
+            break;
+        }
+        // What is flushed needs as much room as there is of it: it has to be asked for again.
+        out.reserve(PIECE);
+    }
+    out.shrink_to_fit();
+    out
+}
 
 impl Packed {
     pub(super) fn new(document: &[u8]) -> Self {
         let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
         // Writing to a vector cannot fail.
         let _ = encoder.write_all(document);
-        Self(encoder.finish().unwrap_or_default().into())
+        Self::Whole(encoder.finish().unwrap_or_default().into())
     }
 
     /// Whether both share their bytes.
     #[cfg(test)]
     pub(super) fn is_same(&self, other: &Self) -> bool {
-        std::ptr::eq(self.0.as_ptr(), other.0.as_ptr())
+        match (self, other) {
+            (Self::Whole(one), Self::Whole(other)) => std::ptr::eq(one.as_ptr(), other.as_ptr()),
+            (Self::Segments(one), Self::Segments(other)) => {
+                let mut pairs = one.iter().zip(other.iter());
+                one.len() == other.len() && pairs.all(|(one, other)| one.is_same(other))
+            }
+            _ => false,
+        }
     }
 
     /// As it is kept.
     pub(super) fn compressed(self) -> Body {
-        Body::whole(self.0)
+        let segments = match self {
+            Self::Whole(bytes) => return Body::whole(bytes),
+            Self::Segments(segments) => segments,
+        };
+        let mut sum = Crc::new();
+        segments.iter().for_each(|one| sum.combine(&one.sum));
+        let mut end = BytesMut::from(LAST_BLOCK);
+        end.put_u32_le(sum.sum());
+        end.put_u32_le(sum.amount());
+        let count = segments.len();
+        let inner = (0..count).map(move |at| segments[at].deflated.clone());
+        let header = Bytes::from_static(GZIP_HEADER);
+        let parts = std::iter::once(header).chain(inner);
+        let parts = parts.chain(std::iter::once(end.freeze()));
+        Body::stream(stream::iter(parts.map(Ok)))
     }
 
     /// As it was.
     pub(super) fn plain(self) -> Body {
-        let decoder = GzDecoder::new(self.0.reader());
-        Body::stream(stream::try_unfold(decoder, |mut decoder| async {
-            let mut piece = Vec::with_capacity(PIECE);
-            let limit = PIECE as u64;
-            let read = Read::by_ref(&mut decoder)
-                .take(limit)
-                .read_to_end(&mut piece);
-            let size = read.map_err(BodyError::from)?;
-            Ok((size > 0).then(|| (Bytes::from(piece), decoder)))
-        }))
+        match self {
+            Self::Whole(bytes) => unpacked(GzDecoder::new(bytes.reader())),
+            Self::Segments(segments) => unpacked(Unpacking {
+                segments,
+                next: 0,
+                current: None,
+            }),
+        }
     }
+}
+
+/// Reads segments one after the other.
+struct Unpacking {
+    segments: Arc<[Segment]>,
+    next: usize,
+    current: Option<Box<dyn Read + Send>>,
+}
+
+impl Read for Unpacking {
+    fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
+        loop {
+            if let Some(current) = &mut self.current {
+                match current.read(into)? {
+                    0 => self.current = None,
+                    size => return Ok(size),
+                }
+            }
+            let Some(segment) = self.segments.get(self.next) else {
+                return Ok(0);
+            };
+            self.next += 1;
+            self.current = Some(Box::new(segment.reader()));
+        }
+    }
+}
+
+fn unpacked(reader: impl Read + Send + 'static) -> Body {
+    Body::stream(stream::try_unfold(reader, |mut reader| async {
+        let mut piece = Vec::with_capacity(PIECE);
+        let limit = PIECE as u64;
+        let read = Read::by_ref(&mut reader)
+            .take(limit)
+            .read_to_end(&mut piece);
+        let size = read.map_err(BodyError::from)?;
+        Ok((size > 0).then(|| (Bytes::from(piece), reader)))
+    }))
 }
 
 /// Whether a client takes compressed answers.
@@ -69,13 +195,36 @@ mod tests {
 
     use super::*;
 
+    async fn bytes(body: Body) -> Bytes {
+        body.collect().await.unwrap().to_bytes()
+    }
+
     #[tokio::test]
     async fn a_document_comes_back_as_it_was() {
         let document: Vec<u8> = (0..300_000_u32).map(|n| (n / 7 % 251) as u8).collect();
         let packed = Packed::new(&document);
-        assert!(packed.0.len() < document.len() / 10);
-        let plain = packed.plain().collect().await.unwrap().to_bytes();
-        assert!(plain == document);
+        let compressed = bytes(packed.clone().compressed()).await;
+        assert!(compressed.len() < document.len() / 10);
+        assert!(bytes(packed.plain()).await == document);
+    }
+
+    #[tokio::test]
+    async fn segments_together_are_one_gzip_stream() {
+        let mut parts: Vec<Vec<u8>> = [0, 1, 70_000, 300_000]
+            .map(|size: u32| (0..size).map(|n| (n / 7 % 251) as u8).collect())
+            .into();
+        // Something that does not become much smaller.
+        let noise = (0..900_000_u64).map(|n| (n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 33) as u8);
+        parts.insert(2, noise.collect());
+        let segments = parts.iter().map(|part| Segment::new(part));
+        let packed = Packed::Segments(segments.collect());
+        let compressed = bytes(packed.clone().compressed()).await;
+        let mut unpacked = Vec::new();
+        // This decoder reads one member, and checks sum and length.
+        let mut decoder = GzDecoder::new(compressed.as_ref());
+        decoder.read_to_end(&mut unpacked).unwrap();
+        assert!(unpacked == parts.concat());
+        assert!(bytes(packed.plain()).await == parts.concat());
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Parameters that many operations take stand once in the older document, and operations refer to
 //! them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use base64::{Engine, engine::general_purpose::URL_SAFE};
 use machinery::json::json;
@@ -13,6 +13,20 @@ const GENERIC: &str = "#/definitions/io.k8s.apimachinery";
 /// Takes them out of paths.
 pub(super) fn parameters(paths: &mut Object) -> Object {
     let mut shared = BTreeMap::new();
+    replace(paths, |name, parameter| {
+        shared.insert(name, parameter);
+        true
+    });
+    shared.into_iter().collect()
+}
+
+/// Refers to those that stand there already; the others stay where they are.
+pub(super) fn refer(paths: &mut Object, known: &BTreeSet<String>) {
+    replace(paths, |name, _| known.contains(&name));
+}
+
+/// Puts references in the place of parameters that `take` takes.
+fn replace(paths: &mut Object, mut take: impl FnMut(String, Value) -> bool) {
     for (_, item) in paths.iter_mut() {
         for (key, operation) in item.as_object_mut().into_iter().flatten() {
             let list = match key.as_str() {
@@ -24,11 +38,12 @@ pub(super) fn parameters(paths: &mut Object) -> Object {
             for parameter in list.into_iter().flatten().filter(|one| is_shared(one)) {
                 let name = name(parameter);
                 let target = json!({"$ref": format!("#/parameters/{name}")});
-                shared.insert(name, std::mem::replace(parameter, target));
+                if take(name, parameter.clone()) {
+                    *parameter = target;
+                }
             }
         }
     }
-    shared.into_iter().collect()
 }
 
 /// Not what names a kind, and not what older clients look for at each operation.

@@ -20,7 +20,7 @@ mod versions;
 
 pub use codec::{Draft, Header, ObjectCodec, Stored};
 pub use names::{Endings, RandomEndings};
-pub use reader::Reader;
+pub use reader::{Reader, Readings};
 pub use resources::{
     KindRef, Labels, Registry, Resource, Served, Table, api_version, key_prefix, object_key,
 };

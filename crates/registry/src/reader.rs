@@ -1,9 +1,9 @@
 //! Reads of objects inside the server: for authorizers, admission plugins and the server's own controllers.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use futures::StreamExt;
-use machinery::Status;
+use machinery::{Object, Status};
 use stdx::Backoff;
 use store::{Entry, Freshness, ListRequest, Revision, Watch, WatchItem};
 use tokio::sync::Notify;
@@ -13,6 +13,35 @@ use crate::{Registry, Resource, Store, Stored, Table, failure};
 /// How soon a watch that ended is begun again.
 const FIRST: Duration = Duration::from_millis(20);
 const LONGEST: Duration = Duration::from_secs(5);
+
+/// What was read of the objects of a cluster-scoped kind, by name: every revision of an object is parsed once, and one
+/// object at a time.
+pub struct Readings<T>(HashMap<Box<str>, (Revision, Arc<T>)>);
+
+impl<T> Default for Readings<T> {
+    fn default() -> Self {
+        Self(HashMap::new())
+    }
+}
+
+impl<T> Readings<T> {
+    /// Reads what is new, and forgets what is gone. The order is that of the objects.
+    pub fn update(&mut self, objects: &[Arc<Stored>], read: impl Fn(&Object) -> T) -> Vec<Arc<T>> {
+        let mut before = std::mem::take(&mut self.0);
+        let mut all = Vec::with_capacity(objects.len());
+        for object in objects {
+            let known = before.remove_entry(&object.header.name);
+            let known = known.filter(|(_, (revision, _))| *revision == object.revision);
+            let (name, (revision, reading)) = known.unwrap_or_else(|| {
+                let reading = Arc::new(read(&object.parse()));
+                (object.header.name.clone(), (object.revision, reading))
+            });
+            all.push(reading.clone());
+            self.0.insert(name, (revision, reading));
+        }
+        all
+    }
+}
 
 /// A view of the objects. Cheap to clone.
 #[derive(Clone)]

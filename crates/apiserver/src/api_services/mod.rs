@@ -4,19 +4,23 @@
 
 mod priorities;
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+    time::Duration,
+};
 
 use aggregator::Priorities;
 use http::Method;
 use kinds::tree;
 use machinery::{
-    Object, Status, Value,
+    Object, Value,
     json::{Map, json},
 };
 use stdx::Backoff;
 use tokio::sync::Notify;
 
-use registry::Table;
+use registry::{Readings, Stored, Table};
 use request::Client;
 
 use crate::{LocalService, User, pipeline::Core, started::Part, user};
@@ -54,9 +58,10 @@ pub(crate) async fn keep(core: Arc<Core>) {
     let work = async {
         let mut backoff = Backoff::new(FIRST, LONGEST);
         let mut starts = true;
+        let mut known = Known::default();
         loop {
             changed.notified().await;
-            match settle(&core, &api, starts).await {
+            match known.settle(&core, &api, starts).await {
                 Ok(()) => {
                     core.started.finish(Part::ApiServices);
                     starts = false;
@@ -73,34 +78,80 @@ pub(crate) async fn keep(core: Arc<Core>) {
     tokio::join!(futures::future::join_all(watches), work);
 }
 
-async fn settle(core: &Core, api: &LocalService, starts: bool) -> Result<(), String> {
-    let list = async |group: &str, plural: &str| -> Result<Vec<Object>, Status> {
-        let (_, objects) = core.reader.list(group, plural, "").await?;
-        Ok(objects.iter().map(|stored| stored.parse()).collect())
-    };
-    let (group, plural) = DEFINITIONS;
-    let definitions = list(group, plural).await.map_err(|s| s.to_string())?;
-    let stored = list(GROUP, PLURAL).await.map_err(|s| s.to_string())?;
-    let mut wanted = custom(&definitions);
-    wanted.extend(own(&core.registry.table()));
-    let changes = changes(&stored, wanted, starts).into_iter();
-    futures::future::try_join_all(changes.map(|change| write(api, change))).await?;
-    Ok(())
+/// What was read so far: an object is parsed again when it has changed.
+#[derive(Default)]
+struct Known {
+    /// The served groups and versions of each definition.
+    definitions: Readings<Vec<(String, String)>>,
+    services: Readings<Service>,
+}
+
+impl Known {
+    async fn settle(
+        &mut self,
+        core: &Core,
+        api: &LocalService,
+        starts: bool,
+    ) -> Result<(), String> {
+        let list = async |group: &str, plural: &str| {
+            let listed = core.reader.list(group, plural, "").await;
+            listed
+                .map(|(_, objects)| objects)
+                .map_err(|s| s.to_string())
+        };
+        let (group, plural) = DEFINITIONS;
+        let definitions = list(group, plural).await?;
+        let definitions = self.definitions.update(&definitions, served_versions);
+        let stored = list(GROUP, PLURAL).await?;
+        let services = self.services.update(&stored, Service::read);
+        let mut wanted = custom(definitions.iter().flat_map(|one| one.iter()));
+        wanted.extend(own(&core.registry.table()));
+        let changes = changes(&services, wanted, starts).into_iter();
+        let changes = changes.map(|change| write(api, change, &stored));
+        futures::future::try_join_all(changes).await?;
+        Ok(())
+    }
+}
+
+/// What is needed of a stored APIService.
+struct Service {
+    name: String,
+    /// How the server keeps it, if it does.
+    managed: Option<&'static str>,
+    is_taken_over: bool,
+    spec: Value,
+}
+
+impl Service {
+    fn read(object: &Object) -> Self {
+        let managed = tree::text(&tree::get(object, "metadata")["labels"][MANAGED]);
+        Self {
+            name: tree::name(object).to_owned(),
+            managed: [ON_START, ALWAYS].into_iter().find(|one| *one == managed),
+            is_taken_over: is_taken_over(object),
+            spec: tree::get(object, "spec").clone(),
+        }
+    }
 }
 
 #[derive(Debug, PartialEq)]
 enum Change {
     Create(Object),
-    Update(Object),
+    /// The name and the spec that it gets.
+    Update(String, Value),
     Delete(String),
 }
 
-async fn write(api: &LocalService, change: Change) -> Result<(), String> {
+async fn write(api: &LocalService, change: Change, stored: &[Arc<Stored>]) -> Result<(), String> {
     let (method, path, body) = match change {
         Change::Create(object) => (Method::POST, PATH.to_owned(), Some(object)),
-        Change::Update(object) => {
-            let path = format!("{PATH}/{}", tree::name(&object));
-            (Method::PUT, path, Some(object))
+        Change::Update(name, spec) => {
+            let Some(current) = stored.iter().find(|one| *one.header.name == *name) else {
+                return Ok(());
+            };
+            let mut object = current.parse();
+            object.insert("spec".to_owned(), spec);
+            (Method::PUT, format!("{PATH}/{name}"), Some(object))
         }
         Change::Delete(name) => (Method::DELETE, format!("{PATH}/{name}"), None),
     };
@@ -114,58 +165,84 @@ pub(crate) fn priorities(group: &str, version: &str) -> Priorities {
     Priorities { group, version }
 }
 
-fn object(group: &str, version: &str, (minimum, priority): (i64, i64), managed: &str) -> Object {
-    let name = format!("{version}.{group}");
-    let mut spec = json!({
-        "version": version, "groupPriorityMinimum": minimum, "versionPriority": priority,
-    });
-    if !group.is_empty() {
-        spec["group"] = group.into();
-    }
-    let object = json!({
-        "metadata": {"name": name, "labels": {MANAGED: managed}},
-        "spec": spec,
-    });
-    object.as_object().cloned().unwrap_or_else(Map::new)
+/// An APIService as it should be.
+#[derive(Clone)]
+struct Wanted {
+    group: String,
+    version: String,
+    priorities: (i64, i64),
+    managed: &'static str,
 }
 
-type Wanted = BTreeMap<String, Object>;
+impl Wanted {
+    fn spec(&self) -> Value {
+        let (minimum, priority) = self.priorities;
+        let mut spec = json!({
+            "version": self.version, "groupPriorityMinimum": minimum, "versionPriority": priority,
+        });
+        if !self.group.is_empty() {
+            spec["group"] = self.group.as_str().into();
+        }
+        spec
+    }
 
-fn by_name(objects: impl Iterator<Item = Object>) -> Wanted {
-    let named = objects.map(|object| (tree::name(&object).to_owned(), object));
-    named.collect()
+    fn name(&self) -> String {
+        format!("{}.{}", self.version, self.group)
+    }
+
+    fn object(&self) -> Object {
+        let object = json!({
+            "metadata": {"name": self.name(), "labels": {MANAGED: self.managed}},
+            "spec": self.spec(),
+        });
+        object.as_object().cloned().unwrap_or_else(Map::new)
+    }
+}
+
+type ByName = BTreeMap<String, Wanted>;
+
+fn by_name(all: impl Iterator<Item = Wanted>) -> ByName {
+    all.map(|one| (one.name(), one)).collect()
 }
 
 /// The objects of what is built in.
-fn own(table: &Table) -> Wanted {
+fn own(table: &Table) -> ByName {
     let built_in = table.all().iter().filter(|resource| !resource.custom);
     by_name(built_in.filter_map(|resource| {
         let (group, version) = (&resource.group, &resource.version);
-        let priorities = priorities::of(group, version)?;
         // Metrics are served here again as soon as nothing else serves them.
         let managed = match group.as_str() {
             metrics_api::GROUP => ALWAYS,
             _ => ON_START,
         };
-        Some(object(group, version, priorities, managed))
+        Some(Wanted {
+            group: group.clone(),
+            version: version.clone(),
+            priorities: priorities::of(group, version)?,
+            managed,
+        })
     }))
 }
 
-/// The objects of what definitions say.
-fn custom(definitions: &[Object]) -> Wanted {
-    let versions = definitions.iter().flat_map(|definition| {
-        let spec = tree::get(definition, "spec");
-        let served = tree::list(&spec["versions"]).iter();
-        let served = served.filter(|version| tree::truth(&version["served"]));
-        served.map(|version| (tree::text(&spec["group"]), tree::text(&version["name"])))
-    });
-    by_name(versions.map(|(group, version)| object(group, version, CUSTOM, ALWAYS)))
+/// The groups and versions that a definition serves.
+fn served_versions(definition: &Object) -> Vec<(String, String)> {
+    let spec = tree::get(definition, "spec");
+    let served = tree::list(&spec["versions"]).iter();
+    let served = served.filter(|version| tree::truth(&version["served"]));
+    let text = |value: &Value| tree::text(value).to_owned();
+    served
+        .map(|version| (text(&spec["group"]), text(&version["name"])))
+        .collect()
 }
 
-/// How the server keeps an object, if it does.
-fn managed(object: &Object) -> Option<&str> {
-    let managed = tree::text(&tree::get(object, "metadata")["labels"][MANAGED]);
-    [ON_START, ALWAYS].contains(&managed).then_some(managed)
+/// The objects of what definitions say.
+fn custom<'a>(versions: impl Iterator<Item = &'a (String, String)>) -> ByName {
+    by_name(versions.map(|(group, version)| Wanted {
+        group: group.clone(),
+        version: version.clone(),
+        priorities: CUSTOM,
+        managed: ALWAYS,
+    }))
 }
 
 /// Whether somebody has another server serve a group that is offered here.
@@ -175,30 +252,29 @@ fn is_taken_over(object: &Object) -> bool {
 }
 
 /// What is to be done so that what is stored is right.
-fn changes(stored: &[Object], wanted: Wanted, starts: bool) -> Vec<Change> {
+fn changes(stored: &[Arc<Service>], wanted: ByName, starts: bool) -> Vec<Change> {
     let now = |managed: Option<&str>| match managed {
         Some(ON_START) => starts,
         managed => managed.is_some(),
     };
-    let is_unwanted = |object: &&Object| !wanted.contains_key(tree::name(object));
-    let unwanted = stored.iter().filter(is_unwanted);
-    let unwanted = unwanted.filter(|object| now(managed(object)));
+    let unwanted = stored.iter().filter(|one| !wanted.contains_key(&one.name));
+    let unwanted = unwanted.filter(|one| now(one.managed));
     let mut changes: Vec<Change> = unwanted
-        .map(|object| Change::Delete(tree::name(object).to_owned()))
+        .map(|one| Change::Delete(one.name.clone()))
         .collect();
+    let stored = stored.iter().map(|one| (one.name.as_str(), one));
+    let stored: HashMap<&str, &Arc<Service>> = stored.collect();
     for (name, wanted) in wanted {
-        if !now(managed(&wanted)) {
+        if !now(Some(wanted.managed)) {
             continue;
         }
-        match stored.iter().find(|object| tree::name(object) == name) {
-            None => changes.push(Change::Create(wanted)),
-            Some(current) if is_taken_over(current) => {}
+        match stored.get(name.as_str()) {
+            None => changes.push(Change::Create(wanted.object())),
+            Some(current) if current.is_taken_over => {}
             Some(current) => {
-                let spec: &Value = tree::get(&wanted, "spec");
-                if now(managed(current)) && tree::get(current, "spec") != spec {
-                    let mut updated = current.clone();
-                    updated.insert("spec".to_owned(), spec.clone());
-                    changes.push(Change::Update(updated));
+                let spec = wanted.spec();
+                if now(current.managed) && current.spec != spec {
+                    changes.push(Change::Update(name, spec));
                 }
             }
         }
@@ -211,17 +287,23 @@ mod tests {
     use super::*;
     use crate::Registry;
 
-    fn stored(name: &str, managed: &str, priority: i64) -> Object {
+    fn wanted(name: &str, managed: &'static str, priority: i64) -> Wanted {
         let (version, group) = name.split_once('.').unwrap();
-        object(group, version, (17_800, priority), managed)
+        Wanted {
+            group: group.to_owned(),
+            version: version.to_owned(),
+            priorities: (17_800, priority),
+            managed,
+        }
     }
 
-    fn wanted(managed: &str) -> Wanted {
-        by_name([stored("v1.apps", managed, 15)].into_iter())
+    fn stored(object: &Object) -> Arc<Service> {
+        Arc::new(Service::read(object))
     }
 
     #[test]
     fn what_is_built_in_is_put_right_at_the_start_and_left_alone_then() {
+        let now = wanted("v1.apps", ON_START, 15);
         for (current, starts, expected) in [
             (None, true, "create"),
             (None, false, ""),
@@ -230,17 +312,20 @@ mod tests {
             (Some((ON_START, 9)), false, ""),
             (Some(("false", 9)), true, ""),
         ] {
-            let current = current.map(|(managed, priority)| stored("v1.apps", managed, priority));
-            let stored: Vec<Object> = current.into_iter().collect();
-            let said = match changes(&stored, wanted(ON_START), starts).as_slice() {
+            let before: Vec<_> = current
+                .map(|(managed, priority)| stored(&wanted("v1.apps", managed, priority).object()))
+                .into_iter()
+                .collect();
+            let wanted = by_name([now.clone()].into_iter());
+            let said = match changes(&before, wanted, starts).as_slice() {
                 [] => "",
-                [Change::Create(_)] => "create",
-                [Change::Update(object)] if tree::int(&object["spec"]["versionPriority"]) == 15 => {
+                [Change::Create(object)] if *object == now.object() => "create",
+                [Change::Update(name, spec)] if name == "v1.apps" && *spec == now.spec() => {
                     "update"
                 }
                 other => panic!("{other:?}"),
             };
-            assert_eq!(said, expected, "{stored:?} {starts}");
+            assert_eq!(said, expected, "{current:?} {starts}");
         }
     }
 
@@ -249,29 +334,29 @@ mod tests {
         let definition = json!({"spec": {"group": "a.example", "versions": [
             {"name": "v1", "served": true}, {"name": "v2", "served": false},
         ]}});
-        let definition = definition.as_object().unwrap().clone();
-        let wanted = custom(&[definition]);
+        let served = served_versions(definition.as_object().unwrap());
+        let wanted = custom(served.iter());
         assert_eq!(wanted.keys().collect::<Vec<_>>(), ["v1.a.example"]);
-        let object = wanted["v1.a.example"].clone();
+        let object = wanted["v1.a.example"].object();
         let expected = json!({"group": "a.example", "version": "v1",
             "groupPriorityMinimum": 1000, "versionPriority": 100});
         assert_eq!(object["spec"], expected);
         let made = changes(&[], wanted, false);
         assert_eq!(made, [Change::Create(object.clone())]);
-        let gone = changes(&[object], Wanted::new(), false);
+        let gone = changes(&[stored(&object)], ByName::new(), false);
         assert_eq!(gone, [Change::Delete("v1.a.example".to_owned())]);
     }
 
     #[test]
     fn another_server_may_take_over_metrics_and_nothing_else() {
         for (name, expected) in [("v1beta1.metrics.k8s.io", 0), ("v1.apps", 1)] {
-            let mut remote = stored(name, ALWAYS, 1);
+            let own = wanted(name, ALWAYS, 1);
+            let mut remote = own.object();
             remote["spec"]["service"] =
                 json!({"namespace": "kube-system", "name": "metrics-server"});
-            let wanted = by_name([stored(name, ALWAYS, 1)].into_iter());
+            let wanted = by_name([own].into_iter());
             for starts in [true, false] {
-                let stored = [remote.clone()];
-                let changed = changes(&stored, wanted.clone(), starts);
+                let changed = changes(&[stored(&remote)], wanted.clone(), starts);
                 assert_eq!(changed.len(), expected, "{name}");
             }
             // When it is deleted, the group is served here again.
@@ -281,10 +366,10 @@ mod tests {
 
     #[test]
     fn what_no_server_serves_any_more_goes_when_one_starts() {
-        let old = stored("v1beta1.apps", ON_START, 1);
-        let mine = stored("v1.mine", "", 1);
-        assert!(changes(&[old.clone(), mine.clone()], Wanted::new(), false).is_empty());
-        let gone = changes(&[old, mine], Wanted::new(), true);
+        let old = stored(&wanted("v1beta1.apps", ON_START, 1).object());
+        let mine = stored(&wanted("v1.mine", "", 1).object());
+        assert!(changes(&[old.clone(), mine.clone()], ByName::new(), false).is_empty());
+        let gone = changes(&[old, mine], ByName::new(), true);
         assert_eq!(gone, [Change::Delete("v1beta1.apps".to_owned())]);
     }
 

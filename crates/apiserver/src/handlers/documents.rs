@@ -84,12 +84,10 @@ fn is_routed(table: &Table, path: &str) -> bool {
 }
 
 fn discover(request: &Request, table: &Table, path: &str) -> Option<Answer> {
-    let address = request.core.config.advertise.to_string();
-    let view = discovery::View {
-        table,
-        services: &request.core.aggregator.known(),
-    };
-    discovery::serve(&view, path, &request.parts.headers, &address)
+    let address = request.core.advertise().to_string();
+    let (core, headers) = (&request.core, &request.parts.headers);
+    let moment = core.aggregator.moment();
+    discovery::serve(&core.discovery, table, &moment, path, headers, &address)
 }
 
 /// The server that describes the group and version of a path below `/openapi/v3`, if it is another one.

@@ -1,6 +1,9 @@
 //! What all requests share, built once from the configuration.
 
-use std::sync::{Arc, OnceLock};
+use std::{
+    net::SocketAddr,
+    sync::{Arc, OnceLock},
+};
 
 use aggregator::Aggregator;
 use auth::{
@@ -10,12 +13,14 @@ use auth::{
 use flowcontrol::Fairness;
 use request::heavy::Slots;
 use service_allocator::Allocator;
+use tokio::sync::watch;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     Config, Error, Reader, Registry, Store,
     admission::{self, Plugin, WebhookShared},
     audit::Audit,
+    discovery,
     metrics::Metrics,
     receiving::ReadAhead,
     sending::Budget,
@@ -39,6 +44,7 @@ pub(crate) struct Core {
     /// Allocates addresses and ports of Services.
     pub(crate) service_allocator: Arc<Allocator>,
     pub(crate) openapi: Arc<openapi::Documents>,
+    pub(crate) discovery: discovery::Made,
     pub(crate) audit: Option<Audit>,
     pub(crate) metrics: Metrics,
     /// What nodes and pods use.
@@ -46,6 +52,8 @@ pub(crate) struct Core {
     pub(crate) tasks: Tasks,
     /// The port that the server listens on, once it does.
     pub(crate) port: OnceLock<u16>,
+    /// Where others reach the server now.
+    pub(crate) advertised: watch::Sender<SocketAddr>,
     /// Which parts of the start-up are done.
     pub(crate) started: Started,
     /// Bounds the bytes of answers that clients have not read yet.
@@ -80,6 +88,11 @@ pub(crate) struct Tasks {
 }
 
 impl Core {
+    /// Where others reach the server now.
+    pub(crate) fn advertise(&self) -> SocketAddr {
+        *self.advertised.borrow()
+    }
+
     pub(crate) fn new(
         config: Config,
         store: Store,
@@ -135,7 +148,9 @@ impl Core {
             slots: Slots::default(),
             started: Started::default(),
             openapi: Arc::default(),
+            discovery: discovery::Made::default(),
             port: OnceLock::new(),
+            advertised: watch::Sender::new(config.advertise),
             tasks: Tasks::default(),
             config,
             store,

@@ -1,0 +1,369 @@
+//! The document of the older form, kept in pieces: what is built in and what other servers say is one, every custom
+//! resource is another. A definition that changes has its own piece made anew and no other.
+
+use std::{
+    collections::{BTreeSet, HashMap, HashSet},
+    sync::{Arc, Weak},
+};
+
+use machinery::{Object, Value, json::json};
+use sha2::{Digest, Sha256};
+
+use super::{
+    Form, Remote, custom,
+    document::{Maker, Parsed},
+    gnostic, hex,
+    packed::{Packed, Segment},
+    place, remote,
+};
+use registry::{Resource, Table};
+
+/// Everything in the document, by which its pieces are found.
+pub(super) struct Sources {
+    /// Custom resources that this server speaks of, in the order of their names.
+    custom: Vec<Arc<Resource>>,
+    /// The hashes of what other servers say.
+    with: Vec<String>,
+}
+
+impl Sources {
+    pub(super) fn new(table: &Table, remote: &[Remote]) -> Self {
+        let served: HashSet<&str> = remote.iter().map(|one| one.place.as_str()).collect();
+        let is_own = |one: &&Arc<Resource>| {
+            one.custom && (served.is_empty() || !served.contains(&*place(&one.group, &one.version)))
+        };
+        let mut custom: Vec<_> = table.all().iter().filter(is_own).cloned().collect();
+        // The versions of a definition stand together: its bytes are parsed once for all of them.
+        custom.sort_by(|one, other| {
+            let one = (&one.group, &one.plural, &one.version);
+            one.cmp(&(&other.group, &other.plural, &other.version))
+        });
+        let with = remote.iter().map(|one| one.hash.clone()).collect();
+        Self { custom, with }
+    }
+
+    /// Changes with the document. Nothing has to be made for it.
+    pub(super) fn hash(&self) -> String {
+        let mut hash = Sha256::new();
+        hash.update(super::descriptions::build());
+        for with in &self.with {
+            hash.update((with.len() as u64).to_le_bytes());
+            hash.update(with);
+        }
+        let kinds = self.custom.iter().filter_map(|one| one.definition.as_ref());
+        kinds.for_each(|kind| hash.update(kind.published()));
+        hex(&hash.finalize())
+    }
+}
+
+/// The pieces of one form.
+#[derive(Default)]
+pub(super) struct Pieces {
+    base: Option<Arc<Base>>,
+    /// By the address of the resource, which stays its own while the piece refers to it.
+    custom: HashMap<usize, Piece>,
+}
+
+/// Everything but custom resources.
+pub(super) struct Base {
+    with: Vec<String>,
+    /// The names of definitions and of shared parameters.
+    definitions: HashSet<String>,
+    parameters: BTreeSet<String>,
+    /// What stands before and after the paths and the definitions of custom resources.
+    start: Segment,
+    middle: Segment,
+    end: Segment,
+}
+
+/// What one custom resource adds.
+struct Piece {
+    of: Weak<Resource>,
+    name: String,
+    /// Whether its definitions are left out, because the base has others of the same name.
+    is_hidden: bool,
+    /// Protobuf needs only the first.
+    paths: Segment,
+    definitions: Segment,
+}
+
+fn address(resource: &Arc<Resource>) -> usize {
+    Arc::as_ptr(resource) as usize
+}
+
+impl Pieces {
+    fn piece(&self, resource: &Arc<Resource>) -> Option<&Piece> {
+        let piece = self.custom.get(&address(resource))?;
+        std::ptr::eq(piece.of.as_ptr(), Arc::as_ptr(resource)).then_some(piece)
+    }
+
+    fn base(&self, sources: &Sources) -> Option<&Arc<Base>> {
+        self.base.as_ref().filter(|base| base.with == sources.with)
+    }
+
+    /// The document, if all pieces of it are there.
+    pub(super) fn join(&self, sources: &Sources) -> Option<Packed> {
+        let base = self.base(sources)?;
+        let pieces = sources.custom.iter().map(|one| self.piece(one));
+        let pieces: Vec<&Piece> = pieces.collect::<Option<_>>()?;
+        let mut segments = vec![base.start.clone()];
+        segments.extend(pieces.iter().map(|one| one.paths.clone()));
+        segments.push(base.middle.clone());
+        segments.extend(pieces.iter().map(|one| one.definitions.clone()));
+        segments.push(base.end.clone());
+        segments.retain(|segment| !segment.is_empty());
+        Some(Packed::Segments(segments.into()))
+    }
+
+    /// Takes pieces that were made, and forgets those of resources that are gone and those that do not fit the base.
+    pub(super) fn take(&mut self, made: Made) {
+        let base = &made.base;
+        self.custom.retain(|_, piece| {
+            piece.of.strong_count() > 0 && piece.is_hidden == base.definitions.contains(&piece.name)
+        });
+        self.base = Some(made.base);
+        self.custom.extend(made.custom);
+    }
+
+    /// What is missing of a document.
+    pub(super) fn missing(&self, sources: &Sources) -> Missing {
+        let base = self.base(sources).cloned();
+        let lacks = |one: &&Arc<Resource>| base.is_some() && self.piece(one).is_none();
+        let custom = sources.custom.iter().filter(lacks).cloned().collect();
+        Missing {
+            base,
+            custom,
+            with: sources.with.clone(),
+        }
+    }
+}
+
+/// What is missing of a document; without a base, that comes first.
+pub(super) struct Missing {
+    base: Option<Arc<Base>>,
+    custom: Vec<Arc<Resource>>,
+    with: Vec<String>,
+}
+
+/// Pieces that were made.
+pub(super) struct Made {
+    base: Arc<Base>,
+    custom: Vec<(usize, Piece)>,
+}
+
+impl Missing {
+    pub(super) fn make(self, maker: &Maker<'_>, remote: &[Remote], form: Form) -> Made {
+        let base = self
+            .base
+            .unwrap_or_else(|| Arc::new(Base::make(maker, remote, self.with, form)));
+        let mut schemas = Parsed::default();
+        let custom = self.custom.iter().map(|resource| {
+            let parts = maker.custom_v2(resource, &mut schemas, &base.parameters);
+            (address(resource), Piece::new(resource, parts, &base, form))
+        });
+        let custom = custom.collect();
+        Made { base, custom }
+    }
+}
+
+impl Base {
+    fn make(maker: &Maker<'_>, remote: &[Remote], with: Vec<String>, form: Form) -> Self {
+        let mut whole = maker.v2();
+        remote::merge(&mut whole, remote);
+        let names = |part: &str| {
+            let part = whole[part].as_object().into_iter().flatten();
+            part.map(|(name, _)| name.to_string())
+        };
+        let definitions = names("definitions").collect();
+        let parameters = names("parameters").collect();
+        let [start, middle, end] = match form {
+            Form::Protobuf => [gnostic::v2(&whole), Vec::new(), Vec::new()],
+            Form::Json => sections(whole),
+        };
+        Self {
+            with,
+            definitions,
+            parameters,
+            start: Segment::new(&start),
+            middle: Segment::new(&middle),
+            end: Segment::new(&end),
+        }
+    }
+}
+
+/// The text of a document, cut where paths and where definitions can be added. There are always some of both.
+fn sections(mut whole: Value) -> [Vec<u8>; 3] {
+    let mut take = |part: &str| whole.as_object_mut().and_then(|it| it.shift_remove(part));
+    let (paths, definitions) = (take("paths"), take("definitions"));
+    let entries = |part: Option<Value>| inner(&part.unwrap_or_default());
+    let rest = inner(&whole);
+    [
+        format!("{{\"paths\":{{{}", entries(paths)),
+        format!("}},\"definitions\":{{{}", entries(definitions)),
+        format!("}},{rest}}}"),
+    ]
+    .map(String::into_bytes)
+}
+
+/// The text of an object without its braces.
+fn inner(object: &Value) -> String {
+    let text = object.to_string();
+    let inner = text.strip_prefix('{').and_then(|it| it.strip_suffix('}'));
+    inner.unwrap_or_default().to_owned()
+}
+
+impl Piece {
+    fn new(
+        resource: &Arc<Resource>,
+        (paths, mut definitions): (Object, Object),
+        base: &Base,
+        form: Form,
+    ) -> Self {
+        let name = custom::name(resource);
+        let is_hidden = base.definitions.contains(&name);
+        definitions.retain(|name, _| !base.definitions.contains(name.as_str()));
+        let (paths, definitions) = match form {
+            // Messages one after the other are read as one, with the fields of all.
+            Form::Protobuf => {
+                let part = json!({"paths": paths, "definitions": definitions});
+                (gnostic::v2(&part), Vec::new())
+            }
+            Form::Json => {
+                let [paths, definitions] = [paths, definitions].map(added);
+                (paths, definitions)
+            }
+        };
+        Self {
+            of: Arc::downgrade(resource),
+            name,
+            is_hidden,
+            paths: Segment::new(&paths),
+            definitions: Segment::new(&definitions),
+        }
+    }
+}
+
+/// The text of entries that follow others.
+fn added(entries: Object) -> Vec<u8> {
+    match inner(&Value::Object(entries)) {
+        none if none.is_empty() => Vec::new(),
+        entries => format!(",{entries}").into_bytes(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use apiextensions::{CustomKind, Schemas};
+    use http::HeaderMap;
+    use http_body_util::BodyExt;
+    use registry::Registry;
+    use request::Query;
+
+    use super::*;
+    use crate::{Ask, Documents};
+
+    fn define(registry: &Registry, group: &str, plural: &str, field: &str) {
+        let schema = json!({"type": "object", "properties": {field: {"type": "string"}}});
+        let version = json!({"name": "v1", "schema": {"openAPIV3Schema": schema}});
+        let definition = json!({"spec": {
+            "group": group, "scope": "Namespaced", "versions": [version],
+            "names": {"kind": plural.to_uppercase(), "plural": plural},
+        }});
+        let schemas = Arc::new(Schemas::new(definition.to_string().into()));
+        let kind = CustomKind::read(&definition, &version, schemas, "v1", 1);
+        registry.define(vec![Arc::new(kind)], true);
+    }
+
+    async fn get(
+        registry: &Registry,
+        documents: &Arc<Documents>,
+        accept: &str,
+    ) -> (String, Vec<u8>) {
+        let headers = HeaderMap::from_iter([(http::header::ACCEPT, accept.parse().unwrap())]);
+        let ask = Ask {
+            table: registry.kept_table(),
+            documents: documents.clone(),
+            remote: Vec::new(),
+            headers: &headers,
+            query: &Query::default(),
+            now: 0,
+        };
+        let answer = ask.serve("/openapi/v2").await.unwrap().unwrap();
+        let etag = answer.headers()["etag"].to_str().unwrap().to_owned();
+        let body = answer.into_body().collect().await.unwrap().to_bytes();
+        (etag, body.to_vec())
+    }
+
+    fn references(value: &Value, found: &mut Vec<String>) {
+        if let Some(target) = value.get("$ref").and_then(Value::as_str) {
+            found.push(target.to_owned());
+        }
+        let below = value.as_object().into_iter().flat_map(|it| it.values());
+        let items = value.as_array().into_iter().flatten();
+        below.chain(items).for_each(|one| references(one, found));
+    }
+
+    #[tokio::test]
+    async fn of_definitions_that_stay_nothing_is_made_again() {
+        let (registry, documents) = (Registry::builtin(), Arc::default());
+        define(&registry, "example.com", "stays", "a");
+        define(&registry, "example.com", "changes", "before");
+        let json = "application/json";
+        let (first, _) = get(&registry, &documents, json).await;
+        let pieces = |documents: &Documents| {
+            let older = documents.older.lock();
+            let pieces = older[Form::Json as usize].custom.values();
+            let pieces = pieces.map(|one| (one.name.clone(), one.definitions.clone()));
+            pieces.collect::<HashMap<_, _>>()
+        };
+        let before = pieces(&documents);
+        define(&registry, "example.com", "changes", "after");
+        let (second, text) = get(&registry, &documents, json).await;
+        assert_ne!(first, second);
+        let after = pieces(&documents);
+        let is_same = |name: &str| after[name].is_same(&before[name]);
+        assert!(is_same("com.example.v1.STAYS") && !is_same("com.example.v1.CHANGES"));
+        assert_eq!(after.len(), 2, "the older one is forgotten");
+
+        let document: Value = machinery::json::from_slice(&text).unwrap();
+        let properties = &document["definitions"]["com.example.v1.CHANGES"]["properties"];
+        assert!(properties.get("after").is_some() && properties.get("before").is_none());
+        let mut found = Vec::new();
+        references(&document, &mut found);
+        let missing = found.iter().find(|target| {
+            let path = target.trim_start_matches('#').split('/').skip(1);
+            path.fold(Some(&document), |at, part| at?.get(part))
+                .is_none()
+        });
+        assert_eq!(missing, None, "every reference leads somewhere");
+    }
+
+    #[tokio::test]
+    async fn a_name_that_is_taken_is_not_given_twice() {
+        let (registry, documents) = (Registry::builtin(), Arc::default());
+        define(&registry, "apps.api.k8s.io", "PodList", "a");
+        let schema = json!({"type": "object"});
+        let version = json!({"name": "v1", "schema": {"openAPIV3Schema": schema}});
+        let definition = json!({"spec": {"group": "apps.api.k8s.io", "scope": "Namespaced",
+            "versions": [version], "names": {"kind": "Deployment", "plural": "deployments"}}});
+        let schemas = Arc::new(Schemas::new(definition.to_string().into()));
+        let kind = CustomKind::read(&definition, &version, schemas, "v1", 1);
+        registry.define(vec![Arc::new(kind)], true);
+        let (_, text) = get(&registry, &documents, "application/json").await;
+        let text = String::from_utf8(text).unwrap();
+        let name = "\"io.k8s.api.apps.v1.Deployment\":";
+        assert_eq!(text.matches(name).count(), 1);
+    }
+
+    #[tokio::test]
+    async fn both_forms_have_one_hash_and_the_same_kinds() {
+        let (registry, documents) = (Registry::builtin(), Arc::default());
+        define(&registry, "example.com", "things", "a");
+        let protobuf = "application/com.github.proto-openapi.spec.v2@v1.0+protobuf";
+        let (etag, message) = get(&registry, &documents, protobuf).await;
+        assert_eq!(etag, get(&registry, &documents, "application/json").await.0);
+        assert!(message.starts_with(b"\n\x032.0"));
+        let name = b"com.example.v1.THINGS";
+        assert!(message.windows(name.len()).any(|part| part == name));
+    }
+}
