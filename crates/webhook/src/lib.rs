@@ -10,7 +10,14 @@ mod connect;
 mod credentials;
 mod tls;
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
@@ -125,13 +132,16 @@ impl Client {
         );
         let failed = |why: &str| Failure::unavailable(format!("Post {}: {why}", quote(&url)));
         let request = || request(&endpoint, &url, call.body.clone()).map_err(|why| failed(&why));
+        let is_read = AtomicBool::new(false);
         let exchange = async {
             let mut retries = 0;
             loop {
                 let response = endpoint.http.request(request()?).await;
                 let response = response.map_err(|error| failed(&words(&error)))?;
                 let (parts, body) = response.into_parts();
+                is_read.store(true, Ordering::Relaxed);
                 let body = read(body, call.limit).await?;
+                is_read.store(false, Ordering::Relaxed);
                 match answer::retry_after(&parts).filter(|_| retries < RETRIES) {
                     Some(wait) => tokio::time::sleep(wait).await,
                     None => return answer::judge(&parts, body),
@@ -141,10 +151,17 @@ impl Client {
         };
         match tokio::time::timeout(call.timeout, exchange).await {
             Ok(answer) => answer,
-            Err(_) => Err(Failure {
-                timed_out: true,
-                ..failed("context deadline exceeded")
-            }),
+            Err(_) => {
+                let why = "context deadline exceeded";
+                let failure = match is_read.into_inner() {
+                    true => unread(why),
+                    false => failed(why),
+                };
+                Err(Failure {
+                    timed_out: true,
+                    ..failure
+                })
+            }
         }
     }
 
@@ -205,21 +222,23 @@ fn request(endpoint: &Endpoint, url: &str, body: Bytes) -> Result<Request<Full<B
     Ok(request)
 }
 
+/// The body of an answer cannot be read.
+fn unread(why: &str) -> Failure {
+    Failure::unavailable(format!(
+        "unexpected error when reading response body. Please retry. Original error: {why}"
+    ))
+}
+
 /// Reads an answer up to the limit.
 async fn read(mut body: Incoming, limit: usize) -> Result<Bytes, Failure> {
-    let failed = |why: &str| {
-        Failure::unavailable(format!(
-            "unexpected error when reading response body. Please retry. Original error: {why}"
-        ))
-    };
     let mut all = BytesMut::new();
     while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|_| failed("unexpected EOF"))?;
+        let frame = frame.map_err(|_| unread("unexpected EOF"))?;
         let Ok(data) = frame.into_data() else {
             continue;
         };
         if all.len() + data.len() > limit {
-            return Err(failed(&format!("the answer is larger than {limit} bytes")));
+            return Err(unread(&format!("the answer is larger than {limit} bytes")));
         }
         all.extend_from_slice(&data);
     }

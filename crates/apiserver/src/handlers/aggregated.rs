@@ -100,18 +100,17 @@ async fn pass_on(request: Request, backend: &Backend) -> Result<Response<Body>, 
         .map_err(|error: http::uri::InvalidUri| internal(error.to_string()))?;
     // Another server does the work; what it may keep waiting is bounded by its slots.
     drop(request.take_seat());
+    let slot = link.slots.clone().try_acquire_owned().map_err(|_| {
+        let why = "too many requests wait for this API server, please try again later";
+        Refusal::Status(Box::new(Status::too_many_requests(why, 1)))
+    })?;
     if request.parts.headers.contains_key(header::UPGRADE) {
         return upgrade(request, backend, uri, identity).await;
     }
-    let slot = match request.deadline {
-        None => None,
-        Some(_) => Some(link.slots.clone().try_acquire_owned().map_err(|_| {
-            let why = "too many requests wait for this API server, please try again later";
-            Refusal::Status(Box::new(Status::too_many_requests(why, 1)))
-        })?),
-    };
+    let is_long_running = request.deadline.is_none();
     let mut answer = forward(request, backend, uri, identity).await?;
-    if let Some(slot) = slot {
+    // A watch that has begun waits for nothing any more.
+    if !is_long_running {
         answer.body_mut().hold(slot);
     }
     Ok(answer)
@@ -175,6 +174,9 @@ async fn upgrade(
     if let Ok(host) = HeaderValue::from_str(host.unwrap_or_default()) {
         parts.headers.insert(header::HOST, host);
     }
+    // What else the client says about its connection is not the backend's to follow.
+    let upgrade = HeaderValue::from_static("Upgrade");
+    parts.headers.insert(header::CONNECTION, upgrade);
     let path = uri.path_and_query().cloned();
     parts.uri = path.map_or_else(Uri::default, Uri::from);
     let asked = http::Request::from_parts(parts, ());

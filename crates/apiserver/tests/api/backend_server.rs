@@ -1,7 +1,15 @@
 //! An aggregated API server for tests: HTTPS on loopback behind a Service, takes the front proxy's certificate alone,
 //! serves one kind, and remembers what it was asked.
 
-use std::{convert::Infallible, net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    convert::Infallible,
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use bytes::Bytes;
@@ -18,7 +26,11 @@ use rustls::{
     pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
     server::WebPkiClientVerifier,
 };
-use tokio::{io::AsyncWriteExt, net::TcpListener, task::JoinHandle};
+use tokio::{
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
+    net::TcpListener,
+    task::{AbortHandle, JoinHandle},
+};
 
 use crate::support::{Server, admin, eventually};
 
@@ -36,6 +48,9 @@ pub enum Mode {
     Hangs,
     /// Fails.
     Broken,
+    /// Sends these bytes on every new connection once a request has come, and then the second again and again, if there
+    /// is one; otherwise it hangs up.
+    Raw(&'static str, Option<&'static str>),
 }
 
 /// A request as the backend saw it.
@@ -54,6 +69,10 @@ struct State {
     asked: Mutex<Vec<Asked>>,
     /// Resources beside `things`.
     more: Mutex<Vec<&'static str>>,
+    /// Bytes that were written in [`Mode::Raw`].
+    written: AtomicUsize,
+    /// The connections.
+    connections: Mutex<Vec<AbortHandle>>,
 }
 
 /// A running backend; it ends with this.
@@ -102,21 +121,28 @@ impl Backend {
             mode: Mutex::new(mode),
             asked: Mutex::default(),
             more: Mutex::default(),
+            written: AtomicUsize::new(0),
+            connections: Mutex::default(),
         });
         let shared = state.clone();
         let task = tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
                 let (acceptor, state) = (acceptor.clone(), shared.clone());
-                tokio::spawn(async move {
+                let connection = tokio::spawn(async move {
                     let Ok(stream) = acceptor.accept(stream).await else {
                         return;
                     };
+                    let mode = *state.mode.lock();
+                    if let Mode::Raw(first, again) = mode {
+                        return send_raw(stream, first, again, &state.written).await;
+                    }
                     let service = service_fn(move |request| serve(request, state.clone()));
                     let _ = hyper::server::conn::http1::Builder::new()
                         .serve_connection(TokioIo::new(stream), service)
                         .with_upgrades()
                         .await;
                 });
+                shared.connections.lock().push(connection.abort_handle());
             }
         });
         Self {
@@ -127,8 +153,18 @@ impl Backend {
         }
     }
 
+    /// Behaves otherwise from now on; connections are made anew.
     pub fn set(&self, mode: Mode) {
         *self.state.mode.lock() = mode;
+        if let Mode::Raw(..) = mode {
+            let connections = std::mem::take(&mut *self.state.connections.lock());
+            connections.iter().for_each(AbortHandle::abort);
+        }
+    }
+
+    /// Bytes that were written in [`Mode::Raw`].
+    pub fn written(&self) -> usize {
+        self.state.written.load(Ordering::Relaxed)
     }
 
     /// Serves another resource, too.
@@ -215,6 +251,31 @@ pub async fn wait_for(server: &Server, reason: &str) -> Value {
     })
     .await;
     condition
+}
+
+/// Reads the head of a request and writes bytes.
+async fn send_raw(
+    mut stream: impl AsyncRead + AsyncWrite + Unpin,
+    first: &str,
+    again: Option<&str>,
+    written: &AtomicUsize,
+) {
+    let mut head = Vec::new();
+    while !head.windows(4).any(|end| end == b"\r\n\r\n") {
+        match stream.read_buf(&mut head).await {
+            Ok(0) | Err(_) => return,
+            Ok(_) => {}
+        }
+    }
+    let mut next = Some(first);
+    while let Some(bytes) = next {
+        if stream.write_all(bytes.as_bytes()).await.is_err() {
+            return;
+        }
+        written.fetch_add(bytes.len(), Ordering::Relaxed);
+        next = again;
+    }
+    let _ = stream.shutdown().await;
 }
 
 async fn serve(mut request: Request<Incoming>, state: Arc<State>) -> Result<Reply, Infallible> {

@@ -1,16 +1,20 @@
 //! A webhook for tests: HTTPS on loopback, answers by a function, and remembers what it was asked.
 
 use std::{
+    convert::Infallible,
     net::SocketAddr,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
+    time::Duration,
 };
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use bytes::Bytes;
-use http_body_util::{BodyExt, Full};
+use futures::StreamExt;
+use http_body::Frame;
+use http_body_util::{BodyExt, Full, StreamBody, combinators::UnsyncBoxBody};
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use machinery::json::{Value, json};
@@ -27,6 +31,8 @@ pub enum Reply {
     Busy,
     /// Nothing, for as long as the client waits.
     Never,
+    /// A head, and then one byte after the other without an end.
+    Slow,
 }
 
 /// A running webhook; it ends with this.
@@ -118,7 +124,7 @@ async fn serve(
     answer: Arc<impl Fn(&Value) -> Reply>,
     all: Arc<Mutex<Vec<Value>>>,
     asked: Arc<Mutex<Vec<String>>>,
-) -> Result<http::Response<Full<Bytes>>, hyper::Error> {
+) -> Result<http::Response<UnsyncBoxBody<Bytes, Infallible>>, hyper::Error> {
     let path = request.uri().to_string();
     let body = request.into_body().collect().await?.to_bytes();
     let review: Value = machinery::json::from_slice(&body).unwrap_or_default();
@@ -127,9 +133,10 @@ async fn serve(
     all.lock().push(review);
     let busy = matches!(reply, Reply::Busy);
     let (code, body) = match reply {
-        Reply::Json(value) => (200, value.to_string().into_bytes()),
-        Reply::Raw(code, body) => (code, body),
-        Reply::Busy => (503, Vec::new()),
+        Reply::Json(value) => (200, whole(value.to_string().into_bytes())),
+        Reply::Raw(code, body) => (code, whole(body)),
+        Reply::Busy => (503, whole(Vec::new())),
+        Reply::Slow => (200, slow()),
         Reply::Never => std::future::pending().await,
     };
     let mut response = http::Response::builder().status(code);
@@ -138,9 +145,21 @@ async fn serve(
     }
     let response = response
         .header("content-type", "application/json")
-        .body(Full::new(Bytes::from(body)))
+        .body(body)
         .unwrap();
     Ok(response)
+}
+
+fn whole(body: Vec<u8>) -> UnsyncBoxBody<Bytes, Infallible> {
+    Full::new(Bytes::from(body)).boxed_unsync()
+}
+
+fn slow() -> UnsyncBoxBody<Bytes, Infallible> {
+    let bytes = futures::stream::repeat(()).then(|()| async {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        Ok(Frame::data(Bytes::from_static(b" ")))
+    });
+    StreamBody::new(bytes).boxed_unsync()
 }
 
 /// The answer to a review, with these fields in its response.

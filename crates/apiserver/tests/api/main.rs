@@ -22,6 +22,7 @@ mod heads;
 mod holes;
 mod honesty;
 mod hook_server;
+mod hostile_backends;
 mod identity;
 mod kube_rs;
 mod kubectl;

@@ -191,6 +191,7 @@ async fn a_webhook_that_cannot_be_asked_is_what_its_failure_policy_says() {
                 Reply::Json(json!({"kind": "AdmissionReview", "apiVersion": "admission.k8s.io/v1"}))
             }
             "late" => Reply::Never,
+            "slow" => Reply::Slow,
             _ => Reply::Json(allowed(review, json!({}))),
         }
     })
@@ -232,7 +233,11 @@ async fn a_webhook_that_cannot_be_asked_is_what_its_failure_policy_says() {
             "absent",
             "received invalid webhook response: webhook response was absent",
         ),
-        ("late", "context deadline exceeded"),
+        ("late", "\": context deadline exceeded"),
+        (
+            "slow",
+            "failed to call webhook: unexpected error when reading response body. Please retry. Original error: context deadline exceeded",
+        ),
     ] {
         let refused = create(&server, name).await;
         assert_eq!(refused.code, 500, "{name}: {}", refused.body);
@@ -749,4 +754,31 @@ async fn a_webhook_that_asks_for_it_is_called_again() {
     let made = create(&server, "patient").await;
     assert_eq!(made.code, 201, "{}", made.body);
     assert_eq!(hook.requests().len(), 3);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_webhook_that_hangs_delays_only_what_it_is_asked_about() {
+    let server = Server::start().await;
+    let hook = Hook::start(|_| Reply::Never).await;
+    let hooks = vec![webhook("h.example.com", hook.by_url(), Value::Null)];
+    install(&server, false, "hangs", hooks).await;
+    let names: Vec<String> = (0..50).map(|number| format!("waits-{number}")).collect();
+    let waiting = futures::future::join_all(names.iter().map(|name| create(&server, name)));
+    let others = async {
+        while hook.seen.lock().len() < names.len() {
+            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        }
+        for number in 0..20 {
+            let secret = json!({"metadata": {"name": format!("other-{number}")}});
+            let path = "/api/v1/namespaces/default/secrets";
+            let made = admin(&server, "POST", path, secret).await;
+            assert_eq!(made.code, 201, "{}", made.body);
+            assert_eq!(admin(&server, "GET", MAPS, Value::Null).await.code, 200);
+        }
+    };
+    tokio::select! {
+        _ = waiting => panic!("the webhook never answers, and its time is not up"),
+        () = others => {}
+    }
+    assert!(!is_stored(&server, "waits-0").await);
 }
