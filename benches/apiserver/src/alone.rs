@@ -9,12 +9,12 @@ use http_body_util::{BodyExt, Full};
 use tokio_util::sync::CancellationToken;
 use tower::Service;
 
-use crate::{scenario, serve};
+use crate::{policies, scenario, serve};
 
 /// Requests on their way at a time.
 const AT_ONCE: usize = 64;
 
-/// Prints microseconds for each create of some kinds.
+/// Prints microseconds for each create of some kinds, without webhooks and beside webhooks that ask for other things.
 pub async fn run(directory: &Path, rounds: usize, only: Option<&str>) -> anyhow::Result<()> {
     let (server, supervisor) = serve::assemble(directory, ([127, 0, 0, 1], 0).into(), false)?;
     tokio::spawn(supervisor.run(CancellationToken::new()));
@@ -28,27 +28,67 @@ pub async fn run(directory: &Path, rounds: usize, only: Option<&str>) -> anyhow:
         if only.is_some_and(|only| only != plural) {
             continue;
         }
-        let before = (of_thread()?, of_process()?);
-        for round in 0..rounds / AT_ONCE {
-            let requests = (0..AT_ONCE).map(|number| {
-                let name = format!("{:016x}", round * AT_ONCE + number);
-                let body = body.replace(scenario::NUMBER, &name);
-                post(service.clone(), scenario::path(plural), body)
-            });
-            futures::future::try_join_all(requests).await?;
+        measure(&service, plural, plural, &body, rounds).await?;
+        for (plural, configuration) in policies::webhooks() {
+            let path = format!("/apis/admissionregistration.k8s.io/v1/{plural}");
+            post(service.clone(), path, configuration.to_string()).await?;
         }
-        let count = (rounds / AT_ONCE * AT_ONCE) as f64;
-        println!(
-            "{plural:<24} {:>12.1} {:>12.1}",
-            (of_thread()? - before.0) / count,
-            (of_process()? - before.1) / count,
-        );
+        // In turns, so that what a longer list of objects costs is not taken for what webhooks cost.
+        let body = body.replace(scenario::NUMBER, &format!("w{}", scenario::NUMBER));
+        let what = format!("{plural}, webhooks");
+        measure(&service, &what, plural, &body, rounds).await?;
+        for (plural, configuration) in policies::webhooks() {
+            let name = configuration["metadata"]["name"]
+                .as_str()
+                .unwrap_or_default();
+            let path = format!("/apis/admissionregistration.k8s.io/v1/{plural}/{name}");
+            ask(service.clone(), http::Method::DELETE, path, String::new()).await?;
+        }
+        let body = body.replace(scenario::NUMBER, &format!("n{}", scenario::NUMBER));
+        measure(&service, plural, plural, &body, rounds).await?;
     }
     Ok(())
 }
 
-async fn post(mut service: LocalService, path: String, body: String) -> anyhow::Result<()> {
-    let request = http::Request::post(path)
+/// Creates objects, and prints what each of them cost.
+async fn measure(
+    service: &LocalService,
+    what: &str,
+    plural: &str,
+    body: &str,
+    rounds: usize,
+) -> anyhow::Result<()> {
+    let before = (of_thread()?, of_process()?);
+    for round in 0..rounds / AT_ONCE {
+        let requests = (0..AT_ONCE).map(|number| {
+            let name = format!("{:016x}", round * AT_ONCE + number);
+            let body = body.replace(scenario::NUMBER, &name);
+            post(service.clone(), scenario::path(plural), body)
+        });
+        futures::future::try_join_all(requests).await?;
+    }
+    let count = (rounds / AT_ONCE * AT_ONCE) as f64;
+    println!(
+        "{what:<24} {:>12.1} {:>12.1}",
+        (of_thread()? - before.0) / count,
+        (of_process()? - before.1) / count,
+    );
+    Ok(())
+}
+
+async fn post(service: LocalService, path: String, body: String) -> anyhow::Result<()> {
+    ask(service, http::Method::POST, path, body).await
+}
+
+async fn ask(
+    mut service: LocalService,
+    method: http::Method,
+    path: String,
+    body: String,
+) -> anyhow::Result<()> {
+    let request = http::Request::builder()
+        .method(method)
+        .uri(path)
         .header("content-type", "application/json")
         .body(Full::new(bytes::Bytes::from(body)))?;
     let answer = service.call(request).await?;

@@ -4,6 +4,7 @@
 
 mod alone;
 mod decide;
+mod definitions;
 mod flood;
 mod load;
 mod peer;
@@ -12,6 +13,7 @@ mod process;
 mod report;
 mod scenario;
 mod serve;
+mod validate;
 mod wire;
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
@@ -37,6 +39,8 @@ enum Command {
     Run(Box<Measure>),
     /// Measure RBAC decisions among a thousand bindings.
     Decide,
+    /// Measure the validation of an object whose definition has fifty rules.
+    Validate,
     /// Measure creates in this process, without a network.
     Alone {
         /// How many of each kind.
@@ -104,11 +108,15 @@ struct Measure {
     /// How many requests one user keeps in flight while others work.
     #[arg(long, default_value_t = 2000)]
     flood: usize,
-    /// Only these: get, list, watch, maps, pods (creates of them), policies, rules (creates with them), flood.
+    /// How many definitions are made.
+    #[arg(long, default_value_t = 1000)]
+    definitions: usize,
+    /// Only these: get, list, watch, maps, pods (creates of them), policies, rules, webhooks (creates with them), flood,
+    /// definitions.
     #[arg(
         long,
         value_delimiter = ',',
-        default_value = "get,list,watch,maps,pods,policies,rules,flood"
+        default_value = "get,list,watch,maps,pods,policies,rules,webhooks,flood,definitions"
     )]
     only: Vec<String>,
     /// Where the figures go as JSON.
@@ -129,6 +137,7 @@ fn main() -> anyhow::Result<()> {
             decide::run();
             Ok(())
         }
+        Command::Validate => validate::run(),
         Command::Alone { count, only, data } => tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()?
@@ -255,6 +264,12 @@ impl Measure {
                 measurement.take(|peer| policies::create_ruled(peer, *count, lasts))?;
             }
         }
+        if self.wants("webhooks") {
+            for count in &self.connections {
+                measurement.take(|peer| scenario::create_maps(peer, *count, lasts))?;
+                measurement.take(|peer| policies::create_unmatched(peer, *count, lasts))?;
+            }
+        }
         if self.wants("flood") {
             for (peer, run) in measurement.both() {
                 let flooded = flood::run(peer, self.flood, lasts)?;
@@ -266,6 +281,12 @@ impl Measure {
                     "{}: a flood of {} in flight: {} served, {} turned away",
                     peer.name, self.flood, flooded.served, flooded.turned_away
                 );
+            }
+        }
+        if self.wants("definitions") {
+            for (peer, run) in measurement.both() {
+                let figures = definitions::run(peer, self.definitions)?;
+                run.table.extend(figures);
             }
         }
         for peer in measurement.peers {

@@ -8,9 +8,11 @@ use serde_json::{Value, json};
 use crate::{load, peer::Peer, report::Figures, scenario};
 
 const GROUP: &str = "/apis/admissionregistration.k8s.io/v1";
-const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+pub const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
 const POLICIES: usize = 10;
-const RULES: usize = 50;
+pub const RULES: usize = 50;
+/// Of each kind.
+const WEBHOOKS: usize = 50;
 /// How long a server may take until what was written counts.
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -65,7 +67,7 @@ fn clean(peer: &Peer) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn until(is_so: impl Fn() -> bool) -> anyhow::Result<()> {
+pub fn until(is_so: impl Fn() -> bool) -> anyhow::Result<()> {
     let deadline = std::time::Instant::now() + PATIENCE;
     while !is_so() {
         anyhow::ensure!(std::time::Instant::now() < deadline, "it does not count");
@@ -83,7 +85,44 @@ pub fn create_maps(peer: &Peer, connections: usize, lasts: Duration) -> anyhow::
     figures
 }
 
-fn definition(group: &str) -> Value {
+/// Creates of ConfigMaps beside webhooks of both kinds that ask for other things.
+pub fn create_unmatched(
+    peer: &Peer,
+    connections: usize,
+    lasts: Duration,
+) -> anyhow::Result<Figures> {
+    for (plural, configuration) in webhooks() {
+        let path = format!("{GROUP}/{plural}");
+        peer.ask("POST", &path, &configuration.to_string())?;
+    }
+    let what = format!("create ConfigMap, {} other webhooks", 2 * WEBHOOKS);
+    let figures = scenario::create_maps_as(peer, &what, connections, lasts);
+    for (plural, configuration) in webhooks() {
+        let name = configuration["metadata"]["name"]
+            .as_str()
+            .unwrap_or_default();
+        peer.ask("DELETE", &format!("{GROUP}/{plural}/{name}"), "")?;
+    }
+    figures
+}
+
+/// Configurations of webhooks that no ConfigMap is sent to: their resources, and where to post them.
+pub fn webhooks() -> impl Iterator<Item = (&'static str, Value)> {
+    let each = |plural: &'static str| {
+        (0..WEBHOOKS).map(move |number| {
+            let name = format!("bench-{number}.example.com");
+            let webhook = json!({"name": name, "admissionReviewVersions": ["v1"], "sideEffects": "None",
+                "clientConfig": {"url": "https://127.0.0.1:1/never"}, "failurePolicy": "Fail",
+                "rules": [{"operations": ["CREATE", "UPDATE"], "apiGroups": ["apps", ""], "apiVersions": ["*"],
+                    "resources": ["deployments", "secrets"], "scope": "*"}]});
+            (plural, json!({"metadata": {"name": name}, "webhooks": [webhook]}))
+        })
+    };
+    let validating = each("validatingwebhookconfigurations");
+    validating.chain(each("mutatingwebhookconfigurations"))
+}
+
+pub fn definition(group: &str) -> Value {
     let properties: serde_json::Map<String, Value> = (0..RULES)
         .map(|i| {
             (

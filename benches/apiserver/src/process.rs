@@ -4,13 +4,18 @@ use std::time::Duration;
 
 /// Resident memory of some processes together, in megabytes.
 pub fn memory(processes: &[u32]) -> Option<u64> {
+    kilobytes(processes).map(|kilobytes| kilobytes / 1024)
+}
+
+/// The same in kilobytes.
+pub fn kilobytes(processes: &[u32]) -> Option<u64> {
     let kilobytes = processes.iter().map(|process| {
         let status = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
         let line = status.lines().find(|line| line.starts_with("VmRSS:"))?;
         line.split_whitespace().nth(1)?.parse::<u64>().ok()
     });
     let all: Vec<u64> = kilobytes.collect::<Option<_>>()?;
-    (!all.is_empty()).then(|| all.iter().sum::<u64>() / 1024)
+    (!all.is_empty()).then(|| all.iter().sum::<u64>())
 }
 
 /// CPU time that some processes have used; none where they cannot be seen.
