@@ -15,6 +15,7 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::OwnerReference,
 };
 use kube::api::{DeleteParams, PostParams};
+use tokio::sync::watch;
 use tracing::{info, warn};
 
 use crate::{
@@ -22,7 +23,7 @@ use crate::{
     dispatch,
     inotify::Watch,
     pod::spec::{self, HASH_ANNOTATION, MIRROR_ANNOTATION},
-    registry::Message,
+    registry::{Message, Seen},
 };
 
 /// All pods that the directory describes now.
@@ -92,13 +93,39 @@ fn remember(core: &Core, pods: &[Arc<Pod>]) {
         .set_from_files(pods.iter().map(|pod| spec::uid(pod).to_owned()).collect());
 }
 
+/// Begins with a pod. One that takes the place of another waits until that has ended: they may share ports, volumes and
+/// the name of their mirror.
 fn adopt(core: &Arc<Core>, pod: &Arc<Pod>) {
     info!(pod = spec::described(pod), "static pod");
-    dispatch::give(core, pod.clone());
+    let before = predecessors(core, pod);
+    if before.is_empty() {
+        dispatch::give(core, pod.clone());
+    }
     let (core, pod) = (core.clone(), pod.clone());
-    core.clone()
-        .context
-        .spawn("mirror", async move { keep_mirror(&core, &pod).await });
+    core.clone().context.spawn("mirror", async move {
+        let waits = !before.is_empty();
+        for mut predecessor in before {
+            // It closes with the predecessor's worker.
+            while predecessor.changed().await.is_ok() {}
+        }
+        if waits && core.registry.is_from_file(spec::uid(&pod)) {
+            dispatch::give(&core, pod.clone());
+        }
+        keep_mirror(&core, &pod).await;
+    });
+}
+
+/// Static pods of the same name that have not ended.
+fn predecessors(core: &Core, pod: &Pod) -> Vec<watch::Receiver<Seen>> {
+    let of = |pod: &Pod| (spec::namespace(pod).to_owned(), spec::name(pod).to_owned());
+    let same = |seen: &Seen| {
+        spec::is_static(&seen.pod)
+            && of(&seen.pod) == of(pod)
+            && spec::uid(&seen.pod) != spec::uid(pod)
+    };
+    let all = core.registry.pods().into_iter().filter(same);
+    all.filter_map(|seen| core.registry.follow(spec::uid(&seen.pod)))
+        .collect()
 }
 
 /// The mirror of a static pod.

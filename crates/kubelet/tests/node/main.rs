@@ -264,6 +264,35 @@ async fn a_static_pod_runs_and_has_a_mirror() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_changed_static_pod_starts_when_the_one_before_it_has_ended() {
+    let node = TestNode::start().await;
+    let manifest = |name: &str| {
+        json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "web"},
+            "spec": {"terminationGracePeriodSeconds": 30,
+                "containers": [{"name": name, "image": "here:1"}]}})
+    };
+    let file = node.path("manifests/web.yaml");
+    std::fs::write(&file, manifest("old").to_string()).unwrap();
+    node.shows("web-node", "/phase", "Running").await;
+    node.runtime.state.lock().holds_stops = true;
+    std::fs::write(&file, manifest("new").to_string()).unwrap();
+    let stops = || node.runtime.state.lock().stops.clone();
+    node.wait("the old one to be asked to stop", || async {
+        !stops().is_empty()
+    })
+    .await;
+    node.stays("only the old one runs", || async {
+        node.runtime.container("new").is_none()
+    })
+    .await;
+    node.runtime.state.lock().holds_stops = false;
+    node.shows("web-node", "/containerStatuses/0/name", "new")
+        .await;
+    node.shows("web-node", "/phase", "Running").await;
+    assert!(node.runtime.container("old").is_none());
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_pod_that_does_not_fit_or_takes_too_long_fails() {
     let node = TestNode::start().await;
     let huge = json!({"requests": {"cpu": "100000"}, "limits": {"cpu": "100000"}});

@@ -44,6 +44,8 @@ pub struct State {
     pub pulled: Vec<String>,
     /// Commands that the runtime cannot run, and how often it was asked to.
     pub broken: BTreeMap<String, u32>,
+    /// Containers that are asked to stop run on until this is false.
+    pub holds_stops: bool,
     /// Commands that never end.
     pub hanging: Vec<String>,
     /// What each container has written to its root, by name.
@@ -370,6 +372,9 @@ impl RuntimeService for Fake {
             if let Some(metadata) = found.and_then(|container| container.status.metadata) {
                 state.stops.push((metadata.name, request.timeout));
             }
+        }
+        while self.state.lock().holds_stops {
+            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
         }
         let code = self.state.lock().stop_code.unwrap_or(143);
         self.end(&request.container_id, code);
