@@ -333,8 +333,8 @@ impl Worker<'_> {
 
     /// Writes the table again when another program has changed or removed it.
     async fn repair(&mut self) -> Outcome {
-        let full = self.ruleset.full();
-        if network::has_drifted(&self.ruleset.table(), &full).await? {
+        let (nft, table) = (&self.proxy.nft, self.ruleset.table());
+        if let Some(full) = nft.find_drift(&table, || self.ruleset.full()).await? {
             warn!("the table of services was changed by another program: writing it anew");
             self.proxy.nft.apply(&full).await?;
         }
@@ -398,9 +398,14 @@ impl Worker<'_> {
 
     fn note_announced(&mut self, key: &ServiceKey, service: Option<&Service>) {
         let node = &self.place.node;
-        let addresses = service
+        let mut addresses = service
             .map(|service| announced_by(service, node))
             .unwrap_or_default();
+        if !addresses.is_empty() {
+            // An address of a node is that node's alone to announce.
+            let nodes = self.node_addresses();
+            addresses.retain(|ip| !nodes.own.contains(ip) && !nodes.others.contains(ip));
+        }
         let before = match addresses.is_empty() {
             true => self.announced.remove(key),
             false => self.announced.insert(key.clone(), addresses.clone()),

@@ -72,7 +72,8 @@ pub fn health_check_port(service: &Service) -> Option<u16> {
     u16::try_from(port).ok().filter(|port| *port != 0)
 }
 
-/// The addresses of a load balancer inside that a node announces.
+/// The addresses of a load balancer inside that a node announces. The annotation is anybody's to write who may
+/// write Services; addresses that belong to nodes are not announced whatever it says.
 pub fn announced_by(service: &Service, node: &str) -> Vec<IpAddr> {
     let annotations = service.metadata.annotations.as_ref();
     let announcer = annotations.and_then(|annotations| annotations.get(ANNOUNCER));

@@ -2,21 +2,23 @@
 //! change as little as possible.
 
 pub(crate) mod pack;
+mod topology;
 pub(crate) mod view;
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use client::Informer;
 use k8s_openapi::api::{
     core::v1::{Node, Pod, Service},
     discovery::v1::EndpointSlice,
 };
-use reconcile::{Action, Controller, Error, Key, Selector, Writer};
+use parking_lot::Mutex;
+use reconcile::{Action, Controller, Error, Key, Kind, Recorder, Selector, Writer};
 
 use crate::shared::{Shared, controller_reference, selected_in};
-use kube::api::ObjectMeta;
+use kube::{Resource, api::ObjectMeta};
 use pack::{Change, pack};
-use view::{MANAGED_BY, SERVICE_NAME, desired};
+use view::{Group, MANAGED_BY, SERVICE_NAME, desired};
 
 /// As in the table of controllers.
 pub const NAME: &str = "endpointslice";
@@ -29,6 +31,9 @@ struct Slices {
     pods: Informer<Pod>,
     nodes: Informer<Node>,
     slices: Writer<EndpointSlice>,
+    recorder: Recorder,
+    /// Services whose hints depend on the nodes: all of them are looked at when a node changes.
+    by_topology: Mutex<BTreeSet<Key>>,
 }
 
 /// Starts it.
@@ -38,14 +43,23 @@ pub fn start(shared: &Arc<Shared>) {
         pods: shared.informer(),
         nodes: shared.informer(),
         slices: shared.writer(ACCOUNT),
+        recorder: shared.recorder(ACCOUNT, "endpoint-slice-controller"),
+        by_topology: Mutex::default(),
     });
+    let hinted = controller.clone();
     let concerned = view::services_of_pod(&controller.services);
     shared
         .controller(&controller)
         .watches(&controller.services)
         .watches_with(&controller.pods, concerned)
         .watches_with(controller.slices.cache(), view::service_of_slice(MANAGER))
-        .reads(&controller.nodes)
+        .watches_with(
+            &controller.nodes,
+            move |event| match topology::concerns_shares(event) {
+                true => hinted.by_topology.lock().iter().cloned().collect(),
+                false => Vec::new(),
+            },
+        )
         .workers(5)
         .start();
 }
@@ -58,6 +72,9 @@ impl Controller for Slices {
     async fn reconcile(&self, key: &Key) -> Result<Action, Error> {
         let existing = view::slices_of(self.slices.cache(), key, MANAGER);
         let service = self.services.get(&key.namespace, &key.name);
+        if service.is_none() {
+            self.by_topology.lock().remove(key);
+        }
         let selector = service
             .as_ref()
             .and_then(|service| service.spec.as_ref()?.selector.clone());
@@ -68,13 +85,11 @@ impl Controller for Slices {
                 let pods = selected_in(&self.pods, &key.namespace, &selector);
                 let zone = |node: &str| {
                     let node = self.nodes.get("", node)?;
-                    node.metadata
-                        .labels
-                        .as_ref()?
-                        .get("topology.kubernetes.io/zone")
-                        .cloned()
+                    node.metadata.labels.as_ref()?.get(topology::ZONE).cloned()
                 };
-                Some((service, desired(service, &pods, zone)))
+                let mut groups = desired(service, &pods, zone);
+                self.hint(service, key, &mut groups, &existing);
+                Some((service, groups))
             }
             (Some(_), None) => return Ok(Action::Done),
             (None, _) => None,
@@ -85,6 +100,53 @@ impl Controller for Slices {
         };
         pack::write(&self.slices, &key.namespace, &changes).await?;
         Ok(Action::Done)
+    }
+}
+
+impl Slices {
+    /// Hints for zones, where the Service asks for them by its annotation.
+    fn hint(
+        &self,
+        service: &Service,
+        key: &Key,
+        groups: &mut [Group],
+        existing: &[Arc<EndpointSlice>],
+    ) {
+        let enabled = topology::is_enabled(service);
+        match enabled {
+            true => self.by_topology.lock().insert(key.clone()),
+            false => self.by_topology.lock().remove(key),
+        };
+        let near = |service: &Service| service.spec.as_ref()?.traffic_distribution.clone();
+        let shares = enabled.then(|| topology::shares(&self.nodes.list()));
+        let families: BTreeSet<String> = groups.iter().map(|group| group.family.clone()).collect();
+        for family in families {
+            let known = topology::known_hints(existing, &family);
+            let outcome = match &shares {
+                Some(shares) => {
+                    let of_family = groups.iter_mut().filter(|group| group.family == family);
+                    let mut endpoints: Vec<_> =
+                        of_family.flat_map(|group| &mut group.endpoints).collect();
+                    topology::hint(&mut endpoints, shares.as_ref(), &known)
+                }
+                // The annotation is gone.
+                None if !known.is_empty() && near(service).is_none() => {
+                    Err("Topology Aware Hints has been disabled".to_owned())
+                }
+                None => continue,
+            };
+            let about = service.object_ref(&());
+            let (kind, reason, text) = match outcome {
+                Err(problem) => (Kind::Warning, "TopologyAwareHintsDisabled", problem),
+                Ok(()) if known.is_empty() => {
+                    let text = "Topology Aware Hints has been enabled".to_owned();
+                    (Kind::Normal, "TopologyAwareHintsEnabled", text)
+                }
+                Ok(()) => continue,
+            };
+            let text = format!("{text}, addressType: {family}");
+            self.recorder.event(&about, kind, reason, text);
+        }
     }
 }
 

@@ -42,7 +42,7 @@ pub(crate) fn pack(
 }
 
 /// An endpoint is the same while it is the same pod.
-fn identity(endpoint: &Endpoint) -> String {
+pub(super) fn identity(endpoint: &Endpoint) -> String {
     let uid = endpoint
         .target_ref
         .as_ref()

@@ -20,6 +20,7 @@ use k8s_openapi::{
 };
 use reconcile::{Key, Selector};
 
+use super::topology;
 use crate::{
     pods::{is_deleting, is_ready, is_terminal},
     shared::{SELECTS, SERVICE, selected_key},
@@ -287,6 +288,9 @@ fn endpoint(
 /// Which clients an endpoint should serve first, where the Service prefers what is near.
 fn hints(service: &Service, node: Option<&str>, zone: Option<&str>) -> Option<EndpointHints> {
     let spec = service.spec.as_ref()?;
+    if topology::is_enabled(service) {
+        return None;
+    }
     let by_node = match spec.traffic_distribution.as_deref()? {
         "PreferClose" | "PreferSameZone" => false,
         "PreferSameNode" => true,

@@ -8,7 +8,7 @@ use std::{
 
 use super::pool::Pool;
 use crate::templatehash::short_hash;
-use k8s_openapi::api::core::v1::{LoadBalancerIngress, Node, Service, ServiceSpec};
+use k8s_openapi::api::core::v1::{LoadBalancerIngress, Node, PortStatus, Service, ServiceSpec};
 
 /// The class that names this controller; a Service without a class is ours too.
 pub const CLASS: &str = "mainstay.local/load-balancer";
@@ -77,14 +77,35 @@ pub fn addresses(service: &Service) -> Vec<IpAddr> {
     ips.filter_map(|ip| ip.parse().ok()).collect()
 }
 
-/// The status that shows a decision.
-pub fn ingress(decision: &Decision) -> Vec<LoadBalancerIngress> {
+/// The status that shows a decision about a Service. Its ports say what the Service has, whatever is wished later.
+pub fn ingress(service: &Service, decision: &Decision) -> Vec<LoadBalancerIngress> {
+    let ports: Vec<PortStatus> = ports(service)
+        .into_iter()
+        .map(|(protocol, port)| PortStatus {
+            port,
+            protocol,
+            error: None,
+        })
+        .collect();
     let shown = |ip: &IpAddr| LoadBalancerIngress {
         ip: Some(ip.to_string()),
         ip_mode: Some("VIP".to_owned()),
+        ports: Some(ports.clone()),
         ..LoadBalancerIngress::default()
     };
     decision.ingress.iter().map(shown).collect()
+}
+
+/// Whether a Service has a port by its status; a status without ports is one of all of them.
+fn has_port(service: &Service, (protocol, number): &Port) -> bool {
+    let status = service.status.as_ref();
+    let balancer = status.and_then(|status| status.load_balancer.as_ref());
+    let ingress = balancer.and_then(|balancer| balancer.ingress.as_ref());
+    ingress.into_iter().flatten().any(|ingress| {
+        let mut ports = ingress.ports.iter().flatten().peekable();
+        ports.peek().is_none()
+            || ports.any(|port| port.port == *number && port.protocol == *protocol)
+    })
 }
 
 /// The node that the Service says announces it.
@@ -193,10 +214,9 @@ fn from_nodes(service: &Service, spec: &ServiceSpec, nodes: &[&Node], view: &Vie
         ));
     }
     for other in view.services.iter().filter(|other| is_ours(other)) {
+        let is_theirs = |port: &&Port| goes_before(other, service, |of| has_port(of, port));
         let shared = ports(other);
-        if let Some((protocol, port)) = shared.intersection(&own_ports).next()
-            && goes_before(other, service)
-        {
+        if let Some((protocol, port)) = shared.intersection(&own_ports).find(is_theirs) {
             let meta = &other.metadata;
             let name = meta.name.as_deref().unwrap_or_default();
             let namespace = meta.namespace.as_deref().unwrap_or_default();
@@ -225,12 +245,12 @@ fn refused(problem: String) -> Decision {
 }
 
 /// Of two Services that want the same, the one that has it keeps it; then the older one.
-fn goes_before(one: &Service, other: &Service) -> bool {
+fn goes_before(one: &Service, other: &Service, has: impl Fn(&Service) -> bool) -> bool {
     let rank = |service: &Service| {
         let meta = &service.metadata;
         let since = meta.creation_timestamp.as_ref().map(|time| time.0);
         let name = (meta.namespace.clone(), meta.name.clone());
-        (addresses(service).is_empty(), since, name)
+        (!has(service), since, name)
     };
     rank(one) < rank(other)
 }
@@ -240,14 +260,20 @@ fn from_pool(service: &Service, spec: &ServiceSpec, nodes: &[&Node], view: &View
         other.metadata.namespace == service.metadata.namespace
             && other.metadata.name == service.metadata.name
     };
-    // An address that two show, after a change of pools by hand, stays with the first.
     let others = view
         .services
         .iter()
         .filter(|other| !is_same(other) && is_ours(other));
-    let before =
-        others.filter(|other| addresses(service).is_empty() || goes_before(other, service));
-    let taken: BTreeSet<IpAddr> = before.flat_map(|other| addresses(other)).collect();
+    // An address belongs to the Service that shows it. One that two show, after a change of pools by hand,
+    // stays with the first.
+    let mut taken = BTreeSet::new();
+    for other in others {
+        let theirs = addresses(other).into_iter();
+        taken.extend(theirs.filter(|ip| {
+            let shows = |service: &Service| addresses(service).contains(ip);
+            goes_before(other, service, shows)
+        }));
+    }
     let wish = spec.load_balancer_ip.as_deref().filter(|ip| !ip.is_empty());
     let wish = wish.map(|ip| ip.parse::<IpAddr>());
     let mut decision = Decision::default();
@@ -450,6 +476,24 @@ mod tests {
         merge(&mut holder, new);
         let world = World::new(vec![service("a", holder), service("b", old)], "");
         assert!(!world.ingress(0).is_empty() && world.ingress(1).is_empty());
+        // Who adds a port that another has does not get it by being older.
+        let with_port = |patch: &Value, ports: &[i32], shown: &[i32]| {
+            let wished: Vec<Value> = ports.iter().map(|port| json!({"port": port})).collect();
+            let shown = shown.iter();
+            let shown: Vec<Value> = shown
+                .map(|port| json!({"port": port, "protocol": "TCP"}))
+                .collect();
+            let mut all = json!({"spec": {"ports": wished}, "status": {"loadBalancer": {
+                "ingress": [{"ip": "192.0.2.1", "ports": shown}]}}});
+            merge(&mut all, patch.clone());
+            all
+        };
+        let (old, new) = (at("2026-01-01T00:00:00Z"), at("2026-01-02T00:00:00Z"));
+        let greedy = with_port(&old, &[80, 443], &[80]);
+        let holder = with_port(&new, &[443], &[443]);
+        let world = World::new(vec![service("a", greedy), service("b", holder)], "");
+        assert!(world.decide(0).problem.unwrap().contains("443/TCP"));
+        assert_eq!(world.decide(1).problem, None);
         // Another protocol is another port.
         let udp = json!({"spec": {"ports": [{"port": 80, "protocol": "UDP"}]}});
         let world = World::new(vec![service("a", json!({})), service("b", udp)], "");
@@ -493,6 +537,28 @@ mod tests {
         let exhausted = World::new(services, pool).decide(2);
         assert!(exhausted.ingress.is_empty() && exhausted.announcer.is_none());
         assert!(exhausted.problem.unwrap().contains("no free IPv4"));
+    }
+
+    #[test]
+    fn an_address_that_another_service_has_cannot_be_wished_away() {
+        let older = json!({"metadata": {"creationTimestamp": "2026-01-01T00:00:00Z"}});
+        let younger = json!({"metadata": {"creationTimestamp": "2026-01-02T00:00:00Z"}});
+        let with = |mut patch: Value, ip: &str, wish: &str| {
+            merge(&mut patch, has(&[ip]));
+            merge(&mut patch, json!({"spec": {"loadBalancerIP": wish}}));
+            patch
+        };
+        let services = vec![
+            service("thief", with(older, "198.51.100.1", "198.51.100.2")),
+            service("victim", with(younger, "198.51.100.2", "")),
+        ];
+        let world = World::new(services, "198.51.100.1-198.51.100.9");
+        let thief = world.decide(0);
+        assert!(
+            thief.ingress.is_empty() && thief.problem.is_some(),
+            "{thief:?}"
+        );
+        assert_eq!(world.ingress(1), ["198.51.100.2"]);
     }
 
     #[test]

@@ -167,7 +167,7 @@ impl Balancers {
         let status = service.status.as_ref();
         let before = status.and_then(|status| status.load_balancer.as_ref());
         let before = before.and_then(|balancer| balancer.ingress.clone());
-        let wanted = decide::ingress(decision);
+        let wanted = decide::ingress(service, decision);
         if before.unwrap_or_default() != wanted {
             let ingress = if wanted.is_empty() {
                 Value::Null
