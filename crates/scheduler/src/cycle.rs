@@ -12,6 +12,7 @@ use crate::{
         profile::Profile,
     },
     pod::PodInfo,
+    verdicts::Verdicts,
 };
 
 /// Fewer nodes than this are all looked at.
@@ -111,6 +112,10 @@ pub struct Cycle<'a> {
     pub extenders: Arc<Extenders>,
     /// The filters that have a say, with their states.
     filters: Vec<Filter<'a>>,
+    /// How many of them at the front are local.
+    local: usize,
+    /// Whether what local plugins say of the nodes is known.
+    is_remembered: bool,
 }
 
 /// The cluster and where the last attempt stopped.
@@ -121,6 +126,8 @@ pub struct Scheduling {
     next_start: usize,
     /// Chooses between equals.
     pub dice: Dice,
+    /// What was said of nodes; `None` to judge every node anew.
+    verdicts: Option<Verdicts>,
     /// Programs that are asked beside the plugins. What they decide about
     /// ([`Extenders::decide_about`]) must be scheduled on a thread that may block.
     pub extenders: Arc<Extenders>,
@@ -133,7 +140,16 @@ impl Scheduling {
             cluster: Cluster::default(),
             next_start: 0,
             dice: Dice::new(seed),
+            verdicts: Some(Verdicts::default()),
             extenders: Arc::default(),
+        }
+    }
+
+    /// The same without remembering what was said of nodes: slower, with the same decisions.
+    pub fn forgetful(seed: u64) -> Self {
+        Self {
+            verdicts: None,
+            ..Self::new(seed)
         }
     }
 
@@ -150,7 +166,11 @@ impl Scheduling {
                 feasible: 1,
             };
         }
-        let (mut feasible, evaluated, mut rejected) = self.feasible(&mut cycle, only.as_ref());
+        // Few nodes are judged as they are; of the others much is known from pods of the same template.
+        let (mut feasible, evaluated, mut rejected) = match &only {
+            None => self.feasible(&mut cycle),
+            Some((names, _)) => self.feasible_of(&mut cycle, names),
+        };
         if let Err(error) = self.ask_extenders(pod, &mut feasible, &mut rejected) {
             return Outcome::Failed(Failure {
                 total: self.cluster.visits().len(),
@@ -235,37 +255,52 @@ impl Scheduling {
     }
 
     /// Nodes that can hold the pod, as many as are to be compared; how many were looked at; and why
-    /// the others cannot.
-    fn feasible(
+    /// the others cannot, when none can.
+    fn feasible(&mut self, cycle: &mut Cycle<'_>) -> (Vec<Slot>, usize, Vec<Rejection>) {
+        let total = self.cluster.visits().len();
+        let wanted = nodes_to_find(cycle.profile.percentage_of_nodes, total);
+        let mut verdicts = self.verdicts.take();
+        let found = self.look(cycle, wanted, verdicts.as_mut());
+        let (feasible, looked_at, rejected) = match found {
+            // Why not, is worked out from the beginning.
+            (none, ..) if none.is_empty() && verdicts.is_some() => self.look(cycle, wanted, None),
+            found => found,
+        };
+        self.verdicts = verdicts;
+        self.next_start = (self.next_start + looked_at) % total.max(1);
+        cycle.is_remembered = self.verdicts.is_some();
+        (feasible, looked_at, rejected)
+    }
+
+    /// Looks at nodes from the next one on until enough can hold the pod.
+    fn look(
         &mut self,
         cycle: &mut Cycle<'_>,
-        only: Option<&(BTreeSet<String>, BTreeSet<&'static str>)>,
+        wanted: usize,
+        mut verdicts: Option<&mut Verdicts>,
     ) -> (Vec<Slot>, usize, Vec<Rejection>) {
         let total = self.cluster.visits().len();
-        let nodes: Vec<Slot> = match only {
-            None => Vec::new(),
-            Some((names, _)) => {
-                let known = names.iter().filter_map(|name| self.cluster.slot(name));
-                known
-                    .filter(|slot| self.cluster.node(*slot).is_some())
-                    .collect()
-            }
-        };
-        let count = if only.is_some() { nodes.len() } else { total };
-        let wanted = nodes_to_find(cycle.profile.percentage_of_nodes, count);
         let (mut feasible, mut rejected, mut looked_at) = (Vec::new(), Vec::new(), 0);
-        while looked_at < count && feasible.len() < wanted {
-            let size = (wanted - feasible.len()).max(16).min(count - looked_at);
-            let all = if only.is_some() {
-                &nodes[..]
-            } else {
-                self.cluster.visits()
+        while looked_at < total && feasible.len() < wanted {
+            let size = (wanted - feasible.len()).max(16).min(total - looked_at);
+            let all = self.cluster.visits();
+            let begin = (self.next_start + looked_at) % total;
+            let (end, rest) = (begin + size, (begin + size).saturating_sub(total));
+            let mut chunk: Vec<Slot> = all[begin..end.min(total)].to_vec();
+            chunk.extend_from_slice(&all[..rest]);
+            let (mut left, why) = match verdicts.as_deref_mut() {
+                Some(verdicts) => {
+                    let passing = verdicts.passing(cycle, &self.cluster, &chunk);
+                    let mut candidates = Candidates::new(passing);
+                    cycle.filter_after_local(&mut self.cluster, &mut candidates);
+                    (candidates.into_parts().0, Vec::new())
+                }
+                None => {
+                    let mut candidates = Candidates::new(chunk.clone());
+                    cycle.filter(&mut self.cluster, &mut candidates);
+                    candidates.into_parts()
+                }
             };
-            let begin = self.next_start + looked_at;
-            let chunk: Vec<Slot> = (begin..begin + size).map(|at| all[at % count]).collect();
-            let mut candidates = Candidates::new(chunk.clone());
-            cycle.filter(&mut self.cluster, &mut candidates);
-            let (mut left, why) = candidates.into_parts();
             rejected.extend(why);
             if feasible.len() + left.len() >= wanted {
                 left.truncate(wanted - feasible.len());
@@ -277,8 +312,29 @@ impl Scheduling {
             }
             feasible.extend(left);
         }
-        self.next_start = (self.next_start + looked_at) % total.max(1);
         (feasible, looked_at, rejected)
+    }
+
+    /// The same of nodes that plugins named.
+    fn feasible_of(
+        &mut self,
+        cycle: &mut Cycle<'_>,
+        names: &BTreeSet<String>,
+    ) -> (Vec<Slot>, usize, Vec<Rejection>) {
+        let known = names.iter().filter_map(|name| self.cluster.slot(name));
+        let exists = |slot: &Slot| self.cluster.node(*slot).is_some();
+        let mut nodes: Vec<Slot> = known.filter(exists).collect();
+        let begin = self.next_start % nodes.len().max(1);
+        nodes.rotate_left(begin);
+        let wanted = nodes_to_find(cycle.profile.percentage_of_nodes, nodes.len());
+        let mut candidates = Candidates::new(nodes);
+        cycle.filter(&mut self.cluster, &mut candidates);
+        let (mut left, rejected) = candidates.into_parts();
+        let looked_at = left.len() + rejected.len();
+        left.truncate(wanted);
+        let total = self.cluster.visits().len();
+        self.next_start = (self.next_start + looked_at) % total.max(1);
+        (left, looked_at, rejected)
     }
 
     fn failure(
@@ -303,7 +359,9 @@ impl Scheduling {
 
     /// The node with the highest score; the dice choose between equals.
     fn best(&mut self, cycle: &Cycle<'_>, nodes: &[Slot]) -> Slot {
-        let mut totals = cycle.scores(&self.cluster, nodes);
+        let verdicts = self.verdicts.as_ref().filter(|_| cycle.is_remembered);
+        let known = verdicts.and_then(|verdicts| verdicts.scores(cycle, nodes));
+        let mut totals = cycle.scores_with(&self.cluster, nodes, known);
         if self.extenders.decide_about(cycle.pod) {
             let names: Vec<&str> = nodes
                 .iter()
@@ -347,6 +405,8 @@ impl<'a> Cycle<'a> {
             pod,
             extenders: Arc::default(),
             filters: Vec::new(),
+            local: 0,
+            is_remembered: false,
         }
     }
 
@@ -397,6 +457,8 @@ impl<'a> Cycle<'a> {
                 }
             }
         }
+        let local = |(plugin, _): &&Filter<'_>| plugin.is_local();
+        cycle.local = cycle.filters.iter().take_while(local).count();
         match refused {
             Some((plugin, reason)) => Err(failure([plugin].into(), reason, true)),
             None => Ok((cycle, only)),
@@ -406,7 +468,22 @@ impl<'a> Cycle<'a> {
     /// Filters candidates. Nodes that others are nominated to must also have room for those that
     /// matter as much as this pod.
     pub fn filter(&mut self, cluster: &mut Cluster, candidates: &mut Candidates) {
-        self.filter_as_is(cluster, candidates);
+        self.filter_as_is(&self.filters, cluster, candidates);
+        self.filter_by_nominated(cluster, candidates);
+    }
+
+    /// The same for candidates that the local filters at the front have passed.
+    fn filter_after_local(&mut self, cluster: &mut Cluster, candidates: &mut Candidates) {
+        self.filter_as_is(&self.filters[self.local..], cluster, candidates);
+        self.filter_by_nominated(cluster, candidates);
+    }
+
+    /// Filters candidates by the local filters at the front alone.
+    pub(crate) fn filter_local(&self, cluster: &Cluster, candidates: &mut Candidates) {
+        self.filter_as_is(&self.filters[..self.local], cluster, candidates);
+    }
+
+    fn filter_by_nominated(&mut self, cluster: &mut Cluster, candidates: &mut Candidates) {
         if cluster.nominated.is_empty() {
             return;
         }
@@ -427,7 +504,7 @@ impl<'a> Cycle<'a> {
                 self.shift(cluster, other, slot, 1);
             }
             let mut alone = Candidates::new(vec![slot]);
-            self.filter_as_is(cluster, &mut alone);
+            self.filter_as_is(&self.filters, cluster, &mut alone);
             for other in &others {
                 self.shift(cluster, other, slot, -1);
             }
@@ -438,8 +515,8 @@ impl<'a> Cycle<'a> {
     }
 
     /// Filters candidates as the cluster is.
-    fn filter_as_is(&self, cluster: &Cluster, candidates: &mut Candidates) {
-        for (plugin, state) in &self.filters {
+    fn filter_as_is(&self, filters: &[Filter<'_>], cluster: &Cluster, candidates: &mut Candidates) {
+        for (plugin, state) in filters {
             if candidates.slots().is_empty() {
                 return;
             }
@@ -463,9 +540,19 @@ impl<'a> Cycle<'a> {
 
     /// Weighted sums of all plugins' scores.
     pub fn scores(&self, cluster: &Cluster, nodes: &[Slot]) -> Vec<i64> {
-        let (mut totals, mut scores) = (vec![0_i64; nodes.len()], vec![0_i64; nodes.len()]);
+        self.scores_with(cluster, nodes, None)
+    }
+
+    /// The same when the sums of local plugins are known already.
+    fn scores_with(&self, cluster: &Cluster, nodes: &[Slot], local: Option<Vec<i64>>) -> Vec<i64> {
+        let knows_local = local.is_some();
+        let mut totals = local.unwrap_or_else(|| vec![0_i64; nodes.len()]);
+        let mut scores = vec![0_i64; nodes.len()];
         for enabled in self.profile.at(Point::Score) {
             let plugin = &enabled.plugin;
+            if knows_local && plugin.is_local() {
+                continue;
+            }
             let state: Box<dyn Any> = match plugin.pre_score(self.pod, cluster, nodes) {
                 Some(state) => state,
                 None => continue,

@@ -27,6 +27,7 @@ mod run;
 #[cfg(test)]
 mod samples;
 pub mod template;
+mod verdicts;
 mod watched;
 mod write;
 

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::{
     cluster::{Cluster, NodeInfo},
-    cycle::{Cycle, Dice},
+    cycle::{Cycle, Dice, Outcome, Scheduling},
     framework::{BEST, candidates::Candidates, profile::Profile},
     matching::{Labels, Namespaces},
     plugins,
@@ -486,5 +486,109 @@ fn change(maker: &mut Maker, lists: &mut Lists, cluster: &mut Cluster, pod: Arc<
 fn random_clusters_are_judged_as_the_slow_reference_judges_them() {
     for seed in 0..25 {
         run(seed);
+    }
+}
+
+/// Another pod of the same template.
+fn replica(of: &PodInfo, number: usize) -> Arc<PodInfo> {
+    let name = format!("{}-{number}", of.name);
+    Arc::new(PodInfo {
+        uid: format!("uid-{name}").into(),
+        name: name.into(),
+        template: of.template.clone(),
+        label_set: of.label_set.clone(),
+        created: of.created,
+        started: None,
+        generation: None,
+        nominated: None,
+        preempted: false,
+        unscheduled: None,
+        made_claims: Box::default(),
+    })
+}
+
+/// Two pods that do not fit together must never be on one node; the nodes here never shrink.
+fn check_room(cluster: &Cluster, seed: u64) {
+    for slot in cluster.visits() {
+        let pods = &cluster.pods[*slot];
+        let node = cluster.node(*slot).unwrap();
+        let cpu: i64 = pods.iter().map(|pod| pod.template.requests.cpu).sum();
+        assert!(cpu <= node.allocatable.cpu, "seed {seed}: {}", node.name);
+        assert!(pods.len() as i64 <= node.pods, "seed {seed}: {}", node.name);
+        let ports = pods.iter().filter(|pod| !pod.template.ports.is_empty());
+        assert!(ports.count() <= 1, "seed {seed}: {}", node.name);
+    }
+}
+
+/// What an attempt came to, in words.
+fn attempt(scheduling: &mut Scheduling, profile: &Profile, pod: &Arc<PodInfo>) -> String {
+    match scheduling.schedule(profile, pod) {
+        Outcome::Node {
+            slot,
+            evaluated,
+            feasible,
+        } => {
+            let node = scheduling.cluster.names[slot].clone();
+            scheduling.cluster.put_pod(&node, pod.clone());
+            format!("{node}, one of {feasible} of {evaluated}")
+        }
+        Outcome::Failed(failure) => format!("{} {:?}", failure.message(), failure.rejected),
+    }
+}
+
+/// One scheduler remembers what was said of nodes, the other judges every node anew.
+fn remember(seed: u64) {
+    let mut maker = Maker {
+        dice: Dice::new(seed),
+        number: 0,
+    };
+    let mut both = [Scheduling::new(seed), Scheduling::forgetful(seed)];
+    let nodes = 20 + maker.dice.below(150);
+    for number in 0..nodes {
+        let node = maker.node(number);
+        both.each_mut()
+            .map(|one| one.cluster.put_node(clone(&node)));
+    }
+    let profile = Profile::default_scheduler();
+    let workloads: Vec<_> = (0..8).map(|_| maker.pod()).collect();
+    let mut placed: Vec<Arc<PodInfo>> = Vec::new();
+    for number in 0..300 {
+        let pod = replica(&workloads[maker.dice.below(workloads.len())], number);
+        let [one, other] = both
+            .each_mut()
+            .map(|scheduling| attempt(scheduling, &profile, &pod));
+        assert_eq!(one, other, "seed {seed}, pod {number}");
+        placed.push(pod);
+        let gone = maker.one_in(4).then(|| maker.dice.below(placed.len()));
+        if let Some(gone) = gone.map(|at| placed.swap_remove(at)) {
+            both.each_mut()
+                .map(|scheduling| scheduling.cluster.remove_pod(&gone.uid));
+        }
+        let nominee = maker
+            .one_in(10)
+            .then(|| replica(&workloads[0], 1000 + number));
+        if let Some(nominee) = nominee {
+            let node: Arc<str> = format!("n{}", maker.dice.below(nodes)).into();
+            both.each_mut().map(|one| {
+                let nominated = &mut one.cluster.nominated;
+                nominated.put(nominee.clone(), node.clone());
+            });
+        }
+        if maker.one_in(10) {
+            let changed = maker.dice.below(nodes);
+            let mut node = maker.node(changed);
+            node.allocatable.cpu = 8000;
+            both.each_mut()
+                .map(|one| one.cluster.put_node(clone(&node)));
+        }
+        both[0].cluster.prepare();
+        check_room(&both[0].cluster, seed);
+    }
+}
+
+#[test]
+fn what_is_remembered_of_nodes_changes_no_decision() {
+    for seed in 0..12 {
+        remember(seed);
     }
 }

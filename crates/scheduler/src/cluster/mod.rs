@@ -59,6 +59,10 @@ pub struct Cluster {
     slots: HashMap<Arc<str>, Slot>,
     free: Vec<Slot>,
     order: Order,
+    /// Changes with the set of nodes and with their images.
+    epoch: u64,
+    /// By slot: changes with the node and with its pods. Never 0.
+    generations: Vec<u32>,
     /// Names, by slot.
     pub names: Vec<Arc<str>>,
     /// The node, or nothing when only its pods are known yet.
@@ -117,6 +121,25 @@ impl Cluster {
     /// How many pods are placed.
     pub fn placed_pods(&self) -> usize {
         self.placed.len()
+    }
+
+    /// Changes when a node comes or goes, and when images of a node change.
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// Changes when the node or its pods change. Never 0; comes back only with another epoch.
+    pub fn generation(&self, slot: Slot) -> u32 {
+        self.generations[slot]
+    }
+
+    fn touch(&mut self, slot: Slot) {
+        let generation = &mut self.generations[slot];
+        *generation = generation.wrapping_add(1);
+        if *generation == 0 {
+            *generation = 1;
+            self.epoch += 1;
+        }
     }
 
     /// A node's slot by name.
@@ -243,6 +266,7 @@ impl Cluster {
     fn grow(&mut self) {
         let size = self.names.len() + 1;
         self.names.push(Arc::from(""));
+        self.generations.push(1);
         self.nodes.push(None);
         self.non_zero.push((0, 0));
         self.ports.push(Vec::new());
@@ -285,8 +309,10 @@ impl Cluster {
         for (name, amount) in &amounts.others {
             self.other(name).allocatable[slot] = *amount;
         }
+        self.touch(slot);
         if old.as_ref().is_none_or(|old| old.images != node.images) {
             self.put_images(slot, old.as_deref(), Some(&node));
+            self.epoch += 1;
         }
         if old.as_ref().is_none_or(|old| old.zone() != node.zone()) {
             self.order.remove(slot);
@@ -334,6 +360,8 @@ impl Cluster {
     pub fn remove_node(&mut self, name: &str) -> Option<Arc<NodeInfo>> {
         let slot = self.slot(name)?;
         let old = self.nodes[slot].take()?;
+        self.touch(slot);
+        self.epoch += 1;
         self.put_images(slot, Some(&old), None);
         self.put_labels(slot, None);
         self.order.remove(slot);
@@ -367,6 +395,7 @@ impl Cluster {
         } else {
             self.remove_pod(&pod.uid)
         };
+        self.touch(slot);
         self.shift(slot, &pod, 1);
         self.groups.add(&pod.label_set, slot, &self.namespaces);
         self.holders.add(&pod.template, slot);
@@ -396,6 +425,7 @@ impl Cluster {
         let slot = self.placed.remove(uid)?;
         let at = self.pods[slot].iter().position(|pod| &*pod.uid == uid)?;
         let pod = self.pods[slot].swap_remove(at);
+        self.touch(slot);
         self.shift(slot, &pod, -1);
         self.groups.remove(&pod.label_set, slot);
         self.holders.remove(&pod.template, slot);

@@ -165,6 +165,18 @@ pub trait Plugin: Send + Sync {
     /// A number for each node.
     fn score(&self, _: &PodInfo, _: &Cluster, _state: &dyn Any, _: &[Slot], _: &mut [i64]) {}
 
+    /// Whether what Filter and Score say of a node follows from the pod's template and this node alone,
+    /// or from what changes [`Cluster::epoch`]. It is remembered then until the node changes. PreScore and
+    /// `normalize` of such a plugin do not look at the nodes or the state.
+    fn is_local(&self) -> bool {
+        false
+    }
+
+    /// Whether `normalize` changes scores.
+    fn normalizes(&self) -> bool {
+        true
+    }
+
     /// Brings the numbers between 0 and [`BEST`].
     fn normalize(&self, _state: &dyn Any, _scores: &mut [i64]) {}
 

@@ -1,9 +1,19 @@
 //! A scheduler by name: which plugins it runs at which extension point, in which order and with
 //! which weights.
 
-use std::{collections::BTreeMap, fmt, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
 
 use super::{Plugin, Point};
+
+/// How many profiles were made.
+static MADE: AtomicU64 = AtomicU64::new(0);
 
 /// One scheduler.
 #[derive(Clone)]
@@ -12,6 +22,8 @@ pub struct Profile {
     pub name: String,
     /// How many of the nodes are looked at, in percent; 0 lets their number decide.
     pub percentage_of_nodes: usize,
+    /// No other profile of the process has it; copies are the same profile.
+    number: u64,
     plugins: Vec<Arc<dyn Plugin>>,
     points: BTreeMap<Point, Vec<Enabled>>,
 }
@@ -58,6 +70,7 @@ impl Profile {
         Self {
             name: name.to_owned(),
             percentage_of_nodes,
+            number: MADE.fetch_add(1, Ordering::Relaxed),
             plugins,
             points,
         }
@@ -72,6 +85,11 @@ impl Profile {
             }
         }
         Self::new("default-scheduler", 0, points)
+    }
+
+    /// What tells this profile and its copies from others.
+    pub(crate) fn number(&self) -> u64 {
+        self.number
     }
 
     /// The plugins that run at an extension point, in order.

@@ -59,6 +59,14 @@ impl Plugin for BalancedAllocation {
         NAME
     }
 
+    fn is_local(&self) -> bool {
+        true
+    }
+
+    fn normalizes(&self) -> bool {
+        false
+    }
+
     fn points(&self) -> &'static [Point] {
         &[Point::PreScore, Point::Score]
     }

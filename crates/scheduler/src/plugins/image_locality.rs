@@ -32,6 +32,14 @@ impl Plugin for ImageLocality {
         NAME
     }
 
+    fn is_local(&self) -> bool {
+        true
+    }
+
+    fn normalizes(&self) -> bool {
+        false
+    }
+
     fn points(&self) -> &'static [Point] {
         &[Point::Score]
     }

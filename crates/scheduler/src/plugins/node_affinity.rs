@@ -81,6 +81,10 @@ impl Plugin for NodeAffinity {
         NAME
     }
 
+    fn is_local(&self) -> bool {
+        true
+    }
+
     fn points(&self) -> &'static [Point] {
         &[
             Point::PreFilter,

@@ -37,6 +37,10 @@ impl Plugin for NodeDeclaredFeatures {
         NAME
     }
 
+    fn is_local(&self) -> bool {
+        true
+    }
+
     fn points(&self) -> &'static [Point] {
         &[Point::PreFilter, Point::Filter]
     }

@@ -25,6 +25,10 @@ impl Plugin for NodeName {
         NAME
     }
 
+    fn is_local(&self) -> bool {
+        true
+    }
+
     fn points(&self) -> &'static [Point] {
         &[Point::PreFilter, Point::Filter]
     }

@@ -32,6 +32,10 @@ impl Plugin for NodePorts {
         NAME
     }
 
+    fn is_local(&self) -> bool {
+        true
+    }
+
     fn points(&self) -> &'static [Point] {
         &[Point::PreFilter, Point::Filter]
     }

@@ -236,6 +236,14 @@ impl Plugin for NodeResourcesFit {
         NAME
     }
 
+    fn is_local(&self) -> bool {
+        true
+    }
+
+    fn normalizes(&self) -> bool {
+        false
+    }
+
     fn points(&self) -> &'static [Point] {
         &[
             Point::PreFilter,

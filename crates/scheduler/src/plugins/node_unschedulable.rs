@@ -46,6 +46,10 @@ impl Plugin for NodeUnschedulable {
         NAME
     }
 
+    fn is_local(&self) -> bool {
+        true
+    }
+
     fn points(&self) -> &'static [Point] {
         &[Point::PreFilter, Point::Filter]
     }

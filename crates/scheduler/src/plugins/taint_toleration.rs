@@ -42,6 +42,10 @@ impl Plugin for TaintToleration {
         NAME
     }
 
+    fn is_local(&self) -> bool {
+        true
+    }
+
     fn points(&self) -> &'static [Point] {
         &[Point::Filter, Point::PreScore, Point::Score]
     }
