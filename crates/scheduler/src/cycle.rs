@@ -291,7 +291,7 @@ impl Scheduling {
             let (mut left, why) = match verdicts.as_deref_mut() {
                 Some(verdicts) => {
                     let passing = verdicts.passing(cycle, &self.cluster, &chunk);
-                    let mut candidates = Candidates::new(passing);
+                    let mut candidates = Candidates::quiet(passing);
                     cycle.filter_after_local(&mut self.cluster, &mut candidates);
                     (candidates.into_parts().0, Vec::new())
                 }

@@ -31,7 +31,10 @@ mod verdicts;
 mod watched;
 mod write;
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::Arc,
+};
 
 use framework::profile::Profile;
 use lifecycle::{Context, Run, Service};
@@ -92,29 +95,53 @@ impl Config {
 pub struct Diagnosis {
     /// The sentence of the pod's condition.
     pub message: String,
-    /// Node, plugin, reasons.
+    /// Node, plugin, reasons; none for a pod that was tried long before others.
     pub nodes: Vec<(Arc<str>, &'static str, Vec<String>)>,
 }
+
+/// Pods whose reasons are kept for each node; of others only the message is kept.
+const DETAILED: usize = 64;
 
 /// The diagnoses of all waiting pods, by uid.
 #[derive(Clone, Default)]
 pub struct Diagnoses {
     /// Guards the table; written once per failed try.
-    table: Arc<RwLock<HashMap<String, Diagnosis>>>,
+    table: Arc<RwLock<Table>>,
+}
+
+#[derive(Default)]
+struct Table {
+    by_uid: HashMap<String, Diagnosis>,
+    /// The pods with reasons for each node, the oldest first.
+    detailed: VecDeque<String>,
 }
 
 impl Diagnoses {
     /// Why the pod with this uid waits.
     pub fn get(&self, uid: &str) -> Option<Diagnosis> {
-        self.table.read().get(uid).cloned()
+        self.table.read().by_uid.get(uid).cloned()
     }
 
     fn put(&self, uid: &str, diagnosis: Diagnosis) {
-        self.table.write().insert(uid.to_owned(), diagnosis);
+        let mut table = self.table.write();
+        table.by_uid.insert(uid.to_owned(), diagnosis);
+        table.detailed.retain(|other| other != uid);
+        table.detailed.push_back(uid.to_owned());
+        if table.detailed.len() > DETAILED
+            && let Some(oldest) = table.detailed.pop_front()
+            && let Some(diagnosis) = table.by_uid.get_mut(&oldest)
+        {
+            diagnosis.nodes = Vec::new();
+        }
     }
 
     fn remove(&self, uid: &str) {
-        self.table.write().remove(uid);
+        let known = self.table.read().by_uid.contains_key(uid);
+        if known {
+            let mut table = self.table.write();
+            table.by_uid.remove(uid);
+            table.detailed.retain(|other| other != uid);
+        }
     }
 }
 

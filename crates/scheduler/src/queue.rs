@@ -240,7 +240,7 @@ impl Queue {
     pub fn on_event(
         &mut self,
         event: &Event<'_>,
-        profiles: &HashMap<String, Profile>,
+        profiles: &HashMap<String, Arc<Profile>>,
         cluster: &Cluster,
         now: Instant,
     ) -> usize {
@@ -282,7 +282,7 @@ impl Queue {
     fn open_gates(
         &mut self,
         event: &Event<'_>,
-        profiles: &HashMap<String, Profile>,
+        profiles: &HashMap<String, Arc<Profile>>,
         cluster: &Cluster,
     ) -> usize {
         let mut open = BTreeSet::new();
@@ -459,7 +459,7 @@ mod tests {
 
     struct Fixture {
         queue: Queue,
-        profiles: HashMap<String, Profile>,
+        profiles: HashMap<String, Arc<Profile>>,
         cluster: Cluster,
         start: Instant,
     }
@@ -469,7 +469,7 @@ mod tests {
             let profile = Profile::default_scheduler();
             Self {
                 queue: Queue::default(),
-                profiles: [(profile.name.clone(), profile)].into(),
+                profiles: [(profile.name.clone(), Arc::new(profile))].into(),
                 cluster: Cluster::default(),
                 start: Instant::now(),
             }

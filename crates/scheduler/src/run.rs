@@ -47,13 +47,13 @@ enum Done {
 pub(crate) struct Loop {
     context: Context,
     scheduling: Scheduling,
-    profiles: HashMap<String, Profile>,
+    profiles: HashMap<String, Arc<Profile>>,
     queue: Queue,
     /// Wakes the bindings that wait for a claim.
     changes: Arc<Changes>,
     /// Chosen, counted, and not yet seen as bound.
     assumed: HashMap<Arc<str>, Arc<PodInfo>>,
-    writes: HashMap<String, Writes>,
+    writes: HashMap<String, Arc<Writes>>,
     done: mpsc::UnboundedSender<Done>,
     results: mpsc::UnboundedReceiver<Done>,
     diagnoses: Diagnoses,
@@ -152,14 +152,14 @@ impl Loop {
         let profiles = parts.profiles.iter();
         Self {
             writes: profiles
-                .map(|profile| (profile.name.clone(), writes(profile)))
+                .map(|profile| (profile.name.clone(), Arc::new(writes(profile))))
                 .collect(),
             context,
             scheduling: Scheduling::new(parts.seed),
             profiles: parts
                 .profiles
                 .into_iter()
-                .map(|profile| (profile.name.clone(), profile))
+                .map(|profile| (profile.name.clone(), Arc::new(profile)))
                 .collect(),
             queue: Queue::new(parts.backoff),
             changes: bindings.changes.clone(),

@@ -115,7 +115,7 @@ impl Remembered {
                 ..Verdict::default()
             };
         }
-        let mut candidates = Candidates::new(nodes);
+        let mut candidates = Candidates::quiet(nodes);
         cycle.filter_local(cluster, &mut candidates);
         let (nodes, _) = candidates.into_parts();
         for slot in &nodes {

@@ -390,6 +390,10 @@ impl Cluster {
         // The slot first: it may be released and given to another when its only pod goes.
         let slot = self.slot_of(node);
         let same = self.placed(&pod.uid) == Some(slot);
+        if same && let Some(known) = self.alike(slot, &pod) {
+            // As when a binding that was assumed is seen: nothing that is counted changes.
+            return Some(std::mem::replace(known, pod));
+        }
         let old = if same {
             self.take_pod(&pod.uid)
         } else {
@@ -411,6 +415,16 @@ impl Cluster {
         self.placed.insert(pod.uid.clone(), slot);
         self.pods[slot].push(pod);
         old
+    }
+
+    /// The known version of a pod on a node, when the new one counts for the same.
+    fn alike(&mut self, slot: Slot, pod: &PodInfo) -> Option<&mut Arc<PodInfo>> {
+        let mut pods = self.pods[slot].iter_mut();
+        pods.find(|known| known.uid == pod.uid).filter(|known| {
+            Arc::ptr_eq(&known.template, &pod.template)
+                && Arc::ptr_eq(&known.label_set, &pod.label_set)
+                && known.name == pod.name
+        })
     }
 
     /// Forgets a pod; returns it when it was counted.

@@ -22,6 +22,8 @@ pub struct Rejection {
 pub struct Candidates {
     left: Vec<Slot>,
     rejected: Vec<Rejection>,
+    /// Reasons are not kept.
+    quiet: bool,
 }
 
 impl Candidates {
@@ -29,7 +31,16 @@ impl Candidates {
     pub fn new(slots: Vec<Slot>) -> Self {
         Self {
             left: slots,
-            rejected: Vec::new(),
+            ..Self::default()
+        }
+    }
+
+    /// These nodes, without the reasons of those that are turned down.
+    pub fn quiet(slots: Vec<Slot>) -> Self {
+        Self {
+            left: slots,
+            quiet: true,
+            ..Self::default()
         }
     }
 
@@ -55,17 +66,35 @@ impl Candidates {
         resolvable: bool,
         judge: impl Fn(Slot) -> Option<&'static str>,
     ) {
-        self.retain_with(plugin, |slot| {
-            judge(slot).map(|reason| (vec![Cow::Borrowed(reason)], resolvable))
+        self.retain_each(plugin, |slot| {
+            judge(slot).map(|reason| (reason, resolvable))
         });
     }
 
-    /// The same with several reasons, and for each node whether removing pods could help.
+    /// The same, and for each node whether removing pods could help.
+    pub fn retain_each(
+        &mut self,
+        plugin: &'static str,
+        judge: impl Fn(Slot) -> Option<(&'static str, bool)>,
+    ) {
+        if self.quiet {
+            return self.left.retain(|slot| judge(*slot).is_none());
+        }
+        self.retain_with(plugin, |slot| {
+            let (reason, resolvable) = judge(slot)?;
+            Some((vec![Cow::Borrowed(reason)], resolvable))
+        });
+    }
+
+    /// The same with several reasons.
     pub fn retain_with(
         &mut self,
         plugin: &'static str,
         judge: impl Fn(Slot) -> Option<(Vec<Cow<'static, str>>, bool)>,
     ) {
+        if self.quiet {
+            return self.left.retain(|slot| judge(*slot).is_none());
+        }
         let rejected = &mut self.rejected;
         self.left.retain(|slot| match judge(*slot) {
             None => true,

@@ -278,15 +278,14 @@ impl Plugin for InterPodAffinity {
                 domain != ABSENT && (counts.first || found)
             })
         };
-        candidates.retain_with(NAME, |slot| {
-            let found = |reason: &'static str, resolvable| Some((vec![reason.into()], resolvable));
+        candidates.retain_each(NAME, |slot| {
             if !is_near(slot) {
-                return found(NEAR, false);
+                return Some((NEAR, false));
             }
             if far.any(slot) {
-                return found(FAR, true);
+                return Some((FAR, true));
             }
-            repelling.any(slot).then(|| found(REPELLED, true))?
+            repelling.any(slot).then_some((REPELLED, true))
         });
     }
 

@@ -392,13 +392,13 @@ impl Plugin for PodTopologySpread {
         for counted in constraints {
             let topology = cluster.topology(&counted.spread.topology_key);
             let most = counted.lowest() + counted.spread.max_skew - counted.own;
-            candidates.retain_with(NAME, |slot| {
+            candidates.retain_each(NAME, |slot| {
                 let domain = topology.at(slot);
                 if domain == ABSENT {
-                    return Some((vec![NO_LABEL.into()], false));
+                    return Some((NO_LABEL, false));
                 }
                 let pods = counted.domains[domain as usize].unwrap_or(0);
-                (pods > most).then(|| (vec![SKEWED.into()], true))
+                (pods > most).then_some((SKEWED, true))
             });
         }
     }
