@@ -152,16 +152,61 @@ async fn one_lost_member_of_three_is_not_noticed_by_watches_and_reads() {
     }
 }
 
-/// A write whose answer was lost may have been done: then it is found.
-async fn write_until_accepted(store: &Etcd<Plain>, key: &str) {
+/// Prints how long writes paused: `--no-capture` shows it.
+#[tokio::test(flavor = "multi_thread")]
+#[allow(clippy::print_stdout)]
+async fn a_paused_member_of_three_costs_the_writes_under_way_and_no_others() {
+    let cluster = Cluster::start(3);
+    let store = cluster.connect(everything()).await;
+    let start = store.revision().await.unwrap();
+    let mut watch = store.watch("/w/".into(), start).await.unwrap();
+    let mut expected = 0;
+    // Each member once, whichever of them leads and whichever is asked.
+    for victim in 0..3 {
+        write_until_accepted(&store, &format!("/w/{expected}")).await;
+        cluster.pause(victim);
+        let begun = Instant::now();
+        let failed = write_until_accepted(&store, &format!("/w/{}", expected + 1)).await;
+        println!(
+            "member {victim}: a write after {:?}, {failed} failed",
+            begun.elapsed()
+        );
+        // One at the paused member, and one that a living member passed on to the paused leader.
+        assert!(
+            failed <= 2,
+            "{failed} writes failed with member {victim} paused"
+        );
+        for number in expected + 2..expected + 6 {
+            let failed = write_until_accepted(&store, &format!("/w/{number}")).await;
+            assert_eq!(failed, 0, "a later write failed");
+        }
+        expected += 6;
+        assert!(value(&*store, "/w/0").await.is_some(), "reads go on");
+        cluster.resume(victim);
+        cluster.wait_for(victim).await;
+    }
+    let mut seen = 0;
+    while seen < expected {
+        let (_, events) = next_events(&mut watch).await;
+        for event in events {
+            assert_eq!(event.key, format!("/w/{seen}"), "in order, each once");
+            seen += 1;
+        }
+    }
+}
+
+/// A write whose answer was lost may have been done: then it is found. Gives how often it failed.
+async fn write_until_accepted(store: &Etcd<Plain>, key: &str) -> usize {
     let deadline = Instant::now() + PATIENCE;
+    let mut failed = 0;
     loop {
         let written = commit(store, vec![put_if(key, "x", store::Precondition::Absent)]).await;
         match written {
-            Ok(_) | Err(Error::Conflict { .. }) => return,
+            Ok(_) | Err(Error::Conflict { .. }) => return failed,
             Err(error) if Instant::now() > deadline => panic!("{error}"),
-            Err(_) => tokio::task::yield_now().await,
+            Err(_) => failed += 1,
         }
+        tokio::task::yield_now().await;
     }
 }
 

@@ -1,19 +1,15 @@
 //! Calls to whichever member answers, and etcd's errors in the store's own words.
 
-use std::{
-    error::Error as _,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-    time::Duration,
-};
+use std::{error::Error as _, sync::Arc, time::Duration};
 
 use futures::future::BoxFuture;
+use parking_lot::Mutex;
+use tokio::runtime::Handle;
 use tonic::{Code, Status, transport::Channel};
 
 use super::{
     connect::{Member, NotConnected},
+    members::{ANSWER, Condition, Members},
     proto::etcdserverpb::{
         CompactionRequest, LeaseGrantRequest, LeaseGrantResponse, LeaseTimeToLiveRequest,
         LeaseTimeToLiveResponse, RangeRequest, RangeResponse, StatusRequest, TxnRequest,
@@ -28,20 +24,31 @@ use crate::{Error, Revision};
 /// How long one call to one member may take.
 const CALL: Duration = Duration::from_secs(7);
 /// The same of a write where there are other members. One that was under way when the leader died is
-/// never answered by the member that passed it on, and is not known to be made or not: its caller is told
-/// so while the next write already finds the new leader.
+/// never answered by the member that passed it on, and is not known to be made or not: its caller gets an
+/// error while the next write already finds the new leader.
 const WRITE: Duration = Duration::from_secs(3);
 /// The same of a read that another member may answer sooner, until every member was asked once; and how long
-/// a member may take to say that it is there.
+/// a member may take to tell its version.
 const SOON: Duration = Duration::from_secs(2);
+/// A call that takes longer is a reason to ask the members how they are.
+pub const SLOW: Duration = Duration::from_millis(300);
 
 /// The members behind one face.
 pub struct Client {
-    members: Vec<(Member, Channel)>,
-    /// The member that answered last.
-    current: AtomicUsize,
+    members: Arc<Members>,
+    /// One for each member. A lock guards which connection later calls take; nothing waits while it is held.
+    channels: Vec<Mutex<Connection>>,
+    /// Where channels live.
+    runtime: Handle,
     /// Translates between etcd's revisions and the store's.
     revisions: Arc<Revisions>,
+}
+
+/// The connection to a member, and how many there were before it.
+#[derive(Clone)]
+struct Connection {
+    number: u64,
+    channel: Channel,
 }
 
 /// Whether a call may be made twice.
@@ -55,13 +62,17 @@ enum Repeat {
 
 impl Client {
     /// Channels live on the runtime that calls this.
-    pub fn new(members: Vec<Member>, revisions: Arc<Revisions>) -> Self {
-        let members = members
-            .into_iter()
-            .map(|member| (member.clone(), member.channel()));
+    pub fn new(members: Arc<Members>, revisions: Arc<Revisions>) -> Self {
+        let connection = |member: &Member| {
+            Mutex::new(Connection {
+                number: 0,
+                channel: member.channel(),
+            })
+        };
         Self {
-            members: members.collect(),
-            current: AtomicUsize::new(0),
+            channels: members.all().iter().map(connection).collect(),
+            members,
+            runtime: Handle::current(),
             revisions,
         }
     }
@@ -75,16 +86,45 @@ impl Client {
         &self.revisions
     }
 
-    /// The members, the one that answered last first.
-    pub fn members(&self) -> impl Iterator<Item = &(Member, Channel)> {
-        let first = self.current.load(Ordering::Relaxed);
-        let count = self.members.len();
-        (0..count).map(move |step| &self.members[(first + step) % count])
+    pub fn members(&self) -> &Arc<Members> {
+        &self.members
     }
 
-    /// Whether there is another member to go to.
-    pub fn has_others(&self) -> bool {
-        self.members.len() > 1
+    fn connection(&self, index: usize) -> Connection {
+        self.channels[index].lock().clone()
+    }
+
+    /// The channel to a member.
+    pub fn channel(&self, index: usize) -> Channel {
+        self.connection(index).channel
+    }
+
+    /// Later calls take another connection than this one, which does not answer: a cut that is over is noticed by a
+    /// new connection at once, and by an old one when it sends again. What is under way on the old one goes on.
+    fn abandon(&self, index: usize, number: u64) {
+        let mut connection = self.channels[index].lock();
+        if connection.number == number {
+            let _runtime = self.runtime.enter();
+            *connection = Connection {
+                number: number + 1,
+                channel: self.members.all()[index].channel(),
+            };
+        }
+    }
+
+    /// How a member is. It answers without asking the others.
+    pub async fn condition(&self, index: usize) -> Condition {
+        let Connection { number, channel } = self.connection(index);
+        let mut client = MaintenanceClient::new(channel);
+        match tokio::time::timeout(ANSWER, client.status(StatusRequest {})).await {
+            Ok(Ok(status)) if status.get_ref().leader == 0 => Condition::Leaderless,
+            Ok(Ok(_)) => Condition::Serving,
+            Ok(Err(_)) => Condition::Silent,
+            Err(_) => {
+                self.abandon(index, number);
+                Condition::Silent
+            }
+        }
     }
 
     /// Keys and values.
@@ -174,7 +214,7 @@ impl Client {
         repeat: Repeat,
         call: impl Fn(Channel) -> BoxFuture<'static, Result<tonic::Response<T>, Status>>,
     ) -> Result<T, Status> {
-        let count = self.members.len();
+        let count = self.channels.len();
         let mut last = Status::unavailable("no etcd member answers");
         // Each member twice: a channel that was cut learns it by the first call.
         for attempt in 0..2 * count {
@@ -183,19 +223,11 @@ impl Client {
                 Repeat::Freely if count > 1 && attempt < count => SOON,
                 _ => CALL,
             };
-            let current = self.current.load(Ordering::Relaxed);
-            let answer =
-                tokio::time::timeout(patience, call(self.members[current].1.clone())).await;
-            match answer.unwrap_or_else(|_| Err(Status::deadline_exceeded("no answer in time"))) {
+            let current = self.members.current();
+            match self.attempt(current, patience, &call).await {
                 Ok(answer) => return Ok(answer.into_inner()),
                 Err(status) if is_transient(&status) => {
-                    let next = (current + 1) % count;
-                    let _ = self.current.compare_exchange(
-                        current,
-                        next,
-                        Ordering::Relaxed,
-                        Ordering::Relaxed,
-                    );
+                    self.members.leave(current);
                     if repeat == Repeat::WhenUnsent && !was_unsent(&status) {
                         return Err(status);
                     }
@@ -205,6 +237,38 @@ impl Client {
             }
         }
         Err(last)
+    }
+
+    /// One call on one member, which ends when the member is found silent.
+    async fn attempt<T>(
+        &self,
+        index: usize,
+        patience: Duration,
+        call: impl Fn(Channel) -> BoxFuture<'static, Result<T, Status>>,
+    ) -> Result<T, Status> {
+        let Connection { number, channel } = self.connection(index);
+        // All members are silent, or this one would not be asked: let it try.
+        let is_hopeless = self.members.is_silent(index);
+        let mut answer = call(channel);
+        let waiting = async {
+            if let Ok(answer) = tokio::time::timeout(SLOW.min(patience), &mut answer).await {
+                return answer;
+            }
+            self.members.doubt();
+            tokio::select! {
+                answer = &mut answer => answer,
+                () = self.members.silence(index), if !is_hopeless => {
+                    Err(Status::unavailable("the member no longer answers"))
+                }
+            }
+        };
+        match tokio::time::timeout(patience, waiting).await {
+            Ok(answer) => answer,
+            Err(_) => {
+                self.abandon(index, number);
+                Err(Status::deadline_exceeded("no answer in time"))
+            }
+        }
     }
 }
 

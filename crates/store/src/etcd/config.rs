@@ -12,6 +12,7 @@ use super::{
     client::{self, Client},
     connect::{self, Tls},
     leases::Leases,
+    members::Members,
     migration,
     mirror::{Mirror, Position},
     version::Version,
@@ -71,7 +72,7 @@ impl Config {
     /// yet, as when they are started at the same time. Calls are made on the runtime that this is
     /// awaited on.
     pub async fn connect<C: Codec>(self, codec: C) -> Result<Arc<Etcd<C>>, Error> {
-        let members = connect::members(&self.endpoints, self.tls.as_ref())?;
+        let members = Members::new(connect::members(&self.endpoints, self.tls.as_ref())?);
         let mut client = Client::new(members.clone(), Arc::default());
         let codec = Arc::new(codec);
         self.first_answer(&client).await?;
@@ -110,7 +111,8 @@ impl Config {
         let run = async move {
             let client = Client::new(members, revisions);
             tokio::select! {
-                () = mirror.run(client) => {}
+                () = mirror.run(&client) => {}
+                () = client.members().watch_over(&client) => {}
                 () = served.serve(&*clock, progress) => {}
             }
             served.close();
@@ -189,8 +191,8 @@ impl<'a> Patience<'a> {
 /// Some member must answer with a version that is supported.
 async fn first_version(client: &Client) -> Result<Version, Error> {
     let mut last = Error::Unavailable("no etcd member answers".into());
-    for (member, channel) in client.members() {
-        match client::version(member, channel.clone()).await {
+    for (index, member) in client.members().all().iter().enumerate() {
+        match client::version(member, client.channel(index)).await {
             Ok(version) => {
                 tracing::info!(endpoint = member.endpoint, ?version, "connected to etcd");
                 return Ok(version);

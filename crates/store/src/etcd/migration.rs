@@ -11,6 +11,7 @@ use super::{
     Config,
     client::Client,
     connect,
+    members::Members,
     mirror::{non_empty, saved},
     proto::etcdserverpb::{
         Compare, DeleteRangeRequest, PutRequest, RangeRequest, RequestOp, TxnRequest,
@@ -208,7 +209,7 @@ fn interrupted() -> Error {
 
 async fn connect(config: &Config) -> Result<Client, Error> {
     let members = connect::members(&config.endpoints, config.tls.as_ref())?;
-    let client = Client::new(members, Arc::default());
+    let client = Client::new(Members::new(members), Arc::default());
     config.first_answer(&client).await?;
     Ok(client)
 }

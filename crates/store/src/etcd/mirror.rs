@@ -7,7 +7,7 @@
 use std::{sync::Arc, time::Duration};
 
 use futures::StreamExt;
-use stdx::{Backoff, Clock};
+use stdx::Backoff;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Streaming, metadata::MetadataValue, transport::Channel};
@@ -15,7 +15,6 @@ use tonic::{Request, Streaming, metadata::MetadataValue, transport::Channel};
 use super::{
     Config,
     client::{self, Client, translate},
-    connect::Member,
     proto::{
         etcdserverpb::{
             RangeRequest, WatchCreateRequest, WatchProgressRequest, WatchRequest, WatchResponse,
@@ -34,10 +33,6 @@ use crate::{
 const PAGE: i64 = 1000;
 /// How often etcd is asked how far the watch is, when its answer can be trusted.
 const PROGRESS: Duration = Duration::from_secs(5);
-/// How often the member that is watched is asked whether it is there, when there are others. HTTP/2 pings would
-/// do, but etcd refuses clients that send them more often than every five seconds.
-const PROBE: Duration = Duration::from_secs(1);
-
 /// What the mirror is told from outside.
 pub enum Message {
     /// Forget history up to here.
@@ -110,43 +105,42 @@ impl<C: Codec> Mirror<C> {
     }
 
     /// Follows etcd until all handles are gone.
-    pub async fn run(mut self, client: Client) {
+    pub async fn run(mut self, client: &Client) {
         let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(2));
+        let members = client.members();
         loop {
-            for (member, channel) in client.members() {
-                let end = match client::version(member, channel.clone()).await {
-                    Ok(version) => {
-                        let reliable = version.has_reliable_progress();
-                        let reliable = self.config.trust_progress.unwrap_or(reliable);
-                        let before = self.revision();
-                        let clock = self.config.clock.clone();
-                        let revisions = client.revisions();
-                        let end = tokio::select! {
-                            end = self.follow(channel.clone(), revisions, reliable) => end,
-                            error = silence(&*clock, member, channel), if client.has_others() => {
-                                End::Cut(error)
-                            }
-                        };
-                        if self.revision() > before {
-                            backoff.reset();
+            let index = members.current();
+            let member = &members.all()[index];
+            let before = self.revision();
+            let end = match client::version(member, client.channel(index)).await {
+                Ok(version) => {
+                    let reliable = version.has_reliable_progress();
+                    let reliable = self.config.trust_progress.unwrap_or(reliable);
+                    tokio::select! {
+                        end = self.follow(client.channel(index), client.revisions(), reliable) => end,
+                        () = members.silence(index) => {
+                            End::Cut(Error::Unavailable("the member no longer answers".into()))
                         }
-                        end
-                    }
-                    Err(error) => End::Cut(error),
-                };
-                self.position
-                    .send_modify(|position| position.reliable = false);
-                match end {
-                    End::Closed => return,
-                    End::Compacted => self.start_over(&client).await,
-                    End::Cut(error) => {
-                        tracing::warn!(endpoint = member.endpoint, %error, "etcd watch ended");
                     }
                 }
-                tokio::select! {
-                    () = self.config.clock.sleep(backoff.step()) => {}
-                    () = self.answer_until_closed() => return,
+                Err(error) => End::Cut(error),
+            };
+            if self.revision() > before {
+                backoff.reset();
+            }
+            self.position
+                .send_modify(|position| position.reliable = false);
+            match end {
+                End::Closed => return,
+                End::Compacted => self.start_over(client).await,
+                End::Cut(error) => {
+                    tracing::warn!(endpoint = member.endpoint, %error, "etcd watch ended");
+                    members.leave(index);
                 }
+            }
+            tokio::select! {
+                () = self.config.clock.sleep(backoff.step()) => {}
+                () = self.answer_until_closed() => return,
             }
         }
     }
@@ -327,16 +321,6 @@ impl<C: Codec> Mirror<C> {
         state.history.push(news);
         state.history.prune(&self.config.history, now);
         Ok(())
-    }
-}
-
-/// Comes back when the member no longer answers: paused, or cut off without a word.
-async fn silence(clock: &dyn Clock, member: &Member, channel: &Channel) -> Error {
-    loop {
-        clock.sleep(PROBE).await;
-        if let Err(error) = client::version(member, channel.clone()).await {
-            return error;
-        }
     }
 }
 

@@ -5,6 +5,7 @@ mod client;
 mod config;
 mod connect;
 mod leases;
+mod members;
 mod migration;
 mod mirror;
 pub mod proto;
@@ -30,7 +31,7 @@ use crate::{
     Revision, Store, Watch, check,
     memory::{Hub, Pages, Published, State, prefix_end},
 };
-use client::Client;
+use client::{Client, SLOW};
 use leases::Leases;
 use mirror::{Message, Position};
 use proto::{etcdserverpb::RangeRequest, mvccpb::KeyValue};
@@ -92,9 +93,20 @@ impl<C: Codec> Etcd<C> {
     /// The mirror once it has reached a revision; `None` when that takes too long.
     async fn mirror_at(&self, revision: Revision) -> Option<State<C::Object>> {
         let mut position = self.position.clone();
-        let reached = position.wait_for(|position| position.revision >= revision);
-        let reached = tokio::time::timeout(PATIENCE, reached).await;
-        matches!(reached, Ok(Ok(_))).then(|| self.published.moment())
+        let reached = async {
+            let reached = position.wait_for(|position| position.revision >= revision);
+            reached.await.is_ok()
+        };
+        let slow = async {
+            tokio::time::sleep(SLOW).await;
+            // The member that the mirror follows may hang while another one took the write.
+            self.client.members().doubt();
+            tokio::time::sleep(PATIENCE).await;
+        };
+        tokio::select! {
+            reached = reached => reached.then(|| self.published.moment()),
+            () = slow => None,
+        }
     }
 
     fn check_key(&self, key: &Key) -> Result<(), Error> {

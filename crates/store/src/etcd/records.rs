@@ -7,6 +7,7 @@ use super::{
     client::Client,
     config::Patience,
     connect,
+    members::Members,
     proto::etcdserverpb::{
         Compare, PutRequest, RangeRequest, RequestOp, TxnRequest,
         compare::{CompareResult, CompareTarget, TargetUnion},
@@ -25,7 +26,7 @@ impl Config {
     /// A record's content without connecting to the objects: also where they cannot be served.
     pub async fn read_record(&self, name: &str) -> Result<Option<Vec<u8>>, Error> {
         let members = connect::members(&self.endpoints, self.tls.as_ref())?;
-        let client = Client::new(members, Arc::default());
+        let client = Client::new(Members::new(members), Arc::default());
         let mut patience = Patience::new(self);
         loop {
             match Records(&client).get(name).await {

@@ -134,6 +134,22 @@ impl Cluster {
         self.members[number].process = Some(command.spawn().expect("etcd is installed"));
     }
 
+    /// Stops a member without ending it: its connections stay, and nothing is answered.
+    pub fn pause(&self, number: usize) {
+        self.signal(number, rustix::process::Signal::STOP);
+    }
+
+    /// Lets it go on.
+    pub fn resume(&self, number: usize) {
+        self.signal(number, rustix::process::Signal::CONT);
+    }
+
+    fn signal(&self, number: usize, signal: rustix::process::Signal) {
+        let process = self.members[number].process.as_ref().expect("it runs");
+        let pid = rustix::process::Pid::from_child(process);
+        rustix::process::kill_process(pid, signal).unwrap();
+    }
+
     pub fn kill(&mut self, number: usize) {
         if let Some(mut process) = self.members[number].process.take() {
             process.kill().unwrap();

@@ -1,0 +1,171 @@
+//! The members of etcd and which of them is asked.
+//!
+//! A member that hangs is not left to the deadlines of calls: all members are asked regularly how they are, and at
+//! once when a call is slow. Calls on a member that does not answer end then, and later ones go to a member that
+//! answers and knows a leader.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use futures::future::join_all;
+use tokio::sync::{Notify, watch};
+
+use super::{client::Client, connect::Member};
+
+/// How often members are asked how they are. HTTP/2 pings would show as much, but etcd refuses clients that send
+/// them more often than every five seconds.
+const REGULARLY: Duration = Duration::from_secs(1);
+/// The least time between two rounds, however many calls are slow.
+const REST: Duration = Duration::from_millis(100);
+/// How long a member may take to say how it is.
+pub const ANSWER: Duration = Duration::from_secs(1);
+
+/// How a member answered when it was last asked, the best first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Condition {
+    /// It knows a leader.
+    Serving,
+    /// It is there and knows no leader.
+    Leaderless,
+    /// It refuses connections, or does not answer while another one does.
+    Silent,
+}
+
+/// The members of one cluster. All clients of a store share it.
+pub struct Members {
+    members: Vec<Member>,
+    /// The member that calls go to.
+    current: AtomicUsize,
+    conditions: watch::Sender<Vec<Condition>>,
+    /// A call is slow: ask the members how they are.
+    doubt: Notify,
+}
+
+impl Members {
+    pub fn new(members: Vec<Member>) -> Arc<Self> {
+        let conditions = vec![Condition::Serving; members.len()];
+        Arc::new(Self {
+            members,
+            current: AtomicUsize::new(0),
+            conditions: watch::Sender::new(conditions),
+            doubt: Notify::new(),
+        })
+    }
+
+    pub fn all(&self) -> &[Member] {
+        &self.members
+    }
+
+    /// Whether there is another member to go to.
+    pub fn are_several(&self) -> bool {
+        self.members.len() > 1
+    }
+
+    /// The member that calls go to.
+    pub fn current(&self) -> usize {
+        self.current.load(Ordering::Relaxed)
+    }
+
+    /// A call failed or is slow.
+    pub fn doubt(&self) {
+        self.doubt.notify_one();
+    }
+
+    /// A call on this member failed: the next one goes to another member, the best of them.
+    pub fn leave(&self, index: usize) {
+        self.doubt();
+        let best = best_other(&self.conditions.borrow(), index);
+        self.replace_current(index, best);
+    }
+
+    pub fn is_silent(&self, index: usize) -> bool {
+        self.conditions.borrow()[index] == Condition::Silent
+    }
+
+    /// Resolves when the member is silent.
+    pub async fn silence(&self, index: usize) {
+        let mut conditions = self.conditions.subscribe();
+        let silent = conditions.wait_for(|all| all[index] == Condition::Silent);
+        // The sender is our own field: it is there as long as this is.
+        let _ = silent.await;
+    }
+
+    /// Asks the members how they are, for ever.
+    pub async fn watch_over(&self, client: &Client) {
+        if !self.are_several() {
+            return std::future::pending().await;
+        }
+        loop {
+            let doubted = tokio::time::timeout(REGULARLY, self.doubt.notified());
+            let _ = doubted.await;
+            self.look(client).await;
+            tokio::time::sleep(REST).await;
+        }
+    }
+
+    async fn look(&self, client: &Client) {
+        let indices = 0..self.members.len();
+        let now = join_all(indices.map(|index| client.condition(index))).await;
+        // When no member answers, it is us who are late or cut off.
+        if now.iter().all(|how| *how == Condition::Silent) {
+            return;
+        }
+        self.conditions.send_if_modified(|known| {
+            let is_new = *known != now;
+            *known = now;
+            is_new
+        });
+        let conditions = self.conditions.borrow();
+        let current = self.current();
+        let best = best_other(&conditions, current);
+        if conditions[best] < conditions[current] {
+            tracing::warn!(
+                endpoint = self.members[current].endpoint,
+                condition = ?conditions[current],
+                next = self.members[best].endpoint,
+                "leaving a member of etcd"
+            );
+            self.replace_current(current, best);
+        }
+    }
+
+    fn replace_current(&self, before: usize, next: usize) {
+        let order = Ordering::Relaxed;
+        // Another call may have left it already.
+        let _ = self.current.compare_exchange(before, next, order, order);
+    }
+}
+
+/// The member to go to from this one: the next of those in the best condition.
+fn best_other(conditions: &[Condition], index: usize) -> usize {
+    let count = conditions.len();
+    let others = (1..count).map(|step| (index + step) % count);
+    others
+        .min_by_key(|other| conditions[*other])
+        .unwrap_or(index)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Condition::*, *};
+
+    #[test]
+    fn the_next_member_is_the_best_of_the_others() {
+        for (conditions, from, expected) in [
+            (vec![Serving], 0, 0),
+            (vec![Serving, Serving, Serving], 0, 1),
+            (vec![Serving, Serving, Serving], 2, 0),
+            (vec![Serving, Silent, Serving], 0, 2),
+            (vec![Serving, Silent, Leaderless], 0, 2),
+            (vec![Serving, Silent, Silent], 0, 1),
+            (vec![Silent, Leaderless, Serving], 2, 1),
+        ] {
+            assert_eq!(best_other(&conditions, from), expected, "{conditions:?}");
+        }
+    }
+}
