@@ -19,12 +19,22 @@ use rustls::{
 use time::OffsetDateTime;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-use crate::{Error, files, provider};
+use crate::{Error, csr, files, provider};
 
 /// Authorities live long: replacing one needs every client's cooperation.
 const LIFE: time::Duration = time::Duration::days(3650);
 /// Certificates start in the past, so that hosts whose clocks differ a little accept them.
 pub(crate) const SKEW: time::Duration = time::Duration::minutes(5);
+/// Certificates that live shorter than this start less far in the past, or they would be due at once.
+const SHORT: Duration = Duration::from_secs(600);
+
+/// How far in the past a certificate starts that lives so long.
+pub(crate) fn skew(life: Duration) -> time::Duration {
+    match life < SHORT {
+        true => time::Duration::seconds((life / 10).as_secs().cast_signed()),
+        false => SKEW,
+    }
+}
 
 /// An authority that signs certificates. `NAME.crt` may hold several certificates (an authority
 /// that is being replaced): all are trusted, and the one that belongs to `NAME.key` signs.
@@ -34,6 +44,8 @@ pub struct Authority {
     signing: CertificateDer<'static>,
     issuer: Issuer<'static, KeyPair>,
     client_verifier: Arc<dyn ClientCertVerifier>,
+    /// How long certificates live that it signs.
+    life: Duration,
 }
 
 impl Authority {
@@ -92,7 +104,18 @@ impl Authority {
             signing,
             issuer,
             client_verifier,
+            life: csr::LIFE,
         })
+    }
+
+    /// Certificates that it signs from now on live so long.
+    pub(crate) fn set_life(&mut self, life: Duration) {
+        self.life = life;
+    }
+
+    /// How long certificates live that it signs, unless a request asks for less.
+    pub fn life(&self) -> Duration {
+        self.life
     }
 
     /// The certificates to trust, as PEM.

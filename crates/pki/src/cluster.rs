@@ -4,13 +4,16 @@ use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
     sync::Arc,
+    time::Duration,
 };
 
 use jiff::Timestamp;
 use parking_lot::Mutex;
 use rustls::{ClientConfig, ServerConfig};
 
-use crate::{Authority, Error, Issued, Kubeconfig, Leaf, Names, files, jwt::Keys, kubeconfig, tls};
+use crate::{
+    Authority, Error, Issued, Kubeconfig, Leaf, Names, csr, files, jwt::Keys, kubeconfig, tls,
+};
 
 /// Every key and certificate of one cluster.
 pub struct Pki {
@@ -35,11 +38,22 @@ impl Pki {
         Self::ensure_at(dir, names, Timestamp::now())
     }
 
+    /// [`Pki::ensure`] with certificates that live as long as this.
+    pub fn ensure_for(dir: &Path, names: &Names, life: Duration) -> Result<Self, Error> {
+        Self::make(dir, names, Timestamp::now(), life)
+    }
+
     /// [`Pki::ensure`] at a given time.
     pub fn ensure_at(dir: &Path, names: &Names, now: Timestamp) -> Result<Self, Error> {
+        Self::make(dir, names, now, csr::LIFE)
+    }
+
+    fn make(dir: &Path, names: &Names, now: Timestamp, life: Duration) -> Result<Self, Error> {
         files::private_dir(dir)?;
-        let ca = Authority::ensure(dir, "ca", "kubernetes", now)?;
-        let front_proxy_ca = Authority::ensure(dir, "front-proxy-ca", "front-proxy-ca", now)?;
+        let mut ca = Authority::ensure(dir, "ca", "kubernetes", now)?;
+        let mut front_proxy_ca = Authority::ensure(dir, "front-proxy-ca", "front-proxy-ca", now)?;
+        ca.set_life(life);
+        front_proxy_ca.set_life(life);
         let service_account = Keys::ensure(dir)?;
         let mut leaves = BTreeMap::new();
         for leaf in Leaf::ALL.iter().copied().filter(|leaf| leaf.wanted(names)) {
@@ -158,6 +172,18 @@ impl Pki {
         for config in &mut state.kubeconfigs {
             config.servers = servers.to_vec();
             self.write_one(config)?;
+        }
+        Ok(())
+    }
+
+    /// This host's API server is reached here now: kubeconfigs that were written say so from here on.
+    pub fn set_server(&self, server: &str) -> Result<(), Error> {
+        let mut state = self.state.lock();
+        for config in &mut state.kubeconfigs {
+            if config.server != server {
+                server.clone_into(&mut config.server);
+                self.write_one(config)?;
+            }
         }
         Ok(())
     }

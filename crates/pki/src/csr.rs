@@ -18,7 +18,7 @@ use x509_parser::{
 
 use crate::{
     Authority, Error,
-    authority::{SKEW, certificates_from_pem, date, tlv},
+    authority::{certificates_from_pem, date, skew, tlv},
 };
 
 /// The longest life of a certificate without another wish.
@@ -304,7 +304,7 @@ impl Authority {
         let key = self.issuer().key();
         let algorithm = algorithm(key)?;
         let seconds = i64::try_from(life.as_secs()).unwrap_or(i64::MAX);
-        let begin = date(now) - SKEW;
+        let begin = date(now) - skew(life);
         let counted = if life < SHORT { date(now) } else { begin };
         let end = counted.saturating_add(time::Duration::seconds(seconds));
         let last = own.validity().not_after.to_datetime();

@@ -11,18 +11,15 @@ use rustls::{
     pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer},
     sign::CertifiedKey,
 };
-use time::Duration;
 use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 
 use crate::{
     Authority, Error, Names,
-    authority::{SKEW, belongs, certificates_from_pem, date, key_pair},
+    authority::{SKEW, belongs, certificates_from_pem, date, key_pair, skew},
     files,
     names::AltNames,
     provider,
 };
-
-const LIFE: Duration = Duration::days(365);
 
 /// Every certificate of the cluster's own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -225,7 +222,10 @@ fn load(
             String::from_utf8_lossy(key).into_owned(),
             authority,
         )?;
-        Ok((now < current.renew_at).then_some(current))
+        // One that was made to live longer than certificates do now is replaced, too.
+        let latest = date(now) + authority.life() + SKEW;
+        let is_too_long = current.not_after.as_second() > latest.unix_timestamp();
+        Ok((now < current.renew_at && !is_too_long).then_some(current))
     };
     Ok(usable(&crt, &key).unwrap_or_else(|error| {
         tracing::warn!(leaf = leaf.file(), %error, "unusable certificate is replaced");
@@ -265,8 +265,8 @@ fn issue(
         ExtendedKeyUsagePurpose::ClientAuth
     }];
     params.use_authority_key_identifier_extension = true;
-    params.not_before = date(now) - SKEW;
-    params.not_after = date(now) + LIFE;
+    params.not_before = date(now) - skew(authority.life());
+    params.not_after = date(now) + authority.life();
     let certificate = params.signed_by(&key, authority.issuer())?.pem();
     let (crt_path, key_path) = paths(leaf, dir);
     // Two files cannot change at once: a crash in between leaves a pair that does not belong

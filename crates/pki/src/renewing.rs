@@ -112,6 +112,11 @@ impl Renewing {
         Ok(())
     }
 
+    /// Clients open new connections for the requests from now on.
+    pub fn reconnect(&self) {
+        self.generation.send_modify(|generation| *generation += 1);
+    }
+
     /// Forgets the pair: it is of no use any more.
     pub fn forget(&self) -> Result<(), Error> {
         self.current.store(None);

@@ -59,12 +59,14 @@ pub fn start(shared: &Arc<Shared>) {
         .reads(&controller.service_cidrs)
         .reads(&controller.pods)
         .reads(&controller.slices)
-        // What stood in the way may be another node that is deleted now.
+        // What stood in the way may be a node that is deleted or not Ready now.
         .watches_with(&controller.nodes, move |_| {
-            let waiting = requests
-                .list()
-                .into_iter()
-                .filter(|csr| csr.spec.signer_name == KUBELET_SERVING && !has(csr, "Approved"));
+            let waiting = requests.list().into_iter().filter(|csr| {
+                matches!(
+                    csr.spec.signer_name.as_str(),
+                    KUBELET_SERVING | KUBELET_CLIENT
+                ) && !has(csr, "Approved")
+            });
             waiting.map(|csr| Key::of(&*csr)).collect()
         })
         .start();
@@ -123,6 +125,15 @@ fn decide(csr: &CertificateSigningRequest, request: &Wish) -> Choice {
     }
 }
 
+fn is_ready(node: &Node) -> bool {
+    let conditions = node
+        .status
+        .as_ref()
+        .and_then(|status| status.conditions.as_ref());
+    let mut conditions = conditions.into_iter().flatten();
+    conditions.any(|condition| condition.type_ == "Ready" && condition.status == "True")
+}
+
 impl Approver {
     /// Whether the author of a request may create a CertificateSigningRequest of this kind.
     async fn may(&self, csr: &CertificateSigningRequest, kind: &str) -> Result<bool, Error> {
@@ -148,6 +159,14 @@ impl Approver {
         let api: Api<SubjectAccessReview> = Api::all(self.client.clone());
         let answer = api.create(&PostParams::default(), &review).await?;
         Ok(answer.status.is_some_and(|status| status.allowed))
+    }
+
+    /// Whether the node that a request names is another machine's that works: who has a bootstrap token must not
+    /// become it, and read its pods' secrets.
+    fn is_taken(&self, request: &Wish) -> bool {
+        let name = request.common_name.strip_prefix(NODE_PREFIX);
+        let node = name.and_then(|name| self.nodes.get("", name));
+        node.is_some_and(|node| is_ready(&node))
     }
 
     /// Why a request for a serving certificate waits for a person, if it does.
@@ -211,6 +230,15 @@ impl Controller for Approver {
                 }
             },
             Choice::Ask(kinds) => {
+                let author = csr.spec.username.as_deref().unwrap_or_default();
+                if author != request.common_name && self.is_taken(&request) {
+                    tracing::info!(
+                        csr = key.name,
+                        name = request.common_name,
+                        "is the name of a Ready node: waits for a person's approval"
+                    );
+                    return Ok(Action::Done);
+                }
                 for (kind, message) in kinds {
                     if self.may(&csr, kind).await? {
                         self.approve(&csr, message).await?;

@@ -12,7 +12,7 @@ use k8s_openapi::{
 };
 use pki::{
     Pki,
-    csr::{LIFE, Request, Usages, Wish},
+    csr::{Request, Usages, Wish},
 };
 use reconcile::{Action, Controller, Error, Key};
 
@@ -65,12 +65,12 @@ fn check(csr: &CertificateSigningRequest, request: &Wish) -> Option<Result<(), S
 }
 
 /// How long the certificate lives: what is asked for, within bounds.
-fn life(csr: &CertificateSigningRequest) -> Duration {
+fn life(csr: &CertificateSigningRequest, longest: Duration) -> Duration {
     let asked = csr
         .spec
         .expiration_seconds
         .map(|seconds| Duration::from_secs(u64::try_from(seconds).unwrap_or_default()));
-    asked.map_or(LIFE, |asked| asked.clamp(SHORTEST, LIFE))
+    asked.map_or(longest, |asked| asked.max(SHORTEST).min(longest))
 }
 
 impl Controller for Signer {
@@ -94,7 +94,7 @@ impl Controller for Signer {
         };
         let checked = checked.and_then(|()| Usages::parse(&usages(&csr)));
         let mut csr = (*csr).clone();
-        let life = life(&csr);
+        let life = life(&csr, self.pki.ca().life());
         let status = csr.status.get_or_insert_default();
         match checked {
             Ok(usages) => {
@@ -125,6 +125,8 @@ impl Controller for Signer {
 
 #[cfg(test)]
 mod tests {
+    use pki::csr::LIFE;
+
     use super::*;
 
     #[test]
@@ -132,12 +134,17 @@ mod tests {
         let of = |seconds: Option<i32>| {
             let mut csr = CertificateSigningRequest::default();
             csr.spec.expiration_seconds = seconds;
-            life(&csr).as_secs()
+            life(&csr, LIFE).as_secs()
         };
         assert_eq!(of(None), LIFE.as_secs());
         assert_eq!(of(Some(3600)), 3600);
         assert_eq!(of(Some(5)), 600);
         assert_eq!(of(Some(i32::MAX)), LIFE.as_secs());
+        // Also where certificates live shorter than a request may ask for.
+        let mut csr = CertificateSigningRequest::default();
+        csr.spec.expiration_seconds = Some(3600);
+        let short = Duration::from_secs(60);
+        assert_eq!(life(&csr, short), short);
     }
 
     #[test]
