@@ -402,6 +402,17 @@ fn default_via(gateway: IpAddr, index: u32) -> RouteMessage {
     }
 }
 
+/// The host's routes and neighbour entries for a pod whose link is there.
+pub async fn lead_to_link(host: &Netlink, link: &PodLink<'_>) -> Result<()> {
+    let Some(index) = index_of(host, link.host_link).await? else {
+        return Ok(());
+    };
+    for address in link.addresses {
+        lead_to_pod(host, index, *address, link).await?;
+    }
+    Ok(())
+}
+
 /// The host's route and neighbour entry for one address of the pod.
 async fn lead_to_pod(
     host: &Netlink,

@@ -33,10 +33,81 @@ const GROUPS: [MulticastGroup; 6] = [
     MulticastGroup::Neigh,
 ];
 
+/// Says when addresses of this machine or its default route have changed; ends when dropped.
+pub struct AddressNotices {
+    messages: Messages,
+    task: JoinHandle<()>,
+}
+
+type Messages = UnboundedReceiver<(NetlinkMessage<RouteNetlinkMessage>, SocketAddr)>;
+
+impl AddressNotices {
+    /// Listens in the caller's network namespace.
+    pub fn subscribe() -> Result<Self> {
+        let groups = [
+            MulticastGroup::Ipv4Ifaddr,
+            MulticastGroup::Ipv6Ifaddr,
+            MulticastGroup::Ipv4Route,
+        ];
+        let (connection, _, messages) =
+            rtnetlink::new_multicast_connection(&groups).map_err(Error::Socket)?;
+        Ok(Self {
+            messages,
+            task: tokio::spawn(connection),
+        })
+    }
+
+    /// Resolves soon after a change.
+    pub async fn changed(&mut self) -> Result<()> {
+        next(&mut self.messages, |message| match message {
+            RouteNetlinkMessage::NewAddress(address) | RouteNetlinkMessage::DelAddress(address) => {
+                is_global(address)
+            }
+            RouteNetlinkMessage::NewRoute(route) | RouteNetlinkMessage::DelRoute(route) => {
+                route.header.destination_prefix_length == 0
+            }
+            _ => false,
+        })
+        .await
+    }
+}
+
+impl Drop for AddressNotices {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// Waits for a message that matters, and a moment longer for those that belong to it.
+async fn next(
+    messages: &mut Messages,
+    matters: impl Fn(&RouteNetlinkMessage) -> bool,
+) -> Result<()> {
+    loop {
+        let Some((message, _)) = messages.next().await else {
+            return Err(Error::Socket(std::io::ErrorKind::UnexpectedEof.into()));
+        };
+        match &message.payload {
+            NetlinkPayload::InnerMessage(message) if matters(message) => break,
+            // The kernel could not tell us everything: look at all of it.
+            NetlinkPayload::Overrun(_) => break,
+            _ => {}
+        }
+    }
+    let end = tokio::time::Instant::now() + TOGETHER;
+    while let Ok(Some(_)) = tokio::time::timeout_at(end, messages.next()).await {}
+    Ok(())
+}
+
 /// A subscription; ends when dropped.
 pub struct Notices {
-    messages: UnboundedReceiver<(NetlinkMessage<RouteNetlinkMessage>, SocketAddr)>,
+    messages: Messages,
     task: JoinHandle<()>,
+    matters: Matters,
+}
+
+/// What routes between nodes depend on.
+struct Matters {
     /// Links of pods begin with this, and are not a matter of routes between nodes.
     pod_links: String,
     overlay: String,
@@ -53,35 +124,24 @@ impl Notices {
         Ok(Self {
             messages,
             task: tokio::spawn(connection),
-            pod_links: names::link_prefix(id),
-            overlay: names::vxlan_link(id),
-            metric: names::route_metric(id),
-            cluster_cidrs,
+            matters: Matters {
+                pod_links: names::link_prefix(id),
+                overlay: names::vxlan_link(id),
+                metric: names::route_metric(id),
+                cluster_cidrs,
+            },
         })
     }
 
     /// Resolves soon after something changed that routes between nodes depend on.
     pub async fn changed(&mut self) -> Result<()> {
-        loop {
-            let Some((message, _)) = self.messages.next().await else {
-                return Err(Error::Socket(std::io::ErrorKind::UnexpectedEof.into()));
-            };
-            if self.matters(&message.payload) {
-                break;
-            }
-        }
-        let end = tokio::time::Instant::now() + TOGETHER;
-        while let Ok(Some(_)) = tokio::time::timeout_at(end, self.messages.next()).await {}
-        Ok(())
+        let matters = &self.matters;
+        next(&mut self.messages, |message| matters.include(message)).await
     }
+}
 
-    fn matters(&self, payload: &NetlinkPayload<RouteNetlinkMessage>) -> bool {
-        let message = match payload {
-            NetlinkPayload::InnerMessage(message) => message,
-            // The kernel could not tell us everything: look at all of it.
-            NetlinkPayload::Overrun(_) => return true,
-            _ => return false,
-        };
+impl Matters {
+    fn include(&self, message: &RouteNetlinkMessage) -> bool {
         match message {
             RouteNetlinkMessage::NewLink(link) | RouteNetlinkMessage::DelLink(link) => {
                 self.is_ours_or_a_wire(link)

@@ -11,6 +11,7 @@ use rtnetlink::{
     packet_route::{
         AddressFamily,
         address::AddressAttribute,
+        link::{InfoData, InfoVxlan, LinkAttribute, LinkInfo, LinkMessage},
         neighbour::{
             NeighbourAddress, NeighbourAttribute, NeighbourFlags, NeighbourMessage, NeighbourState,
         },
@@ -26,7 +27,7 @@ use crate::{
 };
 
 /// The UDP port that Linux uses for VXLAN by itself.
-const VXLAN_PORT: u16 = 8472;
+pub(crate) const VXLAN_PORT: u16 = 8472;
 /// What VXLAN adds to a packet.
 const VXLAN_OVERHEAD: u32 = 50;
 
@@ -67,7 +68,19 @@ impl Overlay<'_> {
     /// is made when the first tunnel needs it, and stays.
     pub async fn sync(&self, tunnels: &[Tunnel], own: Vec<IpNet>) -> Result<Option<u32>> {
         let name = names::vxlan_link(&self.config.id);
-        let index = match links::index_of(self.netlink, &name).await? {
+        let mut index = links::index_of(self.netlink, &name).await?;
+        if let Some(old) = index
+            && self.sends_from(old).await? != self.config.node_ips.first().copied()
+        {
+            // Its routes go with it; they are made again together with all others.
+            info!(
+                device = name,
+                "the node's address has changed: making the overlay device anew"
+            );
+            links::disconnect(self.netlink, &name).await?;
+            index = None;
+        }
+        let index = match index {
             Some(index) => index,
             None if tunnels.is_empty() => return Ok(None),
             None => self.create(&name).await?,
@@ -85,6 +98,30 @@ impl Overlay<'_> {
         self.forward(index, tunnels).await?;
         self.resolve(index, tunnels).await?;
         Ok(Some(index))
+    }
+
+    /// The address that packets of the device are sent from.
+    async fn sends_from(&self, index: u32) -> Result<Option<IpAddr>> {
+        let request = self.netlink.handle.link().get().match_index(index);
+        let messages: Vec<LinkMessage> = request
+            .execute()
+            .try_collect()
+            .await
+            .map_err(Error::netlink("look at the overlay device"))?;
+        let attributes = messages.iter().flat_map(|message| &message.attributes);
+        let information = attributes.filter_map(|attribute| match attribute {
+            LinkAttribute::LinkInfo(information) => Some(information),
+            _ => None,
+        });
+        let data = information.flatten().filter_map(|piece| match piece {
+            LinkInfo::Data(InfoData::Vxlan(data)) => Some(data),
+            _ => None,
+        });
+        Ok(data.flatten().find_map(|piece| match piece {
+            InfoVxlan::Local(ip) => Some(IpAddr::V4(*ip)),
+            InfoVxlan::Local6(ip) => Some(IpAddr::V6(*ip)),
+            _ => None,
+        }))
     }
 
     /// The addresses that the device has.

@@ -25,6 +25,7 @@ use crate::{
     names,
     netns::Netlink,
     nft::{self, Batch, Nft},
+    notices::AddressNotices,
     rules,
     shape::{self, Limits},
     sysctl,
@@ -55,6 +56,8 @@ impl Config {
     pub fn build(self, nft: Nft) -> Result<Arc<RoutedNetwork>> {
         let ipam = Ipam::open(self.state_dir.join("addresses"))?;
         Ok(Arc::new(RoutedNetwork {
+            node_ips: Mutex::new(self.node_ips.clone()),
+            routing: tokio::sync::Mutex::default(),
             config: self,
             nft,
             ipam: Mutex::new(ipam),
@@ -69,6 +72,10 @@ pub struct RoutedNetwork {
     nft: Nft,
     /// Guards the address book; never held over an await.
     ipam: Mutex<Ipam>,
+    /// Guards the node's addresses as they are now; never held over an await.
+    node_ips: Mutex<Vec<IpAddr>>,
+    /// Held while all routes are made: the last to make them knows the newest addresses.
+    routing: tokio::sync::Mutex<()>,
     /// The connection to the kernel, there once the node is prepared.
     prepared: OnceCell<Prepared>,
 }
@@ -104,6 +111,7 @@ impl RoutedNetwork {
     /// Gives service addresses a route, so that the node itself can send to them without a default
     /// route and does so from its own address; nftables turns the packets before they get there.
     async fn route_services(&self, netlink: &Netlink) -> Result<()> {
+        let node_ips = self.node_ips();
         for cidr in &self.config.service_cidrs {
             let same_family = |ip: &&IpAddr| ip.is_ipv4() == cidr.addr().is_ipv4();
             let route = || {
@@ -112,7 +120,7 @@ impl RoutedNetwork {
                     .priority(names::route_metric(&self.config.id))
             };
             let what = format!("route of service addresses {cidr}");
-            if let Some(source) = self.config.node_ips.iter().find(same_family)
+            if let Some(source) = node_ips.iter().find(same_family)
                 && let Ok(preferred) = route().pref_source(*source)
             {
                 match links::add_route(netlink, preferred.build(), &what).await {
@@ -121,6 +129,39 @@ impl RoutedNetwork {
                 }
             }
             links::add_route(netlink, route().build(), &what).await?;
+        }
+        Ok(())
+    }
+
+    fn node_ips(&self) -> Vec<IpAddr> {
+        self.node_ips.lock().clone()
+    }
+
+    /// The node has these addresses now: its traffic to services and pods comes from them.
+    pub async fn set_node_ips(&self, node_ips: Vec<IpAddr>) -> Result<()> {
+        *self.node_ips.lock() = node_ips;
+        self.route_all().await
+    }
+
+    /// Makes the routes to services and pods. The kernel removes those whose source is an address that goes, also
+    /// when it comes back.
+    async fn route_all(&self) -> Result<()> {
+        let _routing = self.routing.lock().await;
+        let node_ips = self.node_ips();
+        let Prepared { netlink, mtu } = self.prepare().await?;
+        self.route_services(netlink).await?;
+        let records: Vec<Record> = self.ipam.lock().records().cloned().collect();
+        for record in records {
+            let link = PodLink {
+                host_link: &record.host_link,
+                addresses: &record.addresses,
+                mtu: *mtu,
+                node_ips: &node_ips,
+            };
+            if let Err(error) = links::lead_to_link(netlink, &link).await {
+                // Most likely its pod is being detached.
+                warn!(link = record.host_link, %error, "no route to a pod");
+            }
         }
         Ok(())
     }
@@ -189,7 +230,7 @@ impl RoutedNetwork {
             host_link: &record.host_link,
             addresses: &record.addresses,
             mtu: *mtu,
-            node_ips: &self.config.node_ips,
+            node_ips: &self.node_ips(),
         };
         links::missing(host, netns, &link).await
     }
@@ -243,7 +284,7 @@ impl RoutedNetwork {
             host_link: &record.host_link,
             addresses: &record.addresses,
             mtu: *mtu,
-            node_ips: &self.config.node_ips,
+            node_ips: &self.node_ips(),
         };
         links::connect(host, &request.netns, &link).await?;
         let through = record.egress_link.as_deref().unwrap_or_default();
@@ -350,9 +391,14 @@ impl Service for RoutedNetwork {
     fn run(self: Arc<Self>, context: Context) -> Run {
         Box::pin(async move {
             self.prepare().await?;
+            let mut notices = AddressNotices::subscribe()?;
             context.ready();
             loop {
                 tokio::select! {
+                    noticed = notices.changed() => {
+                        noticed?;
+                        self.route_all().await?;
+                    }
                     () = tokio::time::sleep(nft::CHECK_EVERY) => self.repair().await?,
                     () = context.shutdown() => return Ok(()),
                 }
