@@ -55,7 +55,7 @@ pub(crate) async fn ensure(core: &Arc<Core>, servers: &BTreeSet<SocketAddr>) -> 
 
 /// The servers that live: this one, and others over the same store.
 pub(crate) async fn living(core: &Arc<Core>, servers: &Servers) -> BTreeSet<SocketAddr> {
-    let own = core.config.advertise;
+    let own = core.advertise();
     let port = core.port.get().copied().unwrap_or(own.port());
     let mut living = BTreeSet::from([SocketAddr::new(own.ip(), port)]);
     if core.config.server_name.is_some() {
@@ -154,8 +154,12 @@ pub(crate) async fn keep(core: Arc<Core>, servers: Servers, mut known: BTreeSet<
     };
     let clock = &core.config.clock;
     let mut repaired = clock.now();
+    let mut advertised = core.advertised.subscribe();
     loop {
-        clock.sleep(every).await;
+        tokio::select! {
+            () = clock.sleep(every) => {}
+            _ = advertised.changed() => {}
+        }
         let living = living(&core, &servers).await;
         let now = clock.now();
         let is_due = now.duration_since(repaired).unsigned_abs() >= REPAIR_EVERY;

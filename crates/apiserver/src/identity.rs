@@ -45,7 +45,8 @@ pub(crate) async fn keep(core: Arc<Core>, stopping: CancellationToken) {
         None => RENEW_EVERY,
     };
     let name = name.unwrap_or_else(hostname);
-    let mine = Identity::new(&name, core.config.advertise.to_string());
+    let mut mine = Identity::new(&name, core.advertise().to_string());
+    let mut advertised = core.advertised.subscribe();
     let clock = &core.config.clock;
     // What an earlier run left says nothing about this one.
     report(mine.delete(&api).await);
@@ -63,6 +64,9 @@ pub(crate) async fn keep(core: Arc<Core>, stopping: CancellationToken) {
         }
         tokio::select! {
             () = clock.sleep(every) => {}
+            _ = advertised.changed() => {
+                mine.address = advertised.borrow_and_update().to_string();
+            }
             () = stopping.cancelled() => break,
         }
     }

@@ -46,7 +46,7 @@ fn slice_names(groups: &Groups) -> BTreeMap<String, u16> {
 
 /// Leads the Service to these servers.
 pub(crate) async fn repair(core: &Arc<Core>, servers: &BTreeSet<SocketAddr>) -> Result<(), Status> {
-    let advertise = core.config.advertise;
+    let advertise = core.advertise();
     let groups = groups(servers);
     let own = core.port.get().copied().unwrap_or(advertise.port());
     let port = groups.keys().next().copied().unwrap_or(own);

@@ -36,6 +36,12 @@ impl ApiServer {
         LocalService::new(self.core.clone(), user)
     }
 
+    /// Others reach this server here from now on: its Lease and the `kubernetes` Service say so.
+    pub fn set_advertise(&self, advertise: SocketAddr) {
+        let changes = |known: &mut SocketAddr| std::mem::replace(known, advertise) != advertise;
+        self.core.advertised.send_if_modified(changes);
+    }
+
     /// Where it listens, once it does.
     pub async fn address(&self) -> SocketAddr {
         let mut address = self.address.subscribe();

@@ -15,7 +15,9 @@ use k8s_openapi::api::{
     storage::v1::StorageClass,
 };
 use lifecycle::{Context, Run, Service};
+use pki::Pki;
 use serde_json::json;
+use tokio::sync::watch;
 
 use crate::{
     Part, Settings,
@@ -28,8 +30,9 @@ use crate::{
 pub struct Addons {
     pub client: kube::Client,
     pub settings: Settings,
-    /// A kubeconfig without an identity: where the cluster is, and whom to trust.
-    pub cluster_info: String,
+    pub pki: Arc<Pki>,
+    /// The settings with the host's addresses of now.
+    pub current: watch::Receiver<Settings>,
 }
 
 impl Service for Addons {
@@ -49,8 +52,14 @@ impl Service for Addons {
                 marker.store |= self.is_embedded()
             })?;
             context.ready();
-            context.shutdown().await;
-            Ok(())
+            let mut current = self.current.clone();
+            loop {
+                tokio::select! {
+                    changed = current.changed() => changed?,
+                    () = context.shutdown() => return Ok(()),
+                }
+                self.ensure_cluster_info().await?;
+            }
         })
     }
 }
@@ -68,11 +77,18 @@ impl Addons {
         if self.settings.runs(Part::LocalPath) {
             self.ensure_class().await?;
         }
-        let info = BTreeMap::from([("kubeconfig".to_owned(), self.cluster_info.clone())]);
-        self.ensure_map("kube-public", "cluster-info", info).await?;
+        self.ensure_cluster_info().await?;
         let (namespace, name) = CONFIG_MAP;
         let facts = Facts::publish(&self.settings);
         self.ensure_map(namespace, name, facts).await
+    }
+
+    /// A kubeconfig without an identity: where the cluster is, and whom to trust.
+    async fn ensure_cluster_info(&self) -> Result<(), kube::Error> {
+        let server = self.current.borrow().server_url();
+        let info = self.pki.cluster_info(&server);
+        let info = BTreeMap::from([("kubeconfig".to_owned(), info)]);
+        self.ensure_map("kube-public", "cluster-info", info).await
     }
 
     /// Makes a ConfigMap, or puts these keys of it right; others are not ours.

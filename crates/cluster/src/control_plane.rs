@@ -13,16 +13,17 @@ use lifecycle::{Health, Service};
 use parking_lot::Mutex;
 use pki::{Leaf, Pki};
 use stdx::SystemClock;
+use tokio::sync::watch;
 
 use crate::{
     Error, Part, Role, Settings,
     addons::Addons,
-    addresses::{Addresses, names},
+    addresses::{ServerAddresses, names},
     backup::Backups,
     connector::InProcess,
     corefile::CorefileReport,
     elected::{self, Elected, Term},
-    founding, host,
+    founding,
     known_servers::KnownServers,
     marker::Marker,
     skew,
@@ -47,16 +48,22 @@ pub struct ControlPlane {
 
 impl ControlPlane {
     /// Opens the store and builds everything over it.
-    pub async fn build(settings: &Settings, role: Role, health: &Health) -> Result<Self, Error> {
+    pub async fn build(
+        settings: &Settings,
+        role: Role,
+        health: &Health,
+        current: &watch::Receiver<Settings>,
+    ) -> Result<Self, Error> {
         let registry = Registry::builtin();
         let codec = ObjectCodec::new(registry.clone());
         skew::check_store(settings).await?;
         let storage = Storage::open(settings, codec).await?;
         founding::ensure(settings, role, &storage).await?;
         skew::begin(settings, &storage).await?;
-        let pki = Arc::new(Pki::ensure(
+        let pki = Arc::new(Pki::ensure_for(
             &settings.data_dir.join("pki"),
-            &names(settings, role, host::addresses()),
+            &names(settings, role),
+            settings.signing_duration,
         )?);
         write_kubeconfigs(settings, role, &pki)?;
         let apiserver =
@@ -64,21 +71,23 @@ impl ControlPlane {
         let connector = InProcess(apiserver.clone());
         let admin = connector.as_user(User::new("kubernetes-admin", ["system:masters"]));
         let mut services: Vec<Arc<dyn Service>> = vec![
-            apiserver,
+            apiserver.clone(),
             Arc::new(Backups {
                 storage: storage.clone(),
                 data_dir: settings.data_dir.clone(),
             }),
             Arc::new(pki::Rotation::new(pki.clone(), Arc::new(SystemClock))),
-            Arc::new(Addresses {
+            Arc::new(ServerAddresses {
                 pki: pki.clone(),
-                settings: settings.clone(),
                 role,
+                apiserver,
+                current: current.clone(),
             }),
             Arc::new(Addons {
                 client: admin.clone(),
                 settings: settings.clone(),
-                cluster_info: pki.cluster_info(&settings.server_url()),
+                pki: pki.clone(),
+                current: current.clone(),
             }),
         ];
         services.extend(singletons(settings, &pki, &connector)?);

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use store::etcd::Records;
 
-use crate::{Error, Role, Settings, addresses::names, host, storage::Storage};
+use crate::{Error, Role, Settings, addresses::names, storage::Storage};
 
 /// The record's name.
 const RECORD: &str = "cluster";
@@ -355,7 +355,7 @@ async fn found(settings: &Settings, role: Role, records: &Records<'_>) -> Result
     let directory = settings.data_dir.join("pki");
     let was_there = Identity::read(&directory)?.is_some();
     // On disk before it is in etcd: a crash in between loses nothing.
-    Pki::ensure(&directory, &names(settings, role, host::addresses()))?;
+    Pki::ensure(&directory, &names(settings, role))?;
     let identity = Identity::read(&directory)?
         .ok_or_else(|| Error::NotAServer("the cluster's keys were removed meanwhile".into()))?;
     let kept = ServerToken::read(&settings.data_dir)?;
@@ -441,7 +441,7 @@ mod tests {
 
     fn record(directory: &Path, token: &ServerToken) -> Record {
         let settings = settings(directory, None);
-        let names = names(&settings, Role::Server, Vec::new());
+        let names = names(&settings, Role::Server);
         Pki::ensure(&directory.join("pki"), &names).unwrap();
         let identity = Identity::read(&directory.join("pki")).unwrap().unwrap();
         Record::new(Agreed::new(&settings), &identity, token).unwrap()
@@ -474,7 +474,7 @@ mod tests {
         let (one, two) = (directory.path().join("one"), directory.path().join("two"));
         let token = ServerToken::random();
         let mut record = record(&one, &token);
-        let names = names(&settings(&two, None), Role::Server, Vec::new());
+        let names = names(&settings(&two, None), Role::Server);
         Pki::ensure(&two.join("pki"), &names).unwrap();
         let refused = join(&settings(&two, Some(&token)), &record).unwrap_err();
         assert!(refused.to_string().contains("another cluster"), "{refused}");

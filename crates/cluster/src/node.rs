@@ -18,8 +18,13 @@ use tokio::sync::watch;
 use crate::{
     Error, Part, Settings,
     addresses::{NodeAddresses, Rebuilt},
-    agent::Membership, cni, control_plane::ControlPlane, peers::Peers,
-    resolver::resolv_conf, running::version, settings::DATA_DIR,
+    agent::Membership,
+    cni,
+    control_plane::ControlPlane,
+    peers::Peers,
+    resolver::resolv_conf,
+    running::version,
+    settings::DATA_DIR,
 };
 
 /// Largest packet between nodes where the machine does not say otherwise.

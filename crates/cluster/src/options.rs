@@ -91,6 +91,9 @@ pub struct Options {
     #[arg(long)]
     #[serde(default)]
     pub accept_data_loss: bool,
+    /// How long certificates live that the cluster signs, such as 720h [default: 8760h]
+    #[arg(long, value_name = "DURATION")]
+    pub cluster_signing_duration: Option<String>,
     /// A file of bearer tokens: token,user,uid,"group1,group2" a line
     #[arg(long, value_name = "FILE")]
     pub token_auth_file: Option<PathBuf>,
@@ -315,6 +318,10 @@ impl Options {
             ("etcd-keyfile", self.etcd_keyfile.is_some()),
             ("server-token", self.server_token.is_some()),
             ("accept-data-loss", self.accept_data_loss),
+            (
+                "cluster-signing-duration",
+                self.cluster_signing_duration.is_some(),
+            ),
             ("token-auth-file", self.token_auth_file.is_some()),
             ("audit-policy-file", self.audit_policy_file.is_some()),
             ("audit-log-path", self.audit_log_path.is_some()),
@@ -381,6 +388,9 @@ impl Options {
             etcd_keyfile: self.etcd_keyfile.or(file.etcd_keyfile),
             server_token: self.server_token.or(file.server_token),
             accept_data_loss: self.accept_data_loss || file.accept_data_loss,
+            cluster_signing_duration: self
+                .cluster_signing_duration
+                .or(file.cluster_signing_duration),
             token_auth_file: self.token_auth_file.or(file.token_auth_file),
             audit_policy_file: self.audit_policy_file.or(file.audit_policy_file),
             audit_log_path: self.audit_log_path.or(file.audit_log_path),

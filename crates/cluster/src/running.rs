@@ -11,6 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     Error, Role, Settings,
+    addresses::HostAddresses,
     agent::{self, Certificates, Join},
     control_plane::ControlPlane,
     known_servers::KnownServers,
@@ -84,10 +85,13 @@ impl Running {
     pub async fn up(settings: Settings, shutdown: CancellationToken) -> Result<Self, Error> {
         let lock = prepare(&settings, Role::Up).await?;
         let health = Health::default();
-        let plane = ControlPlane::build(&settings, Role::Up, &health).await?;
+        let addresses = HostAddresses::new(&settings);
+        let current = addresses.current.subscribe();
+        let plane = ControlPlane::build(&settings, Role::Up, &health, &current).await?;
         let node = Node::in_process(&settings, &plane)?;
         let mut services = plane.services;
-        services.extend(node.services(&settings)?);
+        services.push(addresses);
+        services.extend(node.services(&settings, &current)?);
         let running = Parts {
             role: Role::Up,
             settings,
@@ -104,11 +108,15 @@ impl Running {
     pub async fn server(settings: Settings, shutdown: CancellationToken) -> Result<Self, Error> {
         let lock = prepare(&settings, Role::Server).await?;
         let health = Health::default();
-        let plane = ControlPlane::build(&settings, Role::Server, &health).await?;
+        let addresses = HostAddresses::new(&settings);
+        let current = addresses.current.subscribe();
+        let plane = ControlPlane::build(&settings, Role::Server, &health, &current).await?;
+        let mut services = plane.services;
+        services.push(addresses);
         let running = Parts {
             role: Role::Server,
             settings,
-            services: plane.services,
+            services,
             health,
             lock,
             storage: Some(plane.storage),
@@ -129,14 +137,17 @@ impl Running {
         networks::claim(&settings).await?;
         let node = Node::joined(&membership)?;
         let viewer = node.kubelet_client.clone();
-        let mut services = node.services(&settings)?;
+        let addresses = HostAddresses::new(&settings);
+        let current = addresses.current.subscribe();
+        let mut services = node.services(&settings, &current)?;
+        services.push(addresses);
         services.push(Arc::new(KnownServers {
             client: node.proxy_client.clone(),
             changed: agent::follow_servers(&settings, &membership),
             after: &[],
         }));
         services.push(Arc::new(Certificates {
-            settings: settings.clone(),
+            current,
             client: viewer.clone(),
             membership,
             clock: Arc::new(SystemClock),

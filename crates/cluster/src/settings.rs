@@ -5,9 +5,11 @@ use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
     ops::RangeInclusive,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use ipnet::IpNet;
+use jiff::SignedDuration;
 use kubelet::configuration::{self, Loaded, Sources};
 use runtime::images::registry::Registries;
 use sha2::{Digest, Sha256};
@@ -34,6 +36,12 @@ pub struct Settings {
     pub node_ip: IpAddr,
     /// Addresses of this node of both families, as far as they are known.
     host_ips: Vec<IpAddr>,
+    /// Every address of the machine that others could reach.
+    machine_ips: Vec<IpAddr>,
+    /// Whether the address of the API server was chosen by a flag.
+    is_advertise_given: bool,
+    /// How long certificates live that the cluster signs.
+    pub signing_duration: Duration,
     /// Who looks after the node from outside.
     pub cloud: Cloud,
     pub https_port: u16,
@@ -162,6 +170,22 @@ fn host_ips(options: &Options) -> Result<(IpAddr, Vec<IpAddr>), Error> {
     Ok((node_ip, all.collect()))
 }
 
+/// How long certificates live that the cluster signs.
+fn signing_duration(text: Option<&str>) -> Result<Duration, Error> {
+    const SHORTEST: Duration = Duration::from_secs(30);
+    let Some(text) = text else {
+        return Ok(pki::csr::LIFE);
+    };
+    let parsed: Option<SignedDuration> = text.parse().ok();
+    let parsed = parsed.and_then(|life| Duration::try_from(life).ok());
+    parsed
+        .filter(|life| (SHORTEST..=pki::csr::LIFE).contains(life))
+        .ok_or_else(|| {
+            let why = format!("{text:?} is not a duration between 30s and 8760h");
+            Error::Option("cluster-signing-duration", why)
+        })
+}
+
 /// Pods can only end in order if there is a time for it.
 fn shutdown_on_stop(asked: bool, kubelet: &Loaded) -> Result<bool, Error> {
     if asked && kubelet::shutdown_period(&kubelet.configuration).is_zero() {
@@ -212,6 +236,8 @@ impl Settings {
         let settings = Self {
             node_name: options.node_name.map_or_else(host::name, Ok)?,
             advertise_address: options.advertise_address.unwrap_or(node_ip),
+            is_advertise_given: options.advertise_address.is_some(),
+            signing_duration: signing_duration(options.cluster_signing_duration.as_deref())?,
             https_port: options.https_port.unwrap_or(6443),
             node_cidr_masks: node_cidr_masks(mask_sizes, &cluster_cidr)?,
             cluster_cidr,
@@ -261,6 +287,7 @@ impl Settings {
             state_dir,
             node_ip,
             host_ips,
+            machine_ips: host::addresses(),
             cloud,
         };
         settings.check()?;
@@ -316,6 +343,53 @@ impl Settings {
         self.service_cidr.clone_from(&facts.service_cidr);
         self.cluster_domain.clone_from(&facts.cluster_domain);
         self.check()
+    }
+
+    /// Every address of the machine that others could reach. Those of pods' own networks come and go with pods and
+    /// are nobody's way to it.
+    pub fn machine_ips(&self) -> Vec<IpAddr> {
+        let is_own = |ip: &&IpAddr| !self.cluster_cidr.contains(ip);
+        self.machine_ips.iter().filter(is_own).copied().collect()
+    }
+
+    /// The same with the addresses that the machine has now, where none was chosen by a flag. An address that is
+    /// still there stays the node's; without any the last one does.
+    pub fn with_current_addresses(&self) -> Self {
+        let machine = host::addresses();
+        let settings = self.with_machine_ips(machine.clone());
+        let is_free =
+            |ip: &IpAddr| !self.cluster_cidr.contains(ip) && !self.service_cidr.contains(ip);
+        let is_kept = self.node_ip.is_ipv6() || machine.contains(&self.node_ip);
+        if self.cloud.given_ip.is_some() || is_kept {
+            return settings;
+        }
+        match host::address() {
+            Ok(ip) if is_free(&ip) => settings.with_node_ip(ip),
+            _ => settings,
+        }
+    }
+
+    /// The same on a machine with these addresses.
+    pub(crate) fn with_machine_ips(&self, machine_ips: Vec<IpAddr>) -> Self {
+        Self {
+            machine_ips,
+            ..self.clone()
+        }
+    }
+
+    /// The same with another address of the node, and of its API server unless that was chosen by a flag.
+    pub(crate) fn with_node_ip(&self, node_ip: IpAddr) -> Self {
+        let mut settings = self.clone();
+        for ip in &mut settings.host_ips {
+            if *ip == self.node_ip {
+                *ip = node_ip;
+            }
+        }
+        settings.node_ip = node_ip;
+        if !settings.is_advertise_given {
+            settings.advertise_address = node_ip;
+        }
+        settings
     }
 
     /// The addresses of this node, of the families that the cluster has.

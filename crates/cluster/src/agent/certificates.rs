@@ -1,6 +1,6 @@
 //! Asks the cluster for certificates and renews them while the agent runs: nothing restarts.
 
-use std::{sync::Arc, time::Duration};
+use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use client::kube::{
     self, Api,
@@ -15,6 +15,7 @@ use k8s_openapi::{
 use lifecycle::{Context, Run, Service};
 use pki::{KeyedRequest, Renewing, csr::Wish};
 use stdx::{Backoff, Clock};
+use tokio::sync::watch;
 
 use super::Membership;
 use crate::{Error, Settings};
@@ -140,9 +141,16 @@ fn refusal(csr: &CertificateSigningRequest) -> Option<String> {
     })
 }
 
+/// Resolves when the node has other addresses than these.
+async fn moved(current: &mut watch::Receiver<Settings>, known: &[IpAddr]) -> bool {
+    let moved = current.wait_for(|settings| settings.node_ips() != known);
+    moved.await.is_ok()
+}
+
 /// Keeps the certificates of a member fresh.
 pub struct Certificates {
-    pub settings: Settings,
+    /// The settings with the host's addresses of now.
+    pub current: watch::Receiver<Settings>,
     pub client: kube::Client,
     pub membership: Arc<Membership>,
     pub clock: Arc<dyn Clock>,
@@ -176,9 +184,9 @@ impl Certificates {
     }
 
     /// When a certificate is due; now when there is none or it says other names than it should.
-    fn due(&self, purpose: Purpose) -> Timestamp {
+    fn due(&self, purpose: Purpose, settings: &Settings) -> Timestamp {
         let pair = self.pair(purpose);
-        let wish = purpose.wish(&self.settings);
+        let wish = purpose.wish(settings);
         let mut names: Vec<String> = wish.addresses.iter().map(ToString::to_string).collect();
         names.extend(wish.dns_names);
         names.sort_unstable();
@@ -190,22 +198,42 @@ impl Certificates {
 
     async fn keep(&self, purpose: Purpose) {
         let mut backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(300));
+        let mut current = self.current.clone();
+        let mut known = self.current.borrow().node_ips();
         loop {
+            let settings = current.borrow_and_update().clone();
+            let pair = self.pair(purpose);
+            if settings.node_ips() != known {
+                known = settings.node_ips();
+                // Connections from an address that is gone are dead.
+                self.membership.kubelet.reconnect();
+                self.membership.proxy.reconnect();
+            }
             let now = self.clock.now();
-            let due = self.due(purpose);
+            let due = self.due(purpose, &settings);
+            let mut wait = Duration::try_from(due.duration_since(now)).unwrap_or_default();
             if due > now {
                 backoff.reset();
-                let wait = Duration::try_from(due.duration_since(now)).unwrap_or_default();
-                self.clock.sleep(wait.min(AT_MOST)).await;
-                continue;
+            } else {
+                let asked = request(&self.client, &settings, purpose, pair);
+                let asked = tokio::select! {
+                    asked = asked => asked,
+                    true = moved(&mut current, &known) => continue,
+                };
+                wait = match asked {
+                    Ok(()) => {
+                        tracing::info!(?purpose, "certificate renewed");
+                        continue;
+                    }
+                    Err(error) => {
+                        tracing::warn!(?purpose, %error, "the certificate cannot be renewed");
+                        backoff.step()
+                    }
+                };
             }
-            let pair = self.pair(purpose);
-            match request(&self.client, &self.settings, purpose, pair).await {
-                Ok(()) => tracing::info!(?purpose, "certificate renewed"),
-                Err(error) => {
-                    tracing::warn!(?purpose, %error, "the certificate cannot be renewed");
-                    self.clock.sleep(backoff.step()).await;
-                }
+            tokio::select! {
+                () = self.clock.sleep(wait.min(AT_MOST)) => {}
+                true = moved(&mut current, &known) => {}
             }
         }
     }
