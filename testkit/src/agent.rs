@@ -20,6 +20,8 @@ pub struct Agent {
     name: String,
     /// What is started; kubectl is always the built one.
     binary: String,
+    /// Whether the agent finds its address by itself.
+    follows_address: bool,
 }
 
 impl Agent {
@@ -30,7 +32,18 @@ impl Agent {
             daemon: None,
             name: name.to_owned(),
             binary: binary().to_owned(),
+            follows_address: false,
         }
+    }
+
+    /// The next start names no address: the agent takes the machine's and follows it.
+    pub fn follow_address(&mut self) {
+        self.follows_address = true;
+    }
+
+    /// The daemon's process.
+    pub fn pid(&self) -> u32 {
+        self.daemon.as_ref().expect("it runs").id()
     }
 
     /// Another program for the next start, such as [`crate::stamped`].
@@ -64,9 +77,11 @@ impl Agent {
 
     fn command(&self, join: &[String]) -> Command {
         let mut command = self.machine.command(&self.binary);
+        command.args(["agent", "--node-name", &self.name]);
+        if !self.follows_address {
+            command.args(["--node-ip", self.machine.address()]);
+        }
         command
-            .args(["agent", "--node-name", &self.name])
-            .args(["--node-ip", self.machine.address()])
             .args(["--log-level", "debug,h2=info,hyper=info,tower=info"])
             .arg("--data-dir")
             .arg(self.data_dir())

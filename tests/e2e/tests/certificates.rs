@@ -1,8 +1,10 @@
-//! People approve and deny requests for certificates, with our kubectl and with the ordinary one.
+//! People approve and deny requests for certificates, with our kubectl and with the ordinary one. Certificates that
+//! live for less than a minute are renewed without a restart.
 
-use std::fs;
+use std::{collections::BTreeMap, fs, time::Duration};
 
-use testkit::{Cluster, Ran, eventually};
+use e2e::{name, ready_pods};
+use testkit::{Agent, Cluster, Lan, Machine, Ran, eventually, until};
 
 /// A request for a client certificate, as a manifest.
 fn request(cluster: &Cluster, name: &str) -> String {
@@ -81,4 +83,114 @@ fn requests_for_certificates_are_approved_and_denied() {
         let kubectl = |args: &[&str]| cluster.upstream_kubectl(args).expect("it is there");
         decide(&cluster, &kubectl, "ordinary");
     }
+}
+
+/// Certificates by their files.
+type Certificates = BTreeMap<String, String>;
+
+const OF_SERVER: [&str; 4] = [
+    "pki/apiserver.crt",
+    "pki/front-proxy-client.crt",
+    "pki/apiserver-kubelet-client.crt",
+    "pki/admin.crt",
+];
+const OF_AGENT: [&str; 3] = [
+    "agent/kubelet.pem",
+    "agent/kubelet-serving.pem",
+    "agent/proxy.pem",
+];
+
+/// Each certificate of the server and of the agent, as it is now.
+fn certificates(cluster: &Cluster, agent: &Agent) -> Certificates {
+    let read = |machine: &Machine, dir: std::path::PathBuf, file: &str| {
+        let path = dir.join(file).display().to_string();
+        let ran = machine.run("openssl", &["x509", "-in", &path]);
+        (file.to_owned(), ran.stdout)
+    };
+    let of_server = OF_SERVER.map(|file| read(cluster.machine(), cluster.data_dir(), file));
+    let of_agent = OF_AGENT.map(|file| read(agent.machine(), agent.data_dir(), file));
+    of_server.into_iter().chain(of_agent).collect()
+}
+
+/// Which of these are still valid.
+fn valid(cluster: &Cluster, certificates: &Certificates) -> Vec<String> {
+    let path = cluster.machine().dir().join("certificate.pem");
+    let shown = path.display().to_string();
+    let is_valid = |pem: &String| {
+        fs::write(&path, pem).expect("a file");
+        let check = ["x509", "-checkend", "0", "-noout", "-in", shown.as_str()];
+        cluster.machine().run("openssl", &check).ok
+    };
+    let valid = certificates.iter().filter(|(_, pem)| is_valid(pem));
+    valid.map(|(file, _)| file.clone()).collect()
+}
+
+#[test]
+fn certificates_of_less_than_a_minute_are_renewed_without_a_restart() {
+    let lan = Lan::new();
+    let server = lan.address(0, 2);
+    let flags = [
+        "--node-ip",
+        server.as_str(),
+        "--cluster-signing-duration",
+        "40s",
+    ];
+    let mut cluster = Cluster::stopped_on(Machine::on(&lan, &server), &flags);
+    cluster.start();
+    let mut agent = Agent::new(Machine::on(&lan, &lan.address(0, 3)), "two");
+    agent.start(&cluster.join_flags());
+    let pod = r#"{"spec": {"nodeName": "two"}}"#;
+    let image = "--image=mainstay.local/hello";
+    let run = |name: &str| {
+        let overrides = format!("--overrides={pod}");
+        let args = ["run", name, image, "--labels=app=web", &overrides];
+        cluster.kubectl(&args).success();
+    };
+    run("before");
+    let web = ready_pods(&cluster, "app=web", 1);
+    let tokens = cluster.mainstay(&["token", "list"]).success();
+    let id = tokens
+        .lines()
+        .nth(1)
+        .and_then(|line| line.split(' ').next());
+    let delete = ["token", "delete", id.expect("a token")];
+    cluster.mainstay(&delete).success();
+    let processes = (cluster.pid(), agent.pid());
+
+    let first = certificates(&cluster, &agent);
+    assert_eq!(first.len(), OF_SERVER.len() + OF_AGENT.len());
+    let patience = Duration::from_secs(120);
+    until("every certificate to be over", patience, || {
+        match valid(&cluster, &first) {
+            left if left.is_empty() => Ok(()),
+            left => Err(format!("{left:?}")),
+        }
+    });
+    let second = certificates(&cluster, &agent);
+    for (file, pem) in &first {
+        assert_ne!(pem, &second[file], "{file}");
+    }
+    assert_eq!(valid(&cluster, &second).len(), second.len());
+    // The kubelet still writes, the API server still reaches it, and the proxy still hears of services.
+    run("after");
+    let pods = ready_pods(&cluster, "app=web", 2);
+    for pod in &pods {
+        cluster.kubectl(&["logs", &name(pod)]).success();
+    }
+    let expose = [
+        "expose",
+        "pod",
+        "after",
+        "--name=late",
+        "--port=80",
+        "--target-port=8080",
+    ];
+    cluster.kubectl(&expose).success();
+    let caller = name(&web[0]);
+    eventually("a service made after the renewal", || {
+        let url = "http://late.default.svc.cluster.local/";
+        let ran = cluster.kubectl(&["exec", &caller, "--", "/mainstay", "hello", "get", url]);
+        if ran.ok { Ok(()) } else { Err(ran.stderr) }
+    });
+    assert_eq!((cluster.pid(), agent.pid()), processes);
 }

@@ -40,9 +40,15 @@ struct Site {
 
 impl Site {
     fn new() -> Self {
+        Self::with(&[])
+    }
+
+    /// With more flags for the server.
+    fn with(flags: &[&str]) -> Self {
         let lan = Lan::new();
         let server = lan.address(0, 2);
-        let flags = ["--node-ip", server.as_str(), "--node-cidr-mask-size", "26"];
+        let usual = ["--node-ip", server.as_str(), "--node-cidr-mask-size", "26"];
+        let flags = [&usual, flags].concat();
         let mut cluster = Cluster::stopped_on(Machine::on(&lan, &server), &flags);
         cluster.start();
         let agent = |subnet, number, name| {
@@ -460,4 +466,88 @@ fn removal_leaves_nothing(site: &mut Site) {
             left => Err(format!("{left:#?}")),
         },
     );
+}
+
+#[test]
+fn without_the_proxy_pods_of_different_nodes_still_reach_each_other() {
+    let disable = ["--disable", "proxy"];
+    let mut site = Site::with(&disable);
+    let mut join = site.cluster.join_flags();
+    join.extend(disable.map(str::to_owned));
+    site.two.start(&join);
+    site.three.start(&join);
+    site.wait_for_nodes(3);
+    let pods = deploy(&site);
+    for from in &pods {
+        for to in &pods {
+            let url = format!("http://{}:8080/", text(to, "/status/podIP"));
+            let answer = call(&site.cluster, &name(from), &url);
+            assert!(answer.contains(&name(to)), "{answer}");
+        }
+    }
+    routes_are_direct_next_door_and_an_overlay_across(&site);
+    // It is the proxy that is not there, not something else.
+    let tables = site.two.machine().run("nft", &["list", "tables"]).success();
+    assert!(!tables.contains("proxy"), "{tables}");
+}
+
+/// A pod that leaves a node soon after it is lost.
+const MOVABLE: &str = r#"
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: movable}
+spec:
+  selector: {matchLabels: {app: movable}}
+  template:
+    metadata: {labels: {app: movable}}
+    spec:
+      terminationGracePeriodSeconds: 1
+      containers: [{name: web, image: mainstay.local/hello}]
+      tolerations:
+      - {key: node.kubernetes.io/unreachable, operator: Exists, effect: NoExecute, tolerationSeconds: 1}
+      - {key: node.kubernetes.io/not-ready, operator: Exists, effect: NoExecute, tolerationSeconds: 1}
+"#;
+
+/// The network namespaces of the pods of an agent.
+fn sandboxes(agent: &Agent) -> usize {
+    let list = "ls -d /run/mainstay/*/s/*/net 2>/dev/null || true";
+    let listed = agent.machine().run("sh", &["-c", list]).success();
+    listed.lines().count()
+}
+
+#[test]
+fn a_machine_that_was_cut_off_cleans_up_what_was_moved() {
+    let mut site = Site::new();
+    site.two.start(&site.cluster.join_flags());
+    site.wait_for_nodes(2);
+    site.cluster.kubectl(&["cordon", "one"]).success();
+    let apply = ["apply", "-f", "-"];
+    site.cluster.kubectl_stdin(&apply, MOVABLE).success();
+    let before = ready_pods(&site.cluster, "app=movable", 1);
+    assert_eq!(text(&before[0], "/spec/nodeName"), "two");
+    site.cluster.kubectl(&["uncordon", "one"]).success();
+
+    site.lan.cut(site.two.machine().address());
+    let is_moved = |pod: &Value| text(pod, "/spec/nodeName") == "one" && e2e::is_ready(pod);
+    let patience = Duration::from_secs(180);
+    until("the pod to move to the other node", patience, || {
+        let list = site.cluster.get(&["pods", "-l", "app=movable"]);
+        let pods = list["items"].as_array().cloned().unwrap_or_default();
+        match pods.iter().any(is_moved) {
+            true => Ok(()),
+            false => Err(list.to_string()),
+        }
+    });
+    // The node that is cut off knows nothing of it.
+    assert_eq!(sandboxes(&site.two), 1);
+    site.lan.mend(site.two.machine().address());
+    site.wait_for_nodes(2);
+    let after = ready_pods(&site.cluster, "app=movable", 1);
+    assert_eq!(text(&after[0], "/spec/nodeName"), "one");
+    eventually("the pod that was moved to end", || {
+        match sandboxes(&site.two) {
+            0 => Ok(()),
+            left => Err(format!("{left} are left")),
+        }
+    });
 }
