@@ -219,6 +219,17 @@ fn attachment_name(handle: &str, driver: &str, node: &str) -> String {
     format!("csi-{}", hex.collect::<String>())
 }
 
+/// Whether an attachment has the name that this controller gives. Others belong to their makers. Of a volume that is
+/// gone only the form of the name can be checked.
+fn is_own(name: &str, volume: Option<&(String, String)>, node: &str) -> bool {
+    match volume {
+        Some((driver, handle)) => name == attachment_name(handle, driver, node),
+        None => name
+            .strip_prefix("csi-")
+            .is_some_and(|hex| hex.len() == 64 && hex.bytes().all(|byte| byte.is_ascii_hexdigit())),
+    }
+}
+
 fn source(attachment: &VolumeAttachment) -> Option<&str> {
     attachment.spec.source.persistent_volume_name.as_deref()
 }
@@ -331,10 +342,14 @@ impl AttachDetach {
             let volume = source(known)?.to_owned();
             let object = self.volumes.get("", &volume);
             let unique = object.and_then(|volume| csi(&volume));
+            let name = known.metadata.name.clone()?;
+            if !is_own(&name, unique.as_ref(), node) {
+                return None;
+            }
             let status = known.status.as_ref();
             let error = status.and_then(|status| status.attach_error.as_ref()?.message.clone());
             Some(Attachment {
-                name: known.metadata.name.clone()?,
+                name,
                 unique_name: unique.map(|(driver, handle)| unique_name(&driver, &handle)),
                 volume,
                 is_attached: status.is_some_and(|status| status.attached),
@@ -515,6 +530,22 @@ mod tests {
         let digest = "0f5bf84472510912fef2d8a701ae55112cb444df4f26d1323a5ccfd23e18b9b7";
         let name = attachment_name("vol", "x.io", "n1");
         assert_eq!(name, format!("csi-{digest}"));
+    }
+
+    #[test]
+    fn attachments_that_others_made_are_not_its_own() {
+        let volume = ("x.io".to_owned(), "vol".to_owned());
+        let own = attachment_name("vol", "x.io", "n1");
+        for (name, volume, is_ours) in [
+            (&*own, Some(&volume), true),
+            (&*own, None, true),
+            (&*attachment_name("vol", "x.io", "n2"), Some(&volume), false),
+            ("va-e2e-1", Some(&volume), false),
+            ("va-e2e-1", None, false),
+            ("csi-1", None, false),
+        ] {
+            assert_eq!(is_own(name, volume, "n1"), is_ours, "{name}");
+        }
     }
 
     #[test]
