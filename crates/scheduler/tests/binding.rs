@@ -3,202 +3,20 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::{
-    net::{Ipv4Addr, SocketAddr},
-    sync::Arc,
-    time::Duration,
-};
+mod fixture;
 
-use apiserver::{ApiServer, ObjectCodec, Registry, User};
+use std::time::Duration;
+
+use fixture::{Fixture, important, is_on, node, pod, pod_with, until, waits};
 use k8s_openapi::api::{
-    core::v1::{Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod, ServiceAccount},
-    scheduling::v1::PriorityClass,
+    core::v1::{PersistentVolume, PersistentVolumeClaim},
     storage::v1::StorageClass,
 };
 use kube::{
     Api,
-    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
+    api::{DeleteParams, Patch, PatchParams, PostParams},
 };
-use lifecycle::{Context, Health, Service};
 use serde_json::{Value, json};
-use stdx::SystemClock;
-use tokio_util::sync::CancellationToken;
-
-fn server(directory: &tempfile::TempDir) -> Arc<ApiServer> {
-    let pki =
-        Arc::new(pki::Pki::ensure(&directory.path().join("pki"), &pki::Names::default()).unwrap());
-    let registry = Registry::builtin();
-    let codec = ObjectCodec::new(registry.clone());
-    let store = store::embedded::Embedded::open(directory.path().join("store"), codec).unwrap();
-    let config = apiserver::Config {
-        listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
-        advertise: SocketAddr::from((Ipv4Addr::LOCALHOST, 6443)),
-        server_name: None,
-        tls: pki.apiserver_config().unwrap(),
-        kubelet_tls: None,
-        front_proxy: None,
-        service_cidrs: vec![(Ipv4Addr::new(10, 43, 0, 0).into(), 16)],
-        node_ports: 30000..=32767,
-        client_ca: pki.ca().pem().to_owned(),
-        front_proxy_ca: pki.front_proxy_ca().pem().to_owned(),
-        health: Health::default(),
-        clock: Arc::new(SystemClock),
-        limits: apiserver::Limits::default(),
-        endings: std::sync::Arc::new(apiserver::RandomEndings),
-        token_auth_file: None,
-        audit: None,
-        admission: apiserver::admission::Options::default(),
-        tokens: None,
-    };
-    config.build(store, registry).unwrap()
-}
-
-async fn until(what: &str, pods: &Api<Pod>, name: &str, wanted: impl Fn(&Pod) -> bool) -> Pod {
-    let reached = async {
-        loop {
-            let pod = pods.get(name).await.unwrap();
-            if wanted(&pod) {
-                return pod;
-            }
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    };
-    let reached = tokio::time::timeout(Duration::from_secs(30), reached).await;
-    reached.unwrap_or_else(|_| panic!("never happened: {what}"))
-}
-
-fn waits(pod: &Pod) -> Option<String> {
-    let conditions = pod.status.as_ref()?.conditions.as_ref()?;
-    let found = conditions
-        .iter()
-        .find(|c| c.type_ == "PodScheduled" && c.status == "False")?;
-    found.message.clone()
-}
-
-fn is_on(pod: &Pod, node: &str) -> bool {
-    pod.spec.as_ref().unwrap().node_name.as_deref() == Some(node)
-}
-
-async fn pod(pods: &Api<Pod>, name: &str, cpu: &str) {
-    pod_with(pods, name, cpu, json!({})).await;
-}
-
-async fn pod_with(pods: &Api<Pod>, name: &str, cpu: &str, more: Value) {
-    let mut spec = json!({"containers": [
-        {"name": "c", "image": "i", "resources": {"requests": {"cpu": cpu}}},
-    ]});
-    let fields = more.as_object().unwrap().clone();
-    spec.as_object_mut().unwrap().extend(fields);
-    let labels = json!({"app": name});
-    let pod = json!({"metadata": {"name": name, "labels": labels}, "spec": spec});
-    let pod = serde_json::from_value(pod).unwrap();
-    pods.create(&PostParams::default(), &pod).await.unwrap();
-}
-
-async fn node(nodes: &Api<Node>, name: &str, cpu: &str) {
-    let node = serde_json::from_value(json!({"metadata": {"name": name}})).unwrap();
-    nodes.create(&PostParams::default(), &node).await.unwrap();
-    // Admission may have tainted a node that has not said anything yet.
-    let spec = json!({"spec": {"taints": null}});
-    nodes
-        .patch(name, &PatchParams::default(), &Patch::Merge(&spec))
-        .await
-        .unwrap();
-    let amounts = json!({"cpu": cpu, "memory": "4Gi", "pods": "10"});
-    let status = json!({"status": {"allocatable": amounts, "capacity": amounts}});
-    nodes
-        .patch_status(name, &PatchParams::default(), &Patch::Merge(&status))
-        .await
-        .unwrap();
-}
-
-/// An API server with a scheduler, and clients of an administrator.
-struct Fixture {
-    _directory: tempfile::TempDir,
-    stop: CancellationToken,
-    diagnoses: scheduler::Diagnoses,
-    admin: kube::Client,
-    pods: Api<Pod>,
-    nodes: Api<Node>,
-}
-
-impl Fixture {
-    async fn start() -> Self {
-        let directory = tempfile::tempdir().unwrap();
-        let server = server(&directory);
-        let stop = CancellationToken::new();
-        let context = Context::standalone("test", stop.clone());
-        tokio::spawn(server.clone().run(context.clone()));
-        server.address().await;
-        let admin = client::in_process(server.connect(User::new("admin", ["system:masters"])));
-        let own = client::in_process(server.connect(User::new("system:kube-scheduler", [""; 0])));
-        let scheduler = Arc::new(scheduler::Config::new(own).build());
-        let diagnoses = scheduler.diagnoses();
-        tokio::spawn(scheduler.run(context));
-        let namespaces: Api<Namespace> = Api::all(admin.clone());
-        let default = serde_json::from_value(json!({"metadata": {"name": "default"}})).unwrap();
-        // The server may have made it already.
-        let _ = namespaces.create(&PostParams::default(), &default).await;
-        // A controller's work, without which no pod is admitted.
-        let accounts: Api<ServiceAccount> = Api::namespaced(admin.clone(), "default");
-        let account = serde_json::from_value(json!({"metadata": {"name": "default"}})).unwrap();
-        accounts
-            .create(&PostParams::default(), &account)
-            .await
-            .unwrap();
-        Self {
-            pods: Api::namespaced(admin.clone(), "default"),
-            nodes: Api::all(admin.clone()),
-            _directory: directory,
-            stop,
-            diagnoses,
-            admin,
-        }
-    }
-
-    /// No node ever has more pods than fit together, at no revision that a list shows.
-    async fn check_invariants(&self) {
-        let nodes = self.nodes.list(&ListParams::default()).await.unwrap();
-        let pods = self.pods.list(&ListParams::default()).await.unwrap();
-        for node in &nodes {
-            let name = node.metadata.name.as_deref().unwrap();
-            let placed = pods.iter().filter(|pod| is_on(pod, name));
-            let used: i64 = placed.map(|pod| milli_cpu(&requests(pod))).sum();
-            let allocatable = node.status.as_ref().unwrap().allocatable.as_ref().unwrap();
-            let has = milli_cpu(&allocatable["cpu"].0);
-            assert!(used <= has, "{name} has {has} and {used} is used");
-        }
-    }
-}
-
-impl Drop for Fixture {
-    fn drop(&mut self) {
-        self.stop.cancel();
-    }
-}
-
-fn requests(pod: &Pod) -> String {
-    let container = &pod.spec.as_ref().unwrap().containers[0];
-    let resources = container.resources.as_ref().unwrap();
-    resources.requests.as_ref().unwrap()["cpu"].0.clone()
-}
-
-fn milli_cpu(quantity: &str) -> i64 {
-    match quantity.strip_suffix('m') {
-        Some(milli) => milli.parse().unwrap(),
-        None => quantity.parse::<i64>().unwrap() * 1000,
-    }
-}
-
-async fn important(fixture: &Fixture, name: &str, value: i32) {
-    let classes: Api<PriorityClass> = Api::all(fixture.admin.clone());
-    let class = json!({"metadata": {"name": name}, "value": value});
-    let class = serde_json::from_value(class).unwrap();
-    classes
-        .create(&PostParams::default(), &class)
-        .await
-        .unwrap();
-}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pods_get_nodes_wait_with_a_reason_and_are_woken_by_what_helps() {

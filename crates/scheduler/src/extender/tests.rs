@@ -2,11 +2,6 @@
 
 use std::sync::Mutex;
 
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::{TcpListener, TcpStream},
-};
-
 use super::*;
 use crate::{
     cycle::{Failure, Outcome, Scheduling},
@@ -14,51 +9,10 @@ use crate::{
     samples,
 };
 
-/// What a path is answered with; the request's body is given.
-type Reply = Arc<dyn Fn(&str, &Value) -> (u16, Value) + Send + Sync>;
+#[path = "../../tests/fixture/http.rs"]
+mod http_server;
 
-async fn answer(mut stream: TcpStream, reply: Reply) -> Option<()> {
-    let mut read = Vec::new();
-    loop {
-        let head = loop {
-            if let Some(at) = read.windows(4).position(|bytes| bytes == b"\r\n\r\n") {
-                break at + 4;
-            }
-            if stream.read_buf(&mut read).await.ok()? == 0 {
-                return None;
-            }
-        };
-        let text = String::from_utf8_lossy(&read[..head]).to_ascii_lowercase();
-        let length = text.split("content-length: ").nth(1)?;
-        let length: usize = length.split("\r\n").next()?.parse().ok()?;
-        while read.len() < head + length {
-            stream.read_buf(&mut read).await.ok()?;
-        }
-        let path = text.split(' ').nth(1)?.to_owned();
-        let body = serde_json::from_slice(&read[head..head + length]).ok()?;
-        let (code, body) = reply(&path, &body);
-        let body = body.to_string();
-        let length = body.len();
-        let answer = format!(
-            "HTTP/1.1 {code} X\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}"
-        );
-        stream.write_all(answer.as_bytes()).await.ok()?;
-        read.clear();
-    }
-}
-
-/// An extender below `/prefix` of a local port.
-async fn serve(reply: impl Fn(&str, &Value) -> (u16, Value) + Send + Sync + 'static) -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap();
-    let reply: Reply = Arc::new(reply);
-    tokio::spawn(async move {
-        while let Ok((stream, _)) = listener.accept().await {
-            tokio::spawn(answer(stream, reply.clone()));
-        }
-    });
-    format!("http://{address}/prefix")
-}
+use http_server::serve;
 
 struct Known;
 
