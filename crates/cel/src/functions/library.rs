@@ -3,9 +3,9 @@
 use std::{fmt, net::IpAddr, sync::Arc};
 
 use ipnet::IpNet;
-use machinery::quantity::Quantity;
 
 use super::{
+    amount::Amount,
     authz::{Check, Decision},
     format::NamedFormat,
     regex::Constant,
@@ -16,7 +16,7 @@ use crate::types::Type;
 
 #[derive(Debug, Clone)]
 pub enum Library {
-    Quantity(Quantity),
+    Quantity(Amount),
     Url(Arc<Url>),
     Ip(IpAddr),
     /// An address with the length of its prefix; bits behind the prefix are kept.
@@ -77,7 +77,7 @@ impl PartialEq for Library {
 impl fmt::Display for Library {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Quantity(value) => write!(f, "{value}"),
+            Self::Quantity(value) => write!(f, "{}", value.quantity),
             Self::Url(value) => f.write_str(&value.text),
             Self::Ip(value) => write!(f, "{value}"),
             Self::Cidr(value) => write!(f, "{value}"),

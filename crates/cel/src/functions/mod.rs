@@ -5,6 +5,7 @@
 //! dynamic arguments.
 
 mod address;
+mod amount;
 mod authz;
 pub(crate) mod convert;
 mod format;

@@ -2,9 +2,9 @@
 
 use std::cmp::Ordering;
 
-use machinery::quantity::{Format, Quantity};
+use machinery::quantity::Quantity;
 
-use super::{Row, convert::string, library::Library, semver};
+use super::{Row, amount::Amount, convert::string, library::Library, semver};
 use crate::value::{Error, Result, Value};
 
 pub(super) const ROWS: &[Row] = &[
@@ -67,7 +67,7 @@ pub(super) const ROWS: &[Row] = &[
     ),
     (
         "asApproximateFloat",
-        |args| Ok(Value::Double(one(args)?.to_f64())),
+        |args| Ok(Value::Double(one(args)?.quantity.to_f64())),
         &[(".quantity_get_float", "kubernetes.Quantity -> double")],
     ),
     (
@@ -77,12 +77,12 @@ pub(super) const ROWS: &[Row] = &[
     ),
     (
         "isInteger",
-        |args| Ok(Value::Bool(one(args)?.is_integer())),
+        |args| Ok(Value::Bool(one(args)?.integer().is_some())),
         &[(".quantity_is_integer", "kubernetes.Quantity -> bool")],
     ),
     (
         "add",
-        |args| calculated(args, Quantity::plus),
+        |args| calculated(args, Amount::plus),
         &[
             (
                 ".quantity_add",
@@ -96,7 +96,7 @@ pub(super) const ROWS: &[Row] = &[
     ),
     (
         "sub",
-        |args| calculated(args, Quantity::minus),
+        |args| calculated(args, Amount::minus),
         &[
             (
                 ".quantity_sub",
@@ -110,17 +110,17 @@ pub(super) const ROWS: &[Row] = &[
     ),
 ];
 
-fn one(args: &[Value<'_>]) -> Result<Quantity> {
+fn one(args: &[Value<'_>]) -> Result<Amount> {
     match args.first() {
-        Some(Value::Library(Library::Quantity(quantity))) => Ok(*quantity),
+        Some(Value::Library(Library::Quantity(amount))) => Ok(*amount),
         _ => Err(Error::no_such_overload()),
     }
 }
 
 fn parse<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
-    let quantity = string(args, 0)?.parse::<Quantity>();
-    let quantity = quantity.map_err(|error| Error::new(error.to_string()))?;
-    Ok(Value::Library(Library::Quantity(quantity)))
+    let amount = Amount::parse(string(args, 0)?);
+    let amount = amount.map_err(|error| Error::new(error.to_string()))?;
+    Ok(Value::Library(Library::Quantity(amount)))
 }
 
 fn is_quantity<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
@@ -128,7 +128,7 @@ fn is_quantity<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
 }
 
 fn sign<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
-    let quantity = one(args)?;
+    let quantity = one(args)?.quantity;
     Ok(Value::Int(match quantity {
         quantity if quantity.is_zero() => 0,
         quantity if quantity.is_negative() => -1,
@@ -137,16 +137,9 @@ fn sign<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
 }
 
 fn as_integer<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
-    let quantity = one(args)?;
-    if !quantity.is_integer() {
-        return Err(Error::new("cannot convert value to integer"));
-    }
-    // What does not fit is no integer, either.
-    let whole = quantity.value();
-    if matches!(whole, i64::MAX | i64::MIN) && quantity.to_string() != whole.to_string() {
-        return Err(Error::new("cannot convert value to integer"));
-    }
-    Ok(Value::Int(whole))
+    let integer = one(args)?.integer();
+    let integer = integer.ok_or_else(|| Error::new("cannot convert value to integer"))?;
+    Ok(Value::Int(integer))
 }
 
 fn order(args: &[Value<'_>]) -> Result<Ordering> {
@@ -154,7 +147,7 @@ fn order(args: &[Value<'_>]) -> Result<Ordering> {
         [
             Value::Library(Library::Quantity(a)),
             Value::Library(Library::Quantity(b)),
-        ] => Ok(a.cmp(b)),
+        ] => Ok(a.quantity.cmp(&b.quantity)),
         [
             Value::Library(Library::Semver(a)),
             Value::Library(Library::Semver(b)),
@@ -171,14 +164,11 @@ fn compare_to<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
     order(args).map(|order| Value::Int(order as i64))
 }
 
-fn calculated<'a>(
-    args: &[Value<'a>],
-    with: fn(Quantity, Quantity) -> Quantity,
-) -> Result<Value<'a>> {
+fn calculated<'a>(args: &[Value<'a>], with: fn(Amount, Amount) -> Amount) -> Result<Value<'a>> {
     let first = one(args)?;
     let second = match args.get(1) {
-        Some(Value::Int(number)) => Quantity::from_value(*number, Format::Decimal),
-        Some(Value::Library(Library::Quantity(quantity))) => *quantity,
+        Some(Value::Int(number)) => Amount::from_int(*number),
+        Some(Value::Library(Library::Quantity(amount))) => *amount,
         _ => return Err(Error::no_such_overload()),
     };
     Ok(Value::Library(Library::Quantity(with(first, second))))

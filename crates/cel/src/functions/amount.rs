@@ -1,0 +1,182 @@
+//! A quantity as Kubernetes holds it: a number of 64 bits with a power of ten where the text fits into one, and a decimal
+//! of any size otherwise. Only the former can be read as an integer, and only without parts: `1000m` and `1.5Mi` cannot.
+
+use machinery::quantity::{Error, Format, Quantity};
+
+/// Decimal digits that always fit into 64 bits.
+const DIGITS: i32 = 18;
+/// The same for numbers with binary suffixes, as Kubernetes counts them.
+const BINARY_DIGITS: i32 = 15;
+/// The finest power of ten: billionths.
+const FINEST: i32 = -9;
+
+#[derive(Debug, Clone, Copy)]
+pub struct Amount {
+    pub quantity: Quantity,
+    number: Option<Number>,
+}
+
+/// `value` times ten to the power of `scale`.
+#[derive(Debug, Clone, Copy)]
+struct Number {
+    value: i64,
+    scale: i32,
+}
+
+impl PartialEq for Amount {
+    fn eq(&self, other: &Self) -> bool {
+        self.quantity == other.quantity
+    }
+}
+
+impl Amount {
+    pub fn parse(text: &str) -> Result<Self, Error> {
+        let quantity = text.parse()?;
+        let number = Number::parse(text);
+        Ok(Self { quantity, number })
+    }
+
+    pub fn from_int(value: i64) -> Self {
+        let number = Some(Number { value, scale: 0 });
+        let quantity = Quantity::from_value(value, Format::Decimal);
+        Self { quantity, number }
+    }
+
+    pub fn integer(self) -> Option<i64> {
+        let Number { value, scale } = self.number?;
+        match scale {
+            ..0 => None,
+            scale => raised(value, scale),
+        }
+    }
+
+    pub fn plus(self, other: Self) -> Self {
+        Self {
+            quantity: self.quantity.plus(other.quantity),
+            number: self.number.zip(other.number).and_then(|(a, b)| a.plus(b)),
+        }
+    }
+
+    pub fn minus(self, other: Self) -> Self {
+        let difference = |a: Number, b: Number| {
+            let value = b.value.checked_neg()?;
+            a.plus(Number { value, ..b })
+        };
+        let both = self.number.zip(other.number);
+        Self {
+            quantity: self.quantity.minus(other.quantity),
+            number: both.and_then(|(a, b)| difference(a, b)),
+        }
+    }
+}
+
+fn raised(value: i64, scale: i32) -> Option<i64> {
+    let factor = 10_i64.checked_pow(u32::try_from(scale).ok()?);
+    match value {
+        0 => Some(0),
+        value => value.checked_mul(factor?),
+    }
+}
+
+impl Number {
+    /// Reads a text that is a quantity.
+    fn parse(text: &str) -> Option<Self> {
+        let unsigned = text.trim_start_matches(['+', '-']);
+        let end = unsigned.find(|c: char| !c.is_ascii_digit() && c != '.');
+        let (digits, suffix) = unsigned.split_at(end.unwrap_or(unsigned.len()));
+        let (whole, parts) = digits.split_once('.').unwrap_or((digits, ""));
+        let whole = match whole.trim_start_matches('0') {
+            "" => "0",
+            whole => whole,
+        };
+        let length = i32::try_from(whole.len() + parts.len()).ok()?;
+        let (factor, scale, room) = match suffix.strip_suffix('i') {
+            Some(_) if !parts.is_empty() => return None,
+            Some(binary) => {
+                let step = "KMGTPE".find(binary)?;
+                let exponent = 10 * (i32::try_from(step).ok()? + 1);
+                let room = BINARY_DIGITS - length - exponent * 3 / 10 - 1;
+                (1_i64.checked_shl(exponent.try_into().ok()?)?, 0, room)
+            }
+            None => (1, exponent(suffix)?, DIGITS - length),
+        };
+        let scale = scale - i32::try_from(parts.len()).ok()?;
+        if room < 0 || scale < FINEST {
+            return None;
+        }
+        let value: i64 = format!("{whole}{parts}").parse().ok()?;
+        let value = value.checked_mul(factor)?;
+        let value = if text.starts_with('-') { -value } else { value };
+        Some(Self { value, scale })
+    }
+
+    fn plus(self, other: Self) -> Option<Self> {
+        let scale = self.scale.min(other.scale);
+        match (self.value, other.value) {
+            (_, 0) => Some(self),
+            (0, _) => Some(other),
+            (a, b) => {
+                let a = raised(a, self.scale - scale)?;
+                let value = a.checked_add(raised(b, other.scale - scale)?)?;
+                Some(Self { value, scale })
+            }
+        }
+    }
+}
+
+/// The power of ten of a decimal suffix.
+fn exponent(suffix: &str) -> Option<i32> {
+    Some(match suffix {
+        "n" => -9,
+        "u" => -6,
+        "m" => -3,
+        "" => 0,
+        "k" => 3,
+        "M" => 6,
+        "G" => 9,
+        "T" => 12,
+        "P" => 15,
+        "E" => 18,
+        suffix => suffix.trim_start_matches(['e', 'E']).parse().ok()?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_fits_and_has_no_parts_is_an_integer() {
+        for (text, expected) in [
+            ("0", Some(0)),
+            ("007", Some(7)),
+            ("-50k", Some(-50_000)),
+            ("1e3", Some(1000)),
+            ("1E", Some(1_000_000_000_000_000_000)),
+            ("10E", None),
+            ("1Mi", Some(1 << 20)),
+            ("1.5Mi", None),
+            ("1000m", None),
+            ("1.0", None),
+            ("1.5k", Some(1500)),
+            ("999999999999999999", Some(999_999_999_999_999_999)),
+            ("9223372036854775807", None),
+            ("1e-1", None),
+        ] {
+            let amount = Amount::parse(text).unwrap();
+            assert_eq!(amount.integer(), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn sums_keep_the_finer_power_of_ten() {
+        let sum = |a: &str, b: &str| {
+            let (a, b) = (Amount::parse(a).unwrap(), Amount::parse(b).unwrap());
+            (a.plus(b).integer(), a.minus(b).integer())
+        };
+        assert_eq!(sum("1k", "5"), (Some(1005), Some(995)));
+        assert_eq!(sum("1", "1000m"), (None, None));
+        assert_eq!(sum("1", "0m"), (Some(1), Some(1)));
+        assert_eq!(sum("1.5Mi", "1"), (None, None));
+    }
+}
