@@ -7,7 +7,10 @@ use std::{
     sync::Arc,
 };
 
-use super::Slot;
+use super::{
+    Slot,
+    domains::{DomainCounts, MANY, Topologies},
+};
 use crate::{
     matching::{LabelSet, Matcher, Namespaces, SelectorIndex},
     template::{Template, Term},
@@ -15,6 +18,9 @@ use crate::{
 
 /// Matchers whose groups are remembered; beyond, all are forgotten and found again as needed.
 const REMEMBERED_MATCHERS: usize = 8192;
+
+/// Pairs of matcher and topology key whose pods are counted by domain; beyond, all are forgotten.
+const COUNTED: usize = 128;
 
 /// Nodes with their number of pods, in order of their slots.
 #[derive(Debug, Default, Clone)]
@@ -41,6 +47,10 @@ impl SlotCounts {
         }
     }
 
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+
     /// Each node and how many pods it has.
     pub fn iter(&self) -> impl Iterator<Item = (Slot, i64)> {
         self.0
@@ -53,6 +63,8 @@ impl SlotCounts {
 struct Group {
     labels: Arc<LabelSet>,
     slots: SlotCounts,
+    /// The numbers that its pods are part of.
+    counted: Vec<u32>,
 }
 
 /// Placed pods by namespace and labels.
@@ -64,17 +76,29 @@ pub struct Groups {
     by_namespace: HashMap<Arc<str>, BTreeSet<u32>>,
     matched: HashMap<Arc<Matcher>, Vec<u32>>,
     matchers: SelectorIndex<Arc<Matcher>>,
+    counts: Vec<(Arc<Matcher>, DomainCounts)>,
+    known_counts: HashMap<(Arc<Matcher>, Option<Arc<str>>), u32>,
 }
 
 impl Groups {
     /// Counts a pod on a node.
-    pub fn add(&mut self, labels: &Arc<LabelSet>, slot: Slot, namespaces: &Namespaces) {
+    pub fn add(
+        &mut self,
+        labels: &Arc<LabelSet>,
+        slot: Slot,
+        namespaces: &Namespaces,
+        topologies: &Topologies,
+    ) {
         let id = match self.known.get(labels) {
             Some(id) => *id,
             None => self.make(labels, namespaces),
         };
         if let Some(group) = &mut self.groups[id as usize] {
             group.slots.add(slot);
+            for at in &group.counted {
+                let (_, counts) = &mut self.counts[*at as usize];
+                counts.shift(slot, labels.terminating, 1, topologies);
+            }
         }
     }
 
@@ -82,6 +106,7 @@ impl Groups {
         let group = Group {
             labels: labels.clone(),
             slots: SlotCounts::default(),
+            counted: Vec::new(),
         };
         let id = self.free.pop().unwrap_or_else(|| {
             self.groups.push(None);
@@ -96,13 +121,19 @@ impl Groups {
                 && let Some(ids) = self.matched.get_mut(matcher)
             {
                 ids.push(id);
+                let counts = self.counts.iter().enumerate();
+                let own = counts.filter(|(_, (counted, _))| counted == matcher);
+                let own = own.map(|(at, _)| at as u32);
+                if let Some(group) = &mut self.groups[id as usize] {
+                    group.counted.extend(own);
+                }
             }
         }
         id
     }
 
     /// Counts a pod no longer.
-    pub fn remove(&mut self, labels: &Arc<LabelSet>, slot: Slot) {
+    pub fn remove(&mut self, labels: &Arc<LabelSet>, slot: Slot, topologies: &Topologies) {
         let Some(id) = self.known.get(labels).copied() else {
             return;
         };
@@ -110,6 +141,10 @@ impl Groups {
             return;
         };
         group.slots.remove(slot);
+        for at in &group.counted {
+            let (_, counts) = &mut self.counts[*at as usize];
+            counts.shift(slot, labels.terminating, -1, topologies);
+        }
         if !group.slots.0.is_empty() {
             return;
         }
@@ -144,8 +179,79 @@ impl Groups {
 
     /// Labels of namespaces changed: what they selected is no longer known.
     pub fn forget_matchers(&mut self) {
+        self.forget_counts();
         self.matched.clear();
         self.matchers = SelectorIndex::default();
+    }
+
+    fn forget_counts(&mut self) {
+        self.counts.clear();
+        self.known_counts.clear();
+        for group in self.groups.iter_mut().flatten() {
+            group.counted.clear();
+        }
+    }
+
+    /// Counts the pods of a matcher by the domains of a key from now on, or by node without one. Pods of
+    /// few nodes are not counted: [`Groups::matching`] finds them soon enough.
+    pub fn prepare_counts(
+        &mut self,
+        matcher: &Arc<Matcher>,
+        key: Option<&Arc<str>>,
+        topologies: &Topologies,
+    ) {
+        let Some(ids) = self.matched.get(matcher) else {
+            return;
+        };
+        let pair = (matcher.clone(), key.cloned());
+        let at = match self.known_counts.get(&pair) {
+            Some(at) => *at,
+            None => {
+                let groups = ids
+                    .iter()
+                    .filter_map(|id| self.groups[*id as usize].as_ref());
+                let nodes: usize = groups.map(|group| group.slots.len()).sum();
+                if nodes < MANY {
+                    return;
+                }
+                if self.counts.len() >= COUNTED {
+                    self.forget_counts();
+                }
+                self.count_anew(pair)
+            }
+        };
+        let (_, counts) = &mut self.counts[at as usize];
+        if !counts.is_fresh(topologies) {
+            let ids = self.matched.get(matcher).into_iter().flatten();
+            let groups = ids.filter_map(|id| self.groups[*id as usize].as_ref());
+            let slots = groups.map(|group| (group.labels.terminating, &group.slots));
+            counts.recount(slots, topologies);
+        }
+    }
+
+    fn count_anew(&mut self, pair: (Arc<Matcher>, Option<Arc<str>>)) -> u32 {
+        let at = self.counts.len() as u32;
+        let (matcher, key) = pair.clone();
+        for id in self.matched.get(&matcher).into_iter().flatten() {
+            if let Some(group) = &mut self.groups[*id as usize] {
+                group.counted.push(at);
+            }
+        }
+        self.counts.push((matcher, DomainCounts::new(key)));
+        self.known_counts.insert(pair, at);
+        at
+    }
+
+    /// The numbers that [`Groups::prepare_counts`] keeps, while they belong to the nodes' labels.
+    pub fn counts(
+        &self,
+        matcher: &Arc<Matcher>,
+        key: Option<&Arc<str>>,
+        topologies: &Topologies,
+    ) -> Option<&DomainCounts> {
+        let at = self.known_counts.get(&(matcher.clone(), key.cloned()))?;
+        let (_, counts) = &self.counts[*at as usize];
+        counts.is_fresh(topologies).then_some(counts)
     }
 
     fn find(&self, matcher: &Matcher, namespaces: &Namespaces) -> Vec<u32> {
@@ -200,6 +306,8 @@ struct TermAt {
 struct Holder {
     template: Arc<Template>,
     slots: SlotCounts,
+    /// By the keys of its terms, where it has pods on many nodes.
+    counts: HashMap<Arc<str>, DomainCounts>,
 }
 
 impl Holder {
@@ -240,7 +348,7 @@ fn all_terms(template: &Template) -> impl Iterator<Item = (TermKind, u32, &Term)
 
 impl Holders {
     /// Counts a pod's terms on its node.
-    pub fn add(&mut self, template: &Arc<Template>, slot: Slot) {
+    pub fn add(&mut self, template: &Arc<Template>, slot: Slot, topologies: &Topologies) {
         if !template.has_terms() {
             return;
         }
@@ -250,6 +358,38 @@ impl Holders {
         };
         if let Some(holder) = &mut self.holders[id as usize] {
             holder.slots.add(slot);
+            for counts in holder.counts.values_mut() {
+                counts.shift(slot, false, 1, topologies);
+            }
+        }
+    }
+
+    /// Counts the pods whose terms speak of a pod by domain from now on, where they are on many nodes.
+    pub fn prepare_counts(
+        &mut self,
+        pod: &LabelSet,
+        namespaces: &Namespaces,
+        topologies: &Topologies,
+    ) {
+        for at in self.terms.candidates(&pod.labels) {
+            let Some(holder) = &mut self.holders[at.holder as usize] else {
+                continue;
+            };
+            if holder.slots.len() < MANY {
+                continue;
+            }
+            let Some(term) = holder.term(*at) else {
+                continue;
+            };
+            let key = term.topology_key.clone();
+            if !term.matcher.matches(pod, namespaces) {
+                continue;
+            }
+            let counts = holder.counts.entry(key);
+            let counts = counts.or_insert_with_key(|key| DomainCounts::new(Some(key.clone())));
+            if !counts.is_fresh(topologies) {
+                counts.recount([(false, &holder.slots)].into_iter(), topologies);
+            }
         }
     }
 
@@ -261,6 +401,7 @@ impl Holders {
         self.holders[id as usize] = Some(Holder {
             template: template.clone(),
             slots: SlotCounts::default(),
+            counts: HashMap::new(),
         });
         self.known.insert(template.clone(), id);
         for (kind, index, term) in all_terms(template) {
@@ -275,7 +416,7 @@ impl Holders {
     }
 
     /// Counts a pod's terms no longer.
-    pub fn remove(&mut self, template: &Arc<Template>, slot: Slot) {
+    pub fn remove(&mut self, template: &Arc<Template>, slot: Slot, topologies: &Topologies) {
         let Some(id) = self.known.get(template).copied() else {
             return;
         };
@@ -283,6 +424,9 @@ impl Holders {
             return;
         };
         holder.slots.remove(slot);
+        for counts in holder.counts.values_mut() {
+            counts.shift(slot, false, -1, topologies);
+        }
         if !holder.slots.0.is_empty() {
             return;
         }
@@ -299,17 +443,21 @@ impl Holders {
         }
     }
 
-    /// The terms of placed pods that speak of a pod, with the nodes of those who have them.
+    /// The terms of placed pods that speak of a pod, with the nodes of those that have them, and their
+    /// number by domain when it is kept.
     pub fn about<'a>(
         &'a self,
         pod: &'a LabelSet,
         namespaces: &'a Namespaces,
-    ) -> impl Iterator<Item = (TermKind, &'a Term, &'a SlotCounts)> {
+        topologies: &'a Topologies,
+    ) -> impl Iterator<Item = (TermKind, &'a Term, &'a SlotCounts, Option<&'a DomainCounts>)> {
         self.terms.candidates(&pod.labels).filter_map(|at| {
             let holder = self.holders[at.holder as usize].as_ref()?;
             let term = holder.term(*at)?;
             let matches = term.matcher.matches(pod, namespaces);
-            matches.then_some((at.kind, term, &holder.slots))
+            let counts = holder.counts.get(&term.topology_key);
+            let counts = counts.filter(|counts| counts.is_fresh(topologies));
+            matches.then_some((at.kind, term, &holder.slots, counts))
         })
     }
 }

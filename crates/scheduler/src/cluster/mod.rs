@@ -4,6 +4,7 @@
 
 pub mod claims;
 pub mod counts;
+pub mod domains;
 mod node;
 mod nominated;
 mod topology;
@@ -23,6 +24,7 @@ use crate::{
 };
 use claims::Claims;
 use counts::{Groups, Holders};
+use domains::{DomainCounts, Topologies};
 use topology::Order;
 use workloads::Workloads;
 
@@ -85,7 +87,7 @@ pub struct Cluster {
     pub pods: Vec<Vec<Arc<PodInfo>>>,
     /// Images, with the nodes that have them and their sizes there.
     images: HashMap<String, HashMap<u32, i64>>,
-    topologies: HashMap<Arc<str>, Topology>,
+    topologies: Topologies,
     /// Node requirements and which nodes meet them, by the requirements' address.
     requirements: HashMap<usize, (Arc<NodeRequirements>, Vec<bool>)>,
     /// Labels of namespaces.
@@ -200,6 +202,35 @@ impl Cluster {
     /// Remembers which groups of pods a matcher selects.
     pub fn prepare_matcher(&mut self, matcher: &Arc<crate::matching::Matcher>) {
         self.groups.prepare(matcher, &self.namespaces);
+    }
+
+    /// Counts the pods of a matcher that was prepared by the domains of a key, or by node without one.
+    pub fn prepare_counts(
+        &mut self,
+        matcher: &Arc<crate::matching::Matcher>,
+        key: Option<&Arc<str>>,
+    ) {
+        self.groups.prepare_counts(matcher, key, &self.topologies);
+    }
+
+    /// Counts the placed pods whose terms speak of a pod by domain.
+    pub fn prepare_terms_about(&mut self, pod: &PodInfo) {
+        self.holders
+            .prepare_counts(&pod.label_set, &self.namespaces, &self.topologies);
+    }
+
+    /// The pods of a matcher by the domains of a key, or by node, when that is counted.
+    pub fn counts(
+        &self,
+        matcher: &Arc<crate::matching::Matcher>,
+        key: Option<&Arc<str>>,
+    ) -> Option<&DomainCounts> {
+        self.groups.counts(matcher, key, &self.topologies)
+    }
+
+    /// The columns of all topology keys.
+    pub fn topologies(&self) -> &Topologies {
+        &self.topologies
     }
 
     /// Remembers which nodes meet the requirements.
@@ -401,8 +432,10 @@ impl Cluster {
         };
         self.touch(slot);
         self.shift(slot, &pod, 1);
-        self.groups.add(&pod.label_set, slot, &self.namespaces);
-        self.holders.add(&pod.template, slot);
+        let topologies = &self.topologies;
+        self.groups
+            .add(&pod.label_set, slot, &self.namespaces, topologies);
+        self.holders.add(&pod.template, slot, topologies);
         let template = &pod.template;
         let terms = template.affinity.iter().chain(&template.anti_affinity);
         for term in terms.chain(&template.preferences) {
@@ -441,8 +474,8 @@ impl Cluster {
         let pod = self.pods[slot].swap_remove(at);
         self.touch(slot);
         self.shift(slot, &pod, -1);
-        self.groups.remove(&pod.label_set, slot);
-        self.holders.remove(&pod.template, slot);
+        self.groups.remove(&pod.label_set, slot, &self.topologies);
+        self.holders.remove(&pod.template, slot, &self.topologies);
         for claim in &pod.template.claims {
             let key = (pod.namespace().clone(), pod.claim_name(claim));
             if let Some(users) = self.claim_users.get_mut(&key) {

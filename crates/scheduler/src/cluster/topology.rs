@@ -13,6 +13,12 @@ pub const ABSENT: u32 = 0;
 pub struct Topology {
     values: Vec<u32>,
     known: HashMap<String, u32>,
+    /// How many nodes have each value; of those without the label the number is not kept.
+    nodes: Vec<u32>,
+    /// How many nodes have the label.
+    labelled: usize,
+    /// Changes with every value of a node.
+    version: u64,
 }
 
 impl Topology {
@@ -26,11 +32,44 @@ impl Topology {
         self.known.len() + 1
     }
 
+    /// How many nodes have the label.
+    pub fn labelled(&self) -> usize {
+        self.labelled
+    }
+
+    /// How many nodes have a value.
+    pub fn nodes(&self, value: usize) -> u32 {
+        self.nodes.get(value).copied().unwrap_or(0)
+    }
+
+    /// Changes with every value of a node.
+    pub(super) fn version(&self) -> u64 {
+        self.version
+    }
+
     pub(super) fn set(&mut self, slot: Slot, value: Option<&String>) {
         if self.values.len() <= slot {
             self.values.resize(slot + 1, ABSENT);
         }
-        self.values[slot] = match value {
+        let (old, new) = (self.values[slot], self.id(value));
+        if old == new {
+            return;
+        }
+        self.values[slot] = new;
+        self.version += 1;
+        self.nodes.resize(self.known.len() + 1, 0);
+        if old != ABSENT {
+            self.nodes[old as usize] -= 1;
+            self.labelled -= 1;
+        }
+        if new != ABSENT {
+            self.nodes[new as usize] += 1;
+            self.labelled += 1;
+        }
+    }
+
+    fn id(&mut self, value: Option<&String>) -> u32 {
+        match value {
             None => ABSENT,
             Some(value) => match self.known.get(value) {
                 Some(id) => *id,
@@ -40,7 +79,7 @@ impl Topology {
                     id
                 }
             },
-        };
+        }
     }
 }
 

@@ -13,6 +13,7 @@ use crate::{
     cluster::{
         ABSENT, Cluster, NodeInfo, Slot, Topology,
         counts::{SlotCounts, TermKind},
+        domains::DomainCounts,
     },
     framework::{
         BEST, Plugin, Point, PreFilter, Shift, State,
@@ -104,6 +105,43 @@ impl Domains {
         }
     }
 
+    /// The same with numbers that are kept by domain.
+    fn add_counted(&mut self, key: &Arc<str>, counts: &DomainCounts, factor: i64, size: usize) {
+        let known = self.0.entry(key.clone());
+        let numbers = known.or_insert_with(|| vec![0; size]);
+        for (number, pods) in numbers.iter_mut().zip(counts.all()) {
+            *number += factor * pods;
+        }
+        // Nodes without the label are in no domain.
+        numbers[ABSENT as usize] = 0;
+    }
+
+    /// Adds the placed pods that a term speaks of to their domains.
+    fn add_matching(&mut self, term: &Term, factor: i64, cluster: &Cluster) {
+        let key = &term.topology_key;
+        if let Some(counts) = cluster.counts(&term.matcher, Some(key)) {
+            return self.add_counted(key, counts, factor, cluster.topology(key).size());
+        }
+        let namespaces = cluster.namespaces();
+        for (_, slots) in cluster.groups.matching(&term.matcher, namespaces) {
+            self.add_all(key, slots, factor, cluster);
+        }
+    }
+
+    /// Adds placed pods that have a term.
+    fn add_holders(
+        &mut self,
+        key: &Arc<str>,
+        (slots, counts): (&SlotCounts, Option<&DomainCounts>),
+        factor: i64,
+        cluster: &Cluster,
+    ) {
+        match counts {
+            Some(counts) => self.add_counted(key, counts, factor, cluster.topology(key).size()),
+            None => self.add_all(key, slots, factor, cluster),
+        }
+    }
+
     /// Whether nothing was ever added, or all of it was taken away again.
     fn is_empty(&self) -> bool {
         self.0.values().flatten().all(|number| *number == 0)
@@ -167,10 +205,23 @@ fn begins(pod: &PodInfo, near: &Domains, cluster: &Cluster) -> bool {
     near.is_empty() && all_match(&pod.template.affinity, &pod.label_set, cluster.namespaces())
 }
 
+/// The terms of placed pods that speak of the pod.
+fn about<'a>(
+    pod: &'a PodInfo,
+    cluster: &'a Cluster,
+) -> impl Iterator<Item = (TermKind, &'a Term, &'a SlotCounts, Option<&'a DomainCounts>)> {
+    let (namespaces, topologies) = (cluster.namespaces(), cluster.topologies());
+    let holders = &cluster.holders;
+    holders.about(&pod.label_set, namespaces, topologies)
+}
+
 fn count(pod: &PodInfo, cluster: &Cluster) -> Counts {
     let (template, namespaces) = (&pod.template, cluster.namespaces());
     let mut counts = Counts::default();
-    if let Some(first) = template.affinity.first() {
+    if let [only] = template.affinity.as_slice() {
+        counts.near.add_matching(only, 1, cluster);
+        counts.first = begins(pod, &counts.near, cluster);
+    } else if let Some(first) = template.affinity.first() {
         for (labels, slots) in cluster.groups.matching(&first.matcher, namespaces) {
             if !all_match(&template.affinity, labels, namespaces) {
                 continue;
@@ -182,15 +233,14 @@ fn count(pod: &PodInfo, cluster: &Cluster) -> Counts {
         counts.first = begins(pod, &counts.near, cluster);
     }
     for term in &template.anti_affinity {
-        for (_, slots) in cluster.groups.matching(&term.matcher, namespaces) {
-            counts.far.add_all(&term.topology_key, slots, 1, cluster);
-        }
+        counts.far.add_matching(term, 1, cluster);
     }
-    for (kind, term, slots) in cluster.holders.about(&pod.label_set, namespaces) {
+    for (kind, term, slots, counted) in about(pod, cluster) {
         if kind == TermKind::AntiAffinity {
+            let key = &term.topology_key;
             counts
                 .repelling
-                .add_all(&term.topology_key, slots, 1, cluster);
+                .add_holders(key, (slots, counted), 1, cluster);
         }
     }
     counts
@@ -245,7 +295,9 @@ impl Plugin for InterPodAffinity {
         for term in terms.chain(&template.preferences) {
             cluster.prepare_key(&term.topology_key);
             cluster.prepare_matcher(&term.matcher);
+            cluster.prepare_counts(&term.matcher, Some(&term.topology_key));
         }
+        cluster.prepare_terms_about(pod);
     }
 
     fn pre_filter(&self, pod: &PodInfo, cluster: &Cluster) -> PreFilter {
@@ -290,24 +342,23 @@ impl Plugin for InterPodAffinity {
     }
 
     fn pre_score(&self, pod: &PodInfo, cluster: &Cluster, _: &[Slot]) -> Option<Box<dyn Any>> {
-        let (preferences, namespaces) = (&pod.template.preferences, cluster.namespaces());
+        let preferences = &pod.template.preferences;
         if self.ignore_existing && preferences.is_empty() {
             return None;
         }
         let mut sums = Domains::default();
         for term in preferences {
-            for (_, slots) in cluster.groups.matching(&term.matcher, namespaces) {
-                sums.add_all(&term.topology_key, slots, term.weight, cluster);
-            }
+            sums.add_matching(term, term.weight, cluster);
         }
-        for (kind, term, slots) in cluster.holders.about(&pod.label_set, namespaces) {
+        for (kind, term, slots, counted) in about(pod, cluster) {
             let weight = match kind {
                 TermKind::AntiAffinity => continue,
                 TermKind::Affinity => self.hard_weight,
                 TermKind::Preference => term.weight,
             };
             if weight != 0 {
-                sums.add_all(&term.topology_key, slots, weight, cluster);
+                let key = &term.topology_key;
+                sums.add_holders(key, (slots, counted), weight, cluster);
             }
         }
         (!sums.0.is_empty()).then(|| Box::new(sums) as Box<dyn Any>)

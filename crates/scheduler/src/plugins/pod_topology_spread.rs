@@ -160,6 +160,14 @@ impl<'a> Eligible<'a> {
         }
     }
 
+    /// Whether every node counts, so that numbers that are kept by domain are those of the constraint.
+    fn has_all_nodes(&self) -> bool {
+        let any_node = !self.spread.honor_affinity || self.pod.template.node.is_empty();
+        let all = self.cluster.size();
+        let mut keys = self.keys.iter();
+        any_node && !self.spread.honor_taints && keys.all(|topology| topology.labelled() == all)
+    }
+
     fn has(&self, slot: Slot) -> bool {
         if !has_all(&self.keys, slot) {
             return false;
@@ -195,6 +203,42 @@ fn matching(spread: &Spread, cluster: &Cluster, mut count: impl FnMut(Slot, i64)
             slots.iter().for_each(|(slot, pods)| count(slot, pods));
         }
     }
+}
+
+/// The pods that the constraint counts, by domain, over all nodes. Those of nodes without the label are the
+/// first.
+fn domains_of(spread: &Spread, cluster: &Cluster) -> Vec<i64> {
+    let topology = cluster.topology(&spread.topology_key);
+    let mut domains = vec![0; topology.size()];
+    if spread.matcher.selector.is_everything() {
+        return domains;
+    }
+    match cluster.counts(&spread.matcher, Some(&spread.topology_key)) {
+        Some(counts) => {
+            for (domain, pods) in domains.iter_mut().zip(counts.staying()) {
+                *domain = *pods;
+            }
+        }
+        None => matching(spread, cluster, |slot, pods| {
+            domains[topology.at(slot) as usize] += pods;
+        }),
+    }
+    domains
+}
+
+/// The pods that the constraint counts on each of these nodes.
+fn pods_on(spread: &Spread, cluster: &Cluster, nodes: &[Slot]) -> Vec<i64> {
+    if spread.matcher.selector.is_everything() {
+        return vec![0; nodes.len()];
+    }
+    if let Some(counts) = cluster.counts(&spread.matcher, None) {
+        let pods = counts.staying();
+        let at = |slot: &Slot| pods.get(*slot).copied().unwrap_or(0);
+        return nodes.iter().map(at).collect();
+    }
+    let mut pods = vec![0; cluster.names.len()];
+    matching(spread, cluster, |slot, count| pods[slot] += count);
+    nodes.iter().map(|slot| pods[*slot]).collect()
 }
 
 /// One hard constraint with the pods of each domain.
@@ -260,17 +304,27 @@ fn count(pod: &PodInfo, all: &[Cow<'_, Spread>], at: usize, cluster: &Cluster) -
     let topology = cluster.topology(&spread.topology_key);
     let mut domains: Vec<Option<i64>> = vec![None; topology.size()];
     let eligible = Eligible::new(pod, spread, topologies(all, cluster), cluster);
-    for slot in cluster.visits() {
-        let domain = topology.at(*slot) as usize;
-        if domains[domain].is_none() && eligible.has(*slot) {
-            domains[domain] = Some(0);
+    if eligible.has_all_nodes() {
+        for (domain, pods) in domains.iter_mut().enumerate().skip(1) {
+            *pods = (topology.nodes(domain) > 0).then_some(0);
         }
+        let counted = domains_of(spread, cluster);
+        for (domain, pods) in domains.iter_mut().zip(&counted).skip(1) {
+            *domain = domain.map(|known| known + pods);
+        }
+    } else {
+        for slot in cluster.visits() {
+            let domain = topology.at(*slot) as usize;
+            if domains[domain].is_none() && eligible.has(*slot) {
+                domains[domain] = Some(0);
+            }
+        }
+        matching(spread, cluster, |slot, pods| {
+            if eligible.has(slot) {
+                *domains[topology.at(slot) as usize].get_or_insert(0) += pods;
+            }
+        });
     }
-    matching(spread, cluster, |slot, pods| {
-        if eligible.has(slot) {
-            *domains[topology.at(slot) as usize].get_or_insert(0) += pods;
-        }
-    });
     Counted {
         own: i64::from(spread.matcher.selector.matches(Some(&pod.label_set.labels))),
         spread: spread.clone().into_owned(),
@@ -283,7 +337,7 @@ struct Soft {
     topology_key: Arc<str>,
     max_skew: i64,
     weight: f64,
-    /// By domain; by node for the host name.
+    /// By domain; in the order of the compared nodes for the host name.
     pods: Vec<i64>,
     by_node: bool,
 }
@@ -314,27 +368,25 @@ impl PodTopologySpread {
         let soft = |spread: &Cow<'_, Spread>| {
             let topology = cluster.topology(&spread.topology_key);
             let by_node = &*spread.topology_key == HOSTNAME;
-            let mut seen = vec![false; topology.size()];
-            compared().for_each(|(slot, _)| seen[topology.at(*slot) as usize] = true);
-            let domains = if by_node {
-                compared().count()
+            let (domains, pods) = if by_node {
+                (compared().count(), pods_on(spread, cluster, nodes))
             } else {
-                seen.iter().filter(|seen| **seen).count()
+                let mut seen = vec![false; topology.size()];
+                compared().for_each(|(slot, _)| seen[topology.at(*slot) as usize] = true);
+                let eligible = Eligible::new(pod, spread, keys.clone(), cluster);
+                let pods = if eligible.has_all_nodes() {
+                    domains_of(spread, cluster)
+                } else {
+                    let mut pods = vec![0; topology.size()];
+                    matching(spread, cluster, |slot, count| {
+                        if cluster.node(slot).is_some() && eligible.has(slot) {
+                            pods[topology.at(slot) as usize] += count;
+                        }
+                    });
+                    pods
+                };
+                (seen.iter().filter(|seen| **seen).count(), pods)
             };
-            let size = if by_node {
-                cluster.names.len()
-            } else {
-                topology.size()
-            };
-            let mut pods = vec![0; size];
-            let eligible = Eligible::new(pod, spread, keys.clone(), cluster);
-            matching(spread, cluster, |slot, count| {
-                if by_node {
-                    pods[slot] += count;
-                } else if cluster.node(slot).is_some() && eligible.has(slot) {
-                    pods[topology.at(slot) as usize] += count;
-                }
-            });
             Soft {
                 topology_key: spread.topology_key.clone(),
                 max_skew: spread.max_skew,
@@ -371,6 +423,9 @@ impl Plugin for PodTopologySpread {
             for spread in constraints {
                 cluster.prepare_key(&spread.topology_key);
                 cluster.prepare_matcher(&spread.matcher);
+                let by_node = !hard && &*spread.topology_key == HOSTNAME;
+                let key = (!by_node).then_some(&spread.topology_key);
+                cluster.prepare_counts(&spread.matcher, key);
             }
         }
         cluster.prepare_requirements(&pod.template.node);
@@ -425,10 +480,14 @@ impl Plugin for PodTopologySpread {
         let mut crowd = vec![0.0_f64; nodes.len()];
         for soft in &state.constraints {
             let topology = cluster.topology(&soft.topology_key);
-            for (sum, slot) in crowd.iter_mut().zip(nodes) {
+            for (position, (sum, slot)) in crowd.iter_mut().zip(nodes).enumerate() {
                 let domain = topology.at(*slot);
                 if domain != ABSENT {
-                    let at = if soft.by_node { *slot } else { domain as usize };
+                    let at = if soft.by_node {
+                        position
+                    } else {
+                        domain as usize
+                    };
                     *sum += soft.pods[at] as f64 * soft.weight + (soft.max_skew - 1) as f64;
                 }
             }
