@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use clap::{Arg, Command, CommandFactory};
+use kubectl::reference::{rows, value};
 
 use crate::cli::Cli;
 
@@ -84,61 +85,10 @@ fn commands(text: &mut String, command: &Command, path: &str) {
 }
 
 fn flags(text: &mut String, command: &Command, wanted: impl Fn(&Arg) -> bool) {
-    for arg in command
-        .get_arguments()
-        .filter(|arg| wanted(arg) && !arg.is_hide_set())
-    {
-        let Some(long) = arg.get_long().filter(|long| *long != "help") else {
-            continue;
-        };
-        let short = arg
-            .get_short()
-            .map(|short| format!("-{short}, "))
-            .unwrap_or_default();
-        let takes_value = arg.get_action().takes_values();
-        let value = if takes_value {
-            format!(" {}", value(arg))
-        } else {
-            String::new()
-        };
-        let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
-        let help = help.replace('|', "\\|");
-        let defaults: Vec<String> = arg
-            .get_default_values()
-            .iter()
-            .map(|value| value.to_string_lossy().into_owned())
-            .filter(|_| takes_value)
-            .collect();
-        let default = match defaults.is_empty() {
-            true => String::new(),
-            false => format!(" [default: {}]", defaults.join(",")),
-        };
-        let environment = arg
-            .get_env()
-            .map(|name| format!(" [env: {}]", name.to_string_lossy()))
-            .unwrap_or_default();
-        let _ = writeln!(
-            text,
-            "| `{short}--{long}{value}` | {help}{default}{environment} |"
-        );
-    }
-}
-
-fn value(arg: &Arg) -> String {
-    let names = arg.get_value_names().unwrap_or_default();
-    let name = names.first().map_or_else(
-        || arg.get_id().to_string().to_uppercase(),
-        ToString::to_string,
-    );
-    let choices: Vec<String> = arg
-        .get_possible_values()
-        .iter()
-        .map(|choice| choice.get_name().to_owned())
-        .collect();
-    match choices.is_empty() || !arg.get_action().takes_values() {
-        true => name,
-        false => choices.join("/"),
-    }
+    let own = command.get_arguments().filter(|arg| {
+        wanted(arg) && !arg.is_hide_set() && arg.get_long().is_some_and(|long| long != "help")
+    });
+    rows(text, own);
 }
 
 #[cfg(test)]

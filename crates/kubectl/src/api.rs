@@ -264,6 +264,11 @@ impl Api {
         Ok(response.into_body().into_data_stream().map_err(lost))
     }
 
+    /// How long a request may take, if the command line says so.
+    pub fn timeout(&self) -> Option<Duration> {
+        self.options.timeout
+    }
+
     /// Watch events, one JSON value each.
     pub async fn watch(
         &self,

@@ -179,7 +179,13 @@ impl DryRun {
             "client" => DryRunMode::Client,
             "server" => DryRunMode::Server,
             "unchanged" => {
-                eprintln!("W --dry-run is deprecated and can be replaced with --dry-run=client.");
+                // The flag is read more than once.
+                static ONCE: std::sync::Once = std::sync::Once::new();
+                ONCE.call_once(|| {
+                    eprintln!(
+                        "W --dry-run is deprecated and can be replaced with --dry-run=client."
+                    );
+                });
                 DryRunMode::Client
             }
             other => bail!(

@@ -130,12 +130,11 @@ pub fn report(error: &clap::Error, words: &[String]) -> ExitCode {
     let path = called(words);
     let see = format!("See '{path} --help' for usage.");
     match error.kind() {
-        ErrorKind::DisplayHelp
-        | ErrorKind::DisplayVersion
-        | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
             print!("{}", error.render());
             return ExitCode::SUCCESS;
         }
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => eprint!("{}", error.render()),
         ErrorKind::MissingSubcommand => {
             let mut command = command();
             let _ = command.print_help();
@@ -152,12 +151,12 @@ pub fn report(error: &clap::Error, words: &[String]) -> ExitCode {
                     let letter = rest.chars().next().unwrap_or_default();
                     eprintln!("error: unknown shorthand flag: '{letter}' in -{rest}\n{see}");
                 }
-                None => eprintln!("error: unknown command {given:?} for {path:?}"),
+                None => eprintln!("error: {}", unexpected(&path, &given)),
             }
         }
         ErrorKind::InvalidSubcommand => {
             let given = context(ContextKind::InvalidSubcommand);
-            eprintln!("error: unknown command {given:?} for {path:?}");
+            eprintln!("error: {}", unexpected(&path, &given));
             let near = context(ContextKind::SuggestedSubcommand);
             if !near.is_empty() {
                 eprintln!("\nDid you mean this?");
@@ -191,10 +190,24 @@ pub fn report(error: &clap::Error, words: &[String]) -> ExitCode {
             }
         }
         ErrorKind::MissingRequiredArgument => {
-            eprintln!(
-                "error: required arguments are missing: {}\n{see}",
-                context(ContextKind::InvalidArg)
-            );
+            let missing = context(ContextKind::InvalidArg);
+            let hint = format!("See '{path} -h' for help and examples");
+            match path.as_str() {
+                "kubectl attach" => eprintln!("error: at least 1 argument is required for attach"),
+                "kubectl cp" => eprintln!("error: source and destination are required"),
+                "kubectl port-forward" => eprintln!(
+                    "error: TYPE/NAME and list of ports are required for port-forward\n{hint}"
+                ),
+                "kubectl certificate approve" | "kubectl certificate deny" => {
+                    eprintln!(
+                        "error: one or more CSRs must be specified as <name> or -f <filename>"
+                    );
+                }
+                create if create.starts_with("kubectl create ") && missing == "<NAME>" => {
+                    eprintln!("error: exactly one NAME is required, got 0\n{hint}");
+                }
+                _ => eprintln!("error: required arguments are missing: {missing}\n{see}"),
+            }
         }
         _ => {
             let text = error.render().to_string();
@@ -203,6 +216,24 @@ pub fn report(error: &clap::Error, words: &[String]) -> ExitCode {
         }
     }
     ExitCode::FAILURE
+}
+
+/// What is said about a word that a command does not take.
+fn unexpected(path: &str, given: &str) -> String {
+    let said = match path {
+        "kubectl" => return format!("unknown command {given:?} for {path:?}"),
+        "kubectl create" | "kubectl apply" => format!("Unexpected args: [{given}]"),
+        "kubectl completion" => "Too many arguments. Expected only the shell type.".to_owned(),
+        "kubectl explain" => return "We accept only this format: explain RESOURCE".to_owned(),
+        "kubectl api-resources" | "kubectl api-versions" | "kubectl version" => {
+            format!("unexpected arguments: [{given}]")
+        }
+        create if create.starts_with("kubectl create ") => {
+            "exactly one NAME is required, got 2".to_owned()
+        }
+        _ => format!("unknown command {given:?}"),
+    };
+    format!("{said}\nSee '{path} -h' for help and examples")
 }
 
 /// `kubectl create deployment`: the words that are commands.

@@ -134,6 +134,17 @@ pub fn aggregate(mut errors: Vec<anyhow::Error>) -> anyhow::Result<()> {
     }
 }
 
+/// Why a file could not be read, in the words of Go's runtime.
+pub fn io_reason(error: &std::io::Error) -> String {
+    match error.kind() {
+        std::io::ErrorKind::NotFound => "no such file or directory".to_owned(),
+        std::io::ErrorKind::PermissionDenied => "permission denied".to_owned(),
+        std::io::ErrorKind::IsADirectory => "is a directory".to_owned(),
+        std::io::ErrorKind::NotADirectory => "not a directory".to_owned(),
+        _ => error.to_string(),
+    }
+}
+
 /// A mistake in how the command was called.
 pub fn usage(command: &str, message: impl std::fmt::Display) -> anyhow::Error {
     anyhow::anyhow!("{message}\nSee 'kubectl {command} -h' for help and examples")

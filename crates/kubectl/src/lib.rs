@@ -20,7 +20,7 @@ mod kustomize;
 mod manifest;
 mod merge;
 mod output;
-mod reference;
+pub mod reference;
 mod resources;
 mod session;
 mod streams;

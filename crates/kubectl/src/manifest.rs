@@ -151,8 +151,17 @@ pub fn parse(text: &str, source: &str) -> Result<Vec<Value>> {
     Ok(objects)
 }
 
-/// The documents of one text.
+/// The documents of one text, read as YAML 1.1: `yes` and `on` are booleans.
 pub fn documents(text: &str, source: &str) -> Result<Vec<Value>> {
+    documents_with(text, source, false)
+}
+
+/// The documents of one text, read as kustomize reads it: only `true` and `false` are booleans.
+pub fn strict_documents(text: &str, source: &str) -> Result<Vec<Value>> {
+    documents_with(text, source, true)
+}
+
+fn documents_with(text: &str, source: &str, strict_booleans: bool) -> Result<Vec<Value>> {
     if text.trim_start().starts_with('{')
         && let Ok(values) = serde_json::Deserializer::from_str(text)
             .into_iter()
@@ -162,7 +171,11 @@ pub fn documents(text: &str, source: &str) -> Result<Vec<Value>> {
     }
     let mut documents = Vec::new();
     for (first_line, part) in split(text) {
-        let value: Value = match serde_saphyr::from_str(&part) {
+        let options = serde_saphyr::options! {
+            strict_booleans: strict_booleans,
+            legacy_octal_numbers: true,
+        };
+        let value: Value = match serde_saphyr::from_str_with_options(&part, options) {
             Ok(value) => value,
             Err(error) => bail!("error parsing {}", place(&error, source, first_line)),
         };
@@ -215,6 +228,16 @@ fn flatten(value: Value, source: &str, objects: &mut Vec<Value>) -> Result<()> {
         }
         return Ok(());
     }
+    for field in ["labels", "annotations"] {
+        let odd = crate::json::entries(&value["metadata"][field])
+            .into_iter()
+            .find_map(|(_, value)| go_type(value));
+        if let Some(odd) = odd {
+            bail!(
+                "unable to decode {source:?}: json: cannot unmarshal {odd} into Go struct field ObjectMeta.metadata.{field} of type string"
+            );
+        }
+    }
     let mut missing = Vec::new();
     for field in ["apiVersion", "kind"] {
         if value[field].as_str().unwrap_or_default().is_empty() {
@@ -233,6 +256,17 @@ fn flatten(value: Value, source: &str, objects: &mut Vec<Value>) -> Result<()> {
     }
     objects.push(value);
     Ok(())
+}
+
+/// What Go calls a value that should have been a string.
+fn go_type(value: &Value) -> Option<&'static str> {
+    match value {
+        Value::String(_) | Value::Null => None,
+        Value::Bool(_) => Some("bool"),
+        Value::Number(_) => Some("number"),
+        Value::Array(_) => Some("array"),
+        Value::Object(_) => Some("object"),
+    }
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! docs/kubectl-reference.md, written from the commands.
+//! docs/kubectl-reference.md, written from the commands; and the rows of flags that docs/configuration.md has too.
 
 use std::fmt::Write;
 
@@ -25,9 +25,7 @@ pub fn page() -> String {
         .filter(|arg| arg.is_global_set())
         .collect();
     globals.sort_by_key(|arg| arg.get_long());
-    for arg in globals {
-        flag(&mut text, arg);
-    }
+    rows(&mut text, globals);
     text
 }
 
@@ -68,32 +66,67 @@ fn commands(text: &mut String, command: &Command, path: &str) {
         if !own.is_empty() {
             text.push_str("\n| option | meaning |\n|---|---|\n");
         }
-        for arg in own {
-            flag(text, arg);
-        }
+        rows(text, own);
         commands(text, child, &path);
     }
 }
 
-fn flag(text: &mut String, arg: &Arg) {
-    let short = arg
-        .get_short()
-        .map(|short| format!("-{short}, "))
-        .unwrap_or_default();
-    let long = arg.get_long().unwrap_or_default();
-    let value = match arg.get_action().takes_values() {
-        true => format!(" {}", value(arg)),
-        false => String::new(),
-    };
-    let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
-    let _ = writeln!(
-        text,
-        "| `{short}--{long}{value}` | {} |",
-        help.replace('|', "\\|")
-    );
+/// A row for each flag: how it is written, what it means, its default and its variable.
+pub fn rows<'a>(text: &mut String, args: impl IntoIterator<Item = &'a Arg>) {
+    for arg in args {
+        let Some(long) = arg.get_long() else { continue };
+        let short = arg
+            .get_short()
+            .map(|short| format!("-{short}, "))
+            .unwrap_or_default();
+        let takes_value = takes_value(arg);
+        let value = match takes_value {
+            true => format!(" {}", value(arg)),
+            false => String::new(),
+        };
+        let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
+        let defaults: Vec<String> = arg
+            .get_default_values()
+            .iter()
+            .map(|value| value.to_string_lossy().into_owned())
+            .filter(|default| takes_value && !default.is_empty())
+            .collect();
+        let default = match defaults.is_empty() {
+            true => String::new(),
+            false => format!(" [default: {}]", defaults.join(",")),
+        };
+        let environment = arg
+            .get_env()
+            .map(|name| format!(" [env: {}]", name.to_string_lossy()))
+            .unwrap_or_default();
+        let _ = writeln!(
+            text,
+            "| `{short}--{long}{value}` | {}{default}{environment} |",
+            help.replace('|', "\\|")
+        );
+    }
 }
 
-fn value(arg: &Arg) -> String {
+/// Switches may be written with `=false`, but need no value.
+fn takes_value(arg: &Arg) -> bool {
+    let is_switch = arg.is_require_equals_set()
+        && arg
+            .get_default_values()
+            .first()
+            .is_some_and(|value| value == "true" || value == "false");
+    arg.get_action().takes_values() && !is_switch
+}
+
+/// What stands for an argument's value: its choices, or its name.
+pub fn value(arg: &Arg) -> String {
+    let choices: Vec<String> = arg
+        .get_possible_values()
+        .iter()
+        .map(|choice| choice.get_name().to_owned())
+        .collect();
+    if takes_value(arg) && !choices.is_empty() && !arg.is_hide_possible_values_set() {
+        return choices.join("/");
+    }
     let names = arg.get_value_names().unwrap_or_default();
     names.first().map_or_else(
         || arg.get_id().to_string().to_uppercase(),

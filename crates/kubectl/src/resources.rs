@@ -72,7 +72,9 @@ pub enum Named {
 /// Reads `TYPE[,TYPE] [NAME…]` or `TYPE/NAME…`.
 pub async fn named(session: &Session, words: &[String]) -> Result<Named> {
     let Some(first) = words.first() else {
-        bail!("You must provide one or more resources by argument or filename.");
+        bail!(
+            "You must provide one or more resources by argument or filename.\nExample resource specifications include:\n   '-f rsrc.yaml'\n   '--filename=rsrc.json'\n   '<resource> <name>'\n   '<resource>'"
+        );
     };
     if words.iter().any(|word| word.contains('/')) {
         return pairs(session, words).await;
@@ -82,11 +84,11 @@ pub async fn named(session: &Session, words: &[String]) -> Result<Named> {
         return Ok(Named::Types(types));
     }
     let mut objects = Vec::new();
-    for name in &words[1..] {
+    for resource in &types {
         objects.extend(
-            types
+            words[1..]
                 .iter()
-                .map(|resource| (resource.clone(), name.clone())),
+                .map(|name| (resource.clone(), name.clone())),
         );
     }
     Ok(Named::Objects(objects))

@@ -3,7 +3,14 @@
 use anyhow::{Result, bail};
 use clap::Args;
 
-use crate::{discovery::Resource, output::table::Table, session::Session};
+use serde_json::{Value, json};
+
+use crate::{
+    discovery::Resource,
+    json::indented,
+    output::{kyaml, table::Table, yaml},
+    session::Session,
+};
 
 /// Flags of `api-resources`.
 #[derive(Debug, Args)]
@@ -29,15 +36,18 @@ pub struct ApiResources {
     /// Sort by name or kind
     #[arg(long, default_value = "")]
     sort_by: String,
-    /// name or wide
+    /// name, wide, json, yaml or kyaml
     #[arg(short, long, default_value = "")]
     output: String,
 }
 
 impl ApiResources {
     pub async fn run(self, session: &Session) -> Result<()> {
-        if !["", "name", "wide"].contains(&self.output.as_str()) {
-            bail!("--output {} is not available", self.output);
+        if !["", "name", "wide", "json", "yaml", "kyaml"].contains(&self.output.as_str()) {
+            bail!(
+                "unable to match a printer suitable for the output format {:?}, allowed formats are: json,kyaml,name,wide,yaml",
+                self.output
+            );
         }
         if !["", "name", "kind"].contains(&self.sort_by.as_str()) {
             bail!("--sort-by accepts only name or kind");
@@ -63,7 +73,12 @@ impl ApiResources {
             "name" => resources.sort_by(|a, b| a.plural.cmp(&b.plural)),
             _ => resources.sort_by(|a, b| (&a.group, &a.plural).cmp(&(&b.group, &b.plural))),
         }
-        self.print(&resources);
+        match self.output.as_str() {
+            "json" => println!("{}", indented(&list(&resources))),
+            "yaml" => print!("{}", yaml::to_string(&list(&resources))),
+            "kyaml" => print!("{}", kyaml::to_string(&list(&resources))),
+            _ => self.print(&resources),
+        }
         session.discovery.check_complete()
     }
 
@@ -105,13 +120,36 @@ impl ApiResources {
                 resource.kind.clone(),
             ];
             if wide {
-                let mut verbs = resource.verbs.clone();
-                verbs.sort();
-                row.extend([verbs.join(","), resource.categories.join(",")]);
+                row.extend([resource.verbs.join(","), resource.categories.join(",")]);
             }
             table.rows.push(row);
         }
         // Without headers the columns are only as wide as their cells.
         print!("{}", table.render(self.no_headers));
     }
+}
+
+/// The resources as an APIResourceList of all groups.
+fn list(resources: &[&Resource]) -> Value {
+    let one = |resource: &&Resource| {
+        let mut value = json!({
+            "name": resource.plural, "singularName": resource.singular, "namespaced": resource.namespaced});
+        if !resource.group.is_empty() {
+            value["group"] = json!(resource.group);
+        }
+        value["version"] = json!(resource.version);
+        value["kind"] = json!(resource.kind);
+        value["verbs"] = json!(resource.verbs);
+        for (field, words) in [
+            ("shortNames", &resource.short_names),
+            ("categories", &resource.categories),
+        ] {
+            if !words.is_empty() {
+                value[field] = json!(words);
+            }
+        }
+        value
+    };
+    let resources: Vec<Value> = resources.iter().map(one).collect();
+    json!({"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": "", "resources": resources})
 }

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::{
     api::Query,
-    args::{DryRun, Files},
+    args::{DryRun, DryRunMode, Files},
     error::Quiet,
     json::{entries, list, str_of},
     manifest,
@@ -84,11 +84,31 @@ impl Auth {
     }
 }
 
+/// The verbs that resources know.
+const VERBS: &[&str] = &[
+    "get",
+    "list",
+    "watch",
+    "create",
+    "update",
+    "patch",
+    "delete",
+    "deletecollection",
+    "use",
+    "bind",
+    "impersonate",
+    "escalate",
+    "*",
+];
+
 const REVIEWS: &str = "/apis/authorization.k8s.io/v1";
 
 impl CanI {
     async fn run(self, session: &Session) -> Result<()> {
         if self.list {
+            if !self.words.is_empty() {
+                bail!("list option must be specified with no arguments");
+            }
             return self.print_rules(session).await;
         }
         let spec = self.spec(session).await?;
@@ -119,9 +139,8 @@ impl CanI {
     }
 
     async fn spec(&self, session: &Session) -> Result<Value> {
-        let (verb, what, name) = match self.words.as_slice() {
-            [verb, what] => (verb, what, None),
-            [verb, what, name] => (verb, what, Some(name.clone())),
+        let (verb, what) = match self.words.as_slice() {
+            [verb, what] => (verb, what),
             _ => bail!(
                 "you must specify two arguments: verb resource or verb resource/resourceName.\nSee 'kubectl auth can-i -h' for help and examples."
             ),
@@ -134,8 +153,11 @@ impl CanI {
         }
         let (word, name) = match what.split_once('/') {
             Some((word, name)) => (word, Some(name.to_owned())),
-            None => (what.as_str(), name),
+            None => (what.as_str(), None),
         };
+        if !VERBS.contains(&verb.as_str()) {
+            eprintln!("Warning: verb '{verb}' is not a known verb\n");
+        }
         let mut attributes = json!({"verb": verb});
         match word {
             "*" => attributes["resource"] = json!("*"),
@@ -327,14 +349,14 @@ impl Whoami {
 impl Reconcile {
     async fn run(self, session: &Session) -> Result<()> {
         let dry_run = self.dry_run.mode()?;
+        if dry_run == DryRunMode::Server {
+            bail!("--dry-run=server for command reconcile is not supported yet");
+        }
         let report = Report::new(&self.print, dry_run)?;
         let query: Query = dry_run.parameter().into_iter().collect();
         for manifest in manifest::read(&self.files).await? {
             if !str_of(&manifest.object["apiVersion"]).starts_with("rbac.authorization.k8s.io/") {
-                bail!(
-                    "only rbac.authorization.k8s.io objects can be reconciled, not {}",
-                    str_of(&manifest.object["kind"])
-                );
+                continue;
             }
             let target = target_of(session, manifest).await?;
             let wanted = target.manifest.clone().unwrap_or_default();

@@ -54,6 +54,9 @@ pub struct Autoscale {
 
 impl Autoscale {
     pub async fn run(self, session: &Session) -> Result<()> {
+        if self.max == -1 {
+            bail!("required flag(s) \"max\" not set");
+        }
         if self.max < 1 {
             bail!(
                 "--max=MAXPODS is required and must be at least 1, max: {}",

@@ -4,7 +4,7 @@ use anyhow::{Result, bail};
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
-use crate::session::Session;
+use crate::{json::str_of, session::Session};
 
 const PATH: &str = "/apis/certificates.k8s.io/v1/certificatesigningrequests";
 
@@ -93,6 +93,7 @@ fn decide(csr: &mut Value, decision: &Decision, force: bool, now: jiff::Timestam
     if !csr["status"].is_object() {
         csr["status"] = json!({});
     }
+    let name = str_of(&csr["metadata"]["name"]).to_owned();
     let conditions = &mut csr["status"]["conditions"];
     if !conditions.is_array() {
         *conditions = json!([]);
@@ -101,8 +102,10 @@ fn decide(csr: &mut Value, decision: &Decision, force: bool, now: jiff::Timestam
         return Ok(false);
     };
     if list.iter().any(|known| known["type"] == decision.opposite) {
-        let opposite = decision.opposite.to_lowercase();
-        bail!("certificate signing request is already {opposite}");
+        bail!(
+            "certificate signing request {name:?} is already {}",
+            decision.opposite
+        );
     }
     let known = list.iter().position(|known| known["type"] == decision.kind);
     if known.is_some() && !force {
@@ -136,7 +139,7 @@ mod tests {
         assert!(decide(&mut csr, &APPROVE, true, now).unwrap());
         assert_eq!(csr["status"]["conditions"].as_array().unwrap().len(), 1);
         let refused = decide(&mut csr, &DENY, true, now).unwrap_err();
-        assert!(refused.to_string().contains("already approved"));
+        assert!(refused.to_string().contains("is already Approved"));
         assert!(is_request("csr") && is_request("certificatesigningrequests.certificates.k8s.io"));
         assert!(!is_request("pods"));
     }

@@ -79,16 +79,13 @@ pub struct Debug {
 
 impl Debug {
     pub async fn run(self, session: &Session) -> Result<()> {
+        if self.image.is_empty() && self.set_image.is_empty() && self.copy_to.is_empty() {
+            bail!("you must specify --image when not using --copy-to.");
+        }
         if self.words.is_empty() {
             return Err(error::usage(
                 "debug",
                 "NAME or TYPE/NAME is required for debug",
-            ));
-        }
-        if self.image.is_empty() && self.set_image.is_empty() {
-            return Err(error::usage(
-                "debug",
-                "you must specify --image, --set-image or a command",
             ));
         }
         let words: Vec<String> = match self.words.as_slice() {

@@ -171,7 +171,15 @@ impl Delete {
             bail!("unexpected -o output mode: {output}. We only support '-o name'");
         }
         if self.all && self.selection.selector.is_some() {
-            bail!("cannot set --all and --selector at the same time");
+            bail!("setting 'all' parameter but found a non empty selector. ");
+        }
+        let names_something =
+            self.resources.iter().any(|word| word.contains('/')) || self.resources.len() > 1;
+        let selects = self.all
+            || self.selection.selector.is_some()
+            || self.selection.field_selector.is_some();
+        if selects && names_something {
+            bail!("name cannot be provided when a selector is specified");
         }
         if self.all && self.selection.field_selector.is_some() {
             bail!("cannot set --all and --field-selector at the same time");

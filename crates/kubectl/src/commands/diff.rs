@@ -17,7 +17,7 @@ use crate::{
     three_way,
 };
 
-use super::apply::{annotate, last_applied};
+use super::apply::last_applied;
 
 /// Flags of `diff`.
 #[derive(Debug, Args)]
@@ -58,15 +58,10 @@ impl Diff {
 
     async fn diff(self, session: &Session) -> Result<()> {
         if self.files.is_empty() {
-            return Err(error::usage("diff", "must specify one of -f and -k"));
+            bail!("must specify one of -f and -k");
         }
-        let directory = tempfile::Builder::new().prefix("kubectl-diff-").tempdir()?;
-        let (live_directory, merged_directory) = (
-            directory.path().join("LIVE"),
-            directory.path().join("MERGED"),
-        );
-        fs::create_dir(&live_directory)?;
-        fs::create_dir(&merged_directory)?;
+        let live_directory = tempfile::Builder::new().prefix("LIVE-").tempdir()?;
+        let merged_directory = tempfile::Builder::new().prefix("MERGED-").tempdir()?;
         let mut manifests = manifest::read(&self.files).await?;
         if let Some(selector) = &self.selector {
             let selector = json::selector(selector)?;
@@ -78,10 +73,10 @@ impl Diff {
             let mut merged = Some(self.merged(session, &target, live.as_ref()).await?);
             self.hide(&mut live, &mut merged);
             let name = file_name(&target);
-            write(&live_directory.join(&name), live.as_ref())?;
-            write(&merged_directory.join(&name), merged.as_ref())?;
+            write(&live_directory.path().join(&name), live.as_ref())?;
+            write(&merged_directory.path().join(&name), merged.as_ref())?;
         }
-        compare(&live_directory, &merged_directory)
+        compare(live_directory.path(), merged_directory.path())
     }
 
     /// The object as it would be after an apply.
@@ -100,7 +95,7 @@ impl Diff {
             ("dryRun", "All".into()),
             ("fieldManager", manager.to_owned()),
         ];
-        let mut wanted = target.manifest.clone().unwrap_or_default();
+        let wanted = target.manifest.clone().unwrap_or_default();
         if self.server_side {
             query.push(("force", self.force_conflicts.to_string()));
             return session
@@ -108,7 +103,6 @@ impl Diff {
                 .patch(&target.path(), PatchType::Apply, &wanted, &query)
                 .await;
         }
-        annotate(&mut wanted);
         let Some(live) = live else {
             return session
                 .api

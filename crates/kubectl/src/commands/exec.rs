@@ -4,7 +4,7 @@ use anyhow::{Result, bail};
 use clap::Args;
 
 use crate::{
-    error, manifest,
+    manifest,
     session::Session,
     streams::{self, Wanted, container_of, pod_of},
 };
@@ -49,10 +49,7 @@ impl Exec {
         let word = match (self.resource.as_slice(), self.filename.is_empty()) {
             ([word], true) => word.clone(),
             ([], true) => {
-                return Err(error::usage(
-                    "exec",
-                    "pod, type/name or --filename must be specified",
-                ));
+                bail!("pod, type/name or --filename must be specified");
             }
             ([], false) => {
                 let files = crate::args::Files {
@@ -71,10 +68,7 @@ impl Exec {
             ),
         };
         if self.command.is_empty() {
-            return Err(error::usage(
-                "exec",
-                "you must specify at least one command for the container",
-            ));
+            bail!("you must specify at least one command for the container");
         }
         let pod = pod_of(session, &word, &self.flags.pod_running_timeout).await?;
         let phase = crate::json::str_of(&pod["status"]["phase"]);

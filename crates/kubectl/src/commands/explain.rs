@@ -22,7 +22,7 @@ pub struct Explain {
     #[arg(long)]
     recursive: bool,
     /// plaintext, or plaintext-openapiv2, which is the same
-    #[arg(long, default_value = "plaintext")]
+    #[arg(short, long, default_value = "plaintext")]
     output: String,
 }
 
@@ -32,10 +32,9 @@ impl Explain {
             bail!("unrecognized format: {}", self.output);
         }
         let Some(word) = &self.resource else {
-            eprintln!(
-                "You must specify the type of resource to explain. Use \"kubectl api-resources\" for a complete list of supported resources.\n"
+            bail!(
+                "You must specify the type of resource to explain. Use \"kubectl api-resources\" for a complete list of supported resources."
             );
-            bail!("You must specify the type of resource to explain.");
         };
         let (resource, fields) = self.resolve(session, word).await?;
         let path = match resource.group.as_str() {
@@ -68,10 +67,13 @@ impl Explain {
         };
         match printer.output(schema, &fields) {
             Some(body) => println!("{text}{body}"),
-            None => bail!(
-                "field {:?} does not exist",
-                fields.last().cloned().unwrap_or_default()
-            ),
+            None => {
+                print!("{text}");
+                bail!(
+                    "field {:?} does not exist",
+                    fields.last().cloned().unwrap_or_default()
+                )
+            }
         }
         Ok(())
     }
@@ -79,15 +81,19 @@ impl Explain {
     /// The resource, and the fields behind it. The longest part of the word that names a resource is it.
     async fn resolve(&self, session: &Session, word: &str) -> Result<(Resource, Vec<String>)> {
         let parts: Vec<&str> = word.split('.').collect();
-        let (name, fields) = match session.discovery.resolve(parts[0]).await {
-            Ok(_) => (parts[0], &parts[1..]),
-            Err(error) => match session.discovery.resolve(word).await {
-                Ok(_) => (word, &parts[parts.len()..]),
-                // Said without the word that other errors begin with.
-                Err(_) => return Err(crate::error::Unreachable(error.to_string()).into()),
-            },
+        // `deployments.v1.apps.spec`: as much as names a resource is the resource.
+        let mut found = None;
+        for end in (1..=parts.len()).rev() {
+            if let Ok(resource) = session.discovery.resolve(&parts[..end].join(".")).await {
+                found = Some((resource, &parts[end..]));
+                break;
+            }
+        }
+        let Some((mut resource, fields)) = found else {
+            let error = format!("the server doesn't have a resource type {:?}", parts[0]);
+            // Said without the word that other errors begin with.
+            return Err(crate::error::Unreachable(error).into());
         };
-        let mut resource = session.discovery.resolve(name).await?;
         if let Some(version) = &self.api_version {
             let all = session.discovery.resources().await?;
             let found = all

@@ -107,8 +107,14 @@ impl Get {
 
     async fn print_raw(&self, session: &Session, path: &str) -> Result<()> {
         use std::io::Write;
-        if !self.resources.is_empty() || !self.selection.files.filename.is_empty() {
+        if !self.resources.is_empty() {
             bail!("arguments may not be passed when --raw is specified");
+        }
+        if self.print.output.is_some() {
+            bail!("--raw and --output are mutually exclusive");
+        }
+        if !path.starts_with('/') {
+            bail!("--raw must be a valid URL path: parse {path:?}: invalid URI for request");
         }
         let mut chunks = Box::pin(session.api.stream(path, "*/*").await?);
         while let Some(chunk) = chunks.next().await {
@@ -373,7 +379,7 @@ impl Get {
                 _ => screen.show("ADDED", &first)?,
             }
         }
-        let mut version = latest(&first).to_owned();
+        let version = latest(&first).to_owned();
         let collection = match &ask.name {
             None => ask.path.clone(),
             Some(name) => {
@@ -383,10 +389,29 @@ impl Get {
                 with_query(&path, &[("fieldSelector", format!("metadata.name={name}"))])
             }
         };
-        // A watch ends when the server says so; it goes on from the last version that was seen.
+        let watching = screen.watch(session, &collection, accept, version);
+        match session.api.timeout() {
+            // Time is up: that is no failure of a watch.
+            Some(timeout) => tokio::time::timeout(timeout, watching)
+                .await
+                .unwrap_or(Ok(())),
+            None => watching.await,
+        }
+    }
+}
+
+impl Screen<'_> {
+    /// A watch ends when the server says so; it goes on from the last version that was seen.
+    async fn watch(
+        &mut self,
+        session: &Session,
+        collection: &str,
+        accept: &str,
+        mut version: String,
+    ) -> Result<()> {
         loop {
             let path = with_query(
-                &collection,
+                collection,
                 &[
                     ("watch", "true".into()),
                     ("resourceVersion", version.clone()),
@@ -407,7 +432,7 @@ impl Get {
                     seen.clone_into(&mut version);
                 }
                 if event["type"] != "BOOKMARK" {
-                    screen.show(str_of(&event["type"]), object)?;
+                    self.show(str_of(&event["type"]), object)?;
                 }
             }
         }

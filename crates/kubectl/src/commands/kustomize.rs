@@ -2,43 +2,68 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::Args;
 
-use crate::output::yaml;
+use crate::{kustomize::Options, output::yaml};
 
 /// Flags of `kustomize`.
 #[derive(Debug, Args)]
 pub struct Kustomize {
     /// The directory with the kustomization
-    #[arg(default_value = ".")]
-    directory: PathBuf,
+    #[arg(value_name = "DIR")]
+    directories: Vec<PathBuf>,
     /// Write the output to this file, or to one file per object in this directory
     #[arg(short, long, value_name = "PATH")]
     output: Option<PathBuf>,
+    /// Which files may be read: LoadRestrictionsRootOnly, or LoadRestrictionsNone for files outside of the directory
+    #[arg(
+        long,
+        default_value = "LoadRestrictionsRootOnly",
+        value_name = "RESTRICTION"
+    )]
+    load_restrictor: String,
+    /// The order of the output: legacy, or none for the order of the files
+    #[arg(long, default_value = "legacy", hide = true)]
+    reorder: String,
+    /// Label every object with app.kubernetes.io/managed-by
+    #[arg(long, hide = true)]
+    enable_managedby_label: bool,
 }
 
 impl Kustomize {
     pub fn run(self) -> Result<()> {
-        let objects = crate::kustomize::build(&self.directory)?;
+        let directory = match self.directories.as_slice() {
+            [] => PathBuf::from("."),
+            [one] => one.clone(),
+            _ => bail!("specify one path to kustomization.yaml"),
+        };
+        let options = Options {
+            is_unrestricted: match self.load_restrictor.as_str() {
+                "LoadRestrictionsRootOnly" => false,
+                "LoadRestrictionsNone" => true,
+                _ => bail!(
+                    "illegal flag value --load-restrictor {}; legal values: [LoadRestrictionsRootOnly LoadRestrictionsNone]",
+                    self.load_restrictor
+                ),
+            },
+            keeps_order: match self.reorder.as_str() {
+                "legacy" => false,
+                "none" => true,
+                _ => bail!(
+                    "illegal flag value --reorder {}; legal values: [legacy none]",
+                    self.reorder
+                ),
+            },
+            adds_managed_by: self.enable_managedby_label,
+        };
+        let objects = crate::kustomize::build_with(&directory, options)?;
         let documents: Vec<String> = objects.iter().map(yaml::to_string).collect();
         match &self.output {
             None => print!("{}", documents.join("---\n")),
             Some(path) if path.is_dir() => {
                 for (object, document) in objects.iter().zip(&documents) {
-                    let text = |field: &str| {
-                        object[field]
-                            .as_str()
-                            .unwrap_or_default()
-                            .to_lowercase()
-                            .replace('/', "_")
-                    };
-                    let name = object["metadata"]["name"].as_str().unwrap_or_default();
-                    let file = path.join(format!(
-                        "{}_{}_{name}.yaml",
-                        text("apiVersion"),
-                        text("kind")
-                    ));
+                    let file = path.join(file_name(object));
                     std::fs::write(&file, document)
                         .with_context(|| format!("cannot write {}", file.display()))?;
                 }
@@ -48,4 +73,19 @@ impl Kustomize {
         }
         Ok(())
     }
+}
+
+/// `apps_v1_deployment_web.yaml`, with the namespace in front where there is one.
+fn file_name(object: &serde_json::Value) -> String {
+    let text = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
+    let mut parts = vec![
+        text(&object["apiVersion"]).replace('/', "_"),
+        text(&object["kind"]),
+        text(&object["metadata"]["name"]),
+    ];
+    let namespace = text(&object["metadata"]["namespace"]);
+    if !namespace.is_empty() {
+        parts.insert(0, namespace);
+    }
+    format!("{}.yaml", parts.join("_").to_lowercase())
 }

@@ -50,7 +50,7 @@ use clap::Subcommand;
 
 use crate::{args::Cli, session::Session};
 
-pub use create::{config_map_hash, secret_hash, split_text};
+pub use create::content_hash;
 
 /// Every command.
 #[derive(Debug, Subcommand)]

@@ -53,10 +53,7 @@ impl Patch {
             "merge" => PatchType::Merge,
             "strategic" => PatchType::Strategic,
             other => {
-                return Err(error::usage(
-                    "patch",
-                    format!("--type must be one of [json merge strategic], not {other:?}"),
-                ));
+                bail!("--type must be one of [json merge strategic], not {other:?}");
             }
         };
         let patch = self.patch()?;
@@ -91,15 +88,16 @@ impl Patch {
     fn patch(&self) -> Result<Value> {
         let text = match (&self.patch, &self.patch_file) {
             (Some(text), None) => text.clone(),
-            (None, Some(path)) => {
-                std::fs::read_to_string(path).context("unable to read patch file")?
-            }
+            (None, Some(path)) => std::fs::read_to_string(path).map_err(|error| {
+                let reason = error::io_reason(&error);
+                anyhow::anyhow!(
+                    "unable to read patch file: open {}: {reason}",
+                    path.display()
+                )
+            })?,
             (Some(_), Some(_)) => bail!("cannot specify --patch and --patch-file together"),
             (None, None) => {
-                return Err(error::usage(
-                    "patch",
-                    "must specify --patch or --patch-file containing the contents of the patch",
-                ));
+                bail!("must specify --patch or --patch-file containing the contents of the patch");
             }
         };
         serde_saphyr::from_str(&text).with_context(|| format!("unable to parse {text:?}"))

@@ -54,10 +54,7 @@ impl Replace {
             return self.put_raw(session, path).await;
         }
         if self.files.is_empty() {
-            return Err(error::usage(
-                "replace",
-                "must specify --filename to replace",
-            ));
+            bail!("must specify one of -f and -k");
         }
         let dry_run = self.dry_run.mode()?;
         let report = Report::new(&self.print, dry_run)?;

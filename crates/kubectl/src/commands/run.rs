@@ -104,7 +104,10 @@ impl Run {
         let name = self
             .name
             .clone()
-            .ok_or_else(|| error::usage("run", "NAME is required for run"))?;
+            .ok_or_else(|| match self.image.is_empty() {
+                true => anyhow::anyhow!("required flag(s) \"image\" not set"),
+                false => error::usage("run", "NAME is required for run"),
+            })?;
         let attach = self.attach.unwrap_or(self.stdin);
         self.check(attach)?;
         let dry_run = self.dry_run.mode()?;

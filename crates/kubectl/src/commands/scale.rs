@@ -9,7 +9,6 @@ use serde_json::{Value, json};
 use crate::{
     api::{PatchType, Query},
     args::{DryRun, DryRunMode, Selection},
-    error,
     output::PrintFlags,
     resources::{self, Target},
     session::Session,
@@ -47,6 +46,9 @@ pub struct Scale {
 
 impl Scale {
     pub async fn run(self, session: &Session) -> Result<()> {
+        if self.replicas == -1 {
+            bail!("required flag(s) \"replicas\" not set");
+        }
         if self.replicas < 0 {
             bail!(
                 "The --replicas=COUNT flag is required, and COUNT must be greater than or equal to 0"
@@ -98,13 +100,10 @@ impl Scale {
         let scale = session.api.get(path).await?;
         let current = scale["spec"]["replicas"].as_i64().unwrap_or(0);
         if self.current_replicas >= 0 && current != self.current_replicas {
-            return Err(error::usage(
-                "scale",
-                format!(
-                    "Expected replicas to be {}, was {current}",
-                    self.current_replicas
-                ),
-            ));
+            bail!(
+                "Expected replicas to be {}, was {current}",
+                self.current_replicas
+            );
         }
         if let Some(version) = &self.resource_version
             && scale["metadata"]["resourceVersion"] != version.as_str()

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use crate::{
     api::{PatchType, Query},
     args::{DryRun, Selection},
+    error,
     json::{list, str_of},
     output::PrintFlags,
     resources,
@@ -57,7 +58,7 @@ impl Taint {
             && !["node", "nodes", "no"].contains(&kind.as_str())
             && !kind.contains('/')
         {
-            bail!("invalid resource type {kind}, only node(s) is supported");
+            bail!("invalid resource type {kind}, only node types are supported");
         }
         let dry_run = self.dry_run.mode()?;
         let report = Report::new(&self.print, dry_run)?;
@@ -110,7 +111,10 @@ fn parse(words: &[String]) -> Result<(Vec<Value>, Vec<Removal>)> {
             bail!("invalid taint spec: {word}");
         };
         if !EFFECTS.contains(&effect) {
-            bail!("invalid taint effect: {effect}, unsupported taint effect");
+            return Err(error::usage(
+                "taint",
+                format!("invalid taint effect: {effect}, unsupported taint effect"),
+            ));
         }
         let mut taint = json!({});
         let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
@@ -125,7 +129,12 @@ fn parse(words: &[String]) -> Result<(Vec<Value>, Vec<Removal>)> {
         let is_twice =
             |known: &Value| known["key"] == taint["key"] && known["effect"] == taint["effect"];
         if added.iter().any(is_twice) {
-            bail!("duplicated taints with the same key and effect: {word}");
+            return Err(error::usage(
+                "taint",
+                format!(
+                    "duplicated taints with the same key and effect: {{{key} {value} {effect} <nil>}}"
+                ),
+            ));
         }
         added.push(taint);
     }

@@ -13,7 +13,7 @@ use crate::{
 /// The version of this client.
 pub const CLIENT: &str = concat!("v1.36.4+mainstay-", env!("CARGO_PKG_VERSION"));
 /// The Kustomize whose kustomizations `-k` builds.
-const KUSTOMIZE: &str = "v5.7.1";
+const KUSTOMIZE: &str = crate::kustomize::VERSION;
 
 /// Flags of `version`.
 #[derive(Debug, Args)]

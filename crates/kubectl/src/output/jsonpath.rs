@@ -18,7 +18,8 @@ impl Template {
             true => jsonpath::Template::path(text),
             false => jsonpath::Template::parse(text),
         };
-        let template = read.with_context(|| format!("error parsing jsonpath {text}"))?;
+        let template =
+            read.map_err(|error| anyhow::anyhow!("error parsing jsonpath {text}, {error:#}"))?;
         Ok(Self(template, false))
     }
 

@@ -162,7 +162,7 @@ impl Apply {
 
     async fn check(&self, session: &Session, set: Option<&ApplySet>) -> Result<()> {
         if self.selection.files.is_empty() {
-            return Err(error::usage("apply", "must specify one of -f and -k"));
+            bail!("must specify one of -f and -k");
         }
         if self.force_conflicts && !self.server_side {
             bail!("--force-conflicts only works with --server-side");

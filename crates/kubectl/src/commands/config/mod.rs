@@ -335,7 +335,7 @@ impl Property {
             .iter()
             .any(|(known, _)| *known == section)
         {
-            bail!("unknown property {text:?}");
+            bail!("unable to parse {text} after [] at api.Config");
         }
         // An existing entry whose name has dots is found without escapes too.
         let known = list(&config[section.as_str()]).map(|entry| str_of(&entry["name"]));

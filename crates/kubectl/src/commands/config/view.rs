@@ -47,7 +47,8 @@ impl View {
         if self.flatten {
             flatten(&mut config)?;
         }
-        if !self.raw {
+        // Whoever asks for the files' contents in one file wants to use them.
+        if !self.raw && !self.flatten {
             redact(&mut config);
         }
         let config = kubeconfig::normal(&config);

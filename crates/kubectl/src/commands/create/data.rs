@@ -155,11 +155,11 @@ fn add_all(entries: &mut Entries, more: Entries) -> Result<()> {
                 .all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
         {
             bail!(
-                "\"{key}\" is not valid key name: a valid config key must consist of alphanumeric characters, '-', '_' or '.' (e.g. 'key.name',  or 'KEY_NAME',  or 'key-name', regex used for validation is '[-._a-zA-Z0-9]+')"
+                "\"{key}\" is not a valid key name for a ConfigMap: a valid config key must consist of alphanumeric characters, '-', '_' or '.' (e.g. 'key.name',  or 'KEY_NAME',  or 'key-name', regex used for validation is '[-._a-zA-Z0-9]+')"
             );
         }
         if entries.iter().any(|(known, _)| *known == key) {
-            bail!("cannot add key \"{key}\", another key by that name already exists");
+            bail!("cannot add key {key:?}, another key by that name already exists in Data");
         }
         entries.push((key, value));
     }
@@ -255,7 +255,7 @@ impl ConfigMap {
 }
 
 /// What is text, and what is not, in base64.
-pub fn split_text(entries: Vec<(String, Vec<u8>)>) -> (Map<String, Value>, Map<String, Value>) {
+fn split_text(entries: Vec<(String, Vec<u8>)>) -> (Map<String, Value>, Map<String, Value>) {
     let (mut data, mut binary) = (Map::new(), Map::new());
     for (key, bytes) in entries {
         match String::from_utf8(bytes) {
@@ -270,7 +270,7 @@ pub fn split_text(entries: Vec<(String, Vec<u8>)>) -> (Map<String, Value>, Map<S
 }
 
 /// The end of a config map's name that stands for its content.
-pub fn config_map_hash(object: &Value) -> String {
+fn config_map_hash(object: &Value) -> String {
     let mut content = json!({
         "kind": "ConfigMap", "name": object["metadata"]["name"], "data": object["data"]});
     if let Some(binary) = object.get("binaryData") {
@@ -280,13 +280,14 @@ pub fn config_map_hash(object: &Value) -> String {
 }
 
 /// The same of a secret.
-pub fn secret_hash(object: &Value) -> String {
+fn secret_hash(object: &Value) -> String {
     content_hash(&json!({
         "kind": "Secret", "type": object["type"].as_str().unwrap_or_default(),
         "name": object["metadata"]["name"], "data": object["data"]}))
 }
 
-fn content_hash(content: &Value) -> String {
+/// The ten letters that stand for an object's content in its name.
+pub fn content_hash(content: &Value) -> String {
     let digest = Sha256::digest(crate::json::compact(content));
     let hex: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
     let letter = |c: char| match c {

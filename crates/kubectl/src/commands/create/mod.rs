@@ -7,7 +7,7 @@ mod rbac;
 mod token;
 mod workload;
 
-pub use data::{config_map_hash, secret_hash, split_text};
+pub use data::content_hash;
 
 use anyhow::{Result, bail};
 use clap::{Args, Subcommand};
@@ -160,7 +160,7 @@ impl Create {
 
     async fn create_files(&self, session: &Session) -> Result<()> {
         if self.files.is_empty() {
-            return Err(error::usage("create", "must specify one of -f and -k"));
+            bail!("must specify one of -f and -k");
         }
         let mut manifests = manifest::read(&self.files).await?;
         if let Some(selector) = &self.selector {

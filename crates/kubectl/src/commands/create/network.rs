@@ -113,7 +113,7 @@ impl Service {
 impl Ports {
     fn object(&self, kind: &str, may_lack_ports: bool) -> Result<Value> {
         if self.tcp.is_empty() && !may_lack_ports {
-            bail!("at least one tcp port must be specified");
+            bail!("at least one tcp port specifier must be provided");
         }
         let labels = json!({"app": self.name});
         let mut spec = json!({});
@@ -136,7 +136,7 @@ fn port(text: &str) -> Result<Value> {
     let (port, target) = text.split_once(':').unwrap_or((text, text));
     let number: i32 = port
         .parse()
-        .with_context(|| format!("invalid port {port:?}"))?;
+        .map_err(|_| anyhow::anyhow!("strconv.ParseUint: parsing {port:?}: invalid syntax"))?;
     let target = match int_or_string(target) {
         Value::String(name) if name.is_empty() => bail!("invalid port {text:?}"),
         target => target,

@@ -62,7 +62,7 @@ impl Quota {
             .filter(|pair| !pair.is_empty())
         {
             let Some((resource, quantity)) = pair.split_once('=') else {
-                bail!("invalid argument syntax {pair}, expected <resource>=<value>");
+                bail!("Invalid argument syntax {pair}, expected <resource>=<value>");
             };
             if quantity.parse::<machinery::quantity::Quantity>().is_err() {
                 bail!(

@@ -57,9 +57,9 @@ impl Token {
                 bail!("--bound-object-name is required if --bound-object-kind is provided")
             }
             (None, None) if self.bound_object_uid.is_none() => {}
-            (None, _) => bail!(
-                "--bound-object-name and --bound-object-uid can only be set if --bound-object-kind is provided"
-            ),
+            (None, _) => {
+                bail!("--bound-object-name can only be set if --bound-object-kind is provided")
+            }
         }
         let path = format!(
             "/api/v1/namespaces/{}/serviceaccounts/{}/token",

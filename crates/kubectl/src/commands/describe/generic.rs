@@ -53,17 +53,34 @@ fn put(text: &mut Text, level: usize, key: &str, value: &Value, is_metadata: boo
     }
 }
 
-/// `clusterIP` becomes `Cluster IP`; names with other characters than letters stay.
+/// `clusterIP` becomes `Cluster IP`; names with other characters than letters and dashes stay.
 fn words(key: &str) -> String {
     if key.chars().any(|c| !c.is_alphabetic() && c != '-') {
         return key.to_owned();
     }
+    let name = |part: String| {
+        let upper = part.to_uppercase();
+        if ["API", "URL", "UID", "GUID"].contains(&upper.as_str()) {
+            return upper;
+        }
+        match part.to_lowercase() == part {
+            true => part[..1].to_uppercase() + &part[1..],
+            false => part,
+        }
+    };
+    let parts = with_plurals(parts(key));
+    parts.into_iter().map(name).collect::<Vec<_>>().join(" ")
+}
+
+/// Cuts where the case of letters changes; a dash is a part of its own.
+fn parts(key: &str) -> Vec<String> {
     let mut parts: Vec<String> = Vec::new();
     let chars: Vec<char> = key.chars().collect();
     for (at, &c) in chars.iter().enumerate() {
         let before = at.checked_sub(1).map(|at| chars[at]);
         let starts = match before {
             None => true,
+            Some(before) if c == '-' || before == '-' => true,
             Some(before) => {
                 let after_lower = c.is_uppercase() && !before.is_uppercase();
                 let before_lower = c.is_uppercase()
@@ -77,17 +94,22 @@ fn words(key: &str) -> String {
             _ => parts.push(c.to_string()),
         }
     }
-    let name = |part: String| {
-        let upper = part.to_uppercase();
-        if ["API", "URL", "UID", "GUID"].contains(&upper.as_str()) {
-            return upper;
+    parts
+}
+
+/// An acronym and what begins in upper case behind it are one word: `UR` and `Ls`.
+fn with_plurals(parts: Vec<String>) -> Vec<String> {
+    let mut joined: Vec<String> = Vec::new();
+    let mut parts = parts.into_iter().peekable();
+    while let Some(mut part) = parts.next() {
+        let is_acronym = part.len() >= 2 && part.chars().all(char::is_uppercase);
+        let begins = |next: &String| next.chars().next().is_some_and(char::is_uppercase);
+        if is_acronym && let Some(next) = parts.next_if(|next| begins(next)) {
+            part.push_str(&next);
         }
-        match part.to_lowercase() == part {
-            true => part[..1].to_uppercase() + &part[1..],
-            false => part,
-        }
-    };
-    parts.into_iter().map(name).collect::<Vec<_>>().join(" ")
+        joined.push(part);
+    }
+    joined
 }
 
 #[cfg(test)]
@@ -104,6 +126,8 @@ mod tests {
             ("apiVersion", "API Version"),
             ("uid", "UID"),
             ("resourceVersion", "Resource Version"),
+            ("nonResourceURLs", "Non Resource URLs"),
+            ("x-kubernetes-int", "X - Kubernetes - Int"),
             ("a.b/c", "a.b/c"),
         ] {
             assert_eq!(words(key), name);

@@ -1,11 +1,14 @@
 //! `kubectl describe`: what an object is and what happened to it. Kinds with a form of their own have a file; every
 //! other kind is shown field by field.
 
+mod addresses;
 mod autoscaling;
+mod certificate;
 mod config;
 mod container;
 mod generic;
 mod network;
+mod network_policy;
 mod node;
 mod pod;
 mod policy;
@@ -47,7 +50,7 @@ impl Describe {
     pub async fn run(self, session: &Session) -> Result<()> {
         if self.resources.is_empty() && self.selection.files.is_empty() {
             bail!(
-                "You must specify the type of resource to describe. Use \"kubectl api-resources\" for a complete list of supported resources.\n"
+                "You must specify the type of resource to describe. Use \"kubectl api-resources\" for a complete list of supported resources."
             );
         }
         let targets = resources::targets(session, &self.selection, &self.resources, true).await?;
@@ -67,11 +70,8 @@ impl Describe {
                         found if found.is_empty() => errors.push(error),
                         found => {
                             for target in found {
-                                if printed > 0 {
-                                    print!("\n\n");
-                                }
                                 printed += 1;
-                                print!("{}", self.describe(session, &target, false).await?);
+                                println!("{}", self.describe(session, &target, false).await?);
                             }
                         }
                     }
@@ -153,6 +153,12 @@ async fn body(session: &Session, text: &mut Text, object: &Value) -> Result<()> 
         ("", "Service") => network::service(session, text, object).await?,
         ("discovery.k8s.io", "EndpointSlice") => network::endpoint_slice(text, object),
         ("networking.k8s.io", "Ingress") => network::ingress(session, text, object).await?,
+        ("networking.k8s.io", "IngressClass") => addresses::ingress_class(text, object),
+        ("networking.k8s.io", "ServiceCIDR") => addresses::service_cidr(text, object),
+        ("networking.k8s.io", "IPAddress") => addresses::ip_address(text, object),
+        ("networking.k8s.io", "NetworkPolicy") => network_policy::describe(text, object),
+        ("", "Endpoints") => addresses::endpoints(text, object),
+        ("certificates.k8s.io", "CertificateSigningRequest") => certificate::describe(text, object),
         ("", "Secret") => config::secret(text, object),
         ("", "ConfigMap") => config::config_map(text, object),
         ("", "ServiceAccount") => config::service_account(text, object),
@@ -181,7 +187,7 @@ async fn body(session: &Session, text: &mut Text, object: &Value) -> Result<()> 
 pub fn pod_template(template: &Value) -> String {
     let mut text = Text::default();
     pod::template(&mut text, template);
-    text.finish()
+    text.with_tabs()
 }
 
 /// The events about an object, as a table.

@@ -5,11 +5,10 @@ use serde_json::Value;
 
 use crate::{
     json::{entries, list, str_of},
-    output::table,
     session::Session,
 };
 
-use super::text::{Text, number, plain, selector};
+use super::text::{Text, format_labels, number, plain, selector};
 
 pub async fn namespace(session: &Session, text: &mut Text, object: &Value) -> Result<()> {
     let name = str_of(&object["metadata"]["name"]);
@@ -173,6 +172,6 @@ pub fn priority_class(text: &mut Text, object: &Value) {
     text.field(
         0,
         "Annotations",
-        &table::labels(&object["metadata"]["annotations"]),
+        &format_labels(&object["metadata"]["annotations"]),
     );
 }

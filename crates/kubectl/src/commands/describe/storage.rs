@@ -5,12 +5,11 @@ use serde_json::Value;
 
 use crate::{
     json::{list, str_of},
-    output::table,
     session::Session,
 };
 
 use super::{
-    text::{Text, bracketed, plain, since, time},
+    text::{Text, bracketed, format_labels, plain, since, time},
     volume,
 };
 
@@ -154,8 +153,8 @@ fn node_affinity(text: &mut Text, affinity: &Value) {
     if required.is_null() {
         return text.field(0, "Node Affinity", "<none>");
     }
-    text.line(0, "Node Affinity:");
-    text.line(1, "Required Terms:");
+    text.field(0, "Node Affinity", "");
+    text.field(1, "Required Terms", "");
     for (at, term) in list(&required["nodeSelectorTerms"]).enumerate() {
         let expression = |term: &Value| {
             let values: Vec<&str> = list(&term["values"]).map(str_of).collect();
@@ -196,10 +195,10 @@ pub fn class(text: &mut Text, object: &Value) {
     text.field(
         0,
         "Annotations",
-        &table::labels(&object["metadata"]["annotations"]),
+        &format_labels(&object["metadata"]["annotations"]),
     );
     text.field(0, "Provisioner", str_of(&object["provisioner"]));
-    text.field(0, "Parameters", &table::labels(&object["parameters"]));
+    text.field(0, "Parameters", &format_labels(&object["parameters"]));
     let expansion = match object["allowVolumeExpansion"].as_bool() {
         Some(true) => "True",
         Some(false) => "False",
@@ -249,9 +248,9 @@ fn allowed_topologies(text: &mut Text, terms: &Value) {
 pub fn attributes_class(text: &mut Text, object: &Value) {
     let metadata = &object["metadata"];
     text.field(0, "Name", str_of(&metadata["name"]));
-    text.field(0, "Annotations", &table::labels(&metadata["annotations"]));
+    text.field(0, "Annotations", &format_labels(&metadata["annotations"]));
     text.field(0, "DriverName", str_of(&object["driverName"]));
-    text.field(0, "Parameters", &table::labels(&object["parameters"]));
+    text.field(0, "Parameters", &format_labels(&object["parameters"]));
 }
 
 /// The CSI drivers of a node.

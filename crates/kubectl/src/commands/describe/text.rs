@@ -125,6 +125,11 @@ impl Text {
             .push_str(&Tabwriter::for_descriptions().align(&pending));
     }
 
+    /// The whole text with tabs where others have columns.
+    pub fn with_tabs(self) -> String {
+        self.done + &self.pending
+    }
+
     /// The whole text.
     pub fn finish(mut self) -> String {
         self.flush();
@@ -176,16 +181,41 @@ pub fn since(value: &Value) -> String {
 /// `a=b,c in (d)` of a label selector, or of a map of labels.
 pub fn selector(value: &Value) -> String {
     let object = serde_json::json!({"spec": {"selector": value}});
-    crate::streams::pod_selector(&object).map_or_else(|| "<none>".to_owned(), sorted)
+    crate::streams::pod_selector(&object)
+        .map_or_else(|| "<none>".to_owned(), |query| sorted(&query))
 }
 
-fn sorted(query: String) -> String {
-    if query.contains('(') {
-        return query;
+/// The terms of a query in the order of their keys.
+fn sorted(query: &str) -> String {
+    let mut terms: Vec<String> = Vec::new();
+    for part in query.split(',') {
+        match terms.last_mut() {
+            // A comma between values.
+            Some(last) if last.contains('(') && !last.ends_with(')') => {
+                last.push(',');
+                last.push_str(part);
+            }
+            _ => terms.push(part.to_owned()),
+        }
     }
-    let mut terms: Vec<&str> = query.split(',').collect();
-    terms.sort_unstable();
+    let key = |term: &String| {
+        let end = term.find(['=', ' ']).unwrap_or(term.len());
+        term[..end].trim_start_matches('!').to_owned()
+    };
+    terms.sort_by_key(key);
     terms.join(",")
+}
+
+/// `a=1,b=2` with values as they are, or `<none>`.
+pub fn format_labels(value: &Value) -> String {
+    let pairs: Vec<String> = entries(value)
+        .into_iter()
+        .map(|(key, value)| format!("{key}={}", str_of(value)))
+        .collect();
+    match pairs.is_empty() {
+        true => "<none>".to_owned(),
+        false => pairs.join(","),
+    }
 }
 
 /// `Kind/name` of the controller.

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::json::{list, str_of};
+use crate::json::{entries, list, str_of};
 
 use super::text::{Text, plain};
 
@@ -128,7 +128,7 @@ pub fn source(text: &mut Text, volume: &Value) {
         let attributes = &volume["csi"]["volumeAttributes"];
         let pairs: Vec<String> = crate::json::entries(attributes)
             .into_iter()
-            .map(|(k, v)| format!("{k}={}", str_of(v)))
+            .map(|(k, v)| format!("    {k}={}", str_of(v)))
             .collect();
         text.lines("    VolumeAttributes", pairs);
     }
@@ -141,11 +141,24 @@ fn ephemeral(text: &mut Text, template: &Value) {
         "StorageClass",
         str_of(&template["spec"]["storageClassName"]),
     );
-    text.field(
-        2,
-        "Capacity",
-        &plain(&template["spec"]["resources"]["requests"]["storage"]),
-    );
+    // It is described as a claim that is not bound yet.
+    text.field(2, "Volume", "");
+    for (name, field) in [("Labels", "labels"), ("Annotations", "annotations")] {
+        let lines = entries(&template["metadata"][field])
+            .into_iter()
+            .map(|(key, value)| match field {
+                "labels" => format!("    {key}={}", str_of(value)),
+                _ => format!("    {key}: {}", str_of(value)),
+            })
+            .collect::<Vec<_>>();
+        match lines.is_empty() {
+            true => text.line(2, &format!("{name}:\t    <none>")),
+            false => text.lines(&format!("    {name}"), lines),
+        }
+    }
+    text.field(2, "Capacity", "");
+    text.field(2, "Access Modes", "");
+    text.optional(2, "VolumeMode", &template["spec"]["volumeMode"]);
 }
 
 fn projected(text: &mut Text, projected: &Value) {

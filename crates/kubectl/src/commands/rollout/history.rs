@@ -119,9 +119,13 @@ impl History {
                 let found = revisions
                     .iter()
                     .find(|revision| revision.number == self.revision);
+                println!("{} with revision #{}", target.display(), self.revision);
+                if revisions.is_empty() {
+                    println!("No rollout history found.");
+                    continue;
+                }
                 let found =
                     found.with_context(|| "unable to find the specified revision".to_owned())?;
-                println!("{} with revision #{}", target.display(), self.revision);
                 println!("{}", describe::pod_template(&found.template));
                 continue;
             }

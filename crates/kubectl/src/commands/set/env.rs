@@ -79,11 +79,15 @@ impl Env {
                 |container| self.update(container, &set, &removed),
             )?;
             match found {
-                0 => bail!(
-                    "{} does not have any containers matching {:?}",
-                    str_of(&object["metadata"]["name"]),
-                    self.containers
-                ),
+                0 => {
+                    eprintln!(
+                        "Warning: {}/{} does not have any containers matching {:?}",
+                        str_of(&object["kind"]),
+                        str_of(&object["metadata"]["name"]),
+                        self.containers
+                    );
+                    Ok(())
+                }
                 _ => Ok(()),
             }
         };
@@ -149,13 +153,12 @@ impl Env {
     }
 
     async fn show(&self, session: &Session, names: &[String], set: &[Value]) -> Result<()> {
-        for (target, mut object) in self.common.objects(session, names).await? {
-            let plural = target.map_or_else(
-                || str_of(&object["kind"]).to_lowercase(),
-                |target| target.resource.plural,
-            );
+        for (_, mut object) in self.common.objects(session, names).await? {
+            let kind = str_of(&object["kind"]).to_owned();
             let name = str_of(&object["metadata"]["name"]).to_owned();
-            let containers: Vec<Value> = list(&pod_spec(&mut object)?["containers"])
+            let spec = pod_spec(&mut object)?;
+            let containers: Vec<Value> = list(&spec["containers"])
+                .chain(list(&spec["initContainers"]))
                 .cloned()
                 .collect();
             for mut container in containers {
@@ -163,10 +166,7 @@ impl Env {
                     continue;
                 }
                 self.update(&mut container, set, &[])?;
-                println!(
-                    "# {plural} {name}, container {}",
-                    str_of(&container["name"])
-                );
+                println!("# {kind} {name}, container {}", str_of(&container["name"]));
                 for variable in list(&container["env"]) {
                     println!("{}", self.line(session, variable).await?);
                 }
@@ -195,7 +195,7 @@ impl Env {
             }
             _ => {
                 return Ok(format!(
-                    "# {name} from resource {}",
+                    "# {name} from resource field {}",
                     str_of(&source["resource"])
                 ));
             }

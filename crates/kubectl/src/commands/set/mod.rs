@@ -170,6 +170,7 @@ impl Common {
 /// The pod spec in an object: its own, its template's or its job template's.
 pub fn pod_spec(object: &mut Value) -> Result<&mut Value> {
     let kind = str_of(&object["kind"]).to_owned();
+    let name = str_of(&object["metadata"]["name"]).to_owned();
     let spec = match kind.as_str() {
         "Pod" => object.pointer_mut("/spec"),
         "CronJob" => object.pointer_mut("/spec/jobTemplate/spec/template/spec"),
@@ -177,7 +178,10 @@ pub fn pod_spec(object: &mut Value) -> Result<&mut Value> {
     };
     match spec {
         Some(spec) => Ok(spec),
-        None => bail!("the object is not a pod or does not have a pod template: {kind}"),
+        None => bail!(
+            "{}/{name} the object is not a pod or does not have a pod template: {kind}",
+            kind.to_lowercase()
+        ),
     }
 }
 

@@ -74,7 +74,7 @@ fn parse(text: Option<&str>) -> Result<Vec<(String, String)>> {
         .filter(|pair| !pair.is_empty())
     {
         let Some((name, amount)) = pair.split_once('=') else {
-            bail!("invalid argument syntax {pair:?}, expected <resource>=<value>");
+            bail!("Invalid argument syntax {pair}, expected <resource>=<value>");
         };
         if amount.parse::<Quantity>().is_err() {
             bail!("invalid quantity {amount:?} of {name}");

@@ -252,7 +252,7 @@ impl Run<'_> {
 
     fn fields(&self, value: &Value, names: &[String]) -> Result<Option<Value>> {
         let mut value = value;
-        for (at, name) in names.iter().enumerate() {
+        for name in names {
             let next = match value {
                 Value::Object(map) => map.get(name),
                 Value::Null => bail!("nil data; no entry for key {name:?}"),
@@ -264,8 +264,8 @@ impl Run<'_> {
             match next {
                 Some(next) => value = next,
                 None if !self.allow_missing_keys => bail!("map has no entry for key {name:?}"),
-                None if at + 1 == names.len() => return Ok(None),
-                None => bail!("nil pointer evaluating interface {{}}.{}", names[at + 1]),
+                // The field of nothing is nothing.
+                None => return Ok(None),
             }
         }
         Ok(Some(value.clone()))

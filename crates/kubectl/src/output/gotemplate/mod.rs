@@ -25,7 +25,9 @@ pub struct Template {
 impl Template {
     /// Reads a template.
     pub fn parse(text: &str) -> Result<Self> {
-        let set = parse::parse(text).with_context(|| format!("error parsing template {text}"))?;
+        let set = parse::parse(text).map_err(|error| {
+            anyhow::anyhow!("error parsing template {text}, template: output:1: {error:#}")
+        })?;
         Ok(Self {
             set,
             allow_missing_keys: true,

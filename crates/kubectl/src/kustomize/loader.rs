@@ -1,0 +1,158 @@
+//! Reads the files of a kustomization: only those in or below its directory, unless the restriction is lifted.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Result, anyhow, bail};
+
+use crate::error::io_reason;
+
+/// A directory that files are read from, and the directories it was reached through.
+#[derive(Debug, Clone)]
+pub struct Loader {
+    root: PathBuf,
+    parents: Vec<PathBuf>,
+    is_restricted: bool,
+}
+
+impl Loader {
+    pub fn new(directory: &Path, is_restricted: bool) -> Result<Self> {
+        let root =
+            confirm(directory).map_err(|error| anyhow!("must build at directory: {error:#}"))?;
+        Ok(Self {
+            root,
+            parents: Vec::new(),
+            is_restricted,
+        })
+    }
+
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// The loader of another kustomization; one that contains a visited one would never end.
+    pub fn enter(&self, path: &str) -> Result<Self> {
+        if path.is_empty() {
+            bail!("new root cannot be empty");
+        }
+        if is_remote(path) {
+            bail!("kustomizations in other hosts' repositories are not fetched: {path}");
+        }
+        if Path::new(path).is_absolute() {
+            bail!("new root '{path}' cannot be absolute");
+        }
+        let root = confirm(&self.root.join(path))
+            .map_err(|error| anyhow!("must build at directory: {error:#}"))?;
+        for visited in self.parents.iter().chain([&self.root]).rev() {
+            if visited.starts_with(&root) {
+                bail!(
+                    "cycle detected: candidate root '{}' contains visited root '{}'",
+                    root.display(),
+                    visited.display()
+                );
+            }
+        }
+        let mut parents = self.parents.clone();
+        parents.push(self.root.clone());
+        Ok(Self {
+            root,
+            parents,
+            is_restricted: self.is_restricted,
+        })
+    }
+
+    pub fn bytes(&self, path: &str) -> Result<Vec<u8>> {
+        if is_remote(path) {
+            return Ok(download(path)?.into_bytes());
+        }
+        let path = clean(&self.root.join(path));
+        if self.is_restricted {
+            let real = path
+                .canonicalize()
+                .map_err(|error| evaluation_error(&path, &error))?;
+            if real.is_dir() {
+                bail!("'{}' must resolve to a file", path.display());
+            }
+            if !real.starts_with(&self.root) {
+                bail!(
+                    "security; file '{}' is not in or below '{}'",
+                    path.display(),
+                    self.root.display()
+                );
+            }
+        }
+        std::fs::read(&path)
+            .map_err(|error| anyhow!("open {}: {}", path.display(), io_reason(&error)))
+    }
+
+    pub fn text(&self, path: &str) -> Result<String> {
+        Ok(String::from_utf8_lossy(&self.bytes(path)?).into_owned())
+    }
+}
+
+pub fn is_remote(path: &str) -> bool {
+    ["http://", "https://"]
+        .iter()
+        .any(|scheme| path.starts_with(scheme))
+}
+
+/// Kustomizations are read without a runtime of their own; a download gets one on a thread.
+fn download(url: &str) -> Result<String> {
+    let fetch = || -> Result<String> {
+        tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?
+            .block_on(crate::download::text(url))
+    };
+    std::thread::scope(|scope| scope.spawn(fetch).join())
+        .map_err(|_| anyhow!("the download of {url} failed"))?
+}
+
+/// The real path of a directory.
+fn confirm(directory: &Path) -> Result<PathBuf> {
+    if directory.as_os_str().is_empty() {
+        bail!("directory path cannot be empty");
+    }
+    let absolute = clean(&std::path::absolute(directory)?);
+    let real = absolute.canonicalize().map_err(|error| {
+        anyhow!(
+            "not a valid directory: {}",
+            evaluation_error(&absolute, &error)
+        )
+    })?;
+    if !real.is_dir() {
+        bail!("'{}': file is not directory", real.display());
+    }
+    Ok(real)
+}
+
+/// Names the first part of a path that is not there, as the resolution of links meets it.
+fn evaluation_error(path: &Path, error: &std::io::Error) -> anyhow::Error {
+    let mut missing = path.to_path_buf();
+    for ancestor in path.ancestors() {
+        if ancestor.symlink_metadata().is_ok() {
+            break;
+        }
+        missing = ancestor.to_path_buf();
+    }
+    anyhow!(
+        "evalsymlink failure on '{}' : lstat {}: {}",
+        path.display(),
+        missing.display(),
+        io_reason(error)
+    )
+}
+
+/// Takes `.` and `..` out of a path, without looking at the disk.
+fn clean(path: &Path) -> PathBuf {
+    let mut parts = PathBuf::new();
+    for part in path.components() {
+        match part {
+            std::path::Component::CurDir => {}
+            std::path::Component::ParentDir => {
+                parts.pop();
+            }
+            part => parts.push(part),
+        }
+    }
+    parts
+}
