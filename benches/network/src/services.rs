@@ -23,6 +23,7 @@ use crate::subject::command;
 const ENDPOINT: &str = "10.42.0.1";
 const PORT: u16 = 8080;
 const PATIENCE: Duration = Duration::from_secs(60);
+const TRY_AGAIN: Duration = Duration::from_micros(100);
 /// Between changes, so that the kernel has cleaned up after the last one.
 const PAUSE: Duration = Duration::from_millis(20);
 
@@ -82,22 +83,31 @@ fn elsewhere(number: usize) -> Vec<String> {
     vec![ip(44), ip(45)]
 }
 
-/// Opens a connection and drops it without leaving anything behind.
-fn connect(to: SocketAddr) -> io::Result<()> {
-    let stream = TcpStream::connect_timeout(&to, Duration::from_secs(1))?;
-    rustix::net::sockopt::set_socket_linger(&stream, Some(Duration::ZERO))?;
-    Ok(())
-}
+/// The endpoint.
+#[derive(Clone)]
+struct Endpoint(Arc<TcpListener>);
 
-/// How long it takes until the Service answers.
-fn until_reached(number: usize, begun: Instant) -> Result<Duration> {
-    let to = SocketAddr::from((address(number), 80));
-    while begun.elapsed() < PATIENCE {
-        if connect(to).is_ok() {
-            return Ok(begun.elapsed());
-        }
+impl Endpoint {
+    /// Opens a connection, takes it, and drops both ends without leaving anything behind.
+    fn connect(&self, to: SocketAddr) -> io::Result<()> {
+        let stream = TcpStream::connect_timeout(&to, Duration::from_secs(1))?;
+        rustix::net::sockopt::set_socket_linger(&stream, Some(Duration::ZERO))?;
+        self.0.accept()?;
+        Ok(())
     }
-    bail!("{to} was never reached")
+
+    /// How long it takes until the Service answers. What was refused is tried again after a moment, so that trying
+    /// does not take the core that the proxy needs.
+    fn until_reached(&self, number: usize, begun: Instant) -> Result<Duration> {
+        let to = SocketAddr::from((address(number), 80));
+        while begun.elapsed() < PATIENCE {
+            if self.connect(to).is_ok() {
+                return Ok(begun.elapsed());
+            }
+            thread::sleep(TRY_AGAIN);
+        }
+        bail!("{to} was never reached")
+    }
 }
 
 /// A proxy in this process.
@@ -138,7 +148,7 @@ impl Running {
     }
 }
 
-fn listen() -> Result<()> {
+fn listen() -> Result<Endpoint> {
     let setup: [&[&str]; 5] = [
         &[
             "link", "add", "pods", "type", "veth", "peer", "name", "other",
@@ -151,21 +161,25 @@ fn listen() -> Result<()> {
     for arguments in setup {
         command("ip", arguments)?;
     }
-    let listener = TcpListener::bind((ENDPOINT, PORT))?;
-    thread::spawn(move || for _ in listener.incoming() {});
-    Ok(())
+    Ok(Endpoint(Arc::new(TcpListener::bind((ENDPOINT, PORT))?)))
 }
 
 /// Prints what new Services and connections cost beside those that are there.
-async fn measure(sources: &Sources, others: usize, arguments: &Arguments) -> Result<()> {
-    let endpoint = [ENDPOINT.to_owned()];
+async fn measure(
+    sources: &Sources,
+    endpoint: &Endpoint,
+    others: usize,
+    arguments: &Arguments,
+) -> Result<()> {
     let mut took = Vec::new();
     for round in 0..arguments.rounds {
         let number = arguments.services + 1 + round;
         tokio::time::sleep(PAUSE).await;
         let begun = Instant::now();
-        put(sources, number, &endpoint)?;
-        took.push(tokio::task::spawn_blocking(move || until_reached(number, begun)).await??);
+        put(sources, number, &[ENDPOINT.to_owned()])?;
+        let endpoint = endpoint.clone();
+        let reach = move || endpoint.until_reached(number, begun);
+        took.push(tokio::task::spawn_blocking(reach).await??);
         tokio::time::sleep(PAUSE).await;
         sources.services.remove("default", &name(number));
         sources.slices.remove("default", &name(number));
@@ -180,11 +194,11 @@ async fn measure(sources: &Sources, others: usize, arguments: &Arguments) -> Res
         ("directly", SocketAddr::new(ENDPOINT.parse()?, PORT)),
         ("through a Service", through),
     ] {
-        let count = arguments.connections;
+        let (count, endpoint) = (arguments.connections, endpoint.clone());
         let open = move || -> io::Result<Duration> {
             let begun = Instant::now();
             for _ in 0..count {
-                connect(to)?;
+                endpoint.connect(to)?;
             }
             Ok(begun.elapsed() / u32::try_from(count).unwrap_or(u32::MAX))
         };
@@ -199,7 +213,7 @@ async fn measure(sources: &Sources, others: usize, arguments: &Arguments) -> Res
 
 /// Measures beside ten Services, beside all of them, and how long a restart takes.
 pub async fn run(arguments: &Arguments) -> Result<()> {
-    listen().context("a link for pods")?;
+    let endpoint = listen().context("a link for pods")?;
     let nobody = tower::service_fn(|_: http::Request<Body>| async {
         Ok::<_, Infallible>(http::Response::new(Body::empty()))
     });
@@ -211,21 +225,23 @@ pub async fn run(arguments: &Arguments) -> Result<()> {
     }
     put(&sources, last, &[ENDPOINT.to_owned()])?;
     let running = Running::start(&sources, &client)?;
-    until_reached(last, Instant::now())?;
-    measure(&sources, few, arguments).await?;
+    endpoint.until_reached(last, Instant::now())?;
+    measure(&sources, &endpoint, few, arguments).await?;
     for number in few..arguments.services {
         put(&sources, number, &elsewhere(number))?;
     }
     // Follows all of them in the order of events.
     put(&sources, last + 1, &[ENDPOINT.to_owned()])?;
-    until_reached(last + 1, Instant::now())?;
-    measure(&sources, arguments.services, arguments).await?;
+    endpoint.until_reached(last + 1, Instant::now())?;
+    measure(&sources, &endpoint, arguments.services, arguments).await?;
     running.end().await?;
     for _ in 0..3 {
         command("nft", &["flush", "ruleset"])?;
         let begun = Instant::now();
         let running = Running::start(&sources, &client)?;
-        let took = tokio::task::spawn_blocking(move || until_reached(last, begun)).await??;
+        let endpoint = endpoint.clone();
+        let reach = move || endpoint.until_reached(last, begun);
+        let took = tokio::task::spawn_blocking(reach).await??;
         println!(
             "restart: all {} Services are served after {took:?}",
             last + 1

@@ -145,7 +145,7 @@ pub struct Outbox {
 impl Default for Outbox {
     fn default() -> Self {
         Self {
-            buffers: vec![Vec::with_capacity(512); BATCH],
+            buffers: (0..BATCH).map(|_| Vec::with_capacity(512)).collect(),
             peers: [Peer::unknown(); BATCH],
             count: 0,
         }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use ipnet::IpNet;
 
-use crate::{ipam::Record, names, nft::Batch};
+use crate::{ipam::Record, names, nft::Batch, overlay::VXLAN_PORT};
 
 /// The two address families, with nftables' words for them.
 const FAMILIES: [(&str, &str, &str); 2] = [("4", "ip", "ipv4_addr"), ("6", "ip6", "ipv6_addr")];
@@ -35,6 +35,7 @@ pub fn full(id: &str, cluster_cidrs: &[IpNet], records: &[Record]) -> Batch {
     chains(&mut batch, &table, cluster_cidrs);
     loopback(&mut batch, id);
     sources(&mut batch, id, cluster_cidrs);
+    overlay(&mut batch, id, cluster_cidrs);
     change(&mut batch, &table, &Elements::new(), &elements(records));
     batch
 }
@@ -121,6 +122,36 @@ fn sources(batch: &mut Batch, id: &str, cluster_cidrs: &[IpNet]) {
         rule(format!("{foreign} fib saddr oifname \"{overlay}\" return"));
         rule(format!(
             "{foreign} fib saddr oifname \"{links}*\" counter drop"
+        ));
+    }
+}
+
+/// No pod sends the overlay's packets to a node, this one or another: what is unpacked there counts as sent by the pod
+/// that it names. Between pods the port is as good as any other.
+fn overlay(batch: &mut Batch, id: &str, cluster_cidrs: &[IpNet]) {
+    let (table, links) = (names::table(id), names::link_prefix(id));
+    let packed = format!("udp dport {VXLAN_PORT} counter drop");
+    let from_pods = format!("iifname \"{links}*\"");
+    for hook in ["input", "forward"] {
+        batch.push(format!(
+            "add chain inet {table} overlay-{hook} {{ type filter hook {hook} priority -10; }}"
+        ));
+    }
+    batch.push(format!(
+        "add rule inet {table} overlay-input {from_pods} {packed}"
+    ));
+    for (_, family, _) in FAMILIES {
+        let of_family = cluster_cidrs
+            .iter()
+            .filter(|cidr| cidr.addr().is_ipv4() == (family == "ip"));
+        let inside: Vec<String> = of_family.map(ToString::to_string).collect();
+        let to_nodes = match (inside.is_empty(), family) {
+            (false, _) => format!("{family} daddr != {{ {} }}", inside.join(", ")),
+            (true, "ip") => "meta nfproto ipv4".to_owned(),
+            (true, _) => "meta nfproto ipv6".to_owned(),
+        };
+        batch.push(format!(
+            "add rule inet {table} overlay-forward {from_pods} {to_nodes} {packed}"
         ));
     }
 }

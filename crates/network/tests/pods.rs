@@ -2,7 +2,13 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::{collections::BTreeSet, net::SocketAddr, path::Path, sync::Arc};
+use std::{
+    collections::BTreeSet,
+    net::{SocketAddr, UdpSocket},
+    path::Path,
+    sync::Arc,
+    time::Duration,
+};
 
 use network::{
     AttachRequest, Config, PodNetwork, PortMapping, Protocol, RoutedNetwork,
@@ -424,7 +430,18 @@ fn two_nodes(here: &str, there: &str) -> Vec<Peer> {
     ]
 }
 
-async fn reach_the_second_node(outside: Arc<Namespace>, nodes: Vec<Peer>, node_answer: &str) {
+/// The pods of both nodes.
+struct TwoNodes {
+    near: Namespace,
+    far: Namespace,
+    _states: [tempfile::TempDir; 2],
+}
+
+async fn reach_the_second_node(
+    outside: Arc<Namespace>,
+    nodes: Vec<Peer>,
+    node_answer: &str,
+) -> TwoNodes {
     let (near_state, far_state) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let (near, far) = (Namespace::new(), Namespace::new());
     let network = network(near_state.path()).await;
@@ -454,6 +471,24 @@ async fn reach_the_second_node(outside: Arc<Namespace>, nodes: Vec<Peer>, node_a
         "far 10.42.0.1"
     );
     assert_eq!(lab::ask_here(at("10.42.1.1:80")).unwrap(), node_answer);
+    TwoNodes {
+        near,
+        far,
+        _states: [near_state, far_state],
+    }
+}
+
+/// Nodes with addresses outside the wire's subnet, so that they are no neighbours.
+async fn distant_nodes(outside: &Namespace) -> Vec<Peer> {
+    lab::command("ip address add 198.51.100.1/32 dev lo");
+    lab::command("ip route add 203.0.113.2 via 192.0.2.2 src 198.51.100.1");
+    outside
+        .command("ip address add 203.0.113.2/32 dev lo")
+        .await;
+    outside
+        .command("ip route add 198.51.100.1 via 192.0.2.1 src 203.0.113.2")
+        .await;
+    two_nodes("198.51.100.1", "203.0.113.2")
 }
 
 #[test]
@@ -468,18 +503,166 @@ fn pods_of_neighbour_nodes_reach_each_other_directly() {
 #[test]
 fn pods_of_distant_nodes_reach_each_other_through_the_overlay() {
     lab::node(|outside| async move {
-        // Each node has an address outside the wire's subnet, so they are no neighbours.
-        lab::command("ip address add 198.51.100.1/32 dev lo");
-        lab::command("ip route add 203.0.113.2 via 192.0.2.2 src 198.51.100.1");
-        outside
-            .command("ip address add 203.0.113.2/32 dev lo")
-            .await;
-        outside
-            .command("ip route add 198.51.100.1 via 192.0.2.1 src 203.0.113.2")
-            .await;
-        let nodes = two_nodes("198.51.100.1", "203.0.113.2");
+        let nodes = distant_nodes(&outside).await;
         reach_the_second_node(outside, nodes, "far 10.42.0.0").await;
         assert!(lab::command("ip link").contains("m0123abcd-vx"));
+    });
+}
+
+fn dual_stack(here: [&str; 2], there: [&str; 2]) -> [Peer; 2] {
+    let peer = |name: &str, addresses: [&str; 2], number: u8| Peer {
+        name: name.into(),
+        addresses: addresses.iter().map(|ip| ip.parse().unwrap()).collect(),
+        pod_cidrs: [
+            format!("10.42.{number}.0/24"),
+            format!("fd00:42:0:{number}::/64"),
+        ]
+        .iter()
+        .map(|cidr| cidr.parse().unwrap())
+        .collect(),
+    };
+    [peer("here", here, 0), peer("there", there, 1)]
+}
+
+/// The caller's namespace becomes one of two nodes, with a pod that serves on port 80.
+async fn dual_stack_node(own: &Peer, nodes: &[Peer], state: &Path, pod: &Namespace) {
+    let mut config = config(state);
+    config.cluster_cidrs.push("fd00:42::/48".parse().unwrap());
+    config.node_ips = own.addresses.clone();
+    let routes = routes::Config {
+        node_name: own.name.clone(),
+        node_ips: own.addresses.clone(),
+        cluster_cidrs: config.cluster_cidrs.clone(),
+        ..node_routes()
+    };
+    let network = config.build(Nft::new()).unwrap();
+    network.set_pod_cidrs(own.pod_cidrs.clone()).await.unwrap();
+    network.attach(request(&own.name, pod)).await.unwrap();
+    let (_, told) = tokio::sync::watch::channel(None);
+    let routes = routes.build(Nft::new(), told);
+    routes.sync(&Netlink::here().unwrap(), nodes).await.unwrap();
+    pod.serve(&own.name, 80).await;
+}
+
+async fn reach_in_both_families(outside: Arc<Namespace>, nodes: [Peer; 2]) {
+    let states = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let (near, far) = (Namespace::new(), Namespace::new());
+    dual_stack_node(&nodes[0], &nodes, states[0].path(), &near).await;
+    tokio::task::block_in_place(|| {
+        outside.block_on(dual_stack_node(&nodes[1], &nodes, states[1].path(), &far));
+    });
+    for (from, to, expected) in [
+        (&near, "10.42.1.1:80", "there 10.42.0.1"),
+        (&near, "[fd00:42:0:1::1]:80", "there fd00:42::1"),
+        (&far, "10.42.0.1:80", "here 10.42.1.1"),
+        (&far, "[fd00:42::1]:80", "here fd00:42:0:1::1"),
+    ] {
+        assert_eq!(from.ask(at(to)).await.as_deref(), Some(expected), "{to}");
+    }
+}
+
+#[test]
+fn pods_of_neighbour_nodes_reach_each_other_in_both_families() {
+    lab::node(|outside| async move {
+        lab::command("ip address add 2001:db8::1/64 dev wire0 nodad");
+        let other = "ip address add 2001:db8::2/64 dev wire1 nodad";
+        outside.command(other).await;
+        let nodes = dual_stack(["192.0.2.1", "2001:db8::1"], ["192.0.2.2", "2001:db8::2"]);
+        reach_in_both_families(outside, nodes).await;
+        assert!(!lab::command("ip link").contains("m0123abcd-vx"));
+    });
+}
+
+#[test]
+fn pods_of_distant_nodes_reach_each_other_in_both_families() {
+    lab::node(|outside| async move {
+        distant_nodes(&outside).await;
+        lab::command("ip address add 2001:db8::1/64 dev wire0 nodad");
+        lab::command("ip address add 2001:db8:1::1/128 dev lo nodad");
+        lab::command("ip route add 2001:db8:2::2 via 2001:db8::2 src 2001:db8:1::1");
+        for command in [
+            "ip address add 2001:db8::2/64 dev wire1 nodad",
+            "ip address add 2001:db8:2::2/128 dev lo nodad",
+            "ip route add 2001:db8:1::1 via 2001:db8::1 src 2001:db8:2::2",
+        ] {
+            outside.command(command).await;
+        }
+        let here = ["198.51.100.1", "2001:db8:1::1"];
+        let nodes = dual_stack(here, ["203.0.113.2", "2001:db8:2::2"]);
+        reach_in_both_families(outside, nodes).await;
+        assert!(lab::command("ip link").contains("m0123abcd-vx"));
+    });
+}
+
+/// A packet of the overlay with a datagram inside, as a node sends it.
+fn packed(mac: &str, source: [u8; 4], to: [u8; 4], port: u16, text: &[u8]) -> Vec<u8> {
+    let vni = network::names::vni(&node_routes().cluster) << 8;
+    let mut bytes = [&[8, 0, 0, 0][..], &vni.to_be_bytes()].concat();
+    bytes.extend(
+        mac.split(':')
+            .map(|byte| u8::from_str_radix(byte, 16).unwrap()),
+    );
+    bytes.extend([2, 0, 0, 0, 0, 1, 8, 0]);
+    let datagram = u16::try_from(8 + text.len()).unwrap();
+    let length = (20 + datagram).to_be_bytes();
+    let mut header = vec![0x45, 0, length[0], length[1], 0, 0, 0, 0, 64, 17, 0, 0];
+    header.extend([source, to].concat());
+    let words = header.chunks(2);
+    let sum: u32 = words
+        .map(|word| u32::from(word[0]) << 8 | u32::from(word[1]))
+        .sum();
+    let sum = u16::try_from((sum & 0xffff) + (sum >> 16)).unwrap();
+    header[10..12].copy_from_slice(&(!sum).to_be_bytes());
+    bytes.extend(header);
+    for word in [4000, port, datagram, 0] {
+        bytes.extend(word.to_be_bytes());
+    }
+    bytes.extend(text);
+    bytes
+}
+
+#[test]
+fn a_pod_cannot_send_packets_of_the_overlay_to_a_node() {
+    lab::node(|outside| async move {
+        let nodes = distant_nodes(&outside).await;
+        let pods = reach_the_second_node(outside.clone(), nodes, "far 10.42.0.0").await;
+        let link = outside.command("ip -o link show m0123abcd-vx").await;
+        let mac = link.split("link/ether ").nth(1).unwrap()[..17].to_owned();
+        let receiver = network::netns::run(pods.far.path(), || {
+            let socket = UdpSocket::bind("0.0.0.0:99").unwrap();
+            socket
+                .set_read_timeout(Some(Duration::from_secs(10)))
+                .unwrap();
+            socket
+        });
+        let receiver = receiver.await.unwrap();
+        let from_victim = [10, 42, 0, 77];
+        let forged = packed(&mac, from_victim, [10, 42, 1, 1], 99, b"forged");
+        let send = move || {
+            let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+            // The kernel may say at once that it is dropped.
+            let _ = socket.send_to(&forged, "203.0.113.2:8472");
+        };
+        network::netns::run(pods.near.path(), send.clone())
+            .await
+            .unwrap();
+        let honest = || {
+            UdpSocket::bind("0.0.0.0:0")
+                .unwrap()
+                .send_to(b"honest", "10.42.1.1:99")
+        };
+        network::netns::run(pods.near.path(), honest)
+            .await
+            .unwrap()
+            .unwrap();
+        let mut buffer = [0; 16];
+        let length = receiver.recv(&mut buffer).unwrap();
+        assert_eq!(&buffer[..length], b"honest");
+        // Of a node it would have arrived.
+        send();
+        let (length, from) = receiver.recv_from(&mut buffer).unwrap();
+        assert_eq!(&buffer[..length], b"forged");
+        assert_eq!(from.ip().to_string(), "10.42.0.77");
     });
 }
 

@@ -24,6 +24,8 @@ pub const NOT_AVAILABLE: u32 = 50;
 /// The first code that plugins give themselves.
 pub const NETWORK: u32 = 100;
 
+/// Longer ids would be no names of files.
+const LONGEST_ID: usize = 200;
 /// The names of Kubernetes' arguments.
 const POD_NAMESPACE: &str = "K8S_POD_NAMESPACE";
 const POD_NAME: &str = "K8S_POD_NAME";
@@ -124,6 +126,7 @@ impl Call {
             config,
         };
         call.require(set("CNI_IFNAME").as_deref())?;
+        call.check_id()?;
         Ok(call)
     }
 
@@ -165,6 +168,19 @@ impl Call {
             ));
         }
         Ok(())
+    }
+
+    /// The id becomes the name of a file: only what the specification allows is one.
+    pub fn check_id(&self) -> Result<(), Failure> {
+        let id = self.container_id.as_bytes();
+        let is_allowed = |byte: &u8| byte.is_ascii_alphanumeric() || b"_.-".contains(byte);
+        let begins_well = id.first().is_none_or(u8::is_ascii_alphanumeric);
+        if begins_well && id.iter().all(is_allowed) && id.len() <= LONGEST_ID {
+            return Ok(());
+        }
+        let details = format!("CNI_CONTAINERID={:?}", self.container_id);
+        let message = "invalid characters in the container's id";
+        Err(Failure::new(INVALID_ENVIRONMENT, message, details))
     }
 
     /// The version that the answer has.
@@ -300,6 +316,11 @@ mod tests {
         assert_eq!(code(&json!({"cniVersion": "1.1.0"}), &ADD), INVALID_CONFIG);
         assert_eq!(code(&good, &ADD[..2]), INVALID_ENVIRONMENT);
         assert_eq!(code(&good, &[("CNI_COMMAND", "JUMP")]), INVALID_ENVIRONMENT);
+        for id in ["../x", "a/b", ".hidden", "a b", "a\n", "ü"] {
+            let mut other = ADD;
+            other[1] = ("CNI_CONTAINERID", id);
+            assert_eq!(code(&good, &other), INVALID_ENVIRONMENT, "{id}");
+        }
         let mut other = ADD;
         other[3] = ("CNI_IFNAME", "net1");
         assert_eq!(code(&good, &other), INVALID_ENVIRONMENT);

@@ -121,7 +121,10 @@ impl CniServer {
         let mut limited = (&mut stream).take(LONGEST);
         timeout(ARRIVES_WITHIN, limited.read_to_end(&mut bytes)).await??;
         let answer = match serde_json::from_slice::<Call>(&bytes) {
-            Ok(call) => self.answer(&call).await,
+            Ok(call) => match call.check_id() {
+                Ok(()) => self.answer(&call).await,
+                Err(failure) => Err(failure),
+            },
             Err(error) => Err(Failure::new(call::DECODING, "not a call", error)),
         };
         stream.write_all(&serde_json::to_vec(&answer)?).await?;
