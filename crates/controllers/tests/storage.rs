@@ -101,7 +101,7 @@ async fn the_default_class_gives_a_directory_on_the_chosen_node_and_takes_it_bac
     let root = json!({"mainstay.dev/local-path-root": "/var/lib/volumes"});
     let labels = json!({"kubernetes.io/hostname": "n1"});
     let node = json!({"metadata": {"name": "n1", "annotations": root, "labels": labels}});
-    create::<Node>(&world, node).await;
+    let node: Node = create(&world, node).await;
     let mut without_class = claim("data", "");
     without_class["spec"]["storageClassName"] = Value::Null;
     let made: PersistentVolumeClaim = world.create("default", without_class).await;
@@ -125,7 +125,7 @@ async fn the_default_class_gives_a_directory_on_the_chosen_node_and_takes_it_bac
         .await
         .unwrap();
     let pods: Api<Pod> = world.api("kube-system");
-    let cleaner = format!("local-path-cleanup-{name}");
+    let cleaner = format!("local-path-cleanup-{}", node.metadata.uid.unwrap());
     let look = || async { Ok::<_, kube::Error>(pods.get_opt(&cleaner).await?.is_some()) };
     world.until("a cleaner", look).await;
     let kept = volumes.get(&name).await.unwrap();

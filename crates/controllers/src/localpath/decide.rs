@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 
+use super::{NODE_ROOT, PROVISIONER, cleaning::Site};
 use k8s_openapi::{
     api::{
         core::v1::{
             LocalVolumeSource, Node, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm,
-            PersistentVolume, PersistentVolumeClaim, PersistentVolumeSpec, Pod, VolumeNodeAffinity,
+            PersistentVolume, PersistentVolumeClaim, PersistentVolumeSpec, VolumeNodeAffinity,
         },
         storage::v1::StorageClass,
     },
@@ -18,9 +19,6 @@ use reconcile::storage::{
     claim_class, claim_ref, is_fully_bound, reference, storage, uid, volume_name,
     waits_for_consumer,
 };
-use serde_json::json;
-
-use super::{NODE_ROOT, PROVISIONER, VOLUME_LABEL};
 
 const HOSTNAME: &str = "kubernetes.io/hostname";
 /// On a volume: the name of the node that holds its data, as Rancher's local-path-provisioner notes it. The volume's
@@ -264,8 +262,8 @@ pub fn is_to_release(volume: &PersistentVolume) -> bool {
 /// What comes next for a volume that is to be deleted.
 #[derive(Debug, PartialEq)]
 pub enum Deletion {
-    /// Have this pod remove the data.
-    Clean(Box<Pod>),
+    /// Have the data removed where they are.
+    Clean(Site),
     /// The node is gone, and the data with it: only the object is left to delete.
     Forget,
     /// It is not where this provisioner puts volumes: nothing is touched.
@@ -299,7 +297,11 @@ pub fn deletion<'a>(
     if path != format!("{root}/{name}") {
         return Deletion::Refuse(format!("path {path:?} is not {root}/{name}"));
     }
-    Deletion::Clean(Box::new(cleaner(volume, node, root)))
+    Deletion::Clean(Site {
+        node: node.metadata.name.clone().unwrap_or_default(),
+        node_uid: node.metadata.uid.clone().unwrap_or_default(),
+        root: root.to_owned(),
+    })
 }
 
 fn local_path(volume: &PersistentVolume) -> Option<&str> {
@@ -336,59 +338,9 @@ fn is_volume_name(name: &str) -> bool {
     lengths == [8, 4, 4, 4, 12] && groups.iter().all(is_hex)
 }
 
-/// The name of the pod that removes a volume's data.
-pub fn cleaner_name(volume: &str) -> String {
-    format!("local-path-cleanup-{volume}")
-}
-
-/// The pod that removes a volume's data. It belongs to the volume and goes with it.
-fn cleaner(volume: &PersistentVolume, node: &Node, root: &str) -> Pod {
-    let name = volume.metadata.name.as_deref().unwrap_or_default();
-    let pod = json!({
-        "metadata": {
-            "name": cleaner_name(name),
-            "namespace": super::NAMESPACE,
-            "labels": {VOLUME_LABEL: name},
-            "ownerReferences": [{
-                "apiVersion": "v1", "kind": "PersistentVolume", "name": name,
-                "uid": volume.metadata.uid, "controller": true, "blockOwnerDeletion": false,
-            }],
-        },
-        "spec": {
-            // Without the scheduler: the data is on this node, cordoned or not.
-            "nodeName": node.metadata.name,
-            "restartPolicy": "Never",
-            "priorityClassName": "system-node-critical",
-            "automountServiceAccountToken": false,
-            "enableServiceLinks": false,
-            "tolerations": [{"operator": "Exists"}],
-            "containers": [{
-                "name": "remove",
-                "image": "mainstay.local/hello",
-                "imagePullPolicy": "IfNotPresent",
-                "args": ["remove-volume", "/volumes", name],
-                "terminationMessagePolicy": "FallbackToLogsOnError",
-                "securityContext": {
-                    "runAsUser": 0,
-                    "readOnlyRootFilesystem": true,
-                    "allowPrivilegeEscalation": false,
-                    "capabilities": {"drop": ["ALL"], "add": ["DAC_OVERRIDE", "FOWNER"]},
-                },
-                "volumeMounts": [{"name": "volumes", "mountPath": "/volumes"}],
-            }],
-            "volumes": [{
-                "name": "volumes",
-                "hostPath": {"path": root, "type": "DirectoryOrCreate"},
-            }],
-        },
-    });
-    // The literal above is a Pod: it cannot fail to become one.
-    serde_json::from_value(pod).unwrap_or_default()
-}
-
 #[cfg(test)]
 mod tests {
-    use serde_json::Value;
+    use serde_json::{Value, json};
 
     use super::*;
 
@@ -575,17 +527,10 @@ mod tests {
     fn data_is_removed_only_where_this_provisioner_puts_it() {
         let node = node();
         let decide = |volume: &PersistentVolume| deletion(volume, [&node].into_iter());
-        let Deletion::Clean(pod) = decide(&released(|_| {})) else {
+        let Deletion::Clean(site) = decide(&released(|_| {})) else {
             panic!();
         };
-        let pod = serde_json::to_value(pod).unwrap();
-        assert_eq!(pod["spec"]["nodeName"], "n1");
-        assert_eq!(
-            pod["spec"]["volumes"][0]["hostPath"]["path"],
-            "/data/volumes"
-        );
-        let args = json!(["remove-volume", "/volumes", format!("pvc-{UID}")]);
-        assert_eq!(pod["spec"]["containers"][0]["args"], args);
+        assert_eq!((&*site.node, &*site.root), ("n1", "/data/volumes"));
         for (path, value) in [
             ("/spec/local/path", "/data/volumes/../etc"),
             ("/spec/local/path", "/data/volumes"),
@@ -614,10 +559,10 @@ mod tests {
         let labels = renamed.metadata.labels.get_or_insert_default();
         labels.insert(HOSTNAME.to_owned(), "elsewhere".to_owned());
         let cleaned_on = |volume: &PersistentVolume, nodes: &[&Node]| {
-            let Deletion::Clean(pod) = deletion(volume, nodes.iter().copied()) else {
+            let Deletion::Clean(site) = deletion(volume, nodes.iter().copied()) else {
                 panic!();
             };
-            pod.spec.unwrap().node_name.unwrap()
+            site.node
         };
         let volume = released(|_| {});
         assert_eq!(cleaned_on(&volume, &[&rogue, &node()]), "n1");

@@ -1,9 +1,10 @@
 //! Volumes of the default class: a directory on the node that the scheduler chose, made by its kubelet
 //! when it is first mounted, and removed by a pod on that node when the claim is gone and the reclaim
-//! policy says so. It writes as the volume binder, whose role grants exactly what it does.
+//! policy says so (see [`cleaning`]). It writes as the volume binder, whose role grants exactly what it does.
 //!
 //! Claims and volumes are keys of one queue; the keys of volumes have no namespace.
 
+mod cleaning;
 mod decide;
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
@@ -14,15 +15,16 @@ use k8s_openapi::api::{
     storage::v1::StorageClass,
 };
 use kube::{Resource, api::ObjectMeta};
+use parking_lot::Mutex;
 use reconcile::{
     Action, Controller, Error, Key, Kind, Recorder, Writer,
     storage::{EXTERNAL_FINALIZER, SELECTED_NODE, annotation, claim_class, volume_name},
 };
+use stdx::Clock;
 
 use crate::{pods::phase, shared::Shared};
-use decide::{
-    Deletion, Provision, cleaner_name, is_ours, is_to_delete, is_to_release, wants_to_grow,
-};
+use cleaning::{Failures, Site};
+use decide::{Deletion, Provision, is_ours, is_to_delete, is_to_release, wants_to_grow};
 
 /// As in the table of controllers.
 pub const NAME: &str = "local-path";
@@ -31,7 +33,6 @@ const ACCOUNT: &str = "persistent-volume-binder";
 pub const PROVISIONER: &str = "mainstay.dev/local-path";
 /// On nodes: the directory of their volumes. The kubelet sets it.
 pub const NODE_ROOT: &str = "mainstay.dev/local-path-root";
-const VOLUME_LABEL: &str = "mainstay.dev/volume";
 const NAMESPACE: &str = "kube-system";
 
 /// How often a deletion that waits for a node is looked at.
@@ -61,6 +62,9 @@ struct Provisioner {
     classes: Informer<StorageClass>,
     nodes: Informer<Node>,
     events: Recorder,
+    clock: Arc<dyn Clock>,
+    /// Guards itself only.
+    failures: Mutex<Failures>,
 }
 
 /// Starts it.
@@ -72,8 +76,18 @@ pub fn start(shared: &Arc<Shared>) {
         classes: shared.informer(),
         nodes: shared.informer(),
         events: shared.recorder(ACCOUNT, PROVISIONER),
+        clock: shared.clock(),
+        failures: Mutex::default(),
     });
-    let volumes = controller.volumes.cache().clone();
+    let waiting = {
+        let volumes = controller.volumes.cache().clone();
+        move || -> Vec<Key> {
+            let volumes = volumes.list();
+            let ours = volumes.iter().filter(|volume| is_to_delete(volume));
+            ours.map(|volume| Key::of(&**volume)).collect()
+        }
+    };
+    let waiting_for_pod = waiting.clone();
     shared
         .controller(&controller)
         .watches_with(controller.claims.cache(), |event| {
@@ -86,31 +100,21 @@ pub fn start(shared: &Arc<Shared>) {
             let ours = is_to_delete(volume) || is_to_release(volume);
             ours.then(|| Key::of(&**volume)).into_iter().collect()
         })
-        .watches_with(controller.pods.cache(), cleaned_volume)
-        .watches_with(&controller.nodes, move |event| match event {
-            Event::Deleted(_) => {
-                let volumes = volumes.list();
-                let ours = volumes.iter().filter(|volume| is_to_delete(volume));
-                ours.map(|volume| Key::of(&**volume)).collect()
+        .watches_with(controller.pods.cache(), move |event| {
+            let mut volumes = cleaning::volumes_of(event.object()).peekable();
+            match event {
+                // The next pod can begin.
+                Event::Deleted(_) if volumes.peek().is_some() => waiting_for_pod(),
+                _ => volumes.map(|owner| Key::new("", &owner.name)).collect(),
             }
+        })
+        .watches_with(&controller.nodes, move |event| match event {
+            Event::Deleted(_) => waiting(),
             _ => Vec::new(),
         })
         .reads(&controller.classes)
         .workers(4)
         .start();
-}
-
-fn cleaned_volume(event: &Event<Pod>) -> Vec<Key> {
-    let meta = &event.object().metadata;
-    if meta.namespace.as_deref() != Some(NAMESPACE) {
-        return Vec::new();
-    }
-    let labels = meta.labels.as_ref();
-    let volume = labels.and_then(|labels| labels.get(VOLUME_LABEL));
-    volume
-        .map(|volume| Key::new("", volume))
-        .into_iter()
-        .collect()
 }
 
 impl Controller for Provisioner {
@@ -219,7 +223,7 @@ impl Provisioner {
         let nodes = self.nodes.list();
         match decide::deletion(volume, nodes.iter().map(AsRef::as_ref)) {
             Deletion::Forget => self.forget(volume).await,
-            Deletion::Clean(pod) => self.clean(volume, &pod).await,
+            Deletion::Clean(site) => self.clean(volume, &site).await,
             Deletion::Refuse(why) => {
                 self.not_deleted(volume, &why);
                 Err(Error::Invalid(why))
@@ -233,26 +237,78 @@ impl Provisioner {
             .event(&about, Kind::Warning, "VolumeFailedDelete", why);
     }
 
-    /// Has the pod run until it succeeds, then deletes the volume.
-    async fn clean(&self, volume: &PersistentVolume, wanted: &Pod) -> Result<Action, Error> {
-        let name = cleaner_name(volume.metadata.name.as_deref().unwrap_or_default());
-        let Some(pod) = self.pods.cache().get(NAMESPACE, &name) else {
-            self.pods.create(NAMESPACE, wanted).await?;
-            return Ok(Action::After(WAIT));
+    /// Has a pod of the node run until it has removed the data, then deletes the volume.
+    async fn clean(&self, volume: &PersistentVolume, site: &Site) -> Result<Action, Error> {
+        let Some(pod) = self.pods.cache().get(NAMESPACE, &site.pod_name()) else {
+            return self.start_cleaner(site).await;
         };
-        let owner = crate::shared::controller_of(&*pod).map(|owner| &owner.uid);
-        if owner.is_none() || owner != volume.metadata.uid.as_ref() {
-            return Err(Error::Invalid(format!("pod {name} belongs to another")));
+        if pod.metadata.deletion_timestamp.is_some() {
+            return Ok(Action::After(WAIT));
         }
         match phase(&pod) {
-            "Succeeded" => self.forget(volume).await,
-            "Failed" => {
-                let why = ended_with(&pod);
-                self.not_deleted(volume, &why);
-                self.pods.delete(&pod).await?;
-                Err(Error::Invalid(why))
+            "Succeeded" if cleaning::is_for(&pod, volume) => {
+                let name = volume.metadata.name.as_deref().unwrap_or_default();
+                self.failures.lock().forget(name);
+                self.forget(volume).await
             }
+            // Its volumes are being deleted, and it goes with the last of them.
+            "Succeeded" => Ok(Action::After(WAIT)),
+            "Failed" => self.cleaner_failed(&pod, site).await,
             _ => Ok(Action::After(WAIT)),
+        }
+    }
+
+    async fn start_cleaner(&self, site: &Site) -> Result<Action, Error> {
+        if let Some(left) = self.failures.lock().wait(site, self.clock.now()) {
+            return Ok(Action::After(left));
+        }
+        let (volumes, nodes) = (self.volumes.cache().list(), self.nodes.list());
+        let is_there = |volume: &&PersistentVolume| {
+            let nodes = nodes.iter().map(AsRef::as_ref);
+            is_to_delete(volume) && decide::deletion(volume, nodes) == Deletion::Clean(site.clone())
+        };
+        let there = volumes.iter().map(AsRef::as_ref).filter(is_there).collect();
+        let batch = self.failures.lock().batch(there);
+        if batch.is_empty() {
+            return Ok(Action::Done);
+        }
+        let created = self
+            .pods
+            .create(NAMESPACE, &cleaning::cleaner(&batch, site))
+            .await;
+        match created {
+            Err(error) if error.reason() == "AlreadyExists" => Ok(Action::After(WAIT)),
+            other => other.map(|_| Action::After(WAIT)),
+        }
+    }
+
+    /// Says what went wrong and makes room for the next pod.
+    async fn cleaner_failed(&self, pod: &Pod, site: &Site) -> Result<Action, Error> {
+        let complaints = cleaning::complaints(pod);
+        let failed: Vec<&str> = complaints.iter().map(|(name, _)| *name).collect();
+        let now = self.clock.now();
+        if self.failures.lock().record(site, pod, &failed, now) {
+            let said = cleaning::ended_with(pod);
+            for owner in cleaning::volumes_of(pod) {
+                let own = complaints.iter().find(|(name, _)| *name == owner.name);
+                let why = match own {
+                    Some((_, why)) => why.as_str(),
+                    // The others were removed, or will be by the next pod.
+                    None if !complaints.is_empty() => continue,
+                    None => said.trim(),
+                };
+                if let Some(volume) = self.volumes.cache().get("", &owner.name) {
+                    let why = format!("the pod that removes the data failed: {why}");
+                    self.not_deleted(&volume, &why);
+                }
+            }
+        }
+        match self.pods.delete(pod).await {
+            Err(error) if !error.is_not_found() => Err(error),
+            _ => {
+                let left = self.failures.lock().wait(site, now);
+                Ok(Action::After(left.unwrap_or(WAIT)))
+            }
         }
     }
 
@@ -276,17 +332,4 @@ impl Provisioner {
             other => other.map(|_| Action::Done),
         }
     }
-}
-
-/// What the cleaner said last.
-fn ended_with(pod: &Pod) -> String {
-    let status = pod.status.as_ref();
-    let statuses = status.and_then(|status| status.container_statuses.as_ref());
-    let mut ends = statuses.into_iter().flatten().filter_map(|container| {
-        let ended = container.state.as_ref()?.terminated.as_ref()?;
-        ended.message.clone()
-    });
-    let why = || status.and_then(|status| status.message.clone());
-    let message = ends.next().or_else(why).unwrap_or_default();
-    format!("the pod that removes the data failed: {}", message.trim())
 }

@@ -1,0 +1,295 @@
+//! The pods that remove data of deleted volumes: one at a time on a node, each for many volumes, so that a thousand
+//! deleted claims take no more of a node than one. What one volume cannot do, such as let go of a mount, holds up no
+//! other: it is tried again by itself.
+
+use std::{collections::HashMap, time::Duration};
+
+use jiff::Timestamp;
+use k8s_openapi::{
+    api::core::v1::{PersistentVolume, Pod},
+    apimachinery::pkg::apis::meta::v1::OwnerReference,
+};
+use serde_json::json;
+use stdx::Backoff;
+
+use super::NAMESPACE;
+
+/// The beginning of the pods' names.
+pub const PREFIX: &str = "local-path-cleanup-";
+/// Volumes of one pod.
+const MAX_BATCH: usize = 64;
+
+/// How long a node is left alone after a pod failed there.
+const FIRST_WAIT: Duration = Duration::from_secs(2);
+const LAST_WAIT: Duration = Duration::from_secs(300);
+
+/// Where the data of volumes are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Site {
+    /// The node's name.
+    pub node: String,
+    /// Another node of the same name has another.
+    pub node_uid: String,
+    /// The directory of its volumes.
+    pub root: String,
+}
+
+impl Site {
+    /// The name of the pod that removes data there. There is one at a time.
+    pub fn pod_name(&self) -> String {
+        format!("{PREFIX}{}", self.node_uid)
+    }
+}
+
+/// What went wrong before. Lost with the process: then it goes wrong once more.
+#[derive(Default)]
+pub struct Failures {
+    /// How often volumes failed that are tried alone, by name.
+    apart: HashMap<String, u32>,
+    /// By node: the last pod that failed, and when to try again.
+    nodes: HashMap<String, (String, Backoff, Timestamp)>,
+}
+
+impl Failures {
+    /// Notes that a pod failed. `false` when that is known.
+    pub fn record(&mut self, site: &Site, pod: &Pod, failed: &[&str], now: Timestamp) -> bool {
+        let uid = pod.metadata.uid.clone().unwrap_or_default();
+        let fresh = || (String::new(), Backoff::new(FIRST_WAIT, LAST_WAIT), now);
+        let entry = self.nodes.entry(site.node.clone()).or_insert_with(fresh);
+        if entry.0 == uid {
+            return false;
+        }
+        // Volumes that fail one by one hold up no others; a pod that does not run at all does.
+        if !failed.is_empty() && failed.iter().all(|name| !self.apart.contains_key(*name)) {
+            entry.1.reset();
+        }
+        entry.2 = now + entry.1.step();
+        entry.0 = uid;
+        for name in failed {
+            *self.apart.entry((*name).to_owned()).or_default() += 1;
+        }
+        true
+    }
+
+    /// How long to leave a node alone.
+    pub fn wait(&self, site: &Site, now: Timestamp) -> Option<Duration> {
+        let (_, _, until) = self.nodes.get(&site.node)?;
+        let left = Duration::try_from(until.duration_since(now)).ok()?;
+        (!left.is_zero()).then_some(left)
+    }
+
+    /// The volume is gone.
+    pub fn forget(&mut self, volume: &str) {
+        self.apart.remove(volume);
+    }
+
+    /// The volumes of the next pod: those that never failed, or else the one that failed least.
+    pub fn batch<'a>(&self, mut volumes: Vec<&'a PersistentVolume>) -> Vec<&'a PersistentVolume> {
+        let failures = |volume: &&PersistentVolume| self.apart.get(name(volume)).copied();
+        volumes.sort_by(|a, b| (failures(a), name(a)).cmp(&(failures(b), name(b))));
+        let whole = volumes
+            .iter()
+            .take_while(|v| failures(*v).is_none())
+            .count();
+        volumes.truncate(whole.clamp(1, MAX_BATCH));
+        volumes
+    }
+}
+
+fn name(volume: &PersistentVolume) -> &str {
+    volume.metadata.name.as_deref().unwrap_or_default()
+}
+
+/// The volumes that a pod cleans up.
+pub fn volumes_of(pod: &Pod) -> impl Iterator<Item = &OwnerReference> {
+    let is_ours = pod.metadata.namespace.as_deref() == Some(NAMESPACE)
+        && pod
+            .metadata
+            .name
+            .as_deref()
+            .is_some_and(|name| name.starts_with(PREFIX));
+    let owners = pod.metadata.owner_references.iter().flatten();
+    owners.filter(move |owner| is_ours && owner.kind == "PersistentVolume")
+}
+
+/// Whether a pod cleans up a volume.
+pub fn is_for(pod: &Pod, volume: &PersistentVolume) -> bool {
+    let uid = volume.metadata.uid.as_deref().unwrap_or_default();
+    !uid.is_empty() && volumes_of(pod).any(|owner| owner.uid == uid)
+}
+
+/// What a failed pod says about each volume that it could not remove.
+pub fn complaints(pod: &Pod) -> Vec<(&str, String)> {
+    let said = ended_with(pod);
+    let of = |volume: &str| {
+        let mut lines = said.lines();
+        lines.find_map(|line| {
+            line.strip_prefix(volume)?
+                .strip_prefix(": ")
+                .map(str::to_owned)
+        })
+    };
+    let names = volumes_of(pod).map(|owner| owner.name.as_str());
+    names.filter_map(|name| Some((name, of(name)?))).collect()
+}
+
+/// What the pod said last.
+pub fn ended_with(pod: &Pod) -> String {
+    let status = pod.status.as_ref();
+    let statuses = status.and_then(|status| status.container_statuses.as_ref());
+    let mut ends = statuses.into_iter().flatten().filter_map(|container| {
+        let ended = container.state.as_ref()?.terminated.as_ref()?;
+        ended.message.clone()
+    });
+    let why = || status.and_then(|status| status.message.clone());
+    ends.next().or_else(why).unwrap_or_default()
+}
+
+/// A pod that removes the data of volumes. It belongs to them and goes with the last.
+pub fn cleaner(volumes: &[&PersistentVolume], site: &Site) -> Pod {
+    let owner = |volume: &&PersistentVolume| {
+        json!({
+            "apiVersion": "v1", "kind": "PersistentVolume", "name": name(volume),
+            "uid": volume.metadata.uid, "blockOwnerDeletion": false,
+        })
+    };
+    let owners: Vec<_> = volumes.iter().map(owner).collect();
+    let mut args = vec!["remove-volume", "/volumes"];
+    args.extend(volumes.iter().map(|volume| name(volume)));
+    let pod = json!({
+        "metadata": {
+            "name": site.pod_name(),
+            "namespace": NAMESPACE,
+            "ownerReferences": owners,
+        },
+        "spec": {
+            // Without the scheduler: the data is on this node, cordoned or not.
+            "nodeName": site.node,
+            "restartPolicy": "Never",
+            "priorityClassName": "system-node-critical",
+            "automountServiceAccountToken": false,
+            "enableServiceLinks": false,
+            "tolerations": [{"operator": "Exists"}],
+            "containers": [{
+                "name": "remove",
+                "image": "mainstay.local/hello",
+                "imagePullPolicy": "IfNotPresent",
+                "args": args,
+                "terminationMessagePolicy": "FallbackToLogsOnError",
+                "securityContext": {
+                    "runAsUser": 0,
+                    "readOnlyRootFilesystem": true,
+                    "allowPrivilegeEscalation": false,
+                    "capabilities": {"drop": ["ALL"], "add": ["DAC_OVERRIDE", "FOWNER"]},
+                },
+                "volumeMounts": [{"name": "volumes", "mountPath": "/volumes"}],
+            }],
+            "volumes": [{
+                "name": "volumes",
+                "hostPath": {"path": site.root, "type": "DirectoryOrCreate"},
+            }],
+        },
+    });
+    // The literal above is a Pod: it cannot fail to become one.
+    serde_json::from_value(pod).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn site() -> Site {
+        Site {
+            node: "n1".into(),
+            node_uid: "u1".into(),
+            root: "/data/volumes".into(),
+        }
+    }
+
+    fn volume(name: &str) -> PersistentVolume {
+        let meta = json!({"name": name, "uid": format!("uid-{name}")});
+        serde_json::from_value(json!({"metadata": meta})).unwrap()
+    }
+
+    fn names<'a>(volumes: &[&'a PersistentVolume]) -> Vec<&'a str> {
+        volumes.iter().map(|volume| name(volume)).collect()
+    }
+
+    fn failed(volumes: &[&PersistentVolume], uid: &str, said: &str) -> Pod {
+        let mut pod = serde_json::to_value(cleaner(volumes, &site())).unwrap();
+        pod["metadata"]["uid"] = json!(uid);
+        pod["status"] = json!({"phase": "Failed", "containerStatuses": [{
+            "name": "remove", "image": "", "imageID": "", "ready": false, "restartCount": 0,
+            "state": {"terminated": {"exitCode": 1, "message": said}}}]});
+        serde_json::from_value(pod).unwrap()
+    }
+
+    #[test]
+    fn one_pod_removes_many_volumes_and_belongs_to_all_of_them() {
+        let all: Vec<_> = (0..70)
+            .map(|index| volume(&format!("pvc-{index:02}")))
+            .collect();
+        let batch = Failures::default().batch(all.iter().collect());
+        assert_eq!(batch.len(), MAX_BATCH);
+        let pod = cleaner(&batch, &site());
+        assert!(is_for(&pod, &all[0]) && is_for(&pod, &all[63]) && !is_for(&pod, &all[64]));
+        let pod = serde_json::to_value(pod).unwrap();
+        assert_eq!(pod["metadata"]["name"], "local-path-cleanup-u1");
+        assert_eq!(pod["spec"]["nodeName"], "n1");
+        assert_eq!(
+            pod["spec"]["volumes"][0]["hostPath"]["path"],
+            "/data/volumes"
+        );
+        let args = &pod["spec"]["containers"][0]["args"];
+        assert_eq!(args[0], "remove-volume");
+        assert_eq!(args[65], "pvc-63");
+        assert_eq!(args[66], json!(null));
+    }
+
+    #[test]
+    fn a_volume_that_fails_holds_up_no_other() {
+        let all = ["pvc-a", "pvc-b", "pvc-c"].map(volume);
+        let all: Vec<_> = all.iter().collect();
+        let mut failures = Failures::default();
+        let said = "hello: not removed:\npvc-a: x: is a mount and stays\npvc-bb: y";
+        let pod = failed(&all, "p1", said);
+        let complaints = complaints(&pod);
+        let why = "x: is a mount and stays".to_owned();
+        assert_eq!(complaints, [("pvc-a", why)]);
+        let now = Timestamp::UNIX_EPOCH;
+        assert!(failures.record(&site(), &pod, &["pvc-a"], now));
+        assert!(
+            !failures.record(&site(), &pod, &["pvc-a"], now),
+            "it is known"
+        );
+        assert_eq!(names(&failures.batch(all.clone())), ["pvc-b", "pvc-c"]);
+        assert_eq!(names(&failures.batch(vec![all[0]])), ["pvc-a"]);
+        let pod = failed(&all[1..], "p2", "");
+        assert!(failures.record(&site(), &pod, &["pvc-b", "pvc-c"], now));
+        let pod = failed(&all[1..2], "p3", "");
+        assert!(failures.record(&site(), &pod, &["pvc-b"], now));
+        assert_eq!(
+            names(&failures.batch(all.clone())),
+            ["pvc-a"],
+            "one at a time"
+        );
+        failures.forget("pvc-c");
+        assert_eq!(names(&failures.batch(all)), ["pvc-c"]);
+    }
+
+    #[test]
+    fn a_node_where_pods_fail_is_left_alone_for_longer_and_longer() {
+        let all = [volume("pvc-a")];
+        let mut failures = Failures::default();
+        let now = Timestamp::UNIX_EPOCH;
+        assert_eq!(failures.wait(&site(), now), None);
+        let mut before = Duration::ZERO;
+        for uid in ["p1", "p2", "p3"] {
+            failures.record(&site(), &failed(&[&all[0]], uid, ""), &[], now);
+            let wait = failures.wait(&site(), now).unwrap();
+            assert!(wait > before, "{wait:?}");
+            before = wait;
+        }
+        assert_eq!(failures.wait(&site(), now + before), None);
+    }
+}
