@@ -546,8 +546,9 @@ fn remember(seed: u64) {
     let nodes = 20 + maker.dice.below(150);
     for number in 0..nodes {
         let node = maker.node(number);
-        both.each_mut()
-            .map(|one| one.cluster.put_node(clone(&node)));
+        for one in &mut both {
+            one.cluster.put_node(clone(&node));
+        }
     }
     let profile = Profile::default_scheduler();
     let workloads: Vec<_> = (0..8).map(|_| maker.pod()).collect();
@@ -561,25 +562,27 @@ fn remember(seed: u64) {
         placed.push(pod);
         let gone = maker.one_in(4).then(|| maker.dice.below(placed.len()));
         if let Some(gone) = gone.map(|at| placed.swap_remove(at)) {
-            both.each_mut()
-                .map(|scheduling| scheduling.cluster.remove_pod(&gone.uid));
+            for one in &mut both {
+                one.cluster.remove_pod(&gone.uid);
+            }
         }
         let nominee = maker
             .one_in(10)
             .then(|| replica(&workloads[0], 1000 + number));
         if let Some(nominee) = nominee {
             let node: Arc<str> = format!("n{}", maker.dice.below(nodes)).into();
-            both.each_mut().map(|one| {
+            for one in &mut both {
                 let nominated = &mut one.cluster.nominated;
                 nominated.put(nominee.clone(), node.clone());
-            });
+            }
         }
         if maker.one_in(10) {
             let changed = maker.dice.below(nodes);
             let mut node = maker.node(changed);
             node.allocatable.cpu = 8000;
-            both.each_mut()
-                .map(|one| one.cluster.put_node(clone(&node)));
+            for one in &mut both {
+                one.cluster.put_node(clone(&node));
+            }
         }
         both[0].cluster.prepare();
         check_room(&both[0].cluster, seed);
