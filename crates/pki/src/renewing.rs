@@ -176,7 +176,9 @@ impl Renewing {
         let builder = ClientConfig::builder_with_provider(provider())
             .with_safe_default_protocol_versions()?
             .with_root_certificates(tls::roots(authorities)?);
-        Ok(builder.with_client_cert_resolver(self.clone()))
+        Ok(tls::renewable(
+            builder.with_client_cert_resolver(self.clone()),
+        ))
     }
 
     /// A server that shows this certificate; clients show none or one of `authorities`.

@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use rustls::{
     CipherSuite, ClientConfig, RootCertStore, ServerConfig, SignatureScheme,
-    client::ResolvesClientCert,
+    client::{ResolvesClientCert, Resumption},
     crypto::CryptoProvider,
     pki_types::{CertificateDer, PrivateKeyDer},
-    server::{ClientHello, ResolvesServerCert, WebPkiClientVerifier},
+    server::{ClientHello, NoServerSessionStorage, ResolvesServerCert, WebPkiClientVerifier},
     sign::CertifiedKey,
 };
 
@@ -50,6 +50,9 @@ pub(crate) fn server(
         .with_client_cert_verifier(verifier)
         .with_cert_resolver(issued);
     config.ignore_client_order = true;
+    // A resumed session shows the client's certificate of its first handshake, also after a renewal.
+    config.session_storage = Arc::new(NoServerSessionStorage {});
+    config.send_tls13_tickets = 0;
     config.alpn_protocols = ALPN.iter().map(|name| name.to_vec()).collect();
     Ok(config)
 }
@@ -72,9 +75,16 @@ pub(crate) fn client(
         .with_safe_default_protocol_versions()?
         .with_root_certificates(roots);
     Ok(match issued {
-        Some(issued) => builder.with_client_cert_resolver(issued),
+        Some(issued) => renewable(builder.with_client_cert_resolver(issued)),
         None => builder.with_no_client_auth(),
     })
+}
+
+/// A client whose certificate changes: every connection shows the one of its time, and none resumes a session that
+/// began with an older one.
+pub(crate) fn renewable(mut config: ClientConfig) -> ClientConfig {
+    config.resumption = Resumption::disabled();
+    config
 }
 
 /// A server with a fixed certificate; clients show none. For servers outside the cluster's PKI.

@@ -338,3 +338,52 @@ fn debug_output_shows_no_key() {
     let issued = pki.issued(Leaf::Admin).unwrap();
     assert!(!format!("{issued:?}").contains("PRIVATE"));
 }
+
+#[test]
+fn a_shorter_life_takes_effect_at_the_next_start_and_leaves_time_to_renew() {
+    let dir = tempfile::tempdir().unwrap();
+    let long = Pki::ensure(dir.path(), &names()).unwrap();
+    let minute = Duration::from_secs(60);
+    let short = Pki::ensure_for(dir.path(), &names(), minute).unwrap();
+    let now = Timestamp::now();
+    for leaf in Leaf::ALL {
+        let (before, after) = (long.issued(*leaf).unwrap(), short.issued(*leaf).unwrap());
+        assert_ne!(
+            before.certificate_pem(),
+            after.certificate_pem(),
+            "{leaf:?}"
+        );
+        assert!(after.not_after() <= now + SignedDuration::from_secs(61));
+        assert!(after.renew_at() > now, "{leaf:?} is due at once");
+    }
+    assert_eq!(short.ca().life(), minute);
+    assert_eq!(long.ca().pem(), short.ca().pem());
+    // The same life again changes nothing.
+    let again = Pki::ensure_for(dir.path(), &names(), minute).unwrap();
+    let pem = |pki: &Pki| pki.issued(Leaf::Apiserver).unwrap().certificate_pem();
+    assert_eq!(pem(&short), pem(&again));
+    // Kubeconfigs follow the server's address.
+    let path = dir.path().join("admin.kubeconfig");
+    let config = Kubeconfig {
+        leaf: Leaf::Admin,
+        path: path.clone(),
+        server: "https://192.0.2.7:6443".to_owned(),
+        servers: Vec::new(),
+    };
+    again.write_kubeconfig(config).unwrap();
+    again.set_server("https://192.0.2.8:6443").unwrap();
+    assert!(read(&path).contains("https://192.0.2.8:6443"));
+    assert!(!read(&path).contains("192.0.2.7:"));
+}
+
+#[test]
+fn no_session_is_resumed_with_the_certificate_of_an_earlier_handshake() {
+    let dir = tempfile::tempdir().unwrap();
+    let pki = Pki::ensure(dir.path(), &names()).unwrap();
+    for config in [pki.apiserver_config(), pki.kubelet_config()] {
+        let config = config.unwrap();
+        assert_eq!(config.send_tls13_tickets, 0);
+        assert!(!config.session_storage.can_cache());
+        assert!(!config.ticketer.enabled());
+    }
+}

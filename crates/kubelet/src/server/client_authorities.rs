@@ -57,6 +57,8 @@ pub fn server_config(
         .with_cert_resolver(tls.cert_resolver.clone());
     config.alpn_protocols.clone_from(&tls.alpn_protocols);
     config.ignore_client_order = tls.ignore_client_order;
+    config.session_storage = tls.session_storage.clone();
+    config.send_tls13_tickets = tls.send_tls13_tickets;
     Ok(config)
 }
 
