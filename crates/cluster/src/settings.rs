@@ -648,6 +648,17 @@ mod tests {
     }
 
     #[test]
+    fn the_life_of_certificates_is_a_duration_within_bounds() {
+        assert_eq!(signing_duration(None).unwrap(), pki::csr::LIFE);
+        let hour = signing_duration(Some("1h")).unwrap();
+        assert_eq!(hour, Duration::from_secs(3600));
+        for text in ["", "5", "5s", "-1h", "9000h", "soon"] {
+            let error = signing_duration(Some(text)).unwrap_err().to_string();
+            assert!(error.starts_with("--cluster-signing-duration: "), "{error}");
+        }
+    }
+
+    #[test]
     fn defaults_are_those_of_the_design() {
         let settings = Settings::resolve(options()).unwrap();
         assert_eq!(settings.cluster_dns().to_string(), "10.43.0.10");
