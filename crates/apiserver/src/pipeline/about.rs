@@ -1,5 +1,7 @@
 //! What a request is, from its path and query: how it is counted and whether it may last.
 
+use http::{HeaderMap, header};
+
 use crate::{RequestInfo, Resource, metrics::About, query::Query};
 
 fn verb_label(verb: &'static str) -> &'static str {
@@ -51,11 +53,15 @@ pub(super) fn is_long_running(info: &RequestInfo, query: &Query) -> bool {
     }
 }
 
-/// Whether a request opens a stream into a pod with GET, as WebSockets do.
-pub(super) fn opens_stream_by_get(info: &RequestInfo) -> bool {
+/// Whether a request opens a stream into a pod with GET, as WebSockets do: by itself, or at a kubelet behind its node's
+/// proxy.
+pub(super) fn opens_stream_by_get(info: &RequestInfo, headers: &HeaderMap) -> bool {
     info.verb == "get"
         && info.resource.as_ref().is_some_and(|subject| {
-            let into = ["exec", "attach", "portforward"];
-            subject.resource == "pods" && into.contains(&subject.subresource.as_str())
+            match (subject.resource.as_str(), subject.subresource.as_str()) {
+                ("pods", "exec" | "attach" | "portforward") => true,
+                ("nodes", "proxy") => headers.contains_key(header::UPGRADE),
+                _ => false,
+            }
         })
 }

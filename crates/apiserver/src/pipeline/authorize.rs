@@ -22,7 +22,7 @@ pub(super) async fn authorize(
     let (info, query) = (&arrival.info, &arrival.query);
     let ticket = exchange.ticket.as_deref();
     decide(&exchange.core, user, info, query, ticket).await?;
-    if opens_stream_by_get(info) {
+    if opens_stream_by_get(info, &arrival.parts.headers) {
         // A WebSocket begins with GET, but exec and attach do more than read.
         let create = RequestInfo {
             verb: "create",

@@ -48,6 +48,8 @@ pub(crate) enum Trust {
 const OURS: &[&str] = &[
     "connection",
     "keep-alive",
+    "proxy-authenticate",
+    "proxy-authorization",
     "proxy-connection",
     "transfer-encoding",
     "te",

@@ -13,7 +13,7 @@ use tokio::net::TcpListener;
 use super::ask;
 use crate::{
     holes::{nobody, over_tls},
-    support::{Server, admin, over_socket},
+    support::{Server, admin, over_socket, send},
 };
 
 /// Answers with the path and the headers that it sees; requests for an upgrade it refuses, in the same words.
@@ -108,6 +108,7 @@ async fn a_backend_sees_neither_tokens_nor_identities() {
     let bearer = format!("Bearer {token}");
     let headers = [
         ("authorization", bearer.as_str()),
+        ("proxy-authorization", bearer.as_str()),
         ("impersonate-user", "system:serviceaccount:default:default"),
         ("impersonate-group", "system:masters"),
         ("cookie", "session=1"),
@@ -191,6 +192,41 @@ async fn a_websockets_token_ends_at_this_server() {
         let refused = over_tls(&server, nobody(&server), "GET", &path, &headers, "");
         let refused = refused.await.unwrap();
         assert_eq!(refused.code, code, "{headers:?}: {}", refused.body);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn reading_through_a_nodes_proxy_opens_no_stream_at_its_kubelet() {
+    let server = Server::start().await;
+    let node = json!({"metadata": {"name": "n1"}});
+    let made = admin(&server, "POST", "/api/v1/nodes", node).await;
+    assert_eq!(made.code, 201, "{}", made.body);
+    let rules = json!([{"verbs": ["get"], "apiGroups": [""], "resources": ["nodes/proxy"]}]);
+    super::grant(&server, "eve", rules).await;
+    let eve = super::user("eve");
+    let exec = "/api/v1/nodes/n1/proxy/exec/default/p/c?command=id&output=1";
+    for (path, upgrade, may) in [
+        (exec, Some("websocket"), false),
+        (exec, Some("SPDY/3.1"), false),
+        (
+            "/api/v1/nodes/n1/proxy/%65xec/default/p/c",
+            Some("websocket"),
+            false,
+        ),
+        (
+            "/api/v1/nodes/https:n1:10250/proxy/exec/default/p/c",
+            Some("websocket"),
+            false,
+        ),
+        ("/api/v1/nodes/n1/proxy/metrics", None, true),
+    ] {
+        let headers: Vec<(&str, &str)> = upgrade
+            .into_iter()
+            .flat_map(|upgrade| [("connection", "Upgrade"), ("upgrade", upgrade)])
+            .collect();
+        let answer = send(&server, eve.clone(), "GET", path, &headers, "").await;
+        let refused = answer.code == 403 && answer.body.contains("cannot create resource");
+        assert_eq!(refused, !may, "{path}: {} {}", answer.code, answer.body);
     }
 }
 
