@@ -133,3 +133,83 @@ fn an_operator_on_kopf_follows_its_objects() {
         if map.ok { Err(map.stdout) } else { Ok(()) }
     });
 }
+
+/// Starts an operator that serves webhooks.
+fn with_webhooks(cluster: &Cluster, kopf: &Path, log: &Path) -> Background {
+    let directory = cluster.machine().dir();
+    let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).expect("a certificate");
+    let (certificate, key) = (directory.join("hook.crt"), directory.join("hook.key"));
+    fs::write(&certificate, made.cert.pem()).expect("a file");
+    fs::write(&key, made.signing_key.serialize_pem()).expect("a file");
+    let mut operator = cluster.machine().command(&kopf.display().to_string());
+    operator
+        .args(["run", "--standalone", "--namespace", "default"])
+        .arg(scripts().join("admission_story.py"))
+        .env("KUBECONFIG", cluster.kubeconfig())
+        // The machine of the cluster has its ports for itself.
+        .env("WEBHOOK_PORT", "9443")
+        .env("WEBHOOK_CERTIFICATE", certificate)
+        .env("WEBHOOK_KEY", key)
+        .stdin(Stdio::null())
+        .stdout(fs::File::create(log).expect("a log"))
+        .stderr(Stdio::null());
+    Background(operator.spawn().expect("kopf starts"))
+}
+
+fn greeting(name: &str, spec: &str) -> String {
+    format!(
+        r#"{{"apiVersion": "story.mainstay.local/v1", "kind": "Greeting",
+            "metadata": {{"name": "{name}"}}, "spec": {{{spec}}}}}"#
+    )
+}
+
+#[test]
+fn an_operator_on_kopf_changes_and_refuses_objects_by_webhooks() {
+    let kopf = python().join("kopf");
+    let cluster = Cluster::up();
+    let definition = scripts().join("greetings.yaml").display().to_string();
+    cluster.kubectl(&["apply", "-f", &definition]).success();
+    cluster.get(&["crd", "greetings.story.mainstay.local"]);
+    let log = cluster.machine().dir().join("kopf.log");
+    let operator = with_webhooks(&cluster, &kopf, &log);
+    let create = |name: &str, spec: &str| {
+        cluster.kubectl_stdin(&["create", "-f", "-"], &greeting(name, spec))
+    };
+    eventually("the operator's webhooks refuse", || {
+        let arguments = ["create", "--dry-run=server", "-f", "-"];
+        let spec = r#""text": "a curse""#;
+        let tried = cluster.kubectl_stdin(&arguments, &greeting("tried", spec));
+        if !tried.ok && tried.stderr.contains("must not curse") {
+            return Ok(());
+        }
+        let said = fs::read_to_string(&log).unwrap_or_default();
+        Err(format!("{tried:?} {said}"))
+    });
+
+    let refused = create("bad", r#""text": "a curse""#);
+    let words = "denied the request: kubernetes-admin must not curse";
+    assert!(!refused.ok && refused.stderr.contains(words), "{refused:?}");
+    let made = create("loud", r#""text": "HELLO""#);
+    assert!(made.ok, "{made:?}");
+    assert!(made.stderr.contains("Warning: that is loud"), "{made:?}");
+    let mood = ["get", "greeting", "loud", "-o", "jsonpath={.spec.mood}"];
+    assert_eq!(cluster.kubectl(&mood).success(), "kind");
+    let patch = r#"{"spec": {"mood": "grim"}}"#;
+    let arguments = ["patch", "greeting", "loud", "--type=merge", "-p", patch];
+    let changed = cluster.kubectl(&arguments);
+    let words = "a mood stays as it is";
+    assert!(!changed.ok && changed.stderr.contains(words), "{changed:?}");
+    assert_eq!(cluster.kubectl(&mood).success(), "kind");
+    assert!(!cluster.kubectl(&["get", "greeting", "bad"]).ok);
+
+    // Without its operator a webhook that must be asked refuses everything, and nothing else is concerned.
+    drop(operator);
+    let alone = create("alone", r#""text": "hi""#);
+    assert!(
+        !alone.ok && alone.stderr.contains("failed calling webhook"),
+        "{alone:?}"
+    );
+    let map = ["create", "configmap", "other", "--from-literal=a=b"];
+    cluster.kubectl(&map).success();
+    assert!(!cluster.kubectl(&["get", "greeting", "alone"]).ok);
+}
