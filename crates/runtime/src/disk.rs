@@ -8,7 +8,10 @@ use std::{
 
 use serde::{Serialize, de::DeserializeOwned};
 
-use crate::error::{Error, Result};
+use crate::{
+    error::{Error, Result},
+    remove_tree::remove_tree,
+};
 
 /// Writes a file beside its place and moves it there.
 pub fn replace(path: &Path, bytes: &[u8]) -> Result<()> {
@@ -75,10 +78,7 @@ pub fn load_message<T: prost::Message + Default>(path: &Path) -> Result<T> {
 
 /// Removes a directory with everything in it; that it is missing is fine.
 pub fn remove_dir(path: &Path) -> Result<()> {
-    match fs::remove_dir_all(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        result => result.map_err(Error::file(path)),
-    }
+    remove_tree(path).map_err(Error::file(path))
 }
 
 #[cfg(test)]

@@ -19,6 +19,7 @@ mod mounts;
 mod poll;
 mod pulls;
 pub mod reexec;
+mod remove_tree;
 mod rooted;
 mod sandbox;
 mod service;

@@ -24,6 +24,8 @@ use nix::{
 pub(crate) const SHIM: &CStr = c"mainstay:shim";
 pub(crate) const INIT: &CStr = c"mainstay:init";
 pub(crate) const PROPAGATE: &CStr = c"mainstay:propagate";
+pub(crate) const BIND_DEV: &CStr = c"mainstay:bind-dev";
+pub(crate) const MAKE_DEVICES: &CStr = c"mainstay:make-devices";
 
 /// Runs a helper if this process was started as one. Must be called first in `main`, before any
 /// thread is started.
@@ -36,6 +38,10 @@ pub fn dispatch() -> Option<ExitCode> {
         crate::helper::init::run
     } else if is(PROPAGATE) {
         crate::helper::propagate::run
+    } else if is(BIND_DEV) {
+        crate::helper::bound_dev::run
+    } else if is(MAKE_DEVICES) {
+        crate::helper::placed_devices::run
     } else {
         return None;
     };

@@ -11,7 +11,7 @@ use std::{
 };
 
 use nix::{
-    fcntl::{OFlag, OpenHow, ResolveFlag, openat2},
+    fcntl::{OFlag, OpenHow, ResolveFlag, openat, openat2},
     sys::stat::{Mode, mkdirat},
 };
 
@@ -116,6 +116,21 @@ pub fn create_dir_all(root: &Path, path: impl AsRef<Path>) -> io::Result<()> {
         };
     }
     Ok(())
+}
+
+/// Makes an empty file and the directories above it. What exists stays as it is.
+pub fn create_file(root: &Path, path: impl AsRef<Path>) -> io::Result<()> {
+    let path = path.as_ref();
+    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+        return Err(io::ErrorKind::InvalidInput.into());
+    };
+    create_dir_all(root, parent)?;
+    let parent = open(root, parent, OFlag::O_PATH | OFlag::O_DIRECTORY)?;
+    let flags = OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_WRONLY | OFlag::O_CLOEXEC;
+    match openat(parent.as_fd(), name, flags, Mode::from_bits_retain(0o644)) {
+        Ok(_) | Err(nix::Error::EEXIST) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
 }
 
 #[cfg(test)]

@@ -4,12 +4,14 @@
 //! What makes containers is a fork of the shim, which has one thread, too: that costs a tenth of
 //! starting the program again, and runs from the same sealed copy.
 
+pub(crate) mod bound_dev;
 mod complaints;
 mod executor;
 pub(crate) mod init;
 mod mount_points;
 mod oci;
 mod outside;
+pub(crate) mod placed_devices;
 mod prepare;
 pub(crate) mod propagate;
 mod seccomp;

@@ -1,12 +1,10 @@
 //! Where mounts may go. The image's links and the pod's volumes are not to be trusted, and
-//! libcontainer differs from runc in four points that are settled here before it runs:
+//! libcontainer differs from runc in three points that are settled here before it runs:
 //!
 //! - A mount whose destination is a dangling link gets the link's target, inside the root.
 //! - Nothing is mounted inside `/proc` but the few files that runc allows, however the destination
 //!   is spelled. Links inside volumes cannot be seen in advance, so the result is checked once more
 //!   in the container, before its program is executed ([`check_result`]).
-//! - Nothing is bound to `/dev` itself: libcontainer makes devices and links there and removes `ptmx`,
-//!   which would change the host's own directory. runc leaves such a `/dev` alone; not so here yet.
 //! - On cgroup v1 a container sees its own cgroups only, and read-only unless it is privileged.
 
 use std::{
@@ -42,20 +40,11 @@ const REPLACEABLE: &[&str] = &[
 /// Changes the configuration's mounts; whether any was changed.
 pub(super) fn settle(spec: &mut Spec) -> Outcome<bool> {
     let followed = follow_links(spec)?;
-    refuse_bound_dev(spec)?;
     let limited = show_own_cgroups(spec, Hierarchies::host())?;
     Ok(followed || limited)
 }
 
-fn refuse_bound_dev(spec: &Spec) -> Outcome<()> {
-    let mut mounts = spec.mounts().iter().flatten();
-    match mounts.any(|mount| is_bind(mount) && mount.destination() == Path::new("/dev")) {
-        true => Err("a volume mounted at /dev is not supported; mount it at another path".into()),
-        false => Ok(()),
-    }
-}
-
-fn is_bind(mount: &Mount) -> bool {
+pub(super) fn is_bind(mount: &Mount) -> bool {
     let has = |wanted: &str| mount.options().iter().flatten().any(|o| o == wanted);
     mount.typ().as_deref() == Some("bind") || has("bind") || has("rbind")
 }
@@ -228,16 +217,6 @@ mod tests {
 
     fn bind(destination: &str, source: &str) -> serde_json::Value {
         json!({ "destination": destination, "type": "bind", "source": source, "options": ["rbind"] })
-    }
-
-    #[test]
-    fn nothing_is_bound_to_dev_itself() {
-        let root = Path::new("/root");
-        let outcome = |mount| refuse_bound_dev(&spec(root, json!([mount])));
-        assert!(outcome(bind("/dev", "/dev")).is_err());
-        assert!(outcome(bind("/dev/shm", "/tmp")).is_ok());
-        let own = json!({ "destination": "/dev", "type": "tmpfs", "source": "tmpfs" });
-        assert!(outcome(own).is_ok());
     }
 
     #[test]

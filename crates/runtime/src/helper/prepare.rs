@@ -1,5 +1,7 @@
-//! What libcontainer is given differs from the bundle in three points: propagation of single mounts
-//! (see [`propagate`]), destinations of mounts (see [`mount_points`]) and capabilities. It drops capabilities before our
+//! What libcontainer is given differs from the bundle in five points: propagation of single mounts
+//! (see [`propagate`]), destinations of mounts (see [`mount_points`]), a volume at `/dev` (see [`bound_dev`]),
+//! devices elsewhere (see [`placed_devices`])
+//! and capabilities. It drops capabilities before our
 //! executor can install a seccomp filter, and installing one needs CAP_SYS_ADMIN unless the process
 //! gives up gaining privileges. So the process keeps that capability for the last step, in which our
 //! executor installs the filter and reduces the capabilities to what was asked for.
@@ -10,13 +12,14 @@ use std::{
     rc::Rc,
 };
 
-use oci_spec::runtime::{Capabilities, Capability, Process, Spec};
+use oci_spec::runtime::{Capabilities, Capability, Hook, Process, Spec};
 
 use super::{
+    bound_dev,
     executor::Finish,
     mount_points,
     oci::Outcome,
-    propagate,
+    placed_devices, propagate,
     seccomp::{self},
 };
 
@@ -38,12 +41,16 @@ pub(super) fn container(bundle: &Path) -> Outcome<Prepared> {
     };
     let lent = lend_capabilities(&mut process, &mut finish);
     let moved = mount_points::settle(&mut spec)?;
-    if !propagate::add_hook(&mut spec)? && !lent && !moved {
+    let placed = placed_devices::take(&mut spec)?;
+    let hooks = [bound_dev::take(&mut spec)?, placed, propagate::hook(&spec)?];
+    let hooks: Vec<_> = hooks.into_iter().flatten().collect();
+    if hooks.is_empty() && !lent && !moved {
         return Ok(Prepared {
             bundle: bundle.to_path_buf(),
             finish,
         });
     }
+    add_hooks(&mut spec, hooks);
     spec.set_process(Some(process));
     let adjusted = bundle.join("adjusted");
     fs::create_dir_all(&adjusted)?;
@@ -52,6 +59,17 @@ pub(super) fn container(bundle: &Path) -> Outcome<Prepared> {
         bundle: adjusted,
         finish,
     })
+}
+
+/// Ours run first: those of devices (CDI) expect the container's mounts.
+fn add_hooks(spec: &mut Spec, mut ours: Vec<Hook>) {
+    if ours.is_empty() {
+        return;
+    }
+    let mut hooks = spec.hooks().clone().unwrap_or_default();
+    ours.extend(hooks.create_container().clone().unwrap_or_default());
+    hooks.set_create_container(Some(ours));
+    spec.set_hooks(Some(hooks));
 }
 
 /// For a further process: its file is changed in place.

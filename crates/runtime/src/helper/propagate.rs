@@ -13,19 +13,19 @@ use nix::{
     fcntl::OFlag,
     mount::{MsFlags, mount},
 };
-use oci_spec::runtime::{Hook, HookBuilder, HooksBuilder, Spec};
+use oci_spec::runtime::{Hook, HookBuilder, Spec};
 
 use super::oci::Outcome;
 use crate::{reexec, rooted};
 
-/// Adds the hook to a configuration that needs it. `false` if it does not.
-pub(super) fn add_hook(spec: &mut Spec) -> Outcome<bool> {
+/// The hook, for a configuration that needs it.
+pub(super) fn hook(spec: &Spec) -> Outcome<Option<Hook>> {
     let root = spec
         .linux()
         .as_ref()
         .and_then(|linux| linux.rootfs_propagation().clone());
     if !matches!(root.as_deref(), Some("slave" | "shared")) {
-        return Ok(false);
+        return Ok(None);
     }
     let rootfs = spec
         .root()
@@ -50,12 +50,7 @@ pub(super) fn add_hook(spec: &mut Spec) -> Outcome<bool> {
         .path("/proc/self/exe")
         .args(args)
         .build()?;
-    spec.set_hooks(Some(
-        HooksBuilder::default()
-            .create_container(vec![hook])
-            .build()?,
-    ));
-    Ok(true)
+    Ok(Some(hook))
 }
 
 /// The entry point: the container's root, then pairs of propagation and mount.

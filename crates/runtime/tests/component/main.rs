@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+mod bound_dev;
 mod cni;
 mod containers;
 mod effects;
