@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Request, Uri, header};
-use http_body_util::{BodyExt, Empty, Limited};
+use http_body_util::{BodyExt, Empty};
+use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
 use k8s_openapi::api::core::v1::{Container, HTTPGetAction};
 use tokio_rustls::TlsConnector;
@@ -68,7 +69,9 @@ impl Target {
 pub async fn probe(target: &Target, timeout: Duration) -> Answer {
     match get(target, timeout).await {
         Ok((200..300, _)) => Answer::Ok,
-        Ok((300..400, _)) => Answer::Warning("Probe terminated redirects".into()),
+        Ok((300..400, body)) => {
+            Answer::Warning(format!("Probe terminated redirects, Response body: {body}"))
+        }
         Ok((status, _)) => Answer::Failed(format!("HTTP probe failed with statuscode: {status}")),
         Err(message) => Answer::Failed(message),
     }
@@ -180,13 +183,8 @@ where
         let location = location
             .and_then(|value| value.to_str().ok())
             .map(str::to_owned);
-        let body = Limited::new(response.into_body(), MAX_BODY).collect().await;
-        let body = body.map(|body| body.to_bytes()).unwrap_or_default();
-        Ok((
-            status,
-            location,
-            String::from_utf8_lossy(&body).into_owned(),
-        ))
+        let body = beginning(response.into_body()).await?;
+        Ok((status, location, body))
     };
     tokio::pin!(answer, connection);
     tokio::select! {
@@ -197,6 +195,19 @@ where
             Err(error) => Err(error.to_string()),
         },
     }
+}
+
+/// As much of a body as is kept.
+async fn beginning(mut body: Incoming) -> Result<String, String> {
+    let mut bytes = Vec::new();
+    while bytes.len() < MAX_BODY
+        && let Some(frame) = body.frame().await
+    {
+        let frame = frame.map_err(|error| error.to_string())?;
+        bytes.extend_from_slice(frame.data_ref().map_or(&[][..], AsRef::as_ref));
+    }
+    bytes.truncate(MAX_BODY);
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 #[cfg(test)]
@@ -228,10 +239,12 @@ mod tests {
         let bad = answering("HTTP/1.1 503 X\r\ncontent-length: 0\r\n\r\n").await;
         let expected = "HTTP probe failed with statuscode: 503".to_owned();
         assert_eq!(probe(&bad, second).await, Answer::Failed(expected));
-        let away =
-            answering("HTTP/1.1 302 X\r\nlocation: http://10.0.0.1/\r\ncontent-length: 0\r\n\r\n")
-                .await;
-        assert!(matches!(probe(&away, second).await, Answer::Warning(_)));
+        let away = answering(
+            "HTTP/1.1 302 X\r\nlocation: http://10.0.0.1/\r\ncontent-length: 5\r\n\r\nFound",
+        )
+        .await;
+        let expected = "Probe terminated redirects, Response body: Found".to_owned();
+        assert_eq!(probe(&away, second).await, Answer::Warning(expected));
     }
 
     #[test]
