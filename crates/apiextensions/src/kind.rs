@@ -2,8 +2,7 @@
 
 use std::{
     borrow::Cow,
-    collections::HashMap,
-    sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError},
+    sync::{Arc, LazyLock, OnceLock},
 };
 
 use kinds::{Column, Context, Kind, Names, Scope, Subresource, SubresourceInfo, tree};
@@ -18,8 +17,14 @@ use bytes::Bytes;
 use sha2::{Digest, Sha256};
 
 use super::{
-    conversion::Conversion, ratchet::Was, rules::Rules, scale::ScalePaths, structural::Schema,
-    validate, versions, view::View,
+    conversion::Conversion,
+    ratchet::Was,
+    rules::Rules,
+    scale::ScalePaths,
+    schemas::{OpenApis, Schemas, definition_fingerprint, fingerprint},
+    structural::Schema,
+    validate, versions,
+    view::View,
 };
 
 const STATUS: SubresourceInfo = SubresourceInfo {
@@ -48,97 +53,6 @@ const VERBS: &[&str] = &[
     "update",
     "watch",
 ];
-
-/// The schemas of all versions of a definition: what is stored in one is served in another. They are read when an
-/// object needs them: of most definitions of a cluster there is none.
-pub struct Schemas {
-    /// Guards the definition as it is stored; the bytes are the store's own.
-    definition: Mutex<Bytes>,
-    read: OnceLock<Vec<(String, Schema)>>,
-}
-
-impl Schemas {
-    pub fn new(definition: Bytes) -> Self {
-        Self {
-            definition: Mutex::new(definition),
-            read: OnceLock::new(),
-        }
-    }
-
-    fn bytes(&self) -> std::sync::MutexGuard<'_, Bytes> {
-        // Nothing can fail while it is held.
-        self.definition
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Takes a later revision of the definition, which says the same about its versions: the store's bytes of the one
-    /// before can go.
-    fn renew(&self, definition: Bytes) {
-        *self.bytes() = definition;
-    }
-
-    /// The versions as they were written.
-    fn versions(&self) -> Vec<Value> {
-        let definition = self.bytes().clone();
-        let definition: Value = match machinery::json::from_slice(&definition) {
-            Ok(definition) => definition,
-            // Only bytes that were encoded from an object are stored.
-            Err(error) => panic!("a stored definition is no object: {error}"),
-        };
-        let versions = definition["spec"]["versions"].as_array();
-        versions.cloned().unwrap_or_default()
-    }
-
-    fn all(&self) -> &[(String, Schema)] {
-        self.read.get_or_init(|| {
-            let read = |version: &Value| {
-                let name = version["name"].as_str().unwrap_or_default().to_owned();
-                (name, Schema::read(&version["schema"]["openAPIV3Schema"]))
-            };
-            self.versions().iter().map(read).collect()
-        })
-    }
-
-    fn get(&self, version: &str) -> Option<&Schema> {
-        let mut all = self.all().iter();
-        all.find(|(name, _)| name == version)
-            .map(|(_, schema)| schema)
-    }
-}
-
-/// The schemas of all versions of a definition as they were written.
-pub struct OpenApis {
-    of: Arc<Schemas>,
-    by_version: HashMap<String, Value>,
-}
-
-impl OpenApis {
-    /// Takes the schema of a version; `None` if it belongs to another definition.
-    pub fn take(&mut self, kind: &CustomKind) -> Option<Value> {
-        let is_same = Arc::ptr_eq(&self.of, &kind.schemas);
-        is_same.then(|| {
-            self.by_version
-                .remove(&kind.names.version)
-                .unwrap_or_default()
-        })
-    }
-}
-
-/// Tells definitions apart whose kinds differ.
-fn definition_fingerprint(definition: &Value) -> [u8; 32] {
-    let is_leaving = definition["metadata"]["deletionTimestamp"].is_string();
-    let mut hash = Sha256::new();
-    hash.update([u8::from(is_leaving)]);
-    hash.update(definition["metadata"]["uid"].to_string());
-    hash.update(definition["spec"].to_string());
-    hash.finalize().into()
-}
-
-/// Tells schemas apart.
-pub fn fingerprint(schema: &Value) -> [u8; 32] {
-    Sha256::digest(schema.to_string().as_bytes()).into()
-}
 
 static ANYTHING: LazyLock<Schema> = LazyLock::new(Schema::default);
 
@@ -247,6 +161,11 @@ impl CustomKind {
         }
     }
 
+    /// The schemas that it shares with the other versions.
+    pub(super) fn schemas(&self) -> &Arc<Schemas> {
+        &self.schemas
+    }
+
     /// Takes a later revision of its definition if that changes nothing for the kind.
     pub fn renew(&self, definition: &Value, bytes: &Bytes) -> bool {
         let is_same = definition_fingerprint(definition) == self.definition_fingerprint;
@@ -311,14 +230,7 @@ impl CustomKind {
 
     /// The schemas of all versions of the definition as they were written, by version, parsed anew.
     pub fn read_open_apis(&self) -> OpenApis {
-        let versions = self.schemas.versions().into_iter().map(|mut version| {
-            let name = version["name"].as_str().unwrap_or_default().to_owned();
-            (name, version["schema"]["openAPIV3Schema"].take())
-        });
-        OpenApis {
-            of: self.schemas.clone(),
-            by_version: versions.collect(),
-        }
+        OpenApis::read(&self.schemas)
     }
 
     /// The schema as it was written, parsed anew.
@@ -770,5 +682,39 @@ mod tests {
         let errors = kind.validate_create(object);
         assert_eq!(errors.len(), 1, "{errors:?}");
         assert_eq!(is_read(), [true, true, false]);
+    }
+
+    #[test]
+    fn a_change_that_is_not_about_the_kind_leaves_it_as_it_is() {
+        let version = json!({"name": "v1", "schema": {"openAPIV3Schema": {"type": "object"}}});
+        let definition = json!({"metadata": {"uid": "1"}, "spec": {
+            "group": "example.com", "scope": "Cluster", "versions": [version],
+            "names": {"kind": "Thing", "plural": "things"},
+        }});
+        let schemas = Arc::new(Schemas::new(definition.to_string().into()));
+        let kind = CustomKind::read(&definition, &version, schemas, "v1", 1);
+        for (path, value, expected) in [
+            ("/status", json!({"conditions": []}), true),
+            ("/metadata/resourceVersion", json!("7"), true),
+            (
+                "/metadata/deletionTimestamp",
+                json!("2026-01-01T00:00:00Z"),
+                false,
+            ),
+            ("/metadata/uid", json!("2"), false),
+            ("/spec/versions", json!([]), false),
+            ("/spec/names/shortNames", json!(["t"]), false),
+        ] {
+            let mut changed = definition.clone();
+            let (parent, key) = path.rsplit_once('/').unwrap();
+            match parent {
+                "" => changed[key] = value,
+                parent => changed.pointer_mut(parent).unwrap()[key] = value,
+            }
+            let bytes = Bytes::from(changed.to_string());
+            assert_eq!(kind.renew(&changed, &bytes), expected, "{path}");
+            let is_kept = kind.schemas.bytes().as_ptr() == bytes.as_ptr();
+            assert_eq!(is_kept, expected, "{path}");
+        }
     }
 }

@@ -22,6 +22,7 @@ pub mod names;
 mod ratchet;
 mod rules;
 mod scale;
+mod schemas;
 mod structural;
 mod validate;
 pub mod versions;
@@ -30,6 +31,7 @@ mod walk;
 
 pub use conversion::{Conversion, Metrics as ConversionMetrics};
 pub use defaults::check as check_defaults;
-pub use kind::{CustomKind, OpenApis, Schemas, fingerprint};
+pub use kind::CustomKind;
 pub use rules::{check_rules, declare_resource};
 pub use scale::{FieldPath, ScalePaths};
+pub use schemas::{OpenApis, Schemas, fingerprint};

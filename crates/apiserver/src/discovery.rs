@@ -1,14 +1,18 @@
 //! What this server serves, as documents made from the registry: the legacy ones per group and
 //! version, and the aggregated one with its ETag.
 
-use std::{cmp::Reverse, collections::BTreeMap};
+use std::{
+    cmp::Reverse,
+    collections::BTreeMap,
+    sync::{Arc, OnceLock},
+};
 
 use aggregator::{ApiServices, Backend, Moment, Priorities};
 use apiextensions::versions::priority;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
 use machinery::json::{Value, json};
-use machinery::{protobuf, schema};
+use machinery::{Object, protobuf, schema};
 use parking_lot::Mutex;
 use registry::{Table, api_version};
 use sha2::{Digest, Sha256};
@@ -35,30 +39,44 @@ pub(crate) struct View<'a> {
 #[derive(Default)]
 pub(crate) struct Made {
     /// Guards what was made, by whether it is of the core group.
-    known: Mutex<[Option<Aggregated>; 2]>,
+    known: Mutex<[Option<Arc<Aggregated>>; 2]>,
 }
 
 /// An aggregated document, and what it was made of.
-#[derive(Clone)]
 struct Aggregated {
     generation: u64,
     moment: Moment,
     etag: HeaderValue,
     json: Bytes,
-    protobuf: Bytes,
+    /// Made when a client asks for it.
+    protobuf: OnceLock<Bytes>,
+}
+
+impl Aggregated {
+    fn protobuf(&self) -> Bytes {
+        let encode = || {
+            let schema = schema::lookup("apidiscovery/v2.APIGroupDiscoveryList")?;
+            // These bytes were written from an object.
+            let document: Object = machinery::json::from_slice(&self.json).ok()?;
+            Some(protobuf::encode(schema, &document).into())
+        };
+        let made = self.protobuf.get_or_init(|| encode().unwrap_or_default());
+        made.clone()
+    }
 }
 
 impl Made {
-    fn get(&self, table: &Table, moment: &Moment, core: bool) -> Aggregated {
+    fn get(&self, table: &Table, moment: &Moment, core: bool) -> Arc<Aggregated> {
         let known = self.known.lock()[usize::from(core)].clone();
-        let is_current =
-            |known: &Aggregated| known.generation == table.generation && known.moment == *moment;
+        let is_current = |known: &Arc<Aggregated>| {
+            known.generation == table.generation && known.moment == *moment
+        };
         known.filter(is_current).unwrap_or_else(|| {
             let view = View {
                 table,
                 services: &moment.services,
             };
-            let made = aggregate(&view, core, moment);
+            let made = Arc::new(aggregate(&view, core, moment));
             self.known.lock()[usize::from(core)] = Some(made.clone());
             made
         })
@@ -77,7 +95,7 @@ pub(crate) fn serve(
     let parts: Vec<&str> = path.trim_matches('/').split('/').collect();
     if let (["api" | "apis"], Some(encoding)) = (parts.as_slice(), wants_aggregated(headers)) {
         let document = made.get(table, moment, parts == ["api"]);
-        return Some(Ok(aggregated(document, headers, encoding)));
+        return Some(Ok(aggregated(&document, headers, encoding)));
     }
     let view = &View {
         table,
@@ -337,11 +355,6 @@ fn aggregate(view: &View<'_>, core: bool, moment: &Moment) -> Aggregated {
         .iter()
         .map(|b| format!("{b:02X}"))
         .collect();
-    let schema = schema::lookup("apidiscovery/v2.APIGroupDiscoveryList");
-    let protobuf = match (schema, document.as_object()) {
-        (Some(schema), Some(document)) => protobuf::encode(schema, document),
-        _ => Vec::new(),
-    };
     // Hex digits between quotes are a valid header value.
     let etag = HeaderValue::try_from(format!("\"{hash}\""));
     Aggregated {
@@ -349,15 +362,15 @@ fn aggregate(view: &View<'_>, core: bool, moment: &Moment) -> Aggregated {
         moment: moment.clone(),
         etag: etag.unwrap_or(HeaderValue::from_static("\"\"")),
         json: json.into(),
-        protobuf: protobuf.into(),
+        protobuf: OnceLock::new(),
     }
 }
 
 /// The aggregated document, or 304 when the client has it already.
-fn aggregated(document: Aggregated, headers: &HeaderMap, encoding: Encoding) -> Response<Body> {
+fn aggregated(document: &Aggregated, headers: &HeaderMap, encoding: Encoding) -> Response<Body> {
     let (media, body) = match encoding {
-        Encoding::Protobuf => (AGGREGATED_PROTOBUF, document.protobuf),
-        _ => (AGGREGATED, document.json),
+        Encoding::Protobuf => (AGGREGATED_PROTOBUF, document.protobuf()),
+        _ => (AGGREGATED, document.json.clone()),
     };
     let is_known = headers.get(header::IF_NONE_MATCH) == Some(&document.etag);
     let mut response = match is_known {
@@ -365,7 +378,7 @@ fn aggregated(document: Aggregated, headers: &HeaderMap, encoding: Encoding) -> 
         false => respond::bytes(StatusCode::OK, media, body),
     };
     let headers = response.headers_mut();
-    headers.insert(header::ETAG, document.etag);
+    headers.insert(header::ETAG, document.etag.clone());
     headers.insert(header::VARY, HeaderValue::from_static("Accept"));
     let public = HeaderValue::from_static("public");
     headers.insert(header::CACHE_CONTROL, public);

@@ -157,3 +157,42 @@ impl Reader {
         self.registry.table().any_version(group, plural).cloned()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use machinery::{Value, json::json};
+
+    use super::*;
+    use crate::Draft;
+
+    fn stored(name: &str, revision: Revision) -> Arc<Stored> {
+        let object = json!({"apiVersion": "v1", "kind": "Thing", "metadata": {"name": name}});
+        let object = object.as_object().unwrap();
+        let encoded = machinery::encode::object(None, object);
+        let draft = Draft::encoded(object, encoded, Vec::new()).unwrap();
+        Arc::new(Stored::stamp(draft, revision))
+    }
+
+    #[test]
+    fn an_object_is_read_again_when_it_has_changed() {
+        let reads = Cell::new(0);
+        let read = |object: &Object| {
+            reads.set(reads.get() + 1);
+            let metadata = object.get("metadata").and_then(Value::as_object);
+            metadata.map(|metadata| metadata.to_owned())
+        };
+        let mut readings = Readings::default();
+        for (objects, expected) in [
+            (vec![stored("a", 1), stored("b", 2)], 2),
+            (vec![stored("a", 1), stored("b", 2)], 2),
+            (vec![stored("a", 3), stored("b", 2)], 3),
+            (vec![stored("b", 2)], 3),
+            (vec![stored("a", 3), stored("b", 2)], 4),
+        ] {
+            let found = readings.update(&objects, read);
+            assert_eq!((found.len(), reads.get()), (objects.len(), expected));
+        }
+    }
+}
