@@ -4,9 +4,9 @@
 //! them, are read too.
 
 use std::{
-    fs::{self, File, OpenOptions},
+    fs::{self, DirBuilder, File, OpenOptions},
     io::{self, BufReader, BufWriter, Read},
-    os::unix::fs::OpenOptionsExt,
+    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
     path::{Path, PathBuf},
 };
 
@@ -61,6 +61,33 @@ impl Temporary {
 impl Drop for Temporary {
     fn drop(&mut self) {
         let _ = fs::remove_file(&self.0);
+    }
+}
+
+/// A directory that only its owner can enter, and that goes with what is in it.
+pub struct PrivateDirectory(PathBuf);
+
+impl PrivateDirectory {
+    /// One beside `path`. It is new under a name that cannot be guessed: where others may write too, they have put
+    /// nothing into its place, neither a link nor a file that they have open.
+    pub fn beside(path: &Path) -> Result<Self, Error> {
+        let mut name = path.as_os_str().to_owned();
+        name.push(format!(".{:016x}", rand::random::<u64>()));
+        let path = PathBuf::from(name);
+        let made = DirBuilder::new().mode(0o700).create(&path);
+        made.map_err(failed(&path))?;
+        Ok(Self(path))
+    }
+
+    /// The path of a file in it.
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+}
+
+impl Drop for PrivateDirectory {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
     }
 }
 

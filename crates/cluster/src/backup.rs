@@ -21,7 +21,7 @@ use tokio::{
 
 use crate::{
     Error,
-    archive::{self, Temporary},
+    archive::{self, PrivateDirectory, Temporary},
     founding,
     lock::DataLock,
     settings,
@@ -143,15 +143,16 @@ async fn settle(data_dir: &Path, stream: UnixStream, question: &str) -> Result<(
 /// under it. Returns the revision of the objects.
 pub async fn backup(data_dir: &Path, file: &Path, password: Option<&str>) -> Result<u64, Error> {
     let file = std::path::absolute(file).map_err(|error| failed(file, &error))?;
-    let objects = Temporary::beside(&file, ".objects");
-    let revision = backup_objects(data_dir, objects.path()).await?;
+    let private = PrivateDirectory::beside(&file)?;
+    let objects = private.file("objects");
+    let revision = backup_objects(data_dir, &objects).await?;
     let keys = data_dir.join("pki");
     let identity = Identity::read(&keys)?;
     let identity = identity.ok_or_else(|| {
         let why = format!("{} does not hold the keys of a cluster", keys.display());
         Error::Backup(why)
     })?;
-    archive::write(&file, &identity, objects.path(), password)?;
+    archive::write(&file, &identity, &objects, password)?;
     Ok(revision)
 }
 
@@ -379,6 +380,38 @@ mod tests {
             .map(|entry| entry.key)
             .collect();
         assert_eq!(keys, ["/registry/a"]);
+    }
+
+    #[tokio::test]
+    async fn what_others_put_beside_a_backup_is_not_written_through() {
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name);
+        let store = embedded::Embedded::open(at("one/store"), Plain).unwrap();
+        put(&store, "/registry/a", "some value").await;
+        store.close();
+        pki::Pki::ensure(&at("one/pki"), &pki::Names::default()).unwrap();
+        fs::create_dir(at("shared")).unwrap();
+        fs::write(at("theirs"), "theirs").unwrap();
+        let planted = ["", ".new", ".tmp", ".objects", ".objects.tmp"].map(|ending| {
+            let link = at(&format!("shared/backup{ending}"));
+            std::os::unix::fs::symlink(at("theirs"), &link).unwrap();
+            link
+        });
+        backup(&at("one"), &planted[0], Some("secret"))
+            .await
+            .unwrap();
+        assert_eq!(fs::read_to_string(at("theirs")).unwrap(), "theirs");
+        assert!(fs::symlink_metadata(&planted[0]).unwrap().is_file());
+        // Nothing of it stays beside it, and nothing in clear.
+        let mut left = Vec::new();
+        for entry in fs::read_dir(at("shared")).unwrap() {
+            left.push(entry.unwrap().path());
+        }
+        left.sort_unstable();
+        let [file, _, tmp, objects, objects_tmp] = planted;
+        assert_eq!(left, [file, objects, objects_tmp, tmp]);
+        let restored = restore(&at("two"), &left[0], Some("secret"), false).unwrap();
+        assert_eq!(restored.objects, 1);
     }
 
     #[tokio::test]

@@ -52,6 +52,14 @@ fn read(mut content: Box<dyn Read + Send>, pieces: &mpsc::Sender<Piece>) -> io::
     }
 }
 
+/// A new file: what others may have put in its place, such as a link, goes and is not written through.
+fn new_file(path: &str) -> io::Result<fs::File> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => fs::File::create_new(path),
+    }
+}
+
 /// Writes an image to a file, whole or not at all, or to standard output.
 pub async fn export(socket: &Path, image: String, file: &str) -> Result<()> {
     if file == "-" && io::stdout().is_terminal() {
@@ -65,7 +73,7 @@ pub async fn export(socket: &Path, image: String, file: &str) -> Result<()> {
     let partial = format!("{file}.partial");
     let mut out: Box<dyn Write> = match file {
         "-" => Box::new(io::stdout()),
-        _ => Box::new(fs::File::create(&partial).with_context(|| partial.clone())?),
+        _ => Box::new(new_file(&partial).with_context(|| partial.clone())?),
     };
     let mut written = Ok(());
     while let Some(piece) = pieces.message().await.map_err(said).transpose() {
@@ -85,4 +93,26 @@ pub async fn export(socket: &Path, image: String, file: &str) -> Result<()> {
     fs::rename(&partial, file).with_context(|| file.to_owned())?;
     println!("exported {image} to {file}");
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_link_in_the_place_of_a_new_file_is_not_written_through() {
+        let directory = tempfile::tempdir().unwrap();
+        let (theirs, link) = (
+            directory.path().join("theirs"),
+            directory.path().join("link"),
+        );
+        fs::write(&theirs, "theirs").unwrap();
+        std::os::unix::fs::symlink(&theirs, &link).unwrap();
+        for content in ["first", "second"] {
+            let mut file = new_file(link.to_str().unwrap()).unwrap();
+            file.write_all(content.as_bytes()).unwrap();
+            assert_eq!(fs::read_to_string(&link).unwrap(), content);
+        }
+        assert_eq!(fs::read_to_string(&theirs).unwrap(), "theirs");
+    }
 }
