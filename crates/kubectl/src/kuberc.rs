@@ -124,9 +124,11 @@ fn aliased(words: Vec<String>, preferences: &Value) -> Vec<String> {
     out.extend(texts(&alias["prependArgs"]));
     let given = &words[start + 1..];
     out.extend(given.iter().cloned());
+    // Flags may stand before the command too.
+    let flags = [&words[1..start], given].concat();
     let mut more: Vec<String> = list(&alias["options"])
         .chain(list(&alias["flags"]))
-        .filter_map(|flag| option(flag, given))
+        .filter_map(|flag| option(flag, &flags))
         .collect();
     more.extend(texts(&alias["appendArgs"]));
     insert(&mut out, more);
@@ -144,7 +146,7 @@ fn with_defaults(words: Vec<String>, preferences: &Value) -> Vec<String> {
     else {
         return words;
     };
-    let given = words[start + count..].to_vec();
+    let given = [&words[1..start], &words[start + count..]].concat();
     let options = list(&defaults["options"]).chain(list(&defaults["flags"]));
     let more = options.filter_map(|flag| option(flag, &given)).collect();
     let mut words = words;
@@ -213,6 +215,10 @@ mod tests {
         for (line, expected) in [
             ("kubectl getn", "kubectl get nodes --output=wide"),
             ("kubectl getn -o json", "kubectl get nodes -o json"),
+            (
+                "kubectl --output=yaml getn",
+                "kubectl --output=yaml get nodes",
+            ),
             ("kubectl runx p", "kubectl run p --image=x -- sh"),
             (
                 "kubectl delete pod x",

@@ -1,5 +1,7 @@
 //! `kubectl debug`: an ephemeral container in a pod, a changed copy of a pod, or a pod on a node.
 
+use std::path::PathBuf;
+
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use serde_json::{Value, json};
@@ -51,6 +53,9 @@ pub struct Debug {
     /// general, baseline, restricted, netadmin or sysadmin
     #[arg(long, default_value = "general")]
     profile: String,
+    /// A JSON or YAML file with fields of a container that are merged over those of the profile
+    #[arg(long, value_name = "FILE")]
+    custom: Option<PathBuf>,
     /// Keep stdin open, and attach
     #[arg(short = 'i', long)]
     stdin: bool,
@@ -153,7 +158,34 @@ impl Debug {
             "sysadmin" => container["securityContext"] = json!({"privileged": true}),
             other => bail!("unknown profile: {other}"),
         }
-        Ok(container)
+        self.customised(container)
+    }
+
+    /// The container with what the custom profile says.
+    fn customised(&self, container: Value) -> Result<Value> {
+        let Some(path) = &self.custom else {
+            return Ok(container);
+        };
+        let text = std::fs::read_to_string(path).map_err(|error| {
+            let reason = error::io_reason(&error);
+            anyhow::anyhow!(
+                "must pass a container spec json file for custom profile: open {}: {reason}",
+                path.display()
+            )
+        })?;
+        let mut custom: Value = serde_saphyr::from_str(&text).with_context(|| {
+            format!("{} does not contain a valid container spec", path.display())
+        })?;
+        let fixed = ["name", "command", "image", "lifecycle", "volumeDevices"];
+        if fixed.iter().any(|field| custom.get(field).is_some()) {
+            bail!(
+                "name, command, image, lifecycle and volume devices are not modifiable via custom profile"
+            );
+        }
+        custom["name"] = container["name"].clone();
+        let pod = |container: Value| json!({"apiVersion": "v1", "kind": "Pod", "spec": {"containers": [container]}});
+        let merged = crate::merge::apply(&pod(container), PatchType::Strategic, &pod(custom))?;
+        Ok(merged["spec"]["containers"][0].clone())
     }
 
     fn name_for(&self, pod: &Value) -> String {

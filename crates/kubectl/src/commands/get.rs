@@ -186,6 +186,9 @@ impl Get {
                 .collect());
         }
         match resources::named(session, &self.resources).await? {
+            Named::Types(_) if self.subresource.is_some() => {
+                bail!("subresource cannot be used when bulk resources are specified")
+            }
             Named::Types(types) => Ok(types
                 .into_iter()
                 .map(|resource| self.collection(session, resource))
