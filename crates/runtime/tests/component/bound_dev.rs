@@ -106,7 +106,7 @@ async fn only_mount_points_are_made_in_a_volume_at_dev() {
     let write = async |path: &str| hello(&node, &container, &["write", path, "ended"]).await;
     assert_eq!(write("/dev/termination-log").await.exit_code, 0);
     assert_eq!(write("/dev/new").await.exit_code, 1);
-    assert_eq!(fs::read_to_string(&message).unwrap(), "ended");
+    assert_eq!(fs::read_to_string(&message).unwrap().trim_end(), "ended");
     let mut names: Vec<_> = fs::read_dir(&devices)
         .unwrap()
         .map(|entry| entry.unwrap().file_name())
