@@ -35,7 +35,7 @@ pub async fn problem(core: &Core) -> Option<String> {
         return None;
     }
     let driver = core.runtime.driver.get_or_try_init(|| ask(core)).await;
-    // Why it does not answer is told with its status.
+    // A runtime that does not answer is reported with its status.
     (*driver.ok()? == Driver::Systemd).then(|| {
         "container runtime uses the cgroup driver systemd, which this node does not support: \
          configure it for cgroupfs (containerd: SystemdCgroup = false)"

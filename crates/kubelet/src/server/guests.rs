@@ -1,5 +1,5 @@
-//! Connections that have shown no right to be here yet: each address has few of them, and none for long, so
-//! that whoever has no credentials can neither hold memory nor keep others out.
+//! Connections without an admitted request yet: each address has few of them, and none for long, so that
+//! clients without credentials can neither hold memory nor keep others out.
 
 use std::{collections::HashMap, net::IpAddr, sync::Arc, time::Duration};
 

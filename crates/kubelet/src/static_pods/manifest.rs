@@ -216,7 +216,7 @@ mod tests {
     use super::*;
 
     fn of(text: &str) -> Result<Vec<Pod>, String> {
-        parse(text.as_bytes(), Path::new("/m/web.yaml"), "Node1")
+        parse(text.as_bytes(), Path::new("/m/web.yaml"), "node1")
     }
 
     const GOOD: &str = "apiVersion: v1\nkind: Pod\nmetadata: {name: web}\nspec: {containers: [{name: a, image: b}]}\n";
@@ -251,25 +251,34 @@ mod tests {
 
     #[test]
     fn what_would_leave_its_directory_is_refused() {
-        let hostile = [
-            ("name: web", "name: ../../etc"),
-            ("name: web", "name: web, uid: ../../../../etc"),
-            ("name: web", "name: web, uid: \"a/b\""),
-            ("name: web", "name: web, namespace: ../kube-system"),
-            ("name: a,", "name: ../../../etc,"),
+        for (good, bad, field) in [
+            ("name: web", "name: ../../etc", "metadata.name"),
+            (
+                "name: web",
+                "name: web, uid: ../../../../etc",
+                "metadata.uid",
+            ),
+            ("name: web", "name: web, uid: \"a/b\"", "metadata.uid"),
+            (
+                "name: web",
+                "name: web, namespace: ../kube-system",
+                "metadata.namespace",
+            ),
+            ("name: a,", "name: ../../../etc,", "spec.containers[0].name"),
             (
                 "name: a,",
                 "name: a, volumeMounts: [{name: v, mountPath: /x, subPath: ../../etc}],",
+                "spec.containers[0].volumeMounts[0].subPath",
             ),
             (
                 "spec: {",
                 "spec: {volumes: [{name: ../../x, emptyDir: {}}], ",
+                "spec.volumes[0].name",
             ),
-        ];
-        for (good, bad) in hostile {
-            let told = of(&GOOD.replace(good, bad));
-            let told = told.expect_err(bad);
-            assert!(told.starts_with("invalid pod: "), "{bad}: {told}");
+        ] {
+            let refused = of(&GOOD.replace(good, bad)).expect_err(bad);
+            let expected = refused.starts_with("invalid pod: ") && refused.contains(field);
+            assert!(expected, "{bad}: {refused}");
         }
     }
 
@@ -290,8 +299,8 @@ mod tests {
             ("apiVersion: v1\nkind: Pod\nmetadata: 7\n", ""),
             (&GOOD.replace(", image: b", ""), "image"),
         ] {
-            let told = of(text).expect_err(text);
-            assert!(told.contains(expected), "{text}: {told}");
+            let refused = of(text).expect_err(text);
+            assert!(refused.contains(expected), "{text}: {refused}");
         }
     }
 
@@ -324,9 +333,9 @@ mod tests {
                 "serviceaccounts (via projected volumes)",
             ),
         ] {
-            let told = of(&GOOD.replace(good, more)).expect_err(more);
+            let refused = of(&GOOD.replace(good, more)).expect_err(more);
             let expected = format!("static pods may not reference {expected}");
-            assert_eq!(told, expected, "{more}");
+            assert_eq!(refused, expected, "{more}");
         }
         let fine = GOOD.replace("spec: {", "spec: {volumes: [{name: v, emptyDir: {}}], ");
         assert!(of(&fine).is_ok());

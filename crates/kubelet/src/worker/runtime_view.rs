@@ -1,5 +1,5 @@
 //! What the runtime said last about a pod: an answer to a question, brought up to date by the events that came since.
-//! It is asked again only when no event has told what must have happened.
+//! It is asked again only when no event shows what ended work has done.
 
 use jiff::Timestamp;
 
@@ -31,7 +31,7 @@ pub(super) struct RuntimeView {
 }
 
 impl RuntimeView {
-    /// Takes in what an event tells. One from before the last question knows less than its answer.
+    /// Takes in an event's statuses. One from before the last question knows less than its answer.
     pub(super) fn take(&mut self, snapshot: Snapshot) {
         if self.is_current && snapshot.at > self.asked_at {
             let observed = std::mem::take(&mut self.observed);

@@ -241,7 +241,7 @@ impl TestNode {
         (answer.status, answer.body)
     }
 
-    /// What it answers to somebody with a certificate of another authority; nothing if the handshake fails.
+    /// What it answers to a client with a certificate of another authority; nothing if the handshake fails.
     pub async fn ask_of(&self, other: &Pki, leaf: Leaf, path: &str) -> Option<(u16, String)> {
         let mut config = self.anonymous();
         config.client_auth_cert_resolver = other.client_certificate(leaf).unwrap();

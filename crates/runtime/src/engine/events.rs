@@ -13,7 +13,7 @@ impl Engine {
         self.send(&container.id, sandbox.as_deref(), kind);
     }
 
-    /// A sandbox is ready: it is told about like a container of its own.
+    /// A sandbox is ready: its event is that of a container with the sandbox' id.
     pub(crate) fn announce_sandbox_ready(&self, sandbox: &Sandbox) {
         let started = ContainerEventType::ContainerStartedEvent;
         self.send(&sandbox.id, Some(sandbox), started);
