@@ -332,8 +332,8 @@ mod tests {
         references(&document, &mut found);
         let missing = found.iter().find(|target| {
             let path = target.trim_start_matches('#').split('/').skip(1);
-            path.fold(Some(&document), |at, part| at?.get(part))
-                .is_none()
+            let mut path = path;
+            path.try_fold(&document, |at, part| at.get(part)).is_none()
         });
         assert_eq!(missing, None, "every reference leads somewhere");
     }
