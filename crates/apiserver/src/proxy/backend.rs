@@ -13,7 +13,7 @@ use http_body::Frame;
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
 use machinery::Status;
-use rustls::pki_types::ServerName;
+use rustls::pki_types::{CertificateDer, ServerName};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::TcpStream,
@@ -53,9 +53,9 @@ pub(crate) async fn connect(core: &Core, location: &Location) -> Result<Transpor
     };
     // A peer that is gone shows with the first write.
     let _ = stream.set_nodelay(true);
-    let config = match location.tls {
+    let config = match &location.tls {
         None => return Ok(Transport::Plain(stream)),
-        Some(Trust::Kubelet) => core
+        Some(Trust::Kubelet(_)) => core
             .config
             .kubelet_tls
             .clone()
@@ -66,11 +66,30 @@ pub(crate) async fn connect(core: &Core, location: &Location) -> Result<Transpor
     };
     let handshake =
         TlsConnector::from(config).connect(ServerName::IpAddress(address.into()), stream);
-    match tokio::time::timeout(DIAL, handshake).await {
-        Ok(Ok(stream)) => Ok(Transport::Tls(Box::new(stream))),
-        Ok(Err(error)) => Err(error.to_string()),
-        Err(_) => Err("net/http: TLS handshake timeout".to_owned()),
+    let stream = match tokio::time::timeout(DIAL, handshake).await {
+        Ok(Ok(stream)) => stream,
+        Ok(Err(error)) => return Err(error.to_string()),
+        Err(_) => return Err("net/http: TLS handshake timeout".to_owned()),
+    };
+    if let Some(Trust::Kubelet(node)) = &location.tls
+        && !is_of_node(stream.get_ref().1.peer_certificates(), node)
+    {
+        return Err(format!(
+            "the certificate of {place} is not that of node {node}"
+        ));
     }
+    Ok(Transport::Tls(Box::new(stream)))
+}
+
+/// Whether a verified chain is that of a node's kubelet, as the signer of such certificates names it.
+fn is_of_node(chain: Option<&[CertificateDer<'_>]>, node: &str) -> bool {
+    let first = chain.and_then(|chain| chain.first());
+    let parsed = first.and_then(|der| x509_parser::parse_x509_certificate(der).ok());
+    parsed.is_some_and(|(_, certificate)| {
+        let mut names = certificate.subject().iter_common_name();
+        let name = names.next().and_then(|name| name.as_str().ok());
+        name.and_then(|name| name.strip_prefix("system:node:")) == Some(node)
+    })
 }
 
 /// An error of the kernel in the words of its manual, without its number.

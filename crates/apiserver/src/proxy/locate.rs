@@ -117,8 +117,9 @@ pub(crate) fn kubelet_location(node: &Object, path_and_query: String) -> Result<
     let port = port
         .and_then(|port| u16::try_from(port).ok())
         .filter(|port| *port > 0);
+    let name = node.get("metadata").and_then(|meta| meta["name"].as_str());
     Ok(Location {
-        tls: Some(Trust::Kubelet),
+        tls: Some(Trust::Kubelet(name.unwrap_or_default().to_owned())),
         host,
         port: port.unwrap_or(KUBELET_PORT),
         path_and_query,

@@ -35,10 +35,11 @@ pub(crate) struct Location {
 }
 
 /// Whom a connection over TLS believes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Trust {
-    /// A kubelet of this cluster, which also learns who we are.
-    Kubelet,
+    /// The kubelet of the node of this name, which also learns who we are. Its certificate names the node: a node writes
+    /// its own addresses, and may not lead us to another's kubelet or to an API server.
+    Kubelet(String),
     /// Whatever answers: certificates of pods are their own business.
     Anybody,
 }

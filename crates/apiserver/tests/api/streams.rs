@@ -110,6 +110,35 @@ async fn logs_come_from_the_kubelet_of_the_node() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_shows_the_address_of_another_server_is_not_taken_for_it() {
+    let server = with_pod().await;
+    let node = admin(&server, "GET", "/api/v1/nodes/n1", Value::Null).await;
+    let kubelet = node.json()["status"]["daemonEndpoints"]["kubeletEndpoint"]["Port"].clone();
+    let port = server.url.rsplit(':').next().unwrap();
+    for (name, port) in [
+        ("at-n1", kubelet),
+        ("at-server", port.parse::<u64>().unwrap().into()),
+    ] {
+        let node = json!({"metadata": {"name": name}, "status": {
+            "addresses": [{"type": "InternalIP", "address": "127.0.0.1"}],
+            "daemonEndpoints": {"kubeletEndpoint": {"Port": port}}}});
+        let made = admin(&server, "POST", "/api/v1/nodes", node).await;
+        assert_eq!(made.code, 201, "{}", made.body);
+        let containers = json!([{"name": "a", "image": "i"}]);
+        let pod = json!({"metadata": {"name": name}, "spec": {"nodeName": name, "containers": containers}});
+        assert_eq!(admin(&server, "POST", PODS, pod).await.code, 201);
+        let logs = admin(&server, "GET", &format!("{PODS}/{name}/log"), Value::Null).await;
+        let why = format!("is not that of node {name}");
+        assert!(
+            logs.code >= 500 && logs.body.contains(&why),
+            "{} {}",
+            logs.code,
+            logs.body
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_exec_is_tunnelled_byte_for_byte() {
     let server = with_pod().await;
     let mut config = server.pki.client_config(Leaf::Admin).unwrap();

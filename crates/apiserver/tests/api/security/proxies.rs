@@ -201,7 +201,8 @@ async fn reading_through_a_nodes_proxy_opens_no_stream_at_its_kubelet() {
     let node = json!({"metadata": {"name": "n1"}});
     let made = admin(&server, "POST", "/api/v1/nodes", node).await;
     assert_eq!(made.code, 201, "{}", made.body);
-    let rules = json!([{"verbs": ["get"], "apiGroups": [""], "resources": ["nodes/proxy"]}]);
+    let rules =
+        json!([{"verbs": ["get"], "apiGroups": [""], "resources": ["nodes", "nodes/proxy"]}]);
     super::grant(&server, "eve", rules).await;
     let eve = super::user("eve");
     let exec = "/api/v1/nodes/n1/proxy/exec/default/p/c?command=id&output=1";
