@@ -420,7 +420,7 @@ fn quoted_text(text: &str) -> String {
     out
 }
 
-fn log_header() -> String {
+pub fn log_header() -> String {
     let now = jiff::Zoned::now();
     format!(
         "I{} {:>7} request",

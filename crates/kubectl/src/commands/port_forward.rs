@@ -184,7 +184,11 @@ impl PortForward {
 }
 
 async fn carry(mut stream: TcpStream, mut forwarded: streaming::client::Forwarded, remote: u16) {
-    let _ = tokio::io::copy_bidirectional(&mut stream, &mut forwarded.data).await;
+    let copied = tokio::io::copy_bidirectional(&mut stream, &mut forwarded.data).await;
+    if copied.is_err() {
+        // The local side has gone; what the pod still sends must not hold up other streams.
+        return;
+    }
     let mut error = String::new();
     let _ = forwarded.error.read_to_string(&mut error).await;
     if !error.is_empty() {

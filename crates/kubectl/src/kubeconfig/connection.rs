@@ -104,6 +104,13 @@ impl Connection {
         };
         connection.set_cluster(&cluster, global)?;
         connection.set_user(&user, &cluster, global)?;
+        if global.v >= 4 {
+            let header = crate::api::log_header();
+            if global.namespace.is_none() {
+                eprintln!("{header}] \"Using in-cluster namespace\"");
+            }
+            eprintln!("{header}] \"Using in-cluster configuration\"");
+        }
         Ok(Some(connection))
     }
 
