@@ -88,7 +88,7 @@ fuzz:
 	cargo run --release --package fuzz -- $(TARGET)
 
 # All benches, one after another; BENCH=store runs one of them. benches/*/ say what each measures and needs.
-BENCH ?= machinery store scheduler apiserver runtime storage
+BENCH ?= machinery store scheduler apiserver runtime storage pods
 bench:
 	@for bench in $(BENCH); do echo "== $$bench"; cargo run --release --package bench-$$bench -- $$([ $$bench = apiserver ] && echo alone) || exit 1; done
 
