@@ -17,26 +17,40 @@ pub struct Containerd {
     run: Box<dyn Fn(&str) -> Command + Send>,
 }
 
+/// Pods on a bridge of the machine.
+const BRIDGE: &str = r#"{"cniVersion": "1.0.0", "name": "pods", "plugins": [
+    {"type": "bridge", "bridge": "cni0", "isGateway": true, "ipMasq": false,
+     "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.88.0.0/24"}]],
+              "routes": [{"dst": "0.0.0.0/0"}], "dataDir": "/run/cni-addresses"}},
+    {"type": "portmap", "capabilities": {"portMappings": true}}]}"#;
+
 impl Containerd {
     /// Starts it; its pods hang on a bridge of the machine. `pause` is an archive of the image that its
     /// sandboxes run, called `pause_name`.
     pub fn on(machine: &Machine, pause: &str, pause_name: &str) -> Self {
+        let plugins = Path::new("/usr/lib/cni");
+        Self::with_network(machine, pause, pause_name, BRIDGE, plugins)
+    }
+
+    /// The same with this list of CNI plugins, which are in a directory.
+    pub fn with_network(
+        machine: &Machine,
+        pause: &str,
+        pause_name: &str,
+        network: &str,
+        plugins: &Path,
+    ) -> Self {
         let dir = machine.dir().join("containerd");
         let state = machine.dir().join("containerd-state");
         let networks = dir.join("net.d");
         fs::create_dir_all(&networks).expect("a directory");
-        let bridge = r#"{"cniVersion": "1.0.0", "name": "pods", "plugins": [
-            {"type": "bridge", "bridge": "cni0", "isGateway": true, "ipMasq": false,
-             "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.88.0.0/24"}]],
-                      "routes": [{"dst": "0.0.0.0/0"}], "dataDir": "/run/cni-addresses"}},
-            {"type": "portmap", "capabilities": {"portMappings": true}}]}"#;
-        fs::write(networks.join("10-pods.conflist"), bridge).expect("a file");
+        fs::write(networks.join("10-pods.conflist"), network).expect("a file");
         let config = format!(
             "version = 2\nroot = {root:?}\nstate = {state:?}\n[grpc]\naddress = {socket:?}\n\
              [ttrpc]\naddress = {ttrpc:?}\n\
              [plugins.\"io.containerd.grpc.v1.cri\"]\nsandbox_image = {pause_name:?}\n\
              disable_tcp_service = true\nrestrict_oom_score_adj = true\n\
-             [plugins.\"io.containerd.grpc.v1.cri\".cni]\nbin_dir = \"/usr/lib/cni\"\nconf_dir = {networks:?}\n\
+             [plugins.\"io.containerd.grpc.v1.cri\".cni]\nbin_dir = {plugins:?}\nconf_dir = {networks:?}\n\
              [plugins.\"io.containerd.internal.v1.opt\"]\npath = {opt:?}\n",
             root = machine.disk().join("containerd"),
             socket = state.join("containerd.sock"),

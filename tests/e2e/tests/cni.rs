@@ -1,10 +1,11 @@
-//! A cluster whose pods are connected by CNI plugins, Debian's own, instead of the built-in network.
+//! Networks by CNI plugins, both ways: Debian's plugins connect the pods of the runtime inside, and the built-in
+//! network, as a plugin, connects the pods of Debian's containerd.
 
-use std::{fs, path::PathBuf};
+use std::{fs, os::unix::fs::symlink, path::PathBuf};
 
-use e2e::ready_pods;
-use serde_json::json;
-use testkit::{Cluster, eventually};
+use e2e::{busybox_archive, pause_archive, ready_pods};
+use serde_json::{Value, json};
+use testkit::{Cluster, Containerd, eventually};
 
 const IMAGE: &str = "mainstay.local/hello";
 
@@ -104,4 +105,113 @@ fn pods_of_plugins_serve_each_other_and_leave_no_lease() {
     let removed = cluster.reset().success();
     assert!(removed.contains("2 attachments"), "{removed}");
     assert_eq!(dir.leases(), 0);
+}
+
+const BUSYBOX: &str = "local.test/busybox:1";
+
+/// A pod of containerd.
+fn pod(name: &str, script: &str, ports: &Value) -> Value {
+    let container = json!({
+        "name": "main", "image": BUSYBOX, "imagePullPolicy": "Never", "ports": ports,
+        "command": ["/bin/busybox", "sh", "-c", script],
+    });
+    let labels = json!({"app": name});
+    json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": labels},
+        "spec": {"containers": [container], "terminationGracePeriodSeconds": 1}})
+}
+
+fn create(cluster: &Cluster, object: &Value) {
+    let created = cluster.kubectl_stdin(&["create", "-f", "-"], &object.to_string());
+    created.success();
+}
+
+/// Waits until a pod gets an answer there, or gets none.
+fn reaches(cluster: &Cluster, address: &str, port: u16, wanted: bool) {
+    let get = format!(
+        "/bin/busybox printf 'GET / HTTP/1.0\\r\\n\\r\\n' | /bin/busybox nc -w 2 {address} {port}"
+    );
+    let exec = ["exec", "caller", "--", "/bin/busybox", "sh", "-c", &get];
+    eventually(
+        &format!("caller to reach {address}:{port}: {wanted}"),
+        || {
+            let ran = cluster.kubectl(&exec);
+            if ran.stdout.ends_with("served\n") == wanted {
+                Ok(())
+            } else {
+                Err(format!("{} {}", ran.stdout, ran.stderr))
+            }
+        },
+    );
+}
+
+#[test]
+fn pods_of_containerd_are_in_the_built_in_network() {
+    let mut cluster = Cluster::stopped(&[]);
+    let directory = cluster.machine().dir().to_owned();
+    let plugins = directory.join("plugins");
+    fs::create_dir_all(&plugins).expect("a directory");
+    let binary = std::env::var("MAINSTAY_BIN").expect("the binary under test");
+    symlink(&binary, plugins.join("mainstay")).expect("a link");
+    // containerd connects every pod to itself with this one.
+    symlink("/usr/lib/cni/loopback", plugins.join("loopback")).expect("a link");
+    let network = json!({"cniVersion": "1.0.0", "name": "mainstay", "plugins": [{
+        "type": "mainstay", "dataDir": cluster.data_dir(),
+        "capabilities": {"portMappings": true, "bandwidth": true},
+    }]});
+    let (pause, name) = pause_archive(&directory.join("pause"));
+    let containerd = Containerd::with_network(
+        cluster.machine(),
+        &pause,
+        name,
+        &network.to_string(),
+        &plugins,
+    );
+    containerd.import(&busybox_archive(&directory));
+    cluster.add_flag("--container-runtime-endpoint", &containerd.endpoint());
+    cluster.start();
+
+    let serve = "echo served >/tmp/index.html; exec /bin/busybox httpd -f -p 8080 -h /tmp";
+    let ports = json!([{"containerPort": 8080, "hostPort": 18080}]);
+    let serve = format!("/bin/busybox mkdir -p /tmp; {serve}");
+    create(&cluster, &pod("web", &serve, &ports));
+    let sleep = "exec /bin/busybox sleep 10000";
+    create(&cluster, &pod("caller", sleep, &json!([])));
+    let expose = "expose pod web --port 80 --target-port 8080".split(' ');
+    cluster.kubectl(&expose.collect::<Vec<_>>()).success();
+    for name in ["web", "caller"] {
+        let pods = ready_pods(&cluster, &format!("app={name}"), 1);
+        let address = pods[0]["status"]["podIP"].as_str().unwrap_or_default();
+        assert!(address.starts_with("10.42.0."), "{address:?}");
+    }
+    // By the Service, and by the node's port.
+    let service = cluster.get(&["service", "web"]);
+    let address = service["spec"]["clusterIP"].as_str().unwrap_or_default();
+    reaches(&cluster, address, 80, true);
+    reaches(&cluster, cluster.machine().address(), 18080, true);
+
+    let deny = json!({"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
+        "metadata": {"name": "deny"}, "spec": {"podSelector": {"matchLabels": {"app": "web"}}}});
+    create(&cluster, &deny);
+    reaches(&cluster, address, 80, false);
+    cluster
+        .kubectl(&["delete", "networkpolicy", "deny"])
+        .success();
+    reaches(&cluster, address, 80, true);
+
+    // A crash of the daemon takes no address from a pod, and pods that go give theirs back.
+    cluster.kill();
+    cluster.start();
+    reaches(&cluster, address, 80, true);
+    let prefix = format!(" m{:.8}", cluster.id());
+    let links = || {
+        let listed = cluster.machine().run("ip", &["-o", "link"]).success();
+        listed.matches(&prefix).count()
+    };
+    assert_eq!(links(), 2);
+    let all = ["delete", "pods", "--all", "--wait"];
+    cluster.kubectl(&all).success();
+    eventually("no link of a pod to be left", || match links() {
+        0 => Ok(()),
+        left => Err(format!("{left} links")),
+    });
 }

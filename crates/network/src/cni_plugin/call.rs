@@ -76,21 +76,26 @@ struct RuntimeConfig {
     bandwidth: Bandwidth,
 }
 
+/// containerd writes the names of Go's fields, which Go's plugins read as well.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Mapping {
+    #[serde(alias = "HostPort")]
     host_port: u16,
+    #[serde(alias = "ContainerPort")]
     container_port: u16,
-    #[serde(default)]
+    #[serde(default, alias = "Protocol")]
     protocol: String,
-    #[serde(default, rename = "hostIP")]
+    #[serde(default, rename = "hostIP", alias = "HostIP")]
     host_ip: String,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 struct Bandwidth {
+    #[serde(alias = "IngressRate")]
     ingress_rate: u64,
+    #[serde(alias = "EgressRate")]
     egress_rate: u64,
 }
 
@@ -300,6 +305,19 @@ mod tests {
         assert_eq!(request.port_mappings.len(), 2);
         assert_eq!(request.port_mappings[0].host_ip, "192.0.2.1".parse().ok());
         assert_eq!(request.port_mappings[1].protocol, Protocol::Udp);
+        let limits: Vec<_> = request.annotations.into_iter().collect();
+        assert_eq!(limits, [(INGRESS.to_owned(), "1000".to_owned())]);
+    }
+
+    #[test]
+    fn ports_and_limits_may_be_spelled_as_containerd_does() {
+        let config = json!({"cniVersion": "1.0.0", "name": "n", "runtimeConfig": {
+            "portMappings": [{"HostPort": 8080, "ContainerPort": 80, "Protocol": "tcp", "HostIP": "192.0.2.1"}],
+            "bandwidth": {"IngressRate": 1000, "IngressBurst": 1, "EgressRate": 0, "EgressBurst": 0}}});
+        let request = call(&config, &ADD).unwrap().request().unwrap();
+        assert_eq!(request.port_mappings[0].host_port, 8080);
+        assert_eq!(request.port_mappings[0].container_port, 80);
+        assert_eq!(request.port_mappings[0].host_ip, "192.0.2.1".parse().ok());
         let limits: Vec<_> = request.annotations.into_iter().collect();
         assert_eq!(limits, [(INGRESS.to_owned(), "1000".to_owned())]);
     }
