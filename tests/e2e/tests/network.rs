@@ -101,6 +101,14 @@ fn policies_decide_who_reaches_a_pod_and_load_balancers_lead_to_it() {
     apply(&cluster, ALLOW_FRIENDS);
     wait_until(&cluster, "stranger", by_name, false);
     assert!(reaches(&cluster, "friend", by_name));
+    for (client, expected) in [
+        ("pod/friend", "allowed by rule 0 of policy default/web"),
+        ("pod/stranger", "denied: no rule allows it of default/web"),
+    ] {
+        let why = ["why", "connection", client, "pod/web:8080"];
+        let said = cluster.mainstay(&why).success();
+        assert!(said.contains(expected), "{said}");
+    }
 
     // A new pod under a policy is isolated from its first moment, and still probed by its node.
     let manifest = PODS.split("---").next().unwrap_or_default();
@@ -259,4 +267,119 @@ fn settings_of_dns_are_followed(cluster: &Cluster) {
         let found = events.contains("CorefileDirectiveIgnored") && events.contains("autopath");
         found.then_some(()).ok_or(events)
     });
+}
+
+const STEADY: &str = r#"
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: steady}
+spec:
+  replicas: 2
+  selector: {matchLabels: {app: steady}}
+  strategy: {rollingUpdate: {maxUnavailable: 0, maxSurge: 1}}
+  template:
+    metadata: {labels: {app: steady}}
+    spec:
+      containers:
+      - name: web
+        image: mainstay.local/hello
+        ports: [{name: http, containerPort: 8080}]
+        readinessProbe: {httpGet: {path: /healthz, port: http}, periodSeconds: 1}
+        lifecycle: {preStop: {sleep: {seconds: 2}}}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: steady}
+spec:
+  clusterIP: 10.43.77.7
+  selector: {app: steady}
+  ports: [{port: 80, targetPort: http}]
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: client, labels: {app: client}}
+spec:
+  containers:
+  - name: c
+    image: local.test/busybox:1
+    imagePullPolicy: Never
+    command:
+    - /bin/busybox
+    - sh
+    - -c
+    - |
+      get() {
+        /bin/busybox printf 'GET / HTTP/1.0\r\nConnection: close\r\n\r\n' |
+          /bin/busybox nc -w 5 10.43.77.7 80 | /bin/busybox grep -q '^HTTP/1.* 200 '
+      }
+      until get; do :; done
+      while :; do
+        if get; then echo answered; else echo failed; fi
+        /bin/busybox usleep 20000
+      done
+"#;
+
+/// Allows what the client does, and what it does not.
+const UNRELATED: &str = r#"
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: unrelated}
+spec:
+  podSelector: {matchLabels: {app: steady}}
+  ingress:
+  - from: [{podSelector: {matchLabels: {app: client}}}, {ipBlock: {cidr: 192.0.2.0/24}}]
+"#;
+
+/// Waits until the client was answered as often again, and checks that it always was.
+fn stays_served(cluster: &Cluster, after: &str) {
+    let count = || {
+        // After a crash the kubelet is a moment behind the API server.
+        let log = eventually("the client's log", || {
+            let ran = cluster.kubectl(&["logs", "client"]);
+            if ran.ok {
+                Ok(ran.stdout)
+            } else {
+                Err(ran.stderr)
+            }
+        });
+        let failed = log.matches("failed").count();
+        assert_eq!(failed, 0, "{failed} requests failed {after}: {log}");
+        log.matches("answered").count()
+    };
+    let before = count();
+    eventually(&format!("fifty more answers {after}"), || match count() {
+        now if now >= before + 50 => Ok(()),
+        now => Err(format!("{now}, before {before}")),
+    });
+}
+
+#[test]
+fn a_steady_client_loses_no_request_by_a_rollout_a_policy_or_a_crash() {
+    let mut cluster = Cluster::up();
+    let archive = e2e::busybox_archive(cluster.machine().dir());
+    cluster.mainstay(&["image", "import", &archive]).success();
+    apply(&cluster, STEADY);
+    ready(&cluster, "client");
+    stays_served(&cluster, "at first");
+
+    let restart = ["rollout", "restart", "deployment/steady"];
+    cluster.kubectl(&restart).success();
+    let status = ["rollout", "status", "deployment/steady", "--timeout=120s"];
+    cluster.kubectl(&status).success();
+    stays_served(&cluster, "by a rollout");
+
+    apply(&cluster, UNRELATED);
+    stays_served(&cluster, "by a new policy");
+    apply(
+        &cluster,
+        &UNRELATED.replace("192.0.2.0/24", "198.51.100.0/24"),
+    );
+    stays_served(&cluster, "by a changed policy");
+    let delete = ["delete", "networkpolicy", "unrelated"];
+    cluster.kubectl(&delete).success();
+    stays_served(&cluster, "by a policy that went");
+
+    cluster.kill();
+    cluster.start();
+    stays_served(&cluster, "by a crash");
 }
