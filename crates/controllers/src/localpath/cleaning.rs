@@ -89,7 +89,7 @@ impl Failures {
         volumes.sort_by(|a, b| (failures(a), name(a)).cmp(&(failures(b), name(b))));
         let whole = volumes
             .iter()
-            .take_while(|v| failures(*v).is_none())
+            .take_while(|v| failures(v).is_none())
             .count();
         volumes.truncate(whole.clamp(1, MAX_BATCH));
         volumes
