@@ -87,10 +87,7 @@ impl Failures {
     pub fn batch<'a>(&self, mut volumes: Vec<&'a PersistentVolume>) -> Vec<&'a PersistentVolume> {
         let failures = |volume: &&PersistentVolume| self.apart.get(name(volume)).copied();
         volumes.sort_by(|a, b| (failures(a), name(a)).cmp(&(failures(b), name(b))));
-        let whole = volumes
-            .iter()
-            .take_while(|v| failures(v).is_none())
-            .count();
+        let whole = volumes.iter().take_while(|v| failures(v).is_none()).count();
         volumes.truncate(whole.clamp(1, MAX_BATCH));
         volumes
     }
