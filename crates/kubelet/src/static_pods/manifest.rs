@@ -1,13 +1,12 @@
-//! A file that describes pods: read, completed and checked as the API server would, since nothing else does.
-//! What a file says ends in paths on the node; a pod that is not valid never gets there.
+//! A file that describes pods: read, and checked for what ends in paths on the node, since no API server has seen it. The
+//! mirror in the API shows what else is wrong.
 
 use std::{collections::BTreeMap, fs::File, io::Read, path::Path};
 
 use k8s_openapi::api::core::v1::{Container, Pod, Toleration, VolumeProjection};
 use machinery::{
-    Object, Value,
-    decode::{self, Findings, Format},
-    normalise, schema,
+    Value,
+    decode::{self, Format},
 };
 
 use crate::pod::spec::{self, HASH_ANNOTATION, SOURCE_ANNOTATION};
@@ -37,7 +36,7 @@ fn parse(bytes: &[u8], file: &Path, node: &str) -> Result<Vec<Pod>, String> {
         (version, kind, _) => return Err(format!("not a Pod of v1, but {kind:?} of {version:?}")),
     };
     let mut pods = Vec::new();
-    for (place, tree) in trees.into_iter().enumerate() {
+    for (place, tree) in trees.iter().enumerate() {
         let seed = format!("{node}\0{}\0{place}\0", file.display());
         pods.push(prepare(tree, seed.as_bytes(), bytes, node)?);
     }
@@ -45,21 +44,12 @@ fn parse(bytes: &[u8], file: &Path, node: &str) -> Result<Vec<Pod>, String> {
 }
 
 /// What the kubelet adds to a pod from a file: an identity, a place, and tolerance of everything. Then it is checked.
-fn prepare(tree: Value, seed: &[u8], bytes: &[u8], node: &str) -> Result<Pod, String> {
-    let kind = kinds::find("", "v1", "pods").ok_or("there is no kind Pod")?;
-    let type_ = kind.schema().and_then(schema::lookup);
-    let type_ = type_.ok_or("there is no type Pod")?;
-    let mut object = normalise::object(type_, tree, &mut Findings::default())?;
-    kind.default(&mut object);
-    let mut pod = decoded(&object)?;
+fn prepare(tree: &Value, seed: &[u8], bytes: &[u8], node: &str) -> Result<Pod, String> {
+    let text = serde_json::to_string(tree).map_err(|error| error.to_string())?;
+    let mut pod: Pod = client::lenient::from_str(&text).map_err(|error| error.to_string())?;
     complete(&mut pod, seed, bytes, node)?;
-    let completed = machinery::json::to_value(&pod).map_err(|error| error.to_string())?;
-    let object = normalise::object(type_, completed, &mut Findings::default())?;
-    let mut problems = kinds::metadata::validate_create(kind, &object);
-    problems.extend(kind.validate_create(&object));
-    if !problems.is_empty() {
-        let problems: Vec<String> = problems.iter().map(ToString::to_string).collect();
-        return Err(format!("invalid pod: {}", problems.join(", ")));
+    if let Some(problem) = problem(&pod) {
+        return Err(format!("invalid pod: {problem}"));
     }
     match reference(&pod) {
         Some(resource) => Err(format!("static pods may not reference {resource}")),
@@ -67,9 +57,55 @@ fn prepare(tree: Value, seed: &[u8], bytes: &[u8], node: &str) -> Result<Pod, St
     }
 }
 
-fn decoded(object: &Object) -> Result<Pod, String> {
-    let text = serde_json::to_string(object).map_err(|error| error.to_string())?;
-    client::lenient::from_str(&text).map_err(|error| error.to_string())
+/// The first name or path that would not stay where it belongs.
+fn problem(pod: &Pod) -> Option<String> {
+    let spec = spec::spec(pod);
+    let mut names = vec![
+        ("metadata.name".to_owned(), spec::name(pod), 253),
+        ("metadata.namespace".to_owned(), spec::namespace(pod), 63),
+    ];
+    let containers = spec.containers.iter().enumerate();
+    let containers = containers.map(|(at, c)| (format!("spec.containers[{at}]"), c));
+    let init = spec.init_containers.iter().flatten().enumerate();
+    let init = init.map(|(at, c)| (format!("spec.initContainers[{at}]"), c));
+    let all: Vec<(String, &Container)> = containers.chain(init).collect();
+    for (path, container) in &all {
+        names.push((format!("{path}.name"), &container.name, 63));
+        if container.image.as_deref().unwrap_or_default().is_empty() {
+            return Some(format!("{path}.image: Required value"));
+        }
+    }
+    for (at, volume) in spec.volumes.iter().flatten().enumerate() {
+        names.push((format!("spec.volumes[{at}].name"), &volume.name, 63));
+    }
+    let is_bad = |(_, name, longest): &&(String, &str, usize)| !is_name(name, *longest);
+    if let Some((path, name, _)) = names.iter().find(is_bad) {
+        return Some(format!(
+            "{path}: Invalid value: {name:?}: must be a DNS name in lower case"
+        ));
+    }
+    all.iter().find_map(|(path, container)| {
+        let mounts = container.volume_mounts.iter().flatten().enumerate();
+        let mut bad = mounts.filter(|(_, mount)| {
+            let path = mount.sub_path.as_deref().unwrap_or_default();
+            path.starts_with('/') || path.split('/').any(|part| part == "..")
+        });
+        let (at, _) = bad.next()?;
+        Some(format!(
+            "{path}.volumeMounts[{at}].subPath: must be a relative path without '..'"
+        ))
+    })
+}
+
+fn is_name(name: &str, longest: usize) -> bool {
+    let is_end = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+    let is_label = |label: &str| {
+        let bytes = label.as_bytes();
+        bytes.iter().all(|byte| is_end(*byte) || *byte == b'-')
+            && bytes.first().is_some_and(|byte| is_end(*byte))
+            && bytes.last().is_some_and(|byte| is_end(*byte))
+    };
+    name.len() <= longest && name.split('.').all(is_label)
 }
 
 fn complete(pod: &mut Pod, seed: &[u8], bytes: &[u8], node: &str) -> Result<(), String> {
@@ -228,7 +264,6 @@ mod tests {
         assert_eq!(spec::name(&pod), "web-node1");
         assert_eq!(spec::namespace(&pod), "default");
         assert!(spec::is_static(&pod) && spec::uid(&pod).len() == 32);
-        assert_eq!(spec::spec(&pod).restart_policy.as_deref(), Some("Always"));
         assert_eq!(spec::uid(&pod), spec::uid(&one(GOOD)));
         assert_ne!(spec::uid(&pod), spec::uid(&one(&GOOD.replace("b}", "c}"))));
     }
