@@ -275,12 +275,12 @@ mod tests {
         };
         let list = format!(
             "apiVersion: v1\nkind: PodList\nitems: [{}, {}]\n",
-            item("x"),
-            item("y")
+            item("one"),
+            item("two")
         );
         let pods = of(&list).unwrap();
         let names: Vec<&str> = pods.iter().map(spec::name).collect();
-        assert_eq!(names, ["x-node1", "y-node1"]);
+        assert_eq!(names, ["one-node1", "two-node1"]);
         assert_ne!(spec::uid(&pods[0]), spec::uid(&pods[1]));
     }
 
