@@ -233,6 +233,7 @@ impl Settings {
         let (audit, admission) = (audit(&options)?, admission(&options));
         let kubelet = kubelet_configuration(&options)?;
         let runtime_endpoint = runtime_endpoint(&options, &kubelet)?;
+        let scheduler = options.scheduler_config.as_deref();
         let settings = Self {
             node_name: options.node_name.map_or_else(host::name, Ok)?,
             advertise_address: options.advertise_address.unwrap_or(node_ip),
@@ -275,11 +276,7 @@ impl Settings {
             runtime_handlers: runtime_handlers(options.runtime_handlers.unwrap_or_default())?,
             image_dir: directory("image-dir", options.image_dir)?,
             registries: registries(options.registries.as_deref())?,
-            scheduler_config: options
-                .scheduler_config
-                .as_deref()
-                .map(own_scheduler_config)
-                .transpose()?,
+            scheduler_config: scheduler.map(own_scheduler_config).transpose()?,
             cni: cni(options.cni_conf_dir, options.cni_bin_dir)?,
             disable: options.disable.unwrap_or_default(),
             id,
