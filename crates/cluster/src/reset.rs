@@ -353,7 +353,11 @@ mod tests {
     fn logs_of_our_pods_go_and_those_of_others_stay() {
         let temporary = tempfile::tempdir().unwrap();
         let (pods, owner) = (temporary.path().join("pods"), Path::new("/our/kubelet"));
-        for (name, owner) in [("a_b_1", Some(owner)), ("a_b_2", Some("/theirs".as_ref())), ("c", None)] {
+        for (name, owner) in [
+            ("a_b_1", Some(owner)),
+            ("a_b_2", Some("/theirs".as_ref())),
+            ("c", None),
+        ] {
             fs::create_dir_all(pods.join(name)).unwrap();
             if let Some(owner) = owner {
                 kubelet::mark_logs(&pods.join(name), owner).unwrap();

@@ -671,7 +671,8 @@ fn an_address_of_another_node_is_not_announced_whatever_an_annotation_says() {
             .await;
         node.endpoints(here(&["10.42.0.1"]));
         for (name, ip) in [("thief", "192.0.2.55"), ("web", "192.0.2.77")] {
-            let ingress = json!([{"ip": "192.0.2.55", "ipMode": "VIP"}, {"ip": ip, "ipMode": "VIP"}]);
+            let ingress =
+                json!([{"ip": "192.0.2.55", "ipMode": "VIP"}, {"ip": ip, "ipMode": "VIP"}]);
             let mut service = service(
                 name,
                 json!({"type": "LoadBalancer", "status": {"loadBalancer": {"ingress": ingress}}}),
