@@ -316,7 +316,7 @@ mod tests {
         if deleted {
             pod["metadata"]["deletionTimestamp"] = json!("1970-01-01T00:00:00Z");
         }
-        serde_json::from_value(pod).unwrap()
+        SimulatedPod::from_json(&pod.to_string()).unwrap()
     }
 
     #[test]
