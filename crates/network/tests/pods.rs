@@ -7,7 +7,7 @@ use std::{
     net::{SocketAddr, UdpSocket},
     path::Path,
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use network::{
@@ -567,6 +567,13 @@ fn pods_of_neighbour_nodes_reach_each_other_in_both_families() {
         lab::command("ip address add 2001:db8::1/64 dev wire0 nodad");
         let other = "ip address add 2001:db8::2/64 dev wire1 nodad";
         outside.command(other).await;
+        // Neighbours are asked for from link-local addresses, which are not used before they are found unique.
+        let deadline = Instant::now() + Duration::from_secs(10);
+        let tentative = "ip -6 address show tentative";
+        while !(lab::command(tentative) + &outside.command(tentative).await).is_empty() {
+            assert!(Instant::now() < deadline, "addresses stay tentative");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
         let nodes = dual_stack(["192.0.2.1", "2001:db8::1"], ["192.0.2.2", "2001:db8::2"]);
         reach_in_both_families(outside, nodes).await;
         assert!(!lab::command("ip link").contains("m0123abcd-vx"));

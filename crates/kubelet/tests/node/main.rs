@@ -239,8 +239,11 @@ async fn probes_decide_about_readiness_and_life() {
     std::fs::write(&file, "").unwrap();
     node.shows("p", "/containerStatuses/0/ready", true).await;
     std::fs::remove_file(&alive).unwrap();
-    node.shows("p", "/containerStatuses/0/restartCount", 1)
-        .await;
+    // Each new container fails its probe, too: a busy machine may show the second restart first.
+    node.wait("the container to be started again", || async {
+        node.status("p").await["containerStatuses"][0]["restartCount"].as_i64() >= Some(1)
+    })
+    .await;
     assert_eq!(node.runtime.state.lock().stops[0], ("a".to_owned(), 30));
 }
 

@@ -29,10 +29,12 @@ impl Engine {
     }
 
     fn send(&self, id: &str, sandbox: Option<&Sandbox>, kind: ContainerEventType) {
+        // A later event must not carry older statuses: listeners keep the last ones.
+        let _in_order = self.announcing.lock();
         let containers = sandbox
             .map(|sandbox| self.containers_of(&sandbox.id))
             .unwrap_or_default();
-        // Nobody listening is fine.
+        // It is fine when there are no listeners.
         let _ = self.events.send(ContainerEventResponse {
             container_id: id.to_owned(),
             container_event_type: kind.into(),

@@ -8,7 +8,7 @@ use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 
 use cri::v1::ContainerEventResponse;
 use lifecycle::Context;
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use tokio::sync::{broadcast, oneshot};
 
 use crate::{
@@ -42,6 +42,8 @@ pub struct Engine {
     /// By id; guards only the map.
     pub(crate) containers: RwLock<BTreeMap<String, Arc<Container>>>,
     pub(crate) events: broadcast::Sender<ContainerEventResponse>,
+    /// Held while an event's statuses are read and sent, so that events are in the order of what they show.
+    announcing: Mutex<()>,
     /// The lowest OOM score that may be set here, if that is limited.
     pub(crate) lowest_oom_score: Option<i32>,
     /// What images and containers take on disk.
@@ -73,6 +75,7 @@ impl Engine {
             sandboxes: RwLock::default(),
             containers: RwLock::default(),
             events: broadcast::Sender::new(EVENT_BACKLOG),
+            announcing: Mutex::default(),
             lowest_oom_score: lowest_oom_score(),
             images_size: Measured::default(),
             containers_size: Measured::default(),
