@@ -221,6 +221,9 @@ fn a_pod_that_eats_the_nodes_memory_or_fills_its_disk_harms_nobody_else() {
         status["phase"] == "Failed"
     });
 
+    // Until then new pods without requests are rejected.
+    pressure_ends(&cluster, "MemoryPressure");
+
     // What it writes counts as memory here, too: less than pods have together.
     let fill =
         "/bin/busybox dd if=/dev/zero of=/big bs=1M count=150; exec /bin/busybox sleep 10000";
@@ -231,15 +234,7 @@ fn a_pod_that_eats_the_nodes_memory_or_fills_its_disk_harms_nobody_else() {
     let message = ended["status"]["message"].as_str().unwrap_or_default();
     assert!(message.contains("ephemeral-storage"), "{message}");
     assert!(is_disrupted(&ended["status"]), "{ended}");
-    eventually("the pressure to end", || {
-        let node = cluster.get(&["node", "one"]);
-        let conditions = node["status"]["conditions"].as_array();
-        let mut pressed = conditions.into_iter().flatten();
-        match pressed.find(|c| c["type"] == "DiskPressure") {
-            Some(condition) if condition["status"] == "False" => Ok(()),
-            other => Err(format!("{other:?}")),
-        }
-    });
+    pressure_ends(&cluster, "DiskPressure");
     let neighbour = pod(&cluster, "neighbour");
     assert_eq!(
         neighbour["status"]["containerStatuses"][0]["restartCount"],
@@ -249,4 +244,17 @@ fn a_pod_that_eats_the_nodes_memory_or_fills_its_disk_harms_nobody_else() {
     // The store writes again.
     let map = ["create", "configmap", "after", "--from-literal=a=b"];
     cluster.kubectl(&map).success();
+}
+
+/// Waits until a condition of the node is False.
+fn pressure_ends(cluster: &Cluster, kind: &str) {
+    eventually("the pressure to end", || {
+        let node = cluster.get(&["node", "one"]);
+        let conditions = node["status"]["conditions"].as_array();
+        let mut pressed = conditions.into_iter().flatten();
+        match pressed.find(|c| c["type"] == kind) {
+            Some(condition) if condition["status"] == "False" => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
+    });
 }
