@@ -343,7 +343,7 @@ impl Settings {
     }
 
     /// Every address of the machine that others could reach. Those of pods' own networks come and go with pods and
-    /// are nobody's way to it.
+    /// are left out: clients do not use them.
     pub fn machine_ips(&self) -> Vec<IpAddr> {
         let is_own = |ip: &&IpAddr| !self.cluster_cidr.contains(ip);
         self.machine_ips.iter().filter(is_own).copied().collect()

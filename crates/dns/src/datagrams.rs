@@ -1,5 +1,5 @@
 //! Datagrams: one socket and one thread for each core. Names of the cluster, and answers of others that are
-//! kept, are answered at once, many with one system call; only questions that somebody must be asked wait in
+//! kept, are answered at once, many with one system call; only questions for other resolvers wait in
 //! tasks of the runtime.
 
 use std::{

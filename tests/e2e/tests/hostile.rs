@@ -199,7 +199,7 @@ fn objects_of_others_are_not_written(site: &Site) {
     }
 }
 
-/// Requests for what somebody else is are made and never signed.
+/// Requests for certificates of other identities are accepted and never signed.
 fn other_names_are_not_certified(site: &Site) {
     let token = site.cluster.join_flags();
     let at = token.iter().position(|flag| flag == "--token");
@@ -219,7 +219,7 @@ fn other_names_are_not_certified(site: &Site) {
             CLIENT,
             "/O=system:masters/CN=system:node:two".to_owned(),
         ),
-        // Whoever joins must not become a node that is there and works.
+        // The holder of a token must not become a node that exists and is Ready.
         ("taken-name", Identity::Token(&token), CLIENT, node("one")),
         (
             "token-proxy",

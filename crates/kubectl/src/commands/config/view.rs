@@ -47,7 +47,7 @@ impl View {
         if self.flatten {
             flatten(&mut config)?;
         }
-        // Whoever asks for the files' contents in one file wants to use them.
+        // `--flatten` puts the contents of files in: they are shown, so that the result can be used.
         if !self.raw && !self.flatten {
             redact(&mut config);
         }
