@@ -5,7 +5,7 @@
 //! with all its rights to a path of the user's choice. Objects with nulls in required places, which the
 //! API server stores, could not be read, and were logged as a whole, Secrets too. So components use this
 //! type: a name is one segment of a path or the request is not sent, and answers are read as
-//! [`lenient`] reads them. Namespaces come from the metadata of objects, which the API server has checked.
+//! [`FromJson`] reads them. Namespaces come from the metadata of objects, which the API server has checked.
 
 use std::marker::PhantomData;
 
@@ -22,7 +22,7 @@ use kube::{
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use crate::{FromJson, ToJson, lenient};
+use crate::{FromJson, ToJson};
 
 type Result<T, E = kube::Error> = std::result::Result<T, E>;
 
@@ -232,7 +232,7 @@ impl<K: FromJson> Api<K> {
             items: Option<Vec<Box<RawValue>>>,
         }
         let text = self.answer(asked).await?;
-        let list: List = lenient::from_str(&text).map_err(kube::Error::SerdeError)?;
+        let list: List = serde_json::from_str(&text).map_err(kube::Error::SerdeError)?;
         let items = list.items.into_iter().flatten();
         let read = items.map(|item| T::from_json(item.get()));
         read.collect::<Result<_, _>>()

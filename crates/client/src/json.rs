@@ -2,6 +2,7 @@
 //! and not again in each crate that reads a kind. A kind that a component reads or writes is listed below.
 
 use k8s_openapi::{
+    Resource as _,
     api::{
         admissionregistration::v1 as admissionregistration, apps::v1 as apps,
         authentication::v1 as authentication, authorization::v1 as authorization,
@@ -15,6 +16,7 @@ use k8s_openapi::{
     kube_aggregator::pkg::apis::apiregistration::v1 as apiregistration,
 };
 use kube::api::{DynamicObject, PartialObjectMeta};
+use machinery::schema;
 use serde::de::DeserializeOwned;
 use serde_json::Error;
 
@@ -33,21 +35,34 @@ pub trait ToJson {
     fn to_json(&self) -> Result<Vec<u8>, Error>;
 }
 
-macro_rules! objects {
-    ($($object:ty),* $(,)?) => {
-        $(impl FromJson for $object {
+macro_rules! from_json {
+    ($object:ty, $find_type:expr) => {
+        impl FromJson for $object {
             #[inline(never)]
             fn from_json(text: &str) -> Result<Self, Error> {
-                lenient::from_str(text)
+                lenient::from_str(text, $find_type)
             }
         }
+    };
+}
 
+macro_rules! to_json {
+    ($object:ty) => {
         impl ToJson for $object {
             #[inline(never)]
             fn to_json(&self) -> Result<Vec<u8>, Error> {
                 serde_json::to_vec(self)
             }
-        })*
+        }
+    };
+}
+
+macro_rules! objects {
+    ($($object:ty),* $(,)?) => {
+        $(from_json!($object, || {
+            schema::lookup_kind(<$object>::GROUP, <$object>::VERSION, <$object>::KIND)
+        });
+        to_json!($object);)*
     };
 }
 
@@ -56,13 +71,21 @@ where
     Self: DeserializeOwned,
 {
     fn from_json(text: &str) -> Result<Self, Error> {
-        lenient::from_str(text)
+        lenient::from_str(text, lenient::metadata_only)
     }
 }
 
+impl FromJson for serde_json::Value {
+    fn from_json(text: &str) -> Result<Self, Error> {
+        serde_json::from_str(text)
+    }
+}
+
+from_json!(DynamicObject, lenient::metadata_only);
+to_json!(DynamicObject);
+to_json!(serde_json::Value);
+
 objects! {
-    DynamicObject,
-    serde_json::Value,
     admissionregistration::MutatingAdmissionPolicy,
     admissionregistration::MutatingAdmissionPolicyBinding,
     admissionregistration::MutatingWebhookConfiguration,

@@ -3,219 +3,89 @@
 //!
 //! The generated types refuse a null in a field that OpenAPI calls required, and miss required times
 //! that are absent. Go writes such nulls itself (a zero `Time`, a nil slice without `omitempty`), so
-//! the API server stores them, and an informer must not lose the object. The generated types say at
-//! each place what they expect; this deserializer hands out the zero value there. Places that hold
-//! any JSON (RawExtension, custom resources) get their nulls unchanged.
+//! the API server stores them, and an informer must not lose the object. The schema table says what
+//! each place holds: the zero values are written there, and the object is read again. Places that
+//! hold any JSON (RawExtension, custom resources) get their nulls unchanged.
 
-use std::collections::BTreeSet;
-
-use serde::{
-    Deserializer,
-    de::{
-        DeserializeOwned, DeserializeSeed, Error as _, IntoDeserializer, MapAccess, SeqAccess,
-        Visitor, value::StrDeserializer,
-    },
-    forward_to_deserialize_any,
+use machinery::{
+    json::{self, Error, Key, Map, Value},
+    schema::{self, Field, Shape, Type},
 };
-use serde_json::{Error, Map, Value};
+use serde::de::DeserializeOwned;
 
 /// Go's zero time; the API server writes it back as null.
 const ZERO_TIME: &str = "0001-01-01T00:00:00Z";
 
-/// Decodes an object. The strict way is tried first: it is the fast one and fits nearly always.
-pub fn from_str<T: DeserializeOwned>(text: &str) -> Result<T, Error> {
-    serde_json::from_str(text).or_else(|_| from_value(&serde_json::from_str(text)?))
+/// Decodes an object of a built-in type. As it is, at first: that is fast and fits nearly always.
+pub(crate) fn from_str<T: DeserializeOwned>(
+    text: &str,
+    find_type: fn() -> Option<&'static Type>,
+) -> Result<T, Error> {
+    json::from_str(text).or_else(|_| json::from_str(&completed(text, find_type())?))
 }
 
-/// Fields that a type cannot do without, and that are absent, become its zero value. Only the type
-/// knows which these are: it is asked again with each that it misses.
-fn from_value<T: DeserializeOwned>(value: &Value) -> Result<T, Error> {
-    let mut missed = Missed::default();
-    loop {
-        let lenient = Lenient {
-            value: value.clone(),
-            missed: &missed,
-        };
-        let error = match T::deserialize(lenient) {
-            Ok(object) => return Ok(object),
-            Err(error) => error,
-        };
-        let text = error.to_string();
-        let field = text
-            .strip_prefix("missing field `")
-            .and_then(|rest| rest.split('`').next());
-        match field {
-            Some(field) if missed.insert(field.to_owned()) => {}
-            _ => return Err(error),
-        }
+/// The type of which only the metadata is read.
+pub(crate) fn metadata_only() -> Option<&'static Type> {
+    schema::lookup("meta/v1.PartialObjectMetadata")
+}
+
+/// The object's text with a zero value in each place that may not be null or absent.
+fn completed(text: &str, object_type: Option<&'static Type>) -> Result<String, Error> {
+    let mut object: Value = json::from_str(text)?;
+    if let (Value::Object(fields), Some(object_type)) = (&mut object, object_type) {
+        complete_struct(fields, object_type);
     }
+    json::to_string(&object)
 }
 
-type Missed = BTreeSet<String>;
-
-struct Lenient<'a> {
-    value: Value,
-    missed: &'a Missed,
-}
-
-macro_rules! zero_for_null {
-    ($($method:ident: $visit:ident($zero:expr);)*) => {
-        $(fn $method<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
-            match self.value {
-                Value::Null => visitor.$visit($zero),
-                value => value.$method(visitor),
+fn complete_struct(fields: &mut Map, struct_type: &Type) {
+    fields.retain(|_, value| !value.is_null());
+    for field in &struct_type.fields {
+        match fields.get_mut(field.name) {
+            Some(value) => complete(value, field.shape),
+            None if is_missed(field) => {
+                let mut value = Value::Null;
+                complete(&mut value, field.shape);
+                fields.insert(Key::new(field.name), value);
             }
-        })*
-    };
-}
-
-impl<'de> Deserializer<'de> for Lenient<'_> {
-    type Error = Error;
-
-    zero_for_null! {
-        deserialize_bool: visit_bool(false);
-        deserialize_i8: visit_i8(0);
-        deserialize_i16: visit_i16(0);
-        deserialize_i32: visit_i32(0);
-        deserialize_i64: visit_i64(0);
-        deserialize_u8: visit_u8(0);
-        deserialize_u16: visit_u16(0);
-        deserialize_u32: visit_u32(0);
-        deserialize_u64: visit_u64(0);
-        deserialize_f32: visit_f32(0.0);
-        deserialize_f64: visit_f64(0.0);
-        deserialize_str: visit_str("");
-        deserialize_string: visit_str("");
-    }
-
-    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
-        self.value.deserialize_any(visitor)
-    }
-
-    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
-        match self.value {
-            Value::Null => visitor.visit_none(),
-            _ => visitor.visit_some(self),
-        }
-    }
-
-    fn deserialize_newtype_struct<V: Visitor<'de>>(
-        self,
-        name: &'static str,
-        visitor: V,
-    ) -> Result<V::Value, Error> {
-        let zero = match (&self.value, name) {
-            (Value::Null, "Time" | "MicroTime") => ZERO_TIME,
-            (Value::Null, "Quantity") => "0",
-            _ => return visitor.visit_newtype_struct(self),
-        };
-        let zero: StrDeserializer<'_, Error> = zero.into_deserializer();
-        visitor.visit_newtype_struct(zero)
-    }
-
-    fn deserialize_seq<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
-        let missed = self.missed;
-        let items = |items: Vec<Value>| Items {
-            items: items.into_iter(),
-            missed,
-        };
-        match self.value {
-            Value::Null => visitor.visit_seq(items(Vec::new())),
-            Value::Array(all) => visitor.visit_seq(items(all)),
-            other => other.deserialize_seq(visitor),
-        }
-    }
-
-    fn deserialize_map<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
-        match self.value {
-            Value::Null => visitor.visit_map(Fields::new(Map::new(), &[], self.missed)),
-            Value::Object(map) => visitor.visit_map(Fields::new(map, &[], self.missed)),
-            other => other.deserialize_map(visitor),
-        }
-    }
-
-    fn deserialize_struct<V: Visitor<'de>>(
-        self,
-        name: &'static str,
-        fields: &'static [&'static str],
-        visitor: V,
-    ) -> Result<V::Value, Error> {
-        match self.value {
-            Value::Null => visitor.visit_map(Fields::new(Map::new(), fields, self.missed)),
-            Value::Object(mut map) => {
-                map.retain(|_, value| !value.is_null());
-                visitor.visit_map(Fields::new(map, fields, self.missed))
-            }
-            other => other.deserialize_struct(name, fields, visitor),
-        }
-    }
-
-    forward_to_deserialize_any! {
-        i128 u128 char bytes byte_buf unit unit_struct tuple tuple_struct enum identifier ignored_any
-    }
-}
-
-struct Items<'a> {
-    items: std::vec::IntoIter<Value>,
-    missed: &'a Missed,
-}
-
-impl<'de> SeqAccess<'de> for Items<'_> {
-    type Error = Error;
-
-    fn next_element_seed<T: DeserializeSeed<'de>>(
-        &mut self,
-        seed: T,
-    ) -> Result<Option<T::Value>, Error> {
-        let missed = self.missed;
-        let item = self.items.next().map(|value| Lenient { value, missed });
-        item.map(|item| seed.deserialize(item)).transpose()
-    }
-}
-
-/// The entries of an object, and a null for each known field that is absent and was missed.
-struct Fields<'a> {
-    entries: serde_json::map::IntoIter,
-    absent: std::vec::IntoIter<&'static str>,
-    value: Option<Value>,
-    missed: &'a Missed,
-}
-
-impl<'a> Fields<'a> {
-    fn new(map: Map<String, Value>, known: &'static [&'static str], missed: &'a Missed) -> Self {
-        let is_absent = |name: &&&str| missed.contains(**name) && !map.contains_key(**name);
-        let absent: Vec<_> = known.iter().filter(is_absent).copied().collect();
-        Self {
-            entries: map.into_iter(),
-            absent: absent.into_iter(),
-            value: None,
-            missed,
+            None => {}
         }
     }
 }
 
-impl<'de> MapAccess<'de> for Fields<'_> {
-    type Error = Error;
+/// Whether the generated type cannot be read without the field: the others have a zero value of their own.
+fn is_missed(field: &Field) -> bool {
+    field.required
+        && matches!(
+            field.shape,
+            Shape::Time | Shape::MicroTime | Shape::Struct(_)
+        )
+}
 
-    fn next_key_seed<K: DeserializeSeed<'de>>(
-        &mut self,
-        seed: K,
-    ) -> Result<Option<K::Value>, Error> {
-        let absent = || Some((self.absent.next()?.to_owned(), Value::Null));
-        let Some((key, value)) = self.entries.next().or_else(absent) else {
-            return Ok(None);
-        };
-        self.value = Some(value);
-        seed.deserialize(Value::String(key)).map(Some)
+/// Replaces nulls in a value that must be there.
+fn complete(value: &mut Value, shape: Shape) {
+    if value.is_null() {
+        *value = zero(shape);
     }
+    match (value, shape) {
+        (Value::Object(fields), Shape::Struct(id)) => complete_struct(fields, id.get()),
+        (Value::Object(entries), Shape::Map(of)) => {
+            entries.values_mut().for_each(|entry| complete(entry, *of));
+        }
+        (Value::Array(items), Shape::List(of)) => {
+            items.iter_mut().for_each(|item| complete(item, *of));
+        }
+        _ => {}
+    }
+}
 
-    fn next_value_seed<V: DeserializeSeed<'de>>(&mut self, seed: V) -> Result<V::Value, Error> {
-        let value = self.value.take();
-        let value = value.ok_or_else(|| Error::custom("a value was asked for before its key"))?;
-        seed.deserialize(Lenient {
-            value,
-            missed: self.missed,
-        })
+fn zero(shape: Shape) -> Value {
+    match shape {
+        Shape::Time | Shape::MicroTime => Value::from(ZERO_TIME),
+        Shape::Bytes => Value::from(""),
+        Shape::Struct(_) | Shape::Map(_) => Value::Object(Map::default()),
+        Shape::List(_) => Value::Array(Vec::new()),
+        other => schema::zero_of(other),
     }
 }
 
@@ -229,9 +99,10 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::FromJson;
 
-    fn read<T: DeserializeOwned>(value: &Value) -> T {
-        from_str(&value.to_string()).unwrap()
+    fn read<T: FromJson>(value: &serde_json::Value) -> T {
+        T::from_json(&value.to_string()).unwrap()
     }
 
     #[test]
@@ -281,7 +152,7 @@ mod tests {
 
     #[test]
     fn what_is_of_another_type_is_still_refused() {
-        assert!(from_str::<Pod>(r#"{"metadata": 7}"#).is_err());
-        assert!(from_str::<Pod>(r#"{"spec": {"containers": {}}}"#).is_err());
+        assert!(Pod::from_json(r#"{"metadata": 7}"#).is_err());
+        assert!(Pod::from_json(r#"{"spec": {"containers": {}}}"#).is_err());
     }
 }

@@ -8,7 +8,7 @@ mod api;
 pub mod informer;
 mod json;
 pub mod kubeconfig;
-pub mod lenient;
+mod lenient;
 pub mod metrics;
 mod servers;
 mod transport;

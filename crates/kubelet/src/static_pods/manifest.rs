@@ -3,6 +3,7 @@
 
 use std::{collections::BTreeMap, fs::File, io::Read, path::Path};
 
+use client::FromJson as _;
 use k8s_openapi::api::core::v1::{Container, Pod, Toleration, VolumeProjection};
 use machinery::{
     Value,
@@ -46,7 +47,7 @@ fn parse(bytes: &[u8], file: &Path, node: &str) -> Result<Vec<Pod>, String> {
 /// What the kubelet adds to a pod from a file: an identity, a place, and tolerance of everything. Then it is checked.
 fn prepare(tree: &Value, seed: &[u8], bytes: &[u8], node: &str) -> Result<Pod, String> {
     let text = serde_json::to_string(tree).map_err(|error| error.to_string())?;
-    let mut pod: Pod = client::lenient::from_str(&text).map_err(|error| error.to_string())?;
+    let mut pod: Pod = Pod::from_json(&text).map_err(|error| error.to_string())?;
     complete(&mut pod, seed, bytes, node)?;
     if let Some(problem) = problem(&pod) {
         return Err(format!("invalid pod: {problem}"));
