@@ -27,6 +27,11 @@ use crate::lenient;
 pub trait FromJson: Sized {
     /// Decodes an object as [`lenient`] does.
     fn from_json(text: &str) -> Result<Self, Error>;
+
+    /// Decodes an object that was put together as a value.
+    fn from_value(value: &serde_json::Value) -> Result<Self, Error> {
+        Self::from_json(&value.to_string())
+    }
 }
 
 /// An object that is sent to the API.
@@ -82,6 +87,9 @@ impl FromJson for serde_json::Value {
 }
 
 from_json!(DynamicObject, lenient::metadata_only);
+from_json!(core::PodTemplateSpec, || schema::lookup(
+    "core/v1.PodTemplateSpec"
+));
 to_json!(DynamicObject);
 to_json!(serde_json::Value);
 

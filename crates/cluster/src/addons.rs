@@ -5,11 +5,11 @@
 
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
-use client::Api;
 use client::kube::{
     self,
     api::{ObjectMeta, Patch, PatchParams, PostParams},
 };
+use client::{Api, FromJson as _};
 use k8s_openapi::api::{
     core::v1::{ConfigMap, Service as KubeService},
     storage::v1::StorageClass,
@@ -187,5 +187,5 @@ fn dns_service(addresses: &[IpAddr]) -> KubeService {
             "ipFamilyPolicy": if addresses.len() > 1 { "PreferDualStack" } else { "SingleStack" },
             "ports": [port("dns", "UDP"), port("dns-tcp", "TCP")]}});
     // The literal above is a Service: it cannot fail to become one.
-    serde_json::from_value(service).unwrap_or_default()
+    KubeService::from_value(&service).unwrap_or_default()
 }

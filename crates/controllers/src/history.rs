@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use client::Api;
+use client::{Api, FromJson as _};
 use k8s_openapi::{
     NamespaceResourceScope,
     api::{apps::v1::ControllerRevision, core::v1::PodTemplateSpec},
@@ -50,7 +50,7 @@ fn sorted(value: Value) -> Value {
 /// The template that a revision holds.
 pub fn template(revision: &ControllerRevision) -> Option<PodTemplateSpec> {
     let template = revision.data.as_ref()?.0.get("spec")?.get("template")?;
-    serde_json::from_value(template.clone()).ok()
+    PodTemplateSpec::from_value(template).ok()
 }
 
 /// All revisions of an owner, oldest first.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use client::Api;
+use client::{Api, FromJson as _};
 use jiff::Timestamp;
 use k8s_openapi::api::{coordination::v1::Lease, core::v1::Node};
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
@@ -99,7 +99,7 @@ pub(crate) async fn register(
 ) -> Result<(), kube::Error> {
     let api: Api<Node> = Api::all(client.clone());
     let document = document(name, number, shape, Timestamp::now());
-    let node = serde_json::from_value(document.clone()).map_err(kube::Error::SerdeError)?;
+    let node = Node::from_value(&document).map_err(kube::Error::SerdeError)?;
     match api.create(&PostParams::default(), &node).await {
         Ok(_) => {}
         Err(kube::Error::Api(status)) if status.code == 409 => {
@@ -131,7 +131,7 @@ pub(crate) async fn renew(client: &kube::Client, name: &str) -> Result<(), kube:
         other => return other.map(drop),
     }
     let lease = json!({"metadata": {"name": name, "namespace": LEASES}, "spec": spec});
-    let lease = serde_json::from_value(lease).map_err(kube::Error::SerdeError)?;
+    let lease = Lease::from_value(&lease).map_err(kube::Error::SerdeError)?;
     api.create(&PostParams::default(), &lease).await.map(drop)
 }
 

@@ -4,6 +4,7 @@
 
 use std::{collections::HashMap, time::Duration};
 
+use client::FromJson as _;
 use jiff::Timestamp;
 use k8s_openapi::{
     api::core::v1::{PersistentVolume, Pod},
@@ -188,7 +189,7 @@ pub fn cleaner(volumes: &[&PersistentVolume], site: &Site) -> Pod {
         },
     });
     // The literal above is a Pod: it cannot fail to become one.
-    serde_json::from_value(pod).unwrap_or_default()
+    Pod::from_value(&pod).unwrap_or_default()
 }
 
 #[cfg(test)]
