@@ -24,6 +24,7 @@ use crate::{
     archive::{self, PrivateDirectory, Temporary},
     founding,
     lock::DataLock,
+    marker::Marker,
     settings,
     storage::Storage,
 };
@@ -276,6 +277,8 @@ pub fn restore(
     let restored = embedded::restore(objects.path(), &fresh, BUMP).inspect_err(|_| {
         let _ = fs::remove_dir_all(&fresh);
     })?;
+    // From here on the directory is ours, for `reset` too, and a store that is not there is a loss.
+    Marker::update(data_dir, |marker| marker.store = true)?;
     let mut set_aside = Vec::new();
     for (path, _) in [(&directory, !is_empty), (&keys, other_keys)]
         .iter()
@@ -350,6 +353,8 @@ mod tests {
         let keys = |dir: &Path| Identity::read(&dir.join("pki")).unwrap();
         assert_eq!(keys(&one), keys(&two));
         assert_eq!(restored.revision, revision + BUMP);
+        let marker = Marker::read(&two).unwrap();
+        assert!(marker.is_some_and(|marker| marker.store));
         let again = restore(&two, &file, None, false).unwrap_err();
         assert!(again.to_string().contains("--force"), "{again}");
         let store = embedded::Embedded::open(two.join("store"), Plain).unwrap();
@@ -434,6 +439,7 @@ mod tests {
         let error = restore(&two, &file, None, true).unwrap_err().to_string();
         assert!(error.contains("damaged"), "{error}");
         assert!(!two.join("store").exists() && !two.join("store.restoring").exists());
+        assert_eq!(Marker::read(&two).unwrap(), None);
     }
 
     #[tokio::test]

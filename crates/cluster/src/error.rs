@@ -85,7 +85,9 @@ pub enum Error {
 impl From<store::Error> for Error {
     fn from(error: store::Error) -> Self {
         match error {
-            store::Error::Lost { .. } => Self::DataLoss(error.to_string()),
+            store::Error::Lost { .. } | store::Error::ManifestMissing { .. } => {
+                Self::DataLoss(error.to_string())
+            }
             other => Self::Store(other),
         }
     }

@@ -154,7 +154,11 @@ fn embedded(settings: &Settings, codec: ObjectCodec) -> Result<Arc<Embedded<Obje
     let was_made = marker.store;
     let is_empty = std::fs::read_dir(&directory).map_or(true, |entries| {
         let mut names = entries.flatten().map(|entry| entry.file_name());
-        !names.any(|name| name != "lock")
+        // Other files say nothing about objects.
+        let is_store = |name: &str| {
+            name == "manifest" || name.starts_with("log-") || name.starts_with("snapshot-")
+        };
+        !names.any(|name| is_store(&name.to_string_lossy()))
     });
     if was_made && is_empty {
         let why = format!(
@@ -211,7 +215,10 @@ mod tests {
         // Nothing was written yet: there is nothing to lose.
         open(&settings).await.unwrap();
         Marker::update(&settings.data_dir, |marker| marker.store = true).unwrap();
-        std::fs::remove_dir_all(settings.data_dir.join("store")).unwrap();
+        let directory = settings.data_dir.join("store");
+        std::fs::remove_dir_all(&directory).unwrap();
+        std::fs::create_dir(&directory).unwrap();
+        std::fs::write(directory.join("spare-0000000000000001"), "").unwrap();
         let refused = open(&settings).await.unwrap_err().to_string();
         assert!(refused.contains("--accept-data-loss"), "{refused}");
         assert!(refused.contains("/data/store is empty"), "{refused}");

@@ -351,13 +351,15 @@ impl Codec for ObjectCodec {
     }
 
     fn load(&self, key: &Key, bytes: Bytes) -> Result<Draft, String> {
+        // Also the bytes of another writer to the same store: whatever is published can be parsed.
+        let named = |why: String| format!("{}: {why}", String::from_utf8_lossy(key));
         let object: Object =
-            machinery::json::from_slice(&bytes).map_err(|error| error.to_string())?;
+            machinery::json::from_slice(&bytes).map_err(|error| named(error.to_string()))?;
         let fields = match self.registry.by_key(key) {
             Some(resource) => resource.kind.selectable_fields(&object),
             None => Vec::new(),
         };
-        Draft::new(&object, bytes, fields)
+        Draft::new(&object, bytes, fields).map_err(named)
     }
 
     fn publish(&self, _: &Key, draft: Draft, revision: Revision) -> Stored {
@@ -400,6 +402,43 @@ mod tests {
         assert_eq!(stored.label("app"), Some("x"));
         assert_eq!(stored.unstamped(), json);
         assert!(String::from_utf8_lossy(stored.at(1234).bytes()).contains(r#""1234","labels""#));
+    }
+
+    #[test]
+    fn bytes_that_are_no_object_are_refused_with_their_key_when_they_are_loaded() {
+        let codec = ObjectCodec::new(Registry::builtin());
+        let key = Key::from_static(b"/registry/pods/default/a");
+        let load = |bytes: &'static [u8]| codec.load(&key, Bytes::from_static(bytes));
+        let whole = br#"{"apiVersion":"v1","kind":"Pod","metadata":{"name":"a"}}"#;
+        assert_eq!(&*load(whole).unwrap().header.name, "a");
+        for bytes in [
+            b"".as_slice(),
+            b"null",
+            b"[]",
+            b"\x00\xff",
+            b"k8s\x00\x0a\x09",
+            &whole[..whole.len() - 1],
+            br#"{"apiVersion":"v1","kind":"Pod"}"#,
+            br#"{"apiVersion":"v1","kind":"Pod","metadata":7}"#,
+        ] {
+            let shown = String::from_utf8_lossy(bytes);
+            let refused = load(bytes).map(|draft| draft.bytes).unwrap_err();
+            assert!(
+                refused.starts_with("/registry/pods/default/a: "),
+                "{shown}: {refused}"
+            );
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "stored bytes are no object")]
+    fn bytes_that_cannot_be_parsed_never_become_an_empty_object() {
+        let mut stored = Stored::stamp(
+            draft(r#"{"apiVersion":"v1","kind":"Pod","metadata":{},"spec":{}}"#),
+            7,
+        );
+        stored.bytes.truncate(20);
+        stored.parse();
     }
 
     #[test]

@@ -13,7 +13,10 @@ pub fn of_store(error: Error) -> Status {
         Error::Lagged => Status::expired("The watcher did not keep up."),
         Error::Invalid(why) => Status::bad_request(why),
         Error::Full(_) | Error::Unavailable(_) => Status::service_unavailable(error.to_string()),
-        Error::Conflict { .. } | Error::Lost { .. } | Error::Corrupt(_) => Status::internal(error),
+        Error::Conflict { .. }
+        | Error::Lost { .. }
+        | Error::ManifestMissing { .. }
+        | Error::Corrupt(_) => Status::internal(error),
     }
 }
 

@@ -57,6 +57,18 @@ pub enum Error {
         /// The newest revision that should be there.
         written: Revision,
     },
+    /// The file that says how much had been synced is gone, so that nothing shows whether more is.
+    #[error(
+        "data of the store may be lost: {} is missing; the newest revision that is left is {found}, \
+         and nothing says whether there were later ones",
+        path.display()
+    )]
+    ManifestMissing {
+        /// The file.
+        path: std::path::PathBuf,
+        /// The newest revision that is there.
+        found: Revision,
+    },
     /// The files are damaged.
     #[error("corrupt store: {0}")]
     Corrupt(String),

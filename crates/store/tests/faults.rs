@@ -421,6 +421,59 @@ async fn a_log_whose_last_segments_were_deleted_is_refused_until_the_loss_is_acc
 }
 
 #[tokio::test]
+async fn a_log_without_its_manifest_is_refused_until_the_loss_is_accepted() {
+    use store::embedded::disk::Disk;
+    let (disk, segments) = closed_store().await;
+    disk.remove("manifest").unwrap();
+    let refused = |disk: &MemoryDisk| {
+        let refused = small().open_on(Arc::new(disk.clone()), Plain).map(drop);
+        match refused {
+            Err(Error::ManifestMissing { path, found }) => {
+                assert!(path.ends_with("manifest"), "{}", path.display());
+                found
+            }
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(refused(&disk), 50);
+    disk.remove(segments.last().unwrap()).unwrap();
+    let found = refused(&disk);
+    assert!((1..50).contains(&found), "{found}");
+
+    let config = Config {
+        accept_loss: true,
+        ..small()
+    };
+    let store = config.open_on(Arc::new(disk.clone()), Plain).unwrap();
+    let next = write(&*store, "/1", "again").await;
+    assert!(next > 50, "revision {next} was used before");
+    store.close();
+    let store = open(&disk);
+    assert_eq!(value(&*store, "/1").await.as_deref(), Some("again"));
+}
+
+#[tokio::test]
+async fn a_store_that_is_killed_in_its_first_moments_starts_again() {
+    let disk = MemoryDisk::new(1);
+    let store = open(&disk);
+    disk.cut_power();
+    drop(store);
+    // A manifest that says nothing, and no log.
+    let disk = disk.restarted();
+    assert_eq!(disk.durable("manifest").iter().max(), Some(&0));
+    let config = Config {
+        clock: Arc::new(FakeClock::at(jiff::Timestamp::UNIX_EPOCH)),
+        ..small()
+    };
+    let store = config.open_on(Arc::new(disk.clone()), Plain).unwrap();
+    write(&*store, "/a", "1").await;
+    disk.cut_power();
+    drop(store);
+    let store = open(&disk.restarted());
+    assert_eq!(value(&*store, "/a").await.as_deref(), Some("1"));
+}
+
+#[tokio::test]
 async fn a_last_segment_that_was_cut_between_two_records_is_refused() {
     use store::embedded::disk::Disk;
     let (disk, segments) = closed_store().await;

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use super::{
     disk::{Directory, Disk},
+    manifest::{Manifest, Synced},
     record::Marks,
     snapshot::{self, snapshot_name},
 };
@@ -11,6 +12,9 @@ use crate::{
     Codec, Error, Revision,
     memory::{Saved, State},
 };
+
+/// The number of a new store's snapshot. Versions that wrote no manifest beside it used 1.
+const FIRST: u64 = 2;
 
 /// What a restore did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,8 +82,15 @@ pub(crate) fn create(into: &Path, revision: Revision, entries: Vec<Saved>) -> Re
         floor: revision,
         ..Marks::default()
     };
-    let (name, entries) = (snapshot_name(1), entries.into_iter());
-    let written = snapshot::write(&target, &name, 1, revision, &marks, entries);
+    // The manifest comes first: what a crash leaves in between is refused as incomplete, and may be made anew.
+    let mut manifest = Manifest::create(&target).map_err(failed)?;
+    let synced = Synced {
+        revision,
+        segment: FIRST,
+    };
+    manifest.write(&target, synced).map_err(failed)?;
+    let (name, entries) = (snapshot_name(FIRST), entries.into_iter());
+    let written = snapshot::write(&target, &name, FIRST, revision, &marks, entries);
     written.map(drop).map_err(failed)
 }
 
@@ -112,4 +123,47 @@ fn split(file: &Path) -> Result<(Directory, String), Error> {
         _ => Path::new("."),
     };
     Ok((Directory::existing(parent), name.to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Plain, embedded::Embedded};
+
+    #[test]
+    fn a_new_store_that_loses_its_snapshot_or_its_manifest_is_refused() {
+        for (lost, expected) in [
+            ("manifest", "manifest is missing"),
+            ("snapshot-0000000000000002", "is missing"),
+        ] {
+            let directory = tempfile::tempdir().unwrap();
+            let into = directory.path().join("store");
+            create(&into, 7, Vec::new()).unwrap();
+            std::fs::remove_file(into.join(lost)).unwrap();
+            let refused = Embedded::open(&into, Plain).map(drop).unwrap_err();
+            assert!(refused.to_string().contains(expected), "{refused}");
+        }
+        // What a crash leaves of it may be made anew.
+        let directory = tempfile::tempdir().unwrap();
+        create(directory.path(), 9, Vec::new()).unwrap();
+        std::fs::remove_file(directory.path().join("snapshot-0000000000000002")).unwrap();
+        create(directory.path(), 7, Vec::new()).unwrap();
+        let store = Embedded::open(directory.path(), Plain).unwrap();
+        assert_eq!(store.published.revision(), 7);
+    }
+
+    #[test]
+    fn a_store_that_was_restored_without_a_manifest_by_an_earlier_version_opens() {
+        let directory = tempfile::tempdir().unwrap();
+        let disk = Directory::open(directory.path()).unwrap();
+        let (name, marks) = (snapshot_name(1), Marks::default());
+        snapshot::write(&disk, &name, 1, 7, &marks, std::iter::empty()).unwrap();
+        let store = Embedded::open(directory.path(), Plain).unwrap();
+        assert_eq!(store.published.revision(), 7);
+        store.close();
+        // It has one from now on.
+        std::fs::remove_file(directory.path().join(name)).unwrap();
+        let refused = Embedded::open(directory.path(), Plain).map(drop);
+        assert!(matches!(refused, Err(Error::Lost { .. })), "{refused:?}");
+    }
 }

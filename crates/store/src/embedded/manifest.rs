@@ -1,6 +1,7 @@
 //! The manifest: up to which revision the log has been synced, in a file beside it. A log that was
 //! deleted or cut cannot show that something is missing; the manifest can. It follows the log with a
 //! delay of about a second and is exact after an orderly close, so it never claims more than is there.
+//! It is made before the first file of the log: a log without a manifest has lost files.
 //!
 //! It has two slots that are written in turn: a torn write leaves the other one. A manifest that
 //! cannot be written is no reason to refuse commits: the older one is still true.
@@ -71,20 +72,34 @@ impl Manifest {
         Ok(manifest)
     }
 
+    /// An empty manifest, in the place of one that may be there.
+    pub fn create(disk: &dyn Disk) -> std::io::Result<Self> {
+        let mut file = disk.create(NAME)?;
+        file.write_all_at(&[0; 2 * SECTOR as usize], 0)?;
+        file.sync()?;
+        disk.sync()?;
+        Ok(Self {
+            file: Some(file),
+            sequence: 0,
+            written: Synced::default(),
+        })
+    }
+
+    /// Whether there is a file.
+    pub fn exists(&self) -> bool {
+        self.file.is_some()
+    }
+
     /// Says from now on that everything up to `synced` is on the disk.
     pub fn write(&mut self, disk: &dyn Disk, synced: Synced) -> std::io::Result<()> {
         if synced.revision <= self.written.revision {
             return Ok(());
         }
-        let file = match &mut self.file {
-            Some(file) => file,
-            None => {
-                let mut file = disk.create(NAME)?;
-                file.write_all_at(&[0; 2 * SECTOR as usize], 0)?;
-                file.sync()?;
-                disk.sync()?;
-                self.file.insert(file)
-            }
+        if self.file.is_none() {
+            *self = Self::create(disk)?;
+        }
+        let Some(file) = &mut self.file else {
+            return Ok(());
         };
         let sequence = self.sequence + 1;
         file.write_all_at(&encode(sequence, synced), sequence % 2 * SECTOR)?;

@@ -85,15 +85,31 @@ pub fn recover<C: Codec>(
         })?;
         next += 1;
     }
-    let manifest = Manifest::open(disk)?;
-    match manifest::check(disk, manifest.written, state.revision) {
+    let mut manifest = Manifest::open(disk)?;
+    let needs_manifest = match (&*numbers("snapshot-"), &*numbers("log-")) {
+        ([], []) => false,
+        // Restored by a version that made no manifest, and never opened since: `create` uses no such number.
+        ([1], []) => false,
+        _ => true,
+    };
+    let checked = match needs_manifest && !manifest.exists() {
+        true => Err(Error::ManifestMissing {
+            path: disk.path(manifest::NAME),
+            found: state.revision,
+        }),
+        false => manifest::check(disk, manifest.written, state.revision),
+    };
+    match checked {
         Err(loss) if config.accept_loss => {
             tracing::error!(%loss, "going on without what is lost, as asked for");
             // Clients have seen these revisions, and relaxed writes after them: none is used twice.
-            let seen = manifest.written.revision + config.high_water_step;
+            let seen = manifest.written.revision.max(state.revision) + config.high_water_step;
             marks.high_water = marks.high_water.max(seen);
         }
         checked => checked?,
+    }
+    if !manifest.exists() {
+        manifest = Manifest::create(disk).map_err(|error| failed(disk, manifest::NAME, error))?;
     }
     state
         .history
