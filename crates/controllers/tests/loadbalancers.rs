@@ -50,6 +50,15 @@ fn shown(service: &Service) -> Vec<String> {
     shown.collect()
 }
 
+fn condition(service: &Service, type_: &str) -> String {
+    let status = service.status.clone().unwrap_or_default();
+    let mut conditions = status.conditions.into_iter().flatten();
+    let found = conditions.find(|one| one.type_ == type_);
+    found.map_or(String::new(), |one| {
+        format!("{} {}", one.status, one.message)
+    })
+}
+
 async fn wait_for(world: &World, name: &str, expected: &[&str]) {
     let what = format!("{name} at {expected:?}");
     world
@@ -90,9 +99,17 @@ async fn services_get_the_addresses_of_nodes_and_a_port_has_one_service() {
         })
         .await;
     assert!(shown(&service(&world, "b").await).is_empty());
+    let ports_error = |service: &Service| condition(service, "LoadBalancerPortsError");
+    world
+        .until("a condition about the port", || async {
+            let shown = ports_error(&service(&world, "b").await);
+            Ok::<_, ()>(shown.starts_with("True port 80/TCP of the nodes"))
+        })
+        .await;
     let api = world.api::<Service>("default");
     api.delete("a", &DeleteParams::default()).await.unwrap();
     wait_for(&world, "b", &["192.0.2.2 VIP"]).await;
+    assert_eq!(ports_error(&service(&world, "b").await), "False ");
 
     // A Service that is none any more has no addresses.
     let patch = json!({"spec": {"type": "ClusterIP", "ports": [{"port": 80, "nodePort": null}]}});
@@ -127,6 +144,11 @@ async fn addresses_of_a_pool_are_announced_by_a_node_that_is_ready() {
         announcer(&service(&world, "a").await).as_deref(),
         Some("one")
     );
+    let pooled = condition(
+        &service(&world, "a").await,
+        controllers::loadbalancer::FROM_POOL,
+    );
+    assert_eq!(pooled, "True ");
     node(&world, "two", "192.0.2.2").await;
     let lost = json!({"status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}});
     patch_node(&world, "one", lost).await;

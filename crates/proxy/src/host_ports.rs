@@ -44,6 +44,14 @@ impl NodeAddresses {
         all.others.retain(|ip| !all.own.contains(ip));
         all
     }
+
+    /// Without what other nodes say: any node can claim any address.
+    pub fn only_own(&self) -> Self {
+        Self {
+            own: self.own.clone(),
+            others: BTreeSet::new(),
+        }
+    }
 }
 
 /// A port that stays with a process of this node.

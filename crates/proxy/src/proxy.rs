@@ -29,7 +29,7 @@ use crate::{
     host_ports::{self, Kept, NodeAddresses},
     rules::contribution,
     ruleset::{Datagrams, Ruleset, ServiceKey},
-    service::{Policy, PortView, announced_by, health_check_port, views},
+    service::{Policy, PortView, announced_by, health_check_port, is_from_pool, views},
     table::{DnsRedirect, Frame},
 };
 
@@ -354,6 +354,7 @@ impl Worker<'_> {
         for key in dirty {
             let service = self.sources.services.get(&key.0, &key.1);
             self.note_announced(&key, service.as_deref());
+            let from_pool = service.as_deref().is_some_and(is_from_pool);
             let (mut wanted, check) = match service {
                 None => (Vec::new(), None),
                 Some(service) => {
@@ -371,7 +372,10 @@ impl Worker<'_> {
             };
             if wanted.iter().any(|view| !view.load_balancer_ips.is_empty()) {
                 let nodes = nodes.get_or_insert_with(|| self.node_addresses());
-                self.keep_host_ports(&key, &mut wanted, nodes);
+                match from_pool {
+                    true => self.keep_host_ports(&key, &mut wanted, &nodes.only_own()),
+                    false => self.keep_host_ports(&key, &mut wanted, nodes),
+                }
             } else {
                 self.balancers.remove(&key);
             }
@@ -402,8 +406,11 @@ impl Worker<'_> {
             .map(|service| announced_by(service, node))
             .unwrap_or_default();
         if !addresses.is_empty() {
-            // An address of a node is that node's alone to announce.
-            let nodes = self.node_addresses();
+            // An address of a node is that node's alone to announce. Addresses of the pool are no node's.
+            let mut nodes = self.node_addresses();
+            if service.is_some_and(is_from_pool) {
+                nodes = nodes.only_own();
+            }
             addresses.retain(|ip| !nodes.own.contains(ip) && !nodes.others.contains(ip));
         }
         let before = match addresses.is_empty() {

@@ -2,7 +2,10 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use k8s_openapi::api::{core::v1::Service, discovery::v1::EndpointSlice};
+use k8s_openapi::api::{
+    core::v1::{PortStatus, Service},
+    discovery::v1::EndpointSlice,
+};
 use network::{IpNet, Protocol};
 
 use crate::endpoints::{Chosen, Place, Wanted, choose};
@@ -19,6 +22,8 @@ const SOURCE_RANGES: &str = "service.beta.kubernetes.io/load-balancer-source-ran
 
 /// Names the node that announces a load balancer's addresses.
 const ANNOUNCER: &str = "mainstay.local/announced-by";
+/// The condition of Services whose addresses are of the pool of the load balancer inside.
+const FROM_POOL: &str = "mainstay.local/AddressFromPool";
 /// The class of the load balancer inside; a Service without a class has the same.
 const CLASS: &str = "mainstay.local/load-balancer";
 
@@ -82,10 +87,19 @@ pub fn announced_by(service: &Service, node: &str) -> Vec<IpAddr> {
     if announcer.map(String::as_str) != Some(node) || class.is_some_and(|class| class != CLASS) {
         return Vec::new();
     }
-    let of_family = |like: IpAddr| load_balancer_ips(service, like);
+    let of_family = |like: IpAddr| load_balancer_ips(service, like, |_| true);
     let mut all = of_family(Ipv4Addr::UNSPECIFIED.into());
     all.extend(of_family(Ipv6Addr::UNSPECIFIED.into()));
     all
+}
+
+/// Whether the addresses are of the load balancer's pool. Only controllers write a Service's status, so that neither a
+/// node nor a user who may write Services decides about it.
+pub fn is_from_pool(service: &Service) -> bool {
+    let status = service.status.as_ref();
+    let conditions = status.and_then(|status| status.conditions.as_ref());
+    let mut conditions = conditions.into_iter().flatten();
+    conditions.any(|one| one.type_ == FROM_POOL && one.status == "True")
 }
 
 /// The views of a service; none when it has no cluster address.
@@ -121,7 +135,13 @@ pub fn views(
                 v4: cluster_ip.is_ipv4(),
             };
             let node_port = port.node_port.and_then(|port| u16::try_from(port).ok());
-            let load_balancer_ips = load_balancer_ips(service, cluster_ip);
+            // While the load balancer has not decided about a new port, it may be another Service's.
+            let is_given = |given: &PortStatus| {
+                given.port == port.port
+                    && given.error.is_none()
+                    && Protocol::from_kubernetes(Some(&given.protocol)) == Some(protocol)
+            };
+            let load_balancer_ips = load_balancer_ips(service, cluster_ip, is_given);
             let mut external_ips = load_balancer_ips.clone();
             if policy.allow_external_ips {
                 external_ips.extend(same_family(spec.external_ips.iter().flatten(), cluster_ip));
@@ -173,7 +193,13 @@ fn same_family<'a>(ips: impl Iterator<Item = &'a String>, like: IpAddr) -> Vec<I
         .collect()
 }
 
-fn load_balancer_ips(service: &Service, like: IpAddr) -> Vec<IpAddr> {
+/// The load balancer's addresses of a family. Of the one inside, those whose ports, where it names any, have one that
+/// `is_given`.
+fn load_balancer_ips(
+    service: &Service,
+    like: IpAddr,
+    is_given: impl Fn(&PortStatus) -> bool,
+) -> Vec<IpAddr> {
     let is_load_balancer = service
         .spec
         .as_ref()
@@ -188,6 +214,15 @@ fn load_balancer_ips(service: &Service, like: IpAddr) -> Vec<IpAddr> {
         .flatten();
     // In mode Proxy the balancer wants its traffic sent to itself.
     let direct = ingress.filter(|ingress| ingress.ip_mode.as_deref() != Some("Proxy"));
+    let class = service
+        .spec
+        .as_ref()
+        .and_then(|spec| spec.load_balancer_class.as_deref());
+    let is_inside = class.is_none_or(|class| class == CLASS);
+    let direct = direct.filter(|ingress| {
+        let ports = ingress.ports.as_deref().unwrap_or_default();
+        !is_inside || ports.is_empty() || ports.iter().any(&is_given)
+    });
     if is_load_balancer {
         same_family(direct.filter_map(|ingress| ingress.ip.as_ref()), like)
     } else {
@@ -321,6 +356,25 @@ mod tests {
             views[0].source_ranges,
             ["198.51.100.0/24".parse::<IpNet>().unwrap()]
         );
+    }
+
+    #[test]
+    fn a_port_that_the_load_balancer_inside_has_not_given_yet_is_not_served_at_its_addresses() {
+        let served = |class: Value| -> Vec<u16> {
+            let views = view(
+                json!({"type": "LoadBalancer", "clusterIP": "10.43.0.9", "loadBalancerClass": class,
+                       "ports": [{"name": "a", "port": 80}, {"name": "b", "port": 443},
+                                 {"name": "c", "port": 80, "protocol": "UDP"}]}),
+                json!({"loadBalancer": {"ingress": [{"ip": "203.0.113.7",
+                    "ports": [{"port": 80, "protocol": "TCP"}]}]}}),
+            );
+            assert_eq!(views.len(), 3);
+            let with = views.iter().filter(|view| !view.external_ips.is_empty());
+            with.map(|view| view.port).collect()
+        };
+        assert_eq!(served(json!(null)), [80]);
+        assert_eq!(served(json!(CLASS)), [80]);
+        assert_eq!(served(json!("example.com/other")), [80, 443, 80]);
     }
 
     #[test]

@@ -658,6 +658,39 @@ fn an_address_of_the_pool_is_announced_by_one_node_and_leads_to_endpoints() {
 }
 
 #[test]
+fn a_node_that_claims_an_address_of_the_pool_stops_neither_its_announcement_nor_its_traffic() {
+    lab::node(|outside| async move {
+        let mut node = Node::start(outside, None).await;
+        node.run_pods(1).await;
+        let hostile = json!({"metadata": {"name": "there", "uid": "there"},
+            "status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.77"}]}});
+        node.sources
+            .nodes
+            .upsert(serde_json::from_value(hostile).unwrap());
+        node.endpoints(here(&["10.42.0.1"]));
+        let condition = json!({"type": "mainstay.local/AddressFromPool", "status": "True",
+            "reason": "Allocated", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"});
+        let mut service = service(
+            "web",
+            json!({"type": "LoadBalancer", "status": {"conditions": [condition],
+                   "loadBalancer": {"ingress": [{"ip": "192.0.2.77", "ipMode": "VIP"}]}}}),
+        );
+        let annotation = ("mainstay.local/announced-by".to_owned(), "here".to_owned());
+        service.metadata.annotations = Some([annotation].into());
+        node.sources.services.upsert(service);
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let answer = node.outside.ask(at("192.0.2.77:80")).await;
+            if answer.as_deref() == Some("pod-0 192.0.2.1") {
+                return;
+            }
+            assert!(Instant::now() < deadline, "{answer:?}");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    });
+}
+
+#[test]
 fn an_address_of_another_node_is_not_announced_whatever_an_annotation_says() {
     lab::node(|outside| async move {
         let node = Node::start(outside, None).await;

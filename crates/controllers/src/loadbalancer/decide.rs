@@ -6,14 +6,27 @@ use std::{
     sync::Arc,
 };
 
-use super::pool::Pool;
+use super::{
+    pool::Pool,
+    ports::{ports, refusal},
+};
 use crate::templatehash::short_hash;
-use k8s_openapi::api::core::v1::{LoadBalancerIngress, Node, PortStatus, Service, ServiceSpec};
+use jiff::Timestamp;
+use k8s_openapi::{
+    api::core::v1::{LoadBalancerIngress, Node, PortStatus, Service, ServiceSpec},
+    apimachinery::pkg::apis::meta::v1::{Condition, Time},
+};
+use reconcile::condition;
 
 /// The class that names this controller; a Service without a class is ours too.
 pub const CLASS: &str = "mainstay.local/load-balancer";
 /// On a Service with an address of the pool: the node that announces it.
 pub const ANNOUNCER: &str = "mainstay.local/announced-by";
+/// The condition of a Service whose addresses are of the pool. Nodes believe it, unlike the annotation: only
+/// controllers write a Service's status.
+pub const FROM_POOL: &str = "mainstay.local/AddressFromPool";
+/// Upstream's condition of a Service that does not get its ports.
+const PORTS_ERROR: &str = "LoadBalancerPortsError";
 const EXCLUDED: &str = "node.kubernetes.io/exclude-from-external-load-balancers";
 const LEAVING: &str = "ToBeDeletedByClusterAutoscaler";
 /// Clients try a few addresses; a status that lists every node of a large cluster would only change
@@ -41,8 +54,12 @@ pub struct Decision {
     pub ingress: Vec<IpAddr>,
     /// The node that announces them, where they are not nodes' own.
     pub announcer: Option<String>,
+    /// Whether the addresses are of the pool.
+    pub is_from_pool: bool,
     /// Why it has none, or not all.
     pub problem: Option<String>,
+    /// Whether that is about its ports.
+    pub lacks_ports: bool,
 }
 
 /// Whether a Service is of type LoadBalancer and ours to serve.
@@ -52,6 +69,11 @@ pub fn is_ours(service: &Service) -> bool {
     is_load_balancer(service)
         && class.is_none_or(|class| class == CLASS)
         && service.metadata.deletion_timestamp.is_none()
+}
+
+/// Whether two are the same Service.
+pub fn is_same(one: &Service, other: &Service) -> bool {
+    one.metadata.namespace == other.metadata.namespace && one.metadata.name == other.metadata.name
 }
 
 /// Whether a Service is of type LoadBalancer.
@@ -96,16 +118,44 @@ pub fn ingress(service: &Service, decision: &Decision) -> Vec<LoadBalancerIngres
     decision.ingress.iter().map(shown).collect()
 }
 
-/// Whether a Service has a port by its status; a status without ports is one of all of them.
-fn has_port(service: &Service, (protocol, number): &Port) -> bool {
+/// The conditions of a Service that a decision changes. One that was never true is not shown.
+pub fn conditions(service: &Service, decision: &Decision, now: Timestamp) -> Vec<Condition> {
     let status = service.status.as_ref();
-    let balancer = status.and_then(|status| status.load_balancer.as_ref());
-    let ingress = balancer.and_then(|balancer| balancer.ingress.as_ref());
-    ingress.into_iter().flatten().any(|ingress| {
-        let mut ports = ingress.ports.iter().flatten().peekable();
-        ports.peek().is_none()
-            || ports.any(|port| port.port == *number && port.protocol == *protocol)
-    })
+    let known = status.and_then(|status| status.conditions.as_deref());
+    let known = known.unwrap_or_default();
+    let problem = decision.problem.clone().filter(|_| decision.lacks_ports);
+    let changed = |(type_, is_true, reason, message): (&str, bool, &str, String)| {
+        let new = Condition {
+            type_: type_.to_owned(),
+            status: if is_true { "True" } else { "False" }.to_owned(),
+            reason: reason.to_owned(),
+            message,
+            observed_generation: None,
+            last_transition_time: Time(now),
+        };
+        let is_shown = is_true || condition::find(known, type_).is_some();
+        condition::transition(known, new, now).filter(|_| is_shown)
+    };
+    let from = match decision.is_from_pool {
+        true => "Allocated",
+        false => "NotAllocated",
+    };
+    let ports = match problem.is_some() {
+        true => "PortsNotAvailable",
+        false => "PortsAvailable",
+    };
+    [
+        (FROM_POOL, decision.is_from_pool, from, String::new()),
+        (
+            PORTS_ERROR,
+            problem.is_some(),
+            ports,
+            problem.unwrap_or_default(),
+        ),
+    ]
+    .into_iter()
+    .filter_map(changed)
+    .collect()
 }
 
 /// The node that the Service says announces it.
@@ -191,39 +241,13 @@ fn node_addresses(node: &Node, v4: bool) -> Vec<IpAddr> {
     }
 }
 
-type Port = (String, i32);
-
-fn ports(service: &Service) -> BTreeSet<Port> {
-    let spec = service.spec.as_ref();
-    let ports = spec.and_then(|spec| spec.ports.as_ref());
-    let ports = ports.into_iter().flatten();
-    let port = |port: &k8s_openapi::api::core::v1::ServicePort| {
-        let protocol = port.protocol.clone().unwrap_or_else(|| "TCP".to_owned());
-        (protocol, port.port)
-    };
-    ports.map(port).collect()
-}
-
 fn from_nodes(service: &Service, spec: &ServiceSpec, nodes: &[&Node], view: &View<'_>) -> Decision {
-    let own_ports = ports(service);
-    let is_reserved =
-        |port: &&Port| u16::try_from(port.1).is_ok_and(|port| view.reserved.contains(&port));
-    if let Some((protocol, port)) = own_ports.iter().find(is_reserved) {
-        return refused(format!(
-            "port {port}/{protocol} of the nodes is not given away"
-        ));
-    }
-    for other in view.services.iter().filter(|other| is_ours(other)) {
-        let is_theirs = |port: &&Port| goes_before(other, service, |of| has_port(of, port));
-        let shared = ports(other);
-        if let Some((protocol, port)) = shared.intersection(&own_ports).find(is_theirs) {
-            let meta = &other.metadata;
-            let name = meta.name.as_deref().unwrap_or_default();
-            let namespace = meta.namespace.as_deref().unwrap_or_default();
-            return refused(format!(
-                "port {port}/{protocol} of the nodes belongs to Service {namespace}/{name}"
-            ));
-        }
+    if let Some(problem) = refusal(service, view.services, view.reserved) {
+        return Decision {
+            problem: Some(problem),
+            lacks_ports: true,
+            ..Decision::default()
+        };
     }
     let mut all = Vec::new();
     for v4 in families(spec) {
@@ -233,13 +257,6 @@ fn from_nodes(service: &Service, spec: &ServiceSpec, nodes: &[&Node], view: &Vie
     }
     Decision {
         ingress: all,
-        ..Decision::default()
-    }
-}
-
-fn refused(problem: String) -> Decision {
-    Decision {
-        problem: Some(problem),
         ..Decision::default()
     }
 }
@@ -256,14 +273,10 @@ fn goes_before(one: &Service, other: &Service, has: impl Fn(&Service) -> bool) -
 }
 
 fn from_pool(service: &Service, spec: &ServiceSpec, nodes: &[&Node], view: &View<'_>) -> Decision {
-    let is_same = |other: &Service| {
-        other.metadata.namespace == service.metadata.namespace
-            && other.metadata.name == service.metadata.name
-    };
     let others = view
         .services
         .iter()
-        .filter(|other| !is_same(other) && is_ours(other));
+        .filter(|other| !is_same(other, service) && is_ours(other));
     // An address belongs to the Service that shows it. One that two show, after a change of pools by hand,
     // stays with the first.
     let mut taken = BTreeSet::new();
@@ -304,6 +317,7 @@ fn from_pool(service: &Service, spec: &ServiceSpec, nodes: &[&Node], view: &View
         }
     }
     if !decision.ingress.is_empty() {
+        decision.is_from_pool = true;
         decision.announcer = choose_announcer(service, nodes);
     }
     decision
@@ -503,6 +517,44 @@ mod tests {
             "",
         );
         assert!(world.decide(0).problem.is_some());
+    }
+
+    #[test]
+    fn conditions_say_what_is_refused_and_what_is_of_the_pool() {
+        let now: Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
+        let shown = |service: &Service, decision: &Decision| -> Vec<String> {
+            let conditions = conditions(service, decision, now).into_iter();
+            let shown = conditions.map(|one| format!("{} {}", one.type_, one.status));
+            shown.collect()
+        };
+        let world = World::new(
+            vec![service("a", json!({"spec": {"ports": [{"port": 22}]}}))],
+            "",
+        );
+        let refused = world.decide(0);
+        let made = conditions(&world.services[0], &refused, now);
+        assert_eq!(made[0].message, refused.problem.clone().unwrap());
+        assert_eq!(
+            shown(&world.services[0], &refused),
+            ["LoadBalancerPortsError True"]
+        );
+        let refused = service("a", json!({"status": {"conditions": made}}));
+        assert_eq!(
+            shown(&refused, &Decision::default()),
+            ["LoadBalancerPortsError False"]
+        );
+        let fresh = service("a", json!({}));
+        assert!(shown(&fresh, &Decision::default()).is_empty());
+        let world = World::new(vec![fresh.clone()], "198.51.100.1");
+        let pooled = world.decide(0);
+        let expected = format!("{FROM_POOL} True");
+        assert_eq!(shown(&fresh, &pooled), [expected]);
+        let made = conditions(&fresh, &pooled, now);
+        let had = service("a", json!({"status": {"conditions": made}}));
+        assert!(shown(&had, &pooled).is_empty());
+        // Addresses of nodes take its place.
+        let nodes = World::new(vec![had.clone()], "").decide(0);
+        assert_eq!(shown(&had, &nodes), [format!("{FROM_POOL} False")]);
     }
 
     #[test]

@@ -4,23 +4,24 @@
 
 mod decide;
 mod pool;
+mod ports;
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use client::{Event, Informer};
+use client::{Api, Event, Informer};
 use k8s_openapi::api::{
     core::v1::{Node, Service},
     discovery::v1::EndpointSlice,
 };
 use kube::{
-    Api, Resource,
+    Resource,
     api::{Patch, PatchParams},
 };
-use reconcile::{Action, Controller, Error, Key, Kind, Recorder};
+use reconcile::{Action, Controller, Error, Key, Kind, Recorder, StatusPatch};
 use serde_json::{Value, json};
 
 use crate::{endpointslice::view::SERVICE_NAME, shared::Shared};
-pub use decide::{ANNOUNCER, CLASS};
+pub use decide::{ANNOUNCER, CLASS, FROM_POOL};
 use decide::{Decision, View, decide};
 pub use pool::Pool;
 
@@ -44,6 +45,7 @@ struct Balancers {
     slices: Informer<EndpointSlice>,
     recorder: Recorder,
     settings: Settings,
+    shared: Arc<Shared>,
 }
 
 /// Starts it.
@@ -55,6 +57,7 @@ pub fn start(shared: &Arc<Shared>) {
         slices: shared.informer(),
         recorder: shared.recorder(ACCOUNT, "service-controller"),
         settings: shared.config.load_balancer.clone(),
+        shared: shared.clone(),
     });
     let (by_service, by_node, by_slice) =
         (controller.clone(), controller.clone(), controller.clone());
@@ -143,18 +146,14 @@ impl Balancers {
         decide(service, &view)
     }
 
-    async fn patch(&self, key: &Key, patch: &Value, status: bool) -> Result<(), Error> {
-        let api: Api<Service> = Api::namespaced(self.client.clone(), &key.namespace);
-        let (parameters, patch) = (PatchParams::default(), Patch::Merge(patch));
-        let patched = if status {
-            api.patch_status(&key.name, &parameters, &patch).await?
-        } else {
-            api.patch(&key.name, &parameters, &patch).await?
-        };
-        // The next decision must see this one.
-        let version = patched.metadata.resource_version.unwrap_or_default();
+    fn api(&self, key: &Key) -> Api<Service> {
+        Api::namespaced(self.client.clone(), &key.namespace)
+    }
+
+    /// The next decision must see this one.
+    async fn written(&self, service: Service) {
+        let version = service.metadata.resource_version.unwrap_or_default();
         self.services.reached(&version).await;
-        Ok(())
     }
 
     async fn write(&self, service: &Service, key: &Key, decision: &Decision) -> Result<(), Error> {
@@ -162,33 +161,46 @@ impl Balancers {
         if decide::announcer(service) != decision.announcer.as_deref() {
             let annotations = json!({ANNOUNCER: decision.announcer});
             let patch = json!({"metadata": {"uid": uid, "annotations": annotations}});
-            self.patch(key, &patch, false).await?;
+            let (parameters, patch) = (PatchParams::default(), Patch::Merge(&patch));
+            let patched = self.api(key).patch(&key.name, &parameters, &patch).await?;
+            self.written(patched).await;
         }
         let status = service.status.as_ref();
         let before = status.and_then(|status| status.load_balancer.as_ref());
         let before = before.and_then(|balancer| balancer.ingress.clone());
         let wanted = decide::ingress(service, decision);
-        if before.unwrap_or_default() != wanted {
-            let ingress = if wanted.is_empty() {
-                Value::Null
-            } else {
-                json!(wanted)
+        let has_changed = before.unwrap_or_default() != wanted;
+        // Addresses and what is said about them change at once.
+        let conditions = decide::conditions(service, decision, self.shared.now());
+        let mut patch = StatusPatch::new(service).conditions(&conditions);
+        if has_changed {
+            let ingress = match wanted.is_empty() {
+                true => Value::Null,
+                false => json!(wanted),
             };
-            let patch = json!({"metadata": {"uid": uid},
-                               "status": {"loadBalancer": {"ingress": ingress}}});
-            self.patch(key, &patch, true).await?;
-            let about = service.object_ref(&());
-            let listed: Vec<String> = decision.ingress.iter().map(ToString::to_string).collect();
-            let (reason, text) = match listed.is_empty() {
-                true => ("DeletedLoadBalancer", "Deleted load balancer".to_owned()),
-                false => {
-                    let text = format!("Ensured load balancer at {}", listed.join(", "));
-                    ("EnsuredLoadBalancer", text)
-                }
-            };
-            self.recorder.event(&about, Kind::Normal, reason, text);
+            patch = patch.field("loadBalancer", json!({"ingress": ingress}));
+        }
+        if !patch.is_empty() {
+            let patched = patch.send(&self.api(key), &key.name).await?;
+            self.written(patched).await;
+        }
+        if has_changed {
+            self.report(service, decision);
         }
         Ok(())
+    }
+
+    fn report(&self, service: &Service, decision: &Decision) {
+        let listed: Vec<String> = decision.ingress.iter().map(ToString::to_string).collect();
+        let (reason, text) = match listed.is_empty() {
+            true => ("DeletedLoadBalancer", "Deleted load balancer".to_owned()),
+            false => {
+                let text = format!("Ensured load balancer at {}", listed.join(", "));
+                ("EnsuredLoadBalancer", text)
+            }
+        };
+        let about = service.object_ref(&());
+        self.recorder.event(&about, Kind::Normal, reason, text);
     }
 }
 

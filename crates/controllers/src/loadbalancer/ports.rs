@@ -1,0 +1,184 @@
+//! Whose the ports of the nodes are. A Service gets all of its ports or none: one that is refused keeps no port from
+//! others either. Pure.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use k8s_openapi::api::core::v1::{Service, ServicePort};
+
+use super::decide::{is_ours, is_same};
+
+/// Protocol and number.
+pub type Port = (String, i32);
+
+/// The ports that a Service wants.
+pub fn ports(service: &Service) -> BTreeSet<Port> {
+    let spec = service.spec.as_ref();
+    let ports = spec.and_then(|spec| spec.ports.as_ref());
+    let port = |port: &ServicePort| {
+        let protocol = port.protocol.clone().unwrap_or_else(|| "TCP".to_owned());
+        (protocol, port.port)
+    };
+    ports.into_iter().flatten().map(port).collect()
+}
+
+/// Why a Service does not get its ports.
+pub fn refusal(
+    service: &Service,
+    services: &[Arc<Service>],
+    reserved: &BTreeSet<u16>,
+) -> Option<String> {
+    let mut all: Vec<&Service> = services.iter().map(AsRef::as_ref).collect();
+    all.retain(|other| is_ours(other));
+    all.sort_by_cached_key(|service| {
+        let meta = &service.metadata;
+        let since = meta.creation_timestamp.as_ref().map(|time| time.0);
+        (since, meta.namespace.clone(), meta.name.clone())
+    });
+    // What a Service has it keeps, until its status shows that it was refused.
+    let mut owners: BTreeMap<Port, &Service> = BTreeMap::new();
+    for holder in &all {
+        let held = ports(holder).into_iter();
+        for port in held.filter(|port| has_port(holder, port)) {
+            owners.entry(port).or_insert(holder);
+        }
+    }
+    // What is left goes to the older ones first.
+    for claimant in all {
+        let refused = refused_by(claimant, &owners, reserved);
+        if is_same(claimant, service) {
+            return refused;
+        }
+        if refused.is_none() {
+            let wanted = ports(claimant).into_iter();
+            owners.extend(wanted.map(|port| (port, claimant)));
+        }
+    }
+    refused_by(service, &owners, reserved)
+}
+
+fn refused_by(
+    service: &Service,
+    owners: &BTreeMap<Port, &Service>,
+    reserved: &BTreeSet<u16>,
+) -> Option<String> {
+    for port in ports(service) {
+        let (protocol, number) = &port;
+        if u16::try_from(*number).is_ok_and(|number| reserved.contains(&number)) {
+            return Some(format!(
+                "port {number}/{protocol} of the nodes is not given away"
+            ));
+        }
+        let owner = owners.get(&port).filter(|owner| !is_same(owner, service));
+        if let Some(owner) = owner {
+            let meta = &owner.metadata;
+            let name = meta.name.as_deref().unwrap_or_default();
+            let namespace = meta.namespace.as_deref().unwrap_or_default();
+            return Some(format!(
+                "port {number}/{protocol} of the nodes belongs to Service {namespace}/{name}"
+            ));
+        }
+    }
+    None
+}
+
+/// Whether a Service has a port by its status; a status without ports is one of all of them.
+fn has_port(service: &Service, (protocol, number): &Port) -> bool {
+    let status = service.status.as_ref();
+    let balancer = status.and_then(|status| status.load_balancer.as_ref());
+    let ingress = balancer.and_then(|balancer| balancer.ingress.as_ref());
+    ingress.into_iter().flatten().any(|ingress| {
+        let mut ports = ingress.ports.iter().flatten().peekable();
+        ports.peek().is_none()
+            || ports.any(|port| port.port == *number && port.protocol == *protocol)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    /// A Service by its name, the day of its creation, what it wants and what its status shows.
+    fn service(name: &str, day: u32, wanted: &[i32], shown: &[i32]) -> Arc<Service> {
+        let port = |port: &i32| json!({"port": port, "protocol": "TCP"});
+        let wanted: Vec<_> = wanted.iter().map(port).collect();
+        let ingress = match shown {
+            [] => json!([]),
+            shown => {
+                json!([{"ip": "192.0.2.1", "ports": shown.iter().map(port).collect::<Vec<_>>()}])
+            }
+        };
+        let object = json!({
+            "metadata": {"name": name, "namespace": "d",
+                         "creationTimestamp": format!("2026-01-{day:02}T00:00:00Z")},
+            "spec": {"type": "LoadBalancer", "ports": wanted},
+            "status": {"loadBalancer": {"ingress": ingress}},
+        });
+        Arc::new(serde_json::from_value(object).unwrap())
+    }
+
+    /// The name behind the slash of each refusal, in the order of the Services.
+    fn refusals(services: &[Arc<Service>]) -> Vec<String> {
+        let reserved = BTreeSet::from([22]);
+        let refused = |one| refusal(one, services, &reserved).unwrap_or_default();
+        services
+            .iter()
+            .map(|one| {
+                let text = refused(one);
+                let name = text.rsplit_once("d/").map(|(_, name)| name.to_owned());
+                name.unwrap_or(text)
+            })
+            .collect()
+    }
+
+    #[test]
+    fn a_service_that_is_refused_for_one_port_keeps_no_other_port_from_anybody() {
+        let services = [
+            service("holder", 3, &[443], &[443]),
+            service("refused", 1, &[80, 443], &[]),
+            service("waiting", 2, &[80], &[]),
+        ];
+        assert_eq!(refusals(&services), ["", "holder", ""]);
+        let services = [
+            service("reserved", 1, &[22, 80], &[]),
+            service("waiting", 2, &[80], &[]),
+        ];
+        let found = refusals(&services);
+        assert!(found[0].contains("22/TCP"), "{found:?}");
+        assert_eq!(found[1], "");
+    }
+
+    #[test]
+    fn a_service_that_adds_a_port_of_another_loses_what_it_has_and_then_others_get_it() {
+        let before = [
+            service("greedy", 1, &[80, 443], &[80]),
+            service("holder", 2, &[443], &[443]),
+            service("waiting", 3, &[80], &[]),
+        ];
+        // Its status still shows the port: until it is written, the port is not another's.
+        assert_eq!(refusals(&before), ["holder", "", "greedy"]);
+        let after = [
+            service("greedy", 1, &[80, 443], &[]),
+            service("holder", 2, &[443], &[443]),
+            service("waiting", 3, &[80], &[]),
+        ];
+        assert_eq!(refusals(&after), ["holder", "", ""]);
+    }
+
+    #[test]
+    fn of_two_that_want_each_others_ports_the_first_that_is_refused_leaves_its_own() {
+        let both = [
+            service("a", 1, &[80, 443], &[80]),
+            service("b", 2, &[80, 443], &[443]),
+        ];
+        assert_eq!(refusals(&both), ["b", "a"]);
+        let one = [
+            service("a", 1, &[80, 443], &[]),
+            service("b", 2, &[80, 443], &[443]),
+        ];
+        assert_eq!(refusals(&one), ["b", ""]);
+    }
+}
