@@ -15,7 +15,7 @@ use crate::{policies, scenario, serve};
 const AT_ONCE: usize = 64;
 
 /// Prints microseconds for each create of some kinds, without webhooks and beside webhooks that ask for other things.
-pub async fn run(directory: &Path, rounds: usize, only: Option<&str>) -> anyhow::Result<()> {
+pub(crate) async fn run(directory: &Path, rounds: usize, only: Option<&str>) -> anyhow::Result<()> {
     let (server, supervisor) = serve::assemble(directory, ([127, 0, 0, 1], 0).into(), false)?;
     tokio::spawn(supervisor.run(CancellationToken::new()));
     server.address().await;

@@ -13,7 +13,7 @@ const BINDINGS: usize = 1000;
 const ROUNDS: u32 = 100_000;
 
 /// Prints microseconds for each question.
-pub fn run() {
+pub(crate) fn run() {
     let index = index();
     let user = User::new("user7", ["team"]);
     let ask = |verb, group, resource, namespace| Attributes {

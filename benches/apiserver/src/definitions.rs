@@ -95,7 +95,7 @@ fn definition() -> String {
 }
 
 /// Makes definitions, measures what they cost and how long documents take, and removes them.
-pub fn run(peer: &Peer, count: usize) -> anyhow::Result<Vec<Figures>> {
+pub(crate) fn run(peer: &Peer, count: usize) -> anyhow::Result<Vec<Figures>> {
     let say = |when: &str, before: Option<u64>| {
         std::thread::sleep(SETTLES);
         let now = process::kilobytes(&peer.processes);

@@ -60,7 +60,7 @@ fn lease() -> serde_json::Value {
 }
 
 /// What the flood got.
-pub struct Flooded {
+pub(crate) struct Flooded {
     /// Reads by the other user, and renewals of the lease.
     pub figures: Vec<Figures>,
     pub served: u64,
@@ -68,7 +68,7 @@ pub struct Flooded {
 }
 
 /// Measures with this many requests in flight.
-pub fn run(peer: &Peer, in_flight: usize, lasts: Duration) -> anyhow::Result<Flooded> {
+pub(crate) fn run(peer: &Peer, in_flight: usize, lasts: Duration) -> anyhow::Result<Flooded> {
     prepare(peer)?;
     let (over, ready) = (AtomicBool::new(false), Barrier::new(2));
     let flooded = std::thread::scope(|scope| {

@@ -14,12 +14,12 @@ use crate::{
 };
 
 /// Threads that drive connections.
-pub const THREADS: usize = 2;
+pub(crate) const THREADS: usize = 2;
 /// How long it runs before anything counts.
 const WARM_UP: Duration = Duration::from_millis(300);
 
 /// Writes the request with this number into the buffer.
-pub trait Requests: Fn(u64, &mut Vec<u8>) + Send + Sync {}
+pub(crate) trait Requests: Fn(u64, &mut Vec<u8>) + Send + Sync {}
 impl<F: Fn(u64, &mut Vec<u8>) + Send + Sync> Requests for F {}
 
 /// What some connections saw.
@@ -30,7 +30,7 @@ struct Seen {
 }
 
 /// Lets each connection send requests one after the other until the time is over.
-pub fn run(
+pub(crate) fn run(
     peer: &Peer,
     what: &str,
     connections: usize,
@@ -80,7 +80,7 @@ pub fn run(
 }
 
 /// This many connections.
-pub fn open(peer: &Peer, count: usize) -> anyhow::Result<Vec<Connection>> {
+pub(crate) fn open(peer: &Peer, count: usize) -> anyhow::Result<Vec<Connection>> {
     (0..count).map(|_| peer.connect()).collect()
 }
 
@@ -123,7 +123,7 @@ fn drive(
 }
 
 /// Sends requests numbered up to `count` over some connections, as fast as they go.
-pub fn each(
+pub(crate) fn each(
     peer: &Peer,
     connections: usize,
     count: usize,
@@ -133,15 +133,15 @@ pub fn each(
 }
 
 /// Some connections that share what there is to send.
-pub struct Sender(Many);
+pub(crate) struct Sender(Many);
 
 impl Sender {
-    pub fn new(peer: &Peer, connections: usize) -> anyhow::Result<Self> {
+    pub(crate) fn new(peer: &Peer, connections: usize) -> anyhow::Result<Self> {
         Ok(Self(Many::new(open(peer, connections)?)?))
     }
 
     /// Sends requests numbered up to `count`, and waits for all answers.
-    pub fn send(&mut self, count: usize, requests: &dyn Requests) -> anyhow::Result<()> {
+    pub(crate) fn send(&mut self, count: usize, requests: &dyn Requests) -> anyhow::Result<()> {
         let mut numbers = 0..count as u64;
         let mut request = Vec::new();
         let mut send = |connection: &mut Connection| {

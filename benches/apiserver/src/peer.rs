@@ -10,7 +10,7 @@ use crate::wire::Connection;
 
 /// A server, and how to reach it.
 #[derive(Clone)]
-pub struct Peer {
+pub(crate) struct Peer {
     /// As it stands in the table.
     pub name: &'static str,
     pub processes: Vec<u32>,
@@ -22,13 +22,17 @@ pub struct Peer {
 
 impl Peer {
     /// The current context of a kubeconfig.
-    pub fn read(name: &'static str, path: &Path, processes: Vec<u32>) -> anyhow::Result<Self> {
+    pub(crate) fn read(
+        name: &'static str,
+        path: &Path,
+        processes: Vec<u32>,
+    ) -> anyhow::Result<Self> {
         Self::of(name, &Kubeconfig::read(path)?, processes)
     }
 
     /// A server by its address and a bearer token. Its certificate is not checked: this measures
     /// servers on the same machine.
-    pub fn with_token(
+    pub(crate) fn with_token(
         name: &'static str,
         url: &str,
         token: &str,
@@ -76,12 +80,12 @@ impl Peer {
     }
 
     /// A new connection.
-    pub fn connect(&self) -> anyhow::Result<Connection> {
+    pub(crate) fn connect(&self) -> anyhow::Result<Connection> {
         Connection::open(&self.address, self.tls.clone(), self.server.clone())
     }
 
     /// Everything of a request before its body. `more` are further header lines.
-    pub fn head(&self, method: &str, path: &str, more: &str, length: usize) -> String {
+    pub(crate) fn head(&self, method: &str, path: &str, more: &str, length: usize) -> String {
         let token = match &self.token {
             Some(token) => format!("authorization: Bearer {token}\r\n"),
             None => String::new(),
@@ -98,7 +102,7 @@ impl Peer {
     }
 
     /// A whole request.
-    pub fn request(&self, method: &str, path: &str, more: &str, body: &str) -> Vec<u8> {
+    pub(crate) fn request(&self, method: &str, path: &str, more: &str, body: &str) -> Vec<u8> {
         [
             self.head(method, path, more, body.len()).as_bytes(),
             body.as_bytes(),
@@ -107,7 +111,7 @@ impl Peer {
     }
 
     /// One request on a connection of its own.
-    pub fn ask(&self, method: &str, path: &str, body: &str) -> anyhow::Result<u64> {
+    pub(crate) fn ask(&self, method: &str, path: &str, body: &str) -> anyhow::Result<u64> {
         let request = self.request(method, path, "", body);
         self.connect()?.exchange(&request)
     }

@@ -8,9 +8,9 @@ use serde_json::{Value, json};
 use crate::{load, peer::Peer, report::Figures, scenario};
 
 const GROUP: &str = "/apis/admissionregistration.k8s.io/v1";
-pub const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+pub(crate) const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
 const POLICIES: usize = 10;
-pub const RULES: usize = 50;
+pub(crate) const RULES: usize = 50;
 /// Of each kind.
 const WEBHOOKS: usize = 50;
 /// How long a server may take until what was written counts.
@@ -67,7 +67,7 @@ fn clean(peer: &Peer) -> anyhow::Result<()> {
     Ok(())
 }
 
-pub fn until(is_so: impl Fn() -> bool) -> anyhow::Result<()> {
+pub(crate) fn until(is_so: impl Fn() -> bool) -> anyhow::Result<()> {
     let deadline = std::time::Instant::now() + PATIENCE;
     while !is_so() {
         anyhow::ensure!(std::time::Instant::now() < deadline, "it does not count");
@@ -77,7 +77,11 @@ pub fn until(is_so: impl Fn() -> bool) -> anyhow::Result<()> {
 }
 
 /// Creates of ConfigMaps with ten policies of five expressions each.
-pub fn create_maps(peer: &Peer, connections: usize, lasts: Duration) -> anyhow::Result<Figures> {
+pub(crate) fn create_maps(
+    peer: &Peer,
+    connections: usize,
+    lasts: Duration,
+) -> anyhow::Result<Figures> {
     prepare(peer)?;
     let figures =
         scenario::create_maps_as(peer, "create ConfigMap, 10 policies", connections, lasts);
@@ -86,7 +90,7 @@ pub fn create_maps(peer: &Peer, connections: usize, lasts: Duration) -> anyhow::
 }
 
 /// Creates of ConfigMaps beside webhooks of both kinds that ask for other things.
-pub fn create_unmatched(
+pub(crate) fn create_unmatched(
     peer: &Peer,
     connections: usize,
     lasts: Duration,
@@ -107,7 +111,7 @@ pub fn create_unmatched(
 }
 
 /// Configurations of webhooks that no ConfigMap is sent to: their resources, and where to post them.
-pub fn webhooks() -> impl Iterator<Item = (&'static str, Value)> {
+pub(crate) fn webhooks() -> impl Iterator<Item = (&'static str, Value)> {
     let each = |plural: &'static str| {
         (0..WEBHOOKS).map(move |number| {
             let name = format!("bench-{number}.example.com");
@@ -122,7 +126,7 @@ pub fn webhooks() -> impl Iterator<Item = (&'static str, Value)> {
     validating.chain(each("mutatingwebhookconfigurations"))
 }
 
-pub fn definition(group: &str) -> Value {
+pub(crate) fn definition(group: &str) -> Value {
     let properties: serde_json::Map<String, Value> = (0..RULES)
         .map(|i| {
             (
@@ -147,7 +151,11 @@ pub fn definition(group: &str) -> Value {
 }
 
 /// Creates of a custom resource whose definition has fifty rules.
-pub fn create_ruled(peer: &Peer, connections: usize, lasts: Duration) -> anyhow::Result<Figures> {
+pub(crate) fn create_ruled(
+    peer: &Peer,
+    connections: usize,
+    lasts: Duration,
+) -> anyhow::Result<Figures> {
     // Another group each time: a definition goes slowly whose objects have to go first.
     let group = format!("g{:x}.example.com", scenario::nanoseconds());
     peer.ask("POST", DEFINITIONS, &definition(&group).to_string())?;

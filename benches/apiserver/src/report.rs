@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 /// One measurement.
 #[derive(Debug, Clone)]
-pub struct Figures {
+pub(crate) struct Figures {
     pub what: String,
     pub connections: usize,
     pub rate: f64,
@@ -19,7 +19,7 @@ pub struct Figures {
 
 impl Figures {
     /// From single durations.
-    pub fn of(
+    pub(crate) fn of(
         what: &str,
         connections: usize,
         mut durations: Vec<Duration>,
@@ -58,7 +58,7 @@ impl Figures {
         })
     }
 
-    pub fn line(&self) -> String {
+    pub(crate) fn line(&self) -> String {
         format!(
             "{:<30} {:>5} {:>10.0} {:>9.2} {:>9.2} {:>8.1} {:>9.0}",
             self.what,
@@ -78,7 +78,7 @@ fn ms(duration: Duration) -> f64 {
 
 /// Everything that one server did, in the order of the scenarios.
 #[derive(Debug, Clone, Default)]
-pub struct Run {
+pub(crate) struct Run {
     pub name: &'static str,
     pub table: Vec<Figures>,
     /// Moments and the megabytes that were resident then.
@@ -86,7 +86,7 @@ pub struct Run {
 }
 
 impl Run {
-    pub fn json(&self) -> Value {
+    pub(crate) fn json(&self) -> Value {
         let memory: serde_json::Map<String, Value> = self
             .memory
             .iter()
@@ -96,7 +96,7 @@ impl Run {
         json!({"name": self.name, "figures": figures, "memory_mb": memory})
     }
 
-    pub fn print(&self) {
+    pub(crate) fn print(&self) {
         println!(
             "\n{}\n{:<30} {:>5} {:>10} {:>9} {:>9} {:>8} {:>9}",
             self.name, "what", "conns", "per s", "p50 ms", "p99 ms", "MB/s", "CPU µs"
@@ -111,7 +111,7 @@ impl Run {
 }
 
 /// How many times better the first is than the second, line by line.
-pub fn compare(one: &Run, other: &Run) {
+pub(crate) fn compare(one: &Run, other: &Run) {
     println!(
         "\n{} beside {}\n{:<30} {:>5} {:>10} {:>9} {:>9}",
         one.name, other.name, "what", "conns", "rate ×", "p50 1/", "p99 1/"

@@ -29,14 +29,14 @@ const CHANGES: usize = 50;
 /// watchers keep without being cut.
 const AT_ONCE: usize = 8;
 /// Stands in a template where the number comes.
-pub const NUMBER: &str = "0123456789abcdef";
+pub(crate) const NUMBER: &str = "0123456789abcdef";
 
-pub fn path(plural: &str) -> String {
+pub(crate) fn path(plural: &str) -> String {
     format!("/api/v1/namespaces/{}/{plural}", *NAMESPACE)
 }
 
 /// The namespace, and the service account that pods want: where to post them.
-pub fn preparation() -> [(String, String); 2] {
+pub(crate) fn preparation() -> [(String, String); 2] {
     let named = |name: &str| json!({"metadata": {"name": name}}).to_string();
     [
         ("/api/v1/namespaces".to_owned(), named(&NAMESPACE)),
@@ -45,7 +45,7 @@ pub fn preparation() -> [(String, String); 2] {
 }
 
 /// Makes what the measurements need.
-pub fn prepare(peer: &Peer) -> anyhow::Result<()> {
+pub(crate) fn prepare(peer: &Peer) -> anyhow::Result<()> {
     let [(namespaces, namespace), (accounts, account)] = preparation();
     peer.ask("POST", &namespaces, &namespace)?;
     // A controller may have made it meanwhile.
@@ -54,12 +54,12 @@ pub fn prepare(peer: &Peer) -> anyhow::Result<()> {
 }
 
 /// What is created by the thousand: the resource, and a body with a place for a number.
-pub fn bodies() -> [(&'static str, String); 2] {
+pub(crate) fn bodies() -> [(&'static str, String); 2] {
     [("configmaps", map(NUMBER)), ("pods", pod(NUMBER))]
 }
 
 /// Removes the namespace; objects in it go with it where a controller cares for that.
-pub fn clean(peer: &Peer) -> anyhow::Result<()> {
+pub(crate) fn clean(peer: &Peer) -> anyhow::Result<()> {
     let namespace = format!("/api/v1/namespaces/{}", *NAMESPACE);
     peer.ask("DELETE", &namespace, "").map(|_| ())
 }
@@ -94,7 +94,7 @@ fn creates(peer: &Peer, plural: &str, body: &str) -> impl Requests + use<> {
 }
 
 /// The same at any path.
-pub fn creates_at(peer: &Peer, path: &str, body: &str) -> impl Requests + use<> {
+pub(crate) fn creates_at(peer: &Peer, path: &str, body: &str) -> impl Requests + use<> {
     let request = peer.request("POST", path, "", body);
     let at = request
         .windows(NUMBER.len())
@@ -112,21 +112,25 @@ pub fn creates_at(peer: &Peer, path: &str, body: &str) -> impl Requests + use<> 
 }
 
 /// A name's beginning that no other measurement uses.
-pub fn unique() -> String {
+pub(crate) fn unique() -> String {
     format!("b{:x}-{NUMBER}", nanoseconds())
 }
 
-pub fn nanoseconds() -> u128 {
+pub(crate) fn nanoseconds() -> u128 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     since.map_or(0, |since| since.as_nanos())
 }
 
-pub fn create_maps(peer: &Peer, connections: usize, lasts: Duration) -> anyhow::Result<Figures> {
+pub(crate) fn create_maps(
+    peer: &Peer,
+    connections: usize,
+    lasts: Duration,
+) -> anyhow::Result<Figures> {
     create_maps_as(peer, "create ConfigMap 0.5 KiB", connections, lasts)
 }
 
 /// The same under another name.
-pub fn create_maps_as(
+pub(crate) fn create_maps_as(
     peer: &Peer,
     what: &str,
     connections: usize,
@@ -136,18 +140,22 @@ pub fn create_maps_as(
     load::run(peer, what, connections, lasts, &requests)
 }
 
-pub fn create_pods(peer: &Peer, connections: usize, lasts: Duration) -> anyhow::Result<Figures> {
+pub(crate) fn create_pods(
+    peer: &Peer,
+    connections: usize,
+    lasts: Duration,
+) -> anyhow::Result<Figures> {
     let requests = creates(peer, "pods", &pod(&unique()));
     load::run(peer, "create Pod", connections, lasts, &requests)
 }
 
 /// Makes this many pods; the name of the first is `filled-` and zeros.
-pub fn fill(peer: &Peer, pods: usize) -> anyhow::Result<()> {
+pub(crate) fn fill(peer: &Peer, pods: usize) -> anyhow::Result<()> {
     let requests = creates(peer, "pods", &pod(&format!("filled-{NUMBER}")));
     load::each(peer, 16, pods, &requests)
 }
 
-pub fn get(
+pub(crate) fn get(
     peer: &Peer,
     connections: usize,
     lasts: Duration,
@@ -157,7 +165,7 @@ pub fn get(
     repeat(peer, &format!("GET Pod {query}"), connections, lasts, &path)
 }
 
-pub fn list(
+pub(crate) fn list(
     peer: &Peer,
     connections: usize,
     lasts: Duration,
@@ -187,7 +195,7 @@ fn repeat(
 
 /// Lets many watchers see the same changes, one at a time; a duration is from the write to the last
 /// watcher.
-pub fn watch(peer: &Peer, watchers: usize) -> anyhow::Result<Figures> {
+pub(crate) fn watch(peer: &Peer, watchers: usize) -> anyhow::Result<Figures> {
     let changes = creates(peer, "configmaps", &map(&unique()));
     let mut connection = peer.connect()?;
     watched(peer, watchers, |seen| {
@@ -210,7 +218,7 @@ pub fn watch(peer: &Peer, watchers: usize) -> anyhow::Result<Figures> {
 
 /// Lets many watchers see changes that come some at a time; the rate is of events that reached a
 /// watcher.
-pub fn watch_flow(peer: &Peer, watchers: usize, lasts: Duration) -> anyhow::Result<Figures> {
+pub(crate) fn watch_flow(peer: &Peer, watchers: usize, lasts: Duration) -> anyhow::Result<Figures> {
     let changes = creates(peer, "configmaps", &map(&unique()));
     let mut writers = Sender::new(peer, AT_ONCE)?;
     watched(peer, watchers, |seen| {

@@ -19,7 +19,11 @@ use tokio_util::sync::CancellationToken;
 use crate::peer::Peer;
 
 /// Serves until it is killed; prints the address when it is ready.
-pub async fn serve(directory: &Path, listen: SocketAddr, dual_stack: bool) -> anyhow::Result<()> {
+pub(crate) async fn serve(
+    directory: &Path,
+    listen: SocketAddr,
+    dual_stack: bool,
+) -> anyhow::Result<()> {
     let (server, supervisor) = assemble(directory, listen, dual_stack)?;
     let announce = async {
         println!("{}", server.address().await);
@@ -30,7 +34,7 @@ pub async fn serve(directory: &Path, listen: SocketAddr, dual_stack: bool) -> an
 }
 
 /// The server over a directory, and what runs it.
-pub fn assemble(
+pub(crate) fn assemble(
     directory: &Path,
     listen: SocketAddr,
     dual_stack: bool,
@@ -73,7 +77,7 @@ pub fn assemble(
 }
 
 /// Our server as a child, gone when this is dropped.
-pub struct Own {
+pub(crate) struct Own {
     child: Child,
     _directory: tempfile::TempDir,
     pub peer: Peer,
@@ -81,7 +85,7 @@ pub struct Own {
 
 impl Own {
     /// Starts it over an empty directory below `parent`, which should be on the disk to measure.
-    pub fn start(parent: &Path) -> anyhow::Result<Self> {
+    pub(crate) fn start(parent: &Path) -> anyhow::Result<Self> {
         let directory = tempfile::tempdir_in(parent)?;
         let mut seed = [0; 24];
         std::io::Read::read_exact(&mut std::fs::File::open("/dev/urandom")?, &mut seed)?;

@@ -13,7 +13,7 @@ use crate::policies;
 const ROUNDS: u32 = 20_000;
 
 /// Prints microseconds for each object.
-pub fn run() -> anyhow::Result<()> {
+pub(crate) fn run() -> anyhow::Result<()> {
     let definition = policies::definition("example.com").to_string();
     let read: machinery::Value = machinery::json::from_slice(definition.as_bytes())?;
     let version = &read["spec"]["versions"][0];

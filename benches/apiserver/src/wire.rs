@@ -32,7 +32,7 @@ const SHOWN: usize = 400;
 const EVENTS: usize = 256;
 
 /// One connection; one request at a time.
-pub struct Connection {
+pub(crate) struct Connection {
     socket: TcpStream,
     tls: UnbufferedClientConnection,
     /// A record of which the end has not come yet.
@@ -43,7 +43,7 @@ pub struct Connection {
 
 impl Connection {
     /// Connects and shakes hands.
-    pub fn open(
+    pub(crate) fn open(
         address: &str,
         config: Arc<ClientConfig>,
         server: ServerName<'static>,
@@ -100,7 +100,7 @@ impl Connection {
     }
 
     /// Sends a request; its answer comes later.
-    pub fn send(&mut self, request: &[u8]) -> anyhow::Result<()> {
+    pub(crate) fn send(&mut self, request: &[u8]) -> anyhow::Result<()> {
         self.answer = Answer::default();
         let UnbufferedStatus { state, .. } = self.tls.process_tls_records(&mut []);
         let ConnectionState::WriteTraffic(mut traffic) = state? else {
@@ -121,7 +121,7 @@ impl Connection {
     }
 
     /// Sends a request whose answer is lines that are counted.
-    pub fn send_for_lines(&mut self, request: &[u8]) -> anyhow::Result<()> {
+    pub(crate) fn send_for_lines(&mut self, request: &[u8]) -> anyhow::Result<()> {
         self.send(request)?;
         self.answer.counts_lines = true;
         Ok(())
@@ -197,22 +197,22 @@ impl Connection {
     }
 
     /// Sends a request, checks that its answer is a success, and counts the body's bytes.
-    pub fn exchange(&mut self, request: &[u8]) -> anyhow::Result<u64> {
+    pub(crate) fn exchange(&mut self, request: &[u8]) -> anyhow::Result<u64> {
         self.ask(request)?.success()
     }
 
     /// Sends a request and gives its answer's code.
-    pub fn code(&mut self, request: &[u8]) -> anyhow::Result<u16> {
+    pub(crate) fn code(&mut self, request: &[u8]) -> anyhow::Result<u16> {
         Ok(self.ask(request)?.code)
     }
 
-    pub fn answer(&self) -> &Answer {
+    pub(crate) fn answer(&self) -> &Answer {
         &self.answer
     }
 }
 
 /// Many connections, each with something to tell now and then.
-pub struct Many {
+pub(crate) struct Many {
     connections: Vec<Connection>,
     epoll: OwnedFd,
     events: Vec<epoll::Event>,
@@ -220,7 +220,7 @@ pub struct Many {
 }
 
 impl Many {
-    pub fn new(connections: Vec<Connection>) -> anyhow::Result<Self> {
+    pub(crate) fn new(connections: Vec<Connection>) -> anyhow::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         for (number, connection) in connections.iter().enumerate() {
             epoll::add(
@@ -239,13 +239,13 @@ impl Many {
     }
 
     /// All of them, by number.
-    pub fn each(&mut self) -> impl Iterator<Item = (usize, &mut Connection)> {
+    pub(crate) fn each(&mut self) -> impl Iterator<Item = (usize, &mut Connection)> {
         self.connections.iter_mut().enumerate()
     }
 
     /// Waits until some have something to tell, at most until this moment, and takes it in. `heard`
     /// is told of each, and whether its answer is complete.
-    pub fn turn(
+    pub(crate) fn turn(
         &mut self,
         until: Instant,
         mut heard: impl FnMut(usize, &mut Connection, bool) -> anyhow::Result<()>,
@@ -271,7 +271,7 @@ impl Many {
 
 /// What has come of an answer.
 #[derive(Default)]
-pub struct Answer {
+pub(crate) struct Answer {
     pub code: u16,
     /// Bytes of the body so far.
     pub bytes: u64,
@@ -313,7 +313,7 @@ impl Answer {
     }
 
     /// The count of bytes, if it is a success.
-    pub fn success(&self) -> anyhow::Result<u64> {
+    pub(crate) fn success(&self) -> anyhow::Result<u64> {
         let text = String::from_utf8_lossy(&self.text);
         ensure!((200..300).contains(&self.code), "{}: {text}", self.code);
         Ok(self.bytes)

@@ -8,14 +8,14 @@ use anyhow::{Result, bail};
 const PATIENCE: Duration = Duration::from_secs(1800);
 const WRITES: [&str; 5] = ["POST", "PUT", "PATCH", "APPLY", "DELETE"];
 
-pub struct Measure {
+pub(crate) struct Measure {
     client: kube::Client,
     pids: Vec<u32>,
     settle: Duration,
 }
 
 impl Measure {
-    pub fn new(client: kube::Client, pids: Vec<u32>, settle: u64) -> Self {
+    pub(crate) fn new(client: kube::Client, pids: Vec<u32>, settle: u64) -> Self {
         Self {
             client,
             pids,
@@ -24,7 +24,7 @@ impl Measure {
     }
 
     /// Prints the memory of the processes now.
-    pub async fn memory(&self, what: &str) {
+    pub(crate) async fn memory(&self, what: &str) {
         let (now, peak) = self.pids.iter().fold((0, 0), |(now, peak), pid| {
             let text = std::fs::read_to_string(format!("/proc/{pid}/status"));
             let text = text.unwrap_or_default();
@@ -34,13 +34,13 @@ impl Measure {
     }
 
     /// Prints the memory when nothing has happened for a while.
-    pub async fn settled_memory(&self, what: &str) {
+    pub(crate) async fn settled_memory(&self, what: &str) {
         tokio::time::sleep(self.settle).await;
         self.memory(&format!("{what}, settled")).await;
     }
 
     /// Runs until `is_done`, prints how long that took, and how many writes were made for each of `count`.
-    pub async fn until<F>(
+    pub(crate) async fn until<F>(
         &self,
         what: &str,
         count: usize,
@@ -67,7 +67,7 @@ impl Measure {
     }
 
     /// How many writes the API server has answered, Leases and Events left out.
-    pub async fn writes(&self) -> Result<u64> {
+    pub(crate) async fn writes(&self) -> Result<u64> {
         let request = http::Request::get("/metrics").body(Vec::new())?;
         let text = self.client.request_text(request).await?;
         let counted = |line: &&str| {

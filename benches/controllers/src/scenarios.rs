@@ -17,7 +17,7 @@ use crate::measure::Measure;
 const PARALLEL: usize = 64;
 
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
-pub enum Scenario {
+pub(crate) enum Scenario {
     /// One Deployment of 5,000, then scaled to 0.
     Large,
     /// 1,000 Deployments of 5.
@@ -29,9 +29,14 @@ pub enum Scenario {
 }
 
 impl Scenario {
-    pub const ALL: [Self; 4] = [Self::Large, Self::Many, Self::Services, Self::Pods];
+    pub(crate) const ALL: [Self; 4] = [Self::Large, Self::Many, Self::Services, Self::Pods];
 
-    pub async fn run(self, client: &kube::Client, measure: &Measure, scale: usize) -> Result<()> {
+    pub(crate) async fn run(
+        self,
+        client: &kube::Client,
+        measure: &Measure,
+        scale: usize,
+    ) -> Result<()> {
         let part = |count: usize| (count * scale / 100).max(1);
         match self {
             Self::Large => deployments(client, measure, "large", 1, part(5000)).await,

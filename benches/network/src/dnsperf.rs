@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 use tokio::process::Command;
 
 /// A run.
-pub struct Load<'a> {
+pub(crate) struct Load<'a> {
     pub questions: &'a Path,
     pub clients: usize,
     pub seconds: u64,
@@ -14,7 +14,7 @@ pub struct Load<'a> {
 
 impl Load<'_> {
     /// Questions that were answered each second by the server at a port of the loopback address.
-    pub async fn run(&self, port: u16) -> Result<f64> {
+    pub(crate) async fn run(&self, port: u16) -> Result<f64> {
         let output = Command::new("dnsperf")
             .args(["-s", "127.0.0.1", "-p", &port.to_string()])
             .args(["-c", &self.clients.to_string()])

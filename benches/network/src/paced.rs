@@ -22,7 +22,7 @@ const PATIENCE: Duration = Duration::from_millis(500);
 const IDS: usize = 65536;
 
 /// What was seen.
-pub struct Seen {
+pub(crate) struct Seen {
     pub p50: Duration,
     pub p99: Duration,
     pub lost: usize,
@@ -35,7 +35,7 @@ struct Client {
 }
 
 /// Asks `rate` questions each second.
-pub async fn run(port: u16, services: usize, rate: f64, seconds: u64) -> Result<Seen> {
+pub(crate) async fn run(port: u16, services: usize, rate: f64, seconds: u64) -> Result<Seen> {
     tokio::task::spawn_blocking(move || ask(port, services, rate, seconds)).await?
 }
 

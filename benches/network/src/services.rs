@@ -30,7 +30,7 @@ const PAUSE: Duration = Duration::from_millis(20);
 
 /// What to try.
 #[derive(clap::Args)]
-pub struct Arguments {
+pub(crate) struct Arguments {
     /// Services that are there already, each with two endpoints.
     #[arg(long, default_value_t = 10_000)]
     services: usize,
@@ -214,7 +214,7 @@ async fn measure(
 }
 
 /// Measures beside ten Services, beside all of them, and how long a restart takes.
-pub async fn run(arguments: &Arguments) -> Result<()> {
+pub(crate) async fn run(arguments: &Arguments) -> Result<()> {
     let endpoint = listen().context("a link for pods")?;
     let nobody = tower::service_fn(|_: http::Request<Body>| async {
         Ok::<_, Infallible>(http::Response::new(Body::empty()))

@@ -30,7 +30,7 @@ fn address(service: usize) -> String {
 }
 
 /// The file that dnsperf reads.
-pub fn write_questions(directory: &Path, services: usize) -> Result<PathBuf> {
+pub(crate) fn write_questions(directory: &Path, services: usize) -> Result<PathBuf> {
     let mut text = String::new();
     for service in 0..services {
         writeln!(text, "{} A", name(service))?;
@@ -41,7 +41,7 @@ pub fn write_questions(directory: &Path, services: usize) -> Result<PathBuf> {
 }
 
 /// A request for a service's address.
-pub fn question(id: u16, service: usize) -> Vec<u8> {
+pub(crate) fn question(id: u16, service: usize) -> Vec<u8> {
     let mut bytes = id.to_be_bytes().to_vec();
     bytes.extend([1, 0, 0, 1, 0, 0, 0, 0, 0, 0]);
     for label in name(service).split('.') {
@@ -53,7 +53,7 @@ pub fn question(id: u16, service: usize) -> Vec<u8> {
 }
 
 /// Runs a program to its end.
-pub fn command(program: &str, arguments: &[&str]) -> Result<()> {
+pub(crate) fn command(program: &str, arguments: &[&str]) -> Result<()> {
     let status = Command::new(program).args(arguments).status()?;
     if !status.success() {
         bail!("{program} {arguments:?} failed");
@@ -77,13 +77,13 @@ async fn wait_for(port: u16) -> Result<()> {
 }
 
 /// Our server, in this process.
-pub struct Mainstay {
+pub(crate) struct Mainstay {
     pub port: u16,
     stop: CancellationToken,
 }
 
 impl Mainstay {
-    pub async fn start(services: usize) -> Result<Self> {
+    pub(crate) async fn start(services: usize) -> Result<Self> {
         let nobody = tower::service_fn(|_: http::Request<Body>| async {
             Ok::<_, Infallible>(http::Response::new(Body::empty()))
         });
@@ -120,13 +120,13 @@ impl Drop for Mainstay {
 }
 
 /// Debian's unbound with the names as local data, on all cores.
-pub struct Unbound {
+pub(crate) struct Unbound {
     pub port: u16,
     child: Child,
 }
 
 impl Unbound {
-    pub async fn start(directory: &Path, services: usize) -> Result<Self> {
+    pub(crate) async fn start(directory: &Path, services: usize) -> Result<Self> {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
         let mut text = format!(
             "server:\n verbosity: 0\n interface: 127.0.0.1@{THEIRS}\n num-threads: {threads}\n\

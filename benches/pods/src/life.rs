@@ -29,7 +29,7 @@ const PARALLEL: usize = 32;
 static NEXT: AtomicUsize = AtomicUsize::new(0);
 
 /// One cluster's API, and what its pods are.
-pub struct Bench {
+pub(crate) struct Bench {
     api: Api<Pod>,
     pids: Vec<u32>,
     image: String,
@@ -39,7 +39,7 @@ pub struct Bench {
 }
 
 /// What was measured of pods that were created and deleted together.
-pub struct Measured {
+pub(crate) struct Measured {
     /// From the request to create each until it was seen Running, sorted.
     pub running: Vec<Duration>,
     /// From the request to delete all until no process of theirs was left, if they were on this machine.
@@ -49,7 +49,7 @@ pub struct Measured {
 }
 
 /// What processes took while nothing happened.
-pub struct Used {
+pub(crate) struct Used {
     cpu_percent: f64,
     resident_megabytes: u64,
 }
@@ -62,7 +62,12 @@ impl fmt::Display for Used {
 }
 
 impl Bench {
-    pub fn new(client: kube::Client, pids: Vec<u32>, image: String, args: Vec<String>) -> Self {
+    pub(crate) fn new(
+        client: kube::Client,
+        pids: Vec<u32>,
+        image: String,
+        args: Vec<String>,
+    ) -> Self {
         Self {
             api: Api::namespaced(client, NAMESPACE),
             pids,
@@ -77,7 +82,7 @@ impl Bench {
     }
 
     /// Creates pods at once, waits until they run, deletes them and waits until nothing is left.
-    pub async fn start_and_remove(&self, count: usize) -> Result<Measured> {
+    pub(crate) async fn start_and_remove(&self, count: usize) -> Result<Measured> {
         let running = self.start(count).await?;
         let (processes_gone, objects_gone) = self.remove().await?;
         Ok(Measured {
@@ -88,7 +93,7 @@ impl Bench {
     }
 
     /// What the processes take with that many idle pods.
-    pub async fn idle(&self, count: usize, over: Duration) -> Result<Used> {
+    pub(crate) async fn idle(&self, count: usize, over: Duration) -> Result<Used> {
         self.start(count).await?;
         tokio::time::sleep(over).await;
         let before = process::cpu(&self.pids);

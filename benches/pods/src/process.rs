@@ -6,7 +6,7 @@ use std::{fs, time::Duration};
 const TICKS: u64 = 100;
 
 /// Processor time of these processes so far.
-pub fn cpu(pids: &[u32]) -> Duration {
+pub(crate) fn cpu(pids: &[u32]) -> Duration {
     let ticks = pids.iter().filter_map(|pid| {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
         // The name is in parentheses and may hold anything.
@@ -19,7 +19,7 @@ pub fn cpu(pids: &[u32]) -> Duration {
 }
 
 /// Bytes of memory that these processes hold.
-pub fn resident(pids: &[u32]) -> u64 {
+pub(crate) fn resident(pids: &[u32]) -> u64 {
     let each = pids.iter().filter_map(|pid| {
         let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
         let line = status
@@ -31,7 +31,7 @@ pub fn resident(pids: &[u32]) -> u64 {
 }
 
 /// How many processes have this in their environment.
-pub fn count(mark: &str) -> usize {
+pub(crate) fn count(mark: &str) -> usize {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let marked = entries.filter(|entry| {
         let name = entry.file_name();

@@ -8,7 +8,7 @@ use testkit::Cluster;
 use crate::{Options, life::Bench};
 
 /// One cluster.
-pub struct Target {
+pub(crate) struct Target {
     name: &'static str,
     kubeconfig: PathBuf,
     /// Processes whose memory and processor time count.
@@ -21,7 +21,7 @@ pub struct Target {
 
 impl Target {
     /// As the options say; a cluster that is started here has room for `pods`.
-    pub fn all(options: &Options, pods: usize) -> Result<Vec<Self>> {
+    pub(crate) fn all(options: &Options, pods: usize) -> Result<Vec<Self>> {
         let (own, kubeconfig, pids) = match &options.kubeconfig {
             Some(file) => (None, file.clone(), options.pid.clone()),
             None => {
@@ -59,12 +59,12 @@ impl Target {
         Ok(all)
     }
 
-    pub const fn name(&self) -> &'static str {
+    pub(crate) const fn name(&self) -> &'static str {
         self.name
     }
 
     /// Runs work where the API can be reached.
-    pub fn run<T, F>(&self, work: impl FnOnce(Bench) -> F + Send + 'static) -> Result<T>
+    pub(crate) fn run<T, F>(&self, work: impl FnOnce(Bench) -> F + Send + 'static) -> Result<T>
     where
         T: Send + 'static,
         F: Future<Output = Result<T>>,

@@ -17,7 +17,7 @@ use crate::{
 /// Our image again, with a program that only waits: pods in the node's network share its ports.
 const PAUSE: &str = "mainstay.local/pause:latest";
 
-pub struct Containerd {
+pub(crate) struct Containerd {
     pub subject: Subject,
     dir: tempfile::TempDir,
     cgroup: String,
@@ -26,7 +26,7 @@ pub struct Containerd {
 }
 
 impl Containerd {
-    pub async fn start(ours: &Ours) -> Result<Self> {
+    pub(crate) async fn start(ours: &Ours) -> Result<Self> {
         let dir = tempfile::tempdir()?;
         let cgroup = format!("bench-containerd-{}", std::process::id());
         let state = PathBuf::from(format!("/run/{cgroup}"));

@@ -15,7 +15,7 @@ type Runtime = RuntimeServiceClient<cri::Deadline>;
 
 /// A runtime to measure.
 #[derive(Clone)]
-pub struct Subject {
+pub(crate) struct Subject {
     pub cri: cri::Client,
     pub image: String,
     pub cgroup_parent: String,
@@ -24,10 +24,10 @@ pub struct Subject {
     pub logs: String,
 }
 
-pub const STEPS: &[&str] = &["sandbox", "create", "start", "exec", "stop", "remove"];
+pub(crate) const STEPS: &[&str] = &["sandbox", "create", "start", "exec", "stop", "remove"];
 
 /// Medians in milliseconds.
-pub struct Measured {
+pub(crate) struct Measured {
     pub steps: [f64; 6],
     /// A whole life.
     pub life: f64,
@@ -35,7 +35,7 @@ pub struct Measured {
     pub total_per_life: f64,
 }
 
-pub async fn measure(subject: &Subject, lives: usize, width: usize) -> Result<Measured> {
+pub(crate) async fn measure(subject: &Subject, lives: usize, width: usize) -> Result<Measured> {
     live(subject, "warm").await?;
     let next = Arc::new(AtomicUsize::new(0));
     let begun = Instant::now();
@@ -74,7 +74,7 @@ pub async fn measure(subject: &Subject, lives: usize, width: usize) -> Result<Me
     })
 }
 
-pub fn sandbox(subject: &Subject, name: &str) -> v1::PodSandboxConfig {
+pub(crate) fn sandbox(subject: &Subject, name: &str) -> v1::PodSandboxConfig {
     let network = if subject.host_network {
         v1::NamespaceMode::Node
     } else {
@@ -110,7 +110,7 @@ pub fn sandbox(subject: &Subject, name: &str) -> v1::PodSandboxConfig {
     }
 }
 
-pub fn container(subject: &Subject, pod: &v1::PodSandboxConfig) -> v1::ContainerConfig {
+pub(crate) fn container(subject: &Subject, pod: &v1::PodSandboxConfig) -> v1::ContainerConfig {
     let options = pod
         .linux
         .as_ref()

@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::life::Subject;
 
-pub struct Ours {
+pub(crate) struct Ours {
     pub subject: Subject,
     pub dir: tempfile::TempDir,
     state: PathBuf,
@@ -24,7 +24,7 @@ pub struct Ours {
 }
 
 /// The daemon's process.
-pub fn serve(dir: &str, state: &str) -> ExitCode {
+pub(crate) fn serve(dir: &str, state: &str) -> ExitCode {
     let id = state.rsplit('-').next().unwrap_or("bench").to_owned();
     let mut config = runtime::Config::new(&id, dir.into(), Arc::new(network::LoopbackNetwork));
     config.state_dir = state.into();
@@ -50,7 +50,7 @@ pub fn serve(dir: &str, state: &str) -> ExitCode {
 }
 
 /// Waits until a runtime answers.
-pub async fn answers(cri: &cri::Client) -> Result<()> {
+pub(crate) async fn answers(cri: &cri::Client) -> Result<()> {
     let deadline = Instant::now() + Duration::from_secs(60);
     let mut runtime = cri.runtime.clone();
     while runtime
@@ -67,7 +67,7 @@ pub async fn answers(cri: &cri::Client) -> Result<()> {
 }
 
 impl Ours {
-    pub async fn start() -> Result<Self> {
+    pub(crate) async fn start() -> Result<Self> {
         let dir = tempfile::tempdir()?;
         let id = format!("b{:07x}", std::process::id());
         let state = PathBuf::from(format!("/run/mainstay-{id}"));
@@ -96,7 +96,7 @@ impl Ours {
     }
 
     /// Every process in a part of our cgroups.
-    pub fn processes(&self, part: &str) -> Vec<u32> {
+    pub(crate) fn processes(&self, part: &str) -> Vec<u32> {
         let roots = ["/sys/fs/cgroup/pids", "/sys/fs/cgroup"].map(PathBuf::from);
         let root = roots
             .iter()
@@ -120,7 +120,7 @@ impl Ours {
     }
 
     /// Bytes that the kernel counts for the pods' cgroups.
-    pub fn cgroup_usage(&self) -> u64 {
+    pub(crate) fn cgroup_usage(&self) -> u64 {
         let name = format!("mainstay-{}/pods", self.id);
         let files = [
             format!("/sys/fs/cgroup/memory/{name}/memory.usage_in_bytes"),
@@ -131,7 +131,7 @@ impl Ours {
     }
 
     /// Seconds of processor time that the daemon has used.
-    pub fn cpu(&self) -> Result<f64> {
+    pub(crate) fn cpu(&self) -> Result<f64> {
         let stat = fs::read_to_string(format!("/proc/{}/stat", self.daemon.id()))?;
         let fields: Vec<&str> = stat
             .rsplit(')')
@@ -164,7 +164,7 @@ impl Drop for Ours {
 }
 
 /// Takes away every mount whose line names something of ours.
-pub fn clean_mounts(name: &str) {
+pub(crate) fn clean_mounts(name: &str) {
     let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     for line in table.lines().rev().filter(|line| line.contains(name)) {
         if let Some(place) = line.split(' ').nth(4) {
@@ -174,7 +174,7 @@ pub fn clean_mounts(name: &str) {
 }
 
 /// Removes a cgroup of ours from every hierarchy.
-pub fn clean_cgroup(name: &str) {
+pub(crate) fn clean_cgroup(name: &str) {
     let Ok(entries) = fs::read_dir("/sys/fs/cgroup") else {
         return;
     };

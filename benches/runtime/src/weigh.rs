@@ -18,7 +18,7 @@ const WIDTH: usize = 8;
 const IDLE: Duration = Duration::from_secs(30);
 
 /// Makes the pods, weighs them and removes them.
-pub async fn weigh(ours: &Ours, pods: usize) -> Result<()> {
+pub(crate) async fn weigh(ours: &Ours, pods: usize) -> Result<()> {
     // The first pod pays for what all share.
     let first = start(ours, 0).await?;
     settle().await;

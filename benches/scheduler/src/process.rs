@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 /// Resident memory of some processes together, in megabytes.
-pub fn memory(processes: &[u32]) -> Option<u64> {
+pub(crate) fn memory(processes: &[u32]) -> Option<u64> {
     let kilobytes = processes.iter().map(|process| {
         let status = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
         let line = status.lines().find(|line| line.starts_with("VmRSS:"))?;
@@ -14,7 +14,7 @@ pub fn memory(processes: &[u32]) -> Option<u64> {
 }
 
 /// CPU time that some processes have used; none where they cannot be seen.
-pub fn cpu(processes: &[u32]) -> Duration {
+pub(crate) fn cpu(processes: &[u32]) -> Duration {
     let ticks = processes.iter().filter_map(|process| {
         let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
         // The name in brackets may hold anything; user and system time are the 12th and 13th behind.

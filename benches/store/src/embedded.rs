@@ -18,13 +18,13 @@ use tokio::task::JoinSet;
 
 use crate::load::{self, Subject};
 
-pub struct Embedded {
+pub(crate) struct Embedded {
     directory: PathBuf,
     store: Arc<embedded::Embedded<Plain>>,
 }
 
 impl Embedded {
-    pub fn open(directory: &Path) -> anyhow::Result<Self> {
+    pub(crate) fn open(directory: &Path) -> anyhow::Result<Self> {
         let store = embedded::Embedded::open(directory, Plain)?;
         Ok(Self {
             directory: directory.to_owned(),
@@ -33,18 +33,18 @@ impl Embedded {
     }
 
     /// Closes and opens it again; also says how long the opening took.
-    pub fn reopen(self) -> anyhow::Result<(Duration, Self)> {
+    pub(crate) fn reopen(self) -> anyhow::Result<(Duration, Self)> {
         self.store.close();
         let begin = Instant::now();
         let opened = Self::open(&self.directory)?;
         Ok((begin.elapsed(), opened))
     }
 
-    pub fn live_bytes(&self) -> u64 {
+    pub(crate) fn live_bytes(&self) -> u64 {
         self.store.live_bytes()
     }
 
-    pub fn disk_bytes(&self) -> anyhow::Result<u64> {
+    pub(crate) fn disk_bytes(&self) -> anyhow::Result<u64> {
         let mut total = 0;
         for entry in std::fs::read_dir(&self.directory)? {
             total += entry?.metadata()?.len();

@@ -26,7 +26,7 @@ use crate::load::{self, Subject};
 /// Connections that the writers share.
 const CONNECTIONS: usize = 16;
 
-pub struct Etcd {
+pub(crate) struct Etcd {
     process: Child,
     channels: Vec<Channel>,
 }
@@ -39,7 +39,7 @@ impl Drop for Etcd {
 }
 
 impl Etcd {
-    pub async fn start(directory: &Path) -> anyhow::Result<Self> {
+    pub(crate) async fn start(directory: &Path) -> anyhow::Result<Self> {
         let free = || {
             anyhow::Ok(
                 TcpListener::bind(("127.0.0.1", 0))?

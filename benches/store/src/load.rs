@@ -14,7 +14,7 @@ use bytes::Bytes;
 use futures::future::{BoxFuture, Future, try_join_all};
 
 /// What is measured.
-pub trait Subject: Send + Sync {
+pub(crate) trait Subject: Send + Sync {
     fn name(&self) -> &'static str;
     /// A durable put; `writer` may choose a connection.
     fn put(
@@ -44,7 +44,7 @@ pub trait Subject: Send + Sync {
 }
 
 /// What a put load showed.
-pub struct Puts {
+pub(crate) struct Puts {
     pub per_second: f64,
     /// Of clients and store together, per put.
     pub processor: Duration,
@@ -59,7 +59,7 @@ fn value(seed: usize) -> Bytes {
 }
 
 /// Makes the objects to list.
-pub async fn fill(subject: &impl Subject, objects: usize) -> anyhow::Result<()> {
+pub(crate) async fn fill(subject: &impl Subject, objects: usize) -> anyhow::Result<()> {
     put_all(subject, objects, |n| {
         // In no order, as names with random endings are.
         let name = (n as u32).wrapping_mul(2_654_435_761);
@@ -69,7 +69,7 @@ pub async fn fill(subject: &impl Subject, objects: usize) -> anyhow::Result<()> 
 }
 
 /// Many updates of one key.
-pub async fn updates(subject: &impl Subject, updates: usize) -> anyhow::Result<()> {
+pub(crate) async fn updates(subject: &impl Subject, updates: usize) -> anyhow::Result<()> {
     put_all(subject, updates, |_| "/registry/leases/one".to_owned()).await
 }
 
@@ -90,7 +90,7 @@ async fn put_all(
 }
 
 /// Puts as fast as so many writers can, each to keys of its own.
-pub async fn puts(
+pub(crate) async fn puts(
     subject: &Arc<impl Subject + 'static>,
     writers: usize,
     time: Duration,
@@ -138,7 +138,7 @@ pub async fn puts(
 }
 
 /// The time for a list of all objects; the best of three.
-pub async fn lists(
+pub(crate) async fn lists(
     subject: &impl Subject,
     objects: usize,
     limit: Option<usize>,
@@ -161,7 +161,7 @@ pub async fn lists(
 }
 
 /// Events per second that all watchers together receive.
-pub async fn watches(
+pub(crate) async fn watches(
     subject: &impl Subject,
     watchers: usize,
     writes: usize,
@@ -189,7 +189,7 @@ pub async fn watches(
 
 /// What the disk itself takes for a durable write of one block that was written before: nobody can be
 /// faster. The median of a thousand.
-pub fn floor(directory: &Path) -> anyhow::Result<Duration> {
+pub(crate) fn floor(directory: &Path) -> anyhow::Result<Duration> {
     let block = [1; 4096];
     let file = tempfile::tempfile_in(directory)?;
     for n in 0..1000 {
@@ -208,7 +208,7 @@ pub fn floor(directory: &Path) -> anyhow::Result<Duration> {
 }
 
 /// Resident bytes of a process.
-pub fn resident(process: &str) -> anyhow::Result<u64> {
+pub(crate) fn resident(process: &str) -> anyhow::Result<u64> {
     let status = std::fs::read_to_string(format!("/proc/{process}/status"))?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
     let kib = line
@@ -218,7 +218,7 @@ pub fn resident(process: &str) -> anyhow::Result<u64> {
 }
 
 /// Processor time of a process so far, its ended threads included.
-pub fn processor(process: &str) -> anyhow::Result<Duration> {
+pub(crate) fn processor(process: &str) -> anyhow::Result<Duration> {
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat"))?;
     // Behind the name, which may contain anything: the state is the first, these the 12th and 13th.
     let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields);

@@ -16,7 +16,7 @@ use crate::user_kubeconfig::{self, Added};
 const SAY_AFTER: Duration = Duration::from_secs(10);
 
 /// Ticks off every part in order, then prints what to do next.
-pub async fn show(running: &Running, begun: Instant) {
+pub(crate) async fn show(running: &Running, begun: Instant) {
     let colours = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
     for (service, line) in running.parts() {
         let state = || state(running, service);

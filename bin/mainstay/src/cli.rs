@@ -13,7 +13,7 @@ use cluster::Options;
     arg_required_else_help = true,
     max_term_width = 100
 )]
-pub struct Cli {
+pub(crate) struct Cli {
     #[command(subcommand)]
     pub command: Command,
 }
@@ -21,7 +21,7 @@ pub struct Cli {
 /// Every command. `kubectl` and `hello` take the rest of the line as it is and never come here;
 /// they are listed for the help.
 #[derive(Debug, Subcommand)]
-pub enum Command {
+pub(crate) enum Command {
     /// Run a one-node cluster
     Up(Box<Up>),
     /// Run the control plane of a cluster, without a node
@@ -76,7 +76,7 @@ pub enum Command {
 
 /// Pages that are written from the flags.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Reference {
+pub(crate) enum Reference {
     /// docs/configuration.md
     Configuration,
     /// docs/kubectl-reference.md
@@ -85,7 +85,7 @@ pub enum Reference {
 
 /// Flags of `up` and `server`.
 #[derive(Debug, Args)]
-pub struct Up {
+pub(crate) struct Up {
     /// Run in the background; returns when it is ready
     #[arg(long, short)]
     pub detach: bool,
@@ -95,7 +95,7 @@ pub struct Up {
 
 /// Flags of `agent`: how to join, and those of the node.
 #[derive(Debug, Args)]
-pub struct Agent {
+pub(crate) struct Agent {
     /// A server of the cluster, as https://HOST:PORT
     #[arg(long, value_name = "URL")]
     pub server: Option<String>,
@@ -119,7 +119,7 @@ pub struct Agent {
 
 /// What can be done with tokens.
 #[derive(Debug, Subcommand)]
-pub enum Token {
+pub(crate) enum Token {
     /// Make a token, and print the command that joins with it
     Create {
         /// The token, as abcdef.0123456789abcdef; a random one when absent
@@ -166,7 +166,7 @@ pub enum Token {
 
 /// Flags of `status`.
 #[derive(Debug, Args)]
-pub struct Status {
+pub(crate) struct Status {
     /// How to print it
     #[arg(long, short, value_enum, default_value = "text")]
     pub output: Output,
@@ -176,7 +176,7 @@ pub struct Status {
 
 /// Forms of what is printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Output {
+pub(crate) enum Output {
     /// For people
     Text,
     /// For programs
@@ -185,7 +185,7 @@ pub enum Output {
 
 /// Flags of `kubeconfig`.
 #[derive(Debug, Args)]
-pub struct Kubeconfig {
+pub(crate) struct Kubeconfig {
     /// Add it to ~/.kube/config of the calling user, also behind sudo, and keep it current there
     #[arg(long)]
     pub merge: bool,
@@ -195,7 +195,7 @@ pub struct Kubeconfig {
 
 /// Flags of `logs`.
 #[derive(Debug, Args)]
-pub struct Logs {
+pub(crate) struct Logs {
     /// Only lines of this part, as kubelet, scheduler, controllers, apiserver, proxy or dns
     pub part: Option<String>,
     /// Go on as more is written
@@ -207,7 +207,7 @@ pub struct Logs {
 
 /// Flags of `install`.
 #[derive(Debug, Args)]
-pub struct Install {
+pub(crate) struct Install {
     /// What the service runs
     #[arg(long, value_enum, default_value = "up")]
     pub role: Role,
@@ -227,7 +227,7 @@ pub struct Install {
 
 /// What an installed service runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Role {
+pub(crate) enum Role {
     /// A control plane that is a node, too
     Up,
     /// A control plane
@@ -238,7 +238,7 @@ pub enum Role {
 
 /// Flags of `uninstall`.
 #[derive(Debug, Args)]
-pub struct Uninstall {
+pub(crate) struct Uninstall {
     /// Where it was installed
     #[arg(long, value_name = "DIR", default_value = "/")]
     pub root: PathBuf,
@@ -253,7 +253,7 @@ Examples:
   mainstay why pvc/data                          also service, ingress, namespace, node
   mainstay why connection pod/a pod/b:80         which network policy decides
   mainstay why can alice create deployments.apps which role allows it, or would")]
-pub struct Why {
+pub(crate) struct Why {
     /// KIND/NAME, `connection FROM TO:PORT`, or `can USER VERB RESOURCE [NAME]`
     #[arg(required = true, value_name = "WHAT")]
     pub words: Vec<String>,
@@ -272,7 +272,7 @@ pub struct Why {
 
 /// Flags of `scheduler`.
 #[derive(Debug, Args)]
-pub struct Scheduler {
+pub(crate) struct Scheduler {
     /// The cluster, and who the scheduler is there [default: clientConnection.kubeconfig of the configuration]
     #[arg(long, value_name = "FILE", env = "KUBECONFIG")]
     pub kubeconfig: Option<PathBuf>,
@@ -286,7 +286,7 @@ pub struct Scheduler {
 
 /// Flags of `simulate`.
 #[derive(Debug, Args)]
-pub struct Simulate {
+pub(crate) struct Simulate {
     /// How many nodes
     #[arg(long, value_name = "N", default_value_t = 10)]
     pub nodes: usize,
@@ -320,7 +320,7 @@ pub struct Simulate {
 
 /// Which cluster is meant.
 #[derive(Debug, Clone, Args)]
-pub struct Cluster {
+pub(crate) struct Cluster {
     /// The server's data directory [default: /var/lib/mainstay]
     #[arg(long, value_name = "DIR", env = "MAINSTAY_DATA_DIR")]
     pub data_dir: Option<PathBuf>,
@@ -328,7 +328,7 @@ pub struct Cluster {
 
 /// Flags of `reset`.
 #[derive(Debug, Args)]
-pub struct Reset {
+pub(crate) struct Reset {
     /// The cluster's data directory [default: /var/lib/mainstay]
     #[arg(long, value_name = "DIR", env = "MAINSTAY_DATA_DIR")]
     pub data_dir: Option<PathBuf>,
@@ -339,7 +339,7 @@ pub struct Reset {
 
 /// Flags of `backup`.
 #[derive(Debug, Args)]
-pub struct Backup {
+pub(crate) struct Backup {
     /// Where to write it
     pub file: PathBuf,
     /// Encrypt it under the password in this file
@@ -352,7 +352,7 @@ pub struct Backup {
 
 /// Flags of `restore`.
 #[derive(Debug, Args)]
-pub struct Restore {
+pub(crate) struct Restore {
     /// What `mainstay backup` wrote
     pub file: PathBuf,
     /// The password of an encrypted backup is in this file
@@ -368,7 +368,7 @@ pub struct Restore {
 
 /// Flags of `version`.
 #[derive(Debug, Args)]
-pub struct Version {
+pub(crate) struct Version {
     /// Do not ask the server
     #[arg(long)]
     pub client: bool,
@@ -385,7 +385,7 @@ pub struct Version {
 /// Flags of `migrate`.
 #[derive(Debug, Args)]
 #[command(group = clap::ArgGroup::new("direction").required(true).args(["to_etcd", "to_embedded"]))]
-pub struct Migrate {
+pub(crate) struct Migrate {
     /// From the data directory to an etcd that is empty
     #[arg(long)]
     pub to_etcd: bool,
@@ -411,7 +411,7 @@ pub struct Migrate {
 
 /// What can be done with images.
 #[derive(Debug, Subcommand)]
-pub enum Image {
+pub(crate) enum Image {
     /// Pull an image from its registry
     Pull {
         image: String,
@@ -455,7 +455,7 @@ pub enum Image {
 
 /// Which node's store.
 #[derive(Debug, Clone, Args)]
-pub struct ImageStore {
+pub(crate) struct ImageStore {
     /// The cluster's data directory [default: /var/lib/mainstay]
     #[arg(long, value_name = "DIR", env = "MAINSTAY_DATA_DIR")]
     pub data_dir: Option<PathBuf>,

@@ -24,7 +24,7 @@ fn tells_no_secret(about: &Metadata<'_>) -> bool {
 }
 
 /// Starts logging for the life of the process.
-pub fn start(options: &Options, on_terminal: bool) -> Result<()> {
+pub(crate) fn start(options: &Options, on_terminal: bool) -> Result<()> {
     let default = if on_terminal { QUIETER } else { QUIET };
     let filter = match options.log_level.as_deref() {
         Some("info") | None => default.to_owned(),

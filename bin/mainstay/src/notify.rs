@@ -12,11 +12,11 @@ use std::{
 };
 
 /// The variable's name.
-pub const VARIABLE: &str = "NOTIFY_SOCKET";
+pub(crate) const VARIABLE: &str = "NOTIFY_SOCKET";
 const READY: &[u8] = b"READY=1";
 
 /// Says it, if anybody wants to know.
-pub fn ready() {
+pub(crate) fn ready() {
     if let Ok(name) = std::env::var(VARIABLE)
         && let Err(error) = send(&name)
     {
@@ -34,18 +34,18 @@ fn send(name: &str) -> io::Result<()> {
 }
 
 /// A socket that a child process tells.
-pub struct Listener(UnixDatagram);
+pub(crate) struct Listener(UnixDatagram);
 
 impl Listener {
     /// At a path that nobody else can write to.
-    pub fn bind(path: &Path) -> io::Result<Self> {
+    pub(crate) fn bind(path: &Path) -> io::Result<Self> {
         let socket = UnixDatagram::bind(path)?;
         socket.set_read_timeout(Some(Duration::from_millis(100)))?;
         Ok(Self(socket))
     }
 
     /// Waits for a moment; whether the child has said it.
-    pub fn is_ready(&self) -> bool {
+    pub(crate) fn is_ready(&self) -> bool {
         let mut buffer = [0; 256];
         self.0
             .recv(&mut buffer)

@@ -24,7 +24,7 @@ disable: [local-path]
 ";
 
 /// The whole page.
-pub fn page() -> String {
+pub(crate) fn page() -> String {
     let mut text = INTRODUCTION.to_owned();
     let command = Cli::command();
     if let (Some(up), Some(agent)) = (

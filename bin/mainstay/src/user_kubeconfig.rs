@@ -11,13 +11,13 @@ use cluster::marker::Marker;
 use nix::unistd::{Gid, Uid, User, setfsgid, setfsuid};
 
 /// The name of the context of the cluster in the default data directory.
-pub const CONTEXT: &str = "mainstay";
+pub(crate) const CONTEXT: &str = "mainstay";
 
 /// Certificates are renewed weeks before they expire.
 const REFRESH: Duration = Duration::from_secs(12 * 3600);
 
 /// What became of a user's kubeconfig.
-pub struct Added {
+pub(crate) struct Added {
     pub file: PathBuf,
     pub context: String,
     pub is_current: bool,
@@ -25,7 +25,7 @@ pub struct Added {
 
 impl Added {
     /// What a person has to know about it.
-    pub fn line(&self) -> String {
+    pub(crate) fn line(&self) -> String {
         let (context, file) = (&self.context, self.file.display());
         if self.is_current {
             return format!(
@@ -39,7 +39,7 @@ impl Added {
 }
 
 /// The cluster's context: further clusters of a machine have their own names.
-pub fn context(data_dir: &Path) -> String {
+pub(crate) fn context(data_dir: &Path) -> String {
     if data_dir == Path::new(cluster::settings::DATA_DIR) {
         return CONTEXT.to_owned();
     }
@@ -47,7 +47,7 @@ pub fn context(data_dir: &Path) -> String {
 }
 
 /// Adds the context for the user who called, and remembers them.
-pub fn add_for_caller(data_dir: &Path) -> Result<Added> {
+pub(crate) fn add_for_caller(data_dir: &Path) -> Result<Added> {
     let user = caller()?;
     // Others may have got new certificates since the last start.
     refresh(data_dir);
@@ -62,7 +62,7 @@ pub fn add_for_caller(data_dir: &Path) -> Result<Added> {
 }
 
 /// Keeps the contexts of all remembered users current, also after certificates were renewed. Never ends.
-pub async fn keep_current(data_dir: &Path) {
+pub(crate) async fn keep_current(data_dir: &Path) {
     loop {
         tokio::time::sleep(REFRESH).await;
         let data_dir = data_dir.to_owned();
@@ -88,14 +88,14 @@ fn complain(user: &User, error: &anyhow::Error) {
 }
 
 /// The contexts of a cluster that is about to be removed, and with it what says which they are.
-pub struct Contexts {
+pub(crate) struct Contexts {
     admin: Option<String>,
     name: String,
     users: Vec<User>,
 }
 
 impl Contexts {
-    pub fn read(data_dir: &Path) -> Self {
+    pub(crate) fn read(data_dir: &Path) -> Self {
         Self {
             admin: admin(data_dir).ok(),
             name: context(data_dir),
@@ -104,7 +104,7 @@ impl Contexts {
     }
 
     /// Takes the contexts away; returns the files that had one.
-    pub fn remove(self) -> Vec<PathBuf> {
+    pub(crate) fn remove(self) -> Vec<PathBuf> {
         let Some(admin) = self.admin else {
             return Vec::new();
         };
@@ -123,7 +123,7 @@ impl Contexts {
 }
 
 /// The administrator's kubeconfig of a cluster.
-pub fn admin(data_dir: &Path) -> Result<String> {
+pub(crate) fn admin(data_dir: &Path) -> Result<String> {
     let path = data_dir.join("admin.kubeconfig");
     std::fs::read_to_string(&path).with_context(|| {
         format!(

@@ -10,11 +10,11 @@ use machinery::{
 
 use super::{Attributes, Operation, Plugin};
 
-pub const NAME: &str = "AlwaysPullImages";
+pub(crate) const NAME: &str = "AlwaysPullImages";
 
 const CONTAINERS: [&str; 3] = ["initContainers", "containers", "ephemeralContainers"];
 
-pub struct AlwaysPullImages;
+pub(crate) struct AlwaysPullImages;
 
 #[async_trait]
 impl Plugin for AlwaysPullImages {

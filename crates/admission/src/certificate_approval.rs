@@ -9,9 +9,9 @@ use super::{
     signers::{self, Authorizers},
 };
 
-pub const NAME: &str = "CertificateApproval";
+pub(crate) const NAME: &str = "CertificateApproval";
 
-pub struct CertificateApproval {
+pub(crate) struct CertificateApproval {
     pub(super) authorizers: Authorizers,
 }
 

@@ -7,14 +7,14 @@ use machinery::{Object, Status, Value};
 
 use super::{Attributes, Operation, Peer, Plugin};
 
-pub const NAME: &str = "CertificateOrigin";
+pub(crate) const NAME: &str = "CertificateOrigin";
 
 /// The address from which a request for a certificate came.
 const PEER: &str = "mainstay.local/peer-address";
 /// Whether it came from the server's own process.
 const IN_PROCESS: &str = "mainstay.local/in-process";
 
-pub struct CertificateOrigin;
+pub(crate) struct CertificateOrigin;
 
 #[async_trait]
 impl Plugin for CertificateOrigin {

@@ -10,9 +10,9 @@ use super::{
     signers::{self, Authorizers},
 };
 
-pub const NAME: &str = "CertificateSigning";
+pub(crate) const NAME: &str = "CertificateSigning";
 
-pub struct CertificateSigning {
+pub(crate) struct CertificateSigning {
     pub(super) authorizers: Authorizers,
 }
 

@@ -8,11 +8,11 @@ use machinery::{Object, Status};
 use super::{Attributes, Operation, Plugin};
 use crate::user;
 
-pub const NAME: &str = "CertificateSubjectRestriction";
+pub(crate) const NAME: &str = "CertificateSubjectRestriction";
 
 const SIGNER: &str = "kubernetes.io/kube-apiserver-client";
 
-pub struct CertificateSubjectRestriction;
+pub(crate) struct CertificateSubjectRestriction;
 
 #[async_trait]
 impl Plugin for CertificateSubjectRestriction {

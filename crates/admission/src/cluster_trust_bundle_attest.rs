@@ -9,9 +9,9 @@ use super::{
     signers::{self, Authorizers},
 };
 
-pub const NAME: &str = "ClusterTrustBundleAttest";
+pub(crate) const NAME: &str = "ClusterTrustBundleAttest";
 
-pub struct ClusterTrustBundleAttest {
+pub(crate) struct ClusterTrustBundleAttest {
     pub(super) authorizers: Authorizers,
 }
 

@@ -7,13 +7,13 @@ use machinery::{Object, Status};
 
 use super::{Attributes, Operation, Plugin};
 
-pub const NAME: &str = "DefaultIngressClass";
+pub(crate) const NAME: &str = "DefaultIngressClass";
 
 const GROUP: &str = "networking.k8s.io";
 const DEFAULT: &str = "ingressclass.kubernetes.io/is-default-class";
 const LEGACY: &str = "kubernetes.io/ingress.class";
 
-pub struct DefaultIngressClass;
+pub(crate) struct DefaultIngressClass;
 
 #[async_trait]
 impl Plugin for DefaultIngressClass {

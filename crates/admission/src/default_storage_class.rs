@@ -6,7 +6,7 @@ use machinery::{Object, Status};
 
 use super::{Attributes, Operation, Plugin};
 
-pub const NAME: &str = "DefaultStorageClass";
+pub(crate) const NAME: &str = "DefaultStorageClass";
 
 const GROUP: &str = "storage.k8s.io";
 const DEFAULT: [&str; 2] = [
@@ -15,7 +15,7 @@ const DEFAULT: [&str; 2] = [
 ];
 const LEGACY: &str = "volume.beta.kubernetes.io/storage-class";
 
-pub struct DefaultStorageClass;
+pub(crate) struct DefaultStorageClass;
 
 #[async_trait]
 impl Plugin for DefaultStorageClass {

@@ -7,7 +7,7 @@ use machinery::{Object, Status, Value};
 
 use super::{Attributes, Plugin};
 
-pub const NAME: &str = "DefaultTolerationSeconds";
+pub(crate) const NAME: &str = "DefaultTolerationSeconds";
 
 const SECONDS: i64 = 300;
 const KEYS: [&str; 2] = [
@@ -15,7 +15,7 @@ const KEYS: [&str; 2] = [
     "node.kubernetes.io/unreachable",
 ];
 
-pub struct DefaultTolerationSeconds;
+pub(crate) struct DefaultTolerationSeconds;
 
 #[async_trait]
 impl Plugin for DefaultTolerationSeconds {

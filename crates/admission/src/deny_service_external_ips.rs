@@ -7,9 +7,9 @@ use machinery::{Object, Status};
 
 use super::{Attributes, Plugin};
 
-pub const NAME: &str = "DenyServiceExternalIPs";
+pub(crate) const NAME: &str = "DenyServiceExternalIPs";
 
-pub struct DenyServiceExternalIPs;
+pub(crate) struct DenyServiceExternalIPs;
 
 #[async_trait]
 impl Plugin for DenyServiceExternalIPs {

@@ -10,9 +10,9 @@ use machinery::{Object, Status, Value};
 
 use super::{Attributes, Plugin};
 
-pub const NAME: &str = "ExtendedResourceToleration";
+pub(crate) const NAME: &str = "ExtendedResourceToleration";
 
-pub struct ExtendedResourceToleration;
+pub(crate) struct ExtendedResourceToleration;
 
 #[async_trait]
 impl Plugin for ExtendedResourceToleration {

@@ -12,11 +12,11 @@ use quota::amounts::{self, Amounts};
 use super::{Attributes, Operation, Plugin};
 use crate::Stored;
 
-pub const NAME: &str = "LimitRanger";
+pub(crate) const NAME: &str = "LimitRanger";
 
 const ANNOTATION: &str = "kubernetes.io/limit-ranger";
 
-pub struct LimitRanger;
+pub(crate) struct LimitRanger;
 
 #[async_trait]
 impl Plugin for LimitRanger {

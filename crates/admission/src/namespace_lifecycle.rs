@@ -8,11 +8,11 @@ use machinery::{Object, Status, status::Cause};
 use super::{Attributes, Operation, Plugin};
 use crate::Stored;
 
-pub const NAME: &str = "NamespaceLifecycle";
+pub(crate) const NAME: &str = "NamespaceLifecycle";
 
 const IMMORTAL: &[&str] = &["default", "kube-system", "kube-public"];
 
-pub struct NamespaceLifecycle;
+pub(crate) struct NamespaceLifecycle;
 
 #[async_trait]
 impl Plugin for NamespaceLifecycle {

@@ -13,7 +13,7 @@ use machinery::{Object, Status, Value};
 use super::{Attributes, Operation, Plugin, signers::Authorizers};
 use crate::authz::node_name;
 
-pub const NAME: &str = "NodeRestriction";
+pub(crate) const NAME: &str = "NodeRestriction";
 
 /// Labels of Kubernetes' own that a kubelet may say about itself.
 const OWN_LABELS: &[&str] = &[
@@ -38,7 +38,7 @@ const NODE_SIGNERS: [&str; 2] = [
     "kubernetes.io/kube-apiserver-client-kubelet",
 ];
 
-pub struct NodeRestriction {
+pub(crate) struct NodeRestriction {
     pub(super) authorizers: Authorizers,
 }
 

@@ -6,9 +6,9 @@ use machinery::{Object, Status, quantity::Quantity};
 
 use super::{Attributes, Operation, Plugin};
 
-pub const NAME: &str = "PersistentVolumeClaimResize";
+pub(crate) const NAME: &str = "PersistentVolumeClaimResize";
 
-pub struct PersistentVolumeClaimResize;
+pub(crate) struct PersistentVolumeClaimResize;
 
 #[async_trait]
 impl Plugin for PersistentVolumeClaimResize {

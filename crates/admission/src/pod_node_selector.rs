@@ -9,7 +9,7 @@ use machinery::{Object, Status, Value};
 
 use super::{Attributes, Plugin};
 
-pub const NAME: &str = "PodNodeSelector";
+pub(crate) const NAME: &str = "PodNodeSelector";
 
 const ANNOTATION: &str = "scheduler.alpha.kubernetes.io/node-selector";
 const DEFAULT: &str = "clusterDefaultNodeSelector";
@@ -18,7 +18,7 @@ type Labels = BTreeMap<String, String>;
 
 /// Selectors by namespace, and the one of namespaces that say nothing.
 #[derive(Debug, Clone, Default)]
-pub struct PodNodeSelector {
+pub(crate) struct PodNodeSelector {
     selectors: BTreeMap<String, Labels>,
 }
 

@@ -12,9 +12,9 @@ use quota::amounts;
 
 use super::{Attributes, Operation, Plugin};
 
-pub const NAME: &str = "PodResizeValidator";
+pub(crate) const NAME: &str = "PodResizeValidator";
 
-pub struct PodResizeValidator;
+pub(crate) struct PodResizeValidator;
 
 #[async_trait]
 impl Plugin for PodResizeValidator {

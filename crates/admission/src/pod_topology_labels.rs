@@ -7,14 +7,14 @@ use machinery::{Object, Status};
 
 use super::{Attributes, Operation, Plugin};
 
-pub const NAME: &str = "PodTopologyLabels";
+pub(crate) const NAME: &str = "PodTopologyLabels";
 
 const LABELS: [&str; 2] = [
     "topology.kubernetes.io/zone",
     "topology.kubernetes.io/region",
 ];
 
-pub struct PodTopologyLabels;
+pub(crate) struct PodTopologyLabels;
 
 #[async_trait]
 impl Plugin for PodTopologyLabels {

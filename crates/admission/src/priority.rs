@@ -8,7 +8,7 @@ use machinery::{Object, Status};
 use super::{Attributes, Operation, Plugin};
 use crate::Reader;
 
-pub const NAME: &str = "Priority";
+pub(crate) const NAME: &str = "Priority";
 
 const GROUP: &str = "scheduling.k8s.io";
 const CLASSES: &str = "priorityclasses";
@@ -19,7 +19,7 @@ const SYSTEM: [(&str, i64); 2] = [
     ("system-cluster-critical", 2_000_000_000),
 ];
 
-pub struct Priority;
+pub(crate) struct Priority;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Class {

@@ -13,16 +13,16 @@ use crate::{
     user,
 };
 
-pub const NAME: &str = "RBACEscalation";
+pub(crate) const NAME: &str = "RBACEscalation";
 
 const GROUP: &str = "rbac.authorization.k8s.io";
 
-pub struct RbacEscalation {
+pub(crate) struct RbacEscalation {
     rbac: Rbac,
 }
 
 impl RbacEscalation {
-    pub fn new(rbac: Rbac) -> Self {
+    pub(crate) fn new(rbac: Rbac) -> Self {
         Self { rbac }
     }
 }

@@ -17,9 +17,9 @@ use quota::{
 use super::{Attributes, Operation, Plugin};
 use crate::Stored;
 
-pub const NAME: &str = "ResourceQuota";
+pub(crate) const NAME: &str = "ResourceQuota";
 
-pub struct ResourceQuota;
+pub(crate) struct ResourceQuota;
 
 #[async_trait]
 impl Plugin for ResourceQuota {

@@ -6,9 +6,9 @@ use machinery::{Object, Status, Value};
 
 use super::{Attributes, Operation, Plugin};
 
-pub const NAME: &str = "RuntimeClass";
+pub(crate) const NAME: &str = "RuntimeClass";
 
-pub struct RuntimeClass;
+pub(crate) struct RuntimeClass;
 
 #[async_trait]
 impl Plugin for RuntimeClass {

@@ -11,7 +11,7 @@ use machinery::{Object, Status, Value};
 use super::{Attributes, Operation, Plugin};
 use crate::{Endings, RandomEndings, Stored};
 
-pub const NAME: &str = "ServiceAccount";
+pub(crate) const NAME: &str = "ServiceAccount";
 
 const DEFAULT: &str = "default";
 const MOUNT_PATH: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
@@ -24,7 +24,7 @@ const EXPIRATION: i64 = 3607;
 const ATTEMPTS: usize = 10;
 const INTERVAL: Duration = Duration::from_millis(50);
 
-pub struct ServiceAccount;
+pub(crate) struct ServiceAccount;
 
 #[async_trait]
 impl Plugin for ServiceAccount {

@@ -7,7 +7,7 @@ use machinery::{Object, Status, Value};
 
 use super::{Attributes, Operation, Plugin};
 
-pub const NAME: &str = "StorageObjectInUseProtection";
+pub(crate) const NAME: &str = "StorageObjectInUseProtection";
 
 /// Group, resource, finalizer.
 const FINALIZERS: [(&str, &str, &str); 3] = [
@@ -20,7 +20,7 @@ const FINALIZERS: [(&str, &str, &str); 3] = [
     ),
 ];
 
-pub struct StorageObjectInUseProtection;
+pub(crate) struct StorageObjectInUseProtection;
 
 fn finalizer(attributes: &Attributes<'_>) -> Option<&'static str> {
     FINALIZERS

@@ -7,11 +7,11 @@ use machinery::{Object, Status, Value};
 
 use super::{Attributes, Operation, Plugin};
 
-pub const NAME: &str = "TaintNodesByCondition";
+pub(crate) const NAME: &str = "TaintNodesByCondition";
 
 const NOT_READY: &str = "node.kubernetes.io/not-ready";
 
-pub struct TaintNodesByCondition;
+pub(crate) struct TaintNodesByCondition;
 
 #[async_trait]
 impl Plugin for TaintNodesByCondition {

@@ -17,7 +17,11 @@ unsafe extern "C" {
 /// As for `memcmp`: both have this many bytes.
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub unsafe extern "C" fn bcmp(one: *const c_void, other: *const c_void, length: usize) -> c_int {
+pub(crate) unsafe extern "C" fn bcmp(
+    one: *const c_void,
+    other: *const c_void,
+    length: usize,
+) -> c_int {
     if length == 0 {
         return 0;
     }

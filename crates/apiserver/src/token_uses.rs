@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// Writes down on Secrets when their tokens were used, for as long as the server runs.
-pub async fn track(core: Arc<Core>, uses: Arc<Uses>) {
+pub(crate) async fn track(core: Arc<Core>, uses: Arc<Uses>) {
     loop {
         for (namespace, name, uid) in uses.next().await {
             if let Err(error) = label(&core, &namespace, &name, &uid).await {

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 /// Index of a node in the side tables of its expression.
-pub type Id = u32;
+pub(crate) type Id = u32;
 
 #[derive(Debug, Clone)]
 pub struct Expr {
@@ -89,36 +89,36 @@ pub struct Comprehension {
 }
 
 /// Name of the accumulator in expanded macros; no identifier can be spelled like it.
-pub const ACCUMULATOR: &str = "@result";
+pub(crate) const ACCUMULATOR: &str = "@result";
 /// Name of the unused iteration variable of `cel.bind` and `optMap`.
-pub const UNUSED: &str = "#unused";
+pub(crate) const UNUSED: &str = "#unused";
 /// Name of the list that `sortBy` sorts.
-pub const SORTED: &str = "@__sortBy_input__";
+pub(crate) const SORTED: &str = "@__sortBy_input__";
 
 /// Names of operators as functions.
-pub mod op {
-    pub const CONDITIONAL: &str = "_?_:_";
-    pub const AND: &str = "_&&_";
-    pub const OR: &str = "_||_";
-    pub const NOT: &str = "!_";
-    pub const NEGATE: &str = "-_";
-    pub const EQUALS: &str = "_==_";
-    pub const NOT_EQUALS: &str = "_!=_";
-    pub const LESS: &str = "_<_";
-    pub const LESS_EQUALS: &str = "_<=_";
-    pub const GREATER: &str = "_>_";
-    pub const GREATER_EQUALS: &str = "_>=_";
-    pub const ADD: &str = "_+_";
-    pub const SUBTRACT: &str = "_-_";
-    pub const MULTIPLY: &str = "_*_";
-    pub const DIVIDE: &str = "_/_";
-    pub const MODULO: &str = "_%_";
-    pub const IN: &str = "@in";
-    pub const INDEX: &str = "_[_]";
-    pub const OPTIONAL_INDEX: &str = "_[?_]";
-    pub const OPTIONAL_SELECT: &str = "_?._";
-    pub const NOT_STRICTLY_FALSE: &str = "@not_strictly_false";
-    pub const MAP_INSERT: &str = "cel.@mapInsert";
+pub(crate) mod op {
+    pub(crate) const CONDITIONAL: &str = "_?_:_";
+    pub(crate) const AND: &str = "_&&_";
+    pub(crate) const OR: &str = "_||_";
+    pub(crate) const NOT: &str = "!_";
+    pub(crate) const NEGATE: &str = "-_";
+    pub(crate) const EQUALS: &str = "_==_";
+    pub(crate) const NOT_EQUALS: &str = "_!=_";
+    pub(crate) const LESS: &str = "_<_";
+    pub(crate) const LESS_EQUALS: &str = "_<=_";
+    pub(crate) const GREATER: &str = "_>_";
+    pub(crate) const GREATER_EQUALS: &str = "_>=_";
+    pub(crate) const ADD: &str = "_+_";
+    pub(crate) const SUBTRACT: &str = "_-_";
+    pub(crate) const MULTIPLY: &str = "_*_";
+    pub(crate) const DIVIDE: &str = "_/_";
+    pub(crate) const MODULO: &str = "_%_";
+    pub(crate) const IN: &str = "@in";
+    pub(crate) const INDEX: &str = "_[_]";
+    pub(crate) const OPTIONAL_INDEX: &str = "_[?_]";
+    pub(crate) const OPTIONAL_SELECT: &str = "_?._";
+    pub(crate) const NOT_STRICTLY_FALSE: &str = "@not_strictly_false";
+    pub(crate) const MAP_INSERT: &str = "cel.@mapInsert";
 }
 
 impl Kind {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::source::Issue;
 
 #[derive(Debug, Clone, PartialEq)]
-pub enum Token {
+pub(crate) enum Token {
     /// An operator or punctuation.
     Symbol(&'static str),
     Ident(Arc<str>),
@@ -27,7 +27,7 @@ pub enum Token {
 }
 
 #[derive(Debug, Clone)]
-pub struct Spanned {
+pub(crate) struct Spanned {
     pub token: Token,
     /// Offset in characters.
     pub at: u32,
@@ -60,7 +60,7 @@ const RESERVED: &[&str] = &[
     "while",
 ];
 
-pub fn is_reserved(word: &str) -> bool {
+pub(crate) fn is_reserved(word: &str) -> bool {
     RESERVED.contains(&word)
 }
 
@@ -70,7 +70,7 @@ struct Lexer<'a> {
 }
 
 /// Reads all tokens; the last is [`Token::End`].
-pub fn tokens(text: &[char]) -> Result<Vec<Spanned>, Issue> {
+pub(crate) fn tokens(text: &[char]) -> Result<Vec<Spanned>, Issue> {
     let mut lexer = Lexer { text, at: 0 };
     let mut tokens = Vec::new();
     loop {

@@ -16,7 +16,7 @@ const MAKING: u64 = 16;
 
 /// What is known of type variables.
 #[derive(Debug, Default)]
-pub struct Mapping {
+pub(crate) struct Mapping {
     bound: HashMap<Param, Type>,
     /// What the attempt under way has overwritten, to be put back if it fails.
     overwritten: Vec<(Param, Option<Type>)>,
@@ -27,7 +27,7 @@ pub struct Mapping {
 
 impl Mapping {
     /// Whether a type was too deep, or all of them together too large.
-    pub fn exceeded(&self) -> bool {
+    pub(crate) fn exceeded(&self) -> bool {
         self.exceeded.get()
     }
 
@@ -41,7 +41,7 @@ impl Mapping {
     }
 
     /// Whether a type is small enough to go on with.
-    pub fn admits(&self, t: &Type) -> bool {
+    pub(crate) fn admits(&self, t: &Type) -> bool {
         let mut parts = LARGEST_TYPE;
         let fits = is_within(t, DEEPEST_TYPE, &mut parts);
         self.exceeded.set(self.exceeded.get() || !fits);
@@ -56,7 +56,7 @@ impl Mapping {
     }
 
     /// Replaces bound variables; unbound ones become `dyn` where asked for.
-    pub fn substitute(&self, within: &Type, unbound_to_dyn: bool) -> Type {
+    pub(crate) fn substitute(&self, within: &Type, unbound_to_dyn: bool) -> Type {
         let replaced = self.replaced(within, unbound_to_dyn, 0);
         replaced.unwrap_or_else(|| within.clone())
     }
@@ -90,11 +90,11 @@ impl Mapping {
     }
 
     /// Whether `from` fits `to`. Variables are bound on the way; nothing is bound if it does not.
-    pub fn assign(&mut self, from: &Type, to: &Type) -> bool {
+    pub(crate) fn assign(&mut self, from: &Type, to: &Type) -> bool {
         self.assign_all(std::slice::from_ref(from), std::slice::from_ref(to))
     }
 
-    pub fn assign_all(&mut self, from: &[Type], to: &[Type]) -> bool {
+    pub(crate) fn assign_all(&mut self, from: &[Type], to: &[Type]) -> bool {
         if from.len() != to.len() {
             return false;
         }
@@ -213,7 +213,7 @@ fn is_nullable(t: &Type) -> bool {
 }
 
 /// The more general of two types that fit each other.
-pub fn most_general(a: &Type, b: &Type) -> Type {
+pub(crate) fn most_general(a: &Type, b: &Type) -> Type {
     if is_equal_or_less_specific(a, b) {
         a.clone()
     } else {

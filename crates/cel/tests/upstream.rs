@@ -2,8 +2,8 @@
 //! estimated cost and actual cost. The tables hold facts that were observed, one expression a line.
 
 mod upstream {
-    pub mod environment;
-    pub mod shown;
+    pub(crate) mod environment;
+    pub(crate) mod shown;
 }
 
 use cel::{PER_CALL_LIMIT, Program, compile, cost::estimate::estimate};

@@ -27,7 +27,7 @@ use crate::{
 };
 
 /// Keeps the objects there.
-pub struct Addons {
+pub(crate) struct Addons {
     pub client: kube::Client,
     pub settings: Settings,
     pub pki: Arc<Pki>,

@@ -43,17 +43,17 @@ impl<R: Read> Read for Hashing<'_, R> {
 }
 
 /// A file that goes when it is no longer needed.
-pub struct Temporary(PathBuf);
+pub(crate) struct Temporary(PathBuf);
 
 impl Temporary {
     /// One beside `path`; nothing is there yet.
-    pub fn beside(path: &Path, ending: &str) -> Self {
+    pub(crate) fn beside(path: &Path, ending: &str) -> Self {
         let mut name = path.as_os_str().to_owned();
         name.push(ending);
         Self(name.into())
     }
 
-    pub fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.0
     }
 }
@@ -65,12 +65,12 @@ impl Drop for Temporary {
 }
 
 /// A directory that only its owner can enter, and that goes with what is in it.
-pub struct PrivateDirectory(PathBuf);
+pub(crate) struct PrivateDirectory(PathBuf);
 
 impl PrivateDirectory {
     /// One beside `path`. It is new under a name that cannot be guessed: where others may write too, they have put
     /// nothing into its place, neither a link nor a file that they have open.
-    pub fn beside(path: &Path) -> Result<Self, Error> {
+    pub(crate) fn beside(path: &Path) -> Result<Self, Error> {
         let mut name = path.as_os_str().to_owned();
         name.push(format!(".{:016x}", rand::random::<u64>()));
         let path = PathBuf::from(name);
@@ -80,7 +80,7 @@ impl PrivateDirectory {
     }
 
     /// The path of a file in it.
-    pub fn file(&self, name: &str) -> PathBuf {
+    pub(crate) fn file(&self, name: &str) -> PathBuf {
         self.0.join(name)
     }
 }
@@ -115,7 +115,7 @@ fn ignore_missing(error: io::Error) -> io::Result<()> {
 
 /// Makes the archive of a file of objects and the cluster's keys. A crash leaves the old file or the
 /// new one.
-pub fn write(
+pub(crate) fn write(
     file: &Path,
     identity: &Identity,
     objects: &Path,
@@ -152,7 +152,7 @@ fn checksum(begin: &[u8], file: &Path) -> Result<[u8; CHECKSUM], Error> {
 }
 
 /// Takes an archive apart: writes its objects to `objects`, and gives the keys, if it has any.
-pub fn read(
+pub(crate) fn read(
     file: &Path,
     objects: &Path,
     password: Option<&str>,

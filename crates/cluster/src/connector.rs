@@ -7,17 +7,17 @@ use client::{Connector, kube};
 
 /// Makes clients for the parts that run beside the API server.
 #[derive(Clone)]
-pub struct InProcess(pub Arc<ApiServer>);
+pub(crate) struct InProcess(pub Arc<ApiServer>);
 
 impl InProcess {
     /// A client that counts as this user.
-    pub fn as_user(&self, user: User) -> kube::Client {
+    pub(crate) fn as_user(&self, user: User) -> kube::Client {
         let agent = agent(&user.name);
         client::in_process(self.0.connect(user).agent(agent))
     }
 
     /// A client of a leader: nothing that it writes is committed after its term.
-    pub fn fenced(&self, user: User, fence: &reconcile::election::Fence) -> kube::Client {
+    pub(crate) fn fenced(&self, user: User, fence: &reconcile::election::Fence) -> kube::Client {
         let agent = agent(&user.name);
         let service = self.0.connect(user).agent(agent);
         let lease = apiserver::Fence::lease(&fence.namespace, &fence.name, &fence.resource_version);
@@ -30,7 +30,7 @@ impl InProcess {
     }
 
     /// A client for the kubelet of this machine's node.
-    pub fn as_node(&self, name: &str, address: IpAddr) -> kube::Client {
+    pub(crate) fn as_node(&self, name: &str, address: IpAddr) -> kube::Client {
         let user = user(&format!("system:node:{name}"));
         let service = self.0.connect(user).agent("kubelet");
         client::in_process(service.of_node(address))

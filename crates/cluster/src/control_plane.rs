@@ -36,7 +36,7 @@ const OF_EVERY_NODE: [u16; 10] = [
 ];
 
 /// A control plane that is built and does not run yet.
-pub struct ControlPlane {
+pub(crate) struct ControlPlane {
     pub services: Vec<Arc<dyn Service>>,
     pub pki: Arc<Pki>,
     pub connector: InProcess,
@@ -48,7 +48,7 @@ pub struct ControlPlane {
 
 impl ControlPlane {
     /// Opens the store and builds everything over it.
-    pub async fn build(
+    pub(crate) async fn build(
         settings: &Settings,
         role: Role,
         health: &Health,

@@ -12,7 +12,7 @@ use reconcile::{Kind, Recorder};
 use crate::Settings;
 
 /// Reads each Corefile as the nodes do.
-pub struct CorefileReport {
+pub(crate) struct CorefileReport {
     pub client: kube::Client,
     pub settings: Settings,
 }

@@ -14,11 +14,11 @@ use stdx::SystemClock;
 use crate::connector::InProcess;
 
 /// Makes the part for a term.
-pub type Build = dyn Fn(Term) -> Arc<dyn Service> + Send + Sync;
+pub(crate) type Build = dyn Fn(Term) -> Arc<dyn Service> + Send + Sync;
 
 /// The clients of one term.
 #[derive(Clone)]
-pub struct Term {
+pub(crate) struct Term {
     connector: InProcess,
     leadership: Leadership,
 }
@@ -26,7 +26,7 @@ pub struct Term {
 impl Term {
     /// A client that counts as this user while the term lasts. It sends nothing after its lease ran out
     /// by its own clock, and what it sent before and arrives late is refused by the store.
-    pub fn as_user(&self, user: User) -> kube::Client {
+    pub(crate) fn as_user(&self, user: User) -> kube::Client {
         let fence = self.leadership.fence();
         self.leadership.client(&self.connector.fenced(user, fence))
     }
@@ -39,7 +39,7 @@ impl Connector for Term {
 }
 
 /// Runs a part on one server at a time.
-pub struct Elected {
+pub(crate) struct Elected {
     /// The part's name.
     pub name: &'static str,
     /// Its Lease in kube-system, as upstream's component has it.

@@ -7,7 +7,7 @@ use nix::ifaddrs::getifaddrs;
 use crate::Error;
 
 /// The host's name, lower case, as a node name.
-pub fn name() -> Result<String, Error> {
+pub(crate) fn name() -> Result<String, Error> {
     let name = nix::unistd::gethostname().map_err(|error| {
         Error::Option("node-name", format!("cannot read the host name: {error}"))
     })?;
@@ -16,7 +16,7 @@ pub fn name() -> Result<String, Error> {
 
 /// The IPv4 address of the interface that has the default route, or else the first address that is
 /// not loopback.
-pub fn address() -> Result<IpAddr, Error> {
+pub(crate) fn address() -> Result<IpAddr, Error> {
     let routes = std::fs::read_to_string("/proc/net/route").unwrap_or_default();
     let preferred = default_interface(&routes);
     let mut candidates = interfaces();
@@ -31,7 +31,7 @@ pub fn address() -> Result<IpAddr, Error> {
 }
 
 /// The first global IPv6 address of the machine, that of the interface with the default route first.
-pub fn address_v6() -> Option<IpAddr> {
+pub(crate) fn address_v6() -> Option<IpAddr> {
     let routes = std::fs::read_to_string("/proc/net/route").unwrap_or_default();
     let preferred = default_interface(&routes);
     let all = getifaddrs().into_iter().flatten();
@@ -47,7 +47,7 @@ pub fn address_v6() -> Option<IpAddr> {
 }
 
 /// Every address of the machine that others could reach.
-pub fn addresses() -> Vec<IpAddr> {
+pub(crate) fn addresses() -> Vec<IpAddr> {
     interfaces().into_iter().map(|(_, ip)| ip.into()).collect()
 }
 

@@ -10,10 +10,10 @@ use lifecycle::{Context, Run, Service};
 use crate::Error;
 
 /// Hears the servers, as `https://ADDRESS:PORT`, when they have changed.
-pub type Changed = dyn Fn(&[String]) -> Result<(), Error> + Send + Sync;
+pub(crate) type Changed = dyn Fn(&[String]) -> Result<(), Error> + Send + Sync;
 
 /// Keeps a list of servers as the cluster's is.
-pub struct KnownServers {
+pub(crate) struct KnownServers {
     /// May watch slices in the namespace `default`.
     pub client: kube::Client,
     pub changed: Box<Changed>,

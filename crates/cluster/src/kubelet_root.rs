@@ -15,7 +15,7 @@ const OWNER: &str = "mainstay-data-dir";
 const OPTION: &str = "kubelet-root-dir";
 
 /// The directory as given, or that in the data directory.
-pub fn resolve(given: Option<PathBuf>, data_dir: &Path) -> Result<PathBuf, Error> {
+pub(crate) fn resolve(given: Option<PathBuf>, data_dir: &Path) -> Result<PathBuf, Error> {
     let Some(given) = given else {
         return Ok(data_dir.join("kubelet"));
     };
@@ -28,7 +28,7 @@ pub fn resolve(given: Option<PathBuf>, data_dir: &Path) -> Result<PathBuf, Error
 
 /// Takes the directory for this data directory, for as long as both last. Nothing changes when another
 /// kubelet has it, or when this node's pods have their volumes elsewhere.
-pub fn claim(data_dir: &Path, root: &Path) -> Result<(), Error> {
+pub(crate) fn claim(data_dir: &Path, root: &Path) -> Result<(), Error> {
     let usual = data_dir.join("kubelet");
     let known = Marker::read(data_dir)?.and_then(|marker| marker.kubelet_root);
     let was_made = known.is_some() || usual.exists();
@@ -57,7 +57,7 @@ pub fn claim(data_dir: &Path, root: &Path) -> Result<(), Error> {
 }
 
 /// The directory that this data directory has taken.
-pub fn claimed(data_dir: &Path, marker: Option<&Marker>) -> Option<PathBuf> {
+pub(crate) fn claimed(data_dir: &Path, marker: Option<&Marker>) -> Option<PathBuf> {
     let root = marker?.kubelet_root.clone()?;
     is_owned(data_dir, &root).then_some(root)
 }

@@ -27,7 +27,7 @@ struct Networks {
 }
 
 /// Refuses to start beside somebody who uses the same addresses, and writes down ours.
-pub async fn claim(settings: &Settings) -> Result<(), Error> {
+pub(crate) async fn claim(settings: &Settings) -> Result<(), Error> {
     let services = settings.service_cidr.all().iter();
     let mut ranges: Vec<(&str, IpNet)> = services.map(|range| ("--service-cidr", *range)).collect();
     if settings.cni.is_none() {

@@ -37,11 +37,11 @@ const PROXY_METRICS_PORT: u16 = 10249;
 const DNS_METRICS_PORT: u16 = 9153;
 
 /// Where log shippers look. A node that is not the machine's usual one keeps its logs in its data directory.
-pub const POD_LOGS_DIR: &str = "/var/log/pods";
+pub(crate) const POD_LOGS_DIR: &str = "/var/log/pods";
 
 /// What a node needs beside its settings.
 #[derive(Clone)]
-pub struct Node {
+pub(crate) struct Node {
     /// `system:node:NAME`.
     pub kubelet_client: kube::Client,
     /// `system:node-proxy:NAME`: reads what proxy, DNS and routes need.
@@ -58,7 +58,7 @@ pub struct Node {
 
 impl Node {
     /// Beside the control plane, over function calls.
-    pub fn in_process(settings: &Settings, plane: &ControlPlane) -> Result<Self, Error> {
+    pub(crate) fn in_process(settings: &Settings, plane: &ControlPlane) -> Result<Self, Error> {
         let name = &settings.node_name;
         let proxy = User::new(format!("system:node-proxy:{name}"), ["system:node-proxies"]);
         Ok(Self {
@@ -72,7 +72,7 @@ impl Node {
     }
 
     /// On a machine that has joined a cluster.
-    pub fn joined(membership: &Membership) -> Result<Self, Error> {
+    pub(crate) fn joined(membership: &Membership) -> Result<Self, Error> {
         let ca = membership.ca.as_bytes();
         Ok(Self {
             kubelet_client: membership.client(&membership.kubelet)?,
@@ -85,7 +85,7 @@ impl Node {
     }
 
     /// Builds the node's services.
-    pub fn services(
+    pub(crate) fn services(
         &self,
         settings: &Settings,
         current: &watch::Receiver<Settings>,

@@ -10,7 +10,7 @@ use network::routes::Peer;
 use tokio::sync::watch;
 
 /// Keeps the list of peers as the Nodes are.
-pub struct Peers {
+pub(crate) struct Peers {
     /// May list and watch nodes.
     pub client: kube::Client,
     /// Read by [`network::routes`]. Stays empty until the Nodes have been listed: routes that an

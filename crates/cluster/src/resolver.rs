@@ -9,7 +9,7 @@ const RESOLVED: &str = "/run/systemd/resolve/resolv.conf";
 
 /// The file that names servers which pods can reach. A stub on the loopback address, such as
 /// systemd-resolved's, answers only on the machine itself: then it is the file behind the stub.
-pub fn resolv_conf() -> PathBuf {
+pub(crate) fn resolv_conf() -> PathBuf {
     choose(Path::new(SYSTEM), Path::new(RESOLVED)).to_owned()
 }
 

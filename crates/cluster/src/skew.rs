@@ -66,7 +66,7 @@ impl Writer {
 }
 
 /// Refuses to open a store that a program too far from this one has written.
-pub async fn check_store(settings: &Settings) -> Result<(), Error> {
+pub(crate) async fn check_store(settings: &Settings) -> Result<(), Error> {
     let found = match &settings.storage {
         Config::Embedded => Marker::read(&settings.data_dir)?.and_then(|marker| marker.writer),
         etcd => {
@@ -83,7 +83,7 @@ pub async fn check_store(settings: &Settings) -> Result<(), Error> {
 }
 
 /// Refuses to serve beside servers that are too far away, and records that this version serves from now on.
-pub async fn begin(settings: &Settings, storage: &Storage) -> Result<(), Error> {
+pub(crate) async fn begin(settings: &Settings, storage: &Storage) -> Result<(), Error> {
     let writer = Writer::own();
     let Storage::Etcd(etcd) = storage else {
         return Marker::update(&settings.data_dir, |marker| marker.writer = Some(writer));
@@ -129,7 +129,7 @@ fn running(lease: &[u8], now: Timestamp) -> Option<(String, Version)> {
 }
 
 /// Refuses a server that is too far from this agent.
-pub async fn check_server(client: &kube::Client) -> Result<(), Error> {
+pub(crate) async fn check_server(client: &kube::Client) -> Result<(), Error> {
     let found = client.apiserver_version().await?;
     judge_server(&found.git_version, Version::own())
 }

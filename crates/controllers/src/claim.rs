@@ -36,7 +36,7 @@ fn decide<O: Resource, K: Resource>(owner: &O, selected: bool, object: &K) -> Cl
 
 /// Those of `objects` that `owner` has, after adopting and releasing. With a `finalizer`, adopted
 /// objects get it and released ones lose it.
-pub async fn claim<O, K>(
+pub(crate) async fn claim<O, K>(
     owner: &O,
     owners: &Api<O>,
     selector: &Selector,

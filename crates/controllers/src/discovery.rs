@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 /// One kind of object.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Resource {
+pub(crate) struct Resource {
     /// Group, version, kind and plural.
     pub api: ApiResource,
     /// Whether its objects live in namespaces.
@@ -18,14 +18,14 @@ pub struct Resource {
 
 impl Resource {
     /// Whether all of these can be done.
-    pub fn can(&self, verbs: &[&str]) -> bool {
+    pub(crate) fn can(&self, verbs: &[&str]) -> bool {
         verbs
             .iter()
             .all(|verb| self.verbs.iter().any(|known| known == verb))
     }
 
     /// The same objects whatever the version.
-    pub fn identity(&self) -> (String, String) {
+    pub(crate) fn identity(&self) -> (String, String) {
         (self.api.group.clone(), self.api.plural.clone())
     }
 }
@@ -84,7 +84,9 @@ struct ResponseKind {
 }
 
 /// All resources, and the groups with versions whose servers could not be asked.
-pub async fn discover(client: &kube::Client) -> Result<(Vec<Resource>, Vec<String>), kube::Error> {
+pub(crate) async fn discover(
+    client: &kube::Client,
+) -> Result<(Vec<Resource>, Vec<String>), kube::Error> {
     let mut groups = fetch(client, "/api").await?;
     groups.extend(fetch(client, "/apis").await?);
     Ok(read(groups))
@@ -137,7 +139,7 @@ fn read(groups: Vec<Group>) -> (Vec<Resource>, Vec<String>) {
 }
 
 /// Whether one of these versions, whose servers could not be asked, is of a group.
-pub fn has_failed(failed: &[String], group: &str) -> bool {
+pub(crate) fn has_failed(failed: &[String], group: &str) -> bool {
     let mut failed = failed.iter().filter_map(|version| version.split_once('/'));
     failed.any(|(of, _)| of == group)
 }

@@ -19,13 +19,13 @@ use crate::{
 };
 
 /// The label of pods that tells their revision; DaemonSets label their revisions with it, too.
-pub const HASH: &str = "controller-revision-hash";
+pub(crate) const HASH: &str = "controller-revision-hash";
 /// A revision's name has room for the hash.
 const PREFIX_LENGTH: usize = 223;
 
 /// What a revision holds: the patch that puts the template back, with its keys in order. Clients find
 /// the revision of a template by comparing these bytes.
-pub fn data(template: &PodTemplateSpec) -> Value {
+pub(crate) fn data(template: &PodTemplateSpec) -> Value {
     let mut template = serde_json::to_value(template).unwrap_or_default();
     if let Some(template) = template.as_object_mut() {
         template.entry("metadata").or_insert_with(|| json!({}));
@@ -48,20 +48,20 @@ fn sorted(value: Value) -> Value {
 }
 
 /// The template that a revision holds.
-pub fn template(revision: &ControllerRevision) -> Option<PodTemplateSpec> {
+pub(crate) fn template(revision: &ControllerRevision) -> Option<PodTemplateSpec> {
     let template = revision.data.as_ref()?.0.get("spec")?.get("template")?;
     PodTemplateSpec::from_value(template).ok()
 }
 
 /// All revisions of an owner, oldest first.
-pub struct History {
+pub(crate) struct History {
     revisions: Vec<Arc<ControllerRevision>>,
     /// Which label of a revision has its hash.
     label: &'static str,
 }
 
 /// The revision of the template as it is now.
-pub struct Newest {
+pub(crate) struct Newest {
     pub revision: Arc<ControllerRevision>,
     /// Other revisions of the same template.
     pub duplicates: Vec<Arc<ControllerRevision>>,
@@ -81,7 +81,7 @@ enum Step {
 
 impl History {
     /// The revisions of `owner`, after adopting and releasing.
-    pub async fn read<O>(
+    pub(crate) async fn read<O>(
         owner: &O,
         owners: &Api<O>,
         selector: &LabelSelector,
@@ -113,7 +113,7 @@ impl History {
     }
 
     /// Makes the template the newest revision.
-    pub async fn sync<O: Watched>(
+    pub(crate) async fn sync<O: Watched>(
         &self,
         owner: &O,
         template: &PodTemplateSpec,
@@ -195,7 +195,7 @@ impl History {
     }
 
     /// Those beyond the limit, oldest first. `live` ones stay, and count only if `live_count`.
-    pub fn expired(
+    pub(crate) fn expired(
         &self,
         newest: &ControllerRevision,
         live: impl Fn(&ControllerRevision) -> bool,
@@ -246,7 +246,7 @@ async fn create(
 }
 
 /// Deletes revisions.
-pub async fn delete(
+pub(crate) async fn delete(
     revisions: &Writer<ControllerRevision>,
     expired: &[Arc<ControllerRevision>],
 ) -> Result<(), Error> {
@@ -257,7 +257,7 @@ pub async fn delete(
 }
 
 /// The hashes or names that pods carry.
-pub fn revisions_of<'a>(
+pub(crate) fn revisions_of<'a>(
     pods: impl IntoIterator<Item = &'a Arc<k8s_openapi::api::core::v1::Pod>>,
 ) -> BTreeSet<&'a str> {
     let labels = pods
@@ -270,7 +270,7 @@ pub fn revisions_of<'a>(
 }
 
 /// The hash in a revision's label.
-pub fn hash<'a>(revision: &'a ControllerRevision, label: &str) -> &'a str {
+pub(crate) fn hash<'a>(revision: &'a ControllerRevision, label: &str) -> &'a str {
     let labels = revision.metadata.labels.as_ref();
     labels
         .and_then(|labels| labels.get(label))

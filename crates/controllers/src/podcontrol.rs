@@ -15,7 +15,7 @@ const NAME_LENGTH: usize = 253;
 const MOST_AT_ONCE: usize = 128;
 
 /// A pod as its template says, owned by `owner`, with a name made from the owner's.
-pub fn from_template<O: Watched>(owner: &O, template: Option<&PodTemplateSpec>) -> Pod {
+pub(crate) fn from_template<O: Watched>(owner: &O, template: Option<&PodTemplateSpec>) -> Pod {
     let meta = template.and_then(|template| template.metadata.clone());
     let meta = meta.unwrap_or_default();
     let metadata = ObjectMeta {
@@ -46,7 +46,7 @@ fn prefix(name: &str) -> String {
 
 /// Creates a pod, records the event, and says whether there is a new pod. A namespace that is being
 /// deleted takes no pods: that is no failure.
-pub async fn create<O: Watched>(
+pub(crate) async fn create<O: Watched>(
     pods: &Writer<Pod>,
     recorder: &Recorder,
     owner: &O,
@@ -75,7 +75,7 @@ pub async fn create<O: Watched>(
 }
 
 /// Deletes a pod and records the event.
-pub async fn delete<O: Watched>(
+pub(crate) async fn delete<O: Watched>(
     pods: &Writer<Pod>,
     recorder: &Recorder,
     owner: &O,
@@ -104,7 +104,7 @@ pub async fn delete<O: Watched>(
 }
 
 /// What the API server said, without our own words around it.
-pub fn message(error: &Error) -> String {
+pub(crate) fn message(error: &Error) -> String {
     match error {
         Error::Api(kube::Error::Api(status)) => status.message.clone(),
         Error::Several { first, .. } => message(first),
@@ -114,7 +114,7 @@ pub fn message(error: &Error) -> String {
 
 /// Makes `count` pods, one, then two, then four at once, until a batch has a failure: a quota or a
 /// broken template costs few refusals, not hundreds. Says how many were made.
-pub async fn in_growing_batches<F>(
+pub(crate) async fn in_growing_batches<F>(
     count: usize,
     create: impl Fn(usize) -> F,
 ) -> (usize, Result<(), Error>)

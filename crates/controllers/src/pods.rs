@@ -12,7 +12,7 @@ use k8s_openapi::api::core::v1::{Pod, PodCondition};
 use reconcile::{StatusPatch, condition};
 
 /// The phase, empty when there is none yet.
-pub fn phase(pod: &Pod) -> &str {
+pub(crate) fn phase(pod: &Pod) -> &str {
     pod.status
         .as_ref()
         .and_then(|status| status.phase.as_deref())
@@ -20,38 +20,38 @@ pub fn phase(pod: &Pod) -> &str {
 }
 
 /// Whether all its containers have ended for good.
-pub fn is_terminal(pod: &Pod) -> bool {
+pub(crate) fn is_terminal(pod: &Pod) -> bool {
     matches!(phase(pod), "Succeeded" | "Failed")
 }
 
 /// Whether somebody has asked for its deletion.
-pub fn is_deleting(pod: &Pod) -> bool {
+pub(crate) fn is_deleting(pod: &Pod) -> bool {
     pod.metadata.deletion_timestamp.is_some()
 }
 
 /// Neither ended nor about to.
-pub fn is_active(pod: &Pod) -> bool {
+pub(crate) fn is_active(pod: &Pod) -> bool {
     !is_terminal(pod) && !is_deleting(pod)
 }
 
 /// Being deleted, and still running.
-pub fn is_terminating(pod: &Pod) -> bool {
+pub(crate) fn is_terminating(pod: &Pod) -> bool {
     !is_terminal(pod) && is_deleting(pod)
 }
 
 /// A condition by type.
-pub fn condition<'a>(pod: &'a Pod, type_: &str) -> Option<&'a PodCondition> {
+pub(crate) fn condition<'a>(pod: &'a Pod, type_: &str) -> Option<&'a PodCondition> {
     condition::find(conditions(pod), type_)
 }
 
 /// All its conditions.
-pub fn conditions(pod: &Pod) -> impl Iterator<Item = &PodCondition> {
+pub(crate) fn conditions(pod: &Pod) -> impl Iterator<Item = &PodCondition> {
     let status = pod.status.iter();
     status.flat_map(|status| status.conditions.iter().flatten())
 }
 
 /// A status patch that says why the pod is about to be ended. Empty when it says so already.
-pub fn disruption(pod: &Pod, reason: &str, message: &str, now: Timestamp) -> StatusPatch {
+pub(crate) fn disruption(pod: &Pod, reason: &str, message: &str, now: Timestamp) -> StatusPatch {
     let condition = PodCondition {
         type_: "DisruptionTarget".into(),
         status: "True".into(),
@@ -68,19 +68,19 @@ pub fn disruption(pod: &Pod, reason: &str, message: &str, now: Timestamp) -> Sta
 }
 
 /// Whether it wants traffic.
-pub fn is_ready(pod: &Pod) -> bool {
+pub(crate) fn is_ready(pod: &Pod) -> bool {
     condition(pod, "Ready").is_some_and(|condition| condition.status == "True")
 }
 
 /// Since when it is ready.
-pub fn ready_since(pod: &Pod) -> Option<Timestamp> {
+pub(crate) fn ready_since(pod: &Pod) -> Option<Timestamp> {
     let condition = condition(pod, "Ready").filter(|condition| condition.status == "True")?;
     condition.last_transition_time.as_ref().map(|time| time.0)
 }
 
 /// How long until the pod has been ready for `min_ready_seconds`; zero when it has, `None` when it
 /// is not ready.
-pub fn available_in(pod: &Pod, min_ready_seconds: i32, now: Timestamp) -> Option<Duration> {
+pub(crate) fn available_in(pod: &Pod, min_ready_seconds: i32, now: Timestamp) -> Option<Duration> {
     if !is_ready(pod) {
         return None;
     }
@@ -93,12 +93,12 @@ pub fn available_in(pod: &Pod, min_ready_seconds: i32, now: Timestamp) -> Option
 }
 
 /// Whether it has been ready for long enough.
-pub fn is_available(pod: &Pod, min_ready_seconds: i32, now: Timestamp) -> bool {
+pub(crate) fn is_available(pod: &Pod, min_ready_seconds: i32, now: Timestamp) -> bool {
     available_in(pod, min_ready_seconds, now) == Some(Duration::ZERO)
 }
 
 /// The node it runs on, empty when it has none yet.
-pub fn node(pod: &Pod) -> &str {
+pub(crate) fn node(pod: &Pod) -> &str {
     pod.spec
         .as_ref()
         .and_then(|spec| spec.node_name.as_deref())
@@ -106,12 +106,12 @@ pub fn node(pod: &Pod) -> &str {
 }
 
 /// When it was created.
-pub fn created(pod: &Pod) -> Option<Timestamp> {
+pub(crate) fn created(pod: &Pod) -> Option<Timestamp> {
     pod.metadata.creation_timestamp.as_ref().map(|time| time.0)
 }
 
 /// How far its life has come: whether it has a node, its phase, whether it is ready.
-pub fn stage(pod: &Pod) -> (bool, u8, bool) {
+pub(crate) fn stage(pod: &Pod) -> (bool, u8, bool) {
     let phase = match phase(pod) {
         "Running" => 2,
         "Unknown" => 1,
@@ -121,13 +121,13 @@ pub fn stage(pod: &Pod) -> (bool, u8, bool) {
 }
 
 /// The later time first; no time at all counts as the latest.
-pub fn younger_first(a: Option<Timestamp>, b: Option<Timestamp>) -> Ordering {
+pub(crate) fn younger_first(a: Option<Timestamp>, b: Option<Timestamp>) -> Ordering {
     let key = |time: Option<Timestamp>| (time.is_some(), Reverse(time));
     key(a).cmp(&key(b))
 }
 
 /// The largest number of restarts of a container.
-pub fn restarts(pod: &Pod) -> i32 {
+pub(crate) fn restarts(pod: &Pod) -> i32 {
     let statuses = pod
         .status
         .iter()
@@ -156,7 +156,7 @@ fn age_class(since: Timestamp, now: Timestamp) -> i64 {
 
 /// The pods in the order in which they should go: not assigned before assigned, pending before
 /// running, not ready before ready, cheap before dear, crowded nodes first, young before old.
-pub fn deletion_order(pods: &mut [Arc<Pod>], related: &[Arc<Pod>], now: Timestamp) {
+pub(crate) fn deletion_order(pods: &mut [Arc<Pod>], related: &[Arc<Pod>], now: Timestamp) {
     let mut crowd: HashMap<&str, usize> = HashMap::new();
     for pod in related.iter().filter(|pod| is_active(pod)) {
         *crowd.entry(node(pod)).or_default() += 1;

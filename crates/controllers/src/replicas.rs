@@ -28,7 +28,7 @@ const BURST: usize = 500;
 const WORKERS: usize = 5;
 
 /// How many pods of which template an object wants.
-pub struct Wish<'a> {
+pub(crate) struct Wish<'a> {
     pub replicas: i32,
     pub min_ready_seconds: i32,
     pub selector: Selector,
@@ -36,7 +36,7 @@ pub struct Wish<'a> {
 }
 
 /// A kind that says how many pods of a template it wants.
-pub trait Owner:
+pub(crate) trait Owner:
     Watched + k8s_openapi::Resource + Resource<Scope = NamespaceResourceScope>
 {
     /// Whose service account writes.
@@ -61,7 +61,7 @@ struct Replicas<K: Owner> {
 }
 
 /// Starts the controller of one such kind.
-pub fn start<K: Owner>(shared: &Arc<Shared>) {
+pub(crate) fn start<K: Owner>(shared: &Arc<Shared>) {
     let controller = Arc::new(Replicas::<K> {
         shared: shared.clone(),
         owners: shared.writer(K::ACCOUNT),

@@ -32,7 +32,7 @@ use k8s_openapi::{
 use kube::Resource;
 use lifecycle::Context;
 use parking_lot::Mutex;
-pub use reconcile::controller_of;
+pub(crate) use reconcile::controller_of;
 use reconcile::{
     Builder, Controller, Queue, QueueMetrics, Recorder, Selector, Starting, Startup, Writer,
     queue::Item, storage,
@@ -43,28 +43,28 @@ use crate::{Config, endpointslice::view::addresses, pods};
 
 /// The index of objects by the uid of their controller; those that have none are filed by
 /// [`orphans_of`] their namespace.
-pub const OWNER: &str = "owner";
+pub(crate) const OWNER: &str = "owner";
 /// The index of pods by node.
-pub const NODE: &str = "node";
+pub(crate) const NODE: &str = "node";
 /// The index of pods that have [`ENDED`] or are [`DELETING`].
-pub const STATE: &str = "state";
+pub(crate) const STATE: &str = "state";
 /// The containers have ended for good.
-pub const ENDED: &str = "ended";
+pub(crate) const ENDED: &str = "ended";
 /// There is a deletionTimestamp.
-pub const DELETING: &str = "deleting";
+pub(crate) const DELETING: &str = "deleting";
 /// The index of pods by their addresses.
-pub const ADDRESS: &str = "address";
+pub(crate) const ADDRESS: &str = "address";
 /// The index of Services by a label of their selector ([`selected_key`]).
-pub const SELECTS: &str = "selects";
+pub(crate) const SELECTS: &str = "selects";
 /// The index of EndpointSlices by their Service, `NAMESPACE/NAME`.
-pub const SERVICE: &str = "service";
+pub(crate) const SERVICE: &str = "service";
 /// The index of pods and volumes by the claim that they use or are bound to ([`claimed_key`]); free
 /// volumes are filed by their class ([`candidate_key`]).
-pub const CLAIM: &str = "claim";
+pub(crate) const CLAIM: &str = "claim";
 /// The index of VolumeAttachments by node; [`CLAIM`] has them by volume.
-pub const ATTACHED: &str = "attached";
+pub(crate) const ATTACHED: &str = "attached";
 /// The index of claims that are not bound, by their class.
-pub const UNBOUND: &str = "unbound";
+pub(crate) const UNBOUND: &str = "unbound";
 
 /// A kind that controllers watch, with the indexes it is read by.
 pub trait Watched: informer::Object + Resource<DynamicType = ()> + Clone + ToJson {
@@ -143,12 +143,12 @@ impl Watched for EndpointSlice {
 }
 
 /// The key under which pods with this address are filed.
-pub fn address_key(address: IpAddr) -> String {
+pub(crate) fn address_key(address: IpAddr) -> String {
     address.to_canonical().to_string()
 }
 
 /// The key under which Services of a namespace are filed that select pods by this label.
-pub fn selected_key(namespace: &str, label: &str, value: &str) -> String {
+pub(crate) fn selected_key(namespace: &str, label: &str, value: &str) -> String {
     format!("{namespace} {label}={value}")
 }
 
@@ -187,12 +187,12 @@ impl Watched for VolumeAttachment {
 }
 
 /// The key under which pods and volumes of a claim are filed.
-pub fn claimed_key(namespace: &str, claim: &str) -> String {
+pub(crate) fn claimed_key(namespace: &str, claim: &str) -> String {
     format!("claim {namespace}/{claim}")
 }
 
 /// The key under which free volumes of a class are filed.
-pub fn candidate_key(class: &str) -> String {
+pub(crate) fn candidate_key(class: &str) -> String {
     format!("class {class}")
 }
 
@@ -203,7 +203,7 @@ fn by_claim(pod: &Pod) -> Vec<String> {
 }
 
 /// The claims that a pod's volumes use, ephemeral ones by the name they get.
-pub fn claims_of(pod: &Pod) -> Vec<String> {
+pub(crate) fn claims_of(pod: &Pod) -> Vec<String> {
     let name = pod.metadata.name.as_deref().unwrap_or_default();
     let spec = pod.spec.iter();
     let volumes = spec.flat_map(|spec| spec.volumes.iter().flatten());
@@ -222,12 +222,12 @@ fn by_owner<K: Resource>(object: &K) -> Vec<String> {
 }
 
 /// The key under which a namespace's objects without a controller are filed.
-pub fn orphans_of(namespace: &str) -> String {
+pub(crate) fn orphans_of(namespace: &str) -> String {
     format!("orphans of {namespace}")
 }
 
 /// The reference that makes `owner` the controller of another object.
-pub fn controller_reference<K: Resource<DynamicType = ()>>(owner: &K) -> OwnerReference {
+pub(crate) fn controller_reference<K: Resource<DynamicType = ()>>(owner: &K) -> OwnerReference {
     OwnerReference {
         api_version: K::api_version(&()).into_owned(),
         kind: K::kind(&()).into_owned(),
@@ -340,7 +340,7 @@ impl Shared {
 }
 
 /// The objects of a namespace that a selector selects.
-pub fn selected_in<K: informer::Object>(
+pub(crate) fn selected_in<K: informer::Object>(
     informer: &Informer<K>,
     namespace: &str,
     selector: &Selector,
@@ -351,7 +351,7 @@ pub fn selected_in<K: informer::Object>(
 }
 
 /// Whether new objects may be made in the namespace.
-pub fn is_active_namespace(namespace: &Namespace) -> bool {
+pub(crate) fn is_active_namespace(namespace: &Namespace) -> bool {
     let phase = namespace
         .status
         .as_ref()

@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// See the module.
-pub struct Answers {
+pub(crate) struct Answers {
     /// What happens to questions, as the settings say now.
     pub chain: ArcSwap<Chain>,
     pub metrics: Arc<Metrics>,
@@ -25,14 +25,14 @@ pub struct Answers {
 
 /// Where a request came from, how, and when.
 #[derive(Clone, Copy)]
-pub struct Arrival {
+pub(crate) struct Arrival {
     pub from: SocketAddr,
     pub transport: Transport,
     pub begun: Instant,
 }
 
 /// A reply from others, and what to renew after it was sent.
-pub struct Resolved {
+pub(crate) struct Resolved {
     pub bytes: Vec<u8>,
     pub renew: Option<(Arc<Block>, Box<Message>)>,
 }
@@ -40,7 +40,7 @@ pub struct Resolved {
 impl Answers {
     /// Decides about a request. Before the first list is here nothing can be said about names of the
     /// cluster: the client asks again, which is better than being told that a name does not exist.
-    pub fn decide(&self, chain: &Chain, cluster: &Cluster, request: &[u8]) -> (Step, usize) {
+    pub(crate) fn decide(&self, chain: &Chain, cluster: &Cluster, request: &[u8]) -> (Step, usize) {
         let known = cluster.has_synced();
         match decide(chain, cluster, request) {
             (Step::Send(_), limit) if !known => (Step::Ignore, limit),
@@ -49,7 +49,7 @@ impl Answers {
     }
 
     /// The reply to a request, which may need somebody else.
-    pub async fn resolve(
+    pub(crate) async fn resolve(
         &self,
         step: Step,
         transport: Transport,
@@ -93,7 +93,7 @@ impl Answers {
     }
 
     /// Counts a reply, and logs it if that is wanted.
-    pub fn record(&self, chain: &Chain, request: &[u8], reply: &[u8], arrival: Arrival) {
+    pub(crate) fn record(&self, chain: &Chain, request: &[u8], reply: &[u8], arrival: Arrival) {
         let labels = Labels::new(reply, arrival.transport, arrival.from.is_ipv6());
         self.metrics.answered(labels, 1, arrival.begun.elapsed());
         if chain.logs() {
@@ -102,7 +102,7 @@ impl Answers {
     }
 
     /// Logs a reply if that is wanted for its name.
-    pub fn log(&self, chain: &Chain, request: &[u8], reply: &[u8], arrival: Arrival) {
+    pub(crate) fn log(&self, chain: &Chain, request: &[u8], reply: &[u8], arrival: Arrival) {
         log_query(chain, request, reply, arrival);
     }
 }

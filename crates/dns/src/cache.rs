@@ -24,7 +24,7 @@ const STALE_TTL: u32 = 30;
 
 /// What is known about a question.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Found {
+pub(crate) enum Found {
     /// An answer.
     Fresh(Vec<u8>),
     /// An answer that should be renewed after it was sent.
@@ -54,7 +54,7 @@ struct Entries<K> {
 }
 
 /// See the module.
-pub struct Cache<K> {
+pub(crate) struct Cache<K> {
     clock: Arc<dyn Clock>,
     settings: Settings,
     /// Guards all answers; held for moments only.
@@ -63,7 +63,7 @@ pub struct Cache<K> {
 
 impl<K: Hash + Eq + Clone> Cache<K> {
     /// An empty one.
-    pub fn new(clock: Arc<dyn Clock>, settings: Settings) -> Self {
+    pub(crate) fn new(clock: Arc<dyn Clock>, settings: Settings) -> Self {
         let entries = Entries {
             by_key: HashMap::new(),
             counts: [0; 2],
@@ -76,12 +76,12 @@ impl<K: Hash + Eq + Clone> Cache<K> {
     }
 
     /// How many answers there are.
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.entries.lock().by_key.len()
     }
 
     /// Looks an answer up; its id is still that of the resolver's reply.
-    pub fn find<Q>(&self, key: &Q) -> Found
+    pub(crate) fn find<Q>(&self, key: &Q) -> Found
     where
         K: std::borrow::Borrow<Q>,
         Q: Hash + Eq + ?Sized,
@@ -117,7 +117,7 @@ impl<K: Hash + Eq + Clone> Cache<K> {
     }
 
     /// Keeps a reply about a name, if it may be kept.
-    pub fn keep(&self, key: &K, name: &Name, reply: &[u8]) {
+    pub(crate) fn keep(&self, key: &K, name: &Name, reply: &[u8]) {
         let Some((denial, life, ttls)) = life(reply) else {
             return;
         };

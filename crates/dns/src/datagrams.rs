@@ -33,12 +33,12 @@ use crate::{
 const WAITING: usize = 4 << 20;
 
 /// One socket for each core: the kernel spreads clients over them.
-pub fn sockets() -> usize {
+pub(crate) fn sockets() -> usize {
     thread::available_parallelism().map_or(1, usize::from)
 }
 
 /// A datagram socket at an address that several of ours listen on.
-pub fn bind(address: SocketAddr) -> io::Result<UdpSocket> {
+pub(crate) fn bind(address: SocketAddr) -> io::Result<UdpSocket> {
     let domain = if address.is_ipv4() {
         net::AddressFamily::INET
     } else {
@@ -68,7 +68,7 @@ impl Drop for Stop {
 }
 
 /// Answers what comes to a socket until shutdown, on a thread of its own.
-pub fn serve(
+pub(crate) fn serve(
     socket: UdpSocket,
     answers: Arc<Answers>,
     cluster: Cluster,

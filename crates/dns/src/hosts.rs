@@ -47,7 +47,7 @@ impl Default for Hosts {
 }
 
 /// Whether one of the zones has this name.
-pub fn within(zones: &[Name], name: &Name) -> bool {
+pub(crate) fn within(zones: &[Name], name: &Name) -> bool {
     zones.iter().any(|zone| zone.zone_of(name))
 }
 

@@ -28,7 +28,7 @@ const LONGEST: usize = 65535;
 
 /// All sockets.
 #[derive(Default)]
-pub struct Lanes {
+pub(crate) struct Lanes {
     /// Guards the list of sockets to each resolver.
     open: Mutex<HashMap<SocketAddr, Vec<Arc<Lane>>>>,
 }
@@ -64,7 +64,7 @@ impl Lanes {
     /// Sends a request to a resolver and returns what `accept` takes for its answer. The first two
     /// bytes of the request are replaced by an id of this side's choice; `accept` sees the request as
     /// it was sent.
-    pub async fn ask(
+    pub(crate) async fn ask(
         &self,
         server: SocketAddr,
         mut request: Vec<u8>,

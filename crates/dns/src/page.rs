@@ -24,10 +24,10 @@ const AGAIN: Duration = Duration::from_secs(5);
 const AT_ONCE: usize = 16;
 
 /// Makes the page.
-pub type Page = Arc<dyn Fn() -> String + Send + Sync>;
+pub(crate) type Page = Arc<dyn Fn() -> String + Send + Sync>;
 
 /// Serves the page at `/metrics`, for as long as it is polled.
-pub async fn serve(address: SocketAddr, page: Page, context: lifecycle::Context) {
+pub(crate) async fn serve(address: SocketAddr, page: Page, context: lifecycle::Context) {
     let listener = loop {
         match TcpListener::bind(address).await {
             Ok(listener) => break listener,

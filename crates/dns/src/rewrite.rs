@@ -61,7 +61,7 @@ pub struct AnswerRule {
 
 /// What must be done to the answer of a changed question.
 #[derive(Debug, Default)]
-pub struct Undo {
+pub(crate) struct Undo {
     steps: Vec<Step>,
 }
 
@@ -104,7 +104,7 @@ fn parse(text: &str) -> Option<Name> {
 }
 
 /// Applies rules to a question. `Err` when a rule makes a name that is none.
-pub fn apply(rules: &[Rewrite], question: &Query) -> Result<(Query, Undo), ()> {
+pub(crate) fn apply(rules: &[Rewrite], question: &Query) -> Result<(Query, Undo), ()> {
     let mut changed = question.clone();
     let mut undo = Undo::default();
     for rule in rules {
@@ -153,12 +153,12 @@ pub fn apply(rules: &[Rewrite], question: &Query) -> Result<(Query, Undo), ()> {
 
 impl Undo {
     /// Whether the answer stays as it is.
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.steps.is_empty()
     }
 
     /// Changes an answer, the last rule first.
-    pub fn apply(&self, reply: &mut Message) {
+    pub(crate) fn apply(&self, reply: &mut Message) {
         for step in self.steps.iter().rev() {
             let records = reply.answers.iter_mut();
             let records = records.chain(&mut reply.authorities);

@@ -73,7 +73,7 @@ impl Drop for Share {
 }
 
 /// Answers what comes to a listener, for as long as it is polled.
-pub async fn serve(
+pub(crate) async fn serve(
     listener: TcpListener,
     answers: Arc<Answers>,
     cluster: Cluster,

@@ -70,7 +70,7 @@ pub(crate) struct Answer {
 }
 
 impl Answer {
-    pub fn text(status: &'static str, body: impl Into<String>) -> Self {
+    pub(crate) fn text(status: &'static str, body: impl Into<String>) -> Self {
         Self {
             status,
             headers: "Content-Type: text/plain; charset=utf-8\r\n",
@@ -79,7 +79,7 @@ impl Answer {
         }
     }
 
-    pub fn html(body: String) -> Self {
+    pub(crate) fn html(body: String) -> Self {
         Self {
             status: "200 OK",
             headers: "Content-Type: text/html; charset=utf-8\r\n",
@@ -233,11 +233,11 @@ impl Request {
         !old && !self.header("connection").is_some_and(close)
     }
 
-    pub fn path(&self) -> &str {
+    pub(crate) fn path(&self) -> &str {
         self.target.split('?').next().unwrap_or_default()
     }
 
-    pub fn query(&self, name: &str) -> Option<&str> {
+    pub(crate) fn query(&self, name: &str) -> Option<&str> {
         let query = self.target.split_once('?')?.1;
         query
             .split('&')

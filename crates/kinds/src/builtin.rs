@@ -90,7 +90,7 @@ pub struct Builtin {
 }
 
 /// The verbs of ordinary kinds.
-pub const VERBS: &[&str] = &[
+pub(crate) const VERBS: &[&str] = &[
     "create",
     "delete",
     "deletecollection",
@@ -155,7 +155,7 @@ impl Builtin {
 }
 
 /// `status` with the verbs that every kind gives it.
-pub const STATUS: SubresourceInfo = SubresourceInfo {
+pub(crate) const STATUS: SubresourceInfo = SubresourceInfo {
     name: "status",
     group: "",
     version: "",
@@ -164,7 +164,7 @@ pub const STATUS: SubresourceInfo = SubresourceInfo {
 };
 
 /// `scale`, of kind autoscaling/v1 Scale.
-pub const SCALE: SubresourceInfo = SubresourceInfo {
+pub(crate) const SCALE: SubresourceInfo = SubresourceInfo {
     name: "scale",
     group: "autoscaling",
     version: "v1",

@@ -23,7 +23,7 @@ use crate::{
 };
 
 /// What a list is asked for as, so that the server makes the table.
-pub const TABLE: &str = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json;as=Table;v=v1beta1;g=meta.k8s.io,application/json";
+pub(crate) const TABLE: &str = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json;as=Table;v=v1beta1;g=meta.k8s.io,application/json";
 const JSON: &str = "application/json";
 
 /// What kubectl calls itself: writes for which a command names no field manager are known by its first word.
@@ -34,11 +34,11 @@ const AGENT: &str = concat!(
 );
 
 /// Query parameters.
-pub type Query = Vec<(&'static str, String)>;
+pub(crate) type Query = Vec<(&'static str, String)>;
 
 /// Settings of a connection.
 #[derive(Debug, Clone, Default)]
-pub struct ApiOptions {
+pub(crate) struct ApiOptions {
     /// Who is noted in `managedFields` for what is written; empty is kubectl itself.
     pub field_manager: String,
     /// `kubectl get`, which the server may log.
@@ -51,7 +51,7 @@ pub struct ApiOptions {
 
 /// A connection to one API server.
 #[derive(Clone)]
-pub struct Api {
+pub(crate) struct Api {
     client: kube::Client,
     options: Arc<ApiOptions>,
     /// Warnings of the server that were printed.
@@ -60,7 +60,7 @@ pub struct Api {
 
 /// How a patch is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum PatchType {
+pub(crate) enum PatchType {
     Json,
     Merge,
     Strategic,
@@ -69,7 +69,7 @@ pub enum PatchType {
 
 impl PatchType {
     /// Its media type.
-    pub fn media_type(self) -> &'static str {
+    pub(crate) fn media_type(self) -> &'static str {
         match self {
             Self::Json => "application/json-patch+json",
             Self::Merge => "application/merge-patch+json",
@@ -80,7 +80,7 @@ impl PatchType {
 }
 
 /// A path with parameters behind it.
-pub fn with_query(path: &str, query: &[(&str, String)]) -> String {
+pub(crate) fn with_query(path: &str, query: &[(&str, String)]) -> String {
     let mut out = path.to_owned();
     for (name, value) in query {
         out.push(if out.contains('?') { '&' } else { '?' });
@@ -91,7 +91,7 @@ pub fn with_query(path: &str, query: &[(&str, String)]) -> String {
 
 impl Api {
     /// Over any client.
-    pub fn new(client: kube::Client, options: ApiOptions) -> Self {
+    pub(crate) fn new(client: kube::Client, options: ApiOptions) -> Self {
         Self {
             client,
             options: Arc::new(options),
@@ -100,7 +100,7 @@ impl Api {
     }
 
     /// The same connection with another field manager.
-    pub fn managed_by(&self, manager: &str) -> Self {
+    pub(crate) fn managed_by(&self, manager: &str) -> Self {
         let mut api = self.clone();
         api.options = Arc::new(ApiOptions {
             field_manager: manager.to_owned(),
@@ -110,7 +110,7 @@ impl Api {
     }
 
     /// How many different warnings the server has sent.
-    pub fn warnings(&self) -> usize {
+    pub(crate) fn warnings(&self) -> usize {
         self.seen().len()
     }
 
@@ -128,17 +128,17 @@ impl Api {
         with_query(path, &query)
     }
 
-    pub async fn get(&self, path: &str) -> Result<Value> {
+    pub(crate) async fn get(&self, path: &str) -> Result<Value> {
         self.json(Method::GET, path, JSON, "", Vec::new()).await
     }
 
     /// GET with an `Accept` header of one's own.
-    pub async fn get_as(&self, path: &str, accept: &str) -> Result<Value> {
+    pub(crate) async fn get_as(&self, path: &str, accept: &str) -> Result<Value> {
         self.json(Method::GET, path, accept, "", Vec::new()).await
     }
 
     /// GET, where an object that does not exist is none.
-    pub async fn find(&self, path: &str) -> Result<Option<Value>> {
+    pub(crate) async fn find(&self, path: &str) -> Result<Option<Value>> {
         match self.get(path).await {
             Ok(object) => Ok(Some(object)),
             Err(error) if crate::error::is_not_found(&error) => Ok(None),
@@ -147,7 +147,7 @@ impl Api {
     }
 
     /// A whole list, asked for in chunks; items and rows of all answers are in the one that is given.
-    pub async fn list(&self, path: &str, accept: &str, chunk: usize) -> Result<Value> {
+    pub(crate) async fn list(&self, path: &str, accept: &str, chunk: usize) -> Result<Value> {
         let mut answer: Option<Value> = None;
         let mut token = String::new();
         loop {
@@ -188,13 +188,13 @@ impl Api {
     }
 
     /// The items of a list.
-    pub async fn items(&self, path: &str) -> Result<Vec<Value>> {
+    pub(crate) async fn items(&self, path: &str) -> Result<Vec<Value>> {
         Ok(list(&self.list(path, JSON, 500).await?["items"])
             .cloned()
             .collect())
     }
 
-    pub async fn create(
+    pub(crate) async fn create(
         &self,
         path: &str,
         object: &Value,
@@ -211,7 +211,7 @@ impl Api {
         .await
     }
 
-    pub async fn replace(
+    pub(crate) async fn replace(
         &self,
         path: &str,
         object: &Value,
@@ -222,7 +222,7 @@ impl Api {
             .await
     }
 
-    pub async fn patch(
+    pub(crate) async fn patch(
         &self,
         path: &str,
         kind: PatchType,
@@ -235,7 +235,7 @@ impl Api {
             .await
     }
 
-    pub async fn delete(&self, path: &str, options: &Value) -> Result<Value> {
+    pub(crate) async fn delete(&self, path: &str, options: &Value) -> Result<Value> {
         let mut options = options.clone();
         options["kind"] = json!("DeleteOptions");
         options["apiVersion"] = json!("v1");
@@ -244,7 +244,7 @@ impl Api {
     }
 
     /// Any request with any body, and the answer's bytes: for `--raw`.
-    pub async fn raw(&self, method: Method, path: &str, body: Vec<u8>) -> Result<Bytes> {
+    pub(crate) async fn raw(&self, method: Method, path: &str, body: Vec<u8>) -> Result<Bytes> {
         let response = self.send(method, path, "*/*", JSON, body).await?;
         Ok(response
             .into_body()
@@ -255,7 +255,7 @@ impl Api {
     }
 
     /// The body as it comes.
-    pub async fn stream(
+    pub(crate) async fn stream(
         &self,
         path: &str,
         accept: &str,
@@ -265,12 +265,12 @@ impl Api {
     }
 
     /// How long a request may take, if the command line says so.
-    pub fn timeout(&self) -> Option<Duration> {
+    pub(crate) fn timeout(&self) -> Option<Duration> {
         self.options.timeout
     }
 
     /// Watch events, one JSON value each.
-    pub async fn watch(
+    pub(crate) async fn watch(
         &self,
         path: &str,
         accept: &str,
@@ -420,7 +420,7 @@ fn quoted_text(text: &str) -> String {
     out
 }
 
-pub fn log_header() -> String {
+pub(crate) fn log_header() -> String {
     let now = jiff::Zoned::now();
     format!(
         "I{} {:>7} request",
@@ -430,7 +430,7 @@ pub fn log_header() -> String {
 }
 
 /// A `Status` of an answer that is not a success, also when its body is none.
-pub fn status(code: StatusCode, bytes: &[u8]) -> Status {
+pub(crate) fn status(code: StatusCode, bytes: &[u8]) -> Status {
     let parsed: Option<Status> = serde_json::from_slice(bytes).ok();
     parsed
         .filter(|status| status.code > 0 || !status.reason.is_empty())
@@ -449,7 +449,7 @@ pub fn status(code: StatusCode, bytes: &[u8]) -> Status {
 }
 
 /// Why no answer came.
-pub fn unreachable(error: kube::Error, server: &str) -> anyhow::Error {
+pub(crate) fn unreachable(error: kube::Error, server: &str) -> anyhow::Error {
     let mut text = error.to_string();
     let mut is_refused = false;
     let mut source: Option<&dyn std::error::Error> = std::error::Error::source(&error);
@@ -474,7 +474,9 @@ fn lost(error: impl std::fmt::Display) -> anyhow::Error {
 }
 
 /// Cuts a stream of bytes into lines.
-pub fn lines(bytes: impl Stream<Item = Result<Bytes>>) -> impl Stream<Item = Result<Vec<u8>>> {
+pub(crate) fn lines(
+    bytes: impl Stream<Item = Result<Bytes>>,
+) -> impl Stream<Item = Result<Vec<u8>>> {
     let bytes = Box::pin(bytes);
     futures::stream::try_unfold((bytes, Vec::new()), |(mut bytes, mut buffer)| async move {
         loop {

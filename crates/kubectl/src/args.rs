@@ -15,7 +15,7 @@ use crate::commands::Command;
     disable_version_flag = true,
     max_term_width = 100
 )]
-pub struct Cli {
+pub(crate) struct Cli {
     #[command(flatten)]
     pub global: Global,
     #[command(subcommand)]
@@ -25,7 +25,7 @@ pub struct Cli {
 /// Flags of every command; `kubectl options` lists them.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Global options")]
-pub struct Global {
+pub(crate) struct Global {
     /// Username to impersonate for the operation
     #[arg(long = "as", global = true, hide = true, value_name = "USER")]
     pub as_user: Option<String>,
@@ -120,7 +120,7 @@ pub struct Global {
 
 /// Objects in files.
 #[derive(Debug, Clone, Default, Args)]
-pub struct Files {
+pub(crate) struct Files {
     /// Filename, directory, or URL to files with resources; - is standard input
     #[arg(short, long, value_name = "FILE", value_delimiter = ',')]
     pub filename: Vec<String>,
@@ -134,14 +134,14 @@ pub struct Files {
 
 impl Files {
     /// Whether any are named.
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.filename.is_empty() && self.kustomize.is_none()
     }
 }
 
 /// Which objects.
 #[derive(Debug, Clone, Default, Args)]
-pub struct Selection {
+pub(crate) struct Selection {
     #[command(flatten)]
     pub files: Files,
     /// Selector (label query) to filter on, such as app=web,tier!=cache
@@ -157,7 +157,7 @@ pub struct Selection {
 
 /// Whether to do it or only to say so.
 #[derive(Debug, Clone, Default, Args)]
-pub struct DryRun {
+pub(crate) struct DryRun {
     /// none, server (send the request without keeping its result) or client (only print the object)
     #[arg(long, value_name = "MODE", default_value = "none", num_args = 0..=1, require_equals = true, default_missing_value = "unchanged")]
     dry_run: String,
@@ -165,7 +165,7 @@ pub struct DryRun {
 
 /// A mode of `--dry-run`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum DryRunMode {
+pub(crate) enum DryRunMode {
     None,
     Client,
     Server,
@@ -173,7 +173,7 @@ pub enum DryRunMode {
 
 impl DryRun {
     /// Reads the flag.
-    pub fn mode(&self) -> Result<DryRunMode> {
+    pub(crate) fn mode(&self) -> Result<DryRunMode> {
         Ok(match self.dry_run.as_str() {
             "none" | "" => DryRunMode::None,
             "client" => DryRunMode::Client,
@@ -196,12 +196,12 @@ impl DryRun {
 }
 
 impl DryRunMode {
-    pub fn is_client(self) -> bool {
+    pub(crate) fn is_client(self) -> bool {
         self == Self::Client
     }
 
     /// What to say after the deed.
-    pub fn suffix(self) -> &'static str {
+    pub(crate) fn suffix(self) -> &'static str {
         match self {
             Self::None => "",
             Self::Client => " (dry run)",
@@ -210,14 +210,14 @@ impl DryRunMode {
     }
 
     /// The query parameter that asks the server for it.
-    pub fn parameter(self) -> Option<(&'static str, String)> {
+    pub(crate) fn parameter(self) -> Option<(&'static str, String)> {
         (self == Self::Server).then(|| ("dryRun", "All".to_owned()))
     }
 }
 
 /// How strictly the server checks fields.
 #[derive(Debug, Clone, Args)]
-pub struct Validate {
+pub(crate) struct Validate {
     /// strict (or true) refuses unknown fields, warn warns about them, ignore (or false) drops them
     #[arg(long, value_name = "MODE", default_value = "strict", num_args = 0..=1, require_equals = true, default_missing_value = "strict")]
     validate: String,
@@ -225,7 +225,7 @@ pub struct Validate {
 
 impl Validate {
     /// The query parameter.
-    pub fn parameter(&self) -> Result<(&'static str, String)> {
+    pub(crate) fn parameter(&self) -> Result<(&'static str, String)> {
         let mode = match self.validate.as_str() {
             "strict" | "true" => "Strict",
             "warn" => "Warn",

@@ -10,7 +10,7 @@ use clap::{
 use crate::{args::Cli, commands};
 
 /// Words with underscores of flag names made dashes, up to `--`.
-pub fn normal(args: Vec<OsString>) -> Vec<String> {
+pub(crate) fn normal(args: Vec<OsString>) -> Vec<String> {
     let mut words: Vec<String> = args
         .into_iter()
         .map(|word| word.to_string_lossy().into_owned())
@@ -46,7 +46,7 @@ pub fn normal(args: Vec<OsString>) -> Vec<String> {
 }
 
 /// The commands, whose flags are read as Go's pflag reads them.
-pub fn command() -> Command {
+pub(crate) fn command() -> Command {
     let root = as_pflag(Cli::command());
     let help = commands::help(&root);
     root.help_template(help)
@@ -109,7 +109,7 @@ fn switch(text: &str) -> Result<bool, String> {
 }
 
 /// `create deployment`, the command that was called.
-pub fn path(matches: &ArgMatches) -> String {
+pub(crate) fn path(matches: &ArgMatches) -> String {
     let mut words = Vec::new();
     let mut matches = matches;
     while let Some((name, inner)) = matches.subcommand() {
@@ -120,7 +120,7 @@ pub fn path(matches: &ArgMatches) -> String {
 }
 
 /// Says what is wrong with the words, as kubectl does.
-pub fn report(error: &clap::Error, words: &[String]) -> ExitCode {
+pub(crate) fn report(error: &clap::Error, words: &[String]) -> ExitCode {
     use clap::error::{ContextKind, ContextValue};
     let context = |kind: ContextKind| match error.get(kind) {
         Some(ContextValue::String(text)) => text.clone(),

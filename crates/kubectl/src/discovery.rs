@@ -17,7 +17,7 @@ const AGGREGATED: &str =
 
 /// A resource that the server serves.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Resource {
+pub(crate) struct Resource {
     pub group: String,
     pub version: String,
     pub kind: String,
@@ -32,7 +32,7 @@ pub struct Resource {
 
 impl Resource {
     /// `apps/v1` or `v1`.
-    pub fn api_version(&self) -> String {
+    pub(crate) fn api_version(&self) -> String {
         if self.group.is_empty() {
             self.version.clone()
         } else {
@@ -41,7 +41,7 @@ impl Resource {
     }
 
     /// `deployment.apps`, as kubectl names things it did something to.
-    pub fn qualified_singular(&self) -> String {
+    pub(crate) fn qualified_singular(&self) -> String {
         let singular = if self.singular.is_empty() {
             self.kind.to_lowercase()
         } else {
@@ -55,7 +55,7 @@ impl Resource {
     }
 
     /// `deployments.apps`.
-    pub fn qualified_plural(&self) -> String {
+    pub(crate) fn qualified_plural(&self) -> String {
         if self.group.is_empty() {
             self.plural.clone()
         } else {
@@ -64,7 +64,7 @@ impl Resource {
     }
 
     /// The collection's path; `None` asks for all namespaces.
-    pub fn collection(&self, namespace: Option<&str>) -> String {
+    pub(crate) fn collection(&self, namespace: Option<&str>) -> String {
         let root = if self.group.is_empty() {
             format!("/api/{}", self.version)
         } else {
@@ -77,13 +77,13 @@ impl Resource {
     }
 
     /// An object's path.
-    pub fn object(&self, namespace: &str, name: &str) -> String {
+    pub(crate) fn object(&self, namespace: &str, name: &str) -> String {
         format!("{}/{}", self.collection(Some(namespace)), encode(name))
     }
 }
 
 /// Percent-encodes what may not stand in a path segment or a query value.
-pub fn encode(text: &str) -> String {
+pub(crate) fn encode(text: &str) -> String {
     let keep = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~:@,".contains(&byte);
     let push = |mut out: String, byte: u8| {
         if keep(byte) {
@@ -101,7 +101,7 @@ const TTL: Duration = Duration::from_secs(6 * 3600);
 
 /// All resources, in the server's order of preference. They are read from disk while that is fresh, and asked for
 /// again when something is not found there.
-pub struct Discovery {
+pub(crate) struct Discovery {
     api: Api,
     /// Where the last answer is kept.
     directory: Option<PathBuf>,
@@ -113,7 +113,7 @@ pub struct Discovery {
 
 impl Discovery {
     /// Asks nothing yet.
-    pub fn new(api: Api, directory: Option<PathBuf>) -> Self {
+    pub(crate) fn new(api: Api, directory: Option<PathBuf>) -> Self {
         Self {
             api,
             directory,
@@ -123,7 +123,7 @@ impl Discovery {
     }
 
     /// Fails when the server's last answer was not complete.
-    pub fn check_complete(&self) -> Result<()> {
+    pub(crate) fn check_complete(&self) -> Result<()> {
         let stale = self.stale.lock().unwrap_or_else(PoisonError::into_inner);
         if stale.is_empty() {
             return Ok(());
@@ -141,7 +141,7 @@ impl Discovery {
     }
 
     /// Every resource that the server serves.
-    pub async fn resources(&self) -> Result<Arc<Vec<Resource>>> {
+    pub(crate) async fn resources(&self) -> Result<Arc<Vec<Resource>>> {
         if let Some((known, _)) = &*self.known() {
             return Ok(known.clone());
         }
@@ -154,7 +154,7 @@ impl Discovery {
     }
 
     /// Asks the server: two requests.
-    pub async fn refresh(&self) -> Result<Arc<Vec<Resource>>> {
+    pub(crate) async fn refresh(&self) -> Result<Arc<Vec<Resource>>> {
         let mut documents = Vec::new();
         for path in ["/api", "/apis"] {
             let document = self.api.get_as(path, AGGREGATED).await?;
@@ -218,7 +218,7 @@ impl Discovery {
     }
 
     /// The resource a word means.
-    pub async fn resolve(&self, word: &str) -> Result<Resource> {
+    pub(crate) async fn resolve(&self, word: &str) -> Result<Resource> {
         match self
             .find(|resources| resolve(resources, word).cloned())
             .await?
@@ -229,7 +229,7 @@ impl Discovery {
     }
 
     /// What is in a category such as `all`.
-    pub async fn category(&self, word: &str) -> Result<Vec<Resource>> {
+    pub(crate) async fn category(&self, word: &str) -> Result<Vec<Resource>> {
         let resources = self.resources().await?;
         let mut found: Vec<Resource> = Vec::new();
         for resource in resources
@@ -246,14 +246,14 @@ impl Discovery {
     }
 
     /// The preferred version of a kind.
-    pub async fn of_group_kind(&self, group: &str, kind: &str) -> Result<Option<Resource>> {
+    pub(crate) async fn of_group_kind(&self, group: &str, kind: &str) -> Result<Option<Resource>> {
         let is_it = |r: &&Resource| r.kind == kind && r.group == group;
         self.find(|resources| resources.iter().find(is_it).cloned())
             .await
     }
 
     /// The resource of a manifest.
-    pub async fn of_kind(&self, api_version: &str, kind: &str) -> Result<Option<Resource>> {
+    pub(crate) async fn of_kind(&self, api_version: &str, kind: &str) -> Result<Option<Resource>> {
         let is_it = |r: &&Resource| r.kind == kind && r.api_version() == api_version;
         self.find(|resources| resources.iter().find(is_it).cloned())
             .await

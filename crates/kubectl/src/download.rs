@@ -13,7 +13,7 @@ const MAX_SIZE: usize = 64 << 20;
 const MAX_REDIRECTS: usize = 10;
 
 /// The text behind an `http://` or `https://` address.
-pub async fn text(url: &str) -> Result<String> {
+pub(crate) async fn text(url: &str) -> Result<String> {
     let mut url = url.to_owned();
     for _ in 0..MAX_REDIRECTS {
         let response = fetch(&url)

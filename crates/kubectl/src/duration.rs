@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 
 /// `90s`, `2m`, `1h30m`, `500ms`, or seconds.
-pub fn parse(text: &str) -> Result<Duration> {
+pub(crate) fn parse(text: &str) -> Result<Duration> {
     match parse_signed(text)? {
         (false, duration) => Ok(duration),
         (true, _) => bail!("negative duration {text:?}"),
@@ -13,7 +13,7 @@ pub fn parse(text: &str) -> Result<Duration> {
 }
 
 /// The same with a sign; true is negative.
-pub fn parse_signed(text: &str) -> Result<(bool, Duration)> {
+pub(crate) fn parse_signed(text: &str) -> Result<(bool, Duration)> {
     let (is_negative, digits) = match text.strip_prefix('-') {
         Some(rest) => (true, rest),
         None => (false, text),

@@ -6,7 +6,7 @@ use machinery::Status;
 
 /// The server said no.
 #[derive(Debug)]
-pub struct ServerError(pub Status);
+pub(crate) struct ServerError(pub Status);
 
 impl ServerError {
     /// `error when creating "web.yaml": …`
@@ -65,7 +65,7 @@ fn invalid(status: &Status) -> String {
 impl std::error::Error for ServerError {}
 
 /// Says which file a failure is about.
-pub fn with_source(mut error: anyhow::Error, verb: &str, source: &str) -> anyhow::Error {
+pub(crate) fn with_source(mut error: anyhow::Error, verb: &str, source: &str) -> anyhow::Error {
     if source.is_empty() {
         return error;
     }
@@ -78,7 +78,7 @@ pub fn with_source(mut error: anyhow::Error, verb: &str, source: &str) -> anyhow
 
 /// The command ends with this code; everything has been said.
 #[derive(Debug)]
-pub struct Exit(pub u8);
+pub(crate) struct Exit(pub u8);
 
 impl std::fmt::Display for Exit {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -90,7 +90,7 @@ impl std::error::Error for Exit {}
 
 /// The command ends with this code and says nothing more.
 #[derive(Debug)]
-pub struct Quiet(pub u8);
+pub(crate) struct Quiet(pub u8);
 
 impl std::fmt::Display for Quiet {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -102,7 +102,7 @@ impl std::error::Error for Quiet {}
 
 /// The server could not be asked; the text is complete.
 #[derive(Debug)]
-pub struct Unreachable(pub String);
+pub(crate) struct Unreachable(pub String);
 
 impl std::fmt::Display for Unreachable {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -114,7 +114,7 @@ impl std::error::Error for Unreachable {}
 
 /// Several things went wrong; each is said on a line.
 #[derive(Debug)]
-pub struct Many(pub Vec<anyhow::Error>);
+pub(crate) struct Many(pub Vec<anyhow::Error>);
 
 impl std::fmt::Display for Many {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -126,7 +126,7 @@ impl std::fmt::Display for Many {
 impl std::error::Error for Many {}
 
 /// Nothing, the one error, or all of them.
-pub fn aggregate(mut errors: Vec<anyhow::Error>) -> anyhow::Result<()> {
+pub(crate) fn aggregate(mut errors: Vec<anyhow::Error>) -> anyhow::Result<()> {
     match errors.len() {
         0 => Ok(()),
         1 => Err(errors.remove(0)),
@@ -135,7 +135,7 @@ pub fn aggregate(mut errors: Vec<anyhow::Error>) -> anyhow::Result<()> {
 }
 
 /// Why a file could not be read, in the words of Go's runtime.
-pub fn io_reason(error: &std::io::Error) -> String {
+pub(crate) fn io_reason(error: &std::io::Error) -> String {
     match error.kind() {
         std::io::ErrorKind::NotFound => "no such file or directory".to_owned(),
         std::io::ErrorKind::PermissionDenied => "permission denied".to_owned(),
@@ -146,24 +146,24 @@ pub fn io_reason(error: &std::io::Error) -> String {
 }
 
 /// A mistake in how the command was called.
-pub fn usage(command: &str, message: impl std::fmt::Display) -> anyhow::Error {
+pub(crate) fn usage(command: &str, message: impl std::fmt::Display) -> anyhow::Error {
     anyhow::anyhow!("{message}\nSee 'kubectl {command} -h' for help and examples")
 }
 
 /// Whether the server said that there is no such object.
-pub fn is_not_found(error: &anyhow::Error) -> bool {
+pub(crate) fn is_not_found(error: &anyhow::Error) -> bool {
     code_is(error, 404)
 }
 
 /// Whether the server answered with this code.
-pub fn code_is(error: &anyhow::Error, code: u16) -> bool {
+pub(crate) fn code_is(error: &anyhow::Error, code: u16) -> bool {
     error
         .downcast_ref::<ServerError>()
         .is_some_and(|ServerError(status)| status.code == code)
 }
 
 /// Prints the error and gives the exit code that belongs to it.
-pub fn report(error: &anyhow::Error) -> ExitCode {
+pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
     if let Some(Quiet(code)) = error.downcast_ref() {
         return ExitCode::from(*code);
     }
@@ -180,7 +180,7 @@ pub fn report(error: &anyhow::Error) -> ExitCode {
 }
 
 /// The error as it is printed.
-pub fn line(error: &anyhow::Error) -> String {
+pub(crate) fn line(error: &anyhow::Error) -> String {
     let is_complete = error.downcast_ref::<ServerError>().is_some()
         || error.downcast_ref::<Unreachable>().is_some();
     let text = format!("{error:#}");

@@ -1,7 +1,7 @@
 //! Patterns of file names: `*`, `?` and `[a-z]`.
 
 /// Whether a name matches a pattern.
-pub fn matches(pattern: &str, name: &str) -> bool {
+pub(crate) fn matches(pattern: &str, name: &str) -> bool {
     let (pattern, name): (Vec<char>, Vec<char>) =
         (pattern.chars().collect(), name.chars().collect());
     // Where the last star stood, and how much of the name it has taken.

@@ -3,17 +3,17 @@
 use serde_json::Value;
 
 /// A string, or nothing.
-pub fn text(value: &Value) -> String {
+pub(crate) fn text(value: &Value) -> String {
     value.as_str().unwrap_or_default().to_owned()
 }
 
 /// A string without a copy, or nothing.
-pub fn str_of(value: &Value) -> &str {
+pub(crate) fn str_of(value: &Value) -> &str {
     value.as_str().unwrap_or_default()
 }
 
 /// The elements of a list; none when it is no list.
-pub fn list(
+pub(crate) fn list(
     value: &Value,
 ) -> impl DoubleEndedIterator<Item = &Value> + ExactSizeIterator + use<'_> {
     value
@@ -24,7 +24,7 @@ pub fn list(
 }
 
 /// The entries of a map in the order of their keys; none when it is no map.
-pub fn entries(value: &Value) -> Vec<(&str, &Value)> {
+pub(crate) fn entries(value: &Value) -> Vec<(&str, &Value)> {
     let mut entries: Vec<_> = value
         .as_object()
         .into_iter()
@@ -36,7 +36,7 @@ pub fn entries(value: &Value) -> Vec<(&str, &Value)> {
 }
 
 /// Whether there is nothing in a value: null, empty, zero.
-pub fn is_empty(value: &Value) -> bool {
+pub(crate) fn is_empty(value: &Value) -> bool {
     match value {
         Value::Null => true,
         Value::Bool(flag) => !flag,
@@ -48,7 +48,7 @@ pub fn is_empty(value: &Value) -> bool {
 }
 
 /// Keys in alphabetical order, all the way down.
-pub fn sorted(value: &Value) -> Value {
+pub(crate) fn sorted(value: &Value) -> Value {
     match value {
         Value::Object(map) => {
             let mut keys: Vec<_> = map.keys().collect();
@@ -62,7 +62,7 @@ pub fn sorted(value: &Value) -> Value {
 }
 
 /// Go writes `<`, `>`, `&` and the two line separators as escapes, so that JSON can stand in HTML.
-pub fn escape_html(json: String) -> String {
+pub(crate) fn escape_html(json: String) -> String {
     if !json.contains(['<', '>', '&', '\u{2028}', '\u{2029}']) {
         return json;
     }
@@ -79,12 +79,12 @@ pub fn escape_html(json: String) -> String {
 }
 
 /// One line, keys sorted.
-pub fn compact(value: &Value) -> String {
+pub(crate) fn compact(value: &Value) -> String {
     escape_html(sorted(value).to_string())
 }
 
 /// Four spaces a level, in the value's own order of keys.
-pub fn indented(value: &Value) -> String {
+pub(crate) fn indented(value: &Value) -> String {
     let mut out = Vec::new();
     let formatter = serde_json::ser::PrettyFormatter::with_indent(b"    ");
     let mut serializer = serde_json::Serializer::with_formatter(&mut out, formatter);
@@ -94,18 +94,18 @@ pub fn indented(value: &Value) -> String {
 }
 
 /// A parsed label selector.
-pub fn selector(text: &str) -> anyhow::Result<machinery::labels::Selector> {
+pub(crate) fn selector(text: &str) -> anyhow::Result<machinery::labels::Selector> {
     machinery::labels::Selector::parse(text).map_err(|error| anyhow::anyhow!(error))
 }
 
 /// Whether an object's labels match.
-pub fn selects(selector: &machinery::labels::Selector, object: &Value) -> bool {
+pub(crate) fn selects(selector: &machinery::labels::Selector, object: &Value) -> bool {
     let labels = &object["metadata"]["labels"];
     selector.matches(|key| labels[key].as_str())
 }
 
 /// A LabelSelector of the equality and set terms of a query.
-pub fn label_selector(text: &str) -> anyhow::Result<Value> {
+pub(crate) fn label_selector(text: &str) -> anyhow::Result<Value> {
     use machinery::labels::Operator;
     let parsed = selector(text)?;
     let mut labels = serde_json::Map::new();

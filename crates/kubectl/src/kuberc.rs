@@ -19,7 +19,7 @@ const VERSIONS: &[&str] = &[
 ];
 
 /// Where the file is: `--kuberc`, `$KUBERC`, or `~/.kube/kuberc`; none when it is switched off.
-pub fn path(flag: Option<&str>) -> Option<(PathBuf, bool)> {
+pub(crate) fn path(flag: Option<&str>) -> Option<(PathBuf, bool)> {
     if std::env::var("KUBECTL_KUBERC").is_ok_and(|value| value == "false") {
         return None;
     }
@@ -35,7 +35,7 @@ pub fn path(flag: Option<&str>) -> Option<(PathBuf, bool)> {
 }
 
 /// The preferences in the file; an absent default file has none.
-pub fn read(path: &std::path::Path, is_named: bool) -> Result<Value> {
+pub(crate) fn read(path: &std::path::Path, is_named: bool) -> Result<Value> {
     let text = match std::fs::read_to_string(path) {
         Ok(text) => text,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound && !is_named => {
@@ -57,7 +57,7 @@ pub fn read(path: &std::path::Path, is_named: bool) -> Result<Value> {
 }
 
 /// The words with aliases replaced and defaults added.
-pub fn apply(words: Vec<String>) -> Result<Vec<String>> {
+pub(crate) fn apply(words: Vec<String>) -> Result<Vec<String>> {
     let flag =
         words
             .iter()

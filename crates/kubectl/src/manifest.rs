@@ -13,13 +13,13 @@ use crate::{args::Files, json::list};
 
 /// An object and where it was read.
 #[derive(Debug, Clone)]
-pub struct Manifest {
+pub(crate) struct Manifest {
     pub object: Value,
     pub source: String,
 }
 
 /// All objects in the given places, in order.
-pub async fn read(files: &Files) -> Result<Vec<Manifest>> {
+pub(crate) async fn read(files: &Files) -> Result<Vec<Manifest>> {
     let manifests = read_any(files).await?;
     if manifests.is_empty() {
         bail!("no objects passed to this command");
@@ -143,7 +143,7 @@ fn files(place: &Path, recursive: bool, is_root: bool) -> Result<Vec<PathBuf>> {
 }
 
 /// The objects of one text; lists give their items.
-pub fn parse(text: &str, source: &str) -> Result<Vec<Value>> {
+pub(crate) fn parse(text: &str, source: &str) -> Result<Vec<Value>> {
     let mut objects = Vec::new();
     for document in documents(text, source)? {
         flatten(document, source, &mut objects)?;
@@ -152,12 +152,12 @@ pub fn parse(text: &str, source: &str) -> Result<Vec<Value>> {
 }
 
 /// The documents of one text, read as YAML 1.1: `yes` and `on` are booleans.
-pub fn documents(text: &str, source: &str) -> Result<Vec<Value>> {
+pub(crate) fn documents(text: &str, source: &str) -> Result<Vec<Value>> {
     documents_with(text, source, false)
 }
 
 /// The documents of one text, read as kustomize reads it: only `true` and `false` are booleans.
-pub fn strict_documents(text: &str, source: &str) -> Result<Vec<Value>> {
+pub(crate) fn strict_documents(text: &str, source: &str) -> Result<Vec<Value>> {
     documents_with(text, source, true)
 }
 

@@ -11,7 +11,7 @@ use serde_json::Value;
 use crate::{api::PatchType, json::str_of};
 
 /// The object after a patch.
-pub fn apply(object: &Value, kind: PatchType, patch: &Value) -> Result<Value> {
+pub(crate) fn apply(object: &Value, kind: PatchType, patch: &Value) -> Result<Value> {
     let schema = schema_of(object);
     match (kind, schema) {
         (PatchType::Json, _) => {
@@ -35,7 +35,7 @@ pub fn apply(object: &Value, kind: PatchType, patch: &Value) -> Result<Value> {
 }
 
 /// The type of an object, when it is one of Kubernetes' own.
-pub fn schema_of(object: &Value) -> Option<&'static schema::Type> {
+pub(crate) fn schema_of(object: &Value) -> Option<&'static schema::Type> {
     let version = str_of(&object["apiVersion"]);
     let (group, version) = version.split_once('/').unwrap_or(("", version));
     schema::lookup_kind(group, version, str_of(&object["kind"]))

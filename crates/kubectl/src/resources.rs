@@ -14,7 +14,7 @@ use crate::{
 
 /// One object that a command is about.
 #[derive(Debug, Clone)]
-pub struct Target {
+pub(crate) struct Target {
     pub resource: Resource,
     pub namespace: String,
     pub name: String,
@@ -28,22 +28,22 @@ pub struct Target {
 
 impl Target {
     /// The object's path.
-    pub fn path(&self) -> String {
+    pub(crate) fn path(&self) -> String {
         self.resource.object(&self.namespace, &self.name)
     }
 
     /// The path of its collection.
-    pub fn collection(&self) -> String {
+    pub(crate) fn collection(&self) -> String {
         self.resource.collection(Some(&self.namespace))
     }
 
     /// `deployment.apps/web`.
-    pub fn display(&self) -> String {
+    pub(crate) fn display(&self) -> String {
         format!("{}/{}", self.resource.qualified_singular(), self.name)
     }
 
     /// The object as the server has it.
-    pub async fn get(&self, session: &Session) -> Result<Value> {
+    pub(crate) async fn get(&self, session: &Session) -> Result<Value> {
         match &self.live {
             Some(live) => Ok(live.clone()),
             None => session.api.get(&self.path()).await,
@@ -51,7 +51,7 @@ impl Target {
     }
 
     /// The path and parameters of a watch of this one object from a version on.
-    pub fn watch_path(&self, version: &str) -> String {
+    pub(crate) fn watch_path(&self, version: &str) -> String {
         let query: Query = vec![
             ("watch", "true".into()),
             ("timeoutSeconds", "300".into()),
@@ -64,13 +64,13 @@ impl Target {
 
 /// What words on the command line name: whole types, or single objects.
 #[derive(Debug, Clone)]
-pub enum Named {
+pub(crate) enum Named {
     Types(Vec<Resource>),
     Objects(Vec<(Resource, String)>),
 }
 
 /// Reads `TYPE[,TYPE] [NAME…]` or `TYPE/NAME…`.
-pub async fn named(session: &Session, words: &[String]) -> Result<Named> {
+pub(crate) async fn named(session: &Session, words: &[String]) -> Result<Named> {
     let Some(first) = words.first() else {
         bail!(
             "You must provide one or more resources by argument or filename.\nExample resource specifications include:\n   '-f rsrc.yaml'\n   '--filename=rsrc.json'\n   '<resource> <name>'\n   '<resource>'"
@@ -116,7 +116,7 @@ async fn pairs(session: &Session, words: &[String]) -> Result<Named> {
 }
 
 /// The resources of `pods,services` or `all`.
-pub async fn types(session: &Session, word: &str) -> Result<Vec<Resource>> {
+pub(crate) async fn types(session: &Session, word: &str) -> Result<Vec<Resource>> {
     let mut types: Vec<Resource> = Vec::new();
     for word in word.split(',').filter(|word| !word.is_empty()) {
         let category = session.discovery.category(word).await?;
@@ -129,7 +129,7 @@ pub async fn types(session: &Session, word: &str) -> Result<Vec<Resource>> {
 }
 
 /// The parameters of a list call.
-pub fn query(selection: &Selection) -> Query {
+pub(crate) fn query(selection: &Selection) -> Query {
     let mut query = Query::new();
     if let Some(selector) = &selection.selector {
         query.push(("labelSelector", selector.clone()));
@@ -141,7 +141,10 @@ pub fn query(selection: &Selection) -> Query {
 }
 
 /// The objects of manifests.
-pub async fn from_manifests(session: &Session, manifests: Vec<Manifest>) -> Result<Vec<Target>> {
+pub(crate) async fn from_manifests(
+    session: &Session,
+    manifests: Vec<Manifest>,
+) -> Result<Vec<Target>> {
     let mut targets = Vec::new();
     for manifest in manifests {
         targets.push(target_of(session, manifest).await?);
@@ -150,7 +153,7 @@ pub async fn from_manifests(session: &Session, manifests: Vec<Manifest>) -> Resu
 }
 
 /// Finds the resource and namespace of a manifest's object, and writes the namespace into it.
-pub async fn target_of(session: &Session, manifest: Manifest) -> Result<Target> {
+pub(crate) async fn target_of(session: &Session, manifest: Manifest) -> Result<Target> {
     let Manifest { mut object, source } = manifest;
     let (version, kind) = (text(&object["apiVersion"]), text(&object["kind"]));
     let name = text(&object["metadata"]["name"]);
@@ -194,7 +197,7 @@ pub async fn target_of(session: &Session, manifest: Manifest) -> Result<Target> 
 }
 
 /// Every object that files, words and selectors name. Types are listed.
-pub async fn targets(
+pub(crate) async fn targets(
     session: &Session,
     selection: &Selection,
     words: &[String],
@@ -237,7 +240,7 @@ pub async fn targets(
 }
 
 /// An object by its name, in the session's namespace.
-pub fn target(session: &Session, resource: Resource, name: String) -> Target {
+pub(crate) fn target(session: &Session, resource: Resource, name: String) -> Target {
     Target {
         resource,
         name,
@@ -262,7 +265,7 @@ async fn listed(
 }
 
 /// An item of a list with its kind, which lists of built-in kinds leave out.
-pub fn of_item(resource: &Resource, item: &Value) -> Target {
+pub(crate) fn of_item(resource: &Resource, item: &Value) -> Target {
     let mut live = json!({"apiVersion": resource.api_version(), "kind": resource.kind});
     if let (Some(live), Some(fields)) = (live.as_object_mut(), item.as_object()) {
         live.extend(fields.clone());

@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// Everything a command needs to talk to the server.
-pub struct Session {
+pub(crate) struct Session {
     pub api: Api,
     pub discovery: Discovery,
     /// From `-n`, else from the context, else `default`.
@@ -24,7 +24,7 @@ pub struct Session {
 
 impl Session {
     /// Reads the kubeconfig and prepares a client; nothing is sent yet.
-    pub fn open(global: &Global, field_manager: &str, command: &str) -> Result<Self> {
+    pub(crate) fn open(global: &Global, field_manager: &str, command: &str) -> Result<Self> {
         let config = kubeconfig::load(global)?;
         let connection = Connection::resolve(&config, global)?;
         let given = global.namespace.clone().filter(|name| !name.is_empty());
@@ -54,7 +54,7 @@ impl Session {
     }
 
     /// A client whose connections can be upgraded to streams.
-    pub fn upgrading(&self) -> Result<client::kube::Client> {
+    pub(crate) fn upgrading(&self) -> Result<client::kube::Client> {
         self.connection.client(true)
     }
 }

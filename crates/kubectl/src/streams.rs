@@ -21,14 +21,14 @@ use crate::{
 
 /// What a session carries.
 #[derive(Debug, Clone, Copy)]
-pub struct Wanted {
+pub(crate) struct Wanted {
     pub stdin: bool,
     pub tty: bool,
     pub quiet: bool,
 }
 
 /// Runs exec or attach with the user's own streams, and ends as the command did.
-pub async fn interactive(
+pub(crate) async fn interactive(
     session: &Session,
     pod: &Value,
     container: &str,
@@ -83,7 +83,7 @@ fn path(
 }
 
 /// A command in a container whose streams the caller takes.
-pub async fn exec(
+pub(crate) async fn exec(
     session: &Session,
     pod: &Value,
     container: &str,
@@ -146,7 +146,7 @@ async fn connect(session: &Session, path: &str) -> Result<streaming::client::Exe
 }
 
 /// A refusal of a stream as the server's Status.
-pub fn refused(error: streaming::Error) -> anyhow::Error {
+pub(crate) fn refused(error: streaming::Error) -> anyhow::Error {
     match error {
         streaming::Error::Refused { status, message } => {
             ServerError(api::status(status, message.as_bytes())).into()
@@ -176,7 +176,7 @@ async fn send(mut to: StreamWriter) {
 }
 
 /// The pod that a word means: a pod's name, `pod/x`, or a pod of `deployment/x`, for which it waits this long.
-pub async fn pod_of(session: &Session, word: &str, patience: &str) -> Result<Value> {
+pub(crate) async fn pod_of(session: &Session, word: &str, patience: &str) -> Result<Value> {
     if !word.contains('/') {
         let path = format!(
             "/api/v1/namespaces/{}/pods/{}",
@@ -207,7 +207,7 @@ fn readiness(pod: &Value) -> u8 {
 }
 
 /// All pods of `TYPE/NAME`.
-pub async fn pods_of(session: &Session, word: &str) -> Result<Vec<Value>> {
+pub(crate) async fn pods_of(session: &Session, word: &str) -> Result<Vec<Value>> {
     let words = [word.to_owned()];
     let targets = resources::targets(session, &Selection::default(), &words, false).await?;
     let target = targets.first().context("no such resource")?;
@@ -225,7 +225,7 @@ pub async fn pods_of(session: &Session, word: &str) -> Result<Vec<Value>> {
 }
 
 /// The label query that selects an object's pods.
-pub fn pod_selector(object: &Value) -> Option<String> {
+pub(crate) fn pod_selector(object: &Value) -> Option<String> {
     let selector = &object["spec"]["selector"];
     let labels = selector.get("matchLabels").unwrap_or(selector);
     let is_set_based = selector.get("matchExpressions").is_some();
@@ -251,7 +251,7 @@ pub fn pod_selector(object: &Value) -> Option<String> {
 }
 
 /// The pods that labels select; `None` is in all namespaces.
-pub async fn pods_with(
+pub(crate) async fn pods_with(
     session: &Session,
     selector: &str,
     namespace: Option<&str>,
@@ -270,14 +270,14 @@ pub async fn pods_with(
 }
 
 /// Names of a pod's containers in one of its lists.
-pub fn container_names(pod: &Value, field: &str) -> Vec<String> {
+pub(crate) fn container_names(pod: &Value, field: &str) -> Vec<String> {
     list(&pod["spec"][field])
         .map(|container| text(&container["name"]))
         .collect()
 }
 
 /// The container that is meant: the one named, the annotated one, or the first.
-pub fn container_of(pod: &Value, named: Option<&str>, quiet: bool) -> Result<String> {
+pub(crate) fn container_of(pod: &Value, named: Option<&str>, quiet: bool) -> Result<String> {
     let names = container_names(pod, "containers");
     let every = ["containers", "initContainers", "ephemeralContainers"];
     if let Some(named) = named.filter(|named| !named.is_empty()) {

@@ -6,11 +6,11 @@ use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetat
 use streaming::TerminalSize;
 
 /// A terminal in raw mode; dropping it restores the mode it had.
-pub struct Raw(Termios);
+pub(crate) struct Raw(Termios);
 
 impl Raw {
     /// Makes standard input raw, if it is a terminal.
-    pub fn enter() -> Option<Self> {
+    pub(crate) fn enter() -> Option<Self> {
         if !stdin().is_terminal() {
             return None;
         }
@@ -29,7 +29,7 @@ impl Drop for Raw {
 }
 
 /// The terminal's size now.
-pub fn size() -> Option<TerminalSize> {
+pub(crate) fn size() -> Option<TerminalSize> {
     let size = tcgetwinsize(stdin()).ok()?;
     Some(TerminalSize {
         width: size.ws_col,

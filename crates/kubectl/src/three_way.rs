@@ -6,7 +6,12 @@ use machinery::schema::{Field, Shape, Type};
 use serde_json::{Map, Value, json};
 
 /// A strategic merge patch where the type is known, a JSON merge patch where it is not.
-pub fn patch(original: &Value, wanted: &Value, live: &Value, schema: Option<&Type>) -> Value {
+pub(crate) fn patch(
+    original: &Value,
+    wanted: &Value,
+    live: &Value,
+    schema: Option<&Type>,
+) -> Value {
     let mut patch = Map::new();
     let empty = Map::new();
     let original = original.as_object().unwrap_or(&empty);

@@ -276,13 +276,13 @@ impl std::fmt::Display for Shortage {
 }
 
 /// Whether a selector selects this node.
-pub fn node_matches(selector: &NodeSelector, node: &Node) -> bool {
+pub(crate) fn node_matches(selector: &NodeSelector, node: &Node) -> bool {
     affinity::selects(selector, node)
 }
 
 /// The resources of which there is not enough for the pod beside the others. Resources that the node
 /// does not have at all belong to somebody else and are not counted here.
-pub fn shortages(
+pub(crate) fn shortages(
     pod: &Pod,
     others: &[&Pod],
     allocatable: &BTreeMap<String, Quantity>,
@@ -321,7 +321,7 @@ fn amount(resource: &str, quantity: &Quantity) -> Option<i64> {
 
 /// What a pod asks for: what it says itself, or its containers with its sidecars, or its largest
 /// init container; and its overhead.
-pub fn request(pod: &Pod, resource: &str) -> i64 {
+pub(crate) fn request(pod: &Pod, resource: &str) -> i64 {
     let spec = spec::spec(pod);
     let in_list = |list: Option<&BTreeMap<String, Quantity>>| {
         list.and_then(|list| list.get(resource))
@@ -351,7 +351,7 @@ pub fn request(pod: &Pod, resource: &str) -> i64 {
 }
 
 /// Amounts together. They are as large as users write them, so the sum must not overflow.
-pub fn sum(amounts: impl Iterator<Item = i64>) -> i64 {
+pub(crate) fn sum(amounts: impl Iterator<Item = i64>) -> i64 {
     amounts.fold(0, i64::saturating_add)
 }
 

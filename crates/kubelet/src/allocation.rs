@@ -14,7 +14,7 @@ const FILE: &str = "allocated_resources";
 /// What was given.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Allocation {
+pub(crate) struct Allocation {
     /// For all containers together.
     #[serde(skip_serializing_if = "Option::is_none")]
     pod: Option<ResourceRequirements>,
@@ -24,7 +24,7 @@ pub struct Allocation {
 
 impl Allocation {
     /// What the pod's spec asks for.
-    pub fn of(pod: &Pod) -> Self {
+    pub(crate) fn of(pod: &Pod) -> Self {
         let spec = spec::spec(pod);
         let init = spec.init_containers.iter().flatten();
         let containers = init.chain(&spec.containers).filter_map(|container| {
@@ -38,7 +38,7 @@ impl Allocation {
     }
 
     /// What the pod's status says that it has.
-    pub fn shown(pod: &Pod) -> Self {
+    pub(crate) fn shown(pod: &Pod) -> Self {
         let status = pod.status.clone().unwrap_or_default();
         let init = status.init_container_statuses.into_iter().flatten();
         let containers = init.chain(status.container_statuses.into_iter().flatten());
@@ -50,7 +50,7 @@ impl Allocation {
     }
 
     /// Gives the pod these resources; containers that are not in here keep theirs.
-    pub fn apply(&self, pod: &mut Arc<Pod>) {
+    pub(crate) fn apply(&self, pod: &mut Arc<Pod>) {
         if self.holds_for(spec::spec(pod)) {
             return;
         }
@@ -82,13 +82,13 @@ impl Allocation {
     }
 
     /// Of a pod that an earlier kubelet has taken.
-    pub fn read(pod_dir: &Path) -> Option<Self> {
+    pub(crate) fn read(pod_dir: &Path) -> Option<Self> {
         let text = std::fs::read(pod_dir.join(FILE)).ok()?;
         serde_json::from_slice(&text).ok()
     }
 
     /// Keeps it. A pod that requests nothing cannot be resized and needs no file.
-    pub fn write(&self, pod_dir: &Path) {
+    pub(crate) fn write(&self, pod_dir: &Path) {
         let empty =
             |resources: &ResourceRequirements| *resources == ResourceRequirements::default();
         if self.pod.is_none() && self.containers.values().all(empty) {

@@ -39,19 +39,19 @@ const CLASSES: [QosClass; 3] = [
 ];
 
 /// Whether the machine has the unified hierarchy.
-pub fn is_v2() -> bool {
+pub(crate) fn is_v2() -> bool {
     Path::new(MOUNT).join("cgroup.controllers").exists()
 }
 
 /// The directory of a cgroup; version 2 has one tree without a controller's name.
-pub fn below(controller: &str, path: &str) -> PathBuf {
+pub(crate) fn below(controller: &str, path: &str) -> PathBuf {
     Path::new(MOUNT)
         .join(controller)
         .join(path.trim_start_matches('/'))
 }
 
 /// Makes the cgroups of the classes. Pages of every size may be used below them: pods limit them.
-pub fn ensure_classes(root: &str, page_sizes: &[i64]) -> Result<()> {
+pub(crate) fn ensure_classes(root: &str, page_sizes: &[i64]) -> Result<()> {
     if root.is_empty() {
         return Ok(());
     }
@@ -71,7 +71,7 @@ pub fn ensure_classes(root: &str, page_sizes: &[i64]) -> Result<()> {
 
 /// Holds everything below a cgroup that exists to bounds and to a number of processes and threads, if
 /// one is given. Fails with the first that the kernel refuses.
-pub fn enforce(path: &str, bounds: &PodBounds, max_pids: Option<i64>) -> Result<()> {
+pub(crate) fn enforce(path: &str, bounds: &PodBounds, max_pids: Option<i64>) -> Result<()> {
     let dir = if is_v2() {
         below("", path)
     } else {
@@ -99,7 +99,7 @@ fn limit_pids(path: &str, max: Option<i64>) -> Result<()> {
 }
 
 /// Weighs the class of burstable pods by what they request together, for ever.
-pub async fn follow_weight(root: String, mut requests: watch::Receiver<i64>) {
+pub(crate) async fn follow_weight(root: String, mut requests: watch::Receiver<i64>) {
     if root.is_empty() {
         return;
     }
@@ -117,7 +117,7 @@ pub async fn follow_weight(root: String, mut requests: watch::Receiver<i64>) {
 
 /// Makes a pod's cgroup and sets its bounds. A limit that the kernel refuses is an error: the pod would run
 /// without it.
-pub fn ensure_pod(core: &Core, pod: &Pod) -> Result<()> {
+pub(crate) fn ensure_pod(core: &Core, pod: &Pod) -> Result<()> {
     let root = &core.config.cgroup_root;
     if root.is_empty() {
         return Ok(());
@@ -136,7 +136,7 @@ fn bounds(core: &Core, pod: &Pod) -> PodBounds {
 }
 
 /// Raises a pod's bounds to what its spec allows now, and lowers none.
-pub fn grow_pod(core: &Core, pod: &Pod) -> Result<()> {
+pub(crate) fn grow_pod(core: &Core, pod: &Pod) -> Result<()> {
     let root = &core.config.cgroup_root;
     if root.is_empty() {
         return Ok(());
@@ -173,7 +173,7 @@ pub fn grow_pod(core: &Core, pod: &Pod) -> Result<()> {
 
 /// Removes a pod's cgroup once its containers are gone. Of a pod that only the runtime knew, the
 /// class is unknown: it is looked for in each.
-pub fn remove_pod(root: &str, uid: &str) {
+pub(crate) fn remove_pod(root: &str, uid: &str) {
     if root.is_empty() {
         return;
     }
@@ -183,14 +183,14 @@ pub fn remove_pod(root: &str, uid: &str) {
 }
 
 /// Removes a cgroup with those below it. What still holds a process stays.
-pub fn remove(path: &str) {
+pub(crate) fn remove(path: &str) {
     if let Err(error) = libcgroups::Cgroup::new(path).remove() {
         debug!(path, %error, "a cgroup stays");
     }
 }
 
 /// The cgroups of pods that there are: uids and paths.
-pub fn pods(root: &str) -> Vec<(String, String)> {
+pub(crate) fn pods(root: &str) -> Vec<(String, String)> {
     if root.is_empty() {
         return Vec::new();
     }

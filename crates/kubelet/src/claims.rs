@@ -7,7 +7,7 @@ use k8s_openapi::api::{core::v1::Pod, resource::v1::ResourceClaim};
 use crate::{Error, Result, core::Core, pod::spec};
 
 /// Why the pod cannot begin, if it cannot.
-pub async fn check(core: &Core, pod: &Pod) -> Result<()> {
+pub(crate) async fn check(core: &Core, pod: &Pod) -> Result<()> {
     let api: Api<ResourceClaim> = Api::namespaced(core.config.client.clone(), spec::namespace(pod));
     for name in names(pod)? {
         let claim = api.get_opt(&name).await;

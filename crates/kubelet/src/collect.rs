@@ -17,7 +17,7 @@ use crate::{Result, core::Core, make::labels, node::machine};
 const INTERVAL: Duration = Duration::from_secs(60);
 
 /// Collects for ever.
-pub async fn run(core: Arc<Core>) {
+pub(crate) async fn run(core: Arc<Core>) {
     loop {
         core.config.clock.sleep(INTERVAL).await;
         if let Err(error) = dead_containers(&core).await {
@@ -31,7 +31,7 @@ pub async fn run(core: Arc<Core>) {
 
 /// Of each container the newest dead one stays, for its logs and its end; for a pod's users the one
 /// before a running one, too.
-pub async fn dead_containers(core: &Core) -> Result<()> {
+pub(crate) async fn dead_containers(core: &Core) -> Result<()> {
     let listed = core.runtime.list_containers(BTreeMap::new()).await?;
     for id in superfluous(&listed) {
         core.runtime.remove_container(&id).await?;
@@ -41,7 +41,7 @@ pub async fn dead_containers(core: &Core) -> Result<()> {
 
 /// Removes all dead containers of pods that have ended and whose end the API shows: the node is short of the disk that
 /// their layers hold.
-pub async fn ended_pods(core: &Core) -> Result<()> {
+pub(crate) async fn ended_pods(core: &Core) -> Result<()> {
     let pods = core.registry.pods().into_iter();
     let ended: HashSet<String> = pods
         .filter(|seen| seen.is_stopped && seen.is_reported)
@@ -129,7 +129,7 @@ async fn images_beyond_policy(core: &Core) -> Result<()> {
 }
 
 /// Removes all images that nobody uses and that are old enough.
-pub async fn unused_images(core: &Core) -> Result<()> {
+pub(crate) async fn unused_images(core: &Core) -> Result<()> {
     for image in find_unused(core).await? {
         remove(core, &image, "the node is short of disk").await?;
     }

@@ -35,7 +35,7 @@ const NODE_ID: &str = "csi.volume.kubernetes.io/nodeid";
 const TRIES: u32 = 6;
 
 /// Takes drivers in.
-pub struct Registrar {
+pub(crate) struct Registrar {
     pub config: Arc<Config>,
     pub drivers: Drivers,
     /// Held while Node and CSINode are changed for one driver.
@@ -117,7 +117,7 @@ impl Registrar {
 
     /// The node's CSINode, made if there is none; one that belongs to an earlier Node of the same name
     /// is replaced.
-    pub async fn ensure_csi_node(&self, node: &Node) -> Result<CSINode> {
+    pub(crate) async fn ensure_csi_node(&self, node: &Node) -> Result<CSINode> {
         let api = self.csi_nodes();
         let name = &self.config.node_name;
         if let Some(found) = api.get_opt(name).await? {

@@ -19,7 +19,7 @@ use crate::{
 
 /// Begins with the pods that the API has. Those that already run count before any other is decided
 /// about; the others are decided about in the order of their creation.
-pub fn begin_with(core: &Arc<Core>, mut pods: Vec<Arc<Pod>>) {
+pub(crate) fn begin_with(core: &Arc<Core>, mut pods: Vec<Arc<Pod>>) {
     let phase = |pod: &Pod| pod.status.as_ref().and_then(|status| status.phase.clone());
     for pod in pods.iter().filter(|pod| !spec::is_mirror(pod)) {
         if worker::has_begun(pod) && !is_terminal(phase(pod).as_deref()) {
@@ -37,7 +37,7 @@ pub fn begin_with(core: &Arc<Core>, mut pods: Vec<Arc<Pod>>) {
 }
 
 /// Gives the pod to its worker, which is made if there is none.
-pub fn give(core: &Arc<Core>, pod: Arc<Pod>) {
+pub(crate) fn give(core: &Arc<Core>, pod: Arc<Pod>) {
     let uid = spec::uid(&pod).to_owned();
     if !core.registry.tell(&uid, Message::Pod(pod.clone())) {
         let inbox = core.registry.register(&uid, pod.clone());
@@ -47,14 +47,14 @@ pub fn give(core: &Arc<Core>, pod: Arc<Pod>) {
 }
 
 /// Ends a pod that only the runtime knows.
-pub fn end_orphan(core: &Arc<Core>, pod: Arc<Pod>) {
+pub(crate) fn end_orphan(core: &Arc<Core>, pod: Arc<Pod>) {
     let inbox = core.registry.register(spec::uid(&pod), pod.clone());
     let worker = Worker::of_orphan(core.clone(), pod, inbox);
     core.context.spawn("pod", worker.run());
 }
 
 /// Follows the API's pods for ever.
-pub async fn follow_api(core: Arc<Core>, pods: Informer<Pod>) {
+pub(crate) async fn follow_api(core: Arc<Core>, pods: Informer<Pod>) {
     let mut changes = pods.subscribe();
     while let Some(change) = changes.next().await {
         if let Event::Modified { old, new } = &change
@@ -87,7 +87,7 @@ fn gone(core: &Arc<Core>, pod: &Arc<Pod>) {
 
 /// Follows the runtime's events for ever. Whenever the stream begins, every pod is looked at: what
 /// happened in between is not told. A runtime that has no events is asked by [`crate::relist`].
-pub async fn follow_runtime(core: Arc<Core>) {
+pub(crate) async fn follow_runtime(core: Arc<Core>) {
     let mut backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(5));
     loop {
         let request = v1::GetEventsRequest {};

@@ -19,7 +19,7 @@ use crate::{
 const DEADLINE: Duration = Duration::from_secs(5);
 
 /// Why and how a pod ends.
-pub struct Disruption<'a> {
+pub(crate) struct Disruption<'a> {
     pub reason: &'static str,
     pub message: &'a str,
     /// What the condition says; without it the pod is not shown as disrupted.
@@ -29,7 +29,7 @@ pub struct Disruption<'a> {
 }
 
 /// Marks the pod in the API and tells its worker.
-pub async fn end(core: &Core, pod: &Pod, disruption: Disruption<'_>) {
+pub(crate) async fn end(core: &Core, pod: &Pod, disruption: Disruption<'_>) {
     if let Some(message) = disruption.condition {
         match tokio::time::timeout(DEADLINE, mark(core, pod, message)).await {
             Ok(Ok(())) => {}

@@ -20,7 +20,7 @@ use crate::{
 const RETRY: Duration = Duration::from_secs(60);
 
 /// Enforces for ever: again when settings change.
-pub async fn run(core: Arc<Core>) {
+pub(crate) async fn run(core: Arc<Core>) {
     if core.config.cgroup_root.is_empty() {
         return;
     }

@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// For ever.
-pub async fn run(core: Arc<Core>) {
+pub(crate) async fn run(core: Arc<Core>) {
     let sources = core.config.kubelet_sources.clone();
     loop {
         let Some(watch) = watch(&sources) else {

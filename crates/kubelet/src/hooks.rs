@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// Runs a hook to its end.
-pub async fn run(
+pub(crate) async fn run(
     core: &Core,
     pod: &Pod,
     container: &Container,
@@ -59,7 +59,14 @@ pub async fn run(
 }
 
 /// Kills a container: preStop within its time, then the runtime's stop with what is left.
-pub async fn kill(core: &Core, pod: &Pod, id: &str, name: &str, pod_ips: &[String], grace: i64) {
+pub(crate) async fn kill(
+    core: &Core,
+    pod: &Pod,
+    id: &str,
+    name: &str,
+    pod_ips: &[String],
+    grace: i64,
+) {
     let mut left = grace;
     let container = spec::find(pod, name).map(|(_, container)| container);
     let hook = container
@@ -94,7 +101,7 @@ pub async fn kill(core: &Core, pod: &Pod, id: &str, name: &str, pod_ips: &[Strin
 }
 
 /// Stops a container; gone is fine.
-pub async fn stop_container(core: &Core, id: &str, grace: i64) {
+pub(crate) async fn stop_container(core: &Core, id: &str, grace: i64) {
     if let Err(status) = core.runtime.stop_container(id, grace).await {
         tracing::warn!(
             container = id,

@@ -22,14 +22,14 @@ const SILENCE: Duration = cri::REQUEST_TIMEOUT;
 
 /// An image that is here.
 #[derive(Debug, Clone)]
-pub struct Image {
+pub(crate) struct Image {
     pub spec: v1::ImageSpec,
     pub user: ImageUser,
 }
 
 /// Why an image is not.
 #[derive(Debug, Clone)]
-pub struct NoImage {
+pub(crate) struct NoImage {
     pub waiting: Waiting,
     /// Shown once the failure is old.
     pub then: Option<Waiting>,
@@ -46,7 +46,7 @@ fn refused(reason: &str, message: String) -> NoImage {
 }
 
 /// A name without tag and digest means `latest`.
-pub fn with_tag(image: &str) -> String {
+pub(crate) fn with_tag(image: &str) -> String {
     let last = image.rsplit('/').next().unwrap_or(image);
     if last.contains(':') || last.contains('@') {
         image.to_owned()
@@ -57,7 +57,7 @@ pub fn with_tag(image: &str) -> String {
 
 /// An image that a container needs: its own, or one that it mounts.
 #[derive(Debug, Clone, Copy)]
-pub struct Wanted<'a> {
+pub(crate) struct Wanted<'a> {
     pub container: &'a str,
     pub image: Option<&'a str>,
     pub policy: Option<&'a str>,
@@ -65,7 +65,7 @@ pub struct Wanted<'a> {
 
 impl<'a> Wanted<'a> {
     /// What the container runs.
-    pub fn by(container: &'a Container) -> Self {
+    pub(crate) fn by(container: &'a Container) -> Self {
         Self {
             container: &container.name,
             image: container.image.as_deref(),
@@ -74,7 +74,7 @@ impl<'a> Wanted<'a> {
     }
 
     /// What the container mounts.
-    pub fn mounted_by(container: &'a Container, volume: &'a ImageVolumeSource) -> Self {
+    pub(crate) fn mounted_by(container: &'a Container, volume: &'a ImageVolumeSource) -> Self {
         Self {
             container: &container.name,
             image: volume.reference.as_deref(),
@@ -95,7 +95,7 @@ impl<'a> Wanted<'a> {
 }
 
 /// Makes sure that an image is here.
-pub async fn ensure(core: &Core, pod: &Pod, wanted: Wanted<'_>) -> Result<Image, NoImage> {
+pub(crate) async fn ensure(core: &Core, pod: &Pod, wanted: Wanted<'_>) -> Result<Image, NoImage> {
     let name = wanted.image.unwrap_or_default().to_owned();
     if name.is_empty() {
         return Err(refused(

@@ -12,12 +12,12 @@ const CLOSED: WatchFlags = WatchFlags::MOVED_TO
     .union(WatchFlags::CLOSE_WRITE);
 
 /// Watches directories.
-pub struct Watch(AsyncFd<OwnedFd>);
+pub(crate) struct Watch(AsyncFd<OwnedFd>);
 
 impl Watch {
     /// Files that were made, written, moved or removed. With `growth`, every write counts; without,
     /// a file counts once its writer has closed it.
-    pub fn new(dir: &Path, growth: bool) -> std::io::Result<Self> {
+    pub(crate) fn new(dir: &Path, growth: bool) -> std::io::Result<Self> {
         let fd = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC)?;
         let mut events = CLOSED;
         if growth {
@@ -31,13 +31,13 @@ impl Watch {
     }
 
     /// Also watches another directory, where files count once their writers have closed them.
-    pub fn also(&self, dir: &Path) -> std::io::Result<()> {
+    pub(crate) fn also(&self, dir: &Path) -> std::io::Result<()> {
         inotify::add_watch(self.0.get_ref(), dir, CLOSED | WatchFlags::CREATE)?;
         Ok(())
     }
 
     /// Waits for the next change. What it was does not matter: whoever waits looks for itself.
-    pub async fn changed(&self) -> std::io::Result<()> {
+    pub(crate) async fn changed(&self) -> std::io::Result<()> {
         let mut buffer = [0; 4096];
         let mut guard = self.0.readable().await?;
         while rustix::io::read(self.0.get_ref(), &mut buffer).is_ok_and(|count| count > 0) {}

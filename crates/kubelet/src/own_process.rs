@@ -7,7 +7,7 @@ use tracing::{debug, warn};
 use crate::configuration::KubeletConfiguration;
 
 /// Sets it; a process without the right to do so goes on as it is.
-pub fn set(settings: &KubeletConfiguration) {
+pub(crate) fn set(settings: &KubeletConfiguration) {
     let score = settings.oom_score_adj.to_string();
     if let Err(error) = std::fs::write("/proc/self/oom_score_adj", &score) {
         debug!(score, %error, "cannot set the process' score for when memory runs out");

@@ -9,11 +9,11 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 
-pub use watch::run;
+pub(crate) use watch::run;
 
 /// What plugins of one kind mean to the kubelet.
 #[async_trait]
-pub trait Handler: Send + Sync {
+pub(crate) trait Handler: Send + Sync {
     /// As plugins call themselves: `CSIPlugin`, `DevicePlugin`.
     fn kind(&self) -> &'static str;
     /// Whether this kubelet speaks a version of the plugin.
@@ -26,7 +26,7 @@ pub trait Handler: Send + Sync {
 
 /// A plugin as it described itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Plugin {
+pub(crate) struct Plugin {
     /// Its registration's number: a plugin that comes back has another one.
     pub id: u64,
     pub name: String,
@@ -36,4 +36,4 @@ pub struct Plugin {
 }
 
 /// All kinds.
-pub type Handlers = Arc<[Arc<dyn Handler>]>;
+pub(crate) type Handlers = Arc<[Arc<dyn Handler>]>;

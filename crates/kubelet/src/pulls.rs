@@ -7,7 +7,7 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 use crate::{configuration::KubeletConfiguration, rate::Rate};
 
 /// Upstream's words for a pull that is one too many.
-pub const EXCEEDED: &str = "pull QPS exceeded";
+pub(crate) const EXCEEDED: &str = "pull QPS exceeded";
 
 /// The bounds of one kubelet.
 pub struct Pulls {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 /// A bound.
-pub struct Rate {
+pub(crate) struct Rate {
     per_second: f64,
     burst: f64,
     /// Guards what is left, and when it was counted.
@@ -14,7 +14,7 @@ pub struct Rate {
 
 impl Rate {
     /// None if there is no bound.
-    pub fn new(per_second: i32, burst: i32) -> Option<Self> {
+    pub(crate) fn new(per_second: i32, burst: i32) -> Option<Self> {
         let burst = f64::from(burst);
         (per_second > 0).then(|| Self {
             per_second: f64::from(per_second),
@@ -24,7 +24,7 @@ impl Rate {
     }
 
     /// Takes one, if there is one.
-    pub fn take(&self, now: Instant) -> bool {
+    pub(crate) fn take(&self, now: Instant) -> bool {
         let mut left = self.left.lock();
         let since = now.saturating_duration_since(left.1).as_secs_f64();
         *left = ((left.0 + since * self.per_second).min(self.burst), now);
@@ -36,7 +36,7 @@ impl Rate {
     }
 
     /// Takes one as soon as there is one.
-    pub async fn wait(&self) {
+    pub(crate) async fn wait(&self) {
         while !self.take(Instant::now()) {
             tokio::time::sleep(Duration::from_secs_f64(1.0 / self.per_second)).await;
         }

@@ -26,7 +26,7 @@ const PERIOD: Duration = Duration::from_secs(1);
 const WITH_EVENTS: Duration = Duration::from_secs(10);
 
 /// Lists for ever.
-pub async fn run(core: Arc<Core>) {
+pub(crate) async fn run(core: Arc<Core>) {
     let mut before: Option<States> = None;
     let mut suspects = HashSet::new();
     loop {

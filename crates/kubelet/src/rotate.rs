@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// Looks at all logs for ever.
-pub async fn run(core: Arc<Core>) {
+pub(crate) async fn run(core: Arc<Core>) {
     loop {
         let settings = core.settings();
         let wait = settings.container_log_monitor_interval.0;

@@ -38,7 +38,7 @@ pub struct Runtime {
 }
 
 /// Containers that have ended never change again.
-pub type Ended = HashMap<String, Container>;
+pub(crate) type Ended = HashMap<String, Container>;
 
 impl Runtime {
     /// Everything of one pod. `ended` remembers what need not be asked again.
@@ -239,7 +239,7 @@ impl Runtime {
 }
 
 /// What an event tells about its sandbox; nothing if it only says that something happened.
-pub fn snapshot(event: v1::ContainerEventResponse, logs_dir: &Path) -> Option<Snapshot> {
+pub(crate) fn snapshot(event: v1::ContainerEventResponse, logs_dir: &Path) -> Option<Snapshot> {
     let at = Timestamp::from_nanosecond(event.created_at.into()).ok()?;
     let started = event.container_event_type() == v1::ContainerEventType::ContainerStartedEvent;
     let sandbox = Sandbox::from(event.pod_sandbox_status?);
@@ -261,7 +261,7 @@ pub fn snapshot(event: v1::ContainerEventResponse, logs_dir: &Path) -> Option<Sn
 }
 
 /// What vanished between two calls is not an error.
-pub fn gone_is_none<T>(result: Result<Option<T>, Status>) -> Result<Option<T>, Status> {
+pub(crate) fn gone_is_none<T>(result: Result<Option<T>, Status>) -> Result<Option<T>, Status> {
     match result {
         Err(status) if status.code() == tonic::Code::NotFound => Ok(None),
         other => other,

@@ -23,7 +23,7 @@ use crate::{
 };
 
 /// What a start begins from.
-pub struct Start<'a> {
+pub(crate) struct Start<'a> {
     pub pod: &'a Pod,
     pub name: &'a str,
     pub restart_count: u32,
@@ -39,7 +39,7 @@ pub struct Start<'a> {
 
 /// Why a start failed.
 #[derive(Debug, Clone)]
-pub struct Failure {
+pub(crate) struct Failure {
     pub waiting: Waiting,
     /// Shown once the failure is old.
     pub then: Option<Waiting>,
@@ -66,7 +66,7 @@ impl From<Problem> for Failure {
 }
 
 /// Starts the container, unless it is called off.
-pub async fn start(core: &Core, start: &Start<'_>) -> std::result::Result<(), Failure> {
+pub(crate) async fn start(core: &Core, start: &Start<'_>) -> std::result::Result<(), Failure> {
     let Some((role, container)) = spec::find(start.pod, start.name) else {
         return Ok(());
     };
@@ -327,7 +327,7 @@ fn readable_by_all(path: &std::path::Path, mode: u32) -> Result<()> {
 }
 
 /// The configuration that a pod's sandbox was or is to be made with.
-pub fn sandbox_config(core: &Core, pod: &Pod, attempt: u32) -> v1::PodSandboxConfig {
+pub(crate) fn sandbox_config(core: &Core, pod: &Pod, attempt: u32) -> v1::PodSandboxConfig {
     let node = core.node_dns();
     let cluster_dns: Vec<String> = core
         .config

@@ -27,7 +27,7 @@ use crate::{
 };
 
 /// All pods that the directory describes now.
-pub fn read_all(core: &Core) -> Vec<Arc<Pod>> {
+pub(crate) fn read_all(core: &Core) -> Vec<Arc<Pod>> {
     let Some(dir) = &core.config.static_pods_dir else {
         return vec![];
     };
@@ -56,7 +56,7 @@ fn is_manifest(file: &Path) -> bool {
 }
 
 /// Begins with the pods that the directory describes.
-pub fn begin_with(core: &Arc<Core>, pods: &[Arc<Pod>]) {
+pub(crate) fn begin_with(core: &Arc<Core>, pods: &[Arc<Pod>]) {
     remember(core, pods);
     for pod in pods {
         adopt(core, pod);
@@ -64,7 +64,7 @@ pub fn begin_with(core: &Arc<Core>, pods: &[Arc<Pod>]) {
 }
 
 /// Keeps workers for what the directory describes, for ever, beginning with `current`.
-pub async fn follow(core: Arc<Core>, mut current: Vec<Arc<Pod>>) {
+pub(crate) async fn follow(core: Arc<Core>, mut current: Vec<Arc<Pod>>) {
     let Some(dir) = core.config.static_pods_dir.clone() else {
         return;
     };
@@ -204,7 +204,7 @@ async fn delete_mirror(core: &Core, pod: &Pod) {
 }
 
 /// The API's watch saw a mirror come, change or go.
-pub fn mirror_changed(core: &Arc<Core>, mirror: &Arc<Pod>, exists: bool) {
+pub(crate) fn mirror_changed(core: &Arc<Core>, mirror: &Arc<Pod>, exists: bool) {
     let Some(uid) = spec::annotation(mirror, MIRROR_ANNOTATION) else {
         return;
     };

@@ -19,7 +19,7 @@ const INTERVAL: Duration = Duration::from_secs(60);
 const RETRY: Duration = Duration::from_secs(5);
 
 /// Sweeps for ever, at once for the first time.
-pub async fn run(core: Arc<Core>) {
+pub(crate) async fn run(core: Arc<Core>) {
     loop {
         let pause = match sweep(&core).await {
             Ok(()) => INTERVAL,

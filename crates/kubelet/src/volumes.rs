@@ -25,7 +25,7 @@ use volume::{
 };
 
 use crate::{Error, Result, core::Core, pod::spec};
-pub use host::{Drivers, NodeHost};
+pub(crate) use host::{Drivers, NodeHost};
 
 /// How often claims of running pods are looked at: they may have grown, and some drivers want to be
 /// called again.
@@ -79,7 +79,7 @@ fn used(pod: &Pod) -> Vec<(&Volume, Uses)> {
 
 /// Makes all volumes or, with `again`, brings their content up to date. `cancel` ends the wait for a
 /// volume to be attached.
-pub async fn set_up(
+pub(crate) async fn set_up(
     core: &Core,
     pod: &Arc<Pod>,
     again: bool,
@@ -204,7 +204,7 @@ async fn set_up_own(
 }
 
 /// Whether any volume shows the pod's own metadata.
-pub fn show_pod(pod: &Pod) -> bool {
+pub(crate) fn show_pod(pod: &Pod) -> bool {
     let shows = |(volume, _): &(&Volume, Uses)| {
         plugin_for(volume).is_ok_and(|plugin| plugin.shows_pod(volume))
     };
@@ -212,7 +212,7 @@ pub fn show_pod(pod: &Pod) -> bool {
 }
 
 /// Takes all of them down: subPath mounts first, then what outlives the pod, then the pod's own.
-pub async fn tear_down(core: &Core, uid: &str) -> Result<()> {
+pub(crate) async fn tear_down(core: &Core, uid: &str) -> Result<()> {
     let (dir, mounter) = (core.pod_dir(uid), core.mounter);
     let own = dir.clone();
     blocking(move || subpath::clean_up(&own, &mounter)).await?;
@@ -222,7 +222,7 @@ pub async fn tear_down(core: &Core, uid: &str) -> Result<()> {
 }
 
 /// Removes a directory of the kubelet's own. What is mounted below it is left alone.
-pub async fn remove_dir(dir: PathBuf) -> Result<()> {
+pub(crate) async fn remove_dir(dir: PathBuf) -> Result<()> {
     blocking(move || volume::remove_tree(&dir)).await
 }
 

@@ -43,18 +43,18 @@ use crate::{
     volumes,
 };
 use actions::Done;
-pub use admission::has_begun;
+pub(crate) use admission::has_begun;
 use life::{Change, Life};
 use mounts::Mounts;
 use probing::Probing;
 use report::Report;
 use runtime_view::RuntimeView;
 use size::Size;
-pub use size::allocated;
+pub(crate) use size::allocated;
 use timing::Timing;
 
 /// One pod's worker.
-pub struct Worker {
+pub(crate) struct Worker {
     core: Arc<Core>,
     subject: Subject,
     inbox: mpsc::UnboundedReceiver<Message>,
@@ -86,13 +86,17 @@ struct Subject {
 
 impl Worker {
     /// A worker for a pod that a source describes.
-    pub fn new(core: Arc<Core>, pod: Arc<Pod>, inbox: mpsc::UnboundedReceiver<Message>) -> Self {
+    pub(crate) fn new(
+        core: Arc<Core>,
+        pod: Arc<Pod>,
+        inbox: mpsc::UnboundedReceiver<Message>,
+    ) -> Self {
         let shown = (!spec::is_static(&pod)).then(|| pod.clone());
         Self::with(core, pod, inbox, shown, true)
     }
 
     /// A worker for a pod that only the runtime knows: it ends the pod.
-    pub fn of_orphan(
+    pub(crate) fn of_orphan(
         core: Arc<Core>,
         pod: Arc<Pod>,
         inbox: mpsc::UnboundedReceiver<Message>,
@@ -136,7 +140,7 @@ impl Worker {
     }
 
     /// Works until nothing of the pod is left.
-    pub async fn run(mut self) {
+    pub(crate) async fn run(mut self) {
         debug!(
             pod = spec::described(&self.subject.pod),
             "pod worker starts"

@@ -18,7 +18,7 @@ pub enum Hierarchies {
 }
 
 /// The name of a tree of version 2 beside those of version 1.
-pub const BESIDE: &str = "unified";
+pub(crate) const BESIDE: &str = "unified";
 
 const CONTROLLERS: &[&str] = &[
     "cpu",

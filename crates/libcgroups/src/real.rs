@@ -17,7 +17,7 @@ pub(crate) struct Tree {
 
 impl Tree {
     /// `None` on a machine of version 1 alone. Needs root.
-    pub fn take() -> Option<Self> {
+    pub(crate) fn take() -> Option<Self> {
         assert!(
             nix::unistd::geteuid().is_root(),
             "tests of cgroups must run as root"
@@ -32,7 +32,7 @@ impl Tree {
         })
     }
 
-    pub fn hierarchies(&self) -> &'static Hierarchies {
+    pub(crate) fn hierarchies(&self) -> &'static Hierarchies {
         Box::leak(Box::new(Hierarchies::Unified(self.root.clone())))
     }
 }

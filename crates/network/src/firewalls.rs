@@ -43,7 +43,7 @@ const ALL: &[Place] = &[
 ];
 
 /// Makes sure that the firewalls that are here let pods through.
-pub async fn pass(nft: &Nft, id: &str, tables: &[String]) -> Result<()> {
+pub(crate) async fn pass(nft: &Nft, id: &str, tables: &[String]) -> Result<()> {
     let links = names::link_prefix(id);
     let mut batch = Batch::new();
     for place in present(tables) {
@@ -66,7 +66,7 @@ pub async fn pass(nft: &Nft, id: &str, tables: &[String]) -> Result<()> {
 }
 
 /// Adds the removal of our rules to a batch.
-pub async fn remove(batch: &mut Batch, id: &str, tables: &[String]) -> Result<()> {
+pub(crate) async fn remove(batch: &mut Batch, id: &str, tables: &[String]) -> Result<()> {
     for place in present(tables) {
         let Some(listing) = place.listing().await? else {
             continue;

@@ -24,7 +24,7 @@ const RANGES: &str = "ranges";
 /// What is known of an attached sandbox.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Record {
+pub(crate) struct Record {
     /// The runtime's id of the sandbox.
     pub sandbox_id: String,
     /// The pod's namespace.
@@ -52,7 +52,7 @@ pub struct Record {
 }
 
 /// The address book of the node.
-pub struct Ipam {
+pub(crate) struct Ipam {
     directory: PathBuf,
     cidrs: Vec<IpNet>,
     records: BTreeMap<String, Record>,
@@ -63,7 +63,7 @@ pub struct Ipam {
 
 impl Ipam {
     /// Reads what an earlier run has left in `directory`.
-    pub fn open(directory: impl Into<PathBuf>) -> Result<Self> {
+    pub(crate) fn open(directory: impl Into<PathBuf>) -> Result<Self> {
         let directory = directory.into();
         fs::create_dir_all(&directory).map_err(Error::file(&directory))?;
         let mut ipam = Self {
@@ -104,7 +104,7 @@ impl Ipam {
 
     /// The ranges for new sandboxes, remembered like addresses: after a restart pods can be attached
     /// before the API server has told them again. False when nothing changes.
-    pub fn set_cidrs(&mut self, cidrs: Vec<IpNet>) -> Result<bool> {
+    pub(crate) fn set_cidrs(&mut self, cidrs: Vec<IpNet>) -> Result<bool> {
         let cidrs: Vec<IpNet> = cidrs.iter().map(IpNet::trunc).collect();
         if self.cidrs == cidrs {
             return Ok(false);
@@ -115,22 +115,22 @@ impl Ipam {
     }
 
     /// The ranges for new sandboxes.
-    pub fn cidrs(&self) -> &[IpNet] {
+    pub(crate) fn cidrs(&self) -> &[IpNet] {
         &self.cidrs
     }
 
     /// Every record.
-    pub fn records(&self) -> impl Iterator<Item = &Record> {
+    pub(crate) fn records(&self) -> impl Iterator<Item = &Record> {
         self.records.values()
     }
 
     /// One record.
-    pub fn get(&self, sandbox_id: &str) -> Option<&Record> {
+    pub(crate) fn get(&self, sandbox_id: &str) -> Option<&Record> {
         self.records.get(sandbox_id)
     }
 
     /// Whether a link's name is taken by another sandbox.
-    pub fn link_taken(&self, link: &str) -> bool {
+    pub(crate) fn link_taken(&self, link: &str) -> bool {
         let is_of = |record: &Record| {
             record.host_link == link || record.egress_link.as_deref() == Some(link)
         };
@@ -138,7 +138,7 @@ impl Ipam {
     }
 
     /// Fills in one free address per range and remembers the record.
-    pub fn assign(&mut self, mut record: Record) -> Result<Record> {
+    pub(crate) fn assign(&mut self, mut record: Record) -> Result<Record> {
         if self.cidrs.is_empty() {
             return Err(Error::NoPodCidr);
         }
@@ -154,7 +154,7 @@ impl Ipam {
     }
 
     /// Forgets a sandbox and frees its addresses.
-    pub fn release(&mut self, sandbox_id: &str) -> Result<Option<Record>> {
+    pub(crate) fn release(&mut self, sandbox_id: &str) -> Result<Option<Record>> {
         let Some(record) = self.records.get(sandbox_id) else {
             return Ok(None);
         };

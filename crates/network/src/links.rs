@@ -34,14 +34,14 @@ use crate::{
 };
 
 /// The name of the link inside a pod.
-pub const POD_LINK: &str = "eth0";
+pub(crate) const POD_LINK: &str = "eth0";
 const CARRIES_WITHIN: Duration = Duration::from_secs(2);
 const GATEWAY_V4: Ipv4Addr = Ipv4Addr::new(169, 254, 1, 1);
 const GATEWAY_V6: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1);
 
 /// Everything that decides how a pod's link looks.
 #[derive(Debug, Clone)]
-pub struct PodLink<'a> {
+pub(crate) struct PodLink<'a> {
     pub host_link: &'a str,
     pub addresses: &'a [IpAddr],
     pub mtu: u32,
@@ -64,7 +64,7 @@ impl PodLink<'_> {
 }
 
 /// The gateway of a pod with this address.
-pub fn gateway(ip: IpAddr) -> IpAddr {
+pub(crate) fn gateway(ip: IpAddr) -> IpAddr {
     match ip {
         IpAddr::V4(_) => GATEWAY_V4.into(),
         IpAddr::V6(_) => GATEWAY_V6.into(),
@@ -72,7 +72,7 @@ pub fn gateway(ip: IpAddr) -> IpAddr {
 }
 
 /// The hardware addresses of both sides of a pod's link, as people write them.
-pub fn hardware_of(host_link: &str) -> (String, String) {
+pub(crate) fn hardware_of(host_link: &str) -> (String, String) {
     let link = PodLink {
         host_link,
         addresses: &[],
@@ -84,7 +84,7 @@ pub fn hardware_of(host_link: &str) -> (String, String) {
 }
 
 /// What of a pod's link is not there, if anything.
-pub async fn missing(
+pub(crate) async fn missing(
     host: &Netlink,
     namespace: &Path,
     link: &PodLink<'_>,
@@ -117,7 +117,7 @@ pub async fn missing(
 }
 
 /// Makes or repairs the link of a pod, so that both sides are as described.
-pub async fn connect(host: &Netlink, namespace: &Path, link: &PodLink<'_>) -> Result<()> {
+pub(crate) async fn connect(host: &Netlink, namespace: &Path, link: &PodLink<'_>) -> Result<()> {
     let inside = Netlink::at(namespace).await?;
     raise_loopback(&inside).await?;
     let index = match (
@@ -176,7 +176,7 @@ async fn carries(netlink: &Netlink, name: &str) -> Result<()> {
 }
 
 /// Removes a link by name; its peer, addresses and routes go with it. Absent is fine.
-pub async fn disconnect(host: &Netlink, name: &str) -> Result<()> {
+pub(crate) async fn disconnect(host: &Netlink, name: &str) -> Result<()> {
     match index_of(host, name).await? {
         Some(index) => delete_index(host, index).await,
         None => Ok(()),
@@ -191,7 +191,7 @@ async fn delete_index(netlink: &Netlink, index: u32) -> Result<()> {
 }
 
 /// The index of a link, if it exists.
-pub async fn index_of(netlink: &Netlink, name: &str) -> Result<Option<u32>> {
+pub(crate) async fn index_of(netlink: &Netlink, name: &str) -> Result<Option<u32>> {
     let mut found = netlink
         .handle
         .link()
@@ -206,7 +206,7 @@ pub async fn index_of(netlink: &Netlink, name: &str) -> Result<Option<u32>> {
 }
 
 /// Names and indexes of all links whose name starts so.
-pub async fn with_prefix(netlink: &Netlink, prefix: &str) -> Result<Vec<(u32, String)>> {
+pub(crate) async fn with_prefix(netlink: &Netlink, prefix: &str) -> Result<Vec<(u32, String)>> {
     let links: Vec<LinkMessage> = netlink
         .handle
         .link()
@@ -227,7 +227,7 @@ pub async fn with_prefix(netlink: &Netlink, prefix: &str) -> Result<Vec<(u32, St
 }
 
 /// The link that has one of the node's addresses.
-pub struct LinkAt {
+pub(crate) struct LinkAt {
     pub index: u32,
     pub name: String,
     pub mac: [u8; 6],
@@ -236,14 +236,14 @@ pub struct LinkAt {
 }
 
 /// The largest packet of the link with the node's address; `otherwise` where that is not a wire.
-pub async fn mtu(netlink: &Netlink, ips: &[IpAddr], otherwise: u32) -> Result<u32> {
+pub(crate) async fn mtu(netlink: &Netlink, ips: &[IpAddr], otherwise: u32) -> Result<u32> {
     let wire = at(netlink, ips).await?;
     let wire = wire.filter(|link| link.name != "lo");
     Ok(wire.map_or(otherwise, |link| link.mtu))
 }
 
 /// Finds the link that has one of these addresses.
-pub async fn at(netlink: &Netlink, ips: &[IpAddr]) -> Result<Option<LinkAt>> {
+pub(crate) async fn at(netlink: &Netlink, ips: &[IpAddr]) -> Result<Option<LinkAt>> {
     let addresses: Vec<AddressMessage> = netlink
         .handle
         .address()
@@ -403,7 +403,7 @@ fn default_via(gateway: IpAddr, index: u32) -> RouteMessage {
 }
 
 /// The host's routes and neighbour entries for a pod whose link is there.
-pub async fn lead_to_link(host: &Netlink, link: &PodLink<'_>) -> Result<()> {
+pub(crate) async fn lead_to_link(host: &Netlink, link: &PodLink<'_>) -> Result<()> {
     let Some(index) = index_of(host, link.host_link).await? else {
         return Ok(());
     };

@@ -13,14 +13,14 @@ const GET_GENERATION: u16 = 0x0a10;
 const NEW_GENERATION: u16 = 0x0a0f;
 const GENERATION_ID: u16 = 1;
 
-pub const REQUEST: u16 = 1;
-pub const ACK: u16 = 4;
-pub const DUMP: u16 = 0x300;
+pub(crate) const REQUEST: u16 = 1;
+pub(crate) const ACK: u16 = 4;
+pub(crate) const DUMP: u16 = 0x300;
 /// The length of the header that follows netlink's.
-pub const GENERIC: usize = 4;
+pub(crate) const GENERIC: usize = 4;
 
 /// A socket to the packet filter of the caller's network namespace.
-pub fn open() -> io::Result<Socket> {
+pub(crate) fn open() -> io::Result<Socket> {
     let mut socket = Socket::new(NETLINK_NETFILTER)?;
     socket.bind_auto()?;
     socket.connect(&SocketAddr::new(0, 0))?;
@@ -28,7 +28,7 @@ pub fn open() -> io::Result<Socket> {
 }
 
 /// A number that every change of nftables' rules, by any program, increases by one.
-pub fn generation() -> io::Result<u32> {
+pub(crate) fn generation() -> io::Result<u32> {
     let socket = open()?;
     socket.send(&message(GET_GENERATION, REQUEST | ACK, 0, &[]), 0)?;
     let mut generation = None;
@@ -45,7 +45,7 @@ pub fn generation() -> io::Result<u32> {
 }
 
 /// A request of a subsystem.
-pub fn message(kind: u16, flags: u16, family: u8, attributes: &[u8]) -> Vec<u8> {
+pub(crate) fn message(kind: u16, flags: u16, family: u8, attributes: &[u8]) -> Vec<u8> {
     let length = (HEADER + GENERIC + attributes.len()) as u32;
     let mut bytes = Vec::with_capacity(length as usize);
     bytes.extend(length.to_ne_bytes());
@@ -58,7 +58,7 @@ pub fn message(kind: u16, flags: u16, family: u8, attributes: &[u8]) -> Vec<u8> 
 }
 
 /// Reads messages until the answer is complete.
-pub fn receive(socket: &Socket, mut each: impl FnMut(u16, &[u8])) -> io::Result<()> {
+pub(crate) fn receive(socket: &Socket, mut each: impl FnMut(u16, &[u8])) -> io::Result<()> {
     loop {
         let (bytes, _) = socket.recv_from_full()?;
         let mut rest = &bytes[..];
@@ -95,7 +95,7 @@ fn align(length: usize) -> usize {
 }
 
 /// The attributes of a message: kind, whole attribute, payload.
-pub fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8], &[u8])> {
+pub(crate) fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8], &[u8])> {
     std::iter::from_fn(move || {
         let header = bytes.first_chunk::<4>()?;
         let length = usize::from(u16::from_ne_bytes([header[0], header[1]]));
@@ -110,7 +110,7 @@ pub fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8], &[u8])>
 }
 
 /// The payload of the first attribute of a kind.
-pub fn find(bytes: &[u8], wanted: u16) -> Option<&[u8]> {
+pub(crate) fn find(bytes: &[u8], wanted: u16) -> Option<&[u8]> {
     attributes(bytes)
         .find(|(kind, ..)| *kind == wanted)
         .map(|(_, _, payload)| payload)

@@ -100,7 +100,7 @@ async fn next(
 }
 
 /// A subscription; ends when dropped.
-pub struct Notices {
+pub(crate) struct Notices {
     messages: Messages,
     task: JoinHandle<()>,
     matters: Matters,
@@ -118,7 +118,7 @@ struct Matters {
 
 impl Notices {
     /// Listens in the caller's network namespace.
-    pub fn subscribe(id: &str, cluster_cidrs: Vec<IpNet>) -> Result<Self> {
+    pub(crate) fn subscribe(id: &str, cluster_cidrs: Vec<IpNet>) -> Result<Self> {
         let (connection, _, messages) =
             rtnetlink::new_multicast_connection(&GROUPS).map_err(Error::Socket)?;
         Ok(Self {
@@ -134,7 +134,7 @@ impl Notices {
     }
 
     /// Resolves soon after something changed that routes between nodes depend on.
-    pub async fn changed(&mut self) -> Result<()> {
+    pub(crate) async fn changed(&mut self) -> Result<()> {
         let matters = &self.matters;
         next(&mut self.messages, |message| matters.include(message)).await
     }

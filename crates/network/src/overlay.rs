@@ -33,7 +33,7 @@ const VXLAN_OVERHEAD: u32 = 50;
 
 /// One node behind the overlay.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Tunnel {
+pub(crate) struct Tunnel {
     /// The address of its overlay device: the first of its pod range.
     pub inner: IpAddr,
     /// The node's own address.
@@ -44,7 +44,7 @@ pub struct Tunnel {
 
 impl Tunnel {
     /// The tunnel that a route needs, if it needs one.
-    pub fn new((cidr, hop): (&IpNet, &Hop)) -> Option<Self> {
+    pub(crate) fn new((cidr, hop): (&IpNet, &Hop)) -> Option<Self> {
         match hop {
             Hop::Direct(_) => None,
             Hop::Overlay { node, hardware } => Some(Self {
@@ -57,7 +57,7 @@ impl Tunnel {
 }
 
 /// The overlay of one node.
-pub struct Overlay<'a> {
+pub(crate) struct Overlay<'a> {
     pub config: &'a Config,
     pub nft: &'a Nft,
     pub netlink: &'a Netlink,
@@ -66,7 +66,7 @@ pub struct Overlay<'a> {
 impl Overlay<'_> {
     /// Brings the device and its entries in line with `tunnels`; gives the device's index. A device
     /// is made when the first tunnel needs it, and stays.
-    pub async fn sync(&self, tunnels: &[Tunnel], own: Vec<IpNet>) -> Result<Option<u32>> {
+    pub(crate) async fn sync(&self, tunnels: &[Tunnel], own: Vec<IpNet>) -> Result<Option<u32>> {
         let name = names::vxlan_link(&self.config.id);
         let mut index = links::index_of(self.netlink, &name).await?;
         if let Some(old) = index

@@ -11,7 +11,7 @@ use crate::{ipam::Record, names, nft::Batch, overlay::VXLAN_PORT};
 const FAMILIES: [(&str, &str, &str); 2] = [("4", "ip", "ipv4_addr"), ("6", "ip6", "ipv6_addr")];
 
 /// The whole table, written anew.
-pub fn full(id: &str, cluster_cidrs: &[IpNet], records: &[Record]) -> Batch {
+pub(crate) fn full(id: &str, cluster_cidrs: &[IpNet], records: &[Record]) -> Batch {
     let table = names::table(id);
     let mut batch = Batch::new();
     batch.replace_table("inet", &table);
@@ -157,7 +157,7 @@ fn overlay(batch: &mut Batch, id: &str, cluster_cidrs: &[IpNet]) {
 }
 
 /// Adds the node's ports that lead to a pod, unless one of the others has them.
-pub fn open_ports(id: &str, record: &Record, others: &[Record]) -> Batch {
+pub(crate) fn open_ports(id: &str, record: &Record, others: &[Record]) -> Batch {
     let (without, with) = beside(record, others);
     let mut batch = Batch::new();
     change(&mut batch, &names::table(id), &without, &with);
@@ -165,7 +165,7 @@ pub fn open_ports(id: &str, record: &Record, others: &[Record]) -> Batch {
 }
 
 /// Takes them away again. A port that another one waits for is its now.
-pub fn close_ports(id: &str, record: &Record, others: &[Record]) -> Batch {
+pub(crate) fn close_ports(id: &str, record: &Record, others: &[Record]) -> Batch {
     let (without, with) = beside(record, others);
     let mut batch = Batch::new();
     change(&mut batch, &names::table(id), &with, &without);

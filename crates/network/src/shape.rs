@@ -24,8 +24,8 @@ use serde::{Deserialize, Serialize};
 use crate::{Error, Result, cni::bits, links, netns::Netlink};
 
 /// Kubernetes' annotations, in bits per second.
-pub const INGRESS: &str = "kubernetes.io/ingress-bandwidth";
-pub const EGRESS: &str = "kubernetes.io/egress-bandwidth";
+pub(crate) const INGRESS: &str = "kubernetes.io/ingress-bandwidth";
+pub(crate) const EGRESS: &str = "kubernetes.io/egress-bandwidth";
 /// Kubernetes' bounds of a limit.
 const LEAST: u64 = 1_000;
 const MOST: u64 = 1_000_000_000_000_000;
@@ -43,7 +43,7 @@ const LATENCY: u64 = 25;
 
 /// The limits of a pod, in bits per second.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Limits {
+pub(crate) struct Limits {
     /// What it may receive.
     pub ingress: Option<u64>,
     /// What it may send.
@@ -52,7 +52,7 @@ pub struct Limits {
 
 impl Limits {
     /// What a pod's annotations say.
-    pub fn of(annotations: &BTreeMap<String, String>) -> Result<Self> {
+    pub(crate) fn of(annotations: &BTreeMap<String, String>) -> Result<Self> {
         let limit = |name: &str| match annotations.get(name) {
             None => Ok(None),
             Some(text) => match bits(text) {
@@ -70,7 +70,12 @@ impl Limits {
 }
 
 /// Puts limits on a pod's link. `through` is the name of the link that what it sends is led through.
-pub async fn limit(host: &Netlink, link: &str, through: &str, limits: &Limits) -> Result<()> {
+pub(crate) async fn limit(
+    host: &Netlink,
+    link: &str,
+    through: &str,
+    limits: &Limits,
+) -> Result<()> {
     let Some(index) = links::index_of(host, link).await? else {
         return Err(Error::Bandwidth(format!("there is no link {link}")));
     };

@@ -14,7 +14,7 @@ fn path(name: &str) -> PathBuf {
 }
 
 /// Sets `name` (parts separated by `/`) in the caller's network namespace, unless it is so already.
-pub fn set(name: &str, value: &str) -> Result<()> {
+pub(crate) fn set(name: &str, value: &str) -> Result<()> {
     let path = path(name);
     if fs::read_to_string(&path).is_ok_and(|now| now.trim() == value) {
         return Ok(());
@@ -25,7 +25,7 @@ pub fn set(name: &str, value: &str) -> Result<()> {
 }
 
 /// Sets what belongs to one of our own links; not worth a line in the log, nor a failure.
-pub fn set_for_link(family: &str, link: &str, name: &str, value: &str) {
+pub(crate) fn set_for_link(family: &str, link: &str, name: &str, value: &str) {
     let path = path(&format!("net/{family}/conf/{link}/{name}"));
     if let Err(error) = fs::write(&path, value) {
         if path.exists() {

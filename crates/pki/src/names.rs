@@ -33,7 +33,7 @@ impl Default for Names {
 }
 
 /// Subject alternative names in a form that two certificates can be compared by.
-pub type AltNames = BTreeSet<String>;
+pub(crate) type AltNames = BTreeSet<String>;
 
 impl Names {
     /// Every name and address of the API server's certificate, as text.

@@ -30,7 +30,7 @@ const AGAIN: Duration = Duration::from_secs(5);
 
 /// What a server shows.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Page {
+pub(crate) enum Page {
     /// `/healthz` and `/livez`.
     Health,
     /// `/metrics`, `/healthz` and `/proxyMode`.
@@ -40,7 +40,7 @@ pub enum Page {
 }
 
 /// Listens at an address for as long as the token lasts.
-pub async fn serve(
+pub(crate) async fn serve(
     health: Arc<Health>,
     addresses: Vec<SocketAddr>,
     page: Page,
@@ -76,7 +76,7 @@ pub async fn serve(
 }
 
 /// Keeps one server for each port that health checks want.
-pub async fn serve_checks(health: Arc<Health>, context: Context) {
+pub(crate) async fn serve_checks(health: Arc<Health>, context: Context) {
     let mut wanted = health.ports();
     let mut running: BTreeMap<u16, (ServiceKey, CancellationToken)> = BTreeMap::new();
     loop {

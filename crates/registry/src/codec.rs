@@ -372,7 +372,7 @@ impl Codec for ObjectCodec {
 }
 
 /// Writes `,"resourceVersion":"7"` and the like.
-pub fn write_revision(out: &mut BytesMut, before: &str, revision: Revision, after: &str) {
+pub(crate) fn write_revision(out: &mut BytesMut, before: &str, revision: Revision, after: &str) {
     out.put_slice(before.as_bytes());
     out.put_slice(b"\"resourceVersion\":\"");
     out.put_slice(revision.to_string().as_bytes());

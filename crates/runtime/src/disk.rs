@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// Writes a file beside its place and moves it there.
-pub fn replace(path: &Path, bytes: &[u8]) -> Result<()> {
+pub(crate) fn replace(path: &Path, bytes: &[u8]) -> Result<()> {
     let write = || -> io::Result<()> {
         let beside = path.with_extension("new");
         let mut file = File::create(&beside)?;
@@ -25,14 +25,14 @@ pub fn replace(path: &Path, bytes: &[u8]) -> Result<()> {
 }
 
 /// [`replace`] with JSON.
-pub fn save(path: &Path, value: &impl Serialize) -> Result<()> {
+pub(crate) fn save(path: &Path, value: &impl Serialize) -> Result<()> {
     let bytes = serde_json::to_vec(value).map_err(|error| damaged(path, error))?;
     replace(path, &bytes)
 }
 
 /// Adds a record to a file of JSON lines, of which the last whole one counts. Unlike [`save`] it makes
 /// no new file, which is most of the work where many come and go.
-pub fn record(path: &Path, value: &impl Serialize) -> Result<()> {
+pub(crate) fn record(path: &Path, value: &impl Serialize) -> Result<()> {
     // What was cut off by a crash before ends here.
     let mut line = vec![b'\n'];
     serde_json::to_writer(&mut line, value).map_err(|error| damaged(path, error))?;
@@ -44,7 +44,7 @@ pub fn record(path: &Path, value: &impl Serialize) -> Result<()> {
 }
 
 /// The last record of such a file.
-pub fn load_last<T: DeserializeOwned>(path: &Path) -> Result<T> {
+pub(crate) fn load_last<T: DeserializeOwned>(path: &Path) -> Result<T> {
     let bytes = fs::read(path).map_err(Error::file(path))?;
     let mut lines = bytes.split(|byte| *byte == b'\n').rev();
     lines
@@ -53,7 +53,7 @@ pub fn load_last<T: DeserializeOwned>(path: &Path) -> Result<T> {
 }
 
 /// Reads JSON.
-pub fn load<T: DeserializeOwned>(path: &Path) -> Result<T> {
+pub(crate) fn load<T: DeserializeOwned>(path: &Path) -> Result<T> {
     let bytes = fs::read(path).map_err(Error::file(path))?;
     serde_json::from_slice(&bytes).map_err(|error| damaged(path, error))
 }
@@ -66,18 +66,18 @@ fn damaged(path: &Path, error: impl ToString) -> Error {
 }
 
 /// Saves a protocol message.
-pub fn save_message(path: &Path, message: &impl prost::Message) -> Result<()> {
+pub(crate) fn save_message(path: &Path, message: &impl prost::Message) -> Result<()> {
     replace(path, &message.encode_to_vec())
 }
 
 /// Reads a protocol message.
-pub fn load_message<T: prost::Message + Default>(path: &Path) -> Result<T> {
+pub(crate) fn load_message<T: prost::Message + Default>(path: &Path) -> Result<T> {
     let bytes = fs::read(path).map_err(Error::file(path))?;
     T::decode(bytes.as_slice()).map_err(|error| damaged(path, error))
 }
 
 /// Removes a directory with everything in it; that it is missing is fine.
-pub fn remove_dir(path: &Path) -> Result<()> {
+pub(crate) fn remove_dir(path: &Path) -> Result<()> {
     remove_tree(path).map_err(Error::file(path))
 }
 

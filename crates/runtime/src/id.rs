@@ -3,6 +3,6 @@
 use uuid::Uuid;
 
 /// 64 hexadecimal digits that nothing else has, as other runtimes' ids look.
-pub fn generate() -> String {
+pub(crate) fn generate() -> String {
     format!("{}{}", Uuid::new_v4().simple(), Uuid::new_v4().simple())
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 /// Whether every wanted label is there with its value.
-pub fn labels(wanted: &BTreeMap<String, String>, have: &BTreeMap<String, String>) -> bool {
+pub(crate) fn labels(wanted: &BTreeMap<String, String>, have: &BTreeMap<String, String>) -> bool {
     wanted
         .iter()
         .all(|(key, value)| have.get(key) == Some(value))

@@ -18,7 +18,7 @@ use nix::{
 use crate::error::{Error, Result};
 
 /// Shared memory of a pod.
-pub fn shm(path: &Path) -> Result<()> {
+pub(crate) fn shm(path: &Path) -> Result<()> {
     fs::create_dir_all(path).map_err(Error::file(path))?;
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
     let options = Some("mode=1777,size=67108864");
@@ -27,7 +27,7 @@ pub fn shm(path: &Path) -> Result<()> {
 }
 
 /// Takes a mount away, with everything on it. That there is none is fine.
-pub fn unmount(path: &Path) -> Result<()> {
+pub(crate) fn unmount(path: &Path) -> Result<()> {
     loop {
         match umount2(path, MntFlags::MNT_DETACH) {
             // There may be more than one on the same place.
@@ -42,7 +42,7 @@ pub fn unmount(path: &Path) -> Result<()> {
 }
 
 /// Joins layers, the uppermost first, into one tree. Without `upper` it is read-only.
-pub fn overlay(lower: &[&Path], upper: Option<(&Path, &Path)>, target: &Path) -> Result<()> {
+pub(crate) fn overlay(lower: &[&Path], upper: Option<(&Path, &Path)>, target: &Path) -> Result<()> {
     fs::create_dir_all(target).map_err(Error::file(target))?;
     // A single read-only layer is no overlay: the kernel wants two at least.
     if let ([only], None) = (lower, upper) {

@@ -5,7 +5,7 @@ use std::os::fd::BorrowedFd;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 /// Whether a read would return at once with data. Its end does not count.
-pub fn is_readable(fd: BorrowedFd<'_>) -> bool {
+pub(crate) fn is_readable(fd: BorrowedFd<'_>) -> bool {
     let mut fds = [PollFd::new(fd, PollFlags::POLLIN)];
     let ready = poll(&mut fds, PollTimeout::ZERO).unwrap_or(0);
     ready > 0
@@ -15,7 +15,7 @@ pub fn is_readable(fd: BorrowedFd<'_>) -> bool {
 }
 
 /// Whether the other side has gone.
-pub fn is_closed(fd: BorrowedFd<'_>) -> bool {
+pub(crate) fn is_closed(fd: BorrowedFd<'_>) -> bool {
     let mut fds = [PollFd::new(fd, PollFlags::empty())];
     let ready = poll(&mut fds, PollTimeout::ZERO).unwrap_or(0);
     let gone = PollFlags::POLLERR | PollFlags::POLLHUP;

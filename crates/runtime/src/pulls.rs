@@ -12,7 +12,7 @@ use crate::{
 
 impl Engine {
     /// Pulls an image, or finds the one that never comes from a registry.
-    pub async fn pull_image(
+    pub(crate) async fn pull_image(
         &self,
         name: &str,
         auth: Option<v1::AuthConfig>,

@@ -55,7 +55,7 @@ pub(crate) struct Program(File);
 
 impl Program {
     /// Copies the running program.
-    pub fn seal() -> io::Result<Self> {
+    pub(crate) fn seal() -> io::Result<Self> {
         let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
         let mut copy = File::from(memfd_create(c"mainstay", flags)?);
         let mut original = File::open("/proc/self/exe")?;
@@ -70,7 +70,7 @@ impl Program {
     }
 
     /// A command that starts it under the name of a helper.
-    pub fn command(&self, helper: &CStr) -> Command {
+    pub(crate) fn command(&self, helper: &CStr) -> Command {
         let mut command = Command::new(format!("/proc/self/fd/{}", self.0.as_raw_fd()));
         name(&mut command, helper);
         command

@@ -23,7 +23,7 @@ use nix::{
 const MAX_DEPTH: usize = 64;
 
 /// Removes a directory and what is in it; that it is missing is fine.
-pub fn remove_tree(path: &Path) -> io::Result<()> {
+pub(crate) fn remove_tree(path: &Path) -> io::Result<()> {
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(io::ErrorKind::InvalidInput.into());
     };

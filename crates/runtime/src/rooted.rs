@@ -19,7 +19,7 @@ use nix::{
 const MAX_READ: u64 = 1 << 20;
 
 /// Opens a path below `root`; links never lead out of it.
-pub fn open(root: &Path, path: impl AsRef<Path>, flags: OFlag) -> io::Result<OwnedFd> {
+pub(crate) fn open(root: &Path, path: impl AsRef<Path>, flags: OFlag) -> io::Result<OwnedFd> {
     open_at(File::open(root)?.as_fd(), path.as_ref(), flags)
 }
 
@@ -32,7 +32,7 @@ fn open_at(root: std::os::fd::BorrowedFd<'_>, path: &Path, flags: OFlag) -> io::
 }
 
 /// Reads a small regular file.
-pub fn read_to_string(root: &Path, path: impl AsRef<Path>) -> io::Result<String> {
+pub(crate) fn read_to_string(root: &Path, path: impl AsRef<Path>) -> io::Result<String> {
     // Without waiting: a pipe in the image must not stop us.
     let file = File::from(open(root, path, OFlag::O_RDONLY | OFlag::O_NONBLOCK)?);
     if !file.metadata()?.is_file() {
@@ -51,7 +51,7 @@ const MAX_LINKS: usize = 40;
 /// `follows` allows it: what will be hidden by a mount says nothing about the container's view.
 ///
 /// Only for roots that no other process writes to: use the result with functions that check again.
-pub fn resolve(
+pub(crate) fn resolve(
     root: &Path,
     path: impl AsRef<Path>,
     follows: impl Fn(&Path) -> bool,
@@ -97,7 +97,7 @@ fn parts(path: &Path) -> VecDeque<OsString> {
 }
 
 /// Makes a directory and those above it. What exists stays as it is.
-pub fn create_dir_all(root: &Path, path: impl AsRef<Path>) -> io::Result<()> {
+pub(crate) fn create_dir_all(root: &Path, path: impl AsRef<Path>) -> io::Result<()> {
     let flags = OFlag::O_PATH | OFlag::O_DIRECTORY;
     let root = File::open(root)?;
     let mut here = open_at(root.as_fd(), Path::new("/"), flags)?;
@@ -119,7 +119,7 @@ pub fn create_dir_all(root: &Path, path: impl AsRef<Path>) -> io::Result<()> {
 }
 
 /// Makes an empty file and the directories above it. What exists stays as it is.
-pub fn create_file(root: &Path, path: impl AsRef<Path>) -> io::Result<()> {
+pub(crate) fn create_file(root: &Path, path: impl AsRef<Path>) -> io::Result<()> {
     let path = path.as_ref();
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(io::ErrorKind::InvalidInput.into());

@@ -3,7 +3,7 @@
 use nix::sys::signal::Signal;
 
 /// The number of `SIGTERM`, `TERM`, `15`, `SIGRTMIN+3`, `SIGRTMINPLUS3` and the like.
-pub fn number(name: &str) -> Option<i32> {
+pub(crate) fn number(name: &str) -> Option<i32> {
     if let Ok(number) = name.parse::<i32>() {
         return (1..=64).contains(&number).then_some(number);
     }

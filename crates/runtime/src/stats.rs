@@ -175,7 +175,7 @@ fn network_usage(network: &Path) -> Option<v1::NetworkUsage> {
 
 impl Engine {
     /// Usage of containers.
-    pub async fn container_stats(
+    pub(crate) async fn container_stats(
         &self,
         containers: Vec<Arc<Container>>,
     ) -> Result<Vec<v1::ContainerStats>> {
@@ -197,7 +197,7 @@ impl Engine {
     }
 
     /// Usage of the running containers that a filter matches.
-    pub async fn list_container_stats(
+    pub(crate) async fn list_container_stats(
         &self,
         filter: Option<v1::ContainerStatsFilter>,
     ) -> Result<Vec<v1::ContainerStats>> {
@@ -214,13 +214,16 @@ impl Engine {
     }
 
     /// Usage of a pod.
-    pub async fn sandbox_stats(&self, sandbox: &Arc<Sandbox>) -> Result<v1::PodSandboxStats> {
+    pub(crate) async fn sandbox_stats(
+        &self,
+        sandbox: &Arc<Sandbox>,
+    ) -> Result<v1::PodSandboxStats> {
         let stats = self.stats_of(vec![sandbox.clone()]).await?.pop();
         stats.ok_or_else(|| Error::NoSandbox(sandbox.id.clone()))
     }
 
     /// Usage of the pods that a filter matches.
-    pub async fn list_sandbox_stats(
+    pub(crate) async fn list_sandbox_stats(
         &self,
         filter: Option<v1::PodSandboxStatsFilter>,
     ) -> Result<Vec<v1::PodSandboxStats>> {
@@ -286,7 +289,7 @@ impl Engine {
     }
 
     /// The conditions that a kubelet looks at.
-    pub async fn node_status(&self, verbose: bool) -> v1::StatusResponse {
+    pub(crate) async fn node_status(&self, verbose: bool) -> v1::StatusResponse {
         let condition =
             |kind: &str, status: bool, reason: &str, message: String| v1::RuntimeCondition {
                 r#type: kind.to_owned(),

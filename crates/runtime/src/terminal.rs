@@ -6,7 +6,7 @@ use std::{
 };
 
 /// Sets a terminal's size; its foreground process hears of it.
-pub fn resize(terminal: BorrowedFd<'_>, width: u16, height: u16) -> io::Result<()> {
+pub(crate) fn resize(terminal: BorrowedFd<'_>, width: u16, height: u16) -> io::Result<()> {
     let size = libc::winsize {
         ws_row: height,
         ws_col: width,

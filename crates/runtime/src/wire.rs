@@ -17,13 +17,13 @@ use nix::{
 use serde::{Serialize, de::DeserializeOwned};
 
 /// The most descriptors one frame carries.
-pub const MAX_FDS: usize = 4;
+pub(crate) const MAX_FDS: usize = 4;
 
 /// No message of ours comes near; a larger length means a peer that speaks something else.
 const MAX_FRAME: usize = 1 << 20;
 
 /// A message as it goes over the wire.
-pub fn encode(message: &impl Serialize) -> io::Result<Vec<u8>> {
+pub(crate) fn encode(message: &impl Serialize) -> io::Result<Vec<u8>> {
     let mut frame = vec![0; 4];
     serde_json::to_writer(&mut frame, message)?;
     let length = u32::try_from(frame.len() - 4).map_err(io::Error::other)?;
@@ -32,7 +32,7 @@ pub fn encode(message: &impl Serialize) -> io::Result<Vec<u8>> {
 }
 
 /// Sends as much of `bytes` as the socket takes, the descriptors with its first byte.
-pub fn send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[RawFd]) -> io::Result<usize> {
+pub(crate) fn send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[RawFd]) -> io::Result<usize> {
     let rights = [ControlMessage::ScmRights(fds)];
     let control = if fds.is_empty() { &[][..] } else { &rights };
     let flags = MsgFlags::MSG_NOSIGNAL;
@@ -47,7 +47,11 @@ pub fn send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[RawFd]) -> io::Result<u
 }
 
 /// Sends a whole message over a blocking socket.
-pub fn send_all(socket: BorrowedFd<'_>, message: &impl Serialize, fds: &[RawFd]) -> io::Result<()> {
+pub(crate) fn send_all(
+    socket: BorrowedFd<'_>,
+    message: &impl Serialize,
+    fds: &[RawFd],
+) -> io::Result<()> {
     let frame = encode(message)?;
     let mut sent = send(socket, &frame, fds)?;
     while sent < frame.len() {
@@ -58,14 +62,14 @@ pub fn send_all(socket: BorrowedFd<'_>, message: &impl Serialize, fds: &[RawFd])
 
 /// What has arrived and was not taken yet.
 #[derive(Default)]
-pub struct Inbox {
+pub(crate) struct Inbox {
     bytes: Vec<u8>,
     fds: VecDeque<OwnedFd>,
 }
 
 impl Inbox {
     /// Reads once from the socket. Zero bytes mean that the peer is gone.
-    pub fn fill(&mut self, socket: BorrowedFd<'_>) -> io::Result<usize> {
+    pub(crate) fn fill(&mut self, socket: BorrowedFd<'_>) -> io::Result<usize> {
         let mut chunk = [0; 16 * 1024];
         let mut control = cmsg_space!([RawFd; MAX_FDS]);
         let mut parts = [IoSliceMut::new(&mut chunk)];
@@ -86,7 +90,7 @@ impl Inbox {
     }
 
     /// The next whole message, if it has arrived.
-    pub fn take<T: DeserializeOwned>(&mut self) -> io::Result<Option<T>> {
+    pub(crate) fn take<T: DeserializeOwned>(&mut self) -> io::Result<Option<T>> {
         let Some(prefix) = self.bytes.first_chunk::<4>() else {
             return Ok(None);
         };
@@ -103,7 +107,7 @@ impl Inbox {
     }
 
     /// The next descriptor that came with the messages taken so far.
-    pub fn fd(&mut self) -> io::Result<OwnedFd> {
+    pub(crate) fn fd(&mut self) -> io::Result<OwnedFd> {
         self.fds
             .pop_front()
             .ok_or_else(|| io::Error::other("a descriptor is missing"))
@@ -111,7 +115,7 @@ impl Inbox {
 
     /// Waits for a whole message on a blocking socket.
     #[cfg(test)]
-    pub fn wait<T: DeserializeOwned>(&mut self, socket: BorrowedFd<'_>) -> io::Result<T> {
+    pub(crate) fn wait<T: DeserializeOwned>(&mut self, socket: BorrowedFd<'_>) -> io::Result<T> {
         loop {
             if let Some(message) = self.take()? {
                 return Ok(message);

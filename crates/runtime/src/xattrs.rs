@@ -3,10 +3,10 @@
 use std::{ffi::CString, io, os::unix::ffi::OsStrExt, path::Path};
 
 /// A directory that hides those of the layers below.
-pub const OPAQUE: &str = "trusted.overlay.opaque";
+pub(crate) const OPAQUE: &str = "trusted.overlay.opaque";
 
 /// Whether an attribute belongs to overlayfs and not to a file.
-pub fn is_overlay(name: &str) -> bool {
+pub(crate) fn is_overlay(name: &str) -> bool {
     name.starts_with("trusted.overlay.") || name.starts_with("user.overlay.")
 }
 
@@ -15,7 +15,7 @@ fn text(path: &Path) -> io::Result<CString> {
 }
 
 /// Sets one; links are followed.
-pub fn set(path: &Path, name: &str, value: &[u8]) -> io::Result<()> {
+pub(crate) fn set(path: &Path, name: &str, value: &[u8]) -> io::Result<()> {
     let (path, name) = (text(path)?, CString::new(name)?);
     let (data, length) = (value.as_ptr().cast(), value.len());
     // SAFETY: both names end with a zero, and `data` has `length` bytes; all live through the call.
@@ -28,7 +28,7 @@ pub fn set(path: &Path, name: &str, value: &[u8]) -> io::Result<()> {
 }
 
 /// The value of one, if the file has it; links are followed.
-pub fn get(path: &Path, name: &str) -> io::Result<Option<Vec<u8>>> {
+pub(crate) fn get(path: &Path, name: &str) -> io::Result<Option<Vec<u8>>> {
     let (path, name) = (text(path)?, CString::new(name)?);
     let read = |buffer: &mut [u8]| {
         let (data, length) = (buffer.as_mut_ptr().cast(), buffer.len());
@@ -46,7 +46,7 @@ pub fn get(path: &Path, name: &str) -> io::Result<Option<Vec<u8>>> {
 }
 
 /// The names of all; links are followed.
-pub fn list(path: &Path) -> io::Result<Vec<String>> {
+pub(crate) fn list(path: &Path) -> io::Result<Vec<String>> {
     let path = text(path)?;
     let read = |buffer: &mut [u8]| {
         let (data, length) = (buffer.as_mut_ptr().cast(), buffer.len());
@@ -68,7 +68,7 @@ pub fn list(path: &Path) -> io::Result<Vec<String>> {
 }
 
 /// Gives a file those of another, but for what overlayfs has put there.
-pub fn copy(from: &Path, to: &Path) -> io::Result<()> {
+pub(crate) fn copy(from: &Path, to: &Path) -> io::Result<()> {
     for name in list(from)?.iter().filter(|name| !is_overlay(name)) {
         if let Some(value) = get(from, name)? {
             set(to, name, &value)?;

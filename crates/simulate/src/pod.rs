@@ -22,7 +22,7 @@ pub const EXIT_AFTER: &str = "simulate.mainstay.dev/exit-after-seconds";
 
 /// What a simulated kubelet reads of a pod.
 #[derive(Debug, Clone, Default)]
-pub struct SimulatedPod {
+pub(crate) struct SimulatedPod {
     metadata: ObjectMeta,
     node: String,
     host_network: bool,

@@ -5,16 +5,16 @@ use std::collections::HashSet;
 use crate::{Action, Codec, Error, Key, Op};
 
 /// Longest key.
-pub const MAX_KEY: usize = 4 << 10;
+pub(crate) const MAX_KEY: usize = 4 << 10;
 
 /// Largest value unless configured otherwise: what etcd takes in one request by default.
-pub const MAX_VALUE: usize = 1536 << 10;
+pub(crate) const MAX_VALUE: usize = 1536 << 10;
 
 /// Most bytes of keys and values in one commit.
-pub const MAX_COMMIT: usize = 64 << 20;
+pub(crate) const MAX_COMMIT: usize = 64 << 20;
 
 /// A key that can be stored.
-pub fn key(key: &Key) -> Result<(), Error> {
+pub(crate) fn key(key: &Key) -> Result<(), Error> {
     if key.is_empty() {
         return Err(Error::Invalid("the key is empty".into()));
     }
@@ -26,7 +26,7 @@ pub fn key(key: &Key) -> Result<(), Error> {
 }
 
 /// A prefix of keys that can be stored; it may be empty.
-pub fn prefix(prefix: &Key) -> Result<(), Error> {
+pub(crate) fn prefix(prefix: &Key) -> Result<(), Error> {
     if prefix.contains(&0) {
         let shown = String::from_utf8_lossy(prefix).replace('\0', "\\0");
         return Err(Error::Invalid(format!("the key {shown:?} contains NUL")));
@@ -35,7 +35,11 @@ pub fn prefix(prefix: &Key) -> Result<(), Error> {
 }
 
 /// Operations that make a commit.
-pub fn ops<C: Codec>(codec: &C, ops: &[Op<C::Draft>], max_value: usize) -> Result<(), Error> {
+pub(crate) fn ops<C: Codec>(
+    codec: &C,
+    ops: &[Op<C::Draft>],
+    max_value: usize,
+) -> Result<(), Error> {
     if ops.is_empty() {
         return Err(Error::Invalid(
             "a commit needs at least one operation".into(),

@@ -9,7 +9,7 @@ use tokio::process::Command;
 const PATIENCE: Duration = Duration::from_secs(600);
 
 /// The type of the file system on a device; one is made if the device is blank and may be written.
-pub async fn ensure(device: &Path, wanted: &str, read_only: bool) -> Result<String, String> {
+pub(crate) async fn ensure(device: &Path, wanted: &str, read_only: bool) -> Result<String, String> {
     if !wanted.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
         return Err(format!("{wanted:?} is not the type of a file system"));
     }
@@ -63,7 +63,7 @@ fn parse(text: &str, device: &Path) -> Result<Option<String>, String> {
 }
 
 /// Makes a mounted file system as large as its device.
-pub async fn grow(device: &Path, mount: &Path) -> Result<(), String> {
+pub(crate) async fn grow(device: &Path, mount: &Path) -> Result<(), String> {
     let kind = probe(device).await?.unwrap_or_default();
     let mut command;
     let program = match kind.as_str() {
@@ -88,7 +88,7 @@ pub async fn grow(device: &Path, mount: &Path) -> Result<(), String> {
 }
 
 /// Makes an ext4 file system that is not mounted as large as its file.
-pub async fn grow_unmounted(file: &Path) -> Result<(), String> {
+pub(crate) async fn grow_unmounted(file: &Path) -> Result<(), String> {
     let mut check = Command::new("e2fsck");
     check.args(["-f", "-p"]).arg(file);
     let checked = run(check).await?;

@@ -18,7 +18,7 @@ const FILE: &str = "volume.img";
 const KIND: &str = "ext4";
 
 /// Mounts the volume of a directory; it is made when it is not there. A crash leaves no half-made one.
-pub async fn mount(
+pub(crate) async fn mount(
     dir: &Path,
     bytes: u64,
     target: &Path,
@@ -95,7 +95,11 @@ fn open_to_all(dir: &Path) -> Result<()> {
 }
 
 /// Makes the volume of a directory larger while it is mounted.
-pub async fn grow(dir: &Path, bytes: u64, mounted: &Path) -> std::result::Result<(), String> {
+pub(crate) async fn grow(
+    dir: &Path,
+    bytes: u64,
+    mounted: &Path,
+) -> std::result::Result<(), String> {
     let path = dir.join(FILE);
     let said = |error: Error| error.to_string();
     let file = open(&path).map_err(said)?;

@@ -277,7 +277,7 @@ mod testing {
     use super::*;
 
     #[derive(Default)]
-    pub struct FakeMounter(pub Mutex<Vec<PathBuf>>);
+    pub(crate) struct FakeMounter(pub Mutex<Vec<PathBuf>>);
 
     impl Mounter for FakeMounter {
         fn tmpfs(&self, dir: &Path, _: Option<u64>) -> Result<()> {
@@ -313,7 +313,7 @@ mod testing {
         }
     }
 
-    pub fn set_up(
+    pub(crate) fn set_up(
         volume: serde_json::Value,
         pod: Pod,
         objects: Objects,

@@ -64,13 +64,13 @@ unsafe impl Ioctl for GetFree {
 }
 
 /// A device with a file behind it. It goes when this and the last mount of it are gone.
-pub struct LoopDevice {
+pub(crate) struct LoopDevice {
     pub path: PathBuf,
     _device: File,
 }
 
 /// Makes a device of a file.
-pub fn attach(file: &Path) -> Result<LoopDevice> {
+pub(crate) fn attach(file: &Path) -> Result<LoopDevice> {
     let open = |path: &Path| {
         let opened = OpenOptions::new().read(true).write(true).open(path);
         opened.map_err(Error::io("open", path))
@@ -111,7 +111,7 @@ pub fn attach(file: &Path) -> Result<LoopDevice> {
 }
 
 /// The device of what is mounted on a directory.
-pub fn mounted_on(dir: &Path) -> Result<PathBuf> {
+pub(crate) fn mounted_on(dir: &Path) -> Result<PathBuf> {
     let meta = fs::metadata(dir).map_err(Error::io("look at", dir))?;
     let (major, minor) = (rustix::fs::major(meta.dev()), rustix::fs::minor(meta.dev()));
     let described = PathBuf::from(format!("/sys/dev/block/{major}:{minor}/uevent"));
@@ -122,7 +122,7 @@ pub fn mounted_on(dir: &Path) -> Result<PathBuf> {
 }
 
 /// Has a device take the new size of its file.
-pub fn grow(device: &Path) -> Result<()> {
+pub(crate) fn grow(device: &Path) -> Result<()> {
     let opened = OpenOptions::new().read(true).open(device);
     let opened = opened.map_err(Error::io("open", device))?;
     // SAFETY: the request takes no argument.

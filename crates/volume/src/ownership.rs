@@ -15,7 +15,7 @@ use rustix::{
 use crate::{Error, Result};
 
 /// The pod's fsGroup.
-pub fn fs_group(pod: &Pod) -> Option<u32> {
+pub(crate) fn fs_group(pod: &Pod) -> Option<u32> {
     pod.spec
         .as_ref()?
         .security_context
@@ -25,7 +25,7 @@ pub fn fs_group(pod: &Pod) -> Option<u32> {
 }
 
 /// The one user that all containers run as, if there is such.
-pub fn common_user(pod: &Pod) -> Option<u32> {
+pub(crate) fn common_user(pod: &Pod) -> Option<u32> {
     let spec = pod.spec.as_ref()?;
     let of_pod = spec
         .security_context
@@ -51,7 +51,7 @@ pub fn common_user(pod: &Pod) -> Option<u32> {
 }
 
 /// Gives a volume to the pod's fsGroup, if it has one, as its fsGroupChangePolicy says.
-pub fn apply_fs_group(dir: &Path, pod: &Pod, read_only: bool) -> Result<()> {
+pub(crate) fn apply_fs_group(dir: &Path, pod: &Pod, read_only: bool) -> Result<()> {
     let Some(group) = fs_group(pod) else {
         return Ok(());
     };

@@ -24,10 +24,10 @@ pub struct File {
 }
 
 /// All files by their path in the volume.
-pub type Payload = BTreeMap<String, File>;
+pub(crate) type Payload = BTreeMap<String, File>;
 
 /// A path of an item may not leave the volume nor look like the writer's own files.
-pub fn check_path(path: &str) -> Result<()> {
+pub(crate) fn check_path(path: &str) -> Result<()> {
     let refuse = |why| {
         Err(Error::InvalidPath {
             path: path.to_owned(),
@@ -56,7 +56,7 @@ pub fn check_path(path: &str) -> Result<()> {
 }
 
 /// Keys of a source laid out as files: all of them, or the named items.
-pub fn select(
+pub(crate) fn select(
     data: &BTreeMap<String, Vec<u8>>,
     items: Option<&[KeyToPath]>,
     default_mode: i32,
@@ -97,7 +97,7 @@ pub fn select(
 }
 
 /// A ConfigMap's text and binary keys.
-pub fn config_map_data(map: &ConfigMap) -> BTreeMap<String, Vec<u8>> {
+pub(crate) fn config_map_data(map: &ConfigMap) -> BTreeMap<String, Vec<u8>> {
     let text = map
         .data
         .iter()
@@ -112,7 +112,7 @@ pub fn config_map_data(map: &ConfigMap) -> BTreeMap<String, Vec<u8>> {
 }
 
 /// A Secret's keys.
-pub fn secret_data(secret: &Secret) -> BTreeMap<String, Vec<u8>> {
+pub(crate) fn secret_data(secret: &Secret) -> BTreeMap<String, Vec<u8>> {
     secret
         .data
         .iter()

@@ -250,7 +250,7 @@ fn account_groups(user: &str) -> Vec<String> {
     }
 }
 
-pub async fn answer(client: &kube::Client, asked: &Access) -> Result<Answer> {
+pub(crate) async fn answer(client: &kube::Client, asked: &Access) -> Result<Answer> {
     let reviews: Api<SubjectAccessReview> = Api::all(client.clone());
     let review = reviews
         .create(&PostParams::default(), &asked.review())

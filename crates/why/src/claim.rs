@@ -16,7 +16,7 @@ use crate::{
 const PROTECTION: &str = "kubernetes.io/pvc-protection";
 const DEFAULT_CLASS: &str = "storageclass.kubernetes.io/is-default-class";
 
-pub async fn answer(client: &kube::Client, name: &Name) -> Result<Answer> {
+pub(crate) async fn answer(client: &kube::Client, name: &Name) -> Result<Answer> {
     let claims: Api<PersistentVolumeClaim> = Api::namespaced(client.clone(), &name.namespace);
     let claim = claims.get(&name.name).await?;
     let pods: Api<Pod> = Api::namespaced(client.clone(), &name.namespace);

@@ -28,7 +28,7 @@ pub struct Asked {
     pub namespace: String,
 }
 
-pub async fn answer(client: &kube::Client, asked: &Asked) -> Result<Answer> {
+pub(crate) async fn answer(client: &kube::Client, asked: &Asked) -> Result<Answer> {
     let (to, port, protocol) = target(&asked.to)?;
     let connection = Connection {
         client: end(client, &asked.namespace, &asked.from).await?,

@@ -10,7 +10,7 @@ use crate::Result;
 const SHOWN: usize = 3;
 
 /// The last warnings about an object, each once.
-pub async fn warnings(
+pub(crate) async fn warnings(
     client: &kube::Client,
     namespace: &str,
     kind: &str,
@@ -24,7 +24,7 @@ pub async fn warnings(
 
 /// What a component complained about.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Warning {
+pub(crate) struct Warning {
     /// The event's reason.
     pub reason: String,
     /// The event's message.
@@ -35,7 +35,7 @@ pub struct Warning {
 
 impl Warning {
     /// As a line.
-    pub fn line(&self) -> String {
+    pub(crate) fn line(&self) -> String {
         let times = match self.count {
             0 | 1 => String::new(),
             count => format!(" ({count} times)"),

@@ -13,7 +13,7 @@ use crate::{Answer, Result, question::Name, service};
 
 const DEFAULT_CLASS: &str = "ingressclass.kubernetes.io/is-default-class";
 
-pub async fn answer(client: &kube::Client, name: &Name) -> Result<Answer> {
+pub(crate) async fn answer(client: &kube::Client, name: &Name) -> Result<Answer> {
     let ingresses: Api<Ingress> = Api::namespaced(client.clone(), &name.namespace);
     let ingress = ingresses.get(&name.name).await?;
     let everything = ListParams::default();

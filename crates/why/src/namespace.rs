@@ -6,7 +6,7 @@ use kube::ResourceExt;
 
 use crate::{Answer, Result, question::Name};
 
-pub async fn answer(client: &kube::Client, name: &Name) -> Result<Answer> {
+pub(crate) async fn answer(client: &kube::Client, name: &Name) -> Result<Answer> {
     Ok(explain(
         &Api::<Namespace>::all(client.clone())
             .get(&name.name)

@@ -5,7 +5,7 @@ use k8s_openapi::api::core::v1::{Node, NodeCondition};
 
 use crate::{Answer, Result, events, question::Name};
 
-pub async fn answer(client: &kube::Client, name: &Name) -> Result<Answer> {
+pub(crate) async fn answer(client: &kube::Client, name: &Name) -> Result<Answer> {
     let node = Api::<Node>::all(client.clone()).get(&name.name).await?;
     // Events about nodes are in the namespace default.
     let warnings = events::warnings(client, "default", "Node", &name.name).await?;
@@ -21,7 +21,7 @@ fn conditions(node: &Node) -> &[NodeCondition] {
 }
 
 /// Why a node is not ready; nothing when it is.
-pub fn not_ready(node: &Node) -> Option<String> {
+pub(crate) fn not_ready(node: &Node) -> Option<String> {
     match conditions(node)
         .iter()
         .find(|condition| condition.type_ == "Ready")

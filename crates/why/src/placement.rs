@@ -27,7 +27,7 @@ const NAMED: usize = 20;
 
 /// The objects that scheduling looks at.
 #[derive(Debug, Default)]
-pub struct Facts {
+pub(crate) struct Facts {
     pub nodes: Vec<Node>,
     pub pods: Vec<Pod>,
     pub namespaces: Vec<Namespace>,
@@ -39,7 +39,7 @@ pub struct Facts {
 }
 
 impl Facts {
-    pub async fn read(client: &kube::Client) -> Result<Self> {
+    pub(crate) async fn read(client: &kube::Client) -> Result<Self> {
         Ok(Self {
             nodes: list(client).await?,
             pods: list(client).await?,
@@ -62,7 +62,7 @@ where
 }
 
 /// One line for each node, or for each reason in a large cluster. Empty when a node would take the pod.
-pub fn explain(pod: &Pod, facts: &Facts) -> Vec<String> {
+pub(crate) fn explain(pod: &Pod, facts: &Facts) -> Vec<String> {
     let mut scheduling = Scheduling::new(0);
     fill(&mut scheduling.cluster, facts);
     let info = Arc::new(PodInfo::new(pod));

@@ -19,14 +19,14 @@ use crate::{
 /// How much of a crashed container's log is shown.
 const LAST_LINES: i64 = 5;
 
-pub async fn answer(client: &kube::Client, name: &Name) -> Result<Answer> {
+pub(crate) async fn answer(client: &kube::Client, name: &Name) -> Result<Answer> {
     let pods: Api<Pod> = Api::namespaced(client.clone(), &name.namespace);
     let pod = pods.get(&name.name).await?;
     explain_with(client, &pod).await
 }
 
 /// The same for a pod that was read already.
-pub async fn explain_with(client: &kube::Client, pod: &Pod) -> Result<Answer> {
+pub(crate) async fn explain_with(client: &kube::Client, pod: &Pod) -> Result<Answer> {
     let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
     let name = pod.metadata.name.as_deref().unwrap_or_default();
     let mut seen = Seen {
@@ -54,7 +54,7 @@ pub async fn explain_with(client: &kube::Client, pod: &Pod) -> Result<Answer> {
 
 /// What is known besides the pod itself.
 #[derive(Debug, Default)]
-pub struct Seen {
+pub(crate) struct Seen {
     pub warnings: Vec<Warning>,
     /// What each node has against the pod.
     pub nodes: Vec<String>,
@@ -65,7 +65,7 @@ pub struct Seen {
 }
 
 /// The answer.
-pub fn explain(pod: &Pod, seen: &Seen, now: Timestamp) -> Answer {
+pub(crate) fn explain(pod: &Pod, seen: &Seen, now: Timestamp) -> Answer {
     let name = format!("pod/{}", pod.metadata.name.as_deref().unwrap_or_default());
     let phase = pod
         .status

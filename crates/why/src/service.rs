@@ -10,7 +10,7 @@ use reconcile::Selector;
 
 use crate::{Answer, Result, question::Name};
 
-pub async fn answer(client: &kube::Client, name: &Name) -> Result<Answer> {
+pub(crate) async fn answer(client: &kube::Client, name: &Name) -> Result<Answer> {
     let services: Api<Service> = Api::namespaced(client.clone(), &name.namespace);
     let service = services.get(&name.name).await?;
     let pods: Api<Pod> = Api::namespaced(client.clone(), &name.namespace);
@@ -19,7 +19,7 @@ pub async fn answer(client: &kube::Client, name: &Name) -> Result<Answer> {
 }
 
 /// The answer from the Service and the pods of its namespace.
-pub fn explain(service: &Service, pods: &[Pod]) -> Answer {
+pub(crate) fn explain(service: &Service, pods: &[Pod]) -> Answer {
     let name = format!("service/{}", service.name_any());
     let spec = service.spec.clone().unwrap_or_default();
     if spec.type_.as_deref() == Some("ExternalName") {

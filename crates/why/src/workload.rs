@@ -34,7 +34,7 @@ struct Workload<'a> {
     complaints: Vec<String>,
 }
 
-pub async fn deployment(client: &kube::Client, name: &Name) -> Result<Answer> {
+pub(crate) async fn deployment(client: &kube::Client, name: &Name) -> Result<Answer> {
     let object: Deployment = get(client, name).await?;
     let spec = object.spec.clone().unwrap_or_default();
     let status = object.status.clone().unwrap_or_default();
@@ -68,7 +68,7 @@ pub async fn deployment(client: &kube::Client, name: &Name) -> Result<Answer> {
     workload.explain(client, &owners, "Deployment").await
 }
 
-pub async fn replica_set(client: &kube::Client, name: &Name) -> Result<Answer> {
+pub(crate) async fn replica_set(client: &kube::Client, name: &Name) -> Result<Answer> {
     let object: ReplicaSet = get(client, name).await?;
     let status = object.status.clone().unwrap_or_default();
     let bad = status
@@ -95,7 +95,7 @@ pub async fn replica_set(client: &kube::Client, name: &Name) -> Result<Answer> {
         .await
 }
 
-pub async fn stateful_set(client: &kube::Client, name: &Name) -> Result<Answer> {
+pub(crate) async fn stateful_set(client: &kube::Client, name: &Name) -> Result<Answer> {
     let object: StatefulSet = get(client, name).await?;
     let workload = Workload {
         kind: "statefulset",
@@ -118,7 +118,7 @@ pub async fn stateful_set(client: &kube::Client, name: &Name) -> Result<Answer> 
         .await
 }
 
-pub async fn daemon_set(client: &kube::Client, name: &Name) -> Result<Answer> {
+pub(crate) async fn daemon_set(client: &kube::Client, name: &Name) -> Result<Answer> {
     let object: DaemonSet = get(client, name).await?;
     let status = object.status.clone().unwrap_or_default();
     let misplaced = status.number_misscheduled;
@@ -138,7 +138,7 @@ pub async fn daemon_set(client: &kube::Client, name: &Name) -> Result<Answer> {
         .await
 }
 
-pub async fn job(client: &kube::Client, name: &Name) -> Result<Answer> {
+pub(crate) async fn job(client: &kube::Client, name: &Name) -> Result<Answer> {
     let object: Job = get(client, name).await?;
     let spec = object.spec.clone().unwrap_or_default();
     let status = object.status.clone().unwrap_or_default();

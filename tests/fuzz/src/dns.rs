@@ -14,7 +14,7 @@ use kube::client::Body;
 use serde_json::json;
 
 /// A question with EDNS, one without, one for a name of others, and a service record.
-pub const PACKETS: &[&str] = &[
+pub(crate) const PACKETS: &[&str] = &[
     "\0\x07\x01\0\0\x01\0\0\0\0\0\x01\x03web\x07default\x03svc\x07cluster\x05local\0\0\x01\0\x01\0\0\x29\x04\x50\0\0\0\0\0\0",
     "\0\x08\x01\0\0\x01\0\0\0\0\0\0\x02db\x07default\x03svc\x07cluster\x05local\0\0\x01\0\x01",
     "\0\x09\x01\x20\0\x01\0\0\0\0\0\0\x03old\x07example\0\0\x1c\0\x01",
@@ -23,7 +23,7 @@ pub const PACKETS: &[&str] = &[
 ];
 
 /// Corefiles with every directive.
-pub const COREFILES: &[&str] = &[
+pub(crate) const COREFILES: &[&str] = &[
     ". {\n errors\n log {\n class denial error\n }\n kubernetes cluster.local in-addr.arpa {\n pods insecure\n ttl 30\n fallthrough\n }\n forward . 192.0.2.1 [2001:db8::1]:53 /etc/resolv.conf {\n except a.b\n policy random\n max_concurrent 5\n }\n cache 30 {\n success 10 20 3\n prefetch 3 1m 20%\n serve_stale 1h verify\n disable denial x\n }\n}\n",
     "a.b:53 10.0.0.0/8 {\n hosts f {\n 192.0.2.1 x y # z\n ttl 5\n }\n rewrite continue name regex (.*)\\.c {1}.d answer name (.*) {1}.e\n rewrite stop {\n name suffix .f .g\n answer auto\n }\n rewrite ttl a 5-\n template IN AAAA x {\n rcode NXDOMAIN\n }\n}\n",
 ];
@@ -64,7 +64,7 @@ static CHAIN: LazyLock<Chain> = LazyLock::new(|| {
 });
 
 /// A packet is answered with something that fits, and a remembered reply is the one that is made.
-pub fn packet(input: &[u8]) {
+pub(crate) fn packet(input: &[u8]) {
     let (step, limit) = reply::decide(&CHAIN, &CLUSTER, input);
     let Step::Send(made) = step else { return };
     let Some(made) = encode(made, limit) else {
@@ -86,7 +86,7 @@ pub fn packet(input: &[u8]) {
 }
 
 /// A Corefile is read or refused, and what is read answers.
-pub fn corefile(input: &[u8]) {
+pub(crate) fn corefile(input: &[u8]) {
     let Ok(text) = std::str::from_utf8(input) else {
         return;
     };

@@ -32,7 +32,7 @@ struct Package {
 }
 
 /// `package BINARY OUT`
-pub fn run(args: &[String]) -> Result<()> {
+pub(crate) fn run(args: &[String]) -> Result<()> {
     let [binary, out] = args else {
         bail!("usage: cargo xtask package BINARY DIRECTORY");
     };

@@ -6,7 +6,7 @@ use anyhow::Result;
 
 /// Files and directories by their paths, which have no slash in front.
 #[derive(Debug, Default, Clone)]
-pub struct Tree {
+pub(super) struct Tree {
     entries: BTreeMap<String, Entry>,
 }
 
@@ -18,7 +18,7 @@ enum Entry {
 
 impl Tree {
     /// What is below a directory.
-    pub fn read(root: &Path) -> Result<Self> {
+    pub(super) fn read(root: &Path) -> Result<Self> {
         let mut tree = Self::default();
         tree.collect(root, "")?;
         Ok(tree)
@@ -39,17 +39,17 @@ impl Tree {
         Ok(())
     }
 
-    pub fn directory(&mut self, path: &str) {
+    pub(super) fn directory(&mut self, path: &str) {
         self.entries.insert(path.to_owned(), Entry::Directory);
     }
 
-    pub fn file(&mut self, path: &str, bytes: Vec<u8>, mode: u32) {
+    pub(super) fn file(&mut self, path: &str, bytes: Vec<u8>, mode: u32) {
         self.entries
             .insert(path.to_owned(), Entry::File { bytes, mode });
     }
 
     /// Adds another tree below a directory.
-    pub fn below(&mut self, directory: &str, other: &Self) {
+    pub(super) fn below(&mut self, directory: &str, other: &Self) {
         self.directory(directory);
         for (path, entry) in &other.entries {
             self.entries
@@ -58,7 +58,7 @@ impl Tree {
     }
 
     /// Every file with its content.
-    pub fn files(&self) -> impl Iterator<Item = (&str, &[u8])> {
+    pub(super) fn files(&self) -> impl Iterator<Item = (&str, &[u8])> {
         self.entries.iter().filter_map(|(path, entry)| match entry {
             Entry::File { bytes, .. } => Some((path.as_str(), bytes.as_slice())),
             Entry::Directory => None,
@@ -66,7 +66,7 @@ impl Tree {
     }
 
     /// As a tar archive.
-    pub fn archive(&self, time: u64) -> Result<Vec<u8>> {
+    pub(super) fn archive(&self, time: u64) -> Result<Vec<u8>> {
         let mut builder = tar::Builder::new(Vec::new());
         for (path, entry) in &self.entries {
             let mut header = tar::Header::new_gnu();

@@ -85,7 +85,7 @@ const OTHERS: &[(&str, &str)] = &[
 ];
 
 /// One finding for each name that the table does not have.
-pub fn check(root: &Path) -> Result<Vec<String>> {
+pub(super) fn check(root: &Path) -> Result<Vec<String>> {
     let known = names(&root.join("crates/machinery/src/schema/table"))?;
     let mut findings = Vec::new();
     for member in CRATES {

@@ -93,7 +93,7 @@ const KEEPERS: &[&str] = &[
 const KEPT: &[&str] = &["kinds", "store"];
 
 /// One finding per edge that points the wrong way.
-pub fn check(root: &Path) -> Result<Vec<String>> {
+pub(super) fn check(root: &Path) -> Result<Vec<String>> {
     let metadata = metadata(root)?;
     let packages = metadata["packages"]
         .as_array()

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use crate::{complain, root};
 
 /// Runs every check and prints all findings, so that one run shows all there is to mend.
-pub fn run() -> ExitCode {
+pub(crate) fn run() -> ExitCode {
     let root = root();
     let mut findings = Vec::new();
     for (name, found) in [

@@ -118,7 +118,7 @@ const SCAFFOLDING: &[&str] = &["todo!(", "unimplemented!(", "dbg!("];
 const PRINTING: &[&str] = &["println!(", "eprintln!("];
 
 /// One finding per breach.
-pub fn check(root: &Path) -> Result<Vec<String>> {
+pub(super) fn check(root: &Path) -> Result<Vec<String>> {
     let mut findings = Vec::new();
     let mut all = Vec::new();
     for top in ["bin", "crates", "benches", "testkit", "tests", "xtask"] {
@@ -136,7 +136,7 @@ pub fn check(root: &Path) -> Result<Vec<String>> {
 }
 
 /// The Rust files below a directory.
-pub fn files(directory: &Path) -> Result<Vec<PathBuf>> {
+pub(super) fn files(directory: &Path) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     collect(directory, &mut files)?;
     Ok(files)

@@ -30,7 +30,7 @@ fn password(file: Option<&Path>) -> Result<Option<String>> {
 }
 
 /// Writes all objects and keys to a file.
-pub fn backup(flags: Backup) -> Result<()> {
+pub(super) fn backup(flags: Backup) -> Result<()> {
     let data_dir = data_dir(flags.data_dir)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -47,7 +47,7 @@ pub fn backup(flags: Backup) -> Result<()> {
 }
 
 /// Brings a backup's objects back.
-pub fn restore(flags: Restore) -> Result<()> {
+pub(super) fn restore(flags: Restore) -> Result<()> {
     let data_dir = data_dir(flags.data_dir)?;
     let password = password(flags.password_file.as_deref())?;
     let restored =

@@ -14,10 +14,10 @@ use anyhow::{Context, Result, bail};
 use crate::notify::{self, Listener};
 
 /// The log of a process in the background, in its data directory.
-pub const LOG: &str = "mainstay.log";
+pub(super) const LOG: &str = "mainstay.log";
 
 /// Runs this program with the same arguments in the background.
-pub fn run(data_dir: &Path) -> Result<()> {
+pub(super) fn run(data_dir: &Path) -> Result<()> {
     if let Some(holder) = cluster::lock::holder(data_dir) {
         bail!("it runs already, as process {holder}; `mainstay down` stops it");
     }

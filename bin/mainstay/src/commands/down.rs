@@ -18,7 +18,7 @@ use crate::cli::Cluster;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Asks the process to stop and waits until it has.
-pub fn run(cluster: Cluster) -> Result<()> {
+pub(super) fn run(cluster: Cluster) -> Result<()> {
     let options = Options {
         data_dir: cluster.data_dir,
         ..Options::default()

@@ -6,7 +6,7 @@ use cluster::Options;
 use crate::{cli::Kubeconfig, user_kubeconfig};
 
 /// Prints it, or adds it.
-pub fn run(asked: Kubeconfig) -> Result<()> {
+pub(super) fn run(asked: Kubeconfig) -> Result<()> {
     let options = Options {
         data_dir: asked.cluster.data_dir,
         ..Options::default()

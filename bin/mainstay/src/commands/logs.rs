@@ -15,7 +15,7 @@ use super::{detach::LOG, install::UNIT};
 use crate::cli::Logs;
 
 /// Prints the log, and goes on with `--follow`.
-pub fn run(asked: &Logs) -> Result<()> {
+pub(super) fn run(asked: &Logs) -> Result<()> {
     let options = Options {
         data_dir: asked.cluster.data_dir.clone(),
         ..Options::default()

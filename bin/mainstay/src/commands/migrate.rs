@@ -6,7 +6,7 @@ use cluster::{Options, StoreKind, migrate, settings, storage};
 use crate::cli::Migrate;
 
 /// Moves them, and says how to go on.
-pub fn run(flags: Migrate) -> Result<()> {
+pub(super) fn run(flags: Migrate) -> Result<()> {
     let options = Options {
         data_dir: flags.data_dir,
         store: Some(StoreKind::Etcd),

@@ -25,7 +25,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::cli::{Cli, Cluster, Command, Reference};
 
 /// Runs a command; an error is printed with its causes.
-pub fn run(cli: Cli) -> ExitCode {
+pub(crate) fn run(cli: Cli) -> ExitCode {
     let outcome = match cli.command {
         Command::Status(asked) => status::run(&asked),
         other => run_plain(other).map(|()| ExitCode::SUCCESS),

@@ -8,7 +8,7 @@ use cluster::Options;
 use crate::{cli::Reset, user_kubeconfig};
 
 /// Asks first, when there is somebody to ask.
-pub fn run(reset: Reset) -> Result<()> {
+pub(super) fn run(reset: Reset) -> Result<()> {
     let options = Options {
         data_dir: reset.data_dir,
         ..Options::default()

@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{checklist, logging, notify, user_kubeconfig};
 
 /// Which parts.
-pub enum Run {
+pub(super) enum Run {
     /// A control plane and a node.
     Up,
     /// A control plane.
@@ -30,7 +30,7 @@ impl Run {
 }
 
 /// Runs here, or starts the same in the background.
-pub fn start(options: Options, what: Run, detach: bool) -> Result<()> {
+pub(super) fn start(options: Options, what: Run, detach: bool) -> Result<()> {
     if !detach {
         return run(options, what);
     }

@@ -7,7 +7,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{cli::Scheduler, logging};
 
 /// Runs until a signal asks to stop.
-pub fn run(asked: Scheduler) -> Result<()> {
+pub(super) fn run(asked: Scheduler) -> Result<()> {
     let options = cluster::Options {
         log_level: asked.log_level,
         ..cluster::Options::default()

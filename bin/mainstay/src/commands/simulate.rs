@@ -7,7 +7,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{cli::Simulate, logging};
 
 /// Runs until a signal asks to stop; then the nodes are deleted unless they are to be kept.
-pub fn run(asked: Simulate) -> Result<()> {
+pub(super) fn run(asked: Simulate) -> Result<()> {
     logging::start(&cluster::Options::default(), false)?;
     let label = |label: &String| match label.split_once('=') {
         Some((key, value)) => Ok((key.to_owned(), value.to_owned())),

@@ -61,7 +61,7 @@ struct Store {
 }
 
 /// Prints it; the exit code says whether all is well.
-pub fn run(asked: &cli::Status) -> Result<ExitCode> {
+pub(super) fn run(asked: &cli::Status) -> Result<ExitCode> {
     let options = Options {
         data_dir: asked.cluster.data_dir.clone(),
         ..Options::default()

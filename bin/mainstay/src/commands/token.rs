@@ -10,7 +10,7 @@ use jiff::SignedDuration;
 use crate::cli::{Cluster, Token};
 
 /// Runs one of the commands as the administrator of the cluster in the data directory.
-pub fn run(command: Token) -> Result<()> {
+pub(super) fn run(command: Token) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;

@@ -13,7 +13,7 @@ use crate::cli;
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Prints both, and warns when they are too far apart. Without a kubeconfig there is no server to ask.
-pub fn run(asked: cli::Version) -> Result<()> {
+pub(super) fn run(asked: cli::Version) -> Result<()> {
     let server = match kubeconfig(&asked)? {
         Some(path) if !asked.client => Some(ask(&path)?),
         _ => None,

@@ -6,7 +6,7 @@ use why::Question;
 use crate::cli::Why;
 
 /// Runs it with a kubeconfig, or as the administrator of the cluster in the data directory.
-pub fn run(asked: Why) -> Result<()> {
+pub(super) fn run(asked: Why) -> Result<()> {
     let question = Question::parse(&asked.words, &asked.namespace, &asked.groups)?;
     let config = super::read_kubeconfig(asked.kubeconfig, asked.cluster)?;
     let runtime = tokio::runtime::Builder::new_current_thread()

@@ -11,7 +11,7 @@ use serde::Deserialize;
 
 use super::{Attributes, Plugin};
 
-pub const NAME: &str = "PodSecurity";
+pub(crate) const NAME: &str = "PodSecurity";
 
 const PREFIX: &str = "pod-security.kubernetes.io/";
 const EXEMPT: &str = "pod-security.kubernetes.io/exempt";
@@ -49,7 +49,7 @@ const TEMPLATES: &[(&str, &str, &[&str])] = &[
 
 /// The plugin with what the operator tells it.
 #[derive(Debug, Default)]
-pub struct PodSecurity {
+pub(crate) struct PodSecurity {
     defaults: Policy,
     exempt: Exemptions,
 }

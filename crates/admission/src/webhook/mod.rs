@@ -25,9 +25,9 @@ use super::matching::{Variables, check_conditions};
 use crate::{Reader, authz::Authorizer};
 
 pub use metrics::Metrics;
-pub use mutating::MutatingAdmissionWebhook;
+pub(crate) use mutating::MutatingAdmissionWebhook;
 pub use services::Endpoints;
-pub use validating::ValidatingAdmissionWebhook;
+pub(crate) use validating::ValidatingAdmissionWebhook;
 
 /// What does not compile of the match conditions of a configuration. Those that stand already may stay.
 pub fn check(configuration: &Object, old: Option<&Object>) -> Errors {

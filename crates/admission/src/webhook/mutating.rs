@@ -22,18 +22,18 @@ use crate::{
     matching::{Attributes, Matched},
 };
 
-pub const NAME: &str = "MutatingAdmissionWebhook";
+pub(super) const NAME: &str = "MutatingAdmissionWebhook";
 const MUTATION: &str = "mutation.webhook.admission.k8s.io/";
 const PATCH: &str = "patch.webhook.admission.k8s.io/";
 
-pub struct MutatingAdmissionWebhook {
+pub(crate) struct MutatingAdmissionWebhook {
     shared: Shared,
     source: Source,
     client: Arc<Client>,
 }
 
 impl MutatingAdmissionWebhook {
-    pub fn new(shared: Shared, configuration: &Value) -> Result<Self, String> {
+    pub(crate) fn new(shared: Shared, configuration: &Value) -> Result<Self, String> {
         Ok(Self {
             source: Source::new(shared.reader.clone(), "mutatingwebhookconfigurations"),
             client: Arc::new(client(&shared.reader, configuration)?),

@@ -22,10 +22,10 @@ use crate::{
     matching::{Attributes, GroupVersionKind, Matched},
 };
 
-pub const NAME: &str = "ValidatingAdmissionWebhook";
+pub(super) const NAME: &str = "ValidatingAdmissionWebhook";
 const FAILED_OPEN: &str = "failed-open.validating.webhook.admission.k8s.io/";
 
-pub struct ValidatingAdmissionWebhook {
+pub(crate) struct ValidatingAdmissionWebhook {
     shared: Shared,
     source: Source,
     client: Arc<Client>,
@@ -39,7 +39,7 @@ struct Invocation<'t> {
 }
 
 impl ValidatingAdmissionWebhook {
-    pub fn new(shared: Shared, configuration: &Value) -> Result<Self, String> {
+    pub(crate) fn new(shared: Shared, configuration: &Value) -> Result<Self, String> {
         Ok(Self {
             source: Source::new(shared.reader.clone(), "validatingwebhookconfigurations"),
             client: Arc::new(client(&shared.reader, configuration)?),

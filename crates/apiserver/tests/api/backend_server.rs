@@ -34,12 +34,12 @@ use tokio::{
 
 use crate::support::{Server, admin, eventually};
 
-pub const SERVICES: &str = "/apis/apiregistration.k8s.io/v1/apiservices";
-pub const GROUP: &str = "agg.example.com";
+pub(crate) const SERVICES: &str = "/apis/apiregistration.k8s.io/v1/apiservices";
+pub(crate) const GROUP: &str = "agg.example.com";
 
 /// How a backend behaves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Mode {
+pub(crate) enum Mode {
     /// Speaks the newer forms of discovery and OpenAPI.
     Modern,
     /// Knows lists of resources alone, as servers before 1.26 do.
@@ -55,7 +55,7 @@ pub enum Mode {
 
 /// A request as the backend saw it.
 #[derive(Debug, Clone)]
-pub struct Asked {
+pub(crate) struct Asked {
     pub method: String,
     pub path: String,
     pub headers: http::HeaderMap,
@@ -76,7 +76,7 @@ struct State {
 }
 
 /// A running backend; it ends with this.
-pub struct Backend {
+pub(crate) struct Backend {
     pub address: SocketAddr,
     /// PEM of its certificate, which is its own authority.
     pub certificate: String,
@@ -91,7 +91,7 @@ impl Drop for Backend {
 }
 
 impl Backend {
-    pub async fn start(server: &Server, mode: Mode) -> Self {
+    pub(crate) async fn start(server: &Server, mode: Mode) -> Self {
         let names = vec!["backend.default.svc".to_owned()];
         let made = rcgen::generate_simple_self_signed(names).unwrap();
         let (certificate, key) = (made.cert.pem(), made.signing_key.serialize_pem());
@@ -154,7 +154,7 @@ impl Backend {
     }
 
     /// Behaves otherwise from now on; connections are made anew.
-    pub fn set(&self, mode: Mode) {
+    pub(crate) fn set(&self, mode: Mode) {
         *self.state.mode.lock() = mode;
         if let Mode::Raw(..) = mode {
             let connections = std::mem::take(&mut *self.state.connections.lock());
@@ -163,24 +163,24 @@ impl Backend {
     }
 
     /// Bytes that were written in [`Mode::Raw`].
-    pub fn written(&self) -> usize {
+    pub(crate) fn written(&self) -> usize {
         self.state.written.load(Ordering::Relaxed)
     }
 
     /// Serves another resource, too.
-    pub fn serve_also(&self, resource: &'static str) {
+    pub(crate) fn serve_also(&self, resource: &'static str) {
         self.state.more.lock().push(resource);
     }
 
     /// Requests below a path, in their order.
-    pub fn asked(&self, prefix: &str) -> Vec<Asked> {
+    pub(crate) fn asked(&self, prefix: &str) -> Vec<Asked> {
         let asked = self.state.asked.lock();
         let below = asked.iter().filter(|one| one.path.starts_with(prefix));
         below.cloned().collect()
     }
 
     /// Makes the Service with an endpoint at this backend.
-    pub async fn make_service(&self, server: &Server) {
+    pub(crate) async fn make_service(&self, server: &Server) {
         let service = json!({"metadata": {"name": "backend"}, "spec": {"ports": [{"name": "https", "port": 443}]}});
         let made = admin(
             server,
@@ -193,7 +193,7 @@ impl Backend {
         self.make_slice(server).await;
     }
 
-    pub async fn make_slice(&self, server: &Server) {
+    pub(crate) async fn make_slice(&self, server: &Server) {
         // Loopback is nobody's address of type IPv4; as a name it is taken.
         let slice = json!({"metadata": {"name": "backend-1", "labels": {"kubernetes.io/service-name": "backend"}},
             "addressType": "FQDN", "ports": [{"name": "https", "port": self.address.port()}],
@@ -204,7 +204,7 @@ impl Backend {
     }
 
     /// Changes its endpoint, so that it is looked at before its time.
-    pub async fn move_endpoint(&self, server: &Server, hostname: &str) {
+    pub(crate) async fn move_endpoint(&self, server: &Server, hostname: &str) {
         let slice = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices/backend-1";
         let moved = json!({"endpoints": [{"addresses": ["127.0.0.1"], "hostname": hostname}]});
         let patched = admin(server, "PATCH", slice, moved).await;
@@ -212,7 +212,7 @@ impl Backend {
     }
 
     /// Its APIService.
-    pub fn api_service(&self, version: &str) -> Value {
+    pub(crate) fn api_service(&self, version: &str) -> Value {
         json!({"metadata": {"name": format!("{version}.{GROUP}")}, "spec": {
             "group": GROUP, "version": version, "groupPriorityMinimum": 2000, "versionPriority": 10,
             "caBundle": STANDARD.encode(&self.certificate),
@@ -220,7 +220,7 @@ impl Backend {
     }
 
     /// Registers it and waits until it is available.
-    pub async fn install(&self, server: &Server) {
+    pub(crate) async fn install(&self, server: &Server) {
         self.make_service(server).await;
         let made = admin(server, "POST", SERVICES, self.api_service("v1")).await;
         assert_eq!(made.code, 201, "{}", made.body);
@@ -230,14 +230,14 @@ impl Backend {
 }
 
 /// The condition of the APIService.
-pub async fn condition(server: &Server) -> Value {
+pub(crate) async fn condition(server: &Server) -> Value {
     let path = format!("{SERVICES}/v1.{GROUP}");
     let found = admin(server, "GET", &path, Value::Null).await;
     found.json()["status"]["conditions"][0].clone()
 }
 
 /// Waits for the reason of the condition, and until requests follow it.
-pub async fn wait_for(server: &Server, reason: &str) -> Value {
+pub(crate) async fn wait_for(server: &Server, reason: &str) -> Value {
     let condition = eventually(|| async {
         let found = condition(server).await;
         (found["reason"] == reason).then_some(found)

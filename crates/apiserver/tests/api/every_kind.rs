@@ -20,7 +20,7 @@ fn collection(group_version: &str, resource: &Value) -> String {
 }
 
 /// Every resource that can be listed, with its description.
-pub async fn all(server: &Server) -> Vec<(String, Value)> {
+pub(crate) async fn all(server: &Server) -> Vec<(String, Value)> {
     let groups = admin(server, "GET", "/apis", Value::Null).await.json();
     let mut versions = vec!["v1".to_owned()];
     for group in groups["groups"].as_array().unwrap() {

@@ -14,7 +14,7 @@ use tokio::net::TcpStream;
 use crate::support::{Raw, Server, admin, send};
 
 /// One request over TLS; the error is the handshake's or the connection's.
-pub async fn over_tls(
+pub(crate) async fn over_tls(
     server: &Server,
     config: ClientConfig,
     method: &str,
@@ -62,7 +62,7 @@ pub async fn over_tls(
 }
 
 /// A client of this server without any identity.
-pub fn nobody(server: &Server) -> ClientConfig {
+pub(crate) fn nobody(server: &Server) -> ClientConfig {
     pki::bearer_client_config(server.pki.ca().pem().as_bytes()).unwrap()
 }
 

@@ -24,7 +24,7 @@ use tokio::{net::TcpListener, task::JoinHandle};
 use crate::support::{Server, admin, eventually};
 
 /// What a webhook answers with.
-pub enum Reply {
+pub(crate) enum Reply {
     Json(Value),
     Raw(u16, Vec<u8>),
     /// A failure after which the client may call again at once.
@@ -36,7 +36,7 @@ pub enum Reply {
 }
 
 /// A running webhook; it ends with this.
-pub struct Hook {
+pub(crate) struct Hook {
     pub address: SocketAddr,
     /// PEM of its certificate, which is its own authority.
     pub certificate: String,
@@ -56,7 +56,7 @@ impl Drop for Hook {
 }
 
 impl Hook {
-    pub async fn start(answer: impl Fn(&Value) -> Reply + Send + Sync + 'static) -> Self {
+    pub(crate) async fn start(answer: impl Fn(&Value) -> Reply + Send + Sync + 'static) -> Self {
         let names = ["127.0.0.1", "localhost", "hook.default.svc"].map(str::to_owned);
         let made = rcgen::generate_simple_self_signed(names.to_vec()).unwrap();
         let (certificate, key) = (made.cert.pem(), made.signing_key.serialize_pem());
@@ -101,17 +101,17 @@ impl Hook {
     }
 
     /// A webhook that lets everything through, with more in its responses.
-    pub async fn allowing(more: Value) -> Self {
+    pub(crate) async fn allowing(more: Value) -> Self {
         Self::start(move |review| Reply::Json(allowed(review, more.clone()))).await
     }
 
     /// A `clientConfig` by URL.
-    pub fn by_url(&self) -> Value {
+    pub(crate) fn by_url(&self) -> Value {
         json!({"url": format!("https://{}/hook", self.address), "caBundle": STANDARD.encode(&self.certificate)})
     }
 
     /// What was asked, without the uids.
-    pub fn requests(&self) -> Vec<Value> {
+    pub(crate) fn requests(&self) -> Vec<Value> {
         let seen = self.seen.lock();
         seen.iter()
             .map(|review| review["request"].clone())
@@ -163,7 +163,7 @@ fn slow() -> UnsyncBoxBody<Bytes, Infallible> {
 }
 
 /// The answer to a review, with these fields in its response.
-pub fn answer(review: &Value, fields: Value) -> Value {
+pub(crate) fn answer(review: &Value, fields: Value) -> Value {
     let mut response = json!({"uid": review["request"]["uid"]});
     for (key, value) in fields.as_object().unwrap() {
         response[key.as_str()] = value.clone();
@@ -172,19 +172,19 @@ pub fn answer(review: &Value, fields: Value) -> Value {
 }
 
 /// An answer that lets a request through.
-pub fn allowed(review: &Value, mut more: Value) -> Value {
+pub(crate) fn allowed(review: &Value, mut more: Value) -> Value {
     more["allowed"] = true.into();
     answer(review, more)
 }
 
 /// An answer with a patch.
-pub fn patched(review: &Value, operations: &Value) -> Value {
+pub(crate) fn patched(review: &Value, operations: &Value) -> Value {
     let patch = STANDARD.encode(operations.to_string());
     allowed(review, json!({"patchType": "JSONPatch", "patch": patch}))
 }
 
 /// A webhook of a configuration, about creates of ConfigMaps, with changes.
-pub fn webhook(name: &str, client: Value, changes: Value) -> Value {
+pub(crate) fn webhook(name: &str, client: Value, changes: Value) -> Value {
     let mut webhook = json!({
         "name": name, "clientConfig": client, "sideEffects": "None", "admissionReviewVersions": ["v1"],
         "rules": [rule(&["CREATE"], "", "v1", &["configmaps"])],
@@ -197,14 +197,14 @@ pub fn webhook(name: &str, client: Value, changes: Value) -> Value {
     webhook
 }
 
-pub fn rule(operations: &[&str], group: &str, version: &str, resources: &[&str]) -> Value {
+pub(crate) fn rule(operations: &[&str], group: &str, version: &str, resources: &[&str]) -> Value {
     json!({"operations": operations, "apiGroups": [group], "apiVersions": [version], "resources": resources})
 }
 
 const CONFIGURATIONS: &str = "/apis/admissionregistration.k8s.io/v1";
 
 /// Stores a configuration and waits until the server follows it.
-pub async fn install(server: &Server, mutating: bool, name: &str, mut webhooks: Vec<Value>) {
+pub(crate) async fn install(server: &Server, mutating: bool, name: &str, mut webhooks: Vec<Value>) {
     let denies = |review: &Value| Reply::Json(answer(review, json!({"allowed": false})));
     let marker = Hook::start(denies).await;
     let kind = if mutating { "mutating" } else { "validating" };

@@ -17,7 +17,7 @@ use tokio::{
 
 use crate::support::{Server, admin};
 
-pub const PODS: &str = "/api/v1/namespaces/default/pods";
+pub(crate) const PODS: &str = "/api/v1/namespaces/default/pods";
 
 type Answer = Response<Full<Bytes>>;
 
@@ -154,7 +154,7 @@ fn resource_metrics() -> String {
 }
 
 /// Listens; its port.
-pub async fn start(server: &Server) -> u16 {
+pub(crate) async fn start(server: &Server) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
     let acceptor = tokio_rustls::TlsAcceptor::from(server.pki.kubelet_config().unwrap());
@@ -175,7 +175,7 @@ pub async fn start(server: &Server) -> u16 {
 
 /// A node with the stand-in kubelet, and a pod on it whose containers each behave in their way.
 /// `features` are what the node declares.
-pub async fn with_pod(features: Value) -> Server {
+pub(crate) async fn with_pod(features: Value) -> Server {
     let server = Server::start().await;
     let port = start(&server).await;
     let node = json!({"metadata": {"name": "n1"}, "status": {

@@ -202,7 +202,7 @@ async fn a_list_in_pieces_is_the_list() {
 }
 
 /// Bytes of memory that this process has, clients and server.
-pub fn resident() -> usize {
+pub(crate) fn resident() -> usize {
     let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
     let pages: usize = pages.split(' ').nth(1).unwrap().parse().unwrap();
     pages * 4096

@@ -16,7 +16,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 /// A running server; everything ends with it.
-pub struct Server {
+pub(crate) struct Server {
     pub server: Arc<ApiServer>,
     pub store: Arc<dyn store::Store<ObjectCodec>>,
     pub pki: Arc<Pki>,
@@ -27,15 +27,15 @@ pub struct Server {
 }
 
 impl Server {
-    pub async fn start() -> Self {
+    pub(crate) async fn start() -> Self {
         Self::start_with(Limits::default()).await
     }
 
-    pub async fn start_with(limits: Limits) -> Self {
+    pub(crate) async fn start_with(limits: Limits) -> Self {
         Self::start_on(limits, Arc::new(stdx::SystemClock)).await
     }
 
-    pub async fn start_on(limits: Limits, clock: Arc<dyn stdx::Clock>) -> Self {
+    pub(crate) async fn start_on(limits: Limits, clock: Arc<dyn stdx::Clock>) -> Self {
         Self::configured(|config, _| {
             config.limits = limits;
             config.clock = clock;
@@ -44,12 +44,12 @@ impl Server {
     }
 
     /// A server whose configuration is changed before it starts; the directory is its own.
-    pub async fn configured(change: impl FnOnce(&mut Config, &std::path::Path)) -> Self {
+    pub(crate) async fn configured(change: impl FnOnce(&mut Config, &std::path::Path)) -> Self {
         Self::with_kinds(Registry::builtin(), change).await
     }
 
     /// The same, with other kinds.
-    pub async fn with_kinds(
+    pub(crate) async fn with_kinds(
         registry: Arc<Registry>,
         change: impl FnOnce(&mut Config, &std::path::Path),
     ) -> Self {
@@ -57,12 +57,12 @@ impl Server {
     }
 
     /// A server that serves other kinds.
-    pub async fn start_with_kinds(registry: Arc<Registry>) -> Self {
+    pub(crate) async fn start_with_kinds(registry: Arc<Registry>) -> Self {
         Self::with_kinds(registry, |_, _| {}).await
     }
 
     /// Stops, and starts again over the same store.
-    pub async fn restart(mut self) -> Self {
+    pub(crate) async fn restart(mut self) -> Self {
         self.stop.cancel();
         self.run.take().unwrap().await.unwrap().unwrap();
         let directory = std::mem::replace(&mut self.directory, tempfile::tempdir().unwrap());
@@ -147,22 +147,22 @@ impl Server {
     }
 
     /// The server's own directory.
-    pub fn directory(&self) -> &std::path::Path {
+    pub(crate) fn directory(&self) -> &std::path::Path {
         self.directory.path()
     }
 
     /// A client in this process.
-    pub fn client(&self, user: User) -> kube::Client {
+    pub(crate) fn client(&self, user: User) -> kube::Client {
         client::in_process(self.server.connect(user))
     }
 
     /// A client that may do everything.
-    pub fn admin(&self) -> kube::Client {
+    pub(crate) fn admin(&self) -> kube::Client {
         self.client(User::new("kubernetes-admin", ["system:masters"]))
     }
 
     /// The kubeconfig of one of the cluster's identities.
-    pub fn kubeconfig(&self, leaf: Leaf) -> PathBuf {
+    pub(crate) fn kubeconfig(&self, leaf: Leaf) -> PathBuf {
         let path = self
             .directory
             .path()
@@ -172,7 +172,7 @@ impl Server {
     }
 
     /// Runs the real kubectl as the administrator; `None` when there is none on this machine.
-    pub async fn kubectl(&self, arguments: &[&str], input: &str) -> Option<Output> {
+    pub(crate) async fn kubectl(&self, arguments: &[&str], input: &str) -> Option<Output> {
         let kubectl = PathBuf::from("/usr/bin/kubectl");
         if !kubectl.exists() {
             return None;
@@ -205,7 +205,7 @@ impl Server {
     }
 
     /// Runs kubectl and expects success; its output.
-    pub async fn kubectl_ok(&self, arguments: &[&str], input: &str) -> Option<String> {
+    pub(crate) async fn kubectl_ok(&self, arguments: &[&str], input: &str) -> Option<String> {
         let output = self.kubectl(arguments, input).await?;
         let (out, err) = (text(&output.stdout), text(&output.stderr));
         assert!(
@@ -216,7 +216,7 @@ impl Server {
     }
 }
 
-pub fn text(bytes: &[u8]) -> String {
+pub(crate) fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
@@ -230,21 +230,21 @@ impl Drop for Server {
 }
 
 /// A bare request and its answer: for what typed clients hide.
-pub struct Raw {
+pub(crate) struct Raw {
     pub code: u16,
     pub headers: http::HeaderMap,
     pub body: String,
 }
 
 impl Raw {
-    pub fn json(&self) -> machinery::json::Value {
+    pub(crate) fn json(&self) -> machinery::json::Value {
         machinery::json::from_str(&self.body)
             .unwrap_or_else(|error| panic!("{error}: {}", self.body))
     }
 }
 
 /// Sends a request through the in-process transport as a user.
-pub async fn send(
+pub(crate) async fn send(
     server: &Server,
     user: User,
     method: &str,
@@ -272,7 +272,12 @@ pub async fn send(
 }
 
 /// Sends as the administrator, JSON in and out.
-pub async fn admin(server: &Server, method: &str, path: &str, body: machinery::json::Value) -> Raw {
+pub(crate) async fn admin(
+    server: &Server,
+    method: &str,
+    path: &str,
+    body: machinery::json::Value,
+) -> Raw {
     let user = User::new("kubernetes-admin", ["system:masters"]);
     let body = if body.is_null() {
         String::new()
@@ -286,15 +291,15 @@ pub async fn admin(server: &Server, method: &str, path: &str, body: machinery::j
     send(server, user, method, path, &[("content-type", media)], body).await
 }
 
-pub type Tls = tokio_rustls::client::TlsStream<tokio::net::TcpStream>;
+pub(crate) type Tls = tokio_rustls::client::TlsStream<tokio::net::TcpStream>;
 
 /// A connection over the socket, HTTP/1.1, with the administrator's certificate.
-pub async fn dial(server: &Server) -> Tls {
+pub(crate) async fn dial(server: &Server) -> Tls {
     dial_with(server, server.pki.client_config(Leaf::Admin).unwrap()).await
 }
 
 /// The same with other settings.
-pub async fn dial_with(server: &Server, mut config: rustls::ClientConfig) -> Tls {
+pub(crate) async fn dial_with(server: &Server, mut config: rustls::ClientConfig) -> Tls {
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     let address = server.url.trim_start_matches("https://");
     let stream = tokio::net::TcpStream::connect(address).await.unwrap();
@@ -306,7 +311,7 @@ pub async fn dial_with(server: &Server, mut config: rustls::ClientConfig) -> Tls
 }
 
 /// Sends one request over the socket; the answer may be an upgrade.
-pub async fn over_socket(
+pub(crate) async fn over_socket(
     server: &Server,
     request: http::Request<http_body_util::Full<bytes::Bytes>>,
 ) -> http::Response<hyper::body::Incoming> {
@@ -320,7 +325,7 @@ pub async fn over_socket(
 }
 
 /// Looks until there is something, for a while.
-pub async fn eventually<T, F: Future<Output = Option<T>>>(look: impl Fn() -> F) -> T {
+pub(crate) async fn eventually<T, F: Future<Output = Option<T>>>(look: impl Fn() -> F) -> T {
     let found = async {
         loop {
             if let Some(found) = look().await {

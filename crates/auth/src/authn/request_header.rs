@@ -11,7 +11,7 @@ use stdx::Clock;
 use super::{Authenticator, Credentials, Refused};
 use request::{User, query, user};
 
-pub const ALLOWED_NAMES: &[&str] = &["front-proxy-client"];
+pub(super) const ALLOWED_NAMES: &[&str] = &["front-proxy-client"];
 const USER: &str = "x-remote-user";
 const UID: &str = "x-remote-uid";
 const GROUP: &str = "x-remote-group";

@@ -265,7 +265,7 @@ fn roles(objects: &Objects) -> HashMap<String, Arc<[Rule]>> {
 
 /// The rules of an aggregated role: those of every role it selects, and of the roles that those
 /// select in turn. What is stored in it may be older than the roles it is made of.
-pub fn gathered(role: &Object, all: &[Object]) -> Vec<Rule> {
+pub(super) fn gathered(role: &Object, all: &[Object]) -> Vec<Rule> {
     let mut seen = BTreeSet::from([tree::name(role)]);
     let mut waiting = vec![role];
     let mut rules = Vec::new();

@@ -25,7 +25,7 @@ const FAN_OUT: Duration = Duration::from_millis(10);
 
 /// Which pods are bound to which node. Cheap to clone.
 #[derive(Clone)]
-pub struct NodePods {
+pub(super) struct NodePods {
     reader: Reader,
     /// Guards the pods and how far they are.
     known: Arc<RwLock<Known>>,
@@ -79,7 +79,7 @@ impl Known {
 }
 
 impl NodePods {
-    pub fn new(reader: Reader) -> Self {
+    pub(super) fn new(reader: Reader) -> Self {
         Self {
             reader,
             known: Arc::default(),
@@ -87,7 +87,7 @@ impl NodePods {
     }
 
     /// The pods of a node in a namespace, as far as they are known.
-    pub fn of(&self, node: &str, namespace: &str) -> Vec<Arc<Stored>> {
+    pub(super) fn of(&self, node: &str, namespace: &str) -> Vec<Arc<Stored>> {
         let known = self.known.read();
         let pods = known.nodes.get(node).into_iter().flat_map(BTreeMap::values);
         pods.filter(|pod| *pod.header.namespace == *namespace)
@@ -96,14 +96,14 @@ impl NodePods {
     }
 
     /// The pods of a node in all namespaces, as far as they are known.
-    pub fn of_node(&self, node: &str) -> Vec<Arc<Stored>> {
+    pub(super) fn of_node(&self, node: &str) -> Vec<Arc<Stored>> {
         let known = self.known.read();
         let pods = known.nodes.get(node).into_iter().flat_map(BTreeMap::values);
         pods.cloned().collect()
     }
 
     /// Learns everything that the store held when this was called.
-    pub async fn catch_up(&self) -> Result<(), Status> {
+    pub(super) async fn catch_up(&self) -> Result<(), Status> {
         let newest = self.reader.revision().await?;
         let Some(after) = self.revision() else {
             return self.list().await;
@@ -146,7 +146,7 @@ impl NodePods {
     }
 
     /// Follows the pods for as long as the server runs.
-    pub async fn follow(self) {
+    pub(super) async fn follow(self) {
         let mut backoff = Backoff::new(FIRST, LONGEST);
         loop {
             if self.list().await.is_ok()

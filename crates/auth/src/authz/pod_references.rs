@@ -91,7 +91,7 @@ fn collect<'a>(spec: &'a Value, found: &mut Found<'a>) {
 
 /// Whether a pod gives its node the right to read an object: one that its spec names, the claim that was made for a
 /// volume of its own, or a device claim of its own. A mirror pod gives none: its node made it.
-pub fn grants(pod: &Object, resource: &str, name: &str) -> bool {
+pub(super) fn grants(pod: &Object, resource: &str, name: &str) -> bool {
     let metadata = tree::get(pod, "metadata");
     if metadata["annotations"].get(MIRROR).is_some() {
         return false;
@@ -107,7 +107,7 @@ pub fn grants(pod: &Object, resource: &str, name: &str) -> bool {
 }
 
 /// The claims of a pod's volumes.
-pub fn claims(pod: &Object) -> impl Iterator<Item = String> {
+pub(super) fn claims(pod: &Object) -> impl Iterator<Item = String> {
     let own = tree::name(pod);
     let volumes = tree::list(&tree::get(pod, "spec")["volumes"]).iter();
     volumes.filter_map(move |volume| {
@@ -136,7 +136,7 @@ fn device_claims(pod: &Object) -> impl Iterator<Item = &str> {
 }
 
 /// The secrets of a volume that a kubelet reads, as (namespace, name).
-pub fn volume_secrets(volume: &Object) -> Vec<(&str, &str)> {
+pub(super) fn volume_secrets(volume: &Object) -> Vec<(&str, &str)> {
     let spec = tree::get(volume, "spec");
     // Volumes from before secrets of volumes had a namespace mean the claim's.
     let claim = tree::text(&spec["claimRef"]["namespace"]);

@@ -23,9 +23,9 @@ use super::{
 };
 use registry::{Reader, Stored};
 
-pub const GROUP: &str = "rbac.authorization.k8s.io";
-pub const FIRST: Duration = Duration::from_millis(20);
-pub const LONGEST: Duration = Duration::from_secs(5);
+pub(super) const GROUP: &str = "rbac.authorization.k8s.io";
+pub(super) const FIRST: Duration = Duration::from_millis(20);
+pub(super) const LONGEST: Duration = Duration::from_secs(5);
 const KINDS: [&str; 4] = [
     "clusterroles",
     "roles",
@@ -106,7 +106,7 @@ impl Rbac {
 }
 
 /// The objects of the default policy.
-pub fn defaults() -> Objects {
+pub(super) fn defaults() -> Objects {
     let policy = &*policy::DEFAULTS;
     let roles = |cluster: bool| {
         let chosen = policy

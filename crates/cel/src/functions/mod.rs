@@ -9,7 +9,7 @@ mod amount;
 mod authz;
 pub(crate) mod convert;
 mod format;
-pub mod library;
+pub(crate) mod library;
 mod lists;
 mod net;
 mod number;
@@ -39,18 +39,18 @@ pub use authz::{Authorizer, Check, Decision};
 pub(crate) const ESCAPE_KEY: &str = "jsonpatch.escapeKey";
 
 /// Evaluates a call; a receiver is the first argument.
-pub type Implementation = for<'a> fn(&[Value<'a>]) -> Result<Value<'a>>;
+pub(crate) type Implementation = for<'a> fn(&[Value<'a>]) -> Result<Value<'a>>;
 
 /// A function with all of its overloads.
 #[derive(Debug)]
-pub struct Function {
+pub(crate) struct Function {
     pub name: &'static str,
     pub overloads: Vec<Overload>,
     pub call: Implementation,
 }
 
 #[derive(Debug)]
-pub struct Overload {
+pub(crate) struct Overload {
     pub id: &'static str,
     /// Called as `receiver.function()`; the receiver is the first of `args`.
     pub member: bool,
@@ -101,7 +101,7 @@ static ALL: LazyLock<HashMap<&'static str, Function>> = LazyLock::new(|| {
     functions
 });
 
-pub fn lookup(name: &str) -> Option<&'static Function> {
+pub(crate) fn lookup(name: &str) -> Option<&'static Function> {
     ALL.get(name)
 }
 

@@ -11,7 +11,7 @@ use machinery::json;
 /// The longest text of a schema without `maxLength`.
 const UNBOUNDED: u64 = 3 * 1024 * 1024 - 2;
 
-pub struct Environment {
+pub(crate) struct Environment {
     plain: Env,
     patches: Env,
     decl: Arc<Decl>,
@@ -20,7 +20,7 @@ pub struct Environment {
 }
 
 impl Environment {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let decl = Arc::new(schema());
         let plain = Env::new()
             .declared("self", decl.clone())
@@ -39,14 +39,14 @@ impl Environment {
         }
     }
 
-    pub fn env(&self, patches: bool) -> &Env {
+    pub(crate) fn env(&self, patches: bool) -> &Env {
         match patches {
             true => &self.patches,
             false => &self.plain,
         }
     }
 
-    pub fn values(&self) -> [Value<'_>; 4] {
+    pub(crate) fn values(&self) -> [Value<'_>; 4] {
         let value =
             |decl| Value::from_json(&self.object, decl).expect("the object fits its schema");
         [

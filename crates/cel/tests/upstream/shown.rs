@@ -4,7 +4,7 @@ use base64::{Engine as _, engine::general_purpose::STANDARD};
 use cel::Value;
 use machinery::json;
 
-pub fn shown(value: &Value<'_>) -> String {
+pub(crate) fn shown(value: &Value<'_>) -> String {
     match value {
         Value::Null => "null".to_owned(),
         Value::Bool(value) => value.to_string(),

@@ -27,7 +27,7 @@ const AT_MOST: Duration = Duration::from_secs(3600);
 
 /// What a certificate of a node is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Purpose {
+pub(super) enum Purpose {
     /// `system:node:NAME` as a client.
     Kubelet,
     /// The kubelet's server.
@@ -72,7 +72,7 @@ impl Purpose {
 }
 
 /// Asks for a certificate and waits until it is issued.
-pub async fn request(
+pub(super) async fn request(
     client: &kube::Client,
     settings: &Settings,
     purpose: Purpose,

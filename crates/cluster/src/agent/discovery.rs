@@ -13,7 +13,11 @@ use super::{Token, join::check_pins};
 use crate::Error;
 
 /// The cluster's authority, as PEM.
-pub async fn authority(server: &str, token: &Token, pins: &[String]) -> Result<String, Error> {
+pub(super) async fn authority(
+    server: &str,
+    token: &Token,
+    pins: &[String],
+) -> Result<String, Error> {
     let tls = (*pki::unverified_client_config()?).clone();
     let client = client::https(server, tls, client::Options::default())?;
     let maps: Api<ConfigMap> = Api::namespaced(client, "kube-public");

@@ -20,7 +20,7 @@ use crate::{Error, Settings, skew};
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The authority must be one of those that were pinned, if any was.
-pub fn check_pins(ca: &str, pins: &[String]) -> Result<(), Error> {
+pub(super) fn check_pins(ca: &str, pins: &[String]) -> Result<(), Error> {
     let hash = pki::public_key_hash(ca.as_bytes())?;
     if pins.is_empty() || pins.iter().any(|pin| pin.eq_ignore_ascii_case(&hash)) {
         return Ok(());
@@ -34,7 +34,7 @@ pub fn check_pins(ca: &str, pins: &[String]) -> Result<(), Error> {
 
 /// Joins with a token. A server that does not answer yet is waited for; everything else that goes
 /// wrong is final.
-pub async fn first(
+pub(super) async fn first(
     settings: &Settings,
     join: &Join,
     kubelet: &Arc<Renewing>,
@@ -122,7 +122,10 @@ async fn facts(client: &kube::Client, server: &str) -> Result<Facts, Error> {
 }
 
 /// What a member still lacks, and what may have changed since it joined.
-pub async fn complete(settings: &Settings, membership: &mut Membership) -> Result<(), Error> {
+pub(super) async fn complete(
+    settings: &Settings,
+    membership: &mut Membership,
+) -> Result<(), Error> {
     let client = membership.client(&membership.kubelet)?;
     let steps = async {
         skew::check_server(&client).await?;

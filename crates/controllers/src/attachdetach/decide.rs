@@ -9,11 +9,11 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{AttachedVolume, ObjectReference};
 
 /// How long a volume that a node still uses is kept attached when the node is not ready.
-pub const MAX_WAIT_FOR_UNMOUNT: Duration = Duration::from_secs(6 * 60);
+pub(super) const MAX_WAIT_FOR_UNMOUNT: Duration = Duration::from_secs(6 * 60);
 
 /// The node as the decision sees it.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Host {
+pub(super) enum Host {
     /// Its kubelet attaches by itself: nothing of it is ours.
     NotManaged,
     /// It was deleted. `in_use` is what it used then; `None` when that is not known.
@@ -60,7 +60,7 @@ impl Host {
 
 /// A volume that pods of the node need.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Desired {
+pub(super) struct Desired {
     /// The PersistentVolume.
     pub volume: String,
     /// The CSI driver.
@@ -78,13 +78,13 @@ pub struct Desired {
 }
 
 /// The name of a CSI volume in the status of nodes.
-pub fn unique_name(driver: &str, handle: &str) -> String {
+pub(super) fn unique_name(driver: &str, handle: &str) -> String {
     format!("kubernetes.io/csi/{driver}^{handle}")
 }
 
 /// A VolumeAttachment of the node.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Attachment {
+pub(super) struct Attachment {
     /// Its name.
     pub name: String,
     /// The PersistentVolume.
@@ -101,7 +101,7 @@ pub struct Attachment {
 
 /// Everything about one node.
 #[derive(Debug, Clone)]
-pub struct View {
+pub(super) struct View {
     /// The node.
     pub host: Host,
     /// By unique name.
@@ -116,7 +116,7 @@ pub struct View {
 
 /// What is to be done for a node.
 #[derive(Debug, Default, PartialEq)]
-pub struct Plan {
+pub(super) struct Plan {
     /// The node's `volumesAttached`, when it must change. Nothing is detached before it has.
     pub report: Option<Vec<AttachedVolume>>,
     /// Attachments to delete; whether the node must confirm first that it does not use the volume.
@@ -134,7 +134,7 @@ pub struct Plan {
 }
 
 /// Decides about a node.
-pub fn decide(view: &View) -> Plan {
+pub(super) fn decide(view: &View) -> Plan {
     if view.host == Host::NotManaged {
         return Plan::default();
     }
@@ -229,7 +229,7 @@ fn attach(view: &View, plan: &mut Plan) {
 
 /// What a pod is told while another node has its volume; names of pods in other namespaces are not
 /// shown.
-pub fn blocked_message(desired: &Desired, pod: &ObjectReference) -> String {
+pub(super) fn blocked_message(desired: &Desired, pod: &ObjectReference) -> String {
     let volume = &desired.volume;
     let why = if desired.rivals.is_empty() {
         "Volume is already exclusively attached to one node, waiting on detach before it can be \

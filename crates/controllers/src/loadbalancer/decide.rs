@@ -34,7 +34,7 @@ const LEAVING: &str = "ToBeDeletedByClusterAutoscaler";
 const MOST_NODES: usize = 100;
 
 /// Everything that the decision about one Service looks at.
-pub struct View<'a> {
+pub(super) struct View<'a> {
     /// All Services.
     pub services: &'a [Arc<Service>],
     /// All Nodes.
@@ -49,7 +49,7 @@ pub struct View<'a> {
 
 /// What becomes of a Service.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Decision {
+pub(super) struct Decision {
     /// Its addresses.
     pub ingress: Vec<IpAddr>,
     /// The node that announces them, where they are not nodes' own.
@@ -63,7 +63,7 @@ pub struct Decision {
 }
 
 /// Whether a Service is of type LoadBalancer and ours to serve.
-pub fn is_ours(service: &Service) -> bool {
+pub(super) fn is_ours(service: &Service) -> bool {
     let spec = service.spec.as_ref();
     let class = spec.and_then(|spec| spec.load_balancer_class.as_deref());
     is_load_balancer(service)
@@ -77,18 +77,18 @@ pub fn is_same(one: &Service, other: &Service) -> bool {
 }
 
 /// Whether a Service is of type LoadBalancer.
-pub fn is_load_balancer(service: &Service) -> bool {
+pub(super) fn is_load_balancer(service: &Service) -> bool {
     let spec = service.spec.as_ref();
     spec.and_then(|spec| spec.type_.as_deref()) == Some("LoadBalancer")
 }
 
 /// Whether a Service carries addresses of an earlier life as a load balancer.
-pub fn is_left_over(service: &Service) -> bool {
+pub(super) fn is_left_over(service: &Service) -> bool {
     !is_load_balancer(service) && !addresses(service).is_empty()
 }
 
 /// The addresses that a Service's status shows.
-pub fn addresses(service: &Service) -> Vec<IpAddr> {
+pub(super) fn addresses(service: &Service) -> Vec<IpAddr> {
     let status = service.status.as_ref();
     let balancer = status.and_then(|status| status.load_balancer.as_ref());
     let ingress = balancer.and_then(|balancer| balancer.ingress.as_ref());
@@ -100,7 +100,7 @@ pub fn addresses(service: &Service) -> Vec<IpAddr> {
 }
 
 /// The status that shows a decision about a Service. Its ports say what the Service has, whatever is wished later.
-pub fn ingress(service: &Service, decision: &Decision) -> Vec<LoadBalancerIngress> {
+pub(super) fn ingress(service: &Service, decision: &Decision) -> Vec<LoadBalancerIngress> {
     let ports: Vec<PortStatus> = ports(service)
         .into_iter()
         .map(|(protocol, port)| PortStatus {
@@ -159,13 +159,13 @@ pub fn conditions(service: &Service, decision: &Decision, now: Timestamp) -> Vec
 }
 
 /// The node that the Service says announces it.
-pub fn announcer(service: &Service) -> Option<&str> {
+pub(super) fn announcer(service: &Service) -> Option<&str> {
     let annotations = service.metadata.annotations.as_ref()?;
     annotations.get(ANNOUNCER).map(String::as_str)
 }
 
 /// Decides about one of our Services.
-pub fn decide(service: &Service, view: &View<'_>) -> Decision {
+pub(super) fn decide(service: &Service, view: &View<'_>) -> Decision {
     let Some(spec) = &service.spec else {
         return Decision::default();
     };
@@ -178,13 +178,13 @@ pub fn decide(service: &Service, view: &View<'_>) -> Decision {
 }
 
 /// Whether only nodes with endpoints take its traffic.
-pub fn is_local(service: &Service) -> bool {
+pub(super) fn is_local(service: &Service) -> bool {
     let spec = service.spec.as_ref();
     spec.and_then(|spec| spec.external_traffic_policy.as_deref()) == Some("Local")
 }
 
 /// Whether a change of a node can change what Services get.
-pub fn takes_traffic_differently(old: &Node, new: &Node) -> bool {
+pub(super) fn takes_traffic_differently(old: &Node, new: &Node) -> bool {
     let addresses = |node: &Node| [true, false].map(|v4| node_addresses(node, v4));
     takes_traffic(old) != takes_traffic(new) || addresses(old) != addresses(new)
 }

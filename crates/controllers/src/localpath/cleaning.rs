@@ -16,7 +16,7 @@ use stdx::Backoff;
 use super::NAMESPACE;
 
 /// The beginning of the pods' names.
-pub const PREFIX: &str = "local-path-cleanup-";
+pub(super) const PREFIX: &str = "local-path-cleanup-";
 /// Volumes of one pod.
 const MAX_BATCH: usize = 64;
 
@@ -26,7 +26,7 @@ const LAST_WAIT: Duration = Duration::from_secs(300);
 
 /// Where the data of volumes are.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Site {
+pub(super) struct Site {
     /// The node's name.
     pub node: String,
     /// Another node of the same name has another.
@@ -37,14 +37,14 @@ pub struct Site {
 
 impl Site {
     /// The name of the pod that removes data there. There is one at a time.
-    pub fn pod_name(&self) -> String {
+    pub(super) fn pod_name(&self) -> String {
         format!("{PREFIX}{}", self.node_uid)
     }
 }
 
 /// What went wrong before. Lost with the process: then it goes wrong once more.
 #[derive(Default)]
-pub struct Failures {
+pub(super) struct Failures {
     /// How often volumes failed that are tried alone, by name.
     apart: HashMap<String, u32>,
     /// By node: the last pod that failed, and when to try again.
@@ -53,7 +53,13 @@ pub struct Failures {
 
 impl Failures {
     /// Notes that a pod failed. `false` when that is known.
-    pub fn record(&mut self, site: &Site, pod: &Pod, failed: &[&str], now: Timestamp) -> bool {
+    pub(super) fn record(
+        &mut self,
+        site: &Site,
+        pod: &Pod,
+        failed: &[&str],
+        now: Timestamp,
+    ) -> bool {
         let uid = pod.metadata.uid.clone().unwrap_or_default();
         let fresh = || (String::new(), Backoff::new(FIRST_WAIT, LAST_WAIT), now);
         let entry = self.nodes.entry(site.node.clone()).or_insert_with(fresh);
@@ -73,19 +79,22 @@ impl Failures {
     }
 
     /// How long to leave a node alone.
-    pub fn wait(&self, site: &Site, now: Timestamp) -> Option<Duration> {
+    pub(super) fn wait(&self, site: &Site, now: Timestamp) -> Option<Duration> {
         let (_, _, until) = self.nodes.get(&site.node)?;
         let left = Duration::try_from(until.duration_since(now)).ok()?;
         (!left.is_zero()).then_some(left)
     }
 
     /// The volume is gone.
-    pub fn forget(&mut self, volume: &str) {
+    pub(super) fn forget(&mut self, volume: &str) {
         self.apart.remove(volume);
     }
 
     /// The volumes of the next pod: those that never failed, or else the one that failed least.
-    pub fn batch<'a>(&self, mut volumes: Vec<&'a PersistentVolume>) -> Vec<&'a PersistentVolume> {
+    pub(super) fn batch<'a>(
+        &self,
+        mut volumes: Vec<&'a PersistentVolume>,
+    ) -> Vec<&'a PersistentVolume> {
         let failures = |volume: &&PersistentVolume| self.apart.get(name(volume)).copied();
         volumes.sort_by(|a, b| (failures(a), name(a)).cmp(&(failures(b), name(b))));
         let whole = volumes.iter().take_while(|v| failures(v).is_none()).count();
@@ -99,7 +108,7 @@ fn name(volume: &PersistentVolume) -> &str {
 }
 
 /// The volumes that a pod cleans up.
-pub fn volumes_of(pod: &Pod) -> impl Iterator<Item = &OwnerReference> {
+pub(super) fn volumes_of(pod: &Pod) -> impl Iterator<Item = &OwnerReference> {
     let is_ours = pod.metadata.namespace.as_deref() == Some(NAMESPACE)
         && pod
             .metadata
@@ -111,13 +120,13 @@ pub fn volumes_of(pod: &Pod) -> impl Iterator<Item = &OwnerReference> {
 }
 
 /// Whether a pod cleans up a volume.
-pub fn is_for(pod: &Pod, volume: &PersistentVolume) -> bool {
+pub(super) fn is_for(pod: &Pod, volume: &PersistentVolume) -> bool {
     let uid = volume.metadata.uid.as_deref().unwrap_or_default();
     !uid.is_empty() && volumes_of(pod).any(|owner| owner.uid == uid)
 }
 
 /// What a failed pod says about each volume that it could not remove.
-pub fn complaints(pod: &Pod) -> Vec<(&str, String)> {
+pub(super) fn complaints(pod: &Pod) -> Vec<(&str, String)> {
     let said = ended_with(pod);
     let of = |volume: &str| {
         let mut lines = said.lines();
@@ -132,7 +141,7 @@ pub fn complaints(pod: &Pod) -> Vec<(&str, String)> {
 }
 
 /// What the pod said last.
-pub fn ended_with(pod: &Pod) -> String {
+pub(super) fn ended_with(pod: &Pod) -> String {
     let status = pod.status.as_ref();
     let statuses = status.and_then(|status| status.container_statuses.as_ref());
     let mut ends = statuses.into_iter().flatten().filter_map(|container| {
@@ -144,7 +153,7 @@ pub fn ended_with(pod: &Pod) -> String {
 }
 
 /// A pod that removes the data of volumes. It belongs to them and goes with the last.
-pub fn cleaner(volumes: &[&PersistentVolume], site: &Site) -> Pod {
+pub(super) fn cleaner(volumes: &[&PersistentVolume], site: &Site) -> Pod {
     let owner = |volume: &&PersistentVolume| {
         json!({
             "apiVersion": "v1", "kind": "PersistentVolume", "name": name(volume),

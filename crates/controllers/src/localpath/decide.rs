@@ -31,7 +31,7 @@ const ENFORCE_PARAMETER: &str = "enforceCapacity";
 const ENFORCE_CAPACITY: &str = "mainstay.dev/enforce-capacity";
 
 /// Whether the binder has handed the claim to this provisioner.
-pub fn is_ours(claim: &PersistentVolumeClaim) -> bool {
+pub(super) fn is_ours(claim: &PersistentVolumeClaim) -> bool {
     volume_name(claim).is_none()
         && claim.metadata.deletion_timestamp.is_none()
         && annotation(&claim.metadata, STORAGE_PROVISIONER) == Some(PROVISIONER)
@@ -39,7 +39,7 @@ pub fn is_ours(claim: &PersistentVolumeClaim) -> bool {
 
 /// What comes next for a claim.
 #[derive(Debug, PartialEq)]
-pub enum Provision {
+pub(super) enum Provision {
     /// The scheduler has not chosen a node yet.
     Wait,
     /// Make this volume.
@@ -51,7 +51,7 @@ pub enum Provision {
 }
 
 /// Decides about a claim that is ours; `node` is the one that the scheduler chose, when it exists.
-pub fn provision(
+pub(super) fn provision(
     claim: &PersistentVolumeClaim,
     class: Option<&StorageClass>,
     node: Option<&Node>,
@@ -125,7 +125,7 @@ fn unsupported(claim: &PersistentVolumeClaim) -> Option<&'static str> {
 }
 
 /// The directory in which a node keeps its volumes: an absolute path without detours.
-pub fn root(node: &Node) -> Option<&str> {
+pub(super) fn root(node: &Node) -> Option<&str> {
     let root = annotation(&node.metadata, NODE_ROOT)?;
     let mut parts = root.strip_prefix('/')?.split('/');
     parts
@@ -202,7 +202,7 @@ fn volume(
 }
 
 /// Whether a bound claim asks for more than it has.
-pub fn wants_to_grow(claim: &PersistentVolumeClaim) -> bool {
+pub(super) fn wants_to_grow(claim: &PersistentVolumeClaim) -> bool {
     let resources = claim.spec.as_ref().and_then(|spec| spec.resources.as_ref());
     let wanted = storage(resources.and_then(|resources| resources.requests.as_ref()));
     let status = claim.status.as_ref();
@@ -212,7 +212,10 @@ pub fn wants_to_grow(claim: &PersistentVolumeClaim) -> bool {
 
 /// The volume as large as its claim asks for by now; `None` when it is, or is not ours to change. The
 /// node does the rest.
-pub fn grown(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> Option<PersistentVolume> {
+pub(super) fn grown(
+    volume: &PersistentVolume,
+    claim: &PersistentVolumeClaim,
+) -> Option<PersistentVolume> {
     let is_bound = is_fully_bound(claim)
         && volume_name(claim) == volume.metadata.name.as_deref()
         && claim_ref(volume).and_then(uid) == claim.metadata.uid.as_deref();
@@ -233,7 +236,7 @@ pub fn grown(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> Option
 
 /// Whether this provisioner has to delete the volume and its data: it made it, nothing is bound to it
 /// any more, its policy is Delete, and it was not deleted before.
-pub fn is_to_delete(volume: &PersistentVolume) -> bool {
+pub(super) fn is_to_delete(volume: &PersistentVolume) -> bool {
     let spec = volume.spec.as_ref();
     let policy = spec.and_then(|spec| spec.persistent_volume_reclaim_policy.as_deref());
     let phase = volume.status.as_ref().and_then(|s| s.phase.as_deref());
@@ -251,7 +254,7 @@ fn has_finalizer(volume: &PersistentVolume) -> bool {
 
 /// Whether this provisioner holds a volume that it will not delete any more: its policy was changed. Whoever deletes
 /// the object keeps the data.
-pub fn is_to_release(volume: &PersistentVolume) -> bool {
+pub(super) fn is_to_release(volume: &PersistentVolume) -> bool {
     let spec = volume.spec.as_ref();
     let policy = spec.and_then(|spec| spec.persistent_volume_reclaim_policy.as_deref());
     annotation(&volume.metadata, PROVISIONED_BY) == Some(PROVISIONER)
@@ -261,7 +264,7 @@ pub fn is_to_release(volume: &PersistentVolume) -> bool {
 
 /// What comes next for a volume that is to be deleted.
 #[derive(Debug, PartialEq)]
-pub enum Deletion {
+pub(super) enum Deletion {
     /// Have the data removed where they are.
     Clean(Site),
     /// The node is gone, and the data with it: only the object is left to delete.
@@ -271,7 +274,7 @@ pub enum Deletion {
 }
 
 /// Decides about a volume that is to be deleted.
-pub fn deletion<'a>(
+pub(super) fn deletion<'a>(
     volume: &PersistentVolume,
     mut nodes: impl Iterator<Item = &'a Node>,
 ) -> Deletion {

@@ -21,7 +21,7 @@ use super::decision::{Change, Decision, Event, World, mark_migrated, migrated};
 const PRE_RESIZE_CAPACITY: &str = "volume.alpha.kubernetes.io/pre-resize-capacity";
 
 /// Decides about a claim.
-pub fn decide(claim: &PersistentVolumeClaim, world: &impl World) -> Decision {
+pub(super) fn decide(claim: &PersistentVolumeClaim, world: &impl World) -> Decision {
     let mut marked = claim.clone();
     if mark_migrated(&mut marked.metadata) {
         return Decision::Write(Change::Claim(Box::new(marked)), None);

@@ -16,10 +16,10 @@ use reconcile::{
 };
 
 /// On claims and volumes of provisioners that a CSI driver took over: the driver.
-pub const MIGRATED_TO: &str = "pv.kubernetes.io/migrated-to";
+pub(super) const MIGRATED_TO: &str = "pv.kubernetes.io/migrated-to";
 
 /// The cluster as the binder sees it.
-pub trait World {
+pub(super) trait World {
     /// A volume by name.
     fn volume(&self, name: &str) -> Option<Arc<PersistentVolume>>;
     /// The volumes that are bound to a claim of this name, reserved for it, or of the class and free.
@@ -36,7 +36,7 @@ pub trait World {
 
 /// One write.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Change {
+pub(super) enum Change {
     /// A claim's metadata and spec.
     Claim(Box<PersistentVolumeClaim>),
     /// A claim's status.
@@ -49,7 +49,7 @@ pub enum Change {
 
 /// Something to say about an object.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Event {
+pub(super) struct Event {
     /// The object.
     pub about: ObjectReference,
     /// Whether it is good news.
@@ -62,7 +62,7 @@ pub struct Event {
 
 impl Event {
     /// About an object.
-    pub fn new<K: Resource<DynamicType = ()>>(
+    pub(super) fn new<K: Resource<DynamicType = ()>>(
         object: &K,
         kind: Kind,
         reason: &'static str,
@@ -79,7 +79,7 @@ impl Event {
 
 /// What comes next for a claim or a volume.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Decision {
+pub(super) enum Decision {
     /// Write this, say that once it is written, and look again.
     Write(Change, Option<Box<Event>>),
     /// Nothing is to be written. The events are repeated while nothing changes.
@@ -92,11 +92,11 @@ pub enum Decision {
 
 impl Decision {
     /// Nothing to do and nothing to say.
-    pub const DONE: Self = Self::Rest(Vec::new());
+    pub(super) const DONE: Self = Self::Rest(Vec::new());
 }
 
 /// The CSI driver that took over an in-tree provisioner.
-pub fn migrated(provisioner: &str) -> Option<&'static str> {
+pub(super) fn migrated(provisioner: &str) -> Option<&'static str> {
     Some(match provisioner {
         "kubernetes.io/aws-ebs" => "ebs.csi.aws.com",
         "kubernetes.io/gce-pd" => "pd.csi.storage.gke.io",
@@ -111,7 +111,7 @@ pub fn migrated(provisioner: &str) -> Option<&'static str> {
 
 /// Brings the annotation of the driver that took over in line with the provisioner; whether it
 /// changed.
-pub fn mark_migrated(meta: &mut ObjectMeta) -> bool {
+pub(super) fn mark_migrated(meta: &mut ObjectMeta) -> bool {
     let keys = [
         PROVISIONED_BY,
         STORAGE_PROVISIONER,

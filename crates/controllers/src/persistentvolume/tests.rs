@@ -12,7 +12,7 @@ use super::{decision::Change, *};
 
 /// Claims of one namespace, volumes and classes, with versions as the API server gives them.
 #[derive(Default)]
-pub struct Memory {
+pub(super) struct Memory {
     pub claims: BTreeMap<String, Arc<PersistentVolumeClaim>>,
     pub volumes: BTreeMap<String, Arc<PersistentVolume>>,
     pub classes: BTreeMap<String, Arc<StorageClass>>,
@@ -21,7 +21,7 @@ pub struct Memory {
 }
 
 impl Memory {
-    pub fn add_class(&mut self, name: &str, mode: &str, provisioner: &str) {
+    pub(super) fn add_class(&mut self, name: &str, mode: &str, provisioner: &str) {
         let class = json!({"metadata": {"name": name}, "provisioner": provisioner,
             "volumeBindingMode": mode});
         let class = serde_json::from_value(class).unwrap();
@@ -33,20 +33,20 @@ impl Memory {
         Some(self.version.to_string())
     }
 
-    pub fn put_claim(&mut self, mut claim: PersistentVolumeClaim) {
+    pub(super) fn put_claim(&mut self, mut claim: PersistentVolumeClaim) {
         claim.metadata.resource_version = self.next_version();
         let name = claim.metadata.name.clone().unwrap();
         self.claims.insert(name, Arc::new(claim));
     }
 
-    pub fn put_volume(&mut self, mut volume: PersistentVolume) {
+    pub(super) fn put_volume(&mut self, mut volume: PersistentVolume) {
         volume.metadata.resource_version = self.next_version();
         let name = volume.metadata.name.clone().unwrap();
         self.volumes.insert(name, Arc::new(volume));
     }
 
     /// Writes what was decided on the newest version; whether it was.
-    pub fn write(&mut self, change: Change) -> bool {
+    pub(super) fn write(&mut self, change: Change) -> bool {
         match change {
             Change::Claim(claim) | Change::ClaimStatus(claim) => {
                 let known = self.claims.get(claim.metadata.name.as_deref().unwrap());

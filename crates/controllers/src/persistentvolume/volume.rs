@@ -12,7 +12,11 @@ use reconcile::{
 use super::decision::{Change, Decision, Event, MIGRATED_TO, World, mark_migrated, migrated};
 
 /// Decides about a volume; `is_confirmed` when the API server itself said that its claim is gone.
-pub fn decide(volume: &PersistentVolume, world: &impl World, is_confirmed: bool) -> Decision {
+pub(super) fn decide(
+    volume: &PersistentVolume,
+    world: &impl World,
+    is_confirmed: bool,
+) -> Decision {
     if let Some(changed) = prepared(volume) {
         return Decision::Write(Change::Volume(Box::new(changed)), None);
     }
@@ -80,7 +84,7 @@ fn is_released(volume: &PersistentVolume) -> bool {
 }
 
 /// The volume in this phase; `None` when it is in it.
-pub fn with_phase(
+pub(super) fn with_phase(
     volume: &PersistentVolume,
     phase: &str,
     message: &str,

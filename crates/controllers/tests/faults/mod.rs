@@ -22,7 +22,7 @@ use rand::{Rng, SeedableRng, rngs::StdRng};
 use tower::BoxError;
 
 /// Makes clients whose requests fail at random.
-pub struct Faults {
+pub(crate) struct Faults {
     inner: Arc<dyn Connector>,
     random: Mutex<StdRng>,
     /// How many of a thousand requests fail.
@@ -40,7 +40,7 @@ enum Fault {
 }
 
 impl Faults {
-    pub fn new(inner: Arc<dyn Connector>, seed: u64) -> Arc<Self> {
+    pub(crate) fn new(inner: Arc<dyn Connector>, seed: u64) -> Arc<Self> {
         Arc::new(Self {
             inner,
             random: Mutex::new(StdRng::seed_from_u64(seed)),
@@ -49,7 +49,7 @@ impl Faults {
         })
     }
 
-    pub fn slow_list(
+    pub(crate) fn slow_list(
         inner: Arc<dyn Connector>,
         plural: &'static str,
         delay: Duration,
@@ -62,7 +62,7 @@ impl Faults {
         })
     }
 
-    pub fn set_rate(&self, per_thousand: u32) {
+    pub(crate) fn set_rate(&self, per_thousand: u32) {
         self.rate.store(per_thousand, Ordering::Relaxed);
     }
 
@@ -146,7 +146,7 @@ fn refusal(code: u16, reason: &str) -> Response<Body> {
 }
 
 /// The connector of controllers that meet these faults.
-pub struct Faulty(pub Arc<Faults>);
+pub(crate) struct Faulty(pub Arc<Faults>);
 
 impl Connector for Faulty {
     fn client(&self, user: &str) -> kube::Client {

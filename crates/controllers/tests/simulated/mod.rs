@@ -24,13 +24,13 @@ use serde_json::{Value, json};
 use stdx::Clock;
 
 /// A clock whose time passes several times faster.
-pub struct FastClock {
+pub(crate) struct FastClock {
     start: (Timestamp, Instant),
     factor: u32,
 }
 
 impl FastClock {
-    pub fn new(factor: u32) -> Self {
+    pub(crate) fn new(factor: u32) -> Self {
         Self {
             start: (Timestamp::now(), Instant::now()),
             factor,
@@ -55,12 +55,12 @@ struct State {
 
 /// Kubelets and a scheduler: they bind pods, run them, and end them.
 #[derive(Clone)]
-pub struct Nodes {
+pub(crate) struct Nodes {
     state: Arc<Mutex<State>>,
 }
 
 impl Nodes {
-    pub fn start(context: &Context, client: &kube::Client, clock: Arc<FastClock>) -> Self {
+    pub(crate) fn start(context: &Context, client: &kube::Client, clock: Arc<FastClock>) -> Self {
         let state = State {
             names: BTreeSet::new(),
             paused_until: Instant::now(),
@@ -86,16 +86,16 @@ impl Nodes {
         nodes
     }
 
-    pub fn add(&self, name: &str) {
+    pub(crate) fn add(&self, name: &str) {
         self.state.lock().names.insert(name.to_owned());
     }
 
-    pub fn remove(&self, name: &str) {
+    pub(crate) fn remove(&self, name: &str) {
         self.state.lock().names.remove(name);
     }
 
     /// No new pod is bound for a while.
-    pub fn pause(&self, duration: Duration) {
+    pub(crate) fn pause(&self, duration: Duration) {
         self.state.lock().paused_until = Instant::now() + duration;
     }
 
@@ -307,7 +307,7 @@ impl Cluster {
 }
 
 /// Everything that is not as the specs ask for; nothing when the cluster has settled.
-pub async fn problems(client: &kube::Client, namespace: &str) -> Vec<String> {
+pub(crate) async fn problems(client: &kube::Client, namespace: &str) -> Vec<String> {
     let mut cluster = Cluster::default();
     let nodes: Api<Node> = Api::all(client.clone());
     let nodes: HashSet<String> = nodes

@@ -29,9 +29,9 @@ use serde_json::{Value, json};
 use stdx::{Clock, SystemClock};
 use tokio_util::sync::CancellationToken;
 
-pub const DEADLINE: Duration = Duration::from_secs(30);
+pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
 
-pub struct World {
+pub(crate) struct World {
     pub client: kube::Client,
     pub stop: CancellationToken,
     pub context: Context,
@@ -55,7 +55,7 @@ impl Connector for InProcess {
 }
 
 /// The API server alone, with a certificate authority: controllers are started and stopped apart.
-pub struct Server {
+pub(crate) struct Server {
     pub server: Arc<ApiServer>,
     /// A client of the administrator.
     pub client: kube::Client,
@@ -66,7 +66,7 @@ pub struct Server {
 }
 
 impl Server {
-    pub async fn start() -> Self {
+    pub(crate) async fn start() -> Self {
         let _ = tracing_subscriber::fmt()
             .with_env_filter(std::env::var("RUST_LOG").unwrap_or("warn".into()))
             .with_test_writer()
@@ -92,7 +92,7 @@ impl Server {
     }
 
     /// Runs all controllers in `context` as clients that `connector` makes.
-    pub fn run_controllers(
+    pub(crate) fn run_controllers(
         &self,
         context: &Context,
         connector: Arc<dyn Connector>,
@@ -102,7 +102,7 @@ impl Server {
     }
 
     /// The same with settings of its own.
-    pub fn run_configured(
+    pub(crate) fn run_configured(
         &self,
         context: &Context,
         connector: Arc<dyn Connector>,
@@ -119,7 +119,7 @@ impl Server {
     }
 
     /// Makes clients without anything between them and the server.
-    pub fn connector(&self) -> Arc<dyn Connector> {
+    pub(crate) fn connector(&self) -> Arc<dyn Connector> {
         Arc::new(InProcess(self.server.clone()))
     }
 }
@@ -154,25 +154,25 @@ fn api_server(pki: &pki::Pki, directory: &std::path::Path) -> Arc<ApiServer> {
 
 impl World {
     /// A client with an identity of its own.
-    pub fn as_user(&self, user: User) -> kube::Client {
+    pub(crate) fn as_user(&self, user: User) -> kube::Client {
         client::in_process(self.server.connect(user))
     }
 
     /// The client of a kubelet that runs beside the server, on a node with this address.
     #[allow(dead_code, reason = "not every test needs it")]
-    pub fn as_node(&self, name: &str, address: &str) -> kube::Client {
+    pub(crate) fn as_node(&self, name: &str, address: &str) -> kube::Client {
         let user = User::new(format!("system:node:{name}"), ["system:nodes"]);
         let service = self.server.connect(user);
         client::in_process(service.of_node(address.parse().unwrap()))
     }
 
     /// Everything running, with the namespace "default".
-    pub async fn new() -> Self {
+    pub(crate) async fn new() -> Self {
         Self::configured(controllers::Config::default()).await
     }
 
     /// The same with settings of the controllers.
-    pub async fn configured(config: controllers::Config) -> Self {
+    pub(crate) async fn configured(config: controllers::Config) -> Self {
         let server = Server::start().await;
         let clock = Arc::new(SystemClock);
         server.run_configured(&server.context, server.connector(), clock, config);
@@ -187,7 +187,7 @@ impl World {
         world
     }
 
-    pub async fn namespace(&self, name: &str) {
+    pub(crate) async fn namespace(&self, name: &str) {
         let api: Api<Namespace> = Api::all(self.client.clone());
         let namespace = serde_json::from_value(json!({"metadata": {"name": name}})).unwrap();
         match api.create(&PostParams::default(), &namespace).await {
@@ -197,14 +197,14 @@ impl World {
         }
     }
 
-    pub fn api<K>(&self, namespace: &str) -> Api<K>
+    pub(crate) fn api<K>(&self, namespace: &str) -> Api<K>
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
     {
         Api::namespaced(self.client.clone(), namespace)
     }
 
-    pub async fn create<K>(&self, namespace: &str, object: Value) -> K
+    pub(crate) async fn create<K>(&self, namespace: &str, object: Value) -> K
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
             + Clone
@@ -220,7 +220,7 @@ impl World {
     }
 
     /// Waits until what `look` sees is what is wanted.
-    pub async fn until<T, F>(&self, what: &str, look: impl Fn() -> F)
+    pub(crate) async fn until<T, F>(&self, what: &str, look: impl Fn() -> F)
     where
         F: Future<Output = Result<bool, T>>,
         T: std::fmt::Debug,
@@ -241,7 +241,7 @@ impl World {
     }
 
     /// A node that takes every pod, runs it at once, and ends it when it is asked to.
-    pub fn pretend_node(&self) {
+    pub(crate) fn pretend_node(&self) {
         let pods = Informer::<Pod>::builder(self.client.clone()).start(&self.context);
         let client = self.client.clone();
         let mut events = pods.subscribe();

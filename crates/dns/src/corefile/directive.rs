@@ -20,13 +20,13 @@ const PORT: u16 = 53;
 const FORWARD_LIMIT: usize = 15;
 
 /// A directive.
-pub struct Directive {
+pub(super) struct Directive {
     pub name: &'static str,
     pub read: fn(&mut Server, &mut Reading<'_>) -> Result<(), SyntaxError>,
 }
 
 /// Every directive that has an effect, or whose effect is always there.
-pub const ALL: &[Directive] = &[
+pub(super) const ALL: &[Directive] = &[
     Directive {
         name: "cache",
         read: cache,
@@ -86,7 +86,7 @@ pub const ALL: &[Directive] = &[
 ];
 
 /// A directive's line, and where to say what of it has no effect.
-pub struct Reading<'a> {
+pub(super) struct Reading<'a> {
     pub line: &'a Line,
     pub around: &'a Surroundings<'a>,
     pub problems: &'a mut Vec<String>,
@@ -94,7 +94,7 @@ pub struct Reading<'a> {
 
 impl<'a> Reading<'a> {
     /// The words behind the directive's name.
-    pub fn arguments(&self) -> &'a [String] {
+    pub(super) fn arguments(&self) -> &'a [String] {
         self.line.words.get(1..).unwrap_or_default()
     }
 
@@ -103,7 +103,7 @@ impl<'a> Reading<'a> {
     }
 
     /// Says that a line, or a part of it, has no effect.
-    pub fn problem(&mut self, line: &Line, what: impl std::fmt::Display) {
+    pub(super) fn problem(&mut self, line: &Line, what: impl std::fmt::Display) {
         self.problems.push(format!("line {}: {what}", line.number));
     }
 
@@ -115,7 +115,7 @@ impl<'a> Reading<'a> {
 }
 
 /// An error on a line.
-pub fn wrong(line: &Line, message: impl std::fmt::Display) -> SyntaxError {
+pub(super) fn wrong(line: &Line, message: impl std::fmt::Display) -> SyntaxError {
     SyntaxError {
         line: line.number,
         message: format!("{}: {message}", line.words.join(" ")),
@@ -123,7 +123,7 @@ pub fn wrong(line: &Line, message: impl std::fmt::Display) -> SyntaxError {
 }
 
 /// A zone of a server block: `example.org`, `example.org:53`, `dns://example.org:53`.
-pub fn server_zone(word: &str) -> Result<(Name, Option<String>), String> {
+pub(super) fn server_zone(word: &str) -> Result<(Name, Option<String>), String> {
     let plain = word.strip_prefix("dns://").unwrap_or(word);
     if plain.contains("://") {
         return Err(format!("{word}: only plain DNS is served"));
@@ -139,7 +139,7 @@ pub fn server_zone(word: &str) -> Result<(Name, Option<String>), String> {
 }
 
 /// A domain name in its lower form; a range of addresses stands for its reverse zone.
-pub fn name(text: &str) -> Option<Name> {
+pub(super) fn name(text: &str) -> Option<Name> {
     if let Ok(range) = text.parse::<ipnet::IpNet>() {
         return Some(reverse_zone(range));
     }

@@ -16,7 +16,7 @@ use crate::rewrite::{AnswerRule, Change, Matching, Rewrite};
 const LONGEST_PATTERN: usize = 10_000;
 
 /// Reads `rewrite [continue|stop] FIELD …`.
-pub fn rewrite(server: &mut Server, reading: &mut Reading<'_>) -> Result<(), SyntaxError> {
+pub(super) fn rewrite(server: &mut Server, reading: &mut Reading<'_>) -> Result<(), SyntaxError> {
     let line = reading.line;
     let mut words: Vec<&str> = reading.arguments().iter().map(String::as_str).collect();
     let mut stop = true;

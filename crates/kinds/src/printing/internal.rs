@@ -6,7 +6,7 @@ use machinery::schema::{self, Field, Shape, Type};
 use machinery::{Object, Value};
 
 /// A struct of the table such as `core/v1.NodeSelector`, printed; null when absent.
-pub fn internal(name: &str, value: &Value) -> Value {
+pub(crate) fn internal(name: &str, value: &Value) -> Value {
     match (schema::lookup(name), value.is_null()) {
         (Some(of), false) => printed_struct(of, value),
         _ => value.clone(),
@@ -14,7 +14,7 @@ pub fn internal(name: &str, value: &Value) -> Value {
 }
 
 /// A list of such structs.
-pub fn internal_list(name: &str, value: &Value) -> Value {
+pub(crate) fn internal_list(name: &str, value: &Value) -> Value {
     match value {
         Value::Array(items) => items.iter().map(|item| internal(name, item)).collect(),
         _ => Value::Null,

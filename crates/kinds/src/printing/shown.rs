@@ -3,10 +3,10 @@
 use machinery::{Object, Value};
 
 /// A field of such a struct: its name in the API, its name in Go, and what it holds.
-pub struct Field(pub &'static str, pub &'static str, pub Go);
+pub(crate) struct Field(pub &'static str, pub &'static str, pub Go);
 
 /// What a field holds, and so what is printed when it is absent.
-pub enum Go {
+pub(crate) enum Go {
     /// A pointer, list or map whose content is printed as the API has it; null when absent.
     Plain,
     Text,
@@ -19,7 +19,7 @@ pub enum Go {
 }
 
 /// A struct, printed.
-pub fn shown(value: &Value, fields: &[Field]) -> Value {
+pub(crate) fn shown(value: &Value, fields: &[Field]) -> Value {
     let mut out = Object::new();
     for Field(name, go, holds) in fields {
         let value = &value[*name];
@@ -37,7 +37,7 @@ pub fn shown(value: &Value, fields: &[Field]) -> Value {
 }
 
 /// A list of structs, printed; null when absent.
-pub fn each(value: &Value, fields: &[Field]) -> Value {
+pub(crate) fn each(value: &Value, fields: &[Field]) -> Value {
     match value {
         Value::Array(items) => items.iter().map(|item| shown(item, fields)).collect(),
         _ => Value::Null,

@@ -9,14 +9,14 @@ use x509_parser::error::X509Error;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
 /// One block: what it says it is, whether it has headers, and what is in it.
-pub struct Block<'a> {
+pub(crate) struct Block<'a> {
     pub kind: &'a str,
     pub has_headers: bool,
     pub content: Vec<u8>,
 }
 
 /// The first block that can be read, and the text after it.
-pub fn decode(text: &str) -> Option<(Block<'_>, &str)> {
+pub(crate) fn decode(text: &str) -> Option<(Block<'_>, &str)> {
     let mut rest = text;
     loop {
         let start = match rest.strip_prefix("-----BEGIN ") {
@@ -63,7 +63,7 @@ fn block(text: &str) -> Option<(Block<'_>, &str)> {
 }
 
 /// What is wrong with a request for a certificate.
-pub fn check_request(text: &str) -> Result<(), String> {
+pub(crate) fn check_request(text: &str) -> Result<(), String> {
     let block = decode(text)
         .map(|found| found.0)
         .filter(|block| block.kind == "CERTIFICATE REQUEST")
@@ -89,7 +89,7 @@ pub fn check_request(text: &str) -> Result<(), String> {
 }
 
 /// What is wrong with a chain of certificates.
-pub fn check_certificates(text: &str) -> Result<(), String> {
+pub(crate) fn check_certificates(text: &str) -> Result<(), String> {
     let mut rest = text;
     let mut found = false;
     while let Some((block, after)) = decode(rest) {

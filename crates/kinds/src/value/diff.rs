@@ -11,7 +11,7 @@ const CONTEXT: usize = 3;
 const MANY_LINES: usize = 200;
 
 /// What became of `a` in `b`; empty when nothing changed.
-pub fn unified(a: &Value, b: &Value) -> String {
+pub(crate) fn unified(a: &Value, b: &Value) -> String {
     let (a, b) = (lines(a), lines(b));
     let mut out = String::new();
     for group in groups(&changes(&a, &b)) {

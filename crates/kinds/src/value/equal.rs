@@ -8,7 +8,7 @@ use machinery::quantity::Quantity;
 use machinery::schema::{self, Field, Shape, Type};
 
 /// Two values of a type in the schema table, such as `core/v1.PodSpec`.
-pub fn equal(schema: &str, a: &Value, b: &Value) -> bool {
+pub(crate) fn equal(schema: &str, a: &Value, b: &Value) -> bool {
     a == b || schema::lookup(schema).is_some_and(|schema| equal_structs(schema, a, b))
 }
 

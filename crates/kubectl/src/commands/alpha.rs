@@ -5,10 +5,10 @@ use clap::Args;
 
 /// Flags of `alpha`.
 #[derive(Debug, Args)]
-pub struct Alpha {}
+pub(crate) struct Alpha {}
 
 impl Alpha {
-    pub fn run(self) -> Result<()> {
+    pub(crate) fn run(self) -> Result<()> {
         println!("No alpha commands are available in this version of kubectl");
         Ok(())
     }

@@ -14,7 +14,7 @@ use crate::{
 
 /// Flags of `api-resources`.
 #[derive(Debug, Args)]
-pub struct ApiResources {
+pub(crate) struct ApiResources {
     /// Limit to resources in the specified API group
     #[arg(long, value_name = "GROUP")]
     api_group: Option<String>,
@@ -42,7 +42,7 @@ pub struct ApiResources {
 }
 
 impl ApiResources {
-    pub async fn run(self, session: &Session) -> Result<()> {
+    pub(crate) async fn run(self, session: &Session) -> Result<()> {
         if !["", "name", "wide", "json", "yaml", "kyaml"].contains(&self.output.as_str()) {
             bail!(
                 "unable to match a printer suitable for the output format {:?}, allowed formats are: json,kyaml,name,wide,yaml",

@@ -7,10 +7,10 @@ use crate::session::Session;
 
 /// Flags of `api-versions`.
 #[derive(Debug, Args)]
-pub struct ApiVersions {}
+pub(crate) struct ApiVersions {}
 
 impl ApiVersions {
-    pub async fn run(self, session: &Session) -> Result<()> {
+    pub(crate) async fn run(self, session: &Session) -> Result<()> {
         let resources = session.discovery.refresh().await?;
         let mut versions: Vec<String> = resources
             .iter()

@@ -13,7 +13,7 @@ use super::exec::StreamFlags;
 
 /// Flags of `attach`.
 #[derive(Debug, Args)]
-pub struct Attach {
+pub(crate) struct Attach {
     /// POD or TYPE/NAME
     resource: String,
     #[command(flatten)]
@@ -21,7 +21,7 @@ pub struct Attach {
 }
 
 impl Attach {
-    pub async fn run(self, session: &Session) -> Result<()> {
+    pub(crate) async fn run(self, session: &Session) -> Result<()> {
         let pod = pod_of(session, &self.resource, &self.flags.pod_running_timeout).await?;
         let phase = crate::json::str_of(&pod["status"]["phase"]);
         if phase == "Succeeded" || phase == "Failed" {

@@ -19,7 +19,7 @@ use super::report::Report;
 
 /// The subcommands.
 #[derive(Debug, Subcommand)]
-pub enum Auth {
+pub(crate) enum Auth {
     /// Check whether an action is allowed
     CanI(CanI),
     /// Reconciles rules for RBAC role, role binding, cluster role, and cluster role binding objects
@@ -30,7 +30,7 @@ pub enum Auth {
 
 /// Flags of `auth can-i`.
 #[derive(Debug, Args)]
-pub struct CanI {
+pub(crate) struct CanI {
     /// VERB [TYPE | TYPE/NAME | NONRESOURCEURL] [NAME]
     words: Vec<String>,
     /// Check the specified action in all namespaces
@@ -52,14 +52,14 @@ pub struct CanI {
 
 /// Flags of `auth whoami`.
 #[derive(Debug, Args)]
-pub struct Whoami {
+pub(crate) struct Whoami {
     #[command(flatten)]
     print: PrintFlags,
 }
 
 /// Flags of `auth reconcile`.
 #[derive(Debug, Args)]
-pub struct Reconcile {
+pub(crate) struct Reconcile {
     #[command(flatten)]
     files: Files,
     /// Remove extra permissions that the file lacks
@@ -75,7 +75,7 @@ pub struct Reconcile {
 }
 
 impl Auth {
-    pub async fn run(self, session: &Session) -> Result<()> {
+    pub(crate) async fn run(self, session: &Session) -> Result<()> {
         match self {
             Self::CanI(command) => command.run(session).await,
             Self::Whoami(command) => command.run(session).await,
@@ -280,7 +280,7 @@ fn compacted(rules: &Value) -> Vec<Value> {
 }
 
 /// Rules come in the order of their verbs, groups, resources and names.
-pub fn sort_key(rule: &Value) -> String {
+pub(super) fn sort_key(rule: &Value) -> String {
     let words = |field: &str| {
         let words: Vec<&str> = list(&rule[field]).map(str_of).collect();
         format!("[{}]", words.join(" "))
@@ -296,7 +296,7 @@ pub fn sort_key(rule: &Value) -> String {
 }
 
 /// `deployments.apps/scale`
-pub fn combined(rule: &Value) -> String {
+pub(super) fn combined(rule: &Value) -> String {
     let resource = str_of(&rule["resources"][0]);
     let (resource, subresource) = match resource.split_once('/') {
         Some((resource, subresource)) => (resource, format!("/{subresource}")),

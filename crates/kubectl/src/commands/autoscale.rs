@@ -17,7 +17,7 @@ use super::{create::create_object, report::Report};
 
 /// Flags of `autoscale`.
 #[derive(Debug, Args)]
-pub struct Autoscale {
+pub(crate) struct Autoscale {
     /// TYPE NAME or TYPE/NAME
     resources: Vec<String>,
     #[command(flatten)]
@@ -53,7 +53,7 @@ pub struct Autoscale {
 }
 
 impl Autoscale {
-    pub async fn run(self, session: &Session) -> Result<()> {
+    pub(crate) async fn run(self, session: &Session) -> Result<()> {
         if self.max == -1 {
             bail!("required flag(s) \"max\" not set");
         }

@@ -10,7 +10,7 @@ const PATH: &str = "/apis/certificates.k8s.io/v1/certificatesigningrequests";
 
 /// What is decided about a request for a certificate.
 #[derive(Debug, Subcommand)]
-pub enum Certificate {
+pub(crate) enum Certificate {
     /// Approve a certificate signing request
     Approve(Requests),
     /// Deny a certificate signing request
@@ -19,7 +19,7 @@ pub enum Certificate {
 
 /// Which requests.
 #[derive(Debug, Args)]
-pub struct Requests {
+pub(crate) struct Requests {
     /// NAME, or csr/NAME
     #[arg(required = true)]
     names: Vec<String>,
@@ -54,7 +54,7 @@ const DENY: Decision = Decision {
 };
 
 impl Certificate {
-    pub async fn run(self, session: &Session) -> Result<()> {
+    pub(crate) async fn run(self, session: &Session) -> Result<()> {
         let (decision, requests) = match self {
             Self::Approve(requests) => (APPROVE, requests),
             Self::Deny(requests) => (DENY, requests),

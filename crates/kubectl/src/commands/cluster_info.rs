@@ -15,7 +15,7 @@ use crate::{
 
 /// Flags of `cluster-info`.
 #[derive(Debug, Args)]
-pub struct ClusterInfo {
+pub(crate) struct ClusterInfo {
     #[command(subcommand)]
     command: Option<Command>,
 }
@@ -44,7 +44,7 @@ struct Dump {
 }
 
 impl ClusterInfo {
-    pub async fn run(self, session: &Session) -> Result<()> {
+    pub(crate) async fn run(self, session: &Session) -> Result<()> {
         match self.command {
             Some(Command::Dump(dump)) => dump.run(session).await,
             None => print_addresses(session).await,

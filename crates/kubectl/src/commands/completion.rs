@@ -12,7 +12,7 @@ use crate::{
 
 /// Flags of `completion`.
 #[derive(Debug, Args)]
-pub struct Completion {
+pub(crate) struct Completion {
     /// bash, zsh, fish or powershell
     shell: Option<String>,
 }
@@ -79,7 +79,7 @@ Register-ArgumentCompleter -Native -CommandName 'kubectl' -ScriptBlock {
 pub const COMPLETIONS: [&str; 3] = [BASH, ZSH, FISH];
 
 impl Completion {
-    pub fn run(self) -> Result<()> {
+    pub(crate) fn run(self) -> Result<()> {
         match self.shell.as_deref() {
             None => {
                 bail!("Shell not specified.\nSee 'kubectl completion -h' for help and examples")
@@ -98,7 +98,7 @@ impl Completion {
 
 /// The words so far; the last one is being typed.
 #[derive(Debug, Args)]
-pub struct Complete {
+pub(crate) struct Complete {
     #[arg(last = true)]
     words: Vec<String>,
 }
@@ -115,7 +115,7 @@ enum Wish {
 }
 
 impl Complete {
-    pub async fn run(self, global: &Global) -> Result<()> {
+    pub(crate) async fn run(self, global: &Global) -> Result<()> {
         let mut global = global.clone();
         let (wish, namespace) = decide(&self.words);
         if namespace.is_some() {

@@ -19,7 +19,7 @@ use crate::{
 
 /// Flags of `cp`.
 #[derive(Debug, Args)]
-pub struct Cp {
+pub(crate) struct Cp {
     /// [[NAMESPACE/]POD:]PATH
     source: String,
     /// [[NAMESPACE/]POD:]PATH
@@ -77,7 +77,7 @@ struct Remote<'a> {
 }
 
 impl Cp {
-    pub async fn run(self, session: &Session) -> Result<()> {
+    pub(crate) async fn run(self, session: &Session) -> Result<()> {
         let (source, destination) = (
             FileSpec::parse(&self.source)?,
             FileSpec::parse(&self.destination)?,

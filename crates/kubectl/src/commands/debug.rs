@@ -20,7 +20,7 @@ use super::wait;
 
 /// Flags of `debug`.
 #[derive(Debug, Args)]
-pub struct Debug {
+pub(crate) struct Debug {
     /// POD, TYPE/NAME or node/NAME
     words: Vec<String>,
     /// Container image to use for the debug container
@@ -83,7 +83,7 @@ pub struct Debug {
 }
 
 impl Debug {
-    pub async fn run(self, session: &Session) -> Result<()> {
+    pub(crate) async fn run(self, session: &Session) -> Result<()> {
         if self.image.is_empty() && self.set_image.is_empty() && self.copy_to.is_empty() {
             bail!("you must specify --image when not using --copy-to.");
         }

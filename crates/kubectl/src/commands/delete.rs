@@ -18,7 +18,7 @@ use crate::{
 
 /// Flags of `delete`.
 #[derive(Debug, Args)]
-pub struct Delete {
+pub(crate) struct Delete {
     /// TYPE NAME… or TYPE/NAME…
     resources: Vec<String>,
     #[command(flatten)]
@@ -46,7 +46,7 @@ pub struct Delete {
 
 /// How objects are deleted; `replace` and `apply` have these flags too.
 #[derive(Debug, Clone, Args)]
-pub struct How {
+pub(super) struct How {
     /// background, orphan or foreground: what happens to dependents
     #[arg(long, default_value = "background", num_args = 0..=1, require_equals = true, default_missing_value = "background")]
     cascade: String,
@@ -69,7 +69,7 @@ pub struct How {
 
 impl How {
     /// The body of a DELETE.
-    pub fn options(&self, dry_run: DryRunMode) -> Result<Value> {
+    pub(super) fn options(&self, dry_run: DryRunMode) -> Result<Value> {
         let policy = match self.cascade.as_str() {
             "background" | "true" => "Background",
             "foreground" => "Foreground",
@@ -111,7 +111,11 @@ impl How {
     }
 
     /// Waits until objects are gone, if that was asked for.
-    pub async fn until_gone(&self, session: &Session, deleted: &[(Target, Value)]) -> Result<()> {
+    pub(super) async fn until_gone(
+        &self,
+        session: &Session,
+        deleted: &[(Target, Value)],
+    ) -> Result<()> {
         let timeout = crate::duration::parse(&self.timeout)?;
         let all = async {
             for (target, answer) in deleted {
@@ -129,7 +133,7 @@ impl How {
 }
 
 impl Delete {
-    pub async fn run(self, session: &Session) -> Result<()> {
+    pub(crate) async fn run(self, session: &Session) -> Result<()> {
         if let Some(path) = &self.raw {
             let answer = session.api.raw(Method::DELETE, path, Vec::new()).await?;
             std::io::stdout().write_all(&answer)?;
@@ -204,7 +208,7 @@ impl Delete {
 }
 
 /// `pod "web" deleted from default namespace`
-pub fn say_deleted(target: &Target, only_name: bool, is_forced: bool, dry_run: DryRunMode) {
+pub(super) fn say_deleted(target: &Target, only_name: bool, is_forced: bool, dry_run: DryRunMode) {
     let kind = target.resource.kind.to_lowercase();
     let kind = match target.resource.group.as_str() {
         "" => kind,

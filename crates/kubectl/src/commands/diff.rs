@@ -21,7 +21,7 @@ use super::apply::last_applied;
 
 /// Flags of `diff`.
 #[derive(Debug, Args)]
-pub struct Diff {
+pub(crate) struct Diff {
     #[command(flatten)]
     files: Files,
     /// Only objects of the files whose labels match
@@ -46,7 +46,7 @@ pub struct Diff {
 
 impl Diff {
     /// A difference ends with 1, a failure with more.
-    pub async fn run(self, session: &Session) -> Result<()> {
+    pub(crate) async fn run(self, session: &Session) -> Result<()> {
         match self.diff(session).await {
             Err(error) if error.downcast_ref::<Quiet>().is_none() => {
                 eprintln!("{}", error::line(&error));

@@ -23,7 +23,7 @@ const RETRY: Duration = Duration::from_secs(5);
 
 /// Flags of `cordon` and `uncordon`.
 #[derive(Debug, Args)]
-pub struct Cordon {
+pub(crate) struct Cordon {
     /// Nodes
     nodes: Vec<String>,
     /// Selector (label query) to filter on
@@ -35,7 +35,7 @@ pub struct Cordon {
 
 /// Flags of `drain`.
 #[derive(Debug, Args)]
-pub struct Drain {
+pub(crate) struct Drain {
     #[command(flatten)]
     nodes: Cordon,
     /// Continue even if there are pods that no controller manages
@@ -88,7 +88,7 @@ impl Cordon {
         resources::targets(session, &selection, &words, false).await
     }
 
-    pub async fn run(self, session: &Session, unschedulable: bool) -> Result<()> {
+    pub(crate) async fn run(self, session: &Session, unschedulable: bool) -> Result<()> {
         let dry_run = self.dry_run.mode()?;
         let mut errors = Vec::new();
         for target in self.targets(session).await? {
@@ -140,7 +140,7 @@ enum Verdict {
 }
 
 impl Drain {
-    pub async fn run(self, session: &Session) -> Result<()> {
+    pub(crate) async fn run(self, session: &Session) -> Result<()> {
         let dry_run = self.nodes.dry_run.mode()?;
         let targets = self.nodes.targets(session).await?;
         for target in &targets {

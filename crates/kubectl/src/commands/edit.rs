@@ -20,7 +20,7 @@ use super::report::Report;
 
 /// Flags of `edit`.
 #[derive(Debug, Args)]
-pub struct Edit {
+pub(crate) struct Edit {
     /// TYPE NAME or TYPE/NAME
     resources: Vec<String>,
     #[command(flatten)]
@@ -44,7 +44,7 @@ pub struct Edit {
 }
 
 impl Edit {
-    pub async fn run(self, session: &Session) -> Result<()> {
+    pub(crate) async fn run(self, session: &Session) -> Result<()> {
         let report = Report::new(&self.print, DryRunMode::None)?;
         let targets = resources::targets(session, &self.selection, &self.resources, false).await?;
         let mut originals = Vec::new();
@@ -152,7 +152,7 @@ impl Edit {
 
 /// The user's editor and a file for it.
 #[derive(Debug, Default)]
-pub struct Editor {
+pub(super) struct Editor {
     file: Option<tempfile::NamedTempFile>,
 }
 
@@ -161,12 +161,12 @@ const HEAD: &str = "# Edit the object below. Lines that begin with '#' are ignor
 
 impl Editor {
     /// The text that is shown for an object.
-    pub fn text_of(&self, object: &Value) -> String {
+    pub(super) fn text_of(&self, object: &Value) -> String {
         format!("{HEAD}{}", yaml::to_string(object))
     }
 
     /// Lets one object be edited.
-    pub fn edit_one(&mut self, object: &Value) -> Result<Value> {
+    pub(super) fn edit_one(&mut self, object: &Value) -> Result<Value> {
         let text = self.text_of(object);
         let edited = self.edit_text(&text, "")?;
         let objects = manifest::parse(&without_comments(&edited), "the edited file")?;
@@ -177,7 +177,7 @@ impl Editor {
     }
 
     /// Lets a text be edited; the reason of a failure stands at its top.
-    pub fn edit_text(&mut self, text: &str, reason: &str) -> Result<String> {
+    pub(super) fn edit_text(&mut self, text: &str, reason: &str) -> Result<String> {
         let mut file = tempfile::Builder::new()
             .prefix("kubectl-edit-")
             .suffix(".yaml")

@@ -19,7 +19,7 @@ use super::report::Report;
 
 /// Flags of `label` and `annotate`.
 #[derive(Debug, Args)]
-pub struct EditFields {
+pub(crate) struct EditFields {
     /// TYPE NAME… or TYPE/NAME…, then KEY=VALUE… or KEY-…
     words: Vec<String>,
     #[command(flatten)]
@@ -50,7 +50,7 @@ pub struct EditFields {
 
 /// Which map of the metadata.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Field {
+pub(crate) enum Field {
     Labels,
     Annotations,
 }
@@ -72,7 +72,7 @@ impl Field {
 }
 
 impl EditFields {
-    pub async fn run(self, session: &Session, field: Field) -> Result<()> {
+    pub(crate) async fn run(self, session: &Session, field: Field) -> Result<()> {
         let (changes, words) = self.split(field)?;
         let dry_run = self.dry_run.mode()?;
         let report = Report::new(&self.print, dry_run)?;

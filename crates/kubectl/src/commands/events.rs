@@ -18,7 +18,7 @@ use crate::{
 
 /// Flags of `events`.
 #[derive(Debug, Args)]
-pub struct Events {
+pub(crate) struct Events {
     /// Filter events to only those pertaining to the specified resource, as TYPE/NAME
     #[arg(long = "for", value_name = "TYPE/NAME")]
     about: Option<String>,
@@ -42,7 +42,7 @@ pub struct Events {
 }
 
 impl Events {
-    pub async fn run(self, session: &Session) -> Result<()> {
+    pub(crate) async fn run(self, session: &Session) -> Result<()> {
         for kind in &self.types {
             if !["Normal", "Warning"]
                 .iter()
@@ -168,7 +168,7 @@ impl Events {
 }
 
 /// When an event was seen last.
-pub fn last_seen(event: &Value) -> &str {
+pub(super) fn last_seen(event: &Value) -> &str {
     let times = [
         &event["series"]["lastObservedTime"],
         &event["lastTimestamp"],
@@ -181,7 +181,7 @@ pub fn last_seen(event: &Value) -> &str {
 }
 
 /// `5s`, or `5s (x3 over 2m)`.
-pub fn interval(event: &Value) -> String {
+pub(super) fn interval(event: &Value) -> String {
     let now = jiff::Timestamp::now().as_second();
     let since = |text: &str| machinery::time::age(Some(text), now);
     let first = event["firstTimestamp"]

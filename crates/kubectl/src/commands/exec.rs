@@ -11,7 +11,7 @@ use crate::{
 
 /// Flags of `exec`.
 #[derive(Debug, Args)]
-pub struct Exec {
+pub(crate) struct Exec {
     /// POD or TYPE/NAME
     resource: Vec<String>,
     #[command(flatten)]
@@ -26,7 +26,7 @@ pub struct Exec {
 
 /// Flags of `exec` and `attach`.
 #[derive(Debug, Clone, Args)]
-pub struct StreamFlags {
+pub(super) struct StreamFlags {
     /// Container name
     #[arg(short, long)]
     pub container: Option<String>,
@@ -45,7 +45,7 @@ pub struct StreamFlags {
 }
 
 impl Exec {
-    pub async fn run(self, session: &Session) -> Result<()> {
+    pub(crate) async fn run(self, session: &Session) -> Result<()> {
         let word = match (self.resource.as_slice(), self.filename.is_empty()) {
             ([word], true) => word.clone(),
             ([], true) => {

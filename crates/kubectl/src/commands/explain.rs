@@ -12,7 +12,7 @@ use crate::{
 
 /// Flags of `explain`.
 #[derive(Debug, Args)]
-pub struct Explain {
+pub(crate) struct Explain {
     /// TYPE[.FIELD…]
     resource: Option<String>,
     /// The group and version to explain, as GROUP/VERSION
@@ -27,7 +27,7 @@ pub struct Explain {
 }
 
 impl Explain {
-    pub async fn run(self, session: &Session) -> Result<()> {
+    pub(crate) async fn run(self, session: &Session) -> Result<()> {
         if !["plaintext", "plaintext-openapiv2"].contains(&self.output.as_str()) {
             bail!("unrecognized format: {}", self.output);
         }

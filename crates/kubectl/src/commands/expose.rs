@@ -21,7 +21,7 @@ use super::{
 
 /// Flags of `expose`.
 #[derive(Debug, Args)]
-pub struct Expose {
+pub(crate) struct Expose {
     /// TYPE NAME or TYPE/NAME
     resource: Vec<String>,
     #[command(flatten)]
@@ -78,7 +78,7 @@ pub struct Expose {
 }
 
 impl Expose {
-    pub async fn run(self, session: &Session) -> Result<()> {
+    pub(crate) async fn run(self, session: &Session) -> Result<()> {
         let dry_run = self.dry_run.mode()?;
         let report = Report::new(&self.print, dry_run)?;
         let selection = Selection {
@@ -211,7 +211,7 @@ impl Expose {
 }
 
 /// The object with JSON or YAML of the user's merged into it.
-pub fn overridden(object: &Value, overrides: &str, kind: &str) -> Result<Value> {
+pub(super) fn overridden(object: &Value, overrides: &str, kind: &str) -> Result<Value> {
     use crate::api::PatchType;
     let patch: Value = serde_saphyr::from_str(overrides).context("invalid overrides")?;
     let kind = match kind {

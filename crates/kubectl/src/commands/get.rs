@@ -23,7 +23,7 @@ use crate::{
 
 /// Flags of `get`.
 #[derive(Debug, Args)]
-pub struct Get {
+pub(crate) struct Get {
     /// TYPE[,TYPE] [NAME…] or TYPE/NAME…
     resources: Vec<String>,
     #[command(flatten)]
@@ -82,7 +82,7 @@ struct Ask {
 }
 
 impl Get {
-    pub async fn run(self, session: &Session) -> Result<()> {
+    pub(crate) async fn run(self, session: &Session) -> Result<()> {
         if let Some(path) = &self.raw {
             return self.print_raw(session, path).await;
         }

@@ -13,7 +13,7 @@ use crate::{
 
 /// The subcommands.
 #[derive(Debug, Subcommand)]
-pub enum Kuberc {
+pub(crate) enum Kuberc {
     /// Set values in the kuberc configuration
     Set(Set),
     /// Display the contents of the kuberc file
@@ -22,14 +22,14 @@ pub enum Kuberc {
 
 /// Flags of `kuberc view`.
 #[derive(Debug, Args)]
-pub struct View {
+pub(crate) struct View {
     #[command(flatten)]
     print: PrintFlags,
 }
 
 /// Flags of `kuberc set`.
 #[derive(Debug, Args)]
-pub struct Set {
+pub(crate) struct Set {
     /// defaults or aliases
     #[arg(long)]
     section: String,
@@ -54,7 +54,7 @@ pub struct Set {
 }
 
 impl Kuberc {
-    pub fn run(self, global: &Global) -> Result<()> {
+    pub(crate) fn run(self, global: &Global) -> Result<()> {
         let (path, _) = kuberc::path(global.kuberc.as_deref()).context("KUBERC is disabled")?;
         match self {
             Self::View(view) => {

@@ -9,7 +9,7 @@ use crate::{kustomize::Options, output::yaml};
 
 /// Flags of `kustomize`.
 #[derive(Debug, Args)]
-pub struct Kustomize {
+pub(crate) struct Kustomize {
     /// The directory with the kustomization
     #[arg(value_name = "DIR")]
     directories: Vec<PathBuf>,
@@ -32,7 +32,7 @@ pub struct Kustomize {
 }
 
 impl Kustomize {
-    pub fn run(self) -> Result<()> {
+    pub(crate) fn run(self) -> Result<()> {
         let directory = match self.directories.as_slice() {
             [] => PathBuf::from("."),
             [one] => one.clone(),

@@ -18,7 +18,7 @@ use crate::{
 
 /// Flags of `logs`.
 #[derive(Debug, Clone, Args)]
-pub struct Logs {
+pub(crate) struct Logs {
     /// POD or TYPE/NAME
     resource: Option<String>,
     /// The container
@@ -85,7 +85,7 @@ struct Source {
 }
 
 impl Logs {
-    pub async fn run(mut self, session: &Session) -> Result<()> {
+    pub(crate) async fn run(mut self, session: &Session) -> Result<()> {
         self.follow |= self.follow_new;
         self.check()?;
         let sources = self.sources(session).await?;

@@ -10,7 +10,7 @@ mod auth;
 mod autoscale;
 mod certificate;
 mod cluster_info;
-pub mod completion;
+pub(crate) mod completion;
 mod config;
 mod cp;
 mod create;
@@ -31,7 +31,7 @@ mod kustomize;
 mod logs;
 mod options;
 mod patch;
-pub mod plugin;
+pub(crate) mod plugin;
 mod port_forward;
 mod proxy;
 mod replace;
@@ -50,11 +50,11 @@ use clap::Subcommand;
 
 use crate::{args::Cli, session::Session};
 
-pub use create::content_hash;
+pub(crate) use create::content_hash;
 
 /// Every command.
 #[derive(Debug, Subcommand)]
-pub enum Command {
+pub(crate) enum Command {
     /// Create a resource from a file or from stdin
     Create(Box<create::Create>),
     /// Take a replication controller, service, deployment or pod and expose it as a new service
@@ -159,7 +159,7 @@ pub enum Command {
 }
 
 /// The commands as the help groups them.
-pub const GROUPS: &[(&str, &[&str])] = &[
+pub(crate) const GROUPS: &[(&str, &[&str])] = &[
     (
         "Basic Commands (Beginner)",
         &["create", "expose", "run", "set"],
@@ -217,7 +217,7 @@ pub const GROUPS: &[(&str, &[&str])] = &[
 ];
 
 /// The help of `kubectl` itself.
-pub fn help(root: &clap::Command) -> String {
+pub(crate) fn help(root: &clap::Command) -> String {
     let mut text = String::from("{about}\n");
     for (title, names) in GROUPS {
         text.push_str(&format!("\n{title}:\n"));
@@ -260,7 +260,7 @@ impl Command {
 }
 
 /// Runs the command that was asked for; `path` is its name.
-pub async fn run(cli: Cli, path: &str) -> Result<()> {
+pub(crate) async fn run(cli: Cli, path: &str) -> Result<()> {
     let Cli { global, command } = cli;
     // What needs no cluster must work without one.
     let command = match command {

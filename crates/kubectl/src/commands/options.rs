@@ -5,10 +5,10 @@ use clap::{Args, CommandFactory};
 
 /// Flags of `options`.
 #[derive(Debug, Args)]
-pub struct Options {}
+pub(crate) struct Options {}
 
 impl Options {
-    pub fn run(self) -> Result<()> {
+    pub(crate) fn run(self) -> Result<()> {
         println!("The following options can be passed to any command:\n");
         let command = crate::args::Cli::command();
         for argument in command

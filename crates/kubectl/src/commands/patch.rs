@@ -17,7 +17,7 @@ use super::report::Report;
 
 /// Flags of `patch`.
 #[derive(Debug, Args)]
-pub struct Patch {
+pub(crate) struct Patch {
     /// TYPE NAME or TYPE/NAME
     resources: Vec<String>,
     #[command(flatten)]
@@ -47,7 +47,7 @@ pub struct Patch {
 }
 
 impl Patch {
-    pub async fn run(self, session: &Session) -> Result<()> {
+    pub(crate) async fn run(self, session: &Session) -> Result<()> {
         let kind = match self.kind.to_lowercase().as_str() {
             "json" => PatchType::Json,
             "merge" => PatchType::Merge,

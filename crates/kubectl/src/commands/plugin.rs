@@ -11,21 +11,21 @@ use clap::{Args, CommandFactory, Subcommand};
 
 /// The subcommands.
 #[derive(Debug, Subcommand)]
-pub enum Plugin {
+pub(crate) enum Plugin {
     /// List all visible plugin executables on a user's PATH
     List(List),
 }
 
 /// Flags of `plugin list`.
 #[derive(Debug, Args)]
-pub struct List {
+pub(crate) struct List {
     /// Show only the binary name of each plugin, and not its full path
     #[arg(long)]
     name_only: bool,
 }
 
 impl Plugin {
-    pub fn run(self) -> Result<()> {
+    pub(crate) fn run(self) -> Result<()> {
         let Self::List(list) = self;
         let plugins = all();
         if plugins.is_empty() {
@@ -91,7 +91,7 @@ fn is_executable(path: &Path) -> bool {
 }
 
 /// Every plugin on the PATH, in its order.
-pub fn all() -> Vec<PathBuf> {
+pub(crate) fn all() -> Vec<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let mut found = Vec::new();
     let mut directories: Vec<PathBuf> = Vec::new();
@@ -114,7 +114,7 @@ pub fn all() -> Vec<PathBuf> {
 }
 
 /// Runs a plugin in place of this process, when the words name one and no command of our own.
-pub fn dispatch(words: &[String]) -> Option<ExitCode> {
+pub(crate) fn dispatch(words: &[String]) -> Option<ExitCode> {
     let command: Vec<&str> = words
         .iter()
         .skip(1)

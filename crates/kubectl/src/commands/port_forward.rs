@@ -26,7 +26,7 @@ use crate::{
 
 /// Flags of `port-forward`.
 #[derive(Debug, Args)]
-pub struct PortForward {
+pub(crate) struct PortForward {
     /// POD or TYPE/NAME
     resource: String,
     /// [LOCAL:]REMOTE…
@@ -46,7 +46,7 @@ struct Link {
 }
 
 impl PortForward {
-    pub async fn run(self, session: &Session) -> Result<()> {
+    pub(crate) async fn run(self, session: &Session) -> Result<()> {
         let (pod, service) = self.pod(session).await?;
         let ports = self.pairs(&pod, service.as_ref())?;
         let link = Arc::new(Link {

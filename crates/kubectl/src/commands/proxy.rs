@@ -15,7 +15,7 @@ use crate::session::Session;
 
 /// Flags of `proxy`.
 #[derive(Debug, Args)]
-pub struct Proxy {
+pub(crate) struct Proxy {
     /// The port on which to run the proxy; 0 picks a random port
     #[arg(short, long, default_value_t = 8001)]
     port: u16,
@@ -96,7 +96,7 @@ struct Server {
 type Answer = Response<Either<Body, Full<Bytes>>>;
 
 impl Proxy {
-    pub async fn run(self, session: &Session) -> Result<()> {
+    pub(crate) async fn run(self, session: &Session) -> Result<()> {
         let slashed = |text: &str| format!("/{}/", text.trim_matches('/')).replace("//", "/");
         let server = Arc::new(Server {
             client: session.connection.client(false)?,

@@ -23,7 +23,7 @@ use super::{
 
 /// Flags of `replace`.
 #[derive(Debug, Args)]
-pub struct Replace {
+pub(crate) struct Replace {
     #[command(flatten)]
     files: Files,
     #[command(flatten)]
@@ -49,7 +49,7 @@ pub struct Replace {
 }
 
 impl Replace {
-    pub async fn run(self, session: &Session) -> Result<()> {
+    pub(crate) async fn run(self, session: &Session) -> Result<()> {
         if let Some(path) = &self.raw {
             return self.put_raw(session, path).await;
         }

@@ -9,14 +9,14 @@ use crate::{
 };
 
 /// Says `deployment.apps/web created`, or prints the object in the form that was asked for.
-pub struct Report {
+pub(super) struct Report {
     printer: Option<Printer>,
     dry_run: DryRunMode,
 }
 
 impl Report {
     /// As the flags say.
-    pub fn new(flags: &PrintFlags, dry_run: DryRunMode) -> Result<Self> {
+    pub(super) fn new(flags: &PrintFlags, dry_run: DryRunMode) -> Result<Self> {
         Ok(Self {
             printer: flags.printer()?,
             dry_run,
@@ -24,7 +24,7 @@ impl Report {
     }
 
     /// Says what happened to an object.
-    pub fn say(&self, object: &Value, deed: &str) -> Result<()> {
+    pub(super) fn say(&self, object: &Value, deed: &str) -> Result<()> {
         match &self.printer {
             None => println!("{} {deed}{}", output::name(object), self.dry_run.suffix()),
             Some(printer) => printer.print(object)?,
@@ -33,7 +33,7 @@ impl Report {
     }
 
     /// The same for an object of our own making, whose JSON has the order that Go's types give it.
-    pub fn say_typed(&self, object: &Value, deed: &str) -> Result<()> {
+    pub(super) fn say_typed(&self, object: &Value, deed: &str) -> Result<()> {
         match &self.printer {
             Some(printer) if matches!(printer.format, Format::Json) => {
                 print!("{}", printer.render(object)?)
@@ -44,7 +44,7 @@ impl Report {
     }
 
     /// Whether objects are printed and not only named.
-    pub fn prints_objects(&self) -> bool {
+    pub(super) fn prints_objects(&self) -> bool {
         self.printer.is_some()
     }
 }

@@ -24,7 +24,7 @@ use super::{
 
 /// Flags of `run`.
 #[derive(Debug, Args)]
-pub struct Run {
+pub(crate) struct Run {
     /// Name of the pod
     name: Option<String>,
     /// The image for the container to run
@@ -100,7 +100,7 @@ pub struct Run {
 }
 
 impl Run {
-    pub async fn run(self, session: &Session) -> Result<()> {
+    pub(crate) async fn run(self, session: &Session) -> Result<()> {
         let name = self
             .name
             .clone()

@@ -18,7 +18,7 @@ use super::report::Report;
 
 /// Flags of `scale`.
 #[derive(Debug, Args)]
-pub struct Scale {
+pub(crate) struct Scale {
     /// TYPE NAME… or TYPE/NAME…
     resources: Vec<String>,
     #[command(flatten)]
@@ -45,7 +45,7 @@ pub struct Scale {
 }
 
 impl Scale {
-    pub async fn run(self, session: &Session) -> Result<()> {
+    pub(crate) async fn run(self, session: &Session) -> Result<()> {
         if self.replicas == -1 {
             bail!("required flag(s) \"replicas\" not set");
         }

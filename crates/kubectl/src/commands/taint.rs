@@ -18,7 +18,7 @@ use super::report::Report;
 
 /// Flags of `taint`.
 #[derive(Debug, Args)]
-pub struct Taint {
+pub(crate) struct Taint {
     /// NODE NAME…, then KEY=VALUE:EFFECT… or KEY[:EFFECT]-…
     words: Vec<String>,
     /// Selector (label query) to filter on
@@ -42,7 +42,7 @@ pub struct Taint {
 const EFFECTS: &[&str] = &["NoSchedule", "PreferNoSchedule", "NoExecute"];
 
 impl Taint {
-    pub async fn run(self, session: &Session) -> Result<()> {
+    pub(crate) async fn run(self, session: &Session) -> Result<()> {
         let is_spec = |word: &&String| word.contains([':', '=']) || word.ends_with('-');
         let names: Vec<String> = self
             .words

@@ -20,7 +20,7 @@ const METRICS: &str = "/apis/metrics.k8s.io/v1beta1";
 
 /// What usage is shown of.
 #[derive(Debug, Subcommand)]
-pub enum Top {
+pub(crate) enum Top {
     /// Display resource (CPU/memory) usage of nodes
     #[command(aliases = ["nodes", "no"])]
     Node(Node),
@@ -31,7 +31,7 @@ pub enum Top {
 
 /// Flags of `top node`.
 #[derive(Debug, Args)]
-pub struct Node {
+pub(crate) struct Node {
     name: Option<String>,
     /// Selector (label query) to filter on
     #[arg(short = 'l', long, value_name = "QUERY")]
@@ -52,7 +52,7 @@ pub struct Node {
 
 /// Flags of `top pod`.
 #[derive(Debug, Args)]
-pub struct Pod {
+pub(crate) struct Pod {
     name: Option<String>,
     /// Selector (label query) to filter on
     #[arg(short = 'l', long, value_name = "QUERY")]
@@ -81,7 +81,7 @@ pub struct Pod {
 }
 
 impl Top {
-    pub async fn run(self, session: &Session) -> Result<()> {
+    pub(crate) async fn run(self, session: &Session) -> Result<()> {
         match self {
             Self::Node(command) => command.run(session).await,
             Self::Pod(command) => command.run(session).await,

@@ -11,13 +11,13 @@ use crate::{
 };
 
 /// The version of this client.
-pub const CLIENT: &str = concat!("v1.36.4+mainstay-", env!("CARGO_PKG_VERSION"));
+pub(super) const CLIENT: &str = concat!("v1.36.4+mainstay-", env!("CARGO_PKG_VERSION"));
 /// The Kustomize whose kustomizations `-k` builds.
 const KUSTOMIZE: &str = crate::kustomize::VERSION;
 
 /// Flags of `version`.
 #[derive(Debug, Args)]
-pub struct Version {
+pub(crate) struct Version {
     /// If true, shows client version only (no server required)
     #[arg(long)]
     client: bool,
@@ -28,11 +28,11 @@ pub struct Version {
 
 impl Version {
     /// Whether no server need be asked, and so no kubeconfig is needed.
-    pub fn is_client_only(&self) -> bool {
+    pub(crate) fn is_client_only(&self) -> bool {
         self.client
     }
 
-    pub async fn run(self, session: &Session) -> Result<()> {
+    pub(crate) async fn run(self, session: &Session) -> Result<()> {
         match session.api.get("/version").await {
             Ok(server) => {
                 self.print(Some(&server))?;
@@ -47,7 +47,7 @@ impl Version {
     }
 
     /// Prints the client's version, and the server's if it was asked.
-    pub fn print(&self, server: Option<&Value>) -> Result<()> {
+    pub(crate) fn print(&self, server: Option<&Value>) -> Result<()> {
         let mut versions = json!({
             "clientVersion": {
                 "major": "1", "minor": "36", "gitVersion": CLIENT, "platform": platform(), "compiler": "rustc"},
@@ -93,7 +93,7 @@ fn warn_about_skew(server: &Value) {
 }
 
 /// For `--match-server-version`.
-pub async fn require_match(session: &Session) -> Result<()> {
+pub(super) async fn require_match(session: &Session) -> Result<()> {
     let server = session.api.get("/version").await?;
     let version = str_of(&server["gitVersion"]);
     let base = |text: &str| text.split(['+', '-']).next().unwrap_or(text).to_owned();

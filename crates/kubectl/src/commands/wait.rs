@@ -21,7 +21,7 @@ use super::report::Report;
 
 /// Flags of `wait`.
 #[derive(Debug, Args)]
-pub struct Wait {
+pub(crate) struct Wait {
     /// TYPE NAME… or TYPE/NAME…
     resources: Vec<String>,
     #[command(flatten)]
@@ -129,7 +129,7 @@ fn split_path(text: &str) -> Result<(String, Option<String>)> {
 }
 
 impl Wait {
-    pub async fn run(self, session: &Session) -> Result<()> {
+    pub(crate) async fn run(self, session: &Session) -> Result<()> {
         if self.conditions.is_empty() {
             bail!("unrecognized condition: []");
         }
@@ -231,7 +231,7 @@ fn display(target: &Target) -> String {
 }
 
 /// Reads and then watches an object until the predicate holds; `None` is an object that does not exist.
-pub async fn until(
+pub(super) async fn until(
     session: &Session,
     target: &Target,
     mut holds: impl FnMut(Option<&Value>) -> bool,

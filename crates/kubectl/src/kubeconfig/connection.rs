@@ -20,7 +20,7 @@ const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
 /// How to reach a server and what to prove there.
 #[derive(Debug, Clone, Default)]
-pub struct Connection {
+pub(crate) struct Connection {
     pub server: String,
     pub namespace: Option<String>,
     cluster: Cluster,
@@ -31,7 +31,7 @@ pub struct Connection {
 
 impl Connection {
     /// What the kubeconfig says, changed by the flags.
-    pub fn resolve(config: &Value, global: &Global) -> Result<Self> {
+    pub(crate) fn resolve(config: &Value, global: &Global) -> Result<Self> {
         let is_configured =
             list(&config["clusters"]).len() > 0 || list(&config["contexts"]).len() > 0;
         if !is_configured
@@ -259,7 +259,7 @@ impl Connection {
     }
 
     /// A client; `upgrades`: over HTTP/1.1, whose connections can become streams.
-    pub fn client(&self, upgrades: bool) -> Result<Client> {
+    pub(crate) fn client(&self, upgrades: bool) -> Result<Client> {
         let files = Kubeconfig::default();
         let mut tls = files.tls(&self.cluster, &self.user)?;
         if upgrades {
@@ -287,7 +287,7 @@ impl Connection {
     }
 
     /// `HOST:PORT` of the server.
-    pub fn host(&self) -> String {
+    pub(crate) fn host(&self) -> String {
         let rest = self
             .server
             .split_once("://")

@@ -12,14 +12,14 @@ use crate::json::{list, str_of};
 
 /// What a plugin proves an identity with.
 #[derive(Debug, Default)]
-pub struct Credential {
+pub(crate) struct Credential {
     pub token: Option<String>,
     pub certificate: Option<String>,
     pub key: Option<String>,
 }
 
 /// Runs the plugin and reads what it prints.
-pub fn credential(exec: &Value, cluster: &Value, server: &str) -> Result<Credential> {
+pub(crate) fn credential(exec: &Value, cluster: &Value, server: &str) -> Result<Credential> {
     let version = str_of(&exec["apiVersion"]);
     if ![
         "client.authentication.k8s.io/v1",

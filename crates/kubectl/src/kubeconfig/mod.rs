@@ -1,8 +1,8 @@
 //! Kubeconfig files: which ones are read, how several become one, and which server and identity that names.
 
-pub mod connection;
-pub mod context;
-pub mod exec;
+pub(crate) mod connection;
+pub(crate) mod context;
+pub(crate) mod exec;
 
 use std::path::{Path, PathBuf};
 
@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// The lists of a kubeconfig, each with the field that holds an entry's content.
-pub const SECTIONS: &[(&str, &str)] = &[
+pub(crate) const SECTIONS: &[(&str, &str)] = &[
     ("clusters", "cluster"),
     ("users", "user"),
     ("contexts", "context"),
@@ -34,7 +34,7 @@ const LOCAL: &str = "/var/lib/mainstay/admin.kubeconfig";
 
 /// Where kubeconfigs are read from.
 #[derive(Debug, Clone, Default)]
-pub struct Places {
+pub(crate) struct Places {
     /// In order of precedence.
     pub files: Vec<PathBuf>,
     /// Whether `--kubeconfig` names the only one.
@@ -45,7 +45,7 @@ pub struct Places {
 
 impl Places {
     /// `--kubeconfig`, else `$KUBECONFIG`, else `~/.kube/config`.
-    pub fn new(global: &Global) -> Self {
+    pub(crate) fn new(global: &Global) -> Self {
         if let Some(path) = global
             .kubeconfig
             .clone()
@@ -78,21 +78,21 @@ impl Places {
     }
 
     /// The file that gets what has no place yet.
-    pub fn default_file(&self) -> Option<&PathBuf> {
+    pub(crate) fn default_file(&self) -> Option<&PathBuf> {
         let existing = self.files.iter().find(|path| path.exists());
         existing.or(self.files.last())
     }
 }
 
 /// The user's home directory.
-pub fn home() -> PathBuf {
+pub(crate) fn home() -> PathBuf {
     std::env::var_os("HOME")
         .map(PathBuf::from)
         .unwrap_or_default()
 }
 
 /// A kubeconfig file as it is; an absent file is empty.
-pub fn read_file(path: &Path) -> Result<Value> {
+pub(crate) fn read_file(path: &Path) -> Result<Value> {
     let text = match std::fs::read_to_string(path) {
         Ok(text) => text,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(json!({})),
@@ -114,7 +114,7 @@ pub fn read_file(path: &Path) -> Result<Value> {
 }
 
 /// All files as one: the first that defines a name or sets a value wins.
-pub fn load(global: &Global) -> Result<Value> {
+pub(crate) fn load(global: &Global) -> Result<Value> {
     let mut places = Places::new(global);
     if places.is_explicit
         && let Some(path) = places.files.first()
@@ -169,7 +169,7 @@ fn absolute(file: &mut Value, path: &Path) {
 }
 
 /// `cluster` of `clusters`.
-pub fn inner_field(section: &str) -> &'static str {
+pub(crate) fn inner_field(section: &str) -> &'static str {
     let found = SECTIONS.iter().find(|(name, _)| *name == section);
     found.map_or("context", |(_, inner)| inner)
 }
@@ -199,13 +199,13 @@ fn merge(into: &mut Value, file: Value) {
 }
 
 /// The content of an entry by its name.
-pub fn entry<'a>(config: &'a Value, section: &str, name: &str) -> Option<&'a Value> {
+pub(crate) fn entry<'a>(config: &'a Value, section: &str, name: &str) -> Option<&'a Value> {
     let found = list(&config[section]).find(|entry| entry["name"] == name)?;
     Some(&found[inner_field(section)])
 }
 
 /// Sets an entry's content.
-pub fn set_entry(config: &mut Value, section: &str, name: &str, content: Value) {
+pub(crate) fn set_entry(config: &mut Value, section: &str, name: &str, content: Value) {
     let inner = inner_field(section);
     if !config[section].is_array() {
         config[section] = json!([]);
@@ -220,7 +220,7 @@ pub fn set_entry(config: &mut Value, section: &str, name: &str, content: Value) 
 }
 
 /// Removes an entry; false when there is none.
-pub fn remove_entry(config: &mut Value, section: &str, name: &str) -> bool {
+pub(crate) fn remove_entry(config: &mut Value, section: &str, name: &str) -> bool {
     let Some(entries) = config[section].as_array_mut() else {
         return false;
     };
@@ -230,7 +230,7 @@ pub fn remove_entry(config: &mut Value, section: &str, name: &str) -> bool {
 }
 
 /// The form that is written: every section there, entries in the order of their names.
-pub fn normal(config: &Value) -> Value {
+pub(crate) fn normal(config: &Value) -> Value {
     let mut out = Map::new();
     out.insert("apiVersion".into(), json!("v1"));
     out.insert("kind".into(), json!("Config"));
@@ -256,7 +256,7 @@ pub fn normal(config: &Value) -> Value {
 }
 
 /// Writes a file that only its owner reads, in one step.
-pub fn write_file(path: &Path, config: &Value) -> Result<()> {
+pub(crate) fn write_file(path: &Path, config: &Value) -> Result<()> {
     use std::{io::Write, os::unix::fs::OpenOptionsExt};
     if let Some(directory) = path
         .parent()

@@ -14,7 +14,7 @@ use crate::json::entries;
 /// The fields that refer to the objects of a kind by name.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
-pub struct NameReference {
+pub(super) struct NameReference {
     #[serde(flatten)]
     pub target: Gvk,
     #[serde(rename = "fieldSpecs")]
@@ -23,7 +23,7 @@ pub struct NameReference {
 
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-pub struct Config {
+pub(super) struct Config {
     pub name_prefix: Vec<FieldSpec>,
     pub name_suffix: Vec<FieldSpec>,
     pub namespace: Vec<FieldSpec>,
@@ -53,7 +53,11 @@ const FIELDS: &[&str] = &[
 
 impl Config {
     /// The defaults, with those of a kustomization's files.
-    pub fn load(loader: &Loader, configurations: &[String], crds: &[String]) -> Result<Self> {
+    pub(super) fn load(
+        loader: &Loader,
+        configurations: &[String],
+        crds: &[String],
+    ) -> Result<Self> {
         let mut config = super::defaults::config();
         for path in configurations {
             let value: Value = serde_saphyr::from_str(&loader.text(path)?)?;
@@ -75,7 +79,7 @@ impl Config {
         Ok(config)
     }
 
-    pub fn merge(&mut self, other: &Self) -> Result<()> {
+    pub(super) fn merge(&mut self, other: &Self) -> Result<()> {
         for (own, more, name) in [
             (&mut self.name_prefix, &other.name_prefix, "NamePrefix"),
             (&mut self.name_suffix, &other.name_suffix, "NameSuffix"),

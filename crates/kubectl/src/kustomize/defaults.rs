@@ -47,7 +47,7 @@ const TEMPLATES: &[(&str, &str, &str)] = &[
 
 const RBAC: &str = "rbac.authorization.k8s.io";
 
-pub fn config() -> Config {
+pub(super) fn config() -> Config {
     let metadata_labels = metadata_labels();
     let mut common_labels = selectors();
     common_labels.extend(metadata_labels.clone());

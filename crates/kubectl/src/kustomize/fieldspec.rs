@@ -9,7 +9,7 @@ use super::id::{Gvk, Id};
 /// One field of the objects of a kind. Lists on the way are walked through without being named.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
-pub struct FieldSpec {
+pub(super) struct FieldSpec {
     #[serde(flatten)]
     pub gvk: Gvk,
     pub path: String,
@@ -18,14 +18,14 @@ pub struct FieldSpec {
 
 /// What is made where a field is missing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Missing {
+pub(super) enum Missing {
     Skip,
     Scalar,
     Map,
 }
 
 impl FieldSpec {
-    pub fn any(path: &str, create: bool) -> Self {
+    pub(super) fn any(path: &str, create: bool) -> Self {
         Self {
             path: path.to_owned(),
             create,
@@ -34,7 +34,7 @@ impl FieldSpec {
     }
 
     /// Calls with the field, wherever it is in the object.
-    pub fn visit(
+    pub(super) fn visit(
         &self,
         object: &mut Value,
         missing: Missing,
@@ -98,7 +98,7 @@ fn walk(
 }
 
 /// The parts of a path; a separator behind a backslash belongs to its part.
-pub fn split(path: &str, separator: char) -> Vec<String> {
+pub(super) fn split(path: &str, separator: char) -> Vec<String> {
     let mut parts: Vec<String> = Vec::new();
     let path = path.strip_prefix(separator).unwrap_or(path);
     for part in path.split(separator) {
@@ -115,7 +115,7 @@ pub fn split(path: &str, separator: char) -> Vec<String> {
 }
 
 /// Adds field specs that are not there yet; the same field with another `create` is a conflict.
-pub fn merge(specs: &mut Vec<FieldSpec>, more: &[FieldSpec]) -> Result<()> {
+pub(super) fn merge(specs: &mut Vec<FieldSpec>, more: &[FieldSpec]) -> Result<()> {
     for spec in more {
         let known = specs
             .iter()

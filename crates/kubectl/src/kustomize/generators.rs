@@ -17,7 +17,7 @@ use crate::commands::content_hash;
 const LINE: usize = 70;
 
 /// The object that a generator makes.
-pub fn generate(
+pub(super) fn generate(
     kind: &str,
     args: &GeneratorArgs,
     global: Option<&GeneratorOptions>,
@@ -166,7 +166,7 @@ fn base64(bytes: &[u8]) -> String {
 }
 
 /// Adds the hash of their content to the names of generated objects.
-pub fn add_hashes(resources: &mut super::resource::Resources) {
+pub(super) fn add_hashes(resources: &mut super::resource::Resources) {
     for resource in &mut resources.0 {
         if resource.needs_hash {
             let name = format!("{}-{}", resource.name(), hash(&resource.object));

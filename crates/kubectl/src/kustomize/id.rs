@@ -67,18 +67,18 @@ const NO_NAMESPACE: &str = "_non_namespaceable_";
 /// Group, version and kind; empty parts of a selector match everything.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
-pub struct Gvk {
+pub(super) struct Gvk {
     pub group: String,
     pub version: String,
     pub kind: String,
 }
 
 impl Gvk {
-    pub fn from_object(object: &Value) -> Self {
+    pub(super) fn from_object(object: &Value) -> Self {
         Self::new(str_of(&object["apiVersion"]), str_of(&object["kind"]))
     }
 
-    pub fn new(api_version: &str, kind: &str) -> Self {
+    pub(super) fn new(api_version: &str, kind: &str) -> Self {
         let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
         Self {
             group: group.to_owned(),
@@ -87,28 +87,28 @@ impl Gvk {
         }
     }
 
-    pub fn kind(kind: &str) -> Self {
+    pub(super) fn kind(kind: &str) -> Self {
         Self {
             kind: kind.to_owned(),
             ..Self::default()
         }
     }
 
-    pub fn is_selected(&self, selector: &Self) -> bool {
+    pub(super) fn is_selected(&self, selector: &Self) -> bool {
         let fits = |own: &str, wanted: &str| wanted.is_empty() || own == wanted;
         fits(&self.group, &selector.group)
             && fits(&self.version, &selector.version)
             && fits(&self.kind, &selector.kind)
     }
 
-    pub fn is_cluster_scoped(&self) -> bool {
+    pub(super) fn is_cluster_scoped(&self) -> bool {
         CLUSTER_SCOPED
             .iter()
             .any(|(group, kinds)| *group == self.group && kinds.contains(&self.kind.as_str()))
     }
 
     /// The order of equal ranks: `apps_v1_Deployment`.
-    pub fn sort_key(&self) -> String {
+    pub(super) fn sort_key(&self) -> String {
         let or = |text: &str, other: &str| {
             if text.is_empty() {
                 other.to_owned()
@@ -147,7 +147,7 @@ impl fmt::Display for Gvk {
 /// An object's name in full; empty parts of a selector match everything.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
-pub struct Id {
+pub(super) struct Id {
     #[serde(flatten)]
     pub gvk: Gvk,
     pub name: String,
@@ -155,7 +155,7 @@ pub struct Id {
 }
 
 impl Id {
-    pub fn from_object(object: &Value) -> Self {
+    pub(super) fn from_object(object: &Value) -> Self {
         let metadata = &object["metadata"];
         Self {
             gvk: Gvk::from_object(object),
@@ -165,7 +165,7 @@ impl Id {
     }
 
     /// Objects without a namespace are compared with those in `default`.
-    pub fn effective_namespace(&self) -> &str {
+    pub(super) fn effective_namespace(&self) -> &str {
         if self.gvk.is_cluster_scoped() {
             return NO_NAMESPACE;
         }
@@ -175,13 +175,13 @@ impl Id {
         }
     }
 
-    pub fn is_same(&self, other: &Self) -> bool {
+    pub(super) fn is_same(&self, other: &Self) -> bool {
         self.gvk == other.gvk
             && self.name == other.name
             && self.effective_namespace() == other.effective_namespace()
     }
 
-    pub fn is_selected(&self, selector: &Self) -> bool {
+    pub(super) fn is_selected(&self, selector: &Self) -> bool {
         (selector.name.is_empty() || selector.name == self.name)
             && (selector.namespace.is_empty()
                 || selector.effective_namespace() == self.effective_namespace())

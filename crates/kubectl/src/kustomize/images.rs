@@ -11,13 +11,13 @@ use super::{
 };
 
 #[derive(Debug)]
-pub struct Images {
+pub(super) struct Images {
     pub image: Image,
     pub specs: Vec<FieldSpec>,
 }
 
 impl Images {
-    pub fn run(&self, resources: &mut Resources) -> Result<()> {
+    pub(super) fn run(&self, resources: &mut Resources) -> Result<()> {
         let pattern = Regex::new(&format!(
             "^{}(:[a-zA-Z0-9_.{{}}-]*)?(@sha256:[a-zA-Z0-9_.{{}}-]*)?$",
             self.image.name

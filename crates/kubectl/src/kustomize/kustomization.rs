@@ -12,11 +12,11 @@ use super::{
 };
 
 const NAMES: &[&str] = &["kustomization.yaml", "kustomization.yml", "Kustomization"];
-pub const COMPONENT: &str = "Component";
+pub(super) const COMPONENT: &str = "Component";
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase", deny_unknown_fields)]
-pub struct Kustomization {
+pub(super) struct Kustomization {
     pub api_version: String,
     pub kind: String,
     pub metadata: Value,
@@ -55,7 +55,7 @@ pub struct Kustomization {
 
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase", deny_unknown_fields)]
-pub struct Label {
+pub(super) struct Label {
     pub pairs: BTreeMap<String, String>,
     pub include_selectors: bool,
     pub include_templates: bool,
@@ -65,7 +65,7 @@ pub struct Label {
 
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase", deny_unknown_fields)]
-pub struct PatchEntry {
+pub(super) struct PatchEntry {
     pub path: String,
     pub patch: String,
     pub target: Option<Selector>,
@@ -74,14 +74,14 @@ pub struct PatchEntry {
 
 #[derive(Debug, Clone, Copy, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase", deny_unknown_fields)]
-pub struct PatchOptions {
+pub(super) struct PatchOptions {
     pub allow_name_change: bool,
     pub allow_kind_change: bool,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase", deny_unknown_fields)]
-pub struct Image {
+pub(super) struct Image {
     pub name: String,
     pub new_name: String,
     pub tag_suffix: String,
@@ -91,14 +91,14 @@ pub struct Image {
 
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Replica {
+pub(super) struct Replica {
     pub name: String,
     pub count: i64,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-pub struct GeneratorArgs {
+pub(super) struct GeneratorArgs {
     pub namespace: String,
     pub name: String,
     pub behavior: String,
@@ -114,7 +114,7 @@ pub struct GeneratorArgs {
 
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase", deny_unknown_fields)]
-pub struct GeneratorOptions {
+pub(super) struct GeneratorOptions {
     pub labels: BTreeMap<String, String>,
     pub annotations: BTreeMap<String, String>,
     pub disable_name_suffix_hash: bool,
@@ -123,7 +123,7 @@ pub struct GeneratorOptions {
 
 impl Kustomization {
     /// Reads the file of a directory, and gives its name.
-    pub fn load(loader: &Loader) -> Result<(Self, &'static str)> {
+    pub(super) fn load(loader: &Loader) -> Result<(Self, &'static str)> {
         let found: Vec<(&'static str, String)> = NAMES
             .iter()
             .filter_map(|name| Some((*name, loader.text(name).ok()?)))

@@ -8,14 +8,14 @@ use crate::error::io_reason;
 
 /// A directory that files are read from, and the directories it was reached through.
 #[derive(Debug, Clone)]
-pub struct Loader {
+pub(super) struct Loader {
     root: PathBuf,
     parents: Vec<PathBuf>,
     is_restricted: bool,
 }
 
 impl Loader {
-    pub fn new(directory: &Path, is_restricted: bool) -> Result<Self> {
+    pub(super) fn new(directory: &Path, is_restricted: bool) -> Result<Self> {
         let root =
             confirm(directory).map_err(|error| anyhow!("must build at directory: {error:#}"))?;
         Ok(Self {
@@ -25,12 +25,12 @@ impl Loader {
         })
     }
 
-    pub fn root(&self) -> &Path {
+    pub(super) fn root(&self) -> &Path {
         &self.root
     }
 
     /// The loader of another kustomization; one that contains a visited one would never end.
-    pub fn enter(&self, path: &str) -> Result<Self> {
+    pub(super) fn enter(&self, path: &str) -> Result<Self> {
         if path.is_empty() {
             bail!("new root cannot be empty");
         }
@@ -60,7 +60,7 @@ impl Loader {
         })
     }
 
-    pub fn bytes(&self, path: &str) -> Result<Vec<u8>> {
+    pub(super) fn bytes(&self, path: &str) -> Result<Vec<u8>> {
         if is_remote(path) {
             return Ok(download(path)?.into_bytes());
         }
@@ -84,12 +84,12 @@ impl Loader {
             .map_err(|error| anyhow!("open {}: {}", path.display(), io_reason(&error)))
     }
 
-    pub fn text(&self, path: &str) -> Result<String> {
+    pub(super) fn text(&self, path: &str) -> Result<String> {
         Ok(String::from_utf8_lossy(&self.bytes(path)?).into_owned())
     }
 }
 
-pub fn is_remote(path: &str) -> bool {
+pub(super) fn is_remote(path: &str) -> bool {
     ["http://", "https://"]
         .iter()
         .any(|scheme| path.starts_with(scheme))

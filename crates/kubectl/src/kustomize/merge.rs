@@ -10,7 +10,11 @@ use crate::json::list;
 const DIRECTIVE: &str = "$patch";
 
 /// The object after a patch; `None` when the patch deletes it.
-pub fn apply(object: &Value, patch: &Value, document: Option<&Value>) -> Result<Option<Value>> {
+pub(super) fn apply(
+    object: &Value,
+    patch: &Value,
+    document: Option<&Value>,
+) -> Result<Option<Value>> {
     merge(Some(object), Some(patch), Schema::of(object, document))
 }
 
@@ -173,7 +177,7 @@ fn is_same(own: &Value, patch: &Value, keys: &[&str]) -> bool {
 }
 
 /// Whether a document is a JSON patch: a list of operations.
-pub fn is_json_patch(patch: &Value) -> bool {
+pub(super) fn is_json_patch(patch: &Value) -> bool {
     patch.is_array() && list(patch).all(|operation| operation.get("op").is_some())
 }
 

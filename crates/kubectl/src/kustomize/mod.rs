@@ -40,11 +40,11 @@ use vars::Var;
 const LOCAL_CONFIG: &str = "config.kubernetes.io/local-config";
 const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
 /// The release of kustomize that is part of kubectl 1.36.
-pub const VERSION: &str = "v5.8.1";
+pub(crate) const VERSION: &str = "v5.8.1";
 
 /// What the command line may change.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Options {
+pub(crate) struct Options {
     /// Files outside of a kustomization's directory may be read.
     pub is_unrestricted: bool,
     /// Objects keep the order in which they were read.
@@ -54,11 +54,11 @@ pub struct Options {
 }
 
 /// The objects of the kustomization in a directory.
-pub fn build(directory: &Path) -> Result<Vec<Value>> {
+pub(crate) fn build(directory: &Path) -> Result<Vec<Value>> {
     build_with(directory, Options::default())
 }
 
-pub fn build_with(directory: &Path, options: Options) -> Result<Vec<Value>> {
+pub(crate) fn build_with(directory: &Path, options: Options) -> Result<Vec<Value>> {
     let loader = Loader::new(directory, !options.is_unrestricted)?;
     let (kustomization, file) = Kustomization::load(&loader)?;
     let metadata = kustomization.build_metadata.clone();

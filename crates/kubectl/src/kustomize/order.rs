@@ -36,19 +36,19 @@ const LAST: &[&str] = &[
 
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase", deny_unknown_fields)]
-pub struct SortOptions {
+pub(super) struct SortOptions {
     pub order: String,
     pub legacy_sort_options: Option<LegacyOptions>,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase", deny_unknown_fields)]
-pub struct LegacyOptions {
+pub(super) struct LegacyOptions {
     pub order_first: Vec<String>,
     pub order_last: Vec<String>,
 }
 
-pub fn sort(resources: &mut Resources, options: Option<&SortOptions>) -> Result<()> {
+pub(super) fn sort(resources: &mut Resources, options: Option<&SortOptions>) -> Result<()> {
     let owned = |kinds: &[&str]| kinds.iter().map(|kind| (*kind).to_owned()).collect();
     let default = LegacyOptions {
         order_first: owned(FIRST),

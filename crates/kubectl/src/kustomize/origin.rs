@@ -6,12 +6,12 @@ use serde_json::{Value, json};
 
 use crate::output::yaml;
 
-pub const ORIGIN: &str = "config.kubernetes.io/origin";
-pub const TRANSFORMATIONS: &str = "alpha.config.kubernetes.io/transformations";
+pub(super) const ORIGIN: &str = "config.kubernetes.io/origin";
+pub(super) const TRANSFORMATIONS: &str = "alpha.config.kubernetes.io/transformations";
 
 /// The file of an object, or the kustomization and the part of it that made or changed one.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Origin {
+pub(super) struct Origin {
     path: String,
     configured_in: String,
     /// The type, name and namespace of a generator or transformer.
@@ -20,7 +20,7 @@ pub struct Origin {
 
 impl Origin {
     /// The same with a path below.
-    pub fn join(&self, path: &str) -> Self {
+    pub(super) fn join(&self, path: &str) -> Self {
         Self {
             path: join(&self.path, path),
             ..self.clone()
@@ -28,7 +28,7 @@ impl Origin {
     }
 
     /// A built-in generator or transformer of the kustomization at this place.
-    pub fn built_in(&self, file: &str, kind: &str) -> Self {
+    pub(super) fn built_in(&self, file: &str, kind: &str) -> Self {
         Self {
             path: String::new(),
             configured_in: join(&self.path, file),
@@ -40,7 +40,7 @@ impl Origin {
     }
 
     /// A generator or transformer that is itself an object of a file.
-    pub fn plugin(&self, object: &Value) -> Self {
+    pub(super) fn plugin(&self, object: &Value) -> Self {
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let fields = [
             ("apiVersion", text(&object["apiVersion"])),
@@ -72,13 +72,13 @@ impl Origin {
         value
     }
 
-    pub fn text(&self) -> String {
+    pub(super) fn text(&self) -> String {
         lines(&self.value(), 0)
     }
 }
 
 /// The annotation of all transformations of an object.
-pub fn list_text(origins: &[Origin]) -> String {
+pub(super) fn list_text(origins: &[Origin]) -> String {
     let item = |origin: &Origin| {
         let text = lines(&origin.value(), 2);
         format!("- {}", text.trim_start())

@@ -19,7 +19,7 @@ enum Content {
 
 /// One entry of `patches`, read and understood.
 #[derive(Debug)]
-pub struct Patch {
+pub(super) struct Patch {
     content: Content,
     source: String,
     target: Option<Selector>,
@@ -28,7 +28,11 @@ pub struct Patch {
 }
 
 impl Patch {
-    pub fn load(entry: &PatchEntry, loader: &Loader, document: Option<&Value>) -> Result<Self> {
+    pub(super) fn load(
+        entry: &PatchEntry,
+        loader: &Loader,
+        document: Option<&Value>,
+    ) -> Result<Self> {
         let inline = entry.patch.trim();
         let (text, source) = match (inline, entry.path.as_str()) {
             ("", "") => bail!(
@@ -56,7 +60,7 @@ impl Patch {
         })
     }
 
-    pub fn run(&self, resources: &mut Resources) -> Result<()> {
+    pub(super) fn run(&self, resources: &mut Resources) -> Result<()> {
         match (&self.content, &self.target) {
             (Content::Json(_), None) => {
                 bail!("must specify a target for JSON patch {}", self.source)
@@ -167,13 +171,17 @@ fn json_patch(object: &Value, patch: &Value) -> Result<Value> {
 
 /// `patchesStrategicMerge`: files, or patches themselves.
 #[derive(Debug)]
-pub struct StrategicMerge {
+pub(super) struct StrategicMerge {
     patches: Vec<Value>,
     document: Option<Value>,
 }
 
 impl StrategicMerge {
-    pub fn load(paths: &[String], loader: &Loader, document: Option<&Value>) -> Result<Self> {
+    pub(super) fn load(
+        paths: &[String],
+        loader: &Loader,
+        document: Option<&Value>,
+    ) -> Result<Self> {
         let mut patches = Vec::new();
         for path in paths {
             let parsed = match parse(path, "a patch") {
@@ -194,7 +202,7 @@ impl StrategicMerge {
         })
     }
 
-    pub fn run(&self, resources: &mut Resources) -> Result<()> {
+    pub(super) fn run(&self, resources: &mut Resources) -> Result<()> {
         for patch in &self.patches {
             let at = resources.find(&Resource::new(patch.clone()).id())?;
             let options = PatchOptions::default();
@@ -207,13 +215,13 @@ impl StrategicMerge {
 
 /// `patchesJson6902`: operations for the objects of a name.
 #[derive(Debug)]
-pub struct Json6902 {
+pub(super) struct Json6902 {
     patch: Value,
     target: Selector,
 }
 
 impl Json6902 {
-    pub fn load(entry: &PatchEntry, loader: &Loader) -> Result<Self> {
+    pub(super) fn load(entry: &PatchEntry, loader: &Loader) -> Result<Self> {
         let target = entry.target.clone().unwrap_or_default();
         if target.id.name.is_empty() {
             bail!("must specify the target name");
@@ -235,7 +243,7 @@ impl Json6902 {
         Ok(Self { patch, target })
     }
 
-    pub fn run(&self, resources: &mut Resources) -> Result<()> {
+    pub(super) fn run(&self, resources: &mut Resources) -> Result<()> {
         for at in resources.select(&self.target)? {
             let object = &mut resources.0[at].object;
             *object = json_patch(object, &self.patch)?;

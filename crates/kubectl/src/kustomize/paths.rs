@@ -9,7 +9,7 @@ use crate::json::str_of;
 
 /// What is made at the end of a path that is not there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Create {
+pub(super) enum Create {
     No,
     Scalar,
     Map,
@@ -18,7 +18,7 @@ pub enum Create {
 
 impl Create {
     /// What can hold a value.
-    pub fn like(value: &Value) -> Self {
+    pub(super) fn like(value: &Value) -> Self {
         match value {
             Value::Object(_) => Self::Map,
             Value::Array(_) => Self::List,
@@ -40,7 +40,7 @@ impl Create {
 }
 
 /// The steps of a path; brackets keep the dots of a key, and stay around matches of list elements.
-pub fn steps(path: &str) -> Vec<String> {
+pub(super) fn steps(path: &str) -> Vec<String> {
     let parts = fieldspec::split(path, '.');
     let mut steps = Vec::new();
     let mut parts = parts.into_iter();
@@ -83,7 +83,7 @@ fn split_match(step: &str) -> Result<(&str, Regex)> {
 }
 
 /// The text of a scalar.
-pub fn scalar_text(value: &Value) -> String {
+pub(super) fn scalar_text(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
         Value::Null => String::new(),
@@ -92,7 +92,7 @@ pub fn scalar_text(value: &Value) -> String {
 }
 
 /// The value at a path: the first element where several match.
-pub fn lookup<'a>(value: &'a Value, steps: &[String]) -> Result<Option<&'a Value>> {
+pub(super) fn lookup<'a>(value: &'a Value, steps: &[String]) -> Result<Option<&'a Value>> {
     let mut value = value;
     for step in steps {
         let next = match value {
@@ -131,7 +131,12 @@ fn fits(item: &Value, field: &str, pattern: &Regex) -> bool {
 type Set<'a> = &'a mut dyn FnMut(&mut Value) -> Result<()>;
 
 /// Calls with all values at a path and says how many there were.
-pub fn visit(value: &mut Value, steps: &[String], create: Create, set: Set<'_>) -> Result<usize> {
+pub(super) fn visit(
+    value: &mut Value,
+    steps: &[String],
+    create: Create,
+    set: Set<'_>,
+) -> Result<usize> {
     let Some((step, rest)) = steps.split_first() else {
         set(value)?;
         return Ok(1);

@@ -22,7 +22,7 @@ use super::{
 use crate::json::str_of;
 
 #[derive(Debug)]
-pub enum Transformer {
+pub(super) enum Transformer {
     StrategicMerge(StrategicMerge),
     Patch(Patch),
     Namespace(Namespace),
@@ -40,7 +40,7 @@ pub enum Transformer {
 }
 
 impl Transformer {
-    pub fn name(&self) -> &'static str {
+    pub(super) fn name(&self) -> &'static str {
         match self {
             Self::StrategicMerge(_) => "PatchStrategicMergeTransformer",
             Self::Patch(_) => "PatchTransformer",
@@ -59,7 +59,7 @@ impl Transformer {
         }
     }
 
-    pub fn run(&self, resources: &mut Resources) -> Result<()> {
+    pub(super) fn run(&self, resources: &mut Resources) -> Result<()> {
         match self {
             Self::StrategicMerge(own) => own.run(resources),
             Self::Patch(own) => own.run(resources),
@@ -84,7 +84,7 @@ impl Transformer {
 }
 
 /// What the fields of a kustomization stand for, in the order in which they take effect.
-pub fn built_in(
+pub(super) fn built_in(
     own: &Kustomization,
     config: &Config,
     loader: &Loader,
@@ -215,7 +215,7 @@ struct Settings {
 }
 
 /// The transformer that an object of `transformers` configures.
-pub fn transformer(
+pub(super) fn transformer(
     object: &Value,
     loader: &Loader,
     document: Option<&Value>,
@@ -308,7 +308,7 @@ fn configured(
 }
 
 /// The object that one of `generators` makes.
-pub fn generator(object: &Value, loader: &Loader) -> Result<Resource> {
+pub(super) fn generator(object: &Value, loader: &Loader) -> Result<Resource> {
     require_built_in(object)?;
     let id = Resource::new(object.clone()).id();
     let kind = match id.gvk.kind.as_str() {
@@ -337,7 +337,7 @@ fn require_built_in(object: &Value) -> Result<()> {
 
 /// Writes a value into fields, or into a part of the path that a field holds.
 #[derive(Debug)]
-pub struct ValueAdd {
+pub(super) struct ValueAdd {
     value: String,
     targets: Vec<ValueTarget>,
 }

@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// Writes the new names of objects where others refer to them by earlier ones.
-pub fn follow(resources: &mut Resources, references: &[NameReference]) -> Result<()> {
+pub(super) fn follow(resources: &mut Resources, references: &[NameReference]) -> Result<()> {
     let all = resources.0.clone();
     for referrer in &mut resources.0 {
         let original = referrer.original_id();

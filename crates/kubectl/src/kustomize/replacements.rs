@@ -16,7 +16,7 @@ const DEFAULT_PATH: &str = "metadata.name";
 /// One entry of `replacements`: written there, or in a file.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-pub struct ReplacementEntry {
+pub(super) struct ReplacementEntry {
     pub path: String,
     #[serde(flatten)]
     pub replacement: Replacement,
@@ -24,7 +24,7 @@ pub struct ReplacementEntry {
 
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-pub struct Replacement {
+pub(super) struct Replacement {
     source: Option<Source>,
     source_value: Option<String>,
     targets: Option<Vec<Target>>,
@@ -57,7 +57,7 @@ struct Options {
 }
 
 /// The replacements of a kustomization, those of files among them.
-pub fn load(entries: &[ReplacementEntry], loader: &Loader) -> Result<Vec<Replacement>> {
+pub(super) fn load(entries: &[ReplacementEntry], loader: &Loader) -> Result<Vec<Replacement>> {
     let mut found = Vec::new();
     for entry in entries {
         let inline = &entry.replacement;
@@ -78,7 +78,7 @@ pub fn load(entries: &[ReplacementEntry], loader: &Loader) -> Result<Vec<Replace
     Ok(found)
 }
 
-pub fn run(replacements: &[Replacement], resources: &mut Resources) -> Result<()> {
+pub(super) fn run(replacements: &[Replacement], resources: &mut Resources) -> Result<()> {
     for replacement in replacements {
         let Some(targets) = &replacement.targets else {
             bail!("replacements must specify a source and at least one target");

@@ -12,7 +12,7 @@ use crate::json::{entries, list, selector, str_of};
 
 /// What a generated object does to one of the same name.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Behavior {
+pub(super) enum Behavior {
     #[default]
     Unspecified,
     Create,
@@ -21,7 +21,7 @@ pub enum Behavior {
 }
 
 impl Behavior {
-    pub fn parse(text: &str) -> Self {
+    pub(super) fn parse(text: &str) -> Self {
         match text {
             "create" => Self::Create,
             "replace" => Self::Replace,
@@ -41,7 +41,7 @@ impl Behavior {
 }
 
 #[derive(Debug, Clone, Default)]
-pub struct Resource {
+pub(super) struct Resource {
     /// Null after a patch has deleted it.
     pub object: Value,
     /// Names it had before, oldest first.
@@ -58,47 +58,47 @@ pub struct Resource {
 }
 
 impl Resource {
-    pub fn new(object: Value) -> Self {
+    pub(super) fn new(object: Value) -> Self {
         Self {
             object,
             ..Self::default()
         }
     }
 
-    pub fn id(&self) -> Id {
+    pub(super) fn id(&self) -> Id {
         Id::from_object(&self.object)
     }
 
     /// The name it had in its file.
-    pub fn original_id(&self) -> Id {
+    pub(super) fn original_id(&self) -> Id {
         self.previous.first().cloned().unwrap_or_else(|| self.id())
     }
 
-    pub fn name(&self) -> &str {
+    pub(super) fn name(&self) -> &str {
         str_of(&self.object["metadata"]["name"])
     }
 
-    pub fn namespace(&self) -> &str {
+    pub(super) fn namespace(&self) -> &str {
         str_of(&self.object["metadata"]["namespace"])
     }
 
-    pub fn is_deleted(&self) -> bool {
+    pub(super) fn is_deleted(&self) -> bool {
         self.object
             .as_object()
             .is_none_or(serde_json::Map::is_empty)
     }
 
-    pub fn remember_id(&mut self) {
+    pub(super) fn remember_id(&mut self) {
         let mut id = self.id();
         id.namespace = id.effective_namespace().to_owned();
         self.previous.push(id);
     }
 
-    pub fn set_name(&mut self, name: &str) {
+    pub(super) fn set_name(&mut self, name: &str) {
         self.object["metadata"]["name"] = json!(name);
     }
 
-    pub fn set_namespace(&mut self, namespace: &str) {
+    pub(super) fn set_namespace(&mut self, namespace: &str) {
         if !namespace.is_empty() {
             self.object["metadata"]["namespace"] = json!(namespace);
         } else if let Some(metadata) = self.object["metadata"].as_object_mut() {
@@ -107,7 +107,7 @@ impl Resource {
     }
 
     /// All names: the current one and those before.
-    pub fn ids(&self) -> Vec<Id> {
+    pub(super) fn ids(&self) -> Vec<Id> {
         let mut ids = vec![self.id()];
         ids.extend(self.previous.iter().cloned());
         ids
@@ -159,7 +159,7 @@ impl Resource {
 /// Which objects a patch or a replacement is for; names and kinds are regular expressions of the whole text.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
-pub struct Selector {
+pub(super) struct Selector {
     #[serde(flatten)]
     pub id: Id,
     #[serde(rename = "annotationSelector")]
@@ -169,20 +169,20 @@ pub struct Selector {
 }
 
 impl Selector {
-    pub fn matches_gvk(&self, gvk: &Gvk) -> Result<bool> {
+    pub(super) fn matches_gvk(&self, gvk: &Gvk) -> Result<bool> {
         let wanted = &self.id.gvk;
         Ok(matches(&wanted.group, &gvk.group)?
             && matches(&wanted.version, &gvk.version)?
             && matches(&wanted.kind, &gvk.kind)?)
     }
 
-    pub fn matches_id(&self, id: &Id) -> Result<bool> {
+    pub(super) fn matches_id(&self, id: &Id) -> Result<bool> {
         Ok(self.matches_gvk(&id.gvk)?
             && matches(&self.id.name, &id.name)?
             && matches(&self.id.namespace, &id.namespace)?)
     }
 
-    pub fn matches_metadata(&self, object: &Value) -> Result<bool> {
+    pub(super) fn matches_metadata(&self, object: &Value) -> Result<bool> {
         for (text, field) in [(&self.labels, "labels"), (&self.annotations, "annotations")] {
             let values = &object["metadata"][field];
             if !text.is_empty() && !selector(text)?.matches(|key| values[key].as_str()) {
@@ -213,11 +213,11 @@ fn matches(pattern: &str, text: &str) -> Result<bool> {
 
 /// The objects of a build in the order they were read.
 #[derive(Debug, Clone, Default)]
-pub struct Resources(pub Vec<Resource>);
+pub(super) struct Resources(pub Vec<Resource>);
 
 impl Resources {
     /// Adds an object; its name must be new.
-    pub fn push(&mut self, resource: Resource) -> Result<()> {
+    pub(super) fn push(&mut self, resource: Resource) -> Result<()> {
         let id = resource.id();
         if self.0.iter().any(|known| known.id().is_same(&id)) {
             bail!("may not add resource with an already registered id: {id}");
@@ -226,14 +226,14 @@ impl Resources {
         Ok(())
     }
 
-    pub fn extend(&mut self, resources: impl IntoIterator<Item = Resource>) -> Result<()> {
+    pub(super) fn extend(&mut self, resources: impl IntoIterator<Item = Resource>) -> Result<()> {
         resources
             .into_iter()
             .try_for_each(|resource| self.push(resource))
     }
 
     /// Adds a generated object, or merges it into the one of its name, as its behavior says.
-    pub fn absorb(&mut self, mut resource: Resource) -> Result<()> {
+    pub(super) fn absorb(&mut self, mut resource: Resource) -> Result<()> {
         let id = resource.id();
         let found = self.indices(&|known| known.is_same(&id));
         let behavior = resource.behavior;
@@ -267,14 +267,14 @@ impl Resources {
     }
 
     /// The places of objects that have, or had, a name.
-    pub fn indices(&self, fits: &dyn Fn(&Id) -> bool) -> Vec<usize> {
+    pub(super) fn indices(&self, fits: &dyn Fn(&Id) -> bool) -> Vec<usize> {
         (0..self.0.len())
             .filter(|at| self.0[*at].is_known_as(fits))
             .collect()
     }
 
     /// The place of the one object that a patch names.
-    pub fn find(&self, id: &Id) -> Result<usize> {
+    pub(super) fn find(&self, id: &Id) -> Result<usize> {
         let suffix = format!("failed to find unique target for patch {id}");
         match self.indices(&|known| id.is_same(known)).as_slice() {
             [one] => Ok(*one),
@@ -283,7 +283,7 @@ impl Resources {
         }
     }
 
-    pub fn select(&self, selector: &Selector) -> Result<Vec<usize>> {
+    pub(super) fn select(&self, selector: &Selector) -> Result<Vec<usize>> {
         let mut found = Vec::new();
         for (at, resource) in self.0.iter().enumerate() {
             if selector.matches(resource)? {
@@ -293,7 +293,7 @@ impl Resources {
         Ok(found)
     }
 
-    pub fn drop_deleted(&mut self) {
+    pub(super) fn drop_deleted(&mut self) {
         self.0.retain(|resource| !resource.is_deleted());
     }
 }
@@ -314,7 +314,7 @@ fn go_syntax(id: &Id) -> String {
 }
 
 /// The objects of one text; lists give their items.
-pub fn parse(text: &str, source: &str) -> Result<Vec<Resource>> {
+pub(super) fn parse(text: &str, source: &str) -> Result<Vec<Resource>> {
     let mut found = Vec::new();
     for document in crate::manifest::strict_documents(text, source)? {
         flatten(document, &mut found)?;

@@ -7,7 +7,7 @@ use crate::json::{list, str_of};
 
 /// A place in a schema.
 #[derive(Debug, Clone, Copy)]
-pub enum Schema<'a> {
+pub(super) enum Schema<'a> {
     /// An object of a built-in type.
     Type(&'static Type),
     /// A field of one, or what is in it.
@@ -18,7 +18,7 @@ pub enum Schema<'a> {
 
 impl<'a> Schema<'a> {
     /// The schema of an object: that of the document first, as it may describe built-in types anew.
-    pub fn of(object: &Value, document: Option<&'a Value>) -> Option<Self> {
+    pub(super) fn of(object: &Value, document: Option<&'a Value>) -> Option<Self> {
         let definitions = document.map(|document| &document["definitions"]);
         let found = definitions.and_then(|definitions| {
             let nodes = definitions.as_object()?.values();
@@ -28,7 +28,7 @@ impl<'a> Schema<'a> {
         found.or_else(|| crate::merge::schema_of(object).map(Self::Type))
     }
 
-    pub fn field(self, name: &str) -> Option<Self> {
+    pub(super) fn field(self, name: &str) -> Option<Self> {
         match self {
             Self::Type(own) => Some(field_of(own.field(name)?)),
             Self::Field(_, Shape::Struct(id)) => Some(field_of(id.get().field(name)?)),
@@ -43,7 +43,7 @@ impl<'a> Schema<'a> {
         }
     }
 
-    pub fn elements(self) -> Option<Self> {
+    pub(super) fn elements(self) -> Option<Self> {
         match self {
             Self::Field(field, Shape::List(inner)) => Some(Self::Field(field, *inner)),
             Self::Document(node, definitions) => Some(Self::Document(
@@ -55,7 +55,7 @@ impl<'a> Schema<'a> {
     }
 
     /// The keys of a list that is merged by element; none for lists of scalars. `None`: it is replaced.
-    pub fn merge_keys(self) -> Option<Vec<&'a str>> {
+    pub(super) fn merge_keys(self) -> Option<Vec<&'a str>> {
         match self {
             Self::Field(field, Shape::List(_)) if field.patch.merge => match &field.topology {
                 Topology::Keyed(keys) => Some(keys.clone()),

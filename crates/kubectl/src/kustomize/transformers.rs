@@ -16,7 +16,7 @@ use crate::json::str_of;
 
 /// Which subjects of role bindings get the namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Subjects {
+pub(super) enum Subjects {
     /// Those that are named `default`.
     Default,
     AllServiceAccounts,
@@ -24,7 +24,7 @@ pub enum Subjects {
 }
 
 impl Subjects {
-    pub fn parse(text: &str) -> Result<Self> {
+    pub(super) fn parse(text: &str) -> Result<Self> {
         match text {
             "" | "defaultOnly" => Ok(Self::Default),
             "allServiceAccounts" => Ok(Self::AllServiceAccounts),
@@ -37,7 +37,7 @@ impl Subjects {
 }
 
 #[derive(Debug)]
-pub struct Namespace {
+pub(super) struct Namespace {
     pub namespace: String,
     pub specs: Vec<FieldSpec>,
     pub unset_only: bool,
@@ -45,7 +45,7 @@ pub struct Namespace {
 }
 
 impl Namespace {
-    pub fn run(&self, resources: &mut Resources) -> Result<()> {
+    pub(super) fn run(&self, resources: &mut Resources) -> Result<()> {
         if self.namespace.is_empty() {
             return Ok(());
         }
@@ -66,7 +66,7 @@ impl Namespace {
         Ok(())
     }
 
-    pub fn set(&self, resource: &mut Resource) -> Result<()> {
+    pub(super) fn set(&self, resource: &mut Resource) -> Result<()> {
         let object = &mut resource.object;
         let gvk = Gvk::from_object(object);
         let set = &mut |field: &mut Value| {
@@ -107,14 +107,14 @@ impl Namespace {
 
 /// A prefix or a suffix of names.
 #[derive(Debug)]
-pub struct Affix {
+pub(super) struct Affix {
     pub text: String,
     pub is_prefix: bool,
     pub specs: Vec<FieldSpec>,
 }
 
 impl Affix {
-    pub fn run(&self, resources: &mut Resources) -> Result<()> {
+    pub(super) fn run(&self, resources: &mut Resources) -> Result<()> {
         for resource in &mut resources.0 {
             let id = resource.original_id();
             if keeps_name(&id) {
@@ -160,13 +160,13 @@ fn keeps_name(id: &Id) -> bool {
 
 /// Labels or annotations for the maps at some fields.
 #[derive(Debug)]
-pub struct Entries {
+pub(super) struct Entries {
     pub entries: BTreeMap<String, String>,
     pub specs: Vec<FieldSpec>,
 }
 
 impl Entries {
-    pub fn run(&self, resources: &mut Resources) -> Result<()> {
+    pub(super) fn run(&self, resources: &mut Resources) -> Result<()> {
         if self.entries.is_empty() {
             return Ok(());
         }
@@ -191,13 +191,13 @@ impl Entries {
 }
 
 #[derive(Debug)]
-pub struct Replicas {
+pub(super) struct Replicas {
     pub replica: Replica,
     pub specs: Vec<FieldSpec>,
 }
 
 impl Replicas {
-    pub fn run(&self, resources: &mut Resources) -> Result<()> {
+    pub(super) fn run(&self, resources: &mut Resources) -> Result<()> {
         let mut is_found = false;
         for spec in &self.specs {
             let fits = |id: &Id| id.name == self.replica.name && id.gvk.is_selected(&spec.gvk);

@@ -15,7 +15,7 @@ use super::{
 
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default)]
-pub struct Var {
+pub(super) struct Var {
     pub name: String,
     objref: ObjectReference,
     fieldref: FieldReference,
@@ -71,7 +71,7 @@ impl fmt::Display for Var {
 }
 
 /// Adds the variables of one kustomization, and marks the objects that have their values.
-pub fn merge(known: &mut Vec<Var>, more: &[Var], resources: &mut Resources) -> Result<()> {
+pub(super) fn merge(known: &mut Vec<Var>, more: &[Var], resources: &mut Resources) -> Result<()> {
     for var in more {
         let id = var.id();
         let fits = |other: &Id| {
@@ -95,7 +95,7 @@ pub fn merge(known: &mut Vec<Var>, more: &[Var], resources: &mut Resources) -> R
 }
 
 /// Adds variables; a name may be used once.
-pub fn add(known: &mut Vec<Var>, more: &[Var]) -> Result<()> {
+pub(super) fn add(known: &mut Vec<Var>, more: &[Var]) -> Result<()> {
     for var in more {
         if known.iter().any(|other| other.name == var.name) {
             bail!("var '{}' already encountered", var.name);
@@ -106,7 +106,7 @@ pub fn add(known: &mut Vec<Var>, more: &[Var]) -> Result<()> {
 }
 
 /// Writes the values where the variables stand.
-pub fn resolve(vars: &[Var], specs: &[FieldSpec], resources: &mut Resources) -> Result<()> {
+pub(super) fn resolve(vars: &[Var], specs: &[FieldSpec], resources: &mut Resources) -> Result<()> {
     if vars.is_empty() {
         return Ok(());
     }

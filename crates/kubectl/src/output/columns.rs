@@ -9,7 +9,7 @@ use super::{gotemplate, jsonpath::Template, tabwriter::Tabwriter};
 
 /// Headings, each with the path of its cells.
 #[derive(Debug, Clone)]
-pub struct Columns {
+pub(crate) struct Columns {
     columns: Vec<(String, Template)>,
     /// Leave the headings out.
     pub no_headers: bool,
@@ -18,7 +18,7 @@ pub struct Columns {
 
 impl Columns {
     /// Reads `HEADING:PATH,…`.
-    pub fn parse(text: &str) -> Result<Self> {
+    pub(crate) fn parse(text: &str) -> Result<Self> {
         let column = |part: &str| -> Result<(String, Template)> {
             let Some((heading, path)) = part.split_once(':') else {
                 bail!("unexpected custom-columns spec: {part}, expected <header>:<json-path-expr>");
@@ -31,7 +31,7 @@ impl Columns {
     }
 
     /// Reads two lines: headings, and the paths below them.
-    pub fn parse_file(text: &str) -> Result<Self> {
+    pub(crate) fn parse_file(text: &str) -> Result<Self> {
         let mut lines = text.lines();
         let headings = lines.next().context("missing header line, and spec line")?;
         let paths = lines.next().context("missing spec line")?;
@@ -66,7 +66,7 @@ impl Columns {
     }
 
     /// The lines of an object or a list.
-    pub fn render(&self, object: &Value, is_first: bool) -> String {
+    pub(crate) fn render(&self, object: &Value, is_first: bool) -> String {
         let mut lines = String::new();
         let mut push = |cells: Vec<String>| {
             lines.push_str(&cells.join("\t"));

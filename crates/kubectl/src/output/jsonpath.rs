@@ -8,11 +8,11 @@ use crate::json;
 
 /// A parsed template.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Template(jsonpath::Template, bool);
+pub(crate) struct Template(jsonpath::Template, bool);
 
 impl Template {
     /// Reads a template; a bare path may leave the braces out.
-    pub fn parse(text: &str) -> Result<Self> {
+    pub(crate) fn parse(text: &str) -> Result<Self> {
         let bare = !text.contains('{') && (text.starts_with('.') || text.starts_with('$'));
         let read = match bare {
             true => jsonpath::Template::path(text),
@@ -24,7 +24,7 @@ impl Template {
     }
 
     /// Reads one path with or without braces and the first dot: `metadata.name`, `{.metadata.name}`.
-    pub fn relaxed(text: &str) -> Result<Self> {
+    pub(crate) fn relaxed(text: &str) -> Result<Self> {
         let inner = text
             .strip_prefix('{')
             .and_then(|rest| rest.strip_suffix('}'))
@@ -39,7 +39,7 @@ impl Template {
     }
 
     /// Whether a key that the document lacks is an error.
-    pub fn requires_keys(self, required: bool) -> Self {
+    pub(crate) fn requires_keys(self, required: bool) -> Self {
         match required {
             true => Self(self.0.needs_all(), true),
             false => self,
@@ -47,7 +47,7 @@ impl Template {
     }
 
     /// The text it gives for a document.
-    pub fn render(&self, document: &Value) -> Result<String> {
+    pub(crate) fn render(&self, document: &Value) -> Result<String> {
         let found = self.0.find(document).context("error executing jsonpath")?;
         let part = |part: Vec<Found<'_, Value>>| -> String {
             let texts = part.into_iter().map(|one| text(&one.into_value()));
@@ -57,7 +57,7 @@ impl Template {
     }
 
     /// What it finds as a JSON list.
-    pub fn render_json(&self, document: &Value) -> Result<String> {
+    pub(crate) fn render_json(&self, document: &Value) -> Result<String> {
         let found = self.0.find(document).context("error executing jsonpath")?;
         let values: Vec<Value> = found.into_iter().flatten().map(Found::into_value).collect();
         Ok(format!(
@@ -67,7 +67,7 @@ impl Template {
     }
 
     /// The values that its paths find; none where they cannot be followed.
-    pub fn values(&self, document: &Value) -> Vec<Value> {
+    pub(crate) fn values(&self, document: &Value) -> Vec<Value> {
         let found = self.0.find(document).unwrap_or_default();
         let all = found.into_iter().flatten();
         all.map(Found::into_value).collect()
@@ -75,7 +75,7 @@ impl Template {
 }
 
 /// A value as it is printed.
-pub fn text(value: &Value) -> String {
+pub(crate) fn text(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
         Value::Null => String::new(),

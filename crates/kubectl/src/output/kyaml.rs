@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 /// The document, with its first line and a line break at its end.
-pub fn to_string(value: &Value) -> String {
+pub(crate) fn to_string(value: &Value) -> String {
     let mut out = String::from("---\n");
     node(&mut out, value, 0);
     out.push('\n');

@@ -1,13 +1,13 @@
 //! How objects are printed: tables, JSON, YAML, KYAML, names, JSONPath, Go templates, columns of one's own.
 
-pub mod columns;
-pub mod gotemplate;
-pub mod jsonpath;
-pub mod kyaml;
-pub mod sort;
-pub mod table;
-pub mod tabwriter;
-pub mod yaml;
+pub(crate) mod columns;
+pub(crate) mod gotemplate;
+pub(crate) mod jsonpath;
+pub(crate) mod kyaml;
+pub(crate) mod sort;
+pub(crate) mod table;
+pub(crate) mod tabwriter;
+pub(crate) mod yaml;
 
 use std::cell::Cell;
 
@@ -19,7 +19,7 @@ use crate::json::{self, text};
 
 /// Flags of every command that prints objects.
 #[derive(Debug, Clone, Default, Args)]
-pub struct PrintFlags {
+pub(crate) struct PrintFlags {
     /// Output format: json, yaml, kyaml, name, go-template, go-template-file, template, templatefile, jsonpath,
     /// jsonpath-as-json or jsonpath-file
     #[arg(short, long, value_name = "FORMAT")]
@@ -37,12 +37,12 @@ pub struct PrintFlags {
 
 impl PrintFlags {
     /// The printer that they ask for; `None` is the command's own message.
-    pub fn printer(&self) -> Result<Option<Printer>> {
+    pub(crate) fn printer(&self) -> Result<Option<Printer>> {
         self.with_formats(&[])
     }
 
     /// The same for commands that know more formats, such as `wide`; those give `None`.
-    pub fn with_formats(&self, own: &[&str]) -> Result<Option<Printer>> {
+    pub(crate) fn with_formats(&self, own: &[&str]) -> Result<Option<Printer>> {
         let Some(output) = self.format_name() else {
             return Ok(None);
         };
@@ -65,7 +65,7 @@ impl PrintFlags {
     }
 
     /// Whether `-o NAME` was given.
-    pub fn is(&self, name: &str) -> bool {
+    pub(crate) fn is(&self, name: &str) -> bool {
         self.output.as_deref() == Some(name)
     }
 }
@@ -80,7 +80,7 @@ fn split_format(output: &str) -> (&str, Option<&str>) {
 
 /// A form of output.
 #[derive(Debug, Clone)]
-pub enum Format {
+pub(crate) enum Format {
     Json,
     Yaml,
     Kyaml,
@@ -173,7 +173,7 @@ impl Format {
 
 /// Prints objects one after the other in one form.
 #[derive(Debug)]
-pub struct Printer {
+pub(crate) struct Printer {
     pub format: Format,
     show_managed_fields: bool,
     printed: Cell<usize>,
@@ -181,7 +181,7 @@ pub struct Printer {
 
 impl Printer {
     /// A printer for a form.
-    pub fn new(format: Format, show_managed_fields: bool) -> Self {
+    pub(crate) fn new(format: Format, show_managed_fields: bool) -> Self {
         Self {
             format,
             show_managed_fields,
@@ -190,13 +190,13 @@ impl Printer {
     }
 
     /// Prints an object or a list that came from a server or a file: keys are sorted.
-    pub fn print(&self, object: &Value) -> Result<()> {
+    pub(crate) fn print(&self, object: &Value) -> Result<()> {
         print!("{}", self.render(&json::sorted(object))?);
         Ok(())
     }
 
     /// The text of an object in its own order of keys.
-    pub fn render(&self, object: &Value) -> Result<String> {
+    pub(crate) fn render(&self, object: &Value) -> Result<String> {
         let before = self.printed.replace(self.printed.get() + 1);
         let shown = || {
             let mut shown = object.clone();
@@ -226,7 +226,7 @@ impl Printer {
 }
 
 /// Calls with each item of a list, or with the object itself.
-pub fn each(object: &Value, mut with: impl FnMut(&Value)) {
+pub(crate) fn each(object: &Value, mut with: impl FnMut(&Value)) {
     match object["items"].as_array() {
         Some(items) => items.iter().for_each(with),
         None => with(object),
@@ -234,7 +234,7 @@ pub fn each(object: &Value, mut with: impl FnMut(&Value)) {
 }
 
 /// `pod/web`, `deployment.apps/web`.
-pub fn name(object: &Value) -> String {
+pub(crate) fn name(object: &Value) -> String {
     let version = text(&object["apiVersion"]);
     let kind = text(&object["kind"]).to_lowercase();
     let group = version.split_once('/').map_or("", |(group, _)| group);

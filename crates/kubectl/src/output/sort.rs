@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::jsonpath::Template;
 
 /// Sorts by the field that the path names; `object` gives the object of an entry.
-pub fn by<T>(entries: &mut Vec<T>, path: &str, object: impl Fn(&T) -> Value) -> Result<()> {
+pub(crate) fn by<T>(entries: &mut Vec<T>, path: &str, object: impl Fn(&T) -> Value) -> Result<()> {
     let template = Template::relaxed(path)?;
     let key = |entry: &T| template.values(&object(entry)).into_iter().next();
     let mut keyed: Vec<(Option<Value>, T)> = entries

@@ -7,14 +7,14 @@ use crate::json::{list, str_of};
 
 /// Rows of text under headings.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
-pub struct Table {
+pub(crate) struct Table {
     pub headings: Vec<String>,
     pub rows: Vec<Vec<String>>,
 }
 
 /// What to leave out and put in when a server's table is turned into text.
 #[derive(Debug, Default, Clone)]
-pub struct View {
+pub(crate) struct View {
     pub wide: bool,
     pub with_namespace: bool,
     pub show_labels: bool,
@@ -25,7 +25,7 @@ pub struct View {
 
 impl Table {
     /// A table with these headings.
-    pub fn with_headings(headings: &[&str]) -> Self {
+    pub(crate) fn with_headings(headings: &[&str]) -> Self {
         Self {
             headings: headings
                 .iter()
@@ -36,7 +36,7 @@ impl Table {
     }
 
     /// The text form of rows of a `meta.k8s.io/v1` Table with these column definitions.
-    pub fn of(definitions: &Value, rows: &Value, view: &View) -> Self {
+    pub(crate) fn of(definitions: &Value, rows: &Value, view: &View) -> Self {
         let columns: Vec<(usize, &Value)> = list(definitions)
             .enumerate()
             .filter(|(_, column)| view.wide || column["priority"].as_i64().unwrap_or(0) == 0)
@@ -63,12 +63,12 @@ impl Table {
     }
 
     /// The lines; headings first unless `bare`.
-    pub fn render(&self, bare: bool) -> String {
+    pub(crate) fn render(&self, bare: bool) -> String {
         self.render_with(&mut Tabwriter::for_tables(), bare)
     }
 
     /// The lines, aligned with those that the writer has seen.
-    pub fn render_with(&self, writer: &mut Tabwriter, bare: bool) -> String {
+    pub(crate) fn render_with(&self, writer: &mut Tabwriter, bare: bool) -> String {
         let mut text = String::new();
         let headings = (!bare).then_some(&self.headings);
         for row in headings.into_iter().chain(&self.rows) {
@@ -105,7 +105,7 @@ fn label_heading(label: &str) -> String {
 }
 
 /// `a=1,b=2`, or `<none>`.
-pub fn labels(value: &Value) -> String {
+pub(crate) fn labels(value: &Value) -> String {
     let Some(map) = value.as_object().filter(|map| !map.is_empty()) else {
         return "<none>".into();
     };
@@ -118,7 +118,7 @@ pub fn labels(value: &Value) -> String {
 }
 
 /// A value as a cell: one line, and nothing that a terminal would obey.
-pub fn cell(value: &Value) -> String {
+pub(crate) fn cell(value: &Value) -> String {
     match value {
         Value::Null => String::new(),
         Value::String(text) => match text.find(['\n', '\r', '\x0c']) {
@@ -130,7 +130,7 @@ pub fn cell(value: &Value) -> String {
 }
 
 /// Control sequences made visible.
-pub fn escape(text: &str) -> String {
+pub(crate) fn escape(text: &str) -> String {
     if !text.contains(['\x1b', '\r', '\t', '\n']) {
         return text.to_owned();
     }

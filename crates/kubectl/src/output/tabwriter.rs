@@ -2,7 +2,7 @@
 
 /// Aligns lines of tab-separated cells.
 #[derive(Debug, Clone)]
-pub struct Tabwriter {
+pub(crate) struct Tabwriter {
     /// A column is at least this wide, its padding included.
     pub min_width: usize,
     /// Spaces after the widest cell.
@@ -13,7 +13,7 @@ pub struct Tabwriter {
 
 impl Tabwriter {
     /// As for tables of objects: rows that come later line up with those that were printed.
-    pub fn for_tables() -> Self {
+    pub(crate) fn for_tables() -> Self {
         Self {
             min_width: 6,
             padding: 3,
@@ -22,7 +22,7 @@ impl Tabwriter {
     }
 
     /// As for descriptions.
-    pub fn for_descriptions() -> Self {
+    pub(crate) fn for_descriptions() -> Self {
         Self {
             min_width: 0,
             padding: 2,
@@ -31,7 +31,7 @@ impl Tabwriter {
     }
 
     /// The aligned text.
-    pub fn align(&mut self, text: &str) -> String {
+    pub(crate) fn align(&mut self, text: &str) -> String {
         let lines: Vec<Vec<&str>> = text
             .split('\n')
             .map(|line| line.split('\t').collect())

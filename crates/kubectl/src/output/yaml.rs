@@ -8,7 +8,7 @@ use serde_json::Value;
 const WIDTH: usize = 80;
 
 /// The document of a value, with a line break at its end.
-pub fn to_string(value: &Value) -> String {
+pub(crate) fn to_string(value: &Value) -> String {
     let mut out = Emitter::default();
     match value {
         Value::Object(map) if !map.is_empty() => out.mapping(map, 0, true),

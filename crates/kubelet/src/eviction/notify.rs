@@ -37,14 +37,14 @@ const STALL: &str = "some 100000 1000000";
 const ARMED: Duration = Duration::from_secs(10);
 
 /// What the kernel says.
-pub struct Notifier {
+pub(super) struct Notifier {
     stalls: Option<Source>,
     pods: Option<Source>,
     armed: Option<Instant>,
 }
 
 impl Notifier {
-    pub fn new() -> Self {
+    pub(super) fn new() -> Self {
         let stalls = stalls(PRESSURE);
         if let Err(error) = &stalls {
             debug!(%error, "the kernel does not say when processes wait for memory");
@@ -57,7 +57,7 @@ impl Notifier {
     }
 
     /// Has the kernel say when pods together come near what they may have.
-    pub fn arm(&mut self, core: &Core, thresholds: &[Threshold]) {
+    pub(super) fn arm(&mut self, core: &Core, thresholds: &[Threshold]) {
         if self.armed.is_some_and(|at| at.elapsed() < ARMED) {
             return;
         }
@@ -89,7 +89,7 @@ impl Notifier {
     }
 
     /// Waits for the kernel's next word; for ever if it has none.
-    pub async fn notified(&self) {
+    pub(super) async fn notified(&self) {
         tokio::select! {
             () = fired(self.stalls.as_ref()) => {}
             () = fired(self.pods.as_ref()) => {}

@@ -11,14 +11,14 @@ use rustix::fs::{AtFlags, Dir, Mode, OFlags, ResolveFlags};
 
 /// Where a log is: the trusted directory of all logs, and the way from there.
 #[derive(Debug, Clone)]
-pub struct LogFile {
+pub(crate) struct LogFile {
     root: PathBuf,
     path: PathBuf,
 }
 
 impl LogFile {
     /// The log at `path`, which must be below `root`.
-    pub fn new(root: &Path, path: &Path) -> Self {
+    pub(crate) fn new(root: &Path, path: &Path) -> Self {
         Self {
             root: root.to_path_buf(),
             path: path.to_path_buf(),
@@ -26,7 +26,7 @@ impl LogFile {
     }
 
     /// Its whole path, to be shown and watched.
-    pub fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
@@ -50,7 +50,7 @@ impl LogFile {
     }
 
     /// Opens it to be read.
-    pub fn open(&self) -> io::Result<File> {
+    pub(crate) fn open(&self) -> io::Result<File> {
         // Without waiting: a pipe may have been planted there.
         let flags = OFlags::RDONLY | OFlags::NONBLOCK;
         let file = File::from(self.open_beneath(self.relative()?, flags)?);
@@ -62,7 +62,7 @@ impl LogFile {
     }
 
     /// Its directory, where it can be moved aside.
-    pub fn directory(&self) -> io::Result<OwnedFd> {
+    pub(crate) fn directory(&self) -> io::Result<OwnedFd> {
         let dir = self
             .relative()?
             .parent()
@@ -74,13 +74,13 @@ impl LogFile {
     }
 
     /// Its own name.
-    pub fn name(&self) -> String {
+    pub(crate) fn name(&self) -> String {
         let name = self.path.file_name().unwrap_or_default();
         name.to_string_lossy().into_owned()
     }
 
     /// Names of the logs that were set aside, the oldest first.
-    pub fn set_aside(&self, dir: &OwnedFd) -> Vec<String> {
+    pub(crate) fn set_aside(&self, dir: &OwnedFd) -> Vec<String> {
         let prefix = format!("{}.", self.name());
         let entries = Dir::read_from(dir).into_iter().flatten().flatten();
         let names = entries.filter_map(|entry| entry.file_name().to_str().ok().map(str::to_owned));
@@ -90,7 +90,7 @@ impl LogFile {
     }
 
     /// Removes one of them.
-    pub fn remove(dir: &OwnedFd, name: &str) -> io::Result<()> {
+    pub(crate) fn remove(dir: &OwnedFd, name: &str) -> io::Result<()> {
         Ok(rustix::fs::unlinkat(dir, name, AtFlags::empty())?)
     }
 }

@@ -21,7 +21,7 @@ const CHUNK: usize = 64 * 1024;
 
 /// Sends a log to `reader`. With `follow`, ends once `running` says that the container has ended and
 /// everything it wrote is sent; `running` waits for news and gives false at the end.
-pub async fn send<F>(
+pub(crate) async fn send<F>(
     log: LogFile,
     options: Options,
     reader: mpsc::Sender<Bytes>,

@@ -19,7 +19,7 @@ const SUFFIX: &str = ".log";
 const OWNER: &str = ".mainstay";
 
 /// Where the link to a container's log is.
-pub fn path(dir: &Path, pod: &Pod, container: &str, id: &str) -> PathBuf {
+pub(crate) fn path(dir: &Path, pod: &Pod, container: &str, id: &str) -> PathBuf {
     let (namespace, name) = (spec::namespace(pod), spec::name(pod));
     // None of these has letters of more than one byte: the API server has checked them.
     let mut file = format!("{name}_{namespace}_{container}-{id}");
@@ -28,7 +28,7 @@ pub fn path(dir: &Path, pod: &Pod, container: &str, id: &str) -> PathBuf {
 }
 
 /// Makes the link. One that is there is of the same container.
-pub fn make(link: &Path, log: &Path) -> io::Result<()> {
+pub(crate) fn make(link: &Path, log: &Path) -> io::Result<()> {
     match symlink(log, link) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
         other => other,
@@ -36,7 +36,7 @@ pub fn make(link: &Path, log: &Path) -> io::Result<()> {
 }
 
 /// Removes the link, if there is one.
-pub fn remove(link: &Path) -> io::Result<()> {
+pub(crate) fn remove(link: &Path) -> io::Result<()> {
     match fs::remove_file(link) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         other => other,

@@ -4,11 +4,11 @@
 //! nothing but regular files is opened.
 
 mod confined;
-pub mod follow;
-pub mod links;
-pub mod parse;
+pub(crate) mod follow;
+pub(crate) mod links;
+pub(crate) mod parse;
 
-pub use confined::LogFile;
+pub(crate) use confined::LogFile;
 
 use std::{
     fs::File,
@@ -16,7 +16,7 @@ use std::{
 };
 
 /// The text of the last lines, at most `bytes` of it. Nothing if there is no log.
-pub fn last_lines(log: &LogFile, lines: usize, bytes: usize) -> String {
+pub(crate) fn last_lines(log: &LogFile, lines: usize, bytes: usize) -> String {
     let Ok(mut file) = log.open() else {
         return String::new();
     };
@@ -40,7 +40,7 @@ pub fn last_lines(log: &LogFile, lines: usize, bytes: usize) -> String {
 }
 
 /// Where the last `lines` records begin.
-pub fn tail_offset(file: &mut File, lines: usize) -> std::io::Result<u64> {
+pub(crate) fn tail_offset(file: &mut File, lines: usize) -> std::io::Result<u64> {
     const BLOCK: u64 = 64 * 1024;
     let size = file.seek(SeekFrom::End(0))?;
     if lines == 0 {

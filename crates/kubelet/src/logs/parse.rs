@@ -4,14 +4,14 @@ use jiff::Timestamp;
 
 /// Which output a record came from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stream {
+pub(crate) enum Stream {
     Stdout,
     Stderr,
 }
 
 /// A record, borrowed from its line.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Record<'a> {
+pub(crate) struct Record<'a> {
     /// As written.
     pub time: &'a str,
     pub stream: Stream,
@@ -21,7 +21,7 @@ pub struct Record<'a> {
 }
 
 /// Parses a line without its newline; `None` if it is no record.
-pub fn record(line: &[u8]) -> Option<Record<'_>> {
+pub(crate) fn record(line: &[u8]) -> Option<Record<'_>> {
     let mut parts = line.splitn(4, |byte| *byte == b' ');
     let time = std::str::from_utf8(parts.next()?).ok()?;
     let stream = match parts.next()? {
@@ -43,14 +43,14 @@ pub fn record(line: &[u8]) -> Option<Record<'_>> {
 
 impl Record<'_> {
     /// The time, if it is one.
-    pub fn at(&self) -> Option<Timestamp> {
+    pub(crate) fn at(&self) -> Option<Timestamp> {
         self.time.parse().ok()
     }
 }
 
 /// What a reader wants of a log.
 #[derive(Debug, Clone, Default)]
-pub struct Options {
+pub(crate) struct Options {
     pub follow: bool,
     pub tail_lines: Option<usize>,
     pub since: Option<Timestamp>,
@@ -60,7 +60,7 @@ pub struct Options {
 }
 
 /// Turns records into what a reader sees, within its limits.
-pub struct Printer {
+pub(crate) struct Printer {
     options: Options,
     left: Option<usize>,
     /// The next content begins a line.
@@ -68,7 +68,7 @@ pub struct Printer {
 }
 
 impl Printer {
-    pub fn new(options: Options) -> Self {
+    pub(crate) fn new(options: Options) -> Self {
         Self {
             left: options.limit_bytes,
             options,
@@ -77,12 +77,12 @@ impl Printer {
     }
 
     /// Whether the reader has got all it may.
-    pub fn is_full(&self) -> bool {
+    pub(crate) fn is_full(&self) -> bool {
         self.left == Some(0)
     }
 
     /// Appends what the reader sees of a line.
-    pub fn print(&mut self, line: &[u8], out: &mut Vec<u8>) {
+    pub(crate) fn print(&mut self, line: &[u8], out: &mut Vec<u8>) {
         let Some(record) = record(line) else { return };
         if self
             .options

@@ -30,7 +30,7 @@ impl Driver {
 }
 
 /// Why pods cannot run with the runtime's driver. It is asked once.
-pub async fn problem(core: &Core) -> Option<String> {
+pub(crate) async fn problem(core: &Core) -> Option<String> {
     if core.config.cgroup_root.is_empty() {
         return None;
     }

@@ -7,7 +7,7 @@ use crate::pod::status::time;
 
 /// What conditions are made of.
 #[derive(Debug, Clone, Default)]
-pub struct Health {
+pub(crate) struct Health {
     /// Why the runtime or its network is not ready.
     pub runtime: Option<String>,
     /// The machine goes down.
@@ -35,7 +35,11 @@ fn ready(health: &Health) -> (&'static str, &'static str, String) {
 }
 
 /// Computes all conditions, keeping the times of those that did not change.
-pub fn conditions(health: &Health, old: &[NodeCondition], now: Timestamp) -> Vec<NodeCondition> {
+pub(crate) fn conditions(
+    health: &Health,
+    old: &[NodeCondition],
+    now: Timestamp,
+) -> Vec<NodeCondition> {
     let was = |type_: &str| old.iter().find(|condition| condition.type_ == type_);
     let has = |type_: &str| health.pressures.contains(&type_);
     let (memory, disk, pids) = (

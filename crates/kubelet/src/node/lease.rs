@@ -20,7 +20,7 @@ const NAMESPACE: &str = "kube-node-lease";
 const RENEWALS: u32 = 4;
 
 /// Renews the Lease for ever. `node_uid` is that of the Node object, while there is one.
-pub async fn run(core: &Core, mut node_uid: watch::Receiver<Option<String>>) {
+pub(crate) async fn run(core: &Core, mut node_uid: watch::Receiver<Option<String>>) {
     let mut known: Option<Lease> = None;
     loop {
         let uid = match node_uid.wait_for(Option::is_some).await {

@@ -193,7 +193,7 @@ fn huge_pages(dir: &Path) -> BTreeMap<i64, i64> {
 }
 
 /// Size and free space of the file system of `path`, in bytes.
-pub fn storage(path: &Path) -> (i64, i64) {
+pub(crate) fn storage(path: &Path) -> (i64, i64) {
     let existing = path
         .ancestors()
         .find(|path| path.exists())
@@ -223,7 +223,7 @@ fn os_image(release: &str) -> String {
 }
 
 /// The architecture in Go's words.
-pub fn architecture() -> &'static str {
+pub(crate) fn architecture() -> &'static str {
     match std::env::consts::ARCH {
         "x86_64" => "amd64",
         "aarch64" => "arm64",

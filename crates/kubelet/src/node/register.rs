@@ -12,7 +12,7 @@ use super::machine::architecture;
 use crate::{Config, Error, Result};
 
 /// The labels that every node has.
-pub fn labels(config: &Config) -> BTreeMap<String, String> {
+pub(crate) fn labels(config: &Config) -> BTreeMap<String, String> {
     let arch = architecture();
     let mut labels = BTreeMap::from([
         (
@@ -29,7 +29,7 @@ pub fn labels(config: &Config) -> BTreeMap<String, String> {
 }
 
 /// Where the cluster's own provisioner may make volumes on this node.
-pub const LOCAL_PATH_ROOT: &str = "mainstay.dev/local-path-root";
+pub(crate) const LOCAL_PATH_ROOT: &str = "mainstay.dev/local-path-root";
 
 /// Says that the attachdetach controller attaches volumes for this node: the kubelet waits for
 /// `volumesAttached` and never attaches by itself. The controller ignores nodes without it.
@@ -73,7 +73,7 @@ fn provider_id(config: &Config) -> Option<String> {
 }
 
 /// Creates the Node, or brings labels and annotations of an existing one up to date.
-pub async fn register(config: &Config) -> Result<Node> {
+pub(crate) async fn register(config: &Config) -> Result<Node> {
     let api: Api<Node> = Api::all(config.client.clone());
     if let Some(node) = api.get_opt(&config.node_name).await? {
         return update_metadata(&api, config, node).await;

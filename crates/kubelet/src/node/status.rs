@@ -30,7 +30,7 @@ const OWN_CONDITIONS: &[&str] = &["Ready", "MemoryPressure", "DiskPressure", "PI
 /// Keeps the status right for ever; `changes` are those of this node's object. Says `ready` once the
 /// API shows a ready node. A Node that is deleted stays deleted until the kubelet starts again, as
 /// upstream: whoever deletes it means it. One that somebody creates meanwhile gets its status.
-pub async fn run(
+pub(crate) async fn run(
     core: Arc<Core>,
     mut node: Node,
     mut changes: Subscription<Node>,

@@ -35,7 +35,7 @@ struct Found {
 }
 
 /// Follows the registry for ever.
-pub async fn run(dir: PathBuf, handlers: Handlers, clock: Arc<dyn Clock>) {
+pub(crate) async fn run(dir: PathBuf, handlers: Handlers, clock: Arc<dyn Clock>) {
     let mut plugins: BTreeMap<PathBuf, (Identity, CancellationToken)> = BTreeMap::new();
     let mut tasks = JoinSet::new();
     let mut watches: BTreeMap<PathBuf, Watch> = BTreeMap::new();

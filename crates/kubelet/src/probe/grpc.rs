@@ -23,7 +23,7 @@ struct CheckResponse {
 const SERVING: i32 = 1;
 
 /// Asks once.
-pub async fn probe(host: &str, port: i32, service: String, timeout: Duration) -> Answer {
+pub(super) async fn probe(host: &str, port: i32, service: String, timeout: Duration) -> Answer {
     match tokio::time::timeout(timeout, check(host, port, &service)).await {
         Ok(Ok(SERVING)) => Answer::Ok,
         Ok(Ok(_)) => Answer::Failed("service unhealthy (responded with \"NOT_SERVING\")".into()),

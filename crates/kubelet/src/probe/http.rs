@@ -18,7 +18,7 @@ const MAX_REDIRECTS: usize = 10;
 
 /// Where to ask, and with which headers.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Target {
+pub(crate) struct Target {
     tls: bool,
     host: String,
     port: u16,
@@ -28,7 +28,11 @@ pub struct Target {
 
 impl Target {
     /// From the API's description; the pod's address unless it names a host.
-    pub fn new(get: &HTTPGetAction, container: &Container, pod_ip: &str) -> Result<Self, String> {
+    pub(crate) fn new(
+        get: &HTTPGetAction,
+        container: &Container,
+        pod_ip: &str,
+    ) -> Result<Self, String> {
         let host = get
             .host
             .as_deref()
@@ -66,7 +70,7 @@ impl Target {
 }
 
 /// 200 to 399 is fine.
-pub async fn probe(target: &Target, timeout: Duration) -> Answer {
+pub(crate) async fn probe(target: &Target, timeout: Duration) -> Answer {
     match get(target, timeout).await {
         Ok((200..300, _)) => Answer::Ok,
         Ok((300..400, body)) => {
@@ -78,7 +82,7 @@ pub async fn probe(target: &Target, timeout: Duration) -> Answer {
 }
 
 /// The status and the beginning of the body.
-pub async fn get(target: &Target, timeout: Duration) -> Result<(u16, String), String> {
+pub(crate) async fn get(target: &Target, timeout: Duration) -> Result<(u16, String), String> {
     let url = |target: &Target| {
         let scheme = if target.tls { "https" } else { "http" };
         format!("{scheme}://{}{}", target.authority(), target.path)

@@ -2,7 +2,7 @@
 //! worker when the verdict changed; it never decides what follows.
 
 mod grpc;
-pub mod http;
+pub(crate) mod http;
 mod pace;
 mod tcp;
 mod threshold;
@@ -80,7 +80,7 @@ pub struct ProbeResult {
 }
 
 /// A probe that runs for one container.
-pub struct Running {
+pub(crate) struct Running {
     pub pod: Arc<Pod>,
     pub container: Container,
     pub container_id: String,
@@ -95,7 +95,7 @@ pub struct Running {
 }
 
 /// Runs until it is told to stop, or until its verdict is final.
-pub async fn run(core: Arc<Core>, mut running: Running) {
+pub(crate) async fn run(core: Arc<Core>, mut running: Running) {
     let stop = running.stop.clone();
     tokio::select! {
         () = stop.cancelled() => {}
@@ -265,7 +265,7 @@ async fn exec_probe(core: &Core, running: &Running, cmd: Vec<String>, timeout: D
 }
 
 /// A port by number or by the container's name for it.
-pub fn port(port: &IntOrString, container: &Container) -> Result<u16, String> {
+pub(crate) fn port(port: &IntOrString, container: &Container) -> Result<u16, String> {
     let number = match port {
         IntOrString::Int(number) => Some(*number),
         IntOrString::String(name) => name.parse().ok().or_else(|| {

@@ -7,13 +7,13 @@ const FIRST: Duration = Duration::from_millis(250);
 
 /// The rhythm of one probe. Readiness that is still awaited is asked for sooner, at growing distances
 /// up to the period: a container that listens a moment after its start is ready in moments.
-pub struct Pace {
+pub(super) struct Pace {
     period: Duration,
     soon: Option<Duration>,
 }
 
 impl Pace {
-    pub fn new(period: Duration, awaited: bool) -> Self {
+    pub(super) fn new(period: Duration, awaited: bool) -> Self {
         Self {
             period,
             soon: awaited.then_some(FIRST),
@@ -21,12 +21,12 @@ impl Pace {
     }
 
     /// It is no longer awaited.
-    pub fn succeeded(&mut self) {
+    pub(super) fn succeeded(&mut self) {
         self.soon = None;
     }
 
     /// The time until the next question.
-    pub fn next(&mut self) -> Duration {
+    pub(super) fn next(&mut self) -> Duration {
         match self.soon {
             Some(soon) if soon < self.period => {
                 self.soon = Some(soon * 2);
@@ -38,7 +38,7 @@ impl Pace {
 }
 
 /// A part of the period that differs from container to container.
-pub fn spread(period: Duration, container_id: &str) -> Duration {
+pub(super) fn spread(period: Duration, container_id: &str) -> Duration {
     let hash = container_id.bytes().fold(0x811c_9dc5_u32, |hash, byte| {
         (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)
     });

@@ -20,7 +20,7 @@ fn go_words(error: &std::io::Error) -> String {
 }
 
 /// Connects to a host by its address or name, trying all of its addresses in turn.
-pub async fn connect(host: &str, port: u16) -> Result<TcpStream, String> {
+pub(super) async fn connect(host: &str, port: u16) -> Result<TcpStream, String> {
     let name = host.to_owned();
     // A name may take as long as its servers like; the caller's deadline counts.
     let resolved = tokio::task::spawn_blocking(move || stdx::resolve::resolve(&name)).await;
@@ -39,7 +39,7 @@ pub async fn connect(host: &str, port: u16) -> Result<TcpStream, String> {
 }
 
 /// Connects and hangs up.
-pub async fn probe(host: &str, port: u16, timeout: Duration) -> Answer {
+pub(super) async fn probe(host: &str, port: u16, timeout: Duration) -> Answer {
     match tokio::time::timeout(timeout, connect(host, port)).await {
         Ok(Ok(_)) => Answer::Ok,
         Ok(Err(message)) => Answer::Failed(message),

@@ -3,7 +3,7 @@
 use super::Answer;
 
 /// Success and failure need their own number of answers in a row.
-pub struct Threshold {
+pub(super) struct Threshold {
     success: i32,
     failure: i32,
     last: Option<bool>,
@@ -12,7 +12,7 @@ pub struct Threshold {
 }
 
 impl Threshold {
-    pub fn new(success: i32, failure: i32) -> Self {
+    pub(super) fn new(success: i32, failure: i32) -> Self {
         Self {
             success: success.max(1),
             failure: failure.max(1),
@@ -23,7 +23,7 @@ impl Threshold {
     }
 
     /// The verdict, if this answer made or changed it.
-    pub fn record(&mut self, answer: &Answer) -> Option<bool> {
+    pub(super) fn record(&mut self, answer: &Answer) -> Option<bool> {
         let ok = match answer {
             Answer::Ok | Answer::Warning(_) => true,
             Answer::Failed(_) => false,

@@ -44,7 +44,7 @@ pub struct User {
 }
 
 /// The subject of a client certificate that TLS has verified.
-pub fn certificate_user(chain: &[CertificateDer<'_>]) -> Option<User> {
+pub(crate) fn certificate_user(chain: &[CertificateDer<'_>]) -> Option<User> {
     let (_, certificate) = X509Certificate::from_der(chain.first()?).ok()?;
     let subject = certificate.subject();
     let name = subject.iter_common_name().next()?.as_str().ok()?.to_owned();

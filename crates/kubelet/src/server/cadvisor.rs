@@ -275,7 +275,7 @@ const CADVISOR: &[(&str, &str, &str, Read)] = &[
 ];
 
 /// The page. Cgroups are read on a thread of their own.
-pub async fn serve(core: Arc<Core>) -> Response<Body> {
+pub(super) async fn serve(core: Arc<Core>) -> Response<Body> {
     let summary = match gather(&core).await {
         Ok(summary) => summary,
         Err(error) => return text(StatusCode::INTERNAL_SERVER_ERROR, error),

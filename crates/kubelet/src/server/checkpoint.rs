@@ -7,7 +7,7 @@ use super::{Ask, Body, containers, json, text};
 use crate::{Error, core::Core, pod::spec, registry::Seen};
 
 /// The answer names the file.
-pub async fn serve(
+pub(super) async fn serve(
     core: &Core,
     namespace: &str,
     pod: &str,

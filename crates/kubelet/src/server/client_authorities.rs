@@ -40,7 +40,7 @@ pub fn read(file: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
 }
 
 /// The TLS of a server that also accepts the certificates of a file's authorities.
-pub fn server_config(
+pub(super) fn server_config(
     tls: &ServerConfig,
     cluster: &[u8],
     file: &Path,

@@ -7,7 +7,7 @@ use super::{Body, text};
 use crate::{core::Core, pod::spec, registry::Seen};
 
 /// The pod, or the answer that there is none.
-pub fn pod(core: &Core, namespace: &str, name: &str) -> Result<Seen, Box<Response<Body>>> {
+pub(super) fn pod(core: &Core, namespace: &str, name: &str) -> Result<Seen, Box<Response<Body>>> {
     core.registry.find(namespace, name).ok_or_else(|| {
         let message = format!("pod \"{name}\" does not exist\n");
         Box::new(text(StatusCode::NOT_FOUND, message))
@@ -15,7 +15,7 @@ pub fn pod(core: &Core, namespace: &str, name: &str) -> Result<Seen, Box<Respons
 }
 
 /// The container's status, or the answer that it is not in the pod.
-pub fn status(
+pub(super) fn status(
     seen: &Seen,
     container: &str,
 ) -> Result<Option<ContainerStatus>, Box<Response<Body>>> {
@@ -36,12 +36,12 @@ pub fn status(
 }
 
 /// The runtime's id of an id in the API.
-pub fn bare_id(id: &str) -> &str {
+pub(crate) fn bare_id(id: &str) -> &str {
     id.split_once("://").map_or(id, |(_, bare)| bare)
 }
 
 /// The id of a running container of a pod.
-pub fn running_id(seen: &Seen, container: &str) -> Result<String, Box<Response<Body>>> {
+pub(super) fn running_id(seen: &Seen, container: &str) -> Result<String, Box<Response<Body>>> {
     let status = status(seen, container)?;
     let running = status.filter(|status| {
         status

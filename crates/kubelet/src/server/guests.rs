@@ -8,18 +8,18 @@ use parking_lot::Mutex;
 /// How many an address may have at a time: more than an API server opens at once.
 const PER_ADDRESS: usize = 512;
 /// How long one may take until its first request is admitted.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub(super) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// How many there are, by address.
 #[derive(Clone, Default)]
-pub struct Guests {
+pub(super) struct Guests {
     /// Guards the map only.
     counts: Arc<Mutex<HashMap<IpAddr, usize>>>,
 }
 
 impl Guests {
     /// One more, unless its address has too many.
-    pub fn enter(&self, address: IpAddr) -> Option<Guest> {
+    pub(super) fn enter(&self, address: IpAddr) -> Option<Guest> {
         let mut counts = self.counts.lock();
         let count = counts.entry(address).or_default();
         if *count >= PER_ADDRESS {
@@ -34,16 +34,16 @@ impl Guests {
 
 /// A connection that counts until it is welcome or gone.
 #[derive(Clone)]
-pub struct Guest(Arc<Mutex<Option<Place>>>);
+pub(super) struct Guest(Arc<Mutex<Option<Place>>>);
 
 impl Guest {
     /// A request was admitted: it counts no longer, and may stay.
-    pub fn welcome(&self) {
+    pub(super) fn welcome(&self) {
         self.0.lock().take();
     }
 
     /// Returns when the connection has had its time without being welcome.
-    pub async fn expired(&self) {
+    pub(super) async fn expired(&self) {
         self.expired_after(PATIENCE).await;
     }
 

@@ -16,7 +16,7 @@ const STUCK: Duration = Duration::from_secs(120);
 const IDLE: Duration = Duration::from_secs(30);
 
 /// The answer.
-pub fn answer(core: &Core) -> Response<Body> {
+pub(super) fn answer(core: &Core) -> Response<Body> {
     let seen = *core.status_seen.borrow();
     if seen.is_some_and(|at| core.now() - STUCK > at) {
         let message = "[-]syncloop failed: the node's status was not looked at for two minutes\n";

@@ -25,7 +25,7 @@ use crate::{
 const WAITING: usize = 16;
 
 /// Answers with the log, as it is or as it grows.
-pub async fn serve(
+pub(super) async fn serve(
     core: Arc<Core>,
     namespace: &str,
     pod: &str,

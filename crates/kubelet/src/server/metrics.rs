@@ -21,7 +21,7 @@ use crate::{
 const FRESH: Duration = Duration::from_secs(1);
 
 /// The page.
-pub async fn serve(core: &Core) -> Response<Body> {
+pub(super) async fn serve(core: &Core) -> Response<Body> {
     let mut page = Exposition::default();
     let pods = core.registry.pods();
     node(&mut page, core, &pods);
@@ -57,7 +57,7 @@ fn shutdown(page: &mut Exposition, core: &Core) {
 }
 
 /// `GET /metrics/probes`: how probes of containers went.
-pub fn probes(core: &Core) -> Response<Body> {
+pub(super) fn probes(core: &Core) -> Response<Body> {
     let mut page = Exposition::default();
     core.metrics.show_probes(&mut page);
     whole(StatusCode::OK, TEXT, page.finish().into_bytes())

@@ -21,7 +21,7 @@ use crate::core::Core;
 const CHUNK: usize = 64 * 1024;
 
 /// A file's content or a directory's list. `parts` are the decoded parts of the path behind `/logs`.
-pub fn serve(core: &Core, parts: &[&str], path: &str) -> Response<Body> {
+pub(super) fn serve(core: &Core, parts: &[&str], path: &str) -> Response<Body> {
     match open(&core.config.node_logs_dir, parts) {
         Ok(opened) => match opened.metadata() {
             Ok(meta) if meta.is_dir() && !path.ends_with('/') => moved(path),

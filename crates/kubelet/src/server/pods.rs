@@ -9,7 +9,7 @@ use super::{Body, text};
 use crate::{core::Core, make::labels};
 
 /// Every pod with its newest status.
-pub fn all(core: &Core) -> Response<Body> {
+pub(super) fn all(core: &Core) -> Response<Body> {
     let items: Vec<_> = core
         .registry
         .pods()
@@ -24,7 +24,7 @@ pub fn all(core: &Core) -> Response<Body> {
 }
 
 /// Every pod that has a running container, as the runtime tells it.
-pub async fn running(core: &Core) -> Response<Body> {
+pub(super) async fn running(core: &Core) -> Response<Body> {
     let listed = match core.runtime.list_containers(BTreeMap::new()).await {
         Ok(listed) => listed,
         Err(status) => return text(StatusCode::INTERNAL_SERVER_ERROR, status.message()),

@@ -26,7 +26,7 @@ pub(super) async fn gather(core: &Core) -> Result<Arc<Summary>, String> {
 }
 
 /// `GET /stats/summary`; `only_cpu_and_memory=true` leaves the rest out.
-pub async fn summary(core: &Core, only_cpu_and_memory: bool) -> Response<Body> {
+pub(super) async fn summary(core: &Core, only_cpu_and_memory: bool) -> Response<Body> {
     let summary = match gather(core).await {
         Ok(summary) => summary,
         Err(error) => return text(StatusCode::INTERNAL_SERVER_ERROR, error),
@@ -99,7 +99,7 @@ fn pod_labels(pod: &PodStats) -> [(&'static str, &str); 2] {
 }
 
 /// `GET /metrics/resource`.
-pub async fn resource(core: &Core) -> Response<Body> {
+pub(super) async fn resource(core: &Core) -> Response<Body> {
     let mut page = Exposition::default();
     let gathered = gather(core).await;
     let failed = f64::from(u8::from(gathered.is_err()));

@@ -12,7 +12,7 @@ use super::{Ask, Body, containers, idle::Watched, text};
 use crate::{core::Core, pod::spec};
 
 /// Finds the container, asks the runtime, and joins the two connections.
-pub async fn serve(core: &Core, ask: &Ask, request: Request<Incoming>) -> Response<Body> {
+pub(super) async fn serve(core: &Core, ask: &Ask, request: Request<Incoming>) -> Response<Body> {
     match runtime_url(core, ask).await {
         Ok(url) => tunnel(core, &url, request).await,
         Err(response) => *response,

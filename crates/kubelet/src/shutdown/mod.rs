@@ -42,7 +42,7 @@ pub struct Times {
 }
 
 /// Waits for logind's word for ever, as far as a time is configured.
-pub async fn run(core: Arc<Core>) {
+pub(crate) async fn run(core: Arc<Core>) {
     core.shutdown_times.send_replace(read(&core));
     let mut settings = core.settings.subscribe();
     loop {
@@ -63,7 +63,7 @@ pub async fn run(core: Arc<Core>) {
 }
 
 /// Why a pod may not begin now.
-pub fn refusal(core: &Core) -> Option<Refusal> {
+pub(crate) fn refusal(core: &Core) -> Option<Refusal> {
     core.shutting_down.borrow().then(|| Refusal {
         reason: "NodeShutdown".into(),
         message: "Pod was rejected as the node is shutting down.".into(),
@@ -79,7 +79,7 @@ pub(crate) fn cancelled(core: &Core) {
 }
 
 /// Ends all pods by priority. Returns when they have ended, or their time is over.
-pub async fn end_pods(core: &Core) {
+pub(crate) async fn end_pods(core: &Core) {
     info!("the node shuts down");
     let message = "Shutdown manager detected shutdown event";
     core.events.node(Kind::Normal, "NodeShutdown", message);

@@ -8,7 +8,7 @@ use crate::cgroups;
 
 /// Counts of a cgroup.
 #[derive(Debug, Default, PartialEq)]
-pub struct CgroupStats {
+pub(crate) struct CgroupStats {
     /// Periods in which it could run and had a quota, and those in which the quota was not enough.
     pub periods: Option<u64>,
     pub throttled_periods: Option<u64>,
@@ -22,7 +22,7 @@ pub struct CgroupStats {
 
 /// Input and output of one block device.
 #[derive(Debug, Default, PartialEq)]
-pub struct DeviceStats {
+pub(crate) struct DeviceStats {
     /// `MAJOR:MINOR`.
     pub device: String,
     pub reads: u64,
@@ -32,7 +32,7 @@ pub struct DeviceStats {
 }
 
 /// Reads the counts of a cgroup by its path below the mount point.
-pub fn read(path: &str) -> CgroupStats {
+pub(crate) fn read(path: &str) -> CgroupStats {
     let text = |controller: &str, file: &str| {
         let file = cgroups::below(controller, path).join(file);
         fs::read_to_string(file).unwrap_or_default()
@@ -68,7 +68,7 @@ pub fn read(path: &str) -> CgroupStats {
 }
 
 /// The links in the network namespace of a cgroup's first process.
-pub fn interfaces(path: &str) -> Vec<InterfaceStats> {
+pub(crate) fn interfaces(path: &str) -> Vec<InterfaceStats> {
     let controller = if cgroups::is_v2() { "" } else { "pids" };
     let processes = cgroups::below(controller, path).join("cgroup.procs");
     let processes = fs::read_to_string(processes).unwrap_or_default();

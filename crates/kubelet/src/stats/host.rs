@@ -164,7 +164,7 @@ fn vmstat(key: &str) -> Option<u64> {
 
 /// In bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Meminfo {
+pub(super) struct Meminfo {
     pub total: u64,
     pub free: u64,
     pub available: u64,
@@ -174,7 +174,7 @@ pub struct Meminfo {
 }
 
 impl Meminfo {
-    pub fn read() -> Self {
+    pub(super) fn read() -> Self {
         Self::parse(&fs::read_to_string("/proc/meminfo").unwrap_or_default())
     }
 
@@ -294,7 +294,7 @@ pub(super) fn interfaces(text: &str) -> Vec<InterfaceStats> {
 }
 
 /// How many processes and threads there are, and may be.
-pub fn processes(now: Timestamp) -> RlimitStats {
+pub(super) fn processes(now: Timestamp) -> RlimitStats {
     let number = |path: &str| {
         let text = fs::read_to_string(path).ok()?;
         text.trim().parse::<i64>().ok()

@@ -2,7 +2,7 @@
 //! `/metrics/cadvisor` and eviction. Pods and containers come from the runtime over CRI, the node
 //! from the kernel, volumes and logs from their directories.
 
-pub mod cgroup;
+pub(crate) mod cgroup;
 mod directories;
 mod host;
 mod pods;
@@ -14,10 +14,10 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use parking_lot::Mutex;
 use serde::Serialize;
 
-pub use directories::Directories;
+pub(crate) use directories::Directories;
 
 /// How many processes and threads the node can have.
-pub fn max_pids() -> Option<i64> {
+pub(crate) fn max_pids() -> Option<i64> {
     host::processes(Timestamp::UNIX_EPOCH).maxpid
 }
 

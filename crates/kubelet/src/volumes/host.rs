@@ -33,24 +33,24 @@ type Registered = HashMap<String, (u64, Arc<csi::Node>)>;
 
 /// Drivers that are registered on the node.
 #[derive(Clone, Default)]
-pub struct Drivers {
+pub(crate) struct Drivers {
     /// Guards the map only.
     registered: Arc<Mutex<Registered>>,
 }
 
 impl Drivers {
-    pub fn get(&self, name: &str) -> Option<Arc<csi::Node>> {
+    pub(crate) fn get(&self, name: &str) -> Option<Arc<csi::Node>> {
         let registered = self.registered.lock();
         registered.get(name).map(|(_, node)| node.clone())
     }
 
-    pub fn insert(&self, name: &str, registration: u64, node: Arc<csi::Node>) {
+    pub(crate) fn insert(&self, name: &str, registration: u64, node: Arc<csi::Node>) {
         let entry = (registration, node);
         self.registered.lock().insert(name.to_owned(), entry);
     }
 
     /// Forgets a driver unless it has registered again meanwhile; whether it did.
-    pub fn remove(&self, name: &str, registration: u64) -> bool {
+    pub(crate) fn remove(&self, name: &str, registration: u64) -> bool {
         let mut registered = self.registered.lock();
         let known = registered.get(name);
         let is_same = known.is_some_and(|(known, _)| *known == registration);
@@ -59,7 +59,7 @@ impl Drivers {
 }
 
 /// This node.
-pub struct NodeHost {
+pub(crate) struct NodeHost {
     pub config: Arc<Config>,
     pub nodes: Informer<Node>,
     pub csi_drivers: Informer<CSIDriver>,

@@ -27,7 +27,7 @@ const MOUNT_CAP: Duration = Duration::from_secs(122);
 const WAITING_CAP: Duration = Duration::from_secs(10);
 
 /// Ended work.
-pub enum Done {
+pub(super) enum Done {
     Volumes(Result<Mounted>),
     Refreshed(Result<Mounted>),
     Sandbox(Result<String>),

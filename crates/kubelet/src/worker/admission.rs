@@ -60,7 +60,7 @@ impl Worker {
 }
 
 /// Whether a kubelet has already taken the pod.
-pub fn has_begun(pod: &Pod) -> bool {
+pub(crate) fn has_begun(pod: &Pod) -> bool {
     let status = pod.status.as_ref();
     status.is_some_and(|status| status.start_time.is_some())
 }

@@ -62,7 +62,7 @@ impl Size {
 
 /// The pod with the resources that an earlier kubelet gave it. Without a record the status of a pod that waits
 /// for room says what it has.
-pub fn allocated(pod: &Arc<Pod>, pod_dir: &Path) -> Arc<Pod> {
+pub(crate) fn allocated(pod: &Arc<Pod>, pod_dir: &Path) -> Arc<Pod> {
     let mut sized = pod.clone();
     match Allocation::read(pod_dir) {
         Some(given) => given.apply(&mut sized),

@@ -22,14 +22,14 @@ type Answer<T> = Result<Response<T>, Status>;
 
 /// A container as it was asked for and as it is.
 #[derive(Clone)]
-pub struct Container {
+pub(crate) struct Container {
     pub config: v1::ContainerConfig,
     pub status: v1::ContainerStatus,
     pub sandbox: String,
 }
 
 #[derive(Default)]
-pub struct State {
+pub(crate) struct State {
     pub sandboxes: BTreeMap<String, v1::PodSandboxStatus>,
     pub containers: BTreeMap<String, Container>,
     /// Names and grace periods, in order.
@@ -55,7 +55,7 @@ pub struct State {
 
 /// Shared with the test.
 #[derive(Clone)]
-pub struct Fake {
+pub(crate) struct Fake {
     pub state: Arc<Mutex<State>>,
     events: broadcast::Sender<v1::ContainerEventResponse>,
 }
@@ -66,7 +66,7 @@ fn now() -> i64 {
 }
 
 impl Fake {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self {
             state: Arc::default(),
             events: broadcast::channel(1000).0,
@@ -74,7 +74,7 @@ impl Fake {
     }
 
     /// Serves on a socket until the token is cancelled.
-    pub async fn serve(&self, socket: &Path, stop: CancellationToken) {
+    pub(crate) async fn serve(&self, socket: &Path, stop: CancellationToken) {
         let incoming = cri::listen(socket).await.unwrap();
         let server = Server::builder()
             .add_service(RuntimeServiceServer::new(self.clone()))
@@ -84,7 +84,7 @@ impl Fake {
     }
 
     /// The newest container of this name.
-    pub fn container(&self, name: &str) -> Option<Container> {
+    pub(crate) fn container(&self, name: &str) -> Option<Container> {
         let state = self.state.lock();
         let named = state
             .containers
@@ -94,12 +94,12 @@ impl Fake {
     }
 
     /// How many containers were ever made.
-    pub fn made(&self) -> u64 {
+    pub(crate) fn made(&self) -> u64 {
         self.state.lock().count
     }
 
     /// Ends the newest container of this name.
-    pub fn exit(&self, name: &str, code: i32) {
+    pub(crate) fn exit(&self, name: &str, code: i32) {
         let id = self.container(name).unwrap().status.id;
         self.end(&id, code);
     }

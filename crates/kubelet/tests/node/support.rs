@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::runtime::Fake;
 
-pub struct TestNode {
+pub(crate) struct TestNode {
     pub runtime: Fake,
     pub client: kube::Client,
     pub pki: Pki,
@@ -34,17 +34,17 @@ type Change = fn(&mut KubeletConfiguration, &Path);
 
 impl TestNode {
     /// Everything up, the node ready.
-    pub async fn start() -> Self {
+    pub(crate) async fn start() -> Self {
         Self::start_with(Fake::new()).await
     }
 
     /// The same over a runtime that a test has prepared.
-    pub async fn start_with(runtime: Fake) -> Self {
+    pub(crate) async fn start_with(runtime: Fake) -> Self {
         Self::start_changed(runtime, |_, _| {}).await
     }
 
     /// The same with other settings.
-    pub async fn start_changed(runtime: Fake, change: Change) -> Self {
+    pub(crate) async fn start_changed(runtime: Fake, change: Change) -> Self {
         let filter = tracing_subscriber::EnvFilter::from_default_env();
         let _ = tracing_subscriber::fmt()
             .with_env_filter(filter)
@@ -90,7 +90,7 @@ impl TestNode {
         node
     }
 
-    pub fn start_kubelet(&mut self) {
+    pub(crate) fn start_kubelet(&mut self) {
         let user = User::new("system:node:node", ["system:nodes"]);
         let client = client::in_process(self.server.connect(user));
         // The test machine's own memory pressure must not evict pods.
@@ -122,7 +122,7 @@ impl TestNode {
     }
 
     /// Ends it, and waits until its port is free for the next one.
-    pub async fn stop_kubelet(&mut self) {
+    pub(crate) async fn stop_kubelet(&mut self) {
         self.kubelet.take().unwrap().cancel();
         let address = ("0.0.0.0", self.port);
         self.wait("the kubelet to leave its port", || async {
@@ -131,11 +131,11 @@ impl TestNode {
         .await;
     }
 
-    pub fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)
     }
 
-    pub fn pods(&self) -> Api<Pod> {
+    pub(crate) fn pods(&self) -> Api<Pod> {
         Api::namespaced(self.client.clone(), "default")
     }
 
@@ -152,7 +152,7 @@ impl TestNode {
     }
 
     /// Creates a pod on this node.
-    pub async fn create(&self, name: &str, mut spec: serde_json::Value) -> Pod {
+    pub(crate) async fn create(&self, name: &str, mut spec: serde_json::Value) -> Pod {
         spec["nodeName"] = "node".into();
         spec["automountServiceAccountToken"] = false.into();
         let pod = serde_json::json!({"apiVersion": "v1", "kind": "Pod",
@@ -164,12 +164,12 @@ impl TestNode {
             .unwrap()
     }
 
-    pub async fn get(&self, name: &str) -> Option<Pod> {
+    pub(crate) async fn get(&self, name: &str) -> Option<Pod> {
         self.pods().get_opt(name).await.unwrap()
     }
 
     /// The pod's status as JSON, for asking by path.
-    pub async fn status(&self, name: &str) -> serde_json::Value {
+    pub(crate) async fn status(&self, name: &str) -> serde_json::Value {
         let pod = self.get(name).await;
         pod.map_or(serde_json::Value::Null, |pod| {
             serde_json::to_value(pod.status).unwrap()
@@ -177,7 +177,12 @@ impl TestNode {
     }
 
     /// Waits until the pod's status has this value at this path.
-    pub async fn shows(&self, pod: &str, path: &str, expected: impl Into<serde_json::Value>) {
+    pub(crate) async fn shows(
+        &self,
+        pod: &str,
+        path: &str,
+        expected: impl Into<serde_json::Value>,
+    ) {
         let expected = expected.into();
         let deadline = tokio::time::Instant::now() + Duration::from_secs(30);
         loop {
@@ -194,7 +199,11 @@ impl TestNode {
     }
 
     /// Waits for anything.
-    pub async fn wait<F: Future<Output = bool>>(&self, what: &str, condition: impl Fn() -> F) {
+    pub(crate) async fn wait<F: Future<Output = bool>>(
+        &self,
+        what: &str,
+        condition: impl Fn() -> F,
+    ) {
         let deadline = tokio::time::Instant::now() + Duration::from_secs(30);
         while !condition().await {
             assert!(
@@ -206,7 +215,11 @@ impl TestNode {
     }
 
     /// Sees that something does not change for a while.
-    pub async fn stays<F: Future<Output = bool>>(&self, what: &str, condition: impl Fn() -> F) {
+    pub(crate) async fn stays<F: Future<Output = bool>>(
+        &self,
+        what: &str,
+        condition: impl Fn() -> F,
+    ) {
         let end = tokio::time::Instant::now() + Duration::from_secs(2);
         while tokio::time::Instant::now() < end {
             assert!(condition().await, "it did not stay so: {what}");
@@ -215,7 +228,7 @@ impl TestNode {
     }
 
     /// What the kubelet's server answers to one of the cluster's identities.
-    pub async fn ask(&self, leaf: Leaf, path: &str) -> (u16, String) {
+    pub(crate) async fn ask(&self, leaf: Leaf, path: &str) -> (u16, String) {
         let config = self.pki.client_config(leaf).unwrap();
         let request = http::Request::get(path).header("host", "node");
         let answer = self.send(config, request.body(()).unwrap()).await;
@@ -223,7 +236,7 @@ impl TestNode {
     }
 
     /// The answer to POST.
-    pub async fn post(&self, leaf: Leaf, path: &str) -> (u16, String) {
+    pub(crate) async fn post(&self, leaf: Leaf, path: &str) -> (u16, String) {
         let config = self.pki.client_config(leaf).unwrap();
         let request = http::Request::post(path).header("host", "node");
         let answer = self.send(config, request.body(()).unwrap()).await;
@@ -231,7 +244,7 @@ impl TestNode {
     }
 
     /// What it answers to somebody without a certificate.
-    pub async fn ask_with_token(&self, token: Option<&str>, path: &str) -> (u16, String) {
+    pub(crate) async fn ask_with_token(&self, token: Option<&str>, path: &str) -> (u16, String) {
         let config = self.anonymous();
         let mut request = http::Request::get(path).header("host", "node");
         if let Some(token) = token {
@@ -242,7 +255,12 @@ impl TestNode {
     }
 
     /// What it answers to a client with a certificate of another authority; nothing if the handshake fails.
-    pub async fn ask_of(&self, other: &Pki, leaf: Leaf, path: &str) -> Option<(u16, String)> {
+    pub(crate) async fn ask_of(
+        &self,
+        other: &Pki,
+        leaf: Leaf,
+        path: &str,
+    ) -> Option<(u16, String)> {
         let mut config = self.anonymous();
         config.client_auth_cert_resolver = other.client_certificate(leaf).unwrap();
         let request = http::Request::get(path).header("host", "node");
@@ -300,7 +318,7 @@ impl TestNode {
     }
 
     /// The answer to HEAD over HTTP/2.
-    pub async fn head(&self, leaf: Leaf, path: &str) -> Answered {
+    pub(crate) async fn head(&self, leaf: Leaf, path: &str) -> Answered {
         use http_body_util::{BodyExt, Empty};
         let mut config = self.pki.client_config(leaf).unwrap();
         config.alpn_protocols = vec![b"h2".to_vec()];
@@ -325,7 +343,7 @@ impl TestNode {
 }
 
 /// An answer of the kubelet's server.
-pub struct Answered {
+pub(crate) struct Answered {
     pub status: u16,
     pub length: Option<u64>,
     pub body: String,

@@ -9,7 +9,7 @@ use std::collections::{HashMap, HashSet};
 
 /// What differs between two values.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Comparison {
+pub(super) struct Comparison {
     pub added: FieldSet,
     pub modified: FieldSet,
     pub removed: FieldSet,

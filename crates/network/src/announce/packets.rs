@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// A hardware address.
-pub type Mac = [u8; 6];
+pub(super) type Mac = [u8; 6];
 
 const BROADCAST: Mac = [0xff; 6];
 const ETHERTYPE_ARP: [u8; 2] = [0x08, 0x06];
@@ -22,7 +22,7 @@ const IPV6: usize = 40;
 
 /// Somebody asks for the hardware address of an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Question {
+pub(super) struct Question {
     /// Which address.
     pub about: IpAddr,
     /// Who asks; unspecified when it looks for duplicates of an address that it wants itself.
@@ -32,7 +32,7 @@ pub struct Question {
 }
 
 /// Reads a frame; `None` unless it is a question.
-pub fn question(frame: &[u8]) -> Option<Question> {
+pub(super) fn question(frame: &[u8]) -> Option<Question> {
     let mac: Mac = *frame.get(6..)?.first_chunk()?;
     match frame.get(12..14)? {
         kind if kind == ETHERTYPE_ARP => arp_question(&frame[ETHERNET..], mac),
@@ -76,7 +76,7 @@ fn solicitation(packet: &[u8], mac: Mac) -> Option<Question> {
 }
 
 /// The answer to a question.
-pub fn answer(question: &Question, own: Mac) -> Vec<u8> {
+pub(super) fn answer(question: &Question, own: Mac) -> Vec<u8> {
     match (question.about, question.asker) {
         (IpAddr::V4(about), IpAddr::V4(asker)) => {
             arp(ARP_REPLY, own, about, question.mac, asker, question.mac)
@@ -89,7 +89,7 @@ pub fn answer(question: &Question, own: Mac) -> Vec<u8> {
 }
 
 /// Says to everybody that an address is here.
-pub fn announcement(address: IpAddr, own: Mac) -> Vec<u8> {
+pub(super) fn announcement(address: IpAddr, own: Mac) -> Vec<u8> {
     match address {
         IpAddr::V4(ip) => arp(ARP_REQUEST, own, ip, BROADCAST, ip, [0; 6]),
         IpAddr::V6(ip) => advertisement(own, ip, multicast_mac(ALL_NODES), ALL_NODES, OVERRIDE),
@@ -97,13 +97,13 @@ pub fn announcement(address: IpAddr, own: Mac) -> Vec<u8> {
 }
 
 /// The hardware address of a multicast group.
-pub fn multicast_mac(group: Ipv6Addr) -> Mac {
+pub(super) fn multicast_mac(group: Ipv6Addr) -> Mac {
     let octets = group.octets();
     [0x33, 0x33, octets[12], octets[13], octets[14], octets[15]]
 }
 
 /// The group that questions about an address are sent to.
-pub fn solicited_group(ip: Ipv6Addr) -> Ipv6Addr {
+pub(super) fn solicited_group(ip: Ipv6Addr) -> Ipv6Addr {
     let octets = ip.octets();
     let mut group = [0; 16];
     group[..13].copy_from_slice(&[0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0xff]);

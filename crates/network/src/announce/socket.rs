@@ -15,7 +15,7 @@ use crate::links::LinkAt;
 const LONGEST: usize = 256;
 
 /// See the module.
-pub struct LinkSocket {
+pub(super) struct LinkSocket {
     socket: AsyncFd<OwnedFd>,
     index: i32,
     mac: Mac,
@@ -59,7 +59,7 @@ fn option<T>(socket: &OwnedFd, level: i32, name: i32, value: &T) -> io::Result<(
 }
 
 impl LinkSocket {
-    pub fn open(link: &LinkAt) -> io::Result<Self> {
+    pub(super) fn open(link: &LinkAt) -> io::Result<Self> {
         let kind = libc::SOCK_RAW | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
         // SAFETY: no pointers; the descriptor is owned from the next line on. Protocol 0 receives
         // nothing until the filter is in place and the socket is bound.
@@ -93,12 +93,12 @@ impl LinkSocket {
         })
     }
 
-    pub fn mac(&self) -> Mac {
+    pub(super) fn mac(&self) -> Mac {
         self.mac
     }
 
     /// Questions about IPv6 addresses are sent to groups that the link must listen to.
-    pub fn listen_for(&self, ip: IpAddr) {
+    pub(super) fn listen_for(&self, ip: IpAddr) {
         let IpAddr::V6(ip) = ip else { return };
         let mac = multicast_mac(solicited_group(ip));
         let mut address = [0; 8];
@@ -121,7 +121,7 @@ impl LinkSocket {
         }
     }
 
-    pub async fn receive(&self) -> io::Result<Vec<u8>> {
+    pub(super) async fn receive(&self) -> io::Result<Vec<u8>> {
         loop {
             let mut ready = self.socket.readable().await?;
             let received = ready.try_io(|socket| {
@@ -143,7 +143,7 @@ impl LinkSocket {
         }
     }
 
-    pub async fn send(&self, frame: &[u8]) -> io::Result<()> {
+    pub(super) async fn send(&self, frame: &[u8]) -> io::Result<()> {
         loop {
             let mut ready = self.socket.writable().await?;
             let sent = ready.try_io(|socket| {

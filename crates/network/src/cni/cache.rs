@@ -30,7 +30,7 @@ pub(super) struct Record {
 }
 
 impl Record {
-    pub fn new(list: &List, request: &AttachRequest, interface: &str) -> Self {
+    pub(super) fn new(list: &List, request: &AttachRequest, interface: &str) -> Self {
         Self {
             sandbox_id: request.sandbox_id.clone(),
             network: list.name.clone(),
@@ -46,7 +46,7 @@ impl Record {
         }
     }
 
-    pub fn call(&self) -> Call {
+    pub(super) fn call(&self) -> Call {
         Call {
             container_id: self.sandbox_id.clone(),
             netns: Some(self.netns.clone()),
@@ -63,7 +63,7 @@ pub(super) struct Cache {
 }
 
 impl Cache {
-    pub fn open(dir: PathBuf) -> Result<Self> {
+    pub(super) fn open(dir: PathBuf) -> Result<Self> {
         fs::create_dir_all(&dir).map_err(Error::file(&dir))?;
         Ok(Self { dir })
     }
@@ -72,7 +72,7 @@ impl Cache {
         self.dir.join(sandbox_id)
     }
 
-    pub fn save(&self, record: &Record) -> Result<()> {
+    pub(super) fn save(&self, record: &Record) -> Result<()> {
         let path = self.path(&record.sandbox_id);
         let beside = path.with_extension("new");
         let write = || {
@@ -82,7 +82,7 @@ impl Cache {
         write().map_err(Error::file(&path))
     }
 
-    pub fn get(&self, sandbox_id: &str) -> Result<Option<Record>> {
+    pub(super) fn get(&self, sandbox_id: &str) -> Result<Option<Record>> {
         let path = self.path(sandbox_id);
         match fs::read(&path) {
             Ok(bytes) => Ok(Some(parse(&bytes, &path)?)),
@@ -91,7 +91,7 @@ impl Cache {
         }
     }
 
-    pub fn records(&self) -> Result<Vec<Record>> {
+    pub(super) fn records(&self) -> Result<Vec<Record>> {
         let mut records = Vec::new();
         for entry in fs::read_dir(&self.dir)
             .map_err(Error::file(&self.dir))?
@@ -110,7 +110,7 @@ impl Cache {
         Ok(records)
     }
 
-    pub fn remove(&self, sandbox_id: &str) -> Result<()> {
+    pub(super) fn remove(&self, sandbox_id: &str) -> Result<()> {
         let path = self.path(sandbox_id);
         match fs::remove_file(&path) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {

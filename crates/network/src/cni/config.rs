@@ -80,7 +80,7 @@ fn read(path: &Path) -> Result<List> {
 
 impl List {
     /// From a file's content, or from what was remembered of it.
-    pub fn parse(file: Value) -> Result<Self> {
+    pub(super) fn parse(file: Value) -> Result<Self> {
         let source = as_list(file);
         let name = source["name"].as_str().unwrap_or_default().to_owned();
         let wrong = |message: String| Error::Cni {
@@ -114,7 +114,7 @@ impl List {
 
     /// Settles the version: the highest of the file that we and every plugin speak. A plugin that
     /// told nothing about itself is taken at the file's word.
-    pub fn agree(&mut self, spoken: &[Vec<Version>]) -> Result<()> {
+    pub(super) fn agree(&mut self, spoken: &[Vec<Version>]) -> Result<()> {
         let mut wanted = self.versions.clone();
         wanted.push(self.version);
         wanted.sort();
@@ -161,7 +161,12 @@ impl Plugin {
 
     /// What the plugin reads: its part of the file, the network's name and version, what the runtime
     /// wants of its capabilities, and what the plugin before it said.
-    pub fn input(&self, list: &List, runtime_config: &Value, previous: Option<&Value>) -> Value {
+    pub(super) fn input(
+        &self,
+        list: &List,
+        runtime_config: &Value,
+        previous: Option<&Value>,
+    ) -> Value {
         let mut input = self.source.clone();
         input.insert("name".into(), json!(list.name));
         input.insert("cniVersion".into(), json!(list.version.to_string()));

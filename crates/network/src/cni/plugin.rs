@@ -28,7 +28,7 @@ pub(super) enum Command {
 }
 
 impl Command {
-    pub fn as_str(self) -> &'static str {
+    pub(super) fn as_str(self) -> &'static str {
         match self {
             Self::Add => "ADD",
             Self::Check => "CHECK",
@@ -83,7 +83,7 @@ pub(super) struct Plugins {
 }
 
 impl Plugins {
-    pub fn new(dirs: Vec<PathBuf>) -> Self {
+    pub(super) fn new(dirs: Vec<PathBuf>) -> Self {
         Self { dirs }
     }
 
@@ -100,7 +100,7 @@ impl Plugins {
     }
 
     /// The versions that a plugin speaks; none if it does not say.
-    pub async fn versions(&self, kind: &str) -> Result<Vec<Version>, Trouble> {
+    pub(super) async fn versions(&self, kind: &str) -> Result<Vec<Version>, Trouble> {
         let newest = Version::V1_1_0.to_string();
         let asked = json!({ "cniVersion": newest });
         // It must be there; what it says about itself may be anything.
@@ -124,7 +124,7 @@ impl Plugins {
     }
 
     /// Runs a plugin and returns what it wrote.
-    pub async fn run(
+    pub(super) async fn run(
         &self,
         command: Command,
         kind: &str,

@@ -62,7 +62,7 @@ struct OldIp {
 }
 
 impl Addresses {
-    pub fn of(result: &Value, interface: &str) -> Result<Self, String> {
+    pub(super) fn of(result: &Value, interface: &str) -> Result<Self, String> {
         let result: Answer = serde_json::from_value(result.clone())
             .map_err(|error| format!("a result that cannot be read: {error}"))?;
         let links = result.interfaces.unwrap_or_default();

@@ -7,9 +7,9 @@ use std::{fmt, str::FromStr};
 pub(super) struct Version(u32, u32, u32);
 
 impl Version {
-    pub const V0_1_0: Self = Self(0, 1, 0);
-    pub const V0_4_0: Self = Self(0, 4, 0);
-    pub const V1_1_0: Self = Self(1, 1, 0);
+    pub(super) const V0_1_0: Self = Self(0, 1, 0);
+    pub(super) const V0_4_0: Self = Self(0, 4, 0);
+    pub(super) const V1_1_0: Self = Self(1, 1, 0);
 }
 
 /// Every one that we speak.

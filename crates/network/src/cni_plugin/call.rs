@@ -13,16 +13,16 @@ use crate::{
 };
 
 /// The specification's codes of failures.
-pub const INCOMPATIBLE_VERSION: u32 = 1;
-pub const UNKNOWN_CONTAINER: u32 = 3;
-pub const INVALID_ENVIRONMENT: u32 = 4;
-pub const IO: u32 = 5;
-pub const DECODING: u32 = 6;
-pub const INVALID_CONFIG: u32 = 7;
-pub const TRY_AGAIN: u32 = 11;
-pub const NOT_AVAILABLE: u32 = 50;
+pub(super) const INCOMPATIBLE_VERSION: u32 = 1;
+pub(super) const UNKNOWN_CONTAINER: u32 = 3;
+pub(super) const INVALID_ENVIRONMENT: u32 = 4;
+pub(super) const IO: u32 = 5;
+pub(super) const DECODING: u32 = 6;
+pub(super) const INVALID_CONFIG: u32 = 7;
+pub(super) const TRY_AGAIN: u32 = 11;
+pub(super) const NOT_AVAILABLE: u32 = 50;
 /// The first code that plugins give themselves.
-pub const NETWORK: u32 = 100;
+pub(super) const NETWORK: u32 = 100;
 
 /// Longer ids would be no names of files.
 const LONGEST_ID: usize = 200;

@@ -17,13 +17,13 @@ use policy::{Config, Enforcer, Gated, Sources};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-pub const ID: &str = "0123abcd";
-pub const PORTS: [u16; 2] = [80, 81];
+pub(crate) const ID: &str = "0123abcd";
+pub(crate) const PORTS: [u16; 2] = [80, 81];
 
 /// Where a pod of the neighbour is.
-pub const REMOTE: [&str; 2] = ["10.42.1.7", "fd42:0:0:1::7"];
+pub(crate) const REMOTE: [&str; 2] = ["10.42.1.7", "fd42:0:0:1::7"];
 
-pub struct LabNode {
+pub(crate) struct LabNode {
     pub outside: Arc<Namespace>,
     pub network: Gated,
     pub enforcer: Arc<Enforcer>,
@@ -33,7 +33,7 @@ pub struct LabNode {
     _state: tempfile::TempDir,
 }
 
-pub fn unreachable_client() -> kube::Client {
+pub(crate) fn unreachable_client() -> kube::Client {
     let nobody = tower::service_fn(|_: http::Request<kube::client::Body>| async {
         Ok::<_, Infallible>(http::Response::new(kube::client::Body::empty()))
     });
@@ -45,7 +45,7 @@ fn cidrs(all: [&str; 2]) -> Vec<network::IpNet> {
 }
 
 impl LabNode {
-    pub async fn start(outside: Arc<Namespace>) -> Self {
+    pub(crate) async fn start(outside: Arc<Namespace>) -> Self {
         let state = tempfile::tempdir().unwrap();
         let nft = Nft::new();
         let config = network::Config {
@@ -103,7 +103,7 @@ impl LabNode {
     }
 
     /// Starts a run of the enforcer; ends the one before.
-    pub fn run(&mut self) {
+    pub(crate) fn run(&mut self) {
         self.run.cancel();
         self.run = CancellationToken::new();
         let (enforcer, sources) = (self.enforcer.clone(), self.sources.clone());
@@ -111,30 +111,30 @@ impl LabNode {
         tokio::spawn(async move { enforcer.follow(sources, &context).await.unwrap() });
     }
 
-    pub fn stop(&mut self) {
+    pub(crate) fn stop(&mut self) {
         self.run.cancel();
     }
 
     /// Returns when everything that was put into the sources is in the kernel.
-    pub async fn settle(&self) {
+    pub(crate) async fn settle(&self) {
         let nobody = ("nowhere".to_owned(), "nobody".to_owned());
         let address = [IpAddr::from([10, 42, 0, 250])];
         self.enforcer.admit(nobody, &address).await.unwrap();
     }
 
-    pub fn namespace(&self, name: &str, labels: Value) {
+    pub(crate) fn namespace(&self, name: &str, labels: Value) {
         let object = json!({"metadata": {"name": name, "labels": labels}});
         let object = serde_json::from_value(object).unwrap();
         self.sources.namespaces.upsert(object);
     }
 
-    pub fn policy(&self, namespace: &str, name: &str, spec: Value) {
+    pub(crate) fn policy(&self, namespace: &str, name: &str, spec: Value) {
         let object = json!({"metadata": {"name": name, "namespace": namespace}, "spec": spec});
         let object = serde_json::from_value(object).unwrap();
         self.sources.policies.upsert(object);
     }
 
-    pub fn no_policies(&self) {
+    pub(crate) fn no_policies(&self) {
         for policy in self.sources.policies.list() {
             self.sources.policies.remove(
                 policy.metadata.namespace.as_deref().unwrap(),
@@ -144,7 +144,7 @@ impl LabNode {
     }
 
     /// Connects a pod that answers with its name on [`PORTS`]; the API does not know it yet.
-    pub async fn attach(&mut self, namespace: &str, name: &str) -> Vec<IpAddr> {
+    pub(crate) async fn attach(&mut self, namespace: &str, name: &str) -> Vec<IpAddr> {
         let pod = Arc::new(Namespace::new());
         let request = AttachRequest {
             sandbox_id: name.into(),
@@ -163,7 +163,14 @@ impl LabNode {
     }
 
     /// Shows a pod in the API.
-    pub fn show(&self, namespace: &str, name: &str, labels: Value, node: &str, ips: &[IpAddr]) {
+    pub(crate) fn show(
+        &self,
+        namespace: &str,
+        name: &str,
+        labels: Value,
+        node: &str,
+        ips: &[IpAddr],
+    ) {
         let ips: Vec<Value> = ips.iter().map(|ip| json!({"ip": ip})).collect();
         let object = json!({
             "metadata": {"name": name, "namespace": namespace, "labels": labels},
@@ -178,14 +185,19 @@ impl LabNode {
     }
 
     /// Both.
-    pub async fn start_pod(&mut self, namespace: &str, name: &str, labels: Value) -> Vec<IpAddr> {
+    pub(crate) async fn start_pod(
+        &mut self,
+        namespace: &str,
+        name: &str,
+        labels: Value,
+    ) -> Vec<IpAddr> {
         let addresses = self.attach(namespace, name).await;
         self.show(namespace, name, labels, "here", &addresses);
         addresses
     }
 
     /// What is in the enforcer's table, without counters and in any order.
-    pub fn table(&self) -> String {
+    pub(crate) fn table(&self) -> String {
         let listing = lab::command(&format!("nft -s list table inet mainstay-{ID}-policy"));
         let (_, inside) = listing.split_once("{\n").unwrap();
         let inside = inside.trim_end().strip_suffix('}').unwrap().trim_end();
@@ -195,6 +207,6 @@ impl LabNode {
     }
 }
 
-pub fn at(ip: IpAddr, port: u16) -> SocketAddr {
+pub(crate) fn at(ip: IpAddr, port: u16) -> SocketAddr {
     SocketAddr::new(ip, port)
 }

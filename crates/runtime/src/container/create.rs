@@ -26,7 +26,7 @@ use crate::{
 
 impl Engine {
     /// Makes a container and returns its id.
-    pub async fn create_container(
+    pub(crate) async fn create_container(
         self: &Arc<Self>,
         sandbox_id: &str,
         config: ContainerConfig,

@@ -33,7 +33,7 @@ const DRAIN: Duration = Duration::from_secs(1);
 
 /// What a command wrote and how it ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ExecOutput {
+pub(crate) struct ExecOutput {
     /// Standard output.
     pub stdout: Vec<u8>,
     /// Standard error.
@@ -43,7 +43,7 @@ pub struct ExecOutput {
 }
 
 /// A command at work.
-pub struct Process {
+pub(crate) struct Process {
     sandbox: Arc<Sandbox>,
     exec: String,
     exit: oneshot::Receiver<Exit>,
@@ -53,14 +53,14 @@ pub struct Process {
 
 impl Process {
     /// Waits for its end.
-    pub async fn exit(&mut self) -> Result<Exit> {
+    pub(crate) async fn exit(&mut self) -> Result<Exit> {
         (&mut self.exit)
             .await
             .map_err(|_| Error::ShimGone(self.sandbox.id.clone()))
     }
 
     /// Kills it.
-    pub async fn kill(&self) -> Result<()> {
+    pub(crate) async fn kill(&self) -> Result<()> {
         let call = Call::SignalExec {
             exec: self.exec.clone(),
             signal: libc::SIGKILL,
@@ -71,7 +71,7 @@ impl Process {
 
 impl Engine {
     /// Starts a command. Without `stdio` it gets a terminal.
-    pub async fn exec(
+    pub(crate) async fn exec(
         self: &Arc<Self>,
         container: &Container,
         command: &[String],
@@ -123,7 +123,7 @@ impl Engine {
     }
 
     /// Runs a command, waits for it and returns what it wrote. Zero means no timeout.
-    pub async fn exec_sync(
+    pub(crate) async fn exec_sync(
         self: &Arc<Self>,
         container: &str,
         command: &[String],

@@ -14,7 +14,7 @@ use std::{
 };
 
 use cri::v1::{ContainerConfig, LinuxContainerResources};
-pub use exec::Process;
+pub(crate) use exec::Process;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
@@ -29,7 +29,7 @@ use crate::{
 };
 
 /// One container.
-pub struct Container {
+pub(crate) struct Container {
     /// Its id.
     pub id: String,
     /// How it was asked for.
@@ -49,7 +49,7 @@ pub struct Container {
 
 /// What is known about a container once it exists.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Facts {
+pub(crate) struct Facts {
     /// The sandbox it belongs to.
     pub sandbox: String,
     /// When it was made, in nanoseconds since 1970.
@@ -77,7 +77,7 @@ pub struct Facts {
 /// Where a container stands.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Phase {
+pub(crate) enum Phase {
     /// It is being made; found after a crash, it is removed.
     #[default]
     Creating,
@@ -91,7 +91,7 @@ pub enum Phase {
 
 /// What changes about a container.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Status {
+pub(crate) struct Status {
     /// Where it stands.
     pub phase: Phase,
     /// Its first process on the node.
@@ -110,7 +110,7 @@ pub struct Status {
 
 impl Status {
     /// The state after its process has ended.
-    pub fn exited(&self, exit: Exit) -> Self {
+    pub(crate) fn exited(&self, exit: Exit) -> Self {
         let reason = match (exit.oom, exit.code) {
             (true, _) => "OOMKilled",
             (false, 0) => "Completed",
@@ -126,7 +126,7 @@ impl Status {
     }
 
     /// The state of a container whose shim is gone: nobody knows how it ended.
-    pub fn lost(&self, now: i64) -> Self {
+    pub(crate) fn lost(&self, now: i64) -> Self {
         Self {
             phase: Phase::Exited,
             finished_at: now,
@@ -140,27 +140,27 @@ impl Status {
 
 impl Container {
     /// Where its things are.
-    pub fn dir(&self) -> &Path {
+    pub(crate) fn dir(&self) -> &Path {
         &self.dir
     }
 
     /// What it has written beside its image, as measured not long ago.
-    pub fn written(&self) -> Size {
+    pub(crate) fn written(&self) -> Size {
         self.written.get(|| snapshot::written(&self.dir))
     }
 
     /// Its status now.
-    pub fn status(&self) -> Status {
+    pub(crate) fn status(&self) -> Status {
         self.status.borrow().clone()
     }
 
     /// Whether its process is there.
-    pub fn is_running(&self) -> bool {
+    pub(crate) fn is_running(&self) -> bool {
         self.status.borrow().phase == Phase::Running
     }
 
     /// Waits until it is not running.
-    pub async fn ended(&self) {
+    pub(crate) async fn ended(&self) {
         let mut status = self.status.subscribe();
         // The sender lives as long as the container, which is borrowed here.
         let _ = status

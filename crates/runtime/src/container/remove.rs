@@ -20,7 +20,7 @@ const CGROUP_DEADLINE: Duration = Duration::from_secs(2);
 
 impl Engine {
     /// Removes a container; a running one is killed first. One that is gone is fine.
-    pub async fn remove_container(self: &Arc<Self>, id: &str) -> Result<()> {
+    pub(crate) async fn remove_container(self: &Arc<Self>, id: &str) -> Result<()> {
         let container = match self.container(id) {
             Ok(container) => container,
             Err(Error::NoContainer(_)) => return Ok(()),

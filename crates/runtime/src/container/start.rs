@@ -18,7 +18,7 @@ use crate::{
 
 impl Engine {
     /// Starts a container that was created.
-    pub async fn start_container(self: &Arc<Self>, id: &str) -> Result<()> {
+    pub(crate) async fn start_container(self: &Arc<Self>, id: &str) -> Result<()> {
         let container = self.container(id)?;
         let _changing = container.changing.lock().await;
         let status = container.status();

@@ -17,7 +17,7 @@ impl Container {
     }
 
     /// One line of a list.
-    pub fn summary(&self) -> v1::Container {
+    pub(crate) fn summary(&self) -> v1::Container {
         v1::Container {
             id: self.id.clone(),
             pod_sandbox_id: self.facts.sandbox.clone(),
@@ -33,7 +33,7 @@ impl Container {
     }
 
     /// Everything about it.
-    pub fn cri_status(&self) -> v1::ContainerStatus {
+    pub(crate) fn cri_status(&self) -> v1::ContainerStatus {
         let status = self.status();
         let identity = &self.facts.identity;
         let user = v1::LinuxContainerUser {
@@ -72,7 +72,7 @@ impl Container {
     }
 
     /// What is asked for with `verbose`.
-    pub fn info(&self) -> BTreeMap<String, String> {
+    pub(crate) fn info(&self) -> BTreeMap<String, String> {
         let spec = std::fs::read_to_string(self.dir.join("config.json")).unwrap_or_default();
         let spec: serde_json::Value = serde_json::from_str(&spec).unwrap_or_default();
         let info = serde_json::json!({
@@ -87,7 +87,10 @@ impl Container {
 
 impl Engine {
     /// The containers that a filter matches.
-    pub fn list_containers(&self, filter: Option<v1::ContainerFilter>) -> Vec<v1::Container> {
+    pub(crate) fn list_containers(
+        &self,
+        filter: Option<v1::ContainerFilter>,
+    ) -> Vec<v1::Container> {
         let filter = filter.unwrap_or_default();
         let all: Vec<_> = self.containers.read().values().cloned().collect();
         let summaries = all.iter().map(|container| container.summary());

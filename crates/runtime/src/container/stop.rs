@@ -14,7 +14,11 @@ const KILL_DEADLINE: Duration = Duration::from_secs(30);
 impl Engine {
     /// Sends the container's stop signal, waits, and kills what is left after `timeout`. One that
     /// is not running, or gone, is fine.
-    pub async fn stop_container(self: &Arc<Self>, id: &str, timeout: Duration) -> Result<()> {
+    pub(crate) async fn stop_container(
+        self: &Arc<Self>,
+        id: &str,
+        timeout: Duration,
+    ) -> Result<()> {
         let container = match self.container(id) {
             Ok(container) => container,
             Err(Error::NoContainer(_)) => return Ok(()),

@@ -20,7 +20,7 @@ pub(super) const FILE: &str = "limits.pb";
 
 impl Container {
     /// Its limits as they are now.
-    pub fn limits(&self) -> Option<LinuxContainerResources> {
+    pub(crate) fn limits(&self) -> Option<LinuxContainerResources> {
         let created = || self.config.linux.as_ref()?.resources.clone();
         self.limits.lock().clone().or_else(created)
     }
@@ -29,7 +29,7 @@ impl Container {
 impl Engine {
     /// Changes the limits of a container: of a running one at once, of one that was not started yet
     /// when it will be.
-    pub async fn update_resources(
+    pub(crate) async fn update_resources(
         &self,
         container: &Arc<Container>,
         wanted: LinuxContainerResources,

@@ -27,7 +27,7 @@ use crate::{
 const EVENT_BACKLOG: usize = 1024;
 
 /// The state of a running runtime.
-pub struct Engine {
+pub(crate) struct Engine {
     /// How it is set up.
     pub config: Config,
     pub(crate) program: Program,
@@ -53,7 +53,7 @@ pub struct Engine {
 
 impl Engine {
     /// Opens the stores and takes over what earlier daemons have left.
-    pub async fn start(config: Config, context: Context) -> Result<Arc<Self>> {
+    pub(crate) async fn start(config: Config, context: Context) -> Result<Arc<Self>> {
         for dir in ["sandboxes", "containers"] {
             let path = config.root_dir.join(dir);
             std::fs::create_dir_all(&path).map_err(Error::file(&path))?;
@@ -95,17 +95,17 @@ impl Engine {
     }
 
     /// A sandbox by its id or a prefix that only it has.
-    pub fn sandbox(&self, id: &str) -> Result<Arc<Sandbox>> {
+    pub(crate) fn sandbox(&self, id: &str) -> Result<Arc<Sandbox>> {
         by_prefix(&self.sandboxes.read(), id).ok_or_else(|| Error::NoSandbox(id.to_owned()))
     }
 
     /// A container by its id or a prefix that only it has.
-    pub fn container(&self, id: &str) -> Result<Arc<Container>> {
+    pub(crate) fn container(&self, id: &str) -> Result<Arc<Container>> {
         by_prefix(&self.containers.read(), id).ok_or_else(|| Error::NoContainer(id.to_owned()))
     }
 
     /// Every container of a sandbox.
-    pub fn containers_of(&self, sandbox: &str) -> Vec<Arc<Container>> {
+    pub(crate) fn containers_of(&self, sandbox: &str) -> Vec<Arc<Container>> {
         let containers = self.containers.read();
         containers
             .values()

@@ -19,7 +19,7 @@ pub(super) struct Complaints {
 }
 
 impl Complaints {
-    pub fn new(file: File) -> Self {
+    pub(super) fn new(file: File) -> Self {
         Self {
             file: Mutex::new(file),
         }

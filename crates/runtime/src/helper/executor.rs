@@ -42,7 +42,7 @@ pub(super) struct Program {
 }
 
 impl Program {
-    pub fn new(finish: Finish) -> io::Result<(Executed, Self)> {
+    pub(super) fn new(finish: Finish) -> io::Result<(Executed, Self)> {
         let (executed, report) = Executed::pipe()?;
         Ok((executed, Self { finish, report }))
     }

@@ -68,7 +68,7 @@ pub(crate) enum Progress {
 }
 
 impl Helper {
-    pub fn run_job(run: &Run) -> Job {
+    pub(crate) fn run_job(run: &Run) -> Job {
         Job::Run {
             container: run.container.clone(),
             bundle: run.bundle.clone(),
@@ -77,7 +77,7 @@ impl Helper {
         }
     }
 
-    pub fn exec_job(run: &Run, exec: &Exec) -> Job {
+    pub(crate) fn exec_job(run: &Run, exec: &Exec) -> Job {
         Job::Exec {
             container: run.container.clone(),
             bundle: run.bundle.clone(),
@@ -88,7 +88,7 @@ impl Helper {
     }
 
     /// Starts a helper on a job, with the standard streams of the process to be.
-    pub fn start(job: Job, stdio: Option<[OwnedFd; 3]>) -> io::Result<Self> {
+    pub(crate) fn start(job: Job, stdio: Option<[OwnedFd; 3]>) -> io::Result<Self> {
         let (socket, theirs) = UnixStream::pair()?;
         let complaints = File::from(memfd_create(c"complaints", MFdFlags::MFD_CLOEXEC)?);
         let shim = getpid();
@@ -116,21 +116,21 @@ impl Helper {
         }
     }
 
-    pub fn fd(&self) -> BorrowedFd<'_> {
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
 
-    pub fn pid(&self) -> i32 {
+    pub(crate) fn pid(&self) -> i32 {
         self.pid
     }
 
     /// The helper was collected.
-    pub fn set_ended(&mut self, code: i32) {
+    pub(crate) fn set_ended(&mut self, code: i32) {
         self.ended = Some(code);
     }
 
     /// The next thing the helper has to say. Its end before it said the last one is a failure.
-    pub fn progress(&mut self) -> Progress {
+    pub(crate) fn progress(&mut self) -> Progress {
         let gone = loop {
             match self.inbox.fill(self.socket.as_fd()) {
                 Ok(0) => break true,

@@ -43,12 +43,12 @@ pub(super) struct Shim {
 }
 
 impl Shim {
-    pub fn tell(&mut self, report: &Report, fd: Option<OwnedFd>) -> io::Result<()> {
+    pub(super) fn tell(&mut self, report: &Report, fd: Option<OwnedFd>) -> io::Result<()> {
         let raw = fd.as_ref().map(|fd| fd.as_raw_fd());
         send_all(self.socket.as_fd(), report, raw.as_slice())
     }
 
-    pub fn created(&mut self, pid: i32, terminal: Option<OwnedFd>) -> io::Result<()> {
+    pub(super) fn created(&mut self, pid: i32, terminal: Option<OwnedFd>) -> io::Result<()> {
         self.tell(
             &Report::Created {
                 pid,
@@ -183,7 +183,7 @@ pub(super) struct Executed {
 
 impl Executed {
     /// The pipe, and the number of the inherited end.
-    pub fn pipe() -> io::Result<(Self, RawFd)> {
+    pub(super) fn pipe() -> io::Result<(Self, RawFd)> {
         let (reader, writer) = io::pipe()?;
         let inherited = writer.as_raw_fd();
         Ok((Self { reader, writer }, inherited))
@@ -209,7 +209,7 @@ pub(super) struct Console {
 }
 
 impl Console {
-    pub fn listen(root: &Path, wanted: bool) -> Outcome<Option<Self>> {
+    pub(super) fn listen(root: &Path, wanted: bool) -> Outcome<Option<Self>> {
         if !wanted {
             return Ok(None);
         }
@@ -220,7 +220,7 @@ impl Console {
         Ok(Some(Self { path, listener }))
     }
 
-    pub fn receive(self) -> io::Result<OwnedFd> {
+    pub(super) fn receive(self) -> io::Result<OwnedFd> {
         let (stream, _) = self.listener.accept()?;
         let mut inbox = Inbox::default();
         inbox.fill(stream.as_fd())?;

@@ -19,7 +19,12 @@ pub(super) struct Runtime {
 
 impl Runtime {
     /// Creates and starts the container.
-    pub fn run(&self, bundle: &Path, stdio: Option<[OwnedFd; 3]>, shim: &mut Shim) -> Outcome<()> {
+    pub(super) fn run(
+        &self,
+        bundle: &Path,
+        stdio: Option<[OwnedFd; 3]>,
+        shim: &mut Shim,
+    ) -> Outcome<()> {
         let mut command = self.command(bundle);
         command.arg("create").arg("--bundle").arg(bundle);
         self.launch(command, bundle, stdio, shim)?;
@@ -29,7 +34,7 @@ impl Runtime {
     }
 
     /// Starts a process in the container.
-    pub fn exec(
+    pub(super) fn exec(
         &self,
         process: &Path,
         stdio: Option<[OwnedFd; 3]>,

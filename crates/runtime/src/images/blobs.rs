@@ -80,14 +80,14 @@ pub(super) struct Hashing<T> {
 }
 
 impl<T> Hashing<T> {
-    pub fn new(inner: T) -> Self {
+    pub(super) fn new(inner: T) -> Self {
         Self {
             inner,
             hasher: Sha256::new(),
         }
     }
 
-    pub fn digest(self) -> String {
+    pub(super) fn digest(self) -> String {
         hex(self.hasher)
     }
 }

@@ -20,7 +20,7 @@ pub(super) struct Bounded<T> {
 pub(super) struct Bound(Rc<Cell<u64>>);
 
 impl<T> Bounded<T> {
-    pub fn new(inner: T) -> (Self, Bound) {
+    pub(super) fn new(inner: T) -> (Self, Bound) {
         let left = Rc::new(Cell::new(u64::MAX));
         let bound = Bound(left.clone());
         (Self { inner, left }, bound)
@@ -29,12 +29,12 @@ impl<T> Bounded<T> {
 
 impl Bound {
     /// Until the next call, only headers may come.
-    pub fn headers_only(&self) {
+    pub(super) fn headers_only(&self) {
         self.0.set(MAX_HEADERS);
     }
 
     /// A file's content comes; whoever reads it counts it.
-    pub fn lift(&self) {
+    pub(super) fn lift(&self) {
         self.0.set(u64::MAX);
     }
 }

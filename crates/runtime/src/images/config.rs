@@ -72,7 +72,7 @@ fn null_is_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
 
 impl ConfigFile {
     /// Refuses an image of another kind of machine; old ones may not say what they are for.
-    pub fn check_platform(&self) -> Result<()> {
+    pub(super) fn check_platform(&self) -> Result<()> {
         let fits = |found: &str, wanted: &str| found.is_empty() || found == wanted;
         if fits(&self.os, "linux") && fits(&self.architecture, architecture()) {
             return Ok(());
@@ -83,7 +83,7 @@ impl ConfigFile {
         )))
     }
 
-    pub fn image_config(&self) -> ImageConfig {
+    pub(super) fn image_config(&self) -> ImageConfig {
         let section = &self.config;
         ImageConfig {
             user: section.user.clone(),

@@ -31,7 +31,7 @@ use crate::{
 };
 
 /// One sandbox.
-pub struct Sandbox {
+pub(crate) struct Sandbox {
     /// Its id.
     pub id: String,
     /// How it was asked for.
@@ -51,7 +51,7 @@ pub struct Sandbox {
 
 /// What is known about a sandbox once it exists.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Facts {
+pub(crate) struct Facts {
     /// When it was made, in nanoseconds since 1970.
     pub created_at: i64,
     /// The runtime handler that its containers use.
@@ -66,7 +66,7 @@ pub struct Facts {
 
 /// What changes.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
-pub struct State {
+pub(crate) struct State {
     /// Where it stands.
     pub phase: Phase,
     /// Its addresses, the primary first.
@@ -76,7 +76,7 @@ pub struct State {
 /// Where a sandbox stands.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Phase {
+pub(crate) enum Phase {
     /// It is being made; found after a crash, it is taken down.
     #[default]
     Creating,
@@ -88,7 +88,7 @@ pub enum Phase {
 
 /// Where a sandbox' things are.
 #[derive(Debug, Clone)]
-pub struct Paths {
+pub(crate) struct Paths {
     /// What survives a reboot.
     pub root: PathBuf,
     /// What does not.
@@ -104,24 +104,24 @@ impl Paths {
     }
 
     /// The shim's orders, which it keeps locked.
-    pub fn orders(&self) -> PathBuf {
+    pub(crate) fn orders(&self) -> PathBuf {
         self.state.join("shim.json")
     }
 
     /// The shim's socket.
-    pub fn socket(&self) -> PathBuf {
+    pub(crate) fn socket(&self) -> PathBuf {
         self.state.join("shim.sock")
     }
 }
 
 impl Sandbox {
     /// Its state now.
-    pub fn state(&self) -> State {
+    pub(crate) fn state(&self) -> State {
         self.state.lock().clone()
     }
 
     /// Whether containers can run in it.
-    pub fn is_ready(&self) -> bool {
+    pub(crate) fn is_ready(&self) -> bool {
         self.state.lock().phase == Phase::Ready
     }
 
@@ -143,7 +143,7 @@ impl Sandbox {
     }
 
     /// The connection to its shim.
-    pub fn shim(&self) -> Result<shim::Client> {
+    pub(crate) fn shim(&self) -> Result<shim::Client> {
         self.shim
             .lock()
             .clone()
@@ -165,12 +165,12 @@ impl Sandbox {
     }
 
     /// Where its things are.
-    pub fn paths(&self) -> &Paths {
+    pub(crate) fn paths(&self) -> &Paths {
         &self.paths
     }
 
     /// The files that its containers see.
-    pub fn pod_files(&self) -> PodFiles {
+    pub(crate) fn pod_files(&self) -> PodFiles {
         let host_ipc = self.facts.pins.ipc.is_none();
         let file = |name: &str| {
             let kept = self.paths.root.join(name);
@@ -194,12 +194,12 @@ impl Sandbox {
     }
 
     /// What containers may have written to them.
-    pub fn files_size(&self) -> Size {
+    pub(crate) fn files_size(&self) -> Size {
         files::size(&self.paths)
     }
 
     /// Waits for a process that is about to run in one of its containers.
-    pub fn expect_exec(&self, exec: &str) -> oneshot::Receiver<Exit> {
+    pub(crate) fn expect_exec(&self, exec: &str) -> oneshot::Receiver<Exit> {
         let (sender, receiver) = oneshot::channel();
         self.execs.lock().insert(exec.to_owned(), sender);
         receiver

@@ -22,7 +22,7 @@ const BUILT_IN: &str = "";
 
 impl Engine {
     /// Makes a sandbox and returns its id.
-    pub async fn run_sandbox(
+    pub(crate) async fn run_sandbox(
         self: &Arc<Self>,
         config: PodSandboxConfig,
         handler: String,

@@ -9,7 +9,7 @@ use crate::{engine::Engine, matching};
 
 impl Sandbox {
     /// One line of a list.
-    pub fn summary(&self) -> v1::PodSandbox {
+    pub(crate) fn summary(&self) -> v1::PodSandbox {
         v1::PodSandbox {
             id: self.id.clone(),
             metadata: self.config.metadata.clone(),
@@ -22,7 +22,7 @@ impl Sandbox {
     }
 
     /// Everything about it.
-    pub fn status(&self) -> v1::PodSandboxStatus {
+    pub(crate) fn status(&self) -> v1::PodSandboxStatus {
         let mut addresses = self
             .state()
             .addresses
@@ -51,7 +51,7 @@ impl Sandbox {
     }
 
     /// What is asked for with `verbose`.
-    pub fn info(&self) -> BTreeMap<String, String> {
+    pub(crate) fn info(&self) -> BTreeMap<String, String> {
         let info = serde_json::json!({
             "pins": self.facts.pins,
             "cgroupParent": self.facts.cgroup_parent,
@@ -63,7 +63,10 @@ impl Sandbox {
 
 impl Engine {
     /// The sandboxes that a filter matches.
-    pub fn list_sandboxes(&self, filter: Option<v1::PodSandboxFilter>) -> Vec<v1::PodSandbox> {
+    pub(crate) fn list_sandboxes(
+        &self,
+        filter: Option<v1::PodSandboxFilter>,
+    ) -> Vec<v1::PodSandbox> {
         let filter = filter.unwrap_or_default();
         let all: Vec<_> = self.sandboxes.read().values().cloned().collect();
         let summaries = all.iter().map(|sandbox| sandbox.summary());

@@ -18,7 +18,7 @@ const SHUTDOWN_DEADLINE: Duration = Duration::from_secs(10);
 
 impl Engine {
     /// Ends everything in the sandbox and takes its network away. One that is gone is fine.
-    pub async fn stop_sandbox(self: &Arc<Self>, id: &str) -> Result<()> {
+    pub(crate) async fn stop_sandbox(self: &Arc<Self>, id: &str) -> Result<()> {
         let sandbox = match self.sandbox(id) {
             Ok(sandbox) => sandbox,
             Err(Error::NoSandbox(_)) => return Ok(()),
@@ -29,7 +29,7 @@ impl Engine {
     }
 
     /// Removes a sandbox and its containers. One that is gone is fine.
-    pub async fn remove_sandbox(self: &Arc<Self>, id: &str) -> Result<()> {
+    pub(crate) async fn remove_sandbox(self: &Arc<Self>, id: &str) -> Result<()> {
         let sandbox = match self.sandbox(id) {
             Ok(sandbox) => sandbox,
             Err(Error::NoSandbox(_)) => return Ok(()),

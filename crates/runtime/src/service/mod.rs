@@ -23,7 +23,7 @@ use crate::{
 struct Cri(Arc<Engine>);
 
 /// Serves until shutdown.
-pub async fn serve(engine: Arc<Engine>, context: Context) -> Result<()> {
+pub(crate) async fn serve(engine: Arc<Engine>, context: Context) -> Result<()> {
     if let Some(program) = engine.config.hello_program.clone() {
         let images = engine.clone();
         let made = engine

@@ -13,7 +13,7 @@ const MAX_PENDING: usize = 1 << 20;
 
 /// One attached client.
 #[derive(Default)]
-pub struct Attached {
+pub(super) struct Attached {
     /// Where its input comes from.
     pub stdin: Option<OwnedFd>,
     /// Where standard output goes.
@@ -24,20 +24,20 @@ pub struct Attached {
 
 impl Attached {
     /// Nothing is left of it.
-    pub fn is_gone(&self) -> bool {
+    pub(super) fn is_gone(&self) -> bool {
         self.stdin.is_none() && self.stdout.is_none() && self.stderr.is_none()
     }
 }
 
 /// A descriptor to write to without waiting.
-pub struct Sink {
+pub(super) struct Sink {
     fd: std::fs::File,
     pending: Vec<u8>,
 }
 
 impl Sink {
     /// Takes the descriptor over.
-    pub fn new(fd: OwnedFd) -> io::Result<Self> {
+    pub(super) fn new(fd: OwnedFd) -> io::Result<Self> {
         set_nonblocking(fd.as_fd())?;
         Ok(Self {
             fd: fd.into(),
@@ -46,22 +46,22 @@ impl Sink {
     }
 
     /// For `poll`.
-    pub fn fd(&self) -> BorrowedFd<'_> {
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 
     /// Whether it waits for room.
-    pub fn is_behind(&self) -> bool {
+    pub(super) fn is_behind(&self) -> bool {
         !self.pending.is_empty()
     }
 
     /// Bytes that wait for room.
-    pub fn backlog(&self) -> usize {
+    pub(super) fn backlog(&self) -> usize {
         self.pending.len()
     }
 
     /// Writes what fits and keeps the rest. An error means that the reader is gone or too slow.
-    pub fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+    pub(super) fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.pending.extend_from_slice(bytes);
         self.flush()?;
         if self.pending.len() > MAX_PENDING {
@@ -71,7 +71,7 @@ impl Sink {
     }
 
     /// Writes what fits of what is kept.
-    pub fn flush(&mut self) -> io::Result<()> {
+    pub(super) fn flush(&mut self) -> io::Result<()> {
         while !self.pending.is_empty() {
             match self.fd.write(&self.pending) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
@@ -88,7 +88,7 @@ impl Sink {
 }
 
 /// Makes reads and writes on a descriptor return instead of waiting.
-pub fn set_nonblocking(fd: BorrowedFd<'_>) -> io::Result<()> {
+pub(crate) fn set_nonblocking(fd: BorrowedFd<'_>) -> io::Result<()> {
     let flags = OFlag::from_bits_retain(fcntl(fd, FcntlArg::F_GETFL)?);
     fcntl(fd, FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK))?;
     Ok(())

@@ -13,7 +13,7 @@ use super::protocol::{Call, Message, Request};
 use crate::wire::{Inbox, encode, send};
 
 /// One connected daemon.
-pub struct Conn {
+pub(super) struct Conn {
     stream: UnixStream,
     /// What it has sent.
     pub inbox: Inbox,
@@ -22,7 +22,7 @@ pub struct Conn {
 
 impl Conn {
     /// Takes an accepted connection over.
-    pub fn new(stream: UnixStream) -> io::Result<Self> {
+    pub(super) fn new(stream: UnixStream) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         Ok(Self {
             stream,
@@ -32,17 +32,17 @@ impl Conn {
     }
 
     /// For `poll`.
-    pub fn fd(&self) -> BorrowedFd<'_> {
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
         self.stream.as_fd()
     }
 
     /// Whether it waits for room.
-    pub fn is_behind(&self) -> bool {
+    pub(super) fn is_behind(&self) -> bool {
         !self.outbox.is_empty()
     }
 
     /// Reads what there is. `false` means that the daemon is gone.
-    pub fn fill(&mut self) -> bool {
+    pub(super) fn fill(&mut self) -> bool {
         loop {
             match self.inbox.fill(self.stream.as_fd()) {
                 Ok(0) => return false,
@@ -55,7 +55,7 @@ impl Conn {
     }
 
     /// The next request, if a whole one is there: its number, and the call if this build knows it.
-    pub fn request(&mut self) -> io::Result<Option<(u64, Result<Call, String>)>> {
+    pub(super) fn request(&mut self) -> io::Result<Option<(u64, Result<Call, String>)>> {
         let Some(request) = self.inbox.take::<Request<serde_json::Value>>()? else {
             return Ok(None);
         };
@@ -64,13 +64,13 @@ impl Conn {
     }
 
     /// Sends a message, now or when there is room.
-    pub fn send(&mut self, message: &Message, fd: Option<OwnedFd>) -> io::Result<()> {
+    pub(super) fn send(&mut self, message: &Message, fd: Option<OwnedFd>) -> io::Result<()> {
         self.outbox.push_back((encode(message)?, fd));
         self.flush()
     }
 
     /// Sends what fits.
-    pub fn flush(&mut self) -> io::Result<()> {
+    pub(super) fn flush(&mut self) -> io::Result<()> {
         while let Some((bytes, fd)) = self.outbox.front_mut() {
             let raw = fd.as_ref().map(|fd| fd.as_raw_fd());
             match send(self.stream.as_fd(), bytes, raw.as_slice()) {

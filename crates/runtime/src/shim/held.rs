@@ -25,7 +25,7 @@ const MAX_INPUT: usize = 64 * 1024;
 const MAX_LAST_READS: usize = 256;
 
 /// A container.
-pub struct Container {
+pub(super) struct Container {
     /// How it was asked for.
     pub run: Run,
     /// Its first process; zero until a helper has made it.
@@ -46,7 +46,7 @@ pub struct Container {
 }
 
 /// What the container gets of its streams.
-pub struct Ends {
+pub(super) struct Ends {
     /// Standard input.
     pub stdin: OwnedFd,
     /// Standard output.
@@ -57,7 +57,7 @@ pub struct Ends {
 
 impl Container {
     /// Opens the log and makes the pipes, unless there will be a terminal.
-    pub fn prepare(run: Run) -> io::Result<(Self, Option<Ends>)> {
+    pub(super) fn prepare(run: Run) -> io::Result<(Self, Option<Ends>)> {
         let whole = run.log.as_deref().map(Target::unlimited);
         let log = Log::open(run.log_target.clone().or(whole))?;
         let mut container = Self {
@@ -96,7 +96,7 @@ impl Container {
     }
 
     /// The terminal that was made for it.
-    pub fn set_terminal(&mut self, terminal: OwnedFd) -> io::Result<()> {
+    pub(super) fn set_terminal(&mut self, terminal: OwnedFd) -> io::Result<()> {
         if self.run.stdin {
             self.stdin = Some(Sink::new(terminal.try_clone()?)?);
         }
@@ -105,12 +105,12 @@ impl Container {
     }
 
     /// Opens the log anew.
-    pub fn reopen_log(&mut self) -> io::Result<()> {
+    pub(super) fn reopen_log(&mut self) -> io::Result<()> {
         self.log.reopen()
     }
 
     /// Sets the size of its terminal.
-    pub fn resize(&self, width: u16, height: u16) -> io::Result<()> {
+    pub(super) fn resize(&self, width: u16, height: u16) -> io::Result<()> {
         let Some(terminal) = self.stdout.as_ref().filter(|_| self.run.tty) else {
             return Err(io::Error::other("the container has no terminal"));
         };
@@ -119,7 +119,7 @@ impl Container {
 
     /// Copies what there is of a stream to the log and the watchers. The stream is given up at its
     /// end. Reads a bounded amount, so that one loud container does not starve the others.
-    pub fn pump(&mut self, stream: Stream) {
+    pub(super) fn pump(&mut self, stream: Stream) {
         let mut buffer = [0; 32 * 1024];
         for _ in 0..8 {
             let source = match stream {
@@ -159,7 +159,7 @@ impl Container {
     }
 
     /// Whether it takes more input now.
-    pub fn takes_input(&self) -> bool {
+    pub(super) fn takes_input(&self) -> bool {
         self.stdin
             .as_ref()
             .is_some_and(|stdin| stdin.backlog() < MAX_INPUT)
@@ -167,7 +167,7 @@ impl Container {
 
     /// Moves a client's input on to the container. At its end the container's own input is closed
     /// if the first client to leave is meant to close it.
-    pub fn pump_input(&mut self, client: usize) {
+    pub(super) fn pump_input(&mut self, client: usize) {
         let Some(source) = self.attached.get_mut(client).and_then(|c| c.stdin.as_mut()) else {
             return;
         };
@@ -192,7 +192,7 @@ impl Container {
     }
 
     /// A watcher has room again, or is gone.
-    pub fn flush_client(&mut self, client: usize, stream: Stream) {
+    pub(super) fn flush_client(&mut self, client: usize, stream: Stream) {
         let Some(client) = self.attached.get_mut(client) else {
             return;
         };
@@ -212,7 +212,7 @@ impl Container {
 
     /// Its first process has ended: takes the last output, kills what is left, keeps the exit on
     /// disk.
-    pub fn finish(&mut self, code: i32) -> Exit {
+    pub(super) fn finish(&mut self, code: i32) -> Exit {
         let cgroup = Cgroup::new(&self.run.cgroup);
         let oom = cgroup.oom_kills() > 0;
         if self.run.kill_cgroup {

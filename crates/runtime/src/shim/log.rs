@@ -11,7 +11,7 @@ const MAX_LINE: usize = 16 * 1024;
 
 /// Which stream a piece of output came from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stream {
+pub(super) enum Stream {
     /// Standard output.
     Stdout,
     /// Standard error.
@@ -20,14 +20,14 @@ pub enum Stream {
 
 /// The file and what is not a whole line yet.
 #[derive(Default)]
-pub struct Log {
+pub(super) struct Log {
     file: Option<LogFile>,
     rest: [Vec<u8>; 2],
 }
 
 impl Log {
     /// Appends to a file, or drops everything when there is none.
-    pub fn open(target: Option<Target>) -> io::Result<Self> {
+    pub(super) fn open(target: Option<Target>) -> io::Result<Self> {
         Ok(Self {
             file: target.map(LogFile::open).transpose()?,
             rest: Default::default(),
@@ -35,7 +35,7 @@ impl Log {
     }
 
     /// Opens the path again: the file was moved away.
-    pub fn reopen(&mut self) -> io::Result<()> {
+    pub(super) fn reopen(&mut self) -> io::Result<()> {
         if let Some(file) = &mut self.file {
             file.reopen()?;
         }
@@ -43,7 +43,7 @@ impl Log {
     }
 
     /// Takes output; writes what is a whole line by now.
-    pub fn write(&mut self, stream: Stream, bytes: &[u8]) {
+    pub(super) fn write(&mut self, stream: Stream, bytes: &[u8]) {
         let Some(file) = &mut self.file else { return };
         let rest = &mut self.rest[stream as usize];
         rest.extend_from_slice(bytes);
@@ -73,7 +73,7 @@ impl Log {
     }
 
     /// Writes what never became a whole line, as the part of one that it is, and lets go of the file.
-    pub fn close(&mut self) {
+    pub(super) fn close(&mut self) {
         for stream in [Stream::Stdout, Stream::Stderr] {
             let rest = std::mem::take(&mut self.rest[stream as usize]);
             if let (Some(file), false) = (&mut self.file, rest.is_empty()) {

@@ -46,7 +46,7 @@ impl Target {
 }
 
 /// An open log.
-pub struct LogFile {
+pub(super) struct LogFile {
     target: Target,
     /// The log's own directory: what is planted above it later has no effect.
     dir: OwnedFd,
@@ -58,7 +58,7 @@ pub struct LogFile {
 
 impl LogFile {
     /// Opens the log to append to it; makes it and its directories if they are missing.
-    pub fn open(target: Target) -> io::Result<Self> {
+    pub(super) fn open(target: Target) -> io::Result<Self> {
         std::fs::create_dir_all(&target.base)?;
         let base = File::open(&target.base)?.into();
         let dir = open_dirs(base, target.file.parent().unwrap_or(Path::new("")))?;
@@ -73,7 +73,7 @@ impl LogFile {
     }
 
     /// Opens the file of that name anew: it was moved away.
-    pub fn reopen(&mut self) -> io::Result<()> {
+    pub(super) fn reopen(&mut self) -> io::Result<()> {
         (self.file, self.bytes) = append(&self.dir, self.target.name())?;
         self.torn = false;
         Ok(())
@@ -81,7 +81,7 @@ impl LogFile {
 
     /// Appends whole lines; those that the current file has no room for go to a new one. After an error, as
     /// many lines were written as the disk had room for, and none in part.
-    pub fn append(&mut self, mut lines: &[u8]) -> io::Result<()> {
+    pub(super) fn append(&mut self, mut lines: &[u8]) -> io::Result<()> {
         while !lines.is_empty() && self.target.max_bytes > 0 {
             let room = self.target.max_bytes.saturating_sub(self.bytes);
             let end = whole_lines(lines, room, self.bytes == 0);

@@ -19,7 +19,7 @@ use super::protocol::Start;
 use crate::reexec;
 
 /// Makes and pins what the orders name, except the PID namespace.
-pub fn pin(orders: &Start) -> io::Result<()> {
+pub(super) fn pin(orders: &Start) -> io::Result<()> {
     let pins = &orders.namespaces;
     let wanted = [
         (&pins.net, CloneFlags::CLONE_NEWNET, "net"),
@@ -53,7 +53,7 @@ pub fn pin(orders: &Start) -> io::Result<()> {
 
 /// Starts the first process of a shared PID namespace and pins the namespace. Returns its pid. It
 /// ends with this process.
-pub fn start_init(file: &Path) -> io::Result<i32> {
+pub(super) fn start_init(file: &Path) -> io::Result<i32> {
     let (alive, keep) = io::pipe()?;
     let (mut reader, mut writer) = io::pipe()?;
     // SAFETY: this process has one thread, so the child may do whatever it likes.

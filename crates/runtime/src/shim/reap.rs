@@ -11,7 +11,7 @@ use nix::{
 };
 
 /// Every process that has ended since the last call, with its exit code.
-pub fn ended() -> Vec<(i32, i32)> {
+pub(super) fn ended() -> Vec<(i32, i32)> {
     let mut found = Vec::new();
     loop {
         match waitpid(None::<Pid>, Some(WaitPidFlag::WNOHANG)) {
@@ -28,21 +28,21 @@ pub fn ended() -> Vec<(i32, i32)> {
 
 /// Exits of processes that nobody has claimed yet.
 #[derive(Default)]
-pub struct Unclaimed(BTreeMap<i32, i32>);
+pub(super) struct Unclaimed(BTreeMap<i32, i32>);
 
 impl Unclaimed {
     /// Keeps an exit until somebody asks for it.
-    pub fn keep(&mut self, pid: i32, code: i32) {
+    pub(super) fn keep(&mut self, pid: i32, code: i32) {
         self.0.insert(pid, code);
     }
 
     /// The exit code of a process that ended before it was known.
-    pub fn claim(&mut self, pid: i32) -> Option<i32> {
+    pub(super) fn claim(&mut self, pid: i32) -> Option<i32> {
         self.0.remove(&pid)
     }
 
     /// No helper is at work: nobody will ask.
-    pub fn clear(&mut self) {
+    pub(super) fn clear(&mut self) {
         self.0.clear();
     }
 }

@@ -5,7 +5,7 @@
 use std::{fs, io};
 
 /// Drops the program's unwritten pages.
-pub fn slim() -> io::Result<()> {
+pub(super) fn slim() -> io::Result<()> {
     for (start, length) in clean(&fs::read_to_string("/proc/self/smaps")?) {
         // SAFETY: the range is a mapping of our program that holds no page of our own: whatever is
         // read there again comes from the same sealed file.

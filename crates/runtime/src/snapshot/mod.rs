@@ -11,7 +11,7 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
-pub use size::{Measured, Size, size};
+pub(crate) use size::{Measured, Size, size};
 
 use crate::{
     disk,
@@ -81,7 +81,7 @@ impl Snapshots {
 }
 
 /// What a container has written beside its image.
-pub fn written(dir: &Path) -> Size {
+pub(crate) fn written(dir: &Path) -> Size {
     let upper = dir.join("upper");
     if upper.is_dir() {
         return size(&upper);
@@ -91,7 +91,7 @@ pub fn written(dir: &Path) -> Size {
 }
 
 /// Everything that a container takes on the node's disk, mounted or not.
-pub fn taken(dir: &Path) -> Size {
+pub(crate) fn taken(dir: &Path) -> Size {
     if dir.join("upper").is_dir() {
         return size(&dir.join("upper"));
     }

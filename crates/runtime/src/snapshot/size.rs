@@ -12,7 +12,7 @@ use stdx::DiskUsage;
 
 /// Bytes on disk, and files.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Size {
+pub(crate) struct Size {
     /// Bytes of blocks, not of content.
     pub bytes: u64,
     /// Files, directories, links.
@@ -21,7 +21,7 @@ pub struct Size {
 
 impl Size {
     /// What has come on top of `base`.
-    pub fn beyond(self, base: Self) -> Self {
+    pub(crate) fn beyond(self, base: Self) -> Self {
         Self {
             bytes: self.bytes.saturating_sub(base.bytes),
             inodes: self.inodes.saturating_sub(base.inodes),
@@ -43,7 +43,7 @@ impl Add for Size {
 /// The last measure of a tree. A tree that takes long to walk is walked seldom: a container with
 /// millions of files costs the node no more than others.
 #[derive(Debug, Default)]
-pub struct Measured {
+pub(crate) struct Measured {
     /// The size, when it was measured and how long that took.
     last: Mutex<Option<(Size, Instant, Duration)>>,
 }
@@ -53,7 +53,7 @@ const FACTOR: u32 = 50;
 
 impl Measured {
     /// The last measure while it counts, or a new one.
-    pub fn get(&self, measure: impl FnOnce() -> Size) -> Size {
+    pub(crate) fn get(&self, measure: impl FnOnce() -> Size) -> Size {
         let mut last = self.last.lock();
         if let Some((size, at, took)) = *last
             && at.elapsed() < took * FACTOR
@@ -68,7 +68,7 @@ impl Measured {
 }
 
 /// Everything below a directory; a file with several names counts once. Nothing if it cannot be read.
-pub fn size(dir: &Path) -> Size {
+pub(crate) fn size(dir: &Path) -> Size {
     let used = DiskUsage::measure(dir).unwrap_or_default();
     Size {
         bytes: used.bytes,

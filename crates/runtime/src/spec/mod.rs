@@ -11,27 +11,28 @@ mod namespaces;
 mod process;
 mod resources;
 mod seccomp;
-pub mod syscalls;
+pub(crate) mod syscalls;
 mod user;
 
 use std::path::{Path, PathBuf};
 
 use cri::v1::{ContainerConfig, LinuxContainerSecurityContext, PodSandboxConfig};
-pub use mounts::BoundImage;
-pub use resources::limits;
+pub(crate) use mounts::BoundImage;
+pub(crate) use resources::limits;
 use serde_json::{Value, json};
-pub use user::Identity;
+pub(crate) use user::Identity;
 
 use crate::{error::Result, images::ImageConfig, shim::protocol::Pins};
 
 /// Where programs are looked for when neither image nor pod say.
-pub const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+pub(crate) const DEFAULT_PATH: &str =
+    "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// Nothing newer is used, and other runtimes refuse what they do not know.
 const OCI_VERSION: &str = "1.0.2";
 
 /// Everything that a container's configuration depends on.
-pub struct Inputs<'a> {
+pub(crate) struct Inputs<'a> {
     /// What was asked for.
     pub config: &'a ContainerConfig,
     /// The pod that it belongs to.
@@ -58,7 +59,7 @@ pub struct Inputs<'a> {
 
 /// Files of a pod that its containers see.
 #[derive(Debug, Clone)]
-pub struct PodFiles {
+pub(crate) struct PodFiles {
     /// `/etc/hostname`.
     pub hostname: PathBuf,
     /// `/etc/hosts`, unless the kubelet mounts one.
@@ -79,7 +80,7 @@ impl Inputs<'_> {
 }
 
 /// A finished configuration.
-pub struct Built {
+pub(crate) struct Built {
     /// The content of `config.json`.
     pub spec: Value,
     /// Whom the process runs as.
@@ -89,7 +90,7 @@ pub struct Built {
 }
 
 /// Makes the configuration.
-pub fn build(inputs: &Inputs<'_>) -> Result<Built> {
+pub(crate) fn build(inputs: &Inputs<'_>) -> Result<Built> {
     let security = inputs.security();
     let identity = user::identify(&security, &inputs.image.user, inputs.rootfs)?;
     let namespaces = namespaces::namespaces(inputs, &security)?;
@@ -133,7 +134,7 @@ pub fn build(inputs: &Inputs<'_>) -> Result<Built> {
 }
 
 /// The process of an exec: the container's own with another command.
-pub fn exec_process(container: &Value, command: &[String], tty: bool) -> Value {
+pub(crate) fn exec_process(container: &Value, command: &[String], tty: bool) -> Value {
     let mut process = container["process"].clone();
     process["args"] = json!(command);
     process["terminal"] = json!(tty);

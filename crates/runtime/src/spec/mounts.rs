@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 
 /// An image that is mounted as a volume.
 #[derive(Debug, Clone)]
-pub struct BoundImage {
+pub(crate) struct BoundImage {
     /// Where the container wants it.
     pub container_path: String,
     /// Where its content is, with the sub path applied.

@@ -24,7 +24,7 @@ pub(super) fn resources(
 }
 
 /// What CRI asks for in the OCI form; zero and empty mean "leave as it is".
-pub fn limits(r: &LinuxContainerResources) -> Value {
+pub(crate) fn limits(r: &LinuxContainerResources) -> Value {
     let mut cpu = json!({});
     for (name, value) in [
         ("shares", r.cpu_shares),

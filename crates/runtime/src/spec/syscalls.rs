@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use serde_json::{Value, json};
 
 /// The number of a system call on this machine's architecture.
-pub fn number(name: &str) -> Option<i64> {
+pub(crate) fn number(name: &str) -> Option<i64> {
     let tables = [EVERYWHERE, HERE];
     tables
         .iter()
@@ -117,7 +117,7 @@ const AF_VSOCK: u64 = 40;
 
 /// The default profile for a container with these capabilities. What is not allowed fails with
 /// EPERM; what this list does not know, as if the kernel did not know it either.
-pub fn default_profile(capabilities: &BTreeSet<String>) -> Value {
+pub(crate) fn default_profile(capabilities: &BTreeSet<String>) -> Value {
     let mut denied: BTreeSet<&str> = BTreeSet::new();
     for (any_of, names) in GATED {
         if !any_of.iter().any(|name| capabilities.contains(*name)) {

@@ -12,7 +12,7 @@ use crate::{
 
 /// Numbers that the kernel understands.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Identity {
+pub(crate) struct Identity {
     /// The user.
     pub uid: u32,
     /// The primary group.

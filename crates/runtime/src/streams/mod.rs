@@ -59,7 +59,7 @@ enum Work {
 
 /// Tickets that were given out.
 #[derive(Default)]
-pub struct Streams {
+pub(crate) struct Streams {
     address: Mutex<Option<SocketAddr>>,
     tickets: Mutex<HashMap<String, (Instant, Work)>>,
 }
@@ -90,7 +90,7 @@ impl Streams {
 
 impl Engine {
     /// The address for a command.
-    pub fn exec_url(&self, request: v1::ExecRequest) -> Result<String> {
+    pub(crate) fn exec_url(&self, request: v1::ExecRequest) -> Result<String> {
         let container = self.running(&request.container_id)?;
         let options = Options {
             stdin: request.stdin,
@@ -112,7 +112,7 @@ impl Engine {
     }
 
     /// The address for a container's own streams.
-    pub fn attach_url(&self, request: v1::AttachRequest) -> Result<String> {
+    pub(crate) fn attach_url(&self, request: v1::AttachRequest) -> Result<String> {
         let container = self.running(&request.container_id)?;
         let options = Options {
             stdin: request.stdin,
@@ -125,7 +125,7 @@ impl Engine {
     }
 
     /// The address for ports of a pod.
-    pub fn forward_url(&self, request: v1::PortForwardRequest) -> Result<String> {
+    pub(crate) fn forward_url(&self, request: v1::PortForwardRequest) -> Result<String> {
         let sandbox = self.sandbox(&request.pod_sandbox_id)?;
         if !sandbox.is_ready() {
             return Err(Error::Precondition(format!(

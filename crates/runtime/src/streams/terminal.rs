@@ -15,19 +15,19 @@ use crate::shim::set_nonblocking;
 pub(super) struct Terminal(AsyncFd<OwnedFd>);
 
 impl Terminal {
-    pub fn new(fd: OwnedFd) -> io::Result<Self> {
+    pub(super) fn new(fd: OwnedFd) -> io::Result<Self> {
         set_nonblocking(fd.as_fd())?;
         // SAFETY: an OwnedFd keeps the same descriptor open until it is dropped, and nobody can
         // take it out of the AsyncFd before that.
         Ok(Self(unsafe { AsyncFd::register(fd) }?))
     }
 
-    pub fn resize(&self, width: u16, height: u16) -> io::Result<()> {
+    pub(super) fn resize(&self, width: u16, height: u16) -> io::Result<()> {
         crate::terminal::resize(self.0.get_ref().as_fd(), width, height)
     }
 
     /// Reads and writes it; one for each direction.
-    pub fn stream(&self) -> TerminalStream<'_> {
+    pub(super) fn stream(&self) -> TerminalStream<'_> {
         TerminalStream(self)
     }
 }

@@ -16,12 +16,12 @@ use crate::{
     support::{Node, container_config, own_pids, sandbox_config},
 };
 
-pub fn security(config: &mut v1::ContainerConfig) -> &mut v1::LinuxContainerSecurityContext {
+pub(crate) fn security(config: &mut v1::ContainerConfig) -> &mut v1::LinuxContainerSecurityContext {
     let linux = config.linux.as_mut().unwrap();
     linux.security_context.as_mut().unwrap()
 }
 
-pub async fn run(node: &Node, container: &str, command: &[&str]) -> Result<String, String> {
+pub(crate) async fn run(node: &Node, container: &str, command: &[&str]) -> Result<String, String> {
     let output = node.exec(container, command).await;
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim_end().to_owned();
     match output.exit_code {
@@ -30,7 +30,7 @@ pub async fn run(node: &Node, container: &str, command: &[&str]) -> Result<Strin
     }
 }
 
-pub async fn hello(node: &Node, container: &str, args: &[&str]) -> Result<String, String> {
+pub(crate) async fn hello(node: &Node, container: &str, args: &[&str]) -> Result<String, String> {
     let command: Vec<&str> = ["/mainstay", "hello"].iter().chain(args).copied().collect();
     run(node, container, &command).await
 }
@@ -41,7 +41,7 @@ async fn busybox(node: &Node) {
 }
 
 /// The same with symbolic links in it: names and targets.
-pub async fn busybox_with(node: &Node, links: &[(&str, &str)]) {
+pub(crate) async fn busybox_with(node: &Node, links: &[(&str, &str)]) {
     let binary = fs::read("/usr/bin/busybox")
         .or_else(|_| fs::read("/bin/busybox"))
         .unwrap();
@@ -77,7 +77,7 @@ pub async fn busybox_with(node: &Node, links: &[(&str, &str)]) {
         .unwrap();
 }
 
-pub fn in_busybox(name: &str) -> v1::ContainerConfig {
+pub(crate) fn in_busybox(name: &str) -> v1::ContainerConfig {
     let mut config = container_config(name, &[]);
     config.image = spec("box:1");
     config

@@ -12,9 +12,9 @@ use std::{
 
 use cri::v1;
 
-pub const HELLO: &str = "mainstay.local/hello:latest";
+pub(crate) const HELLO: &str = "mainstay.local/hello:latest";
 
-pub struct Node {
+pub(crate) struct Node {
     pub id: String,
     pub root: PathBuf,
     pub state: PathBuf,
@@ -28,12 +28,12 @@ pub struct Node {
 
 impl Node {
     /// Starts a daemon. These tests need root: they say so instead of passing.
-    pub async fn start() -> Self {
+    pub(crate) async fn start() -> Self {
         Self::with_handlers(&[]).await
     }
 
     /// As on a machine that does not let us lower OOM scores.
-    pub async fn without_sys_resource() -> Self {
+    pub(crate) async fn without_sys_resource() -> Self {
         let wrapper = [
             "setpriv",
             "--bounding-set=-sys_resource",
@@ -42,7 +42,7 @@ impl Node {
         Self::with(&[], &wrapper).await
     }
 
-    pub async fn with_handlers(handlers: &[&str]) -> Self {
+    pub(crate) async fn with_handlers(handlers: &[&str]) -> Self {
         Self::with(handlers, &[]).await
     }
 
@@ -73,7 +73,7 @@ impl Node {
     }
 
     /// Starts the daemon process and waits until it answers.
-    pub async fn launch(&mut self) {
+    pub(crate) async fn launch(&mut self) {
         let log = self.root.parent().unwrap().join("daemon.log");
         let log = fs::OpenOptions::new()
             .create(true)
@@ -116,28 +116,28 @@ impl Node {
         }
     }
 
-    pub fn daemon_log(&self) -> String {
+    pub(crate) fn daemon_log(&self) -> String {
         fs::read_to_string(self.root.parent().unwrap().join("daemon.log")).unwrap_or_default()
     }
 
-    pub fn daemon_pid(&self) -> u32 {
+    pub(crate) fn daemon_pid(&self) -> u32 {
         self.daemon.as_ref().unwrap().id()
     }
 
     /// kill -9.
-    pub fn kill_daemon(&mut self) {
+    pub(crate) fn kill_daemon(&mut self) {
         if let Some(mut daemon) = self.daemon.take() {
             let _ = daemon.kill();
             let _ = daemon.wait();
         }
     }
 
-    pub fn cgroup(&self) -> String {
+    pub(crate) fn cgroup(&self) -> String {
         format!("mainstay-{}", self.id)
     }
 
     /// What the kernel still has of this node: mounts, cgroups, processes.
-    pub fn leftovers(&self) -> Vec<String> {
+    pub(crate) fn leftovers(&self) -> Vec<String> {
         let mut left = Vec::new();
         let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
         left.extend(
@@ -169,7 +169,7 @@ impl Node {
     }
 
     /// Every process in the node's cgroups.
-    pub fn processes(&self) -> Vec<i32> {
+    pub(crate) fn processes(&self) -> Vec<i32> {
         let mut pids = Vec::new();
         for dir in cgroup_dirs(&self.cgroup()) {
             let mut read = |path: &Path| {
@@ -271,7 +271,7 @@ fn rand() -> u32 {
     uuid::Uuid::new_v4().as_u128() as u32
 }
 
-pub fn sandbox_config(node: &Node, name: &str) -> v1::PodSandboxConfig {
+pub(crate) fn sandbox_config(node: &Node, name: &str) -> v1::PodSandboxConfig {
     v1::PodSandboxConfig {
         metadata: Some(v1::PodSandboxMetadata {
             name: name.into(),
@@ -293,14 +293,14 @@ pub fn sandbox_config(node: &Node, name: &str) -> v1::PodSandboxConfig {
     }
 }
 
-pub fn own_pids() -> v1::NamespaceOption {
+pub(crate) fn own_pids() -> v1::NamespaceOption {
     v1::NamespaceOption {
         pid: v1::NamespaceMode::Container.into(),
         ..Default::default()
     }
 }
 
-pub fn container_config(name: &str, args: &[&str]) -> v1::ContainerConfig {
+pub(crate) fn container_config(name: &str, args: &[&str]) -> v1::ContainerConfig {
     v1::ContainerConfig {
         metadata: Some(v1::ContainerMetadata {
             name: name.into(),
@@ -324,7 +324,7 @@ pub fn container_config(name: &str, args: &[&str]) -> v1::ContainerConfig {
 }
 
 impl Node {
-    pub async fn run_sandbox(&self, config: v1::PodSandboxConfig) -> String {
+    pub(crate) async fn run_sandbox(&self, config: v1::PodSandboxConfig) -> String {
         let request = v1::RunPodSandboxRequest {
             config: Some(config),
             ..Default::default()
@@ -339,11 +339,11 @@ impl Node {
             .pod_sandbox_id
     }
 
-    pub async fn create(&self, sandbox: &str, config: v1::ContainerConfig) -> String {
+    pub(crate) async fn create(&self, sandbox: &str, config: v1::ContainerConfig) -> String {
         self.try_create(sandbox, config).await.unwrap()
     }
 
-    pub async fn try_create(
+    pub(crate) async fn try_create(
         &self,
         sandbox: &str,
         config: v1::ContainerConfig,
@@ -363,7 +363,7 @@ impl Node {
             .container_id)
     }
 
-    pub async fn try_start(&self, container: &str) -> Result<(), cri::tonic::Status> {
+    pub(crate) async fn try_start(&self, container: &str) -> Result<(), cri::tonic::Status> {
         let request = v1::StartContainerRequest {
             container_id: container.into(),
         };
@@ -376,13 +376,13 @@ impl Node {
     }
 
     /// Creates and starts.
-    pub async fn run(&self, sandbox: &str, config: v1::ContainerConfig) -> String {
+    pub(crate) async fn run(&self, sandbox: &str, config: v1::ContainerConfig) -> String {
         let id = self.create(sandbox, config).await;
         self.try_start(&id).await.unwrap();
         id
     }
 
-    pub async fn status(&self, container: &str) -> v1::ContainerStatus {
+    pub(crate) async fn status(&self, container: &str) -> v1::ContainerStatus {
         let request = v1::ContainerStatusRequest {
             container_id: container.into(),
             verbose: false,
@@ -398,7 +398,7 @@ impl Node {
     }
 
     /// A container's first process.
-    pub async fn pid(&self, container: &str) -> i32 {
+    pub(crate) async fn pid(&self, container: &str) -> i32 {
         let request = v1::ContainerStatusRequest {
             container_id: container.into(),
             verbose: true,
@@ -416,12 +416,12 @@ impl Node {
     }
 
     /// The shim of the only pod.
-    pub fn shim_pid(&self) -> i32 {
+    pub(crate) fn shim_pid(&self) -> i32 {
         *self.shim_pids().first().unwrap()
     }
 
     /// Every shim, and what is about to become one.
-    pub fn shim_pids(&self) -> Vec<i32> {
+    pub(crate) fn shim_pids(&self) -> Vec<i32> {
         let is_shim = |pid: &i32| {
             let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
             name.trim_end() == "mainstay-shim"
@@ -429,12 +429,18 @@ impl Node {
         self.processes().into_iter().filter(is_shim).collect()
     }
 
-    pub fn is_cgroup_v1(&self) -> bool {
+    pub(crate) fn is_cgroup_v1(&self) -> bool {
         Path::new("/sys/fs/cgroup/memory").is_dir()
     }
 
     /// A file of a container's cgroup.
-    pub fn cgroup_file(&self, pod: &str, container: &str, controller: &str, file: &str) -> String {
+    pub(crate) fn cgroup_file(
+        &self,
+        pod: &str,
+        container: &str,
+        controller: &str,
+        file: &str,
+    ) -> String {
         let dir = Path::new("/sys/fs/cgroup")
             .join(controller)
             .join(self.cgroup());
@@ -445,7 +451,7 @@ impl Node {
             .to_owned()
     }
 
-    pub async fn wait_exit(&self, container: &str) -> v1::ContainerStatus {
+    pub(crate) async fn wait_exit(&self, container: &str) -> v1::ContainerStatus {
         let deadline = Instant::now() + Duration::from_secs(30);
         loop {
             let status = self.status(container).await;
@@ -460,7 +466,7 @@ impl Node {
         }
     }
 
-    pub async fn stop(&self, container: &str, timeout: i64) {
+    pub(crate) async fn stop(&self, container: &str, timeout: i64) {
         let request = v1::StopContainerRequest {
             container_id: container.into(),
             timeout,
@@ -473,11 +479,11 @@ impl Node {
             .unwrap();
     }
 
-    pub async fn exec(&self, container: &str, command: &[&str]) -> v1::ExecSyncResponse {
+    pub(crate) async fn exec(&self, container: &str, command: &[&str]) -> v1::ExecSyncResponse {
         self.try_exec(container, command, 0).await.unwrap()
     }
 
-    pub async fn try_exec(
+    pub(crate) async fn try_exec(
         &self,
         container: &str,
         command: &[&str],
@@ -498,7 +504,7 @@ impl Node {
     }
 
     /// What a container printed, without times.
-    pub fn log(&self, pod: &str, container: &str) -> Vec<String> {
+    pub(crate) fn log(&self, pod: &str, container: &str) -> Vec<String> {
         let path = self.logs.join(pod).join(format!("{container}.log"));
         let text = fs::read_to_string(path).unwrap_or_default();
         text.lines()
@@ -506,7 +512,7 @@ impl Node {
             .collect()
     }
 
-    pub async fn remove_sandbox(&self, sandbox: &str) {
+    pub(crate) async fn remove_sandbox(&self, sandbox: &str) {
         let id = sandbox.to_owned();
         let mut cri = self.cri.clone();
         let stop = v1::StopPodSandboxRequest {
@@ -517,7 +523,7 @@ impl Node {
         cri.runtime.remove_pod_sandbox(remove).await.unwrap();
     }
 
-    pub async fn wait_for(&self, what: &str, mut condition: impl FnMut() -> bool) {
+    pub(crate) async fn wait_for(&self, what: &str, mut condition: impl FnMut() -> bool) {
         let deadline = Instant::now() + Duration::from_secs(20);
         while !condition() {
             assert!(

@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// The plugin's name.
-pub const NAME: &str = "NodeResourcesBalancedAllocation";
+pub(super) const NAME: &str = "NodeResourcesBalancedAllocation";
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
@@ -26,12 +26,12 @@ struct Arguments {
 }
 
 /// The rule.
-pub struct BalancedAllocation {
+pub(super) struct BalancedAllocation {
     resources: Vec<ResourceWeight>,
 }
 
 /// Makes it.
-pub fn new(value: &Value) -> Result<Arc<dyn Plugin>, String> {
+pub(super) fn new(value: &Value) -> Result<Arc<dyn Plugin>, String> {
     let resources = checked(arguments::<Arguments>(value)?.resources)?;
     if resources.iter().any(|resource| resource.weight != 1) {
         return Err("all weights must be 1".into());

@@ -13,13 +13,13 @@ use crate::{
 };
 
 /// The plugin's name.
-pub const NAME: &str = "DefaultBinder";
+pub(super) const NAME: &str = "DefaultBinder";
 
 /// The rule.
-pub struct DefaultBinder;
+pub(super) struct DefaultBinder;
 
 /// Makes it.
-pub fn new(arguments: &Value) -> Result<Arc<dyn Plugin>, String> {
+pub(super) fn new(arguments: &Value) -> Result<Arc<dyn Plugin>, String> {
     no_arguments(arguments)?;
     Ok(Arc::new(DefaultBinder))
 }

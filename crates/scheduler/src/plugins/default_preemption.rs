@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// The plugin's name.
-pub const NAME: &str = "DefaultPreemption";
+pub(super) const NAME: &str = "DefaultPreemption";
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
@@ -24,12 +24,12 @@ struct Arguments {
 }
 
 /// The rule.
-pub struct DefaultPreemption {
+pub(super) struct DefaultPreemption {
     limits: Limits,
 }
 
 /// Makes it.
-pub fn new(value: &Value) -> Result<Arc<dyn Plugin>, String> {
+pub(super) fn new(value: &Value) -> Result<Arc<dyn Plugin>, String> {
     let (given, default): (Arguments, _) = (arguments(value)?, Limits::default());
     let limits = Limits {
         percentage: given

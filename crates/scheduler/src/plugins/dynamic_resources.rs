@@ -22,13 +22,13 @@ use crate::{
 };
 
 /// The plugin's name.
-pub const NAME: &str = "DynamicResources";
+pub(super) const NAME: &str = "DynamicResources";
 
 /// The rule.
-pub struct DynamicResources;
+pub(super) struct DynamicResources;
 
 /// Makes it.
-pub fn new(arguments: &Value) -> Result<Arc<dyn Plugin>, String> {
+pub(super) fn new(arguments: &Value) -> Result<Arc<dyn Plugin>, String> {
     no_arguments(arguments)?;
     Ok(Arc::new(DynamicResources))
 }

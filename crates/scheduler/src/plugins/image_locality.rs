@@ -13,16 +13,16 @@ use crate::{
 };
 
 /// The plugin's name.
-pub const NAME: &str = "ImageLocality";
+pub(super) const NAME: &str = "ImageLocality";
 
 const SMALLEST: i64 = 23 << 20;
 const LARGEST_PER_CONTAINER: i64 = 1000 << 20;
 
 /// The rule.
-pub struct ImageLocality;
+pub(super) struct ImageLocality;
 
 /// Makes it.
-pub fn new(arguments: &Value) -> Result<Arc<dyn Plugin>, String> {
+pub(super) fn new(arguments: &Value) -> Result<Arc<dyn Plugin>, String> {
     no_arguments(arguments)?;
     Ok(Arc::new(ImageLocality))
 }

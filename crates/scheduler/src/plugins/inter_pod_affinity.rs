@@ -26,7 +26,7 @@ use crate::{
 };
 
 /// The plugin's name.
-pub const NAME: &str = "InterPodAffinity";
+pub(super) const NAME: &str = "InterPodAffinity";
 
 const NEAR: &str = "node(s) didn't match pod affinity rules";
 const FAR: &str = "node(s) didn't match pod anti-affinity rules";
@@ -50,13 +50,13 @@ impl Default for Arguments {
 
 /// The rule.
 #[derive(Debug)]
-pub struct InterPodAffinity {
+pub(super) struct InterPodAffinity {
     hard_weight: i64,
     ignore_existing: bool,
 }
 
 /// Makes it.
-pub fn new(value: &Value) -> Result<Arc<dyn Plugin>, String> {
+pub(super) fn new(value: &Value) -> Result<Arc<dyn Plugin>, String> {
     let arguments: Arguments = arguments(value)?;
     let weight = arguments.hard_pod_affinity_weight;
     if !(0..=100).contains(&weight) {

@@ -21,7 +21,7 @@ use crate::{
 };
 
 /// The plugin's name.
-pub const NAME: &str = "NodeAffinity";
+pub(super) const NAME: &str = "NodeAffinity";
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
@@ -31,13 +31,13 @@ struct Arguments {
 
 /// The rule.
 #[derive(Debug, Default)]
-pub struct NodeAffinity {
+pub(super) struct NodeAffinity {
     added_required: Option<Vec<NodeSelectorTerm>>,
     added_preferred: Vec<(i64, NodeSelectorTerm)>,
 }
 
 /// Makes it.
-pub fn new(value: &Value) -> Result<Arc<dyn Plugin>, String> {
+pub(super) fn new(value: &Value) -> Result<Arc<dyn Plugin>, String> {
     let added = arguments::<Arguments>(value)?
         .added_affinity
         .unwrap_or_default();

@@ -16,13 +16,13 @@ use crate::{
 };
 
 /// The plugin's name.
-pub const NAME: &str = "NodeDeclaredFeatures";
+pub(super) const NAME: &str = "NodeDeclaredFeatures";
 
 /// The rule.
-pub struct NodeDeclaredFeatures;
+pub(super) struct NodeDeclaredFeatures;
 
 /// Makes it.
-pub fn new(arguments: &Value) -> Result<Arc<dyn Plugin>, String> {
+pub(super) fn new(arguments: &Value) -> Result<Arc<dyn Plugin>, String> {
     no_arguments(arguments)?;
     Ok(Arc::new(NodeDeclaredFeatures))
 }

@@ -9,13 +9,13 @@ use super::no_arguments;
 use crate::framework::{Plugin, Point};
 
 /// The plugin's name.
-pub const NAME: &str = "NodeName";
+pub(super) const NAME: &str = "NodeName";
 
 /// The rule.
-pub struct NodeName;
+pub(super) struct NodeName;
 
 /// Makes it.
-pub fn new(arguments: &Value) -> Result<Arc<dyn Plugin>, String> {
+pub(super) fn new(arguments: &Value) -> Result<Arc<dyn Plugin>, String> {
     no_arguments(arguments)?;
     Ok(Arc::new(NodeName))
 }

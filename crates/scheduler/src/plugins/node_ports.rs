@@ -16,13 +16,13 @@ use crate::{
 };
 
 /// The plugin's name.
-pub const NAME: &str = "NodePorts";
+pub(super) const NAME: &str = "NodePorts";
 
 /// The rule.
-pub struct NodePorts;
+pub(super) struct NodePorts;
 
 /// Makes it.
-pub fn new(arguments: &Value) -> Result<Arc<dyn Plugin>, String> {
+pub(super) fn new(arguments: &Value) -> Result<Arc<dyn Plugin>, String> {
     no_arguments(arguments)?;
     Ok(Arc::new(NodePorts))
 }

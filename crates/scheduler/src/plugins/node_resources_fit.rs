@@ -22,7 +22,7 @@ use crate::{
 };
 
 /// The plugin's name.
-pub const NAME: &str = "NodeResourcesFit";
+pub(super) const NAME: &str = "NodeResourcesFit";
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
@@ -65,7 +65,7 @@ enum Scoring {
 
 /// The rule.
 #[derive(Debug)]
-pub struct NodeResourcesFit {
+pub(super) struct NodeResourcesFit {
     ignored: Vec<String>,
     ignored_groups: Vec<String>,
     scoring: Scoring,
@@ -73,7 +73,7 @@ pub struct NodeResourcesFit {
 }
 
 /// Makes it.
-pub fn new(value: &Value) -> Result<Arc<dyn Plugin>, String> {
+pub(super) fn new(value: &Value) -> Result<Arc<dyn Plugin>, String> {
     let arguments: Arguments = arguments(value)?;
     let strategy = arguments.scoring_strategy;
     let scoring = match strategy.kind.as_deref() {

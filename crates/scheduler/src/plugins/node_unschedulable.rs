@@ -18,13 +18,13 @@ use crate::{
 };
 
 /// The plugin's name.
-pub const NAME: &str = "NodeUnschedulable";
+pub(super) const NAME: &str = "NodeUnschedulable";
 
 /// The rule.
-pub struct NodeUnschedulable;
+pub(super) struct NodeUnschedulable;
 
 /// Makes it.
-pub fn new(arguments: &Value) -> Result<Arc<dyn Plugin>, String> {
+pub(super) fn new(arguments: &Value) -> Result<Arc<dyn Plugin>, String> {
     no_arguments(arguments)?;
     Ok(Arc::new(NodeUnschedulable))
 }

@@ -22,15 +22,15 @@ use crate::{
 };
 
 /// The plugin's name.
-pub const NAME: &str = "NodeVolumeLimits";
+pub(super) const NAME: &str = "NodeVolumeLimits";
 
 const TOO_MANY: &str = "node(s) exceed max volume count";
 
 /// The rule.
-pub struct NodeVolumeLimits;
+pub(super) struct NodeVolumeLimits;
 
 /// Makes it.
-pub fn new(arguments: &Value) -> Result<Arc<dyn Plugin>, String> {
+pub(super) fn new(arguments: &Value) -> Result<Arc<dyn Plugin>, String> {
     no_arguments(arguments)?;
     Ok(Arc::new(NodeVolumeLimits))
 }

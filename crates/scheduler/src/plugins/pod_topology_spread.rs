@@ -25,7 +25,7 @@ use crate::{
 };
 
 /// The plugin's name.
-pub const NAME: &str = "PodTopologySpread";
+pub(super) const NAME: &str = "PodTopologySpread";
 
 const SKEWED: &str = "node(s) didn't match pod topology spread constraints";
 const NO_LABEL: &str =
@@ -42,7 +42,7 @@ struct Arguments {
 
 /// The rule.
 #[derive(Debug)]
-pub struct PodTopologySpread {
+pub(super) struct PodTopologySpread {
     /// For pods that have no constraints; what they select comes from the pod.
     defaults: Vec<TopologySpreadConstraint>,
     /// Whether the defaults are upstream's own: nodes without a zone then still spread by name.
@@ -50,7 +50,7 @@ pub struct PodTopologySpread {
 }
 
 /// Makes it.
-pub fn new(value: &Value) -> Result<Arc<dyn Plugin>, String> {
+pub(super) fn new(value: &Value) -> Result<Arc<dyn Plugin>, String> {
     let arguments: Arguments = arguments(value)?;
     let given = arguments.default_constraints;
     let (defaults, system) = match arguments.defaulting_type.as_deref() {

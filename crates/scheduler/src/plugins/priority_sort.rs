@@ -9,13 +9,13 @@ use super::no_arguments;
 use crate::framework::{Plugin, Point};
 
 /// The plugin's name.
-pub const NAME: &str = "PrioritySort";
+pub(super) const NAME: &str = "PrioritySort";
 
 /// The rule.
-pub struct PrioritySort;
+pub(super) struct PrioritySort;
 
 /// Makes it.
-pub fn new(arguments: &Value) -> Result<Arc<dyn Plugin>, String> {
+pub(super) fn new(arguments: &Value) -> Result<Arc<dyn Plugin>, String> {
     no_arguments(arguments)?;
     Ok(Arc::new(PrioritySort))
 }

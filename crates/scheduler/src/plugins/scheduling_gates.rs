@@ -15,13 +15,13 @@ use crate::{
 };
 
 /// The plugin's name.
-pub const NAME: &str = "SchedulingGates";
+pub(super) const NAME: &str = "SchedulingGates";
 
 /// The rule.
-pub struct SchedulingGates;
+pub(super) struct SchedulingGates;
 
 /// Makes it.
-pub fn new(arguments: &Value) -> Result<Arc<dyn Plugin>, String> {
+pub(super) fn new(arguments: &Value) -> Result<Arc<dyn Plugin>, String> {
     no_arguments(arguments)?;
     Ok(Arc::new(SchedulingGates))
 }

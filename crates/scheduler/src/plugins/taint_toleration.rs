@@ -19,16 +19,16 @@ use crate::{
 };
 
 /// The plugin's name.
-pub const NAME: &str = "TaintToleration";
+pub(super) const NAME: &str = "TaintToleration";
 
 /// The effects that keep a pod away.
-pub const HARD: [&str; 2] = ["NoSchedule", "NoExecute"];
+pub(super) const HARD: [&str; 2] = ["NoSchedule", "NoExecute"];
 
 /// The rule.
-pub struct TaintToleration;
+pub(super) struct TaintToleration;
 
 /// Makes it.
-pub fn new(arguments: &Value) -> Result<Arc<dyn Plugin>, String> {
+pub(super) fn new(arguments: &Value) -> Result<Arc<dyn Plugin>, String> {
     no_arguments(arguments)?;
     Ok(Arc::new(TaintToleration))
 }

@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// The plugin's name.
-pub const NAME: &str = "VolumeRestrictions";
+pub(super) const NAME: &str = "VolumeRestrictions";
 
 const IN_USE: &str = "node(s) unavailable due to PersistentVolumeClaim with ReadWriteOncePod \
                       access mode already in-use by another pod";
@@ -26,10 +26,10 @@ const IN_USE: &str = "node(s) unavailable due to PersistentVolumeClaim with Read
 const NO_DISK: &str = "node(s) had no available disk";
 
 /// The rule.
-pub struct VolumeRestrictions;
+pub(super) struct VolumeRestrictions;
 
 /// Makes it.
-pub fn new(arguments: &Value) -> Result<Arc<dyn Plugin>, String> {
+pub(super) fn new(arguments: &Value) -> Result<Arc<dyn Plugin>, String> {
     no_arguments(arguments)?;
     Ok(Arc::new(VolumeRestrictions))
 }

@@ -18,13 +18,13 @@ use crate::{
 };
 
 /// The plugin's name.
-pub const NAME: &str = "VolumeZone";
+pub(super) const NAME: &str = "VolumeZone";
 
 /// The rule.
-pub struct VolumeZone;
+pub(super) struct VolumeZone;
 
 /// Makes it.
-pub fn new(arguments: &Value) -> Result<Arc<dyn Plugin>, String> {
+pub(super) fn new(arguments: &Value) -> Result<Arc<dyn Plugin>, String> {
     no_arguments(arguments)?;
     Ok(Arc::new(VolumeZone))
 }

@@ -28,7 +28,7 @@ pub struct RestoreReport {
 }
 
 /// Writes a state to a file.
-pub fn write<C: Codec>(
+pub(super) fn write<C: Codec>(
     file: &Path,
     codec: &C,
     state: &State<C::Object>,

@@ -16,10 +16,10 @@ const STEPS: usize = 4096;
 const BYTES: usize = 4 << 20;
 
 /// Who waits.
-pub type Reply<T> = oneshot::Sender<Result<T, Error>>;
+pub(super) type Reply<T> = oneshot::Sender<Result<T, Error>>;
 
 /// What the commits have come to so far.
-pub struct Batch<T> {
+pub(super) struct Batch<T> {
     /// What goes to the log. Behind `whole` there may be the beginning of a commit that failed.
     pub frame: Buffer,
     /// The frame's length with all commits of `steps`.
@@ -41,7 +41,7 @@ pub struct Batch<T> {
 }
 
 /// What one caller wants.
-pub enum Step<T> {
+pub(super) enum Step<T> {
     /// A commit that can be made.
     Commit {
         /// Its own, or the newest before it if it writes nothing.
@@ -67,7 +67,7 @@ pub struct Done<T> {
 
 impl<T> Step<T> {
     /// Tells whoever waits that nothing comes of it. Whoever no longer waits loses only the answer.
-    pub fn fail(self, error: &Error) {
+    pub(super) fn fail(self, error: &Error) {
         match self {
             Self::Commit { reply, .. } | Self::Refuse(_, reply) => {
                 let _ = reply.send(Err(error.clone()));
@@ -107,7 +107,7 @@ impl<T> Default for Batch<T> {
 
 impl<T> Batch<T> {
     /// Makes it an empty one, in the same memory. Called by the first caller.
-    pub fn begin(&mut self, time: Millis, revision: Revision) {
+    pub(super) fn begin(&mut self, time: Millis, revision: Revision) {
         self.frame.begin();
         // The marks' place; what they are is known at the end.
         let marks = [0; record::MARKS];
@@ -120,12 +120,12 @@ impl<T> Batch<T> {
     }
 
     /// Whether it takes no more.
-    pub fn is_full(&self) -> bool {
+    pub(super) fn is_full(&self) -> bool {
         self.steps.len() >= STEPS || !self.steps.is_empty() && self.whole >= BYTES
     }
 
     /// Whether anything of it goes to the log.
-    pub fn writes(&self) -> bool {
+    pub(super) fn writes(&self) -> bool {
         self.synced || self.relaxed
     }
 }

@@ -27,7 +27,7 @@ const RETRY: Millis = 5_000;
 const NICE: i32 = 5;
 
 /// A snapshot that is being written.
-pub struct RunningSnapshot {
+pub(super) struct RunningSnapshot {
     pub thread: JoinHandle<()>,
     /// Bytes of the log that it will cover.
     covers: u64,
@@ -35,13 +35,13 @@ pub struct RunningSnapshot {
 
 impl<C: Codec> Writer<C> {
     /// How long the log may get.
-    pub fn log_limit(&self) -> u64 {
+    pub(super) fn log_limit(&self) -> u64 {
         let live = self.stage.gauges.live_bytes.load(Ordering::Relaxed);
         self.config.log_limit(live)
     }
 
     /// Starts a snapshot if the log has grown or somebody wants one.
-    pub fn start_snapshot_when_due(&mut self, now: Millis) {
+    pub(super) fn start_snapshot_when_due(&mut self, now: Millis) {
         let limit = self.log_limit();
         let length = self.log.bytes();
         let rested = now >= self.snapshot_rests_until || length > self.config.max_log_bytes;
@@ -96,7 +96,7 @@ impl<C: Codec> Writer<C> {
     }
 
     /// Takes the thread's report.
-    pub fn snapshot_done(&mut self, result: Result<Vec<String>, String>) {
+    pub(super) fn snapshot_done(&mut self, result: Result<Vec<String>, String>) {
         if let Some(running) = self.snapshot.take() {
             // A panic in it has been reported by the runtime, and the log still has everything.
             let _ = running.thread.join();
@@ -114,7 +114,7 @@ impl<C: Codec> Writer<C> {
     }
 
     /// Answers those who asked for a snapshot.
-    pub fn finish_snapshot_waiters(&mut self, result: Result<(), Error>) {
+    pub(super) fn finish_snapshot_waiters(&mut self, result: Result<(), Error>) {
         for waiter in self.snapshot_waiters.drain(..) {
             let _ = waiter.send(result.clone());
         }
@@ -122,7 +122,7 @@ impl<C: Codec> Writer<C> {
 }
 
 /// Which superfluous segments are kept to be written over.
-pub struct Keep {
+pub(super) struct Keep {
     /// How many.
     pub spares: usize,
     /// Those of at least this length.
@@ -157,7 +157,11 @@ fn write_snapshot<C: Codec>(
 
 /// Removes segments and snapshots that the snapshot `number` makes superfluous. Returns the names of
 /// segments that can be written over instead.
-pub fn remove_before(disk: &dyn Disk, number: u64, keep: &Keep) -> std::io::Result<Vec<String>> {
+pub(super) fn remove_before(
+    disk: &dyn Disk,
+    number: u64,
+    keep: &Keep,
+) -> std::io::Result<Vec<String>> {
     let mut spares = Vec::new();
     for name in disk.list()? {
         let of = |prefix: &str| u64::from_str_radix(name.strip_prefix(prefix)?, 16).ok();

@@ -15,7 +15,7 @@ use super::{
 const STAGE: usize = 1 << 20;
 
 /// A file of the log.
-pub struct DirectFile {
+pub(super) struct DirectFile {
     file: fs::File,
     /// Where bytes stand before they are written that do not begin at a multiple of [`BLOCK`].
     stage: Vec<u8>,
@@ -23,7 +23,7 @@ pub struct DirectFile {
 
 impl DirectFile {
     /// Takes a file to be written in whole blocks at multiples of their length.
-    pub fn new(file: fs::File) -> Self {
+    pub(super) fn new(file: fs::File) -> Self {
         set_direct(&file, true);
         Self {
             file,

@@ -6,17 +6,17 @@
 //! acknowledged) is told from a damaged middle.
 
 /// Length of a file's header.
-pub const FILE_HEADER: usize = 32;
+pub(super) const FILE_HEADER: usize = 32;
 /// Length of a frame's header.
-pub const FRAME_HEADER: usize = 24;
+pub(super) const FRAME_HEADER: usize = 24;
 
 const FRAME_MAGIC: u32 = 0x6d73_6601;
 /// Frames begin at multiples of this, at least.
-pub const ALIGNMENT: usize = 8;
+pub(super) const ALIGNMENT: usize = 8;
 
 /// The two kinds of file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum FileKind {
+pub(super) enum FileKind {
     /// A log segment.
     Log,
     /// A snapshot or a backup.
@@ -34,7 +34,7 @@ impl FileKind {
 
 /// The first bytes of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct FileHeader {
+pub(super) struct FileHeader {
     /// What file it is.
     pub kind: FileKind,
     /// The segment's number; of a snapshot, the first segment that it does not cover.
@@ -47,7 +47,7 @@ pub struct FileHeader {
 
 impl FileHeader {
     /// A header with fresh salt.
-    pub fn new(kind: FileKind, number: u64, block: u32) -> Self {
+    pub(super) fn new(kind: FileKind, number: u64, block: u32) -> Self {
         Self {
             kind,
             number,
@@ -57,17 +57,17 @@ impl FileHeader {
     }
 
     /// Where the first frame stands.
-    pub fn first(&self) -> usize {
+    pub(super) fn first(&self) -> usize {
         FILE_HEADER.next_multiple_of(self.block as usize)
     }
 
     /// Where the frame behind one at `offset` stands.
-    pub fn after(&self, offset: usize, frame: FrameHeader) -> usize {
+    pub(super) fn after(&self, offset: usize, frame: FrameHeader) -> usize {
         (offset + frame_len(frame.len())).next_multiple_of(self.block as usize)
     }
 
     /// As bytes.
-    pub fn encode(&self) -> [u8; FILE_HEADER] {
+    pub(super) fn encode(&self) -> [u8; FILE_HEADER] {
         let mut bytes = [0; FILE_HEADER];
         bytes[..8].copy_from_slice(self.kind.magic());
         bytes[8..16].copy_from_slice(&self.number.to_le_bytes());
@@ -79,7 +79,7 @@ impl FileHeader {
     }
 
     /// From bytes; `None` when they are not such a header.
-    pub fn decode(kind: FileKind, bytes: &[u8; FILE_HEADER]) -> Option<Self> {
+    pub(super) fn decode(kind: FileKind, bytes: &[u8; FILE_HEADER]) -> Option<Self> {
         let valid =
             &bytes[..8] == kind.magic() && crc32fast::hash(&bytes[..28]) == u32_at(bytes, 28);
         let header = valid.then(|| Self {
@@ -93,12 +93,12 @@ impl FileHeader {
 }
 
 /// The length of a whole frame with a payload of this length.
-pub fn frame_len(payload: usize) -> usize {
+pub(super) fn frame_len(payload: usize) -> usize {
     (FRAME_HEADER + payload).next_multiple_of(ALIGNMENT)
 }
 
 /// What frames begin at multiples of in memory: enough for every common disk.
-pub const BLOCK: usize = 4096;
+pub(super) const BLOCK: usize = 4096;
 /// Memory beyond this is not kept for the next frame.
 const KEPT: usize = 2 << 20;
 
@@ -113,7 +113,7 @@ fn fill_header(frame: &mut [u8], salt: u64, offset: u64, synced: u64) {
 
 /// A frame in memory that begins at a multiple of [`BLOCK`], so that it can be written as it stands.
 #[derive(Default)]
-pub struct Buffer {
+pub(super) struct Buffer {
     bytes: Vec<u8>,
     /// Where the frame begins.
     start: usize,
@@ -121,14 +121,14 @@ pub struct Buffer {
 
 impl Buffer {
     /// An empty frame.
-    pub fn new() -> Self {
+    pub(super) fn new() -> Self {
         let mut buffer = Self::default();
         buffer.begin();
         buffer
     }
 
     /// Starts a frame in the memory of an earlier one.
-    pub fn begin(&mut self) {
+    pub(super) fn begin(&mut self) {
         if self.bytes.capacity() > KEPT {
             self.bytes = Vec::new();
         }
@@ -139,7 +139,7 @@ impl Buffer {
     }
 
     /// Where to append so many bytes.
-    pub fn room(&mut self, more: usize) -> &mut Vec<u8> {
+    pub(super) fn room(&mut self, more: usize) -> &mut Vec<u8> {
         let needed = self.bytes.len() + more;
         if needed > self.bytes.capacity() {
             let mut larger: Vec<u8> = Vec::with_capacity(2 * needed + BLOCK);
@@ -152,22 +152,22 @@ impl Buffer {
     }
 
     /// The frame's length so far.
-    pub fn len(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         self.bytes.len() - self.start
     }
 
     /// Takes back what is behind this length.
-    pub fn truncate(&mut self, length: usize) {
+    pub(super) fn truncate(&mut self, length: usize) {
         self.bytes.truncate(self.start + length);
     }
 
     /// The payload so far.
-    pub fn payload(&mut self) -> &mut [u8] {
+    pub(super) fn payload(&mut self) -> &mut [u8] {
         &mut self.bytes[self.start + FRAME_HEADER..]
     }
 
     /// Ends the frame: fills in its header and pads it to whole blocks of a file.
-    pub fn seal(&mut self, salt: u64, offset: u64, synced: u64, block: usize) -> &[u8] {
+    pub(super) fn seal(&mut self, salt: u64, offset: u64, synced: u64, block: usize) -> &[u8] {
         fill_header(&mut self.bytes[self.start..], salt, offset, synced);
         let padding = self.len().next_multiple_of(block) - self.len();
         let frame = self.room(padding);
@@ -178,34 +178,34 @@ impl Buffer {
 
 /// A frame's header, not yet trusted.
 #[derive(Debug, Clone, Copy)]
-pub struct FrameHeader {
+pub(super) struct FrameHeader {
     bytes: [u8; FRAME_HEADER],
 }
 
 impl FrameHeader {
     /// `None` when these bytes cannot start a frame.
-    pub fn decode(bytes: [u8; FRAME_HEADER]) -> Option<Self> {
+    pub(super) fn decode(bytes: [u8; FRAME_HEADER]) -> Option<Self> {
         (u32_at(&bytes, 0) == FRAME_MAGIC).then_some(Self { bytes })
     }
 
     /// Length of the payload.
-    pub fn len(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         u32_at(&self.bytes, 4) as usize
     }
 
     /// How much of the file was synced when the frame was written.
-    pub fn synced(&self) -> u64 {
+    pub(super) fn synced(&self) -> u64 {
         u64_at(&self.bytes, 8)
     }
 
     /// Whether header and payload belong together at this place.
-    pub fn matches(&self, salt: u64, offset: u64, payload: &[u8]) -> bool {
+    pub(super) fn matches(&self, salt: u64, offset: u64, payload: &[u8]) -> bool {
         checksum(salt, offset, &self.bytes[4..16], payload) == u32_at(&self.bytes, 16)
     }
 }
 
 /// Reads the frame at `offset` of a file's bytes; `None` when there is no whole one.
-pub fn read(file: &[u8], salt: u64, offset: usize) -> Option<(FrameHeader, &[u8])> {
+pub(super) fn read(file: &[u8], salt: u64, offset: usize) -> Option<(FrameHeader, &[u8])> {
     let bytes = file.get(offset..offset + FRAME_HEADER)?;
     let header = FrameHeader::decode(bytes.try_into().ok()?)?;
     let start = offset + FRAME_HEADER;
@@ -216,7 +216,7 @@ pub fn read(file: &[u8], salt: u64, offset: usize) -> Option<(FrameHeader, &[u8]
 }
 
 /// Whether some whole frame behind `offset` says that the byte at `offset` had been synced.
-pub fn synced_past(file: &[u8], header: &FileHeader, offset: usize) -> bool {
+pub(super) fn synced_past(file: &[u8], header: &FileHeader, offset: usize) -> bool {
     let block = header.block as usize;
     (offset.next_multiple_of(block)..file.len())
         .step_by(block)

@@ -32,7 +32,7 @@ use crate::{
 const CALM: usize = 2;
 
 /// The meeting point of callers and the writer.
-pub struct Intake<C: Codec> {
+pub(super) struct Intake<C: Codec> {
     codec: Arc<C>,
     clock: Arc<dyn Clock>,
     published: Arc<Published<C::Object>>,
@@ -67,7 +67,7 @@ struct Open<C: Codec> {
 }
 
 /// The revisions of keys that are not published yet; `None` when deleted.
-pub type Pending = HashMap<Key, Option<Revision>>;
+pub(super) type Pending = HashMap<Key, Option<Revision>>;
 
 struct Commit<C: Codec> {
     ops: Vec<Op<C::Draft>>,
@@ -76,7 +76,7 @@ struct Commit<C: Codec> {
 }
 
 /// What else the writer is asked for.
-pub enum Errand {
+pub(super) enum Errand {
     /// Write a snapshot now.
     Snapshot(Reply<()>),
     /// The snapshot thread is done, and has left these files to write over.
@@ -86,10 +86,10 @@ pub enum Errand {
 }
 
 /// How a commit gets its answer.
-pub type Answer<T> = oneshot::Receiver<Result<T, Error>>;
+pub(super) type Answer<T> = oneshot::Receiver<Result<T, Error>>;
 
 /// A commit that was added.
-pub struct Added<T> {
+pub(super) struct Added<T> {
     pub answer: Answer<Done<T>>,
     /// Whether the caller is to see to the batch: the writer has not been told of it.
     pub leads: bool,
@@ -97,7 +97,11 @@ pub struct Added<T> {
 
 impl<C: Codec> Intake<C> {
     /// Goes on behind the published state.
-    pub fn new(codec: Arc<C>, clock: Arc<dyn Clock>, published: Arc<Published<C::Object>>) -> Self {
+    pub(super) fn new(
+        codec: Arc<C>,
+        clock: Arc<dyn Clock>,
+        published: Arc<Published<C::Object>>,
+    ) -> Self {
         let open = Open {
             closed: None,
             has_ended: false,
@@ -122,7 +126,7 @@ impl<C: Codec> Intake<C> {
     }
 
     /// Adds a commit, checked by [`crate::check::ops`].
-    pub fn commit(
+    pub(super) fn commit(
         &self,
         ops: Vec<Op<C::Draft>>,
         durability: Durability,
@@ -146,12 +150,12 @@ impl<C: Codec> Intake<C> {
     }
 
     /// Whether the batch is still the one commit of a caller who sees to it.
-    pub fn is_led(&self) -> bool {
+    pub(super) fn is_led(&self) -> bool {
         self.open.lock().is_led
     }
 
     /// Adds a compaction.
-    pub fn compact(&self, revision: Revision) -> Result<Answer<()>, Error> {
+    pub(super) fn compact(&self, revision: Revision) -> Result<Answer<()>, Error> {
         let (reply, answer) = oneshot::channel();
         let mut open = self.open.lock();
         open.check()?;
@@ -170,7 +174,7 @@ impl<C: Codec> Intake<C> {
     }
 
     /// Asks the writer for something else. When it has ended, the errand is dropped.
-    pub fn ask(&self, errand: Errand) {
+    pub(super) fn ask(&self, errand: Errand) {
         let mut open = self.open.lock();
         if !open.has_ended {
             open.errands.push(errand);
@@ -179,18 +183,18 @@ impl<C: Codec> Intake<C> {
     }
 
     /// Why nothing is taken any more, if so.
-    pub fn failure(&self) -> Option<String> {
+    pub(super) fn failure(&self) -> Option<String> {
         self.open.lock().closed.clone()
     }
 
     /// Takes nothing any more. The first reason counts.
-    pub fn close(&self, why: &str) {
+    pub(super) fn close(&self, why: &str) {
         let mut open = self.open.lock();
         open.closed.get_or_insert_with(|| why.to_owned());
     }
 
     /// The writer has ended: whoever still waits hears so.
-    pub fn end(&self) {
+    pub(super) fn end(&self) {
         let mut open = self.open.lock();
         open.has_ended = true;
         open.closed
@@ -205,22 +209,22 @@ impl<C: Codec> Intake<C> {
     }
 
     /// Whether there is something for the writer.
-    pub fn has_news(&self) -> bool {
+    pub(super) fn has_news(&self) -> bool {
         self.has_news.load(Ordering::Relaxed)
     }
 
     /// Returns when there is, or was, something for the writer.
-    pub async fn news(&self) {
+    pub(super) async fn news(&self) {
         self.news.notified().await;
     }
 
     /// What the writer is asked for beside batches.
-    pub fn errands(&self) -> Vec<Errand> {
+    pub(super) fn errands(&self) -> Vec<Errand> {
         std::mem::take(&mut self.open.lock().errands)
     }
 
     /// Takes the batch, in exchange for memory for the next. Says no when there is none.
-    pub fn take(&self, batch: &mut Batch<C::Object>) -> bool {
+    pub(super) fn take(&self, batch: &mut Batch<C::Object>) -> bool {
         let mut open = self.open.lock();
         let is_taken = !open.batch.steps.is_empty();
         if is_taken {
@@ -239,7 +243,7 @@ impl<C: Codec> Intake<C> {
     }
 
     /// The oldest batch that was taken is published. Also exchanges memory for keys.
-    pub fn settle(&self, spare: &mut Pending) {
+    pub(super) fn settle(&self, spare: &mut Pending) {
         let mut open = self.open.lock();
         std::mem::swap(&mut open.spare, spare);
         let settled = open.old.pop_front();
@@ -252,7 +256,7 @@ impl<C: Codec> Intake<C> {
 
     /// The batch that was taken last will never be, neither will what was built upon it. All before it
     /// are published.
-    pub fn give_up(&self, error: &Error) {
+    pub(super) fn give_up(&self, error: &Error) {
         let mut open = self.open.lock();
         open.revision = self.published.revision();
         open.young.clear();
@@ -281,7 +285,7 @@ impl<C: Codec> Intake<C> {
     }
 
     /// Wakes the writer.
-    pub fn wake(&self) {
+    pub(super) fn wake(&self) {
         self.news.notify_one();
     }
 

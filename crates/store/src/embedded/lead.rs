@@ -9,7 +9,7 @@ use crate::Codec;
 
 /// Sees to the batch that the caller has begun: writes it, or wakes the writer. Only for tasks of a
 /// runtime with threads.
-pub async fn lead<C: Codec>(intake: &Intake<C>, writer: &Mutex<Writer<C>>) {
+pub(super) async fn lead<C: Codec>(intake: &Intake<C>, writer: &Mutex<Writer<C>>) {
     let mut unseen = Unseen(Some(intake));
     // Others may be about to commit, also in this task: together they are for the writer.
     tokio::task::yield_now().await;

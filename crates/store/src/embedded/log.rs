@@ -16,7 +16,7 @@ use crate::{Error, Revision};
 
 /// Why the log did not take a batch.
 #[derive(Debug)]
-pub enum Fault {
+pub(super) enum Fault {
     /// Nothing was written, nothing is broken: try again when there is space.
     Full(String),
     /// Nothing was written, nothing is broken.
@@ -26,7 +26,7 @@ pub enum Fault {
 }
 
 /// The open end of the log.
-pub struct Log {
+pub(super) struct Log {
     disk: Arc<dyn Disk>,
     segment_bytes: u64,
     reserve_bytes: u64,
@@ -53,18 +53,18 @@ struct Segment {
 }
 
 /// The file name of a segment.
-pub fn segment_name(number: u64) -> String {
+pub(super) fn segment_name(number: u64) -> String {
     format!("log-{number:016x}")
 }
 
 /// The file name of an old segment that waits to be written over.
-pub fn spare_name(number: u64) -> String {
+pub(super) fn spare_name(number: u64) -> String {
     format!("spare-{number:016x}")
 }
 
 impl Log {
     /// A log that goes on with segment `next`, behind segments of `ended` bytes.
-    pub fn new(
+    pub(super) fn new(
         disk: Arc<dyn Disk>,
         next: u64,
         ended: u64,
@@ -83,27 +83,27 @@ impl Log {
     }
 
     /// Bytes of log that no snapshot covers.
-    pub fn bytes(&self) -> u64 {
+    pub(super) fn bytes(&self) -> u64 {
         self.ended + self.open.as_ref().map_or(0, |segment| segment.end)
     }
 
     /// The number of the segment that was written last.
-    pub fn segment(&self) -> u64 {
+    pub(super) fn segment(&self) -> u64 {
         self.next - 1
     }
 
     /// How many files wait to be written over.
-    pub fn spares(&self) -> usize {
+    pub(super) fn spares(&self) -> usize {
         self.spares.len()
     }
 
     /// Whether nothing was written since it was opened.
-    pub fn is_untouched(&self) -> bool {
+    pub(super) fn is_untouched(&self) -> bool {
         self.open.is_none()
     }
 
     /// Makes sure that a frame of this length, not yet sealed, has its space.
-    pub fn prepare(&mut self, length: usize) -> Result<(), Fault> {
+    pub(super) fn prepare(&mut self, length: usize) -> Result<(), Fault> {
         // The frame, and the one that ends the segment.
         let block = u64::from(self.disk.block());
         let length = (length as u64).next_multiple_of(block) + block;
@@ -130,7 +130,7 @@ impl Log {
     }
 
     /// Writes a frame, its space prepared; not durable before [`Log::sync`].
-    pub fn append(&mut self, frame: &mut Buffer) -> Result<(), Fault> {
+    pub(super) fn append(&mut self, frame: &mut Buffer) -> Result<(), Fault> {
         let Some(segment) = &mut self.open else {
             return Err(Fault::Refused("no space was prepared".into()));
         };
@@ -146,7 +146,7 @@ impl Log {
 
     /// Makes everything appended durable. After an error the kernel may have dropped the dirty
     /// pages, and a second sync would succeed without having written them: hence never again.
-    pub fn sync(&mut self) -> Result<(), Fault> {
+    pub(super) fn sync(&mut self) -> Result<(), Fault> {
         let Some(segment) = &mut self.open else {
             return Ok(());
         };
@@ -202,7 +202,7 @@ impl Log {
 
     /// Ends the open segment, durably. Returns the number of the segment that comes next, and how
     /// many bytes all segments before it have.
-    pub fn end(&mut self) -> Result<(u64, u64), Fault> {
+    pub(super) fn end(&mut self) -> Result<(u64, u64), Fault> {
         if self.open.is_some() {
             self.append(&mut Buffer::new())?;
             self.sync()?;
@@ -212,7 +212,7 @@ impl Log {
     }
 
     /// Ends the open segment, and gives back what it did not use.
-    pub fn close(&mut self) -> Result<(), Fault> {
+    pub(super) fn close(&mut self) -> Result<(), Fault> {
         self.append(&mut Buffer::new())?;
         if let Some(segment) = &mut self.open {
             segment
@@ -225,7 +225,7 @@ impl Log {
     }
 
     /// A snapshot covers `bytes` of the ended segments now, and has left these files.
-    pub fn forget(&mut self, bytes: u64, spares: Vec<String>) {
+    pub(super) fn forget(&mut self, bytes: u64, spares: Vec<String>) {
         self.ended = self.ended.saturating_sub(bytes);
         self.spares.extend(spares);
     }
@@ -274,7 +274,7 @@ fn refused(disk: &dyn Disk, name: &str, step: &str, error: io::Error) -> Fault {
 
 /// Reads a segment: `take` gets each batch. The last segment's torn tail is cut.
 /// Returns the segment's length.
-pub fn replay(
+pub(super) fn replay(
     disk: &dyn Disk,
     number: u64,
     is_last: bool,

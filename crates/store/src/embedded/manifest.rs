@@ -14,7 +14,7 @@ use super::{
 use crate::{Error, Revision};
 
 /// Its file name.
-pub const NAME: &str = "manifest";
+pub(super) const NAME: &str = "manifest";
 
 const MAGIC: [u8; 8] = *b"mainman1";
 /// A slot has a sector of its own: sectors are written whole.
@@ -23,7 +23,7 @@ const SLOT: usize = 8 + 8 + 8 + 8 + 4;
 
 /// What is known to be on the disk.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Synced {
+pub(super) struct Synced {
     /// The newest revision.
     pub revision: Revision,
     /// The segment of the log that it is in.
@@ -31,7 +31,7 @@ pub struct Synced {
 }
 
 /// Writes the file.
-pub struct Manifest {
+pub(super) struct Manifest {
     file: Option<Box<dyn File>>,
     /// Counts writes; the newer slot has the higher number.
     sequence: u64,
@@ -41,7 +41,7 @@ pub struct Manifest {
 
 impl Manifest {
     /// The manifest of a directory, with what it says.
-    pub fn open(disk: &dyn Disk) -> Result<Self, Error> {
+    pub(super) fn open(disk: &dyn Disk) -> Result<Self, Error> {
         let failed = |error: std::io::Error| {
             Error::Unavailable(format!("{}: {error}", disk.path(NAME).display()))
         };
@@ -91,7 +91,7 @@ impl Manifest {
     }
 
     /// Says from now on that everything up to `synced` is on the disk.
-    pub fn write(&mut self, disk: &dyn Disk, synced: Synced) -> std::io::Result<()> {
+    pub(super) fn write(&mut self, disk: &dyn Disk, synced: Synced) -> std::io::Result<()> {
         if synced.revision <= self.written.revision {
             return Ok(());
         }
@@ -110,7 +110,7 @@ impl Manifest {
 }
 
 /// Compares what was found with what had been synced.
-pub fn check(disk: &dyn Disk, written: Synced, found: Revision) -> Result<(), Error> {
+pub(super) fn check(disk: &dyn Disk, written: Synced, found: Revision) -> Result<(), Error> {
     if found >= written.revision {
         return Ok(());
     }

@@ -17,7 +17,7 @@ const SNAPSHOT_END: u8 = b'F';
 
 /// What each batch of the log says beside its commits.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Marks {
+pub(super) struct Marks {
     /// No revision above this one has been shown to anybody without being synced. After an unclean
     /// stop the next revision is above it.
     pub high_water: Revision,
@@ -29,7 +29,7 @@ pub struct Marks {
 
 /// A change of one key, as it stands on disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Change {
+pub(super) enum Change {
     /// A new value.
     Put {
         /// The key.
@@ -48,7 +48,7 @@ pub enum Change {
 
 /// One commit, as it stands on disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Commit {
+pub(super) struct Commit {
     /// Its revision.
     pub revision: Revision,
     /// Its changes, never empty.
@@ -57,7 +57,7 @@ pub struct Commit {
 
 /// A frame of a snapshot.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum SnapshotFrame {
+pub(super) enum SnapshotFrame {
     /// The first: the moment that the snapshot shows.
     Head {
         /// The newest revision in it.
@@ -75,10 +75,10 @@ pub enum SnapshotFrame {
 }
 
 /// Length of the marks at the beginning of a batch.
-pub const MARKS: usize = 24;
+pub(super) const MARKS: usize = 24;
 
 /// The bytes that a batch begins with.
-pub fn marks(marks: &Marks) -> [u8; MARKS] {
+pub(super) fn marks(marks: &Marks) -> [u8; MARKS] {
     let mut bytes = [0; MARKS];
     bytes[..8].copy_from_slice(&marks.high_water.to_le_bytes());
     bytes[8..16].copy_from_slice(&marks.floor.to_le_bytes());
@@ -87,14 +87,14 @@ pub fn marks(marks: &Marks) -> [u8; MARKS] {
 }
 
 /// Starts a commit of so many changes in a batch.
-pub fn put_commit(out: &mut Buffer, revision: Revision, changes: usize) {
+pub(super) fn put_commit(out: &mut Buffer, revision: Revision, changes: usize) {
     let out = out.room(12);
     put_u64(out, revision);
     put_u32(out, changes as u32);
 }
 
 /// Adds a put to a commit.
-pub fn put_put(out: &mut Buffer, key: &[u8], expires: Millis, value: &[u8]) {
+pub(super) fn put_put(out: &mut Buffer, key: &[u8], expires: Millis, value: &[u8]) {
     let out = out.room(17 + key.len() + value.len());
     out.push(PUT);
     put_bytes(out, key);
@@ -103,14 +103,14 @@ pub fn put_put(out: &mut Buffer, key: &[u8], expires: Millis, value: &[u8]) {
 }
 
 /// Adds a delete to a commit.
-pub fn put_delete(out: &mut Buffer, key: &[u8]) {
+pub(super) fn put_delete(out: &mut Buffer, key: &[u8]) {
     let out = out.room(5 + key.len());
     out.push(DELETE);
     put_bytes(out, key);
 }
 
 /// Reads a batch back. `None` when the bytes make no sense.
-pub fn read_batch(payload: &[u8]) -> Option<(Marks, Vec<Commit>)> {
+pub(super) fn read_batch(payload: &[u8]) -> Option<(Marks, Vec<Commit>)> {
     let mut input = Input(payload);
     let marks = input.marks()?;
     let mut commits = Vec::new();
@@ -124,7 +124,7 @@ pub fn read_batch(payload: &[u8]) -> Option<(Marks, Vec<Commit>)> {
 }
 
 /// Writes a snapshot's first frame.
-pub fn put_head(out: &mut Buffer, revision: Revision, marks: &Marks) {
+pub(super) fn put_head(out: &mut Buffer, revision: Revision, marks: &Marks) {
     let out = out.room(9 + MARKS);
     out.push(SNAPSHOT_HEAD);
     put_u64(out, revision);
@@ -132,12 +132,12 @@ pub fn put_head(out: &mut Buffer, revision: Revision, marks: &Marks) {
 }
 
 /// Starts a frame of entries.
-pub fn put_entries(out: &mut Buffer) {
+pub(super) fn put_entries(out: &mut Buffer) {
     out.room(1).push(SNAPSHOT_ENTRIES);
 }
 
 /// Adds an entry to such a frame.
-pub fn put_saved(out: &mut Buffer, saved: &Saved) {
+pub(super) fn put_saved(out: &mut Buffer, saved: &Saved) {
     let out = out.room(32 + saved.key.len() + saved.value.len());
     put_u64(out, saved.create_revision);
     put_u64(out, saved.mod_revision);
@@ -147,14 +147,14 @@ pub fn put_saved(out: &mut Buffer, saved: &Saved) {
 }
 
 /// Writes a snapshot's last frame.
-pub fn put_end(out: &mut Buffer, entries: u64) {
+pub(super) fn put_end(out: &mut Buffer, entries: u64) {
     let out = out.room(9);
     out.push(SNAPSHOT_END);
     put_u64(out, entries);
 }
 
 /// Reads a frame of a snapshot back. `None` when the bytes make no sense.
-pub fn read_snapshot_frame(payload: &[u8]) -> Option<SnapshotFrame> {
+pub(super) fn read_snapshot_frame(payload: &[u8]) -> Option<SnapshotFrame> {
     let mut input = Input(payload);
     let frame = match input.u8()? {
         SNAPSHOT_HEAD => SnapshotFrame::Head {

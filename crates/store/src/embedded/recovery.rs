@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// What was found.
-pub struct Recovered<T> {
+pub(super) struct Recovered<T> {
     /// The state.
     pub state: State<T>,
     /// The newest marks.
@@ -29,7 +29,7 @@ pub struct Recovered<T> {
 }
 
 /// Reads everything. Changes nothing except for a torn tail and superfluous files.
-pub fn recover<C: Codec>(
+pub(super) fn recover<C: Codec>(
     disk: &dyn Disk,
     codec: &C,
     config: &Config,
@@ -167,7 +167,7 @@ fn replay<C: Codec>(
 /// If revisions may have been shown that are not on the disk, jumps past all of them and refuses
 /// watches from before: no revision is used twice. Every later batch says so again, and until there
 /// is one the same files lead to the same jump.
-pub fn jump<T: Send + Sync + 'static>(state: &mut State<T>, marks: &mut Marks) {
+pub(super) fn jump<T: Send + Sync + 'static>(state: &mut State<T>, marks: &mut Marks) {
     if marks.high_water <= state.revision {
         return;
     }

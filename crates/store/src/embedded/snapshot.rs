@@ -15,12 +15,12 @@ const FRAME_BYTES: usize = 256 << 10;
 const SYNC_BYTES: u64 = 4 << 20;
 
 /// The file name of the snapshot that covers all segments before `number`.
-pub fn snapshot_name(number: u64) -> String {
+pub(super) fn snapshot_name(number: u64) -> String {
     format!("snapshot-{number:016x}")
 }
 
 /// Writes a snapshot: under a temporary name first, so that only whole ones are ever found.
-pub fn write(
+pub(super) fn write(
     disk: &dyn Disk,
     name: &str,
     number: u64,
@@ -89,7 +89,7 @@ fn write_temporary(
 }
 
 /// Reads a snapshot; `take` gets each entry. Returns the moment that it shows.
-pub fn read(
+pub(super) fn read(
     disk: &dyn Disk,
     name: &str,
     mut take: impl FnMut(Saved) -> Result<(), String>,

@@ -33,7 +33,7 @@ const PATIENCE: usize = 2;
 const SHOWN_AT_ONCE: usize = 128;
 
 /// What is durable and not shown yet.
-pub struct Stage<C: Codec> {
+pub(super) struct Stage<C: Codec> {
     pub intake: Arc<Intake<C>>,
     pub published: Arc<Published<C::Object>>,
     pub hub: Arc<Hub<C::Object>>,
@@ -48,7 +48,7 @@ pub struct Stage<C: Codec> {
 
 /// As of the last batch that was shown.
 #[derive(Default)]
-pub struct Gauges {
+pub(super) struct Gauges {
     /// Bytes of live keys and values.
     pub live_bytes: AtomicU64,
     /// When the first key goes by itself, or earlier; 0 when none does.
@@ -56,13 +56,13 @@ pub struct Gauges {
 }
 
 /// A batch that waits to be shown.
-pub struct Durable<T> {
+pub(super) struct Durable<T> {
     pub time: Millis,
     pub steps: Vec<Step<T>>,
 }
 
 /// Batches that wait to be shown.
-pub struct Waiting<T> {
+pub(super) struct Waiting<T> {
     batches: VecDeque<Durable<T>>,
     spare: Vec<Step<T>>,
 }
@@ -78,7 +78,7 @@ impl<T> Default for Waiting<T> {
 
 /// What whoever shows a batch needs.
 #[derive(Default)]
-pub struct Showing {
+pub(super) struct Showing {
     /// Keys that go by themselves, soonest first.
     pub expiring: BTreeSet<(Millis, Key)>,
     /// Memory for the keys of a batch.
@@ -103,7 +103,7 @@ impl<T> Answer<T> {
 
 impl<C: Codec> Stage<C> {
     /// Has a batch shown, by a task of this runtime if there is one.
-    pub fn push(self: &Arc<Self>, batch: Durable<C::Object>, runtime: Option<Handle>) {
+    pub(super) fn push(self: &Arc<Self>, batch: Durable<C::Object>, runtime: Option<Handle>) {
         let is_much = batch.steps.len() >= MANY;
         let mut waiting = self.waiting.lock();
         waiting.batches.push_back(batch);
@@ -119,12 +119,12 @@ impl<C: Codec> Stage<C> {
     }
 
     /// Memory for the steps of a batch.
-    pub fn spare(&self) -> Vec<Step<C::Object>> {
+    pub(super) fn spare(&self) -> Vec<Step<C::Object>> {
         std::mem::take(&mut self.waiting.lock().spare)
     }
 
     /// Shows everything that is durable.
-    pub fn show(&self) {
+    pub(super) fn show(&self) {
         loop {
             let mut showing = self.showing.lock();
             let Some(batch) = self.waiting.lock().batches.pop_front() else {
@@ -185,7 +185,7 @@ impl<C: Codec> Stage<C> {
     }
 
     /// Tells the writer when the first key goes by itself.
-    pub fn note_next_expiry(&self, showing: &Showing) {
+    pub(super) fn note_next_expiry(&self, showing: &Showing) {
         let next = showing.expiring.first().map_or(0, |(at, _)| *at);
         self.gauges.next_expiry.store(next, Ordering::Relaxed);
     }
@@ -216,7 +216,7 @@ impl<C: Codec> Drop for Unfinished<'_, C> {
 }
 
 /// The runtime of the caller, if it has threads that look after its tasks.
-pub fn runtime() -> Option<Handle> {
+pub(super) fn runtime() -> Option<Handle> {
     let runtime = Handle::try_current().ok()?;
     (runtime.runtime_flavor() == RuntimeFlavor::MultiThread).then_some(runtime)
 }

@@ -30,14 +30,14 @@ use crate::{
 /// How long the writer looks for the next batch before it sleeps.
 const SPIN: Duration = Duration::from_micros(60);
 /// Why a store takes no more writes whose writer panicked.
-pub const PANICKED: &str = "the writer panicked";
+pub(super) const PANICKED: &str = "the writer panicked";
 /// How long keys that could not be deleted wait for the next try.
 const EXPIRY_RETRY: Millis = 5_000;
 /// How far the manifest may be behind the log.
 const MANIFEST_EVERY: Millis = 1_000;
 
 /// Has the log and everything that others see.
-pub struct Writer<C: Codec> {
+pub(super) struct Writer<C: Codec> {
     pub config: Config,
     pub codec: Arc<C>,
     pub disk: Arc<dyn Disk>,
@@ -71,7 +71,7 @@ pub struct Writer<C: Codec> {
 }
 
 /// Runs until the store is closed.
-pub async fn run<C: Codec>(writer: &Mutex<Writer<C>>) {
+pub(super) async fn run<C: Codec>(writer: &Mutex<Writer<C>>) {
     // What is needed while others may have the lock.
     let intake = writer.lock().intake.clone();
     let stage = writer.lock().stage.clone();
@@ -130,7 +130,7 @@ impl<C: Codec> Writer<C> {
 
     /// Does what its thread would do with a small batch. A panic stops the store for good, as one in the
     /// thread does.
-    pub fn lead(&mut self) {
+    pub(super) fn lead(&mut self) {
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.flush())) {
             self.broken = Some(PANICKED.to_owned());
             self.intake.close(PANICKED);
@@ -167,7 +167,7 @@ impl<C: Codec> Writer<C> {
         is_closing
     }
 
-    pub fn now(&self) -> Millis {
+    pub(super) fn now(&self) -> Millis {
         self.config.clock.now().as_millisecond()
     }
 
@@ -301,7 +301,7 @@ impl<C: Codec> Writer<C> {
     }
 
     /// What a fault means for those who wait; a broken log stops the writer for good.
-    pub fn fail(&mut self, fault: Fault) -> Error {
+    pub(super) fn fail(&mut self, fault: Fault) -> Error {
         match fault {
             Fault::Full(why) => {
                 // A snapshot would free what the log holds.

@@ -31,10 +31,10 @@ const WRITE: Duration = Duration::from_secs(3);
 /// a member may take to tell its version.
 const SOON: Duration = Duration::from_secs(2);
 /// A call that takes longer is a reason to ask the members how they are.
-pub const SLOW: Duration = Duration::from_millis(300);
+pub(super) const SLOW: Duration = Duration::from_millis(300);
 
 /// The members behind one face.
-pub struct Client {
+pub(super) struct Client {
     members: Arc<Members>,
     /// One for each member. A lock guards which connection later calls take; nothing waits while it is held.
     channels: Vec<Mutex<Connection>>,
@@ -62,7 +62,7 @@ enum Repeat {
 
 impl Client {
     /// Channels live on the runtime that calls this.
-    pub fn new(members: Arc<Members>, revisions: Arc<Revisions>) -> Self {
+    pub(super) fn new(members: Arc<Members>, revisions: Arc<Revisions>) -> Self {
         let connection = |member: &Member| {
             Mutex::new(Connection {
                 number: 0,
@@ -78,15 +78,15 @@ impl Client {
     }
 
     /// How revisions are translated from now on.
-    pub fn set_revisions(&mut self, revisions: Arc<Revisions>) {
+    pub(super) fn set_revisions(&mut self, revisions: Arc<Revisions>) {
         self.revisions = revisions;
     }
 
-    pub fn revisions(&self) -> &Arc<Revisions> {
+    pub(super) fn revisions(&self) -> &Arc<Revisions> {
         &self.revisions
     }
 
-    pub fn members(&self) -> &Arc<Members> {
+    pub(super) fn members(&self) -> &Arc<Members> {
         &self.members
     }
 
@@ -95,7 +95,7 @@ impl Client {
     }
 
     /// The channel to a member.
-    pub fn channel(&self, index: usize) -> Channel {
+    pub(super) fn channel(&self, index: usize) -> Channel {
         self.connection(index).channel
     }
 
@@ -113,7 +113,7 @@ impl Client {
     }
 
     /// How a member is. It answers without asking the others.
-    pub async fn condition(&self, index: usize) -> Condition {
+    pub(super) async fn condition(&self, index: usize) -> Condition {
         let Connection { number, channel } = self.connection(index);
         let mut client = MaintenanceClient::new(channel);
         match tokio::time::timeout(ANSWER, client.status(StatusRequest {})).await {
@@ -128,7 +128,7 @@ impl Client {
     }
 
     /// Keys and values.
-    pub async fn range(&self, request: RangeRequest) -> Result<RangeResponse, Error> {
+    pub(super) async fn range(&self, request: RangeRequest) -> Result<RangeResponse, Error> {
         let asked = request.revision as Revision;
         let revision = self.revisions.moment(request.revision);
         let request = RangeRequest {
@@ -146,7 +146,7 @@ impl Client {
     }
 
     /// A transaction.
-    pub async fn transact(&self, mut request: TxnRequest) -> Result<TxnResponse, Error> {
+    pub(super) async fn transact(&self, mut request: TxnRequest) -> Result<TxnResponse, Error> {
         self.revisions.translate_request(&mut request);
         let call = |channel| {
             let request = request.clone();
@@ -159,7 +159,7 @@ impl Client {
     }
 
     /// Forgets history.
-    pub async fn compact(&self, revision: Revision) -> Result<(), Error> {
+    pub(super) async fn compact(&self, revision: Revision) -> Result<(), Error> {
         // History from before the store was moved here has never been in this etcd.
         let Some(moment) = self.revisions.moment(revision as i64) else {
             return Err(compacted(revision));
@@ -178,7 +178,7 @@ impl Client {
     }
 
     /// A new lease.
-    pub async fn grant(&self, seconds: i64) -> Result<i64, Error> {
+    pub(super) async fn grant(&self, seconds: i64) -> Result<i64, Error> {
         let request = LeaseGrantRequest {
             ttl: seconds,
             id: 0,
@@ -194,7 +194,7 @@ impl Client {
     }
 
     /// How many seconds a lease has left; -1 when it is over.
-    pub async fn seconds_left(&self, lease: i64) -> Result<i64, Error> {
+    pub(super) async fn seconds_left(&self, lease: i64) -> Result<i64, Error> {
         let request = LeaseTimeToLiveRequest {
             id: lease,
             keys: false,
@@ -279,7 +279,7 @@ fn kv(channel: Channel) -> KvClient<Channel> {
 }
 
 /// A member's version.
-pub async fn version(member: &Member, channel: Channel) -> Result<Version, Error> {
+pub(super) async fn version(member: &Member, channel: Channel) -> Result<Version, Error> {
     let mut client = MaintenanceClient::new(channel);
     let answer = tokio::time::timeout(SOON, client.status(StatusRequest {})).await;
     let answer = answer.unwrap_or_else(|_| Err(Status::deadline_exceeded("no answer in time")));
@@ -321,7 +321,7 @@ fn compacted(requested: Revision) -> Error {
 }
 
 /// etcd's error; `requested` is the revision that the call named.
-pub fn translate(status: &Status, requested: Revision) -> Error {
+pub(super) fn translate(status: &Status, requested: Revision) -> Error {
     let message = status.message();
     match status.code() {
         Code::OutOfRange if message.contains("compacted") => compacted(requested),

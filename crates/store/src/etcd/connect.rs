@@ -29,7 +29,7 @@ pub struct Tls {
 
 /// One member.
 #[derive(Clone)]
-pub struct Member {
+pub(super) struct Member {
     /// As configured.
     pub endpoint: String,
     /// A name or an address, as it stands in the endpoint.
@@ -41,13 +41,13 @@ pub struct Member {
 /// No connection was made: nothing can have reached the member.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot connect to {endpoint}: {cause}")]
-pub struct NotConnected {
+pub(super) struct NotConnected {
     endpoint: String,
     cause: io::Error,
 }
 
 /// The members that a configuration names.
-pub fn members(endpoints: &[String], tls: Option<&Tls>) -> Result<Vec<Member>, Error> {
+pub(super) fn members(endpoints: &[String], tls: Option<&Tls>) -> Result<Vec<Member>, Error> {
     if endpoints.is_empty() {
         return Err(Error::Invalid("no etcd endpoint is given".into()));
     }
@@ -141,7 +141,7 @@ fn client_config(tls: &Tls) -> Result<TlsConnector, Error> {
 impl Member {
     /// A channel that connects when it is first used, and again when it was cut. Lives on the
     /// runtime that calls this.
-    pub fn channel(&self) -> Channel {
+    pub(super) fn channel(&self) -> Channel {
         let member = self.clone();
         // The scheme says nothing: the connector does TLS itself.
         endpoint().connect_with_connector_lazy(tower::service_fn(move |_| {
@@ -197,7 +197,10 @@ fn endpoint() -> Endpoint {
 }
 
 /// What runs over TCP or TLS.
-pub trait Stream: tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Unpin {}
+pub(super) trait Stream:
+    tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Unpin
+{
+}
 
 impl<T: tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Unpin> Stream for T {}
 

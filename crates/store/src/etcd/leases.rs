@@ -11,14 +11,14 @@ use crate::Error;
 
 /// The leases at hand.
 #[derive(Default)]
-pub struct Leases {
+pub(super) struct Leases {
     /// Guards, by lifetime in seconds: the lease, and until when keys may join it (milliseconds).
     shared: Mutex<HashMap<i64, (i64, i64)>>,
 }
 
 impl Leases {
     /// A lease that keeps a key for at least this long.
-    pub async fn lease(
+    pub(super) async fn lease(
         &self,
         client: &Client,
         clock: &dyn Clock,

@@ -23,11 +23,11 @@ const REGULARLY: Duration = Duration::from_secs(1);
 /// The least time between two rounds, however many calls are slow.
 const REST: Duration = Duration::from_millis(100);
 /// How long a member may take to say how it is.
-pub const ANSWER: Duration = Duration::from_secs(1);
+pub(super) const ANSWER: Duration = Duration::from_secs(1);
 
 /// How a member answered when it was last asked, the best first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Condition {
+pub(super) enum Condition {
     /// It knows a leader.
     Serving,
     /// It is there and knows no leader.
@@ -37,7 +37,7 @@ pub enum Condition {
 }
 
 /// The members of one cluster. All clients of a store share it.
-pub struct Members {
+pub(super) struct Members {
     members: Vec<Member>,
     /// The member that calls go to.
     current: AtomicUsize,
@@ -47,7 +47,7 @@ pub struct Members {
 }
 
 impl Members {
-    pub fn new(members: Vec<Member>) -> Arc<Self> {
+    pub(super) fn new(members: Vec<Member>) -> Arc<Self> {
         let conditions = vec![Condition::Serving; members.len()];
         Arc::new(Self {
             members,
@@ -57,38 +57,38 @@ impl Members {
         })
     }
 
-    pub fn all(&self) -> &[Member] {
+    pub(super) fn all(&self) -> &[Member] {
         &self.members
     }
 
     /// Whether there is another member to go to.
-    pub fn are_several(&self) -> bool {
+    pub(super) fn are_several(&self) -> bool {
         self.members.len() > 1
     }
 
     /// The member that calls go to.
-    pub fn current(&self) -> usize {
+    pub(super) fn current(&self) -> usize {
         self.current.load(Ordering::Relaxed)
     }
 
     /// A call failed or is slow.
-    pub fn doubt(&self) {
+    pub(super) fn doubt(&self) {
         self.doubt.notify_one();
     }
 
     /// A call on this member failed: the next one goes to another member, the best of them.
-    pub fn leave(&self, index: usize) {
+    pub(super) fn leave(&self, index: usize) {
         self.doubt();
         let best = best_other(&self.conditions.borrow(), index);
         self.replace_current(index, best);
     }
 
-    pub fn is_silent(&self, index: usize) -> bool {
+    pub(super) fn is_silent(&self, index: usize) -> bool {
         self.conditions.borrow()[index] == Condition::Silent
     }
 
     /// Resolves when the member is silent.
-    pub async fn silence(&self, index: usize) {
+    pub(super) async fn silence(&self, index: usize) {
         let mut conditions = self.conditions.subscribe();
         let silent = conditions.wait_for(|all| all[index] == Condition::Silent);
         // The sender is our own field: it is there as long as this is.
@@ -96,7 +96,7 @@ impl Members {
     }
 
     /// Asks the members how they are, for ever.
-    pub async fn watch_over(&self, client: &Client) {
+    pub(super) async fn watch_over(&self, client: &Client) {
         if !self.are_several() {
             return std::future::pending().await;
         }

@@ -354,7 +354,7 @@ fn seconds_left(expires: Millis, now: Millis) -> Left {
 }
 
 /// Sees an object that is moved, and may refuse the move.
-pub type Look<'a> = dyn Fn(&Key, &[u8]) -> Result<(), String> + 'a;
+pub(super) type Look<'a> = dyn Fn(&Key, &[u8]) -> Result<(), String> + 'a;
 
 /// Copies what is in etcd into a new embedded store in `directory`, and records that the objects have left. `look`
 /// sees every object and may refuse the move. One that was interrupted after that record is found complete.

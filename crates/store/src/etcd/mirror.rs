@@ -34,7 +34,7 @@ const PAGE: i64 = 1000;
 /// How often etcd is asked how far the watch is, when its answer can be trusted.
 const PROGRESS: Duration = Duration::from_secs(5);
 /// What the mirror is told from outside.
-pub enum Message {
+pub(super) enum Message {
     /// Forget history up to here.
     Forget(Revision, oneshot::Sender<()>),
     /// Ask etcd how far the watch is, now.
@@ -43,7 +43,7 @@ pub enum Message {
 
 /// How far the mirror is, for those who wait for it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Position {
+pub(super) struct Position {
     /// Everything up to here is in it.
     pub revision: Revision,
     /// Whether etcd's progress answers move it forward.
@@ -51,7 +51,7 @@ pub struct Position {
 }
 
 /// The mirror's own data.
-pub struct Mirror<C: Codec> {
+pub(super) struct Mirror<C: Codec> {
     pub config: Config,
     pub codec: Arc<C>,
     pub published: Arc<Published<C::Object>>,
@@ -72,7 +72,7 @@ enum End {
 
 impl<C: Codec> Mirror<C> {
     /// Reads everything once.
-    pub async fn load(
+    pub(super) async fn load(
         client: &Client,
         config: &Config,
         codec: &C,
@@ -105,7 +105,7 @@ impl<C: Codec> Mirror<C> {
     }
 
     /// Follows etcd until all handles are gone.
-    pub async fn run(mut self, client: &Client) {
+    pub(super) async fn run(mut self, client: &Client) {
         let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(2));
         let members = client.members();
         loop {
@@ -339,7 +339,7 @@ fn watch_request(request: RequestUnion) -> WatchRequest {
 }
 
 /// etcd has no empty key; the smallest one stands for "from the beginning".
-pub fn non_empty(prefix: &Key) -> Key {
+pub(super) fn non_empty(prefix: &Key) -> Key {
     if prefix.is_empty() {
         Key::from_static(&[0])
     } else {
@@ -349,7 +349,7 @@ pub fn non_empty(prefix: &Key) -> Key {
 
 /// What etcd holds, as the mirror takes it. etcd does the expiry itself. Values are copied: they
 /// would keep the whole answer in memory.
-pub fn saved(kv: KeyValue) -> Saved {
+pub(super) fn saved(kv: KeyValue) -> Saved {
     Saved {
         key: Key::copy_from_slice(&kv.key),
         create_revision: kv.create_revision as Revision,

@@ -20,7 +20,7 @@ const NEVER: i64 = i64::MAX;
 
 /// What corresponds to what. The default is a store that began in etcd.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Revisions {
+pub(super) struct Revisions {
     /// Revisions of etcd and of the store of what was copied, in the order of etcd's.
     inward: Vec<(i64, i64)>,
     /// The same pairs the other way around, in the order of the store's.
@@ -33,7 +33,7 @@ pub struct Revisions {
 
 impl Revisions {
     /// From pairs of revisions of etcd and of the store.
-    pub fn new(mut pairs: Vec<(i64, i64)>, last: i64, newest: i64) -> Self {
+    pub(super) fn new(mut pairs: Vec<(i64, i64)>, last: i64, newest: i64) -> Self {
         let mut outward: Vec<(i64, i64)> = pairs.iter().map(|(etcd, own)| (*own, *etcd)).collect();
         pairs.sort_unstable();
         outward.sort_unstable();
@@ -46,7 +46,7 @@ impl Revisions {
     }
 
     /// The store's revision for one of etcd's.
-    pub fn inward(&self, etcd: i64) -> i64 {
+    pub(super) fn inward(&self, etcd: i64) -> i64 {
         match etcd {
             0 => 0,
             later if later > self.last => later - self.last + self.newest,
@@ -64,7 +64,7 @@ impl Revisions {
     }
 
     /// etcd's revision for a moment of the store; none for one from before the move, which etcd never had.
-    pub fn moment(&self, own: i64) -> Option<i64> {
+    pub(super) fn moment(&self, own: i64) -> Option<i64> {
         (own == 0 || own > self.newest).then(|| self.outward(own))
     }
 
@@ -84,7 +84,7 @@ impl Revisions {
     }
 
     /// A read's answer, as it came from etcd.
-    pub fn translate_range(&self, answer: &mut RangeResponse) {
+    pub(super) fn translate_range(&self, answer: &mut RangeResponse) {
         if self.is_identity() {
             return;
         }
@@ -93,7 +93,7 @@ impl Revisions {
     }
 
     /// A transaction that is about to be sent.
-    pub fn translate_request(&self, request: &mut TxnRequest) {
+    pub(super) fn translate_request(&self, request: &mut TxnRequest) {
         for compare in &mut request.compare {
             if let Some(TargetUnion::ModRevision(revision)) = &mut compare.target_union {
                 *revision = self.outward(*revision);
@@ -102,7 +102,7 @@ impl Revisions {
     }
 
     /// Its answer.
-    pub fn translate_transaction(&self, answer: &mut TxnResponse) {
+    pub(super) fn translate_transaction(&self, answer: &mut TxnResponse) {
         if self.is_identity() {
             return;
         }
@@ -123,7 +123,7 @@ impl Revisions {
     }
 
     /// What a watch brought.
-    pub fn translate_watch(&self, answer: &mut WatchResponse) {
+    pub(super) fn translate_watch(&self, answer: &mut WatchResponse) {
         if self.is_identity() {
             return;
         }
@@ -140,7 +140,7 @@ fn find(pairs: &[(i64, i64)], first: i64) -> Option<i64> {
 }
 
 /// Pairs as a record holds them.
-pub fn encode(pairs: &[(i64, i64)]) -> Vec<u8> {
+pub(super) fn encode(pairs: &[(i64, i64)]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(pairs.len() * PAIR);
     for (etcd, own) in pairs {
         bytes.extend_from_slice(&etcd.to_le_bytes());
@@ -150,7 +150,7 @@ pub fn encode(pairs: &[(i64, i64)]) -> Vec<u8> {
 }
 
 /// Reads them back; none when the bytes make no sense.
-pub fn decode(bytes: &[u8]) -> Option<Vec<(i64, i64)>> {
+pub(super) fn decode(bytes: &[u8]) -> Option<Vec<(i64, i64)>> {
     let number = |bytes: &[u8]| Some(i64::from_le_bytes(bytes.try_into().ok()?));
     let pair = |bytes: &[u8]| Some((number(&bytes[..8])?, number(&bytes[8..])?));
     let whole = bytes.len().is_multiple_of(PAIR);

@@ -12,7 +12,7 @@ use super::proto::{
 use crate::{Action, Codec, Error, Key, Op, Precondition, Revision};
 
 /// The transaction. `leases` has one number per operation, 0 for none.
-pub fn request<C: Codec>(codec: &C, ops: &[Op<C::Draft>], leases: &[i64]) -> TxnRequest {
+pub(super) fn request<C: Codec>(codec: &C, ops: &[Op<C::Draft>], leases: &[i64]) -> TxnRequest {
     let mut compare = Vec::new();
     let mut success = Vec::new();
     let mut failure = Vec::new();
@@ -74,7 +74,7 @@ fn compares<D>(op: &Op<D>) -> Vec<Compare> {
 }
 
 /// What stood at each operation's key before a transaction that was accepted.
-pub fn previous<D>(
+pub(super) fn previous<D>(
     ops: &[Op<D>],
     responses: Vec<ResponseOp>,
 ) -> Result<Vec<Option<KeyValue>>, Error> {
@@ -97,7 +97,7 @@ pub fn previous<D>(
 }
 
 /// The first precondition that does not hold, by what stands at the keys.
-pub fn conflict<D>(ops: &[Op<D>], responses: Vec<ResponseOp>) -> Error {
+pub(super) fn conflict<D>(ops: &[Op<D>], responses: Vec<ResponseOp>) -> Error {
     for (op, response) in ops.iter().zip(responses) {
         let Some(Response::ResponseRange(range)) = response.response else {
             continue;

@@ -4,7 +4,7 @@
 
 /// The heads of some keys in ascending order.
 #[derive(Clone, Default)]
-pub struct Heads {
+pub(super) struct Heads {
     /// All the keys begin with the same bytes, of this length.
     shared: usize,
     /// Never descending, as the keys.
@@ -13,7 +13,7 @@ pub struct Heads {
 
 impl Heads {
     /// Of keys in ascending order.
-    pub fn of<'a>(count: usize, key: impl Fn(usize) -> &'a [u8]) -> Self {
+    pub(super) fn of<'a>(count: usize, key: impl Fn(usize) -> &'a [u8]) -> Self {
         if count == 0 {
             return Self::default();
         }
@@ -23,7 +23,11 @@ impl Heads {
     }
 
     /// Where a key stands among the keys, or would.
-    pub fn find<'a>(&self, key: &[u8], at: impl Fn(usize) -> &'a [u8]) -> Result<usize, usize> {
+    pub(super) fn find<'a>(
+        &self,
+        key: &[u8],
+        at: impl Fn(usize) -> &'a [u8],
+    ) -> Result<usize, usize> {
         let Some(last) = self.heads.len().checked_sub(1) else {
             return Err(0);
         };
@@ -55,7 +59,7 @@ impl Heads {
     }
 
     /// Adds the head of a key that was put at a place; `at` knows all keys, this one included.
-    pub fn insert<'a>(&mut self, place: usize, at: impl Fn(usize) -> &'a [u8]) {
+    pub(super) fn insert<'a>(&mut self, place: usize, at: impl Fn(usize) -> &'a [u8]) {
         let count = self.heads.len() + 1;
         let key = at(place);
         let neighbour = if place == 0 { count - 1 } else { 0 };
@@ -68,13 +72,13 @@ impl Heads {
     }
 
     /// Takes the head at a place away.
-    pub fn remove(&mut self, place: usize) {
+    pub(super) fn remove(&mut self, place: usize) {
         self.heads.remove(place);
     }
 }
 
 /// Room for one more, without the doubling that would waste half of every leaf.
-pub fn make_room<T>(items: &mut Vec<T>) {
+pub(super) fn make_room<T>(items: &mut Vec<T>) {
     if items.len() == items.capacity() {
         items.reserve_exact(4);
     }

@@ -31,7 +31,7 @@ impl Default for Limits {
 
 /// What one revision did to one key. Slots are shared with the states that have them: history costs
 /// little more than the previous values.
-pub struct Change<T> {
+pub(crate) struct Change<T> {
     /// What stood there before.
     pub previous: Option<Arc<Slot<T>>>,
     /// What stands there now.
@@ -49,7 +49,7 @@ impl<T> Clone for Change<T> {
 
 impl<T> Change<T> {
     /// The key that changed.
-    pub fn key(&self) -> &[u8] {
+    pub(crate) fn key(&self) -> &[u8] {
         let slot = self.current.as_ref().or(self.previous.as_ref());
         slot.map_or(&[], |slot| &slot.entry.key)
     }
@@ -75,7 +75,7 @@ fn cost<T>(change: &Change<T>) -> usize {
 }
 
 /// All that one revision did.
-pub struct Batch<T> {
+pub(crate) struct Batch<T> {
     changes: Changes<T>,
     time: Millis,
     bytes: usize,
@@ -107,7 +107,7 @@ impl<T> Clone for Changes<T> {
 
 impl<T> Batch<T> {
     /// Of the first change of a commit made at `time`.
-    pub fn new(first: Change<T>, time: Millis) -> Self {
+    pub(crate) fn new(first: Change<T>, time: Millis) -> Self {
         let bytes = cost(&first);
         Self {
             changes: Changes::One(first),
@@ -117,7 +117,7 @@ impl<T> Batch<T> {
     }
 
     /// Adds another change of the same commit.
-    pub fn push(&mut self, change: Change<T>) {
+    pub(crate) fn push(&mut self, change: Change<T>) {
         self.bytes += cost(&change);
         match &mut self.changes {
             Changes::One(first) => {
@@ -128,7 +128,7 @@ impl<T> Batch<T> {
     }
 
     /// What changed, in the order of the commit.
-    pub fn changes(&self) -> &[Change<T>] {
+    pub(crate) fn changes(&self) -> &[Change<T>] {
         match &self.changes {
             Changes::One(change) => std::slice::from_ref(change),
             Changes::Many(changes) => changes,
@@ -136,7 +136,7 @@ impl<T> Batch<T> {
     }
 
     /// The events about keys with this prefix; `None` when there are none.
-    pub fn events(&self, revision: Revision, prefix: &[u8]) -> Option<Arc<[Event<T>]>> {
+    pub(crate) fn events(&self, revision: Revision, prefix: &[u8]) -> Option<Arc<[Event<T>]>> {
         let matching = |change: &&Change<T>| change.key().starts_with(prefix);
         let mut events = self.changes().iter().filter(matching).peekable();
         events.peek()?;
@@ -149,7 +149,7 @@ type Chunk<T> = Arc<[(Revision, Batch<T>)]>;
 
 /// The kept past: every event above `floor`. It is kept and forgotten by whole chunks, so that a
 /// commit costs next to nothing here.
-pub struct History<T> {
+pub(crate) struct History<T> {
     floor: Revision,
     /// By their last revision; never empty.
     chunks: OrdMap<Revision, Chunk<T>>,
@@ -179,12 +179,12 @@ impl<T> Default for History<T> {
 
 impl<T> History<T> {
     /// Nothing is known of this revision and before, everything after it is.
-    pub fn floor(&self) -> Revision {
+    pub(crate) fn floor(&self) -> Revision {
         self.floor
     }
 
     /// The batches after a revision, in order.
-    pub fn after(
+    pub(crate) fn after(
         &self,
         revision: Revision,
     ) -> impl DoubleEndedIterator<Item = &(Revision, Batch<T>)> {
@@ -196,14 +196,14 @@ impl<T> History<T> {
     }
 
     /// The batch of one revision.
-    pub fn at(&self, revision: Revision) -> Option<&Batch<T>> {
+    pub(crate) fn at(&self, revision: Revision) -> Option<&Batch<T>> {
         let (_, chunk) = self.chunks.range(revision..).next()?;
         let place = chunk.binary_search_by_key(&revision, |(at, _)| *at).ok()?;
         Some(&chunk[place].1)
     }
 
     /// Adds the newest, in order.
-    pub fn push(&mut self, news: Vec<(Revision, Batch<T>)>) {
+    pub(crate) fn push(&mut self, news: Vec<(Revision, Batch<T>)>) {
         let Some((last, _)) = news.last() else { return };
         self.revisions += news.len();
         self.bytes += bytes(&news);
@@ -211,7 +211,7 @@ impl<T> History<T> {
     }
 
     /// Forgets everything up to a revision. Returns what is left of it: to take it apart takes its time.
-    pub fn forget(&mut self, revision: Revision) -> Forgotten<T> {
+    pub(crate) fn forget(&mut self, revision: Revision) -> Forgotten<T> {
         let mut forgotten = Vec::new();
         while let Some((last, chunk)) = self.chunks.get_min().cloned() {
             let known = chunk.partition_point(|(at, _)| *at <= revision);
@@ -234,7 +234,7 @@ impl<T> History<T> {
     }
 
     /// Forgets what is over the limits.
-    pub fn prune(&mut self, limits: &Limits, now: Millis) -> Forgotten<T> {
+    pub(crate) fn prune(&mut self, limits: &Limits, now: Millis) -> Forgotten<T> {
         let mut forgotten = Vec::new();
         let oldest_kept = now.saturating_sub(limits.age.as_millis() as Millis);
         while let Some((last, chunk)) = self.chunks.get_min() {
@@ -253,11 +253,11 @@ impl<T> History<T> {
 }
 
 /// The past that is no longer kept.
-pub struct Forgotten<T>(Vec<Chunk<T>>);
+pub(crate) struct Forgotten<T>(Vec<Chunk<T>>);
 
 impl<T> Forgotten<T> {
     /// Whether nothing was forgotten.
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 }

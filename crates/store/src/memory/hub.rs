@@ -19,7 +19,7 @@ use super::{Batch, History, Published, State};
 use crate::{Error, Key, Revision, Watch, WatchItem};
 
 /// The meeting point of writer and watchers.
-pub struct Hub<T> {
+pub(crate) struct Hub<T> {
     state: Arc<Published<T>>,
     published: Notify,
     /// Whether anybody may be watching: nobody is woken for nobody. Set under the lock, before the
@@ -59,7 +59,7 @@ struct Subscription<T> {
 
 impl<T: Send + Sync + 'static> Hub<T> {
     /// A hub over the published states.
-    pub fn new(state: Arc<Published<T>>, queue: usize) -> Self {
+    pub(crate) fn new(state: Arc<Published<T>>, queue: usize) -> Self {
         let served = state.revision();
         let groups = Mutex::new(Groups {
             served,
@@ -76,7 +76,7 @@ impl<T: Send + Sync + 'static> Hub<T> {
     }
 
     /// There is a new state.
-    pub fn wake(&self) {
+    pub(crate) fn wake(&self) {
         // Together with the one in `subscribe`: either the new watcher sees the state that was just
         // published, or it is seen here.
         fence(Ordering::SeqCst);
@@ -86,7 +86,7 @@ impl<T: Send + Sync + 'static> Hub<T> {
     }
 
     /// Ends all watches.
-    pub fn close(&self) {
+    pub(crate) fn close(&self) {
         let mut groups = self.groups.lock();
         groups.closed = true;
         groups.by_length.clear();
@@ -95,7 +95,7 @@ impl<T: Send + Sync + 'static> Hub<T> {
     }
 
     /// Changes under `prefix` after a revision.
-    pub fn watch(self: &Arc<Self>, prefix: Key, after: Revision) -> Result<Watch<T>, Error> {
+    pub(crate) fn watch(self: &Arc<Self>, prefix: Key, after: Revision) -> Result<Watch<T>, Error> {
         let newest = self.state.revision();
         if after > newest {
             return Err(Error::Future {
@@ -107,7 +107,11 @@ impl<T: Send + Sync + 'static> Hub<T> {
     }
 
     /// The same for a revision that is known to exist, also when it has not been published yet.
-    pub fn watch_ahead(self: &Arc<Self>, prefix: Key, after: Revision) -> Result<Watch<T>, Error> {
+    pub(crate) fn watch_ahead(
+        self: &Arc<Self>,
+        prefix: Key,
+        after: Revision,
+    ) -> Result<Watch<T>, Error> {
         let subscription = self.subscribe(prefix, after)?;
         Ok(stream::unfold(Some(subscription), |subscription| async {
             let mut subscription = subscription?;
@@ -157,7 +161,7 @@ impl<T: Send + Sync + 'static> Hub<T> {
     }
 
     /// Hands out what is published until the hub is closed.
-    pub async fn serve(&self, clock: &dyn Clock, progress: std::time::Duration) {
+    pub(crate) async fn serve(&self, clock: &dyn Clock, progress: std::time::Duration) {
         let mut tick = clock.sleep(progress);
         loop {
             tokio::select! {

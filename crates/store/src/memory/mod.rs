@@ -12,22 +12,23 @@ mod tree;
 
 use bytes::Bytes;
 
-pub use few::Few;
-pub use history::{Batch, Change, History, Limits};
-pub use hub::Hub;
-pub use pages::Pages;
-pub use published::Published;
-pub use state::{Fresh, Slot, State, Write, prefix_end};
-pub use tree::Tree;
+pub(crate) use few::Few;
+pub use history::Limits;
+pub(crate) use history::{Batch, Change, History};
+pub(crate) use hub::Hub;
+pub(crate) use pages::Pages;
+pub(crate) use published::Published;
+pub(crate) use state::{Fresh, Slot, State, Write, prefix_end};
+pub(crate) use tree::Tree;
 
 use crate::{Key, Revision};
 
 /// Milliseconds since 1970; 0 means never where a moment is optional.
-pub type Millis = i64;
+pub(crate) type Millis = i64;
 
 /// A live key, as it stands in a snapshot.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Saved {
+pub(crate) struct Saved {
     /// The key.
     pub key: Key,
     /// Revision that created it.

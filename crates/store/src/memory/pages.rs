@@ -11,7 +11,7 @@ use crate::Revision;
 const FAR: u64 = 2000;
 
 /// A bounded ring of past states.
-pub struct Pages<T> {
+pub(crate) struct Pages<T> {
     capacity: usize,
     /// Guards the states, oldest use first.
     kept: Mutex<VecDeque<State<T>>>,
@@ -19,7 +19,7 @@ pub struct Pages<T> {
 
 impl<T: Send + Sync + 'static> Pages<T> {
     /// A ring of at most so many.
-    pub fn new(capacity: usize) -> Self {
+    pub(crate) fn new(capacity: usize) -> Self {
         Self {
             capacity,
             kept: Mutex::new(VecDeque::new()),
@@ -27,7 +27,7 @@ impl<T: Send + Sync + 'static> Pages<T> {
     }
 
     /// Somebody will come back for the rest of this.
-    pub fn keep(&self, state: &State<T>) {
+    pub(crate) fn keep(&self, state: &State<T>) {
         let floor = state.history.floor();
         // Without its history, which would keep old values for longer than they are wanted.
         let page = State {
@@ -47,7 +47,7 @@ impl<T: Send + Sync + 'static> Pages<T> {
     }
 
     /// The state at a revision that the newest state's history covers.
-    pub async fn at(&self, revision: Revision, newest: &State<T>) -> State<T> {
+    pub(crate) async fn at(&self, revision: Revision, newest: &State<T>) -> State<T> {
         if newest.revision == revision {
             return newest.clone();
         }

@@ -10,41 +10,41 @@ use super::State;
 use crate::Revision;
 
 /// Shared by one who changes and many who read.
-pub struct Published<T> {
+pub(crate) struct Published<T> {
     /// Guards the state. Held to look up or to put a few keys, and never while anything waits.
     state: RwLock<State<T>>,
 }
 
 impl<T> Published<T> {
     /// Begins with this state.
-    pub fn new(state: State<T>) -> Self {
+    pub(crate) fn new(state: State<T>) -> Self {
         Self {
             state: RwLock::new(state),
         }
     }
 
     /// The newest revision.
-    pub fn revision(&self) -> Revision {
+    pub(crate) fn revision(&self) -> Revision {
         self.state.read().revision
     }
 
     /// A short look.
-    pub fn look<R>(&self, look: impl FnOnce(&State<T>) -> R) -> R {
+    pub(crate) fn look<R>(&self, look: impl FnOnce(&State<T>) -> R) -> R {
         look(&self.state.read())
     }
 
     /// The state as it is now, for good.
-    pub fn moment(&self) -> State<T> {
+    pub(crate) fn moment(&self) -> State<T> {
         self.state.read().clone()
     }
 
     /// Changes it in place: whole commits only, readers see what is there when this returns.
-    pub fn change<R>(&self, change: impl FnOnce(&mut State<T>) -> R) -> R {
+    pub(crate) fn change<R>(&self, change: impl FnOnce(&mut State<T>) -> R) -> R {
         change(&mut self.state.write())
     }
 
     /// Puts another state in its place.
-    pub fn replace(&self, state: State<T>) {
+    pub(crate) fn replace(&self, state: State<T>) {
         let before = std::mem::replace(&mut *self.state.write(), state);
         // Only now, when nobody waits for the lock: this may take its time.
         drop(before);

@@ -25,7 +25,7 @@ impl<T> Keyed for Arc<Slot<T>> {
 }
 
 /// One moment.
-pub struct State<T> {
+pub(crate) struct State<T> {
     /// The newest revision.
     pub revision: Revision,
     /// The live keys.
@@ -59,7 +59,7 @@ impl<T> Default for State<T> {
 }
 
 /// What a commit does to one key.
-pub enum Write<T> {
+pub(crate) enum Write<T> {
     /// A new value.
     Put(Key, Fresh<T>),
     /// Gone.
@@ -67,11 +67,11 @@ pub enum Write<T> {
 }
 
 /// A value on its way to its key: what stood there before is not known yet.
-pub struct Fresh<T>(Arc<Slot<T>>);
+pub(crate) struct Fresh<T>(Arc<Slot<T>>);
 
 impl<T> Fresh<T> {
     /// Of a draft that gets this revision.
-    pub fn new<C: Codec<Object = T>>(
+    pub(crate) fn new<C: Codec<Object = T>>(
         codec: &C,
         key: &Key,
         draft: C::Draft,
@@ -124,19 +124,19 @@ fn start(request: &ListRequest) -> &Key {
 
 impl<T: Send + Sync + 'static> State<T> {
     /// The entry at a key.
-    pub fn get(&self, key: &[u8]) -> Option<Entry<T>> {
+    pub(crate) fn get(&self, key: &[u8]) -> Option<Entry<T>> {
         self.entries.get(key).map(|slot| slot.entry.clone())
     }
 
     /// Keys under a prefix.
-    pub fn list(&self, request: &ListRequest) -> Listed<T> {
+    pub(crate) fn list(&self, request: &ListRequest) -> Listed<T> {
         let Span { start, found } = self.span(request);
         self.listed(start, found, request.limit)
     }
 
     /// The same, unless there are more than so many. They are walked over, not counted: one search, where
     /// a list takes three.
-    pub fn list_few(&self, request: &ListRequest, most: usize) -> Option<Listed<T>> {
+    pub(crate) fn list_few(&self, request: &ListRequest, most: usize) -> Option<Listed<T>> {
         let start = start(request);
         let mut slots = self.entries.from(start);
         let mut entries = Vec::new();
@@ -178,7 +178,7 @@ impl<T: Send + Sync + 'static> State<T> {
     /// Makes the changes of one commit; `news` gets what they were, for [`History::push`]. Returns what
     /// now stands at each put key and what stood at each deleted one. Deletes of absent keys do
     /// nothing.
-    pub fn apply(
+    pub(crate) fn apply(
         &mut self,
         revision: Revision,
         time: Millis,
@@ -236,7 +236,7 @@ impl<T: Send + Sync + 'static> State<T> {
     }
 
     /// All entries as snapshots keep them.
-    pub fn saved<C: Codec<Object = T>>(&self, codec: &C) -> impl Iterator<Item = Saved> {
+    pub(crate) fn saved<C: Codec<Object = T>>(&self, codec: &C) -> impl Iterator<Item = Saved> {
         self.entries.values().map(|slot| Saved {
             key: slot.entry.key.clone(),
             create_revision: slot.entry.create_revision,
@@ -247,7 +247,11 @@ impl<T: Send + Sync + 'static> State<T> {
     }
 
     /// Takes an entry from a snapshot.
-    pub fn restore<C: Codec<Object = T>>(&mut self, codec: &C, saved: Saved) -> Result<(), String> {
+    pub(crate) fn restore<C: Codec<Object = T>>(
+        &mut self,
+        codec: &C,
+        saved: Saved,
+    ) -> Result<(), String> {
         let Saved {
             key,
             create_revision,
@@ -275,7 +279,7 @@ impl<T: Send + Sync + 'static> State<T> {
 
     /// This state as it was at an earlier revision that history still covers; without a history of
     /// its own, and only for reading.
-    pub fn back_to(&self, revision: Revision) -> Self {
+    pub(crate) fn back_to(&self, revision: Revision) -> Self {
         let mut past = self.clone();
         for (_, batch) in self.history.after(revision).rev() {
             for change in batch.changes() {
@@ -292,7 +296,7 @@ impl<T: Send + Sync + 'static> State<T> {
 }
 
 /// The first key behind all keys with this prefix; `None` when there is no such key.
-pub fn prefix_end(prefix: &[u8]) -> Option<Bytes> {
+pub(crate) fn prefix_end(prefix: &[u8]) -> Option<Bytes> {
     let last = prefix.iter().rposition(|byte| *byte != 0xff)?;
     let mut end = prefix[..=last].to_vec();
     end[last] += 1;

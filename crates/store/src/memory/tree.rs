@@ -15,13 +15,13 @@ use crate::Key;
 const FANOUT: usize = 32;
 
 /// A value that carries its key. Clones are cheap.
-pub trait Keyed: Clone {
+pub(crate) trait Keyed: Clone {
     /// The key; the same for as long as the value lives.
     fn key(&self) -> &Key;
 }
 
 /// The map.
-pub struct Tree<V> {
+pub(crate) struct Tree<V> {
     root: Arc<Node<V>>,
     len: usize,
 }
@@ -77,12 +77,12 @@ impl<V> Default for Tree<V> {
 
 impl<V: Keyed> Tree<V> {
     /// How many values there are.
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.len
     }
 
     /// The value at a key.
-    pub fn get(&self, key: &[u8]) -> Option<&V> {
+    pub(crate) fn get(&self, key: &[u8]) -> Option<&V> {
         let mut node = &*self.root;
         loop {
             match node {
@@ -93,7 +93,7 @@ impl<V: Keyed> Tree<V> {
     }
 
     /// How many keys are below this one.
-    pub fn rank(&self, key: &[u8]) -> usize {
+    pub(crate) fn rank(&self, key: &[u8]) -> usize {
         let (mut node, mut below) = (&*self.root, 0);
         loop {
             match node {
@@ -113,7 +113,7 @@ impl<V: Keyed> Tree<V> {
     }
 
     /// The values from a key on, in order.
-    pub fn from(&self, key: &[u8]) -> Iter<'_, V> {
+    pub(crate) fn from(&self, key: &[u8]) -> Iter<'_, V> {
         let (mut node, mut above) = (&*self.root, Vec::new());
         loop {
             match node {
@@ -132,12 +132,12 @@ impl<V: Keyed> Tree<V> {
     }
 
     /// All values, in order.
-    pub fn values(&self) -> Iter<'_, V> {
+    pub(crate) fn values(&self) -> Iter<'_, V> {
         self.from(&[])
     }
 
     /// Puts what `make` makes of the value that stands at the key, and returns that one.
-    pub fn upsert(&mut self, key: &[u8], make: impl FnOnce(Option<&V>) -> V) -> Option<V> {
+    pub(crate) fn upsert(&mut self, key: &[u8], make: impl FnOnce(Option<&V>) -> V) -> Option<V> {
         let (previous, split) = upsert(&mut self.root, key, make);
         if previous.is_none() {
             self.len += 1;
@@ -154,13 +154,13 @@ impl<V: Keyed> Tree<V> {
     }
 
     /// Puts a value at its key and returns what stood there.
-    pub fn insert(&mut self, value: V) -> Option<V> {
+    pub(crate) fn insert(&mut self, value: V) -> Option<V> {
         let key = value.key().clone();
         self.upsert(&key, |_| value)
     }
 
     /// Takes the value at a key away.
-    pub fn remove(&mut self, key: &[u8]) -> Option<V> {
+    pub(crate) fn remove(&mut self, key: &[u8]) -> Option<V> {
         // Looks first: nothing is copied for a key that is not there.
         self.get(key)?;
         let removed = remove(&mut self.root, key)?;
@@ -342,7 +342,7 @@ fn merge<V: Keyed>(children: &mut Vec<Child<V>>, at: usize) -> bool {
 }
 
 /// Values in order.
-pub struct Iter<'a, V> {
+pub(crate) struct Iter<'a, V> {
     /// What follows in the branches above the leaf, the lowest last.
     above: Vec<std::slice::Iter<'a, Child<V>>>,
     leaf: std::slice::Iter<'a, V>,

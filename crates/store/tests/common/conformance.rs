@@ -7,7 +7,7 @@ use store::{Action, Durability, Error, Freshness, Op, Precondition, WatchItem};
 
 use super::*;
 
-pub async fn all(store: &Dyn) {
+pub(crate) async fn all(store: &Dyn) {
     commits_are_atomic_and_conditional(store).await;
     a_commit_that_changes_nothing_takes_no_revision(store).await;
     lists_are_paged_at_one_revision(store).await;

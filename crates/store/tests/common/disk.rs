@@ -14,14 +14,14 @@ const SECTOR: usize = 512;
 
 /// The steps at which a test can make the log fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Step {
+pub(crate) enum Step {
     BeforeAppend,
     AfterAppend,
     BeforeSync,
     AfterSync,
 }
 
-pub const STEPS: [Step; 4] = [
+pub(crate) const STEPS: [Step; 4] = [
     Step::BeforeAppend,
     Step::AfterAppend,
     Step::BeforeSync,
@@ -29,7 +29,7 @@ pub const STEPS: [Step; 4] = [
 ];
 
 #[derive(Clone)]
-pub struct MemoryDisk {
+pub(crate) struct MemoryDisk {
     inner: Arc<Mutex<Inner>>,
     /// The life of the machine that this handle belongs to.
     generation: u64,
@@ -63,7 +63,7 @@ struct Content {
 }
 
 impl MemoryDisk {
-    pub fn new(seed: u64) -> Self {
+    pub(crate) fn new(seed: u64) -> Self {
         let inner = Inner {
             rng: StdRng::seed_from_u64(seed),
             files: HashMap::new(),
@@ -88,29 +88,29 @@ impl MemoryDisk {
         self.inner.lock().unwrap()
     }
 
-    pub fn set_capacity(&self, bytes: usize) {
+    pub(crate) fn set_capacity(&self, bytes: usize) {
         self.inner().capacity = bytes;
     }
 
-    pub fn set_fuse(&self, operations: u64) {
+    pub(crate) fn set_fuse(&self, operations: u64) {
         self.inner().fuse = Some(operations);
     }
 
-    pub fn fail_at(&self, step: Option<Step>) {
+    pub(crate) fn fail_at(&self, step: Option<Step>) {
         self.inner().fail = step;
     }
 
-    pub fn lie_once_in(&self, syncs: Option<u32>) {
+    pub(crate) fn lie_once_in(&self, syncs: Option<u32>) {
         self.inner().lie = syncs;
     }
 
     /// Drops everything that was not synced, in part or whole.
-    pub fn cut_power(&self) {
+    pub(crate) fn cut_power(&self) {
         self.inner().cut_power();
     }
 
     /// The same disk in the machine's present life.
-    pub fn restarted(&self) -> Self {
+    pub(crate) fn restarted(&self) -> Self {
         let generation = self.inner().generation;
         Self {
             inner: self.inner.clone(),
@@ -118,19 +118,19 @@ impl MemoryDisk {
         }
     }
 
-    pub fn used(&self) -> usize {
+    pub(crate) fn used(&self) -> usize {
         self.inner().used()
     }
 
     /// What a file would hold after a loss of power now.
-    pub fn durable(&self, name: &str) -> Vec<u8> {
+    pub(crate) fn durable(&self, name: &str) -> Vec<u8> {
         let inner = self.inner();
         let id = inner.durable_names.get(name);
         id.map_or_else(Vec::new, |id| inner.files[id].durable.clone())
     }
 
     /// Changes a byte on the medium itself.
-    pub fn flip(&self, name: &str, offset: usize) {
+    pub(crate) fn flip(&self, name: &str, offset: usize) {
         let mut inner = self.inner();
         let id = inner.names[name];
         let content = inner.files.get_mut(&id).unwrap();
@@ -138,19 +138,19 @@ impl MemoryDisk {
         content.durable[offset] ^= 0x55;
     }
 
-    pub fn length(&self, name: &str) -> usize {
+    pub(crate) fn length(&self, name: &str) -> usize {
         let inner = self.inner();
         inner.files[&inner.names[name]].now.len()
     }
 
     /// Where a frame of a log file begins.
-    pub fn frames_start(&self, name: &str, frame: usize) -> usize {
+    pub(crate) fn frames_start(&self, name: &str, frame: usize) -> usize {
         let inner = self.inner();
         super::frames(&inner.files[&inner.names[name]].now)[frame].0
     }
 
     /// Where the frames of a log file end.
-    pub fn frames_end(&self, name: &str) -> usize {
+    pub(crate) fn frames_end(&self, name: &str) -> usize {
         let inner = self.inner();
         super::frames_end(&inner.files[&inner.names[name]].now)
     }

@@ -9,7 +9,7 @@ use std::{
 
 use super::PATIENCE;
 
-pub struct Cluster {
+pub(crate) struct Cluster {
     members: Vec<Member>,
     directory: tempfile::TempDir,
     tls: Option<TlsFiles>,
@@ -21,7 +21,7 @@ struct Member {
     process: Option<Child>,
 }
 
-pub struct TlsFiles {
+pub(crate) struct TlsFiles {
     pub ca: String,
     pub certificate: String,
     pub key: String,
@@ -43,11 +43,11 @@ fn ports() -> (u16, u16) {
 }
 
 impl Cluster {
-    pub fn start(count: usize) -> Self {
+    pub(crate) fn start(count: usize) -> Self {
         Self::start_with(count, None)
     }
 
-    pub fn start_with(count: usize, tls: Option<TlsFiles>) -> Self {
+    pub(crate) fn start_with(count: usize, tls: Option<TlsFiles>) -> Self {
         let mut cluster = Self::planned(count);
         cluster.tls = tls;
         if let Some(tls) = &cluster.tls {
@@ -67,7 +67,7 @@ impl Cluster {
         if self.tls.is_some() { "https" } else { "http" }
     }
 
-    pub fn endpoints(&self) -> Vec<String> {
+    pub(crate) fn endpoints(&self) -> Vec<String> {
         let scheme = self.scheme();
         // By name: the static binary has no resolver but our own.
         let endpoint = |member: &Member| format!("{scheme}://localhost:{}", member.client);
@@ -75,7 +75,7 @@ impl Cluster {
     }
 
     /// Starts a member, also again after it was killed.
-    pub fn spawn(&mut self, number: usize) {
+    pub(crate) fn spawn(&mut self, number: usize) {
         let peers: Vec<String> = self
             .members
             .iter()
@@ -135,12 +135,12 @@ impl Cluster {
     }
 
     /// Stops a member without ending it: its connections stay, and nothing is answered.
-    pub fn pause(&self, number: usize) {
+    pub(crate) fn pause(&self, number: usize) {
         self.signal(number, rustix::process::Signal::STOP);
     }
 
     /// Lets it go on.
-    pub fn resume(&self, number: usize) {
+    pub(crate) fn resume(&self, number: usize) {
         self.signal(number, rustix::process::Signal::CONT);
     }
 
@@ -150,7 +150,7 @@ impl Cluster {
         rustix::process::kill_process(pid, signal).unwrap();
     }
 
-    pub fn kill(&mut self, number: usize) {
+    pub(crate) fn kill(&mut self, number: usize) {
         if let Some(mut process) = self.members[number].process.take() {
             process.kill().unwrap();
             process.wait().unwrap();
@@ -158,7 +158,7 @@ impl Cluster {
     }
 
     /// Waits until a member answers with the others' consent.
-    pub async fn wait_for(&self, number: usize) {
+    pub(crate) async fn wait_for(&self, number: usize) {
         let endpoints = vec![self.endpoints()[number].clone()];
         let config = store::etcd::Config {
             endpoints,
@@ -169,7 +169,7 @@ impl Cluster {
     }
 
     /// A cluster of which nobody runs yet.
-    pub fn planned(count: usize) -> Self {
+    pub(crate) fn planned(count: usize) -> Self {
         let member = |_| {
             let (client, peer) = ports();
             Member {
@@ -186,7 +186,7 @@ impl Cluster {
     }
 
     /// Connects as soon as the cluster answers.
-    pub async fn connect(
+    pub(crate) async fn connect(
         &self,
         config: store::etcd::Config,
     ) -> std::sync::Arc<store::etcd::Etcd<store::Plain>> {

@@ -19,7 +19,7 @@ use super::*;
 const KEYS: u32 = 4;
 
 /// What the clients share. The store may be replaced while they run.
-pub struct Arena {
+pub(crate) struct Arena {
     store: RwLock<Arc<Dyn>>,
     moment: AtomicU64,
     calls: Mutex<Vec<Call>>,
@@ -30,7 +30,7 @@ pub struct Arena {
 type Seen = Vec<(Change, Option<Revision>)>;
 
 impl Arena {
-    pub fn new(store: Arc<Dyn>) -> Arc<Self> {
+    pub(crate) fn new(store: Arc<Dyn>) -> Arc<Self> {
         Arc::new(Self {
             store: RwLock::new(store),
             moment: AtomicU64::new(0),
@@ -39,7 +39,7 @@ impl Arena {
         })
     }
 
-    pub fn replace(&self, store: Arc<Dyn>) {
+    pub(crate) fn replace(&self, store: Arc<Dyn>) {
         *self.store.write() = store;
     }
 
@@ -140,7 +140,7 @@ impl Arena {
 
     /// Runs clients and watchers while `trouble` does what it does, and checks the history.
     /// What `trouble` returns is kept to the end.
-    pub async fn run<T: Send + 'static>(
+    pub(crate) async fn run<T: Send + 'static>(
         self: &Arc<Self>,
         clients: u64,
         calls: u64,
@@ -177,7 +177,7 @@ impl Arena {
     }
 
     /// Waits until the clients have made so many more calls, or are through.
-    pub async fn more_calls(&self, count: usize) {
+    pub(crate) async fn more_calls(&self, count: usize) {
         let goal = self.calls.lock().len() + count;
         while self.calls.lock().len() < goal && !self.is_done() {
             tokio::time::sleep(std::time::Duration::from_millis(1)).await;
@@ -185,7 +185,7 @@ impl Arena {
     }
 
     /// Whether the clients are through.
-    pub fn is_done(&self) -> bool {
+    pub(crate) fn is_done(&self) -> bool {
         self.done.load(Ordering::SeqCst)
     }
 }

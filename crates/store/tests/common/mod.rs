@@ -2,11 +2,11 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 #![allow(dead_code, reason = "each test program uses its own part")]
 
-pub mod conformance;
-pub mod disk;
-pub mod etcd;
-pub mod history;
-pub mod model;
+pub(crate) mod conformance;
+pub(crate) mod disk;
+pub(crate) mod etcd;
+pub(crate) mod history;
+pub(crate) mod model;
 
 use std::time::Duration;
 
@@ -17,13 +17,13 @@ use store::{
     Revision, Store, Watch, WatchItem,
 };
 
-pub type Dyn = dyn Store<Plain>;
+pub(crate) type Dyn = dyn Store<Plain>;
 
 /// How long a test waits for what must happen.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
 /// How often random suites run: few in `make test`, many in `make soak`.
-pub fn rounds() -> u64 {
+pub(crate) fn rounds() -> u64 {
     let count = std::env::var("STORE_ROUNDS").ok();
     let count = count.and_then(|count| count.parse().ok());
     let soak = std::env::var_os("MAINSTAY_SOAK").is_some();
@@ -31,7 +31,7 @@ pub fn rounds() -> u64 {
 }
 
 /// Where the frames of a log file seem to begin and end, checksums not looked at.
-pub fn frames(file: &[u8]) -> Vec<(usize, usize)> {
+pub(crate) fn frames(file: &[u8]) -> Vec<(usize, usize)> {
     let word = |at: usize| {
         let bytes = file.get(at..at + 4)?;
         Some(u32::from_le_bytes(bytes.try_into().ok()?) as usize)
@@ -47,11 +47,11 @@ pub fn frames(file: &[u8]) -> Vec<(usize, usize)> {
 }
 
 /// Where the last of them ends.
-pub fn frames_end(file: &[u8]) -> usize {
+pub(crate) fn frames_end(file: &[u8]) -> usize {
     frames(file).last().map_or(32, |(_, end)| *end)
 }
 
-pub fn put_if(key: &str, value: &str, precondition: Precondition) -> Op<Bytes> {
+pub(crate) fn put_if(key: &str, value: &str, precondition: Precondition) -> Op<Bytes> {
     let draft = Bytes::copy_from_slice(value.as_bytes());
     Op {
         key: Bytes::copy_from_slice(key.as_bytes()),
@@ -63,11 +63,11 @@ pub fn put_if(key: &str, value: &str, precondition: Precondition) -> Op<Bytes> {
     }
 }
 
-pub fn put(key: &str, value: &str) -> Op<Bytes> {
+pub(crate) fn put(key: &str, value: &str) -> Op<Bytes> {
     put_if(key, value, Precondition::Any)
 }
 
-pub fn delete_if(key: &str, precondition: Precondition) -> Op<Bytes> {
+pub(crate) fn delete_if(key: &str, precondition: Precondition) -> Op<Bytes> {
     Op {
         key: Bytes::copy_from_slice(key.as_bytes()),
         precondition,
@@ -75,11 +75,11 @@ pub fn delete_if(key: &str, precondition: Precondition) -> Op<Bytes> {
     }
 }
 
-pub fn delete(key: &str) -> Op<Bytes> {
+pub(crate) fn delete(key: &str) -> Op<Bytes> {
     delete_if(key, Precondition::Any)
 }
 
-pub fn check_if(key: &str, precondition: Precondition) -> Op<Bytes> {
+pub(crate) fn check_if(key: &str, precondition: Precondition) -> Op<Bytes> {
     Op {
         key: Bytes::copy_from_slice(key.as_bytes()),
         precondition,
@@ -87,24 +87,24 @@ pub fn check_if(key: &str, precondition: Precondition) -> Op<Bytes> {
     }
 }
 
-pub async fn commit(store: &Dyn, ops: Vec<Op<Bytes>>) -> Result<Committed<Bytes>, Error> {
+pub(crate) async fn commit(store: &Dyn, ops: Vec<Op<Bytes>>) -> Result<Committed<Bytes>, Error> {
     store.commit(ops, Durability::Synced).await
 }
 
-pub async fn write(store: &Dyn, key: &str, value: &str) -> Revision {
+pub(crate) async fn write(store: &Dyn, key: &str, value: &str) -> Revision {
     commit(store, vec![put(key, value)])
         .await
         .expect("an unconditional put")
         .revision
 }
 
-pub async fn value(store: &Dyn, key: &str) -> Option<String> {
+pub(crate) async fn value(store: &Dyn, key: &str) -> Option<String> {
     let key = Bytes::copy_from_slice(key.as_bytes());
     let (_, entry) = store.get(&key, Freshness::Newest).await.expect("get");
     entry.map(|entry| String::from_utf8_lossy(&entry.object).into_owned())
 }
 
-pub fn list_request(prefix: &str) -> ListRequest {
+pub(crate) fn list_request(prefix: &str) -> ListRequest {
     ListRequest {
         prefix: Bytes::copy_from_slice(prefix.as_bytes()),
         from: None,
@@ -114,7 +114,7 @@ pub fn list_request(prefix: &str) -> ListRequest {
 }
 
 /// The next events of a watch, progress marks left out.
-pub async fn next_events(watch: &mut Watch<Bytes>) -> (Revision, Vec<Event<Bytes>>) {
+pub(crate) async fn next_events(watch: &mut Watch<Bytes>) -> (Revision, Vec<Event<Bytes>>) {
     loop {
         match next(watch).await.expect("events") {
             WatchItem::Events { revision, events } => return (revision, events.to_vec()),
@@ -123,7 +123,7 @@ pub async fn next_events(watch: &mut Watch<Bytes>) -> (Revision, Vec<Event<Bytes
     }
 }
 
-pub async fn next(watch: &mut Watch<Bytes>) -> Result<WatchItem<Bytes>, Error> {
+pub(crate) async fn next(watch: &mut Watch<Bytes>) -> Result<WatchItem<Bytes>, Error> {
     tokio::time::timeout(PATIENCE, watch.next())
         .await
         .expect("in time")
@@ -131,7 +131,7 @@ pub async fn next(watch: &mut Watch<Bytes>) -> Result<WatchItem<Bytes>, Error> {
 }
 
 /// `+key=value`, `~key=old>new`, `-key=old`.
-pub fn shown(events: &[Event<Bytes>]) -> Vec<String> {
+pub(crate) fn shown(events: &[Event<Bytes>]) -> Vec<String> {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let show = |event: &Event<Bytes>| {
         let key = text(&event.key);

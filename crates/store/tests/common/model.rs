@@ -11,7 +11,7 @@ use super::*;
 
 /// One step of a random run.
 #[derive(Debug, Clone)]
-pub enum Step {
+pub(crate) enum Step {
     Commit(Vec<ModelOp>),
     Get(u8, When),
     List {
@@ -27,7 +27,7 @@ pub enum Step {
 }
 
 #[derive(Debug, Clone)]
-pub struct ModelOp {
+pub(crate) struct ModelOp {
     key: u8,
     precondition: When,
     kind: u8,
@@ -35,7 +35,7 @@ pub struct ModelOp {
 
 /// A place in the past, or none.
 #[derive(Debug, Clone)]
-pub enum When {
+pub(crate) enum When {
     Newest,
     Any,
     Absent,
@@ -44,7 +44,7 @@ pub enum When {
     Current,
 }
 
-pub fn steps(length: usize) -> impl Strategy<Value = Vec<Step>> {
+pub(crate) fn steps(length: usize) -> impl Strategy<Value = Vec<Step>> {
     let op = (0..6_u8, precondition(), 0..10_u8).prop_map(|(key, precondition, kind)| ModelOp {
         key,
         precondition,
@@ -81,7 +81,7 @@ fn precondition() -> impl Strategy<Value = When> {
 type Live = BTreeMap<String, (Revision, Revision, String)>;
 
 /// The model.
-pub struct Model {
+pub(crate) struct Model {
     root: String,
     base: Revision,
     /// The live keys after each revision from `base` on: create revision, mod revision, value.
@@ -92,7 +92,7 @@ pub struct Model {
 
 impl Model {
     /// Of a store that holds nothing under `root` at revision `base`.
-    pub fn new(root: &str, base: Revision) -> Self {
+    pub(crate) fn new(root: &str, base: Revision) -> Self {
         let moments = vec![Live::new()];
         Self {
             root: root.into(),
@@ -132,7 +132,7 @@ impl Model {
     }
 
     /// A store that was opened again may know less of the past: as much as it says itself.
-    pub async fn forget_before(&mut self, store: &Dyn) {
+    pub(crate) async fn forget_before(&mut self, store: &Dyn) {
         let asked = store.watch(self.root.clone().into(), self.floor).await;
         if let Err(Error::Compacted { oldest, .. }) = asked {
             assert!(oldest <= self.newest());
@@ -141,7 +141,7 @@ impl Model {
     }
 
     /// Does the step on both and compares. Steps about files are left to the caller.
-    pub async fn step(&mut self, store: &Dyn, step: &Step) {
+    pub(crate) async fn step(&mut self, store: &Dyn, step: &Step) {
         match step {
             Step::Commit(ops) => self.commit(store, ops).await,
             Step::Get(key, when) => {
@@ -292,7 +292,7 @@ impl Model {
     }
 
     /// A watch from every kept moment sees exactly the differences between the moments behind it.
-    pub async fn compare_watches(&self, store: &Dyn) {
+    pub(crate) async fn compare_watches(&self, store: &Dyn) {
         for after in self.floor..self.newest() {
             let mut watch = store.watch(self.root.clone().into(), after).await.unwrap();
             for revision in after + 1..=self.newest() {

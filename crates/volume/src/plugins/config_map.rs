@@ -10,7 +10,7 @@ use crate::{
     payload::{Payload, config_map_data, select},
 };
 
-pub struct ConfigMapVolume;
+pub(super) struct ConfigMapVolume;
 
 impl Plugin for ConfigMapVolume {
     fn name(&self) -> &'static str {

@@ -10,7 +10,7 @@ use crate::{
     payload::{File, Payload, check_path},
 };
 
-pub struct DownwardApi;
+pub(super) struct DownwardApi;
 
 impl Plugin for DownwardApi {
     fn name(&self) -> &'static str {

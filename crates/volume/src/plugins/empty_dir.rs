@@ -15,7 +15,7 @@ use crate::{Error, MountOptions, Plugin, Request, Result, ownership, quantity};
 
 const HUGE_PAGES: &str = "HugePages";
 
-pub struct EmptyDir;
+pub(super) struct EmptyDir;
 
 impl Plugin for EmptyDir {
     fn name(&self) -> &'static str {

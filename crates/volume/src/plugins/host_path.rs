@@ -16,7 +16,7 @@ use crate::{
     storage::{Host, PodMount, Publish, Spec, Step, StepError, StoragePlugin},
 };
 
-pub struct HostPath;
+pub(super) struct HostPath;
 
 impl Plugin for HostPath {
     fn name(&self) -> &'static str {
@@ -40,7 +40,7 @@ impl Plugin for HostPath {
 }
 
 /// A hostPath behind a persistent volume.
-pub struct HostPathVolume;
+pub(super) struct HostPathVolume;
 
 fn source(spec: &Spec) -> Option<&HostPathVolumeSource> {
     spec.volume.as_ref()?.spec.as_ref()?.host_path.as_ref()

@@ -28,12 +28,12 @@ use crate::{
     },
 };
 
-pub const NAME: &str = "kubernetes.io/local-volume";
+pub(super) const NAME: &str = "kubernetes.io/local-volume";
 
 /// Set by the node's own provisioner on volumes whose capacity is enforced.
 const ENFORCE_CAPACITY: &str = "mainstay.dev/enforce-capacity";
 
-pub struct Local;
+pub(super) struct Local;
 
 fn source(spec: &Spec) -> Option<&LocalVolumeSource> {
     spec.volume.as_ref()?.spec.as_ref()?.local.as_ref()

@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// Unmounts a directory and removes it. Only an empty one goes: what was mounted there is not touched.
-pub fn remove_mount_point(dir: &Path, mounter: &dyn Mounter) -> Result<()> {
+pub(super) fn remove_mount_point(dir: &Path, mounter: &dyn Mounter) -> Result<()> {
     mounter.unmount_unused(dir)?;
     if mounter.is_mounted(dir)? {
         return Err(Error::StillMounted(dir.to_owned()));
@@ -26,7 +26,7 @@ pub fn remove_mount_point(dir: &Path, mounter: &dyn Mounter) -> Result<()> {
 }
 
 /// Links a pod's place to a block device; returns the device.
-pub fn link_device(device: &Path, link: &Path) -> Result<PathBuf> {
+pub(super) fn link_device(device: &Path, link: &Path) -> Result<PathBuf> {
     let meta = fs::metadata(device).map_err(Error::io("look at", device))?;
     if !meta.file_type().is_block_device() {
         return Err(Error::NotADevice(device.to_owned()));
@@ -49,7 +49,7 @@ pub fn link_device(device: &Path, link: &Path) -> Result<PathBuf> {
 }
 
 /// Removes a pod's link to a device.
-pub fn unlink_device(link: &Path) -> Result<()> {
+pub(super) fn unlink_device(link: &Path) -> Result<()> {
     match fs::remove_file(link) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
             Err(Error::io("remove", link)(error))
@@ -59,7 +59,7 @@ pub fn unlink_device(link: &Path) -> Result<()> {
 }
 
 /// How full the file system of a mount is, or how large a device is.
-pub fn usage(mount: &PodMount, dir: &Path) -> Option<Usage> {
+pub(super) fn usage(mount: &PodMount, dir: &Path) -> Option<Usage> {
     if mount.is_block {
         use std::io::Seek;
         let mut device = fs::File::open(dir).ok()?;

@@ -16,7 +16,7 @@ use crate::{
     storage::{Host, Measure, PodMount, Publish, Spec, Step, StepError, StoragePlugin},
 };
 
-pub const NAME: &str = "kubernetes.io/nfs";
+pub(super) const NAME: &str = "kubernetes.io/nfs";
 
 /// How long a server may take.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -24,7 +24,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// The helper of mount(8): it resolves the server's name and negotiates the version.
 const HELPERS: &[&str] = &["/sbin/mount.nfs", "/usr/sbin/mount.nfs"];
 
-pub struct Nfs;
+pub(super) struct Nfs;
 
 fn source(spec: &Spec) -> Option<&NFSVolumeSource> {
     match &spec.volume {

@@ -12,7 +12,7 @@ use crate::{
     payload::{File, Payload, check_path},
 };
 
-pub struct Projected;
+pub(super) struct Projected;
 
 impl Plugin for Projected {
     fn name(&self) -> &'static str {

@@ -10,7 +10,7 @@ use crate::{
     payload::{Payload, secret_data, select},
 };
 
-pub struct SecretVolume;
+pub(super) struct SecretVolume;
 
 impl Plugin for SecretVolume {
     fn name(&self) -> &'static str {

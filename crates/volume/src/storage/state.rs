@@ -29,7 +29,7 @@ impl fmt::Display for Key {
 
 /// Whether a step was done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Progress {
+pub(super) enum Progress {
     No,
     /// It was begun, or was found after a restart.
     Maybe,
@@ -38,7 +38,7 @@ pub enum Progress {
 
 /// A pod that uses a volume.
 #[derive(Debug, Clone)]
-pub struct User {
+pub(super) struct User {
     pub mount: PodMount,
     pub published: Progress,
     /// What the last publish returned.
@@ -51,7 +51,7 @@ pub struct User {
 }
 
 impl User {
-    pub fn new(mount: PodMount, published: Progress) -> Self {
+    pub(super) fn new(mount: PodMount, published: Progress) -> Self {
         Self {
             mount,
             published,
@@ -64,7 +64,7 @@ impl User {
 }
 
 /// A volume that a pod uses or that is on the node.
-pub struct Entry {
+pub(super) struct Entry {
     pub plugin: &'static dyn StoragePlugin,
     pub name: String,
     pub is_block: bool,
@@ -78,7 +78,7 @@ pub struct Entry {
 }
 
 impl Entry {
-    pub fn new(plugin: &'static dyn StoragePlugin, name: &str, is_block: bool) -> Self {
+    pub(super) fn new(plugin: &'static dyn StoragePlugin, name: &str, is_block: bool) -> Self {
         Self {
             plugin,
             name: name.to_owned(),
@@ -91,7 +91,7 @@ impl Entry {
     }
 
     /// What unstaging it needs to know.
-    pub fn staged(&self, key: &Key) -> Staged {
+    pub(super) fn staged(&self, key: &Key) -> Staged {
         Staged {
             volume: key.volume.clone(),
             name: self.name.clone(),
@@ -100,17 +100,17 @@ impl Entry {
     }
 
     /// No pod uses it.
-    pub fn is_idle(&self) -> bool {
+    pub(super) fn is_idle(&self) -> bool {
         self.users.is_empty()
     }
 }
 
 /// All volumes.
-pub type Volumes = BTreeMap<Key, Entry>;
+pub(super) type Volumes = BTreeMap<Key, Entry>;
 
 /// The names of attachable volumes that pods use or that are on the node: controllers must not detach
 /// them.
-pub fn in_use(volumes: &Volumes) -> Vec<String> {
+pub(super) fn in_use(volumes: &Volumes) -> Vec<String> {
     let used = volumes.iter().filter(|(_, entry)| entry.is_attachable);
     used.map(|(key, _)| key.to_string()).collect()
 }

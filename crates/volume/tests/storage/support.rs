@@ -21,14 +21,14 @@ use volume::{
     storage::{Failure, Host, Manager, Ready, Spec, Step, resolve},
 };
 
-pub const DRIVER: &str = "test.csi.example.com";
+pub(crate) const DRIVER: &str = "test.csi.example.com";
 /// What a driver has for a call.
 const DEADLINE: Duration = Duration::from_millis(300);
 /// Bytes of a disk that a test can fill.
 const SMALL_DISK: u64 = 512 << 10;
 
 /// Runs a test whose mounts no other process sees and which are gone with it.
-pub fn with_own_mounts<F: Future<Output = ()>>(test: impl FnOnce() -> F) {
+pub(crate) fn with_own_mounts<F: Future<Output = ()>>(test: impl FnOnce() -> F) {
     use rustix::{mount::MountPropagationFlags, thread::UnshareFlags};
     // SAFETY: this thread is the test's own; it begins all others of the test from here on.
     unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNS | UnshareFlags::FS) }.unwrap();
@@ -41,7 +41,7 @@ pub fn with_own_mounts<F: Future<Output = ()>>(test: impl FnOnce() -> F) {
     runtime.block_on(test());
 }
 
-pub struct TestHost {
+pub(crate) struct TestHost {
     root: PathBuf,
     local_path: PathBuf,
     node: Arc<csi::Node>,
@@ -93,7 +93,7 @@ impl Host for TestHost {
     }
 }
 
-pub struct Node {
+pub(crate) struct Node {
     pub dir: tempfile::TempDir,
     pub host: Arc<TestHost>,
     pub driver: Driver,
@@ -103,25 +103,25 @@ pub struct Node {
 }
 
 impl Node {
-    pub fn new(options: Options) -> Self {
+    pub(crate) fn new(options: Options) -> Self {
         Self::in_dir(options, tempfile::tempdir().unwrap())
     }
 
     /// A node whose disk a test can fill.
-    pub fn on_small_disk(options: Options) -> Self {
+    pub(crate) fn on_small_disk(options: Options) -> Self {
         let dir = tempfile::tempdir().unwrap();
         LinuxMounter.tmpfs(dir.path(), Some(SMALL_DISK)).unwrap();
         Self::in_dir(options, dir)
     }
 
     /// Writes until nothing fits any more.
-    pub fn fill_disk(&self) {
+    pub(crate) fn fill_disk(&self) {
         let filler = vec![0; 2 * SMALL_DISK as usize];
         let full = std::fs::write(self.dir.path().join("filler"), filler);
         assert_eq!(full.unwrap_err().kind(), std::io::ErrorKind::StorageFull);
     }
 
-    pub fn free_disk(&self) {
+    pub(crate) fn free_disk(&self) {
         let _ = std::fs::remove_file(self.dir.path().join("filler"));
     }
 
@@ -161,7 +161,7 @@ impl Node {
     }
 
     /// The agent dies and comes back: all it knows is on disk.
-    pub fn restart(&mut self) {
+    pub(crate) fn restart(&mut self) {
         if let Some(unstages) = self.unstages.take() {
             unstages.abort();
         }
@@ -174,23 +174,23 @@ impl Node {
     }
 
     /// Every volume is attached as soon as it is in use.
-    pub fn attach_all(&self) {
+    pub(crate) fn attach_all(&self) {
         *self.host.attaches_all.lock() = true;
         let object = json!({"metadata": {"name": "a"}, "spec": {"attacher": DRIVER, "nodeName": "node", "source": {}},
             "status": {"attached": true}});
         *self.host.attachment.lock() = Some(serde_json::from_value(object).unwrap());
     }
 
-    pub fn set_csi_driver(&self, spec: serde_json::Value) {
+    pub(crate) fn set_csi_driver(&self, spec: serde_json::Value) {
         let object = json!({"metadata": {"name": DRIVER}, "spec": spec});
         *self.host.csi_driver.lock() = Some(Arc::new(serde_json::from_value(object).unwrap()));
     }
 
-    pub async fn set_up(&self, pod: &Pod, spec: &Spec) -> Result<Ready, Failure> {
+    pub(crate) async fn set_up(&self, pod: &Pod, spec: &Spec) -> Result<Ready, Failure> {
         set_up(&self.manager, pod, spec, false).await
     }
 
-    pub fn target(&self, pod: &str, volume: &str) -> String {
+    pub(crate) fn target(&self, pod: &str, volume: &str) -> String {
         let dir = self.dir.path().join("kubelet/pods").join(pod);
         let dir = dir.join("volumes/kubernetes.io~csi").join(volume);
         dir.join("mount").to_string_lossy().into_owned()
@@ -211,7 +211,7 @@ fn manager(host: &Arc<TestHost>) -> Arc<Manager> {
     Arc::new(Manager::new(host.clone(), Arc::new(stdx::SystemClock)))
 }
 
-pub async fn set_up(
+pub(crate) async fn set_up(
     manager: &Manager,
     pod: &Pod,
     spec: &Spec,
@@ -223,7 +223,7 @@ pub async fn set_up(
         .await
 }
 
-pub fn pod(uid: &str) -> Pod {
+pub(crate) fn pod(uid: &str) -> Pod {
     serde_json::from_value(json!({
         "metadata": {"name": uid, "namespace": "default", "uid": uid},
         "spec": {"serviceAccountName": "default", "containers": []}}))
@@ -231,7 +231,7 @@ pub fn pod(uid: &str) -> Pod {
 }
 
 /// A persistent volume of the driver.
-pub fn volume(name: &str) -> Spec {
+pub(crate) fn volume(name: &str) -> Spec {
     persistent(
         name,
         json!({"accessModes": ["ReadWriteOnce"],
@@ -239,7 +239,7 @@ pub fn volume(name: &str) -> Spec {
     )
 }
 
-pub fn persistent(name: &str, mut spec: serde_json::Value) -> Spec {
+pub(crate) fn persistent(name: &str, mut spec: serde_json::Value) -> Spec {
     spec["claimRef"] = json!({"uid": "c"});
     let inline =
         json!({"name": format!("vol-{name}"), "persistentVolumeClaim": {"claimName": "c"}});
@@ -254,7 +254,7 @@ pub fn persistent(name: &str, mut spec: serde_json::Value) -> Spec {
     .unwrap()
 }
 
-pub async fn until(what: &str, condition: impl Fn() -> bool) {
+pub(crate) async fn until(what: &str, condition: impl Fn() -> bool) {
     let deadline = tokio::time::Instant::now() + Duration::from_secs(30);
     while !condition() {
         assert!(

@@ -17,7 +17,7 @@ use super::said;
 const PIECE: usize = 1 << 20;
 
 /// Sends an archive to the node.
-pub async fn import(socket: &Path, file: &str) -> Result<()> {
+pub(super) async fn import(socket: &Path, file: &str) -> Result<()> {
     let content: Box<dyn Read + Send> = match file {
         "-" if io::stdin().is_terminal() => {
             bail!("standard input is a terminal; try `docker save IMAGE | mainstay image import -`")
@@ -61,7 +61,7 @@ fn new_file(path: &str) -> io::Result<fs::File> {
 }
 
 /// Writes an image to a file, whole or not at all, or to standard output.
-pub async fn export(socket: &Path, image: String, file: &str) -> Result<()> {
+pub(super) async fn export(socket: &Path, image: String, file: &str) -> Result<()> {
     if file == "-" && io::stdout().is_terminal() {
         bail!("standard output is a terminal; name a file, or pipe it somewhere");
     }

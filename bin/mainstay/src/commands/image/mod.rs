@@ -14,7 +14,7 @@ use cri::v1::{
 use crate::cli::{Image, ImageStore};
 
 /// Runs one of the image commands against the node's runtime.
-pub fn run(image: Image) -> Result<()> {
+pub(super) fn run(image: Image) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()?;

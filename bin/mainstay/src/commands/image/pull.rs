@@ -18,7 +18,7 @@ use super::said;
 const BAR: usize = 30;
 
 /// Pulls and shows how far it has come.
-pub async fn pull(socket: &Path, image: String, username: Option<String>) -> Result<()> {
+pub(super) async fn pull(socket: &Path, image: String, username: Option<String>) -> Result<()> {
     let password = match username {
         Some(_) => password()?,
         None => String::new(),

@@ -8,12 +8,12 @@ use cluster::Options;
 use crate::cli::Role;
 
 /// Where the configuration is, below the root.
-pub const CONFIG: &str = "etc/mainstay/config.yaml";
+pub(super) const CONFIG: &str = "etc/mainstay/config.yaml";
 /// What the unit of a package reads: the role, and flags.
-pub const DEFAULTS: &str = "etc/default/mainstay";
+pub(super) const DEFAULTS: &str = "etc/default/mainstay";
 
 /// The unit of `mainstay install`: one role, with these flags.
-pub fn unit(binary: &str, role: Role, flags: &[String]) -> String {
+pub(super) fn unit(binary: &str, role: Role, flags: &[String]) -> String {
     let mut start = format!("/{binary} {} --config /{CONFIG}", command(role));
     for flag in flags {
         // systemd expands percent signs and dollars, and splits at blanks.
@@ -28,7 +28,7 @@ pub fn unit(binary: &str, role: Role, flags: &[String]) -> String {
 }
 
 /// The unit of a package: role and flags are in a file of their own.
-pub fn package_unit(binary: &str) -> String {
+pub(super) fn package_unit(binary: &str) -> String {
     service(&format!(
         "Environment=MAINSTAY_COMMAND=up\nEnvironmentFile=-/{DEFAULTS}\n\
          ExecStart=/{binary} $MAINSTAY_COMMAND --config /{CONFIG} $MAINSTAY_FLAGS\n"
@@ -56,7 +56,7 @@ fn service(start: &str) -> String {
 }
 
 /// What a package's unit starts.
-pub const DEFAULTS_TEXT: &str = "\
+pub(super) const DEFAULTS_TEXT: &str = "\
 # What the service `mainstay` runs: up (a control plane and a node), server (a control plane) or agent (a node).
 MAINSTAY_COMMAND=up
 
@@ -68,7 +68,7 @@ MAINSTAY_FLAGS=
 ";
 
 /// Every option with what it means, commented out.
-pub fn config() -> String {
+pub(super) fn config() -> String {
     let command = Options::augment_args(clap::Command::new("mainstay"));
     let mut text =
         "# Options of mainstay. Keys are the names of flags; a flag wins over this file.\n"

@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// The name of the systemd unit.
-pub const UNIT: &str = "mainstay.service";
+pub(super) const UNIT: &str = "mainstay.service";
 
 /// There when systemd runs the machine.
 const SYSTEMD: &str = "/run/systemd/system";
@@ -58,13 +58,13 @@ impl Layout {
 }
 
 /// Whether the unit is there.
-pub fn is_installed() -> bool {
+pub(super) fn is_installed() -> bool {
     let units = [Layout::LOCAL.unit, Layout::PACKAGE.unit];
     units.iter().any(|unit| Path::new("/").join(unit).exists())
 }
 
 /// Puts everything in its place and starts the service.
-pub fn install(asked: &Install) -> Result<()> {
+pub(super) fn install(asked: &Install) -> Result<()> {
     if asked.package {
         return lay_out_package(&asked.root);
     }
@@ -135,7 +135,7 @@ fn put_completions(layout: &Layout, root: &Path) -> Result<()> {
 }
 
 /// Stops the service and removes what was installed.
-pub fn uninstall(asked: &Uninstall) -> Result<()> {
+pub(super) fn uninstall(asked: &Uninstall) -> Result<()> {
     let at = |path: &str| asked.root.join(path);
     let layout = Layout::LOCAL;
     if !at(layout.unit).exists() && at(Layout::PACKAGE.unit).exists() {

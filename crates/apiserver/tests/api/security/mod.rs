@@ -12,16 +12,16 @@ use machinery::json::{Value, json};
 
 use crate::support::{Raw, Server, admin, eventually, send};
 
-pub const RBAC: &str = "/apis/rbac.authorization.k8s.io/v1";
+pub(crate) const RBAC: &str = "/apis/rbac.authorization.k8s.io/v1";
 const APPLY: &str = "application/apply-patch+yaml";
 
 /// A user without groups.
-pub fn user(name: &str) -> User {
+pub(crate) fn user(name: &str) -> User {
     User::new(name, [""; 0])
 }
 
 /// Makes a ClusterRole with these rules and binds it to a user; returns when the user has them.
-pub async fn grant(server: &Server, user: &str, rules: Value) {
+pub(crate) async fn grant(server: &Server, user: &str, rules: Value) {
     let name = format!("granted-to-{}", user.replace(':', "-"));
     let role = json!({"metadata": {"name": name}, "rules": rules});
     let made = admin(server, "POST", &format!("{RBAC}/clusterroles"), role).await;
@@ -46,7 +46,13 @@ pub async fn grant(server: &Server, user: &str, rules: Value) {
 }
 
 /// Sends JSON as a user.
-pub async fn ask(server: &Server, user: &User, method: &str, path: &str, body: Value) -> Raw {
+pub(crate) async fn ask(
+    server: &Server,
+    user: &User,
+    method: &str,
+    path: &str,
+    body: Value,
+) -> Raw {
     let media = match method {
         "PATCH" => "application/merge-patch+json",
         _ => "application/json",
@@ -60,7 +66,7 @@ pub async fn ask(server: &Server, user: &User, method: &str, path: &str, body: V
 }
 
 /// Applies an object as a user.
-pub async fn apply(server: &Server, user: &User, path: &str, object: &Value) -> Raw {
+pub(crate) async fn apply(server: &Server, user: &User, path: &str, object: &Value) -> Raw {
     let path = format!("{path}?fieldManager=test&force=true");
     let headers = [("content-type", APPLY)];
     let body = object.to_string();

@@ -18,10 +18,10 @@ use crate::{
 use super::super::report::Report;
 
 /// The annotation.
-pub const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
+pub(crate) const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
 /// Writes the manifest into its own annotation, so that the next apply knows what was given up.
-pub fn annotate(object: &mut Value) {
+pub(crate) fn annotate(object: &mut Value) {
     if !object["metadata"].is_object() {
         object["metadata"] = json!({});
     }
@@ -40,7 +40,7 @@ pub fn annotate(object: &mut Value) {
 }
 
 /// What was applied last; null when nothing was.
-pub fn last_applied(live: &Value) -> Value {
+pub(crate) fn last_applied(live: &Value) -> Value {
     let note = live["metadata"]["annotations"][LAST_APPLIED].as_str();
     note.and_then(|note| serde_json::from_str(note).ok())
         .unwrap_or_default()
@@ -58,7 +58,7 @@ fn required(target: &Target, live: &Value) -> Result<Value> {
 
 /// Flags of `apply view-last-applied`.
 #[derive(Debug, Args)]
-pub struct View {
+pub(super) struct View {
     /// TYPE [NAME…] or TYPE/NAME…
     resources: Vec<String>,
     #[command(flatten)]
@@ -72,7 +72,7 @@ pub struct View {
 }
 
 impl View {
-    pub async fn run(self, session: &Session) -> Result<()> {
+    pub(super) async fn run(self, session: &Session) -> Result<()> {
         for target in
             resources::targets(session, &self.selection, &self.resources, self.all).await?
         {
@@ -98,7 +98,7 @@ impl View {
 
 /// Flags of `apply set-last-applied`.
 #[derive(Debug, Args)]
-pub struct Set {
+pub(super) struct Set {
     #[command(flatten)]
     files: Files,
     /// Also for objects that lack the annotation
@@ -111,7 +111,7 @@ pub struct Set {
 }
 
 impl Set {
-    pub async fn run(self, session: &Session) -> Result<()> {
+    pub(super) async fn run(self, session: &Session) -> Result<()> {
         let dry_run = self.dry_run.mode()?;
         let report = Report::new(&self.print, dry_run)?;
         for manifest in manifest::read(&self.files).await? {
@@ -150,7 +150,7 @@ impl Set {
 
 /// Flags of `apply edit-last-applied`.
 #[derive(Debug, Args)]
-pub struct Edit {
+pub(super) struct Edit {
     /// TYPE NAME or TYPE/NAME
     resources: Vec<String>,
     #[command(flatten)]
@@ -160,7 +160,7 @@ pub struct Edit {
 }
 
 impl Edit {
-    pub async fn run(self, session: &Session) -> Result<()> {
+    pub(super) async fn run(self, session: &Session) -> Result<()> {
         let report = Report::new(&self.print, crate::args::DryRunMode::None)?;
         let mut editor = super::super::edit::Editor::default();
         for target in resources::targets(session, &self.selection, &self.resources, false).await? {

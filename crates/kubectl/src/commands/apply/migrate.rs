@@ -7,11 +7,11 @@ use super::LAST_APPLIED;
 use crate::json::{list, str_of};
 
 /// Owns the annotation of client-side apply after the migration; without an owner it would be removed.
-pub const ANNOTATION_MANAGER: &str = "kubectl-last-applied";
+pub(super) const ANNOTATION_MANAGER: &str = "kubectl-last-applied";
 
 /// The object to apply as [`ANNOTATION_MANAGER`] so that the annotation stays; nothing where there is none, or where it
 /// belongs to a server-side manager already.
-pub fn annotation_to_keep(object: &Value) -> Option<Value> {
+pub(super) fn annotation_to_keep(object: &Value) -> Option<Value> {
     let metadata = &object["metadata"];
     let note = metadata["annotations"][LAST_APPLIED].as_str()?;
     if owners(metadata, "Apply").next().is_some() {
@@ -30,7 +30,7 @@ pub fn annotation_to_keep(object: &Value) -> Option<Value> {
 
 /// The JSON patch that moves the fields of client-side managers to `manager`; nothing where there are none. It fails with a
 /// conflict when the object has changed.
-pub fn patch(object: &Value, manager: &str) -> Option<Value> {
+pub(super) fn patch(object: &Value, manager: &str) -> Option<Value> {
     let metadata = &object["metadata"];
     let clients: Vec<String> = owners(metadata, "Update")
         .map(|entry| str_of(&entry["manager"]).to_owned())

@@ -26,7 +26,7 @@ use crate::{
 use super::{delete::How, report::Report};
 
 use applyset::ApplySet;
-pub use last_applied::{LAST_APPLIED, annotate, last_applied};
+pub(super) use last_applied::{LAST_APPLIED, annotate, last_applied};
 
 /// How often a patch that met a concurrent change is made again.
 const MAX_RETRIES: usize = 5;
@@ -34,7 +34,7 @@ const MAX_RETRIES: usize = 5;
 /// Flags of `apply`.
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true)]
-pub struct Apply {
+pub(crate) struct Apply {
     #[command(flatten)]
     selection: Selection,
     /// Let the server merge
@@ -93,7 +93,7 @@ enum LastApplied {
 }
 
 impl Apply {
-    pub async fn run(mut self, session: &Session) -> Result<()> {
+    pub(crate) async fn run(mut self, session: &Session) -> Result<()> {
         match self.command.take() {
             Some(LastApplied::EditLastApplied(command)) => return command.run(session).await,
             Some(LastApplied::SetLastApplied(command)) => return command.run(session).await,

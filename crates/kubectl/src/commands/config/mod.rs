@@ -18,7 +18,7 @@ use crate::{
 
 /// The subcommands. Flags such as `--server` and `--token` are those of every command.
 #[derive(Debug, Subcommand)]
-pub enum Config {
+pub(crate) enum Config {
     /// Display the current-context
     CurrentContext,
     /// Delete the specified cluster from the kubeconfig
@@ -54,7 +54,7 @@ pub enum Config {
 
 /// Flags of `config get-contexts`.
 #[derive(Debug, Args)]
-pub struct GetContexts {
+pub(crate) struct GetContexts {
     names: Vec<String>,
     /// Do not print headers
     #[arg(long)]
@@ -66,7 +66,7 @@ pub struct GetContexts {
 
 /// Flags of `config set`.
 #[derive(Debug, Args)]
-pub struct Set {
+pub(crate) struct Set {
     /// Where, as users.admin.token
     property: String,
     value: String,
@@ -77,7 +77,7 @@ pub struct Set {
 
 /// Flags of `config set-cluster`.
 #[derive(Debug, Args)]
-pub struct SetCluster {
+pub(crate) struct SetCluster {
     name: String,
     /// Embed the content of the certificate file
     #[arg(long)]
@@ -89,7 +89,7 @@ pub struct SetCluster {
 
 /// Flags of `config set-context`.
 #[derive(Debug, Args)]
-pub struct SetContext {
+pub(crate) struct SetContext {
     name: Option<String>,
     /// Modify the current context
     #[arg(long)]
@@ -98,7 +98,7 @@ pub struct SetContext {
 
 /// Flags of `config set-credentials`.
 #[derive(Debug, Args)]
-pub struct SetCredentials {
+pub(crate) struct SetCredentials {
     name: String,
     /// Embed the content of the certificate and key files
     #[arg(long)]
@@ -124,7 +124,7 @@ pub struct SetCredentials {
 }
 
 impl Config {
-    pub fn run(self, global: &Global) -> Result<()> {
+    pub(crate) fn run(self, global: &Global) -> Result<()> {
         match self {
             Self::CurrentContext => current_context(global),
             Self::DeleteCluster { name } => delete(global, "clusters", "cluster", &name),

@@ -15,7 +15,7 @@ use super::{merged, put_file};
 
 /// Flags of `config view`.
 #[derive(Debug, Args)]
-pub struct View {
+pub(crate) struct View {
     /// Remove all information not used by current-context from the output
     #[arg(long)]
     minify: bool,
@@ -33,7 +33,7 @@ pub struct View {
 }
 
 impl View {
-    pub fn run(self, global: &Global) -> Result<()> {
+    pub(crate) fn run(self, global: &Global) -> Result<()> {
         let mut config = match self.merge {
             true => merged(global)?,
             false => match Places::new(global).default_file() {

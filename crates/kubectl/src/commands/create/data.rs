@@ -29,7 +29,7 @@ struct Sources {
 
 /// Flags of `create configmap`.
 #[derive(Debug, Args)]
-pub struct ConfigMap {
+pub(super) struct ConfigMap {
     name: String,
     #[command(flatten)]
     sources: Sources,
@@ -39,7 +39,7 @@ pub struct ConfigMap {
 
 /// The kinds of secrets.
 #[derive(Debug, Subcommand)]
-pub enum Secret {
+pub(super) enum Secret {
     /// Create a secret for use with a Docker registry
     DockerRegistry(DockerRegistry),
     /// Create a secret from a local file, directory, or literal value
@@ -50,7 +50,7 @@ pub enum Secret {
 
 /// Flags of `create secret generic`.
 #[derive(Debug, Args)]
-pub struct Generic {
+pub(super) struct Generic {
     name: String,
     #[command(flatten)]
     sources: Sources,
@@ -63,7 +63,7 @@ pub struct Generic {
 
 /// Flags of `create secret docker-registry`.
 #[derive(Debug, Args)]
-pub struct DockerRegistry {
+pub(super) struct DockerRegistry {
     name: String,
     /// Username for Docker registry authentication
     #[arg(long)]
@@ -89,7 +89,7 @@ pub struct DockerRegistry {
 
 /// Flags of `create secret tls`.
 #[derive(Debug, Args)]
-pub struct Tls {
+pub(super) struct Tls {
     name: String,
     /// Path to PEM encoded public key certificate
     #[arg(long)]
@@ -236,7 +236,7 @@ fn encoded(entries: Entries) -> Value {
 }
 
 impl ConfigMap {
-    pub fn generate(&self) -> Result<Generated> {
+    pub(super) fn generate(&self) -> Result<Generated> {
         let (data, binary) = split_text(self.sources.read()?);
         let mut object =
             json!({"kind": "ConfigMap", "apiVersion": "v1", "metadata": {"name": self.name}});
@@ -287,7 +287,7 @@ fn secret_hash(object: &Value) -> String {
 }
 
 /// The ten letters that stand for an object's content in its name.
-pub fn content_hash(content: &Value) -> String {
+pub(crate) fn content_hash(content: &Value) -> String {
     let digest = Sha256::digest(crate::json::compact(content));
     let hex: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
     let letter = |c: char| match c {
@@ -316,7 +316,7 @@ fn secret(name: &str, kind: &str, data: Value, append_hash: bool) -> Value {
 }
 
 impl Secret {
-    pub fn generate(self) -> Result<(Generated, Common)> {
+    pub(super) fn generate(self) -> Result<(Generated, Common)> {
         let (object, common, noun) = match self {
             Self::Generic(one) => (one.object()?, one.common, "secret"),
             Self::DockerRegistry(one) => (one.object()?, one.common, "secret"),

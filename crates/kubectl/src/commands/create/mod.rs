@@ -7,7 +7,7 @@ mod rbac;
 mod token;
 mod workload;
 
-pub use data::content_hash;
+pub(crate) use data::content_hash;
 
 use anyhow::{Result, bail};
 use clap::{Args, Subcommand};
@@ -30,7 +30,7 @@ use super::{apply::annotate, report::Report};
 /// Flags of `create`.
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true)]
-pub struct Create {
+pub(crate) struct Create {
     #[command(flatten)]
     files: Files,
     /// Only objects of the files whose labels match
@@ -50,7 +50,7 @@ pub struct Create {
 
 /// Flags of `create` and all its generators.
 #[derive(Debug, Clone, Args)]
-pub struct Common {
+pub(super) struct Common {
     #[command(flatten)]
     print: PrintFlags,
     #[command(flatten)]
@@ -116,20 +116,20 @@ enum Generator {
 }
 
 /// An object that a generator made.
-pub struct Generated {
+pub(super) struct Generated {
     pub object: Value,
     /// What upstream calls it in `failed to create …`; empty where it passes the server's words on.
     pub noun: &'static str,
 }
 
 impl Generated {
-    pub fn new(object: Value, noun: &'static str) -> Self {
+    pub(super) fn new(object: Value, noun: &'static str) -> Self {
         Self { object, noun }
     }
 }
 
 impl Create {
-    pub async fn run(mut self, session: &Session) -> Result<()> {
+    pub(crate) async fn run(mut self, session: &Session) -> Result<()> {
         if let Some(path) = &self.raw {
             return self.post_raw(session, path).await;
         }
@@ -295,7 +295,7 @@ impl Generator {
 }
 
 /// Creates objects of another command's making, such as the service of `expose`.
-pub async fn create_object(
+pub(super) async fn create_object(
     session: &Session,
     object: Value,
     query: &Query,
@@ -319,7 +319,7 @@ pub async fn create_object(
 }
 
 /// A name and the container's name that an image's last part gives.
-pub fn container_name(image: &str) -> String {
+pub(super) fn container_name(image: &str) -> String {
     let last = image.rsplit('/').next().unwrap_or(image);
     let last = last.split(['@', ':']).next().unwrap_or(last);
     let clean = |c: char| {
@@ -337,7 +337,7 @@ pub fn container_name(image: &str) -> String {
 }
 
 /// Names of containers made different by a number behind them.
-pub fn unique_names(names: Vec<String>) -> Vec<String> {
+pub(super) fn unique_names(names: Vec<String>) -> Vec<String> {
     let mut out: Vec<String> = Vec::new();
     for name in names {
         let mut unique = name.clone();
@@ -352,7 +352,7 @@ pub fn unique_names(names: Vec<String>) -> Vec<String> {
 }
 
 /// `KEY=VALUE,…` as a map.
-pub fn pairs(text: &str) -> Result<Value> {
+pub(super) fn pairs(text: &str) -> Result<Value> {
     let mut map = serde_json::Map::new();
     for pair in text.split(',').filter(|pair| !pair.is_empty()) {
         match pair.split_once('=') {
@@ -366,13 +366,13 @@ pub fn pairs(text: &str) -> Result<Value> {
 }
 
 /// A number if it is one, else text.
-pub fn int_or_string(text: &str) -> Value {
+pub(super) fn int_or_string(text: &str) -> Value {
     text.parse::<i32>()
         .map_or_else(|_| json!(text), |number| json!(number))
 }
 
 /// Whether an object is in a list already.
-pub fn contains(values: &Value, value: &Value) -> bool {
+pub(super) fn contains(values: &Value, value: &Value) -> bool {
     list(values).any(|known| known == value)
 }
 

@@ -8,7 +8,7 @@ use super::{Common, Generated, int_or_string};
 
 /// The types of services.
 #[derive(Debug, Subcommand)]
-pub enum Service {
+pub(super) enum Service {
     /// Create a ClusterIP service
     Clusterip(ClusterIp),
     /// Create an ExternalName service
@@ -21,7 +21,7 @@ pub enum Service {
 
 /// Flags of every type of service.
 #[derive(Debug, Args)]
-pub struct Ports {
+pub(super) struct Ports {
     name: String,
     /// Port pairs, as PORT[:TARGET-PORT]
     #[arg(long, value_delimiter = ',', value_name = "PORT[:TARGET]")]
@@ -32,7 +32,7 @@ pub struct Ports {
 
 /// Flags of `create service clusterip`.
 #[derive(Debug, Args)]
-pub struct ClusterIp {
+pub(super) struct ClusterIp {
     #[command(flatten)]
     ports: Ports,
     /// Assign your own ClusterIP or set to None for a headless service
@@ -42,7 +42,7 @@ pub struct ClusterIp {
 
 /// Flags of `create service nodeport`.
 #[derive(Debug, Args)]
-pub struct NodePort {
+pub(super) struct NodePort {
     #[command(flatten)]
     ports: Ports,
     /// Port used to expose the service on each node in a cluster
@@ -52,14 +52,14 @@ pub struct NodePort {
 
 /// Flags of `create service loadbalancer`.
 #[derive(Debug, Args)]
-pub struct LoadBalancer {
+pub(super) struct LoadBalancer {
     #[command(flatten)]
     ports: Ports,
 }
 
 /// Flags of `create service externalname`.
 #[derive(Debug, Args)]
-pub struct ExternalName {
+pub(super) struct ExternalName {
     #[command(flatten)]
     ports: Ports,
     /// External name of service
@@ -68,7 +68,7 @@ pub struct ExternalName {
 }
 
 impl Service {
-    pub fn generate(self) -> Result<(Generated, Common)> {
+    pub(super) fn generate(self) -> Result<(Generated, Common)> {
         let (object, common, noun) = match self {
             Self::Clusterip(one) => {
                 let is_headless = one.clusterip.as_deref() == Some("None");
@@ -148,7 +148,7 @@ fn port(text: &str) -> Result<Value> {
 
 /// Flags of `create ingress`.
 #[derive(Debug, Args)]
-pub struct Ingress {
+pub(super) struct Ingress {
     name: String,
     /// Ingress class to be used
     #[arg(long)]
@@ -167,7 +167,7 @@ pub struct Ingress {
 }
 
 impl Ingress {
-    pub fn generate(&self) -> Result<Generated> {
+    pub(super) fn generate(&self) -> Result<Generated> {
         if self.rule.is_empty() && self.default_backend.is_none() {
             bail!(
                 "not enough information provided: every ingress has to either specify a default-backend (which catches all traffic) or a list of rules (which catch specific paths)"

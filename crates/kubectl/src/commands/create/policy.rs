@@ -8,14 +8,14 @@ use super::{Common, Generated, int_or_string};
 
 /// Flags of `create namespace`.
 #[derive(Debug, Args)]
-pub struct Namespace {
+pub(super) struct Namespace {
     name: String,
     #[command(flatten)]
     pub common: Common,
 }
 
 impl Namespace {
-    pub fn generate(&self) -> Generated {
+    pub(super) fn generate(&self) -> Generated {
         let object = json!({
             "kind": "Namespace", "apiVersion": "v1", "metadata": {"name": self.name}, "spec": {}, "status": {}});
         Generated::new(object, "")
@@ -24,14 +24,14 @@ impl Namespace {
 
 /// Flags of `create serviceaccount`.
 #[derive(Debug, Args)]
-pub struct ServiceAccount {
+pub(super) struct ServiceAccount {
     name: String,
     #[command(flatten)]
     pub common: Common,
 }
 
 impl ServiceAccount {
-    pub fn generate(&self) -> Generated {
+    pub(super) fn generate(&self) -> Generated {
         let object =
             json!({"kind": "ServiceAccount", "apiVersion": "v1", "metadata": {"name": self.name}});
         Generated::new(object, "serviceaccount:")
@@ -40,7 +40,7 @@ impl ServiceAccount {
 
 /// Flags of `create quota`.
 #[derive(Debug, Args)]
-pub struct Quota {
+pub(super) struct Quota {
     name: String,
     /// Pairs of resource=quantity that define a hard limit, separated by commas
     #[arg(long, value_name = "RESOURCE=QUANTITY,…")]
@@ -53,7 +53,7 @@ pub struct Quota {
 }
 
 impl Quota {
-    pub fn generate(&self) -> Result<Generated> {
+    pub(super) fn generate(&self) -> Result<Generated> {
         let mut spec = json!({});
         for pair in self
             .hard
@@ -86,7 +86,7 @@ impl Quota {
 
 /// Flags of `create poddisruptionbudget`.
 #[derive(Debug, Args)]
-pub struct PodDisruptionBudget {
+pub(super) struct PodDisruptionBudget {
     name: String,
     /// The minimum number or percentage of available pods this budget requires
     #[arg(long)]
@@ -102,7 +102,7 @@ pub struct PodDisruptionBudget {
 }
 
 impl PodDisruptionBudget {
-    pub fn generate(&self) -> Result<Generated> {
+    pub(super) fn generate(&self) -> Result<Generated> {
         let Some(selector) = self
             .selector
             .as_ref()
@@ -132,7 +132,7 @@ impl PodDisruptionBudget {
 
 /// Flags of `create priorityclass`.
 #[derive(Debug, Args)]
-pub struct PriorityClass {
+pub(super) struct PriorityClass {
     name: String,
     /// The value of this priority class
     #[arg(long, default_value_t = 0)]
@@ -151,7 +151,7 @@ pub struct PriorityClass {
 }
 
 impl PriorityClass {
-    pub fn generate(&self) -> Generated {
+    pub(super) fn generate(&self) -> Generated {
         let mut object = json!({
             "kind": "PriorityClass", "apiVersion": "scheduling.k8s.io/v1", "metadata": {"name": self.name},
             "value": self.value});

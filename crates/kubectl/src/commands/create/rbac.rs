@@ -106,7 +106,7 @@ fn without_duplicates(words: &[String]) -> Vec<&str> {
 
 /// Flags of `create role`.
 #[derive(Debug, Args)]
-pub struct Role {
+pub(super) struct Role {
     name: String,
     #[command(flatten)]
     rule: Rule,
@@ -115,7 +115,7 @@ pub struct Role {
 }
 
 impl Role {
-    pub async fn generate(&self, session: &Session) -> Result<Generated> {
+    pub(super) async fn generate(&self, session: &Session) -> Result<Generated> {
         let rules = self.rule.rules(session).await?;
         let object = json!({
             "kind": "Role", "apiVersion": "rbac.authorization.k8s.io/v1", "metadata": {"name": self.name},
@@ -126,7 +126,7 @@ impl Role {
 
 /// Flags of `create clusterrole`.
 #[derive(Debug, Args)]
-pub struct ClusterRole {
+pub(super) struct ClusterRole {
     name: String,
     #[command(flatten)]
     rule: Rule,
@@ -141,7 +141,7 @@ pub struct ClusterRole {
 }
 
 impl ClusterRole {
-    pub async fn generate(&self, session: &Session) -> Result<Generated> {
+    pub(super) async fn generate(&self, session: &Session) -> Result<Generated> {
         let mut object = json!({
             "kind": "ClusterRole", "apiVersion": "rbac.authorization.k8s.io/v1", "metadata": {"name": self.name}});
         if let Some(labels) = &self.aggregation_rule {
@@ -228,7 +228,7 @@ impl Subjects {
 
 /// Flags of `create rolebinding`.
 #[derive(Debug, Args)]
-pub struct RoleBinding {
+pub(super) struct RoleBinding {
     name: String,
     /// Role this RoleBinding should reference
     #[arg(long)]
@@ -243,7 +243,7 @@ pub struct RoleBinding {
 }
 
 impl RoleBinding {
-    pub fn generate(&self) -> Result<Generated> {
+    pub(super) fn generate(&self) -> Result<Generated> {
         let (kind, role) = match (&self.role, &self.clusterrole) {
             (Some(role), None) => ("Role", role),
             (None, Some(role)) => ("ClusterRole", role),
@@ -262,7 +262,7 @@ impl RoleBinding {
 
 /// Flags of `create clusterrolebinding`.
 #[derive(Debug, Args)]
-pub struct ClusterRoleBinding {
+pub(super) struct ClusterRoleBinding {
     name: String,
     /// ClusterRole this ClusterRoleBinding should reference
     #[arg(long)]
@@ -274,7 +274,7 @@ pub struct ClusterRoleBinding {
 }
 
 impl ClusterRoleBinding {
-    pub fn generate(&self) -> Result<Generated> {
+    pub(super) fn generate(&self) -> Result<Generated> {
         let Some(role) = &self.clusterrole else {
             bail!("clusterrole must be specified");
         };

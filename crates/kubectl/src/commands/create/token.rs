@@ -10,7 +10,7 @@ use crate::{error::ServerError, json::str_of, output::PrintFlags, session::Sessi
 
 /// Flags of `create token`.
 #[derive(Debug, Args)]
-pub struct Token {
+pub(super) struct Token {
     /// The service account
     name: String,
     /// Audience of the requested token; may be repeated
@@ -33,7 +33,7 @@ pub struct Token {
 }
 
 impl Token {
-    pub async fn run(self, session: &Session) -> Result<()> {
+    pub(super) async fn run(self, session: &Session) -> Result<()> {
         let mut spec = json!({"audiences": self.audience});
         let Ok(duration) = crate::duration::parse(&self.duration) else {
             bail!("duration must be greater than or equal to 0");

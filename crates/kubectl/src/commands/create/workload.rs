@@ -13,7 +13,7 @@ use super::{Common, Generated, container_name, unique_names};
 
 /// Flags of `create deployment`.
 #[derive(Debug, Args)]
-pub struct Deployment {
+pub(super) struct Deployment {
     name: String,
     /// Image names to run; may be repeated
     #[arg(long, value_delimiter = ',')]
@@ -32,7 +32,7 @@ pub struct Deployment {
 }
 
 impl Deployment {
-    pub fn generate(&self) -> Result<Generated> {
+    pub(super) fn generate(&self) -> Result<Generated> {
         if self.image.is_empty() {
             bail!("required flag(s) \"image\" not set");
         }
@@ -73,7 +73,7 @@ impl Deployment {
 
 /// Flags of `create job`.
 #[derive(Debug, Args)]
-pub struct Job {
+pub(super) struct Job {
     name: String,
     /// Image name to run
     #[arg(long)]
@@ -89,7 +89,7 @@ pub struct Job {
 }
 
 impl Job {
-    pub async fn generate(&self, session: &Session) -> Result<Generated> {
+    pub(super) async fn generate(&self, session: &Session) -> Result<Generated> {
         let object = match (&self.image, &self.from) {
             (Some(_), Some(_)) | (None, None) => {
                 bail!("either --image or --from must be specified")
@@ -138,7 +138,7 @@ impl Job {
 
 /// Flags of `create cronjob`.
 #[derive(Debug, Args)]
-pub struct CronJob {
+pub(super) struct CronJob {
     name: String,
     /// Image name to run
     #[arg(long)]
@@ -157,7 +157,7 @@ pub struct CronJob {
 }
 
 impl CronJob {
-    pub fn generate(&self) -> Result<Generated> {
+    pub(super) fn generate(&self) -> Result<Generated> {
         let Some(image) = &self.image else {
             bail!("required flag(s) \"image\" not set");
         };

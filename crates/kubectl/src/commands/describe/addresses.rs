@@ -6,7 +6,7 @@ use crate::json::{list, str_of};
 
 use super::text::{Text, number};
 
-pub fn endpoints(text: &mut Text, object: &Value) {
+pub(super) fn endpoints(text: &mut Text, object: &Value) {
     text.head(object);
     text.maps(object);
     text.line(0, "Subsets:");
@@ -41,7 +41,7 @@ pub fn endpoints(text: &mut Text, object: &Value) {
     }
 }
 
-pub fn ingress_class(text: &mut Text, object: &Value) {
+pub(super) fn ingress_class(text: &mut Text, object: &Value) {
     text.field(0, "Name", str_of(&object["metadata"]["name"]));
     text.maps(object);
     text.field(0, "Controller", str_of(&object["spec"]["controller"]));
@@ -54,7 +54,7 @@ pub fn ingress_class(text: &mut Text, object: &Value) {
     }
 }
 
-pub fn service_cidr(text: &mut Text, object: &Value) {
+pub(super) fn service_cidr(text: &mut Text, object: &Value) {
     text.field(0, "Name", str_of(&object["metadata"]["name"]));
     text.maps(object);
     let ranges: Vec<&str> = list(&object["spec"]["cidrs"]).map(str_of).collect();
@@ -73,7 +73,7 @@ pub fn service_cidr(text: &mut Text, object: &Value) {
     }
 }
 
-pub fn ip_address(text: &mut Text, object: &Value) {
+pub(super) fn ip_address(text: &mut Text, object: &Value) {
     text.field(0, "Name", str_of(&object["metadata"]["name"]));
     text.maps(object);
     let parent = &object["spec"]["parentRef"];

@@ -6,7 +6,7 @@ use crate::json::{list, str_of};
 
 use super::text::{Text, number, or_unset, plain, time};
 
-pub fn describe(text: &mut Text, object: &Value) {
+pub(super) fn describe(text: &mut Text, object: &Value) {
     let (spec, status) = (&object["spec"], &object["status"]);
     text.head(object);
     text.maps(object);

@@ -7,7 +7,7 @@ use crate::json::{list, str_of};
 
 use super::text::{Text, format_labels, time};
 
-pub fn describe(text: &mut Text, object: &Value) {
+pub(super) fn describe(text: &mut Text, object: &Value) {
     let (metadata, spec) = (&object["metadata"], &object["spec"]);
     text.field(0, "Name", str_of(&metadata["name"]));
     text.field(0, "Labels", &format_labels(&metadata["labels"]));

@@ -7,7 +7,7 @@ use crate::json::{entries, list, str_of};
 
 use super::text::Text;
 
-pub fn secret(text: &mut Text, object: &Value) {
+pub(super) fn secret(text: &mut Text, object: &Value) {
     text.head(object);
     text.maps(object);
     text.line(0, &format!("\nType:\t{}", str_of(&object["type"])));
@@ -23,7 +23,7 @@ pub fn secret(text: &mut Text, object: &Value) {
     }
 }
 
-pub fn config_map(text: &mut Text, object: &Value) {
+pub(super) fn config_map(text: &mut Text, object: &Value) {
     text.head(object);
     text.maps(object);
     text.line(0, "\nData\n====");
@@ -41,7 +41,7 @@ pub fn config_map(text: &mut Text, object: &Value) {
     text.line(0, "");
 }
 
-pub fn service_account(text: &mut Text, object: &Value) {
+pub(super) fn service_account(text: &mut Text, object: &Value) {
     text.head(object);
     text.maps(object);
     let names: Vec<String> = list(&object["imagePullSecrets"])

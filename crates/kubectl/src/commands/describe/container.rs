@@ -7,7 +7,7 @@ use crate::json::{entries, list, str_of};
 use super::text::{Text, number, plain, time};
 
 /// The containers of a list. `running`: their statuses, and the pod whose fields variables may name.
-pub fn all(
+pub(super) fn all(
     text: &mut Text,
     title: &str,
     containers: &Value,
@@ -143,7 +143,7 @@ fn state(text: &mut Text, title: &str, state: &Value) {
 }
 
 /// Limits and requests.
-pub fn resources(text: &mut Text, resources: &Value, level: usize) {
+pub(super) fn resources(text: &mut Text, resources: &Value, level: usize) {
     for (title, field) in [("Limits", "limits"), ("Requests", "requests")] {
         let amounts = entries(&resources[field]);
         if !amounts.is_empty() {

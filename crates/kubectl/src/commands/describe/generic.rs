@@ -17,7 +17,7 @@ const SKIPPED: &[&str] = &[
     "annotations",
 ];
 
-pub fn describe(text: &mut Text, object: &Value) {
+pub(super) fn describe(text: &mut Text, object: &Value) {
     text.field(0, "Name", str_of(&object["metadata"]["name"]));
     text.field(0, "Namespace", str_of(&object["metadata"]["namespace"]));
     text.maps(object);

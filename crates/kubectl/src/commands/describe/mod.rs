@@ -36,7 +36,7 @@ use text::Text;
 
 /// Flags of `describe`.
 #[derive(Debug, Args)]
-pub struct Describe {
+pub(crate) struct Describe {
     /// TYPE [NAME-PREFIX…] or TYPE/NAME…
     resources: Vec<String>,
     #[command(flatten)]
@@ -47,7 +47,7 @@ pub struct Describe {
 }
 
 impl Describe {
-    pub async fn run(self, session: &Session) -> Result<()> {
+    pub(crate) async fn run(self, session: &Session) -> Result<()> {
         if self.resources.is_empty() && self.selection.files.is_empty() {
             bail!(
                 "You must specify the type of resource to describe. Use \"kubectl api-resources\" for a complete list of supported resources."
@@ -184,7 +184,7 @@ async fn body(session: &Session, text: &mut Text, object: &Value) -> Result<()> 
 }
 
 /// The pod template of a revision, as `rollout history --revision` shows it.
-pub fn pod_template(template: &Value) -> String {
+pub(super) fn pod_template(template: &Value) -> String {
     let mut text = Text::default();
     pod::template(&mut text, template);
     text.with_tabs()

@@ -15,7 +15,7 @@ use super::text::{Text, number, or_unset, plain};
 /// How many endpoints are shown.
 const MAX_ENDPOINTS: usize = 3;
 
-pub async fn service(session: &Session, text: &mut Text, object: &Value) -> Result<()> {
+pub(super) async fn service(session: &Session, text: &mut Text, object: &Value) -> Result<()> {
     let spec = &object["spec"];
     let joined = |value: &Value| match list(value).len() {
         0 => "<none>".to_owned(),
@@ -158,7 +158,7 @@ fn addresses(status: &Value) -> Vec<String> {
     list(&status["ingress"]).map(one).collect()
 }
 
-pub fn endpoint_slice(text: &mut Text, object: &Value) {
+pub(super) fn endpoint_slice(text: &mut Text, object: &Value) {
     text.head(object);
     text.maps(object);
     text.field(0, "AddressType", str_of(&object["addressType"]));
@@ -213,7 +213,7 @@ pub fn endpoint_slice(text: &mut Text, object: &Value) {
     }
 }
 
-pub async fn ingress(session: &Session, text: &mut Text, object: &Value) -> Result<()> {
+pub(super) async fn ingress(session: &Session, text: &mut Text, object: &Value) -> Result<()> {
     let spec = &object["spec"];
     let namespace = str_of(&object["metadata"]["namespace"]);
     text.field(0, "Name", str_of(&object["metadata"]["name"]));

@@ -8,7 +8,7 @@ use super::text::{Text, plain, selector};
 
 const INDENT: &str = "    ";
 
-pub fn describe(text: &mut Text, object: &Value) {
+pub(super) fn describe(text: &mut Text, object: &Value) {
     let spec = &object["spec"];
     text.head(object);
     text.field(

@@ -12,7 +12,7 @@ use crate::{
 
 use super::text::{Text, plain, since, time};
 
-pub async fn describe(session: &Session, text: &mut Text, node: &Value) -> Result<()> {
+pub(super) async fn describe(session: &Session, text: &mut Text, node: &Value) -> Result<()> {
     let (metadata, spec, status) = (&node["metadata"], &node["spec"], &node["status"]);
     text.field(0, "Name", str_of(&metadata["name"]));
     let roles: Vec<String> = entries(&metadata["labels"])

@@ -10,7 +10,7 @@ use super::{
     volume,
 };
 
-pub fn describe(text: &mut Text, pod: &Value) {
+pub(super) fn describe(text: &mut Text, pod: &Value) {
     let (metadata, spec, status) = (&pod["metadata"], &pod["spec"], &pod["status"]);
     text.head(pod);
     text.optional(0, "Priority", &spec["priority"]);
@@ -125,7 +125,7 @@ fn readiness_gates(text: &mut Text, spec: &Value, status: &Value) {
 }
 
 /// The pod template of a workload.
-pub fn template(text: &mut Text, template: &Value) {
+pub(super) fn template(text: &mut Text, template: &Value) {
     let spec = &template["spec"];
     text.line(0, "Pod Template:");
     text.labels("  Labels", &template["metadata"]["labels"]);

@@ -10,7 +10,7 @@ use crate::{
 
 use super::text::{Text, format_labels, number, plain, selector};
 
-pub async fn namespace(session: &Session, text: &mut Text, object: &Value) -> Result<()> {
+pub(super) async fn namespace(session: &Session, text: &mut Text, object: &Value) -> Result<()> {
     let name = str_of(&object["metadata"]["name"]);
     text.field(0, "Name", name);
     text.maps(object);
@@ -76,7 +76,7 @@ fn amounts(text: &mut Text, quota: &Value, level: usize) {
     }
 }
 
-pub fn quota(text: &mut Text, object: &Value) {
+pub(super) fn quota(text: &mut Text, object: &Value) {
     text.head(object);
     scopes(text, object, 0);
     text.line(0, "Resource\tUsed\tHard");
@@ -84,7 +84,7 @@ pub fn quota(text: &mut Text, object: &Value) {
     amounts(text, object, 0);
 }
 
-pub fn limit_range(text: &mut Text, object: &Value) {
+pub(super) fn limit_range(text: &mut Text, object: &Value) {
     text.head(object);
     text.line(
         0,
@@ -131,7 +131,7 @@ fn limits(text: &mut Text, range: &Value, prefix: &str) {
     }
 }
 
-pub fn disruption_budget(text: &mut Text, object: &Value) {
+pub(super) fn disruption_budget(text: &mut Text, object: &Value) {
     let (spec, status) = (&object["spec"], &object["status"]);
     text.head(object);
     match spec["minAvailable"].is_null() {
@@ -155,7 +155,7 @@ pub fn disruption_budget(text: &mut Text, object: &Value) {
     }
 }
 
-pub fn priority_class(text: &mut Text, object: &Value) {
+pub(super) fn priority_class(text: &mut Text, object: &Value) {
     text.field(0, "Name", str_of(&object["metadata"]["name"]));
     text.field(0, "Value", &number(&object["value"]).to_string());
     text.field(

@@ -9,7 +9,7 @@ use super::{
     text::{Text, bracketed},
 };
 
-pub fn role(text: &mut Text, object: &Value) {
+pub(super) fn role(text: &mut Text, object: &Value) {
     text.field(0, "Name", str_of(&object["metadata"]["name"]));
     text.maps(object);
     text.line(0, "PolicyRule:");
@@ -82,7 +82,7 @@ fn compact(rules: &Value) -> Vec<Value> {
     out
 }
 
-pub fn binding(text: &mut Text, object: &Value) {
+pub(super) fn binding(text: &mut Text, object: &Value) {
     text.field(0, "Name", str_of(&object["metadata"]["name"]));
     text.maps(object);
     text.line(0, "Role:");

@@ -54,7 +54,7 @@ fn status(text: &mut Text, object: &Value) {
     }
 }
 
-pub async fn claim(session: &Session, text: &mut Text, object: &Value) -> Result<()> {
+pub(super) async fn claim(session: &Session, text: &mut Text, object: &Value) -> Result<()> {
     let (metadata, spec) = (&object["metadata"], &object["spec"]);
     text.head(object);
     text.field(0, "StorageClass", class_name(object));
@@ -118,7 +118,7 @@ pub async fn claim(session: &Session, text: &mut Text, object: &Value) -> Result
     Ok(())
 }
 
-pub fn volume(text: &mut Text, object: &Value) {
+pub(super) fn volume(text: &mut Text, object: &Value) {
     let (metadata, spec) = (&object["metadata"], &object["spec"]);
     text.field(0, "Name", str_of(&metadata["name"]));
     text.maps(object);
@@ -183,7 +183,7 @@ fn node_affinity(text: &mut Text, affinity: &Value) {
     }
 }
 
-pub fn class(text: &mut Text, object: &Value) {
+pub(super) fn class(text: &mut Text, object: &Value) {
     let is_default = [
         "storageclass.kubernetes.io/is-default-class",
         "storageclass.beta.kubernetes.io/is-default-class",
@@ -245,7 +245,7 @@ fn allowed_topologies(text: &mut Text, terms: &Value) {
     }
 }
 
-pub fn attributes_class(text: &mut Text, object: &Value) {
+pub(super) fn attributes_class(text: &mut Text, object: &Value) {
     let metadata = &object["metadata"];
     text.field(0, "Name", str_of(&metadata["name"]));
     text.field(0, "Annotations", &format_labels(&metadata["annotations"]));
@@ -254,7 +254,7 @@ pub fn attributes_class(text: &mut Text, object: &Value) {
 }
 
 /// The CSI drivers of a node.
-pub fn csi_node(text: &mut Text, object: &Value) {
+pub(super) fn csi_node(text: &mut Text, object: &Value) {
     text.field(0, "Name", str_of(&object["metadata"]["name"]));
     text.maps(object);
     let created = &object["metadata"]["creationTimestamp"];

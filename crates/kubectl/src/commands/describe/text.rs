@@ -12,33 +12,33 @@ const HIDDEN: &[&str] = &["kubectl.kubernetes.io/last-applied-configuration"];
 
 /// A description that grows.
 #[derive(Debug, Default)]
-pub struct Text {
+pub(super) struct Text {
     pending: String,
     done: String,
 }
 
 impl Text {
     /// A line, indented.
-    pub fn line(&mut self, level: usize, line: &str) {
+    pub(super) fn line(&mut self, level: usize, line: &str) {
         self.pending.push_str(&"  ".repeat(level));
         self.pending.push_str(line);
         self.pending.push('\n');
     }
 
     /// `Name:  value`
-    pub fn field(&mut self, level: usize, name: &str, value: &str) {
+    pub(super) fn field(&mut self, level: usize, name: &str, value: &str) {
         self.line(level, &format!("{name}:\t{value}"));
     }
 
     /// A field, if the value is there.
-    pub fn optional(&mut self, level: usize, name: &str, value: &Value) {
+    pub(super) fn optional(&mut self, level: usize, name: &str, value: &Value) {
         if !value.is_null() && *value != "" {
             self.field(level, name, &plain(value));
         }
     }
 
     /// Name and, where there is one, namespace.
-    pub fn head(&mut self, object: &Value) {
+    pub(super) fn head(&mut self, object: &Value) {
         self.field(0, "Name", str_of(&object["metadata"]["name"]));
         if !object["metadata"]["namespace"].is_null() {
             self.field(0, "Namespace", str_of(&object["metadata"]["namespace"]));
@@ -46,13 +46,13 @@ impl Text {
     }
 
     /// Labels and annotations.
-    pub fn maps(&mut self, object: &Value) {
+    pub(super) fn maps(&mut self, object: &Value) {
         self.labels("Labels", &object["metadata"]["labels"]);
         self.annotations("Annotations", &object["metadata"]["annotations"]);
     }
 
     /// `a=b` lines below each other.
-    pub fn labels(&mut self, title: &str, labels: &Value) {
+    pub(super) fn labels(&mut self, title: &str, labels: &Value) {
         let lines = entries(labels)
             .into_iter()
             .map(|(key, value)| format!("{key}={}", str_of(value)));
@@ -60,7 +60,7 @@ impl Text {
     }
 
     /// Values below each other, or `<none>`.
-    pub fn lines(&mut self, title: &str, lines: Vec<String>) {
+    pub(super) fn lines(&mut self, title: &str, lines: Vec<String>) {
         if lines.is_empty() {
             return self.field(0, title, "<none>");
         }
@@ -75,7 +75,7 @@ impl Text {
     }
 
     /// `a: b` lines; long values stand below their keys.
-    pub fn annotations(&mut self, title: &str, annotations: &Value) {
+    pub(super) fn annotations(&mut self, title: &str, annotations: &Value) {
         let mut lines = Vec::new();
         for (key, value) in entries(annotations)
             .into_iter()
@@ -97,7 +97,7 @@ impl Text {
     }
 
     /// A table of conditions; `times` are the fields with times in it.
-    pub fn conditions(&mut self, conditions: &Value, columns: &[(&str, &str)], gap: &str) {
+    pub(super) fn conditions(&mut self, conditions: &Value, columns: &[(&str, &str)], gap: &str) {
         if list(conditions).len() == 0 {
             return;
         }
@@ -119,19 +119,19 @@ impl Text {
     }
 
     /// Aligns what is there; later lines have columns of their own.
-    pub fn flush(&mut self) {
+    pub(super) fn flush(&mut self) {
         let pending = std::mem::take(&mut self.pending);
         self.done
             .push_str(&Tabwriter::for_descriptions().align(&pending));
     }
 
     /// The whole text with tabs where others have columns.
-    pub fn with_tabs(self) -> String {
+    pub(super) fn with_tabs(self) -> String {
         self.done + &self.pending
     }
 
     /// The whole text.
-    pub fn finish(mut self) -> String {
+    pub(super) fn finish(mut self) -> String {
         self.flush();
         self.done
     }
@@ -145,7 +145,7 @@ fn shortened(line: &str) -> String {
 }
 
 /// A value without quotes.
-pub fn plain(value: &Value) -> String {
+pub(super) fn plain(value: &Value) -> String {
     match value {
         Value::Null => String::new(),
         Value::String(text) => text.clone(),
@@ -154,17 +154,17 @@ pub fn plain(value: &Value) -> String {
 }
 
 /// A number, or zero.
-pub fn number(value: &Value) -> i64 {
+pub(super) fn number(value: &Value) -> i64 {
     value.as_i64().unwrap_or(0)
 }
 
 /// `[a b]`
-pub fn bracketed(value: &Value) -> String {
+pub(super) fn bracketed(value: &Value) -> String {
     format!("[{}]", list(value).map(plain).collect::<Vec<_>>().join(" "))
 }
 
 /// `Mon, 02 Jan 2006 15:04:05 -0700` in the user's time zone.
-pub fn time(value: &Value) -> String {
+pub(super) fn time(value: &Value) -> String {
     let Ok(at) = str_of(value).parse::<jiff::Timestamp>() else {
         return "Mon, 01 Jan 0001 00:00:00 +0000".to_owned();
     };
@@ -174,12 +174,12 @@ pub fn time(value: &Value) -> String {
 }
 
 /// How long ago.
-pub fn since(value: &Value) -> String {
+pub(super) fn since(value: &Value) -> String {
     machinery::time::age(value.as_str(), jiff::Timestamp::now().as_second())
 }
 
 /// `a=b,c in (d)` of a label selector, or of a map of labels.
-pub fn selector(value: &Value) -> String {
+pub(super) fn selector(value: &Value) -> String {
     let object = serde_json::json!({"spec": {"selector": value}});
     crate::streams::pod_selector(&object)
         .map_or_else(|| "<none>".to_owned(), |query| sorted(&query))
@@ -207,7 +207,7 @@ fn sorted(query: &str) -> String {
 }
 
 /// `a=1,b=2` with values as they are, or `<none>`.
-pub fn format_labels(value: &Value) -> String {
+pub(super) fn format_labels(value: &Value) -> String {
     let pairs: Vec<String> = entries(value)
         .into_iter()
         .map(|(key, value)| format!("{key}={}", str_of(value)))
@@ -219,7 +219,7 @@ pub fn format_labels(value: &Value) -> String {
 }
 
 /// `Kind/name` of the controller.
-pub fn controller(object: &Value) -> Option<String> {
+pub(super) fn controller(object: &Value) -> Option<String> {
     let owner =
         list(&object["metadata"]["ownerReferences"]).find(|owner| owner["controller"] == true)?;
     Some(format!(
@@ -230,7 +230,7 @@ pub fn controller(object: &Value) -> Option<String> {
 }
 
 /// The value, or `<unset>`.
-pub fn or_unset(value: &Value) -> String {
+pub(super) fn or_unset(value: &Value) -> String {
     match value.is_null() {
         true => "<unset>".to_owned(),
         false => plain(value),

@@ -71,7 +71,7 @@ const KINDS: &[Kind] = &[
 ];
 
 /// The volumes of a pod spec.
-pub fn all(text: &mut Text, volumes: &Value, space: &str) {
+pub(super) fn all(text: &mut Text, volumes: &Value, space: &str) {
     if list(volumes).len() == 0 {
         return text.line(0, &format!("{space}Volumes:\t<none>"));
     }
@@ -84,7 +84,7 @@ pub fn all(text: &mut Text, volumes: &Value, space: &str) {
 }
 
 /// What is behind a volume.
-pub fn source(text: &mut Text, volume: &Value) {
+pub(super) fn source(text: &mut Text, volume: &Value) {
     if !volume["projected"].is_null() {
         return projected(text, &volume["projected"]);
     }

@@ -67,7 +67,7 @@ fn conditions(text: &mut Text, object: &Value) {
     }
 }
 
-pub async fn deployment(session: &Session, text: &mut Text, object: &Value) -> Result<()> {
+pub(super) async fn deployment(session: &Session, text: &mut Text, object: &Value) -> Result<()> {
     let (spec, status) = (&object["spec"], &object["status"]);
     text.head(object);
     text.field(
@@ -151,13 +151,13 @@ async fn replica_sets(session: &Session, deployment: &Value) -> Result<(Vec<Stri
     Ok((old, new))
 }
 
-pub async fn replica_set(session: &Session, text: &mut Text, object: &Value) -> Result<()> {
+pub(super) async fn replica_set(session: &Session, text: &mut Text, object: &Value) -> Result<()> {
     text.head(object);
     text.field(0, "Selector", &selector(&object["spec"]["selector"]));
     replicas(session, text, object).await
 }
 
-pub async fn replication_controller(
+pub(super) async fn replication_controller(
     session: &Session,
     text: &mut Text,
     object: &Value,
@@ -187,7 +187,7 @@ async fn replicas(session: &Session, text: &mut Text, object: &Value) -> Result<
     Ok(())
 }
 
-pub async fn daemon_set(session: &Session, text: &mut Text, object: &Value) -> Result<()> {
+pub(super) async fn daemon_set(session: &Session, text: &mut Text, object: &Value) -> Result<()> {
     let status = &object["status"];
     text.head(object);
     text.field(0, "Selector", &selector(&object["spec"]["selector"]));
@@ -223,7 +223,7 @@ pub async fn daemon_set(session: &Session, text: &mut Text, object: &Value) -> R
     Ok(())
 }
 
-pub async fn stateful_set(session: &Session, text: &mut Text, object: &Value) -> Result<()> {
+pub(super) async fn stateful_set(session: &Session, text: &mut Text, object: &Value) -> Result<()> {
     let spec = &object["spec"];
     text.head(object);
     text.field(
@@ -276,7 +276,7 @@ fn claim_templates(text: &mut Text, templates: &Value) {
     }
 }
 
-pub fn job(text: &mut Text, object: &Value) {
+pub(super) fn job(text: &mut Text, object: &Value) {
     let (spec, status) = (&object["spec"], &object["status"]);
     text.head(object);
     text.field(0, "Selector", &selector(&spec["selector"]));
@@ -332,7 +332,7 @@ pub fn job(text: &mut Text, object: &Value) {
     template(text, &spec["template"]);
 }
 
-pub fn cron_job(text: &mut Text, object: &Value) {
+pub(super) fn cron_job(text: &mut Text, object: &Value) {
     let (spec, status) = (&object["spec"], &object["status"]);
     text.head(object);
     text.maps(object);

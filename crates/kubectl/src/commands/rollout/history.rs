@@ -24,7 +24,7 @@ const CAUSE: &str = "kubernetes.io/change-cause";
 
 /// Flags of `rollout history`.
 #[derive(Debug, Args)]
-pub struct History {
+pub(crate) struct History {
     #[command(flatten)]
     which: Which,
     /// See the details, including podTemplate, of this revision
@@ -36,7 +36,7 @@ pub struct History {
 
 /// Flags of `rollout undo`.
 #[derive(Debug, Args)]
-pub struct Undo {
+pub(crate) struct Undo {
     #[command(flatten)]
     which: Which,
     /// The revision to rollback to; 0 is the one before
@@ -101,7 +101,7 @@ async fn revisions(session: &Session, target: &Target, object: &Value) -> Result
 }
 
 impl History {
-    pub async fn run(self, session: &Session) -> Result<()> {
+    pub(crate) async fn run(self, session: &Session) -> Result<()> {
         let printer = self.print.printer()?;
         for target in self.which.targets(session).await? {
             let object = target.get(session).await?;
@@ -152,7 +152,7 @@ impl History {
 }
 
 impl Undo {
-    pub async fn run(self, session: &Session) -> Result<()> {
+    pub(crate) async fn run(self, session: &Session) -> Result<()> {
         let dry_run = self.dry_run.mode()?;
         let report = Report::new(&self.print, dry_run)?;
         for target in self.which.targets(session).await? {

@@ -20,7 +20,7 @@ use super::report::Report;
 
 /// The subcommands.
 #[derive(Debug, Subcommand)]
-pub enum Rollout {
+pub(crate) enum Rollout {
     /// View rollout history
     History(history::History),
     /// Mark the provided resource as paused
@@ -37,14 +37,14 @@ pub enum Rollout {
 
 impl Rollout {
     /// Under which name writes are noted in `managedFields`; going back is kubectl's own, as upstream's is.
-    pub fn field_manager(&self) -> &'static str {
+    pub(crate) fn field_manager(&self) -> &'static str {
         match self {
             Self::Undo(_) => "",
             _ => "kubectl-rollout",
         }
     }
 
-    pub async fn run(self, session: &Session) -> Result<()> {
+    pub(crate) async fn run(self, session: &Session) -> Result<()> {
         match self {
             Self::History(command) => command.run(session).await,
             Self::Status(command) => command.run(session).await,
@@ -58,7 +58,7 @@ impl Rollout {
 
 /// Which objects a rollout command is about.
 #[derive(Debug, Args)]
-pub struct Which {
+pub(super) struct Which {
     /// TYPE NAME or TYPE/NAME
     resources: Vec<String>,
     #[command(flatten)]
@@ -77,7 +77,7 @@ impl Which {
 
 /// Flags of `pause`, `resume` and `restart`.
 #[derive(Debug, Args)]
-pub struct Change {
+pub(crate) struct Change {
     #[command(flatten)]
     which: Which,
     /// Name of the manager used to track field ownership

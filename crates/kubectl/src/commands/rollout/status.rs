@@ -15,7 +15,7 @@ use super::Which;
 
 /// Flags of `rollout status`.
 #[derive(Debug, Args)]
-pub struct Status {
+pub(crate) struct Status {
     #[command(flatten)]
     which: Which,
     /// Watch the status of the rollout until it's done
@@ -30,7 +30,7 @@ pub struct Status {
 }
 
 impl Status {
-    pub async fn run(self, session: &Session) -> Result<()> {
+    pub(crate) async fn run(self, session: &Session) -> Result<()> {
         let timeout = crate::duration::parse(&self.timeout)?;
         for target in self.which.targets(session).await? {
             let follow = self.follow(session, &target);

@@ -16,7 +16,7 @@ use super::{Common, each_container, pod_spec, split_words};
 
 /// Flags of `set env`.
 #[derive(Debug, Args)]
-pub struct Env {
+pub(super) struct Env {
     /// TYPE NAME or TYPE/NAME, then KEY=VALUE… or KEY-…; - reads pairs from standard input
     words: Vec<String>,
     /// The containers in the selected pod templates to change; wildcards are allowed
@@ -48,7 +48,7 @@ pub struct Env {
 }
 
 impl Env {
-    pub async fn run(self, session: &Session) -> Result<()> {
+    pub(super) async fn run(self, session: &Session) -> Result<()> {
         let (names, pairs) = split_words(&self.words);
         let mut names = names;
         let mut pairs: Vec<String> = pairs.into_iter().chain(self.env.clone()).collect();

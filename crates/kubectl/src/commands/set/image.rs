@@ -10,7 +10,7 @@ use super::{Common, each_container, split_words};
 
 /// Flags of `set image`.
 #[derive(Debug, Args)]
-pub struct Image {
+pub(super) struct Image {
     /// TYPE NAME or TYPE/NAME, then CONTAINER=IMAGE…; * is every container
     words: Vec<String>,
     #[command(flatten)]
@@ -18,7 +18,7 @@ pub struct Image {
 }
 
 impl Image {
-    pub async fn run(self, session: &Session) -> Result<()> {
+    pub(super) async fn run(self, session: &Session) -> Result<()> {
         let (names, pairs) = split_words(&self.words);
         if pairs.is_empty() {
             bail!("at least one image update is required");

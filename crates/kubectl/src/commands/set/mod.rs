@@ -27,7 +27,7 @@ use super::report::Report;
 
 /// Flags of `set`.
 #[derive(Debug, Args)]
-pub struct Set {
+pub(crate) struct Set {
     #[command(subcommand)]
     what: What,
 }
@@ -52,7 +52,7 @@ enum What {
 }
 
 impl Set {
-    pub async fn run(self, session: &Session) -> Result<()> {
+    pub(crate) async fn run(self, session: &Session) -> Result<()> {
         match self.what {
             What::Env(command) => command.run(session).await,
             What::Image(command) => command.run(session).await,
@@ -66,7 +66,7 @@ impl Set {
 
 /// Flags of every `set` command.
 #[derive(Debug, Args)]
-pub struct Common {
+pub(super) struct Common {
     #[command(flatten)]
     pub selection: Selection,
     /// Select all resources, in the namespace of the specified resource types
@@ -86,7 +86,7 @@ pub struct Common {
 
 impl Common {
     /// The objects with their current content.
-    pub async fn objects(
+    pub(super) async fn objects(
         &self,
         session: &Session,
         words: &[String],
@@ -110,7 +110,7 @@ impl Common {
     }
 
     /// Changes every object and says so.
-    pub async fn change(
+    pub(super) async fn change(
         &self,
         session: &Session,
         words: &[String],
@@ -168,7 +168,7 @@ impl Common {
 }
 
 /// The pod spec in an object: its own, its template's or its job template's.
-pub fn pod_spec(object: &mut Value) -> Result<&mut Value> {
+pub(super) fn pod_spec(object: &mut Value) -> Result<&mut Value> {
     let kind = str_of(&object["kind"]).to_owned();
     let name = str_of(&object["metadata"]["name"]).to_owned();
     let spec = match kind.as_str() {
@@ -186,7 +186,7 @@ pub fn pod_spec(object: &mut Value) -> Result<&mut Value> {
 }
 
 /// Calls with each container whose name a pattern matches; gives how many.
-pub fn each_container(
+pub(super) fn each_container(
     object: &mut Value,
     pattern: &str,
     fields: &[&str],
@@ -211,7 +211,7 @@ pub fn each_container(
 }
 
 /// Words that name objects, and those that are `KEY=VALUE` or `KEY-`.
-pub fn split_words(words: &[String]) -> (Vec<String>, Vec<String>) {
+pub(super) fn split_words(words: &[String]) -> (Vec<String>, Vec<String>) {
     let is_pair =
         |word: &&String| word.contains('=') || (word.ends_with('-') && !word.contains('/'));
     let (pairs, names): (Vec<&String>, Vec<&String>) = words.iter().partition(is_pair);

@@ -11,7 +11,7 @@ use super::{Common, each_container};
 
 /// Flags of `set resources`.
 #[derive(Debug, Args)]
-pub struct Resources {
+pub(super) struct Resources {
     /// TYPE NAME or TYPE/NAME
     words: Vec<String>,
     /// The containers in the selected pod templates to change; wildcards are allowed
@@ -28,7 +28,7 @@ pub struct Resources {
 }
 
 impl Resources {
-    pub async fn run(self, session: &Session) -> Result<()> {
+    pub(super) async fn run(self, session: &Session) -> Result<()> {
         if self.limits.is_none() && self.requests.is_none() {
             bail!(
                 "you must specify an update to requests or limits (in the form of --requests/--limits)"

@@ -10,7 +10,7 @@ use super::Common;
 
 /// Flags of `set selector`.
 #[derive(Debug, Args)]
-pub struct Selector {
+pub(super) struct Selector {
     /// TYPE NAME or TYPE/NAME, then the selector
     words: Vec<String>,
     /// Only change an object of this version
@@ -21,7 +21,7 @@ pub struct Selector {
 }
 
 impl Selector {
-    pub async fn run(self, session: &Session) -> Result<()> {
+    pub(super) async fn run(self, session: &Session) -> Result<()> {
         let Some((selector, names)) = self.words.split_last() else {
             bail!(
                 "one or more resources must be specified as <resource> <name> or <resource>/<name>"

@@ -10,7 +10,7 @@ use super::{Common, pod_spec};
 
 /// Flags of `set serviceaccount`.
 #[derive(Debug, Args)]
-pub struct ServiceAccount {
+pub(super) struct ServiceAccount {
     /// TYPE NAME or TYPE/NAME, then the service account
     words: Vec<String>,
     #[command(flatten)]
@@ -18,7 +18,7 @@ pub struct ServiceAccount {
 }
 
 impl ServiceAccount {
-    pub async fn run(self, session: &Session) -> Result<()> {
+    pub(super) async fn run(self, session: &Session) -> Result<()> {
         let Some((account, names)) = self.words.split_last() else {
             bail!("serviceaccount is required");
         };

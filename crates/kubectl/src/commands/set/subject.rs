@@ -10,7 +10,7 @@ use super::Common;
 
 /// Flags of `set subject`.
 #[derive(Debug, Args)]
-pub struct Subject {
+pub(super) struct Subject {
     /// TYPE NAME or TYPE/NAME
     words: Vec<String>,
     /// Usernames to bind to the role
@@ -27,7 +27,7 @@ pub struct Subject {
 }
 
 impl Subject {
-    pub async fn run(self, session: &Session) -> Result<()> {
+    pub(super) async fn run(self, session: &Session) -> Result<()> {
         const GROUP: &str = "rbac.authorization.k8s.io";
         let mut subjects = Vec::new();
         for (kind, names) in [("User", &self.subject_user), ("Group", &self.group)] {

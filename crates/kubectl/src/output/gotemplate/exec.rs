@@ -11,7 +11,7 @@ use super::{
 const MAX_DEPTH: usize = 200;
 
 /// The text that a template gives.
-pub fn run(set: &Set, document: &Value, allow_missing_keys: bool) -> Result<String> {
+pub(super) fn run(set: &Set, document: &Value, allow_missing_keys: bool) -> Result<String> {
     let mut run = Run {
         set,
         out: String::new(),

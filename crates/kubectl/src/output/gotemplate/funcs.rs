@@ -30,12 +30,12 @@ const NAMES: &[&str] = &[
 ];
 
 /// Whether there is such a function.
-pub fn is_known(name: &str) -> bool {
+pub(super) fn is_known(name: &str) -> bool {
     NAMES.contains(&name)
 }
 
 /// Calls a function.
-pub fn call(name: &str, arguments: Vec<Option<Value>>) -> Result<Value> {
+pub(super) fn call(name: &str, arguments: Vec<Option<Value>>) -> Result<Value> {
     let values: Vec<Value> = arguments
         .into_iter()
         .map(Option::unwrap_or_default)
@@ -95,7 +95,7 @@ pub fn call(name: &str, arguments: Vec<Option<Value>>) -> Result<Value> {
 }
 
 /// Whether a value counts as true: not empty, not zero, not null.
-pub fn truth(value: &Value) -> bool {
+pub(super) fn truth(value: &Value) -> bool {
     match value {
         Value::Null => false,
         Value::Bool(flag) => *flag,
@@ -107,7 +107,7 @@ pub fn truth(value: &Value) -> bool {
 }
 
 /// A value as Go prints it.
-pub fn text(value: &Value) -> String {
+pub(super) fn text(value: &Value) -> String {
     match value {
         Value::Null => "<no value>".into(),
         Value::String(text) => text.clone(),
@@ -142,7 +142,7 @@ fn nested(value: &Value) -> String {
 }
 
 /// The Go type that a JSON value has.
-pub fn type_name(value: &Value) -> &'static str {
+pub(super) fn type_name(value: &Value) -> &'static str {
     match value {
         Value::Null => "nil",
         Value::Bool(_) => "bool",

@@ -5,14 +5,14 @@ use serde_json::Value;
 
 /// A piece of a template.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Piece {
+pub(super) enum Piece {
     Text(String),
     Action(Vec<Token>),
 }
 
 /// A word inside `{{…}}`.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Token {
+pub(super) enum Token {
     /// `.a.b` as its names; the dot alone has none.
     Field(Vec<String>),
     /// `$x.a` as the variable's name and the fields behind it.
@@ -29,7 +29,7 @@ pub enum Token {
 }
 
 /// Cuts a template into pieces.
-pub fn lex(text: &str) -> Result<Vec<Piece>> {
+pub(super) fn lex(text: &str) -> Result<Vec<Piece>> {
     let mut pieces = Vec::new();
     let mut rest = text;
     let mut trims_next = false;

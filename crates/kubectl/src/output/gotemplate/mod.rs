@@ -10,13 +10,13 @@ use anyhow::{Context, Result};
 use serde_json::Value;
 
 /// A value as Go's fmt prints it.
-pub fn text_of(value: &Value) -> String {
+pub(crate) fn text_of(value: &Value) -> String {
     funcs::text(value)
 }
 
 /// A parsed template.
 #[derive(Debug, Clone)]
-pub struct Template {
+pub(crate) struct Template {
     set: parse::Set,
     /// Whether a key that a map lacks is `<no value>` and not an error.
     pub allow_missing_keys: bool,
@@ -24,7 +24,7 @@ pub struct Template {
 
 impl Template {
     /// Reads a template.
-    pub fn parse(text: &str) -> Result<Self> {
+    pub(crate) fn parse(text: &str) -> Result<Self> {
         let set = parse::parse(text).map_err(|error| {
             anyhow::anyhow!("error parsing template {text}, template: output:1: {error:#}")
         })?;
@@ -35,7 +35,7 @@ impl Template {
     }
 
     /// What it gives for a document.
-    pub fn render(&self, document: &Value) -> Result<String> {
+    pub(crate) fn render(&self, document: &Value) -> Result<String> {
         let run = exec::run(&self.set, &as_floats(document), self.allow_missing_keys);
         run.context("error executing template")
     }

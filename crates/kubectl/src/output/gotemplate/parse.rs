@@ -12,14 +12,14 @@ use super::{
 
 /// The main template and those that it defines.
 #[derive(Debug, Clone, Default)]
-pub struct Set {
+pub(super) struct Set {
     pub main: Vec<Node>,
     pub named: HashMap<String, Vec<Node>>,
 }
 
 /// A part of a template.
 #[derive(Debug, Clone)]
-pub enum Node {
+pub(super) enum Node {
     Text(String),
     Print(Pipeline),
     If(Pipeline, Vec<Node>, Vec<Node>),
@@ -32,7 +32,7 @@ pub enum Node {
 
 /// Commands, each given the value of the one before.
 #[derive(Debug, Clone)]
-pub struct Pipeline {
+pub(super) struct Pipeline {
     /// Variables that get the value.
     pub variables: Vec<String>,
     pub declares: bool,
@@ -40,11 +40,11 @@ pub struct Pipeline {
 }
 
 /// A function or a value with its arguments.
-pub type Command = Vec<Operand>;
+pub(super) type Command = Vec<Operand>;
 
 /// One operand of a command.
 #[derive(Debug, Clone)]
-pub enum Operand {
+pub(super) enum Operand {
     Dot(Vec<String>),
     Variable(String, Vec<String>),
     Literal(Value),
@@ -53,7 +53,7 @@ pub enum Operand {
 }
 
 /// Reads a template.
-pub fn parse(text: &str) -> Result<Set> {
+pub(super) fn parse(text: &str) -> Result<Set> {
     let mut parser = Parser {
         pieces: lex(text)?.into_iter(),
         set: Set::default(),

@@ -52,7 +52,7 @@ fn seen(all: &[&ContainerStatus], name: &str) -> Seen {
 }
 
 /// The phase. `terminal`: nothing starts again, whatever the policy says.
-pub fn phase(
+pub(super) fn phase(
     pod: &Pod,
     all: &[&ContainerStatus],
     terminal: bool,

@@ -83,7 +83,7 @@ pub(super) enum Challenge {
 
 impl Challenge {
     /// From a `WWW-Authenticate` header.
-    pub fn parse(header: &str) -> Option<Self> {
+    pub(super) fn parse(header: &str) -> Option<Self> {
         let (scheme, rest) = header.trim().split_once(' ').unwrap_or((header.trim(), ""));
         if scheme.eq_ignore_ascii_case("basic") {
             return Some(Self::Basic);
@@ -131,7 +131,7 @@ pub(super) struct Token {
 }
 
 impl Token {
-    pub fn header(self) -> Option<String> {
+    pub(super) fn header(self) -> Option<String> {
         self.token
             .or(self.access_token)
             .map(|token| format!("Bearer {token}"))

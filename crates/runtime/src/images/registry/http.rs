@@ -45,7 +45,7 @@ pub(super) struct Client {
 }
 
 impl Client {
-    pub fn new(credentials: &Credentials, ca: &str) -> Result<Self> {
+    pub(super) fn new(credentials: &Credentials, ca: &str) -> Result<Self> {
         let mut roots = RootCertStore::empty();
         let system = SYSTEM_CA
             .iter()
@@ -71,7 +71,11 @@ impl Client {
     }
 
     /// Gets a URL, as whoever the registry wants us to be. Answers other than 2xx are errors.
-    pub async fn get(&self, url: &str, headers: &[(&str, String)]) -> Result<Response<Incoming>> {
+    pub(super) async fn get(
+        &self,
+        url: &str,
+        headers: &[(&str, String)],
+    ) -> Result<Response<Incoming>> {
         let known = self.authorization.lock().clone();
         let first = self.follow(url, headers, known, None).await?;
         if first.status() != StatusCode::UNAUTHORIZED {

@@ -25,7 +25,7 @@ pub(in crate::images) struct Descriptor {
 }
 
 impl Descriptor {
-    pub fn new(media_type: &str, digest: &str, size: u64) -> Self {
+    pub(crate) fn new(media_type: &str, digest: &str, size: u64) -> Self {
         let (media_type, digest) = (media_type.to_owned(), digest.to_owned());
         Self {
             media_type,
@@ -60,7 +60,7 @@ pub(in crate::images) struct Manifest {
 }
 
 impl Manifest {
-    pub fn new(config: &str, config_size: u64, layers: Vec<Descriptor>) -> Self {
+    pub(crate) fn new(config: &str, config_size: u64, layers: Vec<Descriptor>) -> Self {
         let config = Descriptor::new(CONFIG, config, config_size);
         Self {
             schema_version: 2,
@@ -80,7 +80,7 @@ pub(in crate::images) enum Document {
 
 impl Document {
     /// By its content: media types are missing or wrong too often.
-    pub fn parse(bytes: &[u8]) -> Result<Self> {
+    pub(crate) fn parse(bytes: &[u8]) -> Result<Self> {
         let bad = |error: serde_json::Error| Error::BadImage(format!("manifest: {error}"));
         let value: Value = serde_json::from_slice(bytes).map_err(bad)?;
         if let Some(list) = value.get("manifests") {

@@ -67,7 +67,7 @@ pub(super) struct Unpacker {
 }
 
 impl Unpacker {
-    pub fn new(root: &Path, lower: Vec<PathBuf>, limits: Limits) -> Result<Self> {
+    pub(super) fn new(root: &Path, lower: Vec<PathBuf>, limits: Limits) -> Result<Self> {
         fs::create_dir_all(root).map_err(Error::file(root))?;
         let handle = File::open(root).map_err(Error::file(root))?.into();
         let root = root.to_path_buf();
@@ -82,7 +82,7 @@ impl Unpacker {
         })
     }
 
-    pub fn unpack(mut self, content: impl Read) -> Result<()> {
+    pub(super) fn unpack(mut self, content: impl Read) -> Result<()> {
         let (content, bound) = Bounded::new(content);
         let mut archive = Archive::new(content);
         let wrong = |error: io::Error| Error::BadImage(format!("archive: {error}"));

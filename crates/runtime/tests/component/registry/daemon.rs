@@ -30,7 +30,7 @@ async fn node(
     (Node::with_handlers(&settings).await, dir)
 }
 
-pub fn spec(image: &str) -> Option<v1::ImageSpec> {
+pub(crate) fn spec(image: &str) -> Option<v1::ImageSpec> {
     Some(v1::ImageSpec {
         image: image.into(),
         ..Default::default()
@@ -65,7 +65,7 @@ fn files(node: &Node) -> ImageFilesClient<Channel> {
     ImageFilesClient::new(cri::channel(node.state.join("cri.sock")))
 }
 
-pub async fn import(node: &Node, archive: Vec<u8>) -> Result<Vec<String>, Status> {
+pub(crate) async fn import(node: &Node, archive: Vec<u8>) -> Result<Vec<String>, Status> {
     let pieces: Vec<Piece> = archive
         .chunks(100_000)
         .map(|content| Piece {

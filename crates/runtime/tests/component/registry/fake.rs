@@ -20,7 +20,7 @@ use tokio::{
 use super::{MANIFEST, Sample, digest};
 
 #[derive(Default)]
-pub struct Manners {
+pub(super) struct Manners {
     /// Wants `Authorization: Bearer` with this token, which `/token` gives to ada or for `refresh`.
     pub token: Option<&'static str>,
     /// So many answers with a blob end early, after this many bytes of it.
@@ -34,7 +34,7 @@ pub struct Manners {
     pub lies: HashMap<String, Vec<u8>>,
 }
 
-pub struct Fake {
+pub(super) struct Fake {
     pub address: String,
     state: Arc<State>,
 }
@@ -50,7 +50,7 @@ struct State {
 }
 
 impl Fake {
-    pub async fn start(manners: Manners) -> Self {
+    pub(super) async fn start(manners: Manners) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let state = Arc::new(State {
@@ -71,7 +71,7 @@ impl Fake {
         Self { address, state }
     }
 
-    pub fn put(&self, tag: &str, sample: &Sample) {
+    pub(super) fn put(&self, tag: &str, sample: &Sample) {
         for bytes in sample
             .layers
             .iter()
@@ -83,14 +83,14 @@ impl Fake {
         self.put_manifest(tag, MANIFEST, &sample.manifest);
     }
 
-    pub fn put_manifest(&self, tag: &str, kind: &str, bytes: &[u8]) {
+    pub(super) fn put_manifest(&self, tag: &str, kind: &str, bytes: &[u8]) {
         let entry = (kind.to_owned(), bytes.to_vec());
         let mut manifests = self.state.manifests.lock();
         manifests.insert(tag.to_owned(), entry.clone());
         manifests.insert(digest(bytes), entry);
     }
 
-    pub fn registries(&self) -> Registries {
+    pub(super) fn registries(&self) -> Registries {
         let host = Host {
             plain_http: true,
             ..Host::default()
@@ -100,17 +100,17 @@ impl Fake {
         }
     }
 
-    pub fn name(&self, rest: &str) -> String {
+    pub(super) fn name(&self, rest: &str) -> String {
         format!("{}/{rest}", self.address)
     }
 
     /// Requests so far: path, range and authorization.
-    pub fn seen(&self) -> Vec<String> {
+    pub(super) fn seen(&self) -> Vec<String> {
         self.state.seen.lock().clone()
     }
 
     /// Waits until somebody has half a blob.
-    pub async fn stalled(&self) {
+    pub(super) async fn stalled(&self) {
         self.state.stalled.notified().await;
     }
 }

@@ -1,7 +1,7 @@
 //! Pulls from Debian's docker-registry on a loopback address and from registries that misbehave, and
 //! archives in and out.
 
-pub mod daemon;
+pub(crate) mod daemon;
 mod fake;
 mod hostile;
 mod protocols;
@@ -27,7 +27,7 @@ use runtime::images::{
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-pub fn digest(bytes: &[u8]) -> String {
+pub(crate) fn digest(bytes: &[u8]) -> String {
     let digits: String = Sha256::digest(bytes)
         .iter()
         .map(|byte| format!("{byte:02x}"))
@@ -36,7 +36,7 @@ pub fn digest(bytes: &[u8]) -> String {
 }
 
 /// A layer with one file.
-pub fn layer(name: &str, content: &str) -> Vec<u8> {
+pub(crate) fn layer(name: &str, content: &str) -> Vec<u8> {
     let mut archive = tar::Builder::new(Vec::new());
     let mut header = tar::Header::new_gnu();
     header.set_size(content.len() as u64);
@@ -47,14 +47,14 @@ pub fn layer(name: &str, content: &str) -> Vec<u8> {
     archive.into_inner().unwrap()
 }
 
-pub fn gzip(bytes: &[u8]) -> Vec<u8> {
+pub(crate) fn gzip(bytes: &[u8]) -> Vec<u8> {
     let mut out = Vec::new();
     let mut reader = flate2::read::GzEncoder::new(bytes, flate2::Compression::fast());
     std::io::copy(&mut reader, &mut out).unwrap();
     out
 }
 
-pub fn architecture() -> &'static str {
+pub(crate) fn architecture() -> &'static str {
     if std::env::consts::ARCH == "x86_64" {
         "amd64"
     } else {
@@ -63,13 +63,13 @@ pub fn architecture() -> &'static str {
 }
 
 /// Three layers, each packed differently; the second hides a file of the first.
-pub struct Sample {
+pub(crate) struct Sample {
     pub config: Vec<u8>,
     pub layers: Vec<(&'static str, Vec<u8>)>,
     pub manifest: Vec<u8>,
 }
 
-pub fn sample() -> Sample {
+pub(crate) fn sample() -> Sample {
     let plain = [
         layer("base", "one"),
         layer(".wh.base", ""),
@@ -80,7 +80,7 @@ pub fn sample() -> Sample {
 }
 
 /// An image of three kinds of layers, taking turns: gzip, plain, zstd.
-pub fn image(plain: &[Vec<u8>], config: Value) -> Sample {
+pub(crate) fn image(plain: &[Vec<u8>], config: Value) -> Sample {
     let pack = |(number, layer): (usize, &Vec<u8>)| match number % 3 {
         0 => (
             "application/vnd.oci.image.layer.v1.tar+gzip",
@@ -119,11 +119,11 @@ pub fn image(plain: &[Vec<u8>], config: Value) -> Sample {
     }
 }
 
-pub const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
+pub(crate) const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 
 impl Sample {
     /// As `docker save` would write it.
-    pub fn docker_archive(plain: &[Vec<u8>], config: &[u8], name: &str) -> Vec<u8> {
+    pub(crate) fn docker_archive(plain: &[Vec<u8>], config: &[u8], name: &str) -> Vec<u8> {
         let names: Vec<String> = (0..plain.len())
             .map(|index| format!("{index}/layer.tar"))
             .collect();
@@ -147,10 +147,10 @@ impl Sample {
     }
 }
 
-pub trait Wire: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send {}
+pub(crate) trait Wire: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send {}
 impl<T: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send> Wire for T {}
 
-pub struct Registry {
+pub(crate) struct Registry {
     pub address: String,
     process: Child,
     authorization: Option<String>,
@@ -159,12 +159,12 @@ pub struct Registry {
 }
 
 impl Registry {
-    pub fn start(password: bool) -> Self {
+    pub(crate) fn start(password: bool) -> Self {
         Self::launch(password, false)
     }
 
     /// With a certificate of an authority of its own.
-    pub fn with_tls() -> Self {
+    pub(crate) fn with_tls() -> Self {
         Self::launch(false, true)
     }
 
@@ -271,7 +271,7 @@ impl Registry {
         http::Response::from_parts(parts, body.collect().await.unwrap().to_bytes())
     }
 
-    pub async fn push(&self, name: &str, sample: &Sample) {
+    pub(crate) async fn push(&self, name: &str, sample: &Sample) {
         let blobs = sample
             .layers
             .iter()
@@ -305,7 +305,7 @@ impl Registry {
         assert_eq!(done.status(), 201, "{:?}", done.body());
     }
 
-    pub fn registries(&self) -> Registries {
+    pub(crate) fn registries(&self) -> Registries {
         let host = Host {
             plain_http: self.ca.is_none(),
             ca: self.ca.clone(),
@@ -317,7 +317,7 @@ impl Registry {
     }
 
     /// Without TLS, whatever it speaks.
-    pub fn plain(&self) -> Registries {
+    pub(crate) fn plain(&self) -> Registries {
         let host = Host {
             plain_http: true,
             ..Host::default()
@@ -350,11 +350,11 @@ impl Drop for Registry {
     }
 }
 
-pub fn store(dir: &Path) -> Arc<Images> {
+pub(crate) fn store(dir: &Path) -> Arc<Images> {
     Arc::new(Images::open(dir.to_path_buf()).unwrap())
 }
 
-pub fn files(images: &Images, name: &str) -> Vec<Vec<String>> {
+pub(crate) fn files(images: &Images, name: &str) -> Vec<Vec<String>> {
     let image = images.need(name).unwrap();
     let names = |dir: &Path| {
         let mut names: Vec<_> = fs::read_dir(dir)

@@ -21,7 +21,7 @@ const POLL: Duration = Duration::from_secs(1);
 const RETRIES: usize = 3;
 
 /// A pod that is being bound.
-pub struct Binding<'a> {
+pub(super) struct Binding<'a> {
     pub(crate) client: &'a kube::Client,
     pub(crate) caches: &'a Bindings,
     pub(crate) pod: &'a PodInfo,
@@ -31,7 +31,7 @@ pub struct Binding<'a> {
 
 impl Binding<'_> {
     /// Binds, or says why the pod must be scheduled anew.
-    pub async fn run(&self, patience: Duration) -> Result<(), String> {
+    pub(super) async fn run(&self, patience: Duration) -> Result<(), String> {
         let deadline = Instant::now() + patience;
         for (claim, volume) in &self.found.bindings {
             self.bind_volume(claim, volume).await?;

@@ -20,17 +20,18 @@ use crate::cluster::{
 };
 
 /// The nodes do not reach a volume that is bound.
-pub const NO_NODE: &str = "node(s) didn't match PersistentVolume's node affinity";
+pub(super) const NO_NODE: &str = "node(s) didn't match PersistentVolume's node affinity";
 /// There is nothing to bind and nothing is provisioned for the node.
-pub const NO_MATCH: &str = "node(s) didn't find available persistent volumes to bind";
+pub(super) const NO_MATCH: &str = "node(s) didn't find available persistent volumes to bind";
 /// The driver has too little left for the node.
-pub const NO_SPACE: &str = "node(s) did not have enough free storage";
+pub(super) const NO_SPACE: &str = "node(s) did not have enough free storage";
 /// A claim is bound to a volume that does not exist.
-pub const GONE: &str = "node(s) unavailable due to one or more pvc(s) bound to non-existent pv(s)";
+pub(super) const GONE: &str =
+    "node(s) unavailable due to one or more pvc(s) bound to non-existent pv(s)";
 
 /// What the claims of a pod ask of a node.
 #[derive(Debug, Default)]
-pub struct Wanted {
+pub(super) struct Wanted {
     /// Volumes that are bound already.
     pub bound: Vec<Arc<PersistentVolume>>,
     /// A claim is bound to a volume that does not exist.
@@ -41,7 +42,7 @@ pub struct Wanted {
 
 /// A claim to bind.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Unbound {
+pub(super) struct Unbound {
     /// Namespace and name.
     pub key: Key,
     /// The claim.
@@ -54,7 +55,7 @@ pub struct Unbound {
 
 /// What claims get on a node.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Found {
+pub(super) struct Found {
     /// Claims, and the volumes that they are to be bound to.
     pub bindings: Vec<(Unbound, String)>,
     /// Claims for which a volume is to be provisioned.
@@ -63,14 +64,14 @@ pub struct Found {
 
 impl Found {
     /// Nothing has to be bound.
-    pub fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.bindings.is_empty() && self.provisions.is_empty()
     }
 }
 
 /// What pods that are being bound have taken, before the API shows it.
 #[derive(Debug, Default)]
-pub struct Taken {
+pub(super) struct Taken {
     /// Volumes, with their claims and by how many pods.
     volumes: HashMap<String, (Key, usize)>,
     /// Claims with the nodes that were chosen for them, and by how many pods.
@@ -79,7 +80,7 @@ pub struct Taken {
 
 impl Taken {
     /// A pod takes what was found for it.
-    pub fn take(&mut self, found: &Found, node: &str) {
+    pub(super) fn take(&mut self, found: &Found, node: &str) {
         for (claim, volume) in &found.bindings {
             let entry = self.volumes.entry(volume.clone());
             entry.or_insert_with(|| (claim.key.clone(), 0)).1 += 1;
@@ -91,7 +92,7 @@ impl Taken {
     }
 
     /// A pod gives back what it took, or the API shows it.
-    pub fn give_back(&mut self, found: &Found) {
+    pub(super) fn give_back(&mut self, found: &Found) {
         for (_, volume) in &found.bindings {
             if let Some((_, pods)) = self.volumes.get_mut(volume) {
                 *pods -= 1;
@@ -124,7 +125,7 @@ impl Taken {
 }
 
 /// What the pod's claims get on a node, or why it cannot be there.
-pub fn find(
+pub(super) fn find(
     wanted: &Wanted,
     cluster: &Cluster,
     taken: &Taken,
@@ -227,7 +228,7 @@ fn provisionable(claim: &Unbound, claims: &Claims, node: &NodeInfo) -> Result<()
 }
 
 /// The largest volume that can be made.
-pub fn limit(capacity: &CSIStorageCapacity) -> Option<i64> {
+pub(super) fn limit(capacity: &CSIStorageCapacity) -> Option<i64> {
     let limit = capacity.maximum_volume_size.as_ref();
     let limit = limit.or(capacity.capacity.as_ref())?;
     let limit: machinery::quantity::Quantity = limit.0.parse().ok()?;

@@ -31,7 +31,7 @@ use bind::Binding;
 use find::{Found, Taken, Unbound, Wanted, find, limit};
 
 /// The plugin's name.
-pub const NAME: &str = "VolumeBinding";
+pub(super) const NAME: &str = "VolumeBinding";
 
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
@@ -49,7 +49,7 @@ impl Default for Arguments {
 }
 
 /// The rule.
-pub struct VolumeBinding {
+pub(super) struct VolumeBinding {
     timeout: Duration,
     /// Guards what pods that are being bound have taken; never held over an await.
     reserved: Mutex<Reserved>,
@@ -71,7 +71,7 @@ impl Reserved {
 }
 
 /// Makes it.
-pub fn new(value: &Value) -> Result<Arc<dyn Plugin>, String> {
+pub(super) fn new(value: &Value) -> Result<Arc<dyn Plugin>, String> {
     let seconds = arguments::<Arguments>(value)?.bind_timeout_seconds;
     let seconds = u64::try_from(seconds).map_err(|_| {
         format!("bindTimeoutSeconds: Invalid value: {seconds}: invalid BindTimeoutSeconds, should not be a negative value")

@@ -21,7 +21,7 @@ use super::paths;
 use crate::storage::{Host, Spec, Step, StepError};
 
 /// A volume as its driver knows it.
-pub struct Described {
+pub(super) struct Described {
     pub driver: String,
     pub handle: String,
     pub fs_type: String,
@@ -32,7 +32,7 @@ pub struct Described {
 
 impl Described {
     /// The volume of a pod.
-    pub fn new(spec: &Spec, pod: &str) -> Option<Self> {
+    pub(super) fn new(spec: &Spec, pod: &str) -> Option<Self> {
         if let Some(source) = persistent(spec) {
             return Some(Self {
                 driver: source.driver.clone(),
@@ -54,12 +54,12 @@ impl Described {
 }
 
 /// The source of a persistent volume.
-pub fn persistent(spec: &Spec) -> Option<&CSIPersistentVolumeSource> {
+pub(super) fn persistent(spec: &Spec) -> Option<&CSIPersistentVolumeSource> {
     spec.volume.as_ref()?.spec.as_ref()?.csi.as_ref()
 }
 
 /// What an error says about the call. One that may still have an effect is uncertain.
-pub fn failed(status: Status) -> StepError {
+pub(super) fn failed(status: Status) -> StepError {
     let text = go_error(&status);
     match status.code() {
         Code::Cancelled
@@ -72,13 +72,13 @@ pub fn failed(status: Status) -> StepError {
 }
 
 /// What the driver can do; without an answer nothing has been tried.
-pub async fn can(node: &Node, capability: Capability) -> Step<bool> {
+pub(super) async fn can(node: &Node, capability: Capability) -> Step<bool> {
     let answer = node.can(capability).await;
     answer.map_err(|status| StepError::NotTried(go_error(&status)))
 }
 
 /// How the volume is used.
-pub async fn capability(
+pub(super) async fn capability(
     node: &Node,
     spec: &Spec,
     fs_type: &str,
@@ -115,7 +115,7 @@ fn access_mode(mode: &str, knows_single_writers: bool) -> Access {
 }
 
 /// What attaching the volume gave.
-pub async fn publish_context(
+pub(super) async fn publish_context(
     volume: &Described,
     is_attachable: bool,
     host: &dyn Host,
@@ -134,7 +134,7 @@ pub async fn publish_context(
 }
 
 /// Whether the driver has volumes of this life; the message is upstream's.
-pub fn check_lifecycle(volume: &Described, driver: Option<&CSIDriver>) -> Step<()> {
+pub(super) fn check_lifecycle(volume: &Described, driver: Option<&CSIDriver>) -> Step<()> {
     let mode = lifecycle_mode(volume.is_ephemeral);
     let name = &volume.driver;
     let refuse = |why: String| Err(StepError::NotTried(why));
@@ -158,7 +158,7 @@ pub fn check_lifecycle(volume: &Described, driver: Option<&CSIDriver>) -> Step<(
 }
 
 /// As records and drivers name it.
-pub fn lifecycle_mode(is_ephemeral: bool) -> &'static str {
+pub(super) fn lifecycle_mode(is_ephemeral: bool) -> &'static str {
     match is_ephemeral {
         true => "Ephemeral",
         false => "Persistent",
@@ -166,7 +166,7 @@ pub fn lifecycle_mode(is_ephemeral: bool) -> &'static str {
 }
 
 /// What drivers learn about a pod if they ask for it.
-pub fn pod_info(pod: &Pod, is_ephemeral: bool) -> BTreeMap<String, String> {
+pub(super) fn pod_info(pod: &Pod, is_ephemeral: bool) -> BTreeMap<String, String> {
     let text = |field: &Option<String>| field.clone().unwrap_or_default();
     let account = pod.spec.as_ref();
     let account = account.map(|spec| text(&spec.service_account_name));
@@ -182,7 +182,7 @@ pub fn pod_info(pod: &Pod, is_ephemeral: bool) -> BTreeMap<String, String> {
 }
 
 /// Whether the node gives the volume's files to the pod's fsGroup.
-pub fn applies_fs_group(spec: &Spec, fs_type: &str, driver: Option<&CSIDriver>) -> bool {
+pub(super) fn applies_fs_group(spec: &Spec, fs_type: &str, driver: Option<&CSIDriver>) -> bool {
     let policy = driver.and_then(|driver| driver.spec.fs_group_policy.as_deref());
     if spec.read_only {
         return false;

@@ -5,7 +5,7 @@ use csi::v1::{self, volume_usage::Unit};
 use crate::storage::{Condition, Measure, Usage};
 
 /// What an answer says; nothing where it says neither how full the volume is nor how it is.
-pub fn from_answer(
+pub(super) fn from_answer(
     answer: v1::NodeGetVolumeStatsResponse,
     says_condition: bool,
 ) -> Option<Measure> {

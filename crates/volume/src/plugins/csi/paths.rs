@@ -27,12 +27,12 @@ fn hash(text: &str) -> String {
 }
 
 /// The name of a volume among all of this plugin.
-pub fn volume_name(driver: &str, handle: &str) -> String {
+pub(super) fn volume_name(driver: &str, handle: &str) -> String {
     format!("{driver}{SEPARATOR}{handle}")
 }
 
 /// The driver and the handle of a volume.
-pub fn split(volume: &str) -> (&str, &str) {
+pub(super) fn split(volume: &str) -> (&str, &str) {
     volume.split_once(SEPARATOR).unwrap_or((volume, ""))
 }
 
@@ -42,7 +42,7 @@ pub fn attachment_name(handle: &str, driver: &str, node: &str) -> String {
 }
 
 /// The handle of a volume that a pod describes itself.
-pub fn inline_handle(pod: &str, name: &str) -> String {
+pub(super) fn inline_handle(pod: &str, name: &str) -> String {
     format!("csi-{}", hash(&format!("{pod}{name}")))
 }
 
@@ -51,7 +51,7 @@ fn plugin_dir(root: &Path) -> PathBuf {
 }
 
 /// Where a volume is staged.
-pub fn staging(root: &Path, volume: &str, name: &str, is_block: bool) -> PathBuf {
+pub(super) fn staging(root: &Path, volume: &str, name: &str, is_block: bool) -> PathBuf {
     if is_block {
         return devices(root).join("staging").join(name);
     }
@@ -65,7 +65,7 @@ fn devices(root: &Path) -> PathBuf {
 }
 
 /// Where a pod has a volume: the directory or the device.
-pub fn target(root: &Path, mount: &PodMount) -> PathBuf {
+pub(super) fn target(root: &Path, mount: &PodMount) -> PathBuf {
     if mount.is_block {
         return publish_dir(root, &mount.name).join(&mount.pod);
     }
@@ -73,17 +73,17 @@ pub fn target(root: &Path, mount: &PodMount) -> PathBuf {
 }
 
 /// Where the devices of a volume are published to pods.
-pub fn publish_dir(root: &Path, name: &str) -> PathBuf {
+pub(super) fn publish_dir(root: &Path, name: &str) -> PathBuf {
     devices(root).join("publish").join(name)
 }
 
 /// The directory of a device's records.
-pub fn device_dir(root: &Path, name: &str) -> PathBuf {
+pub(super) fn device_dir(root: &Path, name: &str) -> PathBuf {
     devices(root).join(name)
 }
 
 /// The directory of the record of a pod's volume.
-pub fn record_dir(root: &Path, mount: &PodMount) -> PathBuf {
+pub(super) fn record_dir(root: &Path, mount: &PodMount) -> PathBuf {
     if mount.is_block {
         return device_dir(root, &mount.name).join("data");
     }
@@ -91,10 +91,10 @@ pub fn record_dir(root: &Path, mount: &PodMount) -> PathBuf {
 }
 
 /// What a record says.
-pub type Record = BTreeMap<String, String>;
+pub(super) type Record = BTreeMap<String, String>;
 
 /// Writes a record so that a crash leaves the old one, the new one or none.
-pub fn save(dir: &Path, record: &Record) -> Result<()> {
+pub(super) fn save(dir: &Path, record: &Record) -> Result<()> {
     fs::create_dir_all(dir).map_err(Error::io("create", dir))?;
     let (file, fresh) = (dir.join(RECORD), dir.join(".vol_data.json.new"));
     let text = serde_json::to_vec(record).unwrap_or_default();
@@ -103,12 +103,12 @@ pub fn save(dir: &Path, record: &Record) -> Result<()> {
 }
 
 /// Reads a record.
-pub fn load(dir: &Path) -> Option<Record> {
+pub(super) fn load(dir: &Path) -> Option<Record> {
     serde_json::from_slice(&fs::read(dir.join(RECORD)).ok()?).ok()
 }
 
 /// Removes a directory of records with nothing but records in it.
-pub fn remove_record(dir: &Path) -> Result<()> {
+pub(super) fn remove_record(dir: &Path) -> Result<()> {
     for file in [RECORD, ".vol_data.json.new"] {
         gone(fs::remove_file(dir.join(file)), dir)?;
     }
@@ -116,7 +116,7 @@ pub fn remove_record(dir: &Path) -> Result<()> {
 }
 
 /// Removes an empty directory or a file that a driver should have removed.
-pub fn remove_target(path: &Path) -> Result<()> {
+pub(super) fn remove_target(path: &Path) -> Result<()> {
     match fs::symlink_metadata(path) {
         Ok(meta) if meta.is_dir() => gone(fs::remove_dir(path), path),
         Ok(_) => gone(fs::remove_file(path), path),
@@ -134,7 +134,7 @@ fn gone(removed: io::Result<()>, path: &Path) -> Result<()> {
 }
 
 /// Every volume that a record says may be staged.
-pub fn staged(root: &Path) -> Vec<Staged> {
+pub(super) fn staged(root: &Path) -> Vec<Staged> {
     let mut found = Vec::new();
     let list = |dir: &Path| entries(dir).unwrap_or_default();
     for driver in list(&plugin_dir(root)) {
