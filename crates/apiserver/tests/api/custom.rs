@@ -264,6 +264,48 @@ async fn a_definition_takes_its_objects_with_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn everything_that_was_made_of_a_definition_is_freed_with_it() {
+    let registry = apiserver::Registry::builtin();
+    let server = Server::start_with_kinds(registry.clone()).await;
+    let path = format!("{DEFINITIONS}/widgets.example.com");
+    admin(&server, "POST", DEFINITIONS, definition()).await;
+    wait(&server, WIDGETS, 200).await;
+    let kinds: Vec<_> = ["v1", "v2"]
+        .map(|version| registry.get("example.com", version, "widgets").unwrap())
+        .map(|resource| std::sync::Arc::downgrade(resource.definition.as_ref().unwrap()))
+        .into();
+    // Everything that keeps something of a kind is used once.
+    let documents = [
+        "/openapi/v2",
+        "/openapi/v3",
+        "/openapi/v3/apis/example.com/v1",
+        "/apis",
+        "/apis/example.com/v2",
+    ];
+    admin(&server, "POST", WIDGETS, widget("a", json!({"size": 2}))).await;
+    let asked = [
+        "/apis/example.com/v2/namespaces/default/widgets/a",
+        "/apis/example.com/v1/widgets?fieldSelector=spec.colour=blue",
+        "/apis/example.com/v1/widgets?watch=true&timeoutSeconds=1",
+    ];
+    for path in documents.into_iter().chain(asked) {
+        let answer = admin(&server, "GET", path, Value::Null).await;
+        assert_eq!(answer.code, 200, "{path}: {}", answer.body);
+    }
+    assert!(kinds.iter().all(|kind| kind.upgrade().is_some()));
+    admin(&server, "DELETE", &path, Value::Null).await;
+    wait(&server, WIDGETS, 404).await;
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(20);
+    while kinds.iter().any(|kind| kind.upgrade().is_some()) {
+        assert!(tokio::time::Instant::now() < deadline, "a kind is kept");
+        // Documents are made anew when they are asked for.
+        for path in documents {
+            admin(&server, "GET", path, Value::Null).await;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_made_of_a_definition_that_goes() {
     let server = defined().await;
     let mut held = widget("held", json!({"size": 2}));

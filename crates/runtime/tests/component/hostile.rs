@@ -121,6 +121,54 @@ async fn nothing_is_mounted_inside_proc_by_name_by_link_or_through_a_volume() {
     node.remove_sandbox(&pod).await;
 }
 
+/// What runc does is the measure: `/proc` is the kernel's, and a volume may hide the kernel's `/sys`.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_volume_may_hide_sys_but_not_proc_as_with_runc() {
+    let node = Node::with_handlers(&["runc=/usr/sbin/runc"]).await;
+    busybox_with(&node, &[]).await;
+    for handler in ["", "runc"] {
+        let name = format!("sys-{handler}");
+        let request = v1::RunPodSandboxRequest {
+            config: Some(sandbox_config(&node, &name)),
+            runtime_handler: handler.into(),
+        };
+        let made = node.cri.clone().runtime.run_pod_sandbox(request).await;
+        let pod = made.unwrap().into_inner().pod_sandbox_id;
+        let volume = node.root.join(&name);
+        fs::create_dir(&volume).unwrap();
+        fs::write(volume.join("own"), "mine").unwrap();
+        for place in ["/sys", "/sys/kernel"] {
+            let mut config = limited(&place.replace('/', "a"));
+            config.mounts = vec![bind(&volume, place)];
+            let container = node.run(&pod, config).await;
+            let script = format!("/busybox cat {place}/own && echo x > {place}/new");
+            let seen = shell(&node, &container, &script).await;
+            assert_eq!(seen.as_deref(), Ok("mine"), "{handler} {place}");
+            assert_eq!(fs::read_to_string(volume.join("new")).unwrap(), "x\n");
+            // The container's limits stay out of its reach, and the node's own files as they are.
+            let file = match node.is_cgroup_v1() {
+                true => "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+                false => "/sys/fs/cgroup/memory.max",
+            };
+            let lifted = format!("echo 9223372036854771712 > {file}");
+            let refused = shell(&node, &container, &lifted).await;
+            assert!(refused.is_err(), "{handler} {place}: {refused:?}");
+            assert!(!Path::new(place).join("new").exists());
+        }
+        for place in ["/proc", "/proc/sys/kernel"] {
+            let mut config = in_busybox(&place.replace('/', "b"));
+            config.mounts = vec![bind(&volume, place)];
+            let refused = match node.try_create(&pod, config).await {
+                Err(refused) => refused,
+                Ok(container) => node.try_start(&container).await.expect_err(place),
+            };
+            let message = refused.message();
+            assert!(message.contains("/proc"), "{handler} {place}: {message}");
+        }
+        node.remove_sandbox(&pod).await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dangling_link_in_the_place_of_a_mount_is_followed_inside_the_root() {
     let node = Node::start().await;
