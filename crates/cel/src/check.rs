@@ -249,7 +249,13 @@ impl Checker<'_> {
         match self.env.field_type(object, field) {
             Some(declared) => declared,
             None => {
-                self.issue(id, format!("undefined field '{field}'"));
+                self.issue(
+                    id,
+                    match self.env.has_object(object) {
+                        true => format!("undefined field '{field}'"),
+                        false => format!("unexpected failed resolution of '{object}'"),
+                    },
+                );
                 Type::Error
             }
         }
@@ -270,14 +276,14 @@ impl Checker<'_> {
         }
         let mut types: Vec<Type> = args.iter().map(|arg| self.expr(arg)).collect();
         let Some(target) = target else {
-            let name = name.strip_prefix('.').unwrap_or(name);
-            return match self.env.function(name) {
+            return match self.env.function(name.strip_prefix('.').unwrap_or(name)) {
                 Some(function) => self.overload(expr, function, None, args, types),
                 None => self.undeclared(expr.id, name),
             };
         };
         // `a.b.c()` is the function `a.b.c`, or `c` of `a.b`.
         if let Some(prefix) = target.qualified_name()
+            && let prefix = prefix.strip_prefix('.').unwrap_or(&prefix)
             && let Some(function) = self.env.function(&format!("{prefix}.{name}"))
         {
             return self.overload(expr, function, None, args, types);

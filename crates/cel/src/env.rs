@@ -147,6 +147,11 @@ impl Env {
         self.objects.get(name).map(Decl::cel_type)
     }
 
+    /// Whether the fields of the objects of a name are known.
+    pub(crate) fn has_object(&self, name: &str) -> bool {
+        self.is_patch(name) || self.objects.contains_key(name)
+    }
+
     /// The type of a field of the objects of a name.
     pub(crate) fn field_type(&self, object: &str, field: &str) -> Option<Type> {
         if self.is_patch(object) {
@@ -195,7 +200,6 @@ pub(crate) fn named_type(name: &str) -> Option<Type> {
         "list" => Type::list(Type::Dyn),
         "map" => Type::map(Type::Dyn, Type::Dyn),
         "type" => Type::Type(Arc::new(Type::Dyn)),
-        "dyn" => Type::Dyn,
         "optional_type" => Type::optional(Type::Dyn),
         "google.protobuf.Timestamp" => Type::Timestamp,
         "google.protobuf.Duration" => Type::Duration,

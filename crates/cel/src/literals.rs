@@ -99,7 +99,8 @@ impl Literals<'_> {
         };
         let readable = match (name, member, literal) {
             ("duration", false, Literal::String(text)) => convert::duration(text).is_ok(),
-            ("duration", false, Literal::Int(_)) => false,
+            ("duration", false, Literal::Int(_) | Literal::Null) => false,
+            ("timestamp", false, Literal::Null) => false,
             ("timestamp", false, Literal::String(text)) => timestamp::parse(text).is_ok(),
             ("matches", true, Literal::String(text)) => Pattern::weight(text).is_ok(),
             _ => true,

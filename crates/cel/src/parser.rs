@@ -33,6 +33,8 @@ const LARGEST: u32 = 100_000;
 /// What may begin an expression, in upstream's words.
 const STARTS: &str = "{'[', '{', '(', '.', '-', '!', 'true', 'false', 'null', NUM_FLOAT, NUM_INT, NUM_UINT, STRING, BYTES, IDENTIFIER}";
 
+const RESERVED: &str = "reserved identifier";
+
 pub(crate) struct Parser {
     tokens: Vec<Spanned>,
     next: usize,
@@ -328,13 +330,13 @@ impl Parser {
         let at = self.at();
         for (symbol, function) in [("!", op::NOT), ("-", op::NEGATE)] {
             let mut count = 0;
-            // A minus before a number belongs to the literal.
             while *self.peek() == Token::Symbol(symbol) {
                 let number = matches!(
                     self.tokens[self.next + 1].token,
                     Token::Int(_) | Token::BigInt(_) | Token::Double(_)
                 );
-                if symbol == "-" && number {
+                // A single minus before a number belongs to the literal.
+                if symbol == "-" && number && count == 0 {
                     break;
                 }
                 self.advance();
@@ -356,26 +358,26 @@ impl Parser {
         let mut expr = self.primary()?;
         loop {
             if let Some(at) = self.take(".") {
-                expr = self.select_or_call(expr, at)?;
-            } else if let Some(at) = self.take(".?") {
-                let field = self.field_name()?;
-                let name = self.node(at, Kind::Literal(Literal::String(field)));
-                expr = self.call(at, op::OPTIONAL_SELECT, vec![expr, name]);
-            } else if let Some(at) = self.take("[?") {
-                let index = self.expr()?;
-                self.expect("]")?;
-                expr = self.call(at, op::OPTIONAL_INDEX, vec![expr, index]);
+                expr = match self.take("?") {
+                    None => self.select_or_call(expr, at)?,
+                    Some(_) => {
+                        let field = self.field_name()?;
+                        let name = self.node(at, Kind::Literal(Literal::String(field)));
+                        self.call(at, op::OPTIONAL_SELECT, vec![expr, name])
+                    }
+                };
             } else if let Some(at) = self.take("[") {
+                let function = match self.take("?") {
+                    Some(_) => op::OPTIONAL_INDEX,
+                    None => op::INDEX,
+                };
                 let index = self.expr()?;
                 self.expect("]")?;
-                expr = self.call(at, op::INDEX, vec![expr, index]);
+                expr = self.call(at, function, vec![expr, index]);
             } else if *self.peek() == Token::Symbol("{")
                 && let Some(name) = expr.qualified_name()
             {
-                expr = self.construct(name)?;
-            } else if *self.peek() == Token::Symbol("{?")
-                && let Some(name) = expr.qualified_name()
-            {
+                self.allow_reserved(&expr);
                 expr = self.construct(name)?;
             } else {
                 return Ok(expr);
@@ -396,6 +398,18 @@ impl Parser {
         let args = self.arguments(")")?;
         let at = open;
         Ok(macros::expand(self, at, &field, Some(operand), args))
+    }
+
+    /// The name of a type may begin with a reserved word.
+    fn allow_reserved(&mut self, name: &Expr) {
+        let mut first = name;
+        while let Kind::Select { operand, .. } = &first.kind {
+            first = operand;
+        }
+        let at = self.position(first.id);
+        let is_reserved =
+            |issue: &mut Issue| issue.offset == at && issue.message.starts_with(RESERVED);
+        self.issues.pop_if(is_reserved);
     }
 
     fn field_name(&mut self) -> Result<Arc<str>> {
@@ -433,13 +447,9 @@ impl Parser {
             }
             Token::Symbol("[") => {
                 self.advance();
-                return self.list(at, false);
+                return self.list(at);
             }
-            Token::Symbol("[?") => {
-                self.advance();
-                return self.list(at, true);
-            }
-            Token::Symbol("{" | "{?") => return self.map(at),
+            Token::Symbol("{") => return self.map(at),
             Token::Symbol(".") | Token::Ident(_) => return self.identifier(),
             Token::Symbol("-") => return self.negative(),
             Token::Int(number) => Literal::Int(number),
@@ -483,8 +493,8 @@ impl Parser {
     }
 
     fn identifier(&mut self) -> Result<Expr> {
-        let at = self.at();
         let leading = self.take(".").is_some();
+        let at = self.at();
         let Token::Ident(name) = self.peek().clone() else {
             return Err(self.mismatched("IDENTIFIER"));
         };
@@ -492,7 +502,7 @@ impl Parser {
         if lexer::is_reserved(&name) {
             self.issues.push(Issue {
                 offset: at,
-                message: format!("reserved identifier: {name}"),
+                message: format!("{RESERVED}: {name}"),
             });
         }
         let name: Arc<str> = if leading {
@@ -507,17 +517,16 @@ impl Parser {
         Ok(macros::expand(self, open, &name, None, args))
     }
 
-    fn list(&mut self, at: u32, mut optional: bool) -> Result<Expr> {
+    fn list(&mut self, at: u32) -> Result<Expr> {
         let id = self.id(at);
         let mut elements = Vec::new();
         loop {
-            if !optional && self.take("]").is_some() {
+            if self.take("]").is_some() {
                 break;
             }
-            optional |= self.take("?").is_some();
+            let optional = self.take("?").is_some();
             let value = self.expr()?;
             elements.push(Element { value, optional });
-            optional = false;
             if self.take(",").is_none() {
                 self.expect("]")?;
                 break;
@@ -526,11 +535,8 @@ impl Parser {
         Ok(self.finish(id, Kind::List { elements }))
     }
 
-    /// Whether the entry that follows `{`, `{?` or a comma is optional; `None` at the end.
+    /// Whether the entry that follows `{` or a comma is optional; `None` at the end.
     fn entry_start(&mut self, first: bool) -> Option<bool> {
-        if first && self.take("{?").is_some() {
-            return Some(true);
-        }
         if first {
             self.take("{");
         }

@@ -155,6 +155,9 @@ enum Key {
     /// The bits of a number that is not whole.
     Double(u64),
     String(String),
+    Duration(i64),
+    Timestamp(i64, u32),
+    Type(String),
     Null,
 }
 
@@ -169,6 +172,9 @@ impl Key {
             }
             Value::Double(value) => Self::Double(value.to_bits()),
             Value::String(value) => Self::String(value.to_string()),
+            Value::Duration(nanos) => Self::Duration(*nanos),
+            Value::Timestamp(time) => Self::Timestamp(time.seconds, time.nanos),
+            Value::Type(t) => Self::Type(t.runtime_name().to_owned()),
             Value::Null => Self::Null,
             _ => return None,
         })
@@ -178,37 +184,41 @@ impl Key {
 impl<'a> OwnedMap<'a> {
     /// Adds an entry; a key that is there already is an error.
     pub fn insert(&mut self, key: Value<'a>, value: Value<'a>) -> Result<()> {
-        let Some(index) = Key::new(&key) else {
-            return Err(Error::new(format!(
-                "unsupported key type: {}",
-                key.type_of()
-            )));
-        };
-        if self.index.contains_key(&index) {
+        let index = Key::new(&key);
+        if index.as_ref().is_some_and(|it| self.index.contains_key(it)) {
             return Err(Error::new(format!(
                 "insert failed: key {} already exists",
                 key.display()
             )));
         }
-        self.index.insert(index, self.entries.len());
-        self.depth = self.depth.max(value.depth());
+        self.push(index, key, value)
+    }
+
+    /// Adds an entry whose key is not there. Lists, maps and the like have no index: as keys each of them is another
+    /// one, and no lookup finds it.
+    fn push(&mut self, index: Option<Key>, key: Value<'a>, value: Value<'a>) -> Result<()> {
+        if matches!(key, Value::Bytes(_)) {
+            return Err(Error::new("unsupported key type: bytes"));
+        }
+        if let Some(index) = index {
+            self.index.insert(index, self.entries.len());
+        }
+        self.depth = self.depth.max(value.depth()).max(key.depth());
         self.entries.push((key, value));
         Ok(())
     }
 
     /// Sets an entry of a literal: the last one of a key counts.
     pub(crate) fn set(&mut self, key: Value<'a>, value: Value<'a>) -> Result<()> {
-        let index = Key::new(&key)
-            .ok_or_else(|| Error::new(format!("unsupported key type: {}", key.type_of())))?;
-        self.depth = self.depth.max(value.depth());
-        match self.index.get(&index) {
-            Some(at) => self.entries[*at] = (key, value),
-            None => {
-                self.index.insert(index, self.entries.len());
-                self.entries.push((key, value));
+        let index = Key::new(&key);
+        match index.as_ref().and_then(|index| self.index.get(index)) {
+            None => self.push(index, key, value),
+            Some(at) => {
+                self.depth = self.depth.max(value.depth());
+                self.entries[*at] = (key, value);
+                Ok(())
             }
         }
-        Ok(())
     }
 
     /// Makes it an object of a type.
@@ -367,9 +377,6 @@ impl<'a> Value<'a> {
             Self::Duration(_) => Type::Duration,
             Self::Timestamp(_) => Type::Timestamp,
             Self::List(_) => Type::list(Type::Dyn),
-            Self::Map(Map::Json {
-                decl: Some(decl), ..
-            }) if matches!(decl.kind, DeclKind::Object { .. }) => decl.cel_type(),
             Self::Map(Map::Owned(map)) if map.object.is_some() => {
                 Type::Struct(map.object.clone().unwrap_or_default())
             }
@@ -398,8 +405,17 @@ impl<'a> Value<'a> {
         }
     }
 
+    /// Whether two values are equal; those that cannot be compared are not.
+    pub fn is_equal(&self, other: &Value<'a>) -> Result<bool> {
+        match self.equals(other) {
+            Err(error) if !error.fatal => Ok(false),
+            result => result,
+        }
+    }
+
     /// Equality as the language has it: numbers of different types compare by value, different
-    /// types are unequal.
+    /// types are unequal. Values of libraries and those that a schema describes compare with their
+    /// like alone.
     pub fn equals(&self, other: &Value<'a>) -> Result<bool> {
         meter::work(1)?;
         Ok(match (self, other) {
@@ -417,11 +433,23 @@ impl<'a> Value<'a> {
             (Self::Type(a), Self::Type(b)) => same_kind(a, b),
             (Self::Optional(None), Self::Optional(None)) => true,
             (Self::Optional(Some(a)), Self::Optional(Some(b))) => a.equals(b)?,
+            (_, Self::Null) => false,
             // Checks and decisions are made to be asked, not to be compared.
             (Self::Library(Library::Check(_) | Library::Decision(_)), _) => {
                 return Err(Error::no_such_overload());
             }
-            (Self::Library(a), Self::Library(b)) => a == b,
+            // As upstream: a calculated quantity stands on the left.
+            (Self::Library(Library::Quantity(_)), Self::Library(Library::Quantity(b)))
+                if b.is_calculated() =>
+            {
+                return Err(Error::no_such_overload());
+            }
+            (Self::Library(a), Self::Library(b)) if a.type_of() == b.type_of() => a == b,
+            (Self::Library(_), _) => return Err(Error::no_such_overload()),
+            (Self::List(list), _) if list.is_described() => {
+                return Err(Error::no_such_overload());
+            }
+            (Self::Map(map), _) if map.is_described() => return Err(Error::no_such_overload()),
             _ => numbers(self, other) == Some(Ordering::Equal),
         })
     }
@@ -589,9 +617,14 @@ impl<'a> List<'a> {
         (0..self.len()).filter_map(|at| self.get(at))
     }
 
+    /// Whether a schema describes it.
+    fn is_described(&self) -> bool {
+        matches!(self, Self::Json { element, .. } if element.is_some())
+    }
+
     pub fn contains(&self, wanted: &Value<'a>) -> Result<bool> {
         for item in self.iter() {
-            if item?.equals(wanted)? {
+            if wanted.is_equal(&item?)? {
                 return Ok(true);
             }
         }
@@ -613,7 +646,7 @@ impl<'a> List<'a> {
             ListSemantics::Atomic if other.semantics() != ATOMIC => other.equals(self),
             ListSemantics::Atomic => {
                 for (a, b) in self.iter().zip(other.iter()) {
-                    if !a?.equals(&b?)? {
+                    if !self.same_part(a?.equals(&b?))? {
                         return Ok(false);
                     }
                 }
@@ -628,6 +661,15 @@ impl<'a> List<'a> {
                 }
                 Ok(true)
             }
+        }
+    }
+
+    /// Whether two elements are the same. As upstream: in lists that expressions make, elements that cannot be compared
+    /// do not count.
+    fn same_part(&self, equal: Result<bool>) -> Result<bool> {
+        match equal {
+            Err(error) if !error.fatal && !self.is_described() => Ok(true),
+            equal => equal,
         }
     }
 
@@ -716,6 +758,11 @@ impl<'a> Map<'a> {
         }
     }
 
+    /// Whether a schema describes it.
+    fn is_described(&self) -> bool {
+        matches!(self, Self::Json { decl, .. } if decl.is_some())
+    }
+
     /// Whether an expression constructed it as an object.
     fn is_constructed(&self) -> bool {
         self.object().is_some()
@@ -730,7 +777,10 @@ impl<'a> Map<'a> {
             Self::Owned(map) => Ok(map.get(key).cloned()),
             Self::Json { map, decl } => {
                 let Value::String(name) = key else {
-                    return Ok(None);
+                    return match decl {
+                        Some(_) => Err(Error::no_such_overload()),
+                        None => Ok(None),
+                    };
                 };
                 let (name, inner) = match decl.map(|decl| &decl.kind) {
                     Some(DeclKind::Object { fields, .. }) => match fields.get(&**name) {
@@ -780,8 +830,13 @@ impl<'a> Map<'a> {
         for entry in self.iter() {
             let (key, value) = entry?;
             match other.get(&key)? {
-                Some(found) if value.equals(&found)? => {}
-                _ => return Ok(false),
+                None => return Ok(false),
+                Some(found) => match value.equals(&found) {
+                    Ok(true) => {}
+                    // As upstream: in maps that expressions make, values that cannot be compared do not count.
+                    Err(error) if !error.fatal && !self.is_described() => {}
+                    different => return different,
+                },
             }
         }
         Ok(true)

@@ -374,7 +374,8 @@ impl<'e> Estimator<'e> {
                 let text = size(self, 0);
                 let result = Range {
                     min: text.min.saturating_add(2),
-                    max: text.max.saturating_mul(2).saturating_add(2),
+                    // As upstream: this wraps around for a text of unknown length.
+                    max: text.max.wrapping_mul(2).wrapping_add(2),
                 };
                 (text.scale(STRING_TRAVERSAL).add(sum), Some(result))
             }

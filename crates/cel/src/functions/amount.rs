@@ -14,6 +14,7 @@ const FINEST: i32 = -9;
 pub struct Amount {
     pub quantity: Quantity,
     number: Option<Number>,
+    is_calculated: bool,
 }
 
 /// `value` times ten to the power of `scale`.
@@ -33,13 +34,26 @@ impl Amount {
     pub fn parse(text: &str) -> Result<Self, Error> {
         let quantity = text.parse()?;
         let number = Number::parse(text);
-        Ok(Self { quantity, number })
+        Ok(Self {
+            quantity,
+            number,
+            is_calculated: false,
+        })
+    }
+
+    /// Whether it is a sum or a difference.
+    pub fn is_calculated(self) -> bool {
+        self.is_calculated
     }
 
     pub fn from_int(value: i64) -> Self {
         let number = Some(Number { value, scale: 0 });
         let quantity = Quantity::from_value(value, Format::Decimal);
-        Self { quantity, number }
+        Self {
+            quantity,
+            number,
+            is_calculated: false,
+        }
     }
 
     pub fn integer(self) -> Option<i64> {
@@ -54,18 +68,26 @@ impl Amount {
         Self {
             quantity: self.quantity.plus(other.quantity),
             number: self.number.zip(other.number).and_then(|(a, b)| a.plus(b)),
+            is_calculated: true,
         }
     }
 
     pub fn minus(self, other: Self) -> Self {
+        // As upstream: the smallest number of 64 bits stays itself when its sign is turned.
         let difference = |a: Number, b: Number| {
-            let value = b.value.checked_neg()?;
+            let value = b.value.wrapping_neg();
             a.plus(Number { value, ..b })
         };
-        let both = self.number.zip(other.number);
+        let number = self.number.zip(other.number);
+        let number = number.and_then(|(a, b)| difference(a, b));
+        let is_smallest = other.number.is_some_and(|b| b.value == i64::MIN);
         Self {
-            quantity: self.quantity.minus(other.quantity),
-            number: both.and_then(|(a, b)| difference(a, b)),
+            quantity: match number {
+                Some(_) if is_smallest => self.quantity.plus(other.quantity),
+                _ => self.quantity.minus(other.quantity),
+            },
+            number,
+            is_calculated: true,
         }
     }
 }

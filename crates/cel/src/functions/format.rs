@@ -151,7 +151,10 @@ const FORMATS: &[NamedFormat] = &[
     NamedFormat {
         name: "byte",
         pattern_size: 84,
-        validate: |text| unless(convert::base64(text).is_ok(), "invalid base64"),
+        validate: |text| {
+            let is_valid = !text.is_empty() && convert::base64(text).is_ok();
+            unless(is_valid, "invalid base64")
+        },
     },
     NamedFormat {
         name: "date",

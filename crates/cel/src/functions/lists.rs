@@ -290,7 +290,7 @@ fn find<'a>(args: &[Value<'a>], last: bool) -> Result<Value<'a>> {
     };
     let mut found = -1;
     for (at, item) in list.iter().enumerate() {
-        if item?.equals(wanted)? {
+        if item?.is_equal(wanted)? {
             found = at as i64;
             if !last {
                 break;
@@ -390,7 +390,7 @@ fn distinct<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
     'items: for item in list(args)?.iter() {
         let item = item?;
         for old in &kept {
-            if old.equals(&item)? {
+            if old.is_equal(&item)? {
                 continue 'items;
             }
         }

@@ -267,7 +267,7 @@ fn not_equals<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
     let [a, b] = args else {
         return Err(Error::no_such_overload());
     };
-    a.equals(b).map(|equal| Value::Bool(!equal))
+    a.is_equal(b).map(|equal| Value::Bool(!equal))
 }
 
 fn ordered<'a>(args: &[Value<'a>], holds: fn(Ordering) -> bool) -> Result<Value<'a>> {

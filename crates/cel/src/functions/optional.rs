@@ -1,6 +1,6 @@
 //! Optional values.
 
-use super::{Row, operators::elements};
+use super::{Row, operators::elements, timestamp};
 use crate::value::{Error, Result, Value};
 
 pub(super) const ROWS: &[Row] = &[
@@ -64,7 +64,8 @@ pub(super) const ROWS: &[Row] = &[
 fn of_non_zero<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
     use Value as V;
     let zero = match &args[0] {
-        V::Null | V::Optional(None) => true,
+        V::Null => true,
+        V::Timestamp(time) => *time == timestamp::FIRST,
         V::Bool(value) => !value,
         V::Int(number) => *number == 0,
         V::Uint(number) => *number == 0,

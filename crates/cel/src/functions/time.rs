@@ -1,14 +1,14 @@
 //! Parts of timestamps and durations.
 
-use jiff::{civil::DateTime, tz::TimeZone};
+use jiff::tz::TimeZone;
 
-use super::Row;
+use super::{Row, timestamp::Civil};
 use crate::value::{Error, Result, Value};
 
 pub(super) const ROWS: &[Row] = &[
     (
         "getFullYear",
-        |args| part(args, |t| t.year().into()),
+        |args| part(args, Civil::year),
         &[
             (".timestamp_to_year", "timestamp -> int"),
             (".timestamp_to_year_with_tz", "timestamp, string -> int"),
@@ -16,7 +16,7 @@ pub(super) const ROWS: &[Row] = &[
     ),
     (
         "getMonth",
-        |args| part(args, |t| i64::from(t.month()) - 1),
+        |args| part(args, |t| i64::from(t.time.month()) - 1),
         &[
             (".timestamp_to_month", "timestamp -> int"),
             (".timestamp_to_month_with_tz", "timestamp, string -> int"),
@@ -24,7 +24,7 @@ pub(super) const ROWS: &[Row] = &[
     ),
     (
         "getDayOfYear",
-        |args| part(args, |t| i64::from(t.day_of_year()) - 1),
+        |args| part(args, |t| i64::from(t.time.day_of_year()) - 1),
         &[
             (".timestamp_to_day_of_year", "timestamp -> int"),
             (
@@ -35,7 +35,7 @@ pub(super) const ROWS: &[Row] = &[
     ),
     (
         "getDayOfMonth",
-        |args| part(args, |t| i64::from(t.day()) - 1),
+        |args| part(args, |t| i64::from(t.time.day()) - 1),
         &[
             (".timestamp_to_day_of_month", "timestamp -> int"),
             (
@@ -46,7 +46,7 @@ pub(super) const ROWS: &[Row] = &[
     ),
     (
         "getDate",
-        |args| part(args, |t| t.day().into()),
+        |args| part(args, |t| t.time.day().into()),
         &[
             (".timestamp_to_day_of_month_1_based", "timestamp -> int"),
             (
@@ -57,7 +57,7 @@ pub(super) const ROWS: &[Row] = &[
     ),
     (
         "getDayOfWeek",
-        |args| part(args, |t| t.weekday().to_sunday_zero_offset().into()),
+        |args| part(args, |t| t.time.weekday().to_sunday_zero_offset().into()),
         &[
             (".timestamp_to_day_of_week", "timestamp -> int"),
             (
@@ -68,7 +68,7 @@ pub(super) const ROWS: &[Row] = &[
     ),
     (
         "getHours",
-        |args| part_or(args, |t| t.hour().into(), 3_600_000_000_000, i64::MAX),
+        |args| part_or(args, |t| t.time.hour().into(), 3_600_000_000_000, i64::MAX),
         &[
             (".timestamp_to_hours", "timestamp -> int"),
             (".timestamp_to_hours_with_tz", "timestamp, string -> int"),
@@ -77,7 +77,7 @@ pub(super) const ROWS: &[Row] = &[
     ),
     (
         "getMinutes",
-        |args| part_or(args, |t| t.minute().into(), 60_000_000_000, i64::MAX),
+        |args| part_or(args, |t| t.time.minute().into(), 60_000_000_000, i64::MAX),
         &[
             (".timestamp_to_minutes", "timestamp -> int"),
             (".timestamp_to_minutes_with_tz", "timestamp, string -> int"),
@@ -86,7 +86,7 @@ pub(super) const ROWS: &[Row] = &[
     ),
     (
         "getSeconds",
-        |args| part_or(args, |t| t.second().into(), 1_000_000_000, i64::MAX),
+        |args| part_or(args, |t| t.time.second().into(), 1_000_000_000, i64::MAX),
         &[
             (".timestamp_to_seconds", "timestamp -> int"),
             (".timestamp_to_seconds_tz", "timestamp, string -> int"),
@@ -95,7 +95,7 @@ pub(super) const ROWS: &[Row] = &[
     ),
     (
         "getMilliseconds",
-        |args| part_or(args, |t| t.millisecond().into(), 1_000_000, i64::MAX),
+        |args| part_or(args, |t| t.time.millisecond().into(), 1_000_000, i64::MAX),
         &[
             (".timestamp_to_milliseconds", "timestamp -> int"),
             (
@@ -108,7 +108,7 @@ pub(super) const ROWS: &[Row] = &[
 ];
 
 /// A part of a timestamp, in UTC or in the zone of the second argument.
-fn part<'a>(args: &[Value<'a>], of: fn(&DateTime) -> i64) -> Result<Value<'a>> {
+fn part<'a>(args: &[Value<'a>], of: fn(&Civil) -> i64) -> Result<Value<'a>> {
     let Some(Value::Timestamp(time)) = args.first() else {
         return Err(Error::no_such_overload());
     };
@@ -123,7 +123,7 @@ fn part<'a>(args: &[Value<'a>], of: fn(&DateTime) -> i64) -> Result<Value<'a>> {
 /// The same of a duration: whole units, the remainder below `wrap`.
 fn part_or<'a>(
     args: &[Value<'a>],
-    of: fn(&DateTime) -> i64,
+    of: fn(&Civil) -> i64,
     unit: i64,
     wrap: i64,
 ) -> Result<Value<'a>> {

@@ -13,6 +13,28 @@ const FIRST_SECOND: i64 = -62_135_596_800;
 const LAST_SECOND: i64 = 253_402_300_799;
 const EPOCH: DateTime = DateTime::constant(1970, 1, 1, 0, 0, 0, 0);
 
+/// The zero of Go's times.
+pub(super) const FIRST: Timestamp = Timestamp {
+    seconds: FIRST_SECOND,
+    nanos: 0,
+    offset: 0,
+};
+/// Seconds of 400 years: the calendar repeats itself.
+const CYCLE: i64 = 146_097 * 86_400;
+
+/// A date and time in a zone.
+pub(super) struct Civil {
+    pub(super) time: DateTime,
+    /// Years that the calendar does not reach: to be added to those of `time`.
+    beyond: i64,
+}
+
+impl Civil {
+    pub(super) fn year(&self) -> i64 {
+        i64::from(self.time.year()) + self.beyond
+    }
+}
+
 /// A point in time, in UTC.
 #[derive(Debug, Clone, Copy)]
 pub struct Timestamp {
@@ -73,14 +95,23 @@ impl Timestamp {
     }
 
     /// The calendar in a zone.
-    pub(super) fn in_zone(self, zone: &TimeZone) -> Result<DateTime> {
+    pub(super) fn in_zone(self, zone: &TimeZone) -> Result<Civil> {
         // Beyond what jiff knows, the offset of its first or last moment holds.
         let instant = Instant::new(self.seconds, self.nanos as i32);
         let instant = instant.unwrap_or(match self.seconds < 0 {
             true => Instant::MIN,
             false => Instant::MAX,
         });
-        self.civil(zone.to_offset(instant).seconds())
+        let offset = zone.to_offset(instant).seconds();
+        if let Ok(time) = self.civil(offset) {
+            return Ok(Civil { time, beyond: 0 });
+        }
+        let earlier = Self {
+            seconds: self.seconds - CYCLE,
+            ..self
+        };
+        let time = earlier.civil(offset)?;
+        Ok(Civil { time, beyond: 400 })
     }
 }
 
@@ -94,6 +125,15 @@ pub(crate) fn parse(text: &str) -> Result<Timestamp> {
             let (local, zone) = text.split_at_checked(at).ok_or_else(invalid)?;
             (local, offset(zone).ok_or_else(invalid)?)
         }
+    };
+    // The hour may have one digit, and nothing else.
+    let padded;
+    let local = match local.as_bytes().get(12) {
+        Some(b':') => {
+            padded = format!("{}0{}", &local.get(..11).ok_or_else(invalid)?, &local[11..]);
+            &padded
+        }
+        _ => local,
     };
     let bytes = local.as_bytes();
     let shape = |(at, byte): (usize, &u8)| match at {

@@ -96,7 +96,7 @@ impl<'e, 'a> Evaluator<'e, 'a> {
             Node::Member { element, list } => {
                 let value = self.node(element)?;
                 for known in list {
-                    if known.equals(&value)? {
+                    if known.is_equal(&value)? {
                         return Ok(Value::Bool(true));
                     }
                 }
@@ -164,8 +164,7 @@ impl<'e, 'a> Evaluator<'e, 'a> {
             match self.node(node) {
                 Ok(value) => args[at] = value,
                 Err(error) if error.fatal => return Err(error),
-                // The arguments behind a failure are evaluated for operators only.
-                Err(error) if nodes.len() > 2 && at + 1 < nodes.len() => return Err(error),
+                Err(error) if !call.is_eager && at + 1 < nodes.len() => return Err(error),
                 Err(error) => failure = failure.or(Some(error)),
             }
         }

@@ -78,6 +78,8 @@ pub(super) struct Call {
     pub(super) function: &'static Function,
     pub(super) rule: Rule,
     pub(super) args: Vec<Node>,
+    /// Whether the second argument is evaluated, and the call counted, also when the first fails.
+    pub(super) is_eager: bool,
 }
 
 #[derive(Debug)]

@@ -295,17 +295,28 @@ fn combined(
         }
         _ => {}
     }
+    let mut is_eager = is_eager(function, overload, nodes.len());
     if let Some(Node::Constant(value)) = nodes.get_mut(1)
         && let Value::String(text) = value
         && let Some(pattern) = functions::regex::constant(function.name, text)?
     {
         *value = Value::Library(pattern);
+        is_eager = false;
     }
     Ok(Node::Call(Box::new(Call {
         function,
         rule: Rule::new(function.name, overload),
         args: nodes,
+        is_eager,
     })))
+}
+
+/// Calls of two arguments are eager where upstream binds a function of two: operators, and other functions where the
+/// checker found the overload.
+fn is_eager(function: &Function, overload: &str, args: usize) -> bool {
+    let is_operator = function.name.contains('_') || function.name.starts_with('@');
+    let is_known = !overload.is_empty() || function.overloads.len() == 1;
+    args < 3 && function.name != "format" && (is_operator || function.name == "matches" || is_known)
 }
 
 /// The elements of a constant list, if each can be the key of a hash map.
