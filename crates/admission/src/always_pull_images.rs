@@ -66,13 +66,16 @@ impl Plugin for AlwaysPullImages {
         };
         for key in CONTAINERS {
             for (index, container) in tree::list(&spec[key]).iter().enumerate() {
-                let at = path.child(key).index(index).child("imagePullPolicy");
+                let at = path.child(key);
+                let at = at.index(index);
+                let at = at.child("imagePullPolicy");
                 check(at, &container["imagePullPolicy"]);
             }
         }
         for (index, volume) in tree::list(&spec["volumes"]).iter().enumerate() {
             if tree::is_set(&volume["image"]) {
-                let at = path.child("volumes").index(index);
+                let at = path.child("volumes");
+                let at = at.index(index);
                 check(
                     at.child("image").child("pullPolicy"),
                     &volume["image"]["pullPolicy"],

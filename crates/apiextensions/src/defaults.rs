@@ -16,14 +16,15 @@ pub fn check(definition: &Object) -> Errors {
     let spec = definition.get("spec").unwrap_or(&Value::Null);
     let versions = spec["versions"].as_array().map_or(&[][..], Vec::as_slice);
     let schema = |version: &Value| version["schema"]["openAPIV3Schema"].clone();
-    let path = Path::new("spec");
+    let path = Path::new("spec.versions");
     // A schema that all versions share stands beside them.
     let shared = versions.windows(2).all(|w| schema(&w[0]) == schema(&w[1]));
     for (i, version) in versions.iter().enumerate() {
+        let at = path.index(i);
         let at = if shared {
-            path.child("validation")
+            Path::new("spec.validation")
         } else {
-            path.child("versions").index(i).child("schema")
+            at.child("schema")
         };
         let mut root = schema(version);
         if root.is_object() {
@@ -104,7 +105,8 @@ fn check_schema(schema: &Value, place: &DefaultPosition<'_>, path: &Path, errors
     for (name, field) in schema["properties"].as_object().into_iter().flatten() {
         let own = embedded && matches!(name.as_str(), "metadata" | "apiVersion" | "kind");
         let below = place.below(Step::Field(name), own);
-        let at = path.child("properties").key(name);
+        let at = path.child("properties");
+        let at = at.key(name);
         check_schema(field, &below, &at, errors);
     }
 }

@@ -73,7 +73,7 @@ fn read_own(object: &mut Object, path: &Path, findings: &mut Findings) -> Result
         return Ok(());
     };
     let at = path.child("metadata");
-    let mut read = normalise::metadata(given.clone(), at.as_str(), findings)
+    let mut read = normalise::metadata(given.clone(), at.to_path_buf().as_str(), findings)
         .map_err(|why| Error::invalid(&at, given.clone(), why))?;
     if read["creationTimestamp"].is_null()
         && let Some(fields) = read.as_object_mut()

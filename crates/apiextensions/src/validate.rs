@@ -150,7 +150,7 @@ impl Found {
 impl Complaint {
     fn into_error(self, root: &Path) -> Error {
         let path = match self.path.trim_start_matches('.') {
-            "" => root.clone(),
+            "" => *root,
             below => root.child(below),
         };
         match self.what {

@@ -5,7 +5,11 @@ use machinery::field::Path;
 use super::{structural::Schema, view::View};
 
 /// The schema of a field and the path it is spoken of by: named ones as children, others by key.
-pub(super) fn step<'a>(schema: &'a Schema, key: &str, path: &Path) -> Option<(&'a Schema, Path)> {
+pub(super) fn step<'s, 'p>(
+    schema: &'s Schema,
+    key: &'p str,
+    path: &'p Path<'p>,
+) -> Option<(&'s Schema, Path<'p>)> {
     if let Some(below) = schema.properties.get(key) {
         return Some((below, path.child(key)));
     }

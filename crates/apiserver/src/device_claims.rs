@@ -3,7 +3,7 @@
 //! `resourceclaims/driver`).
 
 use kinds::tree::{get, is_set, list, same, text, truth};
-use machinery::field::{Error, Errors, Path};
+use machinery::field::{Error, Errors, Path, PathBuf};
 use machinery::{Object, Value};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -32,7 +32,7 @@ pub(crate) async fn authorize(write: &Write, object: &Object, old: Option<&Objec
         _ => return errors,
     };
     if let Some(path) = path {
-        check_namespace(write, &path, &mut errors).await;
+        check_namespace(write, &path.as_path(), &mut errors).await;
     }
     if let Some(old) = old {
         let (status, was) = (get(object, "status"), get(old, "status"));
@@ -45,22 +45,17 @@ pub(crate) async fn authorize(write: &Write, object: &Object, old: Option<&Objec
 }
 
 /// The request that wants administrative access.
-fn admin_request(devices: &Value) -> Option<Path> {
+fn admin_request(devices: &Value) -> Option<PathBuf> {
     let requests = list(&devices["requests"]).iter();
     let i = requests
         .map(|r| &r["exactly"]["adminAccess"])
         .position(truth)?;
-    Some(
-        Path::new("spec")
-            .child("devices")
-            .child("requests")
-            .index(i)
-            .child("adminAccess"),
-    )
+    let at = Path::new("spec.devices.requests");
+    Some(at.index(i).child("adminAccess").to_path_buf())
 }
 
 /// The result that gives administrative access, where none did before.
-fn admin_result(object: &Object, old: &Object) -> Option<Path> {
+fn admin_result(object: &Object, old: &Object) -> Option<PathBuf> {
     let result = |of: &Object| {
         let allocation = &get(of, "status")["allocation"];
         list(&allocation["devices"]["results"])
@@ -68,15 +63,12 @@ fn admin_result(object: &Object, old: &Object) -> Option<Path> {
             .position(|r| truth(&r["adminAccess"]))
     };
     let (now, before) = (result(object), result(old));
-    let at = Path::new("status")
-        .child("allocation")
-        .child("devices")
-        .child("results");
+    let at = Path::new("status.allocation.devices.results");
     now.filter(|_| before.is_none())
-        .map(|i| at.index(i).child("adminAccess"))
+        .map(|i| at.index(i).child("adminAccess").to_path_buf())
 }
 
-async fn check_namespace(write: &Write, path: &Path, errors: &mut Errors) {
+async fn check_namespace(write: &Write, path: &Path<'_>, errors: &mut Errors) {
     let found = write
         .core
         .reader
@@ -112,7 +104,7 @@ async fn check_binding(write: &Write, status: &Value, was: &Value, errors: &mut 
         let detail = format!(
             "changing status.allocation or status.reservedFor requires resource=\"resourceclaims/binding\", verb=\"{verb}\" permission: {why}"
         );
-        let path = Path::new("status").child("allocation");
+        let path = Path::new("status.allocation");
         errors.push(Error::forbidden(&path, detail));
     }
 }
@@ -144,7 +136,7 @@ async fn check_drivers(write: &Write, status: &Value, was: &Value, errors: &mut 
                 "changing status.devices requires resource=\"resourceclaims/driver\", verb=\"[{}]\" permission: {why}",
                 verbs.join(" ")
             );
-            let path = Path::new("status").child("devices");
+            let path = Path::new("status.devices");
             errors.push(Error::forbidden(&path, detail));
         }
     }

@@ -49,7 +49,8 @@ pub(crate) async fn authorize(
         _ => return Ok(()),
     };
     refused.map_err(|why| {
-        let path = Path::new("spec").child(field);
+        let path = Path::new("spec");
+        let path = path.child(field);
         write.invalid(tree::name(object), &[Error::forbidden(&path, why)])
     })
 }

@@ -305,7 +305,7 @@ impl Kind for Registered {
     }
 
     fn validate_create(&self, object: &Object) -> field::Errors {
-        field::found(|| (self.facts.validate_create)(object))
+        (self.facts.validate_create)(object)
     }
 
     fn validate_update(
@@ -314,7 +314,7 @@ impl Kind for Registered {
         old: &Object,
         subresource: Subresource<'_>,
     ) -> field::Errors {
-        field::found(|| (self.facts.validate_update)(object, old, subresource))
+        (self.facts.validate_update)(object, old, subresource)
     }
 
     fn metadata_checks(&self, subresource: Subresource<'_>) -> &'static [Check] {

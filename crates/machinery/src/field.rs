@@ -2,186 +2,135 @@
 
 use crate::json::Value;
 use crate::text;
-use std::{cell::Cell, fmt};
-
-/// Room for the text of nearly every path.
-const INLINE: usize = 102;
+use std::fmt;
 
 /// A path such as `spec.template.spec.containers[0].image` or `metadata.labels[app]`.
 ///
-/// Validation makes a path for everything it looks at and needs hardly any, so the text stands in
-/// the path itself, without an allocation, unless it is very long; and it is not written at all
-/// before something is found ([`found`]).
-#[derive(Clone)]
-pub struct Path(Text);
-
-#[derive(Clone)]
-enum Text {
-    /// Nobody will read it.
-    Unwritten,
-    Short {
-        length: u8,
-        bytes: [u8; INLINE],
-    },
-    Long(String),
+/// Validation makes a path for every field it checks and prints hardly any, so a path is only its last
+/// step and a reference to the path before it; its text is written when an [`Error`] is made of it.
+#[derive(Clone, Copy)]
+pub struct Path<'a> {
+    parent: Option<&'a Path<'a>>,
+    step: Step<'a>,
 }
 
-thread_local! {
-    /// Whether paths are not written here and now.
-    static UNWRITTEN: Cell<bool> = const { Cell::new(false) };
+#[derive(Clone, Copy)]
+enum Step<'a> {
+    /// A field, or several with dots between them.
+    Field(&'a str),
+    Index(usize),
+    Key(&'a str),
 }
 
-/// What a check finds. Most objects are as they should be, so it looks without paths first; only
-/// when it has found something does it look again, to say where. What it finds may not depend on
-/// the text of paths.
-pub fn found<T>(check: impl Fn() -> Vec<T>) -> Vec<T> {
-    struct Written(bool);
-    impl Drop for Written {
-        fn drop(&mut self) {
-            UNWRITTEN.set(self.0);
-        }
-    }
-    let before = Written(UNWRITTEN.replace(true));
-    let found = check();
-    drop(before);
-    debug_assert_eq!(found.len(), check().len(), "a check depends on paths");
-    match found.is_empty() {
-        true => found,
-        false => check(),
-    }
-}
-
-impl Path {
-    /// A path that starts with a field name; empty for the object itself.
-    pub fn new(name: &str) -> Self {
-        if UNWRITTEN.get() {
-            return Self(Text::Unwritten);
-        }
-        Self::of(&[name.as_bytes()])
-    }
-
-    fn of(parts: &[&[u8]]) -> Self {
-        let mut bytes = [0; INLINE];
-        let mut length = 0;
-        for part in parts {
-            match bytes.get_mut(length..length + part.len()) {
-                Some(room) => room.copy_from_slice(part),
-                // Whole strings are put together: nothing is lost.
-                None => {
-                    let text = String::from_utf8_lossy(&parts.concat()).into_owned();
-                    return Self(Text::Long(text));
-                }
-            }
-            length += part.len();
-        }
-        let length = length as u8;
-        Self(Text::Short { length, bytes })
-    }
-
-    /// A field below this one.
+impl<'a> Path<'a> {
+    /// A path that starts with a field, or with several as in `spec.template`; empty for the object itself.
     #[inline]
-    pub fn child(&self, name: &str) -> Self {
-        match self.0 {
-            Text::Unwritten => Self(Text::Unwritten),
-            _ => self.written_child(name),
+    pub const fn new(name: &'a str) -> Self {
+        Self {
+            parent: None,
+            step: Step::Field(name),
         }
     }
 
-    fn written_child(&self, name: &str) -> Self {
-        if let Text::Short { length, bytes } = &self.0
-            && *length > 0
-        {
-            // The whole room is copied: that is known beforehand, and the text's length is not.
-            let (start, end) = (usize::from(*length), usize::from(*length) + 1 + name.len());
-            let mut bytes = *bytes;
-            if let Some([dot, room @ ..]) = bytes.get_mut(start..end) {
-                *dot = b'.';
-                room.copy_from_slice(name.as_bytes());
-                let length = end as u8;
-                return Self(Text::Short { length, bytes });
-            }
+    #[inline]
+    const fn step(&'a self, step: Step<'a>) -> Self {
+        Self {
+            parent: Some(self),
+            step,
         }
-        match self.bytes() {
-            b"" => Self::new(name),
-            parent => Self::of(&[parent, b".", name.as_bytes()]),
-        }
+    }
+
+    /// A field below this one, or several as in `httpGet.port`.
+    #[inline]
+    pub const fn child(&'a self, name: &'a str) -> Self {
+        self.step(Step::Field(name))
     }
 
     /// An element of a list.
-    pub fn index(&self, index: usize) -> Self {
-        match index {
-            _ if matches!(self.0, Text::Unwritten) => Self(Text::Unwritten),
-            0 => Self::of(&[self.bytes(), b"[0]"]),
-            index => self.key(&index.to_string()),
-        }
+    #[inline]
+    pub const fn index(&'a self, index: usize) -> Self {
+        self.step(Step::Index(index))
     }
 
     /// An entry of a map.
-    pub fn key(&self, key: &str) -> Self {
-        if matches!(self.0, Text::Unwritten) {
-            return Self(Text::Unwritten);
-        }
-        Self::of(&[self.bytes(), b"[", key.as_bytes(), b"]"])
+    #[inline]
+    pub const fn key(&'a self, key: &'a str) -> Self {
+        self.step(Step::Key(key))
     }
 
-    fn bytes(&self) -> &[u8] {
-        match &self.0 {
-            Text::Unwritten => b"",
-            Text::Short { length, bytes } => &bytes[..usize::from(*length)],
-            Text::Long(text) => text.as_bytes(),
+    fn write(&self, text: &mut String) {
+        if let Some(parent) = self.parent {
+            parent.write(text);
+        }
+        match self.step {
+            Step::Field(name) => {
+                if !text.is_empty() {
+                    text.push('.');
+                }
+                text.push_str(name);
+            }
+            Step::Index(index) => {
+                text.push('[');
+                text.push_str(&index.to_string());
+                text.push(']');
+            }
+            Step::Key(key) => {
+                text.push('[');
+                text.push_str(key);
+                text.push(']');
+            }
         }
     }
 
-    /// As text.
-    pub fn as_str(&self) -> &str {
-        match &self.0 {
-            Text::Unwritten => "",
-            // Whole strings were put together: they are text.
-            Text::Short { .. } => std::str::from_utf8(self.bytes()).unwrap_or_default(),
-            Text::Long(text) => text,
-        }
+    /// The path as text that needs no reference.
+    pub fn to_path_buf(&self) -> PathBuf {
+        let mut text = String::new();
+        self.write(&mut text);
+        PathBuf(text)
     }
 }
 
-impl Default for Path {
+impl Default for Path<'_> {
     fn default() -> Self {
         Self::new("")
     }
 }
 
-impl PartialEq for Path {
-    fn eq(&self, other: &Self) -> bool {
-        self.as_str() == other.as_str()
-    }
-}
-
-impl Eq for Path {}
-
-impl PartialOrd for Path {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Path {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        self.as_str().cmp(other.as_str())
-    }
-}
-
-impl std::hash::Hash for Path {
-    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
-        self.as_str().hash(state);
-    }
-}
-
-impl fmt::Debug for Path {
+impl fmt::Debug for Path<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(self.as_str(), f)
+        fmt::Debug::fmt(&self.to_path_buf(), f)
     }
 }
 
-impl fmt::Display for Path {
+impl fmt::Display for Path<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.to_path_buf(), f)
+    }
+}
+
+/// The text of a [`Path`].
+#[derive(Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PathBuf(String);
+
+impl PathBuf {
+    /// To go on from here.
+    pub fn as_path(&self) -> Path<'_> {
+        Path::new(&self.0)
+    }
+
+    /// As text, which is empty for the object itself.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for PathBuf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.0, f)
+    }
+}
+
+impl fmt::Display for PathBuf {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.as_str() {
             "" => "<nil>",
@@ -190,9 +139,9 @@ impl fmt::Display for Path {
     }
 }
 
-impl From<&str> for Path {
+impl From<&str> for PathBuf {
     fn from(text: &str) -> Self {
-        Self::new(text)
+        Self(text.to_owned())
     }
 }
 
@@ -274,7 +223,7 @@ pub struct Error {
     /// What kind of wrong.
     pub kind: ErrorKind,
     /// Where.
-    pub path: Path,
+    pub path: PathBuf,
     /// The offending value, as it is printed; empty where the kind prints none.
     pub value: Option<Value>,
     /// What would be right.
@@ -288,7 +237,7 @@ impl Error {
     fn new(kind: ErrorKind, path: &Path, value: Option<Value>, detail: impl Into<String>) -> Self {
         Self {
             kind,
-            path: path.clone(),
+            path: path.to_path_buf(),
             value,
             detail: detail.into(),
         }
@@ -441,7 +390,7 @@ mod tests {
 
     #[test]
     fn every_kind_of_error_prints_as_kubernetes_prints_it() {
-        let path = Path::new("spec").child("containers").index(0).child("name");
+        let path = Path::new("spec.containers[0].name");
         let cases = [
             (
                 Error::required(&path, ""),
@@ -479,6 +428,46 @@ mod tests {
         for (error, line) in cases {
             assert_eq!(error.to_string(), line);
         }
+    }
+
+    #[test]
+    fn a_path_is_written_step_by_step() {
+        let object = Path::default();
+        for (path, text) in [
+            (object.to_path_buf(), ""),
+            (object.child("spec").to_path_buf(), "spec"),
+            (object.index(0).child("name").to_path_buf(), "[0].name"),
+            (
+                Path::new("spec.template").child("spec").to_path_buf(),
+                "spec.template.spec",
+            ),
+            (
+                Path::new("spec")
+                    .child("containers")
+                    .index(12)
+                    .child("name")
+                    .to_path_buf(),
+                "spec.containers[12].name",
+            ),
+            (
+                Path::new("metadata")
+                    .child("labels")
+                    .key("a.b/c")
+                    .to_path_buf(),
+                "metadata.labels[a.b/c]",
+            ),
+        ] {
+            assert_eq!(path.as_str(), text);
+            assert_eq!(
+                path.as_path().child("x").to_path_buf().as_str(),
+                match text {
+                    "" => "x".to_owned(),
+                    text => format!("{text}.x"),
+                }
+            );
+        }
+        assert_eq!(object.to_string(), "<nil>");
+        assert_eq!(object.child("a").to_string(), "a");
     }
 
     #[test]

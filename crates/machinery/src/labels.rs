@@ -69,7 +69,8 @@ impl Requirement {
         for (i, value) in values.iter().enumerate() {
             let complaints = format::label_value(value);
             if !complaints.is_empty() {
-                let at = path.index(i).key(key);
+                let at = path.index(i);
+                let at = at.key(key);
                 errors.push(Error::invalid(&at, value.as_str(), complaints.join("; ")));
             }
         }

@@ -147,7 +147,7 @@ impl Owner<'_> {
         ops: &mut Vec<Op<Draft>>,
     ) -> Result<(), Status> {
         let refuse = |why: String| {
-            let path = Path::new("spec").child("clusterIPs");
+            let path = Path::new("spec.clusterIPs");
             let why = format!("failed to allocate IP {address}: {why}");
             let error = Error::invalid(&path, all.to_vec(), why);
             Err(self.invalid(&[error]))

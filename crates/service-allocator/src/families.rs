@@ -42,7 +42,7 @@ pub(super) fn settle(spec: &mut Object, old: Option<&Object>, cluster: &[&'stati
     if let Some(old) = old {
         release_second(spec, old, &mut errors);
     }
-    let at = Path::new("spec").child("ipFamilyPolicy");
+    let at = Path::new("spec.ipFamilyPolicy");
     let policy = text(spec, "ipFamilyPolicy").to_owned();
     let (addresses, mut families) = (list(spec, "clusterIPs"), list(spec, "ipFamilies"));
     if policy == SINGLE {
@@ -66,7 +66,7 @@ pub(super) fn settle(spec: &mut Object, old: Option<&Object>, cluster: &[&'stati
             let why = "this cluster is not configured for dual-stack services";
             errors.push(Error::invalid(&at, policy.as_str(), why));
         }
-        let at = Path::new("spec").child("ipFamilies");
+        let at = Path::new("spec.ipFamilies");
         for (index, family) in families.iter().enumerate() {
             if !cluster.iter().any(|known| known == family) {
                 let why = "not configured on this cluster";
@@ -119,7 +119,7 @@ pub(super) fn stays(spec: &Object, old: &Object) -> bool {
 /// policies do not.
 fn release_second(spec: &mut Object, old: &Object, errors: &mut Errors) {
     let policy = text(spec, "ipFamilyPolicy").to_owned();
-    let at = Path::new("spec").child("ipFamilyPolicy");
+    let at = Path::new("spec.ipFamilyPolicy");
     for (key, what) in [("clusterIPs", "cluster IP"), ("ipFamilies", "IP family")] {
         let (now, before) = (list(spec, key), list(old, key));
         if policy == SINGLE {
@@ -144,7 +144,8 @@ fn infer(addresses: &[String], families: &mut Vec<String>, cluster: &[&str], err
         if cluster.contains(&family) {
             families.push(family.to_owned());
         } else {
-            let at = Path::new("spec").child("clusterIPs").index(index);
+            let at = Path::new("spec.clusterIPs");
+            let at = at.index(index);
             let why = format!("{family} is not configured on this cluster");
             errors.push(Error::invalid(&at, addresses.to_vec(), why));
         }

@@ -139,7 +139,8 @@ impl Owner<'_> {
         ops: &mut Vec<Op<Draft>>,
     ) -> Result<i64, Status> {
         self.take_port(number, ops).await?.map_err(|why| {
-            let path = Path::new("spec").child("ports").index(index);
+            let path = Path::new("spec.ports");
+            let path = path.index(index);
             let error = Error::invalid(&path.child("nodePort"), number, why);
             self.invalid(&[error])
         })

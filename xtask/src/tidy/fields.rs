@@ -124,7 +124,7 @@ fn judge(name: &str, text: &str, known: &HashSet<String>, findings: &mut Vec<Str
         if line.trim_start().starts_with("//") {
             continue;
         }
-        for field in accessed(line).filter(|field| !known.contains(*field)) {
+        for field in accessed(line).flat_map(|name| unknown(name, known)) {
             findings.push(format!(
                 "{name}:{}: no type of the schema table has a field `{field}`",
                 number + 1
@@ -133,7 +133,16 @@ fn judge(name: &str, text: &str, known: &HashSet<String>, findings: &mut Vec<Str
     }
 }
 
-/// The names in `value["name"]`, `get(object, "name")` and `path.child("name")`.
+/// The fields of a name that the table does not have. A path may name several at once, as in `spec.template`.
+fn unknown<'a>(name: &'a str, known: &HashSet<String>) -> Vec<&'a str> {
+    if known.contains(name) {
+        return Vec::new();
+    }
+    let fields = name.split('.').filter(|field| !known.contains(*field));
+    fields.collect()
+}
+
+/// The names in `value["name"]`, `get(object, "name")`, `Path::new("name")` and `path.child("name")`.
 fn accessed(line: &str) -> impl Iterator<Item = &str> {
     line.match_indices('"').filter_map(|(at, _)| {
         let before = &line[..at];
@@ -147,7 +156,10 @@ fn accessed(line: &str) -> impl Iterator<Item = &str> {
             && before
                 .rfind("get(")
                 .is_some_and(|start| is_argument(&before[start + 4..]));
-        let is_path = after.starts_with(')') && before.ends_with(".child(");
+        // `Path::new("")` is the object itself.
+        let is_path = after.starts_with(')')
+            && (before.ends_with(".child(") || before.ends_with("Path::new("))
+            && name.contains(char::is_alphabetic);
         // Keys of labels and annotations have a domain in front.
         (!name.contains('/') && (is_index || is_get || is_path)).then_some(name)
     })
@@ -181,6 +193,10 @@ mod tests {
                 r#"at.child("ports").index(0).child("name")"#,
                 &["ports", "name"],
             ),
+            (
+                r#"let at = Path::new("spec.template").child("spec.volumes");"#,
+                &["spec.template", "spec.volumes"],
+            ),
             (r#"short_names: &["po"],"#, &[]),
             (r#"matches!(verb, ["get"])"#, &[]),
             (r#"query.get("verbose")"#, &[]),
@@ -205,6 +221,12 @@ mod tests {
         );
         findings.clear();
         judge("a.rs", "let x = pod[\"spec\"];\n", &known, &mut findings);
+        judge("a.rs", "path.child(\"spec.spec\")\n", &known, &mut findings);
         assert!(findings.is_empty());
+        judge("a.rs", "path.child(\"spec.spce\")\n", &known, &mut findings);
+        assert_eq!(
+            findings,
+            ["a.rs:1: no type of the schema table has a field `spce`"]
+        );
     }
 }

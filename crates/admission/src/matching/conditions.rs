@@ -162,7 +162,8 @@ pub fn check_conditions(conditions: &Value, variables: Variables, path: &Path) -
     let errors = conditions.iter().enumerate().filter_map(|(i, condition)| {
         let expression = tree::text(&condition["expression"]).trim();
         let why = compile_condition(&env, expression).err()?;
-        let at = path.index(i).child("expression");
+        let at = path.index(i);
+        let at = at.child("expression");
         Some(Error::invalid(&at, expression, why))
     });
     errors.collect()

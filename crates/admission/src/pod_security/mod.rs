@@ -448,14 +448,16 @@ fn label_errors(namespace: &Object) -> Vec<machinery::field::Error> {
     for mode in ["enforce", "audit", "warn"] {
         let key = format!("{PREFIX}{mode}");
         let value = tree::text(&labels[&key]);
-        let path = Path::new("metadata").child("labels").key(&key);
+        let path = Path::new("metadata.labels");
+        let path = path.key(&key);
         if tree::is_set(&labels[&key]) && level(value).is_none() {
             let why = "must be one of privileged, baseline, restricted";
             errors.push(Error::invalid(&path, value, why));
         }
         let key = format!("{PREFIX}{mode}-version");
         let value = tree::text(&labels[&key]);
-        let path = Path::new("metadata").child("labels").key(&key);
+        let path = Path::new("metadata.labels");
+        let path = path.key(&key);
         if tree::is_set(&labels[&key]) && !version_makes_sense(value) {
             let why = "must be \"latest\" or \"v1.x\"";
             errors.push(Error::invalid(&path, value, why));

@@ -20,7 +20,7 @@ pub fn check(plural: &str, object: &Object, old: Option<&Object>) -> Errors {
             params: tree::is_set(&spec["paramKind"]),
             authorizer: true,
         };
-        let path = Path::new("spec").child("matchConditions");
+        let path = Path::new("spec.matchConditions");
         errors.extend(check_conditions(&spec["matchConditions"], variables, &path));
     }
     match plural {
@@ -54,7 +54,8 @@ impl Checker {
         for (i, variable) in tree::list(&spec["variables"]).iter().enumerate() {
             let text = tree::text(&variable["expression"]);
             if let Err(why) = self.compiler.compose(tree::text(&variable["name"]), text) {
-                let path = Path::new("spec").child("variables").index(i);
+                let path = Path::new("spec.variables");
+                let path = path.index(i);
                 errors.push(Error::invalid(&path.child("expression"), text, why));
             }
         }
@@ -78,7 +79,8 @@ impl Checker {
         self.variables(spec, errors);
         let path = Path::new("spec");
         for (i, validation) in tree::list(&spec["validations"]).iter().enumerate() {
-            let at = path.child("validations").index(i);
+            let at = path.child("validations");
+            let at = at.index(i);
             let text = |key: &str| tree::text(&validation[key]);
             self.compile(
                 text("expression"),
@@ -93,7 +95,8 @@ impl Checker {
             }
         }
         for (i, annotation) in tree::list(&spec["auditAnnotations"]).iter().enumerate() {
-            let at = path.child("auditAnnotations").index(i);
+            let at = path.child("auditAnnotations");
+            let at = at.index(i);
             let given = tree::text(&annotation["valueExpression"]);
             let expression = self
                 .compiler
@@ -111,7 +114,9 @@ impl Checker {
                 Some("JSONPatch") => ("jsonPatch", Output::JsonPatch),
                 _ => ("applyConfiguration", Output::ApplyConfiguration),
             };
-            let path = Path::new("spec").child("mutations").index(i).child(key);
+            let path = Path::new("spec.mutations");
+            let path = path.index(i);
+            let path = path.child(key);
             let text = tree::text(&mutation[key]["expression"]).trim();
             self.compile(text, output, true, &path.child("expression"), errors);
         }

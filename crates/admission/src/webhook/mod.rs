@@ -44,7 +44,9 @@ pub fn check(configuration: &Object, old: Option<&Object>) -> Errors {
     let new = webhooks(configuration).iter().enumerate();
     let new = new.filter(|(_, hook)| !stand(&hook["matchConditions"]));
     new.flat_map(|(i, hook)| {
-        let at = Path::new("webhooks").index(i).child("matchConditions");
+        let at = Path::new("webhooks");
+        let at = at.index(i);
+        let at = at.child("matchConditions");
         check_conditions(&hook["matchConditions"], variables, &at)
     })
     .collect()

@@ -3,7 +3,7 @@
 
 use machinery::{
     Object, Value,
-    field::{Error, Errors, Path},
+    field::{Error, Errors, Path, PathBuf},
 };
 
 use super::{
@@ -24,13 +24,14 @@ pub fn check(definition: &Object, old: Option<&Object>) -> Errors {
     let mut errors = Errors::new();
     let versions = versions(definition);
     let schema = |version: &Value| version["schema"]["openAPIV3Schema"].clone();
-    let path = Path::new("spec");
+    let path = Path::new("spec.versions");
     // A schema that all versions share stands beside them.
     let shared = versions.windows(2).all(|w| schema(&w[0]) == schema(&w[1]));
     for (i, version) in versions.iter().enumerate() {
+        let at = path.index(i);
         let at = match shared {
-            true => path.child("validation"),
-            false => path.child("versions").index(i).child("schema"),
+            true => Path::new("spec.validation"),
+            false => at.child("schema"),
         };
         let root = schema(version);
         let unchanged =
@@ -53,22 +54,26 @@ fn versions(definition: &Object) -> &[Value] {
 /// What is added up over a schema.
 struct Walk<'e> {
     total: u64,
-    expensive: Vec<(Path, u64)>,
+    expensive: Vec<(PathBuf, u64)>,
     errors: &'e mut Errors,
 }
 
 /// A position in a schema.
 struct SchemaPosition<'p> {
-    path: &'p Path,
+    path: &'p Path<'p>,
     root: bool,
     /// How often the value can be there; `None` if the schema does not bound it.
     cardinality: Option<u64>,
     /// The part of the schema above in which an old value cannot be found.
-    uncorrelatable: Option<&'p Path>,
+    uncorrelatable: Option<&'p Path<'p>>,
 }
 
 impl<'p> SchemaPosition<'p> {
-    fn below(path: &'p Path, cardinality: Option<u64>, uncorrelatable: Option<&'p Path>) -> Self {
+    fn below(
+        path: &'p Path<'p>,
+        cardinality: Option<u64>,
+        uncorrelatable: Option<&'p Path<'p>>,
+    ) -> Self {
         Self {
             path,
             root: false,
@@ -96,7 +101,7 @@ fn check_schema(schema: &Value, path: &Path, errors: &mut Errors) {
             .sort_by_key(|(_, cost)| std::cmp::Reverse(*cost));
         for (path, _) in walk.expensive.iter().take(NAMED) {
             let detail = "contributed to estimated rule cost total exceeding cost limit for entire OpenAPIv3 schema";
-            walk.errors.push(Error::forbidden(path, detail));
+            walk.errors.push(Error::forbidden(&path.as_path(), detail));
         }
         let name = "x-kubernetes-validations estimated rule cost total for entire OpenAPIv3 schema";
         let detail = too_expensive(name, walk.total, SCHEMA_LIMIT);
@@ -112,7 +117,8 @@ impl Walk<'_> {
             _ => None,
         };
         for (name, property) in schema["properties"].as_object().into_iter().flatten() {
-            let path = place.path.child("properties").key(name);
+            let path = place.path.child("properties");
+            let path = path.key(name);
             self.schema(
                 property,
                 &SchemaPosition::below(&path, cardinality, place.uncorrelatable),
@@ -219,7 +225,7 @@ impl Walk<'_> {
         }
         self.total = self.total.saturating_add(cost);
         if cost >= SCHEMA_LIMIT / NAMED_SHARE {
-            self.expensive.push((path.clone(), cost));
+            self.expensive.push((path.to_path_buf(), cost));
         }
     }
 }

@@ -4,7 +4,7 @@ use cel::{
     Decl, Error as Failure, PER_CALL_LIMIT, Value as Cel,
     value::{List, Map},
 };
-use machinery::field::{Error, ErrorKind, Errors, Path};
+use machinery::field::{Error, ErrorKind, Errors, Path, PathBuf};
 
 use super::{
     super::{ratchet::Was, view::View},
@@ -307,22 +307,19 @@ fn read<'a>(view: View<'a>, decl: Option<&'a Decl>) -> Result<Cel<'a>, Failure> 
 }
 
 /// The path of the field that a rule says is wrong, below the one it stands at.
-fn field_path(path: &Path, relative: Option<&str>) -> Path {
-    let Some(relative) = relative else {
-        return path.clone();
-    };
-    let mut path = path.clone();
-    let mut rest = relative;
+fn field_path(path: &Path, relative: Option<&str>) -> PathBuf {
+    let mut path = path.to_path_buf();
+    let mut rest = relative.unwrap_or_default();
     while !rest.is_empty() {
         if let Some(after) = rest.strip_prefix("['") {
             let (name, after) = after.split_once("']").unwrap_or((after, ""));
-            path = path.key(&name.replace("\\'", "'"));
+            path = path.as_path().key(&name.replace("\\'", "'")).to_path_buf();
             rest = after;
             continue;
         }
         let after = rest.strip_prefix('.').unwrap_or(rest);
         let end = after.find(['.', '[']).unwrap_or(after.len());
-        path = path.child(&after[..end]);
+        path = path.as_path().child(&after[..end]).to_path_buf();
         rest = &after[end..];
     }
     path

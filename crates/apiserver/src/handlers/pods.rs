@@ -276,7 +276,8 @@ fn check_eviction(write: &mut Write, eviction: &Object) -> Result<DeleteOptions,
     let given = eviction.get("deleteOptions").unwrap_or(&Value::Null);
     const UNSAFE: &str = "ignoreStoreReadErrorWithClusterBreakingPotential";
     if given[UNSAFE] == true {
-        let at = Path::new("deleteOptions").child(UNSAFE);
+        let at = Path::new("deleteOptions");
+        let at = at.child(UNSAFE);
         let detail = "can not be set for pod eviction, try after removing the option";
         let error = Error::invalid(&at, true, detail);
         return Err(Status::invalid("policy", "Eviction", &write.name, &[error]));

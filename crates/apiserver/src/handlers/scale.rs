@@ -345,7 +345,7 @@ fn check(scale: &Object) -> Errors {
     let replicas = scale.get("spec").and_then(|spec| spec.get("replicas"));
     let replicas = replicas.and_then(Value::as_i64).unwrap_or(0);
     if replicas < 0 {
-        let path = Path::new("spec").child("replicas");
+        let path = Path::new("spec.replicas");
         let why = "must be greater than or equal to 0";
         errors.push(Error::invalid(&path, replicas, why));
     }

@@ -85,7 +85,7 @@ fn check_place(write: &Write, asked: &mut Object) -> Result<(), Status> {
     if name.is_empty() || name == write.name {
         return Ok(());
     }
-    let at = Path::new("metadata").child("name");
+    let at = Path::new("metadata.name");
     let error = Error::invalid(
         &at,
         name,
@@ -184,7 +184,7 @@ async fn admit(write: &Write, asked: &Value) -> Result<(), Status> {
 
 fn seconds(asked: &Value) -> Result<i64, Status> {
     let seconds = asked["spec"]["expirationSeconds"].as_i64().unwrap_or(USUAL);
-    let path = Path::new("spec").child("expirationSeconds");
+    let path = Path::new("spec.expirationSeconds");
     let why = match seconds {
         short if short < SHORTEST => "may not specify a duration less than 10 minutes",
         long if long > 1 << 32 => "may not specify a duration larger than 2^32 seconds",

@@ -253,7 +253,7 @@ fn check_revision(write: &Write, object: &Object, old: &Object) -> Result<(), St
         if write.resource.kind.allows_unconditional_update() {
             return Ok(());
         }
-        let path = field::Path::new("metadata").child("resourceVersion");
+        let path = field::Path::new("metadata.resourceVersion");
         let error = field::Error::invalid(&path, 0, "must be specified for an update");
         return Err(Status::invalid(group, plural, &write.name, &[error]));
     }

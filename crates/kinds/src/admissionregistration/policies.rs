@@ -195,7 +195,8 @@ fn check_common(spec: &Value, mutating: bool, conditions: bool, errors: &mut Err
         check_conditions(&spec["matchConditions"], &at, errors);
     }
     for (i, variable) in list(&spec["variables"]).iter().enumerate() {
-        let at = path.child("variables").index(i);
+        let at = path.child("variables");
+        let at = at.index(i);
         check_variable(variable, &at, errors);
     }
 }
@@ -370,10 +371,8 @@ fn check_status(status: &Value) -> Errors {
     let path = Path::new("status");
     let warnings = list(&status["typeChecking"]["expressionWarnings"]);
     for (i, warning) in warnings.iter().enumerate() {
-        let at = path
-            .child("typeChecking")
-            .child("expressionWarnings")
-            .index(i);
+        let at = path.child("typeChecking.expressionWarnings");
+        let at = at.index(i);
         check::required(&warning["warning"], &at.child("warning"), &mut errors);
         if text(&warning["fieldRef"]).trim().is_empty() {
             errors.push(Error::required(&at.child("fieldRef"), ""));

@@ -113,7 +113,8 @@ pub(super) fn check_match(resources: &Value, path: &Path, errors: &mut Errors) {
     }
     for name in ["resourceRules", "excludeResourceRules"] {
         for (i, rule) in list(&resources[name]).iter().enumerate() {
-            let at = path.child(name).index(i);
+            let at = path.child(name);
+            let at = at.index(i);
             check_resource_names(
                 list(&rule["resourceNames"]),
                 &at.child("resourceNames"),
@@ -136,7 +137,7 @@ fn check_resource_names(names: &[Value], path: &Path, errors: &mut Errors) {
 
 /// What is deleted cannot be changed any more.
 pub(super) fn check_mutating(resources: &Value, path: &Path, errors: &mut Errors) {
-    let at = path.child("resourceRules").child("operations");
+    let at = path.child("resourceRules.operations");
     for rule in list(&resources["resourceRules"]) {
         for operation in list(&rule["operations"]) {
             check::one_of(operation, MUTATING_OPERATIONS, &at, errors);

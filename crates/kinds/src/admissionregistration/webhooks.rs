@@ -124,7 +124,8 @@ fn check_webhooks(object: &Object, terms: &Terms) -> Errors {
     let mut errors = Vec::new();
     let all = list(get(object, "webhooks"));
     for (i, webhook) in all.iter().enumerate() {
-        let at = Path::new("webhooks").index(i);
+        let at = Path::new("webhooks");
+        let at = at.index(i);
         check_webhook(webhook, terms, &at, &mut errors);
         let (versions, at_versions) = (
             &webhook["admissionReviewVersions"],

@@ -109,7 +109,7 @@ const MOST_VERSIONS: usize = 256;
 /// A definition with more versions than may be; nothing else is checked of it.
 fn too_many_versions(object: &Object) -> Option<Error> {
     let count = list(&get(object, "spec")["versions"]).len();
-    let at = Path::new("spec").child("versions");
+    let at = Path::new("spec.versions");
     (count > MOST_VERSIONS).then(|| Error::too_many(&at, count, MOST_VERSIONS))
 }
 
@@ -125,7 +125,8 @@ fn validate(object: &Object) -> Errors {
         let given = text(&metadata[field]);
         if !given.is_empty() && given != format!("{plural}.{group}") {
             let detail = "must be spec.names.plural+\".\"+spec.group";
-            let at = Path::new("metadata").child(field);
+            let at = Path::new("metadata");
+            let at = at.child(field);
             errors.push(Error::invalid(&at, given, detail));
         }
     }
@@ -236,7 +237,8 @@ fn check_names(names: &Value, path: &Path, errors: &mut Errors) {
     for (i, value) in categories.iter().enumerate() {
         let complaints = format::dns1035_label(text(value));
         if !complaints.is_empty() {
-            let at = path.child("categories").index(i);
+            let at = path.child("categories");
+            let at = at.index(i);
             late.push(Error::invalid(&at, text(value), complaints.join(",")));
         }
     }
@@ -416,7 +418,8 @@ fn check_approval(object: &Object, old: Option<&Object>, errors: &mut Errors) {
         return;
     }
     if let Err(why) = approval(object) {
-        let at = Path::new("metadata").child("annotations").key(APPROVED);
+        let at = Path::new("metadata.annotations");
+        let at = at.key(APPROVED);
         let given = text(&get(object, "metadata")["annotations"][APPROVED]);
         errors.push(match given {
             "" => Error::required(&at, why),
@@ -428,7 +431,7 @@ fn check_approval(object: &Object, old: Option<&Object>, errors: &mut Errors) {
 fn check_preserving(spec: &Value, was: Option<&Value>, errors: &mut Errors) {
     let preserves = |spec: &Value| truth(&spec["preserveUnknownFields"]);
     if preserves(spec) && !was.is_some_and(preserves) {
-        let at = Path::new("spec").child("preserveUnknownFields");
+        let at = Path::new("spec.preserveUnknownFields");
         let detail = "cannot set to true, set x-kubernetes-preserve-unknown-fields to true in spec.versions[*].schema instead";
         errors.push(Error::invalid(&at, true, detail));
     }
@@ -469,7 +472,7 @@ fn terms_of_update<'a>(spec: &'a Value, old: &Object) -> Terms<'a> {
 fn validate_update(object: &Object, old: &Object, subresource: Subresource<'_>) -> Errors {
     let mut errors = Vec::new();
     if subresource.is_some() {
-        let path = Path::new("status").child("acceptedNames");
+        let path = Path::new("status.acceptedNames");
         check_names(&get(object, "status")["acceptedNames"], &path, &mut errors);
         return errors;
     }

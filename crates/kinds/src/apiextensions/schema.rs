@@ -275,7 +275,8 @@ fn check_schema(
         }
     }
     for (name, nested) in entries(&schema["definitions"]) {
-        let at = path.child("definitions").key(name);
+        let at = path.child("definitions");
+        let at = at.key(name);
         check_schema(nested, &below, rules, &at, errors);
     }
     match &schema["items"] {
@@ -297,13 +298,15 @@ fn check_schema(
     }
     for (name, nested) in entries(&schema["dependencies"]) {
         if nested.is_object() {
-            let at = path.child("dependencies").key(name);
+            let at = path.child("dependencies");
+            let at = at.key(name);
             check_schema(nested, &below, rules, &at, errors);
         }
     }
     check_extensions(schema, rules, path, errors);
     for (i, rule) in list(&schema["x-kubernetes-validations"]).iter().enumerate() {
-        let at = path.child("x-kubernetes-validations").index(i);
+        let at = path.child("x-kubernetes-validations");
+        let at = at.index(i);
         check_rule(schema, rule, &at, errors);
     }
 }
@@ -426,7 +429,8 @@ fn check_extensions(schema: &Value, rules: Rules, path: &Path, errors: &mut Erro
             && let Some(name) = loose_item(schema)
         {
             let detail = "must be atomic as item of a list with x-kubernetes-list-type=set";
-            let at = path.child("items").child(name);
+            let at = path.child("items");
+            let at = at.child(name);
             let printed = schema["items"]["x-kubernetes-list-type"].clone();
             errors.push(Error::invalid(&at, printed, detail));
         }
@@ -500,7 +504,9 @@ fn check_list_map(schema: &Value, path: &Path, errors: &mut Errors) {
         let all = || schema[KEYS].clone();
         match item["properties"].get(text(key)) {
             Some(field) if matches!(text(&field["type"]), "array" | "object") => {
-                let at = at.child("properties").key(text(key)).child("type");
+                let at = at.child("properties");
+                let at = at.key(text(key));
+                let at = at.child("type");
                 let detail =
                     "must be a scalar type if parent array's x-kubernetes-list-type is map";
                 errors.push(Error::invalid(&at, "object", detail));
@@ -536,7 +542,8 @@ fn check_keys(schema: &Value, path: &Path, errors: &mut Errors) {
         let Some(field) = item["properties"].get(text(key)) else {
             continue;
         };
-        let at = at.child("properties").key(text(key));
+        let at = at.child("properties");
+        let at = at.key(text(key));
         if !list(&item["required"]).contains(key) && field.get("default").is_none() {
             let detail = "this property is in x-kubernetes-list-map-keys, so it must have a default or be a required property";
             errors.push(Error::required(&at.child("default"), detail));

@@ -73,7 +73,8 @@ fn check_level(schema: &Value, level: Level, path: &Path, errors: &mut Errors) {
         check_level(&schema["items"], Level::Item, &path.child("items"), errors);
     }
     for (name, field) in entries(&schema["properties"]) {
-        let at = path.child("properties").key(name);
+        let at = path.child("properties");
+        let at = at.key(name);
         check_level(field, Level::Field, &at, errors);
     }
     let (others, at) = (
@@ -150,7 +151,8 @@ fn check_resource(schema: &Value, level: Level, path: &Path, errors: &mut Errors
     for name in ["kind", "apiVersion"] {
         if whole && is_set(&fields[name]) && fields[name]["type"] != "string" {
             let given = text(&fields[name]["type"]);
-            let at = at.key(name).child("type");
+            let at = at.key(name);
+            let at = at.child("type");
             errors.push(Error::invalid(&at, given, "must be string"));
         }
     }
@@ -281,7 +283,8 @@ fn check_nested(schema: &Value, skip_any: bool, path: &Path, errors: &mut Errors
         }
     }
     if is_set(&schema["properties"]["metadata"]) {
-        let at = path.child("properties").key("metadata");
+        let at = path.child("properties");
+        let at = at.key("metadata");
         let detail = "must not be specified in a nested context";
         errors.push(Error::forbidden(&at, detail));
     }
@@ -323,11 +326,9 @@ fn check_nested_complete(
         (true, false) => errors.push(missing(&items_at, &items)),
         (false, _) => {}
     }
+    let (at, said) = (at.child("properties"), said.child("properties"));
     for (name, nested) in entries(&values["properties"]) {
-        let (at, said) = (
-            at.child("properties").key(name),
-            said.child("properties").key(name),
-        );
+        let (at, said) = (at.key(name), said.key(name));
         match schema["properties"].get(name) {
             Some(field) => check_nested_complete(nested, field, &at, &said, errors),
             None => errors.push(missing(&at, &said)),

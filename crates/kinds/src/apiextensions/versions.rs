@@ -51,11 +51,9 @@ impl<'a> Versions<'a> {
         }
         for (i, version) in self.all.iter().enumerate() {
             if self.schema || !is_set(&version["schema"]["openAPIV3Schema"]) {
-                let at = path
-                    .child("versions")
-                    .index(i)
-                    .child("schema")
-                    .child("openAPIV3Schema");
+                let at = path.child("versions");
+                let at = at.index(i);
+                let at = at.child("schema.openAPIV3Schema");
                 errors.push(Error::required(&at, ""));
             }
         }
@@ -64,7 +62,8 @@ impl<'a> Versions<'a> {
     /// `lenient`: versions whose selectable fields may be too many.
     pub(super) fn check(&self, rules: Rules, lenient: &[&str], path: &Path, errors: &mut Errors) {
         for (i, version) in self.all.iter().enumerate() {
-            let at = path.child("versions").index(i);
+            let at = path.child("versions");
+            let at = at.index(i);
             let name = text(&version["name"]);
             let complaints = format::dns1035_label(name);
             if !complaints.is_empty() {
@@ -286,11 +285,12 @@ fn check_subresources(subresources: &Value, path: &Path, errors: &mut Errors) {
     if !is_set(scale) {
         return;
     }
+    let at = path.child("scale");
     for (name, root) in [
         ("specReplicasPath", ".spec"),
         ("statusReplicasPath", ".status"),
     ] {
-        let (value, at) = (text(&scale[name]), path.child("scale").child(name));
+        let (value, at) = (text(&scale[name]), at.child(name));
         if value.is_empty() {
             errors.push(Error::required(&at, ""));
         } else if check_path(value, &at, errors) && !value.starts_with(&format!("{root}.")) {
@@ -299,7 +299,7 @@ fn check_subresources(subresources: &Value, path: &Path, errors: &mut Errors) {
         }
     }
     let selector = text(&scale["labelSelectorPath"]);
-    let at = path.child("scale").child("labelSelectorPath");
+    let at = path.child("scale.labelSelectorPath");
     if !selector.is_empty()
         && check_path(selector, &at, errors)
         && !selector.starts_with(".spec.")
@@ -326,7 +326,8 @@ fn check_columns(version: &Value, path: &Path, errors: &mut Errors) {
         .iter()
         .enumerate()
     {
-        let at = path.child("additionalPrinterColumns").index(i);
+        let at = path.child("additionalPrinterColumns");
+        let at = at.index(i);
         check::required(&column["name"], &at.child("name"), errors);
         let detail = format!("must be one of {}", TYPES.join(","));
         match text(&column["type"]) {
@@ -358,7 +359,8 @@ fn check_selectable(
 ) {
     let mut seen: Vec<Vec<String>> = Vec::new();
     for (i, field) in list(&version["selectableFields"]).iter().enumerate() {
-        let (value, at) = (text(&field["jsonPath"]), path.index(i).child("jsonPath"));
+        let at = path.index(i);
+        let (value, at) = (text(&field["jsonPath"]), at.child("jsonPath"));
         if value.is_empty() {
             errors.push(Error::required(&at, ""));
             continue;

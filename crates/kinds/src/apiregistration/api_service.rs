@@ -97,7 +97,8 @@ fn validate(object: &Object) -> Errors {
         let sound = !given.is_empty() && format::path_segment(given).is_empty();
         if sound && given != required {
             let detail = format!("must be `spec.version+\".\"+spec.group`: \"{required}\"");
-            let at = Path::new("metadata").child(field);
+            let at = Path::new("metadata");
+            let at = at.child(field);
             errors.push(Error::invalid(&at, given, detail));
         }
     }
@@ -159,10 +160,9 @@ fn validate(object: &Object) -> Errors {
 fn check_status(status: &Value) -> Errors {
     let mut errors = Vec::new();
     for (i, condition) in list(&status["conditions"]).iter().enumerate() {
-        let at = Path::new("status")
-            .child("conditions")
-            .index(i)
-            .child("status");
+        let at = Path::new("status.conditions");
+        let at = at.index(i);
+        let at = at.child("status");
         let states = ["True", "False", "Unknown"];
         check::one_of(&condition["status"], &states, &at, &mut errors);
     }

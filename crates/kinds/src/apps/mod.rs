@@ -58,14 +58,14 @@ fn check_not_empty(selector: &Value, words: &Words, path: &Path, errors: &mut Er
 }
 
 fn mismatch(labels: &Value, path: &Path) -> Error {
-    let at = path.child("template").child("metadata").child("labels");
+    let at = path.child("template.metadata.labels");
     let detail = "`selector` does not match template `labels`";
     Error::invalid(&at, labels.clone(), detail)
 }
 
 /// Pods of long-running workloads are always restarted.
 fn check_endless(template: &Value, words: &Words, path: &Path, errors: &mut Errors) {
-    let (pod, at) = (&template["spec"], path.child("template").child("spec"));
+    let (pod, at) = (&template["spec"], path.child("template.spec"));
     let policy = text(&pod["restartPolicy"]);
     if policy != "Always" {
         let at = at.child("restartPolicy");
@@ -106,7 +106,7 @@ fn shown_strategy(strategy: &Value) -> Value {
 
 /// A selector stays what it was made as.
 fn check_same_selector(object: &Object, old: &Object, errors: &mut Errors) {
-    let at = Path::new("spec").child("selector");
+    let at = Path::new("spec.selector");
     let selector = |o: &Object| get(o, "spec")["selector"].clone();
     check::immutable(&selector(object), &selector(old), &at, errors);
 }
@@ -140,7 +140,7 @@ fn check_collisions(object: &Object, old: &Object, errors: &mut Errors) {
     let count = |o: &Object| get(o, "status")["collisionCount"].clone();
     let old = count(old);
     if is_set(&old) && int(&count(object)) < int(&old) {
-        let at = Path::new("status").child("collisionCount");
+        let at = Path::new("status.collisionCount");
         errors.push(Error::invalid(
             &at,
             int(&count(object)),

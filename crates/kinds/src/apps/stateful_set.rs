@@ -132,7 +132,9 @@ fn validate_spec(spec: &Value, is_new: bool, errors: &mut Errors) {
     }
     if is_new {
         for (i, claim) in list(&spec["volumeClaimTemplates"]).iter().enumerate() {
-            let at = path.child("volumeClaimTemplates").index(i).child("spec");
+            let at = path.child("volumeClaimTemplates");
+            let at = at.index(i);
+            let at = at.child("spec");
             validate_claim(&claim["spec"], false, &at, errors);
         }
     }
@@ -196,7 +198,9 @@ fn warn_claim(spec: &Value, path: &Path) -> Vec<String> {
     for kind in ["requests", "limits"] {
         let value = text(&spec["resources"][kind]["storage"]);
         if value.parse::<Quantity>().is_ok_and(|q| !q.is_integer()) {
-            let at = path.child("resources").child(kind).key("storage");
+            let at = path.child("resources");
+            let at = at.child(kind);
+            let at = at.key("storage");
             let value = quote(value);
             found.push(format!(
                 "{at}: fractional byte value {value} is invalid, must be an integer"
@@ -209,11 +213,13 @@ fn warn_claim(spec: &Value, path: &Path) -> Vec<String> {
 fn warnings(object: &Object, old: Option<&Object>) -> Vec<String> {
     let mut found = crate::pod::warn_template(object, old);
     let spec = get(object, "spec");
+    let path = Path::new("spec.volumeClaimTemplates");
     for (i, claim) in list(&spec["volumeClaimTemplates"]).iter().enumerate() {
-        let mut at = Path::new("spec").child("volumeClaimTemplates").index(i);
-        if old.is_some() {
-            at = at.child("Spec");
-        }
+        let at = path.index(i);
+        let at = match old {
+            Some(_) => at.child("Spec"),
+            None => at,
+        };
         found.extend(warn_claim(&claim["spec"], &at));
     }
     if int(&spec["revisionHistoryLimit"]) < 0 {

@@ -189,7 +189,8 @@ fn validate(object: &Object) -> Errors {
 fn check_status(status: &Value) -> Errors {
     let mut errors = Vec::new();
     for name in ["currentReplicas", "desiredReplicas"] {
-        let at = Path::new("status").child(name);
+        let at = Path::new("status");
+        let at = at.child(name);
         check::non_negative(&status[name], &at, &mut errors);
     }
     errors
@@ -239,7 +240,8 @@ fn validate_spec(spec: &Value, old: Option<&Value>) -> Errors {
     let version = of_target(spec, old);
     check_reference(&spec["scaleTargetRef"], version, &at, &mut errors);
     for (i, metric) in list(&spec["metrics"]).iter().enumerate() {
-        let at = path.child("metrics").index(i);
+        let at = path.child("metrics");
+        let at = at.index(i);
         check_metric(metric, of_described(old), &at, &mut errors);
     }
     let elsewhere = |metric: &Value| matches!(text(&metric["type"]), "Object" | "External");
@@ -248,7 +250,8 @@ fn validate_spec(spec: &Value, old: Option<&Value>) -> Errors {
         errors.push(Error::forbidden(&path.child("metrics"), detail));
     }
     for direction in ["scaleUp", "scaleDown"] {
-        let at = path.child("behavior").child(direction);
+        let at = path.child("behavior");
+        let at = at.child(direction);
         check_rules(&spec["behavior"][direction], &at, &mut errors);
     }
     errors

@@ -142,7 +142,7 @@ fn check_source(
             _ => {}
         }
     } else {
-        let at = path.child("metric").child("name");
+        let at = path.child("metric.name");
         match text(&source["metric"]["name"]) {
             "" => errors.push(Error::required(&at, "must specify a metric name")),
             name => check::form(format::path_segment(name), name, &at, errors),

@@ -30,7 +30,7 @@ pub const KIND: Builtin = Builtin {
         let mut errors = validate(object, None);
         // Eleven characters are for the time in the names of its jobs.
         if name(object).len() > 52 {
-            let at = Path::new("metadata").child("name");
+            let at = Path::new("metadata.name");
             errors.push(Error::invalid(
                 &at,
                 name(object),
@@ -126,10 +126,7 @@ fn validate(object: &Object, was: Option<&Value>) -> Errors {
     let policies = ["Allow", "Forbid", "Replace"];
     let at = path.child("concurrencyPolicy");
     check::known(&spec["concurrencyPolicy"], &policies, &at, &mut errors);
-    let (job, at) = (
-        &spec["jobTemplate"]["spec"],
-        path.child("jobTemplate").child("spec"),
-    );
+    let (job, at) = (&spec["jobTemplate"]["spec"], path.child("jobTemplate.spec"));
     check_spec(job, &at, &mut errors);
     if is_set(&job["selector"]) {
         let detail = "`selector` will be auto-generated";
@@ -172,7 +169,7 @@ fn check_schedule(spec: &Value, was: Option<&Value>, path: &Path, errors: &mut E
 }
 
 fn warnings(object: &Object, old: Option<&Object>) -> Vec<String> {
-    let path = Path::new("spec").child("jobTemplate").child("spec");
+    let path = Path::new("spec.jobTemplate.spec");
     let mut found = match old {
         None => check::warn_host_name(name(object)),
         Some(_) => Vec::new(),

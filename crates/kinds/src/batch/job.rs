@@ -243,7 +243,7 @@ fn validate_with(object: &Object, prefixed: bool) -> Errors {
     if spec["completionMode"] == "Indexed" && completions > 0 {
         let host = format!("{}-{}", name(object), completions - 1);
         if !format::dns1123_label(&host).is_empty() {
-            let at = Path::new("metadata").child("name");
+            let at = Path::new("metadata.name");
             let detail = format!("will not able to create pod with invalid DNS label: {host}");
             errors.push(Error::invalid(&at, name(object), detail));
         }
@@ -261,10 +261,7 @@ fn check_generated(object: &Object, prefixed: bool, errors: &mut Errors) {
         errors.push(Error::required(&Path::new("metadata").child("uid"), ""));
     }
     let labels = &spec["template"]["metadata"]["labels"];
-    let at = Path::new("spec")
-        .child("template")
-        .child("metadata")
-        .child("labels");
+    let at = Path::new("spec.template.metadata.labels");
     let mut expected = own_labels(object);
     expected.reverse();
     let mut known = Object::new();
@@ -292,7 +289,7 @@ fn check_generated(object: &Object, prefixed: bool, errors: &mut Errors) {
     }
     let selector = Selector::from_label_selector(Some(&spec["selector"]));
     if selector.is_ok_and(|s| !s.matches_map(Some(&known))) {
-        let at = Path::new("spec").child("selector");
+        let at = Path::new("spec.selector");
         let detail = "`selector` not auto-generated";
         errors.push(Error::invalid(&at, spec["selector"].clone(), detail));
     }

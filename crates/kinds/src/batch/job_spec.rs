@@ -69,7 +69,7 @@ pub(super) fn check_whole_spec(spec: &Value, path: &Path, errors: &mut Errors) {
     let labels = &spec["template"]["metadata"]["labels"];
     let parsed = Selector::from_label_selector(Some(selector).filter(|s| is_set(s)));
     if parsed.is_ok_and(|s| !s.matches_map(labels.as_object())) {
-        let at = path.child("template").child("metadata").child("labels");
+        let at = path.child("template.metadata.labels");
         let detail = "`selector` does not match template `labels`";
         errors.push(Error::invalid(&at, labels.clone(), detail));
     }
@@ -277,7 +277,7 @@ fn check_failure_rule(spec: &Value, rule: &Value, path: &Path, errors: &mut Erro
 pub(super) fn without_value(path: &Path, detail: impl Into<String>) -> Error {
     Error {
         kind: ErrorKind::Invalid,
-        path: path.clone(),
+        path: path.to_path_buf(),
         value: None,
         detail: detail.into(),
     }

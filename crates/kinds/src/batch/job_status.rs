@@ -90,7 +90,8 @@ fn check_uncounted(status: &Value, path: &Path, errors: &mut Errors) {
             .iter()
             .enumerate()
         {
-            let at = path.child(name).index(i);
+            let at = path.child(name);
+            let at = at.index(i);
             if text(uid).is_empty() {
                 errors.push(Error::invalid(&at, "", "must not be empty"));
             } else if !seen.insert(text(uid)) {

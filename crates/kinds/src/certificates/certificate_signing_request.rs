@@ -296,7 +296,7 @@ fn check_whole(object: &Object, lenience: &Lenience, errors: &mut Errors) {
         && !text(certificate).is_empty()
         && let Err(why) = pem::check_certificates(&decoded(certificate))
     {
-        let at = Path::new("status").child("certificate");
+        let at = Path::new("status.certificate");
         errors.push(Error::invalid(&at, "<certificate data>", why));
     }
 }
@@ -359,7 +359,7 @@ fn check_segment(value: &str, form: fn(&str) -> Vec<String>, path: &Path, errors
 }
 
 fn check_conditions(conditions: &[Value], lenience: &Lenience, errors: &mut Errors) {
-    let path = Path::new("status").child("conditions");
+    let path = Path::new("status.conditions");
     let mut decisions: Vec<&str> = Vec::new();
     for (i, condition) in conditions.iter().enumerate() {
         let (kind, at) = (text(&condition["type"]), path.index(i));

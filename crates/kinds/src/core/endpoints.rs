@@ -94,7 +94,8 @@ fn addresses(object: &Object) -> String {
 fn validate(object: &Object) -> Errors {
     let mut errors = Vec::new();
     for (i, subset) in list(get(object, "subsets")).iter().enumerate() {
-        let at = Path::new("subsets").index(i);
+        let at = Path::new("subsets");
+        let at = at.index(i);
         if list(&subset["addresses"]).is_empty() && list(&subset["notReadyAddresses"]).is_empty() {
             let detail = "must specify `addresses` or `notReadyAddresses`";
             errors.push(Error::required(&at, detail));
@@ -143,7 +144,10 @@ fn warnings(object: &Object) -> Vec<String> {
     for (i, subset) in list(get(object, "subsets")).iter().enumerate() {
         for field in ADDRESSES {
             for (j, address) in list(&subset[field]).iter().enumerate() {
-                let at = Path::new("subsets").index(i).child(field).index(j);
+                let at = Path::new("subsets");
+                let at = at.index(i);
+                let at = at.child(field);
+                let at = at.index(j);
                 out.extend(ip_warnings(text(&address["ip"]), &at.child("ip")));
             }
         }

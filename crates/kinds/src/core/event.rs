@@ -199,7 +199,7 @@ fn check_both(object: &Object, controller_field: &str) -> Errors {
     const LIMIT: usize = 128;
     const NOTE_LIMIT: usize = 1024;
     let mut errors = Vec::new();
-    let path = Path::new("involvedObject").child("namespace");
+    let path = Path::new("involvedObject.namespace");
     let about = text(&get(object, "involvedObject")["namespace"]);
     let own = namespace(object);
     // Events about objects without a namespace go to `default`.

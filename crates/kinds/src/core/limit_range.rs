@@ -57,7 +57,7 @@ fn default(object: &mut Object) {
 
 fn validate(object: &Object) -> Errors {
     let mut errors = Vec::new();
-    let path = Path::new("spec").child("limits");
+    let path = Path::new("spec.limits");
     let mut kinds = BTreeSet::new();
     for (i, item) in list(&get(object, "spec")["limits"]).iter().enumerate() {
         let at = path.index(i);
@@ -175,11 +175,13 @@ fn check_order(item: &Value, name: &str, path: &Path, errors: &mut Errors) {
             && a > b
         {
             let detail = format!("{low_name} value {a} is greater than {high_name} value {b}");
-            let at = path.child(at).key(name);
+            let at = path.child(at);
+            let at = at.key(name);
             errors.push(Error::invalid(&at, item[shown][name].clone(), detail));
         }
     }
-    let at = path.child("maxLimitRequestRatio").key(name);
+    let at = path.child("maxLimitRequestRatio");
+    let at = at.key(name);
     if let Some(ratio) = amount("maxLimitRequestRatio") {
         let shown = || item["maxLimitRequestRatio"][name].clone();
         if ratio < Quantity::from_millis(1000) {
@@ -200,7 +202,8 @@ fn check_order(item: &Value, name: &str, path: &Path, errors: &mut Errors) {
     {
         let detail =
             format!("default value {limit} must equal to defaultRequest value {request} in {name}");
-        let at = path.child("defaultRequest").key(name);
+        let at = path.child("defaultRequest");
+        let at = at.key(name);
         errors.push(Error::invalid(
             &at,
             item["defaultRequest"][name].clone(),

@@ -110,14 +110,10 @@ fn prepare_update(
 fn check_finalizers(object: &Object, each_apart: bool) -> Errors {
     const STANDARD: [&str; 3] = ["kubernetes", "foregroundDeletion", "orphan"];
     let mut errors = Vec::new();
-    let path = Path::new("spec").child("finalizers");
+    let path = Path::new("spec.finalizers");
     for (i, finalizer) in list(&get(object, "spec")["finalizers"]).iter().enumerate() {
         let finalizer = text(finalizer);
-        let at = if each_apart {
-            path.index(i)
-        } else {
-            path.clone()
-        };
+        let at = if each_apart { path.index(i) } else { path };
         check::form(
             format::qualified_name(finalizer),
             finalizer,
@@ -140,7 +136,7 @@ fn validate_update(object: &Object, _: &Object, subresource: Subresource<'_>) ->
     };
     if subresource == Some("status") {
         let phase = text(&get(object, "status")["phase"]);
-        let at = Path::new("status").child("Phase");
+        let at = Path::new("status.Phase");
         let ending = get(object, "metadata")["deletionTimestamp"].is_string();
         if !ending && phase != "Active" {
             let detail = "may only be 'Active' if `deletionTimestamp` is empty";

@@ -177,7 +177,7 @@ fn warnings(object: &Object) -> Vec<String> {
         let why = "this field is deprecated, and is unused by Kubernetes";
         out.push(format!("spec.externalID: {why}"));
     }
-    let path = Path::new("spec").child("podCIDRs");
+    let path = Path::new("spec.podCIDRs");
     for (i, range) in list(&spec["podCIDRs"]).iter().enumerate() {
         out.extend(cidr_warnings(text(range), &path.index(i)));
     }
@@ -193,7 +193,7 @@ fn validate(object: &Object) -> Errors {
     check_amounts(status, &mut errors);
     let swap = &status["nodeInfo"]["swap"]["capacity"];
     if is_set(swap) {
-        let at = metadata.child("nodeSwapStatus").child("capacity");
+        let at = metadata.child("nodeSwapStatus.capacity");
         check::positive(swap, &at, &mut errors);
     }
     check_features(status, &mut errors);
@@ -204,7 +204,9 @@ fn validate(object: &Object) -> Errors {
 fn check_amounts(status: &Value, errors: &mut Errors) {
     for field in ["capacity", "allocatable"] {
         for (name, amount) in entries(&status[field]) {
-            let at = Path::new("status").child(field).child(name);
+            let at = Path::new("status");
+            let at = at.child(field);
+            let at = at.child(name);
             check_quantity(name, amount, &at, errors);
         }
     }
@@ -213,7 +215,7 @@ fn check_amounts(status: &Value, errors: &mut Errors) {
 /// What the node says it can do: names in order, each once.
 fn check_features(status: &Value, errors: &mut Errors) {
     const LONGEST: usize = 253;
-    let path = Path::new("status").child("declaredFeatures");
+    let path = Path::new("status.declaredFeatures");
     let features: Vec<&str> = list(&status["declaredFeatures"]).iter().map(text).collect();
     for (i, feature) in features.iter().enumerate() {
         let wrong = if feature.len() > LONGEST {
@@ -254,7 +256,7 @@ fn is_feature(name: &str) -> bool {
 }
 
 fn check_ranges(ranges: &Value, errors: &mut Errors) {
-    let path = Path::new("spec").child("podCIDRs");
+    let path = Path::new("spec.podCIDRs");
     let all = list(ranges);
     for (i, range) in all.iter().enumerate() {
         check::cidr(text(range), &path.index(i), errors);
@@ -315,7 +317,8 @@ fn validate_update(object: &Object, old: &Object, subresource: Subresource<'_>) 
     let mut seen = Vec::new();
     for (i, address) in list(&status["addresses"]).iter().enumerate() {
         if seen.contains(&address) {
-            let at = Path::new("status").child("addresses").index(i);
+            let at = Path::new("status.addresses");
+            let at = at.index(i);
             let field = |name: &str| text(&address[name]).to_owned();
             let printed = json!({"Type": field("type"), "Address": field("address")});
             errors.push(Error::duplicate(&at, printed));

@@ -118,17 +118,19 @@ fn warnings(object: &Object) -> Vec<String> {
     let mut out = Vec::new();
     for (key, message) in OLD_ANNOTATIONS {
         if is_set(&annotations[*key]) {
-            let at = Path::new("metadata").child("annotations").key(key);
+            let at = Path::new("metadata.annotations");
+            let at = at.key(key);
             out.push(format!("{at}: {message}"));
         }
     }
     if spec["persistentVolumeReclaimPolicy"] == "Recycle" {
         out.push("spec.persistentVolumeReclaimPolicy: The Recycle reclaim policy is deprecated. Instead, the recommended approach is to use dynamic provisioning.".to_owned());
     }
-    let required = Path::new("spec").child("nodeAffinity").child("required");
+    let required = Path::new("spec.nodeAffinity.required");
     let terms = list(&spec["nodeAffinity"]["required"]["nodeSelectorTerms"]);
     for (i, term) in terms.iter().enumerate() {
-        let at = required.child("nodeSelectorTerms").index(i);
+        let at = required.child("nodeSelectorTerms");
+        let at = at.index(i);
         warn_term(term, false, &at, &mut out);
     }
     for (field, shown, message) in OLD_SOURCES {
@@ -366,7 +368,7 @@ fn validate_update(object: &Object, old: &Object, subresource: Subresource<'_>) 
             "spec.persistentvolumesource is immutable after creation\n{}",
             unified(&source(was), &source(&munged))
         );
-        let at = Path::new("spec").child("persistentvolumesource");
+        let at = Path::new("spec.persistentvolumesource");
         errors.push(Error::forbidden(&at, detail));
     }
     let at = Path::new("volumeMode");
@@ -380,7 +382,8 @@ fn validate_update(object: &Object, old: &Object, subresource: Subresource<'_>) 
     let class = "volumeAttributesClassName";
     if is_set(&was[class]) && !is_set(&new[class]) {
         let detail = "update from non-nil value to nil is forbidden";
-        let at = Path::new("spec").child(class);
+        let at = Path::new("spec");
+        let at = at.child(class);
         errors.push(Error::forbidden(&at, detail));
     }
     errors

@@ -211,7 +211,8 @@ pub(crate) fn validate_spec(spec: &Value, lax: bool, path: &Path, errors: &mut E
     check::label_selector(&spec["selector"], &path.child("selector"), errors);
     check_modes(&spec["accessModes"], &at, errors);
     let storage = &spec["resources"]["requests"]["storage"];
-    let at = path.child("resources").key("storage");
+    let at = path.child("resources");
+    let at = at.key("storage");
     match text(storage).parse::<Quantity>() {
         Err(_) => errors.push(Error::required(&at, "")),
         Ok(q) if q.is_zero() || q.is_negative() => {
@@ -333,7 +334,8 @@ fn class_moves(object: &Object, old: &Object) -> bool {
 fn check_class_annotation(object: &Object, old: &Object, errors: &mut Errors) {
     let (new, was) = (annotation(object, CLASS), annotation(old, CLASS));
     if !class_moves(object, old) && text(new) != text(was) {
-        let at = Path::new("metadata").child("annotations").child(CLASS);
+        let at = Path::new("metadata.annotations");
+        let at = at.child(CLASS);
         errors.push(Error::invalid(&at, text(new), check::IMMUTABLE));
     }
 }
@@ -378,7 +380,7 @@ fn check_size(object: &Object, old: &Object, errors: &mut Errors) {
     let has = amount(&get(old, "status")["capacity"]["storage"]);
     if size(object) < size(old) && size(object) <= has {
         let detail = "field can not be less than status.capacity";
-        let at = Path::new("spec").child("resources");
+        let at = Path::new("spec.resources");
         errors.push(Error::forbidden(
             &at.child("requests").child("storage"),
             detail,

@@ -162,7 +162,7 @@ fn validate_create(object: &Object) -> Errors {
 }
 
 fn validate_update(object: &Object, old: &Object, subresource: Subresource<'_>) -> Errors {
-    let annotations = Path::new("metadata").child("annotations");
+    let annotations = Path::new("metadata.annotations");
     let annotations_of = |o: &Object| get(o, "metadata")["annotations"].clone();
     match subresource {
         None | Some("ephemeralcontainers") => {
@@ -192,7 +192,7 @@ fn validate_ephemeral(object: &Object, old: &Object, mut errors: Errors) -> Erro
         let detail = "static pods do not support ephemeral containers";
         return vec![Error::forbidden(&Path::default(), detail)];
     }
-    let at = Path::new("spec").child("ephemeralContainers");
+    let at = Path::new("spec.ephemeralContainers");
     let new = list(&get(object, "spec")["ephemeralContainers"]);
     for container in list(&get(old, "spec")["ephemeralContainers"]) {
         let name = machinery::text::quote(text(&container["name"]));

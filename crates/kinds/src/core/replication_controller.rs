@@ -107,17 +107,17 @@ fn validate(object: &Object) -> Errors {
     let fits = entries(&spec["selector"]).all(|(k, v)| labels.get(k) == Some(v));
     if !fits {
         let detail = "`selector` does not match template `labels`";
-        let at = at.child("metadata").child("labels");
+        let at = at.child("metadata.labels");
         errors.push(Error::invalid(&at, labels.clone(), detail));
     }
     validate_template(&spec["template"], &at, &mut errors);
     let policy = text(&spec["template"]["spec"]["restartPolicy"]);
     if policy != "Always" {
-        let at = at.child("spec").child("restartPolicy");
+        let at = at.child("spec.restartPolicy");
         errors.push(Error::not_supported(&at, policy, &["Always"]));
     }
     if is_set(&spec["template"]["spec"]["activeDeadlineSeconds"]) {
-        let at = at.child("spec").child("activeDeadlineSeconds");
+        let at = at.child("spec.activeDeadlineSeconds");
         let detail = "activeDeadlineSeconds in ReplicationController is not Supported";
         errors.push(Error::forbidden(&at, detail));
     }

@@ -97,7 +97,7 @@ fn validate(object: &Object) -> Errors {
     check_amounts(&spec["hard"], &path.child("hard"), &mut errors);
     check_scopes(spec, &path.child("scopes"), &mut errors);
     if is_set(&spec["scopeSelector"]) {
-        let at = path.child("scopeSelector").child("matchExpressions");
+        let at = path.child("scopeSelector.matchExpressions");
         check_selector(spec, &at, &mut errors);
     }
     errors
@@ -231,7 +231,7 @@ fn validate_update(object: &Object, old: &Object, subresource: Subresource<'_>) 
                 all.iter().map(|s| text(s).to_owned()).collect()
             };
             if scopes(object) != scopes(old) {
-                let at = Path::new("spec").child("scopes");
+                let at = Path::new("spec.scopes");
                 let new = get(object, "spec")["scopes"].clone();
                 errors.push(Error::invalid(&at, new, check::IMMUTABLE));
             }
@@ -239,7 +239,8 @@ fn validate_update(object: &Object, old: &Object, subresource: Subresource<'_>) 
         Some("status") => {
             let status = get(object, "status");
             for name in ["hard", "used"] {
-                let at = Path::new("status").child(name);
+                let at = Path::new("status");
+                let at = at.child(name);
                 check_amounts(&status[name], &at, &mut errors);
             }
         }

@@ -83,7 +83,8 @@ fn check_type(object: &Object, data: &Value, path: &Path, errors: &mut Errors) {
         "kubernetes.io/service-account-token" => {
             let key = "kubernetes.io/service-account.name";
             if text(&get(object, "metadata")["annotations"][key]).is_empty() {
-                let at = Path::new("metadata").child("annotations").key(key);
+                let at = Path::new("metadata.annotations");
+                let at = at.key(key);
                 errors.push(Error::required(&at, ""));
             }
         }

@@ -124,7 +124,10 @@ fn warnings(object: &Object, old: Option<&Object>) -> Vec<String> {
     }
     for (i, endpoint) in list(get(object, "endpoints")).iter().enumerate() {
         for (j, address) in list(&endpoint["addresses"]).iter().enumerate() {
-            let at = Path::new("endpoints").index(i).child("addresses").index(j);
+            let at = Path::new("endpoints");
+            let at = at.index(i);
+            let at = at.child("addresses");
+            let at = at.index(j);
             out.extend(ip_warnings(text(address), &at));
         }
     }
@@ -260,7 +263,8 @@ fn check_hints(hints: &Value, path: &Path, errors: &mut Errors) {
         }
         let mut names = BTreeSet::new();
         for (i, hint) in hints.iter().enumerate() {
-            let (name, at) = (text(&hint["name"]), at.index(i).child("name"));
+            let at = at.index(i);
+            let (name, at) = (text(&hint["name"]), at.child("name"));
             if !names.insert(name) {
                 errors.push(Error::duplicate(&at, name));
             }

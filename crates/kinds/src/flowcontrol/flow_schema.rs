@@ -92,12 +92,12 @@ fn validate(object: &Object) -> Errors {
     let method = &spec["distinguisherMethod"];
     let methods = ["ByNamespace", "ByUser"];
     if is_set(method) && !methods.contains(&text(&method["type"])) {
-        let at = path.child("distinguisherMethod").child("type");
+        let at = path.child("distinguisherMethod.type");
         let printed = json!({"Type": text(&method["type"])});
         errors.push(Error::not_supported(&at, printed, &methods));
     }
     let level = text(&spec["priorityLevelConfiguration"]["name"]);
-    let at = path.child("priorityLevelConfiguration").child("name");
+    let at = path.child("priorityLevelConfiguration.name");
     if level.is_empty() {
         errors.push(Error::required(&at, "must reference a priority level"));
     } else {

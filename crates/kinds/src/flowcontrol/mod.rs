@@ -22,10 +22,11 @@ fn keep_metadata(object: &mut Object, old: &Object, subresource: Subresource<'_>
 
 /// Conditions have a type of their own.
 fn check_conditions(status: &Value, errors: &mut Errors) {
-    let path = Path::new("status").child("conditions");
+    let path = Path::new("status.conditions");
     let all = list(&status["conditions"]);
     for (i, condition) in all.iter().enumerate() {
-        let (kind, at) = (text(&condition["type"]), path.index(i).child("type"));
+        let at = path.index(i);
+        let (kind, at) = (text(&condition["type"]), at.child("type"));
         if all[..i].iter().any(|c| text(&c["type"]) == kind) {
             errors.push(Error::duplicate(&at, kind));
         }

@@ -44,7 +44,7 @@ pub const KIND: Builtin = Builtin {
         }
     },
     status_warnings: Some(|object| {
-        let path = Path::new("status").child("loadBalancer").child("ingress");
+        let path = Path::new("status.loadBalancer.ingress");
         let all = balancers(object).iter().enumerate();
         all.flat_map(|(i, b)| ip_warnings(text(&b["ip"]), &path.index(i)))
             .collect()
@@ -127,7 +127,8 @@ fn check_class_annotation(object: &Object, errors: &mut Errors) {
         &get(object, "spec")["ingressClassName"],
     );
     if is_set(old) && is_set(new) && old != new {
-        let at = Path::new("annotations").child(CLASS);
+        let at = Path::new("annotations");
+        let at = at.child(CLASS);
         let detail = "must match `ingressClassName` when both are specified";
         errors.push(Error::invalid(&at, old.clone(), detail));
     }
@@ -147,7 +148,8 @@ fn validate(object: &Object, old: Option<&Object>) -> Errors {
     }
     let lenient = old.is_some_and(has_odd_wildcard_rule);
     for (i, rule) in list(&spec["rules"]).iter().enumerate() {
-        let at = path.child("rules").index(i);
+        let at = path.child("rules");
+        let at = at.index(i);
         check_host(text(&rule["host"]), &at.child("host"), &mut errors);
         if !(lenient && is_wildcard(rule)) {
             check_rule(rule, &at, &mut errors);
@@ -186,8 +188,9 @@ fn check_tls(spec: &Value, old: Option<&Object>, path: &Path, errors: &mut Error
     });
     for (i, tls) in list(&spec["tls"]).iter().enumerate() {
         let at = path.index(i);
+        let hosts = at.child("hosts");
         for (j, host) in list(&tls["hosts"]).iter().enumerate() {
-            let (host, at) = (text(host), at.child("hosts").index(j));
+            let (host, at) = (text(host), hosts.index(j));
             let form = if host.contains('*') {
                 format::wildcard_subdomain(host)
             } else {
@@ -223,7 +226,7 @@ fn check_rule(rule: &Value, path: &Path, errors: &mut Errors) {
     if !is_set(http) {
         return;
     }
-    let at = path.child("http").child("paths");
+    let at = path.child("http.paths");
     if list(&http["paths"]).is_empty() {
         errors.push(Error::required(&at, ""));
     }
@@ -321,7 +324,7 @@ fn check_service(service: &Value, path: &Path, errors: &mut Errors) {
 
 fn check_status(object: &Object, old: &Object) -> Errors {
     let mut errors = Vec::new();
-    let path = Path::new("status").child("loadBalancer").child("ingress");
+    let path = Path::new("status.loadBalancer.ingress");
     let before: Vec<Value> = balancers(old).iter().map(|b| b["ip"].clone()).collect();
     for (i, balancer) in balancers(object).iter().enumerate() {
         let at = path.index(i);

@@ -24,7 +24,7 @@ pub const KIND: Builtin = Builtin {
     validate_create: validate,
     validate_update: |object, old, _: Subresource<'_>| {
         let mut errors = Vec::new();
-        let at = Path::new("spec").child("controller");
+        let at = Path::new("spec.controller");
         let controller = |o: &Object| Value::from(text(&get(o, "spec")["controller"]));
         check::immutable(&controller(object), &controller(old), &at, &mut errors);
         errors.extend(validate(object));

@@ -28,7 +28,7 @@ pub const KIND: Builtin = Builtin {
         let mut errors = validate(object);
         let (new, was) = (parent(object), parent(old));
         if !same(new, was) {
-            let at = Path::new("spec").child("parentRef");
+            let at = Path::new("spec.parentRef");
             errors.push(Error::invalid(&at, printed(new), check::IMMUTABLE));
         }
         errors
@@ -79,7 +79,7 @@ fn printed(parent: &Value) -> Value {
 fn validate(object: &Object) -> Errors {
     let mut errors = Vec::new();
     let parent = parent(object);
-    let at = Path::new("spec").child("parentRef");
+    let at = Path::new("spec.parentRef");
     if !is_set(parent) {
         errors.push(Error::required(&at, ""));
         return errors;

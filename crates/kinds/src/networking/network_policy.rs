@@ -56,42 +56,41 @@ fn default(object: &mut Object) {
     }
 }
 
-/// Every address block and where it stands.
-fn blocks(object: &Object) -> impl Iterator<Item = (Path, &Value)> {
-    let spec = get(object, "spec");
-    let directions = [("ingress", "from"), ("egress", "to")].into_iter();
-    directions
-        .flat_map(move |(direction, peers)| {
-            let rules = list(&spec[direction]).iter().enumerate();
-            rules.flat_map(move |(i, rule)| {
-                let at = Path::new("spec").child(direction).index(i).child(peers);
-                let peers = list(&rule[peers]).iter().enumerate();
-                let block = move |(j, peer): (usize, _)| (at.index(j).child("ipBlock"), peer);
-                peers.map(block)
-            })
-        })
-        .map(|(at, peer): (Path, &Value)| (at, &peer["ipBlock"]))
-        .filter(|(_, block)| is_set(block))
+/// Calls `visit` with the path and the value of every address block.
+fn each_block<'a>(object: &'a Object, mut visit: impl FnMut(&Path, &'a Value)) {
+    let (spec, path) = (get(object, "spec"), Path::new("spec"));
+    for (direction, peers) in [("ingress", "from"), ("egress", "to")] {
+        let at = path.child(direction);
+        for (i, rule) in list(&spec[direction]).iter().enumerate() {
+            let at = at.index(i);
+            let at = at.child(peers);
+            for (j, peer) in list(&rule[peers]).iter().enumerate() {
+                if is_set(&peer["ipBlock"]) {
+                    visit(&at.index(j).child("ipBlock"), &peer["ipBlock"]);
+                }
+            }
+        }
+    }
 }
 
 /// Ranges that stand in a policy: older rules may have taken them.
 fn ranges(object: &Object) -> Vec<&str> {
     let mut ranges = Vec::new();
-    for (_, block) in blocks(object) {
+    each_block(object, |_, block| {
         ranges.push(text(&block["cidr"]));
         ranges.extend(list(&block["except"]).iter().map(text));
-    }
+    });
     ranges
 }
 
 fn warnings(object: &Object) -> Vec<String> {
     let mut out = Vec::new();
-    for (at, block) in blocks(object) {
+    each_block(object, |at, block| {
         out.extend(cidr_warnings(text(&block["cidr"]), &at.child("cidr")));
         for (i, except) in list(&block["except"]).iter().enumerate() {
             out.extend(cidr_warnings(text(except), &at.child("except").index(i)));
         }
-    }
+    });
     out
 }
 
@@ -106,7 +105,8 @@ fn validate(object: &Object, before: &[&str]) -> Errors {
     );
     for (direction, peers) in [("ingress", "from"), ("egress", "to")] {
         for (i, rule) in list(&spec[direction]).iter().enumerate() {
-            let at = path.child(direction).index(i);
+            let at = path.child(direction);
+            let at = at.index(i);
             for (j, port) in list(&rule["ports"]).iter().enumerate() {
                 check_port(port, &at.child("ports").index(j), &mut errors);
             }
@@ -126,7 +126,8 @@ fn validate(object: &Object, before: &[&str]) -> Errors {
         return errors;
     }
     for (i, kind) in types.iter().enumerate() {
-        let at = path.child("policyTypes").index(i);
+        let at = path.child("policyTypes");
+        let at = at.index(i);
         check::one_of(kind, &["Ingress", "Egress"], &at, &mut errors);
     }
     errors
@@ -199,7 +200,8 @@ fn check_block(block: &Value, before: &[&str], path: &Path, errors: &mut Errors)
         return;
     };
     for (i, except) in list(&block["except"]).iter().enumerate() {
-        let at = path.child("except").index(i);
+        let at = path.child("except");
+        let at = at.index(i);
         legacy_cidr(text(except), before, &at, errors);
         let Some((inner, inner_length)) = check::loose_network(text(except)) else {
             continue;

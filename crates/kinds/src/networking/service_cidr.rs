@@ -44,7 +44,7 @@ fn row(object: &Object, now: i64) -> Vec<Value> {
 
 fn validate(object: &Object) -> Errors {
     let mut errors = Vec::new();
-    let at = Path::new("spec").child("cidrs");
+    let at = Path::new("spec.cidrs");
     let value = &get(object, "spec")["cidrs"];
     let ranges = list(value);
     if ranges.is_empty() {
@@ -74,7 +74,7 @@ fn validate(object: &Object) -> Errors {
 /// A range stays; a second one, of the other family, may join the first.
 fn validate_update(object: &Object, old: &Object) -> Errors {
     let mut errors = Vec::new();
-    let at = Path::new("spec").child("cidrs");
+    let at = Path::new("spec.cidrs");
     let (value, before) = (&get(object, "spec")["cidrs"], &get(old, "spec")["cidrs"]);
     let (now, was) = (list(value), list(before));
     if now.len() == was.len() || (was.len() == 1 && now.len() == 2) {

@@ -93,7 +93,9 @@ fn check_init(around: &Surroundings<'_>, path: &Path, errors: &mut Errors) {
         }
         for (j, policy) in list(&container["resizePolicy"]).iter().enumerate() {
             if policy["restartPolicy"] == "RestartContainer" {
-                let at = at.child("resizePolicy").index(j).child("restartPolicy");
+                let at = at.child("resizePolicy");
+                let at = at.index(j);
+                let at = at.child("restartPolicy");
                 let detail = "must not be set to 'RestartContainer' for non-sidecar initContainers";
                 errors.push(Error::invalid(&at, "RestartContainer", detail));
             }
@@ -148,7 +150,9 @@ fn check_ephemeral(around: &Surroundings<'_>, path: &Path, errors: &mut Errors) 
         for (j, mount) in list(&container["volumeMounts"]).iter().enumerate() {
             for field in ["subPath", "subPathExpr"] {
                 if !text(&mount[field]).is_empty() {
-                    let at = at.child("volumeMounts").index(j).child(field);
+                    let at = at.child("volumeMounts");
+                    let at = at.index(j);
+                    let at = at.child(field);
                     errors.push(Error::forbidden(&at, detail));
                 }
             }
@@ -308,7 +312,10 @@ fn check_host_ports(containers: &[Value], path: &Path, errors: &mut Errors) {
                 text(&port["hostIP"])
             );
             if !seen.insert(key.clone()) {
-                let at = path.index(i).child("ports").index(j).child("hostPort");
+                let at = path.index(i);
+                let at = at.child("ports");
+                let at = at.index(j);
+                let at = at.child("hostPort");
                 errors.push(Error::duplicate(&at, key));
             }
         }

@@ -16,16 +16,17 @@ const LISTS: [(&str, &str); 3] = [
 pub(super) fn check_containers(status: &Value, spec: &Value, path: &Path, errors: &mut Errors) {
     for (statuses, _) in LISTS {
         for (i, container) in list(&status[statuses]).iter().enumerate() {
-            let at = path.child(statuses).index(i).child("user").child("linux");
+            let at = path.child(statuses);
+            let at = at.index(i);
+            let at = at.child("user.linux");
             check_user(&container["user"]["linux"], spec, &at, errors);
         }
     }
     for (statuses, containers) in LISTS {
         for (i, container) in list(&status[statuses]).iter().enumerate() {
-            let at = path
-                .child(statuses)
-                .index(i)
-                .child("allocatedResourcesStatus");
+            let at = path.child(statuses);
+            let at = at.index(i);
+            let at = at.child("allocatedResourcesStatus");
             let allocated = list(&container["allocatedResourcesStatus"]);
             if !containers.is_empty() {
                 let of = list(&spec[containers]).iter();
@@ -76,7 +77,8 @@ fn check_allocated(
         }
         let mut seen = Vec::new();
         for (k, device) in list(&resource["resources"]).iter().enumerate() {
-            let at = at.child("resources").index(k);
+            let at = at.child("resources");
+            let at = at.index(k);
             let states = ["Healthy", "Unhealthy", "Unknown"];
             check::one_of(&device["health"], &states, &at.child("health"), errors);
             match device["message"].as_str() {

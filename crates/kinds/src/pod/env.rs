@@ -238,7 +238,8 @@ pub(super) fn check_env_from(sources: &Value, path: &Path, errors: &mut Errors) 
         for name in ["configMapRef", "secretRef"] {
             if is_set(&source[name]) {
                 count += 1;
-                let at = at.child(name).child("name");
+                let at = at.child(name);
+                let at = at.child("name");
                 match text(&source[name]["name"]) {
                     "" => errors.push(Error::required(&at, "")),
                     // A trailing dash is let through, as in the beginning of a name.
@@ -272,8 +273,10 @@ pub(super) fn check_file_volumes(
                 continue;
             }
             let name = text(&reference["volumeName"]);
-            let at = path.child("env").index(i).child("valueFrom");
-            let at = at.child("fileKeyRef").child("volumeName");
+            let at = path.child("env");
+            let at = at.index(i);
+            let at = at.child("valueFrom");
+            let at = at.child("fileKeyRef.volumeName");
             let volume = list(volumes).iter().rfind(|v| text(&v["name"]) == name);
             match volume {
                 None => errors.push(Error::not_found(&at, name)),

@@ -63,7 +63,8 @@ pub(super) fn check_affinity(affinity: &Value, path: &Path, errors: &mut Errors)
         check_node_selector(&node[required], &at.child(required), errors);
     }
     for (i, term) in list(&node[preferred]).iter().enumerate() {
-        let at = at.child(preferred).index(i);
+        let at = at.child(preferred);
+        let at = at.index(i);
         check_weight(&term["weight"], &at, errors);
         check_node_term(&term["preference"], false, &at.child("preference"), errors);
     }
@@ -73,7 +74,8 @@ pub(super) fn check_affinity(affinity: &Value, path: &Path, errors: &mut Errors)
             check_pod_term(term, &at.child(required).index(i), errors);
         }
         for (i, weighted) in list(&affinity[kind][preferred]).iter().enumerate() {
-            let at = at.child(preferred).index(i);
+            let at = at.child(preferred);
+            let at = at.index(i);
             check_weight(&weighted["weight"], &at, errors);
             check_pod_term(
                 &weighted["podAffinityTerm"],
@@ -110,7 +112,8 @@ pub(crate) fn check_node_selector(selector: &Value, path: &Path, errors: &mut Er
 
 fn check_node_term(term: &Value, values_are_checked: bool, path: &Path, errors: &mut Errors) {
     for (i, requirement) in list(&term["matchExpressions"]).iter().enumerate() {
-        let at = path.child("matchExpressions").index(i);
+        let at = path.child("matchExpressions");
+        let at = at.index(i);
         check_node_requirement(requirement, &at, errors);
         let key = text(&requirement["key"]);
         check::form(format::qualified_name(key), key, &at.child("key"), errors);
@@ -119,12 +122,14 @@ fn check_node_term(term: &Value, values_are_checked: bool, path: &Path, errors: 
         }
         for (j, value) in list(&requirement["values"]).iter().enumerate() {
             let complaints = format::label_value(text(value));
-            let at = at.child("values").index(j);
+            let at = at.child("values");
+            let at = at.index(j);
             check::form(complaints, text(value), &at, errors);
         }
     }
     for (i, requirement) in list(&term["matchFields"]).iter().enumerate() {
-        let at = path.child("matchFields").index(i);
+        let at = path.child("matchFields");
+        let at = at.index(i);
         let one = list(&requirement["values"]).len() == 1;
         if matches!(text(&requirement["operator"]), "In" | "NotIn") {
             if !one {
@@ -147,7 +152,8 @@ fn check_node_term(term: &Value, values_are_checked: bool, path: &Path, errors: 
         }
         for (j, value) in list(&requirement["values"]).iter().enumerate() {
             let complaints = format::dns1123_subdomain(text(value));
-            let at = at.child("values").index(j);
+            let at = at.child("values");
+            let at = at.index(j);
             check::form(complaints, text(value), &at, errors);
         }
     }
@@ -237,7 +243,8 @@ fn check_label_keys(term: &Value, path: &Path, errors: &mut Errors) {
     for (i, key) in matching.iter().enumerate() {
         if list(&term["mismatchLabelKeys"]).contains(key) {
             let detail = "exists in both matchLabelKeys and mismatchLabelKeys";
-            let at = path.child("matchLabelKeys").index(i);
+            let at = path.child("matchLabelKeys");
+            let at = at.index(i);
             errors.push(Error::invalid(&at, text(key), detail));
         }
     }

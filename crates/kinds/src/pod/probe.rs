@@ -11,7 +11,8 @@ pub(super) fn check_lifecycle(container: &Value, spec: &Value, path: &Path, erro
     for name in ["postStart", "preStop"] {
         let handler = &container["lifecycle"][name];
         if is_set(handler) {
-            let at = path.child("lifecycle").child(name);
+            let at = path.child("lifecycle");
+            let at = at.child(name);
             let kinds = ["exec", "httpGet", "tcpSocket", "sleep"];
             check_handler(handler, &kinds, spec, &at, errors);
         }

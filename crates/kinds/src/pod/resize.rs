@@ -94,7 +94,9 @@ pub(crate) fn validate_resize(pod: &Object, old: &Object, mut errors: Errors) ->
     }
     for name in ["initContainers", "containers"] {
         for (i, (n, o)) in list(&new[name]).iter().zip(list(&was[name])).enumerate() {
-            let at = path.child(name).index(i).child("resources");
+            let at = path.child(name);
+            let at = at.index(i);
+            let at = at.child("resources");
             check_removed(
                 &n["resources"],
                 &o["resources"],
@@ -224,7 +226,8 @@ fn check_only_resources(new: &Value, old: &Value, path: &Path, errors: &mut Erro
     }
     let pairs = list(&new["initContainers"]).iter();
     for (i, (n, o)) in pairs.zip(list(&old["initContainers"])).enumerate() {
-        let at = path.child("initContainers").index(i);
+        let at = path.child("initContainers");
+        let at = at.index(i);
         if !equal(CONTAINER, &with_old_amount(n, o), o) {
             let detail = "only cpu and memory resources for init or sidecar containers are mutable";
             errors.push(Error::forbidden(&at, detail));

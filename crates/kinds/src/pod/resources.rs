@@ -262,7 +262,8 @@ pub(super) fn check_pod_resources(
             if compared && is_set(value) && sum > quantity(value) {
                 let detail =
                     format!("must be greater than or equal to aggregate container {kind} of {sum}");
-                let at = path.child(kind).key(name);
+                let at = path.child(kind);
+                let at = at.key(name);
                 errors.push(Error::invalid(&at, text(value), detail));
             }
         }
@@ -275,7 +276,10 @@ pub(super) fn check_pod_resources(
                     "must be less than or equal to pod limits of {}",
                     text(whole)
                 );
-                let at = path.child("containers").index(i).key(name).child("limits");
+                let at = path.child("containers");
+                let at = at.index(i);
+                let at = at.key(name);
+                let at = at.child("limits");
                 errors.push(Error::invalid(&at, text(limit), detail));
             }
         }

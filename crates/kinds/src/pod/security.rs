@@ -205,7 +205,8 @@ fn namespace_of(sysctl: &str) -> &'static str {
 fn check_sysctls(spec: &Value, path: &Path, errors: &mut Errors) {
     let mut names = BTreeSet::new();
     for (i, sysctl) in list(&spec["securityContext"]["sysctls"]).iter().enumerate() {
-        let at = path.index(i).child("name");
+        let at = path.index(i);
+        let at = at.child("name");
         let name = text(&sysctl["name"]);
         if name.is_empty() {
             errors.push(Error::required(&at, ""));
@@ -325,7 +326,7 @@ pub(super) fn check_host_process(
         if let (Some(pod), Some(own)) = (pod, own)
             && pod != own
         {
-            let at = at.child("securityContext").child("windowsOptions");
+            let at = at.child("securityContext.windowsOptions");
             let detail =
                 format!("pod hostProcess value must be identical if both are specified, was {pod}");
             errors.push(Error::invalid(&at.child("hostProcess"), own, detail));
@@ -390,10 +391,10 @@ pub(super) fn check_os(
         None | Some("") => errors.push(Error::required(&path.child("os").child("name"), "")),
         Some("linux") => {
             let detail = "windows options cannot be set for a linux pod";
-            let holders = std::iter::once((path.clone(), spec)).chain(containers.iter().cloned());
+            let holders = std::iter::once((*path, spec)).chain(containers.iter().cloned());
             for (at, holder) in holders {
                 if is_set(&holder["securityContext"]["windowsOptions"]) {
-                    let at = at.child("securityContext").child("windowsOptions");
+                    let at = at.child("securityContext.windowsOptions");
                     errors.push(Error::forbidden(&at, detail));
                 }
             }
@@ -413,7 +414,7 @@ fn check_windows(spec: &Value, containers: &[(Path, &Value)], path: &Path, error
         let (value, at) = if *in_context {
             (&context[*name], path.child("securityContext"))
         } else {
-            (&spec[*name], path.clone())
+            (&spec[*name], *path)
         };
         // Two of them are plain booleans, and lists may be there and empty.
         let there = match *name {
@@ -428,7 +429,8 @@ fn check_windows(spec: &Value, containers: &[(Path, &Value)], path: &Path, error
     for (at, container) in containers {
         for name in NOT_WINDOWS_CONTAINER {
             if is_set(&container["securityContext"][*name]) {
-                let at = at.child("securityContext").child(name);
+                let at = at.child("securityContext");
+                let at = at.child(name);
                 errors.push(Error::forbidden(&at, detail));
             }
         }
@@ -528,13 +530,14 @@ pub(crate) fn check_profiles_agree(
     }
     let own = |holder: &Value, field: &str| holder["securityContext"][field].clone();
     let whole = own(spec, "seccompProfile");
-    let at = path.child("securityContext").child("seccompProfile");
+    let at = path.child("securityContext.seccompProfile");
     agree("seccomp", &annotations[SECCOMP_POD], &whole, &at, errors);
-    let containers = super::spec::every_container(spec, path);
+    let lists = super::spec::container_lists(path);
+    let containers = super::spec::every_container(spec, &lists);
     for (at, container) in &containers {
         let key = format!("{SECCOMP_CONTAINER}{}", text(&container["name"]));
         let profile = own(container, "seccompProfile");
-        let at = at.child("securityContext").child("seccompProfile");
+        let at = at.child("securityContext.seccompProfile");
         agree("seccomp", &annotations[key.as_str()], &profile, &at, errors);
     }
     if spec["os"]["name"] == "windows" {
@@ -546,7 +549,7 @@ pub(crate) fn check_profiles_agree(
         if !is_set(&profile) {
             profile = own(spec, "appArmorProfile");
         }
-        let at = at.child("securityContext").child("appArmorProfile");
+        let at = at.child("securityContext.appArmorProfile");
         agree(
             "apparmor",
             &annotations[key.as_str()],

@@ -21,8 +21,9 @@ pub fn validate_pod(pod: &Object) -> Errors {
     let mut errors = Vec::new();
     let (metadata, spec) = (get(pod, "metadata"), of(pod));
     let path = Path::new("spec");
-    let containers = every_container(spec, &path);
-    let annotations = Path::new("metadata").child("annotations");
+    let lists = container_lists(&path);
+    let containers = every_container(spec, &lists);
+    let annotations = Path::new("metadata.annotations");
     check_annotations(
         &metadata["annotations"],
         spec,
@@ -48,8 +49,12 @@ fn check_tokens(spec: &Value, path: &Path, errors: &mut Errors) {
     for (i, volume) in list(&spec["volumes"]).iter().enumerate() {
         for (j, source) in list(&volume["projected"]["sources"]).iter().enumerate() {
             if is_set(&source["serviceAccountToken"]) {
-                let at = path.child("volumes").index(i).child("projected");
-                let at = at.child("sources").index(j).child("serviceAccountToken");
+                let at = path.child("volumes");
+                let at = at.index(i);
+                let at = at.child("projected");
+                let at = at.child("sources");
+                let at = at.index(j);
+                let at = at.child("serviceAccountToken");
                 let detail = "must not be specified when serviceAccountName is not set";
                 errors.push(Error::forbidden(&at, detail));
             }
@@ -67,7 +72,7 @@ pub fn validate_template(template: &Value, path: &Path, errors: &mut Errors) {
     check_annotations(
         &template["metadata"]["annotations"],
         spec,
-        &every_container(spec, &at),
+        &every_container(spec, &container_lists(&at)),
         &annotations,
         errors,
     );
@@ -81,12 +86,23 @@ pub fn validate_template(template: &Value, path: &Path, errors: &mut Errors) {
     }
 }
 
-/// All containers with their paths: those that run first, the main ones, those for debugging.
-pub(super) fn every_container<'a>(spec: &'a Value, path: &Path) -> Vec<(Path, &'a Value)> {
+/// The lists of containers in a pod spec: those that run first, the main ones, those for debugging.
+const CONTAINER_LISTS: [&str; 3] = ["initContainers", "containers", "ephemeralContainers"];
+
+/// The paths of the lists of containers, for [`every_container`].
+pub(super) fn container_lists<'a>(path: &'a Path<'a>) -> [Path<'a>; 3] {
+    CONTAINER_LISTS.map(|name| path.child(name))
+}
+
+/// All containers with their paths, list by list.
+pub(super) fn every_container<'a>(
+    spec: &'a Value,
+    lists: &'a [Path<'a>; 3],
+) -> Vec<(Path<'a>, &'a Value)> {
     let mut out = Vec::new();
-    for name in ["initContainers", "containers", "ephemeralContainers"] {
-        for (i, container) in list(&spec[name]).iter().enumerate() {
-            out.push((path.child(name).index(i), container));
+    for (name, path) in CONTAINER_LISTS.iter().zip(lists) {
+        for (i, container) in list(&spec[*name]).iter().enumerate() {
+            out.push((path.index(i), container));
         }
     }
     out
@@ -105,7 +121,8 @@ fn validate_spec(spec: &Value, pod: Option<&str>, path: &Path, errors: &mut Erro
         volumes,
         claims: claims(spec),
     };
-    let containers = every_container(spec, path);
+    let lists = container_lists(path);
+    let containers = every_container(spec, &lists);
     check_containers(&around, path, errors);
     check_pod_resources(spec, &around.claims, path, errors);
     check_host_network(spec, pod.is_some(), path, errors);
@@ -142,7 +159,10 @@ fn check_host_network(spec: &Value, is_pod: bool, path: &Path, errors: &mut Erro
         for (j, port) in list(&container["ports"]).iter().enumerate() {
             let host = int(&port["hostPort"]);
             if (is_pod || host != 0) && host != int(&port["containerPort"]) {
-                let at = path.child("containers").index(i).child("ports").index(j);
+                let at = path.child("containers");
+                let at = at.index(i);
+                let at = at.child("ports");
+                let at = at.index(j);
                 let detail = "must match `containerPort` when `hostNetwork` is true";
                 errors.push(Error::invalid(&at.child("hostPort"), host, detail));
             }
@@ -192,7 +212,8 @@ fn check_dns(spec: &Value, path: &Path, errors: &mut Errors) {
     }
     for (i, option) in list(&config["options"]).iter().enumerate() {
         if text(&option["name"]).is_empty() {
-            let at = path.child("options").index(i);
+            let at = path.child("options");
+            let at = at.index(i);
             errors.push(Error::required(&at, "must not be empty"));
         }
     }
@@ -200,13 +221,16 @@ fn check_dns(spec: &Value, path: &Path, errors: &mut Errors) {
 
 fn check_gates(spec: &Value, path: &Path, errors: &mut Errors) {
     for (i, gate) in list(&spec["readinessGates"]).iter().enumerate() {
-        let at = path.child("readinessGates").index(i).child("conditionType");
+        let at = path.child("readinessGates");
+        let at = at.index(i);
+        let at = at.child("conditionType");
         let name = text(&gate["conditionType"]);
         check::form(format::qualified_name(name), name, &at, errors);
     }
     let mut names = BTreeSet::new();
     for (i, gate) in list(&spec["schedulingGates"]).iter().enumerate() {
-        let at = path.child("schedulingGates").index(i);
+        let at = path.child("schedulingGates");
+        let at = at.index(i);
         let name = text(&gate["name"]);
         check::form(format::qualified_name(name), name, &at, errors);
         if !names.insert(name) {
@@ -263,11 +287,13 @@ fn check_names(spec: &Value, path: &Path, errors: &mut Errors) {
 
 fn check_hosts(spec: &Value, path: &Path, errors: &mut Errors) {
     for (i, alias) in list(&spec["hostAliases"]).iter().enumerate() {
-        let at = path.child("hostAliases").index(i);
+        let at = path.child("hostAliases");
+        let at = at.index(i);
         check::ip(text(&alias["ip"]), &at.child("ip"), errors);
         for (j, name) in list(&alias["hostnames"]).iter().enumerate() {
             let complaints = format::dns1123_subdomain(text(name));
-            let at = at.child("hostnames").index(j);
+            let at = at.child("hostnames");
+            let at = at.index(j);
             check::form(complaints, text(name), &at, errors);
         }
     }
@@ -284,7 +310,8 @@ fn claims(spec: &Value) -> BTreeSet<&str> {
 fn check_claims(spec: &Value, path: &Path, errors: &mut Errors) {
     let mut names = BTreeSet::new();
     for (i, claim) in list(&spec["resourceClaims"]).iter().enumerate() {
-        let at = path.child("resourceClaims").index(i);
+        let at = path.child("resourceClaims");
+        let at = at.index(i);
         let name = text(&claim["name"]);
         if name.is_empty() {
             errors.push(Error::required(&at.child("name"), ""));

@@ -40,7 +40,10 @@ pub(crate) fn warn_status(pod: &Object) -> Vec<String> {
     let mut out = Vec::new();
     for field in ["podIPs", "hostIPs"] {
         for (i, address) in list(&get(pod, "status")[field]).iter().enumerate() {
-            let at = Path::new("status").child(field).index(i).child("ip");
+            let at = Path::new("status");
+            let at = at.child(field);
+            let at = at.index(i);
+            let at = at.child("ip");
             out.append(&mut crate::address::ip_warnings(text(&address["ip"]), &at));
         }
     }
@@ -51,7 +54,7 @@ pub(crate) fn warn_status(pod: &Object) -> Vec<String> {
 pub(crate) fn validate_status(pod: &Object, old: &Object) -> Errors {
     let mut errors = Vec::new();
     let annotations = |o: &Object| get(o, "metadata")["annotations"].clone();
-    let at = Path::new("metadata").child("annotations");
+    let at = Path::new("metadata.annotations");
     check_annotations_update(&annotations(pod), &annotations(old), &at, &mut errors);
     let (new, was, spec) = (get(pod, "status"), get(old, "status"), get(old, "spec"));
     let path = Path::new("status");
@@ -74,7 +77,9 @@ pub(crate) fn validate_status(pod: &Object, old: &Object) -> Errors {
     if let Some(first) = hosts.first().map(|h| text(&h["ip"]))
         && text(&new["hostIP"]) != first
     {
-        let at = path.child("hostIPs").index(0).child("ip");
+        let at = path.child("hostIPs");
+        let at = at.index(0);
+        let at = at.child("ip");
         errors.push(Error::invalid(&at, first, "must be equal to `hostIP`"));
     }
     check_addresses(new, was, "hostIPs", &path, &mut errors);
@@ -118,13 +123,15 @@ fn check_conditions(conditions: &Value, path: &Path, errors: &mut Errors) {
     for (i, condition) in list(conditions).iter().enumerate() {
         let generation = int(&condition["observedGeneration"]);
         if generation < 0 {
-            let at = path.index(i).child("observedGeneration");
+            let at = path.index(i);
+            let at = at.child("observedGeneration");
             let detail = "must be a non-negative integer";
             errors.push(Error::invalid(&at, generation, detail));
         }
         let kind = text(&condition["type"]);
         if !matches!(kind, "PodScheduled" | "Ready" | "Initialized") {
-            let at = path.index(i).child("Type");
+            let at = path.index(i);
+            let at = at.child("Type");
             check::form(format::qualified_name(kind), kind, &at, errors);
         }
     }
@@ -248,7 +255,8 @@ fn check_extended(status: &Value, spec: &Value, path: &Path, errors: &mut Errors
 fn check_allocatable(status: &Value, spec: &Value, path: &Path, errors: &mut Errors) {
     let statuses = list(&status["nodeAllocatableResourceClaimStatuses"]);
     for (i, item) in statuses.iter().enumerate() {
-        let at = path.child("nodeAllocatableResourceClaimStatuses").index(i);
+        let at = path.child("nodeAllocatableResourceClaimStatuses");
+        let at = at.index(i);
         let claim = text(&item["resourceClaimName"]);
         if claim.is_empty() {
             let at = at.child("resourceClaimName");

@@ -87,7 +87,7 @@ fn check_narrowed(spec: &mut Value, old: &Value, path: &Path, errors: &mut Error
     let was = &old["affinity"]["nodeAffinity"];
     let now = &spec["affinity"]["nodeAffinity"];
     let is_changed = now.is_null() != was.is_null() || !equal("core/v1.NodeAffinity", now, was);
-    let affinity = path.child("affinity").child("nodeAffinity");
+    let affinity = path.child("affinity.nodeAffinity");
     check_terms(
         &now[REQUIRED],
         &was[REQUIRED],
@@ -204,7 +204,9 @@ fn check_gates(new: &Value, old: &Value, path: &Path, errors: &mut Errors) {
                 .iter()
                 .any(|g| g["name"] == gate["name"])
         {
-            let at = path.child("schedulingGates").index(i).child("name");
+            let at = path.child("schedulingGates");
+            let at = at.index(i);
+            let at = at.child("name");
             let detail = "only deletion is allowed, but found new scheduling gate";
             errors.push(Error::forbidden(
                 &at,

@@ -44,7 +44,7 @@ pub(super) fn check_volumes<'a>(
         let claim = text(&volume["persistentVolumeClaim"]["claimName"]);
         if claims.contains(claim) {
             let detail = "must not reference a PVC that gets created for an ephemeral volume";
-            let at = at.child("persistentVolumeClaim").child("claimName");
+            let at = at.child("persistentVolumeClaim.claimName");
             errors.push(Error::invalid(&at, claim, detail));
         }
     }
@@ -89,7 +89,8 @@ pub(crate) fn check_projected(volume: &Value, path: &Path, errors: &mut Errors) 
         }
     };
     for (i, source) in list(&volume["sources"]).iter().enumerate() {
-        let at = path.child("sources").index(i);
+        let at = path.child("sources");
+        let at = at.index(i);
         let mut kinds = 0;
         for kind in ["secret", "configMap"] {
             let inner = &source[kind];
@@ -245,7 +246,8 @@ pub(super) fn check_devices(
     let mounts = list(&container["volumeMounts"]);
     let (mut names, mut paths) = (BTreeSet::new(), BTreeSet::new());
     for (i, device) in list(&container["volumeDevices"]).iter().enumerate() {
-        let at = path.child("volumeDevices").index(i);
+        let at = path.child("volumeDevices");
+        let at = at.index(i);
         let (name, target) = (text(&device["name"]), text(&device["devicePath"]));
         let (name_at, path_at) = (at.child("name"), at.child("devicePath"));
         check::required(&device["name"], &name_at, errors);

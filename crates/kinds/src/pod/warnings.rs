@@ -2,6 +2,7 @@
 
 use super::app_armor::app_armor_profile;
 use super::path_warnings::overlapping_paths;
+use super::spec::{container_lists, every_container};
 use crate::address::ip_warnings;
 use crate::equal::equal;
 use crate::tree::{entries, get, int, is_set, list, same, text};
@@ -33,7 +34,7 @@ pub fn warn_template(workload: &Object, old: Option<&Object>) -> Vec<String> {
     if old.is_some_and(|old| same_generation(workload, old)) {
         return Vec::new();
     }
-    let path = Path::new("spec").child("template");
+    let path = Path::new("spec.template");
     warn_pods(&get(workload, "spec")["template"], &path)
 }
 
@@ -64,7 +65,7 @@ pub fn warn_pods(template: &Value, path: &Path) -> Vec<String> {
 /// `template` is the path to a template; none for a pod.
 fn warn(metadata: &Value, spec: &Value, template: Option<&Path>) -> Vec<String> {
     let mut out = Vec::new();
-    let path = &template.cloned().unwrap_or_default();
+    let path = &template.copied().unwrap_or_default();
     let at = path.child("spec");
     labels(spec, &at, &mut out);
     annotations(metadata, path, &mut out);
@@ -74,7 +75,9 @@ fn warn(metadata: &Value, spec: &Value, template: Option<&Path>) -> Vec<String> 
     repeated(spec, "imagePullSecrets", "name", &at, &mut out);
     for (i, secret) in list(&spec["imagePullSecrets"]).iter().enumerate() {
         if text(&secret["name"]).is_empty() {
-            let at = at.child("imagePullSecrets").index(i).child("name");
+            let at = at.child("imagePullSecrets");
+            let at = at.index(i);
+            let at = at.child("name");
             out.push(format!("{at}: invalid empty name \"\""));
         }
     }
@@ -96,11 +99,14 @@ fn warn(metadata: &Value, spec: &Value, template: Option<&Path>) -> Vec<String> 
         selectors(&spec["affinity"], &at.child("affinity"), &mut out);
     }
     for (i, server) in list(&spec["dnsConfig"]["nameservers"]).iter().enumerate() {
-        let at = at.child("dnsConfig").child("nameservers").index(i);
+        let at = at.child("dnsConfig.nameservers");
+        let at = at.index(i);
         out.append(&mut ip_warnings(text(server), &at));
     }
     for (i, alias) in list(&spec["hostAliases"]).iter().enumerate() {
-        let at = at.child("hostAliases").index(i).child("ip");
+        let at = at.child("hostAliases");
+        let at = at.index(i);
+        let at = at.child("ip");
         out.append(&mut ip_warnings(text(&alias["ip"]), &at));
     }
     out
@@ -116,13 +122,17 @@ fn selectors(affinity: &Value, path: &Path, out: &mut Vec<String>) {
         let (terms, at) = (&affinity[kind], path.child(kind));
         for (i, term) in list(&terms[REQUIRED]).iter().enumerate() {
             if !is_set(&term["labelSelector"]) {
-                let at = at.child(REQUIRED).index(i).child("labelSelector");
+                let at = at.child(REQUIRED);
+                let at = at.index(i);
+                let at = at.child("labelSelector");
                 out.push(format!("{at}: {NO_POD}"));
             }
         }
         for (i, term) in list(&terms[PREFERRED]).iter().enumerate() {
             if !is_set(&term["podAffinityTerm"]["labelSelector"]) {
-                let at = at.child(PREFERRED).index(i).child("podAffinityTerm");
+                let at = at.child(PREFERRED);
+                let at = at.index(i);
+                let at = at.child("podAffinityTerm");
                 out.push(format!("{}: {NO_POD}", at.child("labelSelector")));
             }
         }
@@ -169,7 +179,8 @@ pub(crate) fn renamed(key: &str) -> Option<&'static str> {
 /// Old labels in the expressions of a term; what is only preferred takes values that are none.
 pub(crate) fn warn_term(term: &Value, is_preferred: bool, path: &Path, out: &mut Vec<String>) {
     for (i, expression) in list(&term["matchExpressions"]).iter().enumerate() {
-        let at = path.child("matchExpressions").index(i);
+        let at = path.child("matchExpressions");
+        let at = at.index(i);
         let key = text(&expression["key"]);
         if let Some(message) = renamed(key) {
             out.push(format!("{}: {key} is {message}", at.child("key")));
@@ -179,7 +190,8 @@ pub(crate) fn warn_term(term: &Value, is_preferred: bool, path: &Path, out: &mut
         }
         for (j, value) in list(&expression["values"]).iter().enumerate() {
             for complaint in format::label_value(text(value)) {
-                let at = at.child("values").index(j);
+                let at = at.child("values");
+                let at = at.index(j);
                 out.push(format!("{at}: {} is invalid, {complaint}", text(value)));
             }
         }
@@ -200,7 +212,8 @@ fn labels(spec: &Value, path: &Path, out: &mut Vec<String>) {
         node_labels(affinity, &path.child("affinity").child("nodeAffinity"), out);
     }
     for (i, constraint) in list(&spec["topologySpreadConstraints"]).iter().enumerate() {
-        let at = path.child("topologySpreadConstraints").index(i);
+        let at = path.child("topologySpreadConstraints");
+        let at = at.index(i);
         let key = text(&constraint["topologyKey"]);
         if let Some(message) = renamed(key) {
             out.push(format!("{}: {key} is {message}", at.child("topologyKey")));
@@ -220,11 +233,15 @@ fn node_labels(affinity: &Value, path: &Path, out: &mut Vec<String>) {
     );
     let terms = list(&affinity[required]["nodeSelectorTerms"]);
     for (i, term) in terms.iter().enumerate() {
-        let at = path.child(required).child("nodeSelectorTerms").index(i);
+        let at = path.child(required);
+        let at = at.child("nodeSelectorTerms");
+        let at = at.index(i);
         warn_term(term, false, &at, out);
     }
     for (i, term) in list(&affinity[preferred]).iter().enumerate() {
-        let at = path.child(preferred).index(i).child("preference");
+        let at = path.child(preferred);
+        let at = at.index(i);
+        let at = at.child("preference");
         warn_term(&term["preference"], true, &at, out);
     }
 }
@@ -234,7 +251,7 @@ fn annotations(metadata: &Value, path: &Path, out: &mut Vec<String>) {
     if !is_set(&metadata["annotations"]) {
         return;
     }
-    let at = path.child("metadata").child("annotations");
+    let at = path.child("metadata.annotations");
     for (key, message) in [
         (
             "scheduler.alpha.kubernetes.io/critical-pod",
@@ -253,7 +270,8 @@ const SECCOMP_OF_POD: &str = "seccomp.security.alpha.kubernetes.io/pod";
 
 fn seccomp(metadata: &Value, key: &str, path: &Path, out: &mut Vec<String>) {
     if is_set(&metadata["annotations"][key]) {
-        let at = path.child("metadata").child("annotations").key(key);
+        let at = path.child("metadata.annotations");
+        let at = at.key(key);
         out.push(format!(
             "{at}: non-functional in v1.27+; use the \"seccompProfile\" field instead"
         ));
@@ -279,7 +297,8 @@ fn app_armor(
     let is_told = is_set(&container["securityContext"]["appArmorProfile"])
         || (is_set(of_pod) && app_armor_profile(annotation).is_some_and(|p| same(&p, of_pod)));
     if !is_told {
-        let at = path.child("metadata").child("annotations").key(&key);
+        let at = path.child("metadata.annotations");
+        let at = at.key(&key);
         out.push(format!(
             "{at}: deprecated since v1.30; use the \"appArmorProfile\" field instead"
         ));
@@ -307,7 +326,8 @@ const GONE: &[(&str, &str)] = &[
 
 fn volumes(spec: &Value, path: &Path, out: &mut Vec<String>) {
     for (i, volume) in list(&spec["volumes"]).iter().enumerate() {
-        let at = path.child("volumes").index(i);
+        let at = path.child("volumes");
+        let at = at.index(i);
         let is_gone = |kind: &&(&str, &str)| is_set(&volume[kind.0]);
         let (before, behind) = GONE.split_at(GONE.len() - 2);
         for (kind, message) in before.iter().filter(is_gone) {
@@ -319,12 +339,10 @@ fn volumes(spec: &Value, path: &Path, out: &mut Vec<String>) {
             out.push(format!("{at}: {message}"));
         }
         let claim = &volume["ephemeral"]["volumeClaimTemplate"]["spec"]["resources"];
-        let claim_at = at
-            .child("ephemeral")
-            .child("volumeClaimTemplate")
-            .child("spec");
+        let claim_at = at.child("ephemeral.volumeClaimTemplate.spec");
         for kind in ["requests", "limits"] {
-            let at = claim_at.child("resources").child(kind);
+            let at = claim_at.child("resources");
+            let at = at.child(kind);
             fractions(&claim[kind], &["storage"], &at, out);
         }
         for (kind, message) in behind.iter().filter(is_gone) {
@@ -353,27 +371,19 @@ fn repeated(spec: &Value, items: &str, field: &str, path: &Path, out: &mut Vec<S
     for (i, item) in list(&spec[items]).iter().enumerate() {
         let value = text(&item[field]);
         if !seen.insert(value) {
-            let at = path.child(items).index(i).child(field);
+            let at = path.child(items);
+            let at = at.index(i);
+            let at = at.child(field);
             out.push(format!("{at}: duplicate {field} {}", quote(value)));
         }
     }
 }
 
-/// Every container with its path, init containers first.
-fn all<'a>(spec: &'a Value, path: &Path) -> Vec<(Path, &'a Value)> {
-    let mut out = Vec::new();
-    for name in ["initContainers", "containers", "ephemeralContainers"] {
-        for (i, container) in list(&spec[name]).iter().enumerate() {
-            out.push((path.child(name).index(i), container));
-        }
-    }
-    out
-}
-
 fn containers(metadata: &Value, spec: &Value, template: Option<&Path>, out: &mut Vec<String>) {
-    let path = template.cloned().unwrap_or_default();
+    let path = template.copied().unwrap_or_default();
     let is_annotated = is_set(&metadata["annotations"]);
-    for (at, container) in all(spec, &path.child("spec")) {
+    let spec_at = path.child("spec");
+    for (at, container) in every_container(spec, &container_lists(&spec_at)) {
         if is_annotated && !is_set(&container["securityContext"]["seccompProfile"]) {
             let key = format!(
                 "container.seccomp.security.alpha.kubernetes.io/{}",
@@ -388,7 +398,8 @@ fn containers(metadata: &Value, spec: &Value, template: Option<&Path>, out: &mut
             for kind in ["limits", "requests"] {
                 let amounts = &container["resources"][kind];
                 if is_set(amounts) {
-                    let at = at.child("resources").child(kind);
+                    let at = at.child("resources");
+                    let at = at.child(kind);
                     fractions(amounts, &[name], &at, out);
                 }
             }
@@ -402,7 +413,8 @@ fn containers(metadata: &Value, spec: &Value, template: Option<&Path>, out: &mut
                 !is_set(&variable["valueFrom"]) && value != reference && value.contains(&reference)
             };
             if !names.insert(name) && !extends() {
-                let at = at.child("env").index(i);
+                let at = at.child("env");
+                let at = at.index(i);
                 let name = quote(name);
                 out.push(format!(
                     "{at}: hides previous definition of {name}, which may be dropped when using apply"
@@ -416,9 +428,15 @@ fn ports(spec: &Value, path: &Path, out: &mut Vec<String>) {
     let mut seen: BTreeMap<(i64, &str), Vec<(Path, &Value)>> = BTreeMap::new();
     let mut names: BTreeMap<&str, Path> = BTreeMap::new();
     let mut named = Vec::new();
-    for (at, container) in all(spec, path) {
-        for (i, port) in list(&container["ports"]).iter().enumerate() {
-            let at = at.child("ports").index(i);
+    let lists = container_lists(path);
+    let containers = every_container(spec, &lists);
+    let ports = containers
+        .iter()
+        .map(|(at, container)| (at.child("ports"), list(&container["ports"])))
+        .collect::<Vec<_>>();
+    for (at, ports) in &ports {
+        for (i, port) in ports.iter().enumerate() {
+            let at = at.index(i);
             if !text(&port["hostIP"]).is_empty() && int(&port["hostPort"]) == 0 {
                 let field = |name: &str| text(&port[name]);
                 out.push(format!(
@@ -445,7 +463,7 @@ fn ports(spec: &Value, path: &Path, out: &mut Vec<String>) {
                     ));
                 }
             }
-            others.push((at.clone(), port));
+            others.push((at, port));
             let name = text(&port["name"]);
             match names.get(name) {
                 _ if name.is_empty() => {}

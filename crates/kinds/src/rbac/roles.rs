@@ -39,7 +39,8 @@ pub const CLUSTER_ROLE: Builtin = Builtin {
 fn validate(object: &Object, namespaced: bool) -> Errors {
     let mut errors = Vec::new();
     for (i, rule) in list(get(object, "rules")).iter().enumerate() {
-        let at = Path::new("rules").index(i);
+        let at = Path::new("rules");
+        let at = at.index(i);
         let has = |name: &str| !list(&rule[name]).is_empty();
         if !has("verbs") {
             errors.push(Error::required(
@@ -78,7 +79,7 @@ fn validate(object: &Object, namespaced: bool) -> Errors {
     }
     let aggregation = get(object, "aggregationRule");
     if is_set(aggregation) {
-        let at = Path::new("aggregationRule").child("clusterRoleSelectors");
+        let at = Path::new("aggregationRule.clusterRoleSelectors");
         let selectors = list(&aggregation["clusterRoleSelectors"]);
         if selectors.is_empty() {
             let detail = "at least one clusterRoleSelector required if aggregationRule is non-nil";

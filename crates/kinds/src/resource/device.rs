@@ -89,9 +89,9 @@ fn check_properties(device: &Value, path: &Path, errors: &mut Errors) {
         if !is_set(policy) {
             continue;
         }
-        let at = at
-            .key(&names::shortened(name, KEY_SHOWN_MAX))
-            .child("requestPolicy");
+        let key = names::shortened(name, KEY_SHOWN_MAX);
+        let at = at.key(&key);
+        let at = at.child("requestPolicy");
         if truth(&device["allowMultipleAllocations"]) {
             check_request_policy(policy, &capacity["value"], &at, errors);
         } else {

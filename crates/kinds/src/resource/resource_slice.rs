@@ -83,7 +83,7 @@ fn validate(object: &Object, was: &Value) -> Errors {
     names::driver(text(&spec["driver"]), &path.child("driver"), &mut errors);
     check_pool(&spec["pool"], &path.child("pool"), &mut errors);
     if was.is_object() {
-        let at = path.child("pool").child("name");
+        let at = path.child("pool.name");
         check::immutable(
             &spec["pool"]["name"],
             &was["pool"]["name"],

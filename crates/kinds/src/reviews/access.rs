@@ -143,8 +143,9 @@ fn check_label(requirement: &Value, path: &Path, errors: &mut Errors) {
     check_values(requirement, path, errors);
     let key = text(&requirement["key"]);
     check::form(format::qualified_name(key), key, &path.child("key"), errors);
+    let at = path.child("values");
     for (i, value) in list(&requirement["values"]).iter().enumerate() {
-        let (value, at) = (text(value), path.child("values").index(i));
+        let (value, at) = (text(value), at.index(i));
         check::form(format::label_value(value), value, &at, errors);
     }
 }

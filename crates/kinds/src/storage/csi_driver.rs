@@ -30,10 +30,10 @@ pub const KIND: Builtin = Builtin {
     validate_create: validate,
     validate_update: |object, old, _: Subresource<'_>| {
         let mut errors = validate(object);
-        let at = Path::new("spec").child("attachedRequired");
+        let at = Path::new("spec.attachedRequired");
         let attach = |o: &Object| get(o, "spec")["attachRequired"].clone();
         check::immutable(&attach(object), &attach(old), &at, &mut errors);
-        let at = Path::new("spec").child("volumeLifecycleModes");
+        let at = Path::new("spec.volumeLifecycleModes");
         let modes = |o: &Object| get(o, "spec")["volumeLifecycleModes"].clone();
         check::immutable(&modes(object), &modes(old), &at, &mut errors);
         errors

@@ -40,7 +40,8 @@ fn validate(object: &Object) -> Errors {
     let mut errors = Vec::new();
     let drivers = list(&get(object, "spec")["drivers"]);
     for (i, driver) in drivers.iter().enumerate() {
-        let at = Path::new("spec").child("drivers").index(i);
+        let at = Path::new("spec.drivers");
+        let at = at.index(i);
         check_driver(driver, &drivers[..i], &at, &mut errors);
     }
     errors
@@ -57,7 +58,7 @@ fn check_driver(driver: &Value, before: &[Value], path: &Path, errors: &mut Erro
         let detail = format!("must be {ID_MAX} characters or less");
         errors.push(Error::invalid(&at, id, detail));
     }
-    let at = path.child("allocatable").child("count");
+    let at = path.child("allocatable.count");
     check::non_negative(&driver["allocatable"]["count"], &at, errors);
     if before.iter().any(|d| text(&d["name"]) == name) {
         errors.push(Error::duplicate(&path.child("name"), name));
@@ -89,7 +90,7 @@ fn validate_update(object: &Object, old: &Object, _: Subresource<'_>) -> Errors 
     for was in drivers(old) {
         for driver in drivers(object).iter().filter(|d| d["name"] == was["name"]) {
             if shown(driver, DRIVER) != shown(&was, DRIVER) {
-                let at = Path::new("spec").child("drivers");
+                let at = Path::new("spec.drivers");
                 errors.push(Error::invalid(&at, shown(driver, DRIVER), check::IMMUTABLE));
             }
         }

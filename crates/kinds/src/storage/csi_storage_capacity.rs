@@ -43,7 +43,8 @@ fn warnings(object: &Object) -> Vec<String> {
     warn_term(nodes, false, &at, &mut out);
     for (label, _) in entries(&nodes["matchLabels"]) {
         if let Some(message) = renamed(label) {
-            let at = at.child("matchLabels").child(label);
+            let at = at.child("matchLabels");
+            let at = at.child(label);
             out.push(format!("{at}: {message}"));
         }
     }

@@ -36,10 +36,13 @@ pub const KIND: Builtin = Builtin {
 fn warnings(object: &Object) -> Vec<String> {
     let mut out = Vec::new();
     for (i, topology) in list(get(object, "allowedTopologies")).iter().enumerate() {
-        let at = Path::new("allowedTopologies").index(i);
+        let at = Path::new("allowedTopologies");
+        let at = at.index(i);
         for (j, expression) in list(&topology["matchLabelExpressions"]).iter().enumerate() {
             if let Some(message) = renamed(text(&expression["key"])) {
-                let at = at.child("matchLabelExpressions").index(j).child("key");
+                let at = at.child("matchLabelExpressions");
+                let at = at.index(j);
+                let at = at.child("key");
                 out.push(format!("{at}: {message}"));
             }
         }
@@ -86,7 +89,7 @@ fn row(object: &Object, now: i64) -> Vec<Value> {
 
 fn validate(object: &Object) -> Errors {
     let mut errors = Vec::new();
-    let field = |name: &str| (get(object, name), Path::new(name));
+    let field = |name: &'static str| (get(object, name), Path::new(name));
     let (provisioner, at) = field("provisioner");
     check_provisioner(provisioner, &at, &mut errors);
     let (parameters, at) = field("parameters");
@@ -110,7 +113,8 @@ fn check_topologies(topologies: &[Value], path: &Path, errors: &mut Errors) {
     // A term that says nothing has always been counted as there before.
     let mut seen = vec![Term::new(); topologies.len()];
     for (i, topology) in topologies.iter().enumerate() {
-        let at = path.index(i).child("matchLabelExpressions");
+        let at = path.index(i);
+        let at = at.child("matchLabelExpressions");
         let mut term = Term::new();
         for (j, expression) in list(&topology["matchLabelExpressions"]).iter().enumerate() {
             let (at, key) = (at.index(j), text(&expression["key"]));

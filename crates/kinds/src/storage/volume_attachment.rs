@@ -94,7 +94,7 @@ fn validate(object: &Object) -> Errors {
     check::form(format::dns1123_subdomain(node), node, &at, &mut errors);
     check_status(get(object, "status"), &mut errors);
     if let Some(name) = named.as_str() {
-        let at = path.child("source").child("persistentVolumeName");
+        let at = path.child("source.persistentVolumeName");
         check::form(format::dns1123_subdomain(name), name, &at, &mut errors);
     }
     errors

@@ -225,7 +225,7 @@ pub(crate) fn check_pod_volume(
         .iter()
         .all(|s| s.field == "image" || !is_set(&volume[s.field]));
     if pod.is_some() && alone && is_set(image) {
-        let at = path.child("image").child("reference");
+        let at = path.child("image.reference");
         check::required(&image["reference"], &at, errors);
     }
     check_sources(POD, volume, path, errors);
@@ -254,7 +254,7 @@ pub(crate) fn check_persistent(spec: &Value, name: &str, path: &Path, errors: &m
     let iscsi = &spec["iscsi"];
     let portal = text(&iscsi["targetPortal"]);
     if is_set(&iscsi["initiatorName"]) && name.len() + portal.len() + 1 > 64 {
-        let at = path.child("iscsi").child("targetportal");
+        let at = path.child("iscsi.targetportal");
         errors.push(Error::invalid(&at, portal, ISCSI_LENGTH));
     }
 }
@@ -328,7 +328,8 @@ pub(crate) fn check_mode(mode: &Value, path: &Path, errors: &mut Errors) {
 /// Keys and where they become files.
 pub(crate) fn check_items(items: &Value, path: &Path, errors: &mut Errors) {
     for (i, item) in list(items).iter().enumerate() {
-        let at = path.child("items").index(i);
+        let at = path.child("items");
+        let at = at.index(i);
         need(item, &["key", "path"], &at, errors);
         local_path(text(&item["path"]), &at.child("path"), errors);
         check_mode(&item["mode"], &at.child("mode"), errors);
@@ -539,7 +540,8 @@ fn flex(source: &Value, path: &Path, errors: &mut Errors) {
         let dotted = format!(".{}", namespace.to_lowercase());
         if dotted.ends_with(".kubernetes.io") || dotted.ends_with(".k8s.io") {
             let detail = "kubernetes.io and k8s.io namespaces are reserved";
-            let at = path.child("options").key(key);
+            let at = path.child("options");
+            let at = at.key(key);
             errors.push(Error::invalid(&at, key.as_str(), detail));
         }
     }

@@ -226,7 +226,8 @@ fn warnings(object: &Object, _: Option<&Object>) -> Vec<String> {
     let balancer = text(&spec["loadBalancerIP"]);
     out.extend(ip_warnings(balancer, &path.child("loadBalancerIP")));
     for (i, range) in list(&spec["loadBalancerSourceRanges"]).iter().enumerate() {
-        let at = path.child("loadBalancerSourceRanges").index(i);
+        let at = path.child("loadBalancerSourceRanges");
+        let at = at.index(i);
         out.extend(cidr_warnings(text(range), &at));
     }
     if external && has_external_ips {
@@ -245,14 +246,15 @@ fn warnings(object: &Object, _: Option<&Object>) -> Vec<String> {
 }
 
 fn addresses(spec: &Value, field: &str) -> Vec<String> {
-    let path = Path::new("spec").child(field);
+    let path = Path::new("spec");
+    let path = path.child(field);
     let all = list(&spec[field]).iter().enumerate();
     all.flat_map(|(i, ip)| ip_warnings(text(ip), &path.index(i)))
         .collect()
 }
 
 fn status_warnings(object: &Object) -> Vec<String> {
-    let path = Path::new("status").child("loadBalancer").child("ingress");
+    let path = Path::new("status.loadBalancer.ingress");
     let all = list(&get(object, "status")["loadBalancer"]["ingress"])
         .iter()
         .enumerate();

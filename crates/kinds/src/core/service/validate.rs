@@ -43,7 +43,8 @@ fn check_topology(object: &Object, errors: &mut Errors) {
     let annotations = &get(object, "metadata")["annotations"];
     let (old, new) = (&annotations[OLD_TOPOLOGY], &annotations[TOPOLOGY]);
     if is_set(old) && is_set(new) && old != new {
-        let at = Path::new("metadata").child("annotations").key(TOPOLOGY);
+        let at = Path::new("metadata.annotations");
+        let at = at.key(TOPOLOGY);
         let detail = format!("must match annotations[{OLD_TOPOLOGY}] when both are specified");
         errors.push(Error::invalid(&at, new.clone(), detail));
     }
@@ -57,7 +58,8 @@ fn check_for_type(spec: &Value, path: &Path, errors: &mut Errors) {
     match kind {
         "LoadBalancer" | "NodePort" if is_headless(spec) => {
             let detail = format!("may not be set to 'None' for {kind} services");
-            let at = path.child("clusterIPs").index(0);
+            let at = path.child("clusterIPs");
+            let at = at.index(0);
             errors.push(Error::invalid(&at, "None", detail));
         }
         "ExternalName" => {
@@ -85,7 +87,8 @@ fn check_ports(spec: &Value, path: &Path, errors: &mut Errors) {
     let ports = list(&spec["ports"]);
     let mut names = BTreeSet::new();
     for (i, port) in ports.iter().enumerate() {
-        let at = path.child("ports").index(i);
+        let at = path.child("ports");
+        let at = at.index(i);
         let name = text(&port["name"]);
         if name.is_empty() {
             if ports.len() > 1 {
@@ -109,8 +112,9 @@ fn check_ports(spec: &Value, path: &Path, errors: &mut Errors) {
 
 /// Ports of the service and of the nodes, each once for its protocol.
 fn check_port_numbers(spec: &Value, path: &Path, errors: &mut Errors) {
+    let path = path.child("ports");
     let ports = || {
-        let at = |(i, port)| (path.child("ports").index(i), port);
+        let at = |(i, port)| (path.index(i), port);
         list(&spec["ports"]).iter().enumerate().map(at)
     };
     let node = |port: &Value| int(&port["nodePort"]);
@@ -164,7 +168,7 @@ fn check_affinity(spec: &Value, path: &Path, errors: &mut Errors) {
             let timeout = int(&config["clientIP"]["timeoutSeconds"]);
             if !(1..=LONGEST).contains(&timeout) {
                 let detail = format!("must be greater than 0 and less than {LONGEST}");
-                let at = at.child("clientIP").child("timeoutSeconds");
+                let at = at.child("clientIP.timeoutSeconds");
                 errors.push(Error::invalid(&at, timeout, detail));
             }
         }
@@ -280,9 +284,8 @@ fn check_source_ranges(object: &Object, old: Option<&Object>, path: &Path, error
             legacy_cidr(trimmed(range), &before, &at.index(i), errors);
         }
     } else if let Some(ranges) = annotation(object).as_str() {
-        let at = Path::new("metadata")
-            .child("annotations")
-            .key(SOURCE_RANGES);
+        let at = Path::new("metadata.annotations");
+        let at = at.key(SOURCE_RANGES);
         if spec["type"] != "LoadBalancer" {
             errors.push(Error::forbidden(&at, BALANCER_ONLY));
         }
@@ -423,7 +426,8 @@ fn check_families_stay(new: &Value, was: &Value, path: &Path, errors: &mut Error
     if is_headless(new) || is_headless(was) {
         return;
     }
-    let at = path.child("ipFamilies").index(0);
+    let at = path.child("ipFamilies");
+    let at = at.index(0);
     let (before, now) = (list(&was["ipFamilies"]), list(&new["ipFamilies"]));
     if before.len() == now.len() {
         let changed = before.iter().zip(now).filter(|(a, b)| a != b);
@@ -460,7 +464,7 @@ fn check_released(
 }
 
 fn check_status(object: &Object, old: &Object, errors: &mut Errors) {
-    let path = Path::new("status").child("loadBalancer").child("ingress");
+    let path = Path::new("status.loadBalancer.ingress");
     let of = |object: &Object| get(object, "status")["loadBalancer"]["ingress"].clone();
     let (ingress, before) = (of(object), of(old));
     let is_balancer = get(object, "spec")["type"] == "LoadBalancer";
