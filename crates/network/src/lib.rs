@@ -5,6 +5,7 @@
 //! made on a machine carries the cluster's id in its name, and [`cleanup`] removes exactly that.
 
 pub mod announce;
+mod check_timer;
 mod cleanup;
 mod cni;
 pub mod cni_plugin;
@@ -37,6 +38,7 @@ use std::{
 };
 
 use async_trait::async_trait;
+pub use check_timer::CheckTimer;
 pub use cleanup::cleanup;
 pub use cni::{CniConfig, CniNetwork, cleanup_cni};
 pub use conflicts::conflicts;

@@ -18,8 +18,6 @@ use tracing::{debug, warn};
 
 use crate::{Error, Result, drift, netfilter};
 
-/// How often the owner of a table looks whether another program has removed it.
-pub const CHECK_EVERY: Duration = Duration::from_secs(30);
 /// nft keeps every line it was given in its history: bigger batches go to a process of their own.
 const LARGE: usize = 256 * 1024;
 /// For the same reason a session is replaced after this many bytes.

@@ -19,7 +19,8 @@ use tokio::sync::OnceCell;
 use tracing::{info, warn};
 
 use crate::{
-    AttachRequest, Attachment, PodNetwork, Protocol, Result, Status, conntrack, firewalls,
+    AttachRequest, Attachment, CheckTimer, PodNetwork, Protocol, Result, Status, conntrack,
+    firewalls,
     ipam::{Ipam, Record},
     links::{self, POD_LINK, PodLink},
     names,
@@ -393,13 +394,14 @@ impl Service for RoutedNetwork {
             self.prepare().await?;
             let mut notices = AddressNotices::subscribe()?;
             context.ready();
+            let mut check = CheckTimer::start();
             loop {
                 tokio::select! {
                     noticed = notices.changed() => {
                         noticed?;
                         self.route_all().await?;
                     }
-                    () = tokio::time::sleep(nft::CHECK_EVERY) => self.repair().await?,
+                    () = check.due() => self.repair().await?,
                     () = context.shutdown() => return Ok(()),
                 }
             }

@@ -14,10 +14,7 @@ use k8s_openapi::api::{
 };
 use kube::ResourceExt;
 use lifecycle::{Context, Failure, Outcome, Run};
-use network::{
-    Error, names,
-    nft::{self, Nft},
-};
+use network::{CheckTimer, Error, names, nft::Nft};
 use parking_lot::Mutex;
 use tokio::sync::{Mutex as AsyncMutex, mpsc, oneshot};
 use tracing::warn;
@@ -196,10 +193,7 @@ impl Enforcer {
         drain(&mut policies, &mut dirty.policies);
         worker.start(dirty).await?;
         context.ready();
-        // Its own time: events must not put it off.
-        let mut check = tokio::time::interval(nft::CHECK_EVERY);
-        check.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        check.reset();
+        let mut check = CheckTimer::start();
         loop {
             let mut dirty = Dirty::default();
             tokio::select! {
@@ -213,7 +207,7 @@ impl Enforcer {
                     dirty.policies.insert(key_of(event.ok_or_else(lost)?.object().as_ref()));
                 }
                 notice = inbox.recv() => worker.note(notice.ok_or_else(lost)?),
-                _ = check.tick() => worker.repair().await?,
+                () = check.due() => worker.repair().await?,
                 () = context.shutdown() => return Ok(()),
             }
             drain(&mut pods, &mut dirty.pods);

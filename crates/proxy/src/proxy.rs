@@ -14,8 +14,8 @@ use k8s_openapi::api::{
 };
 use lifecycle::{Context, Failure, Outcome, Run};
 use network::{
-    IpNet, conntrack,
-    nft::{self, Batch, Nft},
+    CheckTimer, IpNet, conntrack,
+    nft::{Batch, Nft},
 };
 use stdx::Clock;
 use tokio::sync::watch;
@@ -225,10 +225,7 @@ impl Proxy {
         worker.start(std::mem::take(&mut changes.dirty)).await?;
         context.ready();
         self.serve_health(context);
-        // Its own time: events must not put it off.
-        let mut check = tokio::time::interval(nft::CHECK_EVERY);
-        check.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        check.reset();
+        let mut check = CheckTimer::start();
         loop {
             tokio::select! {
                 event = services.next() => match event {
@@ -245,7 +242,7 @@ impl Proxy {
                     },
                     None => return Err(lost()),
                 },
-                _ = check.tick() => {
+                () = check.due() => {
                     worker.repair().await?;
                     // Processes that listen come and go without an event.
                     changes.dirty.extend(worker.balancers.keys().cloned());
