@@ -316,9 +316,9 @@ pub(super) fn replay(
         let file = disk.path(&name);
         let (file, cut) = (file.display(), bytes.len() - offset);
         if torn {
-            tracing::warn!(%file, offset, cut, ?revision, "unclean stop: a record that was never acknowledged is cut; the log ends at this revision");
+            tracing::warn!(%file, offset, cut, revision, "unclean stop: a record that was never acknowledged is cut; the log ends at this revision");
         } else {
-            tracing::info!(%file, offset, ?revision, "unclean stop: the log ends at this revision");
+            tracing::info!(%file, offset, revision, "unclean stop: the log ends at this revision");
         }
     }
     if is_last {

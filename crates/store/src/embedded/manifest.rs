@@ -73,7 +73,7 @@ impl Manifest {
     }
 
     /// An empty manifest, in the place of one that may be there.
-    pub fn create(disk: &dyn Disk) -> std::io::Result<Self> {
+    pub(super) fn create(disk: &dyn Disk) -> std::io::Result<Self> {
         let mut file = disk.create(NAME)?;
         file.write_all_at(&[0; 2 * SECTOR as usize], 0)?;
         file.sync()?;
@@ -86,7 +86,7 @@ impl Manifest {
     }
 
     /// Whether there is a file.
-    pub fn exists(&self) -> bool {
+    pub(super) fn exists(&self) -> bool {
         self.file.is_some()
     }
 

@@ -14,6 +14,9 @@ use crate::{
     memory::{Few, Fresh, State, Write},
 };
 
+/// More revisions than can have been lost where nothing says how many there were.
+const UNKNOWN_LOSS: u64 = 1_000_000_000;
+
 /// What was found.
 pub(super) struct Recovered<T> {
     /// The state.
@@ -103,7 +106,10 @@ pub(super) fn recover<C: Codec>(
         Err(loss) if config.accept_loss => {
             tracing::error!(%loss, "going on without what is lost, as asked for");
             // Clients have seen these revisions, and relaxed writes after them: none is used twice.
-            let seen = manifest.written.revision.max(state.revision) + config.high_water_step;
+            let seen = match manifest.exists() {
+                true => manifest.written.revision + config.high_water_step,
+                false => state.revision + UNKNOWN_LOSS,
+            };
             marks.high_water = marks.high_water.max(seen);
         }
         checked => checked?,
