@@ -6,7 +6,7 @@ use std::sync::Arc;
 use rustls::{
     CertificateError, ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme,
     client::{
-        WebPkiServerVerifier,
+        Resumption, WebPkiServerVerifier,
         danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
         verify_server_name,
     },
@@ -33,6 +33,14 @@ pub(crate) fn client_config(
     bundle: &[u8],
     identity: Option<&Identity>,
 ) -> Result<ClientConfig, String> {
+    let mut config = verifying_config(bundle, identity)?;
+    // A session that is resumed shows the client certificate of before, and the server's is not verified again: it may
+    // have expired since.
+    config.resumption = Resumption::disabled();
+    Ok(config)
+}
+
+fn verifying_config(bundle: &[u8], identity: Option<&Identity>) -> Result<ClientConfig, String> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let certificates = match bundle {
         [] => system(),
@@ -220,5 +228,55 @@ fn misnamed(presented: &[String], server_name: &ServerName<'_>) -> String {
             "{prefix}certificate is valid for {}, not {wanted}",
             shown.join(", ")
         ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustls::{HandshakeKind, ServerConfig};
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio_rustls::{TlsAcceptor, TlsConnector};
+
+    use super::*;
+
+    /// A server with a certificate for `hook`, and the certificate as a caBundle.
+    fn server() -> (TlsAcceptor, Vec<u8>) {
+        let made = rcgen::generate_simple_self_signed(["hook".to_owned()]).unwrap();
+        let pem = made.cert.pem().into_bytes();
+        let chain = vec![made.cert.der().clone()];
+        let key = PrivateKeyDer::try_from(made.signing_key.serialize_der()).unwrap();
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_no_client_auth()
+            .with_single_cert(chain, key)
+            .unwrap();
+        (TlsAcceptor::from(Arc::new(config)), pem)
+    }
+
+    #[tokio::test]
+    async fn sessions_are_not_resumed() {
+        let (acceptor, bundle) = server();
+        let config = Arc::new(client_config(&bundle, None).unwrap());
+        for _ in 0..3 {
+            let (near, far) = tokio::io::duplex(64 << 10);
+            let acceptor = acceptor.clone();
+            let served = tokio::spawn(async move {
+                let mut stream = acceptor.accept(far).await.unwrap();
+                stream.write_all(b"a").await.unwrap();
+                stream.flush().await.unwrap();
+                let _ = stream.read_u8().await;
+            });
+            let name = ServerName::try_from("hook").unwrap();
+            let connector = TlsConnector::from(config.clone());
+            let mut stream = connector.connect(name, near).await.unwrap();
+            // Tickets come before the first byte.
+            assert_eq!(stream.read_u8().await.unwrap(), b'a');
+            let kind = stream.get_ref().1.handshake_kind();
+            assert_eq!(kind, Some(HandshakeKind::Full));
+            stream.shutdown().await.unwrap();
+            served.await.unwrap();
+        }
     }
 }
