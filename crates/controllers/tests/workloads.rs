@@ -4,9 +4,12 @@
 
 mod world;
 
+use std::{sync::Arc, time::Duration};
+
 use k8s_openapi::api::{
     apps::v1::{DaemonSet, StatefulSet},
     batch::v1::Job,
+    coordination::v1::Lease,
     core::v1::{Node, PersistentVolumeClaim, Pod},
 };
 use kube::{
@@ -14,6 +17,7 @@ use kube::{
     api::{ListParams, Patch, PatchParams, PostParams},
 };
 use serde_json::{Value, json};
+use stdx::FakeClock;
 use world::World;
 
 async fn names(world: &World) -> Vec<String> {
@@ -378,4 +382,73 @@ async fn a_revision_holds_the_patch_that_clients_compute_and_the_cause_of_the_ch
     assert_eq!(annotations["kubernetes.io/change-cause"], "first");
     assert_eq!(revision["metadata"]["labels"]["app"], "agent");
     world.stop.cancel();
+}
+
+/// A pod on a node that stays there whatever happens to the node.
+async fn pod_on(world: &World, name: &str, node: &str) {
+    let object = json!({"metadata": {"name": name}, "spec": {
+        "nodeName": node, "tolerations": [{"operator": "Exists"}],
+        "containers": [{"name": "c", "image": "one"}]}});
+    let object: Pod = serde_json::from_value(object).unwrap();
+    let pods = world.api::<Pod>("default");
+    // Its account comes a moment after the namespace.
+    world
+        .until("the pod", || async {
+            let made = pods.create(&PostParams::default(), &object).await;
+            made.map(|_| true)
+        })
+        .await;
+    set_ready(world, name).await;
+}
+
+async fn set_ready(world: &World, name: &str) {
+    let ready = json!({"status": {"phase": "Running",
+                                  "conditions": [{"type": "Ready", "status": "True"}]}});
+    let (params, patch) = (PatchParams::default(), Patch::Strategic(&ready));
+    let pods = world.api::<Pod>("default");
+    pods.patch_status(name, &params, &patch).await.unwrap();
+}
+
+async fn readiness(world: &World, name: &str) -> Option<String> {
+    let pod = world.api::<Pod>("default").get(name).await.unwrap();
+    let mut conditions = pod.status?.conditions?.into_iter();
+    let ready = conditions.find(|one| one.type_ == "Ready");
+    ready.map(|ready| ready.status)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pods_of_a_lost_node_are_marked_when_it_is_lost_and_not_at_every_later_look() {
+    let clock = FakeClock::at(jiff::Timestamp::now());
+    let config = controllers::Config::default();
+    let world = World::timed(config, Arc::new(clock.clone())).await;
+    world.namespace("kube-node-lease").await;
+    node(&world, "lost").await;
+    pod_on(&world, "a", "lost").await;
+    world
+        .until("the node to be silent for long enough", || async {
+            clock.advance(Duration::from_secs(2));
+            Ok::<_, ()>(readiness(&world, "a").await.as_deref() == Some("False"))
+        })
+        .await;
+    // Another says otherwise, as the kubelet does that comes back. Its lease shows that it lives.
+    set_ready(&world, "a").await;
+    let leases = world.api::<Lease>("kube-node-lease");
+    let renew = async || {
+        let lease = json!({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
+            "metadata": {"name": "lost"},
+            "spec": {"holderIdentity": "lost", "renewTime": format!("{:.6}", jiff::Timestamp::now())}});
+        let params = PatchParams::apply("test").force();
+        let renewed = leases.patch("lost", &params, &Patch::Apply(&lease)).await;
+        renewed.unwrap();
+    };
+    node(&world, "later").await;
+    pod_on(&world, "b", "later").await;
+    world
+        .until("many looks at all nodes", || async {
+            renew().await;
+            clock.advance(Duration::from_secs(2));
+            Ok::<_, ()>(readiness(&world, "b").await.as_deref() == Some("False"))
+        })
+        .await;
+    assert_eq!(readiness(&world, "a").await.as_deref(), Some("True"));
 }

@@ -48,11 +48,8 @@ async fn sweep(core: &Core) -> Result<()> {
     let is_known = |uid: &String| known.contains(uid);
     for (uid, dir) in logs.into_iter().filter(|(uid, _)| !is_known(uid)) {
         info!(uid, dir = %dir.display(), "removes logs that a pod left behind");
-        match tokio::fs::remove_dir_all(&dir).await {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                warn!(dir = %dir.display(), %error, "cannot remove");
-            }
-            _ => {}
+        if let Err(error) = volumes::remove_dir(dir.clone()).await {
+            warn!(dir = %dir.display(), %error, "cannot remove");
         }
     }
     links::remove_dangling(&core.config.container_logs_dir, &core.config.pod_logs_dir);

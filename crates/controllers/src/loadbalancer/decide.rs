@@ -72,7 +72,7 @@ pub(super) fn is_ours(service: &Service) -> bool {
 }
 
 /// Whether two are the same Service.
-pub fn is_same(one: &Service, other: &Service) -> bool {
+pub(super) fn is_same(one: &Service, other: &Service) -> bool {
     one.metadata.namespace == other.metadata.namespace && one.metadata.name == other.metadata.name
 }
 
@@ -119,7 +119,7 @@ pub(super) fn ingress(service: &Service, decision: &Decision) -> Vec<LoadBalance
 }
 
 /// The conditions of a Service that a decision changes. One that was never true is not shown.
-pub fn conditions(service: &Service, decision: &Decision, now: Timestamp) -> Vec<Condition> {
+pub(super) fn conditions(service: &Service, decision: &Decision, now: Timestamp) -> Vec<Condition> {
     let status = service.status.as_ref();
     let known = status.and_then(|status| status.conditions.as_deref());
     let known = known.unwrap_or_default();

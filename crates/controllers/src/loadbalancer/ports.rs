@@ -11,10 +11,10 @@ use k8s_openapi::api::core::v1::{Service, ServicePort};
 use super::decide::{is_ours, is_same};
 
 /// Protocol and number.
-pub type Port = (String, i32);
+pub(super) type Port = (String, i32);
 
 /// The ports that a Service wants.
-pub fn ports(service: &Service) -> BTreeSet<Port> {
+pub(super) fn ports(service: &Service) -> BTreeSet<Port> {
     let spec = service.spec.as_ref();
     let ports = spec.and_then(|spec| spec.ports.as_ref());
     let port = |port: &ServicePort| {
@@ -25,7 +25,7 @@ pub fn ports(service: &Service) -> BTreeSet<Port> {
 }
 
 /// Why a Service does not get its ports.
-pub fn refusal(
+pub(super) fn refusal(
     service: &Service,
     services: &[Arc<Service>],
     reserved: &BTreeSet<u16>,

@@ -173,8 +173,12 @@ impl World {
 
     /// The same with settings of the controllers.
     pub(crate) async fn configured(config: controllers::Config) -> Self {
+        Self::timed(config, Arc::new(SystemClock)).await
+    }
+
+    /// The same with a clock of the controllers.
+    pub(crate) async fn timed(config: controllers::Config, clock: Arc<dyn Clock>) -> Self {
         let server = Server::start().await;
-        let clock = Arc::new(SystemClock);
         server.run_configured(&server.context, server.connector(), clock, config);
         let world = Self {
             client: server.client,

@@ -351,6 +351,23 @@ async fn a_container_beyond_its_share_of_the_disk_is_evicted() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_a_container_writes_to_its_hosts_file_counts_as_its_own() {
+    let node = TestNode::start().await;
+    let limits = json!({"limits": {"ephemeral-storage": "4Mi"}});
+    let container = json!({"name": "a", "image": "here:1", "resources": limits});
+    let pod = node.create("p", json!({"containers": [container]})).await;
+    node.shows("p", "/phase", "Running").await;
+    let hosts = node.path("kubelet/pods").join(pod.metadata.uid.unwrap());
+    let hosts = hosts.join("etc-hosts");
+    assert!(hosts.is_file());
+    std::fs::write(&hosts, vec![b'#'; 6 << 20]).unwrap();
+    node.shows("p", "/reason", "Evicted").await;
+    let message = node.status("p").await["message"].clone();
+    let message = message.as_str().unwrap();
+    assert!(message.contains("ephemeral"), "{message}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_link_in_the_place_of_a_log_is_not_read() {
     let node = TestNode::start().await;
     node.create(

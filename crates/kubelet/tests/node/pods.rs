@@ -215,6 +215,92 @@ async fn a_runtime_without_events_is_asked_and_orphans_end_at_any_time() {
     assert!(node.runtime.container("a").is_some());
 }
 
+/// A cgroup of this test that goes with everything below it.
+struct OwnCgroup;
+
+impl OwnCgroup {
+    fn path() -> String {
+        format!("/mainstay-test-{}", std::process::id())
+    }
+}
+
+impl Drop for OwnCgroup {
+    fn drop(&mut self) {
+        let _ = libcgroups::Cgroup::new(Self::path()).remove();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_may_have_many_but_not_all_processes_and_its_class_has_the_weight_of_its_requests() {
+    let _own = OwnCgroup;
+    let node = TestNode::start_changed(Fake::new(), |kubelet, _| {
+        kubelet.cgroup_root = OwnCgroup::path();
+    })
+    .await;
+    let requests = json!({"requests": {"cpu": "500m"}});
+    let made = node
+        .create("p", one(json!({"name": "a", "resources": requests})))
+        .await;
+    node.shows("p", "/phase", "Running").await;
+    let class = format!("{}/kubepods/burstable", OwnCgroup::path());
+    let pod = format!("{class}/pod{}", made.metadata.uid.unwrap());
+    let read = |controller: &str, path: &str, file: &str| {
+        let dir = libcgroups::Cgroup::new(path).dir(controller).unwrap();
+        let text = std::fs::read_to_string(dir.join(file)).unwrap_or_default();
+        text.trim().to_owned()
+    };
+    assert_eq!(read("pids", &pod, "pids.max"), "16384");
+    // Half of a processor, in the units of either version.
+    node.wait("the weight of the class", || async {
+        read("cpu", &class, "cpu.shares") == "512" || read("cpu", &class, "cpu.weight") == "20"
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_cgroups_of_an_orphan_go_whatever_its_class() {
+    let _own = OwnCgroup;
+    let root = OwnCgroup::path();
+    let runtime = Fake::new();
+    runtime.state.lock().is_mute = true;
+    let node = TestNode::start_changed(runtime, |kubelet, _| {
+        kubelet.cgroup_root = OwnCgroup::path();
+    })
+    .await;
+    let classes = ["", "/burstable", "/besteffort"];
+    let cgroup = |class: &str| {
+        let uid = format!("orphan{}", class.replace('/', "-"));
+        let path = format!("{root}/kubepods{class}/pod{uid}");
+        (uid, libcgroups::Cgroup::new(format!("{path}/container")))
+    };
+    for class in classes {
+        let (uid, container) = cgroup(class);
+        container.create().unwrap();
+        let labels = [
+            ("io.kubernetes.pod.uid", uid.as_str()),
+            ("io.kubernetes.pod.name", "x"),
+        ];
+        let orphan = cri::v1::PodSandboxStatus {
+            id: uid.clone(),
+            labels: labels
+                .map(|(key, value)| (key.to_owned(), value.to_owned()))
+                .into(),
+            ..Default::default()
+        };
+        node.runtime.state.lock().sandboxes.insert(uid, orphan);
+    }
+    for class in classes {
+        let (uid, container) = cgroup(class);
+        let pod = container.dir("memory").unwrap();
+        let pod = pod.parent().unwrap();
+        node.wait(&format!("the cgroup of {uid} to go"), || async {
+            let is_known = node.runtime.state.lock().sandboxes.contains_key(&uid);
+            !is_known && !pod.exists()
+        })
+        .await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hook_after_the_start_does_not_outlive_its_pod() {
     let node = TestNode::start().await;

@@ -103,6 +103,7 @@ impl TestNode {
         let config = Config {
             port: self.port,
             client_ca: self.pki.ca().pem().as_bytes().to_vec(),
+            cgroup_root: kubelet.cgroup_root.clone(),
             kubelet: kubelet.complete(),
             static_pods_dir: Some(self.path("manifests")),
             ..Config::new(
