@@ -47,7 +47,7 @@ mod webhook;
 use std::{net::IpAddr, sync::Arc, time::Instant};
 
 use async_trait::async_trait;
-use machinery::{Object, Status};
+use machinery::{Object, Status, text};
 use parking_lot::Mutex;
 use store::Op;
 
@@ -128,7 +128,7 @@ impl Attributes<'_> {
     #[inline]
     pub fn is(&self, group: &str, resource: &str) -> bool {
         // Resources differ more often than groups: asked hundreds of times for each write.
-        self.resource == resource && self.group == group
+        self.resource == resource && text::same(self.group, group)
     }
 
     /// Whether the request creates or updates an object of this resource itself.

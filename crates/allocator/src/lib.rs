@@ -1,16 +1,12 @@
 //! The allocator of the binary and of the benchmarks that speak for it: mimalloc, which takes a fifth to a
 //! third less time for a write through the API server than glibc's (decision 6).
 //!
-//! With it comes a comparison of bytes that does not stumble over empty ones.
-//!
 //! A program names it:
 //!
 //! ```
 //! #[global_allocator]
 //! static ALLOCATOR: allocator::Allocator = allocator::Allocator;
 //! ```
-
-mod compare;
 
 use std::alloc::{GlobalAlloc, Layout};
 

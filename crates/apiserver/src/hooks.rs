@@ -18,7 +18,7 @@ use crate::{
 #[inline]
 fn is(resource: &Resource, group: &str, plural: &str) -> bool {
     // Resources differ more often than groups.
-    resource.plural == plural && resource.group == group
+    resource.plural == plural && machinery::text::same(&resource.group, group)
 }
 
 /// What is wrong with an object whose kind finds nothing wrong; `old` is what it was.

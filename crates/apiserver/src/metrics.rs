@@ -11,7 +11,9 @@ use std::{
 
 use parking_lot::Mutex;
 use prometheus_client::{
-    encoding::{EncodeLabel, EncodeLabelSet, LabelSetEncoder, text},
+    encoding::{
+        EncodeLabel, EncodeLabelSet, EncodeLabelValue, LabelSetEncoder, LabelValueEncoder, text,
+    },
     metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
     registry::Registry,
 };
@@ -112,20 +114,30 @@ impl EncodeLabelSet for About {
     }
 }
 
+/// The label `dry_run`: `All` or empty.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct DryRun(bool);
+
+impl EncodeLabelValue for DryRun {
+    fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> Result<(), std::fmt::Error> {
+        let text = if self.0 { "All" } else { "" };
+        text.encode(encoder)
+    }
+}
+
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Answered {
     #[prometheus(flatten)]
     about: About,
-    dry_run: &'static str,
+    dry_run: DryRun,
     code: u16,
 }
 
 impl Answered {
     fn new(about: About, dry_run: bool, code: u16) -> Self {
-        let dry_run = if dry_run { "All" } else { "" };
         Self {
             about,
-            dry_run,
+            dry_run: DryRun(dry_run),
             code,
         }
     }
@@ -148,7 +160,7 @@ struct Figures {
 impl Figures {
     fn are_for(&self, about: &About, dry_run: bool, code: u16) -> bool {
         let answered = &self.answered;
-        answered.code == code && answered.dry_run.is_empty() != dry_run && answered.about == *about
+        answered.code == code && answered.dry_run == DryRun(dry_run) && answered.about == *about
     }
 }
 
@@ -157,7 +169,7 @@ impl Figures {
 struct Timed {
     #[prometheus(flatten)]
     about: About,
-    dry_run: &'static str,
+    dry_run: DryRun,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]

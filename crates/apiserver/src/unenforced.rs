@@ -3,7 +3,7 @@
 //!
 //! A write warns of what it brings: what the stored object has already is not said again.
 
-use machinery::{Object, Value};
+use machinery::{Object, Value, text::same};
 
 /// Whether a value asks for something.
 type Asks = fn(&Value) -> bool;
@@ -86,13 +86,13 @@ pub(crate) fn warnings(
 ) -> Vec<String> {
     let mut found = Vec::new();
     for gap in GAPS {
-        if gap.group == group && gap.resource == resource {
+        if gap.resource == resource && same(gap.group, group) {
             look(object, old, gap.path, gap.asks, gap.text, &mut found);
         }
     }
     let spec = POD_SPECS
         .iter()
-        .find(|spec| (spec.0, spec.1) == (group, resource));
+        .find(|spec| spec.1 == resource && same(spec.0, group));
     if let Some((_, _, spec)) = spec {
         for (path, asks, text) in POD_GAPS {
             look(

@@ -185,7 +185,7 @@ impl Names {
     }
 
     fn have(&self, name: &str) -> bool {
-        self.any(|one| one == name)
+        self.any(|one| machinery::text::same(one, name))
     }
 
     fn any(&self, fits: impl Fn(&str) -> bool) -> bool {

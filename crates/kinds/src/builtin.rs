@@ -329,7 +329,7 @@ impl Kind for Registered {
             Some("status") => self.facts.status_resets,
             Some("finalize") => self.facts.resets,
             // Who has a status of its own way is written without it, also where it comes with a new object.
-            None if self.facts.subresources.contains(&STATUS) || self.facts.has_status => {
+            None if self.facts.has_status || self.subresource_info(STATUS.name).is_some() => {
                 self.facts.resets
             }
             _ => &[],

@@ -1,7 +1,14 @@
-//! Text the way Go prints it: quoted strings and JSON inside messages.
+//! Text the way Go prints it: quoted strings and JSON inside messages. And whether two texts are the same.
 
 use crate::json::Value;
 use std::fmt::Write as _;
+
+/// Whether two texts are equal. For names that are empty again and again, such as the core group and the namespace of
+/// cluster-scoped objects, this is faster than `==`, which calls libc for empty texts, too (decision 20).
+#[inline]
+pub fn same(one: &str, other: &str) -> bool {
+    one.len() == other.len() && (one.is_empty() || one == other)
+}
 
 /// A string in double quotes with Go's escapes, as `%q` prints it.
 pub fn quote(text: &str) -> String {
@@ -151,6 +158,15 @@ pub fn parse_int(text: &str) -> Result<i64, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn texts_are_the_same_as_operators_say() {
+        for one in ["", "a", "b", "apps", "batch"] {
+            for other in ["", "a", "b", "apps", "batch"] {
+                assert_eq!(same(one, other), one == other, "{one} {other}");
+            }
+        }
+    }
 
     #[test]
     fn floats_look_as_go_writes_them() {

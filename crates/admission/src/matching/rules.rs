@@ -65,7 +65,7 @@ impl Word {
     fn matches(&self, text: &str) -> bool {
         match self {
             Self::Any => true,
-            Self::One(own) => own == text,
+            Self::One(own) => machinery::text::same(own, text),
         }
     }
 }

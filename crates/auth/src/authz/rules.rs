@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use machinery::Value;
+use machinery::{Value, text};
 
 use super::Attributes;
 
@@ -19,7 +19,8 @@ pub struct Rule {
 }
 
 fn has(list: &[String], wanted: &str) -> bool {
-    list.iter().any(|item| item == "*" || item == wanted)
+    list.iter()
+        .any(|item| item == "*" || text::same(item, wanted))
 }
 
 impl Rule {

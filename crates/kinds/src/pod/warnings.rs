@@ -8,7 +8,7 @@ use crate::equal::equal;
 use crate::tree::{entries, get, int, is_set, list, same, text};
 use machinery::field::Path;
 use machinery::quantity::Quantity;
-use machinery::text::quote;
+use machinery::text::{quote, same as same_text};
 use machinery::{Object, Value, format};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -453,7 +453,7 @@ fn ports(spec: &Value, path: &Path, out: &mut Vec<String>) {
             for (other_at, other) in others.iter() {
                 let (host, other_host) = (int(&port["hostPort"]), int(&other["hostPort"]));
                 let (ip, other_ip) = (text(&port["hostIP"]), text(&other["hostIP"]));
-                if ip == other_ip && host == other_host {
+                if host == other_host && same_text(ip, other_ip) {
                     out.push(format!("{at}: duplicate port definition with {other_at}"));
                 } else if host == 0 || other_host == 0 {
                     out.push(format!("{at}: overlapping port definition with {other_at}"));

@@ -1,7 +1,7 @@
 //! `metadata.managedFields`: who set which fields.
 
 use super::set::FieldSet;
-use crate::{Object, Value};
+use crate::{Object, Value, text};
 use indexmap::IndexMap;
 use std::collections::HashMap;
 
@@ -24,7 +24,7 @@ impl Id {
     pub(super) fn is(&self, other: &Self) -> bool {
         self.manager == other.manager
             && self.applied == other.applied
-            && self.subresource == other.subresource
+            && text::same(&self.subresource, &other.subresource)
             && (self.applied || self.version == other.version)
     }
 
