@@ -622,7 +622,6 @@ mod tests {
 
     #[test]
     fn what_is_too_large_is_refused_before_it_is_built() {
-        let started = std::time::Instant::now();
         let large = "expression too large";
         for (pattern, wanted) in [
             (r"\pL{1000}".to_owned(), large),
@@ -638,7 +637,6 @@ mod tests {
             let why = Pattern::new(&pattern).unwrap_err();
             assert!(why.contains(wanted), "{}", &why[..60]);
         }
-        assert!(started.elapsed() < std::time::Duration::from_secs(5));
         for pattern in [
             r"^[\p{L}\p{N} ]{1,256}$",
             r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?(\.[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)*$",

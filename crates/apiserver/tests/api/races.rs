@@ -135,7 +135,6 @@ async fn a_leader_whose_term_is_over_commits_nothing() {
     let path = format!("{leases}/work-term");
     let next = json!({"spec": {"leaseTransitions": 2}});
     let next = admin(&server, "PATCH", &path, next).await.json();
-    let begun = std::time::Instant::now();
     for (method, path, body) in [
         ("POST", &maps, r#"{"metadata": {"name": "two"}}"#),
         (
@@ -150,7 +149,6 @@ async fn a_leader_whose_term_is_over_commits_nothing() {
         let message = refused["message"].as_str().unwrap();
         assert!(message.contains("term of this leader is over"), "{message}");
     }
-    assert!(begun.elapsed() < std::time::Duration::from_secs(10));
     let left = admin(&server, "GET", &one, Value::Null).await.json();
     assert!(left["data"].is_null(), "{left}");
     let version = next["metadata"]["resourceVersion"].as_str().unwrap();
