@@ -1,16 +1,132 @@
 //! Which of the names that a definition wants it gets: those that no other of its group has.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
+use kinds::Names;
 use machinery::{Value, text::quote};
 
-/// The names of others in the same group.
+/// The names that are in use, by group. A definition is known by its plural.
 #[derive(Default)]
-pub struct Taken {
-    /// Plurals, singulars and short names.
-    pub resources: HashSet<String>,
-    /// Kinds and kinds of lists.
-    pub kinds: HashSet<String>,
+pub struct InUse {
+    groups: HashMap<String, Group>,
+}
+
+/// The names of a group.
+#[derive(Default)]
+struct Group {
+    /// Plurals, singulars and short names, each with the definitions that have it.
+    resources: HashMap<String, HashSet<String>>,
+    /// Kinds and kinds of lists, likewise.
+    kinds: HashMap<String, HashSet<String>>,
+    /// The names of each definition.
+    owners: HashMap<String, Own>,
+}
+
+/// The names of one definition.
+#[derive(Default)]
+struct Own {
+    resources: Vec<String>,
+    kinds: Vec<String>,
+}
+
+/// The owner of names that are built in: no plural is empty.
+const BUILT_IN: &str = "";
+
+impl InUse {
+    /// Names that no definition can have.
+    pub fn reserve(&mut self, names: &Names) {
+        let group = self.groups.entry(names.group.clone()).or_default();
+        let single = [&names.plural, &names.singular].into_iter();
+        let own = Own {
+            resources: single.chain(&names.short_names).cloned().collect(),
+            kinds: vec![names.kind.clone(), names.list_kind.clone()],
+        };
+        group.add(BUILT_IN, &own);
+    }
+
+    /// The accepted names of a definition, in place of those that it had.
+    pub fn set(&mut self, group: &str, plural: &str, accepted: &Value) {
+        self.release(group, plural);
+        let text = |value: &Value| value.as_str().map(str::to_owned);
+        let short = accepted["shortNames"].as_array().into_iter().flatten();
+        let single = [&accepted["plural"], &accepted["singular"]].into_iter();
+        let kinds = [&accepted["kind"], &accepted["listKind"]].into_iter();
+        let own = Own {
+            resources: single.chain(short).filter_map(text).collect(),
+            kinds: kinds.filter_map(text).collect(),
+        };
+        let group = self.groups.entry(group.to_owned()).or_default();
+        group.add(plural, &own);
+        group.owners.insert(plural.to_owned(), own);
+    }
+
+    /// A definition is gone, and its names are free.
+    pub fn release(&mut self, group: &str, plural: &str) {
+        let Some(group) = self.groups.get_mut(group) else {
+            return;
+        };
+        let own = group.owners.remove(plural).unwrap_or_default();
+        let both = [
+            (&mut group.resources, own.resources),
+            (&mut group.kinds, own.kinds),
+        ];
+        for (known, names) in both {
+            for name in names {
+                let left = known.get_mut(&name).map(|owners| {
+                    owners.remove(plural);
+                    owners.len()
+                });
+                if left == Some(0) {
+                    known.remove(&name);
+                }
+            }
+        }
+    }
+
+    /// The names that a definition cannot have.
+    pub fn by_others<'a>(&'a self, group: &str, plural: &'a str) -> Taken<'a> {
+        Taken {
+            group: self.groups.get(group),
+            plural,
+        }
+    }
+}
+
+impl Group {
+    fn add(&mut self, owner: &str, own: &Own) {
+        let both = [
+            (&mut self.resources, &own.resources),
+            (&mut self.kinds, &own.kinds),
+        ];
+        for (known, names) in both {
+            for name in names {
+                let owners = known.entry(name.clone()).or_default();
+                owners.insert(owner.to_owned());
+            }
+        }
+    }
+}
+
+/// The names of others in the same group.
+#[derive(Clone, Copy)]
+pub struct Taken<'a> {
+    group: Option<&'a Group>,
+    plural: &'a str,
+}
+
+impl Taken<'_> {
+    fn has_resource(&self, name: &str) -> bool {
+        self.has(|group| group.resources.get(name))
+    }
+
+    fn has_kind(&self, name: &str) -> bool {
+        self.has(|group| group.kinds.get(name))
+    }
+
+    fn has<'g>(&'g self, owners: impl Fn(&'g Group) -> Option<&'g HashSet<String>>) -> bool {
+        let owners = self.group.and_then(owners);
+        owners.is_some_and(|owners| owners.iter().any(|owner| owner != self.plural))
+    }
 }
 
 /// Why a definition does not get all of its names.
@@ -22,24 +138,28 @@ pub struct Conflict {
 
 /// The names that are accepted, and the last conflict. Those that were accepted `before` stay where
 /// others are not to be had.
-pub fn accept(wanted: &Value, before: &Value, taken: &Taken) -> (Value, Option<Conflict>) {
+pub fn accept(wanted: &Value, before: &Value, taken: Taken<'_>) -> (Value, Option<Conflict>) {
     let mut names = match before {
         Value::Object(_) => before.clone(),
         _ => machinery::json::json!({}),
     };
     let mut conflict = None;
     let single = [
-        ("plural", "PluralConflict", &taken.resources),
-        ("singular", "SingularConflict", &taken.resources),
-        ("kind", "KindConflict", &taken.kinds),
-        ("listKind", "ListKindConflict", &taken.kinds),
+        ("plural", "PluralConflict", true),
+        ("singular", "SingularConflict", true),
+        ("kind", "KindConflict", false),
+        ("listKind", "ListKindConflict", false),
     ];
-    for (key, reason, used) in single {
+    for (key, reason, is_resource) in single {
         if key == "kind" {
             accept_short(wanted, before, taken, &mut names, &mut conflict);
         }
         let name = wanted[key].as_str().unwrap_or_default();
-        if wanted[key] != before[key] && used.contains(name) {
+        let is_used = || match is_resource {
+            true => taken.has_resource(name),
+            false => taken.has_kind(name),
+        };
+        if wanted[key] != before[key] && is_used() {
             let message = in_use(name);
             conflict = Some(Conflict { reason, message });
         } else {
@@ -54,7 +174,7 @@ pub fn accept(wanted: &Value, before: &Value, taken: &Taken) -> (Value, Option<C
 fn accept_short(
     wanted: &Value,
     before: &Value,
-    taken: &Taken,
+    taken: Taken<'_>,
     names: &mut Value,
     conflict: &mut Option<Conflict>,
 ) {
@@ -63,7 +183,7 @@ fn accept_short(
     let new = list(wanted).into_iter().filter(|name| !own.contains(name));
     let used: Vec<String> = new
         .filter_map(|name| name.as_str().map(str::to_owned))
-        .filter(|name| taken.resources.contains(name))
+        .filter(|name| taken.has_resource(name))
         .map(|name| in_use(&name))
         .collect();
     if used.is_empty() {
@@ -99,11 +219,11 @@ mod tests {
 
     #[test]
     fn names_are_accepted_one_by_one_and_the_last_conflict_is_told() {
-        let set = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
-        let taken = Taken {
-            resources: set(&["foos", "foo", "f", "g"]),
-            kinds: set(&["Foo", "FooList"]),
-        };
+        let mut in_use = InUse::default();
+        let names = json!({"plural": "foos", "singular": "foo", "shortNames": ["f", "g"],
+            "kind": "Foo", "listKind": "FooList"});
+        in_use.set("example.com", "foos", &names);
+        let taken = in_use.by_others("example.com", "bars");
         let wanted = |short: &[&str], kind: &str| {
             json!({"plural": "bars", "singular": "bar", "shortNames": short, "kind": kind,
                 "listKind": format!("{kind}List"), "categories": ["all"]})
@@ -113,15 +233,15 @@ mod tests {
             Some(Conflict { reason, message })
         };
         let free = wanted(&["b"], "Bar");
-        assert_eq!(accept(&free, &Value::Null, &taken), (free.clone(), None));
-        let (names, conflict) = accept(&wanted(&["f", "b", "g"], "Bar"), &Value::Null, &taken);
+        assert_eq!(accept(&free, &Value::Null, taken), (free.clone(), None));
+        let (names, conflict) = accept(&wanted(&["f", "b", "g"], "Bar"), &Value::Null, taken);
         let message = "[\"f\" is already in use, \"g\" is already in use]";
         assert_eq!(conflict, told("ShortNamesConflict", message));
         assert_eq!(
             names,
             json!({"plural": "bars", "singular": "bar", "kind": "Bar", "listKind": "BarList", "categories": ["all"]})
         );
-        let (names, conflict) = accept(&wanted(&["b"], "Foo"), &Value::Null, &taken);
+        let (names, conflict) = accept(&wanted(&["b"], "Foo"), &Value::Null, taken);
         assert_eq!(
             conflict,
             told("ListKindConflict", "\"FooList\" is already in use")
@@ -131,9 +251,41 @@ mod tests {
             (&Value::Null, &json!("bars"))
         );
         // What a definition has it keeps.
-        let (names, conflict) = accept(&wanted(&["f"], "Foo"), &free, &taken);
+        let (names, conflict) = accept(&wanted(&["f"], "Foo"), &free, taken);
         assert_eq!(names["kind"], "Bar");
         assert_eq!(names["shortNames"], json!(["b"]));
         assert_eq!(conflict.map(|c| c.reason), Some("ListKindConflict"));
+    }
+
+    #[test]
+    fn names_are_free_for_their_owner_other_groups_and_when_they_are_released() {
+        let mut in_use = InUse::default();
+        let names = |plural: &str, kind: &str| json!({"plural": plural, "kind": kind});
+        let wants = |in_use: &InUse, group: &str, plural: &str, kind: &str| {
+            let taken = in_use.by_others(group, plural);
+            let (_, conflict) = accept(&names(plural, kind), &Value::Null, taken);
+            conflict.map(|conflict| conflict.reason)
+        };
+        in_use.set("a.example", "foos", &names("foos", "Foo"));
+        assert_eq!(wants(&in_use, "a.example", "foos", "Foo"), None);
+        assert_eq!(wants(&in_use, "b.example", "bars", "Foo"), None);
+        let conflict = Some("KindConflict");
+        assert_eq!(wants(&in_use, "a.example", "bars", "Foo"), conflict);
+        in_use.set("a.example", "foos", &names("foos", "Other"));
+        assert_eq!(wants(&in_use, "a.example", "bars", "Foo"), None);
+        assert_eq!(wants(&in_use, "a.example", "bars", "Other"), conflict);
+        in_use.release("a.example", "foos");
+        assert_eq!(wants(&in_use, "a.example", "bars", "Other"), None);
+        in_use.reserve(&Names {
+            group: "a.example".to_owned(),
+            version: "v1".to_owned(),
+            kind: "Foo".to_owned(),
+            list_kind: "FooList".to_owned(),
+            plural: "foos".to_owned(),
+            singular: "foo".to_owned(),
+            short_names: Vec::new(),
+            categories: Vec::new(),
+        });
+        assert_eq!(wants(&in_use, "a.example", "foos", "Foo"), conflict);
     }
 }

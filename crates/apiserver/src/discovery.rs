@@ -235,7 +235,7 @@ fn group_document(group: &Group<'_>) -> Value {
 /// Resources of a group version by name, as upstream orders them.
 fn members<'a>(table: &'a Table, group: &str, version: &str) -> Vec<&'a Resource> {
     let of = |resource: &&Resource| resource.group == group && resource.version == version;
-    let mut members: Vec<&Resource> = table.all().iter().map(|r| &**r).filter(of).collect();
+    let mut members: Vec<&Resource> = table.all().map(|r| &**r).filter(of).collect();
     members.sort_by(|one, other| one.plural.cmp(&other.plural));
     members
 }

@@ -76,7 +76,7 @@ impl Target {
     fn of(kind: &Value, table: &Table) -> (Self, bool) {
         let api_version = tree::text(&kind["apiVersion"]);
         let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
-        let mut all = table.all().iter();
+        let mut all = table.all();
         let found = all.find(|resource| {
             resource.api_version == api_version
                 && resource.kind.names().kind == tree::text(&kind["kind"])

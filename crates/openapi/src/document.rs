@@ -39,7 +39,7 @@ const ANY_KIND: &str = "io.k8s.api.core.v1.Pod";
 
 /// Every group version, or those of built-in kinds alone.
 fn group_versions(table: &Table, builtin: bool) -> BTreeSet<(&str, &str)> {
-    let of = table.all().iter().filter(|one| !builtin || !one.custom);
+    let of = table.all().filter(|one| !builtin || !one.custom);
     of.map(|one| (one.group.as_str(), one.version.as_str()))
         .collect()
 }
@@ -124,7 +124,6 @@ impl<'a> Maker<'a> {
         let members: Vec<Arc<Resource>> = self
             .table
             .all()
-            .iter()
             .filter(|resource| !resource.custom)
             .cloned()
             .collect();

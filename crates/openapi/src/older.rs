@@ -32,7 +32,7 @@ impl Sources {
         let is_own = |one: &&Arc<Resource>| {
             one.custom && (served.is_empty() || !served.contains(&*place(&one.group, &one.version)))
         };
-        let mut custom: Vec<_> = table.all().iter().filter(is_own).cloned().collect();
+        let mut custom: Vec<_> = table.all().filter(is_own).cloned().collect();
         // The versions of a definition stand together: its bytes are parsed once for all of them.
         custom.sort_by(|one, other| {
             let one = (&one.group, &one.plural, &one.version);

@@ -16,14 +16,16 @@ mod reader;
 mod resources;
 mod scan;
 pub mod store_metrics;
+mod table;
 mod versions;
 
 pub use codec::{Draft, Header, ObjectCodec, Stored};
 pub use names::{Endings, RandomEndings};
 pub use reader::{Reader, Readings};
 pub use resources::{
-    KindRef, Labels, Registry, Resource, Served, Table, api_version, key_prefix, object_key,
+    KindRef, Labels, Registry, Resource, Served, api_version, key_prefix, object_key,
 };
+pub use table::Table;
 pub use versions::Versions;
 
 /// The store as the API server sees it.

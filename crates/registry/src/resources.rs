@@ -3,7 +3,6 @@
 //! the next, never a mixture.
 
 use std::{
-    collections::{BTreeMap, HashMap},
     ops::Deref,
     sync::{Arc, atomic::AtomicUsize},
 };
@@ -20,7 +19,7 @@ use machinery::{
 };
 use store::Key;
 
-use crate::{Draft, Stored, store_metrics::Stores};
+use crate::{Draft, Stored, store_metrics::Stores, table::Table};
 
 /// Where all objects live in the store.
 const ROOT: &str = "/registry/";
@@ -132,6 +131,11 @@ impl Resource {
         let slash = if self.namespaced() { "/" } else { "" };
         let namespace = if self.namespaced() { namespace } else { "" };
         Bytes::from([&self.prefix, namespace, slash, name].concat())
+    }
+
+    /// The prefix of all objects in the store.
+    pub(crate) fn store_prefix(&self) -> &str {
+        &self.prefix
     }
 
     /// The prefix of all objects, or of those in one namespace.
@@ -360,81 +364,6 @@ pub fn api_version(group: &str, version: &str) -> String {
     }
 }
 
-/// One moment of the registry.
-#[derive(Default)]
-pub struct Table {
-    /// In the order they were added, which is discovery's order.
-    all: Vec<Arc<Resource>>,
-    /// By plural, which next to none share: every request looks here.
-    by_plural: HashMap<String, Vec<Arc<Resource>>>,
-    by_prefix: BTreeMap<String, Arc<Resource>>,
-    /// Grows with every change, for ETags.
-    pub generation: u64,
-}
-
-impl Table {
-    fn of(all: Vec<Arc<Resource>>, generation: u64) -> Self {
-        let mut table = Self {
-            generation,
-            ..Self::default()
-        };
-        for resource in &all {
-            let same = table.by_plural.entry(resource.plural.clone()).or_default();
-            // The last of the same path is the one that counts.
-            same.retain(|known| {
-                (&known.group, &known.version) != (&resource.group, &resource.version)
-            });
-            same.push(resource.clone());
-            if resource.storage.is_none() {
-                table
-                    .by_prefix
-                    .insert(resource.prefix.clone(), resource.clone());
-            }
-        }
-        table.all = all;
-        table
-    }
-
-    /// All resources, in discovery's order.
-    pub fn all(&self) -> &[Arc<Resource>] {
-        &self.all
-    }
-
-    /// The resource at a path.
-    pub fn get(&self, group: &str, version: &str, plural: &str) -> Option<&Arc<Resource>> {
-        let mut same = self.by_plural.get(plural)?.iter();
-        same.find(|known| known.version == version && known.group == group)
-    }
-
-    /// All resources that serve the objects of one, itself among them.
-    pub fn same_objects<'a>(
-        &'a self,
-        resource: &'a Resource,
-    ) -> impl Iterator<Item = &'a Resource> {
-        let same = self.by_plural.get(&resource.plural).into_iter().flatten();
-        same.map(|known| &**known)
-            .filter(move |known| known.prefix == resource.prefix)
-    }
-
-    /// Any served version of a resource.
-    pub fn any_version(&self, group: &str, plural: &str) -> Option<&Arc<Resource>> {
-        let mut same = self.by_plural.get(plural)?.iter();
-        same.find(|known| known.group == group)
-    }
-
-    /// Whether a group is built in: a router knows its paths.
-    pub fn has_router(&self, group: &str) -> bool {
-        let mut all = self.all.iter();
-        all.any(|known| known.group == group && !known.custom)
-    }
-
-    /// Whether a group (in a version) is served at all.
-    pub fn serves(&self, group: &str, version: &str) -> bool {
-        let mut all = self.all.iter();
-        all.any(|known| known.group == group && known.version == version)
-    }
-}
-
 /// The served kinds, changing over time.
 pub struct Registry {
     table: ArcSwap<Table>,
@@ -450,7 +379,7 @@ impl Registry {
     pub fn with(kinds: impl IntoIterator<Item = &'static dyn Kind>) -> Arc<Self> {
         let all = builtin(&kinds.into_iter().collect::<Vec<_>>());
         Arc::new(Self {
-            table: ArcSwap::from_pointee(Table::of(all, 1)),
+            table: ArcSwap::from_pointee(Table::new(all)),
         })
     }
 
@@ -472,9 +401,11 @@ impl Registry {
     /// The resource a store key belongs to.
     pub fn by_key(&self, key: &[u8]) -> Option<Arc<Resource>> {
         let text = std::str::from_utf8(key).ok()?;
-        let mut slashes = text[ROOT.len().min(text.len())..].match_indices('/');
-        let end = ROOT.len() + slashes.nth(1)?.0 + 1;
-        self.table().by_prefix.get(text.get(..end)?).cloned()
+        let mut parts = text.strip_prefix(ROOT)?.splitn(3, '/');
+        let (group, plural, rest) = (parts.next()?, parts.next()?, parts.next()?);
+        let prefix = &text[..text.len() - rest.len()];
+        let group = if group == "core" { "" } else { group };
+        self.table().by_prefix(group, plural, prefix).cloned()
     }
 
     /// Serves the versions of a custom resource in place of those that were served before; the
@@ -492,27 +423,13 @@ impl Registry {
                 Some(stored.clone()),
             )));
         }
-        self.table.rcu(|table| {
-            let other = |known: &&Arc<Resource>| {
-                !(known.custom && known.group == stored.group && known.plural == stored.plural)
-            };
-            let mut all: Vec<_> = table.all.iter().filter(other).cloned().collect();
-            all.extend(added.iter().cloned());
-            Table::of(all, table.generation + 1)
-        });
+        self.table
+            .rcu(|table| table.define(&stored.group, &stored.plural, &added));
     }
 
     /// Serves a custom resource no longer.
     pub fn undefine(&self, group: &str, plural: &str) {
-        self.table.rcu(|table| {
-            let other = |known: &&Arc<Resource>| {
-                !(known.custom && known.group == group && known.plural == plural)
-            };
-            Table::of(
-                table.all.iter().filter(other).cloned().collect(),
-                table.generation + 1,
-            )
-        });
+        self.table.rcu(|table| table.define(group, plural, &[]));
     }
 }
 

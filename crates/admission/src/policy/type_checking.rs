@@ -53,7 +53,7 @@ impl Checker {
     fn new(spec: &Value, table: &Table) -> Self {
         let param_kind = &spec["paramKind"];
         let has_params = tree::is_set(param_kind);
-        let params = table.all().iter().find(|resource| {
+        let params = table.all().find(|resource| {
             has_params
                 && resource.api_version == tree::text(&param_kind["apiVersion"])
                 && resource.kind.names().kind == tree::text(&param_kind["kind"])

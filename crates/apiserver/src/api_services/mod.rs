@@ -207,7 +207,7 @@ fn by_name(all: impl Iterator<Item = Wanted>) -> ByName {
 
 /// The objects of what is built in.
 fn own(table: &Table) -> ByName {
-    let built_in = table.all().iter().filter(|resource| !resource.custom);
+    let built_in = table.all().filter(|resource| !resource.custom);
     by_name(built_in.filter_map(|resource| {
         let (group, version) = (&resource.group, &resource.version);
         // Metrics are served here again as soon as nothing else serves them.

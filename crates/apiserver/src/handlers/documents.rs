@@ -114,7 +114,7 @@ fn described(backend: &Arc<Backend>) -> openapi::Remote {
 
 /// The server's figures; objects are counted when somebody asks.
 async fn metrics(request: &Request) -> Answer {
-    let resources = request.core.registry.table().all().to_vec();
+    let resources: Vec<_> = request.core.registry.table().all().cloned().collect();
     for resource in resources
         .iter()
         .filter(|r| r.storage.is_none() && !r.kind.is_virtual())

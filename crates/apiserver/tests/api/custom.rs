@@ -272,7 +272,10 @@ async fn everything_that_was_made_of_a_definition_is_freed_with_it() {
     wait(&server, WIDGETS, 200).await;
     let kinds: Vec<_> = ["v1", "v2"]
         .map(|version| registry.get("example.com", version, "widgets").unwrap())
-        .map(|resource| std::sync::Arc::downgrade(resource.definition.as_ref().unwrap()))
+        .map(|resource| match &resource.kind {
+            registry::KindRef::Shared(kind) => std::sync::Arc::downgrade(kind),
+            registry::KindRef::Static(_) => panic!("a custom resource is not built in"),
+        })
         .into();
     // Everything that keeps something of a kind is used once.
     let documents = [

@@ -107,6 +107,53 @@ async fn who_waits_for_names_gets_them_when_the_other_lets_go_of_them() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn names_stay_with_their_owner_when_the_server_starts_again() {
+    let server = Server::start().await;
+    let names = || json!({"kind": "Gadget", "shortNames": ["gg"]});
+    let one = |plural: &str| definition(plural, "example.com", names(), json!({}));
+    let owner = make(&server, one("gadgets")).await;
+    until(&server, GADGETS, |answer| answer.code == 200).await;
+    // It comes first in every list.
+    let other = make(&server, one("another")).await;
+    let said = |answer: &Raw| condition(&answer.json(), "NamesAccepted");
+    until(&server, &other, |answer| said(answer).is_some()).await;
+    let server = server.restart().await;
+    until(&server, GADGETS, |answer| answer.code == 200).await;
+    // Definitions are looked at in the order of their changes: when this one is served, the others were looked at.
+    let last = json!({"kind": "Last"});
+    make(&server, definition("last", "example.com", last, json!({}))).await;
+    until(&server, "/apis/example.com/v1/last", |a| a.code == 200).await;
+    for (path, expected) in [(&owner, "True"), (&other, "False")] {
+        let answer = admin(&server, "GET", path, Value::Null).await;
+        assert_eq!(said(&answer).unwrap()[0], expected, "{path}");
+    }
+    let path = "/apis/example.com/v1/another";
+    assert_eq!(admin(&server, "GET", path, Value::Null).await.code, 404);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn definitions_that_come_together_are_all_established_and_names_are_given_once() {
+    let server = Server::start().await;
+    // Two of each pair want the same kind.
+    let one = |n: usize| {
+        let names = json!({"kind": format!("Kind{}", n / 2)});
+        definition(&format!("things{n}"), "example.com", names, json!({}))
+    };
+    let made = (0..40).map(|n| make(&server, one(n)));
+    let paths: Vec<String> = futures::future::join_all(made).await;
+    let said =
+        |answer: &Raw| condition(&answer.json(), "NamesAccepted").map(|said| said[0] == "True");
+    for pair in paths.chunks(2) {
+        let mut accepted = 0;
+        for path in pair {
+            let answer = until(&server, path, |answer| said(answer).is_some()).await;
+            accepted += usize::from(said(&answer) == Some(true));
+        }
+        assert_eq!(accepted, 1, "{pair:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn approval_of_a_definition_in_a_group_of_kubernetes_is_a_condition() {
     let server = Server::start().await;
     let mut definition = definition("things", "a.k8s.io", json!({"kind": "Thing"}), json!({}));
@@ -279,12 +326,15 @@ async fn many_definitions_are_described_by_one_document() {
     };
     make_one(0).await;
     let before = resident();
+    let begun = std::time::Instant::now();
     let mut last = String::new();
     for n in 1..=count {
         last = make_one(n).await;
     }
+    let made = begun.elapsed();
     let established = |answer: &Raw| condition(&answer.json(), "Established").is_some();
     until(&server, &last, established).await;
+    eprintln!("made in {made:?}, established in {:?}", begun.elapsed());
     // With the revisions of the last minutes; how much of it is free again depends on the allocator.
     let each = resident().saturating_sub(before) / count;
     eprintln!("{count} definitions: {each} bytes each");

@@ -1,0 +1,312 @@
+//! The controller of CustomResourceDefinitions: their kinds are served while they exist, their status says so, and
+//! when they are deleted their objects are deleted first. Definitions that change together are taken together: each is
+//! served as soon as it is looked at, and their statuses are written side by side.
+
+mod deletion;
+mod serving;
+mod status;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use apiextensions::{
+    conditions::{find, holds},
+    names::{self, InUse},
+};
+use bytes::Bytes;
+use futures::{FutureExt, StreamExt};
+use machinery::{Object, Status, Value};
+use store::{Revision, WatchItem};
+
+use crate::{Resource, Stored, User, meta, pipeline::Core, user, write::Write};
+
+pub(crate) use deletion::mark;
+use status::Names;
+
+const GROUP: &str = "apiextensions.k8s.io";
+const PLURAL: &str = "customresourcedefinitions";
+/// How many definitions are written at a time.
+const AT_ONCE: usize = 32;
+/// How many changes are taken together.
+const BATCH: usize = 512;
+
+/// The definitions as they were read, and what has to be done when they change.
+pub(crate) struct Definitions {
+    /// The moment they were read at.
+    revision: Revision,
+    /// Those that did not get their names, and their groups: they try again when others go.
+    waiting: BTreeMap<String, String>,
+    in_use: InUse,
+}
+
+/// Reads all definitions and serves them.
+pub(crate) async fn load(core: &Arc<Core>) -> Result<Definitions, Status> {
+    let (revision, all) = core.reader.list(GROUP, PLURAL, "").await?;
+    let mut definitions = Definitions {
+        revision,
+        waiting: BTreeMap::new(),
+        in_use: InUse::default(),
+    };
+    for resource in core.registry.table().all().filter(|one| !one.custom) {
+        definitions.in_use.reserve(resource.kind.names());
+    }
+    // What was accepted stays accepted, whatever the order they are looked at.
+    for stored in &all {
+        let definition = Value::Object(stored.parse());
+        let (group, plural) = id(&definition);
+        let accepted = &definition["status"]["acceptedNames"];
+        definitions.in_use.set(&group, &plural, accepted);
+    }
+    definitions.settle_all(core, all).await;
+    Ok(definitions)
+}
+
+/// Follows the definitions for as long as the server runs.
+pub(crate) async fn follow(core: Arc<Core>, mut definitions: Definitions) {
+    loop {
+        let after = definitions.revision;
+        match core.reader.watch(GROUP, PLURAL, after).await {
+            Ok(Some(events)) => {
+                let mut events = events.fuse();
+                while let Some(Ok(item)) = events.next().await {
+                    let mut batch = Batch::default();
+                    let mut next = Some(item);
+                    while let Some(item) = next {
+                        batch.take(item);
+                        next = match batch.changes < BATCH {
+                            true => events.next().now_or_never().flatten().and_then(Result::ok),
+                            false => None,
+                        };
+                    }
+                    definitions.take(&core, batch).await;
+                }
+            }
+            Ok(None) => return,
+            Err(error) => tracing::warn!(%error, "cannot watch custom resource definitions"),
+        }
+        // The watch ended early: read everything anew.
+        core.config.clock.sleep(Duration::from_secs(1)).await;
+        match load(&core).await {
+            Ok(read) => definitions = read,
+            Err(status) => tracing::warn!(%status, "cannot read custom resource definitions"),
+        }
+    }
+}
+
+/// What changed since the last look, each definition once, as it is now.
+#[derive(Default)]
+struct Batch {
+    revision: Revision,
+    changes: usize,
+    changed: BTreeMap<String, Change>,
+}
+
+struct Change {
+    /// `None` when it is gone.
+    now: Option<Arc<Stored>>,
+    before: Option<Arc<Stored>>,
+}
+
+impl Batch {
+    fn take(&mut self, item: WatchItem<Stored>) {
+        match item {
+            WatchItem::Progress(revision) => self.revision = revision,
+            WatchItem::Events { revision, events } => {
+                self.revision = revision;
+                for event in events.iter() {
+                    let object = |entry: &Option<_>| {
+                        let entry: &Option<store::Entry<Stored>> = entry;
+                        entry.as_ref().map(|entry| entry.object.clone())
+                    };
+                    let (now, before) = (object(&event.current), object(&event.previous));
+                    let Some(known) = now.as_ref().or(before.as_ref()) else {
+                        continue;
+                    };
+                    self.changes += 1;
+                    let name = known.header.name.to_string();
+                    match self.changed.get_mut(&name) {
+                        Some(change) => change.now = now,
+                        None => drop(self.changed.insert(name, Change { now, before })),
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// What is to be done about a definition after it was looked at.
+enum Step {
+    /// Its status says something else.
+    Write(Names),
+    /// It was deleted just now.
+    BeginDeletion(Value),
+    /// Its objects are to go, then it goes itself.
+    Empty(Value),
+}
+
+impl Definitions {
+    async fn take(&mut self, core: &Arc<Core>, batch: Batch) {
+        let mut freed = BTreeSet::new();
+        let mut current = Vec::new();
+        for Change { now, before } in batch.changed.into_values() {
+            let before = before.map(|before| Value::Object(before.parse()));
+            match (now, before) {
+                (Some(now), before) => {
+                    let is_renamed = |before: &Value| {
+                        before["spec"]["names"] != Value::Object(now.parse())["spec"]["names"]
+                    };
+                    freed.extend(before.filter(is_renamed).map(|before| id(&before).0));
+                    current.push(now);
+                }
+                (None, Some(before)) => {
+                    self.forget(core, &before);
+                    freed.insert(id(&before).0);
+                }
+                (None, None) => {}
+            }
+        }
+        self.settle_all(core, current).await;
+        self.retry(core, &freed).await;
+        self.revision = batch.revision.max(self.revision);
+    }
+
+    fn forget(&mut self, core: &Core, definition: &Value) {
+        let (group, plural) = id(definition);
+        self.waiting.remove(&format!("{plural}.{group}"));
+        self.in_use.release(&group, &plural);
+        core.registry.undefine(&group, &plural);
+    }
+
+    /// Looks again at definitions of some groups that have not all their names: one that had them has changed.
+    async fn retry(&mut self, core: &Arc<Core>, groups: &BTreeSet<String>) {
+        if !self.waiting.values().any(|group| groups.contains(group)) {
+            return;
+        }
+        match core.reader.list(GROUP, PLURAL, "").await {
+            Ok((_, mut all)) => {
+                let waits = |one: &Arc<Stored>| {
+                    let group = self.waiting.get(&*one.header.name);
+                    group.is_some_and(|group| groups.contains(group))
+                };
+                all.retain(waits);
+                self.settle_all(core, all).await;
+            }
+            Err(status) => tracing::warn!(%status, "cannot read custom resource definitions"),
+        }
+    }
+
+    /// Brings definitions where they should be.
+    async fn settle_all(&mut self, core: &Arc<Core>, all: Vec<Arc<Stored>>) {
+        if all.is_empty() {
+            return;
+        }
+        // Writes up to now may have been made by the schemas of before.
+        let now = core.store.revision().await;
+        let since = now.map_or(Revision::MAX, |now| now + 1);
+        let mut steps = Vec::new();
+        for stored in all {
+            steps.extend(self.settle(core, stored.parse(), stored.bytes(), since));
+            tokio::task::yield_now().await;
+        }
+        let steps = futures::stream::iter(steps);
+        steps
+            .for_each_concurrent(AT_ONCE, |step| carry_out(core, step))
+            .await;
+    }
+
+    /// Serves a definition, or prepares its end.
+    fn settle(
+        &mut self,
+        core: &Arc<Core>,
+        definition: Object,
+        bytes: &Bytes,
+        since: Revision,
+    ) -> Option<Step> {
+        let name = meta::text(&definition, "name").to_owned();
+        let is_deleting = meta::is_deleting(&definition);
+        let whole = Value::Object(definition);
+        let (group, plural) = id(&whole);
+        if is_deleting {
+            self.waiting.remove(&name);
+            let established = holds(&whole, "Established");
+            if established {
+                serving::serve(core, &whole, bytes, since);
+            }
+            let terminating = find(&whole, "Terminating");
+            let is_new = terminating.is_some_and(|told| told["reason"] == deletion::PENDING);
+            return Some(match established && is_new {
+                true => Step::BeginDeletion(whole),
+                false => Step::Empty(whole),
+            });
+        }
+        let (wanted, before) = (&whole["spec"]["names"], &whole["status"]["acceptedNames"]);
+        let taken = self.in_use.by_others(&group, &plural);
+        let (accepted, conflict) = names::accept(wanted, before, taken);
+        self.in_use.set(&group, &plural, &accepted);
+        match conflict {
+            None => {
+                serving::serve(core, &whole, bytes, since);
+                self.waiting.remove(&name);
+            }
+            Some(_) => drop(self.waiting.insert(name.clone(), group)),
+        }
+        let names = Names {
+            name,
+            accepted,
+            conflict,
+        };
+        let now = meta::time(core.config.clock.now());
+        (!names.are_in(&whole, &now)).then_some(Step::Write(names))
+    }
+}
+
+async fn carry_out(core: &Arc<Core>, step: Step) {
+    match step {
+        Step::Write(names) => {
+            if let Err(status) = names.write(core).await {
+                let definition = names.name;
+                tracing::warn!(definition, %status, "cannot write the status of a definition");
+            }
+        }
+        Step::BeginDeletion(definition) => {
+            // The change of its status comes back here.
+            if deletion::begin(core, &definition).await.is_err() {
+                deletion::spawn_empty(core, definition);
+            }
+        }
+        // Objects with finalizers may stay long; other definitions do not wait for them.
+        Step::Empty(definition) => deletion::spawn_empty(core, definition),
+    }
+}
+
+/// The group and the plural of a definition.
+fn id(definition: &Value) -> (String, String) {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let spec = &definition["spec"];
+    (text(&spec["group"]), text(&spec["names"]["plural"]))
+}
+
+fn write(core: &Arc<Core>, resource: Arc<Resource>, namespace: &str, name: &str) -> Write {
+    Write {
+        core: core.clone(),
+        user: Arc::new(User::new("system:apiserver", [user::MASTERS])),
+        peer: None,
+        fence: None,
+        resource,
+        namespace: namespace.to_owned(),
+        name: name.to_owned(),
+        subresource: "status".to_owned(),
+        verb: "update",
+        dry_run: false,
+        field_manager: "kube-apiserver".to_owned(),
+        tracked: false,
+        internal: true,
+        // A webhook that cannot be asked must not keep definitions from being served.
+        admitted: true,
+        options: crate::admission::RequestOptions::default(),
+        effects: crate::admission::Effects::default(),
+    }
+}

@@ -1,0 +1,78 @@
+//! From a definition to the kinds that the registry serves.
+
+use std::sync::Arc;
+
+use apiextensions::{Conversion, CustomKind, Schemas, fingerprint};
+use bytes::Bytes;
+use kinds::Kind;
+use machinery::Value;
+use store::Revision;
+
+use super::id;
+use crate::pipeline::Core;
+
+/// Registers the served versions, the stored one first. A change that is not about the kinds leaves them as they are,
+/// and with them what was compiled and made of them. `now` is the revision from which on objects are written as the
+/// definition says, if its schemas are new.
+pub(super) fn serve(core: &Core, definition: &Value, bytes: &Bytes, now: Revision) {
+    if renew(core, definition, bytes) {
+        return;
+    }
+    let versions = definition["spec"]["versions"]
+        .as_array()
+        .map_or(&[][..], Vec::as_slice);
+    let Some(stored) = versions.iter().find(|version| version["storage"] == true) else {
+        return;
+    };
+    let stored_name = stored["name"].as_str().unwrap_or_default();
+    let since = known_since(core, definition).unwrap_or(now);
+    let schemas = Arc::new(Schemas::new(bytes.clone()));
+    let (client, metrics) = (&core.conversion, &core.metrics.conversion);
+    let conversion = Conversion::read(&definition["spec"], client, metrics).map(Arc::new);
+    let read = |version: &Value| {
+        let schemas = schemas.clone();
+        let kind = CustomKind::read(definition, version, schemas, stored_name, since);
+        Arc::new(kind.converted_by(conversion.clone()))
+    };
+    let mut kinds = vec![read(stored)];
+    let others = versions.iter().filter(|version| version["storage"] != true);
+    kinds.extend(others.filter(|version| version["served"] == true).map(read));
+    core.registry.define(kinds, stored["served"] == true);
+}
+
+fn renew(core: &Core, definition: &Value, bytes: &Bytes) -> bool {
+    let (group, plural) = id(definition);
+    let table = core.registry.table();
+    // All versions of a definition share its bytes.
+    let known = table.any_version(&group, &plural);
+    let known = known.and_then(|known| known.definition.as_ref());
+    known.is_some_and(|known| known.renew(definition, bytes))
+}
+
+/// From which revision on objects are written as the definition says, if its schemas are those
+/// that are served already.
+fn known_since(core: &Core, definition: &Value) -> Option<Revision> {
+    let (group, plural) = id(definition);
+    let spec = &definition["spec"];
+    let table = core.registry.table();
+    let known = table.versions(&group, &plural).filter(|known| known.custom);
+    let mut known = known
+        .filter_map(|known| known.definition.as_ref())
+        .peekable();
+    let since = known.peek()?.since;
+    let conversion = fingerprint(&spec["conversion"]);
+    let mut same = known.map(|kind| {
+        if kind.conversion_fingerprint != conversion {
+            return false;
+        }
+        let mut versions = spec["versions"].as_array().into_iter().flatten();
+        let stored =
+            |version: &Value| version["storage"] == true && version["name"] == *kind.stored();
+        versions.clone().any(stored)
+            && versions.any(|version| {
+                version["name"] == kind.names().version
+                    && fingerprint(&version["schema"]["openAPIV3Schema"]) == kind.fingerprint
+            })
+    });
+    same.all(|is_same| is_same).then_some(since)
+}

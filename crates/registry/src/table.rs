@@ -1,0 +1,297 @@
+//! One moment of the registry. Built-in kinds are shared by all moments. Definitions are kept in chunks: a change copies
+//! one of them and the list of the others, so that many definitions are made in linear time, and readers take no lock.
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
+
+use machinery::text;
+
+use crate::Resource;
+
+/// The most definitions of a chunk.
+const CHUNK: usize = 64;
+
+/// The kinds that are served at one moment.
+pub struct Table {
+    builtin: Arc<Builtin>,
+    custom: Definitions,
+    /// Grows with every change, for ETags.
+    pub generation: u64,
+}
+
+/// What never changes.
+#[derive(Default)]
+struct Builtin {
+    /// In discovery's order.
+    all: Vec<Arc<Resource>>,
+    /// By plural, which next to none share: every request looks here.
+    by_plural: HashMap<String, Vec<Arc<Resource>>>,
+    groups: HashSet<String>,
+}
+
+impl Builtin {
+    fn new(all: Vec<Arc<Resource>>) -> Self {
+        let mut builtin = Self::default();
+        for resource in &all {
+            let plural = resource.plural.clone();
+            let same = builtin.by_plural.entry(plural).or_default();
+            // The last of the same path is the one that counts.
+            same.retain(|known| {
+                (&known.group, &known.version) != (&resource.group, &resource.version)
+            });
+            same.push(resource.clone());
+            builtin.groups.insert(resource.group.clone());
+        }
+        builtin.all = all;
+        builtin
+    }
+
+    fn of_plural(&self, plural: &str) -> &[Arc<Resource>] {
+        self.by_plural.get(plural).map_or(&[], Vec::as_slice)
+    }
+}
+
+/// The served versions of one custom resource: at least one.
+type Versions = Arc<[Arc<Resource>]>;
+
+fn key(versions: &Versions) -> (&str, &str) {
+    let first = versions.first();
+    first.map_or(("", ""), |first| (&first.plural, &first.group))
+}
+
+/// Custom resources by plural and group. No chunk is empty.
+#[derive(Default)]
+struct Definitions {
+    chunks: Vec<Arc<Vec<Versions>>>,
+}
+
+impl Definitions {
+    /// The chunk that has a key, or that it would be put into.
+    fn chunk(&self, of: (&str, &str)) -> usize {
+        let starts_before = |chunk: &Arc<Vec<Versions>>| chunk.first().map(key) <= Some(of);
+        self.chunks.partition_point(starts_before).saturating_sub(1)
+    }
+
+    fn get(&self, plural: &str, group: &str) -> &[Arc<Resource>] {
+        let wanted = (plural, group);
+        let chunk = self.chunks.get(self.chunk(wanted));
+        let found = chunk.and_then(|chunk| {
+            let at = chunk.binary_search_by(|one| key(one).cmp(&wanted)).ok()?;
+            chunk.get(at)
+        });
+        found.map_or(&[], |versions| versions)
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Arc<Resource>> {
+        let definitions = self.chunks.iter().flat_map(|chunk| chunk.iter());
+        definitions.flat_map(|versions| versions.iter())
+    }
+
+    /// The same with other versions of one resource; without versions it is gone.
+    fn with(&self, wanted: (&str, &str), versions: Versions) -> Self {
+        let mut chunks = self.chunks.clone();
+        let at = self.chunk(wanted);
+        let mut chunk = chunks.get(at).map(|known| Vec::clone(known));
+        let chunk = chunk.get_or_insert_default();
+        match chunk.binary_search_by(|one| key(one).cmp(&wanted)) {
+            Ok(place) if versions.is_empty() => drop(chunk.remove(place)),
+            Ok(place) => chunk[place] = versions,
+            Err(_) if versions.is_empty() => {}
+            Err(place) => chunk.insert(place, versions),
+        }
+        let mut parts = vec![std::mem::take(chunk)];
+        if parts[0].len() > CHUNK {
+            let half = parts[0].split_off(CHUNK / 2);
+            parts.push(half);
+        }
+        parts.retain(|part| !part.is_empty());
+        let end = chunks.len().min(at + 1);
+        chunks.splice(at..end, parts.into_iter().map(Arc::new));
+        Self { chunks }
+    }
+}
+
+impl Table {
+    pub(crate) fn new(builtin: Vec<Arc<Resource>>) -> Self {
+        Self {
+            builtin: Arc::new(Builtin::new(builtin)),
+            custom: Definitions::default(),
+            generation: 1,
+        }
+    }
+
+    /// The next moment: a custom resource is served in these versions and no others.
+    pub(crate) fn define(&self, group: &str, plural: &str, versions: &[Arc<Resource>]) -> Self {
+        Self {
+            builtin: self.builtin.clone(),
+            custom: self.custom.with((plural, group), versions.into()),
+            generation: self.generation + 1,
+        }
+    }
+
+    /// All resources: built-in ones in discovery's order, then custom ones by name.
+    pub fn all(&self) -> impl Iterator<Item = &Arc<Resource>> {
+        self.builtin.all.iter().chain(self.custom.all())
+    }
+
+    /// The resources of a plural in a group, and perhaps others of the plural.
+    fn same<'a>(&'a self, group: &str, plural: &str) -> impl Iterator<Item = &'a Arc<Resource>> {
+        let builtin = self.builtin.of_plural(plural).iter();
+        builtin.chain(self.custom.get(plural, group))
+    }
+
+    /// The resource at a path.
+    pub fn get(&self, group: &str, version: &str, plural: &str) -> Option<&Arc<Resource>> {
+        let mut same = self.same(group, plural);
+        same.find(|known| known.version == version && text::same(&known.group, group))
+    }
+
+    /// The resource whose objects have a prefix in the store.
+    pub(crate) fn by_prefix(
+        &self,
+        group: &str,
+        plural: &str,
+        prefix: &str,
+    ) -> Option<&Arc<Resource>> {
+        let mut same = self.same(group, plural);
+        same.find(|known| known.storage.is_none() && known.store_prefix() == prefix)
+    }
+
+    /// All resources that serve the objects of one, itself among them.
+    pub fn same_objects<'a>(
+        &'a self,
+        resource: &'a Resource,
+    ) -> impl Iterator<Item = &'a Resource> {
+        let same = self.same(&resource.group, &resource.plural);
+        same.map(|known| &**known)
+            .filter(|known| known.store_prefix() == resource.store_prefix())
+    }
+
+    /// All served versions of a resource; of a custom one the stored version comes first if it is served.
+    pub fn versions<'a>(
+        &'a self,
+        group: &'a str,
+        plural: &str,
+    ) -> impl Iterator<Item = &'a Arc<Resource>> {
+        let same = self.same(group, plural);
+        same.filter(move |known| text::same(&known.group, group))
+    }
+
+    /// Any served version of a resource.
+    pub fn any_version(&self, group: &str, plural: &str) -> Option<&Arc<Resource>> {
+        let mut same = self.same(group, plural);
+        same.find(|known| text::same(&known.group, group))
+    }
+
+    /// Whether a group is built in: a router knows its paths.
+    pub fn has_router(&self, group: &str) -> bool {
+        self.builtin.groups.contains(group)
+    }
+
+    /// Whether a group (in a version) is served at all.
+    pub fn serves(&self, group: &str, version: &str) -> bool {
+        let mut all = self.all();
+        all.any(|known| text::same(&known.group, group) && known.version == version)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use machinery::json::json;
+
+    use super::*;
+    use crate::Registry;
+    use apiextensions::{CustomKind, Schemas};
+
+    fn define(registry: &Registry, plural: &str, versions: &[&str]) {
+        let versions: Vec<_> = versions.iter().map(|name| json!({"name": name})).collect();
+        let definition = json!({"spec": {"group": "example.com", "scope": "Cluster",
+            "versions": versions, "names": {"kind": plural, "plural": plural}}});
+        let schemas = Arc::new(Schemas::new(definition.to_string().into()));
+        let read = |version| CustomKind::read(&definition, version, schemas.clone(), "v1", 1);
+        let kinds = versions.iter().map(|version| Arc::new(read(version)));
+        registry.define(kinds.collect(), true);
+    }
+
+    fn names(table: &Table) -> Vec<String> {
+        let custom = table.all().filter(|one| one.custom);
+        let names: Vec<_> = custom
+            .map(|one| format!("{}/{}", one.plural, one.version))
+            .collect();
+        for resource in table.all() {
+            let found = table.get(&resource.group, &resource.version, &resource.plural);
+            let found = found.unwrap_or_else(|| panic!("{} is not found", resource.plural));
+            assert_eq!(found.api_version, resource.api_version);
+        }
+        names
+    }
+
+    /// Names without any order.
+    fn plural(n: usize) -> String {
+        format!("things{}", n * 7919 % 1000)
+    }
+
+    #[test]
+    fn definitions_come_change_and_go_and_readers_keep_their_moment() {
+        let registry = Registry::builtin();
+        let empty = registry.kept_table();
+        for n in 0..500 {
+            define(&registry, &plural(n), &["v1", "v2"]);
+        }
+        let full = registry.kept_table();
+        let mut expected: Vec<_> = (0..500).map(plural).collect();
+        expected.sort();
+        let both = |name: &String| [format!("{name}/v1"), format!("{name}/v2")];
+        assert_eq!(
+            names(&full),
+            expected.iter().flat_map(both).collect::<Vec<_>>()
+        );
+        for n in (0..500).filter(|n| n % 5 != 0) {
+            registry.undefine("example.com", &plural(n));
+        }
+        registry.undefine("example.com", "none");
+        define(&registry, &plural(0), &["v1"]);
+        let left = names(&registry.table());
+        assert_eq!(left.len(), 199);
+        assert_eq!(
+            registry.table().versions("example.com", &plural(0)).count(),
+            1
+        );
+        assert_eq!(
+            names(&full).len(),
+            1000,
+            "a moment that is kept stays as it is"
+        );
+        assert!(names(&empty).is_empty());
+        for n in (0..500).step_by(5) {
+            registry.undefine("example.com", &plural(n));
+        }
+        assert!(names(&registry.table()).is_empty());
+        assert!(registry.table().custom.chunks.is_empty());
+    }
+
+    #[test]
+    fn a_change_copies_one_chunk() {
+        let registry = Registry::with([]);
+        for n in 0..1000 {
+            define(&registry, &plural(n), &["v1"]);
+        }
+        let before = registry.kept_table();
+        define(&registry, "things500", &["v1"]);
+        let after = registry.kept_table();
+        let chunks = |table: &Table| table.custom.chunks.clone();
+        let (before, after) = (chunks(&before), chunks(&after));
+        assert!(
+            before.len() < 1000 * 2 / CHUNK + 2,
+            "{} chunks",
+            before.len()
+        );
+        let same = before.iter().zip(&after).filter(|(a, b)| Arc::ptr_eq(a, b));
+        assert_eq!(
+            (same.count() + 1, after.len()),
+            (before.len(), before.len())
+        );
+    }
+}
