@@ -278,7 +278,10 @@ pub fn restore(
         let _ = fs::remove_dir_all(&fresh);
     })?;
     // From here on the directory is ours, for `reset` too, and a store that is not there is a loss.
-    Marker::update(data_dir, |marker| marker.store = true)?;
+    Marker::update(data_dir, |marker| {
+        marker.store = true;
+        marker.in_etcd = false;
+    })?;
     let mut set_aside = Vec::new();
     for (path, _) in [(&directory, !is_empty), (&keys, other_keys)]
         .iter()
@@ -360,7 +363,10 @@ mod tests {
         let store = embedded::Embedded::open(two.join("store"), Plain).unwrap();
         put(&store, "/registry/b", "1").await;
         store.close();
+        // Also where the objects had been moved to etcd.
+        Marker::update(&two, |marker| marker.in_etcd = true).unwrap();
         let forced = restore(&two, &file, None, true).unwrap();
+        assert!(!Marker::read(&two).unwrap().unwrap().in_etcd);
         assert!(forced.set_aside[0].join("lock").exists());
         assert_eq!(forced.set_aside.len(), 1, "the keys are the same");
         let three = directory.path().join("three");

@@ -128,6 +128,7 @@ fn two_machines_join_and_pods_reach_each_other_everywhere() {
     site.three.start(&join);
     let nodes = site.wait_for_nodes(3);
     every_node_has_its_part_of_the_addresses(&nodes);
+    every_kubelet_writes_under_its_own_name(&site);
     a_name_that_is_taken_is_refused(&site);
     let pods = deploy(&site);
     everything_reaches_everything(&site, &pods);
@@ -152,6 +153,18 @@ fn two_machines_join_and_pods_reach_each_other_everywhere() {
     an_agent_comes_back_after_a_crash(&mut site);
     agents_go_on_without_a_server(&mut site, &pods);
     removal_leaves_nothing(&mut site);
+}
+
+fn every_kubelet_writes_under_its_own_name(site: &Site) {
+    let template =
+        "-o=jsonpath={range .items[*]}{.metadata.managedFields[*].manager}{\"\\n\"}{end}";
+    let shown = site.cluster.kubectl(&["get", "nodes", template]).success();
+    assert_eq!(shown.lines().count(), 3, "{shown}");
+    for managers in shown.lines() {
+        let mut managers = managers.split(' ');
+        assert!(managers.any(|manager| manager == "kubelet"), "{shown}");
+    }
+    assert!(!shown.contains("mainstay"), "{shown}");
 }
 
 fn joins_are_checked(site: &Site) {

@@ -82,6 +82,10 @@ fn a_backup_on_an_empty_machine_is_the_same_cluster() {
     );
     let said = found.mainstay(&["restore", file, encrypted[0], encrypted[1]]);
     assert!(said.success().starts_with("Restored "));
+    // What was restored can be removed again before the first start.
+    found.mainstay(&["reset", "--yes"]).success();
+    let said = found.mainstay(&["restore", file, encrypted[0], encrypted[1]]);
+    assert!(said.success().starts_with("Restored "));
     found.start();
     assert_eq!(found.get(&["configmap", "kept"])["data"]["name"], "kept");
     // The administrator of before is known, and so are tokens of service accounts.

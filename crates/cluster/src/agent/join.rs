@@ -85,6 +85,7 @@ async fn attempt(
     let tls = pki::bearer_client_config(ca.as_bytes())?;
     let options = client::Options {
         token: Some(token.reveal()),
+        headers: super::agent_header("kubelet"),
         ..client::Options::default()
     };
     let client = client::https(server, tls, options)?;

@@ -12,6 +12,7 @@ mod token;
 use std::{path::PathBuf, sync::Arc};
 
 use client::kube;
+use http::{HeaderMap, HeaderValue, header::USER_AGENT};
 use pki::Renewing;
 
 use crate::{Error, Settings};
@@ -49,14 +50,24 @@ pub struct Membership {
 impl Membership {
     /// A client with one of the identities. Must be called inside a Tokio runtime.
     pub fn client(&self, identity: &Arc<Renewing>) -> Result<kube::Client, Error> {
+        let agent = match Arc::ptr_eq(identity, &self.proxy) {
+            true => "kube-proxy",
+            false => "kubelet",
+        };
         let options = client::Options {
             renewals: Some(identity.generation()),
             servers: Some(self.servers.clone()),
+            headers: agent_header(agent),
             ..client::Options::default()
         };
         let tls = identity.client_config(self.ca.as_bytes())?;
         Ok(client::https(&self.facts.server, tls, options)?)
     }
+}
+
+/// What a component calls itself, as upstream's do: the fields that it writes are managed under this name.
+fn agent_header(name: &'static str) -> HeaderMap {
+    HeaderMap::from_iter([(USER_AGENT, HeaderValue::from_static(name))])
 }
 
 /// What an agent does when the cluster has other servers: its clients know them at once, and its next
