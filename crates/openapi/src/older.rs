@@ -18,6 +18,9 @@ use super::{
 };
 use registry::{Resource, Table};
 
+/// The fewest resources that a thread of its own is worth.
+const LEAST_SHARE: usize = 32;
+
 /// Everything in the document, by which its pieces are found.
 pub(super) struct Sources {
     /// Custom resources that this server speaks of, in the order of their names.
@@ -156,14 +159,42 @@ impl Missing {
         let base = self
             .base
             .unwrap_or_else(|| Arc::new(Base::make(maker, remote, self.with, form)));
-        let mut schemas = Parsed::default();
-        let custom = self.custom.iter().map(|resource| {
-            let parts = maker.custom_v2(resource, &mut schemas, &base.parameters);
-            (address(resource), Piece::new(resource, parts, &base, form))
-        });
-        let custom = custom.collect();
+        let pieces = |resources: &[Arc<Resource>]| -> Vec<(usize, Piece)> {
+            let mut schemas = Parsed::default();
+            let pieces = resources.iter().map(|resource| {
+                let parts = maker.custom_v2(resource, &mut schemas, &base.parameters);
+                (address(resource), Piece::new(resource, parts, &base, form))
+            });
+            pieces.collect()
+        };
+        let custom = side_by_side(&self.custom, pieces);
         Made { base, custom }
     }
+}
+
+/// Makes pieces of many resources on all processors, of few on this thread.
+fn side_by_side<R: Send>(
+    resources: &[Arc<Resource>],
+    pieces: impl Fn(&[Arc<Resource>]) -> Vec<R> + Sync,
+) -> Vec<R> {
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let share = resources.len().div_ceil(threads).max(LEAST_SHARE);
+    if resources.len() <= share {
+        return pieces(resources);
+    }
+    std::thread::scope(|scope| {
+        let pieces = &pieces;
+        let spawned = resources.chunks(share).map(|part| {
+            let work = scope.spawn(move || pieces(part));
+            (part, work)
+        });
+        let spawned: Vec<_> = spawned.collect();
+        let made = spawned.into_iter().flat_map(|(part, work)| {
+            // A piece that cannot be made panics here again, as it would on one thread.
+            work.join().unwrap_or_else(|_| pieces(part))
+        });
+        made.collect()
+    })
 }
 
 impl Base {
