@@ -55,7 +55,7 @@ pub use registry::{
     Draft, Endings, Header, ObjectCodec, RandomEndings, Reader, Registry, Resource, Store, Stored,
 };
 pub use request::{Body, RequestInfo, ResourceRequest, User};
-pub use server::ApiServer;
+pub use server::{ApiServer, Diagnose};
 pub use write::Fence;
 
 use registry::{failure, meta};

@@ -2,6 +2,7 @@
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
+use futures::future::BoxFuture;
 use lifecycle::{Context, Outcome, Run, Service};
 use tokio::net::TcpListener;
 use tokio_rustls::TlsAcceptor;
@@ -11,6 +12,13 @@ use crate::{
     Config, Error, LocalService, Registry, Store, User, api_services, bootstrap, connection,
     definitions, identity, pipeline::Core, servers::Servers, started::Part, token_uses, usage,
 };
+
+/// Says why pods wait for a node.
+pub trait Diagnose: Send + Sync {
+    /// The diagnosis of the pod with this uid, a JSON object; none when the pod does not wait for a
+    /// scheduler of this process.
+    fn diagnose<'a>(&'a self, uid: &'a str) -> BoxFuture<'a, Option<Vec<u8>>>;
+}
 
 /// The API server.
 pub struct ApiServer {
@@ -34,6 +42,12 @@ impl ApiServer {
     /// A transport for a client in this process that acts as `user`.
     pub fn connect(&self, user: User) -> LocalService {
         LocalService::new(self.core.clone(), user)
+    }
+
+    /// Diagnoses of pods come from here. Only the first call has an effect.
+    pub fn set_diagnoses(&self, diagnoses: Arc<dyn Diagnose>) {
+        // Set before: kept.
+        let _ = self.core.diagnoses.set(diagnoses);
     }
 
     /// Others reach this server here from now on: its Lease and the `kubernetes` Service say so.

@@ -22,6 +22,7 @@ use crate::{
     backup::Backups,
     connector::InProcess,
     corefile::CorefileReport,
+    diagnoses::SchedulerDiagnoses,
     elected::{self, Elected, Term},
     founding,
     known_servers::KnownServers,
@@ -69,6 +70,8 @@ impl ControlPlane {
         let apiserver =
             apiserver_config(settings, &pki, health)?.build(storage.store(), registry)?;
         let connector = InProcess(apiserver.clone());
+        let diagnoses = scheduler::Diagnoses::default();
+        apiserver.set_diagnoses(Arc::new(SchedulerDiagnoses(diagnoses.clone())));
         let admin = connector.as_user(User::new("kubernetes-admin", ["system:masters"]));
         let mut services: Vec<Arc<dyn Service>> = vec![
             apiserver.clone(),
@@ -90,7 +93,7 @@ impl ControlPlane {
                 current: current.clone(),
             }),
         ];
-        services.extend(singletons(settings, &pki, &connector)?);
+        services.extend(singletons(settings, &pki, &connector, &diagnoses)?);
         if settings.runs(Part::Dns) {
             services.push(Arc::new(CorefileReport {
                 client: admin.clone(),
@@ -126,6 +129,7 @@ fn singletons(
     settings: &Settings,
     pki: &Arc<Pki>,
     connector: &InProcess,
+    diagnoses: &scheduler::Diagnoses,
 ) -> Result<Vec<Arc<dyn Service>>, Error> {
     let controllers = controllers::Config {
         cluster_ca: pki.ca().pem().to_owned(),
@@ -143,7 +147,8 @@ fn singletons(
         }
         if settings.runs(Part::Scheduler) {
             let client = connector.as_user(scheduler_user());
-            let config = scheduler_config(client, settings.scheduler_config.as_ref());
+            let document = settings.scheduler_config.as_ref();
+            let config = scheduler_config(client, document, diagnoses);
             services.push(Arc::new(config.build()));
         }
         return Ok(services);
@@ -165,10 +170,10 @@ fn singletons(
         services.push(Arc::new(part));
     }
     if settings.runs(Part::Scheduler) {
-        let document = settings.scheduler_config.clone();
+        let (document, diagnoses) = (settings.scheduler_config.clone(), diagnoses.clone());
         let build = move |term: Term| {
             let client = term.as_user(scheduler_user());
-            Arc::new(scheduler_config(client, document.as_ref()).build()) as _
+            Arc::new(scheduler_config(client, document.as_ref(), &diagnoses).build()) as _
         };
         let user = scheduler_user();
         let part = elected("scheduler", "kube-scheduler", user, Box::new(build));
@@ -181,11 +186,15 @@ fn singletons(
 fn scheduler_config(
     client: kube::Client,
     document: Option<&serde_json::Value>,
+    diagnoses: &scheduler::Diagnoses,
 ) -> scheduler::Config {
     let configured =
         document.and_then(|document| scheduler::Config::configured(client.clone(), document).ok());
     // A document that cannot be read was refused with the settings.
-    configured.unwrap_or_else(|| scheduler::Config::new(client))
+    scheduler::Config {
+        diagnoses: diagnoses.clone(),
+        ..configured.unwrap_or_else(|| scheduler::Config::new(client))
+    }
 }
 
 /// Ports that nodes need themselves are never led away to a Service.

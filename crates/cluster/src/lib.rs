@@ -12,6 +12,7 @@ pub mod cni;
 mod connector;
 mod control_plane;
 mod corefile;
+mod diagnoses;
 mod elected;
 mod error;
 pub mod families;

@@ -1,7 +1,13 @@
 //! One attempt to find a node for a pod: PreFilter, Filter over as many nodes as are needed, Score.
 //! Pure but for the dice between equals, which a seed repeats.
 
-use std::{any::Any, borrow::Cow, collections::BTreeSet, sync::Arc};
+use std::{
+    any::Any,
+    borrow::Cow,
+    collections::BTreeSet,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use crate::{
     cluster::{Cluster, Slot},
@@ -118,6 +124,17 @@ pub struct Cycle<'a> {
     is_remembered: bool,
 }
 
+/// How long the extension points of an attempt took; those that were not reached took nothing.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Took {
+    /// PreFilter.
+    pub pre_filter: Duration,
+    /// Filter of all nodes that were looked at.
+    pub filter: Duration,
+    /// PreScore and Score.
+    pub score: Duration,
+}
+
 /// The cluster and where the last attempt stopped.
 pub struct Scheduling {
     /// The cluster.
@@ -128,6 +145,8 @@ pub struct Scheduling {
     pub dice: Dice,
     /// What was said of nodes; `None` to judge every node anew.
     verdicts: Option<Verdicts>,
+    /// How long the last attempt took.
+    pub took: Took,
     /// Programs that are asked beside the plugins. What they decide about
     /// ([`Extenders::decide_about`]) must be scheduled on a thread that may block.
     pub extenders: Arc<Extenders>,
@@ -141,6 +160,7 @@ impl Scheduling {
             next_start: 0,
             dice: Dice::new(seed),
             verdicts: Some(Verdicts::default()),
+            took: Took::default(),
             extenders: Arc::default(),
         }
     }
@@ -155,10 +175,21 @@ impl Scheduling {
 
     /// Finds a node for a pod.
     pub fn schedule(&mut self, profile: &Profile, pod: &Arc<PodInfo>) -> Outcome {
-        let (mut cycle, only) = match Cycle::begin(profile, pod, &mut self.cluster) {
-            Ok(begun) => begun,
-            Err(failure) => return Outcome::Failed(failure),
+        let started = Instant::now();
+        let begun = Cycle::begin(profile, pod, &mut self.cluster);
+        self.took = Took {
+            pre_filter: started.elapsed(),
+            ..Took::default()
         };
+        match begun {
+            Ok((cycle, only)) => self.choose(cycle, only),
+            Err(failure) => Outcome::Failed(failure),
+        }
+    }
+
+    /// Filter and Score.
+    fn choose(&mut self, mut cycle: Cycle<'_>, only: Only) -> Outcome {
+        let (pod, started) = (cycle.pod, Instant::now());
         if let Some(slot) = self.nominated(&mut cycle) {
             return Outcome::Node {
                 slot,
@@ -171,7 +202,9 @@ impl Scheduling {
             None => self.feasible(&mut cycle),
             Some((names, _)) => self.feasible_of(&mut cycle, names),
         };
-        if let Err(error) = self.ask_extenders(pod, &mut feasible, &mut rejected) {
+        let asked = self.ask_extenders(pod, &mut feasible, &mut rejected);
+        self.took.filter = started.elapsed();
+        if let Err(error) = asked {
             return Outcome::Failed(Failure {
                 total: self.cluster.visits().len(),
                 error: Some(error),
@@ -191,6 +224,29 @@ impl Scheduling {
                 feasible: several.len(),
             },
         }
+    }
+
+    /// The nodes that would take the pod now, or what every node has against it. Later decisions are
+    /// the same as without this question. Extenders are not asked.
+    pub fn judge(&mut self, profile: &Profile, pod: &Arc<PodInfo>) -> Result<Vec<Slot>, Failure> {
+        let (mut cycle, only) = Cycle::begin(profile, pod, &mut self.cluster)?;
+        let nodes = match &only {
+            None => self.cluster.visits().to_vec(),
+            Some((names, _)) => self.known(names),
+        };
+        let mut candidates = Candidates::new(nodes);
+        cycle.filter(&mut self.cluster, &mut candidates);
+        match candidates.into_parts() {
+            (none, rejected) if none.is_empty() => Err(self.failure(rejected, only)),
+            (fitting, _) => Ok(fitting),
+        }
+    }
+
+    /// The nodes of these names that exist.
+    fn known(&self, names: &BTreeSet<String>) -> Vec<Slot> {
+        let known = names.iter().filter_map(|name| self.cluster.slot(name));
+        let exists = |slot: &Slot| self.cluster.node(*slot).is_some();
+        known.filter(exists).collect()
     }
 
     /// Asks plugins to make room after a failure.
@@ -321,9 +377,7 @@ impl Scheduling {
         cycle: &mut Cycle<'_>,
         names: &BTreeSet<String>,
     ) -> (Vec<Slot>, usize, Vec<Rejection>) {
-        let known = names.iter().filter_map(|name| self.cluster.slot(name));
-        let exists = |slot: &Slot| self.cluster.node(*slot).is_some();
-        let mut nodes: Vec<Slot> = known.filter(exists).collect();
+        let mut nodes = self.known(names);
         let begin = self.next_start % nodes.len().max(1);
         nodes.rotate_left(begin);
         let wanted = nodes_to_find(cycle.profile.percentage_of_nodes, nodes.len());
@@ -337,11 +391,7 @@ impl Scheduling {
         (left, looked_at, rejected)
     }
 
-    fn failure(
-        &self,
-        rejected: Vec<Rejection>,
-        only: Option<(BTreeSet<String>, BTreeSet<&'static str>)>,
-    ) -> Failure {
+    fn failure(&self, rejected: Vec<Rejection>, only: Only) -> Failure {
         let mut plugins: BTreeSet<_> = rejected.iter().map(|rejection| rejection.plugin).collect();
         let not_looked_at = only.map(|(_, by)| {
             let names: Vec<&str> = by.iter().copied().collect();
@@ -359,6 +409,7 @@ impl Scheduling {
 
     /// The node with the highest score; the dice choose between equals.
     fn best(&mut self, cycle: &Cycle<'_>, nodes: &[Slot]) -> Slot {
+        let started = Instant::now();
         let verdicts = self.verdicts.as_ref().filter(|_| cycle.is_remembered);
         let known = verdicts.and_then(|verdicts| verdicts.scores(cycle, nodes));
         let mut totals = cycle.scores_with(&self.cluster, nodes, known);
@@ -372,6 +423,7 @@ impl Scheduling {
                 *total = total.saturating_add(more.get(name).copied().unwrap_or(0));
             }
         }
+        self.took.score = started.elapsed();
         let highest = totals.iter().max().copied().unwrap_or(0);
         let equals = totals.iter().filter(|total| **total == highest).count();
         let chosen = self.dice.below(equals.max(1));

@@ -1,7 +1,7 @@
 //! The scheduler: gives every pod that has none a node. It keeps its own columnar picture of the
 //! cluster, fed by watches, tries waiting pods by importance, counts a pod on its node as soon as it
-//! is chosen, and binds in the background. Pods that fit nowhere wait for an event that could help,
-//! and why they wait is kept by node and plugin.
+//! is chosen, and binds in the background. Pods that fit nowhere wait for an event that could help;
+//! why they wait is worked out by node and plugin when it is asked for.
 
 #![forbid(unsafe_code)]
 
@@ -10,6 +10,7 @@ mod bindings;
 pub mod cluster;
 pub mod configuration;
 pub mod cycle;
+pub mod diagnosis;
 pub mod disk;
 pub mod extender;
 pub mod framework;
@@ -19,6 +20,8 @@ pub mod metrics;
 pub mod plugins;
 pub mod pod;
 pub mod preemption;
+#[cfg(test)]
+mod preemption_reference;
 pub mod queue;
 #[cfg(test)]
 mod reference;
@@ -28,18 +31,17 @@ mod run;
 mod samples;
 pub mod template;
 mod verdicts;
+#[cfg(test)]
+mod wakeups;
 mod watched;
 mod write;
 
-use std::{
-    collections::{HashMap, VecDeque},
-    sync::Arc,
-};
+use std::sync::Arc;
 
+pub use diagnosis::{Diagnoses, Diagnosis};
 use framework::profile::Profile;
 use lifecycle::{Context, Run, Service};
 use metrics::Metrics;
-use parking_lot::RwLock;
 use queue::Backoff;
 pub use write::Writes;
 
@@ -55,6 +57,8 @@ pub struct Config {
     pub extenders: Vec<extender::Settings>,
     /// Repeats the decisions between equally good nodes; drawn when it is not given.
     pub seed: Option<u64>,
+    /// Where the scheduler that runs answers why pods wait.
+    pub diagnoses: Diagnoses,
 }
 
 impl Config {
@@ -66,6 +70,7 @@ impl Config {
             backoff: Backoff::default(),
             extenders: Vec::new(),
             seed: None,
+            diagnoses: Diagnoses::default(),
         }
     }
 
@@ -84,63 +89,7 @@ impl Config {
     pub fn build(self) -> Scheduler {
         Scheduler {
             config: self,
-            diagnoses: Diagnoses::default(),
             metrics: Metrics::default(),
-        }
-    }
-}
-
-/// Why a pod waits: each node's reason.
-#[derive(Debug, Clone)]
-pub struct Diagnosis {
-    /// The sentence of the pod's condition.
-    pub message: String,
-    /// Node, plugin, reasons; none for a pod that was tried long before others.
-    pub nodes: Vec<(Arc<str>, &'static str, Vec<String>)>,
-}
-
-/// Pods whose reasons are kept for each node; of others only the message is kept.
-const DETAILED: usize = 64;
-
-/// The diagnoses of all waiting pods, by uid.
-#[derive(Clone, Default)]
-pub struct Diagnoses {
-    /// Guards the table; written once per failed try.
-    table: Arc<RwLock<Table>>,
-}
-
-#[derive(Default)]
-struct Table {
-    by_uid: HashMap<String, Diagnosis>,
-    /// The pods with reasons for each node, the oldest first.
-    detailed: VecDeque<String>,
-}
-
-impl Diagnoses {
-    /// Why the pod with this uid waits.
-    pub fn get(&self, uid: &str) -> Option<Diagnosis> {
-        self.table.read().by_uid.get(uid).cloned()
-    }
-
-    fn put(&self, uid: &str, diagnosis: Diagnosis) {
-        let mut table = self.table.write();
-        table.by_uid.insert(uid.to_owned(), diagnosis);
-        table.detailed.retain(|other| other != uid);
-        table.detailed.push_back(uid.to_owned());
-        if table.detailed.len() > DETAILED
-            && let Some(oldest) = table.detailed.pop_front()
-            && let Some(diagnosis) = table.by_uid.get_mut(&oldest)
-        {
-            diagnosis.nodes = Vec::new();
-        }
-    }
-
-    fn remove(&self, uid: &str) {
-        let known = self.table.read().by_uid.contains_key(uid);
-        if known {
-            let mut table = self.table.write();
-            table.by_uid.remove(uid);
-            table.detailed.retain(|other| other != uid);
         }
     }
 }
@@ -148,15 +97,7 @@ impl Diagnoses {
 /// The scheduler as a service.
 pub struct Scheduler {
     config: Config,
-    diagnoses: Diagnoses,
     metrics: Metrics,
-}
-
-impl Scheduler {
-    /// Why pods wait; stays valid while the service runs.
-    pub fn diagnoses(&self) -> Diagnoses {
-        self.diagnoses.clone()
-    }
 }
 
 impl Service for Scheduler {
@@ -180,7 +121,7 @@ impl Service for Scheduler {
                 backoff: self.config.backoff,
                 extenders: self.config.extenders.clone(),
                 seed: self.config.seed.unwrap_or_else(rand::random),
-                diagnoses: self.diagnoses.clone(),
+                diagnoses: self.config.diagnoses.clone(),
                 metrics: self.metrics.clone(),
             };
             tokio::select! {

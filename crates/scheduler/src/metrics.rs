@@ -1,6 +1,6 @@
 //! What the scheduler does, under upstream's names.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use prometheus_client::{
     encoding::text,
@@ -13,7 +13,7 @@ use prometheus_client::{
     registry::Registry,
 };
 
-use crate::queue::Depth;
+use crate::{framework::Point, queue::Depth};
 
 type Labels = Vec<(&'static str, String)>;
 
@@ -43,6 +43,11 @@ fn milliseconds() -> Histogram {
     Histogram::new(exponential_buckets(0.001, 2.0, 15))
 }
 
+/// From a tenth of a millisecond on.
+fn tenths() -> Histogram {
+    Histogram::new(exponential_buckets(0.0001, 2.0, 12))
+}
+
 struct Inner {
     registry: Registry,
     attempts: Family<Labels, Counter>,
@@ -55,6 +60,10 @@ struct Inner {
     pending: Family<Labels, Gauge>,
     incoming: Family<Labels, Counter>,
     cache: Family<Labels, Gauge>,
+    points: Family<Labels, Histogram, fn() -> Histogram>,
+    unschedulable: Family<Labels, Gauge>,
+    after_flush: Counter,
+    handling_seconds: Family<Labels, Histogram, fn() -> Histogram>,
 }
 
 /// Cloning shares them.
@@ -76,8 +85,13 @@ impl Default for Metrics {
             pending: Family::default(),
             incoming: Family::default(),
             cache: Family::default(),
+            points: Family::new_with_constructor(tenths),
+            unschedulable: Family::default(),
+            after_flush: Counter::default(),
+            handling_seconds: Family::new_with_constructor(tenths),
         };
         register(&mut inner);
+        register_details(&mut inner);
         Self(Arc::new(inner))
     }
 }
@@ -130,6 +144,25 @@ fn register(inner: &mut Inner) {
     registry.register("scheduler_cache_size", help, inner.cache.clone());
 }
 
+fn register_details(inner: &mut Inner) {
+    let registry = &mut inner.registry;
+    let help = "How long all plugins of an extension point took";
+    registry.register(
+        "scheduler_framework_extension_point_duration_seconds",
+        help,
+        inner.points.clone(),
+    );
+    let help = "Pods that wait because of a plugin";
+    let metric = inner.unschedulable.clone();
+    registry.register("scheduler_unschedulable_pods", help, metric);
+    let help = "Pods that were scheduled after nothing but time had passed";
+    let metric = inner.after_flush.clone();
+    registry.register("scheduler_pod_scheduled_after_flush", help, metric);
+    let help = "How long it took to take an event in";
+    let metric = inner.handling_seconds.clone();
+    registry.register("scheduler_event_handling_duration_seconds", help, metric);
+}
+
 impl Metrics {
     /// In the text format of Prometheus.
     pub fn text(&self) -> String {
@@ -159,6 +192,43 @@ impl Metrics {
         };
         let seconds = self.0.sli_seconds.get_or_create(&vec![("attempts", label)]);
         seconds.observe(since_first.as_secs_f64());
+    }
+
+    /// An extension point was run for a pod.
+    pub(crate) fn ran(&self, point: Point, profile: &str, success: bool, took: Duration) {
+        let status = if success { "Success" } else { "Unschedulable" };
+        let labels = vec![
+            ("extension_point", format!("{point:?}")),
+            ("status", status.to_owned()),
+            ("profile", profile.to_owned()),
+        ];
+        let seconds = self.0.points.get_or_create(&labels);
+        seconds.observe(took.as_secs_f64());
+    }
+
+    /// A pod was scheduled that had been tried again only because of its age.
+    pub(crate) fn scheduled_after_flush(&self) {
+        self.0.after_flush.inc();
+    }
+
+    /// An event was taken in.
+    pub(crate) fn handled(&self, event: &str, took: Duration) {
+        let labels = vec![("event", event.to_owned())];
+        let seconds = self.0.handling_seconds.get_or_create(&labels);
+        seconds.observe(took.as_secs_f64());
+    }
+
+    /// How many pods wait because of which plugin of which profile.
+    pub(crate) fn unschedulable(&self, counts: &BTreeMap<(&str, &'static str), usize>) {
+        self.0.unschedulable.clear();
+        for ((profile, plugin), count) in counts {
+            let labels = vec![
+                ("plugin", (*plugin).to_owned()),
+                ("profile", (*profile).to_owned()),
+            ];
+            let gauge = self.0.unschedulable.get_or_create(&labels);
+            gauge.set(i64::try_from(*count).unwrap_or(i64::MAX));
+        }
     }
 
     pub(crate) fn tried_preemption(&self, victims: Option<usize>) {
@@ -217,6 +287,10 @@ mod tests {
             7,
             1,
         );
+        metrics.ran(Point::Filter, "own", false, Duration::from_millis(1));
+        metrics.unschedulable(&[(("own", "NodePorts"), 4)].into());
+        metrics.handled("NodeAdd", Duration::from_millis(1));
+        metrics.scheduled_after_flush();
         let text = metrics.text();
         for line in [
             "scheduler_schedule_attempts_total{profile=\"default-scheduler\",result=\"unschedulable\"} 1",
@@ -224,6 +298,10 @@ mod tests {
             "scheduler_preemption_attempts_total 1",
             "scheduler_pending_pods{queue=\"gated\"} 3",
             "scheduler_cache_size{type=\"nodes\"} 5",
+            "scheduler_framework_extension_point_duration_seconds_count{extension_point=\"Filter\",status=\"Unschedulable\",profile=\"own\"} 1",
+            "scheduler_unschedulable_pods{plugin=\"NodePorts\",profile=\"own\"} 4",
+            "scheduler_event_handling_duration_seconds_count{event=\"NodeAdd\"} 1",
+            "scheduler_pod_scheduled_after_flush_total 1",
         ] {
             assert!(text.contains(line), "{line}\n{text}");
         }

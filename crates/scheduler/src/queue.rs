@@ -4,7 +4,7 @@
 
 use std::{
     cmp::Reverse,
-    collections::{BTreeSet, HashMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -65,6 +65,8 @@ pub struct Waiting {
     errors: u32,
     /// The plugins that turned it away last time.
     rejected_by: BTreeSet<&'static str>,
+    /// Whether it is tried again only because it waited long.
+    pub flushed: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -115,7 +117,11 @@ fn rank(waiting: &Waiting) -> Rank {
 }
 
 /// The plugin that does not let the pod be tried, and why.
-fn gate(pod: &PodInfo, profile: &Profile, cluster: &Cluster) -> Option<(&'static str, String)> {
+pub(crate) fn gate(
+    pod: &PodInfo,
+    profile: &Profile,
+    cluster: &Cluster,
+) -> Option<(&'static str, String)> {
     profile.at(Point::PreEnqueue).iter().find_map(|enabled| {
         let why = enabled.plugin.pre_enqueue(pod, cluster).err()?;
         Some((enabled.plugin.name(), why))
@@ -151,6 +157,7 @@ impl Queue {
                 unschedulable: 0,
                 errors: 0,
                 rejected_by: BTreeSet::new(),
+                flushed: false,
             };
             let place = gate
                 .as_ref()
@@ -186,6 +193,18 @@ impl Queue {
         self.pods.get(uid).map(|(waiting, _)| &waiting.pod)
     }
 
+    /// A waiting pod and the name of the queue that it is in.
+    pub fn find(&self, uid: &str) -> Option<(&Waiting, &'static str)> {
+        let (waiting, place) = self.pods.get(uid)?;
+        let queue = match place {
+            Place::Active => "active",
+            Place::Backoff(..) => "backoff",
+            Place::Unschedulable => "unschedulable",
+            Place::Gated(_) => "gated",
+        };
+        Some((waiting, queue))
+    }
+
     /// The next pod to try, out of the queue: it comes back with [`Queue::retry`] or
     /// [`Queue::turned_away`]. When none is ready, one that waits out its backoff after it found no
     /// node is tried early.
@@ -215,6 +234,7 @@ impl Queue {
         waiting.errors = 0;
         waiting.unschedulable += 1;
         waiting.since = now;
+        waiting.flushed = false;
         waiting.rejected_by = by;
         self.place(waiting, Place::Unschedulable);
     }
@@ -311,6 +331,21 @@ impl Queue {
         open.len()
     }
 
+    /// How many pods wait for an event, by profile and the plugin that turned them away.
+    pub fn unschedulable(&self) -> BTreeMap<(&str, &'static str), usize> {
+        let mut counts = BTreeMap::new();
+        for (_, uid) in &self.unschedulable {
+            let Some((waiting, _)) = self.pods.get(uid) else {
+                continue;
+            };
+            let profile = waiting.pod.template.scheduler_name.as_str();
+            for plugin in &waiting.rejected_by {
+                *counts.entry((profile, *plugin)).or_default() += 1;
+            }
+        }
+        counts
+    }
+
     /// When there will be something to do without any event.
     pub fn due(&self) -> Option<Instant> {
         let leftover = self.unschedulable.first();
@@ -344,7 +379,8 @@ impl Queue {
             if since + self.backoffs.leftover > now {
                 break;
             }
-            if let Some((waiting, _)) = self.take(&uid) {
+            if let Some((mut waiting, _)) = self.take(&uid) {
+                waiting.flushed = true;
                 let place = self.resume(&waiting, now);
                 self.place(waiting, place);
             }

@@ -25,15 +25,18 @@ const HOST: &str = "kubernetes.io/hostname";
 
 /// Everything as lists.
 #[derive(Default)]
-struct Lists {
-    nodes: Vec<NodeInfo>,
+pub(crate) struct Lists {
+    pub(crate) nodes: Vec<NodeInfo>,
     /// The node's name and the pod.
-    placed: Vec<(String, Arc<PodInfo>)>,
-    namespaces: Namespaces,
+    pub(crate) placed: Vec<(String, Arc<PodInfo>)>,
+    pub(crate) namespaces: Namespaces,
 }
 
 impl Lists {
-    fn pods_on<'a>(&'a self, node: &'a NodeInfo) -> impl Iterator<Item = &'a Arc<PodInfo>> {
+    pub(crate) fn pods_on<'a>(
+        &'a self,
+        node: &'a NodeInfo,
+    ) -> impl Iterator<Item = &'a Arc<PodInfo>> {
         let here = |(name, _): &&(String, Arc<PodInfo>)| **name == *node.name;
         self.placed.iter().filter(here).map(|(_, pod)| pod)
     }
@@ -51,7 +54,7 @@ impl Lists {
         term.matcher.matches(&pod.label_set, &self.namespaces)
     }
 
-    fn fits(&self, pod: &PodInfo, node: &NodeInfo) -> bool {
+    pub(crate) fn fits(&self, pod: &PodInfo, node: &NodeInfo) -> bool {
         let template = &pod.template;
         let sum = |amount: fn(&PodInfo) -> i64| self.pods_on(node).map(|p| amount(p)).sum::<i64>();
         let cordon = json!({"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"});
@@ -266,21 +269,29 @@ impl Lists {
 }
 
 /// Random objects.
-struct Maker {
-    dice: Dice,
+pub(crate) struct Maker {
+    pub(crate) dice: Dice,
     number: usize,
 }
 
 impl Maker {
-    fn pick<'a>(&mut self, of: &[&'a str]) -> &'a str {
+    /// The same seed makes the same objects.
+    pub(crate) fn new(seed: u64) -> Self {
+        Self {
+            dice: Dice::new(seed),
+            number: 0,
+        }
+    }
+
+    pub(crate) fn pick<'a>(&mut self, of: &[&'a str]) -> &'a str {
         of[self.dice.below(of.len())]
     }
 
-    fn one_in(&mut self, chances: usize) -> bool {
+    pub(crate) fn one_in(&mut self, chances: usize) -> bool {
         self.dice.below(chances) == 0
     }
 
-    fn node(&mut self, number: usize) -> NodeInfo {
+    pub(crate) fn node(&mut self, number: usize) -> NodeInfo {
         let name = format!("n{number}");
         let mut node = samples::node(&name, self.pick(&["2", "4", "8"]), "8Gi");
         node.pods = 12;
@@ -347,7 +358,13 @@ impl Maker {
         })
     }
 
-    fn pod(&mut self) -> Arc<PodInfo> {
+    pub(crate) fn pod(&mut self) -> Arc<PodInfo> {
+        let pod = serde_json::from_value(self.document()).unwrap();
+        Arc::new(PodInfo::new(&pod))
+    }
+
+    /// A pod as the API has it.
+    pub(crate) fn document(&mut self) -> Value {
         self.number += 1;
         let name = format!("p{}", self.number);
         let cpu = self.pick(&["0", "100m", "500m", "1"]);
@@ -381,8 +398,7 @@ impl Maker {
         if self.one_in(10) {
             meta["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
         }
-        let pod = serde_json::from_value(json!({"metadata": meta, "spec": spec})).unwrap();
-        Arc::new(PodInfo::new(&pod))
+        json!({"metadata": meta, "spec": spec})
     }
 }
 
@@ -421,10 +437,7 @@ fn compare(lists: &Lists, cluster: &mut Cluster, profile: &Profile, pod: &Arc<Po
 }
 
 fn run(seed: u64) {
-    let mut maker = Maker {
-        dice: Dice::new(seed),
-        number: 0,
-    };
+    let mut maker = Maker::new(seed);
     let (mut lists, mut cluster) = (Lists::default(), Cluster::default());
     let red: Labels = [("team".to_owned(), "red".to_owned())].into();
     for (name, labels) in [("x", red), ("y", Labels::new())] {
@@ -445,7 +458,7 @@ fn run(seed: u64) {
     }
 }
 
-fn clone(node: &NodeInfo) -> NodeInfo {
+pub(crate) fn clone(node: &NodeInfo) -> NodeInfo {
     NodeInfo {
         name: node.name.clone(),
         labels: node.labels.clone(),
@@ -538,10 +551,7 @@ fn attempt(scheduling: &mut Scheduling, profile: &Profile, pod: &Arc<PodInfo>) -
 
 /// One scheduler remembers what was said of nodes, the other judges every node anew.
 fn remember(seed: u64) {
-    let mut maker = Maker {
-        dice: Dice::new(seed),
-        number: 0,
-    };
+    let mut maker = Maker::new(seed);
     let mut both = [Scheduling::new(seed), Scheduling::forgetful(seed)];
     let nodes = 20 + maker.dice.below(150);
     for number in 0..nodes {

@@ -17,7 +17,8 @@ use crate::{
     Diagnoses, Diagnosis,
     bindings::{Bindings, Changes},
     cluster::{Cluster, NodeInfo, Slot},
-    cycle::{Failure, Outcome, Scheduling},
+    cycle::{Failure, Outcome, Scheduling, Took},
+    diagnosis::{self, Question},
     extender::{self, Extenders},
     framework::{Permit, Point, PostFilter, event::Event, profile::Profile},
     inputs::Inputs,
@@ -28,8 +29,14 @@ use crate::{
     write::{Nomination, Writes},
 };
 
+/// Without anything to do the loop looks around after this long.
+const IDLE: Duration = Duration::from_secs(60);
 /// After so many attempts without a pause the sizes of queues are counted.
 const SIZES_EVERY: usize = 256;
+
+/// Bindings that are sent at once. More would wait in the API server, which turns away what a client
+/// sends beyond its queues; so many are enough to share the syncs of the store.
+const BINDINGS: usize = 192;
 
 /// How work in the background ended.
 enum Done {
@@ -56,10 +63,13 @@ pub(crate) struct Loop {
     writes: HashMap<String, Arc<Writes>>,
     done: mpsc::UnboundedSender<Done>,
     results: mpsc::UnboundedReceiver<Done>,
-    diagnoses: Diagnoses,
+    /// Pods that are asked about.
+    questions: mpsc::Receiver<Question>,
     metrics: Metrics,
     /// Attempts so far: sizes are counted now and then.
     attempts: usize,
+    /// Bindings that were sent and not answered, without those that may wait for volumes.
+    binding: usize,
 }
 
 /// What the loop is made of.
@@ -91,6 +101,12 @@ pub(crate) async fn run(context: Context, parts: Parts) -> String {
     loop {
         inputs.drain(&mut scheduler);
         let now = Instant::now();
+        if scheduler.binding >= BINDINGS {
+            if !inputs.wait(&mut scheduler, (now + IDLE).into()).await {
+                return "the watches ended".into();
+            }
+            continue;
+        }
         if let Some(waiting) = scheduler.queue.pop(now) {
             if extenders.decide_about(&waiting.pod) {
                 let attempt = move || {
@@ -109,8 +125,9 @@ pub(crate) async fn run(context: Context, parts: Parts) -> String {
             continue;
         }
         scheduler.count_sizes();
+        scheduler.count_unschedulable();
         let due = scheduler.queue.due();
-        let due = due.unwrap_or(now + Duration::from_secs(60));
+        let due = due.unwrap_or(now + IDLE);
         if !inputs.wait(&mut scheduler, due.into()).await {
             return "the watches ended".into();
         }
@@ -166,9 +183,10 @@ impl Loop {
             assumed: HashMap::new(),
             done,
             results,
-            diagnoses: parts.diagnoses,
+            questions: parts.diagnoses.open(),
             metrics: parts.metrics,
             attempts: 0,
+            binding: 0,
         }
     }
 
@@ -185,7 +203,9 @@ impl Loop {
     pub(crate) fn happened(&mut self, event: &Event<'_>) {
         let depth = self.queue.depth();
         let (cluster, now) = (&self.scheduling.cluster, Instant::now());
-        if self.queue.on_event(event, &self.profiles, cluster, now) == 0 {
+        let moved = self.queue.on_event(event, &self.profiles, cluster, now);
+        self.metrics.handled(event.label(), now.elapsed());
+        if moved == 0 {
             return;
         }
         let (before, after) = (depth, self.queue.depth());
@@ -202,6 +222,11 @@ impl Loop {
         let (cluster, depth) = (&self.scheduling.cluster, self.queue.depth());
         let (pods, assumed) = (cluster.placed_pods(), self.assumed.len());
         self.metrics.sizes(depth, cluster.size(), pods, assumed);
+    }
+
+    /// Counts the pods that wait by plugin: while there is nothing else to do, since all are looked at.
+    fn count_unschedulable(&self) {
+        self.metrics.unschedulable(&self.queue.unschedulable());
     }
 
     pub(crate) fn on_node(&mut self, change: &Change<Node>) {
@@ -245,7 +270,6 @@ impl Loop {
     fn forget(&mut self, uid: &str) {
         let waited = self.queue.remove(uid);
         self.assumed.remove(uid);
-        self.diagnoses.remove(uid);
         // Room that was kept for it is free again.
         let nominated = self.cluster().nominated.remove(uid).and(waited);
         let placed = self.cluster().remove_pod(uid);
@@ -257,7 +281,6 @@ impl Loop {
     fn on_placed(&mut self, new: &Arc<PodInfo>, node: &str) {
         self.assumed.remove(&new.uid);
         self.queue.remove(&new.uid);
-        self.diagnoses.remove(&new.uid);
         self.cluster().nominated.remove(&new.uid);
         match self.cluster().put_pod(node, new.clone()) {
             Some(old) => self.happened(&Event::PodUpdated { old: &old, new }),
@@ -318,6 +341,7 @@ impl Loop {
         let begun = Instant::now();
         let outcome = self.scheduling.schedule(profile, &pod);
         self.metrics.chose(begun.elapsed());
+        self.count_points(&pod.template.scheduler_name, &outcome);
         self.attempts += 1;
         if self.attempts.is_multiple_of(SIZES_EVERY) {
             self.count_sizes();
@@ -328,6 +352,25 @@ impl Loop {
                 error: Some(error), ..
             }) => self.cannot_decide(waiting, error),
             Outcome::Failed(failure) => self.no_node(waiting, &failure),
+        }
+    }
+
+    /// Counts how long the extension points of an attempt took.
+    fn count_points(&self, profile: &str, outcome: &Outcome) {
+        let Took {
+            pre_filter,
+            filter,
+            score,
+        } = self.scheduling.took;
+        let found = matches!(outcome, Outcome::Node { .. });
+        let filtered = !filter.is_zero();
+        self.metrics
+            .ran(Point::PreFilter, profile, found || filtered, pre_filter);
+        if filtered {
+            self.metrics.ran(Point::Filter, profile, found, filter);
+        }
+        if !score.is_zero() {
+            self.metrics.ran(Point::Score, profile, true, score);
         }
     }
 
@@ -396,7 +439,8 @@ impl Loop {
         }
     }
 
-    fn bind(&self, waiting: Waiting, slot: Slot, node: Arc<str>) {
+    fn bind(&mut self, waiting: Waiting, slot: Slot, node: Arc<str>) {
+        self.binding += usize::from(is_quick(&waiting.pod));
         let name = &waiting.pod.template.scheduler_name;
         let (profile, writes) = (self.profiles[name].clone(), self.writes[name].clone());
         let (done, extenders) = (self.done.clone(), self.scheduling.extenders.clone());
@@ -422,7 +466,13 @@ impl Loop {
         let mut nomination = Nomination::Keep;
         let mut victims = None;
         if failure.total > 0 {
-            match self.scheduling.post_filter(profile, &pod, failure) {
+            let started = Instant::now();
+            let found = self.scheduling.post_filter(profile, &pod, failure);
+            let nominates = matches!(found, Some(PostFilter::Nominate { .. }));
+            let name = &pod.template.scheduler_name;
+            self.metrics
+                .ran(Point::PostFilter, name, nominates, started.elapsed());
+            match found {
                 Some(PostFilter::Nominate {
                     slot,
                     victims: found,
@@ -450,8 +500,6 @@ impl Loop {
         self.count_attempt(&waiting, Attempt::Unschedulable);
         self.metrics
             .incoming("unschedulable", "ScheduleAttemptFailure", 1);
-        self.diagnoses
-            .put(&pod.uid, self.diagnosis(failure, &message));
         self.queue
             .turned_away(waiting, failure.plugins.clone(), now);
         if let Some((node, victims)) = victims {
@@ -506,15 +554,55 @@ impl Loop {
         while let Ok(done) = self.results.try_recv() {
             self.on_done(done);
         }
+        // One at a time: questions must not keep pods waiting.
+        if let Ok(question) = self.questions.try_recv() {
+            self.answer(question);
+        }
     }
 
     /// The end of some work in the background, to be taken in.
     pub(crate) async fn next_result(&mut self) -> Option<Box<dyn FnOnce(&mut Self) + Send>> {
-        let done = self.results.recv().await?;
-        Some(Box::new(move |scheduler| scheduler.on_done(done)))
+        tokio::select! {
+            done = self.results.recv() => {
+                let done = done?;
+                Some(Box::new(move |scheduler: &mut Self| scheduler.on_done(done)))
+            }
+            Some(question) = self.questions.recv() => {
+                Some(Box::new(move |scheduler: &mut Self| scheduler.answer(question)))
+            }
+        }
+    }
+
+    fn answer(&mut self, question: Question) {
+        let diagnosis = self.diagnose(&question.uid);
+        // The asker may have gone.
+        let _ = question.answer.send(diagnosis);
+    }
+
+    /// Why a waiting pod waits.
+    fn diagnose(&mut self, uid: &str) -> Option<Diagnosis> {
+        let (waiting, queue) = self.queue.find(uid)?;
+        let (pod, attempts) = (waiting.pod.clone(), waiting.attempts);
+        let profile = self.profiles.get(&pod.template.scheduler_name)?;
+        let cluster = &self.scheduling.cluster;
+        let diagnosis = match crate::queue::gate(&pod, profile, cluster) {
+            Some((_, message)) => Diagnosis {
+                message,
+                ..Diagnosis::default()
+            },
+            None => diagnosis::diagnose(&mut self.scheduling, profile, &pod),
+        };
+        Some(Diagnosis {
+            queue: queue.to_owned(),
+            attempts,
+            ..diagnosis
+        })
     }
 
     fn on_done(&mut self, done: Done) {
+        if let Done::Bound { waiting, .. } = &done {
+            self.binding = self.binding.saturating_sub(is_quick(&waiting.pod).into());
+        }
         match done {
             Done::Preempted { uid, all } => self.queue.release(&uid, !all, Instant::now()),
             Done::Bound {
@@ -523,6 +611,9 @@ impl Loop {
                 ..
             } => {
                 self.count_attempt(&waiting, Attempt::Scheduled);
+                if waiting.flushed {
+                    self.metrics.scheduled_after_flush();
+                }
                 if let Some(first) = waiting.first_attempt {
                     self.metrics.scheduled(waiting.attempts, first.elapsed());
                 }
@@ -575,18 +666,11 @@ impl Loop {
             self.metrics.attempted(profile, attempt, begun.elapsed());
         }
     }
+}
 
-    fn diagnosis(&self, failure: &Failure, message: &str) -> Diagnosis {
-        let nodes = failure.rejected.iter().map(|rejection| {
-            let reasons = rejection.reasons.iter().map(ToString::to_string).collect();
-            let name = self.scheduling.cluster.names[rejection.slot].clone();
-            (name, rejection.plugin, reasons)
-        });
-        Diagnosis {
-            message: message.to_owned(),
-            nodes: nodes.collect(),
-        }
-    }
+/// Whether the binding of a pod is one request: with claims it may wait for them to be provisioned.
+fn is_quick(pod: &PodInfo) -> bool {
+    pod.template.claims.is_empty() && pod.template.resource_claims.is_empty()
 }
 
 /// PreBind, Bind, PostBind.

@@ -6,6 +6,7 @@ use jiff::Timestamp;
 use k8s_openapi::{api::core::v1::Pod, apimachinery::pkg::apis::meta::v1::Time};
 use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
 use reconcile::{Kind, Recorder};
+use serde::Serialize;
 use serde_json::{Value, json};
 use tracing::{debug, warn};
 
@@ -38,6 +39,29 @@ pub(crate) enum Nomination {
     Clear,
 }
 
+/// A binding as it is sent: written without a tree of values, since there is one for each pod.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Binding<'a> {
+    api_version: &'static str,
+    kind: &'static str,
+    metadata: Identity<'a>,
+    target: Target<'a>,
+}
+
+#[derive(Serialize)]
+struct Identity<'a> {
+    name: &'a str,
+    namespace: &'a str,
+    uid: &'a str,
+}
+
+#[derive(Serialize)]
+struct Target<'a> {
+    kind: &'static str,
+    name: &'a str,
+}
+
 fn is_gone(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if status.code == 404)
 }
@@ -46,15 +70,23 @@ impl Writes {
     /// Binds a pod to a node.
     pub(crate) async fn bind(&self, pod: &PodInfo, node: &str) -> Result<(), kube::Error> {
         let (namespace, name) = (pod.namespace(), &pod.name);
-        let binding = json!({
-            "apiVersion": "v1",
-            "kind": "Binding",
-            "metadata": {"name": &**name, "namespace": &**namespace, "uid": &*pod.uid},
-            "target": {"kind": "Node", "name": node},
-        });
+        let binding = Binding {
+            api_version: "v1",
+            kind: "Binding",
+            metadata: Identity {
+                name,
+                namespace,
+                uid: &pod.uid,
+            },
+            target: Target {
+                kind: "Node",
+                name: node,
+            },
+        };
         let path = format!("/api/v1/namespaces/{namespace}/pods/{name}/binding");
+        // The answer says no more than that it worked.
         self.client
-            .request::<Value>(http_post(&path, &binding)?)
+            .request_text(http_post(&path, &binding)?)
             .await?;
         self.say_bound(pod, node);
         Ok(())
@@ -169,7 +201,7 @@ fn truncated(message: &str) -> String {
     format!("{} ...", &message[..end])
 }
 
-fn http_post(path: &str, body: &Value) -> Result<http::Request<Vec<u8>>, kube::Error> {
+fn http_post(path: &str, body: &impl Serialize) -> Result<http::Request<Vec<u8>>, kube::Error> {
     let bytes = serde_json::to_vec(body).map_err(kube::Error::SerdeError)?;
     http::Request::post(path)
         .header(http::header::CONTENT_TYPE, "application/json")

@@ -46,13 +46,17 @@ async fn pods_get_nodes_wait_with_a_reason_and_are_woken_by_what_helps() {
         waits(pod).as_deref() == Some(text)
     })
     .await;
-    let diagnosis = diagnoses
-        .get(large.metadata.uid.as_deref().unwrap())
-        .unwrap();
+    let diagnosis = diagnoses.get(large.metadata.uid.as_deref().unwrap()).await;
+    let diagnosis = diagnosis.unwrap();
+    let first = &diagnosis.nodes[0];
+    assert_eq!((&*first.name, &*first.plugin), ("n1", "NodeResourcesFit"));
     assert_eq!(
-        (&*diagnosis.nodes[0].0, diagnosis.nodes[0].1),
-        ("n1", "NodeResourcesFit")
+        first.reasons,
+        ["Insufficient cpu (asks for 3, 1 of 2 is free)"]
     );
+    assert!(diagnosis.attempts > 0 && diagnosis.queue != "active");
+    let placed = early.metadata.uid.as_deref().unwrap();
+    assert_eq!(diagnoses.get(placed).await, None, "it has its node");
 
     pod(pods, "second", "1").await;
     until("the node is full", pods, "second", |pod| is_on(pod, "n1")).await;

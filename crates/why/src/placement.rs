@@ -1,5 +1,5 @@
-//! Why no node takes a pod: the scheduler's own filters run on what the API tells, node by node, with
-//! the numbers that its condition leaves out.
+//! Why no node takes a pod, node by node, with the numbers that its condition leaves out. The cluster's
+//! scheduler is asked; where it does not answer, its filters run here on what the API shows.
 
 use std::sync::Arc;
 
@@ -12,17 +12,18 @@ use k8s_openapi::{
     },
 };
 use kube::{Resource, ResourceExt, api::ListParams};
-use machinery::quantity::{Format, Quantity};
 use scheduler::{
-    cluster::{Cluster, NodeInfo, Slot},
-    cycle::{Failure, Outcome, Scheduling},
+    Diagnosis,
+    cluster::{Cluster, NodeInfo},
+    cycle::Scheduling,
+    diagnosis::NodeDiagnosis,
     framework::profile::Profile,
     pod::{PodInfo, has_ended, node_name},
 };
 
 use crate::Result;
 
-/// Nodes that are named one by one; a larger cluster is told by reason.
+/// Nodes that are named one by one; a larger cluster is summed up by reason.
 const NAMED: usize = 20;
 
 /// The objects that scheduling looks at.
@@ -61,19 +62,38 @@ where
     Ok(api.list(&ListParams::default()).await?)
 }
 
-/// One line for each node, or for each reason in a large cluster. Empty when a node would take the pod.
-pub(crate) fn explain(pod: &Pod, facts: &Facts) -> Vec<String> {
+/// What the scheduler of the cluster says; none where it does not say it to this client: upstream's has no
+/// such path, one that runs elsewhere is not asked, and the client may not be allowed to.
+pub async fn ask(client: &kube::Client, namespace: &str, name: &str) -> Option<Diagnosis> {
+    let path = format!("/apis/diagnostics.mainstay.dev/v1/namespaces/{namespace}/pods/{name}");
+    let request = http::Request::get(path).body(Vec::new()).ok()?;
+    client.request(request).await.ok()
+}
+
+/// The same worked out here, by the default scheduler's filters on what the API shows.
+pub fn diagnose(pod: &Pod, facts: &Facts) -> Diagnosis {
     let mut scheduling = Scheduling::new(0);
     fill(&mut scheduling.cluster, facts);
-    let info = Arc::new(PodInfo::new(pod));
-    let failure = match scheduling.schedule(&Profile::default_scheduler(), &info) {
-        Outcome::Node { .. } => return Vec::new(),
-        Outcome::Failed(failure) => failure,
-    };
-    if failure.rejected.is_empty() || failure.total > NAMED {
-        return vec![failure.message()];
+    let (profile, info) = (Profile::default_scheduler(), Arc::new(PodInfo::new(pod)));
+    scheduler::diagnosis::diagnose(&mut scheduling, &profile, &info)
+}
+
+/// One line for each node, or for each reason in a large cluster. Empty when a node would take the pod.
+pub fn lines(diagnosis: &Diagnosis) -> Vec<String> {
+    if diagnosis.fitting > 0 {
+        return Vec::new();
     }
-    by_node(&scheduling.cluster, &info, &failure)
+    let nodes = &diagnosis.nodes;
+    if nodes.is_empty() || nodes.len() > NAMED {
+        return vec![diagnosis.message.clone()];
+    }
+    let width = nodes.iter().map(|node| node.name.len()).max();
+    let width = width.unwrap_or_default();
+    let line = |node: &NodeDiagnosis| {
+        let (name, plugin, reasons) = (&node.name, &node.plugin, node.reasons.join("; "));
+        format!("{name:width$}  {plugin}: {reasons}")
+    };
+    nodes.iter().map(line).collect()
 }
 
 fn fill(cluster: &mut Cluster, facts: &Facts) {
@@ -121,82 +141,6 @@ fn key<K: Resource<Scope = NamespaceResourceScope>>(object: &K) -> (String, Stri
     (object.namespace().unwrap_or_default(), object.name_any())
 }
 
-fn by_node(cluster: &Cluster, pod: &PodInfo, failure: &Failure) -> Vec<String> {
-    let width = failure
-        .rejected
-        .iter()
-        .map(|rejection| cluster.names[rejection.slot].len())
-        .max();
-    let width = width.unwrap_or_default();
-    let mut lines: Vec<String> = failure
-        .rejected
-        .iter()
-        .map(|rejection| {
-            let reasons: Vec<String> = rejection
-                .reasons
-                .iter()
-                .map(|reason| with_numbers(cluster, rejection.slot, pod, reason))
-                .collect();
-            let name = &cluster.names[rejection.slot];
-            format!(
-                "{name:width$}  {}: {}",
-                rejection.plugin,
-                reasons.join("; ")
-            )
-        })
-        .collect();
-    lines.sort();
-    lines
-}
-
-/// `Insufficient cpu` with what the pod asks for and what is free.
-fn with_numbers(cluster: &Cluster, slot: Slot, pod: &PodInfo, reason: &str) -> String {
-    let Some(resource) = reason.strip_prefix("Insufficient ") else {
-        return match reason {
-            "Too many pods" => {
-                let (used, most) = (cluster.count.used[slot], cluster.count.allocatable[slot]);
-                format!("{reason} ({used} of {most})")
-            }
-            _ if reason.contains("untolerated taint") => {
-                format!("{reason}: {}", taints(cluster, slot))
-            }
-            _ => reason.to_owned(),
-        };
-    };
-    let column = match resource {
-        "cpu" => &cluster.cpu,
-        "memory" => &cluster.memory,
-        "ephemeral-storage" => &cluster.ephemeral,
-        other => match cluster.others.get(other) {
-            Some(column) => column,
-            None => return format!("{reason} (the node has none)"),
-        },
-    };
-    let show = |amount: i64| match resource {
-        "cpu" => Quantity::from_millis(amount).to_string(),
-        _ => Quantity::from_value(amount, Format::Binary).to_string(),
-    };
-    let asked = pod.template.requests.amount(resource);
-    let (free, all) = (column.free(slot).max(0), column.allocatable[slot]);
-    format!(
-        "{reason} (asks for {}, {} of {} is free)",
-        show(asked),
-        show(free),
-        show(all)
-    )
-}
-
-/// The taints that keep pods away; which of them the pod tolerates is left to the reader.
-fn taints(cluster: &Cluster, slot: Slot) -> String {
-    let taints = cluster.node(slot).into_iter().flat_map(|node| &node.taints);
-    let hard = taints.filter(|taint| taint.effect != "PreferNoSchedule");
-    let shown = hard.map(|taint| {
-        let value = taint.value.as_deref().unwrap_or_default();
-        format!("{}={value}:{}", taint.key, taint.effect).replace("=:", ":")
-    });
-    shown.collect::<Vec<_>>().join(", ")
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -224,6 +168,10 @@ mod tests {
             "spec": {"nodeName": node, "containers": [
                 {"name": "a", "resources": {"requests": {"cpu": cpu}}}]}}))
         .unwrap()
+    }
+
+    fn explain(pod: &Pod, facts: &Facts) -> Vec<String> {
+        lines(&diagnose(pod, facts))
     }
 
     #[test]

@@ -7,6 +7,7 @@ use k8s_openapi::api::core::v1::{
 };
 use kube::api::LogParams;
 use machinery::time::human_duration;
+use scheduler::Diagnosis;
 
 use crate::{
     Answer, Result,
@@ -34,7 +35,11 @@ pub(crate) async fn explain_with(client: &kube::Client, pod: &Pod) -> Result<Ans
         ..Seen::default()
     };
     if waits_for_node(pod) {
-        seen.nodes = placement::explain(pod, &Facts::read(client).await?);
+        let asked = placement::ask(client, namespace, name).await;
+        seen.placement = match asked {
+            Some(diagnosis) => diagnosis,
+            None => placement::diagnose(pod, &Facts::read(client).await?),
+        };
     } else if let Some(node) = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) {
         seen.node = Api::<Node>::all(client.clone()).get_opt(node).await?;
     }
@@ -54,10 +59,10 @@ pub(crate) async fn explain_with(client: &kube::Client, pod: &Pod) -> Result<Ans
 
 /// What is known besides the pod itself.
 #[derive(Debug, Default)]
-pub(crate) struct Seen {
+pub struct Seen {
     pub warnings: Vec<Warning>,
     /// What each node has against the pod.
-    pub nodes: Vec<String>,
+    pub placement: Diagnosis,
     /// The pod's node.
     pub node: Option<Node>,
     /// The last lines of the container that crashed.
@@ -209,42 +214,14 @@ fn unscheduled(name: &str, pod: &Pod, seen: &Seen) -> Answer {
         };
     };
     let mut answer = Answer::new(format!("{name} is Pending: no node takes it"));
-    if seen.nodes.is_empty() {
+    let lines = placement::lines(&seen.placement);
+    if lines.is_empty() {
         answer = answer.because(condition.message.clone().unwrap_or_default());
         return answer
             .because("by now a node would take it: the scheduler tries again after a while");
     }
-    answer = answer.because_all(seen.nodes.iter().cloned());
-    help_with_placement(answer, &seen.nodes)
-}
-
-/// What helps against the reasons that are there.
-fn help_with_placement(mut answer: Answer, lines: &[String]) -> Answer {
-    let any = |part: &str| lines.iter().any(|line| line.contains(part));
-    if any("Insufficient") || any("Too many pods") {
-        answer = answer.next(
-            "lower the pod's requests, delete other pods, or add a node: mainstay token create",
-        );
-    }
-    if any("node.kubernetes.io/") {
-        answer = answer.next("the node itself has a problem: mainstay why node/NODE");
-    } else if any("untolerated taint") {
-        answer = answer.next(
-            "give the pod a toleration, or take the taint away: kubectl taint node NODE KEY-",
-        );
-    }
-    if any("unschedulable") {
-        answer = answer.next("kubectl uncordon NODE");
-    }
-    if any("affinity") || any("selector") {
-        answer = answer.next(
-            "compare the pod's nodeSelector and affinity with `kubectl get nodes --show-labels`",
-        );
-    }
-    if any("persistentvolumeclaim") || any("PersistentVolumeClaims") || any("volume") {
-        answer = answer.next("mainstay why pvc/NAME");
-    }
-    answer
+    let help = seen.placement.help.iter();
+    help.fold(answer.because_all(lines), |answer, step| answer.next(step))
 }
 
 fn on_its_node(name: &str, pod: &Pod, seen: &Seen, now: Timestamp) -> Answer {
@@ -394,6 +371,7 @@ fn with_log(answer: Answer, seen: &Seen) -> Answer {
 
 #[cfg(test)]
 mod tests {
+    use scheduler::diagnosis::NodeDiagnosis;
     use serde_json::{Value, json};
 
     use super::*;
@@ -428,7 +406,17 @@ mod tests {
         };
         let on_node = json!({"nodeName": "n1"});
         let unscheduled = json!({"conditions": [{"type": "PodScheduled", "status": "False"}]});
-        let lines = vec!["n1  NodeUnschedulable: node(s) were unschedulable".to_owned()];
+        let cordoned = NodeDiagnosis {
+            name: "n1".to_owned(),
+            plugin: "NodeUnschedulable".to_owned(),
+            reasons: vec!["node(s) were unschedulable".to_owned()],
+            removing_pods_helps: false,
+        };
+        let placement = Diagnosis {
+            nodes: vec![cordoned],
+            help: vec!["kubectl uncordon NODE".to_owned()],
+            ..Diagnosis::default()
+        };
         let out_of_memory = json!({"terminated": {"exitCode": 137, "reason": "OOMKilled"}});
         let killed = json!({"terminated": {"exitCode": 143}});
         let crash = json!({"waiting": {"reason": "CrashLoopBackOff"}});
@@ -443,7 +431,7 @@ mod tests {
             (
                 pod(json!({}), json!({}), unscheduled),
                 Seen {
-                    nodes: lines,
+                    placement,
                     ..Seen::default()
                 },
                 vec![

@@ -4,6 +4,7 @@ mod aggregated;
 mod apply;
 mod body;
 mod component_statuses;
+mod diagnoses;
 mod documents;
 mod objects;
 mod patch;
@@ -42,6 +43,9 @@ async fn route(request: Request) -> Answer {
         return Box::pin(documents::serve(request)).await;
     };
     let Some(resource) = request.resource.clone() else {
+        if subject.group == diagnoses::GROUP {
+            return Box::pin(diagnoses::serve(request)).await;
+        }
         return routes::missing(&request.core.registry.table(), &subject.group);
     };
     if let Some(refused) = routes::refuse(&request.parts.method, &request.info, &resource) {

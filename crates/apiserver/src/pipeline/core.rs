@@ -24,6 +24,7 @@ use crate::{
     metrics::Metrics,
     receiving::ReadAhead,
     sending::Budget,
+    server::Diagnose,
     started::Started,
     write::Turns,
 };
@@ -49,6 +50,8 @@ pub(crate) struct Core {
     pub(crate) metrics: Metrics,
     /// What nodes and pods use.
     pub(crate) usage: Arc<metrics_api::Samples>,
+    /// Says why pods wait for a node, once a scheduler is connected.
+    pub(crate) diagnoses: OnceLock<Arc<dyn Diagnose>>,
     pub(crate) tasks: Tasks,
     /// The port that the server listens on, once it does.
     pub(crate) port: OnceLock<u16>,
@@ -149,6 +152,7 @@ impl Core {
             started: Started::default(),
             openapi: Arc::default(),
             discovery: discovery::Made::default(),
+            diagnoses: OnceLock::new(),
             port: OnceLock::new(),
             advertised: watch::Sender::new(config.advertise),
             tasks: Tasks::default(),

@@ -12,6 +12,7 @@ mod conversion;
 mod custom;
 mod definitions;
 mod deletion;
+mod diagnoses;
 mod discovery;
 mod every_kind;
 mod every_verb;

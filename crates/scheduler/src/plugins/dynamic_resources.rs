@@ -22,7 +22,7 @@ use crate::{
 };
 
 /// The plugin's name.
-pub(super) const NAME: &str = "DynamicResources";
+pub(crate) const NAME: &str = "DynamicResources";
 
 /// The rule.
 pub(super) struct DynamicResources;

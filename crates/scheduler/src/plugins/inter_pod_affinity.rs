@@ -26,7 +26,7 @@ use crate::{
 };
 
 /// The plugin's name.
-pub(super) const NAME: &str = "InterPodAffinity";
+pub(crate) const NAME: &str = "InterPodAffinity";
 
 const NEAR: &str = "node(s) didn't match pod affinity rules";
 const FAR: &str = "node(s) didn't match pod anti-affinity rules";
@@ -402,6 +402,7 @@ impl Plugin for InterPodAffinity {
             EventKind::PodDeleted,
             EventKind::NodeAdded,
             EventKind::NodeUpdated,
+            EventKind::NodeDeleted,
             EventKind::OwnUpdate,
             EventKind::Namespace,
         ]
@@ -425,7 +426,8 @@ impl Plugin for InterPodAffinity {
             Event::OwnUpdate { old, new } => old.label_set.labels != new.label_set.labels,
             Event::NodeAdded(node) => node_helps(pod, None, node),
             Event::NodeUpdated { old, new } => node_helps(pod, Some(old), new),
-            Event::Namespace => true,
+            // With a node its pods go, before their own deletion is seen.
+            Event::NodeDeleted(_) | Event::Namespace => true,
             _ => false,
         }
     }

@@ -3,24 +3,24 @@
 mod balanced_allocation;
 mod default_binder;
 mod default_preemption;
-mod dynamic_resources;
+pub(crate) mod dynamic_resources;
 mod image_locality;
-mod inter_pod_affinity;
-mod node_affinity;
-mod node_declared_features;
-mod node_name;
-mod node_ports;
-mod node_resources_fit;
-mod node_unschedulable;
-mod node_volume_limits;
-mod pod_topology_spread;
+pub(crate) mod inter_pod_affinity;
+pub(crate) mod node_affinity;
+pub(crate) mod node_declared_features;
+pub(crate) mod node_name;
+pub(crate) mod node_ports;
+pub(crate) mod node_resources_fit;
+pub(crate) mod node_unschedulable;
+pub(crate) mod node_volume_limits;
+pub(crate) mod pod_topology_spread;
 mod priority_sort;
 mod resource_score;
 mod scheduling_gates;
-mod taint_toleration;
-mod volume_binding;
-mod volume_restrictions;
-mod volume_zone;
+pub(crate) mod taint_toleration;
+pub(crate) mod volume_binding;
+pub(crate) mod volume_restrictions;
+pub(crate) mod volume_zone;
 
 use std::sync::Arc;
 

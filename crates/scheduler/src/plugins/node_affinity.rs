@@ -21,7 +21,7 @@ use crate::{
 };
 
 /// The plugin's name.
-pub(super) const NAME: &str = "NodeAffinity";
+pub(crate) const NAME: &str = "NodeAffinity";
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]

@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// The plugin's name.
-pub(super) const NAME: &str = "NodeDeclaredFeatures";
+pub(crate) const NAME: &str = "NodeDeclaredFeatures";
 
 /// The rule.
 pub(super) struct NodeDeclaredFeatures;

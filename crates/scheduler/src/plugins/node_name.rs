@@ -9,7 +9,7 @@ use super::no_arguments;
 use crate::framework::{Plugin, Point};
 
 /// The plugin's name.
-pub(super) const NAME: &str = "NodeName";
+pub(crate) const NAME: &str = "NodeName";
 
 /// The rule.
 pub(super) struct NodeName;

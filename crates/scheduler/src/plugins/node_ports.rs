@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// The plugin's name.
-pub(super) const NAME: &str = "NodePorts";
+pub(crate) const NAME: &str = "NodePorts";
 
 /// The rule.
 pub(super) struct NodePorts;

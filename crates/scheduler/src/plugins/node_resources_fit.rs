@@ -22,7 +22,7 @@ use crate::{
 };
 
 /// The plugin's name.
-pub(super) const NAME: &str = "NodeResourcesFit";
+pub(crate) const NAME: &str = "NodeResourcesFit";
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]

@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// The plugin's name.
-pub(super) const NAME: &str = "NodeUnschedulable";
+pub(crate) const NAME: &str = "NodeUnschedulable";
 
 /// The rule.
 pub(super) struct NodeUnschedulable;

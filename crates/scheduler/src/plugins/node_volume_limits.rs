@@ -22,7 +22,7 @@ use crate::{
 };
 
 /// The plugin's name.
-pub(super) const NAME: &str = "NodeVolumeLimits";
+pub(crate) const NAME: &str = "NodeVolumeLimits";
 
 const TOO_MANY: &str = "node(s) exceed max volume count";
 

@@ -25,7 +25,7 @@ use crate::{
 };
 
 /// The plugin's name.
-pub(super) const NAME: &str = "PodTopologySpread";
+pub(crate) const NAME: &str = "PodTopologySpread";
 
 const SKEWED: &str = "node(s) didn't match pod topology spread constraints";
 const NO_LABEL: &str =

@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// The plugin's name.
-pub(super) const NAME: &str = "TaintToleration";
+pub(crate) const NAME: &str = "TaintToleration";
 
 /// The effects that keep a pod away.
 pub(super) const HARD: [&str; 2] = ["NoSchedule", "NoExecute"];

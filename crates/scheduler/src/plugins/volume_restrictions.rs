@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// The plugin's name.
-pub(super) const NAME: &str = "VolumeRestrictions";
+pub(crate) const NAME: &str = "VolumeRestrictions";
 
 const IN_USE: &str = "node(s) unavailable due to PersistentVolumeClaim with ReadWriteOncePod \
                       access mode already in-use by another pod";

@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// The plugin's name.
-pub(super) const NAME: &str = "VolumeZone";
+pub(crate) const NAME: &str = "VolumeZone";
 
 /// The rule.
 pub(super) struct VolumeZone;

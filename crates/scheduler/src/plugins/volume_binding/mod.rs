@@ -31,7 +31,7 @@ use bind::Binding;
 use find::{Found, Taken, Unbound, Wanted, find, limit};
 
 /// The plugin's name.
-pub(super) const NAME: &str = "VolumeBinding";
+pub(crate) const NAME: &str = "VolumeBinding";
 
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]

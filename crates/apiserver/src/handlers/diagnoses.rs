@@ -1,0 +1,43 @@
+//! `diagnostics.mainstay.dev`: why a pod has no node, as the scheduler of this process judges it now. A
+//! diagnosis has the name and the namespace of its pod; it is made for each answer and never stored, and
+//! discovery does not name it.
+
+use http::StatusCode;
+use machinery::{Object, Status, json};
+
+use crate::{
+    meta,
+    pipeline::Request,
+    respond::{self, Answer},
+};
+
+/// The group; who may read the diagnoses of pods is asked for `pods` in it.
+pub(crate) const GROUP: &str = "diagnostics.mainstay.dev";
+const VERSION: &str = "v1";
+
+pub(super) async fn serve(request: Request) -> Answer {
+    let subject = request.info.resource.clone().unwrap_or_default();
+    let of_pods = subject.version == VERSION && subject.resource == "pods";
+    if !of_pods || subject.namespace.is_empty() || !subject.subresource.is_empty() {
+        return Err(Status::path_not_found());
+    }
+    if request.info.verb != "get" {
+        return Err(Status::method_not_allowed());
+    }
+    let (namespace, name) = request.info.place();
+    let none = || Status::not_found(GROUP, "pods", name);
+    let pod = request.core.reader.get("", "pods", namespace, name).await?;
+    let pod = pod.ok_or_else(none)?.parse();
+    let uid = meta::text(&pod, "uid");
+    let scheduler = request.core.diagnoses.get().ok_or_else(none)?;
+    let diagnosis = scheduler.diagnose(uid).await.ok_or_else(none)?;
+    let diagnosis: Object = json::from_slice(&diagnosis).map_err(Status::internal)?;
+    let mut answer = Object::default();
+    answer.insert("kind", "PodDiagnosis".into());
+    answer.insert("apiVersion", format!("{GROUP}/{VERSION}").into());
+    let metadata = json::json!({"name": name, "namespace": namespace, "uid": uid});
+    answer.insert("metadata", metadata);
+    answer.extend(diagnosis);
+    let answer = machinery::Value::from(answer).to_string();
+    Ok(respond::line(StatusCode::OK, answer.as_bytes()))
+}
