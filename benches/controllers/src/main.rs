@@ -68,7 +68,9 @@ async fn main() -> Result<()> {
         false => options.only,
     };
     for scenario in scenarios {
-        scenario.run(&client, &measure, options.scale).await?;
+        scenario
+            .run(&client, &measure, options.nodes, options.scale)
+            .await?;
     }
     nodes.remove(&client).await?;
     token.cancel();
