@@ -5,7 +5,7 @@ use super::{
     checkpoint::{Keep, remove_before},
     disk::Disk,
     log::{self, segment_name},
-    manifest::{self, Manifest},
+    manifest::{self, Manifest, Synced},
     record::{self, Marks},
     snapshot::{self, snapshot_name},
 };
@@ -88,35 +88,17 @@ pub(super) fn recover<C: Codec>(
         })?;
         next += 1;
     }
-    let mut manifest = Manifest::open(disk)?;
     let needs_manifest = match (&*numbers("snapshot-"), &*numbers("log-")) {
         ([], []) => false,
         // Restored by a version that made no manifest, and never opened since: `create` uses no such number.
         ([1], []) => false,
         _ => true,
     };
-    let checked = match needs_manifest && !manifest.exists() {
-        true => Err(Error::ManifestMissing {
-            path: disk.path(manifest::NAME),
-            found: state.revision,
-        }),
-        false => manifest::check(disk, manifest.written, state.revision),
+    let found = Synced {
+        revision: state.revision,
+        segment: next - 1,
     };
-    match checked {
-        Err(loss) if config.accept_loss => {
-            tracing::error!(%loss, "going on without what is lost, as asked for");
-            // Clients have seen these revisions, and relaxed writes after them: none is used twice.
-            let seen = match manifest.exists() {
-                true => manifest.written.revision + config.high_water_step,
-                false => state.revision + UNKNOWN_LOSS,
-            };
-            marks.high_water = marks.high_water.max(seen);
-        }
-        checked => checked?,
-    }
-    if !manifest.exists() {
-        manifest = Manifest::create(disk).map_err(|error| failed(disk, manifest::NAME, error))?;
-    }
+    let manifest = checked_manifest(disk, config, needs_manifest, found, &mut marks)?;
     state
         .history
         .prune(&config.history, config.clock.now().as_millisecond());
@@ -127,6 +109,46 @@ pub(super) fn recover<C: Codec>(
         log_bytes,
         manifest,
     })
+}
+
+/// The manifest, made where there is none. Refuses what has lost revisions by it, and files that need one and have none,
+/// unless the loss is accepted.
+fn checked_manifest(
+    disk: &dyn Disk,
+    config: &Config,
+    is_needed: bool,
+    found: Synced,
+    marks: &mut Marks,
+) -> Result<Manifest, Error> {
+    let manifest = Manifest::open(disk)?;
+    let checked = match is_needed && !manifest.exists() {
+        true => Err(Error::ManifestMissing {
+            path: disk.path(manifest::NAME),
+            found: found.revision,
+        }),
+        false => manifest::check(disk, manifest.written, found.revision),
+    };
+    match checked {
+        Err(loss) if config.accept_loss => {
+            tracing::error!(%loss, "going on without what is lost, as asked for");
+            // Clients have seen these revisions, and relaxed writes after them: none is used twice.
+            let seen = match manifest.exists() {
+                true => manifest.written.revision + config.high_water_step,
+                false => found.revision + UNKNOWN_LOSS,
+            };
+            marks.high_water = marks.high_water.max(seen);
+        }
+        checked => checked?,
+    }
+    if manifest.exists() {
+        return Ok(manifest);
+    }
+    let made = Manifest::create(disk).and_then(|mut manifest| {
+        // Recovery has synced what it found.
+        manifest.write(disk, found)?;
+        Ok(manifest)
+    });
+    made.map_err(|error| failed(disk, manifest::NAME, error))
 }
 
 fn replay<C: Codec>(
