@@ -68,8 +68,8 @@ pub(crate) struct Loop {
     metrics: Metrics,
     /// Attempts so far: sizes are counted now and then.
     attempts: usize,
-    /// Bindings that were sent and not answered, without those that may wait for volumes.
-    binding: usize,
+    /// Shared with every binding that is under way, without those that may wait for volumes.
+    in_flight: Arc<()>,
 }
 
 /// What the loop is made of.
@@ -101,7 +101,7 @@ pub(crate) async fn run(context: Context, parts: Parts) -> String {
     loop {
         inputs.drain(&mut scheduler);
         let now = Instant::now();
-        if scheduler.binding >= BINDINGS {
+        if Arc::strong_count(&scheduler.in_flight) > BINDINGS {
             if !inputs.wait(&mut scheduler, (now + IDLE).into()).await {
                 return "the watches ended".into();
             }
@@ -186,7 +186,7 @@ impl Loop {
             questions: parts.diagnoses.open(),
             metrics: parts.metrics,
             attempts: 0,
-            binding: 0,
+            in_flight: Arc::default(),
         }
     }
 
@@ -439,14 +439,15 @@ impl Loop {
         }
     }
 
-    fn bind(&mut self, waiting: Waiting, slot: Slot, node: Arc<str>) {
-        self.binding += usize::from(is_quick(&waiting.pod));
+    fn bind(&self, waiting: Waiting, slot: Slot, node: Arc<str>) {
+        let token = is_quick(&waiting.pod).then(|| self.in_flight.clone());
         let name = &waiting.pod.template.scheduler_name;
         let (profile, writes) = (self.profiles[name].clone(), self.writes[name].clone());
         let (done, extenders) = (self.done.clone(), self.scheduling.extenders.clone());
         self.context.spawn("bind", async move {
             let bound = bind(&profile, &extenders, &writes, &waiting.pod, &node);
             let error = bound.await.err();
+            drop(token);
             let waiting = Box::new(waiting);
             // The loop is gone only when everything ends.
             let _ = done.send(Done::Bound {
@@ -600,9 +601,6 @@ impl Loop {
     }
 
     fn on_done(&mut self, done: Done) {
-        if let Done::Bound { waiting, .. } = &done {
-            self.binding = self.binding.saturating_sub(is_quick(&waiting.pod).into());
-        }
         match done {
             Done::Preempted { uid, all } => self.queue.release(&uid, !all, Instant::now()),
             Done::Bound {

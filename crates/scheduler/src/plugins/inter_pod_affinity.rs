@@ -419,10 +419,15 @@ impl Plugin for InterPodAffinity {
             let mut terms = other.template.anti_affinity.iter();
             terms.any(|term| term.matcher.matches(&pod.label_set, namespaces))
         };
+        // A pod that its own terms match may be the first of its group when no other is left.
+        let leaves = |other: &PodInfo| near(other) && near(pod);
         match event {
             Event::PodAdded(other) => near(other),
-            Event::PodDeleted(other) => far(other) || repels(other),
-            Event::PodUpdated { old, new } => (near(new) && !near(old)) || (far(old) && !far(new)),
+            Event::PodDeleted(other) => far(other) || repels(other) || leaves(other),
+            Event::PodUpdated { old, new } => {
+                let leaves = leaves(old) && !near(new);
+                leaves || (near(new) && !near(old)) || (far(old) && !far(new))
+            }
             Event::OwnUpdate { old, new } => old.label_set.labels != new.label_set.labels,
             Event::NodeAdded(node) => node_helps(pod, None, node),
             Event::NodeUpdated { old, new } => node_helps(pod, Some(old), new),
