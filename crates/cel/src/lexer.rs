@@ -330,8 +330,17 @@ impl Lexer<'_> {
             }
         };
         let digits: String = (0..length).map(|ahead| self.peek(ahead)).collect();
-        let code = u32::from_str_radix(&digits, radix)
-            .map_err(|_| self.issue(start, "invalid escape sequence"))?;
+        let are_digits = digits.chars().all(|c| c.is_digit(radix));
+        let code = u32::from_str_radix(&digits, radix).ok();
+        let code = code.filter(|_| are_digits).ok_or_else(|| {
+            let seen: String = self.text[start..self.at.min(self.text.len())]
+                .iter()
+                .collect();
+            self.issue(
+                start,
+                format!("Syntax error: token recognition error at: '{seen}'"),
+            )
+        })?;
         self.at += length;
         if bytes {
             content.push(code as u8);

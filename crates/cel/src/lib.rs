@@ -21,6 +21,7 @@ mod meter;
 mod parser;
 mod program;
 mod source;
+mod syntax;
 mod types;
 mod unify;
 pub mod value;

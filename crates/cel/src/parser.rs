@@ -8,6 +8,7 @@ use crate::{
     lexer::{self, Spanned, Token},
     macros,
     source::{Issue, Issues, Source},
+    syntax,
 };
 
 /// An expression as it was written, with macros expanded.
@@ -62,7 +63,8 @@ pub fn parse(text: &str) -> Result<Parsed, Issues> {
             ),
         }));
     }
-    let tokens = lexer::tokens(&characters).map_err(fail)?;
+    let tokens = lexer::tokens(&characters);
+    let tokens = tokens.map_err(|issue| mistakes(&source, &characters, vec![issue]))?;
     let mut parser = Parser {
         tokens,
         next: 0,
@@ -73,7 +75,11 @@ pub fn parse(text: &str) -> Result<Parsed, Issues> {
         sizes: Vec::new(),
         issues: Vec::new(),
     };
-    let root = parser.whole().map_err(fail)?;
+    let root = parser.whole().map_err(|issue| {
+        let mut issues = std::mem::take(&mut parser.issues);
+        issues.push(issue);
+        mistakes(&source, &parser.text, issues)
+    })?;
     if !parser.issues.is_empty() {
         return Err(Issues::new(source, parser.issues));
     }
@@ -82,6 +88,19 @@ pub fn parse(text: &str) -> Result<Parsed, Issues> {
         root,
         positions: parser.positions,
     })
+}
+
+/// What is wrong with a text that does not parse. Of several syntax errors the parser finds the first.
+fn mistakes(source: &Source, text: &[char], mut issues: Vec<Issue>) -> Issues {
+    let is_syntax = |issue: &Issue| issue.message.starts_with("Syntax error");
+    if issues.iter().any(is_syntax)
+        && let Some(all) = syntax::mistakes(text).filter(|all| !all.is_empty())
+    {
+        issues.retain(|issue| !is_syntax(issue));
+        issues.extend(all);
+        issues.sort_by_key(|issue| issue.offset);
+    }
+    Issues::new(source.clone(), issues)
 }
 
 type Result<T, E = Issue> = std::result::Result<T, E>;

@@ -3,8 +3,8 @@
 //! `MAINSTAY_CEL_TABLE` names another table to compare with.
 
 mod upstream {
-    pub mod environment;
-    pub mod shown;
+    pub(crate) mod environment;
+    pub(crate) mod shown;
 }
 
 use cel::{PER_CALL_LIMIT, Program, compile, cost::estimate::estimate};

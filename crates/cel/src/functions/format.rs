@@ -2,7 +2,7 @@
 
 use machinery::format as check;
 
-use super::{Row, convert, library::Library, timestamp, url};
+use super::{Row, convert, library::Library, url};
 use crate::value::{Error, Result, Value};
 
 pub(super) const ROWS: &[Row] = &[
@@ -164,7 +164,7 @@ const FORMATS: &[NamedFormat] = &[
     NamedFormat {
         name: "datetime",
         pattern_size: 71,
-        validate: |text| unless(timestamp::parse(text).is_ok(), "invalid datetime"),
+        validate: |text| unless(is_datetime(text), "invalid datetime"),
     },
 ];
 
@@ -205,6 +205,37 @@ fn is_uuid(text: &str) -> bool {
 
 fn is_date(text: &str) -> bool {
     text.len() == 10 && convert::schema_time(text).is_ok()
+}
+
+/// A date, `T`, a time with two digits each, perhaps a fraction, and a zone; letters of either case.
+fn is_datetime(text: &str) -> bool {
+    let text = text.to_ascii_lowercase();
+    let mut parts = text.split('t');
+    let (Some(date), Some(time)) = (parts.next(), parts.next()) else {
+        return false;
+    };
+    let (Some(clock), Some(rest)) = (time.get(..8), time.get(8..)) else {
+        return false;
+    };
+    let two_digits = |text: &str| {
+        let is_number = text.len() == 2 && text.bytes().all(|b| b.is_ascii_digit());
+        is_number.then(|| text.parse::<u8>().unwrap_or(u8::MAX))
+    };
+    let numbers: Option<Vec<u8>> = clock.split(':').map(two_digits).collect();
+    let is_clock = numbers.is_some_and(|n| n.len() == 3 && n[0] <= 23 && n[1] <= 59 && n[2] <= 59);
+    let is_zone = |zone: &str| {
+        let offset = zone.strip_prefix(['+', '-']).unwrap_or_default();
+        let mut parts = offset.split(':').map(two_digits);
+        zone == "z" || parts.clone().count() == 2 && parts.all(|part| part.is_some())
+    };
+    // What stands before the digits of a fraction may be any character.
+    let mut fraction = rest.chars();
+    fraction.next();
+    let behind = fraction
+        .as_str()
+        .trim_start_matches(|c: char| c.is_ascii_digit());
+    let has_fraction = behind.len() < fraction.as_str().len();
+    is_date(date) && is_clock && (is_zone(rest) || has_fraction && is_zone(behind))
 }
 
 fn lookup(name: &str) -> Option<&'static NamedFormat> {

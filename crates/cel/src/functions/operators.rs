@@ -389,6 +389,10 @@ fn negate<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
     Ok(match args {
         [Value::Int(a)] => Value::Int(a.checked_neg().ok_or_else(int_overflow)?),
         [Value::Double(a)] => Value::Double(-a),
+        [Value::Duration(nanos)] => {
+            let overflow = || Error::new("duration overflow");
+            Value::Duration(nanos.checked_neg().ok_or_else(overflow)?)
+        }
         _ => return Err(Error::no_such_overload()),
     })
 }

@@ -1,6 +1,6 @@
 //! Calls whose arguments fit no overload: what upstream says of them.
 
-use super::Function;
+use super::{Function, library::Library};
 use crate::{
     ast::op,
     types::Type,
@@ -14,6 +14,11 @@ pub(crate) fn named(error: Error, function: &Function, args: &[Value<'_>]) -> Er
         return error;
     }
     let name = function.name;
+    // Some of the language's own functions look at their arguments themselves, and so do constant patterns.
+    let is_constant_pattern = matches!(args.get(1), Some(Value::Library(Library::Pattern(_))));
+    if is_constant_pattern || matches!(name, "startsWith" | "endsWith" | "contains") {
+        return error;
+    }
     match operator_takes(name, args.first()) {
         Some(true) => error,
         Some(false) => Error::new(format!("no such overload: {name}")),
@@ -50,7 +55,10 @@ fn operator_takes(name: &str, first: Option<&Value<'_>>) -> Option<bool> {
         ),
         op::MULTIPLY | op::DIVIDE => matches!(first, Int(_) | Uint(_) | Double(_)),
         op::MODULO => matches!(first, Int(_) | Uint(_)),
-        op::NEGATE => matches!(first, Int(_) | Double(_) | Bool(_) | Duration(_)),
+        op::NEGATE => matches!(
+            first,
+            Int(_) | Double(_) | Bool(_) | Duration(_) | Timestamp(_) | String(_)
+        ),
         op::LESS | op::LESS_EQUALS | op::GREATER | op::GREATER_EQUALS => matches!(
             first,
             Bool(_)

@@ -1,0 +1,230 @@
+//! Lists: those of an object in place, those that an expression makes, and several one after the other.
+
+use std::sync::Arc;
+
+use machinery::json;
+
+use super::{Result, Value};
+use crate::{
+    decl::{Decl, DeclKind, ListSemantics},
+    meter,
+};
+
+/// The longest list that joining others may make: going through a longer one costs too much anyway.
+const LONGEST: usize = 1_000_000;
+/// Lists that are longer are joined without a copy,
+const COPIED: usize = 64;
+/// but not more than so many of them.
+const JOINTS: u32 = 32;
+
+const ATOMIC: &ListSemantics = &ListSemantics::Atomic;
+
+#[derive(Debug, Clone)]
+pub enum List<'a> {
+    Json {
+        items: &'a [json::Value],
+        element: Option<&'a Decl>,
+        semantics: &'a ListSemantics,
+    },
+    Owned(Arc<Items<'a>>),
+    /// Two lists after each other, without a copy.
+    Joined(Arc<Joined<'a>>),
+}
+
+/// Elements that an expression made.
+#[derive(Debug, Clone, Default)]
+pub struct Items<'a> {
+    values: Vec<Value<'a>>,
+    /// How deep the deepest of them is.
+    pub(super) depth: u32,
+}
+
+#[derive(Debug)]
+pub struct Joined<'a> {
+    parts: [List<'a>; 2],
+    len: usize,
+    pub(super) depth: u32,
+    /// How many lists are joined on the longest way to an element.
+    joints: u32,
+}
+
+impl<'a> Items<'a> {
+    pub(super) fn new(values: Vec<Value<'a>>) -> Self {
+        let depth = values.iter().map(Value::depth).max().unwrap_or(0);
+        Self { values, depth }
+    }
+
+    pub(crate) fn push(&mut self, value: Value<'a>) {
+        self.depth = self.depth.max(value.depth());
+        self.values.push(value);
+    }
+}
+
+impl<'a> List<'a> {
+    /// A JSON list as its schema reads it.
+    pub fn json(items: &'a [json::Value], decl: Option<&'a Decl>) -> Self {
+        let (element, semantics) = match decl.map(|decl| &decl.kind) {
+            Some(DeclKind::List { element, semantics }) => (Some(&**element), semantics),
+            _ => (None, ATOMIC),
+        };
+        Self::Json {
+            items,
+            element,
+            semantics,
+        }
+    }
+
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Json { items, .. } => items.len(),
+            Self::Owned(items) => items.values.len(),
+            Self::Joined(joined) => joined.len,
+        }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    pub fn get(&self, at: usize) -> Option<Result<Value<'a>>> {
+        match self {
+            Self::Json { items, element, .. } => Some(Value::from_json(items.get(at)?, *element)),
+            Self::Owned(items) => items.values.get(at).cloned().map(Ok),
+            Self::Joined(joined) => {
+                let [first, second] = &joined.parts;
+                match at.checked_sub(first.len()) {
+                    None => first.get(at),
+                    Some(at) => second.get(at),
+                }
+            }
+        }
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = Result<Value<'a>>> + '_ {
+        (0..self.len()).filter_map(|at| self.get(at))
+    }
+
+    /// Whether a schema describes it.
+    pub(super) fn is_described(&self) -> bool {
+        matches!(self, Self::Json { element, .. } if element.is_some())
+    }
+
+    pub fn contains(&self, wanted: &Value<'a>) -> Result<bool> {
+        for item in self.iter() {
+            if wanted.is_equal(&item?)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    fn semantics(&self) -> &ListSemantics {
+        match self {
+            Self::Json { semantics, .. } => semantics,
+            Self::Owned(_) | Self::Joined(_) => ATOMIC,
+        }
+    }
+
+    pub(super) fn equals(&self, other: &List<'a>) -> Result<bool> {
+        if self.len() != other.len() {
+            return Ok(false);
+        }
+        match self.semantics() {
+            ListSemantics::Atomic if other.semantics() != ATOMIC => other.equals(self),
+            ListSemantics::Atomic => {
+                for (a, b) in self.iter().zip(other.iter()) {
+                    if !self.same_part(a?.equals(&b?))? {
+                        return Ok(false);
+                    }
+                }
+                Ok(true)
+            }
+            // Neither sets nor maps care for order.
+            ListSemantics::Set | ListSemantics::Map(_) => {
+                for item in self.iter() {
+                    if !other.contains(&item?)? {
+                        return Ok(false);
+                    }
+                }
+                Ok(true)
+            }
+        }
+    }
+
+    /// Whether two elements are the same. As upstream: in lists that expressions make, elements that cannot be compared
+    /// do not count.
+    fn same_part(&self, equal: Result<bool>) -> Result<bool> {
+        match equal {
+            Err(error) if !error.fatal && !self.is_described() => Ok(true),
+            equal => equal,
+        }
+    }
+
+    /// `a + b`: sets keep each element once, map lists overwrite by key.
+    pub fn concat(&self, other: &List<'a>) -> Result<List<'a>> {
+        let len = self.len() + other.len();
+        if len > LONGEST {
+            return Err(meter::exceeded());
+        }
+        let joints = self.joints().max(other.joints()) + 1;
+        if self.semantics() == ATOMIC && len > COPIED && joints <= JOINTS {
+            let depth = |list: &Self| Value::List(list.clone()).depth();
+            return Ok(List::Joined(Arc::new(Joined {
+                parts: [self.clone(), other.clone()],
+                len,
+                depth: depth(self).max(depth(other)),
+                joints,
+            })));
+        }
+        meter::memory(len * size_of::<Value<'a>>())?;
+        let mut items: Vec<Value<'a>> = self.iter().collect::<Result<_>>()?;
+        for item in other.iter() {
+            let item = item?;
+            let place = match self.semantics() {
+                ListSemantics::Atomic => None,
+                ListSemantics::Set => position(&items, |old| old.equals(&item))?,
+                ListSemantics::Map(keys) => position(&items, |old| same_keys(old, &item, keys))?,
+            };
+            match place {
+                Some(at) => items[at] = item,
+                None => items.push(item),
+            }
+        }
+        Ok(List::Owned(Arc::new(Items::new(items))))
+    }
+
+    fn joints(&self) -> u32 {
+        match self {
+            Self::Joined(joined) => joined.joints,
+            _ => 0,
+        }
+    }
+}
+
+fn position<'a>(
+    items: &[Value<'a>],
+    same: impl Fn(&Value<'a>) -> Result<bool>,
+) -> Result<Option<usize>> {
+    for (at, item) in items.iter().enumerate() {
+        if same(item)? {
+            return Ok(Some(at));
+        }
+    }
+    Ok(None)
+}
+
+/// Whether two elements of a map list have the same keys.
+fn same_keys<'a>(a: &Value<'a>, b: &Value<'a>, keys: &[Arc<str>]) -> Result<bool> {
+    for key in keys {
+        let key = Value::text(key.clone());
+        let same = match (a.lookup(&key)?, b.lookup(&key)?) {
+            (Some(a), Some(b)) => a.equals(&b)?,
+            (None, None) => true,
+            _ => false,
+        };
+        if !same {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}

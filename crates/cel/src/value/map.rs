@@ -1,0 +1,220 @@
+//! Maps and objects: those of an object in place, and those that an expression makes.
+
+use std::{collections::HashMap, sync::Arc};
+
+use machinery::json;
+
+use super::{Error, Result, Text, Value};
+use crate::decl::{Decl, DeclKind};
+
+#[derive(Debug, Clone)]
+pub enum Map<'a> {
+    Json {
+        map: &'a json::Map,
+        decl: Option<&'a Decl>,
+    },
+    Owned(Arc<OwnedMap<'a>>),
+}
+
+/// A map that an expression made, in the order of insertion.
+#[derive(Debug, Clone, Default)]
+pub struct OwnedMap<'a> {
+    /// The type, for an object that an expression constructed.
+    pub(super) object: Option<Arc<str>>,
+    entries: Vec<(Value<'a>, Value<'a>)>,
+    index: HashMap<Key, usize>,
+    /// How deep the deepest value is.
+    pub(super) depth: u32,
+}
+
+/// A key of a map; whole numbers are equal whatever their type.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+enum Key {
+    Bool(bool),
+    Whole(i128),
+    /// The bits of a number that is not whole.
+    Double(u64),
+    String(String),
+    Duration(i64),
+    Timestamp(i64, u32),
+    Type(String),
+    Null,
+}
+
+impl Key {
+    fn new(value: &Value<'_>) -> Option<Self> {
+        Some(match value {
+            Value::Bool(value) => Self::Bool(*value),
+            Value::Int(value) => Self::Whole(i128::from(*value)),
+            Value::Uint(value) => Self::Whole(i128::from(*value)),
+            Value::Double(value) if value.fract() == 0.0 && value.abs() < 1e19 => {
+                Self::Whole(*value as i128)
+            }
+            Value::Double(value) => Self::Double(value.to_bits()),
+            Value::String(value) => Self::String(value.to_string()),
+            Value::Duration(nanos) => Self::Duration(*nanos),
+            Value::Timestamp(time) => Self::Timestamp(time.seconds, time.nanos),
+            Value::Type(t) => Self::Type(t.runtime_name().to_owned()),
+            Value::Null => Self::Null,
+            _ => return None,
+        })
+    }
+}
+
+impl<'a> OwnedMap<'a> {
+    /// Adds an entry; a key that is there already is an error.
+    pub fn insert(&mut self, key: Value<'a>, value: Value<'a>) -> Result<()> {
+        let index = Key::new(&key);
+        if index.as_ref().is_some_and(|it| self.index.contains_key(it)) {
+            return Err(Error::new(format!(
+                "insert failed: key {} already exists",
+                key.display()
+            )));
+        }
+        self.push(index, key, value)
+    }
+
+    /// Adds an entry whose key is not there. Lists, maps and the like have no index: as keys each of them is another
+    /// one, and no lookup finds it.
+    fn push(&mut self, index: Option<Key>, key: Value<'a>, value: Value<'a>) -> Result<()> {
+        if matches!(key, Value::Bytes(_)) {
+            return Err(Error::new("unsupported key type: bytes"));
+        }
+        if let Some(index) = index {
+            self.index.insert(index, self.entries.len());
+        }
+        self.depth = self.depth.max(value.depth()).max(key.depth());
+        self.entries.push((key, value));
+        Ok(())
+    }
+
+    /// Sets an entry of a literal: the last one of a key counts.
+    pub(crate) fn set(&mut self, key: Value<'a>, value: Value<'a>) -> Result<()> {
+        let index = Key::new(&key);
+        match index.as_ref().and_then(|index| self.index.get(index)) {
+            None => self.push(index, key, value),
+            Some(at) => {
+                self.depth = self.depth.max(value.depth());
+                self.entries[*at] = (key, value);
+                Ok(())
+            }
+        }
+    }
+
+    /// Makes it an object of a type.
+    pub fn named(mut self, object: Arc<str>) -> Self {
+        self.object = Some(object);
+        self
+    }
+
+    /// The type, for an object that an expression constructed.
+    pub fn object(&self) -> Option<&Arc<str>> {
+        self.object.as_ref()
+    }
+
+    fn get(&self, key: &Value<'a>) -> Option<&Value<'a>> {
+        let at = self.index.get(&Key::new(key)?)?;
+        self.entries.get(*at).map(|(_, value)| value)
+    }
+}
+
+impl<'a> Map<'a> {
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Json { map, .. } => map.len(),
+            Self::Owned(map) => map.entries.len(),
+        }
+    }
+
+    /// The type of an object that an expression constructed.
+    pub fn object(&self) -> Option<&Arc<str>> {
+        match self {
+            Self::Owned(map) => map.object.as_ref(),
+            Self::Json { .. } => None,
+        }
+    }
+
+    /// Whether a schema describes it.
+    pub(super) fn is_described(&self) -> bool {
+        matches!(self, Self::Json { decl, .. } if decl.is_some())
+    }
+
+    /// Whether an expression constructed it as an object.
+    pub(super) fn is_constructed(&self) -> bool {
+        self.object().is_some()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    pub fn get(&self, key: &Value<'a>) -> Result<Option<Value<'a>>> {
+        match self {
+            Self::Owned(map) => Ok(map.get(key).cloned()),
+            Self::Json { map, decl } => {
+                let Value::String(name) = key else {
+                    return match decl {
+                        Some(_) => Err(Error::no_such_overload()),
+                        None => Ok(None),
+                    };
+                };
+                let (name, inner) = match decl.map(|decl| &decl.kind) {
+                    Some(DeclKind::Object { fields, .. }) => match fields.get(&**name) {
+                        Some(field) => (&*field.json, Some(&*field.decl)),
+                        None => return Ok(None),
+                    },
+                    Some(DeclKind::Map { value }) => (&**name, Some(&**value)),
+                    _ => (&**name, None),
+                };
+                let is_object = matches!(decl.map(|d| &d.kind), Some(DeclKind::Object { .. }));
+                // A field of an object that is null is as good as absent.
+                let found = map
+                    .get(name)
+                    .filter(|value| !(is_object && value.is_null()));
+                found
+                    .map(|value| Value::from_json(value, inner))
+                    .transpose()
+            }
+        }
+    }
+
+    pub fn iter(&self) -> Box<dyn Iterator<Item = Result<(Value<'a>, Value<'a>)>> + '_> {
+        match self {
+            Self::Owned(map) => Box::new(map.entries.iter().cloned().map(Ok)),
+            Self::Json { map, decl } => {
+                let map: &'a json::Map = map;
+                let value = match decl.map(|decl| &decl.kind) {
+                    Some(DeclKind::Map { value }) => Some(&**value),
+                    _ => None,
+                };
+                Box::new(map.iter().map(move |(key, inner)| {
+                    let key = Value::String(Text::Borrowed(key.as_str()));
+                    Ok((key, Value::from_json(inner, value)?))
+                }))
+            }
+        }
+    }
+
+    pub(super) fn equals(&self, other: &Map<'a>) -> Result<bool> {
+        let object = |map: &Map<'a>| match map {
+            Self::Owned(map) => map.object.clone(),
+            _ => None,
+        };
+        if self.len() != other.len() || object(self) != object(other) {
+            return Ok(false);
+        }
+        for entry in self.iter() {
+            let (key, value) = entry?;
+            match other.get(&key)? {
+                None => return Ok(false),
+                Some(found) => match value.equals(&found) {
+                    Ok(true) => {}
+                    // As upstream: in maps that expressions make, values that cannot be compared do not count.
+                    Err(error) if !error.fatal && !self.is_described() => {}
+                    different => return different,
+                },
+            }
+        }
+        Ok(true)
+    }
+}
