@@ -144,14 +144,15 @@ fn deletion_cost(pod: &Pod) -> i32 {
     cost.and_then(|cost| cost.parse().ok()).unwrap_or(0)
 }
 
-/// Ages are compared by their power of two: which of two old pods goes is left to chance, the uid.
-fn age_class(since: Timestamp, now: Timestamp) -> i64 {
-    let nanoseconds = now.duration_since(since).as_nanos();
-    if nanoseconds <= 0 {
-        -1
-    } else {
-        i64::from(nanoseconds.ilog2())
-    }
+/// Ages are compared by their power of two, the younger first; no time at all counts as the youngest.
+fn age_class(since: Option<Timestamp>, now: Timestamp) -> Option<u32> {
+    let nanoseconds = now.duration_since(since?).as_nanos();
+    Some(
+        nanoseconds
+            .max(0)
+            .checked_ilog2()
+            .map_or(0, |class| class + 1),
+    )
 }
 
 /// The pods in the order in which they should go: not assigned before assigned, pending before
@@ -161,26 +162,19 @@ pub(crate) fn deletion_order(pods: &mut [Arc<Pod>], related: &[Arc<Pod>], now: T
     for pod in related.iter().filter(|pod| is_active(pod)) {
         *crowd.entry(node(pod)).or_default() += 1;
     }
-    pods.sort_by(|a, b| compare(a, b, &crowd, now));
-}
-
-fn compare(a: &Pod, b: &Pod, crowd: &HashMap<&str, usize>, now: Timestamp) -> Ordering {
-    let rank = |pod: &Pod| {
-        let crowd = crowd.get(node(pod)).copied().unwrap_or(0);
-        (stage(pod), deletion_cost(pod), Reverse(crowd))
-    };
-    // Two times of the same class are left to chance at once: nothing after them is asked.
-    let by_age = |old: Option<Timestamp>, new: Option<Timestamp>| match (old, new) {
-        (Some(one), Some(other)) if one != other => age_class(one, now)
-            .cmp(&age_class(other, now))
-            .then_with(|| a.metadata.uid.cmp(&b.metadata.uid)),
-        (one, other) => younger_first(one, other),
-    };
-    rank(a)
-        .cmp(&rank(b))
-        .then_with(|| by_age(ready_since(a), ready_since(b)))
-        .then_with(|| restarts(b).cmp(&restarts(a)))
-        .then_with(|| by_age(created(a), created(b)))
+    // One key for each pod, so that the order is total: upstream compares two times of one class by uid and two
+    // equal times by what follows, which can lead in a circle.
+    pods.sort_by_cached_key(|pod| {
+        (
+            stage(pod),
+            deletion_cost(pod),
+            Reverse(crowd.get(node(pod)).copied()),
+            age_class(ready_since(pod), now),
+            Reverse(restarts(pod)),
+            age_class(created(pod), now),
+            pod.metadata.uid.clone(),
+        )
+    });
 }
 
 #[cfg(test)]
@@ -230,6 +224,8 @@ pub(crate) mod samples {
 
 #[cfg(test)]
 mod tests {
+    use k8s_openapi::api::core::v1::ContainerStatus;
+
     use super::{samples::*, *};
 
     fn order(pods: Vec<Pod>) -> Vec<String> {
@@ -252,6 +248,24 @@ mod tests {
         );
         assert!(is_available(&pod, 10, at(110)));
         assert_eq!(available_in(&samples::pod("b", None), 10, at(110)), None);
+    }
+
+    #[test]
+    fn many_pods_have_an_order_whatever_their_times_and_restarts() {
+        // Equal times, times of one class, and restarts, so that comparing in pairs would lead in a circle.
+        let pods: Vec<Pod> = (0..600)
+            .map(|number| {
+                let mut pod = pod(&format!("p{}", number * 7919 % 600), Some(100 + number % 5));
+                let status = ContainerStatus {
+                    restart_count: (number % 3) as i32,
+                    ..Default::default()
+                };
+                pod.status.as_mut().unwrap().container_statuses = Some(vec![status]);
+                pod
+            })
+            .collect();
+        let forward = order(pods.clone());
+        assert_eq!(order(pods.into_iter().rev().collect()), forward);
     }
 
     #[test]

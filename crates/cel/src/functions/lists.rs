@@ -338,6 +338,15 @@ fn flatten_into<'a>(from: &List<'a>, depth: i64, into: &mut Vec<Value<'a>>) -> R
     Ok(())
 }
 
+/// A total order of values of one type: what is not a number comes behind all numbers.
+fn order(a: &Value<'_>, b: &Value<'_>) -> Ordering {
+    let is_nan = |value: &Value<'_>| matches!(value, Value::Double(number) if number.is_nan());
+    match (is_nan(a), is_nan(b)) {
+        (false, false) => a.compare(b).unwrap_or(Ordering::Equal),
+        (a, b) => a.cmp(&b),
+    }
+}
+
 /// Sorts by keys, stably.
 fn sorted<'a>(mut keyed: Vec<(Value<'a>, Value<'a>)>) -> Result<Value<'a>> {
     if let Some((first, _)) = keyed.first() {
@@ -349,7 +358,7 @@ fn sorted<'a>(mut keyed: Vec<(Value<'a>, Value<'a>)>) -> Result<Value<'a>> {
             return Err(Error::new("list elements must be comparable"));
         }
     }
-    keyed.sort_by(|(a, _), (b, _)| a.compare(b).unwrap_or(Ordering::Equal));
+    keyed.sort_by(|(a, _), (b, _)| order(a, b));
     Ok(Value::list(
         keyed.into_iter().map(|(_, value)| value).collect(),
     ))

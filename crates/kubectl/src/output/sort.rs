@@ -22,7 +22,12 @@ pub(crate) fn by<T>(entries: &mut Vec<T>, path: &str, object: impl Fn(&T) -> Val
             braced(path)
         );
     }
-    keyed.sort_by(|(a, _), (b, _)| compare(a.as_ref(), b.as_ref()));
+    let texts = keyed.iter().filter_map(|(key, _)| key.as_ref()?.as_str());
+    let texts_are = match texts.clone().all(|text| text.parse::<Quantity>().is_ok()) {
+        true => Texts::Quantities,
+        false => Texts::Names,
+    };
+    keyed.sort_by(|(a, _), (b, _)| compare(a.as_ref(), b.as_ref(), texts_are));
     entries.extend(keyed.into_iter().map(|(_, entry)| entry));
     Ok(())
 }
@@ -32,18 +37,36 @@ fn braced(path: &str) -> String {
     format!("{{.{}}}", inner.trim_start_matches('.'))
 }
 
+/// What all texts of the field are. Two of them are compared as all are, or the order would not be one.
+#[derive(Clone, Copy)]
+enum Texts {
+    Quantities,
+    Names,
+}
+
+/// Values of other types come behind each other.
+fn type_rank(value: Option<&Value>) -> u8 {
+    match value {
+        None | Some(Value::Null) => 0,
+        Some(Value::Bool(_)) => 1,
+        Some(Value::Number(_)) => 2,
+        Some(Value::String(_)) => 3,
+        Some(Value::Array(_) | Value::Object(_)) => 4,
+    }
+}
+
 /// Absent values come first; quantities and numbers by value, text in natural order.
-fn compare(a: Option<&Value>, b: Option<&Value>) -> Ordering {
-    let absent = |value: Option<&Value>| value.is_none_or(Value::is_null);
+fn compare(a: Option<&Value>, b: Option<&Value>, texts: Texts) -> Ordering {
+    let by_type = type_rank(a).cmp(&type_rank(b));
     match (a, b) {
-        _ if absent(a) || absent(b) => absent(b).cmp(&absent(a)),
+        _ if by_type.is_ne() => by_type,
         (Some(Value::Number(a)), Some(Value::Number(b))) => a
             .as_f64()
             .partial_cmp(&b.as_f64())
             .unwrap_or(Ordering::Equal),
         (Some(Value::String(a)), Some(Value::String(b))) => {
-            match (a.parse::<Quantity>(), b.parse::<Quantity>()) {
-                (Ok(a), Ok(b)) => a.to_f64().total_cmp(&b.to_f64()),
+            match (texts, a.parse::<Quantity>(), b.parse::<Quantity>()) {
+                (Texts::Quantities, Ok(a), Ok(b)) => a.to_f64().total_cmp(&b.to_f64()),
                 _ => natural(a, b),
             }
         }
@@ -106,6 +129,13 @@ mod tests {
                 .collect();
             assert_eq!(found, names, "{path}");
         }
+        // Quantities beside other texts are texts as well, and types do not mix.
+        let odd =
+            json!([{"v": "10"}, {"v": "9x"}, {"v": "1Ki"}, {"v": 7}, {"v": true}, {"v": [1]}]);
+        let found = sorted("v", odd).unwrap();
+        let found: Vec<&Value> = found.iter().map(|object| &object["v"]).collect();
+        let wanted = json!([true, 7, "1Ki", "9x", "10", [1]]);
+        assert_eq!(json!(found), wanted);
         let error = sorted(".none", objects).unwrap_err().to_string();
         assert_eq!(
             error,

@@ -50,9 +50,7 @@ impl Emitter {
 
     /// `is_open`: the first key stands where the cursor is, as after `- `.
     fn mapping(&mut self, map: &serde_json::Map<String, Value>, indent: usize, is_open: bool) {
-        let mut keys: Vec<&String> = map.keys().collect();
-        keys.sort_by(|a, b| natural(a, b));
-        for (at, key) in keys.into_iter().enumerate() {
+        for (at, key) in sorted(map.keys()).into_iter().enumerate() {
             if at > 0 || !is_open {
                 self.line(indent);
             }
@@ -441,6 +439,17 @@ fn is_sexagesimal(text: &str) -> bool {
         && rest
             .iter()
             .all(|part| (1..=2).contains(&part.len()) && part.parse::<u32>().is_ok_and(|n| n < 60))
+}
+
+/// Keys as Go's YAML sorts them. Its rule is no total order for all keys (it reads digits in the light of what stands
+/// before them), and the standard library's sort may panic then: this one does not.
+fn sorted<'a>(keys: impl Iterator<Item = &'a String>) -> Vec<&'a String> {
+    let mut sorted: Vec<&String> = Vec::new();
+    for key in keys {
+        let at = sorted.partition_point(|before| natural(before, key).is_le());
+        sorted.insert(at, key);
+    }
+    sorted
 }
 
 /// Letters after other characters, numbers inside names by value.
