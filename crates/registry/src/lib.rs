@@ -15,6 +15,7 @@ pub mod names;
 mod reader;
 mod resources;
 mod scan;
+mod shared;
 pub mod store_metrics;
 mod table;
 mod versions;
@@ -25,6 +26,7 @@ pub use reader::{Reader, Readings};
 pub use resources::{
     KindRef, Labels, Registry, Resource, Served, api_version, key_prefix, object_key,
 };
+pub use shared::Shared;
 pub use table::Table;
 pub use versions::Versions;
 

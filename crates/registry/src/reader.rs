@@ -8,7 +8,7 @@ use stdx::Backoff;
 use store::{Entry, Freshness, ListRequest, Revision, Watch, WatchItem};
 use tokio::sync::Notify;
 
-use crate::{Registry, Resource, Store, Stored, Table, failure};
+use crate::{Registry, Resource, Shared, Store, Stored, Table, failure};
 
 /// How soon a watch that ended is begun again.
 const FIRST: Duration = Duration::from_millis(20);
@@ -47,13 +47,16 @@ impl<T> Readings<T> {
 #[derive(Clone)]
 pub struct Reader {
     store: Store,
-    registry: Arc<Registry>,
+    registry: Shared<Registry>,
 }
 
 impl Reader {
     /// A view of what the store holds.
     pub fn new(store: Store, registry: Arc<Registry>) -> Self {
-        Self { store, registry }
+        Self {
+            store,
+            registry: registry.into(),
+        }
     }
 
     /// One object; `None` when it or its kind does not exist. `namespace` is empty for

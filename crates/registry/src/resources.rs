@@ -19,7 +19,7 @@ use machinery::{
 };
 use store::Key;
 
-use crate::{Draft, Stored, store_metrics::Stores, table::Table};
+use crate::{Draft, Shared, Stored, store_metrics::Stores, table::Table};
 
 /// Where all objects live in the store.
 const ROOT: &str = "/registry/";
@@ -70,7 +70,7 @@ pub struct Resource {
     /// or another group of the same objects.
     pub storage: Option<Arc<Resource>>,
     /// What a custom resource's schema says; `None` for built-in kinds.
-    pub definition: Option<Arc<CustomKind>>,
+    pub definition: Option<Shared<CustomKind>>,
     /// The names again, as metrics count by them.
     pub labels: Arc<Labels>,
     /// What the store is asked about it.
@@ -117,7 +117,7 @@ impl Resource {
 
     fn custom(kind: Arc<CustomKind>, storage: Option<Arc<Resource>>) -> Self {
         let mut resource = Self::new(KindRef::Shared(kind.clone()), true, storage);
-        resource.definition = Some(kind);
+        resource.definition = Some(kind.into());
         resource
     }
 
@@ -183,7 +183,7 @@ impl Resource {
         if object.is_converted() {
             return false;
         }
-        let older = |kind: &Arc<CustomKind>| object.revision < kind.since;
+        let older = |kind: &Shared<CustomKind>| object.revision < kind.since;
         self.storage.is_some() || self.definition.as_ref().is_some_and(older)
     }
 
