@@ -117,6 +117,9 @@ const MAY_PRINT: &[&str] = &[
 const SCAFFOLDING: &[&str] = &["todo!(", "unimplemented!(", "dbg!("];
 const PRINTING: &[&str] = &["println!(", "eprintln!("];
 
+/// Words of a Go program's crash: messages are Kubernetes' own, and its accidents are not part of them.
+const GO_CRASHES: &[&str] = &["goroutine ", "runtime error: "];
+
 /// One finding per breach.
 pub(super) fn check(root: &Path) -> Result<Vec<String>> {
     let mut findings = Vec::new();
@@ -192,7 +195,17 @@ fn judge(name: &str, text: &str, findings: &mut Vec<String>) {
         if stray(SCAFFOLDING) || (!may_print && stray(PRINTING)) {
             findings.push(format!("{name}:{}: {bare}", number + 1));
         }
+        if GO_CRASHES.iter().any(|words| bare.contains(words)) || names_go_source(bare) {
+            let number = number + 1;
+            findings.push(format!("{name}:{number}: a Go program's own words: {bare}"));
+        }
     }
+}
+
+/// Whether a line has a position in a Go source file, such as `reflector.go:227`.
+fn names_go_source(line: &str) -> bool {
+    let mut found = line.match_indices(".go:");
+    found.any(|(at, words)| line[at + words.len()..].starts_with(|c: char| c.is_ascii_digit()))
 }
 
 /// Names functions that are too long. `rustfmt` puts the end of a function at the indentation of its beginning.
@@ -304,6 +317,16 @@ mod tests {
             findings("bin/x/src/main.rs", "//! P.\nfn f() { println!(\"x\") }\n"),
             0
         );
+        for text in [
+            "converter.go:227: no",
+            "panic: runtime error: x",
+            "goroutine 1",
+        ] {
+            let code = format!("//! P.\nfn f() -> &str {{ \"{text}\" }}\n");
+            assert_eq!(findings("crates/x/src/lib.rs", &code), 1, "{text}");
+        }
+        let code = "//! P.\nfn f() -> &str { \"main.go: no such file\" }\n";
+        assert_eq!(findings("crates/x/src/lib.rs", code), 0);
         for name in ["crates/x/build.rs", "crates/x/tests/y.rs"] {
             assert_eq!(findings(name, "//! P.\nfn f() { println!(\"x\") }\n"), 0);
         }
