@@ -36,7 +36,7 @@ pub(crate) enum Scenario {
 }
 
 impl Scenario {
-    pub const ALL: [Self; 7] = [
+    pub(crate) const ALL: [Self; 7] = [
         Self::Large,
         Self::Many,
         Self::Rollout,
@@ -46,7 +46,7 @@ impl Scenario {
         Self::Pods,
     ];
 
-    pub async fn run(
+    pub(crate) async fn run(
         self,
         client: &kube::Client,
         measure: &Measure,

@@ -64,14 +64,14 @@ where
 
 /// What the scheduler of the cluster says; none where it does not say it to this client: upstream's has no
 /// such path, one that runs elsewhere is not asked, and the client may not be allowed to.
-pub async fn ask(client: &kube::Client, namespace: &str, name: &str) -> Option<Diagnosis> {
+pub(crate) async fn ask(client: &kube::Client, namespace: &str, name: &str) -> Option<Diagnosis> {
     let path = format!("/apis/diagnostics.mainstay.dev/v1/namespaces/{namespace}/pods/{name}");
     let request = http::Request::get(path).body(Vec::new()).ok()?;
     client.request(request).await.ok()
 }
 
 /// The same worked out here, by the default scheduler's filters on what the API shows.
-pub fn diagnose(pod: &Pod, facts: &Facts) -> Diagnosis {
+pub(crate) fn diagnose(pod: &Pod, facts: &Facts) -> Diagnosis {
     let mut scheduling = Scheduling::new(0);
     fill(&mut scheduling.cluster, facts);
     let (profile, info) = (Profile::default_scheduler(), Arc::new(PodInfo::new(pod)));
@@ -79,7 +79,7 @@ pub fn diagnose(pod: &Pod, facts: &Facts) -> Diagnosis {
 }
 
 /// One line for each node, or for each reason in a large cluster. Empty when a node would take the pod.
-pub fn lines(diagnosis: &Diagnosis) -> Vec<String> {
+pub(crate) fn lines(diagnosis: &Diagnosis) -> Vec<String> {
     if diagnosis.fitting > 0 {
         return Vec::new();
     }

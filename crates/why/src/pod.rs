@@ -59,7 +59,7 @@ pub(crate) async fn explain_with(client: &kube::Client, pod: &Pod) -> Result<Ans
 
 /// What is known besides the pod itself.
 #[derive(Debug, Default)]
-pub struct Seen {
+pub(crate) struct Seen {
     pub warnings: Vec<Warning>,
     /// What each node has against the pod.
     pub placement: Diagnosis,

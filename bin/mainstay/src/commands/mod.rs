@@ -33,10 +33,21 @@ pub(crate) fn run(cli: Cli) -> ExitCode {
     match outcome {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("mainstay: {error:#}");
+            eprintln!("mainstay: {}", explain(&error));
             ExitCode::FAILURE
         }
     }
+}
+
+/// The error and its causes in one line, each once: some errors say their cause themselves.
+fn explain(error: &anyhow::Error) -> String {
+    let mut line = error.to_string();
+    for cause in error.chain().skip(1).map(ToString::to_string) {
+        if !line.ends_with(&cause) {
+            line = format!("{line}: {cause}");
+        }
+    }
+    line
 }
 
 /// The kubeconfig that was named, or the administrator's of the cluster in the data directory.
@@ -108,5 +119,30 @@ fn run_plain(command: Command) -> anyhow::Result<()> {
             anyhow::bail!("CNI_COMMAND is not set: container runtimes call this (docs/cni.md)")
         }
         Command::Status(_) | Command::Kubectl { .. } | Command::Hello { .. } => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use anyhow::anyhow;
+
+    use super::explain;
+
+    #[test]
+    fn a_cause_that_an_error_says_itself_is_not_said_again() {
+        let unreadable = client::Error::Read {
+            path: PathBuf::from("/a"),
+            source: std::io::Error::from_raw_os_error(2),
+        };
+        let error = anyhow::Error::new(unreadable).context("name a file");
+        let reason = "No such file or directory (os error 2)";
+        assert_eq!(
+            explain(&error),
+            format!("name a file: cannot read /a: {reason}")
+        );
+        let error = anyhow!("inner").context("outer");
+        assert_eq!(explain(&error), "outer: inner");
     }
 }
