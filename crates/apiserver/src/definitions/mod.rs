@@ -236,7 +236,8 @@ impl Definitions {
                 serving::serve(core, &whole, bytes, since);
             }
             let terminating = find(&whole, "Terminating");
-            let is_new = terminating.is_some_and(|told| told["reason"] == deletion::PENDING);
+            let is_new =
+                terminating.is_some_and(|condition| condition["reason"] == deletion::PENDING);
             return Some(match established && is_new {
                 true => Step::BeginDeletion(whole),
                 false => Step::Empty(whole),

@@ -27,7 +27,7 @@ impl Names {
     pub(super) fn are_in(&self, definition: &Value, now: &str) -> bool {
         let said = definition
             .as_object()
-            .map(|definition| self.told(definition, now));
+            .map(|definition| self.with_names(definition, now));
         said.is_some_and(|said| said["status"] == definition["status"])
     }
 
@@ -37,7 +37,7 @@ impl Names {
             return Ok(());
         };
         let now = meta::time(core.config.clock.now());
-        let change = |old: &Object| match self.told(old, &now) {
+        let change = |old: &Object| match self.with_names(old, &now) {
             Value::Object(object) => Ok(object),
             _ => Err(Status::internal("an object stays one")),
         };
@@ -45,7 +45,7 @@ impl Names {
     }
 
     /// The definition with its names and conditions.
-    fn told(&self, old: &Object, now: &str) -> Value {
+    fn with_names(&self, old: &Object, now: &str) -> Value {
         let mut object = Value::Object(old.clone());
         object["status"]["acceptedNames"] = self.accepted.clone();
         let status = &mut object["status"];
