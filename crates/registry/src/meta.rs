@@ -144,7 +144,7 @@ pub fn generate_name(object: &mut Object, endings: &dyn Endings) -> bool {
 }
 
 /// The namespace of the request holds; an object that names another is refused.
-pub fn settle_namespace(object: &mut Object, namespace: &str) -> Result<(), Status> {
+pub fn ensure_namespace_matches(object: &mut Object, namespace: &str) -> Result<(), Status> {
     let own = text(object, "namespace");
     if machinery::text::same(own, namespace) {
         return Ok(());

@@ -27,7 +27,7 @@ use apiextensions::CustomKind;
 
 pub(crate) async fn serve(request: Request, resource: Arc<Resource>, output: Output) -> Answer {
     let (config, options) = Configuration::take(&request).await?;
-    let mut write = objects::write(&request, &resource, &options);
+    let mut write = objects::requested_write(&request, &resource, &options);
     write.tracked = true;
     let now = meta::time(request.core.config.clock.now());
     let core = request.core.clone();

@@ -113,7 +113,7 @@ fn manager_of(agent: &[u8]) -> String {
     }
 }
 
-/// `All` is the only rehearsal there is.
+/// `All` is the only dry-run directive.
 pub(crate) fn check_dry_run(values: &[&str], errors: &mut field::Errors) {
     if values.iter().any(|value| *value != "All") {
         let path = field::Path::new("dryRun");

@@ -22,7 +22,11 @@ use crate::{
 };
 
 /// The write that a request asks for.
-pub(crate) fn write(request: &Request, resource: &Arc<Resource>, options: &WriteOptions) -> Write {
+pub(crate) fn requested_write(
+    request: &Request,
+    resource: &Arc<Resource>,
+    options: &WriteOptions,
+) -> Write {
     let subject = request.info.resource.clone().unwrap_or_default();
     let ResourceRequest {
         mut namespace,
@@ -76,7 +80,7 @@ pub(crate) async fn create(request: Request, resource: Arc<Resource>) -> Answer 
     if let Some(ticket) = &request.audit {
         ticket.request_object(&decoded.object);
     }
-    let write = write(&request, &resource, &options);
+    let write = requested_write(&request, &resource, &options);
     let core = request.core.clone();
     let task = async move {
         let again = || {
@@ -102,9 +106,9 @@ pub(crate) async fn update(request: Request, resource: Arc<Resource>) -> Answer 
     let options = WriteOptions::parse(&request, Verb::Update)?;
     let decoded = body.audited_object(&request, &resource, options.validation)?;
     let warnings = decoded.warnings;
-    let write = write(&request, &resource, &options);
+    let write = requested_write(&request, &resource, &options);
     let mut object = decoded.object;
-    let placed = write.settle_place(&mut object);
+    let placed = write.ensure_namespace_matches(&mut object);
     if let Err(status) = placed.and_then(|()| write.check_name(&object)) {
         return Err(status.warned(warnings));
     }
@@ -185,7 +189,7 @@ pub(crate) async fn delete(request: Request, resource: Arc<Resource>) -> Answer 
     let output = read::output(&request, &resource)?;
     let options = delete_options(&request).await?;
     let write_options = delete_write_options(&options);
-    let write = write(&request, &resource, &write_options);
+    let write = requested_write(&request, &resource, &write_options);
     let accepted = options.orphan_dependents == Some(false);
     let warning = write::orphan_warning(&options, &resource).map(str::to_owned);
     let core = request.core.clone();
@@ -250,9 +254,9 @@ pub(crate) async fn delete_collection(request: Request, resource: Arc<Resource>)
     let mut warnings = Vec::new();
     warnings.extend(warning.filter(|_| !page.objects.is_empty()));
     for object in &page.objects {
-        let mut write = write(&request, &resource, &write_options);
-        write.name = object.header.name.to_string();
-        write.namespace = object.header.namespace.to_string();
+        let mut write = requested_write(&request, &resource, &write_options);
+        write.name = object.header.name().to_string();
+        write.namespace = object.header.namespace().to_string();
         let options = options.clone();
         let task = async move { delete_and_warn(&write, &options).await };
         match request.core.supervise(task).await {

@@ -1,4 +1,4 @@
-//! Patch: the stored object is changed by the body and written like an update; a lost race starts
+//! Patch: the stored object is changed by the body and written like an update; a conflict starts
 //! over from the newest object.
 
 mod claim;
@@ -344,7 +344,7 @@ pub(crate) async fn serve(request: Request, resource: Arc<Resource>) -> Answer {
     let mut patch = Received::take(&request, has_schema, FieldValidation::default()).await?;
     let options = WriteOptions::parse(&request, Verb::Patch)?;
     patch.validation = options.validation;
-    let write = objects::write(&request, &resource, &options);
+    let write = objects::requested_write(&request, &resource, &options);
     let whole = write.subresource.is_empty().then(|| write.name.clone());
     let change = Change {
         resource,

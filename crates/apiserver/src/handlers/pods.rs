@@ -24,7 +24,7 @@ use crate::{
 pub(crate) async fn bind(request: Request, resource: Arc<Resource>) -> Answer {
     let options = WriteOptions::parse(&request, Verb::Create)?;
     let binding = decode(&request, &convert::BINDING, &options).await?;
-    let write = objects::write(&request, &resource, &options);
+    let write = objects::requested_write(&request, &resource, &options);
     give_node(request, write, binding, Road::Pod).await
 }
 
@@ -48,7 +48,7 @@ pub(crate) async fn bind_named(request: Request) -> Answer {
     let mut binding = decode(&request, &convert::BINDING, &options).await?;
     // A new object has no uid yet: none is a condition.
     meta::of_mut(&mut binding.object).shift_remove("uid");
-    let mut write = objects::write(&request, &pods, &options);
+    let mut write = objects::requested_write(&request, &pods, &options);
     meta::text(&binding.object, "name").clone_into(&mut write.name);
     give_node(request, write, binding, Road::Bindings).await
 }
@@ -59,7 +59,7 @@ async fn give_node(request: Request, mut write: Write, binding: Decoded, road: R
         warnings,
     } = binding;
     write
-        .settle_place(&mut binding)
+        .ensure_namespace_matches(&mut binding)
         .map_err(|why| why.warned(warnings.clone()))?;
     write.internal = true;
     write.tracked = true;
@@ -84,7 +84,7 @@ async fn give_node(request: Request, mut write: Write, binding: Decoded, road: R
 
 /// The node that a binding names.
 fn check_binding(write: &Write, binding: &mut Object) -> Result<String, Status> {
-    write.settle_place(binding)?;
+    write.ensure_namespace_matches(binding)?;
     if meta::text(binding, "name") != write.name {
         return Err(Status::bad_request(
             "name in URL does not match name in Binding object",
@@ -255,9 +255,11 @@ pub(crate) async fn evict(request: Request, resource: Arc<Resource>) -> Answer {
         object: mut eviction,
         warnings,
     } = decoded;
-    let mut write = objects::write(&request, &resource, &options);
+    let mut write = objects::requested_write(&request, &resource, &options);
     let refuse = |why: Status| why.warned(warnings.clone());
-    write.settle_place(&mut eviction).map_err(refuse)?;
+    write
+        .ensure_namespace_matches(&mut eviction)
+        .map_err(refuse)?;
     let delete = check_eviction(&mut write, &eviction).map_err(refuse)?;
     let core = request.core.clone();
     core.supervise(async move { evict_pod(write, eviction, delete).await })
@@ -298,7 +300,7 @@ fn check_eviction(write: &mut Write, eviction: &Object) -> Result<DeleteOptions,
     Ok(delete)
 }
 
-/// How often an eviction that lost a race is tried again.
+/// How often an eviction is retried after a conflict.
 const EVICTIONS: usize = 10;
 
 async fn evict_pod(

@@ -125,12 +125,12 @@ impl Asked<'_> {
     }
 
     async fn answer(&self, review: &mut Object) -> Result<Value, Status> {
-        meta::settle_namespace(review, self.namespace())?;
+        meta::ensure_namespace_matches(review, self.namespace())?;
         let core = &self.request.core;
         let (chain, timing) = (&core.admission, &core.metrics.admission);
         let name = meta::text(review, "name").to_owned();
         admission::mutate(chain, timing, &self.attributes(&name), review).await?;
-        meta::settle_namespace(review, self.namespace())?;
+        meta::ensure_namespace_matches(review, self.namespace())?;
         validate(self.resource, review)?;
         admission::validate(chain, timing, &self.attributes(&name), Some(review)).await?;
         answer(self.request, self.resource, review).await

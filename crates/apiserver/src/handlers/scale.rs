@@ -146,11 +146,11 @@ async fn write(request: Request, resource: Arc<Resource>) -> Answer {
         let scale = convert::decode_part(&convert::SCALE, media, &bytes, options.validation)?;
         (Wanted::Whole(scale.object, scale.warnings), options)
     };
-    let mut write = objects::write(&request, &resource, &options);
+    let mut write = objects::requested_write(&request, &resource, &options);
     write.tracked = true;
     if let Wanted::Whole(scale, warnings) = &wanted {
         let mut scale = scale.clone();
-        let placed = write.settle_place(&mut scale);
+        let placed = write.ensure_namespace_matches(&mut scale);
         placed
             .and_then(|()| write.check_name(&scale))
             .map_err(|status| status.warned(warnings.clone()))?;
@@ -286,7 +286,7 @@ impl Change for Rescale {
             meta::set(&mut current, "managedFields", managers);
         }
         let mut scale = self.scale(&current)?;
-        meta::settle_namespace(&mut scale, meta::text(old, "namespace"))?;
+        meta::ensure_namespace_matches(&mut scale, meta::text(old, "namespace"))?;
         meta::check_name(&scale, meta::text(old, "name"))?;
         let errors = match &paths {
             None => check(&scale),

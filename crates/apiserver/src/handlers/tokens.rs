@@ -70,7 +70,7 @@ pub(crate) async fn request(request: Request, resource: Arc<Resource>) -> Answer
     let part = &convert::TOKEN_REQUEST;
     let asked = convert::decode_part(part, media, &bytes, options.validation)?;
     let (asked, warnings) = (asked.object, asked.warnings);
-    let write = objects::write(&request, &resource, &options);
+    let write = objects::requested_write(&request, &resource, &options);
     let issued = issue(&request, &write, &resource, asked).await;
     let answer = issued.map_err(|status| status.warned(warnings.clone()))?;
     let answer = answer.to_string();
@@ -80,7 +80,7 @@ pub(crate) async fn request(request: Request, resource: Arc<Resource>) -> Answer
 
 /// The account that is named in the body, too, is the one of the path.
 fn check_place(write: &Write, asked: &mut Object) -> Result<(), Status> {
-    write.settle_place(asked)?;
+    write.ensure_namespace_matches(asked)?;
     let name = meta::text(asked, "name");
     if name.is_empty() || name == write.name {
         return Ok(());

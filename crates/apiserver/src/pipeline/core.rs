@@ -26,7 +26,7 @@ use crate::{
     sending::Budget,
     server::Diagnose,
     started::Started,
-    write::Turns,
+    write::KeyQueues,
 };
 
 /// What all requests share.
@@ -83,7 +83,7 @@ pub(crate) struct Tasks {
     /// Writes in progress; they end even when their client is gone, and shutdown waits for them.
     pub(crate) writes: TaskTracker,
     /// The order of conflicting writes.
-    pub(crate) turns: Turns,
+    pub(crate) key_queues: KeyQueues,
     /// Upgraded connections; they end when the server stops.
     pub(crate) streams: TaskTracker,
     /// Cancelled when the server stops: long-running requests end.

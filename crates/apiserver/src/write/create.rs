@@ -6,7 +6,7 @@ use kinds::Context;
 use machinery::{Object, Status, field::Errors};
 use store::{Entry, Freshness, Precondition, Revision};
 
-use super::{Lost, Write, Written, owners};
+use super::{Conflict, Write, Written, owners};
 use crate::{
     Stored, admission::Operation, device_claims, failure, hooks, meta, policy_parameters,
     unenforced,
@@ -15,7 +15,7 @@ use crate::{
 /// How many generated names are tried.
 const NAMES: usize = 8;
 
-/// Creates a decoded object. `again` decodes it once more, should the first try lose a race: that is
+/// Creates a decoded object. `again` decodes it once more, should the first attempt end in a conflict: that is
 /// rare, and a copy of every object is not.
 pub(crate) async fn create(
     write: &Write,
@@ -24,35 +24,35 @@ pub(crate) async fn create(
 ) -> Result<Written, Status> {
     let revision = meta::revision(&object).unwrap_or(0);
     let mut first = Some(object);
-    let (mut race, mut taken) = (write.race(), 0);
+    let (mut retry, mut taken) = (write.conflict_retry(), 0);
     loop {
         let mut object = match first.take() {
             Some(object) => object,
             None => again()?,
         };
-        write.settle_place(&mut object)?;
+        write.ensure_namespace_matches(&mut object)?;
         let prefixed = !meta::text(&object, "generateName").is_empty();
         let generated = meta::generate_name(&mut object, &*write.core.config.endings);
-        let (name, lost) = match attempt(write, object, revision).await? {
+        let (name, conflict) = match attempt(write, object, revision).await? {
             Ok(written) => return Ok(written),
-            Err(lost) => lost,
+            Err(conflict) => conflict,
         };
-        if lost.0 == write.resource.key(&write.namespace, &name) {
+        if conflict.0 == write.resource.key(&write.namespace, &name) {
             taken += 1;
             if !generated || taken == NAMES {
                 refuse_taken(write, &name, prefixed).await?;
             }
         }
-        race.lost(lost).await?;
+        retry.after(conflict).await?;
     }
 }
 
-/// One try. A race is lost for the object's name, or for another object of the transaction.
+/// One attempt. The conflict is on the object's own key, or on another key of the transaction.
 async fn attempt(
     write: &Write,
     mut object: Object,
     revision: Revision,
-) -> Result<Result<Written, (String, Lost)>, Status> {
+) -> Result<Result<Written, (String, Conflict)>, Status> {
     let kind = &write.resource.kind;
     let now = write.core.config.clock.now();
     meta::begin(&mut object, now);
@@ -62,12 +62,12 @@ async fn attempt(
     let stage = owners::Stage::Request;
     owners::without_duplicates(&mut object, stage, &write.effects);
     let owned = write.track_new(&mut object).await?;
-    refuse_leaving(write, &object)?;
+    reject_if_terminating(write, &object)?;
     write
         .admit_mutating(Operation::Create, &mut object, None)
         .await?;
     // Nobody on the way may move it to another namespace.
-    write.settle_place(&mut object)?;
+    write.ensure_namespace_matches(&mut object)?;
     let stage = owners::Stage::AfterAdmission;
     owners::without_duplicates(&mut object, stage, &write.effects);
     let context = Context {
@@ -102,9 +102,9 @@ async fn attempt(
     if write.dry_run {
         if standing(write, &name).await?.is_some() {
             let key = write.resource.key(&write.namespace, &name);
-            return Ok(Err((name, Lost(key))));
+            return Ok(Err((name, Conflict(key))));
         }
-        // A rehearsal does not come as far as to see that a revision was named.
+        // A dry run answers before the check that forbids a resourceVersion on create.
         return Ok(Ok(Written {
             object: Arc::new(Stored::stamp(draft, revision)),
             created: true,
@@ -122,12 +122,12 @@ async fn attempt(
             created: true,
             warnings,
         }),
-        Err(lost) => Err((name, lost)),
+        Err(conflict) => Err((name, conflict)),
     })
 }
 
 /// Nothing is made of a definition that is being deleted: it would never be empty.
-fn refuse_leaving(write: &Write, object: &Object) -> Result<(), Status> {
+fn reject_if_terminating(write: &Write, object: &Object) -> Result<(), Status> {
     let definition = write.resource.definition.as_ref();
     if definition.is_none_or(|definition| !definition.leaving) {
         return Ok(());

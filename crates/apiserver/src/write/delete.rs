@@ -9,7 +9,7 @@ use store::{Entry, Freshness, Precondition, Revision};
 
 use admission::{DeleteOptions, Preconditions};
 
-use super::{Lost, Write};
+use super::{Conflict, Write};
 use crate::{Resource, Stored, failure, handlers::check_dry_run, hooks, meta, query::Query};
 
 /// The preconditions in a query.
@@ -112,14 +112,14 @@ fn orphans_by_default(resource: &Resource) -> bool {
 /// Deletes the object that the write names.
 pub(crate) async fn delete(write: &Write, options: &DeleteOptions) -> Result<Deleted, Status> {
     let key = write.resource.key(&write.namespace, &write.name);
-    let mut race = write.race();
+    let mut retry = write.conflict_retry();
     loop {
         let read = write.core.store.get(&key, Freshness::Newest).await;
         let (_, entry) = read.map_err(failure::of_store)?;
         let entry = entry.ok_or_else(|| write.not_found(&write.name))?;
         match attempt(write, options, entry).await? {
             Ok(deleted) => return Ok(deleted),
-            Err(lost) => race.lost(lost).await?,
+            Err(conflict) => retry.after(conflict).await?,
         }
     }
 }
@@ -129,7 +129,7 @@ async fn attempt(
     write: &Write,
     options: &DeleteOptions,
     entry: Entry<Stored>,
-) -> Result<Result<Deleted, Lost>, Status> {
+) -> Result<Result<Deleted, Conflict>, Status> {
     let mut object = write.resource.parse_converted(&entry.object).await?;
     check_preconditions(write, options, &object)?;
     write.admit_delete(&object).await?;
@@ -187,7 +187,7 @@ async fn mark_and_remove(
     write: &Write,
     mut object: Object,
     revision: Revision,
-) -> Result<Result<Deleted, Lost>, Status> {
+) -> Result<Result<Deleted, Conflict>, Status> {
     let draft = write.draft(&mut object).await?;
     if write.dry_run {
         return Ok(Ok(Deleted {
@@ -198,7 +198,7 @@ async fn mark_and_remove(
     let at = Precondition::Revision(revision);
     let marked = match write.put(&write.name, draft, at, Vec::new()).await? {
         Ok(marked) => marked,
-        Err(lost) => return Ok(Err(lost)),
+        Err(conflict) => return Ok(Err(conflict)),
     };
     let mut ops = hooks::before_remove(write, &object);
     ops.extend(write.effects.take_ops());
@@ -207,7 +207,7 @@ async fn mark_and_remove(
         Ok((at, object)) => gone(Arc::new(object.at(at))),
         // The mark calls whoever runs the object, and that one may be faster.
         Err(_) if is_gone(write, meta::text(&object, "uid")).await? => gone(marked.object),
-        Err(lost) => Ok(Err(lost)),
+        Err(conflict) => Ok(Err(conflict)),
     }
 }
 

@@ -1,11 +1,11 @@
 //! Writes: from a decoded object to a committed one. Everything here runs to its end: a client that
 //! hangs up loses only its answer.
 
+mod conflict_retry;
 mod create;
 mod delete;
 mod fence;
 pub(crate) mod owners;
-mod race;
 mod supervised;
 mod update;
 
@@ -28,11 +28,11 @@ use crate::{
 use auth::authz::{self, Decision, forbidden};
 
 pub(crate) use admission::{DeleteOptions, Preconditions};
+pub(crate) use conflict_retry::KeyQueues;
+use conflict_retry::{Conflict, ConflictRetry};
 pub(crate) use create::create;
 pub(crate) use delete::{Deleted, check_options, delete, orphan_warning, preconditions_of};
 pub use fence::Fence;
-pub(crate) use race::Turns;
-use race::{Lost, Race};
 pub(crate) use registry::Versions;
 use supervised::Supervised;
 pub(crate) use update::{Change, update};
@@ -84,8 +84,11 @@ impl Core {
 
 impl Write {
     /// The attempts of this write.
-    fn race(&self) -> Race<'_> {
-        Race::new(&self.core.tasks.turns, self.core.config.limits.deadline)
+    fn conflict_retry(&self) -> ConflictRetry<'_> {
+        ConflictRetry::new(
+            &self.core.tasks.key_queues,
+            self.core.config.limits.deadline,
+        )
     }
 
     /// The subresource as kinds see it.
@@ -107,11 +110,11 @@ impl Write {
         Status::invalid(&kept.group, &self.resource.kind.names().kind, name, errors)
     }
 
-    /// The namespace of the request holds; an object that names another is refused.
-    pub(crate) fn settle_place(&self, object: &mut Object) -> Result<(), Status> {
+    /// Sets the namespace of the request; an object with another namespace is refused.
+    pub(crate) fn ensure_namespace_matches(&self, object: &mut Object) -> Result<(), Status> {
         let namespaced = self.resource.namespaced();
         let namespace = if namespaced { &self.namespace } else { "" };
-        meta::settle_namespace(object, namespace)
+        meta::ensure_namespace_matches(object, namespace)
     }
 
     /// The name of the request holds, too.
@@ -347,7 +350,7 @@ impl Write {
         }
     }
 
-    /// The object as it goes to the store. A link to itself does not, but is seen in a rehearsal.
+    /// The object as it is stored: without selfLink, which only the answer to a dry run keeps.
     pub(crate) async fn draft(&self, object: &mut Object) -> Result<Draft, Status> {
         if !self.dry_run {
             meta::of_mut(object).shift_remove("selfLink");
@@ -368,7 +371,7 @@ impl Write {
         draft: Draft,
         precondition: Precondition,
         mut ops: Vec<Op<Draft>>,
-    ) -> Result<Result<Entry<Stored>, Lost>, Status> {
+    ) -> Result<Result<Entry<Stored>, Conflict>, Status> {
         let expires_in = self.resource.kind.lifetime();
         let key = self.resource.key(&self.namespace, name);
         let operation = match precondition {
@@ -390,19 +393,19 @@ impl Write {
         };
         let committed = match self.commit(ops, durability, operation).await {
             Ok(committed) => committed,
-            Err(error) => return self.lost(error).map(Err),
+            Err(error) => return self.conflict(error).map(Err),
         };
         let entry = committed.entries.into_iter().next().flatten();
         entry.map(Ok).ok_or_else(nothing_came_back)
     }
 
     /// Another writer was quicker, unless the commit failed for another reason.
-    fn lost(&self, error: store::Error) -> Result<Lost, Status> {
+    fn conflict(&self, error: store::Error) -> Result<Conflict, Status> {
         match (error, &self.fence) {
             (store::Error::Conflict { key, .. }, Some(fence)) if fence.is(&key) => {
                 Err(fence.over())
             }
-            (store::Error::Conflict { key, .. }, _) => Ok(Lost(key)),
+            (store::Error::Conflict { key, .. }, _) => Ok(Conflict(key)),
             (error, _) => Err(failure::of_store(error)),
         }
     }
@@ -432,7 +435,7 @@ impl Write {
         name: &str,
         revision: Revision,
         mut ops: Vec<Op<Draft>>,
-    ) -> Result<Result<(Revision, Arc<Stored>), Lost>, Status> {
+    ) -> Result<Result<(Revision, Arc<Stored>), Conflict>, Status> {
         let key = self.resource.key(&self.namespace, name);
         let precondition = Precondition::Revision(revision);
         ops.insert(
@@ -448,7 +451,7 @@ impl Write {
             .await
         {
             Ok(committed) => committed,
-            Err(error) => return self.lost(error).map(Err),
+            Err(error) => return self.conflict(error).map(Err),
         };
         let revision = committed.revision;
         let entry = committed.entries.into_iter().next().flatten();

@@ -8,14 +8,14 @@ use machinery::{Object, Status, Value, apply, field};
 use request::heavy;
 use store::{Entry, Freshness, Precondition};
 
-use super::{Lost, Versions, Write, Written, create, owners};
+use super::{Conflict, Versions, Write, Written, create, owners};
 use crate::{
     Stored, admission::Operation, device_claims, failure, hooks, meta, policy_parameters,
     unenforced,
 };
 
 /// How an update comes by the new object, given the one that stands (with its resourceVersion).
-/// Called again when a race was lost.
+/// Called again after a conflict.
 pub(crate) trait Change: Send + Sync {
     fn apply(&self, old: &Object) -> Result<Object, Status>;
 
@@ -62,7 +62,7 @@ pub(crate) async fn update(write: &Write, change: &dyn Change) -> Result<Written
 
 async fn changed(write: &Write, change: &dyn Change) -> Result<Written, Status> {
     let key = write.resource.key(&write.namespace, &write.name);
-    let mut race = write.race();
+    let mut retry = write.conflict_retry();
     loop {
         let read = write.core.store.get(&key, Freshness::Newest).await;
         let (_, entry) = read.map_err(failure::of_store)?;
@@ -74,11 +74,11 @@ async fn changed(write: &Write, change: &dyn Change) -> Result<Written, Status> 
         let old = write.resource.parse_converted(&entry.object).await?;
         check_uid(write, change.uid(), &old)?;
         let mut new = applied(change, &old).await?;
-        write.settle_place(&mut new)?;
+        write.ensure_namespace_matches(&mut new)?;
         write.check_name(&new)?;
         match attempt(write, new, old, entry).await? {
             Ok(written) => return Ok(written),
-            Err(lost) => race.lost(lost).await?,
+            Err(conflict) => retry.after(conflict).await?,
         }
     }
 }
@@ -108,7 +108,7 @@ fn created(write: &Write, change: &dyn Change) -> Result<Object, Status> {
         let (group, plural) = (&write.resource.group, &write.resource.plural);
         return Err(Status::conflict(group, plural, &write.name, &why));
     }
-    write.settle_place(&mut object)?;
+    write.ensure_namespace_matches(&mut object)?;
     write.check_name(&object)?;
     // Whatever was named there is no condition for an object that does not exist.
     meta::revision(&object)?;
@@ -122,7 +122,7 @@ async fn attempt(
     mut object: Object,
     old: Object,
     entry: Entry<Stored>,
-) -> Result<Result<Written, Lost>, Status> {
+) -> Result<Result<Written, Conflict>, Status> {
     let kind = &write.resource.kind;
     kind.default(&mut object);
     let now = meta::time(write.core.config.clock.now());
@@ -264,7 +264,7 @@ fn check_revision(write: &Write, object: &Object, old: &Object) -> Result<(), St
 }
 
 fn prepare(write: &Write, object: &mut Object, old: &Object, now: &str) -> Result<(), Status> {
-    write.settle_place(object)?;
+    write.ensure_namespace_matches(object)?;
     let kind = &write.resource.kind;
     let generation = meta::of(old)
         .and_then(|metadata| metadata.get("generation"))

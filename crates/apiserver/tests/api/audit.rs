@@ -207,7 +207,7 @@ async fn the_pod_security_standards_leave_their_marks() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_handler_that_panics_is_written_as_such_and_the_server_lives() {
-    let server = audited_with(crate::conduct::mined()).await;
+    let server = audited_with(crate::misbehaving_clients::mined()).await;
     let mines = "/apis/test.local/v1/landmines";
     let stepped = admin(&server, "POST", mines, json!({"metadata": {"name": "x"}})).await;
     assert_eq!(stepped.code, 500, "{}", stepped.body);

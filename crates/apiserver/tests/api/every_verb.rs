@@ -150,12 +150,12 @@ impl Subject<'_> {
     }
 
     async fn is_created(&self, form: &str) {
-        let rehearsed = format!("{}?dryRun=All", self.collection);
+        let dry = format!("{}?dryRun=All", self.collection);
         let made = self
-            .done("POST", &rehearsed, [JSON, form], self.written(form))
+            .done("POST", &dry, [JSON, form], self.written(form))
             .await;
-        assert_eq!(made.code, 201, "{rehearsed}");
-        assert!(self.get().await.is_none(), "{rehearsed} made it");
+        assert_eq!(made.code, 201, "{dry}");
+        assert!(self.get().await.is_none(), "{dry} made it");
         let made = self
             .done("POST", &self.collection, [form, form], self.written(form))
             .await;
@@ -223,10 +223,10 @@ impl Subject<'_> {
             object["metadata"]["labels"]["by"] = "update".into();
             object
         };
-        for rehearsed in [true, false] {
+        for dry in [true, false] {
             eventually(|| async {
                 let old = self.get().await?;
-                let path = match rehearsed {
+                let path = match dry {
                     true => format!("{}?dryRun=All", self.path),
                     false => self.path.clone(),
                 };
@@ -238,7 +238,7 @@ impl Subject<'_> {
                 assert_eq!(put.code, 200, "{path}: {}", put.json());
                 assert_eq!(put.json()["metadata"]["labels"]["by"], "update", "{path}");
                 let now = self.get().await?;
-                match rehearsed {
+                match dry {
                     true => assert_eq!(now["metadata"]["labels"]["by"], Value::Null, "{path}"),
                     false => assert_eq!(now["metadata"]["labels"]["by"], "update", "{path}"),
                 }
@@ -269,12 +269,11 @@ impl Subject<'_> {
                 _ => "?fieldManager=patcher",
             };
             let path = format!("{}{query}", self.path);
-            let rehearsed = format!("{path}&dryRun=All");
+            let dry = format!("{path}&dryRun=All");
             let body = patch.to_string();
-            self.done("PATCH", &rehearsed, [JSON, media], body.clone())
-                .await;
+            self.done("PATCH", &dry, [JSON, media], body.clone()).await;
             let before = self.get().await.unwrap();
-            assert_ne!(before["metadata"]["labels"]["by"], manner, "{rehearsed}");
+            assert_ne!(before["metadata"]["labels"]["by"], manner, "{dry}");
             let made = self
                 .done("PATCH", &path, [JSON, media], body.clone())
                 .await
@@ -340,14 +339,10 @@ impl Subject<'_> {
             }
             false => format!("{}?", self.path),
         };
-        let rehearsed = format!("{path}&dryRun=All");
-        self.done("DELETE", &rehearsed, [JSON, JSON], "").await;
+        let dry = format!("{path}&dryRun=All");
+        self.done("DELETE", &dry, [JSON, JSON], "").await;
         let there = self.get().await.unwrap();
-        assert_eq!(
-            there["metadata"]["deletionTimestamp"],
-            Value::Null,
-            "{rehearsed}"
-        );
+        assert_eq!(there["metadata"]["deletionTimestamp"], Value::Null, "{dry}");
         self.done("DELETE", &path, [JSON, JSON], "").await;
         // What is held by a finalizer is let go, as its controller would.
         eventually(|| async {

@@ -4,6 +4,7 @@ mod create_on_update;
 mod escalation;
 mod nodes;
 mod proxies;
+pub(crate) mod regressions;
 mod tokens;
 mod unauthenticated;
 

@@ -5,7 +5,7 @@ use machinery::json::{Value, json};
 
 use super::ask;
 use crate::{
-    holes::over_tls,
+    security::regressions::over_tls,
     support::{Raw, Server, admin},
 };
 

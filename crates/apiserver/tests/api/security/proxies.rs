@@ -12,7 +12,7 @@ use tokio::net::TcpListener;
 
 use super::ask;
 use crate::{
-    holes::{nobody, over_tls},
+    security::regressions::{nobody, over_tls},
     support::{Server, admin, over_socket, send},
 };
 

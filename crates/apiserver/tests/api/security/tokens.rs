@@ -4,7 +4,7 @@ use base64::{Engine, prelude::BASE64_STANDARD};
 use machinery::json::{Value, json};
 
 use crate::{
-    holes::{nobody, over_tls},
+    security::regressions::{nobody, over_tls},
     support::{Server, admin, eventually},
 };
 

@@ -5,7 +5,7 @@ use machinery::json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::{
-    holes::{nobody, over_tls},
+    security::regressions::{nobody, over_tls},
     support::{Server, dial_with},
 };
 

@@ -1,0 +1,97 @@
+//! Names that the server makes of `generateName`.
+
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Mutex},
+};
+
+use apiserver::Endings;
+use machinery::json::{Value, json};
+
+use crate::support::{Server, admin};
+
+const MAPS: &str = "/api/v1/namespaces/default/configmaps";
+
+/// Endings that come in this order, the last of them for ever.
+struct Given(Mutex<VecDeque<&'static str>>);
+
+impl Endings for Given {
+    fn next(&self) -> String {
+        let mut left = self.0.lock().unwrap();
+        let next = match left.len() {
+            1 => left.front().copied(),
+            _ => left.pop_front(),
+        };
+        next.unwrap_or_default().to_owned()
+    }
+}
+
+async fn server(endings: impl IntoIterator<Item = &'static str>) -> Server {
+    let endings = Arc::new(Given(Mutex::new(endings.into_iter().collect())));
+    Server::configured(|config, _| config.endings = endings).await
+}
+
+fn prefixed() -> Value {
+    json!({"metadata": {"generateName": "web-"}})
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_name_that_is_taken_is_made_again() {
+    let endings = [
+        "aaaaa", "aaaaa", "aaaaa", "aaaaa", "aaaaa", "aaaaa", "aaaaa",
+    ];
+    let server = server(endings.into_iter().chain(["aaaaa", "bbbbb", "ccccc"])).await;
+    let first = admin(&server, "POST", MAPS, prefixed()).await;
+    assert_eq!(
+        first.json()["metadata"]["name"],
+        "web-aaaaa",
+        "{}",
+        first.body
+    );
+    // Seven more that are taken, and one that is not.
+    let second = admin(&server, "POST", MAPS, prefixed()).await;
+    assert_eq!(second.code, 201, "{}", second.body);
+    assert_eq!(second.json()["metadata"]["name"], "web-bbbbb");
+    let dry = admin(&server, "POST", &format!("{MAPS}?dryRun=All"), prefixed()).await;
+    assert_eq!(dry.json()["metadata"]["name"], "web-ccccc");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_finds_eight_names_taken_may_come_again() {
+    let server = server(["aaaaa"]).await;
+    let first = admin(&server, "POST", MAPS, prefixed()).await;
+    assert_eq!(first.code, 201, "{}", first.body);
+    for query in ["", "?dryRun=All"] {
+        let refused = admin(&server, "POST", &format!("{MAPS}{query}"), prefixed()).await;
+        assert_eq!(refused.code, 409, "{}", refused.body);
+        assert_eq!(refused.headers["retry-after"], "1");
+        let status = refused.json();
+        assert_eq!(status["reason"], "AlreadyExists");
+        assert_eq!(
+            status["message"],
+            "configmaps \"web-aaaaa\" already exists, the server was not able to generate a unique name for the object"
+        );
+        let details = json!({"name": "web-aaaaa", "kind": "configmaps", "retryAfterSeconds": 1});
+        assert_eq!(status["details"], details);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_prefix_beside_a_name_changes_only_the_words() {
+    let server = server(["aaaaa"]).await;
+    let both = json!({"metadata": {"name": "own", "generateName": "web-",
+        "finalizers": ["example.com/stay"]}});
+    let made = admin(&server, "POST", MAPS, both.clone()).await;
+    assert_eq!(made.json()["metadata"]["name"], "own", "{}", made.body);
+    let taken = "configmaps \"own\" already exists, the server was not able to generate a unique name for the object";
+    let refused = admin(&server, "POST", MAPS, both.clone()).await;
+    assert_eq!(refused.json()["message"], taken);
+    admin(&server, "DELETE", &format!("{MAPS}/own"), Value::Null).await;
+    let refused = admin(&server, "POST", MAPS, both).await;
+    let leaving = format!("object is being deleted: {taken}");
+    assert_eq!(refused.json()["message"], leaving);
+    let named = json!({"metadata": {"name": "own"}});
+    let refused = admin(&server, "POST", MAPS, named).await;
+    let leaving = "object is being deleted: configmaps \"own\" already exists";
+    assert_eq!(refused.json()["message"], leaving);
+}
