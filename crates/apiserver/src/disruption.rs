@@ -55,7 +55,7 @@ pub(crate) async fn allow(write: &Write) -> Result<Allowed, Status> {
     let Some(budget) = only_budget(write, &pod).await? else {
         return Ok(Allowed::default());
     };
-    let name = budget.header.name.to_string();
+    let name = budget.header.name().to_string();
     if is_spared(&pod, &budget.parse()) {
         return Ok(Allowed {
             budget: Some(name),

@@ -112,7 +112,7 @@ impl Collector<'_> {
         let spread =
             MAX_SPREAD.min(SPREAD_PER_NODE * u32::try_from(nodes.len()).unwrap_or(u32::MAX));
         for node in &nodes {
-            let name = node.header.name.to_string();
+            let name = node.header.name().to_string();
             let schedule = known.remove(&name).unwrap_or_else(|| {
                 let wait = rand::random_range(Duration::ZERO..=spread);
                 Schedule {
@@ -216,7 +216,7 @@ mod tests {
         async fn resource_metrics(&self, node: &Stored) -> Result<Bytes, String> {
             static COUNT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1);
             let count = COUNT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-            match &*node.header.name {
+            match node.header.name() {
                 "hangs" => std::future::pending().await,
                 "refuses" => Err("no".to_owned()),
                 _ => Ok(format!(

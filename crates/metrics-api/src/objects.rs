@@ -15,7 +15,7 @@ const API_VERSION: &str = "metrics.k8s.io/v1beta1";
 
 /// What a node uses, if that is known.
 pub fn node_metrics(samples: &Samples, node: &Stored, now: Timestamp) -> Option<Object> {
-    let used = samples.node(&node.header.name)?;
+    let used = samples.node(node.header.name())?;
     let mut object = object("NodeMetrics", node, &used, now);
     object.insert("usage".to_owned(), usage(&used));
     Some(object)
@@ -27,7 +27,7 @@ pub fn pod_metrics(samples: &Samples, pod: &Stored, now: Timestamp) -> Option<Ob
         return None;
     }
     let node = pod.field("spec.nodeName").unwrap_or_default();
-    let containers = samples.pod(node, &pod.header.namespace, &pod.header.name)?;
+    let containers = samples.pod(node, pod.header.namespace(), pod.header.name())?;
     let earliest = containers.iter().min_by_key(|one| one.usage.at)?;
     let mut object = object("PodMetrics", pod, &earliest.usage, now);
     let containers = containers
@@ -40,15 +40,15 @@ pub fn pod_metrics(samples: &Samples, pod: &Stored, now: Timestamp) -> Option<Ob
 
 fn object(kind: &str, of: &Stored, usage: &Usage, now: Timestamp) -> Object {
     let header = &of.header;
-    let mut metadata = json!({"name": &*header.name});
-    if !header.namespace.is_empty() {
-        metadata["namespace"] = (*header.namespace).into();
+    let mut metadata = json!({"name": header.name()});
+    if !header.namespace().is_empty() {
+        metadata["namespace"] = header.namespace().into();
     }
     metadata["creationTimestamp"] = time::format(now.as_second()).into();
-    if !header.labels.is_empty() {
-        let labels = header.labels.iter();
+    if header.labels().len() > 0 {
+        let labels = header.labels();
         let labels: Object = labels
-            .map(|(key, value)| (key.to_string(), Value::from(&**value)))
+            .map(|(key, value)| (key.to_owned(), Value::from(value)))
             .collect();
         metadata["labels"] = labels.into();
     }

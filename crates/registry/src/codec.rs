@@ -15,24 +15,9 @@ use store::{Codec, Key, Revision};
 
 use crate::{
     Registry,
+    header::Header,
     scan::{self, Places},
 };
-
-/// What readers need to know of an object without parsing it.
-#[derive(Debug, Default)]
-pub struct Header {
-    pub name: Box<str>,
-    /// Empty for cluster-scoped objects.
-    pub namespace: Box<str>,
-    pub labels: Box<[(Box<str>, Box<str>)]>,
-    /// The kind's selectable fields and their values.
-    pub fields: Box<[(Cow<'static, str>, Box<str>)]>,
-    /// Where everything behind `apiVersion` and `kind` starts.
-    pub body: u32,
-    /// Where the metadata's value starts and ends, without a resourceVersion.
-    pub metadata: (u32, u32),
-    pub(crate) stamp: scan::Stamp,
-}
 
 /// An object without a revision.
 #[derive(Debug, Clone)]
@@ -68,31 +53,7 @@ impl Draft {
         places: Places,
         fields: Vec<(Cow<'static, str>, String)>,
     ) -> Self {
-        let metadata = object.get("metadata").and_then(Value::as_object);
-        let text = |key: &str| {
-            metadata
-                .and_then(|metadata| metadata.get(key))
-                .and_then(Value::as_str)
-                .unwrap_or("")
-        };
-        let labels = metadata
-            .and_then(|metadata| metadata.get("labels"))
-            .and_then(Value::as_object);
-        let labels = labels.into_iter().flatten().filter_map(|(key, value)| {
-            Some((key.as_str().into(), Box::<str>::from(value.as_str()?)))
-        });
-        let header = Header {
-            name: text("name").into(),
-            namespace: text("namespace").into(),
-            labels: labels.collect(),
-            fields: fields
-                .into_iter()
-                .map(|(name, value)| (name, value.into()))
-                .collect(),
-            body: places.body,
-            metadata: places.metadata,
-            stamp: places.stamp,
-        };
+        let header = Header::new(object, places, fields);
         Self {
             bytes,
             header: Arc::new(header),
@@ -108,18 +69,11 @@ impl Draft {
             // Bytes that were just encoded have their places.
             Err(why) => panic!(
                 "{} {}: converted bytes are no object: {why}",
-                self.header.namespace, self.header.name
+                self.header.namespace(),
+                self.header.name()
             ),
         };
-        let header = Header {
-            name: self.header.name.clone(),
-            namespace: self.header.namespace.clone(),
-            labels: self.header.labels.clone(),
-            fields: self.header.fields.clone(),
-            body: places.body,
-            metadata: places.metadata,
-            stamp: places.stamp,
-        };
+        let header = Header::clone(&self.header).at(places);
         Self {
             bytes: self.bytes,
             header: Arc::new(header),
@@ -235,7 +189,8 @@ impl Stored {
             // write it back over the object: the request fails instead.
             Err(error) => panic!(
                 "{} {}: stored bytes are no object: {error}",
-                self.header.namespace, self.header.name
+                self.header.namespace(),
+                self.header.name()
             ),
         }
     }
@@ -246,7 +201,8 @@ impl Stored {
             Ok(metadata) => metadata,
             Err(error) => panic!(
                 "{} {}: stored metadata is no object: {error}",
-                self.header.namespace, self.header.name
+                self.header.namespace(),
+                self.header.name()
             ),
         }
     }
@@ -282,35 +238,26 @@ impl Stored {
 
     /// A label's value.
     pub fn label(&self, key: &str) -> Option<&str> {
-        self.header
-            .labels
-            .iter()
-            .find(|(mine, _)| **mine == *key)
-            .map(|(_, value)| &**value)
+        self.header.label(key)
     }
 
     /// A selectable field's value.
     pub fn field(&self, path: &str) -> Option<&str> {
         match path {
-            "metadata.name" => Some(&self.header.name),
-            "metadata.namespace" => Some(&self.header.namespace),
-            _ => self
-                .header
-                .fields
-                .iter()
-                .find(|(mine, _)| mine == path)
-                .map(|(_, value)| &**value),
+            "metadata.name" => Some(self.header.name()),
+            "metadata.namespace" => Some(self.header.namespace()),
+            _ => self.header.field(path),
         }
     }
 }
 
 impl feed::Stored for Stored {
     fn namespace(&self) -> &str {
-        &self.header.namespace
+        self.header.namespace()
     }
 
     fn name(&self) -> &str {
-        &self.header.name
+        self.header.name()
     }
 
     fn revision(&self) -> u64 {
@@ -410,7 +357,7 @@ mod tests {
         let key = Key::from_static(b"/registry/pods/default/a");
         let load = |bytes: &'static [u8]| codec.load(&key, Bytes::from_static(bytes));
         let whole = br#"{"apiVersion":"v1","kind":"Pod","metadata":{"name":"a"}}"#;
-        assert_eq!(&*load(whole).unwrap().header.name, "a");
+        assert_eq!(load(whole).unwrap().header.name(), "a");
         for bytes in [
             b"".as_slice(),
             b"null",

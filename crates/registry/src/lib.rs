@@ -10,6 +10,7 @@
 mod codec;
 pub mod failure;
 mod forms;
+mod header;
 pub mod meta;
 pub mod names;
 mod reader;
@@ -20,7 +21,8 @@ pub mod store_metrics;
 mod table;
 mod versions;
 
-pub use codec::{Draft, Header, ObjectCodec, Stored};
+pub use codec::{Draft, ObjectCodec, Stored};
+pub use header::Header;
 pub use names::{Endings, RandomEndings};
 pub use reader::{Reader, Readings};
 pub use resources::{

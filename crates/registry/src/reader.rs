@@ -30,11 +30,11 @@ impl<T> Readings<T> {
         let mut before = std::mem::take(&mut self.0);
         let mut all = Vec::with_capacity(objects.len());
         for object in objects {
-            let known = before.remove_entry(&object.header.name);
+            let known = before.remove_entry(object.header.name());
             let known = known.filter(|(_, (revision, _))| *revision == object.revision);
             let (name, (revision, reading)) = known.unwrap_or_else(|| {
                 let reading = Arc::new(read(&object.parse()));
-                (object.header.name.clone(), (object.revision, reading))
+                (object.header.name().into(), (object.revision, reading))
             });
             all.push(reading.clone());
             self.0.insert(name, (revision, reading));

@@ -40,7 +40,7 @@ impl Parameter {
     /// Where it is, as `namespace/name`.
     pub(super) fn id(&self) -> String {
         let header = &self.stored.header;
-        format!("{}/{}", header.namespace, header.name)
+        format!("{}/{}", header.namespace(), header.name())
     }
 }
 
@@ -140,15 +140,7 @@ async fn selected(
         .list(&resource.group, &resource.plural, namespace)
         .await
         .map_err(|status| status.message)?;
-    let selects = |stored: &Arc<Stored>| {
-        let labels = &stored.header.labels;
-        selector.matches(|key| {
-            let mut labels = labels.iter();
-            labels
-                .find(|(own, _)| &**own == key)
-                .map(|(_, value)| &**value)
-        })
-    };
+    let selects = |stored: &Arc<Stored>| selector.matches(|key| stored.label(key));
     // A webhook is asked once for all.
     let found = resource.convert_all(all.into_iter().filter(selects).collect());
     let found = found.await.map_err(|status| status.message)?;

@@ -89,7 +89,7 @@ impl Source {
         let (_, stored) = self.reader.list(GROUP, self.plural, "").await?;
         let mut next = Compiled::new();
         for configuration in &stored {
-            let name = configuration.header.name.to_string();
+            let name = configuration.header.name().to_string();
             let hooks = match compiled.remove(&name) {
                 Some((revision, hooks)) if revision == configuration.revision => hooks,
                 _ => Hook::read_all(&configuration.parse()),

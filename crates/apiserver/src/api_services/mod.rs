@@ -146,7 +146,7 @@ async fn write(api: &LocalService, change: Change, stored: &[Arc<Stored>]) -> Re
     let (method, path, body) = match change {
         Change::Create(object) => (Method::POST, PATH.to_owned(), Some(object)),
         Change::Update(name, spec) => {
-            let Some(current) = stored.iter().find(|one| *one.header.name == *name) else {
+            let Some(current) = stored.iter().find(|one| one.header.name() == name) else {
                 return Ok(());
             };
             let mut object = current.parse();

@@ -121,7 +121,7 @@ async fn delete_all(core: &Arc<Core>, group: &str, plural: &str) -> Result<usize
     let Some(resource) = found else { return Ok(0) };
     for object in objects {
         let header = &object.header;
-        let mut write = write(core, resource.clone(), &header.namespace, &header.name);
+        let mut write = write(core, resource.clone(), header.namespace(), header.name());
         write.subresource = String::new();
         match writes::delete(&write, &DeleteOptions::default()).await {
             Err(status) if status.code != 404 => return Err(status),

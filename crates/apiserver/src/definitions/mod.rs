@@ -126,7 +126,7 @@ impl Batch {
                         continue;
                     };
                     self.changes += 1;
-                    let name = known.header.name.to_string();
+                    let name = known.header.name().to_string();
                     match self.changed.get_mut(&name) {
                         Some(change) => change.now = now,
                         None => drop(self.changed.insert(name, Change { now, before })),
@@ -188,7 +188,7 @@ impl Definitions {
         match core.reader.list(GROUP, PLURAL, "").await {
             Ok((_, mut all)) => {
                 let waits = |one: &Arc<Stored>| {
-                    let group = self.waiting.get(&*one.header.name);
+                    let group = self.waiting.get(one.header.name());
                     group.is_some_and(|group| groups.contains(group))
                 };
                 all.retain(waits);

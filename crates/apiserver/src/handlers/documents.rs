@@ -140,7 +140,7 @@ async fn metrics(request: &Request) -> Answer {
         let mut conditions = status.and_then(Value::as_array).into_iter().flatten();
         !conditions.any(|one| one["type"] == "Available" && one["status"] == "True")
     });
-    metrics.unavailable(unavailable.map(|service| service.header.name.to_string()));
+    metrics.unavailable(unavailable.map(|service| service.header.name().to_string()));
     if let Some(size) = request.core.store.size().await {
         request.core.metrics.takes(size);
     }

@@ -40,8 +40,8 @@ pub(super) async fn serve(request: Request, resource: Arc<Resource>) -> Answer {
 fn unknown(resource: &Resource, found: &Stored) -> Status {
     let header = &found.header;
     let name = match resource.namespaced() {
-        true => format!("{}/{}", header.namespace, header.name),
-        false => header.name.to_string(),
+        true => format!("{}/{}", header.namespace(), header.name()),
+        false => header.name().to_string(),
     };
     Status::not_found(&resource.group, &resource.plural, &name)
 }

@@ -261,7 +261,7 @@ impl Node {
         here.iter().any(|pod| {
             // Most pods do not even contain the name: no need to parse them. Only claims of a pod's
             // own volumes have names that are put together.
-            let own = name.starts_with(&*pod.header.name);
+            let own = name.starts_with(pod.header.name());
             let likely = contains(pod.bytes(), name) || (own && resource == CLAIMS);
             likely && grants(&pod.parse(), resource, name)
         })
@@ -285,7 +285,7 @@ impl Node {
     /// Whether a secret belongs to a volume that is bound to the claim of some pod on the node.
     async fn uses_secret_of_volume(&self, node: &str, namespace: &str, name: &str) -> Option<bool> {
         for pod in self.pods.of_node(node) {
-            let home = &*pod.header.namespace;
+            let home = pod.header.namespace();
             for claim in claims(&pod.parse()) {
                 let Some(found) = self.reader.get("", CLAIMS, home, &claim).await.ok()? else {
                     continue;

@@ -90,7 +90,7 @@ impl NodePods {
     pub(super) fn of(&self, node: &str, namespace: &str) -> Vec<Arc<Stored>> {
         let known = self.known.read();
         let pods = known.nodes.get(node).into_iter().flat_map(BTreeMap::values);
-        pods.filter(|pod| *pod.header.namespace == *namespace)
+        pods.filter(|pod| pod.header.namespace() == namespace)
             .cloned()
             .collect()
     }
@@ -180,7 +180,7 @@ mod tests {
 
     fn names(pods: &NodePods, node: &str) -> Vec<String> {
         let pods = pods.of(node, "team");
-        pods.iter().map(|pod| pod.header.name.to_string()).collect()
+        pods.iter().map(|pod| pod.header.name().to_string()).collect()
     }
 
     #[tokio::test]
