@@ -9,6 +9,7 @@
 
 use std::marker::PhantomData;
 
+use futures::future::BoxFuture;
 use http::Request as HttpRequest;
 use k8s_openapi::{ClusterResourceScope, NamespaceResourceScope};
 use kube::{
@@ -231,7 +232,7 @@ impl<K: FromJson> Api<K> {
         struct List {
             items: Option<Vec<Box<RawValue>>>,
         }
-        let text = self.answer(asked).await?;
+        let text = answer(&self.client, asked).await?;
         let list: List = serde_json::from_str(&text).map_err(kube::Error::SerdeError)?;
         let items = list.items.into_iter().flatten();
         let read = items.map(|item| T::from_json(item.get()));
@@ -240,7 +241,7 @@ impl<K: FromJson> Api<K> {
     }
 
     async fn send<T: FromJson>(&self, asked: Asked) -> Result<T> {
-        let text = self.answer(asked).await?;
+        let text = answer(&self.client, asked).await?;
         T::from_json(&text).map_err(kube::Error::SerdeError)
     }
 }
@@ -249,7 +250,7 @@ impl<K> Api<K> {
     /// Deletes an object.
     pub async fn delete(&self, name: &str, params: &DeleteParams) -> Result<()> {
         let asked = self.request.delete(&segment(name)?, params);
-        self.answer(asked).await.map(drop)
+        answer(&self.client, asked).await.map(drop)
     }
 
     /// Deletes all objects that `selected` selects.
@@ -259,13 +260,17 @@ impl<K> Api<K> {
         selected: &ListParams,
     ) -> Result<()> {
         let asked = self.request.delete_collection(params, selected);
-        self.answer(asked).await.map(drop)
+        answer(&self.client, asked).await.map(drop)
     }
+}
 
-    async fn answer(&self, asked: Asked) -> Result<String> {
+/// Sends a request and returns the body of its answer. Boxed and not generic: the state machine of a request is compiled
+/// once and is not a part of every caller's future.
+fn answer(client: &Client, asked: Asked) -> BoxFuture<'_, Result<String>> {
+    Box::pin(async move {
         let asked = asked.map_err(kube::Error::BuildRequest)?;
-        self.client.request_text(asked).await
-    }
+        client.request_text(asked).await
+    })
 }
 
 type Asked = Result<HttpRequest<Vec<u8>>, request::Error>;
