@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, future::Future};
 
+use futures::future::BoxFuture;
 use tokio::sync::watch;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
@@ -109,6 +110,12 @@ impl Context {
     /// panic in it is caught, logged and counted. A task that must finish its work listens to
     /// `token()` itself and is spawned with [`Context::spawn_draining`].
     pub fn spawn(&self, task: &'static str, future: impl Future<Output = ()> + Send + 'static) {
+        self.spawn_boxed(task, Box::pin(future));
+    }
+
+    // Boxed before it is wrapped: the wrappers and tokio's task are compiled once instead of for every future, and a
+    // large future is not copied into each of them.
+    fn spawn_boxed(&self, task: &'static str, future: BoxFuture<'static, ()>) {
         let shutdown = self.shutdown.clone();
         self.tasks.spawn(guard(self.name, task, async move {
             tokio::select! {
@@ -124,6 +131,7 @@ impl Context {
         task: &'static str,
         future: impl Future<Output = ()> + Send + 'static,
     ) {
+        let future: BoxFuture<'static, ()> = Box::pin(future);
         self.tasks.spawn(guard(self.name, task, future));
     }
 
