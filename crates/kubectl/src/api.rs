@@ -18,8 +18,9 @@ use serde_json::{Value, json};
 
 use crate::{
     discovery::encode,
-    error::{ServerError, Unreachable},
+    error::{Plain, ServerError},
     json::{list, str_of},
+    request_log::{self, Logged},
 };
 
 /// What a list is asked for as, so that the server makes the table.
@@ -294,7 +295,7 @@ impl Api {
             .await
             .map_err(lost)?
             .to_bytes();
-        self.log_body("Response Body", &bytes);
+        request_log::print_body(self.options.verbosity, "Response Body", &bytes);
         serde_json::from_slice(&bytes).context("the server's answer is not JSON")
     }
 
@@ -319,19 +320,30 @@ impl Api {
         if !content.is_empty() {
             request = request.header(header::CONTENT_TYPE, content);
         }
-        self.log_body("Request Body", &body);
+        let verbosity = self.options.verbosity;
+        request_log::print_body(verbosity, "Request Body", &body);
+        let request = request.body(Body::from(body))?;
+        let url = format!("{}{path}", self.options.server.trim_end_matches('/'));
+        let logged = Logged {
+            verbosity,
+            method: &method,
+            url: &url,
+        };
+        logged.print_request(request.headers());
         let started = Instant::now();
-        let sending = self.client.send(request.body(Body::from(body))?);
+        let sending = self.client.send(request);
         let response = match self.options.timeout {
             Some(timeout) => tokio::time::timeout(timeout, sending).await.map_err(|_| {
-                anyhow!(Unreachable(format!(
+                anyhow!(Plain(format!(
                     "Unable to connect to the server: net/http: request canceled (Client.Timeout exceeded while awaiting headers) after {timeout:?}"
                 )))
             })?,
             None => sending.await,
         };
+        let answer = response.as_ref().ok();
+        let answer = answer.map(|response| (response.status(), response.headers()));
+        logged.print_response(answer, started.elapsed());
         let response = response.map_err(|error| unreachable(error, &self.options.server))?;
-        self.log_response(&method, &path, response.status(), started.elapsed());
         for warning in response.headers().get_all(header::WARNING) {
             self.warn(warning);
         }
@@ -345,43 +357,8 @@ impl Api {
             .await
             .map_err(lost)?
             .to_bytes();
-        self.log_body("Response Body", &bytes);
+        request_log::print_body(self.options.verbosity, "Response Body", &bytes);
         Err(ServerError(status(code, &bytes)).into())
-    }
-
-    fn log_response(&self, method: &Method, path: &str, status: StatusCode, took: Duration) {
-        if self.options.verbosity >= 6 {
-            eprintln!(
-                "{}] \"Response\" verb=\"{method}\" url=\"{}{path}\" status=\"{status}\" milliseconds={}",
-                log_header(),
-                self.options.server.trim_end_matches('/'),
-                took.as_millis()
-            );
-        }
-    }
-
-    fn log_body(&self, what: &str, body: &[u8]) {
-        if self.options.verbosity < 8 || body.is_empty() {
-            return;
-        }
-        let text = String::from_utf8_lossy(body);
-        let most = if self.options.verbosity >= 9 {
-            usize::MAX
-        } else {
-            1024
-        };
-        let shown: String = text.chars().take(most).collect();
-        let rest = text.chars().count().saturating_sub(most);
-        let rest = if rest > 0 {
-            format!(" [truncated {rest} chars]")
-        } else {
-            String::new()
-        };
-        eprintln!(
-            "{}] \"{what}\" body={}{rest}",
-            log_header(),
-            machinery::text::quote(&shown)
-        );
     }
 
     fn warn(&self, header: &http::HeaderValue) {
@@ -420,15 +397,6 @@ fn quoted_text(text: &str) -> String {
     out
 }
 
-pub(crate) fn log_header() -> String {
-    let now = jiff::Zoned::now();
-    format!(
-        "I{} {:>7} request",
-        now.strftime("%m%d %H:%M:%S.%6f"),
-        std::process::id()
-    )
-}
-
 /// A `Status` of an answer that is not a success, also when its body is none.
 pub(crate) fn status(code: StatusCode, bytes: &[u8]) -> Status {
     let parsed: Option<Status> = serde_json::from_slice(bytes).ok();
@@ -437,6 +405,10 @@ pub(crate) fn status(code: StatusCode, bytes: &[u8]) -> Status {
         .unwrap_or_else(|| {
             let reason = code.canonical_reason().unwrap_or_default().replace(' ', "");
             let text = String::from_utf8_lossy(bytes);
+            if code == StatusCode::NOT_FOUND {
+                let message = "the server could not find the requested resource";
+                return Status::failure(code.as_u16(), &reason, message);
+            }
             match text.trim() {
                 "" => Status::failure(
                     code.as_u16(),
@@ -462,7 +434,7 @@ pub(crate) fn unreachable(error: kube::Error, server: &str) -> anyhow::Error {
     }
     let host = server.split_once("://").map_or(server, |(_, rest)| rest);
     let host = host.split('/').next().unwrap_or(host);
-    Unreachable(match is_refused {
+    Plain(match is_refused {
         true => format!("The connection to the server {host} was refused - did you specify the right host or port?"),
         false => format!("Unable to connect to the server: {text}"),
     })

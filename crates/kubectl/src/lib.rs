@@ -21,6 +21,7 @@ mod manifest;
 mod merge;
 mod output;
 pub mod reference;
+mod request_log;
 mod resources;
 mod session;
 mod streams;

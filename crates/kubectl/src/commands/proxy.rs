@@ -6,10 +6,11 @@ use anyhow::{Context, Result, bail};
 use bytes::Bytes;
 use clap::Args;
 use client::kube::{self, client::Body};
-use http::{Method, Request, Response, StatusCode, header};
+use http::{HeaderName, Method, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt, Either, Full};
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::rt::{TokioExecutor, TokioIo};
+use tokio::io::copy_bidirectional;
 
 use crate::session::Session;
 
@@ -88,6 +89,8 @@ impl Filter {
 /// What serves the requests.
 struct Server {
     client: kube::Client,
+    /// Over HTTP/1.1, whose connections can become streams.
+    upgrading: kube::Client,
     filter: Filter,
     api_prefix: String,
     www: Option<(PathBuf, String)>,
@@ -100,6 +103,7 @@ impl Proxy {
         let slashed = |text: &str| format!("/{}/", text.trim_matches('/')).replace("//", "/");
         let server = Arc::new(Server {
             client: session.connection.client(false)?,
+            upgrading: session.upgrading()?,
             filter: Filter {
                 hosts: Patterns::parse(&self.accept_hosts)?,
                 paths: Patterns::parse(&self.accept_paths)?,
@@ -155,7 +159,7 @@ where
         async move { Ok::<_, Infallible>(server.answer(request).await) }
     });
     let builder = hyper_util::server::conn::auto::Builder::new(TokioExecutor::new());
-    let _ = builder.serve_connection(io, service).await;
+    let _ = builder.serve_connection_with_upgrades(io, service).await;
 }
 
 impl Server {
@@ -197,17 +201,17 @@ impl Server {
             None if self.api_prefix == "/" => query.to_owned(),
             None => return Ok(plain(StatusCode::NOT_FOUND, "404 page not found")),
         };
+        if request.headers().contains_key(header::UPGRADE) {
+            return self.forward_upgrade(request, &path).await;
+        }
         let mut forwarded = Request::builder().method(request.method()).uri(path);
         for (name, value) in request.headers() {
-            // The user's own credentials are used, and connections are ours.
-            let is_hop = [
-                header::HOST,
-                header::AUTHORIZATION,
+            let is_of_connection = [
                 header::CONNECTION,
                 header::UPGRADE,
                 header::TRANSFER_ENCODING,
             ];
-            if !is_hop.contains(name) {
+            if !is_of_caller(name) && !is_of_connection.contains(name) {
                 forwarded = forwarded.header(name, value);
             }
         }
@@ -221,6 +225,34 @@ impl Server {
         parts.headers.remove(header::CONNECTION);
         Ok(Response::from_parts(parts, Either::Left(body)))
     }
+
+    /// Forwards a request for another protocol (exec, attach, port-forward, watch over WebSocket).
+    /// If the server agrees, the two connections are joined.
+    async fn forward_upgrade(&self, mut request: Request<Incoming>, path: &str) -> Result<Answer> {
+        let mut forwarded = Request::builder().method(request.method()).uri(path);
+        for (name, value) in request.headers() {
+            if !is_of_caller(name) {
+                forwarded = forwarded.header(name, value);
+            }
+        }
+        let mut response = self.upgrading.send(forwarded.body(Body::empty())?).await?;
+        if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+            let caller = hyper::upgrade::on(&mut request);
+            let server = hyper::upgrade::on(&mut response);
+            tokio::spawn(async move {
+                let (caller, server) = tokio::try_join!(caller, server)?;
+                let (mut caller, mut server) = (TokioIo::new(caller), TokioIo::new(server));
+                copy_bidirectional(&mut caller, &mut server).await?;
+                anyhow::Ok(())
+            });
+        }
+        Ok(response.map(Either::Left))
+    }
+}
+
+/// Whether a header is between the caller and this proxy: the server gets the user's own credentials.
+fn is_of_caller(name: &HeaderName) -> bool {
+    [header::HOST, header::AUTHORIZATION].contains(name)
 }
 
 fn plain(status: StatusCode, text: &str) -> Answer {
@@ -251,6 +283,11 @@ fn static_file(directory: &std::path::Path, file: &str) -> Answer {
 
 #[cfg(test)]
 mod tests {
+    use tokio::{
+        io::{AsyncReadExt, AsyncWriteExt},
+        net::{TcpListener, TcpStream},
+    };
+
     use super::*;
 
     #[test]
@@ -271,5 +308,68 @@ mod tests {
         ));
         let outside = static_file(std::path::Path::new("/etc/ssl"), "../passwd");
         assert_eq!(outside.status(), StatusCode::NOT_FOUND);
+    }
+
+    /// Agrees to any upgrade and sends back what it reads; gives its address and the first request's head.
+    async fn echoing_server() -> (SocketAddr, tokio::sync::oneshot::Receiver<String>) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (sender, head) = tokio::sync::oneshot::channel();
+        tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            sender.send(read_head(&mut stream).await).unwrap();
+            let agreed = "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\n\r\n";
+            stream.write_all(agreed.as_bytes()).await.unwrap();
+            let (mut reader, mut writer) = stream.split();
+            tokio::io::copy(&mut reader, &mut writer).await.unwrap();
+        });
+        (address, head)
+    }
+
+    async fn read_head(stream: &mut TcpStream) -> String {
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            head.push(stream.read_u8().await.unwrap());
+        }
+        String::from_utf8(head).unwrap().to_lowercase()
+    }
+
+    #[tokio::test]
+    async fn an_upgrade_joins_the_caller_with_the_server() {
+        let (address, head) = echoing_server().await;
+        let global = crate::args::Global {
+            server: Some(format!("http://{address}")),
+            ..Default::default()
+        };
+        let connection =
+            crate::kubeconfig::connection::Connection::resolve(&serde_json::Value::Null, &global)
+                .unwrap();
+        let nothing = || Patterns(Vec::new());
+        let server = Server {
+            client: connection.client(false).unwrap(),
+            upgrading: connection.client(true).unwrap(),
+            filter: Filter {
+                hosts: nothing(),
+                paths: nothing(),
+                not_paths: nothing(),
+                not_methods: nothing(),
+                is_off: true,
+            },
+            api_prefix: "/".to_owned(),
+            www: None,
+        };
+        let (mut caller, accepted) = tokio::io::duplex(1024);
+        tokio::spawn(serve(TokioIo::new(accepted), Arc::new(server)));
+        let request = "POST /api/v1/namespaces/a/pods/b/exec?command=ls HTTP/1.1\r\nHost: localhost\r\n\
+            Authorization: Bearer caller\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\n\r\nbytes";
+        caller.write_all(request.as_bytes()).await.unwrap();
+        let head = head.await.unwrap();
+        assert!(head.starts_with("post /api/v1/namespaces/a/pods/b/exec?command=ls "));
+        assert!(head.contains("upgrade: spdy/3.1") && !head.contains("bearer caller"));
+        let mut answer = Vec::new();
+        while !answer.ends_with(b"\r\n\r\nbytes") {
+            answer.push(caller.read_u8().await.unwrap());
+        }
+        assert!(answer.starts_with(b"HTTP/1.1 101 "));
     }
 }

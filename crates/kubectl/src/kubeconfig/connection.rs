@@ -32,6 +32,9 @@ pub(crate) struct Connection {
 impl Connection {
     /// What the kubeconfig says, changed by the flags.
     pub(crate) fn resolve(config: &Value, global: &Global) -> Result<Self> {
+        if global.insecure_skip_tls_verify && global.certificate_authority.is_some() {
+            bail!("specifying a root certificates file with the insecure flag is not allowed");
+        }
         let is_configured =
             list(&config["clusters"]).len() > 0 || list(&config["contexts"]).len() > 0;
         if !is_configured
@@ -46,9 +49,10 @@ impl Connection {
             .unwrap_or_else(|| str_of(&config["current-context"]).to_owned());
         let context = entry(config, "contexts", &name);
         if context.is_none() && !name.is_empty() {
+            let missing = format!("context was not found for specified context: {name}");
             match global.context {
-                Some(_) => bail!("context \"{name}\" does not exist"),
-                None => bail!("context was not found for specified context: {name}"),
+                Some(_) => return Err(Plain(format!("Error in configuration: {missing}")).into()),
+                None => bail!("{missing}"),
             }
         }
         let empty = Value::Null;
@@ -105,7 +109,7 @@ impl Connection {
         connection.set_cluster(&cluster, global)?;
         connection.set_user(&user, &cluster, global)?;
         if global.v >= 4 {
-            let header = crate::api::log_header();
+            let header = crate::request_log::prefix();
             if global.namespace.is_none() {
                 eprintln!("{header}] \"Using in-cluster namespace\"");
             }
@@ -222,10 +226,10 @@ impl Connection {
             extra.extend(list(values).map(|value| (key.to_owned(), str_of(value).to_owned())));
         }
         for pair in &global.as_user_extra {
-            let (key, value) = pair
-                .split_once('=')
-                .with_context(|| format!("invalid extra {pair:?}, expected key=value"))?;
-            extra.push((key.to_owned(), value.to_owned()));
+            // What is no pair is left out, as upstream does.
+            if let Some((key, value)) = pair.split_once('=') {
+                extra.push((key.to_owned(), value.to_owned()));
+            }
         }
         let Some(name) = name else {
             if uid.is_some() || !groups.is_empty() || !extra.is_empty() {
@@ -308,6 +312,7 @@ fn part<'a>(
     match entry(config, section, name) {
         Some(found) => Ok(found),
         None if name.is_empty() => Ok(&Value::Null),
+        None if section == "clusters" => bail!("no server found for cluster \"{name}\""),
         None => bail!("{what} \"{name}\" does not exist"),
     }
 }
@@ -428,14 +433,14 @@ mod tests {
                     context: Some("x".into()),
                     ..Global::default()
                 },
-                "context \"x\" does not exist",
+                "Error in configuration: context was not found for specified context: x",
             ),
             (
                 Global {
                     cluster: Some("x".into()),
                     ..Global::default()
                 },
-                "cluster \"x\" does not exist",
+                "no server found for cluster \"x\"",
             ),
             (
                 Global {
