@@ -98,6 +98,7 @@ impl Mainstay {
         let config = dns::Config {
             client,
             listen: vec![([127, 0, 0, 1], OURS).into()],
+            holder: None,
             metrics: None,
             cluster_domain: "cluster.local".into(),
             cluster_dns: Vec::new(),

@@ -23,6 +23,9 @@ fn main() -> ExitCode {
     if let Some(code) = runtime::reexec::dispatch() {
         return code;
     }
+    if let Some(code) = cluster::dispatch() {
+        return code;
+    }
     let args: Vec<OsString> = std::env::args_os().collect();
     if cluster::cni::is_called(&args) {
         return cluster::cni::answer();

@@ -3,6 +3,7 @@
 
 #![forbid(unsafe_code)]
 
+mod access;
 mod addons;
 mod addresses;
 pub mod agent;
@@ -36,6 +37,8 @@ mod skew;
 pub mod storage;
 pub mod tokens;
 
+/// Runs a helper of the node if this process was started as one.
+pub use dns::holder::dispatch;
 pub use error::Error;
 pub use options::{LogFormat, Options, Part, Role, StoreKind};
 pub use running::{Running, version};

@@ -161,6 +161,7 @@ impl Node {
         dns::Config {
             client: self.proxy_client.clone(),
             listen: dns_listeners(settings),
+            holder: Some(dns_holder(&settings.state_dir)),
             metrics: Some(SocketAddr::new(settings.node_ip, DNS_METRICS_PORT)),
             cluster_domain: settings.cluster_domain.clone(),
             cluster_dns: settings.all_cluster_dns(),
@@ -286,6 +287,11 @@ fn dns_listeners(settings: &Settings) -> Vec<SocketAddr> {
     let port = network::names::dns_port(&settings.id);
     let ips = settings.node_ips().into_iter();
     ips.map(|ip| SocketAddr::new(ip, port)).collect()
+}
+
+/// Where the process listens that keeps the sockets of the DNS while the daemon is away.
+pub(crate) fn dns_holder(state_dir: &Path) -> PathBuf {
+    state_dir.join("dns-sockets")
 }
 
 /// The network of pods, and the same when it is the built-in one.

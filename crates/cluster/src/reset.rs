@@ -19,7 +19,7 @@ use crate::{
     Error, kubelet_root,
     lock::DataLock,
     marker::{self, Marker},
-    node::POD_LOGS_DIR,
+    node::{POD_LOGS_DIR, dns_holder},
     settings,
 };
 
@@ -57,6 +57,11 @@ pub async fn run(data_dir: &Path) -> Result<Report, Error> {
     let removed = &mut report.removed;
     let groups = control_groups(&format!("mainstay-{id}"));
     count(removed, end_processes(&groups)?, "process");
+    let holder = dns_holder(&state_dir);
+    dns::holder::end(&holder).map_err(|source| Error::Directory {
+        path: holder.clone(),
+        source,
+    })?;
     network::cleanup(&id).await?;
     let pods = network::cleanup_cni(&data_dir.join("cni")).await?;
     count(removed, pods, "attachment");

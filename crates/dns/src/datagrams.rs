@@ -3,20 +3,20 @@
 //! tasks of the runtime.
 
 use std::{
-    io,
+    io::{self, PipeReader},
     net::{SocketAddr, UdpSocket},
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::Arc,
     thread,
     time::Instant,
 };
 
 use lifecycle::Context;
 use network::datagrams::{Inbox, Outbox, Peer};
-use rustix::net;
+use rustix::{
+    event::{PollFd, PollFlags, poll},
+    net,
+};
 use tracing::{debug, error};
 
 use crate::{
@@ -29,43 +29,8 @@ use crate::{
     wire::{self, Plain},
 };
 
-/// What may wait in a socket: a burst of all pods of a node.
-const WAITING: usize = 4 << 20;
-
-/// One socket for each core: the kernel spreads clients over them.
-pub(crate) fn sockets() -> usize {
-    thread::available_parallelism().map_or(1, usize::from)
-}
-
-/// A datagram socket at an address that several of ours listen on.
-pub(crate) fn bind(address: SocketAddr) -> io::Result<UdpSocket> {
-    let domain = if address.is_ipv4() {
-        net::AddressFamily::INET
-    } else {
-        net::AddressFamily::INET6
-    };
-    let flags = net::SocketFlags::CLOEXEC;
-    let socket = net::socket_with(domain, net::SocketType::DGRAM, flags, None)?;
-    net::sockopt::set_socket_reuseport(&socket, true)?;
-    // As much as the kernel's limit allows.
-    net::sockopt::set_socket_recv_buffer_size(&socket, WAITING)?;
-    net::bind(&socket, &address)?;
-    Ok(socket.into())
-}
-
-/// Ends the thread of a socket when it is dropped.
-struct Stop {
-    socket: Arc<UdpSocket>,
-    stopping: Arc<AtomicBool>,
-}
-
-impl Drop for Stop {
-    fn drop(&mut self) {
-        self.stopping.store(true, Ordering::Relaxed);
-        // A socket without a peer refuses this, but wakes those who wait on it, now and later.
-        let _ = net::shutdown(&*self.socket, net::Shutdown::Read);
-    }
-}
+/// How many batches are answered before the thread looks whether it shall end.
+const BATCHES: usize = 16;
 
 /// Answers what comes to a socket until shutdown, on a thread of its own.
 pub(crate) fn serve(
@@ -74,9 +39,8 @@ pub(crate) fn serve(
     cluster: Cluster,
     context: &Context,
 ) -> io::Result<()> {
-    let (socket, stopping) = (Arc::new(socket), Arc::new(AtomicBool::new(false)));
     let worker = Worker {
-        socket: socket.clone(),
+        socket: Arc::new(socket),
         answers,
         cluster,
         context: context.clone(),
@@ -84,10 +48,8 @@ pub(crate) fn serve(
         outbox: Outbox::default(),
         tally: Tally::default(),
     };
-    let stop = Stop {
-        socket,
-        stopping: stopping.clone(),
-    };
+    // The thread ends when the writer is dropped. The socket itself must stay as it is: it may outlive the process.
+    let (stopping, stop) = io::pipe()?;
     let runtime = tokio::runtime::Handle::current();
     let thread = thread::Builder::new().name("dns".into()).spawn(move || {
         let _entered = runtime.enter();
@@ -122,24 +84,24 @@ struct Asked {
 }
 
 impl Worker {
-    fn run(mut self, stopping: &AtomicBool) {
+    fn run(mut self, stopping: &PipeReader) {
         let mut inbox = Inbox::default();
-        loop {
-            let received = inbox.receive(&*self.socket);
-            if stopping.load(Ordering::Relaxed) {
-                return;
-            }
-            if let Err(error) = received {
-                // An ICMP error about an earlier reply shows up here; the socket is fine.
-                debug!(%error, "receiving datagrams");
-                thread::yield_now();
-                continue;
-            }
-            // The other clients of this socket must not lose it by a bug that one found.
-            if catch_unwind(AssertUnwindSafe(|| self.answer_all(&inbox))).is_err() {
-                error!("answering a datagram panicked");
-                (self.memo, self.outbox) = (Memo::default(), Outbox::default());
-                self.tally = Tally::default();
+        while wait(&self.socket, stopping) {
+            for _ in 0..BATCHES {
+                if let Err(error) = inbox.receive(&*self.socket) {
+                    // An ICMP error about an earlier reply shows up here; the socket is fine.
+                    debug!(%error, "receiving datagrams");
+                    break;
+                }
+                // The other clients of this socket must not lose it by a bug that one found.
+                if catch_unwind(AssertUnwindSafe(|| self.answer_all(&inbox))).is_err() {
+                    error!("answering a datagram panicked");
+                    (self.memo, self.outbox) = (Memo::default(), Outbox::default());
+                    self.tally = Tally::default();
+                }
+                if !inbox.is_full() {
+                    break;
+                }
             }
         }
     }
@@ -277,6 +239,17 @@ impl Worker {
             }
         });
     }
+}
+
+/// Waits for a datagram; `false` when the thread shall end.
+fn wait(socket: &UdpSocket, stopping: &PipeReader) -> bool {
+    let mut both = [
+        PollFd::new(socket, PollFlags::IN),
+        PollFd::new(stopping, PollFlags::IN),
+    ];
+    // An interrupted call is like one that found nothing.
+    let _ = poll(&mut both, None);
+    both[1].revents().is_empty()
 }
 
 fn arrival(asked: Asked) -> Option<Arrival> {

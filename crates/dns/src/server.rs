@@ -4,6 +4,7 @@ use std::{
     net::{IpAddr, SocketAddr},
     path::PathBuf,
     sync::Arc,
+    time::Duration,
 };
 
 use arc_swap::ArcSwap;
@@ -12,7 +13,10 @@ use ipnet::IpNet;
 use k8s_openapi::api::core::v1::ConfigMap;
 use lifecycle::{Context, Outcome, Run, Service};
 use stdx::Clock;
-use tokio::{net::TcpListener, sync::Semaphore};
+use tokio::{
+    net::TcpListener,
+    sync::{Semaphore, oneshot},
+};
 use tracing::{info, warn};
 
 use crate::{
@@ -25,12 +29,14 @@ use crate::{
     metrics::Metrics,
     page,
     resolvers::Resolvers,
-    streams,
+    sockets, streams,
     zone::Zone,
 };
 
 /// Questions for others that may be under way at once.
 const AT_ONCE: usize = 4096;
+/// How long questions wait for what the cluster says. Clients ask again after five seconds.
+const UNKNOWN: Duration = Duration::from_secs(4);
 
 /// What the DNS server of a node must know.
 pub struct Config {
@@ -39,6 +45,9 @@ pub struct Config {
     /// Where to listen: an address of the node that pods can reach, on a port of its own. The
     /// cluster's DNS address is led here by the proxy.
     pub listen: Vec<SocketAddr>,
+    /// Where the holder of the sockets listens, which keeps them open while this process is away. Without a path
+    /// they are closed with it.
+    pub holder: Option<PathBuf>,
     /// Where the page of metrics is served, if it is.
     pub metrics: Option<SocketAddr>,
     /// The zone, e.g. `cluster.local`.
@@ -137,15 +146,20 @@ impl Server {
     /// Answers from `cluster` until shutdown.
     pub async fn serve(self: &Arc<Self>, cluster: Cluster, context: &Context) -> Outcome {
         let config = &self.settings.config;
-        context.spawn("settings", self.clone().follow_settings(cluster.clone()));
-        for address in &config.listen {
-            let failed = |error| Error::Listen(*address, error);
-            let listener = TcpListener::bind(address).await.map_err(failed)?;
-            for _ in 0..datagrams::sockets() {
-                let socket = datagrams::bind(*address).map_err(failed)?;
-                let (answers, with) = (self.answers.clone(), cluster.clone());
-                datagrams::serve(socket, answers, with, context).map_err(failed)?;
-            }
+        let sockets = sockets::open(config.listen.clone(), config.holder.clone(), context).await?;
+        let (settled, settings) = oneshot::channel();
+        let follow = self.clone().follow_settings(cluster.clone(), settled);
+        context.spawn("settings", follow);
+        // Questions wait in the sockets meanwhile. When no server says anything for long, names outside the cluster are
+        // answered without.
+        let known = async { tokio::join!(cluster.synced(), settings) };
+        let _ = tokio::time::timeout(UNKNOWN, known).await;
+        for socket in sockets.datagrams {
+            let (answers, with) = (self.answers.clone(), cluster.clone());
+            datagrams::serve(socket, answers, with, context)?;
+        }
+        for listener in sockets.listeners {
+            let listener = TcpListener::from_std(listener)?;
             let (answers, with, of) = (self.answers.clone(), cluster.clone(), context.clone());
             context.spawn("tcp", streams::serve(listener, answers, with, of));
         }
@@ -161,29 +175,37 @@ impl Server {
     }
 
     /// Takes over each Corefile that can be read; one that cannot leaves the last in place.
-    async fn follow_settings(self: Arc<Self>, cluster: Cluster) {
+    async fn follow_settings(self: Arc<Self>, cluster: Cluster, settled: oneshot::Sender<()>) {
         let mut events = cluster.settings.subscribe();
-        let mut generation = 0;
+        cluster.settings.synced().await;
+        let mut generation = 1;
+        self.follow(&cluster, generation);
+        // The server may have given up waiting.
+        let _ = settled.send(());
         while events.next().await.is_some() {
             generation += 1;
-            let map = cluster.settings.get(SETTINGS.0, SETTINGS.1);
-            let parsed = match self.settings.parse(map.as_deref()) {
-                Ok(parsed) => parsed,
-                Err(error) => {
-                    warn!(%error, "the Corefile of kube-system/coredns is refused, the last one stays");
-                    continue;
-                }
-            };
-            for problem in &parsed.problems {
-                warn!(problem, "Corefile of kube-system/coredns");
+            self.follow(&cluster, generation);
+        }
+    }
+
+    fn follow(&self, cluster: &Cluster, generation: u64) {
+        let map = cluster.settings.get(SETTINGS.0, SETTINGS.1);
+        let parsed = match self.settings.parse(map.as_deref()) {
+            Ok(parsed) => parsed,
+            Err(error) => {
+                warn!(%error, "the Corefile of kube-system/coredns is refused, the last one stays");
+                return;
             }
-            match self.settings.chain(parsed, generation) {
-                Ok(chain) => {
-                    self.answers.chain.store(Arc::new(chain));
-                    info!("the Corefile of kube-system/coredns is in force");
-                }
-                Err(error) => warn!(%error, "the Corefile of kube-system/coredns is refused"),
+        };
+        for problem in &parsed.problems {
+            warn!(problem, "Corefile of kube-system/coredns");
+        }
+        match self.settings.chain(parsed, generation) {
+            Ok(chain) => {
+                self.answers.chain.store(Arc::new(chain));
+                info!("the Corefile of kube-system/coredns is in force");
             }
+            Err(error) => warn!(%error, "the Corefile of kube-system/coredns is refused"),
         }
     }
 }

@@ -54,6 +54,7 @@ async fn start_with(resolv_conf: &str, corefile: Option<&str>) -> (tempfile::Tem
     let server = Config {
         client,
         metrics: None,
+        holder: None,
         listen: vec![LISTEN.parse().unwrap()],
         cluster_domain: "cluster.local".into(),
         cluster_dns: vec!["10.43.0.10".parse().unwrap()],

@@ -93,7 +93,7 @@ impl Default for Inbox {
 }
 
 impl Inbox {
-    /// Waits for a datagram and takes those that are there with it.
+    /// Takes the datagrams that are there. Does not wait: `WouldBlock` when there are none.
     pub fn receive(&mut self, socket: &impl AsFd) -> io::Result<()> {
         self.count = 0;
         self.peers = [Peer::unknown(); BATCH];
@@ -114,7 +114,7 @@ impl Inbox {
                 socket.as_fd().as_raw_fd(),
                 headers.as_mut_ptr(),
                 BATCH as u32,
-                libc::MSG_WAITFORONE as _,
+                libc::MSG_DONTWAIT as _,
                 ptr::null_mut(),
             )
         };
@@ -124,6 +124,11 @@ impl Inbox {
             self.peers[index].length = header.msg_hdr.msg_namelen;
         }
         Ok(())
+    }
+
+    /// Whether there may be more than was received last.
+    pub fn is_full(&self) -> bool {
+        self.count == BATCH
     }
 
     /// What was received last, and from whom.
