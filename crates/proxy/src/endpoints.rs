@@ -58,6 +58,15 @@ pub struct Chosen {
     pub local: Vec<Endpoint>,
 }
 
+/// The label of slices whose endpoints clients reach without a proxy, whatever its value.
+const HEADLESS: &str = "service.kubernetes.io/headless";
+
+/// Whether the endpoints of a slice are reached through the Service's addresses.
+pub fn is_proxied(slice: &EndpointSlice) -> bool {
+    let labels = slice.metadata.labels.as_ref();
+    !labels.is_some_and(|labels| labels.contains_key(HEADLESS))
+}
+
 /// Chooses among all slices of one service.
 pub fn choose<'a>(
     slices: impl IntoIterator<Item = &'a EndpointSlice>,
@@ -240,6 +249,14 @@ mod tests {
                 .collect()
         };
         (show(chosen.cluster), show(chosen.local))
+    }
+
+    #[test]
+    fn slices_with_the_headless_label_are_not_proxied() {
+        let mut slice = slice(json!([]));
+        assert!(is_proxied(&slice));
+        slice.metadata.labels = Some([(HEADLESS.to_owned(), String::new())].into());
+        assert!(!is_proxied(&slice));
     }
 
     #[test]

@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
 use crate::{
-    endpoints::{Place, local_addresses},
+    endpoints::{Place, is_proxied, local_addresses},
     health::{Check, Health},
     health_server::{Page, serve, serve_checks},
     host_ports::{self, Kept, NodeAddresses},
@@ -359,7 +359,8 @@ impl Worker<'_> {
                         .sources
                         .slices
                         .by_index(BY_SERVICE, &format!("{}/{}", key.0, key.1));
-                    let slices: Vec<&EndpointSlice> = slices.iter().map(AsRef::as_ref).collect();
+                    let slices = slices.iter().map(AsRef::as_ref);
+                    let slices: Vec<_> = slices.filter(|slice| is_proxied(slice)).collect();
                     let check = health_check_port(&service).map(|port| Check {
                         port,
                         local_endpoints: local_addresses(&slices, &self.place.node).len(),

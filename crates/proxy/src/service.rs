@@ -10,12 +10,8 @@ use network::{IpNet, Protocol};
 
 use crate::endpoints::{Chosen, Place, Wanted, choose};
 
-/// Services with one of these labels are not ours to serve, whatever their value: another proxy
-/// serves them, or clients reach their endpoints without any.
-const NOT_SERVED: [&str; 2] = [
-    "service.kubernetes.io/service-proxy-name",
-    "service.kubernetes.io/headless",
-];
+/// Services with this label, whatever its value, are served by another proxy.
+const PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
 
 /// Where source ranges stood before they were a field.
 const SOURCE_RANGES: &str = "service.beta.kubernetes.io/load-balancer-source-ranges";
@@ -113,10 +109,8 @@ pub fn views(
         return Vec::new();
     };
     let labels = service.metadata.labels.as_ref();
-    let not_served = |labels: &std::collections::BTreeMap<String, String>| {
-        NOT_SERVED.iter().any(|label| labels.contains_key(*label))
-    };
-    if labels.is_some_and(not_served) || spec.type_.as_deref() == Some("ExternalName") {
+    let is_of_another = labels.is_some_and(|labels| labels.contains_key(PROXY_NAME));
+    if is_of_another || spec.type_.as_deref() == Some("ExternalName") {
         return Vec::new();
     }
     let mut views = Vec::new();
@@ -295,9 +289,9 @@ mod tests {
     }
 
     #[test]
-    fn a_service_with_a_label_of_another_proxy_or_of_none_is_not_served() {
+    fn a_service_with_the_label_of_another_proxy_is_not_served() {
         for (label, served) in [
-            ("service.kubernetes.io/headless", 0),
+            ("service.kubernetes.io/headless", 1),
             ("service.kubernetes.io/service-proxy-name", 0),
             ("app", 1),
         ] {

@@ -166,7 +166,8 @@ impl Container {
     }
 
     /// Moves a client's input on to the container. At its end the container's own input is closed
-    /// if the first client to leave is meant to close it.
+    /// if the first client to leave is meant to close it; otherwise the client's output ends, since
+    /// the container may run on for ever.
     pub(super) fn pump_input(&mut self, client: usize) {
         let Some(source) = self.attached.get_mut(client).and_then(|c| c.stdin.as_mut()) else {
             return;
@@ -174,9 +175,13 @@ impl Container {
         let mut buffer = [0; 16 * 1024];
         match nix::unistd::read(source.as_fd(), &mut buffer) {
             Ok(0) | Err(_) => {
-                self.attached[client].stdin = None;
-                if self.run.stdin_once {
+                let left = &mut self.attached[client];
+                left.stdin = None;
+                if self.run.stdin_once && !self.run.tty {
                     self.stdin = None;
+                } else {
+                    left.stdout = None;
+                    left.stderr = None;
                 }
             }
             Ok(length) => {

@@ -76,7 +76,9 @@ async fn attach(engine: &Engine, id: &str, session: &mut Session) -> Result<()> 
             drain(stderr, session.stderr.take())
         );
         // Without output to wait for, the container's end is the end.
-        container.ended().await;
+        if !wants[1] && !wants[2] {
+            container.ended().await;
+        }
     };
     tokio::select! {
         () = reading => {}

@@ -166,6 +166,41 @@ async fn exec_with_a_terminal_has_one_output_and_hears_of_its_size() {
     assert_eq!(exec.status().await, ExitStatus::Code(0));
 }
 
+async fn attach_url(node: &Node, container: &str) -> String {
+    let request = v1::AttachRequest {
+        container_id: container.to_owned(),
+        stdin: true,
+        stdout: true,
+        stderr: true,
+        tty: false,
+    };
+    let answer = node.cri.clone().runtime.attach(request).await;
+    answer.unwrap().into_inner().url
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn attach_ends_with_the_clients_input_where_the_containers_stays_open() {
+    let node = Node::start().await;
+    let pod = node.run_sandbox(sandbox_config(&node, "attach")).await;
+    let mut config = container_config("cat", &["cat"]);
+    config.stdin = true;
+    let container = node.run(&pod, config).await;
+    for _ in 0..2 {
+        let mut attach = open_exec(&attach_url(&node, &container).await).await;
+        let mut stdin = attach.stdin.take().unwrap();
+        stdin.write_all(b"typed\n").await.unwrap();
+        let mut line = [0; 6];
+        let mut stdout = attach.stdout.take().unwrap();
+        stdout.read_exact(&mut line).await.unwrap();
+        drop(stdin);
+        assert_eq!(attach.status().await, ExitStatus::Code(0));
+    }
+    assert_eq!(
+        node.log("attach", "cat"),
+        ["stdout F typed", "stdout F typed"]
+    );
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn attach_joins_the_containers_own_streams() {
     let node = Node::start().await;
@@ -174,22 +209,7 @@ async fn attach_joins_the_containers_own_streams() {
     config.stdin = true;
     config.stdin_once = true;
     let container = node.run(&pod, config).await;
-    let request = v1::AttachRequest {
-        container_id: container.clone(),
-        stdin: true,
-        stdout: true,
-        stderr: true,
-        tty: false,
-    };
-    let url = node
-        .cri
-        .clone()
-        .runtime
-        .attach(request)
-        .await
-        .unwrap()
-        .into_inner()
-        .url;
+    let url = attach_url(&node, &container).await;
     let mut attach = open_exec(&url).await;
     let mut stdin = attach.stdin.take().unwrap();
     stdin.write_all(b"typed\n").await.unwrap();
