@@ -135,6 +135,20 @@ fn bounds(core: &Core, pod: &Pod) -> PodBounds {
     resources::of_pod(pod, core.settings().cfs_quota(), core.machine.page_sizes())
 }
 
+/// A pod's memory: the limit that it is to have, the one that it has, and what it uses; zero is no limit.
+pub(crate) fn memory(core: &Core, pod: &Pod) -> Option<(i64, i64, Option<u64>)> {
+    let root = &core.config.cgroup_root;
+    if root.is_empty() {
+        return None;
+    }
+    let usage = libcgroups::Cgroup::new(cgroups::pod(root, pod)).usage();
+    let held = usage
+        .memory_limit
+        .and_then(|limit| i64::try_from(limit).ok());
+    let wanted = bounds(core, pod).memory.unwrap_or(0);
+    Some((wanted, held.unwrap_or(0), usage.memory))
+}
+
 /// Raises a pod's bounds to what its spec allows now, and lowers none.
 pub(crate) fn grow_pod(core: &Core, pod: &Pod) -> Result<()> {
     let root = &core.config.cgroup_root;

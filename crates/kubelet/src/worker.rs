@@ -14,6 +14,7 @@ mod patch;
 mod probing;
 mod report;
 mod runtime_view;
+mod shrink;
 mod size;
 mod tasks;
 mod timing;
@@ -147,7 +148,8 @@ impl Worker {
         );
         loop {
             let begun = Instant::now();
-            let wake = self.step().await;
+            // Boxed: an idle pod's worker is no larger than what it waits with.
+            let wake = Box::pin(self.step()).await;
             let took = begun.elapsed();
             self.timing.stepped(&self.core.metrics, &self.life, took);
             if !self.subject.wanted && matches!(self.life, Life::Stopped(_)) {
@@ -155,7 +157,7 @@ impl Worker {
             }
             self.wait(wake).await;
         }
-        self.clean_up().await;
+        Box::pin(self.clean_up()).await;
         info!(pod = spec::described(&self.subject.pod), "pod is gone");
     }
 

@@ -3,7 +3,7 @@
 use super::*;
 use crate::make::resources::Bounds;
 use crate::pod::{
-    memory::{Probes, Replaced, StartFailure},
+    memory::{Probes, Replaced, ResizeFailure, StartFailure},
     observed::Sandbox,
 };
 
@@ -593,6 +593,15 @@ fn a_size_that_the_runtime_accepted_is_not_set_again_though_it_reports_another()
     };
     let look = |memory: &Memory| short(&see(&pod, vec![seen.clone()], memory, None));
     assert_eq!(look(&ready()), ["resize a"]);
+    let failed = Memory {
+        resize_failure: Some(ResizeFailure {
+            message: "refused".into(),
+            retry_at: at(NOW + 5),
+        }),
+        ..ready()
+    };
+    let waits = see(&pod, vec![seen.clone()], &failed, None);
+    assert!(waits.actions.is_empty() && waits.wake == Some(at(NOW + 5)));
     let wanted = Bounds::wanted(&pod, &spec::spec(&pod).containers[0], Default::default());
     let memory = Memory {
         sizes: [("a-id".to_owned(), wanted)].into(),

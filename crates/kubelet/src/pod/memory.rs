@@ -89,6 +89,13 @@ pub struct SandboxFailure {
     pub times: u32,
 }
 
+/// A changed size that could not be given.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ResizeFailure {
+    pub message: String,
+    pub retry_at: Timestamp,
+}
+
 /// All of it.
 #[derive(Debug, Clone, Default)]
 pub struct Memory {
@@ -112,6 +119,7 @@ pub struct Memory {
     pub sizes: BTreeMap<String, Bounds>,
     /// The pod's own bounds are to follow a new size.
     pub pod_grows: bool,
+    pub resize_failure: Option<ResizeFailure>,
     /// Why containers waited at the last look, by name: each reason makes one event.
     pub announced: BTreeMap<String, Waiting>,
 }

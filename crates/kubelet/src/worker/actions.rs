@@ -6,13 +6,13 @@ use futures::{FutureExt, future::BoxFuture};
 use reconcile::Kind;
 use tracing::{info, warn};
 
-use super::{Worker, report::Answer, runtime_view::Effect, tasks};
+use super::{Worker, report::Answer, runtime_view::Effect, shrink, tasks};
 use crate::{
     Error, Result, hooks,
     make::resources::Bounds,
     pod::{
         decide::Action,
-        memory::{Replaced, SandboxFailure, StartFailure, Task, Volumes},
+        memory::{Replaced, ResizeFailure, SandboxFailure, StartFailure, Task, Volumes},
         spec,
     },
     start::{self, Failure, Start},
@@ -26,6 +26,8 @@ const CAP: Duration = Duration::from_secs(300);
 const MOUNT_CAP: Duration = Duration::from_secs(122);
 const WAITING_CAP: Duration = Duration::from_secs(10);
 
+const RESIZE_RETRY: Duration = Duration::from_secs(5);
+
 /// Ended work.
 pub(super) enum Done {
     Volumes(Result<Mounted>),
@@ -33,8 +35,8 @@ pub(super) enum Done {
     Sandbox(Result<String>),
     /// The container's name, its restarts, and how it went.
     Started(String, u32, std::result::Result<(), Failure>),
-    /// The sizes that the runtime accepted, by container id.
-    Resized(Vec<(String, Bounds)>),
+    /// The sizes that the runtime accepted, by container id, and why it is not all.
+    Resized(Vec<(String, Bounds)>, Option<String>),
     /// Nothing to take in but that the runtime changed.
     Ended(Task),
     TornDown(Result<()>),
@@ -95,7 +97,16 @@ impl Worker {
             }
             Action::Resize { containers } => {
                 self.memory.pod_grows = false;
-                async move { Done::Resized(tasks::resize(&core, &pod, &containers).await) }.boxed()
+                let shrinking = self.shrinking();
+                async move {
+                    let refused = shrink::refusal(&core, &pod, &shrinking).await;
+                    let (sizes, error) = match refused {
+                        Some(error) => (Vec::new(), Some(error)),
+                        None => tasks::resize(&core, &pod, &containers).await,
+                    };
+                    Done::Resized(sizes, error)
+                }
+                .boxed()
             }
             Action::TearDown => {
                 let uid = self.subject.uid.clone();
@@ -185,15 +196,28 @@ impl Worker {
                     _ => self.runtime.ask_again(),
                 }
             }
-            Done::Resized(sizes) => {
-                self.memory.running.remove(&Task::Resize);
-                self.memory.sizes.extend(sizes);
-                self.runtime.ask_again();
-            }
+            Done::Resized(sizes, error) => self.finish_resize(sizes, error),
             Done::TornDown(outcome) => self.finish_tear_down(outcome),
             Done::Written(outcome) => self.finish_write(outcome),
             Done::Deleted(outcome) => self.finish_delete(outcome),
         }
+    }
+
+    fn finish_resize(&mut self, sizes: Vec<(String, Bounds)>, error: Option<String>) {
+        self.memory.running.remove(&Task::Resize);
+        self.memory.sizes.extend(sizes);
+        self.memory.pod_grows |= error.is_some();
+        let pod = &self.subject.pod;
+        match &error {
+            Some(error) => self.core.events.warning(pod, "ResizeError", error.clone()),
+            None => {
+                let message = "Pod resize completed";
+                self.core.events.normal(pod, "ResizeCompleted", message);
+            }
+        }
+        let retry_at = self.core.now() + RESIZE_RETRY;
+        self.memory.resize_failure = error.map(|message| ResizeFailure { message, retry_at });
+        self.runtime.ask_again();
     }
 
     fn finish_volumes(&mut self, outcome: Result<Mounted>) {

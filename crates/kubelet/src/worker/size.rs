@@ -2,19 +2,22 @@
 //! no room for a changed size: then the pod, and every container of it that restarts, keeps the old
 //! one.
 
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{borrow::Cow, path::Path, sync::Arc, time::Duration};
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Container, Pod};
 
-use super::Worker;
+use super::{
+    Worker,
+    shrink::{self, ContainerLimit},
+};
 use crate::{
     admit::NoRoom,
     allocation::Allocation,
     make::resources::Bounds,
     pod::{
         memory::Task,
-        observed::State,
+        observed::{Container as Seen, State},
         spec::{self, Role},
         status::Resize,
     },
@@ -109,6 +112,7 @@ impl Worker {
                     size.pod = pod.clone();
                     wanted.write(&core.pod_dir(&self.subject.uid));
                     self.memory.pod_grows = true;
+                    self.memory.resize_failure = None;
                 }
                 Some(_) => size.follow(pod),
             }
@@ -117,24 +121,40 @@ impl Worker {
             return Some(now + RETRY);
         }
         if self.is_resizing() {
-            self.subject.size.resize = Some(Resize::InProgress);
+            let failure = self.memory.resize_failure.as_ref();
+            let error = failure.map(|failure| failure.message.clone());
+            self.subject.size.resize = Some(Resize::InProgress { error });
         }
         None
+    }
+
+    /// The running containers and what the runtime holds them to.
+    fn held_sizes(&self) -> impl Iterator<Item = (Cow<'_, Container>, &Seen, Bounds)> {
+        let containers = spec::containers(self.subject.size.pod());
+        let resizable = containers.filter(|(role, _)| matches!(role, Role::Main | Role::Sidecar));
+        resizable.filter_map(|(_, container)| {
+            let seen = self.runtime.observed.active(&container.name)?;
+            let held = self.memory.sizes.get(&seen.id).copied().or(seen.bounds)?;
+            (seen.state == State::Running).then_some((container, seen, held))
+        })
+    }
+
+    /// Those whose memory limit becomes smaller.
+    pub(super) fn shrinking(&self) -> Vec<ContainerLimit> {
+        let (pod, cfs) = (self.subject.size.pod(), self.memory.cfs);
+        self.held_sizes()
+            .filter_map(|(container, seen, held)| {
+                shrink::of_container(seen, held, Bounds::wanted(pod, &container, cfs))
+            })
+            .collect()
     }
 
     /// Whether a running container does not have its size yet.
     fn is_resizing(&self) -> bool {
         let (pod, cfs) = (self.subject.size.pod(), self.memory.cfs);
         let differs = || {
-            spec::containers(pod).any(|(role, container)| {
-                let seen = self.runtime.observed.active(&container.name);
-                matches!(role, Role::Main | Role::Sidecar)
-                    && seen.is_some_and(|seen| {
-                        let held = self.memory.sizes.get(&seen.id).copied().or(seen.bounds);
-                        seen.state == State::Running
-                            && held.is_some_and(|has| has != Bounds::wanted(pod, &container, cfs))
-                    })
-            })
+            self.held_sizes()
+                .any(|(container, _, held)| held != Bounds::wanted(pod, &container, cfs))
         };
         self.memory.is_running(&Task::Resize) || self.memory.pod_grows || differs()
     }

@@ -67,13 +67,13 @@ pub(super) async fn create_sandbox(core: &Core, pod: &Pod, attempt: u32) -> Resu
     Ok(answer.into_inner().pod_sandbox_id)
 }
 
-/// Gives containers the sizes of the pod's spec; returns those that the runtime accepted. The pod's
-/// own bounds grow before its containers do and shrink after them.
+/// Gives containers the sizes of the pod's spec; returns those that the runtime accepted, and the error if it is not
+/// all. The pod's own bounds grow before its containers do and shrink after them.
 pub(super) async fn resize(
     core: &Core,
     pod: &Pod,
     containers: &[(String, String)],
-) -> Vec<(String, Bounds)> {
+) -> (Vec<(String, Bounds)>, Option<String>) {
     let grow = || cgroups::grow_pod(core, pod);
     let mut failure: Option<Error> = core.metrics.cgroup_managed("update", grow).err();
     let mut accepted = Vec::new();
@@ -98,18 +98,11 @@ pub(super) async fn resize(
     }
     let set = || cgroups::ensure_pod(core, pod);
     let bounds = core.metrics.cgroup_managed("update", set);
-    match failure.map_or(bounds, Err) {
-        Ok(()) => {
-            let message = "Pod resize completed";
-            core.events.normal(pod, "ResizeCompleted", message);
-        }
-        Err(error) => {
-            warn!(pod = spec::described(pod), %error, "cannot resize");
-            core.events.warning(pod, "ResizeError", error.to_string());
-            core.config.clock.sleep(Duration::from_secs(5)).await;
-        }
+    let error = failure.map_or(bounds, Err).err();
+    if let Some(error) = &error {
+        warn!(pod = spec::described(pod), %error, "cannot resize");
     }
-    accepted
+    (accepted, error.map(|error| error.to_string()))
 }
 
 /// Takes ended containers away, so that the pod begins again. What remains is tried again.

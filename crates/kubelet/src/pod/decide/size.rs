@@ -30,8 +30,12 @@ pub(super) fn resize(view: &View, decision: &mut Decision) {
             fits.then(|| (seen.id.clone(), seen.name.clone()))
         })
         .collect();
-    if !containers.is_empty() || view.memory.pod_grows {
-        decision.actions.push(Action::Resize { containers });
+    if containers.is_empty() && !view.memory.pod_grows {
+        return;
+    }
+    match &view.memory.resize_failure {
+        Some(failure) if failure.retry_at > view.now => decision.wake_at(failure.retry_at),
+        _ => decision.actions.push(Action::Resize { containers }),
     }
 }
 

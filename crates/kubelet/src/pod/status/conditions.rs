@@ -102,7 +102,10 @@ fn build(facts: &Facts, type_: &str, verdict: Verdict) -> PodCondition {
 fn resize(facts: &Facts) -> Option<PodCondition> {
     let (type_, reason, message) = match facts.resize? {
         Resize::Pending { reason, message } => ("PodResizePending", *reason, message.clone()),
-        Resize::InProgress => ("PodResizeInProgress", "", String::new()),
+        Resize::InProgress { error: None } => ("PodResizeInProgress", "", String::new()),
+        Resize::InProgress { error: Some(error) } => {
+            ("PodResizeInProgress", "Error", error.clone())
+        }
     };
     Some(build(
         facts,

@@ -53,8 +53,8 @@ pub enum Resize {
         reason: &'static str,
         message: String,
     },
-    /// Being given.
-    InProgress,
+    /// Being given; with an error when the last try failed.
+    InProgress { error: Option<String> },
 }
 
 /// Why the node failed a pod.
@@ -103,7 +103,7 @@ pub fn compute(facts: &Facts) -> PodStatus {
     status.init_container_statuses = some(containers::init(facts));
     status.container_statuses = Some(containers::main(facts));
     status.ephemeral_container_statuses = some(containers::ephemeral(facts));
-    resources::set(facts.pod, &mut status);
+    resources::set(facts, &mut status);
     set_addresses(facts, &mut status);
     set_phase(facts, &mut status);
     status.conditions = Some(conditions::all(facts, &status));

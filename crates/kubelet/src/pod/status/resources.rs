@@ -8,12 +8,22 @@ use k8s_openapi::{
 };
 use machinery::quantity::Quantity as Amount;
 
+use super::{Facts, Resize};
 use crate::pod::spec;
 
 type List = BTreeMap<String, Amount>;
 
-/// Shows both.
-pub(super) fn set(pod: &Pod, status: &mut PodStatus) {
+/// Shows both. While a changed size is being given, the one before it is in effect.
+pub(super) fn set(facts: &Facts, status: &mut PodStatus) {
+    set_given(facts.pod, status);
+    if let (Some(Resize::InProgress { .. }), Some(before)) =
+        (facts.resize, &facts.previous.resources)
+    {
+        status.resources = Some(before.clone());
+    }
+}
+
+fn set_given(pod: &Pod, status: &mut PodStatus) {
     let requests = total(pod, |resources| resources.requests.as_ref(), true);
     let limits = total(pod, |resources| resources.limits.as_ref(), false);
     let some = |list: List| {
@@ -95,7 +105,7 @@ mod tests {
     fn shown(spec: serde_json::Value) -> serde_json::Value {
         let pod: Pod = serde_json::from_value(serde_json::json!({ "spec": spec })).unwrap();
         let mut status = PodStatus::default();
-        set(&pod, &mut status);
+        set_given(&pod, &mut status);
         serde_json::json!([status.allocated_resources, status.resources])
     }
 

@@ -50,6 +50,7 @@ struct Case {
     memory: Memory,
     waiting: Vec<(String, Waiting)>,
     terminal: bool,
+    resize: Option<Resize>,
 }
 
 impl Case {
@@ -60,6 +61,7 @@ impl Case {
             memory: Memory::default(),
             waiting: vec![],
             terminal: false,
+            resize: None,
         }
     }
 
@@ -75,7 +77,7 @@ impl Case {
             ended: self.terminal,
             terminal: self.terminal,
             failed: None,
-            resize: None,
+            resize: self.resize.as_ref(),
             host_ips: &["192.168.0.1".to_owned()],
             runtime: "mainstay",
             now: at(100),
@@ -329,4 +331,25 @@ fn a_container_that_vanished_after_running_counts_as_restarted() {
         .as_ref()
         .unwrap();
     assert_eq!(last.reason.as_deref(), Some("ContainerStatusUnknown"));
+}
+
+#[test]
+fn a_size_that_could_not_be_given_is_shown_with_its_error_and_the_one_before_stays() {
+    let limits = |memory: &str| serde_json::json!({"limits": {"memory": memory}});
+    let spec = serde_json::json!({"resources": limits("10Ki"), "containers": [{"name": "a"}]});
+    let mut case = Case::new(spec, vec![container("a", State::Running, 0)]);
+    let before = PodStatus {
+        resources: serde_json::from_value(limits("1Gi")).unwrap(),
+        ..Default::default()
+    };
+    case.pod.status = Some(before.clone());
+    case.resize = Some(Resize::InProgress {
+        error: Some("below current usage".into()),
+    });
+    let status = case.status();
+    let shown = condition(&status, "PodResizeInProgress");
+    assert_eq!(shown, ("True".into(), "Error".into()));
+    assert_eq!(status.resources, before.resources);
+    case.resize = None;
+    assert_ne!(case.status().resources, before.resources);
 }
