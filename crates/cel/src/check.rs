@@ -8,7 +8,7 @@ use crate::{
     env::{Env, named_type},
     functions::Function,
     literals,
-    parser::{Parsed, parse},
+    parser::{Parsed, parse_in},
     source::{Issue, Issues},
     types::{Param, Type},
     unify::{Mapping, most_general},
@@ -43,6 +43,11 @@ impl Checked {
         &self.types[expr.id as usize]
     }
 
+    /// Whether a field of a variable is selected by its name.
+    pub fn selects(&self, variable: &str, field: &str) -> bool {
+        selects(&self.parsed.root, variable, field)
+    }
+
     /// Whether a variable is used.
     pub fn refers_to(&self, name: &str) -> bool {
         let mut references = self.references.values();
@@ -52,7 +57,7 @@ impl Checked {
 
 /// Parses and checks an expression.
 pub fn compile(env: &Env, text: &str) -> Result<Checked, Issues> {
-    check(env, parse(text)?)
+    check(env, parse_in(env, text)?)
 }
 
 /// Checks a parsed expression.
@@ -491,6 +496,30 @@ impl Checker<'_> {
             self.mismatch(id, wanted, found);
         }
     }
+}
+
+fn selects(expr: &Expr, variable: &str, field: &str) -> bool {
+    let is_variable =
+        |expr: &Expr| matches!(&expr.kind, Kind::Ident(name) if &**name == variable);
+    let found = match &expr.kind {
+        Kind::Select {
+            operand,
+            field: name,
+            ..
+        } => is_variable(operand) && &**name == field,
+        Kind::Call { function, args, .. } => match args.as_slice() {
+            [operand, name] if &**function == op::OPTIONAL_SELECT => {
+                let named = matches!(&name.kind, Kind::Literal(Literal::String(text)) if &**text == field);
+                is_variable(operand) && named
+            }
+            _ => false,
+        },
+        _ => false,
+    };
+    let mut below = false;
+    expr.kind
+        .for_each_child(&mut |child| below = below || selects(child, variable, field));
+    found || below
 }
 
 /// Upstream has no such limit: it ends by running out of stack or memory.

@@ -32,6 +32,8 @@ pub enum DeclKind {
     },
     Map {
         value: Arc<Decl>,
+        /// Nothing where keys have no bound of their own.
+        longest_key: u64,
     },
     Object {
         /// Unique within an environment.
@@ -57,6 +59,16 @@ pub struct Field {
     pub decl: Arc<Decl>,
 }
 
+impl DeclKind {
+    /// A map whose keys have no bound of their own.
+    pub fn map(value: Arc<Decl>) -> Self {
+        Self::Map {
+            value,
+            longest_key: 0,
+        }
+    }
+}
+
 impl Decl {
     pub fn new(kind: DeclKind, max_elements: u64) -> Self {
         Self { kind, max_elements }
@@ -79,7 +91,7 @@ impl Decl {
             DeclKind::Duration => Type::Duration,
             DeclKind::Timestamp => Type::Timestamp,
             DeclKind::List { element, .. } => Type::list(element.cel_type()),
-            DeclKind::Map { value } => Type::map(Type::String, value.cel_type()),
+            DeclKind::Map { value, .. } => Type::map(Type::String, value.cel_type()),
             DeclKind::Object { name, .. } => Type::Struct(name.clone()),
         }
     }
@@ -91,7 +103,13 @@ impl Decl {
         };
         match (&self.kind, &**first) {
             (DeclKind::List { element, .. }, "@items") => element.resolve(rest),
-            (DeclKind::Map { value }, "@values") => value.resolve(rest),
+            (DeclKind::Map { value, .. }, "@values") => value.resolve(rest),
+            // Values of any type have one bound, whatever their key.
+            (DeclKind::Map { value, .. }, name)
+                if !name.starts_with('@') && value.cel_type() == Type::Any =>
+            {
+                value.resolve(rest)
+            }
             (DeclKind::Object { fields, .. }, name) => fields.get(name)?.decl.resolve(rest),
             _ => None,
         }
@@ -101,7 +119,7 @@ impl Decl {
     pub fn for_each_object<'a>(&'a self, visit: &mut impl FnMut(&'a Arc<str>, &'a Decl)) {
         match &self.kind {
             DeclKind::List { element, .. } => element.for_each_object(visit),
-            DeclKind::Map { value } => value.for_each_object(visit),
+            DeclKind::Map { value, .. } => value.for_each_object(visit),
             DeclKind::Object { name, fields } => {
                 visit(name, self);
                 for field in fields.values() {

@@ -16,6 +16,8 @@ pub struct Env {
     objects: HashMap<Arc<str>, Decl>,
     /// Whether `Object{}`, `JSONPatch{}` and their functions exist.
     patches: bool,
+    /// Whether `cel.bind(name, value, expression)` exists.
+    bindings: bool,
     /// The variable whose fields are worked out when they are used.
     lazy: Option<Variable>,
 }
@@ -115,6 +117,16 @@ impl Env {
     pub fn with_patches(mut self) -> Self {
         self.patches = true;
         self
+    }
+
+    /// Lets expressions name a value: `cel.bind(name, value, expression)`.
+    pub fn with_bindings(mut self) -> Self {
+        self.bindings = true;
+        self
+    }
+
+    pub(crate) fn has_bindings(&self) -> bool {
+        self.bindings
     }
 
     fn objects_of(&mut self, decl: &Decl) {

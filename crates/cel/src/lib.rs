@@ -12,6 +12,7 @@ mod ast;
 mod check;
 pub mod cost;
 pub mod decl;
+mod device;
 mod env;
 mod functions;
 mod lexer;
@@ -28,6 +29,7 @@ pub mod value;
 
 pub use check::{Checked, check, compile};
 pub use decl::{Decl, DeclKind, Field, ListSemantics, escape};
+pub use device::{DEVICE_COST_LIMIT, Device, DeviceSelector, SelectorError};
 pub use env::{Env, JSON_PATCH, OBJECT, Variable};
 pub use functions::{Authorizer, Check, Decision, library::Library};
 pub use meter::Meter;

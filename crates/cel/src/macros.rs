@@ -22,6 +22,9 @@ pub(crate) fn expand(
     let mut expander = Expander { parser, at };
     let expanded = match (target, function, args.len()) {
         (None, "has", 1) => expander.has(args),
+        (Some(target), "bind", 3) if expander.parser.bindings && is_cel(&target) => {
+            expander.bind(args)
+        }
         (Some(target), name, count) if is_macro(name, count) => expander.member(target, name, args),
         (target, _, _) => {
             let kind = Kind::Call {
@@ -36,6 +39,10 @@ pub(crate) fn expand(
         parser.issues.push(issue);
         parser.node(at, Kind::Literal(Literal::Null))
     })
+}
+
+fn is_cel(target: &Expr) -> bool {
+    matches!(&target.kind, Kind::Ident(name) if &**name == "cel")
 }
 
 fn is_macro(name: &str, count: usize) -> bool {
@@ -286,18 +293,34 @@ impl Expander<'_> {
             args: vec![keys],
         };
         let result = self.parser.node(self.at, kind);
+        Ok(self.bound(SORTED.into(), target, result))
+    }
+
+    /// An expression in which a name stands for a value.
+    fn bound(&mut self, name: Arc<str>, value: Expr, result: Expr) -> Expr {
         let comprehension = Comprehension {
             range: self.list(Vec::new()),
             variable: UNUSED.into(),
             variable2: None,
-            accumulator: SORTED.into(),
-            init: target,
             condition: self.literal(Literal::Bool(false)),
-            step: self.ident(SORTED),
+            step: self.ident(&name),
+            accumulator: name,
+            init: value,
             result,
         };
         let kind = Kind::Comprehension(Box::new(comprehension));
-        Ok(self.parser.node(self.at, kind))
+        self.parser.node(self.at, kind)
+    }
+
+    /// `cel.bind(name, value, expression)`.
+    fn bind(&mut self, mut args: Vec<Expr>) -> Expanded {
+        let Kind::Ident(name) = &args[0].kind else {
+            let words = "cel.bind() variable names must be simple identifiers";
+            return Err(self.issue(&args[0], words));
+        };
+        let name = name.clone();
+        let (result, value) = (args.remove(2), args.remove(1));
+        Ok(self.bound(name, value, result))
     }
 
     fn filter(&mut self, target: Expr, mut args: Vec<Expr>) -> Expanded {
@@ -358,22 +381,7 @@ impl Expander<'_> {
         let name = name.clone();
         let body = args.remove(1);
         let bound = self.member_call(target.clone(), "value");
-        let range = self.list(Vec::new());
-        let condition = self.literal(Literal::Bool(false));
-        let step = self.ident(&name);
-        let comprehension = Comprehension {
-            range,
-            variable: UNUSED.into(),
-            variable2: None,
-            accumulator: name,
-            init: bound,
-            condition,
-            step,
-            result: body,
-        };
-        let mut then = self
-            .parser
-            .node(self.at, Kind::Comprehension(Box::new(comprehension)));
+        let mut then = self.bound(name, bound, body);
         if !flat {
             then = self.call("optional.of", vec![then]);
         }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use crate::{
     ast::{Element, Expr, Id, Kind, Literal, MapEntry, StructField, op},
     lexer::{self, Spanned, Token},
+    env::Env,
     macros,
     source::{Issue, Issues, Source},
     syntax,
@@ -47,10 +48,17 @@ pub(crate) struct Parser {
     /// Number of nodes of the tree below a node, by id.
     sizes: Vec<u32>,
     pub(crate) issues: Vec<Issue>,
+    /// Whether `cel.bind` is a macro.
+    pub(crate) bindings: bool,
 }
 
-/// Parses an expression.
+/// Parses an expression with the macros that every environment has.
 pub fn parse(text: &str) -> Result<Parsed, Issues> {
+    parse_in(&Env::new(), text)
+}
+
+/// Parses an expression with the macros of an environment.
+pub(crate) fn parse_in(env: &Env, text: &str) -> Result<Parsed, Issues> {
     let source = Source::new(text);
     let fail = |issue| Issues::new(source.clone(), vec![issue]);
     let characters: Vec<char> = text.chars().collect();
@@ -74,6 +82,7 @@ pub fn parse(text: &str) -> Result<Parsed, Issues> {
         heights: Vec::new(),
         sizes: Vec::new(),
         issues: Vec::new(),
+        bindings: env.has_bindings(),
     };
     let root = parser.whole().map_err(|issue| {
         let mut issues = std::mem::take(&mut parser.issues);

@@ -5,6 +5,8 @@ use std::{fmt, sync::Arc};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Type {
     Dyn,
+    /// A value of whatever type, as `Dyn` is; nothing iterates over it.
+    Any,
     /// What a mistake has that was reported already.
     Error,
     Null,
@@ -47,6 +49,7 @@ impl Type {
     pub fn runtime_name(&self) -> &str {
         match self {
             Self::Dyn => "dyn",
+            Self::Any => "google.protobuf.Any",
             Self::Error => "error",
             Self::Null => "null_type",
             Self::Bool => "bool",
@@ -72,11 +75,11 @@ impl Type {
     }
 
     pub fn is_dyn(&self) -> bool {
-        matches!(self, Self::Dyn)
+        matches!(self, Self::Dyn | Self::Any)
     }
 
     pub fn is_dyn_or_error(&self) -> bool {
-        matches!(self, Self::Dyn | Self::Error)
+        self.is_dyn() || matches!(self, Self::Error)
     }
 
     /// The type inside of an optional, and whether it was one.
@@ -90,6 +93,7 @@ impl Type {
     /// The type as messages about the result of an expression name it.
     pub fn declared_name(&self) -> String {
         match self {
+            Self::Any => "google.protobuf.Any".to_owned(),
             Self::Null => "null_type".to_owned(),
             Self::Duration => "google.protobuf.Duration".to_owned(),
             Self::Timestamp => "google.protobuf.Timestamp".to_owned(),
@@ -159,6 +163,7 @@ impl fmt::Display for Type {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = match self {
             Self::Dyn => "dyn",
+            Self::Any => "any",
             Self::Error => "!error!",
             Self::Null => "null",
             Self::Bool => "bool",

@@ -336,7 +336,7 @@ impl<'a> Value<'a> {
     /// What a key finds in a map, an object or a list; nothing in anything else.
     pub fn lookup(&self, key: &Value<'a>) -> Result<Option<Value<'a>>> {
         match self {
-            Self::Map(map) => map.get(key),
+            Self::Map(map) => map.select(key),
             Self::List(list) => {
                 let at = list_index(key)?;
                 let found = usize::try_from(at).ok().and_then(|at| list.get(at));

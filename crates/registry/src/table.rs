@@ -3,7 +3,7 @@
 
 use std::{
     collections::{HashMap, HashSet},
-    sync::Arc,
+    sync::{Arc, OnceLock},
 };
 
 use machinery::text;
@@ -17,6 +17,8 @@ const CHUNK: usize = 64;
 pub struct Table {
     builtin: Arc<Builtin>,
     custom: Definitions,
+    /// All resources by kind, made when somebody looks for one.
+    by_kind: OnceLock<HashMap<String, Vec<Arc<Resource>>>>,
     /// Grows with every change, for ETags.
     pub generation: u64,
 }
@@ -118,6 +120,7 @@ impl Table {
         Self {
             builtin: Arc::new(Builtin::new(builtin)),
             custom: Definitions::default(),
+            by_kind: OnceLock::new(),
             generation: 1,
         }
     }
@@ -127,6 +130,7 @@ impl Table {
         Self {
             builtin: self.builtin.clone(),
             custom: self.custom.with((plural, group), versions.into()),
+            by_kind: OnceLock::new(),
             generation: self.generation + 1,
         }
     }
@@ -146,6 +150,20 @@ impl Table {
     pub fn get(&self, group: &str, version: &str, plural: &str) -> Option<&Arc<Resource>> {
         let mut same = self.same(group, plural);
         same.find(|known| known.version == version && text::same(&known.group, group))
+    }
+
+    /// The resource of a kind.
+    pub fn of_kind(&self, group: &str, version: &str, kind: &str) -> Option<&Arc<Resource>> {
+        let by_kind = self.by_kind.get_or_init(|| {
+            let mut by_kind: HashMap<String, Vec<Arc<Resource>>> = HashMap::new();
+            for resource in self.all() {
+                let kind = resource.kind.names().kind.to_owned();
+                by_kind.entry(kind).or_default().push(resource.clone());
+            }
+            by_kind
+        });
+        let mut same = by_kind.get(kind)?.iter();
+        same.find(|known| known.group == group && known.version == version)
     }
 
     /// The resource whose objects have a prefix in the store.
@@ -224,6 +242,9 @@ mod tests {
             let found = table.get(&resource.group, &resource.version, &resource.plural);
             let found = found.unwrap_or_else(|| panic!("{} is not found", resource.plural));
             assert_eq!(found.api_version, resource.api_version);
+            let kind = &resource.kind.names().kind;
+            let found = table.of_kind(&resource.group, &resource.version, kind);
+            assert!(found.is_some_and(|found| found.kind.names().kind == *kind));
         }
         names
     }

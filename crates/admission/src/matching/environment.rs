@@ -130,7 +130,7 @@ fn list(element: Arc<Decl>) -> Arc<Decl> {
 }
 
 fn map(value: Arc<Decl>) -> Arc<Decl> {
-    plain(DeclKind::Map { value })
+    plain(DeclKind::map(value))
 }
 
 fn object(name: &str, fields: &[(&str, Arc<Decl>)]) -> Arc<Decl> {

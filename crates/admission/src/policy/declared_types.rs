@@ -65,9 +65,11 @@ fn of_shape(shape: Shape, name: &str, around: &mut Vec<&'static str>) -> Option<
             element: of_shape(*element, &format!("{name}.@items"), around)?,
             semantics: ListSemantics::Atomic,
         }),
-        Shape::Map(element) => decl(DeclKind::Map {
-            value: of_shape(*element, &format!("{name}.@values"), around)?,
-        }),
+        Shape::Map(element) => decl(DeclKind::map(of_shape(
+            *element,
+            &format!("{name}.@values"),
+            around,
+        )?)),
         Shape::Quantity
         | Shape::Any
         | Shape::Json

@@ -198,9 +198,7 @@ pub(super) fn declared(output: &Type) -> Arc<Decl> {
             element: declared(element),
             semantics: ListSemantics::Atomic,
         },
-        Type::Map(key, value) if **key == Type::String => DeclKind::Map {
-            value: declared(value),
-        },
+        Type::Map(key, value) if **key == Type::String => DeclKind::map(declared(value)),
         Type::Bool
         | Type::Bytes
         | Type::Double

@@ -47,12 +47,7 @@ impl Parameter {
 /// The resource of a paramKind; the error is that of the policy's configuration.
 pub(super) fn resource_of(reader: &Reader, kind: &ParamKind) -> Result<Arc<Resource>, String> {
     let table = reader.table();
-    let mut all = table.all();
-    let found = all.find(|resource| {
-        resource.group == kind.group
-            && resource.version == kind.version
-            && resource.kind.names().kind == kind.kind
-    });
+    let found = table.of_kind(&kind.group, &kind.version, &kind.kind);
     found.cloned().ok_or_else(|| {
         let ParamKind {
             group,

@@ -131,7 +131,7 @@ fn object(schema: &Value, root: bool, name: &str) -> Option<Declared> {
         let value = declare(others, is_embedded(others), &format!("{name}.@elem"))?;
         let most = limit(schema, "maxProperties")
             .unwrap_or_else(|| (LARGEST_REQUEST - 2) / (value.smallest + 6));
-        return Some(scalar(DeclKind::Map { value: value.decl }, most, 2));
+        return Some(scalar(DeclKind::map(value.decl), most, 2));
     }
     let required: Vec<&str> = schema["required"]
         .as_array()

@@ -667,9 +667,13 @@ impl<'e> Estimator<'e> {
         if let Some((last, parents)) = rest.split_last()
             && &**last == "@keys"
         {
-            // Keys of maps have no bounds of their own, and what has none counts as nothing.
-            let map = decl.resolve(parents)?;
-            return matches!(map.kind, DeclKind::Map { .. }).then_some(Range::ZERO);
+            let DeclKind::Map { longest_key, .. } = decl.resolve(parents)?.kind else {
+                return None;
+            };
+            return Some(Range {
+                min: 0,
+                max: longest_key,
+            });
         }
         let max = match decl.resolve(rest)?.max_elements {
             u64::MAX => 0,

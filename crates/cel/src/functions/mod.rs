@@ -5,7 +5,7 @@
 //! dynamic arguments.
 
 mod address;
-mod amount;
+pub(crate) mod amount;
 mod authz;
 pub(crate) mod convert;
 mod format;
@@ -19,7 +19,7 @@ pub(crate) mod overload;
 pub(crate) mod printf;
 mod quantity;
 pub(crate) mod regex;
-mod semver;
+pub(crate) mod semver;
 mod sets;
 mod strings;
 mod time;

@@ -51,7 +51,7 @@ pub struct Semver {
 impl Semver {
     /// Reads `1.2.3-rc.1+build`, or says what is wrong with it. A tolerant reading takes a leading
     /// `v`, one or two numbers only and leading zeros.
-    fn read(text: &str, tolerant: bool) -> Result<Self, String> {
+    pub(crate) fn read(text: &str, tolerant: bool) -> Result<Self, String> {
         match tolerant {
             true => Self::read_strictly(&normalized(text)?),
             false => Self::read_strictly(text),

@@ -23,6 +23,8 @@ pub struct OwnedMap<'a> {
     pub(super) object: Option<Arc<str>>,
     entries: Vec<(Value<'a>, Value<'a>)>,
     index: HashMap<Key, usize>,
+    /// What a key selects that is not there.
+    otherwise: Option<Arc<Value<'a>>>,
     /// How deep the deepest value is.
     pub(super) depth: u32,
 }
@@ -107,6 +109,12 @@ impl<'a> OwnedMap<'a> {
         self
     }
 
+    /// Lets keys that are not there select this value. They are still not in the map.
+    pub(crate) fn otherwise(mut self, value: Value<'a>) -> Self {
+        self.otherwise = Some(Arc::new(value));
+        self
+    }
+
     /// The type, for an object that an expression constructed.
     pub fn object(&self) -> Option<&Arc<str>> {
         self.object.as_ref()
@@ -163,7 +171,7 @@ impl<'a> Map<'a> {
                         Some(field) => (&*field.json, Some(&*field.decl)),
                         None => return Ok(None),
                     },
-                    Some(DeclKind::Map { value }) => (&**name, Some(&**value)),
+                    Some(DeclKind::Map { value, .. }) => (&**name, Some(&**value)),
                     _ => (&**name, None),
                 };
                 let is_object = matches!(decl.map(|d| &d.kind), Some(DeclKind::Object { .. }));
@@ -178,13 +186,21 @@ impl<'a> Map<'a> {
         }
     }
 
+    /// What a key selects.
+    pub(super) fn select(&self, key: &Value<'a>) -> Result<Option<Value<'a>>> {
+        Ok(match (self.get(key)?, self) {
+            (None, Self::Owned(map)) => map.otherwise.as_deref().cloned(),
+            (found, _) => found,
+        })
+    }
+
     pub fn iter(&self) -> Box<dyn Iterator<Item = Result<(Value<'a>, Value<'a>)>> + '_> {
         match self {
             Self::Owned(map) => Box::new(map.entries.iter().cloned().map(Ok)),
             Self::Json { map, decl } => {
                 let map: &'a json::Map = map;
                 let value = match decl.map(|decl| &decl.kind) {
-                    Some(DeclKind::Map { value }) => Some(&**value),
+                    Some(DeclKind::Map { value, .. }) => Some(&**value),
                     _ => None,
                 };
                 Box::new(map.iter().map(move |(key, inner)| {

@@ -107,8 +107,7 @@ fn list(element: Decl, most: u64, semantics: ListSemantics) -> Decl {
 }
 
 fn map(value: Decl, most: u64) -> Decl {
-    let value = Arc::new(value);
-    Decl::new(DeclKind::Map { value }, most)
+    Decl::new(DeclKind::map(Arc::new(value)), most)
 }
 
 fn fields<const N: usize>(name: &str, fields: [(&str, Decl); N]) -> Decl {
