@@ -19,7 +19,8 @@ use crate::{
 
 /// Begins with the pods that the API has. Those that already run count before any other is decided
 /// about; the others are decided about in the order of their creation.
-pub(crate) fn begin_with(core: &Arc<Core>, mut pods: Vec<Arc<Pod>>) {
+pub(crate) fn begin_with(core: &Arc<Core>, pods: Vec<Arc<Pod>>) {
+    let mut pods: Vec<_> = pods.into_iter().map(spec::from_api).collect();
     let phase = |pod: &Pod| pod.status.as_ref().and_then(|status| status.phase.clone());
     for pod in pods.iter().filter(|pod| !spec::is_mirror(pod)) {
         if worker::has_begun(pod) && !is_terminal(phase(pod).as_deref()) {
@@ -63,7 +64,9 @@ pub(crate) async fn follow_api(core: Arc<Core>, pods: Informer<Pod>) {
             gone(&core, old);
         }
         match change {
-            Event::Added(pod) | Event::Modified { new: pod, .. } => arrived(&core, pod),
+            Event::Added(pod) | Event::Modified { new: pod, .. } => {
+                arrived(&core, spec::from_api(pod));
+            }
             Event::Deleted(pod) => gone(&core, &pod),
         }
     }

@@ -1,15 +1,15 @@
 //! Who works for which pod: everything that learns something about a pod tells it here.
 
-use std::{
-    collections::{HashMap, HashSet},
-    sync::Arc,
-};
+use std::{collections::HashMap, sync::Arc};
 
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, watch};
 
-use crate::{pod::observed::Snapshot, probe::ProbeResult};
+use crate::{
+    pod::{observed::Snapshot, spec},
+    probe::ProbeResult,
+};
 
 /// Something a worker should know.
 #[derive(Debug)]
@@ -74,8 +74,8 @@ struct Entry {
 pub struct Registry {
     /// Guards the map only; nothing waits while it is held.
     entries: Arc<Mutex<HashMap<String, Entry>>>,
-    /// The uids of pods that files describe now.
-    from_files: Arc<Mutex<HashSet<String>>>,
+    /// The pods that files describe now, by uid.
+    from_files: Arc<Mutex<HashMap<String, Arc<Pod>>>>,
 }
 
 impl Registry {
@@ -135,13 +135,27 @@ impl Registry {
     }
 
     /// Says which pods files describe now.
-    pub fn set_from_files(&self, uids: HashSet<String>) {
-        *self.from_files.lock() = uids;
+    pub fn set_from_files(&self, pods: &[Arc<Pod>]) {
+        let by_uid = pods
+            .iter()
+            .map(|pod| (spec::uid(pod).to_owned(), pod.clone()));
+        *self.from_files.lock() = by_uid.collect();
     }
 
     /// Whether a file describes this pod.
     pub fn is_from_file(&self, uid: &str) -> bool {
-        self.from_files.lock().contains(uid)
+        self.from_files.lock().contains_key(uid)
+    }
+
+    /// The uid of the static pod that a mirror shows. Everybody who may create pods can write the annotation: it
+    /// counts on the pod that has the static pod's name and namespace, and only for a pod that a file describes.
+    pub fn mirrored<'a>(&self, mirror: &'a Pod) -> Option<&'a str> {
+        let uid = spec::annotation(mirror, spec::MIRROR_ANNOTATION)?;
+        let from_files = self.from_files.lock();
+        let shown = from_files.get(uid)?;
+        let is_of_name = spec::name(shown) == spec::name(mirror)
+            && spec::namespace(shown) == spec::namespace(mirror);
+        is_of_name.then_some(uid)
     }
 
     /// All pods.
@@ -165,5 +179,34 @@ impl Registry {
         seen.filter(|seen| named(seen))
             .min_by_key(|seen| seen.pod.metadata.deletion_timestamp.is_some())
             .map(|seen| seen.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pod(namespace: &str, name: &str, uid: &str, mirrors: &str) -> Arc<Pod> {
+        let annotations = serde_json::json!({spec::MIRROR_ANNOTATION: mirrors});
+        let metadata = serde_json::json!({"namespace": namespace, "name": name, "uid": uid, "annotations": annotations});
+        Arc::new(serde_json::from_value(serde_json::json!({"metadata": metadata})).unwrap())
+    }
+
+    #[test]
+    fn a_mirror_shows_only_the_static_pod_of_its_own_name() {
+        let registry = Registry::default();
+        registry.set_from_files(&[pod("kube-system", "dns-n1", "static", "")]);
+        let _of_the_api = registry.register("victim", pod("other", "web", "victim", ""));
+        let shown = |mirror: Arc<Pod>| registry.mirrored(&mirror).map(str::to_owned);
+        let true_one = pod("kube-system", "dns-n1", "m", "static");
+        assert_eq!(shown(true_one), Some("static".to_owned()));
+        for forged in [
+            pod("tenant", "dns-n1", "m", "static"),
+            pod("kube-system", "other", "m", "static"),
+            pod("other", "web", "m", "victim"),
+            pod("kube-system", "dns-n1", "m", ""),
+        ] {
+            assert_eq!(shown(forged), None);
+        }
     }
 }

@@ -57,7 +57,7 @@ fn is_manifest(file: &Path) -> bool {
 
 /// Begins with the pods that the directory describes.
 pub(crate) fn begin_with(core: &Arc<Core>, pods: &[Arc<Pod>]) {
-    remember(core, pods);
+    core.registry.set_from_files(pods);
     for pod in pods {
         adopt(core, pod);
     }
@@ -74,7 +74,7 @@ pub(crate) async fn follow(core: Arc<Core>, mut current: Vec<Arc<Pod>>) {
     };
     while watch.changed().await.is_ok() {
         let fresh = read_all(&core);
-        remember(&core, &fresh);
+        core.registry.set_from_files(&fresh);
         let is_in =
             |list: &[Arc<Pod>], pod: &Pod| list.iter().any(|p| spec::uid(p) == spec::uid(pod));
         for pod in current.iter().filter(|pod| !is_in(&fresh, pod)) {
@@ -86,11 +86,6 @@ pub(crate) async fn follow(core: Arc<Core>, mut current: Vec<Arc<Pod>>) {
         }
         current = fresh;
     }
-}
-
-fn remember(core: &Core, pods: &[Arc<Pod>]) {
-    core.registry
-        .set_from_files(pods.iter().map(|pod| spec::uid(pod).to_owned()).collect());
 }
 
 /// Begins with a pod. One that takes the place of another waits until that has ended: they may share ports, volumes and
@@ -205,12 +200,12 @@ async fn delete_mirror(core: &Core, pod: &Pod) {
 
 /// The API's watch saw a mirror come, change or go.
 pub(crate) fn mirror_changed(core: &Arc<Core>, mirror: &Arc<Pod>, exists: bool) {
-    let Some(uid) = spec::annotation(mirror, MIRROR_ANNOTATION) else {
-        return;
-    };
-    core.registry
-        .tell(uid, Message::Mirror(exists.then(|| mirror.clone())));
-    let wanted = core.registry.is_from_file(uid);
+    let mirrored = core.registry.mirrored(mirror);
+    if let Some(uid) = mirrored {
+        let message = Message::Mirror(exists.then(|| mirror.clone()));
+        core.registry.tell(uid, message);
+    }
+    let wanted = mirrored.is_some();
     let seen = core
         .registry
         .find(spec::namespace(mirror), spec::name(mirror));

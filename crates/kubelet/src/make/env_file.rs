@@ -1,9 +1,9 @@
 //! Variables from a file in one of the pod's volumes: lines `NAME='value'`, where the value is taken
 //! literally and may span lines.
 
-use std::{fs::File, io::Read, path::Path};
+use std::{fs::File, io::Read, os::fd::AsRawFd, path::Path};
 
-use rustix::fs::{Mode, OFlags, ResolveFlags};
+use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
 
 /// The largest file that is read.
 const MAX_SIZE: u64 = 1 << 20;
@@ -12,18 +12,20 @@ const MAX_SIZE: u64 = 1 << 20;
 pub fn read(volume: &Path, path: &str) -> std::io::Result<String> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let root = rustix::fs::open(volume, flags, Mode::empty())?;
-    let file = rustix::fs::openat2(
+    let handle = rustix::fs::openat2(
         &root,
         path.trim_start_matches('/'),
-        // A pipe that nobody writes to must not hold the kubelet.
-        OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC,
+        OFlags::PATH | OFlags::CLOEXEC,
         Mode::empty(),
         ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS,
     )?;
-    let file = File::from(file);
-    if !file.metadata()?.is_file() {
+    // Containers may make pipes and devices in their volumes. A pipe would hold the kubelet, and opening a device
+    // does something: a watchdog begins to count.
+    let stat = rustix::fs::fstat(&handle)?;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
         return Err(std::io::Error::other("not a regular file"));
     }
+    let file = File::open(format!("/proc/self/fd/{}", handle.as_raw_fd()))?;
     let mut text = String::new();
     file.take(MAX_SIZE).read_to_string(&mut text)?;
     Ok(text)
@@ -101,6 +103,27 @@ mod tests {
         for wrong in ["A", "A =''", "='x'", "A=x", "A='x' y", "A='x"] {
             assert!(find(wrong, "Z").is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn what_is_no_file_is_not_even_opened() {
+        let dir = tempfile::tempdir().unwrap();
+        let pipe = dir.path().join("p");
+        rustix::fs::mknodat(
+            rustix::fs::CWD,
+            &pipe,
+            FileType::Fifo,
+            Mode::RUSR | Mode::WUSR,
+            0,
+        )
+        .unwrap();
+        let watch = rustix::fs::inotify::init(rustix::fs::inotify::CreateFlags::NONBLOCK).unwrap();
+        let opened = rustix::fs::inotify::WatchFlags::OPEN;
+        rustix::fs::inotify::add_watch(&watch, &pipe, opened).unwrap();
+        let error = read(dir.path(), "p").unwrap_err();
+        assert_eq!(error.to_string(), "not a regular file");
+        let events = rustix::io::read(&watch, &mut [0; 256]);
+        assert_eq!(events, Err(rustix::io::Errno::AGAIN));
     }
 
     #[test]

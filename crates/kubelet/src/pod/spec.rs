@@ -1,6 +1,10 @@
 //! Questions about a pod's spec that several parts ask.
 
-use std::{borrow::Cow, collections::BTreeMap, sync::LazyLock};
+use std::{
+    borrow::Cow,
+    collections::BTreeMap,
+    sync::{Arc, LazyLock},
+};
 
 use k8s_openapi::{
     api::core::v1::{Container, EphemeralContainer, Pod, PodSpec},
@@ -143,6 +147,18 @@ pub const SOURCE_ANNOTATION: &str = "kubernetes.io/config.source";
 pub const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
 /// The static pod's own uid, as in its manifest.
 pub const HASH_ANNOTATION: &str = "kubernetes.io/config.hash";
+
+/// A pod as the API has it. Everybody who may create pods can write the annotation, and it makes a pod critical:
+/// one that comes from the API says so.
+pub fn from_api(pod: Arc<Pod>) -> Arc<Pod> {
+    if !is_static(&pod) {
+        return pod;
+    }
+    let mut pod = Arc::unwrap_or_clone(pod);
+    let annotations = pod.metadata.annotations.get_or_insert_default();
+    annotations.insert(SOURCE_ANNOTATION.to_owned(), "api".to_owned());
+    Arc::new(pod)
+}
 
 /// Whether the pod came from a file of this node.
 pub fn is_static(pod: &Pod) -> bool {
@@ -293,5 +309,22 @@ mod tests {
             of(serde_json::json!({"name": "a", "image": "x", "tty": true}))
         );
         assert_ne!(one, of(serde_json::json!({"name": "a", "image": "y"})));
+    }
+
+    #[test]
+    fn a_pod_of_the_api_cannot_say_that_it_comes_from_a_file() {
+        let pod = |source: &str| {
+            let mut pod = Pod::default();
+            let annotations = pod.metadata.annotations.get_or_insert_default();
+            annotations.insert(SOURCE_ANNOTATION.to_owned(), source.to_owned());
+            Arc::new(pod)
+        };
+        assert!(is_static(&pod("file")) && is_critical(&pod("file")));
+        for source in ["file", "http", "", "api"] {
+            let pod = from_api(pod(source));
+            assert!(!is_static(&pod) && !is_critical(&pod), "{source}");
+        }
+        let plain = Arc::new(Pod::default());
+        assert!(Arc::ptr_eq(&plain, &from_api(plain.clone())));
     }
 }
