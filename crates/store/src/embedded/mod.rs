@@ -40,7 +40,7 @@ pub(crate) use backup::{create, holds_store};
 use crate::{
     Codec, Committed, Durability, Entry, Error, Freshness, Key, ListRequest, Listed, Op, Revision,
     Store, Watch, check,
-    memory::{Hub, Millis, Pages, Published, Saved, State},
+    memory::{Hub, Millis, Published, Saved, State},
 };
 
 use batch::Batch;
@@ -159,7 +159,7 @@ impl Config {
         let place = disk.path("lock");
         let place = place.parent().unwrap_or(Path::new("")).to_owned();
         let (expiring, live_bytes) = (expiring(&state), state.bytes);
-        let published = Arc::new(Published::new(state));
+        let published = Arc::new(Published::new(state, self.pages));
         let hub = Arc::new(Hub::new(published.clone(), self.watch_queue));
         let codec = Arc::new(codec);
         let intake = Intake::new(codec.clone(), self.clock.clone(), published.clone());
@@ -212,7 +212,6 @@ impl Config {
             codec,
             published,
             hub,
-            pages: Pages::new(self.pages),
             intake,
             writer,
             threads: Mutex::new(threads),
@@ -281,7 +280,6 @@ pub struct Embedded<C: Codec> {
     codec: Arc<C>,
     published: Arc<Published<C::Object>>,
     hub: Arc<Hub<C::Object>>,
-    pages: Pages<C::Object>,
     intake: Arc<Intake<C>>,
     /// Guards the log. Its thread has it while it works, and a caller that does its work.
     writer: Arc<Mutex<Writer<C>>>,
@@ -403,7 +401,7 @@ impl<C: Codec> Embedded<C> {
         if requested < oldest {
             return Err(Error::Compacted { requested, oldest });
         }
-        Ok(self.pages.at(requested, &newest).await)
+        Ok(self.published.pages.at(requested, &newest).await)
     }
 }
 
@@ -439,7 +437,7 @@ impl<C: Codec> Store<C> for Embedded<C> {
         let state = self.at(request.freshness).await?;
         let listed = state.list(&request);
         if listed.remaining > 0 {
-            self.pages.keep(&state);
+            self.published.pages.keep(&state);
         }
         Ok(listed)
     }

@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{
     Codec, Error, Key, check,
-    memory::{Hub, Limits, Pages, Published},
+    memory::{Hub, Limits, Published},
 };
 
 /// Where etcd is and how to use it.
@@ -95,7 +95,7 @@ impl Config {
             reliable: false,
         };
         let (position, follow) = watch::channel(position);
-        let published = Arc::new(Published::new(state));
+        let published = Arc::new(Published::new(state, self.pages));
         let hub = Arc::new(Hub::new(published.clone(), self.watch_queue));
         let (messages, receiver) = mpsc::channel(64);
         let mirror = Mirror {
@@ -129,7 +129,6 @@ impl Config {
             hub,
             position: follow,
             leases: Leases::default(),
-            pages: Pages::new(self.pages),
             messages: Mutex::new(Some(messages)),
             thread: Mutex::new(Some(thread)),
             config: self,

@@ -29,7 +29,7 @@ pub use version::Version;
 use crate::{
     Action, Codec, Committed, Durability, Entry, Error, Freshness, Key, ListRequest, Listed, Op,
     Revision, Store, Watch, check,
-    memory::{Hub, Pages, Published, State, prefix_end},
+    memory::{Hub, Published, State, prefix_end},
 };
 use client::{Client, SLOW};
 use leases::Leases;
@@ -53,7 +53,6 @@ pub struct Etcd<C: Codec> {
     hub: Arc<Hub<C::Object>>,
     position: watch::Receiver<Position>,
     leases: Leases,
-    pages: Pages<C::Object>,
     /// Guards the way to the mirror; none when closed.
     messages: Mutex<Option<mpsc::Sender<Message>>>,
     /// Guards the mirror's thread until it is joined.
@@ -138,7 +137,7 @@ impl<C: Codec> Etcd<C> {
                 if !kept {
                     return None;
                 }
-                Some(self.pages.at(revision, &state).await)
+                Some(self.published.pages.at(revision, &state).await)
             }
         }
     }
@@ -321,7 +320,7 @@ impl<C: Codec> Store<C> for Etcd<C> {
         if let Some(state) = state {
             let listed = state.list(&request);
             if listed.remaining > 0 {
-                self.pages.keep(&state);
+                self.published.pages.keep(&state);
             }
             return Ok(listed);
         }

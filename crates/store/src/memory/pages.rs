@@ -1,6 +1,9 @@
 //! Past moments at hand: those that pages of lists refer to, bounded in number.
 
-use std::collections::VecDeque;
+use std::{
+    collections::VecDeque,
+    sync::atomic::{AtomicU64, Ordering},
+};
 
 use parking_lot::Mutex;
 
@@ -15,17 +18,38 @@ pub(crate) struct Pages<T> {
     capacity: usize,
     /// Guards the states, oldest use first.
     kept: Mutex<VecDeque<State<T>>>,
+    /// The lowest revision among them, or a lower one; written under the lock.
+    lowest: AtomicU64,
 }
 
-impl<T: Send + Sync + 'static> Pages<T> {
+impl<T> Pages<T> {
     /// A ring of at most so many.
     pub(crate) fn new(capacity: usize) -> Self {
         Self {
             capacity,
             kept: Mutex::new(VecDeque::new()),
+            lowest: AtomicU64::new(Revision::MAX),
         }
     }
 
+    /// Lets go of states that history no longer covers: each keeps alive what was changed since.
+    pub(crate) fn forget(&self, floor: Revision) {
+        if self.lowest.load(Ordering::Relaxed) >= floor {
+            return;
+        }
+        let mut kept = self.kept.lock();
+        let (past, covered): (VecDeque<_>, VecDeque<_>) =
+            kept.drain(..).partition(|page| page.revision < floor);
+        *kept = covered;
+        let lowest = kept.iter().map(|page| page.revision).min();
+        self.lowest
+            .store(lowest.unwrap_or(Revision::MAX), Ordering::Relaxed);
+        drop(kept);
+        drop(past);
+    }
+}
+
+impl<T: Send + Sync + 'static> Pages<T> {
     /// Somebody will come back for the rest of this.
     pub(crate) fn keep(&self, state: &State<T>) {
         let floor = state.history.floor();
@@ -43,6 +67,7 @@ impl<T: Send + Sync + 'static> Pages<T> {
         if kept.len() >= self.capacity {
             kept.pop_front();
         }
+        self.lowest.fetch_min(page.revision, Ordering::Relaxed);
         kept.push_back(page);
     }
 
@@ -67,5 +92,32 @@ impl<T: Send + Sync + 'static> Pages<T> {
         };
         self.insert(page.clone(), newest.history.floor());
         page
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_moment_goes_with_the_history_that_covers_it() {
+        let pages: Pages<()> = Pages::new(8);
+        let kept = || -> Vec<Revision> {
+            let kept = pages.kept.lock();
+            kept.iter().map(|page| page.revision).collect()
+        };
+        for revision in [7, 5, 9] {
+            let state = State {
+                revision,
+                ..State::default()
+            };
+            pages.keep(&state);
+        }
+        pages.forget(5);
+        assert_eq!(kept(), [7, 5, 9]);
+        pages.forget(8);
+        assert_eq!(kept(), [9]);
+        pages.forget(10);
+        assert!(kept().is_empty());
     }
 }

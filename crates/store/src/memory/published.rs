@@ -6,20 +6,23 @@
 
 use parking_lot::RwLock;
 
-use super::State;
+use super::{Pages, State};
 use crate::Revision;
 
 /// Shared by one who changes and many who read.
 pub(crate) struct Published<T> {
     /// Guards the state. Held to look up or to put a few keys, and never while anything waits.
     state: RwLock<State<T>>,
+    /// Past moments; they go with the history that covers them.
+    pub pages: Pages<T>,
 }
 
 impl<T> Published<T> {
-    /// Begins with this state.
-    pub(crate) fn new(state: State<T>) -> Self {
+    /// Begins with this state; so many past moments are kept at hand.
+    pub(crate) fn new(state: State<T>, pages: usize) -> Self {
         Self {
             state: RwLock::new(state),
+            pages: Pages::new(pages),
         }
     }
 
@@ -40,12 +43,19 @@ impl<T> Published<T> {
 
     /// Changes it in place: whole commits only, readers see what is there when this returns.
     pub(crate) fn change<R>(&self, change: impl FnOnce(&mut State<T>) -> R) -> R {
-        change(&mut self.state.write())
+        let mut state = self.state.write();
+        let changed = change(&mut state);
+        let floor = state.history.floor();
+        drop(state);
+        self.pages.forget(floor);
+        changed
     }
 
     /// Puts another state in its place.
     pub(crate) fn replace(&self, state: State<T>) {
+        let floor = state.history.floor();
         let before = std::mem::replace(&mut *self.state.write(), state);
+        self.pages.forget(floor);
         // Only now, when nobody waits for the lock: this may take its time.
         drop(before);
     }
