@@ -8,6 +8,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod codec;
+mod encryption;
 pub mod failure;
 mod forms;
 mod header;
@@ -22,6 +23,7 @@ mod table;
 mod versions;
 
 pub use codec::{Draft, ObjectCodec, Stored};
+pub use encryption::Encryption;
 pub use header::Header;
 pub use names::{Endings, RandomEndings};
 pub use reader::{Reader, Readings};

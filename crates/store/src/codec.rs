@@ -1,5 +1,7 @@
 //! What the owner of the data keeps beside each value.
 
+use std::borrow::Cow;
+
 use bytes::Bytes;
 
 use crate::{Key, Revision};
@@ -11,9 +13,14 @@ pub trait Codec: Send + Sync + 'static {
     /// A value as readers see it, its revision known.
     type Object: Send + Sync + 'static;
 
-    /// The bytes that go to disk. They come back through [`Codec::load`].
+    /// The bytes of a value. What [`Codec::seal`] makes of them goes to disk.
     fn bytes<'a>(&self, draft: &'a Self::Draft) -> &'a Bytes;
-    /// Makes a draft of bytes read back from disk.
+    /// What is written for the bytes of a key: the bytes themselves, unless the owner encrypts them. It comes back through
+    /// [`Codec::load`].
+    fn seal<'a>(&self, _: &Key, bytes: &'a Bytes) -> Cow<'a, Bytes> {
+        Cow::Borrowed(bytes)
+    }
+    /// Makes a draft of what was written.
     fn load(&self, key: &Key, bytes: Bytes) -> Result<Self::Draft, String>;
     /// Called exactly once per write, in revision order, before anybody can read the value; by the
     /// caller's thread, while others wait. A write may still fail afterwards, and another get its

@@ -372,7 +372,8 @@ impl<C: Codec> Intake<C> {
             Some(match op.action {
                 Action::Put { draft, expires_in } => {
                     let expires = expires_in.map_or(0, |wait| self.after(wait));
-                    record::put_put(frame, &op.key, expires, self.codec.bytes(&draft));
+                    let sealed = self.codec.seal(&op.key, self.codec.bytes(&draft));
+                    record::put_put(frame, &op.key, expires, &sealed);
                     let fresh = Fresh::new(&*self.codec, &op.key, draft, revision, expires);
                     Write::Put(op.key, fresh)
                 }

@@ -26,7 +26,7 @@ pub(super) fn request<C: Codec>(codec: &C, ops: &[Op<C::Draft>], leases: &[i64])
         let request = match &op.action {
             Action::Put { draft, .. } => Request::RequestPut(PutRequest {
                 key: op.key.clone(),
-                value: codec.bytes(draft).clone(),
+                value: codec.seal(&op.key, codec.bytes(draft)).into_owned(),
                 lease: *lease,
                 prev_kv: true,
                 ..PutRequest::default()

@@ -242,7 +242,9 @@ impl<T: Send + Sync + 'static> State<T> {
             create_revision: slot.entry.create_revision,
             mod_revision: slot.entry.mod_revision,
             expires: slot.expires,
-            value: codec.stored(&slot.entry.object),
+            value: codec
+                .seal(&slot.entry.key, &codec.stored(&slot.entry.object))
+                .into_owned(),
         })
     }
 
