@@ -90,7 +90,7 @@ impl Output {
     pub(crate) fn object(&self, object: &Stored) -> Bytes {
         let served = self.resource.serve(object);
         match self.wanted.shape {
-            Shape::Object => served.bytes().clone(),
+            Shape::Object => served.bytes(),
             Shape::Metadata { .. } => self.partial(&served),
             Shape::Table => self.table(
                 std::slice::from_ref(&object),
@@ -202,10 +202,10 @@ impl Output {
         let object = &*self.resource.serve(object);
         match self.wanted.shape {
             Shape::Metadata { .. } => out.put_slice(&self.partial(object)),
-            _ if self.resource.custom => out.put_slice(object.bytes()),
+            _ if self.resource.custom => out.put_slice(&object.bytes()),
             _ => {
                 out.put_u8(b'{');
-                out.put_slice(object.item());
+                out.put_slice(&object.item());
             }
         }
     }
@@ -248,11 +248,12 @@ impl Output {
     /// An object's metadata alone.
     fn partial(&self, object: &Stored) -> Bytes {
         let version = self.wanted.meta_version();
-        let mut out = BytesMut::with_capacity(object.metadata().len() + 96);
+        let metadata = object.metadata();
+        let mut out = BytesMut::with_capacity(metadata.len() + 96);
         out.put_slice(br#"{"kind":"PartialObjectMetadata","apiVersion":""#);
         out.put_slice(version.as_bytes());
         out.put_slice(br#"","metadata":"#);
-        out.put_slice(object.metadata());
+        out.put_slice(&metadata);
         out.put_u8(b'}');
         out.freeze()
     }

@@ -131,6 +131,8 @@ impl ApiServer {
         context.spawn_draining("identity", identity);
         context.spawn("flow-control", flow_control.keep());
         context.spawn("resource-metrics", usage::collect(self.core.clone()));
+        let at_rest = registry::pack_at_rest(self.core.reader.clone());
+        context.spawn("objects-at-rest", at_rest);
         let core = self.core.clone();
         let synced = move || core.started.finish(Part::Addresses);
         let allocator = self.core.service_allocator.clone();

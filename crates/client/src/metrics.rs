@@ -32,6 +32,12 @@ pub fn show(page: &mut Exposition) {
     page.counters("rest_client_requests_total", help, &ALL.requests);
     let help = "Request latency in seconds. Broken down by verb, and host.";
     page.histograms("rest_client_request_duration_seconds", help, &ALL.seconds);
+    show_informers(page);
+}
+
+/// Adds the families of informers alone: for a page that has those of requests from elsewhere.
+pub fn show_informers(page: &mut Exposition) {
+    crate::informer::show_metrics(page);
 }
 
 /// A service whose requests are counted.

@@ -113,7 +113,7 @@ async fn living(store: &Store) -> Result<Vec<(String, Version)>, Error> {
     let entries = store.list(request).await?.entries;
     let running = entries
         .iter()
-        .filter_map(|entry| running(entry.object.bytes(), now));
+        .filter_map(|entry| running(&entry.object.bytes(), now));
     Ok(running.collect())
 }
 

@@ -10,8 +10,9 @@
 
 #![forbid(unsafe_code)]
 
-use std::sync::Arc;
+use std::{ops::Range, sync::Arc};
 
+use bytes::Bytes;
 use futures::stream::{BoxStream, StreamExt};
 use parking_lot::Mutex;
 
@@ -27,10 +28,13 @@ pub trait Stored: Send + Sync + 'static {
     fn revision(&self) -> u64;
 
     /// The whole object; `managedFields` are the last field of its metadata.
-    fn bytes(&self) -> &[u8];
+    fn bytes(&self) -> Bytes;
 
-    /// The value of `metadata`, a part of [`Stored::bytes`].
-    fn metadata(&self) -> &[u8];
+    /// The length of [`Stored::bytes`].
+    fn size(&self) -> usize;
+
+    /// Where in [`Stored::bytes`] the value of `metadata` is.
+    fn metadata(&self) -> Range<usize>;
 
     /// A label's value.
     fn label(&self, key: &str) -> Option<&str>;

@@ -6,18 +6,27 @@
 
 use std::{
     borrow::Cow,
-    sync::{Arc, OnceLock},
+    ops::Range,
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use bytes::{BufMut, Bytes, BytesMut};
 use machinery::{Object, Value, encode::Encoded, protobuf, schema::Type};
+use parking_lot::RwLock;
 use store::{Codec, Key, Revision};
 
 use crate::{
-    Encryption, Registry, encryption,
+    Registry,
     header::Header,
+    packed::{Index, Text},
     scan::{self, Places},
 };
+
+/// Objects that are shorter are not packed.
+const SHORT: usize = 256;
 
 /// An object without a revision.
 #[derive(Debug, Clone)]
@@ -86,15 +95,25 @@ impl Draft {
 pub struct Stored {
     pub header: Arc<Header>,
     pub revision: Revision,
-    bytes: Bytes,
-    /// The form in another version, once it was needed.
-    converted: OnceLock<(Box<str>, Option<Arc<Stored>>)>,
-    /// The protobuf message, once it was needed.
-    message: OnceLock<Bytes>,
-    /// The parsed object, once it was needed.
-    parsed: OnceLock<Box<Object>>,
+    /// Guards the bytes while their form is changed.
+    text: RwLock<Text>,
+    /// Other forms, once one was needed: most objects never need any.
+    forms: OnceLock<Box<Forms>>,
     /// Whether it has the form of the version that it is served in already.
     is_converted: bool,
+    /// Whether it has so little in common with others that it is not packed.
+    stays_loose: AtomicBool,
+}
+
+/// Forms of an object that were made of its bytes.
+#[derive(Debug, Default)]
+struct Forms {
+    /// The form in another version.
+    converted: OnceLock<(Box<str>, Option<Arc<Stored>>)>,
+    /// The protobuf message.
+    message: OnceLock<Bytes>,
+    /// The parsed object.
+    parsed: OnceLock<Object>,
 }
 
 impl Stored {
@@ -104,12 +123,15 @@ impl Stored {
         Self {
             header: draft.header,
             revision,
-            bytes,
-            converted: OnceLock::new(),
-            message: OnceLock::new(),
-            parsed: OnceLock::new(),
+            text: RwLock::new(Text::Plain(bytes)),
+            forms: OnceLock::new(),
             is_converted: false,
+            stays_loose: AtomicBool::new(false),
         }
+    }
+
+    fn forms(&self) -> &Forms {
+        self.forms.get_or_init(Box::default)
     }
 
     /// Marks an object that is no longer in the form that is stored.
@@ -125,10 +147,8 @@ impl Stored {
 
     /// Whether its bytes say that it is of a version.
     pub fn is_of(&self, api_version: &str) -> bool {
-        let head = self
-            .bytes
-            .get(..self.header.body as usize)
-            .unwrap_or_default();
+        let bytes = self.bytes();
+        let head = bytes.get(..self.header.body as usize).unwrap_or_default();
         let wanted = format!("\"apiVersion\":\"{api_version}\"");
         head.windows(wanted.len())
             .any(|part| part == wanted.as_bytes())
@@ -136,36 +156,69 @@ impl Stored {
 
     /// The form that was made before, if it is this one.
     pub fn known_form(&self, form: &str) -> Option<Arc<Self>> {
-        let (known, made) = self.converted.get()?;
+        let (known, made) = self.forms.get()?.converted.get()?;
         made.clone().filter(|_| **known == *form)
     }
 
     /// Keeps a form for the next who asks, unless another is kept.
     pub fn keep_form(&self, form: &str, made: &Arc<Self>) {
         // One form is kept, the first.
-        let _ = self.converted.set((form.into(), Some(made.clone())));
+        let _ = self
+            .forms()
+            .converted
+            .set((form.into(), Some(made.clone())));
     }
 
-    /// The whole object.
-    pub fn bytes(&self) -> &Bytes {
-        &self.bytes
+    /// The whole object. One at rest is put together from its pieces.
+    pub fn bytes(&self) -> Bytes {
+        self.text.read().bytes()
+    }
+
+    /// How long it is.
+    pub fn size(&self) -> usize {
+        self.text.read().len()
+    }
+
+    /// Whether it could be packed.
+    pub(crate) fn is_loose(&self) -> bool {
+        let is_plain = matches!(&*self.text.read(), Text::Plain(bytes) if bytes.len() >= SHORT);
+        is_plain && !self.stays_loose.load(Ordering::Relaxed)
+    }
+
+    /// Keeps only what a dictionary does not have. Says no when that is too much.
+    pub(crate) fn pack(&self, index: &Index) -> bool {
+        let packed = index.pack(&self.bytes());
+        let is_packed = packed.is_some();
+        if let Some(packed) = packed {
+            *self.text.write() = Text::Packed(packed);
+        }
+        is_packed
+    }
+
+    /// It is not worth another try.
+    pub(crate) fn leave_loose(&self) {
+        self.stays_loose.store(true, Ordering::Relaxed);
     }
 
     /// The object as an item of a list of a built-in kind: everything behind `apiVersion` and
     /// `kind`, to be written after an opening brace.
-    pub fn item(&self) -> &[u8] {
-        &self.bytes[self.header.body as usize..]
+    pub fn item(&self) -> Bytes {
+        self.bytes().slice(self.header.body as usize..)
     }
 
     /// The metadata's value.
-    pub fn metadata(&self) -> &[u8] {
+    pub fn metadata(&self) -> Bytes {
+        self.bytes().slice(self.metadata_place())
+    }
+
+    fn metadata_place(&self) -> Range<usize> {
         let (start, end) = self.header.metadata;
-        &self.bytes[start as usize..end as usize + self.header.stamp.len(self.revision)]
+        start as usize..end as usize + self.header.stamp.len(self.revision)
     }
 
     /// The bytes without a resourceVersion, as they were written.
     pub fn unstamped(&self) -> Bytes {
-        self.header.stamp.remove(&self.bytes, self.revision)
+        self.header.stamp.remove(&self.bytes(), self.revision)
     }
 
     /// The same object stamped with another revision, for events that end its life or its place
@@ -183,7 +236,7 @@ impl Stored {
 
     /// The parsed object, resourceVersion included. For writes and admission, never for reads.
     pub fn parse(&self) -> Object {
-        match machinery::json::from_slice(&self.bytes) {
+        match machinery::json::from_slice(&self.bytes()) {
             Ok(object) => object,
             // Only bytes that were encoded from an object are stored. Going on with anything else would
             // write it back over the object: the request fails instead.
@@ -197,7 +250,7 @@ impl Stored {
 
     /// The parsed metadata, resourceVersion included.
     pub fn parse_metadata(&self) -> Value {
-        match machinery::json::from_slice(self.metadata()) {
+        match machinery::json::from_slice(&self.metadata()) {
             Ok(metadata) => metadata,
             Err(error) => panic!(
                 "{} {}: stored metadata is no object: {error}",
@@ -209,7 +262,7 @@ impl Stored {
 
     /// The parsed object, cached: for the few objects that every write looks at.
     pub fn parsed(&self) -> &Object {
-        self.parsed.get_or_init(|| Box::new(self.parse()))
+        self.forms().parsed.get_or_init(|| self.parse())
     }
 
     /// The form that another version or a newer schema gives it, `None` if that is this one; what
@@ -219,20 +272,18 @@ impl Stored {
         form: &str,
         make: impl FnOnce() -> Option<Arc<Self>>,
     ) -> Option<Arc<Self>> {
-        match self.converted.get() {
+        let converted = &self.forms().converted;
+        match converted.get() {
             Some((known, made)) if **known == *form => made.clone(),
             Some(_) => make(),
-            None => self
-                .converted
-                .get_or_init(|| (form.into(), make()))
-                .1
-                .clone(),
+            None => converted.get_or_init(|| (form.into(), make())).1.clone(),
         }
     }
 
     /// The object's protobuf message, without the envelope; kept for the next reader.
     pub fn message(&self, schema: &'static Type) -> &Bytes {
-        self.message
+        self.forms()
+            .message
             .get_or_init(|| protobuf::message(schema, &self.parse()).into())
     }
 
@@ -264,12 +315,16 @@ impl feed::Stored for Stored {
         self.revision
     }
 
-    fn bytes(&self) -> &[u8] {
-        &self.bytes
+    fn bytes(&self) -> Bytes {
+        self.bytes()
     }
 
-    fn metadata(&self) -> &[u8] {
-        self.metadata()
+    fn size(&self) -> usize {
+        self.size()
+    }
+
+    fn metadata(&self) -> Range<usize> {
+        self.metadata_place()
     }
 
     fn label(&self, key: &str) -> Option<&str> {
@@ -280,23 +335,12 @@ impl feed::Stored for Stored {
 /// The codec of API objects.
 pub struct ObjectCodec {
     registry: Arc<Registry>,
-    /// What is encrypted on disk; `None`: nothing.
-    encryption: Option<Encryption>,
 }
 
 impl ObjectCodec {
     /// The registry says which kind a key belongs to.
     pub fn new(registry: Arc<Registry>) -> Self {
-        Self {
-            registry,
-            encryption: None,
-        }
-    }
-
-    /// Encrypts what goes to disk.
-    pub fn with_encryption(mut self, encryption: Option<Encryption>) -> Self {
-        self.encryption = encryption;
-        self
+        Self { registry }
     }
 }
 
@@ -308,21 +352,9 @@ impl Codec for ObjectCodec {
         &draft.bytes
     }
 
-    fn seal<'a>(&self, key: &Key, bytes: &'a Bytes) -> Cow<'a, Bytes> {
-        match &self.encryption {
-            Some(encryption) => encryption.seal(key, bytes),
-            None => Cow::Borrowed(bytes),
-        }
-    }
-
     fn load(&self, key: &Key, bytes: Bytes) -> Result<Draft, String> {
         // Also the bytes of another writer to the same store: whatever is published can be parsed.
         let named = |why: String| format!("{}: {why}", String::from_utf8_lossy(key));
-        let opened = match &self.encryption {
-            Some(encryption) => encryption.open(key, bytes),
-            None => encryption::plain(bytes),
-        };
-        let bytes = opened.map_err(named)?;
         let object: Object =
             machinery::json::from_slice(&bytes).map_err(|error| named(error.to_string()))?;
         let fields = match self.registry.by_key(key) {
@@ -366,12 +398,12 @@ mod tests {
         let expected = r#"{"apiVersion":"v1","kind":"Pod","metadata":{"name":"a","uid":"u","resourceVersion":"42","labels":{"app":"x"}},"spec":{}}"#;
         assert_eq!(stored.bytes(), expected);
         assert_eq!(
-            stored.metadata(),
+            &stored.metadata()[..],
             br#"{"name":"a","uid":"u","resourceVersion":"42","labels":{"app":"x"}}"#
         );
         assert_eq!(stored.label("app"), Some("x"));
         assert_eq!(stored.unstamped(), json);
-        assert!(String::from_utf8_lossy(stored.at(1234).bytes()).contains(r#""1234","labels""#));
+        assert!(String::from_utf8_lossy(&stored.at(1234).bytes()).contains(r#""1234","labels""#));
     }
 
     #[test]
@@ -403,11 +435,12 @@ mod tests {
     #[test]
     #[should_panic(expected = "stored bytes are no object")]
     fn bytes_that_cannot_be_parsed_never_become_an_empty_object() {
-        let mut stored = Stored::stamp(
+        let stored = Stored::stamp(
             draft(r#"{"apiVersion":"v1","kind":"Pod","metadata":{},"spec":{}}"#),
             7,
         );
-        stored.bytes.truncate(20);
+        let cut = stored.bytes().slice(..20);
+        *stored.text.write() = Text::Plain(cut);
         stored.parse();
     }
 
@@ -418,7 +451,7 @@ mod tests {
             7,
         );
         assert_eq!(
-            stored.item(),
+            &stored.item()[..],
             br#""metadata":{"resourceVersion":"7"},"spec":{}}"#
         );
     }

@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod at_rest;
 mod codec;
 mod encryption;
 pub mod failure;
@@ -14,6 +15,7 @@ mod forms;
 mod header;
 pub mod meta;
 pub mod names;
+mod packed;
 mod reader;
 mod resources;
 mod scan;
@@ -22,6 +24,7 @@ pub mod store_metrics;
 mod table;
 mod versions;
 
+pub use at_rest::pack_at_rest;
 pub use codec::{Draft, ObjectCodec, Stored};
 pub use encryption::Encryption;
 pub use header::Header;

@@ -208,7 +208,7 @@ impl Definitions {
         let since = now.map_or(Revision::MAX, |now| now + 1);
         let mut steps = Vec::new();
         for stored in all {
-            steps.extend(self.settle(core, stored.parse(), stored.bytes(), since));
+            steps.extend(self.settle(core, stored.parse(), &stored.bytes(), since));
             tokio::task::yield_now().await;
         }
         let steps = futures::stream::iter(steps);

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use aggregator::{ApiServices, Backend};
 use http::Method;
 use machinery::{Status, Value};
+use stdx::exposition::Exposition;
 
 use super::{
     routes::{self, no_page},
@@ -149,6 +150,9 @@ async fn metrics(request: &Request) -> Answer {
     }
     let mut text = request.core.metrics.text();
     text += &crate::metrics::plain_text(&request.core.config.health.metrics());
+    let mut informers = Exposition::default();
+    client::metrics::show_informers(&mut informers);
+    text += &informers.finish();
     Ok(respond::bytes(
         http::StatusCode::OK,
         crate::metrics::MEDIA,

@@ -70,7 +70,7 @@ async fn changed(write: &Write, change: &dyn Change) -> Result<Written, Status> 
             let again = || created(write, change);
             return create(write, again()?, again).await;
         };
-        heavy::mark_large(entry.object.bytes().len()).await;
+        heavy::mark_large(entry.object.size()).await;
         let old = write.resource.parse_converted(&entry.object).await?;
         check_uid(write, change.uid(), &old)?;
         let mut new = applied(change, &old).await?;

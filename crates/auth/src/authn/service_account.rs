@@ -297,7 +297,8 @@ impl ServiceAccounts {
             .await;
         let found = found.map_err(|_| Refused("the store does not answer".to_owned()))?;
         let now = self.clock.now();
-        alive(found.as_deref().map(Stored::metadata), &reference.uid, now)
+        let metadata = found.as_deref().map(Stored::metadata);
+        alive(metadata.as_deref(), &reference.uid, now)
             .map_err(|why| Refused(format!("{resource} {}: {why}", reference.name)))
     }
 }

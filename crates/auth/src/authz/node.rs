@@ -262,7 +262,7 @@ impl Node {
             // Most pods do not even contain the name: no need to parse them. Only claims of a pod's
             // own volumes have names that are put together.
             let own = name.starts_with(pod.header.name());
-            let likely = contains(pod.bytes(), name) || (own && resource == CLAIMS);
+            let likely = contains(&pod.bytes(), name) || (own && resource == CLAIMS);
             likely && grants(&pod.parse(), resource, name)
         })
     }

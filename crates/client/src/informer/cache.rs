@@ -216,6 +216,12 @@ impl<K: Object> Cache<K> {
         self.objects.len()
     }
 
+    /// How many changes wait for the subscriber that is the furthest behind.
+    pub(super) fn queued(&self) -> usize {
+        let lengths = self.subscribers.iter().map(Sender::len);
+        lengths.max().unwrap_or(0)
+    }
+
     pub(super) fn subscribe(&mut self, sender: Sender<K>) {
         for slot in &self.objects {
             if !sender.send(Change::Added(slot.0.clone())) {
@@ -296,6 +302,10 @@ impl<K: Object> Cache<K> {
     fn publish(&mut self, change: Change<K>) {
         self.subscribers
             .retain(|subscriber| subscriber.send(change.clone()));
+        if self.subscribers.is_empty() {
+            // Nobody reads it now: it is decoded again when somebody does.
+            change.slot().drop_decoded();
+        }
     }
 }
 

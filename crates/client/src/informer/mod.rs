@@ -7,6 +7,7 @@
 //! without `metadata.managedFields`: no component reads them and they are half of the memory.
 
 mod cache;
+mod metrics;
 mod reflector;
 mod slot;
 mod subscription;
@@ -30,6 +31,7 @@ use cache::{Cache, Named};
 use parking_lot::{Mutex, RwLock};
 use reflector::{Reporter, Source};
 use slot::{Decoded, Slot};
+use stdx::exposition::Exposition;
 pub use subscription::Subscription;
 use waiters::{Departure, Waiters};
 
@@ -83,6 +85,11 @@ impl<K> Event<K> {
     }
 }
 
+/// Adds what informers count to a page, under the names of client-go.
+pub(crate) fn show_metrics(page: &mut Exposition) {
+    metrics::show(page);
+}
+
 /// What has labels and may not be decoded yet.
 pub trait Labelled {
     /// A label's value.
@@ -93,7 +100,7 @@ pub trait Labelled {
 pub type IndexFn<K> = fn(&K) -> Vec<String>;
 
 /// How often decoded objects that were not read since the last time are dropped.
-const SWEEP: Duration = Duration::from_secs(10);
+const SWEEP: Duration = Duration::from_secs(2);
 
 /// Says what to watch; [`Builder::start`] begins.
 pub struct Builder<K> {
@@ -132,8 +139,9 @@ impl<K: Object> Builder<K> {
     /// Begins to list and watch, for as long as the context's run lasts. While the server refuses
     /// that, the context's service is not ready, with the refusal as the reason.
     pub fn start(self, context: &Context) -> Informer<K> {
-        let Self { source, cache } = self;
+        let Self { mut source, cache } = self;
         let informer = Informer::of(cache);
+        source.latency = metrics::add(context.name(), &source.path, &informer.shared);
         let reporter = Reporter::new(context, source.description());
         context.spawn("sweep", sweep(informer.shared.decoded.clone()));
         context.spawn(

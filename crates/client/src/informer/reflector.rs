@@ -2,7 +2,10 @@
 //! last version seen, and list again only when the server no longer knows that version. A refusal is
 //! logged and makes the service that reads the cache not ready.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use bytes::{Buf, BytesMut};
 use futures::stream::{BoxStream, StreamExt};
@@ -13,11 +16,11 @@ use lifecycle::Context;
 use parking_lot::Mutex;
 use serde::Deserialize;
 use serde_json::value::RawValue;
-use stdx::Backoff;
+use stdx::{Backoff, exposition::Histogram};
 use tracing::{debug, error, warn};
 
 use super::{
-    Informer, Object,
+    Informer, Object, metrics,
     slot::{Decoded, Slot},
 };
 
@@ -37,6 +40,8 @@ pub(super) struct Source {
     pub(super) labels: Option<String>,
     pub(super) fields: Option<String>,
     pub(super) metadata_only: bool,
+    /// How long changes take.
+    pub(super) latency: Arc<Histogram>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -149,6 +154,7 @@ impl Source {
             labels: None,
             fields: None,
             metadata_only: false,
+            latency: metrics::unseen(),
         }
     }
 
@@ -265,7 +271,9 @@ impl Source {
     ) -> Result<(), Failure> {
         while let Some(burst) = changes.next().await {
             for change in burst {
+                let begun = Instant::now();
                 self.apply(change, informer, version)?;
+                self.latency.took(begun.elapsed());
             }
         }
         Ok(())
@@ -336,7 +344,9 @@ impl Source {
                 buffer.advance(1);
                 searched = 0;
                 if !line.is_empty() {
+                    let begun = Instant::now();
                     self.take(informer, &line, version)?;
+                    self.latency.took(begun.elapsed());
                 }
             }
         }

@@ -44,7 +44,7 @@ impl<K> Clone for Change<K> {
 
 impl<K: Object> Change<K> {
     /// The newest state of the object.
-    fn slot(&self) -> &Arc<Slot<K>> {
+    pub(super) fn slot(&self) -> &Arc<Slot<K>> {
         match self {
             Self::Added(new) | Self::Modified { new, .. } | Self::Deleted(new) => new,
         }
@@ -99,6 +99,11 @@ pub(super) fn channel<K>(decoded: Arc<Decoded<K>>) -> (Sender<K>, Subscription<K
 }
 
 impl<K: Object> Sender<K> {
+    /// How many changes wait.
+    pub(super) fn len(&self) -> usize {
+        self.0.state.lock().events.len()
+    }
+
     /// Whether the subscriber still listens.
     pub(super) fn send(&self, event: Change<K>) -> bool {
         if Arc::strong_count(&self.0) == 1 {
@@ -145,7 +150,13 @@ impl<K: Object> Subscription<K> {
     }
 
     fn pop(&self) -> Option<Event<K>> {
-        let change = self.0.state.lock().events.pop_front()?;
+        let mut state = self.0.state.lock();
+        let change = state.events.pop_front()?;
+        if state.events.is_empty() && state.events.capacity() > MERGE_AT {
+            // Every object there was waited here: that memory is not needed again soon.
+            state.events = VecDeque::new();
+        }
+        drop(state);
         Some(change.read(&self.0.decoded))
     }
 
@@ -261,6 +272,16 @@ mod tests {
         assert_eq!(show(&last.unwrap()), "a99998→a99999");
         drop(subscription);
         assert!(!sender.send(change("a", 7)));
+    }
+
+    #[test]
+    fn memory_for_many_changes_goes_when_they_are_read() {
+        let (sender, mut subscription) = channel(Arc::default());
+        for number in 0..2 * MERGE_AT {
+            assert!(sender.send(Change::Added(object(&number.to_string(), 1))));
+        }
+        while subscription.try_next().is_some() {}
+        assert_eq!(subscription.0.state.lock().events.capacity(), 0);
     }
 
     #[tokio::test]

@@ -26,6 +26,11 @@ pub(super) struct Waiters {
 }
 
 impl Waiters {
+    /// The newest version that the cache shows.
+    pub(super) fn seen(&self) -> u64 {
+        self.seen
+    }
+
     /// Resolves when the cache shows `version`; nothing to wait for when it does already.
     pub(super) fn version(&mut self, version: u64) -> Option<oneshot::Receiver<()>> {
         if self.seen >= version {

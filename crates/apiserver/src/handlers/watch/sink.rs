@@ -103,7 +103,7 @@ impl Sink for Objects {
 
     fn event(&mut self, encoder: &mut Encoder, change: Change, object: &Arc<Stored>) {
         let object = served(&encoder.output.resource, object);
-        encoder.sent(object.bytes().len());
+        encoder.sent(object.size());
         self.0.push(match change {
             Change::Added => feed::Change::Added(object),
             Change::Modified => feed::Change::Modified(object),
@@ -155,12 +155,12 @@ impl Encoder {
         if let Some(body) = self.output.protobuf(object) {
             return frame(kind, &body, out);
         }
-        out.reserve(object.bytes().len() + 64);
+        out.reserve(object.size() + 64);
         out.put_slice(br#"{"type":""#);
         out.put_slice(kind.as_bytes());
         out.put_slice(br#"","object":"#);
         match self.output.wanted.shape {
-            Shape::Object => out.put_slice(self.output.resource.serve(object).bytes()),
+            Shape::Object => out.put_slice(&self.output.resource.serve(object).bytes()),
             Shape::Metadata { .. } => out.put_slice(&self.output.object(object)),
             Shape::Table => {
                 let columns = !std::mem::replace(&mut self.columns_sent, true);

@@ -1,0 +1,142 @@
+//! Packs objects that have not changed for a while, kind by kind, so that a large cluster's objects take a fraction of
+//! their bytes (see [`crate::packed`]). Secrets stay as they are: a dictionary would keep bytes of one that is gone.
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use store::Key;
+
+use crate::{Reader, Resource, Stored, packed::Index};
+
+/// How often it is done; an object that was not changed for so long is at rest.
+const EVERY: Duration = Duration::from_secs(30);
+/// Fewer objects than this are not worth a dictionary.
+const FEW: usize = 16;
+
+/// Packs for as long as it is polled.
+pub async fn pack_at_rest(reader: Reader) {
+    let mut packers: HashMap<Key, Packer> = HashMap::new();
+    let mut unchanged_since = 0;
+    loop {
+        tokio::time::sleep(EVERY).await;
+        let Ok(now) = reader.revision().await else {
+            continue;
+        };
+        let mut known = std::mem::take(&mut packers);
+        for resource in kinds(&reader) {
+            let key = resource.prefix("");
+            if packers.contains_key(&key) {
+                continue;
+            }
+            let packer = known.remove(&key).unwrap_or_default();
+            let packer = pack_kind(&reader, &resource, packer, unchanged_since).await;
+            packers.insert(key, packer);
+        }
+        unchanged_since = now;
+    }
+}
+
+fn kinds(reader: &Reader) -> Vec<Arc<Resource>> {
+    let table = reader.table();
+    let wanted = table.all().filter(|resource| !is_secret(resource));
+    wanted.cloned().collect()
+}
+
+fn is_secret(resource: &Resource) -> bool {
+    resource.group.is_empty() && resource.plural == "secrets"
+}
+
+async fn pack_kind(
+    reader: &Reader,
+    resource: &Resource,
+    packer: Packer,
+    unchanged_since: u64,
+) -> Packer {
+    let listed = reader.list(&resource.group, &resource.plural, "").await;
+    let Ok((_, mut objects)) = listed else {
+        return packer;
+    };
+    objects.retain(|object| object.revision <= unchanged_since && object.is_loose());
+    if objects.is_empty() {
+        return packer;
+    }
+    // Beside the threads that answer requests.
+    let work = tokio::task::spawn_blocking(move || packer.pack(objects));
+    work.await.unwrap_or_default()
+}
+
+/// What packs the objects of one kind.
+#[derive(Default)]
+struct Packer {
+    /// What was last made of objects of the kind.
+    dictionary: Option<Arc<[u8]>>,
+}
+
+impl Packer {
+    /// Packs the objects by the dictionary; many that have little of it get a new one.
+    fn pack(mut self, mut loose: Vec<Arc<Stored>>) -> Self {
+        if let Some(dictionary) = &self.dictionary {
+            let index = Index::new(dictionary.clone());
+            loose.retain(|object| !object.pack(&index));
+        }
+        if loose.len() < FEW {
+            return self;
+        }
+        let samples: Vec<_> = loose.iter().map(|object| object.bytes()).collect();
+        let index = Index::of_samples(&samples);
+        drop(samples);
+        for object in loose {
+            if !object.pack(&index) {
+                object.leave_loose();
+            }
+        }
+        self.dictionary = Some(index.dictionary().clone());
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::*;
+    use crate::Draft;
+
+    fn stored(number: usize, filler: &str) -> Arc<Stored> {
+        let json = format!(
+            r#"{{"apiVersion":"v1","kind":"Pod","metadata":{{"name":"p{number}","uid":"{number:036}"}},"spec":{{"a":"{filler}"}}}}"#
+        );
+        let object = machinery::json::from_str(&json).unwrap();
+        let draft = Draft::new(&object, Bytes::from(json), Vec::new()).unwrap();
+        Arc::new(Stored::stamp(draft, 7000 + number as u64))
+    }
+
+    #[test]
+    fn objects_at_rest_are_packed_and_read_as_before() {
+        let (one, other) = ("some text of this kind ".repeat(20), "another ".repeat(60));
+        let objects = |filler: &str| -> Vec<_> { (0..40).map(|n| stored(n, filler)).collect() };
+        let (first, second) = (objects(&one), objects(&other));
+        let packer = Packer::default().pack(first.clone());
+        let before = packer.dictionary.clone().unwrap();
+        let packer = packer.pack(second.clone());
+        assert_ne!(packer.dictionary.unwrap(), before, "another kind of object");
+        for (objects, filler) in [(first, &one), (second, &other)] {
+            for (number, object) in objects.iter().enumerate() {
+                assert!(!object.is_loose());
+                let plain = stored(number, filler);
+                assert_eq!(object.bytes(), plain.bytes());
+                assert_eq!(object.size(), plain.size());
+                assert_eq!(object.metadata(), plain.metadata());
+                assert_eq!(object.item(), plain.item());
+                assert_eq!(object.unstamped(), plain.unstamped());
+                assert_eq!(object.parse(), plain.parse());
+            }
+        }
+    }
+
+    #[test]
+    fn a_few_objects_stay_as_they_are() {
+        let objects: Vec<_> = (0..3).map(|n| stored(n, &"text".repeat(200))).collect();
+        assert!(Packer::default().pack(objects.clone()).dictionary.is_none());
+        assert!(objects.iter().all(|object| object.is_loose()));
+    }
+}
