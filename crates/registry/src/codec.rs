@@ -19,7 +19,7 @@ use parking_lot::RwLock;
 use store::{Codec, Key, Revision};
 
 use crate::{
-    Registry,
+    Encryption, Registry, encryption,
     header::Header,
     packed::{Index, Text},
     scan::{self, Places},
@@ -335,12 +335,23 @@ impl feed::Stored for Stored {
 /// The codec of API objects.
 pub struct ObjectCodec {
     registry: Arc<Registry>,
+    /// What is encrypted on disk; `None`: nothing.
+    encryption: Option<Encryption>,
 }
 
 impl ObjectCodec {
     /// The registry says which kind a key belongs to.
     pub fn new(registry: Arc<Registry>) -> Self {
-        Self { registry }
+        Self {
+            registry,
+            encryption: None,
+        }
+    }
+
+    /// Encrypts what goes to disk.
+    pub fn with_encryption(mut self, encryption: Option<Encryption>) -> Self {
+        self.encryption = encryption;
+        self
     }
 }
 
@@ -352,9 +363,21 @@ impl Codec for ObjectCodec {
         &draft.bytes
     }
 
+    fn seal<'a>(&self, key: &Key, bytes: &'a Bytes) -> Cow<'a, Bytes> {
+        match &self.encryption {
+            Some(encryption) => encryption.seal(key, bytes),
+            None => Cow::Borrowed(bytes),
+        }
+    }
+
     fn load(&self, key: &Key, bytes: Bytes) -> Result<Draft, String> {
         // Also the bytes of another writer to the same store: whatever is published can be parsed.
         let named = |why: String| format!("{}: {why}", String::from_utf8_lossy(key));
+        let opened = match &self.encryption {
+            Some(encryption) => encryption.open(key, bytes),
+            None => encryption::plain(bytes),
+        };
+        let bytes = opened.map_err(named)?;
         let object: Object =
             machinery::json::from_slice(&bytes).map_err(|error| named(error.to_string()))?;
         let fields = match self.registry.by_key(key) {
