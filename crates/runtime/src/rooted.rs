@@ -6,7 +6,7 @@ use std::{
     ffi::OsString,
     fs::File,
     io::{self, Read},
-    os::fd::{AsFd, OwnedFd},
+    os::fd::{AsFd, AsRawFd, OwnedFd},
     path::{Component, Path, PathBuf},
 };
 
@@ -33,11 +33,12 @@ fn open_at(root: std::os::fd::BorrowedFd<'_>, path: &Path, flags: OFlag) -> io::
 
 /// Reads a small regular file.
 pub(crate) fn read_to_string(root: &Path, path: impl AsRef<Path>) -> io::Result<String> {
-    // Without waiting: a pipe in the image must not stop us.
-    let file = File::from(open(root, path, OFlag::O_RDONLY | OFlag::O_NONBLOCK)?);
-    if !file.metadata()?.is_file() {
+    // Pipes and devices of the image are not even opened: a pipe would stop us, and a watchdog begins to count.
+    let handle = File::from(open(root, path, OFlag::O_PATH)?);
+    if !handle.metadata()?.is_file() {
         return Err(io::ErrorKind::InvalidInput.into());
     }
+    let file = File::open(format!("/proc/self/fd/{}", handle.as_raw_fd()))?;
     let mut text = String::new();
     file.take(MAX_READ).read_to_string(&mut text)?;
     Ok(text)
@@ -154,6 +155,14 @@ mod tests {
         create_dir_all(&root, "/up/a/b").unwrap();
         assert!(root.join("a/b").is_dir());
         assert!(!dir.path().join("a").exists());
+    }
+
+    #[test]
+    fn a_pipe_in_place_of_a_file_is_refused_without_waiting() {
+        let dir = tempfile::tempdir().unwrap();
+        nix::unistd::mkfifo(&dir.path().join("passwd"), Mode::from_bits_retain(0o666)).unwrap();
+        let refused = read_to_string(dir.path(), "/passwd").unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::InvalidInput);
     }
 
     #[test]
