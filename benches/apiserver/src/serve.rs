@@ -66,6 +66,7 @@ pub(crate) fn assemble(
         limits: apiserver::Limits::default(),
         endings: std::sync::Arc::new(apiserver::RandomEndings),
         token_auth_file: Some(directory.join("tokens.csv")).filter(|file| file.exists()),
+        access: apiserver::AccessOptions::default(),
         audit: None,
         admission: Default::default(),
         tokens: Some(Arc::new(tokens)),

@@ -70,6 +70,7 @@ fn assemble(directory: &Path, pki: &Arc<Pki>) -> Result<(Arc<ApiServer>, Supervi
         limits: apiserver::Limits::default(),
         endings: Arc::new(apiserver::RandomEndings),
         token_auth_file: None,
+        access: apiserver::AccessOptions::default(),
         audit: None,
         admission: apiserver::admission::Options::default(),
         tokens: None,

@@ -36,6 +36,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
         limits: Limits::default(),
         endings: std::sync::Arc::new(apiserver::RandomEndings),
         token_auth_file: None,
+        access: apiserver::AccessOptions::default(),
         audit: None,
         admission: apiserver::admission::Options::default(),
         tokens: None,

@@ -10,7 +10,10 @@ use std::{
 
 use stdx::Clock;
 
-use auth::authn::TokenIssuer;
+use auth::{
+    authn::{TokenIssuer, TokenWebhook},
+    authz,
+};
 
 use crate::{ApiServer, Endings, Registry, Store, admission, audit};
 
@@ -45,12 +48,24 @@ pub struct Config {
     pub limits: Limits,
     /// A file of bearer tokens that an operator keeps: token, user, uid and groups in each line.
     pub token_auth_file: Option<PathBuf>,
+    /// Authentication and authorization beside what every cluster has.
+    pub access: AccessOptions,
     /// Which requests are written down, and where; `None`: none.
     pub audit: Option<audit::Config>,
     /// Which admission plugins run beside the usual ones, and what they are told.
     pub admission: admission::Options,
     /// Signs service account tokens; without it `serviceaccounts/token` is refused.
     pub tokens: Option<Arc<dyn TokenIssuer>>,
+}
+
+/// Who else may be known, and who else is asked whether they may.
+#[derive(Debug, Clone, Default)]
+pub struct AccessOptions {
+    /// A file with an `AuthenticationConfiguration`.
+    pub authentication_config: Option<PathBuf>,
+    /// A webhook that knows bearer tokens.
+    pub token_webhook: Option<TokenWebhook>,
+    pub authorization: authz::Options,
 }
 
 /// Bounds on what clients may use.

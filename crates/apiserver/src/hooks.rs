@@ -1,5 +1,5 @@
 //! What single resources need beside their kind because it touches other objects or the store: addresses and ports of
-//! Services, rules of definitions and policies, definitions that stay until their objects are gone.
+//! Services, rules of definitions and policies, selectors of devices, definitions that stay until their objects are gone.
 
 use kinds::Requester;
 use machinery::field::Errors;
@@ -11,7 +11,7 @@ use service_allocator::ServiceWrite;
 use crate::{
     Draft, Resource,
     admission::{self, policy},
-    definitions, meta,
+    definitions, device_selectors, meta,
     write::Write,
 };
 
@@ -35,6 +35,9 @@ pub(crate) fn validate(write: &Write, object: &Object, old: Option<&Object>) -> 
             return admission::check_webhooks(object, old);
         }
         return policy::check(&write.resource.plural, object, old);
+    }
+    if write.resource.group == "resource.k8s.io" {
+        return device_selectors::check(&write.resource.plural, object, old);
     }
     let defines = is(
         &write.resource,

@@ -16,6 +16,7 @@ mod connection;
 mod convert;
 mod definitions;
 mod device_claims;
+mod device_selectors;
 mod discovery;
 mod disruption;
 mod handlers;
@@ -48,11 +49,12 @@ mod write;
 pub use ::admission;
 pub use auth::authn::{self, IssuedToken, TokenIssuer, TokenRequest};
 pub use auth::authz;
-pub use config::{Config, Error, Limits};
+pub use config::{AccessOptions, Config, Error, Limits};
 pub use identity::VERSION_ANNOTATION;
 pub use local::LocalService;
 pub use registry::{
-    Draft, Endings, Header, ObjectCodec, RandomEndings, Reader, Registry, Resource, Store, Stored,
+    Draft, Encryption, Endings, Header, ObjectCodec, RandomEndings, Reader, Registry, Resource,
+    Store, Stored,
 };
 pub use request::{Body, RequestInfo, ResourceRequest, User};
 pub use server::{ApiServer, Diagnose};

@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod answers;
 pub mod authn;
 pub mod authz;
 pub mod impersonation;

@@ -16,7 +16,7 @@ use stdx::SystemClock;
 use tokio::sync::watch;
 
 use crate::{
-    Error, Part, Role, Settings,
+    Error, Part, Role, Settings, access,
     addons::Addons,
     addresses::{ServerAddresses, names},
     backup::Backups,
@@ -56,7 +56,8 @@ impl ControlPlane {
         current: &watch::Receiver<Settings>,
     ) -> Result<Self, Error> {
         let registry = Registry::builtin();
-        let codec = ObjectCodec::new(registry.clone());
+        let encryption = access::encryption(settings)?;
+        let codec = ObjectCodec::new(registry.clone()).with_encryption(encryption);
         skew::check_store(settings).await?;
         let storage = Storage::open(settings, codec).await?;
         founding::ensure(settings, role, &storage).await?;
@@ -280,6 +281,7 @@ fn apiserver_config(
         limits: apiserver::Limits::default(),
         endings: std::sync::Arc::new(apiserver::RandomEndings),
         token_auth_file: settings.token_auth_file.clone(),
+        access: settings.access.clone(),
         audit: settings.audit.clone(),
         admission: settings.admission.clone(),
         tokens: Some(Arc::new(apiserver::authn::Tokens::new(

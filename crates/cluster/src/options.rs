@@ -97,6 +97,36 @@ pub struct Options {
     /// A file of bearer tokens: token,user,uid,"group1,group2" a line
     #[arg(long, value_name = "FILE")]
     pub token_auth_file: Option<PathBuf>,
+    /// Issuers of tokens and who may be anonymous (apiserver.config.k8s.io/v1 AuthenticationConfiguration)
+    #[arg(long, value_name = "FILE")]
+    pub authentication_config: Option<PathBuf>,
+    /// A kubeconfig of the webhook that knows bearer tokens
+    #[arg(long, value_name = "FILE")]
+    pub authentication_token_webhook_config_file: Option<PathBuf>,
+    /// The version of TokenReviews that are sent to it: v1 or v1beta1 [default: v1beta1]
+    #[arg(long, value_name = "VERSION")]
+    pub authentication_token_webhook_version: Option<String>,
+    /// How long its answers are kept [default: 2m]
+    #[arg(long, value_name = "DURATION")]
+    pub authentication_token_webhook_cache_ttl: Option<String>,
+    /// Authorizers and their order (apiserver.config.k8s.io/v1 AuthorizationConfiguration)
+    #[arg(long, value_name = "FILE")]
+    pub authorization_config: Option<PathBuf>,
+    /// A kubeconfig of the webhook that is asked after Node and RBAC
+    #[arg(long, value_name = "FILE")]
+    pub authorization_webhook_config_file: Option<PathBuf>,
+    /// The version of SubjectAccessReviews that are sent to it: v1 or v1beta1 [default: v1beta1]
+    #[arg(long, value_name = "VERSION")]
+    pub authorization_webhook_version: Option<String>,
+    /// How long its answers are kept that allow [default: 5m]
+    #[arg(long, value_name = "DURATION")]
+    pub authorization_webhook_cache_authorized_ttl: Option<String>,
+    /// How long its other answers are kept [default: 30s]
+    #[arg(long, value_name = "DURATION")]
+    pub authorization_webhook_cache_unauthorized_ttl: Option<String>,
+    /// Which resources are encrypted on disk (apiserver.config.k8s.io/v1 EncryptionConfiguration)
+    #[arg(long, value_name = "FILE")]
+    pub encryption_provider_config: Option<PathBuf>,
     /// Which requests are written to the audit log (audit.k8s.io/v1 Policy)
     #[arg(long, value_name = "FILE")]
     pub audit_policy_file: Option<PathBuf>,
@@ -323,6 +353,43 @@ impl Options {
                 self.cluster_signing_duration.is_some(),
             ),
             ("token-auth-file", self.token_auth_file.is_some()),
+            (
+                "authentication-config",
+                self.authentication_config.is_some(),
+            ),
+            (
+                "authentication-token-webhook-config-file",
+                self.authentication_token_webhook_config_file.is_some(),
+            ),
+            (
+                "authentication-token-webhook-version",
+                self.authentication_token_webhook_version.is_some(),
+            ),
+            (
+                "authentication-token-webhook-cache-ttl",
+                self.authentication_token_webhook_cache_ttl.is_some(),
+            ),
+            ("authorization-config", self.authorization_config.is_some()),
+            (
+                "authorization-webhook-config-file",
+                self.authorization_webhook_config_file.is_some(),
+            ),
+            (
+                "authorization-webhook-version",
+                self.authorization_webhook_version.is_some(),
+            ),
+            (
+                "authorization-webhook-cache-authorized-ttl",
+                self.authorization_webhook_cache_authorized_ttl.is_some(),
+            ),
+            (
+                "authorization-webhook-cache-unauthorized-ttl",
+                self.authorization_webhook_cache_unauthorized_ttl.is_some(),
+            ),
+            (
+                "encryption-provider-config",
+                self.encryption_provider_config.is_some(),
+            ),
             ("audit-policy-file", self.audit_policy_file.is_some()),
             ("audit-log-path", self.audit_log_path.is_some()),
             ("audit-log-maxsize", self.audit_log_maxsize.is_some()),
@@ -392,6 +459,32 @@ impl Options {
                 .cluster_signing_duration
                 .or(file.cluster_signing_duration),
             token_auth_file: self.token_auth_file.or(file.token_auth_file),
+            authentication_config: self.authentication_config.or(file.authentication_config),
+            authentication_token_webhook_config_file: self
+                .authentication_token_webhook_config_file
+                .or(file.authentication_token_webhook_config_file),
+            authentication_token_webhook_version: self
+                .authentication_token_webhook_version
+                .or(file.authentication_token_webhook_version),
+            authentication_token_webhook_cache_ttl: self
+                .authentication_token_webhook_cache_ttl
+                .or(file.authentication_token_webhook_cache_ttl),
+            authorization_config: self.authorization_config.or(file.authorization_config),
+            authorization_webhook_config_file: self
+                .authorization_webhook_config_file
+                .or(file.authorization_webhook_config_file),
+            authorization_webhook_version: self
+                .authorization_webhook_version
+                .or(file.authorization_webhook_version),
+            authorization_webhook_cache_authorized_ttl: self
+                .authorization_webhook_cache_authorized_ttl
+                .or(file.authorization_webhook_cache_authorized_ttl),
+            authorization_webhook_cache_unauthorized_ttl: self
+                .authorization_webhook_cache_unauthorized_ttl
+                .or(file.authorization_webhook_cache_unauthorized_ttl),
+            encryption_provider_config: self
+                .encryption_provider_config
+                .or(file.encryption_provider_config),
             audit_policy_file: self.audit_policy_file.or(file.audit_policy_file),
             audit_log_path: self.audit_log_path.or(file.audit_log_path),
             audit_log_maxsize: self.audit_log_maxsize.or(file.audit_log_maxsize),

@@ -15,7 +15,7 @@ use runtime::images::registry::Registries;
 use sha2::{Digest, Sha256};
 
 use crate::{
-    Error,
+    Error, access,
     agent::Facts,
     families::Ranges,
     founding::ServerToken,
@@ -57,6 +57,10 @@ pub struct Settings {
     pub server_token: Option<ServerToken>,
     pub accept_data_loss: bool,
     pub token_auth_file: Option<PathBuf>,
+    /// A file that says what is encrypted on disk.
+    pub encryption_provider_config: Option<PathBuf>,
+    /// Authentication and authorization beside what every cluster has.
+    pub access: apiserver::AccessOptions,
     pub audit: Option<apiserver::audit::Config>,
     pub admission: apiserver::admission::Options,
     pub kubelet_port: u16,
@@ -252,6 +256,8 @@ impl Settings {
             storage,
             server_token: options.server_token,
             accept_data_loss: options.accept_data_loss,
+            access: access::options(&options)?,
+            encryption_provider_config: options.encryption_provider_config,
             token_auth_file: options.token_auth_file,
             audit,
             admission,

@@ -15,8 +15,9 @@ use crate::tls::Identity;
 #[derive(Default)]
 pub struct Credentials {
     users: BTreeMap<String, User>,
-    /// That of the current context.
-    current: Option<String>,
+    clusters: BTreeMap<String, Cluster>,
+    /// The user and the cluster of the current context.
+    current: Option<(String, String)>,
     /// Where relative file names begin.
     directory: PathBuf,
 }
@@ -34,6 +35,28 @@ struct File {
     current_context: String,
     users: Vec<NamedUser>,
     contexts: Vec<NamedContext>,
+    clusters: Vec<NamedCluster>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct NamedCluster {
+    name: String,
+    cluster: Cluster,
+}
+
+/// A server of a kubeconfig file.
+#[derive(Deserialize, Default, Clone)]
+#[serde(rename_all = "kebab-case", default)]
+pub(crate) struct Cluster {
+    pub(crate) server: String,
+    pub(crate) tls_server_name: String,
+    pub(crate) insecure_skip_tls_verify: bool,
+    certificate_authority: Option<PathBuf>,
+    certificate_authority_data: Option<String>,
+    /// PEM; the system's authorities where it is empty.
+    #[serde(skip)]
+    pub(crate) authorities: Vec<u8>,
 }
 
 #[derive(Deserialize, Default)]
@@ -69,6 +92,7 @@ struct NamedContext {
 #[derive(Deserialize, Default)]
 #[serde(default)]
 struct Context {
+    cluster: String,
     user: String,
 }
 
@@ -94,7 +118,12 @@ impl Credentials {
         }
         Ok(Self {
             users,
-            current: current.map(|context| context.context.user),
+            clusters: file
+                .clusters
+                .into_iter()
+                .map(|named| (named.name, named.cluster))
+                .collect(),
+            current: current.map(|context| (context.context.user, context.context.cluster)),
             directory: path.parent().map(Path::to_owned).unwrap_or_default(),
         })
     }
@@ -105,6 +134,29 @@ impl Credentials {
             Some(user) => self.shown(user),
             None => Ok(Shown::default()),
         }
+    }
+
+    /// The server of the current context, and what is shown to it.
+    pub(crate) fn current(&self) -> Result<(Cluster, Shown), String> {
+        let (user, cluster) = self
+            .current
+            .as_ref()
+            .ok_or("current-context names no context")?;
+        let cluster = self.clusters.get(cluster);
+        let mut cluster = cluster
+            .cloned()
+            .ok_or("the current context names no cluster")?;
+        cluster.authorities = self
+            .bytes(
+                cluster.certificate_authority_data.as_deref(),
+                cluster.certificate_authority.as_deref(),
+            )?
+            .unwrap_or_default();
+        let shown = match self.users.get(user) {
+            Some(user) => self.shown(user)?,
+            None => Shown::default(),
+        };
+        Ok((cluster, shown))
     }
 
     /// By the whole name, by `*.` and a part of it, the same without the usual port, by `*`, then by the current context.
@@ -120,27 +172,39 @@ impl Credentials {
         named(target)
             .or_else(|| named(target.strip_suffix(":443")?))
             .or_else(|| self.users.get("*"))
-            .or_else(|| self.users.get(self.current.as_ref()?))
+            .or_else(|| self.users.get(&self.current.as_ref()?.0))
     }
 
-    fn shown(&self, user: &User) -> Result<Shown, String> {
-        let read = |path: &PathBuf| {
-            let path = self.directory.join(path);
-            std::fs::read(&path).map_err(|error| format!("{}: {error}", path.display()))
-        };
-        let bytes = |data: &Option<String>, path: &Option<PathBuf>| match (data, path) {
+    fn read_file(&self, path: &Path) -> Result<Vec<u8>, String> {
+        let path = self.directory.join(path);
+        std::fs::read(&path).map_err(|error| format!("{}: {error}", path.display()))
+    }
+
+    /// What stands in the file itself in base64, or in another one.
+    fn bytes(&self, data: Option<&str>, path: Option<&Path>) -> Result<Option<Vec<u8>>, String> {
+        match (data, path) {
             (Some(data), _) => STANDARD
                 .decode(data.trim())
                 .map(Some)
                 .map_err(|error| error.to_string()),
-            (None, Some(path)) => read(path).map(Some),
+            (None, Some(path)) => self.read_file(path).map(Some),
             (None, None) => Ok(None),
-        };
-        let certificate = bytes(&user.client_certificate_data, &user.client_certificate)?;
-        let key = bytes(&user.client_key_data, &user.client_key)?;
+        }
+    }
+
+    fn shown(&self, user: &User) -> Result<Shown, String> {
+        let certificate = self.bytes(
+            user.client_certificate_data.as_deref(),
+            user.client_certificate.as_deref(),
+        )?;
+        let key = self.bytes(user.client_key_data.as_deref(), user.client_key.as_deref())?;
         let token = match (&user.token, &user.token_file) {
             (Some(token), _) if !token.is_empty() => Some(token.clone()),
-            (_, Some(path)) => Some(String::from_utf8_lossy(&read(path)?).trim().to_owned()),
+            (_, Some(path)) => Some(
+                String::from_utf8_lossy(&self.read_file(path)?)
+                    .trim()
+                    .to_owned(),
+            ),
             _ => None,
         };
         let basic = user.username.as_ref().map(|name| {

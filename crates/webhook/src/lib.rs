@@ -1,4 +1,4 @@
-//! Calls webhooks: one client for admission and conversion. A webhook is reached by URL or as a Service, over TLS with
+//! Calls webhooks: one client for admission and conversion, and one for servers that files on disk name. A webhook is reached by URL or as a Service, over TLS with
 //! the authorities that its configuration names; connections are kept and used again. Failures are told in the words
 //! that users of Kubernetes know. What the bodies mean is up to the caller.
 #![forbid(unsafe_code)]
@@ -8,6 +8,7 @@ mod answer;
 mod config;
 mod connect;
 mod credentials;
+mod remote;
 mod tls;
 
 use std::{
@@ -33,6 +34,7 @@ use parking_lot::Mutex;
 pub use config::{ClientConfig, ServiceReference};
 pub use connect::{ConnectFailure, Connector, Stream};
 pub use credentials::Credentials;
+pub use remote::{Remote, get};
 
 /// How many webhooks keep their connections; the one that was called longest ago makes room.
 const KEPT: usize = 200;

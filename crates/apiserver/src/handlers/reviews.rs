@@ -349,15 +349,21 @@ fn rules(request: &Request, namespace: &str) -> Value {
         all.into_iter().partition(|rule| !rule.paths.is_empty());
     let resources: Vec<Value> = resources.iter().map(Rule::to_json).collect();
     let paths: Vec<Value> = paths.iter().map(Rule::to_json).collect();
-    let is_node = authz::node_name(user).is_some();
+    let mut incomplete = Vec::new();
+    if authz::node_name(user).is_some() {
+        incomplete.push("node authorizer does not support user rule resolution");
+    }
+    let authorization = &request.core.config.access.authorization;
+    if authorization.webhook.is_some() || authorization.config.is_some() {
+        incomplete.push("webhook authorizer does not support user rule resolution");
+    }
     let mut status = json!({
         "resourceRules": resources,
         "nonResourceRules": paths,
-        "incomplete": is_node,
+        "incomplete": !incomplete.is_empty(),
     });
-    if is_node {
-        let why = "node authorizer does not support user rule resolution";
-        status["evaluationError"] = why.into();
+    if !incomplete.is_empty() {
+        status["evaluationError"] = incomplete.join(", ").into();
     }
     status
 }

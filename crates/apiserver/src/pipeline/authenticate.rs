@@ -92,6 +92,10 @@ fn ask<'a>(
         if is_refused {
             return Err(Status::unauthorized("Unauthorized"));
         }
+        let jwt = core.access.jwt.as_ref();
+        if jwt.and_then(|jwt| jwt.admits_anonymous(parts.uri.path())) == Some(false) {
+            return Err(Status::unauthorized("Unauthorized"));
+        }
         Ok(Arc::new(User::anonymous()))
     })
 }

@@ -7,7 +7,7 @@ use std::{
 
 use aggregator::Aggregator;
 use auth::{
-    authn::{self, Authenticator},
+    authn::{self, Authenticator, Jwt},
     authz::{self, Authorizer, Rbac},
 };
 use flowcontrol::Fairness;
@@ -70,6 +70,8 @@ pub(crate) struct Core {
 /// Authentication and authorization.
 pub(crate) struct Access {
     pub(crate) authenticators: Vec<Arc<dyn Authenticator>>,
+    /// The issuers of tokens outside of the cluster, and who may be anonymous, where a file says so.
+    pub(crate) jwt: Option<Jwt>,
     /// Tokens in Secrets that were used.
     pub(crate) legacy_uses: Arc<authn::legacy_tokens::Uses>,
     pub(crate) authorizers: Vec<Arc<dyn Authorizer>>,
@@ -168,10 +170,19 @@ impl Access {
     fn new(config: &Config, reader: &Reader) -> Result<Self, Error> {
         let rbac = Rbac::new(reader.clone());
         let legacy_uses = Arc::default();
+        let jwt = config.access.authentication_config.as_deref();
+        let jwt = jwt
+            .map(|path| Jwt::load(path, config.tokens.as_ref(), config.clock.clone()))
+            .transpose()
+            .map_err(|why| Error::Invalid(format!("authentication configuration {why}")))?;
+        let authorizers = authz::chain(&config.access.authorization, reader, &rbac)
+            .map_err(|why| Error::Invalid(format!("authorization: {why}")))?;
         let options = authn::Options {
             client_ca: &config.client_ca,
             front_proxy_ca: &config.front_proxy_ca,
             token_auth_file: config.token_auth_file.as_deref(),
+            jwt: jwt.as_ref(),
+            token_webhook: config.access.token_webhook.as_ref(),
             tokens: config.tokens.as_ref(),
             clock: &config.clock,
         };
@@ -179,7 +190,8 @@ impl Access {
         Ok(Self {
             authenticators: authenticators.map_err(Error::Invalid)?,
             legacy_uses,
-            authorizers: authz::chain(reader, &rbac),
+            authorizers,
+            jwt,
             rbac,
         })
     }

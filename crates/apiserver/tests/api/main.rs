@@ -17,6 +17,7 @@ mod discovery;
 mod dry_run;
 mod every_kind;
 mod every_verb;
+mod external_access;
 mod feeds;
 mod flow_control;
 mod generate_name;

@@ -100,6 +100,7 @@ impl Server {
             limits: Limits::default(),
             endings: std::sync::Arc::new(apiserver::RandomEndings),
             token_auth_file: None,
+            access: apiserver::AccessOptions::default(),
             audit: None,
             admission: apiserver::admission::Options::default(),
             tokens: Some(Arc::new(tokens)),

@@ -5,10 +5,12 @@ pub mod bearer;
 mod bootstrap;
 mod certificate;
 mod issuer;
+mod jwt;
 pub mod legacy_tokens;
 mod request_header;
 mod service_account;
 mod static_tokens;
+mod webhook;
 
 use std::{net::SocketAddr, path::Path, sync::Arc};
 
@@ -24,10 +26,12 @@ use stdx::Clock;
 pub use bootstrap::BootstrapTokens;
 pub use certificate::Certificate;
 pub use issuer::{IssuedToken, TokenIssuer, TokenRequest};
+pub use jwt::Jwt;
 pub use legacy_tokens::LegacyClaims;
 pub use request_header::RequestHeader;
 pub use service_account::{Claims, Private, Reference, ServiceAccounts, Tokens};
 pub use static_tokens::StaticTokens;
+pub use webhook::TokenWebhook;
 
 /// What a caller shows.
 #[derive(Debug, Clone, Copy)]
@@ -75,6 +79,10 @@ pub struct Options<'a> {
     pub front_proxy_ca: &'a str,
     /// A file of bearer tokens that an operator keeps.
     pub token_auth_file: Option<&'a Path>,
+    /// The issuers of `--authentication-config`.
+    pub jwt: Option<&'a Jwt>,
+    /// The webhook of `--authentication-token-webhook-config-file`.
+    pub token_webhook: Option<&'a TokenWebhook>,
     /// Verifies service account tokens.
     pub tokens: Option<&'a Arc<dyn TokenIssuer>>,
     pub clock: &'a Arc<dyn Clock>,
@@ -119,6 +127,13 @@ pub fn chain(
         reader.clone(),
         options.clock.clone(),
     )));
+    if let Some(jwt) = options.jwt {
+        chain.push(Arc::new(jwt.clone()));
+    }
+    if let Some(webhook) = options.token_webhook {
+        let own = options.tokens.map_or(&[][..], |tokens| tokens.audiences());
+        chain.push(Arc::new(webhook::Webhook::new(webhook, own)?));
+    }
     Ok(chain)
 }
 

@@ -1,6 +1,7 @@
 //! May they? Authorizers are asked in the order of [`chain`]; the first with an opinion decides, and
 //! without any opinion the answer is no.
 
+mod configured;
 pub mod defaults;
 mod index;
 mod node;
@@ -9,14 +10,18 @@ mod pod_references;
 pub mod policy;
 mod rbac;
 mod rules;
+mod webhook;
 
-use std::sync::Arc;
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 
 use machinery::Status;
 use registry::Reader;
 use request::{Query, RequestInfo, ResourceRequest, User, user};
+
+use configured::Configured;
+use webhook::{Webhook, config::WebhookConfig};
 
 pub use index::{Index, Objects};
 pub use node::{Node, node_name};
@@ -102,13 +107,56 @@ impl Authorizer for Masters {
     }
 }
 
+/// Authorizers beside those that every cluster has.
+#[derive(Debug, Clone, Default)]
+pub struct Options {
+    /// A file with an `AuthorizationConfiguration`.
+    pub config: Option<PathBuf>,
+    /// A webhook that is asked after the others; not with a file.
+    pub webhook: Option<AccessWebhook>,
+}
+
+/// What `--authorization-webhook-*` say.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AccessWebhook {
+    /// A kubeconfig file.
+    pub config_file: PathBuf,
+    /// `v1` or `v1beta1`.
+    pub version: String,
+    pub authorized_ttl: Duration,
+    pub unauthorized_ttl: Duration,
+}
+
 /// The authorizers, in the order they are asked.
-pub fn chain(reader: &Reader, rbac: &Rbac) -> Vec<Arc<dyn Authorizer>> {
-    vec![
-        Arc::new(Masters),
-        Arc::new(Node::new(reader.clone())),
-        Arc::new(rbac.clone()),
-    ]
+pub fn chain(
+    options: &Options,
+    reader: &Reader,
+    rbac: &Rbac,
+) -> Result<Vec<Arc<dyn Authorizer>>, String> {
+    let node: Arc<dyn Authorizer> = Arc::new(Node::new(reader.clone()));
+    let rbac: Arc<dyn Authorizer> = Arc::new(rbac.clone());
+    let mut chain: Vec<Arc<dyn Authorizer>> = vec![Arc::new(Masters)];
+    match (&options.config, &options.webhook) {
+        (Some(_), Some(_)) => {
+            let why = "an authorization configuration and flags of an authorization webhook cannot both be given";
+            return Err(why.to_owned());
+        }
+        (Some(path), None) => chain.push(Arc::new(Configured::load(path, node, rbac)?)),
+        (None, None) => chain.extend([node, rbac]),
+        (None, Some(hook)) => {
+            if !matches!(hook.version.as_str(), "v1" | "v1beta1") {
+                let version = &hook.version;
+                return Err(format!(
+                    "authorization webhook: version {version:?} is neither v1 nor v1beta1"
+                ));
+            }
+            let ttls = (hook.authorized_ttl, hook.unauthorized_ttl);
+            let config = WebhookConfig::from_flags(hook.config_file.clone(), &hook.version, ttls);
+            chain.extend([node, rbac]);
+            chain.push(Arc::new(Webhook::new("webhook", &config)?));
+        }
+    }
+    Ok(chain)
 }
 
 /// Asks each; the first opinion counts. Reasons of those without one are joined.

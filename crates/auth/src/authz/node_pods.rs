@@ -180,7 +180,9 @@ mod tests {
 
     fn names(pods: &NodePods, node: &str) -> Vec<String> {
         let pods = pods.of(node, "team");
-        pods.iter().map(|pod| pod.header.name().to_string()).collect()
+        pods.iter()
+            .map(|pod| pod.header.name().to_string())
+            .collect()
     }
 
     #[tokio::test]

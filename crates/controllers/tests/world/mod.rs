@@ -145,6 +145,7 @@ fn api_server(pki: &pki::Pki, directory: &std::path::Path) -> Arc<ApiServer> {
         limits: apiserver::Limits::default(),
         endings: std::sync::Arc::new(apiserver::RandomEndings),
         token_auth_file: None,
+        access: apiserver::AccessOptions::default(),
         audit: None,
         admission: apiserver::admission::Options::default(),
         tokens: None,

@@ -386,6 +386,7 @@ async fn start_server(directory: &TempDir, pki: &Pki, stop: CancellationToken) -
         limits: Limits::default(),
         endings: std::sync::Arc::new(apiserver::RandomEndings),
         token_auth_file: None,
+        access: apiserver::AccessOptions::default(),
         audit: None,
         admission: apiserver::admission::Options::default(),
         tokens: None,
