@@ -131,6 +131,13 @@ impl Admitted {
         self.count(&mut self.state.lock(), pod);
     }
 
+    /// Replaces an admitted pod by a later state of the same size, so that the earlier one need not be kept.
+    pub fn follow(&self, pod: &Arc<Pod>) {
+        if let Some(counted) = self.state.lock().pods.get_mut(spec::uid(pod)) {
+            counted.pod = pod.clone();
+        }
+    }
+
     /// Gives an admitted pod a new size if there is room for it; the old size counts otherwise.
     pub fn resize(
         &self,
@@ -525,6 +532,20 @@ mod tests {
             reason(&admitted, &asking("c", "1m")),
             Some("OutOfcpu".into())
         );
+    }
+
+    #[test]
+    fn a_later_state_of_an_admitted_pod_replaces_the_earlier_one() {
+        let admitted = Admitted::default();
+        let first = asking("a", "1");
+        let later = Arc::new(Pod::clone(&first));
+        admitted.follow(&first);
+        assert_eq!(Arc::strong_count(&first), 1, "it was not admitted");
+        admitted.keep(&first);
+        admitted.follow(&later);
+        assert_eq!(Arc::strong_count(&first), 1);
+        assert_eq!(Arc::strong_count(&later), 2);
+        assert_eq!(*admitted.burstable().borrow(), 1000);
     }
 
     #[test]

@@ -22,8 +22,8 @@ use crate::{
 
 /// Without events.
 const PERIOD: Duration = Duration::from_secs(1);
-/// With events: short enough that the runtime's silence is noticed in time.
-const WITH_EVENTS: Duration = Duration::from_secs(10);
+/// With events, which tell what changed: a list of hundreds of pods is not free.
+const WITH_EVENTS: Duration = Duration::from_secs(30);
 
 /// Lists for ever.
 pub(crate) async fn run(core: Arc<Core>) {

@@ -37,7 +37,7 @@ use crate::{
 const CALM: Duration = Duration::from_millis(100);
 /// How often the node is looked at, which costs little…
 const INTERVAL: Duration = Duration::from_secs(2);
-/// …and how often each pod's local storage.
+/// …and how often each pod's local storage, if any pod's is limited.
 const STORAGE_INTERVAL: Duration = Duration::from_secs(10);
 /// How long a pod that was evicted may take to go before the next one must.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -99,6 +99,7 @@ impl Manager {
             && self
                 .storage_seen
                 .is_none_or(|at| now - STORAGE_INTERVAL >= at)
+            && pods.iter().any(|seen| storage::has_limits(&seen.pod))
         {
             self.storage_seen = Some(now);
             let summary = core.stats.summary(core, STORAGE_INTERVAL).await;

@@ -24,6 +24,15 @@ pub struct LocalUsage {
 
 const STORAGE: &str = "ephemeral-storage";
 
+/// Whether the pod has a limit that [`exceeded`] compares its usage with.
+pub fn has_limits(pod: &Pod) -> bool {
+    let mut volumes = spec::spec(pod).volumes.iter().flatten();
+    volumes.any(|volume| {
+        let source = volume.empty_dir.as_ref();
+        source.is_some_and(|source| source.size_limit.is_some())
+    }) || spec::containers(pod).any(|(_, container)| limit(&container).is_some())
+}
+
 /// Why the pod must go, if it must.
 pub fn exceeded(pod: &Pod, used: &LocalUsage) -> Option<String> {
     empty_dir(pod, used)
@@ -138,5 +147,20 @@ mod tests {
         let pod: Pod =
             serde_json::from_value(json!({"spec": {"containers": [{"name": "a"}]}})).unwrap();
         assert_eq!(exceeded(&pod, &used(0, 1 << 40, 0)), None);
+        assert!(!has_limits(&pod));
+    }
+
+    #[test]
+    fn a_pod_with_a_limit_of_any_kind_is_looked_at() {
+        let limit = json!({"limits": {"ephemeral-storage": "1Mi"}});
+        for spec in [
+            json!({"containers": [{"name": "a", "resources": limit}]}),
+            json!({"containers": [{"name": "a"}], "initContainers": [{"name": "i", "resources": limit}]}),
+            json!({"containers": [{"name": "a"}],
+                   "volumes": [{"name": "w", "emptyDir": {}}, {"name": "v", "emptyDir": {"sizeLimit": "1Mi"}}]}),
+        ] {
+            let pod: Pod = serde_json::from_value(json!({"spec": spec})).unwrap();
+            assert!(has_limits(&pod), "{pod:?}");
+        }
     }
 }

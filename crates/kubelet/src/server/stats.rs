@@ -18,7 +18,10 @@ use crate::{
 const FRESH: Duration = Duration::from_secs(1);
 
 pub(super) async fn gather(core: &Core) -> Result<Arc<Summary>, String> {
-    let summary = core.stats.summary(core, FRESH).await;
+    complete(core.stats.summary(core, FRESH).await)
+}
+
+fn complete(summary: Arc<Summary>) -> Result<Arc<Summary>, String> {
     match &summary.pods_missing {
         None => Ok(summary),
         Some(why) => Err(why.clone()),
@@ -27,7 +30,11 @@ pub(super) async fn gather(core: &Core) -> Result<Arc<Summary>, String> {
 
 /// `GET /stats/summary`; `only_cpu_and_memory=true` leaves the rest out.
 pub(super) async fn summary(core: &Core, only_cpu_and_memory: bool) -> Response<Body> {
-    let summary = match gather(core).await {
+    let gathered = match only_cpu_and_memory {
+        true => complete(core.stats.processor_and_memory(core, FRESH).await),
+        false => gather(core).await,
+    };
+    let summary = match gathered {
         Ok(summary) => summary,
         Err(error) => return text(StatusCode::INTERNAL_SERVER_ERROR, error),
     };
@@ -101,7 +108,7 @@ fn pod_labels(pod: &PodStats) -> [(&'static str, &str); 2] {
 /// `GET /metrics/resource`.
 pub(super) async fn resource(core: &Core) -> Response<Body> {
     let mut page = Exposition::default();
-    let gathered = gather(core).await;
+    let gathered = complete(core.stats.processor_and_memory(core, FRESH).await);
     let failed = f64::from(u8::from(gathered.is_err()));
     match gathered {
         Ok(summary) => resource_families(&mut page, &summary),

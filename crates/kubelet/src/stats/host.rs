@@ -13,6 +13,7 @@ use super::{
 };
 use crate::{core::Core, make::cgroups};
 
+/// The node without its network.
 pub(super) async fn node(core: &Core, provider: &Provider, now: Timestamp) -> NodeStats {
     let time = Some(Time(now));
     let meminfo = Meminfo::read();
@@ -44,7 +45,7 @@ pub(super) async fn node(core: &Core, provider: &Provider, now: Timestamp) -> No
             major_page_faults: root.major_page_faults.or_else(|| vmstat("pgmajfault")),
             psi: pressure(Waited::Memory),
         }),
-        network: Some(network(now)),
+        network: None,
         runtime: runtime_file_systems(core, &nodefs, now).await,
         fs: Some(nodefs),
         rlimit: Some(processes(now)),
@@ -245,7 +246,8 @@ async fn runtime_file_systems(core: &Core, nodefs: &FsStats, now: Timestamp) -> 
     }
 }
 
-fn network(now: Timestamp) -> NetworkStats {
+/// All links of the node: one for each pod, too.
+pub(super) fn network(now: Timestamp) -> NetworkStats {
     let text = fs::read_to_string("/proc/net/dev").unwrap_or_default();
     let routes = fs::read_to_string("/proc/net/route").unwrap_or_default();
     let interfaces = interfaces(&text);

@@ -297,6 +297,14 @@ struct Sample {
     rate: Option<u64>,
 }
 
+/// How much is looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Depth {
+    /// What the runtime says without volumes and logs, and the node without its network.
+    ProcessorAndMemory,
+    Everything,
+}
+
 /// Shorter times between two looks give no rate.
 const MIN_WINDOW: Duration = Duration::from_millis(900);
 
@@ -310,25 +318,44 @@ impl Provider {
         {
             return summary.clone();
         }
-        let node = host::node(core, self, now).await;
+        let summary = Arc::new(self.measure(core, Depth::Everything, now).await);
+        *last = Some((now, summary.clone()));
+        summary
+    }
+
+    /// Processor time and memory now, or at most `max_age` ago: no directory is read for them.
+    pub async fn processor_and_memory(&self, core: &Core, max_age: Duration) -> Arc<Summary> {
+        let last = self.last.lock().await;
+        let now = core.now();
+        if let Some((at, summary)) = &*last
+            && now - max_age <= *at
+        {
+            return summary.clone();
+        }
+        Arc::new(self.measure(core, Depth::ProcessorAndMemory, now).await)
+    }
+
+    async fn measure(&self, core: &Core, depth: Depth, now: Timestamp) -> Summary {
+        let mut node = host::node(core, self, now).await;
+        if depth == Depth::Everything {
+            node.network = Some(host::network(now));
+        }
         let image_fs = node.runtime.image_fs.clone().unwrap_or_default();
-        let (pods, pods_missing) = match pods::all(core, self, &image_fs, now).await {
+        let (pods, pods_missing) = match pods::all(core, self, depth, &image_fs, now).await {
             Ok(pods) => (pods, None),
             Err(error) => (Vec::new(), Some(error.to_string())),
         };
         if pods_missing.is_none() {
             self.forget_others(&pods);
         }
-        let summary = Arc::new(Summary {
+        Summary {
             node,
             pods,
             pods_missing,
-        });
-        *last = Some((now, summary.clone()));
-        summary
+        }
     }
 
-    /// The node alone, which costs little.
+    /// The node alone and without its network, which costs little.
     pub async fn node(&self, core: &Core) -> NodeStats {
         host::node(core, self, core.now()).await
     }

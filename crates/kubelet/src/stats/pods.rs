@@ -12,7 +12,7 @@ use stdx::DiskUsage;
 use volume::storage::{Condition, Measured};
 
 use super::{
-    ContainerStats, CpuStats, Directories, FsStats, InterfaceStats, IoStats, MemoryStats,
+    ContainerStats, CpuStats, Depth, Directories, FsStats, InterfaceStats, IoStats, MemoryStats,
     NetworkStats, PodReference, PodStats, ProcessStats, Provider, PsiData, PsiStats, PvcReference,
     SwapStats, VolumeHealthStats, VolumeStats, host,
 };
@@ -27,6 +27,7 @@ use crate::{
 pub(super) async fn all(
     core: &Core,
     provider: &Provider,
+    depth: Depth,
     image_fs: &FsStats,
     now: Timestamp,
 ) -> Result<Vec<PodStats>> {
@@ -46,6 +47,9 @@ pub(super) async fn all(
         // Without a uid it is not a kubelet's.
         let Some(uid) = uid else { continue };
         all.push(pod(provider, &uid, &stats, seen.get(&uid), image_fs, now));
+    }
+    if depth == Depth::ProcessorAndMemory {
+        return Ok(all);
     }
     let claimed = claimed(core, &all, &seen, now).await;
     let walked = Walk {

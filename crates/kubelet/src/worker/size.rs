@@ -96,6 +96,7 @@ impl Worker {
         if wanted == Allocation::of(&size.pod) {
             size.pod = pod.clone();
             size.resize = None;
+            self.core.admitted.follow(pod);
         } else if self.life.ending().is_some() {
             size.follow(pod);
         } else {

@@ -40,23 +40,25 @@ impl Add for Size {
     }
 }
 
-/// The last measure of a tree. A tree that takes long to walk is walked seldom: a container with
-/// millions of files costs the node no more than others.
+/// The last measure of a tree. No tree is walked often, and one that takes long seldom: neither many containers
+/// nor one with millions of files cost the node much.
 #[derive(Debug, Default)]
 pub(crate) struct Measured {
     /// The size, when it was measured and how long that took.
     last: Mutex<Option<(Size, Instant, Duration)>>,
 }
 
-/// A measure counts so many times longer than it took.
-const FACTOR: u32 = 50;
+/// A measure counts at least this long…
+const FRESH: Duration = Duration::from_secs(10);
+/// …and so many times longer than it took.
+const FACTOR: u32 = 100;
 
 impl Measured {
     /// The last measure while it counts, or a new one.
     pub(crate) fn get(&self, measure: impl FnOnce() -> Size) -> Size {
         let mut last = self.last.lock();
         if let Some((size, at, took)) = *last
-            && at.elapsed() < took * FACTOR
+            && at.elapsed() < FRESH.max(took * FACTOR)
         {
             return size;
         }
@@ -83,14 +85,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_takes_long_is_measured_seldom() {
-        let measured = Measured::default();
-        let slow = |bytes| {
-            std::thread::sleep(Duration::from_millis(200));
-            Size { bytes, inodes: 1 }
+    fn a_measure_counts_for_a_while_and_longer_if_it_took_long() {
+        let ago = |age, took| Measured {
+            last: Mutex::new(Some((Size::default(), Instant::now() - age, took))),
         };
-        assert_eq!(measured.get(|| slow(1)).bytes, 1);
-        assert_eq!(measured.get(|| slow(2)).bytes, 1);
+        let quick = Duration::from_millis(1);
+        for (age, took, is_old) in [
+            (FRESH / 2, quick, false),
+            (FRESH, quick, true),
+            (FRESH, FRESH / 20, false),
+            (FRESH * 6, FRESH / 20, true),
+        ] {
+            let mut walked = false;
+            ago(age, took).get(|| {
+                walked = true;
+                Size::default()
+            });
+            assert_eq!(walked, is_old, "{age:?} {took:?}");
+        }
     }
 
     #[test]
