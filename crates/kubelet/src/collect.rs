@@ -139,7 +139,9 @@ pub(crate) async fn unused_images(core: &Core) -> Result<()> {
 async fn find_unused(core: &Core) -> Result<Vec<Unused>> {
     let mut images = core.runtime.client.clone().images;
     let request = v1::ListImagesRequest { filter: None };
+    let asked_at = core.now();
     let listed = images.list_images(request).await?.into_inner().images;
+    core.pull_records.prune(&listed, asked_at);
     let containers = core.runtime.list_containers(BTreeMap::new()).await?;
     let youngest = core.settings().image_minimum_gc_age.0;
     let now = core.now();

@@ -23,6 +23,7 @@ use crate::{
     metrics::Metrics,
     node::machine::Machine,
     pod::spec,
+    pull_records::PullRecords,
     pulls::Pulls,
     registry::{Message, Registry},
     runtime::Runtime,
@@ -60,6 +61,8 @@ pub struct Core {
     pub metrics: Metrics,
     /// Replaced when its settings change.
     pub pulls: Mutex<Arc<Pulls>>,
+    /// Who may use the images that are here.
+    pub(crate) pull_records: PullRecords,
     /// How many pods were evicted, by what was short.
     pub evictions: Mutex<BTreeMap<&'static str, u64>>,
     /// Guards the record only.

@@ -15,6 +15,7 @@ use crate::{
     core::Core,
     make::security::ImageUser,
     pod::{memory::Waiting, spec},
+    pull_records::{self, PullSecret, Pulling, Verdict},
 };
 
 /// A runtime that answers nothing for this long, not even the kubelet's regular questions, hangs.
@@ -117,20 +118,51 @@ pub(crate) async fn ensure(core: &Core, pod: &Pod, wanted: Wanted<'_>) -> Result
         say(Kind::Warning, "InspectFailed", message.clone());
         refused("ImageInspectError", message)
     })?;
-    match (wanted.policy(&name), present) {
-        ("IfNotPresent" | "Never", Some(image)) => {
-            let message = format!("Container image {name:?} already present on machine");
+    let policy = wanted.policy(&name);
+    let may_use = match &present {
+        Some(image) if policy != "Always" => may_use(core, pod, &spec, image).await,
+        _ => false,
+    };
+    match (policy, present) {
+        (_, Some(image)) if may_use => {
+            let message = format!(
+                "Container image {name:?} already present on machine and can be accessed by the pod"
+            );
             say(Kind::Normal, "Pulled", message);
             Ok(found(spec, image))
         }
-        ("Never", None) => {
+        // Whether an image of others is here is not said.
+        ("Never", _) => {
             let message =
                 format!("Container image {name:?} is not present with pull policy of Never");
             say(Kind::Warning, "ErrImageNeverPull", message.clone());
             Err(refused("ErrImageNeverPull", message))
         }
-        _ => pull(core, pod, wanted, &name, spec).await,
+        (_, present) => {
+            let present = present.map(|image| image.id);
+            let pulling = core
+                .pull_records
+                .begin(&spec.image, present.as_deref(), core.now())
+                .map_err(|error| {
+                    let why = format!(
+                        "Failed to record image pull intent for container image {name:?}: {error}"
+                    );
+                    refused("ErrImagePull", why)
+                })?;
+            pull(core, pod, wanted, &name, spec, pulling).await
+        }
     }
+}
+
+/// Whether a pod may use an image that is here without asking its registry.
+async fn may_use(core: &Core, pod: &Pod, spec: &v1::ImageSpec, image: &v1::Image) -> bool {
+    let verdict = core.pull_records.verdict(&spec.image, &image.id);
+    if let Verdict::With(_) = verdict {
+        let credentials = credentials(core, pod, &spec.user_specified_image).await;
+        let own: Vec<_> = credentials.into_iter().filter_map(|c| c.secret).collect();
+        return verdict.allows(&own);
+    }
+    verdict == Verdict::Free
 }
 
 fn found(spec: v1::ImageSpec, image: v1::Image) -> Image {
@@ -162,6 +194,7 @@ async fn pull(
     wanted: Wanted<'_>,
     name: &str,
     spec: v1::ImageSpec,
+    pulling: Pulling<'_>,
 ) -> Result<Image, NoImage> {
     let say = |kind, reason, message: String| {
         core.events
@@ -180,7 +213,7 @@ async fn pull(
         Ok(_) => credentials(core, pod, name).await,
         Err(_) => Vec::new(),
     };
-    for auth in credentials {
+    for Credential { auth, secret } in credentials {
         let request = v1::PullImageRequest {
             image: Some(spec.clone()),
             auth,
@@ -202,6 +235,7 @@ async fn pull(
                         say(Kind::Warning, "InspectFailed", message.clone());
                         refused("ImageInspectError", message)
                     })?;
+                pulling.came(&image.id, secret, core.now());
                 let (took, waited) = (rounded(begun.elapsed()), rounded(asked.elapsed()));
                 say(
                     Kind::Normal,
@@ -216,6 +250,9 @@ async fn pull(
             }
             Err(error) => last = error,
         }
+    }
+    if last.code() != tonic::Code::DeadlineExceeded {
+        pulling.failed();
     }
     let failed = failed_pull(name, &last);
     say(Kind::Warning, "Failed", failed.waiting.message.clone());
@@ -273,8 +310,16 @@ fn rounded(duration: Duration) -> String {
     }
 }
 
+/// What a pull is tried with.
+#[derive(Default)]
+struct Credential {
+    auth: Option<v1::AuthConfig>,
+    /// Where they come from.
+    secret: Option<PullSecret>,
+}
+
 /// The credentials to try, in order; nothing at all if no secret fits.
-async fn credentials(core: &Core, pod: &Pod, image: &str) -> Vec<Option<v1::AuthConfig>> {
+async fn credentials(core: &Core, pod: &Pod, image: &str) -> Vec<Credential> {
     let names: Vec<String> = spec::spec(pod)
         .image_pull_secrets
         .iter()
@@ -310,15 +355,30 @@ async fn credentials(core: &Core, pod: &Pod, image: &str) -> Vec<Option<v1::Auth
             ),
         );
     }
-    let mut found: Vec<Option<v1::AuthConfig>> = secrets
+    let mut found: Vec<Credential> = secrets
         .values()
-        .flat_map(|secret| matching(secret, image))
-        .map(Some)
+        .flat_map(|secret| {
+            let fitting = matching(secret, image).into_iter();
+            fitting.map(move |auth| Credential {
+                secret: Some(pull_secret(secret, &auth)),
+                auth: Some(auth),
+            })
+        })
         .collect();
     if found.is_empty() {
-        found.push(None);
+        found.push(Credential::default());
     }
     found
+}
+
+fn pull_secret(secret: &Secret, auth: &v1::AuthConfig) -> PullSecret {
+    let meta = secret.metadata.clone();
+    PullSecret {
+        uid: meta.uid.unwrap_or_default(),
+        namespace: meta.namespace.unwrap_or_default(),
+        name: meta.name.unwrap_or_default(),
+        credential_hash: pull_records::credential_hash(auth),
+    }
 }
 
 /// The credentials of one secret for an image's registry.

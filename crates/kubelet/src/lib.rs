@@ -35,6 +35,7 @@ mod own_process;
 mod plugins;
 pub mod pod;
 mod probe;
+mod pull_records;
 mod pulls;
 mod rate;
 mod registry;

@@ -51,7 +51,7 @@ const FIELDS: &[(&str, Accepts, &str)] = &[
     ("httpCheckFrequency", Any, ""),
     (
         "imagePullCredentialsVerificationPolicy",
-        Only(|| words(&["NeverVerify"])),
+        Only(|| words(&["NeverVerifyPreloadedImages"])),
         UNSUPPORTED,
     ),
     ("iptablesDropBit", Any, ""),

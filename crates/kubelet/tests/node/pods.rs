@@ -1,9 +1,9 @@
 //! Corners of a pod's life: who is admitted, what restarts, what is shown and what is left.
 
-use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::core::v1::{Node, Secret};
 use kube::{
     Api,
-    api::{DeleteParams, Patch, PatchParams},
+    api::{DeleteParams, Patch, PatchParams, PostParams},
 };
 use serde_json::{Value, json};
 
@@ -492,4 +492,39 @@ async fn a_probe_that_does_not_work_is_tried_again_and_says_nothing_about_the_co
     .await;
     node.shows("p", "/containerStatuses/0/ready", true).await;
     assert_eq!(node.runtime.state.lock().stops, []);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_image_that_a_secret_brought_is_only_for_pods_that_have_the_secret() {
+    let mut node = TestNode::start().await;
+    let config = json!({"auths": {"private.example": {"username": "ada", "password": "pw"}}});
+    let secret = json!({"metadata": {"name": "regcred"}, "type": "kubernetes.io/dockerconfigjson",
+        "stringData": {".dockerconfigjson": config.to_string()}});
+    let secret: Secret = serde_json::from_value(secret).unwrap();
+    let secrets = Api::<Secret>::namespaced(node.client.clone(), "default");
+    let params = PostParams::default();
+    secrets.create(&params, &secret).await.unwrap();
+    let spec = |container: &str, policy: &str, secrets: Value| {
+        json!({"imagePullSecrets": secrets, "containers": [
+            {"name": container, "image": "private.example/app:1", "imagePullPolicy": policy}]})
+    };
+    let regcred = || json!([{"name": "regcred"}]);
+    node.create("owner", spec("o", "IfNotPresent", regcred()))
+        .await;
+    node.shows("owner", "/phase", "Running").await;
+    node.create("thief", spec("t", "Never", json!([]))).await;
+    let reason = "/containerStatuses/0/state/waiting/reason";
+    node.shows("thief", reason, "ErrImageNeverPull").await;
+    node.stop_kubelet().await;
+    node.start_kubelet();
+    node.create("other", spec("x", "IfNotPresent", json!([])))
+        .await;
+    node.wait("the pull to be refused", || async {
+        let status = node.status("other").await.to_string();
+        status.contains("ErrImagePull") && status.contains("no such image")
+    })
+    .await;
+    node.create("friend", spec("f", "Never", regcred())).await;
+    node.shows("friend", "/phase", "Running").await;
+    assert!(node.runtime.container("t").is_none() && node.runtime.container("x").is_none());
 }

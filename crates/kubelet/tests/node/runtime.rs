@@ -42,6 +42,8 @@ pub(crate) struct State {
     pub is_mute: bool,
     /// Images that were pulled. Those called `odd` cannot be looked at afterwards.
     pub pulled: Vec<String>,
+    /// Images that come with credentials only, and are here.
+    pub private: Vec<String>,
     /// Commands that the runtime cannot run, and how often it was asked to.
     pub broken: BTreeMap<String, u32>,
     /// Containers that are asked to stop run on until this is false.
@@ -531,7 +533,8 @@ impl ImageService for Fake {
         if self.state.lock().pulled.contains(&name) {
             return Err(Status::internal("cannot look"));
         }
-        let image = name.starts_with("here").then(|| v1::Image {
+        let is_there = self.state.lock().private.contains(&name);
+        let image = (is_there || name.starts_with("here")).then(|| v1::Image {
             id: format!("sha256:{name}"),
             repo_tags: vec![name],
             ..Default::default()
@@ -553,7 +556,12 @@ impl ImageService for Fake {
         &self,
         request: Request<v1::PullImageRequest>,
     ) -> Answer<v1::PullImageResponse> {
-        let name = request.into_inner().image.unwrap().image;
+        let request = request.into_inner();
+        let name = request.image.unwrap().image;
+        if name.starts_with("private.example/") && request.auth.is_some() {
+            self.state.lock().private.push(name);
+            return Ok(Response::new(Default::default()));
+        }
         if name.starts_with("odd") {
             self.state.lock().pulled.push(name);
             return Ok(Response::new(Default::default()));

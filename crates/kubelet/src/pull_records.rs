@@ -1,0 +1,480 @@
+//! Which credentials brought the images of this node. A pod may use an image that is here if it could have pulled it: if
+//! the kubelet did not pull it at all, if a pull without a secret brought it, or if the pod has a secret that did. Every
+//! other pod has to pull it, and the registry decides. The files are those of upstream's kubelet.
+
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    fs, io,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use jiff::Timestamp;
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use sha2::{Digest, Sha256};
+use tracing::warn;
+
+const API_VERSION: &str = "kubelet.config.k8s.io/v1beta1";
+const FILE_PREFIX: &str = "sha256-";
+/// Of one image: the oldest go, and their pods pull again.
+const MAX_SECRETS: usize = 100;
+/// How long the image of a pull that was given up may still come.
+const LATEST: Duration = Duration::from_secs(3600);
+
+/// A secret that holds credentials for an image.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct PullSecret {
+    pub uid: String,
+    pub namespace: String,
+    pub name: String,
+    pub credential_hash: String,
+}
+
+impl PullSecret {
+    fn is_same_object(&self, other: &Self) -> bool {
+        (&self.uid, &self.namespace, &self.name) == (&other.uid, &other.namespace, &other.name)
+    }
+
+    /// The same credentials, or the same secret with newer ones.
+    fn vouches_for(&self, other: &Self) -> bool {
+        !self.credential_hash.is_empty() && self.credential_hash == other.credential_hash
+            || self.is_same_object(other)
+    }
+}
+
+/// Who can pull an image by one of its names.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Access {
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    kubernetes_secrets: Vec<PullSecret>,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    node_pods_accessible: bool,
+}
+
+impl Access {
+    /// Adds a secret, or everybody; whether this changes anything.
+    fn add(&mut self, by: Option<PullSecret>) -> bool {
+        let known = &mut self.kubernetes_secrets;
+        match by {
+            _ if self.node_pods_accessible => return false,
+            None => {
+                known.clear();
+                self.node_pods_accessible = true;
+            }
+            Some(secret) if known.contains(&secret) => return false,
+            Some(secret) => {
+                known.retain(|known| !known.is_same_object(&secret));
+                known.push(secret);
+                let surplus = known.len().saturating_sub(MAX_SECRETS);
+                known.drain(..surplus);
+            }
+        }
+        true
+    }
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct PulledRecord {
+    kind: String,
+    api_version: String,
+    last_updated_time: Timestamp,
+    image_ref: String,
+    /// By the image's name without tag and digest.
+    #[serde(default)]
+    credential_mapping: BTreeMap<String, Access>,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct PullIntent {
+    kind: String,
+    api_version: String,
+    image: String,
+}
+
+#[derive(Default)]
+struct State {
+    /// By the id of the image.
+    pulled: HashMap<String, PulledRecord>,
+    /// Names that are being pulled, with how often.
+    pulling: HashMap<String, usize>,
+    /// Names whose pull has no known outcome, and when it began: the image may be there by it, or still come.
+    unsettled: HashMap<String, Timestamp>,
+}
+
+/// What a pod needs to use an image.
+#[derive(Debug, PartialEq)]
+pub(crate) enum Verdict {
+    /// Nothing.
+    Free,
+    /// One of these secrets.
+    With(Vec<PullSecret>),
+    /// The registry's consent.
+    Pull,
+}
+
+impl Verdict {
+    /// Whether a pod that has these secrets may use the image as it is.
+    pub(crate) fn allows(&self, own: &[PullSecret]) -> bool {
+        match self {
+            Self::Free => true,
+            Self::With(known) => own
+                .iter()
+                .any(|own| known.iter().any(|known| own.vouches_for(known))),
+            Self::Pull => false,
+        }
+    }
+}
+
+/// All that is known.
+pub(crate) struct PullRecords {
+    pulled_dir: PathBuf,
+    pulling_dir: PathBuf,
+    /// Guards the files, too.
+    state: Mutex<State>,
+}
+
+impl PullRecords {
+    /// Reads what earlier kubelets kept.
+    pub(crate) fn load(root: &Path, now: Timestamp) -> Self {
+        let dir = root.join("image_manager");
+        let (pulled_dir, pulling_dir) = (dir.join("pulled"), dir.join("pulling"));
+        let pulled = read_all(&pulled_dir).map(|record: PulledRecord| {
+            let id = record.image_ref.clone();
+            (id, record)
+        });
+        let unsettled = read_all(&pulling_dir).map(|intent: PullIntent| (intent.image, now));
+        let state = State {
+            pulled: pulled.collect(),
+            pulling: HashMap::new(),
+            unsettled: unsettled.collect(),
+        };
+        Self {
+            pulled_dir,
+            pulling_dir,
+            state: Mutex::new(state),
+        }
+    }
+
+    /// What a pod needs to use the image of this id, which it calls `image`.
+    pub(crate) fn verdict(&self, image: &str, id: &str) -> Verdict {
+        let state = self.state.lock();
+        let Some(record) = state.pulled.get(id) else {
+            let by_us = state.pulling.contains_key(image) || state.unsettled.contains_key(image);
+            return if by_us { Verdict::Pull } else { Verdict::Free };
+        };
+        match record.credential_mapping.get(repository(image)) {
+            Some(access) if access.node_pods_accessible => Verdict::Free,
+            Some(access) => Verdict::With(access.kubernetes_secrets.clone()),
+            None => Verdict::Pull,
+        }
+    }
+
+    /// A pull begins; `present` is the image that has the name now. If nothing is said about the pull's end, the image may
+    /// be there by it.
+    pub(crate) fn begin(
+        &self,
+        image: &str,
+        present: Option<&str>,
+        now: Timestamp,
+    ) -> io::Result<Pulling<'_>> {
+        // What everybody may use stays so, whatever comes of this pull.
+        let free = present.filter(|id| self.verdict(image, id) == Verdict::Free);
+        let mut state = self.state.lock();
+        if let Some(id) = free {
+            self.add(&mut state, image, id, None, now);
+        }
+        if !state.pulling.contains_key(image) && !state.unsettled.contains_key(image) {
+            let intent = PullIntent {
+                kind: "ImagePullIntent".into(),
+                api_version: API_VERSION.into(),
+                image: image.into(),
+            };
+            write(&self.pulling_dir, image, &intent)?;
+        }
+        *state.pulling.entry(image.to_owned()).or_default() += 1;
+        Ok(Pulling {
+            records: self,
+            image: image.to_owned(),
+            begun: now,
+            is_settled: false,
+        })
+    }
+
+    /// Forgets images that are no longer there, and pulls that were given up long ago. Images of pulls since `listed_at`
+    /// may be there.
+    pub(crate) fn prune(&self, images: &[cri::v1::Image], listed_at: Timestamp) {
+        let ids: HashSet<&str> = images.iter().map(|image| image.id.as_str()).collect();
+        let mut state = self.state.lock();
+        state.pulled.retain(|id, record| {
+            let stays = ids.contains(id.as_str()) || record.last_updated_time >= listed_at;
+            if !stays {
+                remove(&self.pulled_dir, id);
+            }
+            stays
+        });
+        let State {
+            pulling, unsettled, ..
+        } = &mut *state;
+        unsettled.retain(|name, begun| {
+            // The runtime's name may be longer: with a registry.
+            let mut names = images.iter().flat_map(names);
+            let may_come = *begun + LATEST > listed_at || pulling.contains_key(name);
+            let stays = may_come || names.any(|listed| listed.ends_with(name.as_str()));
+            if !stays {
+                remove(&self.pulling_dir, name);
+            }
+            stays
+        });
+    }
+
+    /// Adds who has pulled an image: the secret, or everybody.
+    fn add(
+        &self,
+        state: &mut State,
+        image: &str,
+        id: &str,
+        by: Option<PullSecret>,
+        now: Timestamp,
+    ) {
+        let record = state.pulled.entry(id.to_owned());
+        let record = record.or_insert_with(|| PulledRecord {
+            kind: "ImagePulledRecord".into(),
+            api_version: API_VERSION.into(),
+            last_updated_time: now,
+            image_ref: id.to_owned(),
+            credential_mapping: BTreeMap::new(),
+        });
+        record.last_updated_time = now;
+        let mapping = &mut record.credential_mapping;
+        let access = mapping.entry(repository(image).to_owned()).or_default();
+        if !access.add(by) {
+            return;
+        }
+        if let Err(error) = write(&self.pulled_dir, id, record) {
+            warn!(image, %error, "cannot keep who has pulled an image");
+        }
+    }
+}
+
+/// A pull that has begun.
+pub(crate) struct Pulling<'a> {
+    records: &'a PullRecords,
+    image: String,
+    begun: Timestamp,
+    is_settled: bool,
+}
+
+impl Pulling<'_> {
+    /// The image came, by the credentials of a secret or by none.
+    pub(crate) fn came(mut self, id: &str, by: Option<PullSecret>, now: Timestamp) {
+        let mut state = self.records.state.lock();
+        self.records.add(&mut state, &self.image, id, by, now);
+        state.unsettled.remove(&self.image);
+        drop(state);
+        self.is_settled = true;
+    }
+
+    /// The runtime said that the image did not come.
+    pub(crate) fn failed(mut self) {
+        self.is_settled = true;
+    }
+}
+
+impl Drop for Pulling<'_> {
+    fn drop(&mut self) {
+        let mut state = self.records.state.lock();
+        if !self.is_settled {
+            state.unsettled.insert(self.image.clone(), self.begun);
+        }
+        let left = state.pulling.get(&self.image).map_or(0, |count| count - 1);
+        if left > 0 {
+            state.pulling.insert(self.image.clone(), left);
+            return;
+        }
+        state.pulling.remove(&self.image);
+        if !state.unsettled.contains_key(&self.image) {
+            remove(&self.records.pulling_dir, &self.image);
+        }
+    }
+}
+
+fn names(image: &cri::v1::Image) -> impl Iterator<Item = &String> {
+    image.repo_tags.iter().chain(&image.repo_digests)
+}
+
+/// An image's name without tag and digest.
+fn repository(image: &str) -> &str {
+    let name = image.split_once('@').map_or(image, |(name, _)| name);
+    match name.rsplit_once(':') {
+        Some((name, tag)) if !tag.contains('/') => name,
+        _ => name,
+    }
+}
+
+/// What stands for credentials on the disk.
+pub(crate) fn credential_hash(auth: &cri::v1::AuthConfig) -> String {
+    let parts = [
+        &auth.username,
+        &auth.password,
+        &auth.auth,
+        &auth.server_address,
+        &auth.identity_token,
+        &auth.registry_token,
+    ];
+    hash(&serde_json::to_string(&parts).unwrap_or_default())
+}
+
+fn hash(text: &str) -> String {
+    let digest = Sha256::digest(text.as_bytes());
+    digest.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn file(dir: &Path, key: &str) -> PathBuf {
+    dir.join(format!("{FILE_PREFIX}{}", hash(key)))
+}
+
+fn read_all<T: DeserializeOwned>(dir: &Path) -> impl Iterator<Item = T> {
+    let files = fs::read_dir(dir).into_iter().flatten().flatten();
+    let is_whole = |name: &str| name.starts_with(FILE_PREFIX) && !name.contains('.');
+    let whole = files.filter(move |file| file.file_name().to_str().is_some_and(is_whole));
+    whole.filter_map(|file| {
+        let read = fs::read(file.path()).map_err(|error| error.to_string());
+        let read = read.and_then(|text| serde_json::from_slice(&text).map_err(|e| e.to_string()));
+        read.inspect_err(|error| warn!(file = %file.path().display(), error, "unreadable"))
+            .ok()
+    })
+}
+
+/// So that a crash leaves the old file, the new one or none.
+fn write(dir: &Path, key: &str, value: &impl Serialize) -> io::Result<()> {
+    use std::os::unix::fs::DirBuilderExt;
+    let path = file(dir, key);
+    let fresh = path.with_extension("tmp");
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(dir)?;
+    fs::write(&fresh, serde_json::to_vec(value)?)?;
+    fs::rename(&fresh, &path)
+}
+
+fn remove(dir: &Path, key: &str) {
+    let path = file(dir, key);
+    match fs::remove_file(&path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            warn!(file = %path.display(), %error, "cannot remove");
+        }
+        _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: Timestamp = Timestamp::UNIX_EPOCH;
+    const IMAGE: &str = "private.example:5000/team/app:1";
+
+    fn secret(name: &str, hash: &str) -> PullSecret {
+        PullSecret {
+            uid: format!("uid-{name}"),
+            namespace: "team".into(),
+            name: name.into(),
+            credential_hash: hash.into(),
+        }
+    }
+
+    fn pull(records: &PullRecords, image: &str, id: &str, by: Option<PullSecret>) {
+        records.begin(image, None, NOW).unwrap().came(id, by, NOW);
+    }
+
+    #[test]
+    fn an_image_is_for_those_who_could_pull_it_also_after_a_restart() {
+        let dir = tempfile::tempdir().unwrap();
+        let records = PullRecords::load(dir.path(), NOW);
+        assert_eq!(records.verdict(IMAGE, "i1"), Verdict::Free, "preloaded");
+        pull(&records, IMAGE, "i1", Some(secret("regcred", "h1")));
+        for records in [records, PullRecords::load(dir.path(), NOW)] {
+            let may = |image: &str, own: &[PullSecret]| records.verdict(image, "i1").allows(own);
+            assert!(!may(IMAGE, &[]));
+            assert!(!may(IMAGE, &[secret("other", "h2"), secret("none", "")]));
+            assert!(may(IMAGE, &[secret("copy", "h1")]), "the same credentials");
+            assert!(may(IMAGE, &[secret("regcred", "h9")]), "the same secret");
+            let by_digest = "private.example:5000/team/app@sha256:00";
+            assert!(may(by_digest, &[secret("regcred", "h1")]));
+            assert!(!may(by_digest, &[]) && !may("i1", &[]) && !may("elsewhere/app:1", &[]));
+        }
+    }
+
+    #[test]
+    fn an_image_that_came_without_a_secret_is_for_everybody() {
+        let dir = tempfile::tempdir().unwrap();
+        let records = PullRecords::load(dir.path(), NOW);
+        pull(&records, IMAGE, "i1", Some(secret("regcred", "h1")));
+        pull(&records, "public/app:1", "i2", None);
+        pull(
+            &records,
+            "public/app:1",
+            "i2",
+            Some(secret("regcred", "h1")),
+        );
+        assert!(records.verdict("public/app:2", "i2").allows(&[]));
+        assert!(!records.verdict(IMAGE, "i1").allows(&[]));
+        let there = [cri::v1::Image {
+            id: "i2".into(),
+            ..Default::default()
+        }];
+        records.prune(&there, NOW);
+        assert!(!records.verdict(IMAGE, "i1").allows(&[]), "young");
+        records.prune(&there, NOW + Duration::from_secs(1));
+        assert_eq!(records.verdict(IMAGE, "i1"), Verdict::Free, "it is gone");
+        assert_eq!(fs::read_dir(records.pulled_dir).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_pull_that_was_given_up_leaves_no_image_to_everybody() {
+        let dir = tempfile::tempdir().unwrap();
+        let records = PullRecords::load(dir.path(), NOW);
+        let pulling = records.begin(IMAGE, None, NOW).unwrap();
+        assert_eq!(records.verdict(IMAGE, "i1"), Verdict::Pull, "while it runs");
+        pulling.failed();
+        assert_eq!(records.verdict(IMAGE, "i1"), Verdict::Free);
+        drop(records.begin(IMAGE, None, NOW).unwrap());
+        // A preloaded image cannot be taken from others in this way.
+        drop(records.begin("preloaded:1", Some("i2"), NOW).unwrap());
+        for records in [records, PullRecords::load(dir.path(), NOW)] {
+            assert_eq!(records.verdict(IMAGE, "i1"), Verdict::Pull);
+            records.begin(IMAGE, Some("i1"), NOW).unwrap().failed();
+            assert_eq!(records.verdict(IMAGE, "i1"), Verdict::Pull);
+            assert_eq!(records.verdict("preloaded:1", "i2"), Verdict::Free);
+            let came = [cri::v1::Image {
+                id: "i1".into(),
+                repo_tags: vec![IMAGE.into()],
+                ..Default::default()
+            }];
+            records.prune(&came, NOW + 2 * LATEST);
+            assert_eq!(records.verdict(IMAGE, "i1"), Verdict::Pull, "it came late");
+        }
+        let records = PullRecords::load(dir.path(), NOW);
+        records.prune(&[], NOW + Duration::from_secs(1));
+        assert_eq!(records.verdict(IMAGE, "i1"), Verdict::Pull, "it may come");
+        records.prune(&[], NOW + LATEST);
+        assert_eq!(records.verdict(IMAGE, "i1"), Verdict::Free);
+        assert_eq!(fs::read_dir(records.pulling_dir).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn the_number_of_secrets_is_bounded() {
+        let mut access = Access::default();
+        for index in 0..2 * MAX_SECRETS {
+            access.add(Some(secret(&index.to_string(), "h")));
+        }
+        assert_eq!(access.kubernetes_secrets.len(), MAX_SECRETS);
+        assert!(!access.add(Some(secret("199", "h"))), "nothing new");
+    }
+}
