@@ -15,7 +15,7 @@ use crate::{
     framework::{
         Plugin, Point, PostFilter, PreFilter, Shift, State,
         candidates::{Candidates, Rejection, histogram},
-        profile::Profile,
+        profile::{Asked, Profile},
     },
     pod::PodInfo,
     verdicts::Verdicts,
@@ -105,8 +105,12 @@ pub enum Outcome {
     Failed(Failure),
 }
 
-/// A plugin and what it worked out for the pod.
-type Filter<'a> = (&'a Arc<dyn Plugin>, Box<dyn State>);
+/// A plugin, its place in the profile and what it worked out for the pod.
+struct Filter<'a> {
+    plugin: &'a Arc<dyn Plugin>,
+    place: usize,
+    state: Box<dyn State>,
+}
 
 /// A pod that is being scheduled, and what plugins worked out for it.
 pub struct Cycle<'a> {
@@ -122,6 +126,8 @@ pub struct Cycle<'a> {
     local: usize,
     /// Whether what local plugins say of the nodes is known.
     is_remembered: bool,
+    /// Whether it is measured how long each plugin takes.
+    is_measured: bool,
 }
 
 /// How long the extension points of an attempt took; those that were not reached took nothing.
@@ -459,6 +465,7 @@ impl<'a> Cycle<'a> {
             filters: Vec::new(),
             local: 0,
             is_remembered: false,
+            is_measured: profile.begin_attempt(),
         }
     }
 
@@ -484,17 +491,24 @@ impl<'a> Cycle<'a> {
         }
         let mut cycle = Self::without_filters(profile, pod);
         let (mut only, mut refused): (Only, _) = (None, None);
-        for enabled in profile.at(Point::Filter) {
+        for (place, enabled) in profile.at(Point::Filter).iter().enumerate() {
             let plugin = &enabled.plugin;
+            let filter = |state| Filter {
+                plugin,
+                place,
+                state,
+            };
             if !plugin.points().contains(&Point::PreFilter) {
-                cycle.filters.push((plugin, Box::new(())));
+                cycle.filters.push(filter(Box::new(())));
                 continue;
             }
-            match plugin.pre_filter(pod, cluster) {
+            let asked = cycle.asked(Point::PreFilter, plugin, place, 1);
+            let answer = || plugin.pre_filter(pod, cluster);
+            match profile.ask(asked, answer, PreFilter::status) {
                 PreFilter::Skip => {}
-                PreFilter::Continue(state) => cycle.filters.push((plugin, state)),
+                PreFilter::Continue(state) => cycle.filters.push(filter(state)),
                 PreFilter::Only(names, state) => {
-                    cycle.filters.push((plugin, state));
+                    cycle.filters.push(filter(state));
                     let (kept, by) = only.get_or_insert_with(|| (names.clone(), BTreeSet::new()));
                     kept.retain(|name| names.contains(name));
                     by.insert(plugin.name());
@@ -509,7 +523,7 @@ impl<'a> Cycle<'a> {
                 }
             }
         }
-        let local = |(plugin, _): &&Filter<'_>| plugin.is_local();
+        let local = |filter: &&Filter<'_>| filter.plugin.is_local();
         cycle.local = cycle.filters.iter().take_while(local).count();
         match refused {
             Some((plugin, reason)) => Err(failure([plugin].into(), reason, true)),
@@ -568,19 +582,39 @@ impl<'a> Cycle<'a> {
 
     /// Filters candidates as the cluster is.
     fn filter_as_is(&self, filters: &[Filter<'_>], cluster: &Cluster, candidates: &mut Candidates) {
-        for (plugin, state) in filters {
-            if candidates.slots().is_empty() {
+        for filter in filters {
+            let nodes = candidates.slots().len();
+            if nodes == 0 {
                 return;
             }
-            plugin.filter(self.pod, cluster, state.as_any(), candidates);
+            let (plugin, state) = (filter.plugin, filter.state.as_any());
+            let asked = self.asked(Point::Filter, plugin, filter.place, nodes);
+            let ask = || plugin.filter(self.pod, cluster, state, candidates);
+            self.profile.ask(asked, ask, |()| "Success");
+        }
+    }
+
+    fn asked<'p>(
+        &self,
+        point: Point,
+        plugin: &'p Arc<dyn Plugin>,
+        place: usize,
+        nodes: usize,
+    ) -> Asked<'p> {
+        Asked {
+            point,
+            plugin,
+            place,
+            nodes,
+            is_measured: self.is_measured,
         }
     }
 
     /// Tries how it would be with another pod on a node (`sign` 1), or without it (-1).
     pub fn shift(&mut self, cluster: &mut Cluster, other: &PodInfo, slot: Slot, sign: i64) {
         cluster.shift(slot, other, sign);
-        for (_, state) in &mut self.filters {
-            state.shift(&Shift {
+        for filter in &mut self.filters {
+            filter.state.shift(&Shift {
                 pod: self.pod,
                 other,
                 cluster,
@@ -588,6 +622,32 @@ impl<'a> Cycle<'a> {
                 sign,
             });
         }
+    }
+
+    /// A plugin's scores of nodes, normalised; whether it has an opinion.
+    fn score(
+        &self,
+        cluster: &Cluster,
+        (place, plugin): (usize, &Arc<dyn Plugin>),
+        nodes: &[Slot],
+        scores: &mut [i64],
+    ) -> bool {
+        let asked = self.asked(Point::PreScore, plugin, place, 1);
+        let ask = || plugin.pre_score(self.pod, cluster, nodes);
+        let status = |state: &Option<Box<dyn Any>>| match state {
+            Some(_) => "Success",
+            None => "Skip",
+        };
+        let Some(state) = self.profile.ask(asked, ask, status) else {
+            return false;
+        };
+        let asked = self.asked(Point::Score, plugin, place, nodes.len());
+        let ask = || {
+            plugin.score(self.pod, cluster, &*state, nodes, scores);
+            plugin.normalize(&*state, scores);
+        };
+        self.profile.ask(asked, ask, |()| "Success");
+        true
     }
 
     /// Weighted sums of all plugins' scores.
@@ -600,18 +660,15 @@ impl<'a> Cycle<'a> {
         let knows_local = local.is_some();
         let mut totals = local.unwrap_or_else(|| vec![0_i64; nodes.len()]);
         let mut scores = vec![0_i64; nodes.len()];
-        for enabled in self.profile.at(Point::Score) {
+        for (place, enabled) in self.profile.at(Point::Score).iter().enumerate() {
             let plugin = &enabled.plugin;
             if knows_local && plugin.is_local() {
                 continue;
             }
-            let state: Box<dyn Any> = match plugin.pre_score(self.pod, cluster, nodes) {
-                Some(state) => state,
-                None => continue,
-            };
             scores.fill(0);
-            plugin.score(self.pod, cluster, &*state, nodes, &mut scores);
-            plugin.normalize(&*state, &mut scores);
+            if !self.score(cluster, (place, plugin), nodes, &mut scores) {
+                continue;
+            }
             for (total, score) in totals.iter_mut().zip(&scores) {
                 *total += score * enabled.weight;
             }

@@ -29,6 +29,7 @@ pub mod resources;
 mod run;
 #[cfg(test)]
 mod samples;
+mod spec_memo;
 pub mod template;
 mod verdicts;
 #[cfg(test)]

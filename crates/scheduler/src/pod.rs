@@ -7,6 +7,7 @@ use k8s_openapi::api::core::v1::{ObjectReference, Pod, PodCondition};
 
 use crate::{
     matching::LabelSet,
+    spec_memo::{Outline, SpecMemo},
     template::{Interner, Template, VolumeClaim},
 };
 
@@ -147,6 +148,7 @@ fn label_set(pod: &Pod) -> LabelSet {
 pub struct Pods {
     templates: Interner<Template>,
     label_sets: Interner<LabelSet>,
+    specs: SpecMemo,
 }
 
 impl Pods {
@@ -154,6 +156,23 @@ impl Pods {
     pub fn info(&mut self, pod: &Pod) -> PodInfo {
         let template = self.templates.intern(Template::new(pod));
         PodInfo::with(pod, template, self.label_sets.intern(label_set(pod)))
+    }
+
+    /// What stands for the pod's spec.
+    pub(crate) fn digest(&self, outline: &Outline<'_>) -> (u64, u64) {
+        self.specs.digest(outline)
+    }
+
+    /// One version of a pod whose spec is known; `None` when it is not.
+    pub(crate) fn known(&mut self, pod: &Pod, digest: (u64, u64)) -> Option<PodInfo> {
+        let template = self.specs.get(digest)?;
+        let labels = self.label_sets.intern(label_set(pod));
+        Some(PodInfo::with(pod, template, labels))
+    }
+
+    /// Remembers which template a pod's spec gives.
+    pub(crate) fn remember(&mut self, digest: (u64, u64), info: &PodInfo) {
+        self.specs.put(digest, &info.template);
     }
 }
 

@@ -13,6 +13,7 @@ use crate::{
     cluster::Cluster,
     extender,
     framework::{Point, event::Event, profile::Profile},
+    metrics::Families,
     pod::PodInfo,
 };
 
@@ -109,6 +110,8 @@ pub struct Queue {
     gated: HashMap<&'static str, HashSet<Arc<str>>>,
     /// Pods whose victims are still being deleted; and whether an event could have helped since.
     held: HashMap<Arc<str>, bool>,
+    /// Where it is counted how long plugins take to judge an event.
+    metrics: Option<Families>,
 }
 
 fn rank(waiting: &Waiting) -> Rank {
@@ -135,6 +138,12 @@ impl Queue {
             backoffs,
             ..Self::default()
         }
+    }
+
+    /// Counts from now on how long plugins take to judge an event.
+    pub(crate) fn measured(mut self, metrics: &Families) -> Self {
+        self.metrics = Some(metrics.clone());
+        self
     }
 
     /// Takes a new pod in, or a pod's newest version: one that changed may fit now. Returns why it
@@ -275,13 +284,21 @@ impl Queue {
                 if !plugin.events().contains(&event.kind()) {
                     continue;
                 }
+                let hints = self.metrics.as_ref();
+                let hints = hints.map(|metrics| metrics.hints(plugin.name(), event.label()));
                 for uid in uids {
                     let Some((waiting, _)) = self.pods.get(uid) else {
                         continue;
                     };
-                    if waiting.pod.template.scheduler_name == profile.name
-                        && plugin.is_helped_by(&waiting.pod, event, cluster)
-                    {
+                    if waiting.pod.template.scheduler_name != profile.name {
+                        continue;
+                    }
+                    let begun = Instant::now();
+                    let is_helped = plugin.is_helped_by(&waiting.pod, event, cluster);
+                    if let Some(hints) = &hints {
+                        hints[usize::from(is_helped)].observe(begun.elapsed().as_secs_f64());
+                    }
+                    if is_helped {
                         helped.insert(uid.clone());
                     }
                 }

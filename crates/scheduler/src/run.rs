@@ -10,6 +10,7 @@ use client::Event as Change;
 use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::Node;
 use lifecycle::Context;
+use prometheus_client::metrics::gauge::Gauge;
 use tokio::sync::mpsc;
 use tracing::{debug, warn};
 
@@ -20,7 +21,7 @@ use crate::{
     cycle::{Failure, Outcome, Scheduling, Took},
     diagnosis::{self, Question},
     extender::{self, Extenders},
-    framework::{Permit, Point, PostFilter, event::Event, profile::Profile},
+    framework::{Permit, Plugin, Point, PostFilter, event::Event, profile::Profile},
     inputs::Inputs,
     metrics::{Attempt, Metrics},
     pod::{PodInfo, Unscheduled},
@@ -66,6 +67,8 @@ pub(crate) struct Loop {
     /// Pods that are asked about.
     questions: mpsc::Receiver<Question>,
     metrics: Metrics,
+    /// How many tasks bind pods.
+    binding_tasks: Gauge,
     /// Attempts so far: sizes are counted now and then.
     attempts: usize,
     /// Shared with every binding that is under way, without those that may wait for volumes.
@@ -166,6 +169,7 @@ impl Loop {
             name: profile.name.clone(),
             bindings: Some(bindings.clone()),
         };
+        let families = parts.metrics.profiles();
         let profiles = parts.profiles.iter();
         Self {
             writes: profiles
@@ -176,14 +180,16 @@ impl Loop {
             profiles: parts
                 .profiles
                 .into_iter()
+                .map(|profile| profile.measured(families))
                 .map(|profile| (profile.name.clone(), Arc::new(profile)))
                 .collect(),
-            queue: Queue::new(parts.backoff),
+            queue: Queue::new(parts.backoff).measured(families),
             changes: bindings.changes.clone(),
             assumed: HashMap::new(),
             done,
             results,
             questions: parts.diagnoses.open(),
+            binding_tasks: parts.metrics.binding_tasks(),
             metrics: parts.metrics,
             attempts: 0,
             in_flight: Arc::default(),
@@ -341,7 +347,7 @@ impl Loop {
         let begun = Instant::now();
         let outcome = self.scheduling.schedule(profile, &pod);
         self.metrics.chose(begun.elapsed());
-        self.count_points(&pod.template.scheduler_name, &outcome);
+        count_points(profile, self.scheduling.took, &outcome);
         self.attempts += 1;
         if self.attempts.is_multiple_of(SIZES_EVERY) {
             self.count_sizes();
@@ -352,25 +358,6 @@ impl Loop {
                 error: Some(error), ..
             }) => self.cannot_decide(waiting, error),
             Outcome::Failed(failure) => self.no_node(waiting, &failure),
-        }
-    }
-
-    /// Counts how long the extension points of an attempt took.
-    fn count_points(&self, profile: &str, outcome: &Outcome) {
-        let Took {
-            pre_filter,
-            filter,
-            score,
-        } = self.scheduling.took;
-        let found = matches!(outcome, Outcome::Node { .. });
-        let filtered = !filter.is_zero();
-        self.metrics
-            .ran(Point::PreFilter, profile, found || filtered, pre_filter);
-        if filtered {
-            self.metrics.ran(Point::Filter, profile, found, filter);
-        }
-        if !score.is_zero() {
-            self.metrics.ran(Point::Score, profile, true, score);
         }
     }
 
@@ -416,7 +403,11 @@ impl Loop {
             reserved.map_err(|why| (enabled.plugin.name(), why))?;
         }
         for enabled in profile.at(Point::Permit) {
-            if let Permit::Reject(why) = enabled.plugin.permit(pod, cluster, slot) {
+            let begun = Instant::now();
+            let permit = enabled.plugin.permit(pod, cluster, slot);
+            let is_allowed = permit == Permit::Allow;
+            self.metrics.permitted(is_allowed, begun.elapsed());
+            if let Permit::Reject(why) = permit {
                 return Err((enabled.plugin.name(), why));
             }
         }
@@ -444,10 +435,13 @@ impl Loop {
         let name = &waiting.pod.template.scheduler_name;
         let (profile, writes) = (self.profiles[name].clone(), self.writes[name].clone());
         let (done, extenders) = (self.done.clone(), self.scheduling.extenders.clone());
+        let tasks = self.binding_tasks.clone();
+        tasks.inc();
         self.context.spawn("bind", async move {
             let bound = bind(&profile, &extenders, &writes, &waiting.pod, &node);
             let error = bound.await.err();
             drop(token);
+            tasks.dec();
             let waiting = Box::new(waiting);
             // The loop is gone only when everything ends.
             let _ = done.send(Done::Bound {
@@ -470,9 +464,9 @@ impl Loop {
             let started = Instant::now();
             let found = self.scheduling.post_filter(profile, &pod, failure);
             let nominates = matches!(found, Some(PostFilter::Nominate { .. }));
-            let name = &pod.template.scheduler_name;
-            self.metrics
-                .ran(Point::PostFilter, name, nominates, started.elapsed());
+            if let Some(meter) = profile.meter() {
+                meter.ran(Point::PostFilter, nominates, started.elapsed());
+            }
             match found {
                 Some(PostFilter::Nominate {
                     slot,
@@ -659,10 +653,25 @@ impl Loop {
     }
 
     fn count_attempt(&self, waiting: &Waiting, attempt: Attempt) {
-        if let Some(begun) = waiting.last_attempt {
-            let profile = &waiting.pod.template.scheduler_name;
-            self.metrics.attempted(profile, attempt, begun.elapsed());
+        let profile = self.profiles.get(&waiting.pod.template.scheduler_name);
+        let meter = profile.and_then(|profile| profile.meter());
+        if let (Some(meter), Some(begun)) = (meter, waiting.last_attempt) {
+            meter.attempted(attempt, begun.elapsed());
         }
+    }
+}
+
+/// Counts how long the extension points of an attempt took.
+fn count_points(profile: &Profile, took: Took, outcome: &Outcome) {
+    let Some(meter) = profile.meter() else { return };
+    let found = matches!(outcome, Outcome::Node { .. });
+    let filtered = !took.filter.is_zero();
+    meter.ran(Point::PreFilter, found || filtered, took.pre_filter);
+    if filtered {
+        meter.ran(Point::Filter, found, took.filter);
+    }
+    if !took.score.is_zero() {
+        meter.ran(Point::Score, true, took.score);
     }
 }
 
@@ -679,8 +688,17 @@ async fn bind(
     pod: &PodInfo,
     node: &str,
 ) -> Result<(), kube::Error> {
+    let measured = profile.meter().filter(|meter| meter.begin());
+    let took = |point, plugin: &Arc<dyn Plugin>, is_ok: bool, since| {
+        if let Some(meter) = measured {
+            let status = if is_ok { "Success" } else { "Error" };
+            meter.plugin_took(point, plugin.name(), status, since);
+        }
+    };
     for enabled in profile.at(Point::PreBind) {
+        let since = Instant::now();
         let prepared = enabled.plugin.pre_bind(writes, pod, node).await;
+        took(Point::PreBind, &enabled.plugin, prepared.is_ok(), since);
         prepared.map_err(|error| {
             let why = match error {
                 kube::Error::Service(why) => why.to_string(),
@@ -702,7 +720,9 @@ async fn bind(
         None => profile.at(Point::Bind),
     };
     for enabled in plugins {
+        let since = Instant::now();
         if let Some(bound) = enabled.plugin.bind(writes, pod, node).await {
+            took(Point::Bind, &enabled.plugin, bound.is_ok(), since);
             bound?;
             break;
         }

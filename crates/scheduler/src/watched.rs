@@ -12,7 +12,10 @@ use k8s_openapi::{NamespaceResourceScope, api::core::v1::Pod};
 use kube::{Resource, api::ObjectMeta};
 use parking_lot::Mutex;
 
-use crate::pod::{PodInfo, Pods, has_ended, node_name};
+use crate::{
+    pod::{PodInfo, Pods, has_ended, node_name},
+    spec_memo::Outline,
+};
 
 /// One version of a pod.
 #[derive(Debug)]
@@ -31,8 +34,8 @@ pub(crate) struct WatchedPod {
 /// to find it; it holds what is equal in any case.
 static SHARED: LazyLock<Mutex<Pods>> = LazyLock::new(Mutex::default);
 
-impl From<&Pod> for WatchedPod {
-    fn from(pod: &Pod) -> Self {
+impl WatchedPod {
+    fn new(pod: &Pod, node: Option<&str>, info: PodInfo) -> Self {
         let meta = &pod.metadata;
         Self {
             metadata: ObjectMeta {
@@ -42,16 +45,34 @@ impl From<&Pod> for WatchedPod {
                 resource_version: meta.resource_version.clone(),
                 ..ObjectMeta::default()
             },
-            node: node_name(pod).map(Arc::from),
+            node: node.map(Arc::from),
             ended: has_ended(pod),
-            info: Arc::new(SHARED.lock().info(pod)),
+            info: Arc::new(info),
         }
+    }
+
+    /// The pod as its whole text says.
+    fn decoded(text: &str) -> Result<Self, serde_json::Error> {
+        let pod = Pod::from_json(text)?;
+        let info = SHARED.lock().info(&pod);
+        Ok(Self::new(&pod, node_name(&pod), info))
     }
 }
 
 impl FromJson for WatchedPod {
     fn from_json(text: &str) -> Result<Self, serde_json::Error> {
-        Pod::from_json(text).map(|pod| Self::from(&pod))
+        let Some(outline) = Outline::read(text) else {
+            return Self::decoded(text);
+        };
+        let digest = SHARED.lock().digest(&outline);
+        let (pod, node) = outline.into_pod();
+        let known = SHARED.lock().known(&pod, digest);
+        if let Some(info) = known {
+            return Ok(Self::new(&pod, node.as_deref(), info));
+        }
+        let watched = Self::decoded(text)?;
+        SHARED.lock().remember(digest, &watched.info);
+        Ok(watched)
     }
 }
 
@@ -106,5 +127,47 @@ mod tests {
         assert_eq!((one.node.as_deref(), one.ended), (Some("n1"), true));
         assert!(Arc::ptr_eq(&one.info.template, &other.info.template));
         assert!(Arc::ptr_eq(&one.info.label_set, &other.info.label_set));
+    }
+
+    fn pod(name: &str, spec: &serde_json::Value, status: &serde_json::Value) -> String {
+        let owner = json!({"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web", "uid": "r",
+            "controller": true});
+        let meta = json!({"name": name, "namespace": "d", "uid": name, "resourceVersion": "7",
+            "generation": 3, "creationTimestamp": "2026-01-01T00:00:00Z",
+            "labels": {"app": "web"}, "ownerReferences": [owner]});
+        json!({"metadata": meta, "spec": spec, "status": status}).to_string()
+    }
+
+    #[test]
+    fn a_pod_whose_spec_is_known_is_the_same_as_when_all_of_it_is_decoded() {
+        let container =
+            |cpu: &str| json!({"name": "c", "image": "i", "resources": {"requests": {"cpu": cpu}}});
+        let spec = |cpu: &str| json!({"containers": [container(cpu)], "priority": 7});
+        let mut bound = spec("2");
+        bound["nodeName"] = json!("n1");
+        let running = json!({"phase": "Running", "startTime": "2026-01-01T00:00:09Z",
+            "containerStatuses": [{"name": "c", "ready": true, "restartCount": 0, "image": "i",
+                "imageID": "i", "resources": {"requests": {"cpu": "3"}}}]});
+        let waiting = json!({"phase": "Pending", "nominatedNodeName": "n2", "conditions": [
+            {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no",
+             "lastProbeTime": null, "lastTransitionTime": "2026-01-01T00:00:00Z"}]});
+        for (spec, status) in [
+            (&spec("2"), &json!({"phase": "Pending"})),
+            (&bound, &json!({"phase": "Pending"})),
+            (&spec("2"), &waiting),
+            (&spec("1"), &waiting),
+            (&bound, &running),
+            (&json!(null), &json!(null)),
+        ] {
+            for name in ["a", "b"] {
+                let text = pod(name, spec, status);
+                let (seen, whole) = (
+                    <WatchedPod as client::FromJson>::from_json(&text).unwrap(),
+                    WatchedPod::decoded(&text).unwrap(),
+                );
+                assert_eq!(format!("{seen:?}"), format!("{whole:?}"), "{text}");
+                assert!(Arc::ptr_eq(&seen.info.template, &whole.info.template));
+            }
+        }
     }
 }

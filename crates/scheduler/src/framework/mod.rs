@@ -50,6 +50,26 @@ pub enum Point {
     PostBind,
 }
 
+impl Point {
+    /// As configurations and metrics name it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::PreEnqueue => "PreEnqueue",
+            Self::QueueSort => "QueueSort",
+            Self::PreFilter => "PreFilter",
+            Self::Filter => "Filter",
+            Self::PostFilter => "PostFilter",
+            Self::PreScore => "PreScore",
+            Self::Score => "Score",
+            Self::Reserve => "Reserve",
+            Self::Permit => "Permit",
+            Self::PreBind => "PreBind",
+            Self::Bind => "Bind",
+            Self::PostBind => "PostBind",
+        }
+    }
+}
+
 /// What a plugin works out for one pod before it filters.
 pub trait State: Any + Send {
     /// Another pod comes to a node (`sign` 1) or leaves it (-1) while it is tried what would fit.
@@ -90,6 +110,17 @@ pub enum PreFilter {
     Only(BTreeSet<String>, Box<dyn State>),
     /// No node can hold the pod; whether removing pods could help.
     Reject(Cow<'static, str>, bool),
+}
+
+impl PreFilter {
+    /// As metrics name it.
+    pub(crate) fn status(&self) -> &'static str {
+        match self {
+            Self::Skip => "Skip",
+            Self::Continue(_) | Self::Only(..) => "Success",
+            Self::Reject(..) => "Unschedulable",
+        }
+    }
 }
 
 /// What came of PostFilter.

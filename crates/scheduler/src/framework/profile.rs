@@ -8,9 +8,11 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
+    time::Instant,
 };
 
 use super::{Plugin, Point};
+use crate::metrics::{Families, Meter};
 
 /// How many profiles were made.
 static MADE: AtomicU64 = AtomicU64::new(0);
@@ -26,6 +28,21 @@ pub struct Profile {
     number: u64,
     plugins: Vec<Arc<dyn Plugin>>,
     points: BTreeMap<Point, Vec<Enabled>>,
+    /// Counts what its plugins do, where that is wanted.
+    meter: Option<Arc<Meter>>,
+}
+
+/// A question to a plugin, for the metrics.
+#[derive(Clone, Copy)]
+pub(crate) struct Asked<'a> {
+    pub(crate) point: Point,
+    pub(crate) plugin: &'a Arc<dyn Plugin>,
+    /// Its place in the profile's list of Filter, Score or the point itself.
+    pub(crate) place: usize,
+    /// How many nodes it is asked about; 1 for the pod.
+    pub(crate) nodes: usize,
+    /// Whether it is one of the attempts that are measured.
+    pub(crate) is_measured: bool,
 }
 
 /// A plugin at an extension point.
@@ -73,6 +90,7 @@ impl Profile {
             number: MADE.fetch_add(1, Ordering::Relaxed),
             plugins,
             points,
+            meter: None,
         }
     }
 
@@ -85,6 +103,41 @@ impl Profile {
             }
         }
         Self::new("default-scheduler", 0, points)
+    }
+
+    /// Counts from now on what its plugins do.
+    pub(crate) fn measured(mut self, families: &Families) -> Self {
+        self.meter = Some(Arc::new(Meter::new(families, &self)));
+        self
+    }
+
+    pub(crate) fn meter(&self) -> Option<&Meter> {
+        self.meter.as_deref()
+    }
+
+    /// Begins an attempt; whether its plugins are measured.
+    pub(crate) fn begin_attempt(&self) -> bool {
+        self.meter().is_some_and(Meter::begin)
+    }
+
+    /// Asks a plugin at its place in the list of an extension point about so many nodes.
+    pub(crate) fn ask<T>(
+        &self,
+        asked: Asked<'_>,
+        ask: impl FnOnce() -> T,
+        status: impl FnOnce(&T) -> &'static str,
+    ) -> T {
+        let Some(meter) = self.meter() else {
+            return ask();
+        };
+        meter.evaluated(asked.point, asked.place, asked.nodes);
+        if !asked.is_measured {
+            return ask();
+        }
+        let since = Instant::now();
+        let answer = ask();
+        meter.plugin_took(asked.point, asked.plugin.name(), status(&answer), since);
+        answer
     }
 
     /// What tells this profile and its copies from others.

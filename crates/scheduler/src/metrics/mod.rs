@@ -1,5 +1,7 @@
 //! What the scheduler does, under upstream's names.
 
+mod profile;
+
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use prometheus_client::{
@@ -13,9 +15,12 @@ use prometheus_client::{
     registry::Registry,
 };
 
-use crate::{framework::Point, queue::Depth};
+pub(crate) use profile::{Families, Meter};
+
+use crate::queue::Depth;
 
 type Labels = Vec<(&'static str, String)>;
+type StaticLabels<const N: usize> = [(&'static str, &'static str); N];
 
 /// What came of an attempt, as upstream names it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,15 +34,19 @@ pub(crate) enum Attempt {
 }
 
 impl Attempt {
-    fn label(self) -> String {
-        let label = match self {
+    fn label(self) -> &'static str {
+        match self {
             Self::Scheduled => "scheduled",
             Self::Unschedulable => "unschedulable",
             Self::Error => "error",
-        };
-        label.to_owned()
+        }
     }
 }
+
+/// Labels of the numbers of attempts that are counted each.
+const ATTEMPTS: [&str; 15] = [
+    "0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "10", "11", "12", "13", "14",
+];
 
 fn milliseconds() -> Histogram {
     Histogram::new(exponential_buckets(0.001, 2.0, 15))
@@ -50,20 +59,21 @@ fn tenths() -> Histogram {
 
 struct Inner {
     registry: Registry,
-    attempts: Family<Labels, Counter>,
-    attempt_seconds: Family<Labels, Histogram, fn() -> Histogram>,
+    profiles: Families,
     algorithm_seconds: Histogram,
-    sli_seconds: Family<Labels, Histogram, fn() -> Histogram>,
+    sli_seconds: Family<StaticLabels<1>, Histogram, fn() -> Histogram>,
     attempts_of_pod: Histogram,
     preemptions: Counter,
     victims: Histogram,
-    pending: Family<Labels, Gauge>,
-    incoming: Family<Labels, Counter>,
-    cache: Family<Labels, Gauge>,
-    points: Family<Labels, Histogram, fn() -> Histogram>,
+    pending: Family<StaticLabels<1>, Gauge>,
+    incoming: Family<StaticLabels<2>, Counter>,
+    cache: Family<StaticLabels<1>, Gauge>,
     unschedulable: Family<Labels, Gauge>,
     after_flush: Counter,
-    handling_seconds: Family<Labels, Histogram, fn() -> Histogram>,
+    handling_seconds: Family<StaticLabels<1>, Histogram, fn() -> Histogram>,
+    permit_seconds: Family<StaticLabels<1>, Histogram, fn() -> Histogram>,
+    in_flight: Family<StaticLabels<1>, Gauge>,
+    tasks: Family<StaticLabels<1>, Gauge>,
 }
 
 /// Cloning shares them.
@@ -75,8 +85,7 @@ impl Default for Metrics {
         let sli = || Histogram::new(exponential_buckets(0.01, 2.0, 20));
         let mut inner = Inner {
             registry: Registry::default(),
-            attempts: Family::default(),
-            attempt_seconds: Family::new_with_constructor(milliseconds),
+            profiles: Families::default(),
             algorithm_seconds: milliseconds(),
             sli_seconds: Family::new_with_constructor(sli),
             attempts_of_pod: Histogram::new(exponential_buckets(1.0, 2.0, 5)),
@@ -85,10 +94,12 @@ impl Default for Metrics {
             pending: Family::default(),
             incoming: Family::default(),
             cache: Family::default(),
-            points: Family::new_with_constructor(tenths),
             unschedulable: Family::default(),
             after_flush: Counter::default(),
             handling_seconds: Family::new_with_constructor(tenths),
+            permit_seconds: Family::new_with_constructor(milliseconds),
+            in_flight: Family::default(),
+            tasks: Family::default(),
         };
         register(&mut inner);
         register_details(&mut inner);
@@ -99,9 +110,10 @@ impl Default for Metrics {
 fn register(inner: &mut Inner) {
     let registry = &mut inner.registry;
     let help = "Attempts to schedule pods, by the result";
-    registry.register("scheduler_schedule_attempts", help, inner.attempts.clone());
+    let metric = inner.profiles.attempts.clone();
+    registry.register("scheduler_schedule_attempts", help, metric);
     let help = "How long an attempt took with its binding";
-    let metric = inner.attempt_seconds.clone();
+    let metric = inner.profiles.attempt_seconds.clone();
     registry.register(
         "scheduler_scheduling_attempt_duration_seconds",
         help,
@@ -150,7 +162,7 @@ fn register_details(inner: &mut Inner) {
     registry.register(
         "scheduler_framework_extension_point_duration_seconds",
         help,
-        inner.points.clone(),
+        inner.profiles.points.clone(),
     );
     let help = "Pods that wait because of a plugin";
     let metric = inner.unschedulable.clone();
@@ -161,6 +173,28 @@ fn register_details(inner: &mut Inner) {
     let help = "How long it took to take an event in";
     let metric = inner.handling_seconds.clone();
     registry.register("scheduler_event_handling_duration_seconds", help, metric);
+    let help = "How often a plugin was asked, about a pod or about a node";
+    let metric = inner.profiles.evaluations.clone();
+    registry.register("scheduler_plugin_evaluation", help, metric);
+    let help =
+        "How long a plugin took at an extension point, for all nodes that it was asked about";
+    let metric = inner.profiles.plugin_seconds.clone();
+    registry.register("scheduler_plugin_execution_duration_seconds", help, metric);
+    let help = "How long a plugin took to say whether an event helps a pod";
+    let metric = inner.profiles.hint_seconds.clone();
+    registry.register(
+        "scheduler_queueing_hint_execution_duration_seconds",
+        help,
+        metric,
+    );
+    let help = "How long Permit took, by what came of it";
+    let metric = inner.permit_seconds.clone();
+    registry.register("scheduler_permit_wait_duration_seconds", help, metric);
+    let help = "Pods that were taken from the queue and are not bound yet";
+    let metric = inner.in_flight.clone();
+    registry.register("scheduler_inflight_events", help, metric);
+    let help = "Tasks that run now, by what they do";
+    registry.register("scheduler_goroutines", help, inner.tasks.clone());
 }
 
 impl Metrics {
@@ -176,34 +210,35 @@ impl Metrics {
         self.0.algorithm_seconds.observe(took.as_secs_f64());
     }
 
-    pub(crate) fn attempted(&self, profile: &str, attempt: Attempt, took: Duration) {
-        let labels = vec![("profile", profile.to_owned()), ("result", attempt.label())];
-        self.0.attempts.get_or_create(&labels).inc();
-        let seconds = self.0.attempt_seconds.get_or_create(&labels);
-        seconds.observe(took.as_secs_f64());
-    }
-
     pub(crate) fn scheduled(&self, attempts: u32, since_first: Duration) {
         self.0.attempts_of_pod.observe(attempts.into());
-        let label = if attempts >= 15 {
-            "15+".to_owned()
-        } else {
-            attempts.to_string()
-        };
-        let seconds = self.0.sli_seconds.get_or_create(&vec![("attempts", label)]);
+        let label = usize::try_from(attempts).ok();
+        let label = label.and_then(|attempts| ATTEMPTS.get(attempts).copied());
+        let labels = [("attempts", label.unwrap_or("15+"))];
+        let seconds = self.0.sli_seconds.get_or_create(&labels);
         seconds.observe(since_first.as_secs_f64());
     }
 
-    /// An extension point was run for a pod.
-    pub(crate) fn ran(&self, point: Point, profile: &str, success: bool, took: Duration) {
-        let status = if success { "Success" } else { "Unschedulable" };
-        let labels = vec![
-            ("extension_point", format!("{point:?}")),
-            ("status", status.to_owned()),
-            ("profile", profile.to_owned()),
-        ];
-        let seconds = self.0.points.get_or_create(&labels);
+    /// The metrics of profiles.
+    pub(crate) fn profiles(&self) -> &Families {
+        &self.0.profiles
+    }
+
+    /// Permit was asked about a pod.
+    pub(crate) fn permitted(&self, is_allowed: bool, took: Duration) {
+        let result = if is_allowed {
+            "success"
+        } else {
+            "unschedulable"
+        };
+        let seconds = self.0.permit_seconds.get_or_create(&[("result", result)]);
         seconds.observe(took.as_secs_f64());
+    }
+
+    /// The number of tasks that bind pods.
+    pub(crate) fn binding_tasks(&self) -> Gauge {
+        let tasks = self.0.tasks.get_or_create(&[("operation", "binding")]);
+        tasks.clone()
     }
 
     /// A pod was scheduled that had been tried again only because of its age.
@@ -212,9 +247,8 @@ impl Metrics {
     }
 
     /// An event was taken in.
-    pub(crate) fn handled(&self, event: &str, took: Duration) {
-        let labels = vec![("event", event.to_owned())];
-        let seconds = self.0.handling_seconds.get_or_create(&labels);
+    pub(crate) fn handled(&self, event: &'static str, took: Duration) {
+        let seconds = self.0.handling_seconds.get_or_create(&[("event", event)]);
         seconds.observe(took.as_secs_f64());
     }
 
@@ -238,16 +272,16 @@ impl Metrics {
         }
     }
 
-    pub(crate) fn incoming(&self, queue: &str, event: &str, pods: usize) {
+    pub(crate) fn incoming(&self, queue: &'static str, event: &'static str, pods: usize) {
         if pods > 0 {
-            let labels = vec![("queue", queue.to_owned()), ("event", event.to_owned())];
+            let labels = [("queue", queue), ("event", event)];
             self.0.incoming.get_or_create(&labels).inc_by(pods as u64);
         }
     }
 
     pub(crate) fn sizes(&self, depth: Depth, nodes: usize, pods: usize, assumed: usize) {
-        let set = |family: &Family<Labels, Gauge>, label, value: &str, size: usize| {
-            let gauge = family.get_or_create(&vec![(label, value.to_owned())]);
+        let set = |family: &Family<StaticLabels<1>, Gauge>, label, value, size: usize| {
+            let gauge = family.get_or_create(&[(label, value)]);
             gauge.set(i64::try_from(size).unwrap_or(i64::MAX));
         };
         for (queue, size) in [
@@ -261,21 +295,28 @@ impl Metrics {
         for (kind, size) in [("nodes", nodes), ("pods", pods), ("assumed_pods", assumed)] {
             set(&self.0.cache, "type", kind, size);
         }
+        set(&self.0.in_flight, "event", "PodPopped", assumed);
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Instant;
+
     use super::*;
+    use crate::framework::{Point, profile::Profile};
 
     #[test]
     fn metrics_have_upstreams_names_and_labels() {
         let metrics = Metrics::default();
-        metrics.attempted(
-            "default-scheduler",
-            Attempt::Unschedulable,
-            Duration::from_millis(3),
-        );
+        let profile = Profile::default_scheduler();
+        let meter = Meter::new(metrics.profiles(), &profile);
+        meter.attempted(Attempt::Unschedulable, Duration::from_millis(3));
+        meter.evaluated(Point::Filter, 0, 7);
+        meter.plugin_took(Point::Filter, "NodeName", "Success", Instant::now());
+        metrics.profiles().hints("NodePorts", "NodeAdd")[1].observe(0.1);
+        metrics.permitted(false, Duration::from_millis(1));
+        metrics.binding_tasks().inc();
         metrics.scheduled(20, Duration::from_secs(1));
         metrics.tried_preemption(Some(2));
         metrics.sizes(
@@ -287,7 +328,7 @@ mod tests {
             7,
             1,
         );
-        metrics.ran(Point::Filter, "own", false, Duration::from_millis(1));
+        meter.ran(Point::Filter, false, Duration::from_millis(1));
         metrics.unschedulable(&[(("own", "NodePorts"), 4)].into());
         metrics.handled("NodeAdd", Duration::from_millis(1));
         metrics.scheduled_after_flush();
@@ -298,10 +339,16 @@ mod tests {
             "scheduler_preemption_attempts_total 1",
             "scheduler_pending_pods{queue=\"gated\"} 3",
             "scheduler_cache_size{type=\"nodes\"} 5",
-            "scheduler_framework_extension_point_duration_seconds_count{extension_point=\"Filter\",status=\"Unschedulable\",profile=\"own\"} 1",
+            "scheduler_framework_extension_point_duration_seconds_count{extension_point=\"Filter\",status=\"Unschedulable\",profile=\"default-scheduler\"} 1",
             "scheduler_unschedulable_pods{plugin=\"NodePorts\",profile=\"own\"} 4",
             "scheduler_event_handling_duration_seconds_count{event=\"NodeAdd\"} 1",
             "scheduler_pod_scheduled_after_flush_total 1",
+            "scheduler_plugin_execution_duration_seconds_count{plugin=\"NodeName\",extension_point=\"Filter\",status=\"Success\"} 1",
+            "scheduler_queueing_hint_execution_duration_seconds_count{plugin=\"NodePorts\",event=\"NodeAdd\",hint=\"Queue\"} 1",
+            "scheduler_permit_wait_duration_seconds_count{result=\"unschedulable\"} 1",
+            "scheduler_inflight_events{event=\"PodPopped\"} 1",
+            "scheduler_goroutines{operation=\"binding\"} 1",
+            "extension_point=\"Filter\",profile=\"default-scheduler\"} 7",
         ] {
             assert!(text.contains(line), "{line}\n{text}");
         }

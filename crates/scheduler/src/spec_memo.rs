@@ -1,0 +1,184 @@
+//! Pods whose spec was seen before: the spec of most pods is that of another pod of their workload, or
+//! of an earlier version of the same pod with another node. It is compared as text and not decoded
+//! again.
+//!
+//! The text is remembered as two hashes with keys of this process, so that nobody can write a spec that
+//! is taken for another one.
+
+use std::{
+    borrow::Cow,
+    collections::HashMap,
+    fmt,
+    hash::{BuildHasher, RandomState},
+    marker::PhantomData,
+    sync::{Arc, Weak},
+};
+
+use k8s_openapi::{
+    api::core::v1::{Pod, PodCondition, PodResourceClaimStatus, PodStatus},
+    apimachinery::pkg::apis::meta::v1::Time,
+};
+use kube::api::ObjectMeta;
+use serde::{
+    Deserialize, Deserializer,
+    de::{IgnoredAny, MapAccess, Visitor},
+};
+use serde_json::value::RawValue;
+
+use crate::template::Template;
+
+/// What changes from version to version of a pod, decoded; the rest as text.
+#[derive(Deserialize)]
+pub(crate) struct Outline<'a> {
+    #[serde(borrow)]
+    metadata: Metadata<'a>,
+    #[serde(borrow, default)]
+    spec: Spec<'a>,
+    #[serde(default)]
+    status: Option<Status>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Metadata<'a> {
+    name: Option<String>,
+    namespace: Option<String>,
+    uid: Option<String>,
+    resource_version: Option<String>,
+    generation: Option<i64>,
+    creation_timestamp: Option<Time>,
+    deletion_timestamp: Option<Time>,
+    labels: Option<std::collections::BTreeMap<String, String>>,
+    #[serde(borrow)]
+    owner_references: Option<&'a RawValue>,
+}
+
+/// The fields of a spec as text, but for the name of the node.
+#[derive(Default)]
+struct Spec<'a> {
+    node: Option<String>,
+    fields: Vec<(Cow<'a, str>, &'a RawValue)>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Status {
+    phase: Option<String>,
+    start_time: Option<Time>,
+    nominated_node_name: Option<String>,
+    conditions: Option<Vec<PodCondition>>,
+    resource_claim_statuses: Option<Vec<PodResourceClaimStatus>>,
+    container_statuses: Option<IgnoredAny>,
+    init_container_statuses: Option<IgnoredAny>,
+    resources: Option<IgnoredAny>,
+    allocated_resources: Option<IgnoredAny>,
+}
+
+impl<'de: 'a, 'a> Deserialize<'de> for Spec<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(Fields(PhantomData))
+    }
+}
+
+struct Fields<'a>(PhantomData<&'a str>);
+
+impl<'de: 'a, 'a> Visitor<'de> for Fields<'a> {
+    type Value = Spec<'a>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a spec")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let mut spec = Spec::default();
+        while let Some(Key(key)) = map.next_key()? {
+            if key == "nodeName" {
+                spec.node = map.next_value()?;
+            } else {
+                let value: &'de RawValue = map.next_value()?;
+                spec.fields.push((key, value));
+            }
+        }
+        Ok(spec)
+    }
+}
+
+#[derive(Deserialize)]
+struct Key<'a>(#[serde(borrow)] Cow<'a, str>);
+
+impl<'a> Outline<'a> {
+    /// The outline of a pod; `None` when what the scheduler needs does not follow from it and the spec
+    /// alone, or when it cannot be read.
+    pub(crate) fn read(text: &'a str) -> Option<Self> {
+        let outline: Self = serde_json::from_str(text).ok()?;
+        // What a running pod uses counts beside what its spec asks for.
+        let is_plain = outline.status.as_ref().is_none_or(|status| {
+            status.container_statuses.is_none()
+                && status.init_container_statuses.is_none()
+                && status.resources.is_none()
+                && status.allocated_resources.is_none()
+        });
+        is_plain.then_some(outline)
+    }
+
+    /// The pod without its spec, and the name of its node.
+    pub(crate) fn into_pod(self) -> (Pod, Option<String>) {
+        let metadata = self.metadata;
+        let pod = Pod {
+            metadata: ObjectMeta {
+                name: metadata.name,
+                namespace: metadata.namespace,
+                uid: metadata.uid,
+                resource_version: metadata.resource_version,
+                generation: metadata.generation,
+                creation_timestamp: metadata.creation_timestamp,
+                deletion_timestamp: metadata.deletion_timestamp,
+                labels: metadata.labels,
+                ..ObjectMeta::default()
+            },
+            spec: None,
+            status: self.status.map(|status| PodStatus {
+                phase: status.phase,
+                start_time: status.start_time,
+                nominated_node_name: status.nominated_node_name,
+                conditions: status.conditions,
+                resource_claim_statuses: status.resource_claim_statuses,
+                ..PodStatus::default()
+            }),
+        };
+        (pod, self.spec.node.filter(|node| !node.is_empty()))
+    }
+}
+
+/// Templates by the text that they came from.
+#[derive(Debug, Default)]
+pub(crate) struct SpecMemo {
+    keys: (RandomState, RandomState),
+    known: HashMap<(u64, u64), Weak<Template>>,
+    /// How many were in use at the last cleaning.
+    kept: usize,
+}
+
+impl SpecMemo {
+    /// What stands for everything that a template follows from.
+    pub(crate) fn digest(&self, outline: &Outline<'_>) -> (u64, u64) {
+        let metadata = &outline.metadata;
+        let owners = metadata.owner_references.map(RawValue::get);
+        let fields = outline.spec.fields.iter();
+        let fields: Vec<_> = fields.map(|(name, value)| (name, value.get())).collect();
+        let all = (&metadata.namespace, &metadata.labels, owners, fields);
+        (self.keys.0.hash_one(&all), self.keys.1.hash_one(&all))
+    }
+
+    pub(crate) fn get(&self, digest: (u64, u64)) -> Option<Arc<Template>> {
+        self.known.get(&digest)?.upgrade()
+    }
+
+    pub(crate) fn put(&mut self, digest: (u64, u64), template: &Arc<Template>) {
+        if self.known.len() > 2 * self.kept + 1024 {
+            self.known.retain(|_, known| known.strong_count() > 0);
+            self.kept = self.known.len();
+        }
+        self.known.insert(digest, Arc::downgrade(template));
+    }
+}
