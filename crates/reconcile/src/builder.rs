@@ -152,6 +152,12 @@ impl<C: Controller> Builder<C> {
         self
     }
 
+    /// How long a key rests after it was worked on: changes that come meanwhile are looked at together.
+    pub fn rest(mut self, rest: Duration) -> Self {
+        self.queue = Queue::with_rest(rest);
+        self
+    }
+
     /// Where the queue is counted.
     pub fn metrics(mut self, metrics: &QueueMetrics) -> Self {
         self.metrics = metrics.clone();

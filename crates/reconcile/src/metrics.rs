@@ -1,7 +1,11 @@
 //! What queues of keys do, under the names that client-go's workqueues have.
 
-use std::time::Duration;
+use std::{
+    sync::{Arc, Weak, atomic::AtomicU64},
+    time::Duration,
+};
 
+use parking_lot::Mutex;
 use prometheus_client::{
     encoding::text,
     metrics::{
@@ -12,8 +16,17 @@ use prometheus_client::{
     },
     registry::Registry,
 };
+use tokio::time::Instant;
 
 type Labels = [(&'static str, &'static str); 1];
+
+/// A queue whose keys workers have.
+pub(crate) trait Working: Send + Sync {
+    /// Since when each key is with a worker.
+    fn since(&self) -> Vec<Instant>;
+}
+
+type Seconds = Family<Labels, Gauge<f64, AtomicU64>>;
 
 /// The figures of several queues. Cloning shares them.
 #[derive(Clone)]
@@ -23,6 +36,8 @@ pub struct QueueMetrics {
     retries: Family<Labels, Counter>,
     waited: Family<Labels, Histogram, fn() -> Histogram>,
     worked: Family<Labels, Histogram, fn() -> Histogram>,
+    /// Guards the queues that have a name; what their workers have is counted when it is asked for.
+    queues: Arc<Mutex<Vec<(&'static str, Weak<dyn Working>)>>>,
 }
 
 /// Upstream's buckets, from ten nanoseconds to a thousand seconds.
@@ -38,6 +53,7 @@ impl Default for QueueMetrics {
             retries: Family::default(),
             waited: Family::new_with_constructor(seconds),
             worked: Family::new_with_constructor(seconds),
+            queues: Arc::default(),
         }
     }
 }
@@ -60,14 +76,40 @@ impl QueueMetrics {
         );
         let help = "How long it took to work on a key";
         registry.register("workqueue_work_duration_seconds", help, self.worked.clone());
+        let (unfinished, longest) = self.running();
+        let help = "How long the keys that are being worked on have been, together";
+        registry.register("workqueue_unfinished_work_seconds", help, unfinished);
+        let help = "How long the key that is being worked on the longest has been";
+        registry.register("workqueue_longest_running_processor_seconds", help, longest);
         let mut text = String::new();
         // Writing into a string cannot fail.
         let _ = text::encode(&mut text, &registry);
         text
     }
 
+    /// For how long workers have had keys: all together, and the longest.
+    fn running(&self) -> (Seconds, Seconds) {
+        let (unfinished, longest) = (Seconds::default(), Seconds::default());
+        let now = Instant::now();
+        let mut queues = self.queues.lock();
+        queues.retain(|(_, queue)| queue.strong_count() > 0);
+        for (name, queue) in queues.iter() {
+            let since = queue.upgrade().map(|queue| queue.since());
+            let seconds = since.into_iter().flatten().map(|since| now - since);
+            let seconds: Vec<f64> = seconds.map(|worked| worked.as_secs_f64()).collect();
+            let labels = [("name", *name)];
+            unfinished
+                .get_or_create(&labels)
+                .inc_by(seconds.iter().sum());
+            let most = longest.get_or_create(&labels);
+            most.set(seconds.into_iter().fold(most.get(), f64::max));
+        }
+        (unfinished, longest)
+    }
+
     /// The figures of one queue.
-    pub(crate) fn meter(&self, name: &'static str) -> Meter {
+    pub(crate) fn meter(&self, name: &'static str, queue: Weak<dyn Working>) -> Meter {
+        self.queues.lock().push((name, queue));
         let labels = [("name", name)];
         Meter {
             depth: self.depth.get_or_create(&labels).clone(),

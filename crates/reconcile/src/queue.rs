@@ -1,6 +1,6 @@
 //! A queue of keys: a key waits once however often it is added, is never with two workers at once,
-//! and comes again if it was added while a worker had it. Keys can be delayed, and keys that fail
-//! wait longer every time.
+//! and comes again if it was added while a worker had it. Keys can be delayed, keys that fail wait longer
+//! every time, and a queue can let a key rest after it was worked on: what happens meanwhile is one key.
 
 use std::{
     cmp::Reverse,
@@ -14,11 +14,13 @@ use std::{
 use parking_lot::Mutex;
 use tokio::{sync::Notify, time::Instant};
 
-use crate::metrics::{Meter, QueueMetrics};
+use crate::metrics::{Meter, QueueMetrics, Working};
 
 /// The first wait of a key that failed; it doubles up to the cap.
 const FIRST_RETRY: Duration = Duration::from_millis(5);
 const LAST_RETRY: Duration = Duration::from_secs(1000);
+/// So many keys that may rest are known before those are dropped that do not any more.
+const RESTING: usize = 1024;
 /// The longest delay. Users write any number of seconds, and times beyond the clock's range cannot be computed.
 const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
 
@@ -31,12 +33,14 @@ struct State<T> {
     ready: VecDeque<(T, Instant)>,
     /// Waiting to be worked on, in `ready` or because a worker still has the key.
     dirty: HashSet<T>,
-    /// With a worker.
-    held: HashSet<T>,
+    /// With a worker, since when.
+    held: HashMap<T, Instant>,
     delayed: BinaryHeap<Reverse<(Instant, T)>>,
     /// The earliest time each delayed key is due; heap entries that disagree are stale.
     due: HashMap<T, Instant>,
     failures: HashMap<T, u32>,
+    /// Until when keys rest that were worked on; those of the past are dropped now and then.
+    resting: HashMap<T, Instant>,
 }
 
 struct Shared<T> {
@@ -44,8 +48,16 @@ struct Shared<T> {
     state: Mutex<State<T>>,
     changed: Notify,
     cap: Duration,
+    /// How long a key rests after it was worked on.
+    rest: Duration,
     /// Counts what happens, once the queue has a name.
     meter: OnceLock<Meter>,
+}
+
+impl<T: Item> Working for Shared<T> {
+    fn since(&self) -> Vec<Instant> {
+        self.state.lock().held.values().copied().collect()
+    }
 }
 
 impl<T> Shared<T> {
@@ -94,10 +106,11 @@ impl<T: Item> Drop for Held<T> {
     fn drop(&mut self) {
         let shared = &self.queue.shared;
         shared.count(|meter| meter.finished(self.since.elapsed()));
-        let mut state = shared.state.lock();
+        let (mut state, now) = (shared.state.lock(), Instant::now());
         state.held.remove(&self.key);
-        if state.dirty.contains(&self.key) {
-            state.ready.push_back((self.key.clone(), Instant::now()));
+        state.rest(&self.key, now, shared.rest);
+        if state.dirty.remove(&self.key) {
+            state.push(self.key.clone(), now);
             shared.count(|meter| meter.has(state.ready.len()));
             shared.changed.notify_one();
         }
@@ -107,18 +120,29 @@ impl<T: Item> Drop for Held<T> {
 impl<T: Item> Queue<T> {
     /// A queue whose failing keys wait at most this long.
     pub fn with_retry_cap(cap: Duration) -> Self {
+        Self::new(cap, Duration::ZERO)
+    }
+
+    /// A queue whose keys rest for so long after they were worked on.
+    pub fn with_rest(rest: Duration) -> Self {
+        Self::new(LAST_RETRY, rest)
+    }
+
+    fn new(cap: Duration, rest: Duration) -> Self {
         let state = State {
             ready: VecDeque::new(),
             dirty: HashSet::new(),
-            held: HashSet::new(),
+            held: HashMap::new(),
             delayed: BinaryHeap::new(),
             due: HashMap::new(),
             failures: HashMap::new(),
+            resting: HashMap::new(),
         };
         let shared = Shared {
             state: Mutex::new(state),
             changed: Notify::new(),
             cap,
+            rest,
             meter: OnceLock::new(),
         };
         Self {
@@ -128,18 +152,20 @@ impl<T: Item> Queue<T> {
 
     /// Counts from now on what the queue does, under this name.
     pub fn measure(&self, name: &'static str, metrics: &QueueMetrics) {
-        self.shared.meter.get_or_init(|| metrics.meter(name));
+        let shared = Arc::downgrade(&self.shared);
+        self.shared
+            .meter
+            .get_or_init(|| metrics.meter(name, shared));
     }
 
     /// Adds a key now.
     pub fn add(&self, key: T) {
         let mut state = self.shared.state.lock();
-        let before = state.dirty.len();
-        let is_ready = state.push(key, Instant::now());
-        if state.dirty.len() > before {
+        let pushed = state.push(key, Instant::now());
+        if pushed != Pushed::Known {
             self.shared.count(Meter::added);
         }
-        if is_ready {
+        if matches!(pushed, Pushed::Ready | Pushed::Later) {
             self.shared.count(|meter| meter.has(state.ready.len()));
             self.shared.changed.notify_one();
         }
@@ -151,10 +177,7 @@ impl<T: Item> Queue<T> {
             return self.add(key);
         }
         let due = Instant::now() + delay.min(LONGEST);
-        let mut state = self.shared.state.lock();
-        if state.due.get(&key).is_none_or(|known| due < *known) {
-            state.due.insert(key.clone(), due);
-            state.delayed.push(Reverse((due, key)));
+        if self.shared.state.lock().delay(key, due) {
             self.shared.changed.notify_one();
         }
     }
@@ -230,14 +253,56 @@ fn retry_delay(failures: u32, cap: Duration) -> Duration {
     FIRST_RETRY.saturating_mul(factor).min(cap)
 }
 
+/// What became of a key that was added.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Pushed {
+    /// It waits already.
+    Known,
+    /// A worker has it: it comes again after that.
+    Held,
+    /// It rests: it comes when that is over.
+    Later,
+    /// A worker should be woken.
+    Ready,
+}
+
 impl<T: Item> State<T> {
-    /// Whether a worker should be woken.
-    fn push(&mut self, key: T, now: Instant) -> bool {
-        if !self.dirty.insert(key.clone()) || self.held.contains(&key) {
-            return false;
+    fn push(&mut self, key: T, now: Instant) -> Pushed {
+        if let Some(until) = self.resting.get(&key).copied().filter(|until| *until > now) {
+            return match self.delay(key, until) {
+                true => Pushed::Later,
+                false => Pushed::Known,
+            };
+        }
+        if !self.dirty.insert(key.clone()) {
+            return Pushed::Known;
+        }
+        if self.held.contains_key(&key) {
+            return Pushed::Held;
         }
         self.ready.push_back((key, now));
-        true
+        Pushed::Ready
+    }
+
+    /// Lets a key come at a time; whether that is earlier than it would have come.
+    fn delay(&mut self, key: T, due: Instant) -> bool {
+        let is_earlier = self.due.get(&key).is_none_or(|known| due < *known);
+        if is_earlier {
+            self.due.insert(key.clone(), due);
+            self.delayed.push(Reverse((due, key)));
+        }
+        is_earlier
+    }
+
+    /// A key was worked on.
+    fn rest(&mut self, key: &T, now: Instant, rest: Duration) {
+        if rest.is_zero() {
+            return;
+        }
+        if self.resting.len() >= RESTING {
+            self.resting.retain(|_, until| *until > now);
+        }
+        self.resting.insert(key.clone(), now + rest);
     }
 
     /// The next key, whether there are more, and when the next delayed key is due. When there are
@@ -257,7 +322,7 @@ impl<T: Item> State<T> {
         let key = self.ready.pop_front();
         if let Some((key, _)) = &key {
             self.dirty.remove(key);
-            self.held.insert(key.clone());
+            self.held.insert(key.clone(), now);
         }
         let due = self.delayed.peek().map(|Reverse((due, _))| *due);
         (key, !self.ready.is_empty() || due.is_some(), due)
@@ -333,6 +398,23 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_key_that_was_worked_on_rests_and_then_comes_once() {
+        let rest = Duration::from_secs(3600);
+        let queue = Queue::with_rest(rest);
+        queue.add("a");
+        let held = queue.next().await;
+        queue.add("a");
+        drop(held);
+        queue.add("a");
+        queue.add("b");
+        assert_eq!(*queue.next().await.key(), "b", "others do not wait");
+        assert!(poll_once(queue.next()).await.is_none());
+        let mut state = queue.shared.state.lock();
+        let (key, more, _) = state.take(Instant::now() + 2 * rest);
+        assert_eq!((key.map(|(key, _)| key), more), (Some("a"), false));
+    }
+
+    #[tokio::test]
     async fn success_forgets_failures() {
         let queue = Queue::default();
         queue.retry("a");
@@ -384,6 +466,29 @@ mod tests {
         ] {
             assert!(text.contains(line), "{line}: {text}");
         }
+    }
+
+    #[tokio::test]
+    async fn keys_that_are_being_worked_on_are_counted_until_they_are_given_back() {
+        let (metrics, queue) = (QueueMetrics::default(), Queue::default());
+        queue.measure("job", &metrics);
+        let value = |metric: &str| {
+            let (text, begin) = (metrics.text(), format!("{metric}{{name=\"job\"}} "));
+            let line = text.lines().find_map(|line| line.strip_prefix(&begin));
+            line.and_then(|value| value.parse::<f64>().ok()).unwrap()
+        };
+        assert_eq!(value("workqueue_unfinished_work_seconds"), 0.0);
+        queue.add("a");
+        queue.add("b");
+        let held = (queue.next().await, queue.next().await);
+        while value("workqueue_longest_running_processor_seconds") == 0.0 {
+            tokio::task::yield_now().await;
+        }
+        let longest = value("workqueue_longest_running_processor_seconds");
+        assert!(value("workqueue_unfinished_work_seconds") >= longest);
+        drop(held);
+        assert_eq!(value("workqueue_unfinished_work_seconds"), 0.0);
+        assert_eq!(value("workqueue_longest_running_processor_seconds"), 0.0);
     }
 
     #[tokio::test]

@@ -9,13 +9,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-use client::Api;
+use client::{Api, ToJson};
 use jiff::Timestamp;
 use k8s_openapi::{
     api::core::v1::{Event, EventSource, ObjectReference},
     apimachinery::pkg::apis::meta::v1::Time,
 };
-use kube::api::{ObjectMeta, Patch, PatchParams, PostParams};
+use kube::{
+    Resource,
+    api::{ObjectMeta, Patch, PatchParams, PostParams, Request},
+};
 use lifecycle::Context;
 use serde_json::json;
 use stdx::{Clock, SystemClock};
@@ -112,14 +115,16 @@ async fn write(client: &kube::Client, correlator: &mut Correlator, said: Said) {
     let api: Api<Event> = Api::namespaced(client.clone(), &namespace);
     let outcome = match correlator.correlate(said) {
         Outcome::Drop => return,
-        Outcome::Create(event) => create(&api, &event).await,
+        Outcome::Create(event) => create(client, &namespace, &event).await,
         Outcome::Count { name, patch, event } => {
             match api
                 .patch(&name, &PatchParams::default(), &Patch::Merge(&patch))
                 .await
             {
                 // The event expired in the meantime: say it anew.
-                Err(kube::Error::Api(status)) if status.code == 404 => create(&api, &event).await,
+                Err(kube::Error::Api(status)) if status.code == 404 => {
+                    create(client, &namespace, &event).await
+                }
                 other => other.map(|_| ()),
             }
         }
@@ -129,8 +134,13 @@ async fn write(client: &kube::Client, correlator: &mut Correlator, said: Said) {
     }
 }
 
-async fn create(api: &Api<Event>, event: &Event) -> Result<(), kube::Error> {
-    api.create(&PostParams::default(), event).await.map(|_| ())
+/// Creates an event. Nothing is read of the answer.
+async fn create(client: &kube::Client, namespace: &str, event: &Event) -> Result<(), kube::Error> {
+    let request = Request::new(Event::url_path(&(), Some(namespace)));
+    let body = event.to_json().map_err(kube::Error::SerdeError)?;
+    let request = request.create(&PostParams::default(), body);
+    let request = request.map_err(kube::Error::BuildRequest)?;
+    client.request_text(request).await.map(drop)
 }
 
 /// Events about cluster-scoped objects live in the namespace "default".
