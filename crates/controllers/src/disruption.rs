@@ -21,7 +21,7 @@ use reconcile::{Action, Controller, Error, Key, Kind, Recorder, Selector, Writer
 use crate::{
     intorpercent::scaled,
     pods::{is_deleting, is_ready, is_terminal},
-    shared::{Shared, controller_of, selected_in},
+    shared::{REST, Shared, controller_of, selected_in},
 };
 
 /// As in the table of controllers.
@@ -73,6 +73,7 @@ pub fn start(shared: &Arc<Shared>) {
         .reads(&controller.stateful_sets)
         .reads(&controller.controllers)
         .workers(2)
+        .rest(REST)
         .start();
 }
 

@@ -13,7 +13,7 @@ use reconcile::{Action, Controller, Error, Key, Selector, Writer};
 use crate::{
     endpointslice::view::{addresses, hostname, reference, services_of_pod, target_port},
     pods::{is_deleting, is_ready, is_terminal, node},
-    shared::{Shared, selected_in},
+    shared::{REST, Shared, selected_in},
 };
 
 /// As in the table of controllers.
@@ -44,7 +44,8 @@ pub fn start(shared: &Arc<Shared>) {
         .watches(&controller.services)
         .watches_with(&controller.pods, concerned)
         .watches(controller.endpoints.cache())
-        .workers(5)
+        .workers(16)
+        .rest(REST)
         .start();
 }
 

@@ -8,7 +8,10 @@ use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Volume};
 use kube::api::ObjectMeta;
 use reconcile::{Action, Controller, Error, Key, Kind, Recorder, Writer, storage::claim_name};
 
-use crate::shared::{CLAIM, Shared, claimed_key, controller_of, controller_reference};
+use crate::{
+    metrics::Metrics,
+    shared::{CLAIM, Shared, claimed_key, controller_of, controller_reference},
+};
 
 /// As in the table of controllers.
 pub const NAME: &str = "ephemeral-volume";
@@ -18,6 +21,7 @@ struct Ephemeral {
     pods: Informer<Pod>,
     claims: Writer<PersistentVolumeClaim>,
     events: Recorder,
+    metrics: Metrics,
 }
 
 /// Starts it.
@@ -26,6 +30,7 @@ pub fn start(shared: &Arc<Shared>) {
         pods: shared.informer(),
         claims: shared.writer(ACCOUNT),
         events: shared.recorder(ACCOUNT, "ephemeral_volume"),
+        metrics: shared.metrics.clone(),
     });
     let pods = controller.pods.clone();
     shared
@@ -99,9 +104,13 @@ impl Ephemeral {
         if let Some(known) = self.claims.cache().get(namespace, name) {
             return foreign(pod, &known).map_or(Ok(()), |why| Err(Error::Invalid(why)));
         }
+        self.metrics.ephemeral_created.add([], 1);
         match self.claims.create(namespace, &wanted).await {
             Ok(_) => Ok(()),
-            Err(error) => Err(Error::Invalid(format!("create PVC {name}: {error}"))),
+            Err(error) => {
+                self.metrics.ephemeral_failed.add([], 1);
+                Err(Error::Invalid(format!("create PVC {name}: {error}")))
+            }
         }
     }
 }

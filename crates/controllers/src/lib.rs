@@ -7,6 +7,7 @@ mod claim;
 mod discovery;
 mod history;
 mod intorpercent;
+mod metrics;
 mod podcontrol;
 mod pods;
 mod replicas;
@@ -57,6 +58,7 @@ use std::sync::Arc;
 
 use client::Connector;
 use lifecycle::{Context, Run, Service};
+use metrics::Metrics;
 use reconcile::QueueMetrics;
 use stdx::{Clock, SystemClock};
 
@@ -176,7 +178,8 @@ impl Config {
             config: self,
             connector,
             clock,
-            metrics: QueueMetrics::default(),
+            queues: QueueMetrics::default(),
+            metrics: Metrics::default(),
         }
     }
 }
@@ -186,7 +189,8 @@ pub struct Controllers {
     config: Config,
     connector: Arc<dyn Connector>,
     clock: Arc<dyn Clock>,
-    metrics: QueueMetrics,
+    queues: QueueMetrics,
+    metrics: Metrics,
 }
 
 impl Service for Controllers {
@@ -199,13 +203,14 @@ impl Service for Controllers {
     }
 
     fn metrics(&self) -> String {
-        self.metrics.text()
+        self.queues.text() + &self.metrics.text()
     }
 
     fn run(self: Arc<Self>, context: Context) -> Run {
         Box::pin(async move {
             let (config, connector) = (self.config.clone(), self.connector.clone());
-            let (clock, metrics) = (self.clock.clone(), self.metrics.clone());
+            let metrics = (self.queues.clone(), self.metrics.clone());
+            let clock = self.clock.clone();
             let shared = Shared::new(context.clone(), config, connector, clock, metrics);
             let wanted =
                 |entry: &&Entry| !self.config.disabled.iter().any(|name| name == entry.name);

@@ -1,7 +1,6 @@
 //! Gives each node a part of the cluster's pod addresses, once and for life.
 
 use std::{
-    collections::HashSet,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     sync::Arc,
 };
@@ -9,10 +8,14 @@ use std::{
 use client::Api;
 use k8s_openapi::api::core::v1::Node;
 use kube::api::{Patch, PatchParams};
+use parking_lot::Mutex;
 use reconcile::{Action, Controller, Error, Key, Kind, Recorder};
 use serde_json::json;
 
-use crate::shared::Shared;
+use crate::{
+    metrics::Metrics,
+    shared::{CIDR, Shared},
+};
 
 /// As in the table of controllers.
 pub const NAME: &str = "node-ipam";
@@ -24,6 +27,9 @@ struct Allocator {
     recorder: Recorder,
     /// One for each family that pods have.
     ranges: Vec<Range>,
+    /// Guards the number of the first part of each range that may be free: all before it are taken.
+    first_free: Mutex<Vec<u128>>,
+    metrics: Metrics,
 }
 
 /// Starts it.
@@ -44,13 +50,19 @@ pub fn start(shared: &Arc<Shared>) {
         client: shared.client(ACCOUNT),
         nodes: shared.informer(),
         recorder: shared.recorder(ACCOUNT, "cidrAllocator"),
+        first_free: Mutex::new(vec![0; ranges.len()]),
         ranges,
+        metrics: shared.metrics.clone(),
     });
+    let freed = controller.clone();
     // One worker: two nodes must never get the same part.
     shared
         .controller(&controller)
-        .watches_with(&controller.nodes, |event| match event {
-            client::Event::Deleted(_) => Vec::new(),
+        .watches_with(&controller.nodes, move |event| match event {
+            client::Event::Deleted(_) => {
+                freed.first_free.lock().fill(0);
+                Vec::new()
+            }
             event => vec![Key::of(&**event.object())],
         })
         .start();
@@ -68,14 +80,7 @@ impl Controller for Allocator {
         if !cidrs(&node).is_empty() || node.metadata.deletion_timestamp.is_some() {
             return Ok(Action::Done);
         }
-        let taken: HashSet<String> = self
-            .nodes
-            .list()
-            .iter()
-            .flat_map(|node| cidrs(node))
-            .collect();
-        let free = self.ranges.iter().map(|range| range.first_free(&taken));
-        let Some(cidrs) = free.collect::<Option<Vec<String>>>() else {
+        let Some(cidrs) = self.allocate() else {
             let about = kube::Resource::object_ref(&*node, &());
             let text = format!("Node {} status is now: CIDRNotAvailable", key.name);
             self.recorder
@@ -89,13 +94,33 @@ impl Controller for Allocator {
         let patched = api
             .patch(&key.name, &PatchParams::default(), &Patch::Merge(&patch))
             .await?;
+        for range in &self.ranges {
+            let by = [("clusterCIDR", &*range.to_string())];
+            self.metrics.ranges_allocated.add(by, 1);
+        }
         let version = patched.metadata.resource_version.unwrap_or_default();
         self.nodes.reached(&version).await;
         Ok(Action::Done)
     }
 }
 
-fn cidrs(node: &Node) -> Vec<String> {
+impl Allocator {
+    /// A part of each range that no node has.
+    fn allocate(&self) -> Option<Vec<String>> {
+        let mut first = self.first_free.lock();
+        let is_taken = |cidr: &str| self.nodes.count_by_index(CIDR, cidr) > 0;
+        let ranges = self.ranges.iter().zip(first.iter_mut());
+        let found = ranges.map(|(range, first)| {
+            let (number, cidr) = range.first_free(*first, is_taken)?;
+            *first = number;
+            Some(cidr)
+        });
+        found.collect()
+    }
+}
+
+/// The addresses that pods of a node get.
+pub(crate) fn cidrs(node: &Node) -> Vec<String> {
     let Some(spec) = &node.spec else {
         return Vec::new();
     };
@@ -114,6 +139,12 @@ struct Range {
     bits: u32,
     prefix: u32,
     part: u32,
+}
+
+impl std::fmt::Display for Range {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}/{}", self.address(0), self.prefix)
+    }
 }
 
 impl Range {
@@ -139,22 +170,26 @@ impl Range {
         })
     }
 
-    fn first_free(&self, taken: &HashSet<String>) -> Option<String> {
+    /// The first free part from `first` on, and its number.
+    fn first_free(&self, first: u128, is_taken: impl Fn(&str) -> bool) -> Option<(u128, String)> {
         let parts = 1_u128 << (self.part - self.prefix);
-        (0..parts)
-            .map(|number| self.nth(number))
-            .find(|cidr| !taken.contains(cidr))
+        let mut parts = (first..parts).map(|number| (number, self.nth(number)));
+        parts.find(|(_, cidr)| !is_taken(cidr))
     }
 
     fn nth(&self, number: u128) -> String {
+        format!("{}/{}", self.address(number), self.part)
+    }
+
+    /// The first address of a part.
+    fn address(&self, number: u128) -> IpAddr {
         let address = self.base + (number << (self.bits - self.part));
-        let address = if self.bits == 32 {
+        if self.bits == 32 {
             // The base came from an IPv4 address and the parts stay inside its range.
             IpAddr::V4(Ipv4Addr::from(u32::try_from(address).unwrap_or(u32::MAX)))
         } else {
             IpAddr::V6(Ipv6Addr::from(address))
-        };
-        format!("{address}/{}", self.part)
+        }
     }
 }
 
@@ -165,12 +200,17 @@ mod tests {
     #[test]
     fn parts_are_given_in_order_and_gaps_are_used_again() {
         let range = Range::parse("10.42.0.0/16", 24).unwrap();
-        let taken = |cidrs: &[&str]| cidrs.iter().map(|cidr| (*cidr).to_owned()).collect();
-        assert_eq!(range.first_free(&taken(&[])).unwrap(), "10.42.0.0/24");
-        let used = taken(&["10.42.0.0/24", "10.42.2.0/24"]);
-        assert_eq!(range.first_free(&used).unwrap(), "10.42.1.0/24");
+        let free = |range: &Range, first, taken: &[&str]| {
+            let found = range.first_free(first, |cidr| taken.contains(&cidr));
+            found.map(|(_, cidr)| cidr)
+        };
+        assert_eq!(free(&range, 0, &[]).unwrap(), "10.42.0.0/24");
+        let used = ["10.42.0.0/24", "10.42.2.0/24"];
+        assert_eq!(free(&range, 0, &used).unwrap(), "10.42.1.0/24");
+        assert_eq!(free(&range, 2, &used).unwrap(), "10.42.3.0/24");
+        assert_eq!(range.to_string(), "10.42.0.0/16");
         let tiny = Range::parse("10.0.0.0/24", 24).unwrap();
-        assert_eq!(tiny.first_free(&taken(&["10.0.0.0/24"])), None);
+        assert_eq!(free(&tiny, 0, &["10.0.0.0/24"]), None);
         assert_eq!(
             Range::parse("fd00:42::/56", 24).unwrap().nth(3),
             "fd00:42:0:3::/64"

@@ -16,6 +16,7 @@ use reconcile::StatusPatch;
 use tracing::{info, warn};
 
 use crate::{
+    metrics::Metrics,
     pods::{self, is_terminal},
     shared::{DELETING, ENDED, NODE, STATE, Shared},
 };
@@ -38,6 +39,7 @@ struct Collector {
     pods: Informer<Pod>,
     /// Nodes that pods are bound to and that do not exist, and since when.
     missing: HashMap<String, Timestamp>,
+    metrics: Metrics,
 }
 
 /// Starts it.
@@ -47,6 +49,7 @@ pub fn start(shared: &Arc<Shared>) {
         nodes: shared.informer(),
         pods: shared.informer(),
         missing: HashMap::new(),
+        metrics: shared.metrics.clone(),
     };
     let (starting, shared) = (shared.starting(NAME), shared.clone());
     shared.context.clone().spawn(NAME, async move {
@@ -68,6 +71,18 @@ enum Reason {
     OutOfService,
     NodeGone,
     NeverScheduled,
+}
+
+impl Reason {
+    /// As metrics name it.
+    fn label(self) -> &'static str {
+        match self {
+            Self::TooMany => "terminated",
+            Self::OutOfService => "out-of-service",
+            Self::NodeGone => "orphaned",
+            Self::NeverScheduled => "unscheduled",
+        }
+    }
 }
 
 /// Which pods must go. `gone` are the nodes that have been missing for long enough.
@@ -210,10 +225,14 @@ impl Collector {
             resource_version: None,
         };
         let params = DeleteParams::default().grace_period(0).preconditions(uid);
+        let by = [("namespace", namespace), ("reason", reason.label())];
         match api.delete(name, &params).await {
-            Ok(_) => {}
+            Ok(_) => self.metrics.pods_removed.add(by, 1),
             Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {}
-            Err(error) => warn!(namespace, pod = name, %error, "cannot remove the pod"),
+            Err(error) => {
+                self.metrics.pods_not_removed.add(by, 1);
+                warn!(namespace, pod = name, %error, "cannot remove the pod");
+            }
         }
     }
 }

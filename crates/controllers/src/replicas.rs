@@ -20,12 +20,12 @@ use reconcile::{Action, Controller, Error, Key, Recorder, Selector, Writer};
 use crate::{
     claim, podcontrol,
     pods::{self, is_active, is_terminating},
-    shared::{OWNER, Shared, Watched, controller_of, orphans_of},
+    shared::{OWNER, REST, Shared, Watched, controller_of, orphans_of},
 };
 
 /// At most this many pods are created or deleted in one go.
 const BURST: usize = 500;
-const WORKERS: usize = 5;
+const WORKERS: usize = 32;
 
 /// How many pods of which template an object wants.
 pub(crate) struct Wish<'a> {
@@ -84,6 +84,7 @@ pub(crate) fn start<K: Owner>(shared: &Arc<Shared>) {
             },
         )
         .workers(WORKERS)
+        .rest(REST)
         .start();
 }
 

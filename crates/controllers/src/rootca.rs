@@ -1,7 +1,7 @@
 //! Every namespace has a ConfigMap with the authority of the API server's certificate, so that pods
 //! can know whom they talk to. A change of it is undone.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc, time::Instant};
 
 use client::Informer;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
@@ -41,7 +41,7 @@ pub fn start(shared: &Arc<Shared>) {
             let namespace = namespace.into_iter();
             namespace.map(|namespace| Key::new("", namespace)).collect()
         })
-        .workers(2)
+        .workers(8)
         .start();
 }
 
@@ -55,12 +55,21 @@ impl Controller for Publisher {
         if !namespace.is_some_and(|namespace| is_active_namespace(&namespace)) {
             return Ok(Action::Done);
         }
+        let (begun, metrics) = (Instant::now(), &self.shared.metrics);
         let known = self.maps.cache().get(&key.name, CONFIG_MAP);
         let outcome = match decide(known.as_deref(), &key.name, &self.shared.config.cluster_ca) {
             Change::Nothing => return Ok(Action::Done),
             Change::Create(map) => self.maps.create(&key.name, &map).await,
             Change::Update(map) => self.maps.update(&key.name, &map).await,
         };
+        let code = match &outcome {
+            Err(Error::Api(kube::Error::Api(status))) => status.code.to_string(),
+            Err(_) => "500".to_owned(),
+            Ok(_) => "200".to_owned(),
+        };
+        metrics.root_ca_syncs.add([("code", &code)], 1);
+        let seconds = &metrics.root_ca_seconds;
+        seconds.took([("code", &code)], begun.elapsed());
         match outcome {
             Ok(_) => Ok(Action::Done),
             Err(error) if error.is_namespace_terminating() => Ok(Action::Done),

@@ -35,7 +35,7 @@ pub fn start(shared: &Arc<Shared>) {
             let namespace = namespace.into_iter();
             namespace.map(|namespace| Key::new("", namespace)).collect()
         })
-        .workers(2)
+        .workers(8)
         .start();
 }
 

@@ -6,6 +6,7 @@ use std::{
     collections::HashMap,
     net::IpAddr,
     sync::Arc,
+    time::Duration,
 };
 
 use client::{Connector, Informer, ToJson, informer};
@@ -39,7 +40,11 @@ use reconcile::{
 };
 use stdx::Clock;
 
-use crate::{Config, endpointslice::view::addresses, pods};
+use crate::{Config, endpointslice::view::addresses, metrics::Metrics, nodeipam, pods};
+
+/// How long the keys of workloads rest after they were worked on: a burst of changes of their pods is one look and
+/// one status.
+pub(crate) const REST: Duration = Duration::from_millis(20);
 
 /// The index of objects by the uid of their controller; those that have none are filed by
 /// [`orphans_of`] their namespace.
@@ -63,6 +68,8 @@ pub(crate) const SERVICE: &str = "service";
 pub(crate) const CLAIM: &str = "claim";
 /// The index of VolumeAttachments by node; [`CLAIM`] has them by volume.
 pub(crate) const ATTACHED: &str = "attached";
+/// The index of nodes by the addresses of their pods.
+pub(crate) const CIDR: &str = "cidr";
 /// The index of claims that are not bound, by their class.
 pub(crate) const UNBOUND: &str = "unbound";
 
@@ -88,7 +95,7 @@ macro_rules! watched {
 watched! {
     by owner: ReplicaSet, Job, ControllerRevision;
     plain: Deployment, DaemonSet, StatefulSet, HorizontalPodAutoscaler, CronJob, Lease, ConfigMap,
-    Endpoints, Namespace, Node, ReplicationController, ResourceQuota, ServiceAccount,
+    Endpoints, Namespace, ReplicationController, ResourceQuota, ServiceAccount,
     PodDisruptionBudget, ClusterRole, StorageClass, CertificateSigningRequest,
     IPAddress, ServiceCIDR, VolumeAttributesClass, CSIDriver,
 }
@@ -112,6 +119,12 @@ impl Watched for Pod {
             let states = ended.into_iter().chain(deleting);
             states.map(ToOwned::to_owned).collect()
         })
+    }
+}
+
+impl Watched for Node {
+    fn indexed(builder: informer::Builder<Self>) -> informer::Builder<Self> {
+        builder.index(CIDR, nodeipam::cidrs)
     }
 }
 
@@ -248,7 +261,9 @@ pub struct Shared {
     connector: Arc<dyn Connector>,
     clock: Arc<dyn Clock>,
     startup: Startup,
-    metrics: QueueMetrics,
+    queues: QueueMetrics,
+    /// What the controllers count.
+    pub(crate) metrics: Metrics,
     /// Guards the table of informers that were started so far.
     informers: Mutex<HashMap<TypeId, Box<dyn Any + Send + Sync>>>,
 }
@@ -259,7 +274,7 @@ impl Shared {
         config: Config,
         connector: Arc<dyn Connector>,
         clock: Arc<dyn Clock>,
-        metrics: QueueMetrics,
+        (queues, metrics): (QueueMetrics, Metrics),
     ) -> Arc<Self> {
         let reader = connector.client("system:kube-controller-manager");
         let informers = Mutex::default();
@@ -270,6 +285,7 @@ impl Shared {
             connector,
             clock,
             startup: Startup::default(),
+            queues,
             metrics,
             informers,
         })
@@ -289,12 +305,12 @@ impl Shared {
 
     /// Starts a controller: say what it watches, and `start`.
     pub fn controller<C: Controller>(&self, controller: &Arc<C>) -> Builder<C> {
-        Builder::new(&self.context, &self.startup, controller.clone()).metrics(&self.metrics)
+        Builder::new(&self.context, &self.startup, controller.clone()).metrics(&self.queues)
     }
 
     /// Counts a queue that a controller with a loop of its own has.
     pub fn measure<T: Item>(&self, name: &'static str, queue: &Queue<T>) {
-        queue.measure(name, &self.metrics);
+        queue.measure(name, &self.queues);
     }
 
     /// For a controller with a loop of its own: it counts as started when this is dropped.

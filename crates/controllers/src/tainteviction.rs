@@ -103,6 +103,22 @@ fn taints(node: &Node) -> Vec<Taint> {
         .collect()
 }
 
+/// How long ago the last of the node's taints that the pod does not tolerate for ever was added.
+fn since(pod: &Pod, node: &Node, now: Timestamp) -> Duration {
+    let is_tolerated = |taint: &Taint| {
+        let mut matching = tolerations(pod).iter();
+        let known = matching.find(|toleration| tolerates(toleration, taint));
+        known.is_some_and(|toleration| toleration.toleration_seconds.is_none())
+    };
+    let taints = taints(node)
+        .into_iter()
+        .filter(|taint| !is_tolerated(taint));
+    let added = taints.filter_map(|taint| Some(taint.time_added?.0)).max();
+    added.map_or(Duration::ZERO, |added| {
+        now.duration_since(added).unsigned_abs()
+    })
+}
+
 fn tolerations(pod: &Pod) -> &[Toleration] {
     let spec = pod.spec.as_ref();
     spec.and_then(|spec| spec.tolerations.as_deref())
@@ -160,12 +176,12 @@ impl Controller for Evictor {
                 }
                 Ok(Action::Done)
             }
-            Fate::Leave => self.evict(&pod, key, now).await,
+            Fate::Leave => self.evict((&pod, &node), key).await,
             Fate::LeaveAfter(patience) => {
                 let uid = pod.metadata.uid.as_ref();
                 let left = self.scheduled.lock().time_left(key, uid, patience, now);
                 if left.is_zero() {
-                    return self.evict(&pod, key, now).await;
+                    return self.evict((&pod, &node), key).await;
                 }
                 Ok(Action::After(left))
             }
@@ -180,7 +196,8 @@ impl Evictor {
             .event(&about, Kind::Normal, "TaintManagerEviction", text);
     }
 
-    async fn evict(&self, pod: &Pod, key: &Key, now: Timestamp) -> Result<Action, Error> {
+    async fn evict(&self, (pod, node): (&Pod, &Node), key: &Key) -> Result<Action, Error> {
+        let now = self.shared.now();
         self.record(pod, format!("Marking for deletion Pod {key}"));
         let message = "Taint manager: deleting due to NoExecute taint";
         let patch = pods::disruption(pod, "DeletionByTaintManager", message, now);
@@ -195,6 +212,11 @@ impl Evictor {
             };
         }
         self.pods.delete(pod).await?;
+        let metrics = &self.shared.metrics;
+        metrics.taint_evictions.add([], 1);
+        metrics
+            .taint_eviction_seconds
+            .took([], since(pod, node, self.shared.now()));
         self.scheduled.lock().remove(key);
         Ok(Action::Done)
     }

@@ -32,15 +32,26 @@ pub fn start(shared: &Arc<Shared>) {
         .start();
 }
 
-/// How long the job may still stay; nothing when it has not ended or did not ask.
-fn left(job: &Job, now: Timestamp) -> Option<Duration> {
+/// When the job may go; nothing when it has not ended or did not ask.
+fn expires(job: &Job) -> Option<Timestamp> {
     let seconds = job.spec.as_ref()?.ttl_seconds_after_finished?;
     let mut conditions = job.status.as_ref()?.conditions.iter().flatten();
     let end = conditions
         .find(|c| (c.type_ == "Complete" || c.type_ == "Failed") && c.status == "True")?;
     let ended = end.last_transition_time.as_ref()?.0;
-    let expires = ended + Duration::from_secs(u64::try_from(seconds).unwrap_or(0));
-    Some(Duration::try_from(expires.duration_since(now)).unwrap_or_default())
+    Some(ended + Duration::from_secs(u64::try_from(seconds).unwrap_or(0)))
+}
+
+/// How long the job may still stay.
+fn left(job: &Job, now: Timestamp) -> Option<Duration> {
+    let left = expires(job)?.duration_since(now);
+    Some(Duration::try_from(left).unwrap_or_default())
+}
+
+/// How long ago its time was over.
+fn late(job: &Job, now: Timestamp) -> Option<Duration> {
+    let late = now.duration_since(expires(job)?);
+    Some(Duration::try_from(late).unwrap_or_default())
 }
 
 impl Controller for Expiry {
@@ -76,6 +87,8 @@ impl Expiry {
             Some(_) => {
                 let policy = PropagationPolicy::Foreground;
                 self.jobs.delete_with(&job, policy).await?;
+                let late = late(&job, self.shared.now()).unwrap_or_default();
+                self.shared.metrics.expired_jobs.took([], late);
             }
         }
         Ok(Action::Done)

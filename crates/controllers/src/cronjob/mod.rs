@@ -159,6 +159,8 @@ impl Crons {
         let made = match self.jobs.create(namespace, &job).await {
             Ok(made) => {
                 let name = made.metadata.name.as_deref().unwrap_or_default();
+                let skew = self.shared.now().duration_since(time).unsigned_abs();
+                self.shared.metrics.cronjob_skew.took([], skew);
                 let text = format!("Created job {name}");
                 self.event(cron, Kind::Normal, "SuccessfulCreate", text);
                 made

@@ -21,7 +21,7 @@ use crate::{
     claim,
     history::{self, History, Newest},
     podcontrol,
-    shared::{NODE, OWNER, Shared, controller_of, orphans_of},
+    shared::{NODE, OWNER, REST, Shared, controller_of, orphans_of},
 };
 use backoff::Backoffs;
 use decide::{Plan, View, decide, status};
@@ -30,7 +30,7 @@ use decide::{Plan, View, decide, status};
 pub const NAME: &str = "daemonset";
 const ACCOUNT: &str = "daemon-set-controller";
 const COMPONENT: &str = "daemonset-controller";
-const WORKERS: usize = 2;
+const WORKERS: usize = 4;
 
 struct Daemons {
     shared: Arc<Shared>,
@@ -71,6 +71,7 @@ pub fn start(shared: &Arc<Shared>) {
         })
         .reads(controller.revisions.cache())
         .workers(WORKERS)
+        .rest(REST)
         .start();
 }
 

@@ -28,7 +28,7 @@ pub(super) struct View {
     pub(super) deployment: Deployment,
     /// The sets it owns.
     pub(super) sets: Vec<Arc<ReplicaSet>>,
-    /// How many pods of each of them are still running.
+    /// How many pods of each of them are still running; known when they are to be recreated.
     pub(super) pods: Vec<usize>,
     pub(super) now: Timestamp,
 }

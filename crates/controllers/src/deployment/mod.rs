@@ -20,14 +20,14 @@ use reconcile::{Action, Controller, Error, Key, Kind, Recorder, Selector, Writer
 use crate::{
     claim, podcontrol,
     pods::is_terminal,
-    shared::{OWNER, Shared, controller_of, orphans_of},
+    shared::{OWNER, REST, Shared, controller_of, orphans_of},
 };
 use decide::{Plan, Resize, View, decide};
 
 /// As in the table of controllers.
 pub const NAME: &str = "deployment";
 const ACCOUNT: &str = "deployment-controller";
-const WORKERS: usize = 5;
+const WORKERS: usize = 32;
 
 struct Deployments {
     shared: Arc<Shared>,
@@ -50,6 +50,7 @@ pub fn start(shared: &Arc<Shared>) {
         controller.deployments.cache().clone(),
         controller.sets.cache().clone(),
     );
+    let recreated = deployments.clone();
     shared
         .controller(&controller)
         .watches(controller.deployments.cache())
@@ -70,12 +71,15 @@ pub fn start(shared: &Arc<Shared>) {
             let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
             let set = controller_of(&**pod).and_then(|owner| sets.get(namespace, &owner.name));
             let owner = set.as_ref().and_then(|set| controller_of(&**set));
-            let owner = owner.into_iter();
-            owner
-                .map(|owner| Key::new(namespace, owner.name.clone()))
+            let owner = owner.and_then(|owner| recreated.get(namespace, &owner.name));
+            let waiting = owner.filter(|deployment| recreates(deployment));
+            waiting
+                .iter()
+                .map(|deployment| Key::of(&**deployment))
                 .collect()
         })
         .workers(WORKERS)
+        .rest(REST)
         .start();
 }
 
@@ -99,6 +103,15 @@ impl Controller for Deployments {
         let plan = decide(&view);
         self.act(&view.deployment, plan).await
     }
+}
+
+/// Whether old pods must be gone before new ones come.
+fn recreates(deployment: &Deployment) -> bool {
+    let strategy = deployment
+        .spec
+        .as_ref()
+        .and_then(|spec| spec.strategy.as_ref());
+    strategy.is_some_and(|strategy| strategy.type_.as_deref() == Some("Recreate"))
 }
 
 fn about(deployment: &Deployment) -> k8s_openapi::api::core::v1::ObjectReference {
@@ -125,7 +138,10 @@ impl Deployments {
                 .by_index(OWNER, set.metadata.uid.as_deref().unwrap_or_default());
             pods.iter().filter(|pod| !is_terminal(pod)).count()
         };
-        let pods = sets.iter().map(|set| running(set)).collect();
+        let pods = match recreates(deployment) {
+            true => sets.iter().map(|set| running(set)).collect(),
+            false => Vec::new(),
+        };
         let now = self.shared.now();
         Ok(View {
             deployment: (**deployment).clone(),

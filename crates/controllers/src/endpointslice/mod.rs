@@ -15,7 +15,10 @@ use k8s_openapi::api::{
 use parking_lot::Mutex;
 use reconcile::{Action, Controller, Error, Key, Kind, Recorder, Selector, Writer};
 
-use crate::shared::{Shared, controller_reference, selected_in};
+use crate::{
+    metrics::Metrics,
+    shared::{REST, Shared, controller_reference, selected_in},
+};
 use kube::{Resource, api::ObjectMeta};
 use pack::{Change, pack};
 use view::{Group, MANAGED_BY, SERVICE_NAME, desired};
@@ -34,6 +37,7 @@ struct Slices {
     recorder: Recorder,
     /// Services whose hints depend on the nodes: all of them are looked at when a node changes.
     by_topology: Mutex<BTreeSet<Key>>,
+    metrics: Metrics,
 }
 
 /// Starts it.
@@ -45,6 +49,7 @@ pub fn start(shared: &Arc<Shared>) {
         slices: shared.writer(ACCOUNT),
         recorder: shared.recorder(ACCOUNT, "endpoint-slice-controller"),
         by_topology: Mutex::default(),
+        metrics: shared.metrics.clone(),
     });
     let hinted = controller.clone();
     let concerned = view::services_of_pod(&controller.services);
@@ -60,7 +65,8 @@ pub fn start(shared: &Arc<Shared>) {
                 false => Vec::new(),
             },
         )
-        .workers(5)
+        .workers(16)
+        .rest(REST)
         .start();
 }
 
@@ -98,12 +104,30 @@ impl Controller for Slices {
             Some((service, groups)) => pack(&model(service), groups, existing),
             None => existing.into_iter().map(Change::Delete).collect(),
         };
-        pack::write(&self.slices, &key.namespace, &changes).await?;
-        Ok(Action::Done)
+        let written = pack::write(&self.slices, &key.namespace, &changes).await;
+        self.count(&changes, written.is_ok());
+        written.map(|()| Action::Done)
     }
 }
 
 impl Slices {
+    fn count(&self, changes: &[Change], is_ok: bool) {
+        let result = if is_ok { "success" } else { "error" };
+        self.metrics.slice_syncs.add([("result", result)], 1);
+        let by = [("topology", "Disabled"), ("traffic_distribution", "")];
+        let changed = &self.metrics.slices_changed;
+        changed.observe(by, changes.len() as f64);
+        for change in changes {
+            let operation = match change {
+                Change::Create(_) => "create",
+                Change::Update(_) => "update",
+                Change::Delete(_) => "delete",
+            };
+            let metric = &self.metrics.slice_changes;
+            metric.add([("operation", operation)], 1);
+        }
+    }
+
     /// Hints for zones, where the Service asks for them by its annotation.
     fn hint(
         &self,

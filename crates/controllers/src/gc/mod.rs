@@ -38,7 +38,7 @@ pub const NAME: &str = "garbage-collector";
 const ACCOUNT: &str = "generic-garbage-collector";
 /// How often new kinds are looked for.
 const DISCOVERY: Duration = Duration::from_secs(15);
-const WORKERS: usize = 8;
+const WORKERS: usize = 32;
 /// How long an owner without dependents waits for such as are not in the caches yet.
 const HESITATION: Duration = Duration::from_millis(250);
 /// Owners that are remembered before those of long ago are forgotten.
@@ -76,10 +76,12 @@ pub fn start(shared: &Arc<Shared>) {
     });
     let token = shared.context.token();
     let found = graph.clone();
+    let metrics = shared.metrics.clone();
     shared.context.spawn("discovery", async move {
         loop {
             match discover(&client).await {
                 Ok((resources, failed)) => {
+                    metrics.kinds_not_followed.add([], failed.len());
                     for group in &failed {
                         warn!(group, "discovery failed: its kinds stay as they were");
                     }

@@ -106,7 +106,16 @@ impl Controller for Autoscalers {
             status: autoscaler.status.clone().unwrap_or_default(),
             now: self.shared.now(),
         };
+        let begun = std::time::Instant::now();
         look.run().await;
+        let is_scaled = look.status.desired_replicas != look.status.current_replicas.unwrap_or(0);
+        let by = [
+            ("action", if is_scaled { "scale" } else { "none" }),
+            ("error", "none"),
+        ];
+        self.shared.metrics.autoscaler_syncs.add(by, 1);
+        let seconds = &self.shared.metrics.autoscaler_seconds;
+        seconds.took(by, begun.elapsed());
         let status = Some(look.status);
         if status != autoscaler.status {
             let updated = HorizontalPodAutoscaler {

@@ -62,6 +62,17 @@ pub(super) enum Step {
     Create(Vec<NewPod>),
 }
 
+impl Step {
+    /// As metrics name it.
+    pub(super) fn action(&self) -> &'static str {
+        match self {
+            Self::Nothing => "reconciling",
+            Self::Stop(_) | Self::Remove(_) => "pods_deleted",
+            Self::Create(_) => "pods_created",
+        }
+    }
+}
+
 /// How a Job ends, before its last pod is gone: the conditions SuccessCriteriaMet or FailureTarget
 /// first, Complete or Failed when everything is counted.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -3,6 +3,7 @@
 //! it.
 
 mod backoff;
+mod counted;
 mod decide;
 mod failurepolicy;
 mod indexes;
@@ -11,7 +12,7 @@ mod pod;
 mod successpolicy;
 mod template;
 
-use std::{collections::HashMap, sync::Arc};
+use std::{collections::HashMap, sync::Arc, time::Instant};
 
 use client::Api;
 use futures::future::join_all;
@@ -25,7 +26,7 @@ use reconcile::{Action, Controller, Error, Key, Kind, Recorder, Selector, Writer
 
 use crate::{
     claim, podcontrol,
-    shared::{OWNER, Shared, orphans_of},
+    shared::{OWNER, REST, Shared, orphans_of},
 };
 use backoff::Backoff;
 use decide::{Done, Round, Step, View, is_finished};
@@ -34,7 +35,7 @@ use pod::FINALIZER;
 /// As in the table of controllers.
 pub const NAME: &str = "job";
 const ACCOUNT: &str = "job-controller";
-const WORKERS: usize = 5;
+const WORKERS: usize = 32;
 
 struct Jobs {
     shared: Arc<Shared>,
@@ -68,6 +69,7 @@ pub fn start(shared: &Arc<Shared>) {
             matching.map(|job| Key::of(&*job)).collect()
         })
         .workers(WORKERS)
+        .rest(REST)
         .start();
 }
 
@@ -85,6 +87,12 @@ impl Controller for Jobs {
 
     async fn reconcile(&self, key: &Key) -> Result<Action, Error> {
         let job = self.jobs.cache().get(&key.namespace, &key.name);
+        if let Some(job) = job.as_ref().filter(|job| is_foreign(job)) {
+            let spec = job.spec.as_ref();
+            let manager = spec.and_then(|spec| spec.managed_by.as_deref());
+            let by = [("controller_name", manager.unwrap_or_default())];
+            self.shared.metrics.jobs_external.add(by, 1);
+        }
         let live = job.filter(|job| !is_foreign(job) && !is_finished(job));
         let Some(job) = live else {
             self.backoffs.lock().remove(key);
@@ -105,10 +113,20 @@ impl Controller for Jobs {
             backoff: self.backoff(key, &uid),
             now: self.shared.now(),
         });
+        let (begun, action) = (Instant::now(), round.step.action());
         let (done, outcome) = self.act(&job, &round.step).await;
         let (backoff, after) = (round.backoff, round.after);
         let conclusion = round.conclude(done);
-        self.write_status(&job, conclusion.status).await?;
+        let written = self.write_status(&job, &conclusion.status).await;
+        let is_ok = written.is_ok() && outcome.is_ok();
+        let metrics = counted::Reconciled {
+            metrics: &self.shared.metrics,
+            job: &job,
+        };
+        metrics.round(action, is_ok, begun.elapsed());
+        metrics.pods_created(done.created, outcome.is_ok());
+        written?;
+        metrics.ended(&conclusion.status);
         self.backoffs.lock().insert(key.clone(), (uid, backoff));
         for (kind, reason, text) in conclusion.events {
             self.recorder
@@ -185,13 +203,13 @@ impl Jobs {
         self.delete(job, pod).await
     }
 
-    async fn write_status(&self, job: &Job, status: JobStatus) -> Result<(), Error> {
-        if job.status.as_ref() == Some(&status) {
+    async fn write_status(&self, job: &Job, status: &JobStatus) -> Result<(), Error> {
+        if job.status.as_ref() == Some(status) {
             return Ok(());
         }
         let namespace = job.metadata.namespace.as_deref().unwrap_or_default();
         let updated = Job {
-            status: Some(status),
+            status: Some(status.clone()),
             ..job.clone()
         };
         self.jobs.update_status(namespace, &updated).await?;

@@ -30,6 +30,7 @@ use serde_json::json;
 use tracing::{info, warn};
 
 use crate::{
+    metrics::Metrics,
     pods::is_ready,
     shared::{NODE, Shared},
 };
@@ -130,6 +131,7 @@ struct Monitor {
 impl Monitor {
     /// Looks at every node: is it silent, how is its zone, must its pods go.
     async fn pass(&mut self, nodes: &Nodes) {
+        let begun = std::time::Instant::now();
         let all = nodes.nodes.list();
         let appeared = self.register(nodes, &all);
         let now = nodes.shared.now();
@@ -185,6 +187,9 @@ impl Monitor {
             }
             unready.push(after);
         }
+        let metrics = &nodes.shared.metrics;
+        count_zones(metrics, &counts);
+        metrics.node_pass_seconds.took([], begun.elapsed());
         self.disruption(nodes, &counts).await;
         for node in &unready {
             if taints::with_eviction(node, now).is_some() && !taints::is_evicting(node) {
@@ -249,9 +254,13 @@ impl Monitor {
             let Some(node) = nodes.nodes.get("", &due) else {
                 continue;
             };
-            if let Some(taints) = taints::with_eviction(&node, now)
-                && !nodes.try_taints(&node, &taints).await
-            {
+            let Some(taints) = taints::with_eviction(&node, now) else {
+                continue;
+            };
+            if nodes.try_taints(&node, &taints).await {
+                let by = [("zone", &*zone_of(&node))];
+                nodes.shared.metrics.node_evictions.add(by, 1);
+            } else {
                 self.zones.add(&zone_of(&node), &due, now);
             }
         }
@@ -397,6 +406,22 @@ impl Nodes {
         };
         let text = format!("{verb} {node} {to} Controller");
         self.recorder.event(&about, Kind::Normal, reason, text);
+    }
+}
+
+fn count_zones(metrics: &Metrics, counts: &BTreeMap<String, Count>) {
+    for gauges in [
+        &metrics.zone_size,
+        &metrics.zone_unhealthy,
+        &metrics.zone_health,
+    ] {
+        gauges.clear();
+    }
+    for (zone, count) in counts {
+        let (by, size) = ([("zone", zone.as_str())], count.ready + count.not_ready);
+        metrics.zone_size.set(by, size);
+        metrics.zone_unhealthy.set(by, count.not_ready);
+        metrics.zone_health.set(by, 100 * count.ready / size.max(1));
     }
 }
 

@@ -28,7 +28,7 @@ use pod::ordinal;
 /// As in the table of controllers.
 pub const NAME: &str = "statefulset";
 const ACCOUNT: &str = "statefulset-controller";
-const WORKERS: usize = 5;
+const WORKERS: usize = 16;
 /// The label of a revision with its hash; pods have the revision's whole name.
 const REVISION_HASH: &str = "controller.kubernetes.io/hash";
 
