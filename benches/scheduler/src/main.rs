@@ -6,6 +6,7 @@
 //!     $B cluster                                      # our API server with our scheduler inside
 //!     $B cluster --kube-scheduler FILE                # and upstream's on the same API server
 //!     $B cluster --kubeconfig FILE                    # any cluster with the scheduler that it runs
+//!     $B serve DIR --scheduler --controllers          # a control plane for bench-controllers
 //!
 //! With `cluster`, all pods wait before the scheduler starts, and the rate is taken from the first
 //! binding that a watch shows to the last. Of a cluster that runs already, it is taken from the first
@@ -54,9 +55,17 @@ enum Command {
         #[command(flatten)]
         subjects: subject::Options,
     },
-    /// Serves the API from a directory; for `cluster`.
-    #[command(hide = true)]
-    Serve { directory: PathBuf },
+    /// Serves the API from a directory, which gets a kubeconfig of the administrator.
+    Serve {
+        /// Where the store, the keys and the kubeconfigs are.
+        directory: PathBuf,
+        /// Schedules at once.
+        #[arg(long)]
+        scheduler: bool,
+        /// Runs all controllers, too.
+        #[arg(long)]
+        controllers: bool,
+    },
     /// Runs our scheduler alone; for `cluster`.
     #[command(hide = true)]
     Scheduler { kubeconfig: PathBuf },
@@ -125,7 +134,11 @@ fn main() -> Result<()> {
             load.check()?;
             runtime()?.block_on(cluster::run(&load, &subjects))
         }
-        Command::Serve { directory } => runtime()?.block_on(serve::serve(&directory)),
+        Command::Serve {
+            directory,
+            scheduler,
+            controllers,
+        } => runtime()?.block_on(serve::serve(&directory, scheduler, controllers)),
         Command::Scheduler { kubeconfig } => runtime()?.block_on(serve::schedule(&kubeconfig)),
     }
 }

@@ -1,5 +1,5 @@
-//! Our API server in a process of its own, with our scheduler inside when it is asked for; and our
-//! scheduler as a client by kubeconfig.
+//! Our API server in a process of its own, with our scheduler and our controllers inside when they are
+//! asked for; and our scheduler as a client by kubeconfig.
 
 use std::{
     io::Write,
@@ -20,24 +20,31 @@ use tokio_util::sync::CancellationToken;
 /// Kubeconfigs that [`serve`] writes into its directory.
 pub(crate) const ADMIN: &str = "admin.kubeconfig";
 pub(crate) const SCHEDULER: &str = "scheduler.kubeconfig";
+const CONTROLLERS: &str = "controllers.kubeconfig";
 
-/// Serves until it is killed. Prints a line when it is ready; a line on its input starts the scheduler.
-pub(crate) async fn serve(directory: &Path) -> Result<()> {
+/// Serves until it is killed. Prints a line when it is ready; a line on its input starts the scheduler,
+/// unless it runs from the beginning.
+pub(crate) async fn serve(directory: &Path, schedules: bool, controls: bool) -> Result<()> {
     let pki = Arc::new(Pki::ensure(&directory.join("pki"), &Names::default())?);
-    let (server, supervisor) = assemble(directory, &pki)?;
+    let (server, supervisor) = assemble(directory, &pki, controls)?;
     let talk = async {
         let address = server.address().await;
         let url = format!("https://{address}");
-        for (file, leaf) in [(ADMIN, Leaf::Admin), (SCHEDULER, Leaf::Scheduler)] {
+        for (file, leaf) in [
+            (ADMIN, Leaf::Admin),
+            (SCHEDULER, Leaf::Scheduler),
+            (CONTROLLERS, Leaf::ControllerManager),
+        ] {
             std::fs::write(directory.join(file), pki.kubeconfig(leaf, &url)?)?;
         }
         println!("ready");
         std::io::stdout().flush()?;
         let mut line = String::new();
-        BufReader::new(tokio::io::stdin())
-            .read_line(&mut line)
-            .await?;
-        if !line.is_empty() {
+        if !schedules {
+            let mut input = BufReader::new(tokio::io::stdin());
+            input.read_line(&mut line).await?;
+        }
+        if schedules || !line.is_empty() {
             let user = User::new("system:kube-scheduler", [""; 0]);
             let client = client::in_process(server.connect(user));
             run_scheduler(client).await?;
@@ -48,7 +55,11 @@ pub(crate) async fn serve(directory: &Path) -> Result<()> {
     talked
 }
 
-fn assemble(directory: &Path, pki: &Arc<Pki>) -> Result<(Arc<ApiServer>, Supervisor)> {
+fn assemble(
+    directory: &Path,
+    pki: &Arc<Pki>,
+    controls: bool,
+) -> Result<(Arc<ApiServer>, Supervisor)> {
     let health = Health::default();
     let registry = Registry::builtin();
     let codec = ObjectCodec::new(registry.clone());
@@ -76,9 +87,32 @@ fn assemble(directory: &Path, pki: &Arc<Pki>) -> Result<(Arc<ApiServer>, Supervi
         tokens: None,
     };
     let server = config.build(store, registry)?;
-    let services: Vec<Arc<dyn Service>> = vec![server.clone()];
+    let mut services: Vec<Arc<dyn Service>> = vec![server.clone()];
+    if controls {
+        services.push(Arc::new(controllers(&server, pki)));
+    }
     let supervisor = Supervisor::new(services, Duration::from_secs(5), health)?;
     Ok((server, supervisor))
+}
+
+/// All controllers, each as its own account.
+fn controllers(server: &Arc<ApiServer>, pki: &Arc<Pki>) -> controllers::Controllers {
+    let server = server.clone();
+    let connect = move |name: &str| {
+        let account = name.strip_prefix("system:serviceaccount:");
+        let user = match account.and_then(|rest| rest.split_once(':')) {
+            Some((namespace, account)) => User::service_account(namespace, account),
+            None => User::new(name, [""; 0]),
+        };
+        client::in_process(server.connect(user).agent("kube-controller-manager"))
+    };
+    let config = controllers::Config {
+        cluster_ca: pki.ca().pem().to_owned(),
+        cluster_cidr: "10.0.0.0/8".to_owned(),
+        authority: Some(controllers::Authority(pki.clone())),
+        ..controllers::Config::default()
+    };
+    config.build(Arc::new(connect))
 }
 
 /// Our scheduler, as a client of any cluster.
