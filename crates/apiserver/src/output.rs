@@ -127,13 +127,16 @@ impl Output {
     /// The kind of one object as it goes out, and its version.
     pub(crate) fn kind(&self) -> (&str, &str) {
         match self.wanted.shape {
-            Shape::Object => (
-                self.resource.kind.names().kind.as_str(),
-                self.resource.api_version.as_str(),
-            ),
+            Shape::Object => self.resource_kind(),
             Shape::Metadata { .. } => ("PartialObjectMetadata", self.wanted.meta_version()),
             Shape::Table => ("Table", self.wanted.meta_version()),
         }
+    }
+
+    /// The kind and version of the resource itself.
+    pub(crate) fn resource_kind(&self) -> (&str, &str) {
+        let names = self.resource.kind.names();
+        (names.kind.as_str(), self.resource.api_version.as_str())
     }
 
     pub(crate) fn list_kind(&self) -> (&str, &str) {

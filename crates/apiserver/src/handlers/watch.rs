@@ -434,7 +434,7 @@ impl<S: Sink> Watcher<S> {
 
     fn bookmark(&mut self, initial_end: bool, out: &mut S) {
         self.told = self.reached;
-        out.bookmark(&self.encoder, self.reached, initial_end);
+        out.bookmark(&mut self.encoder, self.reached, initial_end);
     }
 
     fn take(&mut self, item: Option<Result<WatchItem<Stored>, store::Error>>, out: &mut S) {

@@ -18,9 +18,14 @@ struct Watching {
 }
 
 async fn watch(server: &Server, query: &str) -> Watching {
+    watch_as(server, query, "application/json").await
+}
+
+async fn watch_as(server: &Server, query: &str, accept: &str) -> Watching {
     let user = User::new("kubernetes-admin", ["system:masters"]);
     let uri = format!("{MAPS}?watch=true&{query}");
     let request = http::Request::get(uri)
+        .header("accept", accept)
         .body(http_body_util::Empty::<Bytes>::new())
         .unwrap();
     let response = server.server.connect(user).call(request).await.unwrap();
@@ -151,6 +156,24 @@ async fn initial_events_end_with_a_marked_bookmark() {
             mark["object"]["apiVersion"].as_str()
         ),
         (Some("ConfigMap"), Some("v1"))
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_bookmark_of_a_watched_table_is_a_row() {
+    let server = Server::start().await;
+    let query = "labelSelector=none&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true";
+    let accept = "application/json;as=Table;v=v1;g=meta.k8s.io";
+    let mut watch = watch_as(&server, query, accept).await;
+    let mark = watch.next().await.unwrap();
+    assert_eq!(mark["type"], "BOOKMARK");
+    let table = &mark["object"];
+    assert_eq!(table["columnDefinitions"][0]["name"], "Name");
+    let rows = table["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 1);
+    assert_eq!(
+        rows[0]["object"]["metadata"]["annotations"]["k8s.io/initial-events-end"],
+        "true"
     );
 }
 

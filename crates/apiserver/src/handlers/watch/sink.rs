@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use bytes::{BufMut, Bytes, BytesMut};
-use machinery::{Status, json::json, protobuf, schema::Type};
+use machinery::{Object, Status, Value, json::json, protobuf};
 use prometheus_client::metrics::{counter::Counter, histogram::Histogram};
 use store::Revision;
 
@@ -52,7 +52,7 @@ pub(super) trait Sink: Default {
 
     fn event(&mut self, encoder: &mut Encoder, change: Change, object: &Arc<Stored>);
 
-    fn bookmark(&mut self, encoder: &Encoder, reached: Revision, initial_end: bool);
+    fn bookmark(&mut self, encoder: &mut Encoder, reached: Revision, initial_end: bool);
 
     fn error(&mut self, output: &Output, status: &Status);
 
@@ -77,7 +77,7 @@ impl Sink for Text {
         encoder.sent(self.0.len() - before);
     }
 
-    fn bookmark(&mut self, encoder: &Encoder, reached: Revision, initial_end: bool) {
+    fn bookmark(&mut self, encoder: &mut Encoder, reached: Revision, initial_end: bool) {
         self.0.put_slice(&encoder.bookmark(reached, initial_end));
     }
 
@@ -111,7 +111,7 @@ impl Sink for Objects {
         });
     }
 
-    fn bookmark(&mut self, _: &Encoder, reached: Revision, _: bool) {
+    fn bookmark(&mut self, _: &mut Encoder, reached: Revision, _: bool) {
         self.0.push(feed::Change::Bookmark(reached));
     }
 
@@ -171,43 +171,43 @@ impl Encoder {
         out.put_slice(b"}\n");
     }
 
-    fn protobuf_bookmark(&self, schema: &'static Type, reached: Revision, end: bool) -> Bytes {
-        let (kind, version) = self.output.kind();
+    /// How far the watch is: an object of which nothing but the revision is known.
+    fn bookmark(&mut self, reached: Revision, initial_end: bool) -> Bytes {
+        let (kind, version) = match self.output.wanted.shape {
+            Shape::Table => self.output.resource_kind(),
+            _ => self.output.kind(),
+        };
         let mut metadata = json!({"resourceVersion": reached.to_string()});
-        if end {
+        if initial_end {
             metadata["annotations"] = json!({"k8s.io/initial-events-end": "true"});
         }
-        let object = json!({
-            "apiVersion": version,
-            "kind": kind,
-            "metadata": metadata,
-        });
-        let object = object.as_object().cloned().unwrap_or_default();
-        let mut out = BytesMut::new();
-        frame("BOOKMARK", &protobuf::encode(schema, &object), &mut out);
-        out.freeze()
+        let object = Object::from_iter([
+            ("kind".to_owned(), kind.into()),
+            ("apiVersion".to_owned(), version.into()),
+            ("metadata".to_owned(), metadata),
+        ]);
+        if let Some(schema) = self.output.message_type() {
+            let mut out = BytesMut::new();
+            frame("BOOKMARK", &protobuf::encode(schema, &object), &mut out);
+            return out.freeze();
+        }
+        let object = match self.output.wanted.shape {
+            Shape::Table => self.table_bookmark(object, reached),
+            _ => Value::Object(object),
+        };
+        format!("{{\"type\":\"BOOKMARK\",\"object\":{object}}}\n").into()
     }
 
-    /// How far the watch is.
-    fn bookmark(&self, reached: Revision, initial_end: bool) -> Bytes {
-        if let Some(schema) = self.output.message_type() {
-            return self.protobuf_bookmark(schema, reached, initial_end);
-        }
-        let (kind, version) = self.output.kind();
-        let mark = if initial_end {
-            r#","annotations":{"k8s.io/initial-events-end":"true"}"#
-        } else {
-            ""
+    /// The bookmark is a row, too.
+    fn table_bookmark(&mut self, object: Object, reached: Revision) -> Value {
+        let columns = match std::mem::replace(&mut self.columns_sent, true) {
+            true => Value::Null,
+            false => self.output.columns(),
         };
-        let rest = if self.output.wanted.shape == Shape::Table {
-            r#","columnDefinitions":null,"rows":null"#
-        } else {
-            ""
-        };
-        format!(
-            "{{\"type\":\"BOOKMARK\",\"object\":{{\"kind\":\"{kind}\",\"apiVersion\":\"{version}\",\"metadata\":{{\"resourceVersion\":\"{reached}\"{mark}}}{rest}}}}}\n"
-        )
-        .into()
+        let cells = self.output.resource.kind.row(&object, self.output.now());
+        let row = self.output.row_of(cells, &object);
+        let metadata = json!({"resourceVersion": reached.to_string()});
+        self.output.table_of(columns, vec![row], metadata)
     }
 }
 
