@@ -6,7 +6,7 @@ use std::{
 };
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStatus, Pod, PodStatus};
 use parking_lot::Mutex;
 use stdx::exposition::{Counter, Exposition, Family, Histogram};
 
@@ -63,6 +63,7 @@ pub struct Metrics {
     started_pods_errors: Family<Counter>,
     started_containers: Family<Counter>,
     started_containers_errors: Family<Counter>,
+    terminated_containers: Family<Counter>,
     relist_duration: Family<Histogram>,
     relist_interval: Family<Histogram>,
     /// When containers were last listed.
@@ -107,6 +108,7 @@ impl Default for Metrics {
             started_pods_errors: counts(&[]),
             started_containers: counts(&["container_type"]),
             started_containers_errors: counts(&["container_type", "code"]),
+            terminated_containers: counts(&["container_type", "exit_code", "reason"]),
             relist_duration: seconds(&[]),
             relist_interval: seconds(&[]),
             relisted: Mutex::default(),
@@ -187,6 +189,41 @@ impl Metrics {
         if let Some(code) = failure {
             let errors = &self.started_containers_errors;
             errors.with(&[role, code]).increment();
+        }
+    }
+
+    /// A pod's status changes: counts the containers that have ended since.
+    pub fn status_changes(&self, old: &PodStatus, new: &PodStatus) {
+        let lists = [
+            (
+                "init_container",
+                &old.init_container_statuses,
+                &new.init_container_statuses,
+            ),
+            (
+                "container",
+                &old.container_statuses,
+                &new.container_statuses,
+            ),
+            (
+                "ephemeral_container",
+                &old.ephemeral_container_statuses,
+                &new.ephemeral_container_statuses,
+            ),
+        ];
+        for (role, old, new) in lists {
+            for status in new.iter().flatten() {
+                let mut before = old.iter().flatten();
+                let before = before.find(|before| before.name == status.name);
+                let Some(end) = terminated(status) else {
+                    continue;
+                };
+                if before.and_then(terminated).is_none() {
+                    let (code, reason) = (end.exit_code.to_string(), end.reason.as_deref());
+                    let labels = [role, &code, reason.unwrap_or_default()];
+                    self.terminated_containers.with(&labels).increment();
+                }
+            }
         }
     }
 
@@ -330,6 +367,11 @@ impl Metrics {
                 "Containers that could not be started.",
                 &self.started_containers_errors,
             ),
+            (
+                "kubelet_terminated_containers_total",
+                "Containers that have ended.",
+                &self.terminated_containers,
+            ),
         ] {
             page.counters(name, help, family);
         }
@@ -351,6 +393,10 @@ fn operation(method: &str) -> String {
     name.replace("pod_sandbox", "podsandbox")
 }
 
+fn terminated(status: &ContainerStatus) -> Option<&ContainerStateTerminated> {
+    status.state.as_ref()?.terminated.as_ref()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -368,6 +414,24 @@ mod tests {
         ] {
             assert_eq!(operation(method), expected);
         }
+    }
+
+    #[test]
+    fn a_containers_end_is_counted_once() {
+        let metrics = Metrics::default();
+        let status = |state: serde_json::Value| -> PodStatus {
+            serde_json::from_value(serde_json::json!({"containerStatuses": [
+                {"name": "a", "image": "", "imageID": "", "ready": false, "restartCount": 0, "state": state}]}))
+            .unwrap()
+        };
+        let ended = status(serde_json::json!({"terminated": {"exitCode": 139, "reason": "Error"}}));
+        metrics.status_changes(&status(serde_json::json!({"running": {}})), &ended);
+        metrics.status_changes(&ended, &ended);
+        let line = "kubelet_terminated_containers_total{container_type=\"container\",exit_code=\"139\",reason=\"Error\"} 1";
+        let mut page = Exposition::default();
+        metrics.show_starts(&mut page);
+        let page = page.finish();
+        assert!(page.contains(line), "{page}");
     }
 
     #[test]

@@ -378,6 +378,8 @@ impl Worker {
             now,
         });
         self.timing.saw(&self.core.metrics, &status);
+        let before = self.report.status();
+        self.core.metrics.status_changes(before, &status);
         self.report.set_status(status);
         let seen = Seen {
             pod: self.subject.pod.clone(),

@@ -27,6 +27,14 @@ const RUNTIME_DEADLINE: Duration = Duration::from_secs(10);
 /// The conditions that the kubelet writes.
 const OWN_CONDITIONS: &[&str] = &["Ready", "MemoryPressure", "DiskPressure", "PIDPressure"];
 
+/// What this kubelet can do that pods may need of their node; in order. Schedulers keep such pods from other nodes.
+const DECLARED_FEATURES: [&str; 4] = [
+    "ExtendWebSocketsToKubelet",
+    "InPlacePodLevelResourcesVerticalScaling",
+    "InPlacePodVerticalScalingInitContainers",
+    "RestartAllContainersOnContainerExits",
+];
+
 /// Keeps the status right for ever; `changes` are those of this node's object. Says `ready` once the
 /// API shows a ready node. A Node that is deleted stays deleted until the kubelet starts again, as
 /// upstream: whoever deletes it means it. One that somebody creates meanwhile gets its status.
@@ -194,6 +202,7 @@ fn differs(node: &Node, status: &NodeStatus) -> bool {
                 "nodeInfo",
                 "runtimeHandlers",
                 "features",
+                "declaredFeatures",
                 "volumesInUse",
             ];
             map.retain(|key, _| ours.contains(&key.as_str()));
@@ -318,6 +327,7 @@ async fn gather(core: &Core, before: &[NodeCondition], now: Timestamp) -> NodeSt
         images: Some(images),
         runtime_handlers: Some(handlers),
         features,
+        declared_features: Some(DECLARED_FEATURES.map(str::to_owned).into()),
         volumes_in_use: Some(core.volumes.in_use().borrow().clone())
             .filter(|names| !names.is_empty()),
         ..Default::default()

@@ -580,6 +580,19 @@ fn volumes_that_cannot_be_taken_down_keep_the_pod() {
 }
 
 #[test]
+fn a_running_init_container_gets_its_new_size() {
+    let pod = pod(
+        serde_json::json!({"initContainers": [{"name": "i", "resources": {"limits": {"cpu": "1"}}}],
+            "containers": [{"name": "a"}]}),
+    );
+    let seen = Container {
+        bounds: Some(Bounds::default()),
+        ..container("i", State::Running)
+    };
+    assert_eq!(short(&see(&pod, vec![seen], &ready(), None)), ["resize i"]);
+}
+
+#[test]
 fn a_size_that_the_runtime_accepted_is_not_set_again_though_it_reports_another() {
     let pod = pod(serde_json::json!({"containers": [
         {"name": "a", "resources": {"limits": {"cpu": "1"}}}]}));

@@ -132,7 +132,7 @@ impl Worker {
     /// The running containers and what the runtime holds them to.
     fn held_sizes(&self) -> impl Iterator<Item = (Cow<'_, Container>, &Seen, Bounds)> {
         let containers = spec::containers(self.subject.size.pod());
-        let resizable = containers.filter(|(role, _)| matches!(role, Role::Main | Role::Sidecar));
+        let resizable = containers.filter(|(role, _)| *role != Role::Ephemeral);
         resizable.filter_map(|(_, container)| {
             let seen = self.runtime.observed.active(&container.name)?;
             let held = self.memory.sizes.get(&seen.id).copied().or(seen.bounds)?;

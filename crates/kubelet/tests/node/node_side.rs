@@ -283,6 +283,18 @@ async fn a_deleted_node_stays_deleted_until_the_kubelet_starts_again_and_owns_it
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn the_node_declares_what_pods_may_need_of_it() {
+    let node = TestNode::start().await;
+    let nodes: Api<Node> = Api::all(node.client.clone());
+    node.wait("features to be declared", || async {
+        let shown = nodes.get("node").await.unwrap().status.unwrap();
+        let declared = shown.declared_features.unwrap_or_default();
+        declared.contains(&"RestartAllContainersOnContainerExits".to_owned())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn conditions_and_resources_that_others_write_stay_on_the_node() {
     let node = TestNode::start().await;
     let nodes: Api<Node> = Api::all(node.client.clone());

@@ -21,7 +21,7 @@ pub(super) fn resize(view: &View, decision: &mut Decision) {
             .any(|action| matches!(action, Action::Kill { id: k, .. } if k == id))
     };
     let containers: Vec<(String, String)> = spec::containers(view.pod)
-        .filter(|(role, _)| matches!(role, Role::Main | Role::Sidecar))
+        .filter(|(role, _)| *role != Role::Ephemeral)
         .filter_map(|(_, container)| {
             let seen = view.observed.active(&container.name)?;
             let fits = seen.state == State::Running
