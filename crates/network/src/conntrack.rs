@@ -1,7 +1,7 @@
 //! Forgets connections that the kernel still tracks. Datagrams have no end of a connection: a client
 //! that keeps sending would be led to a backend that is gone until the entry expires.
 //!
-//! Speaks ctnetlink itself, so that no `conntrack` program is needed.
+//! Speaks ctnetlink itself, so that no `conntrack` program is needed. Also sets how long the kernel tracks connections.
 
 use std::{
     io,
@@ -11,6 +11,7 @@ use std::{
 use crate::{
     Error, Result,
     netfilter::{ACK, DUMP, GENERIC, REQUEST, attributes, find, message, open, receive},
+    sysctl,
 };
 
 const MESSAGE_GET: u16 = 0x0101;
@@ -19,6 +20,25 @@ const MESSAGE_DELETE: u16 = 0x0102;
 const TUPLE_ORIGINAL: u16 = 1;
 const TUPLE_REPLY: u16 = 2;
 const UDP: u8 = 17;
+
+/// How long TCP connections are tracked, in seconds, as kube-proxy sets it. The kernel's minute for connections that
+/// one side has closed is too short for a server that takes its time: its answer would no longer be translated.
+const TIMEOUTS: [(&str, &str); 2] = [
+    (
+        "net/netfilter/nf_conntrack_tcp_timeout_established",
+        "86400",
+    ),
+    ("net/netfilter/nf_conntrack_tcp_timeout_close_wait", "3600"),
+];
+
+/// Sets how long TCP connections are tracked. Connections work without it.
+pub fn set_timeouts() {
+    for (name, value) in TIMEOUTS {
+        if let Err(error) = sysctl::set(name, value) {
+            tracing::warn!(%error, "cannot set how long connections are tracked");
+        }
+    }
+}
 
 /// A tracked UDP conversation, as its first packet had it and as the answer comes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

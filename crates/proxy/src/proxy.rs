@@ -306,6 +306,8 @@ impl Worker<'_> {
         let mut datagrams = Datagrams::new();
         self.decide(dirty, &mut Batch::new(), &mut datagrams);
         self.proxy.nft.apply(&self.ruleset.full()).await?;
+        // The kernel has these settings once a rule looks at connections.
+        network::conntrack::set_timeouts();
         self.forget(datagrams).await;
         Ok(())
     }

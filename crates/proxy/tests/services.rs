@@ -209,6 +209,19 @@ fn a_cluster_address_is_served_by_all_endpoints_for_pods_and_the_node() {
 }
 
 #[test]
+fn half_closed_connections_are_tracked_for_an_hour() {
+    lab::node(|outside| async move {
+        let _node = Node::start(outside, None).await;
+        let file = "/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_close_wait";
+        let deadline = Instant::now() + PATIENCE;
+        while std::fs::read_to_string(file).unwrap_or_default().trim() != "3600" {
+            assert!(Instant::now() < deadline, "{file} is not set");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    });
+}
+
+#[test]
 fn a_pod_reaches_itself_through_its_service() {
     lab::node(|outside| async move {
         let mut node = Node::start(outside, None).await;

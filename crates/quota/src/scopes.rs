@@ -1,4 +1,4 @@
-//! Which objects a quota counts: all, or pods of certain scopes.
+//! Which objects a quota counts: all, or pods and claims of certain scopes.
 
 use machinery::{Object, Value};
 
@@ -15,6 +15,9 @@ pub fn matches(spec: &Value, resource: &str, object: &Object) -> bool {
 }
 
 fn in_scope(scope: &str, expression: &Value, resource: &str, object: &Object) -> bool {
+    if resource == "persistentvolumeclaims" {
+        return scope == "VolumeAttributesClass" && has_class(expression, object);
+    }
     if resource != "pods" {
         return false;
     }
@@ -35,6 +38,22 @@ fn in_scope(scope: &str, expression: &Value, resource: &str, object: &Object) ->
 pub fn is_terminating(pod: &Object) -> bool {
     let deadline = &tree::get(pod, "spec")["activeDeadlineSeconds"];
     deadline.as_i64().is_some_and(|seconds| seconds >= 0)
+}
+
+/// A claim counts for the class that it asks for, the one that its volume has, and the one that this is changed to.
+fn has_class(expression: &Value, claim: &Object) -> bool {
+    let status = tree::get(claim, "status");
+    let classes = [
+        &tree::get(claim, "spec")["volumeAttributesClassName"],
+        &status["currentVolumeAttributesClassName"],
+        &status["modifyVolumeStatus"]["targetVolumeAttributesClassName"],
+    ];
+    let named = classes.map(tree::text).into_iter();
+    let mut named = named.filter(|class| !class.is_empty()).peekable();
+    match named.peek() {
+        None => selects(expression, ""),
+        Some(_) => named.any(|class| selects(expression, class)),
+    }
 }
 
 fn selects(expression: &Value, class: &str) -> bool {
@@ -88,6 +107,34 @@ mod tests {
 
     fn object(json: Value) -> Object {
         json.as_object().cloned().unwrap_or_default()
+    }
+
+    #[test]
+    fn claims_are_chosen_by_their_volume_attributes_class() {
+        let scope = |operator: &str, values: Value| {
+            json!({"scopeSelector": {"matchExpressions": [
+            {"scopeName": "VolumeAttributesClass", "operator": operator, "values": values}]}})
+        };
+        let gold = json!({"spec": {"volumeAttributesClassName": "gold"}});
+        let changing = json!({"spec": {"volumeAttributesClassName": "gold"},
+            "status": {"currentVolumeAttributesClassName": "silver"}});
+        let plain = json!({"spec": {}});
+        for (quota, claim, counts) in [
+            (scope("In", json!(["gold"])), &gold, true),
+            (scope("In", json!(["silver"])), &gold, false),
+            (scope("In", json!(["silver"])), &changing, true),
+            (scope("In", json!(["gold"])), &plain, false),
+            (scope("NotIn", json!(["gold"])), &plain, true),
+            (scope("NotIn", json!(["gold"])), &gold, false),
+            (scope("Exists", Value::Null), &gold, true),
+            (scope("DoesNotExist", Value::Null), &plain, true),
+            (scope("DoesNotExist", Value::Null), &gold, false),
+            (json!({"scopes": ["BestEffort"]}), &plain, false),
+        ] {
+            let claim = object(claim.clone());
+            let found = matches(&quota, "persistentvolumeclaims", &claim);
+            assert_eq!(found, counts, "{quota} {claim:?}");
+        }
     }
 
     #[test]

@@ -44,7 +44,8 @@ impl Plugin for EmptyDir {
             "Memory" => {
                 make_dir(dir, 0o777)?;
                 request.mounter.tmpfs(dir, memory_size(request, limit))?;
-                make_dir(dir, 0o777)?;
+                // As the kernel makes it: nobody removes files of others.
+                make_dir(dir, 0o1777)?;
             }
             medium => {
                 let size = format!("pagesize={}", page_size(request.pod, medium)?);
@@ -185,6 +186,16 @@ mod tests {
             Some(5 << 20)
         );
         assert_eq!(pod_memory(&limited(serde_json::json!({}))), None);
+    }
+
+    #[test]
+    fn a_volume_in_memory_is_sticky() {
+        use std::os::unix::fs::MetadataExt;
+        let root = tempfile::tempdir().unwrap();
+        let dir = root.path().join("v");
+        let volume = serde_json::json!({"name": "v", "emptyDir": {"medium": "Memory"}});
+        set_up(volume, Default::default(), Default::default(), &dir).unwrap();
+        assert_eq!(std::fs::metadata(&dir).unwrap().mode() & 0o7777, 0o1777);
     }
 
     #[test]
