@@ -143,6 +143,10 @@ pub(crate) fn report(error: &clap::Error, words: &[String]) -> ExitCode {
         ErrorKind::UnknownArgument => {
             let given = context(ContextKind::InvalidArg);
             match given.strip_prefix('-') {
+                // Before any command it could be a plugin's.
+                Some(_) if words.get(1).is_some_and(|first| *first == given) => {
+                    eprintln!("Error: flags cannot be placed before plugin name: {given}");
+                }
                 Some(rest) if rest.starts_with('-') => {
                     let name = given.split('=').next().unwrap_or(&given);
                     eprintln!("error: unknown flag: {name}\n{see}");
@@ -157,6 +161,9 @@ pub(crate) fn report(error: &clap::Error, words: &[String]) -> ExitCode {
         ErrorKind::InvalidSubcommand => {
             let given = context(ContextKind::InvalidSubcommand);
             eprintln!("error: {}", unexpected(&path, &given));
+            if path != "kubectl" {
+                return ExitCode::FAILURE;
+            }
             let near = context(ContextKind::SuggestedSubcommand);
             if !near.is_empty() {
                 eprintln!("\nDid you mean this?");
@@ -175,7 +182,9 @@ pub(crate) fn report(error: &clap::Error, words: &[String]) -> ExitCode {
                 .next()
                 .unwrap_or(&flag)
                 .to_owned();
-            eprintln!("error: invalid argument {value:?} for {flag:?} flag\n{see}");
+            let name = flag_name(&command(), &path, &flag);
+            let why = reason(error);
+            eprintln!("error: invalid argument {value:?} for {name:?} flag{why}\n{see}");
         }
         ErrorKind::InvalidValue => {
             let flag = context(ContextKind::InvalidArg);
@@ -203,6 +212,18 @@ pub(crate) fn report(error: &clap::Error, words: &[String]) -> ExitCode {
                         "error: one or more CSRs must be specified as <name> or -f <filename>"
                     );
                 }
+                "kubectl create deployment" => {
+                    eprintln!("error: required flag(s) \"image\" not set");
+                }
+                "kubectl create cronjob" => {
+                    eprintln!("error: required flag(s) \"image\", \"schedule\" not set");
+                }
+                "kubectl create clusterrolebinding" => {
+                    eprintln!("error: required flag(s) \"clusterrole\" not set");
+                }
+                "kubectl config delete-user" => {
+                    eprintln!("error: user to delete is required\n{hint}");
+                }
                 create if create.starts_with("kubectl create ") && missing == "<NAME>" => {
                     eprintln!("error: exactly one NAME is required, got 0\n{hint}");
                 }
@@ -218,6 +239,40 @@ pub(crate) fn report(error: &clap::Error, words: &[String]) -> ExitCode {
     ExitCode::FAILURE
 }
 
+/// `-p, --port`: the flag with its letter.
+fn flag_name(root: &Command, path: &str, flag: &str) -> String {
+    let mut command = root;
+    for word in path.split(' ').skip(1) {
+        command = command.find_subcommand(word).unwrap_or(command);
+    }
+    let long = flag.trim_start_matches('-');
+    let mut arguments = command.get_arguments().chain(root.get_arguments());
+    let short = arguments
+        .find(|argument| argument.get_long() == Some(long))
+        .and_then(Arg::get_short);
+    short.map_or(flag.to_owned(), |letter| format!("-{letter}, {flag}"))
+}
+
+/// Why a number is none, in the words of Go's strconv.
+fn reason(error: &clap::Error) -> String {
+    use std::{error::Error as _, num::IntErrorKind};
+    let Some(cause) = error.source() else {
+        return String::new();
+    };
+    let Some(number) = cause.downcast_ref::<std::num::ParseIntError>() else {
+        return format!(": {cause}");
+    };
+    let value = match error.get(clap::error::ContextKind::InvalidValue) {
+        Some(clap::error::ContextValue::String(value)) => value.as_str(),
+        _ => "",
+    };
+    let why = match number.kind() {
+        IntErrorKind::PosOverflow | IntErrorKind::NegOverflow => "value out of range",
+        _ => "invalid syntax",
+    };
+    format!(": strconv.ParseInt: parsing {value:?}: {why}")
+}
+
 /// What is said about a word that a command does not take.
 fn unexpected(path: &str, given: &str) -> String {
     let said = match path {
@@ -225,8 +280,16 @@ fn unexpected(path: &str, given: &str) -> String {
         "kubectl create" | "kubectl apply" => format!("Unexpected args: [{given}]"),
         "kubectl completion" => "Too many arguments. Expected only the shell type.".to_owned(),
         "kubectl explain" => return "We accept only this format: explain RESOURCE".to_owned(),
-        "kubectl api-resources" | "kubectl api-versions" | "kubectl version" => {
+        "kubectl version" => return format!("extra arguments: [{given}]"),
+        "kubectl api-resources" | "kubectl api-versions" | "kubectl config view" => {
             format!("unexpected arguments: [{given}]")
+        }
+        "kubectl logs" => "expected 'logs [-f] [-p] (POD | TYPE/NAME) [-c CONTAINER]'.\n\
+             POD or TYPE/NAME is a required argument for the logs command"
+            .to_owned(),
+        "kubectl cp" => return "source and destination are required".to_owned(),
+        "kubectl create secret" | "kubectl create service" => {
+            format!("unknown command {given:?}")
         }
         create if create.starts_with("kubectl create ") => {
             "exactly one NAME is required, got 2".to_owned()

@@ -100,17 +100,17 @@ impl std::fmt::Display for Quiet {
 
 impl std::error::Error for Quiet {}
 
-/// The server could not be asked; the text is complete.
+/// A message that is complete: it is printed without `error: `.
 #[derive(Debug)]
-pub(crate) struct Unreachable(pub String);
+pub(crate) struct Plain(pub String);
 
-impl std::fmt::Display for Unreachable {
+impl std::fmt::Display for Plain {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(&self.0)
     }
 }
 
-impl std::error::Error for Unreachable {}
+impl std::error::Error for Plain {}
 
 /// Several things went wrong; each is said on a line.
 #[derive(Debug)]
@@ -150,6 +150,13 @@ pub(crate) fn usage(command: &str, message: impl std::fmt::Display) -> anyhow::E
     anyhow::anyhow!("{message}\nSee 'kubectl {command} -h' for help and examples")
 }
 
+/// A kind as Go's typed clients name it: `*v1.ConfigMap`.
+pub(crate) fn go_type(object: &serde_json::Value) -> String {
+    let version = object["apiVersion"].as_str().unwrap_or_default();
+    let version = version.rsplit('/').next().unwrap_or_default();
+    format!("*{version}.{}", object["kind"].as_str().unwrap_or_default())
+}
+
 /// Whether the server said that there is no such object.
 pub(crate) fn is_not_found(error: &anyhow::Error) -> bool {
     code_is(error, 404)
@@ -160,6 +167,14 @@ pub(crate) fn code_is(error: &anyhow::Error, code: u16) -> bool {
     error
         .downcast_ref::<ServerError>()
         .is_some_and(|ServerError(status)| status.code == code)
+}
+
+/// What the server said, without who said it.
+pub(crate) fn message(error: &anyhow::Error) -> String {
+    match error.downcast_ref::<ServerError>() {
+        Some(ServerError(status)) => status.message.clone(),
+        None => error.to_string(),
+    }
 }
 
 /// Prints the error and gives the exit code that belongs to it.
@@ -181,8 +196,8 @@ pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
 
 /// The error as it is printed.
 pub(crate) fn line(error: &anyhow::Error) -> String {
-    let is_complete = error.downcast_ref::<ServerError>().is_some()
-        || error.downcast_ref::<Unreachable>().is_some();
+    let is_complete =
+        error.downcast_ref::<ServerError>().is_some() || error.downcast_ref::<Plain>().is_some();
     let text = format!("{error:#}");
     match is_complete || text.starts_with("error: ") {
         true => text,

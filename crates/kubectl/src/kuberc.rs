@@ -41,7 +41,14 @@ pub(crate) fn read(path: &std::path::Path, is_named: bool) -> Result<Value> {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound && !is_named => {
             return Ok(json!({}));
         }
-        Err(error) => bail!("kuberc {}: {error}", path.display()),
+        Err(error) => {
+            let why = crate::error::io_reason(&error);
+            let said = format!(
+                "error occurred while applying preferences kuberc error kuberc: open {}: {why}",
+                path.display()
+            );
+            return Err(crate::error::Plain(said).into());
+        }
     };
     let preferences: Value =
         serde_saphyr::from_str(&text).with_context(|| format!("kuberc {}", path.display()))?;

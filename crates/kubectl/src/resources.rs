@@ -7,10 +7,20 @@ use crate::{
     api::{Query, with_query},
     args::Selection,
     discovery::Resource,
+    error,
     json::{list, text},
     manifest::{self, Manifest},
     session::Session,
 };
+
+/// What is said when nothing is named.
+pub(crate) const NOTHING: &str = "You must provide one or more resources by argument or filename.\n\
+    Example resource specifications include:\n   '-f rsrc.yaml'\n   '--filename=rsrc.json'\n   '<resource> <name>'\n   '<resource>'";
+
+/// What is said about a word beside `TYPE/NAME`.
+pub(crate) const STRAY_WORD: &str = "there is no need to specify a resource type as a separate argument when passing \
+    arguments in resource/name form (e.g. 'kubectl get resource/<resource_name>' instead of \
+    'kubectl get resource resource/<resource_name>'";
 
 /// One object that a command is about.
 #[derive(Debug, Clone)]
@@ -72,9 +82,7 @@ pub(crate) enum Named {
 /// Reads `TYPE[,TYPE] [NAME…]` or `TYPE/NAME…`.
 pub(crate) async fn named(session: &Session, words: &[String]) -> Result<Named> {
     let Some(first) = words.first() else {
-        bail!(
-            "You must provide one or more resources by argument or filename.\nExample resource specifications include:\n   '-f rsrc.yaml'\n   '--filename=rsrc.json'\n   '<resource> <name>'\n   '<resource>'"
-        );
+        bail!(NOTHING);
     };
     if words.iter().any(|word| word.contains('/')) {
         return pairs(session, words).await;
@@ -99,9 +107,7 @@ async fn pairs(session: &Session, words: &[String]) -> Result<Named> {
     for word in words {
         let parts: Vec<&str> = word.split('/').collect();
         match parts.as_slice() {
-            [_] => bail!(
-                "there is no need to specify a resource type as a separate argument when passing arguments in resource/name form (e.g. 'kubectl get resource/<resource_name>' instead of 'kubectl get resource resource/<resource_name>'"
-            ),
+            [_] => bail!(STRAY_WORD),
             [kind, name] if !kind.is_empty() && !name.is_empty() => {
                 if kind.contains(',') {
                     bail!("arguments in resource/name form may not have more than one resource");
@@ -258,10 +264,33 @@ async fn listed(
 ) -> Result<Vec<Target>> {
     let namespace = (!selection.all_namespaces).then_some(session.namespace.as_str());
     let path = with_query(&resource.collection(namespace), &query(selection));
-    let answer = session.api.list(&path, "application/json", 500).await?;
+    let answer = session.api.list(&path, "application/json", 500).await;
+    let answer = answer.map_err(|error| refused(error, selection, &resource))?;
     Ok(list(&answer["items"])
         .map(|item| of_item(&resource, item))
         .collect())
+}
+
+/// A list that the server refused, in the words of upstream: with what was looked for.
+pub(crate) fn refused(
+    mut error: anyhow::Error,
+    selection: &Selection,
+    resource: &Resource,
+) -> anyhow::Error {
+    if let Some(error::ServerError(status)) = error.downcast_mut()
+        && matches!(status.code, 400 | 404)
+    {
+        status.message = format!(
+            "Unable to find \"{}/{}, Resource={}\" that match label selector {:?}, field selector {:?}: {}",
+            resource.group,
+            resource.version,
+            resource.plural,
+            selection.selector.as_deref().unwrap_or_default(),
+            selection.field_selector.as_deref().unwrap_or_default(),
+            status.message
+        );
+    }
+    error
 }
 
 /// An item of a list with its kind, which lists of built-in kinds leave out.

@@ -60,7 +60,12 @@ impl Session {
 }
 
 fn timeout(text: &str) -> Result<Option<std::time::Duration>> {
-    let duration = crate::duration::parse(text)?;
+    let duration = crate::duration::parse(text).map_err(|_| {
+        anyhow::anyhow!(
+            "Invalid timeout value. Timeout must be a single integer in seconds, or an integer followed by a corresponding \
+             time unit (e.g. 1s | 2m | 3h)"
+        )
+    })?;
     Ok((!duration.is_zero()).then_some(duration))
 }
 

@@ -12,7 +12,7 @@ use crate::{
     api::{self, with_query},
     args::Selection,
     discovery::encode,
-    error::{Exit, ServerError},
+    error::{self, Exit, ServerError},
     json::{list, str_of, text},
     resources,
     session::Session,
@@ -187,7 +187,7 @@ pub(crate) async fn pod_of(session: &Session, word: &str, patience: &str) -> Res
     }
     let deadline = tokio::time::Instant::now() + crate::duration::parse(patience)?;
     loop {
-        let mut pods = pods_of(session, word).await?;
+        let mut pods = pods_of(session, word, "attach to").await?;
         pods.sort_by_key(|pod| std::cmp::Reverse(readiness(pod)));
         if let Some(pod) = pods.into_iter().next() {
             return Ok(pod);
@@ -207,7 +207,7 @@ fn readiness(pod: &Value) -> u8 {
 }
 
 /// All pods of `TYPE/NAME`.
-pub(crate) async fn pods_of(session: &Session, word: &str) -> Result<Vec<Value>> {
+pub(crate) async fn pods_of(session: &Session, word: &str, deed: &str) -> Result<Vec<Value>> {
     let words = [word.to_owned()];
     let targets = resources::targets(session, &Selection::default(), &words, false).await?;
     let target = targets.first().context("no such resource")?;
@@ -216,10 +216,8 @@ pub(crate) async fn pods_of(session: &Session, word: &str) -> Result<Vec<Value>>
         return Ok(vec![object]);
     }
     let selector = pod_selector(&object).with_context(|| {
-        format!(
-            "cannot get the pods of {}: it has no selector",
-            target.resource.qualified_plural()
-        )
+        let kind = error::go_type(&object);
+        format!("cannot {deed} {kind}: selector for {kind} not implemented")
     })?;
     pods_with(session, &selector, Some(&session.namespace)).await
 }
@@ -285,9 +283,22 @@ pub(crate) fn container_of(pod: &Value, named: Option<&str>, quiet: bool) -> Res
             .iter()
             .any(|field| container_names(pod, field).iter().any(|name| name == named));
         if !known {
+            let suffixes = [
+                ("containers", ""),
+                ("initContainers", " (init)"),
+                ("ephemeralContainers", " (ephem)"),
+            ];
+            let all: Vec<String> = suffixes
+                .iter()
+                .flat_map(|(field, suffix)| {
+                    let names = container_names(pod, field).into_iter();
+                    names.map(move |name| format!("{name}{suffix}"))
+                })
+                .collect();
             bail!(
-                "container {named} not found in pod {}",
-                str_of(&pod["metadata"]["name"])
+                "container {named} is not valid for pod {} out of: {}",
+                str_of(&pod["metadata"]["name"]),
+                all.join(", ")
             );
         }
         return Ok(named.to_owned());

@@ -9,7 +9,7 @@ pub(crate) struct Alpha {}
 
 impl Alpha {
     pub(crate) fn run(self) -> Result<()> {
-        println!("No alpha commands are available in this version of kubectl");
+        eprintln!("No alpha commands are available in this version of kubectl");
         Ok(())
     }
 }

@@ -10,7 +10,7 @@ use crate::{
     error::Quiet,
     json::{entries, list, str_of},
     manifest,
-    output::{PrintFlags, tabwriter::Tabwriter},
+    output::{Format, PrintFlags, tabwriter::Tabwriter},
     resources::target_of,
     session::Session,
 };
@@ -175,7 +175,11 @@ impl CanI {
                 }
                 Err(_) => {
                     if !["users", "groups", "userextras"].contains(&word) {
-                        eprintln!("Warning: the server doesn't have a resource type '{word}'\n");
+                        let (name, group) = word.split_once('.').unwrap_or((word, ""));
+                        eprintln!(
+                            "Warning: the server doesn't have a resource type '{name}'{}\n",
+                            group_suffix(group)
+                        );
                     }
                     attributes["resource"] = json!(word);
                 }
@@ -308,6 +312,21 @@ pub(super) fn combined(rule: &Value) -> String {
     }
 }
 
+/// A review in the order of Go's types, which is the one of JSON there; YAML is sorted.
+fn typed(review: &Value, is_json: bool) -> Value {
+    if !is_json {
+        return crate::json::sorted(review);
+    }
+    let user = &review["status"]["userInfo"];
+    let fields = ["username", "uid", "groups", "extra"];
+    let fields = fields.into_iter().filter(|field| !user[field].is_null());
+    let user: serde_json::Map<String, Value> = fields
+        .map(|field| (field.to_owned(), user[field].clone()))
+        .collect();
+    json!({"kind": review["kind"], "apiVersion": review["apiVersion"], "metadata": review["metadata"],
+           "status": {"userInfo": user}})
+}
+
 impl Whoami {
     async fn run(self, session: &Session) -> Result<()> {
         let review = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview", "metadata": {}});
@@ -320,7 +339,11 @@ impl Whoami {
             )
             .await?;
         if let Some(printer) = self.print.printer()? {
-            return printer.print(&answer);
+            print!(
+                "{}",
+                printer.render(&typed(&answer, matches!(printer.format, Format::Json)))?
+            );
+            return Ok(());
         }
         let user = &answer["status"]["userInfo"];
         let words = |value: &Value| {
@@ -351,6 +374,9 @@ impl Reconcile {
         let dry_run = self.dry_run.mode()?;
         if dry_run == DryRunMode::Server {
             bail!("--dry-run=server for command reconcile is not supported yet");
+        }
+        if self.files.is_empty() {
+            bail!("must specify one of -f and -k");
         }
         let report = Report::new(&self.print, dry_run)?;
         let query: Query = dry_run.parameter().into_iter().collect();

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use crate::{
     api::Query,
     args::{DryRun, Selection},
+    discovery::Resource,
     output::PrintFlags,
     resources,
     session::Session,
@@ -73,6 +74,12 @@ impl Autoscale {
         if self.cpu_percent >= 0 && self.cpu.is_some() {
             bail!("--cpu-percent and --cpu are mutually exclusive");
         }
+        if self.cpu_percent >= 0 {
+            eprintln!(
+                "Flag --cpu-percent has been deprecated, Use --cpu with percentage or resource quantity format \
+                 (e.g., '70%' for utilization or '500m' for milliCPU)."
+            );
+        }
         let dry_run = self.dry_run.mode()?;
         let report = Report::new(&self.print, dry_run)?;
         for target in resources::targets(session, &self.selection, &self.resources, false).await? {
@@ -82,9 +89,16 @@ impl Autoscale {
                 .iter()
                 .any(|name| name == "scale")
             {
+                let Resource {
+                    kind,
+                    group,
+                    version,
+                    plural,
+                    ..
+                } = &target.resource;
                 bail!(
-                    "cannot autoscale a {}: it cannot be scaled",
-                    target.resource.kind
+                    "cannot autoscale a {kind}: could not find scale subresource for {group}/{version}, Resource={plural} \
+                     in discovery information"
                 );
             }
             target.get(session).await?;
@@ -98,7 +112,12 @@ impl Autoscale {
             let mut query: Query = vec![("fieldManager", self.field_manager.clone())];
             query.extend(dry_run.parameter());
             let created = create_object(session, object, &query, dry_run).await?;
-            report.say_typed(&created, "autoscaled")?;
+            let deed = if dry_run.is_client() {
+                "created"
+            } else {
+                "autoscaled"
+            };
+            report.say_typed(&created, deed)?;
         }
         Ok(())
     }
@@ -137,6 +156,10 @@ fn metric(name: &str, value: &str) -> Result<Value> {
                 .parse()
                 .with_context(|| format!("invalid percentage value: {value}"))?;
             json!({"type": "Utilization", "averageUtilization": percent})
+        }
+        // A plain number of processors is taken for thousandths.
+        None if name == "cpu" && value.parse::<u32>().is_ok() => {
+            json!({"type": "AverageValue", "averageValue": format!("{value}m")})
         }
         None if value.parse::<Quantity>().is_ok() => {
             json!({"type": "AverageValue", "averageValue": value})

@@ -42,6 +42,9 @@ struct FileSpec {
 
 impl FileSpec {
     fn parse(text: &str) -> Result<Self> {
+        if text.is_empty() {
+            bail!("filepath can not be empty");
+        }
         let Some((pod, path)) = text.split_once(':') else {
             return Ok(Self {
                 namespace: None,
@@ -57,9 +60,7 @@ impl FileSpec {
             [namespace, pod] if !namespace.is_empty() && !pod.is_empty() => {
                 (Some((*namespace).to_owned()), *pod)
             }
-            _ => bail!(
-                "one of src or dest must be a local file specification: filespec must match the canonical format: [[namespace/]pod:]file/path"
-            ),
+            _ => bail!("filespec must match the canonical format: [[namespace/]pod:]file/path"),
         };
         Ok(Self {
             namespace,
@@ -92,6 +93,9 @@ impl Cp {
                     .await
             }
             (None, Some(_)) => {
+                if !std::path::Path::new(&source.path).exists() {
+                    bail!("{} doesn't exist in local filesystem", source.path);
+                }
                 let remote = self.remote(session, &destination).await?;
                 remote
                     .upload(&source.path, &destination.path, self.no_preserve)

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use crate::{
     api::{PatchType, Query},
     args::Selection,
+    discovery::Resource,
     error,
     json::{list, str_of},
     resources::{self, Target},
@@ -93,6 +94,7 @@ impl Debug {
                 "NAME or TYPE/NAME is required for debug",
             ));
         }
+        self.check()?;
         let words: Vec<String> = match self.words.as_slice() {
             [one] if !one.contains('/') => vec![format!("pods/{one}")],
             words => words.to_vec(),
@@ -103,13 +105,53 @@ impl Debug {
                 "Node" => self.on_node(session, &target.name).await?,
                 "Pod" if !self.copy_to.is_empty() => self.copy(session, &target, &object).await?,
                 "Pod" => self.inside(session, &target, &object).await?,
-                kind => bail!("{kind} not supported by debug"),
+                kind => {
+                    let Resource { group, version, .. } = &target.resource;
+                    bail!("\"{group}/{version}, Kind={kind}\" not supported by debug")
+                }
             };
             if self.attach.unwrap_or(self.stdin) {
                 self.attach(session, &pod, &container).await?;
             }
         }
         Ok(())
+    }
+
+    /// Flags that contradict each other, before anything is asked.
+    fn check(&self) -> Result<()> {
+        if self.copy_to.is_empty() {
+            for (is_set, flag) in [
+                (self.replace, "--replace"),
+                (self.same_node, "--same-node"),
+                (!self.set_image.is_empty(), "--set-image"),
+            ] {
+                if is_set {
+                    bail!("{flag} may only be used with --copy-to.");
+                }
+            }
+        } else if !self.target.is_empty() {
+            bail!("--target is incompatible with --copy-to. Use --share-processes instead.");
+        }
+        for variable in &self.env {
+            if !variable.contains('=') {
+                bail!(
+                    "invalid argument {variable:?} for \"--env\" flag: {variable} must be formatted as key=value\n\
+                     See 'kubectl debug --help' for usage."
+                );
+            }
+        }
+        let image = &self.image;
+        if !image.is_empty() && !image.starts_with(|first: char| first.is_ascii_alphanumeric()) {
+            bail!("invalid image name {image:?}: invalid reference format");
+        }
+        match self.image_pull_policy.as_deref() {
+            None | Some("" | "Always" | "IfNotPresent" | "Never") => {}
+            Some(other) => bail!("invalid image pull policy: {other}"),
+        }
+        match self.profile.as_str() {
+            "general" | "baseline" | "legacy" | "restricted" | "netadmin" | "sysadmin" => Ok(()),
+            other => bail!("unknown profile: {other}"),
+        }
     }
 
     fn debug_container(&self, name: &str) -> Result<Value> {
@@ -202,7 +244,7 @@ impl Debug {
             .find(|name| !taken.contains(name))
             .unwrap_or_default();
         if !self.quiet {
-            eprintln!("Defaulting debug container name to {name}.");
+            println!("Defaulting debug container name to {name}.");
         }
         name
     }

@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use clap::Args;
 use futures::StreamExt;
 use http::Method;
@@ -73,7 +73,13 @@ impl How {
         let policy = match self.cascade.as_str() {
             "background" | "true" => "Background",
             "foreground" => "Foreground",
-            "orphan" | "false" => "Orphan",
+            "false" => {
+                eprintln!(
+                    "warning: --cascade=false is deprecated (boolean value) and can be replaced with --cascade=orphan."
+                );
+                "Orphan"
+            }
+            "orphan" => "Orphan",
             other => bail!(
                 "invalid cascade value ({other}). Must be \"background\", \"foreground\", or \"orphan\""
             ),
@@ -110,6 +116,18 @@ impl How {
         Ok(())
     }
 
+    /// What `replace` does with these flags it does only when it deletes.
+    pub(super) fn check_replacing(&self) -> Result<()> {
+        let has_timeout = !crate::duration::parse(&self.timeout)?.is_zero();
+        match self.force {
+            false if self.grace_period >= 0 => {
+                bail!("--grace-period must have --force specified")
+            }
+            false if has_timeout => bail!("--timeout must have --force specified"),
+            _ => Ok(()),
+        }
+    }
+
     /// Waits until objects are gone, if that was asked for.
     pub(super) async fn until_gone(
         &self,
@@ -127,7 +145,7 @@ impl How {
             true => all.await,
             false => tokio::time::timeout(timeout, all)
                 .await
-                .context("timed out waiting for the condition")?,
+                .map_err(|_| anyhow::anyhow!("timed out waiting for the condition"))?,
         }
     }
 }
@@ -135,6 +153,9 @@ impl How {
 impl Delete {
     pub(crate) async fn run(self, session: &Session) -> Result<()> {
         if let Some(path) = &self.raw {
+            if !path.starts_with('/') {
+                bail!("--raw must be a valid URL path: parse {path:?}: invalid URI for request");
+            }
             let answer = session.api.raw(Method::DELETE, path, Vec::new()).await?;
             std::io::stdout().write_all(&answer)?;
             return Ok(());
@@ -199,7 +220,7 @@ impl Delete {
         dry_run: DryRunMode,
     ) -> Result<Value> {
         let answer = match dry_run.is_client() {
-            true => target.get(session).await?,
+            true => Value::Null,
             false => session.api.delete(&target.path(), options).await?,
         };
         say_deleted(target, self.output.is_some(), self.how.force, dry_run);

@@ -64,16 +64,20 @@ pub(crate) struct Drain {
     skip_wait_for_delete_timeout: i64,
     /// Return large lists in chunks
     #[arg(long, default_value_t = 500)]
-    chunk_size: usize,
+    chunk_size: i64,
 }
 
 impl Cordon {
-    async fn targets(&self, session: &Session) -> Result<Vec<Target>> {
+    async fn targets(&self, session: &Session, command: &str) -> Result<Vec<Target>> {
         if self.nodes.is_empty() && self.selector.is_none() {
-            bail!("USAGE: cordon NODE [flags]\nSee 'kubectl cordon -h' for help and examples");
+            return Err(error::usage(
+                command,
+                format!("USAGE: {command} NODE [flags]"),
+            ));
         }
         if !self.nodes.is_empty() && self.selector.is_some() {
-            bail!("error: cannot specify both a node name and a --selector option");
+            let both = "error: cannot specify both a node name and a --selector option";
+            return Err(error::usage(command, both));
         }
         let mut words = vec!["nodes".to_owned()];
         words.extend(
@@ -90,11 +94,11 @@ impl Cordon {
 
     pub(crate) async fn run(self, session: &Session, unschedulable: bool) -> Result<()> {
         let dry_run = self.dry_run.mode()?;
-        let mut errors = Vec::new();
-        for target in self.targets(session).await? {
-            errors.extend(cordon(session, &target, unschedulable, dry_run).await.err());
+        let command = if unschedulable { "cordon" } else { "uncordon" };
+        for target in self.targets(session, command).await? {
+            cordon(session, &target, unschedulable, dry_run).await?;
         }
-        error::aggregate(errors)
+        Ok(())
     }
 }
 
@@ -142,7 +146,7 @@ enum Verdict {
 impl Drain {
     pub(crate) async fn run(self, session: &Session) -> Result<()> {
         let dry_run = self.nodes.dry_run.mode()?;
-        let targets = self.nodes.targets(session).await?;
+        let targets = self.nodes.targets(session, "drain").await?;
         for target in &targets {
             cordon(session, target, true, dry_run).await?;
         }
@@ -183,7 +187,7 @@ impl Drain {
             .list(
                 &with_query("/api/v1/pods", &query),
                 "application/json",
-                self.chunk_size,
+                usize::try_from(self.chunk_size).unwrap_or(0),
             )
             .await?;
         let (mut evicted, mut warnings, mut refused) = (Vec::new(), Vec::new(), Vec::new());

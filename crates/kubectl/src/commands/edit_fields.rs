@@ -63,6 +63,17 @@ impl Field {
         }
     }
 
+    fn contradiction(self, key: &str) -> anyhow::Error {
+        match self {
+            Self::Labels => {
+                anyhow::anyhow!("can not both modify and remove a label in the same command")
+            }
+            Self::Annotations => anyhow::anyhow!(
+                "can not both modify and remove the following annotation(s) in the same command: {key}"
+            ),
+        }
+    }
+
     fn command(self) -> &'static str {
         match self {
             Self::Labels => "label",
@@ -122,7 +133,7 @@ impl EditFields {
             .iter()
             .filter(|(key, value)| value.is_null() && current[key.as_str()].is_null())
         {
-            if field == Field::Labels {
+            if field == Field::Labels && !report.prints_objects() {
                 println!("label {key:?} not found.");
             }
         }
@@ -167,13 +178,20 @@ impl EditFields {
             if let Some(known) = changes.get(key)
                 && known.is_null() != value.is_null()
             {
-                let noun = field.name().trim_end_matches('s');
-                bail!(
-                    "can not both modify and remove {} {noun} in the same command",
-                    article(noun)
-                );
+                return Err(field.contradiction(key));
+            }
+            if field == Field::Labels
+                && let Some(text) = value.as_str()
+                && let Some(why) = machinery::format::label_value(text).first()
+            {
+                bail!("invalid label value: {word:?}: {why}");
             }
             changes.insert(key.to_owned(), value);
+        }
+        if words.is_empty() && self.selection.files.is_empty() {
+            bail!(
+                "one or more resources must be specified as <resource> <name> or <resource>/<name>"
+            );
         }
         if changes.is_empty() && !self.list {
             let noun = field.name().trim_end_matches('s');
@@ -222,10 +240,6 @@ impl EditFields {
             (false, false) => "not labeled",
         }
     }
-}
-
-fn article(noun: &str) -> &'static str {
-    if noun.starts_with('a') { "an" } else { "a" }
 }
 
 fn show(object: &Value, field: Field, one: bool) -> Result<()> {

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use crate::{
     api::{Query, with_query},
+    error,
     json::str_of,
     output::{
         PrintFlags,
@@ -63,7 +64,10 @@ impl Events {
             .collect();
         events.sort_by_key(|event| last_seen(event).to_owned());
         let mut writer = Tabwriter::for_tables();
+        let nothing = events.is_empty() && !self.watch;
         match &printer {
+            _ if nothing && self.all_namespaces => eprintln!("No events found."),
+            _ if nothing => eprintln!("No events found in {} namespace.", session.namespace),
             Some(printer) if !self.watch => {
                 let items: Vec<Value> = events
                     .into_iter()
@@ -76,10 +80,6 @@ impl Events {
                 return printer.print(&json!({"apiVersion": "v1", "kind": "EventList", "metadata": answer["metadata"], "items": items}));
             }
             Some(printer) => events.iter().try_for_each(|event| printer.print(event))?,
-            None if events.is_empty() && !self.watch => match self.all_namespaces {
-                true => eprintln!("No events found."),
-                false => eprintln!("No events found in {} namespace.", session.namespace),
-            },
             None => print!(
                 "{}",
                 self.table(&events)
@@ -125,7 +125,8 @@ impl Events {
             let Some((kind, name)) = about.split_once('/') else {
                 bail!("--for must be in resource/name form");
             };
-            let resource = session.discovery.resolve(kind).await?;
+            let found = session.discovery.resolve(kind).await;
+            let resource = found.map_err(|error| error::Plain(error.to_string()))?;
             let selector = format!(
                 "involvedObject.kind={},involvedObject.name={name}",
                 resource.kind

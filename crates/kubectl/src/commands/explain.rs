@@ -81,6 +81,9 @@ impl Explain {
     /// The resource, and the fields behind it. The longest part of the word that names a resource is it.
     async fn resolve(&self, session: &Session, word: &str) -> Result<(Resource, Vec<String>)> {
         let parts: Vec<&str> = word.split('.').collect();
+        if parts[0].is_empty() {
+            bail!("invalid jsonpath syntax, first node must be field node");
+        }
         // `deployments.v1.apps.spec`: as much as names a resource is the resource.
         let mut found = None;
         for end in (1..=parts.len()).rev() {
@@ -92,21 +95,24 @@ impl Explain {
         let Some((mut resource, fields)) = found else {
             let error = format!("the server doesn't have a resource type {:?}", parts[0]);
             // Said without the word that other errors begin with.
-            return Err(crate::error::Unreachable(error).into());
+            return Err(crate::error::Plain(error).into());
         };
         if let Some(version) = &self.api_version {
             let all = session.discovery.resources().await?;
             let found = all
                 .iter()
                 .find(|one| one.plural == resource.plural && one.api_version() == *version);
-            resource = found
-                .with_context(|| {
-                    format!(
-                        "couldn't find resource for \"{version}, Resource={}\"",
-                        resource.plural
-                    )
-                })?
-                .clone();
+            let (group, number) = version.split_once('/').unwrap_or(("", version));
+            let plural = &resource.plural;
+            let missing = match all.iter().any(|one| one.api_version() == *version) {
+                true => {
+                    format!("GVR ({group}/{number}, Resource={plural}) not found in OpenAPI schema")
+                }
+                false => {
+                    format!("couldn't find resource for \"{group}/{number}, Resource={plural}\"")
+                }
+            };
+            resource = found.context(missing)?.clone();
         }
         Ok((
             resource,
@@ -332,6 +338,8 @@ fn wrapped(text: &str, width: usize) -> String {
             let length = word.chars().count();
             if at > 0 {
                 if used + 1 + length > width {
+                    // A blank at which a line ends is no part of it.
+                    out.truncate(out.trim_end_matches(' ').len());
                     out.push('\n');
                     used = 0;
                 } else {

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use crate::{
     api::Query,
     args::{DryRun, Selection},
+    discovery::Resource,
     json::{list, str_of},
     merge,
     output::PrintFlags,
@@ -87,12 +88,23 @@ impl Expose {
         };
         for target in resources::targets(session, &selection, &self.resource, false).await? {
             let object = target.get(session).await?;
-            let mut service = self.service(&object, &target.resource.qualified_plural())?;
+            let Resource { kind, group, .. } = &target.resource;
+            let kind = match group.as_str() {
+                "" => kind.clone(),
+                group => format!("{kind}.{group}"),
+            };
+            let mut service = self.service(&object, &kind)?;
             if session.namespace_given {
                 service["metadata"]["namespace"] = json!(session.namespace);
             }
             if let Some(overrides) = &self.overrides {
                 service = overridden(&service, overrides, &self.override_type)?;
+                let has_no_ports = list(&service["spec"]["ports"]).len() == 0;
+                if let Some(spec) = service.pointer_mut("/spec").and_then(Value::as_object_mut)
+                    && has_no_ports
+                {
+                    spec.remove("ports");
+                }
             }
             if self.save_config {
                 super::apply::annotate(&mut service);
@@ -166,8 +178,8 @@ impl Expose {
             Some(text) => text
                 .split(',')
                 .map(|text| {
-                    let port: u16 = text.parse().with_context(|| {
-                        format!("strconv.Atoi: parsing {text:?}: invalid syntax")
+                    let port: u16 = text.parse().map_err(|_| {
+                        anyhow::anyhow!("strconv.Atoi: parsing {text:?}: invalid syntax")
                     })?;
                     let known: Vec<&String> = exposed
                         .iter()
@@ -214,6 +226,9 @@ impl Expose {
 pub(super) fn overridden(object: &Value, overrides: &str, kind: &str) -> Result<Value> {
     use crate::api::PatchType;
     let patch: Value = serde_saphyr::from_str(overrides).context("invalid overrides")?;
+    if kind != "json" && !patch.is_object() {
+        bail!("Invalid JSON Patch");
+    }
     let kind = match kind {
         "json" => PatchType::Json,
         "merge" => PatchType::Merge,

@@ -241,7 +241,10 @@ impl Get {
         };
         match ask.name {
             Some(_) => session.api.get_as(&path, accept).await,
-            None => session.api.list(&path, accept, self.chunk_size).await,
+            None => {
+                let listed = session.api.list(&path, accept, self.chunk_size).await;
+                listed.map_err(|error| resources::refused(error, &self.selection, &ask.resource))
+            }
         }
     }
 
@@ -262,16 +265,12 @@ impl Get {
     }
 
     async fn print_tables(&self, session: &Session, asks: &[Ask]) -> Result<()> {
-        let several = asks
-            .iter()
-            .any(|ask| ask.resource.qualified_plural() != asks[0].resource.qualified_plural());
         let accept = if self.server_print {
             TABLE
         } else {
             "application/json"
         };
-        let mut printed = Tables::new(self.no_headers);
-        let mut errors = Vec::new();
+        let (mut answers, mut errors) = (Vec::new(), Vec::new());
         for ask in asks {
             let mut answer = match self.ask(session, ask, accept).await {
                 Ok(answer) => as_table(answer),
@@ -289,11 +288,13 @@ impl Get {
             ) {
                 sort::by(rows, path, |row| row["object"].clone())?;
             }
-            printed.add(
-                &ask.resource.qualified_plural(),
-                &answer,
-                &self.view(ask, several),
-            );
+            answers.push((ask.resource.qualified_plural(), ask, answer));
+        }
+        // What was not found makes no difference.
+        let several = answers.iter().any(|(name, ..)| *name != answers[0].0);
+        let mut printed = Tables::new(self.no_headers);
+        for (name, ask, answer) in &answers {
+            printed.add(name, answer, &self.view(ask, several));
         }
         printed.flush();
         if !printed.wrote && errors.is_empty() && !self.ignore_not_found {

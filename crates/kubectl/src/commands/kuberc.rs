@@ -32,10 +32,10 @@ pub(crate) struct View {
 pub(crate) struct Set {
     /// defaults or aliases
     #[arg(long)]
-    section: String,
+    section: Option<String>,
     /// The command, such as "get" or "create secret generic"
     #[arg(long)]
-    command: String,
+    command: Option<String>,
     /// With aliases: the name
     #[arg(long)]
     name: Option<String>,
@@ -90,14 +90,25 @@ impl Set {
             preferences["apiVersion"] = json!("kubectl.config.k8s.io/v1beta1");
             preferences["kind"] = json!("Preference");
         }
-        let mut entry = json!({"command": self.command});
-        let key = match self.section.as_str() {
-            "defaults" => ("command", self.command.clone()),
-            "aliases" => {
+        let section = self.section.as_deref();
+        let section = section.context("required flag(s) \"section\" not set")?;
+        if !["defaults", "aliases"].contains(&section) {
+            bail!(
+                "--section must be \"defaults\", \"aliases\", or \"credentialplugin\", got: {section}"
+            );
+        }
+        let command = self
+            .command
+            .as_deref()
+            .context("--command is required when --section=aliases or --section=defaults")?;
+        let mut entry = json!({"command": command});
+        let key = match section {
+            "defaults" => ("command", command.to_owned()),
+            _ => {
                 let name = self
                     .name
                     .clone()
-                    .context("--name is required for aliases")?;
+                    .context("--name is required when --section=aliases")?;
                 entry["name"] = json!(name);
                 for (field, words) in [
                     ("prependArgs", &self.prependarg),
@@ -109,7 +120,6 @@ impl Set {
                 }
                 ("name", name)
             }
-            other => bail!("unknown section {other:?}: must be defaults or aliases"),
         };
         let mut options = Vec::new();
         for option in &self.option {
@@ -121,20 +131,25 @@ impl Set {
         if !options.is_empty() {
             entry["options"] = json!(options);
         }
-        let mut entries: Vec<Value> = list(&preferences[self.section.as_str()]).cloned().collect();
+        let mut entries: Vec<Value> = list(&preferences[section]).cloned().collect();
         let known = entries
             .iter()
             .position(|known| known[key.0] == key.1.as_str());
         match known {
-            Some(_) if !self.overwrite => bail!(
-                "{} {:?} exists already, use --overwrite to replace it",
-                self.section,
-                key.1
-            ),
+            Some(_) if !self.overwrite => match section {
+                "defaults" => bail!(
+                    "defaults for command {:?} already exist, use --overwrite to replace",
+                    key.1
+                ),
+                _ => bail!(
+                    "alias {:?} already exists, use --overwrite to replace",
+                    key.1
+                ),
+            },
             Some(at) => entries[at] = entry,
             None => entries.push(entry),
         }
-        preferences[self.section.as_str()] = json!(entries);
+        preferences[section] = json!(entries);
         Ok(())
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{collections::HashSet, io::Write, time::Duration};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use clap::Args;
 use futures::StreamExt;
 use serde_json::Value;
@@ -119,11 +119,41 @@ impl Logs {
                 "only a selector (-l) or a POD name is allowed",
             ));
         }
+        if let Some(since) = self.since.as_deref().filter(|since| !since.is_empty())
+            && crate::duration::parse(since).is_err()
+        {
+            if crate::duration::parse_signed(since).is_ok() {
+                bail!("--since must be greater than 0");
+            }
+            bail!(
+                "invalid argument {since:?} for \"--since\" flag: time: invalid duration {since:?}\n\
+                 See 'kubectl logs --help' for usage."
+            );
+        }
+        if let Some(time) = self.since_time.as_deref().filter(|time| !time.is_empty())
+            && time.parse::<jiff::Timestamp>().is_err()
+        {
+            bail!(
+                "parsing time {time:?} as \"2006-01-02T15:04:05Z07:00\": cannot parse {time:?} as \"2006\""
+            );
+        }
+        Ok(())
+    }
+
+    /// What the server would refuse; said when the pod is known.
+    fn check_with_pod(&self) -> Result<()> {
         if self.since.is_some() && self.since_time.is_some() {
             bail!("at most one of `sinceTime` or `sinceSeconds` may be specified");
         }
         if self.all_containers && (self.container.is_some() || self.name.is_some()) {
-            bail!("--all-containers=true should not be specified with container name");
+            let name = self.container.as_deref().or(self.name.as_deref());
+            bail!(
+                "--all-containers=true should not be specified with container name {}",
+                name.unwrap_or_default()
+            );
+        }
+        if self.limit_bytes < 0 {
+            bail!("--limit-bytes must be greater than 0");
         }
         if self.tail < -1 {
             bail!("--tail must be greater than or equal to -1");
@@ -142,15 +172,10 @@ impl Logs {
         let word = self.resource.as_deref().unwrap_or_default();
         if !word.contains('/') {
             let found = pod_of(session, word, &self.pod_running_timeout).await;
-            return match found {
-                Err(error) if error::is_not_found(&error) => bail!(
-                    "error from server (NotFound): pods {word:?} not found in namespace {:?}",
-                    session.namespace
-                ),
-                found => Ok(vec![found?]),
-            };
+            return Ok(vec![found.map_err(|error| located(error, session))?]);
         }
-        let pods = pods_of(session, word).await?;
+        let pods = pods_of(session, word, "get the logs from");
+        let pods = pods.await.map_err(|error| located(error, session))?;
         if self.all_pods || self.follow_new {
             return Ok(pods);
         }
@@ -167,7 +192,9 @@ impl Logs {
 
     async fn sources(&self, session: &Session) -> Result<Vec<Source>> {
         let mut sources = Vec::new();
-        for pod in self.pods(session).await? {
+        let pods = self.pods(session).await?;
+        self.check_with_pod()?;
+        for pod in pods {
             for container in self.containers(&pod)? {
                 sources.push(Source {
                     namespace: text(&pod["metadata"]["namespace"]),
@@ -220,9 +247,6 @@ impl Logs {
             query.push(("sinceSeconds", format!("{seconds:.0}")));
         }
         if let Some(time) = self.since_time.as_deref().filter(|time| !time.is_empty()) {
-            let _: jiff::Timestamp = time
-                .parse()
-                .with_context(|| format!("parsing time {time:?}"))?;
             query.push(("sinceTime", time.to_owned()));
         }
         if self.limit_bytes > 0 {
@@ -297,6 +321,18 @@ impl Logs {
                 _ = interval.tick(), if self.follow_new => pending = self.sources(session).await.unwrap_or_default(),
             }
         }
+    }
+}
+
+/// An object that is not there, with the namespace that was looked in.
+fn located(error: anyhow::Error, session: &Session) -> anyhow::Error {
+    match error.downcast_ref::<error::ServerError>() {
+        Some(error::ServerError(status)) if status.code == 404 => anyhow::anyhow!(
+            "error from server (NotFound): {} in namespace {:?}",
+            status.message,
+            session.namespace
+        ),
+        _ => error,
     }
 }
 

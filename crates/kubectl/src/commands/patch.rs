@@ -7,6 +7,7 @@ use serde_json::Value;
 use crate::{
     api::{PatchType, Query},
     args::{DryRun, Selection},
+    discovery::Resource,
     error, manifest, merge,
     output::PrintFlags,
     resources,
@@ -75,12 +76,23 @@ impl Patch {
                 .map(|name| format!("/{name}"))
                 .unwrap_or_default();
             let path = format!("{}{subresource}", target.path());
-            let before = session.api.get(&path).await?;
+            // What is only printed is the object of the file, if it came from one.
+            let before = match &target.manifest {
+                Some(object) if dry_run.is_client() => object.clone(),
+                _ => session.api.get(&path).await?,
+            };
             let patched = match dry_run.is_client() {
                 true => merge::apply(&before, kind, &patch)?,
-                false => session.api.patch(&path, kind, &patch, &query).await?,
+                false => {
+                    let patched = session.api.patch(&path, kind, &patch, &query).await;
+                    patched.map_err(|error| unsupported(error, kind, &target.resource))?
+                }
             };
-            report.say(&patched, deed(&before, &patched))?;
+            match before == patched && !report.prints_objects() {
+                // Said without the dry run, as upstream does.
+                true => println!("{} patched (no change)", target.display()),
+                false => report.say(&patched, "patched")?,
+            }
         }
         Ok(())
     }
@@ -100,7 +112,29 @@ impl Patch {
                 bail!("must specify --patch or --patch-file containing the contents of the patch");
             }
         };
+        // JSON that is none is sent by upstream, and refused by the server.
+        if text.trim_start().starts_with(['{', '['])
+            && let Err(error) = serde_json::from_str::<serde::de::IgnoredAny>(&text)
+            && error.is_eof()
+        {
+            let why = "Error from server (BadRequest): unexpected end of JSON input";
+            return Err(error::Plain(why.to_owned()).into());
+        }
         serde_saphyr::from_str(&text).with_context(|| format!("unable to parse {text:?}"))
+    }
+}
+
+/// A kind of patch that the resource has not.
+fn unsupported(error: anyhow::Error, kind: PatchType, resource: &Resource) -> anyhow::Error {
+    match error.downcast_ref::<error::ServerError>() {
+        Some(error::ServerError(status)) if status.code == 415 => anyhow::anyhow!(
+            "{} is not supported by {}, Kind={}: {}",
+            kind.media_type(),
+            resource.api_version(),
+            resource.kind,
+            status.message
+        ),
+        _ => error,
     }
 }
 

@@ -79,19 +79,24 @@ impl PortForward {
             Some((kind, _)) => session.discovery.resolve(kind).await?.kind == "Service",
             None => false,
         };
+        let service = match is_service {
+            true => {
+                let (_, name) = self.resource.split_once('/').unwrap_or_default();
+                let path = format!("/api/v1/namespaces/{}/services/{name}", session.namespace);
+                Some(session.api.get(&path).await?)
+            }
+            false => None,
+        };
         let pod = pod_of(session, &self.resource, &self.pod_running_timeout).await?;
+        // Ports that are not there are said before the pod is.
+        self.pairs(&pod, service.as_ref())?;
         if pod["status"]["phase"] != "Running" {
             bail!(
                 "unable to forward port because pod is not running. Current status={}",
                 str_of(&pod["status"]["phase"])
             );
         }
-        if !is_service {
-            return Ok((pod, None));
-        }
-        let (_, name) = self.resource.split_once('/').unwrap_or_default();
-        let path = format!("/api/v1/namespaces/{}/services/{name}", session.namespace);
-        Ok((pod, Some(session.api.get(&path).await?)))
+        Ok((pod, service))
     }
 
     /// Local and remote ports; those of a service are translated to the pod's.
@@ -235,10 +240,11 @@ fn service_port(service: &Value, pod: &Value, text: &str) -> Result<u16> {
         None => port["name"] == text,
     };
     let Some(port) = list(&service["spec"]["ports"]).find(is_it) else {
-        bail!(
-            "Service {} does not have a service port {text}",
-            str_of(&service["metadata"]["name"])
-        );
+        let name = str_of(&service["metadata"]["name"]);
+        match number {
+            Some(_) => bail!("Service {name} does not have a service port {text}"),
+            None => bail!("Service '{name}' does not have a named port '{text}'"),
+        }
     };
     if service["spec"]["clusterIP"] == "None" {
         return pod_port(pod, &port["port"].to_string());

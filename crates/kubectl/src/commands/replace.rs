@@ -50,12 +50,13 @@ pub(crate) struct Replace {
 
 impl Replace {
     pub(crate) async fn run(self, session: &Session) -> Result<()> {
-        if let Some(path) = &self.raw {
-            return self.put_raw(session, path).await;
-        }
         if self.files.is_empty() {
             bail!("must specify one of -f and -k");
         }
+        if let Some(path) = &self.raw {
+            return self.put_raw(session, path).await;
+        }
+        self.how.check_replacing()?;
         let dry_run = self.dry_run.mode()?;
         let report = Report::new(&self.print, dry_run)?;
         let targets = from_manifests(session, manifest::read(&self.files).await?).await?;

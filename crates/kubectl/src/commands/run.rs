@@ -28,8 +28,8 @@ pub(crate) struct Run {
     /// Name of the pod
     name: Option<String>,
     /// The image for the container to run
-    #[arg(long, default_value = "")]
-    image: String,
+    #[arg(long)]
+    image: Option<String>,
     /// Environment variables to set in the container, as KEY=VALUE
     #[arg(long, value_name = "KEY=VALUE")]
     env: Vec<String>,
@@ -104,7 +104,7 @@ impl Run {
         let name = self
             .name
             .clone()
-            .ok_or_else(|| match self.image.is_empty() {
+            .ok_or_else(|| match self.image.is_none() {
                 true => anyhow::anyhow!("required flag(s) \"image\" not set"),
                 false => error::usage("run", "NAME is required for run"),
             })?;
@@ -140,18 +140,19 @@ impl Run {
     }
 
     fn check(&self, attach: bool) -> Result<()> {
-        if self.image.is_empty() {
-            bail!("required flag(s) \"image\" not set");
-        }
-        if self
-            .image
-            .chars()
-            .any(|c| c.is_whitespace() || c.is_ascii_uppercase() && !self.image.contains('/'))
-        {
-            bail!(
-                "Invalid image name {:?}: invalid reference format",
-                self.image
-            );
+        let is_reference = |image: &str| {
+            let is_odd =
+                |c: char| c.is_whitespace() || c.is_ascii_uppercase() && !image.contains('/');
+            image.starts_with(|first: char| first.is_ascii_alphanumeric())
+                && !image.contains(is_odd)
+        };
+        match self.image.as_deref() {
+            None => bail!("required flag(s) \"image\" not set"),
+            Some("") => bail!("--image is required"),
+            Some(image) if !is_reference(image) => {
+                bail!("Invalid image name {image:?}: invalid reference format")
+            }
+            Some(_) => {}
         }
         if self.tty && !self.stdin {
             return Err(error::usage(
@@ -211,7 +212,7 @@ impl Run {
         if let Some(port) = self.port.as_ref().filter(|port| !port.is_empty()) {
             let port: u16 = port
                 .parse()
-                .with_context(|| format!("strconv.Atoi: parsing {port:?}: invalid syntax"))?;
+                .map_err(|_| anyhow::anyhow!("strconv.Atoi: parsing {port:?}: invalid syntax"))?;
             container["ports"] = json!([{"containerPort": port}]);
         }
         if !self.env.is_empty() {

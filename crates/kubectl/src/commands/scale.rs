@@ -27,8 +27,8 @@ pub(crate) struct Scale {
     #[arg(long)]
     all: bool,
     /// The new desired number of replicas
-    #[arg(long, default_value_t = -1, value_name = "COUNT")]
-    replicas: i32,
+    #[arg(long, value_name = "COUNT")]
+    replicas: Option<i32>,
     /// Only when there are this many now
     #[arg(long, default_value_t = -1, value_name = "COUNT")]
     current_replicas: i64,
@@ -46,10 +46,10 @@ pub(crate) struct Scale {
 
 impl Scale {
     pub(crate) async fn run(self, session: &Session) -> Result<()> {
-        if self.replicas == -1 {
+        let Some(replicas) = self.replicas else {
             bail!("required flag(s) \"replicas\" not set");
-        }
-        if self.replicas < 0 {
+        };
+        if replicas < 0 {
             bail!(
                 "The --replicas=COUNT flag is required, and COUNT must be greater than or equal to 0"
             );
@@ -75,7 +75,7 @@ impl Scale {
         let path = format!("{}/scale", target.path());
         self.check(session, &path).await?;
         if !dry_run.is_client() {
-            let mut patch = json!({"spec": {"replicas": self.replicas}});
+            let mut patch = json!({"spec": {"replicas": self.replicas.unwrap_or(0)}});
             if let Some(version) = &self.resource_version {
                 patch["metadata"]["resourceVersion"] = json!(version);
             }
@@ -85,7 +85,7 @@ impl Scale {
                 .patch(&path, PatchType::Merge, &patch, &query)
                 .await?;
         }
-        object["spec"]["replicas"] = json!(self.replicas);
+        object["spec"]["replicas"] = json!(self.replicas.unwrap_or(0));
         let timeout = crate::duration::parse(&self.timeout)?;
         if !timeout.is_zero() && dry_run == DryRunMode::None {
             self.wait(session, target, timeout).await?;
@@ -118,7 +118,7 @@ impl Scale {
 
     /// Waits until the controller has as many as were asked for.
     async fn wait(&self, session: &Session, target: &Target, timeout: Duration) -> Result<()> {
-        let wanted = i64::from(self.replicas);
+        let wanted = i64::from(self.replicas.unwrap_or(0));
         let has_them = |object: &Value| {
             let observed = object["status"]["observedGeneration"]
                 .as_i64()

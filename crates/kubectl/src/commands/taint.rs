@@ -50,7 +50,18 @@ impl Taint {
             .take_while(|word| !is_spec(word))
             .cloned()
             .collect();
+        if names.is_empty() {
+            bail!("one or more resources must be specified as <resource> <name>");
+        }
         let (added, removed) = parse(&self.words[names.len()..])?;
+        let is_removed =
+            |taint: &&Value| removed.iter().any(|(key, _)| taint["key"] == key.as_str());
+        if let Some(both) = added.iter().find(is_removed) {
+            bail!(
+                "can not both modify and remove the following taint(s) in the same command: {}=",
+                str_of(&both["key"])
+            );
+        }
         if added.is_empty() && removed.is_empty() {
             bail!("at least one taint update is required");
         }
@@ -74,7 +85,11 @@ impl Taint {
             let (taints, deed) = decide(&target.name, &current, &added, &removed, self.overwrite)?;
             node["spec"]["taints"] = json!(taints);
             if dry_run.is_client() {
-                report.say(&node, deed)?;
+                match report.prints_objects() {
+                    true => report.say(&node, deed)?,
+                    // Said without the dry run, as upstream does.
+                    false => println!("{} {deed}", target.display()),
+                }
                 continue;
             }
             let taints = if taints.is_empty() {
@@ -107,9 +122,21 @@ fn parse(words: &[String]) -> Result<(Vec<Value>, Vec<Removal>)> {
             removed.push((key.to_owned(), effect));
             continue;
         }
-        let Some((pair, effect)) = word.rsplit_once(':') else {
-            bail!("invalid taint spec: {word}");
+        let (pair, effect) = match word.rsplit_once(':') {
+            Some((pair, effect)) => (pair, Some(effect)),
+            None => (word.as_str(), None),
         };
+        let name = match effect {
+            Some(_) => pair.split('=').next().unwrap_or(pair),
+            None => pair,
+        };
+        if let Some(why) = machinery::format::qualified_name(name).first() {
+            return Err(error::usage(
+                "taint",
+                format!("invalid taint spec: {word}, {why}"),
+            ));
+        }
+        let effect = effect.unwrap_or_default();
         if !EFFECTS.contains(&effect) {
             return Err(error::usage(
                 "taint",

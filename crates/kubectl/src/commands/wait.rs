@@ -101,6 +101,9 @@ fn has_condition(object: &Value, name: &str, value: &str) -> bool {
 
 /// A path and the value behind a single `=`.
 fn split_path(text: &str) -> Result<(String, Option<String>)> {
+    if text.is_empty() {
+        bail!("jsonpath expression cannot be empty");
+    }
     let mut parts = vec![String::new()];
     let mut chars = text.chars().peekable();
     while let Some(c) = chars.next() {
@@ -161,6 +164,8 @@ impl Wait {
                     .wait(session, &target, condition, deadline, is_for_create)
                     .await;
                 match outcome {
+                    // There was nothing to wait for.
+                    Ok(object) if object.is_null() => {}
                     Ok(object) => report.say(&object, "condition met")?,
                     Err(error) => {
                         errors.push(error);
@@ -211,14 +216,13 @@ impl Wait {
             .await
         };
         let outcome = tokio::time::timeout_at(deadline, found).await;
-        outcome.map_err(|_| {
-            anyhow::anyhow!("timed out waiting for the condition on {}", display(target))
+        outcome.map_err(|_| match (&last, condition) {
+            (None, Condition::Create) => anyhow::anyhow!("timed out waiting for the condition"),
+            _ => anyhow::anyhow!("timed out waiting for the condition on {}", display(target)),
         })??;
         match (last, condition) {
             (Some(object), _) => Ok(object),
-            (None, Condition::Delete) => Ok(serde_json::json!({
-                "apiVersion": target.resource.api_version(), "kind": target.resource.kind,
-                "metadata": {"name": target.name}})),
+            (None, Condition::Delete) => Ok(Value::Null),
             // The server's own words about what is missing.
             (None, _) => session.api.get(&target.path()).await,
         }

@@ -51,7 +51,11 @@ impl Connection {
         if context.is_none() && !name.is_empty() {
             let missing = format!("context was not found for specified context: {name}");
             match global.context {
-                Some(_) => return Err(Plain(format!("Error in configuration: {missing}")).into()),
+                Some(_) => {
+                    return Err(
+                        crate::error::Plain(format!("Error in configuration: {missing}")).into(),
+                    );
+                }
                 None => bail!("{missing}"),
             }
         }

@@ -152,8 +152,10 @@ impl Format {
             "custom-columns-file" if own.contains(&"custom-columns") => {
                 let path = template
                     .context("custom-columns format specified but no custom columns given")?;
-                let text = std::fs::read_to_string(path)
-                    .with_context(|| format!("error reading template {path}"))?;
+                let text = std::fs::read_to_string(path).map_err(|error| {
+                    let why = crate::error::io_reason(&error);
+                    anyhow::anyhow!("error reading template {path}, open {path}: {why}")
+                })?;
                 Self::Columns(columns::Columns::parse_file(&text)?)
             }
             other => {

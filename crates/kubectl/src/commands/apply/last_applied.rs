@@ -76,7 +76,10 @@ impl View {
         for target in
             resources::targets(session, &self.selection, &self.resources, self.all).await?
         {
-            let applied = required(&target, &target.get(session).await?)?;
+            let applied = last_applied(&target.get(session).await?);
+            if applied.is_null() {
+                continue;
+            }
             match self.output.as_str() {
                 "yaml" => print!("{}", yaml::to_string(&applied)),
                 "json" => {
@@ -87,9 +90,14 @@ impl View {
                     serde::Serialize::serialize(&json::sorted(&applied), &mut serializer)?;
                     println!("{}", String::from_utf8_lossy(&out));
                 }
-                other => bail!(
-                    "Unexpected -o output mode: {other}, the flag 'output' must be one of yaml|json"
-                ),
+                other => {
+                    return Err(crate::error::usage(
+                        "apply view-last-applied",
+                        format!(
+                            "Unexpected -o output mode: {other}, the flag 'output' must be one of yaml|json"
+                        ),
+                    ));
+                }
             }
         }
         Ok(())
@@ -114,6 +122,9 @@ impl Set {
     pub(super) async fn run(self, session: &Session) -> Result<()> {
         let dry_run = self.dry_run.mode()?;
         let report = Report::new(&self.print, dry_run)?;
+        if self.files.is_empty() {
+            bail!(resources::NOTHING);
+        }
         for manifest in manifest::read(&self.files).await? {
             let target = target_of(session, manifest).await?;
             let live = session.api.get(&target.path()).await?;
@@ -123,10 +134,14 @@ impl Set {
                     target.name
                 );
             }
+            // The file as it is: annotations that it has not are not named, unlike in what `apply` writes.
             let mut wanted = target.manifest.clone().unwrap_or_default();
-            annotate(&mut wanted);
-            let note = &wanted["metadata"]["annotations"][LAST_APPLIED];
-            if *note == live["metadata"]["annotations"][LAST_APPLIED] {
+            let annotations = wanted.pointer_mut("/metadata/annotations");
+            if let Some(annotations) = annotations.and_then(Value::as_object_mut) {
+                annotations.remove(LAST_APPLIED);
+            }
+            let note = json!(format!("{}\n", json::compact(&wanted)));
+            if note == live["metadata"]["annotations"][LAST_APPLIED] {
                 println!("set-last-applied {}: no changes required.", target.name);
                 continue;
             }

@@ -247,7 +247,15 @@ impl Apply {
         let mut wanted = target.manifest.clone().unwrap_or_default();
         annotate(&mut wanted);
         for attempt in 0.. {
-            let Some(live) = session.api.find(&target.path()).await? else {
+            let found = session.api.find(&target.path()).await;
+            let found = found.map_err(|error| {
+                let verb = format!(
+                    "retrieving current configuration of:\n{}\nfrom server for:",
+                    described(target)
+                );
+                error::with_source(error, &verb, &target.source)
+            });
+            let Some(live) = found? else {
                 return self.create(session, target, &wanted).await;
             };
             match self.patch(session, target, &wanted, &live).await {
@@ -259,19 +267,7 @@ impl Apply {
                     return self.recreate(session, target, &wanted).await;
                 }
                 outcome => {
-                    let verb = format!(
-                        "applying patch to Resource: \"{}, Resource={}\", GroupVersionKind: \"{}, Kind={}\"\nName: \"{}\", Namespace: \"{}\"\nfor",
-                        target.resource.api_version(),
-                        target.resource.plural,
-                        target.resource.api_version(),
-                        target.resource.kind,
-                        target.name,
-                        if target.resource.namespaced {
-                            target.namespace.as_str()
-                        } else {
-                            ""
-                        },
-                    );
+                    let verb = format!("applying patch to {}\nfor", described(target));
                     return outcome
                         .map_err(|error| error::with_source(error, &verb, &target.source));
                 }
@@ -370,4 +366,18 @@ fn note(
         Err(error) => errors.push(error),
     }
     Ok(())
+}
+/// An object in the words of upstream's errors.
+fn described(target: &Target) -> String {
+    let Target { resource, name, .. } = target;
+    let namespace = match resource.namespaced {
+        true => target.namespace.as_str(),
+        false => "",
+    };
+    format!(
+        "Resource: \"{0}, Resource={1}\", GroupVersionKind: \"{0}, Kind={2}\"\nName: \"{name}\", Namespace: \"{namespace}\"",
+        resource.api_version(),
+        resource.plural,
+        resource.kind,
+    )
 }

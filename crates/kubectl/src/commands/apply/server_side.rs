@@ -10,7 +10,7 @@ use crate::{
     session::Session,
 };
 
-use super::{Apply, MAX_RETRIES, migrate};
+use super::{Apply, LAST_APPLIED, MAX_RETRIES, migrate};
 
 impl Apply {
     pub(super) async fn on_the_server(
@@ -44,11 +44,13 @@ impl Apply {
                 Ok(true) => match apply(object, query).await {
                     Ok(again) => applied = again,
                     Err(why) => eprintln!(
-                        "Warning: failed to re-apply configuration after performing Server-Side Apply migration. This is non-fatal and will be retried next time you apply. Error: {why}"
+                        "Warning: failed to re-apply configuration after performing Server-Side Apply migration. This is non-fatal and will be retried next time you apply. Error: {}",
+                        error::message(&why)
                     ),
                 },
                 Err(why) => eprintln!(
-                    "Warning: server rejected managed fields migration to Server-Side Apply. This is non-fatal and will be retried next time you apply. Error: {why}"
+                    "Warning: server rejected managed fields migration to Server-Side Apply. This is non-fatal and will be retried next time you apply. Error: {}",
+                    error::message(&why)
                 ),
             }
         }
@@ -72,10 +74,20 @@ impl Apply {
                 self.validate.parameter()?,
             ];
             query.extend(self.dry_run.mode()?.parameter());
-            object = session
+            let answer = session
                 .api
                 .patch(&path, PatchType::Apply, &kept, &query)
-                .await?;
+                .await;
+            object = match answer {
+                Ok(object) => object,
+                Err(why) => {
+                    eprintln!(
+                        "Warning: failed to migrate {LAST_APPLIED} for Server-Side Apply. This is non-fatal and will be retried next time you apply. Error: {}",
+                        error::message(&why)
+                    );
+                    return Ok(false);
+                }
+            };
         }
         for attempt in 0.. {
             let Some(patch) = migrate::patch(&object, manager) else {

@@ -228,7 +228,10 @@ fn print_names(global: &Global, section: &str) -> Result<()> {
 impl GetContexts {
     fn run(self, global: &Global) -> Result<()> {
         if !["", "name"].contains(&self.output.as_str()) {
-            bail!("output must be one of '' or 'name': {}", self.output);
+            bail!(
+                "--output {} is not available in kubectl config get-contexts; resetting to default output format",
+                self.output
+            );
         }
         let config = merged(global)?;
         let current = str_of(&config["current-context"]);
@@ -385,6 +388,7 @@ impl Set {
             let Some((last, path)) = property.fields.split_last() else {
                 bail!("{:?} names no field", self.property);
             };
+            check_field(&property.section, &property.fields, &value)?;
             edit(
                 &file_of(global, &property.section, &property.name)?,
                 |config| {
@@ -406,6 +410,60 @@ impl Set {
     }
 }
 
+/// Fields of entries, and which of them are true or false.
+const FIELDS: &[(&str, &[&str])] = &[
+    (
+        "clusters",
+        &[
+            "server",
+            "tls-server-name",
+            "insecure-skip-tls-verify",
+            "certificate-authority",
+            "certificate-authority-data",
+            "proxy-url",
+            "disable-compression",
+            "extensions",
+        ],
+    ),
+    ("contexts", &["cluster", "user", "namespace", "extensions"]),
+    (
+        "users",
+        &[
+            "client-certificate",
+            "client-certificate-data",
+            "client-key",
+            "client-key-data",
+            "token",
+            "tokenFile",
+            "as",
+            "as-uid",
+            "as-groups",
+            "as-user-extra",
+            "username",
+            "password",
+            "auth-provider",
+            "exec",
+            "extensions",
+        ],
+    ),
+];
+const SWITCHES: &[&str] = &["insecure-skip-tls-verify", "disable-compression"];
+
+/// A field that no entry has would be lost by other programs, and a switch that is no bool makes them refuse the file.
+fn check_field(section: &str, fields: &[String], value: &Value) -> Result<()> {
+    let Some(first) = fields.first() else {
+        return Ok(());
+    };
+    let known = FIELDS.iter().find(|(name, _)| *name == section);
+    if known.is_some_and(|(_, known)| !known.contains(&first.as_str())) {
+        bail!("unable to parse {first:?} in {section}: there is no such field");
+    }
+    if SWITCHES.contains(&first.as_str()) && !value.is_boolean() {
+        bail!("strconv.ParseBool: parsing {value}: invalid syntax");
+    }
+    Ok(())
+}
+
 fn unset(global: &Global, text: &str) -> Result<()> {
     let property = Property::parse(text, &merged(global)?)?;
     if property.section == "current-context" {
@@ -418,14 +476,13 @@ fn unset(global: &Global, text: &str) -> Result<()> {
             &file_of(global, &property.section, &property.name)?,
             |config| {
                 let Some((last, path)) = property.fields.split_last() else {
-                    return match remove_entry(config, &property.section, &property.name) {
-                        true => Ok(()),
-                        false => bail!("current map key `{}` is invalid", property.name),
-                    };
+                    remove_entry(config, &property.section, &property.name);
+                    return Ok(());
                 };
-                let mut content = entry(config, &property.section, &property.name)
-                    .cloned()
-                    .unwrap_or_default();
+                let Some(content) = entry(config, &property.section, &property.name) else {
+                    bail!("current map key `{}` is invalid", property.name);
+                };
+                let mut content = content.clone();
                 let mut at = &mut content;
                 for field in path {
                     at = &mut at[field.as_str()];
@@ -478,8 +535,10 @@ fn put_file(content: &mut Map<String, Value>, field: &str, path: &str, embed: bo
     }
     match embed {
         true => {
-            let bytes = std::fs::read(path)
-                .with_context(|| format!("could not read {field} data from {path}"))?;
+            let bytes = std::fs::read(path).map_err(|error| {
+                let why = crate::error::io_reason(&error);
+                anyhow::anyhow!("could not stat {field} file {path}: stat {path}: {why}")
+            })?;
             content.insert(data, json!(BASE64_STANDARD.encode(bytes)));
             content.remove(field);
         }
@@ -493,6 +552,9 @@ fn put_file(content: &mut Map<String, Value>, field: &str, path: &str, embed: bo
 
 impl SetCluster {
     fn run(self, global: &Global) -> Result<()> {
+        if global.insecure_skip_tls_verify && global.certificate_authority.is_some() {
+            bail!("you cannot specify a certificate authority and insecure mode at the same time");
+        }
         change_entry(global, "clusters", &self.name, |cluster| {
             if let Some(server) = &global.server {
                 cluster.insert("server".into(), json!(server));
@@ -557,7 +619,7 @@ impl SetCredentials {
     fn run(self, global: &Global) -> Result<()> {
         if global.token.is_some() && (global.username.is_some() || global.password.is_some()) {
             bail!(
-                "you cannot specify more than one authentication method at the same time: --token or --username/--password"
+                "you cannot specify more than one authentication method at the same time: --token, --username/--password"
             );
         }
         change_entry(global, "users", &self.name, |user| {

@@ -2,13 +2,13 @@
 
 use anyhow::{Result, bail};
 use clap::Args;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::{
     args::Global,
     json::str_of,
     kubeconfig::{self, Places, entry, inner_field, read_file},
-    output::PrintFlags,
+    output::{Format, PrintFlags},
 };
 
 use super::{merged, put_file};
@@ -53,6 +53,10 @@ impl View {
         }
         let config = kubeconfig::normal(&config);
         match self.print.printer()? {
+            Some(printer) if matches!(printer.format, Format::Json) => {
+                print!("{}", printer.render(&typed(&config))?);
+                Ok(())
+            }
             Some(printer) => printer.print(&config),
             None => {
                 print!("{}", crate::output::yaml::to_string(&config));
@@ -60,6 +64,44 @@ impl View {
             }
         }
     }
+}
+
+/// The config in the order of Go's types.
+fn typed(config: &Value) -> Value {
+    const TOP: &[&str] = &[
+        "kind",
+        "apiVersion",
+        "clusters",
+        "users",
+        "contexts",
+        "current-context",
+    ];
+    let mut out = Map::new();
+    for key in TOP.iter().filter(|key| config.get(**key).is_some()) {
+        let mut value = config[*key].clone();
+        let inner = inner_field(key);
+        for entry in value.as_array_mut().into_iter().flatten() {
+            let fields = field_order(key, &entry[inner]);
+            *entry = json!({"name": entry["name"], inner: fields});
+        }
+        out.insert((*key).to_owned(), value);
+    }
+    Value::Object(out)
+}
+
+/// The fields of an entry in the order that they are declared in.
+fn field_order(section: &str, content: &Value) -> Value {
+    let Some(content) = content.as_object() else {
+        return content.clone();
+    };
+    let known = super::FIELDS.iter().find(|(name, _)| *name == section);
+    let known = known.map_or(&[][..], |(_, fields)| fields);
+    let mut sorted: Vec<(&String, &Value)> = content.iter().collect();
+    sorted.sort_by_key(|(key, _)| known.iter().position(|one| one == key));
+    let fields = sorted.into_iter();
+    fields
+        .map(|(key, value)| (key.clone(), value.clone()))
+        .collect()
 }
 
 /// Only what the current context uses.

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use base64::{Engine, prelude::BASE64_STANDARD};
 use clap::{Args, Subcommand};
 use serde_json::{Map, Value, json};
@@ -178,15 +178,8 @@ fn file_entries(source: &str) -> Result<Entries> {
         Some((key, path)) => (Some(key), path),
     };
     let path = Path::new(path);
-    let read = |path: &Path| match std::fs::read(path) {
-        Ok(bytes) => Ok(bytes),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            bail!(
-                "error reading {}: no such file or directory",
-                path.display()
-            )
-        }
-        Err(error) => bail!("error reading {}: {error}", path.display()),
+    let read = |path: &Path| {
+        std::fs::read(path).map_err(|error| unreadable(&path.to_string_lossy(), &error))
     };
     let file_name = |path: &Path| {
         path.file_name()
@@ -211,9 +204,13 @@ fn file_entries(source: &str) -> Result<Entries> {
     Ok(entries)
 }
 
+fn unreadable(path: &str, error: &std::io::Error) -> anyhow::Error {
+    anyhow::anyhow!("error reading {path}: {}", crate::error::io_reason(error))
+}
+
 /// Lines of `KEY=VALUE`; a key alone takes its value from the environment.
 fn env_entries(file: &str) -> Result<Entries> {
-    let text = std::fs::read_to_string(file).with_context(|| format!("error reading {file}"))?;
+    let text = std::fs::read_to_string(file).map_err(|error| unreadable(file, &error))?;
     let mut entries = Entries::new();
     for line in text.trim_start_matches('\u{feff}').lines() {
         let line = line.trim_start();
@@ -340,7 +337,7 @@ impl DockerRegistry {
         let config = match self.from_file.first() {
             Some(source) => {
                 let (_, path) = source.split_once('=').unwrap_or((KEY, source));
-                std::fs::read(path).with_context(|| format!("error reading {path}"))?
+                std::fs::read(path).map_err(|error| unreadable(path, &error))?
             }
             None => self.config()?,
         };
@@ -378,7 +375,9 @@ impl Tls {
         let read = |path: &str| {
             std::fs::read(path).map_err(|error| match error.kind() {
                 std::io::ErrorKind::NotFound => {
-                    anyhow::anyhow!("open {path}: no such file or directory")
+                    anyhow::anyhow!(
+                        "Cannot read file {path}, open {path}: no such file or directory"
+                    )
                 }
                 _ => error.into(),
             })

@@ -227,10 +227,11 @@ impl Common {
 
     /// Creates what a generator made.
     async fn create(&self, session: &Session, generated: Generated) -> Result<()> {
+        self.validate.parameter()?;
         let Generated { mut object, noun } = generated;
         let report = Report::new(&self.print, self.dry_run.mode()?)?;
         if self.save_config {
-            annotate(&mut object);
+            annotate_generated(&mut object);
         }
         let (version, kind) = (
             str_of(&object["apiVersion"]).to_owned(),
@@ -319,6 +320,12 @@ pub(super) async fn create_object(
 }
 
 /// A name and the container's name that an image's last part gives.
+/// Notes an object of our own making as Go's types would write it.
+fn annotate_generated(object: &mut Value) {
+    let note = format!("{object}\n");
+    object["metadata"]["annotations"][super::apply::LAST_APPLIED] = Value::String(note);
+}
+
 pub(super) fn container_name(image: &str) -> String {
     let last = image.rsplit('/').next().unwrap_or(image);
     let last = last.split(['@', ':']).next().unwrap_or(last);
@@ -329,11 +336,18 @@ pub(super) fn container_name(image: &str) -> String {
             '-'
         }
     };
-    last.chars()
+    let name = last
+        .chars()
         .map(clean)
         .collect::<String>()
         .trim_matches('-')
-        .to_owned()
+        .to_owned();
+    // What is no name is left to the server to refuse.
+    if name.is_empty() {
+        last.to_owned()
+    } else {
+        name
+    }
 }
 
 /// Names of containers made different by a number behind them.

@@ -101,6 +101,9 @@ impl Service {
                 let Some(target) = &one.external_name else {
                     bail!("required flag(s) \"external-name\" not set");
                 };
+                if !machinery::format::dns1123_subdomain(target).is_empty() {
+                    bail!("invalid service external name {target}");
+                }
                 let mut object = one.ports.object("ExternalName", true)?;
                 object["spec"]["externalName"] = json!(target);
                 (object, one.ports.common, "ExternalName service:")
@@ -134,9 +137,13 @@ impl Ports {
 
 fn port(text: &str) -> Result<Value> {
     let (port, target) = text.split_once(':').unwrap_or((text, text));
-    let number: i32 = port
-        .parse()
-        .map_err(|_| anyhow::anyhow!("strconv.ParseUint: parsing {port:?}: invalid syntax"))?;
+    let number: u16 = port.parse().map_err(|error: std::num::ParseIntError| {
+        let why = match error.kind() {
+            std::num::IntErrorKind::PosOverflow => "value out of range",
+            _ => "invalid syntax",
+        };
+        anyhow::anyhow!("strconv.ParseUint: parsing {port:?}: {why}")
+    })?;
     let target = match int_or_string(target) {
         Value::String(name) if name.is_empty() => bail!("invalid port {text:?}"),
         target => target,
@@ -190,17 +197,15 @@ impl Ingress {
             spec["ingressClassName"] = json!(class);
         }
         if let Some(service) = &self.default_backend {
-            spec["defaultBackend"] = backend(service).with_context(|| {
-                format!(
-                    "default-backend {service} is invalid and should be in the format service:port"
-                )
+            spec["defaultBackend"] = backend(service).map_err(|_| {
+                anyhow::anyhow!("default-backend should be in format servicename:serviceport")
             })?;
         }
         let mut tls: Vec<Value> = Vec::new();
         let mut rules: Vec<Value> = Vec::new();
         for rule in &self.rule {
-            add_rule(rule, &mut rules, &mut tls).with_context(|| {
-                format!("rule {rule} is invalid and should be in format host/path=svcname:svcport[,tls[=secret]]")
+            add_rule(rule, &mut rules, &mut tls).map_err(|_| {
+                anyhow::anyhow!("rule {rule} is invalid and should be in format host/path=svcname:svcport[,tls[=secret]]")
             })?;
         }
         if !tls.is_empty() {

@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 use clap::Args;
 use serde_json::{Value, json};
 
-use crate::session::Session;
+use crate::{error, session::Session};
 
 use super::{Common, Generated, pairs};
 
@@ -50,7 +50,7 @@ impl Rule {
     }
 
     /// One rule for each API group.
-    async fn rules(&self, session: &Session) -> Result<Vec<Value>> {
+    async fn rules(&self, session: &Session, nothing: &str) -> Result<Vec<Value>> {
         let verbs = self.verbs();
         if verbs.is_empty() {
             bail!("at least one verb must be specified");
@@ -59,7 +59,7 @@ impl Rule {
             eprintln!("Warning: '{verb}' is not a standard resource verb");
         }
         if self.resource.is_empty() {
-            bail!("at least one resource must be specified");
+            bail!("{nothing}");
         }
         let mut groups: BTreeMap<String, Vec<String>> = BTreeMap::new();
         for word in &self.resource {
@@ -68,12 +68,17 @@ impl Rule {
                 None => (word.as_str(), None),
             };
             let (group, mut plural) = match resource {
+                "" => bail!("resource must be specified if apiGroup/subresource specified"),
                 "*" => (String::new(), "*".to_owned()),
+                "*.*" => ("*".to_owned(), "*".to_owned()),
                 resource => {
-                    let found = session.discovery.resolve(resource).await?;
+                    let Ok(found) = session.discovery.resolve(resource).await else {
+                        return Err(error::Plain(unknown(resource)).into());
+                    };
                     (found.group, found.plural)
                 }
             };
+            refuse_special_verbs(&verbs, &group, &plural)?;
             if let Some(subresource) = subresource {
                 plural = format!("{plural}/{subresource}");
             }
@@ -92,6 +97,58 @@ impl Rule {
         };
         Ok(groups.into_iter().map(rule).collect())
     }
+}
+
+/// What is said about a resource that nobody serves.
+fn unknown(word: &str) -> String {
+    match word.split_once('.') {
+        Some((name, group)) => {
+            format!("the server doesn't have a resource type {name:?} in group {group:?}")
+        }
+        None => format!("the server doesn't have a resource type {word:?}"),
+    }
+}
+
+/// Some verbs mean something for a few resources only.
+fn refuse_special_verbs(verbs: &[&str], group: &str, plural: &str) -> Result<()> {
+    const SPECIAL: &[(&str, &[(&str, &str)])] = &[
+        (
+            "use",
+            &[
+                ("policy", "podsecuritypolicies"),
+                ("extensions", "podsecuritypolicies"),
+            ],
+        ),
+        (
+            "bind",
+            &[
+                ("rbac.authorization.k8s.io", "roles"),
+                ("rbac.authorization.k8s.io", "clusterroles"),
+            ],
+        ),
+        (
+            "escalate",
+            &[
+                ("rbac.authorization.k8s.io", "roles"),
+                ("rbac.authorization.k8s.io", "clusterroles"),
+            ],
+        ),
+        (
+            "impersonate",
+            &[
+                ("", "users"),
+                ("", "serviceaccounts"),
+                ("", "groups"),
+                ("authentication.k8s.io", "userextras"),
+            ],
+        ),
+    ];
+    for (verb, allowed) in SPECIAL {
+        if verbs.contains(verb) && group != "*" && !allowed.contains(&(group, plural)) {
+            bail!("can not perform '{verb}' on '{plural}' in group '{group}'");
+        }
+    }
+    Ok(())
 }
 
 fn without_duplicates(words: &[String]) -> Vec<&str> {
@@ -116,7 +173,8 @@ pub(super) struct Role {
 
 impl Role {
     pub(super) async fn generate(&self, session: &Session) -> Result<Generated> {
-        let rules = self.rule.rules(session).await?;
+        let nothing = "at least one resource must be specified";
+        let rules = self.rule.rules(session, nothing).await?;
         let object = json!({
             "kind": "Role", "apiVersion": "rbac.authorization.k8s.io/v1", "metadata": {"name": self.name},
             "rules": rules});
@@ -150,7 +208,13 @@ impl ClusterRole {
                 && self.non_resource_url.is_empty();
             if !is_alone {
                 bail!(
-                    "aggregation rule must be specified without nonResourceURLs, resources or verbs"
+                    "aggregation rule must be specified without nonResourceURLs, verbs, resources or resourceNames"
+                );
+            }
+            if labels.split(',').any(|pair| !pair.contains('=')) {
+                bail!(
+                    "invalid argument {labels:?} for \"--aggregation-rule\" flag: malformed pair, expect string=string\n\
+                     See 'kubectl create clusterrole --help' for usage."
                 );
             }
             object["rules"] = Value::Null;
@@ -161,7 +225,10 @@ impl ClusterRole {
         let mut rules = match self.rule.resource.is_empty() && !self.non_resource_url.is_empty() {
             true if self.rule.verbs().is_empty() => bail!("at least one verb must be specified"),
             true => Vec::new(),
-            false => self.rule.rules(session).await?,
+            false => {
+                let nothing = "one of resource or nonResourceURL must be specified";
+                self.rule.rules(session, nothing).await?
+            }
         };
         if !self.non_resource_url.is_empty() {
             for verb in self.rule.verbs() {
@@ -214,7 +281,9 @@ impl Subjects {
         subjects.extend(self.group.iter().map(|name| named("Group", name)));
         for account in &self.serviceaccount {
             match account.split_once(':') {
-                Some((namespace, name)) if !namespace.is_empty() && !name.is_empty() => {
+                Some((namespace, name))
+                    if !namespace.is_empty() && !name.is_empty() && !name.contains(':') =>
+                {
                     subjects.push(
                         json!({"kind": "ServiceAccount", "name": name, "namespace": namespace}),
                     );
@@ -276,7 +345,7 @@ pub(super) struct ClusterRoleBinding {
 impl ClusterRoleBinding {
     pub(super) fn generate(&self) -> Result<Generated> {
         let Some(role) = &self.clusterrole else {
-            bail!("clusterrole must be specified");
+            bail!("required flag(s) \"clusterrole\" not set");
         };
         let object = binding(
             "ClusterRoleBinding",

@@ -36,7 +36,7 @@ impl Token {
     pub(super) async fn run(self, session: &Session) -> Result<()> {
         let mut spec = json!({"audiences": self.audience});
         let Ok(duration) = crate::duration::parse(&self.duration) else {
-            bail!("duration must be greater than or equal to 0");
+            bail!("--duration must be greater than or equal to 0");
         };
         if duration.as_nanos() % 1_000_000_000 != 0 {
             bail!("duration cannot be expressed in units less than seconds");
@@ -44,11 +44,13 @@ impl Token {
         if !duration.is_zero() {
             spec["expirationSeconds"] = json!(duration.as_secs());
         }
+        if let Some(kind) = self.bound_object_kind.as_deref()
+            && !["Node", "Pod", "Secret"].contains(&kind)
+        {
+            bail!("supported --bound-object-kind values are Node, Pod, Secret");
+        }
         match (&self.bound_object_kind, &self.bound_object_name) {
             (Some(kind), Some(name)) => {
-                if !["Node", "Pod", "Secret"].contains(&kind.as_str()) {
-                    bail!("supported --bound-object-kind values are Node, Pod, Secret");
-                }
                 spec["boundObjectRef"] = json!({
                     "kind": kind, "apiVersion": "v1", "name": name,
                     "uid": self.bound_object_uid.as_deref().unwrap_or_default()});
@@ -57,7 +59,10 @@ impl Token {
                 bail!("--bound-object-name is required if --bound-object-kind is provided")
             }
             (None, None) if self.bound_object_uid.is_none() => {}
-            (None, _) => {
+            (None, None) => {
+                bail!("--bound-object-uid can only be set if --bound-object-kind is provided")
+            }
+            (None, Some(_)) => {
                 bail!("--bound-object-name can only be set if --bound-object-kind is provided")
             }
         }

@@ -36,15 +36,15 @@ impl Deployment {
         if self.image.is_empty() {
             bail!("required flag(s) \"image\" not set");
         }
+        let images: Vec<&String> = self
+            .image
+            .iter()
+            .filter(|image| !image.is_empty())
+            .collect();
         if self.image.len() > 1 && !self.command.is_empty() {
             bail!("cannot specify multiple --image options and command");
         }
-        let names = unique_names(
-            self.image
-                .iter()
-                .map(|image| container_name(image))
-                .collect(),
-        );
+        let names = unique_names(images.iter().map(|image| container_name(image)).collect());
         let container = |(image, name): (&String, String)| {
             let mut container = json!({"name": name, "image": image});
             if !self.command.is_empty() {
@@ -56,7 +56,7 @@ impl Deployment {
             container["resources"] = json!({});
             container
         };
-        let containers: Vec<Value> = self.image.iter().zip(names).map(container).collect();
+        let containers: Vec<Value> = images.into_iter().zip(names).map(container).collect();
         let labels = json!({"app": self.name});
         let object = json!({
             "kind": "Deployment", "apiVersion": "apps/v1",
@@ -111,7 +111,11 @@ impl Job {
         let (kind, name) = from.split_once('/').unwrap_or(("cronjob", from));
         let resource = session.discovery.resolve(kind).await?;
         if resource.kind != "CronJob" {
-            bail!("from must be an existing cronjob");
+            bail!(
+                "unknown object type *{}.{}",
+                resource.version,
+                resource.kind
+            );
         }
         let cron_job = session
             .api
@@ -158,11 +162,11 @@ pub(super) struct CronJob {
 
 impl CronJob {
     pub(super) fn generate(&self) -> Result<Generated> {
-        let Some(image) = &self.image else {
-            bail!("required flag(s) \"image\" not set");
-        };
-        let Some(schedule) = &self.schedule else {
-            bail!("required flag(s) \"schedule\" not set");
+        let (image, schedule) = match (&self.image, &self.schedule) {
+            (Some(image), Some(schedule)) => (image, schedule),
+            (None, None) => bail!("required flag(s) \"image\", \"schedule\" not set"),
+            (None, _) => bail!("required flag(s) \"image\" not set"),
+            (_, None) => bail!("required flag(s) \"schedule\" not set"),
         };
         let restart = self
             .restart

@@ -16,7 +16,7 @@ use crate::{
 };
 
 use super::{
-    super::{describe, report::Report},
+    super::{apply::LAST_APPLIED, describe, report::Report},
     Which,
 };
 
@@ -57,12 +57,31 @@ struct Revision {
 }
 
 /// The revisions of an object, oldest first.
-async fn revisions(session: &Session, target: &Target, object: &Value) -> Result<Vec<Revision>> {
+async fn revisions(
+    session: &Session,
+    target: &Target,
+    object: &Value,
+    role: &str,
+) -> Result<Vec<Revision>> {
     let is_deployment = target.resource.kind == "Deployment";
     let plural = match target.resource.kind.as_str() {
         "Deployment" => "replicasets",
         "DaemonSet" | "StatefulSet" => "controllerrevisions",
-        kind => bail!("no history viewer has been implemented for {:?}", kind),
+        "Pod" | "ReplicaSet" | "ReplicationController" | "Job" | "CronJob" => {
+            let role = if role == "history" {
+                "history viewer"
+            } else {
+                role
+            };
+            bail!(
+                "no {role} has been implemented for {:?}",
+                target.resource.kind
+            )
+        }
+        kind => bail!(
+            "error retrieving {role} for {kind:?}, no visitor method exists for {{{} {kind}}}",
+            target.resource.group
+        ),
     };
     let path = format!("/apis/apps/v1/namespaces/{}/{plural}", target.namespace);
     let uid = &object["metadata"]["uid"];
@@ -102,17 +121,29 @@ async fn revisions(session: &Session, target: &Target, object: &Value) -> Result
 
 impl History {
     pub(crate) async fn run(self, session: &Session) -> Result<()> {
+        if self.revision < 0 {
+            bail!("revision must be a positive integer: {}", self.revision);
+        }
         let printer = self.print.printer()?;
-        for target in self.which.targets(session).await? {
+        for target in self.which.targets(session, true).await? {
             let object = target.get(session).await?;
-            let revisions = revisions(session, &target, &object).await?;
+            let revisions = revisions(session, &target, &object, "history").await?;
             if let Some(printer) = &printer {
                 let wanted =
                     |revision: &&Revision| self.revision == 0 || revision.number == self.revision;
+                // Objects with the template of each revision, as upstream rebuilds them; those of deployments are replica sets.
+                let shown = |revision: &Revision| match target.resource.kind.as_str() {
+                    "Deployment" => revision.keeper.clone(),
+                    _ => {
+                        let mut shown = object.clone();
+                        shown["spec"]["template"] = revision.template.clone();
+                        shown
+                    }
+                };
                 revisions
                     .iter()
                     .filter(wanted)
-                    .try_for_each(|revision| printer.print(&revision.keeper))?;
+                    .try_for_each(|revision| printer.print(&shown(revision)))?;
                 continue;
             }
             if self.revision > 0 {
@@ -155,20 +186,33 @@ impl Undo {
     pub(crate) async fn run(self, session: &Session) -> Result<()> {
         let dry_run = self.dry_run.mode()?;
         let report = Report::new(&self.print, dry_run)?;
-        for target in self.which.targets(session).await? {
+        for target in self.which.targets(session, false).await? {
             let object = target.get(session).await?;
             if object["spec"]["paused"] == true {
                 bail!(
                     "you cannot rollback a paused deployment; resume it first with 'kubectl rollout resume' and try again"
                 );
             }
-            let known = revisions(session, &target, &object).await?;
+            if !object["metadata"]["annotations"][LAST_APPLIED].is_null() {
+                eprintln!(
+                    "Warning: resource {}/{} was previously managed with 'kubectl apply'. Rolling back will not update the \
+                     {LAST_APPLIED} annotation, which may cause unexpected behavior on future 'kubectl apply' operations. \
+                     Consider using 'kubectl apply' with your previous configuration file instead.",
+                    target.resource.plural, target.name
+                );
+            }
+            let known = revisions(session, &target, &object, "rollbacker").await?;
+            if known.is_empty() {
+                let kind = target.resource.kind.to_lowercase();
+                bail!("no rollout history found for {kind} {:?}", target.name);
+            }
             let found = self.pick(&known)?;
             if dry_run == DryRunMode::Client {
                 println!(
-                    "{} {}",
+                    "{} {}{}",
                     target.display(),
-                    describe::pod_template(&found.template)
+                    describe::pod_template(&found.template),
+                    dry_run.suffix()
                 );
                 continue;
             }

@@ -66,8 +66,11 @@ pub(super) struct Which {
 }
 
 impl Which {
-    async fn targets(&self, session: &Session) -> Result<Vec<Target>> {
-        let targets = resources::targets(session, &self.selection, &self.resources, false).await?;
+    async fn targets(&self, session: &Session, all: bool) -> Result<Vec<Target>> {
+        if self.resources.is_empty() && self.selection.files.is_empty() {
+            bail!("required resource not specified");
+        }
+        let targets = resources::targets(session, &self.selection, &self.resources, all).await?;
         if targets.is_empty() {
             eprintln!("No resources found in {} namespace.", session.namespace);
         }
@@ -102,7 +105,7 @@ impl Change {
             .strftime("%Y-%m-%dT%H:%M:%SZ")
             .to_string();
         let mut errors = Vec::new();
-        for target in self.which.targets(session).await? {
+        for target in self.which.targets(session, false).await? {
             let changed = async {
                 let object = target.get(session).await?;
                 let patch = decide(&target, &object, deed, &now)?;

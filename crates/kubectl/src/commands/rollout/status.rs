@@ -1,6 +1,6 @@
 //! `kubectl rollout status`
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use clap::Args;
 use futures::StreamExt;
 use serde_json::Value;
@@ -32,13 +32,13 @@ pub(crate) struct Status {
 impl Status {
     pub(crate) async fn run(self, session: &Session) -> Result<()> {
         let timeout = crate::duration::parse(&self.timeout)?;
-        for target in self.which.targets(session).await? {
+        for target in self.which.targets(session, false).await? {
             let follow = self.follow(session, &target);
             match timeout.is_zero() {
                 true => follow.await?,
                 false => tokio::time::timeout(timeout, follow)
                     .await
-                    .context("timed out waiting for the condition")??,
+                    .map_err(|_| anyhow::anyhow!("timed out waiting for the condition"))??,
             }
         }
         Ok(())

@@ -61,15 +61,22 @@ impl Env {
                     .collect::<Result<Vec<_>, _>>()?,
             );
         }
+        if names.is_empty() && self.common.selection.files.is_empty() {
+            bail!(
+                "one or more resources must be specified as <resource> <name> or <resource>/<name>"
+            );
+        }
+        super::check_names(&names, &self.common)?;
+        super::refuse_stray_words(&names)?;
+        if !self.keys.is_empty() && self.from.is_none() {
+            bail!("when specifying --keys, a configmap or secret must be provided with --from");
+        }
         let (mut set, removed) = parse(&pairs)?;
         if let Some(from) = &self.from {
             set.extend(self.object_variables(session, from).await?);
         }
         if self.list {
             return self.show(session, &names, &set).await;
-        }
-        if set.is_empty() && removed.is_empty() {
-            bail!("at least one environment variable must be provided");
         }
         let change = |object: &mut Value| {
             let found = each_container(
@@ -78,7 +85,7 @@ impl Env {
                 &["containers", "initContainers"],
                 |container| self.update(container, &set, &removed),
             )?;
-            match found {
+            Ok(match found {
                 0 => {
                     eprintln!(
                         "Warning: {}/{} does not have any containers matching {:?}",
@@ -86,13 +93,14 @@ impl Env {
                         str_of(&object["metadata"]["name"]),
                         self.containers
                     );
-                    Ok(())
+                    false
                 }
-                _ => Ok(()),
-            }
+                _ => true,
+            })
         };
+        let failure = "failed to patch env update to pod template:";
         self.common
-            .change(session, &names, "env updated", change)
+            .change(session, &names, ("env updated", failure), change)
             .await
     }
 
@@ -108,12 +116,7 @@ impl Env {
                 .iter_mut()
                 .find(|known| known["name"] == variable["name"])
             {
-                Some(_) if !self.overwrite => {
-                    bail!(
-                        "'{}' already has a value, and --overwrite is false",
-                        str_of(&variable["name"])
-                    )
-                }
+                Some(_) if !self.overwrite => {}
                 Some(known) => *known = variable.clone(),
                 None => env.push(variable.clone()),
             }
@@ -136,7 +139,7 @@ impl Env {
         let field = match resource.kind.as_str() {
             "ConfigMap" => "configMapKeyRef",
             "Secret" => "secretKeyRef",
-            other => bail!("unsupported resource specified in --from: {other}"),
+            _ => bail!("unsupported resource specified in --from"),
         };
         let object = session
             .api
@@ -146,7 +149,11 @@ impl Env {
         let wanted =
             |key: &&str| self.keys.is_empty() || self.keys.iter().any(|wanted| wanted == key);
         let variable = |key: &str| {
-            let name = format!("{}{}", self.prefix, variable_name(key));
+            let name = variable_name(key);
+            if name != key {
+                eprintln!("Warning: key {key} transferred to {name}");
+            }
+            let name = format!("{}{name}", self.prefix);
             json!({"name": name, "valueFrom": {field: {"key": key, "name": str_of(&object["metadata"]["name"])}}})
         };
         Ok(keys.filter(wanted).map(variable).collect())
@@ -226,6 +233,9 @@ fn parse(pairs: &[String]) -> Result<(Vec<Value>, Vec<String>)> {
     {
         match pair.split_once('=') {
             Some((name, value)) if !name.is_empty() => {
+                if let Some(why) = invalid_name(name) {
+                    bail!("{name:?} is not a valid key name: {why}");
+                }
                 set.push(json!({"name": name, "value": value}))
             }
             None if pair.ends_with('-') => removed.push(pair.trim_end_matches('-').to_owned()),
@@ -239,6 +249,21 @@ fn parse(pairs: &[String]) -> Result<(Vec<Value>, Vec<String>)> {
         bail!("can not both modify and remove the environment variable {both} in the same command");
     }
     Ok((set, removed))
+}
+
+/// Why a variable cannot have this name. The server allows more than kubectl.
+fn invalid_name(name: &str) -> Option<String> {
+    let is_allowed = |c: char| c.is_ascii_alphanumeric() || "-._".contains(c);
+    let is_valid =
+        !name.starts_with(|first: char| first.is_ascii_digit()) && name.chars().all(is_allowed);
+    (!is_valid).then(|| {
+        machinery::format::pattern_message(
+            "a valid environment variable name must consist of alphabetic characters, digits, '_', '-', or '.', and must not \
+             start with a digit",
+            "[-._a-zA-Z][-._a-zA-Z0-9]*",
+            &["my.env-name", "MY_ENV.NAME", "MyEnvName1"],
+        )
+    })
 }
 
 /// A key as a variable's name: capitals and underscores.

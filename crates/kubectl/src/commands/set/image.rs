@@ -20,6 +20,8 @@ pub(super) struct Image {
 impl Image {
     pub(super) async fn run(self, session: &Session) -> Result<()> {
         let (names, pairs) = split_words(&self.words);
+        super::check_names(&names, &self.common)?;
+        super::refuse_stray_words(&names)?;
         if pairs.is_empty() {
             bail!("at least one image update is required");
         }
@@ -27,10 +29,7 @@ impl Image {
             .iter()
             .filter_map(|pair| pair.split_once('='))
             .collect();
-        if changes
-            .iter()
-            .any(|(name, image)| name.is_empty() || image.is_empty())
-        {
+        if changes.iter().any(|(name, _)| name.is_empty()) {
             bail!("missing container name or image in {}", pairs.join(" "));
         }
         if changes.len() > 1 && changes.iter().any(|(name, _)| *name == "*") {
@@ -52,10 +51,18 @@ impl Image {
                     bail!("unable to find container named {name:?}");
                 }
             }
-            Ok(())
+            Ok(true)
         };
         self.common
-            .change(session, &names, "image updated", change)
+            .change(
+                session,
+                &names,
+                (
+                    "image updated",
+                    "failed to patch image update to pod template:",
+                ),
+                change,
+            )
             .await
     }
 }

@@ -109,13 +109,14 @@ impl Common {
         Ok(objects)
     }
 
-    /// Changes every object and says so.
+    /// Changes every object and says so, unless `change` says that there is nothing to say. `failure` stands before what
+    /// the server refuses.
     pub(super) async fn change(
         &self,
         session: &Session,
         words: &[String],
-        deed: &str,
-        change: impl Fn(&mut Value) -> Result<()>,
+        (deed, failure): (&str, &str),
+        change: impl Fn(&mut Value) -> Result<bool>,
     ) -> Result<()> {
         let dry_run = self.dry_run.mode()?;
         let report = Report::new(&self.print, dry_run)?;
@@ -129,7 +130,12 @@ impl Common {
             match changed {
                 Ok(Some(after)) => report.say(&after, deed)?,
                 Ok(None) => {}
-                Err(error) => errors.push(error),
+                Err(error) => errors.push(match error.downcast_ref::<error::ServerError>() {
+                    Some(error::ServerError(status)) if !failure.is_empty() => {
+                        anyhow::anyhow!("{failure} {}", status.message)
+                    }
+                    _ => error,
+                }),
             }
         }
         error::aggregate(errors)
@@ -142,10 +148,12 @@ impl Common {
         before: &Value,
         dry_run: DryRunMode,
         query: &Query,
-        change: impl Fn(&mut Value) -> Result<()>,
+        change: impl Fn(&mut Value) -> Result<bool>,
     ) -> Result<Option<Value>> {
         let mut after = before.clone();
-        change(&mut after)?;
+        if !change(&mut after)? {
+            return Ok(None);
+        }
         let Some(target) = target.filter(|_| !dry_run.is_client()) else {
             return Ok(Some(after));
         };
@@ -170,7 +178,10 @@ impl Common {
 /// The pod spec in an object: its own, its template's or its job template's.
 pub(super) fn pod_spec(object: &mut Value) -> Result<&mut Value> {
     let kind = str_of(&object["kind"]).to_owned();
-    let name = str_of(&object["metadata"]["name"]).to_owned();
+    let (name, go_type) = (
+        str_of(&object["metadata"]["name"]).to_owned(),
+        error::go_type(object),
+    );
     let spec = match kind.as_str() {
         "Pod" => object.pointer_mut("/spec"),
         "CronJob" => object.pointer_mut("/spec/jobTemplate/spec/template/spec"),
@@ -179,7 +190,7 @@ pub(super) fn pod_spec(object: &mut Value) -> Result<&mut Value> {
     match spec {
         Some(spec) => Ok(spec),
         None => bail!(
-            "{}/{name} the object is not a pod or does not have a pod template: {kind}",
+            "{}s/{name} the object is not a pod or does not have a pod template: {go_type}",
             kind.to_lowercase()
         ),
     }
@@ -208,6 +219,27 @@ pub(super) fn each_container(
         }
     }
     Ok(count)
+}
+
+/// A word beside `TYPE/NAME` that names nothing.
+pub(super) fn refuse_stray_words(names: &[String]) -> Result<()> {
+    let has_pair = names.iter().any(|name| name.contains('/'));
+    match has_pair && names.iter().any(|name| !name.contains('/')) {
+        true => bail!(targets::STRAY_WORD),
+        false => Ok(()),
+    }
+}
+
+/// What names nothing, or whole types, is said before anything else.
+pub(super) fn check_names(names: &[String], common: &Common) -> Result<()> {
+    let is_named = !common.selection.files.is_empty() || common.local;
+    match names {
+        [] if !is_named => bail!(targets::NOTHING),
+        [kind] if !kind.contains('/') && !common.all && common.selection.selector.is_none() => {
+            bail!("resource(s) were provided, but no name was specified")
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Words that name objects, and those that are `KEY=VALUE` or `KEY-`.

@@ -29,6 +29,7 @@ pub(super) struct Resources {
 
 impl Resources {
     pub(super) async fn run(self, session: &Session) -> Result<()> {
+        super::check_names(&self.words, &self.common)?;
         if self.limits.is_none() && self.requests.is_none() {
             bail!(
                 "you must specify an update to requests or limits (in the form of --requests/--limits)"
@@ -52,14 +53,17 @@ impl Resources {
             )?;
             match found {
                 0 => bail!("unable to find container named {}", self.containers),
-                _ => Ok(()),
+                _ => Ok(true),
             }
         };
         self.common
             .change(
                 session,
                 &self.words,
-                "resource requirements updated",
+                (
+                    "resource requirements updated",
+                    "failed to patch resources update to pod template",
+                ),
                 change,
             )
             .await
@@ -77,7 +81,9 @@ fn parse(text: Option<&str>) -> Result<Vec<(String, String)>> {
             bail!("Invalid argument syntax {pair}, expected <resource>=<value>");
         };
         if amount.parse::<Quantity>().is_err() {
-            bail!("invalid quantity {amount:?} of {name}");
+            bail!(
+                "quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'"
+            );
         }
         amounts.push((name.to_owned(), amount.to_owned()));
     }

@@ -4,7 +4,7 @@ use anyhow::{Result, bail};
 use clap::Args;
 use serde_json::Value;
 
-use crate::{json::str_of, session::Session};
+use crate::session::Session;
 
 use super::Common;
 
@@ -23,12 +23,11 @@ pub(super) struct Selector {
 impl Selector {
     pub(super) async fn run(self, session: &Session) -> Result<()> {
         let Some((selector, names)) = self.words.split_last() else {
-            bail!(
-                "one or more resources must be specified as <resource> <name> or <resource>/<name>"
-            );
+            bail!("one selector is required");
         };
+        super::check_names(names, &self.common)?;
         if !selector.contains('=') {
-            bail!("a selector such as app=web must be given");
+            bail!("match expression [{{{selector} Exists []}}] not supported on this object");
         }
         let parsed = super::super::create::pairs(selector)?;
         let change = |object: &mut Value| {
@@ -38,16 +37,13 @@ impl Selector {
                 bail!("the object has another resource version than {version}");
             }
             if object["kind"] != "Service" {
-                bail!(
-                    "setting a selector is only supported for Services, not for {}",
-                    str_of(&object["kind"])
-                );
+                bail!("setting a selector is only supported for Services");
             }
             object["spec"]["selector"] = parsed.clone();
-            Ok(())
+            Ok(true)
         };
         self.common
-            .change(session, names, "selector updated", change)
+            .change(session, names, ("selector updated", ""), change)
             .await
     }
 }

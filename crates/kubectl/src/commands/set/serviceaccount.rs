@@ -28,10 +28,18 @@ impl ServiceAccount {
             if spec.get("serviceAccount").is_some() {
                 spec["serviceAccount"] = json!(account);
             }
-            Ok(())
+            Ok(true)
         };
         self.common
-            .change(session, names, "serviceaccount updated", change)
+            .change(
+                session,
+                names,
+                (
+                    "serviceaccount updated",
+                    "failed to patch ServiceAccountName",
+                ),
+                change,
+            )
             .await
     }
 }

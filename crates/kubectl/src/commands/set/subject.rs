@@ -28,7 +28,10 @@ pub(super) struct Subject {
 
 impl Subject {
     pub(super) async fn run(self, session: &Session) -> Result<()> {
+        super::check_names(&self.words, &self.common)?;
         const GROUP: &str = "rbac.authorization.k8s.io";
+        // What does not exist is said before what is wrong with the subjects.
+        self.common.objects(session, &self.words).await?;
         let mut subjects = Vec::new();
         for (kind, names) in [("User", &self.subject_user), ("Group", &self.group)] {
             subjects.extend(
@@ -50,7 +53,11 @@ impl Subject {
             if !["RoleBinding", "ClusterRoleBinding"]
                 .contains(&crate::json::str_of(&object["kind"]))
             {
-                bail!("setting subjects is only supported for RoleBinding/ClusterRoleBinding");
+                let kind = crate::json::str_of(&object["kind"]).to_lowercase();
+                let name = crate::json::str_of(&object["metadata"]["name"]);
+                bail!(
+                    "{kind}s/{name} setting subjects is only supported for RoleBinding/ClusterRoleBinding"
+                );
             }
             if !object["subjects"].is_array() {
                 object["subjects"] = json!([]);
@@ -65,10 +72,18 @@ impl Subject {
                     }
                 }
             }
-            Ok(())
+            Ok(true)
         };
         self.common
-            .change(session, &self.words, "subjects updated", change)
+            .change(
+                session,
+                &self.words,
+                (
+                    "subjects updated",
+                    "failed to patch subjects to rolebinding:",
+                ),
+                change,
+            )
             .await
     }
 }
