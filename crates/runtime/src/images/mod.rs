@@ -46,7 +46,7 @@ pub struct Images {
     index: Mutex<(Option<Version>, Arc<Index>)>,
     limits: Limits,
     /// Blobs that are being fetched; whoever wants the same one waits for it.
-    fetching: Mutex<HashMap<String, Weak<tokio::sync::Mutex<()>>>>,
+    fetching: Mutex<HashMap<PathBuf, Weak<tokio::sync::Mutex<()>>>>,
 }
 
 /// Tells files that were moved to the same place apart.

@@ -2,7 +2,7 @@
 //! continued where they were cut, and get their place only when their digest is right.
 
 use std::{
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{Arc, Weak},
     time::Duration,
 };
@@ -56,6 +56,7 @@ impl Images {
             let pull = Pull {
                 images: self,
                 client: &client,
+                base: &source.base,
                 url: format!("{}/v2/{}", source.base, reference.repository),
                 reference,
                 progress,
@@ -73,15 +74,15 @@ impl Images {
 }
 
 impl Images {
-    /// Held by whoever fetches a blob.
-    fn turn(&self, digest: &str) -> Arc<tokio::sync::Mutex<()>> {
+    /// Held by whoever fetches a file.
+    fn turn(&self, partial: &Path) -> Arc<tokio::sync::Mutex<()>> {
         let mut fetching = self.fetching.lock();
         fetching.retain(|_, turn| turn.strong_count() > 0);
-        if let Some(turn) = fetching.get(digest).and_then(Weak::upgrade) {
+        if let Some(turn) = fetching.get(partial).and_then(Weak::upgrade) {
             return turn;
         }
         let turn = Arc::default();
-        fetching.insert(digest.to_owned(), Arc::downgrade(&turn));
+        fetching.insert(partial.to_owned(), Arc::downgrade(&turn));
         turn
     }
 }
@@ -89,6 +90,7 @@ impl Images {
 struct Pull<'a> {
     images: &'a Arc<Images>,
     client: &'a Client,
+    base: &'a str,
     url: String,
     reference: &'a Reference,
     progress: &'a Arc<Progress>,
@@ -173,13 +175,15 @@ impl Pull<'_> {
     async fn blob(&self, blob: Descriptor) -> Result<()> {
         let place = self.images.blob_path(&blob.digest)?;
         // Two images that are pulled at once may share it.
-        let turn = self.images.turn(&blob.digest);
+        let partial = self.partial(&blob.digest);
+        let turn = self.images.turn(&partial);
         let _mine = turn.lock().await;
         if place.exists() {
+            // Another registry may have been faster.
+            let _ = std::fs::remove_file(&partial);
             self.progress.reached(&blob.digest, Stage::Downloaded);
             return Ok(());
         }
-        let partial = self.partial(&blob.digest);
         let mut attempt = 0;
         loop {
             match self.fetch(&blob, &partial).await {
@@ -201,11 +205,11 @@ impl Pull<'_> {
         Ok(())
     }
 
+    /// Of this registry alone: another, whom nobody need trust, could hold it up for ever or begin it with rubbish.
     fn partial(&self, digest: &str) -> PathBuf {
-        self.images
-            .root()
-            .join("staging")
-            .join(format!("{}.part", digest.replace(':', "-")))
+        let registry = digest_of(self.base.as_bytes());
+        let name = format!("{digest}-from-{registry}.part").replace(':', "-");
+        self.images.root().join("staging").join(name)
     }
 
     async fn fetch(&self, blob: &Descriptor, partial: &PathBuf) -> Result<()> {

@@ -179,10 +179,14 @@ async fn a_daemon_killed_in_the_middle_of_a_pull_leaves_nothing_that_looks_whole
     let pulling = tokio::spawn(async move { client.images.pull_image(request).await });
     fake.stalled().await;
     // Some of the second layer is on disk already.
-    let part = format!("{}.part", digest(&sample.layers[1].1).replace(':', "-"));
-    let part = node.root.join("runtime/staging").join(part);
+    let part = digest(&sample.layers[1].1).replace(':', "-");
+    let staging = node.root.join("runtime/staging");
     node.wait_for("half a blob", || {
-        fs::metadata(&part).is_ok_and(|metadata| metadata.len() >= 300_000)
+        let mut files = fs::read_dir(&staging).into_iter().flatten().flatten();
+        files.any(|file| {
+            file.file_name().to_string_lossy().starts_with(&part)
+                && file.metadata().is_ok_and(|meta| meta.len() >= 300_000)
+        })
     })
     .await;
     node.kill_daemon();

@@ -7,6 +7,7 @@ use std::{
 
 use runtime::images::{Images, Progress, Reference, registry::Credentials};
 use serde_json::json;
+use tokio::sync::Notify;
 
 use super::{
     MANIFEST, Sample, digest,
@@ -200,4 +201,31 @@ async fn two_pulls_at_once_fetch_a_shared_layer_once() {
     }
     assert!(count.values().all(|times| *times == 1), "{count:?}");
     assert_eq!(images.list().unwrap().len(), 3);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_registry_that_stalls_holds_up_no_pull_from_another() {
+    let stall = Arc::new(Notify::new());
+    let slow = Fake::start(Manners {
+        stall: Some(stall.clone()),
+        cut_after: 100_000,
+        ..Manners::default()
+    })
+    .await;
+    let honest = Fake::start(Manners::default()).await;
+    let sample = large();
+    slow.put("v1", &sample);
+    honest.put("v1", &sample);
+    let dir = tempfile::tempdir().unwrap();
+    let images = store(dir.path());
+    let nobody = Credentials::default();
+    let held = pull(&images, &slow, "app:v1", &nobody);
+    let other = async {
+        slow.stalled().await;
+        let pulled = pull(&images, &honest, "app:v1", &nobody).await;
+        stall.notify_one();
+        pulled.unwrap();
+    };
+    let (held, ()) = tokio::join!(held, other);
+    held.unwrap();
 }
