@@ -48,6 +48,20 @@ const GAPS: &[Gap] = &[
         any,
         DEVICES,
     ),
+    gap(
+        "storage.k8s.io",
+        "csidrivers",
+        "spec.nodeAllocatableUpdatePeriodSeconds",
+        any,
+        "what a node can attach is asked for when the driver registers, not again",
+    ),
+    gap(
+        "storage.k8s.io",
+        "csidrivers",
+        "spec.seLinuxMount",
+        is_true,
+        "volumes are mounted without SELinux labels",
+    ),
 ];
 
 /// The same for pods and for the templates of pods, below their spec.
@@ -75,6 +89,10 @@ const POD_SPECS: &[(&str, &str, &str)] = &[
 
 fn any(value: &Value) -> bool {
     !value.is_null()
+}
+
+fn is_true(value: &Value) -> bool {
+    *value == true
 }
 
 /// What of an object has no effect, apart from what the stored one has already.
@@ -188,6 +206,17 @@ mod tests {
         let said = said("", "pods", pod, None);
         assert_eq!(said.len(), 1, "{said:?}");
         assert!(said[0].starts_with("spec.schedulingGroup: pods of a group "));
+    }
+
+    #[test]
+    fn a_switch_that_is_off_asks_for_nothing() {
+        let driver = |on: bool| json!({"spec": {"seLinuxMount": on}});
+        assert!(said("storage.k8s.io", "csidrivers", driver(false), None).is_empty());
+        let said = said("storage.k8s.io", "csidrivers", driver(true), None);
+        assert!(
+            said.len() == 1 && said[0].starts_with("spec.seLinuxMount: "),
+            "{said:?}"
+        );
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! Answers of webhooks, kept for a while: a bounded map whose entries end.
+//! Answers of webhooks, kept for a while: a bounded map whose entries end. Questions hold tokens, so only their hashes are
+//! kept.
 
 use std::{
     collections::HashMap,
@@ -6,15 +7,24 @@ use std::{
 };
 
 use parking_lot::Mutex;
+use ring::digest::{SHA256, digest};
 
-/// How many answers are kept, and how long their questions may be.
+/// How many answers are kept.
 const MOST: usize = 8192;
-const LONGEST_KEY: usize = 10_000;
 
-/// Answers by question.
+/// The hash of a question.
+type Key = [u8; 32];
+
+fn key(question: &str) -> Key {
+    let mut key = Key::default();
+    key.copy_from_slice(digest(&SHA256, question.as_bytes()).as_ref());
+    key
+}
+
+/// Answers by the hash of their question.
 pub(crate) struct Answers<T> {
     /// Guards the answers, each with its end.
-    kept: Mutex<HashMap<String, (Instant, T)>>,
+    kept: Mutex<HashMap<Key, (Instant, T)>>,
 }
 
 impl<T: Clone> Answers<T> {
@@ -26,12 +36,12 @@ impl<T: Clone> Answers<T> {
 
     pub(crate) fn get(&self, question: &str, now: Instant) -> Option<T> {
         let kept = self.kept.lock();
-        let (end, answer) = kept.get(question)?;
+        let (end, answer) = kept.get(&key(question))?;
         (*end > now).then(|| answer.clone())
     }
 
-    pub(crate) fn keep(&self, question: String, answer: T, now: Instant, time: Duration) {
-        if time.is_zero() || question.len() > LONGEST_KEY {
+    pub(crate) fn keep(&self, question: &str, answer: T, now: Instant, time: Duration) {
+        if time.is_zero() {
             return;
         }
         let mut kept = self.kept.lock();
@@ -41,7 +51,7 @@ impl<T: Clone> Answers<T> {
         if kept.len() >= MOST {
             kept.clear();
         }
-        kept.insert(question, (now + time, answer));
+        kept.insert(key(question), (now + time, answer));
     }
 }
 
@@ -53,22 +63,14 @@ mod tests {
     fn answers_end_and_are_bounded() {
         let (answers, now) = (Answers::new(), Instant::now());
         let second = Duration::from_secs(1);
-        answers.keep("a".to_owned(), 1, now, second);
-        answers.keep("b".to_owned(), 2, now, Duration::ZERO);
+        answers.keep("a", 1, now, second);
+        answers.keep("b", 2, now, Duration::ZERO);
         assert_eq!(answers.get("a", now), Some(1));
         assert_eq!(answers.get("a", now + second), None);
         assert_eq!(answers.get("b", now), None);
         for i in 0..MOST + 10 {
-            answers.keep(format!("q{i}"), 3, now, second);
+            answers.keep(&format!("q{i}"), 3, now, second);
         }
         assert!(answers.kept.lock().len() <= MOST);
-        answers.keep("x".repeat(LONGEST_KEY + 1), 4, now, second);
-        assert!(
-            answers
-                .kept
-                .lock()
-                .keys()
-                .all(|key| key.len() <= LONGEST_KEY)
-        );
     }
 }

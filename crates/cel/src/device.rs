@@ -73,7 +73,7 @@ impl DeviceSelector {
     pub fn matches(&self, device: &Device<'_>) -> Result<bool> {
         let evaluation = self
             .program
-            .evaluate(&[device.0.clone()], DEVICE_COST_LIMIT);
+            .evaluate(std::slice::from_ref(&device.0), DEVICE_COST_LIMIT);
         match evaluation.result? {
             Value::Bool(selected) => Ok(selected),
             other => Err(Error::new(format!(

@@ -71,8 +71,8 @@ impl Webhook {
             tracing::error!(error = failure.message, "token webhook");
             Refused(failure.message)
         })?;
-        let answer: Value = from_slice(&answer.body)
-            .map_err(|error| Refused(format!("token webhook: {error}")))?;
+        let answer: Value =
+            from_slice(&answer.body).map_err(|error| Refused(format!("token webhook: {error}")))?;
         judge(&answer["status"], audiences, &self.own)
     }
 }
@@ -135,7 +135,7 @@ impl Authenticator for Webhook {
         let answer = self.review(token, audiences).await;
         if answer.is_ok() {
             let (answer, now) = (answer.clone(), Instant::now());
-            self.answers.keep(question, answer, now, self.ttl);
+            self.answers.keep(&question, answer, now, self.ttl);
         }
         answer
     }

@@ -1,5 +1,5 @@
-//! The kinds of resource.k8s.io: devices, and claims to them. What they mean is for a later
-//! scheduler; here is their form. Selectors in CEL are taken as they are, but for their length.
+//! The kinds of resource.k8s.io: devices, and claims to them. What they mean is the scheduler's matter; here is their
+//! form. The API server compiles their selectors in CEL.
 
 mod claim_spec;
 mod configuration;

@@ -100,7 +100,7 @@ pub(super) struct UserRule {
 /// Who may come without credentials.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub struct Anonymous {
+pub(super) struct Anonymous {
     enabled: bool,
     conditions: Vec<AnonymousCondition>,
 }
@@ -113,7 +113,7 @@ struct AnonymousCondition {
 
 impl Anonymous {
     /// Whether a request for a path may be anonymous.
-    pub fn admits(&self, path: &str) -> bool {
+    pub(super) fn admits(&self, path: &str) -> bool {
         let mut conditions = self.conditions.iter();
         self.enabled && (self.conditions.is_empty() || conditions.any(|one| one.path == path))
     }

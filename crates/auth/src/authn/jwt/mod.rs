@@ -18,12 +18,10 @@ use parking_lot::Mutex;
 use stdx::Clock;
 
 use super::{Authenticator, Credentials, Refused, TokenIssuer, bearer};
-use config::AuthenticationConfiguration;
+use config::{Anonymous, AuthenticationConfiguration};
 use issuer::{Fetch, Issuer, Network};
 use keys::Unverified;
 use request::User;
-
-pub use config::Anonymous;
 
 /// How often the file is looked at, and issuers are tried that could not be reached.
 const INTERVAL: Duration = Duration::from_secs(10);

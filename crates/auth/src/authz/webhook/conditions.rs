@@ -25,7 +25,7 @@ impl Conditions {
         let request = request.map_err(|error| error.to_string())?;
         let mut failed = None;
         for (text, program) in &self.0 {
-            let evaluation = program.evaluate(&[request.clone()], PER_CALL_LIMIT);
+            let evaluation = program.evaluate(std::slice::from_ref(&request), PER_CALL_LIMIT);
             match evaluation.result {
                 Ok(cel::Value::Bool(true)) => {}
                 Ok(cel::Value::Bool(false)) => return Ok(false),

@@ -117,7 +117,7 @@ impl Authorizer for Webhook {
                     Decision::Deny(_) | Decision::NoOpinion(_) => self.ttl.1,
                 };
                 let (kept, now) = (decision.clone(), Instant::now());
-                self.answers.keep(question, kept, now, time);
+                self.answers.keep(&question, kept, now, time);
                 decision
             }
             Err(why) => self.failed(&why),
@@ -128,7 +128,7 @@ impl Authorizer for Webhook {
 /// The spec of the review of a request, without what is empty.
 fn review_spec(attributes: &Attributes<'_>) -> Value {
     let mut spec = Map::default();
-    let mut set = |to: &mut Map, key: &str, value: Value| {
+    let set = |to: &mut Map, key: &str, value: Value| {
         to.insert(Key::new(key), value);
     };
     if attributes.is_resource {
