@@ -225,6 +225,8 @@ async fn a_registry_that_stalls_holds_up_no_pull_from_another() {
         let pulled = pull(&images, &honest, "app:v1", &nobody).await;
         stall.notify_one();
         pulled.unwrap();
+        let layer = digest(&sample.layers[0].1);
+        assert!(honest.seen().iter().any(|line| line.contains(&layer)));
     };
     let (held, ()) = tokio::join!(held, other);
     held.unwrap();
