@@ -26,6 +26,8 @@ pub(crate) trait Working: Send + Sync {
     fn since(&self) -> Vec<Instant>;
 }
 
+/// A queue by its name.
+type Named = (&'static str, Weak<dyn Working>);
 type Seconds = Family<Labels, Gauge<f64, AtomicU64>>;
 
 /// The figures of several queues. Cloning shares them.
@@ -37,7 +39,7 @@ pub struct QueueMetrics {
     waited: Family<Labels, Histogram, fn() -> Histogram>,
     worked: Family<Labels, Histogram, fn() -> Histogram>,
     /// Guards the queues that have a name; what their workers have is counted when it is asked for.
-    queues: Arc<Mutex<Vec<(&'static str, Weak<dyn Working>)>>>,
+    queues: Arc<Mutex<Vec<Named>>>,
 }
 
 /// Upstream's buckets, from ten nanoseconds to a thousand seconds.
