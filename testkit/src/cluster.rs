@@ -17,6 +17,7 @@ pub struct Cluster {
     daemon: Option<Child>,
     flags: Vec<String>,
     kubectl: Option<PathBuf>,
+    data_dir: PathBuf,
 }
 
 impl Cluster {
@@ -40,6 +41,7 @@ impl Cluster {
     /// The same on a given machine.
     pub fn stopped_on(machine: Machine, flags: &[&str]) -> Self {
         Self {
+            data_dir: machine.disk().join("data"),
             machine,
             daemon: None,
             kubectl: None,
@@ -50,6 +52,15 @@ impl Cluster {
     /// One more flag for the next start.
     pub fn add_flag(&mut self, flag: &str, value: &str) {
         self.flags.extend([flag.to_owned(), value.to_owned()]);
+    }
+
+    /// Keeps everything where `mainstay up` does without flags; only the machine sees it.
+    pub fn use_default_data_dir(&mut self) {
+        // A node in the default place also adds its context to root's kubeconfig.
+        let cover = "kube=$(getent passwd 0 | cut -d: -f6)/.kube && mkdir -p $kube && \
+                     for dir in /var/lib /var/log $kube; do mount -t tmpfs tmpfs $dir; done";
+        self.machine.run("sh", &["-ec", cover]).success();
+        self.data_dir = "/var/lib/mainstay".into();
     }
 
     /// What tells this cluster's things on the machine from another's.
@@ -253,7 +264,7 @@ impl Cluster {
     }
 
     pub fn data_dir(&self) -> PathBuf {
-        self.machine.disk().join("data")
+        self.data_dir.clone()
     }
 
     pub fn kubeconfig(&self) -> PathBuf {

@@ -176,3 +176,39 @@ fn the_node_tells_what_it_uses(cluster: &Cluster) {
         .run("curl", &["-s", "http://127.0.0.1:10248/healthz"]);
     assert_eq!(healthy.success(), "ok");
 }
+
+#[test]
+fn logs_of_a_node_in_the_default_place_are_where_log_shippers_look() {
+    let mut cluster = Cluster::stopped(&[]);
+    cluster.use_default_data_dir();
+    cluster.start();
+    let archive = busybox_archive(cluster.machine().dir());
+    cluster.mainstay(&["image", "import", &archive]).success();
+    let talks = pod(
+        "talks",
+        "echo said; exec /bin/busybox sleep 1000",
+        json!({}),
+    );
+    cluster
+        .kubectl_stdin(&["create", "-f", "-"], &talks)
+        .success();
+
+    let shell = |script: &str| cluster.machine().run("sh", &["-c", script]).stdout;
+    for log in [
+        "cat /var/log/containers/talks_default_talks-*.log",
+        "cat /var/log/pods/default_talks_*/talks/0.log",
+    ] {
+        eventually(log, || match shell(log) {
+            text if text.trim_end().ends_with(" stdout F said") => Ok(()),
+            text => Err(text),
+        });
+    }
+    cluster
+        .kubectl(&["delete", "pod", "talks", "--wait=false"])
+        .success();
+    let left = "ls -A /var/log/containers /var/log/pods | grep talks";
+    eventually("the logs to go with their pod", || match shell(left) {
+        text if text.is_empty() => Ok(()),
+        text => Err(text),
+    });
+}
