@@ -1,11 +1,12 @@
-//! What a KubeletConfiguration asks of the machine: a kubelet does not start where that does not hold.
+//! Checks that the machine fulfils what the KubeletConfiguration requires; otherwise the kubelet
+//! does not start.
 
 use std::path::Path;
 
 use super::KubeletConfiguration;
 use crate::{cgroups, server};
 
-/// Kernel settings that Kubernetes expects.
+/// The sysctls that `protectKernelDefaults` requires.
 const KERNEL: &[(&str, &str)] = &[
     ("vm.overcommit_memory", "1"),
     ("vm.panic_on_oom", "0"),
@@ -15,7 +16,7 @@ const KERNEL: &[(&str, &str)] = &[
     ("kernel.keys.root_maxbytes", "25000000"),
 ];
 
-/// What does not hold.
+/// Fails with the requirement that the machine does not fulfil.
 pub fn check(configuration: &KubeletConfiguration) -> Result<(), String> {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
     if configuration.fail_swap_on && read("/proc/swaps").lines().count() > 1 {

@@ -1,5 +1,5 @@
-//! Limits of a pod's local storage: emptyDirs, containers and the pod as a whole. A pod beyond one of
-//! them is evicted, whatever room the node has. Pure.
+//! Limits of a pod's local storage: emptyDirs, containers and the pod as a whole. A pod that
+//! exceeds one is evicted, however much space the node has. Pure.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use volume::quantity;
 
 use crate::{admit, pod::spec};
 
-/// What a pod has on the node's disks, in bytes.
+/// A pod's usage of local storage, in bytes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LocalUsage {
     /// By volume.
@@ -24,7 +24,7 @@ pub struct LocalUsage {
 
 const STORAGE: &str = "ephemeral-storage";
 
-/// Why the pod must go, if it must.
+/// The message if the pod exceeds a limit.
 pub fn exceeded(pod: &Pod, used: &LocalUsage) -> Option<String> {
     empty_dir(pod, used)
         .or_else(|| whole_pod(pod, used))
@@ -50,8 +50,8 @@ fn limit(container: &Container) -> Option<&Quantity> {
     limits.get(STORAGE)
 }
 
-/// The sum of the containers' limits, or the largest init container's. Containers without one add
-/// nothing, as upstream counts.
+/// Checks the sum of the containers' limits, or the largest init container's. Containers without a
+/// limit add nothing, as upstream.
 fn whole_pod(pod: &Pod, used: &LocalUsage) -> Option<String> {
     if !spec::containers(pod).any(|(_, container)| limit(&container).is_some()) {
         return None;

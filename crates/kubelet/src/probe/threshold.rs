@@ -1,8 +1,8 @@
-//! Counts answers until enough of one kind came in a row.
+//! Counts consecutive results up to the success or failure threshold.
 
 use super::Answer;
 
-/// Success and failure need their own number of answers in a row.
+/// The thresholds of a probe and its current count.
 pub(super) struct Threshold {
     success: i32,
     failure: i32,
@@ -22,7 +22,7 @@ impl Threshold {
         }
     }
 
-    /// The verdict, if this answer made or changed it.
+    /// The new verdict, if this result changed it.
     pub(super) fn record(&mut self, answer: &Answer) -> Option<bool> {
         let ok = match answer {
             Answer::Ok | Answer::Warning(_) => true,

@@ -1,4 +1,5 @@
-//! Telling the API: the status when it changed, one write at a time, and the end of a deleted pod.
+//! Writes the pod's status to the API when it changed, one write at a time, and deletes a
+//! terminated pod's object.
 
 use std::{sync::Arc, time::Duration};
 
@@ -13,23 +14,23 @@ use tracing::{debug, warn};
 use super::{Worker, actions::Done, is_newer, life::Life, patch::patch};
 use crate::pod::spec;
 
-/// After a write that the API refused.
+/// The delay after a failed write.
 const RETRY: Duration = Duration::from_secs(1);
-/// How long a status that somebody else wrote over ours stands.
+/// How long another writer's change of our status is left alone.
 const RECONCILE: Duration = Duration::from_secs(10);
 
-/// What the API shows after a write, and whether it took it.
+/// The object after a write, and whether the write succeeded.
 pub(super) struct Answer {
     pod: Box<Pod>,
     taken: bool,
 }
 
-/// The status, and how far the API has it.
+/// The status, and whether the API has it.
 pub(super) struct Report {
     status: Arc<PodStatus>,
-    /// The status that the API took last.
+    /// The last status that the API accepted.
     taken: Option<Arc<PodStatus>>,
-    /// What was sent for it: what the API drops from a status that it took is not sent again.
+    /// The patch that was sent for it: fields that the API server drops are not sent again.
     sent: Option<Value>,
     state: State,
 }
@@ -37,13 +38,13 @@ pub(super) struct Report {
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum State {
     Idle,
-    /// A write or the pod's deletion is under way.
+    /// A write or the deletion is in flight.
     Busy,
-    /// The API refused the last one.
+    /// The last write failed.
     Refused {
         until: Timestamp,
     },
-    /// Somebody else changed what we wrote.
+    /// Another writer changed what we wrote.
     Overwritten {
         until: Timestamp,
     },
@@ -67,7 +68,7 @@ impl Report {
         self.status.clone()
     }
 
-    /// Whether the API has this status.
+    /// Whether the API has accepted the current status.
     pub(super) fn is_taken(&self) -> bool {
         self.taken.as_ref() == Some(&self.status)
     }
@@ -78,7 +79,7 @@ impl Report {
         }
     }
 
-    /// What to do about a difference between this status and the one that the API shows.
+    /// The next step for a difference between this status and the API's.
     fn next(&mut self, difference: Option<Value>, may_delete: bool, now: Timestamp) -> Next {
         match self.state {
             State::Busy => return Next::Nothing,
@@ -94,7 +95,8 @@ impl Report {
                 Next::Nothing
             };
         };
-        // Ours has not changed since the API took it: somebody else's write stands for a while.
+        // Our status has not changed since it was accepted: leave another writer's change alone for
+        // a while.
         if self.taken.as_ref() == Some(&self.status) && !may_delete {
             let until = match self.state {
                 State::Overwritten { until } => until,
@@ -118,8 +120,8 @@ enum Next {
 }
 
 impl Worker {
-    /// Writes the status if the API shows another one; after the last one, deletes the object. Says
-    /// when to try again.
+    /// Writes the status if the API's differs; deletes the object after the final one. Returns when
+    /// to retry.
     pub(super) fn write_status(&mut self, now: Timestamp) -> Option<Timestamp> {
         let shown = self.subject.shown.clone()?;
         let (namespace, name) = (spec::namespace(&shown), spec::name(&shown).to_owned());
@@ -161,7 +163,7 @@ impl Worker {
                 }
                 return;
             }
-            // The watch will say that it is gone.
+            // The watch will report the deletion.
             Err(kube::Error::Api(status)) if status.code == 404 => {}
             Err(error) => warn!(pod = self.subject.uid, %error, "cannot write status"),
         }
@@ -187,7 +189,7 @@ async fn write(api: Api<Pod>, name: String, patch: Value) -> Done {
         .patch_status(&name, &params, &Patch::Strategic(&patch))
         .await
     {
-        // Another pod has this name now, or the write lost a race: look at what is there.
+        // Another pod of the same name, or a conflict: read the current object.
         Err(kube::Error::Api(status)) if status.code == 409 => (api.get(&name).await, false),
         other => (other, true),
     };
@@ -208,7 +210,7 @@ async fn delete(api: Api<Pod>, name: String, uid: String) -> Done {
     };
     let outcome = match api.delete(&name, &params).await {
         Ok(_) => Ok(()),
-        // Gone, or another pod has this name.
+        // Already deleted, or another pod of the same name.
         Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(()),
         Err(error) => Err(error),
     };

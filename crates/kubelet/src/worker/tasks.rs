@@ -1,5 +1,4 @@
-//! The work itself: each function is one thing that the runtime, the file system or the kernel is
-//! asked for. None knows the worker.
+//! The tasks: each calls the runtime, the file system or the kernel. None knows the worker.
 
 use std::{sync::Arc, time::Duration};
 
@@ -67,8 +66,8 @@ pub(super) async fn create_sandbox(core: &Core, pod: &Pod, attempt: u32) -> Resu
     Ok(answer.into_inner().pod_sandbox_id)
 }
 
-/// Gives containers the sizes of the pod's spec; returns those that the runtime accepted. The pod's
-/// own bounds grow before its containers do and shrink after them.
+/// Resizes containers to the pod's spec; returns those that the runtime accepted. The pod's cgroup
+/// grows before its containers and shrinks after them.
 pub(super) async fn resize(
     core: &Core,
     pod: &Pod,
@@ -112,7 +111,7 @@ pub(super) async fn resize(
     accepted
 }
 
-/// Takes ended containers away, so that the pod begins again. What remains is tried again.
+/// Removes ended containers, so that the pod starts again. The next evaluation retries failures.
 pub(super) async fn remove_containers(core: &Core, containers: &[String]) {
     for id in containers {
         if let Err(status) = core.runtime.remove_container(id).await {
@@ -123,7 +122,7 @@ pub(super) async fn remove_containers(core: &Core, containers: &[String]) {
     }
 }
 
-/// The runtime's handler for the pod's class.
+/// The handler of the pod's RuntimeClass.
 async fn runtime_handler(core: &Core, pod: &Pod) -> Result<String> {
     let Some(name) = spec::spec(pod)
         .runtime_class_name
