@@ -1,22 +1,22 @@
-//! What this server accepts and nothing enforces yet: a client that writes it gets a Warning header. One line for each
-//! gap; who closes a gap removes its line.
+//! Fields that the API accepts but nothing enforces yet: a client that sets one gets a Warning
+//! header. One line for each gap; remove the line when the gap is closed.
 //!
-//! A write warns of what it brings: what the stored object has already is not said again.
+//! A write warns only of fields that it adds, not of those that the stored object already has.
 
 use machinery::{Object, Value, text::same};
 
-/// Whether a value asks for something.
+/// Whether a value requests the unenforced behaviour.
 type Asks = fn(&Value) -> bool;
 
 /// A field that has no effect.
 struct Gap {
     group: &'static str,
     resource: &'static str,
-    /// Where it stands; `[]` behind a name goes through a list. Empty for the whole object.
+    /// The field's path; `[]` after a name iterates a list. Empty for the whole object.
     path: &'static str,
-    /// Whether a value there asks for something.
+    /// Whether a value requests the unenforced behaviour.
     asks: Asks,
-    /// What does not happen.
+    /// The warning.
     text: &'static str,
 }
 
@@ -50,7 +50,7 @@ const GAPS: &[Gap] = &[
     ),
 ];
 
-/// The same for pods and for the templates of pods, below their spec.
+/// Gaps in pods and pod templates, relative to the pod spec.
 const POD_GAPS: &[(&str, Asks, &str)] = &[
     ("resourceClaims[]", any, DEVICES),
     (
@@ -60,7 +60,7 @@ const POD_GAPS: &[(&str, Asks, &str)] = &[
     ),
 ];
 
-/// Where the spec of a pod stands in a kind.
+/// The path of the pod spec in each kind.
 const POD_SPECS: &[(&str, &str, &str)] = &[
     ("", "pods", "spec"),
     ("", "podtemplates", "template.spec"),
@@ -77,7 +77,7 @@ fn any(value: &Value) -> bool {
     !value.is_null()
 }
 
-/// What of an object has no effect, apart from what the stored one has already.
+/// Warnings of fields without effect, except those that the stored object already has.
 pub(crate) fn warnings(
     group: &str,
     resource: &str,
@@ -131,7 +131,7 @@ fn look(
     }
 }
 
-/// Every value at a path, with where it stands.
+/// Every value at a path, with its full path.
 fn at<'a>(object: &'a Object, path: &str) -> Vec<(String, &'a Value)> {
     let mut steps = path.split('.');
     let Some(first) = steps.next() else {

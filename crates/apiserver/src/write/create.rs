@@ -1,4 +1,4 @@
-//! Create: settle the metadata, admit, prepare, validate, commit.
+//! Create: prepare the metadata, admit, default, validate, commit.
 
 use std::sync::Arc;
 
@@ -15,8 +15,8 @@ use crate::{
 /// How many generated names are tried.
 const NAMES: usize = 8;
 
-/// Creates a decoded object. `again` decodes it once more, should the first try lose a race: that is
-/// rare, and a copy of every object is not.
+/// Creates a decoded object. `again` decodes it once more after a conflict: that is rare, and
+/// cheaper than copying every object.
 pub(crate) async fn create(
     write: &Write,
     object: Object,
@@ -47,7 +47,7 @@ pub(crate) async fn create(
     }
 }
 
-/// One try. A race is lost for the object's name, or for another object of the transaction.
+/// One attempt. A conflict is on the object's name or on another object of the transaction.
 async fn attempt(
     write: &Write,
     mut object: Object,
@@ -66,7 +66,7 @@ async fn attempt(
     write
         .admit_mutating(Operation::Create, &mut object, None)
         .await?;
-    // Nobody on the way may move it to another namespace.
+    // Admission must not move the object to another namespace.
     write.settle_place(&mut object)?;
     let stage = owners::Stage::AfterAdmission;
     owners::without_duplicates(&mut object, stage, &write.effects);
@@ -104,7 +104,7 @@ async fn attempt(
             let key = write.resource.key(&write.namespace, &name);
             return Ok(Err((name, Lost(key))));
         }
-        // A rehearsal does not come as far as to see that a revision was named.
+        // A dry run returns before the check that no resourceVersion was set, as upstream.
         return Ok(Ok(Written {
             object: Arc::new(Stored::stamp(draft, revision)),
             created: true,
@@ -126,7 +126,7 @@ async fn attempt(
     })
 }
 
-/// Nothing is made of a definition that is being deleted: it would never be empty.
+/// Rejects objects of a terminating definition: its cleanup would never finish.
 fn refuse_leaving(write: &Write, object: &Object) -> Result<(), Status> {
     let definition = write.resource.definition.as_ref();
     if definition.is_none_or(|definition| !definition.leaving) {
@@ -153,7 +153,7 @@ fn validate(write: &Write, object: &Object, mut errors: Errors) -> Result<(), St
     Err(write.invalid(meta::text(object, "name"), &errors))
 }
 
-/// The object of this name, if there is one.
+/// The stored object of this name, if any.
 async fn standing(write: &Write, name: &str) -> Result<Option<Entry<Stored>>, Status> {
     let key = write.resource.key(&write.namespace, name);
     let read = write.core.store.get(&key, Freshness::Newest).await;
@@ -161,8 +161,8 @@ async fn standing(write: &Write, name: &str) -> Result<Option<Entry<Stored>>, St
     Ok(entry)
 }
 
-/// 409 when an object of this name exists. Who sent a prefix is told that no name could be made of
-/// it, also when a name came with it.
+/// 409 if an object of this name exists. With generateName the message says that no name could be
+/// generated, even if a name was given too.
 async fn refuse_taken(write: &Write, name: &str, prefixed: bool) -> Result<(), Status> {
     let Some(entry) = standing(write, name).await? else {
         return Ok(());

@@ -1,4 +1,4 @@
-//! Owner references that a client sent twice: one stays, and the client hears of it.
+//! Duplicate owner references: one is kept, and the client gets a warning.
 
 use std::collections::HashSet;
 
@@ -6,12 +6,12 @@ use machinery::{Object, Value};
 
 use crate::{admission::Effects, meta};
 
-/// When duplicates are looked for.
+/// When duplicates are removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stage {
-    /// As the body came.
+    /// From the body as received.
     Request,
-    /// As mutating admission left it; patches are looked at here alone.
+    /// After mutating admission; patches are checked only here.
     AfterAdmission,
 }
 

@@ -1,6 +1,7 @@
-//! Races. A write that finds an object changed under its hands starts again from what stands now, as often as it
-//! takes: who did not name a revision has no conflict. So that nobody loses for ever, losers of a second race
-//! queue for the key they lost. The queue is a courtesy and no lock: the store's preconditions decide.
+//! Conflict retry. A write whose object changed concurrently starts again from the newest object,
+//! as often as needed: a client that set no resourceVersion gets no conflict. To prevent
+//! starvation, a write that conflicts for the second time queues for the key. The queue is
+//! advisory, not a lock: the store's preconditions decide.
 
 use std::{
     hash::{DefaultHasher, Hash, Hasher},
@@ -11,14 +12,14 @@ use machinery::Status;
 use store::Key;
 use tokio::sync::{Mutex, MutexGuard};
 
-/// How long to queue at most: whoever is before us may himself wait for something of ours.
+/// The longest wait in the queue: the write ahead may itself wait for a key of ours.
 const COURTESY: Duration = Duration::from_secs(1);
 
-/// The key that somebody else wrote first.
+/// The key that a concurrent writer changed.
 #[derive(Debug)]
 pub(crate) struct Lost(pub(super) Key);
 
-/// Queues, each for many keys.
+/// Key queues, each shared by many keys.
 pub(crate) struct Turns([Mutex<()>; 64]);
 
 impl Default for Turns {
@@ -55,7 +56,7 @@ impl<'a> Race<'a> {
         }
     }
 
-    /// Returns when it is time for the next attempt; refuses when the request's time is over.
+    /// Returns when to retry; fails when the request's deadline has passed.
     pub(super) async fn lost(&mut self, Lost(key): Lost) -> Result<(), Status> {
         if Instant::now() >= self.ends {
             return Err(Status::timeout(
@@ -65,7 +66,7 @@ impl<'a> Race<'a> {
         }
         self.losses += 1;
         if self.losses > 1 {
-            // One queue at a time.
+            // Holds one queue at a time.
             self.turn = None;
             let turn = tokio::time::timeout(self.courtesy, self.turns.of(&key).lock()).await;
             self.turn = turn.ok();
@@ -96,7 +97,7 @@ mod tests {
         let (waited, ()) = tokio::join!(waits, ended);
         waited.unwrap();
         assert!(other.turn.is_some());
-        // Who loses again does not wait for himself.
+        // A second conflict does not wait for its own queue position.
         other.lost(lost("a")).await.unwrap();
         assert!(other.turn.is_some());
     }
