@@ -1,5 +1,4 @@
-//! Endpoints of a Service, the older form of its EndpointSlices: one object with all addresses,
-//! which many programs still read.
+//! Endpoints of a Service, the deprecated form of EndpointSlices: one object with all addresses.
 
 use std::sync::Arc;
 
@@ -16,13 +15,13 @@ use crate::{
     shared::{Shared, selected_in},
 };
 
-/// As in the table of controllers.
+/// The name in [`crate::ALL`].
 pub const NAME: &str = "endpoints";
 const ACCOUNT: &str = "endpoint-controller";
 const MANAGED_BY: &str = "endpoints.kubernetes.io/managed-by";
 const HEADLESS: &str = "service.kubernetes.io/headless";
 const OVER_CAPACITY: &str = "endpoints.kubernetes.io/over-capacity";
-/// One object cannot hold more.
+/// The maximum number of addresses in one object.
 const LARGEST: usize = 1000;
 
 struct Controlled {
@@ -31,7 +30,7 @@ struct Controlled {
     endpoints: Writer<Endpoints>,
 }
 
-/// Starts it.
+/// Starts the controller.
 pub fn start(shared: &Arc<Shared>) {
     let controller = Arc::new(Controlled {
         services: shared.informer(),
@@ -122,7 +121,7 @@ fn decide(service: &Service, pods: &[Arc<Pod>], known: Option<&Endpoints>) -> En
     endpoints
 }
 
-/// Addresses grouped by the ports they answer on, in a stable order; and whether some did not fit.
+/// Addresses grouped by ports, in a stable order; and whether some did not fit.
 fn subsets(service: &Service, pods: &[Arc<Pod>]) -> (Vec<EndpointSubset>, bool) {
     let spec = service.spec.clone().unwrap_or_default();
     let publish = spec.publish_not_ready_addresses == Some(true);

@@ -1,5 +1,5 @@
-//! Makes the claim of each generic ephemeral volume, owned by its pod: the garbage collector deletes
-//! it with the pod.
+//! Creates the claim of each generic ephemeral volume. The pod owns it, so that the garbage
+//! collector deletes it with the pod.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use reconcile::{Action, Controller, Error, Key, Kind, Recorder, Writer, storage:
 
 use crate::shared::{CLAIM, Shared, claimed_key, controller_of, controller_reference};
 
-/// As in the table of controllers.
+/// The name in [`crate::ALL`].
 pub const NAME: &str = "ephemeral-volume";
 const ACCOUNT: &str = "ephemeral-volume-controller";
 
@@ -20,7 +20,7 @@ struct Ephemeral {
     events: Recorder,
 }
 
-/// Starts it.
+/// Starts the controller.
 pub fn start(shared: &Arc<Shared>) {
     let controller = Arc::new(Ephemeral {
         pods: shared.informer(),
@@ -31,7 +31,7 @@ pub fn start(shared: &Arc<Shared>) {
     shared
         .controller(&controller)
         .watches_with(&controller.pods, |event| match event {
-            // A pod's volumes never change, and its claims go with it.
+            // A pod's volumes never change, and the garbage collector deletes its claims.
             Event::Added(pod) if has_ephemeral(pod) => vec![Key::of(&**pod)],
             _ => Vec::new(),
         })
@@ -77,7 +77,7 @@ fn claim(pod: &Pod, volume: &Volume) -> Option<PersistentVolumeClaim> {
     })
 }
 
-/// Why a claim that has the right name is not this pod's.
+/// Why an existing claim of this name is not the pod's.
 fn foreign(pod: &Pod, claim: &PersistentVolumeClaim) -> Option<String> {
     let owner = controller_of(claim).map(|owner| &owner.uid);
     if owner.is_some() && owner == pod.metadata.uid.as_ref() {

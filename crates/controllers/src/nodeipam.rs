@@ -1,4 +1,4 @@
-//! Gives each node a part of the cluster's pod addresses, once and for life.
+//! Assigns each node a subnet of the cluster CIDR, once and for its lifetime.
 
 use std::{
     collections::HashSet,
@@ -14,7 +14,7 @@ use serde_json::json;
 
 use crate::shared::Shared;
 
-/// As in the table of controllers.
+/// The name in [`crate::ALL`].
 pub const NAME: &str = "node-ipam";
 const ACCOUNT: &str = "node-controller";
 
@@ -22,11 +22,11 @@ struct Allocator {
     client: kube::Client,
     nodes: client::Informer<Node>,
     recorder: Recorder,
-    /// One for each family that pods have.
+    /// One per IP family of the cluster.
     ranges: Vec<Range>,
 }
 
-/// Starts it.
+/// Starts the controller.
 pub fn start(shared: &Arc<Shared>) {
     let config = &shared.config;
     let cidrs = config.cluster_cidr.split(',').zip(&config.node_cidr_masks);
@@ -46,7 +46,7 @@ pub fn start(shared: &Arc<Shared>) {
         recorder: shared.recorder(ACCOUNT, "cidrAllocator"),
         ranges,
     });
-    // One worker: two nodes must never get the same part.
+    // One worker, so that two nodes never get the same subnet.
     shared
         .controller(&controller)
         .watches_with(&controller.nodes, |event| match event {
@@ -107,7 +107,7 @@ fn cidrs(node: &Node) -> Vec<String> {
     all
 }
 
-/// The cluster's addresses and the size of a node's part.
+/// The cluster CIDR and the size of a node's subnet.
 #[derive(Debug, Clone, Copy)]
 struct Range {
     base: u128,
@@ -124,7 +124,7 @@ impl Range {
             IpAddr::V4(address) => (u128::from(u32::from(address)), 32),
             IpAddr::V6(address) => (u128::from(address), 128),
         };
-        // A part of an IPv6 range is a /64 unless said otherwise in IPv6's own terms.
+        // A node's IPv6 subnet is a /64 unless a prefix longer than /32 is configured.
         let part = if bits == 128 && part <= 32 {
             64
         } else {
@@ -149,7 +149,7 @@ impl Range {
     fn nth(&self, number: u128) -> String {
         let address = self.base + (number << (self.bits - self.part));
         let address = if self.bits == 32 {
-            // The base came from an IPv4 address and the parts stay inside its range.
+            // The base is an IPv4 address and subnets are within its range.
             IpAddr::V4(Ipv4Addr::from(u32::try_from(address).unwrap_or(u32::MAX)))
         } else {
             IpAddr::V6(Ipv6Addr::from(address))

@@ -10,7 +10,7 @@ use reconcile::{Action, Controller, Error, Key, Writer};
 
 use crate::shared::Shared;
 
-/// As in the table of controllers.
+/// The name in [`crate::ALL`].
 pub const NAME: &str = "ttl-after-finished";
 const ACCOUNT: &str = "ttl-after-finished-controller";
 
@@ -19,7 +19,7 @@ struct Expiry {
     jobs: Writer<Job>,
 }
 
-/// Starts it.
+/// Starts the controller.
 pub fn start(shared: &Arc<Shared>) {
     let controller = Arc::new(Expiry {
         shared: shared.clone(),
@@ -32,7 +32,7 @@ pub fn start(shared: &Arc<Shared>) {
         .start();
 }
 
-/// How long the job may still stay; nothing when it has not ended or did not ask.
+/// The Job's remaining time; `None` if it has not finished or has no TTL.
 fn left(job: &Job, now: Timestamp) -> Option<Duration> {
     let seconds = job.spec.as_ref()?.ttl_seconds_after_finished?;
     let mut conditions = job.status.as_ref()?.conditions.iter().flatten();
@@ -64,7 +64,8 @@ impl Controller for Expiry {
 }
 
 impl Expiry {
-    /// Asks the server first: the time may have been prolonged since the cache was written.
+    /// Reads the Job from the API server first: its TTL may have been raised since the cache was
+    /// updated.
     async fn delete(&self, key: &Key) -> Result<Action, Error> {
         let api: Api<Job> = Api::namespaced(self.shared.client(ACCOUNT), &key.namespace);
         let Some(job) = api.get_opt(&key.name).await? else {

@@ -1,25 +1,25 @@
-//! What becomes of an object, by the state of its owners. Pure.
+//! What happens to an object, by the state of its owners. Pure.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 
-/// Where an owner stands.
+/// The state of an owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Owner {
-    /// There.
+    /// It exists.
     Solid,
-    /// There, being deleted, and waiting for its dependents to go first.
+    /// It is being deleted in the foreground and waits for its dependents.
     WaitsForDependents,
-    /// Gone.
+    /// It does not exist.
     Absent,
 }
 
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     Keep,
-    /// Other owners remain: only these references go.
+    /// Other owners remain: only remove these references.
     Trim(Vec<String>),
     Delete {
-        /// Its own dependents shall go before it.
+        /// Whether its own dependents are deleted first.
         foreground: bool,
     },
 }
@@ -29,7 +29,7 @@ pub(super) fn judge(
     has_dependents: impl Fn() -> bool,
 ) -> Verdict {
     let of = |wanted: Owner| owners.iter().filter(move |(_, state)| *state == wanted);
-    // An owner that waits keeps the object only as long as the object says that it blocks.
+    // Owners that are absent or waiting no longer keep the object.
     let leaving: Vec<String> = of(Owner::Absent)
         .chain(of(Owner::WaitsForDependents))
         .map(|(reference, _)| reference.uid.clone())

@@ -1,4 +1,4 @@
-//! Tables of what metrics ask for and of what becomes of it.
+//! Tables for proposals and their limits.
 
 use std::{sync::Arc, time::Duration};
 
@@ -99,7 +99,7 @@ fn pods_that_start_count_as_idle_when_the_workload_grows() {
     pods[0] = pod("p0", "Pending", "False");
     let grown = cpu(&pods, &[("p1", 500), ("p2", 700)], 30).unwrap();
     assert_eq!(grown.replicas, 4);
-    // Two busy pods of three, the others not there yet: nothing to do.
+    // One ready pod of three is busy, the others have not started: no change.
     let mut pods = running(3);
     pods[0] = pod("p0", "Running", "False");
     pods[1] = pod("p1", "Pending", "False");
@@ -111,7 +111,7 @@ fn pods_that_start_count_as_idle_when_the_workload_grows() {
 fn pods_without_samples_hold_a_shrinking_workload() {
     let pods = running(4);
     let used = [("p0", 100), ("p1", 100)];
-    // The missing two count as using all they request.
+    // The two without samples are assumed to use what they request.
     assert_eq!(cpu(&pods, &used, 100).unwrap().replicas, 3);
 }
 

@@ -1,4 +1,4 @@
-//! Tables: what the binder decides, and a cluster in memory to decide on.
+//! Tables of the binder's decisions, with a cluster in memory.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::{decision::Change, *};
 
-/// Claims of one namespace, volumes and classes, with versions as the API server gives them.
+/// Claims of one namespace, volumes and classes, with resourceVersions.
 #[derive(Default)]
 pub(super) struct Memory {
     pub claims: BTreeMap<String, Arc<PersistentVolumeClaim>>,
@@ -45,7 +45,7 @@ impl Memory {
         self.volumes.insert(name, Arc::new(volume));
     }
 
-    /// Writes what was decided on the newest version; whether it was.
+    /// Writes a change if it was decided on the current version; returns whether it was.
     pub(super) fn write(&mut self, change: Change) -> bool {
         match change {
             Change::Claim(claim) | Change::ClaimStatus(claim) => {
@@ -122,7 +122,7 @@ fn volume(change: impl FnOnce(&mut Value)) -> PersistentVolume {
     serde_json::from_value(volume).unwrap()
 }
 
-/// Decides and writes until it rests; the events that it said on the way, as reason and message.
+/// Decides and writes until nothing is left to write; returns reason and message of the events.
 fn settle(world: &mut Memory, name: &str, is_claim: bool) -> Vec<(&'static str, String)> {
     let mut said = Vec::new();
     for _ in 0..20 {

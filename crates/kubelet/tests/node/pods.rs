@@ -1,4 +1,4 @@
-//! Corners of a pod's life: who is admitted, what restarts, what is shown and what is left.
+//! Edge cases of a pod's life: admission, restarts, status and cleanup.
 
 use k8s_openapi::api::core::v1::Node;
 use kube::{
@@ -215,7 +215,7 @@ async fn a_runtime_without_events_is_asked_and_orphans_end_at_any_time() {
     assert!(node.runtime.container("a").is_some());
 }
 
-/// A cgroup of this test that goes with everything below it.
+/// A cgroup of this test, removed with everything below it.
 struct OwnCgroup;
 
 impl OwnCgroup {
@@ -250,7 +250,7 @@ async fn a_pod_may_have_many_but_not_all_processes_and_its_class_has_the_weight_
         text.trim().to_owned()
     };
     assert_eq!(read("pids", &pod, "pids.max"), "16384");
-    // Half of a processor, in the units of either version.
+    // Half a CPU, in the units of cgroup v1 and v2.
     node.wait("the weight of the class", || async {
         read("cpu", &class, "cpu.shares") == "512" || read("cpu", &class, "cpu.weight") == "20"
     })
