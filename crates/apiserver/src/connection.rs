@@ -179,8 +179,8 @@ impl Drop for Busy {
 }
 
 /// Resolves when a connection is idle: `true` when no request ever came, `false` when none has come
-/// for at least the idle time and none is open. For HTTP/1, only the wait for the first request is
-/// timed here.
+/// for at least the idle time and no HTTP/2 stream is open. Open HTTP/1 requests are not counted:
+/// the caller shuts the connection down gracefully, which lets them finish.
 async fn quiet(activity: Arc<Activity>, idle: Duration) -> bool {
     tokio::time::sleep(FIRST.min(idle)).await;
     let mut seen = activity.begun.load(Ordering::Relaxed);

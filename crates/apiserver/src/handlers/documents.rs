@@ -20,7 +20,7 @@ use registry::Table;
 /// The group and plural of APIServices.
 const SERVICES: (&str, &str) = (FRONT, "apiservices");
 
-/// The group of the aggregation layer itself; upstream routes its group document separately.
+/// The group of the aggregation layer itself, whose group document upstream serves by a router.
 const FRONT: &str = "apiregistration.k8s.io";
 
 pub(super) async fn serve(request: Request) -> Answer {

@@ -80,7 +80,8 @@ struct Paging {
     by_pages: bool,
     limit: Option<usize>,
     start: Option<String>,
-    /// A continue token for the current revision, if the given one has expired.
+    /// The continue token to return if the given one has expired: it resumes at the current
+    /// revision.
     fallback: Option<Continue>,
 }
 

@@ -438,7 +438,7 @@ async fn service_proxy(request: &Request, subject: &ResourceRequest) -> Result<L
         }
     }
     if !known {
-        // A service without EndpointSlices is treated as unavailable.
+        // Without an Endpoints object, upstream reports the service as not found.
         let kept = request
             .core
             .reader

@@ -8,7 +8,7 @@ use machinery::Status;
 use super::{Location, authority, html, locate};
 use crate::{Body, pipeline::Request, respond::Answer};
 
-/// Longer pages are not rewritten; without Content-Length they are truncated.
+/// Longer pages are not rewritten; one without Content-Length becomes a 503.
 const MAX_PAGE: usize = 8 << 20;
 
 /// A browser at `…/proxy` would resolve relative links against the wrong directory: it is

@@ -97,7 +97,7 @@ mod tests {
         let (waited, ()) = tokio::join!(waits, ended);
         waited.unwrap();
         assert!(other.turn.is_some());
-        // A second conflict does not wait for its own queue position.
+        // A further conflict releases its queue position before it queues again.
         other.lost(lost("a")).await.unwrap();
         assert!(other.turn.is_some());
     }

@@ -1,4 +1,4 @@
-//! Admission policies and their bindings: rules in CEL, kept here and judged by admission.
+//! Admission policies and their bindings: validation of the objects; admission evaluates their CEL.
 
 use super::rules::{FAILURE_POLICIES, check_conditions, check_match, check_mutating, check_set};
 use super::{default_match, default_rules};
@@ -170,7 +170,7 @@ fn default_binding(object: &mut Object) {
 const AUDIT_ANNOTATIONS_MAX: usize = 20;
 const AUDIT_EXPRESSION_MAX: usize = 5 * 1024;
 
-/// `conditions`: whether the match conditions are looked at.
+/// `conditions`: whether matchConditions are validated.
 fn check_common(spec: &Value, mutating: bool, conditions: bool, errors: &mut Errors) {
     let path = Path::new("spec");
     let at = path.child("failurePolicy");
@@ -281,7 +281,7 @@ fn check_variable(variable: &Value, path: &Path, errors: &mut Errors) {
     }
 }
 
-/// Conditions that did not change were looked at when they were made.
+/// Whether matchConditions must be validated: unchanged ones are not validated again.
 fn conditions_change(object: &Object, old: &Object) -> bool {
     let (new, was) = (get(object, "spec"), get(old, "spec"));
     ["paramKind", "matchConditions"]

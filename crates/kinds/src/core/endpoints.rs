@@ -1,4 +1,4 @@
-//! Endpoints: the addresses behind a Service, in the form before EndpointSlice.
+//! Endpoints: the addresses of a Service, superseded by EndpointSlice.
 
 use crate::address::{endpoint_ip, ip_warnings};
 use crate::builtin::Builtin;
@@ -21,7 +21,7 @@ pub const KIND: Builtin = Builtin {
     default,
     validate_create: validate,
     validate_update: |object, old, _: Subresource<'_>| {
-        // What older rules took may stay.
+        // Values that were valid under older rules are kept on update.
         if same(get(object, "subsets"), get(old, "subsets")) {
             Vec::new()
         } else {

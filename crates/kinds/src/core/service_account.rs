@@ -28,7 +28,7 @@ pub const KIND: Builtin = Builtin {
 
 const ENFORCE: &str = "kubernetes.io/enforce-mountable-secrets";
 
-/// Secrets are of the account's namespace: a name is all that is kept of a reference.
+/// Secrets are in the account's namespace: only the name of a reference is kept.
 fn name_secrets(object: &mut Object) {
     for secret in each(object, "secrets") {
         secret.retain(|field, _| field == "name");

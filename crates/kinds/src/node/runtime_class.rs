@@ -1,4 +1,4 @@
-//! RuntimeClass: which runtime runs a pod.
+//! RuntimeClass: the container runtime of a pod.
 
 use crate::builtin::Builtin;
 use crate::check;

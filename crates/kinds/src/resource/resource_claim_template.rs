@@ -1,4 +1,4 @@
-//! ResourceClaimTemplate: a claim that is made for each pod.
+//! ResourceClaimTemplate: a claim created for each pod.
 
 use super::claim_spec::{check_claim_spec, default_claim_spec};
 use crate::Subresource;

@@ -83,7 +83,7 @@ const DRIVER: &[Field] = &[
     Field("", "Allocatable", Go::Plain),
 ];
 
-/// A driver stays what it is; only how many volumes it takes may change.
+/// A driver is immutable except for its volume limit.
 fn validate_update(object: &Object, old: &Object, _: Subresource<'_>) -> Errors {
     let mut errors = validate(object);
     let drivers = |o: &Object| list(&get(o, "spec")["drivers"]).to_vec();

@@ -1,6 +1,6 @@
-//! Whether two objects are equal as Kubernetes' types are: lists and maps without content equal absent
-//! ones, zeros equal absent numbers and texts, quantities equal by amount; a pointer to nothing set is
-//! not the same as no pointer.
+//! Equality as of Kubernetes' types: empty lists and maps equal absent ones, zeros equal absent
+//! numbers and strings, quantities are equal by amount; a pointer to an empty struct differs from a
+//! nil pointer.
 
 use crate::tree::list;
 use machinery::Value;

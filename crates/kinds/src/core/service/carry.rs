@@ -1,4 +1,4 @@
-//! What a Service keeps of what it was given when an update leaves it out or changes its type.
+//! Fields of a Service that are kept or dropped when an update omits them or changes the type.
 
 use super::{is_reached_from_outside, needs_health_check};
 use crate::tree::{child_or_new, each, get, int, is_set, list, same, text};
@@ -7,7 +7,7 @@ use machinery::json::json;
 use machinery::{Object, Value};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A client that knows only `clusterIP` means `clusterIPs` too.
+/// A client that sets only `clusterIP` sets `clusterIPs` too.
 pub(super) fn prepare_create(object: &mut Object) {
     let spec = child_or_new(object, "spec");
     drop_internal_policy(spec);
@@ -17,7 +17,7 @@ pub(super) fn prepare_create(object: &mut Object) {
     }
 }
 
-/// A name elsewhere has no traffic to steer. What is no policy at all is for validation to refuse.
+/// An ExternalName has no internalTrafficPolicy. Unknown policies are left for validation.
 fn drop_internal_policy(spec: &mut Object) {
     let known = matches!(
         text(get(spec, "internalTrafficPolicy")),
@@ -63,7 +63,7 @@ fn node_ports(spec: &Value) -> BTreeSet<i64> {
     ports.filter(|port| *port != 0).collect()
 }
 
-/// What the server gave stays when the update does not speak of it.
+/// Allocated values are kept if the update omits them.
 fn keep_given(spec: &mut Object, before: &Value) {
     let now = Value::Object(spec.clone());
     if needs_address(before) && needs_address(&now) {
@@ -97,7 +97,7 @@ fn keep_given(spec: &mut Object, before: &Value) {
     }
 }
 
-/// A client that knows only one of the two fields changes both.
+/// If a client changes only one of the two fields, both change.
 fn mirror_changed_address(spec: &mut Object, before: &Value) {
     let was = text(&before["clusterIP"]);
     let is = text(get(spec, "clusterIP")).to_owned();
@@ -115,7 +115,7 @@ fn mirror_changed_address(spec: &mut Object, before: &Value) {
     }
 }
 
-/// A change of type drops what only the old type had, unless the update sets it anew.
+/// A change of type drops fields that only the old type had, unless the update changes them.
 fn drop_foreign(spec: &mut Object, before: &Value) {
     let now = Value::Object(spec.clone());
     let unchanged = |field: &str| same(&now[field], &before[field]);

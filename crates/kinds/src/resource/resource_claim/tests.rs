@@ -1,4 +1,4 @@
-//! Claims: what may be written of them and of their status.
+//! Validation of claims and their status.
 
 use super::*;
 use crate::testing::{lines, object};

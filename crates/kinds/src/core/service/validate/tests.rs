@@ -1,4 +1,4 @@
-//! The rules of services, one by one.
+//! Validation of services, rule by rule.
 
 use super::super::tests::defaulted;
 use super::*;
