@@ -1,4 +1,4 @@
-//! Tables of applies and updates, and whose fields they leave behind.
+//! Tables of applies and updates, with the resulting managedFields.
 
 use super::*;
 use crate::json;
@@ -241,7 +241,7 @@ fn kubectl_moves_to_the_server_side_without_conflict() {
     assert!(applied(Some(&live), config.clone(), "other").is_err());
     let moved = applied(Some(&live), config, "kubectl").unwrap();
     assert_eq!(moved["spec"]["replicas"], 2);
-    // The note follows what was applied.
+    // The annotation follows the applied configuration.
     assert_eq!(
         moved["metadata"]["annotations"][LAST_APPLIED],
         "{\"spec\":{\"replicas\":2}}\n"
@@ -267,7 +267,7 @@ fn the_time_of_an_entry_is_that_of_the_last_write_that_set_something() {
     };
     track(None, &mut live, &at("2024-01-01T00:00:00Z"));
     let time = |object: &Object| object["metadata"]["managedFields"][0]["time"].clone();
-    // A field that goes is no write of a field.
+    // Removing a field does not update the time.
     let mut less = live.clone();
     less["spec"].as_object_mut().unwrap().shift_remove("paused");
     track(Some(&live), &mut less, &at("2024-01-01T00:00:01Z"));
@@ -303,7 +303,7 @@ fn a_write_neither_takes_nor_loses_what_it_may_not_set() {
         managers[1]["fieldsV1"],
         json!({"f:status": {".": {}, "f:replicas": {}}})
     );
-    // Through the object itself, the status stays whose it is.
+    // A write of the object does not change the owners of the status.
     let config = json!({"spec": {"paused": true}, "status": {"replicas": 3}});
     let both = applied(Some(&seen), config, "three").unwrap();
     let managers = both["metadata"]["managedFields"].as_array().unwrap();
@@ -349,7 +349,7 @@ fn many_updaters_become_one() {
     assert!(managers.iter().any(|m| m["manager"] == "ancient-changes"));
 }
 
-/// A custom resource with lists of every form.
+/// A custom resource with lists of every type.
 fn custom() -> Value {
     json!({"type": "object", "properties": {"spec": {"type": "object", "properties": {
         "set": {"type": "array", "x-kubernetes-list-type": "set", "items": {"type": "string"}},
@@ -407,7 +407,7 @@ fn nothing_said_of_a_map_or_list_takes_nothing_away_and_nothing_left_is_null() {
         fields(&both, "two"),
         json!({"f:spec": {"f:any": {}, "f:map": {}, "f:set": {}}})
     );
-    // The place is somebody's, what stood in it is nobody's.
+    // The field stays owned; its former content has no owner.
     let less = applied_custom(Some(&both), json!({}), "one");
     assert_eq!(less["spec"], json!({"set": null, "map": null, "any": null}));
 }
@@ -489,10 +489,10 @@ fn managers_of_another_version_are_judged_in_theirs() {
     );
     let forced = apply(Some(&live), &new, &in_version("two", "apps/v1"), true).unwrap();
     assert_eq!(fields(&forced, "one"), json!({"f:spec": {"f:paused": {}}}));
-    // What was applied in the old version goes when the new one does not say it.
+    // A field applied in the old version is removed if the new configuration omits it.
     let next = apply(Some(&live), &new, &in_version("one", "apps/v1"), false).unwrap();
     assert_eq!(next["spec"], json!({"replicas": 2}));
-    // Whoever speaks a version that is gone is forgotten.
+    // A manager of a version that no longer exists is dropped.
     let mut gone = live.clone();
     gone["metadata"]["managedFields"][0]["apiVersion"] = json!("gone/v1");
     let after = apply(Some(&gone), &new, &in_version("two", "apps/v1"), false).unwrap();
@@ -555,7 +555,7 @@ fn replicas_change_hands_between_an_object_and_its_scale() {
     );
     let mut timeless = entry("s", "Apply", "apps/v1", "scale", replicas());
     timeless.as_object_mut().unwrap().shift_remove("time");
-    // Somebody took the replicas; the applier still has them, too.
+    // Another manager set the replicas; the applier still owns them, too.
     let taken = deployment(json!([
         entry("a", "Apply", version, "", replicas()),
         entry("s", "Apply", version, "scale", replicas()),
@@ -585,7 +585,7 @@ fn replicas_change_hands_between_an_object_and_its_scale() {
     );
 }
 
-/// Anything that could come for a deployment: known names, wrong places, odd values.
+/// Any input for a deployment: known names, wrong positions, odd values.
 fn tree() -> impl proptest::strategy::Strategy<Value = Value> {
     use proptest::prelude::*;
     let name = prop::sample::select(vec![

@@ -1,4 +1,4 @@
-//! Values: what is written is what is read, and maps keep their order.
+//! Values round-trip, and maps keep their order.
 
 use super::*;
 

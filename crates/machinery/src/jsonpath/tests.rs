@@ -1,4 +1,4 @@
-//! Templates on a small tree, as client-go answers them.
+//! Templates on a small tree, with client-go's results.
 
 use crate::json::json;
 use crate::{Value, text};

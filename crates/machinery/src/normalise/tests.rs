@@ -1,4 +1,4 @@
-//! Tables of what is read, and of what is refused and how.
+//! Tables of accepted values, and of rejected ones with their errors.
 
 use super::*;
 use crate::json;
@@ -163,7 +163,7 @@ fn an_empty_list_that_was_sent_is_told_until_the_object_is_written() {
         written.contains(r#"{"name":"c","resources":{}}"#) && !written.contains("overhead"),
         "{written}"
     );
-    // The short way reads the same.
+    // The fast path gives the same.
     let text = pod.to_string();
     let decoded = crate::decode::object(crate::decode::Format::Json, text.as_bytes(), Some(schema));
     assert_eq!(decoded.unwrap().object, read);
@@ -179,7 +179,7 @@ fn of_several_complaints_the_worst_is_told() {
         told(json!({"series": series, "type": 1, "metadata": {"labels": {"a": 1}}})),
         count
     );
-    // What a type reads by itself ends the reading.
+    // An error of a type that parses itself ends decoding.
     let time = told(json!({"series": series, "eventTime": "yesterday", "type": 1}));
     assert!(time.starts_with("parsing time \"yesterday\""), "{time}");
     let surge = json!({"spec": {"replicas": "1", "strategy": {"rollingUpdate": {"maxSurge": []}}, "paused": 1}});
