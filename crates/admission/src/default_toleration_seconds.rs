@@ -1,4 +1,5 @@
-//! Pods that say nothing about it stay for five minutes on a node that is not ready or unreachable.
+//! Adds tolerations of five minutes for nodes that are not ready or unreachable, unless the pod has
+//! its own.
 
 use async_trait::async_trait;
 use kinds::tree;

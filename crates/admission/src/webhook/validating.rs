@@ -1,4 +1,5 @@
-//! ValidatingAdmissionWebhook: webhooks are asked at the same time; the first refusal in their order counts.
+//! ValidatingAdmissionWebhook: webhooks are called concurrently; the first rejection in their order
+//! counts.
 
 use std::{sync::Arc, time::Instant};
 
@@ -31,7 +32,7 @@ pub(crate) struct ValidatingAdmissionWebhook {
     client: Arc<Client>,
 }
 
-/// A webhook that is asked, in the version of this place in the list.
+/// A webhook to call, with the index of its version.
 struct Invocation<'t> {
     hook: Arc<Hook>,
     matched: Matched<'t>,
