@@ -1,4 +1,4 @@
-//! Rules by examples, with upstream's answers.
+//! Rules by examples, with upstream's results.
 
 use machinery::{
     Object, Value,
@@ -11,7 +11,7 @@ use super::{
     Rules, check_rules,
 };
 
-/// What rules find wrong, as lines.
+/// The errors of rules, as lines.
 fn errors_of(rules: &Rules, object: &Value, old: Option<(&Schema, &Value)>) -> Vec<String> {
     let mut errors = Errors::new();
     let path = Path::new("");
