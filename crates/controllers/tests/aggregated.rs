@@ -1,4 +1,5 @@
-//! Groups of other API servers that cannot be asked: nothing is forgotten, and nothing is deleted for it.
+//! Aggregated API groups whose server does not answer: nothing is forgotten, and nothing is
+//! deleted.
 
 #![allow(clippy::unwrap_used)]
 
@@ -17,7 +18,7 @@ use world::World;
 
 const NAME: &str = "v1.agg.example.com";
 
-/// Registers a group whose server is not there.
+/// Registers a group whose server does not exist.
 async fn register(world: &World) -> Api<APIService> {
     let services: Api<APIService> = Api::all(world.client.clone());
     let service = json!({"metadata": {"name": NAME}, "spec": {

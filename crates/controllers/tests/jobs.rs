@@ -1,4 +1,4 @@
-//! Jobs and CronJobs in the corners where pods never run, on a real API server.
+//! Edge cases of Jobs and CronJobs whose pods never run, with a real API server.
 
 #![allow(clippy::unwrap_used)]
 
@@ -15,7 +15,7 @@ use kube::{
 use serde_json::{Value, json};
 use world::World;
 
-/// A Job whose pods end at once, if there is a node that takes them.
+/// A Job whose pods complete at once, if there is a node.
 fn job(spec: Value) -> Value {
     let mut job = json!({
         "metadata": {"name": "work"},

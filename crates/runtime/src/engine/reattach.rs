@@ -1,5 +1,6 @@
-//! Taking over what an earlier daemon has left: records on disk and shims that still hold their
-//! containers. What was half-made is taken down, and what nobody holds is reported as lost.
+//! Takes over what an earlier daemon left: records on disk and shims that still hold their
+//! containers. Half-made sandboxes are torn down, and containers without a shim are reported as
+//! lost.
 
 use std::{collections::BTreeSet, path::Path, sync::Arc, time::Duration};
 
@@ -37,8 +38,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Connects to the shim of a half-made sandbox. It may still be on its way: waits until it
-    /// serves or is gone, so that it does not come up after everything was taken down.
+    /// Waits until the shim of a half-made sandbox serves or is gone, so that it does not start
+    /// after the teardown.
     async fn catch_up(self: &Arc<Self>, sandbox: &Arc<Sandbox>) {
         let deadline = tokio::time::Instant::now() + START_DEADLINE;
         while self.connect_shim(sandbox).await.is_err() && shim::is_held(&sandbox.paths().orders())
@@ -57,7 +58,7 @@ impl Engine {
                 Ok(sandbox) => {
                     self.sandboxes.write().insert(id, sandbox);
                 }
-                // Nothing was started before its record was whole.
+                // Nothing was started before its record was complete.
                 Err(error) => {
                     tracing::warn!(sandbox = id, %error, "unreadable sandbox removed");
                     crate::disk::remove_dir(&self.config.root_dir.join("sandboxes").join(id))?;
@@ -80,7 +81,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Connects to a shim and makes our view of its containers match its own. `false` if it is gone.
+    /// Connects to a shim and syncs the containers' status with it; false if it is gone.
     async fn revive(self: &Arc<Self>, sandbox: &Arc<Sandbox>) -> bool {
         let held = match self.connect_shim(sandbox).await {
             Ok(held) => held,

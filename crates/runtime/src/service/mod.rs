@@ -1,4 +1,4 @@
-//! CRI as other programs see it: requests in, calls of the engine, answers out.
+//! The CRI server: translates requests to calls of the engine.
 
 mod files;
 mod image;
@@ -18,7 +18,7 @@ use crate::{
     error::{Error, Result},
 };
 
-/// Both services over one engine.
+/// Both CRI services.
 #[derive(Clone)]
 struct Cri(Arc<Engine>);
 

@@ -1,4 +1,4 @@
-//! What a tree takes on disk.
+//! Disk usage of a directory tree.
 
 use std::{
     ops::Add,
@@ -10,17 +10,17 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use stdx::DiskUsage;
 
-/// Bytes on disk, and files.
+/// Bytes on disk, and inodes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Size {
-    /// Bytes of blocks, not of content.
+    /// Allocated bytes.
     pub bytes: u64,
     /// Files, directories, links.
     pub inodes: u64,
 }
 
 impl Size {
-    /// What has come on top of `base`.
+    /// The part beyond `base`.
     pub(crate) fn beyond(self, base: Self) -> Self {
         Self {
             bytes: self.bytes.saturating_sub(base.bytes),
@@ -40,19 +40,19 @@ impl Add for Size {
     }
 }
 
-/// The last measure of a tree. A tree that takes long to walk is walked seldom: a container with
-/// millions of files costs the node no more than others.
+/// The cached size of a tree. A tree that takes long to walk is walked rarely, so that a container
+/// with millions of files costs the node no more than others.
 #[derive(Debug, Default)]
 pub(crate) struct Measured {
     /// The size, when it was measured and how long that took.
     last: Mutex<Option<(Size, Instant, Duration)>>,
 }
 
-/// A measure counts so many times longer than it took.
+/// A measurement is cached this many times longer than it took.
 const FACTOR: u32 = 50;
 
 impl Measured {
-    /// The last measure while it counts, or a new one.
+    /// The cached size, or a new measurement.
     pub(crate) fn get(&self, measure: impl FnOnce() -> Size) -> Size {
         let mut last = self.last.lock();
         if let Some((size, at, took)) = *last
@@ -67,7 +67,7 @@ impl Measured {
     }
 }
 
-/// Everything below a directory; a file with several names counts once. Nothing if it cannot be read.
+/// Everything below a directory; hard links count once. Zero if it cannot be read.
 pub(crate) fn size(dir: &Path) -> Size {
     let used = DiskUsage::measure(dir).unwrap_or_default();
     Size {

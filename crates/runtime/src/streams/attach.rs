@@ -1,5 +1,5 @@
-//! A client on a container's own streams. The shim copies to and from pipes that it is given; a
-//! daemon that dies takes the client with it, not the container.
+//! Attaches a client to a container's streams. The shim copies to and from pipes that it gets; if
+//! the daemon dies, the client is disconnected but the container keeps running.
 
 use std::{io, os::fd::AsRawFd, sync::Arc};
 
@@ -75,7 +75,7 @@ async fn attach(engine: &Engine, id: &str, session: &mut Session) -> Result<()> 
             drain(stdout, session.stdout.take()),
             drain(stderr, session.stderr.take())
         );
-        // Without output to wait for, the container's end is the end.
+        // Without output to wait for, wait for the container's end.
         container.ended().await;
     };
     tokio::select! {

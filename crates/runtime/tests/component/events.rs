@@ -1,4 +1,4 @@
-//! The stream of container events, and the runtime's view of itself.
+//! The stream of container events, and the runtime's status.
 
 use cri::v1::{self, ContainerEventType as Event};
 

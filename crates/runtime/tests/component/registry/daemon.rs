@@ -1,4 +1,4 @@
-//! Images through the daemon's socket: pulled, killed in the middle, exported, mounted, run.
+//! Images through the daemon's socket: pulled, killed halfway, exported, mounted, run.
 
 use std::{fs, sync::Arc};
 
@@ -88,7 +88,7 @@ async fn export(node: &Node, image: &str) -> Result<Vec<u8>, Status> {
     Ok(archive)
 }
 
-/// What is in the store, by kind.
+/// The number of entries in a directory of the store.
 fn stored(node: &Node, place: &str) -> usize {
     fs::read_dir(node.root.join("runtime").join(place))
         .unwrap()
@@ -178,7 +178,7 @@ async fn a_daemon_killed_in_the_middle_of_a_pull_leaves_nothing_that_looks_whole
     };
     let pulling = tokio::spawn(async move { client.images.pull_image(request).await });
     fake.stalled().await;
-    // Some of the second layer is on disk already.
+    // Part of the second layer is already on disk.
     let part = format!("{}.part", digest(&sample.layers[1].1).replace(':', "-"));
     let part = node.root.join("runtime/staging").join(part);
     node.wait_for("half a blob", || {
@@ -244,7 +244,7 @@ async fn images_come_and_go_as_archives_and_as_volumes() {
         panic!("a sub path led out: {}", made);
     }
 
-    // The built-in image can be taken elsewhere, too.
+    // The built-in image can be exported, too.
     let archive = export(&node, HELLO).await.unwrap();
     let other = Node::start().await;
     remove(&other, HELLO).await;
@@ -280,7 +280,7 @@ async fn what_no_image_and_no_container_needs_is_swept() {
     remove(&node, "box:1").await;
     assert!(status(&node, "box:1").await.is_none());
     assert_eq!(stored(&node, "layers"), layers, "a container stands on it");
-    // A device of the image is there, but nobody may use it.
+    // A device node of the image exists, but cannot be used.
     let output = node
         .exec(&container, &["/busybox", "head", "-c1", "/memory"])
         .await;
@@ -300,7 +300,7 @@ async fn what_no_image_and_no_container_needs_is_swept() {
     node.remove_sandbox(&pod).await;
     node.wait_for("the layer to go", || stored(&node, "layers") == layers - 1)
         .await;
-    // Nobody else on the machine gets at such files.
+    // Other users of the machine cannot access such files.
     use std::os::unix::fs::PermissionsExt;
     let mode = fs::metadata(node.root.join("runtime"))
         .unwrap()
@@ -309,7 +309,7 @@ async fn what_no_image_and_no_container_needs_is_swept() {
     assert_eq!(mode & 0o077, 0);
 }
 
-/// A set-user-id program and the machine's memory as a device.
+/// A set-user-id program and /dev/mem as a device.
 fn program(binary: &[u8]) -> Vec<u8> {
     let mut archive = tar::Builder::new(Vec::new());
     let mut header = tar::Header::new_gnu();

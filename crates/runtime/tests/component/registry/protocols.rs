@@ -1,4 +1,4 @@
-//! Tokens, cut connections, redirects, many machines in one name, and two pulls at once.
+//! Tokens, interrupted connections, redirects, multi-platform images, and concurrent pulls.
 
 use std::{
     collections::HashMap,
@@ -44,7 +44,7 @@ fn ada() -> Credentials {
     }
 }
 
-/// One layer of bytes that do not shrink.
+/// One layer of incompressible bytes.
 fn large() -> Sample {
     let mut noise = String::new();
     let mut seed = 1_u64;
