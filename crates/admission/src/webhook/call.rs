@@ -23,7 +23,7 @@ pub(super) enum Refusal {
     Failed { why: String, code: u16 },
     /// It denied the request.
     Denied(Status),
-    /// Its patch or its configuration is invalid.
+    /// It does not support dry run, or its patch is invalid: an error whatever the failure policy.
     Internal(Status),
 }
 
