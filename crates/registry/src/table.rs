@@ -1,5 +1,6 @@
-//! One moment of the registry. Built-in kinds are shared by all moments. Definitions are kept in chunks: a change copies
-//! one of them and the list of the others, so that many definitions are made in linear time, and readers take no lock.
+//! A snapshot of the registry. Built-in kinds are shared by all snapshots. Definitions are kept in
+//! chunks: a change copies one chunk and the list of chunks, so that adding many definitions takes
+//! linear time, and readers take no lock.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -10,23 +11,23 @@ use machinery::text;
 
 use crate::Resource;
 
-/// The most definitions of a chunk.
+/// Maximum definitions of a chunk.
 const CHUNK: usize = 64;
 
-/// The kinds that are served at one moment.
+/// The kinds served in one snapshot.
 pub struct Table {
     builtin: Arc<Builtin>,
     custom: Definitions,
-    /// Grows with every change, for ETags.
+    /// Incremented by every change, for ETags.
     pub generation: u64,
 }
 
-/// What never changes.
+/// The constant part.
 #[derive(Default)]
 struct Builtin {
     /// In discovery's order.
     all: Vec<Arc<Resource>>,
-    /// By plural, which next to none share: every request looks here.
+    /// By plural, which is nearly unique: every request looks here.
     by_plural: HashMap<String, Vec<Arc<Resource>>>,
     groups: HashSet<String>,
 }
@@ -37,7 +38,7 @@ impl Builtin {
         for resource in &all {
             let plural = resource.plural.clone();
             let same = builtin.by_plural.entry(plural).or_default();
-            // The last of the same path is the one that counts.
+            // The last of the same path replaces earlier ones.
             same.retain(|known| {
                 (&known.group, &known.version) != (&resource.group, &resource.version)
             });
@@ -61,14 +62,14 @@ fn key(versions: &Versions) -> (&str, &str) {
     first.map_or(("", ""), |first| (&first.plural, &first.group))
 }
 
-/// Custom resources by plural and group. No chunk is empty.
+/// Custom resources sorted by plural and group. No chunk is empty.
 #[derive(Default)]
 struct Definitions {
     chunks: Vec<Arc<Vec<Versions>>>,
 }
 
 impl Definitions {
-    /// The chunk that has a key, or that it would be put into.
+    /// The chunk that contains a key, or into which it would be inserted.
     fn chunk(&self, of: (&str, &str)) -> usize {
         let starts_before = |chunk: &Arc<Vec<Versions>>| chunk.first().map(key) <= Some(of);
         self.chunks.partition_point(starts_before).saturating_sub(1)
@@ -89,7 +90,7 @@ impl Definitions {
         definitions.flat_map(|versions| versions.iter())
     }
 
-    /// The same with other versions of one resource; without versions it is gone.
+    /// The same with other versions of one resource; without versions it is removed.
     fn with(&self, wanted: (&str, &str), versions: Versions) -> Self {
         let mut chunks = self.chunks.clone();
         let at = self.chunk(wanted);
@@ -122,7 +123,7 @@ impl Table {
         }
     }
 
-    /// The next moment: a custom resource is served in these versions and no others.
+    /// The next snapshot, in which a custom resource is served in exactly these versions.
     pub(crate) fn define(&self, group: &str, plural: &str, versions: &[Arc<Resource>]) -> Self {
         Self {
             builtin: self.builtin.clone(),
@@ -136,7 +137,7 @@ impl Table {
         self.builtin.all.iter().chain(self.custom.all())
     }
 
-    /// The resources of a plural in a group, and perhaps others of the plural.
+    /// The resources with this plural, in this group and possibly in others.
     fn same<'a>(&'a self, group: &str, plural: &str) -> impl Iterator<Item = &'a Arc<Resource>> {
         let builtin = self.builtin.of_plural(plural).iter();
         builtin.chain(self.custom.get(plural, group))
@@ -159,7 +160,7 @@ impl Table {
         same.find(|known| known.storage.is_none() && known.store_prefix() == prefix)
     }
 
-    /// All resources that serve the objects of one, itself among them.
+    /// All resources that serve the same objects, including itself.
     pub fn same_objects<'a>(
         &'a self,
         resource: &'a Resource,
@@ -169,7 +170,8 @@ impl Table {
             .filter(|known| known.store_prefix() == resource.store_prefix())
     }
 
-    /// All served versions of a resource; of a custom one the stored version comes first if it is served.
+    /// All served versions of a resource; for a custom one the storage version comes first if it is
+    /// served.
     pub fn versions<'a>(
         &'a self,
         group: &'a str,
@@ -185,12 +187,12 @@ impl Table {
         same.find(|known| text::same(&known.group, group))
     }
 
-    /// Whether a group is built in: a router knows its paths.
+    /// Whether a group is built in: upstream serves its paths by a router.
     pub fn has_router(&self, group: &str) -> bool {
         self.builtin.groups.contains(group)
     }
 
-    /// Whether a group (in a version) is served at all.
+    /// Whether a group and version is served.
     pub fn serves(&self, group: &str, version: &str) -> bool {
         let mut all = self.all();
         all.any(|known| text::same(&known.group, group) && known.version == version)
@@ -228,7 +230,7 @@ mod tests {
         names
     }
 
-    /// Names without any order.
+    /// Names in no particular order.
     fn plural(n: usize) -> String {
         format!("things{}", n * 7919 % 1000)
     }
