@@ -1,6 +1,6 @@
-//! The runtime alone, for tests that kill and restart it: `daemon ID ROOT STATE [SETTING…]`, where a
-//! setting is `HANDLER=BINARY` or one of those below. As any program that embeds the runtime, it
-//! looks first whether it is a helper.
+//! The runtime as a daemon, for tests that kill and restart it: `daemon ID ROOT STATE [SETTING…]`,
+//! where a setting is `HANDLER=BINARY` or one of those below. Like any program that embeds the
+//! runtime, it first checks whether it was started as a helper.
 
 use std::{path::PathBuf, process::ExitCode, sync::Arc};
 

@@ -1,5 +1,5 @@
-//! Recorded histories of many concurrent clients: linearizable, watches in the order of revisions,
-//! nothing missed across reconnects; with restarts and lost members in between.
+//! Recorded histories of many concurrent clients: linearizable, watches in revision order without
+//! gaps across reconnects; with restarts and lost members in between.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;
@@ -74,7 +74,7 @@ async fn one_order_explains_what_clients_of_etcd_see() {
                 cluster.kill(victim);
                 arena.more_calls(100).await;
                 cluster.spawn(victim);
-                // Two lost at once would be one too many.
+                // Losing two at once would lose the quorum.
                 cluster.wait_for(victim).await;
             }
             cluster
@@ -85,7 +85,7 @@ async fn one_order_explains_what_clients_of_etcd_see() {
 
 type Answer = (Revision, Option<Entry<Bytes>>);
 
-/// A store that now and then answers a read as it did before.
+/// A store that sometimes repeats the result of an earlier read.
 struct Stale {
     store: Arc<Embedded<Plain>>,
     reads: AtomicU64,

@@ -1,4 +1,4 @@
-//! The embedded engine against the model, restarts and snapshots included.
+//! The embedded engine compared with the model, including restarts and snapshots.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;
