@@ -1,4 +1,4 @@
-//! What the server proves itself by to webhooks: users of a kubeconfig file, found by the host that is called.
+//! Credentials for webhooks: users of a kubeconfig file, by the called host.
 
 use std::{
     collections::BTreeMap,
@@ -11,17 +11,17 @@ use serde::Deserialize;
 
 use crate::tls::Identity;
 
-/// The users of a kubeconfig file; none where there is no file.
+/// The users of a kubeconfig file; empty without a file.
 #[derive(Default)]
 pub struct Credentials {
     users: BTreeMap<String, User>,
-    /// That of the current context.
+    /// The user of the current context.
     current: Option<String>,
-    /// Where relative file names begin.
+    /// The base of relative file names.
     directory: PathBuf,
 }
 
-/// What is shown to one webhook.
+/// The credentials for one webhook.
 #[derive(Default)]
 pub(crate) struct Shown {
     pub(crate) identity: Option<Identity>,
@@ -99,7 +99,7 @@ impl Credentials {
         })
     }
 
-    /// What is shown to `host:port`.
+    /// The credentials for `host:port`.
     pub(crate) fn find(&self, target: &str) -> Result<Shown, String> {
         match self.user(target) {
             Some(user) => self.shown(user),
@@ -107,7 +107,8 @@ impl Credentials {
         }
     }
 
-    /// By the whole name, by `*.` and a part of it, the same without the usual port, by `*`, then by the current context.
+    /// By the whole name, by `*.` and a suffix of it, the same without the default port, by `*`,
+    /// then by the current context.
     fn user(&self, target: &str) -> Option<&User> {
         let named = |target: &str| {
             let exact = self.users.get(target);
