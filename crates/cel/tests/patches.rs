@@ -1,4 +1,4 @@
-//! What only policies have: objects that expressions construct, and variables that are worked out when they are used.
+//! Features only for policies: constructed objects, and lazily evaluated variables.
 
 use std::{cell::Cell, collections::HashMap, sync::Arc};
 

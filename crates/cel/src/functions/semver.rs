@@ -49,8 +49,8 @@ pub struct Semver {
 }
 
 impl Semver {
-    /// Reads `1.2.3-rc.1+build`, or says what is wrong with it. A tolerant reading takes a leading
-    /// `v`, one or two numbers only and leading zeros.
+    /// Parses `1.2.3-rc.1+build`. A tolerant parse accepts a leading `v`, one or two numbers only
+    /// and leading zeros.
     fn read(text: &str, tolerant: bool) -> Result<Self, String> {
         match tolerant {
             true => Self::read_strictly(&normalized(text)?),
@@ -87,7 +87,7 @@ impl Semver {
         })
     }
 
-    /// The order of versions; build metadata does not matter.
+    /// The order of versions; build metadata is ignored.
     pub(super) fn precedence(&self, other: &Self) -> Ordering {
         let pre = |version: &Self| version.pre_release.is_empty();
         self.numbers
