@@ -1,4 +1,4 @@
-//! What the scheduler does, under upstream's names.
+//! The scheduler's metrics, under upstream's names.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -17,14 +17,14 @@ use crate::{framework::Point, queue::Depth};
 
 type Labels = Vec<(&'static str, String)>;
 
-/// What came of an attempt, as upstream names it.
+/// The result of an attempt, as upstream names it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Attempt {
     /// A node was found and the pod bound to it.
     Scheduled,
     /// No node was found.
     Unschedulable,
-    /// Something went wrong.
+    /// An error occurred.
     Error,
 }
 
@@ -43,7 +43,7 @@ fn milliseconds() -> Histogram {
     Histogram::new(exponential_buckets(0.001, 2.0, 15))
 }
 
-/// From a tenth of a millisecond on.
+/// Buckets from 0.1 ms.
 fn tenths() -> Histogram {
     Histogram::new(exponential_buckets(0.0001, 2.0, 12))
 }
@@ -66,7 +66,7 @@ struct Inner {
     handling_seconds: Family<Labels, Histogram, fn() -> Histogram>,
 }
 
-/// Cloning shares them.
+/// Clones share the metrics.
 #[derive(Clone)]
 pub struct Metrics(Arc<Inner>);
 
@@ -164,10 +164,10 @@ fn register_details(inner: &mut Inner) {
 }
 
 impl Metrics {
-    /// In the text format of Prometheus.
+    /// The metrics in the text format of Prometheus.
     pub fn text(&self) -> String {
         let mut text = String::new();
-        // Writing into a string cannot fail.
+        // Writing to a string cannot fail.
         let _ = text::encode(&mut text, &self.0.registry);
         text
     }
@@ -206,19 +206,19 @@ impl Metrics {
         seconds.observe(took.as_secs_f64());
     }
 
-    /// A pod was scheduled that had been tried again only because of its age.
+    /// A pod was scheduled that was retried only because of its age.
     pub(crate) fn scheduled_after_flush(&self) {
         self.0.after_flush.inc();
     }
 
-    /// An event was taken in.
+    /// An event was handled.
     pub(crate) fn handled(&self, event: &str, took: Duration) {
         let labels = vec![("event", event.to_owned())];
         let seconds = self.0.handling_seconds.get_or_create(&labels);
         seconds.observe(took.as_secs_f64());
     }
 
-    /// How many pods wait because of which plugin of which profile.
+    /// Sets the number of pending pods by profile and plugin.
     pub(crate) fn unschedulable(&self, counts: &BTreeMap<(&str, &'static str), usize>) {
         self.0.unschedulable.clear();
         for ((profile, plugin), count) in counts {

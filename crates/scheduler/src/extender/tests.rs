@@ -1,4 +1,4 @@
-//! Extenders that answer on a local port.
+//! Extenders that serve on a local port.
 
 use std::sync::Mutex;
 
@@ -41,7 +41,7 @@ fn scheduling(extenders: Vec<Settings>) -> Scheduling {
     scheduling
 }
 
-/// Decides where the thread may block.
+/// Schedules on a thread that may block.
 async fn decide(mut scheduling: Scheduling) -> Result<String, Failure> {
     let schedule = move || {
         let pod = samples::pod("p", "1", "1Gi");
@@ -143,7 +143,7 @@ async fn an_extender_that_fails_stops_the_attempt_unless_it_may_be_ignored() {
     let gone = settings(json!({"urlPrefix": "http://127.0.0.1:1", "filterVerb": "f"}));
     let failure = decide(scheduling(vec![gone])).await.unwrap_err();
     assert!(failure.error.unwrap().contains("http://127.0.0.1:1"));
-    // A node that was not asked about is no answer.
+    // A response with a node that was not in the request is invalid.
     let url = serve(|_, _| {
         (
             200,

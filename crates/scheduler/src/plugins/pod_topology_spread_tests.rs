@@ -1,4 +1,4 @@
-//! Tables of upstream's corners of spreading.
+//! Tables of edge cases of upstream's topology spreading.
 
 use serde_json::json;
 

@@ -268,8 +268,8 @@ impl<C: Codec> Intake<C> {
         }
     }
 
-    /// Wakes the writer if there is new work. The caller that brings the first commit may write the
-    /// batch instead, if no other depends on it; returns whether it does.
+    /// Wakes the writer if there is new work. The caller of the first commit may write the batch
+    /// instead, until another commit joins it. Returns whether the caller does.
     fn tell(&self, mut open: MutexGuard<'_, Open<C>>, may_lead: bool) -> bool {
         let is_first = !self.has_news() && !open.is_idle();
         if is_first {
