@@ -1,4 +1,4 @@
-//! Why a PersistentVolumeClaim is not bound, or does not go away.
+//! Why a PersistentVolumeClaim is not bound, or is not removed.
 
 use client::{Api, kube};
 use k8s_openapi::api::{

@@ -1,4 +1,4 @@
-//! Why a namespace does not go away.
+//! Why a namespace is not removed.
 
 use client::{Api, kube};
 use k8s_openapi::api::core::v1::Namespace;

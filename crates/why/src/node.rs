@@ -1,4 +1,4 @@
-//! Why a node is not ready or takes no pods.
+//! Why a node is not ready or accepts no pods.
 
 use client::{Api, kube};
 use k8s_openapi::api::core::v1::{Node, NodeCondition};
@@ -20,7 +20,7 @@ fn conditions(node: &Node) -> &[NodeCondition] {
     conditions.unwrap_or_default()
 }
 
-/// Why a node is not ready; nothing when it is.
+/// Why a node is not ready; `None` if it is.
 pub(crate) fn not_ready(node: &Node) -> Option<String> {
     match conditions(node)
         .iter()

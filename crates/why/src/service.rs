@@ -1,4 +1,4 @@
-//! Why a Service leads nowhere.
+//! Why a Service does not work.
 
 use client::{Api, kube};
 use k8s_openapi::{
@@ -113,7 +113,7 @@ fn has_condition(pod: &Pod, kind: &str) -> bool {
         .any(|condition| condition.type_ == kind && condition.status == "True")
 }
 
-/// A target port by name that no container of some pod has.
+/// A named target port that no container of some pod has.
 fn missing_port(port: &ServicePort, pods: &[&Pod]) -> Option<String> {
     let Some(IntOrString::String(wanted)) = &port.target_port else {
         return None;
