@@ -16,19 +16,20 @@ use crate::{Error, Result, links, netns::Netlink};
 use packets::{announcement, answer, question};
 use socket::LinkSocket;
 
-/// Neighbours may miss one announcement; switches forget.
+/// When an announcement is repeated: neighbours may miss one, and switches forget.
 const REPEAT: [Duration; 3] = [
     Duration::from_secs(1),
     Duration::from_secs(2),
     Duration::from_secs(60),
 ];
 
-/// Announces the newest set of addresses until its sender is gone. `node_ips` say which link.
+/// Announces the current set of addresses until its sender is dropped. `node_ips` determine the
+/// link.
 pub async fn run(
     node_ips: &[IpAddr],
     mut addresses: watch::Receiver<BTreeSet<IpAddr>>,
 ) -> Result<()> {
-    // No socket while there is nothing to announce: most clusters never do.
+    // No socket while there is nothing to announce, as in most clusters.
     if addresses.wait_for(|all| !all.is_empty()).await.is_err() {
         return Ok(());
     }
