@@ -1,8 +1,10 @@
 //! Announces addresses that no interface has: answers ARP requests and neighbour solicitations for
-//! them on the link of the node's own address, and says unasked when one moved here. Traffic to them
-//! then reaches this node, where services translate it; nothing else of the node is reached so.
+//! them on the link of the node's own address, and sends gratuitous ones when an address moved
+//! here. Traffic to them then reaches this node, where services translate it; nothing else of the
+//! node can be reached this way.
 //!
-//! Nothing is left in the kernel: when the process ends, the answers end, and another node takes over.
+//! Nothing is left in the kernel: when the process ends, the answers end, and another node takes
+//! over.
 
 mod packets;
 mod socket;
