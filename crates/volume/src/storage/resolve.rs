@@ -35,7 +35,7 @@ pub fn bound_volume<'a>(
     let metadata = &claim.metadata;
     let finalizers = metadata.finalizers.iter().flatten();
     let is_protected = finalizers.into_iter().any(|name| name == PROTECTION);
-    // A running pod keeps its claim, which pvc-protection keeps.
+    // While a pod uses the claim, the pvc-protection finalizer keeps it.
     if metadata.deletion_timestamp.is_some() && !is_protected {
         return Err("PVC is being deleted".into());
     }
