@@ -1,6 +1,6 @@
-//! Datagrams: one socket and one thread for each core. Names of the cluster, and answers of others that are
-//! kept, are answered at once, many with one system call; only questions for other resolvers wait in
-//! tasks of the runtime.
+//! The UDP listener: one socket and one thread per core. Names of the cluster and cached answers
+//! are answered at once, many with one system call; only forwarded queries run as tasks of the
+//! async runtime.
 
 use std::{
     io,
@@ -29,15 +29,15 @@ use crate::{
     wire::{self, Plain},
 };
 
-/// What may wait in a socket: a burst of all pods of a node.
+/// The receive buffer size: a burst from all pods of a node.
 const WAITING: usize = 4 << 20;
 
-/// One socket for each core: the kernel spreads clients over them.
+/// One socket per core: the kernel distributes clients over them.
 pub(crate) fn sockets() -> usize {
     thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// A datagram socket at an address that several of ours listen on.
+/// A UDP socket with SO_REUSEPORT.
 pub(crate) fn bind(address: SocketAddr) -> io::Result<UdpSocket> {
     let domain = if address.is_ipv4() {
         net::AddressFamily::INET
@@ -53,7 +53,7 @@ pub(crate) fn bind(address: SocketAddr) -> io::Result<UdpSocket> {
     Ok(socket.into())
 }
 
-/// Ends the thread of a socket when it is dropped.
+/// Ends a socket's thread when dropped.
 struct Stop {
     socket: Arc<UdpSocket>,
     stopping: Arc<AtomicBool>,
@@ -62,12 +62,12 @@ struct Stop {
 impl Drop for Stop {
     fn drop(&mut self) {
         self.stopping.store(true, Ordering::Relaxed);
-        // A socket without a peer refuses this, but wakes those who wait on it, now and later.
+        // Fails on an unconnected socket, but wakes its readers, now and later.
         let _ = net::shutdown(&*self.socket, net::Shutdown::Read);
     }
 }
 
-/// Answers what comes to a socket until shutdown, on a thread of its own.
+/// Answers datagrams of a socket until shutdown, on a thread of its own.
 pub(crate) fn serve(
     socket: UdpSocket,
     answers: Arc<Answers>,
@@ -103,7 +103,7 @@ pub(crate) fn serve(
     Ok(())
 }
 
-/// One socket's work.
+/// The state of one socket's thread.
 struct Worker {
     socket: Arc<UdpSocket>,
     answers: Arc<Answers>,
@@ -114,7 +114,7 @@ struct Worker {
     tally: Tally,
 }
 
-/// Whose request it is, and when it came.
+/// The client of a request, and when it arrived.
 #[derive(Clone, Copy)]
 struct Asked {
     from: Peer,
@@ -130,12 +130,12 @@ impl Worker {
                 return;
             }
             if let Err(error) = received {
-                // An ICMP error about an earlier reply shows up here; the socket is fine.
+                // An ICMP error about an earlier reply; the socket is fine.
                 debug!(%error, "receiving datagrams");
                 thread::yield_now();
                 continue;
             }
-            // The other clients of this socket must not lose it by a bug that one found.
+            // A panic for one request must not end the socket for other clients.
             if catch_unwind(AssertUnwindSafe(|| self.answer_all(&inbox))).is_err() {
                 error!("answering a datagram panicked");
                 (self.memo, self.outbox) = (Memo::default(), Outbox::default());
@@ -147,7 +147,7 @@ impl Worker {
     fn answer_all(&mut self, inbox: &Inbox) {
         let begun = Instant::now();
         let chain = self.answers.chain.load_full();
-        // Before anything is decided, so that what is remembered is not older than it says.
+        // Before any decision, so that memoized replies are not older than their generation.
         self.memo
             .enter(chain.generation + self.cluster.generation());
         for (request, from) in inbox.iter() {
@@ -179,7 +179,7 @@ impl Worker {
         self.decide(chain, request, question.as_ref(), asked);
     }
 
-    /// What is in the outbox' buffer is the reply.
+    /// The outbox' current buffer is the reply.
     fn reply(&mut self, chain: &Chain, request: &[u8], asked: Asked) {
         let reply = self.outbox.filled();
         self.tally
@@ -192,7 +192,7 @@ impl Worker {
         self.outbox.add(asked.from);
     }
 
-    /// Sends an answer of others that is kept. `false` when there is none.
+    /// Sends a cached answer; false if there is none.
     fn answer_kept(
         &mut self,
         chain: &Chain,
@@ -250,7 +250,7 @@ impl Worker {
         }
     }
 
-    /// Answers in a task of its own.
+    /// Forwards in a task of its own.
     fn ask_others(
         &self,
         chain: Arc<Chain>,
@@ -287,7 +287,7 @@ fn arrival(asked: Asked) -> Option<Arrival> {
     })
 }
 
-/// Sends without waiting: a datagram that the kernel has no room for is lost, as on a wire.
+/// Sends without blocking: if the kernel's buffer is full, the datagram is lost, as on a network.
 fn send(socket: &UdpSocket, bytes: &[u8], to: SocketAddr) {
     if let Err(error) = net::sendto(socket, bytes, net::SendFlags::DONTWAIT, &to) {
         debug!(%to, %error, "a reply was not sent");
