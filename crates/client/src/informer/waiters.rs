@@ -1,5 +1,5 @@
-//! Those who wait until a cache shows a write: by version, or until one object has left. Each is woken
-//! by the event it waits for and by no other. Pure; the informer guards it with one lock.
+//! Waiters for a cache to contain a write: by version, or until an object was removed. Each is
+//! woken only by its own event. Pure; the informer guards it with one lock.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -16,17 +16,17 @@ pub(super) struct Departure {
 
 #[derive(Default)]
 pub(super) struct Waiters {
-    /// The newest version that the cache shows.
+    /// The newest version in the cache.
     seen: u64,
     versions: BTreeMap<u64, Vec<oneshot::Sender<()>>>,
     departures: HashMap<Key, Vec<(String, oneshot::Sender<()>)>>,
-    /// Writes that were waited for in vain: until the cache shows them it is too old to act on.
+    /// Writes whose wait timed out: until the cache contains them it is too old to act on.
     overdue_version: u64,
     overdue_departures: Vec<Departure>,
 }
 
 impl Waiters {
-    /// Resolves when the cache shows `version`; nothing to wait for when it does already.
+    /// Resolves when the cache contains `version`; `None` if it already does.
     pub(super) fn version(&mut self, version: u64) -> Option<oneshot::Receiver<()>> {
         if self.seen >= version {
             return None;
@@ -36,7 +36,7 @@ impl Waiters {
         Some(receiver)
     }
 
-    /// Resolves when the object has left. The caller has seen that it is still there.
+    /// Resolves when the object was removed. The caller has checked that it still exists.
     pub(super) fn departure(&mut self, departure: Departure) -> oneshot::Receiver<()> {
         let (sender, receiver) = oneshot::channel();
         let waiting = self.departures.entry(departure.key).or_default();
@@ -45,7 +45,7 @@ impl Waiters {
         receiver
     }
 
-    /// The cache shows everything up to `version` now.
+    /// The cache now contains everything up to `version`.
     pub(super) fn advance(&mut self, version: u64) {
         if version <= self.seen {
             return;
@@ -54,12 +54,13 @@ impl Waiters {
         let later = self.versions.split_off(&(version + 1));
         let due = std::mem::replace(&mut self.versions, later);
         for sender in due.into_values().flatten() {
-            // A waiter that gave up has dropped its end.
+            // A waiter that timed out has dropped its end.
             let _ = sender.send(());
         }
     }
 
-    /// Wakes those who wait for objects that `has_left` says are gone; `key` narrows it to one name.
+    /// Wakes waiters for objects that `has_left` reports as removed; `key` restricts it to one
+    /// name.
     pub(super) fn changed(&mut self, key: Option<&Key>, has_left: &dyn Fn(&Key, &str) -> bool) {
         let Some(key) = key else {
             let keys: Vec<Key> = self.departures.keys().cloned().collect();
@@ -91,7 +92,7 @@ impl Waiters {
         }
     }
 
-    /// Whether a write that was waited for in vain is still not shown.
+    /// Whether a write whose wait timed out is still missing.
     pub(super) fn is_behind(&mut self, has_left: impl Fn(&Key, &str) -> bool) -> bool {
         self.overdue_departures
             .retain(|departure| !has_left(&departure.key, &departure.uid));
