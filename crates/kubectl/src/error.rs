@@ -1,10 +1,10 @@
-//! What went wrong, as kubectl says it.
+//! Errors, printed as kubectl does.
 
 use std::process::ExitCode;
 
 use machinery::Status;
 
-/// The server said no.
+/// An error response of the server.
 #[derive(Debug)]
 pub(crate) struct ServerError(pub Status);
 
@@ -30,7 +30,7 @@ impl std::fmt::Display for ServerError {
     }
 }
 
-/// The fields that are wrong, each once.
+/// The invalid fields, deduplicated.
 fn invalid(status: &Status) -> String {
     let Some(details) = &status.details else {
         return match status.message.as_str() {
@@ -64,7 +64,7 @@ fn invalid(status: &Status) -> String {
 
 impl std::error::Error for ServerError {}
 
-/// Says which file a failure is about.
+/// Adds the file of an error.
 pub(crate) fn with_source(mut error: anyhow::Error, verb: &str, source: &str) -> anyhow::Error {
     if source.is_empty() {
         return error;
@@ -76,7 +76,7 @@ pub(crate) fn with_source(mut error: anyhow::Error, verb: &str, source: &str) ->
     error.context(format!("error when {verb} {source:?}"))
 }
 
-/// The command ends with this code; everything has been said.
+/// Exits with this code; everything has been printed.
 #[derive(Debug)]
 pub(crate) struct Exit(pub u8);
 
@@ -88,7 +88,7 @@ impl std::fmt::Display for Exit {
 
 impl std::error::Error for Exit {}
 
-/// The command ends with this code and says nothing more.
+/// Exits with this code without further output.
 #[derive(Debug)]
 pub(crate) struct Quiet(pub u8);
 
@@ -100,7 +100,7 @@ impl std::fmt::Display for Quiet {
 
 impl std::error::Error for Quiet {}
 
-/// The server could not be asked; the text is complete.
+/// The server could not be reached; the text is complete.
 #[derive(Debug)]
 pub(crate) struct Unreachable(pub String);
 
@@ -112,7 +112,7 @@ impl std::fmt::Display for Unreachable {
 
 impl std::error::Error for Unreachable {}
 
-/// Several things went wrong; each is said on a line.
+/// Several errors, one per line.
 #[derive(Debug)]
 pub(crate) struct Many(pub Vec<anyhow::Error>);
 
@@ -125,7 +125,7 @@ impl std::fmt::Display for Many {
 
 impl std::error::Error for Many {}
 
-/// Nothing, the one error, or all of them.
+/// No error, the single one, or all of them.
 pub(crate) fn aggregate(mut errors: Vec<anyhow::Error>) -> anyhow::Result<()> {
     match errors.len() {
         0 => Ok(()),
@@ -134,7 +134,7 @@ pub(crate) fn aggregate(mut errors: Vec<anyhow::Error>) -> anyhow::Result<()> {
     }
 }
 
-/// Why a file could not be read, in the words of Go's runtime.
+/// Why a file could not be read, in Go's words.
 pub(crate) fn io_reason(error: &std::io::Error) -> String {
     match error.kind() {
         std::io::ErrorKind::NotFound => "no such file or directory".to_owned(),
@@ -145,24 +145,24 @@ pub(crate) fn io_reason(error: &std::io::Error) -> String {
     }
 }
 
-/// A mistake in how the command was called.
+/// A usage error.
 pub(crate) fn usage(command: &str, message: impl std::fmt::Display) -> anyhow::Error {
     anyhow::anyhow!("{message}\nSee 'kubectl {command} -h' for help and examples")
 }
 
-/// Whether the server said that there is no such object.
+/// Whether the server returned 404.
 pub(crate) fn is_not_found(error: &anyhow::Error) -> bool {
     code_is(error, 404)
 }
 
-/// Whether the server answered with this code.
+/// Whether the server returned this code.
 pub(crate) fn code_is(error: &anyhow::Error, code: u16) -> bool {
     error
         .downcast_ref::<ServerError>()
         .is_some_and(|ServerError(status)| status.code == code)
 }
 
-/// Prints the error and gives the exit code that belongs to it.
+/// Prints the error and returns its exit code.
 pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
     if let Some(Quiet(code)) = error.downcast_ref() {
         return ExitCode::from(*code);
@@ -179,7 +179,7 @@ pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// The error as it is printed.
+/// The error as printed.
 pub(crate) fn line(error: &anyhow::Error) -> String {
     let is_complete = error.downcast_ref::<ServerError>().is_some()
         || error.downcast_ref::<Unreachable>().is_some();

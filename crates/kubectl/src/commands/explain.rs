@@ -1,4 +1,4 @@
-//! `kubectl explain`: what the server's OpenAPI document says about a kind and its fields.
+//! `kubectl explain`: documentation of a kind and its fields from the server's OpenAPI.
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
@@ -78,10 +78,11 @@ impl Explain {
         Ok(())
     }
 
-    /// The resource, and the fields behind it. The longest part of the word that names a resource is it.
+    /// The resource, and the field path after it. The longest prefix that names a resource is
+    /// taken.
     async fn resolve(&self, session: &Session, word: &str) -> Result<(Resource, Vec<String>)> {
         let parts: Vec<&str> = word.split('.').collect();
-        // `deployments.v1.apps.spec`: as much as names a resource is the resource.
+        // `deployments.v1.apps.spec`: the longest prefix that names a resource is the resource.
         let mut found = None;
         for end in (1..=parts.len()).rev() {
             if let Ok(resource) = session.discovery.resolve(&parts[..end].join(".")).await {
@@ -91,7 +92,7 @@ impl Explain {
         }
         let Some((mut resource, fields)) = found else {
             let error = format!("the server doesn't have a resource type {:?}", parts[0]);
-            // Said without the word that other errors begin with.
+            // Printed without the usual prefix of errors.
             return Err(crate::error::Unreachable(error).into());
         };
         if let Some(version) = &self.api_version {
@@ -147,7 +148,7 @@ impl<'a> Printer<'a> {
         self.output_at(schema, fields, 0)
     }
 
-    /// Follows the path; none where it leads nowhere.
+    /// Follows the path; `None` if it does not exist.
     fn output_at(&self, schema: &'a Value, fields: &[String], depth: usize) -> Option<String> {
         if depth > 64 {
             return None;
@@ -320,7 +321,7 @@ fn indented(text: &str, amount: usize) -> String {
     format!("{pad}{}", text.replace('\n', &format!("\n{pad}")))
 }
 
-/// Lines of at most this many characters, broken between words; line breaks of the text stay.
+/// Wraps lines at this width between words; line breaks of the text stay.
 fn wrapped(text: &str, width: usize) -> String {
     let mut out = String::new();
     for (at, line) in text.split('\n').enumerate() {

@@ -51,7 +51,7 @@ pub(crate) struct Proxy {
     disable_filter: bool,
 }
 
-/// Which requests pass.
+/// Which requests are accepted.
 struct Filter {
     hosts: Patterns,
     paths: Patterns,
@@ -85,7 +85,7 @@ impl Filter {
     }
 }
 
-/// What serves the requests.
+/// Serves the requests.
 struct Server {
     client: kube::Client,
     filter: Filter,
@@ -199,7 +199,7 @@ impl Server {
         };
         let mut forwarded = Request::builder().method(request.method()).uri(path);
         for (name, value) in request.headers() {
-            // The user's own credentials are used, and connections are ours.
+            // Credentials come from the kubeconfig, and hop-by-hop headers are not forwarded.
             let is_hop = [
                 header::HOST,
                 header::AUTHORIZATION,
@@ -229,7 +229,7 @@ fn plain(status: StatusCode, text: &str) -> Answer {
     response
 }
 
-/// A file below the directory; nothing above it.
+/// A file below the directory, never above it.
 fn static_file(directory: &std::path::Path, file: &str) -> Answer {
     let is_inside = std::path::Path::new(file).components().all(|part| {
         matches!(

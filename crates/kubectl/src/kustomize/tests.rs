@@ -1,4 +1,4 @@
-//! Whole kustomizations, from their files to the objects.
+//! Complete kustomizations, from files to objects.
 
 use std::path::Path;
 
@@ -203,7 +203,7 @@ fn what_is_not_understood_or_not_there_is_refused() {
     assert!(build(&root.join("none")).is_err());
 }
 
-/// `testdata/kustomize` holds kustomizations with what upstream's kubectl v1.36.4 makes of them.
+/// `testdata/kustomize` holds kustomizations with the output of upstream's kubectl v1.36.4.
 #[test]
 fn the_output_is_that_of_upstreams_kubectl_byte_for_byte() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/kustomize");

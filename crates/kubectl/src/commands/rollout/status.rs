@@ -44,7 +44,7 @@ impl Status {
         Ok(())
     }
 
-    /// Prints each new stage until the rollout is done.
+    /// Prints each new state until the rollout is done.
     async fn follow(&self, session: &Session, target: &Target) -> Result<()> {
         let mut said = String::new();
         loop {
@@ -91,7 +91,7 @@ fn number(value: &Value) -> i64 {
     value.as_i64().unwrap_or(0)
 }
 
-/// Where a rollout stands, in kubectl's words, and whether it is done.
+/// The state of a rollout, in kubectl's words, and whether it is done.
 fn progress(object: &Value) -> Result<(String, bool)> {
     let name = str_of(&object["metadata"]["name"]);
     let (spec, status) = (&object["spec"], &object["status"]);

@@ -241,7 +241,7 @@ fn parse(pairs: &[String]) -> Result<(Vec<Value>, Vec<String>)> {
     Ok((set, removed))
 }
 
-/// A key as a variable's name: capitals and underscores.
+/// A key as a variable's name: upper case and underscores.
 fn variable_name(key: &str) -> String {
     key.chars()
         .map(|c| {

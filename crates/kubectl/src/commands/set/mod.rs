@@ -85,7 +85,7 @@ pub(super) struct Common {
 }
 
 impl Common {
-    /// The objects with their current content.
+    /// The objects with their current state.
     pub(super) async fn objects(
         &self,
         session: &Session,
@@ -109,7 +109,7 @@ impl Common {
         Ok(objects)
     }
 
-    /// Changes every object and says so.
+    /// Changes every object and prints it.
     pub(super) async fn change(
         &self,
         session: &Session,
@@ -185,7 +185,7 @@ pub(super) fn pod_spec(object: &mut Value) -> Result<&mut Value> {
     }
 }
 
-/// Calls with each container whose name a pattern matches; gives how many.
+/// Calls a function with each container whose name matches a pattern; returns how many.
 pub(super) fn each_container(
     object: &mut Value,
     pattern: &str,
@@ -210,7 +210,7 @@ pub(super) fn each_container(
     Ok(count)
 }
 
-/// Words that name objects, and those that are `KEY=VALUE` or `KEY-`.
+/// Words that name objects, and `KEY=VALUE` or `KEY-` words.
 pub(super) fn split_words(words: &[String]) -> (Vec<String>, Vec<String>) {
     let is_pair =
         |word: &&String| word.contains('=') || (word.ends_with('-') && !word.contains('/'));
