@@ -1,4 +1,4 @@
-//! What queues of keys do, under the names that client-go's workqueues have.
+//! Queue metrics, under the names of client-go's workqueues.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use prometheus_client::{
 
 type Labels = [(&'static str, &'static str); 1];
 
-/// The figures of several queues. Cloning shares them.
+/// The metrics of several queues. Clones share them.
 #[derive(Clone)]
 pub struct QueueMetrics {
     depth: Family<Labels, Gauge>,
@@ -43,7 +43,7 @@ impl Default for QueueMetrics {
 }
 
 impl QueueMetrics {
-    /// In the text format of OpenMetrics.
+    /// The metrics in the OpenMetrics text format.
     pub fn text(&self) -> String {
         let mut registry = Registry::default();
         let help = "Keys that wait in a queue";
@@ -61,12 +61,12 @@ impl QueueMetrics {
         let help = "How long it took to work on a key";
         registry.register("workqueue_work_duration_seconds", help, self.worked.clone());
         let mut text = String::new();
-        // Writing into a string cannot fail.
+        // Writing to a string cannot fail.
         let _ = text::encode(&mut text, &registry);
         text
     }
 
-    /// The figures of one queue.
+    /// The metrics of one queue.
     pub(crate) fn meter(&self, name: &'static str) -> Meter {
         let labels = [("name", name)];
         Meter {
@@ -79,7 +79,7 @@ impl QueueMetrics {
     }
 }
 
-/// Counts what one queue does.
+/// Counts the operations of one queue.
 pub(crate) struct Meter {
     depth: Gauge,
     adds: Counter,

@@ -1,6 +1,6 @@
-//! A queue of keys: a key waits once however often it is added, is never with two workers at once,
-//! and comes again if it was added while a worker had it. Keys can be delayed, and keys that fail
-//! wait longer every time.
+//! A queue of keys: a key is queued once however often it is added, is never processed by two
+//! workers at once, and is queued again if it was added while being processed. Keys can be delayed,
+//! and failing keys have growing delays.
 
 use std::{
     cmp::Reverse,
@@ -16,40 +16,40 @@ use tokio::{sync::Notify, time::Instant};
 
 use crate::metrics::{Meter, QueueMetrics};
 
-/// The first wait of a key that failed; it doubles up to the cap.
+/// The first retry delay; doubled up to the cap.
 const FIRST_RETRY: Duration = Duration::from_millis(5);
 const LAST_RETRY: Duration = Duration::from_secs(1000);
-/// The longest delay. Users write any number of seconds, and times beyond the clock's range cannot be computed.
+/// The maximum delay. Users write any number of seconds, and the clock's range is limited.
 const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// What a key can be.
+/// A type of keys.
 pub trait Item: Clone + Eq + Ord + Hash + Debug + Send + 'static {}
 impl<T: Clone + Eq + Ord + Hash + Debug + Send + 'static> Item for T {}
 
 struct State<T> {
     /// With the time since when they wait.
     ready: VecDeque<(T, Instant)>,
-    /// Waiting to be worked on, in `ready` or because a worker still has the key.
+    /// Keys to process, in `ready` or held by a worker.
     dirty: HashSet<T>,
-    /// With a worker.
+    /// Keys held by a worker.
     held: HashSet<T>,
     delayed: BinaryHeap<Reverse<(Instant, T)>>,
-    /// The earliest time each delayed key is due; heap entries that disagree are stale.
+    /// When each delayed key is due; heap entries that differ are stale.
     due: HashMap<T, Instant>,
     failures: HashMap<T, u32>,
 }
 
 struct Shared<T> {
-    /// Guards everything about the keys; never held over an await.
+    /// Guards everything about the keys; never held across an await.
     state: Mutex<State<T>>,
     changed: Notify,
     cap: Duration,
-    /// Counts what happens, once the queue has a name.
+    /// Counts operations, once the queue has a name.
     meter: OnceLock<Meter>,
 }
 
 impl<T> Shared<T> {
-    /// Counts something of a queue that has a name.
+    /// Counts an operation of a queue that has a name.
     fn count(&self, what: impl FnOnce(&Meter)) {
         if let Some(meter) = self.meter.get() {
             what(meter);
@@ -57,7 +57,7 @@ impl<T> Shared<T> {
     }
 }
 
-/// Cloning shares the queue.
+/// Clones share the queue.
 pub struct Queue<T> {
     shared: Arc<Shared<T>>,
 }
@@ -76,7 +76,7 @@ impl<T: Item> Default for Queue<T> {
     }
 }
 
-/// A key in a worker's hands; dropping it gives the key back.
+/// A key held by a worker; dropping it returns the key.
 pub struct Held<T: Item> {
     queue: Queue<T>,
     key: T,
@@ -105,7 +105,7 @@ impl<T: Item> Drop for Held<T> {
 }
 
 impl<T: Item> Queue<T> {
-    /// A queue whose failing keys wait at most this long.
+    /// A queue with this maximum retry delay.
     pub fn with_retry_cap(cap: Duration) -> Self {
         let state = State {
             ready: VecDeque::new(),
@@ -126,7 +126,7 @@ impl<T: Item> Queue<T> {
         }
     }
 
-    /// Counts from now on what the queue does, under this name.
+    /// Counts the queue's operations under this name from now on.
     pub fn measure(&self, name: &'static str, metrics: &QueueMetrics) {
         self.shared.meter.get_or_init(|| metrics.meter(name));
     }
@@ -145,7 +145,7 @@ impl<T: Item> Queue<T> {
         }
     }
 
-    /// Adds a key later, or earlier if it already waits for longer.
+    /// Adds a key after a delay; an earlier due time wins.
     pub fn add_after(&self, key: T, delay: Duration) {
         if delay.is_zero() {
             return self.add(key);
@@ -159,7 +159,7 @@ impl<T: Item> Queue<T> {
         }
     }
 
-    /// Adds a key that failed, after a wait that grows with every failure.
+    /// Adds a key that failed, with a delay that grows with every failure.
     pub fn retry(&self, key: T) {
         let failures = {
             let mut state = self.shared.state.lock();
@@ -171,12 +171,12 @@ impl<T: Item> Queue<T> {
         self.add_after(key, retry_delay(failures, self.shared.cap));
     }
 
-    /// The key succeeded: its next failure waits briefly again.
+    /// The key succeeded: resets its retry delay.
     pub fn forget(&self, key: &T) {
         self.shared.state.lock().failures.remove(key);
     }
 
-    /// How often the key has failed since it last succeeded.
+    /// The number of failures since the last success.
     pub fn failures(&self, key: &T) -> u32 {
         self.shared
             .state
@@ -187,7 +187,7 @@ impl<T: Item> Queue<T> {
             .unwrap_or(0)
     }
 
-    /// How many keys are ready.
+    /// The number of ready keys.
     pub fn depth(&self) -> usize {
         self.shared.state.lock().ready.len()
     }
@@ -231,7 +231,7 @@ fn retry_delay(failures: u32, cap: Duration) -> Duration {
 }
 
 impl<T: Item> State<T> {
-    /// Whether a worker should be woken.
+    /// Returns whether a worker should be woken.
     fn push(&mut self, key: T, now: Instant) -> bool {
         if !self.dirty.insert(key.clone()) || self.held.contains(&key) {
             return false;
@@ -240,8 +240,8 @@ impl<T: Item> State<T> {
         true
     }
 
-    /// The next key, whether there are more, and when the next delayed key is due. When there are
-    /// more, or one comes due, another worker must be woken: a wake-up wakes one worker only.
+    /// The next key, whether there are more, and when the next delayed key is due. If there are
+    /// more, or one becomes due, another worker must be woken: a notification wakes only one.
     fn take(&mut self, now: Instant) -> (Option<(T, Instant)>, bool, Option<Instant>) {
         while let Some(Reverse((due, key))) = self.delayed.peek() {
             if *due > now {
@@ -273,7 +273,7 @@ mod tests {
     mod futures_poll {
         use std::{future::Future, pin::pin, task::Poll};
 
-        /// What a future says when it is asked once.
+        /// The result of polling a future once.
         pub(super) async fn poll_once<F: Future>(future: F) -> Option<F::Output> {
             let mut future = pin!(future);
             std::future::poll_fn(|context| match future.as_mut().poll(context) {
