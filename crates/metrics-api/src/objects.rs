@@ -1,4 +1,4 @@
-//! NodeMetrics and PodMetrics, made for one answer.
+//! Builds NodeMetrics and PodMetrics for a response.
 
 use jiff::Timestamp;
 use machinery::{
@@ -13,7 +13,7 @@ use crate::{Samples, Usage};
 
 const API_VERSION: &str = "metrics.k8s.io/v1beta1";
 
-/// What a node uses, if that is known.
+/// The usage of a node, if known.
 pub fn node_metrics(samples: &Samples, node: &Stored, now: Timestamp) -> Option<Object> {
     let used = samples.node(&node.header.name)?;
     let mut object = object("NodeMetrics", node, &used, now);
@@ -21,7 +21,7 @@ pub fn node_metrics(samples: &Samples, node: &Stored, now: Timestamp) -> Option<
     Some(object)
 }
 
-/// What a pod uses, if that is known. Only pods that run use anything.
+/// The usage of a pod, if known. Only for running pods.
 pub fn pod_metrics(samples: &Samples, pod: &Stored, now: Timestamp) -> Option<Object> {
     if pod.field("status.phase") != Some("Running") {
         return None;
