@@ -1,6 +1,6 @@
 //! The API server: each request passes one fixed pipeline (authentication, authorization,
-//! admission, kind, store), and the response is made of stored bytes. No other crate accesses the
-//! store.
+//! admission, kind, store), and the response is made of stored bytes. Only the API server and the
+//! crates below it access the store.
 //!
 //! [`Config::build`] makes an [`ApiServer`]; as a service it listens on HTTPS, and
 //! [`ApiServer::connect`] gives clients in this process a transport without a socket. Both use the

@@ -245,7 +245,8 @@ async fn page(
 ) -> Result<Page, Status> {
     let root = resource.prefix("");
     let only = selection.name();
-    // With a name and a namespace the key is complete, so it is the prefix of no other.
+    // With a name and a namespace the complete key is the prefix; the selector excludes longer
+    // names.
     let only = only.filter(|_| !resource.namespaced() || !namespace.is_empty());
     let prefix = only.map_or_else(
         || resource.prefix(namespace),

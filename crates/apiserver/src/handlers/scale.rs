@@ -228,7 +228,7 @@ impl Rescale {
         Ok(scale)
     }
 
-    /// Upstream cannot convert the managed fields of a custom resource that has none.
+    /// Upstream fails to apply a Scale to a custom resource without managed fields.
     fn check_convertible(&self, current: &Object) -> Result<(), Status> {
         let is_owned =
             meta::of(current).is_some_and(|metadata| metadata.contains_key("managedFields"));

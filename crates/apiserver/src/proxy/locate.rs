@@ -337,7 +337,7 @@ async fn pod_proxy(request: &Request, subject: &ResourceRequest) -> Result<Locat
 }
 
 /// Whether an address may be proxied to: not loopback or link-local, where services trust local
-/// callers.
+/// callers, nor unspecified, multicast or broadcast.
 fn may_be_proxied(address: &str) -> bool {
     match address
         .parse()
