@@ -429,7 +429,7 @@ pub(crate) fn log_header() -> String {
     )
 }
 
-/// The `Status` of an error response, also if its body is none.
+/// The `Status` of an error response, also if its body is not one.
 pub(crate) fn status(code: StatusCode, bytes: &[u8]) -> Status {
     let parsed: Option<Status> = serde_json::from_slice(bytes).ok();
     parsed

@@ -276,7 +276,7 @@ impl Get {
             let mut answer = match self.ask(session, ask, accept).await {
                 Ok(answer) => as_table(answer),
                 Err(error) if self.ignore_not_found && error::is_not_found(&error) => continue,
-                // Types that cannot be listed are skipped for `all`.
+                // With --really-all, types that cannot be listed are skipped.
                 Err(error) if self.really_all && error::code_is(&error, 405) => continue,
                 Err(error) => {
                     errors.push(error);
