@@ -3,8 +3,8 @@
 //!
 //! All requests share the threads of one runtime, and a thread that decodes three megabytes serves
 //! no other request meanwhile. Once a request is known to be heavy ([`mark`]), each of its polls
-//! waits for one of a few [`Slots`] and runs as blocking work instead of on a runtime thread: other
-//! requests are served at the same time, and waiting for the disk or a webhook holds no slot.
+//! waits for one of a few [`Slots`] and runs in `block_in_place`, so that the runtime serves other
+//! requests on another thread. Waiting for the disk or a webhook holds no slot.
 
 use std::{
     future::Future,
