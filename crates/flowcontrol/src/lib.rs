@@ -163,7 +163,8 @@ impl Fairness {
     }
 }
 
-/// Whether a request is long-running; watches do not count, since their start is limited.
+/// Whether a request is an endless stream, without flow control. Watches are not: their start takes
+/// a seat.
 fn is_endless(info: &RequestInfo) -> bool {
     let subresource = info.resource.as_ref().map(|what| what.subresource.as_str());
     matches!(

@@ -64,8 +64,7 @@ impl LevelSpec {
         let name = tree::name(object).to_owned();
         let is_exempt = spec["type"] == "Exempt";
         let terms = &spec[if is_exempt { "exempt" } else { "limited" }];
-        // Exempt levels are identified by name, and a level cannot change between exempt and
-        // limited.
+        // Only the level named `exempt` may be exempt.
         if !tree::is_set(terms) || is_exempt != (name == defaults::EXEMPT) {
             return None;
         }
