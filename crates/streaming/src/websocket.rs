@@ -47,8 +47,8 @@ pub(crate) enum Encoding {
     Base64,
 }
 
-/// Who sends close signals (v5): only clients; clients would treat one from a server as an unknown
-/// channel.
+/// How this side treats close signals (v5): clients send them, servers only receive them, since a
+/// client would take one for an unknown channel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CloseSignal {
     Unknown,
