@@ -158,7 +158,8 @@ fn validate_spec(spec: &Value, is_new: bool, errors: &mut Errors) {
     check_endless(&spec["template"], &WORDS, &path, errors);
 }
 
-/// The template with a volume for every claim, under the claim's name.
+/// The template with a volume for every claim, under the claim's name, and without hostname and
+/// subdomain.
 fn whole_template(spec: &Value) -> Value {
     let mut template = spec["template"].clone();
     let claims = list(&spec["volumeClaimTemplates"]);
