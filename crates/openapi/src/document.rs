@@ -280,7 +280,7 @@ impl<'a> Maker<'a> {
             mark(&format!("{META}.{kind}"), one("", "v1", kind));
         }
         let mut builtin = group_versions(self.table, true);
-        // A document of one built-in version includes the core group's kinds.
+        // A v3 document of a built-in version lists only its own and the core group's kinds.
         let own = members
             .iter()
             .find(|one| !one.custom && dialect == Dialect::V3);
