@@ -67,7 +67,8 @@ impl<'n, 'o> Entry<'n, 'o> {
     }
 }
 
-/// Whether an entry is empty and will not be written; the kind sees before that it was sent.
+/// Whether an entry is empty and will not be stored; until then its kind can tell it from an absent
+/// one.
 fn is_passed_over(field: &Field, value: &Value) -> bool {
     let is_empty = match value {
         Value::Array(list) => list.is_empty(),

@@ -126,7 +126,8 @@ impl<'a> Node<'a> {
         }
     }
 
-    /// Whether an entry is empty and will not be written; the kind sees before that it was sent.
+    /// Whether an entry is empty and will not be stored; until then its kind can tell it from an
+    /// absent one.
     pub(super) fn passes_over(self, name: &str, value: &Value) -> bool {
         let empty = match value {
             Value::Array(list) => list.is_empty(),
