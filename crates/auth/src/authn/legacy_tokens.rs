@@ -126,7 +126,7 @@ pub fn today(clock: &dyn Clock) -> jiff::civil::Date {
     clock.now().to_zoned(jiff::tz::TimeZone::UTC).date()
 }
 
-/// Whether the recorded day is outdated; servers' clocks may differ by one day.
+/// Whether the recorded day is neither today nor, by another server's clock, tomorrow.
 fn is_stale(noted: &str, clock: &dyn Clock) -> bool {
     let today = today(clock);
     let tomorrow = today.tomorrow().unwrap_or(today);
