@@ -23,7 +23,7 @@ pub(super) async fn authorize(
     let ticket = exchange.ticket.as_deref();
     decide(&exchange.core, user, info, query, ticket).await?;
     if opens_stream_by_get(info, &arrival.parts.headers) {
-        // WebSockets start with GET, but exec and attach are authorized as create.
+        // WebSockets start with GET, but exec and attach also require `create`.
         let create = RequestInfo {
             verb: "create",
             ..info.clone()
