@@ -247,7 +247,7 @@ impl<T> Queues<T> {
     /// The queue with the least work in a flow's hand.
     fn shortest(&self, flow: u64, queuing: Queuing) -> usize {
         let hand = shuffle::deal(flow, queuing.queues, queuing.hand_size);
-        // Rotates the first one.
+        // Starts at a rotating position, so that equally short queues take turns.
         let first = (self.numbers % hand.len().max(1) as u64) as usize;
         let (before, after) = hand.split_at(first);
         let queue = after.iter().chain(before).copied();

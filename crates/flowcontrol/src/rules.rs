@@ -71,7 +71,7 @@ impl Rule {
     }
 
     fn matches(&self, user: &User, info: &RequestInfo) -> bool {
-        // Skipped if the rule has nothing to match: most rules have both.
+        // Rules without resource or path rules are skipped before the subjects are compared.
         match &info.resource {
             Some(_) if self.resources.is_empty() => false,
             None if self.paths.is_empty() => false,
