@@ -30,7 +30,7 @@ pub(crate) async fn claim(settings: &Settings) -> Result<(), Error> {
     let services = settings.service_cidr.all().iter();
     let mut ranges: Vec<(&str, IpNet)> = services.map(|range| ("--service-cidr", *range)).collect();
     if settings.cni.is_none() {
-        // CNI plugins have addresses of that range on their own links.
+        // Not with CNI plugins, whose own links have addresses of the pod range.
         let pods = settings.cluster_cidr.all().iter();
         ranges.extend(pods.map(|range| ("--cluster-cidr", *range)));
     }
