@@ -1,5 +1,5 @@
-//! Our API server in a process of its own, with our scheduler inside when it is asked for; and our
-//! scheduler as a client by kubeconfig.
+//! Our API server in a process of its own, optionally with our scheduler in it; and our scheduler
+//! as a client by kubeconfig.
 
 use std::{
     io::Write,
@@ -21,7 +21,8 @@ use tokio_util::sync::CancellationToken;
 pub(crate) const ADMIN: &str = "admin.kubeconfig";
 pub(crate) const SCHEDULER: &str = "scheduler.kubeconfig";
 
-/// Serves until it is killed. Prints a line when it is ready; a line on its input starts the scheduler.
+/// Serves until it is killed. Prints a line when it is ready; a line on its input starts the
+/// scheduler.
 pub(crate) async fn serve(directory: &Path) -> Result<()> {
     let pki = Arc::new(Pki::ensure(&directory.join("pki"), &Names::default())?);
     let (server, supervisor) = assemble(directory, &pki)?;

@@ -1,5 +1,5 @@
-//! What is not ours stays as it is, and what is lost is not passed over: reset, address ranges that
-//! are in use, a store whose files are gone, and a stop in the middle of a start.
+//! Foreign state is kept, and losses are reported: reset, address ranges in use, a store with
+//! missing files, and a stop during a start.
 
 use std::{fs, process::Stdio};
 
@@ -143,7 +143,7 @@ fn a_stop_in_the_middle_of_a_start_is_clean() {
         machine
             .run("kill", &["-TERM", &daemon.id().to_string()])
             .success();
-        // Parts that do not stop in time make it fail.
+        // Services that do not stop in time make it fail.
         let status = daemon.wait().expect("it ends");
         assert!(status.success(), "{moment}: {status}");
         let data = data.to_str().expect("a path");

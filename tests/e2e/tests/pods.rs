@@ -1,5 +1,5 @@
-//! Corners of a pod's life with real containers: volumes for users other than root, restarts, sizes,
-//! variables from files, and pods from files of the node.
+//! Edge cases of a pod's life with real containers: volumes for users other than root, restarts,
+//! resizes, variables from files, and static pods.
 
 use serde_json::Value;
 use testkit::{Cluster, eventually};
