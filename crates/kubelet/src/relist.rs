@@ -19,9 +19,9 @@ use crate::{
     cgroups, core::Core, dispatch, logs::links, make::labels, pod::spec, registry::Message, volumes,
 };
 
-/// The period without events.
+/// The period with a runtime that sends no events.
 const PERIOD: Duration = Duration::from_secs(1);
-/// The period with events: short enough to notice a runtime that does not answer.
+/// The period with a runtime that sends events: short enough to notice that it does not answer.
 const WITH_EVENTS: Duration = Duration::from_secs(10);
 
 /// Never returns.

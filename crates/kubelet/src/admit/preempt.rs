@@ -185,7 +185,7 @@ mod tests {
             (&[("memory", 200 * mib)], &["large"]),
             (&[("memory", 350 * mib)], &["large", "small"]),
             (&[("cpu", 300), ("memory", 100 * mib)], &["large"]),
-            // All of a lower class would not be enough: one of a higher class goes instead of them.
+            // All pods of the lower classes would not be enough: one of a higher class ends instead.
             (&[("memory", 900 * mib)], &["bound"]),
             (&[("pods", 1)], &["none"]),
             (&[("pods", 4)], &["none", "small", "large", "bound"]),

@@ -34,7 +34,7 @@ pub(super) fn resize(view: &View, decision: &mut Decision) {
     }
 }
 
-/// The resources that the runtime applied. What it accepted counts even if it reports other values,
+/// The resources that the runtime applied. Values that it accepted count even if it reports others,
 /// since some runtimes round.
 fn held_to(view: &View, seen: &Container) -> Option<Bounds> {
     let accepted = view.memory.sizes.get(&seen.id).copied();
