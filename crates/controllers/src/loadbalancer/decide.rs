@@ -261,7 +261,7 @@ fn from_nodes(service: &Service, spec: &ServiceSpec, nodes: &[&Node], view: &Vie
     }
 }
 
-/// If two Services want the same, the one that has it keeps it; otherwise the older one gets it.
+/// Whether `one` gets what both want: the Service that has it keeps it; otherwise the older gets it.
 fn goes_before(one: &Service, other: &Service, has: impl Fn(&Service) -> bool) -> bool {
     let rank = |service: &Service| {
         let meta = &service.metadata;
@@ -277,7 +277,7 @@ fn from_pool(service: &Service, spec: &ServiceSpec, nodes: &[&Node], view: &View
         .services
         .iter()
         .filter(|other| !is_same(other, service) && is_ours(other));
-    // An address belongs to the Service that has it in its status; if two have it, to the first.
+    // An address belongs to the Service that has it in its status; if two have it, to the older.
     let mut taken = BTreeSet::new();
     for other in others {
         let theirs = addresses(other).into_iter();

@@ -119,8 +119,8 @@ fn fail(volume: &PersistentVolume, reason: &'static str, message: &str) -> Decis
     }
 }
 
-/// The claim is gone: the volume becomes Released, and the reclaim policy is applied. Data of a
-/// volume with Retain is never touched; the provisioner deletes that of others.
+/// The claim is gone: the volume becomes Released, and the reclaim policy is applied. With
+/// Retain, the data is never touched; otherwise the provisioner deletes it.
 fn release(volume: &PersistentVolume) -> Decision {
     if !is_released(volume) {
         return phase(volume, "Released");
