@@ -2,9 +2,9 @@
 //! only ever added, and unknown fields and messages are ignored. [`VERSION`] is raised when that is
 //! not enough:
 //!
-//! 1. The first.
-//! 2. The shim answers an unknown call with an error. Version 1 closed the connection, which looks
-//!    like its death to a daemon; so a call is never sent to a shim that is older than it.
+//! 1. The first version.
+//! 2. The shim answers an unknown call with an error. A shim of version 1 closes the connection, as
+//!    if it had died; so the daemon sends it no newer calls.
 
 use std::{collections::BTreeMap, path::PathBuf};
 
