@@ -100,7 +100,7 @@ impl Plugin for VolumeZone {
         };
         candidates.retain(NAME, false, |slot| {
             let labels = &cluster.node(slot)?.labels;
-            // A node without zone labels is accepted: its cluster has no zones.
+            // As upstream, a node without zone labels is accepted.
             let placed = ZONE_LABELS.iter().any(|key| labels.contains_key(*key));
             let fits = |(key, values): &(String, Vec<String>)| {
                 let own = labels.get(key).or_else(|| labels.get(newer(key)?));
