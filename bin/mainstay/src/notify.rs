@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_sent_is_heard() {
+    fn a_ready_notification_is_received() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("notify");
         let listener = Listener::bind(&path).unwrap();

@@ -131,7 +131,7 @@ mod tests {
     use super::explain;
 
     #[test]
-    fn a_cause_that_an_error_says_itself_is_not_said_again() {
+    fn an_error_is_not_printed_twice_in_the_chain() {
         let unreadable = client::Error::Read {
             path: PathBuf::from("/a"),
             source: std::io::Error::from_raw_os_error(2),

@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_installed_is_removed_and_nothing_else() {
+    fn uninstall_removes_only_installed_files() {
         let root = tempfile::tempdir().unwrap();
         install(&asked(root.path())).unwrap();
         let at = |path: &str| root.path().join(path);
