@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn only_the_server_says_where_a_request_came_from() {
+    async fn the_origin_annotation_is_set_by_the_server_only() {
         let group = "certificates.k8s.io";
         let mut case = Case::new(Operation::Create, group, "certificatesigningrequests");
         let forged = || json!({"metadata": {"annotations": {PEER: "10.43.0.1", IN_PROCESS: "true", "a": "b"}}});

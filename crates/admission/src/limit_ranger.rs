@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_out_of_bounds_is_said_in_kubernetes_words() {
+    fn values_out_of_bounds_are_refused_with_kubernetes_message() {
         let cases = [
             (
                 json!({"min": {"cpu": "100m"}}),

@@ -513,7 +513,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn leases_are_its_own_and_in_their_place() {
+    async fn a_kubelet_writes_only_its_own_lease_in_kube_node_lease() {
         for (namespace, name, allowed) in [
             ("kube-node-lease", "a", true),
             ("kube-node-lease", "b", false),

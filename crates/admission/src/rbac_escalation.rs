@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_permissions_are_told_in_few_rules() {
+    fn missing_permissions_are_reported_in_compact_rules() {
         let rule = |verb: &str, resource: &str| Rule {
             verbs: vec![verb.to_owned()],
             groups: vec![String::new()],
@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_role_can_be_bound_by_those_who_have_it_or_may_bind_it() {
+    async fn a_role_can_be_bound_by_users_with_its_permissions_or_the_bind_verb() {
         let case = Case::new(Operation::Create, GROUP, "rolebindings").named("team", "x");
         let binding = |role: &str| json!({"roleRef": {"kind": "ClusterRole", "name": role}});
         assert!(ask(&case, binding("reader")).await && ask(&case, binding("edit")).await);

@@ -122,7 +122,7 @@ mod tests {
     use crate::testing::object;
 
     #[test]
-    fn those_before_a_change_run_again_and_those_after_it_do_not() {
+    fn webhooks_before_a_change_are_reinvoked_and_later_ones_are_not() {
         let reinvocation = Reinvocation::default();
         let unchanged = object(json!({"a": 1}));
         reinvocation.enter("P", &unchanged);

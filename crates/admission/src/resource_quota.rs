@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_fits_is_charged_in_the_same_transaction() {
+    async fn usage_within_the_quota_is_charged_in_the_same_transaction() {
         let case = case();
         let hard = json!({"pods": "2", "requests.cpu": "1"});
         quota(&case, hard, json!({"pods": "1", "requests.cpu": "500m"})).await;
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_does_not_fit_is_refused_in_kubernetes_words() {
+    async fn exceeding_the_quota_is_refused_with_kubernetes_message() {
         let case = case();
         quota(
             &case,
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_quota_that_nobody_has_counted_yet_is_counted() {
+    async fn a_quota_without_status_is_counted() {
         let case = case();
         let metadata = json!({"name": "q", "namespace": "team"});
         let new = json!({"metadata": metadata, "spec": {"hard": {"pods": "1"}}});

@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_asks_for_a_name_that_no_path_can_hold() {
+    fn invalid_runtime_class_names_are_not_looked_up() {
         let told =
             |name: &str| refuse_unaskable(name).map_err(|status| (status.code, status.message));
         assert_eq!(told("gvisor"), Ok(()));

@@ -165,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn plugins_and_steps_are_told_apart_and_refusals_counted() {
+    fn metrics_distinguish_plugins_and_steps_and_count_rejections() {
         let mut registry = Registry::default();
         let timing = Timing::new(&mut registry);
         let mut watch = timing.begin(Phase::Admit, Operation::Create);

@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_goes_wrong_is_said() {
+    async fn failed_match_conditions_report_the_expression() {
         let failed = outcome(&["object.spec.nothing == 1", "true"]).await;
         let expected =
             "expression 'object.spec.nothing == 1' resulted in error: no such key: nothing";

@@ -565,7 +565,7 @@ mod tests {
     }
 
     #[test]
-    fn each_rule_of_the_baseline_speaks_for_itself() {
+    fn each_baseline_check_has_its_message() {
         let context =
             |context: Value| json!({"containers": [{"name": "a", "securityContext": context}]});
         for (spec, expected) in [
@@ -745,7 +745,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_stricter_namespace_tells_which_pods_do_not_meet_it() {
+    async fn enforcing_a_stricter_level_warns_about_violating_pods() {
         let plugin = PodSecurity::default();
         let mut case = Case::new(Operation::Update, "", "namespaces").named("", "team");
         for name in ["b", "a"] {

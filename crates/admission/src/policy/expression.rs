@@ -231,7 +231,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_an_expression_comes_to_is_checked() {
+    fn the_result_type_of_an_expression_is_checked() {
         let said = |text: &str, output: Output| {
             let expression = Compiler::new(false, false).compile(text, output, true);
             expression.compiled.map(drop).unwrap_err()

@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn what_did_not_change_is_not_compiled_again() {
+    fn unchanged_policies_are_not_compiled_again() {
         let compiled = Cell::new(0);
         let compile = |_: &Value| compiled.set(compiled.get() + 1);
         let bindings = [binding("x", "a"), binding("y", "b")];

@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_passes_through_a_chain_without_growing_for_ever() {
+    fn an_error_passed_through_a_chain_does_not_grow() {
         let names: Vec<String> = (0..2000).map(|at| format!("v{at}")).collect();
         let text = |at: usize| match at {
             0 => "object.spec.nothing".to_owned(),

@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_object_of_the_kind_any_more_is_an_error() {
+    fn patches_that_fail_or_break_the_object_are_internal_errors() {
         for operations in [
             json!([{"op": "replace", "path": "/spec/containers", "value": "none"}]),
             json!([{"op": "remove", "path": "/spec/nothing"}]),

@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_are_what_was_asked_for() {
+    fn review_responses_are_validated() {
         let v1 = |mutating, response| {
             let judged = judged(Version::V1, mutating, review(Version::V1, response));
             judged.map(|response| response.allowed)
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn garbage_is_told_apart() {
+    fn undecodable_responses_are_reported() {
         for (bytes, start) in [
             ("garbage", "couldn't get version/kind; json parse error: "),
             ("[]", "couldn't get version/kind; json parse error: "),
