@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_names_the_service() {
+    fn the_condition_message_names_the_service() {
         let spec = json!({"service": {"namespace": "ns", "name": "s"}});
         let target = Target::read(&spec).unwrap();
         let view = View {

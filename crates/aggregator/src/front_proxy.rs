@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_user_is_told_with_groups_uid_and_extra() {
+    fn the_user_headers_have_groups_uid_and_extra() {
         let mut user = User::new("jane", ["dev"]);
         user.uid = "7".to_owned();
         user.extra
