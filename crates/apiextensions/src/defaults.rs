@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn the_default_of_an_embedded_object_says_what_it_is() {
+    fn the_default_of_an_embedded_object_needs_api_version_and_kind() {
         let at = "spec.validation.openAPIV3Schema.properties[a].default";
         let pod = json!({"type": "object", "x-kubernetes-embedded-resource": true,
             "x-kubernetes-preserve-unknown-fields": true, "default": {"kind": "Pod"}});

@@ -106,7 +106,7 @@ fn atom(text: &str) -> Option<&str> {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn addresses_are_told_from_other_text() {
+    fn only_email_addresses_are_accepted() {
         let right = [
             "a@b",
             "a.b@c.d",

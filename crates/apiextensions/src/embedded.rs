@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_embedded_says_what_it_is() {
+    fn embedded_objects_need_api_version_and_kind() {
         for (given, lines) in [
             (
                 json!({}),

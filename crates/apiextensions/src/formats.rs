@@ -468,7 +468,7 @@ mod tests {
     ];
 
     #[test]
-    fn formats_are_told_apart() {
+    fn values_are_checked_against_their_formats() {
         for (format, right, wrong) in CASES {
             for text in *right {
                 assert!(has(format, text), "{format} {text}");

@@ -286,7 +286,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_a_definition_without_objects_nothing_but_its_bytes_is_kept() {
+    fn a_definition_without_objects_keeps_only_its_bytes_in_memory() {
         let schema = json!({
             "type": "object",
             "properties": {"a": {"type": "string", "maxLength": 9, "pattern": "^b"}},

@@ -218,7 +218,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_accepted_one_by_one_and_the_last_conflict_is_told() {
+    fn names_are_accepted_one_by_one_and_the_last_conflict_is_reported() {
         let mut in_use = InUse::default();
         let names = json!({"plural": "foos", "singular": "foo", "shortNames": ["f", "g"],
             "kind": "Foo", "listKind": "FooList"});

@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_schema_does_not_know_has_always_changed() {
+    fn unknown_fields_always_count_as_changed() {
         let open = json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true, "required": ["a"]});
         let old = json!({"b": 1});
         assert_eq!(wrong(open, old.clone(), old), ["spec.a"]);

@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn setting_makes_what_is_missing_and_stops_at_what_is_in_the_way() {
+    fn setting_a_path_creates_missing_objects_and_refuses_other_types() {
         let path = FieldPath::read(".spec.a.n");
         let mut object = Object::new();
         path.set(&mut object, 3.into()).unwrap();

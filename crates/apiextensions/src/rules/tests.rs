@@ -105,7 +105,7 @@ fn transition_rules_need_an_old_value_unless_it_is_optional() {
 }
 
 #[test]
-fn what_has_not_changed_may_break_rules_that_came_later() {
+fn unchanged_values_may_violate_rules_added_later() {
     let schema = schema(json!({
         "type": "object",
         "properties": {"size": {"type": "integer", "x-kubernetes-validations": [{"rule": "self > 5"}]}, "x": {"type": "string"}}

@@ -199,7 +199,7 @@ fn limits_of_lists_and_objects() {
 }
 
 #[test]
-fn combinations_tell_what_the_nearest_part_lacks() {
+fn errors_of_combinations_are_those_of_the_closest_schema() {
     let fields = json!({"a": {"type": "string"}, "b": {"type": "string"}});
     let with = |key: &str, parts: Value| {
         let mut schema = json!({"type": "object", "properties": fields});
