@@ -314,7 +314,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn one_entry_serves_moments_that_come_and_go() {
+    async fn one_timer_serves_changing_deadlines() {
         let (timer, begun) = (OneTimer::default(), Instant::now());
         let step = Duration::from_millis(5);
         // Polled once and dropped, as after a request's head has arrived.
@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_end_is_heard_by_who_waits_and_by_who_comes_late() {
+    async fn cancellation_reaches_present_and_later_waiters() {
         let token = CancellationToken::new();
         let mut early = Stopped::new(token.clone());
         assert!((&mut early).now_or_never().is_none());

@@ -472,7 +472,7 @@ mod tests {
     }
 
     #[test]
-    fn the_aggregated_form_is_sent_to_those_who_prefer_it() {
+    fn aggregated_discovery_is_sent_to_clients_that_prefer_it() {
         let ask = |accept: &str| {
             let mut headers = HeaderMap::new();
             headers.insert(header::ACCEPT, accept.parse().unwrap());

@@ -94,7 +94,7 @@ mod tests {
     use registry_testing::object;
 
     #[test]
-    fn a_generation_is_looked_at_once() {
+    fn a_generation_is_type_checked_once() {
         let registry = Registry::builtin();
         let policy = |observed: i64| {
             let policy = json!({"metadata": {"name": "p", "generation": 2}, "status": {"observedGeneration": observed}});

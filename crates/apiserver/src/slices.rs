@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn everything_arrives_in_its_order() {
+    async fn bytes_arrive_in_order() {
         let bytes: Vec<u8> = (0..1_000_000_u32).map(|n| (n % 251) as u8).collect();
         let (ours, mut theirs) = tokio::io::duplex(300_000);
         let sent = bytes.clone();

@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_part_has_its_place_and_a_check() {
+    fn every_post_start_hook_has_a_health_check() {
         let started = Started::default();
         for (name, part) in HOOKS {
             started.finish(*part);

@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_effect_is_said_with_its_place() {
+    fn fields_without_effect_are_warned_about_with_their_path() {
         let pod = json!({"spec": {"schedulingGroup": {"podGroupName": "a"}}});
         let said = said("", "pods", pod, None);
         assert_eq!(said.len(), 1, "{said:?}");
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_a_write_brings_is_said() {
+    fn only_new_fields_of_a_write_are_warned_about() {
         let claims = |names: &[&str]| {
             let claims = names.iter().map(|name| json!({"name": name}));
             json!({"spec": {"resourceClaims": claims.collect::<Vec<_>>()}})

@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_built_in_is_put_right_at_the_start_and_left_alone_then() {
+    fn built_in_api_services_are_repaired_at_startup_only() {
         let now = wanted("v1.apps", ON_START, 15);
         for (current, starts, expected) in [
             (None, true, "create"),
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_custom_follows_its_definition() {
+    fn api_services_of_custom_groups_follow_their_definitions() {
         let definition = json!({"spec": {"group": "a.example", "versions": [
             {"name": "v1", "served": true}, {"name": "v2", "served": false},
         ]}});
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_server_serves_any_more_goes_when_one_starts() {
+    fn api_services_of_removed_versions_are_deleted_at_startup() {
         let old = stored(&wanted("v1beta1.apps", ON_START, 1).object());
         let mine = stored(&wanted("v1.mine", "", 1).object());
         assert!(changes(&[old.clone(), mine.clone()], ByName::new(), false).is_empty());

@@ -317,7 +317,7 @@ rules:
     }
 
     #[test]
-    fn a_policy_that_says_nothing_or_nonsense_is_refused() {
+    fn empty_and_invalid_audit_policies_are_refused() {
         let head = "apiVersion: audit.k8s.io/v1\nkind: Policy\nrules:\n";
         let refused = |rules: &str| Policy::parse(&format!("{head}{rules}")).err().unwrap();
         assert!(Policy::parse("apiVersion: audit.k8s.io/v1\nkind: Policy\nrules: []").is_err());

@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn people_get_lines_and_programs_do_not() {
+    fn json_is_indented_for_browsers_and_curl_only() {
         let ask = |query: &str, agent: &str| {
             let mut headers = HeaderMap::new();
             headers.insert(header::USER_AGENT, agent.parse().unwrap());

@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_makes_no_sense_is_refused() {
+    fn invalid_log_options_are_refused() {
         for (query, code, message) in [
             ("tailLines=0&limitBytes=1&sinceSeconds=1&follow=x", 0, ""),
             (

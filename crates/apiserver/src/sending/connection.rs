@@ -173,7 +173,7 @@ mod tests {
     use crate::receiving::ReadAhead;
 
     #[tokio::test]
-    async fn a_write_that_nobody_reads_fails() {
+    async fn a_write_that_the_client_does_not_read_fails() {
         let budget = Budget::new(1 << 20, Duration::from_millis(30));
         let (ours, mut theirs) = tokio::io::duplex(16);
         let intake = Intake::new(Arc::default(), ReadAhead::default());
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_stream_whose_pieces_nobody_takes_is_dropped() {
+    async fn a_stream_that_the_client_does_not_read_is_dropped() {
         let budget = Budget::new(1 << 20, Duration::from_millis(30));
         let task = async {
             let flight = current_flight().unwrap();

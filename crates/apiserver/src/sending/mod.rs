@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_takes_nothing_is_cut_and_sooner_when_memory_is_short() {
+    async fn connections_that_read_nothing_are_closed_and_sooner_when_memory_is_short() {
         let budget = Budget::new(100, Duration::from_secs(30));
         let cut = |now: u64| {
             let overdue = |endless| budget.is_overdue_at(now * 1000, 1000, endless);

@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_is_wholly_the_same_is_dropped() {
+    fn only_identical_owner_references_are_deduplicated() {
         let owner = |uid: &str, controller: bool| json!({"uid": uid, "controller": controller});
         let references = json!([
             owner("a", true),

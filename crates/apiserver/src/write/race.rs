@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn losers_of_two_races_come_one_after_the_other() {
+    async fn writers_that_conflict_twice_take_turns() {
         let turns = Turns::default();
         let patience = Duration::from_secs(60);
         let (mut one, mut other) = (Race::new(&turns, patience), Race::new(&turns, patience));
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nobody_queues_for_ever() {
+    async fn the_wait_in_a_queue_is_bounded() {
         let turns = Turns::default();
         let patience = Duration::from_secs(60);
         let (mut one, mut other) = (Race::new(&turns, patience), Race::new(&turns, patience));
