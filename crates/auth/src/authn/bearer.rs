@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_that_says_who_the_caller_is_is_passed_on() {
+    fn credentials_and_identity_headers_are_removed_before_proxying() {
         let mut headers = websocket(&["a, TOKEN", "b,TOKEN"]);
         for name in [
             "authorization",

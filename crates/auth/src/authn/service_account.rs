@@ -476,7 +476,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_token_dies_with_what_it_is_bound_to() {
+    async fn a_token_is_invalid_after_its_bound_object_is_deleted() {
         let setup = setup().await;
         let (bound, free) = (request(true, &[]), request(false, &[]));
         let (bound, free) = (

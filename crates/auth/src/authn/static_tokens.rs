@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_known_token_names_its_user_and_an_unknown_one_nobody() {
+    async fn a_known_token_is_authenticated_and_an_unknown_one_is_not() {
         let file = "# people\nsecret,eve,u1,\"team, system:masters\"\nother,bob,u2\n";
         let tokens = StaticTokens::parse(file).unwrap();
         let eve = tokens.token("secret", None).await.unwrap().unwrap();

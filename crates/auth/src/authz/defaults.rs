@@ -165,7 +165,7 @@ mod tests {
     use registry_testing::object;
 
     #[test]
-    fn what_was_taken_away_comes_back_and_what_was_added_stays() {
+    fn removed_default_rules_are_restored_and_added_rules_are_kept() {
         let rule = |verb: &str| json!({"verbs": [verb], "apiGroups": [""], "resources": ["pods"]});
         let default = object(json!({"metadata": {"name": "r", "labels": {"a": "1"}},
                                     "rules": [rule("get"), rule("list")]}));

@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn strangers_see_health_and_version_and_the_known_see_discovery() {
+    fn anonymous_users_see_health_and_version_and_authenticated_ones_discovery() {
         let index = Index::new(&defaults());
         let nobody = Ask(&index, User::anonymous());
         for path in ["/healthz", "/livez", "/readyz", "/version"] {

@@ -632,7 +632,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_kubelet_without_a_node_may_nothing() {
+    async fn a_kubelet_without_a_node_name_has_no_permissions() {
         let world = world().await;
         let refused = ask(&world, "system:node:", "list services").await;
         let why = "unknown node for user \"system:node:\"".to_owned();

@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn pods_come_move_and_go() {
+    async fn pods_are_tracked_when_created_bound_and_deleted() {
         let world = World::new();
         world.put("", "pods", pod("old", "a")).await;
         let pods = NodePods::new(world.reader.clone());
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_taken_twice_counts_once() {
+    async fn an_event_received_twice_counts_once() {
         let world = World::new();
         let pods = NodePods::new(world.reader.clone());
         pods.catch_up().await.unwrap();

@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_covers_more_than_they_have() {
+    fn rules_cover_no_more_than_they_grant() {
         let owned = [
             rule("get list", "pods", "core", ""),
             rule("get", "secrets", "core", "mine"),

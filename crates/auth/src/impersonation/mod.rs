@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn every_part_of_the_other_identity_is_asked_for() {
+    fn every_part_of_the_impersonated_identity_is_authorized() {
         let list = [
             ("impersonate-user", "system:serviceaccount:a:b"),
             ("impersonate-group", "g1"),

@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn each_identity_is_taken_over_in_its_own_way() {
+    fn each_kind_of_identity_has_its_impersonation_mode() {
         let mut agent = User::service_account("kube-system", "agent");
         agent
             .extra
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn some_things_cannot_be_taken_over_with_constraints() {
+    fn constrained_impersonation_excludes_system_masters_and_unprefixed_extras() {
         let mut wanted = named("alice");
         wanted.groups = vec!["dev".to_owned(), user::MASTERS.to_owned()];
         let refusal = |wanted: &User| ALL[3].questions(wanted).into_iter().find_map(|q| q.refusal);
