@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_binds_nothing() {
+    fn a_failed_assignment_binds_no_type_parameters() {
         let mut mapping = Mapping::default();
         assert!(mapping.assign(&Type::Int, &variable(0)));
         let (from, to) = (
@@ -260,7 +260,7 @@ mod tests {
 
     /// Each variable is bound to a map of the next one twice: expanded, 2^40 parts.
     #[test]
-    fn types_that_double_are_given_up() {
+    fn exponentially_growing_types_are_refused() {
         let mut mapping = Mapping::default();
         for number in (0..40).rev() {
             let twice = Type::map(variable(number + 1), variable(number + 1));

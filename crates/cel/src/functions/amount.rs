@@ -169,7 +169,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_fits_and_has_no_parts_is_an_integer() {
+    fn a_quantity_that_is_whole_and_fits_is_an_integer() {
         for (text, expected) in [
             ("0", Some(0)),
             ("007", Some(7)),
