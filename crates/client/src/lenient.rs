@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_of_another_type_is_still_refused() {
+    fn values_of_another_type_are_still_refused() {
         assert!(Pod::from_json(r#"{"metadata": 7}"#).is_err());
         assert!(Pod::from_json(r#"{"spec": {"containers": {}}}"#).is_err());
     }

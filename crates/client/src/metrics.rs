@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn requests_are_counted_by_what_came_of_them() {
+    async fn requests_are_counted_by_result() {
         let inner = tower::service_fn(|request: Request<()>| async move {
             match request.uri().path() {
                 "/gone" => Err("no connection"),

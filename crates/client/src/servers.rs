@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_answered_last_is_asked_first_and_everybody_once() {
+    fn the_server_that_answered_last_is_tried_first_and_each_server_once() {
         let servers = Servers::new(&["https://a:1", "https://b:1", "no address"]);
         let named: Uri = "https://a:1/path".parse().unwrap();
         let hosts = |servers: &Servers| -> Vec<String> {

@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn a_relist_tells_only_what_differs() {
+    fn a_relist_sends_only_differences() {
         let (mut cache, mut events) = cache();
         cache.upsert(pod("same", "1", 1, "n"));
         cache.upsert(pod("changed", "2", 2, "n"));

@@ -614,7 +614,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_forgotten_version_leads_to_a_new_list_that_tells_the_difference() {
+    async fn a_compacted_version_leads_to_a_relist_that_sends_the_difference() {
         let gone = r#"{"code":410,"reason":"Expired","message":"too old"}"#;
         let (client, asked) = server(vec![
             json(503, "{}".to_owned()),

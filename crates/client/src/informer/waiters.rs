@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn a_version_wakes_those_who_wait_for_it_and_nobody_else() {
+    fn a_version_wakes_only_the_waiters_for_it() {
         let mut waiters = Waiters::default();
         let (mut five, mut nine) = (waiters.version(5).unwrap(), waiters.version(9).unwrap());
         waiters.advance(4);
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn a_departure_wakes_its_own_waiter_and_forgets_it() {
+    fn a_deletion_wakes_its_waiter_once() {
         let mut waiters = Waiters::default();
         let mut wait = |name: &str| {
             let uid = name.to_owned();
