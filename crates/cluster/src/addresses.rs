@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_part_is_made_anew_at_another_address_and_never_runs_twice() {
+    async fn a_service_is_rebuilt_for_a_new_address_and_never_runs_twice() {
         let (running, mut shown) = watch::channel(Vec::new());
         let current = watch::Sender::new(settings());
         let build = move |settings: &Settings| {

@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn what_earlier_versions_wrote_is_read() {
+    fn archives_of_earlier_versions_are_read() {
         let directory = tempfile::tempdir().unwrap();
         let at = |name: &str| directory.path().join(name);
         for content in ["", "x", "objects of an earlier version, as they are"] {

@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_others_put_beside_a_backup_is_not_written_through() {
+    async fn planted_links_beside_a_backup_are_not_followed() {
         let directory = tempfile::tempdir().unwrap();
         let at = |name: &str| directory.path().join(name);
         let store = embedded::Embedded::open(at("one/store"), Plain).unwrap();

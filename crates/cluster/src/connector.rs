@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_bring_their_groups_along() {
+    fn user_names_imply_their_groups() {
         for (name, group) in [
             ("system:node:one", "system:nodes"),
             (

@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_corefile_says_in_vain_is_reported() {
+    fn corefile_settings_without_effect_are_reported() {
         let reasons = |text: Option<&str>| {
             let data = text.map(|text| BTreeMap::from([("Corefile".to_owned(), text.to_owned())]));
             let map = ConfigMap {

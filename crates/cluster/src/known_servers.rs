@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_slice_lists_servers() {
+    fn server_addresses_are_read_from_the_kubernetes_endpoint_slice() {
         let slice = |kind: &str, endpoints| -> EndpointSlice {
             let ports = json!([{"name": "https", "port": 6443}]);
             let slice = json!({"addressType": kind, "endpoints": endpoints, "ports": ports});

@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_ours_stays_and_is_named() {
+    fn foreign_files_are_kept_and_listed() {
         let directory = tempfile::tempdir().unwrap();
         let data = directory.path().join("data");
         for entry in ["pki", "store", "photos"] {

@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_runs_says_its_version_in_its_lease() {
+    fn a_running_server_has_its_version_in_its_lease() {
         let now: Timestamp = "2026-01-01T00:00:10Z".parse().unwrap();
         let lease = |renewed: &str| {
             let annotations = json!({apiserver::VERSION_ANNOTATION: "v1.35.1"});

@@ -105,7 +105,7 @@ mod tests {
     use crate::Options;
 
     #[test]
-    fn what_a_server_says_is_what_a_node_knows_and_keeps() {
+    fn published_cluster_facts_are_read_and_stored_by_a_node() {
         let settings = Settings::resolve(Options {
             node_name: Some("n".into()),
             node_ip: "192.0.2.1".parse().ok(),

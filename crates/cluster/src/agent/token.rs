@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_random_token_has_the_form_of_all() {
+    fn a_random_token_has_the_bootstrap_token_format() {
         let token = Token::random();
         assert_eq!(Token::parse(&token.reveal()), Some(token.clone()));
         assert!(!format!("{token:?}").contains(&token.secret));
