@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_adopted_by_or_from_the_dying() {
+    fn objects_being_deleted_neither_adopt_nor_are_adopted() {
         let mut dying = owner("1");
         dying.metadata.deletion_timestamp = Some(Time(samples::at(1)));
         let mut leaving = samples::pod("a", None);

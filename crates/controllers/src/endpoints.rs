@@ -179,7 +179,7 @@ mod tests {
     use crate::endpointslice::view::samples;
 
     #[test]
-    fn ready_and_unready_addresses_are_told_apart_and_leaving_pods_left_out() {
+    fn ready_and_unready_addresses_are_separate_and_terminating_pods_are_omitted() {
         let pods = [
             samples::pod("b", "10.0.0.2", true),
             samples::pod("a", "10.0.0.1", true),

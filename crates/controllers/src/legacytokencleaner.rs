@@ -209,7 +209,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_nobody_used_for_a_year_is_marked_and_a_year_later_deleted() {
+    fn a_token_unused_for_a_year_is_marked_invalid_and_deleted_a_year_later() {
         let limit: Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
         for (born, used, invalid, fate) in [
             ("2025-01-01", "", "", Fate::Invalidate),

@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn what_still_holds_a_namespace_is_said() {
+    fn remaining_resources_and_finalizers_are_in_the_namespace_conditions() {
         let left = Leftovers {
             counts: [("pods.".to_owned(), 2)].into(),
             finalizers: [("example.com/hold".to_owned(), 1)].into(),

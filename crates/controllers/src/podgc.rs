@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_of_a_node_that_is_gone_go() {
+    fn pods_of_a_deleted_node_are_deleted() {
         let pods = [Arc::new(pod("a", None))];
         assert!(reasons(&pods, None, &[]).is_empty());
         assert_eq!(reasons(&pods, None, &["n1"]), [Reason::NodeGone]);

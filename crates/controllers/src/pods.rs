@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn what_serves_least_goes_first() {
+    fn the_least_useful_pods_are_deleted_first() {
         let mut unassigned = pod("unassigned", None);
         unassigned.spec = None;
         let mut pending = pod("pending", None);
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn a_crowded_node_gives_first() {
+    fn pods_on_nodes_with_more_replicas_are_deleted_first() {
         let mut alone = pod("alone", Some(10));
         alone.spec.as_mut().unwrap().node_name = Some("n2".into());
         let seen = order(vec![alone, pod("a", Some(10)), pod("b", Some(10))]);

@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_token_ends_when_it_says_and_at_once_when_nobody_can_read_it() {
+    fn a_bootstrap_token_with_an_invalid_expiration_expires_at_once() {
         let with = |expiration: &str| {
             let data = [("expiration".to_owned(), ByteString(expiration.into()))];
             end(&Secret {

@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_class_is_held_while_somebody_has_it() {
+    fn a_volume_attributes_class_is_protected_while_it_is_in_use() {
         let held = decide(&VolumeAttributesClass::default(), false).unwrap();
         let finalizers = [FINALIZER.to_owned()];
         assert_eq!(held.metadata.finalizers.as_deref(), Some(&finalizers[..]));

@@ -68,7 +68,7 @@ async fn a_namespace_waits_for_groups_that_cannot_be_asked() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_belongs_to_objects_of_another_server_stays_while_it_is_away() {
+async fn dependents_of_aggregated_objects_stay_while_their_server_is_unavailable() {
     let world = World::new().await;
     register(&world).await;
     let owned = |name: &str, api_version: &str, kind: &str| {

@@ -349,7 +349,7 @@ async fn run(seed: u64, steps: u32) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn controllers_reach_what_the_specs_ask_for_whatever_happens_on_the_way() {
+async fn controllers_converge_to_the_specs_after_random_faults() {
     let seed = std::env::var("MAINSTAY_SEED").ok();
     if let Some(seed) = seed.and_then(|seed| seed.parse().ok()) {
         return run(seed, 120).await;

@@ -116,7 +116,7 @@ fn kubelet(world: &World) -> kube::Client {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_kubelet_gets_its_own_certificates_and_nobody_elses() {
+async fn a_kubelet_gets_only_its_own_certificates() {
     let world = with_node().await;
     let client = ["digital signature", "client auth"];
     let server = ["digital signature", "server auth"];
@@ -173,7 +173,7 @@ async fn a_kubelet_gets_its_own_certificates_and_nobody_elses() {
 
 /// A compromised node: its status has the addresses of the API server and of others.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_gets_no_certificate_for_addresses_that_it_only_says_it_has() {
+async fn a_node_gets_no_certificate_for_addresses_that_it_only_claims() {
     let world = with_node().await;
     let server = ["digital signature", "server auth"];
     let hostile = world.as_user(User::new("system:node:n1", ["system:nodes"]));
@@ -226,7 +226,7 @@ async fn decide(client: kube::Client, name: &str, kind: &str) -> Result<(), kube
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn people_approve_and_what_a_signer_does_not_stand_for_fails() {
+async fn manually_approved_requests_are_signed_or_fail_by_signer_rules() {
     let world = World::new().await;
     let signer = "kubernetes.io/kube-apiserver-client";
     let client = ["client auth"];
@@ -344,7 +344,7 @@ async fn a_secret_for_an_account_gets_its_token_and_goes_with_the_account() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_deleted_or_has_ended_is_given_back_to_the_quota() {
+async fn deleted_objects_and_ended_pods_are_subtracted_from_the_quota() {
     let world = World::new().await;
     let hard = json!({"pods": "2", "count/configmaps": "3", "count/jobs.batch": "1"});
     let quota = json!({"metadata": {"name": "q"}, "spec": {"hard": hard}});

@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn the_volumes_of_a_node_that_is_gone_are_detached_when_it_did_not_use_them() {
+    fn unused_volumes_of_a_deleted_node_are_detached() {
         let gone = |in_use, waited: i64| {
             let mut view = view(Host::Gone { in_use }, &[], &[attachment("a")]);
             view.waiting_since = [("csi-a".to_owned(), at(1000 - waited))].into();
@@ -423,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_are_told_who_has_their_volume() {
+    fn the_message_of_a_blocked_attach_names_the_pods_that_have_the_volume() {
         let mut taken = desired("a");
         let me = pod("default", "me");
         let start = "Waiting for detach for volume \"pv-a\" Volume is already";

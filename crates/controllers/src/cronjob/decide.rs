@@ -474,7 +474,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_run_says_why_and_is_not_looked_at_again() {
+    fn an_invalid_cron_job_gets_an_event_and_is_not_requeued() {
         for (spec, reason, text) in [
             (
                 json!({"schedule": "59 23 31 2 *"}),
@@ -526,7 +526,7 @@ mod tests {
     }
 
     #[test]
-    fn the_active_list_loses_what_has_finished_or_vanished() {
+    fn finished_and_deleted_jobs_are_removed_from_the_active_list() {
         let cron = cron(json!({}), active(&["done", "gone", "runs"]));
         let jobs = [
             job("done", 100, Some("Complete")),

@@ -281,7 +281,7 @@ mod tests {
     const SERVER: [&str; 2] = ["digital signature", "server auth"];
 
     #[test]
-    fn a_client_certificate_depends_on_what_its_author_may() {
+    fn a_client_certificate_is_approved_by_subject_access_review() {
         let own = csr(KUBELET_CLIENT, "system:node:n1", &CLIENT);
         let plain = request(&[], &[]);
         assert_eq!(decide(&own, &plain), Choice::Ask(vec![SELF, OTHER]));
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_decided_stays() {
+    fn approved_and_denied_requests_are_not_changed() {
         let mut denied = csr(KUBELET_CLIENT, "system:node:n1", &CLIENT);
         let condition = CertificateSigningRequestCondition {
             type_: "Denied".to_owned(),

@@ -141,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_kubelet_may_ask_for() {
+    fn kubelet_requests_are_recognized_by_subject_and_usages() {
         let node = Wish {
             common_name: "system:node:n1".to_owned(),
             organizations: vec!["system:nodes".to_owned()],

@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_node_gets_its_own_and_no_other() {
+    fn a_node_is_approved_only_for_its_own_node_proxy_certificate() {
         let wish = |name: &str, group: &str| Wish {
             common_name: name.to_owned(),
             organizations: vec![group.to_owned()],

@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_node_could_have_chosen_itself_waits_for_a_person() {
+    fn serving_certificates_for_unverified_addresses_are_not_approved_automatically() {
         for (peer, node, names, addresses, why) in [
             (
                 "",

@@ -130,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_wish_for_a_life_is_kept_within_bounds() {
+    fn the_requested_duration_of_a_certificate_is_clamped() {
         let of = |seconds: Option<i32>| {
             let mut csr = CertificateSigningRequest::default();
             csr.spec.expiration_seconds = seconds;

@@ -527,7 +527,7 @@ mod tests {
     }
 
     #[test]
-    fn a_finished_rollout_is_told_and_forgets_what_is_beyond_its_history() {
+    fn a_finished_rollout_sets_progressing_and_deletes_revisions_beyond_the_limit() {
         let sets = vec![
             set("a", 1, 0, 0, 2),
             set("b", 2, 0, 0, 2),
@@ -546,7 +546,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rollout_without_progress_for_too_long_is_told_as_stuck() {
+    fn a_rollout_without_progress_exceeds_its_deadline() {
         let mut stuck = deployment("b", 2);
         let sets = vec![set("a", 1, 2, 2, 2), set("b", 2, 1, 0, 2)];
         let mut status = decide(&view(stuck.clone(), sets.clone())).status;

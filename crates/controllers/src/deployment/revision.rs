@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn what_belongs_to_the_deployment_alone_is_not_copied() {
+    fn annotations_of_the_deployment_alone_are_not_copied() {
         let mut deployment = Deployment::default();
         let pairs = [
             ("kubectl.kubernetes.io/last-applied-configuration", "{}"),

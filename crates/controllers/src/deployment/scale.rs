@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn old_pods_that_serve_nobody_go_first() {
+    fn unavailable_old_pods_are_scaled_down_first() {
         let rolling = deployment(10, 3, 0);
         let (broken, good) = (set("broken", 2, 3, 0), set("good", 1, 10, 10));
         let new = set("new", 3, 0, 0);

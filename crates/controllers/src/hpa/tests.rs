@@ -124,7 +124,7 @@ fn deleted_and_failed_pods_do_not_count() {
 }
 
 #[test]
-fn what_is_missing_is_said() {
+fn missing_metrics_and_requests_are_reported() {
     assert_eq!(
         cpu(&[], &[("p0", 1)], 30).unwrap_err(),
         "no pods returned by selector while calculating replica count"

@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_or_is_out_of_range_is_left_out() {
+    fn invalid_and_out_of_range_indexes_are_ignored() {
         for (text, completions, expected) in [
             ("0,x,2", 3, "0,2"),
             ("0,1-x,4", 5, "0,4"),

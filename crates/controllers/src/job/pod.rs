@@ -119,7 +119,7 @@ mod tests {
     use crate::pods::samples::at;
 
     #[test]
-    fn the_end_of_a_pod_is_read_from_the_best_source_there_is() {
+    fn the_finish_time_of_a_pod_comes_from_the_most_precise_source() {
         let second = |second: i64| at(second).to_string();
         let container = |name: &str, end: Option<i64>| {
             let state = match end {
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn an_annotation_that_is_no_count_counts_as_none() {
+    fn an_annotation_that_is_not_a_number_is_ignored() {
         for (value, expected) in [("3", 3), ("-1", 0), ("x", 0), ("99999999999", 0)] {
             let mut pod = Pod::default();
             pod.metadata.annotations = Some([(FAILURES.into(), value.into())].into());

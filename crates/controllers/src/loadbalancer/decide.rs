@@ -519,7 +519,7 @@ mod tests {
     }
 
     #[test]
-    fn conditions_say_what_is_refused_and_what_is_of_the_pool() {
+    fn conditions_report_port_conflicts_and_pool_addresses() {
         let now: Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
         let shown = |service: &Service, decision: &Decision| -> Vec<String> {
             let conditions = conditions(service, decision, now).into_iter();

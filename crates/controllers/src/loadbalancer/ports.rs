@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_service_that_is_refused_for_one_port_keeps_no_other_port_from_anybody() {
+    fn a_service_refused_for_one_port_reserves_none_of_its_ports() {
         let services = [
             service("holder", 3, &[443], &[443]),
             service("refused", 1, &[80, 443], &[]),

@@ -580,7 +580,7 @@ mod tests {
     }
 
     #[test]
-    fn a_root_with_detours_is_none() {
+    fn only_a_normalized_absolute_root_is_accepted() {
         for (text, ok) in [
             ("/a/b", true),
             ("/", false),

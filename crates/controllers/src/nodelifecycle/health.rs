@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn saying_that_a_node_is_silent_is_no_sign_of_its_life() {
+    fn setting_conditions_to_unknown_does_not_count_as_a_heartbeat() {
         let mut heartbeats = Heartbeats::default();
         let mut node = node(&[("Ready", "True")], &[]);
         let posted = |node: &mut Node, status: &str| {

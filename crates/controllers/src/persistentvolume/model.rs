@@ -341,7 +341,7 @@ impl Run {
 }
 
 #[test]
-fn whatever_happens_no_volume_serves_two_claims_and_no_data_is_lost() {
+fn random_events_never_bind_a_volume_to_two_claims_or_lose_data() {
     let is_soak = std::env::var_os("MAINSTAY_SOAK").is_some();
     for seed in 0..if is_soak { 20_000 } else { 200 } {
         let mut run = Run::new(seed);

@@ -342,7 +342,7 @@ fn a_volume_asked_for_by_name_must_suit_and_be_free() {
 }
 
 #[test]
-fn a_bound_claim_whose_volume_is_gone_is_lost() {
+fn a_bound_claim_whose_volume_was_deleted_is_lost() {
     let bound = |claim: &mut Value| {
         claim["metadata"]["annotations"] = json!({BIND_COMPLETED: "yes"});
         claim["spec"]["volumeName"] = json!("pv");
@@ -369,7 +369,7 @@ fn owned(volume: &mut Value) {
 }
 
 #[test]
-fn a_volume_whose_claim_is_gone_is_released_and_reclaimed_by_its_policy() {
+fn a_volume_whose_claim_was_deleted_is_released_and_reclaimed_by_its_policy() {
     let no_deleter = "error getting deleter volume plugin for volume \"pv\": \
                       no deletable volume plugin matched";
     let no_plugin = "no volume plugin matched name: kubernetes.io/gone";

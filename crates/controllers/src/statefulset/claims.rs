@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn the_policy_decides_who_owns_a_claim() {
+    fn the_retention_policy_decides_the_owner_of_a_claim() {
         let set_owns = owner("StatefulSet", "db", "set", true);
         let pod_owns = |ordinal: i32| {
             owner(

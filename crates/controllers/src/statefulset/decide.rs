@@ -491,7 +491,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_waits_until_the_claim_of_its_predecessor_is_gone() {
+    fn a_pod_waits_until_the_claim_of_its_predecessor_is_deleted() {
         let parallel = set(2, json!({"podManagementPolicy": "Parallel"}));
         let steps = plan(&parallel, &[], 0).steps;
         assert!(
@@ -502,7 +502,7 @@ mod tests {
     }
 
     #[test]
-    fn a_set_that_is_deleted_only_tells_its_status() {
+    fn a_set_being_deleted_only_updates_its_status() {
         let mut leaving = set(2, json!({}));
         leaving.metadata.deletion_timestamp =
             Some(serde_json::from_value(json!(at(1).to_string())).unwrap());

@@ -404,7 +404,7 @@ fn a_job_whose_pods_cannot_be_stopped_is_not_over() {
 }
 
 #[test]
-fn the_first_end_that_was_written_down_stays() {
+fn the_first_finished_condition_of_a_job_is_kept() {
     // Success criteria met: later failures change nothing, and both targets are never set.
     let mut met = job(json!({"completions": 1, "backoffLimit": 0}));
     run(&mut met, &["a Succeeded"]);
