@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_not_be_kept_is_not() {
+    fn uncacheable_answers_are_not_cached() {
         let (cache, _) = cache();
         let mut truncated = reply(&[60]);
         truncated.metadata.truncation = true;
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_asked_often_is_renewed_once_before_it_ends() {
+    fn popular_answers_are_prefetched_once_before_they_expire() {
         let (cache, clock) = cache();
         keep(&cache, "a", &reply(&[100]).to_vec().unwrap());
         keep(&cache, "rare", &reply(&[100]).to_vec().unwrap());

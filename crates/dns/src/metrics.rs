@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_message_has_no_type() {
+    fn invalid_messages_are_counted_without_type() {
         for bytes in [&[][..], &[0; 12], &[0xff; 40], &[1; 20]] {
             assert_eq!(question_type(bytes), None);
         }

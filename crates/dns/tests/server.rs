@@ -228,7 +228,7 @@ fn without_a_resolver_other_names_fail() {
 }
 
 #[test]
-fn a_resolver_that_asks_back_makes_no_storm() {
+fn a_forwarding_loop_makes_no_storm() {
     lab::node(|_| async {
         let _files = start("nameserver 127.0.0.1\n").await;
         // Sends every query back to us.
@@ -336,7 +336,7 @@ fn clients_that_stall_keep_no_other_from_its_answer() {
 }
 
 #[test]
-fn nonsense_is_refused_or_ignored_and_the_next_question_is_answered() {
+fn after_invalid_requests_the_next_one_is_answered() {
     lab::node(|_| async {
         let _files = start("nameserver 127.0.0.1\n").await;
         let header = |questions: u8| [0, 7, 1, 0, 0, questions, 0, 0, 0, 0, 0, 0].to_vec();

@@ -270,7 +270,7 @@ async fn a_reply_has_the_clients_id_question_and_extension() {
 }
 
 #[tokio::test]
-async fn an_unknown_extension_version_is_told() {
+async fn an_unknown_edns_version_gets_badvers() {
     let mut request = request("web.default.svc.cluster.local.", RecordType::A);
     let mut edns = Edns::new();
     edns.set_version(1);
@@ -283,7 +283,7 @@ async fn an_unknown_extension_version_is_told() {
 }
 
 #[tokio::test]
-async fn nonsense_is_told_or_ignored_but_never_answered_twice() {
+async fn invalid_requests_get_an_error_or_are_ignored_and_get_one_answer_at_most() {
     let (zone, cluster) = (zone(), cluster());
     assert!(matches!(decide(&zone, &cluster, b""), Step::Ignore));
     assert!(matches!(decide(&zone, &cluster, &[0; 5]), Step::Ignore));

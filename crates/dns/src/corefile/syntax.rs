@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_end_is_refused_with_its_line() {
+    fn unterminated_blocks_and_quotes_are_refused_with_their_line() {
         for (text, line) in [
             ("a {\n", 1),
             ("}\n", 1),

@@ -216,7 +216,7 @@ async fn hosts_and_templates_answer_before_the_cluster() {
 }
 
 #[test]
-fn what_has_no_effect_is_named_with_its_line() {
+fn directives_without_effect_are_reported_with_their_line() {
     let text = "example.org:1053 {\n autopath @kubernetes\n prometheus :9999\n acl {\n block net 10.0.0.0/8\n }\n\
         kubernetes other.local {\n pods verified\n namespaces a\n }\n\
         forward . 192.0.2.1 {\n health_check 5s\n }\n rewrite edns0 local set 0xffee abcd\n\
@@ -236,7 +236,7 @@ fn what_has_no_effect_is_named_with_its_line() {
 }
 
 #[test]
-fn what_cannot_be_meant_is_refused() {
+fn invalid_directives_are_refused() {
     for (block, line) in [
         ("forward .", 2),
         ("forward . tls://192.0.2.1", 2),
