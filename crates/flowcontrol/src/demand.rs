@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_late_changes_no_past() {
+    fn samples_out_of_order_do_not_change_the_past() {
         let begun = Instant::now();
         let mut demand = Demand::new(begun);
         demand.note(2, begun + Duration::from_secs(2));

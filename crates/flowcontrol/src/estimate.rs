@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_write_that_many_hear_of_keeps_its_seat_longer() {
+    async fn a_write_with_many_watchers_keeps_its_seat_longer() {
         let world = World::new();
         let resource = world.reader.resource("", "pods").unwrap();
         let info = |method, path| RequestInfo::new(&method, path, &Query::parse(""));

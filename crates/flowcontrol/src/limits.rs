@@ -214,14 +214,14 @@ mod tests {
     }
 
     #[test]
-    fn who_wants_nothing_has_its_part_of_what_nobody_wants() {
+    fn idle_levels_share_the_unused_seats() {
         let adjusted = adjust(&suggested());
         assert_eq!(adjusted.limits, [0, 30, 56, 58, 170, 117, 114, 56]);
         assert!((adjusted.fair - 602.0 / 258.0).abs() < 1e-9, "{adjusted:?}");
     }
 
     #[test]
-    fn who_wants_much_borrows_what_others_lend_and_no_more() {
+    fn busy_levels_borrow_up_to_the_lendable_seats() {
         let mut levels = suggested();
         levels[2].seen = Seen {
             most: 2000,
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_exempt_takes_from_everybody() {
+    fn the_exempt_level_reduces_all_other_levels() {
         let mut levels = suggested();
         levels[0].seen.most = 1000;
         let limits = adjust(&levels).limits;

@@ -506,7 +506,7 @@ mod tests {
     }
 
     #[test]
-    fn without_queues_who_finds_no_seat_is_refused() {
+    fn without_queues_a_request_without_a_free_seat_is_refused() {
         let mut hall = Hall::new(2, None);
         assert!(matches!(hall.arrive("a", 0, 1), Arrival::Seated(_)));
         let refused = Arrival::Refused(Refusal::ConcurrencyLimit);
@@ -562,7 +562,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_does_not_delay_who_comes_after_it() {
+    fn a_flood_does_not_delay_later_requests_of_other_flows() {
         let mut hall = Hall::new(4, one_queue_each(50));
         for _ in 0..50 {
             hall.arrive("flood", 0, 1);
@@ -616,7 +616,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_needs_more_than_there_is_has_its_turn_alone() {
+    fn a_request_wider_than_the_level_runs_alone() {
         let mut hall = Hall::new(3, one_queue_each(50));
         hall.arrive("a", 0, 1);
         assert!(matches!(hall.arrive("huge", 1, 5), Arrival::Waits(_)));
@@ -632,7 +632,7 @@ mod tests {
     }
 
     #[test]
-    fn who_leaves_makes_room() {
+    fn a_cancelled_request_frees_its_place_in_the_queue() {
         let mut hall = Hall::new(1, one_queue_each(1));
         hall.arrive("a", 0, 1);
         let Arrival::Waits(place) = hall.arrive("b", 0, 1) else {
@@ -648,7 +648,7 @@ mod tests {
     }
 
     #[test]
-    fn seats_of_those_who_do_not_read_are_given_to_others() {
+    fn seats_of_clients_that_do_not_read_are_reused() {
         let mut hall = Hall::new(2, one_queue_each(2));
         for who in ["idler", "worker"] {
             hall.arrive(who, 0, 1);
@@ -682,7 +682,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_configuration_holds_for_who_comes_and_nobody_who_waits_is_lost() {
+    fn a_new_configuration_holds_for_new_requests_and_keeps_waiting_ones() {
         let mut hall = Hall::new(1, one_queue_each(5));
         hall.arrive("a", 7, 1);
         hall.arrive("b", 7, 1);

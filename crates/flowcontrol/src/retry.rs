@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_time_doubles_while_many_are_turned_away_and_falls_slowly() {
+    fn retry_after_doubles_while_many_are_rejected_and_falls_slowly() {
         let mut retry = RetryAfter::default();
         let mut said = Vec::new();
         for second in 100..108 {
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn a_few_are_told_to_come_back_in_a_second() {
+    fn retry_after_is_one_second_while_few_are_rejected() {
         let mut retry = RetryAfter::default();
         assert!((100..200).all(|second| retry.refuse(second) == 1));
     }

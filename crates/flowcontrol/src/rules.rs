@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn resources_are_told_by_verb_group_name_and_place() {
+    fn resource_rules_match_verb_group_resource_and_namespace() {
         let rule = |verbs: Value, group: &str, resources: Value, namespaces: Value, scope: bool| {
             json!([{"verbs": verbs, "apiGroups": [group], "resources": resources,
                     "namespaces": namespaces, "clusterScope": scope}])

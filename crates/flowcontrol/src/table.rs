@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn levels_keep_who_is_in_them_when_they_change_and_until_they_are_empty() {
+    fn changed_and_removed_levels_keep_their_requests_until_they_end() {
         let mut levels = levels();
         let custom = |shares: i64| {
             let limited =

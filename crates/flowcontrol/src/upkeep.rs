@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn how_many_seats_the_exempt_level_has_is_the_operators_affair() {
+    fn the_seats_of_the_exempt_level_are_left_to_the_operator() {
         let mut current = stored("exempt", 2, Some("true"), false);
         let level = defaults::levels().remove(0);
         current.insert("spec".to_owned(), tree::get(&level.object, "spec").clone());
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_made_and_what_an_older_version_suggested_goes() {
+    fn missing_objects_are_created_and_outdated_suggested_ones_are_deleted() {
         let mut old = stored("system", 1, Some("true"), false);
         tree::child_or_new(&mut old, "metadata").insert("name".to_owned(), "old".into());
         let mut mine = old.clone();
