@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_removed_keeps_nothing_else_and_is_named_on_a_line_of_its_own() {
+    fn files_that_cannot_be_removed_are_listed_and_all_others_are_removed() {
         let root = Root::new("several");
         symlink("nowhere", root.0.join("pvc-1")).unwrap();
         fs::create_dir_all(root.0.join("pvc-2/full")).unwrap();
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn depth_is_no_obstacle() {
+    fn a_deeply_nested_volume_is_removed() {
         let root = Root::new("deep");
         let mut here = root.0.join("pvc-1");
         fs::create_dir(&here).unwrap();
