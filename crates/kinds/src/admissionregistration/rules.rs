@@ -175,7 +175,7 @@ mod tests {
     use machinery::json::json;
 
     #[test]
-    fn rules_say_no_more_than_they_mean() {
+    fn redundant_wildcards_in_rules_are_rejected() {
         let none: [&str; 0] = [];
         let said = |operations: Value, resources: Value| {
             let rule = json!({"operations": operations, "apiGroups": ["*"], "apiVersions": ["v1"], "resources": resources});

@@ -639,7 +639,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_stored_stays_defined_and_names_stay() {
+    fn stored_versions_and_names_cannot_be_removed_from_a_definition() {
         let mut old = widgets(&|_| {});
         child_or_new(&mut old, "status").insert(
             "conditions".to_owned(),

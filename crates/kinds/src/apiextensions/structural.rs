@@ -479,7 +479,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_named() {
+    fn unsupported_schema_keywords_are_reported() {
         assert_eq!(unreadable(&json!({"type": "object"})), None);
         assert_eq!(
             unreadable(&json!({"properties": {"a": {"id": "x"}}})),

@@ -438,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn one_version_is_spoken_of_as_the_whole() {
+    fn errors_of_a_single_version_have_the_paths_of_v1beta1() {
         let none: [&str; 0] = [];
         assert_eq!(said(json!([version("v1", json!({}))])), none);
         let bad = json!({"schema": {"openAPIV3Schema": {"type": "string"}}});

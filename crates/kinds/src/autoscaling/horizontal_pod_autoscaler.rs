@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_measured_elsewhere_scales_from_zero() {
+    fn scaling_to_zero_needs_an_object_or_external_metric() {
         let told = |kind: &str| {
             let spec = json!({"minReplicas": 0, "maxReplicas": 1, "scaleTargetRef": {"kind": "D", "name": "d"},
                 "metrics": [{"type": kind}]});

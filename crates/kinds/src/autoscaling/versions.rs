@@ -453,7 +453,7 @@ mod tests {
     ];
 
     #[test]
-    fn what_v1_has_no_field_for_is_kept_in_its_words_and_comes_back() {
+    fn fields_that_v1_lacks_are_kept_in_annotations() {
         for (metric, note) in METRICS_AND_NOTES {
             let v2 = object(&format!(
                 r#"{{"apiVersion": "autoscaling/v2", "metadata": {{"name": "h"}}, "spec": {{"metrics": [{metric}]}}, "status": {{"currentMetrics": null}}}}"#
@@ -495,7 +495,7 @@ mod tests {
     }
 
     #[test]
-    fn notes_of_what_may_not_change_stay() {
+    fn annotations_of_the_other_half_are_kept_on_spec_and_status_updates() {
         let noted = |current: &str, metrics: &str| {
             object(&format!(
                 r#"{{"metadata": {{"annotations": {{"{CURRENT}": "{current}", "{METRICS}": "{metrics}"}}}}}}"#

@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn what_failed_did_not_complete() {
+    fn an_index_is_either_completed_or_failed() {
         assert_eq!(overlap("0,2-4", "1,3", 5), Some(3));
         assert_eq!(overlap("0,2-4", "1", 5), None);
         assert_eq!(overlap("x,1", "1", 5), Some(1));

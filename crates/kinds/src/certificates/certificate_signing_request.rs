@@ -445,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_says_who_signs_and_what_for() {
+    fn signer_name_and_usages_are_required() {
         let none: [&str; 0] = [];
         let good = asked("example.com/x", &json!(["client auth"]), json!({}));
         assert_eq!(lines(validate(&good)), none);
@@ -576,7 +576,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prefix_of_its_name_is_told_once() {
+    fn an_invalid_generate_name_is_reported_once() {
         let kind = crate::find("certificates.k8s.io", "v1", "certificatesigningrequests").unwrap();
         let old = object(r#"{"metadata": {"name": "c"}}"#);
         let new = object(r#"{"metadata": {"name": "c", "generateName": "a/b"}}"#);

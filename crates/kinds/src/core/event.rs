@@ -366,7 +366,7 @@ mod tests {
         "reason": "r", "action": "a", "reportingInstance": "i", "type": "Normal""#;
 
     #[test]
-    fn dated_events_say_who_reports_them() {
+    fn events_with_an_event_time_need_a_reporting_controller() {
         let core = object(&format!(r#"{{{DATED}}}"#));
         let told = lines((KIND.validate_create)(&core));
         assert_eq!(told[0], "reportingComponent: Required value");

@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_named() {
+    fn invalid_fields_are_reported_with_their_paths() {
         let cases: &[(&str, &[&str])] = &[
             (
                 r#"{"spec": {"podCIDRs": ["10.0.0.0/24", "2001:db8::/64"]}, "status": {"declaredFeatures": ["A", "B/c"]}}"#,

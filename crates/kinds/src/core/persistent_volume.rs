@@ -498,7 +498,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_old_in_a_volume_is_warned_about() {
+    fn deprecated_volume_fields_are_warned_about() {
         let volume = |metadata: &str, spec: &str| {
             warnings(&object(&format!(
                 r#"{{"metadata": {metadata}, "spec": {spec}}}"#

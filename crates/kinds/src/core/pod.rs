@@ -480,7 +480,7 @@ mod tests {
     }
 
     #[test]
-    fn the_status_column_tells_what_matters() {
+    fn the_status_column_has_the_most_specific_reason() {
         let pod = |status: &str| {
             format!(
                 r#"{{"spec": {{"containers": [{{"name": "c"}}], "initContainers": [{{"name": "i"}}]}}, "status": {status}}}"#
@@ -519,7 +519,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_says_that_a_pod_has_ended() {
+    fn a_row_of_an_ended_pod_has_a_condition() {
         let ended = |phase: &str| {
             let pod = object(&format!(r#"{{"status": {{"phase": "{phase}"}}}}"#));
             row_conditions(&pod).map(|conditions| conditions[0]["reason"].clone())

@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_is_warned_of_with_what_was_there() {
+    fn an_update_is_warned_about_fields_of_the_old_object() {
         let odd = controller(r#""volumes": [{"name": "v", "rbd": {}}]"#);
         let plain = controller(r#""hostNetwork": false"#);
         assert_eq!(warnings(&plain, Some(&odd)).len(), 1);

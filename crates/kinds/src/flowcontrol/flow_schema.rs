@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_say_who_does_what() {
+    fn rules_need_subjects_and_valid_urls() {
         let user = json!([{"kind": "User", "user": {"name": "u"}}]);
         let urls = |urls: Value| json!({"subjects": user, "nonResourceRules": [{"verbs": ["get"], "nonResourceURLs": urls}]});
         let none: [&str; 0] = [];

@@ -132,7 +132,7 @@ mod tests {
     use machinery::json::json;
 
     #[test]
-    fn what_is_allocated_was_asked_for() {
+    fn allocated_resources_status_must_name_resources_of_the_container() {
         let spec = json!({"containers": [{"name": "c", "resources": {
             "requests": {"e.io/x": "1"}, "claims": [{"name": "r", "request": "q"}, {"name": "s"}]}}]});
         let told = |allocated: Value| {

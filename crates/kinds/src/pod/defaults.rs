@@ -382,7 +382,7 @@ mod tests {
     use crate::testing::object;
 
     #[test]
-    fn a_bare_pod_gets_what_kubernetes_gives_it() {
+    fn a_minimal_pod_gets_the_defaults() {
         let mut pod = object(
             r#"{"spec": {"containers": [{"name": "c", "image": "i", "ports": [{"containerPort": 80}],
                 "resources": {"limits": {"cpu": "1"}}}], "volumes": [{"name": "v"}]}}"#,

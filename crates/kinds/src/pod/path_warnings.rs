@@ -132,7 +132,7 @@ mod tests {
     use machinery::json::json;
 
     #[test]
-    fn files_over_each_other_are_told() {
+    fn overlapping_paths_of_a_volume_are_warned_about() {
         let told = |volume: Value| {
             let mut out = Vec::new();
             overlapping_paths(&json!([volume]), &mut out);

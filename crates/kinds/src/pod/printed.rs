@@ -58,7 +58,7 @@ mod tests {
     use machinery::json::json;
 
     #[test]
-    fn what_is_shared_with_the_host_stands_in_the_security_context() {
+    fn host_namespaces_are_printed_in_the_security_context() {
         let spec = json!({"hostNetwork": true, "serviceAccount": "a", "serviceAccountName": "a",
             "securityContext": {"fsGroup": 1}, "containers": [{"name": "c", "tty": true}]});
         let printed = printed_spec(&spec);

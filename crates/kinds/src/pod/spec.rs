@@ -403,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn what_clashes_in_a_containers_context_is_shown_whole() {
+    fn a_contradictory_security_context_is_printed_in_full() {
         let told = found(
             r#"{"spec": {"containers": [{"name": "c", "image": "i",
                 "securityContext": {"privileged": true, "allowPrivilegeEscalation": false}}]}}"#,

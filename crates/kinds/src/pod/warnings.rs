@@ -487,7 +487,7 @@ mod tests {
     use crate::testing::object;
 
     #[test]
-    fn oddities_are_told_once() {
+    fn each_warning_of_a_pod_is_returned_once() {
         let pod = object(
             r#"{"metadata": {"name": "n"}, "spec": {"nodeSelector": {"beta.kubernetes.io/os": "linux"}, "containers": [
                 {"name": "a", "env": [{"name": "X", "value": "1"}, {"name": "X", "value": "2"},
@@ -506,7 +506,7 @@ mod tests {
     }
 
     #[test]
-    fn each_oddity_has_its_words() {
+    fn each_questionable_pod_field_has_its_warning() {
         let told = |metadata: &str, spec: &str| {
             warn_pod(
                 &object(&format!(

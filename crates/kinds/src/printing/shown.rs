@@ -51,7 +51,7 @@ mod tests {
     use machinery::json::json;
 
     #[test]
-    fn nothing_is_left_out() {
+    fn zero_values_are_printed() {
         const INNER: &[Field] = &[Field("name", "Name", Go::Text), Field("on", "On", Go::Bool)];
         const OUTER: &[Field] = &[
             Field("list", "List", Go::List(INNER)),

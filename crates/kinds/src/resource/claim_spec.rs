@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_say_what_is_wrong_with_them() {
+    fn invalid_device_requests_are_rejected_with_field_paths() {
         let at = "spec.devices.requests[0]";
         let label = "a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character (e.g. 'MyValue',  or 'my_value',  or '12345', regex used for validation is '(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?')";
         let exactly = |fields: Value| {
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_of_requests_names_requests() {
+    fn constraints_and_configurations_must_refer_to_existing_requests() {
         let requests = json!([
             {"name": "r", "exactly": {"deviceClassName": "c"}},
             {"name": "r", "exactly": {"deviceClassName": "c"}},

@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn selectors_have_an_expression_of_bearable_length() {
+    fn selectors_need_an_expression_and_its_length_is_limited() {
         let path = Path::new("s");
         let mut errors = Vec::new();
         let long = "x".repeat(EXPRESSION_MAX + 1);

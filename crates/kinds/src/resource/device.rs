@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_say_what_is_wrong_with_them() {
+    fn invalid_devices_are_rejected_with_field_paths() {
         let cases = [
             (json!({"name": "d"}), vec![]),
             (
@@ -450,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_has_so_many_properties() {
+    fn attributes_and_capacities_of_a_device_are_limited() {
         let attributes: machinery::Object = (0..33)
             .map(|i| {
                 (

@@ -143,7 +143,7 @@ mod tests {
     use machinery::json::json;
 
     #[test]
-    fn what_may_be_asked_for_is_within_the_capacity() {
+    fn request_policies_stay_within_the_capacity() {
         let cases = [
             (json!({}), vec![]),
             (json!({"default": "1", "validValues": ["1", "2"]}), vec![]),

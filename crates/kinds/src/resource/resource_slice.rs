@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn slices_say_what_is_wrong_with_them() {
+    fn invalid_slices_are_rejected_with_field_paths() {
         let one = "exactly one of `nodeName`, `nodeSelector`, `allNodes`, `perDeviceNodeSelection` is required";
         let cases = [
             (json!({}), vec![]),
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn taints_say_since_when() {
+    fn device_taints_get_a_time_added() {
         let mut given =
             slice(json!({"devices": [{"name": "d", "taints": [{"key": "k", "effect": "None"}]}]}));
         (KIND.default_at)(&mut given, "2020-01-01T00:00:00Z");

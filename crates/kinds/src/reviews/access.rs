@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn a_question_names_one_thing_and_somebody() {
+    fn an_access_review_needs_one_kind_of_attributes_and_a_user_or_group() {
         assert_eq!(
             messages("{}", About::Here),
             [
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn what_selectors_say_is_read_as_far_as_it_goes() {
+    fn unknown_selector_requirements_are_skipped_and_reported() {
         let parts = json!({"requirements": [
             {"key": "a", "operator": "In", "values": ["x"]},
             {"key": "b", "operator": "NotIn", "values": ["y"]},

@@ -397,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn conditions_say_why_and_since_when() {
+    fn conditions_need_a_reason_and_a_transition_time() {
         let mut errors = Vec::new();
         let given = machinery::json::json!([
             {"type": "Ready", "status": "True", "reason": "Fine", "lastTransitionTime": "2020-01-01T00:00:00Z"},

@@ -636,7 +636,7 @@ mod tests {
     }
 
     #[test]
-    fn every_kind_names_what_it_lacks() {
+    fn every_volume_type_reports_its_missing_fields() {
         let cases = [
             (
                 json!({}),

@@ -221,7 +221,7 @@ mod tests {
     use machinery::json::json;
 
     #[test]
-    fn changes_are_told_with_the_lines_around_them() {
+    fn a_diff_has_context_lines() {
         let cases = [
             (json!({"a": 1}), json!({"a": 1}), ""),
             (

@@ -151,7 +151,7 @@ mod tests {
     use machinery::json::json;
 
     #[test]
-    fn emptiness_makes_no_difference() {
+    fn null_and_empty_objects_are_equal_to_absent_fields() {
         assert!(same(&json!({"a": 1, "b": {}, "c": null}), &json!({"a": 1})));
         assert!(!same(&json!({"a": 1}), &json!({"a": 1, "b": 2})));
         assert!(!same(&json!([1]), &json!([1, 2])));

@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn writers_are_told_what_is_ignored_or_old() {
+    fn ignored_and_deprecated_service_fields_are_warned_about() {
         let cases = [
             (
                 r#"{"spec": {"externalName": "x"}}"#,

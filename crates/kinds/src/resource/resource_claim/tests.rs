@@ -91,7 +91,7 @@ fn results_answer_requests_with_devices() {
 }
 
 #[test]
-fn an_allocation_does_not_change_but_goes() {
+fn an_allocation_is_immutable_but_can_be_removed() {
     let one = with_status(json!({"allocation": {"devices": {"results": [result(json!({}))]}}}));
     let other = with_status(json!({"allocation": {"devices": {"results": []}}}));
     let none = with_status(json!({}));

@@ -15,7 +15,7 @@ fn messages(fields: &str) -> Vec<String> {
 const PORTS: &str = r#""ports": [{"port": 80}]"#;
 
 #[test]
-fn mistakes_are_named_in_order() {
+fn invalid_service_fields_are_reported_in_order() {
     let cases: &[(&str, &[&str])] = &[
         ("", &["spec.ports: Required value"]),
         (r#""clusterIP": "None", "clusterIPs": ["None"]"#, &[]),
@@ -132,7 +132,7 @@ fn source_ranges_may_stand_in_an_annotation() {
 }
 
 #[test]
-fn what_was_given_stays() {
+fn allocated_addresses_and_families_are_immutable() {
     let change = |old: &str, new: &str| {
         let with = |fields: &str| spec(&format!("{PORTS}, {fields}"));
         lines(update(&with(new), &with(old), None))
