@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_status_is_said_as_kubectl_says_it() {
+    fn a_status_is_printed_as_by_upstreams_kubectl() {
         for (given, expected) in [
             (
                 json!({"reason": "NotFound", "message": "pods \"a\" not found", "code": 404}),

@@ -335,7 +335,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_end_of_a_line_says_what_is_wanted() {
+    fn the_completion_depends_on_the_words_before_the_cursor() {
         let wish = |line: &str| decide(&line.split(' ').map(ToOwned::to_owned).collect::<Vec<_>>());
         assert_eq!(wish("get ").0, Wish::Types);
         assert_eq!(wish("get pods "), (Wish::Names("pods".into()), None));

@@ -450,7 +450,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shares_are_rounded_down_and_unknown_swap_is_said() {
+    fn percentages_are_rounded_down_and_unknown_swap_is_shown() {
         assert_eq!(
             (percent(1999, 2000), percent(5, 0)),
             ("99%".into(), "0%".into())

@@ -421,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_exist_is_named() {
+    fn missing_contexts_clusters_and_users_are_named() {
         for (global, expected) in [
             (
                 Global {

@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_has_all_sections_in_order() {
+    fn a_written_kubeconfig_has_all_sections_in_order() {
         let config =
             file("contexts: [{name: b, context: {}}, {name: a, context: {}}]\npreferences: {}");
         assert_eq!(

@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_is_an_error() {
+    fn missing_sources_and_targets_are_errors() {
         let error = |entry: Value| replaced(entry).unwrap_err().to_string();
         let target = json!([{"select": {"kind": "Deployment"}, "fieldPaths": ["spec.none"]}]);
         assert_eq!(

@@ -167,7 +167,7 @@ fn transformers_of_files_do_the_same_as_fields() {
 }
 
 #[test]
-fn what_is_not_understood_or_not_there_is_refused() {
+fn unknown_fields_and_missing_files_are_refused() {
     let directory = tempfile::tempdir().unwrap();
     let root = directory.path();
     for (name, text) in [("out.yaml", APP), ("k/in.yaml", APP)] {

@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn an_owned_field_with_owned_children_is_said_with_a_dot() {
+    fn an_owned_field_with_owned_children_is_written_with_a_dot() {
         let mut fields = json!({"f:labels": {}});
         union(&mut fields, &json!({"f:labels": {"f:app": {}}}));
         assert_eq!(fields, json!({"f:labels": {".": {}, "f:app": {}}}));

@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_become_words() {
+    fn field_names_become_titles() {
         for (key, name) in [
             ("clusterIP", "Cluster IP"),
             ("type", "Type"),

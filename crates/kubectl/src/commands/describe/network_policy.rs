@@ -134,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rules_are_told_by_ports_and_peers() {
+    fn rules_are_described_by_ports_and_peers() {
         let object = json!({"metadata": {"name": "p", "namespace": "n"}, "spec": {
             "podSelector": {"matchLabels": {"a": "b"}}, "policyTypes": ["Ingress"],
             "ingress": [{"ports": [{"port": 80}, {"port": 90, "endPort": 99, "protocol": "UDP"}],

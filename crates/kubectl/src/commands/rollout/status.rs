@@ -234,7 +234,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_deployment_tells_its_stages() {
+    fn the_rollout_status_of_a_deployment_has_its_stages() {
         for (status, expected, done) in [
             (
                 json!({}),
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn stateful_sets_and_daemon_sets_tell_theirs() {
+    fn the_rollout_status_of_stateful_sets_and_daemon_sets_has_its_stages() {
         let set = |status: Value, partition: i64| {
             progress(&json!({"kind": "StatefulSet", "metadata": {"name": "db", "generation": 1}, "spec": {
                 "replicas": 3, "updateStrategy": {"rollingUpdate": {"partition": partition}}}, "status": status}))
