@@ -478,7 +478,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_node_cannot_enforce_or_does_not_allow_is_refused() {
+    fn pods_with_settings_the_node_cannot_enforce_are_refused() {
         let with = |context: serde_json::Value| {
             pod(
                 "a",
@@ -529,7 +529,7 @@ mod tests {
     }
 
     #[test]
-    fn a_critical_pod_makes_others_go_and_begins_when_they_have_gone() {
+    fn a_critical_pod_preempts_others_and_starts_after_they_ended() {
         let critical = |name: &str, cpu: &str| {
             let mut pod = Arc::unwrap_or_clone(asking(name, cpu));
             pod.spec.as_mut().unwrap().priority = Some(2_000_000_000);

@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_given_is_kept_and_given_again() {
+    fn allocated_resources_are_saved_and_restored() {
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(Allocation::read(dir.path()), None);
         let given = Allocation::of(&pod("2", "1"));

@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_unused_images_go_first_and_young_used_and_pinned_ones_stay() {
+    fn the_least_recently_used_images_are_removed_and_new_used_and_pinned_ones_kept() {
         let image = |id: &str, pinned| v1::Image {
             id: id.into(),
             size: 1,

@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn critical_pods_stay_and_what_cannot_be_freed_is_said() {
+    fn critical_pods_are_not_preempted_and_insufficient_resources_are_reported() {
         let critical = pod(
             "other",
             2_000_000_000,

@@ -221,7 +221,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_would_have_no_effect_is_refused_and_what_holds_anyway_is_not() {
+    fn settings_without_effect_are_refused_unless_they_hold_anyway() {
         let of = |name: &str, value: Value| check(name, &value).unwrap();
         for (name, value) in [
             ("cpuManagerPolicy", json!("none")),

@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn what_would_have_no_effect_is_refused_with_its_line() {
+    fn settings_without_effect_are_refused_with_their_line() {
         let file = written("maxPods: 7\nhairpinMode: none\ncpuManagerPolicy: none\n");
         assert_eq!(of(file.path(), None).unwrap().max_pods, 7);
         let told = refused("maxPods: 7\ncpuManagerPolicy: static\n");
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn what_kubeadm_writes_is_accepted() {
+    fn a_kubelet_configuration_written_by_kubeadm_is_accepted() {
         let file = written(
             "authentication:\n  anonymous: {enabled: false}\n  webhook: {cacheTTL: 0s, enabled: true}\n  x509: {clientCAFile: /etc/kubernetes/pki/ca.crt}\nauthorization:\n  mode: Webhook\n  webhook: {cacheAuthorizedTTL: 0s, cacheUnauthorizedTTL: 0s}\ncgroupDriver: systemd\nclusterDNS: [10.96.0.10]\nclusterDomain: cluster.local\ncontainerRuntimeEndpoint: \"\"\ncpuManagerReconcilePeriod: 0s\ncrashLoopBackOff: {}\nevictionPressureTransitionPeriod: 0s\nfileCheckFrequency: 0s\nhealthzBindAddress: 127.0.0.1\nhealthzPort: 10248\nhttpCheckFrequency: 0s\nimageMaximumGCAge: 0s\nimageMinimumGCAge: 0s\nlogging:\n  flushFrequency: 0\n  options: {json: {infoBufferSize: \"0\"}, text: {infoBufferSize: \"0\"}}\n  verbosity: 0\nmemorySwap: {}\nnodeStatusReportFrequency: 0s\nnodeStatusUpdateFrequency: 0s\nrotateCertificates: true\nruntimeRequestTimeout: 0s\nshutdownGracePeriod: 0s\nshutdownGracePeriodCriticalPods: 0s\nstaticPodPath: /etc/kubernetes/manifests\nstreamingConnectionIdleTimeout: 0s\nsyncFrequency: 0s\nvolumeStatsAggPeriod: 0s\n",
         );

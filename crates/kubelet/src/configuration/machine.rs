@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_machine_lacks_is_named() {
+    fn paths_and_features_missing_on_the_machine_are_reported() {
         assert_eq!(check(&KubeletConfiguration::default()), Ok(()));
         let config = KubeletConfiguration {
             cgroup_root: "/there/is/no/such".into(),

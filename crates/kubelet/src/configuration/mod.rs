@@ -424,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_named_by_field() {
+    fn invalid_configuration_values_are_reported_with_their_field() {
         let config = KubeletConfiguration {
             container_log_max_files: 1,
             image_gc_low_threshold_percent: 90,

@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_can_change_does_and_the_rest_waits_for_a_restart() {
+    fn reloadable_fields_take_effect_and_others_wait_for_a_restart() {
         let current = KubeletConfiguration {
             max_parallel_image_pulls: Some(2),
             ..KubeletConfiguration::default().complete()

@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_comes_first_and_what_is_not_observed_is_not_met() {
+    fn memory_pressure_comes_first_and_unobserved_signals_are_not_met() {
         let mut state = State::default();
         step(&mut state, 0, 50, 400);
         let both = step(&mut state, 100, 50, 400);

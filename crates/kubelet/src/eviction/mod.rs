@@ -452,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_under_pressure_takes_only_what_it_must() {
+    fn pressure_conditions_decide_which_pods_are_admitted() {
         let plain = pod(json!({"containers": [{"name": "a"}]}));
         let asking = pod(json!({"containers": [{"name": "a",
             "resources": {"requests": {"memory": "1Mi"}}}]}));

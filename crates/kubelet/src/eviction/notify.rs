@@ -173,14 +173,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_can_be_reclaimed_does_not_count_as_used() {
+    fn reclaimable_memory_does_not_count_as_used() {
         assert_eq!(usage_at(1000, 100, 0), 900);
         assert_eq!(usage_at(1000, 100, 50), 950);
         assert_eq!(usage_at(100, 1000, 0), 0);
     }
 
     #[tokio::test]
-    async fn a_kernel_without_notifications_leaves_the_looks() {
+    async fn without_kernel_notifications_the_periodic_checks_remain() {
         assert!(stalls("/there/is/no/such").is_err());
         assert!(crossing("/there/is/no/such", 1).is_err());
         assert!(limit_events("/there/is/no/such").is_err());

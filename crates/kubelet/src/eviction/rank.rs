@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_is_told_what_was_short_and_what_it_used() {
+    fn an_eviction_message_has_the_resource_and_the_usage() {
         let mib = 1024 * 1024;
         let threshold = Threshold {
             signal: Signal::MemoryAvailable,

@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused() {
+    fn invalid_thresholds_are_refused() {
         let none = Statements::new();
         for (hard, soft) in [
             (list(&[("memory", "1Gi")]), none.clone()),

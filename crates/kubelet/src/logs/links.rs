@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn only_our_links_whose_log_is_gone_are_removed() {
+    fn only_own_links_to_removed_logs_are_removed() {
         let temporary = tempfile::tempdir().unwrap();
         let (dir, logs) = (
             temporary.path().join("containers"),

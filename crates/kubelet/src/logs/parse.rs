@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn readers_see_what_they_ask_for() {
+    fn log_options_select_the_printed_lines() {
         assert_eq!(print(Options::default()), "one\ntwo-half\n\n");
         let stamped = Options {
             timestamps: true,

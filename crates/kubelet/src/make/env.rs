@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_named() {
+    fn missing_sources_of_variables_are_reported() {
         let missing_key = serde_json::json!([
             {"name": "X", "valueFrom": {"configMapKeyRef": {"name": "m", "key": "Z"}}}]);
         let error = make(missing_key, serde_json::json!([])).err().unwrap();

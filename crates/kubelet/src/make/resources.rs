@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_pod_says_itself_holds_for_it_and_for_containers_without_limits() {
+    fn pod_level_resources_hold_for_the_pod_and_for_containers_without_limits() {
         let pod: Pod = serde_json::from_value(serde_json::json!({"spec": {
             "resources": {"requests": {"cpu": "1"}, "limits": {"cpu": "2", "memory": "1Gi"}},
             "containers": [{"name": "a", "resources": {"limits": {"memory": "64Mi"}}}, {"name": "b"}]}}))

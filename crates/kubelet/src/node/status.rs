@@ -481,7 +481,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_that_a_cloud_has_said_stay() {
+    fn addresses_set_by_a_cloud_provider_are_kept() {
         let addresses = |address: &str| {
             Some(vec![NodeAddress {
                 type_: "InternalIP".into(),

@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_verdict_needs_its_number_of_answers_in_a_row_and_is_told_once() {
+    fn a_result_changes_after_threshold_consecutive_answers_and_is_reported_once() {
         let mut threshold = Threshold::new(2, 3);
         let answers = "ok ok ok bad bad ok bad bad bad bad broken ok ok";
         let told: Vec<_> = answers

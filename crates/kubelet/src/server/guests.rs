@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_has_few_and_others_are_not_kept_out() {
+    fn unauthenticated_connections_are_limited_per_address() {
         let guests = Guests::default();
         let (one, two) = (IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, 2]));
         let mut all: Vec<Guest> = (0..PER_ADDRESS).filter_map(|_| guests.enter(one)).collect();
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_guest_that_is_welcome_stays_and_another_does_not() {
+    async fn authorized_connections_are_kept_and_others_expire() {
         let guests = Guests::default();
         let address = IpAddr::from([10, 0, 0, 1]);
         let (stranger, friend) = (

@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn the_right_container_is_chosen_or_the_reason_is_told() {
+    fn the_container_of_a_log_request_is_chosen_or_an_error_is_returned() {
         let choose = |json, previous| choose(Some(&status(json)), "c", "p", previous);
         let running = serde_json::json!({"containerID": "x://2", "state": {"running": {}},
             "lastState": {"terminated": {"exitCode": 1, "containerID": "x://1"}}});

@@ -326,7 +326,7 @@ mod tests {
     };
 
     #[test]
-    fn what_was_written_is_read() {
+    fn a_written_message_is_read_back() {
         let bytes = Builder::signal(
             &CALL,
             &[

@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn what_would_leave_its_directory_is_refused() {
+    fn names_that_would_leave_the_pod_directory_are_refused() {
         for (good, bad, field) in [
             ("name: web", "name: ../../etc", "metadata.name"),
             (
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_pod_is_refused() {
+    fn manifests_of_other_kinds_are_refused() {
         for (text, expected) in [
             ("", "not a Pod"),
             ("a: [", ""),
@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_of_the_api_may_be_needed() {
+    fn static_pods_may_not_refer_to_api_objects() {
         for (good, more, expected) in [
             (
                 "spec: {",

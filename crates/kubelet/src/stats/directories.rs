@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_measure_counts_for_a_while() {
+    fn a_measurement_is_cached_for_a_while() {
         let dir = tempfile::tempdir().unwrap();
         let directories = Directories::default();
         std::fs::write(dir.path().join("a"), "x").unwrap();

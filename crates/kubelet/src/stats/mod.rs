@@ -402,7 +402,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_rate_is_what_was_spent_between_two_looks() {
+    fn the_cpu_rate_is_computed_from_two_samples() {
         let provider = Provider::default();
         let at = |millis| Timestamp::from_millisecond(millis).unwrap();
         let rate = |nanos, millis| {

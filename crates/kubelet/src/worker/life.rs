@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_ended_stays_so() {
+    fn an_ended_pod_never_runs_again() {
         let by_itself = live(&[Change::Admitted, Change::Ended { grace: 30 }]);
         assert!(matches!(&by_itself, Life::Stopped(ending) if !ending.forced));
         let later = [

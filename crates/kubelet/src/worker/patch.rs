@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_patch_holds_only_what_differs_and_only_what_is_ours() {
+    fn a_status_patch_has_only_changed_fields_that_the_kubelet_owns() {
         let old = json!({"phase": "Pending", "reason": "x", "hostIP": "1", "nominatedNodeName": "n",
             "podIPs": [{"ip": "1"}], "containerStatuses": [1],
             "conditions": [

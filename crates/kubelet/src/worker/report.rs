@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn what_somebody_else_wrote_stands_for_a_while_and_a_change_of_ours_is_written_at_once() {
+    fn foreign_status_changes_are_overwritten_later_and_own_changes_written_at_once() {
         let mut report = Report::new(PodStatus::default());
         let first = patch("Running");
         assert_eq!(
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_is_deleted_after_its_last_status_and_what_the_api_drops_is_not_sent_again() {
+    fn a_pod_is_deleted_after_its_last_status_and_dropped_fields_are_not_sent_again() {
         let mut report = Report::new(PodStatus::default());
         let dropped = patch("Failed");
         assert!(matches!(

@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn the_runtime_is_asked_only_when_no_event_told_what_must_have_happened() {
+    fn the_runtime_is_queried_only_when_an_expected_event_is_missing() {
         let effects = [
             (Effect::Sandbox { id: "s".into() }, None),
             (
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn old_events_and_those_that_tell_nothing_lead_to_a_question() {
+    fn old_and_empty_events_lead_to_a_query() {
         let mut view = RuntimeView::default();
         view.set(Observed::default(), at(5));
         view.take(snapshot(4, Some(State::Running)));

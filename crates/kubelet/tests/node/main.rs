@@ -164,7 +164,7 @@ async fn a_pod_that_runs_once_succeeds_and_keeps_its_logs() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_keeps_a_container_from_starting_is_told() {
+async fn a_container_that_cannot_start_has_a_waiting_reason() {
     let node = TestNode::start().await;
     let container = |image: &str, policy: &str| json!({"containers": [{"name": "a", "image": image, "imagePullPolicy": policy}]});
     let reason = "/containerStatuses/0/state/waiting/reason";

@@ -98,7 +98,7 @@ async fn certificates_of_the_client_ca_file_get_in_beside_the_clusters() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_right_to_read_the_node_runs_no_commands() {
+async fn permission_to_read_the_node_does_not_permit_exec() {
     let node = TestNode::start().await;
     for (path, verb) in [
         ("/exec/default/web/web?command=id", "create"),
@@ -200,7 +200,7 @@ async fn head_over_http2_has_headers_and_no_body() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_summary_and_the_metrics_tell_the_same_about_pods_and_the_node() {
+async fn the_summary_and_the_metrics_agree_about_pods_and_the_node() {
     let node = TestNode::start().await;
     node.create(
         "web",
@@ -389,7 +389,7 @@ async fn a_link_in_the_place_of_a_log_is_not_read() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn logs_of_pods_that_nobody_knows_are_swept() {
+async fn logs_of_unknown_pods_are_removed() {
     let mut node = TestNode::start().await;
     node.create(
         "web",

@@ -112,7 +112,7 @@ async fn a_container_with_a_new_image_restarts_under_never_and_is_ready_all_the_
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn readiness_is_awaited_in_moments_and_followed_until_the_end() {
+async fn readiness_probes_run_often_at_first_and_continue_until_the_end() {
     let node = TestNode::start().await;
     let file = node.path("ready");
     let mut probe = exists(&file);
