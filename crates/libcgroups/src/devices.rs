@@ -285,7 +285,7 @@ mod tests {
         {"allow": true, "type": "b", "major": 8, "minor": 0, "access": "r"}]"#;
 
     #[test]
-    fn version_1_is_told_in_words() {
+    fn device_rules_of_version_1_are_written_as_text() {
         let told = lines(&asked(ONE));
         assert_eq!(told[0], (false, "a *:* rwm".to_owned()));
         assert_eq!(told[1], (true, "b 8:0 r".to_owned()));

@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_mount_table_tells_which_version_is_in_use() {
+    fn the_cgroup_version_is_read_from_the_mount_table() {
         let v1 = "30 1 0:26 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n\
                   31 1 0:27 / /sys/fs/cgroup/systemd rw - cgroup cgroup rw,name=systemd\n\
                   32 1 0:28 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n";
