@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_named() {
+    fn invalid_field_selectors_are_rejected() {
         assert_eq!(
             Selector::parse("a").unwrap_err(),
             "invalid selector: 'a'; can't understand 'a'"
@@ -193,7 +193,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_printed_parses_to_the_same(field in "[a-z.]{1,8}", value in "[a-z\\\\,=ä]{0,8}") {
+        fn a_printed_field_selector_parses_to_the_same(field in "[a-z.]{1,8}", value in "[a-z\\\\,=ä]{0,8}") {
             let selector = Selector::one(&field, &value);
             prop_assert_eq!(Selector::parse(&selector.to_string()).unwrap(), selector);
         }

@@ -370,7 +370,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_fit_or_are_told_why_not() {
+    fn invalid_names_are_reported_with_the_rule() {
         assert!(dns1123_subdomain("a.b-c.0").is_empty());
         assert!(dns1123_label("my-name").is_empty());
         assert_eq!(dns1123_label("a.b"), ["must not contain dots"]);

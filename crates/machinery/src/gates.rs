@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_behind_a_closed_gate_goes_wherever_it_stands() {
+    fn fields_of_disabled_feature_gates_are_dropped_at_any_depth() {
         let lifecycle =
             |lifecycle: Value| json!({"containers": [{"name": "c", "lifecycle": lifecycle}]});
         let without = json!({"containers": [{"name": "c"}]});

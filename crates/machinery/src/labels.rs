@@ -561,7 +561,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_are_told_in_kubernetes_words() {
+    fn selector_errors_have_kubernetes_messages() {
         let cases = [
             ("a,", "found '', expected: identifier after ','"),
             (

@@ -308,7 +308,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_are_told_where_there_are_no_others() {
+    fn enums_are_published_for_closed_sets_of_values() {
         let of = |of: &str, field: &str| {
             let definition = definition(Dialect::V3, schema::lookup(of).unwrap());
             definition["properties"][field].clone()

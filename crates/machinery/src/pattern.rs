@@ -565,7 +565,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_go_refuses_is_refused_in_its_words() {
+    fn patterns_that_go_rejects_are_rejected_with_its_message() {
         for (pattern, why) in [
             ("[a", "missing closing ]: `[a`"),
             ("x[]a", "missing closing ]: `[]a`"),
@@ -620,7 +620,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_large_is_refused_before_it_is_built() {
+    fn too_large_patterns_are_refused_before_compilation() {
         let large = "expression too large";
         for (pattern, wanted) in [
             (r"\pL{1000}".to_owned(), large),
@@ -647,7 +647,7 @@ mod tests {
     }
 
     #[test]
-    fn what_go_takes_means_the_same() {
+    fn patterns_match_as_in_go() {
         for (pattern, yes, no) in [
             (r"^\d+$", "12", "١"),
             (r"^[\w.-]+\s$", "a.b ", "é "),

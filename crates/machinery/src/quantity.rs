@@ -217,7 +217,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn what_is_read_and_shown_is_canonical() {
+    fn quantities_are_printed_in_canonical_form() {
         for (text, expected) in [
             ("1000m", "1"),
             ("0.5", "500m"),

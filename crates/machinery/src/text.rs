@@ -161,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn texts_are_the_same_as_operators_say() {
+    fn same_agrees_with_the_equality_operator() {
         for one in ["", "a", "b", "apps", "batch"] {
             for other in ["", "a", "b", "apps", "batch"] {
                 assert_eq!(same(one, other), one == other, "{one} {other}");

@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_time_is_refused_in_gos_words() {
+    fn invalid_times_are_refused_with_gos_message() {
         assert_eq!(
             parse("x").unwrap_err(),
             "parsing time \"x\" as \"2006-01-02T15:04:05Z07:00\": cannot parse \"x\" as \"2006\""

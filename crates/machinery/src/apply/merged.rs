@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_or_is_atomic_is_refused() {
+    fn undeclared_fields_and_atomic_values_are_refused() {
         let spec = |spec: Value| merge(deployment(json!({})), json!({"spec": spec})).unwrap_err();
         assert_eq!(
             spec(json!({"replicaz": 1})),

@@ -90,7 +90,7 @@ fn force_takes_fields_over() {
 }
 
 #[test]
-fn what_is_no_longer_applied_goes_unless_others_want_it() {
+fn fields_no_longer_applied_are_removed_unless_another_manager_owns_them() {
     let live = applied(None, config(1, "x"), "me").unwrap();
     let without = json!({"metadata": {"name": "d"}, "spec": {"template": {"spec": {"containers": [{"name": "c", "image": "x"}]}}}});
     let next = applied(Some(&live), without.clone(), "me").unwrap();
@@ -135,7 +135,7 @@ fn applying_the_same_again_changes_nothing() {
 }
 
 #[test]
-fn creating_and_updating_are_remembered() {
+fn creates_and_updates_are_recorded_in_managed_fields() {
     let mut created = object(config(1, "x"));
     track(None, &mut created, &writer("kubectl-create"));
     assert_eq!(
@@ -162,7 +162,7 @@ fn creating_and_updating_are_remembered() {
 }
 
 #[test]
-fn nobody_owns_what_was_sent_empty_and_is_not_written() {
+fn empty_fields_that_are_not_stored_have_no_manager() {
     let of = |resources: Value| {
         let containers = json!([{"name": "c", "resources": resources}]);
         object(json!({"spec": {"template": {"spec": {"containers": containers}}}}))
@@ -249,7 +249,7 @@ fn kubectl_moves_to_the_server_side_without_conflict() {
 }
 
 #[test]
-fn what_changed_since_the_client_applied_it_is_a_conflict_for_kubectl_too() {
+fn a_field_changed_after_client_side_apply_is_a_conflict_for_kubectl() {
     let last = json!({"apiVersion": "apps/v1", "kind": "Deployment", "spec": {"replicas": 5}});
     let mut live = object(
         json!({"metadata": {"annotations": {LAST_APPLIED: last.to_string()}}, "spec": {"replicas": 1}}),
@@ -282,7 +282,7 @@ fn the_time_of_an_entry_is_that_of_the_last_write_that_set_something() {
 }
 
 #[test]
-fn a_write_neither_takes_nor_loses_what_it_may_not_set() {
+fn fields_reset_for_a_subresource_do_not_change_managers() {
     let mut live = object(json!({"metadata": {}, "spec": {"replicas": 1}}));
     track(None, &mut live, &writer("one"));
     let status = Writer {
@@ -312,7 +312,7 @@ fn a_write_neither_takes_nor_loses_what_it_may_not_set() {
 }
 
 #[test]
-fn an_empty_list_of_managers_asks_to_forget_them_and_an_unreadable_one_does_not() {
+fn an_empty_managed_fields_list_resets_it_and_an_invalid_one_does_not() {
     let mut live = object(json!({"metadata": {}, "spec": {"replicas": 1}}));
     track(None, &mut live, &writer("one"));
     for (sent, kept) in [
@@ -397,7 +397,7 @@ fn elements_of_the_live_list_alone_stay_before_the_next_that_both_have() {
 }
 
 #[test]
-fn nothing_said_of_a_map_or_list_takes_nothing_away_and_nothing_left_is_null() {
+fn applying_null_to_a_map_or_list_removes_nothing() {
     let spec = json!({"set": ["a"], "map": {"k": "v"}, "any": {"x": 1}, "whole": {"a": "b"}});
     let first = applied_custom(None, spec.clone(), "one");
     let nulls = json!({"set": null, "map": null, "any": null});
@@ -621,7 +621,7 @@ fn tree() -> impl proptest::strategy::Strategy<Value = Value> {
 
 proptest::proptest! {
     #[test]
-    fn whatever_is_applied_is_there_and_applying_it_again_changes_nothing(
+    fn applying_is_effective_and_idempotent(
         live in tree(), config in tree()
     ) {
         let (mut live, config) = (object(live), object(config));
@@ -717,7 +717,7 @@ fn a_creator_owns_what_a_comparison_with_nothing_gives() {
 }
 
 #[test]
-fn nobody_owns_an_object_with_an_element_that_has_no_key() {
+fn an_object_with_a_list_element_without_key_has_no_managed_fields() {
     let versions = OneVersion {
         api_version: "v1",
         root: typed("core/v1.ServiceAccount").unwrap(),

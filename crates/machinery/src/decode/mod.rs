@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn duplicate_keys_in_yaml_are_told_with_their_lines() {
+    fn duplicate_keys_in_yaml_are_reported_with_their_lines() {
         let text = b"metadata:\n  name: a\n  name: b\nspec:\n  odd: 1\n  even: 2\n  paused: true\n  paused: false\n";
         let schema = crate::schema::lookup("apps/v1.Deployment");
         let decoded = object(Format::Yaml, text, schema).unwrap();
@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn the_short_way_leads_where_the_long_way_does() {
+    fn the_fast_decoder_agrees_with_the_general_one() {
         let pod = json!({"kind": "Pod", "apiVersion": "v1",
             "metadata": {"name": "p", "labels": {"b": "1", "a": "2"}, "creationTimestamp": null},
             "spec": {"containers": [{"name": "c", "resources": {"limits": {"cpu": "0.1"}},
@@ -405,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn bombs_are_refused() {
+    fn alias_bombs_and_deep_nesting_are_refused() {
         let mut bomb = String::from("a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n");
         for i in 1..9 {
             let refs = vec![format!("*a{}", i - 1); 10].join(", ");

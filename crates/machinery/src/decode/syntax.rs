@@ -233,7 +233,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_json_is_refused_in_gos_words() {
+    fn invalid_json_is_refused_with_gos_message() {
         let cases = [
             ("", "unexpected end of JSON input"),
             ("{", "unexpected end of JSON input"),

@@ -16,7 +16,7 @@ fn normalised(schema: &str, value: Value) -> (String, Vec<String>) {
 }
 
 #[test]
-fn what_is_neither_a_schema_nor_its_other_form_is_nothing_or_refused() {
+fn a_value_that_is_neither_a_schema_nor_its_alternative_is_dropped_or_refused() {
     let definition = |keyword: &str, value: Value| {
         let schema = json!({"type": "object", keyword: value});
         let definition = json!({"spec": {"versions": [{"name": "v1", "served": true,
@@ -142,7 +142,7 @@ fn normalising_twice_changes_nothing() {
 }
 
 #[test]
-fn an_empty_list_that_was_sent_is_told_until_the_object_is_written() {
+fn validated_empty_lists_are_kept_until_the_object_is_encoded() {
     let pod = json!({"metadata": {"name": "p"}, "spec": {"overhead": {}, "tolerations": [],
         "containers": [{"name": "c", "ports": [], "resources": {"limits": {}, "claims": []}}],
         "ephemeralContainers": [{"name": "e", "ports": [], "resources": {}}]}});
@@ -170,7 +170,7 @@ fn an_empty_list_that_was_sent_is_told_until_the_object_is_written() {
 }
 
 #[test]
-fn of_several_complaints_the_worst_is_told() {
+fn of_several_errors_the_most_severe_is_returned() {
     let told = |value: Value| normalised("core/v1.Event", value).0;
     let count =
         "json: cannot unmarshal string into Go struct field EventSeries.series.count of type int32";

@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_refused() {
+    fn operations_that_do_not_apply_are_refused() {
         for patch in [
             json!([{"op": "remove", "path": "/x"}]),
             json!([{"op": "replace", "path": "/l/0", "value": 1}]),
@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn oddities_are_those_of_upstreams_library() {
+    fn edge_cases_agree_with_upstreams_library() {
         let cases = [
             // An absent name can be replaced and copied.
             (
@@ -414,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_list_of_operations_is_refused_in_gos_words() {
+    fn an_invalid_json_patch_is_refused_with_gos_message() {
         let cases = [
             (
                 json!({}),

@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_protobuf_is_refused() {
+    fn invalid_protobuf_is_refused() {
         assert_eq!(decode(b"{}"), Err(Error::Magic));
         assert_eq!(decode(b"k8s\0\x0a\x05x"), Err(Error::Truncated));
         let pod = schema::lookup("core/v1.Pod").unwrap();

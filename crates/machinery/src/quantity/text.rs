@@ -436,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_quantity_is_refused() {
+    fn invalid_quantities_are_refused() {
         for (text, error) in [
             ("", Error::Format),
             ("a", Error::Format),

@@ -480,7 +480,7 @@ mod tests {
     }
 
     #[test]
-    fn what_go_writes_for_nothing_is_known() {
+    fn the_zero_value_of_a_type_is_written_as_by_go() {
         let pod = lookup("core/v1.Pod").unwrap();
         let zero = zero_of(Shape::Struct(find(pod.package, pod.name).unwrap()));
         let expected = r#"{"metadata":{},"spec":{"containers":null},"status":{}}"#;

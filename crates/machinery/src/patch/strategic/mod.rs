@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn what_only_the_patch_has_is_taken_as_it_is() {
+    fn values_present_only_in_the_patch_are_copied_unchanged() {
         let metadata = |patch: Value| {
             pod(json!({"metadata": {}}), json!({"metadata": patch})).unwrap()["metadata"].clone()
         };
@@ -438,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_understood_goes_from_the_patch() {
+    fn applied_directives_and_nulls_are_removed_from_the_patch() {
         let schema = schema::lookup("core/v1.Pod").unwrap();
         let target = json!({"spec": {"containers": [{"name": "a"}]}});
         let patch = json!({"spec": {"$setElementOrder/containers": [{"name": "a"}],
@@ -450,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_merged_is_refused_in_kubernetes_words() {
+    fn patches_that_cannot_be_merged_are_refused_with_kubernetes_message() {
         let crd = schema::lookup("apiextensions/v1.CustomResourceDefinition").unwrap();
         let properties = json!({"properties": {"a": {"properties": {"b": {}}}}});
         let schemas = json!({"spec": {"conversion": {"webhook": {"clientConfig": properties}}}});
