@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_node_that_hangs_delays_nobody_and_a_node_that_is_gone_is_forgotten() {
+    async fn a_hanging_node_delays_no_other_and_a_deleted_node_is_forgotten() {
         let world = World::new();
         for name in ["hangs", "refuses", "works"] {
             let node = json!({"metadata": {"name": name}});

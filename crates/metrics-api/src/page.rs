@@ -194,7 +194,7 @@ resource_scrape_error 0
     }
 
     #[test]
-    fn what_cannot_be_read_is_skipped() {
+    fn invalid_metric_lines_are_skipped() {
         for line in [
             "",
             "{",
