@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_that_want_a_port_the_first_has_it_and_the_second_gets_it_after() {
+    fn the_second_pod_with_a_host_port_gets_it_after_the_first_is_removed() {
         let (first, mut second) = (record(None), record(None));
         second.sandbox_id = "a".into();
         second.addresses = vec!["10.42.0.6".parse().unwrap()];

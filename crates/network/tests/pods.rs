@@ -125,7 +125,7 @@ fn host_ports_lead_to_the_pod_from_everywhere() {
 }
 
 #[test]
-fn pods_pass_docker_and_what_another_program_removed_comes_back() {
+fn pod_traffic_passes_docker_and_removed_rules_are_restored() {
     lab::node(|outside| async move {
         let docker = "nft 'add table ip filter; \
             add chain ip filter DOCKER-USER; \

@@ -90,7 +90,7 @@ fn entries_of_the_overlay_go_with_their_node_and_follow_its_address() {
 }
 
 #[test]
-fn what_is_removed_behind_our_back_comes_back() {
+fn removed_routes_are_restored() {
     lab::node(|_| async move {
         lab::command("ip route add default via 192.0.2.2");
         let (tell, told) = tokio::sync::watch::channel(Some(peers()));

@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_or_something_else_is_no_question() {
+    fn truncated_and_other_packets_are_ignored() {
         let about = Ipv4Addr::new(192, 0, 2, 9);
         let asker = Ipv4Addr::new(192, 0, 2, 2);
         let frame = arp(ARP_REQUEST, OTHER, asker, BROADCAST, about, [0; 6]);

@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_network_is_refused() {
+    fn invalid_network_configurations_are_refused() {
         for (file, reason) in [
             (
                 json!({ "name": "a/b", "plugins": [{ "type": "x" }] }),
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plugin_is_told_only_what_it_can_do() {
+    fn a_plugin_gets_only_the_capabilities_it_declares() {
         let file = json!({
             "name": "n", "cniVersion": "1.0.0",
             "plugins": [{ "type": "portmap", "capabilities": { "portMappings": true, "mac": false } }],

@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_meant_has_the_code_of_the_specification() {
+    fn invalid_calls_have_the_error_codes_of_the_specification() {
         let good = json!({"cniVersion": "1.1.0", "name": "n"});
         let code =
             |config: &Value, variables: &[(&str, &str)]| call(config, variables).unwrap_err().code;
