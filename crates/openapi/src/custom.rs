@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn the_older_form_says_less() {
+    fn openapi_v2_omits_what_v2_cannot_express() {
         let schema = json!({"type": "object", "required": ["size", "none"], "properties": {
             "size": {"x-kubernetes-int-or-string": true, "anyOf": []},
             "free": {"type": "object", "x-kubernetes-preserve-unknown-fields": true, "properties": {}},
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn the_newer_form_says_what_may_be_a_number_or_a_text() {
+    fn openapi_v3_publishes_int_or_string() {
         let schema = json!({"type": "object", "properties": {
             "size": {"x-kubernetes-int-or-string": true}, "n": {"type": "string", "nullable": true}}});
         let mut expected = schema.clone();
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn what_keeps_everything_is_just_an_object_in_the_older_form() {
+    fn preserving_unknown_fields_becomes_a_plain_object_in_openapi_v2() {
         let schema = json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true,
             "properties": {"spec": {"type": "object"}}});
         let about = |_: &str| Value::Null;

@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn of_definitions_that_stay_nothing_is_made_again() {
+    async fn unchanged_definitions_are_not_rendered_again() {
         let (registry, documents) = (Registry::builtin(), Arc::default());
         define(&registry, "example.com", "stays", "a");
         define(&registry, "example.com", "changes", "before");

@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn clients_say_whether_they_take_it() {
+    fn gzip_is_used_only_if_the_client_accepts_it() {
         for (accepts, takes) in [
             ("gzip", true),
             ("br, gzip;q=0.5", true),

@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_another_server_says_is_added_under_names_of_its_own() {
+    fn definitions_of_an_aggregated_server_are_added_under_distinct_names() {
         let mut whole = json!({
             "paths": {"/apis/a.b/v1/old": {}, "/apis/apps/v1/deployments": {}},
             "definitions": {"Meta": {"type": "object"}, "Same": {"type": "string"}},
