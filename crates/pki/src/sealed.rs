@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_sealed_is_opened_by_its_password_only() {
+    fn sealed_data_is_opened_only_with_its_password() {
         for size in [0, 1, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE] {
             let content = vec![7; size];
             let sealed = sealed(&content);
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_changed_or_cut_is_refused() {
+    fn changed_or_truncated_sealed_data_is_refused() {
         let whole = sealed(&vec![7; 2 * PIECE]);
         let head = MAGIC.len() + SALT;
         for at in [MAGIC.len(), head, whole.len() - 1] {
