@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_allows_nothing() {
+    fn invalid_peers_and_ports_allow_nothing() {
         let policy = policy(json!({"podSelector": {}, "ingress": [
             {"from": [{"ipBlock": {"cidr": "nonsense"}}, {}]},
             {"from": [{"ipBlock": {"cidr": "10.0.0.0/8", "except": ["x"]}}]},

@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_and_goes_between_commits_costs_nothing() {
+    fn elements_removed_and_added_again_before_a_commit_are_not_written() {
         let mut table = Table::new("t".into());
         table.add_set("s", "type ipv4_addr;");
         table.add_element("s", "10.0.0.1");
