@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn ending_endpoints_serve_when_nobody_else_does() {
+    fn terminating_endpoints_serve_when_no_other_is_ready() {
         let (cluster, local) = chosen(json!([
             {"addresses": ["10.0.0.1"], "nodeName": "here",
              "conditions": {"ready": false, "serving": true, "terminating": true}},

@@ -672,7 +672,7 @@ mod tests {
     }
 
     #[test]
-    fn datagrams_remember_who_may_answer() {
+    fn udp_addresses_are_recorded_with_their_endpoints() {
         let mut view = view();
         view.protocol = Protocol::Udp;
         let contribution = contribution(&[view]);
