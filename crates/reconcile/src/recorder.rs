@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_thing_said_again_counts_up_its_event() {
+    fn a_repeated_event_increments_its_count() {
         let (mut correlator, clock) = correlator();
         assert_eq!(render(correlator.correlate(said("a"))), "new: a");
         clock.advance(Duration::from_secs(5));
@@ -378,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn many_messages_of_one_reason_become_one_event_until_it_is_quiet_again() {
+    fn many_messages_of_one_reason_are_aggregated_into_one_event() {
         let (mut correlator, clock) = correlator();
         for number in 0..9 {
             correlator.correlate(said(&format!("pod {number}")));

@@ -421,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_suit_is_passed_over() {
+    fn unsuitable_volumes_are_skipped() {
         let asks = claim(asking("1Gi", &["ReadWriteOnce"]));
         let changed = |path: &str, value: Value| {
             let mut one = volume("pv", "1Gi", &["ReadWriteOnce"]);
