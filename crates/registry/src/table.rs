@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn definitions_come_change_and_go_and_readers_keep_their_moment() {
+    fn definitions_are_added_changed_and_removed_and_readers_keep_their_snapshot() {
         let registry = Registry::builtin();
         let empty = registry.kept_table();
         for n in 0..500 {
