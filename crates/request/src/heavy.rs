@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-    async fn others_are_served_while_a_heavy_request_keeps_its_thread() {
+    async fn other_requests_are_served_while_a_heavy_one_blocks_its_thread() {
         let (slots, barrier) = (Slots::new(1), Arc::new(Barrier::new(2)));
         let (mark, meets) = (mark_large(LARGE), barrier.clone());
         let work = Box::pin(async move {
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn small_work_takes_no_slot_and_what_waits_holds_none() {
+    async fn small_requests_take_no_slot_and_waiting_requests_hold_none() {
         let slots = Slots::new(1);
         let light = slots.run(Box::pin(async { mark_large(LARGE - 1).await }));
         assert!(light.now_or_never().is_some());

@@ -203,7 +203,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn warnings_come_once_and_not_without_end() {
+    fn warnings_are_deduplicated_and_limited() {
         let few = ["a", "b", "a", ""].map(str::to_owned);
         assert_eq!(bounded(&few), ["a", "b"]);
         let many: Vec<String> = (0..100_000).map(|n| format!("{n:0>300}")).collect();
