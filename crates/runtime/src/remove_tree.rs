@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tree_goes_and_what_its_links_name_stays() {
+    fn removing_a_tree_does_not_follow_links() {
         let dir = tempfile::tempdir().unwrap();
         let (tree, outside) = (dir.path().join("tree"), dir.path().join("outside"));
         fs::create_dir_all(tree.join("a/b")).unwrap();

@@ -196,7 +196,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_program_is_found_or_the_reason_is_told() {
+    fn a_missing_program_is_reported_with_the_reason() {
         assert!(find("sh", "/nonexistent:/usr/bin:/bin").is_ok());
         let why = |name| find(name, "/usr/bin:/bin").unwrap_err().to_string();
         assert_eq!(

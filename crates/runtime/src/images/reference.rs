@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_name_is_refused() {
+    fn invalid_image_references_are_refused() {
         for text in [
             "",
             "UPPER",

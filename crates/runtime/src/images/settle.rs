@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn after_a_power_failure_only_what_was_on_disk_is_left() {
+    fn after_a_power_failure_only_synced_images_are_kept() {
         let dir = tempfile::tempdir().unwrap();
         let images = Images::open(dir.path().to_path_buf()).unwrap();
         for layer in ["whole", "holes"] {

@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_takes_long_is_measured_seldom() {
+    fn slow_size_measurements_are_cached_longer() {
         let measured = Measured::default();
         let slow = |bytes| {
             std::thread::sleep(Duration::from_millis(200));

@@ -171,7 +171,7 @@ fn results(node: &Node) -> usize {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn chained_plugins_are_told_what_they_need_and_undone_in_reverse() {
+async fn chained_plugins_get_their_input_and_are_deleted_in_reverse_order() {
     let plugins = Plugins::new(&["first", "second"]);
     let mut node = plugins.node().await;
     let none = network_ready(&node).await.unwrap_err();
@@ -275,7 +275,7 @@ async fn chained_plugins_are_told_what_they_need_and_undone_in_reverse() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_plugins_own_words_are_heard_and_half_a_network_is_undone() {
+async fn a_plugins_error_is_reported_and_a_partial_network_is_undone() {
     let plugins = Plugins::new(&["first", "second"]);
     plugins.configure(
         "10.conflist",

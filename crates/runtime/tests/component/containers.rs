@@ -197,7 +197,7 @@ async fn mounts_are_bound_read_only_and_propagated_as_asked() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn limits_hold_can_be_changed_and_running_out_of_memory_is_told() {
+async fn limits_hold_can_be_changed_and_oom_kills_are_reported() {
     let node = Node::start().await;
     let pod = node.run_sandbox(sandbox_config(&node, "limits")).await;
     let mut config = container_config("limits", &["sleep"]);
@@ -338,7 +338,7 @@ async fn a_pod_may_share_its_pids_and_set_its_sysctls() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_cannot_start_says_why_and_slow_ones_are_killed() {
+async fn failed_starts_report_the_reason_and_stopping_kills_after_the_timeout() {
     let node = Node::start().await;
     let pod = node.run_sandbox(sandbox_config(&node, "why")).await;
     let mut config = container_config("missing", &[]);

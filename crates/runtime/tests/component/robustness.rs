@@ -152,7 +152,7 @@ async fn a_daemon_killed_at_any_moment_leaves_nothing_that_cannot_be_removed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn many_lives_leave_nothing() {
+async fn many_pod_life_cycles_leak_nothing() {
     let cycles = if std::env::var_os("MAINSTAY_SOAK").is_some() {
         1000
     } else {

@@ -212,7 +212,7 @@ async fn an_ambient_capability_reaches_a_program_of_an_ordinary_user() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_cannot_be_enforced_stops_the_container() {
+async fn settings_that_cannot_be_enforced_fail_the_container() {
     let node = Node::start().await;
     let pod = node.run_sandbox(sandbox_config(&node, "strict")).await;
     // A valid filter that cannot be installed.

@@ -107,7 +107,7 @@ async fn lives(node: &Node, copies: bool) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn overlays_share_what_nobody_changes() {
+async fn overlays_share_unchanged_files() {
     let node = Node::start().await;
     lives(&node, false).await;
 }

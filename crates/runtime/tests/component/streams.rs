@@ -135,7 +135,7 @@ async fn exec_carries_both_outputs_input_and_the_exit_code() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn exec_with_a_terminal_has_one_output_and_hears_of_its_size() {
+async fn exec_with_a_terminal_has_one_output_and_gets_resizes() {
     let node = Node::start().await;
     let (_, container) = idle_pod(&node, "tty").await;
     let url = exec_url(&node, &container, &[HELLO, "hello", "signals"], true, true).await;

@@ -96,7 +96,7 @@ fn stored(node: &Node, place: &str) -> usize {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_kubelet_pulls_with_a_secret_and_a_person_sees_it_come() {
+async fn a_pull_uses_the_credentials_of_the_kubelet_and_shows_progress() {
     let registry = Registry::start(true);
     let sample = sample();
     registry.push("app", &sample).await;
@@ -262,7 +262,7 @@ async fn images_come_and_go_as_archives_and_as_volumes() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_no_image_and_no_container_needs_is_swept() {
+async fn unreferenced_layers_are_garbage_collected() {
     let (node, _dir) = node(&Default::default(), &[]).await;
     let binary = fs::read("/usr/bin/busybox")
         .or_else(|_| fs::read("/bin/busybox"))

@@ -63,7 +63,7 @@ fn refused(layers: &[Vec<u8>], limits: Limits) -> String {
 }
 
 #[test]
-fn archives_that_reach_out_are_refused_and_leave_nothing() {
+fn layers_that_write_outside_the_root_are_refused_and_leave_nothing() {
     use EntryType::{Char, Link, Regular, Symlink};
     let cases: &[(&[RawEntry<'_>], &str)] = &[
         (&[("/etc/passwd", Regular, "", 1)], "absolute path"),
@@ -101,7 +101,7 @@ fn archives_that_reach_out_are_refused_and_leave_nothing() {
 }
 
 #[test]
-fn bombs_are_refused() {
+fn layers_beyond_the_size_limits_are_refused() {
     let limits = Limits {
         bytes: 1 << 20,
         entries: 50,
@@ -131,7 +131,7 @@ fn bombs_are_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn registries_that_lie_are_found_out() {
+async fn content_that_does_not_match_its_digest_or_size_is_refused() {
     let sample = sample();
     let victim = digest(&sample.layers[0].1);
     let other = gzip(&layer("evil-in-many-more-words", "something else"));

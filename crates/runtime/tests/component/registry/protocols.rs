@@ -118,7 +118,7 @@ async fn a_blob_that_is_cut_off_goes_on_where_it_was() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn another_host_is_followed_but_not_told_who_we_are() {
+async fn redirects_to_another_host_are_followed_without_credentials() {
     let elsewhere = Fake::start(Manners::default()).await;
     let manners = Manners {
         token: Some("sesame"),

@@ -202,7 +202,7 @@ async fn a_private_authority_must_be_named() {
 }
 
 #[test]
-fn archives_of_docker_are_imported_and_lies_are_refused() {
+fn docker_archives_are_imported_and_inconsistent_ones_are_refused() {
     let sample = sample();
     let plain: Vec<Vec<u8>> = vec![
         layer("base", "one"),
