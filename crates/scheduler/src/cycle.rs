@@ -664,7 +664,7 @@ mod tests {
     }
 
     #[test]
-    fn why_nothing_fits_is_kept_by_node_and_plugin() {
+    fn the_diagnosis_is_kept_by_node_and_plugin() {
         let mut scheduling = scheduling(&[("small", "1", "1Gi")]);
         scheduling.cluster.put_node(samples::cordoned("closed"));
         let failure = schedule(&mut scheduling, &samples::pod("a", "2", "1Gi")).unwrap_err();

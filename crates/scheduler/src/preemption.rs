@@ -497,7 +497,7 @@ mod tests {
     }
 
     #[test]
-    fn why_there_is_no_sacrifice_is_counted_by_node() {
+    fn reasons_against_preemption_are_counted_by_node() {
         let mut scheduling = scheduling(&[("n1", "1")], &[("n1", prioritised("equal", "1", 10))]);
         scheduling.cluster.put_node(samples::cordoned("n2"));
         let why = sacrifice(&mut scheduling, &prioritised("new", "1", 10)).unwrap_err();

@@ -550,7 +550,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_was_turned_away_waits_for_an_event_that_could_help() {
+    fn an_unschedulable_pod_waits_for_an_event_that_could_help() {
         let mut fixture = Fixture::new();
         fixture.put(samples::pod("a", "2", "1"), 0);
         fixture.fail(0, "NodeResourcesFit");
@@ -592,7 +592,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gated_pod_is_not_tried_until_its_gates_are_gone() {
+    fn a_gated_pod_is_not_tried_until_its_gates_are_removed() {
         let mut fixture = Fixture::new();
         let gates = vec![PodSchedulingGate {
             name: "wait".into(),
@@ -618,7 +618,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nothing_helps_is_tried_again_after_five_minutes() {
+    fn unschedulable_pods_are_retried_after_five_minutes() {
         let mut fixture = Fixture::new();
         fixture.put(samples::pod("a", "1", "1"), 0);
         fixture.fail(0, "NodeAffinity");

@@ -601,7 +601,7 @@ fn remember(seed: u64) {
 }
 
 #[test]
-fn what_is_remembered_of_nodes_changes_no_decision() {
+fn cached_filter_results_change_no_decision() {
     for seed in 0..12 {
         remember(seed);
     }

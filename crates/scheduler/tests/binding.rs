@@ -19,7 +19,7 @@ use kube::{
 use serde_json::{Value, json};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn pods_get_nodes_wait_with_a_reason_and_are_woken_by_what_helps() {
+async fn pods_are_bound_or_wait_with_a_reason_until_an_event_helps() {
     let fixture = Fixture::start().await;
     let (pods, nodes, diagnoses) = (&fixture.pods, &fixture.nodes, &fixture.diagnoses);
 

@@ -68,7 +68,7 @@ async fn an_extender_filters_nodes_and_says_why_not() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_extender_that_does_not_answer_is_said_on_the_pod() {
+async fn an_unreachable_extender_is_reported_on_the_pod() {
     let extenders = json!({"extenders": [{"urlPrefix": "http://127.0.0.1:1", "filterVerb": "f"}]});
     let fixture = Fixture::with(|client| configured(client, extenders)).await;
     node(&fixture.nodes, "n", "4").await;

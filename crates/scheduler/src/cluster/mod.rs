@@ -521,7 +521,7 @@ mod tests {
     use crate::samples::{labelled, node, pod};
 
     #[test]
-    fn what_a_pod_takes_is_given_back_when_it_goes() {
+    fn resources_of_a_deleted_pod_are_released() {
         let mut cluster = Cluster::default();
         cluster.put_node(node("n1", "2", "4Gi"));
         let slot = cluster.slot("n1").unwrap();

@@ -480,7 +480,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_refused() {
+    fn invalid_configurations_are_refused() {
         for (wrong, word) in [
             (
                 json!({"extenders": [{"urlPrefix": "ftp://x"}]}),

@@ -109,7 +109,7 @@ mod tests {
     use crate::samples::{self, scored};
 
     #[test]
-    fn what_counts_is_the_change_that_the_pod_makes() {
+    fn the_score_depends_on_the_change_of_balance() {
         let mut cluster = samples::cluster(&[
             ("empty", "10", "10Gi"),
             ("cpu used", "10", "10Gi"),

@@ -91,7 +91,7 @@ fn the_first_of_a_group_that_wants_to_be_together_may_begin_anywhere_with_the_la
 }
 
 #[test]
-fn placed_pods_keep_away_whom_they_do_not_want() {
+fn anti_affinity_of_placed_pods_excludes_matching_pods() {
     let db = [("a1", "db", far(json!([term("web")])))];
     assert_eq!(left("web", Value::Null, &db), [2, 3]);
     assert_eq!(left("other", Value::Null, &db), [0, 1, 2, 3]);

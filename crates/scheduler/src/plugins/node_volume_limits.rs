@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_still_attached_counts_and_so_does_what_is_not_bound_yet() {
+    fn volumes_still_attached_and_not_yet_bound_count() {
         let mut cluster = cluster();
         let spec = |volume: &str| {
             json!({"spec": {"attacher": "x.io", "nodeName": "n1",

@@ -230,7 +230,7 @@ fn a_volume_is_provisioned_for_one_node_where_the_class_allows_it() {
 }
 
 #[test]
-fn a_driver_that_says_what_it_has_left_is_believed() {
+fn storage_capacity_reported_by_a_driver_is_respected() {
     let (mut cluster, plugin) = (two_nodes(), plugin());
     put_class(
         &mut cluster,
