@@ -486,7 +486,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_that_is_none_or_of_no_network_is_told_of() {
+    fn invalid_addresses_and_addresses_outside_all_service_cidrs_are_reported() {
         let networks = [Network::parse("10.43.0.0/16").unwrap()];
         let told = |address: &str| beyond_repair(address, &networks).map(|b| (b.reason, b.note));
         assert_eq!(told("10.43.0.9"), None);
