@@ -136,7 +136,7 @@ async fn assert_whole(store: &Embedded<Plain>) {
 }
 
 #[tokio::test]
-async fn what_was_acknowledged_survives_kill_9() {
+async fn acknowledged_writes_survive_kill_9() {
     let directory = tempfile::tempdir().unwrap();
     let mut rng = StdRng::seed_from_u64(7);
     let mut known = BTreeMap::new();

@@ -126,7 +126,7 @@ async fn commits_of_one_task_share_their_syncs() {
 }
 
 #[test]
-fn a_runtime_that_is_stuck_holds_nobody_up() {
+fn a_blocked_runtime_thread_delays_no_other_writer() {
     let directory = tempfile::tempdir().unwrap();
     let store = open(directory.path());
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -421,7 +421,7 @@ async fn history_is_bounded_by_count_bytes_and_age() {
 }
 
 #[tokio::test]
-async fn a_watcher_that_lags_catches_up_from_history_or_is_told() {
+async fn a_lagging_watcher_catches_up_from_history_or_gets_an_error() {
     let config = Config {
         watch_queue: 4,
         history: embedded::Limits {
@@ -458,7 +458,7 @@ async fn a_watcher_that_lags_catches_up_from_history_or_is_told() {
 }
 
 #[tokio::test]
-async fn quiet_watchers_hear_how_far_they_are() {
+async fn idle_watchers_get_progress_notifications() {
     let config = Config {
         progress: Duration::from_millis(5),
         ..Config::default()

@@ -49,7 +49,7 @@ async fn it_behaves_the_same_when_lists_come_from_the_watch_cache() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn it_does_what_the_model_does() {
+async fn the_store_agrees_with_the_model() {
     let cluster = Cluster::start(1);
     let store = cluster.connect(everything()).await;
     let mut runner = TestRunner::deterministic();
@@ -64,7 +64,7 @@ async fn it_does_what_the_model_does() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_others_wrote_before_and_beside_us_is_seen() {
+async fn writes_of_other_clients_are_seen() {
     let cluster = Cluster::start(1);
     let other = cluster.connect(everything()).await;
     write(&*other, "/registry/a", "1").await;

@@ -156,7 +156,7 @@ async fn a_full_disk_refuses_writes_loses_nothing_and_recovers() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_built_upon_a_refused_batch_is_refused_with_it() {
+async fn writes_that_depend_on_a_refused_batch_are_refused_with_it() {
     let disk = MemoryDisk::new(1);
     disk.set_capacity(40 << 10);
     let store = open(&disk);

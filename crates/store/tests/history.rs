@@ -132,7 +132,7 @@ impl Store<Plain> for Stale {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 #[should_panic(expected = "was heard")]
-async fn a_store_that_answers_with_the_past_is_found_out() {
+async fn a_store_with_stale_reads_is_detected() {
     let store = open(&MemoryDisk::new(1));
     let stale = Stale {
         store,

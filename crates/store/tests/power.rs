@@ -178,12 +178,12 @@ async fn lives(seeds: std::ops::Range<u64>, lie: Option<u32>) -> Vec<String> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_power_loss_takes_what_was_acknowledged() {
+async fn no_power_loss_loses_acknowledged_writes() {
     assert_eq!(lives(0..common::rounds(), None).await, Vec::<String>::new());
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_store_that_forgets_a_sync_is_found_out() {
+async fn a_store_that_omits_a_sync_is_detected() {
     let failures = lives(0..20, Some(10)).await;
     assert!(!failures.is_empty(), "the mutation survived");
 }

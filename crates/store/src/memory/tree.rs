@@ -430,7 +430,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
         #[test]
-        fn it_is_an_ordered_map_and_old_clones_stay_as_they_were(
+        fn the_tree_is_an_ordered_map_and_clones_are_snapshots(
             ops in prop::collection::vec((0_u16..900, any::<u32>(), 0..3), 0..3000),
             ascending in any::<bool>(),
         ) {
