@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nonsense_ends_the_sizes() {
+    async fn an_invalid_resize_message_ends_the_resize_stream() {
         let (sender, reader) = StreamReader::new();
         sender.send(Bytes::from_static(b"nonsense")).await.unwrap();
         assert_eq!(Resizes::new(reader).next().await, None);

@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_server_says_is_what_the_client_reads() {
+    fn a_status_is_read_by_the_client_as_the_server_wrote_it() {
         for status in [
             ExitStatus::Code(0),
             ExitStatus::Code(3),
