@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_mounted_below_a_tree_stays_and_the_failure_says_so() {
+    fn a_mount_below_a_tree_is_kept_and_reported() {
         use rustix::{
             mount::{MountFlags, MountPropagationFlags, UnmountFlags},
             thread::UnshareFlags,

@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn inline_volumes_need_a_driver_that_says_it_has_them() {
+    fn inline_volumes_need_a_driver_that_supports_ephemeral() {
         let described = |is_ephemeral| Described {
             driver: "d".into(),
             handle: "h".into(),

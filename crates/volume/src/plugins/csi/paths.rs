@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_be_staged_is_found_by_its_record() {
+    fn possibly_staged_volumes_are_found_by_their_record() {
         let root = tempfile::tempdir().unwrap();
         let root = root.path();
         let record = |name: Option<&str>| {
