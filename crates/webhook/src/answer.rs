@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_say_when_to_call_again() {
+    fn failed_calls_have_a_retry_delay() {
         for (code, header, expected) in [
             (429, "2", Some(2)),
             (503, "0", Some(0)),
