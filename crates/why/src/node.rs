@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn conditions_and_taints_are_told() {
+    fn conditions_and_taints_of_a_node_are_reported() {
         let node = json!({"metadata": {"name": "n1"},
             "spec": {"taints": [{"key": "a", "value": "b", "effect": "NoExecute"}]},
             "status": {"conditions": [

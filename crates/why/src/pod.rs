@@ -398,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn every_state_has_its_cause() {
+    fn every_pod_state_is_explained() {
         let warning = |reason: &str, message: &str| Warning {
             reason: reason.to_owned(),
             message: message.to_owned(),

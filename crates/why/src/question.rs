@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_asked_names_what_can() {
+    fn invalid_questions_are_refused_and_supported_kinds_listed() {
         for line in [
             "web",
             "secret/x",

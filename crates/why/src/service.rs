@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn every_way_to_lead_nowhere_is_named() {
+    fn every_reason_why_a_service_is_unreachable_is_reported() {
         let web =
             || json!({"selector": {"app": "web"}, "ports": [{"port": 80, "targetPort": "http"}]});
         let admin =
