@@ -72,7 +72,7 @@ fn a_second_cluster_with_the_same_addresses_is_refused(cluster: &Cluster) {
 }
 
 #[test]
-fn a_cluster_whose_objects_are_gone_does_not_start_without_a_word() {
+fn a_cluster_whose_store_is_missing_refuses_to_start() {
     let mut cluster = Cluster::up();
     cluster.kubectl(&["create", "configmap", "kept"]).success();
     cluster.kill();

@@ -104,7 +104,7 @@ fn rounds() -> u64 {
 /// Prints its figures: `--no-capture` shows them.
 #[test]
 #[allow(clippy::print_stdout)]
-fn whichever_server_or_member_fails_no_write_is_lost_and_one_leader_acts() {
+fn no_write_is_lost_and_one_leader_acts_whichever_server_or_member_fails() {
     let seed = setting("MAINSTAY_SEED").unwrap_or_else(|| rand::rng().random_range(0..1_000_000));
     println!("MAINSTAY_SEED={seed}");
     let mut site = Site::new();

@@ -112,7 +112,7 @@ fn difference_of(ours: &Ran, theirs: &Ran) -> Option<String> {
 }
 
 #[test]
-fn words_are_taken_apart_as_a_shell_does() {
+fn command_lines_are_split_as_by_a_shell() {
     assert_eq!(words("get  x -o 'a b' \"\""), ["get", "x", "-o", "a b", ""]);
     assert_eq!(words("a='b c'd"), ["a=b cd"]);
 }

@@ -44,7 +44,7 @@ fn evicted(cluster: &Cluster, name: &str, because: &str) {
 }
 
 #[test]
-fn pods_that_fork_write_print_and_eat_without_end_harm_nobody_else() {
+fn pods_that_exhaust_pids_disk_logs_and_memory_harm_no_other_pod() {
     let mut cluster = Cluster::stopped(&[]);
     let file = cluster.machine().dir().join("node.yaml");
     let text = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n\

@@ -170,7 +170,7 @@ fn pods_end_by_priority_when_the_daemon_stops_as_configured() {
 }
 
 #[test]
-fn a_pod_that_eats_the_nodes_memory_or_fills_its_disk_harms_nobody_else() {
+fn a_pod_that_exhausts_memory_or_disk_harms_no_other_pod() {
     let total = fs::read_to_string("/proc/meminfo").expect("the machine's memory");
     let total: u64 = total
         .lines()

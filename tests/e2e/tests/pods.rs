@@ -77,7 +77,7 @@ fn shows(cluster: &Cluster, pod: &str, path: &str, expected: impl Fn(&Value) -> 
 }
 
 #[test]
-fn corners_of_a_pods_life() {
+fn pod_life_cycle_edge_cases() {
     let mut cluster = Cluster::stopped(&[]);
     let manifests = cluster.machine().dir().join("manifests");
     std::fs::create_dir(&manifests).expect("a directory");
