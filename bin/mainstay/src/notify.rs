@@ -20,7 +20,7 @@ pub(crate) fn ready() {
     if let Ok(name) = std::env::var(VARIABLE)
         && let Err(error) = send(&name)
     {
-        tracing::warn!(name, %error, "cannot tell the service manager");
+        tracing::warn!(name, %error, "cannot notify the service manager");
     }
 }
 
