@@ -90,7 +90,7 @@ impl<P: Send + Sync + 'static> Source<P> {
         loop {
             changed.notified().await;
             while let Err(error) = self.refresh().await {
-                tracing::warn!(%error, policies = self.policies, "admission policies cannot be read");
+                tracing::warn!(%error, policies = self.policies, "cannot read admission policies");
                 tokio::time::sleep(backoff.step()).await;
             }
             backoff.reset();

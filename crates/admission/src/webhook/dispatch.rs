@@ -121,7 +121,7 @@ impl<'a> Dispatch<'a> {
             Outcome::Excluded(_) => Ok(false),
             Outcome::Failed(..) if hook.ignores_failures => Ok(false),
             Outcome::Failed(why, _) => {
-                tracing::warn!(webhook = hook.name, why, "match conditions fail closed");
+                tracing::warn!(webhook = hook.name, why, "match conditions failed closed");
                 let GroupVersionResource {
                     group, resource, ..
                 } = attributes.resource;

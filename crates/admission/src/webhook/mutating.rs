@@ -114,7 +114,7 @@ impl MutatingAdmissionWebhook {
             Ok(changed) => Ok(changed),
             Err(Refusal::Denied(status) | Refusal::Internal(status)) => Err(status),
             Err(Refusal::Failed { why, .. }) if hook.ignores_failures => {
-                tracing::warn!(webhook = hook.name, why, "a webhook fails open");
+                tracing::warn!(webhook = hook.name, why, "webhook failed open");
                 self.shared.metrics.failed_open(&what);
                 effects.annotate(&format!("failed-open.{MUTATION}{round}"), &hook.name);
                 match call::left(effects.deadline) {
@@ -123,7 +123,7 @@ impl MutatingAdmissionWebhook {
                 }
             }
             Err(Refusal::Failed { why, .. }) => {
-                tracing::warn!(webhook = hook.name, why, "a webhook fails closed");
+                tracing::warn!(webhook = hook.name, why, "webhook failed closed");
                 Err(call::failed_closed(hook, &why))
             }
         }

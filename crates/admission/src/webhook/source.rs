@@ -77,7 +77,7 @@ impl Source {
                 Ok(()) => backoff.reset(),
                 Err(status) => {
                     let plural = self.plural;
-                    tracing::warn!(plural, %status, "webhook configurations cannot be read");
+                    tracing::warn!(plural, %status, "cannot read webhook configurations");
                     tokio::time::sleep(backoff.step()).await;
                     changed.notify_one();
                 }

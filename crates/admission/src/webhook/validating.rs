@@ -136,14 +136,14 @@ impl ValidatingAdmissionWebhook {
             Ok(()) => Ok(()),
             Err(Refusal::Denied(status) | Refusal::Internal(status)) => Err(status),
             Err(Refusal::Failed { why, .. }) if hook.ignores_failures => {
-                tracing::warn!(webhook = hook.name, why, "a webhook fails open");
+                tracing::warn!(webhook = hook.name, why, "webhook failed open");
                 self.shared.metrics.failed_open(&what);
                 let key = format!("{FAILED_OPEN}round_0_index_{place}");
                 effects.annotate(&key, &hook.name);
                 Ok(())
             }
             Err(Refusal::Failed { why, .. }) => {
-                tracing::warn!(webhook = hook.name, why, "a webhook fails closed");
+                tracing::warn!(webhook = hook.name, why, "webhook failed closed");
                 Err(call::failed_closed(hook, &why))
             }
         }
