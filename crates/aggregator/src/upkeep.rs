@@ -90,7 +90,7 @@ impl Upkeep {
                 match followed {
                     Ok(()) => backoff.reset(),
                     Err(status) => {
-                        tracing::warn!(%status, "cannot follow APIServices");
+                        tracing::warn!(%status, "cannot watch APIServices");
                         self.clock.sleep(backoff.step()).await;
                         changed.notify_one();
                     }
