@@ -61,7 +61,7 @@ pub(crate) async fn living(core: &Arc<Core>, servers: &Servers) -> BTreeSet<Sock
     if core.config.server_name.is_some() {
         match identity::leases(core).await {
             Ok(leases) => living.extend(servers.living(&leases, core.config.clock.now())),
-            Err(why) => tracing::warn!(why, "the leases of other servers cannot be read"),
+            Err(why) => tracing::warn!(why, "cannot read the leases of other API servers"),
         }
     }
     // The Service has one IP family.
@@ -168,11 +168,11 @@ pub(crate) async fn keep(core: Arc<Core>, servers: Servers, mut known: BTreeSet<
             continue;
         }
         if living != known {
-            tracing::info!(servers = ?living, "the servers of the cluster have changed");
+            tracing::info!(servers = ?living, "the set of API servers changed");
         }
         match ensure(&core, &living).await {
             Ok(()) => (known, repaired) = (living, now),
-            Err(status) => tracing::warn!(%status, "cannot repair the first objects"),
+            Err(status) => tracing::warn!(%status, "cannot repair bootstrap objects"),
         }
     }
 }

@@ -139,7 +139,7 @@ pub(crate) async fn serve(
         }
         silent = quiet => {
             if silent {
-                return debug!(%remote, "nothing came over the connection");
+                return debug!(%remote, "closing connection without requests");
             }
             served.as_mut().graceful_shutdown();
             served.await

@@ -76,7 +76,7 @@ pub(crate) async fn keep(core: Arc<Core>, stopping: CancellationToken) {
 
 fn report(done: Result<(), String>) {
     if let Err(why) = done {
-        tracing::warn!(why, "the API server's lease cannot be kept");
+        tracing::warn!(why, "cannot renew the API server's lease");
     }
 }
 

@@ -83,7 +83,7 @@ async fn write(api: &LocalService, name: &str, status: Value) {
     tracing::warn!(
         name,
         why,
-        "the status of a ValidatingAdmissionPolicy cannot be written"
+        "cannot update the status of a ValidatingAdmissionPolicy"
     );
 }
 

@@ -19,7 +19,7 @@ pub(crate) async fn track(core: Arc<Core>, uses: Arc<Uses>) {
     loop {
         for (namespace, name, uid) in uses.next().await {
             if let Err(error) = label(&core, &namespace, &name, &uid).await {
-                tracing::debug!(namespace, name, %error, "a token's use is not noted");
+                tracing::debug!(namespace, name, %error, "cannot record the last use of a token");
             }
         }
     }

@@ -68,7 +68,7 @@ pub(crate) async fn keep(core: Arc<Core>) {
                     backoff.reset();
                 }
                 Err(why) => {
-                    tracing::warn!(why, "local APIServices cannot be kept");
+                    tracing::warn!(why, "cannot maintain local APIServices");
                     tokio::time::sleep(backoff.step()).await;
                     changed.notify_one();
                 }

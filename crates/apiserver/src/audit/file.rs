@@ -117,7 +117,7 @@ impl Rotating {
             if (many || old)
                 && let Err(error) = fs::remove_file(path)
             {
-                tracing::warn!(path = %path.display(), %error, "an old audit log stays");
+                tracing::warn!(path = %path.display(), %error, "cannot remove old audit log");
             }
         }
     }

@@ -86,7 +86,7 @@ impl Figures {
     fn lose(&self, why: &str) {
         let lost = self.lost.fetch_add(1, Ordering::Relaxed) + 1;
         if !self.told.swap(true, Ordering::Relaxed) {
-            tracing::error!(lost, why, "an audit event was lost");
+            tracing::error!(lost, why, "audit event lost");
         }
     }
 }

@@ -74,7 +74,7 @@ async fn empty(core: &Arc<Core>, definition: &Value) {
             match delete_all(core, &group, &plural).await {
                 Ok(0) => break,
                 Ok(_) => {}
-                Err(status) => tracing::warn!(plural, %status, "cannot delete custom objects"),
+                Err(status) => tracing::warn!(plural, %status, "cannot delete custom resources"),
             }
             core.config.clock.sleep(AGAIN).await;
         }
@@ -88,7 +88,7 @@ async fn empty(core: &Arc<Core>, definition: &Value) {
     };
     match set(core, &name(definition), ended, true).await {
         Err(status) if status.code != 404 => {
-            tracing::warn!(plural, %status, "cannot let a definition go");
+            tracing::warn!(plural, %status, "cannot finish the deletion of a custom resource definition");
         }
         _ => {}
     }

@@ -272,7 +272,7 @@ async fn carry_out(core: &Arc<Core>, step: Step) {
         Step::Write(names) => {
             if let Err(status) = names.write(core).await {
                 let definition = names.name;
-                tracing::warn!(definition, %status, "cannot write the status of a definition");
+                tracing::warn!(definition, %status, "cannot update the status of a custom resource definition");
             }
         }
         Step::BeginDeletion(definition) => {

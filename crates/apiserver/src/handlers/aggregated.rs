@@ -90,7 +90,7 @@ async fn pass_on(request: Request, backend: &Backend) -> Result<Response<Body>, 
     }
     let identity = front_proxy::headers(&request.user).map_err(internal)?;
     let authority = link.resolve().await.map_err(|why| {
-        tracing::debug!(name = backend.name, why, "no backend of an APIService");
+        tracing::debug!(name = backend.name, why, "no endpoint for APIService");
         unavailable("service unavailable")
     })?;
     let path = request.parts.uri.path_and_query();

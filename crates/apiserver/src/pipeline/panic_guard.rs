@@ -47,7 +47,7 @@ impl Panicked {
         error!(
             path = self.uri.path(),
             panic = message,
-            "a request panicked"
+            "request handler panicked"
         );
         exchange.core.metrics.panicked();
         if let Some(ticket) = exchange.ticket.take() {

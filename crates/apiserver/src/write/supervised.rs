@@ -63,7 +63,7 @@ impl<T: Send + 'static> Drop for Supervised<T> {
         {
             let rest = Box::pin(async move {
                 if write.await.is_err() {
-                    tracing::error!("a write panicked after its client had gone");
+                    tracing::error!("write panicked after its client disconnected");
                 }
             });
             self.tracker.spawn_on(self.slots.run_heavy(rest), &runtime);
