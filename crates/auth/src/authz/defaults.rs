@@ -28,9 +28,9 @@ pub async fn write(api: impl Client, rbac: Rbac) {
             Ok(false) => return,
             Ok(true) => match rbac.defaults_written().await {
                 Ok(()) => return,
-                Err(error) => tracing::warn!(%error, "roles and bindings cannot be read"),
+                Err(error) => tracing::warn!(%error, "cannot read roles and bindings"),
             },
-            Err(error) => tracing::warn!(error, "default roles and bindings cannot be written"),
+            Err(error) => tracing::warn!(error, "cannot write default roles and bindings"),
         }
         tokio::time::sleep(backoff.step()).await;
     }

@@ -96,7 +96,7 @@ impl Rbac {
                     changed.notified().await;
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "roles and bindings cannot be read");
+                    tracing::warn!(%error, "cannot read roles and bindings");
                     tokio::time::sleep(backoff.step()).await;
                 }
             }
