@@ -400,7 +400,7 @@ impl Source {
     fn or_left_out<T>(&self, decoded: Result<T, serde_json::Error>) -> Option<T> {
         decoded
             .inspect_err(|error| {
-                error!(path = self.path, %error, "an object cannot be decoded and is left out");
+                error!(path = self.path, %error, "cannot decode object, skipping it");
             })
             .ok()
     }
