@@ -59,7 +59,7 @@ impl HostAddresses {
                 || now.node_ips() != known.node_ips()
                 || now.advertise_address != known.advertise_address;
             if is_new {
-                tracing::info!(node = ?now.node_ips(), "the host's addresses have changed");
+                tracing::info!(node = ?now.node_ips(), "host addresses changed");
                 *known = now;
             }
             is_new
@@ -122,7 +122,7 @@ impl Changes {
 
     fn note(&mut self, applied: Result<(), Error>) {
         if let Err(error) = applied {
-            tracing::error!(%error, "the host's addresses could not be followed");
+            tracing::error!(%error, "cannot apply changed host addresses");
             self.next = Some(RETRY);
         }
     }

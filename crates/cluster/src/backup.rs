@@ -69,7 +69,7 @@ impl Service for Backups {
                     accepted = listener.accept() => accepted?.0,
                 };
                 if let Err(error) = self.answer(stream).await {
-                    tracing::warn!(%error, "a backup was asked for and not answered");
+                    tracing::warn!(%error, "cannot answer a backup request");
                 }
             }
             fs::remove_file(&path)?;

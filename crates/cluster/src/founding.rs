@@ -375,7 +375,7 @@ async fn found(settings: &Settings, role: Role, records: &Records<'_>) -> Result
         (Ok(_), None) => return Err(Error::NotAServer("the cluster's record is gone".into())),
     };
     if found.ca_hash == record.ca_hash {
-        tracing::info!(ca = record.ca_hash, "founded the cluster in etcd");
+        tracing::info!(ca = record.ca_hash, "initialized the cluster in etcd");
         return Ok(());
     }
     // Another server was first. Keys created in vain must be removed.

@@ -168,7 +168,7 @@ fn embedded(settings: &Settings, codec: ObjectCodec) -> Result<Arc<Embedded<Obje
         if !settings.accept_data_loss {
             return Err(Error::DataLoss(why));
         }
-        tracing::error!(why, "going on with an empty cluster, as asked for");
+        tracing::error!(why, "continuing with an empty store: --accept-data-loss");
     }
     let config = store::embedded::Config {
         accept_loss: settings.accept_data_loss,

@@ -95,7 +95,7 @@ pub(super) async fn request(
     let requests: Api<CertificateSigningRequest> = Api::all(client.clone());
     let created = requests.create(&PostParams::default(), &csr).await?;
     let name = created.metadata.name.unwrap_or_default();
-    tracing::info!(name, ?purpose, "asked for a certificate");
+    tracing::info!(name, ?purpose, "requested a certificate");
     let decided = await_condition(
         requests,
         &name,
@@ -226,7 +226,7 @@ impl Certificates {
                         continue;
                     }
                     Err(error) => {
-                        tracing::warn!(?purpose, %error, "the certificate cannot be renewed");
+                        tracing::warn!(?purpose, %error, "cannot renew certificate");
                         backoff.step()
                     }
                 };

@@ -74,7 +74,7 @@ impl Facts {
             return Ok(None);
         };
         let facts = serde_json::from_str(&facts)
-            .inspect_err(|error| tracing::warn!(%error, "cluster.json is unusable"));
+            .inspect_err(|error| tracing::warn!(%error, "cannot use cluster.json"));
         Ok(facts.ok().map(|facts| (facts, ca)))
     }
 

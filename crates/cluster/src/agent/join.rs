@@ -56,7 +56,7 @@ pub(super) async fn first(
     loop {
         match attempt(settings, server, &token, &join.ca_hashes, kubelet).await {
             Err(error) if is_passing(&error) => {
-                tracing::warn!(%error, server, "the server does not answer yet");
+                tracing::warn!(%error, server, "server not reachable yet");
                 tokio::time::sleep(backoff.step()).await;
             }
             done => return done,

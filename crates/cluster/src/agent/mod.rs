@@ -78,7 +78,7 @@ pub fn follow_servers(
 ) -> Box<crate::known_servers::Changed> {
     let (dir, membership) = (directory(settings), membership.clone());
     Box::new(move |servers| {
-        tracing::info!(?servers, "the cluster's servers");
+        tracing::info!(?servers, "known servers of the cluster");
         membership.servers.set(servers);
         let facts = Facts {
             servers: servers.to_vec(),
@@ -123,7 +123,7 @@ pub async fn membership(settings: &Settings, join: &Join) -> Result<Membership, 
         if !has_joined || matches!(error, Error::Version(_)) {
             return Err(error);
         }
-        tracing::warn!(%error, "no server answers: going on with what is known of the cluster");
+        tracing::warn!(%error, "no server reachable: continuing with the cached cluster facts");
     }
     membership.facts.save(&dir, &membership.ca)?;
     Ok(membership)
