@@ -49,7 +49,7 @@ pub fn start(shared: &Arc<Shared>) {
         cleaner.pods.synced().await;
         loop {
             if let Err(error) = cleaner.clean().await {
-                tracing::debug!(%error, "old tokens are not looked at");
+                tracing::debug!(%error, "cannot check legacy tokens");
             }
             cleaner.shared.clock().sleep(EVERY).await;
         }
@@ -116,7 +116,7 @@ impl Cleaner {
                 Fate::Delete => self.delete(&secret).await,
             };
             if let Err(error) = done {
-                tracing::debug!(%error, secret = secret.name_any(), "an old token stays");
+                tracing::debug!(%error, secret = secret.name_any(), "cannot update legacy token");
             }
         }
         Ok(())

@@ -36,7 +36,7 @@ pub fn start(shared: &Arc<Shared>) {
     let Some(ranges) = ranges else {
         tracing::error!(
             cidr = shared.config.cluster_cidr,
-            "not a range that nodes can share"
+            "cluster CIDR cannot be divided among nodes"
         );
         return;
     };

@@ -181,7 +181,7 @@ impl Collector {
                     gone.insert(node);
                 }
                 Ok(Some(_)) => {}
-                Err(error) => warn!(node, %error, "cannot look for the node"),
+                Err(error) => warn!(node, %error, "cannot get node"),
             }
         }
         gone

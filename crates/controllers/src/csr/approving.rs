@@ -226,7 +226,7 @@ impl Controller for Approver {
             Choice::Serving => match self.check_serving(&csr, &request) {
                 Ok(()) => self.approve(&csr, SERVING).await?,
                 Err(why) => {
-                    tracing::info!(csr = key.name, why, "waits for a person's approval");
+                    tracing::info!(csr = key.name, why, "manual approval needed");
                 }
             },
             Choice::Ask(kinds) => {
@@ -235,7 +235,7 @@ impl Controller for Approver {
                     tracing::info!(
                         csr = key.name,
                         name = request.common_name,
-                        "is the name of a Ready node: waits for a person's approval"
+                        "name of a Ready node, manual approval needed"
                     );
                     return Ok(Action::Done);
                 }

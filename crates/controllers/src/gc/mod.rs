@@ -81,11 +81,11 @@ pub fn start(shared: &Arc<Shared>) {
             match discover(&client).await {
                 Ok((resources, failed)) => {
                     for group in &failed {
-                        warn!(group, "discovery failed: its kinds stay as they were");
+                        warn!(group, "discovery failed, keeping known kinds");
                     }
                     found.follow(resources, &failed, &token);
                 }
-                Err(error) => debug!(%error, "cannot discover"),
+                Err(error) => debug!(%error, "discovery failed"),
             }
             // Retry soon at first: the API server may still be adding kinds.
             let pause = if found.size() == 0 {
@@ -129,7 +129,7 @@ impl Collector {
             Err(error) => {
                 let failures = self.queue.failures(item);
                 if failures > 5 && !error.is_conflict() {
-                    warn!(?item, %error, "cannot collect, will be tried again");
+                    warn!(?item, %error, "garbage collection failed, retrying");
                 }
                 self.queue.retry(item.clone());
             }
@@ -421,7 +421,7 @@ impl Collector {
         let Some(api) = self.api(item) else {
             return Ok(());
         };
-        debug!(?item, ?policy, "its owners are gone");
+        debug!(?item, ?policy, "deleting object without remaining owners");
         let conditions = Preconditions {
             uid: meta.uid.clone(),
             // Precondition: another owner may be added concurrently.

@@ -228,7 +228,7 @@ impl Monitor {
         match self.zones.observe(counts, now) {
             Change::None => {}
             Change::AllDisrupted => {
-                info!("no node is ready: evictions stop");
+                info!("no node is ready, pausing evictions");
                 for node in nodes.nodes.list() {
                     if let Some(taints) = taints::without_eviction(&node, now) {
                         nodes.try_taints(&node, &taints).await;
@@ -236,7 +236,7 @@ impl Monitor {
                 }
             }
             Change::Recovered => {
-                info!("some node is ready again: evictions go on");
+                info!("a node is ready again, resuming evictions");
                 self.heartbeats.reset(now);
             }
         }
@@ -269,7 +269,7 @@ impl Monitor {
                     self.unmarked.remove(&node);
                 }
                 Err(error) => {
-                    warn!(node, %error, "cannot mark all pods as not ready, will be tried again");
+                    warn!(node, %error, "cannot mark all pods as not ready, retrying");
                     self.unmarked.insert(node);
                 }
             }
