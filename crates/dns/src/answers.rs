@@ -112,7 +112,7 @@ fn log_failure(block: &Block, request: &Message, code: ResponseCode) {
         && let Some(question) = request.queries.first()
     {
         let (name, kind) = (question.name(), question.query_type());
-        warn!(%name, %kind, %code, "nobody answered a question");
+        warn!(%name, %kind, %code, "no upstream resolver answered");
     }
 }
 

@@ -131,13 +131,13 @@ impl Worker {
             }
             if let Err(error) = received {
                 // An ICMP error about an earlier reply; the socket is fine.
-                debug!(%error, "receiving datagrams");
+                debug!(%error, "cannot receive datagrams");
                 thread::yield_now();
                 continue;
             }
             // A panic for one request must not end the socket for other clients.
             if catch_unwind(AssertUnwindSafe(|| self.answer_all(&inbox))).is_err() {
-                error!("answering a datagram panicked");
+                error!("handler of a datagram panicked");
                 (self.memo, self.outbox) = (Memo::default(), Outbox::default());
                 self.tally = Tally::default();
             }
@@ -154,7 +154,7 @@ impl Worker {
             self.answer(&chain, request, Asked { from, begun });
         }
         if let Err(error) = self.outbox.send(&*self.socket) {
-            debug!(%error, "a reply was not sent");
+            debug!(%error, "cannot send reply");
         }
         self.answers.metrics.add(&mut self.tally, begun.elapsed());
     }
@@ -260,7 +260,7 @@ impl Worker {
         arrival: Arrival,
     ) {
         let Ok(permit) = self.answers.limit.clone().try_acquire_owned() else {
-            debug!("too many questions for others: one is dropped");
+            debug!("too many forwarded queries, dropping one");
             return;
         };
         let (socket, answers) = (self.socket.clone(), self.answers.clone());
@@ -290,6 +290,6 @@ fn arrival(asked: Asked) -> Option<Arrival> {
 /// Sends without blocking: if the kernel's buffer is full, the datagram is lost, as on a network.
 fn send(socket: &UdpSocket, bytes: &[u8], to: SocketAddr) {
     if let Err(error) = net::sendto(socket, bytes, net::SendFlags::DONTWAIT, &to) {
-        debug!(%to, %error, "a reply was not sent");
+        debug!(%to, %error, "cannot send reply");
     }
 }

@@ -103,7 +103,7 @@ fn read_servers(path: &Path, own: &[IpAddr]) -> Vec<SocketAddr> {
     match fs::read_to_string(path) {
         Ok(text) => parse_servers(&text, own),
         Err(error) => {
-            warn!(path = %path.display(), %error, "no resolvers: only names of the cluster are known");
+            warn!(path = %path.display(), %error, "cannot read resolvers, answering only cluster names");
             Vec::new()
         }
     }

@@ -87,7 +87,7 @@ pub(crate) async fn serve(
         match listener.accept().await {
             Ok((stream, from)) => {
                 let Some(share) = clients.enter(from.ip()) else {
-                    debug!(%from, "a client has too many streams");
+                    debug!(%from, "too many streams of one client");
                     continue;
                 };
                 let (answers, cluster) = (answers.clone(), cluster.clone());
@@ -100,7 +100,7 @@ pub(crate) async fn serve(
             }
             Err(error) => {
                 // Probably out of descriptors: let others close theirs.
-                warn!(%error, "accepting a stream");
+                warn!(%error, "cannot accept stream");
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
         }

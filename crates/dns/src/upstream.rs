@@ -167,7 +167,7 @@ impl Upstream {
             let key = key(&question, transport);
             let renewed = self.share(key, &Asking { request, transport }).await;
             if let Err(code) = renewed {
-                debug!(%code, "an answer was not renewed");
+                debug!(%code, "prefetch failed");
             }
         }
     }
@@ -239,7 +239,7 @@ impl Upstream {
             }
             match answer {
                 Ok(answer) => return Ok(answer),
-                Err(error) => debug!(%server, %error, "a resolver did not answer"),
+                Err(error) => debug!(%server, %error, "upstream resolver did not answer"),
             }
         }
         Err(ResponseCode::ServFail)
