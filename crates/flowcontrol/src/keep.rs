@@ -40,7 +40,7 @@ impl Upkeep {
                 self.fairness.digest(&levels, &schemas);
             }
             Ok(false) => {}
-            Err(why) => tracing::warn!(why, "flow control's objects cannot be made"),
+            Err(why) => tracing::warn!(why, "cannot create flow control objects"),
         }
         Ok(())
     }
@@ -107,7 +107,7 @@ impl<'a> Keeper<'a> {
             Ok(objects) => objects,
             Err(status) => {
                 // The next tick retries.
-                tracing::warn!(%status, "flow control's objects cannot be read");
+                tracing::warn!(%status, "cannot read flow control objects");
                 return;
             }
         };
@@ -149,7 +149,7 @@ impl<'a> Keeper<'a> {
             Ok((_, answer)) => kinds::tree::text(kinds::tree::get(&answer, "message")).to_owned(),
             Err(why) => why,
         };
-        tracing::warn!(name, why, "a FlowSchema's status cannot be written");
+        tracing::warn!(name, why, "cannot update the status of a FlowSchema");
     }
 
     /// Periodic work.
@@ -161,7 +161,7 @@ impl<'a> Keeper<'a> {
         }
         self.looked = now;
         if let Err(why) = upkeep::ensure(&*self.parts.api).await {
-            tracing::warn!(why, "flow control's objects cannot be kept");
+            tracing::warn!(why, "cannot maintain flow control objects");
         }
         self.follow().await;
     }
