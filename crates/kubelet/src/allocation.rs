@@ -101,7 +101,7 @@ impl Allocation {
             std::fs::rename(&fresh, &file)
         };
         if let Err(error) = write() {
-            warn!(file = %file.display(), %error, "cannot keep the resources that a pod was given");
+            warn!(file = %file.display(), %error, "cannot save a pod's allocated resources");
         }
     }
 }

@@ -186,7 +186,7 @@ pub(crate) fn remove_pod(root: &str, uid: &str) {
 /// Removes a cgroup and those below it. One that still has a process stays.
 pub(crate) fn remove(path: &str) {
     if let Err(error) = libcgroups::Cgroup::new(path).remove() {
-        debug!(path, %error, "a cgroup stays");
+        debug!(path, %error, "cannot remove cgroup");
     }
 }
 
@@ -290,7 +290,7 @@ fn set(writes: &[(PathBuf, String)]) -> Result<()> {
 /// Pods start even if the weights and limits of the QoS classes cannot be set.
 fn warn_of(outcome: Result<()>) {
     if let Err(error) = outcome {
-        warn!(%error, "cannot set the bounds of a class");
+        warn!(%error, "cannot set the cgroup limits of a QoS class");
     }
 }
 

@@ -21,10 +21,10 @@ pub(crate) async fn run(core: Arc<Core>) {
     loop {
         core.config.clock.sleep(INTERVAL).await;
         if let Err(error) = dead_containers(&core).await {
-            warn!(%error, "cannot collect containers");
+            warn!(%error, "cannot garbage-collect containers");
         }
         if let Err(error) = images_beyond_policy(&core).await {
-            warn!(%error, "cannot collect images");
+            warn!(%error, "cannot garbage-collect images");
         }
     }
 }
@@ -149,7 +149,7 @@ async fn find_unused(core: &Core) -> Result<Vec<Unused>> {
 }
 
 async fn remove(core: &Core, image: &Unused, why: &str) -> Result<()> {
-    info!(image = image.id, size = image.size, why, "removes image");
+    info!(image = image.id, size = image.size, why, "removing image");
     let spec = v1::ImageSpec {
         image: image.id.clone(),
         ..Default::default()

@@ -34,11 +34,11 @@ pub(crate) async fn end(core: &Core, pod: &Pod, disruption: Disruption<'_>) {
         match tokio::time::timeout(DEADLINE, mark(core, pod, message)).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => {
-                warn!(pod = spec::described(pod), %error, "cannot mark the pod as disrupted");
+                warn!(pod = spec::described(pod), %error, "cannot set the DisruptionTarget condition");
             }
             Err(_) => warn!(
                 pod = spec::described(pod),
-                "the API did not take in time that the pod is disrupted"
+                "timeout while setting the DisruptionTarget condition"
             ),
         }
     }

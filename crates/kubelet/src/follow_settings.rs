@@ -73,7 +73,7 @@ fn take_over(core: &Core, sources: &Sources) {
     let loaded = match configuration::load(sources.clone()) {
         Ok(loaded) => loaded.configuration,
         Err(error) => {
-            warn!(error, "the changed kubelet configuration is not taken over");
+            warn!(error, "changed kubelet configuration rejected");
             let message = format!("The changed kubelet configuration is not taken over: {error}");
             core.events
                 .node(Kind::Warning, "InvalidKubeletConfiguration", message);
@@ -83,13 +83,13 @@ fn take_over(core: &Core, sources: &Sources) {
     let change = configuration::reload(&core.settings(), &loaded);
     if !change.waiting.is_empty() {
         let fields = change.waiting.join(", ");
-        warn!(fields, "these settings change at the next start");
+        warn!(fields, "changed settings take effect at the next start");
     }
     if change.changed.is_empty() {
         return;
     }
     let fields = change.changed.join(", ");
-    info!(fields, "the kubelet configuration has changed");
+    info!(fields, "kubelet configuration reloaded");
     *core.pulls.lock() = Arc::new(Pulls::new(&change.effective));
     core.settings.send_replace(Arc::new(change.effective));
 }

@@ -117,7 +117,7 @@ fn end_orphans(
             let pod = remembered(sandbox);
             info!(
                 pod = spec::described(&pod),
-                "ends a pod that no source describes"
+                "stopping pod that no source describes"
             );
             dispatch::end_orphan(core, Arc::new(pod));
         }
@@ -166,8 +166,8 @@ async fn remove_stale_dirs(core: &Core, states: &States) {
 
 fn report(uid: &str, removed: crate::Result<()>) {
     match removed {
-        Ok(()) => info!(uid, "removed what a pod left behind"),
-        Err(error) => warn!(uid, %error, "cannot remove what a pod left behind"),
+        Ok(()) => info!(uid, "cleaned up after removed pod"),
+        Err(error) => warn!(uid, %error, "cannot clean up after removed pod"),
     }
 }
 

@@ -173,7 +173,7 @@ fn link_log(core: &Core, start: &Start<'_>, id: &str) {
     let log = std::path::Path::new(&logs).join(start.name).join(file);
     let link = links::path(&config.container_logs_dir, start.pod, start.name, id);
     if let Err(error) = links::make(&link, &log) {
-        warn!(link = %link.display(), %error, "cannot link a log");
+        warn!(link = %link.display(), %error, "cannot create log link");
     }
 }
 

@@ -41,7 +41,7 @@ pub(crate) fn read_all(core: &Core) -> Vec<Arc<Pod>> {
         .flat_map(|file| match manifest::read(&file, &core.config.node_name) {
             Ok(pods) => pods,
             Err(error) => {
-                warn!(file = %file.display(), error, "not a static pod");
+                warn!(file = %file.display(), error, "invalid static pod manifest");
                 Vec::new()
             }
         })
@@ -96,7 +96,7 @@ fn remember(core: &Core, pods: &[Arc<Pod>]) {
 /// Starts a worker. A pod that replaces another waits until that has ended: they may share ports,
 /// volumes and the name of their mirror pod.
 fn adopt(core: &Arc<Core>, pod: &Arc<Pod>) {
-    info!(pod = spec::described(pod), "static pod");
+    info!(pod = spec::described(pod), "static pod found");
     let before = predecessors(core, pod);
     if before.is_empty() {
         dispatch::give(core, pod.clone());
@@ -190,7 +190,7 @@ async fn keep_mirror(core: &Core, pod: &Pod) {
             Ok(()) if core.registry.is_from_file(spec::uid(pod)) => return,
             // The manifest was removed meanwhile.
             Ok(()) => return delete_mirror(core, pod).await,
-            Err(error) => warn!(pod = spec::described(pod), %error, "no mirror pod yet"),
+            Err(error) => warn!(pod = spec::described(pod), %error, "cannot create mirror pod"),
         }
         core.config.clock.sleep(Duration::from_secs(2)).await;
     }

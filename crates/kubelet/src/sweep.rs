@@ -23,7 +23,7 @@ pub(crate) async fn run(core: Arc<Core>) {
         let pause = match sweep(&core).await {
             Ok(()) => INTERVAL,
             Err(error) => {
-                warn!(%error, "cannot look for what pods left behind");
+                warn!(%error, "cannot look for leftovers of removed pods");
                 RETRY
             }
         };
@@ -46,20 +46,20 @@ async fn sweep(core: &Core) -> Result<()> {
     let known = known(core).await?;
     let is_known = |uid: &String| known.contains(uid);
     for (uid, dir) in logs.into_iter().filter(|(uid, _)| !is_known(uid)) {
-        info!(uid, dir = %dir.display(), "removes logs that a pod left behind");
+        info!(uid, dir = %dir.display(), "removing logs of removed pod");
         if let Err(error) = volumes::remove_dir(dir.clone()).await {
             warn!(dir = %dir.display(), %error, "cannot remove");
         }
     }
     links::remove_dangling(&core.config.container_logs_dir, &core.config.pod_logs_dir);
     for uid in dirs.into_iter().filter(|uid| !is_known(uid)) {
-        info!(uid, "removes volumes that a pod left behind");
+        info!(uid, "removing volumes of removed pod");
         if let Err(error) = remove_volumes(core, &uid).await {
             warn!(uid, %error, "cannot remove");
         }
     }
     for (uid, path) in groups.into_iter().filter(|(uid, _)| !is_known(uid)) {
-        info!(uid, path, "removes a cgroup that a pod left behind");
+        info!(uid, path, "removing cgroup of removed pod");
         let remove = || cgroups::remove(&path);
         core.metrics.cgroup_managed("destroy", remove);
     }

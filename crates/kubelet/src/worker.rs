@@ -143,7 +143,7 @@ impl Worker {
     pub(crate) async fn run(mut self) {
         debug!(
             pod = spec::described(&self.subject.pod),
-            "pod worker starts"
+            "pod worker started"
         );
         loop {
             let begun = Instant::now();
@@ -156,7 +156,7 @@ impl Worker {
             self.wait(wake).await;
         }
         self.clean_up().await;
-        info!(pod = spec::described(&self.subject.pod), "pod is gone");
+        info!(pod = spec::described(&self.subject.pod), "pod removed");
     }
 
     /// Waits for a message, a finished task, or the time of the next evaluation.
@@ -310,7 +310,7 @@ impl Worker {
         match self.core.runtime.observe(uid, &mut runtime.ended).await {
             Ok(observed) => runtime.set(observed, asked_at),
             Err(error) => {
-                warn!(pod = uid, error = error.message(), "cannot ask the runtime");
+                warn!(pod = uid, error = error.message(), "cannot get pod status");
                 return false;
             }
         }

@@ -117,7 +117,7 @@ impl Manager {
         core.events
             .node(Kind::Warning, "EvictionThresholdMet", message);
         if reclaim_node_level(core, &threshold).await {
-            info!(%resource, "freed what nobody needs");
+            info!(%resource, "reclaimed unused resources");
             return;
         }
         // Without the runtime's statistics pods are ranked by priority alone.
@@ -153,7 +153,7 @@ impl Manager {
             .collect();
         rank::rank(&mut ranked, threshold.signal.resource());
         let Some(first) = ranked.iter().find(|pod| !pod.is_critical) else {
-            warn!("the node is short, and no pod can be evicted");
+            warn!("node under pressure, but no pod can be evicted");
             return;
         };
         let grace = if threshold.is_hard() {
@@ -199,7 +199,7 @@ fn show_conditions(core: &Core, conditions: &[&'static str]) {
         changed
     });
     if changed {
-        info!(?conditions, "the node's pressure has changed");
+        info!(?conditions, "node pressure conditions changed");
     }
 }
 
@@ -284,7 +284,7 @@ async fn reclaim_node_level(core: &Core, threshold: &Threshold) -> bool {
         warn!(%error, "cannot remove dead containers");
     }
     if let Err(error) = collect::ended_pods(core).await {
-        warn!(%error, "cannot remove containers of pods that have ended");
+        warn!(%error, "cannot remove containers of ended pods");
     }
     if let Err(error) = collect::unused_images(core).await {
         warn!(%error, "cannot remove unused images");
@@ -398,7 +398,7 @@ fn usage(pod: &Pod, stats: Option<&PodStats>) -> PodUsage {
 
 /// Evicts a pod. With `disrupts`, it gets the condition DisruptionTarget.
 async fn evict(core: &Core, pod: &Pod, grace: i64, message: &str, disrupts: bool) {
-    warn!(pod = spec::described(pod), message, "evicts pod");
+    warn!(pod = spec::described(pod), message, "evicting pod");
     core.events.warning(pod, REASON, message);
     let disruption = Disruption {
         reason: REASON,

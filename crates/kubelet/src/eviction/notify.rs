@@ -47,7 +47,7 @@ impl Notifier {
     pub(super) fn new() -> Self {
         let stalls = stalls(PRESSURE);
         if let Err(error) = &stalls {
-            debug!(%error, "the kernel does not say when processes wait for memory");
+            debug!(%error, "no notifications of memory pressure from the kernel");
         }
         Self {
             stalls: stalls.ok(),
@@ -83,7 +83,7 @@ impl Notifier {
             crossing(&path, at)
         };
         if let Err(error) = &armed {
-            debug!(%error, "the kernel does not say when pods come near their limit");
+            debug!(%error, "no memory threshold notifications from the kernel");
         }
         self.pods = armed.ok();
     }

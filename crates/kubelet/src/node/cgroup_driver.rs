@@ -51,7 +51,7 @@ async fn ask(core: &Core) -> Result<Driver, tonic::Status> {
     let driver = decide(&configured, answer)?;
     if driver.name() != configured {
         let driver = driver.name();
-        info!(driver, configured, "the runtime's cgroup driver counts");
+        info!(driver, configured, "using the cgroup driver of the runtime");
     }
     Ok(driver)
 }

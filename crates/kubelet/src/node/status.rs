@@ -106,7 +106,7 @@ pub(crate) async fn run(
                     exists = true;
                 }
                 Some(Event::Deleted(old)) if old.metadata.uid == node.metadata.uid => {
-                    info!(node = core.config.node_name, "the Node was deleted");
+                    info!(node = core.config.node_name, "node object was deleted");
                     exists = false;
                 }
                 Some(Event::Deleted(_)) => {}
@@ -166,7 +166,7 @@ async fn configure_network(core: &Core, cidr: &str) -> bool {
         }
         Err(status) => {
             let error = status.message();
-            warn!(error, "cannot tell the runtime the pod CIDR");
+            warn!(error, "cannot pass the pod CIDR to the runtime");
             false
         }
     }

@@ -46,7 +46,7 @@ pub(super) async fn follow(
     };
     gone.cancelled().await;
     let (handler, plugin) = registered;
-    info!(plugin = plugin.name, "plugin is gone");
+    info!(plugin = plugin.name, "deregistering plugin");
     handler.deregister(&plugin).await;
 }
 
@@ -105,7 +105,7 @@ async fn register(
         // The plugin is usable; if it is gone, the next scan of the registry notices.
         warn!(
             plugin = plugin.name,
-            error, "the plugin does not hear that it is registered"
+            error, "cannot notify plugin of its registration"
         );
     }
     Ok((handler, plugin))

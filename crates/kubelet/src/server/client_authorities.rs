@@ -102,13 +102,10 @@ impl Authorities {
             let fresh = read(&self.file);
             match fresh.and_then(|more| verifier(&self.provider, &self.cluster, more)) {
                 Ok(verifier) => {
-                    info!(file = %self.file.display(), "authorities of client certificates changed");
+                    info!(file = %self.file.display(), "client CA file reloaded");
                     current.1 = verifier;
                 }
-                Err(error) => warn!(
-                    error,
-                    "authorities of client certificates stay as they were"
-                ),
+                Err(error) => warn!(error, "keeping the old client CAs"),
             }
             current.0 = now;
         }

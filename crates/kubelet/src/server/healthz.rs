@@ -38,7 +38,7 @@ pub async fn serve(core: Arc<Core>) {
         }
         core.config.clock.sleep(Duration::from_secs(5)).await;
     };
-    info!(%address, "healthz is served");
+    info!(%address, "serving healthz");
     loop {
         match listener.accept().await {
             Ok((stream, _)) => {

@@ -75,7 +75,7 @@ pub async fn bind(core: &Core) -> Result<Listener> {
 pub async fn serve(core: Arc<Core>, listener: Listener) {
     let Listener { socket, acceptor } = listener;
     let guests = Guests::default();
-    info!(address = ?socket.local_addr().ok(), "kubelet serves");
+    info!(address = ?socket.local_addr().ok(), "serving the kubelet API");
     loop {
         match socket.accept().await {
             Ok((stream, from)) => {
@@ -87,7 +87,7 @@ pub async fn serve(core: Arc<Core>, listener: Listener) {
                     let served = connection(core, acceptor, stream, guest.clone());
                     tokio::select! {
                         () = served => {}
-                        () = guest.expired() => debug!(%from, "no request was admitted in time"),
+                        () = guest.expired() => debug!(%from, "no request was authorized in time"),
                     }
                 });
             }

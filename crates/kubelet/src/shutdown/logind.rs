@@ -24,7 +24,7 @@ pub(super) async fn follow(core: &Arc<Core>, period: Duration) {
     loop {
         match follow_once(core, period).await {
             Ok(()) => debug!("logind's bus has closed the connection"),
-            Err(error) => info!(%error, "no word from logind when the machine shuts down"),
+            Err(error) => info!(%error, "cannot use logind, no graceful node shutdown"),
         }
         core.config.clock.sleep(RETRY).await;
     }
@@ -35,7 +35,7 @@ async fn follow_once(core: &Arc<Core>, period: Duration) -> Result<(), Error> {
     let session = Session::open(&mut bus, period, Path::new(OVERRIDES)).await?;
     info!(
         seconds = period.as_secs(),
-        "logind waits for this node's pods"
+        "logind delays shutdowns for this node's pods"
     );
     session.follow(core, &mut bus).await
 }
@@ -130,7 +130,7 @@ async fn raise_delay(bus: &mut Bus, period: Duration, overrides: &Path) -> Resul
     match tokio::time::timeout(RELOAD, wait).await {
         Ok(outcome) => outcome,
         Err(_) => {
-            warn!("logind still waits for less than shutdownGracePeriod");
+            warn!("logind's InhibitDelayMaxSec is less than shutdownGracePeriod");
             Ok(())
         }
     }

@@ -72,7 +72,7 @@ pub(crate) fn refusal(core: &Core) -> Option<Refusal> {
 
 /// The machine's shutdown was cancelled.
 pub(crate) fn cancelled(core: &Core) {
-    info!("the node does not shut down after all");
+    info!("node shutdown cancelled");
     let message = "Shutdown manager detected shutdown cancellation";
     core.events.node(Kind::Normal, "NodeShutdown", message);
     core.shutting_down.send_replace(false);
@@ -80,7 +80,7 @@ pub(crate) fn cancelled(core: &Core) {
 
 /// Ends all pods by priority. Returns when they have ended, or their grace periods are over.
 pub(crate) async fn end_pods(core: &Core) {
-    info!("the node shuts down");
+    info!("node is shutting down");
     let message = "Shutdown manager detected shutdown event";
     core.events.node(Kind::Normal, "NodeShutdown", message);
     // The node's status shows the shutdown at once.
@@ -102,7 +102,7 @@ pub(crate) async fn end_pods(core: &Core) {
     let _ = tokio::time::timeout(LAST_WORDS, reported).await;
     times.end_time = Some(core.now());
     keep(core, times);
-    info!("the pods have ended");
+    info!("all pods have ended");
 }
 
 async fn end_group(core: &Core, group: Group) {
@@ -113,7 +113,7 @@ async fn end_group(core: &Core, group: Group) {
         priority = group.priority,
         seconds = group.seconds,
         pods = group.pods.len(),
-        "ends pods"
+        "stopping pods"
     );
     let ends = group.pods.iter().map(|seen| {
         let disruption = Disruption {
@@ -148,7 +148,7 @@ fn keep(core: &Core, times: Times) {
     let path = core.config.root_dir.join(STATE);
     let text = serde_json::to_string(&times).unwrap_or_default();
     if let Err(error) = std::fs::write(&path, text) {
-        warn!(path = %path.display(), %error, "cannot keep the time of the shutdown");
+        warn!(path = %path.display(), %error, "cannot save the time of the shutdown");
     }
 }
 

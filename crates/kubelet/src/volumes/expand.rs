@@ -107,7 +107,7 @@ pub(super) async fn expand(core: &Core, pod: &Pod, volume: &Spec, key: &Key) -> 
         }
         // The pod starts; the volume is expanded when it is not in use.
         Ok(Expanded::InUse(why)) => {
-            warn!(volume = %key, why, "not expanded while it is in use");
+            warn!(volume = %key, why, "volume cannot be expanded while in use");
             Ok(())
         }
         Ok(Expanded::Infeasible(why)) => {

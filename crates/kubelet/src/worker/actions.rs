@@ -232,7 +232,7 @@ impl Worker {
             self.memory.volumes = Volumes::Gone;
             return;
         };
-        warn!(pod = self.subject.uid, %error, "cannot take down volumes");
+        warn!(pod = self.subject.uid, %error, "cannot tear down volumes");
         let events = &self.core.events;
         events.warning(&self.subject.pod, "FailedUnmount", error.to_string());
         let times = match self.memory.volumes {

@@ -69,7 +69,7 @@ pub(crate) fn has_begun(pod: &Pod) -> bool {
 async fn preempt(core: &Core, victims: &[Arc<Pod>]) {
     let message = "Preempted in order to admit critical pod";
     let ends = victims.iter().map(|victim| {
-        info!(pod = spec::described(victim), "ends for a critical pod");
+        info!(pod = spec::described(victim), "preempted by a critical pod");
         core.events.warning(victim, PREEMPTING, message);
         let disruption = Disruption {
             reason: PREEMPTING,

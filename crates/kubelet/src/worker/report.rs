@@ -133,7 +133,7 @@ impl Worker {
             Next::Nothing => None,
             Next::Wait(until) => Some(until),
             Next::Write(patch) => {
-                debug!(pod = self.subject.uid, %patch, "writes status");
+                debug!(pod = self.subject.uid, %patch, "updating pod status");
                 self.report.state = State::Busy;
                 self.report.sent = Some(patch["status"].clone());
                 self.report.taken = Some(self.report.shared());
@@ -165,7 +165,7 @@ impl Worker {
             }
             // The watch will report the deletion.
             Err(kube::Error::Api(status)) if status.code == 404 => {}
-            Err(error) => warn!(pod = self.subject.uid, %error, "cannot write status"),
+            Err(error) => warn!(pod = self.subject.uid, %error, "cannot update pod status"),
         }
         let until = self.core.now() + RETRY;
         report.state = State::Refused { until };

@@ -103,7 +103,7 @@ pub(super) async fn resize(
             core.events.normal(pod, "ResizeCompleted", message);
         }
         Err(error) => {
-            warn!(pod = spec::described(pod), %error, "cannot resize");
+            warn!(pod = spec::described(pod), %error, "cannot resize pod");
             core.events.warning(pod, "ResizeError", error.to_string());
             core.config.clock.sleep(Duration::from_secs(5)).await;
         }
