@@ -95,7 +95,7 @@ impl Collector<'_> {
                 () = nodes_change => {
                     listed = Some(Instant::now());
                     if let Err(status) = self.list().await {
-                        tracing::warn!(%status, "cannot list the nodes to ask for metrics");
+                        tracing::warn!(%status, "cannot list nodes");
                         changed.notify_one();
                     }
                 }
