@@ -97,7 +97,7 @@ impl Ipam {
                 self.records.insert(record.sandbox_id.clone(), record);
             }
             // Only another program can have written this; a cleanup finds its links.
-            Err(error) => warn!(path = %path.display(), %error, "not an address record"),
+            Err(error) => warn!(path = %path.display(), %error, "invalid IPAM record"),
         }
         Ok(())
     }

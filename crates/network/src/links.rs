@@ -168,7 +168,7 @@ async fn carries(netlink: &Netlink, name: &str) -> Result<()> {
             return Ok(());
         }
         if Instant::now() > deadline {
-            warn!(link = name, "the link does not say that it is up");
+            warn!(link = name, "link is not up in time");
             return Ok(());
         }
         tokio::time::sleep(Duration::from_micros(500)).await;

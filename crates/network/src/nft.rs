@@ -193,7 +193,7 @@ async fn open(one_shot: &mut bool) -> Result<Option<Session>> {
     match session.exchange("", PROBE_WITHIN).await {
         Ok(_) => Ok(Some(session)),
         Err(error) => {
-            warn!(%error, "nft -i does not answer as expected: every change will be a process");
+            warn!(%error, "unexpected answer of nft -i, starting an nft process for every change");
             *one_shot = true;
             Ok(None)
         }
@@ -336,7 +336,7 @@ fn judge(answer: &[String], line: &str) -> Result<()> {
         .collect();
     if errors.is_empty() {
         if !answer.is_empty() {
-            warn!(answer = answer.join(" | "), "nft had something to say");
+            warn!(answer = answer.join(" | "), "unexpected output of nft");
         }
         return Ok(());
     }

@@ -74,7 +74,7 @@ impl Overlay<'_> {
             // Its routes are removed with it; they are created again together with all others.
             info!(
                 device = name,
-                "the node's address has changed: making the overlay device anew"
+                "node address changed, recreating the overlay device"
             );
             links::disconnect(self.netlink, &name).await?;
             index = None;
@@ -157,7 +157,7 @@ impl Overlay<'_> {
         made.await
             .map_err(Error::netlink(format!("create {name}")))?;
         self.masquerade(name).await?;
-        info!(device = name, "overlay device made");
+        info!(device = name, "overlay device created");
         links::index_of(self.netlink, name).await?.ok_or_else(|| {
             Error::netlink("create the overlay device")(rtnetlink::Error::RequestFailed)
         })
@@ -257,7 +257,7 @@ impl Overlay<'_> {
     }
 
     async fn remove(&self, entry: NeighbourMessage) -> Result<()> {
-        debug!(?entry, "removing an entry of a node that is gone");
+        debug!(?entry, "removing the overlay entry of a removed node");
         let removed = self.netlink.handle.neighbours().del(entry).execute().await;
         match removed {
             Err(rtnetlink::Error::NetlinkError(error)) if links::is(&error, libc::ENOENT) => Ok(()),

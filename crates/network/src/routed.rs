@@ -126,7 +126,7 @@ impl RoutedNetwork {
             {
                 match links::add_route(netlink, preferred.build(), &what).await {
                     Ok(()) => continue,
-                    Err(error) => warn!(%source, %error, "is the node's address on this machine?"),
+                    Err(error) => warn!(%source, %error, "node address not usable as source"),
                 }
             }
             links::add_route(netlink, route().build(), &what).await?;
@@ -161,7 +161,7 @@ impl RoutedNetwork {
             };
             if let Err(error) = links::lead_to_link(netlink, &link).await {
                 // Most likely its pod is being detached.
-                warn!(link = record.host_link, %error, "no route to a pod");
+                warn!(link = record.host_link, %error, "cannot add the route to a pod");
             }
         }
         Ok(())
@@ -193,7 +193,7 @@ impl RoutedNetwork {
     /// Applies a small change, or writes the whole table if it does not fit the current one.
     async fn change_rules(&self, batch: &Batch) -> Result<()> {
         if let Err(error) = self.nft.apply(batch).await {
-            warn!(%error, "writing the pod network's table anew");
+            warn!(%error, "rewriting the nftables table of the pod network");
             self.rewrite_rules().await?;
         }
         Ok(())
@@ -204,7 +204,7 @@ impl RoutedNetwork {
     pub async fn repair(&self) -> Result<()> {
         let tables = nft::tables().await?;
         if !tables.contains(&format!("inet {}", names::table(&self.config.id))) {
-            warn!("the pod network's table was removed by somebody: writing it anew");
+            warn!("nftables table of the pod network was removed, rewriting it");
             self.rewrite_rules().await?;
         }
         firewalls::pass(&self.nft, &self.config.id, &tables).await
@@ -327,7 +327,7 @@ impl PodNetwork for RoutedNetwork {
         let record = self.record_for(&request)?;
         if let Err(error) = self.connect(&request, &record).await {
             if let Err(undo) = self.detach(&request.sandbox_id, None).await {
-                warn!(sandbox = request.sandbox_id, error = %undo, "half an attachment is left");
+                warn!(sandbox = request.sandbox_id, error = %undo, "cannot undo a partial attachment");
             }
             return Err(error);
         }
@@ -364,7 +364,7 @@ impl PodNetwork for RoutedNetwork {
                 .collect()
         };
         for sandbox_id in gone {
-            info!(sandbox = sandbox_id, "detaching a sandbox that is gone");
+            info!(sandbox = sandbox_id, "detaching removed sandbox");
             self.detach(&sandbox_id, None).await?;
         }
         self.remove_unknown_links().await
@@ -372,7 +372,7 @@ impl PodNetwork for RoutedNetwork {
 
     async fn set_pod_cidrs(&self, cidrs: Vec<IpNet>) -> Result<()> {
         if self.ipam.lock().set_cidrs(cidrs.clone())? {
-            info!(?cidrs, "pod addresses come from here");
+            info!(?cidrs, "pod CIDRs set");
         }
         Ok(())
     }

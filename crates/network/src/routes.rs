@@ -194,7 +194,7 @@ impl NodeRoutes {
         };
         for (cidr, route) in installed {
             if inside(cidr) && !wanted.contains_key(cidr) {
-                info!(%cidr, "removing the route of a node that is gone");
+                info!(%cidr, "removing the route of a removed node");
                 let removed = netlink.handle.route().del(route.clone()).execute().await;
                 removed.map_err(Error::netlink(format!("remove route {cidr}")))?;
             }

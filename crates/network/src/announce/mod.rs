@@ -85,5 +85,5 @@ async fn announce(socket: &LinkSocket, addresses: impl Iterator<Item = &IpAddr>)
 }
 
 fn lost(error: std::io::Error) {
-    warn!(%error, "an announcement was not sent");
+    warn!(%error, "cannot send announcement");
 }

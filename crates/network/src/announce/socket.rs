@@ -117,7 +117,7 @@ impl LinkSocket {
             &membership,
         );
         if let Err(error) = joined {
-            tracing::warn!(%ip, %error, "questions about this address may not be heard");
+            tracing::warn!(%ip, %error, "cannot join the multicast group of this address");
         }
     }
 

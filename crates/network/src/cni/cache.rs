@@ -104,7 +104,7 @@ impl Cache {
             let bytes = fs::read(&path).map_err(Error::file(&path))?;
             match parse(&bytes, &path) {
                 Ok(record) => records.push(record),
-                Err(error) => tracing::warn!(%error, "an attachment that cannot be read"),
+                Err(error) => tracing::warn!(%error, "cannot read CNI attachment record"),
             }
         }
         Ok(records)

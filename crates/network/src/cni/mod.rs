@@ -58,7 +58,7 @@ pub async fn cleanup_cni(state_dir: &Path) -> Result<usize> {
     for record in network.cache.records()? {
         match network.delete(&record, None).await {
             Ok(()) => detached += 1,
-            Err(error) => warn!(sandbox = record.sandbox_id, %error, "not detached"),
+            Err(error) => warn!(sandbox = record.sandbox_id, %error, "cannot detach sandbox"),
         }
     }
     Ok(detached)
@@ -166,7 +166,7 @@ impl CniNetwork {
         let list = match self.current().await {
             Ok(list) => list,
             Err(error) => {
-                debug!(%error, "nothing to collect in");
+                debug!(%error, "no CNI network for garbage collection");
                 return Ok(());
             }
         };
@@ -189,7 +189,7 @@ impl CniNetwork {
                 .run(Command::Gc, &plugin.kind, &nobody, &input)
                 .await;
             if let Err(error) = done {
-                warn!(plugin = plugin.kind, error = error.message, "not collected");
+                warn!(plugin = plugin.kind, error = error.message, "CNI GC failed");
             }
         }
         Ok(())
@@ -233,7 +233,7 @@ impl PodNetwork for CniNetwork {
             failed => {
                 let netns = Some(request.netns.as_path());
                 if let Err(undo) = self.detach(&request.sandbox_id, netns).await {
-                    warn!(sandbox = request.sandbox_id, error = %undo, "half an attachment is left");
+                    warn!(sandbox = request.sandbox_id, error = %undo, "cannot undo a partial attachment");
                 }
                 Err(failed.err().unwrap_or_else(|| Error::Cni {
                     network: list.name,
@@ -258,12 +258,9 @@ impl PodNetwork for CniNetwork {
     async fn retain(&self, alive: &BTreeSet<String>) -> Result<()> {
         for record in self.cache.records()? {
             if !alive.contains(&record.sandbox_id) {
-                info!(
-                    sandbox = record.sandbox_id,
-                    "detaching a sandbox that is gone"
-                );
+                info!(sandbox = record.sandbox_id, "detaching removed sandbox");
                 if let Err(error) = self.delete(&record, None).await {
-                    warn!(sandbox = record.sandbox_id, %error, "not detached");
+                    warn!(sandbox = record.sandbox_id, %error, "cannot detach sandbox");
                 }
             }
         }

@@ -113,7 +113,7 @@ impl Plugins {
         let answer = match self.run(Command::Version, kind, &nobody, &asked).await {
             Ok(answer) => answer,
             Err(trouble) => {
-                tracing::debug!(plugin = kind, error = trouble.message, "tells no version");
+                tracing::debug!(plugin = kind, error = trouble.message, "no CNI versions");
                 return Ok(Vec::new());
             }
         };

@@ -57,7 +57,7 @@ impl Service for CniServer {
             let listener = self.listen()?;
             context.spawn("ranges", self.clone().follow_ranges());
             context.ready();
-            info!(socket = %self.socket.display(), "CNI calls are answered");
+            info!(socket = %self.socket.display(), "serving CNI calls");
             let limit = Arc::new(Semaphore::new(AT_ONCE));
             loop {
                 let stream = tokio::select! {
@@ -71,7 +71,7 @@ impl Service for CniServer {
                 context.spawn("call", async move {
                     let _permit = permit;
                     if let Err(error) = server.talk(stream).await {
-                        debug!(%error, "a call ended early");
+                        debug!(%error, "CNI call ended early");
                     }
                 });
             }
@@ -108,7 +108,7 @@ impl CniServer {
             if let Some(cidrs) = own.filter(|cidrs| !cidrs.is_empty())
                 && let Err(error) = self.network.set_pod_cidrs(cidrs).await
             {
-                warn!(%error, "the node's pod ranges were not taken over");
+                warn!(%error, "cannot apply the node's pod CIDRs");
             }
             if nodes.changed().await.is_err() {
                 return;
