@@ -36,7 +36,7 @@ impl Descriptions {
         let mut text = String::new();
         // Made by the build script; if it were damaged, documents would only lack descriptions.
         if let Err(error) = flate2::read::GzDecoder::new(PACKED).read_to_string(&mut text) {
-            tracing::error!(%error, "the descriptions in the program are damaged");
+            tracing::error!(%error, "embedded OpenAPI descriptions are damaged");
         }
         Self(text)
     }
