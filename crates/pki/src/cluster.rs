@@ -212,7 +212,7 @@ impl Pki {
                 &self.ca
             };
             if issued.renew(*leaf, &self.dir, &state.names, authority, now)? {
-                tracing::info!(certificate = leaf.file(), until = %issued.not_after(), "renewed");
+                tracing::info!(certificate = leaf.file(), until = %issued.not_after(), "certificate renewed");
                 renewed.push(*leaf);
             }
         }

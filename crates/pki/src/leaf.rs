@@ -228,7 +228,7 @@ fn load(
         Ok((now < current.renew_at && !is_too_long).then_some(current))
     };
     Ok(usable(&crt, &key).unwrap_or_else(|error| {
-        tracing::warn!(leaf = leaf.file(), %error, "unusable certificate is replaced");
+        tracing::warn!(leaf = leaf.file(), %error, "replacing unusable certificate");
         None
     }))
 }

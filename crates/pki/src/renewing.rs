@@ -91,7 +91,7 @@ impl Renewing {
             None => None,
             Some(pem) => parse(&String::from_utf8_lossy(&pem))
                 .inspect_err(|error| {
-                    tracing::warn!(path = %path.display(), %error, "unusable certificate is replaced");
+                    tracing::warn!(path = %path.display(), %error, "replacing unusable certificate");
                 })
                 .ok(),
         };

@@ -42,7 +42,7 @@ impl Service for Rotation {
                 let pause = match self.pki.renew(self.clock.now()) {
                     Ok(_) => self.pause(),
                     Err(error) => {
-                        tracing::error!(%error, "certificates could not be renewed");
+                        tracing::error!(%error, "cannot renew certificates");
                         RETRY
                     }
                 };
