@@ -275,7 +275,7 @@ impl Worker<'_> {
         self.decide(dirty);
         let batch = self.state.commit();
         if let Err(error) = self.enforcer.nft.apply(&batch).await {
-            warn!(%error, "writing the table of network policies anew");
+            warn!(%error, "rewriting the nftables table of network policies");
             self.enforcer.nft.apply(&self.state.full()).await?;
         }
         for waiting in self.waiting.drain(..) {
@@ -290,7 +290,7 @@ impl Worker<'_> {
     async fn repair(&mut self) -> Outcome {
         let (nft, table) = (&self.enforcer.nft, self.state.table().to_owned());
         if let Some(full) = nft.find_drift(&table, || self.state.full()).await? {
-            warn!("the table of network policies was changed by another program: writing it anew");
+            warn!("nftables table of network policies was changed, rewriting it");
             self.enforcer.nft.apply(&full).await?;
         }
         Ok(())

@@ -22,7 +22,7 @@ pub struct Gated {
 impl Gated {
     async fn release(&self, addresses: &[IpAddr]) {
         if let Err(error) = self.enforcer.release(addresses).await {
-            warn!(%error, ?addresses, "rules of addresses that are free stay until the next start");
+            warn!(%error, ?addresses, "cannot remove the rules of released addresses until the next start");
         }
     }
 }
