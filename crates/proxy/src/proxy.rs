@@ -181,7 +181,7 @@ impl Proxy {
         }
         context.spawn("announcements", async move {
             while let Err(error) = network::announce::run(&node_ips, receiver.clone()).await {
-                warn!(%error, "load balancers' addresses are not announced");
+                warn!(%error, "cannot announce load balancer addresses");
                 clock.sleep(ANNOUNCE_AGAIN).await;
             }
         });
@@ -321,7 +321,7 @@ impl Worker<'_> {
         self.decide(changes.dirty, &mut batch, &mut datagrams);
         if let Err(error) = self.proxy.nft.apply(&batch).await {
             self.proxy.health.failed();
-            warn!(%error, "writing the table of services anew");
+            warn!(%error, "rewriting the nftables table of services");
             self.proxy.nft.apply(&self.ruleset.full()).await?;
         }
         self.proxy.health.updated(begun.elapsed());
@@ -333,7 +333,7 @@ impl Worker<'_> {
     async fn repair(&mut self) -> Outcome {
         let (nft, table) = (&self.proxy.nft, self.ruleset.table());
         if let Some(full) = nft.find_drift(&table, || self.ruleset.full()).await? {
-            warn!("the table of services was changed by another program: writing it anew");
+            warn!("nftables table of services was changed, rewriting it");
             self.proxy.nft.apply(&full).await?;
         }
         Ok(())
@@ -394,7 +394,7 @@ impl Worker<'_> {
         let before = self.balancers.insert(key.clone(), kept.clone());
         if !kept.is_empty() && before.as_ref() != Some(&kept) {
             let (namespace, name) = key;
-            warn!(namespace, name, ports = ?kept, "processes of this node listen on ports of the load balancer and keep them");
+            warn!(namespace, name, ports = ?kept, "local processes listen on ports of the load balancer and keep them");
         }
     }
 
@@ -452,8 +452,8 @@ impl Worker<'_> {
         };
         match conntrack::forget_udp(stale).await {
             Ok(0) => {}
-            Ok(count) => debug!(count, "forgot datagram flows"),
-            Err(error) => warn!(%error, "stale datagram flows may go on"),
+            Ok(count) => debug!(count, "removed UDP conntrack entries"),
+            Err(error) => warn!(%error, "cannot remove stale UDP conntrack entries"),
         }
     }
 }
