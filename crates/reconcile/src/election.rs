@@ -239,7 +239,7 @@ impl<'a> Election<'a> {
                 Ok(Some(leadership)) => return leadership,
                 Ok(None) if self.is_held_by_another() => waits(),
                 Ok(None) => {}
-                Err(error) => debug!(lease = self.config.name, %error, "cannot look at the lease"),
+                Err(error) => debug!(lease = self.config.name, %error, "cannot get the lease"),
             }
             tokio::time::sleep(jittered(self.config.retry)).await;
         }
@@ -376,7 +376,7 @@ impl<'a> Election<'a> {
             info!(
                 lease = self.config.name,
                 identity = self.config.identity,
-                "released"
+                "released the lease"
             );
             Ok::<_, kube::Error>(())
         };

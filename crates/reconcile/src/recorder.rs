@@ -125,7 +125,7 @@ async fn write(client: &kube::Client, correlator: &mut Correlator, said: Said) {
         }
     };
     if let Err(error) = outcome {
-        debug!(%error, "event not written");
+        debug!(%error, "cannot write event");
     }
 }
 

@@ -80,7 +80,7 @@ pub(crate) async fn work<C: Controller>(
     let held = queue.next().await;
     let key = held.key();
     if caches.iter().any(|cache| cache.is_behind()) {
-        debug!(controller = controller.name(), %key, "a cache is behind");
+        debug!(controller = controller.name(), %key, "informer cache is behind, requeueing");
         queue.add_after(key.clone(), BEHIND);
         return;
     }
@@ -98,9 +98,9 @@ pub(crate) async fn work<C: Controller>(
         }
         Err(error) => {
             if error.is_conflict() || error.is_not_found() || error.is_namespace_terminating() {
-                debug!(controller = controller.name(), %key, %error, "will be tried again");
+                debug!(controller = controller.name(), %key, %error, "reconcile failed, retrying");
             } else {
-                warn!(controller = controller.name(), %key, %error, "failed, will be tried again");
+                warn!(controller = controller.name(), %key, %error, "reconcile failed, retrying");
             }
             queue.retry(key.clone());
         }

@@ -259,7 +259,7 @@ where
 
     fn warn_unless(&self, shown: bool) {
         if !shown {
-            warn!(kind = %K::kind(&()), "the cache does not show a write; its controllers wait");
+            warn!(kind = %K::kind(&()), "informer cache does not show a write yet, its controllers wait");
         }
     }
 }
