@@ -24,7 +24,7 @@ impl Engine {
         }
         let credentials = auth.map(Into::into).unwrap_or_default();
         let begun = Instant::now();
-        tracing::info!(image = %reference, "pulling");
+        tracing::info!(image = %reference, "pulling image");
         let pulled = self
             .images
             .pull(&reference, &self.config.registries, &credentials, progress)
@@ -33,9 +33,9 @@ impl Engine {
         match &pulled {
             Ok(image) => {
                 let layers = image.layers.len();
-                tracing::info!(image = %reference, layers, bytes = image.size, seconds, "pulled");
+                tracing::info!(image = %reference, layers, bytes = image.size, seconds, "image pulled");
             }
-            Err(error) => tracing::warn!(image = %reference, %error, seconds, "not pulled"),
+            Err(error) => tracing::warn!(image = %reference, %error, seconds, "cannot pull image"),
         }
         pulled
     }

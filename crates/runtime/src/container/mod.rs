@@ -182,7 +182,7 @@ impl Container {
             return false;
         }
         if let Err(error) = self.set_status(status.exited(exit)) {
-            tracing::warn!(container = self.id, %error, "exit not written down");
+            tracing::warn!(container = self.id, %error, "cannot record container exit status");
         }
         true
     }
@@ -199,7 +199,7 @@ impl Container {
             Err(_) => status.lost(now),
         };
         if let Err(error) = self.set_status(status) {
-            tracing::warn!(container = self.id, %error, "loss not written down");
+            tracing::warn!(container = self.id, %error, "cannot record lost container");
         }
         true
     }
@@ -217,7 +217,7 @@ impl Container {
             ..status
         };
         if let Err(error) = self.set_status(running) {
-            tracing::warn!(container = self.id, %error, "adoption not written down");
+            tracing::warn!(container = self.id, %error, "cannot record adopted container");
         }
     }
 

@@ -66,7 +66,7 @@ impl Engine {
         self.spawn("sweep images", async move {
             let swept = tokio::task::spawn_blocking(move || images.sweep()).await;
             if let Ok(Err(error)) = swept {
-                tracing::warn!(%error, "layers not swept");
+                tracing::warn!(%error, "cannot remove unused layers");
             }
         });
     }
@@ -99,7 +99,7 @@ impl Engine {
         match self.blocking(move || discard(&owned)).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) | Err(error) => {
-                tracing::warn!(dir = %dir.display(), %error, "container directory not removed");
+                tracing::warn!(dir = %dir.display(), %error, "cannot remove container directory");
             }
         }
     }

@@ -29,7 +29,7 @@ impl Engine {
                 Phase::Creating => {
                     self.catch_up(&sandbox).await;
                     if let Err(error) = self.remove_sandbox(&sandbox.id).await {
-                        tracing::warn!(sandbox = sandbox.id, %error, "half-made sandbox not removed");
+                        tracing::warn!(sandbox = sandbox.id, %error, "cannot remove incomplete sandbox");
                     }
                 }
             }
@@ -45,7 +45,7 @@ impl Engine {
         while self.connect_shim(sandbox).await.is_err() && shim::is_held(&sandbox.paths().orders())
         {
             if tokio::time::Instant::now() > deadline {
-                tracing::warn!(sandbox = sandbox.id, "a shim neither serves nor ends");
+                tracing::warn!(sandbox = sandbox.id, "shim neither responds nor exits");
                 return;
             }
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -60,7 +60,7 @@ impl Engine {
                 }
                 // Nothing was started before its record was complete.
                 Err(error) => {
-                    tracing::warn!(sandbox = id, %error, "unreadable sandbox removed");
+                    tracing::warn!(sandbox = id, %error, "removing sandbox with unreadable record");
                     crate::disk::remove_dir(&self.config.root_dir.join("sandboxes").join(id))?;
                 }
             }
@@ -72,7 +72,7 @@ impl Engine {
                     self.containers.write().insert(id, container);
                 }
                 _ => {
-                    tracing::info!(container = id, "half-made container removed");
+                    tracing::info!(container = id, "incomplete container removed");
                     self.discard_container_dir(&container::dir(&self.config, &id))
                         .await;
                 }
@@ -86,7 +86,7 @@ impl Engine {
         let held = match self.connect_shim(sandbox).await {
             Ok(held) => held,
             Err(error) => {
-                tracing::warn!(sandbox = sandbox.id, %error, "shim gone");
+                tracing::warn!(sandbox = sandbox.id, %error, "shim has exited");
                 return false;
             }
         };
@@ -106,12 +106,12 @@ impl Engine {
             }
         }
         if let Err(error) = self.attach_network(sandbox).await {
-            tracing::warn!(sandbox = sandbox.id, %error, "network not restored");
+            tracing::warn!(sandbox = sandbox.id, %error, "cannot restore the network of a sandbox");
         }
         tracing::info!(
             sandbox = sandbox.id,
             containers = held.len(),
-            "sandbox found again"
+            "sandbox reattached"
         );
         true
     }

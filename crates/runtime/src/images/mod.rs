@@ -130,7 +130,7 @@ impl Images {
         let images = Self::unopened(root);
         if let Err(error) = images.index() {
             // Images can be pulled again, but only if the node starts.
-            tracing::error!(%error, "the index of images is damaged: beginning anew");
+            tracing::error!(%error, "image index is damaged, starting with an empty one");
             images.replace_index(&Index::default())?;
         }
         if let Some(_alone) = images.try_alone()? {

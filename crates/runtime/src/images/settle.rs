@@ -25,7 +25,7 @@ impl Images {
             index.images.retain(|id, image| {
                 let keep = image.settled;
                 if !keep {
-                    tracing::warn!(image = id, "not whole when the machine stopped: forgotten");
+                    tracing::warn!(image = id, "removing image that was not synced to disk");
                 }
                 keep
             });
@@ -38,7 +38,7 @@ impl Images {
         let (root, id) = (self.root.clone(), id.to_owned());
         let settling = move || {
             if let Err(error) = settle(root, &id) {
-                tracing::debug!(image = id, %error, "not settled");
+                tracing::debug!(image = id, %error, "cannot sync image to disk");
             }
         };
         let _ = std::thread::Builder::new()

@@ -49,7 +49,7 @@ impl Engine {
             }
             Err(error) => {
                 if let Err(left) = self.remove_sandbox(&sandbox.id).await {
-                    tracing::warn!(sandbox = sandbox.id, error = %left, "a failed sandbox is not gone");
+                    tracing::warn!(sandbox = sandbox.id, error = %left, "cannot remove failed sandbox");
                 }
                 Err(error)
             }

@@ -30,7 +30,7 @@ pub(crate) async fn serve(engine: Arc<Engine>, context: Context) -> Result<()> {
             .blocking(move || images.images.ensure_hello(&program))
             .await?;
         if let Err(error) = made {
-            tracing::warn!(%error, "no hello image");
+            tracing::warn!(%error, "cannot import the built-in hello image");
         }
     }
     let images = engine.clone();

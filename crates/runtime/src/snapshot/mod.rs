@@ -43,7 +43,7 @@ impl Snapshots {
         match probe(&root.join("staging").join(id::generate())) {
             Ok(()) => Self::Overlay,
             Err(error) => {
-                tracing::warn!(%error, "overlayfs is refused here: every container gets a copy of its image");
+                tracing::warn!(%error, "overlayfs not usable, every container gets a copy of its image");
                 Self::Copy
             }
         }

@@ -145,7 +145,7 @@ impl Known {
                     Ok(Some(file)) => known.add(number, path, file),
                     Ok(None) => {}
                     // An invalid file must not block other devices.
-                    Err(error) => tracing::warn!(path = %path.display(), error, "not a CDI file"),
+                    Err(error) => tracing::warn!(path = %path.display(), error, "invalid CDI file"),
                 }
             }
         }

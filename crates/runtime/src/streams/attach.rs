@@ -16,7 +16,7 @@ pub(super) async fn run(engine: Arc<Engine>, container: String, pending: Pending
     let mut session = match pending.open().await {
         Ok(session) => session,
         Err(error) => {
-            tracing::debug!(%error, "attach was not opened");
+            tracing::debug!(%error, "cannot open attach streams");
             return;
         }
     };

@@ -27,7 +27,7 @@ pub(super) async fn run(
     let mut session = match pending.open().await {
         Ok(session) => session,
         Err(error) => {
-            tracing::debug!(%error, "exec was not opened");
+            tracing::debug!(%error, "cannot open exec streams");
             return;
         }
     };

@@ -22,7 +22,7 @@ pub(super) async fn run(engine: Arc<Engine>, sandbox: String, pending: Pending) 
     let mut forwards = match pending.open().await {
         Ok(forwards) => forwards,
         Err(error) => {
-            tracing::debug!(%error, "port-forward was not opened");
+            tracing::debug!(%error, "cannot open port-forward streams");
             return;
         }
     };

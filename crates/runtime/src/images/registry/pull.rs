@@ -63,7 +63,7 @@ impl Images {
             match pull.run().await {
                 Ok(image) => return Ok(image),
                 Err(error) => {
-                    tracing::debug!(%reference, base = source.base, %error, "not pulled");
+                    tracing::debug!(%reference, base = source.base, %error, "cannot pull from this source");
                     trouble = error;
                 }
             }
@@ -185,7 +185,7 @@ impl Pull<'_> {
             match self.fetch(&blob, &partial).await {
                 Ok(()) => break,
                 Err(Error::System { action, source }) if attempt < ATTEMPTS => {
-                    tracing::debug!(digest = blob.digest, action, error = %source, "blob cut off");
+                    tracing::debug!(digest = blob.digest, action, error = %source, "blob download interrupted");
                     attempt += 1;
                     tokio::time::sleep(Duration::from_millis(200) * attempt).await;
                 }
