@@ -378,7 +378,7 @@ impl Loop {
     fn cannot_decide(&mut self, waiting: Waiting, error: String) {
         warn!(
             pod = &*waiting.pod.name,
-            error, "cannot decide, will be tried again"
+            error, "scheduling attempt failed, retrying"
         );
         self.count_attempt(&waiting, Attempt::Error);
         self.explain_bind_error(&waiting.pod, error);
@@ -497,7 +497,7 @@ impl Loop {
                 None => {}
             }
         }
-        debug!(pod = &*pod.name, message, "no node");
+        debug!(pod = &*pod.name, message, "pod is unschedulable");
         self.count_attempt(&waiting, Attempt::Unschedulable);
         self.metrics
             .incoming("unschedulable", "ScheduleAttemptFailure", 1);
@@ -634,10 +634,10 @@ impl Loop {
         self.happened(&Event::PodDeleted(&waiting.pod));
         let gone = matches!(error, kube::Error::Api(status) if status.code == 404);
         if gone || newest.is_terminating() {
-            debug!(pod = &*waiting.pod.name, "gone before it was bound");
+            debug!(pod = &*waiting.pod.name, "pod deleted before it was bound");
             return;
         }
-        warn!(pod = &*waiting.pod.name, %error, "cannot bind, will be tried again");
+        warn!(pod = &*waiting.pod.name, %error, "cannot bind pod, retrying");
         if let kube::Error::Service(why) = error {
             self.explain_bind_error(&newest, why.to_string());
         }

@@ -110,7 +110,7 @@ impl Writes {
             self.patch_status(pod, &patch)
                 .await
                 .unwrap_or_else(|error| {
-                    debug!(pod = &*pod.name, %error, "cannot say why the pod waits");
+                    debug!(pod = &*pod.name, %error, "cannot update the PodScheduled condition");
                 });
         }
     }
@@ -121,7 +121,7 @@ impl Writes {
             self.patch_status(pod, &patch)
                 .await
                 .unwrap_or_else(|error| {
-                    debug!(pod = &*pod.name, %error, "cannot say why the pod waits");
+                    debug!(pod = &*pod.name, %error, "cannot update the PodScheduled condition");
                 });
         }
     }
@@ -132,7 +132,7 @@ impl Writes {
         self.patch_status(pod, &patch)
             .await
             .unwrap_or_else(|error| {
-                debug!(pod = &*pod.name, %error, "cannot clear the nomination");
+                debug!(pod = &*pod.name, %error, "cannot clear nominatedNodeName");
             });
     }
 
@@ -164,7 +164,7 @@ impl Writes {
             Ok(()) => {}
             Err(error) if is_gone(&error) => return true,
             Err(error) => {
-                warn!(pod = &*victim.name, %error, "cannot mark the pod for preemption");
+                warn!(pod = &*victim.name, %error, "cannot set the DisruptionTarget condition");
                 return false;
             }
         }
@@ -183,7 +183,7 @@ impl Writes {
             }
             Err(error) if is_gone(&error) => true,
             Err(error) => {
-                warn!(pod = &*victim.name, %error, "cannot preempt");
+                warn!(pod = &*victim.name, %error, "cannot delete preemption victim");
                 false
             }
         }

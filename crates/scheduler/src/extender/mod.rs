@@ -206,7 +206,7 @@ impl Extenders {
         let (object, objects, runtime) = match self.begin(pod) {
             Ok(begun) => begun,
             Err(error) => {
-                warn!(error, "extenders give no scores");
+                warn!(error, "extenders failed to score");
                 return sums;
             }
         };
@@ -222,7 +222,7 @@ impl Extenders {
                         *sums.entry(one.host).or_default() += one.score.saturating_mul(factor);
                     }
                 }
-                Err(error) => warn!(error, "extender gives no scores"),
+                Err(error) => warn!(error, "extender failed to score"),
             }
         }
         sums
