@@ -46,7 +46,7 @@ pub async fn keep(allocator: Arc<Allocator>, synced: impl Fn() + Send) {
     let mut reported = Reported::new();
     loop {
         if let Err(status) = follow(&allocator, &mut reported, &synced).await {
-            tracing::warn!(%status, "cannot follow the addresses of services");
+            tracing::warn!(%status, "cannot watch Services for address repair");
             allocator.clock.sleep(AGAIN).await;
         }
     }
