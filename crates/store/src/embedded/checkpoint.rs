@@ -91,7 +91,7 @@ impl<C: Codec> Writer<C> {
             .spawn(work)
         {
             Ok(thread) => self.snapshot = Some(RunningSnapshot { thread, covers }),
-            Err(error) => tracing::warn!(%error, "no thread for a snapshot now"),
+            Err(error) => tracing::warn!(%error, "cannot start a snapshot thread"),
         }
     }
 
@@ -107,7 +107,7 @@ impl<C: Codec> Writer<C> {
                     let rest = self.config.snapshot_rest.as_millis() as Millis;
                     self.snapshot_rests_until = self.now() + rest;
                 }
-                Err(why) => tracing::warn!(why, "no snapshot now"),
+                Err(why) => tracing::warn!(why, "cannot write a snapshot"),
             }
         }
         self.finish_snapshot_waiters(result.map(drop).map_err(Error::Unavailable));

@@ -184,7 +184,7 @@ impl Log {
             match write_over(&*self.disk, &spare, header) {
                 Ok(segment) => return Ok((spare, segment)),
                 Err(error) => {
-                    tracing::warn!(%error, spare, "an old segment cannot be written over");
+                    tracing::warn!(%error, spare, "cannot reuse old log segment");
                     // If this fails, the next start removes it.
                     let _ = self.disk.remove(&spare);
                 }
@@ -316,7 +316,7 @@ pub(super) fn replay(
         let file = disk.path(&name);
         let (file, cut) = (file.display(), bytes.len() - offset);
         if torn {
-            tracing::warn!(%file, offset, cut, revision, "unclean stop: a record that was never acknowledged is cut; the log ends at this revision");
+            tracing::warn!(%file, offset, cut, revision, "unclean stop: truncated a record that was never acknowledged; the log ends at this revision");
         } else {
             tracing::info!(%file, offset, revision, "unclean stop: the log ends at this revision");
         }

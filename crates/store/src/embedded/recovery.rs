@@ -131,7 +131,7 @@ fn checked_manifest(
     };
     match checked {
         Err(loss) if config.accept_loss => {
-            tracing::error!(%loss, "going on without what is lost, as asked for");
+            tracing::error!(%loss, "continuing without the lost data, as configured");
             // Clients may have seen these revisions, and relaxed writes after them: none is used
             // twice.
             let seen = match manifest.exists() {
@@ -204,7 +204,7 @@ pub(super) fn jump<T: Send + Sync + 'static>(state: &mut State<T>, marks: &mut M
     tracing::info!(
         from = state.revision,
         to = marks.high_water,
-        "unclean stop: revisions jump, older watches start over"
+        "unclean stop: skipping revisions, older watches must relist"
     );
     state.revision = marks.high_water;
     state.history.forget(marks.high_water);

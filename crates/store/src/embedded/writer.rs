@@ -295,7 +295,7 @@ impl<C: Codec> Writer<C> {
     fn write_manifest(&mut self, now: Millis) {
         self.manifest_at = now;
         if let Err(error) = self.manifest.write(&*self.disk, self.synced) {
-            tracing::warn!(%error, "the manifest of the store cannot be written");
+            tracing::warn!(%error, "cannot write the store manifest");
         }
     }
 
@@ -309,7 +309,7 @@ impl<C: Codec> Writer<C> {
             }
             Fault::Refused(why) => Error::Unavailable(why),
             Fault::Broken(why) => {
-                tracing::error!(why, "the store takes no more writes until it is restarted");
+                tracing::error!(why, "store is read-only until restarted");
                 self.intake.close(&why);
                 self.broken = Some(why.clone());
                 Error::Unavailable(why)
@@ -395,7 +395,7 @@ impl<C: Codec> Writer<C> {
                 Ok(()) => self.write_manifest(self.now()),
                 Err(fault) => {
                     let error = self.fail(fault);
-                    tracing::warn!(%error, "the store could not be closed cleanly");
+                    tracing::warn!(%error, "cannot close the store cleanly");
                 }
             }
         }

@@ -128,7 +128,7 @@ impl Members {
                 endpoint = self.members[current].endpoint,
                 condition = ?conditions[current],
                 next = self.members[best].endpoint,
-                "leaving a member of etcd"
+                "switching to another etcd member"
             );
             self.replace_current(current, best);
         }
