@@ -122,7 +122,7 @@ fn write_payload(request: &Request, payload: &Payload) -> Result<()> {
         tracing::debug!(
             volume = request.volume.name,
             files = payload.len(),
-            "content written"
+            "volume content updated"
         );
     }
     Ok(())

@@ -198,7 +198,7 @@ impl Manager {
                 plugin.check_attached(spec, host).await
             };
             let Err(error) = checked else { return Ok(()) };
-            debug!(volume = name, %error, "waits to be attached");
+            debug!(volume = name, %error, "volume is not attached yet");
             if self.clock.now() >= until {
                 return Err(error);
             }

@@ -33,7 +33,7 @@ impl Manager {
             for (plugin, mount) in mounts_of_pod(&pod)? {
                 let Some(volume) = plugin.find_published(&mount, &root) else {
                     let dir = mount.dir(&root, plugin.name());
-                    warn!(dir = %dir.display(), "no record of the volume that is here");
+                    warn!(dir = %dir.display(), "no record for volume directory");
                     continue;
                 };
                 let key = Key {

@@ -31,7 +31,7 @@ impl Manager {
     async fn unstage_until_done(self: Arc<Self>, key: Key) {
         let mut backoff = Backoff::new(Duration::from_millis(500), CAP);
         while let Err(error) = self.unstage(&key).await {
-            warn!(volume = %key, %error, "cannot unstage");
+            warn!(volume = %key, %error, "cannot unstage volume");
             self.clock.sleep(backoff.step()).await;
         }
     }

@@ -61,7 +61,7 @@ impl Manager {
             let measure = match tokio::time::timeout(STATS_PATIENCE, measure).await {
                 Ok(Ok(measure)) => measure,
                 Ok(Err(error)) => {
-                    debug!(volume = %key, %error, "no stats");
+                    debug!(volume = %key, %error, "cannot get volume stats");
                     return None;
                 }
                 Err(_) => return None,

@@ -167,7 +167,7 @@ impl StoragePlugin for Csi {
         );
         if let Err(error) = clean_staging(&dir, staged, host) {
             // The next attempt finds it.
-            tracing::debug!(dir = %dir.display(), %error, "cannot clean up after a refused stage");
+            tracing::debug!(dir = %dir.display(), %error, "cannot clean up after a failed NodeStageVolume");
         }
     }
 

@@ -161,7 +161,7 @@ fn remove_unrecorded(dir: &Path) {
     let removed =
         gone(fs::remove_dir(dir.join("globalmount")), dir).and_then(|()| remove_record(dir));
     if let Err(error) = removed {
-        tracing::debug!(dir = %dir.display(), %error, "cannot remove");
+        tracing::debug!(dir = %dir.display(), %error, "cannot remove directory");
     }
 }
 
