@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn an_update_is_charged_for_what_it_adds() {
+    fn an_update_is_charged_for_the_added_usage() {
         let amounts = |json: Value| amounts::of(&json);
         let more = growth(
             &amounts(json!({"cpu": "3", "pods": "1"})),

@@ -186,7 +186,7 @@ mod tests {
     use crate::testing::Case;
 
     #[test]
-    fn a_request_says_what_was_matched_and_what_was_asked_for() {
+    fn a_review_request_has_the_matched_and_the_original_resource() {
         let case = Case::new(Operation::Update, "apps", "deployments").named("here", "web");
         let given = case.attributes();
         let attributes = Attributes::new(&given, None);

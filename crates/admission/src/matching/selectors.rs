@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn objects_are_selected_by_what_they_are_or_were() {
+    fn objects_are_selected_by_their_old_or_new_labels() {
         let selectors = Selectors::read(&json!({"objectSelector": {"matchLabels": {"a": "b"}}}));
         let (yes, no) = (labelled(json!({"a": "b"})), labelled(json!({})));
         for (new, old, expected) in [

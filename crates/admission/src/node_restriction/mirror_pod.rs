@@ -176,7 +176,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mirror_pod_may_use_what_needs_no_object() {
+    fn a_mirror_pod_may_not_refer_to_api_objects() {
         for (spec, expected) in [
             (json!({}), Some(None)),
             (

@@ -493,7 +493,7 @@ mod tests {
     }
 
     #[test]
-    fn a_standard_is_what_it_was_at_its_version() {
+    fn pod_security_checks_depend_on_the_version() {
         let judged = |level, version: &str, pod: Value| {
             let version = version.to_owned();
             judge(&Standard { level, version }, Pod::of_value(&pod)).is_none()
@@ -629,7 +629,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_namespace_says_what_is_refused_and_what_is_only_warned_about() {
+    async fn namespace_labels_choose_enforce_and_warn_levels() {
         let pod = Case::new(Operation::Create, "", "pods").named("team", "web");
         let labels = json!({"pod-security.kubernetes.io/enforce": "baseline",
                             "pod-security.kubernetes.io/warn": "restricted"});
