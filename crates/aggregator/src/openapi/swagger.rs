@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_the_paths_of_a_version_need_is_kept() {
+    fn only_definitions_used_by_the_paths_of_a_version_are_kept() {
         let whole = json!({"swagger": "2.0",
             "paths": {
                 "/apis/a.b/v1/things": {"get": {"responses": {"200": {"schema": {"$ref": "#/definitions/Thing"}}},
