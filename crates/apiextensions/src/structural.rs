@@ -426,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_of_any_kind_are_kept_but_not_what_is_in_them() {
+    fn additional_properties_true_keeps_fields_but_prunes_their_contents() {
         let unknown = |paths: &[&str]| -> Vec<String> {
             let sentence = |path: &&str| format!("unknown field \"spec.{path}\"");
             paths.iter().map(sentence).collect()
