@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn refusals_say_what_is_missing() {
+    fn a_refused_eviction_has_the_reason() {
         let told = |generation: i64, status: Value| {
             let budget =
                 json!({"metadata": {"name": "b", "generation": generation}, "status": status});

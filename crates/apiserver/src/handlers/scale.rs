@@ -445,7 +445,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_table_shows_what_is_wanted_and_what_there_is() {
+    fn a_scale_table_shows_desired_and_current_replicas() {
         let object = json!({"metadata": {"name": "a", "creationTimestamp": "1970-01-01T00:00:00Z"},
             "spec": {"replicas": 3, "selector": {}}, "status": {"replicas": 2}});
         let scale = scale_of(object.as_object().unwrap(), None).unwrap();

@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn options_are_what_the_query_says_and_back() {
+    fn connect_options_round_trip_through_the_query() {
         let text = "stdin=true&container=c&command=sh&command=-c&command=a%20b%26c";
         let made = options("PodExecOptions", &Query::parse(text), "");
         let expected = json!({"kind": "PodExecOptions", "apiVersion": "v1", "stdin": true,
