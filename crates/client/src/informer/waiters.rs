@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cache_is_behind_until_it_shows_what_was_waited_for_in_vain() {
+    fn a_cache_is_behind_until_it_shows_overdue_writes() {
         let mut waiters = Waiters::default();
         assert!(!waiters.is_behind(|_, _| false));
         waiters.overdue_version(7);
