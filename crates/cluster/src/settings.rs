@@ -766,7 +766,7 @@ mod tests {
     }
 
     #[test]
-    fn registries_and_plugins_are_read_from_what_is_named() {
+    fn registries_and_cni_directories_are_read_from_the_options() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let text = "hosts:\n  r.io:\n    mirrors: [http://127.0.0.1:5000]\n    plainHttp: true\n";
         std::fs::write(file.path(), text).unwrap();
