@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn the_status_counts_what_is_there() {
+    fn the_status_counts_existing_pods() {
         let pods = [pod("a", Some(10)), pod("b", Some(99)), pod("c", None)].map(Arc::new);
         let wish = Wish {
             replicas: 3,

@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_gets_what_it_lacks_and_keeps_what_it_has() {
+    fn a_secret_gets_missing_data_and_keeps_the_rest() {
         let sign = |claims: &serde_json::Value| Ok(claims["sub"].as_str().unwrap().to_owned());
         let made = filled(&secret(""), &account("1"), "CA", sign)
             .unwrap()

@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_daemon_is_pinned_to_its_node_and_tolerates_what_makes_nodes_sick() {
+    fn a_daemon_pod_has_node_affinity_and_tolerates_node_condition_taints() {
         let set: DaemonSet = serde_json::from_value(json!({
             "metadata": {"name": "d", "annotations": {(TEMPLATE_GENERATION): "7"}},
             "spec": {"selector": {}, "template": {"spec": {"containers": [], "hostNetwork": true}}},

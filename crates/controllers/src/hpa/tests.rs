@@ -247,7 +247,7 @@ fn bounds_of_the_spec_hold() {
 }
 
 #[test]
-fn rates_count_what_was_added_and_removed_in_their_period() {
+fn rate_policies_count_replicas_changed_in_their_period() {
     let behavior = HorizontalPodAutoscalerBehavior {
         scale_up: Some(rules(
             Some(0),

@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_service_that_adds_a_port_of_another_loses_what_it_has_and_then_others_get_it() {
+    fn a_service_that_adds_a_port_of_another_loses_its_ports_to_waiting_services() {
         let before = [
             service("greedy", 1, &[80, 443], &[80]),
             service("holder", 2, &[443], &[443]),

@@ -446,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn claims_wait_for_a_node_and_are_refused_what_a_directory_cannot_do() {
+    fn claims_wait_for_a_node_and_unsupported_claims_are_refused() {
         let waits = class("WaitForFirstConsumer", "Delete");
         let no_node = claim(|claim| claim["metadata"]["annotations"] = json!({}));
         assert_eq!(provision(&no_node, Some(&waits), None), Provision::Wait);

@@ -188,7 +188,7 @@ fn a_claim_and_a_volume_are_bound_on_both_sides() {
 }
 
 #[test]
-fn what_users_bind_beforehand_is_completed_and_not_marked_as_ours() {
+fn pre_bound_volumes_are_completed_and_not_marked_as_bound_by_the_controller() {
     let mut world = Memory::default();
     world.put_claim(claim(|claim| claim["spec"]["volumeName"] = json!("pv")));
     world.put_volume(volume(|volume| {
@@ -202,7 +202,7 @@ fn what_users_bind_beforehand_is_completed_and_not_marked_as_ours() {
 }
 
 #[test]
-fn an_unbound_claim_says_what_it_waits_for() {
+fn an_unbound_claim_has_an_event_with_the_reason() {
     let made = "Waiting for a volume to be created either by the external provisioner 'x.io/made' \
         or manually by the system administrator. If volume creation is delayed, please verify \
         that the provisioner is running and correctly registered.";

@@ -212,7 +212,7 @@ fn as_many_pods_run_as_parallelism_and_remaining_completions_allow() {
 }
 
 #[test]
-fn a_smaller_indexed_job_forgets_what_is_out_of_range() {
+fn a_smaller_indexed_job_forgets_indexes_out_of_range() {
     let mut small = job(json!({"completions": 2, "parallelism": 2, "completionMode": "Indexed"}));
     small.status.as_mut().unwrap().completed_indexes = Some("0,3-5".into());
     assert_eq!(step(&small, &["a Running @1", "b Running @4"]), "remove b");
@@ -456,7 +456,7 @@ fn pods_evicted_after_the_criteria_were_met_do_not_hold_the_job() {
 }
 
 #[test]
-fn the_failure_policy_decides_what_a_failure_means() {
+fn the_failure_policy_decides_about_pod_failures() {
     let with = |action: &str, more: Value| {
         let mut spec = json!({"completions": 4, "parallelism": 2, "backoffLimit": 0,
         "podFailurePolicy": {"rules": [{
