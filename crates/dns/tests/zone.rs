@@ -140,7 +140,7 @@ fn ask(name: &str, kind: RecordType) -> String {
 }
 
 #[tokio::test]
-async fn names_mean_what_the_specification_says() {
+async fn names_are_resolved_as_in_the_dns_specification() {
     use RecordType::{A, AAAA, CNAME, MX, NS, PTR, SOA, SRV, TXT};
     let table = [
         // Cluster IPs.
