@@ -99,7 +99,7 @@ mod tests {
     use registry_testing::World;
 
     #[tokio::test]
-    async fn lists_take_seats_by_what_they_look_at() {
+    async fn lists_take_seats_by_the_number_of_examined_objects() {
         let world = World::new();
         for number in 0..250 {
             let namespace = if number < 150 { "a" } else { "b" };

@@ -531,7 +531,7 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_is_full_also_while_what_is_free_is_too_little_for_its_head() {
+    fn a_queue_is_full_also_while_free_seats_are_too_few_for_its_head() {
         let mut hall = Hall::new(3, one_queue_each(1));
         assert!(matches!(hall.arrive("a", 0, 2), Arrival::Seated(_)));
         assert!(matches!(hall.arrive("a", 0, 2), Arrival::Waits(_)));

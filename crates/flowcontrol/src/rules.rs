@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_is_matched_with_what_is_below_it() {
+    fn non_resource_urls_match_paths_below_them() {
         for (path, rule, matches) in [
             ("/healthz", "/healthz", true),
             ("/healthz/ping", "/healthz", true),
