@@ -573,7 +573,7 @@ mod tests {
     }
 
     #[test]
-    fn a_binding_says_what_happens() {
+    fn invalid_policy_bindings_are_rejected() {
         let said = |spec: Value| {
             lines(validate_binding(
                 &object(&json!({"spec": spec}).to_string()),
@@ -591,7 +591,7 @@ mod tests {
     }
 
     #[test]
-    fn parameters_are_shown_by_name_or_by_what_selects_them() {
+    fn parameters_are_printed_by_name_or_selector() {
         let shown = |reference: &str| {
             let binding = object(&format!(r#"{{"spec": {{"paramRef": {reference}}}}}"#));
             binding_row(&binding, 0)[2].as_str().unwrap().to_owned()

@@ -227,7 +227,7 @@ mod tests {
     use crate::testing::object;
 
     #[test]
-    fn templates_are_counted_when_they_differ_in_go() {
+    fn the_template_generation_grows_when_templates_differ_as_in_go() {
         let set = |fields: &str| {
             object(&format!(
                 r#"{{"metadata": {{"annotations": {{"{TEMPLATE_GENERATION}": "4"}}}}, "spec": {{"template": {{"spec": {{{fields}}}}}}}}}"#

@@ -309,7 +309,7 @@ mod tests {
     use crate::testing::{lines, object};
 
     #[test]
-    fn what_may_not_change_is_compared_as_go_compares_it() {
+    fn immutable_fields_are_compared_as_in_go() {
         let set = |selector: &str| {
             object(&format!(
                 r#"{{"spec": {{"selector": {{"matchLabels": {{"a": "b"}}}}, "podManagementPolicy": "Parallel",

@@ -290,7 +290,7 @@ mod tests {
     use machinery::json::json;
 
     #[test]
-    fn a_metric_says_what_its_type_needs_and_no_more() {
+    fn a_metric_has_exactly_the_source_of_its_type() {
         let told = |metric: Value| {
             let mut errors = Vec::new();
             check_metric(&metric, ApiVersion::Valid, &Path::new("m"), &mut errors);

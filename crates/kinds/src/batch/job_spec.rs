@@ -526,7 +526,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_fit_the_mode() {
+    fn completions_and_limits_match_the_completion_mode() {
         let none: [&str; 0] = [];
         assert_eq!(said(json!({})), none);
         for (fields, line) in [

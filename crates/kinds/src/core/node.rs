@@ -425,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_from_the_api_do_not_come_back() {
+    fn dynamic_kubelet_configuration_is_dropped() {
         let mut node = object(
             r#"{"spec": {"configSource": {}, "externalID": "a"}, "status": {"config": {}}}"#,
         );

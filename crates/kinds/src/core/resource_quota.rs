@@ -255,7 +255,7 @@ mod tests {
     use crate::testing::{lines, object};
 
     #[test]
-    fn scopes_fit_each_other_and_what_is_limited() {
+    fn quota_scopes_are_compatible_with_each_other_and_the_resources() {
         let quota = |spec: &str| lines(validate(&object(&format!(r#"{{"spec": {spec}}}"#))));
         assert_eq!(
             quota(r#"{"hard": {"pods": "1"}, "scopes": ["Terminating"]}"#),

@@ -52,7 +52,7 @@ mod tests {
     use crate::testing::object;
 
     #[test]
-    fn of_a_secret_the_name_is_kept() {
+    fn only_names_of_secrets_are_kept() {
         let mut account = object(r#"{"secrets": [{"name": "a", "namespace": "b", "kind": "c"}]}"#);
         name_secrets(&mut account);
         assert_eq!(account, object(r#"{"secrets": [{"name": "a"}]}"#));

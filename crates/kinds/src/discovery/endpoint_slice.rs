@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_are_of_the_kind_that_is_said() {
+    fn addresses_match_the_address_type() {
         let at = "endpoints[0].addresses";
         let cases = [
             ("IPv4", "10.0.0.1", String::new()),

@@ -104,7 +104,7 @@ mod tests {
     use crate::testing::{lines, object};
 
     #[test]
-    fn a_driver_stays_what_it_is() {
+    fn drivers_of_a_csi_node_are_immutable() {
         let node = |id: &str, count: i64| {
             object(&format!(
                 r#"{{"spec": {{"drivers": [{{"name": "a.b", "nodeID": "{id}", "topologyKeys": null, "allocatable": {{"count": {count}}}}}]}}}}"#

@@ -164,7 +164,7 @@ mod tests {
     use crate::testing::{lines, object};
 
     #[test]
-    fn a_class_keeps_what_its_volumes_were_made_by() {
+    fn provisioner_and_other_fields_of_a_storage_class_are_immutable() {
         let class = |provisioner: &str, topologies: &str| {
             object(&format!(
                 r#"{{"provisioner": "{provisioner}", "reclaimPolicy": "Delete", "volumeBindingMode": "Immediate", "allowedTopologies": {topologies}}}"#

@@ -70,7 +70,7 @@ mod tests {
     use machinery::json::json;
 
     #[test]
-    fn pointers_differ_where_lists_and_zeros_do_not() {
+    fn empty_lists_and_zero_values_equal_absent_ones_but_pointers_differ() {
         let same = |a: Value, b: Value| equal("core/v1.PodSpec", &a, &b);
         assert!(same(
             json!({"tolerations": [], "nodeSelector": {}}),

@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_of_type_drops_what_only_the_old_one_had() {
+    fn a_change_of_service_type_drops_fields_of_the_old_type() {
         let spec = updated(
             NODE_PORT,
             r#"{"spec": {"type": "ExternalName", "externalName": "x", "clusterIP": "10.0.0.1",
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn the_second_field_follows_the_first() {
+    fn cluster_ips_follow_a_changed_cluster_ip() {
         let spec = updated(
             NODE_PORT,
             r#"{"spec": {"type": "NodePort", "clusterIP": "10.0.0.9", "clusterIPs": ["10.0.0.1"]}}"#,

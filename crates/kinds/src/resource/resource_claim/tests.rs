@@ -108,7 +108,7 @@ fn an_allocation_is_immutable_but_can_be_removed() {
 }
 
 #[test]
-fn claims_are_reserved_for_named_consumers_of_what_is_allocated() {
+fn only_allocated_claims_are_reserved_for_consumers() {
     let consumer = |uid: &str| json!({"resource": "pods", "name": "p", "uid": uid});
     assert_eq!(
         messages(json!({"reservedFor": [consumer("u"), consumer("u"), {}]})),
