@@ -125,7 +125,7 @@ fn generators_merge_into_those_of_a_base_and_variables_follow_names() {
 }
 
 #[test]
-fn components_and_replacements_change_what_is_there() {
+fn components_and_replacements_change_resources() {
     let directory = tempfile::tempdir().unwrap();
     let root = directory.path();
     write(root, "app.yaml", APP);

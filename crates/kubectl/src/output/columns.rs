@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_show_what_their_paths_find() {
+    fn custom_columns_show_the_values_of_their_paths() {
         let list = json!({"items": [
             {"metadata": {"name": "a"}, "n": [1, 2], "m": {"x": 1}}, {"metadata": {"name": "longer"}}]});
         let columns = Columns::parse("NAME:.metadata.name,N:{.n[*]},M:m").unwrap();

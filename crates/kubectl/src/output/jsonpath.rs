@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn templates_give_what_kubectl_gives() {
+    fn templates_give_upstreams_output() {
         let document = json!({
             "kind": "List",
             "items": [

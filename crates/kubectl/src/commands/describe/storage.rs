@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn classes_show_what_they_ask_of_their_drivers() {
+    fn classes_show_their_parameters_and_topologies() {
         let object = json!({"metadata": {"name": "gold"}, "driverName": "a.io",
             "parameters": {"iops": "3000"}});
         assert_eq!(

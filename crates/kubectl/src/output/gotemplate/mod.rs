@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn templates_give_what_go_gives() {
+    fn templates_give_gos_output() {
         let document = json!({
             "kind": "List", "n": 3, "f": 1.5, "yes": true, "empty": [], "s": "aGk=", "m": {"b": 2, "a": 1},
             "items": [{"metadata": {"name": "a", "labels": {"x/y": "1"}}}, {"metadata": {"name": "b"}}]});
