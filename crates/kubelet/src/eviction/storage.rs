@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_without_limits_may_use_what_there_is() {
+    fn a_pod_without_limits_exceeds_no_storage_limit() {
         let pod: Pod =
             serde_json::from_value(json!({"spec": {"containers": [{"name": "a"}]}})).unwrap();
         assert_eq!(exceeded(&pod, &used(0, 1 << 40, 0)), None);

@@ -410,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn huge_pages_are_limited_to_what_was_asked_for() {
+    fn huge_pages_are_limited_to_the_limits_of_the_container() {
         let pod = pod(
             serde_json::json!({"requests": {"cpu": "1", "hugepages-2Mi": "4Mi"},
             "limits": {"cpu": "1", "hugepages-2Mi": "4Mi"}}),

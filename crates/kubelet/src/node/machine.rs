@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_get_what_is_neither_reserved_nor_kept_free() {
+    fn allocatable_is_capacity_without_reservations_and_eviction_thresholds() {
         let gib = 1024 * 1024 * 1024;
         let machine = Machine {
             cpus: 4,

@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn a_snapshot_replaces_what_was_known_of_its_sandbox_and_nothing_else() {
+    fn a_snapshot_replaces_only_the_containers_of_its_sandbox() {
         let container = |id: &str, sandbox: &str, state| Container {
             id: id.into(),
             sandbox_id: sandbox.into(),

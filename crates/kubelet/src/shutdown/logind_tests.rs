@@ -111,7 +111,7 @@ impl FakeBus {
 }
 
 #[tokio::test]
-async fn the_delay_is_raised_the_lock_taken_and_the_signal_heard() {
+async fn the_delay_is_raised_the_inhibitor_taken_and_the_shutdown_signal_received() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("bus");
     let overrides = dir.path().join("logind.conf.d");

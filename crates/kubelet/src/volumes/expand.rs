@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_grows_what_its_controller_has_grown_and_left_to_it() {
+    fn a_node_expands_volumes_after_the_controller_expanded_them() {
         let bytes =
             |capacity: &str, status: Value| growth(&spec(capacity, status)).map(|g| g.bytes);
         let old = json!({"storage": "1Gi"});

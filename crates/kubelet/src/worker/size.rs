@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn after_a_restart_a_pod_has_what_it_was_given() {
+    fn allocated_resources_of_a_pod_survive_a_restart() {
         let dir = tempfile::tempdir().unwrap();
         let mut waiting = pod("2", "x");
         Arc::make_mut(&mut waiting).status = serde_json::from_value(serde_json::json!({

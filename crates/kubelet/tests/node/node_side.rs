@@ -352,7 +352,7 @@ async fn a_container_beyond_its_share_of_the_disk_is_evicted() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_container_writes_to_its_hosts_file_counts_as_its_own() {
+async fn writes_to_the_hosts_file_count_as_usage_of_the_container() {
     let node = TestNode::start().await;
     let limits = json!({"limits": {"ephemeral-storage": "4Mi"}});
     let container = json!({"name": "a", "image": "here:1", "resources": limits});

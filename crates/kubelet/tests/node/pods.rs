@@ -408,7 +408,7 @@ async fn a_pod_with_a_claim_that_is_not_allocated_does_not_begin() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn pods_that_fetch_the_same_new_config_map_at_once_all_hear_of_its_changes() {
+async fn pods_that_fetch_the_same_new_config_map_at_once_all_see_its_changes() {
     let node = TestNode::start().await;
     crate::config_map(&node, "shared", json!({"file": "one"})).await;
     let names: Vec<String> = (0..8).map(|n| format!("p{n}")).collect();
