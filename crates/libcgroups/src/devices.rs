@@ -362,7 +362,7 @@ mod tests {
 
     /// A real v2 cgroup needs no controllers for this. Needs root.
     #[test]
-    fn the_kernel_takes_the_program_and_refuses_what_it_denies() {
+    fn the_kernel_enforces_the_device_program() {
         let Some(real) = crate::real::Tree::take() else {
             return;
         };

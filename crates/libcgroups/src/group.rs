@@ -435,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn new_cpusets_get_what_their_nearest_ancestor_has() {
+    fn new_cpusets_inherit_from_their_nearest_ancestor() {
         let dir = tempfile::tempdir().unwrap();
         for (path, text) in [("", "0-3\n"), ("pods", "\n"), ("pods/a", "\n")] {
             fs::create_dir_all(dir.path().join(path)).unwrap();
