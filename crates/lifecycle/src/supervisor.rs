@@ -437,7 +437,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn services_start_after_what_they_need_and_stop_before_it() {
+    async fn services_start_after_their_dependencies_and_stop_before_them() {
         let log = Log::default();
         let services: Vec<Arc<dyn Service>> = vec![
             Arc::new(fake("api", &["store"], &log)),
