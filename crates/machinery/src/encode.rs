@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn custom_resources_keep_what_they_have() {
+    fn custom_resources_are_encoded_in_their_order_with_nulls() {
         let (bytes, _) = encoded(
             None,
             json!({"spec": {"z": 1, "a": null}, "kind": "K", "apiVersion": "g/v1", "metadata": {"name": "n"}}),

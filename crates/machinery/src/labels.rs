@@ -525,7 +525,7 @@ mod tests {
     }
 
     #[test]
-    fn selectors_select_what_they_say() {
+    fn selectors_match_labels() {
         let labels = [("app", "web"), ("tier", "front"), ("n", "5"), ("e", "")];
         for yes in [
             "",
@@ -612,7 +612,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn parsing_never_panics_and_what_is_printed_parses_to_the_same(text in "[ab!=<>(), in\\x00ä0-9]{0,24}") {
+        fn parsing_never_panics_and_printed_selectors_parse_to_the_same(text in "[ab!=<>(), in\\x00ä0-9]{0,24}") {
             if let Ok(selector) = Selector::parse(&text) {
                 let printed = selector.to_string();
                 // A printed `a in ()` means one empty value and parses as such.

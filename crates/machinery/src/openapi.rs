@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn definitions_say_what_the_table_says() {
+    fn definitions_agree_with_the_schema_table() {
         let container = definition(Dialect::V3, schema::lookup("core/v1.Container").unwrap());
         assert_eq!(container["required"], json!(["name"]));
         assert_eq!(

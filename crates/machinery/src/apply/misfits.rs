@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn custom_resources_have_what_their_schema_says() {
+    fn undeclared_fields_of_custom_resources_are_reported() {
         let schema = json!({"type": "object", "properties": {"spec": {"type": "object",
         "properties": {
             "free": {"type": "object", "x-kubernetes-preserve-unknown-fields": true},

@@ -46,7 +46,7 @@ fn config(replicas: i64, image: &str) -> Value {
 }
 
 #[test]
-fn an_applier_owns_what_it_applies() {
+fn an_applier_owns_the_applied_fields() {
     let live = applied(None, config(1, "x"), "me").unwrap();
     assert_eq!(
         fields(&live, "me"),
@@ -661,7 +661,7 @@ proptest::proptest! {
 }
 
 #[test]
-fn a_creator_owns_what_a_comparison_with_nothing_gives() {
+fn a_creator_owns_the_same_fields_as_by_comparison_with_an_empty_object() {
     let by_comparison = |root: Root<'_>, object: &Object, writer: &Writer<'_>| {
         let comparison = changes(root, None, &mut object.clone());
         let comparison = changeable_part(comparison, writer);

@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn operations_do_what_they_say() {
+    fn json_patch_operations_change_the_document() {
         let cases = [
             (
                 json!([{"op": "add", "path": "/a", "value": 1}]),
