@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_has_its_labels_and_what_it_uses() {
+    fn node_metrics_have_labels_and_usage() {
         let node = stored(
             json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "one", "labels": {"x": "y"}}}),
             &[],
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_is_known_while_it_runs_on_the_node_that_tells_of_it() {
+    fn pod_metrics_exist_while_the_pod_runs_on_the_reporting_node() {
         let pod = |node: &str, phase: &str| {
             let object = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p", "namespace": "a"}});
             stored(object, &[("spec.nodeName", node), ("status.phase", phase)])
