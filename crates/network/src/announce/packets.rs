@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_search_for_duplicates_is_answered_to_everybody() {
+    fn a_duplicate_address_detection_is_answered_to_all_nodes() {
         let asked = Question {
             about: "fd00::9".parse().unwrap(),
             asker: Ipv6Addr::UNSPECIFIED.into(),
