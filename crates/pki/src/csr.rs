@@ -517,7 +517,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_that_are_not_what_they_say_are_refused() {
+    fn invalid_signing_requests_are_refused() {
         let good = asked(|_| ());
         let text = String::from_utf8(good).unwrap();
         let other = text.replace("CERTIFICATE REQUEST", "CERTIFICATE");
