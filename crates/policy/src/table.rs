@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn a_set_that_is_removed_and_made_again_keeps_what_is_put_back() {
+    fn a_set_removed_and_added_again_keeps_its_new_elements() {
         let mut table = Table::new("t".into());
         table.add_set("s", "type ipv4_addr;");
         table.add_element("s", "10.0.0.1");
@@ -395,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn references_are_made_after_what_they_refer_to_and_removed_before() {
+    fn references_are_added_after_their_targets_and_removed_before() {
         let mut table = Table::new("t".into());
         table.add_map("m", "type ipv4_addr : verdict;");
         table.put_chain("a", chain(&["jump b", "drop"]));
