@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pod_needs_what_its_hungriest_moment_needs() {
+    fn the_usage_of_a_pod_is_the_maximum_over_its_phases() {
         let needs = |cpu: &str| json!({"resources": {"requests": {"cpu": cpu}}});
         let sidecar = json!({"restartPolicy": "Always", "resources": {"requests": {"cpu": "1"}}});
         let cpu = |spec: Value| of_pod(&spec, "requests")["cpu"].to_string();

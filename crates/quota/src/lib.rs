@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_in_quotas_say_what_is_counted() {
+    fn quota_resource_names_map_to_counted_resources() {
         let cases = [
             ("pods", Some(("", "pods"))),
             ("requests.cpu", Some(("", "pods"))),
