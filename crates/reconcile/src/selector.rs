@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn operators_mean_what_kubernetes_says_about_missing_labels() {
+    fn operators_treat_missing_labels_as_in_kubernetes() {
         let set = labels(&[("tier", "web")]);
         for (selector, with, without) in [
             (expression("tier", "In", &["web", "db"]), true, false),
