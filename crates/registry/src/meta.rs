@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_cannot_set_what_belongs_to_the_server() {
+    fn a_client_cannot_set_metadata_of_the_server() {
         let mut new = object(machinery::json::json!({"metadata": {
             "name": "a", "uid": "mine", "deletionTimestamp": "2020-01-01T00:00:00Z",
             "resourceVersion": "4"}}));
