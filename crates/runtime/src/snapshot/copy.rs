@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn copies_are_what_overlayfs_would_show() {
+    fn copies_have_the_contents_of_an_overlay() {
         let dir = tempfile::tempdir().unwrap();
         let [low, top, seen, copied, upper, work] =
             ["low", "top", "seen", "copied", "upper", "work"].map(|name| dir.path().join(name));

@@ -64,7 +64,7 @@ impl Drop for Mounted {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_recursive_read_only_mount_covers_what_is_mounted_below() {
+async fn a_recursive_read_only_mount_covers_nested_mounts() {
     let node = Node::start().await;
     let pod = node.run_sandbox(sandbox_config(&node, "rro")).await;
     let share = node.root.join("share");

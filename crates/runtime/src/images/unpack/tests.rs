@@ -133,7 +133,7 @@ fn more_than_the_limits_is_refused() {
 }
 
 #[test]
-fn whiteouts_become_what_overlayfs_understands() {
+fn whiteouts_are_converted_for_overlayfs() {
     let tar = Tar::default().file("dir/.wh..wh..opq").file("dir/.wh.gone");
     let (dir, result) = unpack(tar, Limits::default());
     result.unwrap();
