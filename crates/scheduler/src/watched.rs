@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_watched_pod_is_at_the_path_of_pods_and_keeps_only_what_is_needed() {
+    fn a_watched_pod_has_the_path_of_pods_and_keeps_only_needed_fields() {
         assert_eq!(WatchedPod::url_path(&(), None), Pod::url_path(&(), None));
         let pod = |name: &str| {
             let meta = json!({"name": name, "namespace": "d", "uid": name, "resourceVersion": "7",

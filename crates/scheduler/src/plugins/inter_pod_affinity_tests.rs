@@ -164,7 +164,7 @@ fn preferences_count_both_ways() {
 }
 
 #[test]
-fn arguments_change_what_counts() {
+fn plugin_arguments_change_the_score() {
     let theirs = [("b1", "db", near(json!([term("web")])))];
     let new_pod = pod("new", &[("app", "web")], Value::Null);
     let score = |arguments: Value| {

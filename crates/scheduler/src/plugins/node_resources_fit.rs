@@ -415,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_could_make_room_wakes_a_pod() {
+    fn only_events_that_free_resources_requeue_a_pod() {
         let cluster = Cluster::default();
         let pod = samples::pod("p", "2", "1Gi");
         let helped = |event: Event<'_>| default().is_helped_by(&pod, &event, &cluster);

@@ -130,7 +130,7 @@ fn nodes_that_the_pod_cannot_be_on_are_counted_only_if_the_constraint_says_so() 
 }
 
 #[test]
-fn labels_of_the_pod_itself_can_narrow_what_is_counted() {
+fn match_label_keys_restrict_the_counted_pods() {
     let spread = constraint("DoNotSchedule", json!({"matchLabelKeys": ["version"]}));
     let spread: Vec<TopologySpreadConstraint> = serde_json::from_value(json!([spread])).unwrap();
     let versioned = samples::pod_labelled("new", &[("app", "web"), ("version", "2")], |spec| {
