@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_counts_unless_it_is_said_not_to_be_ready() {
+    fn a_service_cidr_is_used_unless_its_ready_condition_is_false() {
         let mut range = json!({"spec": {"cidrs": ["10.9.0.0/24", "fd00::/112"]},
             "status": {"conditions": [{"type": "Ready", "status": "True"}]}, "metadata": {}});
         assert_eq!(of(range.as_object().unwrap()).len(), 2);
