@@ -159,7 +159,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_node_is_ready_has_what_its_shape_says_and_lies_in_its_zone() {
+    fn a_simulated_node_is_ready_with_the_resources_and_zone_of_its_shape() {
         let shape = Shape {
             cpu: "4".to_owned(),
             zones: 3,
