@@ -591,7 +591,7 @@ async fn a_segment_that_lost_its_end_is_noticed_by_the_revisions_that_are_missin
 }
 
 #[tokio::test]
-async fn old_segments_are_written_over_and_what_is_left_in_them_is_not_believed() {
+async fn old_frames_in_reused_segments_are_ignored() {
     use store::embedded::disk::Disk;
     let disk = MemoryDisk::new(1);
     let store = config_again(&disk);

@@ -35,7 +35,7 @@ fn open(disk: &MemoryDisk) -> Arc<Embedded<Plain>> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn one_order_explains_what_clients_of_the_embedded_store_see() {
+async fn histories_of_the_embedded_store_are_linearizable() {
     let disk = MemoryDisk::new(1);
     let store = open(&disk);
     let arena = Arena::new(store.clone());
@@ -55,7 +55,7 @@ async fn one_order_explains_what_clients_of_the_embedded_store_see() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn one_order_explains_what_clients_of_etcd_see() {
+async fn histories_of_etcd_are_linearizable() {
     let mut cluster = Cluster::start(3);
     let config = etcd::Config {
         root: Bytes::from_static(b"/"),
