@@ -297,7 +297,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn the_older_form_ends_when_its_ports_have_said_all() {
+    async fn a_channel_port_forward_ends_when_its_ports_are_closed() {
         let (client, server) = tokio::io::duplex(64 * 1024);
         let protocol = Protocol::Channels(Encoding::Binary);
         let mut forwards = open(server, protocol, &[80]).await;
