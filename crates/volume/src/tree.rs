@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tree_goes_with_links_that_lead_out_of_it_and_what_they_name_stays() {
+    fn removing_a_tree_keeps_the_targets_of_its_links() {
         let root = tempfile::tempdir().unwrap();
         let (tree, outside) = (root.path().join("tree"), root.path().join("outside"));
         std::fs::create_dir_all(tree.join("a/b")).unwrap();

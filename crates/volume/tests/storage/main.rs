@@ -57,7 +57,7 @@ async fn a_volume_is_staged_for_the_first_pod_and_unstaged_after_the_last() {
 }
 
 #[tokio::test]
-async fn the_driver_gets_what_volume_pod_and_driver_object_say() {
+async fn the_driver_gets_the_parameters_of_volume_pod_and_csi_driver() {
     let mut options = Options::new(DRIVER);
     options.capabilities.push(Capability::VolumeMountGroup);
     let node = Node::new(options);
