@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn causes_are_indented_below_what_they_explain() {
+    fn causes_are_indented_below_their_result() {
         let pod = Answer::new("pod/a crashes").because("exit code 1\nlast line");
         let answer = Answer::new("deployment/a is stuck")
             .because_of(pod)

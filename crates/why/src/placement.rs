@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn each_node_says_what_is_missing_in_numbers() {
+    fn each_node_has_its_missing_resources_in_numbers() {
         let lines = explain(&pod("web", "1", None), &facts());
         assert_eq!(
             lines,
