@@ -40,7 +40,7 @@ fn managers(object: &Value) -> Vec<(String, String)> {
 }
 
 #[test]
-fn an_applyset_prunes_what_left_the_files_in_every_namespace_and_kind() {
+fn an_applyset_prunes_objects_removed_from_the_files_in_every_namespace_and_kind() {
     let cluster = Cluster::up();
     for namespace in ["shop", "staff"] {
         cluster

@@ -24,7 +24,7 @@ fn a_directory_that_is_not_ours_is_not_reset() {
 }
 
 #[test]
-fn a_mounted_data_directory_loses_what_is_ours_and_nothing_else() {
+fn reset_of_a_mounted_data_directory_removes_only_own_files() {
     let mut cluster = Cluster::stopped(&[]);
     let data = cluster.data_dir();
     let path = data.to_str().expect("a path").to_owned();

@@ -109,7 +109,7 @@ const CLIENT: &str = "kubernetes.io/kube-apiserver-client-kubelet";
 const PROXY: &str = "mainstay.local/node-proxy-client";
 
 #[test]
-fn a_node_that_was_taken_over_and_a_token_stay_what_they_are() {
+fn a_compromised_node_and_a_bootstrap_token_cannot_escalate() {
     let site = Site::new();
     secrets_of_others_stay_closed(&site);
     objects_of_others_are_not_written(&site);

@@ -533,7 +533,7 @@ fn sandboxes(agent: &Agent) -> usize {
 }
 
 #[test]
-fn a_machine_that_was_cut_off_cleans_up_what_was_moved() {
+fn a_reconnected_machine_removes_pods_that_were_moved() {
     let mut site = Site::new();
     site.two.start(&site.cluster.join_flags());
     site.wait_for_nodes(2);

@@ -89,7 +89,7 @@ fn ready(cluster: &Cluster, pod: &str) -> Value {
 }
 
 #[test]
-fn policies_decide_who_reaches_a_pod_and_load_balancers_lead_to_it() {
+fn policies_decide_which_pods_connect_and_load_balancers_reach_a_pod() {
     let mut cluster = Cluster::up();
     apply(&cluster, PODS);
     for pod in ["web", "friend", "stranger"] {
