@@ -421,7 +421,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_are_put_together_wherever_they_are_cut() {
+    fn responses_are_parsed_however_they_are_split() {
         let chunked = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n\
             3\r\nabc\r\nA\r\n012345678\n\r\n0\r\n\r\n";
         let known = b"HTTP/1.1 429 Too Many\r\na: b\r\nContent-Length: 4\r\n\r\nwait";
