@@ -136,7 +136,7 @@ mod tests {
     };
 
     #[tokio::test]
-    async fn a_namespace_says_where_its_pods_run() {
+    async fn the_namespace_annotation_selects_the_nodes_of_pods() {
         let config = json!({DEFAULT: "disk=ssd", "team": "env=prod,disk=hdd"});
         let plugin = PodNodeSelector::new(&json!({"podNodeSelectorPluginConfig": config})).unwrap();
         let case = Case::new(Operation::Create, "", "pods").named("team", "web");

@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn the_pods_word_on_automounting_counts_before_the_accounts() {
+    fn automount_of_the_pod_overrides_the_service_account() {
         let containers = json!([{"name": "a"}]);
         for (pod, account, mounted) in [
             (json!(null), json!(null), true),
