@@ -414,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_is_a_success_for_this_request() {
+    fn a_conversion_response_must_succeed_and_match_the_request() {
         let said = |review: Value| {
             let read = response("v1", "u", review.to_string().as_bytes());
             read.map(|objects| objects.len()).map_err(|(_, why)| why)

@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn duplicates_are_let_pass_when_there_were_some_before() {
+    fn duplicates_are_accepted_if_the_old_list_had_some() {
         let set = || json!({"type": "array", "x-kubernetes-list-type": "set", "items": {"type": "string"}});
         let twice = json!(["a", "a"]);
         assert!(wrong(set(), twice.clone(), json!(["b", "b"])).is_empty());
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_of_combinations_are_let_pass_field_by_field() {
+    fn combinations_are_ratcheted_field_by_field() {
         let spec = json!({"type": "object",
             "properties": {"a": {"type": "string"}, "b": {"type": "string"}},
             "allOf": [{"properties": {"a": {"maxLength": 1}}, "required": ["b"]}]});

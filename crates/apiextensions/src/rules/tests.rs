@@ -35,7 +35,7 @@ fn rules(schema: &Value) -> Rules {
 }
 
 #[test]
-fn rules_are_evaluated_where_they_stand() {
+fn rules_are_evaluated_at_their_schema_level() {
     let schema = schema(json!({
         "type": "object",
         "properties": {
