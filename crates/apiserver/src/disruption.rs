@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_disruption_is_given_once() {
+    fn the_last_allowed_disruption_is_granted_once() {
         let budget = object(json!({"metadata": {"name": "b"}, "status": {
             "disruptionsAllowed": 1, "currentHealthy": 3, "desiredHealthy": 2}}));
         let taken = take(&budget, "p1", "now").unwrap();

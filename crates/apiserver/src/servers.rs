@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_lives_while_its_lease_changes_whatever_its_clock_says() {
+    fn a_server_is_alive_while_its_lease_changes_regardless_of_its_clock() {
         let servers = Servers::default();
         let at = |second: i64| Timestamp::from_second(1_000_000 + second).unwrap();
         let living = |leases: &[Value], second| servers.living(leases, at(second)).len();

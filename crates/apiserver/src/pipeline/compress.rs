@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn large_answers_come_back_whole() {
+    async fn large_compressed_responses_are_complete() {
         let text = "all work and no play ".repeat(20_000);
         let budget = Budget::new(1 << 20, std::time::Duration::from_secs(1));
         let response = apply(Response::new(Body::whole(text.clone())), &budget);

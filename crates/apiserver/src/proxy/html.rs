@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn links_from_the_root_lead_through_the_proxy_and_the_rest_stays_as_it_is() {
+    fn root_relative_links_are_rewritten_to_the_proxy() {
         let cases = [
             ("<a href=\"/x\">t</a>", "<a href=\"/proxy/x\">t</a>"),
             ("<A HREF='/x' class=c>", "<A HREF='/proxy/x' class=c>"),

@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn redirects_to_the_target_lead_through_the_proxy_and_others_stay() {
+    fn redirects_to_the_target_are_rewritten_to_the_proxy() {
         let base = Base {
             prefix: "/api/v1/namespaces/d/pods/p/proxy".to_owned(),
             target: "10.42.0.7:8080".to_owned(),
