@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_counts_as_its_secret_says() {
+    fn a_bootstrap_token_is_valid_as_its_secret_says() {
         let now: Timestamp = "2026-06-01T00:00:00Z".parse().unwrap();
         let ask =
             |changes: &[(&str, &str)]| accept(&secret(changes), "abcdef", "0123456789abcdef", now);

@@ -283,7 +283,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_line_of_the_policy_means_something() {
+    fn every_default_rule_has_verbs_and_resources_or_paths() {
         let policy = &*DEFAULTS;
         for role in &policy.roles {
             for rule in &role.rules {
