@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_name_is_one_segment_of_the_path_or_nothing_is_asked() {
+    async fn a_name_that_is_not_one_path_segment_is_refused_before_the_request() {
         let (client, asked) = answering(json!({"metadata": {"name": "a"}}));
         let pods: Api<Pod> = Api::namespaced(client, "default");
         for name in ["", ".", "..", "a/proxy/b", "../../nodes", "a%2fproxy", "/"] {
