@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn the_disk_is_asked_also_for_a_directory_to_come() {
+    fn free_space_is_checked_also_for_a_directory_that_does_not_exist_yet() {
         assert_eq!(disk(Path::new("/no/such/place")), None);
     }
 }

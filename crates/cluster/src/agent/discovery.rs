@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn cluster_info_is_believed_with_the_right_signature_and_pin_alone() {
+    fn cluster_info_is_trusted_only_with_the_right_signature_and_pin() {
         let dir = tempfile::tempdir().unwrap();
         let pki = pki::Pki::ensure(dir.path(), &pki::Names::default()).unwrap();
         let token = Token::parse("abcdef.0123456789abcdef").unwrap();
