@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_stand_in_groups_of_one_family_and_the_same_ports() {
+    fn addresses_are_grouped_by_family_and_ports() {
         let made = groups(&endpoints(json!({"metadata": {"name": "db"}, "subsets": [
             {"addresses": [{"ip": "10.0.0.1"}, {"ip": "fd00::1"}],
              "notReadyAddresses": [{"ip": "10.0.0.2"}, {"ip": "10.0.0.1"}],

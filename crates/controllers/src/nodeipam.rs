@@ -163,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_are_given_in_order_and_gaps_are_used_again() {
+    fn pod_cidrs_are_allocated_in_order_and_gaps_are_reused() {
         let range = Range::parse("10.42.0.0/16", 24).unwrap();
         let taken = |cidrs: &[&str]| cidrs.iter().map(|cidr| (*cidr).to_owned()).collect();
         assert_eq!(range.first_free(&taken(&[])).unwrap(), "10.42.0.0/24");

@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_is_held_while_a_pod_on_a_node_uses_it() {
+    fn a_claim_is_protected_while_a_pod_on_a_node_uses_it() {
         let mut claim = PersistentVolumeClaim::default();
         claim.metadata.name = Some("data".into());
         assert!(uses(&user(|_| {}), &claim));
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn an_ephemeral_claim_is_held_by_its_own_pod_until_that_is_shut_down() {
+    fn an_ephemeral_claim_is_protected_until_its_pod_has_ended() {
         let ephemeral = |pod: &mut Pod| {
             let volume = Volume {
                 name: "data".into(),

@@ -78,7 +78,7 @@ mod tests {
     use crate::pods::samples::at;
 
     #[test]
-    fn a_volume_is_held_while_it_is_bound() {
+    fn a_volume_is_protected_while_it_is_bound() {
         let held = decide(&PersistentVolume::default()).unwrap();
         assert_eq!(
             held.metadata.finalizers.as_deref(),

@@ -264,7 +264,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_count_that_says_nothing_new_is_not_written() {
+    fn an_unchanged_quota_status_is_not_written() {
         let quota = |used: Value| -> ResourceQuota {
             let hard = json!({"pods": "5", "cpu": "2"});
             let status = json!({"hard": hard, "used": used});

@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_is_held_made_ready_and_let_go_when_nothing_needs_it() {
+    fn a_service_cidr_is_protected_made_ready_and_released_when_unused() {
         let mut new = range("new", "10.9.0.0/24");
         assert_eq!(decide(&new, &[], &[], at(0)), Step::Hold);
         new.metadata.finalizers = Some(vec![FINALIZER.into()]);
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_that_no_other_range_covers_holds_it() {
+    fn an_address_that_no_other_service_cidr_covers_protects_it() {
         let mut going = range("going", "10.9.0.0/24");
         going.metadata.finalizers = Some(vec![FINALIZER.into()]);
         going.metadata.deletion_timestamp = Some(Time(at(100)));

@@ -94,7 +94,7 @@ mod tests {
     use crate::pods::samples::at;
 
     #[test]
-    fn only_an_ended_job_that_asked_for_it_expires() {
+    fn only_finished_jobs_with_a_ttl_expire() {
         let mut job = Job::default();
         assert_eq!(left(&job, at(0)), None);
         job.spec = Some(JobSpec {

@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_holds_every_class_it_names_and_leaves_those_it_named() {
+    fn a_claim_protects_the_classes_it_names_and_releases_former_ones() {
         let before = Arc::new(claim("gold", "silver", "gold"));
         assert_eq!(of_claim(&before), BTreeSet::from(["gold", "silver"]));
         let now = Arc::new(claim("gold", "gold", ""));

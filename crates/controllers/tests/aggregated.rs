@@ -41,7 +41,7 @@ async fn register(world: &World) -> Api<APIService> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_namespace_waits_for_groups_that_cannot_be_asked() {
+async fn namespace_deletion_waits_for_unavailable_api_groups() {
     let world = World::new().await;
     let services = register(&world).await;
     world.namespace("shop").await;

@@ -207,7 +207,7 @@ async fn every_index_is_tried_as_often_as_its_limit_allows() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cron_job_that_can_never_run_says_so() {
+async fn a_cron_job_that_can_never_run_gets_an_event() {
     let world = World::new().await;
     let template = job(json!({}))["spec"].clone();
     let cron = json!({

@@ -93,7 +93,7 @@ async fn a_volume_is_bound_released_and_retained() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_default_class_gives_a_directory_on_the_chosen_node_and_takes_it_back() {
+async fn the_default_class_provisions_and_deletes_a_directory_on_the_chosen_node() {
     let world = World::new().await;
     account_is_there(&world, "kube-system").await;
     let class = serde_json::to_value(controllers::localpath::class()).unwrap();

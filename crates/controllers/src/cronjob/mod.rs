@@ -242,7 +242,7 @@ mod tests {
     use crate::pods::samples::at;
 
     #[test]
-    fn a_job_is_named_after_its_time_and_says_it_in_the_zone_of_the_schedule() {
+    fn a_job_has_its_scheduled_time_in_name_and_annotation() {
         for (zone, expected) in [
             (None, "2026-07-01T10:00:00Z"),
             (Some("UTC"), "2026-07-01T10:00:00Z"),

@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn a_serving_certificate_is_for_the_node_that_asks() {
+    fn a_serving_certificate_is_approved_only_for_the_requesting_node() {
         let choose =
             |csr: &CertificateSigningRequest| decide(csr, &request(&["n1"], &["10.0.0.1"]));
         let own = csr(KUBELET_SERVING, "system:node:n1", &SERVER);

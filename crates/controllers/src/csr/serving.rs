@@ -503,7 +503,7 @@ mod tests {
     }
 
     #[test]
-    fn networks_hold_their_addresses() {
+    fn a_network_contains_its_addresses() {
         for (cidr, address, expected) in [
             ("10.42.0.0/16", "10.42.255.255", true),
             ("10.42.0.0/16", "10.43.0.0", false),

@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn each_signer_stands_for_its_own_kind_of_certificate() {
+    fn each_signer_signs_only_its_kind_of_certificate() {
         let checked = |signer: &str, usages: &[&str]| {
             let mut csr = CertificateSigningRequest::default();
             csr.spec.signer_name = signer.to_owned();

@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn rolling_back_gives_a_new_number_and_remembers_the_old_one() {
+    fn a_rollback_gets_a_new_revision_and_keeps_the_old_in_history() {
         let mut set = set(&[(REVISION, "2"), (HISTORY, "1")]);
         annotate(&Deployment::default(), &mut set, 5);
         let annotations = set.metadata.annotations.unwrap();

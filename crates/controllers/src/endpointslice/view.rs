@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn an_endpoint_says_whether_it_is_ready_serving_and_leaving() {
+    fn endpoint_conditions_are_ready_serving_and_terminating() {
         let service = service(IntOrString::Int(8080));
         assert_eq!(
             conditions(&service, pod("a", "10.0.0.1", true)),
@@ -408,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn hints_say_which_clients_are_near_where_the_service_prefers_them() {
+    fn traffic_distribution_writes_hints_for_near_clients() {
         for (distribution, ready, expected) in [
             (None, true, (0, 0)),
             (Some("PreferClose"), true, (1, 0)),

@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_stays_while_one_owner_stays_and_forgets_those_that_left() {
+    fn an_object_is_kept_while_an_owner_exists_and_dangling_references_are_removed() {
         use Owner::{Absent, Solid, WaitsForDependents};
         assert_eq!(verdict(&[], false), Verdict::Keep);
         assert_eq!(verdict(&[Solid, Solid], false), Verdict::Keep);
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_without_owners_left_goes_and_takes_its_dependents_first_when_its_owner_waits() {
+    fn an_object_without_owners_is_deleted_in_the_foreground_if_its_owner_waits() {
         use Owner::{Absent, WaitsForDependents};
         assert_eq!(
             verdict(&[Absent], true),

@@ -406,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn one_container_can_be_asked_for_and_must_be_there() {
+    fn container_metrics_need_the_named_container() {
         let items = [pod("a", json!([{"name": "x", "usage": {"memory": "1Ki"}}]))];
         let samples = resource_samples(&items, "memory", Some("x")).unwrap();
         assert_eq!(samples["a"].value, 1_024_000);

@@ -108,7 +108,7 @@ fn pods_that_start_count_as_idle_when_the_workload_grows() {
 }
 
 #[test]
-fn pods_without_samples_hold_a_shrinking_workload() {
+fn pods_without_samples_count_as_full_when_scaling_down() {
     let pods = running(4);
     let used = [("p0", 100), ("p1", 100)];
     // The two without samples are assumed to use what they request.
@@ -225,7 +225,7 @@ fn without_behavior_a_step_at_most_doubles_and_shrinking_waits_five_minutes() {
 }
 
 #[test]
-fn bounds_of_the_spec_hold() {
+fn min_and_max_replicas_hold() {
     let many = History::default().decide(
         Bounds {
             max: 12,

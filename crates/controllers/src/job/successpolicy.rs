@@ -33,7 +33,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_rule_asks_for_indexes_for_a_number_or_for_a_number_of_indexes() {
+    fn a_success_rule_needs_indexes_a_count_or_both() {
         let indexes = |text: &str| json!({ "succeededIndexes": text });
         let count = |count: i32| json!({ "succeededCount": count });
         let both =

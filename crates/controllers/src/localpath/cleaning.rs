@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn a_volume_that_fails_holds_up_no_other() {
+    fn a_volume_that_cannot_be_removed_blocks_no_other() {
         let all = ["pvc-a", "pvc-b", "pvc-c"].map(volume);
         let all: Vec<_> = all.iter().collect();
         let mut failures = Failures::default();
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_where_pods_fail_is_left_alone_for_longer_and_longer() {
+    fn a_node_where_cleanup_pods_fail_is_retried_with_backoff() {
         let all = [volume("pvc-a")];
         let mut failures = Failures::default();
         let now = Timestamp::UNIX_EPOCH;

@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn a_zone_of_which_much_is_unwell_is_left_alone_or_slow_when_it_is_large() {
+    fn a_mostly_unhealthy_zone_is_not_tainted_or_slowly_if_large() {
         let mut zones = Zones::default();
         let partial = counts(&[("large", 40, 60), ("small", 2, 3)]);
         zones.observe(&partial, at(0));

@@ -323,7 +323,7 @@ fn a_claim_without_a_class_gets_the_default_one_later_and_an_empty_class_stays()
 }
 
 #[test]
-fn a_volume_asked_for_by_name_must_suit_and_be_free() {
+fn a_volume_requested_by_name_must_match_and_be_available() {
     let asks = |claim: &mut Value| claim["spec"]["volumeName"] = json!("pv");
     let mut world = Memory::default();
     world.put_claim(claim(asks));
@@ -426,7 +426,7 @@ fn a_volume_whose_claim_was_deleted_is_released_and_reclaimed_by_its_policy() {
 }
 
 #[test]
-fn a_volume_whose_claim_is_bound_elsewhere_is_given_back() {
+fn a_volume_whose_claim_is_bound_to_another_is_released() {
     let elsewhere = |claim: &mut Value| claim["spec"]["volumeName"] = json!("other");
     for (annotations, reference) in [
         (json!({BOUND_BY_CONTROLLER: "yes"}), Value::Null),

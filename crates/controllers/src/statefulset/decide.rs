@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_come_one_after_the_other_when_the_last_is_well_or_all_at_once() {
+    fn pods_are_created_in_order_when_the_previous_is_ready_or_in_parallel() {
         let ordered = set(3, json!({}));
         let parallel = set(3, json!({"podManagementPolicy": "Parallel"}));
         let patient = set(3, json!({"minReadySeconds": 10}));
@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_go_from_the_top_one_at_a_time_or_all_at_once() {
+    fn pods_are_deleted_from_the_highest_ordinal_or_in_parallel() {
         let (one, none) = (set(1, json!({})), set(0, json!({})));
         let parallel = set(0, json!({"podManagementPolicy": "Parallel"}));
         for (set, pods, expected) in [

@@ -618,7 +618,7 @@ fn failures_make_a_job_wait_before_it_tries_again() {
 }
 
 #[test]
-fn a_suspended_job_says_so_and_begins_anew_when_it_is_resumed() {
+fn a_suspended_job_has_a_condition_and_restarts_when_resumed() {
     let mut paused = job(json!({"completions": 3, "suspend": true, "activeDeadlineSeconds": 10}));
     let conclusion = run(&mut paused, &["a Running ready"]);
     assert_eq!(conclusion.events[0].1, "Suspended");
