@@ -200,7 +200,7 @@ fn names_of_the_cluster_are_answered_on_datagrams_and_streams() {
 }
 
 #[test]
-fn other_names_are_asked_from_the_nodes_resolvers() {
+fn other_names_are_forwarded_to_the_nodes_resolvers() {
     lab::node(|_| async {
         let asked = resolver("127.0.0.1:53");
         // The first server does not exist and the second is our own; the third answers.
@@ -250,7 +250,7 @@ fn a_forwarding_loop_makes_no_storm() {
 }
 
 #[test]
-fn settings_come_from_the_corefile_and_are_followed() {
+fn corefile_changes_take_effect() {
     lab::node(|_| async {
         let (home, stub) = (resolver("127.0.0.1:53"), resolver("127.0.0.2:5353"));
         let corefile = |address: &str| {
