@@ -129,7 +129,7 @@ fn an_update_to_itself_keeps_an_object_as_it_is() {
 }
 
 #[test]
-fn a_stored_version_comes_back_as_it_went() {
+fn a_stored_version_round_trips() {
     for kind in kinds::all().iter().filter(|k| k.stored_as().is_some()) {
         let mut object = sample(*kind);
         kind.default(&mut object);

@@ -481,7 +481,7 @@ mod tests {
     }
 
     #[test]
-    fn the_figure_for_cpu_comes_after_the_others() {
+    fn the_cpu_metric_of_v1_comes_after_the_others() {
         let v1 = object(
             r#"{"metadata": {"annotations": {"autoscaling.alpha.kubernetes.io/metrics": "[{\"type\":\"Pods\",\"pods\":{\"metricName\":\"m\",\"targetAverageValue\":\"1\"}}]"}},
                 "spec": {"targetCPUUtilizationPercentage": 50}}"#,

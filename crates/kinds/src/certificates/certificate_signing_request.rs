@@ -490,7 +490,7 @@ mod tests {
     }
 
     #[test]
-    fn decisions_come_through_approval_and_stay() {
+    fn conditions_are_set_only_through_approval_and_are_kept() {
         let is = |kind: &str| json!({"type": kind, "status": "True"});
         let usages = json!(["any"]);
         let csr = |conditions: Value| asked("a.b/c", &usages, json!({"conditions": conditions}));

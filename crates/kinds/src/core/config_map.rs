@@ -100,7 +100,7 @@ mod tests {
     use crate::testing::{lines, object};
 
     #[test]
-    fn keys_are_checked_and_may_not_stand_twice() {
+    fn keys_are_validated_and_may_not_be_in_data_and_binary_data() {
         let map = object(r#"{"data": {"a": "1", "/": "2"}, "binaryData": {"a": "AA=="}}"#);
         let found = lines(validate(&map));
         assert_eq!(found.len(), 2, "{found:?}");

@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn the_new_group_takes_no_old_fields() {
+    fn the_new_events_group_rejects_deprecated_fields() {
         let event =
             |more: &str| object(&format!(r#"{{{DATED}, "reportingController": "c"{more}}}"#));
         assert_eq!(lines((EVENTS_V1.validate_create)(&event(""))), [""; 0]);

@@ -218,7 +218,7 @@ mod tests {
     use crate::testing::{lines, object};
 
     #[test]
-    fn bounds_stand_in_order() {
+    fn limits_are_min_default_max_in_order() {
         let range = |item: &str| object(&format!(r#"{{"spec": {{"limits": [{item}]}}}}"#));
         let good = range(
             r#"{"type": "Container", "min": {"cpu": "1"}, "defaultRequest": {"cpu": "2"}, "default": {"cpu": "3"},

@@ -519,7 +519,7 @@ mod tests {
     }
 
     #[test]
-    fn a_namespace_of_data_has_its_form_and_stands_alone() {
+    fn the_namespace_of_a_data_source_is_validated() {
         let mut errors = Vec::new();
         let spec = json!({"dataSource": {"kind": "PersistentVolumeClaim", "name": "n"},
             "dataSourceRef": {"kind": "PersistentVolumeClaim", "name": "n", "namespace": "a.b"}});

@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn each_type_asks_for_its_keys() {
+    fn each_secret_type_requires_its_keys() {
         let missing = |kind: &str| lines(validate(&object(&format!(r#"{{"type": "{kind}"}}"#))));
         assert_eq!(
             missing("kubernetes.io/tls"),

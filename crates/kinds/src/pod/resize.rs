@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn a_resize_keeps_the_quality_and_takes_nothing_away() {
+    fn a_resize_keeps_the_qos_class_and_removes_no_resources() {
         let old = pod("1", "a");
         let mut new = old.clone();
         new.insert(

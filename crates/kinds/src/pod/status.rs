@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn claims_for_extended_resources_answer_requests_of_the_pod() {
+    fn extended_resource_claims_match_requests_of_the_pod() {
         let pod = |status: &str| {
             object(&format!(
                 r#"{{"spec": {{"containers": [{{"name": "c", "resources": {{"requests": {{"e.io/x": "1"}}}}}}]}},

@@ -113,7 +113,7 @@ mod tests {
     use crate::testing::{lines, object};
 
     #[test]
-    fn classes_say_whether_they_preempt_and_keep_to_their_range() {
+    fn preemption_policy_and_value_of_a_priority_class_are_validated() {
         let cases = [
             (r#"{"value": 1, "preemptionPolicy": "Never"}"#, ""),
             (

@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn strict_fields_take_the_canonical_form_alone() {
+    fn strict_fields_accept_only_canonical_addresses() {
         assert_eq!(messages(strict_ip, "2001:db8::1"), "");
         assert_eq!(
             messages(strict_ip, "2001:DB8::1"),

@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_port_that_moved_is_not_given_twice() {
+    fn a_moved_node_port_is_not_assigned_twice() {
         let spec = updated(
             NODE_PORT,
             r#"{"spec": {"type": "NodePort", "ports": [{"name": "a", "port": 80}, {"name": "b", "port": 81, "nodePort": 30001}]}}"#,

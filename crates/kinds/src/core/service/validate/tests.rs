@@ -115,7 +115,7 @@ fn addresses_and_families_agree() {
 }
 
 #[test]
-fn source_ranges_may_stand_in_an_annotation() {
+fn source_ranges_may_be_in_an_annotation() {
     let service = defaulted(
         r#"{"metadata": {"annotations": {"service.beta.kubernetes.io/load-balancer-source-ranges": "a"}},
             "spec": {"ports": [{"port": 80}]}}"#,
