@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn words_mean_resources_by_any_of_their_names() {
+    fn resources_are_found_by_any_of_their_names() {
         let discovery = discovery();
         for word in ["po", "pod", "pods", "Pod", "pods.v1."] {
             assert_eq!(resolve(&discovery, word).unwrap().plural, "pods", "{word}");

@@ -199,7 +199,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn aliases_and_defaults_change_the_words() {
+    fn aliases_and_defaults_change_the_arguments() {
         let preferences = json!({
             "aliases": [{"name": "getn", "command": "get", "prependArgs": ["nodes"], "options": [{"name": "output", "default": "wide"}]},
                         {"name": "runx", "command": "run", "appendArgs": ["--", "sh"], "options": [{"name": "image", "default": "x"}]}],

@@ -421,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_that_would_be_lost_are_refused_unless_that_is_asked_for() {
+    fn draining_unmanaged_pods_and_local_data_needs_flags() {
         let plain = json!({"spec": {}});
         let local = json!({"spec": {"volumes": [{"emptyDir": {}}]}});
         let mirror = json!({"metadata": {"annotations": {"kubernetes.io/config.mirror": "x"}}});

@@ -73,7 +73,7 @@ mod tests {
                         users: [{name: admin, user: {client-key-data: Sw==}}]\n";
 
     #[test]
-    fn a_context_comes_and_goes_and_others_stay() {
+    fn a_context_is_added_and_removed_and_others_are_kept() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join(".kube/config");
         assert!(add_context(&file, OURS, "mainstay").unwrap());
