@@ -183,7 +183,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pods_of_which_something_came_went_or_changed_are_woken() {
+    fn workers_of_pods_with_changed_containers_are_woken() {
         let states = |list: &[(&str, &str, i32)]| {
             let mut states = States::new();
             for (uid, id, state) in list {

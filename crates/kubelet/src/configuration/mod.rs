@@ -454,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn zero_is_as_good_as_absent_where_it_means_nothing() {
+    fn zero_values_mean_the_default() {
         let zeros = KubeletConfiguration {
             max_pods: 0,
             port: 0,

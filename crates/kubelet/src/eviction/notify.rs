@@ -195,7 +195,7 @@ mod tests {
 
     /// Needs root and the memory controller of cgroup v1; passes without checking elsewhere.
     #[tokio::test]
-    async fn the_kernel_says_when_a_cgroup_uses_more_than_its_threshold() {
+    async fn the_kernel_notifies_when_a_cgroup_exceeds_its_threshold() {
         let path = format!("/mainstay-notify-{}", std::process::id());
         let dir = below("memory", &path);
         if is_v2() || std::fs::create_dir(&dir).is_err() {

@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn each_limit_is_enforced_with_upstreams_words() {
+    fn each_storage_limit_is_enforced_with_upstreams_message() {
         let pod = pod();
         let told = |volume, a, b| exceeded(&pod, &used(volume * MIB, a * MIB, b * MIB));
         assert_eq!(told(5, 10, 15), None);

@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_is_ours_when_it_says_so() {
+    fn a_log_directory_with_our_marker_is_ours() {
         let dir = tempfile::tempdir().unwrap();
         assert!(!is_marked(dir.path(), Path::new("/a")));
         mark(dir.path(), Path::new("/a")).unwrap();

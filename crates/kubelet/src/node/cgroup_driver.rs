@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_runtimes_answer_counts_and_without_one_the_configuration() {
+    fn the_cgroup_driver_comes_from_the_runtime_or_else_the_configuration() {
         let says = |driver: v1::CgroupDriver| {
             let cgroup_driver = driver.into();
             Ok(Some(v1::LinuxRuntimeConfiguration { cgroup_driver }))

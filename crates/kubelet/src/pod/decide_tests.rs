@@ -211,7 +211,7 @@ fn sidecars_stop_when_the_work_is_done() {
 }
 
 #[test]
-fn a_crashing_container_waits_and_says_so() {
+fn a_crashing_container_is_in_crash_loop_back_off() {
     let crash = CrashBackoff {
         hash: spec::content_hash(&Spec {
             name: "a".into(),
@@ -420,7 +420,7 @@ fn a_container_with_a_post_start_hook_holds_back_the_ones_after_it() {
 }
 
 #[test]
-fn a_changed_size_is_given_in_place_or_by_a_restart() {
+fn a_resize_is_applied_in_place_or_by_a_restart() {
     let resources = serde_json::json!({"requests": {"cpu": "500m"}, "limits": {"memory": "64Mi"}});
     let with = |policy: &str| {
         pod(

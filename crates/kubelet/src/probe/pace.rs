@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn awaited_readiness_is_asked_for_at_growing_distances_and_then_in_its_period() {
+    fn readiness_is_probed_with_growing_delays_until_ready_and_then_periodically() {
         let millis = |pace: &mut Pace| pace.next().as_millis();
         let mut pace = Pace::new(Duration::from_secs(3), true);
         let asked: Vec<_> = (0..6).map(|_| millis(&mut pace)).collect();

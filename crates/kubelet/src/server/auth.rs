@@ -282,7 +282,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn requests_ask_for_the_finest_subresource_first() {
+    fn the_most_specific_node_subresource_is_authorized_first() {
         let of = |path: &str| {
             let parts: Vec<String> = path.split('/').skip(1).map(str::to_owned).collect();
             attributes(&Method::GET, &parts).1

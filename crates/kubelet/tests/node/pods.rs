@@ -183,7 +183,7 @@ async fn conditions_of_others_are_kept_and_gates_are_followed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_runtime_without_events_is_asked_and_orphans_end_at_any_time() {
+async fn a_runtime_without_events_is_polled_and_orphans_are_stopped() {
     let runtime = Fake::new();
     runtime.state.lock().is_mute = true;
     let node = TestNode::start_with(runtime).await;
@@ -479,7 +479,7 @@ async fn a_container_never_starts_from_an_image_that_nothing_is_known_about() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_probe_that_does_not_work_is_tried_again_and_says_nothing_about_the_container() {
+async fn a_failed_probe_call_is_retried_and_does_not_count_as_a_result() {
     let node = TestNode::start().await;
     node.runtime.state.lock().broken.insert("broken".into(), 0);
     let probe =

@@ -360,7 +360,7 @@ fn a_pod_gets_a_volume_of_a_driver_keeps_it_over_a_restart_and_leaves_nothing() 
 }
 
 #[test]
-fn the_node_says_that_the_controller_attaches_also_one_that_did_not_before() {
+fn the_controller_managed_attach_annotation_is_set_also_on_existing_nodes() {
     with_own_mounts(|| async {
         let key = "volumes.kubernetes.io/controller-managed-attach-detach";
         let mut node = TestNode::start().await;
