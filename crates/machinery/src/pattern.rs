@@ -607,7 +607,7 @@ mod tests {
     }
 
     #[test]
-    fn an_expression_that_cannot_be_held_is_refused_and_matches_nothing() {
+    fn a_too_large_expression_is_refused_and_matches_nothing() {
         let large = r"(\pL{900}|\pN{900})\pL{900}";
         let why = Pattern::new(large).unwrap_err();
         assert!(why.starts_with("error parsing regexp: expression too large: `"));

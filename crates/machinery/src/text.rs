@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_read_in_gos_words() {
+    fn number_errors_have_gos_messages() {
         assert_eq!(parse_uint("12"), Ok(12));
         assert_eq!(
             parse_uint("-1").unwrap_err(),

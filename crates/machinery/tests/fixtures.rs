@@ -72,7 +72,7 @@ fn without_version(mut value: Value) -> Value {
 }
 
 #[test]
-fn json_fixtures_come_back_the_same() {
+fn json_fixtures_round_trip() {
     let mut compared = 0;
     for (name, path) in fixtures("json") {
         let Some(schema) = type_of(&name) else {

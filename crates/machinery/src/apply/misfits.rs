@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_that_a_type_lacks_are_named_by_where_they_stand() {
+    fn undeclared_fields_are_reported_with_their_path() {
         let deployment = Root::Typed(crate::schema::lookup("apps/v1.Deployment").unwrap());
         let config = |spec: Value| {
             json!({"apiVersion": "apps/v1", "kind": "Deployment",

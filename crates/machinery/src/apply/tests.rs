@@ -77,7 +77,7 @@ fn another_value_is_a_conflict_and_the_same_is_shared() {
 }
 
 #[test]
-fn force_takes_fields_over() {
+fn forced_apply_takes_over_fields() {
     let live = applied(None, config(1, "x"), "me").unwrap();
     let config = object(json!({"spec": {"replicas": 5}}));
     let forced = apply(Some(&live), &config, &writer("you"), true).unwrap();

@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn findings_stand_in_the_order_of_the_document() {
+    fn findings_are_in_document_order() {
         let text = br#"{"metadata": {"name": "a", "name": "b", "odd": 1},
             "spec": {"one": 1, "two": 1, "two": 2, "paused": true, "paused": false,
                 "template": {"spec": {"containers": [{"name": "c", "odd": 1, "image": "x", "image": "y"}]}}}}"#;

@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn entries_come_out_by_rank() {
+    fn entries_are_sorted_by_rank() {
         for entries in [0, 1, 2, 63, 64, 65, FIELDS] {
             let mut order = Order::new();
             (0..entries).for_each(|place| order.note(entries - 1 - place, place));

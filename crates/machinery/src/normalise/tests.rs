@@ -37,7 +37,7 @@ fn a_value_that_is_neither_a_schema_nor_its_alternative_is_dropped_or_refused() 
 }
 
 #[test]
-fn fields_stand_in_order_and_zeros_as_go_keeps_them() {
+fn fields_are_ordered_and_zero_values_kept_as_by_go() {
     let pod = json!({
         "spec": {"containers": [{"image": "i", "name": "c", "command": [], "stdin": false,
             "resources": {"limits": {"memory": "1024Mi", "cpu": 1}}}],
@@ -68,7 +68,7 @@ fn unknown_fields_are_found_and_dropped() {
 }
 
 #[test]
-fn wrong_types_are_refused_in_gos_words() {
+fn wrong_types_are_refused_with_gos_message() {
     let cases = [
         (
             json!({"spec": {"replicas": "x"}}),
