@@ -378,7 +378,7 @@ fn a_refused_batch_changes_nothing_and_says_why() {
 }
 
 #[test]
-fn the_session_lives_on_after_its_process_was_killed() {
+fn the_nft_session_restarts_after_its_process_was_killed() {
     lab::node(|_| async move {
         let nft = Nft::new();
         let mut batch = Batch::new();

@@ -101,7 +101,7 @@ mod tests {
     use crate::{DnsSettings, PortMapping, Protocol};
 
     #[test]
-    fn everything_a_pod_asks_for_is_offered_by_its_name() {
+    fn runtime_config_has_every_capability_of_the_pod() {
         let annotations = [
             (INGRESS, "10M"),
             (EGRESS, "1.5Ki"),
