@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_name_that_is_taken_is_not_given_twice() {
+    async fn a_definition_name_is_not_used_twice() {
         let (registry, documents) = (Registry::builtin(), Arc::default());
         define(&registry, "apps.api.k8s.io", "PodList", "a");
         let schema = json!({"type": "object"});

@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_document_comes_back_as_it_was() {
+    async fn a_packed_document_round_trips() {
         let document: Vec<u8> = (0..300_000_u32).map(|n| (n / 7 % 251) as u8).collect();
         let packed = Packed::new(&document);
         let compressed = bytes(packed.clone().compressed()).await;
