@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_that_lead_elsewhere_or_are_not_whole_are_refused() {
+    fn key_archives_with_foreign_paths_or_missing_keys_are_refused() {
         for wrong in [
             serde_json::json!({"../ca.crt": ""}),
             serde_json::json!({"ca.crt": ""}),

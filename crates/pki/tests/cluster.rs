@@ -193,7 +193,7 @@ fn a_second_start_changes_nothing_and_files_are_private() {
 }
 
 #[test]
-fn a_changed_address_heals_the_serving_certificates_alone() {
+fn a_changed_address_reissues_only_the_serving_certificates() {
     let dir = tempfile::tempdir().unwrap();
     Pki::ensure(dir.path(), &names()).unwrap();
     let read_all = || {
