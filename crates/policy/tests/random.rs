@@ -274,7 +274,7 @@ fn policy(random: &mut Random, namespace: &str) -> Policy {
 }
 
 #[test]
-fn changes_lead_where_a_fresh_start_leads() {
+fn incremental_changes_give_the_same_table_as_a_fresh_start() {
     for seed in 0..40 {
         let mut random = Random(seed);
         let (mut world, mut state) = (World::default(), State::new("t".into()));
