@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn ports_of_processes_and_addresses_of_other_nodes_are_not_led_away() {
+    fn ports_of_processes_and_addresses_of_other_nodes_are_not_intercepted() {
         let node = |name: &str, ips: &[&str]| -> Node {
             let addresses: Vec<_> = ips
                 .iter()

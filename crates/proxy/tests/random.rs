@@ -141,7 +141,7 @@ fn parts() -> BTreeSet<String> {
 }
 
 #[test]
-fn many_differences_lead_to_the_same_table_as_writing_it_at_once() {
+fn many_differences_give_the_same_table_as_writing_it_at_once() {
     lab::node(|_| async {
         let mut random = Random(SEED);
         let nft = Nft::new();

@@ -692,7 +692,7 @@ fn a_node_that_claims_an_address_of_the_pool_stops_neither_its_announcement_nor_
 }
 
 #[test]
-fn an_address_of_another_node_is_not_announced_whatever_an_annotation_says() {
+fn an_address_of_another_node_is_never_announced() {
     lab::node(|outside| async move {
         let node = Node::start(outside, None).await;
         let other = json!({"metadata": {"name": "there", "uid": "there"},
