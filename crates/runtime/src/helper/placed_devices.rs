@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_is_made_in_the_root_whatever_links_say() {
+    fn devices_are_created_inside_the_root_in_spite_of_links() {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().join("root");
         fs::create_dir(&root).unwrap();

@@ -204,7 +204,7 @@ impl Drop for Share {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn read_only_goes_as_deep_as_asked_and_mounts_go_both_ways() {
+async fn recursive_read_only_and_bidirectional_mounts_work() {
     let node = Node::start().await;
     busybox(&node).await;
     let share = Share::new(node.root.join("share"));
@@ -335,7 +335,7 @@ async fn namespaces_of_the_node_and_of_another_container_can_be_shared() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn names_are_looked_up_as_the_pod_says_and_swap_is_limited() {
+async fn dns_settings_apply_and_swap_is_limited() {
     let node = Node::start().await;
     let mut config = sandbox_config(&node, "names");
     config.dns_config = Some(v1::DnsConfig {

@@ -32,7 +32,7 @@ fn decode(path: &Path, stream: &str) -> (Vec<u8>, Vec<usize>) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn long_lines_binary_and_huge_output_come_out_as_they_went_in() {
+async fn long_lines_binary_and_huge_output_are_logged_unchanged() {
     let node = Node::start().await;
     let pod = node.run_sandbox(sandbox_config(&node, "logs")).await;
     let dir = node.logs.join("logs");

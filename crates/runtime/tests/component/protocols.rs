@@ -392,7 +392,7 @@ async fn old_websockets_forward_the_ports_that_were_named() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn slow_readers_wait_alone_and_clients_that_go_take_nothing_along() {
+async fn slow_and_disconnected_clients_affect_no_others() {
     let node = Node::start().await;
     let pod = node.run_sandbox(sandbox_config(&node, "slow")).await;
     let big = node.root.join("big");

@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn mirrors_come_first_and_plain_http_must_be_asked_for() {
+    fn mirrors_are_tried_first_and_plain_http_must_be_enabled() {
         let host = Host {
             mirrors: vec!["http://m:1/".into(), "https://other.io".into()],
             plain_http: true,

@@ -204,7 +204,7 @@ async fn a_daemon_killed_in_the_middle_of_a_pull_leaves_nothing_that_looks_whole
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn images_come_and_go_as_archives_and_as_volumes() {
+async fn images_are_imported_exported_and_mounted_as_volumes() {
     let (node, _dir) = node(&Default::default(), &["--max-bytes=300000000"]).await;
     let plain = [layer("data/base", "one"), layer("data/top", "two")];
     let config = image(&plain, json!({})).config;
