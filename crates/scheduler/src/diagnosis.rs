@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_that_would_take_the_pod_are_named_and_asking_changes_no_decision() {
+    fn a_diagnosis_lists_feasible_nodes_and_changes_no_decision() {
         let nodes = || (0..3).map(|number| samples::node(&format!("n{number}"), "4", "8Gi"));
         let (mut asked, mut other) = (Scheduling::new(7), Scheduling::new(7));
         let profile = Profile::default_scheduler();
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn without_a_running_scheduler_there_is_no_answer() {
+    async fn without_a_running_scheduler_there_is_no_diagnosis() {
         let diagnoses = Diagnoses::default();
         assert_eq!(diagnoses.get("a").await, None);
         drop(diagnoses.open());

@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn the_hungriest_moment_of_a_pods_life_counts() {
+    fn the_request_of_a_pod_is_the_maximum_over_its_phases() {
         for (inits, cpu) in [
             (json!([]), 1000),
             (json!([asks("2")]), 2000),
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn a_container_that_asks_for_nothing_still_weighs_something() {
+    fn a_container_without_requests_counts_with_the_default_for_scoring() {
         let empty = pod(json!({"spec": {"containers": [{"name": "c"}]}}));
         assert!(requests(&empty).is_zero());
         assert_eq!(non_zero(&empty), (100, 200 << 20));
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn during_a_resize_the_larger_of_wish_and_allocation_counts() {
+    fn during_a_resize_the_larger_of_requested_and_allocated_counts() {
         let status = |conditions: Value| {
             json!({
                 "conditions": conditions,

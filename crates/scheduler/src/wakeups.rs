@@ -183,7 +183,7 @@ impl Room {
 }
 
 #[test]
-fn an_event_after_which_a_node_would_take_a_pod_makes_it_tried_again() {
+fn an_event_that_makes_a_node_feasible_requeues_the_pod() {
     let mut woken = 0;
     for seed in 0..40 {
         let mut room = Room::new(seed);

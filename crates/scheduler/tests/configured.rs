@@ -38,7 +38,7 @@ fn keep(body: &Value, letter: char) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_extender_filters_nodes_and_says_why_not() {
+async fn an_extender_filters_nodes_with_a_reason() {
     let url = serve(|_, body| {
         // The extender gets objects as the API has them.
         assert_eq!(body["Pod"]["spec"]["containers"][0]["image"], "i");

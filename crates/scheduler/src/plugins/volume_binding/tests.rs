@@ -94,7 +94,7 @@ fn why(claim: Value, class: Option<&str>) -> String {
 }
 
 #[test]
-fn a_pod_waits_for_its_claims_with_upstreams_words() {
+fn a_pod_waits_for_its_claims_with_upstreams_message() {
     let bound = json!({"pv.kubernetes.io/bind-completed": "yes"});
     for (claim, class, message) in [
         (
