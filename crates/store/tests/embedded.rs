@@ -280,7 +280,7 @@ async fn a_backup_restores_to_later_revisions() {
 }
 
 #[tokio::test]
-async fn snapshots_take_the_place_of_the_log() {
+async fn snapshots_replace_the_log() {
     let directory = tempfile::tempdir().unwrap();
     let store = open(directory.path());
     for n in 0..100 {

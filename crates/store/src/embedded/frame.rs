@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_header_comes_back_as_it_was() {
+    fn a_file_header_round_trips() {
         let header = FileHeader::new(FileKind::Log, 3, 4096);
         assert_eq!(
             FileHeader::decode(FileKind::Log, &header.encode()),

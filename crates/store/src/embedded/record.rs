@@ -260,7 +260,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_batch_comes_back_as_it_was() {
+    fn a_batch_round_trips() {
         let marks = Marks {
             high_water: 9,
             floor: 2,
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn snapshot_frames_come_back_as_they_were() {
+    fn snapshot_frames_round_trip() {
         let saved = Saved {
             key: "k".into(),
             create_revision: 1,

@@ -464,7 +464,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_record_comes_back_as_it_was() {
+    fn a_migration_record_round_trips() {
         for stage in [Stage::Copying, Stage::Complete, Stage::Left] {
             let record = Record {
                 stage,
