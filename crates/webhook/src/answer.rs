@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn codes_have_their_words_and_a_status_its_own() {
+    fn messages_come_from_the_status_or_the_http_code() {
         for (code, media, body, expected) in [
             (200, "application/json", "{}", "200 2"),
             (
