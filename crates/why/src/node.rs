@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cordoned_node_says_how_to_uncordon_it() {
+    fn a_cordoned_node_has_the_uncordon_command() {
         let node = json!({"metadata": {"name": "n1"}, "spec": {"unschedulable": true},
             "status": {"conditions": [{"type": "Ready", "status": "True"}]}});
         let text = explain(&serde_json::from_value(node).unwrap()).to_string();

@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cluster_without_nodes_says_so() {
+    fn a_cluster_without_nodes_is_reported() {
         let lines = explain(&pod("web", "1", None), &Facts::default());
         assert_eq!(lines, ["no nodes available to schedule pods"]);
     }
