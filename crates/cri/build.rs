@@ -1,4 +1,4 @@
-//! Compiles the protocol with protox: building Mainstay needs no protoc.
+//! Compiles the protocol with protox, so that building needs no protoc.
 
 use std::error::Error;
 

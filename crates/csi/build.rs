@@ -1,4 +1,4 @@
-//! Compiles the protocols with protox: building Mainstay needs no protoc.
+//! Compiles the protocols with protox, so that building needs no protoc.
 
 use std::error::Error;
 
@@ -10,7 +10,7 @@ const FILES: &[&str] = &[
     "proto/volume.proto",
 ];
 
-/// Messages that carry secrets: `src/redacted.rs` says how they are printed.
+/// Messages with secrets, which `src/redacted.rs` prints.
 const SECRET: &[&str] = &[
     "csi.v1.CreateVolumeRequest",
     "csi.v1.DeleteVolumeRequest",

@@ -1,6 +1,6 @@
-//! Gathers the descriptions of all types and fields out of the k8s-openapi crate's source, so that
-//! OpenAPI can carry them: compressed, a fraction of what its generated schemas would weigh in the
-//! binary. They are read where cargo keeps the crate; nothing of them stands in this repository.
+//! Extracts the descriptions of all types and fields from the k8s-openapi crate's source, for
+//! OpenAPI: compressed, a fraction of what its generated schemas would weigh in the binary. They
+//! are read from cargo's copy of the crate; none are in this repository.
 
 use std::{
     env,
@@ -35,7 +35,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Where cargo keeps the crate.
+/// The crate's directory in cargo's cache.
 fn source() -> Result<PathBuf, Box<dyn Error>> {
     let ask = |offline: &[&str]| -> Result<String, Box<dyn Error>> {
         let output = Command::new(env::var("CARGO")?)
@@ -93,7 +93,7 @@ fn gather(source: &str, out: &mut String) {
         };
         let nested = if field.is_empty() { 12 } else { 20 };
         if indent == nested {
-            // One line each; the server puts the line ends back.
+            // One line each; the server restores the line breaks.
             let text = text.replace('\t', " ").replace('\n', "\u{1f}");
             *out += &format!("\n{name}\t{field}\t{text}");
         }

@@ -1,4 +1,4 @@
-//! Compiles etcd's protocol with protox: building Mainstay needs no protoc.
+//! Compiles etcd's protocol with protox, so that building needs no protoc.
 
 use std::error::Error;
 

@@ -18,9 +18,9 @@ pub struct Agent {
     machine: Machine,
     daemon: Option<Child>,
     name: String,
-    /// What is started; kubectl is always the built one.
+    /// The program to start; kubectl is always the built one.
     binary: String,
-    /// Whether the agent finds its address by itself.
+    /// Whether the agent detects its address.
     follows_address: bool,
 }
 
@@ -36,7 +36,8 @@ impl Agent {
         }
     }
 
-    /// The next start names no address: the agent takes the machine's and follows it.
+    /// Starts without an address flag next time: the agent detects the machine's address and
+    /// follows it.
     pub fn follow_address(&mut self) {
         self.follows_address = true;
     }
@@ -46,12 +47,13 @@ impl Agent {
         self.daemon.as_ref().expect("it runs").id()
     }
 
-    /// Another program for the next start, such as [`crate::stamped`].
+    /// Sets another program for the next start, such as [`crate::stamped`].
     pub fn set_binary(&mut self, path: &str) {
         path.clone_into(&mut self.binary);
     }
 
-    /// Starts the daemon; `join` are flags such as a token, none for one that has joined before.
+    /// Starts the daemon; `join` are flags such as a token, empty for an agent that has joined
+    /// before.
     pub fn start(&mut self, join: &[String]) {
         assert!(self.daemon.is_none(), "it runs already");
         let log = File::options().create(true).append(true).open(self.log());
@@ -64,7 +66,7 @@ impl Agent {
         self.daemon = Some(daemon.expect("the binary starts"));
     }
 
-    /// Runs `mainstay agent` to its end: for those that are refused.
+    /// Runs `mainstay agent` to its end: for agents that are rejected.
     pub fn refused(&self, join: &[String]) -> Ran {
         let ran: Ran = self
             .command(join)
@@ -89,7 +91,7 @@ impl Agent {
         command
     }
 
-    /// Ends the daemon with SIGKILL: what a crash looks like.
+    /// Kills the daemon with SIGKILL, as in a crash.
     pub fn kill(&mut self) {
         let mut daemon = self.daemon.take().expect("it runs");
         daemon.kill().expect("it can be killed");
@@ -123,7 +125,7 @@ impl Agent {
         command.output().expect("reset runs").into()
     }
 
-    /// Runs kubectl, ours, on this machine with a kubeconfig.
+    /// Runs our kubectl on this machine with a kubeconfig.
     pub fn kubectl(&self, kubeconfig: &std::path::Path, args: &[&str]) -> Ran {
         let mut command = self.machine.command(binary());
         command.arg("kubectl").args(args);

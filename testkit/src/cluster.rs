@@ -33,7 +33,7 @@ impl Cluster {
         cluster
     }
 
-    /// A machine for a cluster that has not been started yet.
+    /// A machine for a cluster that is not started yet.
     pub fn stopped(flags: &[&str]) -> Self {
         Self::stopped_on(Machine::new(), flags)
     }
@@ -49,7 +49,7 @@ impl Cluster {
         }
     }
 
-    /// One more flag for the next start.
+    /// Adds a flag for the next start.
     pub fn add_flag(&mut self, flag: &str, value: &str) {
         self.flags.extend([flag.to_owned(), value.to_owned()]);
     }
@@ -99,8 +99,8 @@ impl Cluster {
         self.wait_ready();
     }
 
-    /// How the node is configured unless a flag says otherwise: a machine whose disk is nearly full of
-    /// other things must not make tests fail that are about something else.
+    /// The default node configuration: a machine whose disk is nearly full must not make unrelated
+    /// tests fail.
     fn kubelet_config(&self) -> Vec<String> {
         if self.flags.iter().any(|flag| flag == "--kubelet-config") {
             return Vec::new();
@@ -112,7 +112,7 @@ impl Cluster {
         vec!["--kubelet-config".to_owned(), file.display().to_string()]
     }
 
-    /// What is logged unless a flag says otherwise.
+    /// The default log level.
     fn log_level(&self) -> &'static [&'static str] {
         if self.flags.iter().any(|flag| flag == "--log-level") {
             &[]
@@ -147,7 +147,7 @@ impl Cluster {
         self.daemon.as_ref().expect("it runs").id()
     }
 
-    /// Ends the daemon with SIGKILL: what a crash looks like.
+    /// Kills the daemon with SIGKILL, as in a crash.
     pub fn kill(&mut self) {
         let mut daemon = self.daemon.take().expect("it runs");
         daemon.kill().expect("it can be killed");
@@ -170,7 +170,7 @@ impl Cluster {
         );
     }
 
-    /// Makes a token; gives the flags of the command that joins with it.
+    /// Creates a token; returns the flags of the command that joins with it.
     pub fn join_flags(&self) -> Vec<String> {
         let line = self.mainstay(&["token", "create"]).success();
         let words = line.trim().strip_prefix("mainstay agent ");
@@ -199,7 +199,7 @@ impl Cluster {
         command.output().expect("the binary starts").into()
     }
 
-    /// Runs kubectl, ours, as the administrator.
+    /// Runs our kubectl as the administrator.
     pub fn kubectl(&self, args: &[&str]) -> Ran {
         let mut command = self.machine.command(binary());
         command
@@ -209,7 +209,7 @@ impl Cluster {
         command.output().expect("kubectl starts").into()
     }
 
-    /// Runs kubectl with this on its standard input.
+    /// Runs kubectl with this standard input.
     pub fn kubectl_stdin(&self, args: &[&str], input: &str) -> Ran {
         use std::io::Write;
         let mut command = self.machine.command(binary());
@@ -232,19 +232,19 @@ impl Cluster {
         child.wait_with_output().expect("kubectl ends").into()
     }
 
-    /// Which kubectl is the ordinary one, unless `MAINSTAY_KUBECTL` names another.
+    /// Sets upstream's kubectl, unless `MAINSTAY_KUBECTL` names another.
     pub fn set_upstream_kubectl(&mut self, path: Option<PathBuf>) {
         self.kubectl = path;
     }
 
-    /// Runs the kubectl that `MAINSTAY_KUBECTL` names, that was set or that is installed on the
-    /// machine, if there is one.
+    /// Runs upstream's kubectl: the one that `MAINSTAY_KUBECTL` names, that was set or that is
+    /// installed on the machine, if there is one.
     pub fn upstream_kubectl(&self, args: &[&str]) -> Option<Ran> {
         let mut command = self.upstream_kubectl_command(args)?;
         Some(command.output().expect("kubectl starts").into())
     }
 
-    /// The same, to be started.
+    /// The same as a command to start.
     pub fn upstream_kubectl_command(&self, args: &[&str]) -> Option<Command> {
         let path = upstream_kubectl(self.kubectl.as_deref())?;
         let mut command = self.machine.command(path.to_str()?);
@@ -255,7 +255,7 @@ impl Cluster {
         Some(command)
     }
 
-    /// An object as JSON, once it is there.
+    /// An object as JSON, once it exists.
     pub fn get(&self, args: &[&str]) -> Value {
         eventually(&format!("{args:?}"), || {
             let ran = self.kubectl(&[&["get"], args, &["-o", "json"]].concat());

@@ -1,4 +1,4 @@
-//! Debian's containerd on a machine, for nodes that bring a runtime of their own.
+//! Debian's containerd on a machine, for nodes with another runtime.
 
 use std::{
     fs::{self, File},
@@ -9,10 +9,10 @@ use std::{
 
 use crate::{Machine, Ran, until};
 
-/// A daemon that ends with this value, with all of its shims.
+/// A daemon that is killed with all of its shims when dropped.
 pub struct Containerd {
     daemon: Child,
-    /// Its sockets: the command lines of its shims name this directory.
+    /// The directory of its sockets, which the command lines of its shims contain.
     state: PathBuf,
     run: Box<dyn Fn(&str) -> Command + Send>,
 }
@@ -25,8 +25,8 @@ const BRIDGE: &str = r#"{"cniVersion": "1.0.0", "name": "pods", "plugins": [
     {"type": "portmap", "capabilities": {"portMappings": true}}]}"#;
 
 impl Containerd {
-    /// Starts it; its pods hang on a bridge of the machine. `pause` is an archive of the image that its
-    /// sandboxes run, called `pause_name`.
+    /// Starts it with a bridge network for its pods. `pause` is an archive of its sandbox image,
+    /// named `pause_name`.
     pub fn on(machine: &Machine, pause: &str, pause_name: &str) -> Self {
         let plugins = Path::new("/usr/lib/cni");
         Self::with_network(machine, pause, pause_name, BRIDGE, plugins)
@@ -100,9 +100,9 @@ impl Containerd {
         command.output().expect("ctr starts").into()
     }
 
-    /// Stops the daemon without ending it, or lets it go on.
+    /// Sends a signal, such as to stop or continue the daemon.
     pub fn signal(&self, signal: &str) {
-        // nsenter has become the daemon itself.
+        // nsenter has executed the daemon.
         let pid = self.daemon.id().to_string();
         let sent = Command::new("kill").args([signal, &pid]).status();
         assert!(sent.expect("kill starts").success());
@@ -111,14 +111,14 @@ impl Containerd {
 
 impl Drop for Containerd {
     fn drop(&mut self) {
-        // A stopped process ends with this signal, too.
+        // SIGKILL also ends a stopped process.
         let _ = self.daemon.kill();
         let _ = self.daemon.wait();
         end_shims(&self.state);
     }
 }
 
-/// Shims outlive the daemon; their command lines name its directory.
+/// Shims outlive the daemon; their command lines contain its directory.
 fn end_shims(state: &Path) {
     let name = state.display().to_string();
     for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {

@@ -14,14 +14,14 @@ use tokio::sync::oneshot;
 
 use crate::Machine;
 
-/// A driver whose sockets are open on a machine as long as this value lives.
+/// A driver whose sockets are served on a machine as long as this value lives.
 pub struct ServedDriver {
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl ServedDriver {
-    /// Serves `driver` on a machine, below the directory of its kubelet.
+    /// Serves `driver` on a machine, below its kubelet's root directory.
     pub fn new(machine: &Machine, driver: &Driver, kubelet_root: &Path) -> Self {
         let mounts = File::open(format!("/proc/{}/ns/mnt", machine.inside()));
         let mounts = mounts.expect("the machine's mount namespace");
@@ -42,8 +42,8 @@ impl ServedDriver {
 
 /// Moves this thread into a mount namespace.
 fn enter(mounts: &File) {
-    // SAFETY: this thread was begun for the driver alone and shares nothing of its file system view
-    // with code that runs on it before.
+    // SAFETY: this thread was started for the driver alone and shares nothing of its file system
+    // view with code that ran on it before.
     unsafe { rustix::thread::unshare_unsafe(UnshareFlags::FS) }.expect("a view of its own");
     let kind = Some(LinkNameSpaceType::Mount);
     rustix::thread::move_into_link_name_space(mounts.as_fd(), kind).expect("the namespace");

@@ -1,4 +1,5 @@
-//! Debian's etcd on machines of a network: one member each, with TLS between members and to clients.
+//! Debian's etcd on machines of a network: one member each, with TLS between members and to
+//! clients.
 
 use std::{
     fs::{self, File},
@@ -8,10 +9,10 @@ use std::{
 
 use crate::Machine;
 
-/// The cluster of members. Members are on machines that the test keeps.
+/// The etcd members. Their machines belong to the test.
 pub struct Etcd {
     members: Vec<Member>,
-    /// Where the authority, the certificate and the key are.
+    /// The directory of the CA, the certificate and the key.
     files: tempfile::TempDir,
 }
 
@@ -21,7 +22,7 @@ struct Member {
 }
 
 impl Etcd {
-    /// A cluster of one member on each machine; none runs yet.
+    /// A cluster of one member per machine; none runs yet.
     pub fn on(machines: &[&Machine]) -> Self {
         let addresses = machines.iter().map(|machine| machine.address().to_owned());
         let members: Vec<Member> = addresses
@@ -38,7 +39,7 @@ impl Etcd {
         Self { members, files }
     }
 
-    /// How a server reaches all members.
+    /// The flags with which a server reaches all members.
     pub fn flags(&self) -> Vec<String> {
         let [authority, certificate, key] = self.client_files();
         let flags = [
@@ -95,7 +96,7 @@ impl Etcd {
         self.members[number].process = Some(process);
     }
 
-    /// Ends a member with SIGKILL.
+    /// Kills a member with SIGKILL.
     pub fn kill(&mut self, number: usize) {
         let process = self.members[number].process.take();
         let mut process = process.expect("it runs");
@@ -113,13 +114,13 @@ impl Etcd {
         assert!(sent.is_ok_and(|status| status.success()), "kill {signal}");
     }
 
-    /// The addresses that members answer clients at.
+    /// The client URLs of the members.
     pub fn urls(&self) -> Vec<String> {
         let members = self.members.iter();
         members.map(|member| client_url(&member.address)).collect()
     }
 
-    /// The files of the authority, of the clients' certificate and of its key.
+    /// The files of the CA, of the client certificate and of its key.
     pub fn client_files(&self) -> [String; 3] {
         ["ca", "crt", "key"].map(|name| self.file(name))
     }
@@ -146,7 +147,7 @@ fn peer_url(address: &str) -> String {
     format!("https://{address}:2380")
 }
 
-/// A new authority, and one certificate for all members and their clients.
+/// A new CA, and one certificate for all members and clients.
 fn certificates(names: Vec<String>) -> [(&'static str, String); 3] {
     let mut authority = rcgen::CertificateParams::default();
     authority.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);

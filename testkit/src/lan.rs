@@ -1,15 +1,15 @@
-//! A network that several machines hang on: a bridge in a namespace of its own, which is also their
-//! router. It has no way out.
+//! A network for several machines: a bridge in a network namespace of its own, which is also their
+//! router. It has no route out.
 
 use std::process::{Child, Command};
 
 use crate::machine::{Ran, hold, inside};
 
-/// The subnets of a LAN. Machines of one reach each other directly, those of different ones through
-/// the router.
+/// The subnets of a LAN. Machines of one subnet reach each other directly, others through the
+/// router.
 const SUBNETS: [&str; 2] = ["192.168.77", "192.168.78"];
 
-/// A bridge that lives as long as this value. Machines must be dropped first.
+/// A bridge that exists as long as this value. Machines must be dropped first.
 pub struct Lan {
     holder: Child,
 }
@@ -29,7 +29,7 @@ impl Lan {
         for subnet in SUBNETS {
             setup.push_str(&format!(" && ip address add {subnet}.1/24 dev lan"));
         }
-        // The router must not tell hosts of different subnets to skip it.
+        // The router must not send redirects to hosts of different subnets.
         setup.push_str(" && echo 0 > /proc/sys/net/ipv4/conf/all/send_redirects");
         setup.push_str(" && echo 0 > /proc/sys/net/ipv4/conf/lan/send_redirects");
         Self {
@@ -42,7 +42,7 @@ impl Lan {
         format!("{}.{number}", SUBNETS[subnet])
     }
 
-    /// Commands that give a machine, whose holder's pid is in `$machine`, its link and routes.
+    /// Adds a link and routes to a machine, given its holder's pid.
     pub(crate) fn attach(&self, machine: u32, address: &str) {
         let port = port(address);
         let pid = machine.to_string();
@@ -67,13 +67,13 @@ impl Lan {
         ran.success();
     }
 
-    /// Cuts a machine off, as if its cable were pulled at the other end.
+    /// Disconnects a machine, as if its cable were pulled at the other end.
     pub fn cut(&self, address: &str) {
         self.run("ip", &["link", "set", &port(address), "nomaster"])
             .success();
     }
 
-    /// Connects it again.
+    /// Reconnects a machine.
     pub fn mend(&self, address: &str) {
         self.run("ip", &["link", "set", &port(address), "master", "lan"])
             .success();
@@ -97,7 +97,7 @@ impl Drop for Lan {
     }
 }
 
-/// The bridge's end of a machine's cable.
+/// The bridge port of a machine.
 fn port(address: &str) -> String {
     let numbers: Vec<&str> = address.rsplit('.').take(2).collect();
     format!("p{}-{}", numbers[1], numbers[0])

@@ -1,4 +1,4 @@
-//! What a cluster could leave behind on a machine, to be compared before and after.
+//! What a cluster could leave behind on a machine, to compare before and after.
 
 use std::{collections::BTreeSet, fs, path::Path};
 
@@ -9,7 +9,7 @@ use crate::Machine;
 pub struct Leftovers(BTreeSet<String>);
 
 impl Leftovers {
-    /// All that is there now. `marks` are words that tell the cluster's processes from others.
+    /// Everything that exists now. `marks` identify the cluster's processes.
     pub fn on(machine: &Machine, marks: &[&str]) -> Self {
         let mut seen = BTreeSet::new();
         for (what, program, args) in [
@@ -28,13 +28,13 @@ impl Leftovers {
         Self(seen)
     }
 
-    /// What is there now and was not before.
+    /// What exists now and did not before.
     pub fn since(&self, before: &Self) -> Vec<String> {
         self.0.difference(&before.0).cloned().collect()
     }
 }
 
-/// The kernel gives the machine's own link its local addresses whenever it likes.
+/// The kernel adds local addresses to the machine's own link at any time.
 fn comes_by_itself(line: &str) -> bool {
     let own = ["dev eth0", "dev wire"]
         .iter()

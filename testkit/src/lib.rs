@@ -1,9 +1,9 @@
-//! Throw-away machines and clusters for tests that look from outside. A machine is a network and a
-//! mount namespace with no route out; a cluster is the built binary running in one, or, with agents, in
-//! several that hang on one network. Dropping either
-//! ends its processes and removes what it made, also when a test fails.
+//! Temporary machines and clusters for tests from outside. A machine is a network and a mount
+//! namespace with no route out; a cluster is the built binary running in one, or, with agents, in
+//! several on one network. Dropping either ends its processes and removes what it made, also when a
+//! test fails.
 //!
-//! A test wants a panic where a program wants an error: everything here panics with what it saw.
+//! Everything here panics on errors, with what it saw.
 
 mod agent;
 mod cluster;

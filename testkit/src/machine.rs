@@ -1,4 +1,4 @@
-//! A machine of one's own: a holder process keeps a network and a mount namespace alive.
+//! A machine: a holder process keeps a network and a mount namespace alive.
 
 use std::{
     fs::File,
@@ -13,17 +13,17 @@ use tempfile::TempDir;
 
 use crate::Lan;
 
-/// The address every machine has on its one link.
+/// The address of a machine without a LAN.
 const ADDRESS: &str = "192.168.77.2";
 
-/// Namespaces that live as long as this value.
+/// Namespaces that exist as long as this value.
 pub struct Machine {
     holder: Child,
     dir: TempDir,
     address: String,
 }
 
-/// What a command did.
+/// The result of a command.
 #[derive(Debug)]
 pub struct Ran {
     pub ok: bool,
@@ -63,7 +63,7 @@ impl Default for Machine {
 }
 
 impl Machine {
-    /// Makes the namespaces and a link with an address; there is no route out.
+    /// Creates the namespaces and a link with an address; there is no route out.
     pub fn new() -> Self {
         let wire = format!(
             "ip link add eth0 type veth peer name wire && ip address add {ADDRESS}/24 dev eth0 \
@@ -72,7 +72,7 @@ impl Machine {
         Self::make(&wire, ADDRESS)
     }
 
-    /// A machine that hangs on a network.
+    /// A machine on a network.
     pub fn on(lan: &Lan, address: &str) -> Self {
         let machine = Self::make("true", address);
         lan.attach(machine.inside(), address);
@@ -97,12 +97,12 @@ impl Machine {
         }
     }
 
-    /// A directory that goes away with the machine.
+    /// A directory that is removed with the machine.
     pub fn dir(&self) -> &std::path::Path {
         self.dir.path()
     }
 
-    /// A disk of its own, in memory and visible inside only: how full the host's is does not matter.
+    /// A tmpfs visible only inside: how full the host's disk is does not matter.
     pub fn disk(&self) -> std::path::PathBuf {
         self.dir.path().join("disk")
     }
@@ -123,7 +123,7 @@ impl Machine {
         move |program| enter(inside, program)
     }
 
-    /// Runs `work` on a thread of its own inside the machine's network; sockets that it opens are the machine's.
+    /// Runs `work` on a thread of its own inside the machine's network namespace.
     pub fn thread<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,

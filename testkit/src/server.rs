@@ -19,12 +19,12 @@ pub struct Server {
     daemon: Option<Child>,
     name: String,
     flags: Vec<String>,
-    /// What is started; kubectl is always the built one.
+    /// The program to start; kubectl is always the built one.
     binary: String,
 }
 
 impl Server {
-    /// A machine whose server has not been started yet.
+    /// A machine whose server is not started yet.
     pub fn stopped(machine: Machine, name: &str, flags: &[String]) -> Self {
         Self {
             machine,
@@ -35,17 +35,17 @@ impl Server {
         }
     }
 
-    /// Another program for the next start, such as [`crate::stamped`].
+    /// Sets another program for the next start, such as [`crate::stamped`].
     pub fn set_binary(&mut self, path: &str) {
         path.clone_into(&mut self.binary);
     }
 
-    /// All flags for the next start.
+    /// Sets all flags for the next start.
     pub fn set_flags(&mut self, flags: &[String]) {
         self.flags = flags.to_vec();
     }
 
-    /// A flag for the next start, in place of an earlier one of the same name.
+    /// Sets a flag for the next start, replacing an earlier one of the same name.
     pub fn set_flag(&mut self, flag: &str, value: &str) {
         if let Some(at) = self.flags.iter().position(|known| known == flag) {
             self.flags.drain(at..at + 2);
@@ -87,7 +87,7 @@ impl Server {
         self.daemon = Some(daemon);
     }
 
-    /// Runs `mainstay server` to its end: for those that are refused.
+    /// Runs `mainstay server` to its end: for servers that are rejected.
     pub fn refused(&self) -> Ran {
         let output = self.command().output();
         let ran: Ran = output.expect("the binary starts").into();
@@ -95,7 +95,7 @@ impl Server {
         ran
     }
 
-    /// Ends the server with SIGKILL: what a crash looks like.
+    /// Kills the server with SIGKILL, as in a crash.
     pub fn kill(&mut self) {
         let mut daemon = self.daemon.take().expect("it runs");
         daemon.kill().expect("it can be killed");
@@ -133,7 +133,7 @@ impl Server {
         command.output().expect("the binary starts").into()
     }
 
-    /// Runs kubectl, ours, on this machine as the administrator.
+    /// Runs our kubectl on this machine as the administrator.
     pub fn kubectl(&self, args: &[&str]) -> Ran {
         let mut command = self.machine.command(binary());
         command
@@ -143,7 +143,7 @@ impl Server {
         command.output().expect("kubectl starts").into()
     }
 
-    /// The administrator's kubeconfig, as it is now.
+    /// The administrator's current kubeconfig.
     pub fn kubeconfig(&self) -> String {
         let path = self.data_dir().join("admin.kubeconfig");
         let path = path.display().to_string();

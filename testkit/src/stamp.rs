@@ -1,4 +1,4 @@
-//! The built binary as another release: a copy whose version stamp says so.
+//! The built binary as another release: a copy with another version stamp.
 
 use std::{fs, os::unix::fs::PermissionsExt, path::Path};
 
@@ -6,11 +6,11 @@ use stdx::version::STAMP_PREFIX;
 
 use crate::cluster::binary;
 
-/// A copy of the built binary in a directory that says of itself to be this release, such as `v1.35.0`.
+/// A copy of the built binary in a directory with this version, such as `v1.35.0`.
 pub fn stamped(directory: &Path, version: &str) -> String {
     let mut program = fs::read(binary()).expect("the built binary");
     let prefix = STAMP_PREFIX.as_bytes();
-    // The bare prefix may be there, too: a stamp has a version behind it.
+    // The bare prefix may occur, too: a stamp has a version after it.
     let stamps: Vec<usize> = program
         .windows(prefix.len() + 2)
         .enumerate()

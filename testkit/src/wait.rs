@@ -1,14 +1,14 @@
-//! Waiting for a condition, with a deadline: tests never sleep and hope.
+//! Waits for a condition with a deadline: tests never sleep.
 
 use std::{
     thread::sleep,
     time::{Duration, Instant},
 };
 
-/// How long a test waits at the most when it does not say otherwise.
+/// The default timeout.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Waits until `check` gives a value; panics with its last complaint when time is up.
+/// Waits until `check` returns a value; panics with its last error after the timeout.
 pub fn until<T>(what: &str, patience: Duration, mut check: impl FnMut() -> Result<T, String>) -> T {
     let deadline = Instant::now() + patience;
     loop {
@@ -22,7 +22,7 @@ pub fn until<T>(what: &str, patience: Duration, mut check: impl FnMut() -> Resul
     }
 }
 
-/// [`until`] with the usual patience.
+/// [`until`] with the default timeout.
 pub fn eventually<T>(what: &str, check: impl FnMut() -> Result<T, String>) -> T {
     until(what, PATIENCE, check)
 }

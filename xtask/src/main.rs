@@ -1,4 +1,4 @@
-//! Tasks for people who work on Mainstay: `cargo xtask tidy`, `cargo xtask package`.
+//! Tasks for developers of Mainstay: `cargo xtask tidy`, `cargo xtask package`.
 
 mod package;
 mod tidy;
@@ -34,7 +34,7 @@ fn report(outcome: anyhow::Result<()>) -> ExitCode {
     }
 }
 
-/// Prints a line for the person at the terminal.
+/// Prints a line to the terminal.
 #[allow(clippy::print_stderr)]
 fn complain(line: &str) {
     eprintln!("{line}");

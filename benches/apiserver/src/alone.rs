@@ -1,5 +1,5 @@
-//! What a create costs the server itself, without sockets, TLS and HTTP: CPU time of the thread that handles
-//! requests and of the whole process, so that a busy machine gives nearly the figures of an idle one.
+//! The cost of a create in the server itself, without sockets, TLS and HTTP: CPU time of the thread
+//! that handles requests and of the whole process, so that the figures hardly depend on other load.
 
 use std::path::Path;
 
@@ -11,10 +11,11 @@ use tower::Service;
 
 use crate::{policies, scenario, serve};
 
-/// Requests on their way at a time.
+/// Concurrent requests.
 const AT_ONCE: usize = 64;
 
-/// Prints microseconds for each create of some kinds, without webhooks and beside webhooks that ask for other things.
+/// Prints microseconds per create of some kinds, without webhooks and with webhooks for other
+/// resources.
 pub(crate) async fn run(directory: &Path, rounds: usize, only: Option<&str>) -> anyhow::Result<()> {
     let (server, supervisor) = serve::assemble(directory, ([127, 0, 0, 1], 0).into(), false)?;
     tokio::spawn(supervisor.run(CancellationToken::new()));
@@ -33,7 +34,7 @@ pub(crate) async fn run(directory: &Path, rounds: usize, only: Option<&str>) -> 
             let path = format!("/apis/admissionregistration.k8s.io/v1/{plural}");
             post(service.clone(), path, configuration.to_string()).await?;
         }
-        // In turns, so that what a longer list of objects costs is not taken for what webhooks cost.
+        // Alternating, so that the cost of a growing list of objects is not attributed to webhooks.
         let body = body.replace(scenario::NUMBER, &format!("w{}", scenario::NUMBER));
         let what = format!("{plural}, webhooks");
         measure(&service, &what, plural, &body, rounds).await?;
@@ -50,7 +51,7 @@ pub(crate) async fn run(directory: &Path, rounds: usize, only: Option<&str>) -> 
     Ok(())
 }
 
-/// Creates objects, and prints what each of them cost.
+/// Creates objects, and prints the cost of each.
 async fn measure(
     service: &LocalService,
     what: &str,

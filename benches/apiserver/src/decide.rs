@@ -1,5 +1,5 @@
-//! What one RBAC decision costs in a cluster with many bindings: CPU time of one thread, so that a busy
-//! machine gives the same figures as an idle one.
+//! The cost of an RBAC decision in a cluster with many bindings: CPU time of one thread, so that
+//! the figures do not depend on other load.
 
 use std::hint::black_box;
 
@@ -12,7 +12,7 @@ use serde_json::json;
 const BINDINGS: usize = 1000;
 const ROUNDS: u32 = 100_000;
 
-/// Prints microseconds for each question.
+/// Prints microseconds per decision.
 pub(crate) fn run() {
     let index = index();
     let user = User::new("user7", ["team"]);

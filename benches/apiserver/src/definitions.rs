@@ -1,4 +1,4 @@
-//! Many custom resource definitions: what they cost a server in memory, and how long the documents about all of them
+//! Many custom resource definitions: their memory, and how long discovery and OpenAPI documents
 //! take.
 
 use std::time::{Duration, Instant};
@@ -16,14 +16,14 @@ use crate::{
 
 const CONNECTIONS: usize = 4;
 const GROUP_PART: &str = "definitions.example.com";
-/// How long a server has to take note of a change.
+/// How long a server may take to process a change.
 const SETTLES: Duration = Duration::from_secs(3);
-/// How often a document is asked for again.
+/// How often a document is requested again.
 const AGAIN: usize = 20;
 const AGGREGATED: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
 const PROTOBUF: &str = "application/com.github.proto-openapi.spec.v2@v1.0+protobuf";
 
-/// What clients ask for that want to know everything: a name, the path, and what they accept.
+/// Documents about all kinds: a name, the path, and the accepted media type.
 const DOCUMENTS: [(&str, &str, &str); 4] = [
     ("discovery", "/apis", AGGREGATED),
     ("OpenAPI v3 index", "/openapi/v3", "application/json"),
@@ -31,7 +31,7 @@ const DOCUMENTS: [(&str, &str, &str); 4] = [
     ("OpenAPI v2 protobuf", "/openapi/v2", PROTOBUF),
 ];
 
-/// A field as generators write them: described, some with bounds.
+/// A field as generators write it: with a description, some with limits.
 fn field(number: usize) -> Value {
     let about = format!(
         "Field {number} says how the controller treats this part of the object. It defaults to what the \
@@ -67,7 +67,7 @@ fn status() -> Value {
                     "observedGeneration": {"type": "integer", "format": "int64", "minimum": 0}}}}}})
 }
 
-/// A definition of some eight kilobytes; its group and names hold a number.
+/// A definition of about eight kilobytes, with a number in its group and names.
 fn definition() -> String {
     let fields: serde_json::Map<String, Value> = (0..24)
         .map(|number| (format!("field{number}"), field(number)))
@@ -94,7 +94,7 @@ fn definition() -> String {
     .to_string()
 }
 
-/// Makes definitions, measures what they cost and how long documents take, and removes them.
+/// Creates definitions, measures their memory and the documents, and deletes them.
 pub(crate) fn run(peer: &Peer, count: usize) -> anyhow::Result<Vec<Figures>> {
     let say = |when: &str, before: Option<u64>| {
         std::thread::sleep(SETTLES);
@@ -114,7 +114,7 @@ pub(crate) fn run(peer: &Peer, count: usize) -> anyhow::Result<Vec<Figures>> {
     Ok(figures)
 }
 
-/// Makes definitions and waits until the last is served.
+/// Creates definitions and waits until the last is served.
 fn fill(peer: &Peer, count: usize) -> anyhow::Result<()> {
     let body = definition();
     println!("{}: {count} definitions of {} bytes", peer.name, body.len());
@@ -165,7 +165,8 @@ fn documents(peer: &Peer) -> anyhow::Result<Vec<Figures>> {
     Ok(all)
 }
 
-/// Gives a definition another short name, and waits until it is served: upstream's documents follow after a while.
+/// Changes a definition's short name, and waits until it is served: upstream's documents follow
+/// with a delay.
 fn change(peer: &Peer) -> anyhow::Result<()> {
     let name = format!("widgets.g{:016x}.{GROUP_PART}", 0);
     let short = format!("w{:x}", scenario::nanoseconds());

@@ -1,5 +1,5 @@
 //! One user's flood: while it keeps many requests in flight, another user reads and a node renews
-//! its lease. The users are impersonated by the one who runs this, so that it works on any server.
+//! its lease. The users are impersonated, so that it works on any server.
 
 use std::{
     sync::{
@@ -20,7 +20,7 @@ const NODE: &str = "impersonate-user: system:node:bench\r\nimpersonate-group: sy
 const RBAC: &str = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings";
 const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases";
 
-/// Lets both users read, and makes the node's lease.
+/// Lets both users read, and creates the node's lease.
 fn prepare(peer: &Peer) -> anyhow::Result<()> {
     let binding = json!({
         "metadata": {"name": "bench-apiserver"},
@@ -32,7 +32,7 @@ fn prepare(peer: &Peer) -> anyhow::Result<()> {
     });
     peer.ask("POST", RBAC, &binding.to_string())?;
     peer.ask("POST", LEASES, &lease().to_string())?;
-    // A binding may take a moment until it counts.
+    // A binding may take a moment to take effect.
     let mut connection = peer.connect()?;
     let path = format!("{}?limit=1", scenario::path("pods"));
     let deadline = Instant::now() + Duration::from_secs(10);
@@ -59,7 +59,7 @@ fn lease() -> serde_json::Value {
     })
 }
 
-/// What the flood got.
+/// The result of a flood.
 pub(crate) struct Flooded {
     /// Reads by the other user, and renewals of the lease.
     pub figures: Vec<Figures>,
@@ -93,7 +93,7 @@ pub(crate) fn run(peer: &Peer, in_flight: usize, lasts: Duration) -> anyhow::Res
     Ok(flooded)
 }
 
-/// Keeps requests in flight until told to stop; counts what was served and what was turned away.
+/// Keeps requests in flight until told to stop; counts served and rejected ones.
 fn flood(peer: &Peer, mut many: Many, over: &AtomicBool) -> anyhow::Result<(u64, u64)> {
     let path = format!("{}?limit=500", scenario::path("pods"));
     let request = peer.request("GET", &path, FLOODER, "");
@@ -118,7 +118,7 @@ fn flood(peer: &Peer, mut many: Many, over: &AtomicBool) -> anyhow::Result<(u64,
     Ok((served, turned_away))
 }
 
-/// The other user and the node, at the pace that people and kubelets have.
+/// The other user and the node, at realistic rates.
 fn others(peer: &Peer, lasts: Duration) -> anyhow::Result<Vec<Figures>> {
     let pod = format!("{}/filled-{:016x}", scenario::path("pods"), 0);
     let get = peer.request("GET", &pod, READER, "");

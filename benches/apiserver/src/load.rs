@@ -1,5 +1,5 @@
-//! Many connections doing the same thing for a while, and what came of it. Two threads drive them,
-//! each with connections of its own.
+//! Many connections sending the same requests for a while, and the results. Two threads drive them,
+//! each with its own connections.
 
 use std::{
     sync::{Arc, Barrier},
@@ -15,21 +15,21 @@ use crate::{
 
 /// Threads that drive connections.
 pub(crate) const THREADS: usize = 2;
-/// How long it runs before anything counts.
+/// The warm-up time, which does not count.
 const WARM_UP: Duration = Duration::from_millis(300);
 
 /// Writes the request with this number into the buffer.
 pub(crate) trait Requests: Fn(u64, &mut Vec<u8>) + Send + Sync {}
 impl<F: Fn(u64, &mut Vec<u8>) + Send + Sync> Requests for F {}
 
-/// What some connections saw.
+/// The measurements of some connections.
 #[derive(Default)]
 struct Seen {
     durations: Vec<Duration>,
     bytes: u64,
 }
 
-/// Lets each connection send requests one after the other until the time is over.
+/// Each connection sends requests one after the other until the time is over.
 pub(crate) fn run(
     peer: &Peer,
     what: &str,
@@ -47,7 +47,7 @@ pub(crate) fn run(
             let numbers = (thread as u64..).step_by(threads);
             workers.push(scope.spawn(move || {
                 let open = open(peer, mine);
-                // Whoever could not connect must not keep the others waiting.
+                // A failed connection must not block the others.
                 start.wait();
                 drive(Many::new(open?)?, numbers, lasts, requests)
             }));
@@ -79,7 +79,7 @@ pub(crate) fn run(
     })
 }
 
-/// This many connections.
+/// Opens this many connections.
 pub(crate) fn open(peer: &Peer, count: usize) -> anyhow::Result<Vec<Connection>> {
     (0..count).map(|_| peer.connect()).collect()
 }
@@ -122,7 +122,7 @@ fn drive(
     Ok(seen)
 }
 
-/// Sends requests numbered up to `count` over some connections, as fast as they go.
+/// Sends requests numbered up to `count` over some connections, as fast as possible.
 pub(crate) fn each(
     peer: &Peer,
     connections: usize,
@@ -132,7 +132,7 @@ pub(crate) fn each(
     Sender::new(peer, connections.min(count))?.send(count, requests)
 }
 
-/// Some connections that share what there is to send.
+/// Connections that share the requests to send.
 pub(crate) struct Sender(Many);
 
 impl Sender {
@@ -140,7 +140,7 @@ impl Sender {
         Ok(Self(Many::new(open(peer, connections)?)?))
     }
 
-    /// Sends requests numbered up to `count`, and waits for all answers.
+    /// Sends requests numbered up to `count`, and waits for all responses.
     pub(crate) fn send(&mut self, count: usize, requests: &dyn Requests) -> anyhow::Result<()> {
         let mut numbers = 0..count as u64;
         let mut request = Vec::new();

@@ -1,5 +1,5 @@
-//! A load on any Kubernetes API server, and our own beside it: rates, latencies, the server's CPU
-//! time and memory, as a table and as JSON. See docs/benchmarks/apiserver.md.
+//! Load on any Kubernetes API server and our own: rates, latencies, the server's CPU time and
+//! memory, as a table and as JSON. See docs/benchmarks/apiserver.md.
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
 mod alone;
@@ -35,7 +35,7 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Measure one server, or two beside each other.
+    /// Measure one server, or two alternately.
     Run(Box<Measure>),
     /// Measure RBAC decisions among a thousand bindings.
     Decide,
@@ -43,28 +43,28 @@ enum Command {
     Validate,
     /// Measure creates in this process, without a network.
     Alone {
-        /// How many of each kind.
+        /// The number of objects per kind.
         #[arg(long, default_value_t = 10_000)]
         count: usize,
         /// Only this resource.
         #[arg(long)]
         only: Option<String>,
-        /// Where the store is: memory does for this.
+        /// The directory of the store; a tmpfs is fine.
         #[arg(long, default_value = "/dev/shm")]
         data: PathBuf,
     },
-    /// Run our API server alone over a directory.
+    /// Run only our API server, with its data in a directory.
     Serve {
         directory: PathBuf,
         #[arg(long, default_value = "127.0.0.1:0")]
         listen: SocketAddr,
-        /// Services get addresses of both families.
+        /// Assign dual-stack addresses to Services.
         #[arg(long)]
         dual_stack: bool,
     },
 }
 
-/// What to measure. Without a server, our own is started for it.
+/// What to measure. Without a server, our own is started.
 #[derive(Debug, Clone, Args)]
 struct Measure {
     /// The server's kubeconfig.
@@ -73,7 +73,7 @@ struct Measure {
     /// The server's address, as https://127.0.0.1:6443.
     #[arg(long, requires = "token")]
     server: Option<String>,
-    /// A bearer token of somebody who may do everything.
+    /// A bearer token of an administrator.
     #[arg(long)]
     token: Option<String>,
     /// The server's processes, to read their memory and CPU time.
@@ -90,36 +90,36 @@ struct Measure {
     /// The second server's processes.
     #[arg(long, value_delimiter = ',')]
     compare_pid: Vec<u32>,
-    /// Where our own server keeps its data.
+    /// The data directory of our own server.
     #[arg(long, default_value_os_t = std::env::temp_dir())]
     data: PathBuf,
     /// How long each measurement lasts, in seconds.
     #[arg(long, default_value_t = 5.0)]
     seconds: f64,
-    /// How many connections ask at the same time, one measurement each.
+    /// The numbers of concurrent connections, one measurement each.
     #[arg(long, value_delimiter = ',', default_value = "1,16,64")]
     connections: Vec<usize>,
-    /// How many pods stand there when reads are measured.
+    /// The number of pods for reads.
     #[arg(long, default_value_t = 10_000)]
     pods: usize,
-    /// How many watchers follow the same changes.
+    /// The number of watchers of the same changes.
     #[arg(long, default_value_t = 1000)]
     watchers: usize,
-    /// How many requests one user keeps in flight while others work.
+    /// How many requests one user keeps in flight.
     #[arg(long, default_value_t = 2000)]
     flood: usize,
-    /// How many definitions are made.
+    /// The number of definitions.
     #[arg(long, default_value_t = 1000)]
     definitions: usize,
-    /// Only these: get, list, watch, maps, pods (creates of them), policies, rules, webhooks (creates with them), flood,
-    /// definitions.
+    /// Only these: get, list, watch, maps, pods (creates), policies, rules, webhooks (creates),
+    /// flood, definitions.
     #[arg(
         long,
         value_delimiter = ',',
         default_value = "get,list,watch,maps,pods,policies,rules,webhooks,flood,definitions"
     )]
     only: Vec<String>,
-    /// Where the figures go as JSON.
+    /// The file for the figures as JSON.
     #[arg(long)]
     json: Option<PathBuf>,
 }
@@ -296,7 +296,7 @@ impl Measure {
     }
 }
 
-/// The servers, and what they have shown so far.
+/// The servers, and their figures so far.
 struct Measurement<'a> {
     peers: &'a [Peer],
     runs: &'a mut [Run],
@@ -307,7 +307,8 @@ impl Measurement<'_> {
         self.peers.iter().zip(self.runs.iter_mut())
     }
 
-    /// The same for each server, one after the other, so that both meet the machine in one mood.
+    /// Runs the same on each server, one after the other, so that both see the same state of the
+    /// machine.
     fn take(&mut self, what: impl Fn(&Peer) -> anyhow::Result<Figures>) -> anyhow::Result<()> {
         for (peer, run) in self.both() {
             let figures = what(peer)?;

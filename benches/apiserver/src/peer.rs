@@ -1,4 +1,4 @@
-//! A server under load: where it is, who asks, and which processes it consists of.
+//! A server under load: its address, credentials and processes.
 
 use std::{path::Path, sync::Arc};
 
@@ -11,7 +11,7 @@ use crate::wire::Connection;
 /// A server, and how to reach it.
 #[derive(Clone)]
 pub(crate) struct Peer {
-    /// As it stands in the table.
+    /// The name in the table.
     pub name: &'static str,
     pub processes: Vec<u32>,
     address: String,
@@ -30,7 +30,7 @@ impl Peer {
         Self::of(name, &Kubeconfig::read(path)?, processes)
     }
 
-    /// A server by its address and a bearer token. Its certificate is not checked: this measures
+    /// A server by its address and a bearer token. Its certificate is not verified: this measures
     /// servers on the same machine.
     pub(crate) fn with_token(
         name: &'static str,
@@ -84,7 +84,7 @@ impl Peer {
         Connection::open(&self.address, self.tls.clone(), self.server.clone())
     }
 
-    /// Everything of a request before its body. `more` are further header lines.
+    /// The head of a request. `more` are additional header lines.
     pub(crate) fn head(&self, method: &str, path: &str, more: &str, length: usize) -> String {
         let token = match &self.token {
             Some(token) => format!("authorization: Bearer {token}\r\n"),
@@ -110,7 +110,7 @@ impl Peer {
         .concat()
     }
 
-    /// One request on a connection of its own.
+    /// Sends one request on a new connection.
     pub(crate) fn ask(&self, method: &str, path: &str, body: &str) -> anyhow::Result<u64> {
         let request = self.request(method, path, "", body);
         self.connect()?.exchange(&request)

@@ -1,5 +1,5 @@
-//! Creates that admission policies have to pass, and creates of a custom resource whose definition has many rules: what
-//! expressions cost a write.
+//! Creates with admission policies, and creates of a custom resource whose definition has many
+//! rules: the cost of expressions for a write.
 
 use std::time::Duration;
 
@@ -11,12 +11,12 @@ const GROUP: &str = "/apis/admissionregistration.k8s.io/v1";
 pub(crate) const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
 const POLICIES: usize = 10;
 pub(crate) const RULES: usize = 50;
-/// Of each kind.
+/// The number of webhooks of each kind.
 const WEBHOOKS: usize = 50;
-/// How long a server may take until what was written counts.
+/// How long a server may take until a change takes effect.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Five expressions as policies have them: labels, strings, numbers, lists, a variable.
+/// A policy with five typical expressions: labels, strings, numbers, lists, a variable.
 fn policy(number: usize) -> Value {
     json!({
         "metadata": {"name": format!("bench-{number}")},
@@ -36,7 +36,8 @@ fn policy(number: usize) -> Value {
     })
 }
 
-/// Makes the policies, and one more that refuses a name: when that is refused, all of them count.
+/// Creates the policies, and one more that rejects a name: once that is rejected, all are in
+/// effect.
 fn prepare(peer: &Peer) -> anyhow::Result<()> {
     let mut marker = policy(POLICIES);
     marker["spec"]["validations"] =
@@ -89,7 +90,7 @@ pub(crate) fn create_maps(
     figures
 }
 
-/// Creates of ConfigMaps beside webhooks of both kinds that ask for other things.
+/// Creates of ConfigMaps with webhooks of both kinds for other resources.
 pub(crate) fn create_unmatched(
     peer: &Peer,
     connections: usize,
@@ -110,7 +111,7 @@ pub(crate) fn create_unmatched(
     figures
 }
 
-/// Configurations of webhooks that no ConfigMap is sent to: their resources, and where to post them.
+/// Webhook configurations that match no ConfigMap: their resources and bodies.
 pub(crate) fn webhooks() -> impl Iterator<Item = (&'static str, Value)> {
     let each = |plural: &'static str| {
         (0..WEBHOOKS).map(move |number| {
@@ -156,7 +157,7 @@ pub(crate) fn create_ruled(
     connections: usize,
     lasts: Duration,
 ) -> anyhow::Result<Figures> {
-    // Another group each time: a definition goes slowly whose objects have to go first.
+    // A new group each time: deleting a definition with objects is slow.
     let group = format!("g{:x}.example.com", scenario::nanoseconds());
     peer.ask("POST", DEFINITIONS, &definition(&group).to_string())?;
     let path = scenario::path("ruled").replace("/api/v1/", &format!("/apis/{group}/v1/"));

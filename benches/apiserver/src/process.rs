@@ -1,8 +1,8 @@
-//! What the kernel says about the server's processes.
+//! Memory and CPU time of the server's processes.
 
 use std::time::Duration;
 
-/// Resident memory of some processes together, in megabytes.
+/// The total resident memory of processes, in megabytes.
 pub(crate) fn memory(processes: &[u32]) -> Option<u64> {
     kilobytes(processes).map(|kilobytes| kilobytes / 1024)
 }
@@ -18,15 +18,16 @@ pub(crate) fn kilobytes(processes: &[u32]) -> Option<u64> {
     (!all.is_empty()).then(|| all.iter().sum::<u64>())
 }
 
-/// CPU time that some processes have used; none where they cannot be seen.
+/// The CPU time of processes; zero if they cannot be read.
 pub(crate) fn cpu(processes: &[u32]) -> Duration {
     let ticks = processes.iter().filter_map(|process| {
         let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-        // The name in brackets may hold anything; user and system time are the 12th and 13th behind.
+        // The name in parentheses may contain anything; user and system time are the 12th and 13th
+        // fields after it.
         let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(11);
         let (user, system) = (fields.next()?, fields.next()?);
         Some(user.parse::<u64>().ok()? + system.parse::<u64>().ok()?)
     });
-    // The kernel counts in hundredths of a second wherever it speaks to programs.
+    // USER_HZ is 100.
     Duration::from_millis(ticks.sum::<u64>() * 10)
 }

@@ -1,4 +1,4 @@
-//! Figures as a table for people and as JSON for programs.
+//! Figures as a table and as JSON.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ pub(crate) struct Figures {
     pub median: Duration,
     pub worst_of_hundred: Duration,
     pub megabytes: f64,
-    /// CPU time of the server for each.
+    /// The server's CPU time per request.
     pub cpu: Duration,
 }
 
@@ -76,12 +76,12 @@ fn ms(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1e3
 }
 
-/// Everything that one server did, in the order of the scenarios.
+/// All figures of one server, in the order of the scenarios.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Run {
     pub name: &'static str,
     pub table: Vec<Figures>,
-    /// Moments and the megabytes that were resident then.
+    /// The resident megabytes at some points.
     pub memory: Vec<(&'static str, u64)>,
 }
 

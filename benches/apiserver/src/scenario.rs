@@ -1,4 +1,4 @@
-//! What is measured. Every server gets the same objects and the same requests.
+//! The measurements. Every server gets the same objects and requests.
 
 use std::{
     sync::{
@@ -20,22 +20,22 @@ use crate::{
     wire::Many,
 };
 
-/// Where everything is made; another name each time, because not every server has a controller that
-/// empties namespaces.
+/// The namespace of all objects; a new name each time, because not every server has a controller
+/// that empties namespaces.
 static NAMESPACE: LazyLock<String> = LazyLock::new(|| format!("bench-{:x}", nanoseconds()));
-/// How many changes the watchers see.
+/// The number of changes that the watchers see.
 const CHANGES: usize = 50;
-/// How many changes are made at once, by as many writers, when they flow: as many as upstream's
-/// watchers keep without being cut.
+/// The number of concurrent writers for a flow of changes: as many as upstream's watchers handle
+/// without being disconnected.
 const AT_ONCE: usize = 8;
-/// Stands in a template where the number comes.
+/// The placeholder for the number in a template.
 pub(crate) const NUMBER: &str = "0123456789abcdef";
 
 pub(crate) fn path(plural: &str) -> String {
     format!("/api/v1/namespaces/{}/{plural}", *NAMESPACE)
 }
 
-/// The namespace, and the service account that pods want: where to post them.
+/// The namespace, and the service account that pods need: paths and bodies.
 pub(crate) fn preparation() -> [(String, String); 2] {
     let named = |name: &str| json!({"metadata": {"name": name}}).to_string();
     [
@@ -44,21 +44,21 @@ pub(crate) fn preparation() -> [(String, String); 2] {
     ]
 }
 
-/// Makes what the measurements need.
+/// Creates what the measurements need.
 pub(crate) fn prepare(peer: &Peer) -> anyhow::Result<()> {
     let [(namespaces, namespace), (accounts, account)] = preparation();
     peer.ask("POST", &namespaces, &namespace)?;
-    // A controller may have made it meanwhile.
+    // A controller may have created it already.
     let _ = peer.ask("POST", &accounts, &account);
     Ok(())
 }
 
-/// What is created by the thousand: the resource, and a body with a place for a number.
+/// The created resources, and their bodies with a placeholder for a number.
 pub(crate) fn bodies() -> [(&'static str, String); 2] {
     [("configmaps", map(NUMBER)), ("pods", pod(NUMBER))]
 }
 
-/// Removes the namespace; objects in it go with it where a controller cares for that.
+/// Deletes the namespace; its objects are deleted only if there is a controller for it.
 pub(crate) fn clean(peer: &Peer) -> anyhow::Result<()> {
     let namespace = format!("/api/v1/namespaces/{}", *NAMESPACE);
     peer.ask("DELETE", &namespace, "").map(|_| ())
@@ -88,7 +88,7 @@ fn pod(name: &str) -> String {
     .to_string()
 }
 
-/// Creates of objects whose names differ in a number.
+/// Creates objects whose names differ in a number.
 fn creates(peer: &Peer, plural: &str, body: &str) -> impl Requests + use<> {
     creates_at(peer, &path(plural), body)
 }
@@ -111,7 +111,7 @@ pub(crate) fn creates_at(peer: &Peer, path: &str, body: &str) -> impl Requests +
     }
 }
 
-/// A name's beginning that no other measurement uses.
+/// A name prefix that no other measurement uses.
 pub(crate) fn unique() -> String {
     format!("b{:x}-{NUMBER}", nanoseconds())
 }
@@ -149,7 +149,7 @@ pub(crate) fn create_pods(
     load::run(peer, "create Pod", connections, lasts, &requests)
 }
 
-/// Makes this many pods; the name of the first is `filled-` and zeros.
+/// Creates this many pods; the first is named `filled-` and zeros.
 pub(crate) fn fill(peer: &Peer, pods: usize) -> anyhow::Result<()> {
     let requests = creates(peer, "pods", &pod(&format!("filled-{NUMBER}")));
     load::each(peer, 16, pods, &requests)
@@ -193,7 +193,7 @@ fn repeat(
     )
 }
 
-/// Lets many watchers see the same changes, one at a time; a duration is from the write to the last
+/// Many watchers see the same changes, one at a time; a duration is from the write to the last
 /// watcher.
 pub(crate) fn watch(peer: &Peer, watchers: usize) -> anyhow::Result<Figures> {
     let changes = creates(peer, "configmaps", &map(&unique()));
@@ -216,8 +216,7 @@ pub(crate) fn watch(peer: &Peer, watchers: usize) -> anyhow::Result<Figures> {
     })
 }
 
-/// Lets many watchers see changes that come some at a time; the rate is of events that reached a
-/// watcher.
+/// Many watchers see concurrent changes; the rate is that of events received by watchers.
 pub(crate) fn watch_flow(peer: &Peer, watchers: usize, lasts: Duration) -> anyhow::Result<Figures> {
     let changes = creates(peer, "configmaps", &map(&unique()));
     let mut writers = Sender::new(peer, AT_ONCE)?;
@@ -229,7 +228,7 @@ pub(crate) fn watch_flow(peer: &Peer, watchers: usize, lasts: Duration) -> anyho
                 changes(made + number, out);
             })?;
             made += AT_ONCE as u64;
-            // No server is to be judged by how much it can be behind.
+            // Wait for all events: lagging behind must not count as speed.
             seen.wait_for((made as usize) * watchers)?;
         }
         let took = begun.elapsed();
@@ -249,13 +248,13 @@ pub(crate) fn watch_flow(peer: &Peer, watchers: usize, lasts: Duration) -> anyho
     })
 }
 
-/// What all watchers together have seen.
+/// What all watchers together have received.
 #[derive(Default)]
 struct Sight {
     events: AtomicUsize,
     bytes: AtomicU64,
     over: AtomicBool,
-    /// Guards how many events are waited for.
+    /// Guards the awaited number of events.
     wanted: Mutex<usize>,
     changed: Condvar,
 }
@@ -285,7 +284,7 @@ impl Sight {
     }
 }
 
-/// Runs something while many watch.
+/// Runs something while many watchers are connected.
 fn watched<T>(
     peer: &Peer,
     watchers: usize,
@@ -311,7 +310,7 @@ fn watched<T>(
     })
 }
 
-/// Some watchers, until it is over.
+/// Some watchers, until the end.
 fn follow(peer: &Peer, count: usize, ready: &Barrier, seen: &Sight) -> anyhow::Result<()> {
     let query = "?watch=1&sendInitialEvents=false&resourceVersionMatch=NotOlderThan";
     let request = peer.request("GET", &format!("{}{query}", path("configmaps")), "", "");
@@ -324,7 +323,7 @@ fn follow(peer: &Peer, count: usize, ready: &Barrier, seen: &Sight) -> anyhow::R
         while waits.contains(&true) {
             let soon = Instant::now() + Duration::from_secs(30);
             many.turn(soon, |number, connection, _| {
-                // The first that comes may be a ticket for the next handshake.
+                // The first data may be a TLS session ticket.
                 if connection.answer().code > 0 {
                     connection.answer().success()?;
                     waits[number] = false;
@@ -335,7 +334,7 @@ fn follow(peer: &Peer, count: usize, ready: &Barrier, seen: &Sight) -> anyhow::R
         anyhow::Ok(many)
     };
     let many = watching();
-    // Whoever could not connect must not keep the others waiting.
+    // A failed connection must not block the others.
     ready.wait();
     let (mut many, mut known) = (many?, vec![(0, 0); count]);
     while !seen.over.load(Ordering::Acquire) {

@@ -1,5 +1,4 @@
-//! Our own API server alone, in a process of its own: what `mainstay` runs, without the parts that
-//! are its clients.
+//! Our own API server in a process of its own: what `mainstay` runs, without its clients.
 
 use std::{
     io::{BufRead, BufReader, Write},
@@ -33,7 +32,7 @@ pub(crate) async fn serve(
     Ok(announced?)
 }
 
-/// The server over a directory, and what runs it.
+/// The server for a directory, and its supervisor.
 pub(crate) fn assemble(
     directory: &Path,
     listen: SocketAddr,
@@ -77,7 +76,7 @@ pub(crate) fn assemble(
     Ok((server, supervisor))
 }
 
-/// Our server as a child, gone when this is dropped.
+/// Our server as a child process, killed when this is dropped.
 pub(crate) struct Own {
     child: Child,
     _directory: tempfile::TempDir,
@@ -85,7 +84,7 @@ pub(crate) struct Own {
 }
 
 impl Own {
-    /// Starts it over an empty directory below `parent`, which should be on the disk to measure.
+    /// Starts it with an empty directory below `parent`, which should be on the disk to measure.
     pub(crate) fn start(parent: &Path) -> anyhow::Result<Self> {
         let directory = tempfile::tempdir_in(parent)?;
         let mut seed = [0; 24];

@@ -1,5 +1,5 @@
-//! What a custom object costs to validate whose definition has many rules: CPU time of one thread, so that a busy
-//! machine gives the same figures as an idle one.
+//! The cost of validating a custom object whose definition has many rules: CPU time of one thread,
+//! so that the figures do not depend on other load.
 
 use std::{hint::black_box, sync::Arc, time::Duration};
 
@@ -12,7 +12,7 @@ use crate::policies;
 
 const ROUNDS: u32 = 20_000;
 
-/// Prints microseconds for each object.
+/// Prints microseconds per object.
 pub(crate) fn run() -> anyhow::Result<()> {
     let definition = policies::definition("example.com").to_string();
     let read: machinery::Value = machinery::json::from_slice(definition.as_bytes())?;

@@ -1,6 +1,6 @@
-//! HTTP/1.1 over TLS by hand, without a runtime: requests are ready-made bytes, answers are counted
-//! and not kept. The load shares the machine's cores with the server, so every instruction here is
-//! one less there.
+//! A minimal HTTP/1.1 client over TLS without an async runtime: requests are prepared bytes,
+//! responses are counted and not kept. The load shares the machine's cores with the server, so that
+//! it must be cheap.
 
 use std::{
     io::{Read, Write},
@@ -24,25 +24,25 @@ use rustls::{
     unbuffered::{ConnectionState, EncodeError, EncryptError, UnbufferedStatus},
 };
 
-/// How much is read at a time.
+/// The bytes per read.
 const BUFFER: usize = 256 * 1024;
-/// How much of a refusal is shown.
+/// The maximum length of a shown error.
 const SHOWN: usize = 400;
-/// How many connections are heard of at a time.
+/// The maximum number of events per poll.
 const EVENTS: usize = 256;
 
 /// One connection; one request at a time.
 pub(crate) struct Connection {
     socket: TcpStream,
     tls: UnbufferedClientConnection,
-    /// A record of which the end has not come yet.
+    /// An incomplete TLS record.
     part: Vec<u8>,
     out: Vec<u8>,
     answer: Answer,
 }
 
 impl Connection {
-    /// Connects and shakes hands.
+    /// Connects, with the TLS handshake.
     pub(crate) fn open(
         address: &str,
         config: Arc<ClientConfig>,
@@ -68,7 +68,7 @@ impl Connection {
         Ok(connection)
     }
 
-    /// Goes on with the handshake; whether it is done.
+    /// Continues the handshake; returns whether it is complete.
     fn shake(&mut self, incoming: &mut Vec<u8>) -> anyhow::Result<bool> {
         loop {
             let UnbufferedStatus { discard, state, .. } = self.tls.process_tls_records(incoming);
@@ -99,14 +99,14 @@ impl Connection {
         }
     }
 
-    /// Sends a request; its answer comes later.
+    /// Sends a request; the response is read later.
     pub(crate) fn send(&mut self, request: &[u8]) -> anyhow::Result<()> {
         self.answer = Answer::default();
         let UnbufferedStatus { state, .. } = self.tls.process_tls_records(&mut []);
         let ConnectionState::WriteTraffic(mut traffic) = state? else {
             bail!("the connection cannot be written to");
         };
-        // Records have a few bytes around them.
+        // TLS records add a few bytes.
         self.out.resize(request.len() + 1024, 0);
         let count = match traffic.encrypt(request, &mut self.out) {
             Ok(count) => count,
@@ -120,14 +120,14 @@ impl Connection {
         Ok(())
     }
 
-    /// Sends a request whose answer is lines that are counted.
+    /// Sends a request whose response lines are counted.
     pub(crate) fn send_for_lines(&mut self, request: &[u8]) -> anyhow::Result<()> {
         self.send(request)?;
         self.answer.counts_lines = true;
         Ok(())
     }
 
-    /// Takes in what has come, without waiting; whether the answer is complete.
+    /// Reads what is available without blocking; returns whether the response is complete.
     fn receive(&mut self, buffer: &mut Vec<u8>) -> anyhow::Result<bool> {
         loop {
             buffer.clear();
@@ -143,7 +143,7 @@ impl Connection {
                 }
                 Err(error) => return Err(error.into()),
             }
-            // Less than there is room for: that was all of it.
+            // Less than the capacity: everything was read.
             let all = buffer.len() < buffer.capacity();
             ensure!(buffer.len() > before, "the server hung up");
             self.decrypt(buffer)?;
@@ -178,7 +178,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Sends a request and waits for its answer.
+    /// Sends a request and waits for its response.
     fn ask(&mut self, request: &[u8]) -> anyhow::Result<&Answer> {
         self.send(request)?;
         let mut buffer = Vec::with_capacity(BUFFER);
@@ -196,12 +196,12 @@ impl Connection {
         Ok(&self.answer)
     }
 
-    /// Sends a request, checks that its answer is a success, and counts the body's bytes.
+    /// Sends a request, checks for success, and returns the number of body bytes.
     pub(crate) fn exchange(&mut self, request: &[u8]) -> anyhow::Result<u64> {
         self.ask(request)?.success()
     }
 
-    /// Sends a request and gives its answer's code.
+    /// Sends a request and returns the status code.
     pub(crate) fn code(&mut self, request: &[u8]) -> anyhow::Result<u16> {
         Ok(self.ask(request)?.code)
     }
@@ -211,7 +211,7 @@ impl Connection {
     }
 }
 
-/// Many connections, each with something to tell now and then.
+/// Many connections with a poll over them.
 pub(crate) struct Many {
     connections: Vec<Connection>,
     epoll: OwnedFd,
@@ -238,13 +238,13 @@ impl Many {
         })
     }
 
-    /// All of them, by number.
+    /// All of them, by index.
     pub(crate) fn each(&mut self) -> impl Iterator<Item = (usize, &mut Connection)> {
         self.connections.iter_mut().enumerate()
     }
 
-    /// Waits until some have something to tell, at most until this moment, and takes it in. `heard`
-    /// is told of each, and whether its answer is complete.
+    /// Waits for data on some connections until the deadline, and reads it. `heard` is called for
+    /// each, with whether its response is complete.
     pub(crate) fn turn(
         &mut self,
         until: Instant,
@@ -269,36 +269,36 @@ impl Many {
     }
 }
 
-/// What has come of an answer.
+/// A response, possibly incomplete.
 #[derive(Default)]
 pub(crate) struct Answer {
     pub code: u16,
-    /// Bytes of the body so far.
+    /// The body bytes so far.
     pub bytes: u64,
-    /// Lines of the body so far, if they are counted.
+    /// The body lines so far, if they are counted.
     pub lines: usize,
     counts_lines: bool,
-    /// The head, as far as it has come, while it is not complete.
+    /// The incomplete head.
     head: Vec<u8>,
     length: Option<Length>,
-    /// The beginning of a refusal.
+    /// The beginning of an error.
     text: Vec<u8>,
 }
 
 enum Length {
-    /// Bytes still to come.
+    /// The remaining bytes.
     Known(usize),
     Chunked(Chunks),
 }
 
-/// Where a chunked body is.
+/// The state of a chunked body.
 #[derive(Default)]
 struct Chunks {
-    /// Bytes of the current chunk that are still to come.
+    /// The remaining bytes of the current chunk.
     left: usize,
-    /// The line of a chunk's size, as far as it has come.
+    /// The incomplete line with a chunk's size.
     size: Vec<u8>,
-    /// The line break behind a chunk is still to come.
+    /// Whether the line break after a chunk follows.
     break_next: bool,
     over: bool,
 }
@@ -312,7 +312,7 @@ impl Answer {
         }
     }
 
-    /// The count of bytes, if it is a success.
+    /// The number of bytes, if it is a success.
     pub(crate) fn success(&self) -> anyhow::Result<u64> {
         let text = String::from_utf8_lossy(&self.text);
         ensure!((200..300).contains(&self.code), "{}: {text}", self.code);
@@ -381,7 +381,7 @@ impl Chunks {
                 continue;
             }
             if line.is_empty() {
-                // Behind the last chunk, whose size is none.
+                // After the last chunk, of size zero.
                 self.over = true;
                 continue;
             }
@@ -396,7 +396,7 @@ fn find(data: &[u8], what: &[u8]) -> Option<usize> {
     data.windows(what.len()).position(|window| window == what)
 }
 
-/// The code, and how long the body is.
+/// The status code, and the length of the body.
 fn head(bytes: &[u8]) -> anyhow::Result<(u16, Length)> {
     let text = std::str::from_utf8(bytes)?;
     let mut lines = text.split("\r\n");
@@ -421,7 +421,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_are_put_together_wherever_they_are_cut() {
+    fn responses_are_parsed_however_they_are_split() {
         let chunked = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n\
             3\r\nabc\r\nA\r\n012345678\n\r\n0\r\n\r\n";
         let known = b"HTTP/1.1 429 Too Many\r\na: b\r\nContent-Length: 4\r\n\r\nwait";

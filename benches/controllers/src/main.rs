@@ -1,5 +1,5 @@
-//! How fast a control plane settles workloads on simulated nodes, how much memory it takes and how many
-//! writes it makes. Runs against any cluster by kubeconfig.
+//! How fast a control plane reconciles workloads on simulated nodes, its memory, and its number of
+//! writes. Works with any cluster by kubeconfig.
 //!
 //!     cargo run --release -p bench-controllers -- --kubeconfig admin.kubeconfig --pid PID --nodes 5000
 //!

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 
-/// How long a scenario may take.
+/// The timeout of a scenario.
 const PATIENCE: Duration = Duration::from_secs(1800);
 const WRITES: [&str; 5] = ["POST", "PUT", "PATCH", "APPLY", "DELETE"];
 
@@ -23,7 +23,7 @@ impl Measure {
         }
     }
 
-    /// Prints the memory of the processes now.
+    /// Prints the current memory of the processes.
     pub(crate) async fn memory(&self, what: &str) {
         let (now, peak) = self.pids.iter().fold((0, 0), |(now, peak), pid| {
             let text = std::fs::read_to_string(format!("/proc/{pid}/status"));
@@ -33,13 +33,13 @@ impl Measure {
         println!("{what:<40} {now:>6} MB resident, {peak:>6} MB at most");
     }
 
-    /// Prints the memory when nothing has happened for a while.
+    /// Prints the memory after an idle period.
     pub(crate) async fn settled_memory(&self, what: &str) {
         tokio::time::sleep(self.settle).await;
         self.memory(&format!("{what}, settled")).await;
     }
 
-    /// Runs until `is_done`, prints how long that took, and how many writes were made for each of `count`.
+    /// Waits until `is_done`, prints the duration and the number of writes per one of `count`.
     pub(crate) async fn until<F>(
         &self,
         what: &str,
@@ -66,7 +66,7 @@ impl Measure {
         Ok(())
     }
 
-    /// How many writes the API server has answered, Leases and Events left out.
+    /// The number of writes the API server has answered, without Leases and Events.
     pub(crate) async fn writes(&self) -> Result<u64> {
         let request = http::Request::get("/metrics").body(Vec::new())?;
         let text = self.client.request_text(request).await?;

@@ -92,7 +92,8 @@ async fn namespace(client: &kube::Client, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Creates `count` Deployments, waits until all their pods are ready, scales them to 0 and waits again.
+/// Creates `count` Deployments, waits until all their pods are ready, scales them to 0 and waits
+/// again.
 async fn deployments(
     client: &kube::Client,
     measure: &Measure,
@@ -158,7 +159,7 @@ async fn remove(client: &kube::Client, namespace: &str) -> Result<()> {
     Ok(())
 }
 
-/// Gives the pods of a Deployment a new template and waits until all of them have it.
+/// Changes the template of a Deployment and waits until all pods have it.
 async fn rollout(client: &kube::Client, measure: &Measure, replicas: usize) -> Result<()> {
     let namespace = "bench-rollout";
     self::namespace(client, namespace).await?;
@@ -196,7 +197,7 @@ async fn rollout(client: &kube::Client, measure: &Measure, replicas: usize) -> R
     remove(client, namespace).await
 }
 
-/// Creates Jobs of one pod that ends as soon as it runs, and waits until all have succeeded.
+/// Creates Jobs of one pod that completes at once, and waits until all have succeeded.
 async fn jobs(client: &kube::Client, measure: &Measure, count: usize) -> Result<()> {
     let namespace = "bench-jobs";
     self::namespace(client, namespace).await?;
@@ -258,7 +259,7 @@ async fn daemons(client: &kube::Client, measure: &Measure, nodes: usize) -> Resu
     remove(client, namespace).await
 }
 
-/// Creates Services and prints what they take.
+/// Creates Services and prints their memory.
 async fn services(client: &kube::Client, measure: &Measure, count: usize) -> Result<()> {
     namespace(client, "bench-services").await?;
     let api: Api<Service> = Api::namespaced(client.clone(), "bench-services");

@@ -1,4 +1,4 @@
-//! Runs dnsperf and reads what it says.
+//! Runs dnsperf and parses its output.
 
 use std::path::Path;
 
@@ -13,7 +13,7 @@ pub(crate) struct Load<'a> {
 }
 
 impl Load<'_> {
-    /// Questions that were answered each second by the server at a port of the loopback address.
+    /// Queries per second answered by the server at a port of the loopback address.
     pub(crate) async fn run(&self, port: u16) -> Result<f64> {
         let output = Command::new("dnsperf")
             .args(["-s", "127.0.0.1", "-p", &port.to_string()])

@@ -30,7 +30,7 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum What {
-    /// Questions per second for names of Services.
+    /// Queries per second for names of Services.
     Dns(Dns),
     /// Programming of Services, and connections through them.
     Services(services::Arguments),
@@ -38,13 +38,13 @@ enum What {
 
 #[derive(clap::Args)]
 struct Dns {
-    /// Services with a name.
+    /// The number of Services.
     #[arg(long, default_value_t = 1000)]
     services: usize,
-    /// Seconds for each run.
+    /// Seconds per run.
     #[arg(long, default_value_t = 5)]
     seconds: u64,
-    /// Runs of each server, in turn.
+    /// Runs per server, alternating.
     #[arg(long, default_value_t = 3)]
     rounds: usize,
     /// Clients of dnsperf.
@@ -63,7 +63,7 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: &Arguments) -> Result<()> {
-    // Before any thread: all of them, and every program that is started, are in there.
+    // Before any thread is started, so that all threads and child processes are in the namespace.
     unshare(CloneFlags::CLONE_NEWNET).context("a network namespace needs root")?;
     subject::command("ip", &["link", "set", "lo", "up"])?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -99,7 +99,7 @@ async fn measure_dns(arguments: &Dns) -> Result<()> {
         );
         best = (best.0.max(mine), best.1.max(other));
     }
-    // Latency under half of what the other can do at most.
+    // Latency at half of the other's maximum rate.
     let rate = best.1 / 2.0;
     for (name, port) in [("mainstay", ours.port), ("unbound", theirs.port)] {
         let seen = paced::run(port, arguments.services, rate, arguments.seconds).await?;

@@ -1,4 +1,4 @@
-//! A client that asks at a fixed rate, and how long each answer took.
+//! A DNS client with a fixed rate, and its latencies.
 
 use std::{
     net::UdpSocket,
@@ -14,27 +14,27 @@ use anyhow::Result;
 
 use crate::subject::question;
 
-/// Sockets that questions are sent from in turn.
+/// The number of sockets, used in turn.
 const CLIENTS: usize = 8;
-/// Questions are sent in bursts so long apart: a client that spins would take a core from the server.
+/// The interval of bursts: a client that spins would take a core from the server.
 const TICK: Duration = Duration::from_micros(500);
 const PATIENCE: Duration = Duration::from_millis(500);
 const IDS: usize = 65536;
 
-/// What was seen.
+/// The measured latencies.
 pub(crate) struct Seen {
     pub p50: Duration,
     pub p99: Duration,
     pub lost: usize,
 }
 
-/// One socket, and when the question with each id was due, in nanoseconds since the beginning.
+/// One socket, and when the query of each id was due, in nanoseconds since the start.
 struct Client {
     socket: UdpSocket,
     due: Vec<AtomicU64>,
 }
 
-/// Asks `rate` questions each second.
+/// Sends `rate` queries per second.
 pub(crate) async fn run(port: u16, services: usize, rate: f64, seconds: u64) -> Result<Seen> {
     tokio::task::spawn_blocking(move || ask(port, services, rate, seconds)).await?
 }
@@ -84,7 +84,7 @@ fn ask(port: u16, services: usize, rate: f64, seconds: u64) -> Result<Seen> {
     })
 }
 
-/// Takes answers until there are none any more.
+/// Reads answers until there are none.
 fn receive(client: &Client, begun: Instant) -> Vec<Duration> {
     let (mut took, mut buffer) = (Vec::new(), [0; 2048]);
     while let Ok(length) = client.socket.recv(&mut buffer) {

@@ -1,4 +1,5 @@
-//! How long a Service takes from the proxy's events to an open connection, beside few others and beside many.
+//! How long a Service takes from the proxy's events to an open connection, with few and with many
+//! other Services.
 
 use std::{
     convert::Infallible,
@@ -19,25 +20,25 @@ use tokio_util::sync::CancellationToken;
 
 use crate::subject::command;
 
-/// The address of the one endpoint that answers; all Services that are tried lead to it.
+/// The address of the endpoint that answers; all measured Services lead to it.
 const ENDPOINT: &str = "10.42.0.1";
 const PORT: u16 = 8080;
 const PATIENCE: Duration = Duration::from_secs(60);
 const GIVE_UP: Duration = Duration::from_millis(20);
 const TRY_AGAIN: Duration = Duration::from_micros(100);
-/// Between changes, so that the kernel has cleaned up after the last one.
+/// The pause between changes, so that the kernel has cleaned up after the last one.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// What to try.
+/// What to measure.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// Services that are there already, each with two endpoints.
+    /// The number of existing Services, each with two endpoints.
     #[arg(long, default_value_t = 10_000)]
     services: usize,
-    /// Services that are added one by one.
+    /// The number of Services added one by one.
     #[arg(long, default_value_t = 200)]
     rounds: usize,
-    /// Connections that are opened one after the other.
+    /// The number of sequential connections.
     #[arg(long, default_value_t = 10_000)]
     connections: usize,
 }
@@ -77,7 +78,7 @@ fn put(sources: &Sources, number: usize, endpoints: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Two endpoints that nothing asks.
+/// Two endpoints that are never used.
 fn elsewhere(number: usize) -> Vec<String> {
     let last = u16::try_from(number).unwrap_or(u16::MAX).to_be_bytes();
     let ip = |network: u8| Ipv4Addr::new(10, network, last[0], last[1]).to_string();
@@ -89,17 +90,17 @@ fn elsewhere(number: usize) -> Vec<String> {
 struct Endpoint(Arc<TcpListener>);
 
 impl Endpoint {
-    /// Opens a connection, takes it, and drops both ends without leaving anything behind.
+    /// Opens a connection, accepts it, and closes both ends without leaving state behind.
     fn connect(&self, to: SocketAddr) -> io::Result<()> {
-        // Without any rule nothing answers at all.
+        // Without any rule nothing answers.
         let stream = TcpStream::connect_timeout(&to, GIVE_UP)?;
         rustix::net::sockopt::set_socket_linger(&stream, Some(Duration::ZERO))?;
         self.0.accept()?;
         Ok(())
     }
 
-    /// How long it takes until the Service answers. What was refused is tried again after a moment, so that trying
-    /// does not take the core that the proxy needs.
+    /// How long it takes until the Service answers. Rejected attempts are repeated after a moment,
+    /// so that they do not take the core that the proxy needs.
     fn until_reached(&self, number: usize, begun: Instant) -> Result<Duration> {
         let to = SocketAddr::from((address(number), 80));
         while begun.elapsed() < PATIENCE {
@@ -166,7 +167,7 @@ fn listen() -> Result<Endpoint> {
     Ok(Endpoint(Arc::new(TcpListener::bind((ENDPOINT, PORT))?)))
 }
 
-/// Prints what new Services and connections cost beside those that are there.
+/// Prints the cost of new Services and connections with the existing ones.
 async fn measure(
     sources: &Sources,
     endpoint: &Endpoint,
@@ -213,7 +214,7 @@ async fn measure(
     Ok(())
 }
 
-/// Measures beside ten Services, beside all of them, and how long a restart takes.
+/// Measures with ten Services, with all of them, and how long a restart takes.
 pub(crate) async fn run(arguments: &Arguments) -> Result<()> {
     let endpoint = listen().context("a link for pods")?;
     let nobody = tower::service_fn(|_: http::Request<Body>| async {
@@ -232,7 +233,7 @@ pub(crate) async fn run(arguments: &Arguments) -> Result<()> {
     for number in few..arguments.services {
         put(&sources, number, &elsewhere(number))?;
     }
-    // Follows all of them in the order of events.
+    // Events are processed in order, so that all others are applied before.
     put(&sources, last + 1, &[ENDPOINT.to_owned()])?;
     endpoint.until_reached(last + 1, Instant::now())?;
     measure(&sources, &endpoint, arguments.services, arguments).await?;

@@ -1,4 +1,4 @@
-//! The servers that are measured, with the same names.
+//! The measured servers, with the same names.
 
 use std::{
     convert::Infallible,
@@ -29,7 +29,7 @@ fn address(service: usize) -> String {
     format!("10.43.{}.{}", service / 250 + 1, service % 250 + 1)
 }
 
-/// The file that dnsperf reads.
+/// Writes dnsperf's input file.
 pub(crate) fn write_questions(directory: &Path, services: usize) -> Result<PathBuf> {
     let mut text = String::new();
     for service in 0..services {
@@ -40,7 +40,7 @@ pub(crate) fn write_questions(directory: &Path, services: usize) -> Result<PathB
     Ok(path)
 }
 
-/// A request for a service's address.
+/// A query for a Service's address.
 pub(crate) fn question(id: u16, service: usize) -> Vec<u8> {
     let mut bytes = id.to_be_bytes().to_vec();
     bytes.extend([1, 0, 0, 1, 0, 0, 0, 0, 0, 0]);
@@ -163,7 +163,7 @@ impl Unbound {
 
 impl Drop for Unbound {
     fn drop(&mut self) {
-        // It ends with the bench; there is nothing to save.
+        // There is nothing to save.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

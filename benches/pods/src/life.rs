@@ -1,4 +1,4 @@
-//! Pods from their creation to their end, timed at the client.
+//! Pods from creation to deletion, timed at the client.
 
 use std::{
     collections::HashMap,
@@ -18,17 +18,17 @@ use crate::process;
 
 const NAMESPACE: &str = "default";
 const LABEL: &str = "bench=pods";
-/// How long anything may take.
+/// The timeout.
 const PATIENCE: Duration = Duration::from_secs(600);
-/// How often processes are looked for.
+/// How often processes are checked.
 const LOOK: Duration = Duration::from_millis(20);
-/// Requests at once.
+/// Concurrent requests.
 const PARALLEL: usize = 32;
 
-/// Names never come twice.
+/// Makes names unique.
 static NEXT: AtomicUsize = AtomicUsize::new(0);
 
-/// One cluster's API, and what its pods are.
+/// One cluster's API, and the properties of its pods.
 pub(crate) struct Bench {
     api: Api<Pod>,
     pids: Vec<u32>,
@@ -38,17 +38,17 @@ pub(crate) struct Bench {
     mark: String,
 }
 
-/// What was measured of pods that were created and deleted together.
+/// The measurements of pods that were created and deleted together.
 pub(crate) struct Measured {
-    /// From the request to create each until it was seen Running, sorted.
+    /// From each create request until the pod was seen Running, sorted.
     pub running: Vec<Duration>,
-    /// From the request to delete all until no process of theirs was left, if they were on this machine.
+    /// From the delete request until no process of theirs was left, if they ran on this machine.
     pub processes_gone: Option<Duration>,
-    /// From the same until the API had none of them.
+    /// From the delete request until the API had none of them.
     pub objects_gone: Duration,
 }
 
-/// What processes took while nothing happened.
+/// The usage of processes while idle.
 pub(crate) struct Used {
     cpu_percent: f64,
     resident_megabytes: u64,
@@ -92,7 +92,7 @@ impl Bench {
         })
     }
 
-    /// What the processes take with that many idle pods.
+    /// The processes' usage with this many idle pods.
     pub(crate) async fn idle(&self, count: usize, over: Duration) -> Result<Used> {
         self.start(count).await?;
         tokio::time::sleep(over).await;

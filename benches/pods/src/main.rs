@@ -26,16 +26,17 @@ pub struct Options {
     /// The cluster. Without it, `MAINSTAY_BIN` runs on a machine of its own.
     #[arg(long)]
     kubeconfig: Option<PathBuf>,
-    /// Processes whose memory and processor time are printed: the server's, or upstream's kubelet and containerd.
+    /// Processes whose memory and CPU time are printed: the server's, or upstream's kubelet and
+    /// containerd.
     #[arg(long, value_delimiter = ',')]
     pid: Vec<u32>,
     /// The containers' image.
     #[arg(long, default_value = "mainstay.local/hello")]
     image: String,
-    /// What it is called with.
+    /// Its arguments.
     #[arg(long, value_delimiter = ',', default_value = "sleep,360843")]
     args: Vec<String>,
-    /// Archives of images that a cluster of its own gets first.
+    /// Image archives to import into a cluster of its own.
     #[arg(long)]
     import: Vec<PathBuf>,
     /// A second cluster, measured after the first.
@@ -50,19 +51,19 @@ pub struct Options {
     /// Only these measurements, in this order.
     #[arg(long, value_delimiter = ',')]
     only: Vec<What>,
-    /// How many pods start one after another.
+    /// The number of pods started one after another.
     #[arg(long, default_value_t = 20)]
     single: usize,
-    /// How many start at once, as many times as there are numbers.
+    /// The numbers of pods started at once, one measurement each.
     #[arg(long, value_delimiter = ',', default_value = "20,100")]
     at_once: Vec<usize>,
-    /// How many are idle.
+    /// The number of idle pods.
     #[arg(long, default_value_t = 500)]
     idle: usize,
-    /// Seconds over which idle pods are watched, after as many to come to rest.
+    /// Seconds over which idle pods are measured, after as many to settle.
     #[arg(long, default_value_t = 30)]
     seconds: u64,
-    /// How often each measurement is repeated.
+    /// The number of repetitions.
     #[arg(long, default_value_t = 1)]
     rounds: usize,
 }
@@ -73,7 +74,7 @@ enum What {
     Single,
     /// Many at once, and their deletion.
     AtOnce,
-    /// What idle pods cost.
+    /// The cost of idle pods.
     Idle,
 }
 
@@ -167,7 +168,7 @@ fn idle(targets: &[Target], count: usize, over: u64) -> Result<()> {
     Ok(())
 }
 
-/// Times, sorted.
+/// Formats sorted durations.
 fn spread(times: &[Duration]) -> String {
     let at =
         |share: usize| times.get((times.len() * share / 100).min(times.len().saturating_sub(1)));
@@ -184,7 +185,7 @@ fn median(times: &[Duration]) -> Duration {
     times.get(times.len() / 2).copied().unwrap_or_default()
 }
 
-/// How many times the first is faster than the second, if there are two.
+/// How many times faster the first is than the second, if there are two.
 fn compare(what: &str, medians: &[Duration]) {
     if let [first, second] = medians {
         println!(

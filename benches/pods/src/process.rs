@@ -2,14 +2,14 @@
 
 use std::{fs, time::Duration};
 
-/// Ticks of the kernel's clock in a second, the same on every Linux that we know.
+/// USER_HZ, the same on every Linux that we know.
 const TICKS: u64 = 100;
 
-/// Processor time of these processes so far.
+/// The CPU time of these processes so far.
 pub(crate) fn cpu(pids: &[u32]) -> Duration {
     let ticks = pids.iter().filter_map(|pid| {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        // The name is in parentheses and may hold anything.
+        // The name is in parentheses and may contain anything.
         let (_, rest) = stat.rsplit_once(") ")?;
         let fields: Vec<&str> = rest.split(' ').collect();
         let field = |index: usize| fields.get(index)?.parse::<u64>().ok();
@@ -18,7 +18,7 @@ pub(crate) fn cpu(pids: &[u32]) -> Duration {
     Duration::from_millis(ticks.sum::<u64>() * 1000 / TICKS)
 }
 
-/// Bytes of memory that these processes hold.
+/// The resident memory of these processes in bytes.
 pub(crate) fn resident(pids: &[u32]) -> u64 {
     let each = pids.iter().filter_map(|pid| {
         let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
@@ -30,7 +30,7 @@ pub(crate) fn resident(pids: &[u32]) -> u64 {
     each.sum::<u64>() * 1024
 }
 
-/// How many processes have this in their environment.
+/// The number of processes with this in their environment.
 pub(crate) fn count(mark: &str) -> usize {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let marked = entries.filter(|entry| {

@@ -1,4 +1,4 @@
-//! The clusters that are measured: one of our own on a machine that goes away with it, or any by kubeconfig.
+//! The measured clusters: one of our own on a temporary machine, or any by kubeconfig.
 
 use std::{path::PathBuf, thread};
 
@@ -11,16 +11,16 @@ use crate::{Options, life::Bench};
 pub(crate) struct Target {
     name: &'static str,
     kubeconfig: PathBuf,
-    /// Processes whose memory and processor time count.
+    /// Processes whose memory and CPU time count.
     pids: Vec<u32>,
     image: String,
     args: Vec<String>,
-    /// Ours, if it was started here; its API is in its own network.
+    /// Our own cluster, if it was started here; its API is in its own network namespace.
     own: Option<Cluster>,
 }
 
 impl Target {
-    /// As the options say; a cluster that is started here has room for `pods`.
+    /// The clusters of the options; one that is started here has room for `pods`.
     pub(crate) fn all(options: &Options, pods: usize) -> Result<Vec<Self>> {
         let (own, kubeconfig, pids) = match &options.kubeconfig {
             Some(file) => (None, file.clone(), options.pid.clone()),
@@ -63,7 +63,7 @@ impl Target {
         self.name
     }
 
-    /// Runs work where the API can be reached.
+    /// Runs work where the API is reachable.
     pub(crate) fn run<T, F>(&self, work: impl FnOnce(Bench) -> F + Send + 'static) -> Result<T>
     where
         T: Send + 'static,
@@ -108,7 +108,7 @@ fn start(pods: usize) -> Result<Cluster> {
     Ok(cluster)
 }
 
-/// The kubeconfig lies on a disk that only the machine sees.
+/// The kubeconfig is on a disk that only the machine sees.
 fn readable_kubeconfig(cluster: &Cluster) -> Result<PathBuf> {
     let inside = cluster.kubeconfig().display().to_string();
     let shown = cluster.machine().run("cat", &[&inside]);

@@ -1,5 +1,5 @@
-//! Debian's containerd with runc, in directories and a cgroup of its own. It gets our image, also as
-//! the one for its pause containers, and no pod network: its pods live in the node's.
+//! Debian's containerd with runc, in its own directories and cgroup. It gets our image, also for
+//! its pause containers, and no pod network: its pods use the host network.
 
 use std::{
     fs,
@@ -14,7 +14,7 @@ use crate::{
     ours::{Ours, answers, clean_cgroup, clean_mounts},
 };
 
-/// Our image again, with a program that only waits: pods in the node's network share its ports.
+/// Our image with a program that only waits: host network pods share ports.
 const PAUSE: &str = "mainstay.local/pause:latest";
 
 pub(crate) struct Containerd {
@@ -95,7 +95,7 @@ impl Containerd {
     }
 }
 
-/// The archive with another program and name, as a docker archive: that one needs no digests.
+/// The archive with another program and name, as a docker archive, which needs no digests.
 fn as_pause(archive: &[u8]) -> Result<Vec<u8>> {
     let mut files = std::collections::BTreeMap::new();
     for entry in tar::Archive::new(archive).entries()? {
@@ -141,7 +141,7 @@ impl Drop for Containerd {
     fn drop(&mut self) {
         let _ = self.daemon.kill();
         let _ = self.daemon.wait();
-        // Its shims and containers outlive it, too; they name its directory or are in its cgroup.
+        // Its shims and containers outlive it; they name its directory or are in its cgroup.
         kill_all_named(&self.state.display().to_string());
         kill_all_named(&self.cgroup);
         clean_mounts(&self.dir.path().display().to_string());
@@ -151,7 +151,7 @@ impl Drop for Containerd {
     }
 }
 
-/// Kills processes whose command line or cgroup names something that only this run has.
+/// Kills processes whose command line or cgroup contains a name that only this run has.
 fn kill_all_named(name: &str) {
     let Ok(entries) = fs::read_dir("/proc") else {
         return;

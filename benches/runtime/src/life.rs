@@ -19,7 +19,7 @@ pub(crate) struct Subject {
     pub cri: cri::Client,
     pub image: String,
     pub cgroup_parent: String,
-    /// Whether pods live in the node's network: where no pod network is set up.
+    /// Whether pods use the host network, for lack of a pod network.
     pub host_network: bool,
     pub logs: String,
 }
@@ -29,9 +29,9 @@ pub(crate) const STEPS: &[&str] = &["sandbox", "create", "start", "exec", "stop"
 /// Medians in milliseconds.
 pub(crate) struct Measured {
     pub steps: [f64; 6],
-    /// A whole life.
+    /// A whole pod life.
     pub life: f64,
-    /// Wall time of everything over the number of lives.
+    /// The total wall time divided by the number of pods.
     pub total_per_life: f64,
 }
 
@@ -174,7 +174,7 @@ async fn live(subject: &Subject, name: &str) -> Result<[f64; 6]> {
         })
         .await?;
     lap(2);
-    // The first process of a container does not get a signal that it has not asked for yet.
+    // The first process of a container does not get a signal that it does not handle yet.
     while !asks_for_sigterm(&mut runtime, &id).await? {}
     lap(3);
     runtime
@@ -201,7 +201,7 @@ async fn live(subject: &Subject, name: &str) -> Result<[f64; 6]> {
     Ok(times)
 }
 
-/// Runs a command in the container that tells whether its program is up.
+/// Runs a command in the container that tells whether its program handles SIGTERM.
 async fn asks_for_sigterm(runtime: &mut Runtime, container: &str) -> Result<bool> {
     let cmd = ["/mainstay", "hello", "cat", "/proc/1/status"];
     let request = v1::ExecSyncRequest {

@@ -1,7 +1,8 @@
-//! How long a pod's life takes: sandbox and container made and running, a command run in it,
-//! everything stopped and removed; one at a time and many at once, with the image present. With
-//! `--containerd` the same load runs against Debian's containerd and runc over the same protocol, and
-//! both are printed with their ratio. With `--weigh N` it weighs that many idle pods instead.
+//! How long a pod's life takes: creating and starting sandbox and container, running a command,
+//! stopping and removing everything; one at a time and many at once, with the image present. With
+//! `--containerd` the same load runs on Debian's containerd and runc over the same protocol, and
+//! both are printed with their ratio. With `--weigh N` it measures the memory of that many idle
+//! pods instead.
 //!
 //! `cargo run --release -p bench-runtime -- --containerd` (as root)
 #![allow(clippy::print_stdout, reason = "it prints its results")]
@@ -22,16 +23,16 @@ static ALLOCATOR: allocator::Allocator = allocator::Allocator;
 /// What to measure.
 #[derive(Parser)]
 struct Arguments {
-    /// Also run the load against containerd and runc.
+    /// Also run the load on containerd and runc.
     #[arg(long)]
     containerd: bool,
-    /// Lives per width.
+    /// Pods per width.
     #[arg(long, default_value_t = 64)]
     lives: usize,
-    /// How many at once.
+    /// The numbers of concurrent pods.
     #[arg(long, value_delimiter = ',', default_values_t = [1, 32])]
     widths: Vec<usize>,
-    /// Only weigh this many idle pods.
+    /// Only measure the memory of this many idle pods.
     #[arg(long)]
     weigh: Option<usize>,
 }

@@ -119,7 +119,7 @@ impl Ours {
         found
     }
 
-    /// Bytes that the kernel counts for the pods' cgroups.
+    /// The memory usage of the pods' cgroups in bytes.
     pub(crate) fn cgroup_usage(&self) -> u64 {
         let name = format!("mainstay-{}/pods", self.id);
         let files = [
@@ -130,7 +130,7 @@ impl Ours {
         files.iter().find_map(read).unwrap_or(0)
     }
 
-    /// Seconds of processor time that the daemon has used.
+    /// Seconds of CPU time that the daemon has used.
     pub(crate) fn cpu(&self) -> Result<f64> {
         let stat = fs::read_to_string(format!("/proc/{}/stat", self.daemon.id()))?;
         let fields: Vec<&str> = stat
@@ -149,7 +149,7 @@ impl Drop for Ours {
     fn drop(&mut self) {
         let _ = self.daemon.kill();
         let _ = self.daemon.wait();
-        // A run that failed may have left pods.
+        // A failed run may have left pods.
         for part in ["pods", "shims"] {
             for pid in self.processes(part) {
                 let pid = nix::unistd::Pid::from_raw(pid.cast_signed());
@@ -163,7 +163,7 @@ impl Drop for Ours {
     }
 }
 
-/// Takes away every mount whose line names something of ours.
+/// Unmounts everything whose mountinfo line contains the name.
 pub(crate) fn clean_mounts(name: &str) {
     let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     for line in table.lines().rev().filter(|line| line.contains(name)) {

@@ -1,5 +1,5 @@
-//! What idle pods cost: memory of their shims and containers, of the kernel and of the daemon, all
-//! told, and the daemon's processor time while nothing happens.
+//! The cost of idle pods: memory of their shims and containers, of the kernel and of the daemon, in
+//! total, and the idle daemon's CPU time.
 
 use std::{fs, time::Duration};
 
@@ -11,13 +11,13 @@ use crate::{
     ours::Ours,
 };
 
-/// Pods that are made or removed at once.
+/// The number of pods created or removed concurrently.
 const WIDTH: usize = 8;
 
-/// How long the daemon is watched doing nothing.
+/// How long the idle daemon is measured.
 const IDLE: Duration = Duration::from_secs(30);
 
-/// Makes the pods, weighs them and removes them.
+/// Creates the pods, measures them and removes them.
 pub(crate) async fn weigh(ours: &Ours, pods: usize) -> Result<()> {
     // The first pod pays for what all share.
     let first = start(ours, 0).await?;
@@ -55,7 +55,7 @@ pub(crate) async fn weigh(ours: &Ours, pods: usize) -> Result<()> {
     Ok(())
 }
 
-/// Shims give memory back half a second after their last work.
+/// Shims release memory half a second after their last activity.
 async fn settle() {
     tokio::time::sleep(Duration::from_secs(2)).await;
 }
@@ -123,7 +123,7 @@ fn stop(ours: &Ours, pod_sandbox_id: String) -> impl Future<Output = Result<()>>
 /// Memory in KiB.
 #[derive(Default, Clone, Copy)]
 struct Resident {
-    /// What a process has alone, and its part of what is shared.
+    /// Private memory, and the proportional share of shared memory.
     pss: u64,
     rss: u64,
 }
@@ -142,7 +142,7 @@ impl Resident {
     }
 }
 
-/// Everything that is weighed, in KiB.
+/// All measurements, in KiB.
 struct Scales {
     available: u64,
     slab: u64,

@@ -1,4 +1,4 @@
-//! What happens beside the measured pods.
+//! Other activity during the measurement.
 
 use std::time::Duration;
 
@@ -12,10 +12,10 @@ use crate::{
     shapes::{self, Churn, NAMESPACE},
 };
 
-/// The churn's own pods, which are not counted.
+/// The prefix of the churn's own pods, which are not counted.
 const OTHERS: &str = "churn";
 
-/// Goes on until it is dropped.
+/// Runs until it is dropped.
 pub(crate) async fn run(client: &Client, churn: Churn, nodes: usize) -> Result<()> {
     match churn {
         Churn::None => return std::future::pending().await,
@@ -48,7 +48,7 @@ async fn pod(client: &Client, mut pod: Value) -> Result<()> {
     create(client, &format!("/api/v1/namespaces/{OTHERS}/pods"), &pod).await
 }
 
-/// Makes a node, a Service and a pod and deletes those of the time before.
+/// Creates a node, a Service and a pod and deletes the previous ones.
 async fn mixed(client: &Client, number: usize, nodes: usize) -> Result<()> {
     let services = format!("/api/v1/namespaces/{NAMESPACE}/services");
     create_node(client, nodes + number).await?;

@@ -1,5 +1,5 @@
-//! Pods of an API server: objects are written, the scheduler starts, and a watch shows how fast pods
-//! get nodes.
+//! Scheduling with an API server: objects are written, the scheduler starts, and a watch shows how
+//! fast pods get nodes.
 
 use std::{
     sync::atomic::{AtomicUsize, Ordering},
@@ -16,17 +16,17 @@ use crate::{
     subject::{Options, Server, Subject},
 };
 
-/// A run ends when no pod got a node for so long.
+/// A run ends if no pod got a node for this long.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What a run showed.
+/// The result of a run.
 #[derive(Debug, Clone, Copy)]
 struct Seen {
     placed: usize,
     rate: f64,
-    /// CPU time of the server and the scheduler, for each pod.
+    /// CPU time of the server and the scheduler per pod.
     cpu: Duration,
-    /// The scheduler's memory in megabytes; the server's when the scheduler is inside.
+    /// The scheduler's memory in megabytes; the server's if the scheduler is in its process.
     memory: u64,
 }
 
@@ -146,7 +146,7 @@ async fn newest(client: &Client) -> Result<String> {
     Ok(version.as_str().unwrap_or_default().to_owned())
 }
 
-/// Counts pods that got a node, as a watch shows them.
+/// Counts pods that got a node, from a watch.
 #[derive(Debug)]
 struct Counter {
     begun: Instant,
@@ -154,7 +154,7 @@ struct Counter {
     /// Microseconds after `begun` of the first and the last.
     first: AtomicUsize,
     last: AtomicUsize,
-    /// How many there were at the first sight.
+    /// The number at the first event.
     at_first: AtomicUsize,
 }
 
@@ -170,7 +170,7 @@ impl Default for Counter {
     }
 }
 
-/// How an event of a pod that has got its node begins.
+/// The beginning of an event of a pod that got its node.
 const ADDED: &[u8] = b"{\"type\":\"ADDED\"";
 
 impl Counter {
@@ -178,7 +178,7 @@ impl Counter {
         usize::try_from(self.begun.elapsed().as_micros()).unwrap_or(usize::MAX)
     }
 
-    /// The rate is taken from now on.
+    /// The rate counts from now on.
     fn start(&self) {
         self.first.store(self.now(), Ordering::Relaxed);
     }
@@ -199,7 +199,7 @@ impl Counter {
         self.last.store(now, Ordering::Relaxed);
     }
 
-    /// Watches pods that have a node; events are counted, not parsed.
+    /// Watches pods with a node; events are counted, not parsed.
     async fn watch(&self, client: &Client, version: &str) -> Result<()> {
         let path = format!(
             "{}?watch=1&fieldSelector=spec.nodeName%21%3D&resourceVersion={version}",
@@ -230,7 +230,7 @@ impl Counter {
         bail!("the watch ended")
     }
 
-    /// Resolves when so many pods have a node, or none got one for long.
+    /// Resolves when this many pods have a node, or none got one for long.
     async fn reach(&self, wanted: usize) {
         let (mut known, mut since) = (0, Instant::now());
         loop {

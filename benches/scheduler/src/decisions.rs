@@ -1,5 +1,5 @@
 //! Decisions alone: from a pod out of the queue to its place in the cluster's columns, or to the
-//! diagnosis and the search for victims. No API server takes part.
+//! diagnosis and the search for victims. Without an API server.
 
 use std::{sync::Arc, time::Instant};
 
@@ -19,7 +19,7 @@ use crate::{
     shapes::{self, Churn, NAMESPACE, SHAPES, Shape},
 };
 
-/// What came of a run.
+/// The result of a run.
 #[derive(Debug, Default)]
 struct Tally {
     placed: usize,
@@ -27,7 +27,7 @@ struct Tally {
     preempted: usize,
 }
 
-/// Measures every shape in which nothing happens beside the measured pods.
+/// Measures every shape without churn.
 pub(crate) fn run(load: &Load, seed: u64) -> Result<()> {
     println!(
         "{:<28} {:>12} {:>10} {:>8} {:>8} {:>8} {:>10}",
@@ -42,7 +42,7 @@ pub(crate) fn run(load: &Load, seed: u64) -> Result<()> {
 }
 
 fn info(pods: &mut Pods, mut pod: serde_json::Value) -> Result<Arc<PodInfo>> {
-    // What admission would fill in.
+    // What admission would set.
     if pod["spec"]["priorityClassName"] == shapes::HIGH.0 {
         pod["spec"]["priority"] = json!(shapes::HIGH.1);
     }
@@ -80,7 +80,7 @@ fn measure(shape: &Shape, load: &Load, seed: u64) -> Result<()> {
         decide(&mut scheduling, &profile, pod, &mut tally);
     }
     let rate = count as f64 / begun.elapsed().as_secs_f64();
-    // What the decision costs also where others use the machine.
+    // CPU time, which does not depend on other load.
     let spent = process::cpu(&own).saturating_sub(spent).as_secs_f64() * 1e6 / count as f64;
     let Tally {
         placed,
@@ -108,7 +108,7 @@ fn decide(scheduling: &mut Scheduling, profile: &Profile, pod: Arc<PodInfo>, tal
             tally.refused += 1;
             let found = scheduling.post_filter(profile, &pod, &failure);
             if let Some(PostFilter::Nominate { slot, victims }) = found {
-                // As if the victims ended at once: the next attempt finds the room.
+                // As if the victims ended at once: the next attempt finds free resources.
                 for victim in victims {
                     scheduling.cluster.remove_pod(&victim.uid);
                 }

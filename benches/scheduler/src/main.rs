@@ -40,7 +40,7 @@ struct Options {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// The decision alone.
+    /// Decisions only.
     Decisions {
         #[command(flatten)]
         load: Load,
@@ -48,7 +48,7 @@ enum Command {
         #[arg(long, default_value_t = 1)]
         seed: u64,
     },
-    /// Pods of an API server.
+    /// With an API server.
     Cluster {
         #[command(flatten)]
         load: Load,
@@ -71,16 +71,16 @@ enum Command {
     Scheduler { kubeconfig: PathBuf },
 }
 
-/// How much there is.
+/// The size of the load.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct Load {
-    /// How many nodes the cluster has.
+    /// The number of nodes.
     #[arg(long, default_value_t = 5000)]
     nodes: usize,
-    /// How many pods are there before the clock starts.
+    /// The number of pods before the measurement.
     #[arg(long, default_value_t = 1000)]
     initial: usize,
-    /// How many pods are measured.
+    /// The number of measured pods.
     #[arg(long, default_value_t = 10_000)]
     pods: usize,
     /// Only the shapes of these names.

@@ -1,4 +1,4 @@
-//! Writes objects, many at once.
+//! Writes objects, many concurrently.
 
 use anyhow::{Context, Result};
 use futures::{StreamExt, TryStreamExt, stream};
@@ -34,7 +34,7 @@ pub(crate) async fn send(
     answer.with_context(|| path.to_owned())
 }
 
-/// Creates an object; one that exists is left as it is.
+/// Creates an object; an existing one is left as it is.
 pub(crate) async fn create(client: &Client, path: &str, object: &Value) -> Result<()> {
     match send(client, Method::POST, path, object).await {
         Ok(_) => Ok(()),
@@ -45,7 +45,7 @@ pub(crate) async fn create(client: &Client, path: &str, object: &Value) -> Resul
     }
 }
 
-/// A node that pods may come to: the taint that every new node gets is taken off.
+/// Creates a node without the taint that every new node gets.
 pub(crate) async fn create_node(client: &Client, number: usize) -> Result<()> {
     let node = shapes::node(number);
     create(client, "/api/v1/nodes", &node).await?;
@@ -55,7 +55,7 @@ pub(crate) async fn create_node(client: &Client, number: usize) -> Result<()> {
     Ok(())
 }
 
-/// The namespace, the PriorityClass and the nodes.
+/// Creates the namespace, the PriorityClass and the nodes.
 pub(crate) async fn prepare(client: &Client, load: &Load) -> Result<()> {
     let namespace = json!({"metadata": {"name": NAMESPACE}});
     create(client, "/api/v1/namespaces", &namespace).await?;
@@ -67,12 +67,12 @@ pub(crate) async fn prepare(client: &Client, load: &Load) -> Result<()> {
     many(0..load.nodes, |number| create_node(client, number)).await
 }
 
-/// Where pods are created.
+/// The path of pods.
 pub(crate) fn pods_path() -> String {
     format!("/api/v1/namespaces/{NAMESPACE}/pods")
 }
 
-/// The pods before the clock starts, on nodes in turn.
+/// Creates the pods before the measurement, distributed over the nodes.
 pub(crate) async fn before(client: &Client, load: &Load, shape: &Shape) -> Result<()> {
     if shape.service {
         let path = format!("/api/v1/namespaces/{NAMESPACE}/services");
@@ -89,7 +89,7 @@ pub(crate) async fn before(client: &Client, load: &Load, shape: &Shape) -> Resul
     many(0..load.before(shape), make).await
 }
 
-/// The pods that are measured.
+/// Creates the measured pods.
 pub(crate) async fn measured(client: &Client, load: &Load, shape: &Shape) -> Result<()> {
     let first = load.before(shape);
     let path = &pods_path();
@@ -100,7 +100,7 @@ pub(crate) async fn measured(client: &Client, load: &Load, shape: &Shape) -> Res
     many(first..first + load.measured(shape), make).await
 }
 
-/// Removes what was made, from a cluster that lives on.
+/// Deletes what was created, from a cluster that continues to run.
 pub(crate) async fn remove(client: &Client, load: &Load) -> Result<()> {
     let nothing = json!({});
     send(client, Method::DELETE, &pods_path(), &nothing).await?;

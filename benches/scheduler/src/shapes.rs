@@ -1,47 +1,47 @@
-//! The shapes of upstream's scheduler_perf: what is there before, what is scheduled then, and what
-//! happens meanwhile. Objects are JSON as a client sends it.
+//! The shapes of upstream's scheduler_perf: the initial pods, the measured pods, and other
+//! activity. Objects are JSON as a client sends it.
 
 use serde_json::{Value, json};
 
-/// What happens beside the measured pods.
+/// Other activity during the measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Churn {
     /// Nothing.
     None,
-    /// Five pods a second that fit nowhere.
+    /// Five unschedulable pods per second.
     Unschedulable,
-    /// Five pods a second that fit only where others go.
+    /// Five pods per second that fit only by preemption.
     Preempting,
-    /// A node, a Service and a pod that fits nowhere, made and deleted every second.
+    /// A node, a Service and an unschedulable pod, created and deleted every second.
     Mixed,
 }
 
-/// The pods before the clock starts.
+/// The pods before the measurement.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Before {
     pub(crate) pod: fn(usize) -> Value,
-    /// So many on each node instead of the number that was asked for.
+    /// This many per node instead of the configured number.
     pub(crate) on_each_node: Option<usize>,
-    /// They have no node: they may not be scheduled yet.
+    /// Whether they have scheduling gates, and no node.
     pub(crate) gated: bool,
 }
 
 /// One shape.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Shape {
-    /// As upstream names it.
+    /// Upstream's name.
     pub(crate) name: &'static str,
-    /// Pods a second that upstream's CI demands at 5,000 nodes.
+    /// The minimum rate of upstream's CI at 5,000 nodes, in pods per second.
     pub(crate) floor: Option<u32>,
     pub(crate) before: Before,
     /// A pod that is measured.
     pub(crate) measured: fn(usize) -> Value,
-    /// At most one pod fits on a node, those before included.
+    /// Whether at most one pod fits on a node, including the initial ones.
     pub(crate) one_on_a_node: bool,
-    /// A Service selects the plain pods, so that they are spread by default.
+    /// Whether a Service selects the plain pods, so that they are spread by default.
     pub(crate) service: bool,
     pub(crate) churn: Churn,
-    /// Whether measured pods find a node.
+    /// Whether measured pods are schedulable.
     pub(crate) fits: bool,
 }
 
@@ -49,7 +49,7 @@ pub(crate) const NAMESPACE: &str = "bench";
 const ZONE: &str = "topology.kubernetes.io/zone";
 const HOST: &str = "kubernetes.io/hostname";
 
-/// The node that the pods of `SchedulingDaemonset` want.
+/// The node of the pods of `SchedulingDaemonset`.
 pub(crate) const DAEMON_NODE: &str = "node-0";
 
 const fn shape(
@@ -219,7 +219,7 @@ fn node_affinity(number: usize) -> Value {
     pod(number, "affine", "100m", more)
 }
 
-/// Asks for no CPU: all are to fit on one node.
+/// Requests no CPU: all must fit on one node.
 fn daemon(number: usize) -> Value {
     let name = json!({"key": "metadata.name", "operator": "In", "values": [DAEMON_NODE]});
     let mut pod = pod(
@@ -288,7 +288,7 @@ fn low_priority(number: usize) -> Value {
     pod(number, "low", "900m", json!({}))
 }
 
-/// Fits only on a node whose pods go.
+/// Fits only on a node whose pods are preempted.
 pub(crate) fn high_priority(number: usize) -> Value {
     pod(number, "high", "3", json!({"priorityClassName": HIGH.0}))
 }

@@ -1,5 +1,5 @@
-//! The schedulers that are measured, and the API server that they work on. Every run of a shape has a
-//! server of its own over an empty directory.
+//! The measured schedulers, and their API server. Every run of a shape has its own server with an
+//! empty directory.
 
 use std::{
     io::{BufRead, BufReader, Write},
@@ -15,7 +15,7 @@ use crate::serve;
 /// Which schedulers are measured.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct Options {
-    /// A cluster that runs already, with its scheduler; nothing else is measured then.
+    /// A running cluster with its scheduler; then nothing else is measured.
     #[arg(long)]
     pub(crate) kubeconfig: Option<PathBuf>,
     /// Processes of that cluster whose memory and CPU time are printed.
@@ -24,13 +24,13 @@ pub(crate) struct Options {
     /// Upstream's program, measured after ours on each shape.
     #[arg(long, conflicts_with = "kubeconfig")]
     pub(crate) kube_scheduler: Option<PathBuf>,
-    /// Measures our scheduler as a process of its own, too.
+    /// Also measure our scheduler in a process of its own.
     #[arg(long, conflicts_with = "kubeconfig")]
     pub(crate) apart: bool,
-    /// Does not measure our scheduler inside the API server's process.
+    /// Do not measure our scheduler in the API server's process.
     #[arg(long, conflicts_with = "kubeconfig")]
     pub(crate) not_inside: bool,
-    /// Where our API server keeps its store: on a disk, since every write is synced.
+    /// The directory of our API server's store: on a disk, since every write is synced.
     #[arg(long, default_value = ".")]
     pub(crate) data: PathBuf,
 }
@@ -38,7 +38,7 @@ pub(crate) struct Options {
 /// A scheduler.
 #[derive(Debug, Clone)]
 pub(crate) enum Subject {
-    /// Ours in the process of the API server.
+    /// Ours in the API server's process.
     Inside,
     /// Ours over HTTPS.
     Apart,
@@ -70,7 +70,7 @@ impl Subject {
     }
 }
 
-/// A child process that ends with this.
+/// A child process, killed when this is dropped.
 struct Process(Child);
 
 impl Drop for Process {
@@ -81,7 +81,7 @@ impl Drop for Process {
     }
 }
 
-/// Our API server as a child, and the scheduler once it is started.
+/// Our API server as a child process, and the scheduler once it is started.
 pub(crate) struct Server {
     scheduler: Option<Process>,
     process: Process,
@@ -89,7 +89,7 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Starts it over an empty directory below `parent`.
+    /// Starts it with an empty directory below `parent`.
     pub(crate) fn start(parent: &Path) -> Result<Self> {
         let directory = tempfile::tempdir_in(parent)?;
         let mut child = Command::new(std::env::current_exe()?)
@@ -145,7 +145,7 @@ impl Server {
         Ok(())
     }
 
-    /// The processes of the server and of the scheduler; one when it is inside.
+    /// The pids of the server and of the scheduler, if it is a process of its own.
     pub(crate) fn processes(&self) -> (u32, Option<u32>) {
         let scheduler = self.scheduler.as_ref().map(|process| process.0.id());
         (self.process.0.id(), scheduler)
@@ -160,7 +160,7 @@ impl Server {
     }
 }
 
-/// Without the limits that its client would otherwise put on itself.
+/// Without the default rate limits of its client.
 fn upstream_configuration(kubeconfig: &Path) -> String {
     format!(
         "apiVersion: kubescheduler.config.k8s.io/v1\nkind: KubeSchedulerConfiguration\n\

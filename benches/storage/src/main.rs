@@ -1,6 +1,6 @@
-//! How much longer pods take to start when each has a claim of the default class: a StatefulSet makes
-//! all of them at once, first without claims, then with one each, on a cluster of their own. It also
-//! prints how long it takes until everything is gone again, volumes and data included.
+//! How much longer pods take to start with a claim of the default class: a StatefulSet creates all
+//! of them at once, first without claims, then with one each, on a cluster of their own. Also
+//! prints how long it takes until everything is removed, including volumes and data.
 //!
 //! `MAINSTAY_BIN=target/…/release/mainstay cargo run --release -p bench-storage` (as root)
 #![allow(clippy::print_stdout, reason = "it prints its results")]
@@ -14,21 +14,21 @@ use testkit::{Cluster, until};
 /// What to measure.
 #[derive(Parser)]
 struct Arguments {
-    /// Pods at once.
+    /// The number of pods at once.
     #[arg(long, default_value_t = 200)]
     pods: usize,
-    /// Rounds of both.
+    /// The number of rounds.
     #[arg(long, default_value_t = 3)]
     rounds: usize,
 }
 
-/// How long pods may take.
+/// The timeout of pods.
 const PATIENCE: Duration = Duration::from_secs(600);
 
 fn main() -> Result<()> {
     let arguments = Arguments::parse();
     let cluster = start(arguments.pods)?;
-    // Images, caches and connections are there after this.
+    // Warms up images, caches and connections.
     measure(&cluster, 5, true)?;
     println!(
         "{:>6} {:>14} {:>14} {:>7} {:>14}",
@@ -65,7 +65,7 @@ fn start(pods: usize) -> Result<Cluster> {
     Ok(cluster)
 }
 
-/// The time until all pods run, and the time until everything is gone.
+/// The time until all pods run, and until everything is removed.
 fn measure(cluster: &Cluster, pods: usize, with_claims: bool) -> Result<(Duration, Duration)> {
     let begun = Instant::now();
     let applied = cluster.kubectl_stdin(&["create", "-f", "-"], &set(pods, with_claims));

@@ -32,7 +32,7 @@ impl Embedded {
         })
     }
 
-    /// Closes and opens it again; also says how long the opening took.
+    /// Closes and reopens it; also returns how long opening took.
     pub(crate) fn reopen(self) -> anyhow::Result<(Duration, Self)> {
         self.store.close();
         let begin = Instant::now();

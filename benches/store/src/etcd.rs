@@ -1,4 +1,4 @@
-//! Debian's etcd as a subject: one member on loopback, spoken to directly, without our cache.
+//! Debian's etcd as a subject: one member on loopback, used directly, without our cache.
 
 use std::{
     net::TcpListener,
@@ -23,7 +23,7 @@ use tonic::transport::{Channel, Endpoint};
 
 use crate::load::{self, Subject};
 
-/// Connections that the writers share.
+/// The number of connections that the writers share.
 const CONNECTIONS: usize = 16;
 
 pub(crate) struct Etcd {

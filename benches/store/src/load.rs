@@ -13,7 +13,7 @@ use std::{
 use bytes::Bytes;
 use futures::future::{BoxFuture, Future, try_join_all};
 
-/// What is measured.
+/// A measured store.
 pub(crate) trait Subject: Send + Sync {
     fn name(&self) -> &'static str;
     /// A durable put; `writer` may choose a connection.
@@ -37,13 +37,13 @@ pub(crate) trait Subject: Send + Sync {
         watchers: usize,
         seen: Arc<AtomicU64>,
     ) -> BoxFuture<'a, anyhow::Result<tokio::task::JoinSet<()>>>;
-    /// Resident bytes of whoever holds the data.
+    /// The resident bytes of the process that holds the data.
     fn memory(&self) -> anyhow::Result<u64>;
-    /// Processor time so far, of clients and store together.
+    /// The CPU time so far, of clients and store together.
     fn processor(&self) -> anyhow::Result<Duration>;
 }
 
-/// What a put load showed.
+/// The result of a put load.
 pub(crate) struct Puts {
     pub per_second: f64,
     /// Of clients and store together, per put.
@@ -52,16 +52,16 @@ pub(crate) struct Puts {
     pub p99: Duration,
 }
 
-/// 1 KiB that is not the same everywhere.
+/// A value of 1 KiB that depends on the seed.
 fn value(seed: usize) -> Bytes {
     let text = format!("{seed:016x}");
     Bytes::from(text.repeat(64))
 }
 
-/// Makes the objects to list.
+/// Creates the objects to list.
 pub(crate) async fn fill(subject: &impl Subject, objects: usize) -> anyhow::Result<()> {
     put_all(subject, objects, |n| {
-        // In no order, as names with random endings are.
+        // In random order, like generated names.
         let name = (n as u32).wrapping_mul(2_654_435_761);
         format!("/registry/pods/default/object-{name:08x}")
     })
@@ -73,7 +73,7 @@ pub(crate) async fn updates(subject: &impl Subject, updates: usize) -> anyhow::R
     put_all(subject, updates, |_| "/registry/leases/one".to_owned()).await
 }
 
-/// So many puts, 256 at a time.
+/// This many puts, 256 concurrently.
 async fn put_all(
     subject: &impl Subject,
     count: usize,
@@ -89,7 +89,7 @@ async fn put_all(
     try_join_all(lanes).await.map(drop)
 }
 
-/// Puts as fast as so many writers can, each to keys of its own.
+/// Puts as fast as this many writers can, each to its own keys.
 pub(crate) async fn puts(
     subject: &Arc<impl Subject + 'static>,
     writers: usize,
@@ -187,8 +187,8 @@ pub(crate) async fn watches(
     Ok(expected as f64 / begin.elapsed().as_secs_f64())
 }
 
-/// What the disk itself takes for a durable write of one block that was written before: nobody can be
-/// faster. The median of a thousand.
+/// The disk's own time for a durable write of one block that was written before: the lower bound.
+/// The median of a thousand.
 pub(crate) fn floor(directory: &Path) -> anyhow::Result<Duration> {
     let block = [1; 4096];
     let file = tempfile::tempfile_in(directory)?;
@@ -217,13 +217,14 @@ pub(crate) fn resident(process: &str) -> anyhow::Result<u64> {
     Ok(kib.trim().parse::<u64>()? * 1024)
 }
 
-/// Processor time of a process so far, its ended threads included.
+/// The CPU time of a process so far, including ended threads.
 pub(crate) fn processor(process: &str) -> anyhow::Result<Duration> {
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat"))?;
-    // Behind the name, which may contain anything: the state is the first, these the 12th and 13th.
+    // After the name, which may contain anything: the state is the first field, these are the 12th
+    // and 13th.
     let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields);
     let ticks = fields.split_whitespace().skip(11).take(2);
     let ticks: u64 = ticks.map(str::parse::<u64>).sum::<Result<_, _>>()?;
-    // Linux counts in hundredths of a second there.
+    // USER_HZ is 100.
     Ok(Duration::from_millis(ticks * 10))
 }

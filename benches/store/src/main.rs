@@ -32,16 +32,16 @@ struct Arguments {
     /// Concurrent writers.
     #[arg(long, value_delimiter = ',', default_values_t = [1, 16, 256, 1024])]
     writers: Vec<usize>,
-    /// Only see what fills and updates leave on the disk, and how long a start takes.
+    /// Only measure the files that fills and updates leave, and how long opening takes.
     #[arg(long, conflicts_with = "etcd")]
     only_files: bool,
-    /// Objects to list and to weigh.
+    /// The number of objects to list and measure.
     #[arg(long, default_value_t = 100_000)]
     objects: usize,
-    /// Updates of one key, to see what they leave on the disk.
+    /// The number of updates of one key, to measure the files they leave.
     #[arg(long, default_value_t = 200_000)]
     updates: usize,
-    /// Watchers on one prefix.
+    /// The number of watchers of one prefix.
     #[arg(long, default_value_t = 10_000)]
     watchers: usize,
 }
@@ -87,7 +87,7 @@ struct Line {
     more_is_better: bool,
 }
 
-/// What only our own files can be asked.
+/// Measurements of our own files.
 async fn embedded_only(subject: embedded::Embedded, arguments: &Arguments) -> anyhow::Result<()> {
     let live = subject.live_bytes() as f64 / f64::from(1 << 20);
     let (opened, subject) = subject.reopen()?;
@@ -115,7 +115,7 @@ async fn measure(
             more_is_better,
         });
     };
-    // First, while there is nothing else in memory.
+    // First, while memory is empty.
     let before = subject.memory()?;
     load::fill(&**subject, arguments.objects).await?;
     let kib = (subject.memory()?.saturating_sub(before)) as f64 / arguments.objects as f64 / 1024.0;

@@ -1,5 +1,5 @@
-//! `mainstay up`, `server` and `agent` as a person sees them: a line per part, ticked off when the part is ready, then what
-//! to try next. On a terminal with colours; plain lines otherwise.
+//! Console output of `mainstay up`, `server` and `agent`: a line per component, ticked off when it
+//! is ready, then next steps. With colours on a terminal; plain lines otherwise.
 
 use std::{
     io::IsTerminal,
@@ -12,10 +12,10 @@ use lifecycle::State;
 
 use crate::user_kubeconfig::{self, Added};
 
-/// A part that takes longer gets a line that says so.
+/// A component that takes longer gets a line about it.
 const SAY_AFTER: Duration = Duration::from_secs(10);
 
-/// Ticks off every part in order, then prints what to do next.
+/// Ticks off every component in order, then prints the next steps.
 pub(crate) async fn show(running: &Running, begun: Instant) {
     let colours = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
     for (service, line) in running.parts() {
@@ -51,7 +51,7 @@ pub(crate) async fn show(running: &Running, begun: Instant) {
     }
 }
 
-/// Waits; says for what when it takes long, again and again.
+/// Waits; prints what for, repeatedly, if it takes long.
 async fn patiently(what: &str, state: impl Fn() -> String, ready: impl Future<Output = ()>) {
     let begun = Instant::now();
     let mut ready = std::pin::pin!(ready);
@@ -61,7 +61,7 @@ async fn patiently(what: &str, state: impl Fn() -> String, ready: impl Future<Ou
     }
 }
 
-/// What keeps a part from being ready.
+/// Why a component is not ready.
 fn state(running: &Running, service: &str) -> String {
     let all = running.health().all();
     let Some(health) = all.into_iter().find(|health| health.name == service) else {
@@ -79,7 +79,7 @@ fn state(running: &Running, service: &str) -> String {
     }
 }
 
-/// The cluster in the default directory is everybody's first one: kubectl finds it by itself.
+/// The cluster in the default directory is added to the user's kubeconfig.
 fn give_kubeconfig(running: &Running) -> Option<Added> {
     let data_dir = &running.settings().data_dir;
     if running.role() == Role::Agent || data_dir != Path::new(DATA_DIR) {
@@ -104,7 +104,7 @@ fn tick(colours: bool, line: &str, begun: Instant) {
     }
 }
 
-/// This program, as it can be called.
+/// The path of this program.
 fn binary() -> String {
     let path = std::env::current_exe().map(|path| path.display().to_string());
     path.unwrap_or_else(|_| "mainstay".into())

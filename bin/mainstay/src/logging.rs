@@ -1,4 +1,4 @@
-//! Where log lines go: standard error, as text or JSON, filtered as asked.
+//! Logging: to standard error, as text or JSON, filtered by level.
 
 use anyhow::{Context, Result};
 use cluster::{LogFormat, Options};
@@ -7,23 +7,22 @@ use tracing_subscriber::{
     EnvFilter, filter::filter_fn, layer::SubscriberExt as _, util::SubscriberInitExt as _,
 };
 
-/// What is logged when nothing is said: our own parts' news, the libraries' complaints.
+/// The default filter: info from our components, warnings from libraries.
 const QUIET: &str =
     "info,h2=warn,hyper=warn,tower=warn,rustls=warn,kube=warn,libcontainer=warn,netlink=warn";
 
-/// On a terminal the checklist speaks; the log then only says what is wrong.
+/// On a terminal the checklist is shown; the log then only has warnings.
 const QUIETER: &str = "warn,h2=error,hyper=error,tower=error,kube=error,libcontainer=error";
 
-/// The library that would print whatever goes through a stream, a token that somebody reads in a
-/// container as well.
+/// This library would log the content of streams, including secrets read in a container.
 const PRINTS_CONTENT: &str = "tungstenite";
 
-/// Whether a line may be logged whatever is asked for.
+/// Whether a line may be logged at any configured level.
 fn tells_no_secret(about: &Metadata<'_>) -> bool {
     *about.level() != Level::TRACE || !about.target().starts_with(PRINTS_CONTENT)
 }
 
-/// Starts logging for the life of the process.
+/// Starts logging for the lifetime of the process.
 pub(crate) fn start(options: &Options, on_terminal: bool) -> Result<()> {
     let default = if on_terminal { QUIETER } else { QUIET };
     let filter = match options.log_level.as_deref() {

@@ -1,6 +1,6 @@
 //! The one binary. Helpers that are this binary re-executed are dispatched first, before any thread
 //! starts; then the command line is parsed and one command runs.
-// Telling people what happens is the job of a command line.
+// Printing is the job of a command line.
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
 mod checklist;
@@ -19,7 +19,7 @@ use clap::Parser;
 static ALLOCATOR: allocator::Allocator = allocator::Allocator;
 
 fn main() -> ExitCode {
-    // Containers' helpers clone and join namespaces: there must be no second thread yet.
+    // Container helpers clone and join namespaces: there must be no second thread yet.
     if let Some(code) = runtime::reexec::dispatch() {
         return code;
     }
@@ -49,14 +49,14 @@ fn main() -> ExitCode {
     }
 }
 
-/// `kubectl … | head` ends quietly when head has seen enough, as other commands do.
+/// `kubectl … | head` ends quietly when head exits, as other commands do.
 fn end_with_the_pipe() {
     use nix::sys::signal::{SigHandler, Signal, signal};
-    // SAFETY: the default action is no handler of ours, and no other thread runs yet.
+    // SAFETY: the default action is not a handler of ours, and no other thread runs yet.
     let _ = unsafe { signal(Signal::SIGPIPE, SigHandler::SigDfl) };
 }
 
-/// Whether the binary was called by this name, as a link to it may be.
+/// Whether the binary was called by this name, possibly through a link.
 fn called_as(args: &[OsString], name: &str) -> bool {
     args.first()
         .map(Path::new)

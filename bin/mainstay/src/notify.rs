@@ -1,5 +1,5 @@
-//! Tells whoever started this process that it is ready, as service managers want it: a datagram to the socket that
-//! `NOTIFY_SOCKET` names. `mainstay up --detach` waits for the same.
+//! Readiness notification for service managers: a datagram to the socket in `NOTIFY_SOCKET`.
+//! `mainstay up --detach` waits for it as well.
 
 use std::{
     io,
@@ -15,12 +15,12 @@ use std::{
 pub(crate) const VARIABLE: &str = "NOTIFY_SOCKET";
 const READY: &[u8] = b"READY=1";
 
-/// Says it, if anybody wants to know.
+/// Sends it, if `NOTIFY_SOCKET` is set.
 pub(crate) fn ready() {
     if let Ok(name) = std::env::var(VARIABLE)
         && let Err(error) = send(&name)
     {
-        tracing::warn!(name, %error, "cannot tell the service manager");
+        tracing::warn!(name, %error, "cannot notify the service manager");
     }
 }
 
@@ -33,18 +33,18 @@ fn send(name: &str) -> io::Result<()> {
     socket.send_to_addr(READY, &address).map(drop)
 }
 
-/// A socket that a child process tells.
+/// A socket for the notification of a child process.
 pub(crate) struct Listener(UnixDatagram);
 
 impl Listener {
-    /// At a path that nobody else can write to.
+    /// At a path that only this user can write to.
     pub(crate) fn bind(path: &Path) -> io::Result<Self> {
         let socket = UnixDatagram::bind(path)?;
         socket.set_read_timeout(Some(Duration::from_millis(100)))?;
         Ok(Self(socket))
     }
 
-    /// Waits for a moment; whether the child has said it.
+    /// Waits briefly; returns whether the child is ready.
     pub(crate) fn is_ready(&self) -> bool {
         let mut buffer = [0; 256];
         self.0
@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_sent_is_heard() {
+    fn a_ready_notification_is_received() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("notify");
         let listener = Listener::bind(&path).unwrap();

@@ -1,4 +1,4 @@
-//! docs/configuration.md, written from the flags.
+//! docs/configuration.md, generated from the flags.
 
 use std::fmt::Write;
 
@@ -45,7 +45,7 @@ pub(crate) fn page() -> String {
     text
 }
 
-/// Commands beside those that run a cluster, with their flags.
+/// Commands other than those that run a cluster, with their flags.
 fn commands(text: &mut String, command: &Command, path: &str) {
     let running = ["up", "server", "agent"];
     for child in command

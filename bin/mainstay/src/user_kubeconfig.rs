@@ -1,5 +1,6 @@
-//! The administrator's context in the kubeconfig of the person who runs the cluster: with `sudo mainstay up`, kubectl works
-//! without sudo. The files of users are read and written with their rights, so that links in a home directory lead root nowhere.
+//! The administrator's context in the kubeconfig of the user who runs the cluster: with `sudo
+//! mainstay up`, kubectl works without sudo. Users' files are read and written with their
+//! permissions, so that root follows no links in a home directory.
 
 use std::{
     path::{Path, PathBuf},
@@ -16,7 +17,7 @@ pub(crate) const CONTEXT: &str = "mainstay";
 /// Certificates are renewed weeks before they expire.
 const REFRESH: Duration = Duration::from_secs(12 * 3600);
 
-/// What became of a user's kubeconfig.
+/// The result of adding a context.
 pub(crate) struct Added {
     pub file: PathBuf,
     pub context: String,
@@ -24,7 +25,7 @@ pub(crate) struct Added {
 }
 
 impl Added {
-    /// What a person has to know about it.
+    /// The message about it.
     pub(crate) fn line(&self) -> String {
         let (context, file) = (&self.context, self.file.display());
         if self.is_current {
@@ -38,7 +39,7 @@ impl Added {
     }
 }
 
-/// The cluster's context: further clusters of a machine have their own names.
+/// The name of the cluster's context: further clusters of a machine have their own names.
 pub(crate) fn context(data_dir: &Path) -> String {
     if data_dir == Path::new(cluster::settings::DATA_DIR) {
         return CONTEXT.to_owned();
@@ -46,10 +47,10 @@ pub(crate) fn context(data_dir: &Path) -> String {
     format!("{CONTEXT}-{}", cluster::settings::id(data_dir))
 }
 
-/// Adds the context for the user who called, and remembers them.
+/// Adds the context for the calling user, and remembers the user.
 pub(crate) fn add_for_caller(data_dir: &Path) -> Result<Added> {
     let user = caller()?;
-    // Others may have got new certificates since the last start.
+    // Certificates of other users' contexts may have changed since the last start.
     refresh(data_dir);
     let added = add(data_dir, &user)?;
     let uid = user.uid.as_raw();
@@ -61,12 +62,13 @@ pub(crate) fn add_for_caller(data_dir: &Path) -> Result<Added> {
     Ok(added)
 }
 
-/// Keeps the contexts of all remembered users current, also after certificates were renewed. Never ends.
+/// Keeps the contexts of all remembered users up to date after certificates were renewed. Never
+/// returns.
 pub(crate) async fn keep_current(data_dir: &Path) {
     loop {
         tokio::time::sleep(REFRESH).await;
         let data_dir = data_dir.to_owned();
-        // A home directory may be far away.
+        // A home directory may be on a network file system.
         let refreshed = tokio::task::spawn_blocking(move || refresh(&data_dir)).await;
         if refreshed.is_err() {
             tracing::warn!("cannot refresh kubeconfigs");
@@ -87,7 +89,7 @@ fn complain(user: &User, error: &anyhow::Error) {
     tracing::warn!(user = user.name, error, "cannot change the kubeconfig");
 }
 
-/// The contexts of a cluster that is about to be removed, and with it what says which they are.
+/// The contexts of a cluster that is about to be removed, together with the data that names them.
 pub(crate) struct Contexts {
     admin: Option<String>,
     name: String,
@@ -103,7 +105,7 @@ impl Contexts {
         }
     }
 
-    /// Takes the contexts away; returns the files that had one.
+    /// Removes the contexts; returns the files that had one.
     pub(crate) fn remove(self) -> Vec<PathBuf> {
         let Some(admin) = self.admin else {
             return Vec::new();
@@ -147,7 +149,7 @@ fn file(user: &User) -> PathBuf {
     user.dir.join(".kube/config")
 }
 
-/// The person at the keyboard, also behind sudo.
+/// The calling user, also behind sudo.
 fn caller() -> Result<User> {
     let own = Uid::effective();
     let behind = std::env::var("SUDO_UID").ok().filter(|_| own.is_root());
@@ -166,8 +168,8 @@ fn remembered(data_dir: &Path) -> Vec<User> {
         .collect()
 }
 
-/// Runs something with a user's rights on files. The kernel keeps these rights for each thread, so a thread that ends
-/// afterwards has them.
+/// Runs something with a user's file permissions. The kernel keeps them per thread, so they are set
+/// on a thread that ends afterwards.
 fn as_user<T: Send>(user: &User, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     if user.uid == Uid::effective() {
         return work();
@@ -176,7 +178,7 @@ fn as_user<T: Send>(user: &User, work: impl FnOnce() -> Result<T> + Send) -> Res
         let thread = scope.spawn(|| {
             setfsgid(user.gid);
             setfsuid(user.uid);
-            // Neither call reports failure; both return what was set before.
+            // Neither call reports failure; both return the previous value.
             let is_user = setfsuid(user.uid) == user.uid
                 && setfsgid(user.gid) == Gid::from_raw(user.gid.as_raw());
             anyhow::ensure!(is_user, "cannot become user {}", user.name);
@@ -208,7 +210,7 @@ mod tests {
         user.dir = home.path().to_owned();
         let data = tempfile::tempdir().unwrap();
         std::fs::write(data.path().join("admin.kubeconfig"), ADMIN).unwrap();
-        // A home of somebody else: nothing may be made there.
+        // Another user's home: nothing may be created there.
         assert!(add(data.path(), &user).is_err());
         nix::unistd::chown(home.path(), Some(user.uid), Some(user.gid)).unwrap();
         let added = add(data.path(), &user).unwrap();
@@ -217,7 +219,7 @@ mod tests {
         assert_eq!(metadata.uid(), user.uid.as_raw());
         assert_eq!(metadata.mode() & 0o777, 0o600);
 
-        // A link to a file of root's is not followed to it.
+        // A link to a file of root is not followed.
         let secret = data.path().join("admin.kubeconfig");
         std::fs::set_permissions(
             data.path(),

@@ -1,5 +1,5 @@
-//! Every image is pulled anew, so that nobody uses an image that another's credentials brought to a
-//! node.
+//! Sets imagePullPolicy Always, so that no pod uses an image that another's credentials brought to
+//! a node.
 
 use async_trait::async_trait;
 use kinds::tree;

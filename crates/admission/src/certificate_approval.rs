@@ -1,4 +1,4 @@
-//! Who approves or denies a request for a certificate must be allowed to do so for its signer.
+//! Approving or denying a CertificateSigningRequest requires permission for its signer.
 
 use async_trait::async_trait;
 use kinds::tree;
@@ -36,7 +36,7 @@ impl Plugin for CertificateApproval {
         attributes: &Attributes<'_>,
         _: Option<&Object>,
     ) -> Result<(), Status> {
-        // The old object counts: a new signer's name in the body is not believed.
+        // The stored signer counts: a new one in the body is not trusted.
         let Some(old) = attributes.old else {
             return Ok(());
         };

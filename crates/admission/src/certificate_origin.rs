@@ -1,5 +1,6 @@
-//! Notes on a CertificateSigningRequest from where it came, as the server itself saw it: an annotation that no client
-//! can set or change. The approver of kubelets' serving certificates believes nothing else about a node's address.
+//! Records in a CertificateSigningRequest the address it came from, as the server saw it: an
+//! annotation that no client can set or change. The approver of kubelet serving certificates trusts
+//! nothing else about a node's address.
 
 use async_trait::async_trait;
 use kinds::tree;
@@ -9,9 +10,9 @@ use super::{Attributes, Operation, Peer, Plugin};
 
 pub(crate) const NAME: &str = "CertificateOrigin";
 
-/// The address from which a request for a certificate came.
+/// The address of the requester.
 const PEER: &str = "mainstay.local/peer-address";
-/// Whether it came from the server's own process.
+/// Whether the requester runs in the server's own process.
 const IN_PROCESS: &str = "mainstay.local/in-process";
 
 pub(crate) struct CertificateOrigin;
@@ -102,7 +103,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn only_the_server_says_where_a_request_came_from() {
+    async fn the_origin_annotation_is_set_by_the_server_only() {
         let group = "certificates.k8s.io";
         let mut case = Case::new(Operation::Create, group, "certificatesigningrequests");
         let forged = || json!({"metadata": {"annotations": {PEER: "10.43.0.1", IN_PROCESS: "true", "a": "b"}}});

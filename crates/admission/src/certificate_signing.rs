@@ -1,5 +1,5 @@
-//! Who puts a certificate or conditions into the status of a request must be allowed to sign for its
-//! signer.
+//! Setting the certificate or conditions of a CertificateSigningRequest requires permission to sign
+//! for its signer.
 
 use async_trait::async_trait;
 use kinds::tree;

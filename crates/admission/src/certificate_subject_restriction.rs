@@ -1,4 +1,4 @@
-//! Nobody asks the API server's own client signer for a certificate of the administrators' group.
+//! Rejects requests to the kube-apiserver-client signer for the group system:masters.
 
 use async_trait::async_trait;
 use base64::{Engine, prelude::BASE64_STANDARD};

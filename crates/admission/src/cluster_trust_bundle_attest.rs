@@ -1,4 +1,4 @@
-//! Who publishes a trust bundle in a signer's name must be allowed to attest for that signer.
+//! Writing a trust bundle of a signer requires permission to attest for it.
 
 use async_trait::async_trait;
 use kinds::tree;
@@ -37,7 +37,7 @@ impl Plugin for ClusterTrustBundleAttest {
     ) -> Result<(), Status> {
         let Some(object) = object else { return Ok(()) };
         let signer = tree::text(&tree::get(object, "spec")["signerName"]);
-        // Changes of references and finalizers are the garbage collector's, and change no trust.
+        // The garbage collector changes owner references and finalizers only.
         let unchanged = attributes
             .old
             .is_some_and(|old| substance(old) == substance(object));
@@ -52,7 +52,7 @@ impl Plugin for ClusterTrustBundleAttest {
     }
 }
 
-/// The object without what the garbage collector changes.
+/// The object without the fields that the garbage collector changes.
 fn substance(object: &Object) -> Object {
     let mut object = object.clone();
     let metadata = tree::child_or_new(&mut object, "metadata");

@@ -1,5 +1,5 @@
-//! An Ingress that names no class gets the default one; with several defaults nobody could tell
-//! which is meant, so it is refused.
+//! Sets the default class of an Ingress that names none; with several defaults the request is
+//! rejected as ambiguous.
 
 use async_trait::async_trait;
 use kinds::tree;

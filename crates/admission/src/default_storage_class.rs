@@ -1,4 +1,4 @@
-//! A claim that names no storage class gets the default one, if there is one.
+//! Sets the default storage class of a claim that names none, if there is one.
 
 use async_trait::async_trait;
 use kinds::tree;
@@ -46,13 +46,13 @@ impl Plugin for DefaultStorageClass {
     }
 }
 
-/// An empty name is a name too: such a claim wants a volume without a class.
+/// An empty name counts as set: such a claim wants a volume without a class.
 fn names_one(claim: &Object) -> bool {
     tree::is_set(&tree::get(claim, "spec")["storageClassName"])
         || tree::is_set(&tree::get(claim, "metadata")["annotations"][LEGACY])
 }
 
-/// Of several defaults the newest counts, then the first by name.
+/// Of several defaults the newest counts; of equally old ones, the first by name.
 fn newest_default(classes: &[Object]) -> Option<&str> {
     let metadata = |class: &'_ Object| tree::get(class, "metadata").clone();
     let is_default = |class: &&Object| {

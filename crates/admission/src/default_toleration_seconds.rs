@@ -1,4 +1,5 @@
-//! Pods that say nothing about it stay for five minutes on a node that is not ready or unreachable.
+//! Adds tolerations of five minutes for nodes that are not ready or unreachable, unless the pod has
+//! its own.
 
 use async_trait::async_trait;
 use kinds::tree;
@@ -79,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_tolerated_yet_is_tolerated_for_five_minutes() {
+    fn default_tolerations_last_five_minutes() {
         assert_eq!(keys(Value::Null).len(), 2);
         let own = json!([{"key": KEYS[0], "effect": "NoExecute", "tolerationSeconds": 7}]);
         let both = [format!("\"{}\":7", KEYS[0]), format!("\"{}\":300", KEYS[1])];

@@ -1,5 +1,5 @@
-//! A service's external addresses draw other people's traffic: new ones are refused. Upstream has
-//! this as an option; here it holds unless it is switched off.
+//! Rejects new external IPs of services, which could intercept other traffic. Upstream has this as
+//! an option; here it is on by default.
 
 use async_trait::async_trait;
 use kinds::tree;

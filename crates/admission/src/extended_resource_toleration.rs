@@ -1,5 +1,5 @@
-//! Nodes with special devices may be tainted by the resource's name; pods that ask for the resource
-//! tolerate the taint.
+//! Adds tolerations for nodes that are tainted by the name of an extended resource, to pods that
+//! request it.
 
 use std::collections::BTreeSet;
 
@@ -53,7 +53,7 @@ impl Plugin for ExtendedResourceToleration {
     }
 }
 
-/// A resource of somebody else's domain that is not a quota's `requests.` name.
+/// An extended resource: another domain than kubernetes.io, and not a quota's `requests.` name.
 fn is_extended(name: &str) -> bool {
     let domain = name.split_once('/').map(|(domain, _)| domain);
     let ours = |domain: &str| domain == "kubernetes.io" || domain.ends_with(".kubernetes.io");

@@ -1,8 +1,9 @@
-//! Admission: plugins that may change a write (mutate) and refuse it (validate), in the order of
-//! [`options`]. Reads never come here.
+//! Admission: plugins that may change a write (mutate) and reject it (validate), in the order of
+//! [`options`]. Reads are not admitted.
 //!
-//! A plugin sees a request as [`Attributes`], reads the store through a `Reader`, and leaves what it adds beside changes
-//! of the object in [`Effects`]. It knows neither the pipeline nor the write path.
+//! A plugin sees a request as [`Attributes`], reads the store through a `Reader`, and leaves other
+//! effects than changes of the object in [`Effects`]. It knows neither the pipeline nor the write
+//! path.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
@@ -64,7 +65,7 @@ pub use webhook::{
     Endpoints, Metrics as WebhookMetrics, Shared as WebhookShared, check as check_webhooks,
 };
 
-/// What a request does to an object.
+/// The operation of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Operation {
     Create,
@@ -75,7 +76,7 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// As rules and reviews name it.
+    /// The name in rules and reviews.
     pub fn name(self) -> &'static str {
         match self {
             Self::Create => "CREATE",
@@ -86,10 +87,11 @@ impl Operation {
     }
 }
 
-/// Where a user is, as the server knows it by itself.
+/// The address of a user, as the server can vouch for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Peer {
-    /// At the other end of a connection that shows the user's own certificate, with nothing in between.
+    /// The peer of a connection that is authenticated by the user's own certificate, without a
+    /// proxy.
     Certified(IpAddr),
     /// In this process, on the node with this address.
     InProcess(IpAddr),
@@ -98,7 +100,7 @@ pub enum Peer {
 /// The request as plugins see it.
 pub struct Attributes<'a> {
     pub user: &'a User,
-    /// `None` where the server does not know it.
+    /// `None` if unknown.
     pub peer: Option<Peer>,
     pub operation: Operation,
     pub group: &'a str,
@@ -112,22 +114,22 @@ pub struct Attributes<'a> {
     pub subresource: &'a str,
     /// Empty for cluster-scoped objects.
     pub namespace: &'a str,
-    /// Empty before a generated name is known.
+    /// Empty until a name is generated.
     pub name: &'a str,
     pub dry_run: bool,
-    /// What the request says about the write beside its object.
+    /// The options of the request.
     pub options: &'a RequestOptions,
-    /// The object before, for updates and deletes.
+    /// The stored object, for updates and deletes.
     pub old: Option<&'a Object>,
     pub reader: &'a Reader,
     pub effects: &'a Effects,
 }
 
 impl Attributes<'_> {
-    /// Whether the request is about this resource or something below it.
+    /// Whether the request is for this resource or a subresource of it.
     #[inline]
     pub fn is(&self, group: &str, resource: &str) -> bool {
-        // Resources differ more often than groups: asked hundreds of times for each write.
+        // Plurals differ more often than groups, and this is called hundreds of times per write.
         self.resource == resource && text::same(self.group, group)
     }
 
@@ -139,13 +141,13 @@ impl Attributes<'_> {
             && self.subresource.is_empty()
     }
 
-    /// The refusal of this request.
+    /// The 403 of this request.
     pub fn forbidden(&self, why: &str) -> Status {
         Status::forbidden(self.group, self.resource, self.name, why)
     }
 }
 
-/// The audit event of a request, where plugins add annotations to it.
+/// The audit event of a request, to which plugins add annotations.
 pub trait AuditTrail: Send + Sync {
     /// Adds an annotation; the first value of a key stays.
     fn annotate(&self, key: &str, value: &str);
@@ -153,23 +155,23 @@ pub trait AuditTrail: Send + Sync {
     fn wants_request(&self) -> bool;
 }
 
-/// What plugins add to a request beside changes of the object.
+/// Effects of plugins other than changes of the object.
 #[derive(Default)]
 pub struct Effects {
-    /// Guards the Warning headers gathered so far.
+    /// Guards the Warning headers so far.
     warnings: Mutex<Vec<String>>,
     /// Guards the operations that join the write's transaction.
     ops: Mutex<Vec<Op<Draft>>>,
-    /// Where annotations of the request are noted, if it is written down.
+    /// The audit event of the request, if it is audited.
     audit: Option<Arc<dyn AuditTrail>>,
-    /// Which webhooks and policies are asked again because others changed the object after them.
+    /// Which webhooks and policies are invoked again because later ones changed the object.
     pub reinvocation: Reinvocation,
-    /// When the request has to be answered, if it has to.
+    /// The deadline of the request, if any.
     pub deadline: Option<Instant>,
 }
 
 impl Effects {
-    /// Those of a request that is answered before `deadline`.
+    /// The effects of a request with this deadline.
     pub fn new(audit: Option<Arc<dyn AuditTrail>>, deadline: Option<Instant>) -> Self {
         Self {
             audit,
@@ -178,37 +180,37 @@ impl Effects {
         }
     }
 
-    /// Whether anything is noted in the audit log.
+    /// Whether the request is audited.
     pub fn is_audited(&self) -> bool {
         self.audit.is_some()
     }
 
-    /// Notes something in the audit log.
+    /// Adds an annotation to the audit event.
     pub fn annotate(&self, key: &str, value: &str) {
         if let Some(ticket) = &self.audit {
             ticket.annotate(key, value);
         }
     }
 
-    /// Whether bodies of the request are noted in the audit log.
+    /// Whether the audit event includes the request's body.
     pub(crate) fn is_request_audited(&self) -> bool {
         self.audit
             .as_ref()
             .is_some_and(|ticket| ticket.wants_request())
     }
 
-    /// Sends a Warning header with the answer.
+    /// Sends a Warning header with the response.
     pub fn warn(&self, text: impl Into<String>) {
         self.warnings.lock().push(text.into());
     }
 
-    /// Makes an operation part of the write's transaction (a quota's new usage). When its
-    /// precondition fails, the whole request is admitted again from the start.
+    /// Adds an operation to the write's transaction (a quota's new usage). If its precondition
+    /// fails, the whole request is admitted again.
     pub fn also(&self, op: Op<Draft>) {
         self.ops.lock().push(op);
     }
 
-    /// The warnings so far, each once.
+    /// The warnings so far, deduplicated.
     pub fn take_warnings(&self) -> Vec<String> {
         let mut warnings = std::mem::take(&mut *self.warnings.lock());
         if warnings.len() < 2 {
@@ -229,15 +231,15 @@ impl Effects {
 /// An admission plugin: one file, a pure decision and a thin shell.
 #[async_trait]
 pub trait Plugin: Send + Sync + 'static {
-    /// Kubernetes' name of it, such as `NamespaceLifecycle`.
+    /// Kubernetes' name, such as `NamespaceLifecycle`.
     fn name(&self) -> &'static str;
-    /// Whether it wants to see this request at all.
+    /// Whether it handles this request.
     fn handles(&self, attributes: &Attributes<'_>) -> bool;
     /// Whether it may change objects.
     fn mutates(&self) -> bool {
         true
     }
-    /// Whether it may refuse what all have changed.
+    /// Whether it may reject the mutated object.
     fn validates(&self) -> bool {
         true
     }
@@ -249,15 +251,15 @@ pub trait Plugin: Send + Sync + 'static {
     ) -> Result<(), Status> {
         Ok(())
     }
-    /// Has its say about a delete before any plugin validates it. There is no object to change.
+    /// Called for a delete before any plugin validates it. There is no object to change.
     async fn mutate_delete(&self, _attributes: &Attributes<'_>) -> Result<(), Status> {
         Ok(())
     }
-    /// Whether it is asked about connections (exec, attach, portforward, proxy).
+    /// Whether it handles connections (exec, attach, portforward, proxy).
     fn handles_connect(&self) -> bool {
         false
     }
-    /// Refuses. `object` is `None` for deletes.
+    /// May reject. `object` is `None` for deletes.
     async fn validate(
         &self,
         _attributes: &Attributes<'_>,
@@ -265,17 +267,18 @@ pub trait Plugin: Send + Sync + 'static {
     ) -> Result<(), Status> {
         Ok(())
     }
-    /// Starts what runs beside requests (caches).
+    /// Starts background work (caches).
     fn start(&self, _context: &lifecycle::Context) {}
 }
 
-/// Whether a plugin is asked about a request.
+/// Whether a plugin handles a request.
 fn is_asked(plugin: &dyn Plugin, attributes: &Attributes<'_>) -> bool {
     plugin.handles(attributes)
         && (attributes.operation != Operation::Connect || plugin.handles_connect())
 }
 
-/// Lets every plugin change the object; once more where one asks for it because it changed what others had seen.
+/// Runs all mutating plugins; reinvokes those that request it because the object changed after
+/// them.
 pub async fn mutate(
     chain: &[Arc<dyn Plugin>],
     timing: &Timing,
@@ -301,7 +304,7 @@ pub async fn mutate(
     Ok(())
 }
 
-/// Lets every plugin that changes objects have its say about a delete.
+/// Runs all mutating plugins for a delete.
 pub async fn mutate_delete(
     chain: &[Arc<dyn Plugin>],
     timing: &Timing,
@@ -320,7 +323,7 @@ pub async fn mutate_delete(
     Ok(())
 }
 
-/// Lets every plugin refuse.
+/// Runs all validating plugins.
 pub async fn validate(
     chain: &[Arc<dyn Plugin>],
     timing: &Timing,

@@ -1,5 +1,5 @@
-//! LimitRanges give containers their default requests and limits, and bound what containers, pods
-//! and claims may ask for.
+//! LimitRanges set default requests and limits of containers, and bound the resources of
+//! containers, pods and claims.
 
 use std::sync::Arc;
 
@@ -113,7 +113,7 @@ fn give_defaults(pod: &mut Object, range: &Object) {
     }
 }
 
-/// Sets what is missing; says what was.
+/// Sets missing values; returns their names.
 fn fill(resources: &mut Object, field: &str, defaults: &Object) -> Vec<String> {
     let known = tree::get(resources, field);
     let missing = defaults
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_out_of_bounds_is_said_in_kubernetes_words() {
+    fn values_out_of_bounds_are_refused_with_kubernetes_message() {
         let cases = [
             (
                 json!({"min": {"cpu": "100m"}}),

@@ -1,5 +1,5 @@
-//! Nothing is created in a namespace that does not exist or is going away, and the namespaces that
-//! the cluster itself lives in cannot be deleted.
+//! Rejects creates in namespaces that do not exist or are terminating, and deletes of the cluster's
+//! own namespaces.
 
 use async_trait::async_trait;
 use kinds::tree;
@@ -21,7 +21,7 @@ impl Plugin for NamespaceLifecycle {
     }
 
     fn handles(&self, attributes: &Attributes<'_>) -> bool {
-        // Asking whether one may do something in a namespace says nothing about the namespace.
+        // Access reviews do not require the namespace to exist.
         attributes.resource != "localsubjectaccessreviews"
             && (!attributes.namespace.is_empty() || attributes.is("", "namespaces"))
     }

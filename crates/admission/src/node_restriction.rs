@@ -1,6 +1,6 @@
-//! A kubelet writes only what concerns its own node: its Node, its Lease, its CSINode, the status of
-//! its pods and of their claims, mirror pods, and requests for tokens of its pods and for its own certificates.
-//! Identity comes from the certificate, so a stolen one harms one node.
+//! Restricts a kubelet to its own node: its Node, its Lease, its CSINode, the status of its pods
+//! and of their claims, mirror pods, and requests for tokens of its pods and for its own
+//! certificates. The identity comes from the certificate, so a stolen one harms one node.
 
 mod mirror_pod;
 mod token;
@@ -15,7 +15,7 @@ use crate::authz::node_name;
 
 pub(crate) const NAME: &str = "NodeRestriction";
 
-/// Labels of Kubernetes' own that a kubelet may say about itself.
+/// Labels in Kubernetes' domains that a kubelet may set on its own Node.
 const OWN_LABELS: &[&str] = &[
     "kubernetes.io/hostname",
     "kubernetes.io/os",
@@ -173,7 +173,7 @@ async fn eviction(attributes: &Attributes<'_>, node: &str) -> Result<(), Status>
     Err(attributes.forbidden(&why))
 }
 
-/// A kubelet that resizes a volume says so in the claim's status and changes nothing else.
+/// A kubelet that resizes a volume may change only the resize fields of the claim's status.
 fn claim_status(attributes: &Attributes<'_>, node: &str, claim: &Object) -> Result<(), String> {
     let Some(old) = attributes.old else {
         return Err("unexpected operation \"CREATE\"".to_owned());
@@ -272,7 +272,7 @@ fn forbidden_labels(new: &machinery::Value, old: &Value) -> Vec<String> {
     labels
 }
 
-/// The name of what is written.
+/// The name of the written object.
 fn written<'a>(attributes: &'a Attributes<'_>, object: &'a Object) -> &'a str {
     match attributes.operation {
         Operation::Create => tree::name(object),
@@ -303,7 +303,8 @@ fn csi_node(attributes: &Attributes<'_>, node: &str, object: &Object) -> Result<
     }
 }
 
-/// The authorizer has looked at updates; it sees neither new slices nor each of those that are deleted together.
+/// The authorizer has checked updates; it sees neither new slices nor the single objects of a
+/// deletecollection.
 fn slice(attributes: &Attributes<'_>, node: &str, object: &Object) -> Result<(), String> {
     let (what, slice) = match (attributes.operation, attributes.old) {
         (Operation::Create, _) => ("create", object),
@@ -318,7 +319,7 @@ fn slice(attributes: &Attributes<'_>, node: &str, object: &Object) -> Result<(),
     }
 }
 
-/// A kubelet asks the signers of kubelets for certificates of its own node.
+/// A kubelet may request certificates only for its own node, from the kubelet signers.
 fn signing_request(node: &str, object: &Object) -> Result<(), String> {
     let spec = tree::get(object, "spec");
     if !NODE_SIGNERS
@@ -488,7 +489,7 @@ mod tests {
             ),
             "{why}"
         );
-        // A driver asks for tokens of the pods that use its volumes.
+        // A CSI driver requests tokens of the pods that use its volumes.
         let claim = json!({"metadata": {"name": "data", "namespace": "default"}, "spec": {"volumeName": "v"}});
         case.world.put("", "persistentvolumeclaims", claim).await;
         let volume = json!({"metadata": {"name": "v"}, "spec": {"csi": {"driver": "d"}}});
@@ -512,7 +513,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn leases_are_its_own_and_in_their_place() {
+    async fn a_kubelet_writes_only_its_own_lease_in_kube_node_lease() {
         for (namespace, name, allowed) in [
             ("kube-node-lease", "a", true),
             ("kube-node-lease", "b", false),

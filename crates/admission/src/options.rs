@@ -1,5 +1,5 @@
-//! Which plugins run, in Kubernetes' order, and what the operator tells them: names switched on and
-//! off, and an `AdmissionConfiguration` file.
+//! Which plugins run, in Kubernetes' order, and their configuration: the enable and disable lists,
+//! and an `AdmissionConfiguration` file.
 
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 
@@ -9,17 +9,17 @@ use serde::Deserialize;
 use super::webhook::{MutatingAdmissionWebhook, ValidatingAdmissionWebhook};
 use super::*;
 
-/// The operator's options cannot be followed, and why.
+/// Why the options are invalid.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct Error(String);
 
-/// What an operator says about admission.
+/// The admission options.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
-    /// Plugins that run although they do not by themselves.
+    /// Plugins enabled in addition to the default ones.
     pub enable: Vec<String>,
-    /// Plugins that do not run.
+    /// Disabled plugins.
     pub disable: Vec<String>,
     /// A file of `apiserver.config.k8s.io/v1`, kind AdmissionConfiguration.
     pub config_file: Option<PathBuf>,
@@ -49,13 +49,13 @@ struct PluginConfiguration {
 enum Activation {
     Default,
     OptIn,
-    /// What upstream does outside of admission: it cannot be switched off.
+    /// Upstream does this outside of admission: it cannot be disabled.
     Always,
 }
 
 type Entry = (&'static str, Activation, Arc<dyn Plugin>);
 
-/// The plugins, in the order they are called. ResourceQuota stays last.
+/// The plugins in the order of invocation. ResourceQuota is last.
 pub fn chain(
     options: &Options,
     reader: &Reader,
@@ -77,7 +77,8 @@ pub fn chain(
     let has = |list: &[String], name: &str| list.iter().any(|item| item == name);
     let runs = |(name, by, _): &Entry| match by {
         Activation::Always => true,
-        // Who says both gets the stricter one, as upstream's check refuses it.
+        // Upstream rejects a plugin in both lists. Here a default plugin stays enabled and an
+        // opt-in one disabled.
         Activation::Default => !has(&options.disable, name) || has(&options.enable, name),
         Activation::OptIn => has(&options.enable, name) && !has(&options.disable, name),
     };
@@ -189,7 +190,7 @@ fn all(
 }
 
 impl Options {
-    /// What each plugin is told.
+    /// The configuration of each plugin.
     fn configuration(&self) -> Result<BTreeMap<String, Value>, String> {
         let Some(path) = &self.config_file else {
             return Ok(BTreeMap::new());

@@ -1,4 +1,4 @@
-//! A bound claim may ask for more only if its storage class allows growing.
+//! A bound claim may grow only if its storage class allows expansion.
 
 use async_trait::async_trait;
 use kinds::tree;

@@ -1,5 +1,5 @@
-//! A namespace says on which nodes its pods may run: its annotation is merged into their selectors,
-//! and a pod that says otherwise is refused.
+//! Restricts the nodes of a namespace's pods: the selector in its annotation is merged into theirs,
+//! and a pod with a conflicting one is rejected.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ const DEFAULT: &str = "clusterDefaultNodeSelector";
 
 type Labels = BTreeMap<String, String>;
 
-/// Selectors by namespace, and the one of namespaces that say nothing.
+/// Selectors by namespace, and the default for namespaces without an annotation.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct PodNodeSelector {
     selectors: BTreeMap<String, Labels>,
@@ -46,7 +46,7 @@ impl PodNodeSelector {
     }
 }
 
-/// `a=b,c=d`.
+/// Parses `a=b,c=d`.
 fn parse(selector: &str) -> Result<Labels, String> {
     let mut labels = Labels::new();
     for part in selector.split(',').filter(|part| !part.trim().is_empty()) {
@@ -136,7 +136,7 @@ mod tests {
     };
 
     #[tokio::test]
-    async fn a_namespace_says_where_its_pods_run() {
+    async fn the_namespace_annotation_selects_the_nodes_of_pods() {
         let config = json!({DEFAULT: "disk=ssd", "team": "env=prod,disk=hdd"});
         let plugin = PodNodeSelector::new(&json!({"podNodeSelectorPluginConfig": config})).unwrap();
         let case = Case::new(Operation::Create, "", "pods").named("team", "web");

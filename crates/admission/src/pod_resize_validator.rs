@@ -1,4 +1,5 @@
-//! A running pod is not resized beyond what its node can give, nor on a node that is not Linux.
+//! Rejects resizing a running pod beyond its node's allocatable resources, or on a node that is not
+//! Linux.
 
 use async_trait::async_trait;
 use kinds::tree;
@@ -71,7 +72,7 @@ fn refuse(attributes: &Attributes<'_>, why: &str, reason: &str) -> Status {
     status
 }
 
-/// What the pod asks for beyond what the node has.
+/// The resources that the pod requests beyond the node's.
 fn too_much(spec: &Value, allocatable: &Value) -> Option<String> {
     let wanted = amounts::of_pod(spec, "requests");
     let there = amounts::of(allocatable);

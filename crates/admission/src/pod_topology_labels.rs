@@ -1,5 +1,5 @@
-//! A pod that is given a node takes over where the node stands: its zone and region. Labels of a Binding become those
-//! of its pod.
+//! Copies zone and region of a node to the labels of a pod that is bound to it. Labels of a Binding
+//! become those of its pod.
 
 use async_trait::async_trait;
 use kinds::tree;

@@ -1,5 +1,4 @@
-//! A pod's priority is a number that only its priority class decides; one class at most is the
-//! default for pods that name none.
+//! Sets a pod's priority from its priority class; at most one class is the default.
 
 use async_trait::async_trait;
 use kinds::tree;
@@ -113,7 +112,7 @@ async fn named(reader: &Reader, name: &str) -> Result<Option<Class>, Status> {
     }))
 }
 
-/// The default class; of several (made by a race) the one with the lowest value counts.
+/// The default class; if concurrent writes created several, the one with the lowest value.
 async fn default_class(reader: &Reader) -> Result<Option<Class>, Status> {
     let (_, classes) = reader.list(GROUP, CLASSES, "").await?;
     let classes = classes.iter().map(|class| class.parsed());
@@ -121,7 +120,7 @@ async fn default_class(reader: &Reader) -> Result<Option<Class>, Status> {
     Ok(defaults.map(Class::of).min_by_key(|class| class.value))
 }
 
-/// Sets a new pod's priority, or says why what it asks for cannot be.
+/// Sets a new pod's priority, or returns why it is invalid.
 fn decide(spec: &mut Object, class: Option<Class>) -> Result<(), String> {
     let unnamed = Class {
         name: String::new(),
@@ -153,7 +152,7 @@ fn decide(spec: &mut Object, class: Option<Class>) -> Result<(), String> {
     Ok(())
 }
 
-/// An update that leaves the numbers out means the ones that are there.
+/// An update that omits the priority keeps it.
 fn keep(pod: &mut Object, old: Option<&Object>) {
     let Some(old) = old.and_then(|old| tree::get(old, "spec").as_object()) else {
         return;

@@ -66,7 +66,7 @@ impl Plugin for RbacEscalation {
     }
 }
 
-/// Whether an update changes nothing but what the garbage collector needs to delete the object in the end.
+/// Whether an update changes only what the garbage collector needs to delete the object.
 fn collects_only(object: &Object, old: &Object) -> bool {
     let rest = |object: &Object| {
         let mut rest = object.clone();
@@ -87,7 +87,7 @@ fn collects_only(object: &Object, old: &Object) -> bool {
 }
 
 fn check_role(index: &Index, attributes: &Attributes<'_>, role: &Object) -> Result<(), Status> {
-    // A create has no name yet when it is authorized: a permission for one name does not cover it.
+    // On create the name is not authorized: a permission for one name does not cover it.
     let name = match attributes.operation {
         Operation::Create => "",
         _ => attributes.name,
@@ -101,7 +101,7 @@ fn check_role(index: &Index, attributes: &Attributes<'_>, role: &Object) -> Resu
         .map(Rule::of)
         .collect();
     check_held(index, attributes, &wanted)?;
-    // An aggregated role can come to hold anything, and whoever changes one can keep it from shrinking.
+    // An aggregated role can obtain any rule, and a writer of one can prevent it from shrinking.
     let old = attributes.old.is_some_and(has_aggregation_rule);
     if (old || has_aggregation_rule(role)) && !lacks(index, attributes, &everything()).is_empty() {
         let why = "must have cluster-admin privileges to use the aggregationRule";
@@ -171,7 +171,7 @@ fn may(
     })
 }
 
-/// What the user does not hold of these rules.
+/// The rules that the user does not hold.
 fn lacks(index: &Index, attributes: &Attributes<'_>, wanted: &[Rule]) -> Vec<Rule> {
     let held = index.rules_for(attributes.user, attributes.namespace);
     uncovered(&held, wanted)
@@ -205,7 +205,7 @@ fn check_held(index: &Index, attributes: &Attributes<'_>, wanted: &[Rule]) -> Re
     Err(attributes.forbidden(&why))
 }
 
-/// Rules that differ in their verbs alone become one.
+/// Merges rules that differ only in their verbs.
 fn compact(rules: Vec<Rule>) -> Vec<Rule> {
     let mut compact: Vec<Rule> = Vec::new();
     for rule in rules {
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_permissions_are_told_in_few_rules() {
+    fn missing_permissions_are_reported_in_compact_rules() {
         let rule = |verb: &str, resource: &str| Rule {
             verbs: vec![verb.to_owned()],
             groups: vec![String::new()],
@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_role_can_be_bound_by_those_who_have_it_or_may_bind_it() {
+    async fn a_role_can_be_bound_by_users_with_its_permissions_or_the_bind_verb() {
         let case = Case::new(Operation::Create, GROUP, "rolebindings").named("team", "x");
         let binding = |role: &str| json!({"roleRef": {"kind": "ClusterRole", "name": role}});
         assert!(ask(&case, binding("reader")).await && ask(&case, binding("edit")).await);

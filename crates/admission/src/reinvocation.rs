@@ -1,35 +1,36 @@
-//! Reinvocation: when a webhook or a policy changes an object, all mutating plugins run once more, and those webhooks and
-//! policies that asked for it (`reinvocationPolicy: IfNeeded`) and had run before the change are asked again.
+//! Reinvocation: if a webhook or a policy changes an object, all mutating plugins run once more,
+//! and webhooks and policies with `reinvocationPolicy: IfNeeded` that ran before the change are
+//! invoked again.
 
 use std::collections::{HashMap, HashSet};
 
 use machinery::Object;
 use parking_lot::Mutex;
 
-/// The state of one pass through admission.
+/// The state of one admission pass.
 #[derive(Debug, Default)]
 pub struct Reinvocation {
-    /// Guards the state; `None` until something takes part.
+    /// Guards the state; `None` until something is reinvocable.
     state: Mutex<Option<State>>,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// Whether the second round is under way.
+    /// Whether this is the second round.
     is_reinvoke: bool,
-    /// Whether there has to be one.
+    /// Whether a second round is needed.
     wanted: bool,
     plugins: HashMap<&'static str, Plugin>,
 }
 
-/// What one plugin remembers.
+/// The state of one plugin.
 #[derive(Debug, Default)]
 struct Plugin {
     /// The object as the plugin left it.
     output: Option<Object>,
-    /// Ran, and may run again when something changes later.
+    /// Invoked, and invoked again if the object changes later.
     invoked: HashSet<String>,
-    /// Runs again.
+    /// To be invoked again.
     again: HashSet<String>,
 }
 
@@ -40,12 +41,12 @@ impl Plugin {
 }
 
 impl Reinvocation {
-    /// Forgets a pass that has to be made anew.
+    /// Resets the state for a new admission pass.
     pub(super) fn reset(&self) {
         *self.state.lock() = None;
     }
 
-    /// Begins the second round, if there is to be one.
+    /// Begins the second round, if needed.
     pub(super) fn begin(&self) -> bool {
         match &mut *self.state.lock() {
             Some(state) if state.wanted && !state.is_reinvoke => {
@@ -61,7 +62,8 @@ impl Reinvocation {
         matches!(&*self.state.lock(), Some(state) if state.is_reinvoke)
     }
 
-    /// A plugin begins its part: in the second round, what changed since its first lets everything run again that may.
+    /// A plugin begins: in the second round, if the object changed since its first, all reinvocable
+    /// ones are invoked again.
     pub fn enter(&self, plugin: &'static str, object: &Object) {
         if let Some(state) = &mut *self.state.lock()
             && state.is_reinvoke
@@ -73,7 +75,7 @@ impl Reinvocation {
         }
     }
 
-    /// Whether a webhook or policy of the plugin runs in this round.
+    /// Whether a webhook or policy of the plugin is invoked in this round.
     pub fn runs(&self, plugin: &'static str, id: &str) -> bool {
         match &*self.state.lock() {
             Some(state) if state.is_reinvoke => {
@@ -84,8 +86,8 @@ impl Reinvocation {
         }
     }
 
-    /// A webhook or policy ran. Where it changed the object, those before it run again; it may itself run again where it
-    /// is `reinvocable`.
+    /// Records an invocation. If it changed the object, the previous ones are invoked again;
+    /// `reinvocable` says whether this one may be.
     pub fn ran(&self, plugin: &'static str, id: &str, changed: bool, reinvocable: bool) {
         if !changed && !reinvocable {
             return;
@@ -102,7 +104,7 @@ impl Reinvocation {
         }
     }
 
-    /// A plugin ends its part.
+    /// A plugin ends.
     pub fn leave(&self, plugin: &'static str, object: &Object) {
         if let Some(state) = &mut *self.state.lock()
             && let Some(own) = state.plugins.get_mut(plugin)
@@ -120,7 +122,7 @@ mod tests {
     use crate::testing::object;
 
     #[test]
-    fn those_before_a_change_run_again_and_those_after_it_do_not() {
+    fn webhooks_before_a_change_are_reinvoked_and_later_ones_are_not() {
         let reinvocation = Reinvocation::default();
         let unchanged = object(json!({"a": 1}));
         reinvocation.enter("P", &unchanged);

@@ -5,7 +5,7 @@ use serde::Deserialize;
 
 use super::Operation;
 
-/// What a client may say about a deletion.
+/// The options of a delete.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct DeleteOptions {
@@ -16,7 +16,7 @@ pub struct DeleteOptions {
     pub dry_run: Vec<String>,
 }
 
-/// What must be true of an object that is deleted.
+/// Preconditions of a delete.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Preconditions {
@@ -24,18 +24,18 @@ pub struct Preconditions {
     pub resource_version: Option<String>,
 }
 
-/// What the client said, and no default of the server.
+/// The options as the client sent them, without defaults.
 #[derive(Debug, Clone, Default)]
 pub struct RequestOptions {
     pub dry_run: bool,
     pub field_manager: Option<String>,
     pub field_validation: Option<String>,
-    /// Those of a delete.
+    /// The options of a delete.
     pub delete: Option<DeleteOptions>,
 }
 
 impl RequestOptions {
-    /// The object that stands for them; none for connections. A patch is an update or a create.
+    /// The options object; null for connections. A patch has those of an update or a create.
     pub fn to_json(&self, operation: Operation) -> Value {
         let kind = match operation {
             Operation::Create => "CreateOptions",

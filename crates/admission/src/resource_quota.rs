@@ -1,8 +1,8 @@
-//! What a namespace uses stays within its quotas. The charge is part of the same transaction as the
-//! write: two writers cannot both take the last piece, and what is refused costs nothing.
+//! Keeps a namespace's usage within its quotas. The charge is part of the write's transaction: two
+//! writers cannot both take the last unit, and a rejected write costs nothing.
 //!
-//! Usage that goes down (deletions, pods that end) is counted again by the quota controller. A quota
-//! that no controller has seen yet is counted here.
+//! The quota controller recounts usage that decreases (deletions, finished pods). A quota that no
+//! controller has processed yet is counted here.
 
 use async_trait::async_trait;
 use kinds::tree;
@@ -69,8 +69,8 @@ impl Plugin for ResourceQuota {
     }
 }
 
-/// Whether a write can use more of a quota. A pod's update does when it is a resize, or when the pod moves between the
-/// scopes Terminating and NotTerminating.
+/// Whether a write can increase usage. An update of a pod does if it is a resize, or moves the pod
+/// between the scopes Terminating and NotTerminating.
 fn counts(attributes: &Attributes<'_>, object: &Object) -> bool {
     let Some(old) = attributes.old else {
         return true;
@@ -80,7 +80,7 @@ fn counts(attributes: &Attributes<'_>, object: &Object) -> bool {
         || scopes::is_terminating(old) != scopes::is_terminating(object)
 }
 
-/// What is used now and was not before; what went down is the controller's to count.
+/// The increase of usage; the controller counts decreases.
 fn growth(new: &Amounts, old: &Amounts) -> Amounts {
     let more = new.iter().map(|(name, amount)| {
         let before = old.get(name).copied().unwrap_or(Quantity::ZERO);
@@ -108,7 +108,7 @@ async fn charge(
         unspecified(&name, &hard, tree::get(object, "spec"))
             .map_err(|why| attributes.forbidden(&why))?;
     }
-    // What did not count for this quota before is charged as if it were new.
+    // An object that this quota did not count before is charged in full.
     let counted = |old: &Object| scopes::matches(&spec, attributes.resource, old);
     let charged = match attributes.old {
         Some(old) if !counted(old) => whole,
@@ -154,7 +154,7 @@ async fn charge(
     Ok(())
 }
 
-/// The usage after the charge, or why it cannot be.
+/// The usage after the charge, or why it exceeds the quota.
 fn within(name: &str, hard: &Amounts, used: &Amounts, asked: &Amounts) -> Result<Amounts, String> {
     let mut after = used.clone();
     amounts::add(&mut after, asked);
@@ -178,7 +178,7 @@ fn within(name: &str, hard: &Amounts, used: &Amounts, asked: &Amounts) -> Result
     ))
 }
 
-/// Everything of this kind that is in the namespace and counts for the quota.
+/// The usage by all objects of this kind in the namespace that the quota counts.
 async fn count(attributes: &Attributes<'_>, spec: &Value) -> Result<Amounts, Status> {
     let (group, resource) = (attributes.group, attributes.resource);
     let (_, objects) = attributes
@@ -194,7 +194,7 @@ async fn count(attributes: &Attributes<'_>, spec: &Value) -> Result<Amounts, Sta
     Ok(total)
 }
 
-/// A quota on requests or limits needs every container to state them.
+/// A quota on requests or limits requires every container to set them.
 fn unspecified(quota: &str, hard: &Amounts, spec: &Value) -> Result<(), String> {
     let mut complaints = Vec::new();
     for name in hard.keys() {
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_fits_is_charged_in_the_same_transaction() {
+    async fn usage_within_the_quota_is_charged_in_the_same_transaction() {
         let case = case();
         let hard = json!({"pods": "2", "requests.cpu": "1"});
         quota(&case, hard, json!({"pods": "1", "requests.cpu": "500m"})).await;
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_does_not_fit_is_refused_in_kubernetes_words() {
+    async fn exceeding_the_quota_is_refused_with_kubernetes_message() {
         let case = case();
         quota(
             &case,
@@ -325,7 +325,7 @@ mod tests {
         let written: Value = machinery::json::from_slice(&draft.bytes).unwrap();
         assert_eq!(written["metadata"]["name"], "ends");
         assert_eq!(written["status"]["used"], json!({"pods": "1"}));
-        // A quota that wants requests says nothing of a pod that only gets a label.
+        // A quota on requests does not reject a label change of a pod without them.
         quota(
             &case,
             json!({"requests.memory": "1"}),
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_quota_that_nobody_has_counted_yet_is_counted() {
+    async fn a_quota_without_status_is_counted() {
         let case = case();
         let metadata = json!({"name": "q", "namespace": "team"});
         let new = json!({"metadata": metadata, "spec": {"hard": {"pods": "1"}}});
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn an_update_is_charged_for_what_it_adds() {
+    fn an_update_is_charged_for_the_added_usage() {
         let amounts = |json: Value| amounts::of(&json);
         let more = growth(
             &amounts(json!({"cpu": "3", "pods": "1"})),

@@ -1,4 +1,4 @@
-//! A pod that names a runtime class gets that class's overhead and the nodes it runs on.
+//! Sets the overhead and node selection of a pod's runtime class.
 
 use async_trait::async_trait;
 use kinds::tree;
@@ -38,7 +38,7 @@ impl Plugin for RuntimeClass {
         apply(spec, &class.parse()).map_err(|why| attributes.forbidden(&why))
     }
 
-    /// Only a class brings overhead. By now what stands there is well-formed.
+    /// Only a class may set overhead. The pod has passed validation before.
     async fn validate(
         &self,
         attributes: &Attributes<'_>,
@@ -67,7 +67,7 @@ impl Plugin for RuntimeClass {
     }
 }
 
-/// Of a name that no path can hold nobody can ask.
+/// Rejects names that cannot be in a path.
 fn refuse_unaskable(name: &str) -> Result<(), Status> {
     if name.is_empty() {
         return Err(Status::unknown("resource name may not be empty"));
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_asks_for_a_name_that_no_path_can_hold() {
+    fn invalid_runtime_class_names_are_not_looked_up() {
         let told =
             |name: &str| refuse_unaskable(name).map_err(|status| (status.code, status.message));
         assert_eq!(told("gvisor"), Ok(()));

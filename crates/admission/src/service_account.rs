@@ -1,5 +1,5 @@
-//! Every pod runs as a service account of its namespace, and unless it declines finds a token for
-//! the API server, the cluster's CA and its namespace under a well-known path.
+//! Sets a pod's service account and, unless disabled, mounts a token for the API server, the
+//! cluster's CA and the namespace at the well-known path.
 
 use std::{sync::Arc, time::Duration};
 
@@ -18,9 +18,9 @@ const MOUNT_PATH: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 const VOLUME_PREFIX: &str = "kube-api-access-";
 const MIRROR: &str = "kubernetes.io/config.mirror";
 const ENFORCE: &str = "kubernetes.io/enforce-mountable-secrets";
-/// An hour, and a little that tells these tokens from those somebody asked for.
+/// An hour and seven seconds, which distinguishes these tokens from explicitly requested ones.
 const EXPIRATION: i64 = 3607;
-/// The default account is made right after its namespace: pods wait this often for it.
+/// The default account is created right after its namespace: how often a pod's admission retries.
 const ATTEMPTS: usize = 10;
 const INTERVAL: Duration = Duration::from_millis(50);
 
@@ -50,7 +50,7 @@ impl Plugin for ServiceAccount {
         if name.is_empty() {
             return Ok(());
         }
-        // A debugger in a pod is bound by the pod's account as its containers are.
+        // Ephemeral containers are restricted by the pod's account like other containers.
         let account = account(attributes, name).await?;
         let debuggers = tree::list(tree::get(spec, "ephemeralContainers"));
         enforce_environment(debuggers, name, account.parsed())
@@ -97,7 +97,7 @@ async fn account(attributes: &Attributes<'_>, name: &str) -> Result<Arc<Stored>,
     Err(attributes.forbidden(&why))
 }
 
-/// A pod that a kubelet runs by itself may use nothing that the API server keeps for others.
+/// A mirror pod may not reference API objects.
 fn mirror(pod: &Object) -> Result<(), &'static str> {
     let spec = tree::get(pod, "spec");
     if !tree::text(&spec["serviceAccountName"]).is_empty() {
@@ -137,7 +137,7 @@ fn apply(spec: &mut Object, name: &str, account: &Object, suffix: String) {
     }
 }
 
-/// Mounts the token volume in every container that has nothing at its path.
+/// Mounts the token volume in every container without a mount at its path.
 fn mount(spec: &mut Object, suffix: String) {
     let volumes = tree::list(tree::get(spec, "volumes")).iter();
     let existing = volumes.map(|volume| tree::text(&volume["name"]));
@@ -193,7 +193,7 @@ fn token_volume(name: &str) -> Value {
     })
 }
 
-/// Whether an account limits the secrets that its pods use to those it lists.
+/// Whether an account restricts its pods to the secrets it lists.
 fn enforces(account: &Object) -> bool {
     let enforced = tree::text(&tree::get(account, "metadata")["annotations"][ENFORCE]);
     matches!(enforced, "1" | "t" | "T" | "true" | "TRUE" | "True")
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn the_pods_word_on_automounting_counts_before_the_accounts() {
+    fn automount_of_the_pod_overrides_the_service_account() {
         let containers = json!([{"name": "a"}]);
         for (pod, account, mounted) in [
             (json!(null), json!(null), true),

@@ -1,4 +1,4 @@
-//! May somebody act for a signer? Asked under the signer's name and under its whole domain.
+//! Authorization for signers: checked for the signer's name and for its domain.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use crate::{
     authz::{self, Authorizer, Decision},
 };
 
-/// Those who are asked.
+/// The authorizers.
 pub(super) type Authorizers = Arc<[Arc<dyn Authorizer>]>;
 
 /// Whether the user may `verb` (approve, sign, attest) for `signer`, such as `example.com/serving`.

@@ -1,5 +1,5 @@
-//! Claims, volumes and classes of their attributes get a finalizer at birth, so that none disappears while it is
-//! used.
+//! Adds a protection finalizer to new claims, volumes and attributes classes, so that none is
+//! removed while in use.
 
 use async_trait::async_trait;
 use kinds::tree;

@@ -1,4 +1,4 @@
-//! A new node takes no pods until the node controller has seen it ready.
+//! Taints new nodes as not ready; the node controller removes the taint.
 
 use async_trait::async_trait;
 use kinds::tree;

@@ -1,4 +1,4 @@
-//! Requests that plugins are asked about, for their unit tests.
+//! Requests for the unit tests of plugins.
 
 use machinery::Object;
 pub(crate) use registry_testing::World;
@@ -7,7 +7,7 @@ use crate::{Attributes, Effects, Operation, RequestOptions, User};
 
 pub(crate) use registry_testing::object;
 
-/// A request that plugins are asked about.
+/// A request for plugins.
 pub(crate) struct Case {
     pub(crate) world: World,
     pub(crate) user: User,

@@ -1,4 +1,4 @@
-//! How long admission takes, plugin by plugin and as a whole.
+//! Durations of admission, by plugin and in total.
 
 use std::{sync::OnceLock, time::Instant};
 
@@ -14,7 +14,7 @@ use super::Operation;
 /// Upstream's buckets, in seconds.
 const BUCKETS: [f64; 6] = [0.005, 0.025, 0.1, 0.5, 1.0, 2.5];
 
-/// Which of the two a plugin was asked for.
+/// The phase of admission.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Phase {
     Admit,
@@ -41,19 +41,19 @@ fn durations<Of: Clone + std::hash::Hash + Eq>() -> Durations<Of> {
     Family::new_with_constructor(|| Histogram::new(BUCKETS))
 }
 
-/// How many plugins of the chain are found by their place in it.
+/// How many plugins of the chain have a fixed slot.
 const PLACES: usize = 64;
-/// Operations and phases.
+/// Operations times phases.
 const STEPS: usize = 8;
 
 /// The durations so far.
 pub struct Timing {
     steps: Durations<Step>,
     controllers: Durations<Controller>,
-    /// Those of `controllers` that refused nothing, by the plugin's place and the step: they are needed a dozen times
-    /// for each write.
+    /// Histograms of `controllers` without rejections, by the plugin's position and the step: used
+    /// a dozen times per write.
     usual: Box<[OnceLock<Histogram>]>,
-    /// Those of `steps` that refused nothing.
+    /// Histograms of `steps` without rejections.
     usual_steps: [OnceLock<Histogram>; STEPS],
 }
 
@@ -97,7 +97,7 @@ impl Timing {
     }
 }
 
-/// One step under way.
+/// One measured step.
 pub(super) struct Watch<'a> {
     timing: &'a Timing,
     /// The step, as one of [`STEPS`].
@@ -117,7 +117,7 @@ impl Watch<'_> {
         }
     }
 
-    /// A plugin has had its say; a refusal ends the step.
+    /// Records a plugin; a rejection ends the step.
     pub(super) fn plugin(
         &mut self,
         place: usize,
@@ -143,7 +143,7 @@ impl Watch<'_> {
         said
     }
 
-    /// Nobody refused.
+    /// Records a step without a rejection.
     pub(super) fn end(self) {
         let found = || self.timing.steps.get_or_create(&self.step(false)).clone();
         match self.timing.usual_steps.get(self.number) {
@@ -152,7 +152,7 @@ impl Watch<'_> {
         }
     }
 
-    /// All plugins so far.
+    /// The time of all plugins so far.
     fn took(&self) -> f64 {
         self.last.duration_since(self.begun).as_secs_f64()
     }
@@ -165,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn plugins_and_steps_are_told_apart_and_refusals_counted() {
+    fn metrics_distinguish_plugins_and_steps_and_count_rejections() {
         let mut registry = Registry::default();
         let timing = Timing::new(&mut registry);
         let mut watch = timing.begin(Phase::Admit, Operation::Create);

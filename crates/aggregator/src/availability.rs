@@ -1,5 +1,5 @@
-//! Whether an aggregated API server can be used: its Service exists, listens on the port and has ready endpoints, and a
-//! backend answers for its group and version.
+//! Availability of an aggregated API server: its Service exists, has the port and ready endpoints,
+//! and a backend answers for its group and version.
 
 use std::time::Duration;
 
@@ -11,22 +11,22 @@ use machinery::{Object, Value};
 use crate::{Link, Target};
 
 pub(crate) const AVAILABLE: &str = "Available";
-/// Probes that are sent at the same time: a Service may have backends that are gone and not known to be.
+/// Concurrent probes: a Service may have backends that are gone but still listed.
 const PROBES: usize = 5;
 const PROBE: Duration = Duration::from_secs(5);
 
-/// What is known of the Service of an APIService.
+/// The Service of an APIService.
 pub(crate) struct View<'a> {
     pub(crate) target: &'a Target,
     pub(crate) service: Option<&'a Object>,
     pub(crate) slices: &'a [Object],
 }
 
-/// What a look at the Service comes to.
+/// The result of checking the Service.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Verdict {
     Unavailable(Value),
-    /// A backend has to be asked.
+    /// A backend must be probed.
     Probe,
 }
 
@@ -43,7 +43,7 @@ pub(crate) fn failed(reason: &str, message: &str) -> Value {
     condition(AVAILABLE, false, reason, message)
 }
 
-/// Judges the Service before any backend is asked.
+/// Checks the Service before any backend is probed.
 pub(crate) fn decide(view: &View<'_>) -> Verdict {
     let Target {
         namespace,
@@ -58,7 +58,7 @@ pub(crate) fn decide(view: &View<'_>) -> Verdict {
         return unavailable("ServiceNotFound", message);
     };
     let spec = tree::get(service, "spec");
-    // Other types may lead out of the cluster.
+    // Other types may be outside of the cluster.
     if !matches!(tree::text(&spec["type"]), "" | "ClusterIP") {
         return Verdict::Probe;
     }
@@ -81,7 +81,7 @@ pub(crate) fn decide(view: &View<'_>) -> Verdict {
     Verdict::Probe
 }
 
-/// Whether a slice has an endpoint that takes connections to a port.
+/// Whether a slice has a ready endpoint with a port.
 fn is_ready(slice: &Object, port_name: &str) -> bool {
     let mut endpoints = tree::list(tree::get(slice, "endpoints")).iter();
     let mut ports = tree::list(tree::get(slice, "ports")).iter();
@@ -89,7 +89,7 @@ fn is_ready(slice: &Object, port_name: &str) -> bool {
         && ports.any(|port| tree::text(&port["name"]) == port_name && !port["port"].is_null())
 }
 
-/// Asks backends for the group and version; one that answers is enough.
+/// Probes backends for the group and version; one success suffices.
 pub(crate) async fn probe(link: &Link, path: &str) -> Result<(), String> {
     use futures::{StreamExt, stream::FuturesUnordered};
     let mut probes: FuturesUnordered<_> = (0..PROBES).map(|_| probe_one(link, path)).collect();
@@ -100,7 +100,7 @@ pub(crate) async fn probe(link: &Link, path: &str) -> Result<(), String> {
             Err(why) => failures.push(why),
         }
     }
-    // The same one every time, so that the condition does not change with the order of answers.
+    // Always the same one, so that the condition does not change with the order of responses.
     Err(failures.into_iter().min().unwrap_or_default())
 }
 
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_names_the_service() {
+    fn the_condition_message_names_the_service() {
         let spec = json!({"service": {"namespace": "ns", "name": "s"}});
         let target = Target::read(&spec).unwrap();
         let view = View {

@@ -1,5 +1,5 @@
-//! What an aggregated API server serves, as an entry of the aggregated discovery document: fetched as such, or made from
-//! the older list of resources where the server knows no other.
+//! Discovery of an aggregated API server, as an entry of the aggregated document: fetched as such,
+//! or made from the legacy resource list.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use crate::{Link, link};
 const TIMEOUT: Duration = Duration::from_secs(5);
 const AGGREGATED: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,application/json;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList";
 
-/// The last document of a backend, for the next request.
+/// The last document of a backend, for conditional requests.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Seen {
     etag: Option<HeaderValue>,
@@ -81,7 +81,7 @@ fn read(bytes: &[u8], kind: &str) -> Result<Object, String> {
     Ok(decoded.object)
 }
 
-/// The entry of a version in an aggregated document; one without resources when it is not there.
+/// The entry of a version in an aggregated document; an empty one if it is missing.
 fn entry(document: &[u8], group: &str, version: &str) -> Result<Object, String> {
     let document = read(document, "apidiscovery/v2.APIGroupDiscoveryList")?;
     let groups = tree::list(tree::get(&document, "items")).iter();
@@ -92,7 +92,7 @@ fn entry(document: &[u8], group: &str, version: &str) -> Result<Object, String> 
         .and_then(Value::as_object)
         .cloned()
         .unwrap_or_else(|| empty(version));
-    // Clients expect that there are kinds.
+    // Clients expect kinds to be set.
     for resource in tree::each(&mut entry, "resources") {
         tree::default_to(resource, "responseKind", no_kind());
         for subresource in tree::each(resource, "subresources") {
@@ -102,7 +102,7 @@ fn entry(document: &[u8], group: &str, version: &str) -> Result<Object, String> 
     Ok(entry)
 }
 
-/// A version of which nothing else is known.
+/// An entry without resources.
 pub(crate) fn empty(version: &str) -> Object {
     let mut entry = Object::new();
     entry.insert("version", version.into());

@@ -1,4 +1,4 @@
-//! The headers that tell an aggregated API server who the user is. It believes them because of the client certificate.
+//! The front-proxy headers with the user. Backends trust them because of the client certificate.
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use request::User;
@@ -8,7 +8,8 @@ const UID: HeaderName = HeaderName::from_static("x-remote-uid");
 const GROUP: HeaderName = HeaderName::from_static("x-remote-group");
 const EXTRA: &str = "x-remote-extra-";
 
-/// The headers of a user. An error when a header cannot carry a name: a backend must not see less than the user is.
+/// The headers of a user. Fails if a header cannot represent a value: a backend must not see a
+/// reduced identity.
 pub fn headers(user: &User) -> Result<HeaderMap, String> {
     let mut headers = HeaderMap::new();
     headers.insert(USER, value(&user.name)?);
@@ -33,7 +34,7 @@ fn value(text: &str) -> Result<HeaderValue, String> {
         .map_err(|_| format!("{text:?} cannot be sent in a header"))
 }
 
-/// Writes the bytes that no header name has as `%XX`.
+/// Percent-encodes bytes that are invalid in header names.
 fn escape(key: &str) -> String {
     let mut escaped = String::with_capacity(key.len());
     for byte in key.bytes() {
@@ -52,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_user_is_told_with_groups_uid_and_extra() {
+    fn the_user_headers_have_groups_uid_and_extra() {
         let mut user = User::new("jane", ["dev"]);
         user.uid = "7".to_owned();
         user.extra

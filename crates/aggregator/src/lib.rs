@@ -1,8 +1,9 @@
-//! API aggregation: which groups and versions other API servers serve, connections to them, whether they can be used, and
-//! what they say about themselves. The request pipeline passes requests on; this crate decides no access.
+//! API aggregation: which groups and versions other API servers serve, connections to them, their
+//! availability, and their discovery and OpenAPI. The request pipeline forwards requests; this
+//! crate does no authorization.
 //!
-//! What APIServices say is read by [`Upkeep`], which also keeps their condition `Available`. Every backend is watched by
-//! tasks of its own: one that hangs holds up nobody else.
+//! [`Upkeep`] watches APIServices and maintains their `Available` condition. Every backend has its
+//! own tasks, so a hanging one delays no other.
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
@@ -32,27 +33,27 @@ const PLURAL: &str = "apiservices";
 /// The APIService of the core group.
 const CORE: &str = "/v1";
 
-/// The order of groups and of their versions: the greater comes first.
+/// Priorities of groups and of their versions: the greater comes first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Priorities {
     pub group: i64,
     pub version: i64,
 }
 
-/// A group and version that another API server serves.
+/// A group and version served by another API server.
 pub struct Backend {
     /// The APIService's name.
     pub name: String,
     pub group: String,
     pub version: String,
     pub priorities: Priorities,
-    /// Whether its condition says that it can be used.
+    /// Whether its condition is Available.
     pub available: bool,
     pub link: Arc<Link>,
     documents: Arc<ArcSwap<Documents>>,
 }
 
-/// What a backend says about itself.
+/// The documents of a backend.
 #[derive(Default)]
 struct Documents {
     discovery: discovery::Seen,
@@ -73,7 +74,7 @@ impl Backend {
         entry
     }
 
-    /// The place of the group and version in the index of OpenAPI v3, and the URL of its document.
+    /// The key of the group and version in the index of OpenAPI v3, and the URL of its document.
     pub fn openapi(&self) -> Option<(String, String)> {
         let place = path(&self.group, &self.version);
         let place = place.trim_start_matches('/');
@@ -81,28 +82,28 @@ impl Backend {
         Some((place.to_owned(), url))
     }
 
-    /// Its part of the older document of OpenAPI.
+    /// Its part of the OpenAPI v2 document.
     pub fn swagger(&self) -> Option<Arc<Swagger>> {
         self.documents.load().openapi.swagger.clone()
     }
 }
 
-/// What APIServices said at one moment.
+/// A snapshot of the APIServices.
 #[derive(Default)]
 pub struct ApiServices {
     /// By `group/version`.
     remote: BTreeMap<String, Arc<Backend>>,
-    /// Of all, also of those that this server serves itself, by `group/version`.
+    /// Of all APIServices, including local ones, by `group/version`.
     priorities: BTreeMap<String, Priorities>,
 }
 
 impl ApiServices {
-    /// Those that other servers serve.
+    /// APIServices of other servers.
     pub fn remote(&self) -> impl Iterator<Item = &Arc<Backend>> {
         self.remote.values()
     }
 
-    /// What serves a group and version, if it is another server.
+    /// The aggregated server of a group and version, if any.
     pub fn backend(&self, group: &str, version: &str) -> Option<&Arc<Backend>> {
         if self.remote.is_empty() {
             return None;
@@ -114,7 +115,7 @@ impl ApiServices {
         self.priorities.get(&key(group, version)).copied()
     }
 
-    /// What serves a path, if it is another server.
+    /// The aggregated server of a path, if any.
     fn at(&self, path: &str) -> Option<&Arc<Backend>> {
         let Some(below) = path.strip_prefix("/apis/") else {
             let is_core = path == "/api" || path.starts_with("/api/");
@@ -141,7 +142,7 @@ fn path(group: &str, version: &str) -> String {
 /// The aggregated API servers.
 pub struct Aggregator {
     services: Arc<dyn Services>,
-    /// What this server shows to them.
+    /// The client certificate of this server.
     identity: Option<Arc<dyn ResolvesClientCert>>,
     known: ArcSwap<ApiServices>,
 }
@@ -155,12 +156,12 @@ impl Aggregator {
         }
     }
 
-    /// What APIServices say now.
+    /// The current APIServices.
     pub fn known(&self) -> Arc<ApiServices> {
         self.known.load_full()
     }
 
-    /// What serves a path, if it is another server.
+    /// The aggregated server of a path, if any.
     pub fn find(&self, path: &str) -> Option<Arc<Backend>> {
         let known = self.known.load();
         match known.remote.is_empty() {
@@ -169,7 +170,7 @@ impl Aggregator {
         }
     }
 
-    /// Takes what the APIServices say. Connections and documents stay while their target does.
+    /// Replaces the snapshot. Connections and documents are kept while their target is unchanged.
     fn apply(&self, services: &[Arc<Service>]) {
         let before = self.known.load();
         let mut now = ApiServices::default();
@@ -177,7 +178,7 @@ impl Aggregator {
             let Service { group, version, .. } = &**service;
             let key = key(group, version);
             now.priorities.insert(key.clone(), service.priorities);
-            // APIServices of this group say who serves what: that is always this server.
+            // The group of APIServices itself is always served here.
             let Some(target) = service.target.clone().filter(|_| group != GROUP) else {
                 continue;
             };
@@ -201,7 +202,7 @@ impl Aggregator {
         self.known.store(Arc::new(now));
     }
 
-    /// What APIServices and the servers behind them say at this moment.
+    /// The current APIServices and documents.
     pub fn moment(&self) -> Moment {
         let services = self.known();
         let documents = services.remote().map(|one| one.documents.load_full());
@@ -212,7 +213,7 @@ impl Aggregator {
         }
     }
 
-    /// The connections to a target; those of another APIService if there are any.
+    /// The connections to a target, shared with other APIServices.
     fn link(&self, target: Target, before: &ApiServices, now: &ApiServices) -> Arc<Link> {
         let mut links = before.remote().chain(now.remote()).map(|one| &one.link);
         let known = links.find(|link| link.target == target).cloned();
@@ -226,7 +227,7 @@ impl Aggregator {
     }
 }
 
-/// What APIServices and the servers behind them said at one moment.
+/// A snapshot of APIServices and documents.
 #[derive(Clone)]
 pub struct Moment {
     pub services: Arc<ApiServices>,
@@ -234,7 +235,7 @@ pub struct Moment {
 }
 
 impl PartialEq for Moment {
-    /// Whether nothing was said between the two.
+    /// Whether both are the same snapshot.
     fn eq(&self, other: &Self) -> bool {
         let mut pairs = self.documents.iter().zip(&other.documents);
         Arc::ptr_eq(&self.services, &other.services)
@@ -243,16 +244,16 @@ impl PartialEq for Moment {
     }
 }
 
-/// What is needed of an APIService.
+/// The parts of an APIService that are needed here.
 struct Service {
     name: String,
     group: String,
     version: String,
     priorities: Priorities,
-    /// The server that serves it, if it is another one.
+    /// The aggregated server, if any.
     target: Option<Target>,
     is_available: bool,
-    /// Whether its condition says that this server serves it.
+    /// Whether its condition says that it is local.
     is_local: bool,
 }
 

@@ -1,5 +1,5 @@
-//! Connections to one aggregated API server. A ready endpoint of its Service is chosen for every request, so that
-//! connections to backends that are gone are never used again.
+//! Connections to one aggregated API server. A ready endpoint of its Service is chosen for every
+//! request, so that connections to backends that are gone are never reused.
 
 use std::{sync::Arc, time::Duration};
 
@@ -22,18 +22,18 @@ use webhook::{Connector, Services};
 
 use crate::front_proxy;
 
-/// A request's body on its way to a backend.
+/// A forwarded request body.
 pub type ProxyBody = UnsyncBoxBody<Bytes, BodyError>;
 
 const IDLE_CONNECTIONS: usize = 25;
 const IDLE: Duration = Duration::from_secs(90);
-/// Requests that one backend may keep waiting at the same time, without watches and other long ones.
+/// Concurrent requests per backend, without long-running ones.
 const SLOTS: usize = 400;
-/// Bytes of a document that is fetched whole.
+/// Maximum bytes of a fetched document.
 const LARGEST_DOCUMENT: usize = 32 << 20;
 const HTTPS: u16 = 443;
 
-/// What a connection depends on. APIServices that agree in it share their connections.
+/// The identity of a connection. APIServices with equal targets share connections.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Target {
     pub namespace: String,
@@ -44,7 +44,7 @@ pub struct Target {
 }
 
 impl Target {
-    /// Reads the spec of an APIService; `None` when this server serves the group itself.
+    /// Parses the spec of an APIService; `None` if it is local.
     pub(crate) fn read(spec: &Value) -> Option<Self> {
         let service = &spec["service"];
         if !service.is_object() {
@@ -64,7 +64,7 @@ impl Target {
     }
 }
 
-/// An answer that was read whole.
+/// A complete response.
 pub(crate) struct Document {
     pub(crate) code: StatusCode,
     pub(crate) headers: HeaderMap,
@@ -75,9 +75,9 @@ pub(crate) struct Document {
 pub struct Link {
     pub target: Target,
     services: Arc<dyn Services>,
-    /// Why there can be no connection, where that is so.
+    /// An error if no connection is possible.
     transport: Result<Transport, String>,
-    /// Bounds the requests that wait for this backend.
+    /// Bounds the concurrent requests to this backend.
     pub slots: Arc<Semaphore>,
 }
 
@@ -100,12 +100,12 @@ impl Link {
         }
     }
 
-    /// Why no connection can be made, whatever the backend does.
+    /// Why no connection is possible, regardless of the backend.
     pub fn broken(&self) -> Option<&str> {
         self.transport.as_ref().err().map(String::as_str)
     }
 
-    /// Host and port of a backend that is ready.
+    /// Host and port of a ready backend.
     pub async fn resolve(&self) -> Result<String, String> {
         let Target {
             namespace,
@@ -120,21 +120,21 @@ impl Link {
         })
     }
 
-    /// Sends a request whose URI names the backend; the answer's body is not read yet.
+    /// Sends a request whose URI names the backend; returns before the response's body is read.
     pub async fn send(&self, request: Request<ProxyBody>) -> Result<Response<Incoming>, String> {
         let transport = self.transport.as_ref().map_err(String::clone)?;
         let answered = transport.http.request(request).await;
         answered.map_err(|error| webhook::words(&error))
     }
 
-    /// A connection of its own, for a request that upgrades it.
+    /// A dedicated connection, for a request that upgrades it.
     pub async fn dial(&self, uri: &Uri) -> Result<TlsStream<TcpStream>, String> {
         let transport = self.transport.as_ref().map_err(String::clone)?;
         let dialed = transport.connector.dial(uri).await;
         dialed.map_err(|failure| failure.to_string())
     }
 
-    /// Reads a document as the aggregator itself.
+    /// Fetches a document as the aggregator itself.
     pub(crate) async fn get(
         &self,
         authority: &str,
@@ -166,7 +166,7 @@ impl Link {
         }
     }
 
-    /// The same from any backend that is ready.
+    /// The same from any ready backend.
     pub(crate) async fn get_from_any(
         &self,
         path: &str,
@@ -190,7 +190,8 @@ impl Transport {
         if let Some(identity) = identity {
             tls.client_auth_cert_resolver = identity;
         }
-        // Requests are spread over the endpoints, and one that hangs holds up no other on its connection.
+        // No HTTP/2: requests are spread over the endpoints, and a hanging one blocks no other on
+        // its connection.
         tls.alpn_protocols = vec![b"http/1.1".to_vec()];
         let server_name = format!("{}.{}.svc", target.name, target.namespace);
         let connector = Connector::new(tls, &server_name, None)?;

@@ -1,4 +1,4 @@
-//! Figures of aggregated API servers.
+//! Metrics of aggregated API servers.
 
 use prometheus_client::{
     encoding::EncodeLabelSet,

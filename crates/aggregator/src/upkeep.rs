@@ -1,5 +1,4 @@
-//! Follows APIServices, and watches every backend with tasks of its own: whether it is available, and what it says about
-//! itself.
+//! Watches APIServices, and runs tasks for every backend: availability, and its documents.
 
 use std::{
     collections::{BTreeMap, hash_map::DefaultHasher},
@@ -25,19 +24,19 @@ use crate::{
 };
 
 const PATH: &str = "/apis/apiregistration.k8s.io/v1/apiservices";
-/// How soon a backend is looked at again that passed, or whose Service is not there.
+/// The recheck interval of a backend that passed, or whose Service does not exist.
 const RECHECK: Duration = Duration::from_secs(30);
 const FIRST_RECHECK: Duration = Duration::from_millis(5);
-/// How soon documents are fetched again.
+/// The refresh interval of documents.
 const REFRESH: Duration = Duration::from_secs(60);
 const FIRST_REFRESH: Duration = Duration::from_millis(500);
-/// How soon what cannot be read is read again.
+/// The retry intervals of failed reads.
 const FIRST: Duration = Duration::from_millis(20);
 const LONGEST: Duration = Duration::from_secs(5);
-/// How often a status is written again after a concurrent change.
+/// How often a status write is retried after conflicts.
 const ATTEMPTS: usize = 5;
 
-/// Keeps what the server knows of aggregated API servers, and their conditions.
+/// Maintains the state of aggregated API servers, and their conditions.
 #[derive(Clone)]
 pub struct Upkeep {
     pub aggregator: Arc<Aggregator>,
@@ -47,10 +46,10 @@ pub struct Upkeep {
     pub metrics: Metrics,
 }
 
-/// The tasks of one backend; they end with this.
+/// The tasks of one backend; dropping it ends them.
 struct Watched {
     target: Target,
-    /// What the Service and its endpoints were.
+    /// The fingerprint of the Service and its endpoints.
     seen: u64,
     check: Arc<Notify>,
     refresh: Arc<Notify>,
@@ -58,7 +57,7 @@ struct Watched {
 }
 
 impl Upkeep {
-    /// Reads all APIServices: from now on requests are passed on.
+    /// Lists all APIServices: from then on requests are forwarded.
     pub async fn load(&self) -> Result<(), Status> {
         if self.reader.resource(GROUP, PLURAL).is_none() {
             return Ok(());
@@ -66,7 +65,7 @@ impl Upkeep {
         self.read(&mut Readings::default()).await.map(drop)
     }
 
-    /// Follows APIServices, Services and endpoints for as long as the server runs.
+    /// Watches APIServices, Services and endpoints for as long as the server runs.
     pub async fn keep(self) {
         if self.reader.resource(GROUP, PLURAL).is_none() {
             return;
@@ -91,7 +90,7 @@ impl Upkeep {
                 match followed {
                     Ok(()) => backoff.reset(),
                     Err(status) => {
-                        tracing::warn!(%status, "cannot follow APIServices");
+                        tracing::warn!(%status, "cannot watch APIServices");
                         self.clock.sleep(backoff.step()).await;
                         changed.notify_one();
                     }
@@ -108,7 +107,7 @@ impl Upkeep {
         Ok(services)
     }
 
-    /// Takes changes of APIServices.
+    /// Processes changes of APIServices.
     async fn follow(
         &self,
         readings: &mut Readings<Service>,
@@ -124,7 +123,7 @@ impl Upkeep {
         self.wake(watched).await
     }
 
-    /// Wakes the tasks of backends whose Service changed, and starts those of backends that are new.
+    /// Wakes the tasks of backends whose Service changed, and starts those of new backends.
     async fn wake(&self, watched: &mut BTreeMap<String, Watched>) -> Result<(), Status> {
         let known = self.aggregator.known();
         for backend in known.remote() {
@@ -167,7 +166,7 @@ impl Upkeep {
         }
     }
 
-    /// Stands for what a Service and its endpoints are now.
+    /// A fingerprint of a Service and its endpoints.
     async fn fingerprint(&self, target: &Target) -> Result<u64, Status> {
         let mut hasher = DefaultHasher::new();
         let (service, slices) = self.backing(target).await?;
@@ -197,7 +196,7 @@ impl Upkeep {
         Ok((service.map(|service| service.parse()), slices))
     }
 
-    /// What this server serves itself is always available.
+    /// Local APIServices are always available.
     async fn settle_local(&self, name: &str) {
         let is_remote = |object: &Object| Target::read(tree::get(object, "spec")).is_some();
         let condition = availability::local();
@@ -206,7 +205,8 @@ impl Upkeep {
         }
     }
 
-    /// Writes a condition if it changed. `outdated` tells an object that the condition is not about any more.
+    /// Writes a condition if it changed. `outdated` detects an object that the condition no longer
+    /// applies to.
     async fn write(
         &self,
         name: &str,
@@ -249,7 +249,7 @@ impl Upkeep {
     }
 }
 
-/// What the tasks of one backend share.
+/// The state that the tasks of one backend share.
 #[derive(Clone)]
 struct Watching {
     upkeep: Upkeep,
@@ -272,7 +272,7 @@ impl Watching {
         }
     }
 
-    /// Checks whether the backend is available, and says so.
+    /// Checks availability, and writes the condition.
     async fn keep_condition(self) {
         let mut backoff = Backoff::exact(FIRST_RECHECK, RECHECK);
         let mut was_available = None;
@@ -330,7 +330,7 @@ impl Watching {
         }
     }
 
-    /// Keeps what the backend says about itself fresh.
+    /// Keeps the backend's documents up to date.
     async fn keep_documents(self) {
         let mut backoff = Backoff::exact(FIRST_REFRESH, REFRESH);
         while let Some(backend) = self.backend() {
@@ -349,7 +349,8 @@ impl Watching {
     }
 }
 
-/// Fetches the documents of a backend. What was known stays when they cannot be had, and is marked as stale.
+/// Fetches the documents of a backend. If that fails, the previous ones stay and are marked as
+/// stale.
 async fn fetch(backend: &Backend) -> Result<(), String> {
     let before = backend.documents.load_full();
     let (group, version) = (&backend.group, &backend.version);

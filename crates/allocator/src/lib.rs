@@ -1,7 +1,7 @@
-//! The allocator of the binary and of the benchmarks that speak for it: mimalloc, which takes a fifth to a
-//! third less time for a write through the API server than glibc's (decision 6).
+//! The allocator of the binary and of the benchmarks that represent it: mimalloc, with which a
+//! write through the API server takes a fifth to a third less time than with glibc's (decision 6).
 //!
-//! A program names it:
+//! A program declares it:
 //!
 //! ```
 //! #[global_allocator]
@@ -15,25 +15,26 @@ use libmimalloc_sys::{
     mi_realloc_aligned, mi_zalloc, mi_zalloc_aligned,
 };
 
-/// How mimalloc aligns every block that is at least as long.
+/// mimalloc's alignment of every block of at least this length.
 const USUAL_ALIGNMENT: usize = 16;
 
-/// mimalloc, asked for an alignment only where the one it gives by itself does not do: asking takes a longer way,
-/// and takes longer blocks than needed when it does not find one at once.
+/// mimalloc, with an explicit alignment only where the default does not suffice: an aligned
+/// allocation is slower, and may use larger blocks.
 pub struct Allocator;
 
-/// Whether a block is aligned without being asked for it.
+/// Whether the default alignment suffices.
 #[inline]
 fn is_usual(layout: Layout) -> bool {
     layout.align() <= USUAL_ALIGNMENT && layout.align() <= layout.size()
 }
 
-// SAFETY: mimalloc's functions are what this trait asks for: blocks of the size, aligned as `is_usual` says or as
-// asked, null when there is no memory; a block of one function may be freed and resized by the others.
+// SAFETY: mimalloc's functions fulfil this trait's contract: blocks of the size, aligned as
+// `is_usual` says or as requested, null without memory; a block of one function may be freed and
+// resized by the others.
 unsafe impl GlobalAlloc for Allocator {
     #[inline]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: the caller says that the size is not zero.
+        // SAFETY: the caller guarantees that the size is not zero.
         unsafe {
             match is_usual(layout) {
                 true => mi_malloc(layout.size()).cast(),
@@ -55,7 +56,7 @@ unsafe impl GlobalAlloc for Allocator {
 
     #[inline]
     unsafe fn dealloc(&self, block: *mut u8, _: Layout) {
-        // SAFETY: the caller says that the block came from here.
+        // SAFETY: the caller guarantees that the block came from here.
         unsafe { mi_free(block.cast()) }
     }
 
@@ -74,9 +75,9 @@ unsafe impl GlobalAlloc for Allocator {
 /// `mi_option_arena_eager_commit` of mimalloc's third version, which the bindings do not name.
 const ARENA_EAGER_COMMIT: mi_option_t = 4;
 
-/// Memory is taken page by page, not by the arena: the kernel would back a whole arena with huge pages, and an
-/// idle server would hold twice what it uses. The first allocation reserves an arena and comes before `main`,
-/// so this stands among the functions that the loader calls before that.
+/// Memory is committed page by page, not per arena: the kernel would back a whole arena with huge
+/// pages, and an idle server would use twice the memory. The first allocation reserves an arena
+/// before `main`, so that this is an init function, which the loader calls before.
 #[used]
 // SAFETY: the section holds pointers to functions of this shape, and this one allocates nothing.
 #[unsafe(link_section = ".init_array")]

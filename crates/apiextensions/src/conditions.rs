@@ -18,7 +18,7 @@ pub fn condition(kind: &str, holds: bool, reason: &str, message: &str) -> Value 
     json!({"type": kind, "status": status, "reason": reason, "message": message})
 }
 
-/// Sets a condition; its time moves only when its status does.
+/// Sets a condition; its transition time changes only with its status.
 pub fn set_condition(status: &mut Value, mut condition: Value, now: &str) {
     let conditions = &mut status["conditions"];
     if !conditions.is_array() {
@@ -40,7 +40,7 @@ pub fn set_condition(status: &mut Value, mut condition: Value, now: &str) {
     }
 }
 
-/// Whether a definition in a group of Kubernetes' own was approved of; others are not asked.
+/// The approval condition of a definition in a protected Kubernetes group; `None` for others.
 pub fn approval(definition: &Object) -> Option<Value> {
     let (approved, reason, message) = approval_condition(definition)?;
     let kind = "KubernetesAPIApprovalPolicyConformant";

@@ -1,6 +1,6 @@
-//! Conversion webhooks: objects of a definition in other versions, by a program that its author runs. Many objects go
-//! in one review. A webhook changes what the schema describes, and labels and annotations; the rest of the metadata
-//! stays what it was.
+//! Conversion webhooks: convert objects of a definition between versions. One review holds many
+//! objects. A webhook may change what the schema describes, labels and annotations; the rest of the
+//! metadata is restored.
 
 use std::{
     sync::Arc,
@@ -25,7 +25,7 @@ use prometheus_client::{
 use webhook::{Call, Client, ClientConfig};
 
 const TIMEOUT: Duration = Duration::from_secs(30);
-/// Bytes of an answer beside what the request has.
+/// Maximum bytes of a response beyond the size of the request.
 const ROOM: usize = 16 << 20;
 const KIND: &str = "ConversionReview";
 /// Upstream's buckets, in seconds.
@@ -37,7 +37,7 @@ const DURATIONS: [f64; 12] = [
 pub struct Conversion {
     client: Arc<Client>,
     config: ClientConfig,
-    /// The first review version that both sides know.
+    /// The first review version that both sides support.
     review: Option<&'static str>,
     kind: String,
     metrics: Metrics,
@@ -49,7 +49,7 @@ struct Labels {
     failure_type: &'static str,
 }
 
-/// How long conversions take.
+/// Durations of conversions.
 #[derive(Clone)]
 pub struct Metrics {
     durations: Family<Labels, Histogram, fn() -> Histogram>,
@@ -97,7 +97,7 @@ enum FailureType {
 }
 
 impl Conversion {
-    /// The conversion that a definition asks for; `None` when only the version changes.
+    /// The conversion of a definition; `None` if only apiVersion changes.
     pub fn read(spec: &Value, client: &Arc<Client>, metrics: &Metrics) -> Option<Self> {
         let conversion = &spec["conversion"];
         if conversion["strategy"] != "Webhook" {
@@ -119,7 +119,7 @@ impl Conversion {
         })
     }
 
-    /// Objects in another version, in their order; all or none. `from` is the version that messages name.
+    /// Converts objects, in order; all or none. `from` is the version in error messages.
     pub async fn convert(
         &self,
         objects: Vec<Object>,
@@ -193,7 +193,7 @@ fn request(version: &str, uid: &str, desired: &str, objects: &[Object]) -> Bytes
     review.to_string().into()
 }
 
-/// The objects of an answer.
+/// The objects of a response.
 fn response(version: &str, uid: &str, bytes: &[u8]) -> Result<Vec<Value>, (FailureType, String)> {
     let call = |why: String| (FailureType::Call, why);
     let malformed = |why: String| Err((FailureType::Malformed, why));
@@ -277,7 +277,7 @@ fn judge(
         .collect()
 }
 
-/// Whether the converted object is the same one, in the version that was asked for.
+/// Checks that the converted object is the same one, in the desired version.
 fn check(original: &Object, converted: &Object, desired: &str) -> Result<(), String> {
     let text = |object: &Object, key: &str| tree::text(tree::get(object, key)).to_owned();
     let got = text(converted, "apiVersion");
@@ -300,7 +300,7 @@ fn check(original: &Object, converted: &Object, desired: &str) -> Result<(), Str
     Ok(())
 }
 
-/// The metadata of before, with the labels and annotations of now.
+/// Restores the metadata, except labels and annotations.
 fn restore_metadata(original: &Object, converted: &mut Object) -> Result<(), String> {
     let given = match converted.get("metadata") {
         None => return Err("missing metadata in converted object".to_owned()),
@@ -414,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_is_a_success_for_this_request() {
+    fn a_conversion_response_must_succeed_and_match_the_request() {
         let said = |review: Value| {
             let read = response("v1", "u", review.to_string().as_bytes());
             read.map(|objects| objects.len()).map_err(|(_, why)| why)

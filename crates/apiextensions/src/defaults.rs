@@ -1,5 +1,5 @@
-//! Whether the defaults that a definition brings keep to the schema they stand in, and those in the
-//! metadata of embedded objects make metadata that any object could have.
+//! Validates the defaults in a definition's schemas: they must satisfy their schema, and defaults
+//! in the metadata of embedded objects must be valid metadata.
 
 use machinery::{
     Object, Value,
@@ -10,14 +10,14 @@ use machinery::{
 
 use super::{embedded, structural::Schema, validate, view::View};
 
-/// Everything that is wrong with the defaults in a definition whose schemas are structural.
+/// The errors in the defaults of a definition whose schemas are structural.
 pub fn check(definition: &Object) -> Errors {
     let mut errors = Errors::new();
     let spec = definition.get("spec").unwrap_or(&Value::Null);
     let versions = spec["versions"].as_array().map_or(&[][..], Vec::as_slice);
     let schema = |version: &Value| version["schema"]["openAPIV3Schema"].clone();
     let path = Path::new("spec.versions");
-    // A schema that all versions share stands beside them.
+    // A schema that all versions share is reported at the top level.
     let shared = versions.windows(2).all(|w| schema(&w[0]) == schema(&w[1]));
     for (i, version) in versions.iter().enumerate() {
         let at = path.index(i);
@@ -41,12 +41,12 @@ pub fn check(definition: &Object) -> Errors {
 
 const EMBEDDED: &str = "x-kubernetes-embedded-resource";
 
-/// Where in an object a default would stand.
+/// The position of a default in an object.
 #[derive(Clone)]
 struct DefaultPosition<'a> {
-    /// The schema of the object, which is the whole or an embedded one.
+    /// The schema of the enclosing object, the root or an embedded one.
     object: &'a Value,
-    /// From the object down.
+    /// The steps from that object.
     steps: Vec<Step<'a>>,
     in_metadata: bool,
 }
@@ -73,7 +73,7 @@ impl<'a> DefaultPosition<'a> {
         below
     }
 
-    /// The least object in which a default stands.
+    /// The smallest object that contains the default.
     fn around(&self, default: &Value) -> Object {
         let wrap = |inner: Value, step: &Step<'_>| match step {
             Step::Field(name) => Object::from_iter([((*name).to_owned(), inner)]).into(),
@@ -142,7 +142,7 @@ fn check_default(
     errors.extend(found.unwrap_or_else(|| validate::value(&read, default, path)));
 }
 
-/// Whether an object has metadata that can be read and is right, or what is wrong with it.
+/// Validates an object's metadata.
 fn check_metadata(schema: &Schema, object: &Object) -> Result<(), String> {
     let (mut object, root) = (object.clone(), Path::new(""));
     embedded::read(schema, &mut object, &root, &mut Findings::default())
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn the_default_of_an_embedded_object_says_what_it_is() {
+    fn the_default_of_an_embedded_object_needs_api_version_and_kind() {
         let at = "spec.validation.openAPIV3Schema.properties[a].default";
         let pod = json!({"type": "object", "x-kubernetes-embedded-resource": true,
             "x-kubernetes-preserve-unknown-fields": true, "default": {"kind": "Pod"}});

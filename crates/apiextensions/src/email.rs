@@ -1,4 +1,4 @@
-//! Mail addresses as RFC 5322 writes them: `a@b`, `"a b"@c`, `Name <a@b>`, with comments behind.
+//! Mail addresses of RFC 5322: `a@b`, `"a b"@c`, `Name <a@b>`, with trailing comments.
 
 /// Whether a text is one address.
 pub(super) fn is_address(text: &str) -> bool {
@@ -16,7 +16,7 @@ pub(super) fn is_address(text: &str) -> bool {
             .is_some_and(is_end)
 }
 
-/// Where the address in brackets begins.
+/// Where the address in angle brackets begins.
 fn angle(text: &str) -> Option<usize> {
     let (mut quoted, mut escaped) = (false, false);
     for (i, c) in text.char_indices() {
@@ -31,7 +31,7 @@ fn angle(text: &str) -> Option<usize> {
     None
 }
 
-/// Blanks and comments are all that may follow.
+/// Only blanks and comments may follow.
 fn is_end(rest: &str) -> bool {
     let rest = skip(rest);
     rest.is_empty()
@@ -60,7 +60,7 @@ fn is_phrase(mut text: &str) -> bool {
     }
 }
 
-/// Reads `local@domain`, and gives what follows.
+/// Parses `local@domain`; returns the rest.
 fn addr_spec(text: &str) -> Option<&str> {
     let text = skip(text);
     let rest = match text.strip_prefix('"') {
@@ -77,7 +77,7 @@ fn addr_spec(text: &str) -> Option<&str> {
     }
 }
 
-/// What follows a quoted string.
+/// The rest after a quoted string.
 fn quoted(text: &str) -> Option<&str> {
     let mut escaped = false;
     for (i, c) in text.char_indices() {
@@ -92,7 +92,7 @@ fn quoted(text: &str) -> Option<&str> {
     None
 }
 
-/// What follows a word, which may have single dots within it.
+/// The rest after an atom, which may contain single dots.
 fn atom(text: &str) -> Option<&str> {
     let is_text =
         |c: char| !c.is_ascii() || c.is_ascii_alphanumeric() || "!#$%&'*+-/=?^_`{|}~".contains(c);
@@ -106,7 +106,7 @@ fn atom(text: &str) -> Option<&str> {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn addresses_are_told_from_other_text() {
+    fn only_email_addresses_are_accepted() {
         let right = [
             "a@b",
             "a.b@c.d",

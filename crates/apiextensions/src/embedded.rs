@@ -1,4 +1,4 @@
-//! Objects within custom objects: what says of itself what it is has metadata like any other.
+//! Embedded resources in custom objects: objects with apiVersion, kind and metadata.
 
 use kinds::metadata::{self, path_segment};
 use machinery::{
@@ -10,8 +10,8 @@ use machinery::{
 
 use super::{structural::Schema, view::View, walk};
 
-/// Reads the metadata of embedded objects: unknown fields are dropped and noted, what cannot be
-/// read is refused.
+/// Decodes the metadata of embedded objects: unknown fields are dropped and recorded, invalid ones
+/// are errors.
 pub(super) fn read(
     schema: &Schema,
     object: &mut Object,
@@ -84,7 +84,7 @@ fn read_own(object: &mut Object, path: &Path, findings: &mut Findings) -> Result
     Ok(())
 }
 
-/// Whether embedded objects say what they are, and have metadata that any object could have.
+/// Validates that embedded objects have apiVersion, kind and valid metadata.
 pub(super) fn check(schema: &Schema, value: View<'_>, path: &Path, errors: &mut Errors) {
     let mut visit = |schema: &Schema, value: View<'_>, path: &Path| {
         if let (true, View::Map(object)) = (schema.embedded, value) {
@@ -94,7 +94,7 @@ pub(super) fn check(schema: &Schema, value: View<'_>, path: &Path, errors: &mut 
     walk::each(schema, value, path, &mut visit);
 }
 
-/// What is wrong with a text, if anything is.
+/// Returns what is wrong with a text, if anything.
 type Wrong = fn(&str) -> Option<String>;
 
 fn check_own(object: &Object, path: &Path, errors: &mut Errors) {
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_embedded_says_what_it_is() {
+    fn embedded_objects_need_api_version_and_kind() {
         for (given, lines) in [
             (
                 json!({}),

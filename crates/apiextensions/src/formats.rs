@@ -1,5 +1,5 @@
-//! The formats of strings that are checked, as Kubernetes' OpenAPI library understands them. Others
-//! are only told.
+//! Validated string formats, as in Kubernetes' OpenAPI library. Other formats are only
+//! documentation.
 
 use std::sync::LazyLock;
 
@@ -48,12 +48,12 @@ fn find(format: &str) -> Option<Check> {
         .map(|(_, c)| *c)
 }
 
-/// Whether a format of strings is checked.
+/// Whether a string format is validated.
 pub(super) fn is_known(format: &str) -> bool {
     !format.is_empty() && find(format).is_some()
 }
 
-/// Whether a text has the format; everything has one that is not checked.
+/// Whether a text has the format; unvalidated formats accept everything.
 pub(super) fn has(format: &str, text: &str) -> bool {
     find(format).is_none_or(|check| check(text))
 }
@@ -78,7 +78,7 @@ regex!(RGB, {
     let level = r"[\t\n\f\r ]*(0|[1-9][0-9]?|1[0-9]{2}|2[0-4][0-9]|25[0-5])[\t\n\f\r ]*";
     format!(r"^rgb\({level},{level},{level}\)$")
 });
-// One label with a dash in the second place at most, or several and a word of letters.
+// One label with a dash in the second position at most, or several and a word of letters.
 regex!(HOST, {
     let c = r"a-zA-Z0-9\p{S}\p{L}";
     let label = format!(r"[{c}](?:[{c}-]{{0,61}}[{c}])?\.");
@@ -98,7 +98,7 @@ fn is_hostname(text: &str) -> bool {
     HOST.is_match(text) && text.len() <= 255 && text.split('.').all(|label| label.len() <= 63)
 }
 
-/// An address whose numbers may have zeros in front.
+/// An address whose numbers may have leading zeros.
 fn sloppy_ip(text: &str) -> Option<std::net::IpAddr> {
     let (front, last) = match text.rfind(':') {
         Some(at) => text.split_at(at + 1),
@@ -112,7 +112,7 @@ fn sloppy_ip(text: &str) -> Option<std::net::IpAddr> {
     if !last.contains('.') {
         return text.parse().ok();
     }
-    // Numbers are read to the end, however many zeros stand before them.
+    // Any number of leading zeros is accepted.
     let parts: Option<Vec<String>> = last.split('.').map(strip).collect();
     format!("{front}{}", parts?.join(".")).parse().ok()
 }
@@ -134,7 +134,8 @@ fn is_cidr(text: &str) -> bool {
     digits && bits.parse::<u32>().is_ok_and(|bits| bits <= most)
 }
 
-/// 6, 8 or 20 bytes: in pairs of digits with `:` or `-` between, in fours with `.`, or in one.
+/// 6, 8 or 20 bytes: pairs of digits separated by `:` or `-`, groups of four by `.`, or without
+/// separators.
 fn is_mac(text: &str) -> bool {
     let bytes = match text.as_bytes() {
         [_, _, b':', ..] => groups(text, ':', 2),
@@ -146,7 +147,7 @@ fn is_mac(text: &str) -> bool {
     matches!(bytes, Some(6 | 8 | 20))
 }
 
-/// How many bytes are in groups of so many digits each.
+/// The number of bytes in groups of `width` digits.
 fn groups(text: &str, separator: char, width: usize) -> Option<usize> {
     let mut count = 0;
     for group in text.split(separator) {
@@ -158,8 +159,8 @@ fn groups(text: &str, separator: char, width: usize) -> Option<usize> {
     Some(count)
 }
 
-/// With dashes in the usual places or not; `kind` is the version's digit, and whether the variant is
-/// looked at, too.
+/// With or without dashes in the usual places; `kind` is the version's digit, and whether the
+/// variant is checked.
 fn is_uuid(text: &str, kind: Option<(char, bool)>) -> bool {
     let mut rest = text;
     let mut digits = String::new();
@@ -232,7 +233,7 @@ fn is_date_time(text: &str) -> bool {
     })
 }
 
-/// Go's durations, and such as `3 days`.
+/// Go's durations, and texts such as `3 days`.
 fn is_duration(text: &str) -> bool {
     const UNITS: &[&[&str]] = &[
         &["ns", "nano"],
@@ -244,7 +245,7 @@ fn is_duration(text: &str) -> bool {
         &["d", "day"],
         &["w", "wk", "week"],
     ];
-    // The last name of a unit may go on: `minutes`, `hours`.
+    // The last name of a unit may be extended: `minutes`, `hours`.
     let is_unit = |unit: &str| {
         let unit = unit.to_lowercase();
         UNITS.iter().any(|names| {
@@ -285,7 +286,7 @@ fn is_go_duration(text: &str) -> bool {
     spans > 0
 }
 
-/// What may stand in the line of a request: an absolute address, or a path.
+/// A valid request URI: an absolute URL, or a path.
 fn is_request_uri(text: &str) -> bool {
     if text.is_empty() || text.bytes().any(|b| b < 0x20 || b == 0x7f) {
         return false;
@@ -307,7 +308,7 @@ fn is_request_uri(text: &str) -> bool {
     is_authority(authority) && has_whole_escapes(path)
 }
 
-/// A scheme, if there is one, and the rest; `None` when there is only a colon.
+/// A scheme, if any, and the rest; `None` if there is only a colon.
 fn split_scheme(text: &str) -> Option<(&str, &str)> {
     for (i, c) in text.char_indices() {
         match c {
@@ -327,7 +328,7 @@ fn has_whole_escapes(text: &str) -> bool {
     parts.all(|part| part.get(..2).is_some_and(is_hex))
 }
 
-/// Whether letters are hidden that could stand there by themselves, or not at all.
+/// Whether ASCII characters other than `%` are percent-encoded.
 fn has_ascii_escapes(text: &str) -> bool {
     let mut parts = text.split('%').skip(1);
     parts.any(|part| matches!(part.as_bytes(), [b'0'..=b'7', ..]) && !part.starts_with("25"))
@@ -363,7 +364,7 @@ fn is_authority(text: &str) -> bool {
 mod tests {
     use super::*;
 
-    /// The format, what has it, and what has not.
+    /// The format, valid texts, and invalid ones.
     const CASES: &[(&str, &[&str], &[&str])] = &[
         (
             "bsonobjectid",
@@ -467,7 +468,7 @@ mod tests {
     ];
 
     #[test]
-    fn formats_are_told_apart() {
+    fn values_are_checked_against_their_formats() {
         for (format, right, wrong) in CASES {
             for text in *right {
                 assert!(has(format, text), "{format} {text}");

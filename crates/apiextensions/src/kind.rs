@@ -1,4 +1,4 @@
-//! One version of a custom resource as a kind like any other.
+//! One version of a custom resource as a kind.
 
 mod behaviour;
 mod columns;
@@ -31,22 +31,22 @@ pub struct CustomKind {
     names: Names,
     scope: Scope,
     api_version: String,
-    /// The version that objects are stored in.
+    /// The storage version.
     stored: String,
     schemas: Arc<Schemas>,
-    /// The version's rules, once an object is judged by them.
+    /// The version's rules, compiled when the first object is validated.
     rules: OnceLock<Option<Rules>>,
-    /// The version's schema as it was written, once apply needs it.
+    /// The version's schema as written, parsed when apply needs it.
     open_api: OnceLock<Value>,
-    /// Of that schema.
+    /// The fingerprint of that schema.
     pub fingerprint: [u8; 32],
-    /// Of everything that the definition says, but for its status and the most of its metadata.
+    /// The fingerprint of the definition, without its status and most of its metadata.
     definition_fingerprint: [u8; 32],
-    /// Of what the definition says about conversion.
+    /// The fingerprint of the definition's conversion.
     pub conversion_fingerprint: [u8; 32],
-    /// The webhook that converts objects between versions, where one does.
+    /// The conversion webhook, if any.
     pub conversion: Option<Arc<Conversion>>,
-    /// The definition's state: objects of earlier revisions may not have its shape.
+    /// The revision of the definition: objects of earlier revisions may not conform to it.
     pub since: u64,
     /// Whether the definition is being deleted.
     pub leaving: bool,
@@ -60,7 +60,7 @@ pub struct CustomKind {
 }
 
 impl CustomKind {
-    /// Reads one version of a definition.
+    /// Parses one version of a definition.
     pub fn read(
         definition: &Value,
         version: &Value,
@@ -131,12 +131,12 @@ impl CustomKind {
         }
     }
 
-    /// The schemas that it shares with the other versions.
+    /// The schemas, shared with the other versions.
     pub(super) fn schemas(&self) -> &Arc<Schemas> {
         &self.schemas
     }
 
-    /// Takes a later revision of its definition if that changes nothing for the kind.
+    /// Takes a later revision of the definition if it does not change the kind.
     pub fn renew(&self, definition: &Value, bytes: &Bytes) -> bool {
         let is_same = definition_fingerprint(definition) == self.definition_fingerprint;
         if is_same {
@@ -145,7 +145,7 @@ impl CustomKind {
         is_same
     }
 
-    /// Changes with everything that OpenAPI documents say about the version.
+    /// A fingerprint of everything that OpenAPI documents contain about the version.
     pub fn published(&self) -> [u8; 32] {
         let names = &self.names;
         let scope = match self.scope {
@@ -166,13 +166,14 @@ impl CustomKind {
         hash.finalize().into()
     }
 
-    /// The same, with a webhook that converts objects.
+    /// The same with a conversion webhook.
     pub fn converted_by(mut self, conversion: Option<Arc<Conversion>>) -> Self {
         self.conversion = conversion;
         self
     }
 
-    /// An object of the store as the schema of its own version reads it, for a webhook to convert.
+    /// Prunes and defaults a stored object by the schema of its own version, before a webhook
+    /// converts it.
     pub fn read_own(&self, object: &mut Object) {
         let given = object.get("apiVersion").and_then(Value::as_str);
         let version = given.and_then(|given| given.rsplit('/').next());
@@ -181,34 +182,34 @@ impl CustomKind {
         own.fill(object);
     }
 
-    /// What a webhook made of an object, cut to what this version knows.
+    /// Prunes and defaults a converted object by this version's schema.
     pub fn settle_converted(&self, object: &mut Object) -> Result<(), String> {
         self.settle(object, &mut Findings::default())?;
         self.schema().fill(object);
         Ok(())
     }
 
-    /// The name of the form that this version gives to objects.
+    /// A name for the serialized form of objects in this version.
     pub fn form(&self) -> String {
         format!("{}@{}", self.api_version, self.since)
     }
 
-    /// The schema as it was written, cached.
+    /// The schema as written, cached.
     pub fn open_api(&self) -> &Value {
         self.open_api.get_or_init(|| self.read_open_api())
     }
 
-    /// The schemas of all versions of the definition as they were written, by version, parsed anew.
+    /// The schemas of all versions as written, by version, parsed on each call.
     pub fn read_open_apis(&self) -> OpenApis {
         OpenApis::read(&self.schemas)
     }
 
-    /// The schema as it was written, parsed anew.
+    /// The schema as written, parsed on each call.
     pub fn read_open_api(&self) -> Value {
         self.read_open_apis().take(self).unwrap_or_default()
     }
 
-    /// The rules of the version, compiled when the first object is judged.
+    /// The rules of the version, compiled when the first object is validated.
     fn rules(&self) -> Option<&Rules> {
         let rules = self
             .rules
@@ -216,7 +217,7 @@ impl CustomKind {
         rules.as_ref()
     }
 
-    /// Warnings of rules that an unchanged value breaks.
+    /// Warnings of rules that unchanged values violate.
     fn ratcheted(&self, object: &Object, old: &Object) -> Vec<String> {
         let Some(rules) = self.rules() else {
             return Vec::new();
@@ -225,13 +226,13 @@ impl CustomKind {
         rules.warnings(was, &Path::new(""))
     }
 
-    /// The version that objects are stored in.
+    /// The storage version.
     pub fn stored(&self) -> &str {
         &self.stored
     }
 
     fn schema_of(&self, version: &str) -> &Schema {
-        // A version that is gone is taken for the one that objects are stored in now.
+        // A removed version is treated as the storage version.
         let known = self.schemas.get(version);
         known
             .or_else(|| self.schemas.get(&self.stored))
@@ -242,30 +243,31 @@ impl CustomKind {
         self.schema_of(&self.names.version)
     }
 
-    /// Drops what the schema does not know.
+    /// Prunes fields that are not in the schema.
     pub fn prune(&self, object: &mut Object, findings: &mut Findings) -> Result<(), String> {
         self.schema().shape_but_nulls(object, findings)
     }
 
-    /// As [`CustomKind::prune`], for what a client sent whole: nulls that mean nothing go, too.
+    /// As [`CustomKind::prune`], for complete objects from a client: nulls of non-nullable fields
+    /// are dropped, too.
     pub fn settle(&self, object: &mut Object, findings: &mut Findings) -> Result<(), String> {
         self.schema().shape(object, findings)
     }
 
-    /// Drops nulls that mean nothing.
+    /// Drops nulls of non-nullable fields.
     pub fn drop_nulls(&self, object: &mut Object) {
         self.schema().prune_nulls(object);
     }
 
-    /// An object of the store, which another version or an older schema may have left there: it is
-    /// what the schema of its own version makes of it, cut to what this one knows.
+    /// A stored object, possibly written in another version or under an older schema: it is pruned
+    /// and defaulted by the schema of its own version, then pruned to this version.
     pub fn read_stored(&self, mut object: Object) -> Object {
         let given = object.get("apiVersion").and_then(Value::as_str);
         let version = given.and_then(|given| given.rsplit('/').next());
         let version = version.unwrap_or_default().to_owned();
         let mut unsaid = Findings::default();
         let own = self.schema_of(&version);
-        // What cannot be read was written before there was a rule; it stays.
+        // Objects that are invalid under newer rules are kept as they are.
         let _ = own.shape(&mut object, &mut unsaid);
         own.fill(&mut object);
         if version != self.names.version {
@@ -284,7 +286,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_a_definition_without_objects_nothing_but_its_bytes_is_kept() {
+    fn a_definition_without_objects_keeps_only_its_bytes_in_memory() {
         let schema = json!({
             "type": "object",
             "properties": {"a": {"type": "string", "maxLength": 9, "pattern": "^b"}},

@@ -1,11 +1,11 @@
-//! Custom resources: what a CustomResourceDefinition says becomes a kind like any other.
+//! Custom resources: turns a CustomResourceDefinition into a kind.
 //!
-//! A definition's schemas are read into [`structural`] form; by it objects are pruned, defaulted ([`structural`],
-//! [`embedded`]) and validated ([`validate`], [`formats`], [`rules`] for CEL), and what an update does not change is
-//! ratcheted ([`ratchet`]). [`CustomKind`] puts that behind the `Kind` trait. [`names`] decides which names a definition
-//! gets, [`conditions`] writes its status. [`conversion`]
-//! calls the webhook that converts objects between versions. Reading, serving and deleting objects is the API server's
-//! work.
+//! A definition's schemas are read into [`structural`] form; by it objects are pruned, defaulted
+//! ([`structural`], [`embedded`]) and validated ([`validate`], [`formats`], [`rules`] for CEL), and
+//! unchanged invalid values are kept on update ([`ratchet`]). [`CustomKind`] implements the `Kind`
+//! trait with it. [`names`] decides which names of a definition are accepted, [`conditions`] writes
+//! its status. [`conversion`] calls the webhook that converts objects between versions. The API
+//! server reads, serves and deletes the objects.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]

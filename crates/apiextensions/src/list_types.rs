@@ -1,4 +1,4 @@
-//! Lists that are sets or maps: no value, or no keys, come twice.
+//! List types set and map: no duplicate values or keys.
 
 use std::collections::HashMap;
 
@@ -26,7 +26,7 @@ pub(super) fn check(schema: &Schema, object: &Object, errors: &mut Errors) {
     walk::each(schema, View::Map(object), &Path::new(""), &mut visit);
 }
 
-/// Nothing is said when there were duplicates before.
+/// Duplicates are not reported if there were duplicates before.
 pub(super) fn check_update(schema: &Schema, object: &Object, old: &Object, errors: &mut Errors) {
     let mut found = Errors::new();
     check(schema, object, &mut found);
@@ -39,7 +39,7 @@ pub(super) fn check_update(schema: &Schema, object: &Object, old: &Object, error
     }
 }
 
-/// A value that comes again is told once, where it does so first.
+/// Reports a duplicate once, at its first repetition.
 fn check_unique(items: &[Value], path: &Path, errors: &mut Errors) {
     let mut seen: HashMap<&Value, usize> = HashMap::with_capacity(items.len());
     for (index, item) in items.iter().enumerate() {

@@ -1,11 +1,11 @@
-//! Which of the names that a definition wants it gets: those that no other of its group has.
+//! Which names of a definition are accepted: those that no other definition of its group has.
 
 use std::collections::{HashMap, HashSet};
 
 use kinds::Names;
 use machinery::{Value, text::quote};
 
-/// The names that are in use, by group. A definition is known by its plural.
+/// The names in use, by group. A definition is identified by its plural.
 #[derive(Default)]
 pub struct InUse {
     groups: HashMap<String, Group>,
@@ -29,11 +29,11 @@ struct Own {
     kinds: Vec<String>,
 }
 
-/// The owner of names that are built in: no plural is empty.
+/// The owner of built-in names; no plural is empty.
 const BUILT_IN: &str = "";
 
 impl InUse {
-    /// Names that no definition can have.
+    /// Reserves the names of a built-in kind.
     pub fn reserve(&mut self, names: &Names) {
         let group = self.groups.entry(names.group.clone()).or_default();
         let single = [&names.plural, &names.singular].into_iter();
@@ -44,7 +44,7 @@ impl InUse {
         group.add(BUILT_IN, &own);
     }
 
-    /// The accepted names of a definition, in place of those that it had.
+    /// Replaces the accepted names of a definition.
     pub fn set(&mut self, group: &str, plural: &str, accepted: &Value) {
         self.release(group, plural);
         let text = |value: &Value| value.as_str().map(str::to_owned);
@@ -60,7 +60,7 @@ impl InUse {
         group.owners.insert(plural.to_owned(), own);
     }
 
-    /// A definition is gone, and its names are free.
+    /// Releases the names of a deleted definition.
     pub fn release(&mut self, group: &str, plural: &str) {
         let Some(group) = self.groups.get_mut(group) else {
             return;
@@ -83,7 +83,7 @@ impl InUse {
         }
     }
 
-    /// The names that a definition cannot have.
+    /// The names that others hold.
     pub fn by_others<'a>(&'a self, group: &str, plural: &'a str) -> Taken<'a> {
         Taken {
             group: self.groups.get(group),
@@ -129,15 +129,15 @@ impl Taken<'_> {
     }
 }
 
-/// Why a definition does not get all of its names.
+/// Why not all names of a definition are accepted.
 #[derive(Debug, PartialEq)]
 pub struct Conflict {
     pub reason: &'static str,
     pub message: String,
 }
 
-/// The names that are accepted, and the last conflict. Those that were accepted `before` stay where
-/// others are not to be had.
+/// The accepted names, and the last conflict. Names accepted `before` stay if the new ones
+/// conflict.
 pub fn accept(wanted: &Value, before: &Value, taken: Taken<'_>) -> (Value, Option<Conflict>) {
     let mut names = match before {
         Value::Object(_) => before.clone(),
@@ -218,7 +218,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_accepted_one_by_one_and_the_last_conflict_is_told() {
+    fn names_are_accepted_one_by_one_and_the_last_conflict_is_reported() {
         let mut in_use = InUse::default();
         let names = json!({"plural": "foos", "singular": "foo", "shortNames": ["f", "g"],
             "kind": "Foo", "listKind": "FooList"});
@@ -250,7 +250,7 @@ mod tests {
             (&names["kind"], &names["plural"]),
             (&Value::Null, &json!("bars"))
         );
-        // What a definition has it keeps.
+        // A definition keeps the names it has.
         let (names, conflict) = accept(&wanted(&["f"], "Foo"), &free, taken);
         assert_eq!(names["kind"], "Bar");
         assert_eq!(names["shortNames"], json!(["b"]));

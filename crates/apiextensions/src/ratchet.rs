@@ -1,5 +1,5 @@
-//! Which old value a new one goes back to, and whether it is still the same, as far as the schema
-//! can tell.
+//! Ratcheting: correlates new values with old ones, and decides whether they are unchanged, as far
+//! as the schema allows.
 
 use machinery::Value;
 
@@ -8,7 +8,7 @@ use super::{
     view::View,
 };
 
-/// A value beside the one that it was.
+/// A value with its old value.
 #[derive(Clone, Copy)]
 pub(super) struct Was<'a> {
     schema: &'a Schema,
@@ -21,17 +21,17 @@ impl<'a> Was<'a> {
         Self { schema, new, old }
     }
 
-    /// The value as it is.
+    /// The new value.
     pub(super) fn new_value(&self) -> View<'a> {
         self.new
     }
 
-    /// The value as it was.
+    /// The old value.
     pub(super) fn old_value(&self) -> View<'a> {
         self.old
     }
 
-    /// The same for a field, if both have it and the schema knows it.
+    /// The same for a field, if both values have it and the schema declares it.
     pub(super) fn key(&self, name: &str) -> Option<Self> {
         let (View::Map(new), View::Map(old)) = (self.new, self.old) else {
             return None;
@@ -41,7 +41,8 @@ impl<'a> Was<'a> {
         Some(Self::new(schema, new.into(), old.into()))
     }
 
-    /// The same for an item: the old one has the same keys. Lists that are no maps have none.
+    /// The same for an item: the old item with the same keys. Only lists of type map can be
+    /// correlated.
     pub(super) fn index(&self, index: usize) -> Option<Self> {
         let (View::List(new), View::List(old)) = (self.new, self.old) else {
             return None;
@@ -62,9 +63,8 @@ impl<'a> Was<'a> {
         Some(Self::new(items, new.into(), old.into()))
     }
 
-    /// Whether nothing has changed. Fields that the schema does not know cannot be told apart, so
-    /// that an object with such fields has always changed; items of a map among lists may change
-    /// places.
+    /// Whether nothing has changed. Fields outside of the schema cannot be compared, so an object
+    /// with such fields counts as changed; items of a map list may be reordered.
     pub(super) fn is_same(&self) -> bool {
         let same = |was: Option<Self>| was.is_some_and(|was| was.is_same());
         match (self.new, self.old) {
@@ -92,7 +92,7 @@ mod tests {
 
     use super::{super::validate, *};
 
-    /// What an update of `spec` from one value to another makes wrong.
+    /// The errors of an update of `spec`.
     fn wrong(spec: Value, old: Value, new: Value) -> Vec<String> {
         let schema = json!({"type": "object", "properties": {"spec": spec}});
         let schema = Schema::read(&schema);
@@ -161,14 +161,14 @@ mod tests {
     }
 
     #[test]
-    fn what_the_schema_does_not_know_has_always_changed() {
+    fn unknown_fields_always_count_as_changed() {
         let open = json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true, "required": ["a"]});
         let old = json!({"b": 1});
         assert_eq!(wrong(open, old.clone(), old), ["spec.a"]);
     }
 
     #[test]
-    fn duplicates_are_let_pass_when_there_were_some_before() {
+    fn duplicates_are_accepted_if_the_old_list_had_some() {
         let set = || json!({"type": "array", "x-kubernetes-list-type": "set", "items": {"type": "string"}});
         let twice = json!(["a", "a"]);
         assert!(wrong(set(), twice.clone(), json!(["b", "b"])).is_empty());
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_of_combinations_are_let_pass_field_by_field() {
+    fn combinations_are_ratcheted_field_by_field() {
         let spec = json!({"type": "object",
             "properties": {"a": {"type": "string"}, "b": {"type": "string"}},
             "allOf": [{"properties": {"a": {"maxLength": 1}}, "required": ["b"]}]});

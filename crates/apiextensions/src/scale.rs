@@ -1,5 +1,4 @@
-//! Where a custom object keeps what its Scale shows: the numbers stand there as integers, and the
-//! selector as text.
+//! The paths of a custom object's Scale fields: replicas are integers, the selector is text.
 
 use machinery::{
     Object, Value,
@@ -8,15 +7,15 @@ use machinery::{
     text,
 };
 
-/// Plain names with dots in front, whatever else they look like.
+/// Plain names with leading dots, without other JSONPath syntax.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FieldPath {
-    /// As it was written.
+    /// As written.
     pub text: String,
     pub names: Vec<String>,
 }
 
-/// Where a Scale's numbers stand in the object.
+/// The paths of a Scale's fields in the object.
 #[derive(Debug, Clone)]
 pub struct ScalePaths {
     pub spec: FieldPath,
@@ -44,12 +43,12 @@ impl FieldPath {
         }
     }
 
-    /// The number there, if there is any, or why it cannot be read.
+    /// The number at the path, if any, or why it is invalid.
     pub fn number(&self, object: &Object) -> Result<Option<i64>, String> {
         self.find(object, "int64", Value::as_i64)
     }
 
-    /// The text there, if there is any, or why it cannot be read.
+    /// The text at the path, if any, or why it is invalid.
     pub fn text(&self, object: &Object) -> Result<Option<String>, String> {
         self.find(object, "string", |value| value.as_str().map(str::to_owned))
     }
@@ -87,7 +86,7 @@ impl FieldPath {
         }
     }
 
-    /// Puts a value there, making what is missing, or says what is in the way.
+    /// Sets the value at the path, creating missing parents, or returns why it cannot.
     pub fn set(&self, object: &mut Object, new: Value) -> Result<(), String> {
         let Some((last, above)) = self.names.split_last() else {
             return Ok(());
@@ -213,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn setting_makes_what_is_missing_and_stops_at_what_is_in_the_way() {
+    fn setting_a_path_creates_missing_objects_and_refuses_other_types() {
         let path = FieldPath::read(".spec.a.n");
         let mut object = Object::new();
         path.set(&mut object, 3.into()).unwrap();

@@ -1,4 +1,4 @@
-//! The schemas of a definition: the store's bytes until an object needs them.
+//! The schemas of a definition: kept as stored bytes until an object needs them.
 
 use std::{
     collections::HashMap,
@@ -12,10 +12,10 @@ use sha2::{Digest, Sha256};
 
 use super::{kind::CustomKind, structural::Schema};
 
-/// The schemas of all versions of a definition: what is stored in one is served in another. They are read when an
-/// object needs them: of most definitions of a cluster there is none.
+/// The schemas of all versions of a definition: objects stored in one are served in another. Parsed
+/// when the first object needs them: most definitions of a cluster have no objects.
 pub struct Schemas {
-    /// Guards the definition as it is stored; the bytes are the store's own.
+    /// Guards the stored definition; the bytes are shared with the store.
     definition: Mutex<Bytes>,
     pub(super) read: OnceLock<Vec<(String, Schema)>>,
 }
@@ -29,24 +29,24 @@ impl Schemas {
     }
 
     pub(super) fn bytes(&self) -> MutexGuard<'_, Bytes> {
-        // Nothing can fail while it is held.
+        // The lock cannot be poisoned by a failure: nothing panics while it is held.
         self.definition
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a later revision of the definition, which says the same about its versions: the store's bytes of the one
-    /// before can go.
+    /// Takes a later revision with the same versions, so that the store can free the bytes of the
+    /// previous one.
     pub(super) fn renew(&self, definition: Bytes) {
         *self.bytes() = definition;
     }
 
-    /// The versions as they were written.
+    /// The versions as written.
     pub(super) fn versions(&self) -> Vec<Value> {
         let definition = self.bytes().clone();
         let definition: Value = match machinery::json::from_slice(&definition) {
             Ok(definition) => definition,
-            // Only bytes that were encoded from an object are stored.
+            // Only bytes encoded from an object are stored.
             Err(error) => panic!("a stored definition is no object: {error}"),
         };
         let versions = definition["spec"]["versions"].as_array();
@@ -70,7 +70,7 @@ impl Schemas {
     }
 }
 
-/// The schemas of all versions of a definition as they were written.
+/// The schemas of all versions of a definition as written.
 pub struct OpenApis {
     of: Arc<Schemas>,
     by_version: HashMap<String, Value>,
@@ -97,7 +97,7 @@ impl OpenApis {
     }
 }
 
-/// Tells definitions apart whose kinds differ.
+/// A fingerprint of the parts of a definition that affect its kinds.
 pub(super) fn definition_fingerprint(definition: &Value) -> [u8; 32] {
     let is_leaving = definition["metadata"]["deletionTimestamp"].is_string();
     let mut hash = Sha256::new();
@@ -107,7 +107,7 @@ pub(super) fn definition_fingerprint(definition: &Value) -> [u8; 32] {
     hash.finalize().into()
 }
 
-/// Tells schemas apart.
+/// A fingerprint of a schema.
 pub fn fingerprint(schema: &Value) -> [u8; 32] {
     Sha256::digest(schema.to_string().as_bytes()).into()
 }

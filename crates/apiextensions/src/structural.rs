@@ -1,4 +1,4 @@
-//! A structural schema: what of a custom object is kept, what is filled in, and what is right.
+//! Structural schemas: pruning, defaulting, and the limits for validation.
 
 use std::collections::BTreeMap;
 
@@ -6,10 +6,10 @@ use machinery::{Object, Value, decode::Findings, field::Path, json::Key, pattern
 
 use super::{embedded, formats};
 
-/// One node of a schema, read once when its definition is registered.
+/// One node of a schema, parsed once.
 #[derive(Debug, Default)]
 pub(crate) struct Schema {
-    /// `object`, `array`, `string`, `integer`, `number`, `boolean`, or none for anything.
+    /// `object`, `array`, `string`, `integer`, `number`, `boolean`; empty for any type.
     pub(crate) types: Vec<&'static str>,
     pub(crate) nullable: bool,
     pub(crate) keeps_unknown: bool,
@@ -26,10 +26,10 @@ pub(crate) struct Schema {
     pub(crate) not: Option<Box<Schema>>,
 }
 
-/// The keywords that only validate.
+/// The value validations.
 #[derive(Debug, Default)]
 pub(crate) struct Limits {
-    /// Empty when it means nothing for the type.
+    /// Empty if it does not apply to the type.
     pub(crate) format: String,
     pub(crate) pattern: Option<Pattern>,
     pub(crate) allowed: Vec<Value>,
@@ -44,14 +44,14 @@ pub(crate) struct Limits {
     pub(crate) properties: Range,
 }
 
-/// How many there have to be and may be.
+/// The minimum and maximum count.
 #[derive(Debug, Default)]
 pub(crate) struct Range {
     pub(crate) least: Option<i64>,
     pub(crate) most: Option<i64>,
 }
 
-/// What an object may hold beside its named properties.
+/// What an object may hold beside its properties.
 #[derive(Debug, Default)]
 pub(crate) enum Others {
     #[default]
@@ -70,18 +70,18 @@ impl Others {
     }
 }
 
-/// What a list is beside a list.
+/// The list type.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) enum ListType {
     #[default]
     Atomic,
     Set,
-    /// Items are told apart by these fields.
+    /// Items are identified by these fields.
     Map(Vec<String>),
 }
 
 impl Schema {
-    /// Reads `openAPIV3Schema`.
+    /// Parses `openAPIV3Schema`.
     pub(crate) fn read(value: &Value) -> Self {
         let flag = |key: &str| value[key].as_bool().unwrap_or(false);
         let list = |key: &str| -> Vec<Self> {
@@ -118,20 +118,20 @@ impl Schema {
         }
     }
 
-    /// The schema of a field, named or not.
+    /// The schema of a field: of its property or of additionalProperties.
     pub(crate) fn field(&self, name: &str) -> Option<&Self> {
         self.properties.get(name).or_else(|| self.others.schema())
     }
 
-    /// Brings an object into the shape that the schema gives it: drops fields that it does not know
-    /// and notes them, drops nulls where nothing may be null, and reads the objects within.
+    /// Prunes an object: drops and records unknown fields, drops nulls of non-nullable fields, and
+    /// decodes embedded objects.
     pub(crate) fn shape(&self, object: &mut Object, findings: &mut Findings) -> Result<(), String> {
         self.shape_but_nulls(object, findings)?;
         self.prune_nulls(object);
         Ok(())
     }
 
-    /// As [`Schema::shape`], but nulls stay.
+    /// As [`Schema::shape`], but keeps nulls.
     pub(crate) fn shape_but_nulls(
         &self,
         object: &mut Object,
@@ -188,14 +188,14 @@ impl Schema {
         }
     }
 
-    /// Whether anything of a value is unknown.
+    /// Whether a value has no unknown fields.
     pub(super) fn knows_all(&self, value: &Value) -> bool {
         let mut unknown = Vec::new();
         self.prune(&mut value.clone(), "", &mut unknown);
         unknown.is_empty()
     }
 
-    /// Drops nulls where nothing may be null and nothing stands in for them.
+    /// Drops nulls of non-nullable fields without a default.
     pub(super) fn prune_nulls(&self, object: &mut Object) {
         object.retain(|key, value| {
             let Some(schema) = self.field(key) else {
@@ -219,7 +219,7 @@ impl Schema {
         }
     }
 
-    /// Fills in what was left out.
+    /// Sets defaults.
     pub(crate) fn fill(&self, object: &mut Object) {
         for (name, schema) in &self.properties {
             if let Some(default) = &schema.default
@@ -237,7 +237,7 @@ impl Schema {
         }
     }
 
-    /// Whether a value is null where nothing may be.
+    /// Whether a value is null and not nullable.
     fn lacks(&self, value: &Value) -> bool {
         value.is_null() && !self.nullable
     }
@@ -299,7 +299,7 @@ impl Limits {
 /// The paths of unknown fields.
 type Unknown = Vec<String>;
 
-/// Nothing is known about a value: all fields of the objects in it go.
+/// Nothing is declared: drops all fields of the objects in a value.
 fn prune_all(value: &mut Value, path: &str, unknown: &mut Unknown) {
     match value {
         Value::Object(object) => {
@@ -398,7 +398,7 @@ mod tests {
         assert_eq!(object, once);
     }
 
-    /// A spec after it was shaped and filled, and what was unknown.
+    /// A spec after pruning and defaulting, and its unknown fields.
     fn kept(spec: Value, given: Value) -> (Value, Vec<String>) {
         let schema = Schema::read(&json!({"type": "object", "properties": {"spec": spec}}));
         let mut object = Object::from_iter([("spec".to_owned(), given)]);
@@ -426,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_of_any_kind_are_kept_but_not_what_is_in_them() {
+    fn additional_properties_true_keeps_fields_but_prunes_their_contents() {
         let unknown = |paths: &[&str]| -> Vec<String> {
             let sentence = |path: &&str| format!("unknown field \"spec.{path}\"");
             paths.iter().map(sentence).collect()

@@ -1,6 +1,6 @@
-//! Whether a custom object keeps to its schema, in the words of Kubernetes' OpenAPI library, and in
-//! its order: types, combinations, texts, numbers, lists, enumerations, objects. All are asked, also
-//! after one has complained.
+//! Validates a custom object by its schema, with the messages of Kubernetes' OpenAPI library, and
+//! in its order: types, combinations, strings, numbers, lists, enumerations, objects. All checks
+//! run, also after errors.
 
 mod numbers;
 
@@ -19,7 +19,7 @@ use super::{
     view::View,
 };
 
-/// Everything that is wrong with a new object.
+/// The errors of a new object.
 pub(crate) fn object(
     schema: &Schema,
     rules: Option<&Rules>,
@@ -31,15 +31,15 @@ pub(crate) fn object(
     scale::check_status(scale, object, &mut errors);
     embedded::check(schema, View::Map(object), &Path::new(""), &mut errors);
     list_types::check(schema, object, &mut errors);
-    // Rules rely on the types that the schema declares.
+    // Rules rely on the declared types.
     if let Some(rules) = rules.filter(|_| errors.is_empty()) {
         rules.check(View::Map(object), &Path::new(""), &mut errors);
     }
     errors
 }
 
-/// Everything that an update makes wrong: what was wrong before and has not changed is let pass, so
-/// that a schema may become stricter while objects are in use.
+/// The errors of an update: unchanged invalid values are kept, so that a schema may become stricter
+/// while objects exist.
 pub(crate) fn update(
     schema: &Schema,
     rules: Option<&Rules>,
@@ -59,7 +59,7 @@ pub(crate) fn update(
     errors
 }
 
-/// Everything that an update of the status makes wrong.
+/// The errors of an update of the status.
 pub(crate) fn status(
     schema: &Schema,
     rules: Option<&Rules>,
@@ -81,20 +81,20 @@ pub(crate) fn status(
     errors
 }
 
-/// Everything that is wrong with a value that stands alone, at a path.
+/// The errors of a single value, at a path.
 pub(crate) fn value(schema: &Schema, value: &Value, path: &Path) -> Errors {
     check(schema, value.into(), None, "").into_errors(path)
 }
 
-/// What was found, each sentence once, and how many checks went well: of several alternatives that
-/// fail, the one that went furthest is told.
+/// The deduplicated errors, and how many checks passed: of several failed alternatives, the one
+/// with the most matches is reported.
 #[derive(Default)]
 struct Found {
     complaints: Vec<Complaint>,
     matches: usize,
 }
 
-/// What is wrong, where, and in which words.
+/// The error, its path and its message.
 struct Complaint {
     path: String,
     what: Wrong,
@@ -102,7 +102,7 @@ struct Complaint {
 }
 
 enum Wrong {
-    /// Nothing more is known than the words.
+    /// Only the message.
     Said,
     Type(Value),
     Value(Value),
@@ -138,7 +138,7 @@ impl Found {
         self.complaints.is_empty()
     }
 
-    /// The same as errors of fields below a path.
+    /// As field errors below a path.
     fn into_errors(self, root: &Path) -> Errors {
         self.complaints
             .into_iter()
@@ -173,7 +173,7 @@ impl Complaint {
     }
 }
 
-/// Checks a value that a field or an item is; `was` is what it was, if that is known.
+/// Validates the value of a field or item; `was` is its old value, if known.
 fn check(schema: &Schema, value: View<'_>, was: Option<Was<'_>>, path: &str) -> Found {
     let mut found = check_value(schema, value, was.as_ref(), path);
     if !found.is_valid() && was.is_some_and(|was| was.is_same()) {
@@ -250,7 +250,7 @@ fn check_type(schema: &Schema, value: View<'_>, path: &str, found: &mut Found) {
     if !listed && !format.is_empty() && !fits && format != detail {
         return wrong_type(path, format, detail, found);
     }
-    // Texts, and strangely lists, are left to the format.
+    // Strings, and oddly lists, are left to the format.
     let by_format = listed && !format.is_empty() && !has("number") && !has("integer");
     if by_format || fits {
         found.matches += 1;
@@ -270,7 +270,7 @@ fn check_enum(schema: &Schema, value: View<'_>, path: &str, found: &mut Found) {
     found.add(path, what, message);
 }
 
-/// The first of the three that does not hold is told.
+/// Reports the first of the three checks that fails.
 fn check_text(schema: &Schema, text: &str, path: &str, found: &mut Found) {
     let limits = &schema.limits;
     let length = text.chars().count() as i64;
@@ -369,7 +369,7 @@ fn check_object(
     }
 }
 
-/// Parts of a schema know the old value only through the fields of the whole.
+/// Subschemas know the old value only through the fields of the whole.
 fn check_combinations(
     schema: &Schema,
     value: View<'_>,
@@ -404,8 +404,8 @@ fn check_combinations(
     found.matches += 1;
 }
 
-/// Tries parts until one is right, or all of them: how many were, and the first that was or the
-/// best of those that were not.
+/// Tries subschemas until one matches, or all of them: returns how many match, and the first match
+/// or the best mismatch.
 fn best(parts: &[Schema], part: &dyn Fn(&Schema) -> Found, all: bool) -> (usize, Option<Found>) {
     let mut right = 0;
     let mut kept: Option<Found> = None;

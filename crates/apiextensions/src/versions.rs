@@ -1,4 +1,4 @@
-//! The order of versions: which of several is the newer and more stable one.
+//! The order of API versions by stability and age.
 
 /// Stable before beta before alpha, higher before lower.
 pub fn priority(version: &str) -> (u8, u32, u32) {

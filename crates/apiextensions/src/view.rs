@@ -1,4 +1,4 @@
-//! A value to look at: also of a whole object, which is no value by itself.
+//! A borrowed value: also of a whole object, which is not a `Value` itself.
 
 use machinery::json::Number;
 use machinery::{Object, Value};
@@ -38,7 +38,7 @@ impl View<'_> {
         }
     }
 
-    /// The type of JSON, and the format that goes with numbers in Go.
+    /// The JSON type, and Go's format for numbers.
     pub(super) fn kind(self) -> (&'static str, &'static str) {
         match self {
             Self::Null => ("null", ""),
@@ -51,8 +51,8 @@ impl View<'_> {
         }
     }
 
-    /// Whether this is a value of an enumeration; null never is. A number is made into one of the
-    /// other's kind, as Go converts it.
+    /// Whether this equals a value of an enumeration; null never does. Numbers are converted to the
+    /// other's type, as Go does.
     pub(super) fn is_like(self, allowed: &Value) -> bool {
         match (self, allowed) {
             (Self::Null, _) | (_, Value::Null) => false,

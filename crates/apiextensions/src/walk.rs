@@ -1,10 +1,10 @@
-//! Down a custom object and its schema together.
+//! Walks a custom object and its schema together.
 
 use machinery::field::Path;
 
 use super::{structural::Schema, view::View};
 
-/// The schema of a field and the path it is spoken of by: named ones as children, others by key.
+/// The schema of a field and its path: properties as children, others by key.
 pub(super) fn step<'s, 'p>(
     schema: &'s Schema,
     key: &'p str,
@@ -16,7 +16,7 @@ pub(super) fn step<'s, 'p>(
     schema.field(key).map(|below| (below, path.key(key)))
 }
 
-/// Visits a value and everything in it that the schema knows, from the outside in.
+/// Visits a value and everything in it that the schema declares, outermost first.
 pub(super) fn each(
     schema: &Schema,
     value: View<'_>,

@@ -1,5 +1,5 @@
-//! The API server alone over the embedded store: something to put a load on. Takes a directory and
-//! an address, writes `admin.kubeconfig` into the directory once it serves, and runs until killed.
+//! The API server alone over the embedded store, for load tests. Takes a directory and an address,
+//! writes `admin.kubeconfig` into the directory once it serves, and runs until killed.
 
 use std::{path::PathBuf, sync::Arc};
 

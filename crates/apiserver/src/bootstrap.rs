@@ -1,5 +1,5 @@
-//! The objects that every cluster has from its first moment, and the ones that lead to this server,
-//! which are put right when somebody changes them.
+//! The objects that every cluster has from its start, and those through which clients reach this
+//! server; the latter are corrected when they are changed.
 
 use std::{collections::BTreeSet, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -27,8 +27,8 @@ pub(crate) struct Wanted {
     pub(crate) object: Value,
 }
 
-/// Makes what is missing, and leads the `kubernetes` Service to these servers. Fails only when the
-/// store does.
+/// Creates missing objects, and writes these servers' addresses into the endpoints of the
+/// `kubernetes` Service. Fails only if the store fails.
 pub(crate) async fn ensure(core: &Arc<Core>, servers: &BTreeSet<SocketAddr>) -> Result<(), Status> {
     for name in NAMESPACES {
         let object = json!({
@@ -53,7 +53,7 @@ pub(crate) async fn ensure(core: &Arc<Core>, servers: &BTreeSet<SocketAddr>) -> 
     kubernetes_service::repair(core, servers).await
 }
 
-/// The servers that live: this one, and others over the same store.
+/// The addresses of all live servers: this one, and others over the same store.
 pub(crate) async fn living(core: &Arc<Core>, servers: &Servers) -> BTreeSet<SocketAddr> {
     let own = core.advertise();
     let port = core.port.get().copied().unwrap_or(own.port());
@@ -61,15 +61,15 @@ pub(crate) async fn living(core: &Arc<Core>, servers: &Servers) -> BTreeSet<Sock
     if core.config.server_name.is_some() {
         match identity::leases(core).await {
             Ok(leases) => living.extend(servers.living(&leases, core.config.clock.now())),
-            Err(why) => tracing::warn!(why, "the leases of other servers cannot be read"),
+            Err(why) => tracing::warn!(why, "cannot read the leases of other API servers"),
         }
     }
-    // The Service is of one family.
+    // The Service has one IP family.
     living.retain(|address| address.is_ipv4() == own.is_ipv4());
     living
 }
 
-/// Since when the use of tokens in Secrets is written down.
+/// The ConfigMap that says since when the use of tokens from Secrets is recorded.
 fn token_tracking(core: &Core) -> Wanted {
     let today = core.config.clock.now().strftime("%Y-%m-%d").to_string();
     let name = "kube-apiserver-legacy-service-account-token-tracking";
@@ -83,7 +83,8 @@ fn token_tracking(core: &Core) -> Wanted {
     }
 }
 
-/// What others need to know whom this server trusts; what they add is theirs.
+/// Fields of `extension-apiserver-authentication` that this server sets; keys added by others are
+/// kept.
 const AUTHENTICATION: &[&[&str]] = &[
     &["data", "client-ca-file"],
     &["data", "requestheader-client-ca-file"],
@@ -115,7 +116,7 @@ fn authentication(core: &Core) -> Wanted {
     }
 }
 
-/// The first range of service addresses is ready from the start.
+/// Marks the first ServiceCIDR ready.
 async fn ready_range(core: &Arc<Core>) -> Result<(), Status> {
     let name = json!({"metadata": {"name": "kubernetes"}});
     let table = core.registry.table();
@@ -146,7 +147,7 @@ async fn ready_range(core: &Arc<Core>) -> Result<(), Status> {
     }
 }
 
-/// Keeps the way to this server right for as long as it runs.
+/// Keeps the endpoints of the `kubernetes` Service correct for as long as the server runs.
 pub(crate) async fn keep(core: Arc<Core>, servers: Servers, mut known: BTreeSet<SocketAddr>) {
     let every = match core.config.server_name {
         Some(_) => LOOK_EVERY,
@@ -167,11 +168,11 @@ pub(crate) async fn keep(core: Arc<Core>, servers: Servers, mut known: BTreeSet<
             continue;
         }
         if living != known {
-            tracing::info!(servers = ?living, "the servers of the cluster have changed");
+            tracing::info!(servers = ?living, "the set of API servers changed");
         }
         match ensure(&core, &living).await {
             Ok(()) => (known, repaired) = (living, now),
-            Err(status) => tracing::warn!(%status, "cannot repair the first objects"),
+            Err(status) => tracing::warn!(%status, "cannot repair bootstrap objects"),
         }
     }
 }
@@ -232,7 +233,7 @@ fn write(core: &Arc<Core>, resource: Arc<Resource>, object: &Value) -> Write {
         field_manager: "kube-apiserver".to_owned(),
         tracked: false,
         internal: false,
-        // A webhook that cannot be asked must not keep the server from starting.
+        // Webhooks are skipped: an unreachable one must not keep the server from starting.
         admitted: true,
         options: RequestOptions::default(),
         effects: Effects::default(),
@@ -264,7 +265,7 @@ async fn create(core: &Arc<Core>, wanted: Wanted) -> Result<(), Status> {
     }
 }
 
-/// Creates an object, or puts parts of it right.
+/// Creates an object, or corrects the given fields of an existing one.
 pub(crate) async fn settle(
     core: &Arc<Core>,
     wanted: Wanted,

@@ -1,4 +1,4 @@
-//! What a server is built from.
+//! The configuration a server is built from.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -17,44 +17,45 @@ use auth::{
 
 use crate::{ApiServer, Endings, Registry, Store, admission, audit};
 
-/// A server that does not run yet.
+/// The configuration of a server.
 pub struct Config {
-    /// Where HTTPS listens. Port 0 takes a free one: see [`ApiServer::address`].
+    /// The address that HTTPS listens on. Port 0 takes a free one: see [`ApiServer::address`].
     pub listen: SocketAddr,
-    /// Where others reach it: the endpoint of the `kubernetes` Service.
+    /// The address at which clients reach the server: the endpoint of the `kubernetes` Service.
     pub advertise: SocketAddr,
-    /// The name of this server when there may be others over the same store: the `kubernetes` Service
-    /// leads to all of them. Without one this server is alone.
+    /// The name of this server if there may be others over the same store; the `kubernetes` Service
+    /// then has the addresses of all of them. `None`: this server is the only one.
     pub server_name: Option<String>,
     /// The serving certificate, and the client CA in its verifier.
     pub tls: Arc<rustls::ServerConfig>,
-    /// How kubelets and backends behind proxies are called: the client certificate of the API
-    /// server and the CA of the kubelets.
+    /// The client TLS configuration for kubelets and proxied backends: the API server's client
+    /// certificate and the kubelets' CA.
     pub kubelet_tls: Option<Arc<rustls::ClientConfig>>,
-    /// The client certificate that is shown to aggregated API servers, which believe its holder who the user is.
+    /// The client certificate shown to aggregated API servers; they trust its holder's user
+    /// headers.
     pub front_proxy: Option<Arc<dyn rustls::client::ResolvesClientCert>>,
-    /// The networks that cluster addresses come from, as `10.43.0.0/16`; the first is primary.
+    /// The Service networks, as `10.43.0.0/16`; the first is primary.
     pub service_cidrs: Vec<(IpAddr, u8)>,
     pub node_ports: RangeInclusive<u16>,
     /// PEM of the client CA, published in `extension-apiserver-authentication`.
     pub client_ca: String,
-    /// PEM of the front proxy's CA, published beside it.
+    /// PEM of the front proxy's CA, published in the same ConfigMap.
     pub front_proxy_ca: String,
-    /// Where services' states come from, for `/readyz`.
+    /// The health of this process's services, for `/readyz`.
     pub health: lifecycle::Health,
     pub clock: Arc<dyn Clock>,
-    /// Where generated names get their ends.
+    /// The generator of name suffixes for `generateName`.
     pub endings: Arc<dyn Endings>,
     pub limits: Limits,
-    /// A file of bearer tokens that an operator keeps: token, user, uid and groups in each line.
+    /// The static token file: token, user, uid and groups in each line.
     pub token_auth_file: Option<PathBuf>,
     /// Authentication and authorization beside what every cluster has.
     pub access: AccessOptions,
     /// Which requests are written down, and where; `None`: none.
     pub audit: Option<audit::Config>,
-    /// Which admission plugins run beside the usual ones, and what they are told.
+    /// Which admission plugins run beside the default ones, and their configuration.
     pub admission: admission::Options,
-    /// Signs service account tokens; without it `serviceaccounts/token` is refused.
+    /// Signs service account tokens; without it `serviceaccounts/token` is rejected.
     pub tokens: Option<Arc<dyn TokenIssuer>>,
 }
 
@@ -71,20 +72,20 @@ pub struct AccessOptions {
 /// Bounds on what clients may use.
 #[derive(Debug, Clone)]
 pub struct Limits {
-    /// Bytes of a request body.
+    /// Maximum bytes of a request body.
     pub body: usize,
-    /// Requests at work at the same time, without watches and other long ones.
+    /// Maximum number of concurrent requests, without long-running ones.
     pub in_flight: usize,
-    /// Longest time for a request that is no long one.
+    /// Maximum duration of a request that is not long-running.
     pub deadline: Duration,
-    /// How long a client may take to send the head of its next request: a little longer than clients
-    /// keep idle connections, so that they hang up first.
+    /// How long a client may take to send the head of its next request: a little longer than
+    /// clients keep idle connections, so that clients close first.
     pub idle: Duration,
-    /// Bytes of answers that are made and not taken by their clients yet, all together.
+    /// Maximum bytes of responses that clients have not read yet, over all connections.
     pub unsent: usize,
-    /// How long a client may take nothing of its answer.
+    /// How long a client may go without reading any of its response.
     pub stall: Duration,
-    /// How long a watch lasts at least when the client names no time; at most twice this.
+    /// Minimum duration of a watch without `timeoutSeconds`; the maximum is twice this.
     pub watch: Duration,
 }
 
@@ -102,7 +103,7 @@ impl Default for Limits {
     }
 }
 
-/// What can keep a server from being built or from running.
+/// Why a server could not be built or stopped running.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("cannot listen on {0}: {1}")]
@@ -116,7 +117,7 @@ pub enum Error {
 }
 
 impl Config {
-    /// A server over a store. The store's codec must have been made with the same registry.
+    /// Builds a server over a store. The store's codec must use the same registry.
     pub fn build(self, store: Store, registry: Arc<Registry>) -> Result<Arc<ApiServer>, Error> {
         ApiServer::new(self, store, registry)
     }

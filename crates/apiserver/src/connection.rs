@@ -1,6 +1,5 @@
-//! One connection: its handshake, its requests one after the other, and its end. What a request does
-//! not need is not paid for by each: the idle time is one timer per connection, and the end of the
-//! server is heard of, not asked for.
+//! One connection: its handshake, its requests one after the other, and its end. Per-request cost
+//! is kept low: one idle timer per connection, and a notification of shutdown instead of polling.
 
 use std::{
     future::Future,
@@ -40,21 +39,22 @@ use crate::{
 };
 use request::Pace;
 
-/// Longest time for a TLS handshake.
+/// Timeout of the TLS handshake.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// So much of a body is on its way before a handler reads it, as upstream.
+/// The HTTP/2 receive window: bytes of a body that may be in flight before a handler reads it, as
+/// upstream.
 const STREAM_WINDOW: u32 = 256 << 10;
-/// Longest time until the first request is there.
+/// How long a new connection may go without a request.
 const FIRST: Duration = Duration::from_secs(32);
 
-/// Serves one connection, from its handshake to its end.
+/// Serves one connection, from its handshake to its close.
 pub(crate) async fn serve(
     core: Arc<Core>,
     acceptor: TlsAcceptor,
     stream: TcpStream,
     remote: SocketAddr,
 ) {
-    // A peer that is gone already shows in the handshake.
+    // If the peer has already disconnected, the handshake fails.
     let _ = stream.set_nodelay(true);
     let tls = match tokio::time::timeout(PATIENCE, acceptor.accept(stream)).await {
         Ok(Ok(tls)) => tls,
@@ -87,10 +87,11 @@ pub(crate) async fn serve(
     let executor = Owned(tasks, budget.clone());
     let service = service_fn(move |request: http::Request<Incoming>| {
         let (core, caller) = (core.clone(), Caller::Connection(peer.clone()));
-        // The older protocol has a timer of its own between requests.
+        // HTTP/1 has a timer of its own between requests.
         let streams = request.version() == http::Version::HTTP_2;
         let busy = activity.begin(streams);
-        // Whoever waits to be told to go on is told by the answer that nobody reads.
+        // A client that sent `Expect: 100-continue` learns from the response that its body is not
+        // read; nothing is drained.
         let waits = request.headers().contains_key(http::header::EXPECT);
         let drains = (!waits).then(|| unread.clone());
         let sender = peer.sender.clone();
@@ -118,7 +119,7 @@ pub(crate) async fn serve(
         .http1()
         .timer(OneTimer::default())
         .header_read_timeout(idle)
-        // One line for each group that somebody is in, through a front proxy.
+        // A front proxy sends one header line for each group of a user.
         .max_headers(500)
         .max_buf_size(1 << 20);
     builder
@@ -138,7 +139,7 @@ pub(crate) async fn serve(
         }
         silent = quiet => {
             if silent {
-                return debug!(%remote, "nothing came over the connection");
+                return debug!(%remote, "closing connection without requests");
             }
             served.as_mut().graceful_shutdown();
             served.await
@@ -149,16 +150,16 @@ pub(crate) async fn serve(
     }
 }
 
-/// What happens on a connection.
+/// The activity of one connection.
 #[derive(Default)]
 struct Activity {
-    /// Requests so far.
+    /// Requests begun so far.
     begun: AtomicUsize,
-    /// Requests of the newer protocol that are not answered to the end.
+    /// HTTP/2 requests whose responses are not complete.
     open: AtomicUsize,
 }
 
-/// A request under way, until it is dropped.
+/// An active request; ends when dropped.
 struct Busy(Arc<Activity>);
 
 impl Activity {
@@ -177,9 +178,9 @@ impl Drop for Busy {
     }
 }
 
-/// Ends when a connection is of no use: `true` when no request ever came, `false` when none has come
-/// for at least the idle time and none is open. The older protocol is looked at for its first
-/// request alone.
+/// Resolves when a connection is idle: `true` when no request ever came, `false` when none has come
+/// for at least the idle time and no HTTP/2 stream is open. Open HTTP/1 requests are not counted:
+/// the caller shuts the connection down gracefully, which lets them finish.
 async fn quiet(activity: Arc<Activity>, idle: Duration) -> bool {
     tokio::time::sleep(FIRST.min(idle)).await;
     let mut seen = activity.begun.load(Ordering::Relaxed);
@@ -196,7 +197,7 @@ async fn quiet(activity: Arc<Activity>, idle: Duration) -> bool {
     }
 }
 
-/// Runs the tasks that a connection's streams need under the server's own eye.
+/// An executor that runs the tasks of a connection's streams in the server's task tracker.
 #[derive(Clone)]
 struct Owned(TaskTracker, Arc<Budget>);
 
@@ -210,8 +211,8 @@ where
     }
 }
 
-/// Ends when a token is cancelled. Asking the token takes a lock that everybody shares, so it is
-/// asked once, and then again only when it has called.
+/// Resolves when a token is cancelled. Polling the token takes a lock that all connections share,
+/// so it is polled once, and again only after it woke this future.
 pub(crate) struct Stopped {
     cancelled: Pin<Box<WaitForCancellationFutureOwned>>,
     call: Arc<Call>,
@@ -255,11 +256,12 @@ impl Future for Stopped {
 }
 
 /// Timers for one connection, which waits for one thing at a time. All share one entry in the
-/// runtime's wheel: it is moved when it fires too early, not each time a request begins and ends.
+/// runtime's timer wheel: it is reset when it fires too early, not each time a request begins and
+/// ends.
 #[derive(Clone, Default)]
 struct OneTimer(Arc<Mutex<Option<Pin<Box<tokio::time::Sleep>>>>>);
 
-/// Waits until its moment.
+/// Resolves at its deadline.
 struct Until {
     timer: OneTimer,
     moment: Instant,
@@ -312,15 +314,15 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn one_entry_serves_moments_that_come_and_go() {
+    async fn one_timer_serves_changing_deadlines() {
         let (timer, begun) = (OneTimer::default(), Instant::now());
         let step = Duration::from_millis(5);
-        // Polled once and dropped, as when a request's head has come.
+        // Polled once and dropped, as after a request's head has arrived.
         let first = timer.sleep_until(begun + step);
         assert!(first.now_or_never().is_none());
         timer.sleep_until(begun + 3 * step).await;
         assert!(begun.elapsed() >= 3 * step);
-        // An entry that is far away is no reason to miss one that is near.
+        // A far deadline must not delay a near one.
         let far = timer.sleep_until(begun + Duration::from_secs(3600));
         assert!(far.now_or_never().is_none());
         timer.sleep_until(begun + 4 * step).await;
@@ -341,7 +343,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_end_is_heard_by_who_waits_and_by_who_comes_late() {
+    async fn cancellation_reaches_present_and_later_waiters() {
         let token = CancellationToken::new();
         let mut early = Stopped::new(token.clone());
         assert!((&mut early).now_or_never().is_none());

@@ -1,4 +1,4 @@
-//! From bytes on the wire to objects, by the schema.
+//! Decodes request bodies into objects by the schema.
 
 pub(crate) mod patched;
 mod unrecognized;
@@ -12,7 +12,7 @@ use machinery::{
 
 use crate::{Resource, media, write::DeleteOptions};
 
-/// How unknown and duplicate fields are met.
+/// The `fieldValidation` of a request: how unknown and duplicate fields are treated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum FieldValidation {
     Ignore,
@@ -39,13 +39,13 @@ impl FieldValidation {
     }
 }
 
-/// A decoded body and what to warn about.
+/// A decoded body, with warnings.
 pub(crate) struct Decoded {
     pub(crate) object: Object,
     pub(crate) warnings: Vec<String>,
 }
 
-/// Decodes a body of the resource's kind; apiVersion and kind may be left out, but for custom
+/// Decodes a body of the resource's kind. apiVersion and kind are optional, except for custom
 /// resources.
 pub(crate) fn decode(
     resource: &Resource,
@@ -88,19 +88,19 @@ pub(crate) fn decode_as(
     }
 }
 
-/// What the body of a subresource is, where it is no object of the resource.
+/// The type of a subresource's body, where it is not the resource itself.
 pub(crate) struct Part {
-    /// Its type in the schema table.
+    /// Its type's name in the schema table.
     schema: &'static str,
-    /// The first is what a body without one means.
+    /// The first is the default of a body without apiVersion.
     api_versions: &'static [&'static str],
     kind: &'static str,
-    /// Upstream's package of it, for its sentences.
+    /// Upstream's Go package of the type, for error messages.
     package: &'static str,
 }
 
 impl Part {
-    /// Its type.
+    /// The type in the schema table.
     pub(crate) fn schema(&self) -> Result<&'static Type, Status> {
         schema::lookup(self.schema)
             .ok_or_else(|| Status::internal(format!("the schema table has no {}", self.kind)))
@@ -160,7 +160,7 @@ pub(crate) fn decode_part(
     Ok(Decoded { object, warnings })
 }
 
-/// Turns findings into warnings or a refusal.
+/// Turns decoding findings into warnings or an error.
 fn judge(
     resource: &Resource,
     decoded: decode::Decoded,
@@ -184,20 +184,20 @@ fn judge(
     Ok(Decoded { object, warnings })
 }
 
-/// 400: the body is of the right kind, but cannot be read.
+/// 400: the body has the right kind but cannot be decoded.
 fn unreadable(resource: &Resource, why: &str) -> Status {
     let kind = &resource.kind.names().kind;
     unreadable_as(kind, &resource.version, kind, why)
 }
 
-/// 400: the body says that it is of a kind and version, and cannot be read as the one it should be.
+/// 400: the body claims a kind and version but cannot be decoded as the expected kind.
 fn unreadable_as(kind: &str, version: &str, own: &str, why: &str) -> Status {
     Status::bad_request(format!(
         "{kind} in version {version:?} cannot be handled as a {own}: {why}"
     ))
 }
 
-/// The options of a deletion.
+/// Decodes DeleteOptions.
 pub(crate) fn delete_options(media: media::Body, bytes: &[u8]) -> Result<DeleteOptions, Status> {
     unrecognized::version_and_kind(media, bytes)
         .map_err(Status::bad_request)

@@ -1,5 +1,5 @@
-//! Who may ask for administrative access to devices, who may give devices to a claim, and who may say how they
-//! are: that depends on the claim's namespace and on permissions of their own (`resourceclaims/binding`,
+//! Authorization within ResourceClaims: admin access to devices, allocation, and device status. It
+//! depends on the claim's namespace and on permissions of their own (`resourceclaims/binding`,
 //! `resourceclaims/driver`).
 
 use kinds::tree::{get, is_set, list, same, text, truth};
@@ -13,7 +13,7 @@ use auth::authz::{self, Decision, forbidden};
 const ADMIN_LABEL: &str = "resource.kubernetes.io/admin-access";
 const NODE_NAME: &str = "authentication.kubernetes.io/node-name";
 
-/// What the writer of a claim or of a template lacks. Other kinds lack nothing.
+/// Errors for what the writer of a claim or template is not allowed. Other kinds have no errors.
 pub(crate) async fn authorize(write: &Write, object: &Object, old: Option<&Object>) -> Errors {
     let mut errors = Errors::new();
     if write.resource.group != "resource.k8s.io" || write.internal {
@@ -44,7 +44,7 @@ pub(crate) async fn authorize(write: &Write, object: &Object, old: Option<&Objec
     errors
 }
 
-/// The request that wants administrative access.
+/// The path of the request for admin access.
 fn admin_request(devices: &Value) -> Option<PathBuf> {
     let requests = list(&devices["requests"]).iter();
     let i = requests
@@ -54,7 +54,7 @@ fn admin_request(devices: &Value) -> Option<PathBuf> {
     Some(at.index(i).child("adminAccess").to_path_buf())
 }
 
-/// The result that gives administrative access, where none did before.
+/// The path of an allocation result that newly grants admin access.
 fn admin_result(object: &Object, old: &Object) -> Option<PathBuf> {
     let result = |of: &Object| {
         let allocation = &get(of, "status")["allocation"];
@@ -119,7 +119,7 @@ async fn check_drivers(write: &Write, status: &Value, was: &Value, errors: &mut 
         verbs.insert(0, format!("associated-node:{}", write.verb));
     }
     for driver in drivers {
-        // Any of the verbs will do; the first refusal is told.
+        // Any of the verbs suffices; the first refusal is reported.
         let mut refused = None;
         let mut allowed = false;
         for verb in &verbs {
@@ -142,7 +142,7 @@ async fn check_drivers(write: &Write, status: &Value, was: &Value, errors: &mut 
     }
 }
 
-/// Drivers whose devices came, went or changed.
+/// Drivers whose devices were added, removed or changed.
 fn changed_drivers<'a>(devices: &'a Value, was: &'a Value) -> BTreeSet<&'a str> {
     let keyed = |devices: &'a Value| -> BTreeMap<[&'a str; 4], &'a Value> {
         let key =

@@ -1,5 +1,5 @@
-//! What this server serves, as documents made from the registry: the legacy ones per group and
-//! version, and the aggregated one with its ETag.
+//! Discovery documents made from the registry: the legacy ones per group and version, and the
+//! aggregated one with its ETag.
 
 use std::{
     cmp::Reverse,
@@ -27,28 +27,28 @@ const AGGREGATED: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGrou
 const AGGREGATED_PROTOBUF: &str =
     "application/vnd.kubernetes.protobuf;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
 
-/// What discovery documents are made of.
+/// The inputs of discovery documents.
 pub(crate) struct View<'a> {
     /// What this server serves itself.
     pub(crate) table: &'a Table,
-    /// What APIServices say, and with them other servers.
+    /// The APIServices, which also name aggregated servers.
     pub(crate) services: &'a ApiServices,
 }
 
-/// The aggregated documents as they were made last.
+/// A cache of the aggregated documents.
 #[derive(Default)]
 pub(crate) struct Made {
-    /// Guards what was made, by whether it is of the core group.
+    /// Guards the documents; index 1 is the core group.
     known: Mutex<[Option<Arc<Aggregated>>; 2]>,
 }
 
-/// An aggregated document, and what it was made of.
+/// An aggregated document, and the state it was made from.
 struct Aggregated {
     generation: u64,
     moment: Moment,
     etag: HeaderValue,
     json: Bytes,
-    /// Made when a client asks for it.
+    /// Made at the first request for it.
     protobuf: OnceLock<Bytes>,
 }
 
@@ -56,7 +56,7 @@ impl Aggregated {
     fn protobuf(&self) -> Bytes {
         let encode = || {
             let schema = schema::lookup("apidiscovery/v2.APIGroupDiscoveryList")?;
-            // These bytes were written from an object.
+            // The bytes were serialized from an object, so this parses.
             let document: Object = machinery::json::from_slice(&self.json).ok()?;
             Some(protobuf::encode(schema, &document).into())
         };
@@ -106,7 +106,7 @@ pub(crate) fn serve(
     Some(encoding.map(|encoding| respond::document(&document, schema, encoding)))
 }
 
-/// A document of the older form, its type, and whether a router is in front of it.
+/// A legacy document, its type, and whether upstream serves it by a router (GET only).
 fn document(view: &View<'_>, parts: &[&str], address: &str) -> Option<(Value, &'static str, bool)> {
     Some(match parts {
         ["api"] => {
@@ -162,18 +162,18 @@ struct Version<'a> {
     server: Server<'a>,
 }
 
-/// Who serves a version.
+/// The server of a version.
 enum Server<'a> {
-    /// This server, these resources by name.
+    /// This server, with these resources by name.
     Local(Vec<&'a Resource>),
     Remote(&'a Backend),
 }
 
-/// The group that APIServices are of comes first; no APIService can say otherwise.
+/// The group of APIServices comes first; no APIService can change that.
 const FIRST: (&str, i64) = ("apiregistration.k8s.io", 20_001);
 
-/// Groups in the order of preference, with the core group. Clients that know a resource by its bare name take the first
-/// group that has it.
+/// Groups in the order of preference, including the core group. Clients resolve a bare resource
+/// name to the first group that has it.
 fn groups<'a>(view: &View<'a>) -> Vec<Group<'a>> {
     let mut by_name: BTreeMap<&str, BTreeMap<&str, Version<'a>>> = BTreeMap::new();
     for resource in view.table.all() {
@@ -218,7 +218,7 @@ fn groups<'a>(view: &View<'a>) -> Vec<Group<'a>> {
             priorities.max().unwrap_or_default()
         }
     };
-    // Those of the same rank stay sorted by name.
+    // The sort is stable: groups of equal priority stay sorted by name.
     groups.sort_by_key(|group| Reverse(rank(group)));
     groups
 }
@@ -252,7 +252,7 @@ fn resources(table: &Table, group: &str, version: &str) -> Option<Value> {
         }
     }
     let mut document = json!({"kind": "APIResourceList"});
-    // The oldest clients took the list of the core group without a version.
+    // Upstream leaves apiVersion out for the core group, for old clients.
     if !group.is_empty() {
         document["apiVersion"] = "v1".into();
     }
@@ -261,7 +261,7 @@ fn resources(table: &Table, group: &str, version: &str) -> Option<Value> {
     Some(document)
 }
 
-/// Subresources by name; those of custom resources as they are.
+/// Subresources sorted by name; those of custom resources in declared order.
 fn in_order(resource: &Resource) -> Vec<&'static str> {
     let mut names = resource.kind.subresources().to_vec();
     if !resource.custom {
@@ -291,7 +291,7 @@ fn legacy(resource: &Resource) -> Value {
     entry
 }
 
-/// Changes when the stored form of a resource changes. What is stored in the same form has the same.
+/// The hash of a resource's storage version. Resources stored in the same form have the same hash.
 fn storage_hash(resource: &Resource) -> String {
     use base64::{Engine, engine::general_purpose::STANDARD};
     let stored = resource.storage.as_deref().unwrap_or(resource);
@@ -316,14 +316,15 @@ fn legacy_subresource(resource: &Resource, name: &str) -> Value {
     entry
 }
 
-/// How the aggregated document is wanted, if it is.
+/// The encoding of the aggregated document if the client asks for it.
 fn wants_aggregated(headers: &HeaderMap) -> Option<Encoding> {
     let accepts = headers
         .get_all(header::ACCEPT)
         .iter()
         .filter_map(|value| value.to_str().ok());
     let mut ranges = accepts.flat_map(|text| text.split(','));
-    // The client's first choice that can be served decides; older forms of the document are not.
+    // The client's first acceptable media type decides; older versions of the document are not
+    // served.
     let first = ranges.find(|range| {
         let range = range.replace(' ', "");
         !range.contains("as=")
@@ -355,7 +356,7 @@ fn aggregate(view: &View<'_>, core: bool, moment: &Moment) -> Aggregated {
         .iter()
         .map(|b| format!("{b:02X}"))
         .collect();
-    // Hex digits between quotes are a valid header value.
+    // Quoted hex digits are a valid header value.
     let etag = HeaderValue::try_from(format!("\"{hash}\""));
     Aggregated {
         generation: view.table.generation,
@@ -405,7 +406,7 @@ fn aggregated_group(group: &Group<'_>) -> Value {
 fn aggregated_resource(resource: &Resource) -> Value {
     let names = resource.kind.names();
     let kind = |group: &str, version: &str, kind: &str| json!({"group": group, "version": version, "kind": kind});
-    // Only custom resources say whose their kinds are.
+    // Only custom resources state the group and version of their kinds.
     let (own_group, own_version) = match resource.custom {
         true => (resource.group.as_str(), resource.version.as_str()),
         false => ("", ""),
@@ -440,8 +441,8 @@ fn aggregated_resource(resource: &Resource) -> Value {
     entry
 }
 
-/// What can be done with a resource. Nothing is made or changed of a definition that goes, though who
-/// tries is told why.
+/// The verbs of a resource. A terminating definition has no create, update or patch, though
+/// requests for them get an explanation.
 fn verbs(resource: &Resource) -> &'static [&'static str] {
     match &resource.definition {
         Some(definition) if definition.leaving => {
@@ -451,7 +452,7 @@ fn verbs(resource: &Resource) -> &'static [&'static str] {
     }
 }
 
-/// The verbs a subresource answers to.
+/// The verbs of a subresource.
 pub(crate) fn subresource_verbs(resource: &Resource, name: &str) -> &'static [&'static str] {
     resource.subresource(name).3
 }
@@ -471,7 +472,7 @@ mod tests {
     }
 
     #[test]
-    fn the_aggregated_form_is_sent_to_those_who_prefer_it() {
+    fn aggregated_discovery_is_sent_to_clients_that_prefer_it() {
         let ask = |accept: &str| {
             let mut headers = HeaderMap::new();
             headers.insert(header::ACCEPT, accept.parse().unwrap());

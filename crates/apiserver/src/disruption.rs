@@ -1,6 +1,6 @@
-//! Whether an eviction may go on: at most one budget may select the pod, and that budget must have
-//! disruptions left. Taking one is a write of the budget's status, so that two evictions never
-//! share the last one. A pod that is not healthy takes none where the others are enough.
+//! Whether a PodDisruptionBudget allows an eviction: at most one budget may select the pod, and it
+//! must have disruptions left. Taking one is a write of the budget's status, so that two evictions
+//! never share the last one. Evicting an unhealthy pod takes none if enough healthy pods remain.
 
 use std::sync::Arc;
 
@@ -19,19 +19,19 @@ use crate::{
 const SEVERAL: &str = "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support.";
 const REFUSED: &str = "Cannot evict pod as it would violate the pod's disruption budget.";
 
-/// How many pods may be noted as evicted in a budget before no more are let go.
+/// Maximum entries of a budget's `disruptedPods` before evictions are refused.
 const MAX_NOTED: usize = 2000;
 
-/// What lets a pod go.
+/// An allowed eviction.
 #[derive(Default)]
 pub(crate) struct Allowed {
-    /// The budget that was asked.
+    /// The budget that allowed it.
     pub(crate) budget: Option<String>,
-    /// The revision of the pod for which this holds; `None` when it holds whatever becomes of it.
+    /// The pod's revision for which this holds; `None` if it holds for any.
     pub(crate) revision: Option<u64>,
 }
 
-/// Takes one disruption of the pod's budget where it needs one, or refuses.
+/// Takes one disruption from the pod's budget if it needs one, or refuses the eviction.
 pub(crate) async fn allow(write: &Write) -> Result<Allowed, Status> {
     let key = write.resource.key(&write.namespace, &write.name);
     let read = write.core.store.get(&key, Freshness::Newest).await;
@@ -84,7 +84,7 @@ async fn only_budget(write: &Write, pod: &Object) -> Result<Option<Arc<Stored>>,
     }
 }
 
-/// The write of a budget's status, by the server itself.
+/// A write of a budget's status by the server itself.
 fn of_budget(write: &Write, budgets: Arc<Resource>, name: &str) -> Write {
     Write {
         core: write.core.clone(),
@@ -115,7 +115,7 @@ fn selects(budget: &Object, pod: &Object) -> bool {
         .is_ok_and(|selector| selector.matches_map(labels))
 }
 
-/// Whether the pod is one that does not count as healthy, and may go at no cost.
+/// Whether the pod is unhealthy and may be evicted without taking a disruption.
 fn is_spared(pod: &Object, budget: &Object) -> bool {
     let ready = list(&get(pod, "status")["conditions"])
         .iter()
@@ -129,7 +129,7 @@ fn is_spared(pod: &Object, budget: &Object) -> bool {
         || (desired > 0 && int(&status["currentHealthy"]) >= desired)
 }
 
-/// 429: who looks after the budget has not seen everything yet.
+/// 429: the disruption controller has not processed the budget's last change yet.
 pub(crate) fn in_progress(budget: &str) -> Status {
     let why = format!("The disruption budget {budget} is still being processed by the server.");
     refuse(why, 10)
@@ -178,7 +178,7 @@ fn take(budget: &Object, pod: &str, now: &str) -> Result<Object, Status> {
     Ok(budget)
 }
 
-/// Why no disruption is left.
+/// The message when no disruption is left.
 fn exhausted(name: &str, status: &Value) -> String {
     let conditions = list(&status["conditions"]);
     let condition = conditions.iter().find(|c| c["type"] == "DisruptionAllowed");
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_disruption_is_given_once() {
+    fn the_last_allowed_disruption_is_granted_once() {
         let budget = object(json!({"metadata": {"name": "b"}, "status": {
             "disruptionsAllowed": 1, "currentHealthy": 3, "desiredHealthy": 2}}));
         let taken = take(&budget, "p1", "now").unwrap();
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn refusals_say_what_is_missing() {
+    fn a_refused_eviction_has_the_reason() {
         let told = |generation: i64, status: Value| {
             let budget =
                 json!({"metadata": {"name": "b", "generation": generation}, "status": status});

@@ -1,4 +1,4 @@
-//! `/healthz`, `/livez`, `/readyz`, with their single checks, and `/version`.
+//! `/healthz`, `/livez`, `/readyz` with their individual checks, and `/version`.
 
 use std::collections::BTreeSet;
 
@@ -15,7 +15,7 @@ use crate::{
     started::{HOOKS, Part},
 };
 
-/// What the program runs on.
+/// The platform of this binary.
 pub(crate) const PLATFORM: &str = if cfg!(target_arch = "x86_64") {
     "linux/amd64"
 } else {
@@ -31,7 +31,7 @@ const OWN: [&str; 5] = [
     "poststarthook/storage-readiness",
 ];
 
-/// The names of the checks that every endpoint has, and that can be asked for alone.
+/// The names of the checks that every endpoint has, and that can be requested individually.
 pub(crate) fn names() -> impl Iterator<Item = &'static str> {
     OWN.into_iter().chain(HOOKS.iter().map(|(name, _)| *name))
 }
@@ -71,7 +71,7 @@ pub(crate) async fn serve(request: &Request) -> Answer {
     Ok(respond::unsniffed(report))
 }
 
-/// What the checks have said, as figures.
+/// The results of the checks as metrics.
 pub(crate) fn indicators(request: &Request) -> Answer {
     let text = request.core.metrics.indicators();
     Ok(respond::bytes(StatusCode::OK, metrics::MEDIA, text))
@@ -165,7 +165,7 @@ fn report(
     respond::text(StatusCode::OK, "ok")
 }
 
-/// `/version`, which people read.
+/// `/version`, always as JSON.
 pub(crate) fn version(headers: &HeaderMap) -> Answer {
     media::takes(headers, respond::JSON)?;
     let own = Version::own();

@@ -17,11 +17,11 @@ use crate::{
 
 #[inline]
 fn is(resource: &Resource, group: &str, plural: &str) -> bool {
-    // Resources differ more often than groups.
+    // Compared first: plurals differ more often than groups.
     resource.plural == plural && machinery::text::same(&resource.group, group)
 }
 
-/// What is wrong with an object whose kind finds nothing wrong; `old` is what it was.
+/// Validation beyond the kind's own; `old` is the stored object.
 pub(crate) fn validate(write: &Write, object: &Object, old: Option<&Object>) -> Errors {
     if !write.subresource.is_empty() {
         return Errors::new();
@@ -48,14 +48,14 @@ pub(crate) fn validate(write: &Write, object: &Object, old: Option<&Object>) -> 
         return Errors::new();
     }
     let mut errors = apiextensions::check_rules(object, old);
-    // Defaults that broke the rules before may go on.
+    // Defaults that were already invalid are kept on update.
     if old.is_none_or(|old| apiextensions::check_defaults(old).is_empty()) {
         errors.extend(apiextensions::check_defaults(object));
     }
     errors
 }
 
-/// Operations that belong to a creation.
+/// Store operations that accompany a create.
 pub(crate) async fn before_create(
     write: &Write,
     object: &mut Object,
@@ -82,7 +82,7 @@ fn service_write(write: &Write) -> ServiceWrite<'_> {
     }
 }
 
-/// Operations that belong to an update.
+/// Store operations that accompany an update.
 pub(crate) async fn before_update(
     write: &Write,
     object: &mut Object,
@@ -95,7 +95,7 @@ pub(crate) async fn before_update(
     Ok(Vec::new())
 }
 
-/// Operations that belong to a removal.
+/// Store operations that accompany a removal.
 pub(crate) fn before_remove(write: &Write, object: &Object) -> Vec<Op<Draft>> {
     if is(&write.resource, "", "services") {
         service_allocator::on_remove(object)
@@ -104,8 +104,8 @@ pub(crate) fn before_remove(write: &Write, object: &Object) -> Vec<Op<Draft>> {
     }
 }
 
-/// Whether the first deletion of an object only marks it, whatever was asked for: a definition stays until its
-/// objects are gone.
+/// Whether the first deletion of an object only sets its deletionTimestamp, whatever the options: a
+/// definition stays until its objects are deleted.
 pub(crate) fn marks_itself(write: &Write, object: &mut Object) -> bool {
     let defines = is(
         &write.resource,
@@ -119,7 +119,8 @@ pub(crate) fn marks_itself(write: &Write, object: &mut Object) -> bool {
     true
 }
 
-/// Whether an update ends the object: it was marked, its time is over, and nothing holds it.
+/// Whether an update removes the object: it is terminating, its grace period is over, and no
+/// finalizer remains.
 pub(crate) fn ends_with(write: &Write, object: &Object, old: &Object) -> bool {
     meta::is_deleting(old)
         && meta::finalizers(object).is_empty()

@@ -1,5 +1,6 @@
-//! The server's own Lease in kube-system: which API servers there are, and until when they are known to live. The one of
-//! this server goes when it stops in order; those of servers that are gone otherwise go when their time is over.
+//! The server's own Lease in kube-system: which API servers exist and how long each is considered
+//! alive. A server deletes its Lease on orderly shutdown; Leases of servers that ended otherwise
+//! are deleted when they expire.
 
 use std::{sync::Arc, time::Duration};
 
@@ -14,18 +15,18 @@ use crate::{LocalService, User, pipeline::Core, servers, started::Part, user};
 use request::Client;
 
 const PATH: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases";
-/// Who writes it.
+/// The field manager of the Lease.
 const MANAGER: &str = "kube-apiserver";
-/// Says whose lease it is.
+/// The label of API server Leases.
 const IDENTITY: &str = "apiserver.kubernetes.io/identity";
 const HOSTNAME: &str = "kubernetes.io/hostname";
 pub(crate) const ADDRESS: &str = "kubernetes.io/peer-advertise-address";
-/// Says which version the server is.
+/// The annotation with the server's version.
 pub const VERSION_ANNOTATION: &str = "mainstay.dev/version";
-/// How long it holds, in seconds.
+/// The lease duration in seconds.
 const LASTS: i64 = 3600;
 const RENEW_EVERY: Duration = Duration::from_secs(10);
-/// How often those of others are looked at.
+/// How often the Leases of other servers are checked.
 const LOOK_EVERY: SignedDuration = SignedDuration::from_secs(3600);
 
 /// Keeps the lease until the server stops.
@@ -48,7 +49,7 @@ pub(crate) async fn keep(core: Arc<Core>, stopping: CancellationToken) {
     let mut mine = Identity::new(&name, core.advertise().to_string());
     let mut advertised = core.advertised.subscribe();
     let clock = &core.config.clock;
-    // What an earlier run left says nothing about this one.
+    // A Lease left by an earlier run says nothing about this one.
     report(mine.delete(&api).await);
     let mut looked: Option<Timestamp> = None;
     loop {
@@ -75,7 +76,7 @@ pub(crate) async fn keep(core: Arc<Core>, stopping: CancellationToken) {
 
 fn report(done: Result<(), String>) {
     if let Err(why) = done {
-        tracing::warn!(why, "the API server's lease cannot be kept");
+        tracing::warn!(why, "cannot renew the API server's lease");
     }
 }
 
@@ -84,7 +85,7 @@ fn hostname() -> String {
     name.trim().to_owned()
 }
 
-/// Who this server is.
+/// The identity of this server.
 struct Identity {
     name: String,
     holder: String,
@@ -93,7 +94,7 @@ struct Identity {
 }
 
 impl Identity {
-    /// `name` tells it from other servers.
+    /// `name` distinguishes this server from others.
     fn new(name: &str, address: String) -> Self {
         let mut hash = Sha256::new();
         for part in [name, MANAGER] {
@@ -110,7 +111,7 @@ impl Identity {
         }
     }
 
-    /// The lease as it should be now, made of the one that is there.
+    /// The desired Lease, based on the stored one.
     fn lease(&self, old: Option<Object>, now: Timestamp) -> Object {
         let mut lease = old.unwrap_or_default();
         let metadata = tree::child_or_new(&mut lease, "metadata");
@@ -153,7 +154,7 @@ async fn delete(api: &LocalService, name: &str) -> Result<(), String> {
     judge(status, &answer)
 }
 
-/// Who comes second has nothing to complain about.
+/// Another writer that was first is not an error.
 fn judge(status: StatusCode, answer: &Object) -> Result<(), String> {
     match status {
         StatusCode::NOT_FOUND | StatusCode::CONFLICT => Ok(()),
@@ -176,7 +177,7 @@ async fn list(api: &LocalService) -> Result<Vec<Value>, String> {
     Ok(tree::list(tree::get(&list, "items")).to_vec())
 }
 
-/// Deletes the leases of servers that have not been heard of for too long.
+/// Deletes expired Leases.
 async fn clear(api: &LocalService, now: Timestamp) -> Result<(), String> {
     for lease in list(api).await? {
         if is_over(&lease["spec"], now) {
@@ -195,7 +196,7 @@ fn is_over(spec: &Value, now: Timestamp) -> bool {
     ends.is_none_or(|ends| ends < now)
 }
 
-/// Five bits a letter, without an end mark.
+/// Base32 without padding.
 fn base32(bytes: &[u8]) -> String {
     const LETTERS: &[u8; 32] = b"abcdefghijklmnopqrstuvwxyz234567";
     let bit = |place: usize| {

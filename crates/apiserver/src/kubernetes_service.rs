@@ -1,5 +1,6 @@
-//! The Service `kubernetes` and what is behind it: all servers that live. Servers on different ports stand in slices of
-//! their own, because a slice has one port for all of its addresses; the lowest port has the plain name.
+//! The Service `kubernetes` and its endpoints: all live servers. Servers on different ports are in
+//! separate EndpointSlices, because a slice has one port for all of its addresses; the slice of the
+//! lowest port has the plain name.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -44,7 +45,7 @@ fn slice_names(groups: &Groups) -> BTreeMap<String, u16> {
     groups.keys().enumerate().map(name).collect()
 }
 
-/// Leads the Service to these servers.
+/// Writes these servers' addresses into the Service's endpoints.
 pub(crate) async fn repair(core: &Arc<Core>, servers: &BTreeSet<SocketAddr>) -> Result<(), Status> {
     let advertise = core.advertise();
     let groups = groups(servers);
@@ -55,7 +56,7 @@ pub(crate) async fn repair(core: &Arc<Core>, servers: &BTreeSet<SocketAddr>) -> 
     };
     settle(core, service(first(*base), port), &[&["spec", "ports"]]).await?;
     if advertise.ip().is_loopback() {
-        // An address of this machine alone is nobody else's way to it.
+        // A loopback address is of no use to clients elsewhere.
         return Ok(());
     }
     settle(core, endpoints(&groups), &[&["subsets"]]).await?;
@@ -129,7 +130,7 @@ fn slice(name: &str, family: &str, port: u16, ips: &[String]) -> Wanted {
     }
 }
 
-/// Removes the slices of ports that no server has any more.
+/// Deletes the slices of ports that no server has any more.
 async fn remove_stale(core: &Arc<Core>, names: &BTreeMap<String, u16>) -> Result<(), String> {
     let api = LocalService::new(core.clone(), User::new("system:apiserver", [user::MASTERS]));
     let list = format!("{SLICES}?labelSelector=kubernetes.io%2Fservice-name%3D{NAME}");
@@ -142,7 +143,7 @@ async fn remove_stale(core: &Arc<Core>, names: &BTreeMap<String, u16>) -> Result
         let port = name.strip_prefix("kubernetes-");
         let is_ours = port.is_some_and(|port| port.parse::<u16>().is_ok());
         if is_ours && !names.contains_key(name) {
-            // One that another server removes at the same time is gone, too.
+            // A slice that another server deletes at the same time is not an error.
             api.ask(Method::DELETE, &format!("{SLICES}/{name}"), None)
                 .await?;
         }

@@ -1,9 +1,10 @@
-//! The API server: one request walks one fixed pipeline (who, may they, admit, kind, store), and the
-//! answer is made of stored bytes. Nothing else in the house touches the store.
+//! The API server: each request passes one fixed pipeline (authentication, authorization,
+//! admission, kind, store), and the response is made of stored bytes. Only the API server and the
+//! crates below it access the store.
 //!
 //! [`Config::build`] makes an [`ApiServer`]; as a service it listens on HTTPS, and
-//! [`ApiServer::connect`] gives clients in this process a transport without a socket. Both ways lead
-//! through the same pipeline.
+//! [`ApiServer::connect`] gives clients in this process a transport without a socket. Both use the
+//! same pipeline.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]

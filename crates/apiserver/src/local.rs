@@ -1,5 +1,5 @@
-//! The transport of clients in this process: a function call instead of a socket, the same pipeline
-//! behind it.
+//! The transport of clients in this process: a function call instead of a socket, through the same
+//! pipeline.
 
 use std::{
     convert::Infallible,
@@ -25,7 +25,7 @@ use crate::{
     write::Fence,
 };
 
-/// A client's connection as one user.
+/// A connection that acts as one user.
 #[derive(Clone)]
 pub struct LocalService {
     core: Arc<Core>,
@@ -46,20 +46,19 @@ impl LocalService {
         }
     }
 
-    /// What the client calls itself, as in the header `User-Agent`: by its first word its writes are known in
-    /// `managedFields`.
+    /// Sets the `User-Agent`; its first word is the default field manager of the client's writes.
     pub fn agent(mut self, name: &str) -> Self {
         self.agent = HeaderValue::from_str(name).ok();
         self
     }
 
-    /// The client is the kubelet of a node that runs in this process, at this address.
+    /// Marks the client as the kubelet of a node that runs in this process, at this address.
     pub fn of_node(mut self, address: IpAddr) -> Self {
         self.known.node_address = Some(address);
         self
     }
 
-    /// The client is a leader: nothing that it writes is committed after its term.
+    /// Marks the client as a leader: none of its writes is committed after it lost its lease.
     pub fn fenced_by(mut self, fence: Fence) -> Self {
         self.known.fence = Some(Arc::new(fence));
         self

@@ -1,4 +1,4 @@
-//! Media types: what a body is, and what the client wants back.
+//! Media types: the encoding of request bodies, and content negotiation of responses.
 
 use http::{HeaderMap, HeaderValue, header};
 use machinery::Status;
@@ -7,7 +7,7 @@ use crate::Resource;
 
 pub(crate) use request::Encoding;
 
-/// What a request body is written in.
+/// The encoding of a request body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Body {
     Json,
@@ -22,7 +22,7 @@ const BODIES: &[&str] = &[
 ];
 
 impl Body {
-    /// Reads Content-Type; without one it is JSON.
+    /// Parses Content-Type; the default is JSON.
     pub(crate) fn of(headers: &HeaderMap) -> Result<Self, Status> {
         match content_type(headers).as_str() {
             "" | "application/json" => Ok(Self::Json),
@@ -33,8 +33,8 @@ impl Body {
     }
 }
 
-/// The media type of the body, in lower case, without parameters. What names none stays as it is,
-/// and so is no type that anybody knows.
+/// The media type of the body, in lower case, without parameters. Invalid values are returned
+/// unchanged, and match no known type.
 pub(crate) fn content_type(headers: &HeaderMap) -> String {
     let text = headers
         .get(header::CONTENT_TYPE)
@@ -45,7 +45,7 @@ pub(crate) fn content_type(headers: &HeaderMap) -> String {
     media.to_ascii_lowercase()
 }
 
-/// What objects are turned into on their way out.
+/// The shape of objects in responses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum Shape {
     /// The objects themselves.
@@ -53,21 +53,21 @@ pub(crate) enum Shape {
     Object,
     /// A Table of printed columns.
     Table,
-    /// Metadata alone, of an object or, when that is what was asked for, of a list.
+    /// Only metadata: PartialObjectMetadata, or its list.
     Metadata { of_list: bool },
 }
 
-/// What the client wants back.
+/// The negotiated form of the response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Wanted {
     pub(crate) shape: Shape,
     pub(crate) encoding: Encoding,
-    /// Whether a Table or metadata is wanted in its older version.
+    /// Whether a Table or metadata is requested in v1beta1.
     pub(crate) beta: bool,
 }
 
 impl Wanted {
-    /// The version of a Table and of metadata alone.
+    /// The apiVersion of Tables and PartialObjectMetadata.
     pub(crate) fn meta_version(self) -> &'static str {
         if self.beta {
             "meta.k8s.io/v1beta1"
@@ -98,7 +98,7 @@ impl<'a> Range<'a> {
             .map(|(_, value)| value.trim_matches('"'))
     }
 
-    /// How much the client likes it.
+    /// Its quality weight, in thousandths.
     fn thousandths(&self) -> u32 {
         let weight = self.get("q").and_then(|q| q.parse::<f32>().ok());
         (weight.unwrap_or(1.0).clamp(0.0, 1.0) * 1000.0) as u32
@@ -122,7 +122,8 @@ impl<'a> Range<'a> {
         let encoding = match self.media {
             "application/json" | "*/*" | "application/*" | "*" => Encoding::Json,
             "application/yaml" => Encoding::Yaml,
-            // Every object's metadata can be a message; a Table's cells have no type.
+            // Metadata of every kind can be protobuf; a Table's cells are untyped, so a Table
+            // cannot.
             "application/vnd.kubernetes.protobuf" => match shape {
                 Shape::Metadata { .. } => Encoding::Protobuf,
                 Shape::Object if protobuf => Encoding::Protobuf,
@@ -157,10 +158,9 @@ const SERVED: &[&str] = &[
 const STREAMED: &str =
     ", application/json;stream=watch, application/vnd.kubernetes.protobuf;stream=watch";
 
-/// Reads Accept: the alternative that the client likes best of those that can be served.
-/// `protobuf` says whether the kind can.
-/// Built-in kinds have a router in front of them, which knows media types by their names alone;
-/// `many` says whether lists are asked for, which are sent as streams, too.
+/// Negotiates by Accept: the client's preferred alternative that can be served. `protobuf` says
+/// whether the kind can be encoded so. Upstream's router for built-in kinds knows media types by
+/// exact name only; `many` adds the streaming types of lists and watches.
 pub(crate) fn wanted(headers: &HeaderMap, protobuf: bool, many: bool) -> Result<Wanted, Status> {
     let mut all = headers.get_all(header::ACCEPT).into_iter();
     if let (Some(only), None) = (all.next(), all.next())
@@ -179,8 +179,7 @@ pub(crate) fn wanted(headers: &HeaderMap, protobuf: bool, many: bool) -> Result<
     best.ok_or_else(|| Status::not_acceptable(SERVED))
 }
 
-/// How a document of our own is written for a client; `routed` says whether a router is asked
-/// first.
+/// The encoding of a non-resource document; `routed` says whether upstream serves it by a router.
 pub(crate) fn of_document(headers: &HeaderMap, routed: bool) -> Result<Encoding, Status> {
     let Some(ranges) = ranges(headers) else {
         return Ok(Encoding::Json);
@@ -191,7 +190,7 @@ pub(crate) fn of_document(headers: &HeaderMap, routed: bool) -> Result<Encoding,
     plain(&ranges).ok_or_else(|| Status::not_acceptable(SERVED))
 }
 
-/// Refuses whoever does not take a media type by its name, where nothing else is served.
+/// 406 unless the client accepts this media type, where nothing else is served.
 pub(crate) fn takes(headers: &HeaderMap, served: &str) -> Result<(), Status> {
     match ranges(headers) {
         None => Ok(()),
@@ -199,7 +198,7 @@ pub(crate) fn takes(headers: &HeaderMap, served: &str) -> Result<(), Status> {
     }
 }
 
-/// The router wants one of its media types named.
+/// The router requires one of its media types by name.
 fn check_routed(ranges: &[Range<'_>], served: &[&str], streams: &str) -> Result<(), Status> {
     let routed = |range: &Range<'_>| range.media == "*/*" || served.contains(&range.media);
     if ranges.iter().any(routed) {
@@ -220,20 +219,20 @@ fn ranges(headers: &HeaderMap) -> Option<Vec<Range<'_>>> {
         .flat_map(|text| text.split(','))
         .map(|range| Range::parse(range.trim()))
         .collect();
-    // Sorting keeps the client's order among equals.
+    // The sort is stable: equal weights keep the client's order.
     ranges.sort_by_key(|range| (std::cmp::Reverse(range.thousandths()), range.wildcards()));
     Some(ranges)
 }
 
-/// How an object without another shape is written.
+/// The encoding of an object that is neither Table nor metadata.
 fn plain(ranges: &[Range<'_>]) -> Option<Encoding> {
     let mut wanted = ranges.iter().filter_map(|range| range.wanted(true));
     let plain = wanted.find(|wanted| wanted.shape == Shape::Object)?;
     Some(plain.encoding)
 }
 
-/// How a Status is written for whoever sent this Accept header; `None` when nothing that it names
-/// can be, and so a person is to read it.
+/// The encoding of a Status for this Accept header; `None` if none of its types can be served: then
+/// the Status is JSON for people.
 pub(crate) fn of_status(accept: Option<&HeaderValue>) -> Option<Encoding> {
     let mut headers = HeaderMap::new();
     headers.extend(accept.map(|accept| (header::ACCEPT, accept.clone())));
@@ -243,7 +242,7 @@ pub(crate) fn of_status(accept: Option<&HeaderValue>) -> Option<Encoding> {
     }
 }
 
-/// Refuses whoever wants the metadata of a list and asks for one object's, or the other way around.
+/// Rejects list metadata for a single object, and the other way around.
 pub(crate) fn check_list(wanted: Wanted, list: bool, resource: &Resource) -> Result<(), Status> {
     let Shape::Metadata { of_list } = wanted.shape else {
         return Ok(());
@@ -267,7 +266,7 @@ pub(crate) fn check_list(wanted: Wanted, list: bool, resource: &Resource) -> Res
     )))
 }
 
-/// Refuses whoever wants nothing but a Table or metadata of what has neither.
+/// Rejects a request for only a Table or metadata of an object that has neither.
 pub(crate) fn as_object(headers: &HeaderMap, protobuf: bool) -> Result<(), Status> {
     match wanted(headers, protobuf, false)?.shape {
         Shape::Object => Ok(()),

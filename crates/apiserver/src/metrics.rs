@@ -1,4 +1,4 @@
-//! `/metrics`: what the server does, under the names that Kubernetes' dashboards know.
+//! `/metrics`: the server's metrics, with upstream's names.
 
 mod access;
 mod process;
@@ -39,7 +39,7 @@ const INDICATORS: [f64; 21] = [
     30.0, 45.0, 60.0,
 ];
 
-/// Upstream's buckets for the size of watch events, in bytes.
+/// Upstream's buckets for the duration of client requests, in seconds.
 const CLIENT_SECONDS: [f64; 12] = [
     0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0,
 ];
@@ -55,13 +55,13 @@ const BARE: [&str; 4] = [
     "apiserver_admission_webhook_fail_open_count",
 ];
 
-/// Upstream's buckets for the size of answers, in bytes.
+/// Upstream's buckets for the size of responses, in bytes.
 const SIZES: [f64; 7] = [1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9];
 
-/// The form of [`Metrics::text`].
+/// The media type of [`Metrics::text`].
 pub(crate) const MEDIA: &str = "text/plain; version=0.0.4; charset=utf-8; escaping=underscores";
 
-/// What a request was about.
+/// The labels of a request.
 #[derive(Debug, Clone, Default, Eq)]
 pub(crate) struct About {
     pub(crate) verb: &'static str,
@@ -73,7 +73,7 @@ pub(crate) struct About {
 
 impl PartialEq for About {
     fn eq(&self, other: &Self) -> bool {
-        // Most are the same constants: then their letters need no look.
+        // Most are the same constants: compare pointers first.
         let same =
             |one: &'static str, other: &'static str| std::ptr::eq(one, other) || one == other;
         same(self.verb, other.verb)
@@ -84,7 +84,7 @@ impl PartialEq for About {
 }
 
 impl Hash for About {
-    /// Of what differs most: this runs for every request.
+    /// Hashes only the most varied parts: this runs for every request.
     fn hash<H: Hasher>(&self, state: &mut H) {
         self.verb.hash(state);
         if let Some(labels) = &self.labels {
@@ -143,15 +143,15 @@ impl Answered {
     }
 }
 
-/// What a connection counted last: most ask for the same thing again and again, and then nothing
-/// has to be looked up.
+/// The metrics that a connection used last: most connections repeat the same kind of request, and
+/// then need no lookup.
 #[derive(Default)]
 pub(crate) struct Recent(Mutex<Option<Box<Figures>>>);
 
 struct Figures {
     answered: Answered,
     duration: Histogram,
-    /// The same without the wait for a seat; not of dry runs.
+    /// The same without the queue wait; not for dry runs.
     indicator: Option<Histogram>,
     size: Option<Histogram>,
     count: Counter,
@@ -164,7 +164,7 @@ impl Figures {
     }
 }
 
-/// What durations are told by.
+/// The labels of durations.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Timed {
     #[prometheus(flatten)]
@@ -192,13 +192,13 @@ struct Stored {
     resource: Arc<str>,
 }
 
-/// The older name: group and resource in one.
+/// The older metric's label: group and resource in one.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct StoredBefore {
     resource: String,
 }
 
-/// Which of several stores; there is one.
+/// The label of the store; there is only one.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Cluster {
     storage_cluster_id: &'static str,
@@ -211,7 +211,7 @@ struct Checked {
     r#type: String,
 }
 
-/// A health check and what it said.
+/// A health check and its result.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct CheckedAs {
     name: String,
@@ -219,7 +219,7 @@ struct CheckedAs {
     r#type: String,
 }
 
-/// A request of a component of this process.
+/// The labels of a request by a component of this process.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ClientRequest {
     code: u16,
@@ -227,14 +227,14 @@ struct ClientRequest {
     method: &'static str,
 }
 
-/// How long requests of components of this process take.
+/// The labels of the latency of requests by components of this process.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ClientTime {
     host: &'static str,
     verb: &'static str,
 }
 
-/// A request that was not served to its end.
+/// The labels of a request that the server terminated.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Terminated {
     #[prometheus(flatten)]
@@ -247,7 +247,7 @@ struct Named {
     name: String,
 }
 
-/// What program this is.
+/// Build information.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Build {
     major: u32,
@@ -263,24 +263,24 @@ struct Watched {
     resource: Arc<str>,
 }
 
-/// The figures, shared by all requests.
+/// The metrics, shared by all requests.
 pub(crate) struct Metrics {
     registry: Registry,
-    /// What admission takes.
+    /// Durations of admission.
     pub(crate) admission: Timing,
-    /// What admission policies say.
+    /// Decisions of admission policies.
     pub(crate) policies: policy::Figures,
-    /// What admission webhooks do.
+    /// Calls of admission webhooks.
     pub(crate) webhooks: WebhookMetrics,
-    /// What happens to aggregated API servers.
+    /// The state of aggregated API servers.
     pub(crate) aggregation: aggregator::Metrics,
-    /// What conversion webhooks do.
+    /// Calls of conversion webhooks.
     pub(crate) conversion: ConversionMetrics,
-    /// What flow control does.
+    /// Flow control.
     pub(crate) fairness: flowcontrol::Figures,
-    /// Who is let in.
+    /// Authentication and authorization.
     pub(crate) access: Access,
-    /// What the store is asked.
+    /// Requests to the store.
     pub(crate) storage: Storage,
     indicators_of_requests: Family<About, Histogram, fn() -> Histogram>,
     terminated: Family<Terminated, Counter>,
@@ -300,7 +300,7 @@ pub(crate) struct Metrics {
     long_running: Family<About, Gauge>,
     objects: Family<Stored, Gauge>,
     objects_before: Family<StoredBefore, Gauge>,
-    /// Health checks, which are shown at a path of their own.
+    /// Results of health checks, served at a separate path.
     indicators: Registry,
     checks: Family<Checked, Gauge>,
     checks_so_far: Family<CheckedAs, Counter>,
@@ -310,7 +310,7 @@ pub(crate) struct Metrics {
     audit_errors: Counter,
 }
 
-/// Counts a gauge down when a request ends, however it ends.
+/// Decrements a gauge when dropped.
 pub(crate) struct Counted(Gauge);
 
 impl Drop for Counted {
@@ -320,7 +320,7 @@ impl Drop for Counted {
 }
 
 impl Metrics {
-    /// `sending` says how much of answers is on its way.
+    /// `sending` counts the response bytes that clients have not read yet.
     pub(crate) fn new(sending: &Budget) -> Self {
         let durations =
             Family::new_with_constructor((|| Histogram::new(DURATIONS)) as fn() -> Histogram);
@@ -478,7 +478,7 @@ impl Metrics {
         );
     }
 
-    /// A request ended with 429 or 504 because the server had to end it.
+    /// Counts a request that the server terminated with 429 or 504.
     pub(crate) fn terminated(&self, about: About, code: u16) {
         self.terminated
             .get_or_create(&Terminated { about, code })
@@ -489,7 +489,7 @@ impl Metrics {
         self.handshake_errors.inc();
     }
 
-    /// A component of this process was answered.
+    /// Counts a request by a component of this process.
     pub(crate) fn client_answered(&self, method: &http::Method, code: u16, took: Duration) {
         let method = match *method {
             http::Method::GET => "GET",
@@ -507,7 +507,7 @@ impl Metrics {
         seconds.observe(took.as_secs_f64());
     }
 
-    /// These APIServices are not available now.
+    /// Sets the APIServices that are unavailable now.
     pub(crate) fn unavailable(&self, names: impl Iterator<Item = String>) {
         self.unavailable.clear();
         for name in names {
@@ -515,13 +515,13 @@ impl Metrics {
         }
     }
 
-    /// So many bytes of answers are on their way.
+    /// Sets the response bytes that clients have not read yet.
     pub(crate) fn unsent(&self, bytes: usize) {
         self.unsent.set(bytes as i64);
     }
 
-    /// A short request is answered. `recent` is what its connection counted last, `waited` how long it had no seat.
-    /// Gives where the answer's size is counted, if it is one of those that are.
+    /// Counts a request that is not long-running. `recent` is the connection's cache, `waited` the
+    /// queue wait. Returns the histogram of response sizes, if this request has one.
     pub(crate) fn answered(
         &self,
         recent: Option<&Recent>,
@@ -570,7 +570,7 @@ impl Metrics {
         }
     }
 
-    /// Somebody asked for an API that is deprecated.
+    /// Marks the use of a deprecated API.
     pub(crate) fn deprecated(&self, about: &About) {
         let labels = about.labels.as_deref();
         let [group, version, resource] = labels.map_or(Default::default(), |labels| {
@@ -586,13 +586,13 @@ impl Metrics {
         self.deprecated.get_or_create(&deprecated).set(1);
     }
 
-    /// A request is answered whose duration says nothing.
+    /// Counts a request whose duration is not measured.
     pub(crate) fn count(&self, about: About, dry_run: bool, code: u16) {
         let answered = Answered::new(about, dry_run, code);
         self.requests.get_or_create(&answered).inc();
     }
 
-    /// A short request is at work until the result is dropped.
+    /// Counts a request as in flight until the result is dropped.
     pub(crate) fn at_work(&self, reads: bool) -> Counted {
         let gauge = if reads { &self.reading } else { &self.writing };
         let gauge = gauge.clone();
@@ -600,14 +600,14 @@ impl Metrics {
         Counted(gauge)
     }
 
-    /// A long request is at work until the result is dropped.
+    /// Counts a long-running request as in flight until the result is dropped.
     pub(crate) fn long(&self, about: &About) -> Counted {
         let gauge = self.long_running.get_or_create(about).clone();
         gauge.inc();
         Counted(gauge)
     }
 
-    /// Counts the events that watchers of a resource are sent, and their sizes.
+    /// The counter and size histogram of a resource's watch events.
     pub(crate) fn watch_events(&self, labels: &Labels) -> (Counter, Histogram) {
         let about = Watched {
             group: labels.group.clone(),
@@ -622,7 +622,7 @@ impl Metrics {
         self.panics.inc();
     }
 
-    /// How many objects of a resource there are.
+    /// Sets the number of stored objects of a resource.
     pub(crate) fn stored(&self, group: &str, resource: &str, count: usize) {
         let about = Stored {
             group: group.into(),
@@ -639,7 +639,7 @@ impl Metrics {
         before.set(count as i64);
     }
 
-    /// How many bytes the data takes on disk.
+    /// Sets the size of the data on disk, in bytes.
     pub(crate) fn takes(&self, bytes: u64) {
         let cluster = Cluster {
             storage_cluster_id: "etcd-0",
@@ -648,7 +648,7 @@ impl Metrics {
         self.size.get_or_create(&cluster).set(bytes);
     }
 
-    /// A health check was made.
+    /// Counts a health check.
     pub(crate) fn checked(&self, endpoint: &str, name: &str, is_good: bool) {
         let checked = Checked {
             name: name.to_owned(),
@@ -665,21 +665,21 @@ impl Metrics {
         self.checks_so_far.get_or_create(&checked).inc();
     }
 
-    /// How many audit events have been written and lost.
+    /// Sets how many audit events have been written and dropped.
     pub(crate) fn audited(&self, (written, lost): (u64, u64)) {
         for (counter, count) in [(&self.audit_events, written), (&self.audit_errors, lost)] {
             counter.inner().store(count, Ordering::Relaxed);
         }
     }
 
-    /// All figures as text.
+    /// All metrics as text.
     pub(crate) fn text(&self) -> String {
         let mut text = plain(&self.registry);
         process::write(&mut text);
         text
     }
 
-    /// What health checks have said, as text.
+    /// The results of health checks, as text.
     pub(crate) fn indicators(&self) -> String {
         plain(&self.indicators)
     }
@@ -692,7 +692,7 @@ fn plain(registry: &Registry) -> String {
     plain_text(&open)
 }
 
-/// Figures as Prometheus' text: as OpenMetrics, but a counter has its suffix in every line.
+/// Converts OpenMetrics to Prometheus' text format, where every line of a counter has its suffix.
 pub(crate) fn plain_text(open: &str) -> String {
     let mut out = String::with_capacity(open.len());
     let mut lines = open.lines().peekable();

@@ -1,4 +1,4 @@
-//! Objects on their way out: as they are stored, or as a Table or metadata alone.
+//! Serializes objects for responses: as stored, as a Table, or only metadata.
 
 use std::sync::Arc;
 
@@ -19,19 +19,19 @@ use crate::{
 };
 
 pub(crate) use request::respond::PROTOBUF;
-/// The type of an object's metadata alone.
+/// The type of metadata alone.
 const PARTIAL: &str = "meta/v1.PartialObjectMetadata";
 
-/// How one request wants objects.
+/// The form in which one request wants objects.
 #[derive(Clone)]
 pub(crate) struct Output {
     pub(crate) resource: Arc<Resource>,
     pub(crate) wanted: Wanted,
-    /// Which object a Table's rows carry.
+    /// Which part of the object a Table's rows carry.
     include: Include,
     /// Seconds since the epoch, for ages in Tables.
     now: i64,
-    /// What is written down of the request, when answers are.
+    /// The audit record, if it includes responses.
     audit: Option<Arc<Ticket>>,
 }
 
@@ -42,7 +42,7 @@ enum Include {
     Object,
 }
 
-/// Refuses rows of a Table with what nobody knows.
+/// Rejects unknown values of `includeObject`.
 pub(crate) fn check_include(query: &Query) -> Result<(), Status> {
     match query.get("includeObject") {
         None | Some("" | "None" | "Object" | "Metadata") => Ok(()),
@@ -73,20 +73,20 @@ impl Output {
         }
     }
 
-    /// Keeps answers for the audit log.
+    /// Records responses in the audit log.
     pub(crate) fn audited(mut self, ticket: Option<&Arc<Ticket>>) -> Self {
         self.audit = ticket.filter(|ticket| ticket.wants_response()).cloned();
         self
     }
 
-    /// Notes what is answered, as JSON.
+    /// Records a response, as JSON.
     pub(crate) fn note(&self, json: impl FnOnce() -> Bytes) {
         if let Some(ticket) = &self.audit {
             ticket.response(json);
         }
     }
 
-    /// One object, in full.
+    /// One complete object.
     pub(crate) fn object(&self, object: &Stored) -> Bytes {
         let served = self.resource.serve(object);
         match self.wanted.shape {
@@ -100,9 +100,9 @@ impl Output {
         }
     }
 
-    /// The answer for one object.
+    /// The response with one object.
     pub(crate) fn respond(&self, code: StatusCode, object: &Stored) -> Response<Body> {
-        // A write is done by now; that its answer is no list is told all the same.
+        // A write is already committed; the mismatch is reported all the same.
         if let Err(status) = media::check_list(self.wanted, false, &self.resource) {
             return respond::status(&status);
         }
@@ -113,7 +113,7 @@ impl Output {
         self.encoded(code, self.object(object))
     }
 
-    /// The type to write protobuf by, if that is wanted.
+    /// The message type, if protobuf is wanted.
     pub(crate) fn message_type(&self) -> Option<&'static Type> {
         if self.wanted.encoding != Encoding::Protobuf {
             return None;
@@ -124,7 +124,7 @@ impl Output {
         }
     }
 
-    /// The kind of one object as it goes out, and its version.
+    /// The kind and version of one object in the response.
     pub(crate) fn kind(&self) -> (&str, &str) {
         match self.wanted.shape {
             Shape::Object => self.resource_kind(),
@@ -149,7 +149,7 @@ impl Output {
         }
     }
 
-    /// One object as a protobuf body, if that is wanted.
+    /// One object as protobuf, if that is wanted.
     pub(crate) fn protobuf(&self, object: &Stored) -> Option<Vec<u8>> {
         let schema = self.message_type()?;
         let served = self.resource.serve(object);
@@ -171,7 +171,7 @@ impl Output {
         }
     }
 
-    /// A success without an object.
+    /// The response of a success without an object.
     pub(crate) fn status(&self, status: &Status) -> Response<Body> {
         match self.wanted.shape {
             Shape::Object => respond::status_as(status, self.wanted.encoding),
@@ -179,7 +179,7 @@ impl Output {
         }
     }
 
-    /// Bytes of JSON, written as the client wants.
+    /// JSON, transcoded to the wanted encoding.
     pub(crate) fn encoded(&self, code: StatusCode, json: Bytes) -> Response<Body> {
         match self.wanted.encoding {
             Encoding::Json | Encoding::Protobuf => respond::line(code, &json),
@@ -190,9 +190,9 @@ impl Output {
         }
     }
 
-    /// A list's metadata as it goes out.
+    /// A list's metadata for the response.
     pub(crate) fn list_metadata(&self, mut metadata: Value) -> Value {
-        // Lists of custom objects say also that nothing follows.
+        // Lists of custom objects always have `continue`, as upstream.
         if self.resource.custom && self.wanted.shape == Shape::Object {
             let fields = metadata.as_object_mut();
             fields.map(|fields| fields.entry("continue").or_insert_with(|| "".into()));
@@ -223,7 +223,7 @@ impl Output {
         self.table_of(columns, rows, metadata).to_string().into()
     }
 
-    /// What a Table's columns are.
+    /// The column definitions of a Table.
     pub(crate) fn columns(&self) -> Value {
         let columns = self.resource.kind.columns();
         let columns = columns.iter().map(|column| {
@@ -235,7 +235,7 @@ impl Output {
         columns.collect::<Vec<_>>().into()
     }
 
-    /// A Table of rows that are made already.
+    /// A Table of finished rows.
     pub(crate) fn table_of(&self, columns: Value, rows: Vec<Value>, metadata: Value) -> Value {
         json!({
             "kind": "Table", "apiVersion": self.wanted.meta_version(), "metadata": metadata,
@@ -272,7 +272,7 @@ impl Output {
         row
     }
 
-    /// A row with what of its object is wanted beside it.
+    /// A row with the part of its object that `includeObject` selects.
     pub(crate) fn row_of(&self, cells: Vec<Value>, object: &Object) -> Value {
         let beside = match self.include {
             Include::None => Value::Null,
@@ -290,7 +290,7 @@ impl Output {
     }
 }
 
-/// An object's metadata alone, as a message.
+/// An object's metadata alone, as a protobuf message.
 fn metadata_message(schema: &'static Type, object: &Stored) -> Vec<u8> {
     let metadata = object.parse_metadata();
     let object = Object::from_iter([("metadata".to_owned(), metadata)]);

@@ -1,4 +1,4 @@
-//! Where a list goes on: continue tokens name a key and the revision of the first page.
+//! Continue tokens of lists: the next key, and the revision of the first page.
 
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use machinery::Status;
@@ -8,9 +8,9 @@ use store::Revision;
 /// A decoded continue token.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Continue {
-    /// `None`: wherever the list stands now (after an expired token).
+    /// `None`: the current revision (after an expired token).
     pub(crate) revision: Option<Revision>,
-    /// The first key of the next page, behind the resource's prefix.
+    /// The first key of the next page, after the resource's prefix.
     pub(crate) start: String,
 }
 

@@ -1,5 +1,5 @@
-//! Lists, made a piece at a time as their client takes them: the objects are shared with the store, and of what is made
-//! of them (JSON, a Table, YAML, protobuf) no more than a piece is there at once.
+//! Lists, serialized a piece at a time as the client reads: objects are shared with the store, and
+//! at most one piece of their serialized form (JSON, Table, YAML, protobuf) is in memory at once.
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
@@ -22,13 +22,13 @@ use crate::{
 };
 use request::BodyError;
 
-/// Lists up to this size are sent whole, with a length.
+/// Lists up to this size are sent whole, with Content-Length.
 const WHOLE: usize = 128 * 1024;
-/// How much of a longer list is put together at a time: with the length that is sent before it and
-/// the line's end behind it, as much as TLS takes in one go, in records that are all full.
+/// The size of a piece of a longer list. With its chunk header and trailer it fills the records of
+/// one TLS write completely.
 const PIECE: usize = 64 * 1024 - "fff8\r\n\r\n".len();
 
-/// How items are written.
+/// The encoding of items.
 #[derive(Clone, Copy)]
 enum Form {
     Json,
@@ -36,7 +36,7 @@ enum Form {
     Protobuf(&'static Type),
 }
 
-/// A list's bytes, put together a piece at a time.
+/// A list's bytes, produced a piece at a time.
 struct Pieces {
     output: Output,
     form: Form,
@@ -44,7 +44,7 @@ struct Pieces {
     objects: std::vec::IntoIter<Arc<Stored>>,
     tail: Bytes,
     is_first: bool,
-    /// What was put together and is still to be sent.
+    /// Bytes produced and not sent yet.
     rest: Bytes,
     is_done: bool,
 }
@@ -72,7 +72,7 @@ impl Pieces {
         self.is_done && self.rest.is_empty()
     }
 
-    /// The next piece, of this size unless it is the last.
+    /// The next piece; all but the last have this size.
     fn next(&mut self, size: usize) -> Result<Option<Bytes>, Status> {
         if self.is_over() {
             return Ok(None);
@@ -128,7 +128,7 @@ fn write_json(output: &Output, object: &Stored, out: &mut BytesMut) {
     }
 }
 
-/// What comes before and behind the items of a list.
+/// The bytes before and after the items of a list.
 fn json_frame(output: &Output, metadata: Value) -> (Bytes, Bytes) {
     let metadata = output.list_metadata(metadata);
     let head = if output.wanted.shape == Shape::Table {
@@ -143,7 +143,7 @@ fn json_frame(output: &Output, metadata: Value) -> (Bytes, Bytes) {
     (head.into(), Bytes::from_static(b"]}\n"))
 }
 
-/// The same in YAML, whose keys stand in the order of the alphabet.
+/// The same in YAML, whose keys are sorted.
 fn yaml_frame(output: &Output, metadata: Value, is_empty: bool) -> Result<(Bytes, Bytes), Status> {
     let metadata = output.list_metadata(metadata);
     let write = |value: Value| yaml::from_json(value.to_string().as_bytes());
@@ -167,7 +167,8 @@ fn yaml_frame(output: &Output, metadata: Value, is_empty: bool) -> Result<(Bytes
 fn protobuf_frame(output: &Output, schema: &'static Type, page: &Page) -> (Bytes, Bytes) {
     let none = Object::new();
     let metadata = page.metadata.as_object().unwrap_or(&none);
-    // A message begins with its length. Whole objects keep their messages; metadata alone is made twice.
+    // A message starts with its length. Messages of whole objects are cached; those of metadata are
+    // made twice.
     let each = page.objects.iter();
     let sizes = each.map(|object| output.message(schema, object).len());
     let (kind, version) = output.list_kind();
@@ -175,7 +176,7 @@ fn protobuf_frame(output: &Output, schema: &'static Type, page: &Page) -> (Bytes
     (head.into(), tail.into())
 }
 
-/// Notes a list for the audit log, when answers are noted.
+/// Records a list in the audit log, if responses are recorded.
 pub(crate) fn note(output: &Output, page: &Page) {
     output.note(|| {
         let page = Page {
@@ -188,7 +189,7 @@ pub(crate) fn note(output: &Output, page: &Page) {
     });
 }
 
-/// The answer that is a list.
+/// The response with a list.
 pub(crate) fn respond(output: Output, page: Page) -> Response<Body> {
     note(&output, &page);
     let (form, media) = match (output.message_type(), output.wanted.encoding) {
@@ -219,7 +220,8 @@ fn send(
     Ok(response)
 }
 
-/// A long list on its way. Behind each piece it yields, so that requests for little do not wait for those for much.
+/// The body of a long list. It yields after each piece, so that small requests do not wait for
+/// large ones.
 struct Turns {
     first: Bytes,
     pieces: Pieces,
@@ -236,7 +238,7 @@ impl Stream for Turns {
         }
         let this = &mut *self;
         let piece = match this.first.len() {
-            // A panic ends the answer and not the connection's task, which may serve others.
+            // A panic ends the response, not the connection's task, which may serve other streams.
             0 => catch_unwind(AssertUnwindSafe(|| this.pieces.next(PIECE)))
                 .unwrap_or_else(|_| Err(Status::internal("a list made the server panic"))),
             left => Ok(Some(this.first.split_to(left.min(PIECE)))),

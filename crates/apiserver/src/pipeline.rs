@@ -1,9 +1,10 @@
-//! The way of every request, stage by stage, each in a file of its own.
+//! The stages of every request, each in a file of its own.
 //!
-//! A request passes [`http_rules`], [`arrival`], [`panic_guard`], [`deadline`], [`authenticate`], [`audit`],
-//! [`impersonate`], [`flow_control`], [`authorize`] and [`dispatch`], which hands it to the handler of its verb. The
-//! answer passes [`RESPONSE_STAGES`]. What the second half needs to know of the first is the [`Exchange`]. Requests from
-//! the socket and from this process differ only in how the [`Caller`] is known.
+//! A request passes [`http_rules`], [`arrival`], [`panic_guard`], [`deadline`], [`authenticate`],
+//! [`audit`], [`impersonate`], [`flow_control`], [`authorize`] and [`dispatch`], which hands it to
+//! the handler of its verb. The answer passes [`RESPONSE_STAGES`]. The [`Exchange`] carries what
+//! the response stages need of the request. Requests from the socket and from this process differ
+//! only in their [`Caller`].
 
 mod about;
 mod arrival;
@@ -45,7 +46,7 @@ pub(crate) use self::{
     dispatch::Request,
 };
 
-/// What every answer passes on its way out, in this order.
+/// The stages that every response passes, in this order.
 const RESPONSE_STAGES: [fn(&mut Exchange, &mut Response<Body>); 8] = [
     audit::record_response,
     deprecation::warn,

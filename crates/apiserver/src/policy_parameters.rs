@@ -1,4 +1,5 @@
-//! Whether the author of a policy or a binding may read its parameters: expressions and messages show what is in them.
+//! Whether the author of an admission policy or binding may read its parameters: expressions and
+//! messages can reveal them.
 
 use kinds::tree;
 use machinery::{
@@ -16,7 +17,8 @@ use crate::{
 
 const GROUP: &str = "admissionregistration.k8s.io";
 
-/// Refuses parameters that the author of a well-formed policy or binding may not read. Other kinds have none.
+/// Rejects a valid policy or binding whose parameters its author may not read. Other kinds have no
+/// parameters.
 pub(crate) async fn authorize(
     write: &Write,
     object: &Object,
@@ -55,7 +57,7 @@ pub(crate) async fn authorize(
     })
 }
 
-/// What has to be readable, as far as it is known; `*` stands for everything.
+/// What must be readable, as far as it is known; `*` stands for all.
 struct Target {
     group: String,
     version: String,
@@ -108,7 +110,7 @@ impl Target {
     }
 }
 
-/// A policy may meet every object of its paramKind.
+/// A policy requires read access to every object of its paramKind.
 async fn of_policy(write: &Write, kind: &Value) -> Result<(), String> {
     let (target, _) = Target::of(kind, &write.core.reader.table());
     if target.is_readable(write, "get", "*", "*").await {
@@ -122,7 +124,7 @@ async fn of_policy(write: &Write, kind: &Value) -> Result<(), String> {
     ))
 }
 
-/// A binding names the objects.
+/// A binding requires read access to the objects it names.
 async fn of_binding(write: &Write, spec: &Value) -> Result<(), String> {
     let policies = match write.resource.plural.as_str() {
         "mutatingadmissionpolicybindings" => "mutatingadmissionpolicies",

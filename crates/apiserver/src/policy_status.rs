@@ -1,5 +1,6 @@
-//! The status of ValidatingAdmissionPolicies: the generation that was seen, and what type checking found. Upstream's
-//! controller manager writes it; here the server that knows all schemas does, as the same service account.
+//! The status of ValidatingAdmissionPolicies: observedGeneration and the findings of type checking.
+//! Upstream's controller manager writes it; here the API server does, because it knows all schemas,
+//! as the same service account.
 
 use std::sync::Arc;
 
@@ -15,10 +16,10 @@ use admission::policy::type_checking;
 
 const GROUP: &str = "admissionregistration.k8s.io";
 const PLURAL: &str = "validatingadmissionpolicies";
-/// Who writes it.
+/// The name of upstream's controller.
 const CONTROLLER: &str = "validatingadmissionpolicy-status-controller";
 
-/// Keeps the status right for as long as the server runs.
+/// Keeps the statuses up to date for as long as the server runs.
 pub(crate) async fn keep(core: Arc<Core>) {
     if core.reader.resource(GROUP, PLURAL).is_none() {
         return;
@@ -38,7 +39,7 @@ pub(crate) async fn keep(core: Arc<Core>) {
 
 async fn follow(core: &Core, api: &LocalService) {
     let Ok((_, policies)) = core.reader.list(GROUP, PLURAL, "").await else {
-        // The next change lists them again.
+        // The next change lists the policies again.
         return;
     };
     let table = core.reader.table();
@@ -50,7 +51,7 @@ async fn follow(core: &Core, api: &LocalService) {
     }
 }
 
-/// The status of a policy whose generation was not seen yet.
+/// The new status of a policy whose generation was not observed yet.
 fn wanted(policy: &Object, table: &Table) -> Option<Value> {
     let generation = tree::int(&tree::get(policy, "metadata")["generation"]);
     let observed = tree::int(&tree::get(policy, "status")["observedGeneration"]);
@@ -82,7 +83,7 @@ async fn write(api: &LocalService, name: &str, status: Value) {
     tracing::warn!(
         name,
         why,
-        "the status of a ValidatingAdmissionPolicy cannot be written"
+        "cannot update the status of a ValidatingAdmissionPolicy"
     );
 }
 
@@ -93,7 +94,7 @@ mod tests {
     use registry_testing::object;
 
     #[test]
-    fn a_generation_is_looked_at_once() {
+    fn a_generation_is_type_checked_once() {
         let registry = Registry::builtin();
         let policy = |observed: i64| {
             let policy = json!({"metadata": {"name": "p", "generation": 2}, "status": {"observedGeneration": observed}});

@@ -1,9 +1,10 @@
-//! What clients send before the server knows who they are, and bodies that no handler reads.
+//! Limits on data from unauthenticated clients, and draining of bodies that no handler reads.
 //!
-//! A connection without an authenticated request is read up to [`FREE`] bytes ahead of its answers. More is read with one of
-//! a few permits ([`ReadAhead`]); without one the rest waits in the client. So unauthenticated clients cost little memory
-//! each, and beyond that no more than the permits allow to all of them together. Once a request of the connection is
-//! authenticated, nothing of this applies to it.
+//! Before a connection has an authenticated request, up to [`FREE`] bytes are read ahead of its
+//! responses. Reading more takes one of a few permits ([`ReadAhead`]); without one the rest stays
+//! in the client's buffers. So each unauthenticated client costs little memory, and all of them
+//! together are bounded by the permits. Once a request of the connection is authenticated, no limit
+//! applies.
 
 use std::{
     pin::Pin,
@@ -25,13 +26,14 @@ use request::BodyError;
 use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore};
 use tokio_util::task::TaskTracker;
 
-/// So much is read of an unauthenticated client before an answer: the heads of ordinary requests are a tenth of it.
+/// Bytes read from an unauthenticated client before a response: ten times the head of an ordinary
+/// request.
 const FREE: usize = 64 * 1024;
-/// How many of them may send more than that at once; each as much as the longest head.
+/// How many of them may send more at once; each up to the longest head.
 const PERMITS: usize = 64;
-/// So much of a body that no handler wanted is read of an authenticated client, and of another.
+/// Maximum bytes drained from an unread body, of an authenticated client and of another.
 const DRAINED: (usize, usize) = (8 << 20, 256 << 10);
-/// Longest time for that.
+/// Maximum duration of draining, likewise.
 const PATIENCE: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(2));
 
 /// The permits of all connections.
@@ -44,28 +46,28 @@ impl Default for ReadAhead {
     }
 }
 
-/// The other end of a connection, as far as what it sends goes.
+/// The receive state of a connection.
 #[derive(Default)]
 pub(crate) struct Sender {
     /// Whether a request of this connection was authenticated.
     is_known: AtomicBool,
-    /// Bytes that came since the last answer.
+    /// Bytes received since the last response.
     received: AtomicUsize,
-    /// Guards the permit of an unauthenticated client that sends much.
+    /// Guards the permit of an unauthenticated client that sends more than [`FREE`].
     permit: Mutex<Option<OwnedSemaphorePermit>>,
     /// The task that reads the connection.
     reader: AtomicWaker,
 }
 
 impl Sender {
-    /// A request was authenticated.
+    /// Records that a request was authenticated.
     pub(crate) fn note_known(&self) {
         if !self.is_known.swap(true, Ordering::AcqRel) {
             self.release();
         }
     }
 
-    /// A request was answered.
+    /// Records that a request was answered.
     pub(crate) fn note_answer(&self) {
         if !self.is_known() {
             self.received.store(0, Ordering::Release);
@@ -82,7 +84,7 @@ impl Sender {
         self.reader.wake();
     }
 
-    /// Whether more may be read without a permit or with the one that it has.
+    /// Whether more may be read without waiting for a permit.
     fn may_send(&self) -> bool {
         self.is_known()
             || self.received.load(Ordering::Acquire) < FREE
@@ -92,11 +94,11 @@ impl Sender {
 
 type Wait = BoxFuture<'static, Result<OwnedSemaphorePermit, AcquireError>>;
 
-/// Decides when a connection is read.
+/// Decides when a connection may be read.
 pub(crate) struct Intake {
     sender: Arc<Sender>,
     read_ahead: ReadAhead,
-    /// Waits for a permit.
+    /// The pending permit.
     wait: Option<Wait>,
 }
 
@@ -130,7 +132,7 @@ impl Intake {
         Poll::Ready(())
     }
 
-    /// Counts what was read.
+    /// Counts received bytes.
     pub(crate) fn count(&self, bytes: usize) {
         if !self.sender.is_known() {
             self.sender.received.fetch_add(bytes, Ordering::AcqRel);
@@ -138,12 +140,12 @@ impl Intake {
     }
 }
 
-/// A request's body. What no handler reads of it is read and forgotten: a client that is still sending would miss the
-/// answer, and the connection would be of no more use. Of unauthenticated clients no more is read than upstream reads; then
-/// they lose the connection.
+/// A request's body. The part that no handler reads is drained: a client that is still sending
+/// would miss the response, and the connection could not be reused. From unauthenticated clients no
+/// more is drained than upstream does; then the connection is closed.
 pub(crate) struct Unread {
     body: Option<Incoming>,
-    /// Where the rest is read; nowhere for a client that waits to be asked for its body.
+    /// The tracker of draining tasks; `None` for a client that sent `Expect: 100-continue`.
     tasks: Option<TaskTracker>,
     sender: Arc<Sender>,
 }
@@ -201,7 +203,7 @@ impl Drop for Unread {
     }
 }
 
-/// Reads a body to its end, if that is not too far.
+/// Reads a body to its end, within the limits.
 async fn drain(mut body: Incoming, most: usize, patience: Duration) {
     let read = async {
         let mut left = most;
@@ -213,7 +215,7 @@ async fn drain(mut body: Incoming, most: usize, patience: Duration) {
             }
         }
     };
-    // A client that takes longer loses the connection.
+    // A client that takes longer loses its connection.
     let _ = tokio::time::timeout(patience, read).await;
 }
 
@@ -258,7 +260,7 @@ mod tests {
         assert!(is_read(&mut reads_first), "it begins anew");
         reads_first.count(FREE);
         assert!(!is_read(&mut reads_first), "the other has the permit now");
-        // A known user needs none and gives it back.
+        // An authenticated client needs no permit and returns it.
         second.note_known();
         reads_second.count(100 * FREE);
         assert!(is_read(&mut reads_second));

@@ -1,4 +1,4 @@
-//! Which objects a client wants to see: label and field selectors, answered from headers.
+//! Label and field selectors of a request, evaluated on the stored objects' headers.
 
 use machinery::{Status, fields, labels};
 
@@ -11,7 +11,7 @@ pub(crate) struct Selection {
     fields: fields::Selector,
 }
 
-/// The sentence about a field that cannot be selected by.
+/// The message for an unsupported field selector.
 fn unknown(resource: &Resource, field: &str) -> String {
     let field_text = machinery::text::quote(field);
     match resource.kind.names().kind.as_str() {
@@ -28,10 +28,10 @@ fn unknown(resource: &Resource, field: &str) -> String {
 }
 
 impl Selection {
-    /// Reads what a request selects; refuses fields that the kind does not offer.
+    /// Parses the selectors of a request; rejects fields that the kind does not support.
     pub(crate) fn of(resource: &Resource, request: &Request) -> Result<Self, Status> {
         let mut selection = Self::parse(resource, &request.query)?;
-        // A watch's path can name one object, and only that one has been authorized.
+        // The path of a watch may name one object, and only that one has been authorized.
         let name = request.info.resource.as_ref().map(|subject| &subject.name);
         if let Some(name) = name.filter(|name| !name.is_empty()) {
             selection.fields.require("metadata.name", name);
@@ -49,7 +49,8 @@ impl Selection {
         let offered = resource.kind.selectable_names();
         let known = |field: &str| match field {
             "metadata.name" => true,
-            // A kind that says what it offers does not offer what it does not have.
+            // A cluster-scoped kind that lists its selectable fields does not support the
+            // namespace.
             "metadata.namespace" => resource.namespaced() || offered.is_empty(),
             field => offered.contains(&field),
         };
@@ -64,17 +65,17 @@ impl Selection {
         }
     }
 
-    /// Whether every object is wanted.
+    /// Whether every object is selected.
     pub(crate) fn is_everything(&self) -> bool {
         self.labels.is_empty() && self.fields.is_empty()
     }
 
-    /// The one name that is wanted, if the selectors say so.
+    /// The one selected name, if the selectors require one.
     pub(crate) fn name(&self) -> Option<&str> {
         self.fields.exact("metadata.name")
     }
 
-    /// Whether this object is wanted.
+    /// Whether this object is selected.
     pub(crate) fn matches(&self, object: &Stored) -> bool {
         (self.labels.is_empty() || self.labels.matches(|key| object.label(key)))
             && (self.fields.is_empty() || self.fields.matches(|field| object.field(field)))

@@ -1,4 +1,4 @@
-//! The server itself: listens on HTTPS, hands every request to the pipeline, and drains at shutdown.
+//! The server: listens on HTTPS, passes every request to the pipeline, and drains at shutdown.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -13,10 +13,10 @@ use crate::{
     definitions, identity, pipeline::Core, servers::Servers, started::Part, token_uses, usage,
 };
 
-/// Says why pods wait for a node.
+/// Diagnoses pods that are not scheduled.
 pub trait Diagnose: Send + Sync {
-    /// The diagnosis of the pod with this uid, a JSON object; none when the pod does not wait for a
-    /// scheduler of this process.
+    /// The diagnosis of the pod with this uid, a JSON object; `None` if no scheduler of this
+    /// process has it pending.
     fn diagnose<'a>(&'a self, uid: &'a str) -> BoxFuture<'a, Option<Vec<u8>>>;
 }
 
@@ -44,19 +44,20 @@ impl ApiServer {
         LocalService::new(self.core.clone(), user)
     }
 
-    /// Diagnoses of pods come from here. Only the first call has an effect.
+    /// Sets the source of pod diagnoses. Only the first call has an effect.
     pub fn set_diagnoses(&self, diagnoses: Arc<dyn Diagnose>) {
-        // Set before: kept.
+        // A second call is ignored.
         let _ = self.core.diagnoses.set(diagnoses);
     }
 
-    /// Others reach this server here from now on: its Lease and the `kubernetes` Service say so.
+    /// Changes the address at which clients reach this server: its Lease and the `kubernetes`
+    /// Service follow.
     pub fn set_advertise(&self, advertise: SocketAddr) {
         let changes = |known: &mut SocketAddr| std::mem::replace(known, advertise) != advertise;
         self.core.advertised.send_if_modified(changes);
     }
 
-    /// Where it listens, once it does.
+    /// The listening address, once known.
     pub async fn address(&self) -> SocketAddr {
         let mut address = self.address.subscribe();
         loop {
@@ -77,7 +78,7 @@ impl ApiServer {
         let address = listener
             .local_addr()
             .map_err(|error| Error::Listen(listen, error))?;
-        // When the service runs again after a failure, the port is the one of the first run.
+        // If the service restarts after a failure, the port stays that of the first run.
         let _ = self.core.port.set(address.port());
         let done = |part| self.core.started.finish(part);
         self.start_plugins(&context);

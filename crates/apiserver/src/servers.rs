@@ -1,6 +1,6 @@
-//! The servers that live, of several over one store: each keeps its own Lease, and all of them watch
-//! the others'. A server is taken for dead when its Lease has not changed for a while by the clock of the
-//! one who looks, so that clocks need not agree.
+//! Liveness of several servers over one store: each renews its own Lease, and all watch the
+//! others'. A server counts as dead when its Lease has not changed for a while by the observer's
+//! clock, so that clocks need not agree.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -15,17 +15,17 @@ use parking_lot::Mutex;
 
 use crate::identity::ADDRESS;
 
-/// How often a server renews its Lease when there may be others.
+/// How often a server renews its Lease if there may be others.
 pub(crate) const RENEW_EVERY: Duration = Duration::from_secs(4);
-/// How often a server looks at the others'.
+/// How often a server checks the others' Leases.
 pub(crate) const LOOK_EVERY: Duration = Duration::from_secs(2);
-/// After this long without a change a server is dead.
+/// A server whose Lease has not changed for this long is dead.
 const SILENCE: SignedDuration = SignedDuration::from_secs(12);
-/// A Lease that is seen for the first time and was renewed longer ago than this is one of a server that
-/// ended before this one began, unless clocks differ wildly; then it counts when it changes.
+/// A Lease that is seen for the first time and was renewed longer ago than this belongs to a server
+/// that ended before this one started, unless clocks differ widely; it counts only once it changes.
 const OLD: SignedDuration = SignedDuration::from_secs(60);
 
-/// What this server knows of the others.
+/// The observed Leases of other servers.
 #[derive(Default)]
 pub(crate) struct Servers {
     /// Guards when each Lease was last seen changing, by its name.
@@ -34,12 +34,12 @@ pub(crate) struct Servers {
 
 struct Seen {
     renewed: String,
-    /// By our own clock; none while it has never changed and looked old at first sight.
+    /// By our own clock; `None` if the Lease looked old when first seen and has not changed since.
     changed: Option<Timestamp>,
 }
 
 impl Servers {
-    /// The addresses of servers that live, by the Leases that are there now.
+    /// The addresses of live servers, given the current Leases.
     pub(crate) fn living(&self, leases: &[Value], now: Timestamp) -> BTreeSet<SocketAddr> {
         let mut seen = self.seen.lock();
         let name = |lease: &Value| tree::text(&lease["metadata"]["name"]).to_owned();
@@ -86,12 +86,12 @@ mod tests {
     }
 
     #[test]
-    fn a_server_lives_while_its_lease_changes_whatever_its_clock_says() {
+    fn a_server_is_alive_while_its_lease_changes_regardless_of_its_clock() {
         let servers = Servers::default();
         let at = |second: i64| Timestamp::from_second(1_000_000 + second).unwrap();
         let living = |leases: &[Value], second| servers.living(leases, at(second)).len();
         let own = |second| at(second).to_string();
-        // One that ended long ago, one that begins, one whose clock is a day behind.
+        // A server that ended long ago, one that starts, one whose clock is a day behind.
         let before = [
             lease("a", &own(-3600)),
             lease("bb", &own(0)),
@@ -106,7 +106,7 @@ mod tests {
         assert_eq!(living(&after, 4), 2);
         assert_eq!(living(&after, 15), 2);
         assert_eq!(living(&after, 16), 0);
-        // Deleted: it stopped in order.
+        // Deleted on orderly shutdown.
         assert_eq!(living(&after[2..], 10), 1);
     }
 }

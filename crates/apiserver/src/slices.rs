@@ -1,8 +1,8 @@
-//! A connection to which long buffers are handed in short slices.
+//! A connection that passes long buffers on in short slices.
 //!
-//! TLS copies what it encrypts into its records. Copies of more than two kilobytes are libc's to make with one
-//! instruction of the processor, and some processors slow it down to a tenth of its speed when the two places
-//! happen to lie alike within their pages. Short copies are made with registers, and never that slowly.
+//! TLS copies what it encrypts into its records. libc copies more than two kilobytes with `rep
+//! movsb`, which some processors slow down tenfold when source and destination have similar page
+//! offsets. Short copies use registers, which are never that slow.
 
 use std::{
     io::{self, IoSlice},
@@ -14,7 +14,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 /// The length of a slice.
 const SLICE: usize = 2048;
-/// Slices that are handed on at a time: as much as TLS takes, and some that are shorter.
+/// Slices passed on at a time: as much as TLS takes, plus some shorter ones.
 const AT_ONCE: usize = 48;
 
 pub(crate) struct Slices<T>(pub(crate) T);
@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn everything_arrives_in_its_order() {
+    async fn bytes_arrive_in_order() {
         let bytes: Vec<u8> = (0..1_000_000_u32).map(|n| (n % 251) as u8).collect();
         let (ours, mut theirs) = tokio::io::duplex(300_000);
         let sent = bytes.clone();

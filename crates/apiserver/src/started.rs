@@ -1,29 +1,30 @@
-//! What the server does after it has begun to listen, and how far it is: upstream's post-start hooks, each of which is
-//! one part of this server's start.
+//! Progress of the server's startup: upstream's post-start hooks, mapped to the parts of this
+//! server's start.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// A part of the start that is done once.
+/// A part of the startup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Part {
-    /// Authenticators, authorizers and admission plugins have begun to follow what they read.
+    /// Authenticators, authorizers and admission plugins have started their informers.
     Plugins,
-    /// Namespaces, priority classes, service ranges and the ConfigMap about authentication are there.
+    /// Namespaces, priority classes, service CIDRs and the authentication ConfigMap exist.
     Objects,
-    /// Default roles and bindings are there.
+    /// Default roles and bindings exist.
     Roles,
     FlowControl,
-    /// Custom resource definitions have been read and are served.
+    /// Custom resource definitions have been listed and are served.
     Definitions,
     /// Every group and version of this server has its APIService.
     ApiServices,
-    /// The lease of this server is there.
+    /// This server's Lease exists.
     Identity,
-    /// Addresses and ports of Services have been looked through once.
+    /// Addresses and ports of Services have been checked once.
     Addresses,
 }
 
-/// Health checks beside those of the store, by upstream's names, and the part that each looks at.
+/// Health checks other than those of the store, by upstream's names, with the part that each
+/// reports.
 pub(crate) const HOOKS: &[(&str, Part)] = &[
     (
         "poststarthook/start-apiserver-admission-initializer",
@@ -138,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_part_has_its_place_and_a_check() {
+    fn every_post_start_hook_has_a_health_check() {
         let started = Started::default();
         for (name, part) in HOOKS {
             started.finish(*part);

@@ -1,4 +1,4 @@
-//! Labels Secrets with the day on which their service account token was used last.
+//! Labels Secrets with the day on which their service account token was last used.
 
 use std::sync::Arc;
 
@@ -14,12 +14,12 @@ use crate::{
     write::{self, Write},
 };
 
-/// Writes down on Secrets when their tokens were used, for as long as the server runs.
+/// Records the use of tokens on their Secrets, for as long as the server runs.
 pub(crate) async fn track(core: Arc<Core>, uses: Arc<Uses>) {
     loop {
         for (namespace, name, uid) in uses.next().await {
             if let Err(error) = label(&core, &namespace, &name, &uid).await {
-                tracing::debug!(namespace, name, %error, "a token's use is not noted");
+                tracing::debug!(namespace, name, %error, "cannot record the last use of a token");
             }
         }
     }

@@ -1,22 +1,22 @@
-//! What this server accepts and nothing enforces yet: a client that writes it gets a Warning header. One line for each
-//! gap; who closes a gap removes its line.
+//! Fields that the API accepts but nothing enforces yet: a client that sets one gets a Warning
+//! header. One line for each gap; remove the line when the gap is closed.
 //!
-//! A write warns of what it brings: what the stored object has already is not said again.
+//! A write warns only of fields that it adds, not of those that the stored object already has.
 
 use machinery::{Object, Value, text::same};
 
-/// Whether a value asks for something.
+/// Whether a value requests the unenforced behaviour.
 type Asks = fn(&Value) -> bool;
 
 /// A field that has no effect.
 struct Gap {
     group: &'static str,
     resource: &'static str,
-    /// Where it stands; `[]` behind a name goes through a list. Empty for the whole object.
+    /// The field's path; `[]` after a name iterates a list. Empty for the whole object.
     path: &'static str,
-    /// Whether a value there asks for something.
+    /// Whether a value requests the unenforced behaviour.
     asks: Asks,
-    /// What does not happen.
+    /// The warning.
     text: &'static str,
 }
 
@@ -64,7 +64,7 @@ const GAPS: &[Gap] = &[
     ),
 ];
 
-/// The same for pods and for the templates of pods, below their spec.
+/// Gaps in pods and pod templates, relative to the pod spec.
 const POD_GAPS: &[(&str, Asks, &str)] = &[
     ("resourceClaims[]", any, DEVICES),
     (
@@ -74,7 +74,7 @@ const POD_GAPS: &[(&str, Asks, &str)] = &[
     ),
 ];
 
-/// Where the spec of a pod stands in a kind.
+/// The path of the pod spec in each kind.
 const POD_SPECS: &[(&str, &str, &str)] = &[
     ("", "pods", "spec"),
     ("", "podtemplates", "template.spec"),
@@ -149,7 +149,7 @@ fn look(
     }
 }
 
-/// Every value at a path, with where it stands.
+/// Every value at a path, with its full path.
 fn at<'a>(object: &'a Object, path: &str) -> Vec<(String, &'a Value)> {
     let mut steps = path.split('.');
     let Some(first) = steps.next() else {
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_effect_is_said_with_its_place() {
+    fn fields_without_effect_are_warned_about_with_their_path() {
         let pod = json!({"spec": {"schedulingGroup": {"podGroupName": "a"}}});
         let said = said("", "pods", pod, None);
         assert_eq!(said.len(), 1, "{said:?}");
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_a_write_brings_is_said() {
+    fn only_new_fields_of_a_write_are_warned_about() {
         let claims = |names: &[&str]| {
             let claims = names.iter().map(|name| json!({"name": name}));
             json!({"spec": {"resourceClaims": claims.collect::<Vec<_>>()}})

@@ -1,4 +1,4 @@
-//! Where the usage of nodes and pods comes from: their kubelets, asked with this server's own certificate.
+//! Collects the usage of nodes and pods from kubelets, with this server's own client certificate.
 
 use std::sync::Arc;
 
@@ -19,7 +19,8 @@ impl Fetch for Kubelets {
     }
 }
 
-/// Collects samples for as long as the server runs. A server that has no certificate for kubelets has none.
+/// Collects samples for as long as the server runs; returns at once without a client certificate
+/// for kubelets.
 pub(crate) async fn collect(core: Arc<Core>) {
     if core.config.kubelet_tls.is_none() {
         return;

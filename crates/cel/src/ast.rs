@@ -54,7 +54,7 @@ pub enum Kind {
 #[derive(Debug, Clone)]
 pub struct Element {
     pub value: Expr,
-    /// `[?value]`: left out when the optional is empty.
+    /// `[?value]`: omitted if the optional is empty.
     pub optional: bool,
 }
 
@@ -74,7 +74,7 @@ pub struct StructField {
     pub optional: bool,
 }
 
-/// A fold over a list or a map; every macro that iterates becomes one.
+/// A fold over a list or a map; every iterating macro becomes one.
 #[derive(Debug, Clone)]
 pub struct Comprehension {
     pub range: Expr,
@@ -88,7 +88,7 @@ pub struct Comprehension {
     pub result: Expr,
 }
 
-/// Name of the accumulator in expanded macros; no identifier can be spelled like it.
+/// The name of the accumulator in expanded macros; no identifier can equal it.
 pub(crate) const ACCUMULATOR: &str = "@result";
 /// Name of the unused iteration variable of `cel.bind` and `optMap`.
 pub(crate) const UNUSED: &str = "#unused";
@@ -151,7 +151,7 @@ impl Kind {
 }
 
 impl Expr {
-    /// `a.b.c` as one name, if it is nothing but identifiers.
+    /// `a.b.c` as one name, if it consists of identifiers only.
     pub fn qualified_name(&self) -> Option<String> {
         match &self.kind {
             Kind::Ident(name) => Some(name.to_string()),

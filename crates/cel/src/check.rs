@@ -1,5 +1,5 @@
-//! The type checker: resolves names and overloads, and finds every mistake that can be found
-//! without values. Messages are upstream's, since users see them in answers and statuses.
+//! The type checker: resolves names and overloads, and finds every error that does not depend on
+//! values. Messages are upstream's, since users see them in responses and statuses.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -14,14 +14,14 @@ use crate::{
     unify::{Mapping, most_general},
 };
 
-/// What a name or a call turned out to be.
+/// The resolution of a name or a call.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Reference {
     /// A variable of the environment or of a comprehension.
     Variable(Arc<str>),
     /// A type as a value.
     Type(Type),
-    /// A function by the overloads that may be meant.
+    /// A function with its possible overloads.
     Overloads(&'static str, Vec<&'static str>),
 }
 
@@ -109,14 +109,14 @@ struct Checker<'a> {
     env: &'a Env,
     positions: &'a [u32],
     mapping: Mapping,
-    /// How many type variables were made.
+    /// The number of type variables created.
     variables: u32,
     types: Vec<Option<Type>>,
     references: HashMap<Id, Reference>,
-    /// Variables of the comprehensions around, innermost last.
+    /// Variables of the enclosing comprehensions, innermost last.
     scopes: Vec<(Arc<str>, Type)>,
     issues: Vec<Issue>,
-    /// Where types became too deep or too large: everything after that is a consequence.
+    /// Where types became too deep or too large: later errors are consequences.
     refused: Option<u32>,
 }
 
@@ -184,7 +184,7 @@ impl Checker<'_> {
         }
     }
 
-    /// A name as a variable or a type.
+    /// Resolves a name as a variable or a type.
     fn lookup(&mut self, id: Id, name: &str) -> Option<Type> {
         let (name, absolute) = match name.strip_prefix('.') {
             Some(name) => (name, true),
@@ -389,7 +389,7 @@ impl Checker<'_> {
         self.set(id, Type::list(element))
     }
 
-    /// The type inside of what must be optional.
+    /// The type inside of an expected optional.
     fn unwrap(&mut self, id: Id, t: Type) -> Type {
         let (inner, optional) = t.unwrap_optional();
         if !optional && !inner.is_dyn() {

@@ -1,5 +1,5 @@
-//! What a schema declares: the fields of objects by the names that expressions use, how values are
-//! read from JSON, and how large they can get.
+//! Declarations of a schema: fields of objects by their names in expressions, how values are read
+//! from JSON, and their maximum sizes.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -9,7 +9,7 @@ use crate::types::Type;
 #[derive(Debug, Clone)]
 pub struct Decl {
     pub kind: DeclKind,
-    /// The largest number of elements, characters or bytes; what is unbounded is bounded by the
+    /// The maximum number of elements, characters or bytes; unbounded values are limited by the
     /// size of a request.
     pub max_elements: u64,
 }
@@ -17,7 +17,7 @@ pub struct Decl {
 #[derive(Debug, Clone)]
 pub enum DeclKind {
     Dyn,
-    /// A value of this type that is never read from JSON.
+    /// A type that is never read from JSON.
     Plain(Type),
     Bool,
     Int,
@@ -42,13 +42,13 @@ pub enum DeclKind {
     },
 }
 
-/// How lists of a schema are compared and added up.
+/// Equality and concatenation of a schema's lists.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ListSemantics {
     Atomic,
-    /// Equal whatever the order; adding keeps each element once.
+    /// Equal in any order; concatenation deduplicates.
     Set,
-    /// Elements are told apart by these fields; adding overwrites.
+    /// Elements are identified by these fields; concatenation overwrites.
     Map(Vec<Arc<str>>),
 }
 
@@ -131,7 +131,7 @@ impl Decl {
     }
 }
 
-/// Keywords of the language: a property with such a name is used between underscores.
+/// Keywords of the language: a property with such a name is escaped with underscores.
 const KEYWORDS: &[&str] = &[
     "true",
     "false",
@@ -156,7 +156,7 @@ const KEYWORDS: &[&str] = &[
     "while",
 ];
 
-/// The name by which expressions use a property, or `None` if they cannot.
+/// The escaped name of a property in expressions, or `None` if it cannot be used.
 pub fn escape(property: &str) -> Option<String> {
     if property.is_empty() || property.as_bytes()[0].is_ascii_digit() {
         return None;

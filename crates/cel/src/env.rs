@@ -1,4 +1,4 @@
-//! What an expression may refer to: variables with their types, and the objects that schemas
+//! The environment of an expression: variables with their types, and the objects that schemas
 //! declare.
 
 use std::{collections::HashMap, sync::Arc};
@@ -9,7 +9,8 @@ use crate::{
     types::Type,
 };
 
-/// Variables and declared objects. Functions are the same everywhere, but for those of patches.
+/// Variables and declared objects. All environments have the same functions, except those for
+/// patches.
 #[derive(Debug, Clone, Default)]
 pub struct Env {
     variables: Vec<Variable>,
@@ -31,7 +32,7 @@ pub const OBJECT: &str = "Object";
 pub struct Variable {
     pub name: Arc<str>,
     pub cel_type: Type,
-    /// The schema behind it, for sizes.
+    /// Its schema, for sizes.
     pub decl: Option<Arc<Decl>>,
 }
 
@@ -50,7 +51,7 @@ impl Env {
         self
     }
 
-    /// Declares a variable whose type a schema gives.
+    /// Declares a variable with the type of a schema.
     pub fn declared(mut self, name: &str, decl: Arc<Decl>) -> Self {
         self.objects_of(&decl);
         self.variables.push(Variable {
@@ -61,7 +62,7 @@ impl Env {
         self
     }
 
-    /// Gives a variable that is declared already the type of a schema.
+    /// Changes a declared variable to the type of a schema.
     pub fn redeclare(mut self, name: &str, decl: &Arc<Decl>) -> Self {
         self.objects_of(decl);
         if let Some(variable) = self.variables.iter_mut().find(|v| &*v.name == name) {
@@ -71,8 +72,8 @@ impl Env {
         self
     }
 
-    /// Declares a variable whose fields an evaluation works out when they are used. It has no place
-    /// among the values of an evaluation, and there is at most one.
+    /// Declares a variable whose fields are evaluated lazily. It has no slot among the values, and
+    /// there is at most one.
     pub fn lazy(mut self, name: &str, decl: Arc<Decl>) -> Self {
         self.objects_of(&decl);
         self.lazy = Some(Variable {
@@ -83,7 +84,7 @@ impl Env {
         self
     }
 
-    /// Declares one more field of the lazy variable, or another in its place.
+    /// Declares or replaces a field of the lazy variable.
     pub fn lazy_field(&mut self, field: Field) {
         self.objects_of(&field.decl);
         let Some(Variable {
@@ -137,7 +138,7 @@ impl Env {
         });
     }
 
-    /// The place of a variable in the values that an evaluation gets.
+    /// The slot of a variable among the values of an evaluation.
     pub fn slot(&self, name: &str) -> Option<usize> {
         self.variables.iter().position(|v| &*v.name == name)
     }
@@ -159,7 +160,7 @@ impl Env {
         self.objects.get(name).map(Decl::cel_type)
     }
 
-    /// Whether the fields of the objects of a name are known.
+    /// Whether the fields of the objects of a name are declared.
     pub(crate) fn has_object(&self, name: &str) -> bool {
         self.is_patch(name) || self.objects.contains_key(name)
     }
@@ -171,7 +172,7 @@ impl Env {
                 (JSON_PATCH, "op" | "path" | "from") => Some(Type::String),
                 (JSON_PATCH, "value") => Some(Type::Dyn),
                 (JSON_PATCH, _) => None,
-                // Apply configurations are compared with their schema when they are applied.
+                // Apply configurations are checked against their schema when they are applied.
                 _ => Some(Type::Dyn),
             };
         }
@@ -199,7 +200,7 @@ impl Env {
     }
 }
 
-/// The type that a name stands for: `int`, `string`, `google.protobuf.Timestamp`.
+/// The type of a name: `int`, `string`, `google.protobuf.Timestamp`.
 pub(crate) fn named_type(name: &str) -> Option<Type> {
     Some(match name {
         "bool" => Type::Bool,

@@ -1,5 +1,5 @@
-//! Text to tokens, with the literals of CEL: raw and triple-quoted strings, bytes, escapes,
-//! hexadecimal and unsigned numbers.
+//! The lexer, with the literals of CEL: raw and triple-quoted strings, bytes, escapes, hexadecimal
+//! and unsigned numbers.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ pub(crate) enum Token {
     /// `` `a-b` `` after a dot.
     Quoted(Arc<str>),
     Int(i64),
-    /// A whole number that fits no `int`: fine behind a minus if it is the smallest.
+    /// An integer too large for `int`: valid after a minus if it is the smallest.
     BigInt(u64),
     Uint(u64),
     Double(f64),
@@ -39,7 +39,7 @@ const SYMBOLS: &[&str] = &[
     "[", "]", "{", "}", ".", ",",
 ];
 
-/// Words that cannot name anything.
+/// Reserved words.
 const RESERVED: &[&str] = &[
     "as",
     "break",
@@ -225,7 +225,7 @@ impl Lexer<'_> {
         }
     }
 
-    /// An integer literal, unsigned with `u` behind it.
+    /// An integer literal, unsigned with a trailing `u`.
     fn whole(&mut self, start: usize, number: Option<u64>) -> Result<Token, Issue> {
         if matches!(self.peek(0), 'u' | 'U') {
             self.at += 1;

@@ -1,11 +1,11 @@
 //! The Common Expression Language as Kubernetes v1.36 uses it: parse, check, estimate, evaluate.
 //!
-//! [`compile`] checks an expression against an [`Env`] of variables and schemas and finds every
-//! mistake in upstream's words; [`cost::estimate`] says what it can cost at most; [`Program`] is
-//! made once and evaluated over values that borrow from the JSON of objects, with a bound on its
-//! cost. Pure: no input panics, and nothing outside of the values is read.
+//! [`compile`] checks an expression against an [`Env`] of variables and schemas and reports errors
+//! in upstream's words; [`cost::estimate`] gives its maximum cost; a [`Program`] is compiled once
+//! and evaluated over values that borrow from the JSON of objects, within a cost limit. Pure: no
+//! input panics, and nothing outside of the values is read.
 //!
-//! Deliberately absent: protocol buffers, containers of names, partial evaluation.
+//! Deliberately absent: protocol buffers, name containers, partial evaluation.
 #![forbid(unsafe_code)]
 
 mod ast;
@@ -39,5 +39,5 @@ pub use source::{Issue, Issues};
 pub use types::Type;
 pub use value::{Error, Value};
 
-/// What one expression may cost; upstream's limit.
+/// The cost limit of one expression; upstream's.
 pub const PER_CALL_LIMIT: u64 = 1_000_000;

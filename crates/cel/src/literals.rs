@@ -1,5 +1,5 @@
-//! What is checked of literals once an expression has its types: durations, timestamps, patterns and
-//! formats can be read, and lists and maps have elements of one type.
+//! Checks of literals in a typed expression: durations, timestamps, patterns and formats must
+//! parse, and lists and maps must have elements of one type.
 
 use machinery::pattern::Pattern;
 
@@ -34,8 +34,8 @@ impl Literals<'_> {
         });
     }
 
-    /// `uniform`: whether lists and maps here have to have elements of one type. The arguments of
-    /// `format` need not.
+    /// `uniform`: whether lists and maps must have elements of one type. The arguments of `format`
+    /// need not.
     fn visit(&mut self, expr: &Expr, mut uniform: bool) {
         match &expr.kind {
             Kind::Call {
@@ -73,7 +73,7 @@ impl Literals<'_> {
             .for_each_child(&mut |child| self.visit(child, uniform));
     }
 
-    /// Whether two elements differ in type; an issue if they do.
+    /// Whether two elements have the same type; reports an issue if not.
     fn same_type(&mut self, first: &Expr, next: &Expr, optional: [bool; 2]) -> bool {
         let inner = |expr: &Expr, optional: bool| match (self.checked.type_of(expr), optional) {
             (Type::Optional(inner), true) => (**inner).clone(),
@@ -110,7 +110,8 @@ impl Literals<'_> {
         }
     }
 
-    /// A constant format with a list of arguments: each fits its clause, and none is left over.
+    /// A constant format with a list of arguments: each must match its clause, and none may be left
+    /// over.
     fn format(&mut self, call: &Expr, target: Option<&Expr>, args: &[Expr]) {
         let (Some(target), [args]) = (target, args) else {
             return;
@@ -149,7 +150,7 @@ impl Literals<'_> {
         }
     }
 
-    /// The argument, or a part of it, that a clause does not take.
+    /// The argument, or a part of it, that a clause does not accept.
     fn refused<'e>(&self, clause: printf::Clause, arg: &'e Expr) -> Option<(&'e Expr, String)> {
         let found = self.checked.type_of(arg);
         let text_passes = clause.takes_number_names() && *found == Type::String;

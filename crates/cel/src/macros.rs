@@ -1,7 +1,7 @@
 //! Macros: calls that become other expressions while parsing.
 //!
-//! `has`, the iterating macros with one and with two variables, and those of optional values. What
-//! has the name of a macro and not its number of arguments is an ordinary call.
+//! `has`, the iterating macros with one and with two variables, and those of optional values. A
+//! call with a macro's name but another number of arguments is an ordinary call.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::{
     source::Issue,
 };
 
-/// A call, or what its macro stands for.
+/// A call, or its macro expansion.
 pub(crate) fn expand(
     parser: &mut Parser,
     at: u32,
@@ -117,7 +117,7 @@ impl Expander<'_> {
         }
     }
 
-    /// The fold that most macros are.
+    /// The fold of most macros.
     fn fold(
         &mut self,
         range: Expr,
@@ -178,7 +178,7 @@ impl Expander<'_> {
         }
     }
 
-    /// The one or two iteration variables that begin the arguments.
+    /// The one or two iteration variables at the start of the arguments.
     fn variables(&mut self, args: &mut Vec<Expr>, two: bool) -> Result<Variables, Issue> {
         let first = args.remove(0);
         let first_name = self.variable(&first)?;
@@ -210,7 +210,7 @@ impl Expander<'_> {
         }
     }
 
-    /// `all` and `exists`: they stop as soon as the answer is known.
+    /// `all` and `exists`: they stop as soon as the result is known.
     fn quantifier(&mut self, target: Expr, mut args: Vec<Expr>, all: bool) -> Expanded {
         let two = args.len() == 3;
         let variables = self.variables(&mut args, two)?;
@@ -247,7 +247,7 @@ impl Expander<'_> {
         Ok(self.fold(target, variables, init, condition, step, result))
     }
 
-    /// A loop that appends to a list, for those elements that pass the filter.
+    /// A loop that appends the elements that pass the filter to a list.
     fn collect(
         &mut self,
         target: Expr,
@@ -275,7 +275,7 @@ impl Expander<'_> {
         self.collect(target, variables, filter, element)
     }
 
-    /// The list, bound once, sorted by what the expression makes of each element.
+    /// The list, bound once, sorted by the expression's value for each element.
     fn sort_by(&mut self, target: Expr, args: Vec<Expr>) -> Expanded {
         if matches!(
             target.kind,

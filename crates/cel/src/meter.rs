@@ -1,19 +1,20 @@
-//! What one evaluation may do and make, beside its cost: costs are upstream's numbers, and some of
-//! them are small for what grows with every step. Where the cost bounds the work, this is never
-//! reached.
+//! Limits on the work and memory of one evaluation, in addition to its cost: costs are upstream's
+//! numbers, and some of them are too small for operations that grow with every step. If the cost
+//! limits the work, these limits are never reached.
 //!
-//! Functions are plain: they find the meter of the evaluation under way in their thread.
+//! Functions have no context argument: they find the meter of the current evaluation in a thread
+//! local.
 
 use std::cell::Cell;
 
 use crate::value::{Error, Result};
 
-/// Elements that functions may look at.
+/// Elements that functions may visit.
 const WORK: u64 = 5_000_000;
-/// Bytes that functions may make.
+/// Bytes that functions may allocate.
 const MEMORY: u64 = 64 << 20;
 
-/// What is left.
+/// The remaining limits.
 #[derive(Debug, Clone, Copy)]
 pub struct Meter {
     work: u64,
@@ -33,7 +34,7 @@ thread_local! {
     static UNDER_WAY: Cell<Option<Meter>> = const { Cell::new(None) };
 }
 
-/// Puts back what was under way before, also after a panic.
+/// Restores the previous meter, also after a panic.
 struct Before(Option<Meter>);
 
 impl Drop for Before {
@@ -43,7 +44,7 @@ impl Drop for Before {
 }
 
 impl Meter {
-    /// Counts what happens within towards this meter, for evaluations that belong together.
+    /// Counts everything in `within` against this meter, for related evaluations.
     pub fn count<T>(&mut self, within: impl FnOnce() -> T) -> T {
         let before = Before(UNDER_WAY.replace(Some(*self)));
         let done = within();
@@ -53,7 +54,7 @@ impl Meter {
     }
 }
 
-/// Counts what happens within towards the evaluation under way, or towards one of its own.
+/// Counts everything in `within` against the current evaluation, or against a new meter.
 pub(crate) fn counted<T>(within: impl FnOnce() -> T) -> T {
     match UNDER_WAY.get() {
         Some(_) => within(),
@@ -75,17 +76,17 @@ fn spend(part: impl FnOnce(&mut Meter) -> &mut u64, amount: usize) -> Result<()>
     }
 }
 
-/// Counts elements that are looked at.
+/// Counts visited elements.
 pub(crate) fn work(elements: usize) -> Result<()> {
     spend(|meter| &mut meter.work, elements)
 }
 
-/// Counts bytes, before they are made.
+/// Counts bytes before they are allocated.
 pub(crate) fn memory(bytes: usize) -> Result<()> {
     spend(|meter| &mut meter.memory, bytes)
 }
 
-/// Said of everything that is too much.
+/// The error for an exceeded limit.
 pub(crate) fn exceeded() -> Error {
     Error {
         message: "operation cancelled: actual cost limit exceeded".to_owned(),

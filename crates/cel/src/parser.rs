@@ -1,5 +1,5 @@
-//! Tokens to a syntax tree. Macros are expanded while parsing, as in every CEL implementation, so
-//! that checking, costing and evaluating know comprehensions only.
+//! The parser. Macros are expanded while parsing, as in every CEL implementation, so that checking,
+//! costing and evaluation only know comprehensions.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::{
     syntax,
 };
 
-/// An expression as it was written, with macros expanded.
+/// A parsed expression, with macros expanded.
 #[derive(Debug, Clone)]
 pub struct Parsed {
     pub source: Source,
@@ -21,18 +21,18 @@ pub struct Parsed {
     pub positions: Vec<u32>,
 }
 
-/// A deeper tree is refused, as upstream does: everything that walks it recurses.
+/// Deeper trees are rejected, as upstream does: everything that walks them recurses.
 const DEEPEST: u16 = 250;
-/// Parentheses, brackets and arguments inside of each other; half of upstream's, since each takes
-/// a dozen frames of the stack.
+/// Maximum nesting of parentheses, brackets and arguments; half of upstream's, since each takes a
+/// dozen stack frames.
 const DEEPEST_NESTING: u16 = 125;
-/// Longer expressions are refused, as upstream does.
+/// Longer expressions are rejected, as upstream does.
 const LONGEST: usize = 100_000;
 
-/// Trees with more nodes are refused: `optMap` doubles what it is applied to.
+/// Larger trees are rejected: `optMap` duplicates its operand.
 const LARGEST: u32 = 100_000;
 
-/// What may begin an expression, in upstream's words.
+/// The tokens that may start an expression, in upstream's words.
 const STARTS: &str = "{'[', '{', '(', '.', '-', '!', 'true', 'false', 'null', NUM_FLOAT, NUM_INT, NUM_UINT, STRING, BYTES, IDENTIFIER}";
 
 const RESERVED: &str = "reserved identifier";
@@ -99,7 +99,7 @@ pub(crate) fn parse_in(env: &Env, text: &str) -> Result<Parsed, Issues> {
     })
 }
 
-/// What is wrong with a text that does not parse. Of several syntax errors the parser finds the first.
+/// The errors of a text that does not parse. The parser itself finds only the first syntax error.
 fn mistakes(source: &Source, text: &[char], mut issues: Vec<Issue>) -> Issues {
     let is_syntax = |issue: &Issue| issue.message.starts_with("Syntax error");
     if issues.iter().any(is_syntax)
@@ -147,7 +147,7 @@ impl Parser {
         self.finish(id, kind)
     }
 
-    /// A node whose id was taken before its children were parsed.
+    /// A node whose id was assigned before its children were parsed.
     fn finish(&mut self, id: Id, kind: Kind) -> Expr {
         let (mut height, mut size) = (0, 1_u32);
         kind.for_each_child(&mut |child| {
@@ -205,7 +205,7 @@ impl Parser {
         Some(at)
     }
 
-    /// The token as the error messages show it.
+    /// The token as in error messages.
     fn shown(&self) -> String {
         let spanned = &self.tokens[self.next];
         if spanned.token == Token::End {
@@ -286,7 +286,7 @@ impl Parser {
         }
     }
 
-    /// `terms` are one more than `ops`.
+    /// `terms` has one more element than `ops`.
     fn balanced(&mut self, function: &str, terms: &mut [Option<Expr>], ops: &[u32]) -> Expr {
         if ops.is_empty() {
             // Each term is taken once: the halves do not overlap.
@@ -353,7 +353,7 @@ impl Parser {
         }
     }
 
-    /// Several `!` or `-` in a row cancel each other in pairs.
+    /// Repeated `!` or `-` cancel in pairs.
     fn unary(&mut self) -> Result<Expr> {
         let at = self.at();
         for (symbol, function) in [("!", op::NOT), ("-", op::NEGATE)] {
@@ -363,7 +363,7 @@ impl Parser {
                     self.tokens[self.next + 1].token,
                     Token::Int(_) | Token::BigInt(_) | Token::Double(_)
                 );
-                // A single minus before a number belongs to the literal.
+                // A single minus before a number is part of the literal.
                 if symbol == "-" && number && count == 0 {
                     break;
                 }
@@ -428,7 +428,7 @@ impl Parser {
         Ok(macros::expand(self, at, &field, Some(operand), args))
     }
 
-    /// The name of a type may begin with a reserved word.
+    /// A type name may begin with a reserved word.
     fn allow_reserved(&mut self, name: &Expr) {
         let mut first = name;
         while let Kind::Select { operand, .. } = &first.kind {

@@ -1,4 +1,4 @@
-//! The text of an expression, and errors that point into it.
+//! The text of an expression, and errors with positions in it.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ pub struct Source {
     lines: Vec<u32>,
 }
 
-/// What is wrong at a place of the text.
+/// An error at a position.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Issue {
     /// Offset in characters.
@@ -18,16 +18,16 @@ pub struct Issue {
     pub message: String,
 }
 
-/// Everything that is wrong with an expression, printed with the lines it concerns.
+/// All errors of an expression, printed with their lines.
 #[derive(Debug, Clone)]
 pub struct Issues {
     source: Source,
     pub issues: Vec<Issue>,
 }
 
-/// At most this many are printed.
+/// The maximum number of printed errors.
 const PRINTED: usize = 100;
-/// Longer lines are not repeated in messages.
+/// Longer lines are not shown in messages.
 const LONGEST_LINE: usize = 16384;
 
 impl Source {
@@ -50,7 +50,7 @@ impl Source {
         (line, (offset - self.lines[line - 1]) as usize)
     }
 
-    /// The issue as upstream prints it: position, message, the line and a mark below it.
+    /// The error as upstream prints it: position, message, the line and a marker below it.
     fn display(&self, issue: &Issue) -> String {
         let (line, column) = self.position(issue.offset);
         let mut text = format!("ERROR: <input>:{line}:{}: {}", column + 1, issue.message);

@@ -1,4 +1,4 @@
-//! Types that the checker knows, and how messages print them.
+//! Types of the checker, and how messages print them.
 
 use std::{fmt, sync::Arc};
 
@@ -22,11 +22,11 @@ pub enum Type {
     Map(Arc<Type>, Arc<Type>),
     Type(Arc<Type>),
     Optional(Arc<Type>),
-    /// An object with declared fields, or a value of a library, by name.
+    /// An object with declared fields, or a library value, by name.
     Struct(Arc<str>),
-    /// A value of a library that is no object.
+    /// A library value that is not an object.
     Opaque(&'static str),
-    /// A parameter of a function's signature (`A`), or a variable of the checker.
+    /// A type parameter of a signature (`A`), or a type variable of the checker.
     Param(Param),
 }
 
@@ -45,7 +45,7 @@ impl Type {
         Self::Map(Arc::new(key), Arc::new(value))
     }
 
-    /// The name of the type of a value at run time, where parameters are not known.
+    /// The name of a run-time value's type, without parameters.
     pub fn runtime_name(&self) -> &str {
         match self {
             Self::Dyn => "dyn",
@@ -90,7 +90,7 @@ impl Type {
         }
     }
 
-    /// The type as messages about the result of an expression name it.
+    /// The type's name in messages about an expression's result.
     pub fn declared_name(&self) -> String {
         match self {
             Self::Any => "google.protobuf.Any".to_owned(),
@@ -107,7 +107,7 @@ impl Type {
         }
     }
 
-    /// Reads a type of the function tables: `int`, `list(A)`, `map(string, dyn)`, `net.IP`.
+    /// Parses a type of the function tables: `int`, `list(A)`, `map(string, dyn)`, `net.IP`.
     pub(crate) fn parse(text: &str) -> Self {
         let text = text.trim();
         if let Some((name, rest)) = text.split_once('(') {

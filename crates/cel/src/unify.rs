@@ -1,27 +1,27 @@
-//! Which types fit which: assignability with type variables.
+//! Assignability of types with type variables.
 
 use std::{cell::Cell, collections::HashMap, sync::Arc};
 
 use crate::types::{Param, Type};
 
-/// How deeply types may nest, through variables too: everything that walks them recurses.
+/// Maximum nesting of types, including variables: everything that walks them recurses.
 const DEEPEST_TYPE: u32 = 250;
-/// How many parts a type may have.
+/// Maximum number of parts of a type.
 const LARGEST_TYPE: u32 = 1000;
-/// How many steps over types one expression may take. Ordinary ones take a few for each node; types
-/// that hold each other twice would double the steps with each level.
+/// Maximum steps over types for one expression. Ordinary ones take a few per node; types that
+/// contain each other twice would double the steps with each level.
 const STEPS: u64 = 10_000_000;
-/// Steps that making a part of a type counts for, since it takes memory.
+/// The steps that creating a part of a type counts for, since it takes memory.
 const MAKING: u64 = 16;
 
-/// What is known of type variables.
+/// The bindings of type variables.
 #[derive(Debug, Default)]
 pub(crate) struct Mapping {
     bound: HashMap<Param, Type>,
-    /// What the attempt under way has overwritten, to be put back if it fails.
+    /// Bindings overwritten by the current attempt, restored if it fails.
     overwritten: Vec<(Param, Option<Type>)>,
     steps: Cell<u64>,
-    /// Whether a type was too deep or too large to go on with.
+    /// Whether a type was too deep or too large to continue.
     exceeded: Cell<bool>,
 }
 
@@ -31,7 +31,7 @@ impl Mapping {
         self.exceeded.get()
     }
 
-    /// Counts steps; false if this one is too many or too deep.
+    /// Counts steps; false if there are too many or the type is too deep.
     fn step(&self, depth: u32, steps: u64) -> bool {
         self.steps.set(self.steps.get().saturating_add(steps));
         if depth > DEEPEST_TYPE || self.steps.get() > STEPS {
@@ -40,7 +40,7 @@ impl Mapping {
         !self.exceeded.get()
     }
 
-    /// Whether a type is small enough to go on with.
+    /// Whether a type is small enough to continue.
     pub(crate) fn admits(&self, t: &Type) -> bool {
         let mut parts = LARGEST_TYPE;
         let fits = is_within(t, DEEPEST_TYPE, &mut parts);
@@ -55,13 +55,13 @@ impl Mapping {
         }
     }
 
-    /// Replaces bound variables; unbound ones become `dyn` where asked for.
+    /// Replaces bound variables; unbound ones become `dyn` if requested.
     pub(crate) fn substitute(&self, within: &Type, unbound_to_dyn: bool) -> Type {
         let replaced = self.replaced(within, unbound_to_dyn, 0);
         replaced.unwrap_or_else(|| within.clone())
     }
 
-    /// The same; `None` where there is nothing to replace, so that it can be shared.
+    /// The same; `None` if nothing is replaced, so that the type can be shared.
     fn replaced(&self, within: &Type, to_dyn: bool, depth: u32) -> Option<Type> {
         if !self.step(depth, 1) {
             return Some(Type::Dyn);
@@ -89,7 +89,7 @@ impl Mapping {
         Some(made)
     }
 
-    /// Whether `from` fits `to`. Variables are bound on the way; nothing is bound if it does not.
+    /// Whether `from` is assignable to `to`. Binds variables; nothing is bound if it is not.
     pub(crate) fn assign(&mut self, from: &Type, to: &Type) -> bool {
         self.assign_all(std::slice::from_ref(from), std::slice::from_ref(to))
     }
@@ -142,7 +142,7 @@ impl Mapping {
         }
     }
 
-    /// Whether `variable`, or what it is bound to, can stand for `other`; and whether it was bound.
+    /// Whether `variable`, or its binding, can stand for `other`; and whether it was bound.
     fn substitutes(&mut self, other: &Type, variable: &Type, depth: u32) -> (bool, bool) {
         if other == variable {
             return (true, true);
@@ -185,7 +185,7 @@ impl Mapping {
     }
 }
 
-/// Whether a type has at most so many levels, and so many parts as are left.
+/// Whether a type has at most `levels` levels and the remaining number of parts.
 fn is_within(t: &Type, levels: u32, parts: &mut u32) -> bool {
     if levels == 0 || *parts == 0 {
         return false;
@@ -212,7 +212,7 @@ fn is_nullable(t: &Type) -> bool {
     )
 }
 
-/// The more general of two types that fit each other.
+/// The more general of two compatible types.
 pub(crate) fn most_general(a: &Type, b: &Type) -> Type {
     if is_equal_or_less_specific(a, b) {
         a.clone()
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_binds_nothing() {
+    fn a_failed_assignment_binds_no_type_parameters() {
         let mut mapping = Mapping::default();
         assert!(mapping.assign(&Type::Int, &variable(0)));
         let (from, to) = (
@@ -258,9 +258,9 @@ mod tests {
         assert!(!mapping.exceeded());
     }
 
-    /// Each variable is bound to a map of the next one twice: written out, 2^40 parts.
+    /// Each variable is bound to a map of the next one twice: expanded, 2^40 parts.
     #[test]
-    fn types_that_double_are_given_up() {
+    fn exponentially_growing_types_are_refused() {
         let mut mapping = Mapping::default();
         for number in (0..40).rev() {
             let twice = Type::map(variable(number + 1), variable(number + 1));

@@ -1,5 +1,5 @@
-//! Values of an evaluation. What comes from an object is read in place: lists, maps and strings
-//! borrow from its JSON, and only what expressions make themselves is allocated.
+//! Values of an evaluation. Values of an object are read in place: lists, maps and strings borrow
+//! from its JSON, and only new values are allocated.
 
 mod list;
 mod map;
@@ -15,11 +15,11 @@ use crate::{
     types::Type,
 };
 
-/// Why an evaluation has no value.
+/// The error of an evaluation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Error {
     pub message: String,
-    /// The evaluation as a whole ends: nothing can absorb this error.
+    /// Ends the whole evaluation: nothing can absorb this error.
     pub fatal: bool,
 }
 
@@ -91,7 +91,7 @@ impl Deref for Text<'_> {
     }
 }
 
-/// How deeply the values that an expression makes may nest: everything that walks them recurses.
+/// Maximum nesting of new values: everything that walks them recurses.
 const DEEPEST: u32 = 150;
 impl<'a> Value<'a> {
     pub fn text(text: impl Into<Arc<str>>) -> Self {
@@ -106,7 +106,7 @@ impl<'a> Value<'a> {
         Self::Optional(Some(Arc::new(value)))
     }
 
-    /// How many lists, maps and optionals of expressions are inside of each other.
+    /// The nesting depth of new lists, maps and optionals.
     pub(crate) fn depth(&self) -> u32 {
         match self {
             Self::List(List::Owned(items)) => items.depth + 1,
@@ -117,7 +117,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// The value, unless it is nested too deeply.
+    /// The value, unless it is nested too deep.
     pub(crate) fn shallow(self) -> Result<Self> {
         match self.depth() <= DEEPEST {
             true => Ok(self),
@@ -165,7 +165,7 @@ impl<'a> Value<'a> {
         })
     }
 
-    /// The JSON that the value is; what JSON cannot say is an error.
+    /// The value as JSON; an error if it has no JSON form.
     pub fn to_json(&self) -> Result<json::Value> {
         meter::counted(|| self.json())
     }
@@ -249,7 +249,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// Whether two values are equal; those that cannot be compared are not.
+    /// Whether two values are equal; incomparable ones are not.
     pub fn is_equal(&self, other: &Value<'a>) -> Result<bool> {
         match self.equals(other) {
             Err(error) if !error.fatal => Ok(false),
@@ -257,9 +257,8 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// Equality as the language has it: numbers of different types compare by value, different
-    /// types are unequal. Values of libraries and those that a schema describes compare with their
-    /// like alone.
+    /// CEL equality: numbers of different types compare by value, other different types are
+    /// unequal. Library values and values with a schema only compare with their own type.
     pub fn equals(&self, other: &Value<'a>) -> Result<bool> {
         meter::work(1)?;
         Ok(match (self, other) {
@@ -278,11 +277,11 @@ impl<'a> Value<'a> {
             (Self::Optional(None), Self::Optional(None)) => true,
             (Self::Optional(Some(a)), Self::Optional(Some(b))) => a.equals(b)?,
             (_, Self::Null) => false,
-            // Checks and decisions are made to be asked, not to be compared.
+            // Checks and decisions cannot be compared.
             (Self::Library(Library::Check(_) | Library::Decision(_)), _) => {
                 return Err(Error::no_such_overload());
             }
-            // As upstream: a calculated quantity stands on the left.
+            // As upstream: a calculated quantity must be on the left.
             (Self::Library(Library::Quantity(_)), Self::Library(Library::Quantity(b)))
                 if b.is_calculated() =>
             {
@@ -298,7 +297,7 @@ impl<'a> Value<'a> {
         })
     }
 
-    /// The order of two values that have one.
+    /// The order of two comparable values.
     pub fn compare(&self, other: &Value<'a>) -> Result<Ordering> {
         let order = match (self, other) {
             (Self::Bool(a), Self::Bool(b)) => Some(a.cmp(b)),
@@ -322,7 +321,7 @@ impl<'a> Value<'a> {
         match self.lookup(key)? {
             Some(value) => Ok(value),
             None => match self {
-                // A field of a constructed object that is not set is null.
+                // An unset field of a constructed object is null.
                 Self::Map(map) if map.is_constructed() => Ok(Self::Null),
                 Self::List(_) => {
                     let at = key.display();
@@ -333,7 +332,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// What a key finds in a map, an object or a list; nothing in anything else.
+    /// The value of a key in a map, an object or a list; `None` in anything else.
     pub fn lookup(&self, key: &Value<'a>) -> Result<Option<Value<'a>>> {
         match self {
             Self::Map(map) => map.select(key),
@@ -347,7 +346,7 @@ impl<'a> Value<'a> {
     }
 }
 
-/// Keys that cannot select anything are refused.
+/// Rejects keys that cannot select anything.
 pub(crate) fn invalid_qualifier(key: &Value<'_>) -> Result<()> {
     let name = match key {
         Value::String(_)
@@ -389,7 +388,7 @@ fn is_number(value: &Value<'_>) -> bool {
     matches!(value, Value::Int(_) | Value::Uint(_) | Value::Double(_))
 }
 
-/// The order of two numbers of whatever types.
+/// The order of two numbers of any types.
 fn numbers(a: &Value<'_>, b: &Value<'_>) -> Option<Ordering> {
     use Value::{Double, Int, Uint};
     match (a, b) {

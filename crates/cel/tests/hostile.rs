@@ -1,10 +1,10 @@
-//! Expressions that were written to hurt: each is answered, with little stack and memory.
+//! Malicious expressions: each is handled with little stack and memory.
 
 use std::thread;
 
 use cel::{Env, PER_CALL_LIMIT, Program, Type, Value, compile};
 
-/// Runs on a stack as small as that of a worker thread.
+/// Runs on a stack as small as a worker thread's.
 fn on_small_stack<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     thread::scope(|scope| {
         let thread = thread::Builder::new().stack_size(2 << 20);
@@ -13,7 +13,7 @@ fn on_small_stack<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     })
 }
 
-/// What is wrong with an expression, or `compiles`.
+/// The compilation error of an expression, or `compiles`.
 fn compiled(text: &str) -> String {
     match compile(&Env::new().variable("self", Type::Dyn), text) {
         Ok(checked) => {
@@ -25,7 +25,7 @@ fn compiled(text: &str) -> String {
     }
 }
 
-/// What an expression comes to as JSON, or its error.
+/// The result of an expression as JSON, or its error.
 fn evaluated(text: &str) -> String {
     let env = Env::new().variable("self", Type::Dyn);
     let checked = match compile(&env, text) {
@@ -69,7 +69,7 @@ fn compiling_takes_little_time() {
 #[test]
 fn types_neither_nest_without_end_nor_double() {
     let wrapped = |levels: usize| format!("{}1{}", "[".repeat(levels), "]".repeat(levels));
-    // Each level puts a list into one that is bound to a variable.
+    // Each level wraps a list bound to a variable.
     let bound = |times: usize| {
         let wrap = |inner: String, at: usize| format!("[{inner}].map(x{at}, {{x{at}: x{at}}})");
         (0..times).fold("1".to_owned(), wrap)
@@ -89,7 +89,7 @@ const EXCEEDED: &str = "error: operation cancelled: actual cost limit exceeded";
 
 #[test]
 fn values_neither_nest_without_end_nor_take_much_memory() {
-    // `x` bound to itself, wrapped, so many times.
+    // `x` bound to itself, wrapped repeatedly.
     let folded = |start: &str, times: usize, step: &str| {
         let bind = |inner: String, _| format!("[{inner}].map(x, {step})[0]");
         (0..times).fold(start.to_owned(), bind)

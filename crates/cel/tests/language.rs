@@ -19,7 +19,7 @@ fn object() -> json::Value {
     })
 }
 
-/// What an expression comes to, as text: a value's display, or `error: message`.
+/// The result of an expression as text: a value's display, or `error: message`.
 fn evaluated(text: &str) -> String {
     let env = env();
     let checked = match compile(&env, text) {

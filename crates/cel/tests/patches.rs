@@ -1,4 +1,4 @@
-//! What only policies have: objects that expressions construct, and variables that are worked out when they are used.
+//! Features only for policies: constructed objects, and lazily evaluated variables.
 
 use std::{cell::Cell, collections::HashMap, sync::Arc};
 
@@ -80,7 +80,7 @@ fn constructing_an_object_costs_forty() {
 }
 
 #[test]
-fn lists_are_sorted_by_what_an_expression_makes_of_them() {
+fn sort_by_sorts_lists_by_the_result_of_an_expression() {
     let env = Env::new();
     for (text, wanted) in [
         (

@@ -1,6 +1,6 @@
-//! Expressions with the results of kube-apiserver v1.36.4: value, error or message of the compiler,
-//! estimated cost and actual cost. The tables hold facts that were observed, one expression a line.
-//! `MAINSTAY_CEL_TABLE` names another table to compare with.
+//! Expressions with the results of kube-apiserver v1.36.4: value, runtime error or compilation
+//! error, estimated cost and actual cost. The tables hold observed results, one expression per
+//! line. `MAINSTAY_CEL_TABLE` names another table to compare with.
 
 mod upstream {
     pub(crate) mod environment;
@@ -12,7 +12,7 @@ use machinery::json;
 
 use upstream::{environment::Environment, shown::shown};
 
-/// What an expression comes to, in the form of the tables.
+/// The result of an expression, in the form of the tables.
 fn found(environment: &Environment, row: &json::Value) -> json::Value {
     let text = row["e"].as_str().unwrap_or_default();
     let env = environment.env(row["patch"] == true);

@@ -1,11 +1,12 @@
-//! Requests for objects of one kind, with the names and the decoding that Go's client has.
+//! Requests for objects of one kind, with the name checks and decoding of Go's client.
 //!
-//! `kube::Api` puts names into paths as they are and decodes answers strictly. Names come from fields
-//! that users fill in (owner references, volumes, annotations): one with a slash would send a component
-//! with all its rights to a path of the user's choice. Objects with nulls in required places, which the
-//! API server stores, could not be read, and were logged as a whole, Secrets too. So components use this
-//! type: a name is one segment of a path or the request is not sent, and answers are read as
-//! [`FromJson`] reads them. Namespaces come from the metadata of objects, which the API server has checked.
+//! `kube::Api` puts names into paths unchecked and decodes strictly. Names come from fields that
+//! users set (owner references, volumes, annotations): one with a slash would direct a component's
+//! request, with all its permissions, to a path of the user's choice. Objects with nulls in
+//! required fields, which the API server stores, could not be decoded, and were logged as a whole,
+//! including Secrets. So components use this type: a name is one path segment or the request is not
+//! sent, and responses are decoded by [`FromJson`]. Namespaces come from objects' metadata, which
+//! the API server has validated.
 
 use std::marker::PhantomData;
 
@@ -27,7 +28,7 @@ use crate::{FromJson, ToJson};
 
 type Result<T, E = kube::Error> = std::result::Result<T, E>;
 
-/// The requests for one kind, in one namespace or in all.
+/// Requests for one kind, in one namespace or in all.
 pub struct Api<K> {
     client: Client,
     request: Request,
@@ -50,7 +51,7 @@ impl<K: Resource> Api<K> {
         Self::at(client, K::url_path(kind, None))
     }
 
-    /// Objects in a namespace of a kind that is known at run time only.
+    /// Objects in a namespace, of a kind known only at run time.
     pub fn namespaced_with(client: Client, namespace: &str, kind: &K::DynamicType) -> Self
     where
         K: Resource<Scope = DynamicResourceScope>,
@@ -84,18 +85,18 @@ impl<K: Resource> Api<K> {
 }
 
 impl<K: FromJson> Api<K> {
-    /// The object of a name.
+    /// Gets an object.
     pub async fn get(&self, name: &str) -> Result<K> {
         self.send(self.request.get(&segment(name)?, &GetParams::default()))
             .await
     }
 
-    /// The object of a name, if there is one.
+    /// Gets an object; `None` if it does not exist.
     pub async fn get_opt(&self, name: &str) -> Result<Option<K>> {
         if_found(self.get(name).await)
     }
 
-    /// The metadata of the object of a name.
+    /// Gets an object's metadata.
     pub async fn get_metadata(&self, name: &str) -> Result<PartialObjectMeta<K>>
     where
         PartialObjectMeta<K>: FromJson,
@@ -106,7 +107,7 @@ impl<K: FromJson> Api<K> {
         self.send(asked).await
     }
 
-    /// The metadata of the object of a name, if there is one.
+    /// Gets an object's metadata; `None` if it does not exist.
     pub async fn get_metadata_opt(&self, name: &str) -> Result<Option<PartialObjectMeta<K>>>
     where
         PartialObjectMeta<K>: FromJson,
@@ -117,12 +118,12 @@ impl<K: FromJson> Api<K> {
         if_found(self.send(asked).await)
     }
 
-    /// All objects that `params` select.
+    /// Lists the objects that `params` select.
     pub async fn list(&self, params: &ListParams) -> Result<Vec<K>> {
         self.items(self.request.list(params)).await
     }
 
-    /// The metadata of all objects that `params` select.
+    /// Lists the metadata of the objects that `params` select.
     pub async fn list_metadata(&self, params: &ListParams) -> Result<Vec<PartialObjectMeta<K>>>
     where
         PartialObjectMeta<K>: FromJson,
@@ -156,7 +157,7 @@ impl<K: FromJson> Api<K> {
             .await
     }
 
-    /// Replaces what a subresource shows of an object.
+    /// Replaces a subresource of an object.
     pub async fn replace_subresource(
         &self,
         subresource: &str,
@@ -198,7 +199,7 @@ impl<K: FromJson> Api<K> {
             .await
     }
 
-    /// Patches an object and reads its metadata alone.
+    /// Patches an object and returns its metadata.
     pub async fn patch_metadata<P: Serialize>(
         &self,
         name: &str,
@@ -287,8 +288,8 @@ fn if_found<T>(outcome: Result<T>) -> Result<Option<T>> {
     }
 }
 
-/// A name as one segment of a path. What Go's client refuses is refused; what has a meaning in a URL is
-/// encoded.
+/// A name as one path segment. Rejects what Go's client rejects, and percent-encodes characters
+/// with a meaning in URLs.
 fn segment(name: &str) -> Result<String> {
     let is_segment = !matches!(name, "" | "." | "..") && !name.contains(['/', '%']);
     if !is_segment {
@@ -318,7 +319,7 @@ mod tests {
 
     use super::*;
 
-    /// A client that gets one answer to everything, and the paths that it asked for.
+    /// A client that gets the same response to everything, and the requested paths.
     fn answering(answer: serde_json::Value) -> (Client, Arc<Mutex<Vec<String>>>) {
         let asked: Arc<Mutex<Vec<String>>> = Arc::default();
         let seen = asked.clone();
@@ -331,7 +332,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_name_is_one_segment_of_the_path_or_nothing_is_asked() {
+    async fn a_name_that_is_not_one_path_segment_is_refused_before_the_request() {
         let (client, asked) = answering(json!({"metadata": {"name": "a"}}));
         let pods: Api<Pod> = Api::namespaced(client, "default");
         for name in ["", ".", "..", "a/proxy/b", "../../nodes", "a%2fproxy", "/"] {

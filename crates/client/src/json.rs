@@ -1,5 +1,6 @@
-//! Objects as JSON. The code that decodes and encodes the generated types is large, so it is compiled here, once,
-//! and not again in each crate that reads a kind. A kind that a component reads or writes is listed below.
+//! Objects as JSON. The code that decodes and encodes the generated types is large, so that it is
+//! compiled once, here, instead of in each crate that reads a kind. Every kind that a component
+//! reads or writes is listed below.
 
 use k8s_openapi::{
     Resource as _,
@@ -22,19 +23,19 @@ use serde_json::Error;
 
 use crate::lenient;
 
-/// What an informer keeps of an object, or an answer of the API: decoded from its JSON. A projection decodes the
-/// generated type and keeps what it needs of it.
+/// A type that is decoded from an object's JSON. A projection decodes the generated type and keeps
+/// only what it needs.
 pub trait FromJson: Sized {
-    /// Decodes an object as [`lenient`] does.
+    /// Decodes an object by [`lenient`].
     fn from_json(text: &str) -> Result<Self, Error>;
 
-    /// Decodes an object that was put together as a value.
+    /// Decodes an object from a value.
     fn from_value(value: &serde_json::Value) -> Result<Self, Error> {
         Self::from_json(&value.to_string())
     }
 }
 
-/// An object that is sent to the API.
+/// An object that is sent to the API server.
 pub trait ToJson {
     /// The object's JSON text.
     fn to_json(&self) -> Result<Vec<u8>, Error>;

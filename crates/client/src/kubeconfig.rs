@@ -1,4 +1,4 @@
-//! Kubeconfig files: reading them and making a client from one of their contexts.
+//! Kubeconfig files, and clients for their contexts.
 
 use std::{
     path::{Path, PathBuf},
@@ -11,20 +11,20 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Error, servers::Servers, transport::Options};
 
-/// A kubeconfig, as far as clients need it.
+/// The parts of a kubeconfig that clients need.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", default)]
 pub struct Kubeconfig {
-    /// The context used when none is named.
+    /// The default context.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub current_context: Option<String>,
-    /// The servers.
+    /// The clusters.
     pub clusters: Vec<NamedCluster>,
-    /// The identities.
+    /// The users.
     pub users: Vec<NamedUser>,
-    /// Pairs of server and identity.
+    /// The contexts.
     pub contexts: Vec<NamedContext>,
-    /// Where relative file names begin.
+    /// The base of relative file names.
     #[serde(skip)]
     pub directory: PathBuf,
 }
@@ -39,25 +39,25 @@ pub struct NamedCluster {
     pub cluster: Cluster,
 }
 
-/// How to reach a server and how to know it.
+/// The server of a cluster and its TLS settings.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", default)]
 pub struct Cluster {
     /// `https://…`.
     pub server: String,
-    /// PEM file of the authority.
+    /// The PEM file of the CA.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub certificate_authority: Option<String>,
-    /// The same, base64 of the PEM.
+    /// The CA as base64 of the PEM.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub certificate_authority_data: Option<String>,
-    /// The name that the certificate must have.
+    /// The expected name in the server's certificate.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tls_server_name: Option<String>,
-    /// Accept any certificate.
+    /// Whether to accept any certificate.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub insecure_skip_tls_verify: Option<bool>,
-    /// What else is said of it.
+    /// Extensions.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub extensions: Vec<Extension>,
 }
@@ -73,7 +73,7 @@ pub struct Extension {
 }
 
 impl Cluster {
-    /// The cluster's servers, when its kubeconfig lists several.
+    /// The cluster's servers, if the extension lists several.
     pub fn servers(&self) -> Option<Servers> {
         let mut extensions = self.extensions.iter();
         let found = extensions.find(|one| one.name == pki::SERVERS_EXTENSION)?;
@@ -83,30 +83,30 @@ impl Cluster {
     }
 }
 
-/// An identity and its name.
+/// A user and its name.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct NamedUser {
     /// Its name in this file.
     pub name: String,
-    /// The identity.
+    /// The user.
     pub user: User,
 }
 
-/// What proves an identity.
+/// A user's credentials.
 #[derive(Clone, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", default)]
 pub struct User {
     /// PEM file of the certificate.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub client_certificate: Option<String>,
-    /// The same, base64 of the PEM.
+    /// The certificate as base64 of the PEM.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub client_certificate_data: Option<String>,
     /// PEM file of the key.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub client_key: Option<String>,
-    /// The same, base64 of the PEM.
+    /// The key as base64 of the PEM.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub client_key_data: Option<String>,
     /// A bearer token.
@@ -117,7 +117,7 @@ pub struct User {
     pub token_file: Option<String>,
 }
 
-/// Secrets do not belong into logs.
+/// Secrets must not be logged.
 impl std::fmt::Debug for User {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("User").finish_non_exhaustive()
@@ -130,19 +130,19 @@ impl std::fmt::Debug for User {
 pub struct NamedContext {
     /// Its name.
     pub name: String,
-    /// The pair.
+    /// The context.
     pub context: Context,
 }
 
-/// Which identity talks to which server.
+/// A cluster and a user.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Context {
-    /// Names a cluster.
+    /// The cluster's name.
     pub cluster: String,
-    /// Names a user.
+    /// The user's name.
     pub user: String,
-    /// The namespace of requests that name none.
+    /// The default namespace.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub namespace: Option<String>,
 }
@@ -168,7 +168,7 @@ impl Kubeconfig {
         self.client_with(context, Vec::new())
     }
 
-    /// The same over HTTP/1.1 only: connections that are upgraded need it.
+    /// The same over HTTP/1.1 only, for connections that are upgraded.
     pub fn upgrading_client(&self, context: Option<&str>) -> Result<kube::Client, Error> {
         self.client_with(context, vec![b"http/1.1".to_vec()])
     }
@@ -237,7 +237,7 @@ impl Kubeconfig {
             .map_err(tls_error)
     }
 
-    /// PEM of the authority of a cluster, if it names one.
+    /// The CA of a cluster as PEM, if it has one.
     pub fn authority(&self, cluster: &Cluster) -> Result<Option<Vec<u8>>, Error> {
         self.pem(
             &cluster.certificate_authority_data,
@@ -248,7 +248,7 @@ impl Kubeconfig {
     fn authorities(&self, cluster: &Cluster) -> Result<RootCertStore, Error> {
         let mut roots = RootCertStore::empty();
         let Some(pem) = self.authority(cluster)? else {
-            // A bundle may hold certificates that are malformed for us; the others count.
+            // Skip certificates of the bundle that we cannot parse.
             for certificate in system_authorities() {
                 let _ = roots.add(certificate);
             }
@@ -273,7 +273,7 @@ impl Kubeconfig {
         }
     }
 
-    /// Data wins over a file, as everywhere in Kubernetes.
+    /// Data takes precedence over a file, as everywhere in Kubernetes.
     fn pem(&self, data: &Option<String>, file: &Option<String>) -> Result<Option<Vec<u8>>, Error> {
         match (data.as_deref().filter(|data| !data.is_empty()), file) {
             (Some(data), _) => {
@@ -286,7 +286,8 @@ impl Kubeconfig {
     }
 }
 
-/// The authorities that this machine trusts: `SSL_CERT_FILE`, else the first bundle that distributions have.
+/// The CAs that this machine trusts: `SSL_CERT_FILE`, or the first existing bundle of the usual
+/// distributions.
 fn system_authorities() -> Vec<rustls::pki_types::CertificateDer<'static>> {
     const BUNDLES: &[&str] = &[
         "/etc/ssl/certs/ca-certificates.crt",

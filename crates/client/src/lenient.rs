@@ -1,11 +1,11 @@
-//! Reads objects into generated types as Go reads them into its own: a null or an absent field is the
-//! zero value of its type, and unknown fields are skipped.
+//! Decodes objects into generated types as Go does: a null or absent field is the zero value of its
+//! type, and unknown fields are skipped.
 //!
-//! The generated types refuse a null in a field that OpenAPI calls required, and miss required times
-//! that are absent. Go writes such nulls itself (a zero `Time`, a nil slice without `omitempty`), so
-//! the API server stores them, and an informer must not lose the object. The schema table says what
-//! each place holds: the zero values are written there, and the object is read again. Places that
-//! hold any JSON (RawExtension, custom resources) get their nulls unchanged.
+//! The generated types reject a null in a field that OpenAPI calls required, and absent required
+//! times. Go writes such nulls itself (a zero `Time`, a nil slice without `omitempty`), so that the
+//! API server stores them, and an informer must not lose the object. The zero values are filled in
+//! by the schema table, and the object is decoded again. Fields with arbitrary JSON (RawExtension,
+//! custom resources) keep their nulls.
 
 use machinery::{
     json::{self, Error, Key, Map, Value},
@@ -13,10 +13,11 @@ use machinery::{
 };
 use serde::de::DeserializeOwned;
 
-/// Go's zero time; the API server writes it back as null.
+/// Go's zero time; the API server writes it as null.
 const ZERO_TIME: &str = "0001-01-01T00:00:00Z";
 
-/// Decodes an object of a built-in type. As it is, at first: that is fast and fits nearly always.
+/// Decodes an object of a built-in type. Tries without changes first, which is fast and nearly
+/// always works.
 pub(crate) fn from_str<T: DeserializeOwned>(
     text: &str,
     find_type: fn() -> Option<&'static Type>,
@@ -24,12 +25,12 @@ pub(crate) fn from_str<T: DeserializeOwned>(
     json::from_str(text).or_else(|_| json::from_str(&completed(text, find_type())?))
 }
 
-/// The type of which only the metadata is read.
+/// The type for decoding only the metadata.
 pub(crate) fn metadata_only() -> Option<&'static Type> {
     schema::lookup("meta/v1.PartialObjectMetadata")
 }
 
-/// The object's text with a zero value in each place that may not be null or absent.
+/// The object's text with zero values in place of invalid nulls and missing fields.
 fn completed(text: &str, object_type: Option<&'static Type>) -> Result<String, Error> {
     let mut object: Value = json::from_str(text)?;
     if let (Value::Object(fields), Some(object_type)) = (&mut object, object_type) {
@@ -53,7 +54,7 @@ fn complete_struct(fields: &mut Map, struct_type: &Type) {
     }
 }
 
-/// Whether the generated type cannot be read without the field: the others have a zero value of their own.
+/// Whether the generated type needs the field: other types have a zero value of their own.
 fn is_missed(field: &Field) -> bool {
     field.required
         && matches!(
@@ -62,7 +63,7 @@ fn is_missed(field: &Field) -> bool {
         )
 }
 
-/// Replaces nulls in a value that must be there.
+/// Replaces nulls in a required value.
 fn complete(value: &mut Value, shape: Shape) {
     if value.is_null() {
         *value = zero(shape);
@@ -151,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_of_another_type_is_still_refused() {
+    fn values_of_another_type_are_still_refused() {
         assert!(Pod::from_json(r#"{"metadata": 7}"#).is_err());
         assert!(Pod::from_json(r#"{"spec": {"containers": {}}}"#).is_err());
     }

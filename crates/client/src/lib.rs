@@ -1,6 +1,6 @@
-//! Clients of the Kubernetes API: one type, `kube::Client`, over a function call in the same process
-//! or over HTTPS, and shared informers on top of it. Nothing here knows who the server is; the same
-//! code talks to upstream Kubernetes.
+//! Clients of the Kubernetes API: `kube::Client`, over a function call in the same process or over
+//! HTTPS, and shared informers. Nothing here depends on the server; the same code works with
+//! upstream Kubernetes.
 
 #![forbid(unsafe_code)]
 
@@ -28,7 +28,7 @@ pub use kubeconfig::Kubeconfig;
 pub use servers::Servers;
 pub use transport::{Options, https};
 
-/// Why a client could not be made.
+/// Why a client could not be created.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A file of the kubeconfig, or the kubeconfig itself, cannot be read.
@@ -36,21 +36,21 @@ pub enum Error {
     Read {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The cause.
         source: std::io::Error,
     },
-    /// Not a kubeconfig.
+    /// Not a valid kubeconfig.
     #[error("kubeconfig: {0}")]
     Kubeconfig(String),
-    /// Certificates or keys cannot be used.
+    /// Invalid certificates or keys.
     #[error("TLS: {0}")]
     Tls(String),
-    /// The server's address is not usable.
+    /// An invalid server address.
     #[error("server address {0:?}: {1}")]
     Server(String, String),
 }
 
-/// A client whose requests are calls of `service`: the caller is already identified there.
+/// A client whose requests are calls of `service`, which already knows the user.
 ///
 /// Must be called inside a Tokio runtime.
 pub fn in_process<S, B>(service: S) -> kube::Client
@@ -65,15 +65,15 @@ where
     kube::Client::new(service, "default")
 }
 
-/// A client as the kubeconfig's current context says. Must be called inside a Tokio runtime.
+/// A client for the kubeconfig's current context. Must be called inside a Tokio runtime.
 pub fn from_kubeconfig(path: impl Into<PathBuf>) -> Result<kube::Client, Error> {
     let path = path.into();
     Kubeconfig::read(&path)?.client(None)
 }
 
-/// Makes clients for named identities; a component that acts as several users takes one of these.
+/// Creates clients for users; used by a component that acts as several users.
 pub trait Connector: Send + Sync + 'static {
-    /// A client whose requests count as `user`'s, with the groups that belong to that name.
+    /// A client that acts as `user`, with that user's groups.
     fn client(&self, user: &str) -> kube::Client;
 }
 
@@ -86,8 +86,9 @@ where
     }
 }
 
-/// A client that sends writes only while `may_write` says so; reads always go through. What writes
-/// while a lease is held uses it, so that a holder that lost its lease cannot undo its successor's work.
+/// A client that sends writes only while `may_write` returns true; reads are always sent. Used
+/// under leader election, so that a leader that lost its lease cannot overwrite its successor's
+/// work.
 ///
 /// Must be called inside a Tokio runtime.
 pub fn fenced(

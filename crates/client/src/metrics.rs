@@ -1,4 +1,4 @@
-//! What the clients of this process ask and how it goes, under the names of client-go.
+//! Metrics of this process's clients, under the names of client-go.
 
 use std::{
     pin::Pin,
@@ -15,7 +15,7 @@ const BUCKETS: &[f64] = &[
     0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0,
 ];
 
-/// All clients of the process together, as client-go counts them.
+/// All clients of the process together, as in client-go.
 static ALL: LazyLock<Metrics> = LazyLock::new(|| Metrics {
     requests: Family::new(&["code", "host", "method"], Counter::default),
     seconds: Family::new(&["host", "verb"], || Histogram::new(BUCKETS)),
@@ -26,7 +26,7 @@ struct Metrics {
     seconds: Family<Histogram>,
 }
 
-/// Adds the families to a page.
+/// Adds the metrics to a page.
 pub fn show(page: &mut Exposition) {
     let help = "Number of HTTP requests, partitioned by status code, method, and host.";
     page.counters("rest_client_requests_total", help, &ALL.requests);
@@ -40,7 +40,7 @@ pub fn show_informers(page: &mut Exposition) {
     crate::informer::show_metrics(page);
 }
 
-/// A service whose requests are counted.
+/// A service that counts its requests.
 #[derive(Clone)]
 pub(crate) struct Counted<S> {
     inner: S,
@@ -54,7 +54,7 @@ impl<S> Counted<S> {
     }
 }
 
-/// The label of a method: names that clients invent are not kept.
+/// The label of a method: unknown methods share one.
 fn label(method: &Method) -> &'static str {
     match *method {
         Method::GET => "GET",
@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn requests_are_counted_by_what_came_of_them() {
+    async fn requests_are_counted_by_result() {
         let inner = tower::service_fn(|request: Request<()>| async move {
             match request.uri().path() {
                 "/gone" => Err("no connection"),

@@ -1,15 +1,15 @@
-//! The servers of one cluster, of which any will do. Clients share the list, and with it which one
-//! answered last: when a server is gone, one client finds out for all.
+//! The API servers of one cluster. Clients share the list and which one answered last: if a server
+//! is gone, one client finds out for all.
 
 use std::sync::Arc;
 
 use http::Uri;
 use parking_lot::Mutex;
 
-/// A list that can change while clients use it. Cloning shares it.
+/// A list that can change while clients use it. Clones share it.
 #[derive(Clone, Default)]
 pub struct Servers {
-    /// Guards the list; nothing waits while it is held.
+    /// Guards the list; never held across an await.
     shared: Arc<Mutex<Shared>>,
 }
 
@@ -20,14 +20,14 @@ struct Shared {
 }
 
 impl Servers {
-    /// From `https://HOST:PORT` each; what is no such address is left out.
+    /// From addresses `https://HOST:PORT`; invalid ones are skipped.
     pub fn new<S: AsRef<str>>(servers: &[S]) -> Self {
         let list = Self::default();
         list.set(servers);
         list
     }
 
-    /// Replaces the list; which one answered last stays.
+    /// Replaces the list; keeps which server answered last.
     pub fn set<S: AsRef<str>>(&self, servers: &[S]) {
         let parse = |text: &S| {
             let uri: Uri = text.as_ref().parse().ok()?;
@@ -41,7 +41,7 @@ impl Servers {
         self.shared.lock().known.len() > 1
     }
 
-    /// Where to try, in this order: the one that answered last, `named`, and the others.
+    /// The servers to try, in order: the one that answered last, `named`, and the others.
     pub(crate) fn candidates(&self, named: &Uri) -> Vec<Uri> {
         let shared = self.shared.lock();
         let first = shared.preferred.iter().chain([named]).chain(&shared.known);
@@ -57,7 +57,7 @@ impl Servers {
         found
     }
 
-    /// This one answered.
+    /// This server answered.
     pub(crate) fn prefer(&self, uri: &Uri) {
         self.shared.lock().preferred = Some(uri.clone());
     }
@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_answered_last_is_asked_first_and_everybody_once() {
+    fn the_server_that_answered_last_is_tried_first_and_each_server_once() {
         let servers = Servers::new(&["https://a:1", "https://b:1", "no address"]);
         let named: Uri = "https://a:1/path".parse().unwrap();
         let hosts = |servers: &Servers| -> Vec<String> {

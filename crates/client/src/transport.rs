@@ -1,6 +1,6 @@
-//! HTTPS to an API server: rustls over TCP, HTTP/2 when the server offers it, one bearer token or
-//! client certificate per client. Host names are resolved by our own code: the binary is static, and a
-//! static glibc has no resolver that may be used.
+//! HTTPS to an API server: rustls over TCP, HTTP/2 if the server offers it, one bearer token or
+//! client certificate per client. Host names are resolved by our own code: the binary is static,
+//! and a static glibc has no usable resolver.
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
@@ -31,37 +31,38 @@ use tower::{BoxError, ServiceExt};
 
 use crate::{Error, metrics::Counted, servers::Servers};
 
-/// What a client calls itself that says nothing else.
+/// The default user agent.
 const AGENT: &str = concat!("mainstay/", env!("CARGO_PKG_VERSION"));
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// A peer that vanished without closing is noticed after this long, watches included.
+/// The keep-alive timeout, after which a vanished peer is noticed, also by watches.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
-/// The same, and how long a connection may take, where there are other servers.
+/// The keep-alive and connect timeout if there are other servers.
 const SOON: Duration = Duration::from_secs(2);
-/// How often a peer is asked whether it is there, where there are other servers.
+/// The keep-alive interval if there are other servers.
 const ASK: Duration = Duration::from_secs(1);
-/// A server that has not answered for so long is not waited for alone: the next one is tried beside it.
+/// A server that has not answered after this time is not waited for alone: the next one is tried in
+/// parallel.
 const STAGGER: Duration = Duration::from_millis(300);
 
-/// How requests reach one server.
+/// The options of a client.
 #[derive(Clone, Default)]
 pub struct Options {
     /// Sent as `Authorization: Bearer …`.
     pub token: Option<String>,
-    /// The name the server's certificate must have, when it is not the one in the address.
+    /// The expected name in the server's certificate, if it is not the address.
     pub server_name: Option<String>,
-    /// The namespace of requests that name none.
+    /// The default namespace.
     pub namespace: Option<String>,
-    /// Changes when the identity was renewed: requests from then on take new connections, whose
-    /// handshake shows the new certificate. What is under way on older ones goes on.
+    /// Changes when the client certificate was renewed: later requests use new connections, with
+    /// the new certificate. Requests in flight on older ones continue.
     pub renewals: Option<watch::Receiver<u64>>,
-    /// Sent with every request, such as whom to impersonate.
+    /// Sent with every request, such as impersonation headers.
     pub headers: HeaderMap,
-    /// Other servers of the same cluster: when one does not answer, the next is asked.
+    /// Other servers of the same cluster, tried when one does not answer.
     pub servers: Option<Servers>,
-    /// `http://HOST:PORT` of a proxy that connections go through.
+    /// `http://HOST:PORT` of a proxy.
     pub proxy: Option<String>,
-    /// Accept `http://` servers: for a person's tools only, never for a component.
+    /// Whether to accept `http://` servers: for command line tools only, never for a component.
     pub allow_plaintext: bool,
 }
 
@@ -90,7 +91,7 @@ pub fn https(server: &str, tls: ClientConfig, options: Options) -> Result<kube::
 type Http = Client<Connect, Body>;
 
 fn open_pool(connector: Connect) -> Http {
-    // A server that vanished is left soon where there is another one to go to.
+    // With other servers, a vanished one is given up soon.
     let (interval, patience) = match connector.has_others() {
         true => (ASK, SOON),
         false => (KEEP_ALIVE, KEEP_ALIVE),
@@ -102,12 +103,12 @@ fn open_pool(connector: Connect) -> Http {
         .build(connector)
 }
 
-/// The connections to one server, opened anew when the identity has changed, or when the cluster gets its
-/// second server.
+/// The connections to one server, opened again when the client certificate has changed, or when the
+/// cluster gets its second server.
 #[derive(Clone)]
 struct Pool {
     http: Http,
-    /// Whether the pool was opened for a cluster of several servers.
+    /// Whether the pool was opened for several servers.
     has_others: bool,
     connector: Connect,
     renewals: Option<watch::Receiver<u64>>,
@@ -138,7 +139,7 @@ impl tower::Service<Request<Body>> for Pool {
     }
 }
 
-/// The part of every request that the caller does not write.
+/// What is added to every request.
 #[derive(Clone)]
 struct Base {
     scheme: &'static str,
@@ -233,12 +234,12 @@ impl Connect {
         })
     }
 
-    /// Whether there is another server to go to.
+    /// Whether there are other servers.
     fn has_others(&self) -> bool {
         self.servers.as_ref().is_some_and(Servers::are_several)
     }
 
-    /// A connection to the server that the address names, or to another one of the cluster.
+    /// A connection to the server of the address, or to another one of the cluster.
     async fn open(self, uri: Uri) -> Result<Stream, BoxError> {
         let Some(servers) = self.servers.clone() else {
             return self.open_one(uri, CONNECT_TIMEOUT).await;
@@ -289,8 +290,8 @@ impl Connect {
     }
 }
 
-/// The first of the candidates that `open` succeeds for, and which one that was. They are tried in order: the
-/// next one at once when one fails, and beside it when one takes its time.
+/// The first candidate for which `open` succeeds. They are tried in order: the next one at once if
+/// one fails, and in parallel if one is slow.
 async fn first_of<T, F>(candidates: Vec<Uri>, open: impl Fn(Uri) -> F) -> Result<(T, Uri), BoxError>
 where
     T: Send + 'static,
@@ -327,7 +328,7 @@ fn proxy_address(proxy: &str) -> Result<(String, u16), Error> {
     Ok((host.to_owned(), uri.port_u16().unwrap_or(80)))
 }
 
-/// Asks the proxy at the other end for a connection to the server.
+/// Asks the proxy for a tunnel to the server.
 async fn tunnel(tcp: &mut TcpStream, host: &str, port: u16) -> Result<(), BoxError> {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     const MAX_ANSWER: usize = 16 << 10;
@@ -367,7 +368,7 @@ impl tower::Service<Uri> for Connect {
     }
 }
 
-/// An address, or what /etc/hosts or DNS knows of a name.
+/// Resolves a host: an address, /etc/hosts or DNS.
 async fn resolve(host: &str) -> Result<IpAddr, BoxError> {
     if let Ok(address) = host.parse() {
         return Ok(address);
@@ -382,7 +383,7 @@ async fn resolve(host: &str) -> Result<IpAddr, BoxError> {
     }
 }
 
-/// A connection that tells hyper which protocol was agreed.
+/// A connection that reports the negotiated protocol to hyper.
 enum Stream {
     Tls(Box<TokioIo<TlsStream<TcpStream>>>),
     Plain(TokioIo<TcpStream>),
@@ -496,7 +497,7 @@ mod tests {
         };
         assert_eq!(winner(&["a", "b"]).await.unwrap(), "a");
         assert_eq!(winner(&["gone", "silent", "b"]).await.unwrap(), "b");
-        // What was tried first may still win.
+        // A slow first candidate may still win.
         assert_eq!(winner(&["slow", "silent"]).await.unwrap(), "slow");
         assert_eq!(winner(&["gone"]).await.unwrap_err().to_string(), "refused");
         assert!(winner(&[]).await.is_err());

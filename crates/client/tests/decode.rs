@@ -1,6 +1,7 @@
-//! Every kind that components watch can be read from what the API server may store: Kubernetes' own
-//! filled-in objects as they are, with nulls and zero values anywhere, and with fields of later versions.
-//! The objects are reference data beside the checkout; `lenient.rs` has examples that need none.
+//! Every kind that components watch can be decoded from what the API server may store: Kubernetes'
+//! own filled-in objects unchanged, with nulls and zero values anywhere, and with fields of later
+//! versions. The objects are reference data beside the checkout; `lenient.rs` has examples that
+//! need none.
 
 #![allow(clippy::unwrap_used)]
 
@@ -22,7 +23,7 @@ fn read<K: FromJson>(value: &Value, what: &str) {
         .unwrap_or_else(|error| panic!("metadata of {what}: {error}"));
 }
 
-/// The value with each node at `depth` changed; whether there was one.
+/// Changes each node at `depth`; returns whether there was one.
 fn change_at(value: &mut Value, depth: usize, change: &impl Fn(&mut Value)) -> bool {
     if depth == 0 {
         change(value);
@@ -45,7 +46,7 @@ fn change_at(value: &mut Value, depth: usize, change: &impl Fn(&mut Value)) -> b
     deep
 }
 
-/// The zero value of the same type; times have none but null.
+/// The zero value of the same type; for times null.
 fn zero(value: &mut Value) {
     *value = match &*value {
         Value::Bool(_) => json!(false),

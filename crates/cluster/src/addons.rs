@@ -1,7 +1,7 @@
-//! Objects that a cluster of ours has beside those of the API server: the `kube-dns` Service, whose
-//! address every pod's resolver asks (each node answers for it; it needs no endpoints), the ConfigMap
-//! `coredns` with the settings of that, the default StorageClass, and two ConfigMaps that machines read when they join: `cluster-info`, as kubeadm
-//! makes it, and what a node must know of its cluster.
+//! Objects that every cluster has beside those of the API server: the `kube-dns` Service, whose
+//! address pods use as resolver (each node answers for it; it needs no endpoints), the ConfigMap
+//! `coredns` with its Corefile, the default StorageClass, and two ConfigMaps that joining machines
+//! read: kubeadm's `cluster-info`, and the cluster's settings for nodes.
 
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
@@ -26,12 +26,12 @@ use crate::{
     storage,
 };
 
-/// Keeps the objects there.
+/// Creates the objects.
 pub(crate) struct Addons {
     pub client: kube::Client,
     pub settings: Settings,
     pub pki: Arc<Pki>,
-    /// The settings with the host's addresses of now.
+    /// The settings with the host's current addresses.
     pub current: watch::Receiver<Settings>,
 }
 
@@ -47,7 +47,7 @@ impl Service for Addons {
     fn run(self: Arc<Self>, context: Context) -> Run {
         Box::pin(async move {
             self.ensure().await?;
-            // From here on there is something to lose.
+            // From here on a missing store is data loss.
             Marker::update(&self.settings.data_dir, |marker| {
                 marker.store |= self.is_embedded()
             })?;
@@ -83,7 +83,7 @@ impl Addons {
         self.ensure_map(namespace, name, facts).await
     }
 
-    /// A kubeconfig without an identity: where the cluster is, and whom to trust.
+    /// A kubeconfig without credentials: the server and the CA.
     async fn ensure_cluster_info(&self) -> Result<(), kube::Error> {
         let server = self.current.borrow().server_url();
         let info = self.pki.cluster_info(&server);
@@ -91,7 +91,7 @@ impl Addons {
         self.ensure_map("kube-public", "cluster-info", info).await
     }
 
-    /// Makes a ConfigMap, or puts these keys of it right; others are not ours.
+    /// Creates a ConfigMap, or corrects these keys; other keys are kept.
     async fn ensure_map(
         &self,
         namespace: &str,
@@ -122,7 +122,7 @@ impl Addons {
         maps.patch(name, &params, &patch).await.map(drop)
     }
 
-    /// Makes the default class; one that is there is its owner's, whatever it says.
+    /// Creates the default class; an existing one is left alone.
     async fn ensure_class(&self) -> Result<(), kube::Error> {
         let classes: Api<StorageClass> = Api::all(self.client.clone());
         let class = controllers::localpath::class();
@@ -133,7 +133,7 @@ impl Addons {
         created(classes.create(&PostParams::default(), &class).await)
     }
 
-    /// Makes the settings of the cluster's DNS; those that are there are their owner's.
+    /// Creates the Corefile of the cluster's DNS; an existing one is left alone.
     async fn ensure_corefile(&self) -> Result<(), kube::Error> {
         let (namespace, name) = dns::cluster::SETTINGS;
         let maps: Api<ConfigMap> = Api::namespaced(self.client.clone(), namespace);
@@ -166,7 +166,7 @@ impl Addons {
     }
 }
 
-/// Another server of the same cluster may have been faster.
+/// Another server of the same cluster may have created it first.
 fn created<T>(outcome: Result<T, kube::Error>) -> Result<(), kube::Error> {
     match outcome {
         Err(kube::Error::Api(status)) if status.code == 409 => Ok(()),
@@ -186,6 +186,6 @@ fn dns_service(addresses: &[IpAddr]) -> KubeService {
             "clusterIPs": addresses,
             "ipFamilyPolicy": if addresses.len() > 1 { "PreferDualStack" } else { "SingleStack" },
             "ports": [port("dns", "UDP"), port("dns-tcp", "TCP")]}});
-    // The literal above is a Service: it cannot fail to become one.
+    // The literal above is a valid Service, so this cannot fail.
     KubeService::from_value(&service).unwrap_or_default()
 }

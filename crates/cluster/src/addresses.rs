@@ -1,6 +1,6 @@
-//! The addresses of the host while the cluster runs. One that was not chosen by a flag is followed: netlink says when
-//! addresses or the default route change, and certificates, kubeconfigs, the advertised endpoint, the Node, routes and
-//! listeners are put right without a restart.
+//! The addresses of the host while the cluster runs. Addresses not set by a flag are followed:
+//! netlink reports changes of addresses or the default route, and certificates, kubeconfigs, the
+//! advertised endpoint, the Node, routes and listeners are updated without a restart.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -18,12 +18,12 @@ use tokio::sync::watch;
 
 use crate::{Error, Role, Settings};
 
-/// How often the host is looked at without a notice.
+/// How often the host is checked without a notification.
 const INTERVAL: Duration = Duration::from_secs(60);
-/// What could not be put right is tried again after this long.
+/// The retry interval of failed updates.
 const RETRY: Duration = Duration::from_secs(5);
 
-/// The names that certificates say.
+/// The names in certificates.
 pub(crate) fn names(settings: &Settings, role: Role) -> Names {
     let mut node_ips = settings.node_ips();
     node_ips.push(settings.advertise_address);
@@ -39,9 +39,9 @@ pub(crate) fn names(settings: &Settings, role: Role) -> Names {
     }
 }
 
-/// Keeps the settings as the host's addresses are.
+/// Keeps the settings up to date with the host's addresses.
 pub(crate) struct HostAddresses {
-    /// The settings with the addresses of now.
+    /// The settings with the current addresses.
     pub(crate) current: watch::Sender<Settings>,
 }
 
@@ -59,7 +59,7 @@ impl HostAddresses {
                 || now.node_ips() != known.node_ips()
                 || now.advertise_address != known.advertise_address;
             if is_new {
-                tracing::info!(node = ?now.node_ips(), "the host's addresses have changed");
+                tracing::info!(node = ?now.node_ips(), "host addresses changed");
                 *known = now;
             }
             is_new
@@ -88,10 +88,10 @@ impl Service for HostAddresses {
     }
 }
 
-/// The settings after each change; the same again after a while when they could not be applied.
+/// The settings after each change; repeated after a while if they could not be applied.
 struct Changes {
     current: watch::Receiver<Settings>,
-    /// When the next settings are due without a change.
+    /// When the next repetition is due.
     next: Option<Duration>,
 }
 
@@ -103,7 +103,7 @@ impl Changes {
         }
     }
 
-    /// None at shutdown.
+    /// `None` at shutdown.
     async fn next(&mut self, context: &Context) -> Option<Settings> {
         let pause = self.next.take();
         let due = async {
@@ -122,13 +122,13 @@ impl Changes {
 
     fn note(&mut self, applied: Result<(), Error>) {
         if let Err(error) = applied {
-            tracing::error!(%error, "the host's addresses could not be followed");
+            tracing::error!(%error, "cannot apply changed host addresses");
             self.next = Some(RETRY);
         }
     }
 }
 
-/// What of a control plane follows: certificates, kubeconfigs, the advertised endpoint.
+/// Updates of a control plane: certificates, kubeconfigs, the advertised endpoint.
 pub(crate) struct ServerAddresses {
     pub(crate) pki: Arc<Pki>,
     pub(crate) role: Role,
@@ -164,7 +164,8 @@ impl ServerAddresses {
     }
 }
 
-/// What of a node follows: the source of its traffic to pods and services, and what the kubelet says.
+/// Updates of a node: the source address of its traffic to pods and services, and the kubelet's
+/// addresses.
 pub(crate) struct NodeAddresses {
     pub(crate) routed: Option<Arc<RoutedNetwork>>,
     pub(crate) kubelet: watch::Sender<Vec<IpAddr>>,
@@ -201,23 +202,23 @@ impl NodeAddresses {
     }
 }
 
-/// Makes a part for the settings of now.
+/// Builds a service for the current settings.
 pub(crate) type Build = dyn Fn(&Settings) -> Result<Arc<dyn Service>, Error> + Send + Sync;
 
-/// A part that listens at or sends from the node's addresses: made anew when they change.
+/// A service that listens at or sends from the node's addresses: rebuilt when they change.
 pub(crate) struct Rebuilt {
     pub(crate) name: &'static str,
     pub(crate) after: &'static [&'static str],
     pub(crate) current: watch::Receiver<Settings>,
     pub(crate) build: Box<Build>,
-    /// Guards the newest part, and for which addresses it was made.
+    /// Guards the newest service, and the addresses it was built for.
     pub(crate) part: Mutex<Part>,
 }
 
 type Part = Option<(Vec<IpAddr>, Arc<dyn Service>)>;
 
 impl Rebuilt {
-    /// The part as it is first; what cannot be made is refused here.
+    /// Builds the first service; fails if it cannot be built.
     pub(crate) fn new(
         current: watch::Receiver<Settings>,
         build: Box<Build>,
@@ -233,7 +234,7 @@ impl Rebuilt {
         }))
     }
 
-    /// A part for these settings: the newest one if it fits.
+    /// A service for these settings: the newest one if it matches.
     fn part(&self, settings: &Settings) -> Result<Arc<dyn Service>, Error> {
         let known = self.part.lock().clone();
         let ips = settings.node_ips();
@@ -325,7 +326,7 @@ mod tests {
         assert!(pki.rename(&after, SystemClock.now()).unwrap().is_empty());
     }
 
-    /// A part that shows the address it was made for while it runs.
+    /// A service that shows the address it was built for while it runs.
     struct Shown(IpAddr, watch::Sender<Vec<IpAddr>>);
 
     impl Service for Shown {
@@ -346,7 +347,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_part_is_made_anew_at_another_address_and_never_runs_twice() {
+    async fn a_service_is_rebuilt_for_a_new_address_and_never_runs_twice() {
         let (running, mut shown) = watch::channel(Vec::new());
         let current = watch::Sender::new(settings());
         let build = move |settings: &Settings| {
@@ -366,7 +367,7 @@ mod tests {
             .wait_for(|all| *all == [ip("192.0.2.7")])
             .await
             .unwrap();
-        // Another address of the machine is no reason.
+        // Another address of the machine causes no rebuild.
         current
             .send_modify(|settings| *settings = settings.with_machine_ips(vec![ip("192.0.2.8")]));
         stop.cancel();

@@ -1,7 +1,7 @@
-//! The file of a backup: the cluster's keys and the file of its objects behind them, readable by its
-//! owner only, encrypted on request. It ends with the SHA-256 of all before it, so that a restore from a
-//! damaged file changes nothing. Archives without that, and files of objects alone, as earlier versions wrote
-//! them, are read too.
+//! The file of a backup: the cluster's keys followed by its objects, readable by its owner only,
+//! optionally encrypted. It ends with the SHA-256 of everything before, so that restoring a damaged
+//! file changes nothing. Archives without a checksum, and files with only objects, from earlier
+//! versions, can be read too.
 
 use std::{
     fs::{self, DirBuilder, File, OpenOptions},
@@ -16,16 +16,16 @@ use sha2::{Digest, Sha256};
 
 use crate::Error;
 
-/// How an archive begins.
+/// The prefix of an archive.
 const MAGIC: &[u8; 18] = b"mainstay-backup-2\n";
-/// How an archive without a checksum at its end began.
+/// The prefix of an archive without a checksum.
 const UNCHECKED_MAGIC: &[u8; 18] = b"mainstay-backup-1\n";
 /// Length of the checksum at the end.
 const CHECKSUM: usize = 32;
-/// Longest head; keys are a few kilobytes.
+/// Maximum length of the head; keys are a few kilobytes.
 const LONGEST: u32 = 1 << 20;
 
-/// What is before the objects. Its length and SHA-256 are before it.
+/// The part before the objects, preceded by its length and SHA-256.
 #[derive(Serialize, Deserialize)]
 struct Head {
     identity: serde_json::Value,
@@ -42,11 +42,11 @@ impl<R: Read> Read for Hashing<'_, R> {
     }
 }
 
-/// A file that goes when it is no longer needed.
+/// A file that is removed on drop.
 pub(crate) struct Temporary(PathBuf);
 
 impl Temporary {
-    /// One beside `path`; nothing is there yet.
+    /// A file beside `path`, not created yet.
     pub(crate) fn beside(path: &Path, ending: &str) -> Self {
         let mut name = path.as_os_str().to_owned();
         name.push(ending);
@@ -64,12 +64,12 @@ impl Drop for Temporary {
     }
 }
 
-/// A directory that only its owner can enter, and that goes with what is in it.
+/// A directory that only its owner can enter; removed with its content on drop.
 pub(crate) struct PrivateDirectory(PathBuf);
 
 impl PrivateDirectory {
-    /// One beside `path`. It is new under a name that cannot be guessed: where others may write too, they have put
-    /// nothing into its place, neither a link nor a file that they have open.
+    /// A directory beside `path`. It is new, under an unpredictable name: other users of the parent
+    /// directory cannot have placed a link or an open file there.
     pub(crate) fn beside(path: &Path) -> Result<Self, Error> {
         let mut name = path.as_os_str().to_owned();
         name.push(format!(".{:016x}", rand::random::<u64>()));
@@ -113,8 +113,8 @@ fn ignore_missing(error: io::Error) -> io::Result<()> {
     }
 }
 
-/// Makes the archive of a file of objects and the cluster's keys. A crash leaves the old file or the
-/// new one.
+/// Writes an archive from a file of objects and the cluster's keys. A crash leaves the old or the
+/// new file.
 pub(crate) fn write(
     file: &Path,
     identity: &Identity,
@@ -143,7 +143,7 @@ pub(crate) fn write(
     fs::rename(fresh.path(), file).map_err(failed(file))
 }
 
-/// The SHA-256 of a beginning and a file behind it.
+/// The SHA-256 of a prefix and a file.
 fn checksum(begin: &[u8], file: &Path) -> Result<[u8; CHECKSUM], Error> {
     let content = begin.chain(File::open(file).map_err(failed(file))?);
     let mut digest = Sha256::new();
@@ -151,7 +151,7 @@ fn checksum(begin: &[u8], file: &Path) -> Result<[u8; CHECKSUM], Error> {
     Ok(digest.finalize().into())
 }
 
-/// Takes an archive apart: writes its objects to `objects`, and gives the keys, if it has any.
+/// Reads an archive: writes its objects to `objects`, and returns the keys, if any.
 pub(crate) fn read(
     file: &Path,
     objects: &Path,
@@ -182,7 +182,7 @@ pub(crate) fn read(
         true => Some(head(&mut from, file)?),
         false => None,
     };
-    // What is no archive is the objects themselves, from the first byte on.
+    // Without the prefix, the file has only objects, from the first byte on.
     let begin = if identity.is_some() {
         Vec::new()
     } else {
@@ -193,7 +193,7 @@ pub(crate) fn read(
     Ok(identity)
 }
 
-/// Reads the rest of an archive that is `length` long and ends with its checksum.
+/// Reads the rest of an archive of this `length` that ends with its checksum.
 fn checked(
     mut from: impl Read,
     length: u64,
@@ -271,12 +271,12 @@ mod tests {
         let refused = read(&at("file"), &at("out"), None).unwrap_err();
         assert!(refused.to_string().contains("--password-file"), "{refused}");
         assert!(read(&at("file"), &at("out"), Some("other")).is_err());
-        // Nothing decrypted stays.
+        // No decrypted data remains.
         assert!(!at("out.plain").exists() && !at("file.new").exists());
     }
 
     #[test]
-    fn what_earlier_versions_wrote_is_read() {
+    fn archives_of_earlier_versions_are_read() {
         let directory = tempfile::tempdir().unwrap();
         let at = |name: &str| directory.path().join(name);
         for content in ["", "x", "objects of an earlier version, as they are"] {
@@ -288,7 +288,7 @@ mod tests {
         let identity = Identity::read(&at("pki")).unwrap().unwrap();
         write(&at("file"), &identity, &at("old"), None).unwrap();
         let bytes = fs::read(at("file")).unwrap();
-        // Before archives had a checksum at their end.
+        // From before archives had a checksum.
         let unchecked = [UNCHECKED_MAGIC, &bytes[MAGIC.len()..bytes.len() - CHECKSUM]].concat();
         fs::write(at("file"), &unchecked).unwrap();
         let found = read(&at("file"), &at("out"), None).unwrap();
@@ -310,9 +310,9 @@ mod tests {
                 fs::write(at("damaged"), bytes).unwrap();
                 read(&at("damaged"), &at("out"), password).is_ok()
             };
-            // Deriving a key from a password takes its time: every bit of the end, and some before it.
+            // Deriving a key from a password is slow: only some positions are tested then.
             let places = if password.is_some() { 601 } else { 1 };
-            // A changed beginning is no archive but a file of objects, which the store refuses.
+            // Without a valid prefix it counts as a file of objects, which the store rejects.
             for place in (MAGIC.len()..bytes.len()).rev().step_by(places) {
                 let mut damaged = bytes.clone();
                 damaged[place] ^= 1 << (place % 8);

@@ -1,7 +1,7 @@
-//! `mainstay backup` and `mainstay restore`. A running cluster writes the file itself: it is asked over
-//! a socket in the state directory, which only its owner can enter. A stopped one is read where it
-//! lies. A backup holds the objects and the cluster's keys, so that a restore on an empty machine is the
-//! same cluster: its administrators, nodes and service accounts are known to it.
+//! `mainstay backup` and `mainstay restore`. A running cluster writes the file itself: it is asked
+//! over a socket in the state directory, which only its owner can enter. A stopped one is read from
+//! disk. A backup holds the objects and the cluster's keys, so that restoring it on an empty
+//! machine gives the same cluster, which knows its administrators, nodes and service accounts.
 
 use std::{
     fs, io,
@@ -29,22 +29,22 @@ use crate::{
     storage::Storage,
 };
 
-/// A restored store goes on so many revisions later: nobody has seen those.
+/// A restored store continues this many revisions later, which no client has seen.
 const BUMP: u64 = 1_000_000_000;
-/// Questions beside the path of a backup, which begins with a slash.
+/// Requests other than a backup's path, which begins with a slash.
 const ROTATE: &str = "rotate-server-token";
 const REFRESH: &str = "refresh-server-token";
-/// Longest question.
+/// Maximum length of a request.
 const QUESTION: u64 = 8 << 10;
-/// How long a client may take for its question.
+/// How long a client may take for its request.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Where the cluster in this data directory is asked.
+/// The socket of the cluster in this data directory.
 fn socket(data_dir: &Path) -> PathBuf {
     settings::state_dir(&settings::id(data_dir)).join("backup.sock")
 }
 
-/// Answers those who ask for a backup.
+/// Serves backup requests.
 pub struct Backups {
     pub storage: Storage,
     pub data_dir: PathBuf,
@@ -58,7 +58,7 @@ impl Service for Backups {
     fn run(self: Arc<Self>, context: Context) -> Run {
         Box::pin(async move {
             let path = socket(&self.data_dir);
-            // One that a killed daemon left; the data directory's lock says that there is no other.
+            // A leftover of a killed daemon; the data directory's lock excludes another one.
             let _ = fs::remove_file(&path);
             let listener = UnixListener::bind(&path)?;
             fs::set_permissions(&path, fs::Permissions::from_mode(0o600))?;
@@ -69,7 +69,7 @@ impl Service for Backups {
                     accepted = listener.accept() => accepted?.0,
                 };
                 if let Err(error) = self.answer(stream).await {
-                    tracing::warn!(%error, "a backup was asked for and not answered");
+                    tracing::warn!(%error, "cannot answer a backup request");
                 }
             }
             fs::remove_file(&path)?;
@@ -79,7 +79,7 @@ impl Service for Backups {
 }
 
 impl Backups {
-    /// The question is a path or a word, the answer a line.
+    /// The request is a path or a word, the response a line.
     async fn answer(&self, mut stream: UnixStream) -> io::Result<()> {
         let mut question = String::new();
         let mut limited = (&mut stream).take(QUESTION);
@@ -111,7 +111,7 @@ fn settled(outcome: Result<(), Error>) -> String {
     }
 }
 
-/// Has the server of a data directory replace the token that further servers start with.
+/// Makes the server of a data directory replace the token for further servers.
 pub async fn rotate_server_token(data_dir: &Path) -> Result<(), Error> {
     match UnixStream::connect(socket(data_dir)).await {
         Ok(stream) => settle(data_dir, stream, ROTATE).await,
@@ -123,7 +123,7 @@ pub async fn rotate_server_token(data_dir: &Path) -> Result<(), Error> {
     }
 }
 
-/// Has the server of a data directory, if it runs, look whether the token was replaced.
+/// Makes the server of a data directory, if it runs, check whether the token was replaced.
 pub async fn refresh_server_token(data_dir: &Path) -> Result<(), Error> {
     match UnixStream::connect(socket(data_dir)).await {
         Ok(stream) => settle(data_dir, stream, REFRESH).await,
@@ -140,8 +140,8 @@ async fn settle(data_dir: &Path, stream: UnixStream, question: &str) -> Result<(
     }
 }
 
-/// Writes all objects of a cluster, running or not, and its keys to a file; with a password, encrypted
-/// under it. Returns the revision of the objects.
+/// Writes all objects of a cluster, running or not, and its keys to a file, encrypted if there is a
+/// password. Returns the revision of the objects.
 pub async fn backup(data_dir: &Path, file: &Path, password: Option<&str>) -> Result<u64, Error> {
     let file = std::path::absolute(file).map_err(|error| failed(file, &error))?;
     let private = PrivateDirectory::beside(&file)?;
@@ -227,20 +227,20 @@ fn backup_stopped(data_dir: &Path, file: &Path) -> Result<u64, Error> {
     Ok(store.backup_now(file)?)
 }
 
-/// What a restore did.
+/// The result of a restore.
 #[derive(Debug)]
 pub struct Restored {
     pub objects: u64,
-    /// The revision that the cluster goes on from.
+    /// The revision that the cluster continues from.
     pub revision: u64,
     /// Whether the file holds the cluster's keys.
     pub has_keys: bool,
-    /// Where what was there before is now: objects, and keys of another cluster.
+    /// The new paths of previous data: objects, and keys of another cluster.
     pub set_aside: Vec<PathBuf>,
 }
 
-/// Makes a backup's objects and keys those of a cluster that does not run. What is there already is
-/// refused, or, with `force`, set aside.
+/// Restores a backup's objects and keys into a stopped cluster. Existing data is an error or, with
+/// `force`, set aside.
 pub fn restore(
     data_dir: &Path,
     file: &Path,
@@ -269,7 +269,7 @@ pub fn restore(
         );
         return Err(Error::Backup(why));
     }
-    // Beside first: a bad file changes nothing.
+    // Written beside first: a bad file changes nothing.
     let fresh = data_dir.join("store.restoring");
     if fresh.exists() {
         fs::remove_dir_all(&fresh).map_err(|error| failed(&fresh, &error))?;
@@ -277,7 +277,7 @@ pub fn restore(
     let restored = embedded::restore(objects.path(), &fresh, BUMP).inspect_err(|_| {
         let _ = fs::remove_dir_all(&fresh);
     })?;
-    // From here on the directory is ours, for `reset` too, and a store that is not there is a loss.
+    // From here on the directory is ours, for `reset` too, and a missing store is data loss.
     Marker::update(data_dir, |marker| {
         marker.store = true;
         marker.in_etcd = false;
@@ -305,7 +305,7 @@ pub fn restore(
     })
 }
 
-/// A name beside `path` that is not in use yet.
+/// An unused name beside `path`.
 pub(crate) fn unused(path: &Path, why: &str) -> PathBuf {
     let name = |n: u32| path.with_extension(format!("{why}-{n}"));
     let mut n = 1;
@@ -363,7 +363,7 @@ mod tests {
         let store = embedded::Embedded::open(two.join("store"), Plain).unwrap();
         put(&store, "/registry/b", "1").await;
         store.close();
-        // Also where the objects had been moved to etcd.
+        // Also if the objects had been moved to etcd.
         Marker::update(&two, |marker| marker.in_etcd = true).unwrap();
         let forced = restore(&two, &file, None, true).unwrap();
         assert!(!Marker::read(&two).unwrap().unwrap().in_etcd);
@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_others_put_beside_a_backup_is_not_written_through() {
+    async fn planted_links_beside_a_backup_are_not_followed() {
         let directory = tempfile::tempdir().unwrap();
         let at = |name: &str| directory.path().join(name);
         let store = embedded::Embedded::open(at("one/store"), Plain).unwrap();
@@ -413,7 +413,7 @@ mod tests {
             .unwrap();
         assert_eq!(fs::read_to_string(at("theirs")).unwrap(), "theirs");
         assert!(fs::symlink_metadata(&planted[0]).unwrap().is_file());
-        // Nothing of it stays beside it, and nothing in clear.
+        // Nothing remains beside it, and nothing unencrypted.
         let mut left = Vec::new();
         for entry in fs::read_dir(at("shared")).unwrap() {
             left.push(entry.unwrap().path());

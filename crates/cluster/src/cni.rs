@@ -1,4 +1,4 @@
-//! This binary as a CNI plugin: finds the daemon that answers.
+//! This binary as a CNI plugin: finds the daemon.
 
 use std::{
     path::{Path, PathBuf},
@@ -7,12 +7,12 @@ use std::{
 
 use crate::settings;
 
-/// Where the daemon listens.
+/// The daemon's socket.
 pub(crate) fn socket(state_dir: &Path) -> PathBuf {
     state_dir.join("cni.sock")
 }
 
-/// Whether a runtime calls this binary as a plugin: with the plugins' environment, and no other command.
+/// Whether a runtime calls this binary as a plugin: with CNI's environment, and no other command.
 pub fn is_called(arguments: &[impl AsRef<std::ffi::OsStr>]) -> bool {
     let alone = match arguments {
         [_] => true,
@@ -22,7 +22,7 @@ pub fn is_called(arguments: &[impl AsRef<std::ffi::OsStr>]) -> bool {
     alone && network::cni_plugin::is_called()
 }
 
-/// Answers the call.
+/// Handles the call.
 pub fn answer() -> ExitCode {
     network::cni_plugin::main(|data_dir| {
         let data_dir = data_dir.unwrap_or(Path::new(settings::DATA_DIR));

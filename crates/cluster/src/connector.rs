@@ -1,27 +1,27 @@
-//! In-process clients: each part speaks to the API server as itself, through a function call.
+//! In-process clients: each component calls the API server as its own user, by a function call.
 
 use std::{net::IpAddr, sync::Arc};
 
 use apiserver::{ApiServer, User};
 use client::{Connector, kube};
 
-/// Makes clients for the parts that run beside the API server.
+/// Makes clients for components in the API server's process.
 #[derive(Clone)]
 pub(crate) struct InProcess(pub Arc<ApiServer>);
 
 impl InProcess {
-    /// A client that counts as this user.
+    /// A client that acts as this user.
     pub(crate) fn as_user(&self, user: User) -> kube::Client {
         let agent = agent(&user.name);
         client::in_process(self.0.connect(user).agent(agent))
     }
 
-    /// A client of a leader: nothing that it writes is committed after its term.
+    /// A client of a leader: none of its writes is committed after its term.
     pub(crate) fn fenced(&self, user: User, fence: &reconcile::election::Fence) -> kube::Client {
         let agent = agent(&user.name);
         let service = self.0.connect(user).agent(agent);
         let lease = apiserver::Fence::lease(&fence.namespace, &fence.name, &fence.resource_version);
-        // A version that is no number is none that a store of ours gave: nothing may be written then.
+        // Our stores only give numeric versions: with another one nothing may be written.
         let never = || apiserver::Fence::lease(&fence.namespace, &fence.name, "0");
         match lease.or_else(never) {
             Some(fence) => client::in_process(service.fenced_by(fence)),
@@ -43,20 +43,20 @@ impl Connector for InProcess {
     }
 }
 
-/// What a component calls itself, as upstream's do.
+/// The User-Agent of a component, as upstream's.
 fn agent(user: &str) -> &'static str {
     match user {
         "system:kube-scheduler" => "kube-scheduler",
         "system:kube-proxy" => "kube-proxy",
         "system:kube-controller-manager" => "kube-controller-manager",
-        // Controllers write each as its own account.
+        // Each controller writes as its own service account.
         _ if user.starts_with("system:serviceaccount:kube-system:") => "kube-controller-manager",
         _ if user.starts_with("system:node:") => "kubelet",
         _ => "mainstay",
     }
 }
 
-/// A component's name with the groups that belong to it.
+/// A component's user with its groups.
 pub(crate) fn user(name: &str) -> User {
     let account = name
         .strip_prefix("system:serviceaccount:")
@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_bring_their_groups_along() {
+    fn user_names_imply_their_groups() {
         for (name, group) in [
             ("system:node:one", "system:nodes"),
             (

@@ -1,4 +1,4 @@
-//! The control plane of a cluster: API server, controllers, scheduler and what they need, wired over
+//! The control plane of a cluster: API server, controllers, scheduler and their dependencies, over
 //! one store.
 
 use std::{
@@ -36,19 +36,19 @@ const OF_EVERY_NODE: [u16; 10] = [
     22, 2379, 2380, 4789, 9153, 10248, 10249, 10250, 10255, 10256,
 ];
 
-/// A control plane that is built and does not run yet.
+/// A control plane that is built but does not run yet.
 pub(crate) struct ControlPlane {
     pub services: Vec<Arc<dyn Service>>,
     pub pki: Arc<Pki>,
     pub connector: InProcess,
-    /// Closed last, when everything that writes has stopped.
+    /// Closed last, after all writers have stopped.
     pub storage: Storage,
     /// A client of the administrator.
     pub admin: kube::Client,
 }
 
 impl ControlPlane {
-    /// Opens the store and builds everything over it.
+    /// Opens the store and builds everything on it.
     pub(crate) async fn build(
         settings: &Settings,
         role: Role,
@@ -104,7 +104,7 @@ impl ControlPlane {
         if settings.server_name()?.is_some() {
             let (kubeconfigs, data_dir) = (pki.clone(), settings.data_dir.clone());
             let changed = move |servers: &[String]| {
-                // The next start writes kubeconfigs before it knows who else is there.
+                // The next start writes kubeconfigs before it knows the other servers.
                 Marker::update(&data_dir, |marker| marker.servers = servers.to_vec())?;
                 Ok(kubeconfigs.set_servers(servers)?)
             };
@@ -124,8 +124,8 @@ impl ControlPlane {
     }
 }
 
-/// The parts that run once in a cluster: on the one server of an embedded store, or on the elected one
-/// of several.
+/// The components that run once in a cluster: on the only server of an embedded store, or on the
+/// elected one of several.
 fn singletons(
     settings: &Settings,
     pki: &Arc<Pki>,
@@ -183,7 +183,7 @@ fn singletons(
     Ok(services)
 }
 
-/// The schedulers that the configuration says; the default one without.
+/// The configured schedulers; without a configuration the default one.
 fn scheduler_config(
     client: kube::Client,
     document: Option<&serde_json::Value>,
@@ -191,14 +191,14 @@ fn scheduler_config(
 ) -> scheduler::Config {
     let configured =
         document.and_then(|document| scheduler::Config::configured(client.clone(), document).ok());
-    // A document that cannot be read was refused with the settings.
+    // An invalid document was rejected with the settings.
     scheduler::Config {
         diagnoses: diagnoses.clone(),
         ..configured.unwrap_or_else(|| scheduler::Config::new(client))
     }
 }
 
-/// Ports that nodes need themselves are never led away to a Service.
+/// Ports that nodes use themselves are never assigned to a Service.
 fn load_balancer(settings: &Settings) -> controllers::loadbalancer::Settings {
     let dns = network::names::dns_port(&settings.id);
     let own = [settings.https_port, settings.kubelet_port, dns];
@@ -222,7 +222,7 @@ fn disabled_controllers(settings: &Settings) -> Vec<String> {
     disabled.map(|(_, name)| name.to_owned()).collect()
 }
 
-/// The kubeconfigs of the administrator and of the components are there before the API answers.
+/// Writes the kubeconfigs of the administrator and the components before the API is served.
 fn write_kubeconfigs(settings: &Settings, role: Role, pki: &Pki) -> Result<(), Error> {
     let known = Marker::read(&settings.data_dir)?;
     let servers = known.map(|marker| marker.servers).unwrap_or_default();
@@ -257,7 +257,7 @@ fn apiserver_config(
     pki: &Arc<Pki>,
     health: &Health,
 ) -> Result<apiserver::Config, Error> {
-    // The IPv6 one takes connections of both families.
+    // The IPv6 wildcard accepts both families.
     let any: IpAddr = match settings.advertise_address {
         IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
         IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),

@@ -1,5 +1,5 @@
-//! Says on the ConfigMap `kube-system/coredns` what of its Corefile has no effect. Nodes log it too;
-//! an Event is where people look who edit the ConfigMap.
+//! Reports parts of the Corefile in the ConfigMap `kube-system/coredns` that have no effect. Nodes
+//! log it too; an Event is visible to those who edit the ConfigMap.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -11,7 +11,7 @@ use reconcile::{Kind, Recorder};
 
 use crate::Settings;
 
-/// Reads each Corefile as the nodes do.
+/// Parses each Corefile as the nodes do.
 pub(crate) struct CorefileReport {
     pub client: kube::Client,
     pub settings: Settings,
@@ -68,7 +68,7 @@ fn reference(map: &ConfigMap) -> ObjectReference {
     }
 }
 
-/// Reasons and messages of what a Corefile says in vain.
+/// Reasons and messages of the parts without effect.
 fn findings(map: &ConfigMap, cluster_domain: &str) -> Vec<(&'static str, String)> {
     let none = BTreeMap::new();
     let files = map.data.as_ref().unwrap_or(&none);
@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_corefile_says_in_vain_is_reported() {
+    fn corefile_settings_without_effect_are_reported() {
         let reasons = |text: Option<&str>| {
             let data = text.map(|text| BTreeMap::from([("Corefile".to_owned(), text.to_owned())]));
             let map = ConfigMap {

@@ -1,10 +1,10 @@
-//! The scheduler of this process behind the API server's path for diagnoses of pods.
+//! Connects this process's scheduler to the API server's path for diagnoses.
 
 use std::pin::Pin;
 
 use apiserver::Diagnose;
 
-/// Asks the scheduler, when it runs here.
+/// Asks the scheduler, if it runs here.
 pub(crate) struct SchedulerDiagnoses(pub(crate) scheduler::Diagnoses);
 
 impl Diagnose for SchedulerDiagnoses {

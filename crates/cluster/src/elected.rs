@@ -1,6 +1,6 @@
-//! A part of the control plane of which one server runs the only instance: the controllers, the
-//! scheduler. Servers elect by a Lease; who leads builds the part anew with clients whose writes end
-//! with its term.
+//! A control plane component with a single instance: the controllers, the scheduler. Servers elect
+//! a leader by a Lease; the leader builds the component anew with clients whose writes end with its
+//! term.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use stdx::SystemClock;
 
 use crate::connector::InProcess;
 
-/// Makes the part for a term.
+/// Builds the component for a term.
 pub(crate) type Build = dyn Fn(Term) -> Arc<dyn Service> + Send + Sync;
 
 /// The clients of one term.
@@ -24,8 +24,8 @@ pub(crate) struct Term {
 }
 
 impl Term {
-    /// A client that counts as this user while the term lasts. It sends nothing after its lease ran out
-    /// by its own clock, and what it sent before and arrives late is refused by the store.
+    /// A client that acts as this user during the term. It sends nothing after its lease expired by
+    /// its own clock, and the store rejects earlier requests that arrive late.
     pub(crate) fn as_user(&self, user: User) -> kube::Client {
         let fence = self.leadership.fence();
         self.leadership.client(&self.connector.fenced(user, fence))
@@ -38,19 +38,19 @@ impl Connector for Term {
     }
 }
 
-/// Runs a part on one server at a time.
+/// Runs a component on one server at a time.
 pub(crate) struct Elected {
-    /// The part's name.
+    /// The component's name.
     pub name: &'static str,
-    /// Its Lease in kube-system, as upstream's component has it.
+    /// Its Lease in kube-system, as upstream's.
     pub lease: &'static str,
-    /// This server, among all that could lead.
+    /// The identity of this server among the candidates.
     pub identity: String,
-    /// Who writes the Lease.
+    /// The user that writes the Lease.
     pub user: User,
     pub connector: InProcess,
     pub build: Box<Build>,
-    /// Guards the part of the current term.
+    /// Guards the component of the current term.
     pub current: Mutex<Option<Arc<dyn Service>>>,
 }
 
@@ -80,13 +80,13 @@ impl Service for Elected {
 }
 
 impl Elected {
-    /// One term, after waiting for it. Gives the outcome of the run when it is over.
+    /// Waits for a term and runs it. Returns the outcome of the run when it is over.
     async fn campaign(&self, context: &Context) -> Option<Outcome> {
         let config = election::Config::new("kube-system", self.lease, &self.identity);
         let client = self.connector.as_user(self.user.clone());
         let (part, stop) = (context.part(), context.token());
         let outcome = Mutex::new(None);
-        // A server that stands by is ready: another one does the work.
+        // A standby server is ready: another one does the work.
         let waits = || context.ready();
         let work = async |leadership: Leadership| {
             let service = (self.build)(Term {

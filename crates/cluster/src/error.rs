@@ -5,7 +5,7 @@ use std::path::PathBuf;
 /// Why a cluster cannot be started or removed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// An option that cannot work.
+    /// An invalid option.
     #[error("--{0}: {1}")]
     Option(&'static str, String),
     /// The file given with `--config`.
@@ -13,10 +13,10 @@ pub enum Error {
     ConfigFile {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Why it is invalid.
         reason: String,
     },
-    /// The machine lacks something.
+    /// The machine lacks requirements.
     #[error("this machine cannot run a cluster yet; it lacks\n  - {}", .0.join("\n  - "))]
     Preflight(Vec<String>),
     /// A directory of ours.
@@ -24,7 +24,7 @@ pub enum Error {
     Directory {
         /// Which one.
         path: PathBuf,
-        /// What the system said.
+        /// The OS error.
         source: std::io::Error,
     },
     /// Another daemon holds the directory.
@@ -33,31 +33,31 @@ pub enum Error {
     /// Not a data directory.
     #[error("{} is not a data directory of mainstay: it has no {}; nothing was removed", .0.display(), crate::marker::FILE)]
     NotOurs(PathBuf),
-    /// Processes that do not end.
+    /// Processes that could not be killed.
     #[error("these processes do not end, even when killed: {0:?}")]
     Unkillable(Vec<i32>),
     #[error("certificates: {0}")]
     Pki(#[from] pki::Error),
-    /// Others use the cluster's addresses on this machine.
+    /// The cluster's addresses are in use on this machine.
     #[error(
         "addresses of this cluster are in use on this machine; choose others with --cluster-cidr and \
          --service-cidr\n  - {}",
         .0.join("\n  - ")
     )]
     Overlap(Vec<String>),
-    /// What was written before is gone.
+    /// Previously written data is gone.
     #[error("{0}; start with --accept-data-loss to go on without it")]
     DataLoss(String),
-    /// The store is another cluster's, or this server is not one of its servers.
+    /// The store belongs to another cluster, or this server is not one of its servers.
     #[error("{0}")]
     NotAServer(String),
-    /// Versions that do not work together.
+    /// Incompatible versions.
     #[error("{0}")]
     Version(String),
     /// Joining a cluster.
     #[error("cannot join: {0}")]
     Join(String),
-    /// The API server's answer, or none.
+    /// An error of the API server, or no response.
     #[error("API: {0}")]
     Api(#[from] client::kube::Error),
     #[error(transparent)]

@@ -1,23 +1,23 @@
-//! Ranges and addresses of a cluster with one or two address families: `10.42.0.0/16,fd42::/56`. The
-//! first is the primary one: what has one address alone has one of that family.
+//! Ranges and addresses of a cluster with one or two IP families: `10.42.0.0/16,fd42::/56`. The
+//! first is primary: single addresses are of that family.
 
 use std::{fmt, net::IpAddr, str::FromStr};
 
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
-/// One range, or one of each family.
+/// One range, or one of each IP family.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Ranges(Vec<IpNet>);
 
-/// One address, or one of each family.
+/// One address, or one of each IP family.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Addresses(Vec<IpAddr>);
 
 impl Ranges {
-    /// The first.
+    /// The primary one.
     pub fn primary(&self) -> IpNet {
         // There is at least one.
         self.0[0]
@@ -28,12 +28,12 @@ impl Ranges {
         &self.0
     }
 
-    /// Whether one of them has this address.
+    /// Whether one of them contains this address.
     pub fn contains(&self, ip: &IpAddr) -> bool {
         self.0.iter().any(|range| range.contains(ip))
     }
 
-    /// A range of these that shares addresses with one of the others.
+    /// A pair of overlapping ranges.
     pub fn overlap(&self, others: &Self) -> Option<(IpNet, IpNet)> {
         let pairs = self
             .0
@@ -66,7 +66,7 @@ impl From<IpAddr> for Addresses {
     }
 }
 
-/// Splits a list of one or two, of different families.
+/// Parses a list of one or two, of different IP families.
 fn families<T: FromStr>(text: &str, is_ipv4: impl Fn(&T) -> bool) -> Result<Vec<T>, String> {
     let words = text.split(',').map(str::trim);
     let parsed = words.map(|word| word.parse().map_err(|_| format!("{word:?} cannot be read")));

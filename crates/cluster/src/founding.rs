@@ -1,9 +1,10 @@
-//! Which cluster an etcd holds, and how a server becomes one of its servers. The first server writes a
-//! record beside the objects, where the API does not reach: the hash of the cluster's authority, what
-//! all servers must agree on, and the cluster's keys, encrypted under the server token. Another server
-//! shows the token and takes the keys over; without it, it is refused.
+//! Which cluster an etcd holds, and how a server joins it. The first server writes a record beside
+//! the objects, outside of the API: the hash of the cluster's CA, the settings that all servers
+//! must share, and the cluster's keys, encrypted with the server token. Another server presents the
+//! token and takes over the keys; without it, it is rejected.
 //!
-//! The token authenticates both ways: only a server can have made a record that the token opens.
+//! The token authenticates both ways: only a server can have written a record that the token
+//! decrypts.
 
 use std::{fmt, path::Path, str::FromStr};
 
@@ -19,14 +20,14 @@ use crate::{Error, Role, Settings, addresses::names, storage::Storage};
 /// The record's name.
 const RECORD: &str = "cluster";
 const VERSION: u32 = 1;
-/// Where a server keeps its token, in the directory of its keys.
+/// The file of a server's token, in the directory of its keys.
 const TOKEN_FILE: &str = "server-token";
 const PREFIX: &str = "server.";
 const LETTERS: &[u8; 36] = b"abcdefghijklmnopqrstuvwxyz0123456789";
 /// 248 bits.
 const LENGTH: usize = 48;
 
-/// The secret that opens the cluster's keys; it is not shown.
+/// The secret that decrypts the cluster's keys; it is never printed.
 #[derive(Clone, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub struct ServerToken(String);
@@ -68,7 +69,7 @@ impl ServerToken {
         Self(format!("{PREFIX}{secret}"))
     }
 
-    /// What tells it from others without showing it.
+    /// A hash that identifies it without revealing it.
     fn hash(&self) -> String {
         BASE64_STANDARD.encode(Sha256::digest(&self.0))
     }
@@ -78,7 +79,7 @@ impl ServerToken {
         &self.0
     }
 
-    /// The one that a server keeps in its data directory.
+    /// The token saved in a data directory.
     pub fn read(data_dir: &Path) -> Result<Option<Self>, Error> {
         let path = data_dir.join("pki").join(TOKEN_FILE);
         match std::fs::read_to_string(&path) {
@@ -98,14 +99,14 @@ impl ServerToken {
     }
 }
 
-/// What all servers of a cluster must be told alike.
+/// Settings that all servers of a cluster must share.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Agreed {
     cluster_cidr: String,
     service_cidr: String,
     node_cidr_mask: u8,
-    /// Of the second range, if there is one.
+    /// For the second range, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     second_node_cidr_mask: Option<u8>,
     cluster_domain: String,
@@ -122,7 +123,7 @@ impl Agreed {
         }
     }
 
-    /// Refuses what another server was told otherwise.
+    /// Rejects settings that differ from another server's.
     fn check(&self, own: &Self) -> Result<(), Error> {
         let shown = |agreed: &Self| match agreed.second_node_cidr_mask {
             Some(second) => format!("{},{second}", agreed.node_cidr_mask),
@@ -145,24 +146,25 @@ impl Agreed {
     }
 }
 
-/// What is in etcd.
+/// The record in etcd.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Record {
     version: u32,
     ca_hash: String,
     agreed: Agreed,
-    /// [`Content`], encrypted under the token, as base64.
+    /// [`Content`], encrypted with the token, as base64.
     sealed: String,
-    /// Tells whether a token is the one that counts.
+    /// Identifies the current token.
     #[serde(default)]
     token_hash: String,
-    /// The token, encrypted under the cluster's keys, as base64: servers follow when it is replaced.
+    /// The token, encrypted with the cluster's keys, as base64: servers follow its replacement.
     #[serde(default)]
     token: String,
 }
 
-/// What only servers can read. It repeats what is readable, so that a change of that is noticed.
+/// The part that only servers can decrypt. It repeats the plain fields, so that changes to them are
+/// detected.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Content {
@@ -190,13 +192,13 @@ impl Record {
         })
     }
 
-    /// The token that counts now, for a server that has the cluster's keys; `known` is the one it had.
+    /// The current token, for a server that has the cluster's keys; `known` is the previous one.
     fn current_token(
         &self,
         identity: &Identity,
         known: Option<ServerToken>,
     ) -> Result<Option<ServerToken>, Error> {
-        // A record of an earlier version does not say.
+        // A record of an earlier version does not have it.
         if self.token.is_empty()
             || known
                 .as_ref()
@@ -254,7 +256,7 @@ impl Record {
     }
 }
 
-/// What only a server knows.
+/// A secret derived from the cluster's keys.
 fn secret(identity: &Identity) -> String {
     let digest = Sha256::digest(identity.to_json().to_string());
     BASE64_STANDARD.encode(digest)
@@ -267,7 +269,7 @@ fn seal(secret: &str, mut content: &[u8]) -> Result<String, Error> {
     Ok(BASE64_STANDARD.encode(sealed))
 }
 
-/// Replaces the server token: from now on the cluster's keys in etcd are opened by a new one only.
+/// Replaces the server token: from now on only the new one decrypts the keys in etcd.
 pub async fn rotate(storage: &Storage, data_dir: &Path) -> Result<(), Error> {
     let Storage::Etcd(etcd) = storage else {
         return Err(Error::NotAServer(
@@ -290,7 +292,7 @@ pub async fn rotate(storage: &Storage, data_dir: &Path) -> Result<(), Error> {
     token.write(data_dir)
 }
 
-/// Brings the token that this server keeps up to date.
+/// Updates the saved token of this server.
 pub async fn refresh(storage: &Storage, data_dir: &Path) -> Result<(), Error> {
     let Storage::Etcd(etcd) = storage else {
         return Ok(());
@@ -313,8 +315,8 @@ fn keep_token(record: &Record, own: &Identity, data_dir: &Path) -> Result<(), Er
     }
 }
 
-/// Makes sure that this server may serve what is in the store, and has the cluster's keys. Only a
-/// store that several servers can share needs it.
+/// Ensures that this server may serve the store's cluster, and has its keys. Needed only for a
+/// store that several servers can share.
 pub async fn ensure(settings: &Settings, role: Role, storage: &Storage) -> Result<(), Error> {
     let Storage::Etcd(etcd) = storage else {
         return Ok(());
@@ -336,7 +338,7 @@ pub async fn ensure(settings: &Settings, role: Role, storage: &Storage) -> Resul
     found(settings, role, &records).await
 }
 
-/// Makes sure that an etcd holds the cluster with this authority.
+/// Ensures that an etcd holds the cluster with this CA.
 pub async fn check_cluster(etcd: &store::etcd::Config, ca_hash: &str) -> Result<(), Error> {
     let found = etcd.read_record(RECORD).await?;
     let found = found.map(|found| Record::parse(&found)).transpose()?;
@@ -364,7 +366,7 @@ async fn found(settings: &Settings, role: Role, records: &Records<'_>) -> Result
     token.write(&settings.data_dir)?;
     let record = Record::new(Agreed::new(settings), &identity, &token)?;
     let bytes = serde_json::to_vec(&record).unwrap_or_default();
-    // An error may hide a success: what is there decides.
+    // The write may have succeeded despite an error: the stored record decides.
     let created = records.create(RECORD, bytes).await;
     let found = records.get(RECORD).await?;
     let found = match (created, found) {
@@ -373,10 +375,10 @@ async fn found(settings: &Settings, role: Role, records: &Records<'_>) -> Result
         (Ok(_), None) => return Err(Error::NotAServer("the cluster's record is gone".into())),
     };
     if found.ca_hash == record.ca_hash {
-        tracing::info!(ca = record.ca_hash, "founded the cluster in etcd");
+        tracing::info!(ca = record.ca_hash, "initialized the cluster in etcd");
         return Ok(());
     }
-    // Another server was quicker. Keys that were made for nothing must not stay.
+    // Another server was first. Keys created in vain must be removed.
     if !was_there {
         Identity::remove(&directory)?;
         let _ = std::fs::remove_file(directory.join(TOKEN_FILE));
@@ -384,7 +386,7 @@ async fn found(settings: &Settings, role: Role, records: &Records<'_>) -> Result
     join(settings, &found)
 }
 
-/// One more server, or one that comes back.
+/// An additional server, or one that returns.
 fn join(settings: &Settings, record: &Record) -> Result<(), Error> {
     let directory = settings.data_dir.join("pki");
     if let Some(keys) = Identity::read(&directory)? {
@@ -464,7 +466,7 @@ mod tests {
         let keys = |dir: &Path| Identity::read(&dir.join("pki")).unwrap();
         assert_eq!(keys(&one), keys(&two));
         assert_eq!(ServerToken::read(&two).unwrap(), Some(token));
-        // From then on it is one of them.
+        // From then on it is a server of the cluster.
         join(&settings(&two, None), &record).unwrap();
     }
 

@@ -1,4 +1,4 @@
-//! What the machine says about itself.
+//! Facts about the machine.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -14,8 +14,8 @@ pub(crate) fn name() -> Result<String, Error> {
     Ok(name.to_string_lossy().to_lowercase())
 }
 
-/// The IPv4 address of the interface that has the default route, or else the first address that is
-/// not loopback.
+/// The IPv4 address of the interface with the default route, or else the first address that is not
+/// loopback.
 pub(crate) fn address() -> Result<IpAddr, Error> {
     let routes = std::fs::read_to_string("/proc/net/route").unwrap_or_default();
     let preferred = default_interface(&routes);
@@ -30,7 +30,8 @@ pub(crate) fn address() -> Result<IpAddr, Error> {
         })
 }
 
-/// The first global IPv6 address of the machine, that of the interface with the default route first.
+/// The first global IPv6 address of the machine, preferably of the interface with the default
+/// route.
 pub(crate) fn address_v6() -> Option<IpAddr> {
     let routes = std::fs::read_to_string("/proc/net/route").unwrap_or_default();
     let preferred = default_interface(&routes);
@@ -46,12 +47,12 @@ pub(crate) fn address_v6() -> Option<IpAddr> {
     found.first().map(|(_, address)| IpAddr::V6(*address))
 }
 
-/// Every address of the machine that others could reach.
+/// Every externally reachable address of the machine.
 pub(crate) fn addresses() -> Vec<IpAddr> {
     interfaces().into_iter().map(|(_, ip)| ip.into()).collect()
 }
 
-/// Every IPv4 address of the machine that others could reach, with its interface.
+/// Every externally reachable IPv4 address of the machine, with its interface.
 fn interfaces() -> Vec<(String, Ipv4Addr)> {
     let Ok(interfaces) = getifaddrs() else {
         return Vec::new();

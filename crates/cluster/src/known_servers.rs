@@ -1,4 +1,4 @@
-//! Follows which servers the cluster has, as the slice of the `kubernetes` Service says: agents and
+//! Follows the servers of the cluster by the EndpointSlices of the `kubernetes` Service: agents and
 //! kubeconfigs know all of them, so that any may go.
 
 use std::{collections::BTreeSet, sync::Arc};
@@ -9,10 +9,10 @@ use lifecycle::{Context, Run, Service};
 
 use crate::Error;
 
-/// Hears the servers, as `https://ADDRESS:PORT`, when they have changed.
+/// Called with the changed servers, as `https://ADDRESS:PORT`.
 pub(crate) type Changed = dyn Fn(&[String]) -> Result<(), Error> + Send + Sync;
 
-/// Keeps a list of servers as the cluster's is.
+/// Keeps a list of servers up to date.
 pub(crate) struct KnownServers {
     /// May watch slices in the namespace `default`.
     pub client: kube::Client,
@@ -47,7 +47,7 @@ impl Service for KnownServers {
                     .flat_map(|slice| servers(slice))
                     .collect();
                 let now = Vec::from_iter(now);
-                // An empty list says that somebody is wrong, not that there is no server.
+                // An empty list is an error of a writer, not the absence of servers.
                 if !now.is_empty() && now != known {
                     (self.changed)(&now)?;
                     known = now;
@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_slice_lists_servers() {
+    fn server_addresses_are_read_from_the_kubernetes_endpoint_slice() {
         let slice = |kind: &str, endpoints| -> EndpointSlice {
             let ports = json!([{"name": "https", "port": 6443}]);
             let slice = json!({"addressType": kind, "endpoints": endpoints, "ports": ports});

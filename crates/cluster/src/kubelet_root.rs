@@ -1,6 +1,6 @@
-//! The kubelet's directory outside of the data directory: CSI drivers as others package them expect
-//! `/var/lib/kubelet`. A file in it says whose it is, so that two kubelets never share one and `reset`
-//! removes no directory of another.
+//! The kubelet's directory outside of the data directory: CSI drivers packaged elsewhere expect
+//! `/var/lib/kubelet`. A file in it names its owner, so that two kubelets never share one and
+//! `reset` removes no directory of another.
 
 use std::{
     fs, io,
@@ -9,12 +9,12 @@ use std::{
 
 use crate::{Error, marker::Marker};
 
-/// The file with the data directory that the kubelet's directory belongs to.
+/// The file with the data directory that owns the kubelet's directory.
 const OWNER: &str = "mainstay-data-dir";
 
 const OPTION: &str = "kubelet-root-dir";
 
-/// The directory as given, or that in the data directory.
+/// The given directory, or the one in the data directory.
 pub(crate) fn resolve(given: Option<PathBuf>, data_dir: &Path) -> Result<PathBuf, Error> {
     let Some(given) = given else {
         return Ok(data_dir.join("kubelet"));
@@ -26,8 +26,8 @@ pub(crate) fn resolve(given: Option<PathBuf>, data_dir: &Path) -> Result<PathBuf
     Ok(given)
 }
 
-/// Takes the directory for this data directory, for as long as both last. Nothing changes when another
-/// kubelet has it, or when this node's pods have their volumes elsewhere.
+/// Claims the directory for this data directory, for as long as both exist. Fails if another
+/// kubelet owns it, or if this node's pods have their volumes elsewhere.
 pub(crate) fn claim(data_dir: &Path, root: &Path) -> Result<(), Error> {
     let usual = data_dir.join("kubelet");
     let known = Marker::read(data_dir)?.and_then(|marker| marker.kubelet_root);
@@ -56,7 +56,7 @@ pub(crate) fn claim(data_dir: &Path, root: &Path) -> Result<(), Error> {
     })
 }
 
-/// The directory that this data directory has taken.
+/// The directory that this data directory has claimed.
 pub(crate) fn claimed(data_dir: &Path, marker: Option<&Marker>) -> Option<PathBuf> {
     let root = marker?.kubelet_root.clone()?;
     is_owned(data_dir, &root).then_some(root)
@@ -101,7 +101,7 @@ mod tests {
         let marker = Marker::read(&data).unwrap();
         assert_eq!(claimed(&data, marker.as_ref()), Some(root.clone()));
         assert_eq!(claimed(&other, marker.as_ref()), None);
-        // One that began in its data directory stays there.
+        // A kubelet that started in its data directory stays there.
         fs::create_dir(other.join("kubelet")).unwrap();
         claim(&other, &other.join("kubelet")).unwrap();
         let elsewhere = dir.path().join("elsewhere");

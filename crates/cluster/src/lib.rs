@@ -1,5 +1,5 @@
-//! The wiring: typed settings, and how the parts of the house are put together from them. Nothing
-//! here decides anything about Kubernetes.
+//! The wiring: typed settings, and how the components are built from them. Nothing here decides
+//! anything about Kubernetes.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! One daemon per data directory: a lock that the kernel takes away when its holder ends, however.
+//! One daemon per data directory: a lock that the kernel releases when its holder ends.
 
 use std::{
     fs::{DirBuilder, File},
@@ -15,7 +15,7 @@ use crate::Error;
 pub struct DataLock(#[allow(dead_code)] Flock<File>);
 
 impl DataLock {
-    /// Makes the directory if need be, and takes its lock; refused while another holds it.
+    /// Creates the directory if needed, and takes its lock; fails while another process holds it.
     pub fn take(data_dir: &Path) -> Result<Self, Error> {
         let failed = |source| Error::Directory {
             path: data_dir.to_owned(),
@@ -34,7 +34,7 @@ impl DataLock {
             .map_err(failed)?;
         match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
             Ok(mut lock) => {
-                // For `holder`; the lock itself counts without it.
+                // Informational, for `holder`; the lock is valid without it.
                 let _ = lock
                     .set_len(0)
                     .and_then(|()| write!(lock, "{}", std::process::id()));
@@ -46,7 +46,7 @@ impl DataLock {
     }
 }
 
-/// The process that runs from a data directory, if one does.
+/// The process that holds a data directory, if any.
 pub fn holder(data_dir: &Path) -> Option<i32> {
     let file = File::options()
         .read(true)

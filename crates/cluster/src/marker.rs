@@ -1,5 +1,5 @@
-//! The marker of a data directory: says that the directory is ours, and whether a store was made in
-//! it. `reset` removes nothing without it, and a start compares it with what is there.
+//! The marker of a data directory: says that the directory is ours, and whether a store was created
+//! in it. `reset` removes nothing without it, and a start compares it with the directory.
 
 use std::{
     fs, io,
@@ -13,36 +13,36 @@ use crate::{Error, skew::Writer};
 /// The marker's name in the data directory.
 pub const FILE: &str = "mainstay.json";
 
-/// What is in the data directory.
+/// The content of a data directory.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Marker {
     /// The version of this file.
     pub version: u32,
-    /// An embedded store was made here: from then on its absence is a loss.
+    /// An embedded store was created here: from then on its absence is data loss.
     pub store: bool,
     /// The objects were moved from here to etcd.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub in_etcd: bool,
-    /// What has served from the store last.
+    /// The last program version that wrote to the store.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub writer: Option<Writer>,
-    /// This server among all of a cluster, for as long as the directory lasts.
+    /// The ID of this server within its cluster.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub server: String,
-    /// All servers of the cluster, as this one saw them last.
+    /// All servers of the cluster, as last seen.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub servers: Vec<String>,
-    /// Users whose kubeconfig has a context of this cluster, by their numbers.
+    /// The uids of users whose kubeconfig has a context of this cluster.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub kubeconfig_users: Vec<u32>,
-    /// The kubelet's directory, where it is not in the data directory.
+    /// The kubelet's directory, if it is not in the data directory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kubelet_root: Option<PathBuf>,
 }
 
 impl Marker {
-    /// The marker of a directory; `None` when the directory is not ours.
+    /// The marker of a directory; `None` if the directory is not ours.
     pub fn read(data_dir: &Path) -> Result<Option<Self>, Error> {
         let path = data_dir.join(FILE);
         let failed = |source| Error::Directory {
@@ -54,13 +54,13 @@ impl Marker {
                 .map(Some)
                 .map_err(|error| failed(io::Error::other(error))),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            // A path below a file: there is no directory at all.
+            // A path below a file: there is no such directory.
             Err(error) if error.kind() == io::ErrorKind::NotADirectory => Ok(None),
             Err(error) => Err(failed(error)),
         }
     }
 
-    /// Changes the marker, or makes it. A crash leaves the old one or the new one.
+    /// Changes the marker, or creates it. A crash leaves the old or the new one.
     pub fn update(data_dir: &Path, change: impl FnOnce(&mut Self)) -> Result<(), Error> {
         let before = Self::read(data_dir)?;
         let mut after = before.clone().unwrap_or_default();
@@ -85,7 +85,7 @@ impl Marker {
     }
 }
 
-/// The name of the server in this directory among all of its cluster; made when it is first asked for.
+/// The ID of this directory's server within its cluster; generated on first use.
 pub fn server_id(data_dir: &Path) -> Result<String, Error> {
     let fresh = format!("{:016x}", rand::random::<u64>());
     let mut id = String::new();
@@ -98,7 +98,7 @@ pub fn server_id(data_dir: &Path) -> Result<String, Error> {
     Ok(id)
 }
 
-/// Whether an entry of a data directory is one that we make.
+/// Whether an entry of a data directory is one of ours.
 pub fn is_ours(name: &str) -> bool {
     const ENTRIES: &[&str] = &[
         "agent",

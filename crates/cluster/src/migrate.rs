@@ -1,6 +1,6 @@
-//! `mainstay migrate`: moves the objects of a cluster that does not run from the embedded store to etcd, or back.
-//! Objects keep their resourceVersions and later ones are larger, so that clients go on where they were; watches from
-//! before begin anew with a list. Keys stay where they are, in the data directory.
+//! `mainstay migrate`: moves the objects of a stopped cluster from the embedded store to etcd, or
+//! back. Objects keep their resourceVersions and later ones are larger, so that clients can
+//! continue; earlier watches must list again. Keys stay in the data directory.
 
 use std::{
     fs,
@@ -18,11 +18,11 @@ use crate::{
     storage::{self, Config},
 };
 
-/// Where the copy is made before it becomes the store.
+/// The directory of the copy before it becomes the store.
 pub const COPY: &str = "store.migrating";
 /// A server whose Lease was renewed within this time may still run.
 const RECENT: SignedDuration = SignedDuration::from_secs(60);
-/// Where the Leases of servers are.
+/// The key prefix of servers' Leases.
 const SERVERS: &[u8] = b"/registry/coordination.k8s.io/leases/kube-system/apiserver-";
 
 fn failed(path: &Path) -> impl Fn(std::io::Error) -> Error + '_ {
@@ -32,7 +32,7 @@ fn failed(path: &Path) -> impl Fn(std::io::Error) -> Error + '_ {
     }
 }
 
-/// The hash of the authority whose cluster this is.
+/// The hash of the cluster's CA.
 fn cluster(data_dir: &Path) -> Result<String, Error> {
     let keys = data_dir.join("pki");
     match Identity::read(&keys)? {
@@ -51,7 +51,8 @@ fn is_empty(directory: &Path) -> bool {
     })
 }
 
-/// Moves the objects in the data directory to etcd. What was there is kept beside, and is of no use to a start.
+/// Moves the objects of a data directory to etcd. The previous store is kept beside, and not used
+/// by a start.
 pub async fn to_etcd(data_dir: &Path, etcd: &Config) -> Result<(Moved, PathBuf), Error> {
     let etcd = storage::etcd_config(etcd)?;
     let cluster = cluster(data_dir)?;
@@ -65,7 +66,7 @@ pub async fn to_etcd(data_dir: &Path, etcd: &Config) -> Result<(Moved, PathBuf),
     }
     let moved = embedded_to_etcd(&directory, &etcd, &cluster).await?;
     let aside = crate::backup::unused(&directory, "before-migration");
-    // First the marker: without the store it would say that objects are lost.
+    // First the marker: without the store it would indicate data loss.
     Marker::update(data_dir, |marker| {
         marker.store = false;
         marker.in_etcd = true;
@@ -75,7 +76,8 @@ pub async fn to_etcd(data_dir: &Path, etcd: &Config) -> Result<(Moved, PathBuf),
     Ok((moved, aside))
 }
 
-/// Moves the objects of a cluster from etcd to the data directory of one of its servers. All servers must be stopped.
+/// Moves the objects of a cluster from etcd to the data directory of one of its servers. All
+/// servers must be stopped.
 pub async fn to_embedded(data_dir: &Path, etcd: &Config) -> Result<Moved, Error> {
     let etcd = storage::etcd_config(etcd)?;
     let cluster = cluster(data_dir)?;
@@ -94,7 +96,7 @@ pub async fn to_embedded(data_dir: &Path, etcd: &Config) -> Result<Moved, Error>
     let moved = match etcd_to_embedded(&etcd, &copy, &cluster, &look).await {
         Ok(moved) => moved,
         Err(error) => {
-            // A copy of what has not left etcd is of no use.
+            // A copy of objects that are still in etcd is of no use.
             let _ = fs::remove_dir_all(&copy);
             return Err(error.into());
         }
@@ -116,7 +118,7 @@ fn sync(data_dir: &Path) -> Result<(), Error> {
     synced.map_err(failed(data_dir))
 }
 
-/// Refuses to go on while a server may run: it would write to etcd what is no longer read there.
+/// Fails while a server may run: its writes to etcd would be lost.
 fn refuse_running(key: &[u8], value: &[u8], now: Timestamp) -> Result<(), String> {
     if !key.starts_with(SERVERS) {
         return Ok(());

@@ -1,6 +1,5 @@
-//! The address ranges of clusters on one machine must not overlap, or each takes packets of the
-//! other. A start looks at what the kernel knows, and at what other clusters have written down: one
-//! without pods has no route yet.
+//! The address ranges of clusters on one machine must not overlap. A start checks the kernel's
+//! routes, and the recorded ranges of other clusters: one without pods has no routes yet.
 
 use std::{
     fs,
@@ -13,25 +12,25 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Error, Settings};
 
-/// In the state directory, as long as something of the cluster may be on the machine.
+/// In the state directory, as long as the cluster may have anything on the machine.
 const FILE: &str = "networks.json";
 
-/// What a cluster uses.
+/// The ranges of a cluster.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Networks {
     data_dir: PathBuf,
-    /// The network namespace: clusters in others do not meet this one.
+    /// The network namespace: clusters in other namespaces do not conflict.
     namespace: u64,
     ranges: Vec<IpNet>,
 }
 
-/// Refuses to start beside somebody who uses the same addresses, and writes down ours.
+/// Fails if the ranges are in use, and records ours.
 pub(crate) async fn claim(settings: &Settings) -> Result<(), Error> {
     let services = settings.service_cidr.all().iter();
     let mut ranges: Vec<(&str, IpNet)> = services.map(|range| ("--service-cidr", *range)).collect();
     if settings.cni.is_none() {
-        // Plugins have addresses of that range on links of their own.
+        // Not with CNI plugins, whose own links have addresses of the pod range.
         let pods = settings.cluster_cidr.all().iter();
         ranges.extend(pods.map(|range| ("--cluster-cidr", *range)));
     }
@@ -74,7 +73,7 @@ impl Networks {
     }
 }
 
-/// What the other clusters of this machine have written down.
+/// The recorded ranges of the machine's other clusters.
 fn others(state_dir: &Path) -> Vec<Networks> {
     let entries = state_dir.parent().and_then(|all| fs::read_dir(all).ok());
     let paths = entries

@@ -1,5 +1,5 @@
-//! The parts of a node: runtime, network, proxy, DNS, kubelet. They are the same in one process with
-//! the control plane and on a machine of their own; only their clients differ.
+//! The components of a node: runtime, network, proxy, DNS, kubelet. They are the same in the
+//! control plane's process and on a separate machine; only their clients differ.
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
@@ -27,37 +27,37 @@ use crate::{
     settings::DATA_DIR,
 };
 
-/// Largest packet between nodes where the machine does not say otherwise.
+/// The default MTU between nodes.
 const MTU: u32 = 1500;
 
-/// Where kube-proxy serves its health and its metrics.
+/// The ports of kube-proxy's health and metrics.
 const PROXY_HEALTH_PORT: u16 = 10256;
 const PROXY_METRICS_PORT: u16 = 10249;
-/// CoreDNS' own.
+/// CoreDNS' port.
 const DNS_METRICS_PORT: u16 = 9153;
 
-/// Where log shippers look. A node that is not the machine's usual one keeps its logs in its data directory.
+/// The usual directory of log shippers. A node with another data directory keeps its logs there.
 pub(crate) const POD_LOGS_DIR: &str = "/var/log/pods";
 
-/// What a node needs beside its settings.
+/// The dependencies of a node beside its settings.
 #[derive(Clone)]
 pub(crate) struct Node {
     /// `system:node:NAME`.
     pub kubelet_client: kube::Client,
     /// `system:node-proxy:NAME`: reads what proxy, DNS and routes need.
     pub proxy_client: kube::Client,
-    /// The kubelet's server.
+    /// The kubelet's TLS configuration.
     pub serving: Arc<rustls::ServerConfig>,
-    /// The certificates of the cluster's authority, as PEM.
+    /// The cluster's CA, as PEM.
     pub authority: Vec<u8>,
-    /// A word that all nodes of the cluster share: the hash of its authority.
+    /// An ID shared by all nodes of the cluster: the hash of its CA.
     pub cluster: String,
-    /// Services that the kubelet starts after, beside the runtime.
+    /// Whether the kubelet starts after the API server.
     pub with_apiserver: bool,
 }
 
 impl Node {
-    /// Beside the control plane, over function calls.
+    /// In the control plane's process, by function calls.
     pub(crate) fn in_process(settings: &Settings, plane: &ControlPlane) -> Result<Self, Error> {
         let name = &settings.node_name;
         let proxy = User::new(format!("system:node-proxy:{name}"), ["system:node-proxies"]);
@@ -103,7 +103,7 @@ impl Node {
         let (peers, nodes) = watch::channel(None);
         let socket = match &settings.container_runtime_endpoint {
             Some(path) => {
-                // The runtime connects its pods by calling this binary as a plugin.
+                // The runtime connects pods by calling this binary as a CNI plugin.
                 services.extend(routed.map(|routed| {
                     Arc::new(CniServer {
                         socket: cni::socket(&settings.state_dir),
@@ -127,7 +127,7 @@ impl Node {
                 settings.cri_socket.clone()
             }
         };
-        // Routes between nodes are the plugins' business, where there are plugins.
+        // CNI plugins make their own routes between nodes.
         if settings.cni.is_none() {
             services.push(Arc::new(Peers {
                 client: self.proxy_client.clone(),
@@ -171,7 +171,7 @@ impl Node {
         }
     }
 
-    /// Containers of a pod start when its network policies are in place.
+    /// Containers of a pod start only when its network policies are in place.
     fn with_policies(
         &self,
         settings: &Settings,
@@ -189,7 +189,7 @@ impl Node {
         };
         let enforcer = config.build(nft.clone());
         services.push(enforcer.clone());
-        // A runtime of its own connects pods by itself: their addresses come from the API alone.
+        // An external runtime connects pods itself: their addresses come only from the API.
         Arc::new(policy::Gated { network, enforcer })
     }
 
@@ -260,7 +260,7 @@ impl Node {
             keep_logs_at(&mut config, POD_LOGS_DIR.into());
         }
         apply(&mut config, settings.kubelet.configuration.clone());
-        // A flag wins over the file.
+        // A flag takes precedence over the file.
         if settings.static_pod_path.is_some() {
             config.static_pods_dir = settings.static_pod_path.clone();
         }
@@ -282,7 +282,7 @@ impl Node {
     }
 }
 
-/// Where the cluster's DNS listens on this node.
+/// The addresses of the cluster's DNS on this node.
 fn dns_listeners(settings: &Settings) -> Vec<SocketAddr> {
     let port = network::names::dns_port(&settings.id);
     let ips = settings.node_ips().into_iter();
@@ -324,14 +324,14 @@ fn pod_network(
     Ok((network.clone(), Some(network)))
 }
 
-/// Keeps containers' logs in a directory where others may have theirs.
+/// Keeps containers' logs in a directory that may be shared.
 fn keep_logs_at(config: &mut kubelet::Config, path: PathBuf) {
     config.container_logs_dir = path.with_file_name("containers");
     config.pod_logs_dir = path;
     config.shares_pod_logs_dir = true;
 }
 
-/// What a KubeletConfiguration changes.
+/// Applies a KubeletConfiguration.
 fn apply(config: &mut kubelet::Config, kubelet: KubeletConfiguration) {
     let set = |text: &str| {
         Some(text)

@@ -1,5 +1,5 @@
-//! What a person can set: every option is a flag and, under the same name, a key of the YAML file
-//! given with `--config`. A flag wins over the file, the file over the default.
+//! The options: each is a flag and a key of the YAML file given with `--config`. A flag takes
+//! precedence over the file, the file over the default.
 
 use std::{
     net::IpAddr,
@@ -221,14 +221,14 @@ pub struct Options {
     pub log_format: Option<LogFormat>,
 }
 
-/// Which half of a machine's parts a command runs.
+/// The role of a machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
-    /// Both, in one process.
+    /// Control plane and node in one process.
     Up,
     /// The control plane without a node.
     Server,
-    /// A node of a cluster that is served elsewhere.
+    /// A node of another cluster.
     Agent,
 }
 
@@ -274,7 +274,7 @@ pub enum LogFormat {
 }
 
 impl Options {
-    /// Refuses options of the half that does not run: they would have no effect.
+    /// Rejects options that have no effect in this role.
     pub fn check(&self, role: Role) -> Result<(), Error> {
         let (given, where_else) = match role {
             Role::Up => return Ok(()),
@@ -421,7 +421,7 @@ impl Options {
         disabled.into_iter().any(|part| parts.contains(part))
     }
 
-    /// Reads the file named by `--config`, if any, and lays the flags over it.
+    /// Reads the file of `--config`, if any, and applies the flags over it.
     pub fn with_file(self) -> Result<Self, Error> {
         let Some(path) = &self.config else {
             return Ok(self);
@@ -536,7 +536,7 @@ fn read(path: &Path) -> Result<Options, Error> {
         reason,
     };
     let text = std::fs::read_to_string(path).map_err(|error| because(error.to_string()))?;
-    // A file of comments says nothing, which is no map.
+    // A file with only comments is valid, although it is not a map.
     let is_blank = |line: &str| line.trim().is_empty() || line.trim_start().starts_with('#');
     if text.lines().all(is_blank) {
         return Ok(Options::default());

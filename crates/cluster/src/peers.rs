@@ -1,5 +1,5 @@
-//! The nodes of the cluster as the network sees them: where each is, and which pods it has. The
-//! network knows plain data only; this reads the Nodes for it.
+//! The nodes as peers of the network: their addresses and pod ranges. The network crate has only
+//! plain data; this reads the Nodes.
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -9,12 +9,12 @@ use lifecycle::{Context, Run, Service};
 use network::routes::Peer;
 use tokio::sync::watch;
 
-/// Keeps the list of peers as the Nodes are.
+/// Keeps the list of peers up to date with the Nodes.
 pub(crate) struct Peers {
     /// May list and watch nodes.
     pub client: kube::Client,
-    /// Read by [`network::routes`]. Stays empty until the Nodes have been listed: routes that an
-    /// earlier run made are kept until then.
+    /// Read by [`network::routes`]. `None` until the Nodes have been listed: routes of an earlier
+    /// run are kept until then.
     pub peers: watch::Sender<Option<Vec<Peer>>>,
 }
 
@@ -48,7 +48,7 @@ impl Service for Peers {
     }
 }
 
-/// The node as a peer in the network.
+/// A node as a peer of the network.
 fn peer(node: &Node) -> Peer {
     let spec = node.spec.clone().unwrap_or_default();
     let mut cidrs = spec.pod_cidrs.unwrap_or_default();

@@ -1,5 +1,5 @@
-//! What a machine must have before a cluster is started on it: every lack is named at once, with
-//! the command that mends it.
+//! Requirements of a machine: all missing ones are reported at once, with the command that fixes
+//! them.
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener},
@@ -10,19 +10,19 @@ use std::{
 
 use crate::{Error, Role, Settings};
 
-/// Programs that the node's parts call.
+/// Programs that the node's components call.
 const PROGRAMS: &[(&str, &str)] = &[("nft", "nftables"), ("conntrack", "conntrack")];
 
-/// Controllers of cgroups that limits of pods need.
+/// Cgroup controllers needed for pod limits.
 const CONTROLLERS: &[&str] = &["cpu", "memory", "pids"];
 
-/// No certificate was made before this program: a clock that is earlier is wrong (2026-01-01).
+/// An earlier clock is wrong: no certificate is older than this program (2026-01-01).
 const EARLIEST: Duration = Duration::from_secs(1_767_225_600);
 
-/// A store with less room than this fills the disk within hours.
+/// With less free space the store fills the disk within hours.
 const DISK: u64 = 256 << 20;
 
-/// Refuses to start where it cannot work.
+/// Fails if a requirement is missing.
 pub fn check(settings: &Settings, role: Role) -> Result<(), Error> {
     let mut lacks = Vec::new();
     if !nix::unistd::geteuid().is_root() {
@@ -52,7 +52,7 @@ fn programs() -> Vec<String> {
     missing.map(lack).collect()
 }
 
-/// The kernel's side of nft: a kernel without it, or a container without the right to use it.
+/// The kernel's nftables support: missing in the kernel, or not permitted in a container.
 fn packet_filter() -> Option<String> {
     let listed = Command::new("nft").args(["list", "tables"]).output().ok()?;
     if listed.status.success() {
@@ -65,7 +65,7 @@ fn packet_filter() -> Option<String> {
     ))
 }
 
-/// Limits of pods need controllers of either version.
+/// Pod limits need cgroup controllers of either version.
 fn cgroups(root: &Path) -> Option<String> {
     let unified = std::fs::read_to_string(root.join("cgroup.controllers"));
     let has = |name: &&str| {
@@ -122,7 +122,7 @@ fn disk(data_dir: &Path) -> Option<String> {
     })
 }
 
-/// Where the parts of this machine listen, with what chooses another port.
+/// The listening ports of this machine, with the option that changes each.
 fn ports(settings: &Settings, role: Role) -> Vec<(&'static str, SocketAddr)> {
     let any = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
     let mut ports = Vec::new();
@@ -137,7 +137,7 @@ fn ports(settings: &Settings, role: Role) -> Vec<(&'static str, SocketAddr)> {
     ports
 }
 
-/// Why a port cannot be listened on, at the address that the servers listen on.
+/// Why a port cannot be bound.
 fn taken_port(what: &str, address: SocketAddr) -> Option<String> {
     let error = TcpListener::bind(address).err()?;
     let port = address.port();
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn the_disk_is_asked_also_for_a_directory_to_come() {
+    fn free_space_is_checked_also_for_a_directory_that_does_not_exist_yet() {
         assert_eq!(disk(Path::new("/no/such/place")), None);
     }
 }

@@ -1,6 +1,6 @@
-//! `reset`: removes everything that a cluster made on this machine, found by its id and its
-//! directories, and nothing else: a directory without our marker is refused, entries that are not
-//! ours and foreign mounts stay. Works after a crash at any moment; doing it twice is no error.
+//! `reset`: removes everything that a cluster created on this machine, found by its id and its
+//! directories, and nothing else: a directory without our marker is rejected, other entries and
+//! foreign mounts stay. Works after a crash at any moment; idempotent.
 
 use std::{
     collections::BTreeSet,
@@ -23,23 +23,24 @@ use crate::{
     settings,
 };
 
-/// Where the machine's control groups are, version 1 or 2.
+/// The cgroup hierarchy, version 1 or 2.
 const CGROUPS: &str = "/sys/fs/cgroup";
 
-/// How long killed processes get to vanish.
+/// How long killed processes get to exit.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What a reset did.
+/// The result of a reset.
 #[derive(Debug, Default)]
 pub struct Report {
-    /// A line for each kind of thing that was there.
+    /// A line for each type of removed thing.
     pub removed: Vec<String>,
-    /// What is still there, and why.
+    /// What remains, and why.
     pub kept: Vec<String>,
 }
 
-/// Removes what the cluster of this data directory made. A directory without our marker is refused;
-/// in one that has it, entries that are not ours and everything below foreign mounts stay.
+/// Removes everything that the cluster of this data directory created. A directory without our
+/// marker is rejected; otherwise entries that are not ours and everything below foreign mounts
+/// stay.
 pub async fn run(data_dir: &Path) -> Result<Report, Error> {
     let id = settings::id(data_dir);
     let state_dir = settings::state_dir(&id);
@@ -48,7 +49,7 @@ pub async fn run(data_dir: &Path) -> Result<Report, Error> {
         return Err(Error::NotOurs(data_dir.to_owned()));
     }
     let kubelet_root = kubelet_root::claimed(data_dir, marker.as_ref());
-    // A running daemon would make anew what is removed.
+    // A running daemon would recreate what is removed.
     let lock = data_dir
         .exists()
         .then(|| DataLock::take(data_dir))
@@ -83,15 +84,15 @@ pub async fn run(data_dir: &Path) -> Result<Report, Error> {
     }
     remove_entries(data_dir, &mut report)?;
     drop(lock);
-    // Shared by all clusters of the machine: only the last one takes it along.
+    // Shared by all clusters of the machine: removed with the last one.
     if let Some(parent) = state_dir.parent() {
         let _ = fs::remove_dir(parent);
     }
     Ok(report)
 }
 
-/// The directories below which our parts mount: pods' volumes, containers' file systems, pinned
-/// namespaces. A mount at one of them, or above, is somebody else's.
+/// The directories below which our components mount: pods' volumes, containers' file systems,
+/// pinned namespaces. A mount at one of them, or above, is not ours.
 fn mount_roots(data_dir: &Path, state_dir: &Path, kubelet_root: Option<&Path>) -> Vec<PathBuf> {
     let mut roots = vec![state_dir.to_owned()];
     roots.extend(kubelet_root.map(Path::to_owned));
@@ -99,7 +100,7 @@ fn mount_roots(data_dir: &Path, state_dir: &Path, kubelet_root: Option<&Path>) -
     roots
 }
 
-/// Removes the logs of our pods from a directory that others may use, and the links to them.
+/// Removes the logs of our pods from a shared directory, and the links to them.
 fn remove_logs(dir: &Path, owner: &Path, report: &mut Report) -> Result<(), Error> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     let ours = entries.map(|entry| entry.path());
@@ -114,8 +115,8 @@ fn remove_logs(dir: &Path, owner: &Path, report: &mut Report) -> Result<(), Erro
     Ok(())
 }
 
-/// Removes our entries of the data directory, the marker last, and then the directory when nothing
-/// else is in it.
+/// Removes our entries of the data directory, the marker last, and then the directory if it is
+/// empty.
 fn remove_entries(data_dir: &Path, report: &mut Report) -> Result<(), Error> {
     let failed = |source| Error::Directory {
         path: data_dir.to_owned(),
@@ -165,7 +166,7 @@ fn remove_entries(data_dir: &Path, report: &mut Report) -> Result<(), Error> {
 /// Why a directory stays.
 const MOUNT: &str = "a mount point that mainstay did not make";
 
-/// Removes a file or a whole directory; one with a mount in it, or that is one, stays as it is.
+/// Removes a file or a directory tree; one that contains or is a mount stays.
 fn remove_tree(path: &Path, mounts: &[PathBuf], report: &mut Report) -> Result<(), Error> {
     if let Some(mount) = mounts.iter().find(|mount| mount.starts_with(path)) {
         report.kept.push(format!("{}: {MOUNT}", mount.display()));
@@ -199,7 +200,7 @@ fn count(removed: &mut Vec<String>, many: usize, what: &str) {
     }
 }
 
-/// Every control group directory of this name directly below a hierarchy's root.
+/// Every cgroup directory of this name directly below a hierarchy's root.
 fn control_groups(name: &str) -> Vec<PathBuf> {
     let root = Path::new(CGROUPS);
     let below = fs::read_dir(root)
@@ -213,7 +214,7 @@ fn control_groups(name: &str) -> Vec<PathBuf> {
     all.filter(|path| path.is_dir()).collect()
 }
 
-/// Kills every process in the groups, and waits until they are gone.
+/// Kills every process in the cgroups, and waits until they are gone.
 fn end_processes(groups: &[PathBuf]) -> Result<usize, Error> {
     let mut ended = BTreeSet::new();
     let deadline = Instant::now() + PATIENCE;
@@ -226,7 +227,7 @@ fn end_processes(groups: &[PathBuf]) -> Result<usize, Error> {
             return Err(Error::Unkillable(alive.into_iter().collect()));
         }
         for pid in alive {
-            // One that has ended meanwhile is as good as killed.
+            // It may have exited already.
             let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
             ended.insert(pid);
         }
@@ -263,7 +264,7 @@ fn remove_group(group: &Path) -> Result<(), Error> {
 }
 
 /// Unmounts everything below the directories, the newest first. The directories themselves are not
-/// unmounted: we make no mount there.
+/// unmounted: we never mount there.
 fn unmount_below(directories: &[PathBuf]) -> Result<usize, Error> {
     let mut mounts = mount_table();
     let is_below =
@@ -293,7 +294,7 @@ fn mount_points(table: &str) -> Vec<PathBuf> {
     table.lines().filter_map(point).collect()
 }
 
-/// The kernel writes blanks and backslashes of paths as octal numbers.
+/// The kernel writes spaces and backslashes in paths as octal escapes.
 fn unescape(path: &str) -> String {
     [
         ("\\040", " "),
@@ -333,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_ours_stays_and_is_named() {
+    fn foreign_files_are_kept_and_listed() {
         let directory = tempfile::tempdir().unwrap();
         let data = directory.path().join("data");
         for entry in ["pki", "store", "photos"] {

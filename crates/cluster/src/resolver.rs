@@ -1,14 +1,15 @@
-//! Which resolver configuration of the machine pods and the cluster's DNS use.
+//! The resolver configuration for pods and the cluster's DNS.
 
 use std::path::{Path, PathBuf};
 
 /// The machine's own.
 const SYSTEM: &str = "/etc/resolv.conf";
-/// What systemd-resolved forwards to.
+/// The upstream servers of systemd-resolved.
 const RESOLVED: &str = "/run/systemd/resolve/resolv.conf";
 
-/// The file that names servers which pods can reach. A stub on the loopback address, such as
-/// systemd-resolved's, answers only on the machine itself: then it is the file behind the stub.
+/// The file with servers that pods can reach. A stub on the loopback address, such as
+/// systemd-resolved's, answers only on the machine itself: then it is the file of the stub's
+/// upstream servers.
 pub(crate) fn resolv_conf() -> PathBuf {
     choose(Path::new(SYSTEM), Path::new(RESOLVED)).to_owned()
 }

@@ -1,4 +1,4 @@
-//! A cluster that runs: every part built from the settings, wired to its neighbours, supervised.
+//! A running cluster: all components built from the settings, connected, and supervised.
 
 use std::{path::Path, sync::Arc, time::Duration};
 
@@ -23,10 +23,10 @@ use crate::{
     storage::Storage,
 };
 
-/// How long parts get to end their work at shutdown.
+/// How long components get to finish at shutdown.
 const DRAIN: Duration = Duration::from_secs(20);
 
-/// The version of the Kubernetes API that is served, and ours behind it.
+/// The served Kubernetes API version, followed by ours.
 pub fn version() -> String {
     let kubernetes = stdx::Version::own();
     format!("{kubernetes}+mainstay-{}", env!("CARGO_PKG_VERSION"))
@@ -38,11 +38,11 @@ pub struct Running {
     settings: Settings,
     health: Health,
     supervisor: JoinHandle<Vec<&'static str>>,
-    /// May look at this machine's node.
+    /// May read this machine's node.
     viewer: kube::Client,
 }
 
-/// Everything that a run consists of.
+/// All components of a run.
 struct Parts {
     role: Role,
     settings: Settings,
@@ -63,7 +63,7 @@ impl Parts {
         let (storage, lock) = (self.storage, self.lock);
         let run = async move {
             let unfinished = supervisor.run(shutdown).await;
-            // The last to go: everything that writes has stopped.
+            // Last: all writers have stopped.
             if let Some(storage) = storage {
                 storage.close();
             }
@@ -81,7 +81,7 @@ impl Parts {
 }
 
 impl Running {
-    /// A control plane and a node in one process. Returns before all of it is ready.
+    /// A control plane and a node in one process. Returns before everything is ready.
     pub async fn up(settings: Settings, shutdown: CancellationToken) -> Result<Self, Error> {
         let lock = prepare(&settings, Role::Up).await?;
         let health = Health::default();
@@ -125,7 +125,7 @@ impl Running {
         running.start(shutdown)
     }
 
-    /// A node of a cluster that is served elsewhere; joins first, if it has not before.
+    /// A node of another cluster; joins first, if it has not before.
     pub async fn agent(
         mut settings: Settings,
         join: &Join,
@@ -176,7 +176,7 @@ impl Running {
         &self.health
     }
 
-    /// The parts in the order in which they become ready, each with a line for people.
+    /// The components in the order in which they become ready, each with a line for people.
     pub fn parts(&self) -> Vec<(&'static str, String)> {
         let settings = &self.settings;
         let known = [
@@ -221,14 +221,14 @@ impl Running {
         }
     }
 
-    /// Waits for the end; gives the parts that did not stop in time.
+    /// Waits for the end; returns the components that did not stop in time.
     pub async fn stopped(self) -> Vec<&'static str> {
         self.supervisor.await.unwrap_or_else(|_| vec!["supervisor"])
     }
 }
 
-/// The machine is ours from here on: no other daemon runs from the directory, and nobody else uses
-/// the cluster's addresses.
+/// Claims the machine: no other daemon runs from the directory, and the cluster's addresses are
+/// free.
 async fn prepare(settings: &Settings, role: Role) -> Result<DataLock, Error> {
     let lock = lock(settings)?;
     if role == Role::Up {

@@ -1,4 +1,4 @@
-//! Options with every default filled in and every contradiction found, before anything starts.
+//! Options with all defaults applied and validated, before anything starts.
 
 use std::{
     collections::BTreeMap,
@@ -24,36 +24,36 @@ use crate::{
     storage,
 };
 
-/// Ready to build from.
+/// The resolved settings.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// Eight hexadecimal digits that tell this cluster's things on the machine from another's.
+    /// Eight hexadecimal digits that identify this cluster's resources on the machine.
     pub id: String,
     pub data_dir: PathBuf,
-    /// Sockets, pinned namespaces, what need not outlive a reboot.
+    /// Sockets, pinned namespaces, and other data that need not survive a reboot.
     pub state_dir: PathBuf,
     pub node_name: String,
     pub node_ip: IpAddr,
-    /// Addresses of this node of both families, as far as they are known.
+    /// Addresses of this node of both IP families, as far as known.
     host_ips: Vec<IpAddr>,
-    /// Every address of the machine that others could reach.
+    /// Every externally reachable address of the machine.
     machine_ips: Vec<IpAddr>,
-    /// Whether the address of the API server was chosen by a flag.
+    /// Whether the API server's address was set by a flag.
     is_advertise_given: bool,
-    /// How long certificates live that the cluster signs.
+    /// The lifetime of certificates that the cluster signs.
     pub signing_duration: Duration,
-    /// Who looks after the node from outside.
+    /// The cloud provider's settings.
     pub cloud: Cloud,
     pub https_port: u16,
     pub advertise_address: IpAddr,
     pub cluster_cidr: Ranges,
-    /// The prefix lengths of each node's parts of them.
+    /// The prefix lengths of each node's ranges.
     pub node_cidr_masks: Vec<u8>,
     pub service_cidr: Ranges,
     pub cluster_domain: String,
     pub kubeconfig_out: Option<PathBuf>,
     pub storage: storage::Config,
-    /// What a server that joins a cluster in etcd shows.
+    /// The token of a server that joins a cluster in etcd.
     pub server_token: Option<ServerToken>,
     pub accept_data_loss: bool,
     pub token_auth_file: Option<PathBuf>,
@@ -66,64 +66,64 @@ pub struct Settings {
     pub kubelet_port: u16,
     /// The kubelet's directory.
     pub kubelet_root: PathBuf,
-    /// Manifests of pods that this node runs by itself.
+    /// Manifests of static pods.
     pub static_pod_path: Option<PathBuf>,
     pub allowed_unsafe_sysctls: Vec<String>,
-    /// What the KubeletConfiguration says, with defaults.
+    /// The KubeletConfiguration, with defaults.
     pub kubelet: Loaded,
-    /// Whether pods end when the daemon is asked to stop.
+    /// Whether pods are terminated when the daemon stops.
     pub shutdown_on_stop: bool,
     pub node_ports: RangeInclusive<u16>,
     pub proxy: Proxy,
-    /// Addresses for load balancers; without any, those of nodes are used.
+    /// Addresses for load balancers; if empty, those of nodes are used.
     pub load_balancer_pool: controllers::loadbalancer::Pool,
     pub container_runtime_endpoint: Option<PathBuf>,
     pub cri_socket: PathBuf,
-    /// OCI runtimes by the RuntimeClass handler that names them.
+    /// OCI runtimes by RuntimeClass handler.
     pub runtime_handlers: BTreeMap<String, PathBuf>,
-    /// Archives of images in it are imported at start.
+    /// Image archives in it are imported at startup.
     pub image_dir: Option<PathBuf>,
     pub registries: Registries,
-    /// A KubeSchedulerConfiguration that was read without an error.
+    /// A valid KubeSchedulerConfiguration.
     pub scheduler_config: Option<serde_json::Value>,
-    /// Pods' network is made by CNI plugins.
+    /// CNI plugins make the pod network.
     pub cni: Option<Cni>,
     pub disable: Vec<Part>,
 }
 
-/// What the service proxy of a node is told.
+/// Settings of the service proxy.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Proxy {
-    /// Whether `spec.externalIPs` of Services count.
+    /// Whether `spec.externalIPs` of Services are served.
     pub allow_external_ips: bool,
-    /// Only the node's addresses in these ranges have node ports; all of them when empty.
+    /// Only the node's addresses in these ranges serve node ports; all if empty.
     pub node_port_addresses: Vec<IpNet>,
 }
 
-/// What a cloud controller manager must know of a node, and what it does for it.
+/// Settings for a cloud controller manager.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Cloud {
-    /// A cloud controller manager initialises the node.
+    /// Whether a cloud controller manager initialises the node.
     pub is_external: bool,
     pub provider_id: Option<String>,
-    /// The address that was given with `--node-ip`.
+    /// The address given with `--node-ip`.
     pub given_ip: Option<IpAddr>,
 }
 
-/// Where CNI configurations and plugins are.
+/// The directories of CNI configurations and plugins.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cni {
     pub conf_dir: PathBuf,
     pub bin_dirs: Vec<PathBuf>,
 }
 
-/// Where distributions and other runtimes put plugins.
+/// Where distributions and other runtimes install plugins.
 const CNI_BIN_DIRS: [&str; 2] = ["/opt/cni/bin", "/usr/lib/cni"];
 
-/// Where everything is kept unless options say otherwise.
+/// The default data directory.
 pub const DATA_DIR: &str = "/var/lib/mainstay";
 
-/// The name of a cluster's things on this machine: the same directory gives the same id.
+/// The ID of a cluster's resources on this machine, derived from the data directory.
 pub fn id(data_dir: &Path) -> String {
     let digest = Sha256::digest(data_dir.as_os_str().as_encoded_bytes());
     digest[..4]
@@ -132,7 +132,7 @@ pub fn id(data_dir: &Path) -> String {
         .collect()
 }
 
-/// The data directory as an absolute path without symlinks where it exists.
+/// The absolute data directory, without symlinks if it exists.
 pub fn data_dir(options: &Options) -> Result<PathBuf, Error> {
     let given = options.data_dir.clone().unwrap_or_else(|| DATA_DIR.into());
     if let Ok(real) = given.canonicalize() {
@@ -142,7 +142,7 @@ pub fn data_dir(options: &Options) -> Result<PathBuf, Error> {
         .map_err(|error| Error::Option("data-dir", format!("{}: {error}", given.display())))
 }
 
-/// The KubeletConfiguration, on a machine that is as it asks.
+/// The KubeletConfiguration; fails if the machine does not satisfy it.
 fn kubelet_configuration(options: &Options) -> Result<Loaded, Error> {
     let sources = Sources {
         file: options.kubelet_config.clone(),
@@ -155,7 +155,7 @@ fn kubelet_configuration(options: &Options) -> Result<Loaded, Error> {
     loaded.map_err(|why| Error::Option("kubelet-config", why))
 }
 
-/// The socket of another runtime: the flag wins over the KubeletConfiguration.
+/// The socket of an external runtime: the flag takes precedence over the KubeletConfiguration.
 fn runtime_endpoint(options: &Options, kubelet: &Loaded) -> Result<Option<PathBuf>, Error> {
     let configured = &kubelet.configuration.container_runtime_endpoint;
     let configured = Some(configured).filter(|endpoint| !endpoint.is_empty());
@@ -163,7 +163,7 @@ fn runtime_endpoint(options: &Options, kubelet: &Loaded) -> Result<Option<PathBu
     endpoint.map(|endpoint| unix_path(endpoint)).transpose()
 }
 
-/// The node's address, and its addresses of both families as far as they are known.
+/// The node's address, and its addresses of both IP families as far as known.
 fn host_ips(options: &Options) -> Result<(IpAddr, Vec<IpAddr>), Error> {
     if let Some(given) = &options.node_ip {
         let all = given.all().to_vec();
@@ -174,7 +174,7 @@ fn host_ips(options: &Options) -> Result<(IpAddr, Vec<IpAddr>), Error> {
     Ok((node_ip, all.collect()))
 }
 
-/// How long certificates live that the cluster signs.
+/// The lifetime of certificates that the cluster signs.
 fn signing_duration(text: Option<&str>) -> Result<Duration, Error> {
     const SHORTEST: Duration = Duration::from_secs(30);
     let Some(text) = text else {
@@ -190,7 +190,7 @@ fn signing_duration(text: Option<&str>) -> Result<Duration, Error> {
         })
 }
 
-/// Pods can only end in order if there is a time for it.
+/// Terminating pods in order requires a grace period.
 fn shutdown_on_stop(asked: bool, kubelet: &Loaded) -> Result<bool, Error> {
     if asked && kubelet::shutdown_period(&kubelet.configuration).is_zero() {
         let why = "needs a shutdownGracePeriod in the KubeletConfiguration";
@@ -199,13 +199,13 @@ fn shutdown_on_stop(asked: bool, kubelet: &Loaded) -> Result<bool, Error> {
     Ok(asked)
 }
 
-/// Where sockets and pinned namespaces of a cluster live.
+/// The directory of a cluster's sockets and pinned namespaces.
 pub fn state_dir(id: &str) -> PathBuf {
     Path::new("/run/mainstay").join(id)
 }
 
 impl Settings {
-    /// The name of this server, when its store can be shared with others.
+    /// The name of this server, if its store can be shared with others.
     pub fn server_name(&self) -> Result<Option<String>, Error> {
         if self.storage == storage::Config::Embedded {
             return Ok(None);
@@ -214,7 +214,7 @@ impl Settings {
         Ok(Some(format!("{}_{id}", self.node_name)))
     }
 
-    /// Fills in defaults, asks the machine where needed, and refuses what cannot work.
+    /// Applies defaults, queries the machine where needed, and rejects invalid options.
     pub fn resolve(options: Options) -> Result<Self, Error> {
         let data_dir = data_dir(&options)?;
         let id = id(&data_dir);
@@ -334,13 +334,13 @@ impl Settings {
         Ok(())
     }
 
-    /// Where this machine's API server is reached.
+    /// The URL of this machine's API server.
     pub fn server_url(&self) -> String {
         let address = SocketAddr::new(self.advertise_address, self.https_port);
         format!("https://{address}")
     }
 
-    /// Takes over what a cluster says about itself.
+    /// Adopts the cluster's published settings.
     pub fn adopt(&mut self, facts: &Facts) -> Result<(), Error> {
         self.cluster_cidr.clone_from(&facts.cluster_cidr);
         self.service_cidr.clone_from(&facts.service_cidr);
@@ -348,15 +348,15 @@ impl Settings {
         self.check()
     }
 
-    /// Every address of the machine that others could reach. Those of pods' own networks come and go with pods and
-    /// are left out: clients do not use them.
+    /// Every externally reachable address of the machine. Addresses of pod networks come and go
+    /// with pods and are excluded: clients do not use them.
     pub fn machine_ips(&self) -> Vec<IpAddr> {
         let is_own = |ip: &&IpAddr| !self.cluster_cidr.contains(ip);
         self.machine_ips.iter().filter(is_own).copied().collect()
     }
 
-    /// The same with the addresses that the machine has now, where none was chosen by a flag. An address that is
-    /// still there stays the node's; without any the last one does.
+    /// The same with the machine's current addresses, unless set by a flag. The node keeps its
+    /// address while it exists; without any address the last one stays.
     pub fn with_current_addresses(&self) -> Self {
         let machine = host::addresses();
         let settings = self.with_machine_ips(machine.clone());
@@ -380,7 +380,7 @@ impl Settings {
         }
     }
 
-    /// The same with another address of the node, and of its API server unless that was chosen by a flag.
+    /// The same with another address of the node, and of its API server unless set by a flag.
     pub(crate) fn with_node_ip(&self, node_ip: IpAddr) -> Self {
         let mut settings = self.clone();
         for ip in &mut settings.host_ips {
@@ -395,7 +395,7 @@ impl Settings {
         settings
     }
 
-    /// The addresses of this node, of the families that the cluster has.
+    /// The addresses of this node, of the cluster's IP families.
     pub fn node_ips(&self) -> Vec<IpAddr> {
         let of_cluster = |ip: &&IpAddr| {
             let ranges = self.cluster_cidr.all().iter();
@@ -405,12 +405,12 @@ impl Settings {
         self.host_ips.iter().filter(of_cluster).copied().collect()
     }
 
-    /// The address of the cluster's DNS service that pods ask.
+    /// The address of the cluster's DNS service.
     pub fn cluster_dns(&self) -> IpAddr {
         nth(self.service_cidr.primary(), 10)
     }
 
-    /// The address of the cluster's DNS service in each family.
+    /// The address of the cluster's DNS service in each IP family.
     pub fn all_cluster_dns(&self) -> Vec<IpAddr> {
         let ranges = self.service_cidr.all().iter();
         ranges.map(|range| nth(*range, 10)).collect()
@@ -421,7 +421,7 @@ impl Settings {
         nth(self.service_cidr.primary(), 1)
     }
 
-    /// Whether a part runs.
+    /// Whether a component is enabled.
     pub fn runs(&self, part: Part) -> bool {
         !self.disable.contains(&part)
     }
@@ -471,8 +471,8 @@ fn node_cidr_masks(
     cluster.all().iter().map(mask).collect()
 }
 
-/// Each node gets a part of the pods' addresses: at least two addresses, and no more parts than the
-/// allocator can tell apart.
+/// Each node gets a part of the pod range: at least two addresses, and no more parts than the
+/// allocator supports.
 fn node_cidr_mask(given: Option<u8>, cluster: IpNet) -> Result<u8, Error> {
     let usual = match cluster {
         IpNet::V4(_) => 24,
@@ -514,7 +514,7 @@ fn registries(file: Option<&Path>) -> Result<Registries, Error> {
     serde_saphyr::from_str(&text).map_err(|error| because(error.to_string()))
 }
 
-/// A KubeSchedulerConfiguration, refused when the scheduler could not do what it says.
+/// A KubeSchedulerConfiguration, validated by the scheduler.
 pub fn scheduler_config(path: &Path) -> Result<serde_json::Value, Error> {
     let because =
         |reason: String| Error::Option("scheduler-config", format!("{}: {reason}", path.display()));
@@ -524,7 +524,7 @@ pub fn scheduler_config(path: &Path) -> Result<serde_json::Value, Error> {
     Ok(document)
 }
 
-/// The same for the scheduler of this server, which is elected and connected by the server.
+/// The same for this server's own scheduler, whose election and connection the server provides.
 fn own_scheduler_config(path: &Path) -> Result<serde_json::Value, Error> {
     let document = scheduler_config(path)?;
     for field in ["leaderElection", "clientConnection"] {
@@ -557,7 +557,7 @@ fn net(octets: [u8; 4], prefix: u8) -> IpNet {
     IpNet::new_assert(IpAddr::V4(Ipv4Addr::from(octets)), prefix)
 }
 
-/// The nth address of a network; networks too small for it are refused before.
+/// The nth address of a network; too small networks are rejected before.
 fn nth(net: IpNet, n: u8) -> IpAddr {
     match net.network() {
         IpAddr::V4(first) => IpAddr::V4((u32::from(first) + u32::from(n)).into()),
@@ -565,7 +565,7 @@ fn nth(net: IpNet, n: u8) -> IpAddr {
     }
 }
 
-/// The audit log needs a policy and a place; one without the other is a mistake.
+/// The audit log needs both a policy and a path.
 fn audit(options: &Options) -> Result<Option<apiserver::audit::Config>, Error> {
     let (policy, log) = match (&options.audit_policy_file, &options.audit_log_path) {
         (None, None) => return Ok(None),
@@ -772,7 +772,7 @@ mod tests {
     }
 
     #[test]
-    fn registries_and_plugins_are_read_from_what_is_named() {
+    fn registries_and_cni_directories_are_read_from_the_options() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let text = "hosts:\n  r.io:\n    mirrors: [http://127.0.0.1:5000]\n    plainHttp: true\n";
         std::fs::write(file.path(), text).unwrap();

@@ -1,6 +1,6 @@
-//! Which versions work together. Servers of one cluster and its agents are at most one minor version apart, and a
-//! cluster is upgraded or downgraded one minor version at a time: what wrote the objects last is recorded beside them,
-//! with the version of the form that they are stored in.
+//! Version compatibility. Servers of one cluster and its agents are at most one minor version
+//! apart, and a cluster is upgraded or downgraded one minor version at a time: the last writer is
+//! recorded with the objects, with the version of the storage format.
 
 use apiserver::Store;
 use client::kube;
@@ -15,16 +15,16 @@ use crate::{
     storage::{self, Config, Storage},
 };
 
-/// The form that objects are stored in. A change that an older program would misread gets the next number.
+/// The storage format. A change that an older program would misread increments it.
 const FORMAT: u32 = 1;
 /// The record's name in etcd.
 const RECORD: &str = "version";
-/// Where the Leases of servers are.
+/// The key prefix of servers' Leases.
 const SERVERS: &[u8] = b"/registry/coordination.k8s.io/leases/kube-system/apiserver-";
-/// A server whose Lease was renewed within this time runs.
+/// A server whose Lease was renewed within this time is running.
 const RECENT: SignedDuration = SignedDuration::from_secs(15);
 
-/// What wrote the objects last.
+/// The last writer of the objects.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Writer {
     pub format: u32,
@@ -39,7 +39,7 @@ impl Writer {
         }
     }
 
-    /// Refuses objects that this program may misread.
+    /// Rejects objects that this program may misread.
     fn check(&self, own: Version) -> Result<(), Error> {
         let written = &self.version;
         if self.format > FORMAT {
@@ -65,7 +65,7 @@ impl Writer {
     }
 }
 
-/// Refuses to open a store that a program too far from this one has written.
+/// Rejects a store that was written by an incompatible version.
 pub(crate) async fn check_store(settings: &Settings) -> Result<(), Error> {
     let found = match &settings.storage {
         Config::Embedded => Marker::read(&settings.data_dir)?.and_then(|marker| marker.writer),
@@ -82,7 +82,7 @@ pub(crate) async fn check_store(settings: &Settings) -> Result<(), Error> {
     found.map_or(Ok(()), |found| found.check(Version::own()))
 }
 
-/// Refuses to serve beside servers that are too far away, and records that this version serves from now on.
+/// Rejects incompatible running servers, and records this version as the writer.
 pub(crate) async fn begin(settings: &Settings, storage: &Storage) -> Result<(), Error> {
     let writer = Writer::own();
     let Storage::Etcd(etcd) = storage else {
@@ -101,7 +101,7 @@ pub(crate) async fn begin(settings: &Settings, storage: &Storage) -> Result<(), 
     Ok(etcd.records().put(RECORD, record).await?)
 }
 
-/// Hosts and versions of the servers that run.
+/// Hosts and versions of the running servers.
 async fn living(store: &Store) -> Result<Vec<(String, Version)>, Error> {
     let request = ListRequest {
         prefix: Key::from_static(SERVERS),
@@ -117,7 +117,7 @@ async fn living(store: &Store) -> Result<Vec<(String, Version)>, Error> {
     Ok(running.collect())
 }
 
-/// Host and version of a Lease's server, when it runs.
+/// Host and version of a Lease's server, if it is running.
 fn running(lease: &[u8], now: Timestamp) -> Option<(String, Version)> {
     let lease: serde_json::Value = serde_json::from_slice(lease).ok()?;
     let renewed: Timestamp = lease["spec"]["renewTime"].as_str()?.parse().ok()?;
@@ -128,7 +128,7 @@ fn running(lease: &[u8], now: Timestamp) -> Option<(String, Version)> {
     (now.duration_since(renewed) < RECENT).then(|| (host.to_owned(), version))
 }
 
-/// Refuses a server that is too far from this agent.
+/// Rejects a server that is incompatible with this agent.
 pub(crate) async fn check_server(client: &kube::Client) -> Result<(), Error> {
     let found = client.apiserver_version().await?;
     judge_server(&found.git_version, Version::own())
@@ -139,7 +139,7 @@ fn judge_server(found: &str, own: Version) -> Result<(), Error> {
         Ok(server) if !own.works_with(server) => Err(Error::Version(format!(
             "the server is {server}, and this agent is {own}: agents and servers are at most one minor version apart"
         ))),
-        // Whatever else is served there is judged by what it answers.
+        // Other servers are not checked.
         _ => Ok(()),
     }
 }
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_runs_says_its_version_in_its_lease() {
+    fn a_running_server_has_its_version_in_its_lease() {
         let now: Timestamp = "2026-01-01T00:00:10Z".parse().unwrap();
         let lease = |renewed: &str| {
             let annotations = json!({apiserver::VERSION_ANNOTATION: "v1.35.1"});

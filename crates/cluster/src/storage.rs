@@ -1,5 +1,5 @@
-//! Which store the cluster's objects are kept in: the embedded engine in the data directory, or an
-//! etcd cluster.
+//! The store of the cluster's objects: the embedded engine in the data directory, or an etcd
+//! cluster.
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -15,7 +15,7 @@ use crate::{
     options::{Options, StoreKind},
 };
 
-/// Which store, and how to reach it.
+/// The store and its connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Config {
     /// In the data directory.
@@ -23,15 +23,15 @@ pub enum Config {
     /// In an etcd cluster.
     Etcd {
         endpoints: Vec<String>,
-        /// The authority that etcd's certificates are checked against.
+        /// The CA of etcd's certificates.
         ca: Option<PathBuf>,
-        /// Our own certificate and its key.
+        /// The client certificate and its key.
         identity: Option<(PathBuf, PathBuf)>,
     },
 }
 
 impl Config {
-    /// Finds contradictions among the flags.
+    /// Validates the flags.
     pub fn resolve(options: &Options) -> Result<Self, Error> {
         let refuse = |flag, why: &str| Err(Error::Option(flag, why.to_owned()));
         let endpoints = options.etcd_endpoints.clone().unwrap_or_default();
@@ -83,7 +83,7 @@ pub enum Storage {
 }
 
 impl Storage {
-    /// Opens the store that the settings name.
+    /// Opens the configured store.
     pub async fn open(settings: &Settings, codec: ObjectCodec) -> Result<Self, Error> {
         if settings.storage == Config::Embedded {
             return Ok(Self::Embedded(embedded(settings, codec)?));
@@ -100,7 +100,7 @@ impl Storage {
         }
     }
 
-    /// Ends it, after everybody who writes has ended.
+    /// Closes it, after all writers have stopped.
     pub fn close(&self) {
         match self {
             Self::Embedded(store) => store.close(),
@@ -109,7 +109,7 @@ impl Storage {
     }
 }
 
-/// How etcd is reached, with the files of its certificates read.
+/// The connection to etcd, with the certificate files read.
 pub fn etcd_config(config: &Config) -> Result<etcd::Config, Error> {
     let Config::Etcd {
         endpoints,
@@ -141,8 +141,8 @@ pub fn etcd_config(config: &Config) -> Result<etcd::Config, Error> {
     })
 }
 
-/// The store in the data directory. One that was made before and is gone as a whole is a loss that
-/// the store itself cannot see.
+/// The store in the data directory. If it existed before and is gone completely, that is data loss,
+/// which the store itself cannot detect.
 fn embedded(settings: &Settings, codec: ObjectCodec) -> Result<Arc<Embedded<ObjectCodec>>, Error> {
     let directory = settings.data_dir.join("store");
     let marker = Marker::read(&settings.data_dir)?.unwrap_or_default();
@@ -154,7 +154,7 @@ fn embedded(settings: &Settings, codec: ObjectCodec) -> Result<Arc<Embedded<Obje
     let was_made = marker.store;
     let is_empty = std::fs::read_dir(&directory).map_or(true, |entries| {
         let mut names = entries.flatten().map(|entry| entry.file_name());
-        // Other files say nothing about objects.
+        // Other files are not part of the store.
         let is_store = |name: &str| {
             name == "manifest" || name.starts_with("log-") || name.starts_with("snapshot-")
         };
@@ -168,7 +168,7 @@ fn embedded(settings: &Settings, codec: ObjectCodec) -> Result<Arc<Embedded<Obje
         if !settings.accept_data_loss {
             return Err(Error::DataLoss(why));
         }
-        tracing::error!(why, "going on with an empty cluster, as asked for");
+        tracing::error!(why, "continuing with an empty store: --accept-data-loss");
     }
     let config = store::embedded::Config {
         accept_loss: settings.accept_data_loss,
@@ -212,7 +212,7 @@ mod tests {
             Ok::<_, Error>(())
         };
         open(&settings).await.unwrap();
-        // Nothing was written yet: there is nothing to lose.
+        // Nothing was written yet: no data loss.
         open(&settings).await.unwrap();
         Marker::update(&settings.data_dir, |marker| marker.store = true).unwrap();
         let directory = settings.data_dir.join("store");

@@ -1,5 +1,4 @@
-//! Bootstrap tokens: Secrets in kube-system that say how long and for what a token counts, as
-//! kubeadm makes them.
+//! Bootstrap tokens: Secrets in kube-system with expiry and usages, as kubeadm makes them.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -19,17 +18,17 @@ use crate::{Error, agent::Token};
 const NAMESPACE: &str = "kube-system";
 const TYPE: &str = "bootstrap.kubernetes.io/token";
 const PREFIX: &str = "bootstrap-token-";
-/// Nodes that come with a token of this group may ask for their certificates.
+/// Nodes with a token of this group may request their certificates.
 pub const GROUP: &str = "system:bootstrappers:mainstay:nodes";
-/// How long a new token may take to sign cluster-info.
+/// How long signing cluster-info with a new token may take.
 const PATIENCE: Duration = Duration::from_secs(10);
 const USAGES: [&str; 2] = ["authentication", "signing"];
 
-/// What a new token shall be.
+/// A token to create.
 #[derive(Debug, Clone)]
 pub struct NewToken {
     pub token: Token,
-    /// How long it counts; for ever when absent.
+    /// Its time to live; `None` for ever.
     pub ttl: Option<SignedDuration>,
     pub description: Option<String>,
     pub usages: Vec<String>,
@@ -100,7 +99,7 @@ impl NewToken {
     }
 }
 
-/// A token that exists, without its secret.
+/// An existing token, without its secret.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Known {
     pub id: String,
@@ -131,8 +130,7 @@ impl Known {
     }
 }
 
-/// Makes a token, and waits until cluster-info is signed with it: the command that joins may be run
-/// in the same moment.
+/// Creates a token, and waits until cluster-info is signed with it, so that it can be used at once.
 pub async fn create(client: &kube::Client, new: &NewToken) -> Result<(), Error> {
     let secrets: Api<Secret> = Api::namespaced(client.clone(), NAMESPACE);
     let secret = new.secret(Timestamp::now())?;
@@ -168,7 +166,7 @@ pub async fn list(client: &kube::Client) -> Result<Vec<Known>, Error> {
     Ok(listed.items.iter().filter_map(Known::from_secret).collect())
 }
 
-/// Deletes a token by its id, or by the whole of it.
+/// Deletes a token by its id, or by the complete token.
 pub async fn delete(client: &kube::Client, token: &str) -> Result<(), Error> {
     let id = token.split('.').next().unwrap_or_default();
     let secrets: Api<Secret> = Api::namespaced(client.clone(), NAMESPACE);

@@ -1,6 +1,6 @@
-//! The ConfigMap kube-public/cluster-info says where the cluster is and whom to trust. It is signed
-//! by every bootstrap token that may sign, so that whoever joins with a token can tell that what
-//! anybody may read there comes from the cluster. Who makes the map is not decided here.
+//! Signs the ConfigMap kube-public/cluster-info with every bootstrap token that may sign, so that a
+//! joining machine can verify the cluster's address and CA with its token. Does not create the
+//! ConfigMap.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -11,7 +11,7 @@ use reconcile::{Action, Controller, Error, Key, Writer};
 
 use crate::{shared::Shared, tokencleaner};
 
-/// As in the table of controllers.
+/// The name in [`crate::ALL`].
 pub const NAME: &str = "bootstrap-signer";
 const ACCOUNT: &str = "bootstrap-signer";
 const NAMESPACE: &str = "kube-public";
@@ -26,9 +26,9 @@ struct Signer {
     maps: Writer<ConfigMap>,
 }
 
-/// Starts it.
+/// Starts the controller.
 pub fn start(shared: &Arc<Shared>) {
-    // One map and the tokens are watched, and as the one who may.
+    // Watches only this ConfigMap and the tokens, as the service account that may.
     let client = shared.client(ACCOUNT);
     let secrets = Informer::builder(client.clone())
         .namespace("kube-system")
@@ -55,11 +55,11 @@ pub fn start(shared: &Arc<Shared>) {
 struct Token {
     id: String,
     secret: String,
-    /// When it ends; `None` when it never does.
+    /// Its expiration; `None` if it never expires.
     end: Option<Timestamp>,
 }
 
-/// The token in a secret, if it may sign now.
+/// The token of a Secret, if it may sign now.
 fn token(secret: &Secret, now: Timestamp) -> Option<Token> {
     let data = secret.data.as_ref()?;
     let text = |key: &str| {
@@ -79,7 +79,7 @@ fn token(secret: &Secret, now: Timestamp) -> Option<Token> {
     })
 }
 
-/// The map's data with the signatures of these tokens and no others; `None` when it has them.
+/// The ConfigMap's data with the signatures of exactly these tokens; `None` if it has them.
 fn sign(map: &ConfigMap, tokens: &[Token]) -> Option<BTreeMap<String, String>> {
     let data = map.data.as_ref()?;
     let content = data.get(KUBECONFIG)?;
@@ -110,7 +110,7 @@ impl Controller for Signer {
             map.data = Some(data);
             self.maps.update(NAMESPACE, &map).await?;
         }
-        // A token that ends takes its signature with it.
+        // Remove a token's signature when it expires.
         let next = tokens.iter().filter_map(|token| token.end).min();
         let left = next.and_then(|end| Duration::try_from(end.duration_since(now)).ok());
         Ok(left.map_or(Action::Done, Action::After))

@@ -1,5 +1,5 @@
-//! Who owns what: an owner adopts the orphans that its selector matches and releases what no longer
-//! matches. Two owners never share an object: the one named as controller has it.
+//! Adoption: an owner adopts the orphans that its selector matches and releases objects that no
+//! longer match. Only one owner is an object's controller.
 
 use std::sync::Arc;
 
@@ -34,8 +34,8 @@ fn decide<O: Resource, K: Resource>(owner: &O, selected: bool, object: &K) -> Cl
     }
 }
 
-/// Those of `objects` that `owner` has, after adopting and releasing. With a `finalizer`, adopted
-/// objects get it and released ones lose it.
+/// The objects that `owner` controls, after adopting and releasing. Adopted objects get the
+/// `finalizer`, if given, and released ones lose it.
 pub(crate) async fn claim<O, K>(
     owner: &O,
     owners: &Api<O>,
@@ -80,7 +80,8 @@ where
     Ok(owned)
 }
 
-/// Asks the server, not the cache: an owner that is being deleted must not adopt.
+/// Reads the owner from the API server, not from the cache: an owner that is being deleted must not
+/// adopt.
 async fn still_there<O: Watched>(owner: &O, owners: &Api<O>) -> Result<bool, Error> {
     let name = owner.meta().name.clone().unwrap_or_default();
     let fresh = owners.get_opt(&name).await?;
@@ -89,7 +90,7 @@ async fn still_there<O: Watched>(owner: &O, owners: &Api<O>) -> Result<bool, Err
     }))
 }
 
-/// Adds `adopter` to the object's owners, or removes its controller. `None` when it is gone.
+/// Adds `adopter` to the object's owners, or removes its controller. `None` if the object is gone.
 async fn write_owners<O, K>(
     writer: &Writer<K>,
     object: &K,
@@ -106,7 +107,7 @@ where
         Some(adopter) => owners.push(controller_reference(adopter)),
         None => owners.retain(|owner| owner.controller != Some(true)),
     }
-    // The version guards the lists, which a merge patch replaces as a whole.
+    // The resourceVersion guards the lists, which a merge patch replaces as a whole.
     let mut patch = json!({"metadata": {
         "uid": meta.uid,
         "resourceVersion": meta.resource_version,
@@ -168,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_adopted_by_or_from_the_dying() {
+    fn objects_being_deleted_neither_adopt_nor_are_adopted() {
         let mut dying = owner("1");
         dying.metadata.deletion_timestamp = Some(Time(samples::at(1)));
         let mut leaving = samples::pod("a", None);

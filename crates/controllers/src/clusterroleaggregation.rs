@@ -1,4 +1,4 @@
-//! Aggregated ClusterRoles: their rules are those of all roles that their selectors match.
+//! Aggregated ClusterRoles: their rules are those of all ClusterRoles that their selectors match.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use serde_json::json;
 
 use crate::shared::Shared;
 
-/// As in the table of controllers.
+/// The name in [`crate::ALL`].
 pub const NAME: &str = "clusterrole-aggregation";
 const ACCOUNT: &str = "clusterrole-aggregation-controller";
 
@@ -19,7 +19,7 @@ struct Aggregator {
     roles: client::Informer<ClusterRole>,
 }
 
-/// Starts it.
+/// Starts the controller.
 pub fn start(shared: &Arc<Shared>) {
     let controller = Arc::new(Aggregator {
         client: shared.client(ACCOUNT),
@@ -28,7 +28,7 @@ pub fn start(shared: &Arc<Shared>) {
     let lookup = controller.roles.clone();
     shared
         .controller(&controller)
-        // Any role may be part of any aggregate, before or after its change.
+        // Any ClusterRole may be part of any aggregate.
         .watches_with(&controller.roles, move |_| {
             let aggregates = lookup
                 .list()
@@ -66,7 +66,7 @@ impl Controller for Aggregator {
     }
 }
 
-/// The rules that the role should have, when it has others.
+/// The rules that the ClusterRole should have; `None` if it has them.
 fn decide(role: &ClusterRole, all: &[Arc<ClusterRole>]) -> Option<Vec<PolicyRule>> {
     let aggregation = role.aggregation_rule.as_ref()?;
     let mut rules: Vec<PolicyRule> = Vec::new();

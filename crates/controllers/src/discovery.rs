@@ -1,36 +1,36 @@
-//! What the API server serves: every resource in its preferred version, custom ones included.
+//! The resources that the API server serves, each in its preferred version, including custom ones.
 
 use std::collections::HashSet;
 
 use kube::api::ApiResource;
 use serde::Deserialize;
 
-/// One kind of object.
+/// A resource.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Resource {
     /// Group, version, kind and plural.
     pub api: ApiResource,
-    /// Whether its objects live in namespaces.
+    /// Whether it is namespaced.
     pub namespaced: bool,
-    /// What can be done with it.
+    /// The supported verbs.
     pub verbs: Vec<String>,
 }
 
 impl Resource {
-    /// Whether all of these can be done.
+    /// Whether it supports all of these verbs.
     pub(crate) fn can(&self, verbs: &[&str]) -> bool {
         verbs
             .iter()
             .all(|verb| self.verbs.iter().any(|known| known == verb))
     }
 
-    /// The same objects whatever the version.
+    /// Group and plural, which identify a resource in any version.
     pub(crate) fn identity(&self) -> (String, String) {
         (self.api.group.clone(), self.api.plural.clone())
     }
 }
 
-/// The form of discovery that has everything in one document.
+/// Accepts aggregated discovery.
 const AGGREGATED: &str =
     "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList, application/json";
 
@@ -60,7 +60,7 @@ struct Version {
     version: String,
     #[serde(default)]
     resources: Vec<Served>,
-    /// `Stale` when the server behind an APIService could not be asked.
+    /// `Stale` if the server of an APIService did not answer.
     #[serde(default)]
     freshness: String,
 }
@@ -83,7 +83,7 @@ struct ResponseKind {
     kind: String,
 }
 
-/// All resources, and the groups with versions whose servers could not be asked.
+/// All resources, and the group versions whose servers did not answer.
 pub(crate) async fn discover(
     client: &kube::Client,
 ) -> Result<(Vec<Resource>, Vec<String>), kube::Error> {
@@ -101,7 +101,7 @@ async fn fetch(client: &kube::Client, path: &str) -> Result<Vec<Group>, kube::Er
     Ok(groups.items)
 }
 
-/// Every resource in the first version that has it: versions come in the order of preference.
+/// Each resource in the first version that has it; versions come in the order of preference.
 fn read(groups: Vec<Group>) -> (Vec<Resource>, Vec<String>) {
     let (mut resources, mut failed) = (Vec::new(), Vec::new());
     for Group { metadata, versions } in groups {
@@ -138,7 +138,7 @@ fn read(groups: Vec<Group>) -> (Vec<Resource>, Vec<String>) {
     (resources, failed)
 }
 
-/// Whether one of these versions, whose servers could not be asked, is of a group.
+/// Whether one of the failed versions belongs to a group.
 pub(crate) fn has_failed(failed: &[String], group: &str) -> bool {
     let mut failed = failed.iter().filter_map(|version| version.split_once('/'));
     failed.any(|(of, _)| of == group)

@@ -1,4 +1,5 @@
-//! PodDisruptionBudgets: how many pods may be taken away by choice right now. Eviction asks here.
+//! PodDisruptionBudgets: how many pods may be evicted now. The eviction subresource reads the
+//! status.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -24,10 +25,10 @@ use crate::{
     shared::{REST, Shared, controller_of, selected_in},
 };
 
-/// As in the table of controllers.
+/// The name in [`crate::ALL`].
 pub const NAME: &str = "disruption";
 const ACCOUNT: &str = "disruption-controller";
-/// An eviction that was granted but never deleted the pod is forgotten after this long.
+/// An allowed eviction that did not delete the pod expires after this time.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 struct Budgets {
@@ -41,7 +42,7 @@ struct Budgets {
     recorder: Recorder,
 }
 
-/// Starts it.
+/// Starts the controller.
 pub fn start(shared: &Arc<Shared>) {
     let controller = Arc::new(Budgets {
         shared: shared.clone(),
@@ -112,8 +113,8 @@ impl Controller for Budgets {
 }
 
 impl Budgets {
-    /// How many pods there should be: what their controllers say, each counted once. A number of
-    /// pods to keep needs no such word.
+    /// The expected number of pods: the sum of their controllers' replicas, each counted once. An
+    /// absolute minAvailable needs no controllers.
     fn expected(&self, budget: &PodDisruptionBudget, pods: &[Arc<Pod>]) -> Result<i32, String> {
         let spec = budget.spec.clone().unwrap_or_default();
         let by_number = matches!(
@@ -138,7 +139,7 @@ impl Budgets {
         Ok(scales.values().sum())
     }
 
-    /// The size of a pod's workload, and the uid by which it is counted.
+    /// The uid and replicas of a pod's controller.
     fn scale(&self, pod: &Pod, kind: &str, name: &str) -> Option<(String, i32)> {
         let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
         match kind {
@@ -171,7 +172,7 @@ impl Budgets {
     }
 }
 
-/// The status, and when granted evictions must be looked at again.
+/// The status, and when allowed evictions expire.
 fn decide(
     budget: &PodDisruptionBudget,
     pods: &[Arc<Pod>],
@@ -181,7 +182,8 @@ fn decide(
     let spec = budget.spec.clone().unwrap_or_default();
     let before = budget.status.clone().unwrap_or_default();
     let mut granted = before.disrupted_pods.clone().unwrap_or_default();
-    // Deleted pods count themselves; a grant that led to nothing lapses.
+    // A pod that is being deleted no longer needs its entry; an eviction that deleted nothing
+    // expires.
     let present = pods.iter().filter(|pod| !is_deleting(pod));
     let present: HashSet<_> = present.map(|pod| pod.metadata.name.as_deref()).collect();
     granted.retain(|name, time| present.contains(&Some(name.as_str())) && time.0 + PATIENCE > now);
@@ -232,7 +234,7 @@ fn decide(
     (status, after)
 }
 
-/// The conditions with this controller's own; those of others stay.
+/// The conditions with this controller's own; others are kept.
 fn conditions(
     mut conditions: Vec<Condition>,
     (status, reason, message): (&str, &str, String),

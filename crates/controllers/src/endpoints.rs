@@ -1,5 +1,4 @@
-//! Endpoints of a Service, the older form of its EndpointSlices: one object with all addresses,
-//! which many programs still read.
+//! Endpoints of a Service, the deprecated form of EndpointSlices: one object with all addresses.
 
 use std::sync::Arc;
 
@@ -16,13 +15,13 @@ use crate::{
     shared::{REST, Shared, selected_in},
 };
 
-/// As in the table of controllers.
+/// The name in [`crate::ALL`].
 pub const NAME: &str = "endpoints";
 const ACCOUNT: &str = "endpoint-controller";
 const MANAGED_BY: &str = "endpoints.kubernetes.io/managed-by";
 const HEADLESS: &str = "service.kubernetes.io/headless";
 const OVER_CAPACITY: &str = "endpoints.kubernetes.io/over-capacity";
-/// One object cannot hold more.
+/// The maximum number of addresses in one object.
 const LARGEST: usize = 1000;
 
 struct Controlled {
@@ -31,7 +30,7 @@ struct Controlled {
     endpoints: Writer<Endpoints>,
 }
 
-/// Starts it.
+/// Starts the controller.
 pub fn start(shared: &Arc<Shared>) {
     let controller = Arc::new(Controlled {
         services: shared.informer(),
@@ -123,7 +122,7 @@ fn decide(service: &Service, pods: &[Arc<Pod>], known: Option<&Endpoints>) -> En
     endpoints
 }
 
-/// Addresses grouped by the ports they answer on, in a stable order; and whether some did not fit.
+/// Addresses grouped by ports, in a stable order; and whether some did not fit.
 fn subsets(service: &Service, pods: &[Arc<Pod>]) -> (Vec<EndpointSubset>, bool) {
     let spec = service.spec.clone().unwrap_or_default();
     let publish = spec.publish_not_ready_addresses == Some(true);
@@ -181,7 +180,7 @@ mod tests {
     use crate::endpointslice::view::samples;
 
     #[test]
-    fn ready_and_unready_addresses_are_told_apart_and_leaving_pods_left_out() {
+    fn ready_and_unready_addresses_are_separate_and_terminating_pods_are_omitted() {
         let pods = [
             samples::pod("b", "10.0.0.2", true),
             samples::pod("a", "10.0.0.1", true),

@@ -1,5 +1,5 @@
-//! EndpointSlices for Endpoints that people write by hand: a Service without a selector has no pods
-//! to look at, and everything that routes reads slices only.
+//! Mirrors manually written Endpoints of Services without a selector to EndpointSlices, which are
+//! all that proxies read.
 
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
@@ -19,20 +19,20 @@ use crate::{
     shared::{Shared, controller_reference},
 };
 
-/// As in the table of controllers.
+/// The name in [`crate::ALL`].
 pub const NAME: &str = "endpointslicemirroring";
 const ACCOUNT: &str = "endpointslicemirroring-controller";
 const MANAGER: &str = "endpointslicemirroring-controller.k8s.io";
-/// Endpoints with this label are mirrored by somebody else.
+/// Endpoints with this label are not mirrored.
 const SKIP: &str = "endpointslice.kubernetes.io/skip-mirror";
-/// Endpoints with this annotation are a lock, not addresses.
+/// Endpoints with this annotation are a leader election lock.
 const LEADER: &str = "control-plane.alpha.kubernetes.io/leader";
-/// What the slices do not need to repeat.
+/// Annotations that are not copied to the slices.
 const NOT_COPIED: &[&str] = &[
     "endpoints.kubernetes.io/last-change-trigger-time",
     "kubectl.kubernetes.io/last-applied-configuration",
 ];
-/// Of each subset, no more are taken.
+/// The maximum number of addresses per subset.
 const LARGEST: usize = 1000;
 
 struct Mirror {
@@ -41,7 +41,7 @@ struct Mirror {
     slices: Writer<EndpointSlice>,
 }
 
-/// Starts it.
+/// Starts the controller.
 pub fn start(shared: &Arc<Shared>) {
     let controller = Arc::new(Mirror {
         services: shared.informer(),
@@ -91,7 +91,7 @@ fn is_mirrored(service: &Service, endpoints: &Endpoints) -> bool {
         && !has(&endpoints.metadata.annotations, LEADER, None)
 }
 
-/// What the slices have in common.
+/// The common metadata of the slices.
 fn model(endpoints: &Endpoints) -> ObjectMeta {
     let meta = &endpoints.metadata;
     let name = meta.name.clone().unwrap_or_default();
@@ -110,7 +110,7 @@ fn model(endpoints: &Endpoints) -> ObjectMeta {
     }
 }
 
-/// The addresses by family and ports. An address that is both ready and not is ready.
+/// The addresses by family and ports. An address that is both ready and not ready counts as ready.
 fn groups(endpoints: &Endpoints) -> Vec<Group> {
     let mut groups: Vec<Group> = Vec::new();
     for subset in endpoints.subsets.iter().flatten() {
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_stand_in_groups_of_one_family_and_the_same_ports() {
+    fn addresses_are_grouped_by_family_and_ports() {
         let made = groups(&endpoints(json!({"metadata": {"name": "db"}, "subsets": [
             {"addresses": [{"ip": "10.0.0.1"}, {"ip": "fd00::1"}],
              "notReadyAddresses": [{"ip": "10.0.0.2"}, {"ip": "10.0.0.1"}],

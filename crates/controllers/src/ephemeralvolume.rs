@@ -1,5 +1,5 @@
-//! Makes the claim of each generic ephemeral volume, owned by its pod: the garbage collector deletes
-//! it with the pod.
+//! Creates the claim of each generic ephemeral volume. The pod owns it, so that the garbage
+//! collector deletes it with the pod.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::{
     shared::{CLAIM, Shared, claimed_key, controller_of, controller_reference},
 };
 
-/// As in the table of controllers.
+/// The name in [`crate::ALL`].
 pub const NAME: &str = "ephemeral-volume";
 const ACCOUNT: &str = "ephemeral-volume-controller";
 
@@ -24,7 +24,7 @@ struct Ephemeral {
     metrics: Metrics,
 }
 
-/// Starts it.
+/// Starts the controller.
 pub fn start(shared: &Arc<Shared>) {
     let controller = Arc::new(Ephemeral {
         pods: shared.informer(),
@@ -36,7 +36,7 @@ pub fn start(shared: &Arc<Shared>) {
     shared
         .controller(&controller)
         .watches_with(&controller.pods, |event| match event {
-            // A pod's volumes never change, and its claims go with it.
+            // A pod's volumes never change, and the garbage collector deletes its claims.
             Event::Added(pod) if has_ephemeral(pod) => vec![Key::of(&**pod)],
             _ => Vec::new(),
         })
@@ -82,7 +82,7 @@ fn claim(pod: &Pod, volume: &Volume) -> Option<PersistentVolumeClaim> {
     })
 }
 
-/// Why a claim that has the right name is not this pod's.
+/// Why an existing claim of this name is not the pod's.
 fn foreign(pod: &Pod, claim: &PersistentVolumeClaim) -> Option<String> {
     let owner = controller_of(claim).map(|owner| &owner.uid);
     if owner.is_some() && owner == pod.metadata.uid.as_ref() {

@@ -1,6 +1,6 @@
-//! Says of a claim that asks for more than its volume has that an external controller must expand it:
-//! no volume plugin inside v1.36's controller manager can. The conditions and sizes in its status are
-//! written by that controller and by the kubelet.
+//! Records an event for a claim that requests more than its volume has: an external controller must
+//! expand it, since v1.36 has no in-tree expansion. That controller and the kubelet write the
+//! claim's status.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use reconcile::{
 
 use crate::shared::Shared;
 
-/// As in the table of controllers.
+/// The name in [`crate::ALL`].
 pub const NAME: &str = "volume-expand";
 const ACCOUNT: &str = "expand-controller";
 
@@ -24,7 +24,7 @@ struct Expand {
     events: Recorder,
 }
 
-/// Starts it.
+/// Starts the controller.
 pub fn start(shared: &Arc<Shared>) {
     let controller = Arc::new(Expand {
         claims: shared.informer(),
@@ -43,7 +43,7 @@ pub fn start(shared: &Arc<Shared>) {
         .start();
 }
 
-/// Whether the claim is bound to the volume and asks for more than it has.
+/// Whether the claim is bound to the volume and requests more than it has.
 fn is_to_expand(claim: &PersistentVolumeClaim, volume: &PersistentVolume) -> bool {
     let status = claim.status.as_ref();
     let has = storage(status.and_then(|status| status.capacity.as_ref()));

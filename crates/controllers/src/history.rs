@@ -1,4 +1,4 @@
-//! Revisions of templates as ControllerRevisions: what DaemonSets and StatefulSets can go back to.
+//! ControllerRevisions: the template history of DaemonSets and StatefulSets.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -18,13 +18,13 @@ use crate::{
     templatehash::short_hash,
 };
 
-/// The label of pods that tells their revision; DaemonSets label their revisions with it, too.
+/// The revision label of pods; DaemonSets also label their revisions with it.
 pub(crate) const HASH: &str = "controller-revision-hash";
-/// A revision's name has room for the hash.
+/// The maximum length of the owner's name in a revision's name, before the hash.
 const PREFIX_LENGTH: usize = 223;
 
-/// What a revision holds: the patch that puts the template back, with its keys in order. Clients find
-/// the revision of a template by comparing these bytes.
+/// The data of a revision: a patch that restores the template, with sorted keys. Clients compare
+/// these bytes to find a template's revision.
 pub(crate) fn data(template: &PodTemplateSpec) -> Value {
     let mut template = serde_json::to_value(template).unwrap_or_default();
     if let Some(template) = template.as_object_mut() {
@@ -47,7 +47,7 @@ fn sorted(value: Value) -> Value {
     }
 }
 
-/// The template that a revision holds.
+/// The template of a revision.
 pub(crate) fn template(revision: &ControllerRevision) -> Option<PodTemplateSpec> {
     let template = revision.data.as_ref()?.0.get("spec")?.get("template")?;
     PodTemplateSpec::from_value(template).ok()
@@ -56,26 +56,26 @@ pub(crate) fn template(revision: &ControllerRevision) -> Option<PodTemplateSpec>
 /// All revisions of an owner, oldest first.
 pub(crate) struct History {
     revisions: Vec<Arc<ControllerRevision>>,
-    /// Which label of a revision has its hash.
+    /// The label of revisions with their hash.
     label: &'static str,
 }
 
-/// The revision of the template as it is now.
+/// The revision of the current template.
 pub(crate) struct Newest {
     pub revision: Arc<ControllerRevision>,
     /// Other revisions of the same template.
     pub duplicates: Vec<Arc<ControllerRevision>>,
-    /// How often a name was taken by another template.
+    /// The collision count.
     pub collisions: Option<i32>,
 }
 
 #[derive(Debug)]
 enum Step {
-    /// It is the newest already.
+    /// The template's revision is the newest.
     Keep(Arc<ControllerRevision>),
-    /// An old one becomes the newest again.
+    /// An older revision becomes the newest again.
     Renew(Box<ControllerRevision>),
-    /// There is none; this is its number.
+    /// No revision has the template; the new revision's number.
     Create(i64),
 }
 
@@ -176,13 +176,13 @@ impl History {
             .unwrap_or_default();
         labels.insert(self.label.to_owned(), hash.clone());
         let owner_name = owner.meta().name.as_deref().unwrap_or_default();
-        // Names of objects are ASCII.
+        // Object names are ASCII.
         let prefix = &owner_name[..owner_name.len().min(PREFIX_LENGTH)];
         let metadata = ObjectMeta {
             name: Some(format!("{prefix}-{hash}")),
             namespace: owner.meta().namespace.clone(),
             labels: Some(labels),
-            // `kubectl rollout history` reads the cause of the change from them.
+            // `kubectl rollout history` reads the change cause from them.
             annotations: owner.meta().annotations.clone(),
             owner_references: Some(vec![controller_reference(owner)]),
             ..Default::default()
@@ -194,7 +194,8 @@ impl History {
         }
     }
 
-    /// Those beyond the limit, oldest first. `live` ones stay, and count only if `live_count`.
+    /// Revisions beyond the limit, oldest first. `live` ones are kept, and count only with
+    /// `live_count`.
     pub(crate) fn expired(
         &self,
         newest: &ControllerRevision,
@@ -256,7 +257,7 @@ pub(crate) async fn delete(
     Ok(())
 }
 
-/// The hashes or names that pods carry.
+/// The revision hashes or names in the pods' labels.
 pub(crate) fn revisions_of<'a>(
     pods: impl IntoIterator<Item = &'a Arc<k8s_openapi::api::core::v1::Pod>>,
 ) -> BTreeSet<&'a str> {

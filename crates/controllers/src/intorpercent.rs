@@ -2,7 +2,7 @@
 
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
-/// An absolute number, or a percentage of `total` rounded up or down. What is neither counts as 0.
+/// An absolute number, or a percentage of `total` rounded up or down. Invalid values count as 0.
 pub(crate) fn scaled(value: Option<&IntOrString>, total: i32, round_up: bool) -> i32 {
     match value {
         None => 0,

@@ -1,6 +1,6 @@
-//! Tokens that were once made for accounts by themselves and that nobody has used for a year: the Secret is marked as
-//! invalid first, and deleted when it has been so for another year. Secrets that people made are left alone: an
-//! account does not refer to them.
+//! Removes auto-generated ServiceAccount token Secrets that were unused for a year: marks them as
+//! invalid first, and deletes them after another year. Manually created Secrets are left alone; no
+//! ServiceAccount refers to them.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -16,7 +16,7 @@ use serde_json::json;
 
 use crate::{serviceaccounttokens::TYPE, shared::Shared};
 
-/// As in the table of controllers.
+/// The name in [`crate::ALL`].
 pub const NAME: &str = "legacy-serviceaccount-token-cleaner";
 const ACCOUNT: &str = "legacy-service-account-token-cleaner";
 const TRACKING: &str = "kube-apiserver-legacy-service-account-token-tracking";
@@ -32,7 +32,7 @@ struct Cleaner {
     client: kube::Client,
 }
 
-/// Starts it.
+/// Starts the controller.
 pub fn start(shared: &Arc<Shared>) {
     let cleaner = Cleaner {
         shared: shared.clone(),
@@ -49,14 +49,14 @@ pub fn start(shared: &Arc<Shared>) {
         cleaner.pods.synced().await;
         loop {
             if let Err(error) = cleaner.clean().await {
-                tracing::debug!(%error, "old tokens are not looked at");
+                tracing::debug!(%error, "cannot check legacy tokens");
             }
             cleaner.shared.clock().sleep(EVERY).await;
         }
     });
 }
 
-/// What becomes of a token.
+/// What happens to a token.
 #[derive(Debug, PartialEq, Eq)]
 enum Fate {
     Keep,
@@ -72,7 +72,8 @@ fn day(time: Timestamp) -> Date {
     time.to_zoned(TimeZone::UTC).date()
 }
 
-/// Decides about a Secret that its account refers to and that no pod uses. `limit` is a year ago.
+/// Decides about a Secret that its ServiceAccount refers to and that no pod uses. `limit` is a year
+/// ago.
 fn decide(secret: &Secret, limit: Timestamp) -> Fate {
     let metadata = &secret.metadata;
     let born = metadata.creation_timestamp.as_ref().map(|time| time.0);
@@ -81,7 +82,7 @@ fn decide(secret: &Secret, limit: Timestamp) -> Fate {
     }
     let labels = secret.labels();
     match labels.get(LAST_USED).map(|text| date(Some(text))) {
-        // A date that nobody can read says nothing.
+        // An invalid date: keep it.
         Some(None) => return Fate::Keep,
         Some(Some(used)) if used >= day(limit) => return Fate::Keep,
         _ => {}
@@ -100,7 +101,7 @@ impl Cleaner {
         let limit = year.map_or(Timestamp::MIN, |year| year.timestamp());
         let maps: Api<ConfigMap> = Api::namespaced(self.client.clone(), "kube-system");
         let tracking = maps.get(TRACKING).await?.data.unwrap_or_default();
-        // Uses of the first day may be missing.
+        // Uses on the first day may not be recorded.
         let tracked = date(tracking.get("since")).and_then(|since| since.tomorrow().ok());
         if tracked.is_none_or(|tracked| day(limit) < tracked) {
             return Ok(());
@@ -115,13 +116,13 @@ impl Cleaner {
                 Fate::Delete => self.delete(&secret).await,
             };
             if let Err(error) = done {
-                tracing::debug!(%error, secret = secret.name_any(), "an old token stays");
+                tracing::debug!(%error, secret = secret.name_any(), "cannot update legacy token");
             }
         }
         Ok(())
     }
 
-    /// Whether the account that a Secret names refers to it, as it does to those that were made for it.
+    /// Whether the ServiceAccount refers to the Secret, as to auto-generated ones.
     fn is_of_account(&self, secret: &Secret) -> bool {
         let annotation = |key: &str| secret.annotations().get(key).cloned().unwrap_or_default();
         let name = annotation("kubernetes.io/service-account.name");
@@ -208,7 +209,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_nobody_used_for_a_year_is_marked_and_a_year_later_deleted() {
+    fn a_token_unused_for_a_year_is_marked_invalid_and_deleted_a_year_later() {
         let limit: Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
         for (born, used, invalid, fate) in [
             ("2025-01-01", "", "", Fate::Invalidate),

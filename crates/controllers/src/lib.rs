@@ -1,5 +1,5 @@
-//! The controllers of the cluster, one file each with one shape: a pure decision and a thin shell
-//! that reads shared caches and writes as its own service account. [`ALL`] is the table of them.
+//! The cluster's controllers, one module each with the same shape: a pure decision and a thin shell
+//! that reads shared informers and writes as its own service account. [`ALL`] lists them.
 
 #![forbid(unsafe_code)]
 
@@ -66,9 +66,9 @@ pub use shared::Shared;
 
 /// One controller.
 pub struct Entry {
-    /// As in `--disable` and in logs.
+    /// The name in `--disable` and in logs.
     pub name: &'static str,
-    /// Begins its work; returns at once.
+    /// Starts the controller; returns at once.
     pub start: fn(&Arc<Shared>),
 }
 
@@ -78,7 +78,7 @@ macro_rules! table {
     };
 }
 
-/// Every controller there is.
+/// Every controller.
 pub const ALL: &[Entry] = table![
     deployment,
     replicaset,
@@ -122,24 +122,25 @@ pub const ALL: &[Entry] = table![
     loadbalancer,
 ];
 
-/// What the controllers are told about the cluster.
+/// The controllers' configuration.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// PEM of the authority that signs the API server's certificate, published to every namespace.
+    /// PEM of the CA of the API server's certificate, published to every namespace.
     pub cluster_ca: String,
-    /// Pod addresses, one range or one of each family with a comma between; each node gets a part of each.
+    /// The cluster CIDR, or one of each IP family separated by a comma; each node gets a subnet of
+    /// each.
     pub cluster_cidr: String,
-    /// How long the prefix of a node's part of each is.
+    /// The prefix lengths of the nodes' subnets.
     pub node_cidr_masks: Vec<u8>,
-    /// Who signs certificates; without it nobody does.
+    /// The CA that signs certificates and tokens; `None`: nothing is signed.
     pub authority: Option<Authority>,
-    /// How Services of type LoadBalancer get addresses.
+    /// The settings of Services of type LoadBalancer.
     pub load_balancer: loadbalancer::Settings,
-    /// Names from [`ALL`] that shall not run.
+    /// Names from [`ALL`] that do not run.
     pub disabled: Vec<String>,
 }
 
-/// The cluster's keys; they are not shown.
+/// The cluster's keys, which are not printed.
 #[derive(Clone)]
 pub struct Authority(pub Arc<pki::Pki>);
 

@@ -1,6 +1,6 @@
-//! Deleting a namespace: its pods first, so that nothing runs without what guards it (network
-//! policies, say), then everything else, whatever kinds the server has, then the namespace's own
-//! finalizer. What still holds it is said in its conditions.
+//! Deletes the contents of a namespace: its pods first, so that none runs without its network
+//! policies, then everything else of all kinds, then the namespace's finalizer. Conditions show
+//! what is left.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -23,11 +23,11 @@ use crate::{
     shared::Shared,
 };
 
-/// As in the table of controllers.
+/// The name in [`crate::ALL`].
 pub const NAME: &str = "namespace";
 const ACCOUNT: &str = "namespace-controller";
 const FINALIZER: &str = "kubernetes";
-/// How soon to look again while something is left.
+/// How soon to retry while something is left.
 const AGAIN: Duration = Duration::from_millis(500);
 const AT_ONCE: usize = 8;
 
@@ -37,7 +37,7 @@ struct Namespaces {
     cache: client::Informer<Namespace>,
 }
 
-/// Starts it.
+/// Starts the controller.
 pub fn start(shared: &Arc<Shared>) {
     let client = shared.client(ACCOUNT);
     let controller = Arc::new(Namespaces {
@@ -57,7 +57,7 @@ pub fn start(shared: &Arc<Shared>) {
         .start();
 }
 
-/// What is left of one kind, or why that is not known.
+/// The remaining objects by kind, and errors.
 #[derive(Debug, Default)]
 struct Leftovers {
     counts: BTreeMap<String, usize>,
@@ -138,13 +138,13 @@ fn is_held(namespace: &Namespace) -> bool {
         .any(|finalizer| finalizer == FINALIZER)
 }
 
-/// Pods apart from the rest.
+/// Separates pods from other kinds.
 fn pods_first(resources: impl Iterator<Item = Resource>) -> (Vec<Resource>, Vec<Resource>) {
     resources.partition(|resource| resource.api.group.is_empty() && resource.api.plural == "pods")
 }
 
 impl Namespaces {
-    /// Deletes everything and says what is left. While pods are left, nothing else is touched.
+    /// Deletes everything and returns what is left. While pods are left, nothing else is deleted.
     async fn empty(&self, namespace: &str) -> Result<Leftovers, Error> {
         let (resources, undiscovered) = discover(&self.client).await?;
         let deletable =
@@ -159,7 +159,7 @@ impl Namespaces {
         Ok(leftovers)
     }
 
-    /// Deletes all objects of several kinds at once and notes what is left.
+    /// Deletes all objects of several kinds concurrently and records what is left.
     async fn empty_all(&self, namespace: &str, kinds: Vec<Resource>, leftovers: &mut Leftovers) {
         let deleted = stream::iter(kinds)
             .map(|resource| async move {
@@ -174,7 +174,7 @@ impl Namespaces {
         leftovers.errors.sort();
     }
 
-    /// Deletes all objects of one kind; returns those that are still there.
+    /// Deletes all objects of one kind; returns those that still exist.
     async fn empty_of(
         &self,
         namespace: &str,
@@ -209,7 +209,7 @@ impl Namespaces {
         list(api).await
     }
 
-    /// Takes our finalizer away; the server removes a namespace that nothing holds.
+    /// Removes the finalizer; the API server deletes a namespace without finalizers.
     async fn release(&self, mut namespace: Namespace) -> Result<(), Error> {
         if let Some(finalizers) = namespace
             .spec
@@ -231,7 +231,7 @@ impl Namespaces {
     }
 }
 
-/// A condition's type, its reason and message when something is wrong, and when nothing is.
+/// A condition's type, reason and message, for both statuses.
 type Fact = (
     &'static str,
     Option<(&'static str, String)>,
@@ -248,7 +248,7 @@ fn undiscovered(versions: &[String]) -> String {
     )
 }
 
-/// What is left, as the five things that are told.
+/// The five conditions of what is left.
 fn facts(left: &Leftovers) -> [Fact; 5] {
     let list = |items: &BTreeMap<String, usize>, verb: &str| {
         let part =
@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn what_still_holds_a_namespace_is_said() {
+    fn remaining_resources_and_finalizers_are_in_the_namespace_conditions() {
         let left = Leftovers {
             counts: [("pods.".to_owned(), 2)].into(),
             finalizers: [("example.com/hold".to_owned(), 1)].into(),

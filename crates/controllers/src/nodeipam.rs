@@ -1,4 +1,4 @@
-//! Gives each node a part of the cluster's pod addresses, once and for life.
+//! Assigns each node a subnet of the cluster CIDR, once and for its lifetime.
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
@@ -17,7 +17,7 @@ use crate::{
     shared::{CIDR, Shared},
 };
 
-/// As in the table of controllers.
+/// The name in [`crate::ALL`].
 pub const NAME: &str = "node-ipam";
 const ACCOUNT: &str = "node-controller";
 
@@ -25,14 +25,14 @@ struct Allocator {
     client: kube::Client,
     nodes: client::Informer<Node>,
     recorder: Recorder,
-    /// One for each family that pods have.
+    /// One per IP family of the cluster.
     ranges: Vec<Range>,
     /// Guards the number of the first part of each range that may be free: all before it are taken.
     first_free: Mutex<Vec<u128>>,
     metrics: Metrics,
 }
 
-/// Starts it.
+/// Starts the controller.
 pub fn start(shared: &Arc<Shared>) {
     let config = &shared.config;
     let cidrs = config.cluster_cidr.split(',').zip(&config.node_cidr_masks);
@@ -42,7 +42,7 @@ pub fn start(shared: &Arc<Shared>) {
     let Some(ranges) = ranges else {
         tracing::error!(
             cidr = shared.config.cluster_cidr,
-            "not a range that nodes can share"
+            "cluster CIDR cannot be divided among nodes"
         );
         return;
     };
@@ -132,7 +132,7 @@ pub(crate) fn cidrs(node: &Node) -> Vec<String> {
     all
 }
 
-/// The cluster's addresses and the size of a node's part.
+/// The cluster CIDR and the size of a node's subnet.
 #[derive(Debug, Clone, Copy)]
 struct Range {
     base: u128,
@@ -155,7 +155,7 @@ impl Range {
             IpAddr::V4(address) => (u128::from(u32::from(address)), 32),
             IpAddr::V6(address) => (u128::from(address), 128),
         };
-        // A part of an IPv6 range is a /64 unless said otherwise in IPv6's own terms.
+        // A node's IPv6 subnet is a /64 unless a prefix longer than /32 is configured.
         let part = if bits == 128 && part <= 32 {
             64
         } else {
@@ -198,7 +198,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_are_given_in_order_and_gaps_are_used_again() {
+    fn pod_cidrs_are_allocated_in_order_and_gaps_are_reused() {
         let range = Range::parse("10.42.0.0/16", 24).unwrap();
         let free = |range: &Range, first, taken: &[&str]| {
             let found = range.first_free(first, |cidr| taken.contains(&cidr));

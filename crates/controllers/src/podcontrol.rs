@@ -1,4 +1,4 @@
-//! Creating and deleting pods on behalf of an owner, with the events that say so.
+//! Creates and deletes pods for an owner, and records the events.
 
 use std::future::Future;
 
@@ -9,12 +9,12 @@ use reconcile::{Error, Kind, Recorder, Writer};
 
 use crate::shared::{Watched, controller_reference};
 
-/// Names of objects have at most this many characters.
+/// The maximum length of object names.
 const NAME_LENGTH: usize = 253;
-/// At most this many calls are under way at once.
+/// The maximum number of concurrent calls.
 const MOST_AT_ONCE: usize = 128;
 
-/// A pod as its template says, owned by `owner`, with a name made from the owner's.
+/// A pod from the template, owned by `owner`, with a generateName from the owner's name.
 pub(crate) fn from_template<O: Watched>(owner: &O, template: Option<&PodTemplateSpec>) -> Pod {
     let meta = template.and_then(|template| template.metadata.clone());
     let meta = meta.unwrap_or_default();
@@ -34,8 +34,8 @@ pub(crate) fn from_template<O: Watched>(owner: &O, template: Option<&PodTemplate
     }
 }
 
-/// With a dash, unless that makes it too long for a name. The server cuts a prefix to make room for
-/// the suffix that it generates.
+/// The name with a dash, unless that is too long for a name. The API server truncates a
+/// generateName to make room for its suffix.
 fn prefix(name: &str) -> String {
     if name.len() < NAME_LENGTH {
         format!("{name}-")
@@ -44,8 +44,8 @@ fn prefix(name: &str) -> String {
     }
 }
 
-/// Creates a pod, records the event, and says whether there is a new pod. A namespace that is being
-/// deleted takes no pods: that is no failure.
+/// Creates a pod and records the event; returns whether it was created. A namespace that is being
+/// deleted rejects pods, which is not an error.
 pub(crate) async fn create<O: Watched>(
     pods: &Writer<Pod>,
     recorder: &Recorder,
@@ -103,7 +103,7 @@ pub(crate) async fn delete<O: Watched>(
     }
 }
 
-/// What the API server said, without our own words around it.
+/// The API server's message, without our own prefix.
 pub(crate) fn message(error: &Error) -> String {
     match error {
         Error::Api(kube::Error::Api(status)) => status.message.clone(),
@@ -112,8 +112,8 @@ pub(crate) fn message(error: &Error) -> String {
     }
 }
 
-/// Makes `count` pods, one, then two, then four at once, until a batch has a failure: a quota or a
-/// broken template costs few refusals, not hundreds. Says how many were made.
+/// Creates `count` pods in batches of one, two, four and so on, until a batch has a failure: with a
+/// quota or a broken template few requests are rejected. Returns how many were created.
 pub(crate) async fn in_growing_batches<F>(
     count: usize,
     create: impl Fn(usize) -> F,

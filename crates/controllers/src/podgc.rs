@@ -1,5 +1,5 @@
-//! Pods that no kubelet will ever finish: on nodes that are gone or out of service, deleted before they
-//! had a node, or ended and too many to keep.
+//! Deletes pods that no kubelet will ever delete: on nodes that are gone or out of service, deleted
+//! before they had a node, or terminated beyond the limit.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -21,15 +21,15 @@ use crate::{
     shared::{DELETING, ENDED, NODE, STATE, Shared},
 };
 
-/// As in the table of controllers.
+/// The name in [`crate::ALL`].
 pub const NAME: &str = "pod-garbage-collector";
 const ACCOUNT: &str = "pod-garbage-collector";
 const PERIOD: Duration = Duration::from_secs(20);
-/// A node that vanished may only have been registered anew.
+/// How long a node must be missing: it may only be registering again.
 const QUARANTINE: Duration = Duration::from_secs(40);
-/// How many ended pods are kept.
+/// How many terminated pods are kept.
 const KEPT: usize = 12_500;
-/// How many pods are deleted at once.
+/// How many pods are deleted concurrently.
 const PARALLEL: usize = 16;
 const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 
@@ -37,12 +37,12 @@ struct Collector {
     client: kube::Client,
     nodes: Informer<Node>,
     pods: Informer<Pod>,
-    /// Nodes that pods are bound to and that do not exist, and since when.
+    /// Missing nodes of bound pods, and since when.
     missing: HashMap<String, Timestamp>,
     metrics: Metrics,
 }
 
-/// Starts it.
+/// Starts the controller.
 pub fn start(shared: &Arc<Shared>) {
     let mut collector = Collector {
         client: shared.client(ACCOUNT),
@@ -112,7 +112,7 @@ fn decide<'a>(
     doomed
 }
 
-/// The ended pods beyond those that are kept: evicted ones first, then the oldest.
+/// The terminated pods beyond the limit: evicted ones first, then the oldest.
 fn surplus(pods: &[Arc<Pod>]) -> Vec<Arc<Pod>> {
     let mut ended: Vec<_> = pods
         .iter()
@@ -136,7 +136,7 @@ fn surplus(pods: &[Arc<Pod>]) -> Vec<Arc<Pod>> {
     ended
 }
 
-/// Whether an administrator has said that the node is shut down for good, and it is not ready.
+/// Whether the node has the out-of-service taint and is not ready.
 fn is_out_of_service(node: &Node) -> bool {
     let mut taints = node
         .spec
@@ -160,8 +160,8 @@ impl Collector {
             .await;
     }
 
-    /// The pods that may have to go: those of nodes that are gone, those that are being deleted, and
-    /// ended ones when they are too many.
+    /// The pods to consider: those of missing nodes, those being deleted, and terminated ones if
+    /// there are too many.
     fn candidates(&self, gone: &HashSet<String>) -> Vec<Arc<Pod>> {
         let mut found: Vec<_> = gone
             .iter()
@@ -176,8 +176,8 @@ impl Collector {
         found
     }
 
-    /// The nodes that pods are bound to and that have been missing for the quarantine. The API
-    /// server has the last word: a cache may be old.
+    /// The nodes of bound pods that have been missing for the quarantine. The API server confirms
+    /// it, since the cache may be outdated.
     async fn gone_nodes(&mut self, now: Timestamp) -> HashSet<String> {
         let bound = self.pods.index_keys(NODE).into_iter();
         let missing: HashSet<String> = bound
@@ -196,7 +196,7 @@ impl Collector {
                     gone.insert(node);
                 }
                 Ok(Some(_)) => {}
-                Err(error) => warn!(node, %error, "cannot look for the node"),
+                Err(error) => warn!(node, %error, "cannot get node"),
             }
         }
         gone
@@ -209,7 +209,7 @@ impl Collector {
         );
         info!(namespace, pod = name, ?reason, "removing pod");
         let api: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
-        // A pod that goes without having ended is counted as failed by its owner.
+        // Mark an unfinished pod as Failed, so that its owner counts it.
         if let Some(patch) = failed(&pod, reason, now) {
             match patch.send(&api, name).await {
                 Ok(_) => {}
@@ -237,7 +237,7 @@ impl Collector {
     }
 }
 
-/// The patch that makes a pod that has not ended Failed.
+/// The patch that marks an unfinished pod as Failed.
 fn failed(pod: &Pod, reason: Reason, now: Timestamp) -> Option<StatusPatch> {
     if is_terminal(pod) {
         return None;
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_of_a_node_that_is_gone_go() {
+    fn pods_of_a_deleted_node_are_deleted() {
         let pods = [Arc::new(pod("a", None))];
         assert!(reasons(&pods, None, &[]).is_empty());
         assert_eq!(reasons(&pods, None, &["n1"]), [Reason::NodeGone]);

@@ -1,4 +1,4 @@
-//! Questions that many controllers ask about pods, and which of several to delete first. Pure.
+//! Helpers for pods that many controllers use, and the order in which pods are deleted. Pure.
 
 use std::{
     cmp::{Ordering, Reverse},
@@ -11,7 +11,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, PodCondition};
 use reconcile::{StatusPatch, condition};
 
-/// The phase, empty when there is none yet.
+/// The phase; empty if not set.
 pub(crate) fn phase(pod: &Pod) -> &str {
     pod.status
         .as_ref()
@@ -24,17 +24,17 @@ pub(crate) fn is_terminal(pod: &Pod) -> bool {
     matches!(phase(pod), "Succeeded" | "Failed")
 }
 
-/// Whether somebody has asked for its deletion.
+/// Whether it has a deletion timestamp.
 pub(crate) fn is_deleting(pod: &Pod) -> bool {
     pod.metadata.deletion_timestamp.is_some()
 }
 
-/// Neither ended nor about to.
+/// Neither terminated nor being deleted.
 pub(crate) fn is_active(pod: &Pod) -> bool {
     !is_terminal(pod) && !is_deleting(pod)
 }
 
-/// Being deleted, and still running.
+/// Being deleted, and not terminated.
 pub(crate) fn is_terminating(pod: &Pod) -> bool {
     !is_terminal(pod) && is_deleting(pod)
 }
@@ -50,7 +50,7 @@ pub(crate) fn conditions(pod: &Pod) -> impl Iterator<Item = &PodCondition> {
     status.flat_map(|status| status.conditions.iter().flatten())
 }
 
-/// A status patch that says why the pod is about to be ended. Empty when it says so already.
+/// A status patch with the condition DisruptionTarget. Empty if the pod has it.
 pub(crate) fn disruption(pod: &Pod, reason: &str, message: &str, now: Timestamp) -> StatusPatch {
     let condition = PodCondition {
         type_: "DisruptionTarget".into(),
@@ -67,19 +67,19 @@ pub(crate) fn disruption(pod: &Pod, reason: &str, message: &str, now: Timestamp)
     }
 }
 
-/// Whether it wants traffic.
+/// Whether the condition Ready is True.
 pub(crate) fn is_ready(pod: &Pod) -> bool {
     condition(pod, "Ready").is_some_and(|condition| condition.status == "True")
 }
 
-/// Since when it is ready.
+/// Since when it has been ready.
 pub(crate) fn ready_since(pod: &Pod) -> Option<Timestamp> {
     let condition = condition(pod, "Ready").filter(|condition| condition.status == "True")?;
     condition.last_transition_time.as_ref().map(|time| time.0)
 }
 
-/// How long until the pod has been ready for `min_ready_seconds`; zero when it has, `None` when it
-/// is not ready.
+/// How long until the pod has been ready for `min_ready_seconds`; zero if it has, `None` if it is
+/// not ready.
 pub(crate) fn available_in(pod: &Pod, min_ready_seconds: i32, now: Timestamp) -> Option<Duration> {
     if !is_ready(pod) {
         return None;
@@ -97,7 +97,7 @@ pub(crate) fn is_available(pod: &Pod, min_ready_seconds: i32, now: Timestamp) ->
     available_in(pod, min_ready_seconds, now) == Some(Duration::ZERO)
 }
 
-/// The node it runs on, empty when it has none yet.
+/// The node; empty if it is not scheduled.
 pub(crate) fn node(pod: &Pod) -> &str {
     pod.spec
         .as_ref()
@@ -110,7 +110,7 @@ pub(crate) fn created(pod: &Pod) -> Option<Timestamp> {
     pod.metadata.creation_timestamp.as_ref().map(|time| time.0)
 }
 
-/// How far its life has come: whether it has a node, its phase, whether it is ready.
+/// Whether it is scheduled, its phase, and whether it is ready; less advanced pods sort first.
 pub(crate) fn stage(pod: &Pod) -> (bool, u8, bool) {
     let phase = match phase(pod) {
         "Running" => 2,
@@ -120,7 +120,7 @@ pub(crate) fn stage(pod: &Pod) -> (bool, u8, bool) {
     (!node(pod).is_empty(), phase, is_ready(pod))
 }
 
-/// The later time first; no time at all counts as the latest.
+/// Later times first; no time counts as the latest.
 pub(crate) fn younger_first(a: Option<Timestamp>, b: Option<Timestamp>) -> Ordering {
     let key = |time: Option<Timestamp>| (time.is_some(), Reverse(time));
     key(a).cmp(&key(b))
@@ -144,7 +144,7 @@ fn deletion_cost(pod: &Pod) -> i32 {
     cost.and_then(|cost| cost.parse().ok()).unwrap_or(0)
 }
 
-/// Ages are compared by their power of two, the younger first; no time at all counts as the youngest.
+/// The age as a power of two, for comparison; no time counts as the youngest.
 fn age_class(since: Option<Timestamp>, now: Timestamp) -> Option<u32> {
     let nanoseconds = now.duration_since(since?).as_nanos();
     Some(
@@ -155,15 +155,15 @@ fn age_class(since: Option<Timestamp>, now: Timestamp) -> Option<u32> {
     )
 }
 
-/// The pods in the order in which they should go: not assigned before assigned, pending before
-/// running, not ready before ready, cheap before dear, crowded nodes first, young before old.
+/// Sorts pods in the order of deletion: unassigned before assigned, pending before running, not
+/// ready before ready, lower deletion cost, nodes with more related pods, younger.
 pub(crate) fn deletion_order(pods: &mut [Arc<Pod>], related: &[Arc<Pod>], now: Timestamp) {
     let mut crowd: HashMap<&str, usize> = HashMap::new();
     for pod in related.iter().filter(|pod| is_active(pod)) {
         *crowd.entry(node(pod)).or_default() += 1;
     }
-    // One key for each pod, so that the order is total: upstream compares two times of one class by uid and two
-    // equal times by what follows, which can lead in a circle.
+    // One key per pod makes the order total. Upstream compares two times of one class by uid and
+    // two equal times by further criteria, which can be cyclic.
     pods.sort_by_cached_key(|pod| {
         (
             stage(pod),
@@ -179,7 +179,7 @@ pub(crate) fn deletion_order(pods: &mut [Arc<Pod>], related: &[Arc<Pod>], now: T
 
 #[cfg(test)]
 pub(crate) mod samples {
-    //! Pods for the tests of controllers.
+    //! Pods for tests.
 
     use k8s_openapi::{
         api::core::v1::{PodSpec, PodStatus},
@@ -193,7 +193,7 @@ pub(crate) mod samples {
         Timestamp::from_second(second).unwrap()
     }
 
-    /// A running pod that has been ready since `ready`, or is not.
+    /// A running pod that has been ready since `ready`, or is not ready.
     pub(crate) fn pod(name: &str, ready: Option<i64>) -> Pod {
         let condition = ready.map(|second| PodCondition {
             type_: "Ready".into(),
@@ -252,7 +252,8 @@ mod tests {
 
     #[test]
     fn many_pods_have_an_order_whatever_their_times_and_restarts() {
-        // Equal times, times of one class, and restarts, so that comparing in pairs would lead in a circle.
+        // Equal times, times of one class, and restarts, for which pairwise comparison would be
+        // cyclic.
         let pods: Vec<Pod> = (0..600)
             .map(|number| {
                 let mut pod = pod(&format!("p{}", number * 7919 % 600), Some(100 + number % 5));
@@ -269,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn what_serves_least_goes_first() {
+    fn the_least_useful_pods_are_deleted_first() {
         let mut unassigned = pod("unassigned", None);
         unassigned.spec = None;
         let mut pending = pod("pending", None);
@@ -295,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn a_crowded_node_gives_first() {
+    fn pods_on_nodes_with_more_replicas_are_deleted_first() {
         let mut alone = pod("alone", Some(10));
         alone.spec.as_mut().unwrap().node_name = Some("n2".into());
         let seen = order(vec![alone, pod("a", Some(10)), pod("b", Some(10))]);

@@ -1,5 +1,5 @@
-//! A PersistentVolumeClaim in use does not go: its finalizer is taken away only when no pod on a node
-//! uses it any more.
+//! Protects PersistentVolumeClaims in use: removes the finalizer of a deleted claim only when no
+//! scheduled pod uses it.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use reconcile::{Action, Controller, Error, Key, Writer, storage::claim_name};
 
 use crate::shared::{CLAIM, Shared, claimed_key, claims_of, controller_of};
 
-/// As in the table of controllers.
+/// The name in [`crate::ALL`].
 pub const NAME: &str = "pvc-protection";
 const ACCOUNT: &str = "pvc-protection-controller";
 const FINALIZER: &str = "kubernetes.io/pvc-protection";
@@ -21,7 +21,7 @@ struct Protection {
     pods: Informer<Pod>,
 }
 
-/// Starts it.
+/// Starts the controller.
 pub fn start(shared: &Arc<Shared>) {
     let controller = Arc::new(Protection {
         client: shared.client(ACCOUNT),
@@ -43,14 +43,14 @@ pub fn start(shared: &Arc<Shared>) {
         .start();
 }
 
-/// The kubelet has ended the pod, or it was deleted by force: only finalizers keep its object.
+/// The kubelet has stopped the pod, or it was deleted by force: only finalizers keep its object.
 fn is_shut_down(pod: &Pod) -> bool {
     let meta = &pod.metadata;
     meta.deletion_timestamp.is_some() && meta.deletion_grace_period_seconds == Some(0)
 }
 
-/// Whether the pod keeps the claim from going. A pod without a node does not: the kubelet starts no
-/// pod whose claim is being deleted.
+/// Whether the pod uses the claim. An unscheduled pod does not: the kubelet starts no pod whose
+/// claim is being deleted.
 fn uses(pod: &Pod, claim: &PersistentVolumeClaim) -> bool {
     let spec = pod.spec.as_ref();
     let node = spec.and_then(|spec| spec.node_name.as_deref());
@@ -69,7 +69,7 @@ fn uses(pod: &Pod, claim: &PersistentVolumeClaim) -> bool {
 }
 
 impl Protection {
-    /// Whether a pod uses the claim. The API server is asked too: the cache may not show a pod yet.
+    /// Whether a pod uses the claim. Also asks the API server, since the cache may lack a new pod.
     async fn is_used(&self, claim: &PersistentVolumeClaim) -> Result<bool, Error> {
         let namespace = claim.metadata.namespace.as_deref().unwrap_or_default();
         let name = claim.metadata.name.as_deref().unwrap_or_default();
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_is_held_while_a_pod_on_a_node_uses_it() {
+    fn a_claim_is_protected_while_a_pod_on_a_node_uses_it() {
         let mut claim = PersistentVolumeClaim::default();
         claim.metadata.name = Some("data".into());
         assert!(uses(&user(|_| {}), &claim));
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn an_ephemeral_claim_is_held_by_its_own_pod_until_that_is_shut_down() {
+    fn an_ephemeral_claim_is_protected_until_its_pod_has_ended() {
         let ephemeral = |pod: &mut Pod| {
             let volume = Volume {
                 name: "data".into(),

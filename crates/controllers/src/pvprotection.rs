@@ -1,4 +1,4 @@
-//! A PersistentVolume that is bound does not go before its claim.
+//! Protects bound PersistentVolumes: removes the finalizer only when the volume is not bound.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use reconcile::{Action, Controller, Error, Key};
 
 use crate::shared::Shared;
 
-/// As in the table of controllers.
+/// The name in [`crate::ALL`].
 pub const NAME: &str = "pv-protection";
 const ACCOUNT: &str = "pv-protection-controller";
 const FINALIZER: &str = "kubernetes.io/pv-protection";
@@ -19,7 +19,7 @@ struct Protection {
     volumes: Informer<PersistentVolume>,
 }
 
-/// Starts it.
+/// Starts the controller.
 pub fn start(shared: &Arc<Shared>) {
     let controller = Arc::new(Protection {
         client: shared.client(ACCOUNT),
@@ -31,7 +31,7 @@ pub fn start(shared: &Arc<Shared>) {
         .start();
 }
 
-/// The volume as it should be, when it is not.
+/// The volume with its finalizer added or removed; `None` if nothing changes.
 fn decide(volume: &PersistentVolume) -> Option<PersistentVolume> {
     let phase = volume
         .status
@@ -78,7 +78,7 @@ mod tests {
     use crate::pods::samples::at;
 
     #[test]
-    fn a_volume_is_held_while_it_is_bound() {
+    fn a_volume_is_protected_while_it_is_bound() {
         let held = decide(&PersistentVolume::default()).unwrap();
         assert_eq!(
             held.metadata.finalizers.as_deref(),

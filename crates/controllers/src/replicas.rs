@@ -1,5 +1,4 @@
-//! Keeps as many pods of a template as wanted: the core of ReplicaSet and ReplicationController,
-//! which differ in nothing but their type.
+//! Maintains the desired number of pods: the common part of ReplicaSet and ReplicationController.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -23,11 +22,11 @@ use crate::{
     shared::{OWNER, REST, Shared, Watched, controller_of, orphans_of},
 };
 
-/// At most this many pods are created or deleted in one go.
+/// At most this many pods are created or deleted per reconciliation.
 const BURST: usize = 500;
 const WORKERS: usize = 32;
 
-/// How many pods of which template an object wants.
+/// The desired replicas, template and selector.
 pub(crate) struct Wish<'a> {
     pub replicas: i32,
     pub min_ready_seconds: i32,
@@ -35,19 +34,19 @@ pub(crate) struct Wish<'a> {
     pub template: Option<&'a PodTemplateSpec>,
 }
 
-/// A kind that says how many pods of a template it wants.
+/// A kind with replicas and a template.
 pub(crate) trait Owner:
     Watched + k8s_openapi::Resource + Resource<Scope = NamespaceResourceScope>
 {
-    /// Whose service account writes.
+    /// The service account that writes.
     const ACCOUNT: &'static str;
     /// The component in events.
     const COMPONENT: &'static str;
     /// Whether the status counts pods that are being deleted.
     const COUNTS_TERMINATING: bool;
-    /// What it wants.
+    /// Its desired replicas, template and selector.
     fn wish(&self) -> Wish<'_>;
-    /// Its status, as that of a ReplicaSet.
+    /// Its status as a ReplicaSetStatus.
     fn status(&self) -> Option<ReplicaSetStatus>;
     /// This object with another status.
     fn with_status(&self, status: ReplicaSetStatus) -> Self;
@@ -141,7 +140,8 @@ impl<K: Owner> Controller for Replicas<K> {
 }
 
 impl<K: Owner> Replicas<K> {
-    /// The pods of all sets with the same controller: their crowding decides which of them go.
+    /// The pods of all ReplicaSets with the same controller, whose distribution over nodes affects
+    /// the deletion order.
     fn related(&self, owner: &K, own: &[Arc<Pod>]) -> Vec<Arc<Pod>> {
         let Some(controller) = controller_of(owner) else {
             return own.to_vec();
@@ -188,7 +188,7 @@ enum Plan {
     Delete(Vec<Arc<Pod>>),
 }
 
-/// `related` is asked only when pods have to go.
+/// `related` is called only if pods must be deleted.
 fn plan(
     wanted: i32,
     active: &mut [Arc<Pod>],
@@ -236,7 +236,7 @@ fn counts(wish: &Wish, active: &[Arc<Pod>], now: Timestamp) -> ReplicaSetStatus 
     }
 }
 
-/// A failure keeps the words of its first report until it is over.
+/// A failure keeps the message of its first occurrence.
 fn conditions(
     before: Option<Vec<ReplicaSetCondition>>,
     failure: Option<String>,
@@ -270,7 +270,7 @@ fn conditions(
     (!conditions.is_empty()).then_some(conditions)
 }
 
-/// Readiness that has not lasted long enough becomes availability by time alone.
+/// When the next ready pod becomes available.
 fn next_look(active: &[Arc<Pod>], min_ready_seconds: i32, now: Timestamp) -> Action {
     let waits = active
         .iter()
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn the_status_counts_what_is_there() {
+    fn the_status_counts_existing_pods() {
         let pods = [pod("a", Some(10)), pod("b", Some(99)), pod("c", None)].map(Arc::new);
         let wish = Wish {
             replicas: 3,

@@ -1,4 +1,4 @@
-//! ReplicaSet: as many pods of its template as it says, adopted or created.
+//! ReplicaSet: maintains the desired number of pods, adopted or created.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::{
     shared::Shared,
 };
 
-/// As in the table of controllers.
+/// The name in [`crate::ALL`].
 pub const NAME: &str = "replicaset";
 
 impl replicas::Owner for ReplicaSet {
@@ -42,7 +42,7 @@ impl replicas::Owner for ReplicaSet {
     }
 }
 
-/// Starts it.
+/// Starts the controller.
 pub fn start(shared: &Arc<Shared>) {
     replicas::start::<ReplicaSet>(shared);
 }

@@ -1,4 +1,4 @@
-//! ReplicationController: the older form of a ReplicaSet, with a plain map as its selector.
+//! ReplicationController: the predecessor of ReplicaSet, with a map as its selector.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::{
     shared::Shared,
 };
 
-/// As in the table of controllers.
+/// The name in [`crate::ALL`].
 pub const NAME: &str = "replicationcontroller";
 
 impl replicas::Owner for ReplicationController {
@@ -83,7 +83,7 @@ impl replicas::Owner for ReplicationController {
     }
 }
 
-/// Starts it.
+/// Starts the controller.
 pub fn start(shared: &Arc<Shared>) {
     replicas::start::<ReplicationController>(shared);
 }

@@ -1,9 +1,9 @@
-//! Counts again what a namespace uses of its quotas. Admission only ever charges; what is deleted or
-//! has ended is given back here, and everything is counted anew every five minutes.
+//! Recounts the usage of ResourceQuotas. Admission only adds usage; deleted and ended objects are
+//! subtracted here, and everything is recounted every five minutes.
 //!
-//! Counting starts from the quota as the cache shows it and lists objects afterwards, so that the
-//! list is never older than the quota; whoever charged in between makes the write a conflict, and it
-//! is counted once more.
+//! A count starts from the cached quota and lists objects afterwards, so that the list is never
+//! older than the quota. Admission of an object in between makes the write conflict, and it is
+//! counted again.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -31,13 +31,14 @@ use reconcile::{Action, Controller, Error, Key, Queue, Writer};
 
 use crate::{discovery, shared::Shared};
 
-/// As in the table of controllers.
+/// The name in [`crate::ALL`].
 pub const NAME: &str = "resourcequota";
 const ACCOUNT: &str = "resourcequota-controller";
 
-/// How often everything is counted anew.
+/// How often everything is recounted.
 const RESYNC: Duration = Duration::from_secs(300);
-/// A quota is counted at most this often: many deletions at once make one more list, not one each.
+/// The minimum interval between two counts of a quota: many deletions cause one more list, not one
+/// each.
 const PAUSE: Duration = Duration::from_secs(1);
 
 type Meta = PartialObjectMeta<DynamicObject>;
@@ -50,11 +51,11 @@ struct Counter {
     queue: Queue<Key>,
     /// Guards when each quota may be counted next.
     next: Mutex<HashMap<Key, Instant>>,
-    /// Guards the kinds whose deletions are followed, and how each is asked for.
+    /// Guards the kinds whose deletions are watched, with their API.
     kinds: Mutex<HashMap<Identity, ApiResource>>,
 }
 
-/// Starts it.
+/// Starts the controller.
 pub fn start(shared: &Arc<Shared>) {
     let pods: Informer<Pod> = shared.informer();
     let controller = Arc::new(Counter {
@@ -69,7 +70,7 @@ pub fn start(shared: &Arc<Shared>) {
         .controller(&controller)
         .queue(&controller.queue)
         .watches_with(controller.quotas.cache(), |event| {
-            // Charges change the status all the time; only what is asked for is news.
+            // Admission changes the status constantly; only changes of the spec count.
             let news = match event {
                 Event::Modified { old, new } => old.spec != new.spec || is_behind(new),
                 Event::Added(_) => true,
@@ -110,7 +111,7 @@ fn has_ended(pod: &Pod) -> bool {
     matches!(phase, Some("Succeeded" | "Failed"))
 }
 
-/// Whether the status does not show what the spec asks for.
+/// Whether the status does not match the spec.
 fn is_behind(quota: &ResourceQuota) -> bool {
     let hard = quota.spec.as_ref().and_then(|spec| spec.hard.as_ref());
     let status = quota.status.as_ref();
@@ -121,7 +122,8 @@ fn is_behind(quota: &ResourceQuota) -> bool {
 }
 
 impl Counter {
-    /// How a kind is asked for; from now on its deletions are followed. `None`: nobody serves it.
+    /// The API of a kind, whose deletions are watched from now on. `None` if the kind is not
+    /// served.
     async fn kind(self: &Counter, group: &str, plural: &str) -> Result<Option<ApiResource>, Error> {
         let identity = (group.to_owned(), plural.to_owned());
         if let Some(known) = self.kinds.lock().get(&identity) {
@@ -129,7 +131,7 @@ impl Counter {
         }
         let (all, failed) = discovery::discover(&self.shared.reader()).await?;
         if discovery::has_failed(&failed, group) {
-            // What cannot be counted now is not nothing.
+            // Discovery failed: do not count it as zero.
             let why = format!("cannot discover what serves {plural}.{group}");
             return Err(Error::Invalid(why));
         }
@@ -144,10 +146,10 @@ impl Counter {
             .lock()
             .insert(identity, found.api.clone())
             .is_none();
-        // Pods are followed from the start: their ends count too.
+        // Pods are always watched, since their end counts, too.
         if first && (group, plural) != ("", "pods") {
             let informer = Informer::<Meta>::dynamic(self.shared.reader(), &found.api);
-            // A kind may go away again, with its definition: that is no failure of the controllers.
+            // A kind may disappear with its CRD: that must not fail the controllers.
             let context = Context::standalone(NAME, self.shared.context.token());
             let informer = informer.start(&context);
             let quotas = self.quotas.cache().clone();
@@ -174,7 +176,7 @@ impl Counter {
         Ok(objects.collect())
     }
 
-    /// How long the quota must wait to be counted again.
+    /// How long the quota must wait for its next count.
     fn pause(&self, key: &Key) -> Option<Duration> {
         let next = self.next.lock().get(key).copied()?;
         let left = next.saturating_duration_since(Instant::now());
@@ -210,7 +212,7 @@ impl Counter {
     }
 }
 
-/// The status that the count makes, or `None` when it says so already.
+/// The status for the counted usage; `None` if it has it.
 fn decide(quota: &ResourceQuota, used: &Amounts) -> Option<ResourceQuotaStatus> {
     let status = quota.status.clone().unwrap_or_default();
     let hard = quota.spec.as_ref().and_then(|spec| spec.hard.clone());
@@ -237,7 +239,7 @@ impl Controller for Counter {
             self.next.lock().remove(key);
             return Ok(Action::Done);
         };
-        // A new quota, or one that asks for something else, is counted at once.
+        // A new quota or a changed spec is counted at once.
         if !is_behind(&quota)
             && let Some(left) = self.pause(key)
         {
@@ -262,7 +264,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_count_that_says_nothing_new_is_not_written() {
+    fn an_unchanged_quota_status_is_not_written() {
         let quota = |used: Value| -> ResourceQuota {
             let hard = json!({"pods": "5", "cpu": "2"});
             let status = json!({"hard": hard, "used": used});

@@ -1,5 +1,5 @@
-//! Every namespace has a ConfigMap with the authority of the API server's certificate, so that pods
-//! can know whom they talk to. A change of it is undone.
+//! Publishes a ConfigMap with the CA of the API server's certificate to every namespace, and
+//! restores it when it is changed.
 
 use std::{collections::BTreeMap, sync::Arc, time::Instant};
 
@@ -10,7 +10,7 @@ use reconcile::{Action, Controller, Error, Key, Writer};
 
 use crate::shared::{Shared, is_active_namespace};
 
-/// As in the table of controllers.
+/// The name in [`crate::ALL`].
 pub const NAME: &str = "root-ca-certificate";
 const ACCOUNT: &str = "root-ca-cert-publisher";
 const CONFIG_MAP: &str = "kube-root-ca.crt";
@@ -22,9 +22,9 @@ struct Publisher {
     maps: Writer<ConfigMap>,
 }
 
-/// Starts it.
+/// Starts the controller.
 pub fn start(shared: &Arc<Shared>) {
-    // Only the one map of each namespace is watched, not everybody's configuration.
+    // Watches only this ConfigMap of each namespace.
     let maps = Informer::builder(shared.reader())
         .fields(format!("metadata.name={CONFIG_MAP}"))
         .start(&shared.context);

@@ -1,4 +1,4 @@
-//! Every namespace has a ServiceAccount named "default": pods that name none use it.
+//! Ensures that every namespace has the ServiceAccount "default", which pods use by default.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use reconcile::{Action, Controller, Error, Key, Writer};
 
 use crate::shared::{Shared, is_active_namespace};
 
-/// As in the table of controllers.
+/// The name in [`crate::ALL`].
 pub const NAME: &str = "serviceaccount";
 const ACCOUNT: &str = "service-account-controller";
 const DEFAULT: &str = "default";
@@ -18,7 +18,7 @@ struct Accounts {
     accounts: Writer<ServiceAccount>,
 }
 
-/// Starts it.
+/// Starts the controller.
 pub fn start(shared: &Arc<Shared>) {
     let controller = Arc::new(Accounts {
         namespaces: shared.informer(),

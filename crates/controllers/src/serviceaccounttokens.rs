@@ -1,5 +1,6 @@
-//! Secrets of type `kubernetes.io/service-account-token` get their token, the cluster's CA and their namespace; they go
-//! with their account. Accounts lose the references to such Secrets that are gone.
+//! Fills Secrets of type `kubernetes.io/service-account-token` with the token, the cluster's CA and
+//! the namespace, and deletes them with their ServiceAccount. Removes references to deleted Secrets
+//! from ServiceAccounts.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -18,7 +19,7 @@ use serde_json::json;
 
 use crate::shared::Shared;
 
-/// As in the table of controllers.
+/// The name in [`crate::ALL`].
 pub const NAME: &str = "serviceaccount-token";
 pub(crate) const TYPE: &str = "kubernetes.io/service-account-token";
 const ACCOUNT_NAME: &str = "kubernetes.io/service-account.name";
@@ -29,11 +30,11 @@ struct Tokens {
     cluster_ca: String,
     secrets: Informer<Secret>,
     accounts: Informer<ServiceAccount>,
-    /// Acts as all controllers together, as upstream's does: no service account may write everybody's tokens.
+    /// Acts as the controller manager, as upstream's does: no service account may write all tokens.
     client: kube::Client,
 }
 
-/// Starts it, if there is a key to sign with.
+/// Starts the controller, if there is a key to sign with.
 pub fn start(shared: &Arc<Shared>) {
     let Some(authority) = &shared.config.authority else {
         return;
@@ -41,7 +42,7 @@ pub fn start(shared: &Arc<Shared>) {
     let controller = Arc::new(Tokens {
         pki: authority.0.clone(),
         cluster_ca: shared.config.cluster_ca.clone(),
-        // Only tokens are watched, not everybody's secrets.
+        // Watches only Secrets of this type.
         secrets: Informer::builder(shared.reader())
             .fields(format!("type={TYPE}"))
             .start(&shared.context),
@@ -65,19 +66,20 @@ fn annotation<'a>(secret: &'a Secret, key: &str) -> &'a str {
     secret.annotations().get(key).map_or("", String::as_str)
 }
 
-/// Whether a Secret is for an account of this name.
+/// Whether a Secret is for a ServiceAccount of this name.
 fn names(secret: &Secret, account: &ServiceAccount) -> bool {
     secret.namespace() == account.namespace()
         && annotation(secret, ACCOUNT_NAME) == account.name_any()
 }
 
-/// Whether a Secret is for this very account. A Secret that does not say which takes the one there is.
+/// Whether a Secret is for this ServiceAccount. Without a uid annotation it is for the current one
+/// of that name.
 fn is_for(secret: &Secret, account: &ServiceAccount) -> bool {
     let uid = annotation(secret, ACCOUNT_UID);
     names(secret, account) && (uid.is_empty() || account.uid().as_deref() == Some(uid))
 }
 
-/// The claims of a token, as its authenticator wants them.
+/// The claims of a token.
 fn claims(secret: &Secret, account: &ServiceAccount) -> serde_json::Value {
     let namespace = account.namespace().unwrap_or_default();
     let name = account.name_any();
@@ -91,7 +93,7 @@ fn claims(secret: &Secret, account: &ServiceAccount) -> serde_json::Value {
     })
 }
 
-/// The Secret with what it lacks; `None` when it lacks nothing.
+/// The Secret with missing data added; `None` if it is complete.
 fn filled(
     secret: &Secret,
     account: &ServiceAccount,
@@ -125,7 +127,7 @@ fn filled(
     Ok(Some(filled))
 }
 
-/// What is done already, by somebody else or by the object's end.
+/// Not found and conflict are no errors: the object is gone, or changed and comes as an event.
 fn settled(result: Result<(), kube::Error>) -> Result<(), Error> {
     match result.map_err(Error::from) {
         Err(error) if !error.is_not_found() && !error.is_conflict() => Err(error),
@@ -134,7 +136,7 @@ fn settled(result: Result<(), kube::Error>) -> Result<(), Error> {
 }
 
 impl Tokens {
-    /// The account that a Secret is for, as the API server knows it when the cache does not.
+    /// The ServiceAccount of a Secret, from the cache or the API server.
     async fn account(&self, secret: &Secret) -> Result<Option<Arc<ServiceAccount>>, Error> {
         let (namespace, name) = (
             secret.namespace().unwrap_or_default(),
@@ -167,7 +169,7 @@ impl Tokens {
         settled(api.delete(&secret.name_any(), &params).await.map(drop))
     }
 
-    /// Takes the references to a Secret that is gone from the accounts of its namespace.
+    /// Removes references to a deleted Secret from the ServiceAccounts of its namespace.
     async fn unreference(&self, key: &Key) -> Result<(), Error> {
         let refers = |account: &ServiceAccount| {
             let mut secrets = account.secrets.iter().flatten();
@@ -240,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_gets_what_it_lacks_and_keeps_what_it_has() {
+    fn a_secret_gets_missing_data_and_keeps_the_rest() {
         let sign = |claims: &serde_json::Value| Ok(claims["sub"].as_str().unwrap().to_owned());
         let made = filled(&secret(""), &account("1"), "CA", sign)
             .unwrap()

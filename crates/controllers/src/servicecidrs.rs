@@ -1,5 +1,5 @@
-//! A ServiceCIDR is ready from its creation on and does not go while a Service has an address that
-//! no other range covers.
+//! Marks ServiceCIDRs as ready, and keeps a deleted one while a Service has an address that no
+//! other ServiceCIDR covers.
 
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
@@ -15,11 +15,11 @@ use serde_json::{Value, json};
 
 use crate::shared::Shared;
 
-/// As in the table of controllers.
+/// The name in [`crate::ALL`].
 pub const NAME: &str = "service-cidrs";
 const ACCOUNT: &str = "service-cidrs-controller";
 const FINALIZER: &str = "networking.k8s.io/service-cidr-finalizer";
-/// An address that is being handed out just now shows within this time.
+/// How long an address that is being allocated may take to become visible.
 const GRACE: Duration = Duration::from_secs(10);
 
 struct Ranges {
@@ -29,7 +29,7 @@ struct Ranges {
     shared: Arc<Shared>,
 }
 
-/// Starts it.
+/// Starts the controller.
 pub fn start(shared: &Arc<Shared>) {
     let controller = Arc::new(Ranges {
         client: shared.client(ACCOUNT),
@@ -37,7 +37,7 @@ pub fn start(shared: &Arc<Shared>) {
         addresses: shared.informer(),
         shared: shared.clone(),
     });
-    // What one range may do depends on what the others cover.
+    // Each ServiceCIDR depends on what the others cover.
     let (all, leaving) = (controller.clone(), controller.ranges.clone());
     shared
         .controller(&controller)
@@ -61,18 +61,18 @@ impl Ranges {
     }
 }
 
-/// What has to change about a range.
+/// The next step for a ServiceCIDR.
 #[derive(Debug, PartialEq, Eq)]
 enum Step {
-    /// Hold it, so that its end is ours to decide.
+    /// Add the finalizer.
     Hold,
-    /// Say whether it is ready.
+    /// Set the condition Ready.
     Tell {
         ready: bool,
     },
-    /// Look again when the grace is over.
+    /// Check again when the grace period is over.
     Wait,
-    /// Let it go.
+    /// Remove the finalizer.
     Release,
     Nothing,
 }
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_is_held_made_ready_and_let_go_when_nothing_needs_it() {
+    fn a_service_cidr_is_protected_made_ready_and_released_when_unused() {
         let mut new = range("new", "10.9.0.0/24");
         assert_eq!(decide(&new, &[], &[], at(0)), Step::Hold);
         new.metadata.finalizers = Some(vec![FINALIZER.into()]);
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_that_no_other_range_covers_holds_it() {
+    fn an_address_that_no_other_service_cidr_covers_protects_it() {
         let mut going = range("going", "10.9.0.0/24");
         going.metadata.finalizers = Some(vec![FINALIZER.into()]);
         going.metadata.deletion_timestamp = Some(Time(at(100)));

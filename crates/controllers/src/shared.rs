@@ -1,4 +1,4 @@
-//! What controllers share: one informer per kind, read as system:kube-controller-manager, and
+//! Shared by the controllers: one informer per kind, read as system:kube-controller-manager, and
 //! clients that write as each controller's own service account.
 
 use std::{
@@ -46,16 +46,16 @@ use crate::{Config, endpointslice::view::addresses, metrics::Metrics, nodeipam, 
 /// one status.
 pub(crate) const REST: Duration = Duration::from_millis(20);
 
-/// The index of objects by the uid of their controller; those that have none are filed by
+/// The index of objects by the uid of their controller; objects without one are under
 /// [`orphans_of`] their namespace.
 pub(crate) const OWNER: &str = "owner";
 /// The index of pods by node.
 pub(crate) const NODE: &str = "node";
-/// The index of pods that have [`ENDED`] or are [`DELETING`].
+/// The index of pods that are [`ENDED`] or [`DELETING`].
 pub(crate) const STATE: &str = "state";
-/// The containers have ended for good.
+/// All containers have ended for good.
 pub(crate) const ENDED: &str = "ended";
-/// There is a deletionTimestamp.
+/// The pod has a deletion timestamp.
 pub(crate) const DELETING: &str = "deleting";
 /// The index of pods by their addresses.
 pub(crate) const ADDRESS: &str = "address";
@@ -63,8 +63,8 @@ pub(crate) const ADDRESS: &str = "address";
 pub(crate) const SELECTS: &str = "selects";
 /// The index of EndpointSlices by their Service, `NAMESPACE/NAME`.
 pub(crate) const SERVICE: &str = "service";
-/// The index of pods and volumes by the claim that they use or are bound to ([`claimed_key`]); free
-/// volumes are filed by their class ([`candidate_key`]).
+/// The index of pods and volumes by the claim that they use or are bound to ([`claimed_key`]);
+/// available volumes by their class ([`candidate_key`]).
 pub(crate) const CLAIM: &str = "claim";
 /// The index of VolumeAttachments by node; [`CLAIM`] has them by volume.
 pub(crate) const ATTACHED: &str = "attached";
@@ -73,7 +73,7 @@ pub(crate) const CIDR: &str = "cidr";
 /// The index of claims that are not bound, by their class.
 pub(crate) const UNBOUND: &str = "unbound";
 
-/// A kind that controllers watch, with the indexes it is read by.
+/// A kind that controllers watch, with its indexes.
 pub trait Watched: informer::Object + Resource<DynamicType = ()> + Clone + ToJson {
     /// Adds the kind's indexes.
     fn indexed(builder: informer::Builder<Self>) -> informer::Builder<Self> {
@@ -155,12 +155,12 @@ impl Watched for EndpointSlice {
     }
 }
 
-/// The key under which pods with this address are filed.
+/// The index key of pods with this address.
 pub(crate) fn address_key(address: IpAddr) -> String {
     address.to_canonical().to_string()
 }
 
-/// The key under which Services of a namespace are filed that select pods by this label.
+/// The index key of Services that select pods by this label.
 pub(crate) fn selected_key(namespace: &str, label: &str, value: &str) -> String {
     format!("{namespace} {label}={value}")
 }
@@ -199,12 +199,12 @@ impl Watched for VolumeAttachment {
     }
 }
 
-/// The key under which pods and volumes of a claim are filed.
+/// The index key of a claim's pods and volumes.
 pub(crate) fn claimed_key(namespace: &str, claim: &str) -> String {
     format!("claim {namespace}/{claim}")
 }
 
-/// The key under which free volumes of a class are filed.
+/// The index key of available volumes of a class.
 pub(crate) fn candidate_key(class: &str) -> String {
     format!("class {class}")
 }
@@ -215,7 +215,7 @@ fn by_claim(pod: &Pod) -> Vec<String> {
     claims.map(|claim| claimed_key(namespace, &claim)).collect()
 }
 
-/// The claims that a pod's volumes use, ephemeral ones by the name they get.
+/// The claims of a pod's volumes, including those of ephemeral volumes.
 pub(crate) fn claims_of(pod: &Pod) -> Vec<String> {
     let name = pod.metadata.name.as_deref().unwrap_or_default();
     let spec = pod.spec.iter();
@@ -234,12 +234,12 @@ fn by_owner<K: Resource>(object: &K) -> Vec<String> {
     }
 }
 
-/// The key under which a namespace's objects without a controller are filed.
+/// The index key of a namespace's objects without a controller.
 pub(crate) fn orphans_of(namespace: &str) -> String {
     format!("orphans of {namespace}")
 }
 
-/// The reference that makes `owner` the controller of another object.
+/// The owner reference that makes `owner` the controller.
 pub(crate) fn controller_reference<K: Resource<DynamicType = ()>>(owner: &K) -> OwnerReference {
     OwnerReference {
         api_version: K::api_version(&()).into_owned(),
@@ -251,11 +251,11 @@ pub(crate) fn controller_reference<K: Resource<DynamicType = ()>>(owner: &K) -> 
     }
 }
 
-/// Made anew for every run of the service.
+/// Created for every run of the service.
 pub struct Shared {
-    /// The run that everything here belongs to.
+    /// The run's context.
     pub context: Context,
-    /// What the controllers are told about the cluster.
+    /// The controllers' configuration.
     pub config: Config,
     reader: kube::Client,
     connector: Arc<dyn Connector>,
@@ -291,7 +291,7 @@ impl Shared {
         })
     }
 
-    /// The one informer of a kind; the first to ask starts it.
+    /// The informer of a kind, started by the first call.
     pub fn informer<K: Watched>(&self) -> Informer<K> {
         let mut informers = self.informers.lock();
         let slot = informers.entry(TypeId::of::<K>()).or_insert_with(|| {
@@ -299,47 +299,47 @@ impl Shared {
             Box::new(builder.start(&self.context))
         });
         let informer: Option<&Informer<K>> = slot.downcast_ref();
-        // The table is keyed by the very type that is asked for.
+        // The map is keyed by this type.
         informer.expect("an informer of its own type").clone()
     }
 
-    /// Starts a controller: say what it watches, and `start`.
+    /// A builder for a controller: add watches, then `start`.
     pub fn controller<C: Controller>(&self, controller: &Arc<C>) -> Builder<C> {
         Builder::new(&self.context, &self.startup, controller.clone()).metrics(&self.queues)
     }
 
-    /// Counts a queue that a controller with a loop of its own has.
+    /// Adds metrics for the queue of a controller with its own loop.
     pub fn measure<T: Item>(&self, name: &'static str, queue: &Queue<T>) {
         queue.measure(name, &self.queues);
     }
 
-    /// For a controller with a loop of its own: it counts as started when this is dropped.
+    /// For a controller with its own loop: it has started when this is dropped.
     pub fn starting(&self, name: &'static str) -> Starting {
         self.startup.begin(name)
     }
 
-    /// Resolves when every controller that was started works.
+    /// Resolves when all controllers have started.
     pub async fn started(&self) {
         self.startup.finished().await;
     }
 
-    /// Reads without an informer, as all controllers together.
+    /// A client that reads as the controller manager.
     pub fn reader(&self) -> kube::Client {
         self.reader.clone()
     }
 
-    /// Writes as the service account of this name in kube-system.
+    /// A client that writes as this service account in kube-system.
     pub fn client(&self, account: &str) -> kube::Client {
         self.connector
             .client(&format!("system:serviceaccount:kube-system:{account}"))
     }
 
-    /// Writes objects of one kind as a service account and waits until the informer shows them.
+    /// Writes objects of one kind as a service account and waits until the informer has them.
     pub fn writer<K: Watched>(&self, account: &str) -> Writer<K> {
         Writer::new(self.client(account), self.informer::<K>())
     }
 
-    /// Records events as a component, written with its service account.
+    /// Records events as a component, with its service account.
     pub fn recorder(&self, account: &str, component: &str) -> Recorder {
         Recorder::start(&self.context, self.client(account), component)
     }
@@ -355,7 +355,7 @@ impl Shared {
     }
 }
 
-/// The objects of a namespace that a selector selects.
+/// The objects of a namespace that a selector matches.
 pub(crate) fn selected_in<K: informer::Object>(
     informer: &Informer<K>,
     namespace: &str,
@@ -366,7 +366,7 @@ pub(crate) fn selected_in<K: informer::Object>(
     })
 }
 
-/// Whether new objects may be made in the namespace.
+/// Whether objects can be created in the namespace.
 pub(crate) fn is_active_namespace(namespace: &Namespace) -> bool {
     let phase = namespace
         .status

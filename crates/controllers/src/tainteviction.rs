@@ -1,6 +1,7 @@
-//! Pods leave a node whose NoExecute taints they do not tolerate, or tolerate only for a while. The
-//! while counts from when this controller first saw the pod beside the taints, as in Kubernetes: a pod
-//! that comes to a node with an old taint has its whole time, and a taint needs no `timeAdded`.
+//! Evicts pods that do not tolerate their node's NoExecute taints, or tolerate them only for some
+//! seconds. As in Kubernetes these count from when this controller first saw the pod with the
+//! taints: a pod that arrives at a node with an old taint has its full time, and `timeAdded` is not
+//! needed.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -15,7 +16,7 @@ use crate::{
     shared::{NODE, Shared},
 };
 
-/// As in the table of controllers.
+/// The name in [`crate::ALL`].
 pub const NAME: &str = "taint-eviction";
 const ACCOUNT: &str = "node-controller";
 
@@ -24,16 +25,16 @@ struct Evictor {
     nodes: Informer<Node>,
     pods: Writer<Pod>,
     recorder: Recorder,
-    /// Guards the evictions that wait for their time.
+    /// Guards the scheduled evictions.
     scheduled: Mutex<Scheduled>,
 }
 
-/// Evictions that wait for their time: the pod's uid, and since when it waits.
+/// Scheduled evictions: the pod's uid, and since when it waits.
 #[derive(Default)]
 struct Scheduled(HashMap<Key, (Option<String>, Timestamp)>);
 
 impl Scheduled {
-    /// How much of its time the pod has left; it begins with the first call.
+    /// The rest of the pod's time, which starts with the first call.
     fn time_left(
         &mut self,
         key: &Key,
@@ -50,13 +51,13 @@ impl Scheduled {
         patience.saturating_sub(passed)
     }
 
-    /// Whether the pod waited.
+    /// Returns whether an eviction was scheduled.
     fn remove(&mut self, key: &Key) -> bool {
         self.0.remove(key).is_some()
     }
 }
 
-/// Starts it.
+/// Starts the controller.
 pub fn start(shared: &Arc<Shared>) {
     let controller = Arc::new(Evictor {
         shared: shared.clone(),
@@ -92,7 +93,7 @@ pub fn start(shared: &Arc<Shared>) {
         .start();
 }
 
-/// The taints that drive pods away.
+/// The NoExecute taints.
 fn taints(node: &Node) -> Vec<Taint> {
     let all = node
         .spec
@@ -132,8 +133,8 @@ enum Fate {
     LeaveAfter(Duration),
 }
 
-/// How long a pod may stay beside these taints. Of each taint the first toleration that matches
-/// counts, and of all taints the shortest time.
+/// How long a pod may stay with these taints. For each taint the first matching toleration counts,
+/// and of all taints the shortest time.
 fn decide(taints: &[Taint], tolerations: &[Toleration]) -> Fate {
     let mut shortest: Option<i64> = None;
     for taint in taints {

@@ -1,18 +1,18 @@
-//! The short hash that names a pod template: part of the names of ReplicaSets and ControllerRevisions,
-//! and a label of their pods.
+//! The short hash of a pod template: part of the names of ReplicaSets and ControllerRevisions, and
+//! a label of their pods.
 
 use k8s_openapi::api::core::v1::PodTemplateSpec;
 
 /// The label of ReplicaSets and their pods.
 pub(crate) const TEMPLATE_HASH: &str = "pod-template-hash";
 
-/// The hash of a template. Two templates may share one: the collision count makes the next differ.
+/// The hash of a template. On a collision of two templates the count changes the next hash.
 pub(crate) fn template_hash(template: &PodTemplateSpec, collisions: Option<i32>) -> String {
     let bytes = serde_json::to_vec(template).unwrap_or_default();
     short_hash(&bytes, collisions)
 }
 
-/// The hash of any bytes: FNV-1a, written with letters and digits that make no words.
+/// The hash of any bytes: FNV-1a, encoded with letters and digits that form no words.
 pub(crate) fn short_hash(bytes: &[u8], collisions: Option<i32>) -> String {
     const LETTERS: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
     let salt = collisions.map(i32::to_le_bytes);

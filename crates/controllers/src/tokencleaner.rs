@@ -1,5 +1,5 @@
-//! Bootstrap tokens go when their time is over: the Secret is deleted, so that nobody can make it
-//! count again by changing its date.
+//! Deletes the Secrets of expired bootstrap tokens, so that they cannot become valid again by a
+//! changed date.
 
 use std::{sync::Arc, time::Duration};
 
@@ -10,7 +10,7 @@ use reconcile::{Action, Controller, Error, Key, Writer};
 
 use crate::shared::Shared;
 
-/// As in the table of controllers.
+/// The name in [`crate::ALL`].
 pub const NAME: &str = "token-cleaner";
 const ACCOUNT: &str = "token-cleaner";
 pub(crate) const TYPE: &str = "bootstrap.kubernetes.io/token";
@@ -20,9 +20,9 @@ struct Cleaner {
     secrets: Writer<Secret>,
 }
 
-/// Starts it.
+/// Starts the controller.
 pub fn start(shared: &Arc<Shared>) {
-    // Only tokens are watched, not everybody's secrets; and as the one who may.
+    // Watches only the tokens, as the service account that may.
     let client = shared.client(ACCOUNT);
     let secrets = Informer::builder(client.clone())
         .namespace("kube-system")
@@ -38,7 +38,7 @@ pub fn start(shared: &Arc<Shared>) {
         .start();
 }
 
-/// When the token ends; `None` when it never does. A date that nobody can read is over.
+/// The token's expiration; `None` if it never expires. An invalid date counts as expired.
 pub(crate) fn end(secret: &Secret) -> Option<Timestamp> {
     let expiration = secret.data.as_ref()?.get("expiration")?;
     if expiration.0.is_empty() {
@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_token_ends_when_it_says_and_at_once_when_nobody_can_read_it() {
+    fn a_bootstrap_token_with_an_invalid_expiration_expires_at_once() {
         let with = |expiration: &str| {
             let data = [("expiration".to_owned(), ByteString(expiration.into()))];
             end(&Secret {

@@ -10,7 +10,7 @@ use reconcile::{Action, Controller, Error, Key, Writer};
 
 use crate::shared::Shared;
 
-/// As in the table of controllers.
+/// The name in [`crate::ALL`].
 pub const NAME: &str = "ttl-after-finished";
 const ACCOUNT: &str = "ttl-after-finished-controller";
 
@@ -19,7 +19,7 @@ struct Expiry {
     jobs: Writer<Job>,
 }
 
-/// Starts it.
+/// Starts the controller.
 pub fn start(shared: &Arc<Shared>) {
     let controller = Arc::new(Expiry {
         shared: shared.clone(),
@@ -75,7 +75,8 @@ impl Controller for Expiry {
 }
 
 impl Expiry {
-    /// Asks the server first: the time may have been prolonged since the cache was written.
+    /// Reads the Job from the API server first: its TTL may have been raised since the cache was
+    /// updated.
     async fn delete(&self, key: &Key) -> Result<Action, Error> {
         let api: Api<Job> = Api::namespaced(self.shared.client(ACCOUNT), &key.namespace);
         let Some(job) = api.get_opt(&key.name).await? else {
@@ -106,7 +107,7 @@ mod tests {
     use crate::pods::samples::at;
 
     #[test]
-    fn only_an_ended_job_that_asked_for_it_expires() {
+    fn only_finished_jobs_with_a_ttl_expire() {
         let mut job = Job::default();
         assert_eq!(left(&job, at(0)), None);
         job.spec = Some(JobSpec {

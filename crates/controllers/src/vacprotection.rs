@@ -1,4 +1,4 @@
-//! A VolumeAttributesClass does not go while a claim or a volume has it, or is about to.
+//! Protects a VolumeAttributesClass while a claim or a volume uses it or is about to.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -12,7 +12,7 @@ use reconcile::{Action, Controller, Error, Key};
 
 use crate::shared::Shared;
 
-/// As in the table of controllers.
+/// The name in [`crate::ALL`].
 pub const NAME: &str = "vac-protection";
 const ACCOUNT: &str = "volumeattributesclass-protection-controller";
 const FINALIZER: &str = "kubernetes.io/vac-protection";
@@ -24,7 +24,7 @@ struct Protection {
     volumes: Informer<PersistentVolume>,
 }
 
-/// Starts it.
+/// Starts the controller.
 pub fn start(shared: &Arc<Shared>) {
     let controller = Arc::new(Protection {
         client: shared.client(ACCOUNT),
@@ -40,7 +40,7 @@ pub fn start(shared: &Arc<Shared>) {
         .start();
 }
 
-/// The classes that an object named before and does no longer.
+/// The classes that an object no longer names.
 fn left<K>(event: &Event<K>, classes: fn(&K) -> BTreeSet<&str>) -> Vec<Key> {
     let gone: Vec<&str> = match event {
         Event::Added(_) => Vec::new(),
@@ -54,7 +54,7 @@ fn left<K>(event: &Event<K>, classes: fn(&K) -> BTreeSet<&str>) -> Vec<Key> {
     gone.into_iter().map(key).collect()
 }
 
-/// What a claim asks for, what it has, and what it is changed to.
+/// The classes that a claim requests, has, and is changing to.
 fn of_claim(claim: &PersistentVolumeClaim) -> BTreeSet<&str> {
     let (spec, status) = (claim.spec.as_ref(), claim.status.as_ref());
     let wanted = spec.and_then(|spec| spec.volume_attributes_class_name.as_deref());
@@ -72,7 +72,7 @@ fn of_volume(volume: &PersistentVolume) -> BTreeSet<&str> {
     name.filter(|name| !name.is_empty()).into_iter().collect()
 }
 
-/// The class as it should be, when it is not.
+/// The class with its finalizer added or removed; `None` if nothing changes.
 fn decide(class: &VolumeAttributesClass, is_used: bool) -> Option<VolumeAttributesClass> {
     let needed = class.metadata.deletion_timestamp.is_none() || is_used;
     let mut updated = class.clone();
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_class_is_held_while_somebody_has_it() {
+    fn a_volume_attributes_class_is_protected_while_it_is_in_use() {
         let held = decide(&VolumeAttributesClass::default(), false).unwrap();
         let finalizers = [FINALIZER.to_owned()];
         assert_eq!(held.metadata.finalizers.as_deref(), Some(&finalizers[..]));
@@ -158,12 +158,12 @@ mod tests {
         assert!(decide(&leaving, true).is_none());
         let free = decide(&leaving, false).unwrap();
         assert_eq!(free.metadata.finalizers, Some(Vec::new()));
-        // What leaves gets no finalizer any more.
+        // A class that is being deleted gets no finalizer.
         assert!(decide(&free, true).is_none());
     }
 
     #[test]
-    fn a_claim_holds_every_class_it_names_and_leaves_those_it_named() {
+    fn a_claim_protects_the_classes_it_names_and_releases_former_ones() {
         let before = Arc::new(claim("gold", "silver", "gold"));
         assert_eq!(of_claim(&before), BTreeSet::from(["gold", "silver"]));
         let now = Arc::new(claim("gold", "gold", ""));

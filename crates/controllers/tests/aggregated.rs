@@ -1,4 +1,5 @@
-//! Groups of other API servers that cannot be asked: nothing is forgotten, and nothing is deleted for it.
+//! Aggregated API groups whose server does not answer: nothing is forgotten, and nothing is
+//! deleted.
 
 #![allow(clippy::unwrap_used)]
 
@@ -17,7 +18,7 @@ use world::World;
 
 const NAME: &str = "v1.agg.example.com";
 
-/// Registers a group whose server is not there.
+/// Registers a group whose server does not exist.
 async fn register(world: &World) -> Api<APIService> {
     let services: Api<APIService> = Api::all(world.client.clone());
     let service = json!({"metadata": {"name": NAME}, "spec": {
@@ -40,7 +41,7 @@ async fn register(world: &World) -> Api<APIService> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_namespace_waits_for_groups_that_cannot_be_asked() {
+async fn namespace_deletion_waits_for_unavailable_api_groups() {
     let world = World::new().await;
     let services = register(&world).await;
     world.namespace("shop").await;
@@ -67,7 +68,7 @@ async fn a_namespace_waits_for_groups_that_cannot_be_asked() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_belongs_to_objects_of_another_server_stays_while_it_is_away() {
+async fn dependents_of_aggregated_objects_stay_while_their_server_is_unavailable() {
     let world = World::new().await;
     register(&world).await;
     let owned = |name: &str, api_version: &str, kind: &str| {

@@ -1,7 +1,6 @@
-//! Random work for all controllers at once: workloads are created, scaled and deleted, nodes come, fall
-//! silent and go, controllers are restarted, requests fail and watches expire. However it went, in the end the
-//! cluster is what the specs that are left ask for, without orphans, leftovers or finalizers that
-//! nothing removes.
+//! Random changes with all controllers: workloads are created, scaled and deleted, nodes are added,
+//! go silent and are removed, controllers are restarted, requests fail and watches expire. In the
+//! end the cluster must match the remaining specs, without orphans, leftovers or stuck finalizers.
 //!
 //! Small and seeded in `make test`; `make soak` runs many seeds. A failure names its seed, and
 //! `MAINSTAY_SEED=n` runs that one alone.
@@ -28,10 +27,10 @@ use simulated::{FastClock, Nodes};
 use tokio_util::sync::CancellationToken;
 use world::Server;
 
-/// How long the cluster may take to settle after the last change.
+/// How long the cluster may take to converge after the last change.
 const SETTLE: Duration = Duration::from_secs(90);
 const NAMESPACE: &str = "work";
-/// How long a node is silent before the next step: longer than the grace period on the fast clock.
+/// How long a node is without heartbeat: longer than the grace period on the fast clock.
 const SILENCE: Duration = Duration::from_secs(2);
 /// How many of a thousand requests of controllers fail.
 const FAULTS: u32 = 30;
@@ -43,7 +42,7 @@ struct Run {
     clock: Arc<FastClock>,
     controllers: CancellationToken,
     nodes: Nodes,
-    /// Nodes that are there and do not report.
+    /// Nodes that exist and do not send heartbeats.
     silent: BTreeSet<String>,
     made: u32,
 }
@@ -83,7 +82,7 @@ impl Run {
         run
     }
 
-    /// Drops all controllers wherever they are and starts new ones.
+    /// Drops all controllers at any point and starts new ones.
     fn restart(&mut self) {
         self.controllers.cancel();
         self.controllers = self.server.stop.child_token();
@@ -164,7 +163,7 @@ impl Run {
             .await;
     }
 
-    /// One object of the kinds, if there is any.
+    /// A random object of the kinds, if there is any.
     async fn pick(&mut self, kinds: &[&'static str]) -> Option<(&'static str, DynamicObject)> {
         let kind = kinds[self.random.random_range(0..kinds.len())];
         let all = self
@@ -191,7 +190,7 @@ impl Run {
         let Some((kind, object)) = self.pick(&kinds).await else {
             return;
         };
-        // What a Deployment or Job leaves behind on purpose would be adopted by nothing.
+        // Not Orphan: orphaned objects of a Deployment or Job would never be adopted.
         let policy = match self.random.random_range(0..2) {
             0 => PropagationPolicy::Foreground,
             _ => PropagationPolicy::Background,
@@ -220,7 +219,7 @@ impl Run {
         let owned = object.metadata.owner_references.is_some();
         let patch = json!({"spec": {"replicas": self.random.random_range(0..6)}});
         self.patch(kind, &object, &patch).await;
-        // A ReplicaSet of a Deployment is scaled back by it.
+        // The Deployment scales its ReplicaSet back.
         if owned {
             tracing::debug!("scaled what another controller owns");
         }
@@ -269,7 +268,7 @@ impl Run {
         nodes.delete(name, &Default::default()).await.unwrap();
     }
 
-    /// A node falls silent, or the one that was comes back.
+    /// Stops a node's heartbeats, or resumes those of the silent one.
     async fn silence_node(&mut self) {
         if let Some(back) = self.silent.pop_first() {
             return self.nodes.add(&back);
@@ -294,14 +293,14 @@ impl Run {
             87..92 => self.add_node().await,
             92..95 => self.silence_node().await,
             95..97 => self.restart(),
-            // New pods wait: there is nothing to run them.
+            // New pods stay pending.
             _ => self.nodes.pause(Duration::from_millis(200)),
         }
         let moment = Duration::from_millis(self.random.random_range(0..40));
         tokio::time::sleep(moment).await;
     }
 
-    /// What is not as it should be.
+    /// Everything that does not match the specs.
     async fn problems(&self) -> Vec<String> {
         simulated::problems(&self.server.client, NAMESPACE).await
     }
@@ -329,7 +328,7 @@ async fn run(seed: u64, steps: u32) {
         );
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
-    // The namespace takes everything along.
+    // Deleting the namespace deletes everything.
     let namespaces = run.api("Namespace");
     namespaces
         .delete(NAMESPACE, &Default::default())
@@ -350,7 +349,7 @@ async fn run(seed: u64, steps: u32) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn controllers_reach_what_the_specs_ask_for_whatever_happens_on_the_way() {
+async fn controllers_converge_to_the_specs_after_random_faults() {
     let seed = std::env::var("MAINSTAY_SEED").ok();
     if let Some(seed) = seed.and_then(|seed| seed.parse().ok()) {
         return run(seed, 120).await;

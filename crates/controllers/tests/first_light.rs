@@ -1,5 +1,4 @@
-//! The controllers together, on a real API server: from a Deployment to endpoints, and back to
-//! nothing.
+//! All controllers with a real API server: from a Deployment to endpoints, and back to nothing.
 
 #![allow(clippy::unwrap_used)]
 

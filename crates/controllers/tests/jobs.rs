@@ -1,4 +1,4 @@
-//! Jobs and CronJobs in the corners where pods never run, on a real API server.
+//! Edge cases of Jobs and CronJobs whose pods never run, with a real API server.
 
 #![allow(clippy::unwrap_used)]
 
@@ -15,7 +15,7 @@ use kube::{
 use serde_json::{Value, json};
 use world::World;
 
-/// A Job whose pods end at once, if there is a node that takes them.
+/// A Job whose pods complete at once, if there is a node.
 fn job(spec: Value) -> Value {
     let mut job = json!({
         "metadata": {"name": "work"},
@@ -207,7 +207,7 @@ async fn every_index_is_tried_as_often_as_its_limit_allows() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cron_job_that_can_never_run_says_so() {
+async fn a_cron_job_that_can_never_run_gets_an_event() {
     let world = World::new().await;
     let template = job(json!({}))["spec"].clone();
     let cron = json!({

@@ -1,4 +1,4 @@
-//! Services of type LoadBalancer on a real API server, with the rights that the controller has there.
+//! Services of type LoadBalancer with a real API server and the controller's real permissions.
 
 #![allow(clippy::unwrap_used)]
 
@@ -81,7 +81,7 @@ async fn services_get_the_addresses_of_nodes_and_a_port_has_one_service() {
     patch_node(&world, "one", not_ready).await;
     wait_for(&world, "a", &["192.0.2.2 VIP"]).await;
 
-    // The second waits for the port, and says so.
+    // The second waits for the port, and an event says so.
     balancer(&world, "b").await;
     let events: Api<k8s_openapi::api::core::v1::Event> = world.api("default");
     world
@@ -111,7 +111,7 @@ async fn services_get_the_addresses_of_nodes_and_a_port_has_one_service() {
     wait_for(&world, "b", &["192.0.2.2 VIP"]).await;
     assert_eq!(ports_error(&service(&world, "b").await), "False ");
 
-    // A Service that is none any more has no addresses.
+    // A Service of another type has no addresses.
     let patch = json!({"spec": {"type": "ClusterIP", "ports": [{"port": 80, "nodePort": null}]}});
     let (parameters, patch) = (PatchParams::default(), Patch::Merge(&patch));
     api.patch("b", &parameters, &patch).await.unwrap();

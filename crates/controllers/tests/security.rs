@@ -1,4 +1,4 @@
-//! Certificates and quotas, on a real API server.
+//! Certificates and quotas, with a real API server.
 
 #![allow(clippy::unwrap_used)]
 
@@ -73,7 +73,7 @@ fn is_issued(csr: &CertificateSigningRequest) -> bool {
         .is_some_and(|certificate| !certificate.0.is_empty())
 }
 
-/// Waits until there is what is looked for.
+/// Waits until `look` finds something.
 async fn soon<T, F: Future<Output = Option<T>>>(what: &str, look: impl Fn() -> F) -> T {
     let reached = async {
         loop {
@@ -116,7 +116,7 @@ fn kubelet(world: &World) -> kube::Client {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_kubelet_gets_its_own_certificates_and_nobody_elses() {
+async fn a_kubelet_gets_only_its_own_certificates() {
     let world = with_node().await;
     let client = ["digital signature", "client auth"];
     let server = ["digital signature", "server auth"];
@@ -140,7 +140,7 @@ async fn a_kubelet_gets_its_own_certificates_and_nobody_elses() {
     .await
     .unwrap();
     until(&world, "serving", is_issued).await;
-    // Somebody else's name or address, and somebody else's certificate, wait for a person.
+    // Requests for another's name, address or certificate need manual approval.
     let greedy = request("system:node:n1", "system:nodes", &["n1", "192.0.2.2"]);
     ask(kubelet(&world), "greedy", KUBELET_SERVING, &server, greedy)
         .await
@@ -161,7 +161,7 @@ async fn a_kubelet_gets_its_own_certificates_and_nobody_elses() {
         refused.to_string().contains("legacy signerName"),
         "{refused}"
     );
-    // What comes after them has been looked at, and so have they.
+    // A later request was handled, and so the earlier ones were, too.
     let last = request("system:node:n1", "system:nodes", &[]);
     ask(kubelet(&world), "last", KUBELET_CLIENT, &client, last)
         .await
@@ -171,9 +171,9 @@ async fn a_kubelet_gets_its_own_certificates_and_nobody_elses() {
     assert!(conditions(&csr).is_empty(), "{:?}", csr.status);
 }
 
-/// A node over which somebody has power: it says that it has the addresses of the API server and of others.
+/// A compromised node: its status has the addresses of the API server and of others.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_gets_no_certificate_for_addresses_that_it_only_says_it_has() {
+async fn a_node_gets_no_certificate_for_addresses_that_it_only_claims() {
     let world = with_node().await;
     let server = ["digital signature", "server auth"];
     let hostile = world.as_user(User::new("system:node:n1", ["system:nodes"]));
@@ -226,7 +226,7 @@ async fn decide(client: kube::Client, name: &str, kind: &str) -> Result<(), kube
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn people_approve_and_what_a_signer_does_not_stand_for_fails() {
+async fn manually_approved_requests_are_signed_or_fail_by_signer_rules() {
     let world = World::new().await;
     let signer = "kubernetes.io/kube-apiserver-client";
     let client = ["client auth"];
@@ -237,7 +237,7 @@ async fn people_approve_and_what_a_signer_does_not_stand_for_fails() {
     ask(world.client.clone(), "bad", signer, &["server auth"], bad)
         .await
         .unwrap();
-    // Who may update approvals but not act for the signer decides nothing.
+    // A user who may update approvals but has no permission for the signer cannot approve.
     let role = json!({"metadata": {"name": "approver"}, "rules": [{
         "apiGroups": ["certificates.k8s.io"], "verbs": ["update", "patch", "get"],
         "resources": ["certificatesigningrequests", "certificatesigningrequests/approval",
@@ -344,7 +344,7 @@ async fn a_secret_for_an_account_gets_its_token_and_goes_with_the_account() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_deleted_or_has_ended_is_given_back_to_the_quota() {
+async fn deleted_objects_and_ended_pods_are_subtracted_from_the_quota() {
     let world = World::new().await;
     let hard = json!({"pods": "2", "count/configmaps": "3", "count/jobs.batch": "1"});
     let quota = json!({"metadata": {"name": "q"}, "spec": {"hard": hard}});
@@ -362,7 +362,7 @@ async fn what_is_deleted_or_has_ended_is_given_back_to_the_quota() {
         })
         .await;
     };
-    // The root certificate's map is there from the start.
+    // The namespace has the root CA's ConfigMap from the start.
     used(
         "the first count",
         json!({"pods": "0", "count/configmaps": "1", "count/jobs.batch": "0"}),
@@ -406,7 +406,7 @@ async fn what_is_deleted_or_has_ended_is_given_back_to_the_quota() {
     let maps = world.api::<ConfigMap>("default");
     maps.delete("m", &DeleteParams::default()).await.unwrap();
     used("the map's deletion", json!({"count/configmaps": "1"})).await;
-    // A new bound shows at once.
+    // A new limit is visible at once.
     let patch = json!({"spec": {"hard": {"pods": "7"}}});
     quotas
         .patch("q", &params, &Patch::Merge(&patch))

@@ -1,5 +1,5 @@
-//! Volumes on a real API server: claims are bound, provisioned and reclaimed, and CSI volumes are
-//! attached and detached. The test plays the scheduler, the kubelet and the CSI driver.
+//! Volumes with a real API server: claims are bound, provisioned and reclaimed, and CSI volumes are
+//! attached and detached. The test acts as the scheduler, the kubelet and the CSI driver.
 
 #![allow(clippy::unwrap_used)]
 
@@ -93,7 +93,7 @@ async fn a_volume_is_bound_released_and_retained() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_default_class_gives_a_directory_on_the_chosen_node_and_takes_it_back() {
+async fn the_default_class_provisions_and_deletes_a_directory_on_the_chosen_node() {
     let world = World::new().await;
     account_is_there(&world, "kube-system").await;
     let class = serde_json::to_value(controllers::localpath::class()).unwrap();
@@ -140,7 +140,7 @@ async fn the_default_class_gives_a_directory_on_the_chosen_node_and_takes_it_bac
     world.stop.cancel();
 }
 
-/// A node that the controller attaches volumes to, and a pod on it with a bound CSI volume.
+/// A node managed by the attachdetach controller, and a pod on it with a bound CSI volume.
 async fn attached_world() -> World {
     let world = World::new().await;
     account_is_there(&world, "default").await;

@@ -1,4 +1,4 @@
-//! Workloads other than Deployments, on a real API server.
+//! Workloads other than Deployments, with a real API server.
 
 #![allow(clippy::unwrap_used)]
 
@@ -324,7 +324,7 @@ async fn claims_go_with_the_pod_that_is_scaled_away_and_with_the_set() {
     world.stop.cancel();
 }
 
-/// With all keys in order, as Go writes maps.
+/// With all keys sorted, as Go writes maps.
 fn in_order(value: Value) -> Value {
     match value {
         Value::Object(map) => {
@@ -384,14 +384,14 @@ async fn a_revision_holds_the_patch_that_clients_compute_and_the_cause_of_the_ch
     world.stop.cancel();
 }
 
-/// A pod on a node that stays there whatever happens to the node.
+/// A pod on a node that tolerates every taint.
 async fn pod_on(world: &World, name: &str, node: &str) {
     let object = json!({"metadata": {"name": name}, "spec": {
         "nodeName": node, "tolerations": [{"operator": "Exists"}],
         "containers": [{"name": "c", "image": "one"}]}});
     let object: Pod = serde_json::from_value(object).unwrap();
     let pods = world.api::<Pod>("default");
-    // Its account comes a moment after the namespace.
+    // The namespace's default ServiceAccount is created a moment later.
     world
         .until("the pod", || async {
             let made = pods.create(&PostParams::default(), &object).await;
@@ -430,7 +430,8 @@ async fn pods_of_a_lost_node_are_marked_when_it_is_lost_and_not_at_every_later_l
             Ok::<_, ()>(readiness(&world, "a").await.as_deref() == Some("False"))
         })
         .await;
-    // Another says otherwise, as the kubelet does that comes back. Its lease shows that it lives.
+    // The pod becomes ready again, as when its kubelet returns. The renewed Lease is the node's
+    // heartbeat.
     set_ready(&world, "a").await;
     let leases = world.api::<Lease>("kube-node-lease");
     let renew = async || {

@@ -1,5 +1,5 @@
-//! A deadline for every call, and when the runtime last answered one: a runtime that hangs is an
-//! error that its caller can handle, never a call that lasts for ever.
+//! A deadline for every call, and when the runtime last answered one: a hanging runtime causes an
+//! error that the caller can handle, never an endless call.
 
 use std::{
     sync::{Arc, OnceLock},
@@ -12,13 +12,13 @@ use tokio::time::Instant;
 use tonic::{Status, body::Body, transport::Channel};
 use tower::Service;
 
-/// What a runtime has for a call, unless the call itself names another time.
+/// The default timeout of a call.
 pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(120);
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 type BoxFuture<T> = std::pin::Pin<Box<dyn Future<Output = T> + Send>>;
 
-/// When a runtime last answered. Clones look at the same runtime.
+/// When a runtime last answered. Clones share it.
 #[derive(Debug, Clone)]
 pub struct Answers(Arc<tokio::sync::watch::Sender<Instant>>);
 
@@ -29,7 +29,7 @@ impl Default for Answers {
 }
 
 impl Answers {
-    /// The time of the last answer, or of the client's making if there was none.
+    /// The time of the last answer, or of the client's creation.
     pub fn last(&self) -> Instant {
         *self.0.borrow()
     }
@@ -50,15 +50,15 @@ impl Answers {
     }
 }
 
-/// Hears of a call that ended: its method, how long it took, and whether it failed.
+/// Called after each call: its method, duration, and whether it failed.
 pub type Observer = Box<dyn Fn(&str, Duration, bool) + Send + Sync>;
 
-/// Who hears of the calls of a client and its clones.
+/// The observer of the calls of a client and its clones.
 #[derive(Clone, Default)]
 pub struct Calls(Arc<OnceLock<Observer>>);
 
 impl Calls {
-    /// Tells an observer of every call from now on. Only the first observer is told.
+    /// Sets the observer; only the first one is used.
     pub fn observe(&self, observer: Observer) {
         let _ = self.0.set(observer);
     }
@@ -76,13 +76,13 @@ impl std::fmt::Debug for Calls {
     }
 }
 
-/// A channel whose calls end in time.
+/// A channel with deadlines.
 #[derive(Debug, Clone)]
 pub struct Deadline {
     channel: Channel,
     answers: Answers,
     calls: Calls,
-    /// For calls that name no time of their own.
+    /// The default timeout.
     usual: Duration,
 }
 
@@ -141,7 +141,7 @@ impl Service<Request<Body>> for Deadline {
     }
 }
 
-/// Whether a call failed: without an answer, or with one that has nothing but a status.
+/// Whether a call failed: without a response, or with a trailers-only response.
 fn has_failed(answer: Option<&Response<Body>>) -> bool {
     answer.is_none_or(|answer| {
         let status = answer.headers().get("grpc-status");
@@ -149,7 +149,7 @@ fn has_failed(answer: Option<&Response<Body>>) -> bool {
     })
 }
 
-/// Whether the channel itself gave up, at a deadline that the request carries.
+/// Whether the channel itself timed out.
 fn is_timeout(error: &tonic::transport::Error) -> bool {
     let mut source = std::error::Error::source(error);
     while let Some(cause) = source {
@@ -161,20 +161,20 @@ fn is_timeout(error: &tonic::transport::Error) -> bool {
     false
 }
 
-/// How long a call may take. Streams and pulls have no natural end.
+/// The timeout of a call. Streams and pulls have none.
 fn limit(path: &str, headers: &http::HeaderMap, usual: Duration) -> Option<Duration> {
     if let Some(own) = headers.get("grpc-timeout") {
         return own.to_str().ok().and_then(parse);
     }
     match path.rsplit('/').next() {
         Some("GetContainerEvents" | "PullImage" | "ExecSync") => None,
-        // Networks are made by plugins that take their time.
+        // CNI plugins may be slow.
         Some("RunPodSandbox") => Some(usual * 2),
         _ => Some(usual),
     }
 }
 
-/// A gRPC timeout: a number and its unit.
+/// Parses a gRPC timeout: a number and its unit.
 fn parse(text: &str) -> Option<Duration> {
     let (number, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
     let number: u64 = number.parse().ok()?;

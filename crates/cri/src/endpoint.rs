@@ -1,5 +1,5 @@
-//! The client side: a runtime is named by a unix socket and dialled when it is first needed, and
-//! again after it has restarted.
+//! The client side: a runtime's Unix socket is connected at the first call, and again after the
+//! runtime has restarted.
 
 use std::{
     path::{Path, PathBuf},
@@ -16,11 +16,11 @@ use crate::{
     v1::{image_service_client::ImageServiceClient, runtime_service_client::RuntimeServiceClient},
 };
 
-/// Where a runtime listens: `unix:///run/x.sock` or a bare absolute path.
+/// A runtime's endpoint: `unix:///run/x.sock` or an absolute path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Endpoint(PathBuf);
 
-/// An endpoint that names no unix socket.
+/// An endpoint that is not a Unix socket.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("{0:?} is not a runtime endpoint: expected unix:///path/to/socket")]
 pub struct InvalidEndpoint(String);
@@ -44,7 +44,7 @@ impl Endpoint {
         &self.0
     }
 
-    /// Both services of this runtime.
+    /// A client of both services.
     pub fn connect(&self) -> Client {
         connect(&self.0)
     }
@@ -57,19 +57,19 @@ pub struct Client {
     pub runtime: RuntimeServiceClient<Deadline>,
     /// Images.
     pub images: ImageServiceClient<Deadline>,
-    /// When the runtime last answered either of them.
+    /// When the runtime last answered any of them.
     pub answers: Answers,
-    /// Who hears of the calls.
+    /// The observer of calls.
     pub calls: Calls,
 }
 
-/// A client for the runtime that listens on `socket`. Nothing is dialled yet: the first call
-/// connects, and calls after a lost connection connect again. Every call has a deadline.
+/// A client for the runtime that listens on `socket`. It connects at the first call, and
+/// reconnects. Every call has a deadline.
 pub fn connect(socket: impl AsRef<Path>) -> Client {
     connect_within(socket.as_ref(), None, REQUEST_TIMEOUT)
 }
 
-/// The same with another deadline, and with another socket for images where there is one.
+/// The same with another timeout, and optionally another socket for images.
 pub fn connect_within(socket: &Path, images: Option<&Path>, timeout: Duration) -> Client {
     let (answers, calls) = (Answers::default(), Calls::default());
     let to = |socket: &Path| {
@@ -96,10 +96,10 @@ pub fn connect_within(socket: &Path, images: Option<&Path>, timeout: Duration) -
     }
 }
 
-/// The bare channel, for services beside CRI on the same socket.
+/// The channel alone, for services beside CRI on the same socket.
 pub fn channel(socket: impl AsRef<Path>) -> Channel {
     let path = socket.as_ref().to_path_buf();
-    // The authority is never resolved: the connector below dials the socket whatever it says.
+    // The authority is never resolved: the connector below dials the socket.
     tonic::transport::Endpoint::from_static("http://localhost").connect_with_connector_lazy(
         service_fn(move |_| {
             let path = path.clone();

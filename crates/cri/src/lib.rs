@@ -1,7 +1,7 @@
-//! The Container Runtime Interface, version 1: the messages and services between a kubelet and a
-//! container runtime, a client over a unix socket, and the server side of the same socket.
+//! The Container Runtime Interface v1: the messages and services between a kubelet and a container
+//! runtime, a client over a Unix socket, and the server side of the socket.
 //!
-//! The `.proto` files hold the published names and numbers; nothing here knows what a runtime does.
+//! The `.proto` files have the published names and numbers; nothing here implements a runtime.
 
 #![forbid(unsafe_code)]
 
@@ -14,14 +14,14 @@ pub use endpoint::{Client, Endpoint, InvalidEndpoint, channel, connect, connect_
 pub use listen::{Incoming, listen};
 pub use tonic;
 
-/// The protocol as compiled from `proto/`.
+/// The protocol, compiled from `proto/`.
 pub mod v1 {
     // Generated names follow the protocol, not our lints.
     #![allow(clippy::all, missing_docs)]
 
     tonic::include_proto!("runtime.v1");
 
-    /// Credentials never reach a log: only what identifies them is printed.
+    /// Credentials must not be logged: prints only what identifies them.
     impl std::fmt::Debug for AuthConfig {
         fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
             f.debug_struct("AuthConfig")
@@ -32,7 +32,7 @@ pub mod v1 {
     }
 }
 
-/// What our runtime serves beside CRI, on the same socket.
+/// Our runtime's services beside CRI, on the same socket.
 pub mod files {
     #![allow(clippy::all, missing_docs)]
 
@@ -49,10 +49,10 @@ pub mod files {
     }
 }
 
-/// The protocol version that clients ask for and runtimes answer with.
+/// The protocol version in Version calls.
 pub const API_VERSION: &str = "v1";
 
-/// The largest message either side accepts; what other runtimes and kubelets use too.
+/// The maximum message size, the same as in other runtimes and kubelets.
 pub const MAX_MESSAGE_SIZE: usize = 16 * 1024 * 1024;
 
 #[cfg(test)]

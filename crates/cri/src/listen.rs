@@ -1,15 +1,15 @@
-//! The server side of the socket: only root may connect, and a socket left by a process that died
-//! is replaced while one that still answers is not.
+//! The server side of the socket: only root may connect. A socket of a dead process is replaced,
+//! one that still answers is not.
 
 use std::{io, os::unix::fs::PermissionsExt, path::Path};
 
 use tokio::net::{UnixListener, UnixStream};
 use tokio_stream::wrappers::UnixListenerStream;
 
-/// Accepted connections, as tonic's server takes them.
+/// Accepted connections for tonic's server.
 pub type Incoming = UnixListenerStream;
 
-/// Listens on `path`, which is made with its directory and is readable by its owner only.
+/// Listens on `path`, which is created with its directory and accessible only to its owner.
 pub async fn listen(path: &Path) -> io::Result<Incoming> {
     if let Some(parent) = path.parent() {
         std::fs::create_dir_all(parent)?;
@@ -56,7 +56,7 @@ mod tests {
     async fn a_client_reaches_a_server_over_the_socket() {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("cri.sock");
-        // A file left behind by a dead process must not be in the way.
+        // A socket file of a dead process is replaced.
         drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
         let incoming = listen(&socket).await.unwrap();
         let server = Server::builder().add_service(RuntimeServiceServer::new(Fake));

@@ -1,7 +1,7 @@
-//! The Container Storage Interface, version 1, and the kubelet's registration of plugins: messages,
-//! services, and clients over unix sockets whose calls end in time.
+//! The Container Storage Interface v1, and the kubelet's plugin registration: messages, services,
+//! and clients over Unix sockets with deadlines.
 //!
-//! The `.proto` files hold the published names and numbers; nothing here knows what a volume is for.
+//! The `.proto` files have the published names and numbers; nothing here interprets volumes.
 
 mod node;
 mod redacted;
@@ -18,7 +18,7 @@ use tower::service_fn;
 pub use node::{Capability, Node, TIMEOUT, go_error};
 pub use tonic;
 
-/// The storage protocol as compiled from `proto/`.
+/// The CSI protocol, compiled from `proto/`.
 pub mod v1 {
     // Generated names follow the protocol, not our lints.
     #![allow(clippy::all, missing_docs)]
@@ -26,18 +26,17 @@ pub mod v1 {
     tonic::include_proto!("csi.v1");
 }
 
-/// How plugins register with a kubelet.
+/// The plugin registration protocol.
 pub mod registration {
     #![allow(clippy::all, missing_docs)]
 
     tonic::include_proto!("pluginregistration");
 }
 
-/// A channel to a plugin's socket. Nothing is dialled yet: the first call connects, and calls after a
-/// lost connection connect again.
+/// A channel to a plugin's socket. It connects at the first call, and reconnects.
 pub fn channel(socket: impl AsRef<Path>) -> Channel {
     let path = socket.as_ref().to_path_buf();
-    // The authority is never resolved: the connector below dials the socket whatever it says.
+    // The authority is never resolved: the connector below dials the socket.
     tonic::transport::Endpoint::from_static("http://localhost").connect_with_connector_lazy(
         service_fn(move |_| {
             let path = path.clone();

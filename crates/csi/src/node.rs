@@ -1,4 +1,4 @@
-//! A driver's node service: every call has a deadline, and what the driver can do is asked once per
+//! A driver's node service: every call has a deadline, and capabilities are queried once per
 //! connection.
 
 use std::{path::Path, time::Duration};
@@ -9,10 +9,10 @@ use tonic::{Code, Request, Status, transport::Channel};
 pub use crate::v1::node_service_capability::rpc::Type as Capability;
 use crate::v1::{self, node_client::NodeClient, node_service_capability};
 
-/// How long a driver may take for a call.
+/// The timeout of a call.
 pub const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// The node service of one registered driver. Clones of what `channel` dials share the connection.
+/// The node service of a registered driver.
 #[derive(Debug)]
 pub struct Node {
     client: NodeClient<Channel>,
@@ -21,7 +21,7 @@ pub struct Node {
 }
 
 impl Node {
-    /// The service on a socket; nothing is dialled yet.
+    /// The service on a socket; does not connect yet.
     pub fn new(socket: impl AsRef<Path>, timeout: Duration) -> Self {
         Self {
             client: NodeClient::new(crate::channel(socket)),
@@ -30,7 +30,7 @@ impl Node {
         }
     }
 
-    /// Whether the driver has a capability. An answer is kept; an error is not.
+    /// Whether the driver has a capability. Responses are cached, errors are not.
     pub async fn can(&self, capability: Capability) -> Result<bool, Status> {
         let known = self
             .capabilities
@@ -50,7 +50,7 @@ impl Node {
         Ok(types.collect())
     }
 
-    /// Who the node is to the driver.
+    /// The driver's information about this node.
     pub async fn info(&self) -> Result<v1::NodeGetInfoResponse, Status> {
         let request = self.request(v1::NodeGetInfoRequest {});
         let mut client = self.client.clone();
@@ -58,7 +58,7 @@ impl Node {
             .await
     }
 
-    /// Brings a volume to the node.
+    /// Calls NodeStageVolume.
     pub async fn stage(&self, request: v1::NodeStageVolumeRequest) -> Result<(), Status> {
         let request = self.request(request);
         let mut client = self.client.clone();
@@ -74,7 +74,7 @@ impl Node {
         self.in_time("NodeUnstageVolume", call).await.map(drop)
     }
 
-    /// Brings a volume to a pod.
+    /// Calls NodePublishVolume.
     pub async fn publish(&self, request: v1::NodePublishVolumeRequest) -> Result<(), Status> {
         let request = self.request(request);
         let mut client = self.client.clone();
@@ -90,7 +90,7 @@ impl Node {
         self.in_time("NodeUnpublishVolume", call).await.map(drop)
     }
 
-    /// Makes what is on the node as large as the volume.
+    /// Expands the volume on the node.
     pub async fn expand(&self, request: v1::NodeExpandVolumeRequest) -> Result<(), Status> {
         let request = self.request(request);
         let mut client = self.client.clone();
@@ -98,7 +98,7 @@ impl Node {
         self.in_time("NodeExpandVolume", call).await.map(drop)
     }
 
-    /// How full a volume is.
+    /// The usage of a volume.
     pub async fn stats(
         &self,
         request: v1::NodeGetVolumeStatsRequest,
@@ -109,7 +109,7 @@ impl Node {
         self.in_time("NodeGetVolumeStats", call).await
     }
 
-    /// Drivers see the deadline, too.
+    /// A request with its deadline, which drivers see, too.
     fn request<T>(&self, message: T) -> Request<T> {
         let mut request = Request::new(message);
         request.set_timeout(self.timeout);
@@ -129,7 +129,7 @@ impl Node {
         };
         match tokio::time::timeout(self.timeout, call).await {
             Ok(Ok(answer)) => Ok(answer.into_inner()),
-            // The channel's own clock may be first.
+            // The channel's own timer may fire first.
             Ok(Err(status)) if status.code() == Code::Cancelled && is_timeout(&status) => {
                 Err(late())
             }
@@ -143,7 +143,7 @@ fn is_timeout(status: &Status) -> bool {
     status.message().contains("Timeout expired")
 }
 
-/// An error as Go clients print it.
+/// An error in the format of Go clients.
 pub fn go_error(status: &Status) -> String {
     format!(
         "rpc error: code = {:?} desc = {}",

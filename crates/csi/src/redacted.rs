@@ -1,4 +1,4 @@
-//! Secrets never reach a log: requests that carry them are printed by what identifies them.
+//! Secrets must not be logged: requests with secrets are printed without them.
 
 use std::fmt::{Debug, Formatter, Result};
 

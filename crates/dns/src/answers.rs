@@ -1,4 +1,4 @@
-//! What every question needs, whichever way it came: the chain, what is counted and what is logged.
+//! Handles every query, however it arrived: runs the chain, counts and logs.
 
 use std::{net::SocketAddr, sync::Arc, time::Instant};
 
@@ -14,16 +14,16 @@ use crate::{
     reply::{Step, Transport, decide, encode, failure},
 };
 
-/// See the module.
+/// State shared by all listeners.
 pub(crate) struct Answers {
-    /// What happens to questions, as the settings say now.
+    /// The chain of the current settings.
     pub chain: ArcSwap<Chain>,
     pub metrics: Arc<Metrics>,
-    /// Bounds questions for others.
+    /// Limits concurrent forwarded queries.
     pub limit: Arc<Semaphore>,
 }
 
-/// Where a request came from, how, and when.
+/// Where a request came from, its transport and its time.
 #[derive(Clone, Copy)]
 pub(crate) struct Arrival {
     pub from: SocketAddr,
@@ -31,15 +31,15 @@ pub(crate) struct Arrival {
     pub begun: Instant,
 }
 
-/// A reply from others, and what to renew after it was sent.
+/// A forwarded reply, and what to prefetch after it was sent.
 pub(crate) struct Resolved {
     pub bytes: Vec<u8>,
     pub renew: Option<(Arc<Block>, Box<Message>)>,
 }
 
 impl Answers {
-    /// Decides about a request. Before the first list is here nothing can be said about names of the
-    /// cluster: the client asks again, which is better than being told that a name does not exist.
+    /// Decides about a request. Before the informers have synced nothing is known about names of
+    /// the cluster: the client retries, which is better than NXDOMAIN.
     pub(crate) fn decide(&self, chain: &Chain, cluster: &Cluster, request: &[u8]) -> (Step, usize) {
         let known = cluster.has_synced();
         match decide(chain, cluster, request) {
@@ -48,7 +48,7 @@ impl Answers {
         }
     }
 
-    /// The reply to a request, which may need somebody else.
+    /// The reply to a request, which may have to be forwarded.
     pub(crate) async fn resolve(
         &self,
         step: Step,
@@ -92,7 +92,7 @@ impl Answers {
         bytes.map(|bytes| Resolved { bytes, renew: None })
     }
 
-    /// Counts a reply, and logs it if that is wanted.
+    /// Counts a reply, and logs it if configured.
     pub(crate) fn record(&self, chain: &Chain, request: &[u8], reply: &[u8], arrival: Arrival) {
         let labels = Labels::new(reply, arrival.transport, arrival.from.is_ipv6());
         self.metrics.answered(labels, 1, arrival.begun.elapsed());
@@ -101,7 +101,7 @@ impl Answers {
         }
     }
 
-    /// Logs a reply if that is wanted for its name.
+    /// Logs a reply if configured for its name.
     pub(crate) fn log(&self, chain: &Chain, request: &[u8], reply: &[u8], arrival: Arrival) {
         log_query(chain, request, reply, arrival);
     }
@@ -112,11 +112,11 @@ fn log_failure(block: &Block, request: &Message, code: ResponseCode) {
         && let Some(question) = request.queries.first()
     {
         let (name, kind) = (question.name(), question.query_type());
-        warn!(%name, %kind, %code, "nobody answered a question");
+        warn!(%name, %kind, %code, "no upstream resolver answered");
     }
 }
 
-/// One line for each question, with what CoreDNS' common log format has.
+/// One line per query, with the fields of CoreDNS' common log format.
 fn log_query(chain: &Chain, request: &[u8], reply: &[u8], arrival: Arrival) {
     let (Ok(asked), Ok(message)) = (Message::from_vec(request), Message::from_vec(reply)) else {
         return;

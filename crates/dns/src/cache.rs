@@ -1,8 +1,8 @@
-//! Answers of resolvers, kept for as long as they allow. Pure but for its clock.
+//! The cache of forwarded answers, for as long as their TTLs allow. Pure but for its clock.
 //!
-//! An answer that nobody can renew goes on for a while with a short life, and one that is asked often
-//! is renewed before it ends. Replies stay as bytes: a hit changes the id, the question's letters and
-//! the times to live in place.
+//! An expired answer is served for a while with a short TTL if it cannot be renewed, and a popular
+//! one is prefetched before it expires. Replies are kept as bytes: a hit changes the id, the case
+//! of the question's name and the TTLs in place.
 
 use std::{collections::HashMap, hash::Hash, sync::Arc, time::Duration};
 
@@ -19,17 +19,17 @@ use crate::{
     hosts::within,
 };
 
-/// What the life of an answer is said to be when nobody could renew it.
+/// The TTL of a stale answer.
 const STALE_TTL: u32 = 30;
 
-/// What is known about a question.
+/// The result of a lookup.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Found {
     /// An answer.
     Fresh(Vec<u8>),
-    /// An answer that should be renewed after it was sent.
+    /// An answer that should be prefetched after it was sent.
     Ending(Vec<u8>),
-    /// An answer to use when nobody gives a better one.
+    /// An expired answer, to use if no server answers.
     Stale(Vec<u8>),
     /// Nothing.
     Nothing,
@@ -37,32 +37,32 @@ pub(crate) enum Found {
 
 struct Entry {
     reply: Box<[u8]>,
-    /// Where the times to live stand in it.
+    /// The offsets of the TTLs.
     ttls: Box<[usize]>,
     stored: Timestamp,
     life: u32,
     hits: u32,
-    /// Whether it says that there is nothing.
+    /// Whether it is a denial (no records).
     denial: bool,
 }
 
 #[derive(Default)]
 struct Entries<K> {
     by_key: HashMap<K, Entry>,
-    /// How many of them have records, and how many have none.
+    /// The number of answers with records, and of denials.
     counts: [usize; 2],
 }
 
-/// See the module.
+/// The cache.
 pub(crate) struct Cache<K> {
     clock: Arc<dyn Clock>,
     settings: Settings,
-    /// Guards all answers; held for moments only.
+    /// Guards all answers; held only briefly.
     entries: Mutex<Entries<K>>,
 }
 
 impl<K: Hash + Eq + Clone> Cache<K> {
-    /// An empty one.
+    /// An empty cache.
     pub(crate) fn new(clock: Arc<dyn Clock>, settings: Settings) -> Self {
         let entries = Entries {
             by_key: HashMap::new(),
@@ -75,12 +75,12 @@ impl<K: Hash + Eq + Clone> Cache<K> {
         }
     }
 
-    /// How many answers there are.
+    /// The number of answers.
     pub(crate) fn len(&self) -> usize {
         self.entries.lock().by_key.len()
     }
 
-    /// Looks an answer up; its id is still that of the resolver's reply.
+    /// Looks an answer up; it still has the id of the server's reply.
     pub(crate) fn find<Q>(&self, key: &Q) -> Found
     where
         K: std::borrow::Borrow<Q>,
@@ -109,14 +109,14 @@ impl<K: Hash + Eq + Clone> Cache<K> {
         let reply = entry.reply_with(|ttl| ttl.min(longest).saturating_sub(age));
         let often = self.settings.prefetch != 0 && entry.hits >= self.settings.prefetch;
         if often && left <= entry.life * self.settings.prefetch_percent / 100 {
-            // Once: whoever comes meanwhile does not renew it too.
+            // Once: concurrent queries do not prefetch it, too.
             entry.hits = 0;
             return Found::Ending(reply);
         }
         Found::Fresh(reply)
     }
 
-    /// Keeps a reply about a name, if it may be kept.
+    /// Stores a reply about a name, if it may be cached.
     pub(crate) fn keep(&self, key: &K, name: &Name, reply: &[u8]) {
         let Some((denial, life, ttls)) = life(reply) else {
             return;
@@ -162,7 +162,7 @@ impl<K: Hash + Eq + Clone> Entries<K> {
         }
     }
 
-    /// Drops what is over; if nothing is, any one.
+    /// Drops expired answers; if there are none, any one.
     fn make_room(&mut self, denial: bool, capacity: usize, now: Timestamp) {
         let is_over = |entry: &Entry| {
             entry.denial == denial
@@ -195,8 +195,8 @@ impl Entry {
     }
 }
 
-/// Whether a reply says that there is nothing, how long it may be kept, and where its times to live
-/// stand; `None` when it may not be kept.
+/// Whether a reply is a denial, how long it may be cached, and the offsets of its TTLs; `None` if
+/// it may not be cached.
 fn life(reply: &[u8]) -> Option<(bool, u32, Vec<usize>)> {
     let message = Message::from_vec(reply).ok()?;
     let code = message.metadata.response_code;
@@ -208,7 +208,7 @@ fn life(reply: &[u8]) -> Option<(bool, u32, Vec<usize>)> {
     let shortest = records.map(|record| record.ttl).min();
     let denial = message.answers.is_empty() || code == ResponseCode::NXDomain;
     let life = if denial {
-        // How long nothing is nothing, the zone says in its SOA.
+        // The zone's SOA says how long a denial may be cached.
         let soa = message
             .authorities
             .iter()
@@ -223,7 +223,7 @@ fn life(reply: &[u8]) -> Option<(bool, u32, Vec<usize>)> {
     Some((denial, life, ttl_places(reply)?))
 }
 
-/// Finds the times to live of all records but the EDNS one, whose field means something else.
+/// The offsets of all TTLs except in the OPT record, whose field means something else.
 fn ttl_places(reply: &[u8]) -> Option<Vec<usize>> {
     let half = |at: usize| {
         let bytes = reply.get(at..)?.first_chunk::<2>()?;
@@ -245,7 +245,7 @@ fn ttl_places(reply: &[u8]) -> Option<Vec<usize>> {
     (at <= reply.len()).then_some(places)
 }
 
-/// Where a name ends: at its empty label, or behind a pointer.
+/// The end of a name: at its empty label, or after a pointer.
 fn after_name(message: &[u8], mut at: usize) -> Option<usize> {
     loop {
         match *message.get(at)? {
@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_not_be_kept_is_not() {
+    fn uncacheable_answers_are_not_cached() {
         let (cache, _) = cache();
         let mut truncated = reply(&[60]);
         truncated.metadata.truncation = true;
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_asked_often_is_renewed_once_before_it_ends() {
+    fn popular_answers_are_prefetched_once_before_they_expire() {
         let (cache, clock) = cache();
         keep(&cache, "a", &reply(&[100]).to_vec().unwrap());
         keep(&cache, "rare", &reply(&[100]).to_vec().unwrap());

@@ -1,5 +1,5 @@
-//! What happens to a question, in CoreDNS' order: `rewrite`, `template`, `hosts`, `kubernetes`,
-//! `forward`. One [`Block`] for each server block of the Corefile.
+//! The plugins of a query in CoreDNS' order: `rewrite`, `template`, `hosts`, `kubernetes`,
+//! `forward`. One [`Block`] per server block of the Corefile.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -21,39 +21,39 @@ use crate::{
     zone::{Answer, Zone},
 };
 
-/// How many aliases inside the cluster are followed.
+/// The maximum number of CNAMEs inside the cluster that are followed.
 const ALIASES: usize = 8;
 
 /// All blocks.
 pub struct Chain {
-    /// What they are made from.
+    /// The generation of the settings.
     pub generation: u64,
     blocks: Vec<Arc<Block>>,
 }
 
 /// A server block.
 pub struct Block {
-    /// Its place among the blocks.
+    /// Its index among the blocks.
     pub index: usize,
     zones: Vec<Name>,
-    /// Which answers are logged.
+    /// Which replies are logged.
     pub log: Option<LogClasses>,
-    /// Whether failures are logged.
+    /// Whether errors are logged.
     pub errors: bool,
-    /// Changes of its questions.
+    /// The rewrite rules.
     pub rewrites: Vec<Rewrite>,
     templates: Vec<Template>,
     hosts: Option<Hosts>,
     zone: Option<Zone>,
-    /// Who else is asked.
+    /// The forwarder.
     pub upstream: Upstream,
 }
 
-/// A question for others.
+/// A query to forward.
 pub struct Elsewhere {
-    /// The block whose resolvers are asked.
+    /// The block whose servers are asked.
     pub block: Arc<Block>,
-    /// For which name.
+    /// The name.
     pub name: Name,
 }
 
@@ -89,8 +89,8 @@ impl Chain {
         })
     }
 
-    /// The blocks of a Corefile that is not followed, with the cluster's usual surroundings; also says
-    /// what of it has no effect.
+    /// The blocks of a fixed Corefile, with default surroundings; also returns the parts that have
+    /// no effect.
     pub fn of_corefile(
         text: &str,
         cluster_domain: &str,
@@ -109,7 +109,7 @@ impl Chain {
         Ok((chain.map_err(|error| error.to_string())?, parsed.problems))
     }
 
-    /// The block of a name: the one with the longest zone.
+    /// The block of a name: the one with the longest matching zone.
     pub fn block(&self, name: &Name) -> Option<&Arc<Block>> {
         let depth = |block: &Block| {
             let zones = block.zones.iter().filter(|zone| zone.zone_of(name));
@@ -126,17 +126,17 @@ impl Chain {
         best.map(|(_, block)| block)
     }
 
-    /// A block by its place.
+    /// A block by its index.
     pub fn at(&self, index: usize) -> Option<&Arc<Block>> {
         self.blocks.get(index)
     }
 
-    /// Whether any block logs answers.
+    /// Whether any block logs replies.
     pub fn logs(&self) -> bool {
         self.blocks.iter().any(|block| block.log.is_some())
     }
 
-    /// How many answers of others are kept.
+    /// The number of cached answers.
     pub fn cached(&self) -> usize {
         self.blocks
             .iter()
@@ -144,7 +144,7 @@ impl Chain {
             .sum()
     }
 
-    /// Puts what is known here into the reply; returns what somebody else must be asked for.
+    /// Adds what is known to the reply; returns what must be forwarded.
     pub fn fill(
         &self,
         block: &Arc<Block>,
@@ -172,7 +172,7 @@ impl Chain {
     }
 }
 
-/// What comes after a look into a block.
+/// The next step after a block was asked.
 enum Next {
     Done,
     Forward,
@@ -257,7 +257,7 @@ fn add_answer(zone: &Zone, answer: Answer, reply: &mut Message) {
     reply.add_additionals(additional);
 }
 
-/// Clients tend to take the first: let it be another one each time.
+/// Rotates the records, since clients tend to use the first.
 fn take_turns(records: &mut [Record], id: u16) {
     let turn = usize::from(id) % records.len().max(1);
     records.rotate_left(turn);

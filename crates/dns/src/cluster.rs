@@ -1,4 +1,4 @@
-//! What the zone reads: Services and EndpointSlices, found by name and by address.
+//! The zone's data: Services and EndpointSlices, indexed by name and by address.
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -9,14 +9,14 @@ use k8s_openapi::api::{
 };
 use lifecycle::Context;
 
-/// The label that says which service a slice belongs to.
+/// The label with the Service of an EndpointSlice.
 pub const SERVICE_NAME: &str = "kubernetes.io/service-name";
-/// Where the Corefile is.
+/// Namespace and name of the ConfigMap with the Corefile.
 pub const SETTINGS: (&str, &str) = ("kube-system", "coredns");
 const BY_SERVICE: &str = "service";
 const BY_ADDRESS: &str = "address";
 
-/// Informers with the indexes that the zone needs. Cloning shares them.
+/// Informers with the indexes of the zone. Clones share them.
 #[derive(Clone)]
 pub struct Cluster {
     /// All Services.
@@ -44,7 +44,7 @@ fn service_of_slice(slice: &EndpointSlice) -> Vec<String> {
 
 fn addresses_of_slice(slice: &EndpointSlice) -> Vec<String> {
     let endpoints = slice.endpoints.iter().flatten();
-    // Addresses can be written in several ways; the index has one.
+    // Addresses have several spellings; the index uses one.
     let parsed = endpoints
         .flat_map(|endpoint| &endpoint.addresses)
         .filter_map(|ip| ip.parse::<IpAddr>().ok());
@@ -52,7 +52,7 @@ fn addresses_of_slice(slice: &EndpointSlice) -> Vec<String> {
 }
 
 impl Cluster {
-    /// Follows the API for as long as the context's run lasts.
+    /// Starts the informers, for the context's run.
     pub fn start(client: &kube::Client, context: &Context) -> Self {
         let services = Informer::builder(client.clone()).index(BY_ADDRESS, addresses_of_service);
         let slices = Informer::builder(client.clone())
@@ -68,7 +68,7 @@ impl Cluster {
         }
     }
 
-    /// Holds what is put there, and asks no server: for tests.
+    /// Informers without a server, for tests.
     pub fn offline(client: &kube::Client) -> Self {
         let services = Informer::builder(client.clone()).index(BY_ADDRESS, addresses_of_service);
         let slices = Informer::builder(client.clone())
@@ -81,17 +81,17 @@ impl Cluster {
         }
     }
 
-    /// Waits until everything is known.
+    /// Waits until the informers have synced.
     pub async fn synced(&self) {
         tokio::join!(self.services.synced(), self.slices.synced());
     }
 
-    /// Whether everything is known.
+    /// Whether the informers have synced.
     pub fn has_synced(&self) -> bool {
         self.services.has_synced() && self.slices.has_synced()
     }
 
-    /// Changes with every change of what names mean.
+    /// Changes with every change of the zone's data.
     pub fn generation(&self) -> u64 {
         self.services.generation() + self.slices.generation()
     }
@@ -112,13 +112,13 @@ impl Cluster {
         self.slices.by_index(BY_ADDRESS, &ip.to_string())
     }
 
-    /// Whether a namespace has any name in the zone.
+    /// Whether a namespace has any Service.
     pub fn has_services_in(&self, namespace: &str) -> bool {
         self.services.has_any_in(namespace)
     }
 }
 
-/// The name of the service that a slice belongs to.
+/// The Service of an EndpointSlice.
 pub fn owner(slice: &EndpointSlice) -> Option<&str> {
     slice
         .metadata
@@ -128,7 +128,7 @@ pub fn owner(slice: &EndpointSlice) -> Option<&str> {
         .map(String::as_str)
 }
 
-/// A service's cluster addresses; none when it is headless.
+/// A Service's cluster IPs; empty if it is headless.
 pub fn cluster_ips(service: &Service) -> Vec<IpAddr> {
     let Some(spec) = &service.spec else {
         return Vec::new();
@@ -149,15 +149,15 @@ pub fn cluster_ips(service: &Service) -> Vec<IpAddr> {
     ips
 }
 
-/// Whether clients are given the endpoints' own addresses.
+/// Whether the Service is headless.
 pub fn is_headless(service: &Service) -> bool {
     service.spec.as_ref().is_some_and(|spec| {
         spec.cluster_ip.as_deref() == Some("None") && spec.type_.as_deref() != Some("ExternalName")
     })
 }
 
-/// Whether an endpoint is given to clients. The controller that writes slices has already counted
-/// endpoints as ready whose service publishes not-ready addresses.
+/// Whether an endpoint is published. The controller already marks endpoints as ready if their
+/// Service publishes not-ready addresses.
 pub fn is_published(endpoint: &Endpoint) -> bool {
     endpoint
         .conditions
@@ -166,7 +166,7 @@ pub fn is_published(endpoint: &Endpoint) -> bool {
         .unwrap_or(true)
 }
 
-/// The endpoint's own label under the service's name.
+/// The endpoint's label below the Service's name.
 pub fn endpoint_label(endpoint: &Endpoint, ip: IpAddr) -> String {
     match endpoint
         .hostname

@@ -1,6 +1,6 @@
-//! Datagrams: one socket and one thread for each core. Names of the cluster, and answers of others that are
-//! kept, are answered at once, many with one system call; only questions for other resolvers wait in
-//! tasks of the runtime.
+//! The UDP listener: one socket and one thread per core. Names of the cluster and cached answers
+//! are answered at once, many with one system call; only forwarded queries run as tasks of the
+//! async runtime.
 
 use std::{
     io::{self, PipeReader},
@@ -32,7 +32,7 @@ use crate::{
 /// How many batches are answered before the thread looks whether it shall end.
 const BATCHES: usize = 16;
 
-/// Answers what comes to a socket until shutdown, on a thread of its own.
+/// Answers datagrams of a socket until shutdown, on a thread of its own.
 pub(crate) fn serve(
     socket: UdpSocket,
     answers: Arc<Answers>,
@@ -65,7 +65,7 @@ pub(crate) fn serve(
     Ok(())
 }
 
-/// One socket's work.
+/// The state of one socket's thread.
 struct Worker {
     socket: Arc<UdpSocket>,
     answers: Arc<Answers>,
@@ -76,7 +76,7 @@ struct Worker {
     tally: Tally,
 }
 
-/// Whose request it is, and when it came.
+/// The client of a request, and when it arrived.
 #[derive(Clone, Copy)]
 struct Asked {
     from: Peer,
@@ -109,14 +109,14 @@ impl Worker {
     fn answer_all(&mut self, inbox: &Inbox) {
         let begun = Instant::now();
         let chain = self.answers.chain.load_full();
-        // Before anything is decided, so that what is remembered is not older than it says.
+        // Before any decision, so that memoized replies are not older than their generation.
         self.memo
             .enter(chain.generation + self.cluster.generation());
         for (request, from) in inbox.iter() {
             self.answer(&chain, request, Asked { from, begun });
         }
         if let Err(error) = self.outbox.send(&*self.socket) {
-            debug!(%error, "a reply was not sent");
+            debug!(%error, "cannot send reply");
         }
         self.answers.metrics.add(&mut self.tally, begun.elapsed());
     }
@@ -141,7 +141,7 @@ impl Worker {
         self.decide(chain, request, question.as_ref(), asked);
     }
 
-    /// What is in the outbox' buffer is the reply.
+    /// The outbox' current buffer is the reply.
     fn reply(&mut self, chain: &Chain, request: &[u8], asked: Asked) {
         let reply = self.outbox.filled();
         self.tally
@@ -154,7 +154,7 @@ impl Worker {
         self.outbox.add(asked.from);
     }
 
-    /// Sends an answer of others that is kept. `false` when there is none.
+    /// Sends a cached answer; false if there is none.
     fn answer_kept(
         &mut self,
         chain: &Chain,
@@ -212,7 +212,7 @@ impl Worker {
         }
     }
 
-    /// Answers in a task of its own.
+    /// Forwards in a task of its own.
     fn ask_others(
         &self,
         chain: Arc<Chain>,
@@ -222,7 +222,7 @@ impl Worker {
         arrival: Arrival,
     ) {
         let Ok(permit) = self.answers.limit.clone().try_acquire_owned() else {
-            debug!("too many questions for others: one is dropped");
+            debug!("too many forwarded queries, dropping one");
             return;
         };
         let (socket, answers) = (self.socket.clone(), self.answers.clone());
@@ -260,9 +260,9 @@ fn arrival(asked: Asked) -> Option<Arrival> {
     })
 }
 
-/// Sends without waiting: a datagram that the kernel has no room for is lost, as on a wire.
+/// Sends without blocking: if the kernel's buffer is full, the datagram is lost, as on a network.
 fn send(socket: &UdpSocket, bytes: &[u8], to: SocketAddr) {
     if let Err(error) = net::sendto(socket, bytes, net::SendFlags::DONTWAIT, &to) {
-        debug!(%to, %error, "a reply was not sent");
+        debug!(%to, %error, "cannot send reply");
     }
 }

@@ -1,4 +1,4 @@
-//! Names with addresses, as in a hosts file. Pure.
+//! A hosts table. Pure.
 
 use std::{collections::HashMap, net::IpAddr};
 
@@ -10,26 +10,26 @@ use hickory_proto::rr::{
 /// A table of names.
 #[derive(Debug)]
 pub struct Hosts {
-    /// Names below these; all when there are none.
+    /// The zones; all names if empty.
     pub zones: Vec<Name>,
-    /// How long clients may keep answers, in seconds.
+    /// The TTL of answers, in seconds.
     pub ttl: u32,
-    /// Whether addresses have names.
+    /// Whether reverse lookups are answered.
     pub reverse: bool,
-    /// Names below these that are not here are looked for elsewhere.
+    /// Zones whose missing names are passed to the next plugin.
     pub fallthrough: Vec<Name>,
     by_name: HashMap<Name, Vec<IpAddr>>,
     by_address: HashMap<IpAddr, Vec<Name>>,
 }
 
-/// What the table has for a question.
+/// The result of a lookup.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Found {
-    /// These records; none when the name has only others.
+    /// These records; empty if the name has only records of other types.
     Records(Vec<Record>),
-    /// Not here, and nobody else may know.
+    /// The name does not exist, and is not passed on.
     Missing,
-    /// Not a question for this table.
+    /// Not for this table.
     Elsewhere,
 }
 
@@ -46,13 +46,13 @@ impl Default for Hosts {
     }
 }
 
-/// Whether one of the zones has this name.
+/// Whether one of the zones contains this name.
 pub(crate) fn within(zones: &[Name], name: &Name) -> bool {
     zones.iter().any(|zone| zone.zone_of(name))
 }
 
 impl Hosts {
-    /// Adds the lines of a hosts file; lines that are none are left out, as resolvers do.
+    /// Adds the lines of a hosts file; invalid lines are skipped, as resolvers do.
     pub fn add_text(&mut self, text: &str) {
         for line in text.lines() {
             self.add_line(line);

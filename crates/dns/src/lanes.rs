@@ -1,10 +1,8 @@
-//! Sockets to the resolvers: a few for each, shared by all questions under way. Each has a source
-//! port that the kernel chose at random, lives for a limited time and number of questions, and tells
-//! answers apart by the message id: whoever wants to forge an answer must guess the port, the id and
-//! the question.
+//! UDP sockets to upstream servers: a few per server, shared by all pending queries. Each has a
+//! random source port, lives for a limited time and number of queries, and matches answers by
+//! message id: a forger must guess the port, the id and the question.
 //!
-//! There is no reader: of those who wait on a socket, whoever gets a datagram hands it to the one
-//! that it is for.
+//! There is no reader task: a waiter that receives a datagram for another one passes it on.
 
 use std::{
     collections::HashMap,
@@ -18,18 +16,19 @@ use parking_lot::Mutex;
 use rand::Rng;
 use tokio::{net::UdpSocket, sync::mpsc};
 
-/// Sockets to one resolver.
+/// The maximum number of sockets per server.
 const LANES: usize = 16;
-/// A socket takes no more questions after this long, or after so many: its port becomes known.
+/// A socket is not used for new queries after this time, or this many queries, since its port may
+/// become known.
 const LIFE: Duration = Duration::from_secs(10);
 const QUESTIONS: usize = 500;
-/// The longest datagram.
+/// The maximum length of a datagram.
 const LONGEST: usize = 65535;
 
 /// All sockets.
 #[derive(Default)]
 pub(crate) struct Lanes {
-    /// Guards the list of sockets to each resolver.
+    /// Guards the sockets per server.
     open: Mutex<HashMap<SocketAddr, Vec<Arc<Lane>>>>,
 }
 
@@ -37,7 +36,7 @@ pub(crate) struct Lanes {
 struct Lane {
     socket: UdpSocket,
     born: Instant,
-    /// Guards who waits for which id, and how many have asked.
+    /// Guards the waiters by id, and the number of queries.
     waiting: Mutex<Waiting>,
 }
 
@@ -47,7 +46,7 @@ struct Waiting {
     asked: usize,
 }
 
-/// A question under way; takes its id off the list when it is dropped.
+/// A pending query; releases its id when dropped.
 struct Asked<'a> {
     lane: &'a Lane,
     id: u16,
@@ -61,9 +60,8 @@ impl Drop for Asked<'_> {
 }
 
 impl Lanes {
-    /// Sends a request to a resolver and returns what `accept` takes for its answer. The first two
-    /// bytes of the request are replaced by an id of this side's choice; `accept` sees the request as
-    /// it was sent.
+    /// Sends a request to a server and returns the first answer that `accept` accepts. The
+    /// request's id is replaced; `accept` sees the request as it was sent.
     pub(crate) async fn ask(
         &self,
         server: SocketAddr,
@@ -83,12 +81,12 @@ impl Lanes {
         }
     }
 
-    /// One of the sockets to a resolver, at random.
+    /// A random socket to a server.
     async fn lane(&self, server: SocketAddr) -> io::Result<Arc<Lane>> {
         {
             let mut open = self.open.lock();
             let lanes = open.entry(server).or_default();
-            // Those that are dropped here live on as long as questions wait on them.
+            // Dropped sockets stay open while queries wait on them.
             lanes.retain(|lane| lane.is_fresh());
             let place = rand::rng().random_range(0..LANES);
             if let Some(lane) = lanes.get(place) {
@@ -97,7 +95,7 @@ impl Lanes {
         }
         let lane = Arc::new(Lane::open(server).await?);
         let mut open = self.open.lock();
-        // Resolvers that nobody asks any more leave nothing behind.
+        // Remove servers without usable sockets.
         open.retain(|_, lanes| lanes.iter().any(|lane| lane.is_fresh()));
         let lanes = open.entry(server).or_default();
         if lanes.len() >= LANES {
@@ -108,7 +106,7 @@ impl Lanes {
         Ok(lane)
     }
 
-    /// How many sockets are open for new questions.
+    /// The number of sockets for new queries.
     #[cfg(test)]
     fn count(&self) -> usize {
         self.open.lock().values().map(Vec::len).sum()
@@ -123,7 +121,7 @@ impl Lane {
             Ipv6Addr::UNSPECIFIED.into()
         };
         let socket = UdpSocket::bind((any, 0)).await?;
-        // Datagrams of anybody else do not come through.
+        // The kernel drops datagrams from other addresses.
         socket.connect(server).await?;
         Ok(Self {
             socket,
@@ -136,7 +134,7 @@ impl Lane {
         self.born.elapsed() < LIFE && self.waiting.lock().asked < QUESTIONS
     }
 
-    /// Takes an id that nobody waits for.
+    /// Allocates an unused id.
     fn begin(&self) -> Asked<'_> {
         let (send, answers) = mpsc::unbounded_channel();
         let mut waiting = self.waiting.lock();
@@ -153,7 +151,7 @@ impl Lane {
         }
     }
 
-    /// The next datagram with the id of this question. Meanwhile others are handed on.
+    /// The next datagram with the id of this query; others are passed on.
     async fn receive(&self, asked: &mut Asked<'_>) -> io::Result<Vec<u8>> {
         let mut buffer = vec![0; LONGEST];
         loop {
@@ -171,7 +169,7 @@ impl Lane {
                 return Ok(buffer);
             }
             if let Some(other) = self.waiting.lock().by_id.get(&id) {
-                // Whoever does not wait any more does not need it.
+                // The waiter may be gone.
                 let _ = other.send(buffer[..length].to_vec());
             }
         }
@@ -192,14 +190,14 @@ mod tests {
         let respond = async {
             let mut buffer = [0; 64];
             let (mut ports, mut held) = (HashSet::new(), Vec::new());
-            // Answers come in another order than the questions.
+            // Answers in another order than the queries.
             while held.len() < 200 {
                 let (length, from) = server.recv_from(&mut buffer).await.unwrap();
                 ports.insert(from.port());
                 held.push((buffer[..length].to_vec(), from));
             }
             for (request, from) in held.into_iter().rev() {
-                // Another question's answer with this id first.
+                // First an answer with this id to another question.
                 let forged = [&request[..2], b"forged"].concat();
                 server.send_to(&forged, from).await.unwrap();
                 server.send_to(&request, from).await.unwrap();

@@ -1,11 +1,11 @@
 //! The cluster's DNS on every node: names of services and pods from informers, everything else from
-//! the node's own resolvers.
+//! the node's resolvers.
 //!
-//! [`corefile`] reads the settings, [`zone`] decides what a name of the cluster means (pure over
-//! [`cluster::Cluster`]), [`chain`] asks it and its siblings in CoreDNS' order, [`reply`] turns that into a
-//! message that fits the client, [`upstream`] forwards, [`datagrams`] and [`streams`] listen. An answer about
-//! the cluster is as fresh as the last event: [`memo`] remembers none across a change. Answers of others
-//! are kept for as long as they allow.
+//! [`corefile`] parses the settings, [`zone`] answers names of the cluster (pure over
+//! [`cluster::Cluster`]), [`chain`] runs it and the other plugins in CoreDNS' order, [`reply`]
+//! builds a message that fits the client, [`upstream`] forwards, [`datagrams`] and [`streams`]
+//! listen. An answer about the cluster is as fresh as the last event: [`memo`] is cleared with
+//! every change. Forwarded answers are cached by their TTL.
 
 #![forbid(unsafe_code)]
 
@@ -33,7 +33,7 @@ pub mod zone;
 
 pub use server::{Config, Server};
 
-/// Why the server could not do its work.
+/// An error of the DNS server.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The configured zone is not a domain name.

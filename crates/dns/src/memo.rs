@@ -1,35 +1,35 @@
-//! What the last questions of a socket came to, as bytes: the same question again costs a lookup and
-//! a copy. Nothing is remembered across a change of the cluster or of the settings, so an answer is
-//! never older than the last event.
+//! Memoizes replies of a socket as bytes: repeated questions cost a lookup and a copy. It is
+//! cleared when the cluster or the settings change, so that an answer is never older than the last
+//! event.
 
 use std::collections::HashMap;
 
 use crate::wire::{Plain, readdress};
 
-/// The most questions that are remembered; then all are forgotten.
+/// The maximum number of questions; then all are dropped.
 const CAPACITY: usize = 8192;
-/// A record that begins with a pointer to the question's name.
+/// A compression pointer to the question's name.
 const TO_QUESTION: [u8; 2] = [0xc0, 12];
 
-/// What a question came to.
+/// The result of a question.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
     /// This reply.
     Reply(Template),
-    /// A question for the resolvers of this block.
+    /// To be forwarded by this block.
     Forward(usize),
 }
 
-/// A reply to one question, whoever asks it.
+/// A reply to one question, for any client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Template {
     bytes: Box<[u8]>,
-    /// Where the records begin that take turns, how long each is and how many there are.
+    /// Rotated records: their offset, length and number.
     turns: Option<(usize, usize, usize)>,
 }
 
 impl Template {
-    /// Makes one of the reply to a plain request. `None` when it is not good for the next.
+    /// From the reply to a plain request. `None` if it cannot be reused.
     pub fn new(reply: &[u8], question: &Plain<'_>) -> Option<Self> {
         let header = reply.first_chunk::<12>()?;
         let truncated = header[2] & 2 != 0;
@@ -39,12 +39,12 @@ impl Template {
         let records = usize::from(u16::from_be_bytes([header[6], header[7]]));
         let turns = match records {
             0 | 1 => None,
-            // Some of them are in an order that means something, or point at each other.
+            // Otherwise their order may matter, or they may contain compression pointers.
             _ => Some(alike(reply, question.end(), records)?),
         };
         let mut bytes: Box<[u8]> = reply.into();
         if let Some((start, length, count)) = turns {
-            // Back to the order of the first turn.
+            // Undo the rotation.
             let turn = usize::from(u16::from_be_bytes([header[0], header[1]])) % count;
             bytes[start..start + length * count].rotate_right(turn * length);
         }
@@ -70,33 +70,33 @@ fn alike(reply: &[u8], start: usize, count: usize) -> Option<(usize, usize, usiz
     let length = 12 + usize::from(u16::from_be_bytes([first[10], first[11]]));
     let records = reply.get(start..start + length * count)?;
     let alike = |record: &[u8]| {
-        // Type, class, and everything but the time to live and the data.
+        // Compares everything but the TTL and the data.
         record[..2] == TO_QUESTION && record[2..6] == first[2..6] && record[10..12] == first[10..12]
     };
-    // Only addresses have no names in them.
+    // Only address records contain no names.
     let addresses = matches!(first[2..4], [0, 1] | [0, 28]);
     (addresses && records.chunks(length).all(alike)).then_some((start, length, count))
 }
 
-/// The memory of one socket.
+/// The memo of one socket.
 #[derive(Default)]
 pub struct Memo {
-    /// What the outcomes were decided by.
+    /// The generation of the replies.
     generation: u64,
     outcomes: HashMap<Box<[u8]>, Outcome>,
     key: Vec<u8>,
 }
 
-/// What is known about a question.
+/// The result of a lookup.
 pub enum Known {
     /// The reply was written.
     Written,
-    /// A question for the resolvers of this block.
+    /// To be forwarded by this block.
     Forward(usize),
 }
 
 impl Memo {
-    /// Forgets everything when the world is another one.
+    /// Clears the memo if the generation changed.
     pub fn enter(&mut self, generation: u64) {
         if self.generation != generation {
             self.generation = generation;
@@ -122,7 +122,7 @@ impl Memo {
         }
     }
 
-    /// Remembers what a question came to.
+    /// Stores the result of a question.
     pub fn keep(&mut self, question: &Plain<'_>, limit: usize, outcome: Outcome) {
         if self.outcomes.len() >= CAPACITY {
             self.outcomes.clear();

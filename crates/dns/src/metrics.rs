@@ -1,5 +1,5 @@
-//! What the DNS server counts, under CoreDNS' names. Counting takes no lock: the labels of a question are places in
-//! arrays, and a batch of questions is counted at once.
+//! The DNS server's metrics, under CoreDNS' names. Counting takes no lock: labels are array
+//! indexes, and a batch of queries is counted at once.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
@@ -11,12 +11,12 @@ use stdx::exposition::Exposition;
 
 use crate::reply::Transport;
 
-/// CoreDNS' buckets: from a quarter of a millisecond on, each twice the one before.
+/// CoreDNS' buckets: from 0.25 ms, doubling.
 const BUCKETS: &[f64] = &[
     0.00025, 0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1.024,
     2.048, 4.096, 8.192,
 ];
-/// The types of questions that are told apart, as CoreDNS does; the last stands for all others.
+/// The query types with a label of their own, as in CoreDNS; the last stands for all others.
 const TYPES: [(u16, &str); 14] = [
     (1, "A"),
     (2, "NS"),
@@ -35,27 +35,27 @@ const TYPES: [(u16, &str); 14] = [
 ];
 const PROTOCOLS: [&str; 2] = ["udp", "tcp"];
 const FAMILIES: [&str; 2] = ["1", "2"];
-/// Codes of replies that fit into a header.
+/// The number of response codes in a header.
 const CODES: usize = 16;
-/// The one server and zone that there are, as CoreDNS shows its usual ones.
+/// The labels of the server and zone, as CoreDNS has by default.
 const SERVER: [(&str, &str); 3] = [("server", "dns://:53"), ("zone", "."), ("view", "")];
 const CACHE: [(&str, &str); 3] = [("server", "dns://:53"), ("zones", "."), ("view", "")];
 
-/// Counts of one server.
+/// The counters of a server.
 #[derive(Default)]
 pub struct Metrics {
     requests: [[[AtomicU64; TYPES.len()]; FAMILIES.len()]; PROTOCOLS.len()],
     responses: [AtomicU64; CODES],
     duration: Durations,
-    /// Answers from the cache: names that exist, and names that do not.
+    /// Cache hits: answers with records, and denials.
     hits: [AtomicU64; 2],
     misses: AtomicU64,
 }
 
-/// How long requests took.
+/// Request durations.
 #[derive(Default)]
 struct Durations {
-    /// Up to each bound and above the one before; the last is above all of them.
+    /// Counts per bucket; the last is above all bounds.
     buckets: [AtomicU64; BUCKETS.len() + 1],
     nanoseconds: AtomicU64,
 }
@@ -84,7 +84,7 @@ fn value(counter: &AtomicU64) -> f64 {
 }
 
 impl Labels {
-    /// Those of a reply.
+    /// The labels of a reply.
     pub fn new(reply: &[u8], transport: Transport, ipv6: bool) -> Self {
         let asked = question_type(reply).unwrap_or_default();
         let place = TYPES.iter().position(|(number, _)| *number == asked);
@@ -98,7 +98,7 @@ impl Labels {
 }
 
 impl Tally {
-    /// Adds one reply.
+    /// Adds a reply.
     pub fn count(&mut self, labels: Labels) {
         match self.replies.iter_mut().find(|(of, _)| *of == labels) {
             Some((_, count)) => *count += 1,
@@ -131,7 +131,7 @@ impl Durations {
 }
 
 impl Metrics {
-    /// As many requests with these labels were answered, each in this time.
+    /// Counts requests with these labels, each of this duration.
     pub fn answered(&self, labels: Labels, count: u64, each: Duration) {
         add(
             &self.requests[labels.protocol][labels.family][labels.asked],
@@ -141,25 +141,25 @@ impl Metrics {
         self.duration.add(count, each);
     }
 
-    /// All of a tally were answered, each in this time; the tally is empty after that.
+    /// Counts and clears a tally, with this duration per request.
     pub fn add(&self, tally: &mut Tally, each: Duration) {
         for (labels, count) in tally.replies.drain(..) {
             self.answered(labels, count, each);
         }
     }
 
-    /// A question for others was answered from the cache.
+    /// Counts a cache hit.
     pub fn hit(&self, reply: &[u8]) {
         let code = reply.get(3).map_or(0, |flags| flags & 0xf);
         add(&self.hits[usize::from(code != 0)], 1);
     }
 
-    /// A question for others was not in the cache.
+    /// Counts a cache miss.
     pub fn missed(&self) {
         add(&self.misses, 1);
     }
 
-    /// The page; `cached` is the number of answers in the cache.
+    /// The exposition; `cached` is the number of cached answers.
     pub fn page(&self, cached: usize) -> String {
         let mut page = Exposition::default();
         let name = "coredns_dns_requests_total";
@@ -203,7 +203,7 @@ impl Metrics {
     }
 }
 
-/// What never happened is left out, as CoreDNS leaves it out.
+/// Counters of zero are omitted, as in CoreDNS.
 fn show(page: &mut Exposition, name: &str, labels: &[(&str, &str)], counter: &AtomicU64) {
     if value(counter) > 0.0 {
         page.sample(name, labels, value(counter), None);
@@ -222,13 +222,13 @@ fn code_name(code: u8) -> String {
     }
 }
 
-/// The type of the first question of a message.
+/// The type of a message's first question.
 fn question_type(message: &[u8]) -> Option<u16> {
     let mut at = 12;
     loop {
         match *message.get(at)? {
             0 => break,
-            // A first question points nowhere.
+            // The first question cannot have a compression pointer.
             length if length >= 64 => return None,
             length => at += usize::from(length) + 1,
         }
@@ -287,11 +287,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_message_has_no_type() {
+    fn invalid_messages_are_counted_without_type() {
         for bytes in [&[][..], &[0; 12], &[0xff; 40], &[1; 20]] {
             assert_eq!(question_type(bytes), None);
         }
-        // Nothing of it makes counting fail.
+        // Invalid messages are counted, too.
         let metrics = Metrics::default();
         let labels = Labels::new(&[], Transport::Tcp, true);
         metrics.answered(labels, 1, Duration::ZERO);

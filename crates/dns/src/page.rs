@@ -1,4 +1,4 @@
-//! The HTTP server of the page of metrics, where CoreDNS has its own.
+//! The HTTP server for metrics, on CoreDNS' port.
 
 use std::{convert::Infallible, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -16,17 +16,17 @@ use tokio::{
 };
 use tracing::{debug, warn};
 
-/// A connection without a request for this long is closed.
+/// The idle timeout of a connection.
 const IDLE: Duration = Duration::from_secs(30);
-/// How soon a port that somebody else has is tried again.
+/// The delay before a used port is tried again.
 const AGAIN: Duration = Duration::from_secs(5);
-/// Connections that may be open at once.
+/// The maximum number of connections.
 const AT_ONCE: usize = 16;
 
-/// Makes the page.
+/// Makes the metrics page.
 pub(crate) type Page = Arc<dyn Fn() -> String + Send + Sync>;
 
-/// Serves the page at `/metrics`, for as long as it is polled.
+/// Serves `/metrics` while polled.
 pub(crate) async fn serve(address: SocketAddr, page: Page, context: lifecycle::Context) {
     let listener = loop {
         match TcpListener::bind(address).await {

@@ -1,5 +1,5 @@
-//! From a request's bytes to a reply that fits the client. Pure, except that aliases and foreign
-//! names are handed back to be asked elsewhere.
+//! From a request's bytes to a reply that fits the client. Pure, except that CNAME targets and
+//! other names are returned to be forwarded.
 
 use std::sync::Arc;
 
@@ -14,15 +14,15 @@ use crate::{
     rewrite::{self, Undo},
 };
 
-/// What we accept in one datagram: fits every path without fragments.
+/// Our UDP payload size: fits every path without fragmentation.
 const PAYLOAD: u16 = 1232;
-/// What a client takes that does not say.
+/// The payload size of a client without EDNS.
 const PLAIN_PAYLOAD: u16 = 512;
 
-/// How a request came.
+/// The transport of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Transport {
-    /// In a datagram: the reply must fit one.
+    /// UDP: the reply must fit into one datagram.
     Udp,
     /// On a stream.
     Tcp,
@@ -30,33 +30,33 @@ pub enum Transport {
 
 /// What to do with a request.
 pub enum Step {
-    /// Send this.
+    /// Send this reply.
     Send(Message),
-    /// Ask the block's resolvers and send what comes.
+    /// Forward to the block's servers and send their answer.
     Forward(Arc<Block>, Box<Message>),
-    /// Ask for a name, add what comes to a reply, and send it.
+    /// Query a name, add its records to a reply, and send it.
     Complete(Box<Completion>),
-    /// Say nothing.
+    /// Send nothing.
     Ignore,
 }
 
-/// A reply that lacks what others know.
+/// A reply that lacks forwarded records.
 pub struct Completion {
-    /// Whose resolvers are asked.
+    /// The block whose servers are asked.
     pub block: Arc<Block>,
-    /// What they are asked.
+    /// The query to forward.
     pub question: Query,
     reply: Message,
     undo: Undo,
 }
 
-/// How many bytes of a datagram a client takes that says this, or nothing.
+/// The maximum datagram size for a client with this EDNS payload size, or none.
 pub fn limit(payload: Option<u16>) -> usize {
     let taken = payload.unwrap_or(PLAIN_PAYLOAD);
     usize::from(taken.clamp(PLAIN_PAYLOAD, PAYLOAD))
 }
 
-/// Decides about a request; also says how many bytes of a datagram the client takes.
+/// Decides about a request; also returns the maximum datagram size of the client.
 pub fn decide(chain: &Chain, cluster: &Cluster, bytes: &[u8]) -> (Step, usize) {
     match Message::from_vec(bytes) {
         Ok(request) => {
@@ -69,7 +69,8 @@ pub fn decide(chain: &Chain, cluster: &Cluster, bytes: &[u8]) -> (Step, usize) {
 
 fn decide_nonsense(bytes: &[u8]) -> Step {
     match bytes.first_chunk::<12>() {
-        // Only a query may be answered, or two servers could send errors to each other for ever.
+        // Only queries are answered; otherwise two servers could send errors to each other for
+        // ever.
         Some(header) if header[2] & 0x80 == 0 => {
             let id = u16::from_be_bytes([header[0], header[1]]);
             Step::Send(Message::error_msg(id, OpCode::Query, ResponseCode::FormErr))
@@ -142,7 +143,7 @@ fn refuse(mut reply: Message, code: ResponseCode) -> Step {
 }
 
 impl Completion {
-    /// The reply with what was found, or with the code that asking failed with.
+    /// The reply with the forwarded records, or with the code of the failed query.
     pub fn complete(self, found: Result<&Message, ResponseCode>) -> Message {
         let Self {
             mut reply, undo, ..
@@ -155,7 +156,7 @@ impl Completion {
                 let records: Vec<Record> = found.answers.clone();
                 reply.add_answers(records);
                 if reply.answers.is_empty() {
-                    // Says how long absence may be remembered.
+                    // The SOA says how long a denial may be cached.
                     reply.add_authorities(found.authorities.iter().cloned());
                 }
             }
@@ -165,15 +166,15 @@ impl Completion {
     }
 }
 
-/// A reply that says that nobody could be asked.
+/// A reply with an error code.
 pub fn failure(request: &Message, code: ResponseCode) -> Message {
     let mut reply = empty_reply(request);
     reply.metadata.response_code = code;
     reply
 }
 
-/// The reply's bytes; cut to `limit` and marked so, with as many answers as fit, since some clients
-/// use those and never ask again.
+/// The reply's bytes, truncated to `limit` with as many answers as fit, since some clients use
+/// those and never retry.
 pub fn encode(mut reply: Message, limit: usize) -> Option<Vec<u8>> {
     let mut bytes = reply.to_vec().ok()?;
     if bytes.len() <= limit {

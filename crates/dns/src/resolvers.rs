@@ -1,5 +1,5 @@
-//! The servers that other names are asked from: which there are, which answered last, and the sockets to
-//! them. Shared by all blocks, and kept when settings change.
+//! The upstream servers: their addresses, which of them answered last, and the sockets. Shared by
+//! all blocks, and kept when settings change.
 
 use std::{
     collections::HashMap,
@@ -21,29 +21,29 @@ use tracing::warn;
 
 use crate::{lanes::Lanes, metrics::Metrics, reply::Transport};
 
-/// How often a `resolv.conf` is looked at again.
+/// How often a `resolv.conf` is checked for changes.
 const FRESH: Duration = Duration::from_secs(5);
-/// How long a server that did not answer is asked after all others.
+/// How long a server that did not answer is asked last.
 const SET_BACK: Duration = Duration::from_secs(5);
-/// Resolvers read no more servers than this either.
+/// Resolvers use no more servers of a `resolv.conf` either.
 const SERVERS: usize = 3;
 
-/// See the module.
+/// The upstream servers.
 pub struct Resolvers {
-    /// Addresses that lead back to ourselves.
+    /// Our own addresses.
     own: Vec<IpAddr>,
-    /// The time, for what is kept.
+    /// The clock of the cache.
     pub clock: Arc<dyn Clock>,
     pub metrics: Arc<Metrics>,
-    /// Guards the servers of each file as they were read last.
+    /// Guards the servers of each file, and when it was read.
     files: Mutex<HashMap<PathBuf, (Instant, Vec<SocketAddr>)>>,
-    /// Guards who did not answer last time, and when.
+    /// Guards the servers that did not answer, and when.
     silent: Mutex<HashMap<SocketAddr, Instant>>,
     lanes: Lanes,
 }
 
 impl Resolvers {
-    /// Servers at an address of `own` are never asked.
+    /// Servers at an address in `own` are never asked.
     pub fn new(own: Vec<IpAddr>, clock: Arc<dyn Clock>, metrics: Arc<Metrics>) -> Arc<Self> {
         Arc::new(Self {
             own,
@@ -68,14 +68,14 @@ impl Resolvers {
         servers
     }
 
-    /// Puts those that were silent just now behind the others.
+    /// Moves servers that did not answer recently to the end.
     pub fn order(&self, servers: &mut [SocketAddr]) {
         let mut silent = self.silent.lock();
         silent.retain(|_, since| since.elapsed() < SET_BACK);
         servers.sort_by_key(|server| silent.contains_key(server));
     }
 
-    /// Asks a server.
+    /// Queries a server.
     pub async fn ask(
         &self,
         server: SocketAddr,
@@ -103,13 +103,13 @@ fn read_servers(path: &Path, own: &[IpAddr]) -> Vec<SocketAddr> {
     match fs::read_to_string(path) {
         Ok(text) => parse_servers(&text, own),
         Err(error) => {
-            warn!(path = %path.display(), %error, "no resolvers: only names of the cluster are known");
+            warn!(path = %path.display(), %error, "cannot read resolvers, answering only cluster names");
             Vec::new()
         }
     }
 }
 
-/// The name servers of a `resolv.conf`, without those that lead back here.
+/// The name servers of a `resolv.conf`, without our own addresses.
 pub fn parse_servers(text: &str, own: &[IpAddr]) -> Vec<SocketAddr> {
     let lines = text
         .lines()
@@ -120,7 +120,7 @@ pub fn parse_servers(text: &str, own: &[IpAddr]) -> Vec<SocketAddr> {
             .then(|| words.next())
             .flatten()
     });
-    // A zone index (`fe80::1%eth0`) needs an interface that may not be there any more.
+    // A zone index (`fe80::1%eth0`) needs an interface that may be gone.
     let parsed = named.filter_map(|address| address.parse::<IpAddr>().ok());
     parsed
         .filter(|address| !own.contains(address))
@@ -145,7 +145,7 @@ async fn over_tcp(server: SocketAddr, request: &[u8]) -> io::Result<Vec<u8>> {
     }
 }
 
-/// Whether bytes answer our request: same id, a response, the same question.
+/// Whether bytes answer our request: the same id, a response, the same question.
 fn is_answer(request: &[u8], answer: &[u8]) -> bool {
     let (Some(asked), Some(got)) = (request.first_chunk::<12>(), answer.first_chunk::<12>()) else {
         return false;
@@ -154,9 +154,9 @@ fn is_answer(request: &[u8], answer: &[u8]) -> bool {
         return false;
     }
     match (Message::from_vec(request), Message::from_vec(answer)) {
-        // A refusal may leave the question out.
+        // An error response may omit the question.
         (Ok(asked), Ok(got)) => got.queries.is_empty() || asked.queries == got.queries,
-        // Something in it that we do not know is still the client's to judge.
+        // What we cannot parse is left to the client.
         _ => true,
     }
 }

@@ -1,4 +1,4 @@
-//! Changes of questions before they are answered, and of answers so that they fit the question. Pure.
+//! Rewrites queries before they are answered, and the answers back. Pure.
 
 use std::ops::RangeInclusive;
 
@@ -11,36 +11,36 @@ use hickory_proto::{
 };
 use regex::Regex;
 
-/// One rule.
+/// A rewrite rule.
 #[derive(Debug)]
 pub struct Rewrite {
     /// What it changes.
     pub change: Change,
-    /// Whether rules after it are left out when it matched.
+    /// Whether later rules are skipped after a match.
     pub stop: bool,
 }
 
-/// What a rule changes.
+/// What a rule rewrites.
 #[derive(Debug)]
 pub enum Change {
-    /// The name of the question.
+    /// The question's name.
     Name {
-        /// Which names.
+        /// The matching names.
         matching: Matching,
-        /// What takes the place of the part that matched; `{1}` is a group of a regular expression.
+        /// The replacement of the matching part; `{1}` is a group of a regular expression.
         to: String,
-        /// Whether records at the new name are shown at the name that was asked for.
+        /// Whether records of the new name are renamed to the original one.
         auto: bool,
-        /// Further changes of the answer.
+        /// Further rules for the answer.
         answers: Vec<AnswerRule>,
     },
-    /// The type of the question.
+    /// The question's type.
     Type(RecordType, RecordType),
-    /// The times to live of the answer.
+    /// The answer's TTLs.
     Ttl(Matching, RangeInclusive<u32>),
 }
 
-/// Which names a rule is about. Names are lower case and end with a dot.
+/// Which names a rule matches. Names are lower case and end with a dot.
 #[derive(Debug)]
 pub enum Matching {
     Exact(String),
@@ -50,16 +50,16 @@ pub enum Matching {
     Regex(Regex),
 }
 
-/// A change of the answer.
+/// A rule for the answer.
 #[derive(Debug, Clone)]
 pub struct AnswerRule {
-    /// Whether it is about the names in records' data, not those that have the records.
+    /// Whether it applies to names in records' data instead of record names.
     pub value: bool,
     pub pattern: Regex,
     pub replacement: String,
 }
 
-/// What must be done to the answer of a changed question.
+/// The changes of the answer to a rewritten query.
 #[derive(Debug, Default)]
 pub(crate) struct Undo {
     steps: Vec<Step>,
@@ -67,14 +67,14 @@ pub(crate) struct Undo {
 
 #[derive(Debug)]
 enum Step {
-    /// Records at, or below, the first name are shown at the second.
+    /// Renames records at or below the first name to the second.
     Rename(Name, Name),
     Answer(AnswerRule),
     Ttl(RangeInclusive<u32>),
 }
 
 impl Matching {
-    /// The new name, when this one matches.
+    /// The new name, if this one matches.
     fn replace(&self, name: &str, to: &str) -> Option<String> {
         match self {
             Self::Exact(from) => (name == from).then(|| to.to_owned()),
@@ -86,7 +86,7 @@ impl Matching {
     }
 }
 
-/// The replacement with the groups of the first match, as CoreDNS fills it in.
+/// The replacement with the groups of the first match, as in CoreDNS.
 fn replace_groups(pattern: &Regex, text: &str, replacement: &str) -> Option<String> {
     let groups = pattern.captures(text)?;
     let mut filled = replacement.to_owned();
@@ -103,7 +103,7 @@ fn parse(text: &str) -> Option<Name> {
     Some(name)
 }
 
-/// Applies rules to a question. `Err` when a rule makes a name that is none.
+/// Applies rules to a question. `Err` if a rule makes an invalid name.
 pub(crate) fn apply(rules: &[Rewrite], question: &Query) -> Result<(Query, Undo), ()> {
     let mut changed = question.clone();
     let mut undo = Undo::default();

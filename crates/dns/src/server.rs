@@ -1,4 +1,4 @@
-//! Builds the server, follows its settings, and starts its listeners.
+//! Builds the server, watches its settings, and starts its listeners.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -33,17 +33,17 @@ use crate::{
     zone::Zone,
 };
 
-/// Questions for others that may be under way at once.
+/// The maximum number of concurrent forwarded queries.
 const AT_ONCE: usize = 4096;
 /// How long questions wait for what the cluster says. Clients ask again after five seconds.
 const UNKNOWN: Duration = Duration::from_secs(4);
 
-/// What the DNS server of a node must know.
+/// The configuration of a node's DNS server.
 pub struct Config {
-    /// Reads Services, EndpointSlices and the ConfigMap `kube-system/coredns`.
+    /// A client that reads Services, EndpointSlices and the ConfigMap `kube-system/coredns`.
     pub client: kube::Client,
-    /// Where to listen: an address of the node that pods can reach, on a port of its own. The
-    /// cluster's DNS address is led here by the proxy.
+    /// The addresses to listen on: reachable from pods, on a port of its own. The proxy directs the
+    /// cluster's DNS address here.
     pub listen: Vec<SocketAddr>,
     /// Where the holder of the sockets listens, which keeps them open while this process is away. Without a path
     /// they are closed with it.
@@ -52,18 +52,18 @@ pub struct Config {
     pub metrics: Option<SocketAddr>,
     /// The zone, e.g. `cluster.local`.
     pub cluster_domain: String,
-    /// The cluster's DNS addresses; never asked as upstream, since they are ourselves.
+    /// The cluster's DNS addresses; never asked as upstream, since they are our own.
     pub cluster_dns: Vec<IpAddr>,
-    /// The ranges of pods and services: their reverse names are nobody else's.
+    /// The pod and service CIDRs, whose reverse names are never forwarded.
     pub own_ranges: Vec<IpNet>,
-    /// What `/etc/resolv.conf` of a Corefile means on this node.
+    /// The file to use for `/etc/resolv.conf` in a Corefile.
     pub resolv_conf: PathBuf,
-    /// The time.
+    /// The clock.
     pub clock: Arc<dyn Clock>,
 }
 
 impl Config {
-    /// Fails when the zone is no domain name.
+    /// Fails if the zone is not a domain name.
     pub fn build(self) -> Result<Arc<Server>, Error> {
         let origin = Zone::new(&self.cluster_domain, Vec::new())?
             .origin()
@@ -143,7 +143,7 @@ impl Settings {
 }
 
 impl Server {
-    /// Answers from `cluster` until shutdown.
+    /// Serves from `cluster` until shutdown.
     pub async fn serve(self: &Arc<Self>, cluster: Cluster, context: &Context) -> Outcome {
         let config = &self.settings.config;
         let sockets = sockets::open(config.listen.clone(), config.holder.clone(), context).await?;

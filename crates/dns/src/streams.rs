@@ -1,5 +1,5 @@
-//! Streams: each in a task of its own, and only so many at a time. A client that opens many, asks nothing, or
-//! does not read its answers takes its own share and no more.
+//! The TCP listener: each connection in a task of its own, with a limited number. A client that
+//! opens many, sends nothing, or does not read its answers uses up only its own share.
 
 use std::{
     collections::HashMap,
@@ -25,28 +25,28 @@ use crate::{
     reply::Transport,
 };
 
-/// Streams that may be open at once.
+/// The maximum number of connections.
 const AT_ONCE: usize = 1000;
-/// Streams that one address may have open at once.
+/// The maximum number of connections per client address.
 const PER_CLIENT: usize = 64;
-/// A stream without a question for this long is closed, and so is one whose client does not take an answer.
+/// The timeout without a query, and of writing an answer.
 const IDLE: Duration = Duration::from_secs(10);
 
-/// How many streams each address has open.
+/// The number of connections per client address.
 #[derive(Clone, Default)]
 struct Clients {
-    /// Guards the counts; addresses without a stream are not in there.
+    /// Guards the counts; addresses without a connection are absent.
     open: Arc<Mutex<HashMap<IpAddr, usize>>>,
 }
 
-/// One stream of a client's share; it is given back when this is dropped.
+/// A connection's place in the client's share; released when dropped.
 struct Share {
     clients: Clients,
     of: IpAddr,
 }
 
 impl Clients {
-    /// `None` when this client has all that it may have.
+    /// `None` if the client has reached its limit.
     fn enter(&self, of: IpAddr) -> Option<Share> {
         let of = of.to_canonical();
         let mut open = self.open.lock();
@@ -72,7 +72,7 @@ impl Drop for Share {
     }
 }
 
-/// Answers what comes to a listener, for as long as it is polled.
+/// Serves a listener while polled.
 pub(crate) async fn serve(
     listener: TcpListener,
     answers: Arc<Answers>,
@@ -87,7 +87,7 @@ pub(crate) async fn serve(
         match listener.accept().await {
             Ok((stream, from)) => {
                 let Some(share) = clients.enter(from.ip()) else {
-                    debug!(%from, "a client has too many streams");
+                    debug!(%from, "too many streams of one client");
                     continue;
                 };
                 let (answers, cluster) = (answers.clone(), cluster.clone());
@@ -99,8 +99,8 @@ pub(crate) async fn serve(
                 });
             }
             Err(error) => {
-                // Out of descriptors, most likely: others must get a turn to give some back.
-                warn!(%error, "accepting a stream");
+                // Probably out of descriptors: let others close theirs.
+                warn!(%error, "cannot accept stream");
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
         }
@@ -145,7 +145,7 @@ mod tests {
         let mut held: Vec<Share> = (0..PER_CLIENT).filter_map(|_| clients.enter(one)).collect();
         assert_eq!(held.len(), PER_CLIENT);
         assert!(clients.enter(one).is_none());
-        // The same client by another spelling, and another one.
+        // The same client in another spelling, and another client.
         assert!(clients.enter("::ffff:192.0.2.1".parse().unwrap()).is_none());
         assert!(clients.enter("192.0.2.2".parse().unwrap()).is_some());
         held.pop();

@@ -1,8 +1,7 @@
-//! Questions that somebody else must answer: the servers that `forward` names.
+//! Forwards queries to the servers of `forward`.
 //!
-//! The same question is asked once at a time, and whoever asks it meanwhile shares the answer. That
-//! is also what keeps a resolver that asks us back from making a storm: its question waits for
-//! itself and times out.
+//! Concurrent equal queries are sent once and share the answer. This also prevents loops with a
+//! server that forwards to us: its query waits for itself and times out.
 
 use std::{
     collections::HashMap,
@@ -34,41 +33,41 @@ use crate::{
 /// How often each server is asked.
 const ROUNDS: usize = 2;
 
-/// What tells questions apart: the question's bytes, and what the reply depends on besides.
+/// Identifies a query: the question's bytes, and what else the reply depends on.
 type Key = Box<[u8]>;
 type Answer = Result<Arc<Vec<u8>>, ResponseCode>;
 
-/// Forwards the questions of one block.
+/// Forwards the queries of one block.
 pub struct Upstream {
     forwards: Vec<Forwarder>,
     resolvers: Arc<Resolvers>,
-    /// Guards the questions under way.
+    /// Guards the pending queries.
     under_way: Mutex<HashMap<Key, watch::Receiver<Option<Answer>>>>,
     cache: Option<Cache<Key>>,
 }
 
 struct Forwarder {
     settings: Forward,
-    /// Counts questions, for those who take turns.
+    /// Counts queries, for round robin.
     turn: AtomicUsize,
-    /// Bounds questions under way.
+    /// Limits concurrent queries.
     limit: Option<Semaphore>,
 }
 
-/// A reply with the request's id, and whether it should be asked for again after it was sent.
+/// A reply with the request's id, and whether to prefetch it after it was sent.
 pub struct Reply {
     pub bytes: Vec<u8>,
     pub renew: bool,
 }
 
-/// A request on its way to others.
+/// A request to forward.
 struct Asking<'a> {
     request: &'a Message,
     transport: Transport,
 }
 
 impl Upstream {
-    /// Asks the servers of `forwards`, and keeps answers as `cache` says.
+    /// Forwards to the servers of `forwards`, with a cache as configured.
     pub fn new(
         forwards: Vec<Forward>,
         cache: Option<corefile::Cache>,
@@ -88,12 +87,12 @@ impl Upstream {
         }
     }
 
-    /// How many answers are kept.
+    /// The number of cached answers.
     pub fn cached(&self) -> usize {
         self.cache.as_ref().map_or(0, Cache::len)
     }
 
-    /// Whether there are servers for a name.
+    /// Whether there is a forwarder for a name.
     pub fn has(&self, name: &Name) -> bool {
         self.forwarder(name).is_some()
     }
@@ -105,7 +104,7 @@ impl Upstream {
         })
     }
 
-    /// An answer to a datagram that is kept, if nobody must be asked before it is sent.
+    /// A cached answer to a datagram that can be sent at once.
     pub fn find(&self, request: &[u8], question: &Plain<'_>) -> Option<Reply> {
         let key = key(question, Transport::Udp);
         let (mut bytes, renew) = match self.cache.as_ref()?.find(&key) {
@@ -118,7 +117,7 @@ impl Upstream {
         Some(Reply { bytes, renew })
     }
 
-    /// Answers from what is kept, or asks the servers in turn.
+    /// Answers from the cache, or asks the servers in turn.
     pub async fn ask(
         &self,
         request: &Message,
@@ -127,7 +126,7 @@ impl Upstream {
         let asking = Asking { request, transport };
         let bytes = request.to_vec().map_err(|_| ResponseCode::ServFail)?;
         let question = wire::plain(&bytes);
-        // Requests of another form are rare, and asked each time.
+        // Requests of another form are rare, and not cached.
         let Some(question) = question else {
             let bytes = self.exchange(&asking).await?;
             return Ok(Reply {
@@ -161,14 +160,14 @@ impl Upstream {
         })
     }
 
-    /// Asks the servers for what is kept already, so that it does not end.
+    /// Prefetches a cached answer.
     pub async fn renew(&self, request: &Message, transport: Transport) {
         let bytes = request.to_vec().unwrap_or_default();
         if let Some(question) = wire::plain(&bytes) {
             let key = key(&question, transport);
             let renewed = self.share(key, &Asking { request, transport }).await;
             if let Err(code) = renewed {
-                debug!(%code, "an answer was not renewed");
+                debug!(%code, "prefetch failed");
             }
         }
     }
@@ -176,7 +175,7 @@ impl Upstream {
     async fn share(&self, key: Key, asking: &Asking<'_>) -> Answer {
         let (tell, told) = watch::channel(None);
         if let Some(mut first) = self.join(&key, told) {
-            // Ends also when the first asker is gone without an answer.
+            // Also ends if the first client is gone without an answer.
             let _ = first.changed().await;
             let answer = first.borrow().clone();
             return answer.unwrap_or(Err(ResponseCode::ServFail));
@@ -195,7 +194,7 @@ impl Upstream {
         answer
     }
 
-    /// Whoever asks the same already; or puts us on the list as the first.
+    /// Joins an equal pending query, or registers this one as the first.
     fn join(
         &self,
         key: &Key,
@@ -240,7 +239,7 @@ impl Upstream {
             }
             match answer {
                 Ok(answer) => return Ok(answer),
-                Err(error) => debug!(%server, %error, "a resolver did not answer"),
+                Err(error) => debug!(%server, %error, "upstream resolver did not answer"),
             }
         }
         Err(ResponseCode::ServFail)
@@ -248,7 +247,7 @@ impl Upstream {
 }
 
 impl Forwarder {
-    /// Who is asked, in which order.
+    /// The servers in the order to ask.
     fn servers(&self, resolvers: &Resolvers) -> Vec<SocketAddr> {
         let mut servers: Vec<SocketAddr> = Vec::new();
         for resolver in &self.settings.to {
@@ -302,7 +301,7 @@ fn key(question: &Plain<'_>, transport: Transport) -> Key {
     key.into()
 }
 
-/// Takes a question off the list when its asker is done, or gone.
+/// Removes a pending query when it has ended or was dropped.
 struct Ended<'a> {
     upstream: &'a Upstream,
     key: Key,

@@ -1,16 +1,16 @@
-//! Just enough of a request's bytes to recognise it: one question, perhaps EDNS, nothing else. What is
-//! not of that form goes the long way through the codec.
+//! A fast parser for plain requests: one question, optional EDNS, nothing else. Other requests are
+//! parsed by the full codec.
 
-/// A request of the plain form.
+/// A plain request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Plain<'a> {
-    /// The question's name as it was written, with its last empty label.
+    /// The question's name as received, with its final empty label.
     pub name: &'a [u8],
     /// Type and class.
     pub kind: &'a [u8],
-    /// How many bytes the client takes in a datagram, when it says so by EDNS.
+    /// The client's EDNS payload size, if any.
     pub payload: Option<u16>,
-    /// Whether signatures or unchecked data are wanted.
+    /// Whether DNSSEC records or unchecked data are requested.
     pub dnssec: bool,
 }
 
@@ -22,7 +22,7 @@ fn half(bytes: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_be_bytes(*bytes))
 }
 
-/// Where a name without pointers ends.
+/// The end of a name without pointers.
 fn end_of_name(message: &[u8], mut at: usize) -> Option<usize> {
     loop {
         match *message.get(at)? {
@@ -33,7 +33,7 @@ fn end_of_name(message: &[u8], mut at: usize) -> Option<usize> {
     }
 }
 
-/// Reads a request of the plain form.
+/// Parses a plain request.
 pub fn plain(request: &[u8]) -> Option<Plain<'_>> {
     let header = request.first_chunk::<HEADER>()?;
     // A query, not truncated, with one question and no records but one additional.
@@ -67,20 +67,20 @@ pub fn plain(request: &[u8]) -> Option<Plain<'_>> {
 }
 
 impl Plain<'_> {
-    /// Writes what tells questions apart: the name in lower case, type and class.
+    /// Appends the key of a question: the name in lower case, type and class.
     pub fn write_key(&self, key: &mut Vec<u8>) {
-        // Lengths of labels are below every letter.
+        // Label lengths are below every letter.
         key.extend(self.name.iter().map(u8::to_ascii_lowercase));
         key.extend_from_slice(self.kind);
     }
 
-    /// Where the question ends in its message.
+    /// The end of the question in its message.
     pub fn end(&self) -> usize {
         HEADER + self.name.len() + self.kind.len()
     }
 }
 
-/// Gives a reply the id, the question's letters and the flags of the request that it answers.
+/// Sets id, the case of the question's name and flags of a reply to those of the request.
 pub fn readdress(reply: &mut [u8], request: &[u8], question: &Plain<'_>) -> Option<()> {
     let name = reply.get_mut(HEADER..HEADER + question.name.len())?;
     if name.eq_ignore_ascii_case(question.name) {
@@ -119,7 +119,7 @@ mod tests {
         assert_eq!((read.payload, read.dnssec), (None, false));
         let mut key = Vec::new();
         read.write_key(&mut key);
-        // The type's number is that of a letter, and stays.
+        // The type's number equals a letter and stays.
         assert_eq!(key, b"\x03www\x07example\x03com\x00\x00\x41\x00\x01");
         assert_eq!(read.end(), bytes.len());
         let mut edns = Edns::new();

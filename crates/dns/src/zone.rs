@@ -1,4 +1,4 @@
-//! What a name of the cluster's zone means, by the Kubernetes DNS specification. Pure.
+//! Answers names of the cluster's zone, by the Kubernetes DNS specification. Pure.
 
 use std::{
     collections::BTreeSet,
@@ -19,27 +19,27 @@ use crate::{
     hosts::within,
 };
 
-/// How long clients may keep an answer, in seconds. Short: endpoints come and go.
+/// The default TTL in seconds. Short, since endpoints change.
 pub const TTL: u32 = 5;
-/// The version of the specification that is followed.
+/// The version of the specification.
 const SPECIFICATION: &str = "1.1.0";
 
-/// What is known about a question.
+/// The answer to a question.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Answer {
-    /// These records; none means that the name exists without records of this type. `additional` are
-    /// addresses of the targets.
+    /// These records; empty if the name exists without records of this type. `additional` are
+    /// addresses of SRV targets.
     Records {
-        /// Answers to the question.
+        /// The answer section.
         records: Vec<Record>,
-        /// Helpful addresses.
+        /// The additional section.
         additional: Vec<Record>,
     },
-    /// The name is another one's: this record, then whatever that one has.
+    /// A CNAME to this name.
     Alias(Box<Record>, Name),
-    /// No such name.
+    /// The name does not exist.
     NoName,
-    /// Not a name of this zone: somebody else knows.
+    /// Not a name of this zone.
     Elsewhere,
 }
 
@@ -60,12 +60,12 @@ impl Answer {
 #[derive(Debug, Clone)]
 pub struct Zone {
     origin: Name,
-    /// Ranges whose reverse names nobody else can know.
+    /// Ranges whose reverse names are never forwarded.
     own_ranges: Vec<IpNet>,
     settings: Kubernetes,
 }
 
-/// What a service's own name or a name below it can be asked for.
+/// A question about a Service's name or one below it.
 struct Asked<'a> {
     name: &'a Name,
     kind: RecordType,
@@ -74,7 +74,7 @@ struct Asked<'a> {
 }
 
 impl Zone {
-    /// A zone at `domain`, e.g. `cluster.local`. `own_ranges` are those of pods and services.
+    /// A zone at `domain`, e.g. `cluster.local`. `own_ranges` are the pod and service CIDRs.
     pub fn new(domain: &str, own_ranges: Vec<IpNet>) -> Result<Self, Error> {
         let wrong = || Error::Domain(domain.into());
         let mut origin = Name::from_ascii(domain.to_lowercase()).map_err(|_| wrong())?;
@@ -94,7 +94,7 @@ impl Zone {
         })
     }
 
-    /// The name that all of its names end with.
+    /// The zone's name.
     pub fn origin(&self) -> &Name {
         &self.origin
     }
@@ -120,7 +120,7 @@ impl Zone {
                 }
             }
             Answer::Alias(record, _) => record.ttl = self.settings.ttl,
-            // Reverse names of our own ranges are nobody else's, whatever the settings say.
+            // Reverse names of our own ranges are never forwarded, whatever the settings.
             Answer::NoName
                 if within(&self.settings.fallthrough, &name)
                     && address_of_reverse(&name).is_none() =>
@@ -171,11 +171,11 @@ impl Zone {
         }
     }
 
-    /// The record that tells how long absence may be remembered.
+    /// The SOA record, which says how long denials may be cached.
     pub fn start_of_authority(&self) -> Record {
         let server = self.below(&["ns", "dns"]);
         let mailbox = self.below(&["hostmaster"]);
-        // Nobody copies this zone: serial and intervals say nothing.
+        // There are no zone transfers: serial and intervals are irrelevant.
         let ttl = self.settings.ttl;
         let soa = SOA::new(server, mailbox, 1, 7200, 1800, 86400, ttl);
         Record::from_rdata(self.origin.clone(), ttl, RData::SOA(soa))
@@ -222,7 +222,8 @@ impl Zone {
         }
     }
 
-    /// Who stands behind a service's name: itself, or each published endpoint of a headless one.
+    /// The targets of a Service's name: the Service itself, or each published endpoint of a
+    /// headless one.
     fn backends(&self, cluster: &Cluster, asked: &Asked<'_>, service: &Service) -> Vec<Backend> {
         let own = self.below(&[asked.service, asked.namespace, "svc"]);
         if !is_headless(service) {
@@ -279,7 +280,7 @@ impl Zone {
             return srv(asked.name, service, backends, &wanted);
         }
         if backends.is_empty() {
-            // A headless service without published endpoints has no addresses to give.
+            // A headless Service without published endpoints does not resolve.
             return Answer::NoName;
         }
         let ips: BTreeSet<IpAddr> = backends
@@ -368,12 +369,12 @@ impl Zone {
     }
 }
 
-/// One target behind a service's name.
+/// A target of a Service's name.
 struct Backend {
     label: String,
     name: Name,
     ips: Vec<IpAddr>,
-    /// Name, protocol and number of its ports; `None` where the service's own count.
+    /// Name, protocol and number of its ports; `None` for the Service's own.
     ports: Option<Vec<(String, String, u16)>>,
 }
 
@@ -521,7 +522,7 @@ fn srv(
     }
 }
 
-/// The whole address that a reverse name stands for; `None` for all other names.
+/// The address of a complete reverse name; `None` for other names.
 pub(crate) fn address_of_reverse(name: &Name) -> Option<IpAddr> {
     let range = name.parse_arpa_name().ok()?;
     (range.prefix_len() == range.max_prefix_len()).then(|| range.addr())

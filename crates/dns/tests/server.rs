@@ -1,4 +1,4 @@
-//! The server on real sockets, in a network namespace of its own with resolvers of its own.
+//! The server on real sockets, in a network namespace of its own with its own resolvers.
 
 #![allow(clippy::unwrap_used)]
 
@@ -30,7 +30,7 @@ async fn start(resolv_conf: &str) -> tempfile::TempDir {
     start_with(resolv_conf, None).await.0
 }
 
-/// A server whose settings are followed.
+/// A server that watches its settings.
 async fn start_with(resolv_conf: &str, corefile: Option<&str>) -> (tempfile::TempDir, Cluster) {
     let directory = tempfile::tempdir().unwrap();
     std::fs::write(directory.path().join("resolv.conf"), resolv_conf).unwrap();
@@ -87,7 +87,7 @@ fn set_corefile(cluster: &Cluster, text: &str) {
         .upsert(serde_json::from_value(map).unwrap());
 }
 
-/// Asks until the answer is this one.
+/// Asks until the answer matches.
 async fn until(name: &'static str, expected: &[&str]) {
     let deadline = Instant::now() + Duration::from_secs(10);
     loop {
@@ -139,7 +139,7 @@ fn read_framed(stream: &mut TcpStream) -> Vec<u8> {
     bytes
 }
 
-/// A resolver that knows one address for every name and counts what it is asked.
+/// A resolver that answers every name with one address and counts queries.
 fn resolver(at: &str) -> Arc<AtomicUsize> {
     let asked = Arc::new(AtomicUsize::new(0));
     let at: SocketAddr = at.parse().unwrap();
@@ -201,10 +201,10 @@ fn names_of_the_cluster_are_answered_on_datagrams_and_streams() {
 }
 
 #[test]
-fn other_names_are_asked_from_the_nodes_resolvers() {
+fn other_names_are_forwarded_to_the_nodes_resolvers() {
     lab::node(|_| async {
         let asked = resolver("127.0.0.1:53");
-        // The first server does not exist and the second is ourselves; the third answers.
+        // The first server does not exist and the second is our own; the third answers.
         let _files =
             start("nameserver 192.0.2.77\nnameserver 10.43.0.10\nnameserver 127.0.0.1\n").await;
         lab::command("ip route add unreachable 192.0.2.77");
@@ -214,7 +214,7 @@ fn other_names_are_asked_from_the_nodes_resolvers() {
         }
         let reply = blocking(|| ask_udp("out.default.svc.cluster.local.")).await;
         assert_eq!(data(&reply), ["example.org.", "203.0.113.5"]);
-        // The alias leads to a name that is known from the first question.
+        // The CNAME's target is cached from the first query.
         assert_eq!(asked.load(Ordering::SeqCst), 1);
     });
 }
@@ -229,10 +229,10 @@ fn without_a_resolver_other_names_fail() {
 }
 
 #[test]
-fn a_resolver_that_asks_back_makes_no_storm() {
+fn a_forwarding_loop_makes_no_storm() {
     lab::node(|_| async {
         let _files = start("nameserver 127.0.0.1\n").await;
-        // Sends every question back to us.
+        // Sends every query back to us.
         let socket = UdpSocket::bind("127.0.0.1:53").unwrap();
         let asked = Arc::new(AtomicUsize::new(0));
         let count = asked.clone();
@@ -251,7 +251,7 @@ fn a_resolver_that_asks_back_makes_no_storm() {
 }
 
 #[test]
-fn settings_come_from_the_corefile_and_are_followed() {
+fn corefile_changes_take_effect() {
     lab::node(|_| async {
         let (home, stub) = (resolver("127.0.0.1:53"), resolver("127.0.0.2:5353"));
         let corefile = |address: &str| {
@@ -267,20 +267,20 @@ fn settings_come_from_the_corefile_and_are_followed() {
         until("static.example.", &["192.0.2.9"]).await;
         until("n1.example.", &["192.0.2.44"]).await;
         until("old.example.", &["10.43.0.9"]).await;
-        // The first question for a stub zone is asked there, the second is kept.
+        // The first query of a stub zone is forwarded, the second is cached.
         until("a.corp.example.", &["203.0.113.5"]).await;
         until("a.corp.example.", &["203.0.113.5"]).await;
         assert_eq!(
             (home.load(Ordering::SeqCst), stub.load(Ordering::SeqCst)),
             (0, 1)
         );
-        // Without `cache` nothing is kept.
+        // Without `cache` nothing is cached.
         until("b.example.", &["203.0.113.5"]).await;
         until("b.example.", &["203.0.113.5"]).await;
         assert_eq!(home.load(Ordering::SeqCst), 2);
         set_corefile(&cluster, &corefile("192.0.2.10"));
         until("static.example.", &["192.0.2.10"]).await;
-        // What is no Corefile changes nothing.
+        // An invalid Corefile changes nothing.
         set_corefile(&cluster, ". {\n");
         set_corefile(&cluster, &corefile("192.0.2.11"));
         until("static.example.", &["192.0.2.11"]).await;
@@ -321,7 +321,7 @@ fn a_resolver_that_is_silent_is_asked_last_for_a_while() {
 fn clients_that_stall_keep_no_other_from_its_answer() {
     lab::node(|outside| async move {
         let _files = start("nameserver 127.0.0.1\n").await;
-        // More than the server has at all: without a share for each client none would be left.
+        // More than the server's total: without a limit per client none would be left.
         let open = || -> Vec<TcpStream> {
             let streams = (0..1500).filter_map(|_| TcpStream::connect(LISTEN).ok());
             streams.collect()
@@ -329,7 +329,7 @@ fn clients_that_stall_keep_no_other_from_its_answer() {
         let mut stalled = network::netns::run(outside.path(), open).await.unwrap();
         let reply = blocking(|| ask_tcp("web.default.svc.cluster.local.")).await;
         assert_eq!(data(&reply), ["10.43.0.9"]);
-        // What is beyond the share was closed.
+        // Connections above the limit were closed.
         let mut last = stalled.pop().unwrap();
         let ended = blocking(move || last.read(&mut [0; 1])).await;
         assert!(!matches!(ended, Ok(1..)), "{ended:?}");
@@ -337,12 +337,12 @@ fn clients_that_stall_keep_no_other_from_its_answer() {
 }
 
 #[test]
-fn nonsense_is_refused_or_ignored_and_the_next_question_is_answered() {
+fn after_invalid_requests_the_next_one_is_answered() {
     lab::node(|_| async {
         let _files = start("nameserver 127.0.0.1\n").await;
         let header = |questions: u8| [0, 7, 1, 0, 0, questions, 0, 0, 0, 0, 0, 0].to_vec();
         // A name that points at itself, one that points beyond the message, two that point at each
-        // other, a label without an end, a header that promises more, replies, and garbage.
+        // other, a label without end, a header with wrong counts, replies, and garbage.
         let nonsense: Vec<Vec<u8>> = vec![
             [header(1), vec![0xc0, 12, 0, 1, 0, 1]].concat(),
             [header(1), vec![0xff, 0xff, 0, 1, 0, 1]].concat(),
@@ -366,7 +366,7 @@ fn nonsense_is_refused_or_ignored_and_the_next_question_is_answered() {
         let reply = blocking(|| ask_udp("web.default.svc.cluster.local.")).await;
         assert_eq!(data(&reply), ["10.43.0.9"]);
         for bytes in nonsense {
-            // The stream is answered or closed.
+            // The connection is answered or closed.
             blocking(move || {
                 let mut stream = TcpStream::connect(LISTEN).unwrap();
                 let length = u16::try_from(bytes.len()).unwrap().to_be_bytes();

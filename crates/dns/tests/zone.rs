@@ -1,4 +1,4 @@
-//! Questions and answers, in tables: names as the specification has them.
+//! Tables of questions and answers, as in the specification.
 
 #![allow(clippy::unwrap_used)]
 
@@ -140,10 +140,10 @@ fn ask(name: &str, kind: RecordType) -> String {
 }
 
 #[tokio::test]
-async fn names_mean_what_the_specification_says() {
+async fn names_are_resolved_as_in_the_dns_specification() {
     use RecordType::{A, AAAA, CNAME, MX, NS, PTR, SOA, SRV, TXT};
     let table = [
-        // Cluster addresses.
+        // Cluster IPs.
         ("web.default.svc.cluster.local.", A, "ok 10.43.0.9"),
         ("WEB.Default.svc.Cluster.Local.", A, "ok 10.43.0.9"),
         ("web.default.svc.cluster.local.", AAAA, "ok"),
@@ -151,7 +151,7 @@ async fn names_mean_what_the_specification_says() {
         ("dual.default.svc.cluster.local.", AAAA, "ok fd00:43::8"),
         ("nope.default.svc.cluster.local.", A, "NXDomain"),
         ("web.other.svc.cluster.local.", A, "NXDomain"),
-        // What clients try through their search list.
+        // Names that clients try through their search list.
         ("example.org.default.svc.cluster.local.", A, "NXDomain"),
         (
             "web.default.svc.cluster.local.default.svc.cluster.local.",
@@ -194,7 +194,7 @@ async fn names_mean_what_the_specification_says() {
         ("10-42-0-5.default.pod.cluster.local.", AAAA, "ok"),
         ("fd00--5.default.pod.cluster.local.", AAAA, "ok fd00::5"),
         ("web.default.pod.cluster.local.", A, "NXDomain"),
-        // Names between.
+        // Intermediate names.
         ("default.svc.cluster.local.", A, "ok"),
         ("other.svc.cluster.local.", A, "NXDomain"),
         ("svc.cluster.local.", A, "ok"),
@@ -203,7 +203,7 @@ async fn names_mean_what_the_specification_says() {
         ("cluster.local.", NS, "ok ns.dns.cluster.local."),
         ("foo.cluster.local.", A, "NXDomain"),
         ("dns-version.cluster.local.", TXT, "ok 1.1.0"),
-        // Aliases.
+        // CNAMEs.
         ("out.default.svc.cluster.local.", CNAME, "ok example.org."),
         ("out.default.svc.cluster.local.", A, "complete example.org."),
         (
@@ -211,7 +211,7 @@ async fn names_mean_what_the_specification_says() {
             A,
             "ok 10.43.0.9 | web.default.svc.cluster.local.",
         ),
-        // Addresses.
+        // Reverse names.
         (
             "9.0.43.10.in-addr.arpa.",
             PTR,
@@ -270,7 +270,7 @@ async fn a_reply_has_the_clients_id_question_and_extension() {
 }
 
 #[tokio::test]
-async fn an_unknown_extension_version_is_told() {
+async fn an_unknown_edns_version_gets_badvers() {
     let mut request = request("web.default.svc.cluster.local.", RecordType::A);
     let mut edns = Edns::new();
     edns.set_version(1);
@@ -283,7 +283,7 @@ async fn an_unknown_extension_version_is_told() {
 }
 
 #[tokio::test]
-async fn nonsense_is_told_or_ignored_but_never_answered_twice() {
+async fn invalid_requests_get_an_error_or_are_ignored_and_get_one_answer_at_most() {
     let (zone, cluster) = (zone(), cluster());
     assert!(matches!(decide(&zone, &cluster, b""), Step::Ignore));
     assert!(matches!(decide(&zone, &cluster, &[0; 5]), Step::Ignore));
@@ -361,7 +361,7 @@ async fn a_remembered_reply_is_the_one_that_would_be_made() {
                 let made = encode(made, limit).unwrap();
                 let mut written = Vec::new();
                 if let Some(Known::Written) = memo.find(&bytes, &question, limit, &mut written) {
-                    // Another spelling of the name compresses differently.
+                    // Another case of the name compresses differently.
                     let [written, made] = [&written, &made].map(|bytes| Message::from_vec(bytes));
                     assert_eq!(written.unwrap(), made.unwrap(), "{message}");
                     remembered += 1;

@@ -1,12 +1,12 @@
-//! Lists and watches inside one process: what the API server hands to an informer beside it instead
-//! of a body of bytes.
+//! Lists and watches inside one process: what the API server passes to an informer in its process
+//! instead of a body of bytes.
 //!
-//! An informer asks with an ordinary request, which passes authentication, authorization, flow control
-//! and audit like any other, and puts [`Wanted`] into the request's extensions. A server in the same
-//! process answers with a [`Page`] or [`Changes`] in the extensions of its response. A connection
-//! carries no extensions, so that over HTTPS the same request gets the same answer as bytes.
+//! An informer sends an ordinary request, which passes authentication, authorization, flow control
+//! and audit like any other, with [`Wanted`] in its extensions. A server in the same process
+//! responds with a [`Page`] or [`Changes`] in the extensions of its response. A connection carries
+//! no extensions, so that over HTTPS the same request gets the same response as bytes.
 //!
-//! Objects are shared with the store: an informer that keeps them keeps no copy.
+//! Objects are shared with the store: an informer keeps no copy.
 
 #![forbid(unsafe_code)]
 
@@ -16,7 +16,7 @@ use bytes::Bytes;
 use futures::stream::{BoxStream, StreamExt};
 use parking_lot::Mutex;
 
-/// An object as it is stored: canonical JSON, and what can be said of it without parsing.
+/// A stored object: canonical JSON, and properties that need no parsing.
 pub trait Stored: Send + Sync + 'static {
     /// Empty for cluster-scoped objects.
     fn namespace(&self) -> &str;
@@ -43,29 +43,29 @@ pub trait Stored: Send + Sync + 'static {
 /// A shared object.
 pub type Object = Arc<dyn Stored>;
 
-/// In a request's extensions: answer with objects if you are in this process.
+/// In a request's extensions: respond with objects if you are in this process.
 #[derive(Debug, Clone, Copy)]
 pub struct Wanted;
 
-/// The answer to a list.
+/// The response to a list.
 #[derive(Clone)]
 pub struct Page {
     /// The objects, in the order of their keys.
     pub objects: Vec<Object>,
     /// The list's resourceVersion.
     pub revision: u64,
-    /// Where the next page begins, if there is one.
+    /// The continue token of the next page, if there is one.
     pub next: Option<String>,
 }
 
-/// What a watch sends.
+/// An event of a watch.
 #[derive(Clone)]
 pub enum Change {
-    /// The object is new in this watch.
+    /// The object was added to this watch.
     Added(Object),
     /// The object changed.
     Modified(Object),
-    /// The object is gone or no longer selected; its revision is that of the change.
+    /// The object was deleted or is no longer selected; its revision is that of the change.
     Deleted(Object),
     /// Everything up to this revision was sent.
     Bookmark(u64),
@@ -80,22 +80,22 @@ pub enum Change {
     },
 }
 
-/// The answer to a watch: changes as they come, several at a time when they come fast.
+/// The response to a watch: changes, in groups if they are frequent.
 #[derive(Clone)]
 pub struct Changes {
-    /// Guards the stream until it is taken; extensions are cloned, a stream cannot be.
+    /// Guards the stream until it is taken: extensions are cloned, a stream cannot be.
     stream: Arc<Mutex<Option<BoxStream<'static, Vec<Change>>>>>,
 }
 
 impl Changes {
-    /// An answer with this stream.
+    /// A response with this stream.
     pub fn new(stream: impl futures::Stream<Item = Vec<Change>> + Send + 'static) -> Self {
         Self {
             stream: Arc::new(Mutex::new(Some(stream.boxed()))),
         }
     }
 
-    /// The stream; `None` when it was taken before.
+    /// The stream; `None` if it was taken before.
     pub fn take(&self) -> Option<BoxStream<'static, Vec<Change>>> {
         self.stream.lock().take()
     }

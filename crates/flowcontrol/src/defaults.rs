@@ -1,18 +1,18 @@
-//! The FlowSchemas and PriorityLevelConfigurations that every server has. Two of each are mandatory: administrators get
-//! through whatever else is configured, and there is a place for whatever nothing else is for. The others are suggested.
+//! The default FlowSchemas and PriorityLevelConfigurations. Two of each are mandatory:
+//! administrators are exempt, and catch-all matches everything else. The others are suggested.
 
 use machinery::{
     Object, Value,
     json::{Map, json},
 };
 
-/// Says whether an object's spec follows the defaults of the server's version.
+/// The annotation that says whether an object's spec follows the server's defaults.
 pub(super) const AUTOUPDATE: &str = "apf.kubernetes.io/autoupdate-spec";
 
 pub(super) const EXEMPT: &str = "exempt";
 pub(super) const CATCH_ALL: &str = "catch-all";
 
-/// An object that the server keeps.
+/// A default object.
 pub(super) struct Default {
     pub(super) is_mandatory: bool,
     pub(super) object: Object,
@@ -74,7 +74,7 @@ fn kube_system() -> Vec<Value> {
     vec![json!({"kind": "ServiceAccount", "serviceAccount": account})]
 }
 
-/// A rule about a group's resources in every namespace.
+/// A rule for a group's resources in every namespace.
 fn resources(verbs: &[&str], group: &str, names: &[&str], cluster_scope: bool) -> Value {
     let mut rule = json!({
         "verbs": verbs, "apiGroups": [group], "resources": names, "namespaces": ["*"],
@@ -85,7 +85,7 @@ fn resources(verbs: &[&str], group: &str, names: &[&str], cluster_scope: bool) -
     rule
 }
 
-/// Rules about everything that these do.
+/// Rules for everything by these subjects.
 fn everything(subjects: Vec<Value>) -> Value {
     json!([{
         "subjects": subjects,
@@ -94,7 +94,7 @@ fn everything(subjects: Vec<Value>) -> Value {
     }])
 }
 
-/// The flow schemas, in the order they are asked.
+/// The flow schemas in the order of precedence.
 pub(super) fn schemas() -> Vec<Default> {
     let schema = |name, level: &str, precedence: i64, by: &str, rules: Value| {
         let mut spec = json!({

@@ -1,23 +1,23 @@
-//! How many seats a priority level could have used: at the most, and on the average of time.
+//! The seat demand of a priority level: its maximum and time-weighted average.
 
 use std::time::{Duration, Instant};
 
-/// How much of the past each adjustment keeps: half of it is forgotten in five minutes.
+/// The smoothing factor per adjustment: half of the past is forgotten in five minutes.
 const KEPT: f64 = 0.977;
 
-/// What has been seen since the last adjustment.
+/// The observations since the last adjustment.
 #[derive(Debug)]
 pub(super) struct Demand {
     begun: Instant,
     last: Instant,
     seats: usize,
     most: usize,
-    /// Seats times seconds, and the squares of seats times seconds.
+    /// Seats times seconds, and squared seats times seconds.
     sum: f64,
     squares: f64,
 }
 
-/// What the adjustment of limits goes by.
+/// The statistics for the adjustment of limits.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(super) struct Seen {
     pub(super) most: usize,
@@ -38,7 +38,7 @@ impl Demand {
         }
     }
 
-    /// From now on it is this many.
+    /// Records the current demand.
     pub(super) fn note(&mut self, seats: usize, now: Instant) {
         self.pass(now);
         self.seats = seats;
@@ -77,7 +77,7 @@ impl Seen {
         let average = sum / lasted;
         let deviation = (squares / lasted - average * average).max(0.0).sqrt();
         let envelope = average + deviation;
-        // It rises at once and falls slowly.
+        // Rises at once and falls slowly.
         let smoothed = envelope.max(KEPT * self.smoothed + (1.0 - KEPT) * envelope);
         Self {
             most,
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_late_changes_no_past() {
+    fn samples_out_of_order_do_not_change_the_past() {
         let begun = Instant::now();
         let mut demand = Demand::new(begun);
         demand.note(2, begun + Duration::from_secs(2));

@@ -1,4 +1,4 @@
-//! `/debug/api_priority_and_fairness/…`: levels and queues as a table for people.
+//! `/debug/api_priority_and_fairness/…`: levels and queues as text tables.
 
 use super::Fairness;
 
@@ -38,7 +38,7 @@ fn levels(fairness: &Fairness) -> String {
             dump.counts.executing.to_string(),
             table.dispatched(level).to_string(),
             dump.rejected.to_string(),
-            // As upstream counts them: a wait that was too long is one that was cancelled.
+            // As upstream counts them: a wait that timed out is cancelled.
             "0".to_owned(),
             dump.timed_out.to_string(),
         ]);
@@ -79,7 +79,7 @@ fn queues(fairness: &Fairness) -> String {
     aligned(&rows)
 }
 
-/// Columns of the same width, each at least eight wide, with commas behind all but the last.
+/// Columns of equal width, at least eight, with commas after all but the last.
 fn aligned(rows: &[Vec<String>]) -> String {
     let columns = rows.first().map_or(0, Vec::len);
     let width = |column: usize| {

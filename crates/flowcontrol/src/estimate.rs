@@ -1,8 +1,9 @@
-//! How much work a request is.
+//! Estimates the work of a request.
 //!
-//! A seat is what a request about one object takes. A list takes one for every ten objects that have to be looked at: so
-//! much is the processor's work for it. So does the beginning of a watch that sends what stands. What a write takes beside its own work is what it
-//! causes at watchers: its seat is kept a little longer, for as long as sending the event to them takes the processor.
+//! A seat is the work of a request for one object. A list takes one seat for every ten objects that
+//! must be visited, and so does the start of a watch that sends existing objects. A write also
+//! causes work at watchers: its seat is held a little longer, for the processor time of sending the
+//! event to them.
 
 use std::{sync::atomic::Ordering, time::Duration};
 
@@ -11,14 +12,14 @@ use store::{Freshness, ListRequest};
 use registry::{Resource, Store};
 use request::{Query, RequestInfo};
 
-/// Objects of a list that are as much work as one other request.
+/// Objects of a list that equal the work of one other request.
 const OBJECTS_PER_SEAT: usize = 10;
-/// What it takes to tell one watcher of a change.
+/// The processor time of sending one event to one watcher.
 const PER_WATCHER: Duration = Duration::from_micros(10);
-/// Less than this is not worth a timer.
+/// Shorter durations are not worth a timer.
 const NOTABLE: Duration = Duration::from_millis(1);
 
-/// How many seats a request needs, at most `widest`.
+/// The number of seats that a request needs, at most `widest`.
 pub(super) async fn seats(
     store: &Store,
     info: &RequestInfo,
@@ -39,7 +40,7 @@ pub(super) async fn seats(
         limit: Some(1),
         freshness: Freshness::AtLeast(0),
     };
-    // A list that fails here is refused later, with the reason.
+    // A list that fails here is rejected later, with the reason.
     let Ok(listed) = store.list(ask).await else {
         return 1;
     };
@@ -49,7 +50,7 @@ pub(super) async fn seats(
         .clamp(1, widest)
 }
 
-/// Whether a request is answered with all objects that stand.
+/// Whether a request returns all existing objects.
 fn sends_many(verb: &str, query: &Query) -> bool {
     let from_state = || matches!(query.get("resourceVersion"), None | Some("" | "0"));
     match verb {
@@ -62,7 +63,7 @@ fn sends_many(verb: &str, query: &Query) -> bool {
     }
 }
 
-/// How many objects are looked at: a limit ends that only if everything found counts.
+/// How many objects are visited: a limit reduces that only if nothing is filtered.
 fn looked_at(stand: usize, query: &Query) -> usize {
     let selects = ["labelSelector", "fieldSelector"].map(|name| query.filled(name).is_some());
     let limit = query.filled("limit").and_then(|limit| limit.parse().ok());
@@ -72,7 +73,7 @@ fn looked_at(stand: usize, query: &Query) -> usize {
     }
 }
 
-/// How long a request keeps its seat after it is done.
+/// How long a request holds its seat after completion.
 pub(super) fn lingers(info: &RequestInfo, resource: Option<&Resource>) -> Duration {
     let subresource = info.resource.as_ref().map(|what| what.subresource.as_str());
     if !matches!(info.verb, "create" | "update" | "patch" | "delete")
@@ -98,7 +99,7 @@ mod tests {
     use registry_testing::World;
 
     #[tokio::test]
-    async fn lists_take_seats_by_what_they_look_at() {
+    async fn lists_take_seats_by_the_number_of_examined_objects() {
         let world = World::new();
         for number in 0..250 {
             let namespace = if number < 150 { "a" } else { "b" };
@@ -135,7 +136,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_write_that_many_hear_of_keeps_its_seat_longer() {
+    async fn a_write_with_many_watchers_keeps_its_seat_longer() {
         let world = World::new();
         let resource = world.reader.resource("", "pods").unwrap();
         let info = |method, path| RequestInfo::new(&method, path, &Query::parse(""));

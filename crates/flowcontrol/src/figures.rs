@@ -1,4 +1,4 @@
-//! What flow control does, under upstream's names.
+//! Metrics of flow control, with upstream's names.
 
 use std::sync::atomic::AtomicU64;
 
@@ -44,7 +44,7 @@ type Fraction = Gauge<f64, AtomicU64>;
 type ByLevel<Of = Gauge> = Family<OfLevel, Of>;
 type BySchema<Of = Gauge> = Family<OfSchema, Of>;
 
-/// All figures.
+/// All metrics.
 #[derive(Clone)]
 pub struct Figures {
     dispatched: BySchema<Counter>,
@@ -66,19 +66,19 @@ pub struct Figures {
     fair: Fraction,
 }
 
-/// Those of one schema at its level: found once, used by every request.
+/// The metrics of one schema at its level: looked up once, used by every request.
 pub(super) struct SchemaFigures {
     pub(super) dispatched: Counter,
     pub(super) executing: Gauge,
     pub(super) executing_seats: Gauge,
-    /// Waits that ended well.
+    /// Waits that ended with a seat.
     pub(super) waits: Histogram,
     of: OfSchema,
     all: Figures,
 }
 
 impl SchemaFigures {
-    /// So many more wait, with so many seats.
+    /// Changes the number of waiting requests and of their seats.
     pub(super) fn wait(&self, count: i64, seats: i64) {
         self.all.in_queue.get_or_create(&self.of).inc_by(count);
         self.all
@@ -87,7 +87,7 @@ impl SchemaFigures {
             .inc_by(seats);
     }
 
-    /// A request was rejected after waiting this many seconds.
+    /// Counts a rejection after waiting this many seconds.
     pub(super) fn reject(&self, why: Refusal, seconds: f64) {
         let OfSchema {
             flow_schema,
@@ -133,7 +133,7 @@ impl Figures {
         }
     }
 
-    /// Figures that are shown with the others.
+    /// Registered metrics.
     pub fn registered(registry: &mut Registry) -> Self {
         let figures = Self::new();
         figures.register(registry.sub_registry_with_prefix("apiserver_flowcontrol"));
@@ -199,7 +199,7 @@ impl Figures {
         }
     }
 
-    /// A level's limits are these.
+    /// Sets a level's limits.
     pub(super) fn level(&self, name: &str, bounds: Bounds) {
         let of = of_level(name);
         self.nominal.get_or_create(&of).set(bounds.nominal as i64);
@@ -207,7 +207,7 @@ impl Figures {
         self.upper.get_or_create(&of).set(bounds.upper as i64);
     }
 
-    /// A level's limit was adjusted.
+    /// Records an adjustment of a level's limit.
     pub(super) fn adjusted(&self, name: &str, current: usize, seen: &Seen, target: f64) {
         let of = of_level(name);
         self.current.get_or_create(&of).set(current as i64);

@@ -1,5 +1,5 @@
-//! What runs beside the requests: it watches the objects, keeps the mandatory ones, writes the schemas' status,
-//! and divides the seats anew from time to time.
+//! Background work: watches the objects, maintains the default ones, writes the schemas' status,
+//! and adjusts the limits periodically.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -15,14 +15,14 @@ use stdx::Clock;
 
 /// The field manager of status.
 const MANAGER: &str = "api-priority-and-fairness-config-consumer-v1";
-/// How often seats are divided anew.
+/// The adjustment interval.
 const ADJUST_EVERY: Duration = Duration::from_secs(10);
-/// How often the objects are looked at that every server has.
+/// How often the default objects are checked.
 const UPKEEP_EVERY: SignedDuration = SignedDuration::from_secs(60);
-/// How often a schema's status is written in a minute at the most: others may want it to be something else.
+/// Maximum status writes of a schema per minute: another server may disagree about the status.
 const STATUS_WRITES: usize = 6;
 
-/// What the upkeep works with.
+/// The dependencies of the background work.
 pub struct Upkeep {
     pub fairness: Arc<Fairness>,
     pub reader: Reader,
@@ -32,7 +32,7 @@ pub struct Upkeep {
 }
 
 impl Upkeep {
-    /// Makes the objects that every server has and begins with what is there.
+    /// Ensures the default objects and loads the existing ones.
     pub async fn begin(&self) -> Result<(), Status> {
         match upkeep::ensure(&*self.api).await {
             Ok(true) => {
@@ -40,12 +40,12 @@ impl Upkeep {
                 self.fairness.digest(&levels, &schemas);
             }
             Ok(false) => {}
-            Err(why) => tracing::warn!(why, "flow control's objects cannot be made"),
+            Err(why) => tracing::warn!(why, "cannot create flow control objects"),
         }
         Ok(())
     }
 
-    /// Keeps all of it right for as long as the server runs.
+    /// Runs for as long as the server runs.
     pub async fn keep(self) {
         let Some(_) = self.reader.resource(GROUP, SCHEMAS) else {
             return self.adjust_for_ever().await;
@@ -88,7 +88,7 @@ async fn read(reader: &Reader) -> Result<(Vec<Object>, Vec<Object>), Status> {
 struct Keeper<'a> {
     parts: &'a Upkeep,
     looked: Timestamp,
-    /// When each schema's status was written lately.
+    /// Recent status writes of each schema.
     written: HashMap<String, Vec<Timestamp>>,
 }
 
@@ -101,13 +101,13 @@ impl<'a> Keeper<'a> {
         }
     }
 
-    /// Makes what is stored count, then says so.
+    /// Loads the stored objects, then writes statuses.
     async fn follow(&mut self) {
         let (levels, schemas) = match read(&self.parts.reader).await {
             Ok(objects) => objects,
             Err(status) => {
-                // The next tick tries again.
-                tracing::warn!(%status, "flow control's objects cannot be read");
+                // The next tick retries.
+                tracing::warn!(%status, "cannot read flow control objects");
                 return;
             }
         };
@@ -149,10 +149,10 @@ impl<'a> Keeper<'a> {
             Ok((_, answer)) => kinds::tree::text(kinds::tree::get(&answer, "message")).to_owned(),
             Err(why) => why,
         };
-        tracing::warn!(name, why, "a FlowSchema's status cannot be written");
+        tracing::warn!(name, why, "cannot update the status of a FlowSchema");
     }
 
-    /// Some time has passed.
+    /// Periodic work.
     async fn tick(&mut self) {
         self.parts.fairness.adjust();
         let now = self.parts.clock.now();
@@ -161,7 +161,7 @@ impl<'a> Keeper<'a> {
         }
         self.looked = now;
         if let Err(why) = upkeep::ensure(&*self.parts.api).await {
-            tracing::warn!(why, "flow control's objects cannot be kept");
+            tracing::warn!(why, "cannot maintain flow control objects");
         }
         self.follow().await;
     }

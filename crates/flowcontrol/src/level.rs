@@ -1,4 +1,4 @@
-//! A priority level at work: its seats, and the requests that wait for them.
+//! A priority level at run time: its seats, and the requests that wait for them.
 
 use std::{
     sync::{
@@ -18,21 +18,21 @@ use super::{
     table::Schema,
 };
 
-/// How often a waiting request checks for seats that are held by idle requests.
+/// How often a waiting request checks for seats held by idle requests.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// A priority level.
 pub(super) struct Level {
     pub(super) name: String,
     seats: Seats,
-    /// The most seats that one request takes.
+    /// Maximum seats of one request.
     widest: AtomicUsize,
     /// Guards the counts of rejected requests.
     retry: Mutex<RetryAfter>,
     totals: Totals,
 }
 
-/// What has become of requests so far.
+/// Totals of requests so far.
 #[derive(Default)]
 struct Totals {
     rejected: AtomicU64,
@@ -42,7 +42,7 @@ struct Totals {
 enum Seats {
     Exempt {
         executing: AtomicUsize,
-        /// The most at once since the last adjustment.
+        /// The maximum since the last adjustment.
         most: AtomicUsize,
     },
     /// Guards seats and queues. No waiting request is woken while it is held.
@@ -57,12 +57,12 @@ struct Waiter {
     tell: oneshot::Sender<Seat>,
 }
 
-/// Seats that a request has; they are given back when it is dropped.
+/// Seats of a request; released when dropped.
 pub struct Seat {
     schema: Arc<Schema>,
     seats: usize,
     sitting: Sitting,
-    /// How much longer they are kept, for what the request leaves to be done.
+    /// How much longer they are held after completion, for the work that the request causes.
     lingers: Duration,
 }
 
@@ -71,13 +71,13 @@ pub struct Seat {
 pub(super) struct Needs {
     pub(super) seats: usize,
     pub(super) lingers: Duration,
-    /// How long it may wait for them.
+    /// Maximum wait.
     pub(super) patience: Duration,
-    /// The longest that a request may take.
+    /// Maximum duration of a request.
     pub(super) longest: Duration,
 }
 
-/// Figures of a level, for people.
+/// State of a level, for the debug page.
 pub(super) struct Dump {
     pub(super) counts: Counts,
     pub(super) rejected: u64,
@@ -116,7 +116,7 @@ impl Level {
         self.with_queues(|queues| queues.configure(queuing, limit));
     }
 
-    /// Changes seats or queues, and seats those whose turn that makes it.
+    /// Changes seats or queues, and dispatches requests that can now run.
     fn with_queues<R>(&self, change: impl FnOnce(&mut Queues<Waiter>) -> R) -> Option<R> {
         let Seats::Limited(queues) = &self.seats else {
             return None;
@@ -136,7 +136,7 @@ impl Level {
         Some(result)
     }
 
-    /// What it could have used since it was asked last.
+    /// The demand since the last call.
     pub(super) fn take_demand(&self, before: &Seen) -> Seen {
         match &self.seats {
             Seats::Exempt { executing, most } => {
@@ -148,7 +148,7 @@ impl Level {
         }
     }
 
-    /// Takes the seats of idle requests: none works longer than this.
+    /// Releases the seats of idle requests: no request works longer than this.
     pub(super) fn take_from_idlers(&self, longest: Duration) {
         self.with_queues(|queues| queues.take_from_idlers(longest, Instant::now()));
     }
@@ -160,7 +160,7 @@ impl Level {
         }
     }
 
-    /// An exempt request begins.
+    /// Begins an exempt request.
     pub(super) fn begin_exempt(&self) {
         if let Seats::Exempt { executing, most } = &self.seats {
             let now = 1 + executing.fetch_add(1, Ordering::Relaxed);
@@ -170,7 +170,7 @@ impl Level {
         }
     }
 
-    /// An exempt request ends.
+    /// Ends an exempt request.
     pub(super) fn end_exempt(&self) {
         if let Seats::Exempt { executing, .. } = &self.seats {
             executing.fetch_sub(1, Ordering::Relaxed);
@@ -222,7 +222,7 @@ impl Level {
 }
 
 impl Waiter {
-    /// Its turn has come.
+    /// Dispatches the request.
     fn serve(self, sitting: Sitting) {
         let Self {
             schema,
@@ -232,19 +232,19 @@ impl Waiter {
         } = self;
         schema.figures.wait(-1, -(seats as i64));
         schema.figures.waits.observe(since.elapsed().as_secs_f64());
-        // If it is gone, the seats are given back here.
+        // If the request is gone, the seats are released here.
         drop(tell.send(Seat::new(schema, seats, sitting)));
     }
 }
 
-/// Stands in a queue until it is dropped.
+/// A position in a queue until dropped.
 struct Standing<'a> {
     schema: &'a Schema,
     place: QueuePosition,
 }
 
 impl Standing<'_> {
-    /// Waits, and from time to time takes the seats of idle requests.
+    /// Waits, and periodically releases the seats of idle requests.
     async fn wait(&self, told: &mut oneshot::Receiver<Seat>, needs: Needs) -> Option<Seat> {
         let mut left = needs.patience;
         loop {
@@ -317,7 +317,7 @@ impl Seat {
                 let standing = Standing { schema, place };
                 let seat = standing.wait(&mut told, needs).await;
                 drop(standing);
-                // It may have come while the wait ended.
+                // The seat may have arrived as the wait ended.
                 let seat = seat.or_else(|| told.try_recv().ok());
                 seat.ok_or(Refusal::TimeOut)?
             }
@@ -326,7 +326,7 @@ impl Seat {
                 schema.level.count_refusal(why);
                 return Err(why);
             }
-            // Levels without limits do not come here.
+            // Exempt levels do not get here.
             _ => return Err(Refusal::ConcurrencyLimit),
         };
         seat.lingers = lingers;
@@ -335,7 +335,7 @@ impl Seat {
 }
 
 impl Seat {
-    /// The work is done; the seat is kept while the answer is read, if it is read soon.
+    /// The work is done; the seat is held while the response is read, if it is read soon.
     pub fn while_sending(self) -> Self {
         let level = &self.schema.level;
         level.with_queues(|queues| queues.send(self.sitting, Instant::now()));

@@ -1,22 +1,25 @@
-//! Flow control: API Priority and Fairness, as FlowSchemas and PriorityLevelConfigurations say.
+//! Flow control: API Priority and Fairness by FlowSchemas and PriorityLevelConfigurations.
 //!
-//! A request belongs to the first FlowSchema that it matches ([`rules`], [`table`]), which leads to a priority level. A
-//! level has seats, its share of all the server's ([`limits`]); every ten seconds levels lend and borrow what they use
-//! less and more than that ([`demand`]). A request without a free seat waits in one of the level's queues, served fairly
-//! ([`queues`], [`shuffle`]), for a quarter of its deadline at most, or is answered with 429. The objects that every
-//! server has are kept by [`keep`] and [`upkeep`]; requests read one [`table::Table`] that is replaced as a whole.
+//! A request belongs to the first FlowSchema that it matches ([`rules`], [`table`]), which assigns
+//! it to a priority level. A level has seats, its share of all the server's ([`limits`]); every ten
+//! seconds levels lend unused seats and borrow others' ([`demand`]). A request without a free seat
+//! waits in one of the level's queues, served fairly ([`queues`], [`shuffle`]), for at most a
+//! quarter of its deadline, or is answered with 429. [`keep`] and [`upkeep`] maintain the default
+//! objects; requests read one [`table::Table`] that is replaced atomically.
 //!
-//! What is simpler than upstream: virtual time moves with the requests that are served instead of with the clock;
-//! while no request waits, no queue is charged; and [`estimate`] counts objects, not bytes.
+//! Simpler than upstream: virtual time advances with served requests instead of the clock; while no
+//! request waits, no queue is charged; and [`estimate`] counts objects, not bytes.
 //!
-//! A small machine has one scarce thing, the processor, and reads use nothing else: more of one user's at once would make
-//! nothing faster and all other users slower. So lists are wide here, wider than upstream's: by the work that they are, up
-//! to a sixth of the seats that their level has at the time. Some six large lists of a level are at work at once,
-//! however many seats it borrows, and the rest of a flood waits without cost. Two more things are more careful than
-//! upstream: a refusal takes its time ([`PAUSE`]), so that clients which retry at once cost little; and a seat is kept until a
-//! long answer has been sent, but a client that does not read it loses the seat.
+//! On a small machine the processor is the bottleneck, and reads use nothing else: running more of
+//! one user's reads at once makes nothing faster and other users slower. So lists take more seats
+//! than upstream: by their work, up to a sixth of the seats that their level has at the time. About
+//! six large lists of a level run at once, however many seats it borrows, and the rest of a flood
+//! waits without cost. Two more differences from upstream: a rejection is delayed ([`PAUSE`]), so
+//! that clients which retry at once cost little; and a seat is held until a long response has been
+//! sent, but a client that does not read loses it.
 //!
-//! Watches have a seat until what stood at their beginning is sent; exec, attach, port-forward, proxies and logs have none.
+//! Watches hold a seat until their initial objects are sent; exec, attach, port-forward, proxies
+//! and logs need none.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
@@ -62,17 +65,17 @@ const GROUP: &str = "flowcontrol.apiserver.k8s.io";
 const LEVELS: &str = "prioritylevelconfigurations";
 const SCHEMAS: &str = "flowschemas";
 
-/// Where people can look at it.
+/// The path of the debug pages.
 pub const DEBUG: &str = "/debug/api_priority_and_fairness/";
 
 const SCHEMA_UID: HeaderName = HeaderName::from_static("x-kubernetes-pf-flowschema-uid");
 const LEVEL_UID: HeaderName = HeaderName::from_static("x-kubernetes-pf-prioritylevel-uid");
 
-/// How long a refusal takes, with jitter, so that clients do not all retry together.
+/// The delay of a rejection, with jitter, so that clients do not all retry together.
 const PAUSE: Range<Duration> = Duration::from_millis(100)..Duration::from_millis(300);
-/// The same where others wait longer than that for their turn.
+/// The same if other requests wait longer than that in a queue.
 const PAUSE_IN_LINE: Range<Duration> = Duration::from_millis(500)..Duration::from_millis(1000);
-/// The longest that a request waits for a seat.
+/// Maximum wait for a seat.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A path of these kinds.
@@ -84,13 +87,13 @@ fn path(resource: &str, name: &str) -> String {
 /// Flow control.
 pub struct Fairness {
     table: ArcSwap<Table>,
-    /// Guards the division of seats; requests do not need it.
+    /// Guards the levels' limits; requests do not need it.
     levels: Mutex<Levels>,
-    /// The longest that a request may take.
+    /// Maximum duration of a request.
     longest: Duration,
 }
 
-/// What is asked for.
+/// A request to seat.
 pub struct Ask<'a> {
     pub store: &'a Store,
     pub user: &'a User,
@@ -101,17 +104,17 @@ pub struct Ask<'a> {
     pub deadline: Duration,
 }
 
-/// Where a request belongs, until it is answered.
+/// The flow of a request, until it is answered.
 pub struct Flow(Arc<Schema>);
 
-/// Nothing is done for this request; it is to come back.
+/// The request is rejected; the client should retry later.
 pub struct TurnedAway {
     /// Seconds.
     retry_after: u32,
 }
 
 impl Fairness {
-    /// Divides this many seats. Only what is mandatory is known until objects are read.
+    /// Divides this many seats. Only the mandatory objects exist until objects are read.
     pub fn new(seats: usize, longest: Duration, figures: &Figures) -> Self {
         let mut levels = Levels::new(seats, figures.clone());
         let table = levels.digest(&[], &[]);
@@ -122,7 +125,7 @@ impl Fairness {
         }
     }
 
-    /// Finds where a request belongs. `None`: it takes no part in this.
+    /// Classifies a request. `None`: it is not subject to flow control.
     pub fn classify(&self, user: &User, info: &RequestInfo) -> Option<Flow> {
         if is_endless(info) {
             return None;
@@ -138,13 +141,13 @@ impl Fairness {
         Some(Flow(schema))
     }
 
-    /// From now on these objects count.
+    /// Uses these objects from now on.
     fn digest(&self, levels: &[Object], schemas: &[Object]) {
         let table = self.levels.lock().digest(levels, schemas);
         self.table.store(Arc::new(table));
     }
 
-    /// Divides the seats anew.
+    /// Adjusts the limits.
     fn adjust(&self) {
         let mut levels = self.levels.lock();
         for (level, _) in levels.all() {
@@ -160,7 +163,8 @@ impl Fairness {
     }
 }
 
-/// Whether a request is none that ends by itself; watches are, as far as they begin.
+/// Whether a request is an endless stream, without flow control. Watches are not: their start takes
+/// a seat.
 fn is_endless(info: &RequestInfo) -> bool {
     let subresource = info.resource.as_ref().map(|what| what.subresource.as_str());
     matches!(
@@ -213,7 +217,7 @@ impl Flow {
         }
     }
 
-    /// Says in an answer where its request belonged.
+    /// Sets the response headers with the flow schema and priority level.
     pub fn mark(&self, headers: &mut HeaderMap) {
         let Schema { uid, level_uid, .. } = &*self.0;
         if let (Some(schema), Some(level)) = (uid, level_uid) {

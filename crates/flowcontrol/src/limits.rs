@@ -1,30 +1,30 @@
-//! How the server's seats are divided among the priority levels: by their shares at first, and then, as far as they
-//! lend and borrow, by what each could use.
+//! Division of the server's seats among the priority levels: initially by shares, then by demand
+//! within lending and borrowing limits.
 
 use super::demand::Seen;
 
-/// Between how many seats a level has.
+/// The seat limits of a level.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Bounds {
-    /// Its part by its share.
+    /// Its nominal limit, by its share.
     pub(super) nominal: usize,
-    /// What it keeps when it lends all it may.
+    /// Its limit if it lends all it may.
     pub(super) lower: usize,
-    /// What it has when it borrows all it may.
+    /// Its limit if it borrows all it may.
     pub(super) upper: usize,
 }
 
-/// What a level says about its part.
+/// The share of a level.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Share {
     pub(super) shares: u32,
     pub(super) lendable_percent: u32,
-    /// `None`: as much as there is.
+    /// `None`: unlimited.
     pub(super) borrowing_percent: Option<u32>,
 }
 
 impl Share {
-    /// Its part of `total` seats, where all shares together are `sum`.
+    /// Its limits within `total` seats, where `sum` is the sum of all shares.
     pub(super) fn bounds(&self, total: usize, sum: u64) -> Bounds {
         let nominal = (total as u64 * u64::from(self.shares)).div_ceil(sum.max(1)) as usize;
         let part = |percent: u32| (nominal as f64 * f64::from(percent) / 100.0).round() as usize;
@@ -42,23 +42,23 @@ pub(super) struct Level {
     pub(super) is_exempt: bool,
     pub(super) bounds: Bounds,
     pub(super) seen: Seen,
-    /// What it has now.
+    /// Its current limit.
     pub(super) current: usize,
 }
 
-/// What an adjustment gives.
+/// The result of an adjustment.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Adjusted {
     /// The new limit of each level.
     pub(super) limits: Vec<usize>,
-    /// What each was measured by.
+    /// The target of each level.
     pub(super) targets: Vec<f64>,
-    /// The part of its target that each level gets that no bound limits.
+    /// The fraction of its target that each level without a binding limit gets.
     pub(super) fair: f64,
 }
 
 impl Level {
-    /// What it keeps while others borrow: what it has used lately, within its part.
+    /// What it keeps while others borrow: its recent use, within its nominal limit.
     fn kept(&self) -> usize {
         let used = if self.is_exempt {
             self.seen.most
@@ -73,7 +73,8 @@ impl Level {
     }
 }
 
-/// Divides the seats anew. Exempt levels have what they use; the others share what that leaves, each by what it could use.
+/// Adjusts the limits. Exempt levels get what they use; the others share the rest, each by its
+/// demand.
 pub(super) fn adjust(levels: &[Level]) -> Adjusted {
     let total: usize = levels.iter().map(|level| level.bounds.nominal).sum();
     let limited = || levels.iter().filter(|level| !level.is_exempt);
@@ -108,7 +109,7 @@ pub(super) fn adjust(levels: &[Level]) -> Adjusted {
     }
 }
 
-/// What one level can be given.
+/// The bounds and target of one level.
 #[derive(Debug, Clone, Copy)]
 struct Item {
     least: f64,
@@ -122,21 +123,21 @@ impl Item {
         Self {
             least,
             most: (level.bounds.upper as f64).max(least),
-            // Never nothing: parts of it are taken.
+            // Not zero: fractions of it are taken.
             target: level.target().max(0.001),
         }
     }
 
-    /// What it gets when every level gets this part of its target.
+    /// Its limit if every level gets this fraction of its target.
     fn at(&self, fraction: f64) -> f64 {
         (self.target * fraction).clamp(self.least, self.most)
     }
 }
 
-/// The part of their targets at which all together get `total`; `None` when there is none.
+/// The fraction of their targets at which the limits add up to `total`; `None` if there is none.
 fn fair_fraction(total: f64, items: &[Item]) -> Option<f64> {
     let given = |fraction: f64| items.iter().map(|item| item.at(fraction)).sum::<f64>();
-    // Between two neighbours of these, what is given grows evenly.
+    // Between two neighbours of these, the sum grows linearly.
     let bends = items
         .iter()
         .flat_map(|item| [item.least, item.most].map(|end| end / item.target));
@@ -213,14 +214,14 @@ mod tests {
     }
 
     #[test]
-    fn who_wants_nothing_has_its_part_of_what_nobody_wants() {
+    fn idle_levels_share_the_unused_seats() {
         let adjusted = adjust(&suggested());
         assert_eq!(adjusted.limits, [0, 30, 56, 58, 170, 117, 114, 56]);
         assert!((adjusted.fair - 602.0 / 258.0).abs() < 1e-9, "{adjusted:?}");
     }
 
     #[test]
-    fn who_wants_much_borrows_what_others_lend_and_no_more() {
+    fn busy_levels_borrow_up_to_the_lendable_seats() {
         let mut levels = suggested();
         levels[2].seen = Seen {
             most: 2000,
@@ -244,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_exempt_takes_from_everybody() {
+    fn the_exempt_level_reduces_all_other_levels() {
         let mut levels = suggested();
         levels[0].seen.most = 1000;
         let limits = adjust(&levels).limits;

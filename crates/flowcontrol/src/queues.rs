@@ -1,10 +1,12 @@
-//! The seats of one priority level and the requests that wait for them. Pure: time and wakers come from outside.
+//! The seats of one priority level and the requests that wait for them. Pure: time and wakers are
+//! passed in.
 //!
-//! While there are seats and no request waits, a new one is seated. Otherwise it stands in one of the queues that its flow
-//! is dealt, and the queues are served fairly: each has a place in virtual time that moves on by the work (seats times
-//! seconds) that was done for it, and the request that would be done first goes next. A queue that was idle
-//! begins at the place of the last one served, so that no flow saves up what it did not use. The work of a request is taken
-//! to be [`USUAL`] for each seat when it begins and put right when it ends.
+//! While there are free seats and no request waits, a new one is dispatched. Otherwise it waits in
+//! one of its flow's queues, and the queues are served fairly: each has a virtual start time that
+//! advances by the work (seats times seconds) done for it, and the request with the earliest
+//! virtual finish time is next. A queue that was idle starts at the current virtual time, so that
+//! no flow accumulates unused time. The work of a request is estimated as [`USUAL`] for each seat
+//! when it begins and corrected when it ends.
 
 use std::{
     collections::VecDeque,
@@ -13,12 +15,12 @@ use std::{
 
 use super::{demand::Demand, shuffle};
 
-/// How long a request is expected to take.
+/// The expected duration of a request.
 const USUAL: Duration = Duration::from_millis(3);
-/// A client that takes longer than this to read an answer keeps no seat for it.
+/// A client that takes longer than this to read a response holds no seat for it.
 const SLOW: Duration = Duration::from_secs(1);
 
-/// How a level lets requests wait.
+/// The queuing configuration of a level.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Queuing {
     pub(super) queues: usize,
@@ -26,13 +28,13 @@ pub(super) struct Queuing {
     pub(super) length_limit: usize,
 }
 
-/// Why a request is rejected, as metrics name it.
+/// The reason of a rejection, as in metrics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Refusal {
-    /// No seat, and the level has no queues.
+    /// No free seat, and the level has no queues.
     ConcurrencyLimit,
     QueueFull,
-    /// The wait was too long, or the client left.
+    /// The wait timed out, or the client left.
     TimeOut,
 }
 
@@ -46,7 +48,7 @@ impl Refusal {
     }
 }
 
-/// What becomes of a new request.
+/// The outcome of an arrival.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Arrival {
     Seated(Sitting),
@@ -61,20 +63,20 @@ pub(super) struct QueuePosition {
     number: u64,
 }
 
-/// Seats that are taken; they are to be given back.
+/// Seats in use; they must be released.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Sitting {
     slot: usize,
     number: u64,
 }
 
-/// A request that has seats.
+/// A dispatched request.
 #[derive(Debug)]
 struct Seated {
     number: u64,
     seats: usize,
     since: Instant,
-    /// Since when its answer is being sent.
+    /// Since when its response is being sent.
     sends_since: Option<Instant>,
     queue: Option<usize>,
 }
@@ -90,9 +92,9 @@ fn work(seats: usize, lasts: Duration) -> Work {
 #[derive(Debug)]
 struct Queue<T> {
     waiting: VecDeque<Waiting<T>>,
-    /// The place in virtual time at which its next request begins.
+    /// The virtual time at which its next request starts.
     start: Work,
-    /// Seats that requests from here have.
+    /// Seats of its dispatched requests.
     seats: usize,
 }
 
@@ -100,7 +102,7 @@ struct Queue<T> {
 struct Waiting<T> {
     number: u64,
     seats: usize,
-    /// The virtual time when it came; it does not begin earlier.
+    /// The virtual time of its arrival; it does not start earlier.
     came: Work,
     who: T,
 }
@@ -111,7 +113,7 @@ pub(super) struct Queues<T> {
     /// `None`: a request without a free seat is rejected.
     queuing: Option<Queuing>,
     limit: usize,
-    /// By slot; those that are free are `None`.
+    /// By slot; free ones are `None`.
     seated: Vec<Option<Seated>>,
     free: Vec<usize>,
     in_use: usize,
@@ -119,15 +121,15 @@ pub(super) struct Queues<T> {
     queues: Vec<Queue<T>>,
     waiting: usize,
     seats_waiting: usize,
-    /// The place of the last one served.
+    /// The virtual start time of the last dispatched request.
     virtual_time: Work,
-    /// The queue that was served last.
+    /// The last served queue.
     last: usize,
     numbers: u64,
     pub(super) demand: Demand,
 }
 
-/// Figures of a level, for people.
+/// State of a level, for the debug page.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Counts {
     pub(super) active_queues: usize,
@@ -135,7 +137,7 @@ pub(super) struct Counts {
     pub(super) executing: usize,
 }
 
-/// Figures of a queue, for people.
+/// State of a queue, for the debug page.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct QueueCounts {
     pub(super) waiting: usize,
@@ -166,7 +168,7 @@ impl<T> Queues<T> {
         }
     }
 
-    /// Changes what holds from now on. Queues that are too many are used up.
+    /// Changes the configuration. Surplus queues are drained.
     pub(super) fn configure(&mut self, queuing: Option<Queuing>, limit: usize) {
         self.queuing = queuing;
         self.limit = limit;
@@ -202,8 +204,8 @@ impl<T> Queues<T> {
         self.waiting == 0 && self.executing == 0
     }
 
-    /// A request arrives that needs this many seats. `who` is asked for if it has to wait; then [`Queues::next`] may have
-    /// its turn at once.
+    /// A request arrives that needs this many seats. `who` is called if it has to wait; then
+    /// [`Queues::next`] may dispatch it at once.
     pub(super) fn arrive(
         &mut self,
         seats: usize,
@@ -242,10 +244,10 @@ impl<T> Queues<T> {
         Arrival::Waits(QueuePosition { queue, number })
     }
 
-    /// Of the queues that a flow is dealt, the one with the least work.
+    /// The queue with the least work in a flow's hand.
     fn shortest(&self, flow: u64, queuing: Queuing) -> usize {
         let hand = shuffle::deal(flow, queuing.queues, queuing.hand_size);
-        // Not always the same one first.
+        // Starts at a rotating position, so that equally short queues take turns.
         let first = (self.numbers % hand.len().max(1) as u64) as usize;
         let (before, after) = hand.split_at(first);
         let queue = after.iter().chain(before).copied();
@@ -254,7 +256,8 @@ impl<T> Queues<T> {
             .unwrap_or_default()
     }
 
-    /// Whether this many seats are free. One that needs more than there are is seated when no other request has a seat.
+    /// Whether this many seats are free. A request that needs more than the limit is dispatched
+    /// when nothing else runs.
     fn fits(&self, seats: usize) -> bool {
         if seats > self.limit {
             self.executing == 0
@@ -298,7 +301,7 @@ impl<T> Queues<T> {
         self.waiting > 0 && self.in_use < self.limit
     }
 
-    /// Seats the next one that waits, if it has its turn.
+    /// Dispatches the next waiting request, if it fits.
     pub(super) fn next(&mut self, now: Instant) -> Option<(T, Sitting)> {
         if !self.is_somebodys_turn() {
             return None;
@@ -324,7 +327,7 @@ impl<T> Queues<T> {
         Some((who, self.seat(seats, Some(chosen), now)))
     }
 
-    /// A request gives up waiting; `None` when it was seated before.
+    /// A request stops waiting; `None` if it was dispatched before.
     pub(super) fn leave(&mut self, place: QueuePosition, now: Instant) -> Option<T> {
         let line = self.queues.get_mut(place.queue)?;
         let number = |waiting: &Waiting<T>| waiting.number == place.number;
@@ -338,7 +341,7 @@ impl<T> Queues<T> {
         Some(left.who)
     }
 
-    /// Seats are given back.
+    /// Releases seats.
     pub(super) fn finish(&mut self, sitting: Sitting, now: Instant) {
         let slot = self.seated.get_mut(sitting.slot);
         let mine = |seated: &mut Seated| seated.number == sitting.number;
@@ -359,7 +362,7 @@ impl<T> Queues<T> {
         self.note_demand(now);
     }
 
-    /// From now on it is up to the client when the seats are given back.
+    /// From now on the client decides when the seats are released.
     pub(super) fn send(&mut self, sitting: Sitting, now: Instant) {
         if let Some(Some(seated)) = self.seated.get_mut(sitting.slot)
             && seated.number == sitting.number
@@ -368,8 +371,8 @@ impl<T> Queues<T> {
         }
     }
 
-    /// Takes the seats of requests that have them for longer than a request may take, or whose clients are slow in
-    /// reading their answers: that is no work.
+    /// Releases the seats of requests that exceed the maximum duration, or whose clients read
+    /// slowly: they do no work.
     pub(super) fn take_from_idlers(&mut self, longest: Duration, now: Instant) {
         let is_idle = |seated: &&Seated| {
             let passed = |since: Instant| now.saturating_duration_since(since);
@@ -424,13 +427,13 @@ impl<T> Queue<T> {
         self.waiting.iter().map(|waiting| waiting.seats).sum()
     }
 
-    /// The place in virtual time at which its next request would end.
+    /// The virtual finish time of its next request.
     fn finish(&self) -> Option<Work> {
         let head = self.waiting.front()?;
         Some(self.start + work(head.seats, USUAL))
     }
 
-    /// No request begins before it arrives.
+    /// No request starts before it arrives.
     fn bound(&mut self) {
         if let Some(head) = self.waiting.front() {
             self.start = self.start.max(head.came);
@@ -446,7 +449,7 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// A level whose requests are named, on a clock that stands still until it is moved.
+    /// A level with named requests, on a manual clock.
     struct Hall {
         queues: Queues<&'static str>,
         now: Instant,
@@ -480,7 +483,7 @@ mod tests {
             }
         }
 
-        /// The one that has sat longest is done after a while.
+        /// The longest running request ends after a while.
         fn finish_after(&mut self, lasts: Duration) -> &'static str {
             let (who, sitting) = self.seated.remove(0);
             self.now += lasts;
@@ -503,7 +506,7 @@ mod tests {
     }
 
     #[test]
-    fn without_queues_who_finds_no_seat_is_refused() {
+    fn without_queues_a_request_without_a_free_seat_is_refused() {
         let mut hall = Hall::new(2, None);
         assert!(matches!(hall.arrive("a", 0, 1), Arrival::Seated(_)));
         let refused = Arrival::Refused(Refusal::ConcurrencyLimit);
@@ -528,7 +531,7 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_is_full_also_while_what_is_free_is_too_little_for_its_head() {
+    fn a_queue_is_full_also_while_free_seats_are_too_few_for_its_head() {
         let mut hall = Hall::new(3, one_queue_each(1));
         assert!(matches!(hall.arrive("a", 0, 2), Arrival::Seated(_)));
         assert!(matches!(hall.arrive("a", 0, 2), Arrival::Waits(_)));
@@ -559,7 +562,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_does_not_delay_who_comes_after_it() {
+    fn a_flood_does_not_delay_later_requests_of_other_flows() {
         let mut hall = Hall::new(4, one_queue_each(50));
         for _ in 0..50 {
             hall.arrive("flood", 0, 1);
@@ -613,7 +616,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_needs_more_than_there_is_has_its_turn_alone() {
+    fn a_request_wider_than_the_level_runs_alone() {
         let mut hall = Hall::new(3, one_queue_each(50));
         hall.arrive("a", 0, 1);
         assert!(matches!(hall.arrive("huge", 1, 5), Arrival::Waits(_)));
@@ -629,7 +632,7 @@ mod tests {
     }
 
     #[test]
-    fn who_leaves_makes_room() {
+    fn a_cancelled_request_frees_its_place_in_the_queue() {
         let mut hall = Hall::new(1, one_queue_each(1));
         hall.arrive("a", 0, 1);
         let Arrival::Waits(place) = hall.arrive("b", 0, 1) else {
@@ -645,7 +648,7 @@ mod tests {
     }
 
     #[test]
-    fn seats_of_those_who_do_not_read_are_given_to_others() {
+    fn seats_of_clients_that_do_not_read_are_reused() {
         let mut hall = Hall::new(2, one_queue_each(2));
         for who in ["idler", "worker"] {
             hall.arrive(who, 0, 1);
@@ -679,7 +682,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_configuration_holds_for_who_comes_and_nobody_who_waits_is_lost() {
+    fn a_new_configuration_holds_for_new_requests_and_keeps_waiting_ones() {
         let mut hall = Hall::new(1, one_queue_each(5));
         hall.arrive("a", 7, 1);
         hall.arrive("b", 7, 1);

@@ -1,18 +1,18 @@
-//! Retry-After of rejected requests: a second at first, longer the more are rejected and
-//! sooner again when fewer are.
+//! Retry-After of rejected requests: one second at first, increasing with rejections and decreasing
+//! again when there are fewer.
 
 use std::collections::VecDeque;
 
 /// The longest Retry-After, in seconds.
 const LONGEST: i64 = 32;
 
-/// What has been rejected lately.
+/// Recent rejections.
 #[derive(Debug)]
 pub(super) struct RetryAfter {
-    /// Seconds, and how many were rejected in each; the last is the present one.
+    /// Seconds with their number of rejections; the last is the current one.
     history: VecDeque<(i64, i64)>,
     seconds: i64,
-    /// When the time was made longer.
+    /// When it was last increased.
     longer_since: i64,
 }
 
@@ -39,7 +39,8 @@ impl RetryAfter {
         u32::try_from(self.seconds).unwrap_or(1)
     }
 
-    /// Looks back as far as the Retry-After that it gives: three for each second are too many, less than one is few.
+    /// Looks back over the current Retry-After: three rejections per second are too many, less than
+    /// one is few.
     fn adjust(&mut self, now: i64) {
         let ago = |second: &i64| now - second;
         let keep = (2 * self.seconds).min(LONGEST);
@@ -67,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_time_doubles_while_many_are_turned_away_and_falls_slowly() {
+    fn retry_after_doubles_while_many_are_rejected_and_falls_slowly() {
         let mut retry = RetryAfter::default();
         let mut said = Vec::new();
         for second in 100..108 {
@@ -79,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn a_few_are_told_to_come_back_in_a_second() {
+    fn retry_after_is_one_second_while_few_are_rejected() {
         let mut retry = RetryAfter::default();
         assert!((100..200).all(|second| retry.refuse(second) == 1));
     }

@@ -1,5 +1,5 @@
-//! Subjects and resources of a FlowSchema's rules, read once so that asking costs little: every
-//! request asks several of them.
+//! Rules of a FlowSchema, parsed once so that matching is cheap: every request is matched against
+//! several.
 
 use kinds::tree;
 use machinery::Value;
@@ -22,7 +22,7 @@ enum Subject {
     Anybody,
     /// A user by name; a service account is one.
     User(String),
-    /// Service accounts of a namespace: what their names begin with.
+    /// Service accounts of a namespace, by the prefix of their names.
     AccountsOf(String),
     Group(String),
 }
@@ -54,7 +54,7 @@ impl Rules {
         Self(tree::list(rules).iter().map(Rule::new).collect())
     }
 
-    /// Whether they are about this request.
+    /// Whether a rule matches this request.
     pub(super) fn match_request(&self, user: &User, info: &RequestInfo) -> bool {
         self.0.iter().any(|rule| rule.matches(user, info))
     }
@@ -71,7 +71,7 @@ impl Rule {
     }
 
     fn matches(&self, user: &User, info: &RequestInfo) -> bool {
-        // What it is about is asked only if there is anything to be found: most rules have both.
+        // Rules without resource or path rules are skipped before the subjects are compared.
         match &info.resource {
             Some(_) if self.resources.is_empty() => false,
             None if self.paths.is_empty() => false,
@@ -147,7 +147,7 @@ impl ResourceRule {
     }
 }
 
-/// Whether `pods` or `pods/log` is this resource.
+/// Whether `name` is this resource, as `pods` or `pods/log`.
 fn is_resource(name: &str, resource: &str, subresource: &str) -> bool {
     let rest = name.strip_prefix(resource);
     rest.is_some_and(|rest| match rest.strip_prefix('/') {
@@ -169,7 +169,7 @@ impl PathRule {
     }
 }
 
-/// Whether a path is the one that a rule names, or below it; `/x/*` is what is below `/x/`.
+/// Whether a path equals a rule's path or is below it; `/x/*` matches paths below `/x/`.
 fn is_at_or_below(path: &str, rule: &str) -> bool {
     let prefix = rule.strip_suffix('*').unwrap_or(rule);
     let below = path.strip_prefix(prefix);
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn resources_are_told_by_verb_group_name_and_place() {
+    fn resource_rules_match_verb_group_resource_and_namespace() {
         let rule = |verbs: Value, group: &str, resources: Value, namespaces: Value, scope: bool| {
             json!([{"verbs": verbs, "apiGroups": [group], "resources": resources,
                     "namespaces": namespaces, "clusterScope": scope}])
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_is_matched_with_what_is_below_it() {
+    fn non_resource_urls_match_paths_below_them() {
         for (path, rule, matches) in [
             ("/healthz", "/healthz", true),
             ("/healthz/ping", "/healthz", true),

@@ -1,12 +1,12 @@
-//! Shuffle sharding: each flow may use a few of the many queues, its hand. Two flows rarely have the same hand, so
-//! that one that fills all its queues leaves the others at least one.
+//! Shuffle sharding: each flow uses a few of the many queues, its hand. Two flows rarely have the
+//! same hand, so that a flow that fills all its queues leaves the others at least one.
 
-/// The hand that a flow is dealt: distinct numbers below `deck`, the same ones each time.
+/// The hand of a flow: distinct numbers below `deck`, always the same.
 pub(super) fn deal(flow: u64, deck: usize, hand: usize) -> Vec<usize> {
     let mut entropy = flow;
     let mut dealt: Vec<usize> = Vec::with_capacity(hand);
     for left in (1..=deck).rev().take(hand) {
-        // One of those that are left, counted without the ones dealt before.
+        // One of the remaining cards, counted without those dealt before.
         let mut card = (entropy % left as u64) as usize;
         entropy /= left as u64;
         let mut before = dealt.clone();

@@ -1,4 +1,4 @@
-//! FlowSchemas and PriorityLevelConfigurations as the table is made of them. What is broken reads as nothing.
+//! FlowSchemas and PriorityLevelConfigurations, parsed for the table. Invalid objects are ignored.
 
 use http::HeaderValue;
 use kinds::tree;
@@ -10,16 +10,16 @@ use super::{defaults, limits::Share, queues::Queuing, rules::Rules};
 #[derive(Debug)]
 pub(super) struct LevelSpec {
     pub(super) name: String,
-    /// `None` while it is only imagined.
+    /// `None` if the object does not exist yet.
     pub(super) uid: Option<HeaderValue>,
     pub(super) share: Share,
     pub(super) response: Response,
 }
 
-/// What becomes of requests that find no seat.
+/// What happens to requests without a free seat.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Response {
-    /// Everybody finds one.
+    /// No limit.
     Exempt,
     Reject,
     Queue(Queuing),
@@ -36,7 +36,7 @@ pub(super) struct SchemaSpec {
     pub(super) rules: Rules,
 }
 
-/// By what the flows of a schema differ.
+/// What distinguishes the flows of a schema.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Distinguisher {
     User,
@@ -64,7 +64,7 @@ impl LevelSpec {
         let name = tree::name(object).to_owned();
         let is_exempt = spec["type"] == "Exempt";
         let terms = &spec[if is_exempt { "exempt" } else { "limited" }];
-        // A level does not change between being exempt and not: its name says which it is.
+        // Only the level named `exempt` may be exempt.
         if !tree::is_set(terms) || is_exempt != (name == defaults::EXEMPT) {
             return None;
         }

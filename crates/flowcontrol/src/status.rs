@@ -5,7 +5,7 @@ use machinery::{Object, Value, json::json, text};
 
 const DANGLING: &str = "Dangling";
 
-/// The schemas whose status is not right, with the status that would be.
+/// The schemas with an outdated status, with the new one.
 pub(super) fn wrong(levels: &[Object], schemas: &[Object], now: &str) -> Vec<(String, Value)> {
     let wrong = |schema: &Object| {
         let status = wanted(levels, schema, now)?;

@@ -1,4 +1,4 @@
-//! All schemas and levels as they are now: what every request is looked up in.
+//! All schemas and levels: the classification of every request.
 
 use std::{
     collections::BTreeMap,
@@ -21,15 +21,15 @@ use super::{
 };
 use request::{RequestInfo, User};
 
-/// The most seats that any request takes.
+/// Maximum seats of any request.
 const WIDEST: usize = 100;
-/// The part of a level's seats that one request takes at the most, in percent.
+/// Maximum percentage of a level's seats for one request.
 const WIDEST_PERCENT: usize = 15;
 
-/// A flow schema and where it leads.
+/// A flow schema and its level.
 pub(super) struct Schema {
     pub(super) name: String,
-    /// `None` while it is only imagined.
+    /// `None` if the object does not exist yet.
     pub(super) uid: Option<HeaderValue>,
     pub(super) level_uid: Option<HeaderValue>,
     pub(super) level: Arc<Level>,
@@ -39,7 +39,7 @@ pub(super) struct Schema {
 }
 
 impl Schema {
-    /// The flow that a request belongs to.
+    /// The flow of a request.
     pub(super) fn flow(&self, user: &User, info: &RequestInfo) -> u64 {
         let mut hasher = DefaultHasher::new();
         self.name.hash(&mut hasher);
@@ -55,20 +55,20 @@ impl Schema {
     }
 }
 
-/// The schemas, in the order they are asked.
+/// The schemas in the order of precedence.
 pub(super) struct Table {
     schemas: Box<[Arc<Schema>]>,
 }
 
 impl Table {
-    /// How many requests have been let through to a level.
+    /// The number of requests dispatched at a level.
     pub(super) fn dispatched(&self, level: &Arc<Level>) -> u64 {
         let to_it = |schema: &&Arc<Schema>| Arc::ptr_eq(&schema.level, level);
         let counts = self.schemas.iter().filter(to_it);
         counts.map(|schema| schema.figures.dispatched.get()).sum()
     }
 
-    /// The schema that a request belongs to. The last one is for whatever no other is for.
+    /// The schema of a request. The last one matches everything.
     pub(super) fn classify(&self, user: &User, info: &RequestInfo) -> Option<&Arc<Schema>> {
         let mut schemas = self.schemas.iter();
         let found = schemas.find(|schema| schema.rules.match_request(user, info));
@@ -79,7 +79,7 @@ impl Table {
     }
 }
 
-/// The levels that are there, and what they are given.
+/// The existing levels and their limits.
 pub(super) struct Levels {
     /// All seats.
     total: usize,
@@ -87,7 +87,7 @@ pub(super) struct Levels {
     kept: BTreeMap<String, Kept>,
 }
 
-/// A level and what the division of seats goes by.
+/// A level and its share.
 struct Kept {
     level: Arc<Level>,
     share: Share,
@@ -95,7 +95,7 @@ struct Kept {
     bounds: Bounds,
     seen: Seen,
     current: usize,
-    /// Whether it was deleted: requests that are in it are still served.
+    /// Whether it was deleted: its requests are still served.
     is_leaving: bool,
 }
 
@@ -108,13 +108,13 @@ impl Levels {
         }
     }
 
-    /// Makes the table from the objects that there are.
+    /// Builds the table from the objects.
     pub(super) fn digest(&mut self, levels: &[Object], schemas: &[Object]) -> Table {
         let mut levels: Vec<LevelSpec> = levels.iter().filter_map(LevelSpec::new).collect();
         let is_there = |spec: &SchemaSpec| levels.iter().any(|level| level.name == spec.level);
         let mut schemas: Vec<SchemaSpec> = schemas.iter().map(SchemaSpec::new).collect();
         schemas.retain(is_there);
-        // What is mandatory is there, also while its object is not.
+        // Mandatory objects count even while they do not exist.
         for default in defaults::levels().iter().filter(|one| one.is_mandatory) {
             let imagined = LevelSpec::new(&default.object);
             let missing = |spec: &LevelSpec| levels.iter().all(|level| level.name != spec.name);
@@ -148,7 +148,7 @@ impl Levels {
         }))
     }
 
-    /// Makes the levels those that are wanted. Requests in a level that is gone are served to their end.
+    /// Updates the set of levels. Requests of a deleted level are served to completion.
     fn keep(&mut self, wanted: &[LevelSpec]) {
         for kept in self.kept.values_mut() {
             kept.is_leaving = true;
@@ -174,7 +174,7 @@ impl Levels {
         self.adjust();
     }
 
-    /// Divides the seats by what each level could use. Deleted levels without requests are dropped.
+    /// Adjusts the limits by demand. Deleted levels without requests are dropped.
     pub(super) fn adjust(&mut self) {
         self.kept
             .retain(|_, kept| !kept.is_leaving || !kept.level.is_idle());
@@ -196,7 +196,7 @@ impl Levels {
         }
     }
 
-    /// The levels by name, and whether they are leaving.
+    /// The levels sorted by name, and whether they are deleted.
     pub(super) fn all(&self) -> impl Iterator<Item = (&Arc<Level>, bool)> {
         self.kept
             .values()
@@ -214,8 +214,9 @@ impl Kept {
         }
     }
 
-    /// One request is not to take so many seats that those of few flows take all. It goes by the seats that the level
-    /// has now: the more it borrows, the more one list takes, and as few are at work at once.
+    /// Bounds the seats of one request, so that requests of few flows cannot take all. Relative to
+    /// the current limit: a level that borrows more gives more seats to a list, so that the number
+    /// of concurrent lists stays the same.
     fn widest(&self) -> usize {
         let part = (self.current * WIDEST_PERCENT).div_ceil(100);
         let hand = self.queuing.map_or(1, |queuing| queuing.hand_size.max(1));
@@ -339,13 +340,14 @@ mod tests {
         let eve = User::new("eve", [""; 0]);
         assert_eq!(schema_of(&table, &admin, "GET /api/v1/nodes").1, "exempt");
         assert_eq!(schema_of(&table, &eve, "GET /api/v1/nodes").1, "catch-all");
-        // A schema leads to a level that is an object; only the imagined one leads to an imagined level.
+        // A schema refers to an existing level; only the built-in default refers to a built-in
+        // level.
         let table = levels().digest(&[], &objects(defaults::schemas()));
         assert_eq!(schema_of(&table, &eve, "GET /api/v1/nodes").1, "catch-all");
     }
 
     #[test]
-    fn levels_keep_who_is_in_them_when_they_change_and_until_they_are_empty() {
+    fn changed_and_removed_levels_keep_their_requests_until_they_end() {
         let mut levels = levels();
         let custom = |shares: i64| {
             let limited =

@@ -1,5 +1,5 @@
-//! Keeps the objects that every server has: makes those that are missing, puts mandatory ones right, and suggested ones
-//! unless their annotation says that they stay as they are. Those that an older version suggested go.
+//! Maintains the default objects: creates missing ones, corrects mandatory ones, and suggested ones
+//! unless their annotation forbids it. Suggested objects of older versions are deleted.
 
 use http::{Method, StatusCode};
 use kinds::tree;
@@ -14,7 +14,7 @@ use request::Client;
 /// The field manager of these objects.
 const MANAGER: &str = "api-priority-and-fairness-config-producer-v1";
 
-/// Makes all of them right, as far as they can be. `false`: they are not served here.
+/// Corrects all of them, as far as possible. `false`: they are not served here.
 pub(super) async fn ensure(api: &dyn Client) -> Result<bool, String> {
     for (resource, defaults) in [(LEVELS, defaults::levels()), (SCHEMAS, defaults::schemas())] {
         let (status, list) = api
@@ -59,7 +59,7 @@ async fn write(api: &dyn Client, resource: &str, change: Change) -> Result<(), S
     api.settle(method, &path, body).await
 }
 
-/// What is to be done so that what is stored is right.
+/// The writes that correct the stored objects.
 fn changes(stored: &[Object], defaults: Vec<Default>) -> Vec<Change> {
     let is_default = |object: &&Object| {
         let mut names = defaults.iter().map(|default| tree::name(&default.object));
@@ -80,7 +80,7 @@ fn changes(stored: &[Object], defaults: Vec<Default>) -> Vec<Change> {
     changes
 }
 
-/// What the annotation says, if it is there and is a boolean as Go reads one.
+/// The value of the annotation, if it is a boolean as Go parses one.
 fn follows(object: &Object) -> Option<bool> {
     match tree::text(&tree::get(object, "metadata")["annotations"][AUTOUPDATE]) {
         "1" | "t" | "T" | "true" | "TRUE" | "True" => Some(true),
@@ -89,7 +89,7 @@ fn follows(object: &Object) -> Option<bool> {
     }
 }
 
-/// The object as it should be; `None` when it is.
+/// The corrected object; `None` if it is correct.
 fn revised(current: &Object, default: &Default) -> Option<Object> {
     // Without the annotation, an object in its first generation follows the defaults.
     let untouched = tree::int(&tree::get(current, "metadata")["generation"]) == 1;
@@ -112,7 +112,7 @@ fn revised(current: &Object, default: &Default) -> Option<Object> {
     Some(revised)
 }
 
-/// Whether the spec is the default's. How many seats the exempt level has is the operator's affair.
+/// Whether the spec is the default's. The operator may change the exempt level's seats.
 fn is_right(current: &Object, default: &Value) -> bool {
     let spec = tree::get(current, "spec");
     let mut wanted = default.clone();
@@ -136,7 +136,7 @@ mod tests {
             .unwrap()
     }
 
-    /// A default as it is stored, possibly changed by an operator.
+    /// A stored default, possibly changed by an operator.
     fn stored(name: &str, generation: i64, autoupdate: Option<&str>, changed: bool) -> Object {
         let mut object = default(name).object;
         let metadata = tree::child_or_new(&mut object, "metadata");
@@ -152,7 +152,8 @@ mod tests {
 
     #[test]
     fn mandatory_objects_are_put_right_and_suggested_ones_as_far_as_they_follow() {
-        // Name, generation, annotation, changed: what the annotation and the spec should be then; `None`: as it is.
+        // Name, generation, annotation, changed: the expected annotation and spec; `None`:
+        // unchanged.
         let cases = [
             ("catch-all", 1, Some("true"), false, None),
             ("catch-all", 2, Some("true"), true, Some(("true", 5))),
@@ -183,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn how_many_seats_the_exempt_level_has_is_the_operators_affair() {
+    fn the_seats_of_the_exempt_level_are_left_to_the_operator() {
         let mut current = stored("exempt", 2, Some("true"), false);
         let level = defaults::levels().remove(0);
         current.insert("spec".to_owned(), tree::get(&level.object, "spec").clone());
@@ -192,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_made_and_what_an_older_version_suggested_goes() {
+    fn missing_objects_are_created_and_outdated_suggested_ones_are_deleted() {
         let mut old = stored("system", 1, Some("true"), false);
         tree::child_or_new(&mut old, "metadata").insert("name".to_owned(), "old".into());
         let mut mine = old.clone();

@@ -1,4 +1,4 @@
-//! Using up what limits are about.
+//! Uses up cpu and memory, to test limits.
 
 use std::{
     hint::black_box,
@@ -53,7 +53,7 @@ fn memory(args: &[String]) -> Outcome {
     signals::end_when_asked()?;
     let mut kept = Vec::new();
     for _ in 0..size {
-        // Not zeros: those would not be backed by memory of their own.
+        // Not zeros, which would not be backed by memory.
         kept.push(black_box(vec![0x5a_u8; 1 << 20]));
     }
     say(format_args!("holding {size} MiB"))?;

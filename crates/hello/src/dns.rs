@@ -1,4 +1,4 @@
-//! Asking the cluster's DNS, as the pod's `/etc/resolv.conf` says.
+//! Queries the cluster's DNS by the pod's `/etc/resolv.conf`.
 
 use stdx::resolve::{Kind, Settings, resolve};
 

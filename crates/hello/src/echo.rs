@@ -1,4 +1,4 @@
-//! Servers that send back what they get.
+//! Echo servers.
 
 use std::{
     io,

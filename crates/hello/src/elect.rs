@@ -1,5 +1,6 @@
-//! Leader election as Kubernetes' own components do it, in small: a Lease names the leader, who renews it; another takes it
-//! over when it was not renewed for a while. The API is asked through the kubectl that is in the same program.
+//! A small leader election as in Kubernetes' own components: a Lease names the leader, which renews
+//! it; another candidate takes it over if it was not renewed for a while. Uses the kubectl in the
+//! same program for the API.
 
 use std::{
     io::Write,
@@ -17,11 +18,11 @@ pub(crate) const COMMANDS: &[Command] = &[Command {
     run: elect,
 }];
 
-/// A leader that was silent for this long has lost.
+/// A leader without renewal for this long has lost.
 const LEASE: Duration = Duration::from_secs(6);
 const RENEW: Duration = Duration::from_secs(2);
 
-/// A Lease as the server has it.
+/// A Lease on the server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Seen {
     holder: String,
@@ -39,7 +40,7 @@ fn elect(args: &[String]) -> Outcome {
     let mut said = String::new();
     loop {
         let seen = read(name)?;
-        // Clocks of machines differ: what counts is how long this process saw no change.
+        // Machines' clocks differ: what counts is how long this process saw no change.
         let since = match (&known, &seen) {
             (Some((before, since)), Some(seen)) if before == seen => *since,
             _ => Instant::now(),
@@ -82,7 +83,7 @@ fn kubectl(args: &[&str], input: &str) -> Result<(bool, String, String), Complai
     ))
 }
 
-/// The Lease; `None` when there is none yet.
+/// Reads the Lease; `None` if there is none.
 fn read(name: &str) -> Result<Option<Seen>, Complaint> {
     const FIELDS: &str = "-o=jsonpath={.spec.holderIdentity}|{.metadata.resourceVersion}|{.spec.acquireTime}|{.spec.leaseTransitions}";
     let (ok, out, err) = kubectl(&["get", "lease", name, "--ignore-not-found", FIELDS], "")?;
@@ -103,7 +104,8 @@ fn parse(line: &str) -> Option<Seen> {
     })
 }
 
-/// Makes or renews the Lease. The server refuses it when somebody else was faster: the version is another by then.
+/// Creates or renews the Lease. The server rejects it if another candidate was faster, by the
+/// resourceVersion.
 fn write(name: &str, own: &str, seen: Option<&Seen>) -> Result<bool, Complaint> {
     let manifest = manifest(name, own, seen, SystemTime::now());
     let verb = if seen.is_some() { "replace" } else { "create" };
@@ -136,7 +138,8 @@ fn manifest(name: &str, own: &str, seen: Option<&Seen>, now: SystemTime) -> Stri
     )
 }
 
-/// A time as Leases have it: to the microsecond, in UTC. The days are counted as in Howard Hinnant's `civil_from_days`.
+/// A timestamp in a Lease's format: microseconds, UTC. The date is computed as in Howard Hinnant's
+/// `civil_from_days`.
 fn stamp(time: SystemTime) -> String {
     let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
     let (days, seconds) = (since.as_secs() / 86_400, since.as_secs() % 86_400);

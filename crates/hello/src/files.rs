@@ -1,4 +1,4 @@
-//! Looking at and changing files where there is no shell.
+//! Reads and changes files in images without a shell.
 
 use std::{
     fs::{self, OpenOptions},

@@ -1,4 +1,4 @@
-//! An HTTP client for asking services from inside a pod.
+//! An HTTP client for use inside a pod.
 
 use std::{
     io::{self, Read, Write},
@@ -46,7 +46,7 @@ fn print(answer: &Answer) -> Outcome {
     Ok(u8::from(!(200..300).contains(&answer.status)))
 }
 
-/// What came back.
+/// A response.
 pub(crate) struct Answer {
     pub status: u16,
     pub body: Vec<u8>,
@@ -70,7 +70,7 @@ fn parts(url: &str) -> Result<(&str, u16, &str), Complaint> {
     }
 }
 
-/// Asks an `http://` URL.
+/// Fetches an `http://` URL.
 pub(crate) fn fetch(
     method: &str,
     url: &str,

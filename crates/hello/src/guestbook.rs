@@ -1,5 +1,5 @@
-//! The guestbook of Kubernetes' walk-through: a page, a leader that keeps the entries, and followers that
-//! keep copies of them for readers.
+//! The guestbook of Kubernetes' tutorial: a web page, a leader that stores the entries, and
+//! followers that replicate them for readers.
 
 use std::{
     collections::VecDeque,
@@ -33,19 +33,19 @@ pub(crate) const COMMANDS: &[Command] = &[
 ];
 
 const PORT: u16 = 6379;
-/// The oldest entries make room for new ones.
+/// The maximum number of entries; the oldest are dropped.
 const KEPT: usize = 1000;
 const LONGEST: usize = 1000;
-/// How long a follower's question waits for something new.
+/// How long a follower's request waits for new entries.
 const PATIENCE: Duration = Duration::from_secs(10);
 const TIMEOUT: Duration = Duration::from_secs(3);
 
-/// The entries of one life of a leader.
+/// The entries of one run of a leader.
 #[derive(Debug, Default)]
 struct Entries {
-    /// Tells this life from others: copies of an earlier one are useless.
+    /// Identifies this run: copies of an earlier one are useless.
     life: u128,
-    /// How many came before the first that is kept.
+    /// The number of dropped entries.
     gone: usize,
     kept: VecDeque<String>,
 }
@@ -63,7 +63,7 @@ impl Entries {
         }
     }
 
-    /// What a copy lacks that has everything before `after`: a line that says where it begins, then entries.
+    /// The entries after `after` for a replica: a line with the start, then the entries.
     fn since(&self, life: u128, after: usize) -> String {
         let known = life == self.life && after <= self.end();
         let start = if known {
@@ -79,7 +79,7 @@ impl Entries {
         text
     }
 
-    /// Takes in what [`Entries::since`] gave.
+    /// Applies the result of [`Entries::since`].
     fn follow(&mut self, text: &str) -> Option<()> {
         let mut lines = text.lines();
         let (life, start) = lines.next()?.split_once(' ')?;
@@ -96,7 +96,7 @@ impl Entries {
     }
 }
 
-/// Entries that several threads use.
+/// Entries shared by threads.
 #[derive(Default)]
 struct Shared {
     entries: Mutex<Entries>,
@@ -108,7 +108,7 @@ impl Shared {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until there is something after `after`, or for as long as a question may wait.
+    /// Waits until there is an entry after `after`, or until the timeout.
     fn since(&self, life: u128, after: usize) -> String {
         let deadline = Instant::now() + PATIENCE;
         let mut entries = self.lock();
@@ -165,7 +165,7 @@ fn answer(request: &Request, shared: &Shared, leader: Option<&str>) -> Answer {
             Answer::text("200 OK", text)
         }
         ("GET", "/") => Answer::text("200 OK", format!("{}\n", host_name())),
-        // A follower is ready once it has found its leader.
+        // A follower is ready once it has reached its leader.
         ("GET", "/readyz") if shared.lock().life == 0 => {
             Answer::text("503 Service Unavailable", "waits for the leader\n")
         }
@@ -174,7 +174,7 @@ fn answer(request: &Request, shared: &Shared, leader: Option<&str>) -> Answer {
     }
 }
 
-/// One line, not too long; as a form sends it or alone.
+/// One short line; as a form sends it or plain.
 fn entry(body: &[u8]) -> Option<String> {
     let text = String::from_utf8_lossy(body);
     let text = text.trim();
@@ -183,7 +183,7 @@ fn entry(body: &[u8]) -> Option<String> {
     (!line.is_empty()).then_some(line)
 }
 
-/// Keeps a copy of a leader's entries, for ever.
+/// Replicates a leader's entries. Never returns.
 fn follow(leader: &str, shared: &Shared) {
     let mut was_there = false;
     loop {
@@ -214,7 +214,7 @@ fn frontend(args: &[String]) -> Outcome {
     serve(port, move |request, _| page(request, &hosts))
 }
 
-/// Where the store is.
+/// The hosts of the store.
 #[derive(Debug, PartialEq, Eq)]
 struct Hosts {
     leader: String,
@@ -222,7 +222,7 @@ struct Hosts {
 }
 
 impl Hosts {
-    /// By the names of the Services, or by the variables that Kubernetes sets for them.
+    /// By the names of the Services, or by their environment variables.
     fn find(variable: impl Fn(&str) -> Option<String>) -> Result<Self, Complaint> {
         if variable("GET_HOSTS_FROM").as_deref() != Some("env") {
             return Ok(Self {
@@ -332,7 +332,8 @@ mod tests {
     #[test]
     fn a_copy_follows_its_leader_through_restarts_and_gaps() {
         let mut copy = Entries::default();
-        // A first leader, a few more entries, so many that some were dropped between, a leader that began anew.
+        // A first leader, a few more entries, so many that some were dropped, and a restarted
+        // leader.
         for leader in [
             leader(1, 3),
             leader(1, 5),

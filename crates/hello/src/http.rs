@@ -1,4 +1,4 @@
-//! An HTTP server that tells who it is.
+//! An HTTP server that responds with its identity.
 
 use std::{
     io::{self, BufRead, BufReader, Read, Write},
@@ -20,9 +20,9 @@ pub(crate) const COMMANDS: &[Command] = &[Command {
     run,
 }];
 
-/// A request's head must fit into this.
+/// The maximum size of a request's head.
 const MAX_HEAD: u64 = 64 * 1024;
-/// More of a body is not read.
+/// The maximum size of a body.
 const MAX_BODY: u64 = 16 << 20;
 
 #[derive(Default)]
@@ -51,7 +51,7 @@ pub(crate) fn serve(
     let answer = Arc::new(answer);
     for stream in listener.incoming().flatten() {
         let answer = answer.clone();
-        // Without a thread the connection is dropped: the client may try again.
+        // If no thread can be created, the connection is dropped: the client may retry.
         let _ = thread::Builder::new()
             .stack_size(256 * 1024)
             .spawn(move || connection(stream, &*answer));
@@ -59,13 +59,13 @@ pub(crate) fn serve(
     Ok(0)
 }
 
-/// What a request is answered with.
+/// A response.
 pub(crate) struct Answer {
     pub status: &'static str,
-    /// More lines of the head, each with its end.
+    /// Additional header lines, each with its line end.
     pub headers: &'static str,
     pub body: String,
-    /// With which the process ends after the answer.
+    /// The exit code, if the process ends after the response.
     pub exit_code: Option<i32>,
 }
 
@@ -89,7 +89,7 @@ impl Answer {
     }
 }
 
-/// Both families where there are both.
+/// Dual-stack if possible.
 pub(crate) fn listen(port: u16) -> io::Result<TcpListener> {
     TcpListener::bind(SocketAddr::from((Ipv6Addr::UNSPECIFIED, port)))
         .or_else(|_| TcpListener::bind(SocketAddr::from((Ipv4Addr::UNSPECIFIED, port))))
@@ -177,7 +177,7 @@ pub(crate) struct Request {
 }
 
 impl Request {
-    /// Reads one request; nothing at the end of the connection.
+    /// Reads one request; `None` at the end of the connection.
     fn read(reader: &mut impl BufRead) -> io::Result<Option<Self>> {
         let mut text = String::new();
         let mut head = reader.take(MAX_HEAD);

@@ -1,6 +1,5 @@
-//! What the image `mainstay.local/hello` runs: small programs for demos and tests, each a command of
-//! its own. Threads of the standard library only, no configuration, nothing that can be missing in
-//! an image that has nothing but this binary.
+//! The programs of the image `mainstay.local/hello`: small commands for demos and tests. Only
+//! threads of the standard library, no configuration, and no dependencies on files of the image.
 
 mod burn;
 mod dns;
@@ -27,10 +26,10 @@ struct Command {
     run: fn(&[String]) -> Outcome,
 }
 
-/// What a command ends with: an exit code, or a complaint and the exit code 1.
+/// The result of a command: an exit code, or an error with exit code 1.
 type Outcome = Result<u8, Complaint>;
 
-/// Anything that goes wrong is told to people.
+/// An error, printed for the user.
 type Complaint = Box<dyn std::error::Error + Send + Sync>;
 
 const ALL: &[&[Command]] = &[
@@ -46,7 +45,7 @@ const ALL: &[&[Command]] = &[
     volume::COMMANDS,
 ];
 
-/// The entry point; `args` are what follows `hello`. Without any, it serves HTTP.
+/// The entry point; `args` follow `hello`. Without any, it serves HTTP.
 pub fn main(args: &[String]) -> ExitCode {
     let (name, rest) = args
         .split_first()
@@ -89,20 +88,20 @@ fn help() -> Outcome {
     Ok(0)
 }
 
-/// Writes a line at once: whoever reads a log waits for it.
+/// Prints a line and flushes it, since readers of the log wait for it.
 fn say(line: impl std::fmt::Display) -> io::Result<()> {
     let mut out = io::stdout().lock();
     writeln!(out, "{line}")?;
     out.flush()
 }
 
-/// The name this machine, or pod, goes by.
+/// The host name of the machine or pod.
 fn host_name() -> String {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     name.trim_end().to_owned()
 }
 
-/// The argument at a place, as a number.
+/// The numeric argument at an index.
 fn number<T: std::str::FromStr>(
     args: &[String],
     at: usize,

@@ -1,4 +1,4 @@
-//! What a process is, and how it ends.
+//! Prints properties of the process, and ends it in various ways.
 
 use std::{
     fs,

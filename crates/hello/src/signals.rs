@@ -1,9 +1,9 @@
-//! Signals by waiting for them. The first process of a container gets only signals that it asks
-//! for, so one that should end when asked must say so.
+//! Waits for signals. The first process of a container gets only signals that it handles, so that
+//! one that should end on SIGTERM must handle it.
 
 use std::{io, mem::MaybeUninit, thread};
 
-/// Keeps signals from interrupting any thread; call before threads start.
+/// Blocks signals for all threads; call before threads start.
 pub(crate) fn block(numbers: &[i32]) -> io::Result<libc::sigset_t> {
     let mut set = MaybeUninit::uninit();
     // SAFETY: `sigemptyset` initialises the set that the others then read and change.
@@ -29,7 +29,7 @@ pub(crate) fn wait(set: &libc::sigset_t) -> io::Result<i32> {
     }
 }
 
-/// Ends the process with 0 when it is asked to end.
+/// Ends the process with 0 on SIGTERM or SIGINT.
 pub(crate) fn end_when_asked() -> io::Result<()> {
     let set = block(&[libc::SIGTERM, libc::SIGINT])?;
     thread::Builder::new()

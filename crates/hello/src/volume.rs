@@ -1,5 +1,5 @@
-//! Removing the directory of a volume: nothing outside of it is touched, whatever a pod has left in
-//! it. No symbolic link is followed and no mount is crossed.
+//! Removes the directory of a volume without touching anything outside of it, whatever a pod left
+//! in it. No symbolic link is followed and no mount is crossed.
 
 use std::{
     ffi::{CStr, CString},
@@ -20,11 +20,12 @@ pub(crate) const COMMANDS: &[Command] = &[Command {
     run: remove_volume,
 }];
 
-/// Directories deeper than this are moved up before they are emptied: neither the stack nor the
-/// number of open files depends on what a pod has made.
+/// Deeper directories are moved up before they are emptied: neither the stack nor the number of
+/// open files depends on the depth.
 const DEPTH: usize = 64;
 
-/// Removes all that can be removed; the complaint has a line for each of the others, which begins with its name.
+/// Removes everything that can be removed; the error has a line for each of the others, which
+/// begins with its name.
 fn remove_volume(args: &[String]) -> Outcome {
     let Some((root, names)) = args.split_first().filter(|(_, names)| !names.is_empty()) else {
         return Err("which root, and which directories in it?".into());
@@ -48,14 +49,14 @@ fn remove_volume(args: &[String]) -> Outcome {
     }
 }
 
-/// Removes a directory and all that is in it; that it is not there is success.
+/// Removes a directory tree; a missing one is no error.
 fn remove(root: BorrowedFd<'_>, name: &CStr) -> Result<(), Complaint> {
     let volume = match enter(root, name) {
         Err(Errno::NOENT) => return Ok(()),
         other => other.map_err(|error| complaint(name, error))?,
     };
     let mut moved = 0;
-    // Again while directories are moved up from the depth.
+    // Repeat while directories are moved up.
     loop {
         let before = moved;
         empty(volume.as_fd(), volume.as_fd(), 0, &mut moved)?;
@@ -74,7 +75,7 @@ fn enter(parent: BorrowedFd<'_>, name: &CStr) -> Result<OwnedFd, Errno> {
 }
 
 fn complaint(name: &CStr, error: Errno) -> Complaint {
-    // A pod chose it: it must not look like another line.
+    // A pod chose the name: it must not look like another line.
     let name = name.to_string_lossy();
     let name = name.escape_debug();
     match error {
@@ -99,7 +100,7 @@ fn empty(
         }
         match unlinkat(here, name, AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => continue,
-            // Linux says EISDIR, POSIX says EPERM.
+            // Linux returns EISDIR, POSIX EPERM.
             Err(Errno::ISDIR | Errno::PERM) => {}
             Err(error) => return Err(complaint(name, error)),
         }
@@ -127,7 +128,7 @@ mod tests {
 
     use super::*;
 
-    /// A directory of its own, removed at the end.
+    /// A temporary directory, removed at the end.
     struct Root(PathBuf);
 
     impl Root {
@@ -178,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_removed_keeps_nothing_else_and_is_named_on_a_line_of_its_own() {
+    fn files_that_cannot_be_removed_are_listed_and_all_others_are_removed() {
         let root = Root::new("several");
         symlink("nowhere", root.0.join("pvc-1")).unwrap();
         fs::create_dir_all(root.0.join("pvc-2/full")).unwrap();
@@ -205,11 +206,11 @@ mod tests {
     }
 
     #[test]
-    fn depth_is_no_obstacle() {
+    fn a_deeply_nested_volume_is_removed() {
         let root = Root::new("deep");
         let mut here = root.0.join("pvc-1");
         fs::create_dir(&here).unwrap();
-        // Far beyond the bound, and as long as a path may be.
+        // Far deeper than the limit, and as long as a path may be.
         for _ in 0..800 {
             here.push("d");
             fs::create_dir(&here).unwrap();

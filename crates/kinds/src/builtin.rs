@@ -13,7 +13,7 @@ use machinery::{Object, Value, field};
 type Resets = &'static [&'static [&'static str]];
 type Prepare = fn(&mut Object, &Object, Subresource<'_>, &Context<'_>);
 
-/// The facts of a kind. [`Builtin::EMPTY`] has the usual ones.
+/// The facts of a kind. [`Builtin::EMPTY`] has the defaults.
 pub struct Builtin {
     pub group: &'static str,
     pub version: &'static str,
@@ -22,65 +22,64 @@ pub struct Builtin {
     pub short_names: &'static [&'static str],
     pub categories: &'static [&'static str],
     pub scope: Scope,
-    /// The type in the schema table.
+    /// The type's name in the schema table.
     pub schema: &'static str,
     pub verbs: &'static [&'static str],
     pub subresources: &'static [SubresourceInfo],
-    /// Whether `status` belongs to the status subresource alone.
+    /// Whether `status` can be written only through the status subresource.
     pub has_status: bool,
-    /// Whether the kind itself replaces the status that a new object was sent with.
+    /// Whether the kind itself sets the status of a new object.
     pub settles_status: bool,
-    /// What a write of the whole cannot set, where there is a status: nobody comes to own it.
+    /// Paths that a write of the object cannot set if there is a status; they get no manager.
     pub resets: Resets,
-    /// Paths that an update of `status` leaves as they are; `metadata` means what people write
-    /// there.
+    /// Paths that an update of `status` cannot change; `metadata` means its user-written fields.
     pub status_resets: Resets,
-    /// How the kind looks at changed metadata itself, and how when `status` is updated.
+    /// Additional metadata checks on update, and on update of `status`.
     pub metadata_checks: &'static [Check],
     pub status_metadata_checks: &'static [Check],
     /// Whether `metadata.generation` counts changes.
     pub has_generation: bool,
     /// Whether it counts changes of annotations, too.
     pub counts_annotations: bool,
-    /// Whether a PUT may create.
+    /// Whether PUT creates a missing object.
     pub creates_on_update: bool,
-    /// Whether a PUT needs no resourceVersion.
+    /// Whether PUT without a resourceVersion is allowed.
     pub unconditional_update: bool,
     /// How long objects live before they expire.
     pub lifetime: Option<Duration>,
     /// Whether a write to a namespace is acknowledged only after it is synced to disk.
     pub needs_sync: fn(&str) -> bool,
-    /// Whether a delete request is answered with the object that is gone, instead of a Status.
+    /// Whether a delete returns the deleted object instead of a Status.
     pub returns_deleted: bool,
     /// The Warning header of every request to a deprecated kind.
     pub deprecation: Option<&'static str>,
-    /// Whether objects are answered and never stored.
+    /// Whether objects are only returned and never stored.
     pub is_virtual: bool,
-    /// The type that keeps the objects when another version or group does.
+    /// The storage type, if objects are stored in another version or group.
     pub stored_as: Option<&'static str>,
     pub to_stored: fn(Object) -> Object,
     pub from_stored: fn(Object) -> Object,
     pub name_format: NameFormat,
     pub default: fn(&mut Object),
-    /// What is filled in with the time of the write (RFC 3339, seconds).
+    /// Defaults that depend on the time of the write (RFC 3339, seconds).
     pub default_at: fn(&mut Object, &str),
-    /// After the status was dropped.
+    /// Runs after the status was dropped.
     pub prepare_create: fn(&mut Object, &Context<'_>),
     /// Records who created an object.
     pub record_requester: fn(&mut Object, &Requester<'_>),
-    /// Whether that changes what managers own.
+    /// Whether that changes managedFields.
     pub changes_managers: bool,
-    /// After what this way of writing may not change was kept.
+    /// Runs after the fields that this kind of write cannot change were restored.
     pub prepare_update: Prepare,
     pub validate_create: fn(&Object) -> field::Errors,
     pub validate_update: fn(&Object, &Object, Subresource<'_>) -> field::Errors,
     pub warnings: fn(&Object, Option<&Object>) -> Vec<String>,
-    /// Where they differ from those of a write of the whole.
+    /// Where they differ from those of a write of the object.
     pub status_warnings: Option<fn(&Object) -> Vec<String>>,
     pub deletion: fn(&Object, Option<i64>) -> Deletion,
-    /// What changes beside `metadata` when an object is marked for deletion.
+    /// Changes beside `metadata` when an object becomes terminating.
     pub mark_terminating: fn(&mut Object),
-    /// Whether a deleted object stays although its metadata has no finalizers.
+    /// Whether a terminating object stays although its metadata has no finalizers.
     pub is_held: fn(&Object) -> bool,
     pub selectable: &'static [&'static str],
     pub selectable_fields: fn(&Object) -> Vec<(&'static str, String)>,
@@ -102,7 +101,7 @@ pub(crate) const VERBS: &[&str] = &[
 ];
 
 impl Builtin {
-    /// A namespaced kind without behaviour, shown by name and age.
+    /// A namespaced kind without behaviour, printed by name and age.
     pub const EMPTY: Self = Self {
         group: "",
         version: "v1",
@@ -154,7 +153,7 @@ impl Builtin {
     };
 }
 
-/// `status` with the verbs that every kind gives it.
+/// `status` with its usual verbs.
 pub(crate) const STATUS: SubresourceInfo = SubresourceInfo {
     name: "status",
     group: "",
@@ -328,7 +327,7 @@ impl Kind for Registered {
         match subresource {
             Some("status") => self.facts.status_resets,
             Some("finalize") => self.facts.resets,
-            // Who has a status of its own way is written without it, also where it comes with a new object.
+            // Kinds with a status subresource ignore `status` here, also on create.
             None if self.facts.has_status || self.subresource_info(STATUS.name).is_some() => {
                 self.facts.resets
             }
@@ -393,7 +392,7 @@ impl Kind for Registered {
     }
 }
 
-/// Through `status`, only status and metadata may change, and of metadata what the kind lets.
+/// Through `status`, only the status and the metadata that the kind allows may change.
 fn keep_all_but_status(object: &mut Object, old: &Object, resets: Resets) {
     let is_kept = |key: &str| !matches!(key, "apiVersion" | "kind" | "metadata" | "status");
     object.retain(|key, _| !is_kept(key) || old.contains_key(key));
@@ -413,7 +412,7 @@ fn keep_all_but_status(object: &mut Object, old: &Object, resets: Resets) {
     keep_metadata(object, old, &kept);
 }
 
-/// Metadata that people write, as it was.
+/// Restores the user-written metadata.
 pub(crate) fn keep_written_metadata(object: &mut Object, old: &Object) {
     keep_metadata(object, old, WRITTEN_METADATA);
 }
@@ -430,7 +429,7 @@ fn keep_metadata(object: &mut Object, old: &Object, names: &[&str]) {
     }
 }
 
-/// What people write in metadata.
+/// User-written metadata.
 const WRITTEN_METADATA: &[&str] = &[
     "deletionTimestamp",
     "selfLink",

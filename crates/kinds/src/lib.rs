@@ -1,15 +1,16 @@
-//! The kinds of the API, one file each. A kind says what is behind its fields: defaults, validation,
-//! what create, update and status may change, printed columns, selectable fields. What is true of
-//! the fields themselves stands in `machinery`'s schema table. Pure: no IO; time is an argument.
+//! The kinds of the API, one file each. A kind defines defaults, validation, what create, update
+//! and status may change, printed columns, and selectable fields. The fields' types are in
+//! `machinery`'s schema table. Pure: no IO; time is an argument.
 //!
-//! A folder named after an API group holds the kinds of that group, and `pod` the parts of a pod's spec and status,
-//! which every workload shares. Three folders hold what kinds share: `validation` (checks of metadata, addresses,
-//! certificates, volume sources), `value` (reading, comparing and diffing JSON trees) and `printing` (columns, and
-//! values as errors show them).
+//! A folder named after an API group holds the kinds of that group, and `pod` the parts of a pod's
+//! spec and status, which every workload shares. Three folders hold what kinds share: `validation`
+//! (checks of metadata, addresses, certificates, volume sources), `value` (reading, comparing and
+//! diffing JSON trees) and `printing` (columns, and values as errors show them).
 
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
-// One arm per case, and what is checked in it: a guard would send its other half to the last arm.
+// One arm per case with its checks inside: a guard would let failed checks fall through to the last
+// arm.
 #![allow(clippy::collapsible_match)]
 
 pub mod admissionregistration;
@@ -52,7 +53,7 @@ use printing::{internal, shown};
 use validation::{pem, volume_source, webhook_client};
 use value::{diff, equal};
 
-/// A group-version-kind and the names it is known by.
+/// A group, version and kind with its resource names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Names {
     pub group: String,
@@ -65,14 +66,14 @@ pub struct Names {
     pub categories: Vec<String>,
 }
 
-/// Where objects of a kind live.
+/// The scope of a kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scope {
     Cluster,
     Namespaced,
 }
 
-/// A subresource as discovery lists it; empty group, version and kind mean those of its parent.
+/// A subresource in discovery; empty group, version and kind mean the parent's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SubresourceInfo {
     pub name: &'static str,
@@ -82,19 +83,19 @@ pub struct SubresourceInfo {
     pub verbs: &'static [&'static str],
 }
 
-/// How a write reaches an object: as a whole or through a subresource such as `status`.
+/// The subresource of a write such as `status`; `None` for the object itself.
 pub type Subresource<'a> = Option<&'a str>;
 
-/// What an update may look at beside the objects.
+/// The context of a write.
 #[derive(Debug, Clone, Copy)]
 pub struct Context<'a> {
     /// RFC 3339, seconds.
     pub now: &'a str,
-    /// Who writes.
+    /// The name of the writing user.
     pub user: &'a str,
 }
 
-/// The whole identity of the user who creates an object.
+/// The full identity of the user who creates an object.
 #[derive(Debug, Clone, Copy)]
 pub struct Requester<'a> {
     pub name: &'a str,
@@ -106,11 +107,11 @@ pub struct Requester<'a> {
 /// What a delete request means for an object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Deletion {
-    /// Remove now (finalizers permitting).
+    /// Remove now (subject to finalizers).
     Immediate,
-    /// Mark with a deletion time and this grace period; somebody else finishes it.
+    /// Set deletionTimestamp and this grace period; another component removes it.
     Graceful { seconds: i64 },
-    /// Refuse, and say why.
+    /// Reject, with a reason.
     Forbidden(&'static str),
 }
 
@@ -156,7 +157,7 @@ pub trait Kind: Send + Sync + 'static {
     fn subresource_info(&self, _name: &str) -> Option<&'static SubresourceInfo> {
         None
     }
-    /// How long objects live before they expire; `None`: until they are deleted.
+    /// The time to live of objects; `None`: until they are deleted.
     fn lifetime(&self) -> Option<Duration> {
         None
     }
@@ -164,7 +165,7 @@ pub trait Kind: Send + Sync + 'static {
     fn needs_sync(&self, _namespace: &str) -> bool {
         true
     }
-    /// Whether a delete request is answered with the object that is gone, instead of a Status.
+    /// Whether a delete returns the deleted object instead of a Status.
     fn returns_deleted(&self) -> bool {
         false
     }
@@ -172,44 +173,44 @@ pub trait Kind: Send + Sync + 'static {
     fn deprecation(&self) -> Option<Cow<'_, str>> {
         None
     }
-    /// Whether objects of this kind are answered and never stored (reviews).
+    /// Whether objects of this kind are only returned and never stored (reviews).
     fn is_virtual(&self) -> bool {
         false
     }
-    /// The type that keeps the objects when another version or group does, such as
-    /// `core/v1.Event` for events.k8s.io/v1: both share the keys and bytes of that kind.
+    /// The storage type if it is another version or group, such as `core/v1.Event` for
+    /// events.k8s.io/v1: both share keys and bytes.
     fn stored_as(&self) -> Option<&'static str> {
         None
     }
-    /// From this version to the stored one; apiVersion and kind too.
+    /// Converts from this version to the storage version, including apiVersion and kind.
     fn to_stored(&self, object: Object) -> Object {
         object
     }
-    /// From the stored version to this one.
-    // The pair to `to_stored`: the kind is what converts, not what is made.
+    /// Converts from the storage version to this one.
+    // Named as the pair of `to_stored`; `self` converts and is not what is constructed.
     #[allow(clippy::wrong_self_convention)]
     fn from_stored(&self, object: Object) -> Object {
         object
     }
-    /// Complaints about a name, or about the beginning of one (`generateName`).
+    /// Errors of a name, or of a `generateName` prefix.
     fn validate_name(&self, name: &str, prefix: bool) -> Vec<String> {
         metadata::subdomain(name, prefix)
     }
 
-    /// Fills in what was left out. Doing it twice changes nothing.
+    /// Sets defaults. Idempotent.
     fn default(&self, _object: &mut Object) {}
-    /// Fills in what is absent and says when it was written (RFC 3339, seconds).
+    /// Sets defaults that depend on the time of the write (RFC 3339, seconds).
     fn default_at(&self, _object: &mut Object, _now: &str) {}
-    /// Drops what a client may not set at creation (status, mostly).
+    /// Drops fields that a client may not set on create (mostly status).
     fn prepare_create(&self, _object: &mut Object, _context: &Context<'_>) {}
     /// Records in a new object who created it, where its kind has fields for that.
     fn record_requester(&self, _object: &mut Object, _requester: &Requester<'_>) {}
-    /// Whether preparing a new object changes what its managers own.
+    /// Whether `prepare_create` changes managedFields.
     fn changes_managers(&self) -> bool {
         false
     }
-    /// Keeps what this way of writing may not change: status on an update of the whole, everything
-    /// but status on an update of `status`.
+    /// Restores what this kind of write may not change: the status on an update of the object,
+    /// everything but the status on an update of `status`.
     fn prepare_update(
         &self,
         _object: &mut Object,
@@ -229,11 +230,11 @@ pub trait Kind: Send + Sync + 'static {
     ) -> field::Errors {
         Vec::new()
     }
-    /// How the kind itself looks at the metadata of a changed object, beside what holds for all.
+    /// Metadata checks on update, beside those of all kinds.
     fn metadata_checks(&self, _subresource: Subresource<'_>) -> &'static [metadata::Check] {
         &[metadata::Check::Change]
     }
-    /// Paths that this way of writing leaves as they are, whatever the client sends.
+    /// Paths that this kind of write cannot change.
     fn resets(&self, _subresource: Subresource<'_>) -> &'static [&'static [&'static str]] {
         &[]
     }
@@ -265,9 +266,9 @@ pub trait Kind: Send + Sync + 'static {
     fn deletion(&self, _object: &Object, _requested: Option<i64>) -> Deletion {
         Deletion::Immediate
     }
-    /// What changes beside `metadata` when an object is marked for deletion.
+    /// Changes beside `metadata` when an object becomes terminating.
     fn mark_terminating(&self, _object: &mut Object) {}
-    /// Whether a deleted object stays although its metadata has no finalizers.
+    /// Whether a terminating object stays although its metadata has no finalizers.
     fn is_held(&self, _object: &Object) -> bool {
         false
     }
@@ -281,7 +282,7 @@ pub trait Kind: Send + Sync + 'static {
         Vec::new()
     }
     fn columns(&self) -> &[Column];
-    /// What a Table says of a row beside its cells, such as that the object has ended.
+    /// The conditions of a Table row, such as that the pod has completed.
     fn row_conditions(&self, _object: &Object) -> Option<Value> {
         None
     }
@@ -364,7 +365,7 @@ const ALL: &[&Builtin] = &[
 ];
 
 static REGISTERED: LazyLock<Vec<&'static dyn Kind>> = LazyLock::new(|| {
-    // Once per process, for its whole life.
+    // Leaked once per process.
     let leak = |facts| Box::leak(Box::new(builtin::Registered::new(facts))) as &'static dyn Kind;
     ALL.iter().copied().map(leak).collect()
 });

@@ -1,5 +1,5 @@
-//! What holds for every kind in the list. Where the reference data is at hand it is compared
-//! too; it is not part of the project, and without it those tests are skipped.
+//! Properties of every kind. They are also compared with the reference data, which is not part of
+//! the project; without it those tests are skipped.
 #![allow(clippy::unwrap_used)]
 
 use kinds::{Context, Kind};
@@ -12,7 +12,7 @@ fn label(kind: &dyn Kind) -> String {
     format!("{}/{} {}", names.group, names.version, names.kind)
 }
 
-/// The filled-in object of a kind, or an empty one with a name.
+/// The sample object of a kind, or an empty one with a name.
 fn sample(kind: &dyn Kind) -> Object {
     let names = kind.names();
     let group = if names.group.is_empty() {
@@ -120,7 +120,7 @@ fn an_update_to_itself_keeps_an_object_as_it_is() {
             kind.prepare_update(&mut new, &old, subresource, &context);
             let bytes = |o: &Object| String::from_utf8(encode::object(schema, o).bytes).unwrap();
             assert_eq!(bytes(&new), bytes(&old), "{} {subresource:?}", label(*kind));
-            // Validation looks at anything without falling over.
+            // Validation accepts any input without panicking.
             kind.validate_create(&new);
             kind.validate_update(&new, &old, subresource);
         }
@@ -129,11 +129,11 @@ fn an_update_to_itself_keeps_an_object_as_it_is() {
 }
 
 #[test]
-fn a_stored_version_comes_back_as_it_went() {
+fn a_stored_version_round_trips() {
     for kind in kinds::all().iter().filter(|k| k.stored_as().is_some()) {
         let mut object = sample(*kind);
         kind.default(&mut object);
-        // An older version may have to write what was left out: once, and no more.
+        // An older version may add absent fields: once, and not again.
         let there = kind.to_stored(kind.from_stored(kind.to_stored(object)));
         let back = kind.to_stored(kind.from_stored(there.clone()));
         assert_eq!(back, there, "{}", label(*kind));

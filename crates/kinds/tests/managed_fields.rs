@@ -1,5 +1,4 @@
-//! Kinds and apply together: the managedFields of objects as everybody knows them from their own
-//! clusters.
+//! Kinds and server-side apply together: managedFields as in other clusters.
 #![allow(clippy::unwrap_used)]
 
 use kinds::Context;
@@ -7,7 +6,7 @@ use machinery::decode::Findings;
 use machinery::json::json;
 use machinery::{Object, Value, apply, normalise, schema};
 
-/// An object as it is after create: normalised, defaulted, prepared and tracked.
+/// An object as after create: normalised, defaulted, prepared and tracked.
 fn created(group: &str, version: &str, plural: &str, value: Value, manager: &str) -> Object {
     let kind = kinds::find(group, version, plural).unwrap();
     let schema = schema::lookup(kind.schema().unwrap()).unwrap();

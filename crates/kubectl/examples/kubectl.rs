@@ -1,4 +1,4 @@
-//! kubectl alone, without the rest of the binary: quick to build while one works on it.
+//! kubectl alone, without the rest of the binary: quick to build during development.
 
 use std::process::ExitCode;
 

@@ -23,11 +23,11 @@ use crate::{
     request_log::{self, Logged},
 };
 
-/// What a list is asked for as, so that the server makes the table.
+/// The Accept header of lists that the server renders as a Table.
 pub(crate) const TABLE: &str = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json;as=Table;v=v1beta1;g=meta.k8s.io,application/json";
 const JSON: &str = "application/json";
 
-/// What kubectl calls itself: writes for which a command names no field manager are known by its first word.
+/// kubectl's User-Agent; its first word is the default field manager.
 const AGENT: &str = concat!(
     "kubectl/v1.36.4 (linux/",
     "amd64) mainstay/",
@@ -40,12 +40,12 @@ pub(crate) type Query = Vec<(&'static str, String)>;
 /// Settings of a connection.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ApiOptions {
-    /// Who is noted in `managedFields` for what is written; empty is kubectl itself.
+    /// The field manager of writes; empty is kubectl itself.
     pub field_manager: String,
-    /// `kubectl get`, which the server may log.
+    /// The command such as `kubectl get`, for the server's log.
     pub command: String,
     pub server: String,
-    /// From 6 on requests are logged, from 8 on their bodies.
+    /// From 6 on requests are logged, from 8 on also their bodies.
     pub verbosity: u8,
     pub timeout: Option<Duration>,
 }
@@ -55,11 +55,11 @@ pub(crate) struct ApiOptions {
 pub(crate) struct Api {
     client: kube::Client,
     options: Arc<ApiOptions>,
-    /// Warnings of the server that were printed.
+    /// Warnings of the server that were already printed.
     warnings: Arc<Mutex<HashSet<String>>>,
 }
 
-/// How a patch is written.
+/// The type of a patch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PatchType {
     Json,
@@ -80,7 +80,7 @@ impl PatchType {
     }
 }
 
-/// A path with parameters behind it.
+/// A path with query parameters.
 pub(crate) fn with_query(path: &str, query: &[(&str, String)]) -> String {
     let mut out = path.to_owned();
     for (name, value) in query {
@@ -91,7 +91,7 @@ pub(crate) fn with_query(path: &str, query: &[(&str, String)]) -> String {
 }
 
 impl Api {
-    /// Over any client.
+    /// On a given client.
     pub(crate) fn new(client: kube::Client, options: ApiOptions) -> Self {
         Self {
             client,
@@ -110,7 +110,7 @@ impl Api {
         api
     }
 
-    /// How many different warnings the server has sent.
+    /// The number of different warnings from the server.
     pub(crate) fn warnings(&self) -> usize {
         self.seen().len()
     }
@@ -119,7 +119,7 @@ impl Api {
         self.warnings.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The path of a write, with the field manager unless it names one.
+    /// The path of a write, with the field manager unless the query sets one.
     fn write_path(&self, path: &str, query: &[(&'static str, String)]) -> String {
         let mut query = query.to_vec();
         let manager = &self.options.field_manager;
@@ -133,12 +133,12 @@ impl Api {
         self.json(Method::GET, path, JSON, "", Vec::new()).await
     }
 
-    /// GET with an `Accept` header of one's own.
+    /// GET with a custom `Accept` header.
     pub(crate) async fn get_as(&self, path: &str, accept: &str) -> Result<Value> {
         self.json(Method::GET, path, accept, "", Vec::new()).await
     }
 
-    /// GET, where an object that does not exist is none.
+    /// GET; `None` if the object does not exist.
     pub(crate) async fn find(&self, path: &str) -> Result<Option<Value>> {
         match self.get(path).await {
             Ok(object) => Ok(Some(object)),
@@ -147,7 +147,7 @@ impl Api {
         }
     }
 
-    /// A whole list, asked for in chunks; items and rows of all answers are in the one that is given.
+    /// A whole list, requested in chunks; items and rows of all chunks are merged.
     pub(crate) async fn list(&self, path: &str, accept: &str, chunk: usize) -> Result<Value> {
         let mut answer: Option<Value> = None;
         let mut token = String::new();
@@ -244,7 +244,7 @@ impl Api {
         self.json(Method::DELETE, path, JSON, JSON, body).await
     }
 
-    /// Any request with any body, and the answer's bytes: for `--raw`.
+    /// Any request with any body, and the response's bytes: for `--raw`.
     pub(crate) async fn raw(&self, method: Method, path: &str, body: Vec<u8>) -> Result<Bytes> {
         let response = self.send(method, path, "*/*", JSON, body).await?;
         Ok(response
@@ -255,7 +255,7 @@ impl Api {
             .to_bytes())
     }
 
-    /// The body as it comes.
+    /// Streams the response's body.
     pub(crate) async fn stream(
         &self,
         path: &str,
@@ -265,12 +265,12 @@ impl Api {
         Ok(response.into_body().into_data_stream().map_err(lost))
     }
 
-    /// How long a request may take, if the command line says so.
+    /// The request timeout, if set by a flag.
     pub(crate) fn timeout(&self) -> Option<Duration> {
         self.options.timeout
     }
 
-    /// Watch events, one JSON value each.
+    /// Watch events as JSON values.
     pub(crate) async fn watch(
         &self,
         path: &str,
@@ -380,7 +380,7 @@ impl Api {
     }
 }
 
-/// The text of a quoted string, at whose end a date may stand.
+/// The text of a quoted string, which may be followed by a date.
 fn quoted_text(text: &str) -> String {
     let Some(inner) = text.strip_prefix('"') else {
         return text.to_owned();
@@ -420,7 +420,7 @@ pub(crate) fn status(code: StatusCode, bytes: &[u8]) -> Status {
         })
 }
 
-/// Why no answer came.
+/// The error for a server that cannot be reached.
 pub(crate) fn unreachable(error: kube::Error, server: &str) -> anyhow::Error {
     let mut text = error.to_string();
     let mut is_refused = false;
@@ -445,7 +445,7 @@ fn lost(error: impl std::fmt::Display) -> anyhow::Error {
     anyhow!("connection to the API server was lost: {error}")
 }
 
-/// Cuts a stream of bytes into lines.
+/// Splits a stream of bytes into lines.
 pub(crate) fn lines(
     bytes: impl Stream<Item = Result<Bytes>>,
 ) -> impl Stream<Item = Result<Vec<u8>>> {

@@ -1,4 +1,4 @@
-//! The flags that every command has, and those that many share.
+//! Global flags, and flags shared by several commands.
 
 use std::path::PathBuf;
 
@@ -57,7 +57,7 @@ pub(crate) struct Global {
     #[arg(long, global = true, hide = true, value_name = "NAME")]
     pub context: Option<String>,
     /// Opt out of response compression for all requests
-    // Answers are never asked for in compressed form.
+    // Compressed responses are never requested.
     #[allow(dead_code)]
     #[arg(long, global = true, hide = true)]
     pub disable_compression: bool,
@@ -133,7 +133,7 @@ pub(crate) struct Files {
 }
 
 impl Files {
-    /// Whether any are named.
+    /// Whether none are named.
     pub(crate) fn is_empty(&self) -> bool {
         self.filename.is_empty() && self.kustomize.is_none()
     }
@@ -172,14 +172,14 @@ pub(crate) enum DryRunMode {
 }
 
 impl DryRun {
-    /// Reads the flag.
+    /// Parses the flag.
     pub(crate) fn mode(&self) -> Result<DryRunMode> {
         Ok(match self.dry_run.as_str() {
             "none" | "" => DryRunMode::None,
             "client" => DryRunMode::Client,
             "server" => DryRunMode::Server,
             "unchanged" => {
-                // The flag is read more than once.
+                // The flag is parsed more than once; warn only once.
                 static ONCE: std::sync::Once = std::sync::Once::new();
                 ONCE.call_once(|| {
                     eprintln!(
@@ -200,7 +200,7 @@ impl DryRunMode {
         self == Self::Client
     }
 
-    /// What to say after the deed.
+    /// The suffix of the output line.
     pub(crate) fn suffix(self) -> &'static str {
         match self {
             Self::None => "",
@@ -209,7 +209,7 @@ impl DryRunMode {
         }
     }
 
-    /// The query parameter that asks the server for it.
+    /// The query parameter for a server-side dry run.
     pub(crate) fn parameter(self) -> Option<(&'static str, String)> {
         (self == Self::Server).then(|| ("dryRun", "All".to_owned()))
     }

@@ -1,5 +1,5 @@
-//! Words of the command line as kubectl's users write them: `--flag=false`, `--some_flag`, repeated flags; and the
-//! words that kubectl answers a mistake with.
+//! Command-line parsing as kubectl's users expect it: `--flag=false`, `--some_flag`, repeated
+//! flags; and kubectl's messages for invalid input.
 
 use std::{ffi::OsString, process::ExitCode};
 
@@ -9,7 +9,7 @@ use clap::{
 
 use crate::{args::Cli, commands};
 
-/// Words with underscores of flag names made dashes, up to `--`.
+/// Replaces underscores in flag names by dashes, up to `--`.
 pub(crate) fn normal(args: Vec<OsString>) -> Vec<String> {
     let mut words: Vec<String> = args
         .into_iter()
@@ -33,7 +33,8 @@ pub(crate) fn normal(args: Vec<OsString>) -> Vec<String> {
             None => (flag, None),
         };
         let mut name = name.replace('_', "-");
-        // Subjects of bindings are users too; the flag of every command with this name means the kubeconfig's.
+        // `--user` names a subject in bindings; the global flag of this name is the kubeconfig's
+        // user.
         if is_binding && name == "user" {
             name = "subject-user".to_owned();
         }
@@ -45,7 +46,7 @@ pub(crate) fn normal(args: Vec<OsString>) -> Vec<String> {
     words
 }
 
-/// The commands, whose flags are read as Go's pflag reads them.
+/// The commands, whose flags are parsed as by Go's pflag.
 pub(crate) fn command() -> Command {
     let root = as_pflag(Cli::command());
     let help = commands::help(&root);
@@ -64,7 +65,8 @@ fn as_pflag(command: Command) -> Command {
     command
 }
 
-/// A switch takes `=true` and `=false`; other flags take the next word whatever it looks like.
+/// A boolean flag accepts `=true` and `=false`; other flags take the next word whatever it looks
+/// like.
 fn flag(arg: Arg) -> Arg {
     if arg.is_positional() {
         return arg;
@@ -99,7 +101,7 @@ fn flag(arg: Arg) -> Arg {
     }
 }
 
-/// A bool as Go's strconv reads it.
+/// Parses a bool as Go's strconv.
 fn switch(text: &str) -> Result<bool, String> {
     match text {
         "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(true),
@@ -119,7 +121,7 @@ pub(crate) fn path(matches: &ArgMatches) -> String {
     words.join(" ")
 }
 
-/// Says what is wrong with the words, as kubectl does.
+/// Reports invalid input, as kubectl does.
 pub(crate) fn report(error: &clap::Error, words: &[String]) -> ExitCode {
     use clap::error::{ContextKind, ContextValue};
     let context = |kind: ContextKind| match error.get(kind) {

@@ -1,5 +1,4 @@
-//! What the server serves, and which resource a word such as `po`, `deploy` or
-//! `deployments.v1.apps` means.
+//! Discovery, and resolution of words such as `po`, `deploy` or `deployments.v1.apps` to resources.
 
 use std::{
     path::PathBuf,
@@ -15,7 +14,7 @@ use crate::api::Api;
 const AGGREGATED: &str =
     "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,application/json";
 
-/// A resource that the server serves.
+/// A served resource.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Resource {
     pub group: String,
@@ -40,7 +39,7 @@ impl Resource {
         }
     }
 
-    /// `deployment.apps`, as kubectl names things it did something to.
+    /// `deployment.apps`, as in kubectl's output.
     pub(crate) fn qualified_singular(&self) -> String {
         let singular = if self.singular.is_empty() {
             self.kind.to_lowercase()
@@ -63,7 +62,7 @@ impl Resource {
         }
     }
 
-    /// The collection's path; `None` asks for all namespaces.
+    /// The collection's path; `None` is all namespaces.
     pub(crate) fn collection(&self, namespace: Option<&str>) -> String {
         let root = if self.group.is_empty() {
             format!("/api/{}", self.version)
@@ -82,7 +81,7 @@ impl Resource {
     }
 }
 
-/// Percent-encodes what may not stand in a path segment or a query value.
+/// Percent-encodes characters that are invalid in a path segment or a query value.
 pub(crate) fn encode(text: &str) -> String {
     let keep = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~:@,".contains(&byte);
     let push = |mut out: String, byte: u8| {
@@ -96,23 +95,23 @@ pub(crate) fn encode(text: &str) -> String {
     text.bytes().fold(String::new(), push)
 }
 
-/// How long discovery on disk counts.
+/// How long cached discovery is valid.
 const TTL: Duration = Duration::from_secs(6 * 3600);
 
-/// All resources, in the server's order of preference. They are read from disk while that is fresh, and asked for
-/// again when something is not found there.
+/// All resources, in the server's order of preference. Read from the cache while it is fresh, and
+/// requested again if something is not found.
 pub(crate) struct Discovery {
     api: Api,
-    /// Where the last answer is kept.
+    /// The cache directory.
     directory: Option<PathBuf>,
-    /// What is known, and whether it came from the server.
+    /// The known resources, and whether they came from the server.
     known: Mutex<Option<(Arc<Vec<Resource>>, bool)>>,
-    /// Versions of which the server's last answer says that their own servers could not be asked.
+    /// Versions that the last response marked as stale.
     stale: Mutex<Vec<String>>,
 }
 
 impl Discovery {
-    /// Asks nothing yet.
+    /// Sends no request yet.
     pub(crate) fn new(api: Api, directory: Option<PathBuf>) -> Self {
         Self {
             api,
@@ -122,7 +121,7 @@ impl Discovery {
         }
     }
 
-    /// Fails when the server's last answer was not complete.
+    /// Fails if the last response was incomplete.
     pub(crate) fn check_complete(&self) -> Result<()> {
         let stale = self.stale.lock().unwrap_or_else(PoisonError::into_inner);
         if stale.is_empty() {
@@ -140,7 +139,7 @@ impl Discovery {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Every resource that the server serves.
+    /// Every served resource.
     pub(crate) async fn resources(&self) -> Result<Arc<Vec<Resource>>> {
         if let Some((known, _)) = &*self.known() {
             return Ok(known.clone());
@@ -153,7 +152,7 @@ impl Discovery {
         self.refresh().await
     }
 
-    /// Asks the server: two requests.
+    /// Requests discovery: two requests.
     pub(crate) async fn refresh(&self) -> Result<Arc<Vec<Resource>>> {
         let mut documents = Vec::new();
         for path in ["/api", "/apis"] {
@@ -187,7 +186,7 @@ impl Discovery {
         Some(of_documents(&documents))
     }
 
-    /// Keeps the answer for the next command; a disk that cannot be written to costs only time.
+    /// Caches the response; write failures are ignored.
     fn keep(&self, documents: &[Value]) {
         let Some(directory) = &self.directory else {
             return;
@@ -204,7 +203,7 @@ impl Discovery {
         }
     }
 
-    /// Looks for something, a second time with fresh knowledge when it is not found.
+    /// Looks up something, a second time with fresh discovery if it is not found.
     async fn find<T>(&self, look: impl Fn(&[Resource]) -> Option<T>) -> Result<Option<T>> {
         let resources = self.resources().await?;
         if let Some(found) = look(&resources) {
@@ -217,7 +216,7 @@ impl Discovery {
         Ok(look(&self.refresh().await?))
     }
 
-    /// The resource a word means.
+    /// The resource of a word.
     pub(crate) async fn resolve(&self, word: &str) -> Result<Resource> {
         match self
             .find(|resources| resolve(resources, word).cloned())
@@ -228,7 +227,7 @@ impl Discovery {
         }
     }
 
-    /// What is in a category such as `all`.
+    /// The resources of a category such as `all`.
     pub(crate) async fn category(&self, word: &str) -> Result<Vec<Resource>> {
         let resources = self.resources().await?;
         let mut found: Vec<Resource> = Vec::new();
@@ -260,7 +259,7 @@ impl Discovery {
     }
 }
 
-/// The resource a word means among others. Shorter forms prefer earlier groups.
+/// The resource of a word. Short forms prefer earlier groups.
 fn resolve<'a>(resources: &'a [Resource], word: &str) -> Option<&'a Resource> {
     let (name, rest) = word.split_once('.').unwrap_or((word, ""));
     let name = name.to_lowercase();
@@ -363,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn words_mean_resources_by_any_of_their_names() {
+    fn resources_are_found_by_any_of_their_names() {
         let discovery = discovery();
         for word in ["po", "pod", "pods", "Pod", "pods.v1."] {
             assert_eq!(resolve(&discovery, word).unwrap().plural, "pods", "{word}");

@@ -1,4 +1,4 @@
-//! Manifests that a URL names.
+//! Manifests from URLs.
 
 use anyhow::{Context, Result, bail};
 use client::{
@@ -12,7 +12,7 @@ use http_body_util::{BodyExt, Limited};
 const MAX_SIZE: usize = 64 << 20;
 const MAX_REDIRECTS: usize = 10;
 
-/// The text behind an `http://` or `https://` address.
+/// The text at an `http://` or `https://` URL.
 pub(crate) async fn text(url: &str) -> Result<String> {
     let mut url = url.to_owned();
     for _ in 0..MAX_REDIRECTS {
@@ -57,7 +57,7 @@ async fn fetch(url: &str) -> Result<http::Response<Body>> {
     Ok(client.send(request).await?)
 }
 
-/// Where a redirect leads.
+/// The target of a redirect.
 fn absolute(from: &str, to: &str) -> String {
     if to.contains("://") {
         return to.to_owned();

@@ -1,4 +1,4 @@
-//! Durations as Go writes them.
+//! Durations in Go's format.
 
 use std::time::Duration;
 

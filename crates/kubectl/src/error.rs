@@ -1,10 +1,10 @@
-//! What went wrong, as kubectl says it.
+//! Errors, printed as kubectl does.
 
 use std::process::ExitCode;
 
 use machinery::Status;
 
-/// The server said no.
+/// An error response of the server.
 #[derive(Debug)]
 pub(crate) struct ServerError(pub Status);
 
@@ -30,7 +30,7 @@ impl std::fmt::Display for ServerError {
     }
 }
 
-/// The fields that are wrong, each once.
+/// The invalid fields, deduplicated.
 fn invalid(status: &Status) -> String {
     let Some(details) = &status.details else {
         return match status.message.as_str() {
@@ -64,7 +64,7 @@ fn invalid(status: &Status) -> String {
 
 impl std::error::Error for ServerError {}
 
-/// Says which file a failure is about.
+/// Adds the file of an error.
 pub(crate) fn with_source(mut error: anyhow::Error, verb: &str, source: &str) -> anyhow::Error {
     if source.is_empty() {
         return error;
@@ -76,7 +76,7 @@ pub(crate) fn with_source(mut error: anyhow::Error, verb: &str, source: &str) ->
     error.context(format!("error when {verb} {source:?}"))
 }
 
-/// The command ends with this code; everything has been said.
+/// Exits with this code; everything has been printed.
 #[derive(Debug)]
 pub(crate) struct Exit(pub u8);
 
@@ -88,7 +88,7 @@ impl std::fmt::Display for Exit {
 
 impl std::error::Error for Exit {}
 
-/// The command ends with this code and says nothing more.
+/// Exits with this code without further output.
 #[derive(Debug)]
 pub(crate) struct Quiet(pub u8);
 
@@ -112,7 +112,7 @@ impl std::fmt::Display for Plain {
 
 impl std::error::Error for Plain {}
 
-/// Several things went wrong; each is said on a line.
+/// Several errors, one per line.
 #[derive(Debug)]
 pub(crate) struct Many(pub Vec<anyhow::Error>);
 
@@ -125,7 +125,7 @@ impl std::fmt::Display for Many {
 
 impl std::error::Error for Many {}
 
-/// Nothing, the one error, or all of them.
+/// No error, the single one, or all of them.
 pub(crate) fn aggregate(mut errors: Vec<anyhow::Error>) -> anyhow::Result<()> {
     match errors.len() {
         0 => Ok(()),
@@ -134,7 +134,7 @@ pub(crate) fn aggregate(mut errors: Vec<anyhow::Error>) -> anyhow::Result<()> {
     }
 }
 
-/// Why a file could not be read, in the words of Go's runtime.
+/// Why a file could not be read, in Go's words.
 pub(crate) fn io_reason(error: &std::io::Error) -> String {
     match error.kind() {
         std::io::ErrorKind::NotFound => "no such file or directory".to_owned(),
@@ -145,7 +145,7 @@ pub(crate) fn io_reason(error: &std::io::Error) -> String {
     }
 }
 
-/// A mistake in how the command was called.
+/// A usage error.
 pub(crate) fn usage(command: &str, message: impl std::fmt::Display) -> anyhow::Error {
     anyhow::anyhow!("{message}\nSee 'kubectl {command} -h' for help and examples")
 }
@@ -162,7 +162,7 @@ pub(crate) fn is_not_found(error: &anyhow::Error) -> bool {
     code_is(error, 404)
 }
 
-/// Whether the server answered with this code.
+/// Whether the server returned this code.
 pub(crate) fn code_is(error: &anyhow::Error, code: u16) -> bool {
     error
         .downcast_ref::<ServerError>()
@@ -194,7 +194,7 @@ pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// The error as it is printed.
+/// The error as printed.
 pub(crate) fn line(error: &anyhow::Error) -> String {
     let is_complete =
         error.downcast_ref::<ServerError>().is_some() || error.downcast_ref::<Plain>().is_some();
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_status_is_said_as_kubectl_says_it() {
+    fn a_status_is_printed_as_by_upstreams_kubectl() {
         for (given, expected) in [
             (
                 json!({"reason": "NotFound", "message": "pods \"a\" not found", "code": 404}),

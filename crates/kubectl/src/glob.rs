@@ -1,10 +1,10 @@
-//! Patterns of file names: `*`, `?` and `[a-z]`.
+//! File name patterns: `*`, `?` and `[a-z]`.
 
 /// Whether a name matches a pattern.
 pub(crate) fn matches(pattern: &str, name: &str) -> bool {
     let (pattern, name): (Vec<char>, Vec<char>) =
         (pattern.chars().collect(), name.chars().collect());
-    // Where the last star stood, and how much of the name it has taken.
+    // The position of the last star, and how much of the name it matches.
     let mut star: Option<(usize, usize)> = None;
     let (mut p, mut n) = (0, 0);
     while n < name.len() {

@@ -1,18 +1,18 @@
-//! Reading JSON values without ceremony, and writing them as Go writes them.
+//! Reading JSON values with defaults, and writing them as Go does.
 
 use serde_json::Value;
 
-/// A string, or nothing.
+/// A string; empty if absent.
 pub(crate) fn text(value: &Value) -> String {
     value.as_str().unwrap_or_default().to_owned()
 }
 
-/// A string without a copy, or nothing.
+/// A string without a copy; empty if absent.
 pub(crate) fn str_of(value: &Value) -> &str {
     value.as_str().unwrap_or_default()
 }
 
-/// The elements of a list; none when it is no list.
+/// The elements of a list; empty if it is not a list.
 pub(crate) fn list(
     value: &Value,
 ) -> impl DoubleEndedIterator<Item = &Value> + ExactSizeIterator + use<'_> {
@@ -23,7 +23,7 @@ pub(crate) fn list(
         .iter()
 }
 
-/// The entries of a map in the order of their keys; none when it is no map.
+/// The entries of a map sorted by key; empty if it is not a map.
 pub(crate) fn entries(value: &Value) -> Vec<(&str, &Value)> {
     let mut entries: Vec<_> = value
         .as_object()
@@ -35,7 +35,7 @@ pub(crate) fn entries(value: &Value) -> Vec<(&str, &Value)> {
     entries
 }
 
-/// Whether there is nothing in a value: null, empty, zero.
+/// Whether a value is null, empty or zero.
 pub(crate) fn is_empty(value: &Value) -> bool {
     match value {
         Value::Null => true,
@@ -47,7 +47,7 @@ pub(crate) fn is_empty(value: &Value) -> bool {
     }
 }
 
-/// Keys in alphabetical order, all the way down.
+/// Keys sorted, recursively.
 pub(crate) fn sorted(value: &Value) -> Value {
     match value {
         Value::Object(map) => {
@@ -61,7 +61,7 @@ pub(crate) fn sorted(value: &Value) -> Value {
     }
 }
 
-/// Go writes `<`, `>`, `&` and the two line separators as escapes, so that JSON can stand in HTML.
+/// Go escapes `<`, `>`, `&` and the two line separators, so that JSON can be embedded in HTML.
 pub(crate) fn escape_html(json: String) -> String {
     if !json.contains(['<', '>', '&', '\u{2028}', '\u{2029}']) {
         return json;
@@ -83,12 +83,12 @@ pub(crate) fn compact(value: &Value) -> String {
     escape_html(sorted(value).to_string())
 }
 
-/// Four spaces a level, in the value's own order of keys.
+/// Indented by four spaces, in the value's own key order.
 pub(crate) fn indented(value: &Value) -> String {
     let mut out = Vec::new();
     let formatter = serde_json::ser::PrettyFormatter::with_indent(b"    ");
     let mut serializer = serde_json::Serializer::with_formatter(&mut out, formatter);
-    // Writing a value that is in memory to memory cannot fail.
+    // Serializing a value to memory cannot fail.
     let _ = serde::Serialize::serialize(value, &mut serializer);
     escape_html(String::from_utf8_lossy(&out).into_owned())
 }
@@ -104,7 +104,7 @@ pub(crate) fn selects(selector: &machinery::labels::Selector, object: &Value) ->
     selector.matches(|key| labels[key].as_str())
 }
 
-/// A LabelSelector of the equality and set terms of a query.
+/// A LabelSelector from a query's terms.
 pub(crate) fn label_selector(text: &str) -> anyhow::Result<Value> {
     use machinery::labels::Operator;
     let parsed = selector(text)?;

@@ -1,4 +1,4 @@
-//! The kuberc file: the user's defaults of flags, and aliases.
+//! The kuberc file: default flags, and aliases.
 
 use std::path::PathBuf;
 
@@ -18,7 +18,7 @@ const VERSIONS: &[&str] = &[
     "kubectl.config.k8s.io/v1alpha1",
 ];
 
-/// Where the file is: `--kuberc`, `$KUBERC`, or `~/.kube/kuberc`; none when it is switched off.
+/// The file: `--kuberc`, `$KUBERC`, or `~/.kube/kuberc`; `None` if disabled.
 pub(crate) fn path(flag: Option<&str>) -> Option<(PathBuf, bool)> {
     if std::env::var("KUBECTL_KUBERC").is_ok_and(|value| value == "false") {
         return None;
@@ -34,7 +34,7 @@ pub(crate) fn path(flag: Option<&str>) -> Option<(PathBuf, bool)> {
     }
 }
 
-/// The preferences in the file; an absent default file has none.
+/// The preferences in the file; empty if the default file is absent.
 pub(crate) fn read(path: &std::path::Path, is_named: bool) -> Result<Value> {
     let text = match std::fs::read_to_string(path) {
         Ok(text) => text,
@@ -63,7 +63,7 @@ pub(crate) fn read(path: &std::path::Path, is_named: bool) -> Result<Value> {
     Ok(preferences)
 }
 
-/// The words with aliases replaced and defaults added.
+/// The words with aliases replaced and default flags added.
 pub(crate) fn apply(words: Vec<String>) -> Result<Vec<String>> {
     let flag =
         words
@@ -86,7 +86,7 @@ fn changed(words: Vec<String>, preferences: &Value) -> Vec<String> {
     with_defaults(words, preferences)
 }
 
-/// Where the words of the command stand, and how many they are.
+/// The position, length and name of the command in the words.
 fn command(words: &[String]) -> Option<(usize, usize, String)> {
     let start = words
         .iter()
@@ -131,7 +131,7 @@ fn aliased(words: Vec<String>, preferences: &Value) -> Vec<String> {
     out.extend(texts(&alias["prependArgs"]));
     let given = &words[start + 1..];
     out.extend(given.iter().cloned());
-    // Flags may stand before the command too.
+    // Flags may precede the command.
     let flags = [&words[1..start], given].concat();
     let mut more: Vec<String> = list(&alias["options"])
         .chain(list(&alias["flags"]))
@@ -161,7 +161,7 @@ fn with_defaults(words: Vec<String>, preferences: &Value) -> Vec<String> {
     words
 }
 
-/// `--name=value`, unless the user has given the flag.
+/// `--name=value`, unless the user has set the flag.
 fn option(flag: &Value, given: &[String]) -> Option<String> {
     let name = str_of(&flag["name"]);
     let long = format!("--{name}");
@@ -192,7 +192,7 @@ fn is_short(word: &str, name: &str) -> bool {
     letter.is_some_and(|letter| word.starts_with(&format!("-{letter}")))
 }
 
-/// Puts words before `--`, or at the end.
+/// Inserts words before `--`, or at the end.
 fn insert(words: &mut Vec<String>, more: Vec<String>) {
     let at = words
         .iter()
@@ -206,7 +206,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn aliases_and_defaults_change_the_words() {
+    fn aliases_and_defaults_change_the_arguments() {
         let preferences = json!({
             "aliases": [{"name": "getn", "command": "get", "prependArgs": ["nodes"], "options": [{"name": "output", "default": "wide"}]},
                         {"name": "runx", "command": "run", "appendArgs": ["--", "sh"], "options": [{"name": "image", "default": "x"}]}],

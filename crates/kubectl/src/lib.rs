@@ -1,5 +1,5 @@
-//! The command line: the commands people know, with the flags and the output they know. It is a
-//! client like any other; it works against any Kubernetes API server.
+//! kubectl: its usual commands, flags and output. A client like any other, for any Kubernetes API
+//! server.
 #![forbid(unsafe_code)]
 // Printing is this crate's job.
 #![allow(clippy::print_stdout, clippy::print_stderr)]
@@ -36,7 +36,7 @@ pub use commands::completion::COMPLETIONS;
 pub use kubeconfig::context::{add_context, remove_context};
 pub use reference::page as reference;
 
-/// Runs one command; `args` begin with the program's name.
+/// Runs one command; `args` starts with the program's name.
 pub fn run(args: Vec<OsString>) -> ExitCode {
     let words = argv::normal(args);
     let words = match kuberc::apply(words) {

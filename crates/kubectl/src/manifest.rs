@@ -1,5 +1,5 @@
-//! Reading manifests: files, directories, URLs, kustomizations and standard input; YAML with several documents,
-//! JSON, and lists that are taken apart.
+//! Reading manifests: files, directories, URLs, kustomizations and standard input; YAML with
+//! several documents, JSON, and lists, which are expanded.
 
 use std::{
     io::Read,
@@ -11,14 +11,14 @@ use serde_json::Value;
 
 use crate::{args::Files, json::list};
 
-/// An object and where it was read.
+/// An object and its source.
 #[derive(Debug, Clone)]
 pub(crate) struct Manifest {
     pub object: Value,
     pub source: String,
 }
 
-/// All objects in the given places, in order.
+/// All objects of the given sources, in order.
 pub(crate) async fn read(files: &Files) -> Result<Vec<Manifest>> {
     let manifests = read_any(files).await?;
     if manifests.is_empty() {
@@ -70,7 +70,7 @@ async fn read_any(files: &Files) -> Result<Vec<Manifest>> {
     Ok(manifests)
 }
 
-/// The files that a name or a pattern means.
+/// The files of a name or a pattern.
 fn find(place: &str, recursive: bool) -> Result<Vec<PathBuf>> {
     let path = Path::new(place);
     if path.exists() {
@@ -90,7 +90,7 @@ fn find(place: &str, recursive: bool) -> Result<Vec<PathBuf>> {
     bail!("the path \"{place}\" does not exist")
 }
 
-/// The paths that a pattern matches in its last part.
+/// The paths that match a pattern in the last segment.
 fn glob(pattern: &Path) -> Result<Vec<PathBuf>> {
     let directory = pattern.parent().filter(|path| !path.as_os_str().is_empty());
     let name = pattern
@@ -142,7 +142,7 @@ fn files(place: &Path, recursive: bool, is_root: bool) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// The objects of one text; lists give their items.
+/// The objects of one text; lists are expanded.
 pub(crate) fn parse(text: &str, source: &str) -> Result<Vec<Value>> {
     let mut objects = Vec::new();
     for document in documents(text, source)? {
@@ -151,12 +151,12 @@ pub(crate) fn parse(text: &str, source: &str) -> Result<Vec<Value>> {
     Ok(objects)
 }
 
-/// The documents of one text, read as YAML 1.1: `yes` and `on` are booleans.
+/// The documents of one text, parsed as YAML 1.1: `yes` and `on` are booleans.
 pub(crate) fn documents(text: &str, source: &str) -> Result<Vec<Value>> {
     documents_with(text, source, false)
 }
 
-/// The documents of one text, read as kustomize reads it: only `true` and `false` are booleans.
+/// The documents of one text, parsed as kustomize does: only `true` and `false` are booleans.
 pub(crate) fn strict_documents(text: &str, source: &str) -> Result<Vec<Value>> {
     documents_with(text, source, true)
 }
@@ -186,7 +186,7 @@ fn documents_with(text: &str, source: &str, strict_booleans: bool) -> Result<Vec
     Ok(documents)
 }
 
-/// `web.yaml:3:7: what is wrong`, with the line of the file and not of the document in it.
+/// `web.yaml:3:7: what is wrong`, with the line of the file, not of the document.
 fn place(error: &serde_saphyr::Error, source: &str, first_line: usize) -> String {
     let text = error.to_string();
     let why = text.lines().next().unwrap_or_default();
@@ -199,7 +199,7 @@ fn place(error: &serde_saphyr::Error, source: &str, first_line: usize) -> String
     }
 }
 
-/// Cuts a YAML stream at its document marks; each part with the lines before it.
+/// Splits a YAML stream at its document markers; each part with its first line's number.
 fn split(text: &str) -> Vec<(usize, String)> {
     let mut parts = vec![(0, String::new())];
     for (at, line) in text.lines().enumerate() {
@@ -209,7 +209,7 @@ fn split(text: &str) -> Vec<(usize, String)> {
                 part.push_str(line);
                 part.push('\n');
             }
-            // What stands behind the mark belongs to the document.
+            // Text after the marker belongs to the document.
             _ => parts.push((at, format!("{}\n", &line[3..]))),
         }
     }
@@ -258,7 +258,7 @@ fn flatten(value: Value, source: &str, objects: &mut Vec<Value>) -> Result<()> {
     Ok(())
 }
 
-/// What Go calls a value that should have been a string.
+/// Go's name of a value's type that should have been a string.
 fn go_type(value: &Value) -> Option<&'static str> {
     match value {
         Value::String(_) | Value::Null => None,

@@ -1,4 +1,4 @@
-//! Patches that are made here and not on the server: for `--local`, `--dry-run=client` and kustomizations.
+//! Client-side patches: for `--local`, `--dry-run=client` and kustomizations.
 
 use anyhow::{Context, Result, anyhow, bail};
 use machinery::{
@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::{api::PatchType, json::str_of};
 
-/// The object after a patch.
+/// The patched object.
 pub(crate) fn apply(object: &Value, kind: PatchType, patch: &Value) -> Result<Value> {
     let schema = schema_of(object);
     match (kind, schema) {
@@ -34,7 +34,7 @@ pub(crate) fn apply(object: &Value, kind: PatchType, patch: &Value) -> Result<Va
     }
 }
 
-/// The type of an object, when it is one of Kubernetes' own.
+/// The type of an object, if it is built in.
 pub(crate) fn schema_of(object: &Value) -> Option<&'static schema::Type> {
     let version = str_of(&object["apiVersion"]);
     let (group, version) = version.split_once('/').unwrap_or(("", version));

@@ -1,4 +1,5 @@
-//! docs/kubectl-reference.md, written from the commands; and the rows of flags that docs/configuration.md has too.
+//! docs/kubectl-reference.md, generated from the commands; and the rows of flags that
+//! docs/configuration.md has too.
 
 use std::fmt::Write;
 
@@ -71,7 +72,7 @@ fn commands(text: &mut String, command: &Command, path: &str) {
     }
 }
 
-/// A row for each flag: how it is written, what it means, its default and its variable.
+/// A row for each flag: syntax, meaning, default and environment variable.
 pub fn rows<'a>(text: &mut String, args: impl IntoIterator<Item = &'a Arg>) {
     for arg in args {
         let Some(long) = arg.get_long() else { continue };
@@ -107,7 +108,7 @@ pub fn rows<'a>(text: &mut String, args: impl IntoIterator<Item = &'a Arg>) {
     }
 }
 
-/// Switches may be written with `=false`, but need no value.
+/// Switches accept `=false`, but need no value.
 fn takes_value(arg: &Arg) -> bool {
     let is_switch = arg.is_require_equals_set()
         && arg
@@ -117,7 +118,7 @@ fn takes_value(arg: &Arg) -> bool {
     arg.get_action().takes_values() && !is_switch
 }
 
-/// What stands for an argument's value: its choices, or its name.
+/// The placeholder of an argument's value: its choices, or its name.
 pub fn value(arg: &Arg) -> String {
     let choices: Vec<String> = arg
         .get_possible_values()

@@ -1,4 +1,4 @@
-//! Which objects a command is about: `pods`, `pod/a deploy/b`, `pod a b`, `-f file`, `-l app=web`.
+//! The objects of a command: `pods`, `pod/a deploy/b`, `pod a b`, `-f file`, `-l app=web`.
 
 use anyhow::{Result, bail};
 use serde_json::{Value, json};
@@ -28,11 +28,11 @@ pub(crate) struct Target {
     pub resource: Resource,
     pub namespace: String,
     pub name: String,
-    /// What the file says, when the object came from one.
+    /// The manifest, if the object came from a file.
     pub manifest: Option<Value>,
     /// The file it came from.
     pub source: String,
-    /// What the server said, when the object was listed.
+    /// The live object, if it was listed.
     pub live: Option<Value>,
 }
 
@@ -52,7 +52,7 @@ impl Target {
         format!("{}/{}", self.resource.qualified_singular(), self.name)
     }
 
-    /// The object as the server has it.
+    /// The live object.
     pub(crate) async fn get(&self, session: &Session) -> Result<Value> {
         match &self.live {
             Some(live) => Ok(live.clone()),
@@ -60,7 +60,7 @@ impl Target {
         }
     }
 
-    /// The path and parameters of a watch of this one object from a version on.
+    /// The path and parameters of a watch of this object from a version on.
     pub(crate) fn watch_path(&self, version: &str) -> String {
         let query: Query = vec![
             ("watch", "true".into()),
@@ -72,14 +72,14 @@ impl Target {
     }
 }
 
-/// What words on the command line name: whole types, or single objects.
+/// What command-line words name: whole types, or single objects.
 #[derive(Debug, Clone)]
 pub(crate) enum Named {
     Types(Vec<Resource>),
     Objects(Vec<(Resource, String)>),
 }
 
-/// Reads `TYPE[,TYPE] [NAME…]` or `TYPE/NAME…`.
+/// Parses `TYPE[,TYPE] [NAME…]` or `TYPE/NAME…`.
 pub(crate) async fn named(session: &Session, words: &[String]) -> Result<Named> {
     let Some(first) = words.first() else {
         bail!(NOTHING);
@@ -158,7 +158,7 @@ pub(crate) async fn from_manifests(
     Ok(targets)
 }
 
-/// Finds the resource and namespace of a manifest's object, and writes the namespace into it.
+/// Finds the resource and namespace of a manifest's object, and sets the namespace in it.
 pub(crate) async fn target_of(session: &Session, manifest: Manifest) -> Result<Target> {
     let Manifest { mut object, source } = manifest;
     let (version, kind) = (text(&object["apiVersion"]), text(&object["kind"]));
@@ -202,7 +202,7 @@ pub(crate) async fn target_of(session: &Session, manifest: Manifest) -> Result<T
     })
 }
 
-/// Every object that files, words and selectors name. Types are listed.
+/// Every object that files, words and selectors select. Types are listed.
 pub(crate) async fn targets(
     session: &Session,
     selection: &Selection,

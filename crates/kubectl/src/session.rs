@@ -1,4 +1,4 @@
-//! Which cluster, as whom, in which namespace.
+//! The cluster, the credentials and the namespace of a command.
 
 use std::path::PathBuf;
 
@@ -11,19 +11,19 @@ use crate::{
     kubeconfig::{self, connection::Connection},
 };
 
-/// Everything a command needs to talk to the server.
+/// Everything that a command needs for requests.
 pub(crate) struct Session {
     pub api: Api,
     pub discovery: Discovery,
     /// From `-n`, else from the context, else `default`.
     pub namespace: String,
-    /// Whether `-n` was given: objects of other namespaces are refused.
+    /// Whether `-n` was given: objects of other namespaces are rejected.
     pub namespace_given: bool,
     pub connection: Connection,
 }
 
 impl Session {
-    /// Reads the kubeconfig and prepares a client; nothing is sent yet.
+    /// Reads the kubeconfig and makes a client; nothing is sent yet.
     pub(crate) fn open(global: &Global, field_manager: &str, command: &str) -> Result<Self> {
         let config = kubeconfig::load(global)?;
         let connection = Connection::resolve(&config, global)?;
@@ -53,7 +53,7 @@ impl Session {
         })
     }
 
-    /// A client whose connections can be upgraded to streams.
+    /// A client whose connections can be upgraded.
     pub(crate) fn upgrading(&self) -> Result<client::kube::Client> {
         self.connection.client(true)
     }
@@ -69,7 +69,7 @@ fn timeout(text: &str) -> Result<Option<std::time::Duration>> {
     Ok((!duration.is_zero()).then_some(duration))
 }
 
-/// Where discovery of one server is kept.
+/// The discovery cache of one server.
 fn discovery_cache(global: &Global, host: &str) -> PathBuf {
     let base = global.cache_dir.clone();
     let base = base.or_else(|| std::env::var_os("KUBECACHEDIR").map(PathBuf::from));

@@ -1,4 +1,4 @@
-//! Connections to containers: exec and attach with the user's terminal, and the pod that words mean.
+//! Connections to containers: exec and attach with the user's terminal, and resolution of pods.
 
 use std::io::IsTerminal;
 
@@ -19,7 +19,7 @@ use crate::{
     terminal,
 };
 
-/// What a session carries.
+/// The streams of a session.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Wanted {
     pub stdin: bool,
@@ -27,7 +27,7 @@ pub(crate) struct Wanted {
     pub quiet: bool,
 }
 
-/// Runs exec or attach with the user's own streams, and ends as the command did.
+/// Runs exec or attach with the user's streams, and exits as the command did.
 pub(crate) async fn interactive(
     session: &Session,
     pod: &Value,
@@ -82,7 +82,7 @@ fn path(
     )
 }
 
-/// A command in a container whose streams the caller takes.
+/// Runs a command in a container with streams for the caller.
 pub(crate) async fn exec(
     session: &Session,
     pod: &Value,
@@ -97,7 +97,7 @@ pub(crate) async fn exec(
     .await
 }
 
-/// Moves bytes both ways until the command has ended.
+/// Copies both ways until the command has ended.
 async fn pump(
     mut exec: streaming::client::Exec,
     with_stdin: bool,
@@ -122,7 +122,7 @@ async fn pump(
     Ok(status)
 }
 
-/// Waits for the end of the command, and tells it the terminal's size whenever that changes.
+/// Waits for the end of the command, and sends changed terminal sizes.
 async fn with_size(exec: &mut streaming::client::Exec) -> Result<ExitStatus> {
     use tokio::signal::unix::{SignalKind, signal};
     let mut changes = signal(SignalKind::window_change())?;
@@ -145,7 +145,7 @@ async fn connect(session: &Session, path: &str) -> Result<streaming::client::Exe
     handshake.exec(response).await.map_err(refused)
 }
 
-/// A refusal of a stream as the server's Status.
+/// A rejected stream as the server's Status.
 pub(crate) fn refused(error: streaming::Error) -> anyhow::Error {
     match error {
         streaming::Error::Refused { status, message } => {
@@ -175,7 +175,8 @@ async fn send(mut to: StreamWriter) {
     let _ = to.shutdown().await;
 }
 
-/// The pod that a word means: a pod's name, `pod/x`, or a pod of `deployment/x`, for which it waits this long.
+/// The pod of a word: a pod's name, `pod/x`, or a pod of `deployment/x`, for which it waits this
+/// long.
 pub(crate) async fn pod_of(session: &Session, word: &str, patience: &str) -> Result<Value> {
     if !word.contains('/') {
         let path = format!(
@@ -222,7 +223,7 @@ pub(crate) async fn pods_of(session: &Session, word: &str, deed: &str) -> Result
     pods_with(session, &selector, Some(&session.namespace)).await
 }
 
-/// The label query that selects an object's pods.
+/// The label selector of an object's pods.
 pub(crate) fn pod_selector(object: &Value) -> Option<String> {
     let selector = &object["spec"]["selector"];
     let labels = selector.get("matchLabels").unwrap_or(selector);
@@ -248,7 +249,7 @@ pub(crate) fn pod_selector(object: &Value) -> Option<String> {
     (!terms.is_empty()).then(|| terms.join(","))
 }
 
-/// The pods that labels select; `None` is in all namespaces.
+/// The pods of a selector; `None` is all namespaces.
 pub(crate) async fn pods_with(
     session: &Session,
     selector: &str,
@@ -274,7 +275,7 @@ pub(crate) fn container_names(pod: &Value, field: &str) -> Vec<String> {
         .collect()
 }
 
-/// The container that is meant: the one named, the annotated one, or the first.
+/// The container: the named one, the annotated default, or the first.
 pub(crate) fn container_of(pod: &Value, named: Option<&str>, quiet: bool) -> Result<String> {
     let names = container_names(pod, "containers");
     let every = ["containers", "initContainers", "ephemeralContainers"];

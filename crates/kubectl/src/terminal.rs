@@ -1,4 +1,4 @@
-//! The user's terminal: raw while a remote one is shown in it, and as before afterwards.
+//! The user's terminal: raw during a remote session, and restored afterwards.
 
 use std::io::{IsTerminal, stdin};
 

@@ -1,11 +1,11 @@
-//! The patch that brings a live object to what a manifest wants: what the manifest sets and the
-//! object lacks is set; what the last manifest set and this one does not is removed; everything
-//! else is somebody else's and stays. Lists with a merge key are merged by element.
+//! The patch from a live object to a manifest: fields of the manifest that differ are set; fields
+//! of the last manifest that are no longer in it are removed; all others are kept. Lists with a
+//! merge key are merged by element.
 
 use machinery::schema::{Field, Shape, Type};
 use serde_json::{Map, Value, json};
 
-/// A strategic merge patch where the type is known, a JSON merge patch where it is not.
+/// A strategic merge patch if the type is known, else a JSON merge patch.
 pub(crate) fn patch(
     original: &Value,
     wanted: &Value,
@@ -122,7 +122,7 @@ fn lists(
     }
 }
 
-/// The change of one element; `None` when it is as wanted.
+/// The change of one element; `None` if there is none.
 fn patch_of(
     original: &Value,
     wanted: &Value,
@@ -170,7 +170,7 @@ fn scalars(
     }
 }
 
-/// The struct behind a field, a list's element or a map's value.
+/// The struct of a field, a list's element or a map's value.
 fn element(shape: Shape) -> Option<&'static Type> {
     match shape {
         Shape::Struct(id) => Some(id.get()),

@@ -1,9 +1,7 @@
-//! Whether this node takes a pod at all: a pod bound by hand may not fit, its host ports may be in
-//! use, and some kernel settings are not for pods to change. A refused pod fails; its owner makes
-//! another.
+//! The kubelet's admission of pods: rejects pods that do not fit, whose host ports are in use, or
+//! that set sysctls which are not allowed. A rejected pod fails; its controller creates another.
 //!
-//! Decisions are serial: a pod counts against the next one exactly when it was admitted, and until
-//! it has ended.
+//! Decisions are serial: a pod counts against the next one from its admission until it has ended.
 
 mod affinity;
 mod ports;
@@ -44,23 +42,24 @@ fn refusal(reason: &str, message: impl Into<String>) -> Refusal {
     }
 }
 
-/// What admission needs to know about the node.
+/// The node as admission sees it.
 pub struct NodeView<'a> {
-    /// The Node as the API shows it now: its labels are those of this moment.
+    /// The Node object as the API shows it now, with its current labels.
     pub node: &'a Node,
     pub allocatable: &'a BTreeMap<String, Quantity>,
-    /// Unsafe sysctls that the administrator allows, some ending in `*`.
+    /// Unsafe sysctls that the administrator allows; `*` at the end matches any suffix.
     pub allowed_unsafe_sysctls: &'a [String],
-    /// Why this node cannot enforce AppArmor profiles.
+    /// The error says why this node cannot enforce AppArmor profiles.
     pub apparmor: std::result::Result<(), &'static str>,
 }
 
 /// The pods that were admitted and have not ended.
 #[derive(Default)]
 pub struct Admitted {
-    /// Held for a whole decision, so that two pods never both take the last place.
+    /// Locked for a whole decision, so that two pods never both get the last free resources.
     state: Mutex<State>,
-    /// What burstable pods request together, in thousandths of processors: the weight of their class.
+    /// The sum of the burstable pods' cpu requests in millicores: the cpu weight of their QoS
+    /// class.
     burstable: watch::Sender<i64>,
 }
 
@@ -68,9 +67,9 @@ pub struct Admitted {
 struct State {
     /// By uid.
     pods: BTreeMap<String, Counted>,
-    /// Pods that room may help: critical ones for which others end, and those that shall grow.
+    /// Pods that wait for resources: critical pods whose victims still run, and deferred resizes.
     waiting: BTreeSet<String>,
-    /// Pods that end to make room.
+    /// Pods that are being preempted.
     leaving: BTreeSet<String>,
 }
 
@@ -96,17 +95,18 @@ impl State {
     }
 }
 
-/// What was decided about a pod that may run here.
+/// The decision about a pod that may run here.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Place {
-    /// It may begin.
+    /// The pod may start.
     Here,
-    /// These pods must end first. The pod counts already, and is decided about again when they have.
+    /// These pods must end first. The pod's requests count already; it is decided again when they
+    /// have ended.
     After(Vec<Arc<Pod>>),
 }
 
 impl Admitted {
-    /// Decides about a pod; from then on it counts.
+    /// Decides about a pod. An admitted pod's requests count from then on.
     pub fn admit(&self, pod: &Arc<Pod>, view: &NodeView) -> std::result::Result<Place, Refusal> {
         let mut state = self.state.lock();
         let uid = spec::uid(pod);
@@ -126,7 +126,7 @@ impl Admitted {
         Ok(Place::After(victims))
     }
 
-    /// Counts a pod that needs no decision: it already runs.
+    /// Counts a pod that already runs, without deciding about it.
     pub fn keep(&self, pod: &Arc<Pod>) {
         self.count(&mut self.state.lock(), pod);
     }
@@ -159,7 +159,7 @@ impl Admitted {
         Ok(())
     }
 
-    /// The pod has ended, or is gone. Returns those that waited for room.
+    /// Stops counting a pod that has ended or is gone. Returns the pods that wait for resources.
     pub fn release(&self, uid: &str) -> Vec<String> {
         let mut state = self.state.lock();
         state.waiting.remove(uid);
@@ -171,7 +171,7 @@ impl Admitted {
         state.waiting.iter().cloned().collect()
     }
 
-    /// What burstable pods request together.
+    /// Watches the sum of the burstable pods' cpu requests in millicores.
     pub fn burstable(&self) -> watch::Receiver<i64> {
         self.burstable.subscribe()
     }
@@ -191,7 +191,7 @@ impl Admitted {
     }
 }
 
-/// The pods that make room for a critical one. Others are refused instead.
+/// The pods to preempt for a critical pod. A pod that is not critical is rejected instead.
 fn victims(
     pod: &Pod,
     others: &[&Pod],
@@ -203,7 +203,7 @@ fn victims(
         let reason = format!("OutOf{}", short[0].resource);
         return Err(refusal(&reason, short[0].to_string()));
     }
-    // Those that are on their way out need not be picked again.
+    // Pods that are already being preempted are not picked again.
     let staying: Vec<&Pod> = others
         .iter()
         .filter(|other| !leaving.contains(spec::uid(other)))
@@ -219,17 +219,17 @@ fn victims(
     Ok(found.into_iter().cloned().map(Arc::new).collect())
 }
 
-/// Why a pod cannot get a new size.
+/// Why a pod cannot be resized.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NoRoom {
-    /// The node is too small, even when it is empty.
+    /// The node is too small, even without other pods (`Infeasible`).
     Ever(Shortage),
-    /// Other pods use what is needed.
+    /// Other pods use the resources (`Deferred`).
     Now(Shortage),
 }
 
-/// Decides about a pod beside the others that are here. What is short remains to be decided about: a
-/// critical pod gets room.
+/// Rejects the pod for anything but a shortage. Returns the resources that are short; the caller
+/// may preempt other pods for them.
 fn decide(
     pod: &Pod,
     others: &[&Pod],
@@ -287,8 +287,8 @@ pub(crate) fn node_matches(selector: &NodeSelector, node: &Node) -> bool {
     affinity::selects(selector, node)
 }
 
-/// The resources of which there is not enough for the pod beside the others. Resources that the node
-/// does not have at all belong to somebody else and are not counted here.
+/// The resources of which too little is left for the pod beside the others. Resources that the node
+/// does not have are not checked.
 pub(crate) fn shortages(
     pod: &Pod,
     others: &[&Pod],
@@ -326,8 +326,8 @@ fn amount(resource: &str, quantity: &Quantity) -> Option<i64> {
     }
 }
 
-/// What a pod asks for: what it says itself, or its containers with its sidecars, or its largest
-/// init container; and its overhead.
+/// A pod's request: its own, or the larger of its containers' sum with the sidecars and its largest
+/// init container; plus the overhead.
 pub(crate) fn request(pod: &Pod, resource: &str) -> i64 {
     let spec = spec::spec(pod);
     let in_list = |list: Option<&BTreeMap<String, Quantity>>| {
@@ -357,7 +357,7 @@ pub(crate) fn request(pod: &Pod, resource: &str) -> i64 {
     running.max(peak).saturating_add(overhead)
 }
 
-/// Amounts together. They are as large as users write them, so the sum must not overflow.
+/// Sums quantities. Users may write any size, so the sum saturates.
 pub(crate) fn sum(amounts: impl Iterator<Item = i64>) -> i64 {
     amounts.fold(0, i64::saturating_add)
 }
@@ -414,7 +414,7 @@ mod tests {
             refused.message,
             "Node didn't have enough resource: cpu, requested: 1600, used: 1600, capacity: 2000"
         );
-        // A refused pod does not count, and one that has ended no longer does.
+        // A rejected pod does not count, nor does one that has ended.
         assert_eq!(reason(&admitted, &asking("c", "400m")), None);
         assert_eq!(
             reason(&admitted, &asking("d", "1")),
@@ -484,7 +484,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_node_cannot_enforce_or_does_not_allow_is_refused() {
+    fn pods_with_settings_the_node_cannot_enforce_are_refused() {
         let with = |context: serde_json::Value| {
             pod(
                 "a",
@@ -575,12 +575,13 @@ mod tests {
             panic!("no victims")
         };
         assert_eq!(victims.len(), 1);
-        // Until it is gone nobody else is picked, and the room that it leaves is taken already.
+        // Until the victim is gone no other is picked, and its resources are taken by the waiting
+        // pod.
         assert_eq!(decide(&admitted, &wanted), Ok(Place::After(Vec::new())));
         assert_eq!(admitted.release(spec::uid(&victims[0])), ["c"]);
         assert!(decide(&admitted, &asking("d", "500m")).is_err());
         assert_eq!(decide(&admitted, &wanted), Ok(Place::Here));
-        // More than the node has helps nobody.
+        // A pod that requests more than the node has preempts nothing.
         let refused = decide(&admitted, &critical("e", "3")).unwrap_err();
         assert_eq!(refused.reason, "UnexpectedAdmissionError");
         assert!(

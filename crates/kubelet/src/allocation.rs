@@ -1,5 +1,5 @@
-//! The resources that a pod was given, kept beside its volumes for as long as it is here: a size that was asked
-//! for while the kubelet did not run, or that waits for room, is not in effect after a restart.
+//! The resources that are allocated to a pod, kept in a file in its directory: a resize that was
+//! requested while the kubelet did not run, or that is deferred, is not in effect after a restart.
 
 use std::{collections::BTreeMap, path::Path, sync::Arc};
 
@@ -11,19 +11,19 @@ use crate::pod::spec;
 
 const FILE: &str = "allocated_resources";
 
-/// What was given.
+/// Allocated resources.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct Allocation {
-    /// For all containers together.
+    /// The pod-level resources.
     #[serde(skip_serializing_if = "Option::is_none")]
     pod: Option<ResourceRequirements>,
-    /// By name.
+    /// By container name.
     containers: BTreeMap<String, ResourceRequirements>,
 }
 
 impl Allocation {
-    /// What the pod's spec asks for.
+    /// The resources of the pod's spec.
     pub(crate) fn of(pod: &Pod) -> Self {
         let spec = spec::spec(pod);
         let init = spec.init_containers.iter().flatten();
@@ -37,7 +37,7 @@ impl Allocation {
         }
     }
 
-    /// What the pod's status says that it has.
+    /// The resources of the pod's status.
     pub(crate) fn shown(pod: &Pod) -> Self {
         let status = pod.status.clone().unwrap_or_default();
         let init = status.init_container_statuses.into_iter().flatten();
@@ -49,7 +49,7 @@ impl Allocation {
         }
     }
 
-    /// Gives the pod these resources; containers that are not in here keep theirs.
+    /// Puts these resources into the pod's spec; containers that are not in here keep theirs.
     pub(crate) fn apply(&self, pod: &mut Arc<Pod>) {
         if self.holds_for(spec::spec(pod)) {
             return;
@@ -81,13 +81,13 @@ impl Allocation {
             })
     }
 
-    /// Of a pod that an earlier kubelet has taken.
+    /// Reads the allocation of a pod that an earlier kubelet admitted.
     pub(crate) fn read(pod_dir: &Path) -> Option<Self> {
         let text = std::fs::read(pod_dir.join(FILE)).ok()?;
         serde_json::from_slice(&text).ok()
     }
 
-    /// Keeps it. A pod that requests nothing cannot be resized and needs no file.
+    /// Writes the file. A pod without requests and limits cannot be resized and needs none.
     pub(crate) fn write(&self, pod_dir: &Path) {
         let empty =
             |resources: &ResourceRequirements| *resources == ResourceRequirements::default();
@@ -101,7 +101,7 @@ impl Allocation {
             std::fs::rename(&fresh, &file)
         };
         if let Err(error) = write() {
-            warn!(file = %file.display(), %error, "cannot keep the resources that a pod was given");
+            warn!(file = %file.display(), %error, "cannot save a pod's allocated resources");
         }
     }
 }
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_given_is_kept_and_given_again() {
+    fn allocated_resources_are_saved_and_restored() {
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(Allocation::read(dir.path()), None);
         let given = Allocation::of(&pod("2", "1"));

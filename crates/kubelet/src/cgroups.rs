@@ -1,5 +1,5 @@
-//! The cgroups above the containers: one per class and one per pod, with the pod's bounds, on
-//! cgroup v1 and v2. Without a root, cgroups are left to the runtime.
+//! The cgroups above the containers: one per QoS class and one per pod, with the pod's limits, on
+//! cgroup v1 and v2. Without a cgroup root the kubelet makes none and the runtime chooses.
 
 use std::{
     collections::BTreeSet,
@@ -26,10 +26,10 @@ const V1: &[&str] = &[
     "cpu", "cpuacct", "cpuset", "memory", "pids", "blkio", "devices", "freezer", HUGE_PAGES,
 ];
 const V2: &[&str] = &["cpu", "memory", "pids", "cpuset", "io", HUGE_PAGES];
-/// The controller of huge pages; not every kernel has it.
+/// The hugetlb controller; not every kernel has it.
 const HUGE_PAGES: &str = "hugetlb";
 const UNLIMITED: i64 = 1 << 62;
-/// The weight of what requests nothing.
+/// The cpu shares of a cgroup without requests.
 const LEAST_SHARES: i64 = 2;
 
 const CLASSES: [QosClass; 3] = [
@@ -38,19 +38,19 @@ const CLASSES: [QosClass; 3] = [
     QosClass::BestEffort,
 ];
 
-/// Whether the machine has the unified hierarchy.
+/// Whether the machine has the unified hierarchy (cgroup v2).
 pub(crate) fn is_v2() -> bool {
     Path::new(MOUNT).join("cgroup.controllers").exists()
 }
 
-/// The directory of a cgroup; version 2 has one tree without a controller's name.
+/// The directory of a cgroup; cgroup v2 has one tree for all controllers.
 pub(crate) fn below(controller: &str, path: &str) -> PathBuf {
     Path::new(MOUNT)
         .join(controller)
         .join(path.trim_start_matches('/'))
 }
 
-/// Makes the cgroups of the classes. Pages of every size may be used below them: pods limit them.
+/// Makes the cgroups of the QoS classes. They do not limit huge pages; pods do.
 pub(crate) fn ensure_classes(root: &str, page_sizes: &[i64]) -> Result<()> {
     if root.is_empty() {
         return Ok(());
@@ -69,8 +69,8 @@ pub(crate) fn ensure_classes(root: &str, page_sizes: &[i64]) -> Result<()> {
     Ok(())
 }
 
-/// Holds everything below a cgroup that exists to bounds and to a number of processes and threads, if
-/// one is given. Fails with the first that the kernel refuses.
+/// Sets limits and, if given, the maximum number of processes and threads on an existing cgroup.
+/// Fails with the first value that the kernel rejects.
 pub(crate) fn enforce(path: &str, bounds: &PodBounds, max_pids: Option<i64>) -> Result<()> {
     let dir = if is_v2() {
         below("", path)
@@ -98,7 +98,8 @@ fn limit_pids(path: &str, max: Option<i64>) -> Result<()> {
     set(&[(dir.join("pids.max"), value)])
 }
 
-/// Weighs the class of burstable pods by what they request together, for ever.
+/// Sets the cpu weight of the burstable class to the sum of its requests, whenever it changes.
+/// Never returns.
 pub(crate) async fn follow_weight(root: String, mut requests: watch::Receiver<i64>) {
     if root.is_empty() {
         return;
@@ -115,15 +116,15 @@ pub(crate) async fn follow_weight(root: String, mut requests: watch::Receiver<i6
     }
 }
 
-/// Makes a pod's cgroup and sets its bounds. A limit that the kernel refuses is an error: the pod would run
-/// without it.
+/// Makes a pod's cgroup and sets its limits. A limit that the kernel rejects is an error: the pod
+/// would run without it.
 pub(crate) fn ensure_pod(core: &Core, pod: &Pod) -> Result<()> {
     let root = &core.config.cgroup_root;
     if root.is_empty() {
         return Ok(());
     }
     let path = cgroups::pod(root, pod);
-    // Otherwise the node's limit holds.
+    // Without a limit per pod only the node's holds.
     let pids = Some(core.settings().pod_pids_limit).filter(|limit| *limit > 0);
     make(&path)
         .and_then(|()| apply(&path, &bounds(core, pod)))
@@ -185,8 +186,8 @@ pub(crate) fn grow_pod(core: &Core, pod: &Pod) -> Result<()> {
     apply(&path, &grown)
 }
 
-/// Removes a pod's cgroup once its containers are gone. Of a pod that only the runtime knew, the
-/// class is unknown: it is looked for in each.
+/// Removes a pod's cgroup once its containers are gone. The QoS class of a pod that only the
+/// runtime knew is unknown, so that every class is tried.
 pub(crate) fn remove_pod(root: &str, uid: &str) {
     if root.is_empty() {
         return;
@@ -196,14 +197,14 @@ pub(crate) fn remove_pod(root: &str, uid: &str) {
     }
 }
 
-/// Removes a cgroup with those below it. What still holds a process stays.
+/// Removes a cgroup and those below it. One that still has a process stays.
 pub(crate) fn remove(path: &str) {
     if let Err(error) = libcgroups::Cgroup::new(path).remove() {
-        debug!(path, %error, "a cgroup stays");
+        debug!(path, %error, "cannot remove cgroup");
     }
 }
 
-/// The cgroups of pods that there are: uids and paths.
+/// The pod cgroups that exist: uid and path.
 pub(crate) fn pods(root: &str) -> Vec<(String, String)> {
     if root.is_empty() {
         return Vec::new();
@@ -238,7 +239,7 @@ fn make(path: &str) -> Result<()> {
     }
     let mut dir = PathBuf::from(MOUNT);
     for part in path.split('/').filter(|part| !part.is_empty()) {
-        // A controller must be handed down at every level above the one that uses it.
+        // A controller must be enabled at every level above the cgroup that uses it.
         for controller in V2 {
             let _ = fs::write(dir.join("cgroup.subtree_control"), format!("+{controller}"));
         }
@@ -258,7 +259,7 @@ fn make_v1(controller: &str, path: &str) -> Result<()> {
         dir.push(part);
         make_dir(&dir)?;
         if *controller == *"cpuset" {
-            // A new cpuset is empty and takes no process until it is filled.
+            // A new cpuset is empty and accepts no process until it is filled.
             for file in ["cpuset.cpus", "cpuset.mems"] {
                 let own = fs::read_to_string(dir.join(file)).unwrap_or_default();
                 if own.trim().is_empty() {
@@ -284,7 +285,7 @@ fn apply(path: &str, bounds: &PodBounds) -> Result<()> {
     set(&writes(path, bounds))
 }
 
-/// Writes every file, also after one that the kernel refuses; fails with the first such.
+/// Writes every file, even after a write that the kernel rejected; fails with the first such error.
 fn set(writes: &[(PathBuf, String)]) -> Result<()> {
     let mut outcome = Ok(());
     for (file, value) in writes {
@@ -300,14 +301,14 @@ fn set(writes: &[(PathBuf, String)]) -> Result<()> {
     outcome
 }
 
-/// Weights and bounds of the classes are no promise to a pod: without them pods still start.
+/// Pods start even if the weights and limits of the QoS classes cannot be set.
 fn warn_of(outcome: Result<()>) {
     if let Err(error) = outcome {
-        warn!(%error, "cannot set the bounds of a class");
+        warn!(%error, "cannot set the cgroup limits of a QoS class");
     }
 }
 
-/// The files of a cgroup and what is written there. Controllers that the machine lacks are left out.
+/// The files of a cgroup and their values, without controllers that the machine lacks.
 fn writes(path: &str, bounds: &PodBounds) -> Vec<(PathBuf, String)> {
     let writes = if is_v2() {
         writes_v2(bounds)

@@ -1,12 +1,12 @@
-//! Resource claims: no pod begins before every claim of it is allocated to it, and by a driver that
-//! this node has. There is none yet, so a pod whose claims are allocated waits, too.
+//! Resource claims: a pod starts only when each of its claims is allocated and reserved for it, by
+//! a driver that this node has. No driver exists yet, so a pod with allocated claims waits, too.
 
 use client::Api;
 use k8s_openapi::api::{core::v1::Pod, resource::v1::ResourceClaim};
 
 use crate::{Error, Result, core::Core, pod::spec};
 
-/// Why the pod cannot begin, if it cannot.
+/// Fails with the reason why the pod cannot start yet.
 pub(crate) async fn check(core: &Core, pod: &Pod) -> Result<()> {
     let api: Api<ResourceClaim> = Api::namespaced(core.config.client.clone(), spec::namespace(pod));
     for name in names(pod)? {
@@ -17,7 +17,7 @@ pub(crate) async fn check(core: &Core, pod: &Pod) -> Result<()> {
     Ok(())
 }
 
-/// The names of the claims. A template that needed no claim has an entry without a name.
+/// The names of the pod's claims. A template that needed no claim has an entry without a name.
 fn names(pod: &Pod) -> Result<Vec<String>> {
     let mut names = Vec::new();
     let made = pod.status.as_ref();

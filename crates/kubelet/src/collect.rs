@@ -1,5 +1,5 @@
-//! Garbage: dead containers beyond the last one of each name, and images that nobody uses, the longest
-//! unused first, when the disk fills up or they are too old.
+//! Garbage collection: dead containers beyond the last one of each name, and unused images, the
+//! least recently used first, when the disk fills up or they are too old.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -16,21 +16,21 @@ use crate::{Result, core::Core, make::labels, node::machine};
 
 const INTERVAL: Duration = Duration::from_secs(60);
 
-/// Collects for ever.
+/// Collects periodically. Never returns.
 pub(crate) async fn run(core: Arc<Core>) {
     loop {
         core.config.clock.sleep(INTERVAL).await;
         if let Err(error) = dead_containers(&core).await {
-            warn!(%error, "cannot collect containers");
+            warn!(%error, "cannot garbage-collect containers");
         }
         if let Err(error) = images_beyond_policy(&core).await {
-            warn!(%error, "cannot collect images");
+            warn!(%error, "cannot garbage-collect images");
         }
     }
 }
 
-/// Of each container the newest dead one stays, for its logs and its end; for a pod's users the one
-/// before a running one, too.
+/// Removes dead containers except the newest one of each name, which is kept for its logs and exit
+/// status.
 pub(crate) async fn dead_containers(core: &Core) -> Result<()> {
     let listed = core.runtime.list_containers(BTreeMap::new()).await?;
     for id in superfluous(&listed) {
@@ -39,8 +39,8 @@ pub(crate) async fn dead_containers(core: &Core) -> Result<()> {
     Ok(())
 }
 
-/// Removes all dead containers of pods that have ended and whose end the API shows: the node is short of the disk that
-/// their layers hold.
+/// Removes all dead containers of ended pods whose final status the API has: the node is short of
+/// disk space.
 pub(crate) async fn ended_pods(core: &Core) -> Result<()> {
     let pods = core.registry.pods().into_iter();
     let ended: HashSet<String> = pods
@@ -69,7 +69,7 @@ fn dead_of(listed: &[v1::Container], pods: &HashSet<String>) -> Vec<String> {
         .collect()
 }
 
-/// Ended containers that have a newer ended one of the same name.
+/// Dead containers that have a newer dead one of the same name.
 fn superfluous(listed: &[v1::Container]) -> Vec<String> {
     let mut ended: Vec<&v1::Container> = listed
         .iter()
@@ -91,8 +91,8 @@ fn superfluous(listed: &[v1::Container]) -> Vec<String> {
         .collect()
 }
 
-/// Removes images that were not used for too long, and others while the disk is fuller than it should
-/// be.
+/// Removes images that were unused for too long, and more of them while disk usage is above the
+/// threshold.
 async fn images_beyond_policy(core: &Core) -> Result<()> {
     let unused = find_unused(core).await?;
     let (settings, now) = (core.settings(), core.now());
@@ -128,7 +128,7 @@ async fn images_beyond_policy(core: &Core) -> Result<()> {
     Ok(())
 }
 
-/// Removes all images that nobody uses and that are old enough.
+/// Removes all unused images that are old enough.
 pub(crate) async fn unused_images(core: &Core) -> Result<()> {
     for image in find_unused(core).await? {
         remove(core, &image, "the node is short of disk").await?;
@@ -151,7 +151,7 @@ async fn find_unused(core: &Core) -> Result<Vec<Unused>> {
 }
 
 async fn remove(core: &Core, image: &Unused, why: &str) -> Result<()> {
-    info!(image = image.id, size = image.size, why, "removes image");
+    info!(image = image.id, size = image.size, why, "removing image");
     let spec = v1::ImageSpec {
         image: image.id.clone(),
         ..Default::default()
@@ -162,7 +162,7 @@ async fn remove(core: &Core, image: &Unused, why: &str) -> Result<()> {
     Ok(())
 }
 
-/// An image that may go.
+/// An image that may be removed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Unused {
     id: String,
@@ -170,7 +170,7 @@ struct Unused {
     last_used: Timestamp,
 }
 
-/// When images were first seen and last used. Begins anew with each kubelet, as upstream's does.
+/// When images were first seen and last used. Starts empty with each kubelet, as upstream's.
 #[derive(Debug, Default)]
 pub struct Ledger {
     records: HashMap<String, Record>,
@@ -198,8 +198,8 @@ impl Ledger {
         self.records.retain(|id, _| there.contains(id.as_str()));
     }
 
-    /// Images that no container uses and nobody pinned, the longest unused first. Those that came
-    /// lately stay: their container may be about to be made.
+    /// Images that no container uses and that are not pinned, the least recently used first. New
+    /// images stay: their container may be about to be created.
     fn unused(
         &self,
         images: &[v1::Image],
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_unused_images_go_first_and_young_used_and_pinned_ones_stay() {
+    fn the_least_recently_used_images_are_removed_and_new_used_and_pinned_ones_kept() {
         let image = |id: &str, pinned| v1::Image {
             id: id.into(),
             size: 1,

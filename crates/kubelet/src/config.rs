@@ -1,4 +1,4 @@
-//! What a kubelet is told at its start.
+//! The kubelet's configuration at start.
 
 use std::{
     collections::BTreeMap,
@@ -21,15 +21,15 @@ pub fn version() -> String {
     format!("{}+mainstay", stdx::Version::own())
 }
 
-/// What a cloud controller manager must know of the node, and what it does for it.
+/// Settings of a node that an external cloud controller manager looks after.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Cloud {
-    /// The node registers as one that a cloud controller manager must initialise, and keeps the addresses that it
-    /// is given.
+    /// The node registers with the taint `uninitialized` and keeps the addresses that the cloud
+    /// controller manager writes.
     pub is_external: bool,
-    /// What the cloud calls the machine.
+    /// The cloud provider's id of the machine.
     pub provider_id: Option<String>,
-    /// The address that was chosen for the node, as a hint for the cloud controller manager.
+    /// The node IP of the flag, a hint for the cloud controller manager.
     pub given_ip: Option<IpAddr>,
 }
 
@@ -39,73 +39,72 @@ pub struct Config {
     pub node_name: String,
     /// The node's addresses, the main one first.
     pub node_ips: Vec<IpAddr>,
-    /// The same where they may change while the kubelet runs.
+    /// The same if they may change while the kubelet runs.
     pub node_ip_changes: Option<watch::Receiver<Vec<IpAddr>>>,
-    /// The API, as `system:node:NAME`.
+    /// A client of the API server as `system:node:NAME`.
     pub client: kube::Client,
-    /// The runtime's socket.
+    /// The CRI socket of the runtime.
     pub cri_socket: PathBuf,
     /// Pods' directories and volumes.
     pub root_dir: PathBuf,
-    /// The directory of volumes of the cluster's own provisioner.
+    /// The root of the volumes of the built-in local path provisioner.
     pub local_path_root: PathBuf,
     /// Containers' logs.
     pub pod_logs_dir: PathBuf,
-    /// Other kubelets may keep their logs there, too.
+    /// Whether other kubelets keep logs in the same directory.
     pub shares_pod_logs_dir: bool,
-    /// Links to containers' logs.
+    /// The directory of links to containers' logs (`/var/log/containers`).
     pub container_logs_dir: PathBuf,
     /// Where the HTTPS server listens.
     pub listen: IpAddr,
-    /// Its port.
+    /// The port of the HTTPS server.
     pub port: u16,
-    /// Its TLS; client certificates are verified there.
+    /// The TLS configuration of the HTTPS server; it verifies client certificates.
     pub tls: Arc<rustls::ServerConfig>,
-    /// The cluster's authorities as PEM: their client certificates are accepted beside those of
+    /// The cluster's CAs as PEM: client certificates of these are accepted beside those of
     /// `authentication.x509.clientCAFile`.
     pub client_ca: Vec<u8>,
-    /// Where `/healthz` is served without TLS, as upstream does on 127.0.0.1:10248.
+    /// The address of `/healthz` without TLS; upstream's is 127.0.0.1:10248.
     pub healthz: Option<SocketAddr>,
-    /// The node's own logs, which `/logs/` serves.
+    /// The directory of the node's own logs, which `/logs/` serves.
     pub node_logs_dir: PathBuf,
-    /// Addresses of the cluster's DNS; none means that pods use the node's.
+    /// Addresses of the cluster's DNS; if empty, pods use the node's resolver configuration.
     pub cluster_dns: Vec<IpAddr>,
     /// The cluster's domain.
     pub cluster_domain: String,
-    /// The cgroup below which all pods live, such as `/mainstay-0123abcd`. Empty: the runtime
-    /// chooses.
+    /// The cgroup of all pods, such as `/mainstay-0123abcd`. Empty: the runtime chooses.
     pub cgroup_root: String,
-    /// The node's own resolver configuration.
+    /// The node's own resolv.conf.
     pub resolv_conf: PathBuf,
-    /// Manifests of static pods.
+    /// The directory of static pod manifests.
     pub static_pods_dir: Option<PathBuf>,
-    /// Unsafe sysctls that pods may set, some ending in `*`.
+    /// Unsafe sysctls that pods may set; `*` at the end matches any suffix.
     pub allowed_unsafe_sysctls: Vec<String>,
-    /// Labels that the node registers with, beside the usual ones.
+    /// Labels that the node registers with, beside the well-known ones.
     pub node_labels: BTreeMap<String, String>,
     /// Taints that the node registers with.
     pub node_taints: Vec<Taint>,
-    /// Who looks after the node from outside.
+    /// Settings for an external cloud controller manager.
     pub cloud: Cloud,
-    /// What a KubeletConfiguration says at the start.
+    /// The KubeletConfiguration at start.
     pub kubelet: KubeletConfiguration,
-    /// Where it comes from: changes there take effect where they can.
+    /// The files that `kubelet` was read from; they are watched for changes.
     pub kubelet_sources: Sources,
-    /// The socket for images, if it is another.
+    /// The CRI socket for images, if it is another one.
     pub image_socket: Option<PathBuf>,
     /// The version that the node reports.
     pub version: String,
-    /// Whether pods end by `shutdownGracePeriod` when the daemon is asked to stop, as if the machine went
-    /// down. Otherwise they run on.
+    /// Whether stopping the daemon ends the pods within `shutdownGracePeriod`, as if the machine
+    /// shut down. Otherwise they keep running.
     pub shutdown_on_stop: bool,
-    /// Services that must be ready first.
+    /// Services that must be ready before the kubelet starts.
     pub after: &'static [&'static str],
-    /// Time.
+    /// The clock.
     pub clock: Arc<dyn Clock>,
 }
 
 impl Config {
-    /// The usual values around what has no usual value.
+    /// A configuration with defaults for everything that has one.
     pub fn new(
         node_name: impl Into<String>,
         node_ip: IpAddr,
@@ -159,7 +158,7 @@ impl Config {
         }
     }
 
-    /// Makes the kubelet; nothing runs yet.
+    /// Makes the kubelet without starting it.
     pub fn build(self) -> Arc<Kubelet> {
         Arc::new(Kubelet::new(self))
     }

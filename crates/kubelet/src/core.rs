@@ -1,4 +1,4 @@
-//! What all workers of a kubelet share.
+//! State that all workers of a kubelet share.
 
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 
@@ -42,16 +42,16 @@ pub struct Core {
     pub runtime: Runtime,
     pub events: Events,
     pub sources: Arc<Sources>,
-    /// Volumes whose data outlive pods.
+    /// The manager of volumes that outlive pods.
     pub volumes: Arc<storage::Manager>,
     pub services: Informer<Service>,
-    /// This node's own object.
+    /// An informer of this node's own object.
     pub nodes: Informer<Node>,
     /// The pods that count against the node's resources.
     pub admitted: Admitted,
-    /// Why this machine cannot enforce AppArmor profiles.
+    /// The error says why this machine cannot enforce AppArmor profiles.
     pub apparmor: std::result::Result<(), &'static str>,
-    /// When this kubelet began.
+    /// When this kubelet started.
     pub started: Timestamp,
     pub registry: Registry,
     pub machine: Machine,
@@ -59,7 +59,7 @@ pub struct Core {
     pub auth: Auth,
     pub stats: stats::Provider,
     pub metrics: Metrics,
-    /// Replaced when its settings change.
+    /// Replaced when the pull settings change.
     pub pulls: Mutex<Arc<Pulls>>,
     /// Who may use the images that are here.
     pub(crate) pull_records: PullRecords,
@@ -67,13 +67,13 @@ pub struct Core {
     pub evictions: Mutex<BTreeMap<&'static str, u64>>,
     /// Guards the record only.
     pub images_seen: Mutex<Ledger>,
-    /// The pressures that the node is under, as its conditions name them.
+    /// The pressure conditions that are true.
     pub pressures: watch::Sender<Vec<&'static str>>,
-    /// Whether the machine goes down.
+    /// Whether the machine is shutting down.
     pub shutting_down: watch::Sender<bool>,
-    /// When it last did.
+    /// The times of the last shutdown.
     pub shutdown_times: watch::Sender<shutdown::Times>,
-    /// When the node's status was looked at last.
+    /// When the node's status was last computed.
     pub status_seen: watch::Sender<Option<Timestamp>>,
 }
 
@@ -83,31 +83,31 @@ impl Core {
         self.settings.borrow().clone()
     }
 
-    /// What pods may use.
+    /// The node's allocatable resources.
     pub fn allocatable(&self) -> BTreeMap<String, Quantity> {
         let settings = self.settings();
         let pods = settings.pod_capacity(self.machine.cpus);
         self.machine.allocatable(pods, &settings)
     }
 
-    /// The time.
+    /// The current time.
     pub fn now(&self) -> Timestamp {
         self.config.clock.now()
     }
 
-    /// A pod no longer counts; those that wait for room look again.
+    /// Stops counting a pod and wakes the pods that wait for resources.
     pub fn release(&self, uid: &str) {
         for waiting in self.admitted.release(uid) {
             self.registry.tell(&waiting, Message::Room);
         }
     }
 
-    /// A pod's own directory.
+    /// The pod's directory.
     pub fn pod_dir(&self, uid: &str) -> PathBuf {
         self.config.root_dir.join("pods").join(uid)
     }
 
-    /// What of the node goes into the limits of its containers.
+    /// The node's part of the containers' limits.
     pub fn node_limits(&self) -> NodeLimits<'_> {
         NodeLimits {
             memory: self.machine.memory,
@@ -122,7 +122,7 @@ impl Core {
         ips.iter().map(ToString::to_string).collect()
     }
 
-    /// What pods may know about the node.
+    /// The node's fields for the downward API.
     pub fn node_facts(&self) -> NodeFacts {
         NodeFacts {
             allocatable: self.allocatable(),
@@ -130,12 +130,12 @@ impl Core {
         }
     }
 
-    /// The node's own resolver configuration, as it is now.
+    /// Reads the node's own resolv.conf.
     pub fn node_dns(&self) -> Dns {
         Dns::parse(&std::fs::read_to_string(&self.config.resolv_conf).unwrap_or_default())
     }
 
-    /// The services that a pod's environment may show.
+    /// The Services whose environment variables the pod gets.
     pub fn services_for(&self, pod: &Pod) -> Vec<Arc<Service>> {
         let mut services = self.services.list_in(spec::namespace(pod));
         if spec::namespace(pod) != "default" {

@@ -1,5 +1,5 @@
-//! CSI drivers that register on this node: the driver says who the node is to it, and Node and CSINode
-//! show it to schedulers, provisioners and attachers.
+//! Registers CSI drivers of this node: writes the driver's node id and topology to Node and
+//! CSINode, where schedulers, provisioners and attachers read them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -31,14 +31,14 @@ use crate::{
 };
 
 const NODE_ID: &str = "csi.volume.kubernetes.io/nodeid";
-/// How often a write that lost a race is tried.
+/// How often a write with a conflict is tried.
 const TRIES: u32 = 6;
 
-/// Takes drivers in.
+/// Registers drivers.
 pub(crate) struct Registrar {
     pub config: Arc<Config>,
     pub drivers: Drivers,
-    /// Held while Node and CSINode are changed for one driver.
+    /// Held while Node and CSINode are written for one driver.
     pub writes: tokio::sync::Mutex<()>,
 }
 
@@ -94,7 +94,7 @@ impl Handler for Registrar {
             return;
         }
         let _guard = self.writes.lock().await;
-        // It may have come back meanwhile.
+        // The driver may have registered again meanwhile.
         if self.drivers.get(&plugin.name).is_some() {
             return;
         }
@@ -104,7 +104,7 @@ impl Handler for Registrar {
     }
 }
 
-/// The first number of a version such as `1.0.0` or `v1.2`.
+/// The major version of `1.0.0` or `v1.2`.
 fn major(version: &str) -> Option<u32> {
     let version = version.strip_prefix('v').unwrap_or(version);
     version.split('.').next()?.parse().ok()
@@ -115,8 +115,8 @@ impl Registrar {
         Api::all(self.config.client.clone())
     }
 
-    /// The node's CSINode, made if there is none; one that belongs to an earlier Node of the same name
-    /// is replaced.
+    /// The node's CSINode, created if missing. One that an earlier Node of the same name owns is
+    /// replaced.
     pub(crate) async fn ensure_csi_node(&self, node: &Node) -> Result<CSINode> {
         let api = self.csi_nodes();
         let name = &self.config.node_name;
@@ -168,7 +168,7 @@ impl Registrar {
         .await
     }
 
-    /// Writes the driver's name of the node and its labels; returns the Node.
+    /// Writes the driver's node id and topology labels to the Node and returns it.
     async fn show_on_node(
         &self,
         driver: &str,
@@ -240,7 +240,7 @@ impl Registrar {
         Ok(())
     }
 
-    /// Tries a write again that somebody else's got in the way of.
+    /// Retries a write after a conflict.
     async fn retried<T, F>(&self, mut attempt: impl FnMut() -> F) -> Result<T>
     where
         F: Future<Output = Result<T>>,
@@ -258,7 +258,7 @@ impl Registrar {
     }
 }
 
-/// The node's name to each driver.
+/// The node ids by driver, from the Node's annotation.
 fn node_ids(node: &Node) -> BTreeMap<String, String> {
     let annotations = node.metadata.annotations.as_ref();
     let text = annotations.and_then(|all| all.get(NODE_ID));
@@ -266,7 +266,7 @@ fn node_ids(node: &Node) -> BTreeMap<String, String> {
         .unwrap_or_default()
 }
 
-/// Puts a driver into the list; whether that changed anything.
+/// Adds a driver to the list; returns whether the list changed.
 fn add_driver(
     spec: &mut CSINodeSpec,
     name: &str,

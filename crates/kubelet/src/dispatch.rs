@@ -1,4 +1,4 @@
-//! From sources to workers: pods of the API and events of the runtime.
+//! Hands pods from the API and events of the runtime to the pods' workers.
 
 use std::{sync::Arc, time::Duration};
 
@@ -37,7 +37,7 @@ pub(crate) fn begin_with(core: &Arc<Core>, pods: Vec<Arc<Pod>>) {
     }
 }
 
-/// Gives the pod to its worker, which is made if there is none.
+/// Hands the pod to its worker, which is started if there is none.
 pub(crate) fn give(core: &Arc<Core>, pod: Arc<Pod>) {
     let uid = spec::uid(&pod).to_owned();
     if !core.registry.tell(&uid, Message::Pod(pod.clone())) {
@@ -47,14 +47,14 @@ pub(crate) fn give(core: &Arc<Core>, pod: Arc<Pod>) {
     }
 }
 
-/// Ends a pod that only the runtime knows.
+/// Starts a worker that ends a pod which only the runtime knows.
 pub(crate) fn end_orphan(core: &Arc<Core>, pod: Arc<Pod>) {
     let inbox = core.registry.register(spec::uid(&pod), pod.clone());
     let worker = Worker::of_orphan(core.clone(), pod, inbox);
     core.context.spawn("pod", worker.run());
 }
 
-/// Follows the API's pods for ever.
+/// Follows the API's pods. Never returns.
 pub(crate) async fn follow_api(core: Arc<Core>, pods: Informer<Pod>) {
     let mut changes = pods.subscribe();
     while let Some(change) = changes.next().await {
@@ -88,8 +88,8 @@ fn gone(core: &Arc<Core>, pod: &Arc<Pod>) {
     }
 }
 
-/// Follows the runtime's events for ever. Whenever the stream begins, every pod is looked at: what
-/// happened in between is not told. A runtime that has no events is asked by [`crate::relist`].
+/// Follows the runtime's events. Never returns. Whenever the stream starts, every pod is checked,
+/// since events in between were missed. A runtime without events is polled by [`crate::relist`].
 pub(crate) async fn follow_runtime(core: Arc<Core>) {
     let mut backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(5));
     loop {

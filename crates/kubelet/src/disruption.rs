@@ -1,5 +1,5 @@
-//! Ends a pod for good because the node must: it is short of something, another pod is more urgent, or it
-//! shuts down. The API shows such a pod as disrupted, so that its owner makes another.
+//! Ends a pod for good because of node pressure, preemption or node shutdown. The condition
+//! DisruptionTarget shows it in the API.
 
 use std::time::Duration;
 
@@ -15,30 +15,30 @@ use crate::{
     registry::Message,
 };
 
-/// A pod must not wait longer for an API that does not answer.
+/// The deadline for marking the pod: a hanging API server must not delay its end.
 const DEADLINE: Duration = Duration::from_secs(5);
 
 /// Why and how a pod ends.
 pub(crate) struct Disruption<'a> {
     pub reason: &'static str,
     pub message: &'a str,
-    /// What the condition says; without it the pod is not shown as disrupted.
+    /// The message of the condition; `None`: the pod gets no condition.
     pub condition: Option<&'a str>,
-    /// How long it has, if less than it asked for.
+    /// The grace period, if shorter than the pod's.
     pub grace: Option<i64>,
 }
 
-/// Marks the pod in the API and tells its worker.
+/// Sets the condition in the API and tells the pod's worker.
 pub(crate) async fn end(core: &Core, pod: &Pod, disruption: Disruption<'_>) {
     if let Some(message) = disruption.condition {
         match tokio::time::timeout(DEADLINE, mark(core, pod, message)).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => {
-                warn!(pod = spec::described(pod), %error, "cannot mark the pod as disrupted");
+                warn!(pod = spec::described(pod), %error, "cannot set the DisruptionTarget condition");
             }
             Err(_) => warn!(
                 pod = spec::described(pod),
-                "the API did not take in time that the pod is disrupted"
+                "timeout while setting the DisruptionTarget condition"
             ),
         }
     }

@@ -1,5 +1,5 @@
-//! Keeps what is reserved: all pods together have no more than the rest, and the cgroups of the system and of
-//! Kubernetes' own programs no more than their reservations, where that is asked for.
+//! Enforces node allocatable: limits all pods together to the node's capacity without the
+//! reservations, and, if configured, the cgroups of system and Kubernetes daemons to theirs.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -16,10 +16,10 @@ use crate::{
     },
 };
 
-/// Pods may use more than they shall from now on: the kernel refuses until they have gone.
+/// When to retry: the kernel rejects a limit below the current usage.
 const RETRY: Duration = Duration::from_secs(60);
 
-/// Enforces for ever: again when settings change.
+/// Enforces at the start and when settings change. Never returns.
 pub(crate) async fn run(core: Arc<Core>) {
     if core.config.cgroup_root.is_empty() {
         return;
@@ -43,7 +43,7 @@ pub(crate) async fn run(core: Arc<Core>) {
     }
 }
 
-/// Whether it failed.
+/// Returns whether it failed.
 fn pods(core: &Core) -> bool {
     let settings = core.settings();
     let path = kubepods(&core.config.cgroup_root);
@@ -89,7 +89,7 @@ fn reservations(core: &Core) -> bool {
     failed
 }
 
-/// The bounds of a reservation; without `whole` only what can be given back at once.
+/// The limits of a reservation; without `whole` only the cpu weight, which is compressible.
 fn bounds(reserved: &BTreeMap<String, String>, whole: bool) -> (PodBounds, Option<i64>) {
     let amount = |name: &str| reserved.get(name)?.parse::<Quantity>().ok();
     let rest = |name: &str| {

@@ -1,41 +1,41 @@
-//! What can go wrong in a kubelet.
+//! The kubelet's error type.
 
 use std::path::PathBuf;
 
-/// Anything that stops the kubelet or one of its tasks; the supervisor or the worker tries again.
+/// An error that stops the kubelet or one of its tasks; the supervisor or the worker retries.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The runtime refused or is away.
+    /// The runtime returned an error or is unavailable.
     #[error("runtime: {}", .0.message())]
     Runtime(#[from] tonic::Status),
-    /// The API refused or is away.
+    /// The API server returned an error or is unavailable.
     #[error("api: {0}")]
     Api(#[from] kube::Error),
-    /// A volume.
+    /// A volume could not be set up or torn down.
     #[error(transparent)]
     Volume(#[from] volume::Error),
-    /// The file system.
+    /// File system access failed.
     #[error("{path}: {source}")]
     Io {
         path: PathBuf,
         source: std::io::Error,
     },
-    /// A resource claim that the pod needs is not there for it.
+    /// A resource claim of the pod does not exist or is not reserved for it.
     #[error("{0}")]
     Claims(String),
     /// The cgroup of a pod could not be made or limited.
     #[error("unable to ensure pod container exists: {0}")]
     PodCgroup(String),
-    /// A volume that outlives pods could not be brought to a pod.
+    /// A persistent volume could not be mounted.
     #[error("{message}")]
     Mount {
         /// The event's reason.
         reason: &'static str,
         message: String,
-        /// It waits for something that others do.
+        /// The kubelet waits for something, such as an attachment, and nothing failed.
         is_waiting: bool,
     },
-    /// Anything with a message of its own.
+    /// Any other error.
     #[error("{0}")]
     Other(String),
 }
@@ -47,7 +47,7 @@ impl Error {
         move |source| Self::Io { path, source }
     }
 
-    /// The API does not have what was asked for.
+    /// Whether the API server returned 404.
     pub fn is_not_found(&self) -> bool {
         matches!(self, Self::Api(kube::Error::Api(status)) if status.code == 404)
     }

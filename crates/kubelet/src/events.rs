@@ -7,14 +7,14 @@ use tokio::sync::mpsc;
 
 use crate::{configuration::KubeletConfiguration, pod::spec, rate::Rate};
 
-/// Events that wait for their turn at most; later ones are dropped.
+/// The maximum number of queued events; further ones are dropped.
 const WAITING: usize = 1000;
 
-/// Says things about pods of this node.
+/// Records events about pods and containers of this node.
 #[derive(Clone)]
 pub struct Events {
     recorder: Recorder,
-    /// Where events wait for their turn, if their number is bounded.
+    /// The queue of events, if their rate is limited.
     paced: Option<mpsc::Sender<Event>>,
     node_name: String,
 }
@@ -66,17 +66,17 @@ impl Events {
         }
     }
 
-    /// Good news about a pod.
+    /// Records a Normal event about a pod.
     pub fn normal(&self, pod: &Pod, reason: &str, message: impl Into<String>) {
         self.record(reference(pod, None), Kind::Normal, reason, message);
     }
 
-    /// Bad news about a pod.
+    /// Records a Warning event about a pod.
     pub fn warning(&self, pod: &Pod, reason: &str, message: impl Into<String>) {
         self.record(reference(pod, None), Kind::Warning, reason, message);
     }
 
-    /// Good news about a claim.
+    /// Records a Normal event about a claim.
     pub fn claim(&self, claim: &PersistentVolumeClaim, reason: &str, message: impl Into<String>) {
         let metadata = &claim.metadata;
         let about = ObjectReference {
@@ -91,7 +91,7 @@ impl Events {
         self.record(about, Kind::Normal, reason, message);
     }
 
-    /// News about one of its containers.
+    /// Records an event about one container of a pod.
     pub fn container(
         &self,
         pod: &Pod,
@@ -103,12 +103,12 @@ impl Events {
         self.record(reference(pod, Some(container)), kind, reason, message);
     }
 
-    /// News about the node.
+    /// Records an event about the node.
     pub fn node(&self, kind: Kind, reason: &str, message: impl Into<String>) {
         let about = ObjectReference {
             kind: Some("Node".into()),
             name: Some(self.node_name.clone()),
-            // Upstream refers to nodes by their name here, too.
+            // Upstream uses the node's name as uid here, too.
             uid: Some(self.node_name.clone()),
             ..Default::default()
         };
@@ -117,7 +117,7 @@ impl Events {
 }
 
 fn reference(pod: &Pod, container: Option<&str>) -> ObjectReference {
-    // Events of a static pod are about its mirror, which users can see.
+    // Events of a static pod are about its mirror pod, which the API shows.
     let uid = if spec::is_static(pod) {
         None
     } else {

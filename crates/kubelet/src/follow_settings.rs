@@ -1,5 +1,5 @@
-//! Follows the files of the KubeletConfiguration: what can change without a restart takes effect when the
-//! file is written. A file that cannot be read changes nothing.
+//! Reloads the KubeletConfiguration when its files change. A file that cannot be read changes
+//! nothing.
 
 use std::{
     path::{Path, PathBuf},
@@ -16,7 +16,7 @@ use crate::{
     pulls::Pulls,
 };
 
-/// For ever.
+/// Never returns.
 pub(crate) async fn run(core: Arc<Core>) {
     let sources = core.config.kubelet_sources.clone();
     loop {
@@ -31,8 +31,8 @@ pub(crate) async fn run(core: Arc<Core>) {
     }
 }
 
-/// The directories in which something can change. An editor replaces files, so that watching the file itself
-/// would miss the next one.
+/// The directories to watch. Editors replace files, so that a watch on the file itself would miss
+/// the next change.
 fn directories(sources: &Sources) -> Vec<PathBuf> {
     fn below(dir: &Path, found: &mut Vec<PathBuf>) {
         found.push(dir.to_owned());
@@ -73,7 +73,7 @@ fn take_over(core: &Core, sources: &Sources) {
     let loaded = match configuration::load(sources.clone()) {
         Ok(loaded) => loaded.configuration,
         Err(error) => {
-            warn!(error, "the changed kubelet configuration is not taken over");
+            warn!(error, "changed kubelet configuration rejected");
             let message = format!("The changed kubelet configuration is not taken over: {error}");
             core.events
                 .node(Kind::Warning, "InvalidKubeletConfiguration", message);
@@ -83,13 +83,13 @@ fn take_over(core: &Core, sources: &Sources) {
     let change = configuration::reload(&core.settings(), &loaded);
     if !change.waiting.is_empty() {
         let fields = change.waiting.join(", ");
-        warn!(fields, "these settings change at the next start");
+        warn!(fields, "changed settings take effect at the next start");
     }
     if change.changed.is_empty() {
         return;
     }
     let fields = change.changed.join(", ");
-    info!(fields, "the kubelet configuration has changed");
+    info!(fields, "kubelet configuration reloaded");
     *core.pulls.lock() = Arc::new(Pulls::new(&change.effective));
     core.settings.send_replace(Arc::new(change.effective));
 }

@@ -1,4 +1,4 @@
-//! postStart and preStop, and the polite way to stop a container.
+//! postStart and preStop hooks, and the graceful stop of a container.
 
 use std::time::{Duration, Instant};
 
@@ -58,7 +58,8 @@ pub(crate) async fn run(
     )))
 }
 
-/// Kills a container: preStop within its time, then the runtime's stop with what is left.
+/// Kills a container: the preStop hook within the grace period, then the runtime's stop with the
+/// rest of it.
 pub(crate) async fn kill(
     core: &Core,
     pod: &Pod,
@@ -95,12 +96,12 @@ pub(crate) async fn kill(
         .await
         .map(|status| status.state());
     if state.is_ok_and(|state| state != v1::ContainerState::ContainerExited) {
-        // It could not be stopped: the next try is not at once.
+        // The stop failed: wait before the next attempt.
         core.config.clock.sleep(Duration::from_secs(1)).await;
     }
 }
 
-/// Stops a container; gone is fine.
+/// Stops a container. One that is gone is no error.
 pub(crate) async fn stop_container(core: &Core, id: &str, grace: i64) {
     if let Err(status) = core.runtime.stop_container(id, grace).await {
         tracing::warn!(

@@ -1,4 +1,4 @@
-//! Images: present, pulled or refused, as the pull policy says.
+//! Makes sure that images are present, as the pull policy says.
 
 use std::time::{Duration, Instant};
 
@@ -18,21 +18,21 @@ use crate::{
     pull_records::{self, PullSecret, Pulling, Verdict},
 };
 
-/// A runtime that answers nothing for this long, not even the kubelet's regular questions, hangs.
+/// A runtime that answers no call for this long, not even the kubelet's periodic ones, hangs.
 const SILENCE: Duration = cri::REQUEST_TIMEOUT;
 
-/// An image that is here.
+/// An image that is present.
 #[derive(Debug, Clone)]
 pub(crate) struct Image {
     pub spec: v1::ImageSpec,
     pub user: ImageUser,
 }
 
-/// Why an image is not.
+/// Why an image is not present.
 #[derive(Debug, Clone)]
 pub(crate) struct NoImage {
     pub waiting: Waiting,
-    /// Shown once the failure is old.
+    /// The reason that is shown later, such as ImagePullBackOff.
     pub then: Option<Waiting>,
 }
 
@@ -46,7 +46,7 @@ fn refused(reason: &str, message: String) -> NoImage {
     }
 }
 
-/// A name without tag and digest means `latest`.
+/// Adds `:latest` to a name without tag and digest.
 pub(crate) fn with_tag(image: &str) -> String {
     let last = image.rsplit('/').next().unwrap_or(image);
     if last.contains(':') || last.contains('@') {
@@ -65,7 +65,7 @@ pub(crate) struct Wanted<'a> {
 }
 
 impl<'a> Wanted<'a> {
-    /// What the container runs.
+    /// The image that the container runs.
     pub(crate) fn by(container: &'a Container) -> Self {
         Self {
             container: &container.name,
@@ -74,7 +74,7 @@ impl<'a> Wanted<'a> {
         }
     }
 
-    /// What the container mounts.
+    /// The image of a volume that the container mounts.
     pub(crate) fn mounted_by(container: &'a Container, volume: &'a ImageVolumeSource) -> Self {
         Self {
             container: &container.name,
@@ -83,7 +83,7 @@ impl<'a> Wanted<'a> {
         }
     }
 
-    /// The policy, with the default that the API would have set.
+    /// The pull policy, with the default that the API server would set.
     fn policy(&self, image: &str) -> &'static str {
         match self.policy {
             Some("Always") => "Always",
@@ -95,7 +95,7 @@ impl<'a> Wanted<'a> {
     }
 }
 
-/// Makes sure that an image is here.
+/// Makes sure that an image is present.
 pub(crate) async fn ensure(core: &Core, pod: &Pod, wanted: Wanted<'_>) -> Result<Image, NoImage> {
     let name = wanted.image.unwrap_or_default().to_owned();
     if name.is_empty() {
@@ -222,7 +222,7 @@ async fn pull(
         let mut images = core.runtime.client.clone().images;
         let pulled = tokio::select! {
             pulled = images.pull_image(request) => pulled,
-            // A pull may take any time, as long as the runtime is there.
+            // A pull may take any time while the runtime answers other calls.
             () = core.runtime.client.answers.silent_for(SILENCE) => {
                 Err(tonic::Status::deadline_exceeded("the runtime does not answer"))
             }
@@ -260,7 +260,7 @@ async fn pull(
     Err(failed)
 }
 
-/// What a container without its image shows, at first and while it waits for the next try.
+/// The waiting reasons after a failed pull: first ErrImagePull, then ImagePullBackOff.
 fn failed_pull(name: &str, error: &tonic::Status) -> NoImage {
     let message = format!("Failed to pull image {name:?}: {}", error.message());
     let reason = match error.code() {
@@ -280,7 +280,8 @@ fn failed_pull(name: &str, error: &tonic::Status) -> NoImage {
     }
 }
 
-/// The image after its pull. Without its own record it is known by what the pull answered.
+/// The pulled image. If the runtime has no status of it, the reference that the pull returned is
+/// used.
 async fn pulled_image(
     core: &Core,
     spec: &v1::ImageSpec,
@@ -400,7 +401,7 @@ fn matching(secret: &Secret, image: &str) -> Vec<v1::AuthConfig> {
         .filter(|(server, _)| fits(server, registry, image))
         .map(|(server, auth)| (server.clone(), auth_config(&server, &auth)))
         .collect();
-    // The most precise entry first.
+    // The most specific entry first.
     fitting.sort_by_key(|(server, _)| std::cmp::Reverse(server.len()));
     fitting.into_iter().map(|(_, auth)| auth).collect()
 }

@@ -1,11 +1,11 @@
-//! The kernel's word that something in a directory changed.
+//! Waits for changes in directories by inotify.
 
 use std::{os::fd::OwnedFd, path::Path};
 
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use tokio::io::unix::AsyncFd;
 
-/// Files that are there in whole, or no longer.
+/// Files that are complete or gone.
 const CLOSED: WatchFlags = WatchFlags::MOVED_TO
     .union(WatchFlags::MOVED_FROM)
     .union(WatchFlags::DELETE)
@@ -15,8 +15,8 @@ const CLOSED: WatchFlags = WatchFlags::MOVED_TO
 pub(crate) struct Watch(AsyncFd<OwnedFd>);
 
 impl Watch {
-    /// Files that were made, written, moved or removed. With `growth`, every write counts; without,
-    /// a file counts once its writer has closed it.
+    /// Reports created, written, moved and removed files. With `growth` every write counts;
+    /// without, a file counts when it is closed after writing.
     pub(crate) fn new(dir: &Path, growth: bool) -> std::io::Result<Self> {
         let fd = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC)?;
         let mut events = CLOSED;
@@ -30,13 +30,13 @@ impl Watch {
         Ok(Self(registered.map_err(std::io::Error::from)?))
     }
 
-    /// Also watches another directory, where files count once their writers have closed them.
+    /// Also watches another directory, where files count when they are closed after writing.
     pub(crate) fn also(&self, dir: &Path) -> std::io::Result<()> {
         inotify::add_watch(self.0.get_ref(), dir, CLOSED | WatchFlags::CREATE)?;
         Ok(())
     }
 
-    /// Waits for the next change. What it was does not matter: whoever waits looks for itself.
+    /// Waits for the next change. Callers read the directory themselves.
     pub(crate) async fn changed(&self) -> std::io::Result<()> {
         let mut buffer = [0; 4096];
         let mut guard = self.0.readable().await?;

@@ -1,12 +1,12 @@
-//! The node's agent: brings the pods that the API (or a manifest on disk) gives this node to life
-//! through a container runtime, keeps them as their specs say, and tells the API about them.
+//! The kubelet: runs the pods that the API server or a static manifest assigns to this node in a
+//! container runtime, keeps them as their specs say, and reports their status.
 //!
-//! Every pod has one worker. Everything that can matter to a pod enters its worker's queue: changes
-//! from the API, events of the runtime, probe results, ended work, timers. The worker looks, decides
-//! purely ([`pod::decide`]), acts, and writes the status when it changed. Nothing polls.
+//! Every pod has one worker. Everything that concerns a pod enters its worker's queue: changes from
+//! the API, events of the runtime, probe results, finished tasks, timers. The worker observes,
+//! decides purely ([`pod::decide`]), acts, and writes the status when it changed. It does not poll.
 //!
-//! The kubelet keeps no state of its own that must last: after a restart it finds its pods in the
-//! API and their containers in the runtime by their labels, and restarts nothing that runs.
+//! The kubelet keeps no state of its own that must survive: after a restart it finds its pods in
+//! the API and their containers in the runtime by their labels, and restarts nothing that runs.
 
 mod admit;
 mod allocation;

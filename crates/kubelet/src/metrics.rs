@@ -1,4 +1,4 @@
-//! What the kubelet counts and measures while it works, under upstream's names and with upstream's buckets.
+//! The kubelet's counters and histograms, with upstream's names and buckets.
 
 use std::{
     sync::Arc,
@@ -15,11 +15,11 @@ use crate::{
     probe::{Answer, ProbeKind},
 };
 
-/// Prometheus' own default.
+/// The default buckets of Prometheus.
 const DEFAULT: &[f64] = &[
     0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 ];
-/// From five milliseconds on, each two and a half times the one before.
+/// From 5 ms, each 2.5 times the one before.
 const RUNTIME: &[f64] = &[
     0.005,
     0.0125,
@@ -44,14 +44,14 @@ const STORAGE: &[f64] = &[
     0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0, 120.0, 300.0, 600.0,
 ];
 
-/// Operations of one kind that others carry out: calls of the runtime.
+/// Counts and durations of CRI calls.
 struct Operations {
     count: Family<Counter>,
     errors: Family<Counter>,
     seconds: Family<Histogram>,
 }
 
-/// All of them. Shared by the kubelet's tasks.
+/// All metrics, shared by the kubelet's tasks.
 pub struct Metrics {
     runtime: Arc<Operations>,
     pod_worker: Family<Histogram>,
@@ -115,7 +115,7 @@ impl Default for Metrics {
             probes: counts(PROBE),
             probe_duration: seconds(&["probe_type", "container", "pod", "namespace"]),
         };
-        // What has no labels is shown before it first happens.
+        // Metrics without labels are exposed before they first change.
         for counter in [&metrics.started_pods, &metrics.started_pods_errors] {
             counter.with(&[]);
         }
@@ -127,7 +127,7 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// Counts the calls of a client of the runtime.
+    /// Counts the calls of a CRI client.
     pub fn count_calls(&self, calls: &cri::Calls) {
         let runtime = self.runtime.clone();
         calls.observe(Box::new(move |method, took, failed| {
@@ -141,17 +141,17 @@ impl Metrics {
         }));
     }
 
-    /// A pod's worker looked once.
+    /// A worker ran one iteration.
     pub fn worker_stepped(&self, operation: &str, took: Duration) {
         self.pod_worker.with(&[operation]).took(took);
     }
 
-    /// A pod's worker began so long after the kubelet first saw the pod.
+    /// A worker started this long after the kubelet first saw the pod.
     pub fn worker_began(&self, after: Duration) {
         self.pod_worker_start.with(&[]).took(after);
     }
 
-    /// A pod runs, so long after the kubelet first saw it.
+    /// A pod runs, this long after the kubelet first saw it.
     pub fn pod_started(&self, after: Duration) {
         self.pod_start.with(&[]).took(after);
     }
@@ -163,14 +163,14 @@ impl Metrics {
         outcome
     }
 
-    /// A volume was mounted or not.
+    /// A volume mount succeeded or failed.
     pub fn volume_mounted(&self, plugin: &str, begun: Instant, succeeded: bool) {
         let status = if succeeded { "success" } else { "fail-unknown" };
         let labels = [plugin, "volume_mount", status, "false"];
         self.storage.with(&labels).took(begun.elapsed());
     }
 
-    /// A sandbox was to be made.
+    /// The creation of a sandbox succeeded or failed.
     pub fn sandbox_made(&self, succeeded: bool) {
         self.started_pods.with(&[]).increment();
         if !succeeded {
@@ -178,7 +178,7 @@ impl Metrics {
         }
     }
 
-    /// A container was to be started; `failure` is the reason why it was not.
+    /// A container was started; `failure` is the reason if that failed.
     pub fn container_started(&self, role: Role, failure: Option<&str>) {
         let role = match role {
             Role::Init | Role::Sidecar => "init_container",
@@ -260,7 +260,7 @@ impl Metrics {
         }
     }
 
-    /// A container is not probed any more.
+    /// A container's probe has ended; its metrics are removed.
     pub fn probe_ended(&self, pod: &Pod, container: &str, kind: ProbeKind) {
         let kind = kind.as_str();
         let (namespace, name, uid) = (spec::namespace(pod), spec::name(pod), spec::uid(pod));
@@ -274,7 +274,7 @@ impl Metrics {
         });
     }
 
-    /// The families of `/metrics/probes`.
+    /// Writes the metrics of `/metrics/probes`.
     pub fn show_probes(&self, page: &mut Exposition) {
         let help = "Cumulative number of probes of a container by result.";
         page.counters("prober_probe_total", help, &self.probes);
@@ -282,7 +282,7 @@ impl Metrics {
         page.histograms("prober_probe_duration_seconds", help, &self.probe_duration);
     }
 
-    /// The families of `/metrics`.
+    /// Writes the metrics of `/metrics`.
     pub fn show(&self, page: &mut Exposition) {
         let runtime = &self.runtime;
         let help = "Calls of the runtime by operation.";
@@ -378,7 +378,7 @@ impl Metrics {
     }
 }
 
-/// A method of CRI as upstream's kubelet calls the operation.
+/// Upstream's operation name of a CRI method.
 fn operation(method: &str) -> String {
     if method == "UpdateContainerResources" {
         return "update_container".to_owned();

@@ -1,16 +1,15 @@
-//! What the kubelet sets for its own process: who ends first when memory runs out, and how many files it may
-//! open.
+//! Sets `oom_score_adj` and the limit of open files of the kubelet's own process.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tracing::{debug, warn};
 
 use crate::configuration::KubeletConfiguration;
 
-/// Sets it; a process without the right to do so goes on as it is.
+/// Sets both; without the permission the process runs with what it has.
 pub(crate) fn set(settings: &KubeletConfiguration) {
     let score = settings.oom_score_adj.to_string();
     if let Err(error) = std::fs::write("/proc/self/oom_score_adj", &score) {
-        debug!(score, %error, "cannot set the process' score for when memory runs out");
+        debug!(score, %error, "cannot set the kubelet's oom_score_adj");
     }
     let Ok(files @ 1..) = u64::try_from(settings.max_open_files) else {
         return;
@@ -28,6 +27,6 @@ pub(crate) fn set(settings: &KubeletConfiguration) {
     if setrlimit(Resource::Nofile, wanted).is_err()
         && let Err(error) = setrlimit(Resource::Nofile, bounded)
     {
-        warn!(files, %error, "cannot set the number of open files");
+        warn!(files, %error, "cannot set the limit of open files");
     }
 }

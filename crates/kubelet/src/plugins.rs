@@ -1,5 +1,5 @@
-//! Plugins of the node that register themselves: each puts a socket into the registry directory, says
-//! there what it is, and hears whether it was taken. One watcher serves all kinds; a kind is a
+//! Plugin registration: a plugin puts a socket into the registry directory, describes itself there,
+//! and is told whether it was registered. One watcher serves all plugin types; each type has a
 //! [`Handler`].
 
 mod socket;
@@ -11,14 +11,14 @@ use async_trait::async_trait;
 
 pub(crate) use watch::run;
 
-/// What plugins of one kind mean to the kubelet.
+/// Registers plugins of one type.
 #[async_trait]
 pub(crate) trait Handler: Send + Sync {
-    /// As plugins call themselves: `CSIPlugin`, `DevicePlugin`.
+    /// The plugin type: `CSIPlugin`, `DevicePlugin`.
     fn kind(&self) -> &'static str;
-    /// Whether this kubelet speaks a version of the plugin.
+    /// Whether this kubelet supports a version of the plugin.
     fn validate(&self, plugin: &Plugin) -> Result<(), String>;
-    /// Takes the plugin in.
+    /// Registers the plugin.
     async fn register(&self, plugin: &Plugin) -> Result<(), String>;
     /// The plugin's socket is gone.
     async fn deregister(&self, plugin: &Plugin);
@@ -27,13 +27,13 @@ pub(crate) trait Handler: Send + Sync {
 /// A plugin as it described itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Plugin {
-    /// Its registration's number: a plugin that comes back has another one.
+    /// The number of the registration: a plugin that registers again has another one.
     pub id: u64,
     pub name: String,
-    /// The socket that serves it.
+    /// The socket that serves the plugin.
     pub endpoint: String,
     pub versions: Vec<String>,
 }
 
-/// All kinds.
+/// The handlers of all plugin types.
 pub(crate) type Handlers = Arc<[Arc<dyn Handler>]>;

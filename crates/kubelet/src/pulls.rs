@@ -1,4 +1,4 @@
-//! How many images are pulled at once and how often, as the kubelet's configuration says.
+//! Limits parallel image pulls and their rate, as the KubeletConfiguration says.
 
 use std::time::Instant;
 
@@ -6,12 +6,12 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::{configuration::KubeletConfiguration, rate::Rate};
 
-/// Upstream's words for a pull that is one too many.
+/// Upstream's message for a pull above the rate limit.
 pub(crate) const EXCEEDED: &str = "pull QPS exceeded";
 
-/// The bounds of one kubelet.
+/// The limits.
 pub struct Pulls {
-    /// One permit for each pull at a time; none: no bound.
+    /// One permit per parallel pull; `None`: unlimited.
     slots: Option<Semaphore>,
     rate: Option<Rate>,
 }
@@ -33,10 +33,10 @@ impl Pulls {
         }
     }
 
-    /// Waits for a turn, which lasts as long as the permit. Fails when there were too many pulls lately.
+    /// Waits for a permit. Fails if the rate limit is exceeded.
     pub async fn turn(&self) -> Result<Option<SemaphorePermit<'_>>, &'static str> {
         let permit = match &self.slots {
-            // It is never closed.
+            // The semaphore is never closed.
             Some(slots) => slots.acquire().await.ok(),
             None => None,
         };

@@ -1,19 +1,19 @@
-//! So many in a second on average, and so many at once after a pause.
+//! A token bucket: an average rate with a burst.
 
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-/// A bound.
+/// A token bucket.
 pub(crate) struct Rate {
     per_second: f64,
     burst: f64,
-    /// Guards what is left, and when it was counted.
+    /// Guards the number of tokens, and when it was updated.
     left: Mutex<(f64, Instant)>,
 }
 
 impl Rate {
-    /// None if there is no bound.
+    /// `None` without a limit.
     pub(crate) fn new(per_second: i32, burst: i32) -> Option<Self> {
         let burst = f64::from(burst);
         (per_second > 0).then(|| Self {
@@ -23,7 +23,7 @@ impl Rate {
         })
     }
 
-    /// Takes one, if there is one.
+    /// Takes a token, if there is one.
     pub(crate) fn take(&self, now: Instant) -> bool {
         let mut left = self.left.lock();
         let since = now.saturating_duration_since(left.1).as_secs_f64();
@@ -35,7 +35,7 @@ impl Rate {
         may
     }
 
-    /// Takes one as soon as there is one.
+    /// Waits for a token.
     pub(crate) async fn wait(&self) {
         while !self.take(Instant::now()) {
             tokio::time::sleep(Duration::from_secs_f64(1.0 / self.per_second)).await;

@@ -1,4 +1,4 @@
-//! Who works for which pod: everything that learns something about a pod tells it here.
+//! The workers by pod: routes messages about a pod to its worker.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -11,47 +11,47 @@ use crate::{
     probe::ProbeResult,
 };
 
-/// Something a worker should know.
+/// A message to a worker.
 #[derive(Debug)]
 pub enum Message {
-    /// The pod as it is now.
+    /// The pod was added or changed.
     Pod(Arc<Pod>),
-    /// The pod is no longer wanted here.
+    /// The pod is gone from its source.
     Removed,
-    /// The mirror of a static pod in the API, or that it is gone.
+    /// The mirror pod of a static pod was added or changed, or is gone.
     Mirror(Option<Arc<Pod>>),
-    /// The runtime has news.
+    /// The runtime's state of the pod changed.
     Runtime,
-    /// The runtime has news, and this is what they are.
+    /// The runtime's state of the pod changed to this.
     Snapshot(Box<Snapshot>),
     /// A ConfigMap or Secret changed.
     Sources,
-    /// Another pod has ended: there may be room for what waits.
+    /// Another pod has ended: a pod that waits for resources may fit now.
     Room,
     /// A probe's verdict changed.
     Probe(ProbeResult),
-    /// The node ends the pod for good.
+    /// The node ends the pod.
     Fail {
         reason: &'static str,
         message: String,
-        /// How long it has, if less than it asked for.
+        /// The grace period, if shorter than the pod's.
         grace: Option<i64>,
     },
 }
 
-/// What others may read about a pod.
+/// What a worker publishes about its pod.
 #[derive(Clone)]
 pub struct Seen {
     pub pod: Arc<Pod>,
     pub status: Arc<PodStatus>,
-    /// Nothing of it runs or is mounted any more.
+    /// Nothing of the pod runs or is mounted.
     pub is_stopped: bool,
-    /// The API has this status.
+    /// Whether the API has this status.
     pub is_reported: bool,
 }
 
 impl Seen {
-    /// A pod of which nothing is known yet.
+    /// A pod whose worker has not published anything yet.
     pub fn new(pod: Arc<Pod>) -> Self {
         let status = Arc::new(pod.status.clone().unwrap_or_default());
         Self {
@@ -65,21 +65,21 @@ impl Seen {
 
 struct Entry {
     sender: mpsc::UnboundedSender<Message>,
-    /// What readers of this one pod follow.
+    /// The published state, for watchers of this pod.
     seen: watch::Sender<Seen>,
 }
 
 /// All workers by the uid of their pod.
 #[derive(Clone, Default)]
 pub struct Registry {
-    /// Guards the map only; nothing waits while it is held.
+    /// Guards the map only; never held across an await.
     entries: Arc<Mutex<HashMap<String, Entry>>>,
     /// The pods that files describe now, by uid.
     from_files: Arc<Mutex<HashMap<String, Arc<Pod>>>>,
 }
 
 impl Registry {
-    /// Tells one worker; false if there is none.
+    /// Sends a message to one worker; false if there is none.
     pub fn tell(&self, uid: &str, message: Message) -> bool {
         let entries = self.entries.lock();
         entries
@@ -94,7 +94,7 @@ impl Registry {
         }
     }
 
-    /// A new worker's queue.
+    /// Adds a worker and returns its queue.
     pub fn register(&self, uid: &str, pod: Arc<Pod>) -> mpsc::UnboundedReceiver<Message> {
         let (sender, receiver) = mpsc::unbounded_channel();
         let entry = Entry {
@@ -115,7 +115,7 @@ impl Registry {
         self.entries.lock().contains_key(uid)
     }
 
-    /// Publishes what a worker knows.
+    /// Publishes a worker's state of its pod.
     pub fn publish(&self, uid: &str, now: Seen) {
         if let Some(entry) = self.entries.lock().get(uid) {
             entry.seen.send_if_modified(|seen| {
@@ -128,7 +128,7 @@ impl Registry {
         }
     }
 
-    /// What is published about one pod. Ends with the pod's worker.
+    /// Watches one pod's published state. The channel closes with the worker.
     pub fn follow(&self, uid: &str) -> Option<watch::Receiver<Seen>> {
         let entries = self.entries.lock();
         entries.get(uid).map(|entry| entry.seen.subscribe())
@@ -142,7 +142,7 @@ impl Registry {
         *self.from_files.lock() = by_uid.collect();
     }
 
-    /// Whether a file describes this pod.
+    /// Whether this is the uid of a current static pod.
     pub fn is_from_file(&self, uid: &str) -> bool {
         self.from_files.lock().contains_key(uid)
     }
@@ -175,7 +175,7 @@ impl Registry {
         };
         let entries = self.entries.lock();
         let seen = entries.values().map(|entry| entry.seen.borrow());
-        // A successor of the same name may already be there: it is the one without an end.
+        // A new pod of the same name may exist: prefer the one without a deletion timestamp.
         seen.filter(|seen| named(seen))
             .min_by_key(|seen| seen.pod.metadata.deletion_timestamp.is_some())
             .map(|seen| seen.clone())

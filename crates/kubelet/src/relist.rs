@@ -1,8 +1,7 @@
-//! The runtime's own list, at regular times: it wakes the pods whose containers changed, finds what is
-//! left of pods that no source describes, and shows that the runtime still answers.
+//! Lists the runtime's sandboxes and containers periodically: wakes workers of pods that changed,
+//! ends orphaned pods, and notices when the runtime stops answering.
 //!
-//! A runtime that streams its events is asked rarely. One that does not is asked every second, as
-//! upstream's kubelet does.
+//! A runtime that streams events is listed rarely, others every second, as upstream's kubelet does.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
@@ -20,12 +19,12 @@ use crate::{
     cgroups, core::Core, dispatch, logs::links, make::labels, pod::spec, registry::Message, volumes,
 };
 
-/// Without events.
+/// The period with a runtime that sends no events.
 const PERIOD: Duration = Duration::from_secs(1);
 /// With events, which tell what changed: a list of hundreds of pods is not free.
 const WITH_EVENTS: Duration = Duration::from_secs(30);
 
-/// Lists for ever.
+/// Never returns.
 pub(crate) async fn run(core: Arc<Core>) {
     let mut before: Option<States> = None;
     let mut suspects = HashSet::new();
@@ -42,7 +41,7 @@ pub(crate) async fn run(core: Arc<Core>) {
                         }
                     }
                     None => {
-                        // Every pod that a source describes has its worker by now.
+                        // Every pod of the API and of files has its worker by now.
                         suspects.extend(listed.states.keys().cloned());
                         remove_stale_dirs(&core, &listed.states).await;
                     }
@@ -63,7 +62,7 @@ pub(crate) async fn run(core: Arc<Core>) {
     }
 }
 
-/// Ids and states of everything of a pod, by the pod's uid.
+/// Ids and states of sandboxes and containers, by the pod's uid.
 type States = HashMap<String, BTreeSet<(String, i32)>>;
 
 struct Listed {
@@ -80,7 +79,7 @@ async fn list(core: &Core) -> Result<Listed, Status> {
     let of_sandboxes = sandboxes.iter().map(|s| (&s.labels, &s.id, s.state));
     let of_containers = containers.iter().map(|c| (&c.labels, &c.id, c.state));
     for (labels, id, state) in of_sandboxes.chain(of_containers) {
-        // Without a uid it is not a kubelet's.
+        // Without the label it was not created by a kubelet.
         if let Some(uid) = labels.get(labels::POD_UID) {
             let states = states.entry(uid.clone()).or_default();
             states.insert((id.clone(), state));
@@ -89,7 +88,7 @@ async fn list(core: &Core) -> Result<Listed, Status> {
     Ok(Listed { sandboxes, states })
 }
 
-/// The pods of which something came, went or changed.
+/// The pods with an added, removed or changed sandbox or container.
 fn changed<'a>(before: &'a States, now: &'a States) -> impl Iterator<Item = &'a str> {
     let news = now
         .iter()
@@ -98,8 +97,9 @@ fn changed<'a>(before: &'a States, now: &'a States) -> impl Iterator<Item = &'a 
     news.chain(gone).map(|(uid, _)| uid.as_str())
 }
 
-/// Sandboxes of pods that no source describes: each gets a worker that ends it. One whose worker has
-/// just ended may still be in an older list: it is a suspect first. Returns the suspects.
+/// Starts a worker that ends the pod for each orphaned sandbox. A pod whose worker has just ended
+/// may be in an outdated list, so that a sandbox must be orphaned in two lists. Returns the
+/// suspects.
 fn end_orphans(
     core: &Arc<Core>,
     sandboxes: &[v1::PodSandbox],
@@ -117,7 +117,7 @@ fn end_orphans(
             let pod = remembered(sandbox);
             info!(
                 pod = spec::described(&pod),
-                "ends a pod that no source describes"
+                "stopping pod that no source describes"
             );
             dispatch::end_orphan(core, Arc::new(pod));
         }
@@ -125,7 +125,7 @@ fn end_orphans(
     unknown
 }
 
-/// As much of a pod as its sandbox's labels tell.
+/// A pod rebuilt from its sandbox's labels.
 fn remembered(sandbox: &v1::PodSandbox) -> Pod {
     let label = |key: &str| sandbox.labels.get(key).cloned();
     let mut pod = Pod::default();
@@ -136,7 +136,7 @@ fn remembered(sandbox: &v1::PodSandbox) -> Pod {
     pod
 }
 
-/// Directories of pods that neither a source nor the runtime knows.
+/// Removes directories of pods that have neither a worker nor anything in the runtime.
 async fn remove_stale_dirs(core: &Core, states: &States) {
     let is_known = |uid: &str| core.registry.contains(uid) || states.contains_key(uid);
     for uid in names(&core.config.root_dir.join("pods")) {
@@ -166,8 +166,8 @@ async fn remove_stale_dirs(core: &Core, states: &States) {
 
 fn report(uid: &str, removed: crate::Result<()>) {
     match removed {
-        Ok(()) => info!(uid, "removed what a pod left behind"),
-        Err(error) => warn!(uid, %error, "cannot remove what a pod left behind"),
+        Ok(()) => info!(uid, "cleaned up after removed pod"),
+        Err(error) => warn!(uid, %error, "cannot clean up after removed pod"),
     }
 }
 
@@ -183,7 +183,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pods_of_which_something_came_went_or_changed_are_woken() {
+    fn workers_of_pods_with_changed_containers_are_woken() {
         let states = |list: &[(&str, &str, i32)]| {
             let mut states = States::new();
             for (uid, id, state) in list {

@@ -1,6 +1,5 @@
-//! Keeps logs from filling the disk: a log that grew too large is set aside and its container told
-//! to begin a new one. The runtime inside does that by itself as it writes; other runtimes leave it to
-//! the kubelet.
+//! Rotates logs: renames a log that is too large and has the runtime reopen it. The built-in
+//! runtime rotates by itself; other runtimes leave it to the kubelet.
 
 use std::{os::fd::OwnedFd, path::Path, sync::Arc};
 
@@ -12,7 +11,7 @@ use crate::{
     server::bare_id,
 };
 
-/// Looks at all logs for ever.
+/// Checks all logs periodically. Never returns.
 pub(crate) async fn run(core: Arc<Core>) {
     loop {
         let settings = core.settings();
@@ -68,7 +67,7 @@ async fn rotate(core: &Core, id: &str, log: &LogFile) -> Result<()> {
     };
     let mut runtime = core.runtime.client.clone().runtime;
     if let Err(status) = runtime.reopen_container_log(request).await {
-        // The container goes on writing where it wrote.
+        // The runtime did not reopen the log and still writes to the same file: rename it back.
         let _ = rustix::fs::renameat(&dir, &aside, &dir, &name);
         return Err(status.into());
     }
@@ -78,7 +77,7 @@ async fn rotate(core: &Core, id: &str, log: &LogFile) -> Result<()> {
     Ok(())
 }
 
-/// Removes logs that were set aside beyond what is kept with the one that is written.
+/// Removes the oldest rotated logs above the configured number of files.
 fn remove_oldest(log: &LogFile, dir: &OwnedFd, files: usize) {
     let aside = log.set_aside(dir);
     let beyond = aside.len().saturating_sub(files.saturating_sub(1));

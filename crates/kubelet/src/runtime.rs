@@ -1,4 +1,4 @@
-//! Reading the runtime: one pod's sandboxes and containers, and the stream of its events.
+//! Reads the runtime's state: a pod's sandboxes and containers.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -20,28 +20,28 @@ use crate::{
     pod::observed::{Container, Observed, Sandbox, Snapshot, State},
 };
 
-/// The longest last words that are kept.
+/// The maximum length of a termination message.
 const MESSAGE_LIMIT: u64 = 4096;
 
 /// The runtime's client. Clones share the connection.
 #[derive(Clone)]
 pub struct Runtime {
     pub client: cri::Client,
-    /// Whether the runtime streams its events now.
+    /// Whether the runtime's event stream is open.
     pub events: watch::Sender<bool>,
-    /// The directory of all logs.
+    /// The directory of all pods' logs.
     pub logs_dir: PathBuf,
-    /// What the runtime calls itself, once it was asked.
+    /// The runtime's name, once it is known.
     pub name: Arc<OnceCell<String>>,
-    /// How it makes cgroups, once it was asked.
+    /// The runtime's cgroup driver, once it is known.
     pub driver: Arc<OnceCell<Driver>>,
 }
 
-/// Containers that have ended never change again.
+/// Ended containers by id, which never change again.
 pub(crate) type Ended = HashMap<String, Container>;
 
 impl Runtime {
-    /// Everything of one pod. `ended` remembers what need not be asked again.
+    /// Observes one pod. `ended` caches ended containers.
     pub async fn observe(&self, uid: &str, ended: &mut Ended) -> Result<Observed, Status> {
         self.ask_name().await?;
         let selector = BTreeMap::from([(labels::POD_UID.to_owned(), uid.to_owned())]);
@@ -58,7 +58,7 @@ impl Runtime {
         Ok(Observed::new(sandboxes, containers))
     }
 
-    /// Container ids in the API carry the runtime's name.
+    /// The runtime's name, which is part of container ids in the API.
     async fn ask_name(&self) -> Result<&str, Status> {
         let ask = || async {
             let version = cri::API_VERSION.into();
@@ -69,7 +69,7 @@ impl Runtime {
         self.name.get_or_try_init(ask).await.map(String::as_str)
     }
 
-    /// What the runtime calls itself. It is known once a pod was observed.
+    /// The runtime's name; empty before the first pod was observed.
     pub fn known_name(&self) -> &str {
         self.name.get().map_or("", String::as_str)
     }
@@ -98,7 +98,7 @@ impl Runtime {
         Ok(all.into_iter().flatten().map(Sandbox::from).collect())
     }
 
-    /// The runtime's list of sandboxes with these labels.
+    /// Lists sandboxes with these labels.
     pub async fn list_sandboxes(
         &self,
         label_selector: BTreeMap<String, String>,
@@ -120,7 +120,7 @@ impl Runtime {
             .items)
     }
 
-    /// The runtime's list of containers with these labels.
+    /// Lists containers with these labels.
     pub async fn list_containers(
         &self,
         label_selector: BTreeMap<String, String>,
@@ -187,7 +187,7 @@ impl Runtime {
             .ok_or_else(|| Status::not_found("container without a status"))
     }
 
-    /// Runs a command in a container to its end, or for as long as the request says.
+    /// Runs a command in a container until it ends or times out.
     pub async fn exec_sync(
         &self,
         request: v1::ExecSyncRequest,
@@ -195,14 +195,14 @@ impl Runtime {
         let seconds = u64::try_from(request.timeout).unwrap_or(0);
         let mut request = tonic::Request::new(request);
         if seconds > 0 {
-            // The runtime ends the command; it gets the usual time to say so.
+            // The runtime enforces the command's timeout; add time for its answer.
             request.set_timeout(time_for(seconds));
         }
         let answer = self.client.clone().runtime.exec_sync(request).await?;
         Ok(answer.into_inner())
     }
 
-    /// Stops a container that has this many seconds to end by itself; gone is fine.
+    /// Stops a container with a grace period in seconds. One that is gone is no error.
     pub async fn stop_container(&self, id: &str, grace: i64) -> Result<(), Status> {
         let mut request = tonic::Request::new(v1::StopContainerRequest {
             container_id: id.to_owned(),
@@ -214,7 +214,7 @@ impl Runtime {
         Ok(())
     }
 
-    /// Takes a sandbox and all of its containers away.
+    /// Removes a sandbox and all of its containers.
     pub async fn remove_sandbox(&self, id: &str) -> Result<(), Status> {
         let mut runtime = self.client.clone().runtime;
         let pod_sandbox_id = id.to_owned();
@@ -227,7 +227,7 @@ impl Runtime {
         Ok(())
     }
 
-    /// Takes a container away.
+    /// Removes a container.
     pub async fn remove_container(&self, id: &str) -> Result<(), Status> {
         let request = v1::RemoveContainerRequest {
             container_id: id.to_owned(),
@@ -238,12 +238,12 @@ impl Runtime {
     }
 }
 
-/// What an event tells about its sandbox; nothing if it only says that something happened.
+/// The state that an event carries; `None` if it carries none.
 pub(crate) fn snapshot(event: v1::ContainerEventResponse, logs_dir: &Path) -> Option<Snapshot> {
     let at = Timestamp::from_nanosecond(event.created_at.into()).ok()?;
     let started = event.container_event_type() == v1::ContainerEventType::ContainerStartedEvent;
     let sandbox = Sandbox::from(event.pod_sandbox_status?);
-    // A sandbox that has just begun has no containers.
+    // A sandbox that has just started has no containers.
     let is_new = started && sandbox.id == event.container_id;
     let containers: Vec<Container> = event
         .containers_statuses
@@ -260,7 +260,7 @@ pub(crate) fn snapshot(event: v1::ContainerEventResponse, logs_dir: &Path) -> Op
     })
 }
 
-/// What vanished between two calls is not an error.
+/// Something that was removed between two calls is not an error.
 pub(crate) fn gone_is_none<T>(result: Result<Option<T>, Status>) -> Result<Option<T>, Status> {
     match result {
         Err(status) if status.code() == tonic::Code::NotFound => Ok(None),
@@ -268,7 +268,8 @@ pub(crate) fn gone_is_none<T>(result: Result<Option<T>, Status>) -> Result<Optio
     }
 }
 
-/// The last words of an ended container: from its file, or from its log if it asked for that.
+/// Adds the termination message of an ended container: from its file, or from its log if the policy
+/// allows.
 fn with_last_words(mut container: Container, logs_dir: &Path) -> Container {
     let Some((file, policy)) = container.termination_message.clone() else {
         return container;
@@ -293,7 +294,7 @@ fn with_last_words(mut container: Container, logs_dir: &Path) -> Container {
 fn read_limited(file: &Path) -> String {
     use std::io::Read;
     let mut bytes = Vec::new();
-    // The container wrote it: links are not followed, and a pipe must not stop us.
+    // The container controls this file: do not follow links, and do not block on a pipe.
     let flags = rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK;
     let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC | flags;
     match rustix::fs::open(file, flags, rustix::fs::Mode::empty()).map(std::fs::File::from) {
@@ -305,8 +306,8 @@ fn read_limited(file: &Path) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// How long a call may take that lasts these seconds by itself. Users write any number of them, and no
-/// header holds more than some thousand years.
+/// The deadline of a call that itself lasts `seconds`, capped: users may write any number, but the
+/// gRPC timeout header cannot hold it.
 fn time_for(seconds: u64) -> Duration {
     const YEAR: u64 = 365 * 24 * 3600;
     Duration::from_secs(seconds.min(YEAR)) + cri::REQUEST_TIMEOUT

@@ -1,4 +1,4 @@
-//! The kubelet as a service: starts its parts in order and is ready once the API shows its node as
+//! The kubelet as a service: starts its tasks in order and is ready once the API shows its node as
 //! ready.
 
 use std::{sync::Arc, time::Duration};
@@ -41,10 +41,10 @@ use crate::{
     volumes::{Drivers, NodeHost},
 };
 
-/// Where plugins put their sockets, below the kubelet's directory.
+/// The directory of plugins' sockets, below the kubelet's root directory.
 const PLUGIN_REGISTRY: &str = "plugins_registry";
 
-/// The node's agent.
+/// The kubelet service.
 pub struct Kubelet {
     config: Arc<Config>,
 }
@@ -68,9 +68,9 @@ impl Service for Kubelet {
 
     fn run(self: Arc<Self>, context: Context) -> Run {
         Box::pin(async move {
-            // Pods end before the parts that end them.
+            // Pods are stopped before the tasks that stop them.
             let token = CancellationToken::new();
-            // The parts stop even if this run is given up.
+            // The tasks stop even if this future is dropped.
             let _guard = token.clone().drop_guard();
             let parts = context.part_with(token);
             let outcome = run(self.config.clone(), &context, &parts).await;
@@ -80,7 +80,7 @@ impl Service for Kubelet {
     }
 }
 
-/// The parts run in a context of their own, so that they still work when the daemon is asked to stop.
+/// The tasks run in a context of their own, so that they still work while the daemon stops.
 async fn run(config: Arc<Config>, stop: &Context, context: &Context) -> Outcome {
     make_directories(&config)?;
     own_process::set(&config.kubelet);
@@ -140,7 +140,7 @@ fn make_directories(config: &Config) -> Result<()> {
     for dir in open {
         std::fs::create_dir_all(&dir).map_err(Error::io(&dir))?;
     }
-    // Pods reach their volumes through mounts; other users of the machine have no business there.
+    // Pods reach their volumes through mounts; other users of the machine have no access.
     use std::os::unix::fs::DirBuilderExt;
     let dir = &config.local_path_root;
     let mut builder = std::fs::DirBuilder::new();
@@ -148,7 +148,8 @@ fn make_directories(config: &Config) -> Result<()> {
     made.map_err(Error::io(dir))
 }
 
-/// Volumes that earlier runs left are known before the first pod begins; plugins may come at any time.
+/// Volumes of earlier runs are reconstructed before the first pod starts; plugins may register at
+/// any time.
 async fn start_volumes(
     core: &Arc<Core>,
     context: &Context,
@@ -178,7 +179,7 @@ async fn start_volumes(
     Ok(())
 }
 
-/// Pods begin once both the API's and the runtime's view of them are here.
+/// Starts the pods once both the API's and the runtime's view of them are known.
 async fn start_pods(core: &Arc<Core>, context: &Context) {
     let config = &core.config;
     let mine = format!("spec.nodeName={}", config.node_name);
@@ -264,7 +265,7 @@ fn core(config: &Arc<Config>, context: &Context, drivers: &Drivers) -> Core {
     }
 }
 
-/// Until it works.
+/// Retries until `attempt` succeeds.
 async fn retry<T, F>(config: &Config, what: &str, mut attempt: impl FnMut() -> F) -> T
 where
     F: Future<Output = Result<T>>,

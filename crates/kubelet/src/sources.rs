@@ -1,5 +1,5 @@
-//! ConfigMaps, Secrets and tokens that pods of this node use, and nothing else: each object has its
-//! own watch for as long as a pod needs it, and a change wakes just those pods.
+//! The ConfigMaps, Secrets and tokens that pods of this node use: each object has its own watch
+//! while a pod needs it, and a change wakes only those pods.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -46,18 +46,18 @@ pub struct Token {
     refresh_at: Timestamp,
 }
 
-/// Gathers what volumes and environments need.
+/// Reads the objects that volumes and environments need.
 pub struct Sources {
     client: kube::Client,
     context: Context,
     registry: Registry,
-    /// Each guards its map only.
+    /// Each lock guards its map only.
     config_maps: Watches<ConfigMap>,
     secrets: Watches<Secret>,
     tokens: Mutex<HashMap<(String, TokenSpec), Token>>,
 }
 
-/// What was gathered, and when it should be gathered anew.
+/// The objects, and when to refresh them.
 #[derive(Default)]
 pub struct Gathered {
     pub objects: Objects,
@@ -76,7 +76,7 @@ impl Sources {
         }
     }
 
-    /// Fetches all needs of a pod. What does not exist is absent from the answer.
+    /// Fetches all needs of a pod. Missing objects are absent from the result.
     pub async fn gather(&self, pod: &Pod, needs: &[Need], now: Timestamp) -> Result<Gathered> {
         let mut gathered = Gathered::default();
         let unique: BTreeSet<&Need> = needs.iter().collect();
@@ -113,7 +113,7 @@ impl Sources {
         Ok(gathered)
     }
 
-    /// From the object's watch if it has begun, else asked for, and watched from now on.
+    /// Reads the object from its watch if it has synced; otherwise fetches it and starts a watch.
     async fn fetch<K>(&self, watches: &Watches<K>, pod: &Pod, name: &str) -> Result<Option<Arc<K>>>
     where
         K: kube::Resource<DynamicType = (), Scope = kube::core::NamespaceResourceScope>
@@ -137,8 +137,7 @@ impl Sources {
         Ok(found.map(Arc::new))
     }
 
-    /// Watches an object for a pod. Another pod may have begun that watch meanwhile: then this one
-    /// joins it.
+    /// Adds a pod to the object's watch, which another pod may have started meanwhile.
     fn watch<K>(&self, watches: &Watches<K>, key: Key, uid: &str)
     where
         K: kube::Resource<DynamicType = (), Scope = kube::core::NamespaceResourceScope>
@@ -183,7 +182,7 @@ impl Sources {
         });
     }
 
-    /// A token that still lives for a while: the last one, or a new one.
+    /// A token that is valid for a while: the cached one, or a new one.
     pub async fn token(&self, pod: &Pod, wanted: &TokenSpec, now: Timestamp) -> Result<Token> {
         let key = (spec::uid(pod).to_owned(), wanted.clone());
         if let Some(token) = self.tokens.lock().get(&key)
@@ -217,7 +216,7 @@ impl Sources {
         let (Some(text), Some(expires)) = (status.token, status.expiration_timestamp) else {
             return Err(Error::Other("the API gave a token without content".into()));
         };
-        // A token is replaced after four fifths of its life, and at least once a day.
+        // A token is refreshed after 80% of its lifetime, and at least once a day.
         let life = (expires.0 - now).get_seconds().max(1);
         let refresh_at = now + Duration::from_secs((life * 4 / 5).min(24 * 3600) as u64);
         let token = Token {
@@ -229,7 +228,7 @@ impl Sources {
         Ok(token)
     }
 
-    /// The pod is gone: what only it used is no longer watched.
+    /// The pod is gone: watches that only it used end.
     pub fn release(&self, uid: &str) {
         self.config_maps.leave(uid);
         self.secrets.leave(uid);

@@ -22,7 +22,7 @@ use crate::{
     volumes::Mounted,
 };
 
-/// What a start begins from.
+/// The inputs of a start.
 pub(crate) struct Start<'a> {
     pub pod: &'a Pod,
     pub name: &'a str,
@@ -31,9 +31,9 @@ pub(crate) struct Start<'a> {
     pub sandbox_attempt: u32,
     pub pod_ips: &'a [String],
     pub volumes: &'a Mounted,
-    /// The container that an ephemeral one looks at, by id.
+    /// The id of the container that an ephemeral container targets.
     pub target: Option<&'a str>,
-    /// The pod is to stop: nothing new is made.
+    /// Cancelled when the pod stops: nothing new is created.
     pub cancel: &'a CancellationToken,
 }
 
@@ -41,9 +41,9 @@ pub(crate) struct Start<'a> {
 #[derive(Debug, Clone)]
 pub(crate) struct Failure {
     pub waiting: Waiting,
-    /// Shown once the failure is old.
+    /// The waiting reason that is shown later.
     pub then: Option<Waiting>,
-    /// Images have delays that grow.
+    /// Whether the image pull failed: its retry delays grow.
     pub is_pull: bool,
 }
 
@@ -65,7 +65,7 @@ impl From<Problem> for Failure {
     }
 }
 
-/// Starts the container, unless it is called off.
+/// Starts the container, unless it is cancelled.
 pub(crate) async fn start(core: &Core, start: &Start<'_>) -> std::result::Result<(), Failure> {
     let Some((role, container)) = spec::find(start.pod, start.name) else {
         return Ok(());
@@ -93,7 +93,7 @@ pub(crate) async fn start(core: &Core, start: &Start<'_>) -> std::result::Result
     outcome
 }
 
-/// The images of a container: what it runs, and what it mounts by volume name.
+/// The images of a container: its own, and those of image volumes by volume name.
 struct Images {
     own: images::Image,
     mounted: BTreeMap<String, v1::ImageSpec>,
@@ -165,7 +165,7 @@ async fn create_and_start(
     post_start(core, start, container, &id).await
 }
 
-/// A container without its link still runs, and its log can be read.
+/// Makes the link to the log. Without it the container still runs and its log can be read.
 fn link_log(core: &Core, start: &Start<'_>, id: &str) {
     let config = &core.config;
     let logs = make::sandbox::log_directory(&config.pod_logs_dir.to_string_lossy(), start.pod);
@@ -173,12 +173,12 @@ fn link_log(core: &Core, start: &Start<'_>, id: &str) {
     let log = std::path::Path::new(&logs).join(start.name).join(file);
     let link = links::path(&config.container_logs_dir, start.pod, start.name, id);
     if let Err(error) = links::make(&link, &log) {
-        warn!(link = %link.display(), %error, "cannot link a log");
+        warn!(link = %link.display(), %error, "cannot create log link");
     }
 }
 
-/// Runs the hook of a container that has just started. The pod's end calls it off: then the
-/// container is stopped like any other.
+/// Runs the postStart hook. If the pod stops meanwhile, the hook is cancelled and the container is
+/// stopped like any other.
 async fn post_start(
     core: &Core,
     start: &Start<'_>,
@@ -297,7 +297,7 @@ fn all_mounts(
     Ok(all)
 }
 
-/// Written anew for every container: the addresses may be new.
+/// Written again for every container, since the addresses may have changed.
 fn hosts_file(core: &Core, start: &Start<'_>) -> Result<PathBuf> {
     let (hostname, domain) = make::dns::host_and_domain(start.pod, &core.config.cluster_domain);
     let node_hosts = std::fs::read_to_string("/etc/hosts").unwrap_or_default();
@@ -316,7 +316,7 @@ fn message_file(core: &Core, start: &Start<'_>) -> Result<PathBuf> {
     std::fs::create_dir_all(&dir).map_err(Error::io(&dir))?;
     let path = dir.join(start.restart_count.to_string());
     std::fs::write(&path, "").map_err(Error::io(&path))?;
-    // Whatever user the container runs as may leave a message.
+    // The container may run as any user and must be able to write its message.
     readable_by_all(&path, 0o666)?;
     Ok(path)
 }
@@ -326,7 +326,7 @@ fn readable_by_all(path: &std::path::Path, mode: u32) -> Result<()> {
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).map_err(Error::io(path))
 }
 
-/// The configuration that a pod's sandbox was or is to be made with.
+/// The configuration of the pod's sandbox, for its creation and for its containers.
 pub(crate) fn sandbox_config(core: &Core, pod: &Pod, attempt: u32) -> v1::PodSandboxConfig {
     let node = core.node_dns();
     let cluster_dns: Vec<String> = core

@@ -1,4 +1,4 @@
-//! Pods from files: they run without the API, and the API shows a mirror of each.
+//! Static pods from files: they run without the API server, which shows a mirror pod of each.
 
 mod manifest;
 
@@ -26,7 +26,7 @@ use crate::{
     registry::{Message, Seen},
 };
 
-/// All pods that the directory describes now.
+/// All pods of the manifests in the directory.
 pub(crate) fn read_all(core: &Core) -> Vec<Arc<Pod>> {
     let Some(dir) = &core.config.static_pods_dir else {
         return vec![];
@@ -41,7 +41,7 @@ pub(crate) fn read_all(core: &Core) -> Vec<Arc<Pod>> {
         .flat_map(|file| match manifest::read(&file, &core.config.node_name) {
             Ok(pods) => pods,
             Err(error) => {
-                warn!(file = %file.display(), error, "not a static pod");
+                warn!(file = %file.display(), error, "invalid static pod manifest");
                 Vec::new()
             }
         })
@@ -49,13 +49,13 @@ pub(crate) fn read_all(core: &Core) -> Vec<Arc<Pod>> {
         .collect()
 }
 
-/// Hidden files are those that are being written.
+/// Hidden files are ignored: editors write to them.
 fn is_manifest(file: &Path) -> bool {
     let name = file.file_name().unwrap_or_default();
     !name.as_encoded_bytes().starts_with(b".") && file.is_file()
 }
 
-/// Begins with the pods that the directory describes.
+/// Starts workers for the static pods.
 pub(crate) fn begin_with(core: &Arc<Core>, pods: &[Arc<Pod>]) {
     core.registry.set_from_files(pods);
     for pod in pods {
@@ -63,7 +63,7 @@ pub(crate) fn begin_with(core: &Arc<Core>, pods: &[Arc<Pod>]) {
     }
 }
 
-/// Keeps workers for what the directory describes, for ever, beginning with `current`.
+/// Follows the directory, starting with `current`. Never returns.
 pub(crate) async fn follow(core: Arc<Core>, mut current: Vec<Arc<Pod>>) {
     let Some(dir) = core.config.static_pods_dir.clone() else {
         return;
@@ -91,7 +91,7 @@ pub(crate) async fn follow(core: Arc<Core>, mut current: Vec<Arc<Pod>>) {
 /// Begins with a pod. One that takes the place of another waits until that has ended: they may share ports, volumes and
 /// the name of their mirror.
 fn adopt(core: &Arc<Core>, pod: &Arc<Pod>) {
-    info!(pod = spec::described(pod), "static pod");
+    info!(pod = spec::described(pod), "static pod found");
     let before = predecessors(core, pod);
     if before.is_empty() {
         dispatch::give(core, pod.clone());
@@ -100,7 +100,7 @@ fn adopt(core: &Arc<Core>, pod: &Arc<Pod>) {
     core.clone().context.spawn("mirror", async move {
         let waits = !before.is_empty();
         for mut predecessor in before {
-            // It closes with the predecessor's worker.
+            // The channel closes with the predecessor's worker.
             while predecessor.changed().await.is_ok() {}
         }
         if waits && core.registry.is_from_file(spec::uid(&pod)) {
@@ -123,7 +123,7 @@ fn predecessors(core: &Core, pod: &Pod) -> Vec<watch::Receiver<Seen>> {
         .collect()
 }
 
-/// The mirror of a static pod.
+/// The mirror pod of a static pod.
 fn mirror_of(pod: &Pod, node: &Node) -> Pod {
     let mut mirror = pod.clone();
     let hash = spec::annotation(pod, HASH_ANNOTATION)
@@ -148,7 +148,7 @@ fn mirror_of(pod: &Pod, node: &Node) -> Pod {
     mirror
 }
 
-/// Makes the mirror if it is missing, and replaces one of an older manifest.
+/// Creates the mirror pod if it is missing, and replaces one of an older manifest.
 async fn keep_mirror(core: &Core, pod: &Pod) {
     let client = core.config.client.clone();
     let api: Api<Pod> = Api::namespaced(client.clone(), spec::namespace(pod));
@@ -161,7 +161,8 @@ async fn keep_mirror(core: &Core, pod: &Pod) {
                 let message = Message::Mirror(Some(Arc::new(mirror)));
                 core.registry.tell(spec::uid(pod), message);
             };
-            // A node may not look for pods that are not its own, and so not for one that does not exist.
+            // A node may only read its own pods, and so not a pod that does not exist: create
+            // first.
             match api.create(&PostParams::default(), &mirror).await {
                 Ok(made) => {
                     tell(made);
@@ -182,9 +183,9 @@ async fn keep_mirror(core: &Core, pod: &Pod) {
         };
         match attempt.await {
             Ok(()) if core.registry.is_from_file(spec::uid(pod)) => return,
-            // The file went away in the meantime.
+            // The manifest was removed meanwhile.
             Ok(()) => return delete_mirror(core, pod).await,
-            Err(error) => warn!(pod = spec::described(pod), %error, "no mirror pod yet"),
+            Err(error) => warn!(pod = spec::described(pod), %error, "cannot create mirror pod"),
         }
         core.config.clock.sleep(Duration::from_secs(2)).await;
     }
@@ -198,7 +199,7 @@ async fn delete_mirror(core: &Core, pod: &Pod) {
     }
 }
 
-/// The API's watch saw a mirror come, change or go.
+/// Handles an event of the API's watch for a mirror pod.
 pub(crate) fn mirror_changed(core: &Arc<Core>, mirror: &Arc<Pod>, exists: bool) {
     let mirrored = core.registry.mirrored(mirror);
     if let Some(uid) = mirrored {
@@ -212,7 +213,7 @@ pub(crate) fn mirror_changed(core: &Arc<Core>, mirror: &Arc<Pod>, exists: bool) 
     let (core, mirror) = (core.clone(), mirror.clone());
     core.clone().context.spawn("mirror", async move {
         match (wanted, exists, seen) {
-            // A mirror of nothing is of no use.
+            // A mirror pod without its static pod is deleted.
             (false, true, _) => delete_mirror(&core, &mirror).await,
             (true, false, Some(seen)) => keep_mirror(&core, &seen.pod).await,
             _ => {}

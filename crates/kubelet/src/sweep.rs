@@ -1,7 +1,6 @@
-//! What pods leave behind when the kubelet dies at the wrong moment: volumes, cgroups and log directories
-//! of pods that neither the API, nor a file, nor the runtime knows. The kubelet removes them as a pod's
-//! last step, so a crash just before it leaves nobody who would. Looked for at every start and now
-//! and then.
+//! Removes what a crash of the kubelet left behind: volumes, cgroups and log directories of pods
+//! that neither the API, nor a manifest, nor the runtime has. A pod's worker removes them as its
+//! last step, so that a crash just before leaves them. Runs at every start and periodically.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -15,16 +14,16 @@ use tracing::{info, warn};
 use crate::{Result, cgroups, core::Core, logs::links, make::labels, volumes};
 
 const INTERVAL: Duration = Duration::from_secs(60);
-/// After a sweep that failed, as when the runtime is not there yet.
+/// The delay after a failed sweep, such as when the runtime is not available yet.
 const RETRY: Duration = Duration::from_secs(5);
 
-/// Sweeps for ever, at once for the first time.
+/// Sweeps at once and then periodically. Never returns.
 pub(crate) async fn run(core: Arc<Core>) {
     loop {
         let pause = match sweep(&core).await {
             Ok(()) => INTERVAL,
             Err(error) => {
-                warn!(%error, "cannot look for what pods left behind");
+                warn!(%error, "cannot look for leftovers of removed pods");
                 RETRY
             }
         };
@@ -32,8 +31,8 @@ pub(crate) async fn run(core: Arc<Core>) {
     }
 }
 
-/// Removes what belongs to nobody. Directories are listed before owners: a pod has a worker before it
-/// has anything else.
+/// Removes leftovers. Lists directories before the known pods: a pod has a worker before it has
+/// anything else.
 async fn sweep(core: &Core) -> Result<()> {
     let mut logs = log_directories(&core.config.pod_logs_dir);
     if core.config.shares_pod_logs_dir {
@@ -47,20 +46,20 @@ async fn sweep(core: &Core) -> Result<()> {
     let known = known(core).await?;
     let is_known = |uid: &String| known.contains(uid);
     for (uid, dir) in logs.into_iter().filter(|(uid, _)| !is_known(uid)) {
-        info!(uid, dir = %dir.display(), "removes logs that a pod left behind");
+        info!(uid, dir = %dir.display(), "removing logs of removed pod");
         if let Err(error) = volumes::remove_dir(dir.clone()).await {
             warn!(dir = %dir.display(), %error, "cannot remove");
         }
     }
     links::remove_dangling(&core.config.container_logs_dir, &core.config.pod_logs_dir);
     for uid in dirs.into_iter().filter(|uid| !is_known(uid)) {
-        info!(uid, "removes volumes that a pod left behind");
+        info!(uid, "removing volumes of removed pod");
         if let Err(error) = remove_volumes(core, &uid).await {
             warn!(uid, %error, "cannot remove");
         }
     }
     for (uid, path) in groups.into_iter().filter(|(uid, _)| !is_known(uid)) {
-        info!(uid, path, "removes a cgroup that a pod left behind");
+        info!(uid, path, "removing cgroup of removed pod");
         let remove = || cgroups::remove(&path);
         core.metrics.cgroup_managed("destroy", remove);
     }
@@ -72,7 +71,7 @@ async fn remove_volumes(core: &Core, uid: &str) -> Result<()> {
     volumes::remove_dir(core.pod_dir(uid)).await
 }
 
-/// The uids that pods' directories are named by.
+/// The uids of pods with a directory.
 fn pod_directories(dir: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
     let dirs = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
@@ -80,7 +79,7 @@ fn pod_directories(dir: &Path) -> Vec<String> {
         .collect()
 }
 
-/// The pods that have a worker or something in the runtime.
+/// The pods that have a worker or anything in the runtime.
 async fn known(core: &Core) -> Result<HashSet<String>> {
     let workers = core.registry.pods().into_iter();
     let mut known: HashSet<String> = workers
@@ -110,7 +109,7 @@ fn log_directories(dir: &Path) -> Vec<(String, std::path::PathBuf)> {
         .collect()
 }
 
-/// The uid in `NAMESPACE_NAME_UID`; neither of the others contains an underscore.
+/// The uid in `NAMESPACE_NAME_UID`; names and namespaces contain no underscore.
 fn log_owner(name: &str) -> Option<&str> {
     let mut parts = name.split('_');
     let uid = parts.by_ref().nth(2).filter(|uid| !uid.is_empty())?;

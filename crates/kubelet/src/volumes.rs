@@ -1,5 +1,5 @@
-//! Sets up and takes down all volumes of a pod: those that are the pod's own, and those whose data
-//! outlive it, which the manager of the whole node brings and takes.
+//! Sets up and tears down all volumes of a pod: its ephemeral ones here, persistent ones through
+//! the node's volume manager.
 
 mod claims;
 mod expand;
@@ -27,11 +27,11 @@ use volume::{
 use crate::{Error, Result, core::Core, pod::spec};
 pub(crate) use host::{Drivers, NodeHost};
 
-/// How often claims of running pods are looked at: they may have grown, and some drivers want to be
-/// called again.
+/// How often claims of running pods are checked: for expansion, and for drivers with
+/// requiresRepublish.
 const CLAIMS_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Where each volume is, and when it wants to be refreshed.
+/// The volumes' host paths, and when to refresh them.
 #[derive(Debug, Clone, Default)]
 pub struct Mounted {
     pub paths: BTreeMap<String, PathBuf>,
@@ -67,7 +67,8 @@ fn uses(pod: &Pod) -> BTreeMap<String, Uses> {
     uses
 }
 
-/// The volumes that a container mounts or reads variables from, and that the node makes: images are mounted by the runtime.
+/// The volumes that containers mount or read variables from, except image volumes, which the
+/// runtime mounts.
 fn used(pod: &Pod) -> Vec<(&Volume, Uses)> {
     let uses = uses(pod);
     let volumes = spec::spec(pod).volumes.iter().flatten();
@@ -77,8 +78,8 @@ fn used(pod: &Pod) -> Vec<(&Volume, Uses)> {
         .collect()
 }
 
-/// Makes all volumes or, with `again`, brings their content up to date. `cancel` ends the wait for a
-/// volume to be attached.
+/// Sets up all volumes or, with `again`, updates their content. `cancel` ends the wait for an
+/// attachment.
 pub(crate) async fn set_up(
     core: &Core,
     pod: &Arc<Pod>,
@@ -95,7 +96,8 @@ pub(crate) async fn set_up(
     if storage.is_empty() {
         return Ok(mounted);
     }
-    // All claims are looked at before anything is mounted, so that one message names all that wait.
+    // All claims are checked before anything is mounted, so that one message names all pending
+    // ones.
     let mut specs = Vec::new();
     let mut waiting = claims::Waiting::default();
     for (volume, uses) in storage {
@@ -203,7 +205,7 @@ async fn set_up_own(
     Ok(())
 }
 
-/// Whether any volume shows the pod's own metadata.
+/// Whether any volume depends on the pod's own metadata (downward API).
 pub(crate) fn show_pod(pod: &Pod) -> bool {
     let shows = |(volume, _): &(&Volume, Uses)| {
         plugin_for(volume).is_ok_and(|plugin| plugin.shows_pod(volume))
@@ -211,7 +213,8 @@ pub(crate) fn show_pod(pod: &Pod) -> bool {
     used(pod).iter().any(shows)
 }
 
-/// Takes all of them down: subPath mounts first, then what outlives the pod, then the pod's own.
+/// Tears down all volumes: subPath mounts first, then persistent volumes, then the pod's ephemeral
+/// ones.
 pub(crate) async fn tear_down(core: &Core, uid: &str) -> Result<()> {
     let (dir, mounter) = (core.pod_dir(uid), core.mounter);
     let own = dir.clone();
@@ -221,7 +224,7 @@ pub(crate) async fn tear_down(core: &Core, uid: &str) -> Result<()> {
     blocking(move || volume::tear_down_all(&dir, &mounter)).await
 }
 
-/// Removes a directory of the kubelet's own. What is mounted below it is left alone.
+/// Removes a directory tree, without crossing into mounts.
 pub(crate) async fn remove_dir(dir: PathBuf) -> Result<()> {
     blocking(move || volume::remove_tree(&dir)).await
 }

@@ -1,9 +1,9 @@
-//! The worker of one pod: waits for anything that matters, looks at the runtime, decides, acts, and
-//! writes the status. It ends when nothing of the pod is left.
+//! The worker of one pod: waits for messages, finished tasks and timers, observes the runtime,
+//! decides, acts, and writes the status. It ends when nothing of the pod is left.
 //!
-//! All work runs as futures of the worker itself, so that a pod has one owner: a long image pull
-//! delays neither a readiness change nor a deletion. Where the pod stands is its [`Life`]; what to do
-//! next is decided by [`decide`], which knows no worker.
+//! All tasks are futures of the worker itself, so that a pod has one owner and a long image pull
+//! delays neither a readiness change nor a deletion. The pod's state is its [`Life`]; [`decide`]
+//! chooses the next actions and knows no worker.
 
 mod actions;
 mod admission;
@@ -59,7 +59,7 @@ pub(crate) struct Worker {
     core: Arc<Core>,
     subject: Subject,
     inbox: mpsc::UnboundedReceiver<Message>,
-    /// Work under way; [`Memory::running`] names it.
+    /// Running tasks; [`Memory::running`] has their keys.
     work: FuturesUnordered<BoxFuture<'static, Done>>,
     life: Life,
     memory: Memory,
@@ -68,25 +68,25 @@ pub(crate) struct Worker {
     probing: Probing,
     report: Report,
     timing: Timing,
-    /// Called off when the pod begins to stop.
+    /// Cancelled when the pod begins to stop.
     starts: CancellationToken,
 }
 
-/// The pod itself.
+/// The pod of a worker.
 struct Subject {
     uid: String,
-    /// As its source describes it.
+    /// The pod as its source has it.
     pod: Arc<Pod>,
-    /// The resources that the node has given it.
+    /// The allocated resources.
     size: Size,
-    /// The object in the API that shows this pod: itself, or a static pod's mirror.
+    /// The object in the API: the pod itself, or a static pod's mirror pod.
     shown: Option<Arc<Pod>>,
-    /// A source still describes it.
+    /// Whether a source still has the pod.
     wanted: bool,
 }
 
 impl Worker {
-    /// A worker for a pod that a source describes.
+    /// A worker for a pod that a source has.
     pub(crate) fn new(
         core: Arc<Core>,
         pod: Arc<Pod>,
@@ -140,11 +140,11 @@ impl Worker {
         }
     }
 
-    /// Works until nothing of the pod is left.
+    /// Runs until nothing of the pod is left.
     pub(crate) async fn run(mut self) {
         debug!(
             pod = spec::described(&self.subject.pod),
-            "pod worker starts"
+            "pod worker started"
         );
         loop {
             let begun = Instant::now();
@@ -161,7 +161,7 @@ impl Worker {
         info!(pod = spec::described(&self.subject.pod), "pod is gone");
     }
 
-    /// Waits for anything: a message, ended work, or the time that was decided.
+    /// Waits for a message, a finished task, or the time of the next evaluation.
     async fn wait(&mut self, wake: Option<Timestamp>) {
         let clock = self.core.config.clock.clone();
         let alarm = async move {
@@ -176,13 +176,13 @@ impl Worker {
         tokio::select! {
             message = self.inbox.recv() => match message {
                 Some(message) => self.take(message),
-                // The registry let go of this worker: another has taken over.
+                // The registry dropped this worker: another one has taken over.
                 None => std::future::pending().await,
             },
             Some(done) = self.work.next(), if !self.work.is_empty() => self.finish(done),
             () = alarm => {}
         }
-        // Everything that already waits is one change.
+        // Handle everything that is queued before the next evaluation.
         while let Ok(message) = self.inbox.try_recv() {
             self.take(message);
         }
@@ -205,7 +205,7 @@ impl Worker {
                 self.memory.retry_after_sources_changed();
                 self.mounts.refresh_soon();
             }
-            // The next look tries again.
+            // The next evaluation retries.
             Message::Room => {}
             Message::Probe(result) => self.probing.record(&result, &mut self.memory),
             Message::Fail {
@@ -237,7 +237,7 @@ impl Worker {
         self.fail_within(reason, message, None);
     }
 
-    /// Fails the pod, which has no longer than `most` seconds to end.
+    /// Fails the pod, with a grace period of at most `most` seconds.
     fn fail_within(&mut self, reason: &str, message: String, most: Option<i64>) {
         let failure = Failure {
             reason: reason.to_owned(),
@@ -249,7 +249,7 @@ impl Worker {
         self.change(Change::Fail { failure, grace });
     }
 
-    /// The only way to another state.
+    /// Changes the state; nothing else does.
     fn change(&mut self, change: Change) {
         let life = std::mem::replace(&mut self.life, Life::Arrived);
         self.life = life.after(change, self.core.now());
@@ -258,7 +258,7 @@ impl Worker {
         }
     }
 
-    /// Looks, decides, acts and reports once; says when to look again.
+    /// Observes, decides, acts and reports once; returns when to do so again.
     async fn step(&mut self) -> Option<Timestamp> {
         if !self.look().await {
             return Some(self.core.now() + Duration::from_secs(1));
@@ -298,11 +298,11 @@ impl Worker {
             seen_wake,
             write_wake,
         ];
-        // What is past was looked at just now.
+        // Times in the past were just handled.
         wakes.into_iter().flatten().filter(|at| *at > now).min()
     }
 
-    /// Asks the runtime if there is news; false if it cannot be asked.
+    /// Observes the runtime if something changed; false if it does not answer.
     async fn look(&mut self) -> bool {
         let (runtime, uid) = (&mut self.runtime, &self.subject.uid);
         if runtime.is_current() {
@@ -312,7 +312,7 @@ impl Worker {
         match self.core.runtime.observe(uid, &mut runtime.ended).await {
             Ok(observed) => runtime.set(observed, asked_at),
             Err(error) => {
-                warn!(pod = uid, error = error.message(), "cannot ask the runtime");
+                warn!(pod = uid, error = error.message(), "cannot get pod status");
                 return false;
             }
         }
@@ -322,12 +322,12 @@ impl Worker {
     fn deadline(&self) -> Option<Timestamp> {
         let seconds = spec::spec(&self.subject.pod).active_deadline_seconds?;
         let start = self.report.status().start_time.as_ref()?.0;
-        // A time that cannot be computed never comes.
+        // A deadline that overflows never comes.
         let seconds = Duration::from_secs(u64::try_from(seconds).ok()?);
         start.checked_add(seconds).ok()
     }
 
-    /// Whether the pod is to end: its time is over, or its source says so.
+    /// Stops the pod if its active deadline is over, or if its source says so.
     fn check_end(&mut self) {
         let in_api = self.subject.pod.status.as_ref();
         let in_api = in_api.and_then(|status| status.phase.as_deref());
@@ -391,7 +391,7 @@ impl Worker {
     }
 }
 
-/// Whether an object is newer than another of the same kind.
+/// Whether an object's resourceVersion is newer.
 fn is_newer(pod: &Pod, than: Option<&Pod>) -> bool {
     let version = |pod: &Pod| {
         pod.metadata

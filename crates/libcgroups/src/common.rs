@@ -1,4 +1,4 @@
-//! The part of libcontainer's interface that does not depend on the version.
+//! The part of libcontainer's interface that is independent of the cgroup version.
 
 use std::{io, path::PathBuf, time::Duration};
 
@@ -11,12 +11,12 @@ use crate::{Cgroup, Hierarchies, hierarchies::BESIDE};
 /// Where cgroups are mounted.
 pub const DEFAULT_CGROUP_ROOT: &str = "/sys/fs/cgroup";
 
-/// How long a cgroup may linger that is removed after a failed start.
+/// How long the removal of a cgroup after a failed start may take.
 const REMOVE_DEADLINE: Duration = Duration::from_secs(1);
 
-/// What libcontainer does with a container's cgroup.
+/// libcontainer's operations on a container's cgroup.
 pub trait CgroupManager {
-    /// What goes wrong.
+    /// The error type.
     type Error;
 
     /// Moves a process into it.
@@ -25,11 +25,11 @@ pub trait CgroupManager {
     fn apply(&self, options: &ControllerOpt) -> Result<(), Self::Error>;
     /// Removes it.
     fn remove(&self) -> Result<(), Self::Error>;
-    /// Stops or continues what is in it.
+    /// Freezes or thaws its processes.
     fn freeze(&self, state: FreezerState) -> Result<(), Self::Error>;
-    /// What it has used.
+    /// Its usage.
     fn stats(&self) -> Result<Stats, Self::Error>;
-    /// What is in it.
+    /// Its processes.
     fn get_all_pids(&self) -> Result<Vec<Pid>, Self::Error>;
 }
 
@@ -38,10 +38,10 @@ pub trait CgroupManager {
 #[error(transparent)]
 pub struct AnyManagerError(#[from] io::Error);
 
-/// There is no way to make a manager.
+/// Why a manager could not be created.
 #[derive(Debug, thiserror::Error)]
 pub enum CreateCgroupSetupError {
-    /// Only the files are used here.
+    /// The systemd driver is not supported.
     #[error("cgroups managed by systemd are not supported")]
     Systemd,
 }
@@ -49,34 +49,34 @@ pub enum CreateCgroupSetupError {
 /// No cgroups are mounted.
 #[derive(Debug, thiserror::Error)]
 pub enum GetCgroupSetupError {
-    /// Neither version.
+    /// Neither version is mounted.
     #[error("no cgroups are mounted")]
     FailedToDetect,
 }
 
-/// What is mounted.
+/// The mounted cgroup versions.
 #[derive(Debug)]
 pub enum CgroupSetup {
-    /// Version 1 with a tree of version 2 beside.
+    /// v1 with a v2 hierarchy beside it.
     Hybrid,
-    /// Version 1.
+    /// v1.
     Legacy,
-    /// Version 2.
+    /// v2.
     Unified,
 }
 
-/// Whether a cgroup's processes run.
+/// Whether a cgroup is frozen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FreezerState {
-    /// Nobody knows.
+    /// Unknown.
     Undefined,
-    /// They stand still.
+    /// Frozen.
     Frozen,
-    /// They run.
+    /// Running.
     Thawed,
 }
 
-/// What to apply. Scores and the freezer are set elsewhere.
+/// What to apply. OOM scores and the freezer are set elsewhere.
 #[derive(Clone, Debug)]
 pub struct ControllerOpt<'a> {
     /// The limits.
@@ -89,10 +89,10 @@ pub struct ControllerOpt<'a> {
     pub freezer_state: Option<FreezerState>,
 }
 
-/// Which cgroup.
+/// Identifies a cgroup.
 #[derive(Clone)]
 pub struct CgroupConfig {
-    /// Below every hierarchy's root.
+    /// The path below every hierarchy's root.
     pub cgroup_path: PathBuf,
     /// Unsupported.
     pub systemd_cgroup: bool,
@@ -104,7 +104,7 @@ pub struct CgroupConfig {
 pub struct AnyCgroupManager(Cgroup);
 
 impl AnyCgroupManager {
-    /// Containers of other users than root are not made here.
+    /// Rootless containers are not supported; this has no effect.
     pub fn with_rootless(self, _rootless: bool) -> Self {
         self
     }
@@ -114,7 +114,7 @@ impl CgroupManager for AnyCgroupManager {
     type Error = AnyManagerError;
 
     fn add_task(&self, pid: Pid) -> Result<(), Self::Error> {
-        // libcontainer moves the process that asks, before it clones the container's first one.
+        // libcontainer moves the calling process, before it clones the container's first one.
         if pid == Pid::this() {
             self.0.enter()?;
         } else {
@@ -154,7 +154,7 @@ pub fn create_cgroup_manager(
     Ok(AnyCgroupManager(Cgroup::new(config.cgroup_path)))
 }
 
-/// What this machine has.
+/// The cgroup versions of this machine.
 pub fn get_cgroup_setup() -> Result<CgroupSetup, GetCgroupSetupError> {
     match Hierarchies::host() {
         Hierarchies::Unified(_) => Ok(CgroupSetup::Unified),

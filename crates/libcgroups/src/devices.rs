@@ -1,5 +1,5 @@
-//! Which devices a container may make and open. Version 1 has files for the rules; version 2 wants a
-//! program that decides, which is made of them here.
+//! Which devices a container may create and open. cgroup v1 has files for the rules; v2 needs a BPF
+//! program, which is generated from them.
 
 use std::{
     fs::File,
@@ -10,7 +10,7 @@ use std::{
 
 use oci_spec::runtime::{LinuxDeviceCgroup, LinuxDeviceType};
 
-/// What every container may do beside what it was given: make nodes, and use the harmless ones.
+/// What every container may do in addition: create nodes, and use the harmless devices.
 const ALWAYS: &[(Kind, Option<i64>, Option<i64>, &str)] = &[
     (Kind::Char, None, None, "m"),
     (Kind::Block, None, None, "m"),
@@ -33,7 +33,7 @@ enum Kind {
     Char,
 }
 
-/// One rule; what is absent matches everything.
+/// One rule; an absent value matches everything.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Rule {
     allow: bool,
@@ -43,7 +43,7 @@ struct Rule {
     access: String,
 }
 
-/// The rules that were asked for, then those that always hold.
+/// The requested rules, then those that always apply.
 fn rules(asked: &[LinuxDeviceCgroup]) -> Vec<Rule> {
     let asked = asked.iter().map(|rule| Rule {
         allow: rule.allow(),
@@ -66,7 +66,7 @@ fn rules(asked: &[LinuxDeviceCgroup]) -> Vec<Rule> {
     asked.chain(always).collect()
 }
 
-/// What version 1 is told, in order: whether it is allowed, and what.
+/// The rules for v1, in order: whether it is allowed, and the device.
 pub(crate) fn lines(asked: &[LinuxDeviceCgroup]) -> Vec<(bool, String)> {
     let number = |number: Option<i64>| number.map_or("*".to_owned(), |number| number.to_string());
     let line = |rule: Rule| {
@@ -82,7 +82,7 @@ pub(crate) fn lines(asked: &[LinuxDeviceCgroup]) -> Vec<(bool, String)> {
         )
     };
     let asked = rules(asked);
-    // Whoever may do everything needs no exceptions.
+    // A container that may use all devices needs no exceptions.
     match asked.first() {
         Some(first) if first.allow && first.kind == Kind::All && first.major.is_none() => {
             vec![line(first.clone())]
@@ -91,7 +91,7 @@ pub(crate) fn lines(asked: &[LinuxDeviceCgroup]) -> Vec<(bool, String)> {
     }
 }
 
-/// Makes version 2 ask a program with these rules.
+/// Attaches a BPF program with these rules to a v2 cgroup.
 pub(crate) fn attach(cgroup: &Path, asked: &[LinuxDeviceCgroup]) -> io::Result<()> {
     let named = |what: &str| {
         let what = format!("{what} the device rules of {}", cgroup.display());
@@ -109,7 +109,7 @@ pub(crate) fn attach(cgroup: &Path, asked: &[LinuxDeviceCgroup]) -> io::Result<(
     Ok(())
 }
 
-/// One instruction of the kernel's virtual machine.
+/// A BPF instruction.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Instruction {
@@ -128,7 +128,7 @@ fn instruction(code: u8, to: u8, from: u8, offset: i16, value: i32) -> Instructi
     }
 }
 
-// Operations, as the kernel numbers them.
+// Opcodes of the kernel.
 const LOAD_WORD: u8 = 0x61;
 const AND: u8 = 0x54;
 const SHIFT_RIGHT: u8 = 0x74;
@@ -139,7 +139,7 @@ const JUMP_UNLESS_SAME: u8 = 0x5d;
 const JUMP_IF: u8 = 0x15;
 const EXIT: u8 = 0x95;
 
-// Registers: the answer, the argument (free once it was read), and what was read of it.
+// Registers: the result, the argument (free after it was read), and the values read from it.
 const ANSWER: u8 = 0;
 const SCRATCH: u8 = 1;
 const KIND: u8 = 2;
@@ -147,7 +147,8 @@ const ACCESS: u8 = 3;
 const MAJOR: u8 = 4;
 const MINOR: u8 = 5;
 
-/// The last rule that matches decides, so they are tried from the last; without a match it is no.
+/// The last matching rule decides, so that they are checked from the last; without a match access
+/// is denied.
 fn program(rules: &[Rule]) -> Vec<Instruction> {
     let mut code = vec![
         instruction(LOAD_WORD, KIND, SCRATCH, 0, 0),
@@ -168,7 +169,7 @@ fn program(rules: &[Rule]) -> Vec<Instruction> {
         }
         code.push(instruction(SET, ANSWER, 0, 0, i32::from(rule.allow)));
         code.push(instruction(EXIT, 0, 0, 0, 0));
-        // The kernel refuses a program with parts that are never reached.
+        // The kernel rejects a program with unreachable parts.
         if end == 2 {
             return code;
         }
@@ -178,7 +179,7 @@ fn program(rules: &[Rule]) -> Vec<Instruction> {
     code
 }
 
-/// Jumps lead behind the rule when it does not match; their distances are filled in later.
+/// The checks jump behind the rule if it does not match; the distances are filled in later.
 fn checks(rule: &Rule) -> Vec<Instruction> {
     let mut code = Vec::new();
     let kind = match rule.kind {
@@ -194,7 +195,7 @@ fn checks(rule: &Rule) -> Vec<Instruction> {
     if access != 7 {
         code.push(instruction(COPY, SCRATCH, ACCESS, 0, 0));
         code.push(instruction(AND, SCRATCH, 0, 0, access));
-        // Allowed is what is named wholly; denied is what is named at all.
+        // A rule allows only if it covers all requested accesses, and denies if it covers any.
         code.push(if rule.allow {
             instruction(JUMP_UNLESS_SAME, SCRATCH, ACCESS, 0, 0)
         } else {
@@ -215,7 +216,7 @@ const BPF_PROG_TYPE_CGROUP_DEVICE: u32 = 15;
 const BPF_CGROUP_DEVICE: u32 = 6;
 const BPF_F_ALLOW_MULTI: u32 = 2;
 
-/// The beginning of the kernel's argument for loading; what follows may be absent.
+/// The first fields of the kernel's argument for loading; the rest may be absent.
 #[repr(C)]
 struct Load {
     kind: u32,
@@ -247,7 +248,7 @@ fn load(code: &[Instruction]) -> io::Result<OwnedFd> {
         log: 0,
     };
     let fd = bpf(BPF_PROG_LOAD, &attributes)?;
-    // SAFETY: the kernel has just made this descriptor for us.
+    // SAFETY: the kernel has just created this descriptor for us.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -284,7 +285,7 @@ mod tests {
         {"allow": true, "type": "b", "major": 8, "minor": 0, "access": "r"}]"#;
 
     #[test]
-    fn version_1_is_told_in_words() {
+    fn device_rules_of_version_1_are_written_as_text() {
         let told = lines(&asked(ONE));
         assert_eq!(told[0], (false, "a *:* rwm".to_owned()));
         assert_eq!(told[1], (true, "b 8:0 r".to_owned()));
@@ -293,7 +294,7 @@ mod tests {
         assert_eq!(privileged, [(true, "a *:* rwm".to_owned())]);
     }
 
-    /// Runs a program as the kernel would.
+    /// Interprets a program as the kernel would.
     fn run(code: &[Instruction], kind: i64, access: i64, major: i64, minor: i64) -> bool {
         let mut registers = [0_i64; 6];
         let mut at = 0_usize;
@@ -359,9 +360,9 @@ mod tests {
         assert!(!run(&code, char, read | write, 1, 1));
     }
 
-    /// A real cgroup of version 2 needs no controllers for this. Needs root.
+    /// A real v2 cgroup needs no controllers for this. Needs root.
     #[test]
-    fn the_kernel_takes_the_program_and_refuses_what_it_denies() {
+    fn the_kernel_enforces_the_device_program() {
         let Some(real) = crate::real::Tree::take() else {
             return;
         };

@@ -1,4 +1,4 @@
-//! One path below the root of every hierarchy.
+//! A cgroup: one path below the root of every hierarchy.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -27,7 +27,7 @@ pub struct Cgroup {
 }
 
 impl Cgroup {
-    /// The cgroup at `path`, which is relative to the hierarchies' roots.
+    /// The cgroup at `path`, relative to the hierarchies' roots.
     pub fn new(path: impl AsRef<Path>) -> Self {
         Self::of(Hierarchies::host(), path)
     }
@@ -58,8 +58,8 @@ impl Cgroup {
         }
     }
 
-    /// Its directories in trees that have controllers. Others are service managers' own, and whoever
-    /// removes a container's parents does not look for them there.
+    /// Its directories in hierarchies with controllers. The others belong to service managers, and
+    /// nothing would remove a container's parents there.
     fn controlled(&self) -> Vec<PathBuf> {
         match self.hierarchies {
             Hierarchies::Unified(_) => self.dirs(),
@@ -74,8 +74,8 @@ impl Cgroup {
         }
     }
 
-    /// Makes it where it is missing. New cpusets of version 1 get what their parents have: empty
-    /// ones admit nobody. In version 2 the controllers are handed down on the way.
+    /// Creates it where missing. New v1 cpusets get their parents' values, since empty ones accept
+    /// no process. In v2 the controllers are enabled on the path.
     pub fn create(&self) -> io::Result<()> {
         match self.hierarchies {
             Hierarchies::Unified(root) => {
@@ -95,11 +95,11 @@ impl Cgroup {
         }
     }
 
-    /// Moves the calling process, which must have one thread, into it.
+    /// Moves the calling process, which must be single-threaded, into it.
     ///
-    /// Moving whole processes makes the kernel wait for a grace period (some ten milliseconds),
-    /// because it must see that nobody forks meanwhile. A thread that moves itself needs none of
-    /// that, and version 1 knows how to move a single thread.
+    /// Moving whole processes makes the kernel wait for an RCU grace period (some ten milliseconds)
+    /// to exclude concurrent forks. A thread that moves itself does not need that, and v1 can move
+    /// a single thread.
     pub fn enter(&self) -> io::Result<()> {
         self.create()?;
         match self.hierarchies {
@@ -109,19 +109,19 @@ impl Cgroup {
         }
     }
 
-    /// Whether the calling process is in it, in the tree of version 2.
+    /// Whether the calling process is in it, in the v2 hierarchy.
     fn is_ours(&self) -> bool {
         let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
         let own = own.lines().find_map(|line| line.strip_prefix("0::/"));
         own.is_some_and(|own| Path::new(own) == self.path)
     }
 
-    /// Forks a child into it; the answer is the child's pid, or nothing in the child. The caller must
-    /// have one thread.
+    /// Forks a child into it; returns the child's pid, or `None` in the child. The caller must be
+    /// single-threaded.
     ///
     /// Whole processes cannot be moved without a grace period (see [`Cgroup::enter`]), but they can
-    /// be born where they belong: that is how version 2's tree is entered, also beside those of
-    /// version 1, which the child must enter itself with [`Cgroup::enter_everywhere`].
+    /// be created in the right place: that is how the v2 hierarchy is entered, also beside v1
+    /// hierarchies, which the child must enter itself with [`Cgroup::enter_everywhere`].
     pub fn fork(&self) -> io::Result<Option<i32>> {
         self.create()?;
         for dir in self.dirs() {
@@ -135,8 +135,8 @@ impl Cgroup {
         clone_into(tree.transpose()?.as_ref())
     }
 
-    /// As [`Cgroup::enter`], and also the trees of service managers, so that they do not take the
-    /// process for one of theirs; for the child of [`Cgroup::fork`].
+    /// As [`Cgroup::enter`], and also the hierarchies of service managers, so that these do not
+    /// consider the process theirs; for the child of [`Cgroup::fork`].
     pub fn enter_everywhere(&self) -> io::Result<()> {
         match self.hierarchies {
             Hierarchies::Unified(_) => self.enter(),
@@ -149,7 +149,7 @@ impl Cgroup {
         }
     }
 
-    /// Moves a process into it, which is made where it is missing.
+    /// Moves a process into it, creating it where missing.
     pub fn adopt(&self, pid: i32) -> io::Result<()> {
         self.create()?;
         for dir in self.controlled() {
@@ -160,7 +160,7 @@ impl Cgroup {
 
     /// Every process in it and below.
     pub fn processes(&self) -> Vec<i32> {
-        // Version 1: the tree of processes is the same in all that have controllers.
+        // v1: the processes are the same in all hierarchies with controllers.
         let dir = ["pids", "memory", "freezer", "cpu"]
             .iter()
             .find_map(|name| self.dir(name));
@@ -171,7 +171,7 @@ impl Cgroup {
         found
     }
 
-    /// Kills everything in it, again until nothing is left or the deadline has passed.
+    /// Kills all of its processes, repeatedly until none is left or the deadline has passed.
     pub fn kill_all(&self, deadline: Duration) -> bool {
         let until = Instant::now() + deadline;
         loop {
@@ -191,7 +191,7 @@ impl Cgroup {
         }
     }
 
-    /// Version 2 has a file for it, which also catches those that fork meanwhile.
+    /// v2 has `cgroup.kill`, which also catches concurrent forks.
     fn kill_at_once(&self) -> bool {
         match self.hierarchies {
             Hierarchies::Unified(root) => put(&root.join(&self.path), "cgroup.kill", "1").is_ok(),
@@ -199,7 +199,7 @@ impl Cgroup {
         }
     }
 
-    /// Stops or continues everything in it.
+    /// Freezes or thaws all of its processes.
     pub fn freeze(&self, frozen: bool) -> io::Result<()> {
         match self.hierarchies {
             Hierarchies::Unified(root) => {
@@ -219,7 +219,7 @@ impl Cgroup {
         }
     }
 
-    /// Removes it with everything below. What still holds a process stays and is an error.
+    /// Removes it with everything below. One that still has a process stays, which is an error.
     pub fn remove(&self) -> io::Result<()> {
         let mut result = Ok(());
         for dir in self.dirs() {
@@ -233,8 +233,8 @@ impl Cgroup {
         result
     }
 
-    /// Tries [`Cgroup::remove`] until it works or the deadline has passed: the kernel lets go of
-    /// a dead process' cgroup a moment after the process has been collected.
+    /// Retries [`Cgroup::remove`] until the deadline: the kernel releases a dead process' cgroup a
+    /// moment after the process was reaped.
     pub fn remove_within(&self, deadline: Duration) -> io::Result<()> {
         let until = Instant::now() + deadline;
         loop {
@@ -247,7 +247,7 @@ impl Cgroup {
         }
     }
 
-    /// How often the kernel killed in it for want of memory.
+    /// The number of OOM kills in it.
     pub fn oom_kills(&self) -> u64 {
         let Some(dir) = self.dir("memory") else {
             return 0;
@@ -261,12 +261,12 @@ impl Cgroup {
     }
 }
 
-/// Moves the calling thread.
+/// Moves the calling thread into these cgroups.
 fn each_enters(dirs: &[PathBuf]) -> io::Result<()> {
     dirs.iter().try_for_each(|dir| put(dir, "tasks", "0"))
 }
 
-/// Writes a value into a file that must be there; an error names both.
+/// Writes a value to an existing file; an error names both.
 pub(crate) fn put(dir: &Path, file: &str, value: &str) -> io::Result<()> {
     let path = dir.join(file);
     let written = OpenOptions::new()
@@ -281,10 +281,10 @@ pub(crate) fn put(dir: &Path, file: &str, value: &str) -> io::Result<()> {
     })
 }
 
-/// As the kernel numbers it; libc's is too narrow.
+/// The kernel's value; libc's type is too narrow.
 const CLONE_INTO_CGROUP: u64 = 1 << 33;
 
-/// `fork`, with the child in a cgroup of version 2 if one is given.
+/// `fork`, with the child in a v2 cgroup if one is given.
 fn clone_into(cgroup: Option<&File>) -> io::Result<Option<i32>> {
     // SAFETY: all zero is a valid value of this structure of numbers.
     let mut wanted: libc::clone_args = unsafe { std::mem::zeroed() };
@@ -317,7 +317,7 @@ fn create_dir(dir: &Path) -> io::Result<()> {
     .map_err(|error| io::Error::new(error.kind(), format!("make {}: {error}", dir.display())))
 }
 
-/// From the last cgroup on the way that has processors and memory of its own, downwards.
+/// Copies downwards from the last cgroup on the path that has cpus and memory nodes.
 fn fill_cpusets(root: &Path, path: &Path) -> io::Result<()> {
     for file in ["cpuset.cpus", "cpuset.mems"] {
         let mut empty = Vec::new();
@@ -337,8 +337,8 @@ fn fill_cpusets(root: &Path, path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Lets every cgroup on the way to `path` hand its controllers down. One that cannot be handed down
-/// is missed when a limit of it is set, and only then.
+/// Enables the controllers in every cgroup on the path. One that cannot be enabled is an error only
+/// when a limit of it is set.
 fn hand_down(root: &Path, path: &Path) {
     let mut way: Vec<&Path> = path.ancestors().skip(1).collect();
     way.reverse();
@@ -399,7 +399,7 @@ fn remove_tree(dir: &Path) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    /// A tree of version 2 made of ordinary files: what is written can be read back.
+    /// A v2 hierarchy of ordinary files: what is written can be read back.
     fn fake(files: &[(&str, &str)]) -> (tempfile::TempDir, &'static Hierarchies) {
         let dir = tempfile::tempdir().unwrap();
         for (path, text) in files {
@@ -435,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn new_cpusets_get_what_their_nearest_ancestor_has() {
+    fn new_cpusets_inherit_from_their_nearest_ancestor() {
         let dir = tempfile::tempdir().unwrap();
         for (path, text) in [("", "0-3\n"), ("pods", "\n"), ("pods/a", "\n")] {
             fs::create_dir_all(dir.path().join(path)).unwrap();
@@ -449,7 +449,7 @@ mod tests {
         assert_eq!(read("pods/a/cpuset.mems").trim(), "0-3");
     }
 
-    /// The machine's own tree of version 2, with or without controllers. Needs root.
+    /// The machine's own v2 hierarchy, with or without controllers. Needs root.
     #[test]
     fn version_2_kills_freezes_and_removes_for_real() {
         let Some(tree) = crate::real::Tree::take() else {

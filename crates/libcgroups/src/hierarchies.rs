@@ -7,17 +7,17 @@ use std::{
     sync::OnceLock,
 };
 
-/// The trees of this machine.
+/// The cgroup hierarchies of this machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Hierarchies {
-    /// Version 2: one tree.
+    /// v2: one hierarchy.
     Unified(PathBuf),
-    /// Version 1: a tree per controller, by the controller's name (`name=systemd` for named ones,
-    /// `unified` for a tree of version 2 beside them).
+    /// v1: a hierarchy per controller, by the controller's name (`name=systemd` for named ones,
+    /// `unified` for a v2 hierarchy beside them).
     Split(BTreeMap<String, PathBuf>),
 }
 
-/// The name of a tree of version 2 beside those of version 1.
+/// The name of a v2 hierarchy beside v1.
 pub(crate) const BESIDE: &str = "unified";
 
 const CONTROLLERS: &[&str] = &[
@@ -38,7 +38,7 @@ const CONTROLLERS: &[&str] = &[
 ];
 
 impl Hierarchies {
-    /// What this machine has; read once.
+    /// The hierarchies of this machine; read once.
     pub fn host() -> &'static Self {
         static HOST: OnceLock<Hierarchies> = OnceLock::new();
         HOST.get_or_init(|| {
@@ -76,8 +76,8 @@ impl Hierarchies {
         }
         match unified {
             Some(root) if split.is_empty() => Self::Unified(root),
-            // Beside version 1 trees it has no controllers, but service managers and other OCI
-            // runtimes keep processes there, too.
+            // Beside v1 it has no controllers, but service managers and other OCI runtimes keep
+            // processes there, too.
             Some(root) => {
                 split.insert(BESIDE.to_owned(), root);
                 Self::Split(split)
@@ -86,8 +86,8 @@ impl Hierarchies {
         }
     }
 
-    /// The trees of version 1 that have controllers, by the names under which they are mounted: each
-    /// controller's, and the directory's where several share one. None for version 2.
+    /// The v1 hierarchies with controllers, by their mount names: each controller's, and the
+    /// directory's if several share one. Empty for v2.
     pub fn controllers(&self) -> BTreeMap<String, &Path> {
         let Self::Split(roots) = self else {
             return BTreeMap::new();
@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_mount_table_tells_which_version_is_in_use() {
+    fn the_cgroup_version_is_read_from_the_mount_table() {
         let v1 = "30 1 0:26 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n\
                   31 1 0:27 / /sys/fs/cgroup/systemd rw - cgroup cgroup rw,name=systemd\n\
                   32 1 0:28 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n";

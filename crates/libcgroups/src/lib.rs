@@ -1,11 +1,10 @@
-//! Control groups of both versions through their files: joining, limits, devices, usage, killing and
-//! removing.
+//! cgroup v1 and v2 through their files: joining, limits, devices, usage, killing and removing.
 //!
 //! The crate has the name and, in [`common`], [`v1`] and [`v2`], the interface of the one that
-//! libcontainer uses, and takes its place in this workspace's build. So one piece of code sets a
-//! container's limits when it is created and when they change, and a process joins its cgroups
-//! without waiting for the kernel's grace periods (see [`Cgroup::enter`]), which is most of the time
-//! that starting a container takes otherwise. On version 2 the device rules are enforced, too.
+//! libcontainer uses, and replaces it in this workspace's build. So the same code sets a
+//! container's limits at its creation and later, and a process joins its cgroups without the
+//! kernel's grace periods (see [`Cgroup::enter`]), which otherwise take most of the time of
+//! starting a container. On v2 the device rules are enforced, too.
 
 pub mod common;
 mod devices;

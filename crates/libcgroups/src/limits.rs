@@ -1,5 +1,5 @@
-//! Limits of a container, when it is created and later: what is set is written, the rest is left as
-//! it is. A limit whose controller is missing is an error.
+//! A container's limits, at its creation and later: values that are set are written, others are
+//! left unchanged. A limit whose controller is missing is an error.
 
 use std::{io, path::PathBuf};
 
@@ -57,7 +57,7 @@ impl Cgroup {
         if let Some(shares) = cpu.shares() {
             self.set("cpu", "cpu.shares", shares)?;
         }
-        // A quota must fit into the period that holds when it is written.
+        // A quota must be valid for the current period.
         let quota = cpu
             .quota()
             .map(|quota| self.set("cpu", "cpu.cfs_quota_us", quota));
@@ -76,8 +76,8 @@ impl Cgroup {
         Ok(())
     }
 
-    /// The kernel refuses a limit of memory above the one of memory and swap: when growing, the
-    /// outer one goes first.
+    /// The kernel rejects a memory limit above the memory and swap limit: when growing, the latter
+    /// is written first.
     fn memory_split(&self, memory: &LinuxMemory) -> io::Result<()> {
         let inner = memory
             .limit()
@@ -142,7 +142,7 @@ impl Cgroup {
         Ok(())
     }
 
-    /// Swap is told together with memory, and kept alone.
+    /// OCI's swap limit includes memory, v2's does not.
     fn memory_unified(&self, memory: &LinuxMemory) -> io::Result<()> {
         if let Some(limit) = memory.limit() {
             self.set("", "memory.max", or_max(limit, limit < 0))?;
@@ -152,7 +152,7 @@ impl Cgroup {
             let swap = (both - limit).max(0);
             let wanted = or_max(swap, both < 0);
             let there = self.controller("")?.join("memory.swap.max").exists();
-            // A kernel without swap gives none, which is a limit of its own.
+            // Without the file there is no swap accounting, and a limit of zero need not be set.
             if there || wanted != "0" {
                 self.set("", "memory.swap.max", wanted)?;
             }
@@ -172,7 +172,7 @@ fn or_max(value: i64, is_unlimited: bool) -> String {
     }
 }
 
-/// Version 2's weight (1 to 10000) for version 1's shares (2 to 262144).
+/// v2's weight (1 to 10000) for v1's shares (2 to 262144).
 fn weight(shares: u64) -> u64 {
     1 + ((shares.clamp(2, 262_144) - 2) * 9999) / 262_142
 }
@@ -272,8 +272,8 @@ mod tests {
         assert!(missing.to_string().contains("devices controller"));
     }
 
-    /// Controllers that no tree of version 1 has are in the one of version 2: what is there is set
-    /// for real. Needs root.
+    /// Controllers that no v1 hierarchy has are in the v2 hierarchy: these limits are set for real.
+    /// Needs root.
     #[test]
     fn limits_of_version_2_are_set_for_real_where_there_are_any() {
         let Some(real) = crate::real::Tree::take() else {

@@ -1,20 +1,20 @@
-//! Pressure stall information: how long processes waited for processors, memory or disks. Cgroups of version 2
-//! have it, and the machine as a whole.
+//! Pressure stall information (PSI): how long processes waited for cpu, memory or I/O. Of v2
+//! cgroups, and of the whole machine.
 
 use std::{fs, path::Path};
 
 use crate::Cgroup;
 
-/// Waiting for one resource.
+/// The pressure of one resource.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Pressure {
-    /// Some process waited.
+    /// Some process stalled.
     pub some: Stalled,
-    /// All of them did.
+    /// All processes stalled.
     pub full: Stalled,
 }
 
-/// How long, in microseconds in all, and as percentages over the last 10, 60 and 300 seconds.
+/// The total in microseconds, and averages in percent over the last 10, 60 and 300 seconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Stalled {
     pub total: u64,
@@ -23,7 +23,7 @@ pub struct Stalled {
     pub avg300: f64,
 }
 
-/// A resource that processes wait for.
+/// A resource with PSI.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Waited {
     Cpu,
@@ -42,7 +42,7 @@ impl Waited {
 }
 
 impl Pressure {
-    /// Of the whole machine.
+    /// The pressure of the whole machine.
     pub fn of_machine(waited: Waited) -> Option<Self> {
         Self::read(&Path::new("/proc/pressure").join(waited.name()))
     }
@@ -51,8 +51,8 @@ impl Pressure {
         Self::parse(&fs::read_to_string(file).ok()?)
     }
 
-    /// Lines such as `some avg10=0.12 avg60=0.00 avg300=0.00 total=1234`. Kernels before 5.13 have no `full` of
-    /// processors.
+    /// Parses lines such as `some avg10=0.12 avg60=0.00 avg300=0.00 total=1234`. Kernels before
+    /// 5.13 have no `full` for cpu.
     fn parse(text: &str) -> Option<Self> {
         let line = |kind: &str| {
             let mut lines = text.lines();
@@ -77,7 +77,7 @@ impl Pressure {
 }
 
 impl Cgroup {
-    /// Nothing on version 1, or where the kernel does not count it.
+    /// `None` on v1, or if the kernel has no PSI.
     pub fn pressure(&self, waited: Waited) -> Option<Pressure> {
         if !self.hierarchies.is_unified() {
             return None;

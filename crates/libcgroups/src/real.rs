@@ -1,5 +1,5 @@
-//! For tests: the machine's own tree of version 2, which may have controllers or none. One test at a
-//! time uses it, and what was handed down is taken back.
+//! For tests: the machine's own v2 hierarchy, which may have controllers or none. One test at a
+//! time uses it, and enabled controllers are disabled again.
 
 use std::{
     fs::{self, File},
@@ -11,12 +11,12 @@ use crate::{Hierarchies, group::put, v2::util::get_unified_mount_point};
 pub(crate) struct Tree {
     root: PathBuf,
     before: String,
-    /// The root itself, locked.
+    /// The root directory, locked.
     _lock: File,
 }
 
 impl Tree {
-    /// `None` on a machine of version 1 alone. Needs root.
+    /// `None` on a machine with v1 only. Needs root.
     pub(crate) fn take() -> Option<Self> {
         assert!(
             nix::unistd::geteuid().is_root(),

@@ -1,4 +1,4 @@
-//! Usage in the form that libcontainer can print.
+//! Usage in the form that libcontainer prints.
 
 use serde::Serialize;
 
@@ -7,9 +7,9 @@ use crate::Usage;
 /// What a cgroup has used.
 #[derive(Debug, Default, Serialize)]
 pub struct Stats {
-    /// Processor time in nanoseconds.
+    /// Cpu time in nanoseconds.
     pub cpu_nanos: Option<u64>,
-    /// Memory with page cache, in bytes.
+    /// Memory including page cache, in bytes.
     pub memory: Option<u64>,
     /// Processes and threads.
     pub pids: Option<u64>,

@@ -1,17 +1,17 @@
-//! What a cgroup has used, in one shape for both versions.
+//! A cgroup's usage, in one form for both versions.
 
 use std::{fs, path::Path};
 
 use crate::Cgroup;
 
-/// Counters and gauges of one cgroup; absent where the controller is.
+/// Counters and gauges of one cgroup; absent without the controller.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Processor time since the cgroup was made, in nanoseconds.
+    /// Cpu time in nanoseconds.
     pub cpu_nanos: Option<u64>,
-    /// Memory with page cache.
+    /// Memory including page cache.
     pub memory: Option<u64>,
-    /// Memory that cannot be taken back easily: without inactive page cache.
+    /// Memory without inactive page cache.
     pub working_set: Option<u64>,
     /// Anonymous memory.
     pub rss: Option<u64>,
@@ -19,7 +19,7 @@ pub struct Usage {
     pub memory_limit: Option<u64>,
     /// Page faults.
     pub page_faults: Option<u64>,
-    /// Page faults that needed a disk.
+    /// Major page faults.
     pub major_page_faults: Option<u64>,
     /// Swap.
     pub swap: Option<u64>,
@@ -27,7 +27,7 @@ pub struct Usage {
     pub pids: Option<u64>,
 }
 
-/// Limits at and above this mean that there is none.
+/// Limits from this value on mean unlimited.
 const UNLIMITED: u64 = 1 << 60;
 
 impl Cgroup {
@@ -44,7 +44,7 @@ impl Cgroup {
         let Some(dir) = self.dir("") else {
             return Usage::default();
         };
-        // Read once: the kernel sums it up anew for each reader.
+        // Read once: the kernel computes it for each read.
         let stat = fs::read_to_string(dir.join("memory.stat")).unwrap_or_default();
         let memory = number(&dir.join("memory.current"));
         let inactive = value(&stat, "inactive_file").unwrap_or(0);
@@ -92,7 +92,7 @@ fn number(file: &Path) -> Option<u64> {
     fs::read_to_string(file).ok()?.trim().parse().ok()
 }
 
-/// The value behind a key in a file of `key value` lines.
+/// The value of a key in a file of `key value` lines.
 pub(crate) fn keyed(file: &Path, key: &str) -> Option<u64> {
     value(&fs::read_to_string(file).ok()?, key)
 }

@@ -1,4 +1,4 @@
-//! The part of libcontainer's interface that is about version 1.
+//! libcontainer's interface for v1.
 
 /// Mounts.
 pub mod util {
@@ -6,7 +6,7 @@ pub mod util {
 
     use crate::{Hierarchies, hierarchies::BESIDE};
 
-    /// Where the trees are mounted.
+    /// The mount points of the hierarchies.
     pub fn list_subsystem_mount_points() -> io::Result<Vec<PathBuf>> {
         let Hierarchies::Split(roots) = Hierarchies::host() else {
             return Ok(Vec::new());

@@ -1,4 +1,4 @@
-//! The part of libcontainer's interface that is about version 2.
+//! libcontainer's interface for v2.
 
 /// Mounts.
 pub mod util {
@@ -6,7 +6,7 @@ pub mod util {
 
     use crate::{Hierarchies, hierarchies::BESIDE};
 
-    /// Where the tree is mounted.
+    /// The mount point of the hierarchy.
     pub fn get_unified_mount_point() -> io::Result<PathBuf> {
         let place = match Hierarchies::host() {
             Hierarchies::Unified(root) => Some(root),

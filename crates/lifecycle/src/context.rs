@@ -1,4 +1,4 @@
-//! What a running service holds: the shutdown signal, its ready mark, and owned tasks.
+//! The context of a running service: the shutdown signal, its readiness, and its tasks.
 
 use std::{collections::BTreeMap, future::Future};
 
@@ -8,7 +8,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::supervisor::{State, guard};
 
-/// Handed to every run of a service. Cloning shares the same run.
+/// Passed to every run of a service. Clones share the same run.
 #[derive(Clone)]
 pub struct Context {
     name: &'static str,
@@ -18,7 +18,7 @@ pub struct Context {
     tasks: TaskTracker,
 }
 
-/// What keeps a service from its work although it runs: the source of each problem and its text.
+/// Why a running service does not work: source and text of each problem.
 pub type Problems = BTreeMap<String, String>;
 
 impl Context {
@@ -28,7 +28,7 @@ impl Context {
         state: watch::Sender<State>,
         problems: watch::Sender<Problems>,
     ) -> Self {
-        // Problems of an earlier run are over.
+        // Clear the problems of an earlier run.
         problems.send_modify(Problems::clear);
         Self {
             name,
@@ -49,14 +49,14 @@ impl Context {
         )
     }
 
-    /// A part of this run that may end before it: it hears this run's shutdown and has one of its own,
-    /// and owns its tasks. End it with [`Context::end`].
+    /// A part of this run that may end before it: it has a shutdown token of its own, which this
+    /// run's shutdown cancels, too, and owns its tasks. End it with [`Context::end`].
     pub fn part(&self) -> Self {
         self.part_with(self.shutdown.child_token())
     }
 
-    /// A part of this run that ends by a token of its own alone: it still works while the run stops. End
-    /// it with [`Context::end`].
+    /// A part of this run with an independent shutdown token: it still works while the run stops.
+    /// End it with [`Context::end`].
     pub fn part_with(&self, shutdown: CancellationToken) -> Self {
         Self {
             name: self.name,
@@ -77,13 +77,13 @@ impl Context {
         self.name
     }
 
-    /// This service does its work now; whoever waits for it may start.
+    /// Marks the service as ready; services that depend on it may start.
     pub fn ready(&self) {
         self.state.send_replace(State::Ready);
     }
 
-    /// Says what keeps the service from its work, by source; `None` when that has passed. A service
-    /// with problems is not ready in `/readyz`.
+    /// Sets a problem by source, or clears it with `None`. A service with problems is not ready in
+    /// `/readyz`.
     pub fn set_problem(&self, source: &str, problem: Option<String>) {
         self.problems.send_if_modified(|problems| match problem {
             Some(text) => problems.insert(source.to_owned(), text.clone()) != Some(text),
@@ -91,7 +91,7 @@ impl Context {
         });
     }
 
-    /// The problems of this run as they come and go.
+    /// Watches the problems of this run.
     pub fn problems(&self) -> watch::Receiver<Problems> {
         self.problems.subscribe()
     }
@@ -101,14 +101,14 @@ impl Context {
         self.shutdown.cancelled().await;
     }
 
-    /// The signal itself, for code that takes a token.
+    /// The shutdown token.
     pub fn token(&self) -> CancellationToken {
         self.shutdown.clone()
     }
 
-    /// Runs a task owned by this run of the service: it is dropped when shutdown begins, and a
-    /// panic in it is caught, logged and counted. A task that must finish its work listens to
-    /// `token()` itself and is spawned with [`Context::spawn_draining`].
+    /// Runs a task owned by this run of the service: it is dropped at shutdown, and a panic in it
+    /// is caught, logged and counted. A task that must finish its work listens to `token()` itself
+    /// and is spawned with [`Context::spawn_draining`].
     pub fn spawn(&self, task: &'static str, future: impl Future<Output = ()> + Send + 'static) {
         self.spawn_boxed(task, Box::pin(future));
     }

@@ -1,6 +1,7 @@
-//! Components as services: each says what it needs, tells when it is ready, and hears one shutdown
-//! signal. The supervisor starts them in dependency order, restarts what fails with backoff, catches
-//! panics, and drains everything before a deadline. No task of the house runs without an owner here.
+//! Services and their supervisor: each service declares its dependencies, reports when it is ready,
+//! and gets one shutdown signal. The supervisor starts them in dependency order, restarts failed
+//! ones with backoff, catches panics, and drains everything before a deadline. Every task has an
+//! owner here.
 
 #![forbid(unsafe_code)]
 
@@ -12,10 +13,10 @@ use std::{error::Error, future::Future, pin::Pin, sync::Arc};
 pub use context::{Context, Problems};
 pub use supervisor::{GraphError, Health, ServiceHealth, State, Supervisor, panics_caught};
 
-/// Why a service stopped. Anything that can be printed; the supervisor logs it and restarts.
+/// Why a service stopped; the supervisor logs it and restarts the service.
 pub type Failure = Box<dyn Error + Send + Sync>;
 
-/// What a run of a service ends with. `Ok` before shutdown counts as a failure too: services stay.
+/// The result of a run. `Ok` before shutdown counts as a failure, too.
 pub type Outcome = Result<(), Failure>;
 
 /// A boxed run.
@@ -23,7 +24,7 @@ pub type Run = Pin<Box<dyn Future<Output = Outcome> + Send>>;
 
 /// A component that runs until shutdown.
 pub trait Service: Send + Sync + 'static {
-    /// Unique, short, as it appears in logs and in `/readyz`.
+    /// A short, unique name for logs and `/readyz`.
     fn name(&self) -> &'static str;
 
     /// Names of the services that must be ready before this one starts.
@@ -31,12 +32,12 @@ pub trait Service: Send + Sync + 'static {
         &[]
     }
 
-    /// What it counts, in the text format of OpenMetrics; `/metrics` of the API server shows it.
+    /// Its metrics in the OpenMetrics text format, for `/metrics` of the API server.
     fn metrics(&self) -> String {
         String::new()
     }
 
-    /// Runs until `context.shutdown()` resolves. Called again, after a backoff, when it fails.
-    /// Must call `context.ready()` once it does its work.
+    /// Runs until `context.shutdown()` resolves. Called again with backoff if it fails. Must call
+    /// `context.ready()` once it works.
     fn run(self: Arc<Self>, context: Context) -> Run;
 }

@@ -19,17 +19,17 @@ use tracing::{error, info, warn};
 
 use crate::{Context, Failure, Outcome, Problems, Service};
 
-/// A run that lasted this long was healthy: the next failure starts the backoff anew.
+/// A run of at least this duration resets the backoff.
 const HEALTHY_AFTER: Duration = Duration::from_secs(30);
 
-/// Where a service stands.
+/// The state of a service.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum State {
-    /// Waits for the services it depends on.
+    /// Waits for its dependencies.
     Waiting,
     /// Runs, not ready yet.
     Starting,
-    /// Does its work.
+    /// Ready.
     Ready,
     /// Failed with this message; will be restarted.
     Failed(String),
@@ -42,15 +42,15 @@ pub enum State {
 pub struct ServiceHealth {
     /// The service.
     pub name: &'static str,
-    /// Where it stands now.
+    /// Its state.
     pub state: State,
-    /// How often it was restarted.
+    /// The number of restarts.
     pub restarts: u64,
-    /// What keeps it from its work although it runs.
+    /// Why it does not work although it runs.
     pub problems: Problems,
 }
 
-/// The dependency graph cannot be run.
+/// The dependency graph is invalid.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum GraphError {
     /// Two services share a name.
@@ -59,10 +59,10 @@ pub enum GraphError {
     /// A service depends on one that does not exist.
     #[error("service {0:?} depends on {1:?}, which does not exist")]
     Missing(&'static str, &'static str),
-    /// The health view is filled already.
+    /// The health view belongs to another supervisor.
     #[error("the health view belongs to another supervisor")]
     TakenHealth,
-    /// Services wait for each other.
+    /// A dependency cycle.
     #[error("services wait for each other: {0:?}")]
     Cycle(Vec<&'static str>),
 }
@@ -72,12 +72,12 @@ struct Slot {
     state: watch::Sender<State>,
     problems: watch::Sender<Problems>,
     restarts: Arc<AtomicU64>,
-    /// A service may hold the view that this is part of.
+    /// Weak, since a service may hold the health view that contains this.
     service: Weak<dyn Service>,
 }
 
-/// A view of all services' states, cheap to clone, for `/readyz` and metrics. It may be handed out
-/// before the services exist, to one of them for example: it is empty until a supervisor fills it.
+/// A view of all services' states, cheap to clone, for `/readyz` and metrics. It may be passed on
+/// before the services exist, for example to one of them: it is empty until a supervisor fills it.
 #[derive(Clone, Default)]
 pub struct Health {
     slots: Arc<OnceLock<BTreeMap<&'static str, Slot>>>,
@@ -95,7 +95,7 @@ impl Health {
         self.slots.get().into_iter().flatten().map(of).collect()
     }
 
-    /// What all services count, as [`Service::metrics`] says it.
+    /// The metrics of all services.
     pub fn metrics(&self) -> String {
         let slots = self.slots.get().into_iter().flat_map(BTreeMap::values);
         let services = slots.filter_map(|slot| slot.service.upgrade());
@@ -110,7 +110,7 @@ impl Health {
     pub async fn ready(&self, name: &str) {
         match self.slot(name) {
             Some(slot) => {
-                // The sender lives in the slot that is borrowed here: the channel cannot close.
+                // The sender is in the slot that is borrowed here: the channel cannot close.
                 let _ = slot
                     .state
                     .subscribe()
@@ -130,8 +130,8 @@ pub struct Supervisor {
 }
 
 impl Supervisor {
-    /// Checks the graph; nothing runs yet. At shutdown, services get `drain` to end. `health` is
-    /// filled with the services' states; it must not belong to another supervisor.
+    /// Validates the graph; nothing runs yet. At shutdown, services have `drain` to end. `health`
+    /// is filled with the services' states; it must not belong to another supervisor.
     pub fn new(
         services: Vec<Arc<dyn Service>>,
         drain: Duration,
@@ -162,8 +162,8 @@ impl Supervisor {
         self.health.clone()
     }
 
-    /// Runs everything until `shutdown` is cancelled, then stops the services in reverse order of
-    /// their dependencies. Returns the names of those that did not end before the drain deadline.
+    /// Runs everything until `shutdown` is cancelled, then stops the services in reverse dependency
+    /// order. Returns the names of those that did not end before the drain deadline.
     pub async fn run(self, shutdown: CancellationToken) -> Vec<&'static str> {
         let mut running = JoinSet::new();
         let dependents = dependents(&self.services);
@@ -198,7 +198,7 @@ impl Supervisor {
     }
 }
 
-/// Cancels `stop` once shutdown has begun and every user of the service has stopped.
+/// Cancels `stop` once shutdown has begun and every dependent of the service has stopped.
 async fn stop_after_users(
     users: Vec<&'static str>,
     health: Health,
@@ -279,12 +279,12 @@ async fn run_until_stopped(service: Arc<dyn Service>, slot: &Slot, stop: Cancell
     }
 }
 
-/// Resolves when the stop comes to a run that is not ready. A start waits for caches, for the API
-/// or for a runtime, and these may have stopped already: such a run is dropped instead of drained.
-/// It has acknowledged nothing yet, and every start copes with what a crash leaves behind.
+/// Resolves when a run that is not ready is stopped. A start waits for caches, the API or a
+/// runtime, which may have stopped already: such a run is dropped instead of drained. It has
+/// acknowledged nothing yet, and every start handles what a crash leaves behind.
 async fn stopped_before_ready(slot: &Slot, stop: &CancellationToken) {
     stop.cancelled().await;
-    // A run that became ready meanwhile listens to its shutdown signal.
+    // A run that became ready meanwhile handles its shutdown signal.
     if *slot.state.borrow() == State::Ready {
         std::future::pending::<()>().await;
     }
@@ -292,7 +292,7 @@ async fn stopped_before_ready(slot: &Slot, stop: &CancellationToken) {
 
 static PANICS: AtomicU64 = AtomicU64::new(0);
 
-/// How many panics were caught since the process started.
+/// The number of panics caught since the process started.
 pub fn panics_caught() -> u64 {
     PANICS.load(Ordering::Relaxed)
 }
@@ -311,7 +311,7 @@ async fn catch(run: crate::Run) -> Outcome {
         })
 }
 
-/// Wraps a task of a service: its panic is logged and counted, and goes no further.
+/// Wraps a task of a service: its panic is logged and counted, and not propagated.
 pub(crate) async fn guard(
     service: &'static str,
     task: &'static str,
@@ -437,7 +437,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn services_start_after_what_they_need_and_stop_before_it() {
+    async fn services_start_after_their_dependencies_and_stop_before_them() {
         let log = Log::default();
         let services: Vec<Arc<dyn Service>> = vec![
             Arc::new(fake("api", &["store"], &log)),
@@ -476,7 +476,7 @@ mod tests {
         run.await.unwrap();
     }
 
-    /// Starts, and never gets as far as being ready.
+    /// Starts, and never becomes ready.
     struct NeverReady;
 
     impl Service for NeverReady {
@@ -487,7 +487,7 @@ mod tests {
         fn run(self: Arc<Self>, context: Context) -> Run {
             Box::pin(async move {
                 let (sender, receiver) = tokio::sync::oneshot::channel::<()>();
-                // A task of this run is dropped at shutdown: what it would have sent never comes.
+                // This task is dropped at shutdown, as a cache that never syncs.
                 context.spawn("cache", async move {
                     std::future::pending::<()>().await;
                     drop(sender);
@@ -500,7 +500,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_service_that_is_still_starting_does_not_hold_up_the_shutdown() {
-        // Longer than the test waits: only a run that is dropped ends in time.
+        // Longer than the test waits: only a dropped run ends in time.
         let drain = Duration::from_secs(3600);
         let supervisor =
             Supervisor::new(vec![Arc::new(NeverReady)], drain, Health::default()).unwrap();

@@ -1,17 +1,16 @@
-//! Cron schedules as CronJobs have them: five fields, a descriptor such as `@daily`, or
-//! `@every 1h30m`, with an optional time zone in front. What is accepted, and when it is due, is what
-//! robfig/cron v3 accepts and computes.
+//! Cron schedules of CronJobs: five fields, a descriptor such as `@daily`, or `@every 1h30m`, with
+//! an optional time zone in front. Accepts and computes the same as robfig/cron v3.
 
 use jiff::{SignedDuration, Timestamp, ToSpan, Zoned, tz::TimeZone};
 
 use crate::{duration, text::quote};
 
-/// In a field's set: the field restricts nothing.
+/// In a field's set: the field is `*`.
 const STAR: u64 = 1 << 63;
-/// A schedule that is not due within so many years is never due.
+/// A schedule without a match within this many years never matches.
 const YEARS: i16 = 5;
 
-/// The names and the smallest and largest number of a field.
+/// The names and the range of a field.
 struct Field {
     low: u64,
     high: u64,
@@ -46,7 +45,7 @@ const DESCRIPTORS: [(&str, &str); 7] = [
     ("@hourly", "0 * * * *"),
 ];
 
-/// When something is due.
+/// A parsed schedule.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Schedule {
     rhythm: Rhythm,
@@ -56,7 +55,7 @@ pub struct Schedule {
 #[derive(Debug, Clone, PartialEq)]
 enum Rhythm {
     Every(SignedDuration),
-    /// Sets of numbers, bit by bit.
+    /// Sets of numbers as bits.
     Fields {
         minutes: u64,
         hours: u64,
@@ -67,7 +66,7 @@ enum Rhythm {
 }
 
 impl Schedule {
-    /// Reads a schedule, or says what is wrong with it.
+    /// Parses a schedule, or returns what is wrong with it.
     pub fn parse(text: &str) -> Result<Self, String> {
         if text.is_empty() {
             return Err("empty spec string".to_owned());
@@ -81,8 +80,8 @@ impl Schedule {
         Ok(Self { rhythm, zone })
     }
 
-    /// The first time after `after` at which it is due, or nothing if there is none for years. `zone`
-    /// counts unless the schedule names one itself.
+    /// The first match after `after`; `None` if there is none for years. `zone` is the default time
+    /// zone of the schedule.
     pub fn next(&self, after: Timestamp, zone: &TimeZone) -> Option<Timestamp> {
         match &self.rhythm {
             Rhythm::Every(period) => whole_second(after)?.checked_add(*period).ok(),
@@ -106,8 +105,8 @@ impl Schedule {
                     } else if !is_day(*days, *weekdays, &time) {
                         time.date().tomorrow().ok()?.to_zoned(zone.clone()).ok()?
                     } else if !has(*hours, time.hour()) {
-                        // Hours pass as the clock runs: one that it skips is not due, and one that it
-                        // repeats is due twice.
+                        // An hour that daylight saving time skips has no match, and a repeated hour
+                        // has two.
                         let passed = i64::from(time.minute());
                         time.checked_add((60 - passed).minutes()).ok()?
                     } else if !has(*minutes, time.minute()) {
@@ -126,7 +125,7 @@ fn has(set: u64, number: i8) -> bool {
     set & (1 << number) != 0
 }
 
-/// Both must match, unless both restrict something: then one suffices.
+/// Both must match, unless both are restricted: then one suffices.
 fn is_day(days: u64, weekdays: u64, time: &Zoned) -> bool {
     let day = has(days, time.day());
     let weekday = has(weekdays, time.weekday().to_sunday_zero_offset());
@@ -147,13 +146,13 @@ fn whole_second(time: Timestamp) -> Option<Timestamp> {
     .ok()
 }
 
-/// The first whole minute after a time. No zone of today shifts by parts of a minute.
+/// The first whole minute after a time. No current time zone has an offset with seconds.
 fn next_minute(after: Timestamp) -> Option<Timestamp> {
     let seconds = whole_second(after)?.as_second();
     Timestamp::from_second((seconds.div_euclid(60) + 1) * 60).ok()
 }
 
-/// A zone in front, and the rest.
+/// The time zone in front, and the rest.
 fn split_zone(text: &str) -> Result<(Option<TimeZone>, &str), String> {
     let Some(rest) = text.strip_prefix("TZ=").or(text.strip_prefix("CRON_TZ=")) else {
         return Ok((None, text));
@@ -169,7 +168,7 @@ fn split_zone(text: &str) -> Result<(Option<TimeZone>, &str), String> {
     Ok((Some(zone), rest.trim()))
 }
 
-/// A zone of the time zone database, by its exact name.
+/// A time zone by its exact name.
 pub fn find_zone(name: &str) -> Option<TimeZone> {
     if name == "UTC" {
         return Some(TimeZone::UTC);
@@ -187,7 +186,7 @@ fn descriptor(text: &str) -> Result<Rhythm, String> {
     };
     let seconds = duration::parse(every)
         .map_err(|why| format!("failed to parse duration {text}: time: {why}"))?;
-    // Whole seconds, and at least one. Go's durations end at 292 years.
+    // Whole seconds, at least one. Go's durations end at 292 years.
     let seconds = seconds.clamp(1.0, 9_223_372_036.0) as i64;
     Ok(Rhythm::Every(SignedDuration::from_secs(seconds)))
 }
@@ -210,7 +209,7 @@ fn fields(text: &str) -> Result<Rhythm, String> {
     })
 }
 
-/// Nothing between two commas is nothing.
+/// Empty parts between commas are ignored.
 fn set(text: &str, field: &Field) -> Result<u64, String> {
     let parts = text.split(',').filter(|part| !part.is_empty());
     parts
@@ -381,7 +380,8 @@ mod tests {
             ("@every 1.5s", "2026-03-10T10:07:31Z"),
             ("0 0 31 2 *", "never"),
             (", * * * *", "never"),
-            // A day of the month or of the week suffices when both restrict something; a step does.
+            // A day of the month or of the week suffices if both are restricted; a step is a
+            // restriction.
             ("0 0 20 * FRI", "2026-03-13T00:00:00Z"),
             ("0 0 13 * ?", "2026-03-13T00:00:00Z"),
             ("0 0 */10 * FRI", "2026-03-11T00:00:00Z"),
@@ -418,7 +418,7 @@ mod tests {
             berlin("30 2 * * *", "2026-10-25T00:30:00Z"),
             "2026-10-25T01:30:00Z"
         );
-        // The schedule's own zone comes first.
+        // The schedule's own zone takes precedence.
         assert_eq!(
             berlin("TZ=UTC 0 9 * * *", "2026-01-10T00:00:00Z"),
             "2026-01-10T09:00:00Z"

@@ -1,4 +1,4 @@
-//! Durations as Go writes them: `1h30m`, `1.5s`.
+//! Durations in Go's format: `1h30m`, `1.5s`.
 
 use crate::text::quote;
 
@@ -13,7 +13,7 @@ const UNITS: &[(&str, f64)] = &[
     ("h", 3600.0),
 ];
 
-/// The seconds of a duration, or what is wrong with it in the words of Go.
+/// The seconds of a duration, or Go's error.
 pub fn parse(text: &str) -> Result<f64, String> {
     let invalid = || format!("invalid duration {}", quote(text));
     let sign = if text.starts_with('-') { -1.0 } else { 1.0 };
@@ -52,19 +52,19 @@ pub fn parse(text: &str) -> Result<f64, String> {
     Ok(sign * seconds)
 }
 
-/// The nanoseconds of a duration; what is beyond their range is the end of it.
+/// The nanoseconds of a duration, saturating.
 pub fn nanos(text: &str) -> Result<i64, String> {
     Ok((parse(text)? * 1e9).round() as i64)
 }
 
-/// Nanoseconds as Go writes them: the largest unit that is not zero first, fractions of a second below it.
+/// Nanoseconds in Go's format: the largest nonzero unit first, fractions of a second as decimals.
 pub fn format(nanos: i64) -> String {
     let sign = if nanos < 0 { "-" } else { "" };
     let rest = nanos.unsigned_abs();
     if rest == 0 {
         return "0s".to_owned();
     }
-    // Below a second the unit is the largest one that leaves a number before the point.
+    // Below a second, the largest unit with a nonzero integer part.
     for (limit, unit, size) in [
         (1_000, "ns", 1),
         (1_000_000, "µs", 1_000),
@@ -83,7 +83,7 @@ pub fn format(nanos: i64) -> String {
     }
 }
 
-/// A number of parts of a unit as a decimal without zeros behind it.
+/// A number of parts of a unit as a decimal without trailing zeros.
 fn decimal(parts: u64, unit: u64) -> String {
     let (whole, part) = (parts / unit, parts % unit);
     if part == 0 {

@@ -1,5 +1,5 @@
-//! The bytes at rest: canonical JSON, fields in the schema's order, without a resourceVersion.
-//! Whatever a kind did to an object since it was normalised, its bytes are canonical again.
+//! The stored form: canonical JSON, fields in the schema's order, without a resourceVersion. The
+//! output is canonical whatever a kind changed since the object was normalised.
 
 use crate::normalise::is_omitted;
 use crate::schema::{Shape, Type};
@@ -9,13 +9,13 @@ use crate::{
     schema,
 };
 
-/// Canonical bytes and the place in them where the resourceVersion belongs.
+/// Canonical bytes and the position of the resourceVersion.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Encoded {
     pub bytes: Vec<u8>,
-    /// Where [`stamp`] puts the resourceVersion; 0 when there is no metadata.
+    /// Where [`stamp`] inserts the resourceVersion; 0 if there is no metadata.
     pub stamp_at: usize,
-    /// Where the metadata's entry starts: its name, its value, and what comes behind. All 0 when there is none.
+    /// Offsets of the metadata's name, its value, and its end. All 0 if there is none.
     pub metadata: (usize, usize, usize),
 }
 
@@ -43,14 +43,14 @@ fn whole(schema: Option<&'static Type>, object: &Object, owned: Option<&[u8]>) -
     }
 }
 
-/// JSON of a part of an object, of this shape.
+/// JSON of a part of an object, of this type.
 pub fn part(schema: &'static Type, part: &Object) -> Vec<u8> {
     let mut writer = Writer::with_capacity(256);
     writer.fields(schema, part, Level::Below);
     writer.out
 }
 
-/// The bytes with `"resourceVersion":"N"` in its place.
+/// The bytes with `"resourceVersion":"N"` inserted.
 pub fn stamp(bytes: &[u8], stamp_at: usize, revision: u64) -> Vec<u8> {
     if stamp_at == 0 || stamp_at > bytes.len() {
         return bytes.to_vec();
@@ -75,7 +75,7 @@ pub fn stamp(bytes: &[u8], stamp_at: usize, revision: u64) -> Vec<u8> {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Level {
     Root,
-    /// The object's own metadata: the place of the stamp.
+    /// The object's own metadata, where the stamp goes.
     Metadata,
     Below,
 }
@@ -84,7 +84,7 @@ struct Writer<'a> {
     out: Vec<u8>,
     stamp_at: usize,
     metadata: (usize, usize, usize),
-    /// The set of fields for the first entry of managedFields, if it is not there.
+    /// The field set of the first managedFields entry, if it is not in the object.
     owned: Option<&'a [u8]>,
 }
 
@@ -135,9 +135,10 @@ impl Writer<'_> {
             };
             match value {
                 Value::String(text) => self.text(text),
-                // What nothing stands for here is for the field to say, not for its type.
+                // The field, not its type, determines the zero value here.
                 Value::Null => self.plain(field.zero().unwrap_or(&Value::Null)),
-                // Protobuf, in which Kubernetes keeps objects, does not know an empty list from none.
+                // Protobuf, Kubernetes' storage format, does not distinguish an empty list from an
+                // absent one.
                 value if is_empty(field.shape, value) => self.plain(&Value::Null),
                 value => self.value(field.shape, value, below),
             }
@@ -154,7 +155,7 @@ impl Writer<'_> {
         self.out.push(b'}');
     }
 
-    /// The metadata's value has been written from here on.
+    /// Records the metadata's value, which was written from here on.
     fn note_metadata(&mut self, begin: usize) {
         self.metadata = (begin - "\"metadata\":".len(), begin, self.out.len());
     }
@@ -163,7 +164,7 @@ impl Writer<'_> {
         self.stamp_at = self.out.len();
     }
 
-    /// A name as it stands behind another field; the first comes without the comma.
+    /// A name with its leading comma; the first field drops the comma.
     #[inline]
     fn name(&mut self, written: &str) {
         let comma = usize::from(self.out.last() == Some(&b'{'));
@@ -181,7 +182,7 @@ impl Writer<'_> {
     fn value(&mut self, shape: Shape, value: &Value, level: Level) {
         match (shape, value) {
             (Shape::Struct(id), Value::Object(map)) => self.fields(id.get(), map, level),
-            // A null where a struct belongs is that struct with nothing set.
+            // A null instead of a struct is that struct's zero value.
             (Shape::Struct(_), Value::Null) => self.plain(&schema::zero_of(shape)),
             (Shape::List(element), Value::Array(list)) => self.list(*element, list),
             (Shape::Map(element), Value::Object(map)) => self.map(*element, map),
@@ -390,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn custom_resources_keep_what_they_have() {
+    fn custom_resources_are_encoded_in_their_order_with_nulls() {
         let (bytes, _) = encoded(
             None,
             json!({"spec": {"z": 1, "a": null}, "kind": "K", "apiVersion": "g/v1", "metadata": {"name": "n"}}),

@@ -1,4 +1,4 @@
-//! Paths to fields, and what is wrong with them, in Kubernetes' words.
+//! Field paths, and validation errors in Kubernetes' words.
 
 use crate::json::Value;
 use crate::text;
@@ -6,8 +6,8 @@ use std::fmt;
 
 /// A path such as `spec.template.spec.containers[0].image` or `metadata.labels[app]`.
 ///
-/// Validation makes a path for every field it checks and prints hardly any, so a path is only its last
-/// step and a reference to the path before it; its text is written when an [`Error`] is made of it.
+/// Validation makes a path for every field it checks and prints hardly any, so a path is only its
+/// last step and a reference to its parent; its text is made when an [`Error`] is created.
 #[derive(Clone, Copy)]
 pub struct Path<'a> {
     parent: Option<&'a Path<'a>>,
@@ -82,7 +82,7 @@ impl<'a> Path<'a> {
         }
     }
 
-    /// The path as text that needs no reference.
+    /// The path as owned text.
     pub fn to_path_buf(&self) -> PathBuf {
         let mut text = String::new();
         self.write(&mut text);
@@ -113,12 +113,12 @@ impl fmt::Display for Path<'_> {
 pub struct PathBuf(String);
 
 impl PathBuf {
-    /// To go on from here.
+    /// A path that continues from here.
     pub fn as_path(&self) -> Path<'_> {
         Path::new(&self.0)
     }
 
-    /// As text, which is empty for the object itself.
+    /// The text, which is empty for the object itself.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -145,7 +145,7 @@ impl From<&str> for PathBuf {
     }
 }
 
-/// What kind of wrong; the names are those in `status.details.causes[].reason`.
+/// The type of an error; the names are those in `status.details.causes[].reason`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ErrorKind {
     /// `FieldValueRequired`
@@ -217,20 +217,20 @@ impl ErrorKind {
     }
 }
 
-/// One wrong field. `Display` gives the line that Kubernetes prints.
+/// An error of one field. `Display` gives Kubernetes' message.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Error {
-    /// What kind of wrong.
+    /// The type of the error.
     pub kind: ErrorKind,
-    /// Where.
+    /// The field.
     pub path: PathBuf,
-    /// The offending value, as it is printed; empty where the kind prints none.
+    /// The invalid value as printed; `None` for types that print none.
     pub value: Option<Value>,
-    /// What would be right.
+    /// What is expected.
     pub detail: String,
 }
 
-/// All that is wrong with an object.
+/// All errors of an object.
 pub type Errors = Vec<Error>;
 
 impl Error {
@@ -268,7 +268,7 @@ impl Error {
         Self::new(ErrorKind::NotFound, path, Some(value.into()), "")
     }
 
-    /// The value is none of an enumeration's.
+    /// The value is not in an enumeration.
     pub fn not_supported(path: &Path, value: impl Into<Value>, supported: &[&str]) -> Self {
         let detail = if supported.is_empty() {
             String::new()
@@ -328,12 +328,12 @@ impl Error {
         )
     }
 
-    /// Something went wrong while checking.
+    /// An error of the validation itself.
     pub fn internal(path: &Path, detail: impl Into<String>) -> Self {
         Self::new(ErrorKind::Internal, path, None, detail)
     }
 
-    /// The line without its path, as it stands in a cause's message.
+    /// The message without the path, as in a cause.
     pub fn body(&self) -> String {
         let mut out = String::from(self.kind.title());
         if self.kind.prints_value() {
@@ -369,7 +369,7 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// Several findings on one line: each once, in brackets when there is more than one.
+/// Several errors on one line, deduplicated, in brackets if there is more than one.
 pub fn aggregate(errors: &[Error]) -> String {
     let mut seen: Vec<String> = Vec::with_capacity(errors.len());
     for error in errors {

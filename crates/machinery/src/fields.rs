@@ -32,7 +32,7 @@ impl Selector {
         Self { terms: vec![term] }
     }
 
-    /// From the text of a query; the error is the sentence that a client sees.
+    /// Parses a query's selector; the error is shown to clients.
     pub fn parse(text: &str) -> Result<Self, String> {
         let mut parts = split_terms(text);
         parts.sort_unstable();
@@ -52,7 +52,7 @@ impl Selector {
         Ok(Self { terms })
     }
 
-    /// Adds that a field must have this value.
+    /// Adds the requirement that a field has this value.
     pub fn require(&mut self, field: &str, value: &str) {
         self.terms.extend(Self::one(field, value).terms);
     }
@@ -67,14 +67,14 @@ impl Selector {
         self.terms.is_empty()
     }
 
-    /// Whether fields, asked for one value at a time, are selected; an absent field is empty.
+    /// Whether the fields, looked up one at a time, match; an absent field is empty.
     pub fn matches<'a>(&self, lookup: impl Fn(&str) -> Option<&'a str>) -> bool {
         self.terms
             .iter()
             .all(|t| (lookup(&t.field).unwrap_or_default() == t.value) == t.equal)
     }
 
-    /// The one value that a field must have, if it must have exactly one.
+    /// The one value that a field must have, if the selector requires one.
     pub fn exact(&self, field: &str) -> Option<&str> {
         self.terms
             .iter()
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_named() {
+    fn invalid_field_selectors_are_rejected() {
         assert_eq!(
             Selector::parse("a").unwrap_err(),
             "invalid selector: 'a'; can't understand 'a'"
@@ -193,7 +193,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_printed_parses_to_the_same(field in "[a-z.]{1,8}", value in "[a-z\\\\,=ä]{0,8}") {
+        fn a_printed_field_selector_parses_to_the_same(field in "[a-z.]{1,8}", value in "[a-z\\\\,=ä]{0,8}") {
             let selector = Selector::one(&field, &value);
             prop_assert_eq!(Selector::parse(&selector.to_string()).unwrap(), selector);
         }

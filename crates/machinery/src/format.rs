@@ -1,5 +1,5 @@
-//! The forms that names, label keys and other short strings must have. Every check gives the
-//! complaints in Kubernetes' words, none when the value is good.
+//! Formats of names, label keys and other short strings. Every check returns Kubernetes' messages,
+//! none if the value is valid.
 
 /// Longest DNS label.
 pub const LABEL_MAX: usize = 63;
@@ -78,7 +78,7 @@ pub fn dns1123_subdomain(value: &str) -> Vec<String> {
     subdomain(value, max_characters)
 }
 
-/// The same, where lengths are told in bytes.
+/// The same, with lengths reported in bytes.
 pub fn dns1123_subdomain_bytes(value: &str) -> Vec<String> {
     subdomain(value, max_bytes)
 }
@@ -153,7 +153,7 @@ pub fn dns1035_label(value: &str) -> Vec<String> {
     out
 }
 
-/// A name that is safe as a segment of a URL path.
+/// A name that is valid as a segment of a URL path.
 pub fn path_segment(value: &str) -> Vec<String> {
     if value == "." || value == ".." {
         return vec![format!("may not be '{value}'")];
@@ -161,7 +161,7 @@ pub fn path_segment(value: &str) -> Vec<String> {
     path_segment_prefix(value)
 }
 
-/// The beginning of such a name.
+/// The prefix of such a name.
 pub fn path_segment_prefix(value: &str) -> Vec<String> {
     ["/", "%"]
         .iter()
@@ -262,7 +262,7 @@ pub fn port_number(port: i64) -> Vec<String> {
     in_range(port, 1, 65535)
 }
 
-/// Within bounds that both belong to it.
+/// Within inclusive bounds.
 pub fn in_range(value: i64, lo: i64, hi: i64) -> Vec<String> {
     if (lo..=hi).contains(&value) {
         Vec::new()
@@ -370,7 +370,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_fit_or_are_told_why_not() {
+    fn invalid_names_are_reported_with_the_rule() {
         assert!(dns1123_subdomain("a.b-c.0").is_empty());
         assert!(dns1123_label("my-name").is_empty());
         assert_eq!(dns1123_label("a.b"), ["must not contain dots"]);

@@ -1,17 +1,17 @@
-//! Fields behind feature gates that are closed. Clients may send them and are remembered as their
-//! owners; before the object is judged and stored they go.
+//! Fields behind disabled feature gates. Clients may send them and become their managers; they are
+//! dropped before the object is validated and stored.
 
 use std::collections::HashSet;
 
 use crate::schema::{Off, Shape, Type};
 use crate::{Object, Value};
 
-/// Takes away what is behind closed gates.
+/// Drops fields behind disabled gates.
 pub fn close(schema: &'static Type, object: &mut Object) {
     fields(schema, object);
 }
 
-/// Whether what holds the fields goes, too.
+/// Drops gated fields; returns whether the containing value is to be dropped, too.
 fn fields(schema: &'static Type, object: &mut Object) -> bool {
     for &position in gated(schema) {
         let field = &schema.fields[usize::from(position)];
@@ -44,7 +44,8 @@ fn value(shape: Shape, held: &mut Value) -> bool {
     }
 }
 
-/// The fields that are closed or lead to such: few, so that most objects are hardly looked at.
+/// The gated fields and those that lead to gated ones: few, so that most of an object is not
+/// visited.
 fn gated(schema: &'static Type) -> &'static [u16] {
     schema.gated.get_or_init(|| {
         let fields = (0_u16..).zip(&schema.fields);
@@ -84,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_behind_a_closed_gate_goes_wherever_it_stands() {
+    fn fields_of_disabled_feature_gates_are_dropped_at_any_depth() {
         let lifecycle =
             |lifecycle: Value| json!({"containers": [{"name": "c", "lifecycle": lifecycle}]});
         let without = json!({"containers": [{"name": "c"}]});

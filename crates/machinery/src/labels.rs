@@ -5,7 +5,7 @@ use crate::format;
 use crate::json::Value;
 use std::fmt;
 
-/// How a key and values relate.
+/// The relation of a key and its values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Operator {
     In,
@@ -35,7 +35,7 @@ pub struct Selector {
 }
 
 impl Requirement {
-    /// Checked against the rules for keys, values and their number.
+    /// Validated by the rules for keys, values and their number.
     pub fn new(key: &str, operator: Operator, values: Vec<String>) -> Result<Self, String> {
         let mut errors = Vec::new();
         check_key(key, &Path::new("key"), &mut errors);
@@ -85,7 +85,7 @@ impl Requirement {
         }
     }
 
-    /// Whether labels, asked for one value at a time, satisfy this.
+    /// Whether the labels, looked up one at a time, satisfy this.
     pub fn matches<'a>(&self, lookup: impl Fn(&str) -> Option<&'a str>) -> bool {
         let found = lookup(&self.key);
         let has = |value: &str| self.values.iter().any(|v| v == value);
@@ -168,7 +168,7 @@ impl Selector {
         }
     }
 
-    /// From the text of a query; the error is the sentence that a client sees.
+    /// Parses a query's selector; the error is shown to clients.
     pub fn parse(text: &str) -> Result<Self, String> {
         let mut parser = Parser {
             tokens: lex(text),
@@ -226,7 +226,7 @@ impl Selector {
         self.requirements.is_empty() && !self.nothing
     }
 
-    /// Whether labels, asked for one value at a time, are selected.
+    /// Whether the labels, looked up one at a time, are selected.
     pub fn matches<'a>(&self, lookup: impl Fn(&str) -> Option<&'a str>) -> bool {
         !self.nothing && self.requirements.iter().all(|r| r.matches(&lookup))
     }
@@ -236,7 +236,7 @@ impl Selector {
         self.matches(|key| labels.and_then(|l| l.get(key)).and_then(Value::as_str))
     }
 
-    /// The one value that a label must have, if it must have exactly one.
+    /// The one value that a label must have, if the selector requires one.
     pub fn exact(&self, key: &str) -> Option<&str> {
         let requirement = self.requirements.iter().find(|r| r.key == key)?;
         match (requirement.operator, requirement.values.as_slice()) {
@@ -298,7 +298,7 @@ enum Token<'a> {
     End,
     Word(&'a str),
     Symbol(&'a str),
-    /// A run of symbols that means nothing.
+    /// An unknown run of symbols.
     Unknown,
 }
 
@@ -456,7 +456,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// `(a,b)`; an empty place between commas is the empty value.
+    /// `(a,b)`; nothing between commas is the empty value.
     fn values(&mut self) -> Result<Vec<String>, String> {
         let open = self.next();
         if open != Token::Symbol("(") {
@@ -525,7 +525,7 @@ mod tests {
     }
 
     #[test]
-    fn selectors_select_what_they_say() {
+    fn selectors_match_labels() {
         let labels = [("app", "web"), ("tier", "front"), ("n", "5"), ("e", "")];
         for yes in [
             "",
@@ -561,7 +561,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_are_told_in_kubernetes_words() {
+    fn selector_errors_have_kubernetes_messages() {
         let cases = [
             ("a,", "found '', expected: identifier after ','"),
             (
@@ -612,10 +612,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn parsing_never_panics_and_what_is_printed_parses_to_the_same(text in "[ab!=<>(), in\\x00ä0-9]{0,24}") {
+        fn parsing_never_panics_and_printed_selectors_parse_to_the_same(text in "[ab!=<>(), in\\x00ä0-9]{0,24}") {
             if let Ok(selector) = Selector::parse(&text) {
                 let printed = selector.to_string();
-                // A printed `a in ()` stands for one empty value and reads back as such.
+                // A printed `a in ()` means one empty value and parses as such.
                 prop_assert_eq!(Selector::parse(&printed).unwrap(), selector);
             }
         }

@@ -1,5 +1,5 @@
-//! What the API is made of, for no kind in particular: objects as JSON trees, the schema table and
-//! what it drives, field paths, errors, selectors, quantities, patches. Pure: no IO, no clock.
+//! The API's building blocks, independent of kinds: objects as JSON trees, the schema table and
+//! what uses it, field paths, errors, selectors, quantities, patches. Pure: no IO, no clock.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 

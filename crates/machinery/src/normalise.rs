@@ -1,6 +1,6 @@
-//! Objects as Go's types would keep them: fields in the schema's order, zeros and empties kept or
-//! dropped by presence, quantities, times and base64 in canonical form, unknown fields found and
-//! dropped, wrong types refused in Go's words.
+//! Objects as Go's types would keep them: fields in the schema's order, zero and empty values kept
+//! or dropped by presence, quantities, times and base64 in canonical form, unknown fields recorded
+//! and dropped, wrong types rejected in Go's words.
 
 use crate::decode::Findings;
 use crate::json::{Key, Number};
@@ -25,8 +25,8 @@ pub fn object(
     whole(schema, value, Words::Json, findings)
 }
 
-/// As [`object`], of a tree that was put together and not read: what does not fit is told in other
-/// words, and numbers fit where their value does.
+/// As [`object`], for a tree that was built and not parsed: errors are worded differently, and
+/// numbers fit if their value does.
 pub fn converted(
     schema: &'static Type,
     value: Value,
@@ -86,8 +86,7 @@ pub fn unstructured(value: Value, findings: &mut Findings) -> Result<Object, Str
     Ok(out)
 }
 
-/// Normalises the metadata of a custom resource, or of an object within one; `at` is where it
-/// stands.
+/// Normalises the metadata of a custom resource, or of an object within one; `at` is its path.
 pub fn metadata(metadata: Value, at: &str, findings: &mut Findings) -> Result<Value, String> {
     let Some(schema) = schema::lookup("meta/v1.ObjectMeta") else {
         return Ok(metadata);
@@ -113,7 +112,7 @@ pub fn metadata(metadata: Value, at: &str, findings: &mut Findings) -> Result<Va
     }
 }
 
-/// Keys of all maps in order.
+/// Sorts the keys of all maps.
 pub fn sort(value: &mut Value) {
     match value {
         Value::Object(map) => {
@@ -131,7 +130,7 @@ pub(crate) fn sort_map(map: &mut Object) {
     }
 }
 
-/// What Go calls a JSON value in its complaints.
+/// Go's name of a JSON value's type, for errors.
 fn kind_of(value: &Value) -> String {
     match value {
         Value::Null => "null".to_owned(),
@@ -151,7 +150,7 @@ enum Step {
     Key(Key),
 }
 
-/// Whose words a complaint is in.
+/// The wording of an error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Words {
     /// Go's JSON decoder.
@@ -161,19 +160,19 @@ enum Words {
 }
 
 struct Walk<'a> {
-    /// What stands before the path of an unknown field.
+    /// The prefix of an unknown field's path.
     at: &'a str,
     path: Vec<Step>,
     words: Words,
     findings: &'a mut Findings,
-    /// The first value that did not fit. Go's decoder goes on from there, and tells of it only when nothing worse
-    /// comes: a text that its type cannot read.
+    /// The first value of a wrong type. Go's decoder continues after it, and reports it only if no
+    /// worse error follows: a text that its type cannot parse.
     misfit: Option<String>,
-    /// Whether something worse came.
+    /// Whether a worse error occurred.
     ended: bool,
 }
 
-/// Where a value stands, for complaints about its type.
+/// The position of a value, for errors about its type.
 #[derive(Clone, Copy)]
 struct FieldPosition<'a> {
     owner: &'a Type,
@@ -335,7 +334,7 @@ impl Walk<'_> {
                 Value::Array(out)
             }
             (Shape::PropsOrStrings, value @ Value::Array(_)) => value,
-            // Anything else is read as nothing.
+            // Anything else is read as null.
             (Shape::PropsOrArray | Shape::PropsOrStrings, _) => Value::Null,
             (Shape::Struct(id), Value::Object(map)) => Value::Object(self.fields(id.get(), map)?),
             (Shape::List(element), Value::Array(list)) => self.list(*element, list, place)?,
@@ -365,7 +364,7 @@ impl Walk<'_> {
         mut map: Object,
         place: FieldPosition<'_>,
     ) -> Result<Value, String> {
-        // The common map of strings is checked where it stands.
+        // The common map of strings is checked in place.
         if element == Shape::String && map.values().all(Value::is_string) {
             sort_map(&mut map);
             return Ok(Value::Object(map));
@@ -374,7 +373,7 @@ impl Walk<'_> {
         for (key, value) in map {
             self.path.push(Step::Key(key));
             let value = match (element, value) {
-                // No bytes are empty bytes.
+                // Null is empty bytes.
                 (Shape::Bytes, Value::Null) => Value::from(""),
                 (_, value) => self.value(element, value, place)?,
             };
@@ -404,7 +403,7 @@ impl Walk<'_> {
         let whole = n.as_f64().filter(|f| f.fract() == 0.0 && f.abs() < 9e15);
         match (n.as_i64(), self.words, whole) {
             (Some(i), ..) if (min..=max).contains(&i) => Ok(Value::Number(n)),
-            // What does not fit is cut off, as Go's conversion of integers does.
+            // Larger values are truncated, as Go's integer conversion does.
             (Some(i), Words::Conversion, _) if min == i64::from(i32::MIN) => {
                 Ok(Value::from(i as i32))
             }
@@ -417,7 +416,7 @@ impl Walk<'_> {
     }
 }
 
-/// The type's name as messages print it; of an element when the field is a list or map.
+/// The type's name in messages; the element's if the field is a list or map.
 fn name_of(shape: Shape, place: FieldPosition<'_>) -> String {
     if shape == place.field.shape {
         return place.field.type_name.clone();
@@ -430,7 +429,8 @@ fn name_of(shape: Shape, place: FieldPosition<'_>) -> String {
     name.to_owned()
 }
 
-/// The type that the decoder was reading: times are read as text, and what is no text as a number.
+/// The type that the decoder was reading: times and durations are read as strings, IntOrString as a
+/// number.
 fn type_read(shape: Shape, place: FieldPosition<'_>) -> String {
     match shape {
         Shape::Time | Shape::MicroTime | Shape::Duration => "string".to_owned(),
@@ -439,7 +439,7 @@ fn type_read(shape: Shape, place: FieldPosition<'_>) -> String {
     }
 }
 
-/// The fields of a type in its order, with those that are written also when they are not set.
+/// The fields of a type in its order, with those that are serialized even if unset.
 pub(crate) fn in_order(schema: &'static Type, mut slots: Vec<(usize, Value)>) -> Object {
     if !slots.is_sorted_by_key(|s| s.0) {
         slots.sort_unstable_by_key(|s| s.0);
@@ -463,13 +463,13 @@ pub(crate) fn in_order(schema: &'static Type, mut slots: Vec<(usize, Value)>) ->
     out
 }
 
-/// An object of a type whose fields come one by one, mostly in the type's order.
+/// Builds an object of a type from fields that come one by one, mostly in the type's order.
 pub(crate) struct InOrder {
     schema: &'static Type,
     out: Object,
-    /// The fields that are there, by their places.
+    /// The present fields, by position.
     kept: u128,
-    /// The place behind the last.
+    /// The position after the last field.
     next: usize,
     is_sorted: bool,
 }
@@ -478,7 +478,7 @@ impl InOrder {
     pub(crate) fn new(schema: &'static Type) -> Self {
         Self {
             schema,
-            // Defaults come to it later.
+            // Room for defaults, which are added later.
             out: Object::with_capacity(schema.fields.len().min(12)),
             kept: 0,
             next: 0,
@@ -486,7 +486,7 @@ impl InOrder {
         }
     }
 
-    /// Adds a field that is not there yet, one of the first 128 of its type.
+    /// Adds a field that is not present yet, one of the first 128 of its type.
     pub(crate) fn push(&mut self, position: usize, value: Value) {
         self.is_sorted &= self.next <= position;
         self.next = position + 1;
@@ -495,7 +495,7 @@ impl InOrder {
         self.out.push(Key::fixed(name), value);
     }
 
-    /// The object, with those that are written also when they are not set.
+    /// The object, with the fields that are serialized even if unset.
     pub(crate) fn finish(mut self) -> Object {
         for &position in &self.schema.always {
             let position = usize::from(position);
@@ -513,12 +513,12 @@ impl InOrder {
     }
 }
 
-/// Whether an object that is read has the field: what is written, and what is empty where sending it counts.
+/// Whether a decoded object keeps the field: if it is serialized, or empty where presence matters.
 pub(crate) fn is_kept(field: &Field, value: &Value) -> bool {
     !is_omitted(field, value) || (field.sent && !value.is_null())
 }
 
-/// Whether Go's decoder goes on after this complaint: not when the type reads its values by itself.
+/// Whether Go's decoder continues after this error: not if the type parses its values itself.
 fn is_misfit(shape: Shape, why: &str) -> bool {
     match shape {
         Shape::List(item) | Shape::Map(item) => is_misfit(*item, why),
@@ -529,7 +529,7 @@ fn is_misfit(shape: Shape, why: &str) -> bool {
     }
 }
 
-/// Whether Go leaves this value out of its JSON.
+/// Whether Go omits this value from its JSON.
 pub(crate) fn is_omitted(field: &Field, value: &Value) -> bool {
     match field.presence {
         Presence::Always | Presence::PointerNull => false,
@@ -568,7 +568,7 @@ pub(crate) fn bytes(mut text: String) -> Result<Value, String> {
     }
     match BASE64.decode(&text) {
         Ok(_) => Ok(Value::String(text)),
-        // Go does not mind bits behind the last byte, and does not write them again.
+        // Go ignores bits after the last byte, and does not write them again.
         Err(base64::DecodeError::InvalidLastSymbol(..)) => {
             let decoded = LENIENT_BASE64.decode(&text).map_err(|e| e.to_string())?;
             Ok(Value::String(BASE64.encode(decoded)))
@@ -580,7 +580,7 @@ pub(crate) fn bytes(mut text: String) -> Result<Value, String> {
     }
 }
 
-/// Where Go stops reading base64 that it cannot read.
+/// The offset at which Go rejects invalid base64.
 fn corrupt_at(text: &str) -> usize {
     let alphabet = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'+' | b'/');
     let letters: Vec<(usize, u8)> = text
@@ -593,7 +593,7 @@ fn corrupt_at(text: &str) -> usize {
             match byte {
                 b'=' if j < 2 => return *at,
                 b'=' => {
-                    // Two signs where two are missing, and nothing behind them.
+                    // Two padding characters where two are missing, and nothing after them.
                     let second = quantum.get(j + 1);
                     return match (j, second) {
                         (2, None) => text.len(),
@@ -615,7 +615,7 @@ fn corrupt_at(text: &str) -> usize {
     text.len()
 }
 
-/// A value that a tree has in a place where another is expected.
+/// The error for a value of another type than expected in a tree.
 fn unconverted(shape: Shape, value: &Value, place: FieldPosition<'_>) -> String {
     let (kind, integer) = match value {
         Value::Null => ("invalid", false),
@@ -660,15 +660,15 @@ pub(crate) fn micro_time(text: &str) -> Result<Value, String> {
     })
 }
 
-/// Written as Go would write it.
+/// In Go's format.
 pub(crate) fn duration(text: String) -> Result<Value, String> {
     Ok(duration::format(duration::nanos(&text)?).into())
 }
 
 pub(crate) fn quantity(value: &Value, field: &Field) -> Result<Value, String> {
-    // Nobody hands out less than a thousandth of a CPU or of a byte.
+    // Resources are rounded up to thousandths.
     let finest = match field.type_name.as_str() {
-        // What a runtime class adds is not rounded before a pod has it.
+        // The overhead of a runtime class is not rounded before it is added to a pod.
         "v1.ResourceList" if field.name != "podFixed" => quantity::MILLI,
         _ => quantity::FINEST,
     };

@@ -1,12 +1,12 @@
 //! OpenAPI definitions of the types in the schema table, for `/openapi/v2` and `/openapi/v3`.
-//! Only facts of the table: descriptions are the server's to add.
+//! Descriptions are added by the server.
 
 use crate::json;
 use crate::schema::{Field, Presence, Shape, Topology, Type, zero_of};
 use crate::{Object, Value, schema};
 use std::collections::BTreeMap;
 
-/// Which form of document a definition is for.
+/// The version of the document.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Dialect {
     /// Swagger 2: `#/definitions/…`, no defaults.
@@ -94,7 +94,7 @@ pub fn definition(dialect: Dialect, schema: &Type) -> Value {
     Value::Object(out)
 }
 
-/// Types of whose fields one at most is set: the field that tells which, if there is one, and those it
+/// Union types, of whose fields at most one is set: the discriminator, if any, and the fields it
 /// chooses from.
 const UNIONS: &[(&str, &str, &str, &[&str])] = &[
     ("core/v1", "AppArmorProfile", "type", &["localhostProfile"]),
@@ -124,7 +124,7 @@ fn union(schema: &Type) -> Option<Value> {
     if !discriminator.is_empty() {
         out.insert("discriminator".to_owned(), json!(discriminator));
     }
-    // Named as the values that choose them: as Go names them.
+    // Named like the discriminator's values: as Go names the fields.
     let exported = |field: &&'static str| (*field, field[..1].to_ascii_uppercase() + &field[1..]);
     let fields: BTreeMap<_, _> = fields.iter().map(exported).collect();
     out.insert("fields-to-discriminateBy".to_owned(), json!(fields));
@@ -186,7 +186,7 @@ fn property(dialect: Dialect, field: &Field) -> Value {
     out
 }
 
-/// The element of lists and maps; anything else itself.
+/// The element of nested lists and maps; anything else itself.
 fn innermost(value: &mut Value) -> &mut Value {
     for key in ["items", "additionalProperties"] {
         if value.get(key).is_some() {
@@ -212,7 +212,7 @@ const RAW: &str = "io.k8s.apimachinery.pkg.runtime.RawExtension";
 const FIELDS: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.FieldsV1";
 const EXTENSIONS: &str = "io.k8s.apiextensions-apiserver.pkg.apis.apiextensions.v1";
 
-/// Name and definition of a type that is no struct.
+/// The name and definition of a type that is not a struct.
 fn special(dialect: Dialect, shape: Shape) -> Option<(String, Value)> {
     let v2 = dialect == Dialect::V2;
     Some(match shape {
@@ -273,7 +273,7 @@ fn of_shape(dialect: Dialect, shape: Shape, plain: bool) -> Value {
     }
 }
 
-/// An element of a list or map: in OpenAPI 3 a scalar names its zero, which it is when null.
+/// An element of a list or map: in OpenAPI 3 a scalar states its zero as the default.
 fn element_of(dialect: Dialect, shape: Shape) -> Value {
     let mut out = of_shape(dialect, shape, true);
     let scalar = matches!(
@@ -283,7 +283,7 @@ fn element_of(dialect: Dialect, shape: Shape) -> Value {
     if dialect == Dialect::V3 && scalar {
         out["default"] = zero_of(shape);
     }
-    // Without anything beside it, a reference needs no wrapping.
+    // A reference alone needs no `allOf`.
     if dialect == Dialect::V3 && special(dialect, shape).is_some() {
         out = out["allOf"][0].clone();
     }
@@ -308,7 +308,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_are_told_where_there_are_no_others() {
+    fn enums_are_published_for_closed_sets_of_values() {
         let of = |of: &str, field: &str| {
             let definition = definition(Dialect::V3, schema::lookup(of).unwrap());
             definition["properties"][field].clone()
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn definitions_say_what_the_table_says() {
+    fn definitions_agree_with_the_schema_table() {
         let container = definition(Dialect::V3, schema::lookup("core/v1.Container").unwrap());
         assert_eq!(container["required"], json!(["name"]));
         assert_eq!(

@@ -1,32 +1,32 @@
-//! Regular expressions as Go reads them: what Go refuses is refused in its words, what it takes is
-//! matched by an engine with a somewhat other dialect.
+//! Regular expressions in Go's syntax: what Go rejects is rejected with its messages; the rest is
+//! translated for an engine with a slightly different syntax.
 
 use regex::bytes::{Regex, RegexBuilder};
 
-/// How many bytes a compiled expression may take.
+/// Maximum bytes of a compiled expression.
 const SIZE_LIMIT: usize = 32 << 20;
-/// How much an expression may weigh, written out: about its number of states, known before it is
-/// compiled.
+/// Maximum weight of an expression with its repetitions expanded: about the number of its states,
+/// computed before it is compiled.
 const WEIGHT_LIMIT: u64 = 300_000;
-/// What a category or a script weighs, and what a class does that is larger than ASCII.
+/// The weight of a Unicode category or script, and of a class larger than ASCII.
 const UNICODE_WEIGHT: u64 = 400;
 const WIDE_WEIGHT: u64 = 16;
-/// How many groups may be inside of each other.
+/// Maximum nesting of groups.
 const NESTING_LIMIT: usize = 240;
-/// How often anything may be repeated.
+/// Maximum count of a repetition.
 const REPEAT_LIMIT: u64 = 1000;
 
-/// An expression that Go takes.
+/// A valid expression.
 #[derive(Debug, Clone)]
 pub struct Pattern {
-    /// As it was written; with what is wrong with it, if something is.
+    /// The expression; with its error, if it is invalid.
     pub text: String,
-    /// `None` for one that is none: it matches nothing.
+    /// `None` if invalid: it matches nothing.
     regex: Option<Regex>,
 }
 
 impl Pattern {
-    /// Reads an expression, or says what Go says of it.
+    /// Parses an expression, or returns Go's error.
     pub fn new(text: &str) -> Result<Self, String> {
         let (translated, _) = read(text)?;
         let built = RegexBuilder::new(&translated)
@@ -39,12 +39,12 @@ impl Pattern {
         })
     }
 
-    /// How much an expression weighs: what compiling it takes grows with that. Or what Go says of it.
+    /// The weight of an expression, on which the cost of compiling depends. Or Go's error.
     pub fn weight(text: &str) -> Result<u64, String> {
         read(text).map(|(_, weight)| weight)
     }
 
-    /// An expression from before it could be refused: one that cannot be read matches nothing.
+    /// An expression stored before validation existed: an invalid one matches nothing.
     pub fn stored(text: &str) -> Self {
         Self::new(text).unwrap_or_else(|why| Self {
             text: format!("{text}, but pattern is invalid: {why}"),
@@ -52,7 +52,7 @@ impl Pattern {
         })
     }
 
-    /// Whether the expression is found anywhere in a text.
+    /// Whether the expression matches anywhere in a text.
     pub fn is_match(&self, text: &str) -> bool {
         let regex = self.regex.as_ref();
         regex.is_some_and(|regex| regex.is_match(text.as_bytes()))
@@ -60,7 +60,7 @@ impl Pattern {
 }
 
 impl Pattern {
-    /// The matches in a text, without overlaps, at most so many.
+    /// The non-overlapping matches in a text, at most `limit`.
     pub fn find_all(&self, text: &str, limit: usize) -> Vec<String> {
         let Some(regex) = &self.regex else {
             return Vec::new();
@@ -77,7 +77,7 @@ fn read(text: &str) -> Result<(String, u64), String> {
     translate(text).map_err(refused)
 }
 
-/// What is wrong, and with which part.
+/// The error, and the part that it is about.
 type Refused<'a> = (&'static str, &'a str);
 
 const BAD_CLASS: &str = "invalid character class range";
@@ -85,14 +85,13 @@ const BAD_ESCAPE: &str = "invalid escape sequence";
 const BAD_REPEAT: &str = "invalid repeat count";
 const NO_ARGUMENT: &str = "missing argument to repetition operator";
 
-/// What stands between two parentheses, or in the whole. Numbers say how often something is repeated
-/// in all.
+/// The content of a group, or of the whole expression. Numbers are total repetition counts.
 #[derive(Default)]
 struct Group {
     most: u64,
-    /// What a repetition would repeat, if anything.
+    /// The count of the item that a repetition would apply to, if any.
     last: Option<u64>,
-    /// What all of it weighs, and what a repetition would repeat of that.
+    /// The total weight, and that of the item a repetition would apply to.
     weight: u64,
     last_weight: u64,
 }
@@ -109,7 +108,7 @@ impl Group {
         self.weight = self.weight.saturating_add(weight);
     }
 
-    /// What a repetition repeats is there once already.
+    /// One repetition is already counted.
     fn repeat(&mut self, times: u64) {
         let more = self.last_weight.saturating_mul(times.saturating_sub(1));
         self.last_weight = self.last_weight.saturating_add(more);
@@ -125,7 +124,7 @@ struct Reader<'a> {
     group: Group,
 }
 
-/// The same expression in the dialect of the engine.
+/// The expression in the engine's syntax.
 fn translate(pattern: &str) -> Result<(String, u64), Refused<'_>> {
     let mut reader = Reader {
         whole: pattern,
@@ -157,7 +156,7 @@ impl<'a> Reader<'a> {
         Some(c)
     }
 
-    /// What was read since something else was still to be read.
+    /// The text read since `before`.
     fn since(&self, before: &'a str) -> &'a str {
         &before[..before.len() - self.rest.len()]
     }
@@ -176,7 +175,7 @@ impl<'a> Reader<'a> {
         self.push(&text, text.len() as u64);
     }
 
-    /// Reads one thing; where it began, if it repeats.
+    /// Reads one item; returns its start if it is a repetition.
     fn item(&mut self, repeated: Option<&'a str>) -> Result<Option<&'a str>, Refused<'a>> {
         let before = self.rest;
         match self.next().unwrap_or_default() {
@@ -253,7 +252,7 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// A group with a name or flags, or flags alone.
+    /// A group with a name or flags, or only flags.
     fn flags(&mut self, before: &'a str) -> Result<(), Refused<'a>> {
         let named = |prefix: &str| before.len() > prefix.len() && before.starts_with(prefix);
         let prefix = ["(?P<", "(?<"].into_iter().find(|prefix| named(prefix));
@@ -289,7 +288,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// What stands behind a backslash, outside of a class.
+    /// An escape outside of a class.
     fn escape(&mut self, before: &'a str) -> Result<(), Refused<'a>> {
         let kind = before[1..].chars().next();
         let known = match kind {
@@ -318,7 +317,7 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// `\d`, `\pL`: what would stand in a class. A backslash was read.
+    /// `\d`, `\pL`: as the content of a class. The backslash has been read.
     fn named_escape(&mut self, before: &'a str) -> Result<Option<String>, Refused<'a>> {
         let kind = before[1..].chars().next();
         let perl = match kind {
@@ -356,7 +355,7 @@ impl<'a> Reader<'a> {
         Ok(Some(format!("\\{sign}{{{group}}}")))
     }
 
-    /// A character behind a backslash, which was read.
+    /// An escaped character; the backslash has been read.
     fn escaped(&mut self, before: &'a str) -> Result<u32, Refused<'a>> {
         let Some(c) = self.next() else {
             return Err(("trailing backslash at end of expression", ""));
@@ -454,7 +453,7 @@ impl<'a> Reader<'a> {
         }
         self.next();
         out.push(']');
-        // A class of nothing but what cannot be there.
+        // A class without any valid character.
         let out = match out.as_str() {
             "[]" => r"[^\x{0}-\x{10FFFF}]",
             "[^]" => r"[\x{0}-\x{10FFFF}]",
@@ -474,7 +473,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// What a class weighs.
+/// The weight of a class.
 fn weight(class: &str) -> u64 {
     let unicode = class.matches("\\p{").count() + class.matches("\\P{").count();
     let ranges = class.matches('-').count() as u64;
@@ -488,7 +487,7 @@ fn weight(class: &str) -> u64 {
     (unicode as u64).saturating_mul(UNICODE_WEIGHT) + each * (ranges + 1)
 }
 
-/// A range in a class, without what is no character.
+/// A range in a class, without surrogates.
 fn range(low: u32, high: u32) -> String {
     let surrogate = |code: u32| (0xD800..0xE000).contains(&code);
     let low = if surrogate(low) { 0xE000 } else { low };
@@ -519,9 +518,9 @@ fn is_posix(name: &str) -> bool {
     )
 }
 
-/// A category or a script by the name that the engine knows it by.
+/// The engine's name of a Unicode category or script.
 fn unicode_group(name: &str) -> Option<String> {
-    /// The scripts whose whole names look like short ones, which Go does not know.
+    /// Scripts whose full names look like abbreviations, which Go does not support.
     const SHORT: &[&str] = &[
         "ahom", "cham", "kawi", "lisu", "modi", "newa", "thai", "toto",
     ];
@@ -537,7 +536,7 @@ fn unicode_group(name: &str) -> Option<String> {
         .find(|group| Regex::new(&format!("\\p{{{group}}}")).is_ok())
 }
 
-/// How often: `3}`, `3,}`, `3,5}`, and what stands behind it.
+/// A repetition count: `3}`, `3,}`, `3,5}`, and the rest of the text.
 fn count(text: &str) -> Option<(u64, Option<u64>, &str)> {
     let (least, rest) = number(text)?;
     let (most, rest) = match rest.strip_prefix(',') {
@@ -548,7 +547,7 @@ fn count(text: &str) -> Option<(u64, Option<u64>, &str)> {
     Some((least, most, rest.strip_prefix('}')?))
 }
 
-/// A number without zeros in front.
+/// A number without leading zeros.
 fn number(text: &str) -> Option<(u64, &str)> {
     let end = text
         .find(|c: char| !c.is_ascii_digit())
@@ -557,7 +556,7 @@ fn number(text: &str) -> Option<(u64, &str)> {
     if digits.is_empty() || (digits.len() > 1 && digits.starts_with('0')) {
         return None;
     }
-    // Whatever is longer is far too much.
+    // A longer number is far above the limit.
     Some((digits.parse().unwrap_or(u64::MAX), rest))
 }
 
@@ -566,7 +565,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_go_refuses_is_refused_in_its_words() {
+    fn patterns_that_go_rejects_are_rejected_with_its_message() {
         for (pattern, why) in [
             ("[a", "missing closing ]: `[a`"),
             ("x[]a", "missing closing ]: `[]a`"),
@@ -608,7 +607,7 @@ mod tests {
     }
 
     #[test]
-    fn an_expression_that_cannot_be_held_is_refused_and_matches_nothing() {
+    fn a_too_large_expression_is_refused_and_matches_nothing() {
         let large = r"(\pL{900}|\pN{900})\pL{900}";
         let why = Pattern::new(large).unwrap_err();
         assert!(why.starts_with("error parsing regexp: expression too large: `"));
@@ -621,7 +620,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_large_is_refused_before_it_is_built() {
+    fn too_large_patterns_are_refused_before_compilation() {
         let large = "expression too large";
         for (pattern, wanted) in [
             (r"\pL{1000}".to_owned(), large),
@@ -648,7 +647,7 @@ mod tests {
     }
 
     #[test]
-    fn what_go_takes_means_the_same() {
+    fn patterns_match_as_in_go() {
         for (pattern, yes, no) in [
             (r"^\d+$", "12", "١"),
             (r"^[\w.-]+\s$", "a.b ", "é "),

@@ -1,7 +1,7 @@
 //! Quantities such as `500m`, `1.5Gi` or `1e3`, with Kubernetes' rounding and canonical form.
 //!
-//! Texts of any size have a canonical form ([`canonical`]); the arithmetic of [`Quantity`] ends at
-//! the largest 128 bit number of billionths, far beyond any real resource.
+//! Texts of any size have a canonical form ([`canonical`]); the arithmetic of [`Quantity`]
+//! saturates at the largest 128-bit number of billionths, far beyond any real resource.
 
 mod text;
 
@@ -13,7 +13,7 @@ use std::str::FromStr;
 
 const NANO: i128 = 1_000_000_000;
 
-/// The family of suffixes that a quantity is written with.
+/// The suffix family of a quantity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Format {
     /// `n u m k M G T P E`
@@ -24,7 +24,7 @@ pub enum Format {
     Exponent,
 }
 
-/// What is wrong with a quantity, in Kubernetes' words.
+/// Why a quantity is invalid, in Kubernetes' words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     #[error(
@@ -92,7 +92,7 @@ impl Quantity {
 
     /// Whether it is a whole number of units.
     pub fn is_integer(self) -> bool {
-        // What is too large to be kept whole has no parts, either.
+        // A saturated value has no fraction.
         self.nanos % NANO == 0 || self.nanos.unsigned_abs() >= i128::MAX.unsigned_abs()
     }
 
@@ -106,12 +106,12 @@ impl Quantity {
         self.nanos < 0
     }
 
-    /// The family of suffixes.
+    /// The suffix family.
     pub fn format(self) -> Format {
         self.format
     }
 
-    /// The sum, written as the first (or as the second when the first is zero).
+    /// The sum, in the format of the first (or of the second if the first is zero).
     #[must_use]
     pub fn plus(self, other: Self) -> Self {
         let format = if self.nanos == 0 {
@@ -125,7 +125,7 @@ impl Quantity {
         }
     }
 
-    /// The difference, written as the first (or as the second when the first is zero).
+    /// The difference, in the format of the first (or of the second if the first is zero).
     #[must_use]
     pub fn minus(self, other: Self) -> Self {
         let format = if self.nanos == 0 {
@@ -217,7 +217,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn what_is_read_and_shown_is_canonical() {
+    fn quantities_are_printed_in_canonical_form() {
         for (text, expected) in [
             ("1000m", "1"),
             ("0.5", "500m"),
@@ -231,7 +231,7 @@ mod tests {
             ("100Ei", "9223372036854775807"),
             ("0.0000000001Gi", "107374183n"),
             ("m", "0"),
-            // Where the arithmetic ends.
+            // The saturation limit.
             ("1e300", "170141183460469231731687303715884105727e-9"),
         ] {
             assert_eq!(

@@ -1,4 +1,4 @@
-//! `Status`: the one form in which the API says no.
+//! `Status`: the API's errors.
 
 use crate::field;
 use crate::text::quote;
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize, Serializer};
 use std::fmt;
 
 /// A `v1` Status with `status: Failure`, or a success without an object. It serializes as the
-/// whole object that goes over the wire.
+/// complete object.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Status {
@@ -20,13 +20,13 @@ pub struct Status {
     /// For people.
     #[serde(default)]
     pub message: String,
-    /// What it is about.
+    /// The object it is about.
     #[serde(default)]
     pub details: Option<Details>,
-    /// Where a list may go on all the same, when its continue token was too old; often empty.
+    /// The token with which a list may continue after its continue token expired; often empty.
     #[serde(skip)]
     pub continue_token: String,
-    /// What the client is told beside the refusal.
+    /// Warnings sent with the error.
     #[serde(skip)]
     pub warnings: Vec<String>,
 }
@@ -53,7 +53,7 @@ fn is_zero(n: &u32) -> bool {
     *n == 0
 }
 
-/// One field and what is wrong with it.
+/// One field and its error.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Cause {
@@ -95,7 +95,7 @@ impl Serialize for Status {
         if let Some(details) = &self.details {
             map.serialize_entry("details", details)?;
         }
-        // That something is gone is told without a code.
+        // A success has no code.
         if self.code != 0 && self.code != 200 {
             map.serialize_entry("code", &self.code)?;
         }
@@ -103,7 +103,7 @@ impl Serialize for Status {
     }
 }
 
-/// `pods` or `deployments.apps`: a name with its group behind a dot.
+/// `pods` or `deployments.apps`: a name with its group after a dot.
 fn qualified(group: &str, name: &str) -> String {
     if group.is_empty() {
         name.to_owned()
@@ -137,7 +137,7 @@ impl Status {
         self
     }
 
-    /// The same with warnings, before those that it has.
+    /// The same with warnings added before the existing ones.
     #[must_use]
     pub fn warned(mut self, warnings: impl IntoIterator<Item = String>) -> Self {
         self.warnings.splice(0..0, warnings);
@@ -149,13 +149,13 @@ impl Status {
         (200..300).contains(&self.code)
     }
 
-    /// The JSON that goes over the wire.
+    /// The serialized JSON.
     pub fn to_bytes(&self) -> Vec<u8> {
         // Strings and integers only: serializing cannot fail.
         crate::json::to_vec(self).unwrap_or_default()
     }
 
-    /// Success without an object, such as of a delete; `uid` of what was deleted.
+    /// Success without an object, such as of a delete; `uid` is that of the deleted object.
     pub fn success(group: &str, resource: &str, name: &str, uid: &str) -> Self {
         let mut status = Self::failure(200, "", "").about(group, resource, name);
         status.details.get_or_insert_default().uid = uid.to_owned();
@@ -168,7 +168,7 @@ impl Status {
         Self::failure(404, "NotFound", message).about(group, resource, name)
     }
 
-    /// 404 for a path that nothing serves.
+    /// 404 for a path that is not served.
     pub fn path_not_found() -> Self {
         let mut status = Self::failure(
             404,
@@ -201,7 +201,7 @@ impl Status {
             .retry_after(1)
     }
 
-    /// 409: the object changed meanwhile, or a precondition failed.
+    /// 409: the object changed concurrently, or a precondition failed.
     pub fn conflict(group: &str, resource: &str, name: &str, why: &str) -> Self {
         let message = format!(
             "Operation cannot be fulfilled on {} {}: {why}",
@@ -211,7 +211,7 @@ impl Status {
         Self::failure(409, "Conflict", message).about(group, resource, name)
     }
 
-    /// 409 with the sentence for a stale resourceVersion.
+    /// 409 with the message for a stale resourceVersion.
     pub fn modified(group: &str, resource: &str, name: &str) -> Self {
         Self::conflict(
             group,
@@ -221,7 +221,7 @@ impl Status {
         )
     }
 
-    /// 409 of an apply that met other managers.
+    /// 409 of an apply that conflicts with other managers.
     pub fn apply_conflict(causes: Vec<Cause>, message: impl Into<String>) -> Self {
         let mut status = Self::failure(409, "Conflict", message);
         status.details = Some(Details {
@@ -231,7 +231,7 @@ impl Status {
         status
     }
 
-    /// 422 with one cause per wrong field.
+    /// 422 with one cause per invalid field.
     pub fn invalid(group: &str, kind: &str, name: &str, errors: &[field::Error]) -> Self {
         let mut message = format!("{} {} is invalid", qualified(group, kind), quote(name));
         if !errors.is_empty() {
@@ -251,7 +251,7 @@ impl Status {
         status
     }
 
-    /// 403; `name` may be empty, `resource` too.
+    /// 403; `name` and `resource` may be empty.
     pub fn forbidden(group: &str, resource: &str, name: &str, why: &str) -> Self {
         let message = if resource.is_empty() {
             format!("forbidden: {why}")
@@ -302,7 +302,7 @@ impl Status {
         status
     }
 
-    /// 406; `accepted` are the media types that could be sent.
+    /// 406; `accepted` are the media types that could be served.
     pub fn not_acceptable(accepted: &[&str]) -> Self {
         let message = if accepted.is_empty() {
             "none of the requested media types can be served".to_owned()
@@ -320,7 +320,7 @@ impl Status {
         Self::failure(406, "NotAcceptable", message)
     }
 
-    /// 415; `accepted` are the media types that could be read.
+    /// 415; `accepted` are the supported media types.
     pub fn unsupported_media_type(accepted: &[&str]) -> Self {
         Self::failure(
             415,
@@ -332,7 +332,7 @@ impl Status {
         )
     }
 
-    /// 406 and 415 as the router says them, before anybody looks at the resource.
+    /// 406 and 415 as upstream's router reports them, before the resource is known.
     pub fn refused_by_router(code: u16, more: &str) -> Self {
         let (reason, words) = match code {
             406 => ("NotAcceptable", "Not Acceptable"),
@@ -343,7 +343,7 @@ impl Status {
         status
     }
 
-    /// 410: what was asked for is gone.
+    /// 410: the requested data is gone.
     pub fn gone(message: impl Into<String>) -> Self {
         Self::failure(410, "Gone", message)
     }
@@ -367,7 +367,7 @@ impl Status {
         Self::failure(429, "TooManyRequests", message).retry_after(retry_after)
     }
 
-    /// 500 for an error that has no kind of its own.
+    /// 500 for an error without a reason.
     pub fn unknown(why: impl Into<String>) -> Self {
         Self::failure(500, "", why.into())
     }
@@ -393,7 +393,7 @@ impl Status {
         Self::failure(503, "ServiceUnavailable", message)
     }
 
-    /// 500: the operation could not be done now and may be tried again.
+    /// 500: the operation could not complete now and may be retried.
     pub fn server_timeout(group: &str, resource: &str, operation: &str, retry_after: u32) -> Self {
         let message = format!(
             "The {operation} operation against {} could not be completed at this time, please try again.",

@@ -1,10 +1,11 @@
-//! Text the way Go prints it: quoted strings and JSON inside messages. And whether two texts are the same.
+//! Text as Go prints it: quoted strings and JSON inside messages. And fast equality of texts.
 
 use crate::json::Value;
 use std::fmt::Write as _;
 
-/// Whether two texts are equal. For names that are empty again and again, such as the core group and the namespace of
-/// cluster-scoped objects, this is faster than `==`, which calls libc for empty texts, too (decision 20).
+/// Whether two texts are equal. For names that are often empty, such as the core group and the
+/// namespace of cluster-scoped objects, this is faster than `==`, which calls libc for empty texts,
+/// too (decision 20).
 #[inline]
 pub fn same(one: &str, other: &str) -> bool {
     one.len() == other.len() && (one.is_empty() || one == other)
@@ -99,7 +100,7 @@ pub fn json_float(f: f64) -> String {
     with_exponent(f, -6, 21, 1)
 }
 
-/// The shortest digits that give the float again; as a power of ten from `high` on, and below `low`.
+/// The shortest digits that round-trip; with an exponent from `high` on, and below `low`.
 fn with_exponent(f: f64, low: i32, high: i32, width: usize) -> String {
     let scientific = format!("{f:e}");
     let Some((digits, exponent)) = scientific.split_once('e') else {
@@ -136,7 +137,7 @@ pub fn literal(value: &Value) -> String {
     }
 }
 
-/// A number as Go's `strconv.ParseUint` reads it, with its words when it is none.
+/// Parses a number as Go's `strconv.ParseUint`, with its error.
 pub fn parse_uint(text: &str) -> Result<u64, String> {
     let why = |what: &str| format!("strconv.ParseUint: parsing {}: {what}", quote(text));
     if text.is_empty() || !text.bytes().all(|b| b.is_ascii_digit()) {
@@ -145,7 +146,7 @@ pub fn parse_uint(text: &str) -> Result<u64, String> {
     text.parse().map_err(|_| why("value out of range"))
 }
 
-/// A number as Go's `strconv.ParseInt` reads it, with its words when it is none.
+/// Parses a number as Go's `strconv.ParseInt`, with its error.
 pub fn parse_int(text: &str) -> Result<i64, String> {
     let why = |what: &str| format!("strconv.ParseInt: parsing {}: {what}", quote(text));
     let digits = text.strip_prefix(['+', '-']).unwrap_or(text);
@@ -160,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn texts_are_the_same_as_operators_say() {
+    fn same_agrees_with_the_equality_operator() {
         for one in ["", "a", "b", "apps", "batch"] {
             for other in ["", "a", "b", "apps", "batch"] {
                 assert_eq!(same(one, other), one == other, "{one} {other}");
@@ -195,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_read_in_gos_words() {
+    fn number_errors_have_gos_messages() {
         assert_eq!(parse_uint("12"), Ok(12));
         assert_eq!(
             parse_uint("-1").unwrap_err(),

@@ -1,8 +1,8 @@
-//! Times as the API writes them: RFC 3339 in UTC, to the second or to the microsecond.
+//! Times in the API: RFC 3339 in UTC, to the second or to the microsecond.
 
 use crate::text::quote;
 
-/// A moment: seconds since the epoch and nanoseconds within the second.
+/// A time: seconds since the epoch and nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Moment {
     pub seconds: i64,
@@ -10,7 +10,7 @@ pub struct Moment {
 }
 
 impl Moment {
-    /// Whether it is the first moment of the year 1, which stands for no time at all.
+    /// Whether it is the first moment of the year 1, Go's zero time.
     pub fn is_zero(self) -> bool {
         const YEAR_ONE: i64 = -62_135_596_800;
         (self.seconds, self.nanos) == (YEAR_ONE, 0)
@@ -41,7 +41,7 @@ fn date(days: i64) -> (i64, i64, i64) {
     (era * 400 + year + i64::from(month <= 2), month, day)
 }
 
-/// Reads RFC 3339 with or without a fraction; the error is what Go says about it.
+/// Parses RFC 3339 with or without a fraction; the error is Go's.
 pub fn parse(text: &str) -> Result<Moment, String> {
     parse_as(text, LAYOUT)
 }
@@ -68,8 +68,8 @@ fn parse_as(text: &str, layout: &str) -> Result<Moment, String> {
     })
 }
 
-/// The error is the rest of the text and the layout's element that it does not fit; an element
-/// that starts with a colon is a message about a number out of range.
+/// The error is the unparsed rest and the layout element it does not match; an element that starts
+/// with a colon is a message about a number out of range.
 fn scan(text: &str, micro: bool) -> Result<Moment, (&str, &'static str)> {
     let mut rest = text;
     let year = number(&mut rest, 4, "2006")?;
@@ -187,7 +187,7 @@ pub fn format(seconds: i64) -> String {
     if !(0..=9999).contains(&year) {
         return format!("{year:04}-{month:02}-{day:02}T{hours:02}:{minutes:02}:{seconds:02}Z");
     }
-    // Every write asks for this.
+    // On the path of every write, so without formatting.
     let mut text = String::with_capacity(20);
     let mut put = |n: i64, behind: char| {
         text.push(char::from(b'0' + (n / 10) as u8));
@@ -214,10 +214,9 @@ pub fn format_micro(moment: Moment) -> String {
     text
 }
 
-/// How long something took or has lasted, as people read it in a table: `45s`, `5m30s`, `3h`,
-/// `2d4h`, `400d`.
+/// A duration as tables show it: `45s`, `5m30s`, `3h`, `2d4h`, `400d`.
 pub fn human_duration(seconds: i64) -> String {
-    // A clock that is a little behind is no reason for alarm.
+    // Small clock differences are not shown as invalid.
     if seconds < -1 {
         return "<invalid>".to_owned();
     }
@@ -252,7 +251,7 @@ pub fn human_duration(seconds: i64) -> String {
     }
 }
 
-/// The age of something created at `text`; `<unknown>` when that is absent or no time.
+/// The age of an object created at `text`; `<unknown>` if absent or invalid.
 pub fn age(text: Option<&str>, now: i64) -> String {
     match text.map(parse) {
         Some(Ok(moment)) => human_duration(now - moment.seconds),
@@ -281,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_time_is_refused_in_gos_words() {
+    fn invalid_times_are_refused_with_gos_message() {
         assert_eq!(
             parse("x").unwrap_err(),
             "parsing time \"x\" as \"2006-01-02T15:04:05Z07:00\": cannot parse \"x\" as \"2006\""

@@ -1,5 +1,5 @@
-//! Every filled-in object of the reference data goes through our codecs and comes back the same.
-//! The data is not part of the project: without it these tests are skipped.
+//! Every sample object of the reference data round-trips through the codecs. The data is not part
+//! of the project: without it these tests are skipped.
 #![allow(clippy::unwrap_used)]
 
 use machinery::decode::{self, Findings, Format};
@@ -28,7 +28,7 @@ fn type_of(name: &str) -> Option<&'static Type> {
     schema::lookup_kind(group, version, kind)
 }
 
-/// The value without fields of closed gates, which we drop.
+/// The value without fields of disabled gates, which are dropped.
 fn open_only(shape: Shape, value: &mut Value) {
     match (shape, value) {
         (Shape::Struct(id), Value::Object(map)) => {
@@ -72,7 +72,7 @@ fn without_version(mut value: Value) -> Value {
 }
 
 #[test]
-fn json_fixtures_come_back_the_same() {
+fn json_fixtures_round_trip() {
     let mut compared = 0;
     for (name, path) in fixtures("json") {
         let Some(schema) = type_of(&name) else {
@@ -133,7 +133,7 @@ fn objects_become_the_bytes_of_their_protobuf_fixtures() {
         };
         let body = std::fs::read(&path).unwrap();
         let json = std::fs::read(path.with_extension("json")).unwrap();
-        // Fields of closed gates are in the fixtures, so the tree is taken as it is.
+        // The fixtures have fields of disabled gates, so the tree is used unchanged.
         let Value::Object(tree) = machinery::json::from_slice(&json).unwrap() else {
             panic!("{name}")
         };

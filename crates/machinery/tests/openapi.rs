@@ -1,5 +1,5 @@
-//! Our OpenAPI definitions beside those of the reference data, which is not part of the project:
-//! without it this test is skipped.
+//! Our OpenAPI definitions compared with those of the reference data, which is not part of the
+//! project: without it this test is skipped.
 #![allow(clippy::unwrap_used)]
 
 use machinery::openapi::{self, Dialect};
@@ -10,7 +10,7 @@ fn reference(path: &str) -> Option<Value> {
     Some(machinery::json::from_slice(&std::fs::read(file).unwrap()).unwrap())
 }
 
-/// Without what the table does not say.
+/// Removes what the table does not have.
 fn bare(value: &mut Value, is_definition: bool) {
     match value {
         Value::Object(map) => {
@@ -37,7 +37,7 @@ fn bare(value: &mut Value, is_definition: bool) {
     }
 }
 
-/// A reference alone may stand in `allOf` or not: that depends on whether it has a description.
+/// A reference alone may be in `allOf` or not, depending on whether it has a description.
 fn unwrap(value: &mut Value) {
     match value {
         Value::Object(map) => {
@@ -68,7 +68,7 @@ fn compare(dialect: Dialect, definitions: &Value) -> usize {
             theirs.as_object_mut().unwrap().shift_remove("properties");
         }
         let mut ours = openapi::definition(dialect, schema);
-        // The reference was made without values; servers tell them.
+        // The reference was generated without enumerations; servers include them.
         bare(&mut ours, true);
         unwrap(&mut ours);
         unwrap(&mut theirs);

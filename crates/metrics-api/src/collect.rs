@@ -1,5 +1,5 @@
-//! Asks every node for its resource metrics, each on its own schedule: soon after it appears, a little later for the
-//! first average, then every 15 seconds. A node that does not answer delays nobody else.
+//! Scrapes every node's resource metrics, each on its own schedule: soon after it appears, a little
+//! later for the first average, then every 15 seconds. A node that does not answer delays no other.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -16,42 +16,42 @@ use crate::{
     page::{self, Page},
 };
 
-/// How often a node is asked.
+/// The scrape interval.
 const PERIOD: Duration = Duration::from_secs(15);
-/// When a node is asked for the second time: with that the first average is known.
+/// When a node is scraped for the second time, after which the first average is known.
 const SECOND: Duration = Duration::from_secs(5);
-/// How long a node may take for its answer.
+/// The timeout of a scrape.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// How large a page may be.
+/// The maximum size of a page.
 pub const MAX_PAGE: usize = 16 << 20;
-/// Nodes are listed at most this often.
+/// The minimum interval between two lists of nodes.
 const LIST_PERIOD: Duration = Duration::from_secs(1);
-/// New nodes are first asked over a time that grows with their number, up to [`MAX_SPREAD`].
+/// New nodes are first scraped over a time that grows with their number, up to [`MAX_SPREAD`].
 const SPREAD_PER_NODE: Duration = Duration::from_millis(8);
 const MAX_SPREAD: Duration = Duration::from_secs(4);
 
-/// How a node is asked for its page.
+/// Scrapes a node.
 #[async_trait]
 pub trait Fetch: Send + Sync + 'static {
-    /// The page at `/metrics/resource` of a node's kubelet, of at most [`MAX_PAGE`] bytes.
+    /// The page at `/metrics/resource` of a node's kubelet, at most [`MAX_PAGE`] bytes.
     async fn resource_metrics(&self, node: &Stored) -> Result<Bytes, String>;
 }
 
-/// When a node is asked next.
+/// When a node is scraped next.
 struct Schedule {
-    /// `None` while it is being asked.
+    /// `None` while it is being scraped.
     due: Option<Instant>,
-    /// How many pages came.
+    /// The number of pages received.
     pages: u32,
 }
 
-/// A node was asked.
+/// The result of a scrape.
 struct Asked {
     node: String,
     page: Result<Page, String>,
 }
 
-/// Keeps samples of all nodes up to date, for as long as it is polled.
+/// Keeps the samples of all nodes up to date, while polled.
 pub async fn collect(
     reader: Reader,
     fetch: Arc<dyn Fetch>,
@@ -95,7 +95,7 @@ impl Collector<'_> {
                 () = nodes_change => {
                     listed = Some(Instant::now());
                     if let Err(status) = self.list().await {
-                        tracing::warn!(%status, "cannot list the nodes to ask for metrics");
+                        tracing::warn!(%status, "cannot list nodes");
                         changed.notify_one();
                     }
                 }
@@ -105,7 +105,7 @@ impl Collector<'_> {
         }
     }
 
-    /// Learns which nodes there are.
+    /// Updates the list of nodes.
     async fn list(&mut self) -> Result<(), Status> {
         let (_, nodes) = self.reader.list("", "nodes", "").await?;
         let mut known = std::mem::take(&mut self.schedules);
@@ -127,7 +127,7 @@ impl Collector<'_> {
         Ok(())
     }
 
-    /// Asks the nodes whose time has come, unless another server serves the group.
+    /// Scrapes the nodes that are due, unless another server serves the group.
     async fn ask_due(&mut self) {
         let now = Instant::now();
         let is_served_elsewhere = is_served_elsewhere(self.reader).await;
@@ -153,7 +153,7 @@ impl Collector<'_> {
     }
 
     fn record(&mut self, asked: Asked) {
-        // The node may be gone by now.
+        // The node may be gone.
         let Some(schedule) = self.schedules.get_mut(&asked.node) else {
             return;
         };
@@ -169,7 +169,7 @@ impl Collector<'_> {
     }
 }
 
-/// Whether the group's APIService names a server of its own.
+/// Whether the group's APIService refers to another server.
 async fn is_served_elsewhere(reader: &Reader) -> bool {
     let found = reader.get("apiregistration.k8s.io", "apiservices", "", API_SERVICE);
     let service = found.await.ok().flatten().map(|found| found.parse());
@@ -177,7 +177,7 @@ async fn is_served_elsewhere(reader: &Reader) -> bool {
     spec.is_some_and(|spec| spec["service"] != Value::Null)
 }
 
-/// Waits for a time, or for ever.
+/// Waits until a time, or for ever.
 async fn at(due: Option<Instant>) {
     match due {
         Some(due) => tokio::time::sleep_until(due).await,
@@ -208,7 +208,7 @@ mod tests {
 
     use super::*;
 
-    /// Answers as the node's name says.
+    /// Responds as the node's name says.
     struct Nodes;
 
     #[async_trait]
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_node_that_hangs_delays_nobody_and_a_node_that_is_gone_is_forgotten() {
+    async fn a_hanging_node_delays_no_other_and_a_deleted_node_is_forgotten() {
         let world = World::new();
         for name in ["hangs", "refuses", "works"] {
             let node = json!({"metadata": {"name": name}});

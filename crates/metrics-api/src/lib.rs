@@ -1,9 +1,9 @@
-//! `metrics.k8s.io`: what nodes and pods use, from the kubelets' `/metrics/resource`.
+//! `metrics.k8s.io`: usage of nodes and pods, from the kubelets' `/metrics/resource`.
 //!
-//! [`collect`] asks every node on its own schedule and records each page in [`Samples`], which keeps two points of
-//! every node and container: enough for an average over the time between them. A pod's usage is only taken from the
-//! node that the pod is bound to, so that a node cannot speak for pods of others. Nothing is stored; when the server
-//! starts again, usage is known again after two samples.
+//! [`collect`] scrapes every node on its own schedule and records each page in [`Samples`], which
+//! keeps two points of every node and container: enough for an average over the time between them.
+//! A pod's usage is only taken from the node that the pod is bound to, so that a node cannot report
+//! pods of others. Nothing is persisted; after a restart, usage is known again after two samples.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]

@@ -1,4 +1,4 @@
-//! NodeMetrics and PodMetrics, made for one answer.
+//! Builds NodeMetrics and PodMetrics for a response.
 
 use jiff::Timestamp;
 use machinery::{
@@ -13,7 +13,7 @@ use crate::{Samples, Usage};
 
 const API_VERSION: &str = "metrics.k8s.io/v1beta1";
 
-/// What a node uses, if that is known.
+/// The usage of a node, if known.
 pub fn node_metrics(samples: &Samples, node: &Stored, now: Timestamp) -> Option<Object> {
     let used = samples.node(node.header.name())?;
     let mut object = object("NodeMetrics", node, &used, now);
@@ -21,7 +21,7 @@ pub fn node_metrics(samples: &Samples, node: &Stored, now: Timestamp) -> Option<
     Some(object)
 }
 
-/// What a pod uses, if that is known. Only pods that run use anything.
+/// The usage of a pod, if known. Only for running pods.
 pub fn pod_metrics(samples: &Samples, pod: &Stored, now: Timestamp) -> Option<Object> {
     if pod.field("status.phase") != Some("Running") {
         return None;
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_has_its_labels_and_what_it_uses() {
+    fn node_metrics_have_labels_and_usage() {
         let node = stored(
             json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "one", "labels": {"x": "y"}}}),
             &[],
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_is_known_while_it_runs_on_the_node_that_tells_of_it() {
+    fn pod_metrics_exist_while_the_pod_runs_on_the_reporting_node() {
         let pod = |node: &str, phase: &str| {
             let object = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p", "namespace": "a"}});
             stored(object, &[("spec.nodeName", node), ("status.phase", phase)])

@@ -1,14 +1,14 @@
-//! A kubelet's page of resource metrics, in Prometheus' text format: the few families that usage is made of.
-//! Lines that cannot be read are skipped.
+//! Parses a kubelet's resource metrics in Prometheus' text format: only the families of usage.
+//! Invalid lines are skipped.
 
 use std::collections::{BTreeMap, HashMap};
 
 use crate::series::Point;
 
-/// A pod on its node: namespace and name.
+/// The namespace and name of a pod.
 pub(crate) type PodName = (Box<str>, Box<str>);
 
-/// What one page says.
+/// The contents of a page.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Page {
     pub(crate) node: Option<Point>,
@@ -16,7 +16,7 @@ pub(crate) struct Page {
     pub(crate) pods: HashMap<PodName, BTreeMap<Box<str>, Point>>,
 }
 
-/// A point in the making: samples of one container come in several families.
+/// An incomplete point: samples of one container come in several families.
 #[derive(Debug, Default)]
 struct Parts {
     at: Option<i64>,
@@ -26,7 +26,7 @@ struct Parts {
 }
 
 impl Parts {
-    /// A point needs processor time and memory.
+    /// A point needs cpu time and memory.
     fn point(&self, now: i64) -> Option<Point> {
         Some(Point {
             at: self.at.unwrap_or(now),
@@ -37,7 +37,7 @@ impl Parts {
     }
 }
 
-/// Reads a page. `now` (milliseconds) is the time of samples that carry none.
+/// Parses a page. `now` (milliseconds) is the time of samples without a timestamp.
 pub(crate) fn parse(text: &str, now: i64) -> Page {
     let mut node = Parts::default();
     let mut containers: HashMap<(PodName, Box<str>), Parts> = HashMap::new();
@@ -80,7 +80,7 @@ impl Parts {
     }
 }
 
-/// One line: name, labels as they are written, value and time in milliseconds.
+/// One line: name, raw labels, value and time in milliseconds.
 struct Sample<'a> {
     name: &'a str,
     labels: &'a str,
@@ -114,14 +114,14 @@ impl<'a> Sample<'a> {
         })
     }
 
-    /// The value in a smaller unit; `None` when it is no amount.
+    /// The value in a smaller unit; `None` if it is invalid.
     fn whole(&self, parts: f64) -> Option<u64> {
         let value = self.value * parts;
         (value.is_finite() && value >= 0.0).then_some(value as u64)
     }
 }
 
-/// Where the closing brace is that is not quoted.
+/// The position of the unquoted closing brace.
 fn end_of_labels(text: &str) -> Option<usize> {
     let (mut is_quoted, mut is_escaped) = (false, false);
     for (at, byte) in text.bytes().enumerate() {
@@ -136,7 +136,7 @@ fn end_of_labels(text: &str) -> Option<usize> {
     None
 }
 
-/// The container that labels name. Names of Kubernetes' objects have nothing that would be escaped.
+/// The container of the labels. Names of Kubernetes' objects need no unescaping.
 fn container_of(labels: &str) -> Option<(PodName, Box<str>)> {
     let (mut namespace, mut pod, mut container) = (None, None, None);
     let mut rest = labels;
@@ -194,7 +194,7 @@ resource_scrape_error 0
     }
 
     #[test]
-    fn what_cannot_be_read_is_skipped() {
+    fn invalid_metric_lines_are_skipped() {
         for line in [
             "",
             "{",

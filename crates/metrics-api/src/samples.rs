@@ -16,10 +16,10 @@ use crate::{
     series::Series,
 };
 
-/// What a node said longer ago is not served any more: three samples are missing.
+/// Older samples of a node are not served: three scrapes are missing.
 const STALE: Duration = Duration::from_secs(45);
 
-/// What is known of the usage of nodes and pods. Replaced node by node as samples come.
+/// The usage of nodes and pods, updated per node.
 pub struct Samples {
     clock: Arc<dyn Clock>,
     /// Guards the nodes, each of which is replaced as a whole.
@@ -40,7 +40,7 @@ impl Samples {
         }
     }
 
-    /// Takes a page of a node. Pods that are not on it are forgotten.
+    /// Records a page of a node. Pods that are not on it are dropped.
     pub(crate) fn record(&self, node: &str, page: Page) {
         let known = self.nodes.read().get(node).cloned();
         let advance = |known: Option<&Series>, point| Series::advance(known, point);
@@ -65,7 +65,7 @@ impl Samples {
         nodes.insert(node.to_owned(), Arc::new(of_node));
     }
 
-    /// Forgets the nodes that are gone.
+    /// Drops removed nodes.
     pub(crate) fn retain(&self, exists: impl Fn(&str) -> bool) {
         self.nodes.write().retain(|node, _| exists(node));
     }
@@ -76,12 +76,12 @@ impl Samples {
         (age.as_millis() <= STALE.as_millis() as i128).then_some(found)
     }
 
-    /// What a node uses.
+    /// The usage of a node.
     pub fn node(&self, name: &str) -> Option<Usage> {
         self.fresh(name)?.node?.usage()
     }
 
-    /// What the containers of a pod on a node use; `None` when that is not known of one of them.
+    /// The usage of a pod's containers on a node; `None` if it is unknown for one of them.
     pub fn pod(&self, node: &str, namespace: &str, name: &str) -> Option<Vec<ContainerUsage>> {
         let known = self.fresh(node)?;
         let containers = known.pods.get(&(namespace.into(), name.into()))?;

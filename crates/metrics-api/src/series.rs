@@ -1,4 +1,4 @@
-//! Two points of one counter, and the usage between them.
+//! Two points of a counter, and the usage between them.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use jiff::Timestamp;
 
 /// A container that started within this time is measured from its start.
 const RESOLUTION: i64 = 15_000;
-/// But not when it runs for less than this: processes use more while they start.
+/// But not if it runs for less than this: processes use more while they start.
 const MIN_SINCE_START: i64 = 10_000;
 
 /// Counters at one time, in milliseconds since the epoch.
@@ -15,27 +15,27 @@ pub(crate) struct Point {
     pub(crate) at: i64,
     /// When the counter was zero.
     pub(crate) start: Option<i64>,
-    /// Nanoseconds of processor time since then.
+    /// Nanoseconds of cpu time since then.
     pub(crate) cpu: u64,
-    /// Bytes of the working set.
+    /// The working set in bytes.
     pub(crate) memory: u64,
 }
 
-/// The newest point, and the one that averages begin with.
+/// The newest point, and the start of the average.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Series {
     last: Point,
     previous: Option<Point>,
 }
 
-/// What was used over a window that ends at a time.
+/// The usage over a window that ends at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Usage {
     pub at: Timestamp,
     pub window: Duration,
-    /// Billionths of a processor.
+    /// Nanocores.
     pub cpu: u64,
-    /// Bytes of the working set at that time.
+    /// The working set in bytes at that time.
     pub memory: u64,
 }
 
@@ -47,7 +47,7 @@ pub struct ContainerUsage {
 }
 
 impl Series {
-    /// The series with a new point. A container that started anew begins a new series.
+    /// The series with a new point. A restarted container starts a new series.
     pub(crate) fn advance(known: Option<&Self>, point: Point) -> Self {
         let age = point.start.map(|start| point.at.saturating_sub(start));
         if let (Some(start), Some(MIN_SINCE_START..RESOLUTION)) = (point.start, age) {
@@ -62,7 +62,7 @@ impl Series {
             };
         }
         match known {
-            // The kubelet has nothing newer.
+            // The kubelet has no newer sample.
             Some(known) if point.at <= known.last.at && !known.ended_before(&point) => *known,
             Some(known) if !known.ended_before(&point) => Self {
                 last: point,
@@ -79,7 +79,7 @@ impl Series {
         point.start.is_some_and(|start| start >= self.last.at)
     }
 
-    /// The average between the points; `None` with one point or when the counter went back.
+    /// The average between the points; `None` with one point or if the counter decreased.
     pub(crate) fn usage(&self) -> Option<Usage> {
         let (last, previous) = (self.last, self.previous?);
         let window = u64::try_from(last.at.checked_sub(previous.at)?).ok()?;
@@ -132,7 +132,7 @@ mod tests {
                 Some((15_000, 200)),
             ),
             (
-                // The same sample again changes nothing.
+                // A repeated sample changes nothing.
                 vec![
                     plain(100_000, S),
                     plain(115_000, 4 * S),
@@ -142,17 +142,17 @@ mod tests {
             ),
             (vec![plain(100_000, S), plain(115_000, 0)], None),
             (
-                // Without a start time the counter is taken to go on.
+                // Without a start time the counter is assumed to continue.
                 vec![point(100_000, None, 0), point(110_000, None, S)],
                 Some((10_000, 100)),
             ),
             (
-                // Started between the points, and long enough ago.
+                // Started between the points, long enough ago.
                 vec![plain(100_000, 9 * S), point(115_000, Some(103_000), 6 * S)],
                 Some((12_000, 500)),
             ),
             (
-                // Started just now: nothing is known of it yet.
+                // Just started: no usage yet.
                 vec![plain(100_000, 9 * S), point(115_000, Some(110_000), S)],
                 None,
             ),

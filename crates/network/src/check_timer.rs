@@ -1,5 +1,6 @@
-//! When the owner of a table looks whether another program has changed it. Events must not put that off: a timer that is made
-//! anew in each round of a loop never ends while they come often enough.
+//! When the owner of a table checks whether another program has changed it. Events must not
+//! postpone that: a timer created in each iteration of a loop never fires while events are
+//! frequent.
 
 use std::time::Duration;
 
@@ -7,12 +8,12 @@ use tokio::time::{Interval, MissedTickBehavior, interval};
 
 const EVERY: Duration = Duration::from_secs(30);
 
-/// Counts through all events.
+/// Continues through all events.
 #[derive(Debug)]
 pub struct CheckTimer(Interval);
 
 impl CheckTimer {
-    /// The first look is due after the usual time.
+    /// The first check is due after one period.
     pub fn start() -> Self {
         Self::every(EVERY)
     }
@@ -24,7 +25,7 @@ impl CheckTimer {
         Self(interval)
     }
 
-    /// Resolves when the next look is due. May be dropped and called again: no time is lost.
+    /// Resolves when the next check is due. Cancel-safe: no time is lost.
     pub async fn due(&mut self) {
         self.0.tick().await;
     }

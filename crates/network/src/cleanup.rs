@@ -1,4 +1,4 @@
-//! Takes everything off the machine that carries a cluster's id: links, routes, tables.
+//! Removes everything from the machine that has a cluster's id in its name: links, routes, tables.
 
 use rtnetlink::packet_route::route::RouteMessage;
 
@@ -9,8 +9,8 @@ use crate::{
     routes,
 };
 
-/// Removes all links, routes and tables of cluster `id` in the caller's network namespace. Sysctls
-/// that were changed stay.
+/// Removes all links, routes and tables of cluster `id` in the caller's network namespace. Changed
+/// sysctls stay.
 pub async fn cleanup(id: &str) -> Result<()> {
     let netlink = Netlink::here()?;
     for (index, name) in links::with_prefix(&netlink, &names::link_prefix(id)).await? {
@@ -38,7 +38,7 @@ async fn remove_route(netlink: &Netlink, route: RouteMessage, cidr: &str) -> Res
     }
 }
 
-/// Those of the tables that belong to the cluster.
+/// The tables that belong to the cluster.
 fn tables_of<'a>(tables: &'a [String], id: &str) -> Vec<&'a str> {
     let own = names::table(id);
     let part = names::table_of(id, "");

@@ -1,6 +1,6 @@
-//! Who else uses an address range on this machine: links with addresses in it, networks around it,
-//! routes into it. Two clusters, or a cluster and an office network, that share addresses lose
-//! packets of each other without a word, so a start looks first.
+//! Finds other users of an address range on this machine: links with addresses in it, networks
+//! around it, routes into it. Two clusters, or a cluster and an office network, with the same
+//! addresses silently lose packets, so that the start checks first.
 
 use std::{collections::HashMap, net::IpAddr};
 
@@ -22,8 +22,9 @@ use crate::{
     routes::destination,
 };
 
-/// Everything in the caller's network namespace that overlaps `range` and is not of cluster `id`, as
-/// text. A route to a wider network through a gateway is none: ours are more specific.
+/// Everything in the caller's network namespace that overlaps `range` and does not belong to
+/// cluster `id`, as text. A route to a wider network through a gateway does not count: ours are
+/// more specific.
 pub async fn conflicts(id: &str, range: IpNet) -> Result<Vec<String>> {
     let netlink = Netlink::here()?;
     let links = links(&netlink).await?;
@@ -84,7 +85,7 @@ async fn links(netlink: &Netlink) -> Result<HashMap<u32, String>> {
     Ok(named.collect())
 }
 
-/// One range, and what is ours.
+/// A range, and what belongs to the cluster.
 struct View<'a> {
     prefix: String,
     metric: u32,
@@ -128,7 +129,7 @@ impl View<'_> {
             && route
                 .attributes
                 .contains(&RouteAttribute::Priority(self.metric));
-        // Those that the kernel makes belong to addresses, which are looked at themselves.
+        // Routes made by the kernel belong to addresses, which are checked themselves.
         let by_kernel = route.header.protocol == RouteProtocol::Kernel
             || route.header.table != RouteHeader::RT_TABLE_MAIN;
         let into = self.range.contains(&to);

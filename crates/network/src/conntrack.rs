@@ -1,5 +1,5 @@
-//! Forgets connections that the kernel still tracks. Datagrams have no end of a connection: a client
-//! that keeps sending would be led to a backend that is gone until the entry expires.
+//! Deletes conntrack entries. UDP has no end of a connection: a client that keeps sending would be
+//! directed to a removed backend until the entry expires.
 //!
 //! Speaks ctnetlink itself, so that no `conntrack` program is needed. Also sets how long the kernel tracks connections.
 
@@ -43,13 +43,13 @@ pub fn set_timeouts() {
 /// A tracked UDP conversation, as its first packet had it and as the answer comes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Flow {
-    /// Where the client sent to, before any translation.
+    /// The original destination, before translation.
     pub sent_to: (IpAddr, u16),
-    /// Who answers, after translation.
+    /// The source of the replies, after translation.
     pub answered_by: (IpAddr, u16),
 }
 
-/// Deletes every UDP entry for which `stale` says so; returns how many.
+/// Deletes every UDP entry for which `stale` returns true; returns their number.
 pub async fn forget_udp(stale: impl Fn(&Flow) -> bool + Send + 'static) -> Result<usize> {
     tokio::task::spawn_blocking(move || forget(&stale))
         .await
@@ -79,7 +79,7 @@ fn forget(stale: &dyn Fn(&Flow) -> bool) -> io::Result<usize> {
         )?;
         match receive(&socket, |_, _| {}) {
             Ok(()) => forgotten += 1,
-            // It ended by itself in the meantime.
+            // The entry expired meanwhile.
             Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {}
             Err(error) => return Err(error),
         }
@@ -87,7 +87,7 @@ fn forget(stale: &dyn Fn(&Flow) -> bool) -> io::Result<usize> {
     Ok(forgotten)
 }
 
-/// The flow of a UDP entry, and its original tuple as the kernel wants it back.
+/// The flow of a UDP entry, and its original tuple for deletion.
 fn parse(body: &[u8]) -> Option<(Flow, &[u8])> {
     let bytes = body.get(GENERIC..)?;
     let (_, original, payload) = attributes(bytes).find(|(kind, ..)| *kind == TUPLE_ORIGINAL)?;

@@ -1,4 +1,4 @@
-//! Many datagrams with one system call, in buffers that are allocated once.
+//! Receives and sends many datagrams with one system call, in preallocated buffers.
 
 use std::{
     io,
@@ -7,15 +7,15 @@ use std::{
     ptr,
 };
 
-/// How many datagrams one call moves at most.
+/// The maximum number of datagrams per call.
 pub const BATCH: usize = 32;
-/// The longest datagram; of longer ones this much is received.
+/// The maximum length of a datagram; longer ones are truncated.
 pub const LONGEST: usize = 4096;
 
-/// A peer's address as the kernel writes it.
+/// A peer's address in the kernel's format.
 #[derive(Clone, Copy)]
 pub struct Peer {
-    /// Large enough for IPv4 as well, whose form has the family at the same place.
+    /// Large enough for IPv4 as well, whose format has the family at the same offset.
     name: libc::sockaddr_in6,
     length: libc::socklen_t,
 }
@@ -34,12 +34,12 @@ impl Peer {
         i32::from(self.name.sin6_family) == libc::AF_INET6
     }
 
-    /// The address; `None` when it is of another family.
+    /// The address; `None` for another family.
     pub fn address(&self) -> Option<SocketAddr> {
         match i32::from(self.name.sin6_family) {
             libc::AF_INET => {
-                // SAFETY: the family says that the kernel wrote this form, which is shorter and
-                // aligned alike.
+                // SAFETY: the family shows that the kernel wrote this format, which is shorter and
+                // has the same alignment.
                 let name = unsafe { &*ptr::from_ref(&self.name).cast::<libc::sockaddr_in>() };
                 let ip = Ipv4Addr::from(u32::from_be(name.sin_addr.s_addr));
                 Some(SocketAddrV4::new(ip, u16::from_be(name.sin_port)).into())
@@ -55,7 +55,7 @@ impl Peer {
     }
 }
 
-/// A message of `buffer` for or from a peer.
+/// A message header for `buffer` and a peer.
 fn header(peer: &mut Peer, buffer: &mut libc::iovec) -> libc::mmsghdr {
     // SAFETY: all zeros are a message without parts.
     let mut header: libc::mmsghdr = unsafe { std::mem::zeroed() };
@@ -73,7 +73,7 @@ fn part(bytes: &mut [u8]) -> libc::iovec {
     }
 }
 
-/// Datagrams that were received.
+/// Received datagrams.
 pub struct Inbox {
     buffers: Vec<[u8; LONGEST]>,
     peers: [Peer; BATCH],
@@ -108,7 +108,7 @@ impl Inbox {
             place.map_or_else(nothing, |(peer, buffer)| header(peer, buffer))
         });
         // SAFETY: names and parts of all headers live through the call, with the lengths that they
-        // say; the kernel writes no further than those.
+        // state; the kernel writes no further than those.
         let received = unsafe {
             libc::recvmmsg(
                 socket.as_fd().as_raw_fd(),
@@ -140,7 +140,7 @@ impl Inbox {
     }
 }
 
-/// Datagrams that will be sent.
+/// Datagrams to send.
 pub struct Outbox {
     buffers: Vec<Vec<u8>>,
     peers: [Peer; BATCH],
@@ -166,12 +166,12 @@ impl Outbox {
         buffer
     }
 
-    /// What is in the buffer.
+    /// The content of the current buffer.
     pub fn filled(&self) -> &[u8] {
         &self.buffers[self.count.min(BATCH - 1)]
     }
 
-    /// Takes what is in the buffer for a datagram to this peer.
+    /// Adds the current buffer as a datagram to this peer.
     pub fn add(&mut self, to: Peer) {
         if self.count < BATCH {
             self.peers[self.count] = to;
@@ -179,8 +179,8 @@ impl Outbox {
         }
     }
 
-    /// Sends all of them and forgets them. One that the kernel refuses is skipped; the last such
-    /// refusal is returned.
+    /// Sends and clears all of them. One that the kernel rejects is skipped; the last such error is
+    /// returned.
     pub fn send(&mut self, socket: &impl AsFd) -> io::Result<()> {
         let (mut sent, mut result) = (0, Ok(()));
         while sent < self.count {
@@ -240,7 +240,7 @@ mod tests {
             for number in 0..5 {
                 client.send(&[round, number]).unwrap();
             }
-            // All are there already.
+            // All have arrived.
             inbox.receive(&server).unwrap();
             let received: Vec<_> = inbox.iter().collect();
             assert_eq!(received.len(), 5);

@@ -1,5 +1,5 @@
-//! Notices that another program changed a table of ours: its chains with the number of their rules, and
-//! its sets with the number of their elements, are compared with what we would write.
+//! Detects changes of our tables by other programs: compares the number of rules per chain and of
+//! elements per set with what we would write.
 
 use std::collections::BTreeMap;
 
@@ -8,22 +8,22 @@ use crate::{
     nft::{self, Batch},
 };
 
-/// What a table is made of, without the words of its rules.
+/// The shape of a table, without the contents of its rules.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct Shape {
-    /// How many rules each chain has.
+    /// The number of rules per chain.
     chains: BTreeMap<String, usize>,
-    /// How many elements each set or map has; `None` where packets add them.
+    /// The number of elements per set or map; `None` if packets add them.
     sets: BTreeMap<String, Option<usize>>,
 }
 
-/// Whether the kernel's table differs from the one that `full` writes; also when it is gone.
+/// Whether the kernel's table differs from the one that `full` writes, or is missing.
 pub async fn has_drifted(table: &str, full: &Batch) -> Result<bool> {
     let listing = nft::list(&["-a", "-s", "list", "table", "inet", table]).await?;
     Ok(listing.is_none_or(|listing| Shape::from_listing(&listing) != Shape::from_batch(full)))
 }
 
-/// Elements between braces; none of ours contain a comma.
+/// The number of elements between braces; none of ours contains a comma.
 fn count(elements: &str) -> usize {
     elements
         .split(',')
@@ -31,7 +31,7 @@ fn count(elements: &str) -> usize {
         .count()
 }
 
-/// Elements of sets that packets or the kernel change are not counted.
+/// Sets that packets or the kernel change are not counted.
 fn is_counted(declaration: &str) -> bool {
     !declaration.contains("dynamic") && !declaration.contains("auto-merge")
 }

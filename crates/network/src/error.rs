@@ -1,42 +1,42 @@
-//! What can go wrong with links, addresses and rules.
+//! Errors with links, addresses and rules.
 
 use std::{io, net::IpAddr, path::PathBuf};
 
 /// This crate's result.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why the network could not do what it was asked.
+/// An error of the network.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// No pod CIDR is known yet.
     #[error("the node has no pod CIDR yet")]
     NoPodCidr,
-    /// Every address of the range is taken.
+    /// The range has no free address.
     #[error("no free address in {0}")]
     Exhausted(ipnet::IpNet),
-    /// An address that should be free is not.
+    /// An address is in use unexpectedly.
     #[error("address {0} is in use by sandbox {1}")]
     AddressInUse(IpAddr, String),
-    /// A file or directory of ours could not be used.
+    /// A file operation failed.
     #[error("{path}: {source}")]
     File {
-        /// Which one.
+        /// The path.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
     /// The namespace could not be entered.
     #[error("cannot enter network namespace {path}: {source}")]
     Namespace {
-        /// Where it should be.
+        /// The path.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// The kernel refused a change of links, addresses or routes.
+    /// The kernel rejected a change of links, addresses or routes.
     #[error("{action}: {source}")]
     Netlink {
-        /// What was tried.
+        /// The action.
         action: String,
         /// The kernel's answer.
         source: rtnetlink::Error,
@@ -50,40 +50,40 @@ pub enum Error {
     /// The nftables session could not be started or died.
     #[error("nft session: {0}")]
     NftSession(String),
-    /// nftables refused a batch; nothing of it was applied.
+    /// nftables rejected a batch; nothing of it was applied.
     #[error("nft refused a change: {message}")]
     NftRefused {
-        /// What nft wrote.
+        /// The output of nft.
         message: String,
     },
-    /// There is no network to attach pods to.
+    /// There is no CNI configuration.
     #[error("no network configuration in {0}")]
     NoCniConfig(PathBuf),
-    /// A network configuration or what came of it makes no sense.
+    /// A network configuration or result is invalid.
     #[error("network {network:?}: {message}")]
     Cni {
-        /// Its name, or its file.
+        /// The network's name, or its file.
         network: String,
-        /// Why.
+        /// The reason.
         message: String,
     },
-    /// A CNI plugin said no.
+    /// A CNI plugin returned an error.
     #[error("CNI plugin {plugin:?} failed ({command}): {message}")]
     CniPlugin {
-        /// Which one.
+        /// The plugin.
         plugin: String,
-        /// What it was asked.
+        /// The command.
         command: &'static str,
-        /// Its own words.
+        /// Its message.
         message: String,
     },
-    /// A pod's bandwidth cannot be limited as its annotations say.
+    /// A pod's bandwidth annotations are invalid.
     #[error("bandwidth: {0}")]
     Bandwidth(String),
-    /// A new pod's policies could not be put in place in time.
+    /// A new pod's policies could not be applied in time.
     #[error("network policy: {0}")]
     Policy(String),
-    /// A thread of ours went away.
+    /// A thread ended unexpectedly.
     #[error("a network namespace thread ended early")]
     ThreadLost,
 }

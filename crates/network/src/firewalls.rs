@@ -1,9 +1,9 @@
-//! Living beside other firewalls. A packet passes only when every firewall lets it: Docker and ufw drop
-//! what is forwarded and not known to them, ufw and firewalld also what pods send to their node (names
-//! are asked there). Each has a chain where others may accept theirs, and ours are the links of this
-//! cluster's pods; network policies are judged in tables of our own, before and apart.
+//! Coexistence with other firewalls. A packet passes only if every firewall accepts it: Docker and
+//! ufw drop unknown forwarded packets, ufw and firewalld also packets from pods to their node, such
+//! as DNS queries. Each has a chain where others may accept packets, and we accept those of the
+//! links of this cluster's pods. Network policies are separate, in our own tables and earlier.
 //!
-//! Rules there carry the cluster's name as a comment, by which they are found again.
+//! Our rules have the cluster's name as a comment, by which they are found again.
 
 use crate::{
     Result, names,
@@ -12,10 +12,10 @@ use crate::{
 
 /// A chain of another firewall.
 struct Place {
-    /// Family and name of its table.
+    /// The family and name of its table.
     table: &'static str,
     chain: &'static str,
-    /// Which sides of a packet's way are ours.
+    /// The directions in which the link is ours.
     links: &'static [&'static str],
 }
 
@@ -30,7 +30,7 @@ const fn place(table: &'static str, chain: &'static str, links: &'static [&'stat
     }
 }
 
-/// Every chain that is known.
+/// All known chains.
 const ALL: &[Place] = &[
     place("ip filter", "DOCKER-USER", FORWARD),
     place("ip6 filter", "DOCKER-USER", FORWARD),
@@ -42,7 +42,7 @@ const ALL: &[Place] = &[
     place("inet firewalld", "filter_INPUT", INPUT),
 ];
 
-/// Makes sure that the firewalls that are here let pods through.
+/// Adds our rules to the firewalls that exist.
 pub(crate) async fn pass(nft: &Nft, id: &str, tables: &[String]) -> Result<()> {
     let links = names::link_prefix(id);
     let mut batch = Batch::new();

@@ -1,9 +1,9 @@
-//! Which sandbox has which addresses, remembered in one small file per sandbox.
+//! Assigns addresses to sandboxes, with one small file per sandbox.
 //!
-//! A record is on file before the first link is made, so whatever a crash leaves behind is known to
-//! the next start. The directory is meant to live on a tmpfs: records describe links, and both are
-//! gone after a reboot, so nothing is synced to a disk. Every file is replaced by a rename: it is
-//! whole or absent.
+//! A record is written before the first link is made, so that the next start knows whatever a crash
+//! leaves. The directory should be on a tmpfs: records describe links, and both are gone after a
+//! reboot, so that nothing is synced. Every file is replaced by a rename, and so complete or
+//! absent.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -18,10 +18,10 @@ use tracing::warn;
 
 use crate::{Error, PortMapping, Result, shape::Limits};
 
-/// The file of the ranges, beside the records.
+/// The file of the pod CIDRs, beside the records.
 const RANGES: &str = "ranges";
 
-/// What is known of an attached sandbox.
+/// The record of an attached sandbox.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Record {
@@ -37,32 +37,32 @@ pub(crate) struct Record {
     pub host_link: String,
     /// The sandbox's addresses, the primary first.
     pub addresses: Vec<IpAddr>,
-    /// The node's ports that lead to it.
+    /// The host ports that lead to it.
     pub port_mappings: Vec<PortMapping>,
-    /// When it was attached, in nanoseconds since 1970: of several that want one port, the first has
-    /// it.
+    /// When it was attached, in nanoseconds since 1970: of several pods with one host port, the
+    /// first has it.
     #[serde(default)]
     pub attached_at: u64,
-    /// How fast it may receive and send.
+    /// The bandwidth limits.
     #[serde(default)]
     pub limits: Limits,
-    /// The link that what it sends is led through, if that is limited.
+    /// The ifb link for the egress limit, if there is one.
     #[serde(default)]
     pub egress_link: Option<String>,
 }
 
-/// The address book of the node.
+/// The node's address assignments.
 pub(crate) struct Ipam {
     directory: PathBuf,
     cidrs: Vec<IpNet>,
     records: BTreeMap<String, Record>,
     used: HashSet<IpAddr>,
-    /// Where the search goes on, per range: a freed address rests as long as possible.
+    /// The last assigned offset per range: a freed address is reused as late as possible.
     last: BTreeMap<IpNet, u128>,
 }
 
 impl Ipam {
-    /// Reads what an earlier run has left in `directory`.
+    /// Reads the records of an earlier run in `directory`.
     pub(crate) fn open(directory: impl Into<PathBuf>) -> Result<Self> {
         let directory = directory.into();
         fs::create_dir_all(&directory).map_err(Error::file(&directory))?;
@@ -96,14 +96,14 @@ impl Ipam {
                 self.used.extend(&record.addresses);
                 self.records.insert(record.sandbox_id.clone(), record);
             }
-            // Only another program can have written this; its links are found by cleaning up.
-            Err(error) => warn!(path = %path.display(), %error, "not an address record"),
+            // Only another program can have written this; a cleanup finds its links.
+            Err(error) => warn!(path = %path.display(), %error, "invalid IPAM record"),
         }
         Ok(())
     }
 
-    /// The ranges for new sandboxes, remembered like addresses: after a restart pods can be attached
-    /// before the API server has told them again. False when nothing changes.
+    /// Sets the ranges for new sandboxes and persists them, so that pods can be attached after a
+    /// restart before the API server is reachable. False if nothing changes.
     pub(crate) fn set_cidrs(&mut self, cidrs: Vec<IpNet>) -> Result<bool> {
         let cidrs: Vec<IpNet> = cidrs.iter().map(IpNet::trunc).collect();
         if self.cidrs == cidrs {
@@ -129,7 +129,7 @@ impl Ipam {
         self.records.get(sandbox_id)
     }
 
-    /// Whether a link's name is taken by another sandbox.
+    /// Whether another sandbox uses a link's name.
     pub(crate) fn link_taken(&self, link: &str) -> bool {
         let is_of = |record: &Record| {
             record.host_link == link || record.egress_link.as_deref() == Some(link)
@@ -137,7 +137,7 @@ impl Ipam {
         self.records.values().any(is_of)
     }
 
-    /// Fills in one free address per range and remembers the record.
+    /// Assigns one free address per range and writes the record.
     pub(crate) fn assign(&mut self, mut record: Record) -> Result<Record> {
         if self.cidrs.is_empty() {
             return Err(Error::NoPodCidr);
@@ -153,7 +153,7 @@ impl Ipam {
         Ok(record)
     }
 
-    /// Forgets a sandbox and frees its addresses.
+    /// Removes a sandbox and frees its addresses.
     pub(crate) fn release(&mut self, sandbox_id: &str) -> Result<Option<Record>> {
         let Some(record) = self.records.get(sandbox_id) else {
             return Ok(None);
@@ -173,7 +173,7 @@ impl Ipam {
 
     fn free_address(&mut self, cidr: IpNet) -> Result<IpAddr> {
         let (base, size) = span(cidr);
-        // The first address names the range (the overlay device uses it), the last is broadcast.
+        // The first address is the network's (and the overlay device's), the last is broadcast.
         let usable = size.saturating_sub(2);
         let last = self.last.get(&cidr).copied().unwrap_or(0);
         for step in 1..=usable.min(1 << 20) {
@@ -196,7 +196,7 @@ impl Ipam {
     }
 }
 
-/// Writes a file so that it is whole or as it was.
+/// Writes a file atomically.
 fn replace(path: &Path, content: &impl Serialize) -> Result<()> {
     let draft = path.with_extension("draft");
     let bytes = serde_json::to_vec(content)
@@ -205,7 +205,7 @@ fn replace(path: &Path, content: &impl Serialize) -> Result<()> {
     fs::rename(&draft, path).map_err(Error::file(path))
 }
 
-/// The first address as a number, and how many there are (a /0 of IPv6 counts one less).
+/// The first address as a number, and the number of addresses (for an IPv6 /0 one less).
 fn span(cidr: IpNet) -> (u128, u128) {
     match cidr {
         IpNet::V4(net) => (
@@ -223,7 +223,7 @@ fn span(cidr: IpNet) -> (u128, u128) {
 
 fn at(cidr: IpNet, number: u128) -> IpAddr {
     match cidr {
-        // Cannot be cut: offsets stay inside the range.
+        // Lossless: offsets stay inside the range.
         IpNet::V4(_) => IpAddr::V4((number as u32).into()),
         IpNet::V6(_) => IpAddr::V6(number.into()),
     }

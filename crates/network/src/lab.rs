@@ -1,7 +1,7 @@
-//! Throw-away nodes and pods made of network namespaces, for tests of everything that moves packets.
+//! Temporary nodes and pods made of network namespaces, for tests of everything that moves packets.
 //!
-//! A namespace here belongs to a thread and has no name: it is gone with all links, routes and rules
-//! in it when the test ends, however it ends. Needs root. Panics freely: only tests call it.
+//! A namespace here belongs to a thread and has no name: it is removed with all links, routes and
+//! rules in it when the test ends, even if it fails. Needs root. Panics freely: only tests call it.
 
 #![allow(clippy::unwrap_used, clippy::missing_panics_doc)]
 
@@ -24,20 +24,20 @@ use nix::{
 
 use crate::netns;
 
-/// The lab node's address, on a wire to [`OUTSIDE_IP`].
+/// The lab node's address, on a veth pair to [`OUTSIDE_IP`].
 pub const NODE_IP: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
 /// A host next to the lab node.
 pub const OUTSIDE_IP: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 2));
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// A network namespace that lasts as long as this value.
+/// A network namespace that exists as long as this value.
 pub struct Namespace {
     path: PathBuf,
     _release: mpsc::Sender<()>,
 }
 
 impl Namespace {
-    /// A fresh, empty namespace.
+    /// A new, empty namespace.
     pub fn new() -> Self {
         let (tell, told) = mpsc::channel();
         let (release, held) = mpsc::channel::<()>();
@@ -54,13 +54,13 @@ impl Namespace {
         }
     }
 
-    /// Where it can be entered.
+    /// The path by which it can be entered.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
     /// Serves TCP and UDP on a port: every connection and every datagram is answered with `name`
-    /// and the caller's address.
+    /// and the client's address.
     pub async fn serve(&self, name: &str, port: u16) {
         let name = name.to_owned();
         netns::run(&self.path, move || serve_here(&name, port))
@@ -68,7 +68,7 @@ impl Namespace {
             .unwrap();
     }
 
-    /// Connects from inside and returns what the other side says, `None` when nobody answers.
+    /// Connects from inside and returns the answer; `None` without one.
     pub async fn ask(&self, to: SocketAddr) -> Option<String> {
         netns::run(&self.path, move || ask_here(to)).await.unwrap()
     }
@@ -80,8 +80,8 @@ impl Namespace {
             .unwrap()
     }
 
-    /// Runs a future inside, on a runtime of its own: sockets, processes and settings are those of
-    /// this namespace.
+    /// Runs a future inside, on a runtime of its own: its sockets, processes and sysctls are those
+    /// of this namespace.
     pub fn block_on<T: Send>(&self, work: impl Future<Output = T> + Send) -> T {
         let here = File::open(&self.path).unwrap();
         thread::scope(|scope| {
@@ -110,8 +110,8 @@ impl Default for Namespace {
     }
 }
 
-/// Runs a test as a node of its own: the runtime's threads and every process that they start are in
-/// a fresh namespace with [`NODE_IP`] on `wire0`. The test gets the host at the other end.
+/// Runs a test as a node: the runtime's threads and all of their child processes are in a new
+/// namespace with [`NODE_IP`] on `wire0`. The test gets the host at the other end.
 pub fn node<F: Future<Output = ()>>(test: impl FnOnce(Arc<Namespace>) -> F + Send) {
     thread::scope(|scope| {
         let node = scope.spawn(|| {
@@ -151,7 +151,7 @@ fn runtime() -> tokio::runtime::Runtime {
         .unwrap()
 }
 
-/// iproute takes a thread's id where it wants a process with the namespace.
+/// iproute accepts a thread's id instead of a process in the namespace.
 fn gettid_of(namespace: &Namespace) -> String {
     namespace
         .path
@@ -172,15 +172,15 @@ pub fn command(line: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// What `ip` and `nft` see in the caller's namespace: to compare before and after.
+/// The output of `ip` and `nft` in the caller's namespace, for comparison.
 pub fn inventory() -> String {
-    // Link-local addresses and their routes come by themselves, a moment after a link.
+    // Link-local addresses and their routes appear by themselves, a moment after a link.
     let links = "ip -o link | cut -d' ' -f2; ip address | grep 'inet.* scope global'";
     let routes = "ip route; ip -6 route | grep -v fe80";
     command(&format!("{links}; {routes}; nft list ruleset"))
 }
 
-/// Starts answering in the caller's namespace, as [`Namespace::serve`].
+/// Starts serving in the caller's namespace, as [`Namespace::serve`].
 pub fn serve_here(name: &str, port: u16) {
     let listener = TcpListener::bind(("::", port)).unwrap();
     let socket = UdpSocket::bind(("::", port)).unwrap();
@@ -204,7 +204,7 @@ pub fn serve_here(name: &str, port: u16) {
     });
 }
 
-/// Asks from the caller's namespace, as [`Namespace::ask`].
+/// Connects from the caller's namespace, as [`Namespace::ask`].
 pub fn ask_here(to: SocketAddr) -> Option<String> {
     let mut stream = TcpStream::connect_timeout(&to, PATIENCE).ok()?;
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -213,7 +213,7 @@ pub fn ask_here(to: SocketAddr) -> Option<String> {
     Some(answer)
 }
 
-/// Asks from the caller's namespace, as [`Namespace::ask_udp`].
+/// Sends from the caller's namespace, as [`Namespace::ask_udp`].
 pub fn ask_udp_here(to: SocketAddr) -> Option<String> {
     let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
     let socket = UdpSocket::bind(any).unwrap();

@@ -1,8 +1,8 @@
 //! The node's network: addresses and links of pods, routes to other nodes, and the one nftables
-//! session that everything else on the node writes its rules through.
+//! session that all parts of the node write their rules through.
 //!
-//! Nothing here talks to the Kubernetes API; what it needs of it arrives as plain data. Everything
-//! made on a machine carries the cluster's id in its name, and [`cleanup`] removes exactly that.
+//! Nothing here uses the Kubernetes API; its data is passed in. Everything made on a machine has
+//! the cluster's id in its name, and [`cleanup`] removes exactly that.
 
 pub mod announce;
 mod check_timer;
@@ -49,38 +49,37 @@ pub use loopback::LoopbackNetwork;
 pub use notices::AddressNotices;
 pub use routed::{Config, RoutedNetwork};
 
-/// Gives pods their place in the network. One implementation serves one node.
+/// Attaches pods to the network. One implementation serves one node.
 #[async_trait]
 pub trait PodNetwork: Send + Sync + 'static {
-    /// Connects a sandbox's network namespace and returns its addresses. Idempotent: for a sandbox
-    /// that is already attached it repairs what is missing and returns the same addresses, so a
-    /// restarted runtime calls it again for every sandbox that it finds alive.
+    /// Attaches a sandbox's network namespace and returns its addresses. Idempotent: for an
+    /// attached sandbox it repairs what is missing and returns the same addresses, so that a
+    /// restarted runtime calls it for every sandbox that it finds alive.
     async fn attach(&self, request: AttachRequest) -> Result<Attachment>;
 
-    /// What is recorded for a sandbox, without touching its links.
+    /// The recorded attachment of a sandbox, without checking its links.
     async fn attachment(&self, sandbox_id: &str) -> Option<Attachment>;
 
-    /// Takes a sandbox out of the network and frees its addresses. Idempotent, and works also when
-    /// the namespace is gone already (`netns` is then `None` or a path that no longer exists).
+    /// Detaches a sandbox and frees its addresses. Idempotent; also works if the namespace is gone
+    /// (`netns` is then `None` or a path that no longer exists).
     async fn detach(&self, sandbox_id: &str, netns: Option<&Path>) -> Result<()>;
 
     /// Detaches every recorded sandbox that is not in `alive`: called once after a restart.
     async fn retain(&self, alive: &BTreeSet<String>) -> Result<()>;
 
-    /// The ranges that new pods of this node get their addresses from, at most one per family.
-    /// Pods that are attached keep their addresses.
+    /// Sets the pod CIDRs of this node, at most one per family. Attached pods keep their addresses.
     async fn set_pod_cidrs(&self, cidrs: Vec<IpNet>) -> Result<()>;
 
     /// Whether pods can be attached now.
     async fn status(&self) -> Status;
 }
 
-/// A sandbox that wants to be connected.
+/// A sandbox to attach.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct AttachRequest {
     /// The runtime's id of the sandbox.
     pub sandbox_id: String,
-    /// Where its network namespace is pinned.
+    /// The path of its network namespace.
     pub netns: PathBuf,
     /// The pod's namespace.
     pub namespace: String,
@@ -88,28 +87,28 @@ pub struct AttachRequest {
     pub name: String,
     /// The pod's uid.
     pub uid: String,
-    /// Ports of the node that lead to the pod.
+    /// Host ports of the pod.
     pub port_mappings: Vec<PortMapping>,
-    /// The pod's annotations: some plugins take wishes from there.
+    /// The pod's annotations: some plugins read settings from there.
     pub annotations: BTreeMap<String, String>,
-    /// How the pod finds names.
+    /// The pod's DNS settings.
     pub dns: DnsSettings,
-    /// The cgroup that the pod's containers are below.
+    /// The parent cgroup of the pod's containers.
     pub cgroup_path: String,
 }
 
-/// How a pod finds names.
+/// A pod's DNS settings.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DnsSettings {
     /// Addresses of name servers.
     pub servers: Vec<String>,
-    /// Domains to look below.
+    /// Search domains.
     pub searches: Vec<String>,
-    /// Options of the resolver.
+    /// Resolver options.
     pub options: Vec<String>,
 }
 
-/// A port of the node that leads to a pod.
+/// A host port of a pod.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize,
 )]
@@ -120,7 +119,7 @@ pub struct PortMapping {
     pub container_port: u16,
     /// The port of the node.
     pub host_port: u16,
-    /// The node's address to listen on; every address when absent.
+    /// The node's address; all addresses if absent.
     pub host_ip: Option<IpAddr>,
 }
 
@@ -139,7 +138,7 @@ pub enum Protocol {
 }
 
 impl Protocol {
-    /// The name that nftables and iproute use.
+    /// The name in nftables and iproute.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Tcp => "tcp",
@@ -148,7 +147,7 @@ impl Protocol {
         }
     }
 
-    /// From Kubernetes' spelling; an absent protocol means TCP there.
+    /// From Kubernetes' spelling; an absent protocol means TCP.
     pub fn from_kubernetes(name: Option<&str>) -> Option<Self> {
         match name {
             None | Some("" | "TCP") => Some(Self::Tcp),
@@ -159,7 +158,7 @@ impl Protocol {
     }
 }
 
-/// A connected sandbox.
+/// An attached sandbox.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Attachment {
     /// Its addresses, the primary first.
@@ -168,11 +167,11 @@ pub struct Attachment {
     pub interface: String,
 }
 
-/// Whether a pod network does its work.
+/// Whether a pod network is ready.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Status {
     /// Pods can be attached.
     Ready,
-    /// They cannot, for this reason, as it is shown in the Node's conditions.
+    /// Pods cannot be attached; the reason is shown in the Node's conditions.
     NotReady(String),
 }

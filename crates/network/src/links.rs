@@ -1,8 +1,8 @@
 //! The link of one pod: a veth pair whose host side is routed, not bridged.
 //!
-//! Inside, the pod's default route leads to a link-local gateway that no interface owns; a permanent
-//! neighbour entry says whose hardware address answers for it. On the host one route per address
-//! leads back, with a permanent neighbour too: nobody ever waits for ARP.
+//! Inside, the pod's default route leads to a link-local gateway that no interface owns; a
+//! permanent neighbour entry has its hardware address. On the host one route per address leads
+//! back, also with a permanent neighbour entry, so that ARP is never needed.
 
 use std::{
     fs::File,
@@ -39,7 +39,7 @@ const CARRIES_WITHIN: Duration = Duration::from_secs(2);
 const GATEWAY_V4: Ipv4Addr = Ipv4Addr::new(169, 254, 1, 1);
 const GATEWAY_V6: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1);
 
-/// Everything that decides how a pod's link looks.
+/// The desired state of a pod's link.
 #[derive(Debug, Clone)]
 pub(crate) struct PodLink<'a> {
     pub host_link: &'a str,
@@ -71,7 +71,7 @@ pub(crate) fn gateway(ip: IpAddr) -> IpAddr {
     }
 }
 
-/// The hardware addresses of both sides of a pod's link, as people write them.
+/// The hardware addresses of both sides of a pod's link, as text.
 pub(crate) fn hardware_of(host_link: &str) -> (String, String) {
     let link = PodLink {
         host_link,
@@ -83,7 +83,7 @@ pub(crate) fn hardware_of(host_link: &str) -> (String, String) {
     (shown(link.host_hardware()), shown(link.pod_hardware()))
 }
 
-/// What of a pod's link is not there, if anything.
+/// What is missing of a pod's link, if anything.
 pub(crate) async fn missing(
     host: &Netlink,
     namespace: &Path,
@@ -116,7 +116,7 @@ pub(crate) async fn missing(
     Ok(gone.map(|ip| format!("address {ip} of the pod")))
 }
 
-/// Makes or repairs the link of a pod, so that both sides are as described.
+/// Creates or repairs the link of a pod, so that both sides are as described.
 pub(crate) async fn connect(host: &Netlink, namespace: &Path, link: &PodLink<'_>) -> Result<()> {
     let inside = Netlink::at(namespace).await?;
     raise_loopback(&inside).await?;
@@ -131,8 +131,8 @@ pub(crate) async fn connect(host: &Netlink, namespace: &Path, link: &PodLink<'_>
         }
         (None, _) => create_pair(host, namespace, link).await?,
     };
-    // Lets a node port or host port be asked at 127.0.0.1; the table drops what a pod would send
-    // to the node's loopback.
+    // Makes node ports and host ports reachable at 127.0.0.1; the table drops packets from pods to
+    // the node's loopback.
     sysctl::set_for_link("ipv4", link.host_link, "route_localnet", "1");
     if !link.has_v6() {
         sysctl::set_for_link("ipv6", link.host_link, "disable_ipv6", "1");
@@ -148,8 +148,8 @@ pub(crate) async fn connect(host: &Netlink, namespace: &Path, link: &PodLink<'_>
     carries(host, link.host_link).await
 }
 
-/// Waits until a link whose other side just came up carries packets. The kernel finishes that in
-/// the background, and drops whatever is sent before: a pod's first connection would lose a second.
+/// Waits until a link whose peer just came up has a carrier. The kernel sets it in the background
+/// and drops earlier packets: a pod's first connection would lose a second.
 async fn carries(netlink: &Netlink, name: &str) -> Result<()> {
     let deadline = Instant::now() + CARRIES_WITHIN;
     loop {
@@ -168,14 +168,14 @@ async fn carries(netlink: &Netlink, name: &str) -> Result<()> {
             return Ok(());
         }
         if Instant::now() > deadline {
-            warn!(link = name, "the link does not say that it is up");
+            warn!(link = name, "link is not up in time");
             return Ok(());
         }
         tokio::time::sleep(Duration::from_micros(500)).await;
     }
 }
 
-/// Removes a link by name; its peer, addresses and routes go with it. Absent is fine.
+/// Removes a link by name, and with it its peer, addresses and routes. A missing one is no error.
 pub(crate) async fn disconnect(host: &Netlink, name: &str) -> Result<()> {
     match index_of(host, name).await? {
         Some(index) => delete_index(host, index).await,
@@ -205,7 +205,7 @@ pub(crate) async fn index_of(netlink: &Netlink, name: &str) -> Result<Option<u32
     }
 }
 
-/// Names and indexes of all links whose name starts so.
+/// Names and indexes of all links with this prefix.
 pub(crate) async fn with_prefix(netlink: &Netlink, prefix: &str) -> Result<Vec<(u32, String)>> {
     let links: Vec<LinkMessage> = netlink
         .handle
@@ -231,11 +231,11 @@ pub(crate) struct LinkAt {
     pub index: u32,
     pub name: String,
     pub mac: [u8; 6],
-    /// The largest packet.
+    /// The MTU.
     pub mtu: u32,
 }
 
-/// The largest packet of the link with the node's address; `otherwise` where that is not a wire.
+/// The MTU of the link with the node's address; `otherwise` if it is not a physical link.
 pub(crate) async fn mtu(netlink: &Netlink, ips: &[IpAddr], otherwise: u32) -> Result<u32> {
     let wire = at(netlink, ips).await?;
     let wire = wire.filter(|link| link.name != "lo");
@@ -337,7 +337,7 @@ async fn set_up(netlink: &Netlink, index: u32) -> Result<()> {
         .map_err(Error::netlink("set link up"))
 }
 
-/// Addresses, gateway and default routes inside the pod.
+/// Configures addresses, gateway and default routes inside the pod.
 async fn furnish_pod(inside: &Netlink, namespace: &Path, link: &PodLink<'_>) -> Result<()> {
     let index = index_of(inside, POD_LINK)
         .await?
@@ -382,7 +382,8 @@ pub(crate) fn route_to(to: IpAddr, length: u8, index: u32) -> RouteMessageBuilde
     let builder = RouteMessageBuilder::<IpAddr>::new()
         .output_interface(index)
         .protocol(RouteProtocol::Other(ROUTE_PROTOCOL));
-    // Only a length beyond the family's is refused, and callers pass lengths of parsed ranges.
+    // Fails only for a prefix length beyond the family's, and callers pass lengths of parsed
+    // ranges.
     builder
         .destination_prefix(to, length)
         .unwrap_or_else(|_| RouteMessageBuilder::<IpAddr>::new().output_interface(index))
@@ -402,7 +403,7 @@ fn default_via(gateway: IpAddr, index: u32) -> RouteMessage {
     }
 }
 
-/// The host's routes and neighbour entries for a pod whose link is there.
+/// Adds the host's routes and neighbour entries for a pod whose link exists.
 pub(crate) async fn lead_to_link(host: &Netlink, link: &PodLink<'_>) -> Result<()> {
     let Some(index) = index_of(host, link.host_link).await? else {
         return Ok(());
@@ -413,7 +414,7 @@ pub(crate) async fn lead_to_link(host: &Netlink, link: &PodLink<'_>) -> Result<(
     Ok(())
 }
 
-/// The host's route and neighbour entry for one address of the pod.
+/// Adds the host's route and neighbour entry for one address of the pod.
 async fn lead_to_pod(
     host: &Netlink,
     index: u32,
@@ -450,7 +451,7 @@ pub(crate) async fn add_address(
         .add(index, address, length)
         .replace();
     if address.is_ipv6() {
-        // The address is ours alone: looking for duplicates would only delay the pod.
+        // Duplicate address detection would only delay the pod: the address is ours.
         request
             .message_mut()
             .attributes

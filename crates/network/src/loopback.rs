@@ -1,5 +1,5 @@
-//! Pods without a network: only their own loopback works. For tests of the runtime, and for nodes
-//! that are told to leave the network alone.
+//! A pod network with only the loopback interface. For tests of the runtime, and for nodes without
+//! a managed network.
 
 use std::{collections::BTreeSet, path::Path};
 
@@ -11,7 +11,7 @@ use crate::{AttachRequest, Attachment, Error, IpNet, PodNetwork, Result, Status,
 /// The loopback link's index in every namespace.
 const LOOPBACK_INDEX: u32 = 1;
 
-/// Brings `lo` up and gives no addresses.
+/// Sets `lo` up and assigns no addresses.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct LoopbackNetwork;
 

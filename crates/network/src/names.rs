@@ -1,20 +1,20 @@
-//! Names and numbers that mark what belongs to one cluster on a machine. All of them derive from
-//! the cluster's id, so two clusters never meet and a reset finds exactly its own.
+//! Names and numbers of a cluster's objects on a machine. All derive from the cluster's id, so that
+//! two clusters never collide and a reset removes exactly its own.
 
 use sha2::{Digest, Sha256};
 
-/// The `proto` field of every route we add; unassigned in iproute's list.
+/// The `proto` field of our routes; unassigned in iproute's list.
 pub const ROUTE_PROTOCOL: u8 = 109;
 
 const BASE32: &[u8; 32] = b"abcdefghijklmnopqrstuvwxyz234567";
 
-/// What every link of the cluster starts with.
+/// The prefix of every link of the cluster.
 pub fn link_prefix(id: &str) -> String {
     format!("m{id:.8}")
 }
 
-/// The host side of a sandbox's link: at most 15 characters. `attempt` picks another name when the
-/// short hash meets one that is taken.
+/// The host side of a sandbox's link: at most 15 characters. `attempt` selects another name if the
+/// short hash collides.
 pub fn host_link(id: &str, sandbox_id: &str, attempt: u32) -> String {
     let digest = Sha256::digest(format!("{sandbox_id}/{attempt}"));
     let hash: String = digest
@@ -30,36 +30,36 @@ pub fn vxlan_link(id: &str) -> String {
     format!("{}-vx", link_prefix(id))
 }
 
-/// The nftables table of the pod network. Other parts add a suffix: see [`table_of`].
+/// The nftables table of the pod network. Other components add a suffix: see [`table_of`].
 pub fn table(id: &str) -> String {
     format!("mainstay-{id}")
 }
 
-/// The nftables table of another part of the node, such as `services`.
+/// The nftables table of another component, such as `services`.
 pub fn table_of(id: &str, part: &str) -> String {
     format!("mainstay-{id}-{part}")
 }
 
-/// The metric that marks routes of this cluster. It says whose they are and decides nothing:
-/// destinations are the cluster's own.
+/// The metric that marks routes of this cluster. It has no other effect, since the destinations are
+/// the cluster's own.
 pub fn route_metric(id: &str) -> u32 {
     let digest = Sha256::digest(format!("route/{id}"));
     0x0100_0000 | u32::from_be_bytes([0, digest[0], digest[1], digest[2]])
 }
 
-/// The port of the node's DNS server: below node ports and the ports of outgoing connections.
+/// The port of the node's DNS server: below node ports and ephemeral ports.
 pub fn dns_port(id: &str) -> u16 {
     let digest = Sha256::digest(format!("dns/{id}"));
     20_000 + u16::from_be_bytes([digest[0], digest[1]]) % 10_000
 }
 
-/// A VXLAN network identifier from a word that all nodes of the cluster share.
+/// A VXLAN network identifier from a name that all nodes of the cluster share.
 pub fn vni(cluster: &str) -> u32 {
     let digest = Sha256::digest(format!("vni/{cluster}"));
     u32::from_be_bytes([0, digest[0], digest[1], digest[2]]).max(1)
 }
 
-/// A locally administered unicast hardware address from any word.
+/// A locally administered unicast hardware address from a name.
 pub fn hardware_address(word: &str) -> [u8; 6] {
     let digest = Sha256::digest(format!("mac/{word}"));
     let mut address = [0; 6];

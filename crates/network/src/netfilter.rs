@@ -1,4 +1,4 @@
-//! Netlink messages of the kernel's packet filter, and the generation of its rules.
+//! Netfilter netlink messages, and the generation of the nftables ruleset.
 
 use std::io;
 
@@ -16,10 +16,10 @@ const GENERATION_ID: u16 = 1;
 pub(crate) const REQUEST: u16 = 1;
 pub(crate) const ACK: u16 = 4;
 pub(crate) const DUMP: u16 = 0x300;
-/// The length of the header that follows netlink's.
+/// The length of the netfilter header after netlink's.
 pub(crate) const GENERIC: usize = 4;
 
-/// A socket to the packet filter of the caller's network namespace.
+/// A netfilter socket in the caller's network namespace.
 pub(crate) fn open() -> io::Result<Socket> {
     let mut socket = Socket::new(NETLINK_NETFILTER)?;
     socket.bind_auto()?;
@@ -27,7 +27,7 @@ pub(crate) fn open() -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// A number that every change of nftables' rules, by any program, increases by one.
+/// The ruleset generation, which every change of nftables by any program increments.
 pub(crate) fn generation() -> io::Result<u32> {
     let socket = open()?;
     socket.send(&message(GET_GENERATION, REQUEST | ACK, 0, &[]), 0)?;
@@ -44,7 +44,7 @@ pub(crate) fn generation() -> io::Result<u32> {
     generation.ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
-/// A request of a subsystem.
+/// A request to a subsystem.
 pub(crate) fn message(kind: u16, flags: u16, family: u8, attributes: &[u8]) -> Vec<u8> {
     let length = (HEADER + GENERIC + attributes.len()) as u32;
     let mut bytes = Vec::with_capacity(length as usize);
@@ -57,7 +57,7 @@ pub(crate) fn message(kind: u16, flags: u16, family: u8, attributes: &[u8]) -> V
     bytes
 }
 
-/// Reads messages until the answer is complete.
+/// Reads messages until the response is complete.
 pub(crate) fn receive(socket: &Socket, mut each: impl FnMut(u16, &[u8])) -> io::Result<()> {
     loop {
         let (bytes, _) = socket.recv_from_full()?;

@@ -1,8 +1,8 @@
-//! Work inside another network namespace.
+//! Runs work inside another network namespace.
 //!
-//! `setns` changes the calling thread only, so a thread of its own enters the namespace and ends
-//! there: no worker of the async runtime is ever left in the wrong place. A netlink socket stays in
-//! the namespace where it was opened, so it is opened there and used from anywhere.
+//! `setns` changes only the calling thread, so that a thread of its own enters the namespace and
+//! ends there: no worker of the async runtime is ever left in the wrong namespace. A netlink socket
+//! stays in the namespace where it was opened, so it is opened there and used from anywhere.
 
 use std::{
     fs::File,
@@ -17,7 +17,7 @@ use tokio::{sync::oneshot, task::JoinHandle};
 
 use crate::{Error, Result};
 
-/// Runs `work` on a fresh thread inside the namespace pinned at `path`.
+/// Runs `work` on a new thread inside the namespace at `path`.
 pub async fn run<T, F>(path: &Path, work: F) -> Result<T>
 where
     T: Send + 'static,
@@ -49,7 +49,7 @@ fn enter(path: &PathBuf) -> Result<()> {
 
 /// A route netlink connection; ends when dropped.
 pub struct Netlink {
-    /// Speaks to the kernel.
+    /// The rtnetlink handle.
     pub handle: Handle,
     task: JoinHandle<()>,
 }
@@ -64,7 +64,7 @@ impl Netlink {
         })
     }
 
-    /// A connection in the namespace pinned at `path`.
+    /// A connection in the namespace at `path`.
     pub async fn at(path: &Path) -> Result<Self> {
         let runtime = tokio::runtime::Handle::current();
         run(path, move || {

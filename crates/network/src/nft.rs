@@ -1,10 +1,10 @@
-//! The one long-lived nftables session of the process.
+//! The long-lived nftables session of the process.
 //!
-//! A batch is one line to `nft -i`: its statements are applied together or not at all. After each
-//! batch the session is sent a word that is no command; nft's complaint about it on stderr marks the
-//! end of what the batch had to say. The kernel keeps the rules when a session dies, but the fate of
-//! the batch under way is then unknown: [`Error::NftSession`] tells its sender to write its whole
-//! table anew.
+//! A batch is one line to `nft -i`: its statements are applied atomically. After each batch the
+//! session gets a word that is no command; nft's error about it on stderr marks the end of the
+//! batch's output. The kernel keeps the rules when a session dies, but whether the current batch
+//! was applied is then unknown: on [`Error::NftSession`] the caller must write its whole table
+//! again.
 
 use std::{collections::HashMap, process::Stdio, sync::Arc, time::Duration};
 
@@ -18,14 +18,14 @@ use tracing::{debug, warn};
 
 use crate::{Error, Result, drift, netfilter};
 
-/// nft keeps every line it was given in its history: bigger batches go to a process of their own.
+/// Bigger batches run in a process of their own, since nft keeps every line in its history.
 const LARGE: usize = 256 * 1024;
 /// For the same reason a session is replaced after this many bytes.
 const SESSION_BYTES: usize = 4 * 1024 * 1024;
 const ANSWER_WITHIN: Duration = Duration::from_secs(30);
 const PROBE_WITHIN: Duration = Duration::from_secs(2);
 
-/// Statements that are applied together.
+/// Statements that are applied atomically.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Batch {
     statements: Vec<String>,
@@ -44,7 +44,7 @@ impl Batch {
         self.statements.push(statement);
     }
 
-    /// Removes a table whether it exists or not, so that the batch can write it anew.
+    /// Removes a table whether it exists or not, so that the batch can write it again.
     pub fn replace_table(&mut self, family: &str, table: &str) {
         self.push(format!("add table {family} {table}"));
         self.push(format!("delete table {family} {table}"));
@@ -56,7 +56,7 @@ impl Batch {
         self.statements.is_empty()
     }
 
-    /// What will be applied, in order.
+    /// The statements, in order.
     pub fn statements(&self) -> &[String] {
         &self.statements
     }
@@ -72,28 +72,28 @@ pub struct Nft {
 #[derive(Default)]
 struct State {
     session: Option<Session>,
-    /// Set when `nft -i` turned out not to answer as we expect; then every batch is a process.
+    /// Set if `nft -i` did not respond as expected; then every batch runs in its own process.
     one_shot: bool,
     others: Others,
 }
 
-/// Changes of the kernel's rules by other programs.
+/// Detects changes of the ruleset by other programs.
 #[derive(Default)]
 struct Others {
-    /// The generation of the rules when they were looked at last.
+    /// The last known ruleset generation.
     generation: Option<u32>,
     /// How often it was not the one that our own batches lead to.
     changes: u64,
-    /// How many of those there were when a table was last found as it should be.
+    /// The value of `changes` when each table was last found correct.
     checked: HashMap<String, u64>,
 }
 
 impl Others {
-    /// Looks at the generation, after so many batches of our own.
+    /// Checks the generation, after `own` batches of ours.
     fn look(&mut self, own: u32) {
         let now = netfilter::generation().ok();
         let is_ours = match (self.generation, now) {
-            // A batch that changed nothing makes no generation.
+            // A batch without effect does not increment the generation.
             (Some(before), Some(now)) => now.wrapping_sub(before) <= own,
             _ => false,
         };
@@ -116,7 +116,7 @@ impl Nft {
         Self::default()
     }
 
-    /// The process of the session, if one runs.
+    /// The pid of the session's process, if one runs.
     pub async fn process_id(&self) -> Option<u32> {
         self.shared
             .lock()
@@ -138,8 +138,8 @@ impl Nft {
         applied
     }
 
-    /// What must be applied when the kernel's table is not the one that `full` writes. The table is
-    /// read only when another program has changed any rules since it was last found right.
+    /// The batch that repairs the kernel's table if it differs from `full`. The table is read only
+    /// if another program has changed the ruleset since it was last found correct.
     pub async fn find_drift(
         &self,
         table: &str,
@@ -167,8 +167,8 @@ impl Nft {
 impl State {
     async fn apply(&mut self, batch: &Batch) -> Result<()> {
         let line = batch.statements.join("; ");
-        // Taken out while in use: when this future is dropped half way, the session goes with it
-        // and the next batch does not read the answer of this one.
+        // Taken out while in use: if this future is dropped halfway, the session is dropped with it
+        // and the next batch does not read its output.
         let session = match self.session.take() {
             Some(session) if session.written < SESSION_BYTES => Some(session),
             _ if self.one_shot || line.len() > LARGE => None,
@@ -187,13 +187,13 @@ impl State {
     }
 }
 
-/// Starts a session and checks that it marks its answers; without that, batches run one by one.
+/// Starts a session and checks that it marks its output; otherwise batches run one by one.
 async fn open(one_shot: &mut bool) -> Result<Option<Session>> {
     let mut session = Session::start()?;
     match session.exchange("", PROBE_WITHIN).await {
         Ok(_) => Ok(Some(session)),
         Err(error) => {
-            warn!(%error, "nft -i does not answer as expected: every change will be a process");
+            warn!(%error, "unexpected answer of nft -i, starting an nft process for every change");
             *one_shot = true;
             Ok(None)
         }
@@ -210,7 +210,7 @@ impl Session {
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
-            // Ctrl-C on our terminal must not end it while others still drain.
+            // Ctrl-C on our terminal must not end it while services still drain.
             .process_group(0)
             .kill_on_drop(true)
             .spawn()
@@ -228,7 +228,7 @@ impl Session {
         })
     }
 
-    /// Sends one line and returns what nft complained about.
+    /// Sends one line and returns nft's errors.
     async fn exchange(&mut self, line: &str, within: Duration) -> Result<Vec<String>> {
         timeout(within, self.exchange_unbounded(line))
             .await
@@ -254,7 +254,7 @@ impl Session {
             }
             let read = read.trim_end_matches('\n');
             if read == mark {
-                // The line before is nft's opinion of the mark, the next one points at it.
+                // The previous line is nft's error about the mark, the next one points at it.
                 answer.pop();
                 self.stderr
                     .read_line(&mut String::new())
@@ -267,7 +267,7 @@ impl Session {
     }
 }
 
-/// One process for one batch, as a file is applied.
+/// Runs one process for one batch.
 async fn run_once(batch: &Batch) -> Result<()> {
     let failed = |error: std::io::Error| Error::NftSession(format!("cannot run nft: {error}"));
     let text = batch.statements.join("\n") + "\n";
@@ -281,7 +281,7 @@ async fn run_once(batch: &Batch) -> Result<()> {
         .spawn()
         .map_err(failed)?;
     if let Some(mut stdin) = child.stdin.take() {
-        // A refusal can close the pipe early; the exit status says it better.
+        // An error can close the pipe early; the exit status is more precise.
         let _ = stdin.write_all(text.as_bytes()).await;
     }
     let output = timeout(ANSWER_WITHIN, child.wait_with_output())
@@ -307,7 +307,7 @@ pub async fn tables() -> Result<Vec<String>> {
     Ok(names.map(ToOwned::to_owned).collect())
 }
 
-/// What nft prints for a listing; `None` when it does not exist.
+/// The output of an nft listing; `None` if the object does not exist.
 pub(crate) async fn list(arguments: &[&str]) -> Result<Option<String>> {
     let output = Command::new("nft")
         .args(arguments)
@@ -327,7 +327,7 @@ pub(crate) async fn list(arguments: &[&str]) -> Result<Option<String>> {
     }
 }
 
-/// Whether an answer means that the batch was applied.
+/// Whether the output means that the batch was applied.
 fn judge(answer: &[String], line: &str) -> Result<()> {
     let errors: Vec<&str> = answer
         .iter()
@@ -336,7 +336,7 @@ fn judge(answer: &[String], line: &str) -> Result<()> {
         .collect();
     if errors.is_empty() {
         if !answer.is_empty() {
-            warn!(answer = answer.join(" | "), "nft had something to say");
+            warn!(answer = answer.join(" | "), "unexpected output of nft");
         }
         return Ok(());
     }
@@ -351,7 +351,7 @@ fn judge(answer: &[String], line: &str) -> Result<()> {
     })
 }
 
-/// The statement of a batch's line that a column lies in.
+/// The statement at a column of a batch's line.
 fn statement_at(line: &str, column: usize) -> &str {
     let mut start = 0;
     for statement in line.split("; ") {
@@ -371,7 +371,7 @@ mod tests {
     use super::*;
     use crate::lab;
 
-    /// Whether the table is right, and whether it was read to find out.
+    /// Whether the table is correct, and whether it was read.
     async fn look(nft: &Nft, table: &str, batch: &Batch) -> (bool, bool) {
         let was_read = Cell::new(false);
         let full = || {
@@ -393,7 +393,7 @@ mod tests {
             nft.apply(&batch).await.unwrap();
             assert_eq!(look(&nft, "t", &batch).await, (true, true));
             assert_eq!(look(&nft, "t", &batch).await, (true, false));
-            // Batches of our own, also those that change nothing and those that are refused.
+            // Our own batches, including those without effect and rejected ones.
             let own = [
                 "add table inet u",
                 "add table inet u",
@@ -410,7 +410,7 @@ mod tests {
             assert_eq!(look(&nft, "t", &batch).await, (true, false));
             lab::command("nft flush chain inet t c");
             assert_eq!(look(&nft, "t", &batch).await, (false, true));
-            // Until it is right again.
+            // Until it is correct again.
             assert_eq!(look(&nft, "t", &batch).await, (false, true));
             nft.apply(&batch).await.unwrap();
             assert_eq!(look(&nft, "t", &batch).await, (true, true));

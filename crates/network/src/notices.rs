@@ -1,5 +1,5 @@
-//! What the kernel says about links, addresses, routes and neighbours while we run: a link that comes
-//! back has lost its routes, and any program may remove one.
+//! Kernel notifications about links, addresses, routes and neighbours: a link that comes up again
+//! has lost its routes, and any program may remove one.
 
 use std::{net::IpAddr, time::Duration};
 
@@ -21,7 +21,7 @@ use tokio::task::JoinHandle;
 
 use crate::{Error, Result, names};
 
-/// Changes come in groups: they are looked at together.
+/// Changes within this time are handled together.
 const TOGETHER: Duration = Duration::from_millis(50);
 
 const GROUPS: [MulticastGroup; 6] = [
@@ -33,7 +33,7 @@ const GROUPS: [MulticastGroup; 6] = [
     MulticastGroup::Neigh,
 ];
 
-/// Says when addresses of this machine or its default route have changed; ends when dropped.
+/// Notifies when addresses of this machine or its default route change.
 pub struct AddressNotices {
     messages: Messages,
     task: JoinHandle<()>,
@@ -42,7 +42,7 @@ pub struct AddressNotices {
 type Messages = UnboundedReceiver<(NetlinkMessage<RouteNetlinkMessage>, SocketAddr)>;
 
 impl AddressNotices {
-    /// Listens in the caller's network namespace.
+    /// Subscribes in the caller's network namespace.
     pub fn subscribe() -> Result<Self> {
         let groups = [
             MulticastGroup::Ipv4Ifaddr,
@@ -78,7 +78,7 @@ impl Drop for AddressNotices {
     }
 }
 
-/// Waits for a message that matters, and a moment longer for those that belong to it.
+/// Waits for a relevant message, and a moment longer for related ones.
 async fn next(
     messages: &mut Messages,
     matters: impl Fn(&RouteNetlinkMessage) -> bool,
@@ -89,7 +89,7 @@ async fn next(
         };
         match &message.payload {
             NetlinkPayload::InnerMessage(message) if matters(message) => break,
-            // The kernel could not tell us everything: look at all of it.
+            // Messages were lost: check everything.
             NetlinkPayload::Overrun(_) => break,
             _ => {}
         }
@@ -108,16 +108,16 @@ pub(crate) struct Notices {
 
 /// What routes between nodes depend on.
 struct Matters {
-    /// Links of pods begin with this, and are not a matter of routes between nodes.
+    /// The prefix of pods' links, which are irrelevant for routes between nodes.
     pod_links: String,
     overlay: String,
-    /// The mark of routes between nodes.
+    /// The metric of our routes between nodes.
     metric: u32,
     cluster_cidrs: Vec<IpNet>,
 }
 
 impl Notices {
-    /// Listens in the caller's network namespace.
+    /// Subscribes in the caller's network namespace.
     pub(crate) fn subscribe(id: &str, cluster_cidrs: Vec<IpNet>) -> Result<Self> {
         let (connection, _, messages) =
             rtnetlink::new_multicast_connection(&GROUPS).map_err(Error::Socket)?;
@@ -133,7 +133,7 @@ impl Notices {
         })
     }
 
-    /// Resolves soon after something changed that routes between nodes depend on.
+    /// Resolves soon after a change that routes between nodes depend on.
     pub(crate) async fn changed(&mut self) -> Result<()> {
         let matters = &self.matters;
         next(&mut self.messages, |message| matters.include(message)).await
@@ -154,7 +154,7 @@ impl Matters {
                 route.header.protocol == RouteProtocol::Other(names::ROUTE_PROTOCOL)
                     && route.attributes.contains(&metric)
             }
-            // Entries of other networks expire by themselves all the time.
+            // Entries of other networks expire all the time.
             RouteNetlinkMessage::DelNeighbour(entry) => {
                 entry.header.family == AddressFamily::Bridge || self.is_inside(entry)
             }
@@ -162,7 +162,7 @@ impl Matters {
         }
     }
 
-    /// Whether an entry is about an address of pods.
+    /// Whether an entry is about a pod's address.
     fn is_inside(&self, entry: &NeighbourMessage) -> bool {
         let inside = |ip: IpAddr| self.cluster_cidrs.iter().any(|cidr| cidr.contains(&ip));
         entry.attributes.iter().any(|attribute| match attribute {

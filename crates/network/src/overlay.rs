@@ -1,6 +1,5 @@
-//! The VXLAN device that carries packets to nodes on other subnets: the device itself, the forwarding
-//! entries that name each node, and the neighbour entries that name each node's device. Entries of
-//! nodes that are gone are removed.
+//! The VXLAN device to nodes on other subnets: the device itself, a forwarding entry for each node,
+//! and a neighbour entry for each node's device. Entries of removed nodes are deleted.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -26,15 +25,15 @@ use crate::{
     routes::{Config, Hop, overlay_hardware},
 };
 
-/// The UDP port that Linux uses for VXLAN by itself.
+/// Linux' default UDP port for VXLAN.
 pub(crate) const VXLAN_PORT: u16 = 8472;
-/// What VXLAN adds to a packet.
+/// The bytes that VXLAN adds to a packet.
 const VXLAN_OVERHEAD: u32 = 50;
 
 /// One node behind the overlay.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Tunnel {
-    /// The address of its overlay device: the first of its pod range.
+    /// The address of its overlay device: the first of its pod CIDR.
     pub inner: IpAddr,
     /// The node's own address.
     pub node: IpAddr,
@@ -43,7 +42,7 @@ pub(crate) struct Tunnel {
 }
 
 impl Tunnel {
-    /// The tunnel that a route needs, if it needs one.
+    /// The tunnel of a route, if it needs one.
     pub(crate) fn new((cidr, hop): (&IpNet, &Hop)) -> Option<Self> {
         match hop {
             Hop::Direct(_) => None,
@@ -64,18 +63,18 @@ pub(crate) struct Overlay<'a> {
 }
 
 impl Overlay<'_> {
-    /// Brings the device and its entries in line with `tunnels`; gives the device's index. A device
-    /// is made when the first tunnel needs it, and stays.
+    /// Syncs the device and its entries with `tunnels`; returns the device's index. The device is
+    /// created with the first tunnel, and stays.
     pub(crate) async fn sync(&self, tunnels: &[Tunnel], own: Vec<IpNet>) -> Result<Option<u32>> {
         let name = names::vxlan_link(&self.config.id);
         let mut index = links::index_of(self.netlink, &name).await?;
         if let Some(old) = index
             && self.sends_from(old).await? != self.config.node_ips.first().copied()
         {
-            // Its routes go with it; they are made again together with all others.
+            // Its routes are removed with it; they are created again together with all others.
             info!(
                 device = name,
-                "the node's address has changed: making the overlay device anew"
+                "node address changed, recreating the overlay device"
             );
             links::disconnect(self.netlink, &name).await?;
             index = None;
@@ -100,7 +99,7 @@ impl Overlay<'_> {
         Ok(Some(index))
     }
 
-    /// The address that packets of the device are sent from.
+    /// The source address of the device's packets.
     async fn sends_from(&self, index: u32) -> Result<Option<IpAddr>> {
         let request = self.netlink.handle.link().get().match_index(index);
         let messages: Vec<LinkMessage> = request
@@ -158,14 +157,14 @@ impl Overlay<'_> {
         made.await
             .map_err(Error::netlink(format!("create {name}")))?;
         self.masquerade(name).await?;
-        info!(device = name, "overlay device made");
+        info!(device = name, "overlay device created");
         links::index_of(self.netlink, name).await?.ok_or_else(|| {
             Error::netlink("create the overlay device")(rtnetlink::Error::RequestFailed)
         })
     }
 
-    /// What this node itself sends into the overlay must come from the device's address, or the
-    /// answer would take another way back.
+    /// This node's own packets into the overlay must have the device's address as source; otherwise
+    /// the reply would take another way.
     async fn masquerade(&self, device: &str) -> Result<()> {
         let table = names::table_of(&self.config.id, "overlay");
         let mut batch = Batch::new();
@@ -183,7 +182,7 @@ impl Overlay<'_> {
         self.nft.apply(&batch).await
     }
 
-    /// Forwarding entries: to which node frames for a hardware address go.
+    /// Syncs forwarding entries: the node of each hardware address.
     async fn forward(&self, index: u32, tunnels: &[Tunnel]) -> Result<()> {
         let mut missing: BTreeMap<[u8; 6], IpAddr> = tunnels
             .iter()
@@ -218,7 +217,7 @@ impl Overlay<'_> {
         Ok(())
     }
 
-    /// Neighbour entries: which hardware address the device of a node has.
+    /// Syncs neighbour entries: the hardware address of each node's device.
     async fn resolve(&self, index: u32, tunnels: &[Tunnel]) -> Result<()> {
         let mut missing: BTreeMap<IpAddr, [u8; 6]> = tunnels
             .iter()
@@ -242,7 +241,7 @@ impl Overlay<'_> {
         Ok(())
     }
 
-    /// The permanent entries of the device: the kernel makes others as it needs them.
+    /// The permanent entries of the device; the kernel makes others as needed.
     async fn entries(&self, index: u32, family: AddressFamily) -> Result<Vec<NeighbourMessage>> {
         let request = self.netlink.handle.neighbours().get();
         let all: Vec<NeighbourMessage> = request
@@ -258,7 +257,7 @@ impl Overlay<'_> {
     }
 
     async fn remove(&self, entry: NeighbourMessage) -> Result<()> {
-        debug!(?entry, "removing an entry of a node that is gone");
+        debug!(?entry, "removing the overlay entry of a removed node");
         let removed = self.netlink.handle.neighbours().del(entry).execute().await;
         match removed {
             Err(rtnetlink::Error::NetlinkError(error)) if links::is(&error, libc::ENOENT) => Ok(()),
@@ -284,7 +283,7 @@ fn destination(entry: &NeighbourMessage) -> Option<IpAddr> {
         .find_map(|attribute| match attribute {
             NeighbourAttribute::Destination(NeighbourAddress::Inet(ip)) => Some(IpAddr::V4(*ip)),
             NeighbourAttribute::Destination(NeighbourAddress::Inet6(ip)) => Some(IpAddr::V6(*ip)),
-            // Forwarding entries are of the bridge's family, whatever their addresses are.
+            // Forwarding entries are of the bridge family, whatever their addresses.
             NeighbourAttribute::Destination(NeighbourAddress::Other(bytes)) => address(bytes),
             _ => None,
         })

@@ -1,7 +1,7 @@
 //! The built-in pod network: one routed link per pod, addresses from the node's pod CIDR.
 //!
 //! As a service it prepares the node (forwarding, the route of service addresses, its nftables
-//! table) before the runtime starts; attaching prepares it too, should it come first.
+//! table) before the runtime starts; attaching prepares it, too, if it comes first.
 
 use std::{
     collections::BTreeSet,
@@ -35,25 +35,25 @@ use crate::{
 /// The loopback link's index in every namespace.
 const LOOPBACK_INDEX: u32 = 1;
 
-/// What the pod network of a node must know.
+/// The configuration of a node's pod network.
 #[derive(Debug, Clone)]
 pub struct Config {
     /// The cluster's id on this machine: eight hexadecimal digits.
     pub id: String,
-    /// Where addresses are remembered; best on a tmpfs, as pods do not outlive a reboot.
+    /// The directory of address records; best on a tmpfs, as pods do not survive a reboot.
     pub state_dir: PathBuf,
-    /// The ranges of all pods of the cluster, at most one per family.
+    /// The cluster CIDRs, at most one per family.
     pub cluster_cidrs: Vec<IpNet>,
-    /// The ranges of service addresses, at most one per family.
+    /// The service CIDRs, at most one per family.
     pub service_cidrs: Vec<IpNet>,
     /// This node's own addresses.
     pub node_ips: Vec<IpAddr>,
-    /// The largest packet on a pod's link where no link has the node's address; else that link's.
+    /// The MTU of pods' links if no link has the node's address; otherwise that link's MTU is used.
     pub mtu: u32,
 }
 
 impl Config {
-    /// Reads what an earlier run left behind; changes nothing on the machine yet.
+    /// Reads the records of an earlier run; changes nothing on the machine yet.
     pub fn build(self, nft: Nft) -> Result<Arc<RoutedNetwork>> {
         let ipam = Ipam::open(self.state_dir.join("addresses"))?;
         Ok(Arc::new(RoutedNetwork {
@@ -67,17 +67,17 @@ impl Config {
     }
 }
 
-/// See the module.
+/// The built-in pod network.
 pub struct RoutedNetwork {
     config: Config,
     nft: Nft,
-    /// Guards the address book; never held over an await.
+    /// Guards the address assignments; never held across an await.
     ipam: Mutex<Ipam>,
-    /// Guards the node's addresses as they are now; never held over an await.
+    /// Guards the node's current addresses; never held across an await.
     node_ips: Mutex<Vec<IpAddr>>,
-    /// Held while all routes are made: the last to make them knows the newest addresses.
+    /// Held while all routes are written, so that the last writer has the newest addresses.
     routing: tokio::sync::Mutex<()>,
-    /// The connection to the kernel, there once the node is prepared.
+    /// The netlink connection, once the node is prepared.
     prepared: OnceCell<Prepared>,
 }
 
@@ -109,8 +109,8 @@ impl RoutedNetwork {
             .await
     }
 
-    /// Gives service addresses a route, so that the node itself can send to them without a default
-    /// route and does so from its own address; nftables turns the packets before they get there.
+    /// Adds a route to service addresses, so that the node can send to them without a default route
+    /// and with its own source address; nftables translates the packets before.
     async fn route_services(&self, netlink: &Netlink) -> Result<()> {
         let node_ips = self.node_ips();
         for cidr in &self.config.service_cidrs {
@@ -126,7 +126,7 @@ impl RoutedNetwork {
             {
                 match links::add_route(netlink, preferred.build(), &what).await {
                     Ok(()) => continue,
-                    Err(error) => warn!(%source, %error, "is the node's address on this machine?"),
+                    Err(error) => warn!(%source, %error, "node address not usable as source"),
                 }
             }
             links::add_route(netlink, route().build(), &what).await?;
@@ -138,14 +138,14 @@ impl RoutedNetwork {
         self.node_ips.lock().clone()
     }
 
-    /// The node has these addresses now: its traffic to services and pods comes from them.
+    /// Sets the node's addresses, the source of its traffic to services and pods.
     pub async fn set_node_ips(&self, node_ips: Vec<IpAddr>) -> Result<()> {
         *self.node_ips.lock() = node_ips;
         self.route_all().await
     }
 
-    /// Makes the routes to services and pods. The kernel removes those whose source is an address that goes, also
-    /// when it comes back.
+    /// Writes the routes to services and pods. The kernel removes routes whose source address is
+    /// removed, even if it is added again.
     async fn route_all(&self) -> Result<()> {
         let _routing = self.routing.lock().await;
         let node_ips = self.node_ips();
@@ -161,7 +161,7 @@ impl RoutedNetwork {
             };
             if let Err(error) = links::lead_to_link(netlink, &link).await {
                 // Most likely its pod is being detached.
-                warn!(link = record.host_link, %error, "no route to a pod");
+                warn!(link = record.host_link, %error, "cannot add the route to a pod");
             }
         }
         Ok(())
@@ -178,7 +178,7 @@ impl RoutedNetwork {
             .await
     }
 
-    /// Everything that is attached beside this one.
+    /// All other attached sandboxes.
     fn others(&self, record: &Record) -> Vec<Record> {
         let ipam = self.ipam.lock();
         let others = ipam.records();
@@ -190,38 +190,38 @@ impl RoutedNetwork {
             .collect()
     }
 
-    /// Applies a small change, and writes the whole table when it does not fit what is there.
+    /// Applies a small change, or writes the whole table if it does not fit the current one.
     async fn change_rules(&self, batch: &Batch) -> Result<()> {
         if let Err(error) = self.nft.apply(batch).await {
-            warn!(%error, "writing the pod network's table anew");
+            warn!(%error, "rewriting the nftables table of the pod network");
             self.rewrite_rules().await?;
         }
         Ok(())
     }
 
-    /// Puts back what another program took away: a firewall that reloads flushes every table, and
-    /// Docker may have come after us.
+    /// Restores what another program removed: a firewall that reloads flushes every table, and
+    /// Docker may have started after us.
     pub async fn repair(&self) -> Result<()> {
         let tables = nft::tables().await?;
         if !tables.contains(&format!("inet {}", names::table(&self.config.id))) {
-            warn!("the pod network's table was removed by somebody: writing it anew");
+            warn!("nftables table of the pod network was removed, rewriting it");
             self.rewrite_rules().await?;
         }
         firewalls::pass(&self.nft, &self.config.id, &tables).await
     }
 
-    /// The link on the node's side of a sandbox.
+    /// The host side link of a sandbox.
     pub fn host_link(&self, sandbox_id: &str) -> Option<String> {
         let ipam = self.ipam.lock();
         ipam.get(sandbox_id).map(|record| record.host_link.clone())
     }
 
-    /// The largest packet on pods' links.
+    /// The MTU of pods' links.
     pub async fn mtu(&self) -> Result<u32> {
         Ok(self.prepare().await?.mtu)
     }
 
-    /// What of a sandbox's link is not there, if anything; repairs nothing.
+    /// What is missing of a sandbox's link, if anything; repairs nothing.
     pub async fn missing_link(&self, sandbox_id: &str, netns: &Path) -> Result<Option<String>> {
         let Some(record) = self.ipam.lock().get(sandbox_id).cloned() else {
             return Ok(Some(format!("sandbox {sandbox_id}")));
@@ -236,7 +236,8 @@ impl RoutedNetwork {
         links::missing(host, netns, &link).await
     }
 
-    /// Links that carry our name without a record: their state was lost, and with it their pods.
+    /// Removes links with our prefix but without a record: their state was lost, and with it their
+    /// pods.
     async fn remove_unknown_links(&self) -> Result<()> {
         let host = &self.prepare().await?.netlink;
         let overlay = names::vxlan_link(&self.config.id);
@@ -300,7 +301,7 @@ fn now_nanos() -> u64 {
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Datagrams that are still being sent to a host port must not wait for the next pod's address.
+/// Deletes conntrack entries of the pod's UDP host ports, so that datagrams reach the next pod.
 async fn forget_datagrams(record: Record) -> Result<()> {
     if record
         .port_mappings
@@ -326,7 +327,7 @@ impl PodNetwork for RoutedNetwork {
         let record = self.record_for(&request)?;
         if let Err(error) = self.connect(&request, &record).await {
             if let Err(undo) = self.detach(&request.sandbox_id, None).await {
-                warn!(sandbox = request.sandbox_id, error = %undo, "half an attachment is left");
+                warn!(sandbox = request.sandbox_id, error = %undo, "cannot undo a partial attachment");
             }
             return Err(error);
         }
@@ -346,7 +347,7 @@ impl PodNetwork for RoutedNetwork {
         if let Some(link) = &record.egress_link {
             links::disconnect(host, link).await?;
         }
-        // The record goes first: should the table be written anew, these ports are not in it.
+        // The record is removed first: if the table is rewritten, these ports are not in it.
         self.ipam.lock().release(sandbox_id)?;
         let closed = rules::close_ports(&self.config.id, &record, &self.others(&record));
         self.change_rules(&closed).await?;
@@ -363,7 +364,7 @@ impl PodNetwork for RoutedNetwork {
                 .collect()
         };
         for sandbox_id in gone {
-            info!(sandbox = sandbox_id, "detaching a sandbox that is gone");
+            info!(sandbox = sandbox_id, "detaching removed sandbox");
             self.detach(&sandbox_id, None).await?;
         }
         self.remove_unknown_links().await
@@ -371,7 +372,7 @@ impl PodNetwork for RoutedNetwork {
 
     async fn set_pod_cidrs(&self, cidrs: Vec<IpNet>) -> Result<()> {
         if self.ipam.lock().set_cidrs(cidrs.clone())? {
-            info!(?cidrs, "pod addresses come from here");
+            info!(?cidrs, "pod CIDRs set");
         }
         Ok(())
     }

@@ -1,8 +1,8 @@
-//! Routes to the pods of other nodes: directly where a node is a neighbour, through a VXLAN device
-//! where it is not. [`plan`] decides, [`NodeRoutes`] acts.
+//! Routes to the pods of other nodes: direct if a node is on the same subnet, through a VXLAN
+//! device otherwise. [`plan`] decides, [`NodeRoutes`] acts.
 //!
-//! The hardware address of a node's overlay device derives from the node's name, so nodes need not
-//! tell each other. The first address of a node's pod CIDR is its device's address.
+//! The hardware address of a node's overlay device derives from the node's name, so that nodes need
+//! not exchange it. The first address of a node's pod CIDR is its device's address.
 
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc, time::Duration};
 
@@ -29,21 +29,21 @@ use crate::{
     overlay::{Overlay, Tunnel},
 };
 
-/// Another node, as far as routes care.
+/// Another node, as far as routes need it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Peer {
     /// The Node's name.
     pub name: String,
     /// Its addresses, at most one per family.
     pub addresses: Vec<IpAddr>,
-    /// The ranges of its pods.
+    /// Its pod CIDRs.
     pub pod_cidrs: Vec<IpNet>,
 }
 
-/// How to reach the pods of another node.
+/// The next hop to the pods of another node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Hop {
-    /// The node is on a subnet of ours.
+    /// The node is on one of our subnets.
     Direct(IpAddr),
     /// Through the overlay, to this node's address and device.
     Overlay {
@@ -54,8 +54,8 @@ pub enum Hop {
     },
 }
 
-/// The routes that should exist. `subnets` are those of this node's interfaces; a peer without an
-/// address is left out.
+/// The desired routes. `subnets` are those of this node's interfaces; a peer without an address is
+/// skipped.
 pub fn plan(peers: &[Peer], subnets: &[IpNet]) -> BTreeMap<IpNet, Hop> {
     let mut routes = BTreeMap::new();
     for peer in peers {
@@ -84,27 +84,27 @@ pub(crate) fn overlay_hardware(node: &str) -> [u8; 6] {
     hardware_address(&format!("vxlan/{node}"))
 }
 
-/// What routing between nodes must know.
+/// The configuration of routes between nodes.
 #[derive(Debug, Clone)]
 pub struct Config {
     /// The cluster's id on this machine.
     pub id: String,
-    /// A word that all nodes of the cluster share; the VXLAN network identifier derives from it.
+    /// A name that all nodes of the cluster share; the VXLAN network identifier derives from it.
     pub cluster: String,
     /// This node's name.
     pub node_name: String,
     /// This node's own addresses.
     pub node_ips: Vec<IpAddr>,
-    /// The ranges of all pods.
+    /// The cluster CIDRs.
     pub cluster_cidrs: Vec<IpNet>,
-    /// The largest packet between nodes; less when the link of this node's address takes less.
+    /// The maximum MTU between nodes; less if the link of this node's address has less.
     pub mtu: u32,
 }
 
 impl Config {
-    /// A service that keeps routes as `nodes` says; the list may contain this node itself, which
-    /// gives the overlay device its address. `None` is a list that is not known yet: what an earlier
-    /// run made stays until it is.
+    /// A service that maintains routes to `nodes`; the list may contain this node itself, which
+    /// gives the overlay device its address. `None` means that the list is not known yet: routes of
+    /// an earlier run are kept until it is.
     pub fn build(self, nft: Nft, nodes: watch::Receiver<Option<Vec<Peer>>>) -> Arc<NodeRoutes> {
         Arc::new(NodeRoutes {
             config: self,
@@ -114,7 +114,7 @@ impl Config {
     }
 }
 
-/// Keeps the node's routes to other nodes' pods.
+/// Maintains the node's routes to other nodes' pods.
 pub struct NodeRoutes {
     config: Config,
     nft: Nft,
@@ -122,8 +122,8 @@ pub struct NodeRoutes {
 }
 
 impl NodeRoutes {
-    /// Brings the kernel's routes in line with a list of nodes. Changes only what is different: a
-    /// second call changes nothing. A node that cannot be reached does not keep others waiting.
+    /// Syncs the kernel's routes with a list of nodes. Changes only what differs; a second call
+    /// changes nothing. An unreachable node does not delay others.
     pub async fn sync(&self, netlink: &Netlink, nodes: &[Peer]) -> Result<()> {
         let (own, peers): (Vec<Peer>, Vec<Peer>) = nodes
             .iter()
@@ -194,7 +194,7 @@ impl NodeRoutes {
         };
         for (cidr, route) in installed {
             if inside(cidr) && !wanted.contains_key(cidr) {
-                info!(%cidr, "removing the route of a node that is gone");
+                info!(%cidr, "removing the route of a removed node");
                 let removed = netlink.handle.route().del(route.clone()).execute().await;
                 removed.map_err(Error::netlink(format!("remove route {cidr}")))?;
             }
@@ -202,7 +202,7 @@ impl NodeRoutes {
         Ok(())
     }
 
-    /// Follows the list of nodes and what the kernel says about links, addresses and routes.
+    /// Follows the list of nodes and kernel notifications about links, addresses and routes.
     async fn follow(&self, context: &Context) -> Outcome {
         let netlink = Netlink::here()?;
         let mut notices = Notices::subscribe(&self.config.id, self.config.cluster_cidrs.clone())?;
@@ -221,7 +221,8 @@ impl NodeRoutes {
                     None
                 }
                 Err(error) => {
-                    // A link that is down takes no routes; its return is a notice, too.
+                    // A link that is down accepts no routes; a notification follows when it comes
+                    // up.
                     warn!(%error, "routes to other nodes are incomplete");
                     Some(backoff.step())
                 }
@@ -244,7 +245,7 @@ impl NodeRoutes {
     }
 }
 
-/// Whether a route that is there leads where it should.
+/// Whether an existing route is correct.
 fn leads(route: &RouteMessage, cidr: IpNet, hop: &Hop, overlay: Option<u32>) -> bool {
     let gateway = route
         .attributes
@@ -267,7 +268,7 @@ fn leads(route: &RouteMessage, cidr: IpNet, hop: &Hop, overlay: Option<u32>) -> 
     }
 }
 
-/// The routes that carry this cluster's mark.
+/// The routes with this cluster's metric.
 pub(crate) async fn tagged(netlink: &Netlink, id: &str) -> Result<Vec<(IpNet, RouteMessage)>> {
     let metric = names::route_metric(id);
     let mut found = Vec::new();
@@ -305,7 +306,7 @@ pub(crate) fn destination(route: &RouteMessage) -> Option<IpNet> {
     IpNet::new(address, route.header.destination_prefix_length).ok()
 }
 
-/// The subnets that this node's interfaces are part of.
+/// The subnets of this node's interfaces.
 async fn subnets(netlink: &Netlink) -> Result<Vec<IpNet>> {
     let messages: Vec<_> = netlink
         .handle

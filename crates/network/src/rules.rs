@@ -1,5 +1,5 @@
-//! The nftables table of the pod network: node ports that lead to pods, and masquerading of what
-//! leaves the cluster. Pure: builds batches, applies nothing.
+//! The nftables table of the pod network: host ports, and masquerading of traffic that leaves the
+//! cluster. Pure: builds batches, applies nothing.
 
 use std::collections::BTreeMap;
 
@@ -7,10 +7,10 @@ use ipnet::IpNet;
 
 use crate::{ipam::Record, names, nft::Batch, overlay::VXLAN_PORT};
 
-/// The two address families, with nftables' words for them.
+/// The two address families in nftables' terms.
 const FAMILIES: [(&str, &str, &str); 2] = [("4", "ip", "ipv4_addr"), ("6", "ip6", "ipv6_addr")];
 
-/// The whole table, written anew.
+/// The whole table, written from scratch.
 pub(crate) fn full(id: &str, cluster_cidrs: &[IpNet], records: &[Record]) -> Batch {
     let table = names::table(id);
     let mut batch = Batch::new();
@@ -89,7 +89,7 @@ fn chains(batch: &mut Batch, table: &str, cluster_cidrs: &[IpNet]) {
     }
 }
 
-/// Connections from 127.0.0.1 to a pod come from the node's own address; in return no pod may send
+/// Connections from 127.0.0.1 to a pod get the node's address as source; in return no pod may send
 /// to the node's loopback, which its link would allow.
 fn loopback(batch: &mut Batch, id: &str) {
     let (table, links) = (names::table(id), names::link_prefix(id));
@@ -105,9 +105,9 @@ fn loopback(batch: &mut Batch, id: &str) {
     ));
 }
 
-/// A packet of a pod must come from an address that leads back to the pod's own link, and a packet
-/// from outside must not claim to be of a pod here. Before connections are tracked: no forged packet
-/// becomes part of one.
+/// A packet of a pod must have a source address that is routed to the pod's own link, and a packet
+/// from outside must not have the address of a local pod. Checked before conntrack, so that no
+/// forged packet becomes part of a connection.
 fn sources(batch: &mut Batch, id: &str, cluster_cidrs: &[IpNet]) {
     let (table, links) = (names::table(id), names::link_prefix(id));
     let overlay = names::vxlan_link(id);
@@ -126,8 +126,8 @@ fn sources(batch: &mut Batch, id: &str, cluster_cidrs: &[IpNet]) {
     }
 }
 
-/// No pod sends the overlay's packets to a node, this one or another: what is unpacked there counts as sent by the pod
-/// that it names. Between pods the port is as good as any other.
+/// Pods may not send VXLAN packets to nodes: after decapsulation they would count as sent by the
+/// pod in their inner header. Between pods the port is allowed.
 fn overlay(batch: &mut Batch, id: &str, cluster_cidrs: &[IpNet]) {
     let (table, links) = (names::table(id), names::link_prefix(id));
     let packed = format!("udp dport {VXLAN_PORT} counter drop");
@@ -156,7 +156,7 @@ fn overlay(batch: &mut Batch, id: &str, cluster_cidrs: &[IpNet]) {
     }
 }
 
-/// Adds the node's ports that lead to a pod, unless one of the others has them.
+/// Adds a pod's host ports, unless another pod has them.
 pub(crate) fn open_ports(id: &str, record: &Record, others: &[Record]) -> Batch {
     let (without, with) = beside(record, others);
     let mut batch = Batch::new();
@@ -164,7 +164,7 @@ pub(crate) fn open_ports(id: &str, record: &Record, others: &[Record]) -> Batch 
     batch
 }
 
-/// Takes them away again. A port that another one waits for is its now.
+/// Removes a pod's host ports. A port that another pod waits for becomes that pod's.
 pub(crate) fn close_ports(id: &str, record: &Record, others: &[Record]) -> Batch {
     let (without, with) = beside(record, others);
     let mut batch = Batch::new();
@@ -172,7 +172,7 @@ pub(crate) fn close_ports(id: &str, record: &Record, others: &[Record]) -> Batch
     batch
 }
 
-/// Elements of maps and sets: where and under which key, and what is there.
+/// Elements of maps and sets: the set and key, and the value.
 type Elements = BTreeMap<(String, String), Option<String>>;
 
 fn beside(record: &Record, others: &[Record]) -> (Elements, Elements) {
@@ -182,7 +182,7 @@ fn beside(record: &Record, others: &[Record]) -> (Elements, Elements) {
     (without, elements(&all))
 }
 
-/// What the table shows of these. A port leads to the one that was attached first.
+/// The elements for these records. A host port leads to the pod that was attached first.
 fn elements(records: &[Record]) -> Elements {
     let mut records: Vec<&Record> = records.iter().collect();
     records.sort_by_key(|record| (record.attached_at, &record.sandbox_id));
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_that_want_a_port_the_first_has_it_and_the_second_gets_it_after() {
+    fn the_second_pod_with_a_host_port_gets_it_after_the_first_is_removed() {
         let (first, mut second) = (record(None), record(None));
         second.sandbox_id = "a".into();
         second.addresses = vec!["10.42.0.6".parse().unwrap()];

@@ -1,9 +1,9 @@
-//! How fast a pod may receive and send: token buckets of the kernel on the node's side of its link, where
-//! the pod cannot change them.
+//! Bandwidth limits of pods: token buckets on the host side of their links, where pods cannot
+//! change them.
 //!
-//! What the pod receives leaves the node through the link's root queue. What it sends arrives there,
-//! and only what leaves a link can be queued: it is led through a link of its own that leads nowhere
-//! else (`ifb`).
+//! What the pod receives leaves the node through the link's root qdisc. What it sends arrives
+//! there, and only outgoing traffic can be queued: it is redirected through an `ifb` link of its
+//! own.
 
 use std::collections::BTreeMap;
 
@@ -29,29 +29,29 @@ pub(crate) const EGRESS: &str = "kubernetes.io/egress-bandwidth";
 /// Kubernetes' bounds of a limit.
 const LEAST: u64 = 1_000;
 const MOST: u64 = 1_000_000_000_000_000;
-/// The kernel's numbers.
+/// Constants of the kernel.
 const TBF_PARMS: u16 = 1;
 const TBF_RATE64: u16 = 4;
 const TBF_BURST: u16 = 6;
 const LINK_LAYER_ETHERNET: u8 = 1;
 const ALL_PROTOCOLS: u16 = 0x0003;
 const INGRESS_QUEUE: u32 = 0xffff_0000;
-/// A bucket holds at least the largest packet that the kernel makes.
+/// The minimum bucket size: the largest packet that the kernel makes.
 const LEAST_BURST: u64 = 64 * 1024;
-/// A packet waits no longer than this, in thousandths of a second.
+/// The maximum latency of a packet in milliseconds.
 const LATENCY: u64 = 25;
 
-/// The limits of a pod, in bits per second.
+/// A pod's bandwidth limits, in bits per second.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Limits {
-    /// What it may receive.
+    /// The limit for receiving.
     pub ingress: Option<u64>,
-    /// What it may send.
+    /// The limit for sending.
     pub egress: Option<u64>,
 }
 
 impl Limits {
-    /// What a pod's annotations say.
+    /// The limits of a pod's annotations.
     pub(crate) fn of(annotations: &BTreeMap<String, String>) -> Result<Self> {
         let limit = |name: &str| match annotations.get(name) {
             None => Ok(None),
@@ -69,7 +69,7 @@ impl Limits {
     }
 }
 
-/// Puts limits on a pod's link. `through` is the name of the link that what it sends is led through.
+/// Sets limits on a pod's link. `through` is the name of the ifb link for the egress limit.
 pub(crate) async fn limit(
     host: &Netlink,
     link: &str,
@@ -105,7 +105,7 @@ async fn through_link(host: &Netlink, name: &str) -> Result<u32> {
     Ok(index)
 }
 
-/// Leads what arrives on a link through another one.
+/// Redirects what arrives on a link through another one.
 async fn lead_through(host: &Netlink, index: u32, out: u32) -> Result<()> {
     let number = signed(index);
     let handle = host.handle.clone();
@@ -126,11 +126,11 @@ async fn lead_through(host: &Netlink, index: u32, out: u32) -> Result<()> {
 }
 
 fn signed(index: u32) -> i32 {
-    // The kernel's indexes are signed.
+    // The kernel's interface indexes are signed.
     i32::try_from(index).unwrap_or(i32::MAX)
 }
 
-/// Makes the root queue of a link a token bucket.
+/// Makes the root qdisc of a link a token bucket.
 async fn bucket(host: &Netlink, index: u32, rate: u64) -> Result<()> {
     let mut message = TcMessage::default();
     message.header.index = signed(index);
@@ -153,7 +153,8 @@ async fn bucket(host: &Netlink, index: u32, rate: u64) -> Result<()> {
     Ok(())
 }
 
-/// The bucket's options for a rate in bytes per second: `struct tc_tbf_qopt`, and what does not fit it.
+/// The token bucket's options for a rate in bytes per second: `struct tc_tbf_qopt`, and 64-bit
+/// attributes.
 fn options(rate: u64) -> Vec<TcOption> {
     let burst = (rate / 20).clamp(LEAST_BURST, u64::from(u32::MAX) / 2);
     let queue = (rate.saturating_mul(LATENCY) / 1000).saturating_add(burst);
@@ -165,7 +166,7 @@ fn options(rate: u64) -> Vec<TcOption> {
     // No peak rate.
     parms.extend([0; 12]);
     parms.extend(short(queue));
-    // The burst is said in bytes below; the kernel's ticks are not needed.
+    // The burst is given in bytes below; the kernel's ticks are not needed.
     parms.extend(short(0));
     parms.extend(short(0));
     let option = |kind: u16, value: Vec<u8>| TcOption::Other(DefaultNla::new(kind, value));

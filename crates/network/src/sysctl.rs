@@ -1,5 +1,5 @@
-//! Kernel settings that the network needs. Changes are logged and left when the daemon stops: another
-//! program may rely on them by then.
+//! Sysctls that the network needs. Changes are logged and stay when the daemon stops: another
+//! program may rely on them.
 
 use std::{fs, path::PathBuf};
 
@@ -13,7 +13,8 @@ fn path(name: &str) -> PathBuf {
     path
 }
 
-/// Sets `name` (parts separated by `/`) in the caller's network namespace, unless it is so already.
+/// Sets `name` (components separated by `/`) in the caller's network namespace, unless it has the
+/// value.
 pub(crate) fn set(name: &str, value: &str) -> Result<()> {
     let path = path(name);
     if fs::read_to_string(&path).is_ok_and(|now| now.trim() == value) {
@@ -24,7 +25,7 @@ pub(crate) fn set(name: &str, value: &str) -> Result<()> {
     Ok(())
 }
 
-/// Sets what belongs to one of our own links; not worth a line in the log, nor a failure.
+/// Sets a value of one of our own links; errors are ignored and not logged.
 pub(crate) fn set_for_link(family: &str, link: &str, name: &str, value: &str) {
     let path = path(&format!("net/{family}/conf/{link}/{name}"));
     if let Err(error) = fs::write(&path, value) {

@@ -1,4 +1,4 @@
-//! A node whose address goes, comes back or changes, in namespaces.
+//! A node whose address is removed, added again or changed, in network namespaces.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::{
@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 
 const ID: &str = "0123abcd";
 
-/// Waits until a command's output is as it should be.
+/// Waits until a command's output is right.
 async fn until(what: &str, command: &str, is_right: impl Fn(&str) -> bool) {
     let deadline = Instant::now() + Duration::from_secs(10);
     loop {
@@ -63,7 +63,7 @@ fn routes_to_pods_and_services_survive_that_the_nodes_address_goes() {
         let ask = || lab::ask_here("10.42.0.1:8080".parse().unwrap());
         assert_eq!(ask().unwrap(), "pod 192.0.2.1");
 
-        // The kernel drops the routes whose source the address was.
+        // The kernel drops routes with the removed source address.
         lab::command("ip address del 192.0.2.1/24 dev wire0");
         lab::command("ip address add 192.0.2.1/24 dev wire0");
         let from = |ip: &'static str| {
@@ -126,7 +126,7 @@ fn the_overlay_sends_from_the_nodes_address_of_now() {
             let shown = lab::command("ip route; bridge fdb show dev m0123abcd-vx");
             assert!(shown.contains("10.42.2.0/24 via 10.42.2.0"), "{shown}");
             assert!(shown.contains("dst 198.51.100.9 "), "{shown}");
-            // A second look changes nothing.
+            // A second sync changes nothing.
             let before = lab::command("ip -o link show m0123abcd-vx");
             routes.sync(&netlink, &nodes).await.unwrap();
             assert_eq!(lab::command("ip -o link show m0123abcd-vx"), before);

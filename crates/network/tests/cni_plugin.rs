@@ -1,4 +1,4 @@
-//! The built-in network as a CNI plugin: calls as a runtime makes them, links in namespaces.
+//! The built-in network as a CNI plugin: calls of a runtime, links in network namespaces.
 
 #![allow(clippy::unwrap_used)]
 
@@ -67,7 +67,7 @@ async fn node() -> Node {
     }
 }
 
-/// Whether the node itself gets an answer there.
+/// Whether a connection from the node itself is answered.
 async fn is_answered(at: SocketAddr) -> bool {
     let asked = tokio::task::spawn_blocking(move || lab::ask_here(at));
     asked.await.unwrap().is_some()
@@ -109,7 +109,7 @@ impl Node {
 fn a_runtime_adds_checks_and_deletes_pods() {
     lab::node(|outside| async move {
         let (node, pod) = (node().await, Namespace::new());
-        // Without a pod range the runtime waits.
+        // Without a pod CIDR the runtime waits.
         assert_eq!(
             node.call("STATUS", None, json!({})).await.unwrap_err().code,
             50
@@ -143,7 +143,7 @@ fn a_runtime_adds_checks_and_deletes_pods() {
         assert!(shown.contains(address), "{shown}");
         let mac = added["interfaces"][1]["mac"].as_str().unwrap();
         assert!(shown.contains(mac), "{shown}");
-        // The pod is reached at its address and at the host port.
+        // The pod is reachable at its address and host port.
         pod.serve("web", 80).await;
         let ip: IpAddr = address.split('/').next().unwrap().parse().unwrap();
         assert!(is_answered((ip, 80).into()).await);
@@ -161,7 +161,7 @@ fn a_runtime_adds_checks_and_deletes_pods() {
                 .code,
             3
         );
-        // What the runtime still names stays, the rest goes.
+        // Attachments that the runtime lists stay, others are removed.
         let valid = json!({"cni.dev/valid-attachments": [{"containerID": "c1", "ifname": "eth0"}]});
         assert_eq!(node.call("GC", None, valid).await, Ok(Value::Null));
         assert!(node.network.attachment("c1").await.is_some());
@@ -207,7 +207,7 @@ fn bandwidth_is_limited_on_the_nodes_side_of_the_link() {
         assert!(queue.contains("ingress ffff:"), "{queue}");
         let all = lab::command("tc qdisc show");
         assert!(all.contains("rate 16Mbit"), "{all}");
-        // Packets still pass, both ways.
+        // Packets still pass in both directions.
         pod.serve("web", 80).await;
         let ip = added["ips"][0]["address"].as_str().unwrap();
         let ip: IpAddr = ip.split('/').next().unwrap().parse().unwrap();

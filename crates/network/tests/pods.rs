@@ -81,7 +81,7 @@ fn pods_reach_each_other_the_node_and_the_world() {
         );
         assert_eq!(a.ask(at("192.0.2.1:9090")).await.unwrap(), "node 10.42.0.1");
         assert_eq!(lab::ask_here(at("10.42.0.2:8080")).unwrap(), "b 192.0.2.1");
-        // What leaves the cluster comes from the node.
+        // Traffic that leaves the cluster has the node's source address.
         assert_eq!(
             a.ask(at("192.0.2.2:8080")).await.unwrap(),
             "outside 192.0.2.1"
@@ -125,7 +125,7 @@ fn host_ports_lead_to_the_pod_from_everywhere() {
 }
 
 #[test]
-fn pods_pass_docker_and_what_another_program_removed_comes_back() {
+fn pod_traffic_passes_docker_and_removed_rules_are_restored() {
     lab::node(|outside| async move {
         let docker = "nft 'add table ip filter; \
             add chain ip filter DOCKER-USER; \
@@ -161,7 +161,7 @@ fn pods_pass_docker_and_what_another_program_removed_comes_back() {
     });
 }
 
-/// What firewalld's default zone comes to: everything that it does not know is refused.
+/// The effect of firewalld's default zone: everything unknown is rejected.
 const FIREWALLD: &str = "nft 'add table inet firewalld; \
     add chain inet firewalld filter_INPUT { type filter hook input priority filter + 10; }; \
     add rule inet firewalld filter_INPUT ct state { established, related } accept; \
@@ -172,7 +172,7 @@ const FIREWALLD: &str = "nft 'add table inet firewalld; \
     add rule inet firewalld filter_FORWARD ct status dnat accept; \
     add rule inet firewalld filter_FORWARD reject with icmpx admin-prohibited'";
 
-/// What ufw makes of `ufw enable`.
+/// The effect of `ufw enable`.
 const UFW: &str = "nft 'add table ip filter; \
     add chain ip filter ufw-user-input; add chain ip filter ufw-user-forward; \
     add chain ip filter INPUT { type filter hook input priority filter; policy drop; }; \
@@ -201,7 +201,7 @@ fn pods_pass_firewalld_and_ufw_and_others_do_not() {
             assert_eq!(answer.as_deref(), Some("outside 192.0.2.1"), "{firewall}");
             assert_eq!(a.ask(at("10.42.0.2:80")).await.unwrap(), "b 10.42.0.1");
             assert_eq!(a.ask(at("192.0.2.1:9090")).await.unwrap(), "node 10.42.0.1");
-            // What the firewall keeps out for others stays out.
+            // Other traffic is still blocked by the firewall.
             assert_eq!(outside.ask(at("192.0.2.1:9090")).await, None);
             network.detach("a", None).await.unwrap();
             network.detach("b", None).await.unwrap();
@@ -378,7 +378,7 @@ fn a_refused_batch_changes_nothing_and_says_why() {
 }
 
 #[test]
-fn the_session_lives_on_after_its_process_was_killed() {
+fn the_nft_session_restarts_after_its_process_was_killed() {
     lab::node(|_| async move {
         let nft = Nft::new();
         let mut batch = Batch::new();
@@ -386,14 +386,14 @@ fn the_session_lives_on_after_its_process_was_killed() {
         nft.apply(&batch).await.unwrap();
         let process = nft.process_id().await.unwrap();
         lab::command(&format!("kill -9 {process}"));
-        // The first may meet the dead session and must say so; then a new one is there.
+        // The first may hit the dead session and fail; then there is a new one.
         let _ = nft.apply(&batch).await;
         nft.apply(&batch).await.unwrap();
         assert_eq!(lab::command("nft list tables"), "table inet one\n");
     });
 }
 
-/// Another node at the other end of the wire, with one pod that serves on port 80.
+/// Another node at the other end of the veth pair, with one pod that serves on port 80.
 async fn second_node(outside: &Namespace, state: &Path, pod: &Namespace, nodes: &[Peer]) {
     outside.block_on(async {
         let network = config(state).build(Nft::new()).unwrap();
@@ -464,7 +464,7 @@ async fn reach_the_second_node(
             &nodes,
         ));
     });
-    // Pods keep their addresses between nodes.
+    // Pod addresses are not translated between nodes.
     assert_eq!(near.ask(at("10.42.1.1:80")).await.unwrap(), "far 10.42.0.1");
     assert_eq!(
         near.ask_udp(at("10.42.1.1:80")).await.unwrap(),
@@ -478,7 +478,7 @@ async fn reach_the_second_node(
     }
 }
 
-/// Nodes with addresses outside the wire's subnet, so that they are no neighbours.
+/// Nodes with addresses outside the link's subnet, so that they are not neighbours.
 async fn distant_nodes(outside: &Namespace) -> Vec<Peer> {
     lab::command("ip address add 198.51.100.1/32 dev lo");
     lab::command("ip route add 203.0.113.2 via 192.0.2.2 src 198.51.100.1");
@@ -567,7 +567,8 @@ fn pods_of_neighbour_nodes_reach_each_other_in_both_families() {
         lab::command("ip address add 2001:db8::1/64 dev wire0 nodad");
         let other = "ip address add 2001:db8::2/64 dev wire1 nodad";
         outside.command(other).await;
-        // Neighbours are asked for from link-local addresses, which are not used before they are found unique.
+        // Neighbour solicitations have link-local source addresses, which are unusable until
+        // duplicate address detection has finished.
         let deadline = Instant::now() + Duration::from_secs(10);
         let tentative = "ip -6 address show tentative";
         while !(lab::command(tentative) + &outside.command(tentative).await).is_empty() {
@@ -601,7 +602,7 @@ fn pods_of_distant_nodes_reach_each_other_in_both_families() {
     });
 }
 
-/// A packet of the overlay with a datagram inside, as a node sends it.
+/// A VXLAN packet with an inner datagram, as a node sends it.
 fn packed(mac: &str, source: [u8; 4], to: [u8; 4], port: u16, text: &[u8]) -> Vec<u8> {
     let vni = network::names::vni(&node_routes().cluster) << 8;
     let mut bytes = [&[8, 0, 0, 0][..], &vni.to_be_bytes()].concat();
@@ -647,7 +648,7 @@ fn a_pod_cannot_send_packets_of_the_overlay_to_a_node() {
         let forged = packed(&mac, from_victim, [10, 42, 1, 1], 99, b"forged");
         let send = move || {
             let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
-            // The kernel may say at once that it is dropped.
+            // The kernel may report at once that it was dropped.
             let _ = socket.send_to(&forged, "203.0.113.2:8472");
         };
         network::netns::run(pods.near.path(), send.clone())
@@ -665,7 +666,7 @@ fn a_pod_cannot_send_packets_of_the_overlay_to_a_node() {
         let mut buffer = [0; 16];
         let length = receiver.recv(&mut buffer).unwrap();
         assert_eq!(&buffer[..length], b"honest");
-        // Of a node it would have arrived.
+        // From a node it would have arrived.
         send();
         let (length, from) = receiver.recv_from(&mut buffer).unwrap();
         assert_eq!(&buffer[..length], b"forged");

@@ -1,5 +1,5 @@
-//! Routes between nodes in namespaces: entries of nodes that are gone go, and what somebody else
-//! removes comes back.
+//! Routes between nodes in network namespaces: entries of removed nodes are deleted, and removed
+//! routes are restored.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::time::{Duration, Instant};
@@ -43,7 +43,7 @@ fn peers() -> Vec<Peer> {
     ]
 }
 
-/// Waits until a command's output is as it should be.
+/// Waits until a command's output is right.
 async fn until(what: &str, command: &str, is_right: impl Fn(&str) -> bool) {
     let deadline = Instant::now() + Duration::from_secs(10);
     loop {
@@ -80,7 +80,7 @@ fn entries_of_the_overlay_go_with_their_node_and_follow_its_address() {
         assert!(neighbours().contains("10.42.2.0 "), "{}", neighbours());
         assert!(!neighbours().contains("10.42.3.0 "), "{}", neighbours());
 
-        // A node that moves next door needs no entry any more.
+        // A node that moves to our subnet needs no tunnel.
         nodes[2].addresses = vec!["192.0.2.77".parse().unwrap()];
         routes.sync(&netlink, &nodes).await.unwrap();
         assert!(!fdb().contains("dst"), "{}", fdb());
@@ -90,7 +90,7 @@ fn entries_of_the_overlay_go_with_their_node_and_follow_its_address() {
 }
 
 #[test]
-fn what_is_removed_behind_our_back_comes_back() {
+fn removed_routes_are_restored() {
     lab::node(|_| async move {
         lab::command("ip route add default via 192.0.2.2");
         let (tell, told) = tokio::sync::watch::channel(Some(peers()));
@@ -107,7 +107,7 @@ fn what_is_removed_behind_our_back_comes_back() {
 
         lab::command("ip route del 10.42.1.0/24");
         until("a route is repaired", "ip route", near).await;
-        // The kernel drops all routes of a link that goes down, and says so of the link alone.
+        // The kernel drops all routes of a link that goes down, and notifies only about the link.
         lab::command("ip link set wire0 down");
         lab::command("ip link set wire0 up");
         until("a flap is repaired", "ip route", near).await;
@@ -138,14 +138,14 @@ fn ranges_in_use_are_found_and_our_own_are_not_meant() {
         let services = "10.43.0.0/16".parse().unwrap();
         let conflicts = network::conflicts;
         assert!(conflicts(ID, pods).await.unwrap().is_empty());
-        // Our own, from an earlier start.
+        // Our own routes, from an earlier start.
         let (_, told) = tokio::sync::watch::channel(None);
         let routes = config().build(Nft::new(), told);
         let netlink = Netlink::here().unwrap();
         lab::command("ip route add default via 192.0.2.2");
         routes.sync(&netlink, &peers()).await.unwrap();
         assert_eq!(conflicts(ID, pods).await.unwrap(), [""; 0]);
-        // The same seen by another cluster.
+        // The same as seen by another cluster.
         let found = conflicts("76543210", pods).await.unwrap().join("\n");
         assert!(
             found.contains("route to 10.42.1.0/24 on link wire0"),

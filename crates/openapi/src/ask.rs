@@ -1,4 +1,4 @@
-//! Requests for documents: which one, in which form, and whether the client has it already.
+//! Requests for documents: which document, in which encoding, and conditional requests.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use super::{
     upgrade, url,
 };
 
-/// Media types of the protobuf forms; the first is what answers carry.
+/// Media types of the protobuf encodings; the first is used in responses.
 const V2_PROTOBUF: [&str; 2] = [
     "application/com.github.proto-openapi.spec.v2.v1.0+protobuf",
     "application/com.github.proto-openapi.spec.v2@v1.0+protobuf",
@@ -27,7 +27,7 @@ const V3_PROTOBUF: [&str; 2] = [
     "application/com.github.proto-openapi.spec.v3.v1.0+protobuf",
     "application/com.github.proto-openapi.spec.v3@v1.0+protobuf",
 ];
-/// What upstream says the index is.
+/// Upstream's media type of the index.
 const INDEX: &str = "text/plain; charset=utf-8";
 const YEAR: i64 = 365 * 24 * 60 * 60;
 
@@ -35,7 +35,7 @@ const YEAR: i64 = 365 * 24 * 60 * 60;
 pub struct Ask<'a> {
     pub table: Arc<Table>,
     pub documents: Arc<Documents>,
-    /// What other servers say.
+    /// The documents of aggregated servers.
     pub remote: Vec<Remote>,
     pub headers: &'a HeaderMap,
     pub query: &'a Query,
@@ -46,7 +46,7 @@ pub struct Ask<'a> {
 type Answered = Result<Option<Response<Body>>, Status>;
 
 impl Ask<'_> {
-    /// The document at a path below `/openapi`; `None` when nothing is served there.
+    /// The document at a path below `/openapi`; `None` if nothing is served there.
     pub async fn serve(&self, path: &str) -> Answered {
         if path == "/openapi/v2" {
             return self.swagger().await.map(Some);
@@ -61,7 +61,7 @@ impl Ask<'_> {
         }
     }
 
-    /// Every document with its place.
+    /// The index of all documents.
     async fn index(&self) -> Result<Response<Body>, Status> {
         let remote = self.remote.iter();
         let remote = remote.map(|one| (one.place.clone(), one.url.clone(), one.hash.clone()));
@@ -123,7 +123,7 @@ impl Ask<'_> {
         Ok((hash, body))
     }
 
-    /// One document of the newer form.
+    /// One OpenAPI v3 document.
     async fn document(&self, place: &str) -> Result<Response<Body>, Status> {
         let remote = self.remote.iter().find(|remote| remote.place == place);
         let members = match remote {
@@ -159,7 +159,7 @@ impl Ask<'_> {
         }
     }
 
-    /// Everything in one document of the older form.
+    /// The OpenAPI v2 document.
     async fn swagger(&self) -> Result<Response<Body>, Status> {
         let Some((media, form)) = self.media(V2_PROTOBUF) else {
             return Ok(unacceptable());
@@ -173,7 +173,7 @@ impl Ask<'_> {
         Ok(self.packed(Found { hash, document }, media))
     }
 
-    /// The older document, with what is missing made.
+    /// The OpenAPI v2 document; missing pieces are made.
     async fn join(&self, sources: older::Sources, form: Form) -> Result<Packed, Status> {
         let known =
             |sources: &older::Sources| self.documents.older.lock()[form as usize].join(sources);
@@ -186,7 +186,7 @@ impl Ask<'_> {
         blocking(move || {
             let packed = Descriptions::unpack();
             let maker = Maker::new(&table, packed.by_type());
-            // The base first, then what is added to it; either may be there.
+            // The base first, then the custom resources; either may exist.
             for _ in 0..2 {
                 let missing = documents.older.lock()[form as usize].missing(&sources);
                 let made = missing.make(&maker, &remote, form);
@@ -198,7 +198,7 @@ impl Ask<'_> {
         .await?
     }
 
-    /// A document, made if it is not there.
+    /// A document, made if it is not cached.
     async fn find(
         &self,
         at: &str,
@@ -253,7 +253,7 @@ impl Ask<'_> {
         has.is_some_and(|list| list.split(',').any(is))
     }
 
-    /// A document in the form that it is kept in, if the client takes that.
+    /// A document, compressed if the client accepts that.
     fn packed(&self, found: Found, media: &str) -> Response<Body> {
         let Some(document) = found.document else {
             return self.answer(&found.hash, media, Body::empty);
@@ -273,14 +273,14 @@ impl Ask<'_> {
         response
     }
 
-    /// The document, or that the client has it.
+    /// The document, or 304.
     fn answer(&self, hash: &str, media: &str, body: impl FnOnce() -> Body) -> Response<Body> {
         let mut response = respond::bytes(StatusCode::NOT_MODIFIED, media, "");
         if !self.has(hash) {
             *response.status_mut() = StatusCode::OK;
             *response.body_mut() = body();
         }
-        // Hex digits between quotes are a valid header value.
+        // Quoted hex digits are a valid header value.
         if let Ok(etag) = format!("\"{hash}\"").parse() {
             response.headers_mut().insert(header::ETAG, etag);
         }
@@ -289,7 +289,7 @@ impl Ask<'_> {
         response
     }
 
-    /// What is named by its hash never changes.
+    /// A document addressed by its hash is immutable.
     fn keep_for_good(&self, headers: &mut HeaderMap) {
         let forever = HeaderValue::from_static("public, immutable");
         headers.insert(header::CACHE_CONTROL, forever);
@@ -304,7 +304,7 @@ impl Ask<'_> {
         self.headers.get(name).and_then(|value| value.to_str().ok())
     }
 
-    /// The form that the client names first of those that there are.
+    /// The first encoding in the client's Accept that is available.
     fn media(&self, protobuf: [&'static str; 2]) -> Option<(&'static str, Form)> {
         let accept = self.header(header::ACCEPT).unwrap_or_default();
         let accept = if accept.is_empty() { "*/*" } else { accept };
@@ -320,7 +320,7 @@ impl Ask<'_> {
     }
 }
 
-/// Runs what takes long where it keeps no request waiting.
+/// Runs slow work on a blocking thread.
 async fn blocking<R: Send + 'static>(
     work: impl FnOnce() -> R + Send + 'static,
 ) -> Result<R, Status> {
@@ -328,14 +328,14 @@ async fn blocking<R: Send + 'static>(
     done.map_err(Status::internal)
 }
 
-/// A code and nothing else.
+/// An empty response.
 fn bare(code: StatusCode) -> Response<Body> {
     let mut response = Response::new(Body::empty());
     *response.status_mut() = code;
     response
 }
 
-/// Nothing that the client takes can be made.
+/// 406.
 fn unacceptable() -> Response<Body> {
     let mut response = bare(StatusCode::NOT_ACCEPTABLE);
     let vary = HeaderValue::from_static("Accept");

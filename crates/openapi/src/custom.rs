@@ -1,4 +1,4 @@
-//! Custom resources in OpenAPI documents: their own schemas with the fields that all objects have.
+//! Custom resources in OpenAPI documents: their schemas with the common object fields.
 
 use machinery::json::json;
 use machinery::{Object, Value, openapi::Dialect};
@@ -17,7 +17,7 @@ pub(super) fn name(resource: &Resource) -> String {
     parts.join(".")
 }
 
-/// A custom resource's definition. `about` describes the fields that all objects have.
+/// The definition of a custom resource. `about` describes the common object fields.
 pub(super) fn definition(
     dialect: Dialect,
     resource: &Resource,
@@ -62,7 +62,7 @@ fn mark(schema: &mut Value, resource: &Resource, kind: &str) {
 
 fn shape(dialect: Dialect, schema: &Value, about: &dyn Fn(&str) -> Value) -> Value {
     let open = schema.get("x-kubernetes-preserve-unknown-fields") == Some(&Value::Bool(true));
-    // Clients of the older form take whatever has properties for closed.
+    // OpenAPI v2 clients treat objects with properties as closed.
     if dialect == Dialect::V2 && open {
         return json!({"type": "object"});
     }
@@ -79,7 +79,7 @@ fn shape(dialect: Dialect, schema: &Value, about: &dyn Fn(&str) -> Value) -> Val
     out
 }
 
-/// The fields that all objects have.
+/// Adds the common object fields.
 fn put_object(dialect: Dialect, schema: &mut Value, about: &dyn Fn(&str) -> Value) {
     if !schema.get("properties").is_some_and(Value::is_object) {
         schema["properties"] = json!({});
@@ -109,7 +109,7 @@ fn metadata(dialect: Dialect, definition: &str, about: Value) -> Value {
     out
 }
 
-/// Whole objects inside of others have those fields too.
+/// Adds them to embedded resources, too.
 fn embed(dialect: Dialect, schema: &mut Value, about: &dyn Fn(&str) -> Value) {
     let Some(object) = schema.as_object_mut() else {
         return;
@@ -139,7 +139,7 @@ fn embed(dialect: Dialect, schema: &mut Value, about: &dyn Fn(&str) -> Value) {
     put_object(dialect, schema, about);
 }
 
-/// A schema as it was written; what may be a number or a text says so in the language's own words.
+/// A schema for OpenAPI v3; `x-kubernetes-int-or-string` becomes `anyOf`.
 fn newer(schema: &Value) -> Value {
     let Some(object) = schema.as_object() else {
         return schema.clone();
@@ -157,7 +157,7 @@ fn newer(schema: &Value) -> Value {
     Value::Object(out)
 }
 
-/// A value of a schema's keyword, changed where it is a schema itself.
+/// A value of a schema's keyword, transformed if it is a schema itself.
 fn below(key: &str, value: &Value, change: fn(&Value) -> Value) -> Value {
     match key {
         "items" | "additionalProperties" => change(value),
@@ -169,8 +169,8 @@ fn below(key: &str, value: &Value, change: fn(&Value) -> Value) -> Value {
     }
 }
 
-/// A schema without what the older form cannot say. Clients of that form would refuse objects for
-/// what they do not understand, so that less is said instead.
+/// A schema without what OpenAPI v2 cannot express. Clients would reject objects for keywords they
+/// do not understand, so the schema becomes more permissive.
 fn older(schema: &Value) -> Value {
     let Some(object) = schema.as_object() else {
         return schema.clone();
@@ -207,7 +207,7 @@ fn null_values(object: &Object) -> bool {
     is_nullable(object.get("additionalProperties"))
 }
 
-/// What may be null need not be there.
+/// Nullable properties are not required.
 fn demand_no_nulls(object: &Object, out: &mut Object) {
     if !out.contains_key("properties") {
         return;
@@ -231,7 +231,7 @@ mod tests {
 
     fn published(dialect: Dialect, schema: &Value) -> Value {
         let mut out = shape(dialect, schema, &|_| Value::Null);
-        // What all objects have is not what these tests are about.
+        // The common fields are not tested here.
         if let Some(properties) = out.get_mut("properties").and_then(Value::as_object_mut) {
             for field in ["apiVersion", "kind", "metadata"] {
                 properties.shift_remove(field);
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn the_older_form_says_less() {
+    fn openapi_v2_omits_what_v2_cannot_express() {
         let schema = json!({"type": "object", "required": ["size", "none"], "properties": {
             "size": {"x-kubernetes-int-or-string": true, "anyOf": []},
             "free": {"type": "object", "x-kubernetes-preserve-unknown-fields": true, "properties": {}},
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn the_newer_form_says_what_may_be_a_number_or_a_text() {
+    fn openapi_v3_publishes_int_or_string() {
         let schema = json!({"type": "object", "properties": {
             "size": {"x-kubernetes-int-or-string": true}, "n": {"type": "string", "nullable": true}}});
         let mut expected = schema.clone();
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn what_keeps_everything_is_just_an_object_in_the_older_form() {
+    fn preserving_unknown_fields_becomes_a_plain_object_in_openapi_v2() {
         let schema = json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true,
             "properties": {"spec": {"type": "object"}}});
         let about = |_: &str| Value::Null;

@@ -1,5 +1,5 @@
-//! What types and fields are for, in the words of Kubernetes. They are packed into the program and
-//! unpacked only while a document is made.
+//! Descriptions of types and fields, in Kubernetes' words. Compressed in the binary and
+//! decompressed only while a document is made.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -15,12 +15,12 @@ static PACKED: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptions.gz
 /// Descriptions by type and field.
 pub(super) struct Descriptions(String);
 
-/// The fields of one type; its own description has no name.
+/// The descriptions of one type's fields; the type's own has an empty name.
 type Fields<'a> = HashMap<&'a str, &'a str>;
 /// The fields of every type.
 pub(super) type All<'a> = HashMap<&'a str, Fields<'a>>;
 
-/// Stands for what this build says about built-in kinds: its release and the descriptions in it.
+/// Identifies this build's descriptions: its release and their content.
 pub(super) fn build() -> &'static [u8] {
     static BUILD: LazyLock<Vec<u8>> = LazyLock::new(|| {
         let mut hash = Sha256::new();
@@ -34,14 +34,14 @@ pub(super) fn build() -> &'static [u8] {
 impl Descriptions {
     pub(super) fn unpack() -> Self {
         let mut text = String::new();
-        // The build made it; were it damaged, documents would lack descriptions and nothing else.
+        // Made by the build script; if it were damaged, documents would only lack descriptions.
         if let Err(error) = flate2::read::GzDecoder::new(PACKED).read_to_string(&mut text) {
-            tracing::error!(%error, "the descriptions in the program are damaged");
+            tracing::error!(%error, "embedded OpenAPI descriptions are damaged");
         }
         Self(text)
     }
 
-    /// All of them, to be looked up.
+    /// All descriptions, for lookup.
     pub(super) fn by_type(&self) -> All<'_> {
         let mut all = All::new();
         for line in self.0.lines() {
@@ -56,7 +56,7 @@ impl Descriptions {
     }
 }
 
-/// A description with its line ends, which the packed form writes otherwise.
+/// A description with its line breaks restored.
 fn lines(text: &str) -> String {
     text.replace('\u{1f}', "\n")
 }
@@ -81,7 +81,7 @@ pub(super) fn describe(definitions: &mut BTreeMap<String, Value>, all: &All<'_>)
                 (Some(text), Some(object)) => {
                     object.insert("description".to_owned(), lines(text).into());
                 }
-                // Without anything beside it, a reference needs no wrapping.
+                // A reference alone needs no `allOf`.
                 (None, Some(object)) if object.len() == 1 && object.contains_key("allOf") => {
                     *property = property["allOf"][0].clone();
                 }

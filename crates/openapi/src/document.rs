@@ -1,5 +1,4 @@
-//! The documents themselves: the paths of resources and of what is beside them, and the definitions
-//! of everything that paths refer to.
+//! The documents: paths of resources, other paths, and all referenced definitions.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -26,7 +25,7 @@ use registry::{Resource, Table};
 const META: &str = "io.k8s.apimachinery.pkg.apis.meta.v1";
 pub(super) const OBJECT_META: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta";
 pub(super) const LIST_META: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.ListMeta";
-/// Kinds of the core group that are no resource.
+/// Kinds of the core group that are not resources.
 const PLAIN_KINDS: [&str; 5] = [
     "APIGroup",
     "APIGroupList",
@@ -34,17 +33,17 @@ const PLAIN_KINDS: [&str; 5] = [
     "APIVersions",
     "Status",
 ];
-/// Whose words describe the fields that all objects have.
+/// The definition whose descriptions are used for the common object fields.
 const ANY_KIND: &str = "io.k8s.api.core.v1.Pod";
 
-/// Every group version, or those of built-in kinds alone.
+/// Every group version, or only those of built-in kinds.
 fn group_versions(table: &Table, builtin: bool) -> BTreeSet<(&str, &str)> {
     let of = table.all().filter(|one| !builtin || !one.custom);
     of.map(|one| (one.group.as_str(), one.version.as_str()))
         .collect()
 }
 
-/// The places of documents that are not of custom resources alone.
+/// The paths of documents that are not only of custom resources.
 fn builtin_places(table: &Table) -> BTreeSet<String> {
     let mut all: BTreeSet<String> = plain::PLACES.iter().map(|&place| place.into()).collect();
     for (group, version) in group_versions(table, true) {
@@ -56,7 +55,7 @@ fn builtin_places(table: &Table) -> BTreeSet<String> {
     all
 }
 
-/// The places of all documents.
+/// The paths of all documents.
 pub(super) fn places(table: &Table) -> BTreeSet<String> {
     let mut all = builtin_places(table);
     let versions = group_versions(table, false).into_iter();
@@ -64,7 +63,8 @@ pub(super) fn places(table: &Table) -> BTreeSet<String> {
     all
 }
 
-/// Schemas of definitions. The versions of a definition follow one another: its bytes are parsed once.
+/// A cache for schemas of definitions. Versions of a definition are adjacent, so its bytes are
+/// parsed once.
 #[derive(Default)]
 pub(super) struct Parsed(Option<OpenApis>);
 
@@ -78,7 +78,7 @@ impl Parsed {
     }
 }
 
-/// What documents are made with.
+/// The inputs for making documents.
 pub(super) struct Maker<'a> {
     table: &'a Table,
     all: All<'a>,
@@ -93,7 +93,7 @@ impl<'a> Maker<'a> {
         Self { table, all, types }
     }
 
-    /// The document at a place below `/openapi/v3`.
+    /// The document at a path below `/openapi/v3`.
     pub(super) fn v3(&self, place: &str, members: &[Arc<Resource>]) -> Value {
         let mut paths = self.paths(Dialect::V3, members);
         let custom = members.iter().any(|resource| resource.custom);
@@ -119,7 +119,7 @@ impl<'a> Maker<'a> {
         })
     }
 
-    /// The document of the older form without custom resources.
+    /// The OpenAPI v2 document without custom resources.
     pub(super) fn v2(&self) -> Value {
         let members: Vec<Arc<Resource>> = self
             .table
@@ -145,8 +145,8 @@ impl<'a> Maker<'a> {
         })
     }
 
-    /// What a custom resource adds to the document of the older form: paths and definitions. Parameters that the
-    /// document has already are referred to.
+    /// The paths and definitions of a custom resource in the OpenAPI v2 document. Parameters that
+    /// the document already has are referenced.
     pub(super) fn custom_v2(
         &self,
         resource: &Arc<Resource>,
@@ -166,7 +166,7 @@ impl<'a> Maker<'a> {
             .collect()
     }
 
-    /// The definitions of all that paths refer to, and of what those are made of.
+    /// The definitions that paths reference, transitively.
     fn definitions(
         &self,
         dialect: Dialect,
@@ -213,7 +213,7 @@ impl<'a> Maker<'a> {
         Some([(format!("{name}List"), list), (name, whole)])
     }
 
-    /// Lists are all alike: one description for each.
+    /// All lists have the same description.
     fn describe_lists(&self, definitions: &mut BTreeMap<String, Value>) {
         for (name, definition) in definitions {
             let Some(kind) = name
@@ -247,7 +247,7 @@ impl<'a> Maker<'a> {
         text.map_or(Value::Null, |text| (*text).into())
     }
 
-    /// Says of which kinds definitions are.
+    /// Adds `x-kubernetes-group-version-kind`.
     fn mark_kinds(
         &self,
         definitions: &mut BTreeMap<String, Value>,
@@ -280,7 +280,7 @@ impl<'a> Maker<'a> {
             mark(&format!("{META}.{kind}"), one("", "v1", kind));
         }
         let mut builtin = group_versions(self.table, true);
-        // A document of one built-in version knows the core group's beside its own.
+        // A v3 document of a built-in version lists only its own and the core group's kinds.
         let own = members
             .iter()
             .find(|one| !one.custom && dialect == Dialect::V3);

@@ -1,4 +1,4 @@
-//! Documents that were made, and what they were made of.
+//! Cached documents, and their inputs.
 
 use std::{
     cell::OnceCell,
@@ -16,24 +16,24 @@ use super::{
     packed::Packed,
 };
 
-/// Documents that were made.
+/// Cached documents.
 #[derive(Default)]
 pub struct Documents {
-    /// Guards the documents below `/openapi/v3` by place.
+    /// Guards the documents below `/openapi/v3` by path.
     pub(super) known: Mutex<HashMap<String, Made>>,
-    /// Guards the index of these.
+    /// Guards the index.
     pub(super) index: Mutex<Option<Index>>,
-    /// Guards the pieces of the older document, as JSON and as protobuf.
+    /// Guards the pieces of the OpenAPI v2 document, as JSON and as protobuf.
     pub(super) older: Mutex<[older::Pieces; 2]>,
-    /// Held while documents are made: one at a time, and not twice the same.
+    /// Held while documents are made: one at a time, and none twice.
     pub(super) making: tokio::sync::Mutex<()>,
 }
 
-/// What a document is made of. Resources that are gone are not kept for it.
+/// The inputs of a document. Weak, so that removed resources are freed.
 #[derive(Clone, Default)]
 pub(super) struct Sources {
     pub(super) of: Vec<Weak<Resource>>,
-    /// The hash of what another server says.
+    /// The hash of an aggregated server's document.
     pub(super) with: Option<String>,
 }
 
@@ -51,7 +51,7 @@ impl Sources {
     }
 }
 
-/// A document that was made: of what, its hash, and the forms that were asked for.
+/// A cached document: its inputs, its hash, and the requested encodings.
 pub(super) struct Made {
     pub(super) of: Sources,
     pub(super) hash: String,
@@ -59,7 +59,8 @@ pub(super) struct Made {
     protobuf: Option<Packed>,
 }
 
-/// The index of all documents, and what it was made of: a moment of the registry, and what other servers say.
+/// The index of all documents, and its inputs: the registry's generation, and the documents of
+/// aggregated servers.
 pub(super) struct Index {
     pub(super) generation: u64,
     pub(super) remote: Vec<(String, Option<String>, String)>,
@@ -73,14 +74,14 @@ pub(super) enum Form {
     Protobuf,
 }
 
-/// A document in one form, and its hash.
+/// A document in one encoding, and its hash.
 pub(super) struct Found {
     pub(super) hash: String,
     pub(super) document: Option<Packed>,
 }
 
 impl Documents {
-    /// What is known of a document that would be made of the same as before.
+    /// The cached document, if its inputs are unchanged.
     pub(super) fn get(&self, place: &str, of: &Sources, form: Form) -> Option<Found> {
         let known = self.known.lock();
         let made = known.get(place)?;
@@ -94,7 +95,7 @@ impl Documents {
         })
     }
 
-    /// Keeps a document, or its hash alone.
+    /// Caches a document, or only its hash.
     pub(super) fn put(&self, place: &str, of: &Sources, value: &Value, named: Named<'_>) -> Found {
         let text = value.to_string();
         let hash = match named.hash {
@@ -123,7 +124,7 @@ impl Documents {
         Found { hash, document }
     }
 
-    /// The hash of every document; those that are not of custom resources alone are made for it.
+    /// The hash of every document; those not only of custom resources are made for it.
     pub(super) fn hashes(&self, table: &Table, places: &ByPlace) -> Vec<(String, String)> {
         let packed = OnceCell::new();
         let maker = OnceCell::new();
@@ -149,14 +150,14 @@ impl Documents {
             .collect()
     }
 
-    /// Forgets documents at places that are gone.
+    /// Drops documents at paths that no longer exist.
     pub(super) fn retain(&self, places: &ByPlace) {
         let is_there = |place: &String| places.contains_key(place);
         self.known.lock().retain(|place, _| is_there(place));
     }
 }
 
-/// How a document is kept: its hash, if that does not follow from its text, and in which form.
+/// How a document is cached: its hash, if not computed from its text, and its encoding.
 pub(super) struct Named<'a> {
     pub(super) hash: Option<&'a str>,
     pub(super) form: Option<Form>,

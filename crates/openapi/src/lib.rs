@@ -1,6 +1,6 @@
-//! `/openapi/v2` and `/openapi/v3`: made when a client asks, one at a time, and kept compressed until the resources
-//! change that they are made of. The hash of a document that is all about custom resources follows from their
-//! definitions: the index needs no document of them.
+//! `/openapi/v2` and `/openapi/v3`: made on request, one at a time, and cached compressed until
+//! their resources change. The hash of a document of only custom resources is computed from their
+//! definitions: the index need not make such documents.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
@@ -39,7 +39,7 @@ fn hex(digest: &[u8]) -> String {
     digest.iter().map(|byte| format!("{byte:02X}")).collect()
 }
 
-/// The hash of a document that is about nothing but custom resources: it follows from their definitions.
+/// The hash of a document of only custom resources, computed from their definitions.
 fn custom_hash(place: &str, members: &[Arc<Resource>]) -> Option<String> {
     let mut hash = Sha256::new();
     hash.update(descriptions::build());
@@ -59,7 +59,7 @@ fn place(group: &str, version: &str) -> String {
     format!("{root}/{}", api_version(group, version))
 }
 
-/// The resources that the document at a place is made of.
+/// The resources of the document at a path.
 fn members(table: &Table, at: &str) -> Vec<Arc<Resource>> {
     let of = |one: &&Arc<Resource>| place(&one.group, &one.version) == at;
     table.all().filter(of).cloned().collect()
@@ -67,7 +67,7 @@ fn members(table: &Table, at: &str) -> Vec<Arc<Resource>> {
 
 type ByPlace = BTreeMap<String, Vec<Arc<Resource>>>;
 
-/// Every place with the resources that its document is made of.
+/// Every path with the resources of its document.
 fn by_place(table: &Table) -> ByPlace {
     let places = document::places(table).into_iter();
     let mut all: ByPlace = places.map(|place| (place, Vec::new())).collect();

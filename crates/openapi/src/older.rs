@@ -1,5 +1,5 @@
-//! The document of the older form, kept in pieces: what is built in and what other servers say is one, every custom
-//! resource is another. A definition that changes has its own piece made anew and no other.
+//! The OpenAPI v2 document in pieces: built-in kinds and aggregated servers are one, each custom
+//! resource is another. When a definition changes, only its own piece is made again.
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
@@ -18,14 +18,14 @@ use super::{
 };
 use registry::{Resource, Table};
 
-/// The fewest resources that a thread of its own is worth.
+/// The minimum number of resources for a separate thread.
 const LEAST_SHARE: usize = 32;
 
-/// Everything in the document, by which its pieces are found.
+/// The inputs of the document, by which its pieces are found.
 pub(super) struct Sources {
-    /// Custom resources that this server speaks of, in the order of their names.
+    /// Custom resources served here, sorted by name.
     custom: Vec<Arc<Resource>>,
-    /// The hashes of what other servers say.
+    /// The hashes of aggregated servers' documents.
     with: Vec<String>,
 }
 
@@ -36,7 +36,7 @@ impl Sources {
             one.custom && (served.is_empty() || !served.contains(&*place(&one.group, &one.version)))
         };
         let mut custom: Vec<_> = table.all().filter(is_own).cloned().collect();
-        // The versions of a definition stand together: its bytes are parsed once for all of them.
+        // The versions of a definition are adjacent: its bytes are parsed once for all of them.
         custom.sort_by(|one, other| {
             let one = (&one.group, &one.plural, &one.version);
             one.cmp(&(&other.group, &other.plural, &other.version))
@@ -45,7 +45,7 @@ impl Sources {
         Self { custom, with }
     }
 
-    /// Changes with the document. Nothing has to be made for it.
+    /// The document's hash, computed without making it.
     pub(super) fn hash(&self) -> String {
         let mut hash = Sha256::new();
         hash.update(super::descriptions::build());
@@ -59,33 +59,33 @@ impl Sources {
     }
 }
 
-/// The pieces of one form.
+/// The pieces in one encoding.
 #[derive(Default)]
 pub(super) struct Pieces {
     base: Option<Arc<Base>>,
-    /// By the address of the resource, which stays its own while the piece refers to it.
+    /// By the resource's address, which is not reused while the piece refers to it.
     custom: HashMap<usize, Piece>,
 }
 
-/// Everything but custom resources.
+/// Everything except custom resources.
 pub(super) struct Base {
     with: Vec<String>,
     /// The names of definitions and of shared parameters.
     definitions: HashSet<String>,
     parameters: BTreeSet<String>,
-    /// What stands before and after the paths and the definitions of custom resources.
+    /// The parts before, between and after the paths and definitions of custom resources.
     start: Segment,
     middle: Segment,
     end: Segment,
 }
 
-/// What one custom resource adds.
+/// The piece of one custom resource.
 struct Piece {
     of: Weak<Resource>,
     name: String,
-    /// Whether its definitions are left out, because the base has others of the same name.
+    /// Whether its definitions are left out, because the base has others of the same names.
     is_hidden: bool,
-    /// Protobuf needs only the first.
+    /// Protobuf uses only the first.
     paths: Segment,
     definitions: Segment,
 }
@@ -104,7 +104,7 @@ impl Pieces {
         self.base.as_ref().filter(|base| base.with == sources.with)
     }
 
-    /// The document, if all pieces of it are there.
+    /// The document, if all its pieces exist.
     pub(super) fn join(&self, sources: &Sources) -> Option<Packed> {
         let base = self.base(sources)?;
         let pieces = sources.custom.iter().map(|one| self.piece(one));
@@ -118,7 +118,8 @@ impl Pieces {
         Some(Packed::Segments(segments.into()))
     }
 
-    /// Takes pieces that were made, and forgets those of resources that are gone and those that do not fit the base.
+    /// Stores new pieces, and drops those of removed resources and those that conflict with the
+    /// base.
     pub(super) fn take(&mut self, made: Made) {
         let base = &made.base;
         self.custom.retain(|_, piece| {
@@ -128,7 +129,7 @@ impl Pieces {
         self.custom.extend(made.custom);
     }
 
-    /// What is missing of a document.
+    /// The missing pieces of a document.
     pub(super) fn missing(&self, sources: &Sources) -> Missing {
         let base = self.base(sources).cloned();
         let lacks = |one: &&Arc<Resource>| base.is_some() && self.piece(one).is_none();
@@ -141,14 +142,14 @@ impl Pieces {
     }
 }
 
-/// What is missing of a document; without a base, that comes first.
+/// The missing pieces; without a base, only the base.
 pub(super) struct Missing {
     base: Option<Arc<Base>>,
     custom: Vec<Arc<Resource>>,
     with: Vec<String>,
 }
 
-/// Pieces that were made.
+/// New pieces.
 pub(super) struct Made {
     base: Arc<Base>,
     custom: Vec<(usize, Piece)>,
@@ -190,7 +191,7 @@ fn side_by_side<R: Send>(
         });
         let spawned: Vec<_> = spawned.collect();
         let made = spawned.into_iter().flat_map(|(part, work)| {
-            // A piece that cannot be made panics here again, as it would on one thread.
+            // If it panicked, it panics here again, as it would on one thread.
             work.join().unwrap_or_else(|_| pieces(part))
         });
         made.collect()
@@ -222,7 +223,7 @@ impl Base {
     }
 }
 
-/// The text of a document, cut where paths and where definitions can be added. There are always some of both.
+/// The text of a document, split where paths and definitions can be added. Both are never empty.
 fn sections(mut whole: Value) -> [Vec<u8>; 3] {
     let mut take = |part: &str| whole.as_object_mut().and_then(|it| it.shift_remove(part));
     let (paths, definitions) = (take("paths"), take("definitions"));
@@ -254,7 +255,7 @@ impl Piece {
         let is_hidden = base.definitions.contains(&name);
         definitions.retain(|name, _| !base.definitions.contains(name.as_str()));
         let (paths, definitions) = match form {
-            // Messages one after the other are read as one, with the fields of all.
+            // Concatenated protobuf messages are merged.
             Form::Protobuf => {
                 let part = json!({"paths": paths, "definitions": definitions});
                 (gnostic::v2(&part), Vec::new())
@@ -274,7 +275,7 @@ impl Piece {
     }
 }
 
-/// The text of entries that follow others.
+/// The text of entries appended to others.
 fn added(entries: Object) -> Vec<u8> {
     match inner(&Value::Object(entries)) {
         none if none.is_empty() => Vec::new(),
@@ -335,7 +336,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn of_definitions_that_stay_nothing_is_made_again() {
+    async fn unchanged_definitions_are_not_rendered_again() {
         let (registry, documents) = (Registry::builtin(), Arc::default());
         define(&registry, "example.com", "stays", "a");
         define(&registry, "example.com", "changes", "before");
@@ -370,7 +371,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_name_that_is_taken_is_not_given_twice() {
+    async fn a_definition_name_is_not_used_twice() {
         let (registry, documents) = (Registry::builtin(), Arc::default());
         define(&registry, "apps.api.k8s.io", "PodList", "a");
         let schema = json!({"type": "object"});

@@ -1,11 +1,11 @@
-//! One operation of a path, and how both forms of document write it down.
+//! One operation of a path, in both document versions.
 
 use machinery::json::json;
 use machinery::{Object, Value, openapi::Dialect};
 
 use super::parameters::Parameter;
 
-/// What one method does at one path.
+/// One method of a path.
 #[derive(Default)]
 pub(super) struct Operation {
     pub(super) method: &'static str,
@@ -17,19 +17,19 @@ pub(super) struct Operation {
     pub(super) parameters: Vec<Parameter>,
     pub(super) body: Option<Body>,
     pub(super) answer: Answer,
-    /// Codes beside 200 that carry the same answer.
+    /// Codes other than 200 with the same response.
     pub(super) codes: &'static [(&'static str, &'static str)],
-    /// What the request means, and the kind it is about; none for discovery and the like.
+    /// The action and the kind of the request; `None` for discovery and the like.
     pub(super) action: Option<(&'static str, GroupVersionKind)>,
 }
 
-/// What a request carries.
+/// The request body.
 pub(super) struct Body {
     pub(super) definition: String,
     pub(super) required: bool,
 }
 
-/// What an answer carries.
+/// The response body.
 #[derive(Default)]
 pub(super) enum Answer {
     #[default]
@@ -50,7 +50,7 @@ impl GroupVersionKind {
     }
 }
 
-/// A path with its operations: what all of them take is said once.
+/// A path with its operations; common parameters are listed once.
 pub(super) fn path_item(dialect: Dialect, mut operations: Vec<Operation>) -> Value {
     let everywhere = |parameter: &Parameter| {
         let has = |operation: &Operation| operation.parameters.contains(parameter);

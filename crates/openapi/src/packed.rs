@@ -1,6 +1,7 @@
-//! Documents as they are kept: compressed, to a twentieth of their size. Clients that accept gzip get them so; for
-//! others they are unpacked while they are sent. A document may be made of segments that were compressed one by one:
-//! a change of one leaves the others as they are, and together they are one gzip stream.
+//! Cached documents: compressed to a twentieth of their size. Clients that accept gzip get them so;
+//! for others they are decompressed while sent. A document may consist of segments that were
+//! compressed separately: a change of one leaves the others unchanged, and together they are one
+//! gzip stream.
 
 use std::{
     io::{Read, Write},
@@ -18,25 +19,26 @@ use http::{HeaderMap, header};
 
 use request::{Body, BodyError};
 
-/// How much is unpacked at a time.
+/// How much is decompressed at a time.
 const PIECE: usize = 64 * 1024;
-/// The header of a gzip stream without a name and a time.
+/// The header of a gzip stream without name and time.
 const GZIP_HEADER: &[u8] = &[0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 0xff];
 /// An empty block that ends a deflate stream.
 const LAST_BLOCK: &[u8] = &[3, 0];
 
-/// A document, compressed.
+/// A compressed document.
 #[derive(Clone)]
 pub(super) enum Packed {
     Whole(Bytes),
     Segments(Arc<[Segment]>),
 }
 
-/// A part of a document: blocks of a deflate stream that refer to nothing before them, without an end.
+/// A part of a document: blocks of a deflate stream that refer to nothing before them, without an
+/// end.
 #[derive(Clone, Default)]
 pub(super) struct Segment {
     deflated: Bytes,
-    /// Of what was compressed.
+    /// The checksum of the uncompressed bytes.
     sum: Arc<Crc>,
 }
 
@@ -68,19 +70,19 @@ impl Segment {
     }
 }
 
-/// Compresses to whole blocks that end at a byte's end.
+/// Compresses to complete blocks that end at a byte boundary.
 fn deflate(part: &[u8]) -> Vec<u8> {
     let mut stream = Compress::new(Compression::default(), false);
     let mut out = Vec::with_capacity(part.len() / 8 + PIECE);
     loop {
         let taken = usize::try_from(stream.total_in()).unwrap_or(part.len());
-        // The only errors are those of a stream that was set up wrongly, which this one was not.
+        // Errors occur only for wrongly initialized streams.
         let _ = stream.compress_vec(&part[taken..], &mut out, FlushCompress::Sync);
         let has_room = out.len() < out.capacity();
         if has_room && stream.total_in() == part.len() as u64 {
             break;
         }
-        // What is flushed needs as much room as there is of it: it has to be asked for again.
+        // The flushed output may exceed the buffer: continue with more room.
         out.reserve(PIECE);
     }
     out.shrink_to_fit();
@@ -108,7 +110,7 @@ impl Packed {
         }
     }
 
-    /// As it is kept.
+    /// Compressed, as cached.
     pub(super) fn compressed(self) -> Body {
         let segments = match self {
             Self::Whole(bytes) => return Body::whole(bytes),
@@ -127,7 +129,7 @@ impl Packed {
         Body::stream(stream::iter(parts.map(Ok)))
     }
 
-    /// As it was.
+    /// Decompressed.
     pub(super) fn plain(self) -> Body {
         match self {
             Self::Whole(bytes) => unpacked(GzDecoder::new(bytes.reader())),
@@ -177,7 +179,7 @@ fn unpacked(reader: impl Read + Send + 'static) -> Body {
     }))
 }
 
-/// Whether a client takes compressed answers.
+/// Whether a client accepts gzip.
 pub(super) fn takes_gzip(headers: &HeaderMap) -> bool {
     let accepts = headers.get(header::ACCEPT_ENCODING);
     let accepts = accepts.and_then(|value| value.to_str().ok());
@@ -200,7 +202,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_document_comes_back_as_it_was() {
+    async fn a_packed_document_round_trips() {
         let document: Vec<u8> = (0..300_000_u32).map(|n| (n / 7 % 251) as u8).collect();
         let packed = Packed::new(&document);
         let compressed = bytes(packed.clone().compressed()).await;
@@ -213,14 +215,14 @@ mod tests {
         let mut parts: Vec<Vec<u8>> = [0, 1, 70_000, 300_000]
             .map(|size: u32| (0..size).map(|n| (n / 7 % 251) as u8).collect())
             .into();
-        // Something that does not become much smaller.
+        // Data that hardly compresses.
         let noise = (0..900_000_u64).map(|n| (n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 33) as u8);
         parts.insert(2, noise.collect());
         let segments = parts.iter().map(|part| Segment::new(part));
         let packed = Packed::Segments(segments.collect());
         let compressed = bytes(packed.clone().compressed()).await;
         let mut unpacked = Vec::new();
-        // This decoder reads one member, and checks sum and length.
+        // This decoder reads one member, and verifies checksum and length.
         let mut decoder = GzDecoder::new(compressed.as_ref());
         decoder.read_to_end(&mut unpacked).unwrap();
         assert!(unpacked == parts.concat());
@@ -228,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn clients_say_whether_they_take_it() {
+    fn gzip_is_used_only_if_the_client_accepts_it() {
         for (accepts, takes) in [
             ("gzip", true),
             ("br, gzip;q=0.5", true),

@@ -1,4 +1,4 @@
-//! What requests take in their path and query: name, type and, in our words, what it is for.
+//! Path and query parameters: name, type and, in our words, description.
 
 use std::borrow::Cow;
 
@@ -19,7 +19,7 @@ pub(super) struct Parameter {
     about: Cow<'static, str>,
 }
 
-/// Name, type and meaning of parameters that belong together.
+/// Name, type and description of a group of parameters.
 pub(super) type Options = &'static [(&'static str, &'static str, &'static str)];
 
 const DRY_RUN: (&str, &str, &str) = (
@@ -43,7 +43,7 @@ const TIMEOUT_SECONDS: (&str, &str, &str) = (
     "Ends a list or watch after this many seconds, whether or not it is done.",
 );
 
-/// What a GET of one custom resource takes.
+/// The parameters of a GET of one custom resource.
 pub(super) const GET: Options = &[RESOURCE_VERSION];
 
 pub(super) const LIST: Options = &[
@@ -96,7 +96,7 @@ pub(super) const LIST: Options = &[
     ),
 ];
 
-/// What of `LIST` means nothing to a deletion.
+/// Parameters of `LIST` that do not apply to a deletion.
 const ONLY_WATCHES: [&str; 2] = ["allowWatchBookmarks", "watch"];
 
 pub(super) const WRITE: Options = &[
@@ -222,7 +222,7 @@ const PORT_FORWARD: Options = &[(
 )];
 const PROXY: Options = &[("path", "string", "The path to ask for behind the proxy.")];
 
-/// What subresources take that have options of their own.
+/// The parameters of subresources with options of their own.
 pub(super) fn of_subresource(name: &str) -> Options {
     match name {
         "attach" => ATTACH,
@@ -243,7 +243,7 @@ pub(super) fn query(options: Options) -> impl Iterator<Item = Parameter> {
     })
 }
 
-/// What a deletion of many takes.
+/// The parameters of deletecollection.
 pub(super) fn delete_collection() -> impl Iterator<Item = Parameter> {
     let list = query(LIST).filter(|one| !ONLY_WATCHES.contains(&one.name));
     query(DELETE).chain(list)
@@ -269,7 +269,7 @@ fn in_path(name: &'static str, about: impl Into<Cow<'static, str>>) -> Parameter
     }
 }
 
-/// What stands in braces in a path to objects of a kind.
+/// The parameters in the path of a kind's objects.
 pub(super) fn of_path(path: &str, kind: &str) -> Vec<Parameter> {
     let all = [
         in_path("name", format!("name of the {kind}")),

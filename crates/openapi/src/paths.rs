@@ -1,5 +1,5 @@
-//! Every path of a resource with its operations, as upstream names and describes them: clients are
-//! generated from these names.
+//! Every path of a resource with its operations, named as upstream: clients are generated from
+//! these names.
 
 use machinery::openapi;
 
@@ -42,7 +42,7 @@ const CREATED: &[(&str, &str)] = &[("201", "Created")];
 const ACCEPTED: &[(&str, &str)] = &[("202", "Accepted")];
 const BOTH: &[(&str, &str)] = &[("201", "Created"), ("202", "Accepted")];
 const EVERY_METHOD: [&str; 7] = ["get", "put", "post", "delete", "options", "head", "patch"];
-/// Subresources whose requests are passed on.
+/// Subresources whose requests are forwarded.
 const CONNECTS: [&str; 4] = ["attach", "exec", "portforward", "proxy"];
 const NAMESPACE: &str = "namespaces/{namespace}/";
 
@@ -83,7 +83,7 @@ pub(super) fn of(resource: &Resource) -> Paths {
     paths
 }
 
-/// Kinds that only subresources have, with the names of their definitions.
+/// Kinds that occur only in subresources, with the names of their definitions.
 pub(super) fn kinds_of_subresources(resource: &Resource) -> Vec<(String, GroupVersionKind)> {
     let of = Of::new(resource);
     let names = resource.kind.subresources().iter();
@@ -100,7 +100,7 @@ fn push(paths: &mut Paths, path: &str, operation: Operation) {
     }
 }
 
-/// A resource and what its operations have in common.
+/// A resource and what its operations share.
 struct Of<'a> {
     resource: &'a Resource,
     root: String,
@@ -109,7 +109,7 @@ struct Of<'a> {
     definition: String,
 }
 
-/// A subresource: its name, its kind and the definition of that.
+/// A subresource: its name, its kind and its definition.
 struct Sub<'a> {
     name: &'a str,
     kind: GroupVersionKind,
@@ -254,7 +254,7 @@ impl<'a> Of<'a> {
             required: false,
         });
         out.codes = ACCEPTED;
-        // Upstream answers with a namespace and promises a Status.
+        // Upstream returns a namespace but documents a Status.
         if !self.resource.kind.returns_deleted() || self.kind == "Namespace" {
             out.answer = Answer::Of(STATUS.to_owned());
         }
@@ -335,7 +335,7 @@ impl<'a> Of<'a> {
         }
     }
 
-    /// The definition of a subresource's kind, which may be of another group.
+    /// The definition of a subresource's kind, possibly of another group.
     fn definition_of(&self, kind: &GroupVersionKind) -> String {
         if kind.kind == self.kind {
             return self.definition.clone();
@@ -345,7 +345,7 @@ impl<'a> Of<'a> {
         format!("io.k8s.api.{package}.{}.{}", kind.version, kind.kind)
     }
 
-    /// Requests that are passed on, by every method that may be.
+    /// Forwarded requests, by every allowed method.
     fn connects(&self, paths: &mut Paths, path: &str, sub: &Sub<'_>) {
         let proxied = sub.name == "proxy";
         let methods: &[&str] = if proxied {
@@ -386,7 +386,7 @@ impl<'a> Of<'a> {
         }
     }
 
-    /// The older paths for watches.
+    /// The deprecated watch paths.
     fn watches(&self, paths: &mut Paths) {
         let (root, plural, kind) = (&self.root, &self.resource.plural, self.kind);
         let mut all = Vec::new();
@@ -438,7 +438,7 @@ pub(super) fn tag(group: &str, version: &str) -> String {
     }
 }
 
-/// Letters and digits only; what followed something else begins with a capital.
+/// Letters and digits only; a letter after another character is capitalised.
 pub(super) fn camel(text: &str, mut capital: bool) -> String {
     let mut out = String::new();
     for (index, c) in text.char_indices() {

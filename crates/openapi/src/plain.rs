@@ -1,4 +1,4 @@
-//! Paths that are no resource's: discovery, the version, and what is said about tokens.
+//! Non-resource paths: discovery, the version, and service account issuer discovery.
 
 use machinery::json::json;
 use machinery::{Value, openapi::Dialect};
@@ -11,7 +11,7 @@ use super::{
 pub(super) const INFO: &str = "io.k8s.apimachinery.pkg.version.Info";
 const META: &str = "io.k8s.apimachinery.pkg.apis.meta.v1";
 
-/// Where documents of such paths stand below `/openapi/v3`, apart from those of groups.
+/// The paths of their documents below `/openapi/v3`, apart from groups.
 pub(super) const PLACES: [&str; 5] = [
     ".well-known/openid-configuration",
     "api",
@@ -20,7 +20,7 @@ pub(super) const PLACES: [&str; 5] = [
     "version",
 ];
 
-/// The path of one place.
+/// The path item of one document.
 pub(super) fn path(dialect: Dialect, place: &str) -> Option<(String, Value)> {
     let discovery = |id: String, tag: String, description: &str, kind: &str| Operation {
         id,
@@ -94,7 +94,7 @@ fn resources(group: &str, version: &str) -> Operation {
     }
 }
 
-/// Definitions that no kind refers to and that the schema table does not have.
+/// Definitions that no kind references and that the schema table does not have.
 pub(super) fn definition(dialect: Dialect, name: &str) -> Option<Value> {
     let text = || match dialect {
         Dialect::V2 => json!({"type": "string"}),

@@ -1,4 +1,4 @@
-//! What other servers say about their groups and versions.
+//! Documents of aggregated servers.
 
 use std::sync::Arc;
 
@@ -7,20 +7,21 @@ use machinery::{Object, Value};
 /// The parts of a document that are referred to by name.
 const NAMED: [&str; 2] = ["definitions", "parameters"];
 
-/// What another server says about its group and version.
+/// The document of an aggregated server for its group and version.
 #[derive(Clone)]
 pub struct Remote {
-    /// `apis/GROUP/VERSION`. What this server says about the same is left out.
+    /// `apis/GROUP/VERSION`. It replaces this server's own document there.
     pub place: String,
-    /// Where its newer document is, if it writes one.
+    /// The URL of its OpenAPI v3 document, if it has one.
     pub url: Option<String>,
-    /// Changes with the older document.
+    /// Changes with the OpenAPI v2 document.
     pub hash: String,
-    /// Its part of the older document: `info`, `paths`, `definitions` and `parameters`; `None` when it says nothing.
+    /// Its part of the OpenAPI v2 document: `info`, `paths`, `definitions` and `parameters`; `None`
+    /// if it has none.
     pub document: Option<Arc<Value>>,
 }
 
-/// Adds what others say. A name that means something else there gets a suffix.
+/// Merges documents of aggregated servers. Conflicting names get a suffix.
 pub(super) fn merge(whole: &mut Value, remotes: &[Remote]) {
     for remote in remotes {
         let prefix = format!("/{}/", remote.place);
@@ -65,7 +66,7 @@ fn merge_one(whole: &mut Value, document: &Value) {
     }
 }
 
-/// A name that is not taken by something else.
+/// A name without a conflict.
 fn free_name(known: &Value, name: &str, item: &Value) -> String {
     let is_free = |name: &str| known.get(name).is_none_or(|taken| taken == item);
     if is_free(name) {
@@ -75,7 +76,7 @@ fn free_name(known: &Value, name: &str, item: &Value) -> String {
     names.find(|name| is_free(name)).unwrap_or_default()
 }
 
-/// Makes references follow what was renamed.
+/// Updates references to renamed parts.
 fn rename(value: &mut Value, renamed: &[(String, String)]) {
     match value {
         Value::Array(items) => items.iter_mut().for_each(|item| rename(item, renamed)),
@@ -102,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_another_server_says_is_added_under_names_of_its_own() {
+    fn definitions_of_an_aggregated_server_are_added_under_distinct_names() {
         let mut whole = json!({
             "paths": {"/apis/a.b/v1/old": {}, "/apis/apps/v1/deployments": {}},
             "definitions": {"Meta": {"type": "object"}, "Same": {"type": "string"}},

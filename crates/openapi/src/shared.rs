@@ -1,5 +1,4 @@
-//! Parameters that many operations take stand once in the older document, and operations refer to
-//! them.
+//! Common parameters are listed once in the OpenAPI v2 document and referenced by operations.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,7 +9,7 @@ use sha2::{Digest, Sha256};
 
 const GENERIC: &str = "#/definitions/io.k8s.apimachinery";
 
-/// Takes them out of paths.
+/// Moves them out of paths.
 pub(super) fn parameters(paths: &mut Object) -> Object {
     let mut shared = BTreeMap::new();
     replace(paths, |name, parameter| {
@@ -20,12 +19,12 @@ pub(super) fn parameters(paths: &mut Object) -> Object {
     shared.into_iter().collect()
 }
 
-/// Refers to those that stand there already; the others stay where they are.
+/// References existing ones; the others stay inline.
 pub(super) fn refer(paths: &mut Object, known: &BTreeSet<String>) {
     replace(paths, |name, _| known.contains(&name));
 }
 
-/// Puts references in the place of parameters that `take` takes.
+/// Replaces parameters by references if `take` accepts them.
 fn replace(paths: &mut Object, mut take: impl FnMut(String, Value) -> bool) {
     for (_, item) in paths.iter_mut() {
         for (key, operation) in item.as_object_mut().into_iter().flatten() {
@@ -46,7 +45,7 @@ fn replace(paths: &mut Object, mut take: impl FnMut(String, Value) -> bool) {
     }
 }
 
-/// Not what names a kind, and not what older clients look for at each operation.
+/// Except those that name a kind, and those that older clients expect at each operation.
 fn is_shared(parameter: &Value) -> bool {
     let text = |key: &str| parameter.get(key).and_then(Value::as_str);
     match text("name") {

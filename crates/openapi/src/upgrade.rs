@@ -1,10 +1,10 @@
-//! The newer document of a server that writes the older one alone, made from that.
+//! Converts an OpenAPI v2 document to v3, for a server that has only v2.
 
 use machinery::json::json;
 use machinery::{Object, Value};
 
 const METHODS: [&str; 7] = ["get", "put", "post", "delete", "options", "head", "patch"];
-/// What an operation says in both forms.
+/// Fields of an operation that are equal in both versions.
 const SAME: [&str; 5] = [
     "description",
     "summary",
@@ -12,10 +12,10 @@ const SAME: [&str; 5] = [
     "deprecated",
     "operationId",
 ];
-/// What a parameter without a schema says about its values.
+/// Fields of a parameter without a schema.
 const SIMPLE: [&str; 3] = ["type", "format", "uniqueItems"];
 
-/// A document with `info`, `paths`, `definitions` and `parameters` in the newer form.
+/// A document with `info`, `paths`, `definitions` and `parameters`, converted to v3.
 pub(super) fn v3(older: &Value) -> Value {
     let mut paths = Object::new();
     for (path, item) in entries(&older["paths"]) {
@@ -36,7 +36,7 @@ fn entries(value: &Value) -> impl Iterator<Item = (String, &Value)> {
     fields.map(|(name, value)| (name.as_str().to_owned(), value))
 }
 
-/// Fields of one object that another has, too.
+/// The named fields of an object.
 fn take<'a>(from: &'a Value, names: &'a [&str]) -> impl Iterator<Item = (String, Value)> + 'a {
     let known = entries(from).filter(|(name, _)| names.contains(&name.as_str()));
     known.map(|(name, value)| (name, value.clone()))
@@ -64,7 +64,7 @@ fn list(value: &Value) -> impl Iterator<Item = &Value> {
     value.as_array().into_iter().flatten()
 }
 
-/// A parameter itself, where it is only named.
+/// Resolves a parameter reference.
 fn resolve<'a>(parameter: &'a Value, shared: &'a Value) -> &'a Value {
     let reference = parameter["$ref"].as_str();
     let name = reference.and_then(|text| text.strip_prefix("#/parameters/"));
@@ -96,7 +96,7 @@ fn operation(older: &Value, shared: &Value) -> Value {
     Value::Object(operation)
 }
 
-/// A schema for each media type.
+/// The schema for each media type.
 fn content(media: &Value, of: &Value) -> Value {
     let media = list(media).filter_map(Value::as_str);
     let content: Object = media
@@ -116,7 +116,7 @@ fn parameter(older: &Value) -> Value {
     Value::Object(parameter)
 }
 
-/// A schema whose references lead to the components. What stands beside a reference counts only around it.
+/// A schema with references to components. Fields beside a reference take effect only around it.
 fn schema(older: &Value) -> Value {
     match older {
         Value::Array(items) => items.iter().map(schema).collect::<Vec<_>>().into(),

@@ -1,4 +1,4 @@
-//! A certificate authority: its certificates, and the key when this process may sign with it.
+//! A certificate authority: its certificates, and its key if this process may sign with it.
 
 use std::{path::Path, sync::Arc, time::Duration};
 
@@ -21,14 +21,14 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 
 use crate::{Error, csr, files, provider};
 
-/// Authorities live long: replacing one needs every client's cooperation.
+/// CAs are long-lived: replacing one needs every client's cooperation.
 const LIFE: time::Duration = time::Duration::days(3650);
-/// Certificates start in the past, so that hosts whose clocks differ a little accept them.
+/// Certificates start in the past, so that hosts with slightly different clocks accept them.
 pub(crate) const SKEW: time::Duration = time::Duration::minutes(5);
-/// Certificates that live shorter than this start less far in the past, or they would be due at once.
+/// Certificates with a shorter lifetime start less far in the past, or they would be due at once.
 const SHORT: Duration = Duration::from_secs(600);
 
-/// How far in the past a certificate starts that lives so long.
+/// How far in the past a certificate with this lifetime starts.
 pub(crate) fn skew(life: Duration) -> time::Duration {
     match life < SHORT {
         true => time::Duration::seconds((life / 10).as_secs().cast_signed()),
@@ -36,20 +36,20 @@ pub(crate) fn skew(life: Duration) -> time::Duration {
     }
 }
 
-/// An authority that signs certificates. `NAME.crt` may hold several certificates (an authority
-/// that is being replaced): all are trusted, and the one that belongs to `NAME.key` signs.
+/// A CA that signs certificates. `NAME.crt` may hold several certificates (a CA being replaced):
+/// all are trusted, and the one that matches `NAME.key` signs.
 pub struct Authority {
     pem: String,
     trusted: Vec<CertificateDer<'static>>,
     signing: CertificateDer<'static>,
     issuer: Issuer<'static, KeyPair>,
     client_verifier: Arc<dyn ClientCertVerifier>,
-    /// How long certificates live that it signs.
+    /// The lifetime of signed certificates.
     life: Duration,
 }
 
 impl Authority {
-    /// Loads `NAME.crt` and `NAME.key` from the directory, or makes both.
+    /// Loads `NAME.crt` and `NAME.key` from the directory, or creates both.
     pub(crate) fn ensure(
         dir: &Path,
         file: &str,
@@ -68,7 +68,7 @@ impl Authority {
             }
             (None, existing) => {
                 let pair = match existing {
-                    // A first start that ended between the two writes, or a key a user gave.
+                    // From a first start that ended between the two writes, or provided by a user.
                     Some(pem) => key_pair(&pem).map_err(|e| content(&key, &e))?,
                     None => KeyPair::generate()?,
                 };
@@ -82,7 +82,7 @@ impl Authority {
         Self::from_pem(&pair.0, &pair.1).map_err(|e| content(&crt, &e))
     }
 
-    /// An authority from PEM bytes.
+    /// A CA from PEM bytes.
     pub fn from_pem(certificates: &[u8], key: &[u8]) -> Result<Self, Error> {
         let trusted = certificates_from_pem(certificates)?;
         let key = key_pair(key)?;
@@ -108,27 +108,27 @@ impl Authority {
         })
     }
 
-    /// Certificates that it signs from now on live so long.
+    /// Sets the lifetime of certificates signed from now on.
     pub(crate) fn set_life(&mut self, life: Duration) {
         self.life = life;
     }
 
-    /// How long certificates live that it signs, unless a request asks for less.
+    /// The lifetime of signed certificates, unless a request asks for less.
     pub fn life(&self) -> Duration {
         self.life
     }
 
-    /// The certificates to trust, as PEM.
+    /// The trusted certificates, as PEM.
     pub fn pem(&self) -> &str {
         &self.pem
     }
 
-    /// The certificate that signs.
+    /// The signing certificate.
     pub fn certificate(&self) -> &CertificateDer<'static> {
         &self.signing
     }
 
-    /// Hash that a joining node pins: `sha256:` and the digest of the public key in hex.
+    /// The hash that a joining node pins: `sha256:` and the digest of the public key in hex.
     pub fn public_key_hash(&self) -> String {
         let info = self.issuer.key().subject_public_key_info();
         let digest = ring::digest::digest(&ring::digest::SHA256, &info);
@@ -144,7 +144,7 @@ impl Authority {
         &self.issuer
     }
 
-    /// Whether a serving certificate comes from this authority and is valid now.
+    /// Whether a serving certificate is from this CA and valid now.
     pub(crate) fn vouches_for_server(
         &self,
         certificate: &CertificateDer<'_>,
@@ -157,7 +157,7 @@ impl Authority {
         Ok(())
     }
 
-    /// Whether a client certificate comes from this authority and is valid now.
+    /// Whether a client certificate is from this CA and valid now.
     pub(crate) fn vouches_for_client(
         &self,
         chain: &[CertificateDer<'_>],
@@ -171,7 +171,7 @@ impl Authority {
         Ok(())
     }
 
-    /// The trusted certificates as rustls wants them.
+    /// The trusted certificates for rustls.
     pub fn roots(&self) -> Result<RootCertStore, Error> {
         root_store(&self.trusted)
     }
@@ -214,7 +214,7 @@ fn self_signed(common_name: &str, key: &KeyPair, now: Timestamp) -> Result<Strin
     Ok(params.self_signed(key)?.pem())
 }
 
-/// A wall time as the certificate builder wants it; certificates know whole seconds only.
+/// A time for the certificate builder; certificates have whole seconds only.
 pub(crate) fn date(at: Timestamp) -> OffsetDateTime {
     OffsetDateTime::from_unix_timestamp(at.as_second()).unwrap_or(OffsetDateTime::UNIX_EPOCH)
 }
@@ -244,7 +244,7 @@ fn must_be_authority(certificate: &[u8]) -> Result<(), Error> {
     }
 }
 
-/// A key in any of the forms that people's tools write.
+/// A key in any of the common PEM formats.
 pub(crate) fn key_pair(pem: &[u8]) -> Result<KeyPair, Error> {
     let key = PrivateKeyDer::from_pem_slice(pem)
         .map_err(|_| Error::Certificate("no private key in the file".to_owned()))?;
@@ -264,7 +264,7 @@ const OID_P256: &[u8] = &[6, 8, 0x2a, 0x86, 0x48, 0xce, 0x3d, 3, 1, 7];
 const OID_P384: &[u8] = &[6, 5, 0x2b, 0x81, 4, 0, 0x22];
 const OID_EC: &[u8] = &[6, 7, 0x2a, 0x86, 0x48, 0xce, 0x3d, 2, 1];
 
-/// PKCS#1 inside PKCS#8: the only form that the crypto library reads.
+/// PKCS#1 wrapped in PKCS#8: the only format that the crypto library reads.
 fn wrap_pkcs1(key: &PrivatePkcs1KeyDer<'_>) -> PrivatePkcs8KeyDer<'static> {
     pkcs8(OID_RSA, key.secret_pkcs1_der())
 }

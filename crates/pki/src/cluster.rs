@@ -1,4 +1,4 @@
-//! The PKI of one cluster: what is in its directory, and what is made from it.
+//! The PKI of one cluster: the files in its directory, and what is made from them.
 
 use std::{
     collections::BTreeMap,
@@ -22,8 +22,8 @@ pub struct Pki {
     front_proxy_ca: Authority,
     service_account: Keys,
     leaves: BTreeMap<Leaf, Arc<Issued>>,
-    /// Guards what certificates should say and which kubeconfigs follow them; held while
-    /// certificates are renewed, so that two renewals never write the same file.
+    /// Guards the names in certificates and the kubeconfigs to update; held while certificates are
+    /// renewed, so that two renewals never write the same file.
     state: Mutex<State>,
 }
 
@@ -33,12 +33,12 @@ struct State {
 }
 
 impl Pki {
-    /// Loads what is in `dir` and makes what is missing, due or of other names.
+    /// Loads the files in `dir` and creates those that are missing, due or have other names.
     pub fn ensure(dir: &Path, names: &Names) -> Result<Self, Error> {
         Self::ensure_at(dir, names, Timestamp::now())
     }
 
-    /// [`Pki::ensure`] with certificates that live as long as this.
+    /// [`Pki::ensure`] with certificates of this lifetime.
     pub fn ensure_for(dir: &Path, names: &Names, life: Duration) -> Result<Self, Error> {
         Self::make(dir, names, Timestamp::now(), life)
     }
@@ -79,17 +79,17 @@ impl Pki {
         })
     }
 
-    /// The names and addresses that the serving certificates are for.
+    /// The names and addresses of the serving certificates.
     pub fn names(&self) -> Names {
         self.state.lock().names.clone()
     }
 
-    /// The cluster's authority.
+    /// The cluster's CA.
     pub fn ca(&self) -> &Authority {
         &self.ca
     }
 
-    /// The authority of front proxies.
+    /// The CA of front proxies.
     pub fn front_proxy_ca(&self) -> &Authority {
         &self.front_proxy_ca
     }
@@ -105,8 +105,9 @@ impl Pki {
         self.leaves.get(&leaf).ok_or_else(missing)
     }
 
-    /// The API server's TLS: clients show no certificate, one of the cluster, or one of a front
-    /// proxy. A handshake with any other fails. [`Pki::identify`] tells them apart.
+    /// The API server's TLS configuration: clients present no certificate, one of the cluster, or
+    /// one of a front proxy. A handshake with any other fails. [`Pki::identify`] distinguishes
+    /// them.
     pub fn apiserver_config(&self) -> Result<Arc<ServerConfig>, Error> {
         let mut roots = self.ca.roots()?;
         roots.extend(self.front_proxy_ca.roots()?.roots);
@@ -116,18 +117,19 @@ impl Pki {
         )?))
     }
 
-    /// The kubelet's TLS: clients show no certificate or one of the cluster.
+    /// The kubelet's TLS configuration: clients present no certificate or one of the cluster.
     pub fn kubelet_config(&self) -> Result<Arc<ServerConfig>, Error> {
         let issued = self.issued(Leaf::KubeletServing)?.clone();
         Ok(Arc::new(tls::server(issued, self.ca.roots()?)?))
     }
 
-    /// A client of this cluster's servers with the identity of `leaf`. ALPN is left to the caller.
+    /// A client configuration for this cluster's servers with the identity of `leaf`. ALPN is left
+    /// to the caller.
     pub fn client_config(&self, leaf: Leaf) -> Result<ClientConfig, Error> {
         tls::client(self.ca.roots()?, Some(self.issued(leaf)?.clone()))
     }
 
-    /// The certificate of `leaf` as a client shows it; also after it was renewed.
+    /// The client certificate of `leaf`; follows renewals.
     pub fn client_certificate(
         &self,
         leaf: Leaf,
@@ -152,7 +154,7 @@ impl Pki {
         ))
     }
 
-    /// A kubeconfig that says where the cluster is and whom to trust, without any identity.
+    /// A kubeconfig with the server and the CA, without credentials.
     pub fn cluster_info(&self, server: &str) -> String {
         kubeconfig::render_cluster(server, self.ca.pem())
     }
@@ -166,7 +168,7 @@ impl Pki {
         Ok(())
     }
 
-    /// The cluster has these servers now: kubeconfigs that were written say so from here on.
+    /// Sets the cluster's servers: written kubeconfigs are updated.
     pub fn set_servers(&self, servers: &[String]) -> Result<(), Error> {
         let mut state = self.state.lock();
         for config in &mut state.kubeconfigs {
@@ -176,7 +178,7 @@ impl Pki {
         Ok(())
     }
 
-    /// This host's API server is reached here now: kubeconfigs that were written say so from here on.
+    /// Sets the URL of this host's API server: written kubeconfigs are updated.
     pub fn set_server(&self, server: &str) -> Result<(), Error> {
         let mut state = self.state.lock();
         for config in &mut state.kubeconfigs {
@@ -193,13 +195,13 @@ impl Pki {
         files::write(&config.path, text.as_bytes())
     }
 
-    /// The host has other names or addresses now: heals the certificates that say them.
+    /// Sets the host's names and addresses, and reissues the certificates that contain them.
     pub fn rename(&self, names: &Names, now: Timestamp) -> Result<Vec<Leaf>, Error> {
         self.state.lock().names = names.clone();
         self.renew(now)
     }
 
-    /// Renews what is due; says which.
+    /// Renews the certificates that are due; returns which.
     pub fn renew(&self, now: Timestamp) -> Result<Vec<Leaf>, Error> {
         let state = self.state.lock();
         let mut renewed = Vec::new();
@@ -210,7 +212,7 @@ impl Pki {
                 &self.ca
             };
             if issued.renew(*leaf, &self.dir, &state.names, authority, now)? {
-                tracing::info!(certificate = leaf.file(), until = %issued.not_after(), "renewed");
+                tracing::info!(certificate = leaf.file(), until = %issued.not_after(), "certificate renewed");
                 renewed.push(*leaf);
             }
         }

@@ -1,5 +1,5 @@
-//! Requests for certificates: what they ask for, and the certificates that are signed from them.
-//! Nothing is taken over from a request but its subject, its names and its key.
+//! Certificate requests, and the certificates signed from them. Only subject, names and key are
+//! taken from a request.
 
 use std::{net::IpAddr, time::Duration};
 
@@ -21,10 +21,10 @@ use crate::{
     authority::{certificates_from_pem, date, skew, tlv},
 };
 
-/// The longest life of a certificate without another wish.
+/// The default lifetime of certificates.
 pub const LIFE: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// Whom a certificate shall name.
+/// The requested subject and names.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Wish {
     pub common_name: String,
@@ -35,11 +35,11 @@ pub struct Wish {
     pub uris: Vec<String>,
 }
 
-/// A request whose signature has been checked; it reads as its wish.
+/// A request whose signature has been verified; derefs to its wish.
 #[derive(Debug, Clone)]
 pub struct Request {
     wish: Wish,
-    /// DER of the subject, of the names, if there are any, and of the key.
+    /// DER of the subject, of the names, if any, and of the key.
     subject: Vec<u8>,
     names: Option<Vec<u8>>,
     key: Vec<u8>,
@@ -54,7 +54,7 @@ impl std::ops::Deref for Request {
 }
 
 impl Request {
-    /// Reads a PEM block `CERTIFICATE REQUEST`.
+    /// Parses a PEM block `CERTIFICATE REQUEST`.
     pub fn parse(pem: &[u8]) -> Result<Self, String> {
         let begin = b"-----BEGIN CERTIFICATE REQUEST-----";
         if !pem.windows(begin.len()).any(|window| window == begin) {
@@ -93,7 +93,7 @@ impl Request {
         let mut named = false;
         for extension in parsed.requested_extensions().into_iter().flatten() {
             if let ParsedExtension::SubjectAlternativeName(names) = extension {
-                // Two lists of names could be read in two ways.
+                // Two lists of names would be ambiguous.
                 if std::mem::replace(&mut named, true) {
                     return Err("names are asked for twice".to_owned());
                 }
@@ -129,7 +129,7 @@ impl Wish {
     }
 }
 
-/// Whether the request was signed with the key that it names.
+/// Whether the request was signed with its own key.
 fn verify(request: &X509CertificationRequest<'_>) -> Result<(), String> {
     let algorithm = &request.signature_algorithm.algorithm;
     let known: &[(&oids::Oid<'_>, &dyn signature::VerificationAlgorithm)] = &[
@@ -205,13 +205,13 @@ impl Wish {
 /// What a certificate may be used for.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Usages {
-    /// The bits of the key usage, the first one highest.
+    /// The bits of the key usage, most significant first.
     key: u16,
     /// Object identifiers, in DER.
     extended: Vec<Vec<u8>>,
 }
 
-/// Kubernetes' names of what a key may be used for.
+/// Kubernetes' names of key usages.
 const KEY_USAGES: &[(&str, u16)] = &[
     ("signing", 0x8000),
     ("digital signature", 0x8000),
@@ -227,7 +227,7 @@ const KEY_USAGES: &[(&str, u16)] = &[
 
 const PURPOSES: &[u8] = &[0x2b, 6, 1, 5, 5, 7, 3];
 
-/// Kubernetes' names of purposes, and the last part of their identifiers.
+/// Kubernetes' names of extended usages, and the last part of their identifiers.
 const EXTENDED_USAGES: &[(&str, u8)] = &[
     ("server auth", 1),
     ("client auth", 2),
@@ -242,7 +242,7 @@ const EXTENDED_USAGES: &[(&str, u8)] = &[
 ];
 
 impl Usages {
-    /// From Kubernetes' names of them.
+    /// From Kubernetes' names.
     pub fn parse<S: AsRef<str>>(names: &[S]) -> Result<Self, String> {
         let mut usages = Self::default();
         for name in names.iter().map(AsRef::as_ref) {
@@ -285,13 +285,13 @@ const EXTENDED_KEY_USAGE: &[u8] = &[6, 3, 0x55, 0x1d, 0x25];
 const BASIC_CONSTRAINTS: &[u8] = &[6, 3, 0x55, 0x1d, 0x13];
 const AUTHORITY_KEY: &[u8] = &[6, 3, 0x55, 0x1d, 0x23];
 const ALT_NAMES: &[u8] = &[6, 3, 0x55, 0x1d, 0x11];
-/// Certificates that live shorter than this are not cut short by the start in the past.
+/// For shorter certificates, the start in the past does not shorten the lifetime.
 const SHORT: Duration = Duration::from_secs(8 * 3600);
 const CRITICAL: &[u8] = &[1, 1, 0xff];
 
 impl Authority {
-    /// Signs a request: PEM of a certificate that is no authority and does not outlive ours. The
-    /// certificate is written by hand because the builder knows one organization only.
+    /// Signs a request: PEM of a certificate that is not a CA and does not outlive ours. The
+    /// certificate is encoded by hand because the builder supports one organization only.
     pub fn sign(
         &self,
         request: &Request,
@@ -336,7 +336,7 @@ impl Authority {
     }
 }
 
-/// When the first certificate of a PEM ends.
+/// The expiry of the first certificate of a PEM.
 pub fn not_after(pem: &[u8]) -> Option<Timestamp> {
     let certificates = certificates_from_pem(pem).ok()?;
     let (_, parsed) = X509Certificate::from_der(certificates.first()?).ok()?;
@@ -372,14 +372,14 @@ fn extensions(request: &Request, usages: &Usages, own: &X509Certificate<'_>) -> 
         ));
     }
     if let Some(names) = &request.names {
-        // Without a subject the names are all there is to go by.
+        // Critical if there is no subject.
         let alone = request.common_name.is_empty() && request.organizations.is_empty();
         all.extend(extension(ALT_NAMES, alone, names));
     }
     all
 }
 
-/// The identifier of the algorithm that the key signs with.
+/// The algorithm identifier of the key's signatures.
 fn algorithm(key: &rcgen::KeyPair) -> Result<Vec<u8>, Error> {
     const ECDSA: &[u8] = &[0x2a, 0x86, 0x48, 0xce, 0x3d, 4, 3];
     const RSA: &[u8] = &[0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 1, 1];
@@ -400,7 +400,7 @@ fn algorithm(key: &rcgen::KeyPair) -> Result<Vec<u8>, Error> {
     Ok(tlv(0x30, &[&tlv(6, &[family, &[last]]), null]))
 }
 
-/// A time as certificates write it: two digits of the year until 2049.
+/// A time in certificate format: two digits of the year until 2049.
 fn moment(at: time::OffsetDateTime) -> Vec<u8> {
     let at = at.to_offset(time::UtcOffset::UTC);
     let (year, month, day) = at.to_calendar_date();
@@ -509,7 +509,7 @@ mod tests {
         let (_, own) = X509Certificate::from_der(pki.ca().certificate()).unwrap();
         assert!(!parsed.is_ca());
         assert_eq!(parsed.validity().not_after, own.validity().not_after);
-        // Without the usage of a client it lets nobody in as one.
+        // Without client usage it does not authenticate a client.
         let server = Usages::parse(&["server auth"]).unwrap();
         let signed = pki.ca().sign(&request, &server, now, LIFE).unwrap();
         let chain = crate::authority::certificates_from_pem(signed.as_bytes()).unwrap();
@@ -517,7 +517,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_that_are_not_what_they_say_are_refused() {
+    fn invalid_signing_requests_are_refused() {
         let good = asked(|_| ());
         let text = String::from_utf8(good).unwrap();
         let other = text.replace("CERTIFICATE REQUEST", "CERTIFICATE");

@@ -1,4 +1,4 @@
-//! Private files: a directory of mode 0700, files of mode 0600, replaced whole or not at all.
+//! Private files: a directory of mode 0700, files of mode 0600, replaced atomically.
 
 use std::{
     fs::{self, DirBuilder, File, OpenOptions, Permissions},
@@ -16,7 +16,7 @@ fn at(path: &Path) -> impl FnOnce(std::io::Error) -> Error + '_ {
     }
 }
 
-/// Makes the directory, or closes one that others could read.
+/// Creates the directory, or restricts the mode of an existing one.
 pub(crate) fn private_dir(path: &Path) -> Result<(), Error> {
     DirBuilder::new()
         .recursive(true)
@@ -26,13 +26,13 @@ pub(crate) fn private_dir(path: &Path) -> Result<(), Error> {
     fs::set_permissions(path, Permissions::from_mode(0o700)).map_err(at(path))
 }
 
-/// Writes a file that only its owner can read; a crash leaves the old one or the new one.
+/// Writes a file that only its owner can read; a crash leaves the old or the new content.
 pub fn write(path: &Path, content: &[u8]) -> Result<(), Error> {
     let mut temporary = path.as_os_str().to_owned();
     temporary.push(".new");
     let temporary = Path::new(&temporary);
     let replace = || {
-        // A leftover of a crash keeps the mode it was made with: start from nothing.
+        // A leftover of a crash would keep its old mode: start anew.
         match fs::remove_file(temporary) {
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
             _ => {}

@@ -1,5 +1,5 @@
-//! What makes a cluster that cluster: its authorities and the keys of service account tokens. A server
-//! that has them is one of its servers; certificates are made from them on each machine.
+//! The identity of a cluster: its CAs and the keys of service account tokens. A server that has
+//! them belongs to the cluster; other certificates are made from them on each machine.
 
 use std::{collections::BTreeMap, fs, path::Path};
 
@@ -16,7 +16,7 @@ const FILES: [&str; 6] = [
     "sa.pub",
 ];
 
-/// The files, by name. Their content is never shown.
+/// The files, by name. Their content is never printed.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Identity(BTreeMap<String, Vec<u8>>);
 
@@ -27,7 +27,7 @@ impl std::fmt::Debug for Identity {
 }
 
 impl Identity {
-    /// What is in a PKI directory; none when it has no authority.
+    /// The identity in a PKI directory; `None` if it has no CA.
     pub fn read(dir: &Path) -> Result<Option<Self>, Error> {
         let mut found = BTreeMap::new();
         for name in names(dir)? {
@@ -38,10 +38,10 @@ impl Identity {
         Ok(found.contains_key("ca.crt").then_some(Self(found)))
     }
 
-    /// Writes the files into a PKI directory that has none of its own.
+    /// Writes the files into an empty PKI directory.
     pub fn install(&self, dir: &Path) -> Result<(), Error> {
         files::private_dir(dir)?;
-        // The authority's certificate is the last: without it nothing counts as there.
+        // The CA's certificate is last: without it the directory counts as empty.
         let (last, first): (Vec<_>, Vec<_>) =
             self.0.iter().partition(|(name, _)| *name == "ca.crt");
         for (name, content) in first.into_iter().chain(last) {
@@ -67,7 +67,7 @@ impl Identity {
         Ok(())
     }
 
-    /// The hash of the authority's public key: the cluster's name among all clusters.
+    /// The hash of the CA's public key, which identifies the cluster.
     pub fn ca_hash(&self) -> Result<String, Error> {
         public_key_hash(self.0.get("ca.crt").map_or(&[], Vec::as_slice))
     }
@@ -80,7 +80,7 @@ impl Identity {
         serde_json::Value::Object(self.0.iter().map(encode).collect())
     }
 
-    /// The reverse; names that this module does not know are refused.
+    /// The reverse; unknown names are rejected.
     pub fn from_json(json: &serde_json::Value) -> Result<Self, Error> {
         let wrong = |why: &str| Error::Certificate(format!("keys of a cluster: {why}"));
         let mut found = BTreeMap::new();
@@ -142,14 +142,14 @@ mod tests {
         let other = Pki::ensure(&two, &Names::default()).unwrap();
         assert_eq!(other.ca().pem(), pki.ca().pem());
         assert_eq!(Identity::read(&two).unwrap().unwrap(), identity);
-        // Nothing but the authorities and keys goes along.
+        // Only CAs and keys are included.
         assert!(!identity.to_json().to_string().contains("apiserver"));
         Identity::remove(&two).unwrap();
         assert_eq!(Identity::read(&two).unwrap(), None);
     }
 
     #[test]
-    fn keys_that_lead_elsewhere_or_are_not_whole_are_refused() {
+    fn key_archives_with_foreign_paths_or_missing_keys_are_refused() {
         for wrong in [
             serde_json::json!({"../ca.crt": ""}),
             serde_json::json!({"ca.crt": ""}),

@@ -1,10 +1,10 @@
-//! Detached signatures (JWS) by a shared secret: whoever has the secret can tell that a text comes
-//! from somebody who has it too, without the text being repeated.
+//! Detached signatures (JWS) by a shared secret: a holder of the secret can verify that a text
+//! comes from another holder, without the signature repeating the text.
 
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use ring::hmac;
 
-/// `HEADER..SIGNATURE` of a text by a secret, HMAC with SHA-256; `id` says which secret it was.
+/// `HEADER..SIGNATURE` of a text by a secret, HMAC with SHA-256; `id` names the secret.
 pub fn detached_signature(content: &str, id: &str, secret: &str) -> String {
     let header = format!(r#"{{"alg":"HS256","kid":{}}}"#, serde_json::json!(id));
     let header = URL_SAFE_NO_PAD.encode(header);

@@ -1,7 +1,7 @@
 //! Service account tokens: compact JWTs signed with ES256, and the public keys as a JWKS.
 //!
-//! Only signatures are judged here. Whether issuer, audience, times and bound objects are right is
-//! the authenticator's matter, which knows the cluster.
+//! Only signatures are verified here. Issuer, audience, times and bound objects are checked by the
+//! authenticator, which knows the cluster.
 
 use std::path::{Path, PathBuf};
 
@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 
 use crate::{Error, authority::key_pair, files};
 
-/// What is wrong with a token. Says nothing of its content.
+/// Why a token is invalid. Reveals nothing of its content.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum TokenError {
     #[error("not a signed token")]
@@ -36,15 +36,15 @@ pub enum TokenError {
     Sign,
 }
 
-/// The bytes that stand before every P-256 public key in its DER form.
+/// The DER prefix of every P-256 public key.
 const SPKI_P256: &[u8] = &[
     0x30, 0x59, 0x30, 0x13, 0x06, 0x07, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x02, 0x01, 0x06, 0x08, 0x2a,
     0x86, 0x48, 0xce, 0x3d, 0x03, 0x01, 0x07, 0x03, 0x42, 0x00,
 ];
-/// No token of ours is larger; parsing a larger one would only serve an attacker.
+/// No token of ours is larger; parsing larger ones would only serve an attacker.
 const MAX_TOKEN: usize = 64 * 1024;
 
-/// The key that signs, and every key whose signatures count.
+/// The signing key, and all keys that verify.
 pub struct Keys {
     pair: EcdsaKeyPair,
     random: SystemRandom,
@@ -75,7 +75,7 @@ impl PublicKey {
 }
 
 impl Keys {
-    /// Loads `sa.key` (signs) and `sa.pub`, `sa-*.pub` (also verify), or makes the key.
+    /// Loads `sa.key` (signs) and `sa.pub`, `sa-*.pub` (also verify), or creates the key.
     pub(crate) fn ensure(dir: &Path) -> Result<Self, Error> {
         let path = dir.join("sa.key");
         let pem = match files::read(&path)? {
@@ -95,7 +95,7 @@ impl Keys {
         })
     }
 
-    /// Keys from PEM: a P-256 key that signs, and public keys of former ones.
+    /// Keys from PEM: a P-256 signing key, and public keys of former ones.
     pub fn from_pem(signing: &[u8], others: &[Vec<u8>]) -> Result<Self, Error> {
         let unfit = || Error::Certificate("tokens need a P-256 key".to_owned());
         let key = key_pair(signing)?;
@@ -176,7 +176,7 @@ impl Keys {
         serde_json::from_slice(&decode(claims)?).map_err(|_| TokenError::Claims)
     }
 
-    /// The public keys, as `/openid/v1/jwks` shows them.
+    /// The public keys, as in `/openid/v1/jwks`.
     pub fn jwks(&self) -> Value {
         let keys = self.verifying.iter().map(|key| {
             json!({
@@ -199,7 +199,7 @@ struct PartialHeader {
     kid: Option<String>,
 }
 
-/// The issuer that a token claims, unverified: tells whose token it is before a key is tried.
+/// The unverified issuer claim of a token, to tell whose token it is before verifying.
 pub fn issuer(token: &str) -> Option<String> {
     #[derive(Deserialize)]
     struct Claims {

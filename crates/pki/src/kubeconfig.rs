@@ -1,4 +1,4 @@
-//! Kubeconfig files for the administrator and for components that run alone.
+//! Kubeconfig files for the administrator and for standalone components.
 
 use std::path::PathBuf;
 
@@ -13,15 +13,14 @@ pub struct Kubeconfig {
     pub path: PathBuf,
     /// `https://HOST:PORT`
     pub server: String,
-    /// All servers of the cluster, when there are several: our own clients go to the next when one
-    /// does not answer.
+    /// All servers of the cluster, if there are several: our own clients fail over between them.
     pub servers: Vec<String>,
 }
 
-/// The name of the extension of a cluster that lists its servers.
+/// The name of the cluster extension that lists the servers.
 pub const SERVERS_EXTENSION: &str = "mainstay.dev/servers";
 
-/// The extension, as lines of a cluster; nothing for less than two servers.
+/// The extension as lines of a cluster; empty for less than two servers.
 fn extension(servers: &[String]) -> String {
     if servers.len() < 2 {
         return String::new();
@@ -37,7 +36,7 @@ fn extension(servers: &[String]) -> String {
     )
 }
 
-/// One cluster and no user: what anybody may know. The form is that of kubeadm's cluster-info.
+/// One cluster and no user: public information. The form is that of kubeadm's cluster-info.
 pub(crate) fn render_cluster(server: &str, ca: &str) -> String {
     let ca = BASE64_STANDARD.encode(ca);
     format!(
@@ -55,7 +54,7 @@ users: []
     )
 }
 
-/// One cluster, one user, one context, with everything in the file itself.
+/// One cluster, one user, one context, with all data embedded.
 pub(crate) fn render(
     (server, servers): (&str, &[String]),
     user: &str,

@@ -1,4 +1,4 @@
-//! The certificates that this process holds: who each one names, and how it is made and renewed.
+//! The certificates of this process: their subjects, and how they are issued and renewed.
 
 use std::{path::Path, sync::Arc};
 
@@ -21,7 +21,7 @@ use crate::{
     provider,
 };
 
-/// Every certificate of the cluster's own.
+/// Every certificate of the cluster itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Leaf {
     /// The API server's serving certificate.
@@ -57,7 +57,7 @@ impl Leaf {
         Self::KubeletServing,
     ];
 
-    /// Name of its files, without ending.
+    /// The name of its files, without extension.
     pub fn file(self) -> &'static str {
         match self {
             Self::Apiserver => "apiserver",
@@ -86,7 +86,7 @@ impl Leaf {
         matches!(self, Self::Apiserver | Self::KubeletServing)
     }
 
-    /// The user that the certificate names, and its group.
+    /// The certificate's user and group.
     fn subject(self, names: &Names) -> (String, Option<&'static str>) {
         let node = || {
             format!(
@@ -116,7 +116,7 @@ impl Leaf {
     }
 }
 
-/// One certificate with its key. Whoever holds it sees a renewed one without being told.
+/// One certificate with its key. Holders of a reference see renewed ones automatically.
 pub struct Issued {
     current: ArcSwap<Current>,
 }
@@ -148,12 +148,12 @@ impl Issued {
         self.current.load().key_pem.clone()
     }
 
-    /// When it stops being valid.
+    /// Its expiry.
     pub fn not_after(&self) -> Timestamp {
         self.current.load().not_after
     }
 
-    /// When two thirds of its life are over.
+    /// When two thirds of its lifetime are over.
     pub fn renew_at(&self) -> Timestamp {
         self.current.load().renew_at
     }
@@ -162,7 +162,7 @@ impl Issued {
         self.current.load().certified.clone()
     }
 
-    /// Loads the leaf's files if they still fit, or makes new ones.
+    /// Loads the leaf's files if they are still valid, or creates new ones.
     pub(crate) fn ensure(
         leaf: Leaf,
         dir: &Path,
@@ -179,7 +179,7 @@ impl Issued {
         })
     }
 
-    /// Replaces the certificate if it is due or no longer says the right names.
+    /// Replaces the certificate if it is due or has outdated names.
     pub(crate) fn renew(
         &self,
         leaf: Leaf,
@@ -198,8 +198,8 @@ impl Issued {
     }
 }
 
-/// What is in the directory, unless it is missing, due, damaged, of another authority or of other
-/// names: all of these heal by issuing anew.
+/// The files in the directory, unless they are missing, due, damaged, of another CA or of other
+/// names: then a new certificate is issued.
 fn load(
     leaf: Leaf,
     dir: &Path,
@@ -222,13 +222,13 @@ fn load(
             String::from_utf8_lossy(key).into_owned(),
             authority,
         )?;
-        // One that was made to live longer than certificates do now is replaced, too.
+        // A certificate with a longer lifetime than configured now is replaced, too.
         let latest = date(now) + authority.life() + SKEW;
         let is_too_long = current.not_after.as_second() > latest.unix_timestamp();
         Ok((now < current.renew_at && !is_too_long).then_some(current))
     };
     Ok(usable(&crt, &key).unwrap_or_else(|error| {
-        tracing::warn!(leaf = leaf.file(), %error, "unusable certificate is replaced");
+        tracing::warn!(leaf = leaf.file(), %error, "replacing unusable certificate");
         None
     }))
 }
@@ -269,8 +269,8 @@ fn issue(
     params.not_after = date(now) + authority.life();
     let certificate = params.signed_by(&key, authority.issuer())?.pem();
     let (crt_path, key_path) = paths(leaf, dir);
-    // Two files cannot change at once: a crash in between leaves a pair that does not belong
-    // together, which `load` finds and replaces.
+    // Two files cannot be replaced atomically: a crash in between leaves a mismatched pair, which
+    // `load` detects and replaces.
     let key = key.serialize_pem();
     files::write(&key_path, key.as_bytes())?;
     files::write(&crt_path, certificate.as_bytes())?;
@@ -295,7 +295,7 @@ fn assemble(
     };
     let second = |at| Timestamp::from_second(at).unwrap_or(Timestamp::MIN);
     if leaf == Leaf::Apiserver {
-        // A joining node pins the hash of the authority that it sees in the chain.
+        // A joining node pins the hash of the CA that it sees in the chain.
         chain.push(authority.certificate().clone());
     }
     let der = PrivatePkcs8KeyDer::from(key_pair(key_pem.as_bytes())?.serialize_der());
@@ -309,7 +309,7 @@ fn assemble(
     })
 }
 
-/// Whether the certificate says what it should say now.
+/// Whether the certificate has the current subject and names.
 fn fits(
     certificate: &CertificateDer<'_>,
     leaf: Leaf,

@@ -1,9 +1,9 @@
-//! Keys and identities of one cluster: authorities, certificates that renew themselves, service
-//! account tokens and kubeconfigs.
+//! Keys and identities of one cluster: CAs, certificates that renew themselves, service account
+//! tokens and kubeconfigs.
 //!
-//! Everything lives in one directory that only its owner can read. [`Pki::ensure`] makes what is
-//! missing and keeps what is there; a certificate authority that a user puts there is used as it is
-//! and never overwritten. Nothing here prints or formats a private key.
+//! Everything is in one directory that only its owner can read. [`Pki::ensure`] creates what is
+//! missing and keeps what exists; a CA provided by a user is used as it is and never overwritten.
+//! Nothing here prints or formats a private key.
 
 #![forbid(unsafe_code)]
 
@@ -65,7 +65,7 @@ impl From<rcgen::Error> for Error {
     }
 }
 
-/// The one crypto provider of the house.
+/// The one crypto provider of the program.
 pub(crate) fn provider() -> Arc<rustls::crypto::CryptoProvider> {
     Arc::new(rustls::crypto::ring::default_provider())
 }

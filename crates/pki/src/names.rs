@@ -5,10 +5,10 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
 
-/// What the serving certificates must be valid for.
+/// The names of the serving certificates.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Names {
-    /// The node that runs in this process, if one does: its kubelet's certificates are made too.
+    /// The node in this process, if any: its kubelet's certificates are created too.
     pub node_name: Option<String>,
     /// Addresses of this host.
     pub node_ips: Vec<IpAddr>,
@@ -32,7 +32,7 @@ impl Default for Names {
     }
 }
 
-/// Subject alternative names in a form that two certificates can be compared by.
+/// Subject alternative names in a comparable form.
 pub(crate) type AltNames = BTreeSet<String>;
 
 impl Names {

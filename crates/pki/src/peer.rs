@@ -1,4 +1,4 @@
-//! Who a client certificate names.
+//! Identification by client certificates.
 
 use std::sync::Arc;
 
@@ -16,12 +16,12 @@ use crate::{
     provider,
 };
 
-/// Which authority vouches for a certificate.
+/// The CA that signed a certificate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Signer {
-    /// The cluster's: the certificate names a user.
+    /// The cluster's CA: the certificate names a user.
     Cluster,
-    /// The front proxy's: the certificate only entitles its holder to name a user in headers.
+    /// The front proxy's CA: the certificate only entitles its holder to name a user in headers.
     FrontProxy,
 }
 
@@ -33,14 +33,13 @@ pub struct Peer {
     pub user: String,
     /// The subject's organizations.
     pub groups: Vec<String>,
-    /// A connection outlives a certificate: ask again after this time.
+    /// The expiry: a connection may outlive the certificate.
     pub not_after: Timestamp,
     /// `X509SHA256=` and the digest of the certificate in hex.
     pub credential_id: String,
 }
 
-/// Those who vouch for client certificates. Only public parts: what a server needs to identify its
-/// clients.
+/// Verifies client certificates. Has only the public parts of the CAs.
 pub struct Identifier {
     cluster: Verifier,
     front_proxy: Verifier,
@@ -59,7 +58,7 @@ fn verifier(pem: &[u8]) -> Result<Verifier, Error> {
 }
 
 impl Identifier {
-    /// From the authorities' certificates as PEM.
+    /// From the CAs' certificates as PEM.
     pub fn new(cluster: &str, front_proxy: &str) -> Result<Self, Error> {
         let (cluster, front_proxy) = (
             verifier(cluster.as_bytes())?,
@@ -71,7 +70,7 @@ impl Identifier {
         })
     }
 
-    /// Verifies the chain that a client sent and says whom it names.
+    /// Verifies a client's chain and returns its identity.
     pub fn identify(&self, chain: &[CertificateDer<'_>], now: Timestamp) -> Result<Peer, Error> {
         let (first, rest) = chain
             .split_first()
@@ -90,7 +89,7 @@ impl Identifier {
     }
 }
 
-/// Whom a certificate names, whoever has signed it.
+/// The identity in a certificate, regardless of its signer.
 fn named(certificate: &CertificateDer<'_>, signer: Signer) -> Result<Peer, Error> {
     let malformed = |what: &str| Error::Certificate(format!("malformed {what}"));
     let (_, parsed) =
@@ -128,7 +127,7 @@ fn named(certificate: &CertificateDer<'_>, signer: Signer) -> Result<Peer, Error
 }
 
 impl Pki {
-    /// Verifies the chain that a client sent and says whom it names.
+    /// Verifies a client's chain and returns its identity.
     pub fn identify(&self, chain: &[CertificateDer<'_>], now: Timestamp) -> Result<Peer, Error> {
         Identifier::new(self.ca().pem(), self.front_proxy_ca().pem())?.identify(chain, now)
     }

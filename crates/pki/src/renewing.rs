@@ -1,6 +1,6 @@
-//! Certificates that somebody else issues: a key and a request are made here, the certificate comes
-//! from the cluster, and servers and clients show the newest one at their next handshake. The pair
-//! is kept in one private file, so that a crash leaves the old pair or the new one.
+//! Certificates issued by the cluster: key and request are made here, and servers and clients
+//! present the newest certificate at their next handshake. The pair is kept in one private file, so
+//! that a crash leaves the old or the new pair.
 
 use std::{
     path::{Path, PathBuf},
@@ -27,7 +27,7 @@ use crate::{
     files, provider, tls,
 };
 
-/// A key with the request that is signed with it.
+/// A key with a request signed by it.
 pub struct KeyedRequest {
     /// PEM of the request.
     pub request: String,
@@ -35,7 +35,7 @@ pub struct KeyedRequest {
 }
 
 impl KeyedRequest {
-    /// A new key, and a request that asks for this.
+    /// A new key, and a request for this wish.
     pub fn new(wish: &Wish) -> Result<Self, Error> {
         let key = KeyPair::generate()?;
         let mut names = wish.dns_names.clone();
@@ -64,12 +64,12 @@ struct Current {
     until: Timestamp,
 }
 
-/// A certificate with its key that is replaced while others use it. Empty until the first is there:
-/// a server without one refuses handshakes, a client without one shows none.
+/// A certificate with its key that is replaced while in use. Empty until the first one is issued: a
+/// server without one fails handshakes, a client without one presents none.
 pub struct Renewing {
     path: PathBuf,
     current: ArcSwapOption<Current>,
-    /// Counts certificates: clients open new connections when it changes.
+    /// Incremented with each certificate: clients reconnect when it changes.
     generation: watch::Sender<u64>,
 }
 
@@ -82,7 +82,7 @@ impl std::fmt::Debug for Renewing {
 }
 
 impl Renewing {
-    /// What is in the file, if it is a pair that belongs together.
+    /// Loads the file, if it is a matching pair.
     pub fn load(path: &Path) -> Result<Arc<Self>, Error> {
         if let Some(parent) = path.parent() {
             files::private_dir(parent)?;
@@ -91,7 +91,7 @@ impl Renewing {
             None => None,
             Some(pem) => parse(&String::from_utf8_lossy(&pem))
                 .inspect_err(|error| {
-                    tracing::warn!(path = %path.display(), %error, "unusable certificate is replaced");
+                    tracing::warn!(path = %path.display(), %error, "replacing unusable certificate");
                 })
                 .ok(),
         };
@@ -102,7 +102,7 @@ impl Renewing {
         }))
     }
 
-    /// Takes the certificate that was issued for a request.
+    /// Stores the certificate issued for a request.
     pub fn replace(&self, request: &KeyedRequest, certificate: &str) -> Result<(), Error> {
         let pem = format!("{}\n{}", certificate.trim_end(), request.key);
         let current = parse(&pem)?;
@@ -112,12 +112,12 @@ impl Renewing {
         Ok(())
     }
 
-    /// Clients open new connections for the requests from now on.
+    /// Makes clients open new connections from now on.
     pub fn reconnect(&self) {
         self.generation.send_modify(|generation| *generation += 1);
     }
 
-    /// Forgets the pair: it is of no use any more.
+    /// Removes the pair.
     pub fn forget(&self) -> Result<(), Error> {
         self.current.store(None);
         match std::fs::remove_file(&self.path) {
@@ -129,7 +129,7 @@ impl Renewing {
         }
     }
 
-    /// Whether there is a certificate that counts at this time.
+    /// Whether there is a certificate that is valid at this time.
     pub fn is_valid(&self, now: Timestamp) -> bool {
         let current = self.current.load();
         current
@@ -137,7 +137,7 @@ impl Renewing {
             .is_some_and(|it| it.from <= now && now < it.until)
     }
 
-    /// When it should be replaced: after four fifths of its life. `None` without one.
+    /// When it should be renewed: after four fifths of its lifetime. `None` without one.
     pub fn renew_at(&self) -> Option<Timestamp> {
         let current = self.current.load();
         let current = current.as_ref()?;
@@ -171,7 +171,8 @@ impl Renewing {
         self.generation.subscribe()
     }
 
-    /// A client that trusts `authorities` and shows this certificate. ALPN is left to the caller.
+    /// A client configuration that trusts `authorities` and presents this certificate. ALPN is left
+    /// to the caller.
     pub fn client_config(self: &Arc<Self>, authorities: &[u8]) -> Result<ClientConfig, Error> {
         let builder = ClientConfig::builder_with_provider(provider())
             .with_safe_default_protocol_versions()?
@@ -181,7 +182,7 @@ impl Renewing {
         ))
     }
 
-    /// A server that shows this certificate; clients show none or one of `authorities`.
+    /// A server configuration with this certificate; clients present none or one of `authorities`.
     pub fn server_config(self: &Arc<Self>, authorities: &[u8]) -> Result<ServerConfig, Error> {
         tls::server(self.clone(), tls::roots(authorities)?)
     }
@@ -235,8 +236,8 @@ impl ResolvesClientCert for Renewing {
     }
 }
 
-/// The hash that a joining node pins, of the first certificate of a PEM: `sha256:` and the digest of
-/// its public key in hex.
+/// The hash that a joining node pins, of the first certificate of a PEM: `sha256:` and the digest
+/// of its public key in hex.
 pub fn public_key_hash(pem: &[u8]) -> Result<String, Error> {
     let certificates = certificates_from_pem(pem)?;
     let (_, parsed) = X509Certificate::from_der(&certificates[0])
@@ -292,7 +293,7 @@ mod tests {
         assert!(
             again.renew_at().unwrap() < Timestamp::now() + jiff::SignedDuration::from_secs(3600)
         );
-        // A certificate for another key changes nothing.
+        // A certificate for another key is rejected.
         let (_, other) = issue(&pki, &wish, 3600);
         assert!(pair.replace(&request, &other).is_err());
         assert_eq!(again.pem(), pair.pem());

@@ -1,5 +1,5 @@
-//! The service that renews certificates when two thirds of their life are over. Servers and clients
-//! see the new ones at their next handshake; nothing restarts.
+//! The service that renews certificates when two thirds of their lifetime are over. Servers and
+//! clients use the new ones at their next handshake; nothing restarts.
 
 use std::{sync::Arc, time::Duration};
 
@@ -8,9 +8,9 @@ use stdx::clock::Clock;
 
 use crate::Pki;
 
-/// A suspended machine or a moved clock must not make us oversleep by more than this.
+/// The longest sleep, in case the machine is suspended or the clock moves.
 const AT_MOST: Duration = Duration::from_secs(3600);
-/// A full disk heals; until it does there is a third of the certificates' life left.
+/// The retry interval, such as for a full disk; a third of the lifetime is left.
 const RETRY: Duration = Duration::from_secs(60);
 
 /// Renews the certificates of a [`Pki`] as long as the process runs.
@@ -42,7 +42,7 @@ impl Service for Rotation {
                 let pause = match self.pki.renew(self.clock.now()) {
                     Ok(_) => self.pause(),
                     Err(error) => {
-                        tracing::error!(%error, "certificates could not be renewed");
+                        tracing::error!(%error, "cannot renew certificates");
                         RETRY
                     }
                 };

@@ -1,6 +1,6 @@
-//! Content encrypted under a password: what leaves the machine or is kept where others can read it.
-//! The key comes from the password by PBKDF2, the content goes in pieces through AES-256-GCM. A piece
-//! that was changed, moved, left out or cut off is noticed.
+//! Password-based encryption, for content that leaves the machine or is stored where others can
+//! read it. The key is derived by PBKDF2, the content is encrypted in pieces by AES-256-GCM.
+//! Changed, moved, missing or truncated pieces are detected.
 
 use std::{
     io::{self, Read, Write},
@@ -13,12 +13,12 @@ use ring::{
     rand::{SecureRandom, SystemRandom},
 };
 
-/// How sealed content begins.
+/// The prefix of sealed content.
 pub const MAGIC: &[u8; 16] = b"mainstay-seal-1\n";
-/// As OWASP asks for PBKDF2 with SHA-256.
+/// OWASP's recommendation for PBKDF2 with SHA-256.
 const ITERATIONS: NonZeroU32 = NonZeroU32::new(600_000).expect("not zero");
 const SALT: usize = 16;
-/// How much is encrypted at once.
+/// The size of a piece.
 const PIECE: usize = 1 << 20;
 const TAG: usize = 16;
 
@@ -33,7 +33,7 @@ pub enum SealError {
     Io(#[from] io::Error),
 }
 
-/// Encrypts all that `from` gives.
+/// Encrypts all of `from`.
 pub fn seal(password: &str, from: &mut dyn Read, to: &mut dyn Write) -> Result<(), SealError> {
     let mut salt = [0; SALT];
     let random = SystemRandom::new();
@@ -58,7 +58,7 @@ pub fn seal(password: &str, from: &mut dyn Read, to: &mut dyn Write) -> Result<(
     Ok(to.flush()?)
 }
 
-/// Decrypts all that `from` gives. What was written before an error is not to be used.
+/// Decrypts all of `from`. Output before an error must not be used.
 pub fn open(password: &str, from: &mut dyn Read, to: &mut dyn Write) -> Result<(), SealError> {
     let (mut magic, mut salt) = ([0; MAGIC.len()], [0; SALT]);
     from.read_exact(&mut magic)
@@ -93,8 +93,8 @@ fn key(password: &str, salt: &[u8]) -> Result<LessSafeKey, SealError> {
     Ok(LessSafeKey::new(key))
 }
 
-/// Every piece has another nonce under a key that is used once; the last one is marked, so that a cut
-/// is noticed.
+/// Every piece has a distinct nonce under a key that is used once; the last one is marked, so that
+/// truncation is detected.
 fn nonce(number: u32, is_last: bool) -> Result<Nonce, SealError> {
     let mut bytes = [0; 12];
     bytes[..4].copy_from_slice(&number.to_be_bytes());
@@ -102,7 +102,7 @@ fn nonce(number: u32, is_last: bool) -> Result<Nonce, SealError> {
     Ok(Nonce::assume_unique_for_key(bytes))
 }
 
-/// The next bytes, `size` of them unless the end comes first.
+/// The next `size` bytes, less at the end.
 fn next_piece(from: &mut dyn Read, size: usize) -> io::Result<Vec<u8>> {
     let mut piece = Vec::new();
     from.take(size as u64).read_to_end(&mut piece)?;
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_sealed_is_opened_by_its_password_only() {
+    fn sealed_data_is_opened_only_with_its_password() {
         for size in [0, 1, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE] {
             let content = vec![7; size];
             let sealed = sealed(&content);
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_changed_or_cut_is_refused() {
+    fn changed_or_truncated_sealed_data_is_refused() {
         let whole = sealed(&vec![7; 2 * PIECE]);
         let head = MAGIC.len() + SALT;
         for at in [MAGIC.len(), head, whole.len() - 1] {
@@ -143,7 +143,7 @@ mod tests {
             changed[at] ^= 1;
             assert!(opened("secret", &changed).is_err(), "{at}");
         }
-        // The second piece is left out: what is there is whole, and not the end.
+        // Without the second piece: all that is there is intact, but the end is missing.
         let cut = &whole[..head + PIECE + TAG];
         assert!(matches!(opened("secret", cut), Err(SealError::Refused)));
         let mut swapped = whole[..head].to_vec();

@@ -1,5 +1,5 @@
-//! TLS as the house speaks it: certificates that change under a running server or client, client
-//! certificates that may be absent but never wrong.
+//! TLS configurations: certificates that change in a running server or client, client certificates
+//! that may be absent but never invalid.
 
 use std::sync::Arc;
 
@@ -36,7 +36,7 @@ impl ResolvesClientCert for Issued {
     }
 }
 
-/// A server that shows `issued` and accepts clients without a certificate or with one of `roots`.
+/// A server with `issued` that accepts clients without a certificate or with one of `roots`.
 pub(crate) fn server(
     issued: Arc<dyn ResolvesServerCert>,
     roots: RootCertStore,
@@ -50,7 +50,8 @@ pub(crate) fn server(
         .with_client_cert_verifier(verifier)
         .with_cert_resolver(issued);
     config.ignore_client_order = true;
-    // A resumed session shows the client's certificate of its first handshake, also after a renewal.
+    // A resumed session would keep the client's certificate of its first handshake, also after a
+    // renewal.
     config.session_storage = Arc::new(NoServerSessionStorage {});
     config.send_tls13_tickets = 0;
     config.alpn_protocols = ALPN.iter().map(|name| name.to_vec()).collect();
@@ -66,7 +67,7 @@ fn short_keys_first() -> Arc<CryptoProvider> {
     Arc::new(provider)
 }
 
-/// A client that trusts `roots` and shows `issued` when it is asked to.
+/// A client that trusts `roots` and presents `issued` on request.
 pub(crate) fn client(
     roots: RootCertStore,
     issued: Option<Arc<Issued>>,
@@ -80,14 +81,15 @@ pub(crate) fn client(
     })
 }
 
-/// A client whose certificate changes: every connection shows the one of its time, and none resumes a session that
-/// began with an older one.
+/// A client with a changing certificate: every connection uses the current one, and none resumes a
+/// session with an older one.
 pub(crate) fn renewable(mut config: ClientConfig) -> ClientConfig {
     config.resumption = Resumption::disabled();
     config
 }
 
-/// A server with a fixed certificate; clients show none. For servers outside the cluster's PKI.
+/// A server with a fixed certificate, without client certificates. For servers outside of the
+/// cluster's PKI.
 pub fn server_config_from_pem(certificate: &[u8], key: &[u8]) -> Result<ServerConfig, Error> {
     let (chain, key) = chain_and_key(certificate, key)?;
     let mut config = ServerConfig::builder_with_provider(provider())
@@ -98,7 +100,7 @@ pub fn server_config_from_pem(certificate: &[u8], key: &[u8]) -> Result<ServerCo
     Ok(config)
 }
 
-/// A client from what a kubeconfig holds. ALPN is left to the caller, who knows what it speaks.
+/// A client from a kubeconfig's data. ALPN is left to the caller.
 pub fn client_config_from_pem(
     authorities: &[u8],
     identity: Option<(&[u8], &[u8])>,
@@ -115,7 +117,7 @@ pub fn client_config_from_pem(
     })
 }
 
-/// A client that trusts `authorities` and shows no certificate: it will send a bearer token.
+/// A client that trusts `authorities` and presents no certificate: it will send a bearer token.
 pub fn bearer_client_config(authorities: &[u8]) -> Result<ClientConfig, Error> {
     client_config_from_pem(authorities, None)
 }

@@ -1,4 +1,4 @@
-//! Connections to servers whose certificate is their own business: pods that are probed or proxied.
+//! Connections without server verification: to pods that are probed or proxied.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use rustls::{
     pki_types::{CertificateDer, ServerName, UnixTime},
 };
 
-/// Believes any server, and shows it no certificate of ours.
+/// Trusts any server, and presents no certificate.
 pub fn unverified_client_config() -> Result<Arc<ClientConfig>, crate::Error> {
     let provider = crate::provider();
     let verifier = Arc::new(AnyServer(provider.clone()));

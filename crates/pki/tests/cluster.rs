@@ -24,7 +24,7 @@ fn names() -> Names {
 
 type Chain = Vec<CertificateDer<'static>>;
 
-/// Shakes hands over a pipe; gives what the server sees of the client and the client of the server.
+/// Performs a handshake over a pipe; returns what each side sees of the other.
 async fn shake(
     server: Arc<ServerConfig>,
     mut client: ClientConfig,
@@ -149,7 +149,7 @@ async fn certificates_of_another_authority_or_another_time_are_refused() {
         Some((identity.0.as_bytes(), identity.1.as_bytes())),
     )
     .unwrap();
-    // TLS 1.3 clients finish first: the refusal shows on the server's side of the handshake.
+    // TLS 1.3 clients finish first: the rejection shows on the server's side.
     shake(ours.apiserver_config().unwrap(), client, "localhost")
         .await
         .unwrap_err();
@@ -193,7 +193,7 @@ fn a_second_start_changes_nothing_and_files_are_private() {
 }
 
 #[test]
-fn a_changed_address_heals_the_serving_certificates_alone() {
+fn a_changed_address_reissues_only_the_serving_certificates() {
     let dir = tempfile::tempdir().unwrap();
     Pki::ensure(dir.path(), &names()).unwrap();
     let read_all = || {
@@ -248,7 +248,7 @@ fn damaged_or_mixed_up_files_are_replaced_but_an_authority_never_is() {
     assert_eq!(ca, read(&dir.path().join("ca.crt")));
 }
 
-/// openssl writes the forms that people have; without it there is nothing to prove here.
+/// openssl writes the common formats; without it the test is skipped.
 fn openssl(dir: &Path, arguments: &str) -> bool {
     let command = std::process::Command::new("openssl")
         .args(arguments.split(' '))
@@ -289,7 +289,7 @@ async fn authorities_that_a_user_brings_are_used_in_every_form_of_key() {
 #[tokio::test]
 async fn certificates_are_renewed_under_a_running_server_after_two_thirds_of_their_life() {
     let dir = tempfile::tempdir().unwrap();
-    // Handshakes judge by the real time: the old and the new certificate must both be valid then.
+    // Handshakes use the real time: the old and the new certificate must both be valid now.
     let clock = FakeClock::at(Timestamp::now() - SignedDuration::from_hours(24 * 250));
     let pki = Arc::new(Pki::ensure_at(dir.path(), &names(), clock.now()).unwrap());
     let path = dir.path().join("admin.kubeconfig");
@@ -358,7 +358,7 @@ fn a_shorter_life_takes_effect_at_the_next_start_and_leaves_time_to_renew() {
     }
     assert_eq!(short.ca().life(), minute);
     assert_eq!(long.ca().pem(), short.ca().pem());
-    // The same life again changes nothing.
+    // The same lifetime again changes nothing.
     let again = Pki::ensure_for(dir.path(), &names(), minute).unwrap();
     let pem = |pki: &Pki| pki.issued(Leaf::Apiserver).unwrap().certificate_pem();
     assert_eq!(pem(&short), pem(&again));

@@ -1,4 +1,4 @@
-//! The thin shell: informers and this node's attachments in, batches out.
+//! The IO part: informers and this node's attachments in, batches out.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -26,21 +26,21 @@ use crate::{
 
 /// How long a new pod waits for its rules.
 const ADMIT_WITHIN: Duration = Duration::from_secs(10);
-/// How many attachments may wait for the worker.
+/// The maximum number of queued attachments.
 const WAITING: usize = 256;
 
-/// What the enforcer of a node must know.
+/// The configuration of a node's enforcer.
 pub struct Config {
     /// The cluster's id on this machine.
     pub id: String,
-    /// Reads Pods, Namespaces and NetworkPolicies.
+    /// A client that reads Pods, Namespaces and NetworkPolicies.
     pub client: kube::Client,
     /// This node's name.
     pub node_name: String,
 }
 
 impl Config {
-    /// Nothing happens before it runs.
+    /// Makes the enforcer without starting it.
     pub fn build(self, nft: Nft) -> Arc<Enforcer> {
         let (notices, inbox) = mpsc::channel(WAITING);
         Arc::new(Enforcer {
@@ -57,15 +57,15 @@ impl Config {
 pub struct Enforcer {
     config: Config,
     nft: Nft,
-    /// Guards the pods of this node and their addresses, as its network attached them. Outlives a
-    /// run; never held over an await.
+    /// Guards this node's attached pods and their addresses. Survives a run; never held across an
+    /// await.
     attached: Mutex<BTreeMap<Key, BTreeSet<IpAddr>>>,
     notices: mpsc::Sender<Notice>,
-    /// Held by the one run there is.
+    /// Held by the current run.
     inbox: AsyncMutex<mpsc::Receiver<Notice>>,
 }
 
-/// Something happened to this node's attachments.
+/// A change of this node's attachments.
 pub(crate) enum Notice {
     Attached(Key, Vec<IpAddr>, oneshot::Sender<()>),
     Detached(Vec<IpAddr>),
@@ -91,7 +91,7 @@ impl Sources {
         }
     }
 
-    /// Sources that hold what is put there, and ask no server: for tests.
+    /// Informers without a server, for tests.
     pub fn offline(client: &kube::Client) -> Self {
         Self {
             pods: Informer::builder(client.clone()).offline(),
@@ -117,7 +117,7 @@ struct Dirty {
     policies: BTreeSet<Key>,
 }
 
-/// The objects that waiting events are about.
+/// The objects of pending events.
 fn drain<K: Object + ResourceExt>(events: &mut Subscription<K>, into: &mut BTreeSet<Key>) {
     while let Some(event) = events.try_next() {
         into.insert(key_of(event.object().as_ref()));
@@ -125,7 +125,7 @@ fn drain<K: Object + ResourceExt>(events: &mut Subscription<K>, into: &mut BTree
 }
 
 impl Enforcer {
-    /// Returns when packets of a new pod's addresses are judged by its policies.
+    /// Returns when the policies of a new pod's addresses are applied.
     pub async fn admit(&self, pod: Key, addresses: &[IpAddr]) -> network::Result<()> {
         let (notice, answer) = self.remember(pod, addresses);
         self.notify(notice).await?;
@@ -136,10 +136,10 @@ impl Enforcer {
         }
     }
 
-    /// Says that a pod has had these addresses since before this process started.
+    /// Records that a pod had these addresses before this process started.
     pub fn note_attached(&self, pod: Key, addresses: &[IpAddr]) {
         let (notice, _) = self.remember(pod, addresses);
-        // Without a run nobody reads notices, and the next run begins with what is remembered.
+        // Without a run the notice is lost, but the next run starts with the recorded pods.
         let _ = self.notices.try_send(notice);
     }
 
@@ -151,7 +151,7 @@ impl Enforcer {
         (Notice::Attached(pod, addresses, done), answer)
     }
 
-    /// Says that addresses are free again.
+    /// Records that addresses are free again.
     pub async fn release(&self, addresses: &[IpAddr]) -> network::Result<()> {
         self.attached.lock().retain(|_, held| {
             held.retain(|ip| !addresses.contains(ip));
@@ -168,7 +168,7 @@ impl Enforcer {
         }
     }
 
-    /// Follows the sources until shutdown.
+    /// Follows the informers until shutdown.
     pub async fn follow(&self, sources: Sources, context: &Context) -> Outcome {
         let mut inbox = self.inbox.lock().await;
         let mut pods = sources.pods.subscribe();
@@ -186,7 +186,7 @@ impl Enforcer {
             state: State::new(table),
             waiting: Vec::new(),
         };
-        // What is there already comes as events too: the first round is the whole table.
+        // Existing objects arrive as events, too: the first round writes the whole table.
         let mut dirty = Dirty::default();
         drain(&mut pods, &mut dirty.pods);
         drain(&mut namespaces, &mut dirty.namespaces);
@@ -275,22 +275,22 @@ impl Worker<'_> {
         self.decide(dirty);
         let batch = self.state.commit();
         if let Err(error) = self.enforcer.nft.apply(&batch).await {
-            warn!(%error, "writing the table of network policies anew");
+            warn!(%error, "rewriting the nftables table of network policies");
             self.enforcer.nft.apply(&self.state.full()).await?;
         }
         for waiting in self.waiting.drain(..) {
-            // The pod may have been given up meanwhile.
+            // The caller may have given up.
             let _ = waiting.send(());
         }
         Ok(())
     }
 
-    /// Writes the table again when another program has changed or removed it. Nothing is pending here:
-    /// every change of the state is applied before the next is waited for.
+    /// Writes the table again if another program has changed or removed it. No change is pending
+    /// here: every change is applied before waiting for the next.
     async fn repair(&mut self) -> Outcome {
         let (nft, table) = (&self.enforcer.nft, self.state.table().to_owned());
         if let Some(full) = nft.find_drift(&table, || self.state.full()).await? {
-            warn!("the table of network policies was changed by another program: writing it anew");
+            warn!("nftables table of network policies was changed, rewriting it");
             self.enforcer.nft.apply(&full).await?;
         }
         Ok(())

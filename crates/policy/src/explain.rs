@@ -1,6 +1,6 @@
-//! Says which policy decides about a connection, from the objects alone. Pure.
+//! Explains which policy decides about a connection, from the objects alone. Pure.
 //!
-//! A second reading of what [`crate::rules`] puts into the kernel, for people who ask why.
+//! An independent evaluation of what [`crate::rules`] puts into the kernel.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -16,42 +16,42 @@ use crate::{
 pub struct End {
     /// Its addresses.
     pub addresses: Vec<IpAddr>,
-    /// The pod there, with its key and the labels of its namespace; absent for hosts and nodes.
+    /// The pod, with its key and its namespace's labels; `None` for hosts and nodes.
     pub pod: Option<(Key, Pod, Labels)>,
 }
 
-/// A connection that somebody asks about.
+/// A connection to explain.
 #[derive(Debug, Clone)]
 pub struct Connection {
-    /// Who calls.
+    /// The client.
     pub client: End,
-    /// Who is called, after Services.
+    /// The server, after Service translation.
     pub server: End,
-    /// How.
+    /// The protocol.
     pub protocol: Protocol,
     /// The server's port.
     pub port: u16,
 }
 
-/// What policies say about one side of a connection.
+/// The result for one side of a connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Judgement {
     /// No policy isolates the pod in this direction, or there is no pod.
     NotIsolated,
     /// This rule of this policy allows it; rules are counted from zero.
     Allowed(Key, usize),
-    /// These policies isolate the pod, and none of their rules allows it.
+    /// These policies isolate the pod, and no rule allows it.
     Denied(Vec<Key>),
 }
 
 impl Judgement {
-    /// Whether the connection passes this side.
+    /// Whether the connection is allowed on this side.
     pub fn passes(&self) -> bool {
         !matches!(self, Self::Denied(_))
     }
 }
 
-/// Judges one side.
+/// Evaluates one side.
 pub fn judge(
     direction: Direction,
     connection: &Connection,

@@ -1,7 +1,7 @@
-//! A pod network that lets no container start before the pod's policies are in place.
+//! A pod network that lets no container start before the pod's policies are applied.
 //!
-//! A pod's address reaches the API only when its containers run already; the node's own network
-//! knows it before. Sandboxes that an earlier run attached do not wait: their rules are in the kernel.
+//! A pod's address is in the API only when its containers already run; the node's own network knows
+//! it before. Sandboxes that an earlier run attached do not wait: their rules are in the kernel.
 
 use std::{collections::BTreeSet, net::IpAddr, path::Path, sync::Arc};
 
@@ -11,18 +11,18 @@ use tracing::warn;
 
 use crate::Enforcer;
 
-/// See the module.
+/// A pod network with policies.
 pub struct Gated {
-    /// Connects pods.
+    /// Attaches pods.
     pub network: Arc<dyn PodNetwork>,
-    /// Judges their connections.
+    /// Enforces their policies.
     pub enforcer: Arc<Enforcer>,
 }
 
 impl Gated {
     async fn release(&self, addresses: &[IpAddr]) {
         if let Err(error) = self.enforcer.release(addresses).await {
-            warn!(%error, ?addresses, "rules of addresses that are free stay until the next start");
+            warn!(%error, ?addresses, "cannot remove the rules of released addresses until the next start");
         }
     }
 }

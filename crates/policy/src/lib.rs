@@ -1,15 +1,14 @@
-//! NetworkPolicy on a node: which forwarded connections of this node's pods may pass.
+//! NetworkPolicy on a node: which forwarded connections of this node's pods are allowed.
 //!
-//! A connection is judged, not a packet: every packet of it, in either direction, is looked at with
-//! the connection's client, server and server port as conntrack knows them after service
-//! translation. So a policy that comes, changes or goes counts for open connections at once, and
-//! answers need no rule of their own. Egress is judged on the client's node, ingress on the
-//! server's. What a pod exchanges with the node that it runs on is never forwarded and always
-//! passes: probes, DNS, host-network pods.
+//! Policies apply to connections, not packets: every packet, in either direction, is matched by the
+//! connection's client, server and server port as conntrack has them after Service translation. So
+//! a changed policy affects open connections at once, and replies need no rules of their own.
+//! Egress is enforced on the client's node, ingress on the server's. Traffic between a pod and its
+//! own node is never forwarded and always allowed: probes, DNS, host network pods.
 //!
-//! Decisions are pure ([`policy`], [`rules`], [`state`], [`table`]); [`Enforcer`] reads informers and
-//! applies the difference as one atomic batch. Each distinct selector is one set that changes by the
-//! pod. When the daemon stops, the table stays and goes on judging.
+//! Decisions are pure ([`policy`], [`rules`], [`state`], [`table`]); [`Enforcer`] reads informers
+//! and applies the difference as one atomic batch. Each distinct selector is one set whose elements
+//! change with the pods. When the daemon stops, the table stays and is still enforced.
 
 mod enforcer;
 pub mod explain;

@@ -1,4 +1,4 @@
-//! A NetworkPolicy reduced to what decides about connections. Pure.
+//! A NetworkPolicy reduced to what determines connections. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,7 +15,7 @@ pub type Labels = BTreeMap<String, String>;
 /// Namespace and name of an object.
 pub type Key = (String, String);
 
-/// Which side of a connection a rule judges.
+/// The direction of a rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Direction {
     /// The selected pods are servers.
@@ -42,16 +42,16 @@ impl Direction {
 pub struct Policy {
     /// The pods of its namespace that it isolates.
     pub selector: Selector,
-    /// The connections that it allows to them; absent when it does not isolate them so.
+    /// The allowed connections to them; `None` if it does not isolate them for ingress.
     pub ingress: Option<Vec<Rule>>,
-    /// The connections that it allows from them; absent when it does not isolate them so.
+    /// The allowed connections from them; `None` if it does not isolate them for egress.
     pub egress: Option<Vec<Rule>>,
 }
 
-/// Connections that are allowed: those with one of the peers on one of the ports.
+/// Allows connections with one of the peers on one of the ports.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Rule {
-    /// Empty means everybody.
+    /// Empty means all peers.
     pub peers: Vec<Peer>,
     /// Empty means every port and protocol.
     pub ports: Ports,
@@ -62,30 +62,30 @@ pub struct Rule {
 pub enum Peer {
     /// Pods.
     Pods(PodQuery),
-    /// Addresses, without some of them.
+    /// A CIDR with exceptions.
     Block(IpNet, Vec<IpNet>),
 }
 
-/// Which pods.
+/// A selector of pods.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct PodQuery {
-    /// In which namespaces.
+    /// The namespaces.
     pub namespaces: Namespaces,
-    /// With which labels.
+    /// The pods' labels.
     pub pods: Selector,
 }
 
-/// Which namespaces.
+/// A selector of namespaces.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Namespaces {
-    /// The policy's own.
+    /// This namespace.
     Named(String),
-    /// Those with these labels.
+    /// Namespaces with these labels.
     Selected(Selector),
 }
 
 impl PodQuery {
-    /// Whether a pod is meant.
+    /// Whether a pod is selected.
     pub fn matches(
         &self,
         namespace: &str,
@@ -107,16 +107,16 @@ impl PodQuery {
 pub struct Ports {
     /// Whole protocols.
     pub protocols: BTreeSet<Protocol>,
-    /// Ranges of numbers, merged and in order.
+    /// Ranges of numbers, merged and sorted.
     pub numbers: BTreeMap<Protocol, Vec<(u16, u16)>>,
-    /// Names that pods give their ports.
+    /// Named ports.
     pub names: BTreeSet<(Protocol, String)>,
-    /// Set when ports were given, even if none of them can be matched.
+    /// Whether ports were given, even if none of them can match.
     pub restricted: bool,
 }
 
 impl Policy {
-    /// Reads an object. Parts that validation would refuse allow nothing.
+    /// From the API object. Invalid parts allow nothing.
     pub fn from_object(policy: &NetworkPolicy) -> Self {
         let namespace = policy.metadata.namespace.as_deref().unwrap_or_default();
         let spec = policy.spec.clone().unwrap_or_default();
@@ -130,14 +130,14 @@ impl Policy {
             rules.map(|rule| Rule::new(namespace, rule.to.as_deref(), rule.ports.as_deref()))
         };
         Self {
-            // An absent selector of pods is an empty one: it selects all of the namespace.
+            // A missing podSelector is empty and selects all pods of the namespace.
             selector: Selector::of(Some(&spec.pod_selector.clone().unwrap_or_default())),
             ingress: ingress.then(|| ingress_rules().collect()),
             egress: egress.then(|| egress_rules().collect()),
         }
     }
 
-    /// What it allows in a direction; absent when it does not isolate there.
+    /// The rules of a direction; `None` if it does not isolate there.
     pub fn rules(&self, direction: Direction) -> Option<&[Rule]> {
         match direction {
             Direction::Ingress => self.ingress.as_deref(),
@@ -249,7 +249,7 @@ impl Ports {
     }
 }
 
-/// Ranges in order, without overlaps and neighbours.
+/// Sorts and merges ranges.
 fn merged(mut ranges: Vec<(u16, u16)>) -> Vec<(u16, u16)> {
     ranges.sort_unstable();
     let mut merged: Vec<(u16, u16)> = Vec::new();
@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_allows_nothing() {
+    fn invalid_peers_and_ports_allow_nothing() {
         let policy = policy(json!({"podSelector": {}, "ingress": [
             {"from": [{"ipBlock": {"cidr": "nonsense"}}, {}]},
             {"from": [{"ipBlock": {"cidr": "10.0.0.0/8", "except": ["x"]}}]},

@@ -1,7 +1,7 @@
-//! The rules of a policy's chain, and the sets that they ask. Pure.
+//! The rules of a policy's chain, and the sets they use. Pure.
 //!
 //! `ct original … saddr` is the client, `ct reply … saddr` the server and `ct reply proto-src` the
-//! server's port, for packets of both directions and whatever services translated.
+//! server's port, for packets of both directions and after Service translation.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use sha2::{Digest, Sha256};
 
 use crate::policy::{Direction, Peer, PodQuery, Ports, Rule};
 
-/// A family's word for addresses, the word for its packets and its digit.
+/// The keywords and suffixes of both families.
 pub const FAMILIES: [Family; 2] = [
     Family {
         ip: "ip",
@@ -26,7 +26,7 @@ pub const FAMILIES: [Family; 2] = [
     },
 ];
 
-/// nftables' words for an address family.
+/// nftables' keywords of an address family.
 #[derive(Debug, Clone, Copy)]
 pub struct Family {
     /// `ip` or `ip6`.
@@ -35,30 +35,30 @@ pub struct Family {
     pub packets: &'static str,
     /// The type of addresses.
     pub kind: &'static str,
-    /// What the names of its sets end with.
+    /// The suffix of its sets.
     pub digit: char,
 }
 
 impl Family {
-    /// That of an address.
+    /// The family of an address.
     pub fn of(address: std::net::IpAddr) -> Self {
         FAMILIES[usize::from(address.is_ipv6())]
     }
 }
 
-/// A set that rules ask, without the digit of the family.
+/// A set that rules use, without the family's suffix.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Asked {
-    /// The addresses of some pods; one set for each family.
+    /// The addresses of selected pods; one set per family.
     Pods(PodQuery),
-    /// Address and number of a port that pods call so; one set for each family.
+    /// Addresses and numbers of a named port; one set per family.
     NamedPort(Protocol, String),
-    /// Numbers of ports.
+    /// Port numbers.
     Numbers(Vec<(u16, u16)>),
 }
 
 impl Asked {
-    /// Its name in the table, the same for the same question.
+    /// Its name in the table; equal sets have equal names.
     pub fn name(&self) -> String {
         match self {
             Self::Pods(query) => format!("pods-{}-", short_hash(&format!("{query:?}"))),
@@ -71,7 +71,7 @@ impl Asked {
     }
 }
 
-/// Twelve hexadecimal digits that stand for a text.
+/// Twelve hexadecimal digits of a hash.
 pub fn short_hash(text: &str) -> String {
     let digest = Sha256::digest(text);
     digest[..6]
@@ -80,7 +80,7 @@ pub fn short_hash(text: &str) -> String {
         .collect()
 }
 
-/// Rules and what they ask.
+/// Rules and the sets they use.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Compiled {
     /// In order.
@@ -89,7 +89,7 @@ pub struct Compiled {
     pub asked: BTreeMap<String, Asked>,
 }
 
-/// Every rule accepts; what none accepts goes back to the pod's chain.
+/// Every rule accepts; packets that no rule accepts return to the pod's chain.
 pub fn compile(direction: Direction, rules: &[Rule]) -> Compiled {
     let mut all = Compiled::default();
     for rule in rules {
@@ -121,7 +121,7 @@ impl Compiled {
         }
     }
 
-    /// Each way to match a port; one that is empty matches all.
+    /// The alternatives to match a port; an empty one matches all.
     fn port_matches(&mut self, family: Family, ports: &Ports) -> Vec<String> {
         if !ports.restricted {
             return vec![String::new()];
@@ -178,7 +178,7 @@ fn block(family: Family, peer_address: &str, cidr: IpNet, except: &[IpNet]) -> S
         _ => format!("{peer_address} {cidr}"),
     };
     let same_family = |except: &&IpNet| except.addr().is_ipv4() == cidr.addr().is_ipv4();
-    // One inside another would be refused as an overlap.
+    // The kernel rejects overlapping ranges.
     let mut listed = IpNet::aggregate(&except.iter().filter(same_family).copied().collect());
     listed.sort_unstable();
     if listed.iter().any(|except| except.prefix_len() == 0) {

@@ -1,8 +1,8 @@
-//! Pods, namespaces and policies of the cluster, and the table that this node needs for them. Pure.
+//! Pods, namespaces and policies of the cluster, and the resulting table of this node. Pure.
 //!
-//! A policy is in the table while it selects a pod of this node, and a selector while a rule asks for
-//! it. Pods of this node under the same policies share a chain. A pod whose labels are not known yet
-//! exchanges nothing while its namespace has policies.
+//! A policy is in the table while it selects a pod of this node, and a selector while a rule uses
+//! it. Pods of this node with the same policies share a chain. A pod whose labels are not known yet
+//! has no traffic while its namespace has policies.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,10 +18,10 @@ use crate::{
     table::{Chain, Table},
 };
 
-/// nft refuses longer comments.
+/// nft's maximum length of comments.
 const COMMENT_BYTES: usize = 120;
 
-/// What policies see of a pod.
+/// The parts of a pod that policies use.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Pod {
     /// Its labels.
@@ -30,13 +30,13 @@ pub struct Pod {
     pub addresses: BTreeSet<IpAddr>,
     /// Whether it runs on this node.
     pub local: bool,
-    /// Its ports that have a name.
+    /// Its named ports.
     pub ports: BTreeSet<(Protocol, String, u16)>,
 }
 
 impl Pod {
-    /// Reads an object. Pods with the node's network are the node, and the addresses of pods that
-    /// have ended belong to others.
+    /// From the API object. Host network pods count as the node, and addresses of terminated pods
+    /// may belong to others.
     pub fn from_object(pod: &core::Pod, node: &str) -> Option<Self> {
         let (spec, status) = (pod.spec.as_ref()?, pod.status.as_ref());
         let phase = status.and_then(|status| status.phase.as_deref());
@@ -65,25 +65,25 @@ impl Pod {
     }
 }
 
-/// What the table holds for a pod.
+/// A pod's state in the table.
 #[derive(Debug, Default)]
 struct Tracked {
-    /// As the API shows it.
+    /// From the API.
     pod: Option<Pod>,
-    /// As this node's network connected it.
+    /// The addresses that this node's network assigned.
     attached: BTreeSet<IpAddr>,
-    /// Its elements in sets that rules ask.
+    /// Its elements in the sets of rules.
     elements: BTreeSet<(String, String)>,
-    /// Addresses that its policies are in the maps for.
+    /// Its addresses in the verdict maps.
     judged: BTreeSet<IpAddr>,
-    /// Its verdicts, by direction.
+    /// Its verdicts by direction.
     verdicts: BTreeMap<Direction, Verdict>,
 }
 
-/// What becomes of an isolated pod's connections.
+/// What happens to an isolated pod's connections.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Verdict {
-    /// Its labels are not known yet.
+    /// Dropped: its labels are not known yet.
     Drop,
     /// These policies decide.
     Policies(Vec<Key>),
@@ -109,24 +109,24 @@ impl Verdict {
 /// The chain of a policy that selects pods of this node.
 #[derive(Debug)]
 struct InUse {
-    /// How many chains of pods lead to it.
+    /// The number of pod chains that jump to it.
     users: usize,
     compiled: Compiled,
 }
 
-/// See the module.
+/// The state of the cluster and of the table.
 #[derive(Debug)]
 pub struct State {
     table: Table,
     namespaces: BTreeMap<String, Labels>,
     policies: BTreeMap<Key, Policy>,
     pods: BTreeMap<Key, Tracked>,
-    /// Which pods of this node have an address; more than one while it changes hands.
+    /// This node's pods by address; several while an address changes owner.
     by_address: BTreeMap<IpAddr, BTreeSet<Key>>,
     in_use: BTreeMap<(Direction, Key), InUse>,
-    /// Chains of pods, and how many pods share each.
+    /// Pod chains, with the number of pods that share each.
     shared: BTreeMap<String, usize>,
-    /// Sets that rules ask, and how many policies' chains do.
+    /// Sets of rules, with the number of policy chains that use each.
     asked: BTreeMap<String, (Asked, usize)>,
 }
 
@@ -142,7 +142,7 @@ fn comment(key: &Key) -> String {
 }
 
 impl State {
-    /// A table that lets everything pass.
+    /// A table that allows everything.
     pub fn new(table: String) -> Self {
         let mut table = Table::new(table);
         frame(&mut table);
@@ -163,17 +163,17 @@ impl State {
         self.table.name()
     }
 
-    /// The statements that bring the table up to date.
+    /// The statements for the changes since the last commit.
     pub fn commit(&mut self) -> Batch {
         self.table.commit()
     }
 
-    /// The whole table, written anew.
+    /// The whole table, written from scratch.
     pub fn full(&mut self) -> Batch {
         self.table.full()
     }
 
-    /// A pod came, changed, ended or went.
+    /// A pod was added, changed, terminated or deleted.
     pub fn set_pod(&mut self, key: &Key, pod: Option<Pod>) {
         let known = self.pods.get(key).and_then(|tracked| tracked.pod.as_ref());
         if known == pod.as_ref() {
@@ -183,7 +183,8 @@ impl State {
         self.refresh_pod(key);
     }
 
-    /// This node's network gave a pod addresses; they are judged from now on, whatever the API shows.
+    /// This node's network assigned addresses to a pod; from now on its policies apply to them,
+    /// whatever the API shows.
     pub fn attach(&mut self, key: &Key, addresses: &[IpAddr]) {
         self.detach(addresses);
         let tracked = self.pods.entry(key.clone()).or_default();
@@ -191,7 +192,7 @@ impl State {
         self.refresh_pod(key);
     }
 
-    /// This node's network took addresses back.
+    /// This node's network released addresses.
     pub fn detach(&mut self, addresses: &[IpAddr]) {
         let has = |tracked: &Tracked| addresses.iter().any(|ip| tracked.attached.contains(ip));
         let had = self.pods.iter().filter(|(_, tracked)| has(tracked));
@@ -204,7 +205,7 @@ impl State {
         }
     }
 
-    /// A namespace came, got other labels or went.
+    /// A namespace was added, relabelled or deleted.
     pub fn set_namespace(&mut self, name: &str, labels: Option<Labels>) {
         if self.namespaces.get(name) == labels.as_ref() {
             return;
@@ -218,7 +219,7 @@ impl State {
         }
     }
 
-    /// A policy came, changed or went.
+    /// A policy was added, changed or deleted.
     pub fn set_policy(&mut self, key: &Key, policy: Option<Policy>) {
         if self.policies.get(key) == policy.as_ref() {
             return;
@@ -251,9 +252,9 @@ impl State {
         }
     }
 
-    // Sets that rules ask.
+    // Sets of rules.
 
-    /// The elements that a set should have because of a pod, with the family's digit in its name.
+    /// A pod's elements of a set, with the family's suffix in its name.
     fn wanted(&self, key: &Key, name: &str, asked: &Asked) -> Vec<(String, String)> {
         let Some(tracked) = self.pods.get(key) else {
             return Vec::new();
@@ -361,16 +362,16 @@ impl State {
         }
     }
 
-    // Chains of policies.
+    // Policy chains.
 
-    /// Gives a policy's chain, where it is in use, the rules that the policy has now.
+    /// Updates a policy's chain, if it is in use, to the current rules.
     fn recompile(&mut self, direction: Direction, key: &Key) {
         let place = (direction, key.clone());
         let rules = self
             .policies
             .get(key)
             .and_then(|policy| policy.rules(direction));
-        // A policy that went is still led to: by chains of pods that go in a moment.
+        // Pod chains that are about to be removed may still jump to the chain of a deleted policy.
         let (Some(rules), true) = (rules, self.in_use.contains_key(&place)) else {
             return;
         };
@@ -430,7 +431,7 @@ impl State {
         }
     }
 
-    // Chains of pods, and the maps that lead to them.
+    // Pod chains, and the verdict maps.
 
     fn verdicts(&self, key: &Key) -> BTreeMap<Direction, Verdict> {
         let mut verdicts = BTreeMap::new();
@@ -476,7 +477,7 @@ impl State {
         let own = own.map(|pod| pod.addresses.clone()).unwrap_or_default();
         let judged: BTreeSet<IpAddr> = own.union(&tracked.attached).copied().collect();
         if verdicts == tracked.verdicts && judged == tracked.judged {
-            // Who has an address can change without these: an attached pod comes first.
+            // The pod of an address can change without these: an attached pod takes precedence.
             for address in judged {
                 self.refresh_address(address);
             }
@@ -509,7 +510,7 @@ impl State {
         }
     }
 
-    /// Writes down what is decided about an address.
+    /// Updates the verdict of an address.
     fn refresh_address(&mut self, address: IpAddr) {
         let keys = self.by_address.get(&address);
         let is_attached = |key: &&Key| {
@@ -582,7 +583,7 @@ impl State {
     }
 }
 
-/// What is there without any policy: the maps by address, and the base chains that ask them.
+/// The fixed part of the table: the verdict maps and the base chains.
 fn frame(table: &mut Table) {
     for Family { kind, digit, .. } in FAMILIES {
         for direction in Direction::ALL {
@@ -597,20 +598,20 @@ fn frame(table: &mut Table) {
         table.put_chain(name, Chain { header, rules });
     };
     let families = |rule: fn(&Family) -> Vec<String>| FAMILIES.iter().flat_map(rule);
-    // Without a tracked connection nothing says who called whom.
+    // Without conntrack the client and server are unknown.
     let stateless = families(|Family { ip, digit, .. }| {
         let drop = |end: &str| format!("{ip} {end} @isolated{digit} counter drop");
         vec![drop("saddr"), drop("daddr")]
     });
     chain("stateless", "", stateless.collect());
-    // A pod that reaches itself through a service, and errors about connections that passed.
+    // A pod that reaches itself through a Service, and ICMP errors about allowed connections.
     let itself = families(|Family { ip, digit, .. }| {
         let both = format!("ct original {ip} saddr . ct reply {ip} saddr");
         vec![format!("{both} @itself{digit} accept")]
     });
     let errors = "ct state related meta l4proto { icmp, ipv6-icmp } accept".to_owned();
     chain("always", "", itself.chain([errors]).collect());
-    // Two base chains: what the first accepts, the second still judges.
+    // Two base chains: what the first accepts, the second still evaluates.
     let egress = families(|Family { ip, digit, .. }| {
         vec![format!("ct original {ip} saddr vmap @egress{digit}")]
     });

@@ -1,21 +1,21 @@
-//! What is in the nftables table, and the changes since it was last written. Pure.
+//! The contents of the nftables table, and the changes since the last commit. Pure.
 //!
-//! Changes are collected as what each object was before; [`Table::commit`] compares that with what
-//! it is now, so that whatever comes and goes in between costs nothing.
+//! The previous value of each changed object is recorded; [`Table::commit`] compares it with the
+//! current one, so that what was added and removed in between costs nothing.
 
 use std::collections::BTreeMap;
 
 use network::nft::Batch;
 
-/// How many elements go into one statement.
+/// The maximum number of elements per statement.
 const ELEMENTS_PER_STATEMENT: usize = 500;
 
 /// A set or map with its elements.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Set {
-    /// `set` or `map`, and what stands in its braces.
+    /// `set` or `map`, and its declaration.
     kind: (&'static str, String),
-    /// The value is empty in sets. The number says how many owners an element has.
+    /// The value is empty in sets. The number counts the owners of an element.
     elements: BTreeMap<String, (String, usize)>,
 }
 
@@ -28,16 +28,16 @@ pub struct Table {
     changes: Changes,
 }
 
-/// A chain: what stands in its braces, and its rules.
+/// A chain: its declaration, and its rules.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Chain {
-    /// Hook and priority of a base chain, the comment of another; may be empty.
+    /// Hook and priority of a base chain, otherwise a comment; may be empty.
     pub header: String,
     /// Rules in order.
     pub rules: Vec<String>,
 }
 
-/// What touched objects were before; `None` where there was nothing.
+/// The previous values of changed objects; `None` if they did not exist.
 #[derive(Debug, Clone, Default)]
 struct Changes {
     sets: BTreeMap<String, Option<Set>>,
@@ -61,12 +61,12 @@ impl Table {
         &self.name
     }
 
-    /// Makes an empty set (`type ipv4_addr;`).
+    /// Adds an empty set (`type ipv4_addr;`).
     pub fn add_set(&mut self, name: &str, declaration: impl Into<String>) {
         self.declare(name, ("set", declaration.into()));
     }
 
-    /// Makes an empty map (`type ipv4_addr : verdict;`).
+    /// Adds an empty map (`type ipv4_addr : verdict;`).
     pub fn add_map(&mut self, name: &str, declaration: impl Into<String>) {
         self.declare(name, ("map", declaration.into()));
     }
@@ -88,7 +88,7 @@ impl Table {
     /// Removes a set or map with its elements.
     pub fn remove_set(&mut self, name: &str) {
         self.note_set(name);
-        // Should it come back before the next commit, its elements are compared one by one.
+        // If it is added again before the next commit, its elements are compared one by one.
         let elements = self.sets.get(name).map(|set| set.elements.keys().cloned());
         for key in elements.into_iter().flatten().collect::<Vec<_>>() {
             self.note_element(name, &key);
@@ -96,7 +96,7 @@ impl Table {
         self.sets.remove(name);
     }
 
-    /// Adds an element to a set; one that is there gets one more owner.
+    /// Adds an owner to an element of a set; the first one adds the element.
     pub fn add_element(&mut self, set: &str, key: &str) {
         if let Some(owners) = self.owners(set, key) {
             *owners += 1;
@@ -108,7 +108,7 @@ impl Table {
         }
     }
 
-    /// Takes one owner from an element of a set; the last one takes the element along.
+    /// Removes an owner from an element of a set; the last one removes the element.
     pub fn release_element(&mut self, set: &str, key: &str) {
         match self.owners(set, key) {
             Some(owners) if *owners > 1 => *owners -= 1,
@@ -122,7 +122,7 @@ impl Table {
         Some(owners)
     }
 
-    /// Gives an element of a map its value, or removes it.
+    /// Sets or removes an element of a map.
     pub fn put_element(&mut self, map: &str, key: &str, value: Option<&str>) {
         self.note_element(map, key);
         let Some(map) = self.sets.get_mut(map) else {
@@ -148,7 +148,7 @@ impl Table {
         }
     }
 
-    /// Makes a chain, or gives it new rules.
+    /// Adds a chain, or replaces its rules.
     pub fn put_chain(&mut self, name: &str, chain: Chain) {
         self.note_chain(name);
         self.chains.insert(name.to_owned(), chain);
@@ -167,7 +167,7 @@ impl Table {
         }
     }
 
-    /// The statements that lead from the last commit to now.
+    /// The statements for the changes since the last commit.
     pub fn commit(&mut self) -> Batch {
         let changes = std::mem::take(&mut self.changes);
         let mut batch = Batch::new();
@@ -206,7 +206,7 @@ impl Table {
         batch
     }
 
-    /// Elements that were there and are not as they were; those of removed sets go with the set.
+    /// Removed or changed elements; those of removed sets are removed with the set.
     fn gone<'a>(&self, changes: &'a Changes) -> Vec<Element<'a>> {
         let elements = changes.elements.iter();
         let gone = elements.filter_map(|((set, key), before)| {
@@ -230,7 +230,7 @@ impl Table {
         come.collect()
     }
 
-    /// The whole table, written anew.
+    /// The whole table, written from scratch.
     pub fn full(&mut self) -> Batch {
         self.changes = Changes::default();
         let mut batch = Batch::new();
@@ -302,7 +302,7 @@ impl Writer<'_> {
             .push(format!("delete {kind} inet {} {name}", self.table));
     }
 
-    /// Elements arrive ordered by set.
+    /// Elements are ordered by set.
     fn elements(&mut self, verb: &str, elements: Vec<Element<'_>>) {
         for of_set in elements.chunk_by(|one, next| one.0 == next.0) {
             for some in of_set.chunks(ELEMENTS_PER_STATEMENT) {
@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_and_goes_between_commits_costs_nothing() {
+    fn elements_removed_and_added_again_before_a_commit_are_not_written() {
         let mut table = Table::new("t".into());
         table.add_set("s", "type ipv4_addr;");
         table.add_element("s", "10.0.0.1");
@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn a_set_that_is_removed_and_made_again_keeps_what_is_put_back() {
+    fn a_set_removed_and_added_again_keeps_its_new_elements() {
         let mut table = Table::new("t".into());
         table.add_set("s", "type ipv4_addr;");
         table.add_element("s", "10.0.0.1");
@@ -395,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn references_are_made_after_what_they_refer_to_and_removed_before() {
+    fn references_are_added_after_their_targets_and_removed_before() {
         let mut table = Table::new("t".into());
         table.add_map("m", "type ipv4_addr : verdict;");
         table.put_chain("a", chain(&["jump b", "drop"]));

@@ -1,5 +1,5 @@
-//! Random lives of pods, namespaces and policies: after every step the table that the changes lead to
-//! is the one that a fresh start would write, and no statement refers to what is not there.
+//! Random changes of pods, namespaces and policies: after every step the table equals the one
+//! written from scratch, and no statement refers to something missing.
 
 #![allow(clippy::unwrap_used)]
 
@@ -15,7 +15,7 @@ use policy::{
 };
 use serde_json::{Value, json};
 
-/// A kernel that knows names only.
+/// A fake kernel that tracks names only.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 struct Kernel {
     sets: BTreeMap<String, BTreeMap<String, String>>,
@@ -76,7 +76,8 @@ impl Kernel {
         }
     }
 
-    /// Everything that is referred to exists, and every chain and set of policies is referred to.
+    /// Checks that everything referred to exists, and that every policy chain and set is referred
+    /// to.
     fn check(&self) {
         let mut referred = BTreeSet::new();
         let rules = self.chains.values().flatten();
@@ -96,7 +97,7 @@ impl Kernel {
             }
         }
         for name in self.chains.keys().chain(self.sets.keys()) {
-            // Of two pods that claim an address one has it; the chain of the other waits.
+            // Of two pods with the same address one has it; the other's chain is unused.
             let others = [
                 "forward-",
                 "ingress",
@@ -116,13 +117,13 @@ impl Kernel {
     }
 }
 
-/// The set of the other family: both are there when one is asked.
+/// The set of the other family: both exist if one is used.
 fn twin(name: &str) -> String {
     let other = if name.ends_with('4') { '6' } else { '4' };
     format!("{}{other}", name.trim_end_matches(['4', '6']))
 }
 
-/// A generator that gives the same numbers for the same seed.
+/// A reproducible random number generator.
 struct Random(u64);
 
 impl Random {
@@ -273,7 +274,7 @@ fn policy(random: &mut Random, namespace: &str) -> Policy {
 }
 
 #[test]
-fn changes_lead_where_a_fresh_start_leads() {
+fn incremental_changes_give_the_same_table_as_a_fresh_start() {
     for seed in 0..40 {
         let mut random = Random(seed);
         let (mut world, mut state) = (World::default(), State::new("t".into()));

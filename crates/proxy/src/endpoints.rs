@@ -1,5 +1,5 @@
-//! Which endpoints serve a port of a service: chosen from its EndpointSlices by readiness, locality
-//! and hints. Pure.
+//! The endpoints of a Service port: chosen from its EndpointSlices by readiness, locality and
+//! hints. Pure.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -9,7 +9,7 @@ use std::{
 use k8s_openapi::api::discovery::v1::{Endpoint as SliceEndpoint, EndpointSlice};
 use network::Protocol;
 
-/// Where this node stands, for choosing endpoints.
+/// This node's name and zone.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Place {
     /// The node's name.
@@ -21,22 +21,22 @@ pub struct Place {
 /// A backend of a service port.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Endpoint {
-    /// Where it listens.
+    /// Its address.
     pub ip: IpAddr,
-    /// On which port.
+    /// Its port.
     pub port: u16,
     /// Whether it runs on this node.
     pub local: bool,
 }
 
-/// The port of a service that endpoints are wanted for.
+/// The Service port whose endpoints are wanted.
 #[derive(Debug, Clone, Copy)]
 pub struct Wanted<'a> {
-    /// The port's name; empty for the only port.
+    /// The port's name; empty for a single unnamed port.
     pub port_name: &'a str,
     /// Its protocol.
     pub protocol: Protocol,
-    /// Whether IPv4 addresses are wanted, or IPv6.
+    /// IPv4 or IPv6.
     pub v4: bool,
 }
 
@@ -122,7 +122,7 @@ fn collect(slice: &EndpointSlice, wanted: Wanted<'_>, place: &Place, into: &mut 
     let numbers = ports.filter_map(|port| u16::try_from(port.port?).ok());
     for port in numbers {
         for endpoint in slice.endpoints.iter().flatten() {
-            // Addresses of one endpoint are alternatives for the same backend: the first counts.
+            // Addresses of one endpoint are alternatives for the same backend: the first is used.
             let Some(Ok(ip)) = endpoint.addresses.first().map(|address| address.parse()) else {
                 continue;
             };
@@ -161,7 +161,7 @@ fn candidate(endpoint: &SliceEndpoint, place: &Place) -> Candidate {
     }
 }
 
-/// The ready ones; when there are none, those that still serve while they end.
+/// The ready endpoints, or if there are none, those that are serving while terminating.
 fn ready_or_serving(
     candidates: &Candidates,
     eligible: impl Fn(&Candidate) -> bool,
@@ -180,7 +180,7 @@ fn ready_or_serving(
     }
 }
 
-/// Hints count only when every endpoint has one and somebody is hinted to this place.
+/// Hints count only if every endpoint has one and one of them is for this node or zone.
 fn by_hints<'a>(
     usable: &[(&'a (IpAddr, u16), &'a Candidate)],
     place: &Place,
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn ending_endpoints_serve_when_nobody_else_does() {
+    fn terminating_endpoints_serve_when_no_other_is_ready() {
         let (cluster, local) = chosen(json!([
             {"addresses": ["10.0.0.1"], "nodeName": "here",
              "conditions": {"ready": false, "serving": true, "terminating": true}},

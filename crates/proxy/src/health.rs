@@ -1,5 +1,5 @@
-//! What the proxy says about itself, in kube-proxy's words: whether it follows changes, how many
-//! endpoints of a Service under policy Local are on this node, and its metrics. No sockets here.
+//! The proxy's health in kube-proxy's terms: whether it keeps up with changes, the local endpoints
+//! of Services with policy Local, and its metrics. No sockets here.
 
 use std::{collections::BTreeMap, fmt::Write, sync::Arc, time::Duration};
 
@@ -13,13 +13,13 @@ use tokio::sync::watch;
 
 use crate::ruleset::ServiceKey;
 
-/// Changes that wait longer than this make the proxy unhealthy.
+/// The proxy is unhealthy if changes wait longer than this.
 const LATE: Duration = Duration::from_secs(60);
 const LEAVING: &str = "ToBeDeletedByClusterAutoscaler";
-/// Upper bounds of the histogram: powers of two from a millisecond on.
+/// The histogram's bounds: powers of two from a millisecond.
 const BUCKETS: usize = 15;
 
-/// The health check of a Service: asked by load balancers at its port.
+/// The health check of a Service, which load balancers query at its port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Check {
     /// `spec.healthCheckNodePort`.
@@ -28,23 +28,23 @@ pub struct Check {
     pub local_endpoints: usize,
 }
 
-/// An answer to a GET.
+/// A response to a GET.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Answer {
     /// 200 or 503.
     pub code: StatusCode,
-    /// The document.
+    /// The JSON document.
     pub body: Value,
-    /// How many endpoints serve here; a hint for balancers.
+    /// The number of local endpoints, as a hint for load balancers.
     pub weight: Option<usize>,
 }
 
-/// Shared by the proxy, which writes it, and the servers, which show it.
+/// Written by the proxy, shown by the servers.
 pub struct Health {
     clock: Arc<dyn Clock>,
-    /// Guards everything that is shown; held for moments only.
+    /// Guards everything that is shown; held only briefly.
     state: Mutex<State>,
-    /// The ports of checks, for the servers that listen there.
+    /// The ports of health checks, for the servers that listen there.
     ports: watch::Sender<BTreeMap<u16, ServiceKey>>,
 }
 
@@ -66,7 +66,7 @@ struct Figures {
     failures: u64,
     service_changes: u64,
     endpoint_changes: u64,
-    /// Answers by path and code.
+    /// Responses by path and code.
     answers: BTreeMap<(&'static str, u16), u64>,
 }
 
@@ -80,7 +80,7 @@ impl Health {
         }
     }
 
-    /// Changes of Services and of EndpointSlices came and are not in the kernel yet.
+    /// Changes of Services and of EndpointSlices arrived and are not applied yet.
     pub fn queued(&self, services: usize, slices: usize) {
         let now = self.clock.now();
         let mut state = self.state.lock();
@@ -90,7 +90,7 @@ impl Health {
         state.figures.endpoint_changes += slices as u64;
     }
 
-    /// Everything that came is in the kernel; it took this long.
+    /// All changes are applied; it took this long.
     pub fn updated(&self, took: Duration) {
         let now = self.clock.now();
         let mut state = self.state.lock();
@@ -105,17 +105,17 @@ impl Health {
         }
     }
 
-    /// A batch was refused.
+    /// A batch was rejected.
     pub fn failed(&self) {
         self.state.lock().figures.failures += 1;
     }
 
-    /// Whether this node takes new connections of load balancers.
+    /// Updates whether this node accepts new connections of load balancers.
     pub fn set_node(&self, node: Option<&Node>) {
         self.state.lock().eligible = node.is_some_and(is_eligible);
     }
 
-    /// The health check of a Service came, changed or went.
+    /// Sets or removes the health check of a Service.
     pub fn set_check(&self, key: &ServiceKey, check: Option<Check>) {
         let ports = {
             let mut state = self.state.lock();
@@ -136,7 +136,7 @@ impl Health {
         });
     }
 
-    /// Follows the ports that checks want.
+    /// Watches the ports of health checks.
     pub fn ports(&self) -> watch::Receiver<BTreeMap<u16, ServiceKey>> {
         self.ports.subscribe()
     }
@@ -146,7 +146,7 @@ impl Health {
         state.pending_since.is_none_or(|since| since + LATE > now)
     }
 
-    /// `/healthz` looks at the node too, `/livez` at the proxy alone.
+    /// `/healthz` also depends on the node, `/livez` only on the proxy.
     pub fn answer(&self, path: &str) -> Option<Answer> {
         let (path, with_node) = match path {
             "/healthz" => ("healthz", true),
@@ -183,7 +183,7 @@ impl Health {
         })
     }
 
-    /// What a Service's health check says; nothing when it has none.
+    /// The response of a Service's health check; `None` if it has none.
     pub fn check(&self, key: &ServiceKey) -> Option<Answer> {
         let state = self.state.lock();
         let healthy = self.is_healthy(&state);
@@ -204,7 +204,7 @@ impl Health {
         })
     }
 
-    /// The page of metrics.
+    /// The metrics page.
     pub fn metrics(&self) -> String {
         let state = self.state.lock();
         let figures = &state.figures;
@@ -283,7 +283,7 @@ fn is_eligible(node: &Node) -> bool {
     node.metadata.deletion_timestamp.is_none() && !is_leaving
 }
 
-/// A page of metrics in the making, all of kube-proxy's subsystem.
+/// A metrics page of kube-proxy's subsystem.
 #[derive(Default)]
 struct Page {
     text: String,

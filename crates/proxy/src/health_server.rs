@@ -1,4 +1,4 @@
-//! The HTTP servers of the proxy: its own health, its metrics, and a port for each health check.
+//! The proxy's HTTP servers: health, metrics, and a port per health check.
 
 use std::{
     collections::BTreeMap,
@@ -28,18 +28,18 @@ use crate::{
 const IDLE: Duration = Duration::from_secs(30);
 const AGAIN: Duration = Duration::from_secs(5);
 
-/// What a server shows.
+/// What a server serves.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Page {
     /// `/healthz` and `/livez`.
     Health,
     /// `/metrics`, `/healthz` and `/proxyMode`.
     Metrics,
-    /// The check of a Service, at every path.
+    /// The health check of a Service, at every path.
     Check(ServiceKey),
 }
 
-/// Listens at an address for as long as the token lasts.
+/// Serves at an address until the token is cancelled.
 pub(crate) async fn serve(
     health: Arc<Health>,
     addresses: Vec<SocketAddr>,
@@ -75,7 +75,7 @@ pub(crate) async fn serve(
     }
 }
 
-/// Keeps one server for each port that health checks want.
+/// Runs one server per health check port.
 pub(crate) async fn serve_checks(health: Arc<Health>, context: Context) {
     let mut wanted = health.ports();
     let mut running: BTreeMap<u16, (ServiceKey, CancellationToken)> = BTreeMap::new();
@@ -109,7 +109,7 @@ pub(crate) async fn serve_checks(health: Arc<Health>, context: Context) {
     }
 }
 
-/// Both families in one socket, or IPv4 where the machine has no IPv6.
+/// A dual-stack socket, or IPv4 if the machine has no IPv6.
 fn everywhere(port: u16) -> Vec<SocketAddr> {
     vec![
         SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), port),

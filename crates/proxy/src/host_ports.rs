@@ -1,6 +1,6 @@
-//! Load balancers at the nodes' own addresses leave ports alone that processes of a node listen on. Every node decides
-//! about its own addresses, and leads no traffic for those of others away: anybody who may write Services could else take
-//! a port of a machine from the program that serves it.
+//! Load balancers at the nodes' own addresses do not take ports that processes of a node listen on.
+//! Every node decides about its own addresses, and does not redirect traffic to those of others:
+//! otherwise anybody who may write Services could take a port of a machine from its process.
 
 use std::{
     collections::BTreeSet,
@@ -16,7 +16,7 @@ use nix::sys::socket::{
 
 use crate::service::PortView;
 
-/// The addresses that nodes say they have.
+/// The addresses that nodes report.
 #[derive(Debug, Default)]
 pub struct NodeAddresses {
     pub own: BTreeSet<IpAddr>,
@@ -24,7 +24,7 @@ pub struct NodeAddresses {
 }
 
 impl NodeAddresses {
-    /// Reads them from the Nodes; `own` are addresses of this node that are known without.
+    /// Reads them from the Nodes; `own` are known addresses of this node.
     pub fn new<'a>(nodes: impl Iterator<Item = &'a Node>, this: &str, own: &[IpAddr]) -> Self {
         let mut all = Self {
             own: own.iter().copied().collect(),
@@ -40,12 +40,12 @@ impl NodeAddresses {
                 false => all.others.extend(parsed),
             }
         }
-        // What another node claims of this node's addresses changes nothing here.
+        // Another node's claim of this node's addresses has no effect here.
         all.others.retain(|ip| !all.own.contains(ip));
         all
     }
 
-    /// Without what other nodes say: any node can claim any address.
+    /// Without what other nodes report: any node can claim any address.
     pub fn only_own(&self) -> Self {
         Self {
             own: self.own.clone(),
@@ -54,11 +54,11 @@ impl NodeAddresses {
     }
 }
 
-/// A port that stays with a process of this node.
+/// A port that a process of this node keeps.
 pub type Kept = (SocketAddr, Protocol);
 
-/// Takes those addresses of the load balancer out of the views that are not this node's to lead: addresses of other nodes,
-/// and own ones whose port is not free. Returns the latter.
+/// Removes load balancer addresses from the views that this node must not redirect: addresses of
+/// other nodes, and its own whose port is in use. Returns the latter.
 pub fn keep_host_ports(
     views: &mut [PortView],
     nodes: &NodeAddresses,
@@ -82,7 +82,7 @@ pub fn keep_host_ports(
     kept
 }
 
-/// Whether no process of this machine listens on the port, at this address or at all of them.
+/// Whether no process of this machine listens on the port, at this address or all addresses.
 pub fn is_free((address, protocol): Kept) -> bool {
     let kind = match protocol {
         Protocol::Tcp => SockType::Stream,
@@ -95,7 +95,8 @@ pub fn is_free((address, protocol): Kept) -> bool {
     };
     let tried = || -> nix::Result<()> {
         let socket = socket(family, kind, SockFlag::SOCK_CLOEXEC, None)?;
-        // With it, only a socket that listens is in the way of TCP. Of UDP every one would share the port.
+        // With SO_REUSEADDR only a listening TCP socket conflicts. With UDP every socket would
+        // share the port.
         setsockopt(&socket, ReuseAddr, &(protocol == Protocol::Tcp))?;
         setsockopt(&socket, IpFreebind, &true)?;
         if address.is_ipv6() {
@@ -134,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn ports_of_processes_and_addresses_of_other_nodes_are_not_led_away() {
+    fn ports_of_processes_and_addresses_of_other_nodes_are_not_intercepted() {
         let node = |name: &str, ips: &[&str]| -> Node {
             let addresses: Vec<_> = ips
                 .iter()

@@ -1,10 +1,10 @@
-//! Services on a node: cluster addresses, node ports and load balancer addresses become nftables
-//! maps that lead to endpoints, for pods, for the node itself and for hosts outside.
+//! The service proxy of a node: cluster IPs, node ports and load balancer addresses become nftables
+//! maps to endpoints, for pods, for the node itself and for hosts outside.
 //!
-//! Decisions are pure ([`endpoints`], [`service`], [`rules`], [`ruleset`], [`table`]); [`Proxy`] reads
-//! informers, applies the difference as one atomic batch and forgets datagram flows that became
-//! stale. A batch that does not fit makes it write the whole table anew. When the daemon stops, the
-//! table stays: services go on.
+//! Decisions are pure ([`endpoints`], [`service`], [`rules`], [`ruleset`], [`table`]); [`Proxy`]
+//! reads informers, applies the difference as one atomic batch and deletes stale UDP conntrack
+//! entries. If a batch is rejected, the whole table is written again. When the daemon stops, the
+//! table stays and Services keep working.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! The thin shell: informers in, batches out.
+//! The IO part: informers in, batches out.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -33,7 +33,7 @@ use crate::{
     table::{DnsRedirect, Frame},
 };
 
-/// The label that says which service a slice belongs to.
+/// The label with the Service of an EndpointSlice.
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
 const BY_SERVICE: &str = "service";
 /// The well-known label of a node's zone.
@@ -42,36 +42,37 @@ const ZONE: &str = "topology.kubernetes.io/zone";
 /// How long to wait for the node's link.
 const ANNOUNCE_AGAIN: Duration = Duration::from_secs(5);
 
-/// What the proxy of a node must know.
+/// The configuration of a node's proxy.
 pub struct Config {
     /// The cluster's id on this machine.
     pub id: String,
-    /// Reads Services, EndpointSlices and Nodes.
+    /// A client that reads Services, EndpointSlices and Nodes.
     pub client: kube::Client,
     /// This node's name.
     pub node_name: String,
-    /// The ranges of all pods.
+    /// The cluster CIDRs.
     pub cluster_cidrs: Vec<IpNet>,
-    /// The ranges of service addresses.
+    /// The service CIDRs.
     pub service_cidrs: Vec<IpNet>,
-    /// Leads the cluster's DNS address to the node's server.
+    /// Redirects the cluster's DNS address to the node's DNS server.
     pub dns: Option<DnsRedirect>,
-    /// Whether `spec.externalIPs` of Services count.
+    /// Whether `spec.externalIPs` of Services are used.
     pub allow_external_ips: bool,
     /// Where `/healthz` and `/livez` are served.
     pub health: Option<SocketAddr>,
     /// Where `/metrics` is served.
     pub metrics: Option<SocketAddr>,
-    /// This node's own addresses: load balancers' are announced on their link, and nowhere when empty.
+    /// This node's own addresses: load balancer addresses are announced on their link; if empty,
+    /// nowhere.
     pub node_ips: Vec<IpAddr>,
-    /// Only the node's addresses in these ranges have node ports; all of them when empty.
+    /// Node ports are served only at the node's addresses in these ranges; at all of them if empty.
     pub node_port_addresses: Vec<IpNet>,
-    /// The time.
+    /// The clock.
     pub clock: Arc<dyn Clock>,
 }
 
 impl Config {
-    /// Nothing happens before it runs.
+    /// Makes the proxy without starting it.
     pub fn build(self, nft: Nft) -> Arc<Proxy> {
         let health = Arc::new(Health::new(self.clock.clone()));
         Arc::new(Proxy {
@@ -94,7 +95,7 @@ pub struct Proxy {
 pub struct Sources {
     /// All Services.
     pub services: Informer<Service>,
-    /// All EndpointSlices; must come from [`Sources::slices`] for its index.
+    /// All EndpointSlices; from [`Sources::slices`], which adds the index.
     pub slices: Informer<EndpointSlice>,
     /// All Nodes.
     pub nodes: Informer<Node>,
@@ -129,7 +130,7 @@ impl Sources {
         }
     }
 
-    /// Sources that hold what is put there, and ask no server: for tests.
+    /// Informers without a server, for tests.
     pub fn offline(client: &kube::Client) -> Self {
         let slices = Informer::builder(client.clone()).index(BY_SERVICE, index_of_slice);
         Self {
@@ -146,7 +147,7 @@ struct Worker<'a> {
     sources: Sources,
     ruleset: Ruleset,
     place: Place,
-    /// Addresses of load balancers that this node announces.
+    /// Load balancer addresses that this node announces.
     announced: BTreeMap<ServiceKey, Vec<IpAddr>>,
     /// Load balancers, and the ports that processes of this node keep.
     balancers: BTreeMap<ServiceKey, Vec<Kept>>,
@@ -171,7 +172,7 @@ impl Proxy {
         );
     }
 
-    /// Announces addresses of load balancers; tries again when the link is gone for a while.
+    /// Announces load balancer addresses; retries while the link is gone.
     fn announce(&self, context: &Context) -> watch::Sender<BTreeSet<IpAddr>> {
         let (sender, receiver) = watch::channel(BTreeSet::new());
         let (node_ips, clock) = (self.config.node_ips.clone(), self.config.clock.clone());
@@ -180,14 +181,14 @@ impl Proxy {
         }
         context.spawn("announcements", async move {
             while let Err(error) = network::announce::run(&node_ips, receiver.clone()).await {
-                warn!(%error, "load balancers' addresses are not announced");
+                warn!(%error, "cannot announce load balancer addresses");
                 clock.sleep(ANNOUNCE_AGAIN).await;
             }
         });
         sender
     }
 
-    /// Follows the sources until shutdown.
+    /// Follows the informers until shutdown.
     pub async fn follow(&self, sources: Sources, context: &Context) -> Outcome {
         let mut services = sources.services.subscribe();
         let mut slices = sources.slices.subscribe();
@@ -218,7 +219,7 @@ impl Proxy {
             balancers: BTreeMap::new(),
             announcements: self.announce(context),
         };
-        // What is there already comes as events too: the first round is the whole table.
+        // Existing objects arrive as events, too: the first round writes the whole table.
         let mut changes = Changes::default();
         changes.drain(&mut services, &mut slices);
         worker.nodes_changed(&mut nodes);
@@ -244,7 +245,7 @@ impl Proxy {
                 },
                 () = check.due() => {
                     worker.repair().await?;
-                    // Processes that listen come and go without an event.
+                    // Listening sockets change without an event.
                     changes.dirty.extend(worker.balancers.keys().cloned());
                 }
                 () = context.shutdown() => return Ok(()),
@@ -255,7 +256,7 @@ impl Proxy {
     }
 }
 
-/// The zone that a node says it is in.
+/// The node's zone label.
 fn zone(node: &Node) -> Option<String> {
     node.metadata.labels.as_ref()?.get(ZONE).cloned()
 }
@@ -264,10 +265,10 @@ fn lost() -> Failure {
     "an informer ended".into()
 }
 
-/// What events brought since the last batch.
+/// The events since the last batch.
 #[derive(Default)]
 struct Changes {
-    /// The services that they are about.
+    /// The Services that they concern.
     dirty: BTreeSet<ServiceKey>,
     services: usize,
     slices: usize,
@@ -286,7 +287,7 @@ impl Changes {
         self.dirty.extend(old);
     }
 
-    /// Takes the events that wait already.
+    /// Takes the pending events.
     fn drain(
         &mut self,
         services: &mut Subscription<Service>,
@@ -322,7 +323,7 @@ impl Worker<'_> {
         self.decide(changes.dirty, &mut batch, &mut datagrams);
         if let Err(error) = self.proxy.nft.apply(&batch).await {
             self.proxy.health.failed();
-            warn!(%error, "writing the table of services anew");
+            warn!(%error, "rewriting the nftables table of services");
             self.proxy.nft.apply(&self.ruleset.full()).await?;
         }
         self.proxy.health.updated(begun.elapsed());
@@ -330,11 +331,11 @@ impl Worker<'_> {
         Ok(())
     }
 
-    /// Writes the table again when another program has changed or removed it.
+    /// Writes the table again if another program has changed or removed it.
     async fn repair(&mut self) -> Outcome {
         let (nft, table) = (&self.proxy.nft, self.ruleset.table());
         if let Some(full) = nft.find_drift(&table, || self.ruleset.full()).await? {
-            warn!("the table of services was changed by another program: writing it anew");
+            warn!("nftables table of services was changed, rewriting it");
             self.proxy.nft.apply(&full).await?;
         }
         Ok(())
@@ -396,7 +397,7 @@ impl Worker<'_> {
         let before = self.balancers.insert(key.clone(), kept.clone());
         if !kept.is_empty() && before.as_ref() != Some(&kept) {
             let (namespace, name) = key;
-            warn!(namespace, name, ports = ?kept, "processes of this node listen on ports of the load balancer and keep them");
+            warn!(namespace, name, ports = ?kept, "local processes listen on ports of the load balancer and keep them");
         }
     }
 
@@ -406,7 +407,8 @@ impl Worker<'_> {
             .map(|service| announced_by(service, node))
             .unwrap_or_default();
         if !addresses.is_empty() {
-            // An address of a node is that node's alone to announce. Addresses of the pool are no node's.
+            // Only a node itself may announce its addresses. Addresses of the pool belong to no
+            // node.
             let mut nodes = self.node_addresses();
             if service.is_some_and(is_from_pool) {
                 nodes = nodes.only_own();
@@ -423,7 +425,7 @@ impl Worker<'_> {
         }
     }
 
-    /// True when this node's own place changed.
+    /// Returns whether this node's zone changed.
     fn nodes_changed(&mut self, events: &mut Subscription<Node>) -> bool {
         while events.try_next().is_some() {}
         let own = self.sources.nodes.get("", &self.place.node);
@@ -434,7 +436,8 @@ impl Worker<'_> {
         moved
     }
 
-    /// Tracked datagram flows to endpoints that do not serve any more would go on for ever.
+    /// Deletes conntrack entries of UDP flows to removed endpoints, which would otherwise continue
+    /// for ever.
     async fn forget(&self, datagrams: Datagrams) {
         if datagrams.is_empty() {
             return;
@@ -442,8 +445,8 @@ impl Worker<'_> {
         let stale = move |flow: &conntrack::Flow| {
             let (ip, port) = flow.sent_to;
             let allowed = datagrams.get(&(Some(ip), port)).or_else(|| {
-                // A node port is any address of the node; an untranslated flow to the node itself
-                // is nobody's endpoint.
+                // A node port is at any address of the node; an untranslated flow to the node
+                // itself has no endpoint.
                 (flow.sent_to != flow.answered_by)
                     .then(|| datagrams.get(&(None, port)))
                     .flatten()
@@ -452,8 +455,8 @@ impl Worker<'_> {
         };
         match conntrack::forget_udp(stale).await {
             Ok(0) => {}
-            Ok(count) => debug!(count, "forgot datagram flows"),
-            Err(error) => warn!(%error, "stale datagram flows may go on"),
+            Ok(count) => debug!(count, "removed UDP conntrack entries"),
+            Err(error) => warn!(%error, "cannot remove stale UDP conntrack entries"),
         }
     }
 }

@@ -1,9 +1,9 @@
-//! From the views of one service to the elements and chains that it needs. Pure.
+//! The map elements and chains of one Service. Pure.
 //!
-//! A plain service needs elements only. A set holds the addresses and ports with so many endpoints
-//! and leads to the chain that picks among as many; then there is a map per number, which says who is
-//! endpoint number 0, 1 and so on. All of that is shared, so a change adds a rule only when a service
-//! is the first of its size. Only services with client affinity have chains and sets of their own.
+//! A plain Service needs only elements. A set per number of endpoints contains the addresses and
+//! ports and leads to the chain that picks one of that many; a map per index returns endpoint
+//! number 0, 1 and so on. All of these are shared, so that a change adds a rule only if a Service
+//! is the first of its size. Only Services with session affinity have chains and sets of their own.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,17 +16,17 @@ use sha2::{Digest, Sha256};
 
 use crate::{endpoints::Endpoint, service::PortView, table::on_node};
 
-/// A map or set of the table, without the family's digit.
+/// A map or set of the table, without the family's suffix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Map {
-    /// Address, protocol, port (or only the last two, for node ports) with so many endpoints.
+    /// Address, protocol, port (or only the last two, for node ports) with this many endpoints.
     Served(Front, u16),
-    /// Address, protocol, port → a verdict that is not a shared chain. Verdicts are few: the kernel
-    /// follows each of them whenever one is added.
+    /// Address, protocol, port → a verdict other than a shared chain. Few, since the kernel
+    /// validates all verdicts whenever one is added.
     Services,
     /// Address, protocol, port → the endpoint with this number.
     Endpoints(u16),
-    /// As `Services`, but only for clients outside the cluster, and asked first.
+    /// As `Services`, but only for clients outside the cluster, and looked up first.
     OutsideServices,
     /// As `Endpoints`, for `OutsideServices`.
     OutsideEndpoints(u16),
@@ -34,7 +34,7 @@ pub enum Map {
     NodePorts,
     /// Protocol, port → the endpoint with this number.
     NodePortEndpoints(u16),
-    /// As `NodePorts`, but only for clients outside the cluster, and asked first.
+    /// As `NodePorts`, but only for clients outside the cluster, and looked up first.
     OutsideNodePorts,
     /// As `NodePortEndpoints`, for `OutsideNodePorts`.
     OutsideNodePortEndpoints(u16),
@@ -42,16 +42,16 @@ pub enum Map {
     Unserved,
     /// Protocol, node port without any endpoint.
     UnservedNodePorts,
-    /// Endpoint, endpoint: a pod that reaches itself through a service.
+    /// Endpoint, endpoint: a pod that reaches itself through a Service.
     Hairpin,
-    /// Address, protocol, port that not everybody may use.
+    /// Address, protocol, port with source ranges.
     Guarded,
-    /// Address, protocol, port, source range that may.
+    /// Address, protocol, port, allowed source range.
     Admitted,
 }
 
 impl Map {
-    /// Those that are always there; maps of endpoints come as they are needed.
+    /// Those that always exist; maps of endpoints are added as needed.
     pub const FIXED: [Self; 9] = [
         Self::Services,
         Self::OutsideServices,
@@ -90,7 +90,7 @@ impl Map {
         format!("{name}{digit}")
     }
 
-    /// The first map of its kind, and this one's number among them.
+    /// The first map of its kind, and this one's index.
     pub fn numbered(self) -> (Self, u16) {
         match self {
             Self::Endpoints(number) => (Self::Endpoints(0), number),
@@ -122,33 +122,33 @@ fn digit(v4: bool) -> char {
     if v4 { '4' } else { '6' }
 }
 
-/// A place in a map or set.
+/// An element's key in a map or set.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Slot {
-    /// Which map.
+    /// The map.
     pub map: Map,
-    /// Of which family.
+    /// The IP family.
     pub v4: bool,
-    /// The key, in nftables' words.
+    /// The key in nftables' syntax.
     pub key: String,
 }
 
-/// How clients reach a port, which decides the map of its endpoints and whose traffic is masqueraded.
+/// How clients reach a port, which determines the map of its endpoints and masquerading.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Front {
-    /// A cluster address: masqueraded when the client is outside the cluster.
+    /// A cluster IP: masqueraded if the client is outside the cluster.
     Cluster,
-    /// A load balancer's or external address: masqueraded.
+    /// A load balancer or external address: masqueraded.
     External,
-    /// The same under policy Local, for clients inside: masqueraded unless the client is a pod.
+    /// The same with policy Local, for clients inside: masqueraded unless the client is a pod.
     ExternalInside,
-    /// The same for clients outside, who keep their address and get endpoints of this node only.
+    /// The same for clients outside, which keep their address and get only endpoints of this node.
     Outside,
     /// A node port: masqueraded.
     NodePort,
-    /// The same under policy Local, for clients inside: masqueraded unless the client is a pod.
+    /// The same with policy Local, for clients inside: masqueraded unless the client is a pod.
     NodePortInside,
-    /// The same for clients outside, who keep their address and get endpoints of this node only.
+    /// The same for clients outside, which keep their address and get only endpoints of this node.
     OutsideNodePort,
 }
 
@@ -203,11 +203,11 @@ impl Front {
 /// A chain that picks one of `count` endpoints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Pick {
-    /// For which kind of address.
+    /// The kind of address.
     pub front: Front,
-    /// Of which family.
+    /// The IP family.
     pub v4: bool,
-    /// Among how many.
+    /// The number of endpoints.
     pub count: u16,
 }
 
@@ -222,12 +222,12 @@ impl Pick {
         )
     }
 
-    /// The set of those that have as many endpoints.
+    /// The set of addresses with this many endpoints.
     pub fn set(self) -> Map {
         Map::Served(self.front, self.count)
     }
 
-    /// The rule that leads here, and the chain of entries that it is in.
+    /// The rule that leads here, and the chain that contains it.
     pub fn entry(self) -> (&'static str, String) {
         let port = "meta l4proto . th dport";
         let key = match self.front {
@@ -275,19 +275,19 @@ impl Pick {
     }
 }
 
-/// A chain or set of one service alone.
+/// A chain or set of a single Service.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Object {
     /// A chain with these rules.
     Chain(Vec<String>),
-    /// A set declared so.
+    /// A set with this declaration.
     Set(String),
 }
 
-/// An address of a service that datagrams are sent to; without an address, a node port.
+/// An address of a Service for UDP; without an address, a node port.
 pub type Frontend = (Option<IpAddr>, u16);
 
-/// Everything that one service adds to the table.
+/// Everything that one Service adds to the table.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Contribution {
     /// Elements; the value is empty in sets.
@@ -296,11 +296,11 @@ pub struct Contribution {
     pub picks: BTreeSet<Pick>,
     /// Chains and sets of its own.
     pub objects: BTreeMap<String, Object>,
-    /// For datagrams, who may answer for which address.
+    /// For UDP: the valid endpoints by address.
     pub datagrams: BTreeMap<Frontend, BTreeSet<(IpAddr, u16)>>,
 }
 
-/// What the views of a service need.
+/// The contribution of a Service's views.
 pub fn contribution(views: &[PortView]) -> Contribution {
     let mut all = Contribution::default();
     for view in views {
@@ -373,7 +373,7 @@ impl Contribution {
         self.elements.insert(Slot { map, v4, key }, value.into());
     }
 
-    /// One address (or the node port) with the endpoints that serve it.
+    /// Adds one address (or the node port) with its endpoints.
     fn serve(
         &mut self,
         view: &PortView,
@@ -398,8 +398,8 @@ impl Contribution {
                 .extend(allowed);
         }
         if deserted {
-            // A cluster address without endpoints needs nothing: whatever is sent to the service
-            // range and not translated is rejected.
+            // A cluster IP without endpoints needs nothing: untranslated packets to the service
+            // CIDR are rejected.
             match front {
                 Front::External | Front::ExternalInside => {
                     self.element(Map::Unserved, view, key, "");
@@ -412,7 +412,8 @@ impl Contribution {
             return;
         }
         if endpoints.is_empty() {
-            // There are endpoints, only not on this node: the client may find them elsewhere.
+            // There are endpoints, but not on this node: the client may reach them through another
+            // one.
             self.element(front.verdicts(), view, key, "drop");
             return;
         }
@@ -421,7 +422,7 @@ impl Contribution {
             self.element(front.verdicts(), view, key, format!("goto {chain}"));
             return;
         }
-        // More endpoints than numbers: the rest waits, as on every node.
+        // Endpoints beyond the maximum index are not used.
         let numbered = || (0..u16::MAX).zip(endpoints);
         let v4 = view.cluster_ip.is_ipv4();
         let pick = Pick {
@@ -437,7 +438,7 @@ impl Contribution {
         self.element(pick.set(), view, key, "");
     }
 
-    /// Chains and sets that remember each client's endpoint.
+    /// Adds chains and sets that remember each client's endpoint.
     fn sticky(
         &mut self,
         view: &PortView,
@@ -451,7 +452,7 @@ impl Contribution {
         } else {
             ("ip6", "ipv6_addr")
         };
-        // Clients keep their endpoint on all addresses of a service, except where policies differ.
+        // Clients keep their endpoint on all addresses of a Service, unless policies differ.
         let scope = match front {
             Front::Outside | Front::OutsideNodePort => "outside",
             Front::Cluster if view.internal_local => "inside",
@@ -671,7 +672,7 @@ mod tests {
     }
 
     #[test]
-    fn datagrams_remember_who_may_answer() {
+    fn udp_addresses_are_recorded_with_their_endpoints() {
         let mut view = view();
         view.protocol = Protocol::Udp;
         let contribution = contribution(&[view]);

@@ -1,8 +1,8 @@
-//! The desired table as a sum of services, and the changes that lead from one state to the next.
+//! The desired table as the sum of all Services, and the changes between states.
 //!
-//! Several services can want the same element (a pod behind two services is in the hairpin set for
-//! both; two services can claim one address): the first that asked has it, and the next gets it when
-//! that one goes.
+//! Several Services can want the same element (a pod behind two Services is in the hairpin set for
+//! both; two Services can claim one address): the first one has it, and the next gets it when that
+//! one is removed.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -16,24 +16,24 @@ use crate::{
 /// Namespace and name of a Service.
 pub type ServiceKey = (String, String);
 
-/// How many elements go into one statement.
+/// The maximum number of elements per statement.
 const ELEMENTS_PER_STATEMENT: usize = 500;
 
-/// Datagram addresses whose endpoints changed, with those who may answer now.
+/// UDP addresses whose endpoints changed, with the current endpoints.
 pub type Datagrams = BTreeMap<Frontend, BTreeSet<(std::net::IpAddr, u16)>>;
 
-/// A place in a map and what is in it; the value is empty in sets.
+/// An element's key and value; the value is empty in sets.
 type Element = (Slot, String);
 
 /// Everything that should be in the table.
 pub struct Ruleset {
     frame: Frame,
     services: BTreeMap<ServiceKey, Contribution>,
-    /// Who wants which element, in the order they asked.
+    /// Which Services want each element, in order.
     wanted: HashMap<Slot, Vec<(ServiceKey, String)>>,
-    /// Picking chains that are in the table, and how many services use each.
+    /// Picking chains in the table, with the number of Services that use each.
     picks: BTreeMap<Pick, usize>,
-    /// Maps of endpoints that are in the table: those that its picking chains lead to.
+    /// Maps of endpoints in the table: those that its picking chains use.
     maps: BTreeSet<(Map, bool)>,
 }
 
@@ -49,8 +49,8 @@ impl Ruleset {
         }
     }
 
-    /// Replaces what a service wants, adds the changes to `batch` and notes datagram addresses that
-    /// changed.
+    /// Replaces a Service's contribution, adds the changes to `batch` and records changed UDP
+    /// addresses.
     pub fn set(
         &mut self,
         key: &ServiceKey,
@@ -90,12 +90,12 @@ impl Ruleset {
         self.frame.table()
     }
 
-    /// The services that want something.
+    /// The Services with a contribution.
     pub fn services(&self) -> impl Iterator<Item = &ServiceKey> {
         self.services.keys()
     }
 
-    /// The whole table, written anew.
+    /// The whole table, written from scratch.
     pub fn full(&mut self) -> Batch {
         let mut batch = Batch::new();
         self.frame.write(&mut batch);
@@ -120,7 +120,7 @@ impl Ruleset {
         batch
     }
 
-    /// One service less uses each of these; returns those that no service uses any more.
+    /// Releases a Service's use of these chains; returns those that are unused now.
     fn release_picks<'a>(&mut self, picks: impl Iterator<Item = &'a Pick>) -> Vec<Pick> {
         let mut unused = Vec::new();
         for pick in picks {
@@ -136,7 +136,7 @@ impl Ruleset {
         unused
     }
 
-    /// Updates who wants what; returns the elements that go and those that come.
+    /// Updates the wanted elements; returns the removed and the added ones.
     fn swap_elements(
         &mut self,
         key: &ServiceKey,
@@ -188,7 +188,7 @@ struct Change<'a> {
 }
 
 impl Change<'_> {
-    /// A picking chain, with the maps and chains that it leads to.
+    /// Adds a picking chain, with its maps and chains.
     fn pick(&mut self, pick: Pick, known: &mut BTreeSet<(Map, bool)>) {
         for map in pick.maps().filter(|map| known.insert((*map, pick.v4))) {
             self.batch.push(declaration(&self.table, map, pick.v4));
@@ -202,8 +202,8 @@ impl Change<'_> {
             .push(format!("add rule inet {} {chain} {rule}", self.table));
     }
 
-    /// Removes picking chains, their sets, and the maps that no other leads to. A rule can be removed
-    /// by a number only that the kernel gave it, so the chains of entries are filled again.
+    /// Removes picking chains, their sets, and maps that no other chain uses. A rule can be removed
+    /// only by its kernel handle, so that the chains of entries are written again.
     fn remove_picks(
         &mut self,
         unused: &[Pick],
@@ -267,7 +267,7 @@ impl Change<'_> {
         }
     }
 
-    /// Makes new sets and chains, and gives changed chains their new rules.
+    /// Creates new sets and chains, and replaces the rules of changed chains.
     fn prepare_objects(&mut self, old: &Contribution, new: &Contribution) {
         let changed = || {
             new.objects
@@ -278,8 +278,8 @@ impl Change<'_> {
             match object {
                 Object::Set(declaration) => {
                     if old.objects.contains_key(name) {
-                        // A set cannot be declared otherwise while rules use it: the clients that
-                        // it remembers are lost with it.
+                        // A set's declaration cannot change while rules use it: the remembered
+                        // clients are lost.
                         self.release_set(old, name);
                     }
                     self.batch
@@ -304,7 +304,7 @@ impl Change<'_> {
         }
     }
 
-    /// Empties every chain of the service, so that a set can go.
+    /// Empties every chain of the Service, so that a set can be removed.
     fn release_set(&mut self, old: &Contribution, set: &str) {
         for (name, object) in &old.objects {
             if matches!(object, Object::Chain(_)) {

@@ -1,4 +1,4 @@
-//! What a Service asks of the node, reduced to plain data. Pure.
+//! A Service reduced to plain data. Pure.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -13,56 +13,56 @@ use crate::endpoints::{Chosen, Place, Wanted, choose};
 /// Services with this label, whatever its value, are served by another proxy.
 const PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
 
-/// Where source ranges stood before they were a field.
+/// The deprecated annotation for source ranges.
 const SOURCE_RANGES: &str = "service.beta.kubernetes.io/load-balancer-source-ranges";
 
-/// Names the node that announces a load balancer's addresses.
+/// The annotation with the node that announces a load balancer's addresses.
 const ANNOUNCER: &str = "mainstay.local/announced-by";
-/// The condition of Services whose addresses are of the pool of the load balancer inside.
+/// The condition of Services whose addresses are from the built-in load balancer's pool.
 const FROM_POOL: &str = "mainstay.local/AddressFromPool";
-/// The class of the load balancer inside; a Service without a class has the same.
+/// The class of the built-in load balancer, which is also the default.
 const CLASS: &str = "mainstay.local/load-balancer";
 
-/// Affinity's timeout when a service does not say.
+/// The default affinity timeout.
 const DEFAULT_AFFINITY_SECONDS: u32 = 10800;
 
-/// One port of a service in one address family, with everything that decides its rules.
+/// One port of a Service in one IP family, with everything that determines its rules.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PortView {
     /// `namespace/name:port`, for names of chains.
     pub name: String,
     /// The protocol.
     pub protocol: Protocol,
-    /// The port of the cluster address and of all other addresses.
+    /// The port of the cluster IP and all other addresses.
     pub port: u16,
-    /// The cluster address.
+    /// The cluster IP.
     pub cluster_ip: IpAddr,
-    /// Addresses of load balancers, and external ones where they are allowed.
+    /// Load balancer addresses, and external IPs if they are allowed.
     pub external_ips: Vec<IpAddr>,
-    /// Those of them that are a load balancer's: its source ranges apply.
+    /// Those of them that are a load balancer's, with source ranges.
     pub load_balancer_ips: Vec<IpAddr>,
-    /// Who may use the load balancer's addresses; everybody when empty.
+    /// Allowed sources for the load balancer's addresses; all if empty.
     pub source_ranges: Vec<IpNet>,
     /// The node port.
     pub node_port: Option<u16>,
-    /// Clients keep their endpoint for this many seconds.
+    /// The session affinity timeout in seconds.
     pub affinity_seconds: Option<u32>,
-    /// Traffic from inside stays on the node.
+    /// Whether internalTrafficPolicy is Local.
     pub internal_local: bool,
-    /// Traffic from outside stays on the node and keeps its source.
+    /// Whether externalTrafficPolicy is Local: traffic stays on the node and keeps its source.
     pub external_local: bool,
     /// The endpoints.
     pub endpoints: Chosen,
 }
 
-/// What the operator decided about services.
+/// The operator's settings for Services.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Policy {
-    /// Whether `spec.externalIPs` count: anybody who may write Services can claim any address.
+    /// Whether `spec.externalIPs` are used: anybody who may write Services can claim any address.
     pub allow_external_ips: bool,
 }
 
-/// The port at which balancers ask for the health of a service under policy Local.
+/// The health check port of a Service with policy Local.
 pub fn health_check_port(service: &Service) -> Option<u16> {
     let spec = service.spec.as_ref()?;
     let is_balancer = spec.type_.as_deref() == Some("LoadBalancer");
@@ -73,8 +73,8 @@ pub fn health_check_port(service: &Service) -> Option<u16> {
     u16::try_from(port).ok().filter(|port| *port != 0)
 }
 
-/// The addresses of a load balancer inside that a node announces. The annotation is anybody's to write who may
-/// write Services; addresses that belong to nodes are not announced whatever it says.
+/// The addresses of a built-in load balancer that a node announces. Anybody who may write Services
+/// can set the annotation; addresses of nodes are never announced by it.
 pub fn announced_by(service: &Service, node: &str) -> Vec<IpAddr> {
     let annotations = service.metadata.annotations.as_ref();
     let announcer = annotations.and_then(|annotations| annotations.get(ANNOUNCER));
@@ -89,8 +89,8 @@ pub fn announced_by(service: &Service, node: &str) -> Vec<IpAddr> {
     all
 }
 
-/// Whether the addresses are of the load balancer's pool. Only controllers write a Service's status, so that neither a
-/// node nor a user who may write Services decides about it.
+/// Whether the addresses are from the load balancer's pool. Only controllers write a Service's
+/// status, so that neither a node nor a user who may write Services can set it.
 pub fn is_from_pool(service: &Service) -> bool {
     let status = service.status.as_ref();
     let conditions = status.and_then(|status| status.conditions.as_ref());
@@ -98,7 +98,7 @@ pub fn is_from_pool(service: &Service) -> bool {
     conditions.any(|one| one.type_ == FROM_POOL && one.status == "True")
 }
 
-/// The views of a service; none when it has no cluster address.
+/// The views of a Service; empty if it has no cluster IP.
 pub fn views(
     service: &Service,
     slices: &[&EndpointSlice],
@@ -129,7 +129,7 @@ pub fn views(
                 v4: cluster_ip.is_ipv4(),
             };
             let node_port = port.node_port.and_then(|port| u16::try_from(port).ok());
-            // While the load balancer has not decided about a new port, it may be another Service's.
+            // Until the load balancer has assigned a new port, it may belong to another Service.
             let is_given = |given: &PortStatus| {
                 given.port == port.port
                     && given.error.is_none()
@@ -187,8 +187,8 @@ fn same_family<'a>(ips: impl Iterator<Item = &'a String>, like: IpAddr) -> Vec<I
         .collect()
 }
 
-/// The load balancer's addresses of a family. Of the one inside, those whose ports, where it names any, have one that
-/// `is_given`.
+/// The load balancer's addresses of a family. For the built-in one, only those with a port that
+/// `is_given`, if the status lists ports.
 fn load_balancer_ips(
     service: &Service,
     like: IpAddr,
@@ -206,7 +206,7 @@ fn load_balancer_ips(
         .and_then(|balancer| balancer.ingress.as_ref())
         .into_iter()
         .flatten();
-    // In mode Proxy the balancer wants its traffic sent to itself.
+    // With ipMode Proxy traffic is sent to the load balancer itself.
     let direct = ingress.filter(|ingress| ingress.ip_mode.as_deref() != Some("Proxy"));
     let class = service
         .spec
@@ -236,7 +236,7 @@ fn source_ranges(service: &Service, like: IpAddr) -> Vec<IpNet> {
     let ranges = ranges.map(String::as_str).chain(annotated);
     let parsed = ranges.filter_map(|range| range.trim().parse::<IpNet>().ok());
     let of_family = parsed.filter(|range| range.addr().is_ipv4() == like.is_ipv4());
-    // The kernel refuses a range inside another.
+    // The kernel rejects overlapping ranges.
     IpNet::aggregate(&of_family.map(|range| range.trunc()).collect())
 }
 

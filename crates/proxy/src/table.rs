@@ -1,8 +1,8 @@
-//! The table's frame: maps, sets and the base chains that ask them. Pure.
+//! The fixed part of the table: maps, sets and the base chains. Pure.
 //!
-//! Translation happens in the nat hooks of prerouting and output, so pods, the node itself and hosts
-//! outside are served alike. Rejection and, later, network policy live in the filter hooks behind
-//! them, where packets carry their real destination.
+//! Translation happens in the nat hooks of prerouting and output, so that pods, the node itself and
+//! hosts outside are served alike. Rejection and network policies are in later filter hooks, where
+//! packets have their translated destination.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -10,30 +10,30 @@ use network::{IpNet, names, nft::Batch};
 
 use crate::rules::{Front, Map};
 
-/// The packet mark of traffic that must be masqueraded; cleared when it is.
+/// The packet mark for masquerading; cleared afterwards.
 const MARK: &str = "0x4000";
 
-/// What the frame depends on.
+/// The parameters of the fixed part.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Frame {
     /// The cluster's id.
     pub id: String,
-    /// The ranges of all pods.
+    /// The cluster CIDRs.
     pub cluster_cidrs: Vec<IpNet>,
-    /// The ranges of service addresses.
+    /// The service CIDRs.
     pub service_cidrs: Vec<IpNet>,
-    /// Where the cluster's DNS really is.
+    /// The redirection of the cluster's DNS address.
     pub dns: Option<DnsRedirect>,
-    /// Only the node's addresses in these ranges have node ports; all of them when empty.
+    /// Node ports are served only at the node's addresses in these ranges; at all of them if empty.
     pub node_port_addresses: Vec<IpNet>,
 }
 
-/// Leads the cluster DNS address to the node's own server, ahead of every service.
+/// Redirects the cluster DNS address to the node's own server, before any Service.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DnsRedirect {
-    /// The addresses that pods ask, at most one per family.
+    /// The addresses that pods use, at most one per family.
     pub cluster_dns: Vec<IpAddr>,
-    /// Where the node's server listens, at most one per family; not a loopback address.
+    /// The addresses of the node's server, at most one per family; not loopback.
     pub listeners: Vec<SocketAddr>,
 }
 
@@ -43,7 +43,7 @@ impl Frame {
         names::table_of(&self.id, "services")
     }
 
-    /// Writes the table anew, without any service.
+    /// Writes the table from scratch, without any Service.
     pub fn write(&self, batch: &mut Batch) {
         let table = self.table();
         batch.replace_table("inet", &table);
@@ -69,7 +69,7 @@ impl Frame {
     }
 }
 
-/// The statement that makes a map or set.
+/// The statement that creates a map or set.
 pub fn declaration(table: &str, map: Map, v4: bool) -> String {
     let address = if v4 { "ipv4_addr" } else { "ipv6_addr" };
     let name = map.name(v4);
@@ -105,11 +105,11 @@ struct Writer<'a> {
     batch: &'a mut Batch,
 }
 
-/// A family's word for addresses, and whether it is IPv4.
+/// A family's address keyword, and whether it is IPv4.
 const FAMILIES: [(&str, bool); 2] = [("ip", true), ("ip6", false)];
 
-/// What tells an address that node ports are served at: the node's in the ranges that were chosen,
-/// except that IPv6 packets cannot leave its loopback.
+/// Matches addresses for node ports: the node's in the configured ranges, except IPv6 loopback,
+/// from which packets cannot leave.
 pub fn on_node(v4: bool) -> &'static str {
     if v4 {
         "ip daddr @node-addresses4 fib daddr type local"
@@ -162,7 +162,7 @@ impl Writer<'_> {
         }
     }
 
-    /// The ranges of node addresses that have node ports.
+    /// The ranges of node addresses for node ports.
     fn node_addresses(&mut self, frame: &Frame) {
         for (_, v4) in FAMILIES {
             let (digit, kind, all) = match v4 {
@@ -182,14 +182,14 @@ impl Writer<'_> {
         }
     }
 
-    /// Whose traffic is masqueraded, by the way it came.
+    /// Which traffic is masqueraded, by the kind of address.
     fn marks(&mut self, frame: &Frame) {
         let mark = format!("meta mark set meta mark or {MARK}");
         for front in Front::ALL {
             match front {
                 Front::External | Front::NodePort => self.rule(&front.mark_chain(), &mark),
                 Front::Outside | Front::OutsideNodePort => {}
-                // Under policy Local pods keep their address, as clients outside do.
+                // With policy Local pods keep their address, like clients outside.
                 Front::ExternalInside | Front::NodePortInside => {
                     for (ip, v4) in FAMILIES {
                         let not_pods = match Frame::cidrs(&frame.cluster_cidrs, v4) {
@@ -245,7 +245,7 @@ impl Writer<'_> {
             self.rule("services", format!("{ip} daddr . {port} vmap @{services}"));
             self.rule("services", format!("{local} vmap @{ports}"));
         }
-        // Entries of picking chains come and go with the number of endpoints that services have.
+        // Entries of picking chains change with the numbers of endpoints.
         self.rule("outside", "jump outside-entries");
         self.rule("services", "jump entries");
         self.rule("admit", "drop");
@@ -258,8 +258,8 @@ impl Writer<'_> {
         }
     }
 
-    /// Only pods and the node itself are served: the node's server would answer anybody who can
-    /// reach the node, for any name in the world.
+    /// Serves only pods and the node itself: otherwise the node's DNS server would be an open
+    /// resolver.
     fn dns(&mut self, frame: &Frame) {
         let Some(dns) = &frame.dns else { return };
         for (ip, v4) in FAMILIES {
@@ -292,7 +292,7 @@ impl Writer<'_> {
         }
     }
 
-    /// What was sent to a service and not translated has nobody to serve it.
+    /// Rejects packets to a Service that were not translated, since it has no endpoints.
     fn rejection(&mut self, frame: &Frame) {
         let refuse = "goto refuse";
         let port = "meta l4proto . th dport";
@@ -315,8 +315,8 @@ impl Writer<'_> {
         }
     }
 
-    /// The node's own packets to services are routed to the loopback link, where the kernel does
-    /// not deliver an ICMP error to the sender; a reset reaches it.
+    /// The node's own packets to Services are routed to the loopback link, where the kernel
+    /// delivers no ICMP error to the sender; a TCP reset reaches it.
     fn refusal(&mut self) {
         let own = "fib saddr type local meta l4proto tcp";
         self.rule("refuse", format!("{own} reject with tcp reset"));

@@ -1,5 +1,5 @@
-//! Random changes, seeded: every difference must fit what is in the kernel, and many differences
-//! must lead to the same table as writing it at once.
+//! Random changes with a seed: every difference must be valid for the kernel's table, and many
+//! differences must lead to the same table as writing it from scratch.
 
 #![allow(clippy::unwrap_used)]
 
@@ -20,7 +20,7 @@ use proxy::{
 const ROUNDS: usize = 150;
 const SEED: u64 = 0x006d_6169_6e73_7461;
 
-/// A small generator of its own: the same numbers on every machine.
+/// A small generator: the same numbers on every machine.
 struct Random(u64);
 
 impl Random {
@@ -67,7 +67,7 @@ fn view(random: &mut Random, service: u64) -> PortView {
         .filter(|endpoint| endpoint.local)
         .cloned()
         .collect();
-    // Few addresses, so that services claim each other's.
+    // Few addresses, so that Services conflict.
     let balancers: Vec<_> = (0..random.below(3))
         .map(|number| {
             if v4 {
@@ -111,8 +111,8 @@ fn view(random: &mut Random, service: u64) -> PortView {
     }
 }
 
-/// The table as a set of its parts: the order of elements is the kernel's own, and picking chains
-/// that nobody needs any more may stay.
+/// The table as a set of lines: the order of elements is the kernel's, and unused picking chains
+/// may remain.
 fn parts() -> BTreeSet<String> {
     let listing = lab::command("nft list table inet mainstay-0123abcd-services");
     let parts = listing.split(['\n', ',']).map(|part| {
@@ -141,7 +141,7 @@ fn parts() -> BTreeSet<String> {
 }
 
 #[test]
-fn many_differences_lead_to_the_same_table_as_writing_it_at_once() {
+fn many_differences_give_the_same_table_as_writing_it_at_once() {
     lab::node(|_| async {
         let mut random = Random(SEED);
         let nft = Nft::new();

@@ -30,7 +30,7 @@ use tokio_util::sync::CancellationToken;
 const ID: &str = "0123abcd";
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A node with the pod network and the proxy, fed by hand.
+/// A node with the pod network and the proxy, with fake informers.
 struct Node {
     outside: Arc<Namespace>,
     network: Arc<RoutedNetwork>,
@@ -122,7 +122,7 @@ impl Node {
         self.sources.slices.upsert(slice("web", endpoints));
     }
 
-    /// Waits until the table says so.
+    /// Waits until the table contains the text, or does not.
     async fn table_has(&self, text: &str, wanted: bool) {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -258,7 +258,7 @@ fn a_node_port_is_served_from_outside_from_pods_and_from_the_node() {
         node.service(json!({"type": "NodePort", "ports": ports, "externalTrafficPolicy": "Local"}));
         node.table_has("pick-outside-nodeport4-1", true).await;
         assert_eq!(node.outside.ask(to).await.unwrap(), "pod-0 192.0.2.2");
-        // Without an endpoint here, outsiders get no answer; pods still do.
+        // Without a local endpoint, clients outside get no answer; pods still do.
         node.endpoints(json!([{"addresses": ["10.42.0.1"], "nodeName": "there"}]));
         node.table_has("tcp . 30080 : drop", true).await;
         let begun = Instant::now();
@@ -318,7 +318,8 @@ fn a_client_with_affinity_keeps_its_endpoint() {
         for _ in 0..20 {
             assert_eq!(node.pods[3].ask(vip()).await.unwrap(), first);
         }
-        // Another timeout, other endpoints, and none: every change of chains and sets must fit.
+        // Another timeout, other endpoints, and none: every change of chains and sets must be
+        // valid.
         node.service(affinity(300));
         node.table_has("timeout 5m", true).await;
         node.endpoints(here(&["10.42.0.2"]));
@@ -402,7 +403,7 @@ fn datagrams_follow_the_endpoints() {
             }
         };
         ask("pod-0");
-        // The same client port goes on: without forgetting, the kernel would stay with pod-0.
+        // The same client port: without deleting the conntrack entry, the kernel would keep pod-0.
         node.endpoints(here(&["10.42.0.2"]));
         ask("pod-1");
     });
@@ -425,7 +426,7 @@ fn the_cluster_dns_address_leads_to_the_nodes_listener() {
         assert_eq!(node.pods[0].ask(to).await.unwrap(), "dns 10.42.0.1");
         assert_eq!(lab::ask_udp_here(to).unwrap(), "dns 192.0.2.1");
         assert_eq!(lab::ask_here(to).unwrap(), "dns 192.0.2.1");
-        // The world is not served, neither at the node's address nor at the cluster's.
+        // Hosts outside are not served, neither at the node's address nor at the cluster's.
         node.outside
             .command("ip route add 10.43.0.0/16 via 192.0.2.1")
             .await;
@@ -537,7 +538,7 @@ fn a_service_that_had_a_thousand_endpoints_leaves_nothing_of_them() {
                 endpoints.len().max(3)
             );
         }
-        // The order of what is alike is the kernel's.
+        // The order of equal lines is the kernel's.
         let sorted = |text: &str| {
             let mut lines: Vec<String> = text.lines().map(ToOwned::to_owned).collect();
             lines.sort();
@@ -571,7 +572,7 @@ fn change(ruleset: &mut Ruleset, number: u32, ip: &str, endpoints: &[&str]) -> B
     batch
 }
 
-/// Asks a health check and returns its status line and body.
+/// Queries a health check and returns its status line and body.
 async fn check(from: &Namespace, port: u16) -> Option<String> {
     from.command(&format!(
         "curl -s -m 5 -w ' %{{http_code}}' http://{NODE_IP}:{port}/ || true"
@@ -611,7 +612,7 @@ fn a_health_check_says_whether_the_node_has_endpoints() {
         node.endpoints(here(&["10.42.0.1"]));
         wait_for("\"localEndpoints\":1").await;
         wait_for("200").await;
-        // The port closes with the service.
+        // The port closes with the Service.
         node.service(json!({}));
         wait_for(" 000").await;
     });
@@ -638,7 +639,7 @@ fn an_address_of_the_pool_is_announced_by_one_node_and_leads_to_endpoints() {
         node.endpoints(here(&["10.42.0.1"]));
         node.sources.services.upsert(balancer("there"));
         node.table_has("192.0.2.77", true).await;
-        // The neighbour learns of it by an announcement, before it asks.
+        // The neighbour learns it by a gratuitous announcement, before it asks.
         let neighbours = || node.outside.command("ip neighbour show 192.0.2.77");
         assert_eq!(node.outside.ask(at("192.0.2.77:80")).await, None);
         node.outside.command("ip neighbour flush 192.0.2.77").await;
@@ -655,7 +656,7 @@ fn an_address_of_the_pool_is_announced_by_one_node_and_leads_to_endpoints() {
             node.outside.ask(at("192.0.2.77:80")).await.unwrap(),
             "pod-0 192.0.2.1"
         );
-        // Also one that forgot gets an answer.
+        // A neighbour that forgot it gets an answer, too.
         node.outside.command("ip neighbour flush 192.0.2.77").await;
         assert!(node.outside.ask(at("192.0.2.77:80")).await.is_some());
         node.sources.services.upsert(balancer("there"));
@@ -704,7 +705,7 @@ fn a_node_that_claims_an_address_of_the_pool_stops_neither_its_announcement_nor_
 }
 
 #[test]
-fn an_address_of_another_node_is_not_announced_whatever_an_annotation_says() {
+fn an_address_of_another_node_is_never_announced() {
     lab::node(|outside| async move {
         let node = Node::start(outside, None).await;
         let other = json!({"metadata": {"name": "there", "uid": "there"},

@@ -1,4 +1,4 @@
-//! Amounts of resources by name, and what a pod as a whole asks for.
+//! Amounts of resources by name, and the total of a pod.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use crate::tree;
 /// Amounts by resource name.
 pub type Amounts = BTreeMap<String, Quantity>;
 
-/// The amounts in a JSON map; what is no quantity does not count.
+/// The amounts in a JSON map; invalid quantities are ignored.
 pub fn of(json: &Value) -> Amounts {
     let amounts = tree::entries(json)
         .filter_map(|(name, value)| Some((name.to_string(), value.as_str()?.parse().ok()?)));
@@ -39,8 +39,8 @@ fn raise(to: &mut Amounts, other: &Amounts) {
     }
 }
 
-/// What a pod asks for (`requests`) or may use (`limits`) at most at any moment: init containers run
-/// one after the other beside the sidecars started before them, then all containers run together.
+/// The maximum of a pod's `requests` or `limits` at any moment: init containers run one after the
+/// other beside the sidecars started before them, then all containers run together.
 pub fn of_pod(spec: &Value, which: &str) -> Amounts {
     let container = |container: &Value| of(&container["resources"][which]);
     let mut total = Amounts::new();
@@ -58,7 +58,7 @@ pub fn of_pod(spec: &Value, which: &str) -> Amounts {
     }
     add(&mut total, &sidecars);
     raise(&mut total, &highest);
-    // What is said for the pod as a whole counts instead.
+    // Pod-level resources take precedence.
     total.extend(of(&spec["resources"][which]));
     for (name, amount) in of(&spec["overhead"]) {
         match total.get_mut(&name) {
@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pod_needs_what_its_hungriest_moment_needs() {
+    fn the_usage_of_a_pod_is_the_maximum_over_its_phases() {
         let needs = |cpu: &str| json!({"resources": {"requests": {"cpu": cpu}}});
         let sidecar = json!({"restartPolicy": "Always", "resources": {"requests": {"cpu": "1"}}});
         let cpu = |spec: Value| of_pod(&spec, "requests")["cpu"].to_string();

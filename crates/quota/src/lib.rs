@@ -1,6 +1,5 @@
-//! What objects use of a namespace's quotas: amounts, the scopes that quotas are limited to, and the
-//! usage of each kind of object. Shared by the admission that charges and the controller that counts
-//! again. Pure.
+//! Usage of a namespace's quotas: amounts, scopes, and the usage of each kind of object. Shared by
+//! the admission plugin that charges and the controller that recounts. Pure.
 
 #![forbid(unsafe_code)]
 
@@ -13,8 +12,8 @@ use machinery::{Object, Value, quantity::Quantity};
 
 const COMPUTE: &[&str] = &["cpu", "memory", "ephemeral-storage"];
 
-/// The resource that a name in a quota is about: group (empty for the core) and plural. `None` when
-/// it is about no kind of object.
+/// The resource that a quota name counts: group (empty for core) and plural. `None` if it counts no
+/// kind of object.
 pub fn counted(name: &str) -> Option<(&str, &str)> {
     if let Some(rest) = name.strip_prefix("count/") {
         let (plural, group) = rest.split_once('.').unwrap_or((rest, ""));
@@ -37,7 +36,7 @@ pub fn counted(name: &str) -> Option<(&str, &str)> {
     Some(("", plural))
 }
 
-/// What an object uses, by the names that quotas have for it.
+/// The usage of an object, by quota names.
 pub fn usage(group: &str, resource: &str, object: &Object) -> Amounts {
     let one = Quantity::from_value(1, machinery::quantity::Format::Decimal);
     let mut usage = Amounts::new();
@@ -124,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_in_quotas_say_what_is_counted() {
+    fn quota_resource_names_map_to_counted_resources() {
         let cases = [
             ("pods", Some(("", "pods"))),
             ("requests.cpu", Some(("", "pods"))),

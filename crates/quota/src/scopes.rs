@@ -4,7 +4,7 @@ use machinery::{Object, Value};
 
 use crate::tree;
 
-/// Whether an object counts for a quota with this spec.
+/// Whether a quota with this spec counts an object.
 pub fn matches(spec: &Value, resource: &str, object: &Object) -> bool {
     let scopes = tree::list(&spec["scopes"]).iter();
     let expressions = tree::list(&spec["scopeSelector"]["matchExpressions"]).iter();
@@ -34,7 +34,7 @@ fn in_scope(scope: &str, expression: &Value, resource: &str, object: &Object) ->
     }
 }
 
-/// Whether a pod ends by itself after a time.
+/// Whether a pod has an active deadline (scope Terminating).
 pub fn is_terminating(pod: &Object) -> bool {
     let deadline = &tree::get(pod, "spec")["activeDeadlineSeconds"];
     deadline.as_i64().is_some_and(|seconds| seconds >= 0)
@@ -68,7 +68,7 @@ fn selects(expression: &Value, class: &str) -> bool {
     }
 }
 
-/// No container asks for or limits cpu or memory.
+/// Whether no container requests or limits cpu or memory.
 fn best_effort(spec: &Value) -> bool {
     let states = |container: &Value| {
         ["requests", "limits"].iter().any(|which| {

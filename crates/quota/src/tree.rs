@@ -1,4 +1,4 @@
-//! Reading JSON trees without ceremony: what is absent reads as null, empty or zero.
+//! Reading JSON trees: absent fields read as null, empty or zero.
 
 use machinery::{Object, Value, json::Key};
 

@@ -1,6 +1,6 @@
-//! The one way to start a controller: say what it watches, what it owns, what else it reads and how
-//! many workers it has. No event is followed and no worker runs before every cache it reads has
-//! synced, and the controller counts as started from then on.
+//! Builds and starts controllers: what a controller watches, owns and reads, and its number of
+//! workers. No event is handled and no worker runs before every informer it reads has synced; from
+//! then on the controller counts as started.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -16,9 +16,9 @@ use crate::{
     runner::{self, follow},
 };
 
-/// A cache that a controller reads, whatever its kind.
+/// An informer that a controller reads, of any kind.
 pub trait Cache: Send + Sync + 'static {
-    /// Resolves when the first list is here.
+    /// Resolves when it has synced.
     fn synced(&self) -> BoxFuture<'_, ()>;
 
     /// Whether it is known to be too old to act on.
@@ -35,20 +35,20 @@ impl<K: Object> Cache for Informer<K> {
     }
 }
 
-/// Which of the controllers that were started wait for their caches still. Cloning shares it.
+/// Which started controllers still wait for their informers. Clones share it.
 #[derive(Clone, Default)]
 pub struct Startup {
     waiting: watch::Sender<BTreeSet<&'static str>>,
 }
 
-/// A controller that waits for its caches; dropping it says that it works now.
+/// A controller that waits for its informers; dropping it marks it as started.
 pub struct Starting {
     startup: Startup,
     name: &'static str,
 }
 
 impl Startup {
-    /// The controller of this name starts.
+    /// Registers a controller that starts.
     pub fn begin(&self, name: &'static str) -> Starting {
         self.waiting.send_modify(|waiting| {
             waiting.insert(name);
@@ -59,7 +59,7 @@ impl Startup {
         }
     }
 
-    /// Resolves when every controller that was started works.
+    /// Resolves when every registered controller has started.
     pub async fn finished(&self) {
         let mut waiting = self.waiting.subscribe();
         // The sender is borrowed: the channel cannot close.
@@ -77,7 +77,7 @@ impl Drop for Starting {
 
 type Follow = Box<dyn FnOnce(&Context, &Queue<Key>) + Send>;
 
-/// Says what a controller is made of; [`Builder::start`] begins its work.
+/// Configures a controller; [`Builder::start`] starts it.
 #[must_use = "nothing runs before start"]
 pub struct Builder<C> {
     context: Context,
@@ -91,7 +91,7 @@ pub struct Builder<C> {
 }
 
 impl<C: Controller> Builder<C> {
-    /// A controller with one worker that watches nothing yet.
+    /// A controller with one worker and no watches.
     pub fn new(context: &Context, startup: &Startup, controller: Arc<C>) -> Self {
         Self {
             context: context.clone(),
@@ -105,12 +105,12 @@ impl<C: Controller> Builder<C> {
         }
     }
 
-    /// Objects that are reconciled under their own key.
+    /// Watches objects, which are reconciled under their own key.
     pub fn watches<K: Object>(self, informer: &Informer<K>) -> Self {
         self.watches_with(informer, |event| vec![Key::of(&**event.object())])
     }
 
-    /// Objects whose changes concern the keys that `keys` says.
+    /// Watches objects whose changes enqueue the keys that `keys` returns.
     pub fn watches_with<K: Object>(
         mut self,
         informer: &Informer<K>,
@@ -123,8 +123,8 @@ impl<C: Controller> Builder<C> {
         self.reads(informer)
     }
 
-    /// Objects that have an owner of `kind`: a change concerns the owner it has and had. A change of
-    /// an orphan that could be adopted concerns those that `candidates` says.
+    /// Watches objects with an owner of `kind`: a change enqueues its current and previous owner. A
+    /// change of an orphan enqueues the owners that could adopt it, as `candidates` returns.
     pub fn owns<K: Object>(
         self,
         informer: &Informer<K>,
@@ -134,19 +134,19 @@ impl<C: Controller> Builder<C> {
         self.watches_with(informer, move |event| owner_keys(event, kind, &candidates))
     }
 
-    /// Objects that are read, and whose changes wake nothing.
+    /// Adds objects that are read, and whose changes enqueue nothing.
     pub fn reads<K: Object>(mut self, informer: &Informer<K>) -> Self {
         self.caches.push(Arc::new(informer.clone()));
         self
     }
 
-    /// How many keys are worked on at once.
+    /// The number of workers.
     pub fn workers(mut self, workers: usize) -> Self {
         self.workers = workers;
         self
     }
 
-    /// How long a key that fails again and again waits at most.
+    /// The maximum retry delay of a failing key.
     pub fn retry_cap(mut self, cap: Duration) -> Self {
         self.queue = Queue::with_retry_cap(cap);
         self
@@ -164,13 +164,13 @@ impl<C: Controller> Builder<C> {
         self
     }
 
-    /// A queue that the controller adds keys to by itself.
+    /// A queue that the controller itself adds keys to.
     pub fn queue(mut self, queue: &Queue<Key>) -> Self {
         self.queue = queue.clone();
         self
     }
 
-    /// Begins, for as long as the context's run lasts. Returns at once.
+    /// Starts the controller, for the context's run. Returns at once.
     pub fn start(self) {
         let starting = self.startup.begin(self.controller.name());
         self.queue.measure(self.controller.name(), &self.metrics);
@@ -197,13 +197,13 @@ impl<C: Controller> Builder<C> {
     }
 }
 
-/// The one owner that manages an object.
+/// The object's controller reference.
 pub fn controller_of<K: Resource>(object: &K) -> Option<&OwnerReference> {
     let mut owners = object.meta().owner_references.iter().flatten();
     owners.find(|owner| owner.controller == Some(true))
 }
 
-/// The owners of `kind` that a change concerns: those the object has and had, and for an orphan those
+/// The owners of `kind` that a change concerns: current and previous ones, and for an orphan those
 /// that could adopt it.
 fn owner_keys<K: Resource>(
     event: &Event<K>,
@@ -291,7 +291,7 @@ mod tests {
         }
     }
 
-    /// A server whose lists stay away until the test lets them come.
+    /// A server that withholds its lists until the test releases them.
     fn slow_client() -> (kube::Client, watch::Sender<bool>) {
         let open = watch::Sender::new(false);
         let gate = open.clone();
@@ -355,7 +355,7 @@ mod tests {
         let mut newer = pod("q", None);
         newer.metadata.resource_version = Some("7".into());
         pods.upsert(newer);
-        // The key comes again by itself.
+        // The key is enqueued again.
         runner::work(&controller, &queue, &caches).await;
         assert_eq!(seen.try_recv().unwrap(), "p");
     }

@@ -1,7 +1,7 @@
-//! The one way to write conditions: a strategic merge patch of the status that names each condition
-//! by its `type`. Conditions of other writers are never in the patch, so a cache that is a little old
-//! cannot undo them. The patch carries the object's uid: an object that was made anew under the same
-//! name answers 409 and stays as it is.
+//! Writes conditions by a strategic merge patch of the status that names each condition by its
+//! `type`. Conditions of other writers are never in the patch, so that an outdated cache cannot
+//! undo them. The patch has the object's uid as a precondition: for an object that was recreated
+//! under the same name the server answers 409.
 
 use std::fmt::Debug;
 
@@ -27,13 +27,13 @@ use kube::{
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-/// A condition of any kind that Kubernetes has.
+/// A condition of any kind.
 pub trait Condition: Serialize + Clone {
-    /// The optional fields. A field that a new condition leaves out is removed on the server; a
-    /// strategic merge would otherwise keep its old value.
+    /// The optional fields. Those that a new condition omits are removed explicitly; a strategic
+    /// merge would otherwise keep the old value.
     const OPTIONAL: &'static [&'static str];
 
-    /// What the condition is about; unique in its list.
+    /// The condition's type; unique in its list.
     fn type_(&self) -> &str;
 
     /// `True`, `False` or `Unknown`.
@@ -113,8 +113,8 @@ pub fn find<'a, C: Condition + 'a>(
     conditions.find(|condition| condition.type_() == type_)
 }
 
-/// `new` with the right transition time: that of the known condition of its type while the status is
-/// the same, `now` otherwise. `None` when the known condition already says all of it.
+/// `new` with the right transition time: that of the known condition of its type if the status is
+/// the same, otherwise `now`. `None` if nothing changes.
 pub fn transition<'a, C: Condition + PartialEq + 'a>(
     known: impl IntoIterator<Item = &'a C>,
     mut new: C,
@@ -128,7 +128,7 @@ pub fn transition<'a, C: Condition + PartialEq + 'a>(
     (known != Some(&new)).then_some(new)
 }
 
-/// A patch of an object's status that changes the conditions and fields it names, and nothing else.
+/// A patch of an object's status that changes only the conditions and fields it names.
 #[derive(Debug, Clone)]
 pub struct StatusPatch {
     uid: Option<String>,
@@ -138,7 +138,7 @@ pub struct StatusPatch {
 }
 
 impl StatusPatch {
-    /// A patch of this very object: one with the same name and another uid is left alone.
+    /// A patch of this object, with its uid as a precondition.
     pub fn new<K: Resource>(object: &K) -> Self {
         Self {
             uid: object.meta().uid.clone(),
@@ -148,14 +148,14 @@ impl StatusPatch {
         }
     }
 
-    /// Also asks that the object has not changed since it was read.
+    /// Adds the object's resourceVersion as a precondition.
     pub fn if_unchanged<K: Resource>(mut self, object: &K) -> Self {
         self.resource_version
             .clone_from(&object.meta().resource_version);
         self
     }
 
-    /// Sets one condition; fields that it leaves out are removed.
+    /// Sets one condition; omitted fields are removed.
     pub fn condition<C: Condition>(mut self, condition: &C) -> Self {
         let mut value = json!(condition);
         if let Value::Object(map) = &mut value {
@@ -204,7 +204,7 @@ impl StatusPatch {
         json!({"metadata": metadata, "status": status})
     }
 
-    /// Sends it to the status subresource; the answer is the object as it is now.
+    /// Sends it to the status subresource; returns the updated object.
     pub async fn send<K>(&self, api: &Api<K>, name: &str) -> Result<K, kube::Error>
     where
         K: FromJson,

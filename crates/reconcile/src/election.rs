@@ -1,15 +1,15 @@
-//! Leader election by a Lease: of several that could do a piece of work, one does.
+//! Leader election by a Lease.
 //!
-//! The holder renews; the others wait until the lease has not changed for its duration by their own
-//! clock, so that clocks of different machines need not agree. A holder that cannot renew gives up at
-//! the renew deadline, which is before others may begin, and a client that is bound to its
-//! [`Leadership`] writes nothing from then on. A holder that stops cleanly ends its work first and then
-//! releases the lease, so that the next one begins at once.
+//! The leader renews the lease; the others wait until it has not changed for its duration by their
+//! own clock, so that machines' clocks need not agree. A leader that cannot renew gives up at the
+//! renew deadline, which is before others may take over, and a client bound to its [`Leadership`]
+//! writes nothing from then on. A leader that stops cleanly ends its work first and then releases
+//! the lease, so that the next one starts at once.
 //!
-//! A holder that was paused may look at its clock before the pause and write after it. Against that each
-//! term has a second Lease, `NAME-term`, which is written once, before the term's work begins. Its
-//! version is the term's [`Fence`]: writes that are committed under the condition that it has not
-//! changed cannot happen in a later term.
+//! A paused leader may check its clock before the pause and write after it. Therefore each term has
+//! a second Lease, `NAME-term`, which is written once, before the term's work starts. Its
+//! resourceVersion is the term's [`Fence`]: writes with the precondition that it is unchanged
+//! cannot happen in a later term.
 
 use std::{future::Future, pin::pin, sync::Arc, time::Duration};
 
@@ -26,25 +26,25 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
-/// How long a lease is believed, and how the holder renews it.
+/// The lease and its timings.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Where the Lease is.
+    /// The namespace of the Lease.
     pub namespace: String,
     /// Its name.
     pub name: String,
-    /// This candidate; every process has another one.
+    /// This candidate's identity; unique per process.
     pub identity: String,
-    /// Others may take over when nothing changed for this long.
+    /// Others may take over if nothing changed for this long.
     pub duration: Duration,
-    /// The holder gives up when it could not renew for this long; less than `duration`.
+    /// The leader gives up if it could not renew for this long; less than `duration`.
     pub renew_deadline: Duration,
-    /// How often the holder renews and the others look.
+    /// How often the leader renews and the others check.
     pub retry: Duration,
 }
 
 impl Config {
-    /// Kubernetes' own timings for its components.
+    /// Kubernetes' default timings.
     pub fn new(namespace: &str, name: &str, identity: &str) -> Self {
         Self {
             namespace: namespace.to_owned(),
@@ -57,54 +57,54 @@ impl Config {
     }
 }
 
-/// Proof of leading, for as long as it lasts. Cloning shares it.
+/// Proof of leadership, while it lasts. Clones share it.
 #[derive(Clone)]
 pub struct Leadership {
     shared: Arc<Shared>,
 }
 
-/// The Lease of a term, as it was written when the term began.
+/// The Lease of a term, as written when the term started.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fence {
-    /// Where it is.
+    /// Its namespace.
     pub namespace: String,
     /// Its name.
     pub name: String,
-    /// What it must still have for the term to last.
+    /// The resourceVersion that it has for the duration of the term.
     pub resource_version: String,
 }
 
 struct Shared {
     over: CancellationToken,
     fence: Fence,
-    /// How often the lease had changed hands when this term began: later terms have higher numbers.
+    /// The number of leader transitions when this term started: later terms have higher numbers.
     term: i32,
-    /// Guards until when the lease counts, as far as its last renewal says.
+    /// Guards until when the lease is valid by its last renewal.
     until: Mutex<Instant>,
 }
 
 impl Leadership {
-    /// Whether this candidate leads now. Always false after the renew deadline has passed.
+    /// Whether this candidate leads now. Always false after the renew deadline.
     pub fn holds(&self) -> bool {
         !self.shared.over.is_cancelled() && Instant::now() < *self.shared.until.lock()
     }
 
-    /// Resolves when leading is over or shall end: the work ends.
+    /// Resolves when the leadership has ended or is to end: the work must end.
     pub async fn over(&self) {
         self.shared.over.cancelled().await;
     }
 
-    /// The number of this term; each later holder's is higher.
+    /// The number of this term; that of each later leader is higher.
     pub fn term(&self) -> i32 {
         self.shared.term
     }
 
-    /// What nobody has changed as long as no later term has begun.
+    /// The Lease that is unchanged as long as no later term has started.
     pub fn fence(&self) -> &Fence {
         &self.shared.fence
     }
 
-    /// A client whose writes are refused once leading is over.
+    /// A client whose writes are rejected once the leadership is over.
     pub fn client(&self, client: &kube::Client) -> kube::Client {
         let leadership = self.clone();
         client::fenced(client, move || leadership.holds())
@@ -115,20 +115,21 @@ impl Leadership {
     }
 }
 
-/// Why [`lead`] came back.
+/// Why [`lead`] returned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ended {
     /// It was asked to stop; the lease is released if it was held.
     Stopped,
-    /// The lease could not be renewed in time, or another holder has it.
+    /// The lease could not be renewed in time, or another candidate took it.
     Lost,
-    /// The work came to its end; the lease is released.
+    /// The work has finished; the lease is released.
     Finished,
 }
 
-/// Waits until this candidate leads, and does `work` until that is over. On `stop` the work hears it
-/// by [`Leadership::over`], has as long as the lease lasts to end, and the lease is released. When the
-/// lease is lost the work is dropped at once. `waits` hears when another candidate leads.
+/// Waits until this candidate leads, and runs `work` until that is over. On `stop` the work is
+/// notified by [`Leadership::over`], may take as long as the lease lasts to end, and the lease is
+/// released. If the lease is lost, the work is dropped at once. `waits` is called when another
+/// candidate leads.
 pub async fn lead<W: Future<Output = ()>>(
     client: &kube::Client,
     config: &Config,
@@ -150,7 +151,7 @@ pub async fn lead<W: Future<Output = ()>>(
         "leading"
     );
     let over = leadership.shared.over.clone();
-    // Whatever way this ends, also when it is dropped, the proof is void.
+    // However this ends, also when dropped, the leadership becomes invalid.
     let _void = over.clone().drop_guard();
     let ended = {
         let mut work = pin!(work(leadership.clone()));
@@ -180,7 +181,7 @@ pub async fn lead<W: Future<Output = ()>>(
     ended
 }
 
-/// What an observer knows: the lease as last seen changing, and when that was by its own clock.
+/// An observer's state: the lease when it last changed, and when that was by its own clock.
 #[derive(Debug, Clone)]
 struct Observation {
     spec: Option<LeaseSpec>,
@@ -238,13 +239,13 @@ impl<'a> Election<'a> {
                 Ok(Some(leadership)) => return leadership,
                 Ok(None) if self.is_held_by_another() => waits(),
                 Ok(None) => {}
-                Err(error) => debug!(lease = self.config.name, %error, "cannot look at the lease"),
+                Err(error) => debug!(lease = self.config.name, %error, "cannot get the lease"),
             }
             tokio::time::sleep(jittered(self.config.retry)).await;
         }
     }
 
-    /// Takes the lease and begins its term; none when another candidate has it.
+    /// Acquires the lease and starts its term; `None` if another candidate has it.
     async fn attempt_term(&mut self, begun: Instant) -> Result<Option<Leadership>, kube::Error> {
         let Some(lease) = self.attempt().await? else {
             return Ok(None);
@@ -265,7 +266,7 @@ impl<'a> Election<'a> {
         }))
     }
 
-    /// Writes the Lease of the term; none when a later term has begun, or another candidate writes it.
+    /// Writes the Lease of the term; `None` if a later term has started, or on a conflict.
     async fn begin_term(&self, term: i32) -> Result<Option<Fence>, kube::Error> {
         let name = format!("{}-term", self.config.name);
         let known = self.api.get_opt(&name).await?;
@@ -298,7 +299,7 @@ impl<'a> Election<'a> {
         }
     }
 
-    /// Renews until that has failed for the renew deadline, or another holder has the lease.
+    /// Renews until that has failed for the renew deadline, or another candidate has the lease.
     async fn renew(&mut self, leadership: &Leadership) {
         loop {
             let until = *leadership.shared.until.lock();
@@ -310,7 +311,7 @@ impl<'a> Election<'a> {
             }
             match tokio::time::timeout_at(until, self.attempt()).await {
                 Ok(Ok(Some(_))) => leadership.renewed(begun, self.config),
-                // Another holder has it, or it was written meanwhile: look again.
+                // Another candidate has it, or there was a conflict: check again.
                 Ok(Ok(None)) if self.is_held_by_another() => return,
                 Ok(Ok(None)) => {}
                 Ok(Err(error)) => debug!(lease = self.config.name, %error, "cannot renew"),
@@ -325,7 +326,7 @@ impl<'a> Election<'a> {
         holder.is_some_and(|holder| !holder.is_empty() && holder != self.config.identity)
     }
 
-    /// The lease as it was written when this candidate holds it now.
+    /// The written lease, if this candidate now holds it.
     async fn attempt(&mut self) -> Result<Option<Lease>, kube::Error> {
         let lease = self.api.get_opt(&self.config.name).await?;
         let spec = lease.as_ref().and_then(|lease| lease.spec.clone());
@@ -352,13 +353,13 @@ impl<'a> Election<'a> {
         };
         match written {
             Ok(lease) => Ok(Some(lease)),
-            // Another candidate was quicker.
+            // Another candidate was faster.
             Err(kube::Error::Api(status)) if status.code == 409 => Ok(None),
             Err(error) => Err(error),
         }
     }
 
-    /// Gives the lease away, if it is still held.
+    /// Releases the lease, if it is still held.
     async fn release(&self) {
         let released = async {
             let Some(lease) = self.api.get_opt(&self.config.name).await? else {
@@ -375,7 +376,7 @@ impl<'a> Election<'a> {
             info!(
                 lease = self.config.name,
                 identity = self.config.identity,
-                "released"
+                "released the lease"
             );
             Ok::<_, kube::Error>(())
         };
@@ -387,12 +388,12 @@ impl<'a> Election<'a> {
     }
 }
 
-/// Up to a fifth more, so that candidates do not look all at once.
+/// Adds up to a fifth, so that candidates do not check all at once.
 fn jittered(retry: Duration) -> Duration {
     retry.mul_f64(1.0 + rand::random::<f64>() * 0.2)
 }
 
-/// The lease as its holder writes it; its version makes sure that it has not changed meanwhile.
+/// The lease as its holder writes it; its resourceVersion is the precondition.
 fn held(lease: Option<Lease>, config: &Config, now: Timestamp) -> Lease {
     let metadata = match &lease {
         Some(lease) => lease.metadata.clone(),
@@ -416,7 +417,7 @@ fn held(lease: Option<Lease>, config: &Config, now: Timestamp) -> Lease {
     }
 }
 
-/// The lease without a holder; how often it changed hands stays.
+/// The lease without a holder; keeps the number of transitions.
 fn released(lease: Lease, now: Timestamp) -> Lease {
     let transitions = lease.spec.and_then(|spec| spec.lease_transitions);
     let spec = LeaseSpec {
@@ -467,7 +468,7 @@ mod tests {
         assert_eq!(decide(Some(&lease("other")), "me", old), Step::TakeOver);
     }
 
-    /// Two Leases with versions, behind clients that can be cut off.
+    /// Two Leases with resourceVersions, and clients that can be disconnected.
     #[derive(Clone, Default)]
     struct Server {
         lease: Arc<Mutex<Option<(u64, Value)>>>,
@@ -536,7 +537,7 @@ mod tests {
         leading: mpsc::UnboundedReceiver<(Leadership, kube::Client)>,
     }
 
-    /// A lease that others would have to wait for an hour.
+    /// A lease that others would have to wait an hour for.
     const LONG: (Duration, Duration) = (Duration::from_secs(3600), Duration::from_secs(1800));
     const SHORT: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(1));
 
@@ -644,7 +645,7 @@ mod tests {
         let read = api.get("test").await.unwrap();
         let params = PostParams::default();
         let written = api.replace("test", &params, &read).await;
-        // The renewal may have been quicker; either way the write reached the server.
+        // The renewal may have been faster; in either case the write reached the server.
         assert!(matches!(written, Ok(_) | Err(kube::Error::Api(_))));
         first.stop.cancel();
         first.ended.await.unwrap();

@@ -1,5 +1,5 @@
-//! What every controller is made of: a builder that starts it, a queue of keys that never gives one
-//! key to two workers, an event recorder, writes that wait until the writer's own cache shows them,
+//! The parts of controllers: a builder that starts them, a queue that never gives one key to two
+//! workers, an event recorder, writes that wait until the writer's own informer has them,
 //! conditions, and label selectors over typed objects.
 
 #![forbid(unsafe_code)]
@@ -25,19 +25,19 @@ pub use runner::{Action, Controller, Key, follow};
 pub use selector::Selector;
 pub use writer::Writer;
 
-/// Why a reconciliation failed; it is tried again with backoff.
+/// Why a reconciliation failed; it is retried with backoff.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The API server refused or could not be reached.
+    /// The API server returned an error or is unreachable.
     #[error(transparent)]
     Api(#[from] kube::Error),
-    /// An object cannot be worked with.
+    /// An object is invalid.
     #[error("{0}")]
     Invalid(String),
-    /// Several of a batch failed; this is the first.
+    /// Several operations of a batch failed; this is the first error.
     #[error("{count} failed, the first: {first}")]
     Several {
-        /// How many.
+        /// The number of errors.
         count: usize,
         /// The first error.
         first: Box<Error>,
@@ -45,7 +45,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// The API server's code, when it answered.
+    /// The status code, if the API server answered.
     pub fn code(&self) -> Option<u16> {
         match self {
             Self::Api(kube::Error::Api(status)) => Some(status.code),
@@ -54,12 +54,12 @@ impl Error {
         }
     }
 
-    /// The object was not there.
+    /// Whether the object does not exist.
     pub fn is_not_found(&self) -> bool {
         self.code() == Some(404)
     }
 
-    /// Somebody else wrote first, or the name is taken.
+    /// Whether it is a conflict, or the name is in use.
     pub fn is_conflict(&self) -> bool {
         self.code() == Some(409)
     }
@@ -73,7 +73,7 @@ impl Error {
         }
     }
 
-    /// The object's namespace is being deleted: nothing can be created there any more.
+    /// Whether the object's namespace is being deleted, so that nothing can be created there.
     pub fn is_namespace_terminating(&self) -> bool {
         match self {
             Self::Api(kube::Error::Api(status)) => {
@@ -90,7 +90,7 @@ impl Error {
     }
 }
 
-/// Turns the answers of a batch into one: the first error with the number of errors.
+/// Combines the results of a batch: the first error with the number of errors.
 pub fn all(results: Vec<Result<(), Error>>) -> Result<(), Error> {
     let mut errors: Vec<Error> = results.into_iter().filter_map(Result::err).collect();
     match errors.len() {

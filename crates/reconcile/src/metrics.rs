@@ -1,4 +1,4 @@
-//! What queues of keys do, under the names that client-go's workqueues have.
+//! Queue metrics, under the names of client-go's workqueues.
 
 use std::{
     sync::{Arc, Weak, atomic::AtomicU64},
@@ -61,7 +61,7 @@ impl Default for QueueMetrics {
 }
 
 impl QueueMetrics {
-    /// In the text format of OpenMetrics.
+    /// The metrics in the OpenMetrics text format.
     pub fn text(&self) -> String {
         let mut registry = Registry::default();
         let help = "Keys that wait in a queue";
@@ -84,7 +84,7 @@ impl QueueMetrics {
         let help = "How long the key that is being worked on the longest has been";
         registry.register("workqueue_longest_running_processor_seconds", help, longest);
         let mut text = String::new();
-        // Writing into a string cannot fail.
+        // Writing to a string cannot fail.
         let _ = text::encode(&mut text, &registry);
         text
     }
@@ -123,7 +123,7 @@ impl QueueMetrics {
     }
 }
 
-/// Counts what one queue does.
+/// Counts the operations of one queue.
 pub(crate) struct Meter {
     depth: Gauge,
     adds: Counter,

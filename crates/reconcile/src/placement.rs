@@ -1,5 +1,5 @@
-//! Which node a pod may be on by its own words: node selector, required node affinity, tolerations.
-//! Shared by the scheduler, DaemonSets and eviction, so that they never disagree. Pure.
+//! Which nodes a pod may be on: node selector, required node affinity, tolerations. Shared by the
+//! scheduler, DaemonSets and eviction, so that they agree. Pure.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::{
 
 type Labels = BTreeMap<String, String>;
 
-/// Whether a toleration covers a taint.
+/// Whether a toleration tolerates a taint.
 pub fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
     let filled = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
     if filled(&toleration.effect).is_some_and(|effect| effect != taint.effect) {
@@ -39,7 +39,7 @@ pub fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
     }
 }
 
-/// The first of the taints with one of these effects that nothing tolerates.
+/// The first untolerated taint with one of these effects.
 pub fn untolerated<'a>(
     taints: &'a [Taint],
     tolerations: &[Toleration],
@@ -53,7 +53,7 @@ pub fn untolerated<'a>(
     })
 }
 
-/// Whether the node's labels and name are what the pod requires.
+/// Whether the node's labels and name meet the pod's requirements.
 pub fn matches_node(spec: &PodSpec, labels: &Labels, name: &str) -> bool {
     let selected = spec.node_selector.iter().flatten();
     let selected = selected
@@ -71,12 +71,12 @@ pub fn required_terms(spec: &PodSpec) -> Option<&Vec<NodeSelectorTerm>> {
     Some(&required.node_selector_terms)
 }
 
-/// Whether one of the terms matches; none of none does.
+/// Whether one of the terms matches; false without terms.
 pub fn matches_any(terms: &[NodeSelectorTerm], labels: &Labels, name: &str) -> bool {
     terms.iter().any(|term| matches_term(term, labels, name))
 }
 
-/// Whether all of a term's requirements hold; an empty term matches nothing.
+/// Whether all of a term's requirements match; an empty term matches nothing.
 pub fn matches_term(term: &NodeSelectorTerm, labels: &Labels, name: &str) -> bool {
     let expressions = term.match_expressions.as_deref().unwrap_or_default();
     let fields = term.match_fields.as_deref().unwrap_or_default();

@@ -16,7 +16,7 @@ use tokio::{sync::Notify, time::Instant};
 
 use crate::metrics::{Meter, QueueMetrics, Working};
 
-/// The first wait of a key that failed; it doubles up to the cap.
+/// The first retry delay; doubled up to the cap.
 const FIRST_RETRY: Duration = Duration::from_millis(5);
 const LAST_RETRY: Duration = Duration::from_secs(1000);
 /// So many keys that may rest are known before those are dropped that do not any more.
@@ -24,19 +24,19 @@ const RESTING: usize = 1024;
 /// The longest delay. Users write any number of seconds, and times beyond the clock's range cannot be computed.
 const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// What a key can be.
+/// A type of keys.
 pub trait Item: Clone + Eq + Ord + Hash + Debug + Send + 'static {}
 impl<T: Clone + Eq + Ord + Hash + Debug + Send + 'static> Item for T {}
 
 struct State<T> {
     /// With the time since when they wait.
     ready: VecDeque<(T, Instant)>,
-    /// Waiting to be worked on, in `ready` or because a worker still has the key.
+    /// Keys to process, in `ready` or held by a worker.
     dirty: HashSet<T>,
     /// With a worker, since when.
     held: HashMap<T, Instant>,
     delayed: BinaryHeap<Reverse<(Instant, T)>>,
-    /// The earliest time each delayed key is due; heap entries that disagree are stale.
+    /// When each delayed key is due; heap entries that differ are stale.
     due: HashMap<T, Instant>,
     failures: HashMap<T, u32>,
     /// Until when keys rest that were worked on; those of the past are dropped now and then.
@@ -44,7 +44,7 @@ struct State<T> {
 }
 
 struct Shared<T> {
-    /// Guards everything about the keys; never held over an await.
+    /// Guards everything about the keys; never held across an await.
     state: Mutex<State<T>>,
     changed: Notify,
     cap: Duration,
@@ -61,7 +61,7 @@ impl<T: Item> Working for Shared<T> {
 }
 
 impl<T> Shared<T> {
-    /// Counts something of a queue that has a name.
+    /// Counts an operation of a queue that has a name.
     fn count(&self, what: impl FnOnce(&Meter)) {
         if let Some(meter) = self.meter.get() {
             what(meter);
@@ -69,7 +69,7 @@ impl<T> Shared<T> {
     }
 }
 
-/// Cloning shares the queue.
+/// Clones share the queue.
 pub struct Queue<T> {
     shared: Arc<Shared<T>>,
 }
@@ -88,7 +88,7 @@ impl<T: Item> Default for Queue<T> {
     }
 }
 
-/// A key in a worker's hands; dropping it gives the key back.
+/// A key held by a worker; dropping it returns the key.
 pub struct Held<T: Item> {
     queue: Queue<T>,
     key: T,
@@ -118,7 +118,7 @@ impl<T: Item> Drop for Held<T> {
 }
 
 impl<T: Item> Queue<T> {
-    /// A queue whose failing keys wait at most this long.
+    /// A queue with this maximum retry delay.
     pub fn with_retry_cap(cap: Duration) -> Self {
         Self::new(cap, Duration::ZERO)
     }
@@ -150,7 +150,7 @@ impl<T: Item> Queue<T> {
         }
     }
 
-    /// Counts from now on what the queue does, under this name.
+    /// Counts the queue's operations under this name from now on.
     pub fn measure(&self, name: &'static str, metrics: &QueueMetrics) {
         let shared = Arc::downgrade(&self.shared);
         self.shared
@@ -171,7 +171,7 @@ impl<T: Item> Queue<T> {
         }
     }
 
-    /// Adds a key later, or earlier if it already waits for longer.
+    /// Adds a key after a delay; an earlier due time wins.
     pub fn add_after(&self, key: T, delay: Duration) {
         if delay.is_zero() {
             return self.add(key);
@@ -182,7 +182,7 @@ impl<T: Item> Queue<T> {
         }
     }
 
-    /// Adds a key that failed, after a wait that grows with every failure.
+    /// Adds a key that failed, with a delay that grows with every failure.
     pub fn retry(&self, key: T) {
         let failures = {
             let mut state = self.shared.state.lock();
@@ -194,12 +194,12 @@ impl<T: Item> Queue<T> {
         self.add_after(key, retry_delay(failures, self.shared.cap));
     }
 
-    /// The key succeeded: its next failure waits briefly again.
+    /// The key succeeded: resets its retry delay.
     pub fn forget(&self, key: &T) {
         self.shared.state.lock().failures.remove(key);
     }
 
-    /// How often the key has failed since it last succeeded.
+    /// The number of failures since the last success.
     pub fn failures(&self, key: &T) -> u32 {
         self.shared
             .state
@@ -210,7 +210,7 @@ impl<T: Item> Queue<T> {
             .unwrap_or(0)
     }
 
-    /// How many keys are ready.
+    /// The number of ready keys.
     pub fn depth(&self) -> usize {
         self.shared.state.lock().ready.len()
     }
@@ -305,8 +305,8 @@ impl<T: Item> State<T> {
         self.resting.insert(key.clone(), now + rest);
     }
 
-    /// The next key, whether there are more, and when the next delayed key is due. When there are
-    /// more, or one comes due, another worker must be woken: a wake-up wakes one worker only.
+    /// The next key, whether there are more, and when the next delayed key is due. If there are
+    /// more, or one becomes due, another worker must be woken: a notification wakes only one.
     fn take(&mut self, now: Instant) -> (Option<(T, Instant)>, bool, Option<Instant>) {
         while let Some(Reverse((due, key))) = self.delayed.peek() {
             if *due > now {
@@ -338,7 +338,7 @@ mod tests {
     mod futures_poll {
         use std::{future::Future, pin::pin, task::Poll};
 
-        /// What a future says when it is asked once.
+        /// The result of polling a future once.
         pub(super) async fn poll_once<F: Future>(future: F) -> Option<F::Output> {
             let mut future = pin!(future);
             std::future::poll_fn(|context| match future.as_mut().poll(context) {

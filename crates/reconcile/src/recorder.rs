@@ -1,7 +1,7 @@
-//! Events about objects, for people. The same thing said again counts up the event it made; many
-//! things that differ only in their message become one; one object cannot flood the store.
+//! Records Events. A repeated event increments the count of the existing one; many events that
+//! differ only in their message are combined; one object cannot flood the store.
 //!
-//! Recording never waits and never fails: an event that cannot be written is dropped and logged.
+//! Recording never blocks and never fails: an event that cannot be written is dropped and logged.
 
 use std::{
     collections::HashMap,
@@ -25,21 +25,21 @@ use stdx::{Clock, SystemClock};
 use tokio::sync::mpsc;
 use tracing::debug;
 
-/// How many differing messages of one kind of event are written before they are combined.
+/// How many different messages of one group of events are written before they are combined.
 const SIMILAR_LIMIT: usize = 10;
 const SIMILAR_WINDOW: Duration = Duration::from_secs(600);
-/// How many events one object gets at once, and how quickly it may have more.
+/// The burst of events per object, and the refill rate.
 const BURST: f64 = 25.0;
 const REFILL_PER_SECOND: f64 = 1.0 / 300.0;
 const REMEMBERED: usize = 4096;
 const WAITING: usize = 1000;
 
-/// Whether an event is good news.
+/// The type of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// As it should be.
+    /// Expected operation.
     Normal,
-    /// Somebody may want to look.
+    /// Something may need attention.
     Warning,
 }
 
@@ -60,19 +60,19 @@ struct Said {
     message: String,
 }
 
-/// Records events in the name of one component. Cloning shares it.
+/// Records events of one component. Clones share it.
 #[derive(Clone)]
 pub struct Recorder {
     said: Option<mpsc::Sender<Said>>,
 }
 
 impl Recorder {
-    /// Writes through `client` for as long as the context's run lasts.
+    /// Writes with `client` for the context's run.
     pub fn start(context: &Context, client: kube::Client, component: &str) -> Self {
         Self::from_host(context, client, component, "")
     }
 
-    /// The same for a component that runs on a named node.
+    /// The same for a component on a node.
     pub fn from_host(context: &Context, client: kube::Client, component: &str, host: &str) -> Self {
         let (sender, mut said) = mpsc::channel(WAITING);
         let mut correlator = Correlator::new(component, host, Arc::new(SystemClock));
@@ -84,12 +84,12 @@ impl Recorder {
         Self { said: Some(sender) }
     }
 
-    /// Forgets everything: for tests.
+    /// Discards everything, for tests.
     pub fn silent() -> Self {
         Self { said: None }
     }
 
-    /// Says something about an object. Never waits.
+    /// Records an event about an object. Never blocks.
     pub fn event(
         &self,
         about: &ObjectReference,
@@ -130,7 +130,7 @@ async fn write(client: &kube::Client, correlator: &mut Correlator, said: Said) {
         }
     };
     if let Err(error) = outcome {
-        debug!(%error, "event not written");
+        debug!(%error, "cannot write event");
     }
 }
 
@@ -143,7 +143,7 @@ async fn create(client: &kube::Client, namespace: &str, event: &Event) -> Result
     client.request_text(request).await.map(drop)
 }
 
-/// Events about cluster-scoped objects live in the namespace "default".
+/// Events about cluster-scoped objects are in the namespace "default".
 fn namespace_of(about: &ObjectReference) -> String {
     about
         .namespace
@@ -178,7 +178,7 @@ struct Bucket {
     at: Instant,
 }
 
-/// Decides what becomes of something said: a new event, one more of an old one, or nothing.
+/// Decides what happens to an event: a new one, an increment of an existing one, or nothing.
 struct Correlator {
     component: String,
     host: String,
@@ -239,7 +239,7 @@ impl Correlator {
         }
     }
 
-    /// One token per event and object; new ones come slowly.
+    /// A token bucket per object.
     fn allow(&mut self, key: String) -> bool {
         let now = Instant::now();
         let bucket = self.buckets.entry(key).or_insert(Bucket {
@@ -256,7 +256,7 @@ impl Correlator {
         allowed
     }
 
-    /// Whether so many messages of this group came lately that they are told as one.
+    /// Whether this group had so many different messages lately that they are combined.
     fn combined(&mut self, group: &str, message: &str, now: Timestamp) -> bool {
         let fresh = || Similar {
             messages: Vec::new(),
@@ -276,7 +276,7 @@ impl Correlator {
         similar.messages.len() >= SIMILAR_LIMIT
     }
 
-    /// Memory is bounded; what is forgotten is at worst written once more.
+    /// Limits memory; a forgotten event is at worst written once more.
     fn forget_when_full(&mut self) {
         if self.known.len() > REMEMBERED {
             self.known.clear();
@@ -336,7 +336,7 @@ fn object_key(about: &ObjectReference) -> String {
 
 fn event_name(about: &ObjectReference, now: Timestamp) -> String {
     let name = about.name.as_deref().unwrap_or("unknown");
-    // Two events about one object in one nanosecond do happen with a coarse clock.
+    // With a coarse clock two events about one object may have the same nanosecond.
     let nanos = now.as_nanosecond() as u64 ^ u64::from(rand::random::<u16>());
     format!("{name}.{nanos:016x}")
 }
@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_thing_said_again_counts_up_its_event() {
+    fn a_repeated_event_increments_its_count() {
         let (mut correlator, clock) = correlator();
         assert_eq!(render(correlator.correlate(said("a"))), "new: a");
         clock.advance(Duration::from_secs(5));
@@ -388,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn many_messages_of_one_reason_become_one_event_until_it_is_quiet_again() {
+    fn many_messages_of_one_reason_are_aggregated_into_one_event() {
         let (mut correlator, clock) = correlator();
         for number in 0..9 {
             correlator.correlate(said(&format!("pod {number}")));

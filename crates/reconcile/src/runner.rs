@@ -1,6 +1,6 @@
-//! What a worker of a controller does: take a key, reconcile it, put it back after a failure with
-//! backoff. A reconciliation reads caches, decides, and writes; it never assumes that it is the
-//! first, and it may be repeated at any time. [`crate::Builder`] starts controllers.
+//! A controller's worker: takes a key, reconciles it, and requeues it after a failure with backoff.
+//! A reconciliation reads informers, decides, and writes; it never assumes to be the first, and may
+//! be repeated at any time. [`crate::Builder`] starts controllers.
 
 use std::{fmt, future::Future, panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
@@ -15,7 +15,7 @@ use crate::{Error, Queue, builder::Cache};
 /// Namespace (empty for cluster-scoped objects) and name of an object.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key {
-    /// The namespace, or nothing.
+    /// The namespace, or empty.
     pub namespace: String,
     /// The name.
     pub name: String,
@@ -30,7 +30,7 @@ impl Key {
         }
     }
 
-    /// Of an object.
+    /// The key of an object.
     pub fn of<K: Resource>(object: &K) -> Self {
         let meta = object.meta();
         Self::new(
@@ -49,29 +49,29 @@ impl fmt::Display for Key {
     }
 }
 
-/// What should happen to a key after it was reconciled.
+/// What happens to a key after it was reconciled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
     /// Nothing until something changes.
     Done,
-    /// Look again after this time, whatever happens.
+    /// Reconcile again after this time.
     After(Duration),
 }
 
-/// Brings the world closer to what one object says.
+/// Reconciles one object towards its spec.
 pub trait Controller: Send + Sync + 'static {
-    /// Short, as in logs and in the service account's name.
+    /// The short name for logs.
     fn name(&self) -> &'static str;
 
-    /// Looks at the object of this key and does what is missing.
+    /// Reconciles the object of this key.
     fn reconcile(&self, key: &Key) -> impl Future<Output = Result<Action, Error>> + Send;
 }
 
-/// How long a key waits when a cache does not show an earlier write yet.
+/// How long a key waits while an informer lacks an earlier write.
 const BEHIND: Duration = Duration::from_secs(1);
 
-/// One key, from the queue and back. A panic counts as a failure of this key and of no other. While
-/// one of `caches` is known to be too old, nothing is decided: the key waits.
+/// Processes one key. A panic counts as a failure of this key only. While one of `caches` is known
+/// to be too old, nothing is decided: the key waits.
 pub(crate) async fn work<C: Controller>(
     controller: &C,
     queue: &Queue<Key>,
@@ -80,7 +80,7 @@ pub(crate) async fn work<C: Controller>(
     let held = queue.next().await;
     let key = held.key();
     if caches.iter().any(|cache| cache.is_behind()) {
-        debug!(controller = controller.name(), %key, "a cache is behind");
+        debug!(controller = controller.name(), %key, "informer cache is behind, requeueing");
         queue.add_after(key.clone(), BEHIND);
         return;
     }
@@ -98,17 +98,17 @@ pub(crate) async fn work<C: Controller>(
         }
         Err(error) => {
             if error.is_conflict() || error.is_not_found() || error.is_namespace_terminating() {
-                debug!(controller = controller.name(), %key, %error, "will be tried again");
+                debug!(controller = controller.name(), %key, %error, "reconcile failed, retrying");
             } else {
-                warn!(controller = controller.name(), %key, %error, "failed, will be tried again");
+                warn!(controller = controller.name(), %key, %error, "reconcile failed, retrying");
             }
             queue.retry(key.clone());
         }
     }
 }
 
-/// Adds the keys that an informer's events concern, for as long as the context's run lasts. For kinds
-/// that are known only at run time; [`crate::Builder`] does it for all others.
+/// Enqueues the keys of an informer's events, for the context's run. For kinds known only at run
+/// time; [`crate::Builder`] does it for all others.
 pub fn follow<K, F>(context: &Context, informer: &Informer<K>, queue: &Queue<Key>, keys: F)
 where
     K: Object,

@@ -14,20 +14,20 @@ enum Requirement {
     DoesNotExist(String),
 }
 
-/// All requirements must hold.
+/// A selector: all requirements must match.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Selector {
     requirements: Option<Vec<Requirement>>,
 }
 
 impl Selector {
-    /// Matches nothing.
+    /// A selector that matches nothing.
     pub fn nothing() -> Self {
         Self { requirements: None }
     }
 
-    /// An absent selector matches nothing, an empty one everything. An unknown operator matches
-    /// nothing: doing less is safer than doing something to the wrong objects.
+    /// A missing selector matches nothing, an empty one everything. An unknown operator matches
+    /// nothing, since matching too little is safer than matching wrong objects.
     pub fn of(selector: Option<&LabelSelector>) -> Self {
         let Some(selector) = selector else {
             return Self::nothing();
@@ -51,7 +51,7 @@ impl Selector {
         }
     }
 
-    /// These labels with these values; an empty map matches everything.
+    /// Requires these labels; an empty map matches everything.
     pub fn labels(labels: &Labels) -> Self {
         let equal =
             |(key, value): (&String, &String)| Requirement::In(key.clone(), vec![value.clone()]);
@@ -60,14 +60,14 @@ impl Selector {
         }
     }
 
-    /// Selects what both select.
+    /// Matches what both match.
     pub fn and(&self, other: &Self) -> Self {
         let both = self.requirements.as_ref().zip(other.requirements.as_ref());
         let requirements = both.map(|(one, other)| one.iter().chain(other).cloned().collect());
         Self { requirements }
     }
 
-    /// A label that everything selected has, with its value: an index can look there first.
+    /// A label and value that everything selected has, for index lookups.
     pub fn required_label(&self) -> Option<(&str, &str)> {
         self.requirements
             .as_ref()?
@@ -80,12 +80,12 @@ impl Selector {
             })
     }
 
-    /// Whether it selects everything.
+    /// Whether it matches everything.
     pub fn is_everything(&self) -> bool {
         self.requirements.as_ref().is_some_and(Vec::is_empty)
     }
 
-    /// Whether these labels are selected.
+    /// Whether it matches these labels.
     pub fn matches(&self, labels: Option<&Labels>) -> bool {
         self.matches_with(|key| {
             labels
@@ -94,7 +94,7 @@ impl Selector {
         })
     }
 
-    /// Whether an object with these labels is selected, as a function from key to value.
+    /// Whether it matches labels given as a function from key to value.
     pub fn matches_with<'a>(&self, get: impl Fn(&str) -> Option<&'a str>) -> bool {
         let is_one_of = |value: &str, values: &[String]| values.iter().any(|one| one == value);
         self.requirements.as_ref().is_some_and(|requirements| {
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn operators_mean_what_kubernetes_says_about_missing_labels() {
+    fn operators_treat_missing_labels_as_in_kubernetes() {
         let set = labels(&[("tier", "web")]);
         for (selector, with, without) in [
             (expression("tier", "In", &["web", "db"]), true, false),

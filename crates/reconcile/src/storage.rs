@@ -1,6 +1,5 @@
-//! Which PersistentVolume suits which PersistentVolumeClaim, and how a binding is written down.
-//! Shared by the volume binder, the attach/detach controller and the scheduler, so that they never
-//! disagree. Pure.
+//! Which PersistentVolume matches which PersistentVolumeClaim, and how a binding is written. Shared
+//! by the volume binder, the attach/detach controller and the scheduler, so that they agree. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,23 +19,23 @@ use crate::{Selector, placement::matches_any};
 
 type Labels = BTreeMap<String, String>;
 
-/// On claims: the binding was completed once.
+/// Annotation of claims: the binding was completed once.
 pub const BIND_COMPLETED: &str = "pv.kubernetes.io/bind-completed";
-/// On claims and volumes: a controller made the binding, not a user.
+/// Annotation of claims and volumes: a controller made the binding, not a user.
 pub const BOUND_BY_CONTROLLER: &str = "pv.kubernetes.io/bound-by-controller";
-/// On claims: the node for which a volume is to be provisioned.
+/// Annotation of claims: the node for provisioning.
 pub const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
-/// On volumes: the provisioner that made it.
+/// Annotation of volumes: their provisioner.
 pub const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
-/// On claims: the provisioner that is to make its volume.
+/// Annotation of claims: the provisioner to use.
 pub const STORAGE_PROVISIONER: &str = "volume.kubernetes.io/storage-provisioner";
-/// The same in its older form, which provisioners still read.
+/// The deprecated form, which provisioners still read.
 pub const BETA_STORAGE_PROVISIONER: &str = "volume.beta.kubernetes.io/storage-provisioner";
-/// Held by the binder on volumes of in-tree provisioners.
+/// The binder's finalizer of volumes of in-tree provisioners.
 pub const IN_TREE_FINALIZER: &str = "kubernetes.io/pv-controller";
-/// Held by external provisioners on the volumes that they must delete.
+/// External provisioners' finalizer of the volumes that they must delete.
 pub const EXTERNAL_FINALIZER: &str = "external-provisioner.volume.kubernetes.io/finalizer";
-/// The provisioner of classes whose volumes are made by hand.
+/// The provisioner of classes without dynamic provisioning.
 pub const NO_PROVISIONER: &str = "kubernetes.io/no-provisioner";
 
 const BETA_CLASS: &str = "volume.beta.kubernetes.io/storage-class";
@@ -50,7 +49,7 @@ pub fn annotation<'a>(meta: &'a ObjectMeta, key: &str) -> Option<&'a str> {
     meta.annotations.as_ref()?.get(key).map(String::as_str)
 }
 
-/// Whether an annotation is there, whatever its value.
+/// Whether an annotation exists.
 pub fn is_annotated(meta: &ObjectMeta, key: &str) -> bool {
     annotation(meta, key).is_some()
 }
@@ -61,14 +60,14 @@ pub fn annotate(meta: &mut ObjectMeta, key: &str, value: &str) {
     annotations.insert(key.to_owned(), value.to_owned());
 }
 
-/// Whether the claim names a class; the empty name is one too.
+/// Whether the claim names a class; the empty name counts, too.
 pub fn has_class(claim: &PersistentVolumeClaim) -> bool {
     let spec = claim.spec.as_ref();
     is_annotated(&claim.metadata, BETA_CLASS)
         || spec.is_some_and(|spec| spec.storage_class_name.is_some())
 }
 
-/// The class of a claim; empty when it has none.
+/// The class of a claim; empty if it has none.
 pub fn claim_class(claim: &PersistentVolumeClaim) -> &str {
     let spec = claim.spec.as_ref();
     let named = || spec.and_then(|spec| spec.storage_class_name.as_deref());
@@ -76,7 +75,7 @@ pub fn claim_class(claim: &PersistentVolumeClaim) -> &str {
     class.unwrap_or_default()
 }
 
-/// The class of a volume; empty when it has none.
+/// The class of a volume; empty if it has none.
 pub fn volume_class(volume: &PersistentVolume) -> &str {
     let spec = volume.spec.as_ref();
     let named = || spec.and_then(|spec| spec.storage_class_name.as_deref());
@@ -84,7 +83,7 @@ pub fn volume_class(volume: &PersistentVolume) -> &str {
     class.unwrap_or_default()
 }
 
-/// The default class: the newest of those that are marked, then the first by name.
+/// The default class: the newest of the marked ones, then the first by name.
 pub fn default_class<'a>(
     classes: impl Iterator<Item = &'a StorageClass>,
 ) -> Option<&'a StorageClass> {
@@ -103,29 +102,29 @@ pub fn default_class<'a>(
     })
 }
 
-/// Whether claims of the class are bound only once a pod needs them.
+/// Whether the class has WaitForFirstConsumer.
 pub fn waits_for_consumer(class: &StorageClass) -> bool {
     class.volume_binding_mode.as_deref() == Some("WaitForFirstConsumer")
 }
 
-/// What a claim asks for.
+/// A claim's storage request.
 pub fn requested(claim: &PersistentVolumeClaim) -> Quantity {
     let resources = claim.spec.as_ref().and_then(|spec| spec.resources.as_ref());
     let requests = resources.and_then(|resources| resources.requests.as_ref());
     storage(requests).unwrap_or(Quantity::ZERO)
 }
 
-/// What a volume has.
+/// A volume's capacity.
 pub fn capacity(volume: &PersistentVolume) -> Option<Quantity> {
     storage(volume.spec.as_ref().and_then(|spec| spec.capacity.as_ref()))
 }
 
-/// The amount of `storage` in a list of resources.
+/// The `storage` quantity of a resource list.
 pub fn storage(amounts: Option<&BTreeMap<String, resource::Quantity>>) -> Option<Quantity> {
     amounts?.get("storage")?.0.parse().ok()
 }
 
-/// The name of the claim that a pod's volume uses: the one it names, or the one made for it.
+/// The claim of a pod's volume: the one that it names, or that of a generic ephemeral volume.
 pub fn claim_name(pod: &str, volume: &Volume) -> Option<String> {
     if let Some(claim) = &volume.persistent_volume_claim {
         return Some(claim.claim_name.clone());
@@ -134,7 +133,7 @@ pub fn claim_name(pod: &str, volume: &Volume) -> Option<String> {
     made.map(|_| format!("{pod}-{}", volume.name))
 }
 
-/// The volume that the claim names; `None` when it names none.
+/// The volume that the claim names, if any.
 pub fn volume_name(claim: &PersistentVolumeClaim) -> Option<&str> {
     let name = claim.spec.as_ref()?.volume_name.as_deref();
     name.filter(|name| !name.is_empty())
@@ -150,12 +149,12 @@ pub fn claim_ref(volume: &PersistentVolume) -> Option<&ObjectReference> {
     volume.spec.as_ref()?.claim_ref.as_ref()
 }
 
-/// A uid that is set.
+/// The uid, if it is set.
 pub fn uid(reference: &ObjectReference) -> Option<&str> {
     reference.uid.as_deref().filter(|uid| !uid.is_empty())
 }
 
-/// Whether the volume is bound to this very claim, or reserved for a claim of its name.
+/// Whether the volume is bound to this claim, or reserved for a claim of its name.
 pub fn is_bound_to(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> bool {
     let Some(reference) = claim_ref(volume) else {
         return false;
@@ -166,7 +165,7 @@ pub fn is_bound_to(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> 
         && uid(reference).is_none_or(|uid| Some(uid) == meta.uid.as_deref())
 }
 
-/// The volume bound to the claim; `None` when it is already.
+/// The volume bound to the claim; `None` if it already is.
 pub fn bound_to(
     volume: &PersistentVolume,
     claim: &PersistentVolumeClaim,
@@ -187,7 +186,7 @@ pub fn bound_to(
     Some(bound)
 }
 
-/// A reference to a claim as volumes keep it.
+/// The reference to a claim in a volume.
 pub fn reference(claim: &PersistentVolumeClaim) -> ObjectReference {
     let meta = &claim.metadata;
     ObjectReference {
@@ -201,7 +200,7 @@ pub fn reference(claim: &PersistentVolumeClaim) -> ObjectReference {
     }
 }
 
-/// Whether the claim and the volume differ in Filesystem and Block.
+/// Whether the volume modes of claim and volume differ.
 pub fn modes_differ(claim: &PersistentVolumeClaim, volume: &PersistentVolume) -> bool {
     let mode = |mode: Option<&String>| mode.map_or("Filesystem", String::as_str).to_owned();
     let claim = claim
@@ -215,7 +214,7 @@ pub fn modes_differ(claim: &PersistentVolumeClaim, volume: &PersistentVolume) ->
     mode(claim) != mode(volume)
 }
 
-/// Whether the volume has every access mode that the claim asks for.
+/// Whether the volume has every access mode that the claim requests.
 pub fn has_access_modes(claim: &PersistentVolumeClaim, volume: &PersistentVolume) -> bool {
     let has = access_modes(volume);
     let wanted = claim
@@ -247,7 +246,7 @@ fn attributes_classes_differ(claim: &PersistentVolumeClaim, volume: &PersistentV
     claim.unwrap_or_default() != volume.unwrap_or_default()
 }
 
-/// Whether a node with these labels can reach the volume.
+/// Whether a node with these labels can access the volume.
 pub fn reaches(volume: &PersistentVolume, labels: &Labels, node: &str) -> bool {
     let affinity = volume
         .spec
@@ -257,7 +256,7 @@ pub fn reaches(volume: &PersistentVolume, labels: &Labels, node: &str) -> bool {
     required.is_none_or(|required| matches_any(&required.node_selector_terms, labels, node))
 }
 
-/// Whether a node with these labels is in one of the topologies that a class allows.
+/// Whether a node with these labels is in a topology that a class allows.
 pub fn is_allowed_topology(terms: Option<&Vec<TopologySelectorTerm>>, labels: &Labels) -> bool {
     let Some(terms) = terms.filter(|terms| !terms.is_empty()) else {
         return true;
@@ -298,7 +297,7 @@ pub fn mismatch(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> Opt
     Some(reason.to_owned())
 }
 
-/// The node for which a volume is looked for.
+/// The node for which a volume is searched.
 #[derive(Debug, Clone, Copy)]
 pub struct Node<'a> {
     /// Its name.
@@ -308,8 +307,7 @@ pub struct Node<'a> {
 }
 
 /// The volume to bind the claim to: the one that is bound to it or reserved for it, or the smallest
-/// of those that suit it. Without a `node` a claim of a class that waits for its consumer gets only
-/// what is reserved for it.
+/// matching one. Without a `node`, a claim with WaitForFirstConsumer gets only a reserved volume.
 pub fn find_match<'a>(
     claim: &PersistentVolumeClaim,
     volumes: impl Iterator<Item = &'a PersistentVolume>,
@@ -357,8 +355,8 @@ pub fn find_match<'a>(
     best.map(|(_, volume)| volume)
 }
 
-/// Whether a volume is closer to what was asked for than the best so far. Without a node, fewer
-/// access modes come before a smaller size.
+/// Whether a volume is a better match than the best so far. Without a node, fewer access modes are
+/// preferred to a smaller size.
 fn is_closer(
     by_size: bool,
     (size, volume): (Quantity, &PersistentVolume),
@@ -423,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_suit_is_passed_over() {
+    fn unsuitable_volumes_are_skipped() {
         let asks = claim(asking("1Gi", &["ReadWriteOnce"]));
         let changed = |path: &str, value: Value| {
             let mut one = volume("pv", "1Gi", &["ReadWriteOnce"]);

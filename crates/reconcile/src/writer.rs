@@ -1,7 +1,7 @@
-//! Writes that come back only when the writer's own cache shows them. A controller that reads its
-//! own writes needs no ledger of what it expects to see: its next look is never older than its last
-//! act. A cache that stays behind for longer than the patience is marked as such, and no controller
-//! that reads it reconciles anything until it has caught up.
+//! Writes that return only when the writer's own informer has them. A controller that reads its own
+//! writes needs no expectations: its next read is never older than its last write. An informer that
+//! lags behind for too long is marked, and no controller that reads it reconciles until it has
+//! caught up.
 
 use std::{fmt::Debug, time::Duration};
 
@@ -16,10 +16,10 @@ use tracing::warn;
 
 use crate::{Error, StatusPatch};
 
-/// How long a write waits for its cache.
+/// How long a write waits for the informer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Writes objects of one kind as one identity.
+/// Writes objects of one kind as one user.
 pub struct Writer<K> {
     client: kube::Client,
     informer: Informer<K>,
@@ -38,12 +38,12 @@ impl<K> Writer<K>
 where
     K: Object + Resource<DynamicType = ()> + ToJson + Clone + Debug,
 {
-    /// Writes through `client`, waits for `informer`.
+    /// Writes with `client`, waits for `informer`.
     pub fn new(client: kube::Client, informer: Informer<K>) -> Self {
         Self { client, informer }
     }
 
-    /// The cache that this writer waits for.
+    /// The informer that this writer waits for.
     pub fn cache(&self) -> &Informer<K> {
         &self.informer
     }
@@ -67,7 +67,7 @@ where
         Ok(self.shown(created).await)
     }
 
-    /// Replaces an object, if it has not changed since it was read.
+    /// Replaces an object, with its resourceVersion as a precondition.
     pub async fn update(&self, namespace: &str, object: &K) -> Result<K, Error>
     where
         K: Resource<Scope = NamespaceResourceScope>,
@@ -80,7 +80,7 @@ where
         Ok(self.shown(updated).await)
     }
 
-    /// Replaces an object's status, if it has not changed since it was read.
+    /// Replaces an object's status, with its resourceVersion as a precondition.
     pub async fn update_status(&self, namespace: &str, object: &K) -> Result<K, Error>
     where
         K: Resource<Scope = NamespaceResourceScope>,
@@ -93,7 +93,7 @@ where
         Ok(self.shown(updated).await)
     }
 
-    /// Merges `patch` into an object.
+    /// Applies a merge patch to an object.
     pub async fn patch(&self, namespace: &str, name: &str, patch: &Value) -> Result<K, Error>
     where
         K: Resource<Scope = NamespaceResourceScope>,
@@ -105,7 +105,8 @@ where
         Ok(self.shown(patched).await)
     }
 
-    /// Applies a strategic merge patch: it changes elements of a list without replacing the list.
+    /// Applies a strategic merge patch, which changes elements of a list without replacing the
+    /// list.
     pub async fn patch_strategic(
         &self,
         namespace: &str,
@@ -122,7 +123,7 @@ where
         Ok(self.shown(patched).await)
     }
 
-    /// Changes conditions and fields of an object's status.
+    /// Patches conditions and fields of an object's status.
     pub async fn patch_status(&self, object: &K, patch: &StatusPatch) -> Result<K, Error>
     where
         K: Resource<Scope = NamespaceResourceScope>,
@@ -134,7 +135,7 @@ where
         Ok(self.shown(patched).await)
     }
 
-    /// Deletes exactly this object; that it is gone already is success.
+    /// Deletes this object, with its uid as a precondition; one that is gone is no error.
     pub async fn delete(&self, object: &K) -> Result<(), Error>
     where
         K: Resource<Scope = NamespaceResourceScope>,
@@ -143,7 +144,7 @@ where
             .await
     }
 
-    /// Deletes exactly this object, its dependents by `policy`.
+    /// Deletes this object, with a propagation policy.
     pub async fn delete_with(&self, object: &K, policy: PropagationPolicy) -> Result<(), Error>
     where
         K: Resource<Scope = NamespaceResourceScope>,
@@ -161,7 +162,7 @@ where
         match self.api(&namespace).delete(&name, &params).await {
             Ok(_) => {}
             Err(kube::Error::Api(status)) if status.code == 404 => {}
-            // Another object has the name now: this one is gone.
+            // Another object has the name: this one is gone.
             Err(kube::Error::Api(status)) if status.code == 409 => {}
             Err(error) => return Err(error.into()),
         }
@@ -190,7 +191,7 @@ where
         Ok(self.shown(created).await)
     }
 
-    /// Replaces a cluster-scoped object, if it has not changed since it was read.
+    /// Replaces a cluster-scoped object, with its resourceVersion as a precondition.
     pub async fn cluster_update(&self, object: &K) -> Result<K, Error>
     where
         K: Resource<Scope = ClusterResourceScope>,
@@ -201,7 +202,7 @@ where
         Ok(self.shown(updated).await)
     }
 
-    /// Replaces the status of a cluster-scoped object, if it has not changed since it was read.
+    /// Replaces the status of a cluster-scoped object, with its resourceVersion as a precondition.
     pub async fn cluster_update_status(&self, object: &K) -> Result<K, Error>
     where
         K: Resource<Scope = ClusterResourceScope>,
@@ -212,7 +213,7 @@ where
         Ok(self.shown(updated).await)
     }
 
-    /// Merges `patch` into the status of a cluster-scoped object.
+    /// Applies a merge patch to the status of a cluster-scoped object.
     pub async fn cluster_patch_status(&self, name: &str, patch: &Value) -> Result<K, Error>
     where
         K: Resource<Scope = ClusterResourceScope>,
@@ -224,8 +225,8 @@ where
         Ok(self.shown(patched).await)
     }
 
-    /// Deletes exactly this cluster-scoped object; that it is gone already is success. It may stay
-    /// while it has finalizers.
+    /// Deletes this cluster-scoped object, with its uid as a precondition; one that is gone is no
+    /// error. It may remain while it has finalizers.
     pub async fn cluster_delete(&self, object: &K) -> Result<(), Error>
     where
         K: Resource<Scope = ClusterResourceScope>,
@@ -239,7 +240,7 @@ where
         let params = DeleteParams::default().preconditions(preconditions);
         match self.cluster_api().delete(&name, &params).await {
             Ok(_) => {}
-            // Another object has the name now: this one is gone.
+            // Another object has the name: this one is gone.
             Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {}
             Err(error) => return Err(error.into()),
         }
@@ -258,7 +259,7 @@ where
 
     fn warn_unless(&self, shown: bool) {
         if !shown {
-            warn!(kind = %K::kind(&()), "the cache does not show a write; its controllers wait");
+            warn!(kind = %K::kind(&()), "informer cache does not show a write yet, its controllers wait");
         }
     }
 }

@@ -1,13 +1,13 @@
-//! What many clients asked at once, what each heard and when; and the check that there is one order of all
-//! writes that explains every answer. Pure: the store's tests and the end-to-end stories record histories, each in
-//! their own way.
+//! Histories of concurrent clients: their calls, results and times; and the check that one total
+//! order of writes explains every result. Pure: the store's tests and the end-to-end tests record
+//! histories in their own ways.
 
 use std::collections::BTreeMap;
 
-/// A place in the one order of writes.
+/// A position in the total order of writes.
 pub type Revision = u64;
 
-/// One question with its answer; the moments are places in one order of all moments.
+/// A call with its result; start and end are positions in one order of all times.
 #[derive(Debug)]
 pub struct Call {
     pub key: String,
@@ -16,20 +16,20 @@ pub struct Call {
     pub answer: Answer,
 }
 
-/// What came back.
+/// The result of a call.
 #[derive(Debug)]
 pub enum Answer {
-    /// A read: the moment, and what stood there.
+    /// A read: its revision, and the value with the revision that wrote it.
     Read(Revision, Option<(Revision, String)>),
     /// An accepted write; no value for a delete.
     Wrote(Revision, Option<String>),
-    /// A refused write: what stood in the way, where that is known.
+    /// A rejected write: the conflicting revision, if known.
     Refused(Option<Revision>),
-    /// It is unknown whether it was done.
+    /// It is unknown whether it was applied.
     Lost,
 }
 
-/// A change as a watcher saw it; no value for a delete.
+/// A change that a watcher saw; no value for a delete.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Change {
     pub revision: Revision,
@@ -40,7 +40,7 @@ pub struct Change {
 /// The values of one key by the revisions that wrote them.
 pub type Timeline<'a> = BTreeMap<Revision, Option<&'a String>>;
 
-/// What a watcher saw, by key. Panics when it saw changes twice or out of order.
+/// A watcher's changes by key. Panics if changes were repeated or out of order.
 pub fn timelines(seen: &[Change]) -> BTreeMap<&str, Timeline<'_>> {
     let mut timelines: BTreeMap<&str, Timeline<'_>> = BTreeMap::new();
     for change in seen {
@@ -53,7 +53,8 @@ pub fn timelines(seen: &[Change]) -> BTreeMap<&str, Timeline<'_>> {
     timelines
 }
 
-/// A watcher's record is one order of all writes: panics when it does not explain every answer.
+/// Checks calls against a watcher's changes, which are the total order of writes: panics if they do
+/// not explain every result.
 pub fn check(seen: &[Change], calls: &[Call]) {
     let (timelines, empty) = (timelines(seen), Timeline::new());
     for call in calls {
@@ -79,7 +80,7 @@ pub fn check(seen: &[Change], calls: &[Call]) {
     check_real_time(calls);
 }
 
-/// What was heard before a question was asked is not newer than its answer.
+/// A call's result must not be older than what was known before it started.
 fn check_real_time(calls: &[Call]) {
     let place = |call: &Call| match call.answer {
         Answer::Read(revision, _) => Some((revision, false)),
@@ -101,7 +102,7 @@ fn check_real_time(calls: &[Call]) {
             newest_heard = newest_heard.max(revision);
             continue;
         }
-        // Asked now: the answer must not be older than what another client has already heard.
+        // The result must not be older than what another client has already received.
         let fresh = match is_write {
             true => revision > newest_heard,
             false => revision >= newest_heard,

@@ -1,6 +1,6 @@
-//! What tests compare with. The reference data of Kubernetes v1.36 is not part of the repository: a test that does not
-//! find it is skipped, and its name is recorded, so that the end of a run lists what was not compared. And a history of
-//! what clients saw is compared with the order of all writes.
+//! Reference data for tests, and histories. The reference data of Kubernetes v1.36 is not part of
+//! the repository: a test that does not find it is skipped and recorded, so that the end of a run
+//! lists what was not compared.
 
 #![forbid(unsafe_code)]
 
@@ -13,13 +13,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Where the data is, if it is not beside the checkout.
+/// The directory of the data, if it is not beside the checkout.
 const DIRECTORY: &str = "KUBERNETES_REFERENCE";
-/// The file that names of skipped tests are appended to; `make test` prints it.
+/// The file to which skipped tests are appended; `make test` prints it.
 const SKIPPED: &str = "MAINSTAY_SKIPPED_TESTS";
 
-/// A file or directory of the reference data. Where there is no reference data at all, the running test is recorded as
-/// skipped.
+/// A file or directory of the reference data. If there is none at all, the running test is recorded
+/// as skipped.
 pub fn find(path: &str) -> Option<PathBuf> {
     let mut roots = roots().into_iter().filter(|root| root.exists()).peekable();
     if roots.peek().is_none() {
@@ -31,7 +31,7 @@ pub fn find(path: &str) -> Option<PathBuf> {
 fn roots() -> Vec<PathBuf> {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let given = env::var_os(DIRECTORY).map(PathBuf::from);
-    // A worktree may stand one level deeper.
+    // A worktree may be one level deeper.
     let beside = ["../../..", "../../../.."].map(|up| here.join(up).join("shared/kubernetes"));
     given.into_iter().chain(beside).collect()
 }
@@ -39,21 +39,22 @@ fn roots() -> Vec<PathBuf> {
 /// Records the running test as skipped.
 pub fn skip(why: &str) {
     let line = format!("{}: {why}\n", test_name());
-    // Tests show this only when they fail or run alone.
+    // Shown only if the test fails or runs alone.
     #[allow(clippy::print_stderr, reason = "a test that compares nothing says so")]
     {
         eprint!("skipped {line}");
     }
     if let Some(file) = env::var_os(SKIPPED) {
         let file = OpenOptions::new().append(true).create(true).open(file);
-        // One write, so that lines of tests that run at once do not mix.
+        // A single write, so that lines of concurrent tests do not mix.
         if let Err(error) = file.and_then(|mut file| file.write_all(line.as_bytes())) {
             panic!("cannot record a skipped test: {error}");
         }
     }
 }
 
-/// Package and name of the running test. cargo-nextest names it in the environment, libtest names its threads.
+/// Package and name of the running test. cargo-nextest sets it in the environment, libtest names
+/// its threads.
 fn test_name() -> String {
     let package = env::var("CARGO_PKG_NAME").unwrap_or_default();
     let thread = std::thread::current();

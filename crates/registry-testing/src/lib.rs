@@ -1,4 +1,4 @@
-//! For the unit tests of the API server's rooms: a store with plain kinds in it, and a reader of it.
+//! For unit tests of the API server's crates: a store with simple kinds, and a reader.
 
 #![forbid(unsafe_code)]
 // Only tests use this crate.
@@ -138,7 +138,7 @@ fn kind(group: &str, kind: &str, plural: &str, scope: Scope) -> &'static dyn Kin
     Box::leak(Box::new(Plain { names, scope }))
 }
 
-/// A store with objects in it, and a reader of it.
+/// A store with objects, and a reader.
 pub struct World {
     _directory: tempfile::TempDir,
     store: Store,

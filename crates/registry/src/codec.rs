@@ -1,8 +1,8 @@
-//! Objects at rest: canonical JSON bytes beside a small header. The header is parsed when an object
-//! is written or loaded; readers select by it and send the bytes as they are.
+//! Stored objects: canonical JSON bytes with a small header. The header is made when an object is
+//! written or loaded; readers filter by it and send the bytes unchanged.
 //!
-//! A draft's bytes carry no resourceVersion. Publishing inserts it once, at the place the header
-//! names, so that every reader shares one buffer.
+//! A draft's bytes have no resourceVersion. Publishing inserts it once, at the header's offset, so
+//! that all readers share one buffer.
 
 use std::{
     borrow::Cow,
@@ -71,11 +71,11 @@ impl Draft {
 }
 
 impl Draft {
-    /// The same object written anew: what readers select by stays, the places are found again.
+    /// The same object with new bytes: labels and fields stay, offsets are computed again.
     pub fn replaced(self) -> Self {
         let places = match scan::places(&self.bytes) {
             Ok(places) => places,
-            // Bytes that were just encoded have their places.
+            // Bytes that were just encoded are valid.
             Err(why) => panic!(
                 "{} {}: converted bytes are no object: {why}",
                 self.header.namespace(),
@@ -90,7 +90,7 @@ impl Draft {
     }
 }
 
-/// An object as readers see it: its bytes carry the resourceVersion.
+/// An object as readers see it: its bytes include the resourceVersion.
 #[derive(Debug)]
 pub struct Stored {
     pub header: Arc<Header>,
@@ -117,7 +117,7 @@ struct Forms {
 }
 
 impl Stored {
-    /// Inserts the revision into a draft's bytes; 0 leaves them as they are.
+    /// Inserts the revision into a draft's bytes; 0 inserts nothing.
     pub fn stamp(draft: Draft, revision: Revision) -> Self {
         let bytes = draft.header.stamp.insert(&draft.bytes, revision);
         Self {
@@ -140,12 +140,12 @@ impl Stored {
         self
     }
 
-    /// Whether it has the form of the version that it is served in already.
+    /// Whether it was already converted to the served version.
     pub fn is_converted(&self) -> bool {
         self.is_converted
     }
 
-    /// Whether its bytes say that it is of a version.
+    /// Whether its bytes have this apiVersion.
     pub fn is_of(&self, api_version: &str) -> bool {
         let bytes = self.bytes();
         let head = bytes.get(..self.header.body as usize).unwrap_or_default();
@@ -154,13 +154,13 @@ impl Stored {
             .any(|part| part == wanted.as_bytes())
     }
 
-    /// The form that was made before, if it is this one.
+    /// The cached form, if it is this one.
     pub fn known_form(&self, form: &str) -> Option<Arc<Self>> {
         let (known, made) = self.forms.get()?.converted.get()?;
         made.clone().filter(|_| **known == *form)
     }
 
-    /// Keeps a form for the next who asks, unless another is kept.
+    /// Caches a form, unless another is cached.
     pub fn keep_form(&self, form: &str, made: &Arc<Self>) {
         // One form is kept, the first.
         let _ = self
@@ -200,7 +200,7 @@ impl Stored {
         self.stays_loose.store(true, Ordering::Relaxed);
     }
 
-    /// The object as an item of a list of a built-in kind: everything behind `apiVersion` and
+    /// The object as an item of a list of a built-in kind: everything after `apiVersion` and
     /// `kind`, to be written after an opening brace.
     pub fn item(&self) -> Bytes {
         self.bytes().slice(self.header.body as usize..)
@@ -216,13 +216,12 @@ impl Stored {
         start as usize..end as usize + self.header.stamp.len(self.revision)
     }
 
-    /// The bytes without a resourceVersion, as they were written.
+    /// The bytes without a resourceVersion, as written.
     pub fn unstamped(&self) -> Bytes {
         self.header.stamp.remove(&self.bytes(), self.revision)
     }
 
-    /// The same object stamped with another revision, for events that end its life or its place
-    /// in a selection.
+    /// The same object with another revision, for events of its deletion or of leaving a selection.
     pub fn at(&self, revision: Revision) -> Self {
         let draft = Draft {
             bytes: self.unstamped(),
@@ -234,12 +233,12 @@ impl Stored {
         }
     }
 
-    /// The parsed object, resourceVersion included. For writes and admission, never for reads.
+    /// The parsed object with its resourceVersion. For writes and admission, not for reads.
     pub fn parse(&self) -> Object {
         match machinery::json::from_slice(&self.bytes()) {
             Ok(object) => object,
-            // Only bytes that were encoded from an object are stored. Going on with anything else would
-            // write it back over the object: the request fails instead.
+            // Only bytes encoded from an object are stored. Continuing with anything else would
+            // overwrite the object: the request fails instead.
             Err(error) => panic!(
                 "{} {}: stored bytes are no object: {error}",
                 self.header.namespace(),
@@ -248,7 +247,7 @@ impl Stored {
         }
     }
 
-    /// The parsed metadata, resourceVersion included.
+    /// The parsed metadata with the resourceVersion.
     pub fn parse_metadata(&self) -> Value {
         match machinery::json::from_slice(&self.metadata()) {
             Ok(metadata) => metadata,
@@ -260,13 +259,13 @@ impl Stored {
         }
     }
 
-    /// The parsed object, cached: for the few objects that every write looks at.
+    /// The parsed object, cached: for the few objects that every write reads.
     pub fn parsed(&self) -> &Object {
         self.forms().parsed.get_or_init(|| self.parse())
     }
 
-    /// The form that another version or a newer schema gives it, `None` if that is this one; what
-    /// was asked for first is kept.
+    /// The form in another version or under a newer schema, `None` if it is unchanged; the first
+    /// one is cached.
     pub fn converted(
         &self,
         form: &str,
@@ -280,7 +279,7 @@ impl Stored {
         }
     }
 
-    /// The object's protobuf message, without the envelope; kept for the next reader.
+    /// The object's protobuf message, without the envelope; cached.
     pub fn message(&self, schema: &'static Type) -> &Bytes {
         self.forms()
             .message
@@ -340,7 +339,7 @@ pub struct ObjectCodec {
 }
 
 impl ObjectCodec {
-    /// The registry says which kind a key belongs to.
+    /// The registry maps keys to kinds.
     pub fn new(registry: Arc<Registry>) -> Self {
         Self {
             registry,
@@ -371,7 +370,8 @@ impl Codec for ObjectCodec {
     }
 
     fn load(&self, key: &Key, bytes: Bytes) -> Result<Draft, String> {
-        // Also the bytes of another writer to the same store: whatever is published can be parsed.
+        // The bytes may come from another writer of the same store, so they are validated before
+        // publishing.
         let named = |why: String| format!("{}: {why}", String::from_utf8_lossy(key));
         let opened = match &self.encryption {
             Some(encryption) => encryption.open(key, bytes),

@@ -3,7 +3,7 @@
 use machinery::Status;
 use store::Error;
 
-/// An error that is not about one object's preconditions.
+/// An error other than an object's precondition.
 pub fn of_store(error: Error) -> Status {
     match error {
         Error::Compacted { requested, oldest } => {
@@ -20,7 +20,7 @@ pub fn of_store(error: Error) -> Status {
     }
 }
 
-/// 504: a revision that has not come yet. Clients recognise the cause and try again.
+/// 504: a future revision. Clients recognise the cause and retry.
 fn too_large(requested: u64, newest: u64) -> Status {
     let message = format!("Too large resource version: {requested}, current: {newest}");
     let mut status = Status::timeout(&message, 1);

@@ -1,5 +1,5 @@
-//! The forms of an object on its way to the store: normalised by its schema, named as its kind, converted to the
-//! stored version, encoded.
+//! The steps of an object to the store: normalised by its schema, with apiVersion and kind,
+//! converted to the storage version, encoded.
 
 use machinery::{
     Object, Status, Value,
@@ -10,7 +10,7 @@ use machinery::{
 use crate::{Draft, Resource, meta};
 
 impl Resource {
-    /// Normalises an object that was put together, and not read from a body.
+    /// Normalises an object that was constructed, not decoded from a body.
     pub fn normalise(&self, object: Object) -> Result<Decoded, String> {
         let mut findings = Findings::default();
         let value = Value::Object(object);
@@ -31,12 +31,12 @@ impl Resource {
         object.insert("kind".to_owned(), kind.clone().into());
     }
 
-    /// An object's canonical bytes and header, in the form it is stored in.
+    /// An object's canonical bytes and header, in its storage version.
     pub async fn draft(&self, object: &mut Object) -> Result<Draft, Status> {
         self.draft_new(object, None).await
     }
 
-    /// The same of a new object, whose creator owns these fields.
+    /// The same for a new object, whose creator owns these fields.
     pub async fn draft_new(
         &self,
         object: &mut Object,

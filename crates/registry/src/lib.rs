@@ -1,8 +1,8 @@
-//! The kinds that are served and their stored objects: what every room of the API server reads.
+//! Served kinds and their stored objects, for all parts of the API server.
 //!
-//! [`Registry`] says which kinds are served under which paths and store keys, [`ObjectCodec`] how objects are stored,
-//! [`Reader`] reads them, [`meta`] knows their metadata, and [`failure`] turns the store's errors into a `Status`.
-//! Nothing here decides about a request.
+//! [`Registry`] maps kinds to paths and store keys, [`ObjectCodec`] stores objects, [`Reader`]
+//! reads them, [`meta`] handles their metadata, and [`failure`] turns the store's errors into a
+//! `Status`. Nothing here decides about a request.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]

@@ -1,4 +1,4 @@
-//! Metadata of objects on the write path: reading it, and what the server alone may set.
+//! Metadata on the write path: reading it, and fields that only the server may set.
 
 use jiff::{SignedDuration, Timestamp};
 use machinery::{Object, Status, Value, json::Key};
@@ -6,11 +6,11 @@ use rand::Rng;
 
 use crate::{Endings, names};
 
-/// The finalizers that the garbage collector serves.
+/// The finalizers of the garbage collector.
 pub const ORPHAN: &str = "orphan";
 pub const FOREGROUND: &str = "foregroundDeletion";
 
-/// What only the server sets at creation.
+/// Fields that only the server sets on create.
 const SYSTEM: &[&str] = &[
     "uid",
     "creationTimestamp",
@@ -19,12 +19,12 @@ const SYSTEM: &[&str] = &[
     "selfLink",
 ];
 
-/// A view of an object's metadata.
+/// An object's metadata.
 pub fn of(object: &Object) -> Option<&Object> {
     object.get("metadata").and_then(Value::as_object)
 }
 
-/// The metadata, made if it is missing. It stays behind `apiVersion` and `kind`.
+/// The metadata, created if missing.
 pub fn of_mut(object: &mut Object) -> &mut Object {
     if !object.get("metadata").is_some_and(Value::is_object) {
         object.insert("metadata".to_owned(), Value::Object(Object::new()));
@@ -100,7 +100,7 @@ pub fn set_finalizers(object: &mut Object, finalizers: Vec<String>) {
     set(object, "finalizers", value);
 }
 
-/// A time as it stands in metadata.
+/// A time in metadata's format.
 pub fn time(at: Timestamp) -> String {
     machinery::time::format(at.as_second())
 }
@@ -116,7 +116,7 @@ pub fn shifted(at: Timestamp, seconds: i64) -> Timestamp {
         .unwrap_or(at)
 }
 
-/// Takes away what only the server says.
+/// Removes the fields that only the server sets.
 pub fn forget_system(object: &mut Object) {
     let metadata = of_mut(object);
     for key in SYSTEM {
@@ -124,7 +124,7 @@ pub fn forget_system(object: &mut Object) {
     }
 }
 
-/// Sets what belongs to a new object and drops what a client has no say in.
+/// Sets the metadata of a new object and removes fields that clients cannot set.
 pub fn begin(object: &mut Object, now: Timestamp) {
     forget_system(object);
     of_mut(object).shift_remove("resourceVersion");
@@ -133,7 +133,7 @@ pub fn begin(object: &mut Object, now: Timestamp) {
     set(object, "creationTimestamp", time(now));
 }
 
-/// Makes a name of `generateName` when there is none. Returns whether it did.
+/// Generates a name from `generateName` if there is none. Returns whether it did.
 pub fn generate_name(object: &mut Object, endings: &dyn Endings) -> bool {
     if !text(object, "name").is_empty() || text(object, "generateName").is_empty() {
         return false;
@@ -158,7 +158,7 @@ pub fn ensure_namespace_matches(object: &mut Object, namespace: &str) -> Result<
     ))
 }
 
-/// The name of the request holds, too.
+/// Rejects an object that names another than the request.
 pub fn check_name(object: &Object, name: &str) -> Result<(), Status> {
     Err(Status::bad_request(match text(object, "name") {
         "" => format!(
@@ -171,7 +171,7 @@ pub fn check_name(object: &Object, name: &str) -> Result<(), Status> {
     }))
 }
 
-/// What an update can never change about the metadata.
+/// Restores immutable metadata on update.
 pub fn keep(object: &mut Object, old: &Object) {
     if text(object, "uid").is_empty() {
         set(object, "uid", text(old, "uid"));
@@ -189,12 +189,12 @@ pub fn keep(object: &mut Object, old: &Object) {
     }
 }
 
-/// Whether a generation counts what stands in a field of the object.
+/// Whether changes of a field count for the generation.
 pub fn is_counted(field: &str) -> bool {
     !matches!(field, "apiVersion" | "kind" | "metadata" | "status")
 }
 
-/// Whether two objects differ in anything that a generation counts.
+/// Whether two objects differ in fields that count for the generation.
 pub fn spec_differs(object: &Object, old: &Object) -> bool {
     let counted = |(key, _): &(&Key, &Value)| is_counted(key);
     let (new_count, old_count) = (
@@ -208,7 +208,7 @@ pub fn spec_differs(object: &Object, old: &Object) -> bool {
             .any(|(key, value)| old.get(key) != Some(value))
 }
 
-/// Whether two objects are the same but for managedFields.
+/// Whether two objects differ only in managedFields.
 pub fn differ_in_managers_alone(object: &Object, old: &Object) -> bool {
     let is_managers = |key: &Key| key.as_str() == "managedFields";
     let same = |new: &Object, old: &Object, skips: &dyn Fn(&Key) -> bool| {
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_cannot_set_what_belongs_to_the_server() {
+    fn a_client_cannot_set_metadata_of_the_server() {
         let mut new = object(machinery::json::json!({"metadata": {
             "name": "a", "uid": "mine", "deletionTimestamp": "2020-01-01T00:00:00Z",
             "resourceVersion": "4"}}));

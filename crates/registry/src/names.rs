@@ -2,18 +2,18 @@
 
 use rand::Rng;
 
-/// Letters of generated names: no vowels, nothing that looks alike.
+/// Characters of generated names: no vowels, nothing ambiguous.
 const LETTERS: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
 const ENDING: usize = 5;
-/// Longest prefix of a generated name.
+/// Maximum length of a generated name's prefix.
 const LONGEST_PREFIX: usize = 63 - ENDING;
 
-/// Where the ends of generated names come from.
+/// Generates name suffixes.
 pub trait Endings: Send + Sync {
     fn next(&self) -> String;
 }
 
-/// Five characters by chance.
+/// Five random characters.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct RandomEndings;
 
@@ -25,7 +25,7 @@ impl Endings for RandomEndings {
     }
 }
 
-/// A name with this prefix, as much of it as fits.
+/// A name with this prefix, truncated if needed.
 pub fn generate(prefix: &str, endings: &dyn Endings) -> String {
     let ends = prefix.char_indices().map(|(at, c)| at + c.len_utf8());
     let cut = ends.take_while(|end| *end <= LONGEST_PREFIX).last();

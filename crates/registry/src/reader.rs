@@ -10,12 +10,11 @@ use tokio::sync::Notify;
 
 use crate::{Registry, Resource, Shared, Store, Stored, Table, failure};
 
-/// How soon a watch that ended is begun again.
+/// Retry intervals of ended watches.
 const FIRST: Duration = Duration::from_millis(20);
 const LONGEST: Duration = Duration::from_secs(5);
 
-/// What was read of the objects of a cluster-scoped kind, by name: every revision of an object is parsed once, and one
-/// object at a time.
+/// Values parsed from the objects of a cluster-scoped kind, by name: every revision is parsed once.
 pub struct Readings<T>(HashMap<Box<str>, (Revision, Arc<T>)>);
 
 impl<T> Default for Readings<T> {
@@ -25,7 +24,7 @@ impl<T> Default for Readings<T> {
 }
 
 impl<T> Readings<T> {
-    /// Reads what is new, and forgets what is gone. The order is that of the objects.
+    /// Parses new revisions, and drops deleted objects. The result is in the order of the objects.
     pub fn update(&mut self, objects: &[Arc<Stored>], read: impl Fn(&Object) -> T) -> Vec<Arc<T>> {
         let mut before = std::mem::take(&mut self.0);
         let mut all = Vec::with_capacity(objects.len());
@@ -59,8 +58,8 @@ impl Reader {
         }
     }
 
-    /// One object; `None` when it or its kind does not exist. `namespace` is empty for
-    /// cluster-scoped kinds.
+    /// One object; `None` if it or its kind does not exist. `namespace` is empty for cluster-scoped
+    /// kinds.
     pub async fn get(
         &self,
         group: &str,
@@ -80,7 +79,7 @@ impl Reader {
         Ok(entry.map(|entry| entry.object))
     }
 
-    /// All objects of a kind, or those of one namespace, and the moment they were read at.
+    /// All objects of a kind, or of one namespace, and the revision of the read.
     pub async fn list(
         &self,
         group: &str,
@@ -117,7 +116,7 @@ impl Reader {
         self.store.revision().await.map_err(failure::of_store)
     }
 
-    /// Changes of a kind after a revision; `None` when the kind is not served.
+    /// Changes of a kind after a revision; `None` if the kind is not served.
     pub async fn watch(
         &self,
         group: &str,
@@ -130,11 +129,11 @@ impl Reader {
         }
     }
 
-    /// Notifies of every change of a kind, and once at the beginning, for as long as it is polled.
+    /// Notifies of every change of a kind, and once at the start, for as long as it is polled.
     pub async fn tell_of_changes(&self, group: &str, resource: &str, changed: &Notify) {
         let mut backoff = Backoff::new(FIRST, LONGEST);
         loop {
-            // Changes between two watches are in the next list.
+            // The list covers changes between two watches.
             let since = self.list(group, resource, "").await;
             changed.notify_one();
             if let Ok((since, _)) = since
@@ -151,7 +150,7 @@ impl Reader {
         }
     }
 
-    /// The kinds that are served at this moment.
+    /// The kinds served now.
     pub fn table(&self) -> Arc<Table> {
         self.registry.kept_table()
     }

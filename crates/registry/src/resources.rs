@@ -1,6 +1,5 @@
-//! The kinds that are served, by group, version and plural name. Built-in kinds come from
-//! `kinds`; others can be added and removed while the server runs: readers see one table or
-//! the next, never a mixture.
+//! The served kinds, by group, version and plural name. Built-in kinds come from `kinds`; others
+//! can be added and removed at run time: readers see one complete table or the next.
 
 use std::{
     ops::Deref,
@@ -21,7 +20,7 @@ use store::Key;
 
 use crate::{Draft, Shared, Stored, store_metrics::Stores, table::Table};
 
-/// Where all objects live in the store.
+/// The root of all objects in the store.
 const ROOT: &str = "/registry/";
 
 /// The prefix of the store keys of all objects of a resource.
@@ -36,7 +35,7 @@ pub fn object_key(group: &str, plural: &str, namespace: &str, name: &str) -> Key
     Bytes::from([&key_prefix(group, plural), namespace, slash, name].concat())
 }
 
-/// A kind, built in or made at run time.
+/// A kind, built in or created at run time.
 #[derive(Clone)]
 pub enum KindRef {
     Static(&'static dyn Kind),
@@ -54,7 +53,7 @@ impl Deref for KindRef {
     }
 }
 
-/// A kind as it is served.
+/// A served kind.
 pub struct Resource {
     pub kind: KindRef,
     pub group: String,
@@ -62,25 +61,25 @@ pub struct Resource {
     pub plural: String,
     /// `v1` or `apps/v1`.
     pub api_version: String,
-    /// Whether items of a list carry apiVersion and kind, as those of custom resources do.
+    /// Whether items of a list have apiVersion and kind, as those of custom resources do.
     pub custom: bool,
     /// The kind's type in the schema table; `None` for custom resources.
     pub schema: Option<&'static Type>,
-    /// The resource in whose form the objects are stored, when it is another one: an older version
-    /// or another group of the same objects.
+    /// The resource of the storage version, if it is another one: an older version or another group
+    /// of the same objects.
     pub storage: Option<Arc<Resource>>,
-    /// What a custom resource's schema says; `None` for built-in kinds.
+    /// The custom resource's kind; `None` for built-in kinds.
     pub definition: Option<Shared<CustomKind>>,
-    /// The names again, as metrics count by them.
+    /// The names as metric labels.
     pub labels: Arc<Labels>,
-    /// What the store is asked about it.
+    /// The store metrics.
     pub stores: Stores,
-    /// How many watch it now.
+    /// The number of current watchers.
     pub watchers: Arc<AtomicUsize>,
     prefix: String,
 }
 
-/// Names that are shared instead of copied.
+/// Names, shared instead of copied.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Labels {
     pub group: Arc<str>,
@@ -121,7 +120,7 @@ impl Resource {
         resource
     }
 
-    /// Whether objects live in namespaces.
+    /// Whether objects are namespaced.
     pub fn namespaced(&self) -> bool {
         self.kind.scope() == Scope::Namespaced
     }
@@ -147,8 +146,8 @@ impl Resource {
         }
     }
 
-    /// An object of the store as this resource serves it. Converted ones are kept beside the
-    /// stored one, so that every reader of the same version shares them.
+    /// A stored object as this resource serves it. Converted forms are cached with the stored one,
+    /// so that readers of the same version share them.
     pub fn serve<'a>(&self, object: &'a Stored) -> Served<'a> {
         if !self.reshapes(object) {
             return Served::Stored(object);
@@ -166,19 +165,19 @@ impl Resource {
                 bytes: bytes.into(),
                 header: object.header.clone(),
             };
-            // Labels and fields are those of the stored form; only the places differ.
+            // Labels and fields are those of the stored form; only the offsets differ.
             Some(Arc::new(Stored::stamp(draft.replaced(), object.revision)))
         };
         let made = match &self.definition {
-            // Another schema of the same version is another form.
+            // A different schema of the same version is a different form.
             Some(kind) => object.converted(&kind.form(), convert),
             None => object.converted(&self.api_version, convert),
         };
         made.map_or(Served::Stored(object), Served::Converted)
     }
 
-    /// Whether an object may have to look different than it is stored: another version, or a
-    /// custom resource from before its definition was what it is now.
+    /// Whether an object may differ from its stored form: another version, or a custom resource
+    /// from before its definition changed.
     fn reshapes(&self, object: &Stored) -> bool {
         if object.is_converted() {
             return false;
@@ -187,12 +186,12 @@ impl Resource {
         self.storage.is_some() || self.definition.as_ref().is_some_and(older)
     }
 
-    /// Whether an object is served exactly as it is stored.
+    /// Whether an object is served exactly as stored.
     pub fn serves_as_stored(&self, object: &Stored) -> bool {
         !self.reshapes(object)
     }
 
-    /// What is known about the fields, for managedFields and apply.
+    /// The topology for managedFields and apply.
     pub fn root(&self) -> Root<'_> {
         match (self.schema, &self.definition) {
             (Some(schema), _) => Root::Typed(schema),
@@ -201,12 +200,12 @@ impl Resource {
         }
     }
 
-    /// Where a custom resource keeps the numbers of its Scale.
+    /// The paths of a custom resource's Scale.
     pub fn scale(&self) -> Option<ScalePaths> {
         self.definition.as_ref()?.scale.clone()
     }
 
-    /// An object of the store, parsed, as this resource serves it.
+    /// A stored object, parsed, as this resource serves it.
     pub fn parse(&self, object: &Stored) -> Object {
         let parsed = object.parse();
         match &self.definition {
@@ -216,8 +215,8 @@ impl Resource {
         }
     }
 
-    /// What discovery says about a subresource: group and version where they are not the resource's own, its kind, its
-    /// verbs.
+    /// The discovery data of a subresource: group and version if they differ from the resource's,
+    /// kind, verbs.
     pub fn subresource(
         &self,
         name: &str,
@@ -232,8 +231,8 @@ impl Resource {
         }
     }
 
-    /// Objects of the store as this resource serves them, where that takes more than [`Resource::serve`]: a webhook
-    /// converts them, or they are selected by fields of this version.
+    /// Stored objects as this resource serves them, where [`Resource::serve`] does not suffice: a
+    /// webhook converts them, or fields of this version are selectable.
     pub async fn convert_all(
         &self,
         mut objects: Vec<Arc<Stored>>,
@@ -269,7 +268,7 @@ impl Resource {
         Ok(objects)
     }
 
-    /// As [`Resource::convert_all`], of one object.
+    /// As [`Resource::convert_all`], for one object.
     pub async fn convert_one(&self, object: Arc<Stored>) -> Result<Arc<Stored>, Status> {
         if !self.converts() {
             return Ok(object);
@@ -280,7 +279,8 @@ impl Resource {
             .ok_or_else(|| Status::internal("an object is lost"))
     }
 
-    /// An object of the store, parsed, as this resource serves it; a webhook converts it where one does.
+    /// A stored object, parsed, as this resource serves it; by a conversion webhook if there is
+    /// one.
     pub async fn parse_converted(&self, object: &Arc<Stored>) -> Result<Object, Status> {
         if !self.converts() {
             return Ok(self.parse(object));
@@ -289,7 +289,7 @@ impl Resource {
         Ok(self.parse(&object))
     }
 
-    /// Whether objects of other versions are converted one by one.
+    /// Whether objects of other versions are converted individually.
     pub fn converts(&self) -> bool {
         self.definition.as_ref().is_some_and(|kind| {
             let selects = self.storage.is_some() && !kind.selectable_names().is_empty();
@@ -297,7 +297,7 @@ impl Resource {
         })
     }
 
-    /// Objects of other versions in this one.
+    /// Converts objects of other versions to this one.
     pub async fn convert(&self, objects: Vec<Object>) -> Result<Vec<Object>, Status> {
         let Some(kind) = self.definition.as_ref().filter(|_| !objects.is_empty()) else {
             return Ok(objects);
@@ -317,7 +317,7 @@ impl Resource {
         Ok(made)
     }
 
-    /// A converted object beside the stored one that it was made of.
+    /// The stored form of a converted object.
     fn converted_form(&self, stored: &Stored, mut made: Object) -> Result<Stored, Status> {
         if let Some(metadata) = made.get_mut("metadata").and_then(Value::as_object_mut) {
             metadata.shift_remove("resourceVersion");
@@ -328,7 +328,7 @@ impl Resource {
         Ok(Stored::stamp(draft, stored.revision).marked_converted())
     }
 
-    /// `deployments.apps`, as messages name it.
+    /// `deployments.apps`, as in messages.
     pub fn qualified(&self) -> String {
         if self.group.is_empty() {
             self.plural.clone()
@@ -364,7 +364,7 @@ pub fn api_version(group: &str, version: &str) -> String {
     }
 }
 
-/// The served kinds, changing over time.
+/// The served kinds, which change over time.
 pub struct Registry {
     table: ArcSwap<Table>,
 }
@@ -383,12 +383,12 @@ impl Registry {
         })
     }
 
-    /// The table of this moment.
+    /// The current table.
     pub fn table(&self) -> arc_swap::Guard<Arc<Table>> {
         self.table.load()
     }
 
-    /// The table of this moment, to keep.
+    /// The current table, owned.
     pub fn kept_table(&self) -> Arc<Table> {
         self.table.load_full()
     }
@@ -398,7 +398,7 @@ impl Registry {
         self.table().get(group, version, plural).cloned()
     }
 
-    /// The resource a store key belongs to.
+    /// The resource of a store key.
     pub fn by_key(&self, key: &[u8]) -> Option<Arc<Resource>> {
         let text = std::str::from_utf8(key).ok()?;
         let mut parts = text.strip_prefix(ROOT)?.splitn(3, '/');
@@ -408,8 +408,8 @@ impl Registry {
         self.table().by_prefix(group, plural, prefix).cloned()
     }
 
-    /// Serves the versions of a custom resource in place of those that were served before; the
-    /// first is the one that objects are stored in, and is served only if `serves_stored`.
+    /// Serves the versions of a custom resource instead of its previous ones; the first is the
+    /// storage version, and is served only if `serves_stored`.
     pub fn define(&self, versions: Vec<Arc<CustomKind>>, serves_stored: bool) {
         let Some((first, others)) = versions.split_first() else {
             return;
@@ -427,13 +427,13 @@ impl Registry {
             .rcu(|table| table.define(&stored.group, &stored.plural, &added));
     }
 
-    /// Serves a custom resource no longer.
+    /// Stops serving a custom resource.
     pub fn undefine(&self, group: &str, plural: &str) {
         self.table.rcu(|table| table.define(group, plural, &[]));
     }
 }
 
-/// Built-in kinds in their order; those that are stored as others know them.
+/// Built-in kinds in order, linked to their storage versions.
 fn builtin(kinds: &[&'static dyn Kind]) -> Vec<Arc<Resource>> {
     let stored = |name: &str| {
         kinds

@@ -1,5 +1,5 @@
-//! Finds the few places in canonical JSON bytes that readers cut at, by skipping over values
-//! without parsing them. Runs once per write.
+//! Finds the offsets in canonical JSON bytes that readers need, by skipping over values without
+//! parsing them. Runs once per write.
 
 use bytes::{Bytes, BytesMut};
 use machinery::encode::Encoded;
@@ -23,7 +23,7 @@ enum Comma {
 }
 
 impl Stamp {
-    /// How many bytes the insertion takes; revision 0 is not written.
+    /// The length of the insertion; 0 for revision 0.
     pub(crate) fn len(&self, revision: Revision) -> usize {
         if revision == 0 {
             return 0;
@@ -33,7 +33,7 @@ impl Stamp {
         r#""resourceVersion":"""#.len() + digits + commas
     }
 
-    /// The bytes with the revision in them.
+    /// The bytes with the revision inserted.
     pub(crate) fn insert(&self, bytes: &Bytes, revision: Revision) -> Bytes {
         if revision == 0 {
             return bytes.clone();
@@ -51,7 +51,7 @@ impl Stamp {
         out.freeze()
     }
 
-    /// The bytes without the revision in them.
+    /// The bytes with the revision removed.
     pub(crate) fn remove(&self, bytes: &[u8], revision: Revision) -> Bytes {
         let at = self.at as usize;
         [&bytes[..at], &bytes[at + self.len(revision)..]]
@@ -60,7 +60,7 @@ impl Stamp {
     }
 }
 
-/// The places of one object.
+/// The offsets of one object.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Places {
     pub(crate) body: u32,
@@ -69,7 +69,7 @@ pub(crate) struct Places {
 }
 
 impl Places {
-    /// Those of bytes that were just encoded; `None` without metadata.
+    /// The offsets of bytes that were just encoded; `None` without metadata.
     pub(crate) fn of(encoded: &Encoded) -> Option<Self> {
         let (body, begin, end) = encoded.metadata;
         let (before, after) = encoded.bytes.split_at_checked(encoded.stamp_at)?;
@@ -89,7 +89,7 @@ impl Places {
     }
 }
 
-/// Finds them. The object must start with `apiVersion` and `kind` and have a `metadata`.
+/// Finds the offsets. The object must start with `apiVersion` and `kind` and have a `metadata`.
 pub(crate) fn places(bytes: &[u8]) -> Result<Places, String> {
     let mut places = Places::default();
     let mut scanner = Scanner { bytes, at: 0 };
@@ -135,7 +135,7 @@ impl<'a> Scanner<'a> {
         Ok(())
     }
 
-    /// Reads a string; escapes are left as they are.
+    /// Reads a string, with escapes as they are.
     fn string(&mut self) -> Result<&'a [u8], String> {
         self.expect(b'"')?;
         let start = self.at;
@@ -183,8 +183,8 @@ impl<'a> Scanner<'a> {
         self.at = end.map_or(self.bytes.len(), |end| self.at + end);
     }
 
-    /// Walks over the metadata and finds the place for the resourceVersion: behind the uid, or
-    /// first where there is none.
+    /// Walks over the metadata and finds the position of the resourceVersion: after the uid, or
+    /// first if there is none.
     fn stamp(&mut self) -> Result<Stamp, String> {
         self.expect(b'{')?;
         let mut stamp = Stamp {

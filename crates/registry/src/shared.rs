@@ -1,11 +1,11 @@
-//! What many futures hold: shared, and known to be thread-safe without a look inside.
+//! Shared values that many futures hold, opaque to the compiler's auto trait checks.
 
 use std::{ops::Deref, sync::Arc};
 
-/// An `Arc` of a type with much inside. Whether a future that holds an `Arc` may move between threads, the compiler
-/// finds out by a walk through everything in it, again for each method of an async trait: behind a registry that is
-/// the clients of webhooks with all their connections. Here the walk ends, and the crates above compile in a fraction
-/// of the time. Access costs one indirect call.
+/// An `Arc` of a large type. To decide whether a future that holds an `Arc` is `Send`, the compiler
+/// walks through everything in it, again for each method of an async trait: for a registry that
+/// includes the webhook clients with all their connections. Here the walk ends, and dependent
+/// crates compile in a fraction of the time. Access costs one indirect call.
 pub struct Shared<T>(Arc<dyn Holds<T>>);
 
 trait Holds<T>: Send + Sync {

@@ -1,4 +1,4 @@
-//! Requests to the store, under the names that Kubernetes gives to those to etcd.
+//! Metrics of requests to the store, with the names of upstream's etcd metrics.
 
 use std::{
     sync::{Arc, OnceLock},
@@ -45,7 +45,7 @@ struct Listed {
 
 type Durations = Family<Request, Histogram, fn() -> Histogram>;
 
-/// The figures of all resources.
+/// The metrics of all resources.
 pub struct Storage {
     durations: Durations,
     requests: Family<Request, Counter>,
@@ -109,7 +109,7 @@ impl Storage {
     }
 }
 
-/// The figures of one resource; they are found once, and every request uses them.
+/// The metrics of one resource, looked up once and used by every request.
 #[derive(Default)]
 pub struct Stores {
     operations: [OnceLock<Figures>; 5],
@@ -123,7 +123,7 @@ struct Figures {
 }
 
 impl Stores {
-    /// A request to the store ended that began then.
+    /// Counts a finished request to the store.
     pub fn count(
         &self,
         all: &Storage,
@@ -151,7 +151,7 @@ impl Stores {
         }
     }
 
-    /// A list read, tested and gave so many objects.
+    /// Counts a list, with the objects read, tested and returned.
     pub fn listed(&self, all: &Storage, labels: &Labels, read: usize, tested: usize, given: usize) {
         let [lists, fetched, evaluated, returned] = self.lists.get_or_init(|| {
             let listed = Listed {

@@ -1,5 +1,6 @@
-//! One moment of the registry. Built-in kinds are shared by all moments. Definitions are kept in chunks: a change copies
-//! one of them and the list of the others, so that many definitions are made in linear time, and readers take no lock.
+//! A snapshot of the registry. Built-in kinds are shared by all snapshots. Definitions are kept in
+//! chunks: a change copies one chunk and the list of chunks, so that adding many definitions takes
+//! linear time, and readers take no lock.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -10,10 +11,10 @@ use machinery::text;
 
 use crate::Resource;
 
-/// The most definitions of a chunk.
+/// Maximum definitions of a chunk.
 const CHUNK: usize = 64;
 
-/// The kinds that are served at one moment.
+/// The kinds served in one snapshot.
 pub struct Table {
     builtin: Arc<Builtin>,
     custom: Definitions,
@@ -23,12 +24,12 @@ pub struct Table {
     pub generation: u64,
 }
 
-/// What never changes.
+/// The constant part.
 #[derive(Default)]
 struct Builtin {
     /// In discovery's order.
     all: Vec<Arc<Resource>>,
-    /// By plural, which next to none share: every request looks here.
+    /// By plural, which is nearly unique: every request looks here.
     by_plural: HashMap<String, Vec<Arc<Resource>>>,
     groups: HashSet<String>,
 }
@@ -39,7 +40,7 @@ impl Builtin {
         for resource in &all {
             let plural = resource.plural.clone();
             let same = builtin.by_plural.entry(plural).or_default();
-            // The last of the same path is the one that counts.
+            // The last of the same path replaces earlier ones.
             same.retain(|known| {
                 (&known.group, &known.version) != (&resource.group, &resource.version)
             });
@@ -63,14 +64,14 @@ fn key(versions: &Versions) -> (&str, &str) {
     first.map_or(("", ""), |first| (&first.plural, &first.group))
 }
 
-/// Custom resources by plural and group. No chunk is empty.
+/// Custom resources sorted by plural and group. No chunk is empty.
 #[derive(Default)]
 struct Definitions {
     chunks: Vec<Arc<Vec<Versions>>>,
 }
 
 impl Definitions {
-    /// The chunk that has a key, or that it would be put into.
+    /// The chunk that contains a key, or into which it would be inserted.
     fn chunk(&self, of: (&str, &str)) -> usize {
         let starts_before = |chunk: &Arc<Vec<Versions>>| chunk.first().map(key) <= Some(of);
         self.chunks.partition_point(starts_before).saturating_sub(1)
@@ -91,7 +92,7 @@ impl Definitions {
         definitions.flat_map(|versions| versions.iter())
     }
 
-    /// The same with other versions of one resource; without versions it is gone.
+    /// The same with other versions of one resource; without versions it is removed.
     fn with(&self, wanted: (&str, &str), versions: Versions) -> Self {
         let mut chunks = self.chunks.clone();
         let at = self.chunk(wanted);
@@ -125,7 +126,7 @@ impl Table {
         }
     }
 
-    /// The next moment: a custom resource is served in these versions and no others.
+    /// The next snapshot, in which a custom resource is served in exactly these versions.
     pub(crate) fn define(&self, group: &str, plural: &str, versions: &[Arc<Resource>]) -> Self {
         Self {
             builtin: self.builtin.clone(),
@@ -140,7 +141,7 @@ impl Table {
         self.builtin.all.iter().chain(self.custom.all())
     }
 
-    /// The resources of a plural in a group, and perhaps others of the plural.
+    /// The resources with this plural, in this group and possibly in others.
     fn same<'a>(&'a self, group: &str, plural: &str) -> impl Iterator<Item = &'a Arc<Resource>> {
         let builtin = self.builtin.of_plural(plural).iter();
         builtin.chain(self.custom.get(plural, group))
@@ -177,7 +178,7 @@ impl Table {
         same.find(|known| known.storage.is_none() && known.store_prefix() == prefix)
     }
 
-    /// All resources that serve the objects of one, itself among them.
+    /// All resources that serve the same objects, including itself.
     pub fn same_objects<'a>(
         &'a self,
         resource: &'a Resource,
@@ -187,7 +188,8 @@ impl Table {
             .filter(|known| known.store_prefix() == resource.store_prefix())
     }
 
-    /// All served versions of a resource; of a custom one the stored version comes first if it is served.
+    /// All served versions of a resource; for a custom one the storage version comes first if it is
+    /// served.
     pub fn versions<'a>(
         &'a self,
         group: &'a str,
@@ -203,12 +205,12 @@ impl Table {
         same.find(|known| text::same(&known.group, group))
     }
 
-    /// Whether a group is built in: a router knows its paths.
+    /// Whether a group is built in: upstream serves its paths by a router.
     pub fn has_router(&self, group: &str) -> bool {
         self.builtin.groups.contains(group)
     }
 
-    /// Whether a group (in a version) is served at all.
+    /// Whether a group and version is served.
     pub fn serves(&self, group: &str, version: &str) -> bool {
         let mut all = self.all();
         all.any(|known| text::same(&known.group, group) && known.version == version)
@@ -249,13 +251,13 @@ mod tests {
         names
     }
 
-    /// Names without any order.
+    /// Names in no particular order.
     fn plural(n: usize) -> String {
         format!("things{}", n * 7919 % 1000)
     }
 
     #[test]
-    fn definitions_come_change_and_go_and_readers_keep_their_moment() {
+    fn definitions_are_added_changed_and_removed_and_readers_keep_their_snapshot() {
         let registry = Registry::builtin();
         let empty = registry.kept_table();
         for n in 0..500 {

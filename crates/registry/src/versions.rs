@@ -1,4 +1,4 @@
-//! The versions of a resource, for managers that know its objects by another than the one written.
+//! The versions of a resource, for managers that use another version than the written one.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -13,12 +13,12 @@ use parking_lot::Mutex;
 
 use crate::{Resource, Table};
 
-/// A resource and whatever else serves the same objects.
+/// A resource and all others that serve the same objects.
 pub struct Versions {
     own: Arc<Resource>,
     table: Arc<Table>,
-    /// Guards what a webhook converts: objects with the version that is wanted, and what they became. `None` waits to
-    /// be asked for.
+    /// Guards webhook conversions: objects with the wanted version, and their results. `None` is
+    /// pending.
     converted: Mutex<HashMap<(String, String), Option<Object>>>,
 }
 
@@ -42,7 +42,7 @@ impl Versions {
 }
 
 impl Versions {
-    /// An object in another version, also where a webhook converts it.
+    /// Converts an object, also by webhook.
     pub async fn converted(&self, object: Object, api_version: &str) -> Result<Object, Status> {
         if self.asks()
             && let Some(to) = self.find(api_version)
@@ -61,8 +61,8 @@ impl Versions {
         definition.is_some_and(|kind| kind.conversion.is_some())
     }
 
-    /// Converts what was asked for and is not known. True when there was something: what was made of it has to be
-    /// made again.
+    /// Performs pending conversions. Returns whether there were any: then the caller must compute
+    /// its result again.
     pub async fn settle(&self) -> Result<bool, Status> {
         let waiting: Vec<(String, String)> = {
             let known = self.converted.lock();
@@ -78,7 +78,7 @@ impl Versions {
         Ok(asked)
     }
 
-    /// What a webhook made of an object; until it was asked, the object as it is.
+    /// The result of a webhook's conversion; the unchanged object until it was called.
     fn convert_by_webhook(&self, object: Object, api_version: &str) -> Object {
         let is_own = object.get("apiVersion").and_then(Value::as_str) == Some(api_version);
         if is_own || self.find(api_version).is_none() {
@@ -119,7 +119,7 @@ impl Versions {
             Some(_) => to.kind.from_stored(stored),
             None => stored,
         };
-        // What the other version always writes is there, too.
+        // Adds the fields that the other version always serializes.
         let Some(schema) = to.schema else {
             return converted;
         };

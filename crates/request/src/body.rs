@@ -1,4 +1,4 @@
-//! Bodies: whole bytes or a stream of them.
+//! Response bodies: complete bytes or a stream.
 
 use std::{
     pin::Pin,
@@ -10,27 +10,27 @@ use futures::{Stream, StreamExt, stream::BoxStream};
 use http_body::{Frame, SizeHint};
 use prometheus_client::metrics::histogram::Histogram;
 
-/// What breaks a body that is under way.
+/// The error of a streamed body.
 pub type BodyError = Box<dyn std::error::Error + Send + Sync>;
 
 /// A response body.
 pub struct Body {
     inner: Inner,
-    /// Dropped with the body, when the answer has been sent.
+    /// Dropped with the body, after the response has been sent.
     held: Option<Box<dyn std::any::Any + Send>>,
     measured: Option<Measured>,
     pace: Pace,
 }
 
-/// How long a body may be on its way.
+/// How long sending a body may take.
 #[derive(Debug, Clone, Copy, Default)]
 pub enum Pace {
-    /// As long as its client takes something now and then.
+    /// As long as the client keeps reading.
     #[default]
     Steady,
-    /// The same, and no longer than this.
+    /// The same, but at most until this time.
     Until(tokio::time::Instant),
-    /// As long as its client likes: logs, proxies, streams into containers.
+    /// Without a limit: logs, proxies, streams into containers.
     Endless,
 }
 
@@ -61,7 +61,7 @@ impl Body {
         }
     }
 
-    /// Keeps something alive until the body is gone, beside what it keeps already.
+    /// Keeps a guard alive until the body is dropped, beside earlier guards.
     pub fn hold(&mut self, guard: impl Send + 'static) {
         self.held = Some(match self.held.take() {
             Some(held) => Box::new((held, guard)),
@@ -77,23 +77,23 @@ impl Body {
         self.pace = pace;
     }
 
-    /// Counts how much is sent.
+    /// Measures the number of bytes sent.
     pub fn measure(&mut self, sizes: Histogram) {
         self.measured = Some(Measured { bytes: 0, sizes });
     }
 
-    /// Nothing.
+    /// An empty body.
     pub fn empty() -> Self {
         Self::of(Inner::Whole(None))
     }
 
-    /// All of it at once.
+    /// Complete bytes.
     pub fn whole(bytes: impl Into<Bytes>) -> Self {
         let bytes = bytes.into();
         Self::of(Inner::Whole((!bytes.is_empty()).then_some(bytes)))
     }
 
-    /// The bytes, if they are known as a whole.
+    /// The bytes, if complete.
     pub fn as_whole(&self) -> Option<&Bytes> {
         match &self.inner {
             Inner::Whole(bytes) => bytes.as_ref(),
@@ -101,12 +101,12 @@ impl Body {
         }
     }
 
-    /// Whether it is made while it is sent.
+    /// Whether it is produced while it is sent.
     pub fn is_stream(&self) -> bool {
         matches!(self.inner, Inner::Stream(_))
     }
 
-    /// Piece by piece.
+    /// A stream of pieces.
     pub fn stream(stream: impl Stream<Item = Result<Bytes, BodyError>> + Send + 'static) -> Self {
         Self::of(Inner::Stream(stream.boxed()))
     }

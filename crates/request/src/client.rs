@@ -1,4 +1,5 @@
-//! A client of the API inside the server, for rooms that keep objects of their own (default roles, priority levels).
+//! A client of the API inside the server, for components that maintain objects (default roles,
+//! priority levels).
 
 use async_trait::async_trait;
 use http::{Method, StatusCode};
@@ -7,7 +8,8 @@ use machinery::{Object, Value};
 /// Sends requests through the whole pipeline, as one user.
 #[async_trait]
 pub trait Client: Send + Sync {
-    /// Sends an object and returns the answer's status and its JSON object. PATCH is a server-side apply.
+    /// Sends an object and returns the response's status and JSON object. PATCH is a server-side
+    /// apply.
     async fn ask(
         &self,
         method: Method,
@@ -15,7 +17,8 @@ pub trait Client: Send + Sync {
         body: Option<Object>,
     ) -> Result<(StatusCode, Object), String>;
 
-    /// Writes. A conflict or a missing object is no failure: the concurrent change will be seen and reconciled.
+    /// Writes. A conflict or a missing object is no error: the concurrent change will be seen and
+    /// reconciled.
     async fn settle(&self, method: Method, path: &str, body: Option<Object>) -> Result<(), String> {
         let (status, answer) = self.ask(method, path, body).await?;
         match status {

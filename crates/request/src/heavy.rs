@@ -1,9 +1,10 @@
-//! Requests that keep a processor busy: large bodies, large objects, expressions of definitions and policies.
+//! Heavy requests, which keep a processor busy: large bodies, large objects, expressions of
+//! definitions and policies.
 //!
-//! All requests share the threads of one runtime, and a thread that decodes three megabytes serves no other request
-//! meanwhile. From where a request is known to be heavy ([`mark`]), each of its steps waits for one of a few [`Slots`] and
-//! runs beside the runtime's threads, not on one of them: others are served at the same time, and what waits for the disk or
-//! for a webhook holds no slot.
+//! All requests share the threads of one runtime, and a thread that decodes three megabytes serves
+//! no other request meanwhile. Once a request is known to be heavy ([`mark`]), each of its polls
+//! waits for one of a few [`Slots`] and runs in `block_in_place`, so that the runtime serves other
+//! requests on another thread. Waiting for the disk or a webhook holds no slot.
 
 use std::{
     future::Future,
@@ -24,11 +25,11 @@ use tokio::{
 const LARGE: usize = 64 * 1024;
 
 tokio::task_local! {
-    /// Whether the request that this task serves is heavy.
+    /// Whether the request of this task is heavy.
     static IS_HEAVY: Arc<AtomicBool>;
 }
 
-/// Slots for steps of heavy requests: half as many as there are processors.
+/// Slots for polls of heavy requests: half as many as there are processors.
 #[derive(Clone)]
 pub struct Slots(Arc<Semaphore>);
 
@@ -44,12 +45,12 @@ impl Slots {
         Self(Arc::new(Semaphore::new(count)))
     }
 
-    /// The same work, whose steps take a slot from when it is heavy.
+    /// The same work; its polls take a slot once it is heavy.
     pub fn run<F>(&self, work: F) -> Steps<F> {
         self.steps(work, false)
     }
 
-    /// The same work, whose steps all take a slot.
+    /// The same work; all its polls take a slot.
     pub fn run_heavy<F>(&self, work: F) -> Steps<F> {
         self.steps(work, true)
     }
@@ -64,17 +65,17 @@ impl Slots {
     }
 }
 
-/// Makes the request that this task serves a heavy one from here on, if it has to do with so many bytes.
+/// Marks the request of this task as heavy if it handles this many bytes.
 pub async fn mark_large(bytes: usize) {
     if bytes >= LARGE {
         mark().await;
     }
 }
 
-/// Makes the request that this task serves a heavy one from here on.
+/// Marks the request of this task as heavy.
 pub async fn mark() {
     let was_heavy = IS_HEAVY.try_with(|heavy| heavy.swap(true, Ordering::Relaxed));
-    // The next step is the first that takes a slot.
+    // The next poll is the first that takes a slot.
     if was_heavy == Ok(false) {
         tokio::task::yield_now().await;
     }
@@ -82,12 +83,12 @@ pub async fn mark() {
 
 type Wait = Pin<Box<dyn Future<Output = Result<OwnedSemaphorePermit, AcquireError>> + Send>>;
 
-/// The steps of a request.
+/// The polls of a request.
 pub struct Steps<F> {
     work: F,
     is_heavy: Arc<AtomicBool>,
     slots: Slots,
-    /// Waits for a slot.
+    /// The pending slot.
     wait: Option<Wait>,
 }
 
@@ -97,7 +98,7 @@ impl<F: Future + Unpin> Future for Steps<F> {
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
         let this = &mut *self;
         let is_heavy = this.is_heavy.clone();
-        // Work that belongs to other work has the slot of that.
+        // Nested work uses the slot of the outer work.
         let is_within = IS_HEAVY.try_with(|_| ()).is_ok();
         if is_within || !is_heavy.load(Ordering::Relaxed) {
             return IS_HEAVY.sync_scope(is_heavy, || Pin::new(&mut this.work).poll(context));
@@ -125,12 +126,12 @@ mod tests {
     use super::*;
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-    async fn others_are_served_while_a_heavy_request_keeps_its_thread() {
+    async fn other_requests_are_served_while_a_heavy_one_blocks_its_thread() {
         let (slots, barrier) = (Slots::new(1), Arc::new(Barrier::new(2)));
         let (mark, meets) = (mark_large(LARGE), barrier.clone());
         let work = Box::pin(async move {
             mark.await;
-            // On the only thread of the runtime the other would never come.
+            // On the runtime's only thread the other task would never run.
             meets.wait();
         });
         let heavy = tokio::spawn(slots.run(work));
@@ -170,7 +171,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn small_work_takes_no_slot_and_what_waits_holds_none() {
+    async fn small_requests_take_no_slot_and_waiting_requests_hold_none() {
         let slots = Slots::new(1);
         let light = slots.run(Box::pin(async { mark_large(LARGE - 1).await }));
         assert!(light.now_or_never().is_some());

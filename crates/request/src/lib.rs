@@ -1,5 +1,5 @@
-//! Requests and answers, for all rooms of the API server: what a request is about ([`RequestInfo`]), its [`Query`], its
-//! [`User`], and how an answer is made ([`respond`], [`Body`]).
+//! Requests and responses, for all parts of the API server: [`RequestInfo`], [`Query`], [`User`],
+//! and responses ([`respond`], [`Body`]).
 
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]

@@ -5,7 +5,7 @@
 pub struct Query(Vec<(String, String)>);
 
 impl Query {
-    /// Reads the part behind the question mark. What is not written well is left out.
+    /// Parses a query string. Malformed parts are dropped.
     pub fn parse(query: &str) -> Self {
         let pair = |part: &str| {
             let (key, value) = part.split_once('=').unwrap_or((part, ""));
@@ -55,7 +55,7 @@ fn form(text: &str) -> Option<String> {
     })
 }
 
-/// Whether every percent sign has two digits behind it.
+/// Whether every percent sign is followed by two hex digits.
 pub fn is_well_escaped(text: &str) -> bool {
     let digits = |rest: &str| {
         let digits = rest.as_bytes().get(..2);
@@ -64,7 +64,7 @@ pub fn is_well_escaped(text: &str) -> bool {
     text.split('%').skip(1).all(digits)
 }
 
-/// Undoes percent-encoding; what is not valid stays as it is.
+/// Percent-decodes; invalid sequences stay as they are.
 pub fn decode(text: &str) -> String {
     if !text.contains('%') {
         return text.to_owned();

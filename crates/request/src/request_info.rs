@@ -1,19 +1,19 @@
-//! What a request is about, read once from its method, path and query.
+//! Request info, parsed once from method, path and query.
 
 use http::Method;
 use machinery::fields;
 
 use crate::query::Query;
 
-/// A request's subject.
+/// The subject of a request.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RequestInfo {
     /// `get`, `list`, `watch`, `create`, `update`, `patch`, `delete`, `deletecollection`; the
-    /// method in lower case for paths that are no resource.
+    /// method in lower case for non-resource paths.
     pub verb: &'static str,
-    /// The path as it was asked for.
+    /// The decoded path.
     pub path: String,
-    /// What it is about, if it is a resource.
+    /// The resource, if it is a resource path.
     pub resource: Option<ResourceRequest>,
 }
 
@@ -26,16 +26,16 @@ pub struct ResourceRequest {
     pub resource: String,
     pub name: String,
     pub subresource: String,
-    /// What follows the subresource, for proxies.
+    /// The path after the subresource, for proxies.
     pub rest: String,
-    /// How many parts of the path come before that.
+    /// The number of path segments before that.
     pub depth: usize,
 }
 
 impl RequestInfo {
-    /// Reads a request.
+    /// Parses a request.
     pub fn new(method: &Method, path: &str, query: &Query) -> Self {
-        // Read as it was meant: whatever is escaped, also what separates parts.
+        // Decoded before splitting, so escaped separators count as separators, too.
         let path = crate::query::decode(path);
         let found = resource(&path);
         let mut info = Self {
@@ -65,16 +65,16 @@ impl RequestInfo {
         info
     }
 
-    /// Namespace and name of what it is about; empty where they are missing.
+    /// The namespace and name; empty where they are missing.
     pub fn place(&self) -> (&str, &str) {
         let subject = self.resource.as_ref();
         subject.map_or(("", ""), |subject| (&subject.namespace, &subject.name))
     }
 }
 
-/// The name that a field selector pins down, so that rules about names hold for lists too.
+/// The name that a field selector requires, so that rules by name apply to lists too.
 fn named_by(selector: &str) -> String {
-    // Read as the handlers read it: what they take for one name must be what is authorized.
+    // Parsed as the handlers do: the name they use must be the authorized one.
     let selector = fields::Selector::parse(selector).unwrap_or_default();
     let name = selector.exact("metadata.name").unwrap_or_default();
     name.to_owned()
@@ -95,7 +95,7 @@ fn method_verb(method: &Method) -> &'static str {
     }
 }
 
-/// The parts of `/api/v1/…` and `/apis/group/version/…`; whether it was written as a watch.
+/// The segments of `/api/v1/…` and `/apis/group/version/…`; whether it is a `watch` path.
 fn resource(path: &str) -> Option<(ResourceRequest, bool)> {
     let parts = path.strip_prefix('/')?.trim_end_matches('/').split('/');
     let depth = parts.clone().count();
@@ -111,7 +111,7 @@ fn resource(path: &str) -> Option<(ResourceRequest, bool)> {
     Some((request, watch))
 }
 
-/// The parts behind the version.
+/// The segments after the version.
 fn below<'a>(
     group: String,
     version: String,

@@ -1,4 +1,4 @@
-//! Answers.
+//! Responses.
 
 use std::collections::HashSet;
 
@@ -7,7 +7,7 @@ use machinery::{Status, Value, protobuf, schema};
 
 use crate::Body;
 
-/// How an answer is written.
+/// The encoding of a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Encoding {
     #[default]
@@ -25,7 +25,7 @@ pub const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
 pub fn bytes(code: StatusCode, media: &str, body: impl Into<bytes::Bytes>) -> Response<Body> {
     let mut response = Response::new(Body::whole(body));
     *response.status_mut() = code;
-    // Media types here are our own constants or come from a parsed header.
+    // Media types are constants or come from a parsed header.
     let media = match media {
         JSON => Ok(HeaderValue::from_static(JSON)),
         other => other.parse(),
@@ -36,7 +36,7 @@ pub fn bytes(code: StatusCode, media: &str, body: impl Into<bytes::Bytes>) -> Re
     response
 }
 
-/// JSON with a line break at its end, as terminals like it.
+/// JSON with a trailing newline.
 pub fn line(code: StatusCode, json: &[u8]) -> Response<Body> {
     let mut line = bytes::BytesMut::with_capacity(json.len() + 1);
     line.extend_from_slice(json.trim_ascii_end());
@@ -44,7 +44,7 @@ pub fn line(code: StatusCode, json: &[u8]) -> Response<Body> {
     bytes(code, JSON, line)
 }
 
-/// A document of our own for people, in lines.
+/// An indented JSON document.
 pub fn lines(value: &Value) -> Response<Body> {
     match machinery::json::to_string_pretty(value) {
         Ok(text) => bytes(StatusCode::OK, JSON, text),
@@ -52,8 +52,8 @@ pub fn lines(value: &Value) -> Response<Body> {
     }
 }
 
-/// The answer's headers alone, with the length of the body that it had. HTTP/2 has no other way to leave a body
-/// out: a client takes data in an answer to HEAD for a broken stream.
+/// Only the response's headers, with the Content-Length of the body. In HTTP/2 a body must not be
+/// sent: clients treat data in a response to HEAD as a broken stream.
 pub fn without_body(response: Response<Body>) -> Response<Body> {
     use http_body::Body as _;
     let (mut parts, body) = response.into_parts();
@@ -75,7 +75,7 @@ pub fn unsniffed(mut response: Response<Body>) -> Response<Body> {
     response
 }
 
-/// A document of our own in the form that the client wants, after its type in the schema table.
+/// A non-resource document in the client's encoding, by its type in the schema table.
 pub fn document(value: &Value, schema_name: &str, encoding: Encoding) -> Response<Body> {
     let schema = schema::lookup(schema_name);
     match (encoding, schema, value.as_object()) {
@@ -104,12 +104,12 @@ pub fn status_message(status: &Status) -> Option<Vec<u8>> {
     Some(protobuf::encode(schema, &object))
 }
 
-/// A refusal, or a success without an object.
+/// An error, or a success without an object.
 pub fn status(status: &Status) -> Response<Body> {
     status_as(status, Encoding::Json)
 }
 
-/// The same, in the form that the client wants.
+/// The same in the client's encoding.
 pub fn status_as(status: &Status, encoding: Encoding) -> Response<Body> {
     let code = StatusCode::from_u16(status.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let other: Option<(_, bytes::Bytes)> = match encoding {
@@ -135,11 +135,12 @@ pub fn status_as(status: &Status, encoding: Encoding) -> Response<Body> {
     warn(response, &status.warnings)
 }
 
-/// Warnings beyond so many characters are cut short, each to the other number, and no more are sent.
+/// If warnings exceed the first number of characters in total, each is truncated to the second, and
+/// the rest is dropped.
 const MAX_WARNINGS: usize = 4096;
 const MAX_WARNING: usize = 256;
 
-/// Each warning once, and not too much of them.
+/// Deduplicated warnings, bounded in size.
 fn bounded(warnings: &[String]) -> Vec<String> {
     let mut seen = HashSet::new();
     let distinct = warnings
@@ -186,7 +187,7 @@ pub fn warn(mut response: Response<Body>, warnings: &[String]) -> Response<Body>
     response
 }
 
-/// Puts a warning before those that the answer carries.
+/// Puts a warning before those of the response.
 pub fn warn_first(headers: &mut HeaderMap, text: &str) {
     let others: Vec<HeaderValue> = headers.get_all(header::WARNING).iter().cloned().collect();
     if let Ok(first) = HeaderValue::try_from(format!("299 - \"{text}\"")) {
@@ -202,7 +203,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn warnings_come_once_and_not_without_end() {
+    fn warnings_are_deduplicated_and_limited() {
         let few = ["a", "b", "a", ""].map(str::to_owned);
         assert_eq!(bounded(&few), ["a", "b"]);
         let many: Vec<String> = (0..100_000).map(|n| format!("{n:0>300}")).collect();

@@ -11,7 +11,7 @@ pub const UNAUTHENTICATED: &str = "system:unauthenticated";
 /// The user name of unauthenticated requests.
 pub const ANONYMOUS: &str = "system:anonymous";
 
-/// An identified user. Groups are complete: `system:authenticated` is among them.
+/// An identified user. Groups are complete: they include `system:authenticated`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct User {
     pub name: String,
@@ -46,7 +46,7 @@ impl User {
         }
     }
 
-    /// A service account, with the groups that come with it.
+    /// A service account with its groups.
     pub fn service_account(namespace: &str, name: &str) -> Self {
         let groups = [
             "system:serviceaccounts".to_owned(),

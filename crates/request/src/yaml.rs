@@ -1,15 +1,15 @@
-//! YAML on the way out: the same tree as the JSON, its keys in the order of the alphabet.
+//! YAML output: the same tree as the JSON, with sorted keys.
 
 use machinery::{Status, Value};
 
-/// Rewrites a JSON document.
+/// Converts a JSON document.
 pub fn from_json(json: &[u8]) -> Result<String, Status> {
     let mut value: Value = machinery::json::from_slice(json).map_err(Status::internal)?;
     sort(&mut value);
     serde_saphyr::to_string(&value).map_err(Status::internal)
 }
 
-/// One item of a list under a key of the document, as it stands behind the key's own line.
+/// One item of a list in YAML, to follow the line of the list's key.
 pub fn item(json: &[u8]) -> Result<String, Status> {
     let mut value: Value = machinery::json::from_slice(json).map_err(Status::internal)?;
     sort(&mut value);

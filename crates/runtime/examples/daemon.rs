@@ -1,6 +1,6 @@
-//! The runtime alone, for tests that kill and restart it: `daemon ID ROOT STATE [SETTING…]`, where a
-//! setting is `HANDLER=BINARY` or one of those below. As any program that embeds the runtime, it
-//! looks first whether it is a helper.
+//! The runtime as a daemon, for tests that kill and restart it: `daemon ID ROOT STATE [SETTING…]`,
+//! where a setting is `HANDLER=BINARY` or one of those below. Like any program that embeds the
+//! runtime, it first checks whether it was started as a helper.
 
 use std::{path::PathBuf, process::ExitCode, sync::Arc};
 
@@ -62,13 +62,13 @@ fn set(config: &mut Config, name: &str, value: &str) -> Result<(), Box<dyn std::
             };
             config.network = cni.build()?;
         }
-        // No thread has been started yet: all of them will be there.
+        // No thread has been started yet: all of them will be in the new namespace.
         "--own-network" => {
             nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET)?;
             let up = ["link", "set", "lo", "up"];
             std::process::Command::new("ip").args(up).status()?;
         }
-        // The built-in network of a node with this address, which is on a wire that leads nowhere.
+        // The built-in network of a node with this address, on a veth pair that leads nowhere.
         "--routed" => {
             for line in [
                 "link add wire0 type veth peer name wire1",

@@ -1,3 +1,3 @@
-//! Control groups: see the crate `libcgroups`, which libcontainer uses, too.
+//! Re-exports the crate `libcgroups`, which libcontainer uses, too.
 
 pub(crate) use libcgroups::{Cgroup, Hierarchies, Pressure, Stalled, Usage, Waited};

@@ -1,4 +1,4 @@
-//! How a node's runtime is set up.
+//! The runtime's configuration.
 
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 
@@ -11,46 +11,46 @@ use crate::{
     snapshot::Snapshots,
 };
 
-/// Everything the runtime needs to know.
+/// The runtime's configuration.
 #[derive(Clone)]
 pub struct Config {
     /// The cluster's id on this machine.
     pub id: String,
-    /// Images, snapshots and what must survive a reboot.
+    /// Images, snapshots and other data that survives a reboot.
     pub root_dir: PathBuf,
-    /// Sockets, namespaces and what must not.
+    /// Sockets, namespaces and other data that does not survive a reboot.
     pub state_dir: PathBuf,
-    /// Where CRI is served.
+    /// The CRI socket.
     pub socket: PathBuf,
-    /// The cgroup that everything of ours is below.
+    /// The parent cgroup of everything of this runtime.
     pub cgroup_root: String,
-    /// Gives sandboxes their addresses.
+    /// The pod network.
     pub network: Arc<dyn PodNetwork>,
-    /// Other OCI runtimes by the RuntimeClass handler that names them.
+    /// Other OCI runtimes by RuntimeClass handler.
     pub handlers: BTreeMap<String, PathBuf>,
-    /// How registries are reached.
+    /// The registry configuration.
     pub registries: registry::Registries,
-    /// The program that the built-in hello image is made of; without it there is no such image.
+    /// The program in the built-in hello image; `None`: there is no such image.
     pub hello_program: Option<PathBuf>,
-    /// Archives in these directories are imported at start.
+    /// Directories whose image archives are imported at start.
     pub image_dirs: Vec<PathBuf>,
-    /// How roots of containers are made.
+    /// How root file systems of containers are made.
     pub snapshots: Snapshots,
-    /// What an image may cost; a larger one is refused.
+    /// Size limits of images; larger ones are rejected.
     pub image_limits: Limits,
-    /// Where devices are described that containers ask for by name; later ones win.
+    /// Directories of CDI specs; later ones take precedence.
     pub cdi_dirs: Vec<PathBuf>,
-    /// How much is kept of each container's log.
+    /// Limits of each container's log.
     pub log_limits: LogLimits,
 }
 
-/// How much is kept of a container's log. Kubelets rotate logs now and then; these limits hold while
-/// output is written.
+/// Limits of a container's log. Kubelets rotate logs periodically; these limits are enforced at
+/// every write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LogLimits {
-    /// A file that has grown beyond this is set aside; zero: never.
+    /// The size at which a file is rotated; zero: never.
     pub max_bytes: u64,
-    /// How many files there may be, with the one that is written.
+    /// The maximum number of files, including the current one.
     pub max_files: usize,
 }
 
@@ -64,7 +64,7 @@ impl Default for LogLimits {
 }
 
 impl Config {
-    /// The usual places for a cluster.
+    /// The default configuration of a cluster.
     pub fn new(id: &str, data_dir: PathBuf, network: Arc<dyn PodNetwork>) -> Self {
         let state_dir = PathBuf::from(format!("/run/mainstay/{id}"));
         Self {
@@ -85,7 +85,7 @@ impl Config {
         }
     }
 
-    /// Checks the configuration; nothing runs yet.
+    /// Makes the runtime without starting it.
     pub fn build(self) -> Result<Arc<Runtime>> {
         Ok(Arc::new(Runtime::new(self)))
     }

@@ -1,4 +1,4 @@
-//! Small files of ours: written whole or not at all.
+//! Small state files: written atomically.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -13,7 +13,7 @@ use crate::{
     remove_tree::remove_tree,
 };
 
-/// Writes a file beside its place and moves it there.
+/// Writes a new file and renames it into place.
 pub(crate) fn replace(path: &Path, bytes: &[u8]) -> Result<()> {
     let write = || -> io::Result<()> {
         let beside = path.with_extension("new");
@@ -30,10 +30,10 @@ pub(crate) fn save(path: &Path, value: &impl Serialize) -> Result<()> {
     replace(path, &bytes)
 }
 
-/// Adds a record to a file of JSON lines, of which the last whole one counts. Unlike [`save`] it makes
-/// no new file, which is most of the work where many come and go.
+/// Appends a record to a file of JSON lines, of which the last complete one counts. Unlike [`save`]
+/// it creates no file, which saves most of the cost.
 pub(crate) fn record(path: &Path, value: &impl Serialize) -> Result<()> {
-    // What was cut off by a crash before ends here.
+    // A leading newline ends a line that a crash left torn.
     let mut line = vec![b'\n'];
     serde_json::to_writer(&mut line, value).map_err(|error| damaged(path, error))?;
     line.push(b'\n');
@@ -76,7 +76,7 @@ pub(crate) fn load_message<T: prost::Message + Default>(path: &Path) -> Result<T
     T::decode(bytes.as_slice()).map_err(|error| damaged(path, error))
 }
 
-/// Removes a directory with everything in it; that it is missing is fine.
+/// Removes a directory tree. A missing one is no error.
 pub(crate) fn remove_dir(path: &Path) -> Result<()> {
     remove_tree(path).map_err(Error::file(path))
 }
@@ -92,7 +92,7 @@ mod tests {
         record(&path, &1).unwrap();
         record(&path, &2).unwrap();
         assert_eq!(load_last::<i32>(&path).unwrap(), 2);
-        // Cut off in the middle of the next.
+        // A torn write of the next record.
         let mut torn = fs::read(&path).unwrap();
         torn.extend_from_slice(b"\n[3");
         fs::write(&path, torn).unwrap();

@@ -1,4 +1,4 @@
-//! What can go wrong, and which gRPC code tells a kubelet about it.
+//! Errors, and their gRPC codes.
 
 use std::{io, path::PathBuf};
 
@@ -7,7 +7,7 @@ use cri::tonic::{Code, Status};
 /// This crate's result.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why the runtime could not do what it was asked.
+/// An error of the runtime.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// There is no such sandbox.
@@ -19,61 +19,61 @@ pub enum Error {
     /// There is no such image.
     #[error("no image {0:?}")]
     NoImage(String),
-    /// The request makes no sense.
+    /// The request is invalid.
     #[error("{0}")]
     Invalid(String),
-    /// The thing is not in a state that allows it.
+    /// The object is in the wrong state.
     #[error("{0}")]
     Precondition(String),
-    /// A name is taken.
+    /// A name is in use.
     #[error("{0}")]
     Exists(String),
-    /// Something took longer than it may.
+    /// A deadline was exceeded.
     #[error("{0}")]
     Deadline(String),
-    /// It cannot be done here.
+    /// Not supported on this machine.
     #[error("{0}")]
     Unsupported(String),
-    /// A file could not be used.
+    /// A file operation failed.
     #[error("{path}: {source}")]
     File {
-        /// Which one.
+        /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// Something that is not about one file failed.
+    /// A system call that is not about one file failed.
     #[error("{action}: {source}")]
     System {
-        /// What was tried.
+        /// The action.
         action: String,
-        /// Why not.
+        /// The cause.
         source: io::Error,
     },
-    /// The shim said no.
+    /// The shim returned an error.
     #[error("{0}")]
     Shim(String),
     /// The shim is gone.
     #[error("the shim of sandbox {0} is gone")]
     ShimGone(String),
-    /// The network said no.
+    /// The network returned an error.
     #[error("network: {0}")]
     Network(#[from] network::Error),
-    /// An image is not what it says it is, or tries to escape.
+    /// An image is invalid or malicious.
     #[error("image: {0}")]
     BadImage(String),
-    /// A registry said no.
+    /// A registry returned an error.
     #[error("registry: {0}")]
     Registry(String),
-    /// The OCI configuration could not be made.
+    /// The OCI configuration could not be built.
     #[error("OCI configuration: {0}")]
     Spec(#[from] oci_spec::OciSpecError),
-    /// Our own files on disk are damaged.
+    /// A state file is corrupt.
     #[error("{path}: {message}")]
     Damaged {
-        /// Which one.
+        /// The file.
         path: PathBuf,
-        /// How.
+        /// The cause.
         message: String,
     },
 }
@@ -85,7 +85,7 @@ impl Error {
         move |source| Self::File { path, source }
     }
 
-    /// For `map_err` on everything else that the kernel may refuse.
+    /// For `map_err` on other system calls.
     pub fn system<E: Into<io::Error>>(action: impl Into<String>) -> impl FnOnce(E) -> Self {
         let action = action.into();
         move |source| Self::System {

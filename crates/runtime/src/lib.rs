@@ -1,9 +1,10 @@
-//! A container runtime that speaks CRI: images, snapshots, sandboxes and containers of one node.
+//! A container runtime that implements CRI: images, snapshots, sandboxes and containers of one
+//! node.
 //!
 //! Containers outlive this process. Each pod has a [`shim`] that holds its containers; the daemon
 //! can stop, crash or be replaced, and the next one finds them again. Everything that clones,
-//! changes namespaces or handles a container's terminal happens in helper processes, which are
-//! re-executions of the same program (see [`reexec`]) with one thread.
+//! changes namespaces or handles a container's terminal happens in single-threaded helper
+//! processes, which are re-executions of the same program (see [`reexec`]) or forks of the shim.
 
 mod cgroup;
 mod config;
@@ -43,7 +44,7 @@ pub use snapshot::Snapshots;
 
 use crate::engine::Engine;
 
-/// The runtime as a service of the node.
+/// The runtime service.
 pub struct Runtime {
     config: Config,
 }

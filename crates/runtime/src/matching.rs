@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-/// Whether every wanted label is there with its value.
+/// Whether all wanted labels match.
 pub(crate) fn labels(wanted: &BTreeMap<String, String>, have: &BTreeMap<String, String>) -> bool {
     wanted
         .iter()

@@ -1,4 +1,4 @@
-//! The few mounts that the daemon makes itself.
+//! The mounts that the daemon makes itself.
 
 use std::{
     ffi::{CStr, CString},
@@ -17,7 +17,7 @@ use nix::{
 
 use crate::error::{Error, Result};
 
-/// Shared memory of a pod.
+/// Mounts a pod's /dev/shm.
 pub(crate) fn shm(path: &Path) -> Result<()> {
     fs::create_dir_all(path).map_err(Error::file(path))?;
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
@@ -26,11 +26,11 @@ pub(crate) fn shm(path: &Path) -> Result<()> {
         .map_err(Error::system(format!("mount {}", path.display())))
 }
 
-/// Takes a mount away, with everything on it. That there is none is fine.
+/// Unmounts everything at a path. No mount is no error.
 pub(crate) fn unmount(path: &Path) -> Result<()> {
     loop {
         match umount2(path, MntFlags::MNT_DETACH) {
-            // There may be more than one on the same place.
+            // There may be several mounts at the same place.
             Ok(()) => {}
             Err(Errno::EINVAL | Errno::ENOENT) => return Ok(()),
             Err(error) => {
@@ -41,10 +41,10 @@ pub(crate) fn unmount(path: &Path) -> Result<()> {
     }
 }
 
-/// Joins layers, the uppermost first, into one tree. Without `upper` it is read-only.
+/// Mounts an overlay of layers, the uppermost first. Without `upper` it is read-only.
 pub(crate) fn overlay(lower: &[&Path], upper: Option<(&Path, &Path)>, target: &Path) -> Result<()> {
     fs::create_dir_all(target).map_err(Error::file(target))?;
-    // A single read-only layer is no overlay: the kernel wants two at least.
+    // overlayfs needs two layers at least: bind a single read-only one.
     if let ([only], None) = (lower, upper) {
         return bind_read_only(only, target);
     }
@@ -75,11 +75,11 @@ fn bind_read_only(source: &Path, target: &Path) -> Result<()> {
         .map_err(Error::system(format!("bind {}", target.display())))
 }
 
-/// The kernel takes one page of options.
+/// mount(2) accepts one page of options.
 const MAX_OPTIONS: usize = 4000;
 
-/// What a container writes into its own root does not outlive it, nor the machine's power: `volatile`
-/// spares every unmount the writing back of the whole disk.
+/// A container's writable layer need not survive a power failure: `volatile` avoids syncing the
+/// file system at every unmount.
 fn options(lower: &[&Path], upper: Option<(&Path, &Path)>) -> String {
     let layers: Vec<_> = lower
         .iter()
@@ -97,14 +97,14 @@ fn options(lower: &[&Path], upper: Option<(&Path, &Path)>) -> String {
     options
 }
 
-/// Colons separate layers and commas options.
+/// Colons separate layers and commas separate options.
 fn escape(path: &str) -> String {
     path.replace('\\', "\\\\")
         .replace(':', "\\:")
         .replace(',', "\\,")
 }
 
-/// Names the layers one by one, for images with many of them. Needs Linux 6.5.
+/// Passes the layers one by one, for images with many of them. Needs Linux 6.5.
 fn overlay_by_parts(
     lower: &[&Path],
     upper: Option<(&Path, &Path)>,

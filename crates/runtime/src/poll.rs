@@ -1,10 +1,10 @@
-//! Waiting for descriptors without an async runtime.
+//! Polls descriptors without an async runtime.
 
 use std::os::fd::BorrowedFd;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-/// Whether a read would return at once with data. Its end does not count.
+/// Whether data can be read without blocking. End of file does not count.
 pub(crate) fn is_readable(fd: BorrowedFd<'_>) -> bool {
     let mut fds = [PollFd::new(fd, PollFlags::POLLIN)];
     let ready = poll(&mut fds, PollTimeout::ZERO).unwrap_or(0);
@@ -14,7 +14,7 @@ pub(crate) fn is_readable(fd: BorrowedFd<'_>) -> bool {
             .is_some_and(|events| events.contains(PollFlags::POLLIN))
 }
 
-/// Whether the other side has gone.
+/// Whether the peer has closed the connection.
 pub(crate) fn is_closed(fd: BorrowedFd<'_>) -> bool {
     let mut fds = [PollFd::new(fd, PollFlags::empty())];
     let ready = poll(&mut fds, PollTimeout::ZERO).unwrap_or(0);

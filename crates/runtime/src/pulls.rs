@@ -1,4 +1,4 @@
-//! Pulls that somebody asked this node for, seen in the log.
+//! Pulls that CRI clients requested, with log messages.
 
 use std::{sync::Arc, time::Instant};
 
@@ -11,7 +11,7 @@ use crate::{
 };
 
 impl Engine {
-    /// Pulls an image, or finds the one that never comes from a registry.
+    /// Pulls an image, or finds a local one.
     pub(crate) async fn pull_image(
         &self,
         name: &str,
@@ -24,7 +24,7 @@ impl Engine {
         }
         let credentials = auth.map(Into::into).unwrap_or_default();
         let begun = Instant::now();
-        tracing::info!(image = %reference, "pulling");
+        tracing::info!(image = %reference, "pulling image");
         let pulled = self
             .images
             .pull(&reference, &self.config.registries, &credentials, progress)
@@ -33,14 +33,14 @@ impl Engine {
         match &pulled {
             Ok(image) => {
                 let layers = image.layers.len();
-                tracing::info!(image = %reference, layers, bytes = image.size, seconds, "pulled");
+                tracing::info!(image = %reference, layers, bytes = image.size, seconds, "image pulled");
             }
-            Err(error) => tracing::warn!(image = %reference, %error, seconds, "not pulled"),
+            Err(error) => tracing::warn!(image = %reference, %error, seconds, "cannot pull image"),
         }
         pulled
     }
 
-    /// An image that is made here; the built-in one is made again if somebody has removed it.
+    /// A locally built image; the built-in one is built again if it was removed.
     async fn find_local(&self, name: &str, reference: &Reference) -> Result<Image> {
         let known = self.images.get(name)?;
         match (known, &self.config.hello_program) {

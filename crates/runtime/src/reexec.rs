@@ -1,9 +1,9 @@
-//! Helper processes are this same program, started again under another name. The daemon's `main`
-//! calls [`dispatch`] before anything else: cloning and namespaces need a process with one thread.
+//! Helper processes are re-executions of this program with another name. The daemon's `main` calls
+//! [`dispatch`] before anything else: cloning and namespaces need a single-threaded process.
 //!
-//! Helpers run from a sealed copy of the program in memory: a container that gets hold of
-//! `/proc/PID/exe` of a helper cannot change what the next helper runs, and replacing the program's
-//! file on disk does not mix versions.
+//! Helpers run from a sealed memfd copy of the program: a container that opens `/proc/PID/exe` of a
+//! helper cannot change what the next helper runs, and replacing the program's file on disk does
+//! not mix versions.
 
 use std::{
     ffi::CStr,
@@ -45,7 +45,7 @@ pub fn dispatch() -> Option<ExitCode> {
     } else {
         return None;
     };
-    // Whoever started us may have blocked signals for itself.
+    // The parent may have blocked signals.
     let _ = SigSet::empty().thread_set_mask();
     Some(helper())
 }
@@ -69,7 +69,7 @@ impl Program {
         Ok(Self(copy))
     }
 
-    /// A command that starts it under the name of a helper.
+    /// A command that executes it with a helper's name.
     pub(crate) fn command(&self, helper: &CStr) -> Command {
         let mut command = Command::new(format!("/proc/self/fd/{}", self.0.as_raw_fd()));
         name(&mut command, helper);
@@ -77,8 +77,8 @@ impl Program {
     }
 }
 
-/// Larger writes make the kernel use larger pages, which then count as resident as a whole in every
-/// shim that needs a byte of them.
+/// Larger writes make the kernel use larger pages, which count as resident as a whole in every shim
+/// that touches a byte of them.
 fn copy_by_pages(from: &mut File, to: &mut File) -> io::Result<()> {
     let mut buffer = vec![0; 256 * 1024];
     loop {
@@ -97,7 +97,7 @@ fn name(command: &mut Command, helper: &CStr) {
     command
         .arg0(std::ffi::OsStr::from_bytes(helper.to_bytes()))
         .env_clear();
-    // OCI runtimes named by a handler look for their own helpers there.
+    // OCI runtimes look for their own helpers in PATH.
     command.env(
         "PATH",
         "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",

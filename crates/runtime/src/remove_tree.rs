@@ -1,5 +1,5 @@
-//! Removal of directory trees that containers wrote: however deep a tree is, neither the stack nor the number of
-//! open files depends on it. No link is followed and no mount is crossed.
+//! Removes directory trees written by containers: neither stack usage nor the number of open files
+//! depends on the depth. No link is followed and no mount is crossed.
 
 use std::{
     ffi::{CStr, CString},
@@ -19,10 +19,10 @@ use nix::{
     unistd::{UnlinkatFlags, unlinkat},
 };
 
-/// One file is open per level. Directories below this depth are moved to the top first.
+/// The maximum depth: one file is open per level. Deeper directories are moved to the top first.
 const MAX_DEPTH: usize = 64;
 
-/// Removes a directory and what is in it; that it is missing is fine.
+/// Removes a directory tree. A missing one is no error.
 pub(crate) fn remove_tree(path: &Path) -> io::Result<()> {
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(io::ErrorKind::InvalidInput.into());
@@ -36,7 +36,7 @@ pub(crate) fn remove_tree(path: &Path) -> io::Result<()> {
         return Ok(unlink(parent.as_fd(), &name, UnlinkatFlags::NoRemoveDir)?);
     };
     let mut moved = 0;
-    // Directories that were moved to the top are found by another pass.
+    // The next pass removes directories that were moved to the top.
     loop {
         let before = moved;
         empty(top.as_fd(), top.as_fd(), 1, &mut moved)?;
@@ -47,7 +47,7 @@ pub(crate) fn remove_tree(path: &Path) -> io::Result<()> {
     Ok(unlink(parent.as_fd(), &name, UnlinkatFlags::RemoveDir)?)
 }
 
-/// The directory of this name if it is one: `None` if nothing or something else is there.
+/// Opens the directory; `None` if there is nothing or not a directory.
 fn open_dir(parent: BorrowedFd<'_>, name: &CStr) -> nix::Result<Option<OwnedFd>> {
     let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
     let resolve = ResolveFlag::RESOLVE_BENEATH
@@ -89,7 +89,7 @@ fn empty(
     Ok(())
 }
 
-/// Moves a directory that lies too deep to the top of the tree.
+/// Moves a directory that is too deep to the top of the tree.
 fn hoist(
     top: BorrowedFd<'_>,
     here: BorrowedFd<'_>,
@@ -100,7 +100,7 @@ fn hoist(
         *moved += 1;
         let place = format!(".removed-{moved}");
         match renameat(here, name, top, place.as_str()) {
-            // Something of this name is there.
+            // The name is in use: try the next.
             Err(Errno::ENOTEMPTY | Errno::EEXIST | Errno::ENOTDIR) => {}
             other => return other,
         }
@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tree_goes_and_what_its_links_name_stays() {
+    fn removing_a_tree_does_not_follow_links() {
         let dir = tempfile::tempdir().unwrap();
         let (tree, outside) = (dir.path().join("tree"), dir.path().join("outside"));
         fs::create_dir_all(tree.join("a/b")).unwrap();

@@ -1,5 +1,6 @@
-//! Files inside a container's root file system, which is not to be trusted: symbolic links in it may
-//! point anywhere. The kernel resolves every path as if the container's root were ours.
+//! Accesses files inside a container's root file system, which is untrusted: symbolic links in it
+//! may point anywhere. The kernel resolves every path as if the container's root were ours
+//! (openat2).
 
 use std::{
     collections::VecDeque,
@@ -15,7 +16,7 @@ use nix::{
     sys::stat::{Mode, mkdirat},
 };
 
-/// No file that we read from an image is meant to be larger.
+/// The maximum size of a file that is read from an image.
 const MAX_READ: u64 = 1 << 20;
 
 /// Opens a path below `root`; links never lead out of it.
@@ -44,14 +45,14 @@ pub(crate) fn read_to_string(root: &Path, path: impl AsRef<Path>) -> io::Result<
     Ok(text)
 }
 
-/// As many links as the kernel follows on one path.
+/// The kernel's limit of links in a path.
 const MAX_LINKS: usize = 40;
 
-/// The path without symbolic links, as a process with this root would resolve it. Missing parts stay
-/// as they are, so the target of a dangling link is found, too. Links are followed only where
-/// `follows` allows it: what will be hidden by a mount says nothing about the container's view.
+/// Resolves symbolic links as a process with this root would. Missing components are kept, so that
+/// the target of a dangling link is found, too. Links are followed only where `follows` allows it,
+/// since a path that a mount will cover is irrelevant for the container.
 ///
-/// Only for roots that no other process writes to: use the result with functions that check again.
+/// Only for roots that no other process writes to; use the result with functions that check again.
 pub(crate) fn resolve(
     root: &Path,
     path: impl AsRef<Path>,
@@ -97,7 +98,7 @@ fn parts(path: &Path) -> VecDeque<OsString> {
     named.collect()
 }
 
-/// Makes a directory and those above it. What exists stays as it is.
+/// Creates a directory and its parents. Existing ones are kept.
 pub(crate) fn create_dir_all(root: &Path, path: impl AsRef<Path>) -> io::Result<()> {
     let flags = OFlag::O_PATH | OFlag::O_DIRECTORY;
     let root = File::open(root)?;
@@ -119,7 +120,7 @@ pub(crate) fn create_dir_all(root: &Path, path: impl AsRef<Path>) -> io::Result<
     Ok(())
 }
 
-/// Makes an empty file and the directories above it. What exists stays as it is.
+/// Creates an empty file and its parent directories. An existing file is kept.
 pub(crate) fn create_file(root: &Path, path: impl AsRef<Path>) -> io::Result<()> {
     let path = path.as_ref();
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {

@@ -1,4 +1,4 @@
-//! Time as CRI tells it: nanoseconds since 1970.
+//! CRI timestamps: nanoseconds since 1970.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 

@@ -1,4 +1,4 @@
-//! What containers, pods and the image store use, and how the node's runtime is.
+//! Resource usage of containers, pods and the image store, and the runtime's status.
 
 use std::{collections::HashMap, fs, path::Path, sync::Arc};
 
@@ -124,7 +124,7 @@ fn measure(container: &Container, pod_files: Size, root: &Path) -> v1::Container
     }
 }
 
-/// Moves the calling thread into the pod's network.
+/// Moves the calling thread into the pod's network namespace.
 fn measure_pod(
     sandbox: &Sandbox,
     containers: &[Arc<Container>],
@@ -159,7 +159,7 @@ fn measure_pod(
     }
 }
 
-/// Counters of the links of a network. The calling thread stays there.
+/// Interface counters of a network namespace. The calling thread stays in it.
 fn network_usage(network: &Path) -> Option<v1::NetworkUsage> {
     let namespace = fs::File::open(network).ok()?;
     setns(namespace, CloneFlags::CLONE_NEWNET).ok()?;
@@ -187,7 +187,7 @@ impl Engine {
         let with_files: Vec<_> = with_files.collect();
         self.blocking(move || {
             let all = with_files.iter().map(|(container, sandbox)| {
-                // Written by any of the pod's containers: each is asked about it.
+                // Any of the pod's containers may have written them, so that each counts them.
                 let files = sandbox.as_ref().map(|sandbox| sandbox.files_size());
                 measure(container, files.unwrap_or_default(), &root)
             });
@@ -239,7 +239,7 @@ impl Engine {
         self.stats_of(matching).await
     }
 
-    /// Usage of these pods: all of them on one thread, which visits their networks one after the other.
+    /// Usage of these pods, on one thread that enters their network namespaces one after the other.
     async fn stats_of(&self, sandboxes: Vec<Arc<Sandbox>>) -> Result<Vec<v1::PodSandboxStats>> {
         let mut containers: HashMap<String, Vec<Arc<Container>>> = HashMap::new();
         for container in self.containers.read().values() {
@@ -250,7 +250,7 @@ impl Engine {
         }
         let root = self.config.root_dir.clone();
         let (send, receive) = oneshot::channel();
-        // A thread of its own: it does not come back from the networks that it visits.
+        // A thread of its own, since it does not leave the last network namespace.
         let work = move || {
             let all = sandboxes.iter().map(|sandbox| {
                 let containers = containers.get(&sandbox.id).map_or(&[][..], Vec::as_slice);
@@ -266,7 +266,7 @@ impl Engine {
         receive.await.map_err(lost)
     }
 
-    /// What images take on disk.
+    /// The disk usage of images.
     pub(crate) fn image_filesystem(&self) -> v1::FilesystemUsage {
         let root = &self.config.root_dir;
         let measured = self.images_size.get(|| {
@@ -276,7 +276,7 @@ impl Engine {
         filesystem(root, measured)
     }
 
-    /// What containers take beside their images.
+    /// The disk usage of containers' writable layers.
     pub(crate) fn container_filesystem(&self) -> v1::FilesystemUsage {
         let measured = self.containers_size.get(|| {
             let containers: Vec<_> = self.containers.read().values().cloned().collect();
@@ -288,7 +288,7 @@ impl Engine {
         filesystem(&self.config.root_dir, measured)
     }
 
-    /// The conditions that a kubelet looks at.
+    /// The conditions of the runtime's status.
     pub(crate) async fn node_status(&self, verbose: bool) -> v1::StatusResponse {
         let condition =
             |kind: &str, status: bool, reason: &str, message: String| v1::RuntimeCondition {

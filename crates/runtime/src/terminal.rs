@@ -5,7 +5,7 @@ use std::{
     os::fd::{AsRawFd, BorrowedFd},
 };
 
-/// Sets a terminal's size; its foreground process hears of it.
+/// Sets a terminal's size; the kernel sends SIGWINCH.
 pub(crate) fn resize(terminal: BorrowedFd<'_>, width: u16, height: u16) -> io::Result<()> {
     let size = libc::winsize {
         ws_row: height,

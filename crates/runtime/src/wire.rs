@@ -1,8 +1,8 @@
-//! Framed messages with file descriptors over a unix stream socket: what daemon, shim and helper
-//! speak with each other. A frame is a big-endian `u32` length and that many bytes of JSON; the
-//! descriptors that belong to a frame travel with its first byte.
+//! Framed messages with file descriptors over a Unix stream socket, for daemon, shim and helper. A
+//! frame is a big-endian `u32` length and that many bytes of JSON; the descriptors of a frame are
+//! sent with its first byte.
 //!
-//! The framing is fixed for good; what may change is behind the version that a hello exchanges.
+//! The framing never changes; what may change depends on the version that hello exchanges.
 
 use std::{
     collections::VecDeque,
@@ -16,13 +16,13 @@ use nix::{
 };
 use serde::{Serialize, de::DeserializeOwned};
 
-/// The most descriptors one frame carries.
+/// The maximum number of descriptors per frame.
 pub(crate) const MAX_FDS: usize = 4;
 
-/// No message of ours comes near; a larger length means a peer that speaks something else.
+/// The maximum frame size; a larger length means that the peer speaks something else.
 const MAX_FRAME: usize = 1 << 20;
 
-/// A message as it goes over the wire.
+/// The frame of a message.
 pub(crate) fn encode(message: &impl Serialize) -> io::Result<Vec<u8>> {
     let mut frame = vec![0; 4];
     serde_json::to_writer(&mut frame, message)?;
@@ -31,7 +31,7 @@ pub(crate) fn encode(message: &impl Serialize) -> io::Result<Vec<u8>> {
     Ok(frame)
 }
 
-/// Sends as much of `bytes` as the socket takes, the descriptors with its first byte.
+/// Sends as much of `bytes` as the socket takes, the descriptors with the first byte.
 pub(crate) fn send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[RawFd]) -> io::Result<usize> {
     let rights = [ControlMessage::ScmRights(fds)];
     let control = if fds.is_empty() { &[][..] } else { &rights };
@@ -60,7 +60,7 @@ pub(crate) fn send_all(
     Ok(())
 }
 
-/// What has arrived and was not taken yet.
+/// Received data and descriptors that were not taken yet.
 #[derive(Default)]
 pub(crate) struct Inbox {
     bytes: Vec<u8>,
@@ -68,7 +68,7 @@ pub(crate) struct Inbox {
 }
 
 impl Inbox {
-    /// Reads once from the socket. Zero bytes mean that the peer is gone.
+    /// Reads once from the socket. Zero bytes mean that the peer has disconnected.
     pub(crate) fn fill(&mut self, socket: BorrowedFd<'_>) -> io::Result<usize> {
         let mut chunk = [0; 16 * 1024];
         let mut control = cmsg_space!([RawFd; MAX_FDS]);
@@ -77,7 +77,8 @@ impl Inbox {
         let got = recvmsg::<()>(socket.as_raw_fd(), &mut parts, Some(&mut control), flags)?;
         for message in got.cmsgs()? {
             if let ControlMessageOwned::ScmRights(raw) = message {
-                // SAFETY: the kernel has just made these descriptors for us; nobody else owns them.
+                // SAFETY: the kernel has just created these descriptors for us; nothing else owns
+                // them.
                 self.fds.extend(
                     raw.into_iter()
                         .map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }),
@@ -89,7 +90,7 @@ impl Inbox {
         Ok(length)
     }
 
-    /// The next whole message, if it has arrived.
+    /// The next complete message, if it has arrived.
     pub(crate) fn take<T: DeserializeOwned>(&mut self) -> io::Result<Option<T>> {
         let Some(prefix) = self.bytes.first_chunk::<4>() else {
             return Ok(None);

@@ -1,11 +1,11 @@
-//! Extended attributes of files, and the names that overlayfs gives a meaning to.
+//! Extended attributes of files, and the names that overlayfs interprets.
 
 use std::{ffi::CString, io, os::unix::ffi::OsStrExt, path::Path};
 
-/// A directory that hides those of the layers below.
+/// Marks a directory that hides those of the layers below.
 pub(crate) const OPAQUE: &str = "trusted.overlay.opaque";
 
-/// Whether an attribute belongs to overlayfs and not to a file.
+/// Whether overlayfs interprets an attribute.
 pub(crate) fn is_overlay(name: &str) -> bool {
     name.starts_with("trusted.overlay.") || name.starts_with("user.overlay.")
 }
@@ -14,7 +14,7 @@ fn text(path: &Path) -> io::Result<CString> {
     Ok(CString::new(path.as_os_str().as_bytes())?)
 }
 
-/// Sets one; links are followed.
+/// Sets an attribute; follows links.
 pub(crate) fn set(path: &Path, name: &str, value: &[u8]) -> io::Result<()> {
     let (path, name) = (text(path)?, CString::new(name)?);
     let (data, length) = (value.as_ptr().cast(), value.len());
@@ -27,7 +27,7 @@ pub(crate) fn set(path: &Path, name: &str, value: &[u8]) -> io::Result<()> {
     }
 }
 
-/// The value of one, if the file has it; links are followed.
+/// The value of an attribute, if the file has it; follows links.
 pub(crate) fn get(path: &Path, name: &str) -> io::Result<Option<Vec<u8>>> {
     let (path, name) = (text(path)?, CString::new(name)?);
     let read = |buffer: &mut [u8]| {
@@ -45,7 +45,7 @@ pub(crate) fn get(path: &Path, name: &str) -> io::Result<Option<Vec<u8>>> {
     }
 }
 
-/// The names of all; links are followed.
+/// The names of all attributes; follows links.
 pub(crate) fn list(path: &Path) -> io::Result<Vec<String>> {
     let path = text(path)?;
     let read = |buffer: &mut [u8]| {
@@ -67,7 +67,7 @@ pub(crate) fn list(path: &Path) -> io::Result<Vec<String>> {
         .collect())
 }
 
-/// Gives a file those of another, but for what overlayfs has put there.
+/// Copies attributes to another file, except those of overlayfs.
 pub(crate) fn copy(from: &Path, to: &Path) -> io::Result<()> {
     for name in list(from)?.iter().filter(|name| !is_overlay(name)) {
         if let Some(value) = get(from, name)? {
@@ -77,7 +77,7 @@ pub(crate) fn copy(from: &Path, to: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Asks for the size first; it may grow in between.
+/// Queries the size first; it may grow in between.
 fn whole(read: impl Fn(&mut [u8]) -> io::Result<usize>) -> io::Result<Vec<u8>> {
     loop {
         let size = read(&mut [])?;

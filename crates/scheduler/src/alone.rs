@@ -1,5 +1,5 @@
-//! The scheduler as a process of its own: elected among its like by a Lease when its configuration says
-//! so. A process that loses its Lease ends its work at once and waits to lead again.
+//! The scheduler as a process of its own, with leader election by a Lease if configured. A process
+//! that loses its Lease stops scheduling at once and waits to lead again.
 
 use std::{future::Future, sync::Arc};
 
@@ -12,8 +12,8 @@ use tracing::info;
 
 use crate::{Config, configuration::LeaderElection};
 
-/// Runs until `stop`. `identity` is this process's name in the Lease; `config` makes the scheduler that
-/// uses a client, anew for every term.
+/// Runs until `stop`. `identity` is this process's name in the Lease; `config` makes the scheduler
+/// for a client, once per term of leadership.
 pub async fn run(
     client: kube::Client,
     election: Option<&LeaderElection>,
@@ -30,10 +30,10 @@ pub async fn run(
         retry: election.retry_period,
         ..election::Config::new(&election.namespace, &election.name, identity)
     };
-    // What cannot be built is said before this process waits to lead.
+    // Report an invalid configuration before waiting for leadership.
     config(client.clone())?;
     loop {
-        // Why the work of this term ended.
+        // Why this term ended.
         let outcome = Mutex::new(Ok(()));
         let work = |leadership: election::Leadership| {
             let (config, outcome) = (config(leadership.client(&client)), &outcome);
@@ -59,7 +59,7 @@ pub async fn run(
 /// Runs one scheduler until `over`.
 async fn serve(config: Config, over: impl Future<Output = ()>) -> Result<(), String> {
     let token = CancellationToken::new();
-    // Whatever way this ends, its tasks end with it.
+    // Its tasks end with this function in any case.
     let _tasks = token.clone().drop_guard();
     let scheduler = Arc::new(config.build()).run(Context::standalone("scheduler", token));
     tokio::select! {

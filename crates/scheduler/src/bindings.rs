@@ -1,5 +1,4 @@
-//! What a pod's volumes wait for while it is being bound: the caches of the scheduler's own watches,
-//! and a bell for each claim.
+//! What PreBind of volumes reads and waits for: informers, and a notification per claim.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -11,7 +10,7 @@ use tokio::sync::{Notify, futures::OwnedNotified};
 
 use crate::{cluster::claims::Key, watched::WatchedPod};
 
-/// The caches that a binding is judged by. Cloning shares them.
+/// The informers that a binding reads. Clones share them.
 #[derive(Clone)]
 pub(crate) struct Bindings {
     pub(crate) claims: Informer<PersistentVolumeClaim>,
@@ -22,7 +21,7 @@ pub(crate) struct Bindings {
 }
 
 impl Bindings {
-    /// Begins to watch.
+    /// Starts the informers.
     pub(crate) fn start(context: &Context, client: &kube::Client) -> Self {
         Self {
             claims: Informer::builder(client.clone()).start(context),
@@ -34,10 +33,10 @@ impl Bindings {
     }
 }
 
-/// Wakes those that wait for a claim to change.
+/// Notifies bindings that wait for a claim to change.
 #[derive(Default)]
 pub(crate) struct Changes {
-    /// Guards the bells of claims that something waits for. A bell is taken out when it rings.
+    /// Guards the notifications of claims that are waited for. Each is removed when it fires.
     bells: Mutex<HashMap<Key, Arc<Notify>>>,
 }
 

@@ -1,5 +1,5 @@
-//! One attempt to find a node for a pod: PreFilter, Filter over as many nodes as are needed, Score.
-//! Pure but for the dice between equals, which a seed repeats.
+//! One attempt to find a node for a pod: PreFilter, Filter over as many nodes as needed, Score.
+//! Pure except for random choices between equal nodes, which a seed reproduces.
 
 use std::{
     any::Any,
@@ -21,11 +21,11 @@ use crate::{
     verdicts::Verdicts,
 };
 
-/// Fewer nodes than this are all looked at.
+/// If there are fewer nodes, all are evaluated.
 const LEAST_NODES: usize = 100;
 const LEAST_PERCENTAGE: usize = 5;
 
-/// A small repeatable source of random numbers.
+/// A small reproducible random number generator.
 #[derive(Debug, Clone)]
 pub struct Dice(u64);
 
@@ -51,20 +51,20 @@ impl Dice {
 pub struct Failure {
     /// How many nodes there are.
     pub total: usize,
-    /// Nodes that were turned down, each with its plugin.
+    /// Rejected nodes, each with its plugin.
     pub rejected: Vec<Rejection>,
-    /// Plugins that turned the pod or a node down.
+    /// Plugins that rejected the pod or a node.
     pub plugins: BTreeSet<&'static str>,
-    /// A plugin turned the pod down before any node was looked at; whether removing pods could help.
+    /// A plugin rejected the pod in PreFilter: the reason, and whether preemption could help.
     pub before_nodes: Option<(Cow<'static, str>, bool)>,
-    /// Nodes that were not looked at, because plugins named others.
+    /// The message about nodes that were not evaluated because PreFilter plugins named others.
     pub not_looked_at: Option<String>,
-    /// The attempt could not be made at all: an extender did not answer.
+    /// The attempt could not be made: an extender did not answer.
     pub error: Option<String>,
 }
 
 impl Failure {
-    /// The sentence of the pod's condition, without what preemption adds.
+    /// The message of the pod's condition, without what preemption adds.
     pub fn message(&self) -> String {
         if let Some(error) = &self.error {
             return error.clone();
@@ -89,19 +89,19 @@ impl Failure {
     }
 }
 
-/// What came of an attempt.
+/// The result of an attempt.
 #[derive(Debug)]
 pub enum Outcome {
-    /// This node.
+    /// A node was found.
     Node {
         /// The node.
         slot: Slot,
-        /// How many nodes were looked at.
+        /// The number of evaluated nodes.
         evaluated: usize,
-        /// How many of them could hold the pod.
+        /// The number of feasible nodes.
         feasible: usize,
     },
-    /// None.
+    /// No node was found.
     Failed(Failure),
 }
 
@@ -112,49 +112,49 @@ struct Filter<'a> {
     state: Box<dyn State>,
 }
 
-/// A pod that is being scheduled, and what plugins worked out for it.
+/// A pod that is being scheduled, with the plugins' states.
 pub struct Cycle<'a> {
-    /// The scheduler.
+    /// The profile.
     pub profile: &'a Profile,
     /// The pod.
     pub pod: &'a Arc<PodInfo>,
-    /// Programs that are asked beside the plugins.
+    /// The extenders.
     pub extenders: Arc<Extenders>,
-    /// The filters that have a say, with their states.
+    /// The Filter plugins that did not skip, with their states.
     filters: Vec<Filter<'a>>,
-    /// How many of them at the front are local.
+    /// The number of local ones at the front.
     local: usize,
-    /// Whether what local plugins say of the nodes is known.
+    /// Whether the local plugins' results are cached.
     is_remembered: bool,
     /// Whether it is measured how long each plugin takes.
     is_measured: bool,
 }
 
-/// How long the extension points of an attempt took; those that were not reached took nothing.
+/// The durations of an attempt's extension points; zero for those not reached.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Took {
     /// PreFilter.
     pub pre_filter: Duration,
-    /// Filter of all nodes that were looked at.
+    /// Filter of all evaluated nodes.
     pub filter: Duration,
     /// PreScore and Score.
     pub score: Duration,
 }
 
-/// The cluster and where the last attempt stopped.
+/// The cluster and the scheduler's state between attempts.
 pub struct Scheduling {
     /// The cluster.
     pub cluster: Cluster,
-    /// Where the next attempt begins, so that all nodes have the same chance.
+    /// Where the next attempt starts, so that all nodes have the same chance.
     next_start: usize,
-    /// Chooses between equals.
+    /// Chooses between equal nodes.
     pub dice: Dice,
-    /// What was said of nodes; `None` to judge every node anew.
+    /// Cached results of local plugins; `None` to evaluate every node again.
     verdicts: Option<Verdicts>,
-    /// How long the last attempt took.
+    /// The durations of the last attempt.
     pub took: Took,
-    /// Programs that are asked beside the plugins. What they decide about
-    /// ([`Extenders::decide_about`]) must be scheduled on a thread that may block.
+    /// The extenders. Pods that they decide about ([`Extenders::decide_about`]) must be scheduled
+    /// on a thread that may block.
     pub extenders: Arc<Extenders>,
 }
 
@@ -171,7 +171,7 @@ impl Scheduling {
         }
     }
 
-    /// The same without remembering what was said of nodes: slower, with the same decisions.
+    /// The same without cached results: slower, with the same decisions.
     pub fn forgetful(seed: u64) -> Self {
         Self {
             verdicts: None,
@@ -203,7 +203,7 @@ impl Scheduling {
                 feasible: 1,
             };
         }
-        // Few nodes are judged as they are; of the others much is known from pods of the same template.
+        // Few nodes are evaluated directly; for many, results for the same template are cached.
         let (mut feasible, evaluated, mut rejected) = match &only {
             None => self.feasible(&mut cycle),
             Some((names, _)) => self.feasible_of(&mut cycle, names),
@@ -232,8 +232,8 @@ impl Scheduling {
         }
     }
 
-    /// The nodes that would take the pod now, or what every node has against it. Later decisions are
-    /// the same as without this question. Extenders are not asked.
+    /// The feasible nodes for the pod, or why every node is rejected. Does not affect later
+    /// decisions. Extenders are not asked.
     pub fn judge(&mut self, profile: &Profile, pod: &Arc<PodInfo>) -> Result<Vec<Slot>, Failure> {
         let (mut cycle, only) = Cycle::begin(profile, pod, &mut self.cluster)?;
         let nodes = match &only {
@@ -248,14 +248,14 @@ impl Scheduling {
         }
     }
 
-    /// The nodes of these names that exist.
+    /// The existing nodes of these names.
     fn known(&self, names: &BTreeSet<String>) -> Vec<Slot> {
         let known = names.iter().filter_map(|name| self.cluster.slot(name));
         let exists = |slot: &Slot| self.cluster.node(*slot).is_some();
         known.filter(exists).collect()
     }
 
-    /// Asks plugins to make room after a failure.
+    /// Runs PostFilter after a failure.
     pub fn post_filter(
         &mut self,
         profile: &Profile,
@@ -275,7 +275,7 @@ impl Scheduling {
         })
     }
 
-    /// The node that was freed for the pod, when it fits there now.
+    /// The nominated node, if the pod fits there now.
     fn nominated(&mut self, cycle: &mut Cycle<'_>) -> Option<Slot> {
         let known = self.cluster.nominated.node_of(&cycle.pod.uid);
         let node = known.or(cycle.pod.nominated.as_ref())?;
@@ -288,7 +288,7 @@ impl Scheduling {
         asked.ok().and_then(|()| left.first().copied())
     }
 
-    /// Leaves the nodes that extenders accept.
+    /// Keeps the nodes that extenders accept.
     fn ask_extenders(
         &self,
         pod: &PodInfo,
@@ -316,15 +316,15 @@ impl Scheduling {
         Ok(())
     }
 
-    /// Nodes that can hold the pod, as many as are to be compared; how many were looked at; and why
-    /// the others cannot, when none can.
+    /// Feasible nodes, as many as are to be scored; the number of evaluated nodes; and the
+    /// rejections, if none is feasible.
     fn feasible(&mut self, cycle: &mut Cycle<'_>) -> (Vec<Slot>, usize, Vec<Rejection>) {
         let total = self.cluster.visits().len();
         let wanted = nodes_to_find(cycle.profile.percentage_of_nodes, total);
         let mut verdicts = self.verdicts.take();
         let found = self.look(cycle, wanted, verdicts.as_mut());
         let (feasible, looked_at, rejected) = match found {
-            // Why not, is worked out from the beginning.
+            // The reasons are computed from the start, without the cache.
             (none, ..) if none.is_empty() && verdicts.is_some() => self.look(cycle, wanted, None),
             found => found,
         };
@@ -334,7 +334,7 @@ impl Scheduling {
         (feasible, looked_at, rejected)
     }
 
-    /// Looks at nodes from the next one on until enough can hold the pod.
+    /// Evaluates nodes from the next one on until enough are feasible.
     fn look(
         &mut self,
         cycle: &mut Cycle<'_>,
@@ -377,7 +377,7 @@ impl Scheduling {
         (feasible, looked_at, rejected)
     }
 
-    /// The same of nodes that plugins named.
+    /// The same for the nodes that plugins named.
     fn feasible_of(
         &mut self,
         cycle: &mut Cycle<'_>,
@@ -413,7 +413,7 @@ impl Scheduling {
         }
     }
 
-    /// The node with the highest score; the dice choose between equals.
+    /// The node with the highest score; chosen at random between equals.
     fn best(&mut self, cycle: &Cycle<'_>, nodes: &[Slot]) -> Slot {
         let started = Instant::now();
         let verdicts = self.verdicts.as_ref().filter(|_| cycle.is_remembered);
@@ -441,7 +441,7 @@ impl Scheduling {
     }
 }
 
-/// How many feasible nodes are enough, of so many.
+/// How many feasible nodes are enough.
 fn nodes_to_find(percentage: usize, nodes: usize) -> usize {
     if nodes < LEAST_NODES {
         return nodes;
@@ -531,20 +531,20 @@ impl<'a> Cycle<'a> {
         }
     }
 
-    /// Filters candidates. Nodes that others are nominated to must also have room for those that
-    /// matter as much as this pod.
+    /// Filters candidates. Nodes with nominated pods of at least this pod's priority must also fit
+    /// those.
     pub fn filter(&mut self, cluster: &mut Cluster, candidates: &mut Candidates) {
         self.filter_as_is(&self.filters, cluster, candidates);
         self.filter_by_nominated(cluster, candidates);
     }
 
-    /// The same for candidates that the local filters at the front have passed.
+    /// The same for candidates that have passed the local filters.
     fn filter_after_local(&mut self, cluster: &mut Cluster, candidates: &mut Candidates) {
         self.filter_as_is(&self.filters[self.local..], cluster, candidates);
         self.filter_by_nominated(cluster, candidates);
     }
 
-    /// Filters candidates by the local filters at the front alone.
+    /// Runs only the local filters.
     pub(crate) fn filter_local(&self, cluster: &Cluster, candidates: &mut Candidates) {
         self.filter_as_is(&self.filters[..self.local], cluster, candidates);
     }
@@ -580,7 +580,7 @@ impl<'a> Cycle<'a> {
         }
     }
 
-    /// Filters candidates as the cluster is.
+    /// Filters candidates with the cluster's current state.
     fn filter_as_is(&self, filters: &[Filter<'_>], cluster: &Cluster, candidates: &mut Candidates) {
         for filter in filters {
             let nodes = candidates.slots().len();
@@ -610,7 +610,7 @@ impl<'a> Cycle<'a> {
         }
     }
 
-    /// Tries how it would be with another pod on a node (`sign` 1), or without it (-1).
+    /// Tries the effect of adding another pod to a node (`sign` 1), or removing it (-1).
     pub fn shift(&mut self, cluster: &mut Cluster, other: &PodInfo, slot: Slot, sign: i64) {
         cluster.shift(slot, other, sign);
         for filter in &mut self.filters {
@@ -655,7 +655,7 @@ impl<'a> Cycle<'a> {
         self.scores_with(cluster, nodes, None)
     }
 
-    /// The same when the sums of local plugins are known already.
+    /// The same if the sums of local plugins are known.
     fn scores_with(&self, cluster: &Cluster, nodes: &[Slot], local: Option<Vec<i64>>) -> Vec<i64> {
         let knows_local = local.is_some();
         let mut totals = local.unwrap_or_else(|| vec![0_i64; nodes.len()]);

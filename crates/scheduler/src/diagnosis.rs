@@ -1,5 +1,5 @@
-//! Why a pod has no node: its filters judge every node as the cluster is now, with the numbers that the
-//! pod's condition leaves out and what would help. Worked out when it is asked for; nothing is kept.
+//! Why a pod has no node: its filters evaluate every node now, with the numbers that the pod's
+//! condition omits and hints that would help. Computed on demand; nothing is stored.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -20,46 +20,46 @@ use crate::{
     pod::PodInfo,
 };
 
-/// Questions that may wait for the scheduler at once; more wait with their askers.
+/// The capacity of the request queue.
 const QUESTIONS: usize = 16;
-/// Nodes that would take the pod: so many are named.
+/// The maximum number of feasible nodes that are named.
 const NAMED: usize = 10;
 
 /// Why a pod has no node.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Diagnosis {
-    /// What the pod's condition would say now, without what preemption adds.
+    /// The message that the pod's condition would have now, without what preemption adds.
     pub message: String,
-    /// The queue that the pod is in, as metrics name it; empty where no scheduler was asked.
+    /// The pod's queue, as metrics name it; empty if no scheduler was asked.
     pub queue: String,
-    /// How often it was tried.
+    /// The number of attempts.
     pub attempts: u32,
-    /// What each node has against the pod, ordered by the nodes' names.
+    /// Why each node is rejected, ordered by name.
     pub nodes: Vec<NodeDiagnosis>,
-    /// How many nodes would take it now.
+    /// The number of feasible nodes.
     pub fitting: usize,
     /// Some of them.
     pub fitting_nodes: Vec<String>,
-    /// What would help.
+    /// Hints.
     pub help: Vec<String>,
 }
 
-/// What one node has against a pod.
+/// Why one node is rejected.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct NodeDiagnosis {
     /// The node's name.
     pub name: String,
-    /// The plugin that turned it down.
+    /// The plugin that rejected it.
     pub plugin: String,
-    /// Why, in Kubernetes' words and with numbers.
+    /// The reasons in Kubernetes' words, with numbers.
     pub reasons: Vec<String>,
-    /// Whether removing pods from the node could help.
+    /// Whether preemption could help.
     pub removing_pods_helps: bool,
 }
 
-/// Judges every node for a pod. Extenders are not asked.
+/// Evaluates every node for a pod. Extenders are not asked.
 pub fn diagnose(scheduling: &mut Scheduling, profile: &Profile, pod: &Arc<PodInfo>) -> Diagnosis {
     let failure = match scheduling.judge(profile, pod) {
         Ok(fitting) => {
@@ -103,7 +103,7 @@ pub fn diagnose(scheduling: &mut Scheduling, profile: &Profile, pod: &Arc<PodInf
     }
 }
 
-/// What helps against these plugins; `is_ill` when a node carries a taint of its own conditions.
+/// Hints for these plugins; `is_ill` if a node has a taint of its own conditions.
 fn help(plugins: &BTreeSet<&'static str>, is_ill: bool) -> Vec<String> {
     let help = |plugin: &&'static str| match *plugin {
         node_resources_fit::NAME => {
@@ -141,7 +141,7 @@ fn help(plugins: &BTreeSet<&'static str>, is_ill: bool) -> Vec<String> {
     all
 }
 
-/// `Insufficient cpu` with what the pod asks for and what is free.
+/// `Insufficient cpu` with the requested and the free amount.
 fn with_numbers(cluster: &Cluster, slot: Slot, pod: &PodInfo, reason: &str) -> String {
     let Some(resource) = reason.strip_prefix("Insufficient ") else {
         return match reason {
@@ -174,7 +174,7 @@ fn with_numbers(cluster: &Cluster, slot: Slot, pod: &PodInfo, reason: &str) -> S
     format!("{reason} (asks for {asked}, {free} of {all} is free)")
 }
 
-/// The taints that keep pods away; which of them the pod tolerates is left to the reader.
+/// The taints that exclude pods; whether the pod tolerates them is not checked.
 fn taints(cluster: &Cluster, slot: Slot) -> String {
     let taints = cluster.node(slot).into_iter().flat_map(|node| &node.taints);
     let hard = taints.filter(|taint| taint.effect != "PreferNoSchedule");
@@ -185,21 +185,22 @@ fn taints(cluster: &Cluster, slot: Slot) -> String {
     shown.collect::<Vec<_>>().join(", ")
 }
 
-/// A pod that is asked about.
+/// A request about a pod.
 pub(crate) struct Question {
     pub(crate) uid: String,
     pub(crate) answer: oneshot::Sender<Option<Diagnosis>>,
 }
 
-/// Asks the scheduler of this process. Cloning shares it.
+/// Asks the scheduler of this process. Clones share it.
 #[derive(Clone, Default)]
 pub struct Diagnoses {
-    /// Guards the way to the scheduler's loop; none while it does not run here.
+    /// Guards the channel to the scheduler's loop; `None` while it does not run here.
     questions: Arc<Mutex<Option<mpsc::Sender<Question>>>>,
 }
 
 impl Diagnoses {
-    /// Why the pod with this uid waits; none when it does not wait here, or no scheduler runs.
+    /// Why the pod with this uid is pending; `None` if it is not pending here, or no scheduler
+    /// runs.
     pub async fn get(&self, uid: &str) -> Option<Diagnosis> {
         let questions = self.questions.lock().clone()?;
         let (answer, diagnosis) = oneshot::channel();
@@ -208,7 +209,7 @@ impl Diagnoses {
         diagnosis.await.ok()?
     }
 
-    /// Questions come here from now on.
+    /// Opens the channel for requests.
     pub(crate) fn open(&self) -> mpsc::Receiver<Question> {
         let (sender, receiver) = mpsc::channel(QUESTIONS);
         *self.questions.lock() = Some(sender);
@@ -262,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_that_would_take_the_pod_are_named_and_asking_changes_no_decision() {
+    fn a_diagnosis_lists_feasible_nodes_and_changes_no_decision() {
         let nodes = || (0..3).map(|number| samples::node(&format!("n{number}"), "4", "8Gi"));
         let (mut asked, mut other) = (Scheduling::new(7), Scheduling::new(7));
         let profile = Profile::default_scheduler();
@@ -301,7 +302,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn without_a_running_scheduler_there_is_no_answer() {
+    async fn without_a_running_scheduler_there_is_no_diagnosis() {
         let diagnoses = Diagnoses::default();
         assert_eq!(diagnoses.get("a").await, None);
         drop(diagnoses.open());

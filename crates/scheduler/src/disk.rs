@@ -1,4 +1,4 @@
-//! Disks that a pod mounts by itself, without a claim, and that pods of one node cannot share.
+//! In-line disk volumes that pods of one node cannot share.
 
 use k8s_openapi::api::core::v1::Volume;
 
@@ -22,7 +22,7 @@ enum Identity {
 }
 
 impl Disk {
-    /// The disk of a pod's volume, when it is one.
+    /// The disk of a pod's volume, if it is one.
     pub fn new(volume: &Volume) -> Option<Self> {
         let disk = |identity, read_only: Option<bool>| Self {
             identity,
@@ -32,7 +32,7 @@ impl Disk {
             return Some(disk(Identity::Gce(gce.pd_name.clone()), gce.read_only));
         }
         if let Some(aws) = &volume.aws_elastic_block_store {
-            // Reading alone is no excuse here.
+            // Read-only mounts conflict here, too.
             return Some(disk(Identity::Aws(aws.volume_id.clone()), None));
         }
         if let Some(iscsi) = &volume.iscsi {
@@ -47,7 +47,7 @@ impl Disk {
         Some(disk(identity, rbd.read_only))
     }
 
-    /// Whether one node cannot have both.
+    /// Whether one node cannot mount both.
     pub fn conflicts(&self, other: &Self) -> bool {
         let is_same = match (&self.identity, &other.identity) {
             (

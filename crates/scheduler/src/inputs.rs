@@ -1,4 +1,4 @@
-//! What the scheduler watches, and how each change is taken in.
+//! The scheduler's watches, and how each change is applied.
 
 use std::sync::Arc;
 
@@ -20,15 +20,15 @@ use tokio::time::Instant;
 
 use crate::{bindings::Bindings, framework::event::Event as Happened, run::Loop};
 
-/// A change that waits to be taken in.
+/// A change to apply.
 type Change = Box<dyn FnOnce(&mut Loop) + Send>;
 
 /// Changes of one kind.
 trait Feed: Send {
-    /// Takes in everything that waits already.
+    /// Applies all pending changes.
     fn drain(&mut self, scheduler: &mut Loop);
 
-    /// The next change; `None` when the watch has ended. Nothing is lost when it is dropped.
+    /// The next change; `None` if the watch has ended. Cancel-safe.
     fn next(&mut self) -> BoxFuture<'_, Option<Change>>;
 }
 
@@ -52,8 +52,7 @@ impl<K: Object> Feed for Kind<K> {
     }
 }
 
-/// All that is watched, in the order in which changes are taken in: what pods are judged by before
-/// the pods.
+/// All watches, in the order in which changes are applied: other objects before pods.
 pub(crate) struct Inputs {
     feeds: Vec<Box<dyn Feed>>,
 }
@@ -81,7 +80,7 @@ async fn follow<K: Object>(
 }
 
 impl Inputs {
-    /// Waits until everything is known.
+    /// Starts the watches and waits until they have synced.
     pub(crate) async fn start(context: &Context, client: &kube::Client) -> (Self, Bindings) {
         let bindings = Bindings::start(context, client);
         let (first, second, third, fourth) = tokio::join!(
@@ -143,7 +142,7 @@ impl Inputs {
         (Self { feeds }, bindings)
     }
 
-    /// Everything that waits already.
+    /// Applies all pending changes.
     pub(crate) fn drain(&mut self, scheduler: &mut Loop) {
         for feed in &mut self.feeds {
             feed.drain(scheduler);
@@ -151,7 +150,7 @@ impl Inputs {
         scheduler.drain_results();
     }
 
-    /// Waits for the next change or until `due`; false when a watch has ended.
+    /// Waits for the next change or until `due`; false if a watch has ended.
     pub(crate) async fn wait(&mut self, scheduler: &mut Loop, due: Instant) -> bool {
         let changes = select_all(self.feeds.iter_mut().map(|feed| feed.next()));
         let change = tokio::select! {
@@ -171,7 +170,7 @@ fn named<K: Resource<DynamicType = ()>>(event: &Event<K>) -> (&str, &str) {
     )
 }
 
-/// The object, unless it is gone.
+/// The object, unless it was deleted.
 fn newest<K>(event: &Event<K>) -> Option<&Arc<K>> {
     match event {
         Event::Deleted(_) => None,

@@ -1,7 +1,7 @@
-//! The scheduler: gives every pod that has none a node. It keeps its own columnar picture of the
-//! cluster, fed by watches, tries waiting pods by importance, counts a pod on its node as soon as it
-//! is chosen, and binds in the background. Pods that fit nowhere wait for an event that could help;
-//! why they wait is worked out by node and plugin when it is asked for.
+//! The scheduler: assigns a node to every pod that has none. It maintains its own columnar view of
+//! the cluster, fed by watches, schedules pending pods by priority, assumes a pod on its node as
+//! soon as the node is chosen, and binds in the background. Unschedulable pods wait for an event
+//! that could help; the reasons by node and plugin are computed on demand.
 
 #![forbid(unsafe_code)]
 
@@ -46,19 +46,19 @@ use metrics::Metrics;
 use queue::Backoff;
 pub use write::Writes;
 
-/// How the scheduler is run.
+/// The scheduler's configuration.
 pub struct Config {
-    /// Reads and writes as system:kube-scheduler.
+    /// A client as system:kube-scheduler.
     pub client: kube::Client,
-    /// The schedulers that pods can name.
+    /// The profiles.
     pub profiles: Vec<Profile>,
-    /// How long pods wait after failures.
+    /// The backoffs.
     pub backoff: Backoff,
-    /// Programs that are asked beside the plugins.
+    /// The extenders.
     pub extenders: Vec<extender::Settings>,
-    /// Repeats the decisions between equally good nodes; drawn when it is not given.
+    /// Reproduces choices between equal nodes; random if `None`.
     pub seed: Option<u64>,
-    /// Where the scheduler that runs answers why pods wait.
+    /// Where the running scheduler answers why pods are pending.
     pub diagnoses: Diagnoses,
 }
 
@@ -75,7 +75,7 @@ impl Config {
         }
     }
 
-    /// The schedulers of a KubeSchedulerConfiguration.
+    /// The scheduler of a KubeSchedulerConfiguration.
     pub fn configured(client: kube::Client, document: &serde_json::Value) -> Result<Self, String> {
         let configuration = configuration::parse(document)?;
         Ok(Self {

@@ -1,5 +1,5 @@
-//! Which pods a selector of another pod speaks of: namespaces and labels, and an index over many
-//! selectors that finds those that can match a set of labels without asking each.
+//! Which pods a selector of another pod matches: namespaces and labels, and an index over many
+//! selectors that finds those that can match a set of labels without checking each.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -14,14 +14,14 @@ pub type Labels = BTreeMap<String, String>;
 /// The labels of namespaces, by name.
 pub type Namespaces = BTreeMap<String, Labels>;
 
-/// All that other pods' selectors can see of a pod. Pods of one workload share it.
+/// What other pods' selectors see of a pod. Pods of one workload share it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct LabelSet {
     /// The pod's namespace.
     pub namespace: Arc<str>,
     /// The pod's labels.
     pub labels: Labels,
-    /// Whether the pod is being deleted: spreading no longer counts it.
+    /// Whether the pod is being deleted: topology spreading ignores it.
     pub terminating: bool,
 }
 
@@ -46,7 +46,7 @@ impl Matcher {
         }
     }
 
-    /// Whether pods of this namespace can be selected.
+    /// Whether it selects this namespace.
     pub fn covers(&self, namespace: &str, namespaces: &Namespaces) -> bool {
         let by_name = self.namespaces.iter().any(|name| name == namespace);
         by_name
@@ -65,7 +65,7 @@ impl Matcher {
 #[derive(Debug)]
 pub struct SelectorIndex<T> {
     by_label: HashMap<String, HashMap<String, Vec<T>>>,
-    /// Items whose selectors require no single label.
+    /// Items whose selectors require no specific label.
     rest: Vec<T>,
 }
 
@@ -109,7 +109,7 @@ impl<T: PartialEq> SelectorIndex<T> {
         }
     }
 
-    /// Every item whose selector can match these labels, and perhaps a few more.
+    /// Every item whose selector can match these labels, and possibly some more.
     pub fn candidates<'a>(&'a self, labels: &'a Labels) -> impl Iterator<Item = &'a T> {
         let indexed = labels
             .iter()

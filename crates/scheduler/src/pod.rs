@@ -1,4 +1,5 @@
-//! A pod as the scheduler keeps it: who it is, what changes from pod to pod, and a shared template.
+//! A pod as the scheduler stores it: its identity, what differs from pod to pod, and a shared
+//! template.
 
 use std::sync::Arc;
 
@@ -11,12 +12,12 @@ use crate::{
     template::{Interner, Template, VolumeClaim},
 };
 
-/// What the PodScheduled condition of a waiting pod says already.
+/// The PodScheduled condition of a pending pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unscheduled {
     /// `Unschedulable` or `SchedulerError`.
     pub reason: String,
-    /// Why.
+    /// The message.
     pub message: String,
 }
 
@@ -27,28 +28,28 @@ pub struct PodInfo {
     pub uid: Arc<str>,
     /// Its name.
     pub name: Arc<str>,
-    /// What it asks for; shared with its like.
+    /// Its requirements; shared with equal pods.
     pub template: Arc<Template>,
-    /// What other pods' selectors see of it; shared with its like.
+    /// What other pods' selectors see of it; shared with equal pods.
     pub label_set: Arc<LabelSet>,
-    /// When it was made.
+    /// When it was created.
     pub created: Timestamp,
-    /// When its kubelet took it.
+    /// When its kubelet admitted it.
     pub started: Option<Timestamp>,
-    /// The spec's version.
+    /// `metadata.generation`.
     pub generation: Option<i64>,
-    /// The node that was freed for it.
+    /// The nominated node.
     pub nominated: Option<Arc<str>>,
-    /// Deleted by the scheduler to make room.
+    /// Whether the scheduler preempted it.
     pub preempted: bool,
-    /// What its condition says, when it says that it is not scheduled.
+    /// Its condition, if that says that it is not scheduled.
     pub unscheduled: Option<Box<Unscheduled>>,
-    /// Claims of devices that were made for this pod: the name in the pod and the claim's.
+    /// Generated resource claims: the name in the pod and the claim's name.
     pub made_claims: Box<[(String, Option<String>)]>,
 }
 
 impl PodInfo {
-    /// A pod that shares nothing.
+    /// A pod without shared parts.
     pub fn new(pod: &Pod) -> Self {
         Self::with(pod, Arc::new(Template::new(pod)), Arc::new(label_set(pod)))
     }
@@ -98,7 +99,7 @@ impl PodInfo {
         &self.template.namespace
     }
 
-    /// Higher goes first.
+    /// Higher priorities are scheduled first.
     pub fn priority(&self) -> i32 {
         self.template.priority
     }
@@ -116,13 +117,13 @@ impl PodInfo {
         }
     }
 
-    /// Whether it mounts the claim.
+    /// Whether it uses the claim.
     pub fn uses_claim(&self, namespace: &str, name: &str) -> bool {
         let mut claims = self.template.claims.iter();
         **self.namespace() == *namespace && claims.any(|claim| self.claim_name(claim) == name)
     }
 
-    /// For events about it.
+    /// An object reference for events.
     pub fn reference(&self) -> ObjectReference {
         ObjectReference {
             api_version: Some("v1".into()),
@@ -143,7 +144,7 @@ fn label_set(pod: &Pod) -> LabelSet {
     }
 }
 
-/// Makes pods that share what is equal.
+/// Makes pods that share equal parts.
 #[derive(Debug, Default)]
 pub struct Pods {
     templates: Interner<Template>,
@@ -176,7 +177,7 @@ impl Pods {
     }
 }
 
-/// The pod's node; none while it waits.
+/// The pod's node; `None` while it is pending.
 pub fn node_name(pod: &Pod) -> Option<&str> {
     let name = pod.spec.as_ref()?.node_name.as_deref()?;
     (!name.is_empty()).then_some(name)

@@ -1,5 +1,5 @@
-//! Making room: which less important pods would have to go so that a pod fits, and where that costs
-//! least. Columns and states are changed to try it, and put back.
+//! Preemption: which pods of lower priority would have to be deleted so that a pod fits, and where
+//! that costs least. Tried by changing columns and states and restoring them.
 
 use std::{
     cmp::Reverse,
@@ -33,12 +33,12 @@ pub struct Budgets(HashMap<String, BTreeMap<String, Budget>>);
 struct Budget {
     selector: Selector,
     allowed: i64,
-    /// Pods whose disruption was counted already.
+    /// Pods whose disruption was already counted.
     disrupted: HashSet<String>,
 }
 
 impl Budgets {
-    /// The newest version of a budget; none when it is gone.
+    /// Stores a budget, or removes it with `None`.
     pub fn put(&mut self, namespace: &str, name: &str, budget: Option<&PodDisruptionBudget>) {
         let budgets = self.0.entry(namespace.to_owned()).or_default();
         let Some(budget) = budget else {
@@ -61,7 +61,7 @@ impl Budgets {
         budgets.insert(name.to_owned(), budget);
     }
 
-    /// Divides pods into those whose budgets would be violated, and the others; the order stays.
+    /// Splits pods into those whose budgets would be violated, and the others; keeps the order.
     fn divide(&self, pods: Vec<Arc<PodInfo>>) -> (Vec<Arc<PodInfo>>, Vec<Arc<PodInfo>>) {
         let mut left: HashMap<(&str, &str), i64> = HashMap::new();
         pods.into_iter().partition(|pod| {
@@ -74,7 +74,7 @@ impl Budgets {
                     && budget.selector.matches(Some(labels))
                     && !budget.disrupted.contains(&*pod.name);
                 if counts {
-                    // The key is of the budgets, which live longer than the pods.
+                    // Use the key of the budgets, which live longer than the pods.
                     let namespace = self.0.get_key_value(&**pod.namespace());
                     let namespace = namespace.map_or("", |(namespace, _)| namespace.as_str());
                     let left = left.entry((namespace, name)).or_insert(budget.allowed);
@@ -90,9 +90,9 @@ impl Budgets {
 /// How many nodes are tried.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// In percent of those where it could help.
+    /// In percent of those where preemption could help.
     pub percentage: usize,
-    /// And at least so many.
+    /// The minimum number.
     pub absolute: usize,
 }
 
@@ -105,7 +105,7 @@ impl Default for Limits {
     }
 }
 
-/// A node and the pods that would have to go, the most important first.
+/// A node and its victims, in descending order of importance.
 #[derive(Debug)]
 struct Candidate {
     slot: Slot,
@@ -114,8 +114,8 @@ struct Candidate {
 }
 
 impl Candidate {
-    /// The least is chosen: fewest violated budgets, least important victims, fewest of them, and of
-    /// equals those that began last.
+    /// The candidate of least cost is chosen: fewest violated budgets, lowest highest priority,
+    /// lowest sum of priorities, fewest victims, and then the latest start time.
     fn cost(&self) -> (usize, i32, i64, usize, Reverse<Timestamp>) {
         let priorities = || self.victims.iter().map(|victim| victim.priority());
         let highest = priorities().max().unwrap_or(i32::MIN);
@@ -124,7 +124,7 @@ impl Candidate {
             .iter()
             .filter(|victim| victim.priority() == highest);
         let started = foremost.map(|victim| began(victim)).min();
-        // All made positive, so that fewer pods cost less also when their priorities are negative.
+        // All made positive, so that fewer pods cost less even if their priorities are negative.
         let sum = priorities()
             .map(|priority| i64::from(priority) + (1 << 31))
             .sum();
@@ -139,7 +139,7 @@ impl Candidate {
     }
 }
 
-/// A pod that has not begun yet counts as beginning now.
+/// A pod that has not started counts as starting now.
 fn began(pod: &PodInfo) -> Timestamp {
     pod.started.unwrap_or(Timestamp::MAX)
 }
@@ -154,7 +154,7 @@ fn ineligible(pod: &PodInfo, cluster: &Cluster, failure: &Failure) -> Option<&'s
         .node_of(&pod.uid)
         .or(pod.nominated.as_ref());
     let slot = cluster.slot(known?)?;
-    // A node that removing pods cannot help any more does not hold the pod back.
+    // A nominated node where preemption can no longer help does not block the pod.
     let rejection = failure
         .rejected
         .iter()
@@ -167,7 +167,7 @@ fn ineligible(pod: &PodInfo, cluster: &Cluster, failure: &Failure) -> Option<&'s
     leaving.then_some("not eligible due to a terminating pod on the nominated node.")
 }
 
-/// Finds the cheapest room.
+/// Finds the candidate of least cost.
 pub fn find(
     cycle: &mut Cycle<'_>,
     cluster: &mut Cluster,
@@ -212,7 +212,7 @@ pub fn find(
     }
 }
 
-/// Leaves the sacrifices that extenders accept.
+/// Keeps the candidates that extenders accept.
 fn ask_extenders(
     cycle: &Cycle<'_>,
     cluster: &Cluster,
@@ -241,7 +241,7 @@ fn ask_extenders(
     Ok(left.into_iter().filter_map(candidate).collect())
 }
 
-/// Tries nodes from a random one on until enough are found.
+/// Tries nodes from a random one on until there are enough candidates.
 fn dry_run(
     cycle: &mut Cycle<'_>,
     cluster: &mut Cluster,
@@ -286,8 +286,8 @@ fn fits(cycle: &mut Cycle<'_>, cluster: &mut Cluster, slot: Slot) -> Result<(), 
     }
 }
 
-/// Removes all less important pods of a node and gives back as many as possible: first those whose
-/// budgets would be violated, and of each the more important and longer running first.
+/// Removes all pods of lower priority from a node and adds back as many as possible: first those
+/// whose budgets would be violated, in each group the more important and longer running first.
 fn on_node(
     cycle: &mut Cycle<'_>,
     cluster: &mut Cluster,
@@ -481,7 +481,7 @@ mod tests {
             .budgets
             .put("default", "b", Some(&budget(1)));
         assert_eq!(sacrifice(&mut scheduling, &new).unwrap(), ["protected"]);
-        // On one node the pod with a budget is given back first, though it matters less.
+        // On one node the pod with a budget is added back first, despite its lower priority.
         let pods = [("n1", protected), ("n1", prioritised("free", "1", 5))];
         let mut scheduling = self::scheduling(&[("n1", "2")], &pods);
         scheduling
@@ -489,7 +489,7 @@ mod tests {
             .budgets
             .put("default", "b", Some(&budget(0)));
         assert_eq!(sacrifice(&mut scheduling, &new).unwrap(), ["free"]);
-        // Where nothing else helps, the budget is violated.
+        // If nothing else helps, the budget is violated.
         assert_eq!(
             sacrifice(&mut scheduling, &prioritised("new", "2", 10)).unwrap(),
             ["free", "protected"]
@@ -497,7 +497,7 @@ mod tests {
     }
 
     #[test]
-    fn why_there_is_no_sacrifice_is_counted_by_node() {
+    fn reasons_against_preemption_are_counted_by_node() {
         let mut scheduling = scheduling(&[("n1", "1")], &[("n1", prioritised("equal", "1", 10))]);
         scheduling.cluster.put_node(samples::cordoned("n2"));
         let why = sacrifice(&mut scheduling, &prioritised("new", "1", 10)).unwrap_err();

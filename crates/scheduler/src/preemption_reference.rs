@@ -1,5 +1,6 @@
-//! Preemption once more, slow and obvious: pods are taken out of lists and put back one at a time, and
-//! all nodes are compared. Random clusters must give a node and victims that cost as little.
+//! A slow and obvious reference implementation of preemption: pods are removed from lists and added
+//! back one at a time, and all nodes are compared. Random clusters must give a node and victims of
+//! the same cost.
 
 use std::{
     cmp::Reverse,
@@ -18,10 +19,10 @@ use crate::{
     reference::{Lists, Maker, clone},
 };
 
-/// Budgets by the label `app` of the pods that they protect, and the disruptions that they allow.
+/// Allowed disruptions by the label `app` of the protected pods.
 type Budgets = BTreeMap<&'static str, i64>;
 
-/// A node, the names of the pods that must go, and what that costs.
+/// A node, the names of its victims, and their cost.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Sacrifice {
     node: String,
@@ -39,7 +40,7 @@ fn ordered(mut pods: Vec<Arc<PodInfo>>) -> Vec<Arc<PodInfo>> {
     pods
 }
 
-/// The pods whose budget has nothing left when they go one after the other.
+/// The pods whose budget is exhausted when they are deleted one after the other.
 fn violating(pods: &[Arc<PodInfo>], budgets: &Budgets) -> BTreeSet<String> {
     let mut left = budgets.clone();
     let mut violating = BTreeSet::new();
@@ -74,7 +75,7 @@ fn cost(
     )
 }
 
-/// What would have to go from a node so that the pod fits.
+/// The victims on a node so that the pod fits.
 fn on_node(
     lists: &mut Lists,
     pod: &PodInfo,
@@ -123,7 +124,7 @@ fn budget(app: &str, allowed: i64) -> k8s_openapi::api::policy::v1::PodDisruptio
     serde_json::from_value(budget).unwrap()
 }
 
-/// A pod of some priority that began at a time of its own.
+/// A pod with a priority and a start time of its own.
 fn pod(maker: &mut Maker, priority: i64, cpu: &str) -> Arc<PodInfo> {
     let mut document: Value = maker.document();
     document["spec"]["priority"] = json!(priority);
@@ -138,7 +139,7 @@ fn pod(maker: &mut Maker, priority: i64, cpu: &str) -> Arc<PodInfo> {
     Arc::new(PodInfo::new(&serde_json::from_value(document).unwrap()))
 }
 
-/// How many sacrifices were compared.
+/// Returns the number of compared candidates.
 fn run(seed: u64) -> usize {
     let mut maker = Maker::new(seed);
     let (mut lists, mut scheduling) = (Lists::default(), Scheduling::new(seed));

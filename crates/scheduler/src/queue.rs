@@ -1,6 +1,5 @@
-//! The pods that wait for a node: ready to be tried, waiting out a backoff, waiting for an event that
-//! could help, or held back until something allows them to be tried. Pure: callers say what time it
-//! is.
+//! The queue of pending pods: active, in backoff, unschedulable until an event could help, or gated
+//! by PreEnqueue. Pure: the caller passes the time.
 
 use std::{
     cmp::Reverse,
@@ -17,14 +16,14 @@ use crate::{
     pod::PodInfo,
 };
 
-/// How long pods wait.
+/// The backoff settings.
 #[derive(Debug, Clone, Copy)]
 pub struct Backoff {
-    /// After the first failure; it doubles with each.
+    /// The delay after the first failure; doubled after each.
     pub first: Duration,
-    /// At most.
+    /// The maximum delay.
     pub last: Duration,
-    /// A pod that nothing has helped is tried again after this long all the same.
+    /// A pod that no event has helped is retried after this time.
     pub leftover: Duration,
 }
 
@@ -47,55 +46,55 @@ impl Backoff {
     }
 }
 
-/// A pod and what is known of its attempts.
+/// A pending pod and its attempts.
 #[derive(Debug, Clone)]
 pub struct Waiting {
     /// The pod.
     pub pod: Arc<PodInfo>,
-    /// How often it was tried.
+    /// The number of attempts.
     pub attempts: u32,
-    /// When it was tried first.
+    /// When it was first tried.
     pub first_attempt: Option<Instant>,
-    /// When it was tried last.
+    /// When it was last tried.
     pub last_attempt: Option<Instant>,
-    /// When it came into the queue or was tried last: the order of equals.
+    /// When it was queued or last tried; orders pods of equal priority.
     since: Instant,
     /// How often no node was found.
     unschedulable: u32,
-    /// How often in a row something else went wrong.
+    /// The number of consecutive errors.
     errors: u32,
-    /// The plugins that turned it away last time.
+    /// The plugins that rejected it last time.
     rejected_by: BTreeSet<&'static str>,
-    /// Whether it is tried again only because it waited long.
+    /// Whether it is retried only because of its age.
     pub flushed: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Place {
     Active,
-    /// Until when; whether after an error rather than for lack of a node.
+    /// Until when, and whether after an error.
     Backoff(Instant, bool),
     Unschedulable,
-    /// The plugin that does not let it be tried.
+    /// The plugin that gates it.
     Gated(&'static str),
 }
 
-/// The queue that a pod is in, as metrics name it.
+/// The sizes of the queues, as metrics name them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Depth {
-    /// Ready to be tried.
+    /// Ready to be scheduled.
     pub active: usize,
-    /// Waiting out a backoff.
+    /// In backoff.
     pub backoff: usize,
     /// Waiting for an event.
     pub unschedulable: usize,
-    /// Held back.
+    /// Gated by PreEnqueue.
     pub gated: usize,
 }
 
 type Rank = (Reverse<i32>, Instant, Arc<str>);
 
-/// All waiting pods.
+/// All pending pods.
 #[derive(Default)]
 pub struct Queue {
     backoffs: Backoff,
@@ -104,11 +103,11 @@ pub struct Queue {
     backoff: BTreeSet<(Instant, Rank)>,
     errors: BTreeSet<(Instant, Rank)>,
     unschedulable: BTreeSet<(Instant, Arc<str>)>,
-    /// Pods that wait for an event, by the plugins that turned them away.
+    /// Unschedulable pods, by the plugins that rejected them.
     rejected: HashMap<&'static str, HashSet<Arc<str>>>,
-    /// Pods that may not be tried, by the plugin that does not let them.
+    /// Gated pods, by plugin.
     gated: HashMap<&'static str, HashSet<Arc<str>>>,
-    /// Pods whose victims are still being deleted; and whether an event could have helped since.
+    /// Pods whose victims are being deleted, and whether an event could have helped since.
     held: HashMap<Arc<str>, bool>,
     /// Where it is counted how long plugins take to judge an event.
     metrics: Option<Families>,
@@ -119,7 +118,7 @@ fn rank(waiting: &Waiting) -> Rank {
     (Reverse(pod.priority()), waiting.since, pod.uid.clone())
 }
 
-/// The plugin that does not let the pod be tried, and why.
+/// The plugin that gates the pod, and the reason.
 pub(crate) fn gate(
     pod: &PodInfo,
     profile: &Profile,
@@ -132,7 +131,7 @@ pub(crate) fn gate(
 }
 
 impl Queue {
-    /// With other times to wait.
+    /// A queue with these backoffs.
     pub fn new(backoffs: Backoff) -> Self {
         Self {
             backoffs,
@@ -191,18 +190,18 @@ impl Queue {
         gate.map(|(_, why)| why)
     }
 
-    /// Forgets a pod.
+    /// Removes a pod.
     pub fn remove(&mut self, uid: &str) -> Option<Waiting> {
         self.held.remove(uid);
         self.take(uid).map(|(waiting, _)| waiting)
     }
 
-    /// The waiting version of a pod.
+    /// The queued version of a pod.
     pub fn get(&self, uid: &str) -> Option<&Arc<PodInfo>> {
         self.pods.get(uid).map(|(waiting, _)| &waiting.pod)
     }
 
-    /// A waiting pod and the name of the queue that it is in.
+    /// A pending pod and the name of its queue.
     pub fn find(&self, uid: &str) -> Option<(&Waiting, &'static str)> {
         let (waiting, place) = self.pods.get(uid)?;
         let queue = match place {
@@ -214,9 +213,8 @@ impl Queue {
         Some((waiting, queue))
     }
 
-    /// The next pod to try, out of the queue: it comes back with [`Queue::retry`] or
-    /// [`Queue::turned_away`]. When none is ready, one that waits out its backoff after it found no
-    /// node is tried early.
+    /// Takes the next pod to schedule out of the queue: it returns by [`Queue::retry`] or
+    /// [`Queue::turned_away`]. If none is active, an unschedulable one in backoff is tried early.
     pub fn pop(&mut self, now: Instant) -> Option<Waiting> {
         self.flush(now);
         let ready = self.active.first().map(|(_, _, uid)| uid.clone());
@@ -229,7 +227,7 @@ impl Queue {
         Some(waiting)
     }
 
-    /// An attempt that failed for a reason that has nothing to do with the cluster.
+    /// Requeues a pod after an error that has nothing to do with the cluster.
     pub fn retry(&mut self, mut waiting: Waiting, now: Instant) {
         waiting.errors += 1;
         waiting.since = now;
@@ -238,7 +236,7 @@ impl Queue {
         self.place(waiting, Place::Backoff(until, true));
     }
 
-    /// An attempt that found no node, turned away by these plugins.
+    /// Requeues a pod for which no node was found, rejected by these plugins.
     pub fn turned_away(&mut self, mut waiting: Waiting, by: BTreeSet<&'static str>, now: Instant) {
         waiting.errors = 0;
         waiting.unschedulable += 1;
@@ -248,12 +246,12 @@ impl Queue {
         self.place(waiting, Place::Unschedulable);
     }
 
-    /// The pod is not tried until [`Queue::release`]: its victims are being deleted.
+    /// Holds the pod until [`Queue::release`], while its victims are being deleted.
     pub fn hold(&mut self, uid: &Arc<str>) {
         self.held.insert(uid.clone(), false);
     }
 
-    /// All victims were deleted; with `failed`, some could not be and the pod is tried again.
+    /// All victims were deleted; with `failed`, some deletions failed and the pod is retried.
     pub fn release(&mut self, uid: &str, failed: bool, now: Instant) {
         let helped = self.held.remove(uid).unwrap_or(false);
         if let Some((waiting, place)) = self.take(uid) {
@@ -265,7 +263,7 @@ impl Queue {
         }
     }
 
-    /// Something happened: the pods that it could help are tried again. Returns how many moved.
+    /// Requeues the pods that an event could help. Returns their number.
     pub fn on_event(
         &mut self,
         event: &Event<'_>,
@@ -273,7 +271,7 @@ impl Queue {
         cluster: &Cluster,
         now: Instant,
     ) -> usize {
-        // Any event helps those that no plugin turned away.
+        // Any event may help pods that no plugin rejected.
         let all = self.rejected.get("").into_iter().flatten();
         let mut helped: BTreeSet<Arc<str>> = all.cloned().collect();
         for profile in profiles.values() {
@@ -315,7 +313,7 @@ impl Queue {
         moved
     }
 
-    /// Pods that plugins held back are looked at again.
+    /// Checks gated pods again.
     fn open_gates(
         &mut self,
         event: &Event<'_>,
@@ -348,7 +346,7 @@ impl Queue {
         open.len()
     }
 
-    /// How many pods wait for an event, by profile and the plugin that turned them away.
+    /// The number of unschedulable pods by profile and plugin.
     pub fn unschedulable(&self) -> BTreeMap<(&str, &'static str), usize> {
         let mut counts = BTreeMap::new();
         for (_, uid) in &self.unschedulable {
@@ -372,7 +370,7 @@ impl Queue {
         leftover.into_iter().chain(backoff).chain(errors).min()
     }
 
-    /// How many pods wait, and where.
+    /// The sizes of the queues.
     pub fn depth(&self) -> Depth {
         Depth {
             active: self.active.len(),
@@ -404,7 +402,7 @@ impl Queue {
         }
     }
 
-    /// Where a pod goes that may be tried again.
+    /// The queue for a pod that may be retried.
     fn resume(&self, waiting: &Waiting, now: Instant) -> Place {
         let until = waiting.since + self.backoffs.after(waiting.unschedulable.max(1));
         if until <= now || waiting.unschedulable == 0 {
@@ -481,8 +479,8 @@ impl Queue {
     }
 }
 
-/// The plugins that turned a pod away; the empty name when none did, as without any node, and when an
-/// extender did: any event could change what it says.
+/// The plugins that rejected a pod. The empty name if none did, for example without any node, or if
+/// an extender did: any event could change the result.
 fn rejecting(waiting: &Waiting) -> impl Iterator<Item = &'static str> {
     let any = is_helped_by_all(waiting).then_some("");
     waiting.rejected_by.iter().copied().chain(any)
@@ -569,7 +567,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_was_turned_away_waits_for_an_event_that_could_help() {
+    fn an_unschedulable_pod_waits_for_an_event_that_could_help() {
         let mut fixture = Fixture::new();
         fixture.put(samples::pod("a", "2", "1"), 0);
         fixture.fail(0, "NodeResourcesFit");
@@ -611,7 +609,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gated_pod_is_not_tried_until_its_gates_are_gone() {
+    fn a_gated_pod_is_not_tried_until_its_gates_are_removed() {
         let mut fixture = Fixture::new();
         let gates = vec![PodSchedulingGate {
             name: "wait".into(),
@@ -637,7 +635,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nothing_helps_is_tried_again_after_five_minutes() {
+    fn unschedulable_pods_are_retried_after_five_minutes() {
         let mut fixture = Fixture::new();
         fixture.put(samples::pod("a", "1", "1"), 0);
         fixture.fail(0, "NodeAffinity");

@@ -1,5 +1,6 @@
-//! The rules once more, slow and obvious: over lists of nodes and pods, without columns, counts or
-//! indexes. Random clusters, changed at random, must give the same nodes and the same scores.
+//! A slow and obvious reference implementation of the plugins over lists of nodes and pods, without
+//! columns, counts or indexes. Random clusters, changed at random, must give the same nodes and
+//! scores.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -23,7 +24,7 @@ use crate::{
 const ZONE: &str = "topology.kubernetes.io/zone";
 const HOST: &str = "kubernetes.io/hostname";
 
-/// Everything as lists.
+/// The cluster as lists.
 #[derive(Default)]
 pub(crate) struct Lists {
     pub(crate) nodes: Vec<NodeInfo>,
@@ -183,7 +184,7 @@ impl Lists {
         !own && !theirs
     }
 
-    /// What preferences add up to on each of the nodes; `None` when there are none.
+    /// The scores by preferences of each node; `None` if there are none.
     fn affinity_scores(&self, pod: &PodInfo, nodes: &[&NodeInfo]) -> Option<Vec<i64>> {
         let mut touched = false;
         let mut sums = vec![0_i64; nodes.len()];
@@ -268,7 +269,7 @@ impl Lists {
     }
 }
 
-/// Random objects.
+/// Makes random objects.
 pub(crate) struct Maker {
     pub(crate) dice: Dice,
     number: usize,
@@ -471,8 +472,8 @@ pub(crate) fn clone(node: &NodeInfo) -> NodeInfo {
     }
 }
 
-/// Places the pod somewhere whether or not it fits, and now and then removes a pod, changes a node
-/// or takes one away and brings it back.
+/// Places the pod on a random node whether or not it fits, and sometimes removes a pod, changes a
+/// node, or removes and re-adds one.
 fn change(maker: &mut Maker, lists: &mut Lists, cluster: &mut Cluster, pod: Arc<PodInfo>) {
     let at = maker.dice.below(lists.nodes.len());
     let node = lists.nodes[at].name.to_string();
@@ -520,7 +521,7 @@ fn replica(of: &PodInfo, number: usize) -> Arc<PodInfo> {
     })
 }
 
-/// Two pods that do not fit together must never be on one node; the nodes here never shrink.
+/// Pods that do not fit together must never be on one node; nodes never shrink in this test.
 fn check_room(cluster: &Cluster, seed: u64) {
     for slot in cluster.visits() {
         let pods = &cluster.pods[*slot];
@@ -533,7 +534,7 @@ fn check_room(cluster: &Cluster, seed: u64) {
     }
 }
 
-/// What an attempt came to, in words.
+/// The result of an attempt as text.
 fn attempt(scheduling: &mut Scheduling, profile: &Profile, pod: &Arc<PodInfo>) -> String {
     match scheduling.schedule(profile, pod) {
         Outcome::Node {
@@ -549,7 +550,7 @@ fn attempt(scheduling: &mut Scheduling, profile: &Profile, pod: &Arc<PodInfo>) -
     }
 }
 
-/// One scheduler remembers what was said of nodes, the other judges every node anew.
+/// Compares a scheduler with cached results to one without.
 fn remember(seed: u64) {
     let mut maker = Maker::new(seed);
     let mut both = [Scheduling::new(seed), Scheduling::forgetful(seed)];
@@ -600,7 +601,7 @@ fn remember(seed: u64) {
 }
 
 #[test]
-fn what_is_remembered_of_nodes_changes_no_decision() {
+fn cached_filter_results_change_no_decision() {
     for seed in 0..12 {
         remember(seed);
     }

@@ -1,4 +1,4 @@
-//! Amounts of resources as integers: what a node has, what a pod asks for.
+//! Resource amounts as integers, of nodes and pods.
 
 use std::collections::BTreeMap;
 
@@ -8,20 +8,20 @@ use k8s_openapi::{
 };
 use machinery::quantity;
 
-/// A container that asks for nothing still counts for something when nodes are compared.
+/// The default CPU request for scoring.
 const DEFAULT_MILLI_CPU: i64 = 100;
 const DEFAULT_MEMORY: i64 = 200 * 1024 * 1024;
 
-/// No amount counts for more: it is more than any machine has, and so little that the sums over the pods of
-/// a node, and scores, stay within an integer. Quantities are as large as a user writes them.
+/// The maximum amount: more than any machine has, but small enough that sums over a node's pods,
+/// and scores, do not overflow. Users may write any quantity.
 const MOST: i64 = 1 << 53;
 
 type Quantities = BTreeMap<String, Quantity>;
 
-/// Amounts. CPU is in thousandths; everything else in whole units.
+/// Resource amounts. CPU is in millicores; everything else in whole units.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct Resources {
-    /// Thousandths of a CPU.
+    /// Millicores of CPU.
     pub cpu: i64,
     /// Bytes.
     pub memory: i64,
@@ -32,8 +32,7 @@ pub struct Resources {
 }
 
 impl Resources {
-    /// From the API's form. The API server refuses quantities that cannot be parsed; such count
-    /// as nothing.
+    /// From the API's quantities. The API server rejects invalid ones; here they count as zero.
     pub fn parse(quantities: Option<&Quantities>) -> Self {
         let mut resources = Self::default();
         for (name, quantity) in quantities.into_iter().flatten() {
@@ -59,7 +58,7 @@ impl Resources {
         }
     }
 
-    /// One of them.
+    /// The amount of one resource.
     pub fn amount(&self, name: &str) -> i64 {
         match name {
             "cpu" => self.cpu,
@@ -69,7 +68,7 @@ impl Resources {
         }
     }
 
-    /// Whether nothing is asked for.
+    /// Whether all amounts are zero.
     pub fn is_zero(&self) -> bool {
         let others = self.others.values().all(|amount| *amount == 0);
         self.cpu == 0 && self.memory == 0 && self.ephemeral == 0 && others
@@ -96,19 +95,18 @@ impl Resources {
     }
 }
 
-/// What a node must have free for the pod: its containers and sidecars together, or its hungriest
-/// init container with the sidecars before it, whichever is more; and the overhead. What the pod
-/// asks for as a whole takes the place of its containers' sum. While a pod is being resized, the
-/// larger of what it asks for and what it was given counts.
+/// The pod's requests: the larger of its containers and sidecars together, and its largest init
+/// container with the sidecars before it; plus the overhead. Pod-level requests replace the
+/// containers' sum. During a resize the larger of the spec and the allocated resources counts.
 pub fn requests(pod: &Pod) -> Resources {
     total(pod, |requests, _| requests)
 }
 
-/// CPU and memory with an assumption for containers that ask for none: for comparing nodes.
+/// CPU and memory with defaults for containers without requests: for scoring.
 pub fn non_zero(pod: &Pod) -> (i64, i64) {
     let whole = pod_level(pod);
     let known = requests(pod);
-    // What the pod asks for as a whole needs no assumption about its containers.
+    // Pod-level requests need no defaults for containers.
     let fills = |amount: i64| whole.is_none() || amount == 0;
     let (cpu, memory) = (fills(known.cpu), fills(known.memory));
     let filled = total(pod, |mut requests, container| {
@@ -129,7 +127,7 @@ fn asked(resources: Option<&ResourceRequirements>) -> Option<&Quantities> {
     resources.and_then(|resources| resources.requests.as_ref())
 }
 
-/// Requests of the pod as a whole, when they are of kinds that a pod can have as a whole.
+/// The pod-level requests, if they are of supported resources.
 fn pod_level(pod: &Pod) -> Option<&Quantities> {
     let requests = asked(pod.spec.as_ref()?.resources.as_ref())?;
     requests
@@ -142,7 +140,7 @@ fn is_pod_level(name: &str) -> bool {
     name == "cpu" || name == "memory" || name.starts_with("hugepages-")
 }
 
-/// What a container asks for or has been given, whichever is more.
+/// The larger of a container's requests and allocated resources.
 fn effective(pod: &Pod, container: &Container) -> Resources {
     let spec = Resources::parse(asked(container.resources.as_ref()));
     let Some(status) = status_of(pod, &container.name) else {
@@ -211,7 +209,7 @@ fn total(pod: &Pod, adjust: impl Fn(Resources, &Container) -> Resources) -> Reso
     sum
 }
 
-/// The pod's requests as a whole, with what it was given during a resize.
+/// The pod-level requests, with the allocated resources during a resize.
 fn whole_effective(pod: &Pod, whole: &Quantities) -> Resources {
     let spec = Resources::parse(Some(whole));
     let status = pod.status.as_ref();
@@ -248,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn the_hungriest_moment_of_a_pods_life_counts() {
+    fn the_request_of_a_pod_is_the_maximum_over_its_phases() {
         for (inits, cpu) in [
             (json!([]), 1000),
             (json!([asks("2")]), 2000),
@@ -273,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn a_container_that_asks_for_nothing_still_weighs_something() {
+    fn a_container_without_requests_counts_with_the_default_for_scoring() {
         let empty = pod(json!({"spec": {"containers": [{"name": "c"}]}}));
         assert!(requests(&empty).is_zero());
         assert_eq!(non_zero(&empty), (100, 200 << 20));
@@ -283,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn during_a_resize_the_larger_of_wish_and_allocation_counts() {
+    fn during_a_resize_the_larger_of_requested_and_allocated_counts() {
         let status = |conditions: Value| {
             json!({
                 "conditions": conditions,
@@ -304,7 +302,7 @@ mod tests {
 
     #[test]
     fn amounts_beyond_every_machine_do_not_overflow() {
-        // Two of these make a negative number of 64 bits.
+        // The sum of two of these overflows 64 bits.
         let half = (i64::MAX / 2 + (1 << 40)).to_string();
         let container = |cpu: &str| {
             let requests = json!({"cpu": cpu, "memory": half, "example.com/a": half});

@@ -1,4 +1,4 @@
-//! The scheduler's one loop: take in what changed, try the next pod, write in the background.
+//! The scheduler's loop: apply changes, schedule the next pod, write in the background.
 
 use std::{
     collections::HashMap,
@@ -30,52 +30,52 @@ use crate::{
     write::{Nomination, Writes},
 };
 
-/// Without anything to do the loop looks around after this long.
+/// The maximum time without an iteration of the loop.
 const IDLE: Duration = Duration::from_secs(60);
-/// After so many attempts without a pause the sizes of queues are counted.
+/// Queue sizes are measured after this many attempts without a pause.
 const SIZES_EVERY: usize = 256;
 
-/// Bindings that are sent at once. More would wait in the API server, which turns away what a client
-/// sends beyond its queues; so many are enough to share the syncs of the store.
+/// The maximum number of concurrent bindings. More would wait in the API server, which rejects
+/// requests beyond its queues; this is enough to share group commits of the store.
 const BINDINGS: usize = 192;
 
-/// How work in the background ended.
+/// The result of a background task.
 enum Done {
-    /// A pod was bound, or could not be.
+    /// A binding succeeded or failed.
     Bound {
         waiting: Box<Waiting>,
         slot: Slot,
         error: Option<kube::Error>,
     },
-    /// A pod's victims were deleted, or some could not be.
+    /// A pod's victims were deleted, or some deletions failed.
     Preempted { uid: Arc<str>, all: bool },
 }
 
-/// What the loop keeps.
+/// The state of the loop.
 pub(crate) struct Loop {
     context: Context,
     scheduling: Scheduling,
     profiles: HashMap<String, Arc<Profile>>,
     queue: Queue,
-    /// Wakes the bindings that wait for a claim.
+    /// Notifies the bindings that wait for a claim.
     changes: Arc<Changes>,
-    /// Chosen, counted, and not yet seen as bound.
+    /// Assumed pods, whose bindings are not confirmed yet.
     assumed: HashMap<Arc<str>, Arc<PodInfo>>,
     writes: HashMap<String, Arc<Writes>>,
     done: mpsc::UnboundedSender<Done>,
     results: mpsc::UnboundedReceiver<Done>,
-    /// Pods that are asked about.
+    /// Requests for diagnoses.
     questions: mpsc::Receiver<Question>,
     metrics: Metrics,
     /// How many tasks bind pods.
     binding_tasks: Gauge,
     /// Attempts so far: sizes are counted now and then.
     attempts: usize,
-    /// Shared with every binding that is under way, without those that may wait for volumes.
+    /// Shared with every running binding, except those that may wait for volumes.
     in_flight: Arc<()>,
 }
 
-/// What the loop is made of.
+/// The parts that the loop is made of.
 pub(crate) struct Parts {
     pub(crate) client: kube::Client,
     pub(crate) profiles: Vec<Profile>,
@@ -86,7 +86,7 @@ pub(crate) struct Parts {
     pub(crate) metrics: Metrics,
 }
 
-/// Runs until the watches end; says why it cannot go on.
+/// Runs until a watch ends; returns why it cannot continue.
 pub(crate) async fn run(context: Context, parts: Parts) -> String {
     let (mut inputs, bindings) = Inputs::start(&context, &parts.client).await;
     let objects = ApiObjects {
@@ -122,7 +122,7 @@ pub(crate) async fn run(context: Context, parts: Parts) -> String {
                 };
             } else {
                 scheduler.attempt(waiting);
-                // A long queue must not keep the tasks that bind from running.
+                // A long queue must not starve the tasks that bind.
                 tokio::task::yield_now().await;
             }
             continue;
@@ -137,7 +137,7 @@ pub(crate) async fn run(context: Context, parts: Parts) -> String {
     }
 }
 
-/// What extenders are sent: nodes from the cache, pods as the API has them now.
+/// The objects for extenders: nodes from the informer, pods from the API server.
 struct ApiObjects {
     client: kube::Client,
     nodes: client::Informer<Node>,
@@ -200,12 +200,12 @@ impl Loop {
         &mut self.scheduling.cluster
     }
 
-    /// The bindings that wait for a claim look at it again.
+    /// Notifies the bindings that wait for a claim.
     pub(crate) fn claim_changed(&self, namespace: &str, name: &str) {
         self.changes.changed(namespace, name);
     }
 
-    /// Pods that an event could help are tried again.
+    /// Requeues the pods that an event could help.
     pub(crate) fn happened(&mut self, event: &Event<'_>) {
         let depth = self.queue.depth();
         let (cluster, now) = (&self.scheduling.cluster, Instant::now());
@@ -230,7 +230,7 @@ impl Loop {
         self.metrics.sizes(depth, cluster.size(), pods, assumed);
     }
 
-    /// Counts the pods that wait by plugin: while there is nothing else to do, since all are looked at.
+    /// Counts unschedulable pods by plugin, when idle, since it visits all of them.
     fn count_unschedulable(&self) {
         self.metrics.unschedulable(&self.queue.unschedulable());
     }
@@ -247,7 +247,7 @@ impl Loop {
         let slot = self.cluster().slot(&new.name);
         let known = slot.and_then(|slot| self.cluster().node(slot).cloned());
         if known.as_deref() == Some(&new) {
-            // A heartbeat.
+            // Only a heartbeat.
             return;
         }
         let name = new.name.clone();
@@ -276,7 +276,7 @@ impl Loop {
     fn forget(&mut self, uid: &str) {
         let waited = self.queue.remove(uid);
         self.assumed.remove(uid);
-        // Room that was kept for it is free again.
+        // The resources reserved for it are free again.
         let nominated = self.cluster().nominated.remove(uid).and(waited);
         let placed = self.cluster().remove_pod(uid);
         if let Some(gone) = placed.or(nominated.map(|waiting| waiting.pod)) {
@@ -299,7 +299,7 @@ impl Loop {
             return;
         };
         if let Some(known) = self.assumed.get_mut(&new.uid) {
-            // Should its binding fail, the newest version is tried again.
+            // If its binding fails, the newest version is retried.
             *known = new.clone();
             return;
         }
@@ -313,7 +313,7 @@ impl Loop {
             .get(&new.uid)
             .is_some_and(|old| old.nominated.is_some())
         {
-            // Somebody cleared it.
+            // The nomination was cleared by another client.
             self.scheduling.cluster.nominated.remove(&new.uid);
         }
         let (cluster, now) = (&self.scheduling.cluster, Instant::now());
@@ -326,7 +326,7 @@ impl Loop {
         let Some(message) = gated.filter(|_| new.template.gates.is_empty()) else {
             return;
         };
-        // The API server itself says that a pod has scheduling gates.
+        // The API server itself reports scheduling gates.
         let why = Unscheduled {
             reason: "Unschedulable".into(),
             message,
@@ -338,7 +338,7 @@ impl Loop {
         });
     }
 
-    /// One attempt: a node is found and the pod counted there, or it is known why not.
+    /// One attempt: finds a node and assumes the pod there, or handles the failure.
     fn attempt(&mut self, waiting: Waiting) {
         let pod = waiting.pod.clone();
         let Some(profile) = self.profiles.get(&pod.template.scheduler_name) else {
@@ -365,7 +365,7 @@ impl Loop {
     fn cannot_decide(&mut self, waiting: Waiting, error: String) {
         warn!(
             pod = &*waiting.pod.name,
-            error, "cannot decide, will be tried again"
+            error, "scheduling attempt failed, retrying"
         );
         self.count_attempt(&waiting, Attempt::Error);
         self.explain_bind_error(&waiting.pod, error);
@@ -392,7 +392,7 @@ impl Loop {
         self.bind(waiting, slot, node);
     }
 
-    /// Reserve and Permit.
+    /// Runs Reserve and Permit.
     fn reserve(&self, pod: &PodInfo, slot: Slot) -> Result<(), (&'static str, String)> {
         let Some(profile) = self.profiles.get(&pod.template.scheduler_name) else {
             return Ok(());
@@ -414,7 +414,7 @@ impl Loop {
         Ok(())
     }
 
-    /// Undoes what [`Loop::assume`] did.
+    /// Undoes [`Loop::assume`].
     fn take_back(&mut self, waiting: &Waiting, slot: Slot) {
         let pod = &waiting.pod;
         self.unreserve(pod, slot);
@@ -443,7 +443,7 @@ impl Loop {
             drop(token);
             tasks.dec();
             let waiting = Box::new(waiting);
-            // The loop is gone only when everything ends.
+            // The loop ends only when everything ends.
             let _ = done.send(Done::Bound {
                 waiting,
                 slot,
@@ -491,7 +491,7 @@ impl Loop {
                 None => {}
             }
         }
-        debug!(pod = &*pod.name, message, "no node");
+        debug!(pod = &*pod.name, message, "pod is unschedulable");
         self.count_attempt(&waiting, Attempt::Unschedulable);
         self.metrics
             .incoming("unschedulable", "ScheduleAttemptFailure", 1);
@@ -510,7 +510,7 @@ impl Loop {
         });
     }
 
-    /// Keeps the room for the pod and deletes its victims in the background.
+    /// Nominates the pod and deletes its victims in the background.
     fn preempt(&mut self, pod: &Arc<PodInfo>, node: &Arc<str>, victims: Vec<Arc<PodInfo>>) {
         let on_node = self.scheduling.cluster.nominated.on(node).iter();
         let lesser = on_node.filter(|other| other.priority() < pod.priority());
@@ -549,13 +549,13 @@ impl Loop {
         while let Ok(done) = self.results.try_recv() {
             self.on_done(done);
         }
-        // One at a time: questions must not keep pods waiting.
+        // One at a time: requests must not delay pods.
         if let Ok(question) = self.questions.try_recv() {
             self.answer(question);
         }
     }
 
-    /// The end of some work in the background, to be taken in.
+    /// The result of a background task, to be applied.
     pub(crate) async fn next_result(&mut self) -> Option<Box<dyn FnOnce(&mut Self) + Send>> {
         tokio::select! {
             done = self.results.recv() => {
@@ -570,11 +570,11 @@ impl Loop {
 
     fn answer(&mut self, question: Question) {
         let diagnosis = self.diagnose(&question.uid);
-        // The asker may have gone.
+        // The client may be gone.
         let _ = question.answer.send(diagnosis);
     }
 
-    /// Why a waiting pod waits.
+    /// Why a pod is pending.
     fn diagnose(&mut self, uid: &str) -> Option<Diagnosis> {
         let (waiting, queue) = self.queue.find(uid)?;
         let (pod, attempts) = (waiting.pod.clone(), waiting.attempts);
@@ -619,7 +619,7 @@ impl Loop {
     }
 
     fn on_bind_error(&mut self, mut waiting: Waiting, slot: Slot, error: &kube::Error) {
-        // Not assumed any more: it was seen as bound, or it is gone.
+        // No longer assumed: the binding was confirmed, or the pod is gone.
         let Some(newest) = self.assumed.get(&waiting.pod.uid).cloned() else {
             return self.unreserve(&waiting.pod, slot);
         };
@@ -628,10 +628,10 @@ impl Loop {
         self.happened(&Event::PodDeleted(&waiting.pod));
         let gone = matches!(error, kube::Error::Api(status) if status.code == 404);
         if gone || newest.is_terminating() {
-            debug!(pod = &*waiting.pod.name, "gone before it was bound");
+            debug!(pod = &*waiting.pod.name, "pod deleted before it was bound");
             return;
         }
-        warn!(pod = &*waiting.pod.name, %error, "cannot bind, will be tried again");
+        warn!(pod = &*waiting.pod.name, %error, "cannot bind pod, retrying");
         if let kube::Error::Service(why) = error {
             self.explain_bind_error(&newest, why.to_string());
         }
@@ -639,7 +639,7 @@ impl Loop {
         self.queue.retry(waiting, Instant::now());
     }
 
-    /// Says on the pod why a plugin could not prepare its binding.
+    /// Reports on the pod why a PreBind plugin failed.
     fn explain_bind_error(&self, pod: &Arc<PodInfo>, message: String) {
         let why = Unscheduled {
             reason: "SchedulerError".into(),
@@ -680,7 +680,7 @@ fn is_quick(pod: &PodInfo) -> bool {
     pod.template.claims.is_empty() && pod.template.resource_claims.is_empty()
 }
 
-/// PreBind, Bind, PostBind.
+/// Runs PreBind, Bind and PostBind.
 async fn bind(
     profile: &Profile,
     extenders: &Extenders,

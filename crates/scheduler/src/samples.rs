@@ -1,4 +1,4 @@
-//! Nodes and pods for tests, and plugins run alone.
+//! Nodes and pods for tests, and functions that run a single plugin.
 
 use std::sync::Arc;
 
@@ -169,12 +169,12 @@ fn run(plugin: &dyn Plugin, pod: &PodInfo, cluster: &mut Cluster) -> Candidates 
     candidates
 }
 
-/// The nodes that one plugin leaves.
+/// The nodes that a plugin accepts.
 pub(crate) fn filtered(plugin: &dyn Plugin, pod: &PodInfo, cluster: &mut Cluster) -> Vec<Slot> {
     run(plugin, pod, cluster).into_parts().0
 }
 
-/// The nodes that one plugin turns down, by slot.
+/// The nodes that a plugin rejects, by slot.
 pub(crate) fn rejected(
     plugin: &dyn Plugin,
     pod: &PodInfo,
@@ -185,7 +185,7 @@ pub(crate) fn rejected(
     rejected
 }
 
-/// One plugin's scores, normalized.
+/// A plugin's normalized scores.
 pub(crate) fn scored(
     plugin: &dyn Plugin,
     pod: &PodInfo,

@@ -1,5 +1,5 @@
-//! What a pod's spec asks of the scheduler, worked out once and shared by all pods that ask for the
-//! same: the replicas of a workload have one template.
+//! The scheduling requirements of a pod's spec, computed once and shared by all equal pods: the
+//! replicas of a workload have one template.
 
 use std::{
     collections::HashSet,
@@ -19,7 +19,7 @@ use crate::{
     resources::{self, Resources},
 };
 
-/// A port that the pod wants on its node.
+/// A host port.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct HostPort {
     /// `TCP`, `UDP` or `SCTP`.
@@ -31,7 +31,7 @@ pub struct HostPort {
 }
 
 impl HostPort {
-    /// Whether one node cannot give out both.
+    /// Whether both cannot be used on one node.
     pub fn collides(&self, other: &Self) -> bool {
         let any = |address: &str| address == "0.0.0.0";
         self.number == other.number
@@ -40,14 +40,14 @@ impl HostPort {
     }
 }
 
-/// Other pods that a pod wants near or far.
+/// An affinity or anti-affinity term.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Term {
-    /// Which pods.
+    /// The pods that it matches.
     pub matcher: Arc<Matcher>,
     /// The node label that says what is near.
     pub topology_key: Arc<str>,
-    /// For preferences, negative for anti-affinity; required terms have 0.
+    /// For preferences, negative for anti-affinity; 0 for required terms.
     pub weight: i64,
 }
 
@@ -71,27 +71,27 @@ impl Term {
     }
 }
 
-/// A constraint on how pods are spread.
+/// A topology spread constraint.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Spread {
-    /// Which pods are counted.
+    /// The pods that are counted.
     pub matcher: Arc<Matcher>,
     /// The node label whose values are the domains.
     pub topology_key: Arc<str>,
-    /// How far the fullest domain may be ahead of the emptiest.
+    /// The maximum difference between the fullest and the emptiest domain.
     pub max_skew: i64,
-    /// Missing domains count as empty ones.
+    /// Domains missing to this number count as empty.
     pub min_domains: usize,
     /// `DoNotSchedule` rather than `ScheduleAnyway`.
     pub hard: bool,
-    /// Domains are counted over the nodes that the pod's node affinity allows.
+    /// Whether only nodes count that the pod's node affinity allows.
     pub honor_affinity: bool,
-    /// Domains are counted over the nodes whose taints the pod tolerates.
+    /// Whether only nodes count whose taints the pod tolerates.
     pub honor_taints: bool,
 }
 
 impl Spread {
-    /// The constraint over pods of the namespace; `labels` are those of the pod that has it.
+    /// The constraint over pods of the namespace; `labels` are those of its pod.
     pub fn new(constraint: &TopologySpreadConstraint, namespace: &str, labels: &Labels) -> Self {
         let keys = constraint.match_label_keys.iter().flatten();
         let own = keys.filter_map(|key| Some((key.clone(), labels.get(key)?.clone())));
@@ -113,11 +113,11 @@ impl Spread {
 /// Node selector and node affinity.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct NodeRequirements {
-    /// All of these labels.
+    /// All of these labels are required.
     pub selector: Labels,
-    /// One of these terms, when there are any.
+    /// One of these terms is required, if there are any.
     pub required: Option<Vec<NodeSelectorTerm>>,
-    /// Terms that count when nodes are compared.
+    /// Preferred terms with their weights.
     pub preferred: Vec<(i64, NodeSelectorTerm)>,
 }
 
@@ -144,12 +144,12 @@ impl NodeRequirements {
         }
     }
 
-    /// Whether any node will do.
+    /// Whether every node matches.
     pub fn is_empty(&self) -> bool {
         self.selector.is_empty() && self.required.is_none()
     }
 
-    /// Whether a node with these labels and this name will do.
+    /// Whether a node with these labels and this name matches.
     pub fn matches(&self, labels: &Labels, name: &str) -> bool {
         let selected = |(key, value)| labels.get(key) == Some(value);
         self.selector.iter().all(selected)
@@ -160,12 +160,12 @@ impl NodeRequirements {
     }
 }
 
-/// A PersistentVolumeClaim that the pod mounts.
+/// A PersistentVolumeClaim that the pod uses.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum VolumeClaim {
     /// By its name.
     Named(String),
-    /// Made for the pod by this volume's template; its name is the pod's and the volume's.
+    /// Of a generic ephemeral volume of this name; the claim is named after the pod and the volume.
     Ephemeral(String),
 }
 
@@ -180,46 +180,46 @@ pub struct Owner {
     pub name: String,
 }
 
-/// Everything that follows from the spec, the namespace and the owner.
+/// Everything derived from the spec, the namespace and the owner.
 #[derive(Debug, Default, PartialEq)]
 pub struct Template {
     /// The pods' namespace.
     pub namespace: Arc<str>,
     /// `default-scheduler` unless the pod says otherwise.
     pub scheduler_name: String,
-    /// Higher goes first.
+    /// Higher priorities are scheduled first.
     pub priority: i32,
     /// `preemptionPolicy: Never`.
     pub never_preempts: bool,
-    /// What must be free.
+    /// The requests.
     pub requests: Resources,
-    /// CPU and memory that are counted when nodes are compared.
+    /// CPU and memory requests with defaults, for scoring.
     pub non_zero: (i64, i64),
-    /// Ports on the node.
+    /// Host ports.
     pub ports: Vec<HostPort>,
-    /// Node selector and node affinity; shared so that results can be kept by address.
+    /// Node selector and node affinity; shared so that results can be cached by address.
     pub node: Arc<NodeRequirements>,
-    /// What the pod tolerates.
+    /// Tolerations.
     pub tolerations: Vec<Toleration>,
-    /// Required to be near.
+    /// Required affinity.
     pub affinity: Vec<Term>,
-    /// Required to be far.
+    /// Required anti-affinity.
     pub anti_affinity: Vec<Term>,
-    /// Better near (positive weight) or far (negative).
+    /// Preferred affinity (positive weight) and anti-affinity (negative).
     pub preferences: Vec<Term>,
     /// Spread constraints of the pod itself.
     pub spread: Vec<Spread>,
     /// Images of containers and image volumes, with a tag or digest.
     pub images: Vec<String>,
-    /// How many containers and init containers there are.
+    /// The number of containers and init containers.
     pub containers: usize,
-    /// Whether the spec still has scheduling gates.
+    /// The remaining scheduling gates.
     pub gates: Vec<String>,
     /// Claims that must be bound before the pod can run.
     pub claims: Vec<VolumeClaim>,
-    /// Disks that pods of one node cannot share.
+    /// In-line disks that pods of one node cannot share.
     pub disks: Vec<Disk>,
-    /// Claims of devices: the name in the pod, and the claim when it is named directly.
+    /// Resource claims: the name in the pod, and the claim if it is named directly.
     pub resource_claims: Vec<(String, Option<String>)>,
     /// Features that the node must declare.
     pub features: Vec<&'static str>,
@@ -230,7 +230,7 @@ pub struct Template {
 impl Eq for Template {}
 
 impl Hash for Template {
-    /// Of what differs most and costs least: equality looks at the rest.
+    /// Hashes only what differs most and is cheap: equality compares the rest.
     fn hash<H: Hasher>(&self, state: &mut H) {
         self.namespace.hash(state);
         self.owner.hash(state);
@@ -243,7 +243,7 @@ impl Hash for Template {
 }
 
 impl Template {
-    /// Works everything out.
+    /// Computes the template of a pod.
     pub fn new(pod: &Pod) -> Self {
         let empty = PodSpec::default();
         let spec = pod.spec.as_ref().unwrap_or(&empty);
@@ -284,17 +284,17 @@ impl Template {
         }
     }
 
-    /// Whether placed pods of it matter to the affinity of others.
+    /// Whether placed pods with it affect the affinity of others.
     pub fn has_terms(&self) -> bool {
         !(self.affinity.is_empty() && self.anti_affinity.is_empty() && self.preferences.is_empty())
     }
 }
 
-/// Gives equal values one address.
+/// Deduplicates equal values.
 #[derive(Debug)]
 pub struct Interner<T> {
     known: HashSet<Arc<T>>,
-    /// How many were in use at the last cleaning.
+    /// The number in use at the last cleanup.
     kept: usize,
 }
 
@@ -308,7 +308,7 @@ impl<T> Default for Interner<T> {
 }
 
 impl<T: Eq + Hash> Interner<T> {
-    /// The shared one.
+    /// The shared instance of a value.
     pub fn intern(&mut self, value: T) -> Arc<T> {
         if let Some(known) = self.known.get(&value) {
             return known.clone();
@@ -400,7 +400,7 @@ fn images(spec: &PodSpec) -> Vec<String> {
     images.chain(volumes).map(with_tag).collect()
 }
 
-/// Nodes list images with a tag or digest.
+/// Adds `:latest`, since nodes list images with a tag or digest.
 fn with_tag(image: &str) -> String {
     if image.rfind(':') <= image.rfind('/') {
         format!("{image}:latest")
@@ -432,7 +432,7 @@ fn resource_claims(spec: &PodSpec) -> Vec<(String, Option<String>)> {
         .collect()
 }
 
-/// The features of a node that v1.36 infers from a pod's spec.
+/// The node features that v1.36 infers from a pod's spec.
 fn features(spec: &PodSpec) -> Vec<&'static str> {
     let mut features = Vec::new();
     let mut containers = spec

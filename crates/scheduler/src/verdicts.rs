@@ -1,8 +1,8 @@
-//! What filters and scores said of nodes, remembered for pods of one template until the node changes.
+//! Caches results of filters and scores for pods of one template until the node changes.
 //!
-//! Only plugins take part whose word about a node follows from the template and that node alone
-//! ([`Plugin::is_local`]): a node's generation then says whether it still holds. A thousand replicas
-//! cost the work of one, and what another pod changes is judged anew for its node alone.
+//! Only plugins take part whose results for a node depend only on the template and that node
+//! ([`Plugin::is_local`]): the node's generation tells whether they are still valid. A thousand
+//! replicas cost the work of one, and a placed pod invalidates only its node.
 //!
 //! [`Plugin::is_local`]: crate::framework::Plugin::is_local
 
@@ -15,31 +15,31 @@ use crate::{
     template::Template,
 };
 
-/// Templates that are remembered; beyond, all are forgotten.
+/// The maximum number of cached templates; above it the cache is cleared.
 const TEMPLATES: usize = 64;
 
-/// What was said of one node.
+/// The results for one node.
 #[derive(Debug, Clone, Copy, Default)]
 struct Verdict {
-    /// The node's generation then; 0 when it was never judged.
+    /// The node's generation then; 0 if it was never evaluated.
     generation: u32,
     fits: bool,
-    /// Weighted scores of plugins that do not normalise.
+    /// Weighted scores of plugins that do not normalize.
     sum: i64,
 }
 
-/// What was said for one template in one profile.
+/// The results for one template in one profile.
 #[derive(Debug)]
 struct Remembered {
-    /// Held, so that its address is not used again.
+    /// Held, so that its address is not reused.
     _template: Arc<Template>,
     epoch: u64,
     verdicts: Vec<Verdict>,
-    /// For each Score plugin of the profile that normalises: raw scores by slot.
+    /// For each Score plugin of the profile that normalizes: raw scores by slot.
     raw: Vec<Option<Vec<i64>>>,
 }
 
-/// All that is remembered.
+/// The cache.
 #[derive(Debug, Default)]
 pub(crate) struct Verdicts {
     /// By the template's address and the profile's number.
@@ -52,8 +52,7 @@ impl Verdicts {
         (template, cycle.profile.number())
     }
 
-    /// Those of the nodes that pass the filters at the front of the cycle that are local. Judges the
-    /// nodes that changed since they were judged.
+    /// The nodes that pass the local filters. Evaluates the nodes that changed since the last time.
     pub(crate) fn passing(
         &mut self,
         cycle: &Cycle<'_>,

@@ -1,6 +1,6 @@
-//! Queueing hints over random clusters: a pod that was turned away must be tried again by every event
-//! after which a node would take it. Hints that say too much cost time; hints that say too little
-//! leave a pod waiting for the five minutes after which it is tried in any case.
+//! Tests queueing hints with random clusters: a rejected pod must be requeued by every event after
+//! which a node would accept it. Hints that match too much cost time; hints that match too little
+//! leave a pod pending until it is retried after five minutes.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -15,7 +15,7 @@ use crate::{
     reference::{Maker, clone},
 };
 
-/// A pod that waits and the plugins that turned it away when it was tried last.
+/// A pending pod and the plugins that rejected it last.
 struct Waiting {
     pod: Arc<PodInfo>,
     rejected_by: BTreeSet<&'static str>,
@@ -53,7 +53,7 @@ impl Room {
         }
     }
 
-    /// A new pod is placed where it fits, or waits.
+    /// A new pod is placed if it fits, or waits.
     fn arrive(&mut self) {
         let mut document = self.maker.document();
         let cpu = self.maker.pick(&["500m", "1", "2", "3"]);
@@ -76,7 +76,7 @@ impl Room {
         }
     }
 
-    /// What a waiting pod can see of the cluster changes.
+    /// Changes something of the cluster that a pending pod can see.
     fn change(&mut self) {
         match self.maker.dice.below(6) {
             0 => self.remove_pod(),
@@ -98,7 +98,7 @@ impl Room {
         self.happened(&Event::PodDeleted(&pod));
     }
 
-    /// A placed pod gets other labels, asks for less, or begins to terminate.
+    /// A placed pod gets other labels, requests less, or begins to terminate.
     fn change_pod(&mut self) {
         if self.placed.is_empty() {
             return;
@@ -150,7 +150,8 @@ impl Room {
         self.happened(&Event::Namespace);
     }
 
-    /// Every pod that would fit now must be helped by the event. Pods that are helped are tried again.
+    /// Every pod that would fit now must be requeued by the event. Requeued pods are scheduled
+    /// again.
     fn happened(&mut self, event: &Event<'_>) {
         let waiting = std::mem::take(&mut self.waiting);
         for mut one in waiting {
@@ -182,7 +183,7 @@ impl Room {
 }
 
 #[test]
-fn an_event_after_which_a_node_would_take_a_pod_makes_it_tried_again() {
+fn an_event_that_makes_a_node_feasible_requeues_the_pod() {
     let mut woken = 0;
     for seed in 0..40 {
         let mut room = Room::new(seed);

@@ -1,6 +1,6 @@
-//! A pod as the scheduler's watch keeps it: its identity and the scheduler's projection of it. The
-//! API's form is read, projected and dropped where the watch decodes, so that fifty thousand pods
-//! take what their projections take.
+//! A pod as the scheduler's watch stores it: its identity and the scheduler's projection. The API
+//! object is projected and dropped while decoding, so that fifty thousand pods need only the memory
+//! of their projections.
 
 use std::{
     borrow::Cow,
@@ -26,12 +26,12 @@ pub(crate) struct WatchedPod {
     pub(crate) node: Option<Arc<str>>,
     /// Whether its containers have ended for good.
     pub(crate) ended: bool,
-    /// What the scheduler needs of it.
+    /// The scheduler's projection.
     pub(crate) info: Arc<PodInfo>,
 }
 
-/// Templates and labels that pods share. One for the process, because decoding has no other place
-/// to find it; it holds what is equal in any case.
+/// Templates and labels that pods share. One per process, because decoding has no other way to
+/// access it.
 static SHARED: LazyLock<Mutex<Pods>> = LazyLock::new(Mutex::default);
 
 impl WatchedPod {
@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_watched_pod_is_at_the_path_of_pods_and_keeps_only_what_is_needed() {
+    fn a_watched_pod_has_the_path_of_pods_and_keeps_only_needed_fields() {
         assert_eq!(WatchedPod::url_path(&(), None), Pod::url_path(&(), None));
         let pod = |name: &str| {
             let meta = json!({"name": name, "namespace": "d", "uid": name, "resourceVersion": "7",

@@ -1,5 +1,5 @@
-//! What the scheduler writes: bindings, why a pod waits, nominations, and the pods that must go for
-//! another. Conditions are written one at a time, so that those of others stay.
+//! The scheduler's writes: bindings, pod conditions, nominations, and preemptions. Conditions are
+//! written one at a time, so that those of other writers stay.
 
 use client::Api;
 use jiff::Timestamp;
@@ -15,31 +15,31 @@ use crate::{
     pod::{PodInfo, Unscheduled},
 };
 
-/// An event's note is cut at this length.
+/// The maximum length of an event's note.
 const NOTE_LIMIT: usize = 1024;
 
-/// Writes through one client in the name of one scheduler.
+/// Writes with one client for one scheduler.
 #[derive(Clone)]
 pub struct Writes {
     pub(crate) client: kube::Client,
     pub(crate) recorder: Recorder,
     pub(crate) name: String,
-    /// What PreBind waits for; none where nothing is watched.
+    /// What PreBind waits for; `None` if nothing is watched.
     pub(crate) bindings: Option<Bindings>,
 }
 
 /// A change of `status.nominatedNodeName`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Nomination {
-    /// As it is.
+    /// Unchanged.
     Keep,
-    /// To this node.
+    /// Set to this node.
     Set(String),
-    /// To none.
+    /// Cleared.
     Clear,
 }
 
-/// A binding as it is sent: written without a tree of values, since there is one for each pod.
+/// A binding request: serialized directly, since there is one for each pod.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Binding<'a> {
@@ -84,7 +84,7 @@ impl Writes {
             },
         };
         let path = format!("/api/v1/namespaces/{namespace}/pods/{name}/binding");
-        // The answer says no more than that it worked.
+        // The response contains nothing of interest.
         self.client
             .request_text(http_post(&path, &binding)?)
             .await?;
@@ -92,7 +92,7 @@ impl Writes {
         Ok(())
     }
 
-    /// Says in an event that the pod has got its node.
+    /// Records an event that the pod was assigned.
     pub(crate) fn say_bound(&self, pod: &PodInfo, node: &str) {
         let (namespace, name) = (pod.namespace(), &pod.name);
         let text = format!("Successfully assigned {namespace}/{name} to {node}");
@@ -100,7 +100,7 @@ impl Writes {
         self.recorder.event(&about, Kind::Normal, "Scheduled", text);
     }
 
-    /// Says on the pod and in an event why it waits, and writes its nomination.
+    /// Writes the pod's condition and nomination, and records an event.
     pub(crate) async fn explain(&self, pod: &PodInfo, why: &Unscheduled, nomination: &Nomination) {
         let note = truncated(&why.message);
         let about = pod.reference();
@@ -110,29 +110,29 @@ impl Writes {
             self.patch_status(pod, &patch)
                 .await
                 .unwrap_or_else(|error| {
-                    debug!(pod = &*pod.name, %error, "cannot say why the pod waits");
+                    debug!(pod = &*pod.name, %error, "cannot update the PodScheduled condition");
                 });
         }
     }
 
-    /// Says on the pod alone why it may not be tried.
+    /// Writes the condition of a gated pod, without an event.
     pub(crate) async fn gated(&self, pod: &PodInfo, why: &Unscheduled) {
         if let Some(patch) = status_patch(pod, Some(why), &Nomination::Keep) {
             self.patch_status(pod, &patch)
                 .await
                 .unwrap_or_else(|error| {
-                    debug!(pod = &*pod.name, %error, "cannot say why the pod waits");
+                    debug!(pod = &*pod.name, %error, "cannot update the PodScheduled condition");
                 });
         }
     }
 
-    /// Takes a pod's nomination away: a more important pod gets the room.
+    /// Clears a pod's nomination: a pod of higher priority gets the node.
     pub(crate) async fn clear_nomination(&self, pod: &PodInfo) {
         let patch = status_patch(pod, None, &Nomination::Clear).unwrap_or_default();
         self.patch_status(pod, &patch)
             .await
             .unwrap_or_else(|error| {
-                debug!(pod = &*pod.name, %error, "cannot clear the nomination");
+                debug!(pod = &*pod.name, %error, "cannot clear nominatedNodeName");
             });
     }
 
@@ -147,7 +147,7 @@ impl Writes {
         Ok(())
     }
 
-    /// Deletes a pod so that another fits; whether it is deleted or gone.
+    /// Deletes a victim; returns whether it is deleted or gone.
     pub(crate) async fn evict(&self, victim: &PodInfo, preemptor: &PodInfo, node: &str) -> bool {
         let message = format!(
             "{}: preempting to accommodate a higher priority pod",
@@ -164,7 +164,7 @@ impl Writes {
             Ok(()) => {}
             Err(error) if is_gone(&error) => return true,
             Err(error) => {
-                warn!(pod = &*victim.name, %error, "cannot mark the pod for preemption");
+                warn!(pod = &*victim.name, %error, "cannot set the DisruptionTarget condition");
                 return false;
             }
         }
@@ -183,7 +183,7 @@ impl Writes {
             }
             Err(error) if is_gone(&error) => true,
             Err(error) => {
-                warn!(pod = &*victim.name, %error, "cannot preempt");
+                warn!(pod = &*victim.name, %error, "cannot delete preemption victim");
                 false
             }
         }
@@ -209,8 +209,8 @@ fn http_post(path: &str, body: &impl Serialize) -> Result<http::Request<Vec<u8>>
         .map_err(kube::Error::HttpError)
 }
 
-/// The change of the PodScheduled condition and of the nomination; `None` when both stay as they
-/// are. A strategic merge patch: conditions of other types are not touched.
+/// A strategic merge patch of the PodScheduled condition and the nomination; `None` if both are
+/// unchanged. Conditions of other types are not touched.
 fn status_patch(
     pod: &PodInfo,
     why: Option<&Unscheduled>,

@@ -1,5 +1,5 @@
-//! The scheduler on a real API server: pods get nodes, wait with a reason, and are woken by what
-//! helps them.
+//! The scheduler with a real API server: pods get nodes, are pending with a reason, and are
+//! requeued by events.
 
 #![allow(clippy::unwrap_used)]
 
@@ -19,7 +19,7 @@ use kube::{
 use serde_json::{Value, json};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn pods_get_nodes_wait_with_a_reason_and_are_woken_by_what_helps() {
+async fn pods_are_bound_or_wait_with_a_reason_until_an_event_helps() {
     let fixture = Fixture::start().await;
     let (pods, nodes, diagnoses) = (&fixture.pods, &fixture.nodes, &fixture.diagnoses);
 
@@ -78,7 +78,7 @@ async fn room_that_is_freed_goes_to_the_pod_that_it_was_freed_for() {
     let pods = &fixture.pods;
     important(&fixture, "high", 1000).await;
     node(&fixture.nodes, "n1", "2").await;
-    // A grace period keeps the victim's room taken for a while; nothing but the test ends it.
+    // A grace period keeps the victim's resources in use; only the test ends it.
     let slow = json!({"terminationGracePeriodSeconds": 600});
     pod_with(pods, "victim", "2", slow).await;
     until("the victim runs", pods, "victim", |pod| is_on(pod, "n1")).await;
@@ -109,7 +109,7 @@ async fn room_that_is_freed_goes_to_the_pod_that_it_was_freed_for() {
         Some("PreemptionByScheduler")
     );
 
-    // A lesser pod that would fit into the freed room does not get it.
+    // A pod of lower priority that would fit does not get the freed resources.
     pod(pods, "late", "1").await;
     until("no room for it", pods, "late", |pod| waits(pod).is_some()).await;
     let now = DeleteParams::default().grace_period(0);
@@ -120,7 +120,7 @@ async fn room_that_is_freed_goes_to_the_pod_that_it_was_freed_for() {
     fixture.check_invariants().await;
 }
 
-/// A claim of a class that waits for its first consumer.
+/// A claim of a class with WaitForFirstConsumer.
 async fn waiting_claim(fixture: &Fixture, provisioner: &str) -> Api<PersistentVolumeClaim> {
     let classes: Api<StorageClass> = Api::all(fixture.admin.clone());
     let class = json!({"metadata": {"name": "later"}, "provisioner": provisioner,
@@ -256,7 +256,7 @@ async fn a_pod_waits_for_its_claim_and_a_deleted_pod_is_no_longer_tried() {
     })
     .await;
 
-    // A finalizer keeps the deleted pod there; room for it must not bind it.
+    // A finalizer keeps the deleted pod; free resources must not bind it.
     pod(pods, "leaving", "3").await;
     until("no room", pods, "leaving", |pod| waits(pod).is_some()).await;
     let finalizer = json!({"metadata": {"finalizers": ["example.com/test"]}});

@@ -1,5 +1,4 @@
-//! Schedulers as a configuration describes them, on a real API server: extenders, several schedulers by
-//! name, and several processes of which one leads.
+//! Configured schedulers with a real API server: extenders, several profiles, and leader election.
 
 #![allow(clippy::unwrap_used)]
 
@@ -24,7 +23,7 @@ fn configured(client: kube::Client, fields: Value) -> Config {
     Config::configured(client, &document).unwrap()
 }
 
-/// Leaves the nodes of whole objects whose name ends with a letter.
+/// Keeps the nodes of whole objects whose name ends with a letter.
 fn keep(body: &Value, letter: char) -> Value {
     let items = body["Nodes"]["items"].as_array().unwrap().clone();
     let (kept, failed): (Vec<Value>, Vec<Value>) = items
@@ -39,9 +38,9 @@ fn keep(body: &Value, letter: char) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_extender_filters_nodes_and_says_why_not() {
+async fn an_extender_filters_nodes_with_a_reason() {
     let url = serve(|_, body| {
-        // The extender sees objects as the API has them.
+        // The extender gets objects as the API has them.
         assert_eq!(body["Pod"]["spec"]["containers"][0]["image"], "i");
         let letter = body["Pod"]["metadata"]["labels"]["app"].as_str().unwrap();
         (200, keep(body, letter.chars().last().unwrap()))
@@ -63,13 +62,13 @@ async fn an_extender_filters_nodes_and_says_why_not() {
         waits(pod).is_some_and(|why| why.starts_with(text))
     })
     .await;
-    // Any event may change what an extender says.
+    // Any event may change an extender's response.
     node(nodes, "node-z", "4").await;
     until("the new node", pods, "wants-z", |pod| is_on(pod, "node-z")).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_extender_that_does_not_answer_is_said_on_the_pod() {
+async fn an_unreachable_extender_is_reported_on_the_pod() {
     let extenders = json!({"extenders": [{"urlPrefix": "http://127.0.0.1:1", "filterVerb": "f"}]});
     let fixture = Fixture::with(|client| configured(client, extenders)).await;
     node(&fixture.nodes, "n", "4").await;
@@ -94,7 +93,7 @@ async fn two_schedulers_of_one_process_place_pods_by_their_own_rules() {
     pod_with(pods, "first", "2", json!({})).await;
     until("on the only node", pods, "first", |pod| is_on(pod, "a")).await;
     node(nodes, "b", "4").await;
-    // The node is known when a pod that only it can hold is there.
+    // The new node is known once a pod runs there that fits nowhere else.
     pod_with(pods, "probe", "3", json!({})).await;
     until("on the new node", pods, "probe", |pod| is_on(pod, "b")).await;
     let packed = json!({"schedulerName": "packing"});

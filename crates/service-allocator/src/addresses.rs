@@ -1,4 +1,4 @@
-//! Cluster addresses: asked for, picked, and held as IPAddress objects.
+//! Cluster IPs: requested, picked, and recorded as IPAddress objects.
 
 use std::{collections::HashSet, net::IpAddr};
 
@@ -17,7 +17,7 @@ use super::{
 use crate::Allocator;
 use registry::{Draft, failure, meta};
 
-/// How many random picks before all free addresses are looked at.
+/// How many random picks are tried before all free addresses are searched.
 const PICKS: usize = 16;
 
 impl Owner<'_> {
@@ -49,13 +49,13 @@ impl Owner<'_> {
                 .is_some_and(|ip| ip == "None")
                 || list(old, "ipFamilies").len() >= list(spec, "ipFamilies").len())
         {
-            // Addresses are given once; that others were named is for validation to refuse.
+            // Addresses are immutable; validation rejects changed ones.
             return Ok(());
         }
         let networks = networks::ready(self.allocator).await?;
         let kept = usize::from(old.is_some());
         let families = list(spec, "ipFamilies");
-        // As errors show them: with empty strings for those that are still to be allocated.
+        // As errors show them: with empty strings for addresses still to be allocated.
         let mut places = addresses.clone();
         places.resize(families.len().max(places.len()), String::new());
         for address in addresses.iter().skip(kept) {
@@ -74,7 +74,7 @@ impl Owner<'_> {
         Ok(())
     }
 
-    /// The families that the cluster is configured for, its first one first.
+    /// The IP families of the cluster, the primary one first.
     fn cluster_families(&self) -> Vec<&'static str> {
         let mut families = Vec::new();
         for (base, _) in &self.allocator.cidrs {
@@ -102,7 +102,7 @@ impl Owner<'_> {
                     return self.take(address, ops);
                 }
             }
-            // Nearly full: look at what is held once instead of guessing on.
+            // Nearly full: list the allocated addresses once instead of guessing on.
             let held = self.held_addresses().await?;
             if let Some(address) = network.all().find(|address| !held.contains(address)) {
                 return self.take(address, ops);
@@ -138,7 +138,7 @@ impl Owner<'_> {
             .collect())
     }
 
-    /// Takes the address that the client named.
+    /// Allocates the address that the client requested.
     async fn claim(
         &self,
         address: &str,
@@ -153,7 +153,7 @@ impl Owner<'_> {
             Err(self.invalid(&[error]))
         };
         let Ok(parsed) = address.parse::<IpAddr>() else {
-            // Validation names what is wrong with it.
+            // Validation reports the error.
             return Ok(());
         };
         let outside = |network: &Network| {
@@ -185,7 +185,7 @@ impl Owner<'_> {
     }
 }
 
-/// The IPAddress that says which Service holds an address.
+/// The IPAddress that records which Service holds an address.
 pub(super) fn put_address(
     allocator: &Allocator,
     namespace: &str,

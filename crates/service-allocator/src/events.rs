@@ -1,4 +1,4 @@
-//! Events of the repair loop, about a Service or an IPAddress.
+//! Events of the repair loop, on a Service or an IPAddress.
 
 use machinery::{Object, Status, encode, json::json, schema, time};
 use store::{Action, Op, Precondition};
@@ -15,7 +15,7 @@ pub(super) struct Warning<'a> {
     pub(super) note: String,
 }
 
-/// The write of a warning's Event, to go with the repair itself.
+/// The write of a warning's Event, in the transaction of the repair.
 pub(super) fn event(clock: &dyn Clock, warning: Warning<'_>) -> Result<Op<Draft>, Status> {
     let now = clock.now();
     let moment = time::Moment {

@@ -1,5 +1,5 @@
-//! Which address families a Service has: what it asks for, what its addresses say, and what the
-//! cluster is configured for. Pure.
+//! The IP families of a Service: by its request, its addresses, and the cluster's configuration.
+//! Pure.
 
 use std::net::IpAddr;
 
@@ -20,14 +20,14 @@ fn other(family: &str) -> &'static str {
     if family == "IPv4" { "IPv6" } else { "IPv4" }
 }
 
-/// Settles `ipFamilyPolicy`, `ipFamilies` and, when a policy gives the second one up, `clusterIPs`.
-/// `cluster` are the families that the cluster is configured for, its first one first.
+/// Sets `ipFamilyPolicy`, `ipFamilies` and, if the secondary family is released, `clusterIPs`.
+/// `cluster` are the IP families of the cluster, the primary one first.
 pub(super) fn settle(spec: &mut Object, old: Option<&Object>, cluster: &[&'static str]) -> Errors {
     if spec.get("ipFamilyPolicy").is_none_or(Value::is_null) {
         let before = old.map(|old| text(old, "ipFamilyPolicy"));
         let policy = match before {
             Some(before) if !before.is_empty() => before,
-            // The endpoints of a headless service without a selector may be of both families.
+            // A headless service without a selector may have endpoints of both families.
             _ if is_free(spec) => "RequireDualStack",
             _ => SINGLE,
         };
@@ -80,7 +80,7 @@ pub(super) fn settle(spec: &mut Object, old: Option<&Object>, cluster: &[&'stati
     if families.is_empty() {
         families.extend(cluster.first().map(|&family| family.to_owned()));
     }
-    // The endpoints of a headless service without a selector may be of both families.
+    // A headless service without a selector may have endpoints of both families.
     if policy != SINGLE && families.len() == 1 && (free || cluster.len() == 2) {
         families.push(other(&families[0]).to_owned());
     }
@@ -88,7 +88,7 @@ pub(super) fn settle(spec: &mut Object, old: Option<&Object>, cluster: &[&'stati
     errors
 }
 
-/// Whether neither the server nor a selector says what is behind it.
+/// Whether it is headless without a selector.
 fn is_free(spec: &Object) -> bool {
     let selects = spec
         .get("selector")
@@ -97,8 +97,8 @@ fn is_free(spec: &Object) -> bool {
     text(spec, "clusterIP") == "None" && !selects
 }
 
-/// Whether an update leaves a service that prefers two families as it is. What the cluster is
-/// configured for may have changed since; that alone changes no service.
+/// Whether an update leaves a PreferDualStack service unchanged. A changed cluster configuration
+/// alone changes no service.
 pub(super) fn stays(spec: &Object, old: &Object) -> bool {
     let has_address = matches!(
         text(spec, "type"),
@@ -115,8 +115,8 @@ pub(super) fn stays(spec: &Object, old: &Object) -> bool {
             .all(|key| list(spec, key) == list(old, key))
 }
 
-/// A policy of one family gives up the second address and family, if they are as they were; other
-/// policies do not.
+/// SingleStack releases the secondary address and family, if they are unchanged; other policies do
+/// not.
 fn release_second(spec: &mut Object, old: &Object, errors: &mut Errors) {
     let policy = text(spec, "ipFamilyPolicy").to_owned();
     let at = Path::new("spec.ipFamilyPolicy");
@@ -133,10 +133,10 @@ fn release_second(spec: &mut Object, old: &Object, errors: &mut Errors) {
     }
 }
 
-/// Families that are not named follow from the addresses.
+/// Infers missing families from the addresses.
 fn infer(addresses: &[String], families: &mut Vec<String>, cluster: &[&str], errors: &mut Errors) {
     for (index, address) in addresses.iter().enumerate().skip(families.len()) {
-        // `None` is the first, and alone.
+        // `None` is always the only one.
         let Ok(parsed) = address.parse::<IpAddr>() else {
             return;
         };

@@ -1,6 +1,6 @@
-//! Addresses and ports of Services. Each address is an IPAddress object and each node port a key of
-//! its own, written in the same transaction as the Service: two Services can never hold the same
-//! one, whatever races or restarts.
+//! Addresses and ports of Services. Each address is an IPAddress object and each node port a
+//! separate key, written in the same transaction as the Service: two Services can never hold the
+//! same one, whatever races or restarts.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
@@ -23,28 +23,28 @@ use store::{Action, Freshness, Key, Op, Precondition};
 use registry::{Draft, Reader, Store, failure, key_prefix, meta, object_key};
 use stdx::Clock;
 
-/// The label and its value of IPAddresses that come from here.
+/// The label and its value of managed IPAddresses.
 const MANAGED_BY: &str = "ipaddress.kubernetes.io/managed-by";
 const ALLOCATOR: &str = "ipallocator.k8s.io";
 
-/// What a Service holds.
+/// The allocations of a Service.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Held {
     addresses: Vec<String>,
     ports: Vec<u16>,
 }
 
-/// What addresses and ports are allocated from, and where they are kept.
+/// The ranges and the store of allocations.
 pub struct Allocator {
     pub store: Store,
     pub reader: Reader,
     pub clock: Arc<dyn Clock>,
-    /// The networks that the server was started with, the primary one first.
+    /// The configured networks, the primary one first.
     pub cidrs: Vec<(IpAddr, u8)>,
     pub node_ports: RangeInclusive<u16>,
 }
 
-/// Where a Service is written, and whether it is a dry run.
+/// The namespace of a written Service, and whether it is a dry run.
 #[derive(Debug, Clone, Copy)]
 pub struct ServiceWrite<'a> {
     pub namespace: &'a str,
@@ -52,7 +52,7 @@ pub struct ServiceWrite<'a> {
 }
 
 impl Allocator {
-    /// Allocates what a new Service asks for or leaves open: operations for the transaction of its creation.
+    /// Allocates for a new Service; returns operations for the transaction of its creation.
     pub async fn on_create(
         &self,
         write: ServiceWrite<'_>,
@@ -61,7 +61,7 @@ impl Allocator {
         self.allocate(write, object, None).await
     }
 
-    /// Allocates and releases what an update changes.
+    /// Allocates and releases for an update.
     pub async fn on_update(
         &self,
         write: ServiceWrite<'_>,
@@ -113,18 +113,18 @@ impl Allocator {
     }
 }
 
-/// Releases what a Service held: operations for the transaction of its removal.
+/// Releases the allocations of a Service; returns operations for the transaction of its removal.
 pub fn on_remove(object: &Object) -> Vec<Op<Draft>> {
     release(&held(object))
 }
 
-/// The Service that addresses and ports are allocated for.
+/// The Service that is allocated for.
 struct Owner<'a> {
     allocator: &'a Allocator,
     dry_run: bool,
     namespace: String,
     name: String,
-    /// Guards the node ports that a dry run gave.
+    /// Guards the node ports of a dry run.
     dry_run_ports: parking_lot::Mutex<Vec<i64>>,
 }
 
@@ -169,7 +169,7 @@ fn address_key(address: &str) -> Key {
     object_key("networking.k8s.io", "ipaddresses", "", address)
 }
 
-/// Node ports have no kind of their own: keys that nothing serves.
+/// Node ports have no kind: their keys are not served.
 fn ports_prefix() -> Key {
     key_prefix("", "nodeports").into()
 }

@@ -1,5 +1,5 @@
-//! The networks that service addresses come from: those that the server was started with, and those
-//! of every ServiceCIDR that is not said to be unready.
+//! The networks of service addresses: the configured ones, and those of every ServiceCIDR that is
+//! not marked unready.
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
@@ -59,9 +59,9 @@ impl Network {
         self.base.is_ipv4() == address.is_ipv4() && prefix(self.base) == prefix(address)
     }
 
-    /// The addresses that can be held: neither the network's own nor, in IPv4, the broadcast one.
+    /// The allocatable addresses: without the network address and, in IPv4, the broadcast address.
     fn usable(&self) -> RangeInclusive<u128> {
-        // Larger networks are handed out from their first part.
+        // Of larger networks only the first part is used.
         let size = 1u128 << self.host_bits().min(64);
         let mask = u128::MAX.checked_shl(self.host_bits()).unwrap_or(0);
         let base = number(self.base) & mask;
@@ -73,8 +73,8 @@ impl Network {
         self.contains(address) && self.usable().contains(&number(address))
     }
 
-    /// The part that is handed out first, and the start that is kept for those who name an address
-    /// as long as the rest lasts.
+    /// The upper band for dynamic allocation, and the lower band, which is reserved for requested
+    /// addresses as long as the rest lasts.
     fn bands(&self) -> [RangeInclusive<u128>; 2] {
         let size = 1u128 << self.host_bits().min(64);
         let reserved = if size <= 16 {
@@ -87,14 +87,13 @@ impl Network {
         [first + reserved..=last, first..=first + reserved - 1]
     }
 
-    /// A random address of the part that is handed out first.
+    /// A random address of the upper band.
     pub(crate) fn pick(&self) -> Option<IpAddr> {
         let [band, _] = self.bands();
         (!band.is_empty()).then(|| self.address(rand::rng().random_range(band)))
     }
 
-    /// Every address once: the part that is handed out first, from a random place on, then the
-    /// start.
+    /// Every address once: the upper band from a random position on, then the lower band.
     pub(crate) fn all(&self) -> impl Iterator<Item = IpAddr> + Send + use<'_> {
         let turned = |band: RangeInclusive<u128>| {
             let from = if band.is_empty() {
@@ -115,12 +114,12 @@ impl std::fmt::Display for Network {
     }
 }
 
-/// The networks that a new address may come from.
+/// The networks for new addresses.
 pub(crate) async fn ready(allocator: &Allocator) -> Result<Vec<Network>, Status> {
     collected(allocator, of).await
 }
 
-/// The networks that an address may be of which is held already: those that are going, too.
+/// The networks of existing addresses, including terminating ones.
 pub(crate) async fn known(allocator: &Allocator) -> Result<Vec<Network>, Status> {
     collected(allocator, named).await
 }
@@ -147,8 +146,8 @@ async fn collected(
     Ok(networks)
 }
 
-/// What a ServiceCIDR gives: nothing while its Ready condition is false and once it is being deleted. Without a
-/// condition it counts, because no controller may be running to write one.
+/// The networks of a ServiceCIDR: none while its Ready condition is false or once it is
+/// terminating. Without a condition it counts, because there may be no controller to write one.
 fn of(object: &Object) -> Vec<Network> {
     let field = |outer: &str, inner: &str| object.get(outer).and_then(|o| o.get(inner)).cloned();
     let conditions = field("status", "conditions").unwrap_or_default();
@@ -223,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_counts_unless_it_is_said_not_to_be_ready() {
+    fn a_service_cidr_is_used_unless_its_ready_condition_is_false() {
         let mut range = json!({"spec": {"cidrs": ["10.9.0.0/24", "fd00::/112"]},
             "status": {"conditions": [{"type": "Ready", "status": "True"}]}, "metadata": {}});
         assert_eq!(of(range.as_object().unwrap()).len(), 2);

@@ -1,4 +1,4 @@
-//! Node ports, health check ports among them.
+//! Node ports, including health check node ports.
 
 use std::{collections::HashMap, ops::RangeInclusive};
 
@@ -14,7 +14,7 @@ use super::{Held, Owner, port_key, put, text};
 use registry::Draft;
 
 const ALLOCATED: &str = "provided port is already allocated";
-/// Node ports that a dry run shows are above it.
+/// A dry run shows node ports above this.
 const AFTER_DEFAULT_RANGE: i64 = 32768;
 
 impl Owner<'_> {
@@ -37,7 +37,7 @@ impl Owner<'_> {
         Ok(())
     }
 
-    /// Ports of the same number, for different protocols, share a node port.
+    /// Ports with the same number but different protocols share a node port.
     async fn new_ports(&self, spec: &mut Object, ops: &mut Vec<Op<Draft>>) -> Result<(), Status> {
         let gives = gives_node_ports(spec);
         let numbers = ports(spec);
@@ -146,7 +146,7 @@ impl Owner<'_> {
         })
     }
 
-    /// Takes the port that the client named, or says why not.
+    /// Allocates the requested port, or returns why it cannot.
     async fn take_port(
         &self,
         number: i64,
@@ -172,7 +172,7 @@ impl Owner<'_> {
         Ok(Ok(number))
     }
 
-    /// As if the port were taken. What is in no range is free.
+    /// Checks a requested port without allocating it. A port outside of the range is accepted.
     async fn dry_run_port(
         &self,
         number: i64,
@@ -191,7 +191,7 @@ impl Owner<'_> {
     }
 }
 
-/// Whether ports that name no node port are given one.
+/// Whether ports without a node port get one.
 fn gives_node_ports(spec: &Object) -> bool {
     match text(spec, "type") {
         "NodePort" => true,
@@ -230,7 +230,7 @@ fn set_node_port(spec: &mut Object, index: usize, node_port: i64) {
     }
 }
 
-/// The key that says which Service holds a port.
+/// The key that records which Service holds a port.
 pub(super) fn put_port(namespace: &str, name: &str, number: u16) -> Result<Op<Draft>, Status> {
     let object = json!({
         "apiVersion": "v1",
@@ -241,8 +241,8 @@ pub(super) fn put_port(namespace: &str, name: &str, number: u16) -> Result<Op<Dr
     put(port_key(number), object)
 }
 
-/// Every port once: from a random place on, the start last, which is kept for those who name one as
-/// long as the rest lasts.
+/// Every port once: from a random position on, with the lower band last, which is reserved for
+/// requested ports as long as the rest lasts.
 fn candidates(range: &RangeInclusive<u16>) -> impl Iterator<Item = u16> + Send + use<> {
     let (first, last) = (*range.start(), *range.end());
     let size = range.len();

@@ -1,5 +1,6 @@
-//! Puts right what others change behind the allocator's back: a held address whose IPAddress was
-//! deleted gets it again at once, before it could be handed out twice; what no Service holds is freed.
+//! Repairs allocations that others changed: if the IPAddress of an allocated address was deleted,
+//! it is recreated at once, before the address could be allocated twice; allocations without a
+//! Service are released.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -26,9 +27,9 @@ use super::{
 use crate::Allocator;
 use registry::{Draft, Stored, failure, key_prefix, meta, object_key};
 
-/// After a failure.
+/// The retry interval after a failure.
 const AGAIN: Duration = Duration::from_secs(10);
-/// How often everything is compared, besides what is seen to go.
+/// The interval of full comparisons, besides watching deletions.
 const EVERYTHING: Duration = Duration::from_secs(60);
 
 /// The reporting component of Events about addresses.
@@ -36,22 +37,22 @@ const ADDRESSES_BY: &str = "ipallocator-repair-controller";
 /// The reporting component of Events about ports.
 const PORTS_BY: &str = "portallocator-repair-controller";
 
-/// Warnings that were reported already: key and revision of the Service, and the message.
+/// Warnings already reported: key and revision of the Service, and the message.
 type Reported = HashSet<(Key, Revision, String)>;
 
-/// Keeps addresses and ports in step with Services for as long as the server runs; `synced` is called whenever all of
-/// them have been compared.
+/// Keeps allocations consistent with Services for as long as the server runs; `synced` is called
+/// after each full comparison.
 pub async fn keep(allocator: Arc<Allocator>, synced: impl Fn() + Send) {
     let mut reported = Reported::new();
     loop {
         if let Err(status) = follow(&allocator, &mut reported, &synced).await {
-            tracing::warn!(%status, "cannot follow the addresses of services");
+            tracing::warn!(%status, "cannot watch Services for address repair");
             allocator.clock.sleep(AGAIN).await;
         }
     }
 }
 
-/// Looks at everything once, then for a while at what is taken away.
+/// Compares everything once, then watches deletions for a while.
 async fn follow(
     allocator: &Allocator,
     reported: &mut Reported,
@@ -82,7 +83,7 @@ async fn follow(
     }
 }
 
-/// Gives an address back to the Service that still holds it.
+/// Recreates the IPAddress of an address that a Service still holds.
 async fn give_back(allocator: &Allocator, lost: &Object) -> Result<(), Status> {
     let address = meta::text(lost, "name");
     let (namespace, name) = holder(lost);
@@ -101,8 +102,7 @@ async fn give_back(allocator: &Allocator, lost: &Object) -> Result<(), Status> {
     Ok(())
 }
 
-/// The namespace and name of the Service that an IPAddress says it is of; nothing if it is of
-/// something else.
+/// The Service that an IPAddress references; empty if it references something else.
 fn holder(address: &Object) -> (String, String) {
     let parent = address.get("spec").and_then(|spec| spec.get("parentRef"));
     let parent = |key: &str| {
@@ -176,7 +176,7 @@ impl Beyond {
     }
 }
 
-/// Whether an address can be any Service's at all.
+/// Whether an address is invalid for any Service.
 fn beyond_repair(address: &str, networks: &[Network]) -> Option<Beyond> {
     let Ok(parsed) = address.parse() else {
         let note = "Cluster IP <nil> is not a valid IP; please recreate Service".to_owned();
@@ -192,7 +192,7 @@ fn beyond_repair(address: &str, networks: &[Network]) -> Option<Beyond> {
     Some(Beyond::address("ClusterIPOutOfRange", note))
 }
 
-/// Reports what cannot be repaired, once for every revision of the Service.
+/// Reports an irreparable fault, once per revision of the Service.
 async fn tell(
     allocator: &Allocator,
     entry: &Entry<Stored>,
@@ -249,8 +249,8 @@ async fn list(
     Ok((listed.revision, listed.entries))
 }
 
-/// Compares all Services with all that is held for them. Services are read last: what they hold was
-/// written with them, so that a Service made meanwhile is never taken for a leak.
+/// Compares all Services with all allocations. Services are read last: allocations are written with
+/// them, so a Service created meanwhile is never mistaken for a leak.
 async fn everything(allocator: &Allocator, reported: &mut Reported) -> Result<Revision, Status> {
     let networks = networks::known(allocator).await?;
     let (revision, addresses) = list(allocator, address_key("")).await?;
@@ -289,21 +289,21 @@ async fn everything(allocator: &Allocator, reported: &mut Reported) -> Result<Re
     Ok(revision)
 }
 
-/// All Services beside all that is stored for them.
+/// All Services and all stored allocations.
 struct Comparison<'a> {
     allocator: &'a Allocator,
     networks: &'a [Network],
     services: &'a [(Object, Entry<Stored>)],
     /// IPAddresses and node ports by their keys.
     stored: HashMap<&'a Key, &'a Entry<Stored>>,
-    /// Keys that some Service holds.
+    /// Keys that a Service holds.
     kept: HashSet<Key>,
     taken_ports: HashSet<u16>,
     reported: &'a mut Reported,
 }
 
 impl Comparison<'_> {
-    /// Stores the IPAddress of an address that a Service holds, or reports why that cannot be.
+    /// Stores the IPAddress of a Service's address, or reports why it cannot.
     async fn address(
         &mut self,
         service: &Object,
@@ -402,7 +402,7 @@ impl Comparison<'_> {
         Ok(())
     }
 
-    /// Deletes what no Service holds.
+    /// Deletes allocations without a Service.
     async fn release(
         &self,
         addresses: &[Entry<Stored>],
@@ -433,7 +433,7 @@ fn free(entry: &Entry<Stored>) -> Op<Draft> {
     }
 }
 
-/// Says why an address is freed.
+/// The Event for a released address.
 fn leaked(
     allocator: &Allocator,
     address: &Object,
@@ -458,7 +458,7 @@ fn leaked(
     events::event(&*allocator.clock, warning)
 }
 
-/// The Service is what it was when it was read: one that goes meanwhile gets nothing any more.
+/// A precondition that the Service is unchanged: a Service deleted meanwhile gets no allocation.
 fn still(service: &Entry<Stored>) -> Op<Draft> {
     Op {
         key: service.key.clone(),
@@ -486,7 +486,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_that_is_none_or_of_no_network_is_told_of() {
+    fn invalid_addresses_and_addresses_outside_all_service_cidrs_are_reported() {
         let networks = [Network::parse("10.43.0.0/16").unwrap()];
         let told = |address: &str| beyond_repair(address, &networks).map(|b| (b.reason, b.note));
         assert_eq!(told("10.43.0.9"), None);

@@ -1,5 +1,5 @@
-//! Simulated nodes: they register, renew their Leases, say that the pods bound to them run, and let
-//! deleted pods go. No container runs. For tests of controllers and schedulers, on any cluster.
+//! Simulated nodes: they register, renew their Leases, report bound pods as running, and remove
+//! deleted ones. No container runs. For tests of controllers and schedulers, on any cluster.
 
 #![forbid(unsafe_code)]
 
@@ -19,19 +19,19 @@ pub use pod::EXIT_AFTER;
 
 use pod::{Kubelets, SimulatedPod};
 
-/// How many requests are under way at once.
+/// The maximum number of concurrent requests.
 const PARALLEL: usize = 64;
-/// As a kubelet renews its Lease.
+/// The Lease renewal interval of a kubelet.
 const RENEW: Duration = Duration::from_secs(10);
 
-/// Which nodes to simulate.
+/// The nodes to simulate.
 #[derive(Debug, Clone)]
 pub struct Nodes {
-    /// How many.
+    /// Their number.
     pub count: usize,
-    /// Their names are the prefix and a number.
+    /// The prefix of their names, before a number.
     pub prefix: String,
-    /// What each of them has.
+    /// The properties of each.
     pub shape: Shape,
 }
 
@@ -41,7 +41,7 @@ impl Nodes {
         format!("{}{number}", self.prefix)
     }
 
-    /// Registers the nodes and keeps them alive until the context's run ends.
+    /// Registers the nodes and keeps them alive for the context's run.
     pub async fn run(self, context: &Context, client: kube::Client) -> Result<(), kube::Error> {
         let names: Arc<Vec<String>> = Arc::new((0..self.count).map(|n| self.name(n)).collect());
         self.register(&client, &names).await?;
@@ -96,7 +96,7 @@ async fn renew(client: &kube::Client, names: &[String]) {
     }
 }
 
-/// Sends all requests, some at once; the first failure when there is one.
+/// Sends all requests, some concurrently; returns the first failure, if any.
 async fn first_failure<F>(requests: impl Iterator<Item = F>) -> Result<(), kube::Error>
 where
     F: Future<Output = Result<(), kube::Error>>,

@@ -9,19 +9,19 @@ use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 
 const LEASES: &str = "kube-node-lease";
-/// As a kubelet asks for.
+/// The lease duration of a kubelet.
 const LEASE_SECONDS: i32 = 40;
 
-/// What a node has.
+/// The properties of a node.
 #[derive(Debug, Clone)]
 pub struct Shape {
     /// CPUs, as a quantity.
     pub cpu: String,
     /// Memory, as a quantity.
     pub memory: String,
-    /// How many pods fit.
+    /// The maximum number of pods.
     pub pods: u32,
-    /// Into how many zones the nodes are spread; none when 0.
+    /// The number of zones; none if 0.
     pub zones: usize,
     /// Labels of all nodes.
     pub labels: BTreeMap<String, String>,
@@ -39,7 +39,7 @@ impl Default for Shape {
     }
 }
 
-/// The conditions of a node that is well.
+/// The conditions of a healthy node.
 const CONDITIONS: [(&str, &str, &str); 4] = [
     ("MemoryPressure", "False", "KubeletHasSufficientMemory"),
     ("DiskPressure", "False", "KubeletHasNoDiskPressure"),
@@ -90,7 +90,7 @@ fn document(name: &str, number: usize, shape: &Shape, now: Timestamp) -> Value {
     })
 }
 
-/// Creates the Node, or brings one of this name back to life.
+/// Creates the Node, or revives one of this name.
 pub(crate) async fn register(
     client: &kube::Client,
     name: &str,
@@ -113,7 +113,7 @@ pub(crate) async fn register(
     renew(client, name).await
 }
 
-/// Renews the Lease, and makes it when there is none.
+/// Renews the Lease, or creates it.
 pub(crate) async fn renew(client: &kube::Client, name: &str) -> Result<(), kube::Error> {
     let api: Api<Lease> = Api::namespaced(client.clone(), LEASES);
     let now = Timestamp::now()
@@ -159,7 +159,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_node_is_ready_has_what_its_shape_says_and_lies_in_its_zone() {
+    fn a_simulated_node_is_ready_with_the_resources_and_zone_of_its_shape() {
         let shape = Shape {
             cpu: "4".to_owned(),
             zones: 3,

@@ -1,4 +1,4 @@
-//! The kubelets of simulated nodes: what they say about their pods.
+//! The kubelets of simulated nodes.
 
 use std::{
     borrow::Cow,
@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 /// An annotation of pods: after how many seconds of running they succeed.
 pub const EXIT_AFTER: &str = "simulate.mainstay.dev/exit-after-seconds";
 
-/// What a simulated kubelet reads of a pod.
+/// The parts of a pod that a simulated kubelet reads.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct SimulatedPod {
     metadata: ObjectMeta,
@@ -121,17 +121,17 @@ impl Resource for SimulatedPod {
     }
 }
 
-/// What a kubelet does next about a pod.
+/// A kubelet's next step for a pod.
 #[derive(Debug, PartialEq)]
 enum Step {
     Nothing,
-    /// Says that it runs.
+    /// Report it as running.
     Start,
-    /// Says that it has succeeded.
+    /// Report it as succeeded.
     Exit,
-    /// Looks again later.
+    /// Check again later.
     Wait(Duration),
-    /// Says that the containers are gone, by removing the pod.
+    /// Delete the pod: its containers are gone.
     Remove,
 }
 
@@ -157,7 +157,7 @@ pub(crate) struct Kubelets {
     client: kube::Client,
     pods: Informer<SimulatedPod>,
     nodes: HashSet<String>,
-    /// How many addresses were given out.
+    /// The number of assigned addresses.
     addresses: AtomicU32,
 }
 
@@ -175,7 +175,7 @@ impl Kubelets {
         }
     }
 
-    /// An address of 100.64.0.0/10, which is for no public use.
+    /// An address of 100.64.0.0/10, which is not used publicly.
     fn next_address(&self) -> String {
         let number = self.addresses.fetch_add(1, Ordering::Relaxed) % (1 << 22);
         let first = u32::from_be_bytes([100, 64, 0, 1]);
@@ -202,7 +202,7 @@ impl Kubelets {
     }
 }
 
-/// An object that is gone or is another one by now needs nothing more.
+/// Not found and conflict are no errors: the object is gone or another one.
 fn unless_changed(outcome: Result<(), kube::Error>) -> Result<(), Error> {
     match outcome {
         Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(()),

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use rand::Rng;
 
-/// How long to wait before the next try: doubles up to a cap, with jitter so that many clients do
-/// not come back at the same moment.
+/// The delay before the next attempt: doubles up to a cap, with jitter so that many clients do not
+/// retry at the same time.
 #[derive(Debug, Clone)]
 pub struct Backoff {
     initial: Duration,
@@ -25,7 +25,7 @@ impl Backoff {
         }
     }
 
-    /// The same without jitter, for behaviour that users can see and count on.
+    /// The same without jitter, for delays that users can observe.
     pub fn exact(initial: Duration, cap: Duration) -> Self {
         Self {
             jitter: 0.0,
@@ -43,7 +43,7 @@ impl Backoff {
         base.mul_f64(1.0 + rand::rng().random_range(0.0..self.jitter))
     }
 
-    /// After success: the next delay is the first again.
+    /// After success: the next delay is the initial one.
     pub fn reset(&mut self) {
         self.next = self.initial;
     }

@@ -1,7 +1,7 @@
-//! Time as a dependency: code that decides by time takes a [`Clock`], tests drive a [`FakeClock`].
+//! Time as a dependency: code that depends on time takes a [`Clock`], tests use a [`FakeClock`].
 //!
-//! A clock gives wall time and lets a task wait. Waiting on a fake clock ends when the test has
-//! moved time far enough, never by itself.
+//! A clock has wall time and sleeps. A sleep on a fake clock ends only when the test has advanced
+//! the time far enough.
 
 use std::{future::Future, pin::Pin, sync::Arc, time::Duration};
 
@@ -9,10 +9,10 @@ use jiff::Timestamp;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-/// A future that ends when its time has come.
+/// A future that ends after a delay.
 pub type Sleep = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// Where "now" comes from.
+/// A source of time.
 pub trait Clock: Send + Sync + 'static {
     /// The wall time.
     fn now(&self) -> Timestamp;
@@ -34,7 +34,7 @@ impl Clock for SystemClock {
     }
 }
 
-/// A clock that stands still until it is told to move.
+/// A clock that only moves when it is advanced.
 #[derive(Clone)]
 pub struct FakeClock {
     shared: Arc<Shared>,
@@ -57,7 +57,7 @@ impl FakeClock {
         }
     }
 
-    /// Moves time forward and wakes everybody whose time has come.
+    /// Advances the time and wakes all due sleeps.
     pub fn advance(&self, by: Duration) {
         *self.shared.now.lock() += by;
         self.shared.moved.notify_waiters();

@@ -1,6 +1,5 @@
-//! What a tree takes on disk. The tree may belong to somebody hostile: links are never followed, other
-//! mounts are not entered, and neither a deep nor a changing tree leads out of it or ends the walk
-//! before its time.
+//! The disk usage of a directory tree, which may be hostile: links are never followed, other mounts
+//! are not entered, and neither a deep nor a changing tree leads out of it or ends the walk early.
 
 use std::{
     collections::HashSet,
@@ -13,10 +12,10 @@ use std::{
 
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat, fstat, open, openat, statat};
 
-/// Bytes of blocks and number of inodes.
+/// Allocated bytes and number of inodes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct DiskUsage {
-    /// Bytes of blocks, not of content.
+    /// Allocated bytes, not file sizes.
     pub bytes: u64,
     /// Files, directories, links.
     pub inodes: u64,
@@ -33,15 +32,14 @@ impl Add for DiskUsage {
     }
 }
 
-/// A directory on the way down: how to know it again, and what is still to be visited in it.
+/// A directory on the path: its identity, and what is still to be visited in it.
 struct Level {
     identity: (u64, u64),
     left: Vec<CString>,
 }
 
 impl DiskUsage {
-    /// Everything below a directory, without the directory itself. A file with several names counts
-    /// once.
+    /// Measures everything below a directory, without the directory itself. Hard links count once.
     pub fn measure(dir: &Path) -> io::Result<Self> {
         let mut here = open(dir, flags() & !OFlags::NOFOLLOW, Mode::empty())?;
         let top = fstat(&here)?;
@@ -53,7 +51,7 @@ impl DiskUsage {
         let mut levels = vec![walk.enter(&here)?];
         while let Some(level) = levels.last_mut() {
             if let Some(name) = level.left.pop() {
-                // It may be gone, or something else by now.
+                // Gone or replaced meanwhile.
                 if let Ok(below) = openat(here.as_fd(), &name, flags(), Mode::empty())
                     && let Ok(next) = walk.enter(&below)
                 {
@@ -64,8 +62,8 @@ impl DiskUsage {
             }
             levels.pop();
             let Some(above) = levels.last() else { break };
-            // One descriptor for any depth. A directory that was moved has another parent: what is
-            // left of this walk is then seen by the next one.
+            // One descriptor for any depth. A directory that was moved has another parent: the walk
+            // ends, and the next one sees the rest.
             here = openat(here.as_fd(), "..", flags(), Mode::empty())?;
             if identity(&fstat(&here)?) != above.identity {
                 break;
@@ -82,7 +80,7 @@ struct Walk {
 }
 
 impl Walk {
-    /// Counts a directory's entries; its own directories are to be visited.
+    /// Counts a directory's entries; returns its subdirectories to visit.
     fn enter(&mut self, dir: &OwnedFd) -> io::Result<Level> {
         let mut level = Level {
             identity: identity(&fstat(dir)?),

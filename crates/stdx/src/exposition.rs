@@ -1,5 +1,5 @@
-//! The text format of metrics, and counters and histograms that are shown in it. Values of labels are the caller's
-//! to bound: a family keeps every combination that it was ever asked for, unless told to forget some.
+//! The Prometheus text format, and counters and histograms for it. Callers must bound label values:
+//! a family keeps every combination that was ever used, unless some are removed.
 
 use std::{
     collections::BTreeMap,
@@ -16,21 +16,21 @@ use parking_lot::Mutex;
 /// The media type of a page.
 pub const TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// A page of metrics in the making.
+/// A metrics page.
 #[derive(Default)]
 pub struct Exposition {
     text: String,
 }
 
 impl Exposition {
-    /// Begins a family.
+    /// Starts a family.
     pub fn family(&mut self, name: &str, kind: &str, help: &str) -> &mut Self {
         let _ = writeln!(self.text, "# HELP {name} {help}");
         let _ = writeln!(self.text, "# TYPE {name} {kind}");
         self
     }
 
-    /// A sample; `millis` is the time that it is of, if that is told.
+    /// Adds a sample; `millis` is its optional timestamp.
     pub fn sample(
         &mut self,
         name: &str,
@@ -75,7 +75,7 @@ impl Exposition {
         self
     }
 
-    /// One histogram of a family that has begun.
+    /// Adds one histogram of a family that was started.
     pub fn histogram(&mut self, name: &str, labels: &[(&str, &str)], histogram: &Histogram) {
         let seen = histogram.seen.lock().clone();
         let mut below = 0;
@@ -93,13 +93,13 @@ impl Exposition {
         self.sample(&format!("{name}_count"), labels, seen.count as f64, None);
     }
 
-    /// The page.
+    /// The finished page.
     pub fn finish(self) -> String {
         self.text
     }
 }
 
-/// A number that only grows.
+/// A monotonic counter.
 #[derive(Debug, Default)]
 pub struct Counter(AtomicU64);
 
@@ -117,24 +117,24 @@ impl Counter {
     }
 }
 
-/// How often values were below bounds.
+/// A histogram.
 #[derive(Debug)]
 pub struct Histogram {
     bounds: &'static [f64],
-    /// Guards the counts, which belong together.
+    /// Guards the counts, which must be consistent.
     seen: Mutex<Seen>,
 }
 
 #[derive(Debug, Clone)]
 struct Seen {
-    /// Values up to each bound and above the one before.
+    /// Values up to each bound and above the previous one.
     buckets: Box<[u64]>,
     count: u64,
     sum: f64,
 }
 
 impl Histogram {
-    /// Bounds in rising order.
+    /// Bounds must be ascending.
     pub fn new(bounds: &'static [f64]) -> Self {
         let seen = Seen {
             buckets: vec![0; bounds.len()].into(),
@@ -166,15 +166,15 @@ impl Histogram {
     }
 }
 
-/// The values of a family's labels, in their order.
+/// Label values, in the order of the labels.
 type Values = Box<[Box<str>]>;
 
-/// Metrics of one name that differ in their labels.
+/// Metrics of one name with different labels.
 #[derive(Debug)]
 pub struct Family<T> {
     labels: &'static [&'static str],
     make: fn() -> T,
-    /// Guards which there are.
+    /// Guards the members.
     members: Mutex<BTreeMap<Values, Arc<T>>>,
 }
 
@@ -187,7 +187,7 @@ impl<T> Family<T> {
         }
     }
 
-    /// The member with these values of the labels, in their order.
+    /// The member with these label values, in order.
     pub fn with(&self, values: &[&str]) -> Arc<T> {
         debug_assert_eq!(values.len(), self.labels.len());
         let key: Values = values.iter().map(|value| Box::from(*value)).collect();
@@ -198,7 +198,7 @@ impl<T> Family<T> {
         member.clone()
     }
 
-    /// Forgets the members with such values.
+    /// Removes members with such values.
     pub fn forget(&self, is_gone: impl Fn(&[Box<str>]) -> bool) {
         self.members.lock().retain(|values, _| !is_gone(values));
     }

@@ -1,6 +1,6 @@
-//! Small things the standard library does not have: a clock that tests can drive, backoff with
-//! jitter, a resolver that a static binary can use, the size of a tree on disk, metrics as text, and this program's
-//! version. Nothing here knows about Kubernetes' objects.
+//! Small extensions of the standard library: a clock that tests can control, backoff with jitter, a
+//! resolver for a static binary, disk usage, metrics as text, and this program's version. Nothing
+//! here knows Kubernetes' objects.
 
 #![forbid(unsafe_code)]
 

@@ -1,5 +1,5 @@
-//! Names to addresses as `/etc/hosts` and `/etc/resolv.conf` say. A static binary cannot use the
-//! system's resolver. Blocks; UDP only; no cache.
+//! Resolves names by `/etc/hosts` and `/etc/resolv.conf`. A static binary cannot use the system's
+//! resolver. Blocks; UDP only; no cache.
 
 use std::{
     io,
@@ -7,20 +7,20 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-/// Record types that are understood.
+/// The supported record types.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// An IPv4 address.
     A = 1,
-    /// A name for an address.
+    /// The name of an address.
     Ptr = 12,
     /// An IPv6 address.
     Aaaa = 28,
-    /// Where a service is.
+    /// A service record.
     Srv = 33,
 }
 
-/// How a resolver is set up.
+/// A resolver configuration.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Settings {
     servers: Vec<IpAddr>,
@@ -28,7 +28,7 @@ pub struct Settings {
     ndots: usize,
 }
 
-/// Addresses of a host: a literal, an entry of `/etc/hosts`, or from DNS.
+/// The addresses of a host: a literal, an entry of `/etc/hosts`, or from DNS.
 pub fn resolve(host: &str) -> io::Result<Vec<IpAddr>> {
     if let Ok(address) = host.trim_matches(['[', ']']).parse() {
         return Ok(vec![address]);
@@ -53,7 +53,7 @@ fn in_hosts(text: &str, host: &str) -> Vec<IpAddr> {
 }
 
 impl Settings {
-    /// As the machine, or pod, is set up.
+    /// The configuration of the machine or pod.
     pub fn load() -> Self {
         Self::parse(&std::fs::read_to_string("/etc/resolv.conf").unwrap_or_default())
     }
@@ -80,7 +80,7 @@ impl Settings {
         settings
     }
 
-    /// Full names to ask for, in order.
+    /// The full names to query, in order.
     fn candidates(&self, name: &str) -> Vec<String> {
         if let Some(full) = name.strip_suffix('.') {
             return vec![full.to_owned()];
@@ -96,8 +96,8 @@ impl Settings {
         }
     }
 
-    /// The addresses of the first candidate that has any, of both families: a name that has an
-    /// IPv4 address only must not be searched for elsewhere because it has no IPv6 address.
+    /// The addresses of the first candidate that has any, of both families: a name with only an
+    /// IPv4 address must not be searched elsewhere because it has no IPv6 address.
     pub fn addresses(&self, host: &str) -> io::Result<Vec<IpAddr>> {
         let mut trouble = None;
         for candidate in self.candidates(host) {
@@ -183,7 +183,7 @@ fn question(id: u16, name: &str, kind: Kind) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The records of an answer to our question; nothing if it is not for us.
+/// The records of an answer to our question; `None` if it is not for us.
 fn read_answer(message: &[u8], id: u16, kind: Kind) -> Option<io::Result<Vec<String>>> {
     let word = |at: usize| {
         Some(u16::from_be_bytes([
@@ -240,7 +240,7 @@ fn skip_name(message: &[u8], mut at: usize) -> Option<usize> {
 
 fn read_name(message: &[u8], mut at: usize) -> Option<String> {
     let mut name = String::new();
-    // A name has at most 127 labels; more means that pointers go in a circle.
+    // A name has at most 127 labels; more means that pointers form a loop.
     for _ in 0..128 {
         match *message.get(at)? {
             0 => return Some(name),

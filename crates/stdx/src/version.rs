@@ -1,9 +1,9 @@
-//! Which release of Kubernetes this program is, and which others it works together with. The version is read from a
-//! stamp in the program's data, so that it can be set in a built program, as a linker would.
+//! The Kubernetes release of this program, and which others are compatible. The version is read
+//! from a stamp in the program's data, so that it can be changed in a built program.
 
 use std::{fmt, hint::black_box, str::FromStr, sync::OnceLock};
 
-/// What the stamp begins with; the version and bytes of 0 follow.
+/// The prefix of the stamp; the version and zero bytes follow.
 pub const STAMP_PREFIX: &str = "mainstay-version-stamp:";
 const STAMP_LENGTH: usize = 64;
 const RELEASE: &str = "v1.36.4";
@@ -34,13 +34,13 @@ pub struct Version {
 }
 
 impl Version {
-    /// The release that this program is.
+    /// The release of this program.
     pub fn own() -> Self {
         static OWN: OnceLock<Version> = OnceLock::new();
         *OWN.get_or_init(|| read(black_box(&STAMP)))
     }
 
-    /// Whether the two work together: at most one minor version lies between them.
+    /// Whether the two are compatible: their minor versions differ by at most one.
     pub fn works_with(self, other: Self) -> bool {
         self.major == other.major && self.minor.abs_diff(other.minor) <= 1
     }
@@ -54,7 +54,7 @@ impl Version {
 fn read(stamp: &[u8; STAMP_LENGTH]) -> Version {
     let text = stamp[STAMP_PREFIX.len()..].split(|byte| *byte == 0).next();
     let text = text.and_then(|text| std::str::from_utf8(text).ok());
-    // A stamp that was damaged is no reason not to run: what was compiled counts.
+    // A damaged stamp must not prevent running: the compiled version is used.
     let parsed = text.and_then(|text| text.parse().ok());
     parsed.or_else(|| RELEASE.parse().ok()).unwrap_or(Version {
         major: 1,
@@ -74,7 +74,7 @@ impl fmt::Display for Version {
     }
 }
 
-/// `v1.36.4`, also with what releases and builds append to it: `v1.36.4-rc.1+mainstay`.
+/// `v1.36.4`, also with a suffix: `v1.36.4-rc.1+mainstay`.
 impl FromStr for Version {
     type Err = String;
 

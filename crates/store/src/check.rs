@@ -1,19 +1,19 @@
-//! Refuses bad input before it reaches a backend: the same words for both.
+//! Validates input before it reaches a backend, with the same errors for both.
 
 use std::collections::HashSet;
 
 use crate::{Action, Codec, Error, Key, Op};
 
-/// Longest key.
+/// The maximum length of a key.
 pub(crate) const MAX_KEY: usize = 4 << 10;
 
-/// Largest value unless configured otherwise: what etcd takes in one request by default.
+/// The default maximum size of a value: etcd's default request limit.
 pub(crate) const MAX_VALUE: usize = 1536 << 10;
 
-/// Most bytes of keys and values in one commit.
+/// The maximum bytes of keys and values in one commit.
 pub(crate) const MAX_COMMIT: usize = 64 << 20;
 
-/// A key that can be stored.
+/// Validates a key.
 pub(crate) fn key(key: &Key) -> Result<(), Error> {
     if key.is_empty() {
         return Err(Error::Invalid("the key is empty".into()));
@@ -25,7 +25,7 @@ pub(crate) fn key(key: &Key) -> Result<(), Error> {
     prefix(key)
 }
 
-/// A prefix of keys that can be stored; it may be empty.
+/// Validates a prefix, which may be empty.
 pub(crate) fn prefix(prefix: &Key) -> Result<(), Error> {
     if prefix.contains(&0) {
         let shown = String::from_utf8_lossy(prefix).replace('\0', "\\0");
@@ -34,7 +34,7 @@ pub(crate) fn prefix(prefix: &Key) -> Result<(), Error> {
     Ok(())
 }
 
-/// Operations that make a commit.
+/// Validates the operations of a commit.
 pub(crate) fn ops<C: Codec>(
     codec: &C,
     ops: &[Op<C::Draft>],

@@ -1,4 +1,4 @@
-//! What the owner of the data keeps beside each value.
+//! Converts values between their stored bytes and the objects that readers share.
 
 use std::borrow::Cow;
 
@@ -6,11 +6,11 @@ use bytes::Bytes;
 
 use crate::{Key, Revision};
 
-/// What stands beside the bytes, and how it gets there.
+/// Defines the objects of a store, and how they are made.
 pub trait Codec: Send + Sync + 'static {
-    /// A value that has no revision yet.
+    /// A value without a revision.
     type Draft: Send + Sync + Clone + 'static;
-    /// A value as readers see it, its revision known.
+    /// A value with its revision, as readers see it.
     type Object: Send + Sync + 'static;
 
     /// The bytes of a value. What [`Codec::seal`] makes of them goes to disk.
@@ -22,16 +22,16 @@ pub trait Codec: Send + Sync + 'static {
     }
     /// Makes a draft of what was written.
     fn load(&self, key: &Key, bytes: Bytes) -> Result<Self::Draft, String>;
-    /// Called exactly once per write, in revision order, before anybody can read the value; by the
-    /// caller's thread, while others wait. A write may still fail afterwards, and another get its
-    /// revision.
+    /// Called exactly once per write, in revision order, before the value can be read; on the
+    /// caller's thread, under a lock. The write may still fail afterwards, and another write gets
+    /// its revision.
     fn publish(&self, key: &Key, draft: Self::Draft, revision: Revision) -> Self::Object;
-    /// The bytes that [`Codec::bytes`] gave for the draft of this object: snapshots and backups are
-    /// written from published objects, so that nobody has to keep both forms in memory.
+    /// The bytes that [`Codec::bytes`] returned for the draft of this object. Snapshots and backups
+    /// are written from published objects, so that drafts need not be kept in memory.
     fn stored(&self, object: &Self::Object) -> Bytes;
 }
 
-/// The codec of those who want plain bytes.
+/// A codec for plain bytes.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct Plain;
 

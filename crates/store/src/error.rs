@@ -1,75 +1,75 @@
-//! What can go wrong.
+//! The store's errors.
 
 use crate::{Key, Revision};
 
-/// What can go wrong.
+/// An error of the store.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum Error {
-    /// A key or value that cannot be stored.
+    /// An invalid key or value.
     #[error("{0}")]
     Invalid(String),
-    /// A precondition did not hold. `current` is the revision that stands at the key, if it exists.
+    /// A precondition failed. `current` is the key's revision, if it exists.
     #[error(
         "precondition failed at {}: current revision {current:?}",
         String::from_utf8_lossy(key)
     )]
     Conflict {
-        /// Which key.
+        /// The key.
         key: Key,
-        /// Its revision now.
+        /// Its current revision.
         current: Option<Revision>,
     },
     /// The revision is older than the kept history.
     #[error("revision {requested} has been compacted; the oldest kept is {oldest}")]
     Compacted {
-        /// What was asked for.
+        /// The requested revision.
         requested: Revision,
-        /// What could be asked for.
+        /// The oldest available revision.
         oldest: Revision,
     },
     /// The revision is in the future.
     #[error("revision {requested} is in the future; the newest is {newest}")]
     Future {
-        /// What was asked for.
+        /// The requested revision.
         requested: Revision,
-        /// What there is.
+        /// The newest revision.
         newest: Revision,
     },
     /// The watcher did not keep up.
     #[error("the watcher did not keep up")]
     Lagged,
-    /// No space for more writes; reads go on.
+    /// The disk is full; reads continue.
     #[error("no space left: {0}")]
     Full(String),
-    /// The store cannot write any more.
+    /// The store cannot write.
     #[error("store unavailable: {0}")]
     Unavailable(String),
-    /// Files are gone that had been synced.
+    /// Synced files are missing.
     #[error(
         "data of the store is lost: {what}; the newest revision that is left is {found}, \
          and revision {written} had been written"
     )]
     Lost {
-        /// Which file, and what is wrong with it.
+        /// The file, and what is wrong with it.
         what: String,
-        /// The newest revision that is there.
+        /// The newest revision found.
         found: Revision,
-        /// The newest revision that should be there.
+        /// The newest revision recorded.
         written: Revision,
     },
-    /// The file that says how much had been synced is gone, so that nothing shows whether more is.
+    /// The manifest is missing, so that lost revisions cannot be detected.
     #[error(
         "data of the store may be lost: {} is missing; the newest revision that is left is {found}, \
          and nothing says whether there were later ones",
         path.display()
     )]
     ManifestMissing {
-        /// The file.
+        /// The manifest's path.
         path: std::path::PathBuf,
-        /// The newest revision that is there.
+        /// The newest revision found.
         found: Revision,
     },
-    /// The files are damaged.
+    /// Files are corrupt.
     #[error("corrupt store: {0}")]
     Corrupt(String),
 }

@@ -1,9 +1,9 @@
-//! The store: keys, values and revisions, with transactions and watches. It knows bytes, never
-//! kinds. Two backends stand behind one trait: an embedded engine (the default) and a real etcd.
+//! The store: keys, values and revisions, with transactions and watches. It stores bytes and knows
+//! no kinds. There are two backends of one trait: an embedded engine (the default) and etcd.
 //!
-//! What the owner of the data wants to keep beside each value (a parsed header, bytes stamped with
-//! the revision) is its own affair, told to the store as a [`Codec`]: a [`Codec::Draft`] goes into a
-//! commit, and once the revision is known it becomes a [`Codec::Object`] that all readers share.
+//! A [`Codec`] defines what is kept in memory for each value (a parsed header, bytes stamped with
+//! the revision): a [`Codec::Draft`] goes into a commit, and once the revision is known it becomes
+//! a [`Codec::Object`] that all readers share.
 
 #![forbid(unsafe_code)]
 
@@ -25,16 +25,16 @@ pub use types::{
     Watch, WatchItem,
 };
 
-/// A place in the one total order of writes. The first write has revision 1.
+/// The position in the total order of writes. The first write has revision 1.
 pub type Revision = u64;
 
 /// A key: any non-empty bytes without NUL.
 pub type Key = Bytes;
 
-/// The verbs. All backends behave the same; one test suite runs over each.
+/// The operations of a store. All backends behave the same; one test suite runs over each.
 #[async_trait]
 pub trait Store<C: Codec>: Send + Sync + 'static {
-    /// One key, and the revision of the moment it was read at.
+    /// One key, and the revision at which it was read.
     async fn get(
         &self,
         key: &Key,
@@ -42,7 +42,7 @@ pub trait Store<C: Codec>: Send + Sync + 'static {
     ) -> Result<(Revision, Option<Entry<C::Object>>), Error>;
     /// Keys under a prefix, in order.
     async fn list(&self, request: ListRequest) -> Result<Listed<C::Object>, Error>;
-    /// All operations or none.
+    /// Applies all operations or none.
     async fn commit(
         &self,
         ops: Vec<Op<C::Draft>>,
@@ -52,9 +52,9 @@ pub trait Store<C: Codec>: Send + Sync + 'static {
     async fn watch(&self, prefix: Key, after: Revision) -> Result<Watch<C::Object>, Error>;
     /// The newest revision.
     async fn revision(&self) -> Result<Revision, Error>;
-    /// Forgets history before `revision`.
+    /// Compacts history before `revision`.
     async fn compact(&self, revision: Revision) -> Result<(), Error>;
-    /// Bytes that the data takes on disk, where the backend can tell.
+    /// Bytes that the data uses on disk, if the backend can tell.
     async fn size(&self) -> Option<u64> {
         None
     }

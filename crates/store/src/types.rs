@@ -1,4 +1,4 @@
-//! What goes into the verbs and what comes out of them.
+//! The parameters and results of store operations.
 
 use std::{sync::Arc, time::Duration};
 
@@ -34,9 +34,9 @@ impl<T> Clone for Entry<T> {
 pub enum Freshness {
     /// Everything acknowledged before the call (linearizable).
     Newest,
-    /// Whatever is at hand, but not older than this revision. `AtLeast(0)`: anything.
+    /// Any available state, but not older than this revision. `AtLeast(0)`: anything.
     AtLeast(Revision),
-    /// Exactly this revision, if it is still kept.
+    /// Exactly this revision, if history has it.
     Exactly(Revision),
 }
 
@@ -49,22 +49,22 @@ pub struct ListRequest {
     pub from: Option<Key>,
     /// At most this many entries.
     pub limit: Option<usize>,
-    /// How fresh.
+    /// The required freshness.
     pub freshness: Freshness,
 }
 
-/// A list's answer: one consistent moment.
+/// The result of a list, at one revision.
 #[derive(Debug)]
 pub struct Listed<T> {
-    /// The moment.
+    /// The revision of the list.
     pub revision: Revision,
     /// In key order.
     pub entries: Vec<Entry<T>>,
-    /// How many more keys there are behind the last entry.
+    /// How many more keys there are after the last entry.
     pub remaining: usize,
 }
 
-/// What must hold for a key when a commit is made.
+/// A condition on a key for a commit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Precondition {
     /// Nothing.
@@ -77,24 +77,24 @@ pub enum Precondition {
     Revision(Revision),
 }
 
-/// Whether a write waits for the disk.
+/// Whether a write waits for the sync.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Durability {
     /// Acknowledged after the sync.
     #[default]
     Synced,
-    /// Acknowledged at once; may be lost by power failure. For Events and node Leases only.
+    /// Acknowledged at once; may be lost in a power failure. Only for Events and node Leases.
     Relaxed,
 }
 
-/// What an operation does.
+/// The action of an operation.
 #[derive(Debug, Clone)]
 pub enum Action<D> {
     /// Create or replace.
     Put {
         /// The value.
         draft: D,
-        /// Delete the key this long after the write.
+        /// The key expires this long after the write.
         expires_in: Option<Duration>,
     },
     /// Delete; `Precondition::Any` on an absent key is no error and no event.
@@ -106,11 +106,11 @@ pub enum Action<D> {
 /// One operation of a commit.
 #[derive(Debug, Clone)]
 pub struct Op<D> {
-    /// The key; once per commit.
+    /// The key; unique in a commit.
     pub key: Key,
-    /// What must hold.
+    /// The precondition.
     pub precondition: Precondition,
-    /// What to do.
+    /// The action.
     pub action: Action<D>,
 }
 
@@ -119,8 +119,8 @@ pub struct Op<D> {
 pub struct Committed<T> {
     /// The commit's revision (the current one if it changed nothing).
     pub revision: Revision,
-    /// What now stands at each put key, and what stood at each deleted key, in the order of the ops
-    /// (`None` for checks and deletes of absent keys).
+    /// The new entry of each put key and the old one of each deleted key, in the order of the
+    /// operations (`None` for checks and deletes of absent keys).
     pub entries: Vec<Option<Entry<T>>>,
 }
 
@@ -129,11 +129,11 @@ pub struct Committed<T> {
 pub struct Event<T> {
     /// The key.
     pub key: Key,
-    /// The commit.
+    /// The commit's revision.
     pub revision: Revision,
-    /// The new value, `None` when deleted.
+    /// The new value; `None` if deleted.
     pub current: Option<Entry<T>>,
-    /// The value before, `None` when created.
+    /// The previous value; `None` if created.
     pub previous: Option<Entry<T>>,
 }
 
@@ -148,20 +148,20 @@ impl<T> Clone for Event<T> {
     }
 }
 
-/// What a watch yields.
+/// An item of a watch.
 #[derive(Debug)]
 pub enum WatchItem<T> {
     /// All events of one revision that match the prefix; never split, never empty.
     Events {
         /// The revision.
         revision: Revision,
-        /// The events, shared by all watchers of the same prefix where possible.
+        /// The events, shared by watchers of the same prefix if possible.
         events: Arc<[Event<T>]>,
     },
     /// Everything up to this revision has been sent.
     Progress(Revision),
 }
 
-/// A watch: ends with an error item or when dropped. A watcher that does not keep up gets
+/// A watch: ends with an error item or when dropped. A watcher that lags behind too far gets
 /// [`Error::Lagged`] as its last item.
 pub type Watch<T> = BoxStream<'static, Result<WatchItem<T>, Error>>;

@@ -1,5 +1,5 @@
-//! kill -9 at random moments: a child process writes as fast as it can and reports every answer; its
-//! parent kills it, opens the store, and looks for everything that was acknowledged.
+//! kill -9 at random times: a child process writes as fast as it can and reports every acknowledged
+//! write; the parent kills it, opens the store, and checks that everything acknowledged is there.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;
@@ -37,7 +37,7 @@ fn open(directory: &Path) -> Result<Arc<Embedded<Plain>>, Error> {
     config().open(directory, Plain)
 }
 
-/// Not a test of its own: what the child process runs.
+/// Not a test: run by the child process.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn child() {
     let Some(directory) = std::env::var_os(CHILD) else {
@@ -76,7 +76,7 @@ fn run_and_kill(
         .unwrap();
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
     let mut left = rng.random_range(1..2000);
-    // The pipe is drained behind the kill: what was reported was acknowledged.
+    // Read the rest of the pipe after the kill: what was reported was acknowledged.
     while let Some(Ok(line)) = lines.next() {
         let mut words = line.split(' ');
         let (Some(key), Some(revision), Some(value)) = (words.next(), words.next(), words.next())
@@ -120,7 +120,7 @@ async fn verify(store: &Embedded<Plain>, known: &BTreeMap<String, (Revision, Str
     assert_whole(store).await;
 }
 
-/// No commit is half there.
+/// No commit is partially there.
 async fn assert_whole(store: &Embedded<Plain>) {
     let listed = store.list(list_request("/")).await.unwrap();
     for pair in listed.entries.chunks(2) {
@@ -136,7 +136,7 @@ async fn assert_whole(store: &Embedded<Plain>) {
 }
 
 #[tokio::test]
-async fn what_was_acknowledged_survives_kill_9() {
+async fn acknowledged_writes_survive_kill_9() {
     let directory = tempfile::tempdir().unwrap();
     let mut rng = StdRng::seed_from_u64(7);
     let mut known = BTreeMap::new();
@@ -162,7 +162,7 @@ async fn a_damaged_tail_is_cut_or_refused_and_never_believed() {
         let last = std::fs::read_dir(&home)
             .unwrap()
             .map(|entry| entry.unwrap().path())
-            // What was being made when it was killed is no part of the log.
+            // Temporary files are not part of the log.
             .filter(|path| path.extension().is_none())
             .filter(|path| {
                 path.file_name()
@@ -176,7 +176,7 @@ async fn a_damaged_tail_is_cut_or_refused_and_never_believed() {
         let mut bytes = std::fs::read(&last).unwrap();
         let used = frames_end(&bytes) - 1;
         if used < 64 {
-            continue; // Killed right after a new segment was begun.
+            continue; // Killed right after a new segment was started.
         }
         let at = rng.random_range(used.saturating_sub(40_000).max(32)..=used);
         if rng.random_bool(0.5) {

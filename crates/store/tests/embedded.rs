@@ -75,7 +75,7 @@ async fn more_than_a_batch_takes_is_committed_in_order() {
     let directory = tempfile::tempdir().unwrap();
     let store = open(directory.path());
     let large = "x".repeat(1 << 20);
-    // The first is on its way to the disk while the others wait.
+    // The first is being written while the others wait.
     let commits = (0..12).map(|n| commit(&*store, vec![put(&format!("/large/{n}"), &large)]));
     let small = (0..9000).map(|n| commit(&*store, vec![put(&format!("/small/{n}"), "x")]));
     let committed = join_all(commits.chain(small)).await.into_iter();
@@ -126,7 +126,7 @@ async fn commits_of_one_task_share_their_syncs() {
 }
 
 #[test]
-fn a_runtime_that_is_stuck_holds_nobody_up() {
+fn a_blocked_runtime_thread_delays_no_other_writer() {
     let directory = tempfile::tempdir().unwrap();
     let store = open(directory.path());
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -139,7 +139,7 @@ fn a_runtime_that_is_stuck_holds_nobody_up() {
         let puts = (0..20).map(|n| commit(&*writing, vec![put(&format!("/{n}"), "x")]));
         let mut commits = join_all(puts);
         assert!(futures::poll!(&mut commits).is_pending());
-        // Blocks the only thread of the runtime that would show them.
+        // Blocks the only thread of the runtime that would publish them.
         released.recv().unwrap();
         commits.await
     });
@@ -181,7 +181,7 @@ async fn a_key_written_again_has_the_time_of_its_last_write_or_none() {
     put("/longer", Some(600)).await;
     let mut watch = store.watch("/".into(), 5).await.unwrap();
     clock.advance(Duration::from_secs(61));
-    // Wakes the writer, which may not have begun its wait when the clock moved.
+    // Wakes the writer, which may not have started waiting when the clock moved.
     put("/other", None).await;
     let mut seen = Vec::new();
     while !seen.contains(&"-/gone=x".to_owned()) {
@@ -218,7 +218,7 @@ async fn a_key_expires_by_the_injected_clock_also_after_a_restart() {
         store.commit(vec![op], Durability::Relaxed).await.unwrap();
     }
     let mut watch = store.watch("/".into(), 2).await.unwrap();
-    // The writer may not have begun its wait yet: only then is time seen to move later.
+    // The writer may not have started waiting yet, and then sees the time later.
     while store
         .get(&"/soon".into(), Freshness::Newest)
         .await
@@ -280,7 +280,7 @@ async fn a_backup_restores_to_later_revisions() {
 }
 
 #[tokio::test]
-async fn snapshots_take_the_place_of_the_log() {
+async fn snapshots_replace_the_log() {
     let directory = tempfile::tempdir().unwrap();
     let store = open(directory.path());
     for n in 0..100 {
@@ -421,7 +421,7 @@ async fn history_is_bounded_by_count_bytes_and_age() {
 }
 
 #[tokio::test]
-async fn a_watcher_that_lags_catches_up_from_history_or_is_told() {
+async fn a_lagging_watcher_catches_up_from_history_or_gets_an_error() {
     let config = Config {
         watch_queue: 4,
         history: embedded::Limits {
@@ -458,7 +458,7 @@ async fn a_watcher_that_lags_catches_up_from_history_or_is_told() {
 }
 
 #[tokio::test]
-async fn quiet_watchers_hear_how_far_they_are() {
+async fn idle_watchers_get_progress_notifications() {
     let config = Config {
         progress: Duration::from_millis(5),
         ..Config::default()
@@ -476,7 +476,7 @@ async fn quiet_watchers_hear_how_far_they_are() {
     tokio::time::timeout(PATIENCE, heard).await.unwrap();
 }
 
-/// A real full filesystem: needs root for a tmpfs of its own, in a mount namespace of its own.
+/// A real full filesystem: needs root for a tmpfs in a mount namespace of its own.
 #[test]
 fn a_real_full_disk_refuses_writes_and_recovers() {
     const INSIDE: &str = "STORE_FULL_DISK";

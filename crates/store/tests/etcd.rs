@@ -1,4 +1,4 @@
-//! The etcd backend against real etcd servers on loopback.
+//! The etcd backend with real etcd servers on loopback.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;
@@ -49,7 +49,7 @@ async fn it_behaves_the_same_when_lists_come_from_the_watch_cache() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn it_does_what_the_model_does() {
+async fn the_store_agrees_with_the_model() {
     let cluster = Cluster::start(1);
     let store = cluster.connect(everything()).await;
     let mut runner = TestRunner::deterministic();
@@ -64,7 +64,7 @@ async fn it_does_what_the_model_does() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_others_wrote_before_and_beside_us_is_seen() {
+async fn writes_of_other_clients_are_seen() {
     let cluster = Cluster::start(1);
     let other = cluster.connect(everything()).await;
     write(&*other, "/registry/a", "1").await;
@@ -112,7 +112,7 @@ async fn history_is_forgotten_after_a_while() {
         clock.advance(Duration::from_secs(60));
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    // Not only for this server.
+    // Also for other servers.
     let other = cluster.connect(everything()).await;
     assert!(is_gone(&*other).await);
     assert_eq!(value(&*other, "/a").await.as_deref(), Some("2"));
@@ -161,7 +161,7 @@ async fn a_paused_member_of_three_costs_the_writes_under_way_and_no_others() {
     let start = store.revision().await.unwrap();
     let mut watch = store.watch("/w/".into(), start).await.unwrap();
     let mut expected = 0;
-    // Each member once, whichever of them leads and whichever is asked.
+    // Each member once, whether it is the leader, used by the client, or neither.
     for victim in 0..3 {
         write_until_accepted(&store, &format!("/w/{expected}")).await;
         cluster.pause(victim);
@@ -171,7 +171,7 @@ async fn a_paused_member_of_three_costs_the_writes_under_way_and_no_others() {
             "member {victim}: a write after {:?}, {failed} failed",
             begun.elapsed()
         );
-        // One at the paused member, and one that a living member passed on to the paused leader.
+        // One at the paused member, and one that a live member forwarded to the paused leader.
         assert!(
             failed <= 2,
             "{failed} writes failed with member {victim} paused"
@@ -195,7 +195,8 @@ async fn a_paused_member_of_three_costs_the_writes_under_way_and_no_others() {
     }
 }
 
-/// A write whose answer was lost may have been done: then it is found. Gives how often it failed.
+/// A write whose response was lost may have been applied: then it is found. Returns how often it
+/// failed.
 async fn write_until_accepted(store: &Etcd<Plain>, key: &str) -> usize {
     let deadline = Instant::now() + PATIENCE;
     let mut failed = 0;
@@ -272,7 +273,7 @@ async fn tls_with_client_certificates_is_spoken_and_required() {
     );
 }
 
-/// A new authority with one certificate for etcd and for us.
+/// A new CA with one certificate for etcd and for the client.
 fn certificates() -> (TlsFiles, Tls) {
     let mut authority = rcgen::CertificateParams::new([]).unwrap();
     authority.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
@@ -337,7 +338,7 @@ async fn members_that_start_later_are_waited_for() {
         clock: Arc::new(clock.clone()),
         ..everything()
     };
-    // Nobody ever: tries go on for as long as was asked, and no longer.
+    // No member ever: attempts continue for the configured time, and no longer.
     let waiting = tokio::spawn(config.clone().connect(Plain));
     while !waiting.is_finished() {
         clock.advance(Duration::from_secs(1));

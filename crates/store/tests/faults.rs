@@ -1,4 +1,4 @@
-//! Disks that fail, are full, or rot.
+//! Disks that fail, are full, or corrupt data.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;
@@ -156,13 +156,13 @@ async fn a_full_disk_refuses_writes_loses_nothing_and_recovers() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_built_upon_a_refused_batch_is_refused_with_it() {
+async fn writes_that_depend_on_a_refused_batch_are_refused_with_it() {
     let disk = MemoryDisk::new(1);
     disk.set_capacity(40 << 10);
     let store = open(&disk);
     let text = "x".repeat(100);
     let (mut written, mut refused) = (vec![], 0);
-    // Waves, so that batches are made while others are on their way.
+    // In waves, so that batches are filled while others are being written.
     for wave in 0..10 {
         let key = |n| format!("/{wave}/{n}");
         let create = |n| commit(&*store, vec![put_if(&key(n), &text, Precondition::Absent)]);
@@ -180,7 +180,7 @@ async fn what_was_built_upon_a_refused_batch_is_refused_with_it() {
     let revisions = written.iter().map(|(revision, _)| *revision);
     assert!(revisions.eq(1..=written.len() as u64), "none is left out");
     disk.set_capacity(usize::MAX);
-    // Nothing stands in the way of what was refused.
+    // A rejected commit does not block later ones.
     let last = commit(&*store, vec![put_if("/9/99/", &text, Precondition::Absent)]).await;
     written.push((last.unwrap().revision, "/9/99/".into()));
     store.close();
@@ -256,7 +256,7 @@ async fn a_damaged_snapshot_is_refused_by_file_and_offset() {
     store.snapshot().await.unwrap();
     store.close();
     let name = disk_snapshot(&disk);
-    // In the header, in the first frame's, in an entry, in the last frame: never in the space between.
+    // In the file header, the first frame's header, an entry, and the last frame; never in padding.
     for offset in [3, 70, 1000, disk.length(&name) - 38] {
         disk.flip(&name, offset);
         let refused = small().open_on(Arc::new(disk.clone()), Plain).map(drop);
@@ -290,7 +290,7 @@ async fn many_updates_of_one_key_leave_little_on_the_disk() {
     for n in 0..2000 {
         write(&*store, "/one", &format!("{n} {}", "x".repeat(300))).await;
     }
-    // Snapshots are written beside the writer: soon after the last write, nothing old is left.
+    // Snapshots are written in the background: soon after the last write, no old files are left.
     let deadline = std::time::Instant::now() + PATIENCE;
     while disk.used() > 40 << 10 {
         let used = disk.used();
@@ -319,7 +319,8 @@ async fn a_burst_shares_the_disk_with_few_snapshots_and_leaves_as_little() {
         for n in 0..2000 {
             write(&*store, "/one", &format!("{n} {}", "x".repeat(300))).await;
         }
-        // When the rest is over the log goes, without another write. A log that is too long does not wait.
+        // After the minimum interval the log is removed without another write. A log that is too
+        // long does not wait.
         let bound = if rest.as_secs() == 0 { 40 } else { 180 } << 10;
         let deadline = std::time::Instant::now() + PATIENCE;
         while disk.used() > bound {
@@ -359,7 +360,7 @@ async fn a_missing_segment_is_refused_by_name() {
     );
 }
 
-/// A store of some segments that was closed in order.
+/// A store of some segments that was closed cleanly.
 async fn closed_store() -> (MemoryDisk, Vec<String>) {
     use store::embedded::disk::Disk;
     let disk = MemoryDisk::new(1);
@@ -445,7 +446,7 @@ async fn a_log_without_its_manifest_is_refused_until_the_loss_is_accepted() {
         ..small()
     };
     let store = config.open_on(Arc::new(disk.clone()), Plain).unwrap();
-    // Nothing says how many revisions there were.
+    // Nothing records how many revisions there were.
     let next = write(&*store, "/1", "again").await;
     assert!(
         next > 1_000_000,
@@ -456,7 +457,7 @@ async fn a_log_without_its_manifest_is_refused_until_the_loss_is_accepted() {
     assert_eq!(value(&*store, "/1").await.as_deref(), Some("again"));
 }
 
-/// What was logged.
+/// Captures log output.
 #[derive(Clone, Default)]
 struct Log(Arc<std::sync::Mutex<Vec<u8>>>);
 
@@ -507,7 +508,7 @@ async fn a_store_that_is_killed_in_its_first_moments_starts_again() {
     let store = open(&disk);
     disk.cut_power();
     drop(store);
-    // A manifest that says nothing, and no log.
+    // An empty manifest, and no log.
     let disk = disk.restarted();
     assert_eq!(disk.durable("manifest").iter().max(), Some(&0));
     let config = Config {
@@ -544,7 +545,7 @@ async fn a_log_that_was_deleted_under_a_killed_store_is_refused_as_well() {
     };
     let store = config.open_on(Arc::new(disk.clone()), Plain).unwrap();
     write(&*store, "/a", "1").await;
-    // The manifest follows the log after a moment; it is made with zeros.
+    // The manifest follows the log after a moment; it is created with zeros.
     let deadline = Instant::now() + PATIENCE;
     while disk.durable("manifest").iter().all(|byte| *byte == 0) {
         assert!(Instant::now() < deadline, "there is no manifest");
@@ -578,7 +579,7 @@ async fn a_segment_that_lost_its_end_is_noticed_by_the_revisions_that_are_missin
         write(&*store, &format!("/{n}"), &"x".repeat(300)).await;
     }
     store.close();
-    // Exactly between two frames: what is left is whole.
+    // Exactly between two frames: the rest is valid.
     let frame = disk.frames_start("log-0000000000000002", 3);
     let mut segment = disk.open("log-0000000000000002").unwrap();
     segment.cut(frame as u64).unwrap();
@@ -590,7 +591,7 @@ async fn a_segment_that_lost_its_end_is_noticed_by_the_revisions_that_are_missin
 }
 
 #[tokio::test]
-async fn old_segments_are_written_over_and_what_is_left_in_them_is_not_believed() {
+async fn old_frames_in_reused_segments_are_ignored() {
     use store::embedded::disk::Disk;
     let disk = MemoryDisk::new(1);
     let store = config_again(&disk);
@@ -621,7 +622,7 @@ async fn old_segments_are_written_over_and_what_is_left_in_them_is_not_believed(
         .await;
     }
     assert!(spares(&disk) < before, "{:?}", disk.list());
-    // The power goes: the segment that is open has frames of its earlier life behind its end.
+    // Power loss: the current segment has frames from before its reuse after its end.
     disk.cut_power();
     store.close();
     let store = Config {

@@ -1,5 +1,5 @@
-//! Recorded histories of many concurrent clients: linearizable, watches in the order of revisions,
-//! nothing missed across reconnects; with restarts and lost members in between.
+//! Recorded histories of many concurrent clients: linearizable, watches in revision order without
+//! gaps across reconnects; with restarts and lost members in between.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;
@@ -35,7 +35,7 @@ fn open(disk: &MemoryDisk) -> Arc<Embedded<Plain>> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn one_order_explains_what_clients_of_the_embedded_store_see() {
+async fn histories_of_the_embedded_store_are_linearizable() {
     let disk = MemoryDisk::new(1);
     let store = open(&disk);
     let arena = Arena::new(store.clone());
@@ -55,7 +55,7 @@ async fn one_order_explains_what_clients_of_the_embedded_store_see() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn one_order_explains_what_clients_of_etcd_see() {
+async fn histories_of_etcd_are_linearizable() {
     let mut cluster = Cluster::start(3);
     let config = etcd::Config {
         root: Bytes::from_static(b"/"),
@@ -74,7 +74,7 @@ async fn one_order_explains_what_clients_of_etcd_see() {
                 cluster.kill(victim);
                 arena.more_calls(100).await;
                 cluster.spawn(victim);
-                // Two lost at once would be one too many.
+                // Losing two at once would lose the quorum.
                 cluster.wait_for(victim).await;
             }
             cluster
@@ -85,7 +85,7 @@ async fn one_order_explains_what_clients_of_etcd_see() {
 
 type Answer = (Revision, Option<Entry<Bytes>>);
 
-/// A store that now and then answers a read as it did before.
+/// A store that sometimes repeats the result of an earlier read.
 struct Stale {
     store: Arc<Embedded<Plain>>,
     reads: AtomicU64,
@@ -132,7 +132,7 @@ impl Store<Plain> for Stale {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 #[should_panic(expected = "was heard")]
-async fn a_store_that_answers_with_the_past_is_found_out() {
+async fn a_store_with_stale_reads_is_detected() {
     let store = open(&MemoryDisk::new(1));
     let stale = Stale {
         store,

@@ -1,4 +1,4 @@
-//! Moving a store from the embedded engine to a real etcd and back: revisions stay what they were.
+//! Migrating a store from the embedded engine to a real etcd and back: revisions stay the same.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;
@@ -23,7 +23,7 @@ fn config(cluster: &Cluster) -> Config {
     }
 }
 
-/// Keys and the revisions that wrote them.
+/// Keys and their mod revisions.
 async fn revisions(store: &Dyn) -> Vec<(String, Revision)> {
     let listed = store.list(list_request("/registry/")).await.unwrap();
     let entry = |entry: store::Entry<Bytes>| {
@@ -33,7 +33,7 @@ async fn revisions(store: &Dyn) -> Vec<(String, Revision)> {
     listed.entries.into_iter().map(entry).collect()
 }
 
-/// A store with gaps between revisions, several keys of one revision, and one key that goes by itself.
+/// A store with gaps between revisions, several keys of one revision, and one key with an expiry.
 async fn make_store(directory: &Path) -> Revision {
     let store = Embedded::open(directory, Plain).unwrap();
     for number in 0..40 {
@@ -81,7 +81,7 @@ async fn objects_keep_their_revisions_there_and_back() {
     assert_eq!(store.origin(), Some(CLUSTER));
     assert_eq!(revisions(&*store).await, before);
     assert!(store.revision().await.unwrap() > newest);
-    // What was seen before the move cannot be watched on, and what is written now can.
+    // Revisions from before the migration cannot be watched, new ones can.
     for after in [1, newest] {
         let watched = store.watch("/registry/".into(), after).await;
         let Err(Error::Compacted { requested, oldest }) = watched.map(drop) else {
@@ -116,7 +116,7 @@ async fn objects_keep_their_revisions_there_and_back() {
         .await
         .unwrap();
     assert_eq!((moved.objects, moved.revision), (after.len() as u64, last));
-    // Done again, as after a crash in between.
+    // Again, as after a crash in between.
     let again = etcd_to_embedded(&config(&cluster), &two, CLUSTER, &fine).await;
     assert_eq!(again.unwrap(), moved);
     let refused = config(&cluster).connect(Plain).await.map(drop).unwrap_err();
@@ -162,7 +162,7 @@ async fn only_an_empty_etcd_is_moved_to_and_nothing_that_changes_is_moved() {
         Some("1")
     );
 
-    // A server that still writes is noticed, and nothing has left.
+    // A server that still writes is detected, and nothing was moved away.
     let writer = store.clone();
     let look = move |_: &Bytes, _: &[u8]| {
         let writing = async { write(&*writer, "/registry/other", "2").await };
@@ -185,7 +185,7 @@ async fn a_move_that_was_interrupted_is_not_served_and_can_be_made_again() {
     let directory = tempfile::tempdir().unwrap();
     let newest = make_store(directory.path()).await;
     let cluster = Cluster::start(1);
-    // What such a move leaves behind: its record, and some of the objects.
+    // What such a migration leaves: its record, and some of the objects.
     let everything = Config {
         root: Bytes::from_static(b"/"),
         ..Config::default()
@@ -211,7 +211,7 @@ async fn a_move_that_was_interrupted_is_not_served_and_can_be_made_again() {
         Some("first")
     );
     assert_eq!(value(&*store, "/registry/zz").await, None);
-    // Complete: asking again changes nothing.
+    // Complete: a repetition changes nothing.
     let again = embedded_to_etcd(directory.path(), &config(&cluster), CLUSTER).await;
     assert_eq!(again.unwrap(), moved);
 }

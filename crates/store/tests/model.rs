@@ -1,4 +1,4 @@
-//! The embedded engine against the model, restarts and snapshots included.
+//! The embedded engine compared with the model, including restarts and snapshots.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;
@@ -49,7 +49,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(10 * common::rounds() as u32))]
 
     #[test]
-    fn it_does_what_the_model_does(steps in steps(40)) {
+    fn the_store_agrees_with_the_model(steps in steps(40)) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(run(steps));
     }

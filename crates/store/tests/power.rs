@@ -1,5 +1,5 @@
 //! Power loss: everything that was not synced may be gone, in part or whole. What was acknowledged
-//! must be there, and a store that forgets a sync must be found out.
+//! must be there, and a store that omits a sync must be detected.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;
@@ -32,14 +32,14 @@ fn config() -> Config {
     }
 }
 
-/// What the outside knows of the store, over all lives of it.
+/// What clients know of the store, over all boots.
 #[derive(Default)]
 struct Known {
-    /// Acknowledged, synced: key to the newest revision and value.
+    /// Acknowledged and synced: the newest revision and value by key.
     acknowledged: BTreeMap<String, (Revision, String)>,
-    /// Everything that was ever asked for.
+    /// Every attempted write.
     attempted: BTreeSet<(String, String)>,
-    /// The newest revision that anybody was shown, in an answer or a watch.
+    /// The newest revision that a client has seen, in a response or a watch.
     shown: Revision,
 }
 
@@ -81,13 +81,13 @@ async fn watcher(store: Arc<Embedded<Plain>>, known: Arc<Mutex<Known>>) {
     }
 }
 
-/// One life: writes until the power goes. Then what must be there is looked for.
+/// One boot: writes until power is lost, then checks the store.
 async fn live(disk: &MemoryDisk, known: &Arc<Mutex<Known>>, seed: u64) -> Result<(), String> {
     let mut rng = StdRng::seed_from_u64(seed);
     let store = config()
         .open_on(Arc::new(disk.restarted()), Plain)
         .map_err(|error| format!("does not open: {error}"))?;
-    // Nobody else runs while this looks.
+    // Nothing else runs during the check.
     let mut looked_at = std::mem::take(&mut *known.lock());
     let verified = verify(&store, &mut looked_at).await;
     *known.lock() = looked_at;
@@ -98,7 +98,7 @@ async fn live(disk: &MemoryDisk, known: &Arc<Mutex<Known>>, seed: u64) -> Result
     for id in 0..3 {
         tasks.spawn(writer(store.clone(), known.clone(), id, rng.random()));
     }
-    // The writers end by themselves when the store fails, the watcher when it is closed.
+    // The writers end when the store fails, the watcher when it is closed.
     while tasks.len() > 1 {
         tasks.join_next().await;
     }
@@ -178,12 +178,12 @@ async fn lives(seeds: std::ops::Range<u64>, lie: Option<u32>) -> Vec<String> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_power_loss_takes_what_was_acknowledged() {
+async fn no_power_loss_loses_acknowledged_writes() {
     assert_eq!(lives(0..common::rounds(), None).await, Vec::<String>::new());
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_store_that_forgets_a_sync_is_found_out() {
+async fn a_store_that_omits_a_sync_is_detected() {
     let failures = lives(0..20, Some(10)).await;
     assert!(!failures.is_empty(), "the mutation survived");
 }

@@ -1,7 +1,7 @@
-//! The end beside the user: exec, attach and port-forward over WebSocket.
+//! The user's end: exec, attach and port-forward over WebSocket.
 //!
-//! Whoever holds a connection to the API server sends [`Handshake::request`] (with its own
-//! credentials) and hands the response to [`Handshake::exec`] or [`Handshake::port_forward`].
+//! The holder of a connection to the API server sends [`Handshake::request`] (with its credentials)
+//! and passes the response to [`Handshake::exec`] or [`Handshake::port_forward`].
 
 use base64::{Engine, prelude::BASE64_STANDARD};
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header, request};
@@ -23,7 +23,7 @@ use crate::{
 
 const EXEC_PROTOCOLS: &[&str] = &["v5.channel.k8s.io", "v4.channel.k8s.io"];
 const FORWARD_PROTOCOLS: &[&str] = &[TUNNEL];
-/// A refusal is a Status; more is not worth reading.
+/// Maximum bytes of an error response, which is a Status.
 const MAX_REFUSAL: usize = 1 << 20;
 
 /// A WebSocket handshake in progress.
@@ -60,7 +60,7 @@ impl Handshake {
             .header(header::SEC_WEBSOCKET_PROTOCOL, self.protocols.join(", "))
     }
 
-    /// Becomes the streams of an exec or attach.
+    /// Opens the streams of an exec or attach.
     pub async fn exec<B>(self, response: Response<B>) -> Result<Exec, Error>
     where
         B: http_body::Body,
@@ -85,7 +85,7 @@ impl Handshake {
         })
     }
 
-    /// Becomes a connection that forwards ports.
+    /// Opens a connection that forwards ports.
     pub async fn port_forward<B>(self, response: Response<B>) -> Result<PortForward, Error>
     where
         B: http_body::Body,
@@ -160,7 +160,7 @@ impl Resizer {
     }
 }
 
-/// A remote command's streams. Take those that are needed; dropping `stdin` ends it (v5).
+/// A remote command's streams. Take those that are needed; dropping `stdin` closes it (v5).
 pub struct Exec {
     pub stdin: Option<StreamWriter>,
     pub stdout: Option<StreamReader>,
@@ -171,16 +171,16 @@ pub struct Exec {
 }
 
 impl Exec {
-    /// Waits until the command has ended, and says how. Take and read stdout and stderr before or
-    /// meanwhile: what nobody reads holds up what follows.
+    /// Waits until the command has ended, and returns its status. Read stdout and stderr before or
+    /// meanwhile: unread data blocks what follows.
     pub async fn status(&mut self) -> ExitStatus {
         let mut status = Vec::new();
-        // Reading our own channel cannot fail: the end of the connection is the end of the stream.
+        // Reading our own channel cannot fail: the end of the connection ends the stream.
         let _ = self.error.read_to_end(&mut status).await;
         ExitStatus::from_json(&status)
     }
 
-    /// Hangs up.
+    /// Closes the connection.
     pub async fn close(self) {
         self.channels.shutdown().await;
     }
@@ -192,7 +192,7 @@ pub struct PortForward {
     requests: u64,
 }
 
-/// One forwarded connection: bytes, and why it failed if it did.
+/// One forwarded connection: data, and an error if it failed.
 pub struct Forwarded {
     pub data: Stream,
     pub error: StreamReader,
@@ -219,7 +219,7 @@ impl PortForward {
         }
     }
 
-    /// Cancelled when the server has gone.
+    /// Cancelled when the server has disconnected.
     pub fn closed(&self) -> tokio_util::sync::CancellationToken {
         self.connection.closed()
     }

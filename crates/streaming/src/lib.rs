@@ -1,10 +1,10 @@
-//! How bytes of a running container travel: SPDY/3.1 and WebSocket, exec, attach and port-forward.
+//! Streams to and from containers: exec, attach and port-forward over SPDY/3.1 and WebSocket.
 //!
-//! [`server`] is the end beside the container, [`client`] the end beside the user, and [`tunnel`]
-//! what stands between them: it forwards the request that asks for an upgrade and, only if the
-//! backend agreed, passes bytes on unread. [`translate`] does the same for backends that speak SPDY
-//! alone, and [`messages`] sends what only flows one way. Every stream is an ordinary `AsyncRead` or `AsyncWrite`;
-//! which protocol carries it is decided by what the client asked for.
+//! [`server`] is the container's end, [`client`] the user's end, and [`tunnel`] the proxy between
+//! them: it forwards the upgrade request and, only if the backend accepts, copies bytes both ways.
+//! [`translate`] does the same for backends that support only SPDY, and [`messages`] sends one-way
+//! streams. Every stream is an ordinary `AsyncRead` or `AsyncWrite`; the client's request decides
+//! which protocol carries it.
 
 #![forbid(unsafe_code)]
 
@@ -26,7 +26,7 @@ pub use session::{Options, Session, TerminalSize};
 pub use status::ExitStatus;
 pub use stream::{Stream, StreamReader, StreamWriter};
 
-/// What can go wrong on a streaming connection.
+/// Errors of a streaming connection.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("connection: {0}")]
@@ -54,6 +54,6 @@ impl From<tokio_tungstenite::tungstenite::Error> for Error {
     }
 }
 
-/// Anything bytes can flow through both ways.
+/// A bidirectional byte stream.
 pub trait Transport: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static {}
 impl<T: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static> Transport for T {}

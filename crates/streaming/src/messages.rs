@@ -1,5 +1,5 @@
-//! WebSockets that only the server fills: one message after the other from a source of bytes. What
-//! the client sends is ignored, except that it hangs up.
+//! One-way WebSockets: the server sends messages from a source. Messages of the client are ignored,
+//! except closing.
 
 use bytes::Bytes;
 use futures::{Sink, SinkExt, Stream, StreamExt, pin_mut};
@@ -15,10 +15,10 @@ use crate::{
     websocket::{base64, frames, goodbye},
 };
 
-/// Bytes as they are, or as base64 text for clients that only take text.
+/// Raw bytes, or base64 text for clients that support only text.
 const BYTES: &[&str] = &["binary.k8s.io", "base64.binary.k8s.io", ""];
 
-/// What a message is made of.
+/// The type of messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Form {
     Text,
@@ -26,15 +26,15 @@ pub enum Form {
     Base64,
 }
 
-/// An agreed upgrade that has not happened yet.
+/// An accepted upgrade that has not happened yet.
 pub struct Pending {
     upgrade: OnUpgrade,
     form: Form,
-    /// Whether an empty message says that the connection stands.
+    /// Whether an empty message announces the connection.
     greets: bool,
 }
 
-/// Agrees to a WebSocket that carries bytes, such as a log, or says why not.
+/// Accepts a WebSocket that carries bytes, such as a log, or rejects it.
 pub fn bytes<B>(request: &mut Request<B>) -> Result<(Answer, Pending), Answer> {
     check(request)?;
     let (answer, protocol) = negotiate::websocket(request.headers(), BYTES)?;
@@ -51,8 +51,8 @@ pub fn bytes<B>(request: &mut Request<B>) -> Result<(Answer, Pending), Answer> {
     Ok((answer, pending))
 }
 
-/// Agrees to a WebSocket with a meaning of its own per message, such as an event of a watch:
-/// whatever subprotocol the client names is fine.
+/// Accepts a WebSocket with one item per message, such as watch events: any subprotocol of the
+/// client is accepted.
 pub fn events<B>(request: &mut Request<B>, form: Form) -> Result<(Answer, Pending), Answer> {
     check(request)?;
     let protocol = negotiate::subprotocols(request.headers()).next();
@@ -77,7 +77,7 @@ fn check<B>(request: &Request<B>) -> Result<(), Answer> {
 }
 
 impl Pending {
-    /// Sends each item as a message until the source ends or the client hangs up.
+    /// Sends each item as a message until the source ends or the client disconnects.
     pub async fn send<S>(self, source: S) -> Result<(), Error>
     where
         S: Stream<Item = Bytes> + Send,

@@ -1,4 +1,4 @@
-//! What a client asks for, and the answer that agrees or refuses.
+//! Negotiation of upgrades: the client's request, and the response.
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
@@ -9,17 +9,17 @@ pub(crate) const SPDY: &str = "SPDY/3.1";
 pub(crate) const PROTOCOL_VERSION: &str = "x-stream-protocol-version";
 const ACCEPTED_VERSIONS: &str = "x-accepted-stream-protocol-versions";
 
-/// The answer to a request for an upgrade.
+/// The response to an upgrade request.
 pub type Answer = Response<Full<Bytes>>;
 
-/// The kind of connection that a client wants.
+/// The requested type of connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Spdy,
     WebSocket,
 }
 
-/// Every item of a header that is a comma-separated list, also when it is sent several times.
+/// Every item of a comma-separated header, also if it is repeated.
 fn items<'a>(headers: &'a HeaderMap, name: &str) -> impl Iterator<Item = &'a str> {
     let values = headers
         .get_all(name)
@@ -31,7 +31,7 @@ fn items<'a>(headers: &'a HeaderMap, name: &str) -> impl Iterator<Item = &'a str
         .filter(|item| !item.is_empty())
 }
 
-/// The upgrade that the headers ask for.
+/// The requested upgrade.
 pub(crate) fn requested_upgrade(headers: &HeaderMap) -> Option<&str> {
     let connection = items(headers, "connection").any(|item| item.eq_ignore_ascii_case("upgrade"));
     connection
@@ -39,7 +39,7 @@ pub(crate) fn requested_upgrade(headers: &HeaderMap) -> Option<&str> {
         .flatten()
 }
 
-/// Which kind of upgrade the headers ask for, or the refusal.
+/// The type of the requested upgrade, or the rejection.
 pub(crate) fn kind(headers: &HeaderMap) -> Result<Kind, Answer> {
     match requested_upgrade(headers) {
         Some(upgrade) if upgrade.eq_ignore_ascii_case(SPDY) => Ok(Kind::Spdy),
@@ -51,12 +51,12 @@ pub(crate) fn kind(headers: &HeaderMap) -> Result<Kind, Answer> {
     }
 }
 
-/// Whether the headers ask for a WebSocket.
+/// Whether the headers request a WebSocket.
 pub fn is_websocket(headers: &HeaderMap) -> bool {
     requested_upgrade(headers).is_some_and(|upgrade| upgrade.eq_ignore_ascii_case("websocket"))
 }
 
-/// Plain text with a status.
+/// A plain-text response.
 pub(crate) fn refusal(status: StatusCode, message: impl Into<String>) -> Answer {
     let mut response = Response::new(Full::from(message.into()));
     *response.status_mut() = status;
@@ -77,8 +77,8 @@ fn switching(upgrade: &'static str) -> Answer {
     response
 }
 
-/// Agrees to SPDY with the first of the client's versions that we speak; a client that names none
-/// speaks the oldest.
+/// Accepts SPDY with the first of the client's versions that we support; a client without versions
+/// gets the oldest.
 pub(crate) fn spdy(
     headers: &HeaderMap,
     supported: &[&'static str],
@@ -110,8 +110,8 @@ pub(crate) fn spdy(
     Ok((answer, chosen))
 }
 
-/// Agrees to WebSocket with the first of the client's subprotocols that we speak. An empty string
-/// among `supported` means that a client may name none.
+/// Accepts WebSocket with the first of the client's subprotocols that we support. An empty string
+/// in `supported` allows a client without subprotocols.
 pub(crate) fn websocket(
     headers: &HeaderMap,
     supported: &[&'static str],
@@ -130,13 +130,13 @@ pub(crate) fn websocket(
     Ok((handshake(headers, chosen)?, chosen))
 }
 
-/// The subprotocols that a client speaks, without the one that carries its token.
+/// The client's subprotocols, without the one that carries its token.
 pub(crate) fn subprotocols(headers: &HeaderMap) -> impl Iterator<Item = &str> {
     items(headers, header::SEC_WEBSOCKET_PROTOCOL.as_str())
         .filter(|name| !name.starts_with("base64url.bearer.authorization.k8s.io."))
 }
 
-/// Agrees to WebSocket with a subprotocol, or with none when it is empty.
+/// Accepts WebSocket with a subprotocol, or with none if it is empty.
 pub(crate) fn handshake(headers: &HeaderMap, protocol: &str) -> Result<Answer, Answer> {
     let bad = |message: &str| refusal(StatusCode::BAD_REQUEST, message);
     let key = headers

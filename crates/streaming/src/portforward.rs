@@ -1,8 +1,8 @@
-//! Port-forward, the end beside the container: every connection that the client accepts locally
-//! becomes a [`Forward`] to a port of the pod.
+//! Port-forward, the container's end: every connection that the client accepts locally becomes a
+//! [`Forward`] to a port of the pod.
 //!
-//! Three forms are spoken: SPDY streams in pairs, the same inside a WebSocket, and the older one
-//! with two WebSocket channels per port that the request names.
+//! Three forms are supported: SPDY streams in pairs, the same inside a WebSocket, and the older one
+//! with two WebSocket channels per requested port.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -26,9 +26,9 @@ use crate::{
 pub(crate) const TUNNEL: &str = "SPDY/3.1+portforward.k8s.io";
 const SPDY_VERSIONS: &[&str] = &["portforward.k8s.io"];
 const WEBSOCKET_PROTOCOLS: &[&str] = &[TUNNEL, "v4.channel.k8s.io", "v4.base64.channel.k8s.io", ""];
-/// How long the second stream of a pair may take to come.
+/// How long the second stream of a pair may take to arrive.
 const PAIRING: Duration = Duration::from_secs(30);
-/// How long a client may go on sending to a port that has closed.
+/// How long a client may keep sending to a port that has closed.
 const LINGER: Duration = Duration::from_secs(1);
 /// Two channels per port, and a channel's number is a byte.
 const MAX_PORTS: usize = 127;
@@ -40,15 +40,15 @@ enum Protocol {
     Channels(Encoding),
 }
 
-/// An agreed upgrade that has not happened yet.
+/// An accepted upgrade that has not happened yet.
 pub struct Pending {
     upgrade: OnUpgrade,
     protocol: Protocol,
     ports: Vec<u16>,
 }
 
-/// Agrees to a port-forward, or says why not. `ports` are those that the request names; only the
-/// older WebSocket form needs them.
+/// Accepts a port-forward, or rejects it. `ports` are the requested ones; only the older WebSocket
+/// form needs them.
 pub fn accept<B>(request: &mut Request<B>, ports: &[u16]) -> Result<(Answer, Pending), Answer> {
     let (answer, protocol) = match negotiate::kind(request.headers())? {
         Kind::Spdy => (
@@ -106,7 +106,7 @@ async fn open(io: impl Transport, protocol: Protocol, ports: &[u16]) -> PortForw
                 })
             });
             let senders = senders.collect();
-            // Nobody says in this form that a connection is over but by ending all of it.
+            // In this form a connection can be closed only by closing all of it.
             let all = 2 * ports.len();
             let channels =
                 Channels::with_senders(frames, encoding, CloseSignal::Unknown, senders, all);
@@ -141,8 +141,7 @@ pub struct Forward {
 }
 
 impl Forward {
-    /// Copies to and from the port until the port has said all: clients of the older form never say
-    /// that they are done.
+    /// Copies both ways until the port closes: clients of the older form never close.
     pub async fn carry(self, port: impl Transport) -> Result<(), Error> {
         let Stream {
             mut reader,
@@ -160,19 +159,19 @@ impl Forward {
         tokio::pin!(up, down);
         tokio::select! {
             said = &mut down => {
-                // What the client still sends may find a reader.
+                // The client's remaining data may still be read.
                 let _ = tokio::time::timeout(LINGER, up).await;
                 said?;
             }
-            // A client that has said all still wants its answer.
+            // A client that has finished sending still expects the response.
             _ = &mut up => down.await?,
         }
         Ok(())
     }
 
-    /// Tells the client why this connection cannot be.
+    /// Tells the client why this connection failed.
     pub async fn fail(mut self, message: &str) {
-        // A client that has gone does not hear why.
+        // A disconnected client does not receive it.
         let _ = self.error.write_all(message.as_bytes()).await;
         let _ = self.error.shutdown().await;
         self.data.writer.reset();
@@ -221,7 +220,7 @@ pub struct PortForward {
 }
 
 impl PortForward {
-    /// The next connection to forward; `None` when the client has gone.
+    /// The next connection to forward; `None` when the client has disconnected.
     pub async fn next(&mut self) -> Option<Forward> {
         match &mut self.carrier {
             Carrier::Spdy { connection, pairs } => next_pair(connection, pairs).await,
@@ -235,7 +234,7 @@ impl PortForward {
         }
     }
 
-    /// Cancelled when the client has gone.
+    /// Cancelled when the client has disconnected.
     pub fn closed(&self) -> CancellationToken {
         match &self.carrier {
             Carrier::Spdy { connection, .. } => connection.closed(),
@@ -259,7 +258,7 @@ async fn next_pair(
         let kind = incoming.header("streamtype").unwrap_or_default().to_owned();
         let request = match incoming.header("requestid") {
             Some(id) if !id.is_empty() => id.to_owned(),
-            // Old clients name no request: they open the error stream, then the data stream.
+            // Old clients send no request ID: they open the error stream, then the data stream.
             _ if kind == "data" => format!("stream {}", incoming.id.saturating_sub(2)),
             _ => format!("stream {}", incoming.id),
         };
@@ -298,7 +297,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn the_older_form_ends_when_its_ports_have_said_all() {
+    async fn a_channel_port_forward_ends_when_its_ports_are_closed() {
         let (client, server) = tokio::io::duplex(64 * 1024);
         let protocol = Protocol::Channels(Encoding::Binary);
         let mut forwards = open(server, protocol, &[80]).await;

@@ -1,4 +1,4 @@
-//! The end beside the container: answers a request for exec or attach and becomes a [`Session`].
+//! The container's end: accepts an exec or attach and opens a [`Session`].
 //!
 //! ```ignore
 //! let (answer, pending) = match streaming::server::exec(&mut request, options) {
@@ -53,7 +53,7 @@ pub(crate) const STDERR: u8 = 2;
 pub(crate) const ERROR: u8 = 3;
 pub(crate) const RESIZE: u8 = 4;
 
-/// An agreed upgrade that has not happened yet.
+/// An accepted upgrade that has not happened yet.
 pub struct Pending {
     upgrade: OnUpgrade,
     protocol: Protocol,
@@ -70,7 +70,7 @@ enum Protocol {
     },
 }
 
-/// Agrees to an exec or attach, or says why not. The upgrade happens when the answer has been sent.
+/// Accepts an exec or attach, or rejects it. The upgrade happens after the response has been sent.
 pub fn exec<B>(request: &mut Request<B>, options: Options) -> Result<(Answer, Pending), Answer> {
     let mut options = options;
     // A terminal has one output.
@@ -196,7 +196,7 @@ async fn over_spdy(
     options: Options,
 ) -> Result<Session, Error> {
     let mut streams = Streams::default();
-    // A client takes the end of stdin's other half as the end of stdin: keep it.
+    // A client treats the closing of stdin's other half as the end of stdin: keep it open.
     let mut idle = Vec::new();
     while !streams.complete(options, version >= 3) {
         let incoming = connection.accept().await.ok_or(Error::Closed)?;

@@ -1,4 +1,4 @@
-//! One exec or attach: the container's streams on whichever protocol the client chose.
+//! One exec or attach: the container's streams over the client's protocol.
 
 use bytes::BytesMut;
 use serde::{Deserialize, Serialize};
@@ -7,7 +7,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{ExitStatus, StreamReader, StreamWriter, spdy::Connection, websocket::Channels};
 
-/// Which streams an exec or attach wants.
+/// The requested streams of an exec or attach.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Options {
     pub stdin: bool,
@@ -25,13 +25,13 @@ pub struct TerminalSize {
     pub height: u16,
 }
 
-/// Terminal sizes as they come.
+/// The received terminal sizes.
 pub struct Resizes {
     reader: StreamReader,
     buffer: BytesMut,
 }
 
-/// Sizes are a few bytes; what does not become one soon is not one.
+/// Sizes are a few bytes; more is invalid.
 const MAX_RESIZE: usize = 4096;
 
 impl Resizes {
@@ -42,7 +42,7 @@ impl Resizes {
         }
     }
 
-    /// The next size; `None` when there will be no more.
+    /// The next size; `None` at the end.
     pub async fn next(&mut self) -> Option<TerminalSize> {
         loop {
             let mut sizes = serde_json::Deserializer::from_slice(&self.buffer).into_iter();
@@ -69,8 +69,8 @@ pub(crate) enum Carrier {
     WebSocket(Channels),
 }
 
-/// A client's streams, on the server's side. The ones it did not ask for are `None`. Take them,
-/// copy to and from the container, then call [`Session::finish`]; dropping a session cuts it.
+/// A client's streams, on the server's side. Unrequested ones are `None`. Take them, copy to and
+/// from the container, then call [`Session::finish`]; dropping a session cuts the connection.
 pub struct Session {
     pub stdin: Option<StreamReader>,
     pub stdout: Option<StreamWriter>,
@@ -79,13 +79,13 @@ pub struct Session {
     pub(crate) error: StreamWriter,
     /// Whether the error channel carries a Status (v4 and later) or plain text.
     pub(crate) status_json: bool,
-    /// Halves that carry nothing but must stay open as long as the session.
+    /// Unused halves that must stay open as long as the session.
     pub(crate) idle: Vec<StreamWriter>,
     pub(crate) carrier: Carrier,
 }
 
 impl Session {
-    /// Cancelled when the client has gone.
+    /// Cancelled when the client has disconnected.
     pub fn closed(&self) -> CancellationToken {
         match &self.carrier {
             Carrier::Spdy(connection) => connection.closed(),
@@ -93,8 +93,8 @@ impl Session {
         }
     }
 
-    /// Tells the client how the command ended, and closes. What was written to stdout and stderr
-    /// before arrives before it.
+    /// Sends the command's exit status, and closes. Earlier output to stdout and stderr arrives
+    /// before it.
     pub async fn finish(self, status: ExitStatus) {
         let content = if self.status_json {
             status.to_json()
@@ -104,7 +104,7 @@ impl Session {
         self.finish_with(&content).await;
     }
 
-    /// Like [`Session::finish`], with what the error channel is to carry.
+    /// Like [`Session::finish`], with the content of the error channel.
     pub(crate) async fn finish_with(self, content: &[u8]) {
         let Self {
             stdin,
@@ -117,7 +117,7 @@ impl Session {
             carrier,
         } = self;
         drop((stdin, stdout, stderr, resize, idle));
-        // A client that has gone does not hear how it ended.
+        // A disconnected client does not receive it.
         let _ = error.write_all(content).await;
         drop(error);
         match carrier {
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nonsense_ends_the_sizes() {
+    async fn an_invalid_resize_message_ends_the_resize_stream() {
         let (sender, reader) = StreamReader::new();
         sender.send(Bytes::from_static(b"nonsense")).await.unwrap();
         assert_eq!(Resizes::new(reader).next().await, None);

@@ -1,19 +1,19 @@
-//! How a command ended, as the error channel says it: a `Status` in JSON since protocol v4, plain
+//! The exit status of a command in the error channel: a `Status` in JSON since protocol v4, plain
 //! text of failures before.
 
 use serde_json::{Value, json};
 
-/// How a command ended.
+/// The exit status of a command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ExitStatus {
-    /// It ran and left with this code; 0 is success.
+    /// It exited with this code; 0 is success.
     Code(i32),
-    /// It could not run or be watched to its end.
+    /// It could not be run or its end was not observed.
     Failed(String),
 }
 
 impl ExitStatus {
-    /// What the error channel carries since v4.
+    /// The content of the error channel since v4.
     pub(crate) fn to_json(&self) -> Vec<u8> {
         let status = match self {
             Self::Code(0) => json!({ "metadata": {}, "status": "Success" }),
@@ -36,7 +36,7 @@ impl ExitStatus {
         status.to_string().into_bytes()
     }
 
-    /// What the error channel carries before v4; nothing for success.
+    /// The content of the error channel before v4; empty for success.
     pub(crate) fn to_text(&self) -> Vec<u8> {
         if *self == Self::Code(0) {
             Vec::new()
@@ -54,8 +54,8 @@ impl ExitStatus {
         }
     }
 
-    /// Reads what the error channel carried since v4. Silence is not success: the connection was
-    /// cut before the command ended.
+    /// Parses the error channel since v4. An empty one is not success: the connection was cut
+    /// before the command ended.
     pub(crate) fn from_json(json: &[u8]) -> Self {
         let status: Value = match serde_json::from_slice(json) {
             Ok(status) => status,
@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_server_says_is_what_the_client_reads() {
+    fn a_status_is_read_by_the_client_as_the_server_wrote_it() {
         for status in [
             ExitStatus::Code(0),
             ExitStatus::Code(3),

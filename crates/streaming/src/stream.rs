@@ -1,6 +1,6 @@
-//! One stream of many on a connection. Reading takes chunks that the connection's reader left;
-//! writing puts chunks into the connection's queue as long as its budget lasts, so that a slow
-//! peer slows the writer and memory stays bounded.
+//! One of many streams on a connection. Reading takes chunks from the connection's reader; writing
+//! puts chunks into the connection's queue within its budget, so that a slow peer slows the writer
+//! and memory stays bounded.
 
 use std::{
     io,
@@ -19,9 +19,9 @@ use tokio::{
 };
 use tokio_util::sync::PollSemaphore;
 
-/// Bytes that may wait to be sent on one connection.
+/// Maximum queued bytes of one connection.
 const BUDGET: usize = 256 * 1024;
-/// Larger writes are cut: streams share a connection fairly.
+/// Larger writes are split: streams share a connection fairly.
 pub(crate) const CHUNK: usize = 32 * 1024;
 /// Received chunks that may wait for their reader before the connection stops reading.
 pub(crate) const BACKLOG: usize = 64;
@@ -31,7 +31,7 @@ pub(crate) enum Outgoing {
     Data {
         id: u32,
         data: Bytes,
-        /// Gives the budget back when the data has been written or dropped.
+        /// Releases the budget when the data has been written or dropped.
         _permit: OwnedSemaphorePermit,
     },
     Close(u32),
@@ -68,7 +68,7 @@ impl Queue {
         )
     }
 
-    /// Queues something small that needs no budget. A connection that has ended needs nothing.
+    /// Queues a small message without budget. Returns false if the connection has ended.
     pub(crate) fn send(&self, outgoing: Outgoing) -> bool {
         self.sender.send(outgoing).is_ok()
     }
@@ -93,7 +93,7 @@ impl StreamReader {
         )
     }
 
-    /// The next chunk as it came, without a copy.
+    /// The next chunk as received, without a copy.
     pub async fn chunk(&mut self) -> Option<Bytes> {
         if self.current.is_empty() {
             return self.chunks.recv().await;
@@ -121,12 +121,12 @@ impl AsyncRead for StreamReader {
     }
 }
 
-/// The writing half of a stream. Shutting it down or dropping it tells the peer that it ended.
+/// The writing half of a stream. Shutting it down or dropping it closes it.
 pub struct StreamWriter {
     id: u32,
     queue: Queue,
     budget: PollSemaphore,
-    /// Set by the connection when the peer wants no more.
+    /// Set by the connection when the peer has reset the stream.
     reset: Arc<AtomicBool>,
     open: bool,
 }
@@ -143,7 +143,7 @@ impl StreamWriter {
         }
     }
 
-    /// Ends the stream in both directions and tells the peer that something went wrong.
+    /// Resets the stream in both directions.
     pub fn reset(mut self) {
         self.open = false;
         self.queue.send(Outgoing::Reset(self.id));

@@ -1,8 +1,9 @@
-//! Between clients that speak WebSocket and backends that speak only SPDY: exec and attach of
-//! protocol v5 become SPDY v4, and the SPDY frames of a port-forward leave their WebSocket.
+//! Translation between WebSocket clients and backends that support only SPDY: exec and attach of
+//! protocol v5 become SPDY v4, and the SPDY frames of a port-forward are taken out of their
+//! WebSocket.
 //!
-//! The backend is asked first: a client whose backend refuses gets that refusal, and no connection
-//! stays behind.
+//! The backend is asked first: a client whose backend refuses gets that response, and no connection
+//! is left open.
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, Request, header};
@@ -30,7 +31,7 @@ fn speaks(headers: &HeaderMap, protocol: &str) -> bool {
         && negotiate::subprotocols(headers).any(|spoken| spoken == protocol)
 }
 
-/// Whether the client speaks the WebSocket protocol that says when stdin ends.
+/// Whether the client supports the WebSocket protocol that can close stdin (v5).
 pub fn is_exec(headers: &HeaderMap) -> bool {
     speaks(headers, V5)
 }
@@ -40,7 +41,7 @@ pub fn is_port_forward(headers: &HeaderMap) -> bool {
     speaks(headers, TUNNEL)
 }
 
-/// Exec or attach. The request's URI is sent as it is.
+/// Exec or attach. The request's URI is sent unchanged.
 pub async fn exec<B>(
     request: Request<B>,
     options: Options,
@@ -61,7 +62,7 @@ pub async fn exec<B>(
     })
 }
 
-/// Port-forward. The request's URI is sent as it is.
+/// Port-forward. The request's URI is sent unchanged.
 pub async fn port_forward<B>(
     request: Request<B>,
     backend: impl Transport,
@@ -84,7 +85,7 @@ pub async fn port_forward<B>(
     })
 }
 
-/// The same request over SPDY, and the client's own.
+/// The request over SPDY, and the client's own.
 fn as_spdy<B>(request: Request<B>, version: &'static str) -> (Request<Empty<Bytes>>, Request<()>) {
     let (parts, _) = request.into_parts();
     let mut headers = tunnel::public(&parts.headers);
@@ -106,12 +107,12 @@ fn as_spdy<B>(request: Request<B>, version: &'static str) -> (Request<Empty<Byte
     (forwarded, Request::from_parts(parts, ()))
 }
 
-/// Copies every stream until the backend has said how it ended or the client has gone.
+/// Copies all streams until the backend has sent the exit status or the client has disconnected.
 async fn translate(mut session: Session, options: Options, backend: Upgraded) -> Result<(), Error> {
     let mut connection = spdy::Connection::start(TokioIo::new(backend), spdy::Role::Client);
     let mut open =
         |wanted: bool, kind: &str| wanted.then(|| connection.open(&[("streamtype", kind)]));
-    // The order that kubelets know; the halves that carry nothing stay open to the end.
+    // The order that kubelets expect; unused halves stay open to the end.
     let mut error = open(true, "error").ok_or(Error::Closed)?;
     let stdin = open(session.stdin.is_some(), "stdin");
     let stdout = open(session.stdout.is_some(), "stdout");
@@ -124,7 +125,7 @@ async fn translate(mut session: Session, options: Options, backend: Upgraded) ->
     let to_backend = async {
         let input = async {
             if let (Some(from), Some(mut to)) = (&mut typed, stdin) {
-                // A command that reads no more has not failed for that.
+                // A command that stops reading stdin has not failed.
                 let _ = tokio::io::copy(from, &mut to.writer).await;
                 let _ = to.writer.shutdown().await;
                 let _ = tokio::io::copy(&mut to.reader, &mut tokio::io::sink()).await;

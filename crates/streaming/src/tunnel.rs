@@ -1,8 +1,8 @@
-//! What stands between a client and a backend: forwards the request that asks for an upgrade, and
-//! only after the backend has agreed to exactly that upgrade joins the two connections.
+//! The proxy between a client and a backend: forwards an upgrade request, and joins the two
+//! connections only after the backend has accepted exactly that upgrade.
 //!
-//! A backend that refuses is quoted and hung up on: no byte of the client reaches it afterwards.
-//! A backend that redirects is not followed.
+//! If a backend refuses, its response is returned and the connection closed: no byte of the client
+//! reaches it afterwards. Redirects of a backend are not followed.
 
 use std::{future::Future, time::Duration};
 
@@ -18,16 +18,16 @@ use crate::{
     negotiate::{self, Answer, refusal},
 };
 
-/// A refusal is a Status or a line of text.
+/// An error response is a Status or a line of text.
 const MAX_REFUSAL: usize = 1 << 20;
 const ANSWER: Duration = Duration::from_secs(60);
 const BUFFER: usize = 64 * 1024;
 
-/// Credentials and identities are for us, not for the backend.
+/// Credentials and identity headers are not forwarded.
 const PRIVATE: &[&str] = &["authorization", "x-remote-user", "x-remote-uid"];
 const PRIVATE_PREFIXES: &[&str] = &["impersonate-", "x-remote-group", "x-remote-extra-"];
 
-/// Two connections that are to be joined once the client has read the answer.
+/// Two connections to be joined once the client has read the response.
 pub struct Splice(BoxFuture<'static, Result<(), Error>>);
 
 impl Splice {
@@ -35,13 +35,13 @@ impl Splice {
         Self(Box::pin(join))
     }
 
-    /// Passes bytes both ways until both sides have ended.
+    /// Copies both ways until both sides have ended.
     pub async fn run(self) -> Result<(), Error> {
         self.0.await
     }
 }
 
-/// Passes bytes between two connections until both have ended.
+/// Copies between two connections until both have ended.
 pub(crate) async fn join(
     mut client: impl Transport,
     mut backend: impl Transport,
@@ -50,10 +50,10 @@ pub(crate) async fn join(
     Ok(())
 }
 
-/// Forwards the client's request for an upgrade over `backend`. Gives the answer for the client
-/// and, if the backend agreed, what must be run after it was sent.
+/// Forwards the client's upgrade request over `backend`. Returns the response for the client and,
+/// if the backend accepted, the splice to run after it was sent.
 ///
-/// The request's URI is sent as it is: the caller rewrites path, query and `Host` before.
+/// The request's URI is sent unchanged: the caller rewrites path, query and `Host` before.
 pub async fn upgrade<B>(
     request: Request<B>,
     backend: impl Transport,
@@ -61,7 +61,7 @@ pub async fn upgrade<B>(
     upgrade_as(request, HeaderMap::new(), backend).await
 }
 
-/// The same; the backend also gets these headers, which say who the user is. Those of the request that do are left out.
+/// The same; the backend also gets these identity headers, instead of those of the request.
 pub async fn upgrade_as<B>(
     request: Request<B>,
     identity: HeaderMap,
@@ -91,10 +91,11 @@ pub async fn upgrade_as<B>(
     }
 }
 
-/// A backend's agreement: its headers and its connection.
+/// A backend's acceptance: its headers and its connection.
 pub(crate) type Agreed = (HeaderMap, Upgraded);
 
-/// Asks a backend for the upgrade that the request names: its agreement, or what to answer instead.
+/// Sends an upgrade request to a backend: returns its acceptance, or the response to return
+/// instead.
 pub(crate) async fn ask(
     request: Request<Empty<Bytes>>,
     backend: impl Transport,
@@ -108,7 +109,7 @@ pub(crate) async fn ask(
         let response = sender.send_request(request).await?;
         answer(response, &wanted).await
     };
-    // The connection's own end is part of the exchange: it must be driven, and dropped with it.
+    // The connection must be driven during the exchange, and is dropped with it.
     let exchange = async {
         tokio::pin!(connection, exchange);
         tokio::select! {
@@ -156,7 +157,7 @@ async fn answer(
             .headers_mut()
             .insert(header::CONTENT_TYPE, kind.clone());
     }
-    // A success without an upgrade is no answer to a request for one.
+    // A success without an upgrade is an error.
     if parts.status.is_success() || parts.status.is_informational() {
         let message = "the backend did not upgrade the connection";
         return Ok(Err(refusal(StatusCode::BAD_GATEWAY, message)));
@@ -164,7 +165,7 @@ async fn answer(
     Ok(Err(answer))
 }
 
-/// The headers that the backend may see.
+/// The headers to forward.
 pub(crate) fn public(headers: &HeaderMap) -> HeaderMap {
     let hidden = |name: &HeaderName| {
         let name = name.as_str();

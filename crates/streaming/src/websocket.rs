@@ -1,5 +1,5 @@
-//! WebSocket as Kubernetes uses it: messages that start with a channel's number, or messages that
-//! together are one stream of bytes.
+//! WebSocket as Kubernetes uses it: messages that start with a channel number, or messages that
+//! form one byte stream.
 
 use std::{
     collections::HashSet,
@@ -34,21 +34,21 @@ use crate::{
     stream::{Outgoing, Queue},
 };
 
-/// Clients send 32 KiB at a time; a message is held in memory whole.
+/// Clients send 32 KiB at a time; a message is buffered whole.
 const MAX_MESSAGE: usize = 4 << 20;
-/// Instead of a channel's number: the next byte names a channel that its writer has closed (v5).
+/// Instead of a channel number: the next byte names a channel that its writer has closed (v5).
 const CLOSE_SIGNAL: u8 = 255;
 const LINGER: Duration = Duration::from_secs(5);
 
-/// How a channel's number and data make a message.
+/// The encoding of channel number and data in a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Encoding {
     Binary,
     Base64,
 }
 
-/// Who says that a channel has been closed (v5): clients do, servers must not, since clients would
-/// take it for an unknown channel.
+/// How this side treats close signals (v5): clients send them, servers only receive them, since a
+/// client would take one for an unknown channel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CloseSignal {
     Unknown,
@@ -73,7 +73,7 @@ pub(crate) struct Channels {
 }
 
 impl Channels {
-    /// Speaks over `frames`; gives the reading ends of `inbound` channels.
+    /// Starts the protocol on `frames`; returns the reading ends of `inbound` channels.
     pub(crate) fn start<T: Transport, const N: usize>(
         frames: WebSocketStream<T>,
         encoding: Encoding,
@@ -93,7 +93,7 @@ impl Channels {
     }
 
     /// Like [`Channels::start`], for a number of channels known at run time. The connection ends
-    /// when as many channels as `ends_after` have been closed here.
+    /// when `ends_after` channels have been closed here.
     pub(crate) fn with_senders<T: Transport>(
         frames: WebSocketStream<T>,
         encoding: Encoding,
@@ -135,7 +135,7 @@ impl Channels {
         StreamWriter::new(channel.into(), self.queue.clone(), never_reset)
     }
 
-    /// An empty message on a channel: the server's way to say that it is there.
+    /// An empty message on a channel: the server's sign that it is ready.
     pub(crate) async fn greet(&self, channel: u8) -> Result<(), Error> {
         let permit = self
             .queue
@@ -157,7 +157,7 @@ impl Channels {
         self.closed.clone()
     }
 
-    /// Sends what is queued and closes, waiting a little for the peer to close too.
+    /// Sends queued data and closes, waiting a little for the peer to close too.
     pub(crate) async fn shutdown(mut self) {
         self.queue.send(Outgoing::Shutdown);
         let _ = tokio::time::timeout(LINGER, async {
@@ -204,14 +204,14 @@ async fn read_all<T: Transport>(
         if let Some(sender) = &senders[usize::from(channel)]
             && !data.is_empty()
         {
-            // A reader that has gone wants nothing more.
+            // Data for a dropped reader is discarded.
             let _ = sender.send(data).await;
         }
     }
     Ok(())
 }
 
-/// What is to be sent, and how many closed channels are the end of it.
+/// The outgoing queue, and after how many closed channels it ends.
 struct Closing {
     outgoing: mpsc::UnboundedReceiver<Outgoing>,
     ends_after: usize,
@@ -255,7 +255,7 @@ async fn write_all<T: Transport>(
     queue.budget.close();
 }
 
-/// Clients take a close without a code for a failure.
+/// Clients treat a close without a code as a failure.
 pub(crate) fn goodbye() -> Message {
     Message::Close(Some(CloseFrame {
         code: CloseCode::Normal,

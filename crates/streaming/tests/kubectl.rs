@@ -1,5 +1,5 @@
-//! The ordinary kubectl against our end of exec and port-forward, over SPDY and over WebSocket.
-//! Without a kubectl on the machine there is nothing to prove here.
+//! The stock kubectl against our exec and port-forward, over SPDY and over WebSocket. Skipped if
+//! kubectl is not installed.
 
 #![allow(clippy::unwrap_used)]
 

@@ -1,4 +1,4 @@
-//! Exec and port-forward from a client through a tunnel to a server, and the tunnel's refusals.
+//! Exec and port-forward from a client through a tunnel to a server, and the tunnel's rejections.
 
 #![allow(clippy::unwrap_used)]
 
@@ -21,7 +21,7 @@ type Answer = Response<Full<Bytes>>;
 
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// A container that repeats its stdin on stdout, counts it on stderr and leaves with 3.
+/// A container that echoes stdin on stdout, counts it on stderr and exits with 3.
 async fn echo(mut session: streaming::Session) {
     let mut all = Vec::new();
     session
@@ -47,7 +47,7 @@ async fn echo(mut session: streaming::Session) {
     session.finish(ExitStatus::Code(3)).await;
 }
 
-/// A pod whose every port answers with its number and what it heard.
+/// A pod whose ports answer with their number and what they received.
 async fn forward(mut forwards: portforward::PortForward) {
     while let Some(mut forward) = forwards.next().await {
         if forward.port == 1 {

@@ -1,7 +1,7 @@
-//! Writes a whole set of files so that readers see either all old or all new ones.
+//! Writes a set of files atomically: readers see either all old or all new ones.
 //!
-//! Files live in a fresh timestamped directory; `..data` is a link to the current one and is
-//! replaced by rename; what users see are links through `..data`. Unchanged content writes nothing.
+//! Files are in a new timestamped directory; `..data` is a link to the current one and is replaced
+//! by rename; the visible names are links through `..data`. Unchanged content writes nothing.
 
 use std::{
     collections::BTreeSet,
@@ -21,7 +21,7 @@ use crate::{
 const DATA: &str = "..data";
 const NEXT: &str = "..data_tmp";
 
-/// Brings `dir` to hold exactly `payload`. Returns whether anything was written.
+/// Makes `dir` contain exactly `payload`. Returns whether anything was written.
 pub fn write(dir: &Path, payload: &Payload, fs_group: Option<u32>) -> Result<bool> {
     let current = fs::read_link(dir.join(DATA)).ok();
     if let Some(current) = &current
@@ -62,7 +62,7 @@ fn switch(dir: &Path, name: &str) -> Result<()> {
     fs::rename(&next, dir.join(DATA)).map_err(Error::io("rename", &next))
 }
 
-/// Makes the links that users see, and removes those whose file is gone.
+/// Makes the visible links, and removes those whose file is gone.
 fn link_visible(dir: &Path, payload: &Payload) -> Result<()> {
     let wanted: BTreeSet<&str> = payload
         .keys()
@@ -102,7 +102,7 @@ fn write_file(root: &Path, path: &str, file: &File) -> Result<()> {
     handle
         .write_all(&file.data)
         .map_err(Error::io("write", &target))?;
-    // The process's umask must not take bits away from what the user asked for.
+    // Set the mode explicitly, whatever the umask.
     set_mode(&target, file.mode)?;
     if let Some(owner) = file.owner {
         std::os::unix::fs::chown(&target, Some(owner), None)
@@ -115,7 +115,8 @@ fn set_mode(path: &Path, mode: u32) -> Result<()> {
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).map_err(Error::io("chmod", path))
 }
 
-/// Whether the directory holds exactly these files. The group's extra bits are not compared.
+/// Whether the directory contains exactly these files. The group's additional bits are not
+/// compared.
 fn holds(root: &Path, payload: &Payload) -> bool {
     let mut found = BTreeSet::new();
     collect(root, root, &mut found);

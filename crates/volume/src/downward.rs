@@ -1,4 +1,4 @@
-//! What a pod may know about itself: its fields and its containers' resources as text.
+//! The downward API: fields of a pod and resources of its containers as text.
 
 use std::collections::BTreeMap;
 

@@ -1,14 +1,14 @@
-//! File systems on block devices: made where there is none, grown after the device has grown. The work
-//! is that of the node's own tools, as it is with upstream.
+//! File systems on block devices: created if there is none, expanded after the device. As upstream,
+//! the node's own tools do the work.
 
 use std::{path::Path, process::Output, time::Duration};
 
 use tokio::process::Command;
 
-/// How long a tool may take.
+/// The timeout of a tool.
 const PATIENCE: Duration = Duration::from_secs(600);
 
-/// The type of the file system on a device; one is made if the device is blank and may be written.
+/// The type of the file system on a device; one is created if the device is blank and writable.
 pub(crate) async fn ensure(device: &Path, wanted: &str, read_only: bool) -> Result<String, String> {
     if !wanted.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
         return Err(format!("{wanted:?} is not the type of a file system"));
@@ -34,7 +34,8 @@ pub(crate) async fn ensure(device: &Path, wanted: &str, read_only: bool) -> Resu
     Ok(wanted.to_owned())
 }
 
-/// The file system on a device; `None` if it is blank. Partitions are somebody's data: an error.
+/// The file system on a device; `None` if it is blank. Partitions are an error, since they may have
+/// data.
 async fn probe(device: &Path) -> Result<Option<String>, String> {
     let mut command = Command::new("blkid");
     command.args(["-p", "-s", "TYPE", "-s", "PTTYPE", "-o", "export"]);
@@ -62,7 +63,7 @@ fn parse(text: &str, device: &Path) -> Result<Option<String>, String> {
     }
 }
 
-/// Makes a mounted file system as large as its device.
+/// Expands a mounted file system to its device's size.
 pub(crate) async fn grow(device: &Path, mount: &Path) -> Result<(), String> {
     let kind = probe(device).await?.unwrap_or_default();
     let mut command;
@@ -87,7 +88,7 @@ pub(crate) async fn grow(device: &Path, mount: &Path) -> Result<(), String> {
     succeeded(program, &run(command).await?)
 }
 
-/// Makes an ext4 file system that is not mounted as large as its file.
+/// Expands an unmounted ext4 file system to its file's size.
 pub(crate) async fn grow_unmounted(file: &Path) -> Result<(), String> {
     let mut check = Command::new("e2fsck");
     check.args(["-f", "-p"]).arg(file);

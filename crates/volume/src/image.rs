@@ -1,5 +1,5 @@
-//! A volume of a fixed size in a file: its blocks are reserved when it is made, so that neither its
-//! pods can take more of the node's disk, nor can others take what it was promised.
+//! A volume of a fixed size in an image file: its blocks are allocated when it is created, so that
+//! its pods cannot use more of the node's disk, and others cannot use its space.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -17,7 +17,7 @@ use crate::{Error, MountOptions, Mounter, Result, format, loop_device};
 const FILE: &str = "volume.img";
 const KIND: &str = "ext4";
 
-/// Mounts the volume of a directory; it is made when it is not there. A crash leaves no half-made one.
+/// Mounts the image of a directory; creates it if it is missing. A crash leaves no half-made one.
 pub(crate) async fn mount(
     dir: &Path,
     bytes: u64,
@@ -49,7 +49,7 @@ async fn ensure(dir: &Path, bytes: u64) -> std::result::Result<PathBuf, String> 
         renamed.map_err(|error| Error::io("rename", &fresh)(error).to_string())
     });
     if let Err(why) = made {
-        // It must not keep what there is no room for.
+        // There is no space for it: free what was allocated.
         let _ = fs::remove_file(&fresh);
         return Err(why);
     }
@@ -81,7 +81,7 @@ fn reserve(file: &File, bytes: u64, path: &Path) -> Result<()> {
         .map_err(|errno| Error::io("reserve the capacity of", path)(errno.into()))
 }
 
-/// A volume that nothing was written to belongs to any user, as a plain directory would.
+/// A new volume is writable for every user, like a plain directory.
 fn open_to_all(dir: &Path) -> Result<()> {
     use std::os::unix::fs::PermissionsExt;
     let entries = crate::entries(dir)?;
@@ -94,7 +94,7 @@ fn open_to_all(dir: &Path) -> Result<()> {
     fs::remove_dir(&lost).map_err(Error::io("remove", &lost))
 }
 
-/// Makes the volume of a directory larger while it is mounted.
+/// Expands the image of a directory while it is mounted.
 pub(crate) async fn grow(
     dir: &Path,
     bytes: u64,

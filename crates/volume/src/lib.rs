@@ -1,10 +1,10 @@
-//! Volumes of pods: one plugin per file, all with one shape, listed in [`plugins::ALL`]; and volumes
-//! whose data outlive pods, which come in steps ([`storage`]), listed in [`plugins::STORAGE`].
+//! Volumes of pods: one plugin per file with one shape, listed in [`plugins::ALL`]; and persistent
+//! volumes, which are mounted in steps ([`storage`]), listed in [`plugins::STORAGE`].
 //!
-//! A plugin first says which API objects its content comes from ([`Plugin::needs`], pure); the
-//! caller gathers them; then the plugin makes the directory ([`Plugin::set_up`], idempotent, called
-//! again when a source changed). Nothing here talks to the API or waits. A volume that no plugin
-//! claims is refused with an error that a user can read; nothing is mounted half.
+//! A plugin first returns the API objects that its content comes from ([`Plugin::needs`], pure);
+//! the caller fetches them; then the plugin makes the directory ([`Plugin::set_up`], idempotent,
+//! called again when an object changed). Nothing here uses the API or waits. A volume that no
+//! plugin claims is rejected with a readable error; nothing is mounted halfway.
 
 pub mod atomic;
 pub mod downward;
@@ -36,7 +36,7 @@ pub use options::MountOptions;
 pub use ownership::give_to_group;
 pub use tree::remove_tree;
 
-/// Why a volume could not be set up or taken down.
+/// Why a volume could not be set up or torn down.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// No plugin handles this volume.
@@ -77,7 +77,7 @@ pub enum Error {
     /// A resource that the downward API does not have.
     #[error("unsupported container resource : {0}")]
     Resource(String),
-    /// Huge pages that the pod does not request, or of which the size is unclear.
+    /// Huge pages that the pod does not request, or whose size is ambiguous.
     #[error("{0}")]
     HugePages(String),
     /// A hostPath that is not what its type says.
@@ -91,20 +91,20 @@ pub enum Error {
     /// A raw block volume whose path is something else.
     #[error("{0} is not a block device")]
     NotADevice(PathBuf),
-    /// A volume that outlives the pod is still in the pod's directory.
+    /// A persistent volume is still in the pod's directory.
     #[error("volume {0:?} is still published to the pod")]
     StillPublished(String),
-    /// Something is still mounted in a directory that is to be removed.
+    /// Something is still mounted in a directory to be removed.
     #[error("cannot remove {0}: something is still mounted there")]
     StillMounted(PathBuf),
-    /// The file system said no.
+    /// A file system operation failed.
     #[error("{what} {path}: {source}")]
     Io {
-        /// What was tried.
+        /// The operation.
         what: &'static str,
-        /// On which path.
+        /// The path.
         path: PathBuf,
-        /// The reason.
+        /// The cause.
         source: std::io::Error,
     },
 }
@@ -119,51 +119,51 @@ impl Error {
 /// The crate's result.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// An API object that a volume's content comes from. All are in the pod's namespace.
+/// An API object that a volume's content comes from, in the pod's namespace.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Need {
-    /// A ConfigMap; without it the volume waits, unless optional.
+    /// A ConfigMap; the volume waits for it, unless optional.
     ConfigMap {
         /// Its name.
         name: String,
-        /// The volume works without it.
+        /// Whether the volume works without it.
         optional: bool,
     },
-    /// A Secret; without it the volume waits, unless optional.
+    /// A Secret; the volume waits for it, unless optional.
     Secret {
         /// Its name.
         name: String,
-        /// The volume works without it.
+        /// Whether the volume works without it.
         optional: bool,
     },
     /// A token of the pod's service account, bound to the pod.
     Token(TokenSpec),
 }
 
-/// Which token is wanted.
+/// A requested token.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TokenSpec {
-    /// Whom it is for; empty means the API server.
+    /// The audience; empty means the API server.
     pub audience: String,
-    /// How long it should live.
+    /// The requested lifetime.
     pub expiration_seconds: i64,
 }
 
-/// What was gathered for a pod's needs. Absent means it does not exist.
+/// The objects of a pod's needs. Missing ones are absent.
 #[derive(Debug, Clone, Default)]
 pub struct Objects {
     /// By name.
     pub config_maps: BTreeMap<String, ConfigMap>,
     /// By name.
     pub secrets: BTreeMap<String, Secret>,
-    /// By what was asked for.
+    /// By request.
     pub tokens: BTreeMap<TokenSpec, String>,
 }
 
-/// Facts of the node that volumes can show.
+/// Properties of the node that volumes can show.
 #[derive(Debug, Clone, Default)]
 pub struct NodeFacts {
-    /// The node's allocatable resources: the limit of a container that has none.
+    /// The node's allocatable resources: the limit of a container without one.
     pub allocatable: BTreeMap<String, Quantity>,
     /// The node's first address.
     pub host_ip: String,
@@ -171,27 +171,27 @@ pub struct NodeFacts {
 
 /// One volume to set up.
 pub struct Request<'a> {
-    /// The pod, with its status where addresses are known.
+    /// The pod, with its status if addresses are known.
     pub pod: &'a Pod,
     /// The volume of its spec.
     pub volume: &'a Volume,
-    /// The directory that is this volume's own.
+    /// The volume's own directory.
     pub dir: &'a Path,
-    /// What its needs gathered.
+    /// The objects of its needs.
     pub objects: &'a Objects,
-    /// Facts of the node.
+    /// Properties of the node.
     pub node: &'a NodeFacts,
-    /// How to mount.
+    /// The mounter.
     pub mounter: &'a dyn Mounter,
 }
 
-/// A kind of volume.
+/// A volume plugin.
 pub trait Plugin: Sync {
-    /// As in directory names and events: `kubernetes.io/empty-dir`.
+    /// The name in directories and events: `kubernetes.io/empty-dir`.
     fn name(&self) -> &'static str;
-    /// Whether this volume is of this kind.
+    /// Whether the plugin handles this volume.
     fn claims(&self, volume: &Volume) -> bool;
-    /// The objects its content comes from.
+    /// The objects that its content comes from.
     fn needs(&self, volume: &Volume) -> Vec<Need> {
         let _ = volume;
         Vec::new()
@@ -201,16 +201,16 @@ pub trait Plugin: Sync {
         let _ = volume;
         false
     }
-    /// Makes the volume, or brings its content up to date; returns the path to bind into containers.
+    /// Makes the volume, or updates its content; returns the path to mount into containers.
     fn set_up(&self, request: &Request) -> Result<PathBuf>;
-    /// Takes away what `set_up` made in `dir`.
+    /// Removes what `set_up` made in `dir`.
     fn tear_down(&self, dir: &Path, mounter: &dyn Mounter) -> Result<()> {
         mounter.unmount(dir)?;
         remove_tree(dir)
     }
 }
 
-/// The plugin for a volume, or the error that says why there is none.
+/// The plugin for a volume, or an error if there is none.
 pub fn plugin_for(volume: &Volume) -> Result<&'static dyn Plugin> {
     plugins::ALL
         .iter()
@@ -222,7 +222,7 @@ pub fn plugin_for(volume: &Volume) -> Result<&'static dyn Plugin> {
         })
 }
 
-/// Where a volume of a pod lives below the pod's directory.
+/// The directory of a volume below the pod's directory.
 pub fn volume_dir(pod_dir: &Path, plugin: &str, volume: &str) -> PathBuf {
     pod_dir
         .join("volumes")
@@ -230,9 +230,8 @@ pub fn volume_dir(pod_dir: &Path, plugin: &str, volume: &str) -> PathBuf {
         .join(volume)
 }
 
-/// Takes down everything below a pod's directory that is the pod's own: each volume, after those that
-/// outlive the pod have been unpublished. One that fails keeps none of the others; the first failure is
-/// returned.
+/// Tears down a pod's own volumes, after its persistent volumes were unpublished. A failure does
+/// not affect the others; the first one is returned.
 pub fn tear_down_all(pod_dir: &Path, mounter: &dyn Mounter) -> Result<()> {
     let mut outcome = subpath::clean_up(pod_dir, mounter);
     if let Some((_, left)) = storage::mounts_of_pod(pod_dir)?.into_iter().next() {
@@ -258,7 +257,7 @@ pub fn tear_down_all(pod_dir: &Path, mounter: &dyn Mounter) -> Result<()> {
     remove_tree(&volumes)
 }
 
-/// The paths in a directory; none if it does not exist.
+/// The paths in a directory; empty if it does not exist.
 pub(crate) fn entries(dir: &Path) -> Result<Vec<PathBuf>> {
     match std::fs::read_dir(dir) {
         Ok(entries) => Ok(entries.flatten().map(|entry| entry.path()).collect()),
@@ -269,7 +268,7 @@ pub(crate) fn entries(dir: &Path) -> Result<Vec<PathBuf>> {
 
 #[cfg(test)]
 mod testing {
-    //! A mounter that remembers instead of mounting.
+    //! A mounter that only records.
     use std::path::{Path, PathBuf};
 
     use parking_lot::Mutex;

@@ -1,5 +1,5 @@
-//! A file as a block device, for as long as something has it mounted: the kernel gives the device back
-//! with the last user, also after a crash of ours.
+//! Loop devices for image files, as long as they are mounted: the kernel frees the device with the
+//! last user, also after a crash.
 
 use std::{
     ffi::c_void,
@@ -25,7 +25,7 @@ const LOOP_CONFIGURE: Opcode = 0x4C0A;
 const LOOP_CTL_GET_FREE: Opcode = 0x4C82;
 const LO_FLAGS_AUTOCLEAR: u32 = 4;
 
-/// How often another process may take the device that was free.
+/// How often another process may take the free device first.
 const ATTEMPTS: usize = 16;
 
 /// The kernel's `struct loop_config` with its `struct loop_info64`.
@@ -39,13 +39,13 @@ struct LoopConfig {
     kind: [u32; 4],
     /// lo_file_name, lo_crypt_name, lo_encrypt_key.
     names: [u8; 160],
-    /// lo_init and what is reserved.
+    /// lo_init and reserved fields.
     rest: [u64; 10],
 }
 
 struct GetFree;
 
-// SAFETY: the request takes no argument and answers with a number.
+// SAFETY: the request takes no argument and returns a number.
 unsafe impl Ioctl for GetFree {
     type Output = IoctlOutput;
     const IS_MUTATING: bool = false;
@@ -63,13 +63,13 @@ unsafe impl Ioctl for GetFree {
     }
 }
 
-/// A device with a file behind it. It goes when this and the last mount of it are gone.
+/// A device with a file. It is freed when this and its last mount are gone.
 pub(crate) struct LoopDevice {
     pub path: PathBuf,
     _device: File,
 }
 
-/// Makes a device of a file.
+/// Attaches a device to a file.
 pub(crate) fn attach(file: &Path) -> Result<LoopDevice> {
     let open = |path: &Path| {
         let opened = OpenOptions::new().read(true).write(true).open(path);
@@ -78,7 +78,7 @@ pub(crate) fn attach(file: &Path) -> Result<LoopDevice> {
     let (backing, control) = (open(file)?, open(Path::new(CONTROL))?);
     let failed = |errno: Errno| Error::io("make a loop device of", file)(errno.into());
     for _ in 0..ATTEMPTS {
-        // SAFETY: as GetFree says.
+        // SAFETY: see GetFree.
         let number = unsafe { ioctl::ioctl(&control, GetFree) }.map_err(failed)?;
         let path = PathBuf::from(format!("/dev/loop{number}"));
         let device = open(&path)?;
@@ -102,7 +102,7 @@ pub(crate) fn attach(file: &Path) -> Result<LoopDevice> {
                     _device: device,
                 });
             }
-            // Another was faster.
+            // Another process was faster.
             Err(Errno::BUSY) => {}
             Err(errno) => return Err(failed(errno)),
         }
@@ -110,7 +110,7 @@ pub(crate) fn attach(file: &Path) -> Result<LoopDevice> {
     Err(failed(Errno::BUSY))
 }
 
-/// The device of what is mounted on a directory.
+/// The device that is mounted on a directory.
 pub(crate) fn mounted_on(dir: &Path) -> Result<PathBuf> {
     let meta = fs::metadata(dir).map_err(Error::io("look at", dir))?;
     let (major, minor) = (rustix::fs::major(meta.dev()), rustix::fs::minor(meta.dev()));
@@ -121,7 +121,7 @@ pub(crate) fn mounted_on(dir: &Path) -> Result<PathBuf> {
     Ok(Path::new("/dev").join(name))
 }
 
-/// Has a device take the new size of its file.
+/// Updates a device to the new size of its file.
 pub(crate) fn grow(device: &Path) -> Result<()> {
     let opened = OpenOptions::new().read(true).open(device);
     let opened = opened.map_err(Error::io("open", device))?;

@@ -1,4 +1,4 @@
-//! The few mount operations that volumes need, behind a trait so that tests mount nothing.
+//! The mount operations that volumes need, behind a trait so that tests mount nothing.
 
 use std::{
     os::fd::{AsRawFd, BorrowedFd},
@@ -13,23 +13,23 @@ use crate::{Error, MountOptions, Result};
 pub trait Mounter: Send + Sync {
     /// Mounts a tmpfs on `dir`, at most `size` bytes if given.
     fn tmpfs(&self, dir: &Path, size: Option<u64>) -> Result<()>;
-    /// Binds what an open descriptor refers to onto `target`.
+    /// Bind mounts the file of a descriptor onto `target`.
     fn bind_fd(&self, source: BorrowedFd<'_>, target: &Path) -> Result<()>;
-    /// Binds what an open descriptor refers to onto `target`, with the flags of `options`.
+    /// Bind mounts the file of a descriptor onto `target`, with the flags of `options`.
     fn bind(&self, source: BorrowedFd<'_>, target: &Path, options: &MountOptions) -> Result<()>;
     /// Mounts a file system of this type.
     fn mount(&self, source: &Path, target: &Path, kind: &str, options: &MountOptions)
     -> Result<()>;
-    /// Unmounts `dir`; fine if nothing is mounted there. Fails while somebody uses it.
+    /// Unmounts `dir`; no mount is no error. Fails while it is in use.
     fn unmount_unused(&self, dir: &Path) -> Result<()>;
-    /// Unmounts `dir`, at once for everybody who looks and later for those who use it; fine if nothing
-    /// is mounted there.
+    /// Unmounts `dir` lazily: it disappears at once, and is released when no longer in use. No
+    /// mount is no error.
     fn unmount(&self, dir: &Path) -> Result<()>;
     /// Whether `dir` is a mount point.
     fn is_mounted(&self, dir: &Path) -> Result<bool>;
 }
 
-/// The kernel's own.
+/// The real mounter.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct LinuxMounter;
 
@@ -55,13 +55,13 @@ impl Mounter for LinuxMounter {
         if options.flags.is_empty() {
             return Ok(());
         }
-        // What the source's file system is mounted without stays without.
+        // Restrictions of the source's mount are kept.
         let remounted = restrictions(target).and_then(|kept| {
             let flags = options.flags | kept | MountFlags::BIND;
             rustix::mount::mount_remount(target, flags, c"")
         });
         remounted.map_err(|errno| {
-            // A mount that lets containers write must not stay.
+            // Do not leave a mount with too few restrictions.
             let _ = self.unmount(target);
             Error::io("set mount options of", target)(errno.into())
         })
@@ -94,7 +94,7 @@ impl Mounter for LinuxMounter {
     fn unmount(&self, dir: &Path) -> Result<()> {
         match rustix::mount::unmount(dir, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW) {
             Ok(()) => self.unmount(dir),
-            // Not a mount point, or not there.
+            // Not a mount point, or missing.
             Err(rustix::io::Errno::INVAL | rustix::io::Errno::NOENT) => Ok(()),
             Err(errno) => Err(Error::io("unmount", dir)(errno.into())),
         }
@@ -105,7 +105,7 @@ impl Mounter for LinuxMounter {
     }
 }
 
-/// The flags of a mount that take something away from those who use it.
+/// The restrictive flags of a mount.
 fn restrictions(target: &Path) -> rustix::io::Result<MountFlags> {
     use rustix::fs::StatVfsMountFlags as Now;
     let now = rustix::fs::statvfs(target)?.f_flag;

@@ -1,14 +1,14 @@
-//! Mount options as persistent volumes carry them: words of mount(8), divided into the kernel's flags
-//! and what goes to the file system.
+//! Mount options of persistent volumes: mount(8)'s words, split into the kernel's flags and file
+//! system data.
 
 use rustix::mount::MountFlags;
 
-/// What a mount is made with.
+/// The options of a mount.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MountOptions {
-    /// The kernel's own.
+    /// The kernel's flags.
     pub flags: MountFlags,
-    /// The file system's, separated by commas.
+    /// The file system's data, separated by commas.
     pub data: String,
 }
 
@@ -25,7 +25,7 @@ const FLAGS: &[(&str, &str, MountFlags)] = &[
 ];
 
 impl MountOptions {
-    /// Reads options, each of which may be a list; later ones win. `read_only` wins over all.
+    /// Parses options, each of which may be a list; later ones win. `read_only` wins over all.
     pub fn new(options: &[String], read_only: bool) -> Self {
         let mut flags = MountFlags::empty();
         let mut data = Vec::new();
@@ -48,7 +48,7 @@ impl MountOptions {
         }
     }
 
-    /// As mount(8) takes them.
+    /// The options in mount(8)'s form.
     pub fn words(&self) -> String {
         let on = FLAGS
             .iter()

@@ -1,4 +1,4 @@
-//! fsGroup: gives a volume's files to a group that all of the pod's processes are in.
+//! fsGroup: changes a volume's files to a group that all of the pod's processes are in.
 
 use std::{
     ffi::CString,
@@ -24,7 +24,7 @@ pub(crate) fn fs_group(pod: &Pod) -> Option<u32> {
         .and_then(|id| u32::try_from(id).ok())
 }
 
-/// The one user that all containers run as, if there is such.
+/// The user that all containers run as, if it is the same.
 pub(crate) fn common_user(pod: &Pod) -> Option<u32> {
     let spec = pod.spec.as_ref()?;
     let of_pod = spec
@@ -50,7 +50,7 @@ pub(crate) fn common_user(pod: &Pod) -> Option<u32> {
         .flatten()
 }
 
-/// Gives a volume to the pod's fsGroup, if it has one, as its fsGroupChangePolicy says.
+/// Applies the pod's fsGroup to a volume, as its fsGroupChangePolicy says.
 pub(crate) fn apply_fs_group(dir: &Path, pod: &Pod, read_only: bool) -> Result<()> {
     let Some(group) = fs_group(pod) else {
         return Ok(());
@@ -64,15 +64,15 @@ pub(crate) fn apply_fs_group(dir: &Path, pod: &Pod, read_only: bool) -> Result<(
     give_to_group(dir, group, read_only)
 }
 
-/// Whether the top of a volume is as [`give_to_group`] leaves it.
+/// Whether the root of a volume has the state that [`give_to_group`] leaves.
 fn is_of_group(dir: &Path, group: u32, read_only: bool) -> bool {
     let wanted = if read_only { 0o2550 } else { 0o2770 };
     rustix::fs::stat(dir).is_ok_and(|stat| stat.st_gid == group && stat.st_mode & wanted == wanted)
 }
 
-/// Changes group and group bits of everything in `dir`, and `dir` itself. Everything is changed
-/// through a descriptor of it, so that a file that is replaced by a link meanwhile leads nowhere else.
-/// Two descriptors are open at most, however deep a pod has made the tree.
+/// Changes group and group bits of everything in `dir`, and of `dir` itself. Everything is changed
+/// through a descriptor, so that replacing a file by a link has no effect elsewhere. At most two
+/// descriptors are open, however deep the tree.
 pub fn give_to_group(dir: &Path, group: u32, read_only: bool) -> Result<()> {
     let change = Change {
         group: Gid::from_raw(group),
@@ -94,7 +94,7 @@ const ENTER: OFlags = OFlags::RDONLY
     .union(OFlags::NOFOLLOW)
     .union(OFlags::CLOEXEC);
 
-/// A directory on the way down: how to know it again, and what is still to be visited in it.
+/// A directory on the path: its identity, and what is still to be visited in it.
 struct Level {
     identity: (u64, u64),
     left: Vec<CString>,
@@ -116,7 +116,7 @@ impl Change {
                         levels.push(self.enter(&below)?);
                         here = below;
                     }
-                    // It is gone, or something else by now.
+                    // Gone or replaced meanwhile.
                     Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => {}
                     Err(errno) => return Err(errno),
                 }
@@ -126,14 +126,14 @@ impl Change {
             let Some(above) = levels.last() else { break };
             here = rustix::fs::openat(&here, "..", ENTER, Mode::empty())?;
             if identity(&here)? != above.identity {
-                // It was moved: where it is now is not known to be in the volume.
+                // It was moved, and may now be outside the volume.
                 return Err(Errno::STALE);
             }
         }
         Ok(())
     }
 
-    /// Changes what is in a directory; its own directories are to be visited.
+    /// Changes the entries of a directory; returns its subdirectories to visit.
     fn enter(&self, dir: &OwnedFd) -> rustix::io::Result<Level> {
         let mut level = Level {
             identity: identity(dir)?,
@@ -154,7 +154,7 @@ impl Change {
         Ok(level)
     }
 
-    /// Changes one file; whether it is a directory.
+    /// Changes one file; returns whether it is a directory.
     fn apply(&self, handle: &OwnedFd) -> rustix::io::Result<bool> {
         let stat = rustix::fs::fstat(handle)?;
         rustix::fs::chownat(handle, "", None, Some(self.group), AtFlags::EMPTY_PATH)?;
@@ -168,7 +168,8 @@ impl Change {
         } else {
             self.bits
         };
-        // A handle cannot be changed by fchmod; its link in /proc leads to exactly this file.
+        // fchmod does not work on an O_PATH descriptor; its link in /proc leads to exactly this
+        // file.
         let link = format!("/proc/self/fd/{}", handle.as_raw_fd());
         let mode = Mode::from_raw_mode((stat.st_mode & 0o7777) | bits);
         rustix::fs::chmod(link, mode)?;
@@ -232,7 +233,7 @@ mod tests {
             std::fs::set_permissions(file, PermissionsExt::from_mode(0o600)).unwrap();
         }
         std::os::unix::fs::symlink(&outside, dir.join("link")).unwrap();
-        // The own group is one that every user may give files to.
+        // Every user may change files to their own group.
         let group = rustix::process::getgid().as_raw();
         give_to_group(&dir, group, false).unwrap();
         let mode = |path: &Path| std::fs::metadata(path).unwrap().mode() & 0o7777;

@@ -19,14 +19,14 @@ pub struct File {
     pub data: Vec<u8>,
     /// Its permission bits.
     pub mode: u32,
-    /// Its owner, if not root.
+    /// The owner, if not root.
     pub owner: Option<u32>,
 }
 
 /// All files by their path in the volume.
 pub(crate) type Payload = BTreeMap<String, File>;
 
-/// A path of an item may not leave the volume nor look like the writer's own files.
+/// An item's path may not leave the volume nor look like the atomic writer's own files.
 pub(crate) fn check_path(path: &str) -> Result<()> {
     let refuse = |why| {
         Err(Error::InvalidPath {
@@ -55,7 +55,7 @@ pub(crate) fn check_path(path: &str) -> Result<()> {
     Ok(())
 }
 
-/// Keys of a source laid out as files: all of them, or the named items.
+/// Keys of a source as files: all of them, or the listed items.
 pub(crate) fn select(
     data: &BTreeMap<String, Vec<u8>>,
     items: Option<&[KeyToPath]>,

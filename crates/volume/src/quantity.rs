@@ -1,4 +1,4 @@
-//! Quantities of the API's types as whole numbers, rounded up as Kubernetes does.
+//! API quantities as integers, rounded up as Kubernetes does.
 
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
@@ -6,12 +6,12 @@ fn parse(quantity: &Quantity) -> Option<machinery::quantity::Quantity> {
     quantity.0.parse().ok()
 }
 
-/// In thousandths; `None` if it is no quantity.
+/// In thousandths; `None` if it is invalid.
 pub fn milli(quantity: &Quantity) -> Option<i64> {
     parse(quantity).map(machinery::quantity::Quantity::millis)
 }
 
-/// In units; `None` if it is no quantity.
+/// In units; `None` if it is invalid.
 pub fn value(quantity: &Quantity) -> Option<i64> {
     parse(quantity).map(machinery::quantity::Quantity::value)
 }

@@ -1,7 +1,7 @@
-//! subPath mounts: a part of a volume, resolved so that a link planted in the volume cannot lead out.
+//! subPath mounts: a part of a volume, resolved so that a link in the volume cannot lead out of it.
 //!
-//! The path is walked by the kernel with `RESOLVE_BENEATH`, and what the descriptor refers to is
-//! bind-mounted to a place of the pod's own; the runtime only ever sees that place.
+//! The kernel resolves the path with `RESOLVE_BENEATH`, and the descriptor is bind mounted to a
+//! path of the pod's own; the runtime only ever sees that path.
 
 use std::{
     os::fd::{AsFd, OwnedFd},
@@ -17,7 +17,8 @@ use crate::{Error, Mounter, Result, payload};
 
 const DIR: &str = "volume-subpaths";
 
-/// Binds `sub` of `volume` for the `index`th mount of a container; returns the path to hand out.
+/// Bind mounts `sub` of `volume` for the `index`th mount of a container; returns the path for the
+/// runtime.
 pub fn prepare(
     pod_dir: &Path,
     volume_name: &str,
@@ -45,7 +46,7 @@ pub fn prepare(
 
 fn payload_path(path: &str) -> Result<()> {
     match payload::check_path(path) {
-        // A subPath may name the writer's own files; only leaving the volume is refused.
+        // A subPath may name the atomic writer's own files; only leaving the volume is rejected.
         Err(Error::InvalidPath {
             why: "must not start with '..'",
             ..
@@ -54,7 +55,7 @@ fn payload_path(path: &str) -> Result<()> {
     }
 }
 
-/// Opens `relative` in `root`, making missing directories, never leaving `root`.
+/// Opens `relative` in `root`, creating missing directories, never leaving `root`.
 fn open_beneath(root: &Path, relative: &str) -> Result<OwnedFd> {
     let full = root.join(relative);
     let fail = |errno: rustix::io::Errno| Error::io("open subPath", &full)(errno.into());
@@ -76,7 +77,7 @@ fn open_beneath(root: &Path, relative: &str) -> Result<OwnedFd> {
         Err(Errno::NOENT) => {}
         other => return other.map_err(fail),
     }
-    // As open as the volume itself: the container's user need not be root.
+    // The same mode as the volume: the container's user need not be root.
     let stat = rustix::fs::stat(root).map_err(fail)?;
     let mode = Mode::from_raw_mode(stat.st_mode & 0o7777);
     let mut done = String::new();
@@ -99,7 +100,7 @@ fn open_beneath(root: &Path, relative: &str) -> Result<OwnedFd> {
     open(relative).map_err(fail)
 }
 
-/// Makes a directory with exactly this mode, whatever the umask is.
+/// Creates a directory with exactly this mode, whatever the umask.
 fn make_dir(parent: &OwnedFd, name: &str, mode: Mode) -> rustix::io::Result<()> {
     rustix::fs::mkdirat(parent, name, mode)?;
     let made = rustix::fs::openat2(

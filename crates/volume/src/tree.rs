@@ -1,5 +1,5 @@
-//! Removal of directory trees that containers could write to: no mount is crossed, no link is
-//! followed, and neither the depth of the tree nor a concurrent change leads anywhere else.
+//! Removes directory trees that containers could write to: no mount is crossed, no link is
+//! followed, and neither the depth of the tree nor a concurrent change leads outside of it.
 
 use std::{
     ffi::{CStr, CString},
@@ -14,7 +14,8 @@ use rustix::{
 
 use crate::{Error, Result};
 
-/// One descriptor is open per level. Directories below this depth are moved to the top first.
+/// The maximum depth: one descriptor is open per level. Deeper directories are moved to the top
+/// first.
 const MAX_DEPTH: usize = 64;
 
 const OPEN_DIR: OFlags = OFlags::RDONLY
@@ -22,8 +23,8 @@ const OPEN_DIR: OFlags = OFlags::RDONLY
     .union(OFlags::NOFOLLOW)
     .union(OFlags::CLOEXEC);
 
-/// Removes a directory and what is in it. Fails at a mount point without removing what is behind it;
-/// a missing directory is fine.
+/// Removes a directory tree. Fails at a mount point without removing what is mounted; a missing
+/// directory is no error.
 pub fn remove_tree(dir: &Path) -> Result<()> {
     let fail = |errno: Errno| match errno {
         Errno::XDEV | Errno::BUSY => Error::StillMounted(dir.to_owned()),
@@ -45,7 +46,7 @@ pub fn remove_tree(dir: &Path) -> Result<()> {
         top: &top,
         moved: 0,
     };
-    // Directories that were moved to the top are found by another pass.
+    // The next pass removes directories that were moved to the top.
     loop {
         let before = removal.moved;
         removal.empty(&top, 1).map_err(fail)?;
@@ -56,8 +57,8 @@ pub fn remove_tree(dir: &Path) -> Result<()> {
     unlink(&parent, &name, AtFlags::REMOVEDIR).map_err(fail)
 }
 
-/// The directory of this name if it is one: `None` if nothing or something else is there. The
-/// kernel refuses to enter a mount.
+/// Opens the directory; `None` if there is nothing or not a directory. The kernel refuses to enter
+/// a mount.
 fn open_dir(parent: &OwnedFd, name: &CStr) -> rustix::io::Result<Option<OwnedFd>> {
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_XDEV | ResolveFlags::NO_SYMLINKS;
     match rustix::fs::openat2(parent, name, OPEN_DIR, Mode::empty(), resolve) {
@@ -95,13 +96,13 @@ impl Removal<'_> {
         Ok(())
     }
 
-    /// Moves a directory that lies too deep to the top of the tree.
+    /// Moves a directory that is too deep to the top of the tree.
     fn hoist(&mut self, dir: &OwnedFd, name: &CStr) -> rustix::io::Result<()> {
         loop {
             self.moved += 1;
             let place = format!(".removed-{}", self.moved);
             match rustix::fs::renameat(dir, name, self.top, &place) {
-                // A directory of this name with content is already there.
+                // The name is in use: try the next.
                 Err(Errno::NOTEMPTY | Errno::EXIST | Errno::NOTDIR) => {}
                 other => return other,
             }
@@ -116,7 +117,7 @@ fn unlink(dir: &OwnedFd, name: &CStr, flags: AtFlags) -> rustix::io::Result<()> 
     }
 }
 
-/// Whether a path is the root of a mount; nothing there is not.
+/// Whether a path is the root of a mount; false if it does not exist.
 pub(crate) fn is_mount_point(path: &Path) -> Result<bool> {
     use rustix::fs::{StatxAttributes, StatxFlags};
     let stat = match rustix::fs::statx(CWD, path, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::TYPE) {
@@ -138,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tree_goes_with_links_that_lead_out_of_it_and_what_they_name_stays() {
+    fn removing_a_tree_keeps_the_targets_of_its_links() {
         let root = tempfile::tempdir().unwrap();
         let (tree, outside) = (root.path().join("tree"), root.path().join("outside"));
         std::fs::create_dir_all(tree.join("a/b")).unwrap();
@@ -171,12 +172,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_mounted_below_a_tree_stays_and_the_failure_says_so() {
+    fn a_mount_below_a_tree_is_kept_and_reported() {
         use rustix::{
             mount::{MountFlags, MountPropagationFlags, UnmountFlags},
             thread::UnshareFlags,
         };
-        // The mount exists for this thread only.
+        // The mount exists only for this thread.
         // SAFETY: only this thread's view of mounts and its working directory change.
         unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNS | UnshareFlags::FS) }.unwrap();
         let private = MountPropagationFlags::REC | MountPropagationFlags::PRIVATE;

@@ -1,4 +1,4 @@
-//! What an answer's status code says.
+//! Interpretation of a response's status code.
 
 use std::time::Duration;
 
@@ -8,10 +8,10 @@ use machinery::Value;
 
 use crate::{Answer, Failure, quote};
 
-/// What is quoted of a refusal.
+/// Maximum bytes quoted from an error.
 const QUOTED: usize = 2048;
 
-/// How long an answer asks to wait before the next call: with 429, or a failure of the server.
+/// The Retry-After of a 429 or a server error.
 pub(crate) fn retry_after(parts: &Parts) -> Option<Duration> {
     let code = parts.status.as_u16();
     let asks = code == 429 || code >= 500;
@@ -20,7 +20,7 @@ pub(crate) fn retry_after(parts: &Parts) -> Option<Duration> {
     Some(Duration::from_secs(u64::try_from(seconds).unwrap_or(0)))
 }
 
-/// The answer, or the failure that its code stands for. A Status in the body counts more than the code.
+/// The response, or the error of its code. A Status in the body takes precedence over the code.
 pub(crate) fn judge(parts: &Parts, body: Bytes) -> Result<Answer, Failure> {
     let code = parts.status.as_u16();
     let content_type = parts.headers.get(header::CONTENT_TYPE);
@@ -54,7 +54,7 @@ fn status_message(body: &[u8]) -> Option<String> {
     Some(message.to_owned())
 }
 
-/// A code in words.
+/// The message of a code.
 fn generic(code: u16, said: &str) -> String {
     match code {
         409 => "the server reported a conflict",
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_say_when_to_call_again() {
+    fn failed_calls_have_a_retry_delay() {
         for (code, header, expected) in [
             (429, "2", Some(2)),
             (503, "0", Some(0)),
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn codes_have_their_words_and_a_status_its_own() {
+    fn messages_come_from_the_status_or_the_http_code() {
         for (code, media, body, expected) in [
             (200, "application/json", "{}", "200 2"),
             (

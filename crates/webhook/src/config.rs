@@ -1,4 +1,4 @@
-//! Where a webhook is, as a `clientConfig` says.
+//! The target of a webhook from its `clientConfig`.
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use http::Uri;
@@ -6,12 +6,12 @@ use machinery::Value;
 
 const HTTPS: u16 = 443;
 
-/// A `clientConfig`. Two that are equal share their connections.
+/// A `clientConfig`. Equal ones share connections.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct ClientConfig {
     pub url: Option<String>,
     pub service: Option<ServiceReference>,
-    /// PEM of authorities; the system's ones where it is empty.
+    /// PEM of CAs; the system's CAs if empty.
     pub ca_bundle: Vec<u8>,
 }
 
@@ -24,19 +24,19 @@ pub struct ServiceReference {
     pub port: u16,
 }
 
-/// What a configuration comes to.
+/// The resolved target.
 pub(crate) struct Target {
     /// `https://host[:port]/path`
     pub(crate) url: String,
-    /// The name that the certificate must have.
+    /// The required name of the certificate.
     pub(crate) server_name: String,
-    /// What credentials are looked for by.
+    /// The key for credentials.
     pub(crate) host_and_port: String,
     pub(crate) is_loopback: bool,
 }
 
 impl ClientConfig {
-    /// Reads a `clientConfig`.
+    /// Parses a `clientConfig`.
     pub fn read(config: &Value) -> Self {
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let service = &config["service"];

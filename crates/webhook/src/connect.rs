@@ -1,5 +1,5 @@
-//! TLS connections to a webhook or an aggregated API server: to the host of a URL, or to a backend of a Service, which is
-//! looked for with every new connection.
+//! TLS connections to a webhook or an aggregated API server: to the host of a URL, or to a backend
+//! of a Service, which is resolved for every new connection.
 
 use std::{
     net::{IpAddr, Ipv4Addr},
@@ -24,7 +24,7 @@ use crate::{ServiceReference, Services, tls};
 const DIAL: Duration = Duration::from_secs(30);
 const HANDSHAKE: Duration = Duration::from_secs(10);
 
-/// Why there is no connection, in the words that users know.
+/// Why a connection failed, in upstream's words.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct ConnectFailure(pub(crate) String);
@@ -38,7 +38,7 @@ pub struct Connector {
 }
 
 impl Connector {
-    /// `service` replaces the host and the port of the URL.
+    /// `service` overrides the host and port of the URL.
     pub fn new(
         tls: ClientConfig,
         server_name: &str,
@@ -53,7 +53,7 @@ impl Connector {
         })
     }
 
-    /// A connection for the caller alone, for requests that upgrade it.
+    /// A dedicated connection, for requests that upgrade it.
     pub async fn dial(&self, uri: &Uri) -> Result<TlsStream<TcpStream>, ConnectFailure> {
         let (host, port) = match &self.service {
             Some((services, to)) => services
@@ -76,7 +76,7 @@ impl Connector {
             }
             Err(_) => return Err(ConnectFailure(format!("dial tcp {place}: i/o timeout"))),
         };
-        // A peer that is gone shows with the first write.
+        // If the peer has disconnected, the first write fails.
         let _ = stream.set_nodelay(true);
         let handshake = self.tls.connect(self.server_name.clone(), stream);
         match tokio::time::timeout(HANDSHAKE, handshake).await {
@@ -87,7 +87,7 @@ impl Connector {
     }
 }
 
-/// An address, or what /etc/hosts or DNS knows of a name.
+/// An address, or a name resolved by /etc/hosts or DNS.
 async fn address_of(host: &str) -> Result<IpAddr, String> {
     if let Ok(address) = host.parse() {
         return Ok(address);
@@ -102,7 +102,7 @@ async fn address_of(host: &str) -> Result<IpAddr, String> {
     }
 }
 
-/// An error of the kernel in the words of its manual, without its number.
+/// An OS error's text without its number.
 fn os_words(error: &std::io::Error) -> String {
     let text = error.to_string();
     let text = text.split(" (os error").next().unwrap_or_default();
@@ -131,7 +131,7 @@ impl tower::Service<Uri> for Connector {
     }
 }
 
-/// A TLS stream that says which protocol was agreed on.
+/// A TLS stream that reports the negotiated protocol.
 pub struct Stream(TokioIo<TlsStream<TcpStream>>);
 
 impl Connection for Stream {

@@ -1,4 +1,4 @@
-//! What the server proves itself by to webhooks: users of a kubeconfig file, found by the host that is called.
+//! Credentials for webhooks: users of a kubeconfig file, by the called host.
 
 use std::{
     collections::BTreeMap,
@@ -11,7 +11,7 @@ use serde::Deserialize;
 
 use crate::tls::Identity;
 
-/// The users of a kubeconfig file; none where there is no file.
+/// The users of a kubeconfig file; empty without a file.
 #[derive(Default)]
 pub struct Credentials {
     users: BTreeMap<String, User>,
@@ -22,7 +22,7 @@ pub struct Credentials {
     directory: PathBuf,
 }
 
-/// What is shown to one webhook.
+/// The credentials for one webhook.
 #[derive(Default)]
 pub(crate) struct Shown {
     pub(crate) identity: Option<Identity>,
@@ -128,7 +128,7 @@ impl Credentials {
         })
     }
 
-    /// What is shown to `host:port`.
+    /// The credentials for `host:port`.
     pub(crate) fn find(&self, target: &str) -> Result<Shown, String> {
         match self.user(target) {
             Some(user) => self.shown(user),

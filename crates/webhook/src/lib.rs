@@ -36,15 +36,15 @@ pub use connect::{ConnectFailure, Connector, Stream};
 pub use credentials::Credentials;
 pub use remote::{Remote, get};
 
-/// How many webhooks keep their connections; the one that was called longest ago makes room.
+/// How many webhooks keep connections; the least recently called one is dropped.
 const KEPT: usize = 200;
 const IDLE_CONNECTIONS: usize = 25;
 const AGENT: &str = "kube-apiserver-admission";
 
-/// Where Services are.
+/// Resolves Services.
 #[async_trait]
 pub trait Services: Send + Sync + 'static {
-    /// The host and the port of a backend that answers for a port of a Service, or why there is none.
+    /// The host and port of a backend of a Service's port, or why there is none.
     async fn resolve(
         &self,
         namespace: &str,
@@ -53,16 +53,16 @@ pub trait Services: Send + Sync + 'static {
     ) -> Result<(String, u16), String>;
 }
 
-/// What is sent to a webhook, and what bounds the answer.
+/// A request to a webhook, and limits of the response.
 pub struct Call {
     pub body: Bytes,
-    /// For everything from the connection to the last byte of the answer.
+    /// From connecting to the last byte of the response.
     pub timeout: Duration,
-    /// Bytes of the answer.
+    /// Maximum bytes of the response.
     pub limit: usize,
 }
 
-/// An answer with a code of success.
+/// A successful response.
 #[derive(Debug)]
 pub struct Answer {
     pub code: u16,
@@ -70,14 +70,14 @@ pub struct Answer {
     pub body: Bytes,
 }
 
-/// Why there is no answer that counts.
+/// Why a call failed.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("{message}")]
 pub struct Failure {
     pub message: String,
-    /// The code that the webhook answered with, or that of a service that is unavailable.
+    /// The code of the response, or 503.
     pub code: u16,
-    /// Whether the time was up.
+    /// Whether it timed out.
     pub timed_out: bool,
 }
 
@@ -91,7 +91,7 @@ impl Failure {
     }
 }
 
-/// How often a webhook is called again that asks for it.
+/// How often a webhook is retried that sends Retry-After.
 const RETRIES: u32 = 10;
 
 type Http = Pool<Connector, Full<Bytes>>;
@@ -111,7 +111,7 @@ type Endpoints = HashMap<ClientConfig, (u64, Arc<Endpoint>)>;
 pub struct Client {
     services: Arc<dyn Services>,
     credentials: Credentials,
-    /// Guards the number of calls so far, and the connections.
+    /// Guards the number of calls, and the connections.
     kept: Mutex<(u64, Endpoints)>,
 }
 
@@ -190,7 +190,7 @@ impl Client {
         let target = config.target()?;
         let user = self.credentials.find(&target.host_and_port)?;
         let mut tls = tls::client_config(&config.ca_bundle, user.identity.as_ref())?;
-        // Concurrent requests to several backends of a Service are not to share one connection.
+        // Concurrent requests to several backends of a Service should not share one connection.
         tls.alpn_protocols = match target.is_loopback {
             true => vec![b"h2".to_vec(), b"http/1.1".to_vec()],
             false => vec![b"http/1.1".to_vec()],
@@ -224,14 +224,14 @@ fn request(endpoint: &Endpoint, url: &str, body: Bytes) -> Result<Request<Full<B
     Ok(request)
 }
 
-/// The body of an answer cannot be read.
+/// The response body could not be read.
 fn unread(why: &str) -> Failure {
     Failure::unavailable(format!(
         "unexpected error when reading response body. Please retry. Original error: {why}"
     ))
 }
 
-/// Reads an answer up to the limit.
+/// Reads a response up to the limit.
 async fn read(mut body: Incoming, limit: usize) -> Result<Bytes, Failure> {
     let mut all = BytesMut::new();
     while let Some(frame) = body.frame().await {
@@ -247,12 +247,12 @@ async fn read(mut body: Incoming, limit: usize) -> Result<Bytes, Failure> {
     Ok(all.freeze())
 }
 
-/// A TLS client that believes the authorities of a caBundle, or those of the system without one.
+/// A TLS client configuration that trusts the CAs of a caBundle, or the system's.
 pub fn trusting(ca_bundle: &[u8]) -> Result<rustls::ClientConfig, String> {
     tls::client_config(ca_bundle, None)
 }
 
-/// Why a request was not answered, in the words that users know.
+/// Why a request failed, in upstream's words.
 pub fn words(error: &PoolError) -> String {
     let mut source: Option<&(dyn std::error::Error + 'static)> = Some(error);
     while let Some(error) = source {
@@ -269,7 +269,7 @@ pub fn words(error: &PoolError) -> String {
     error.to_string()
 }
 
-/// As Go quotes a string.
+/// Quotes as Go does.
 fn quote(text: &str) -> String {
     machinery::text::quote(text)
 }

@@ -1,5 +1,5 @@
-//! Whom a connection believes: the authorities of a caBundle, or those of the system. A certificate that stands in the
-//! bundle itself is believed as it is, also when it is no authority.
+//! Certificate verification: by the CAs of a caBundle, or of the system. A certificate in the
+//! bundle itself is trusted as it is, even if it is not a CA.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use rustls::{
     server::ParsedCertificate,
 };
 
-/// Where systems keep the authorities that they trust.
+/// Where systems keep their CAs.
 const SYSTEM: &[&str] = &[
     "/etc/ssl/certs/ca-certificates.crt",
     "/etc/pki/tls/certs/ca-bundle.crt",
@@ -23,7 +23,7 @@ const SYSTEM: &[&str] = &[
     "/etc/ssl/cert.pem",
 ];
 
-/// The certificate and the key that a client shows.
+/// A client's certificate and key.
 pub(crate) struct Identity {
     pub(crate) certificate: Vec<u8>,
     pub(crate) key: Vec<u8>,
@@ -34,8 +34,8 @@ pub(crate) fn client_config(
     identity: Option<&Identity>,
 ) -> Result<ClientConfig, String> {
     let mut config = verifying_config(bundle, identity)?;
-    // A session that is resumed shows the client certificate of before, and the server's is not verified again: it may
-    // have expired since.
+    // No session resumption: a resumed session uses the previous client certificate and does not
+    // verify the server's again, which may have expired.
     config.resumption = Resumption::disabled();
     Ok(config)
 }
@@ -58,7 +58,7 @@ fn verifying_config(bundle: &[u8], identity: Option<&Identity>) -> Result<Client
     };
     let mut roots = RootCertStore::empty();
     for certificate in &certificates {
-        // One that cannot be used is one that is not trusted.
+        // An unusable certificate is not trusted.
         let _ = roots.add(certificate.clone());
     }
     let webpki = match roots.is_empty() {
@@ -102,7 +102,7 @@ fn system() -> Vec<CertificateDer<'static>> {
 
 #[derive(Debug)]
 struct Verifier {
-    /// `None` without a single authority.
+    /// `None` without any CA.
     webpki: Option<Arc<WebPkiServerVerifier>>,
     /// The certificates of a caBundle.
     pinned: Vec<CertificateDer<'static>>,
@@ -168,7 +168,7 @@ fn check_validity(certificate: &CertificateDer<'_>, now: UnixTime) -> Result<(),
     Ok(())
 }
 
-/// Why a handshake failed, in the words that users know.
+/// Why a handshake failed, in upstream's words.
 pub(crate) fn words(error: &std::io::Error, server_name: &ServerName<'_>) -> String {
     let inner = error
         .get_ref()
@@ -271,7 +271,7 @@ mod tests {
             let name = ServerName::try_from("hook").unwrap();
             let connector = TlsConnector::from(config.clone());
             let mut stream = connector.connect(name, near).await.unwrap();
-            // Tickets come before the first byte.
+            // Session tickets arrive before the first byte.
             assert_eq!(stream.read_u8().await.unwrap(), b'a');
             let kind = stream.get_ref().1.handshake_kind();
             assert_eq!(kind, Some(HandshakeKind::Full));

@@ -1,4 +1,4 @@
-//! Whether and why somebody may do something, and which Role would allow it.
+//! Whether and why a user may do something, and which Role would allow it.
 
 use client::{Api, kube};
 use k8s_openapi::api::{
@@ -15,10 +15,10 @@ use kube::{
 
 use crate::{Answer, Error, Result};
 
-/// Roles that are named at most.
+/// Maximum number of listed roles.
 const SHOWN: usize = 5;
 
-/// Who wants to do what.
+/// The user and the action.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Access {
     user: String,
@@ -40,8 +40,8 @@ enum What {
 }
 
 impl Access {
-    /// Reads `alice`, `system:serviceaccount:NS:NAME` or `sa/NS/NAME`; `pods`, `pods/log`, `deployments.apps` or
-    /// `/healthz`.
+    /// Parses `alice`, `system:serviceaccount:NS:NAME` or `sa/NS/NAME`; `pods`, `pods/log`,
+    /// `deployments.apps` or `/healthz`.
     pub fn parse(
         user: &str,
         groups: &[String],
@@ -123,7 +123,7 @@ impl Access {
         }
     }
 
-    /// Whether one rule is enough.
+    /// Whether one rule allows it.
     fn is_allowed_by(&self, rule: &PolicyRule) -> bool {
         let has = |list: &Option<Vec<String>>, wanted: &str| {
             list.iter()
@@ -233,7 +233,7 @@ impl What {
     }
 }
 
-/// The groups that the server adds by itself.
+/// The groups that the server adds.
 fn account_groups(user: &str) -> Vec<String> {
     let authenticated = "system:authenticated".to_owned();
     match user

@@ -1,4 +1,4 @@
-//! What is said: a verdict, its causes, and what would help.
+//! An answer: a verdict, its causes, and next steps.
 
 use std::fmt;
 
@@ -46,7 +46,7 @@ impl Answer {
         self
     }
 
-    /// Adds what a person can do.
+    /// Adds a next step for the user.
     #[must_use]
     pub fn next(mut self, step: impl Into<String>) -> Self {
         self.next.push(step.into());
@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn causes_are_indented_below_what_they_explain() {
+    fn causes_are_indented_below_their_result() {
         let pod = Answer::new("pod/a crashes").because("exit code 1\nlast line");
         let answer = Answer::new("deployment/a is stuck")
             .because_of(pod)

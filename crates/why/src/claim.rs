@@ -1,4 +1,4 @@
-//! Why a PersistentVolumeClaim is not bound, or does not go away.
+//! Why a PersistentVolumeClaim is not bound, or is not removed.
 
 use client::{Api, kube};
 use k8s_openapi::api::{
@@ -163,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_state_has_its_cause() {
+    fn every_claim_state_is_explained() {
         let class = |name: &str, mode: &str| {
             serde_json::from_value::<StorageClass>(json!({"metadata": {"name": name}, "provisioner": "a.b/c", "volumeBindingMode": mode})).unwrap()
         };

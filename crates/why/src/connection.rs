@@ -1,4 +1,4 @@
-//! Which network policy lets a connection pass or stops it.
+//! Which network policy allows or blocks a connection.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -17,14 +17,14 @@ use policy::{
 
 use crate::{Answer, Error, Result};
 
-/// Who calls whom.
+/// The connection in question.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Asked {
     /// `pod/NAME`, `pod/NAMESPACE/NAME` or an address.
     pub from: String,
     /// The same with a port, and a protocol or not.
     pub to: String,
-    /// Where pods without a namespace are looked for.
+    /// The default namespace of pods.
     pub namespace: String,
 }
 
@@ -73,7 +73,7 @@ fn words(judgement: &Judgement) -> String {
     }
 }
 
-/// `pod/NAME:PORT` or `ADDRESS:PORT`, with `/PROTOCOL` behind it or not.
+/// `pod/NAME:PORT` or `ADDRESS:PORT`, optionally with `/PROTOCOL`.
 fn target(text: &str) -> Result<(&str, u16, Protocol)> {
     let parse = || {
         let (end, port) = text.rsplit_once(':')?;
@@ -84,7 +84,7 @@ fn target(text: &str) -> Result<(&str, u16, Protocol)> {
     parse().ok_or_else(|| Error::Question(format!("{text:?} is not pod/NAME:PORT[/PROTOCOL]")))
 }
 
-/// A pod with what policies see of it, or an address.
+/// A pod with the data that policies select by, or an address.
 async fn end(client: &kube::Client, namespace: &str, text: &str) -> Result<End> {
     if let Ok(address) = text.trim_matches(['[', ']']).parse::<IpAddr>() {
         return Ok(End {

@@ -1,4 +1,4 @@
-//! Events about an object, newest last.
+//! Events of an object, newest last.
 
 use client::{Api, kube};
 use k8s_openapi::api::core::v1::Event;
@@ -9,7 +9,7 @@ use crate::Result;
 /// How many warnings are shown.
 const SHOWN: usize = 3;
 
-/// The last warnings about an object, each once.
+/// The last warnings about an object, deduplicated.
 pub(crate) async fn warnings(
     client: &kube::Client,
     namespace: &str,
@@ -22,7 +22,7 @@ pub(crate) async fn warnings(
     Ok(newest(found))
 }
 
-/// What a component complained about.
+/// A warning Event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Warning {
     /// The event's reason.

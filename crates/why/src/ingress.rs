@@ -1,4 +1,4 @@
-//! Why an Ingress leads nowhere.
+//! Why an Ingress does not work.
 
 use std::collections::BTreeMap;
 

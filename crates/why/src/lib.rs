@@ -1,6 +1,6 @@
-//! `mainstay why`: reads what the API tells about an object and says in a few lines why it is as it is,
-//! and what would help. Each kind has a file: a function that reads the objects that matter, and a pure
-//! one that judges them.
+//! `mainstay why`: reads an object and related ones from the API and explains in a few lines why it
+//! is in its state, and what would help. Each kind has a file: a function that reads the relevant
+//! objects, and a pure one that evaluates them.
 
 #![forbid(unsafe_code)]
 
@@ -26,15 +26,15 @@ pub use question::Question;
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The question is not one of those that can be asked.
+    /// The question is invalid.
     #[error("{0}")]
     Question(String),
-    /// The API does not tell.
+    /// The API request failed.
     #[error("{}", message(.0))]
     Api(#[from] kube::Error),
 }
 
-/// What the server said, in its own words where it did.
+/// The server's message, if any.
 fn message(error: &kube::Error) -> String {
     match error {
         kube::Error::Api(status) => format!("{} ({})", status.message, status.reason),

@@ -1,4 +1,4 @@
-//! Why a namespace does not go away.
+//! Why a namespace is not removed.
 
 use client::{Api, kube};
 use k8s_openapi::api::core::v1::Namespace;
@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_left_in_a_namespace_is_told() {
+    fn remaining_resources_of_a_namespace_are_reported() {
         let namespace = json!({"metadata": {"name": "old", "deletionTimestamp": "2026-01-01T00:00:00Z"},
             "spec": {"finalizers": ["kubernetes", "a.b/c"]},
             "status": {"conditions": [

@@ -1,4 +1,4 @@
-//! Why a node is not ready or takes no pods.
+//! Why a node is not ready or accepts no pods.
 
 use client::{Api, kube};
 use k8s_openapi::api::core::v1::{Node, NodeCondition};
@@ -20,7 +20,7 @@ fn conditions(node: &Node) -> &[NodeCondition] {
     conditions.unwrap_or_default()
 }
 
-/// Why a node is not ready; nothing when it is.
+/// Why a node is not ready; `None` if it is.
 pub(crate) fn not_ready(node: &Node) -> Option<String> {
     match conditions(node)
         .iter()
@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn conditions_and_taints_are_told() {
+    fn conditions_and_taints_of_a_node_are_reported() {
         let node = json!({"metadata": {"name": "n1"},
             "spec": {"taints": [{"key": "a", "value": "b", "effect": "NoExecute"}]},
             "status": {"conditions": [
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cordoned_node_says_how_to_uncordon_it() {
+    fn a_cordoned_node_has_the_uncordon_command() {
         let node = json!({"metadata": {"name": "n1"}, "spec": {"unschedulable": true},
             "status": {"conditions": [{"type": "Ready", "status": "True"}]}});
         let text = explain(&serde_json::from_value(node).unwrap()).to_string();

@@ -1,5 +1,6 @@
-//! Why no node takes a pod, node by node, with the numbers that its condition leaves out. The cluster's
-//! scheduler is asked; where it does not answer, its filters run here on what the API shows.
+//! Why no node accepts a pod, node by node, with the numbers that its condition omits. The
+//! cluster's scheduler is asked; if it does not answer, its filters run here on the objects from
+//! the API.
 
 use std::sync::Arc;
 
@@ -23,10 +24,10 @@ use scheduler::{
 
 use crate::Result;
 
-/// Nodes that are named one by one; a larger cluster is summed up by reason.
+/// The maximum number of nodes listed one by one; a larger cluster is summarized by reason.
 const NAMED: usize = 20;
 
-/// The objects that scheduling looks at.
+/// The objects that scheduling depends on.
 #[derive(Debug, Default)]
 pub(crate) struct Facts {
     pub nodes: Vec<Node>,
@@ -62,15 +63,15 @@ where
     Ok(api.list(&ListParams::default()).await?)
 }
 
-/// What the scheduler of the cluster says; none where it does not say it to this client: upstream's has no
-/// such path, one that runs elsewhere is not asked, and the client may not be allowed to.
+/// The diagnosis of the cluster's scheduler; `None` if it is not available to this client: upstream
+/// has no such path, a scheduler in another process is not asked, or access is denied.
 pub(crate) async fn ask(client: &kube::Client, namespace: &str, name: &str) -> Option<Diagnosis> {
     let path = format!("/apis/diagnostics.mainstay.dev/v1/namespaces/{namespace}/pods/{name}");
     let request = http::Request::get(path).body(Vec::new()).ok()?;
     client.request(request).await.ok()
 }
 
-/// The same worked out here, by the default scheduler's filters on what the API shows.
+/// The same computed here, by the default scheduler's filters on the objects from the API.
 pub(crate) fn diagnose(pod: &Pod, facts: &Facts) -> Diagnosis {
     let mut scheduling = Scheduling::new(0);
     fill(&mut scheduling.cluster, facts);
@@ -78,7 +79,8 @@ pub(crate) fn diagnose(pod: &Pod, facts: &Facts) -> Diagnosis {
     scheduler::diagnosis::diagnose(&mut scheduling, &profile, &info)
 }
 
-/// One line for each node, or for each reason in a large cluster. Empty when a node would take the pod.
+/// One line for each node, or for each reason in a large cluster. Empty if a node would accept the
+/// pod.
 pub(crate) fn lines(diagnosis: &Diagnosis) -> Vec<String> {
     if diagnosis.fitting > 0 {
         return Vec::new();
@@ -175,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn each_node_says_what_is_missing_in_numbers() {
+    fn each_node_has_its_missing_resources_in_numbers() {
         let lines = explain(&pod("web", "1", None), &facts());
         assert_eq!(
             lines,
@@ -195,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cluster_without_nodes_says_so() {
+    fn a_cluster_without_nodes_is_reported() {
         let lines = explain(&pod("web", "1", None), &Facts::default());
         assert_eq!(lines, ["no nodes available to schedule pods"]);
     }

@@ -1,4 +1,4 @@
-//! Why a pod waits, crashes, is not ready, or does not go away.
+//! Why a pod is pending, crashes, is not ready, or is not removed.
 
 use client::{Api, kube};
 use jiff::Timestamp;
@@ -26,7 +26,7 @@ pub(crate) async fn answer(client: &kube::Client, name: &Name) -> Result<Answer>
     explain_with(client, &pod).await
 }
 
-/// The same for a pod that was read already.
+/// The same for a pod that was already read.
 pub(crate) async fn explain_with(client: &kube::Client, pod: &Pod) -> Result<Answer> {
     let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
     let name = pod.metadata.name.as_deref().unwrap_or_default();
@@ -50,22 +50,22 @@ pub(crate) async fn explain_with(client: &kube::Client, pod: &Pod) -> Result<Ans
             tail_lines: Some(LAST_LINES),
             ..LogParams::default()
         };
-        // The logs may be gone with the container; the rest of the answer stands without them.
+        // The logs may be gone with the container; the answer is given without them.
         let pods: kube::Api<Pod> = kube::Api::namespaced(client.clone(), namespace);
         seen.log = pods.logs(name, &params).await.unwrap_or_default();
     }
     Ok(explain(pod, &seen, Timestamp::now()))
 }
 
-/// What is known besides the pod itself.
+/// Data beyond the pod itself.
 #[derive(Debug, Default)]
 pub(crate) struct Seen {
     pub warnings: Vec<Warning>,
-    /// What each node has against the pod.
+    /// Why each node rejects the pod.
     pub placement: Diagnosis,
     /// The pod's node.
     pub node: Option<Node>,
-    /// The last lines of the container that crashed.
+    /// The last lines of the crashed container's log.
     pub log: String,
 }
 
@@ -107,7 +107,7 @@ fn statuses(pod: &Pod) -> impl Iterator<Item = &ContainerStatus> {
     })
 }
 
-/// A container that ended badly and waits for its next start, or will not get one.
+/// A container that failed and waits for a restart, or gets none.
 fn crashed(pod: &Pod) -> Option<&ContainerStatus> {
     statuses(pod).find(|status| last_end(status).is_some_and(|end| end.exit_code != 0))
 }
@@ -259,7 +259,7 @@ fn on_its_node(name: &str, pod: &Pod, seen: &Seen, now: Timestamp) -> Answer {
     }
 }
 
-/// The reason that a container waits for, other than for its turn.
+/// The reason for which a container waits, other than its turn.
 fn waiting(status: &ContainerStatus) -> Option<&str> {
     let waiting = status.state.as_ref()?.waiting.as_ref()?;
     let reason = waiting.reason.as_deref()?;
@@ -398,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn every_state_has_its_cause() {
+    fn every_pod_state_is_explained() {
         let warning = |reason: &str, message: &str| Warning {
             reason: reason.to_owned(),
             message: message.to_owned(),

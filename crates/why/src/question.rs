@@ -1,4 +1,4 @@
-//! What can be asked, as words on a command line.
+//! Questions, parsed from command-line words.
 
 use client::kube;
 
@@ -10,18 +10,18 @@ use crate::{
 /// One question.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Question {
-    /// Why an object is as it is.
+    /// Why an object is in its state.
     Object(Kind, Name),
-    /// Whether and why a connection is let through.
+    /// Whether and why a connection is allowed.
     Connection(Asked),
-    /// Whether and why somebody may do something.
+    /// Whether and why a user may do something.
     Access(Access),
 }
 
 /// The name of an object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Name {
-    /// Ignored for kinds without namespaces.
+    /// Ignored for cluster-scoped kinds.
     pub namespace: String,
     /// The name itself.
     pub name: String,
@@ -54,7 +54,7 @@ pub enum Kind {
     Node,
 }
 
-/// Every kind with the names that people know it by.
+/// Every kind with its common names.
 const KINDS: &[(Kind, &[&str])] = &[
     (Kind::Pod, &["pod", "pods", "po"]),
     (Kind::Deployment, &["deployment", "deployments", "deploy"]),
@@ -97,7 +97,7 @@ impl Kind {
 }
 
 impl Question {
-    /// Reads `pod/web`, `pod web`, `connection FROM TO` or `can USER VERB RESOURCE [NAME]`.
+    /// Parses `pod/web`, `pod web`, `connection FROM TO` or `can USER VERB RESOURCE [NAME]`.
     pub fn parse(words: &[String], namespace: &str, groups: &[String]) -> Result<Self> {
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         match words[..] {
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_asked_names_what_can() {
+    fn invalid_questions_are_refused_and_supported_kinds_listed() {
         for line in [
             "web",
             "secret/x",

@@ -1,4 +1,4 @@
-//! Why a Service leads nowhere.
+//! Why a Service does not work.
 
 use client::{Api, kube};
 use k8s_openapi::{
@@ -113,7 +113,7 @@ fn has_condition(pod: &Pod, kind: &str) -> bool {
         .any(|condition| condition.type_ == kind && condition.status == "True")
 }
 
-/// A target port by name that no container of some pod has.
+/// A named target port that no container of some pod has.
 fn missing_port(port: &ServicePort, pods: &[&Pod]) -> Option<String> {
     let Some(IntOrString::String(wanted)) = &port.target_port else {
         return None;
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn every_way_to_lead_nowhere_is_named() {
+    fn every_reason_why_a_service_is_unreachable_is_reported() {
         let web =
             || json!({"selector": {"app": "web"}, "ports": [{"port": 80, "targetPort": "http"}]});
         let admin =

@@ -1,4 +1,4 @@
-//! Why a workload has fewer pods than it should: what its controller says, and then its pods.
+//! Why a workload has fewer pods than it should: its conditions, and its pods.
 
 use std::collections::BTreeSet;
 
@@ -19,18 +19,18 @@ use crate::{
 
 /// How many pods with different causes are explained.
 const SHOWN: usize = 3;
-/// How many pods are asked about to find them: each costs a few requests.
+/// How many pods are examined to find them: each costs a few requests.
 const EXAMINED: usize = 20;
 
-/// What all workloads have in common.
+/// What all workloads share.
 struct Workload<'a> {
     kind: &'static str,
     name: &'a Name,
     uid: String,
-    /// Pods that should be ready, and those that are.
+    /// Desired and actual ready pods.
     wanted: i32,
     ready: i32,
-    /// What its conditions say against it.
+    /// The failing conditions.
     complaints: Vec<String>,
 }
 
@@ -213,7 +213,7 @@ impl Workload<'_> {
                 break;
             }
             let told = pod::explain_with(client, object).await?;
-            // Twenty pods with the same cause are told once.
+            // Pods with the same cause are reported once.
             let cause = told.to_string().replace(&object.name_any(), "");
             if verdicts.insert(cause) {
                 answer = answer.because_of(told);
@@ -231,7 +231,7 @@ fn complaint(reason: Option<&str>, message: Option<&str>) -> String {
     )
 }
 
-/// Ready, or ended as it should.
+/// Ready, or completed successfully.
 fn is_done(pod: &Pod) -> bool {
     let status = pod.status.as_ref();
     let ended = status.and_then(|status| status.phase.as_deref()) == Some("Succeeded");

@@ -1,4 +1,4 @@
-//! A client of the API for stories that ask so often that a kubectl for each question would be too slow.
+//! An API client for tests that send so many requests that a kubectl for each would be too slow.
 
 use std::time::Duration;
 
@@ -8,16 +8,16 @@ use http::{Method, Request};
 use kube::core::WatchEvent;
 use serde_json::Value;
 
-/// Why a request was not answered with success.
+/// Why a request did not succeed.
 #[derive(Debug)]
 pub enum Failure {
-    /// The server refused it with this code.
+    /// The server rejected it with this code.
     Refused(u16),
-    /// It is unknown whether it was done.
+    /// It is unknown whether it was applied.
     Lost,
 }
 
-/// A client with a bound on how long each answer may take. Lives on a Tokio runtime.
+/// A client with a timeout per request. Needs a Tokio runtime.
 #[derive(Clone)]
 pub struct Api {
     client: kube::Client,
@@ -25,13 +25,13 @@ pub struct Api {
 }
 
 impl Api {
-    /// A client as a kubeconfig says: of all servers, when it lists several.
+    /// A client from a kubeconfig: of all servers, if it lists several.
     pub fn new(kubeconfig: &str, patience: Duration) -> Self {
         let config = Kubeconfig::parse(kubeconfig).expect("a kubeconfig");
         Self::with(&config, patience)
     }
 
-    /// A client of one server alone.
+    /// A client of a single server.
     pub fn of_server(kubeconfig: &str, url: &str, patience: Duration) -> Self {
         let mut config = Kubeconfig::parse(kubeconfig).expect("a kubeconfig");
         for cluster in &mut config.clusters {
@@ -41,7 +41,7 @@ impl Api {
         Self::with(&config, patience)
     }
 
-    /// A client of whatever speaks HTTPS and knows these certificates.
+    /// A client of an HTTPS server with these certificates.
     pub fn of_files(files: &[String; 3], url: &str, patience: Duration) -> Self {
         let [authority, certificate, key] = files;
         let text = serde_json::json!({
@@ -60,7 +60,7 @@ impl Api {
         }
     }
 
-    /// One request; a body is sent as JSON.
+    /// Sends a request; a body is sent as JSON.
     pub async fn send(
         &self,
         method: Method,
@@ -78,7 +78,7 @@ impl Api {
         let answer = tokio::time::timeout(self.patience, self.client.request(request)).await;
         match answer {
             Ok(Ok(value)) => Ok(value),
-            // Whether a server that failed on the way has written is unknown.
+            // After a server error it is unknown whether it was written.
             Ok(Err(kube::Error::Api(status))) if status.code < 500 => {
                 Err(Failure::Refused(status.code))
             }
@@ -86,14 +86,14 @@ impl Api {
         }
     }
 
-    /// Whether a path answers with success.
+    /// Whether a path responds with success.
     pub async fn answers(&self, path: &str) -> bool {
         let request = Request::get(path).body(Vec::new()).expect("a request");
         let answer = tokio::time::timeout(self.patience, self.client.request_text(request)).await;
         matches!(answer, Ok(Ok(_)))
     }
 
-    /// Changes behind a path, until the server ends them or nothing came for as long as an answer may take.
+    /// Watches a path, until the server ends it or nothing arrives within the timeout.
     pub async fn watch(&self, path: &str) -> impl Stream<Item = WatchEvent<Value>> + Unpin + use<> {
         let request = Request::get(path).body(Vec::new()).expect("a request");
         let begun = self.client.request_events::<Value>(request);

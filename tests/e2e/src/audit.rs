@@ -1,10 +1,11 @@
-//! Leaders and their writes, as the audit logs of all servers tell: a check from outside that no two lead at once.
+//! Leaders and their writes, from the audit logs of all servers: checks from outside that no two
+//! lead at once.
 
 use std::{collections::BTreeMap, fs, path::Path};
 
 use serde_json::Value;
 
-/// Records what the controllers create, and the Leases of their terms.
+/// Logs what the controllers create, and the Leases of their terms.
 pub const POLICY: &str = r#"
 apiVersion: audit.k8s.io/v1
 kind: Policy
@@ -26,8 +27,8 @@ struct Term {
     server: usize,
 }
 
-/// Panics when a server has created something in another one's term. Gives how many terms there were, and
-/// how many objects were looked at.
+/// Panics if a server has created something in another one's term. Returns the number of terms and
+/// of checked objects.
 pub fn check_terms(logs: &[std::path::PathBuf]) -> (usize, usize) {
     let (mut terms, mut created) = (BTreeMap::new(), Vec::new());
     for (server, log) in logs.iter().enumerate() {
@@ -57,7 +58,7 @@ pub fn check_terms(logs: &[std::path::PathBuf]) -> (usize, usize) {
         let (Some((_, term)), after) = (before.next_back(), terms.range(revision..).next()) else {
             continue;
         };
-        // A server that was killed may not have written that its term began.
+        // A killed server may not have logged the start of its term.
         if after.is_some_and(|(_, after)| after.number > term.number + 1) {
             continue;
         }
@@ -71,7 +72,7 @@ pub fn check_terms(logs: &[std::path::PathBuf]) -> (usize, usize) {
     (terms.len(), looked_at)
 }
 
-/// A log's events; the last line of a server that was killed may be cut.
+/// A log's events; the last line of a killed server may be torn.
 fn events(log: &Path) -> Vec<Value> {
     let text = fs::read_to_string(log).expect("an audit log");
     let lines = text.lines();
@@ -80,7 +81,7 @@ fn events(log: &Path) -> Vec<Value> {
         .collect()
 }
 
-/// The revision that a write made, if it was accepted.
+/// The revision of an accepted write.
 fn revision(event: &Value, object: &Value) -> Option<u64> {
     let code = event["responseStatus"]["code"].as_u64()?;
     let version = object["metadata"]["resourceVersion"].as_str()?;

@@ -1,5 +1,5 @@
-//! Command blocks of Markdown documents: indented ones, and fences without a language or with `sh`. A comment in front of a
-//! block, `<!-- not run: WHY -->`, leaves it out.
+//! Command blocks of Markdown documents: indented ones, and fences without a language or with `sh`.
+//! A comment before a block, `<!-- not run: WHY -->`, excludes it.
 
 /// A block of commands.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -54,7 +54,7 @@ pub fn blocks(text: &str) -> Vec<Block> {
     blocks
 }
 
-/// An indented line inside a paragraph or a list is no block.
+/// An indented line inside a paragraph or a list is not a block.
 fn is_blank_before(lines: &[&str], at: usize) -> bool {
     at == 0 || lines[at - 1].trim().is_empty() || lines[at - 1].starts_with("<!--")
 }

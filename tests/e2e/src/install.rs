@@ -1,5 +1,5 @@
-//! Programs that stories use and that Debian does not have. They come from their registries once
-//! and stay under `target/`; where a registry cannot be reached, the story fails and says so.
+//! Programs for tests that Debian does not have. They are downloaded once from their registries and
+//! kept under `target/`; if a registry is unreachable, the test fails and says so.
 
 use std::{
     fs,
@@ -7,7 +7,7 @@ use std::{
     process::Command,
 };
 
-/// Runs an installer of the host below `tmp`, once for this list of packages.
+/// Runs an installer of the host below `tmp`, once per list of packages.
 pub fn install(
     tmp: &Path,
     name: &str,
@@ -15,7 +15,7 @@ pub fn install(
     steps: impl Fn(&Path) -> Vec<Command>,
 ) -> PathBuf {
     let directory = tmp.join(name);
-    // Stories of one language may start at once.
+    // Tests of one language may start concurrently.
     let lock = fs::File::create(directory.with_extension("lock")).expect("a lock file");
     lock.lock().expect("the lock");
     let done = directory.join("installed");
@@ -39,7 +39,7 @@ pub fn install(
     directory
 }
 
-/// The kubectl 1.33 that a package for another purpose carries; only for this one architecture.
+/// kubectl 1.33 from a package with another purpose; only for this architecture.
 pub fn kubectl(tmp: &Path) -> Option<PathBuf> {
     Some(kubectl_and_helm(tmp)?.join("kubectl/kubectl"))
 }

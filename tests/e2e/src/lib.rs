@@ -1,5 +1,5 @@
-//! What the end-to-end tests share: reading what kubectl printed. The tests are under `tests/`,
-//! one file a story; each drives the built binary from outside, on a machine of its own.
+//! Shared by the end-to-end tests: helpers for kubectl's output. The tests are under `tests/`, one
+//! file per story; each runs the built binary from outside, on a machine of its own.
 
 mod api;
 pub mod audit;
@@ -21,7 +21,7 @@ use std::{
 use serde_json::Value;
 use testkit::{Cluster, eventually};
 
-/// The pods with this label that are Ready and not on their way out, as soon as there are `count`.
+/// The pods with this label that are Ready and not being deleted, as soon as there are `count`.
 pub fn ready_pods(cluster: &Cluster, selector: &str, count: usize) -> Vec<Value> {
     eventually(&format!("{count} ready pods with {selector}"), || {
         let list = cluster.get(&["pods", "-l", selector]);
@@ -39,7 +39,7 @@ pub fn ready_pods(cluster: &Cluster, selector: &str, count: usize) -> Vec<Value>
     })
 }
 
-/// Whether a pod is Ready and stays.
+/// Whether a pod is Ready and not being deleted.
 pub fn is_ready(pod: &Value) -> bool {
     let conditions = pod["status"]["conditions"].as_array();
     let ready = |c: &Value| c["type"] == "Ready" && c["status"] == "True";
@@ -72,7 +72,7 @@ fn summary(cluster: &Cluster) -> String {
     format!("\n{pods}\n{events}")
 }
 
-/// Runs a program of the host and gives what it printed.
+/// Runs a program of the host and returns its output.
 fn host(directory: &Path, program: &str, args: &[&str]) -> String {
     let output = Command::new(program)
         .args(args)
@@ -87,7 +87,7 @@ fn host(directory: &Path, program: &str, args: &[&str]) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// An image as `docker save` writes it: one layer with a static busybox.
+/// A `docker save` archive: one layer with a static busybox.
 pub fn busybox_archive(directory: &Path) -> String {
     let echo = r#"["/bin/busybox","echo","from busybox"]"#;
     archive(directory, "local.test/busybox:1", echo)
@@ -137,12 +137,12 @@ fn archive(directory: &Path, name: &str, command: &str) -> String {
     directory.join("image.tar").display().to_string()
 }
 
-/// A program that runs beside the story and ends with it, also when it fails.
+/// A background program, killed when this is dropped.
 pub struct Background(pub Child);
 
 impl Drop for Background {
     fn drop(&mut self) {
-        // Whatever has ended already needs no end.
+        // It may have ended already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

@@ -1,5 +1,5 @@
-//! Clients of several servers at once that record what they asked and heard, for the history checker; and a
-//! writer that records how long writes paused.
+//! Clients of several servers that record their calls for the history checker, and a writer that
+//! records how long writes paused.
 
 use std::{
     collections::BTreeMap,
@@ -19,22 +19,23 @@ use serde_json::{Value, json};
 
 use crate::{Api, api::Failure};
 
-/// How many objects the clients fight over.
+/// The number of contended objects.
 const OBJECTS: u32 = 3;
 const CLIENTS: u64 = 3;
 const WATCHERS: u64 = 3;
-/// How long a client waits for an answer, and a watcher for a change, before it asks another server.
+/// How long a client waits for a response, and a watcher for a change, before it uses another
+/// server.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Clients and the writer rest so long after each answer: what is looked for are failures, not throughput.
+/// The pause after each response: the purpose is to find failures, not throughput.
 const REST: Duration = Duration::from_millis(40);
-/// How long the servers may take to come to the end of everything.
+/// How long the servers may take to finish.
 const END: Duration = Duration::from_secs(120);
 /// The object that is written last.
 const LAST: &str = "last";
 const HISTORY: &str = "/api/v1/namespaces/history/configmaps";
 const LOAD: &str = "/api/v1/namespaces/default/configmaps";
 
-/// What the story and the recording threads share.
+/// Shared by the test and the recording threads.
 #[derive(Default)]
 pub struct Progress {
     stop: AtomicBool,
@@ -43,12 +44,12 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// How many writes of the writer were acknowledged so far.
+    /// The number of the writer's acknowledged writes.
     pub fn acknowledged(&self) -> usize {
         self.acknowledged.load(Ordering::SeqCst)
     }
 
-    /// Ends the recording; the threads come to their end.
+    /// Ends the recording and the threads.
     pub fn stop(&self) {
         self.stop.store(true, Ordering::SeqCst);
     }
@@ -70,8 +71,8 @@ pub fn block_on<T>(future: impl Future<Output = T>) -> T {
     runtime.expect("a runtime").block_on(future)
 }
 
-/// Clients and watchers until they are stopped; then the check. Gives how many calls and changes there were.
-/// Runs on a thread inside of a machine.
+/// Runs clients and watchers until they are stopped, then checks the history. Returns the numbers
+/// of calls and changes. Runs on a thread inside a machine.
 pub fn record_history(
     kubeconfig: &str,
     urls: &[String],
@@ -109,8 +110,8 @@ pub fn record_history(
     })
 }
 
-/// Makes the namespace, through whichever server answers: faults may have begun. Gives the revision that watchers
-/// begin at.
+/// Creates the namespace through any server that answers, since faults may have begun. Returns the
+/// revision at which watchers start.
 async fn prepare(servers: &[Api]) -> Revision {
     let namespace =
         json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "history"}});
@@ -171,7 +172,7 @@ impl Recorder {
         }
     }
 
-    /// What watchers end at.
+    /// Writes the object at which watchers end.
     async fn write_last(&self) {
         let deadline = Instant::now() + END;
         for api in self.servers.iter().cycle() {
@@ -186,7 +187,7 @@ impl Recorder {
         }
     }
 
-    /// Follows the objects, going from server to server at random, until it has seen the last one.
+    /// Watches the objects, switching between servers at random, until it has seen the last one.
     async fn watcher(self: Arc<Self>, start: Revision, seed: u64) -> Vec<Change> {
         let mut random = StdRng::seed_from_u64(seed);
         let (mut seen, mut cursor, mut deadline) = (Vec::new(), start, None);
@@ -206,7 +207,7 @@ impl Recorder {
                 let (object, is_deleted) = match event {
                     WatchEvent::Added(object) | WatchEvent::Modified(object) => (object, false),
                     WatchEvent::Deleted(object) => (object, true),
-                    // A server that has just started knows no history: another one does.
+                    // A server that has just started has no history: another one has.
                     WatchEvent::Error(_) => break,
                     WatchEvent::Bookmark(_) => continue,
                 };
@@ -240,7 +241,7 @@ fn revision(object: &Value) -> Revision {
     version.and_then(|text| text.parse().ok()).unwrap_or(0)
 }
 
-/// A list of one object: it tells the moment, too.
+/// Lists one object, to get the revision, too.
 async fn read(api: &Api, key: &str) -> Answer {
     let path = format!("{HISTORY}?fieldSelector=metadata.name%3D{key}");
     match api.send(Method::GET, &path, None).await {
@@ -261,7 +262,8 @@ async fn read(api: &Api, key: &str) -> Answer {
     }
 }
 
-/// Replaces an object (`None`), or does so if it has the revision, or creates it if it must be absent.
+/// Replaces an object (`None`), or does so if it has the revision, or creates it if it must be
+/// absent.
 async fn write(api: &Api, key: &str, value: &str, condition: Option<Option<Revision>>) -> Answer {
     let mut object = config_map(key, value);
     let named = format!("{HISTORY}/{key}");
@@ -280,7 +282,7 @@ async fn write(api: &Api, key: &str, value: &str, condition: Option<Option<Revis
     }
 }
 
-/// A delete's answer names no revision: that it happened is seen by watchers and readers.
+/// A delete's response has no revision: watchers and readers see it.
 async fn delete(api: &Api, key: &str) -> Answer {
     let path = format!("{HISTORY}/{key}");
     match api.send(Method::DELETE, &path, None).await {
@@ -289,17 +291,17 @@ async fn delete(api: &Api, key: &str) -> Answer {
     }
 }
 
-/// What the writer did.
+/// The writer's results.
 #[derive(Debug)]
 pub struct Written {
-    /// Names of acknowledged objects.
+    /// The names of acknowledged objects.
     pub names: Vec<String>,
     /// The longest time without an acknowledged write.
     pub longest: Duration,
 }
 
-/// Creates one object after the other until it is stopped, through whatever server answers; between them it
-/// gives the controllers something to do. Runs on a thread inside of a machine.
+/// Creates objects one after the other until it is stopped, through any server that answers; in
+/// between it gives the controllers work. Runs on a thread inside a machine.
 pub fn write_load(kubeconfig: &str, deployment: &str, progress: &Progress) -> Written {
     block_on(async {
         let api = Api::new(kubeconfig, 2 * PATIENCE);
@@ -308,7 +310,7 @@ pub fn write_load(kubeconfig: &str, deployment: &str, progress: &Progress) -> Wr
         let mut last = Instant::now();
         while !progress.is_stopped() {
             let name = format!("load-{}", names.len());
-            // A write whose answer was lost is found when it is tried again.
+            // A write whose response was lost is found at the next attempt.
             match api
                 .send(Method::POST, LOAD, Some(&config_map(&name, "")))
                 .await

@@ -1,13 +1,13 @@
-//! Several servers over several members of etcd, and a node.
+//! Several servers with several etcd members, and a node.
 
 use std::path::PathBuf;
 
 use serde_json::Value;
 use testkit::{Agent, Etcd, Lan, Machine, Ran, Server, eventually};
 
-/// Three machines with a server and a member each, and one with a node.
+/// Three machines with a server and an etcd member each, and one with a node.
 pub struct Site {
-    // Fields are dropped in this order: machines before the network that they hang on.
+    // Fields are dropped in this order: machines before their network.
     pub agent: Agent,
     pub servers: Vec<Server>,
     pub etcd: Etcd,
@@ -52,7 +52,7 @@ impl Site {
         })
     }
 
-    /// Waits until the `kubernetes` Service leads to this many servers.
+    /// Waits until the `kubernetes` Service has this many endpoints.
     pub fn wait_for_servers(&self, count: usize) {
         eventually(&format!("{count} servers"), || {
             let slice = self.get(&["endpointslice", "kubernetes"]);
@@ -65,7 +65,7 @@ impl Site {
         });
     }
 
-    /// A deployment that runs says that controllers, a scheduler and the node are at work.
+    /// Runs a Deployment, which shows that controllers, a scheduler and the node work.
     pub fn deploy(&self, name: &str) {
         let image = "--image=mainstay.local/hello";
         self.kubectl(&["create", "deployment", name, image])
@@ -79,7 +79,7 @@ impl Site {
         });
     }
 
-    /// Which server does the work of the controllers; none while the lease is nobody's.
+    /// The server that leads the controllers; `None` while the lease has no holder.
     pub fn leader(&self) -> Option<usize> {
         let lease = ["lease", "kube-controller-manager", "-n", "kube-system"];
         let holder = self.get(&lease)["spec"]["holderIdentity"].clone();
@@ -88,12 +88,13 @@ impl Site {
         number.and_then(|text| text.parse().ok())
     }
 
-    /// The administrator's kubeconfig on the node, which lists all servers; there once the site is complete.
+    /// The administrator's kubeconfig on the node, with all servers; exists once the site is
+    /// complete.
     pub fn kubeconfig(&self) -> PathBuf {
         self.agent.machine().dir().join("kubeconfig")
     }
 
-    /// Starts the first server. The others need its token.
+    /// Starts the first server and returns its token, which the others need.
     pub fn start_first(&mut self) -> String {
         self.servers[0].start();
         let token = self.servers[0].mainstay(&["token", "server"]).success();
@@ -108,7 +109,7 @@ impl Site {
         }
     }
 
-    /// The node joins, and all servers know each other.
+    /// Joins the node, and waits until all servers know each other.
     pub fn complete(&mut self) {
         let line = self.servers[0].mainstay(&["token", "create"]).success();
         let words = line.trim().strip_prefix("mainstay agent ").expect("flags");

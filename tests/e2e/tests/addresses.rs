@@ -1,5 +1,5 @@
-//! Machines whose addresses change while the cluster runs: first that of a node, then that of the server. Nothing is
-//! restarted; Nodes, endpoints, kubeconfigs, certificates and routes follow.
+//! Machines whose addresses change while the cluster runs: first a node's, then the server's.
+//! Nothing is restarted; Nodes, endpoints, kubeconfigs, certificates and routes follow.
 
 use std::fs;
 
@@ -23,9 +23,9 @@ metadata: {name: web}
 spec: {selector: {app: web}, ports: [{port: 80, targetPort: 8080}]}
 "#;
 
-/// A server and an agent that knows it by its name.
+/// A server, and an agent that uses the server's name.
 struct Site {
-    // Fields are dropped in this order: machines before the network that they hang on.
+    // Fields are dropped in this order: machines before their network.
     two: Agent,
     cluster: Cluster,
     lan: Lan,
@@ -51,7 +51,7 @@ impl Site {
         self.two.machine().dir().join("hosts")
     }
 
-    /// What a DNS server would be told when the server moves.
+    /// Updates the name's address, as in DNS, when the server moves.
     fn name_server(&self, address: &str) {
         let text = format!("127.0.0.1 localhost\n{address} one\n");
         fs::write(self.hosts(), text).expect("a file");
@@ -64,7 +64,7 @@ impl Site {
         self.two.start(&flags);
     }
 
-    /// Gives a machine another address in place of the one it has.
+    /// Replaces a machine's address.
     fn move_machine(&self, machine: &Machine, from: &str, to: &str) {
         let gateway = self.lan.address(0, 1);
         let script = format!(
@@ -90,7 +90,8 @@ impl Site {
         });
     }
 
-    /// Pods reach each other and the service by its name, and every kubelet answers the API server.
+    /// Checks that pods reach each other and the Service by its name, and that every kubelet
+    /// answers the API server.
     fn everything_works(&self, pods: &[Value]) {
         let ip = |pod: &Value| {
             pod["status"]["podIP"]

@@ -1,5 +1,5 @@
-//! What `kubectl apply` keeps between two runs: sets whose members are pruned, and owners of fields when the merge moves from
-//! the client to the server.
+//! What `kubectl apply` keeps between runs: ApplySets whose members are pruned, and field managers
+//! when apply moves from the client to the server.
 
 use serde_json::Value;
 use testkit::{Cluster, Ran};
@@ -24,7 +24,7 @@ fn apply(cluster: &Cluster, manifest: &str, flags: &[&str]) -> Ran {
     cluster.kubectl_stdin(&[&["apply", "-f", "-"], flags].concat(), manifest)
 }
 
-/// The documents of a manifest without the one that names this.
+/// The manifest's documents without the one that contains this.
 fn without(manifest: &str, name: &str) -> String {
     let documents = manifest.split("---").filter(|text| !text.contains(name));
     documents.collect::<Vec<_>>().join("---")
@@ -40,7 +40,7 @@ fn managers(object: &Value) -> Vec<(String, String)> {
 }
 
 #[test]
-fn an_applyset_prunes_what_left_the_files_in_every_namespace_and_kind() {
+fn an_applyset_prunes_objects_removed_from_the_files_in_every_namespace_and_kind() {
     let cluster = Cluster::up();
     for namespace in ["shop", "staff"] {
         cluster
@@ -59,7 +59,7 @@ fn an_applyset_prunes_what_left_the_files_in_every_namespace_and_kind() {
         "{refused:?}"
     );
 
-    // Objects of another namespace than that of -n are refused, as without a set: the parent is a cluster's business here.
+    // Objects of another namespace than that of -n are rejected, as without an ApplySet.
     let here = without(SHOP, "staff");
     apply(&cluster, &here, &set).success();
     let parent = cluster.get(&["secret", "shop", "-n", "shop"]);
@@ -84,7 +84,7 @@ fn an_applyset_prunes_what_left_the_files_in_every_namespace_and_kind() {
     let kinds = &parent["metadata"]["annotations"]["applyset.kubernetes.io/contains-group-kinds"];
     assert_eq!(*kinds, "ConfigMap");
 
-    // Somebody else's object is never a parent.
+    // An object without our label is never used as a parent.
     let other = ["create", "configmap", "theirs", "-n", "shop"];
     cluster.kubectl(&other).success();
     let refused = apply(

@@ -1,4 +1,4 @@
-//! What a fresh cluster tells of its usage: `kubectl top`, and autoscalers that follow a load.
+//! Resource usage on a new cluster: `kubectl top`, and autoscalers that follow a load.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use testkit::{Cluster, eventually, until};
 
 const IMAGE: &str = "local.test/busybox:1";
 
-/// Works while there is a file `/busy`.
+/// Uses CPU while the file `/busy` exists.
 const SCRIPT: &str = "while true; do if [ -e /busy ]; then \
     i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done; \
     else /bin/busybox sleep 0.2; fi; done";
@@ -33,7 +33,7 @@ fn deployment() -> Value {
     })
 }
 
-/// Between one and three pods, at half of what they request, without waiting on the way down.
+/// Between one and three pods, at half of their requests, without stabilization when scaling down.
 fn autoscaler() -> Value {
     json!({
         "apiVersion": "autoscaling/v2", "kind": "HorizontalPodAutoscaler",
@@ -54,7 +54,7 @@ fn create(cluster: &Cluster, object: &Value) {
     created.success();
 }
 
-/// A condition of the autoscaler: whether it holds, its reason and its message.
+/// A condition of the autoscaler: status, reason and message.
 fn condition(autoscaler: &Value, type_: &str) -> (String, String, String) {
     let conditions = autoscaler["status"]["conditions"].as_array();
     let found = conditions
@@ -68,7 +68,7 @@ fn condition(autoscaler: &Value, type_: &str) -> (String, String, String) {
     (text("status"), text("reason"), text("message"))
 }
 
-/// Waits until the Deployment has so many pods.
+/// Waits until the Deployment has this many pods.
 fn has_replicas(cluster: &Cluster, count: i64) {
     until(
         &format!("{count} replicas"),
@@ -86,7 +86,7 @@ fn has_replicas(cluster: &Cluster, count: i64) {
     );
 }
 
-/// The columns of each line below the heading.
+/// The columns of each line below the header.
 fn rows(table: &str) -> Vec<Vec<String>> {
     let lines = table.lines().skip(1);
     lines
@@ -99,7 +99,7 @@ fn millicores(cell: &str) -> i64 {
     number.parse().unwrap_or(-1)
 }
 
-/// `kubectl top` of ours, and of upstream where there is one, in the same form.
+/// Our `kubectl top`, and upstream's if there is one, in the same format.
 fn top_shows_usage(cluster: &Cluster, pod: &str) {
     let run = |args: &[&str]| {
         let ours = cluster.kubectl(args).success();
@@ -148,7 +148,7 @@ fn a_load_makes_a_deployment_grow_and_its_end_makes_it_shrink() {
         cluster.kubectl(&args).success();
     };
     exec(&["touch", "/busy"]);
-    // Its first look is not to find a pod without samples.
+    // The autoscaler's first evaluation must find samples.
     eventually("usage of the pod", || {
         let shown = cluster.kubectl(&["top", "pod", &pod]);
         match shown.code {

@@ -1,5 +1,5 @@
-//! Every command block of the documents and of the examples, as a reader would type it: a page is one shell session on a
-//! fresh namespace of one cluster.
+//! Every command block of the documents and examples, as a reader would type it: a page is one
+//! shell session in a new namespace of one cluster.
 
 use std::{
     fs,
@@ -10,7 +10,7 @@ use std::{
 use e2e::blocks::blocks;
 use testkit::{Cluster, Ran};
 
-/// The pages, which are run in this order.
+/// The pages in the order in which they are run.
 fn pages(root: &Path) -> Vec<PathBuf> {
     let markdown = |directory: &str| {
         let entries = fs::read_dir(root.join(directory)).expect("a directory");
@@ -23,7 +23,7 @@ fn pages(root: &Path) -> Vec<PathBuf> {
     let examples = examples
         .flatten()
         .map(|entry| entry.path().join("README.md"));
-    // The guestbook has a story of its own.
+    // The guestbook has a test of its own.
     pages.extend(
         examples.filter(|page| page.exists() && !page.starts_with(root.join("examples/guestbook"))),
     );
@@ -32,7 +32,7 @@ fn pages(root: &Path) -> Vec<PathBuf> {
     pages
 }
 
-/// Runs the blocks of a page as one script, whose failure names the line.
+/// Runs the blocks of a page as one script; a failure names the line.
 fn run(cluster: &Cluster, root: &Path, programs: &Path, page: &Path) -> Option<Ran> {
     let text = fs::read_to_string(page).expect("a page");
     let name = page
@@ -48,7 +48,7 @@ fn run(cluster: &Cluster, root: &Path, programs: &Path, page: &Path) -> Option<R
     if runs.is_empty() {
         return None;
     }
-    // Entering a machine's namespaces leaves the directory.
+    // Entering a machine's namespaces changes the directory.
     let mut script = format!("cd '{}'\n", root.display());
     script += "set -euo pipefail\nshopt -s expand_aliases\nat=\n\
                       trap 'echo \"failed: $at\" >&2' ERR\n";
@@ -66,13 +66,13 @@ fn run(cluster: &Cluster, root: &Path, programs: &Path, page: &Path) -> Option<R
         .env("KUBECONFIG", cluster.kubeconfig())
         .env("MAINSTAY_DATA_DIR", cluster.data_dir())
         .env("HOME", cluster.machine().dir())
-        // Nobody is there to edit.
+        // No interactive editor.
         .env("EDITOR", "true")
         .output();
     Some(ran.expect("bash starts").into())
 }
 
-/// A line `! COMMAND` is about a command that fails; bash alone would let its success pass.
+/// A line `! COMMAND` expects a command to fail; bash alone would ignore its success.
 fn checked(commands: &str) -> String {
     let line = |line: &str| match line.strip_prefix("! ") {
         Some(command) => {

@@ -1,5 +1,5 @@
-//! What is not ours stays as it is, and what is lost is not passed over: reset, address ranges that
-//! are in use, a store whose files are gone, and a stop in the middle of a start.
+//! Foreign state is kept, and losses are reported: reset, address ranges in use, a store with
+//! missing files, and a stop during a start.
 
 use std::{fs, process::Stdio};
 
@@ -24,7 +24,7 @@ fn a_directory_that_is_not_ours_is_not_reset() {
 }
 
 #[test]
-fn a_mounted_data_directory_loses_what_is_ours_and_nothing_else() {
+fn reset_of_a_mounted_data_directory_removes_only_own_files() {
     let mut cluster = Cluster::stopped(&[]);
     let data = cluster.data_dir();
     let path = data.to_str().expect("a path").to_owned();
@@ -72,7 +72,7 @@ fn a_second_cluster_with_the_same_addresses_is_refused(cluster: &Cluster) {
 }
 
 #[test]
-fn a_cluster_whose_objects_are_gone_does_not_start_without_a_word() {
+fn a_cluster_whose_store_is_missing_refuses_to_start() {
     let mut cluster = Cluster::up();
     cluster.kubectl(&["create", "configmap", "kept"]).success();
     cluster.kill();
@@ -143,7 +143,7 @@ fn a_stop_in_the_middle_of_a_start_is_clean() {
         machine
             .run("kill", &["-TERM", &daemon.id().to_string()])
             .success();
-        // Parts that do not stop in time make it fail.
+        // Services that do not stop in time make it fail.
         let status = daemon.wait().expect("it ends");
         assert!(status.success(), "{moment}: {status}");
         let data = data.to_str().expect("a path");

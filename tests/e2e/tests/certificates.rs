@@ -1,5 +1,5 @@
-//! People approve and deny requests for certificates, with our kubectl and with the ordinary one. Certificates that
-//! live for less than a minute are renewed without a restart.
+//! Certificate requests are approved and denied with our kubectl and with upstream's. Certificates
+//! with a lifetime below a minute are renewed without a restart.
 
 use std::{collections::BTreeMap, fs, time::Duration};
 
@@ -26,7 +26,7 @@ fn request(cluster: &Cluster, name: &str) -> String {
     )
 }
 
-/// The certificate that was issued, as openssl reads it.
+/// The issued certificate, as openssl prints it.
 fn issued(cluster: &Cluster, name: &str) -> String {
     let certificate = eventually("the certificate", || {
         let csr = cluster.get(&["csr", name]);
@@ -85,7 +85,7 @@ fn requests_for_certificates_are_approved_and_denied() {
     }
 }
 
-/// Certificates by their files.
+/// Certificates by file.
 type Certificates = BTreeMap<String, String>;
 
 const OF_SERVER: [&str; 4] = [
@@ -100,7 +100,7 @@ const OF_AGENT: [&str; 3] = [
     "agent/proxy.pem",
 ];
 
-/// Each certificate of the server and of the agent, as it is now.
+/// The current certificates of the server and of the agent.
 fn certificates(cluster: &Cluster, agent: &Agent) -> Certificates {
     let read = |machine: &Machine, dir: std::path::PathBuf, file: &str| {
         let path = dir.join(file).display().to_string();
@@ -171,7 +171,7 @@ fn certificates_of_less_than_a_minute_are_renewed_without_a_restart() {
         assert_ne!(pem, &second[file], "{file}");
     }
     assert_eq!(valid(&cluster, &second).len(), second.len());
-    // The kubelet still writes, the API server still reaches it, and the proxy still hears of services.
+    // The kubelet still writes, the API server still reaches it, and the proxy still gets Services.
     run("after");
     let pods = ready_pods(&cluster, "app=web", 2);
     for pod in &pods {

@@ -1,6 +1,6 @@
-//! Clients that people write programs with: Python's, an operator on kopf, JavaScript's. They come
-//! from their registries once and stay under `target/`; where a registry cannot be reached, the
-//! test fails and says so.
+//! Client libraries: Python's, an operator on kopf, JavaScript's. They are downloaded once from
+//! their registries and kept under `target/`; if a registry is unreachable, the test fails and says
+//! so.
 
 use std::{
     fs,
@@ -11,12 +11,12 @@ use std::{
 use e2e::{Background, install};
 use testkit::{Cluster, Ran, eventually};
 
-/// Where the story scripts are.
+/// The directory of the scripts.
 fn scripts() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("clients")
 }
 
-/// What is fetched stays here.
+/// The directory of downloads.
 fn tmp() -> &'static Path {
     Path::new(env!("CARGO_TARGET_TMPDIR"))
 }
@@ -69,7 +69,7 @@ fn the_python_client_works_unchanged() {
 #[test]
 fn the_javascript_client_works_unchanged() {
     let directory = javascript();
-    // Modules are looked for beside the script.
+    // Modules are searched beside the script.
     let script = directory.join("story.mjs");
     fs::copy(scripts().join("story.mjs"), &script).expect("the script");
     let cluster = with_busybox();
@@ -146,7 +146,7 @@ fn with_webhooks(cluster: &Cluster, kopf: &Path, log: &Path) -> Background {
         .args(["run", "--standalone", "--namespace", "default"])
         .arg(scripts().join("admission_story.py"))
         .env("KUBECONFIG", cluster.kubeconfig())
-        // The machine of the cluster has its ports for itself.
+        // The cluster's machine has its own ports.
         .env("WEBHOOK_PORT", "9443")
         .env("WEBHOOK_CERTIFICATE", certificate)
         .env("WEBHOOK_KEY", key)
@@ -202,7 +202,8 @@ fn an_operator_on_kopf_changes_and_refuses_objects_by_webhooks() {
     assert_eq!(cluster.kubectl(&mood).success(), "kind");
     assert!(!cluster.kubectl(&["get", "greeting", "bad"]).ok);
 
-    // Without its operator a webhook that must be asked refuses everything, and nothing else is concerned.
+    // Without its operator a webhook with failurePolicy Fail rejects everything that it matches,
+    // and nothing else.
     drop(operator);
     let alone = create("alone", r#""text": "hi""#);
     assert!(

@@ -1,5 +1,5 @@
-//! Networks by CNI plugins, both ways: Debian's plugins connect the pods of the runtime inside, and the built-in
-//! network, as a plugin, connects the pods of Debian's containerd.
+//! CNI in both directions: Debian's plugins connect the pods of the built-in runtime, and the
+//! built-in network, as a plugin, connects the pods of Debian's containerd.
 
 use std::{fs, os::unix::fs::symlink, path::PathBuf};
 
@@ -9,7 +9,7 @@ use testkit::{Cluster, Containerd, eventually};
 
 const IMAGE: &str = "mainstay.local/hello";
 
-/// A directory that is gone when the test ends.
+/// A directory that is removed when the test ends.
 struct Dir(PathBuf);
 
 impl Dir {
@@ -19,7 +19,7 @@ impl Dir {
         Self(path)
     }
 
-    /// Addresses that are given out.
+    /// The number of assigned addresses.
     fn leases(&self) -> usize {
         let entries = fs::read_dir(self.0.join("leases/pods"));
         let names = entries.into_iter().flatten().flatten();
@@ -125,7 +125,7 @@ fn create(cluster: &Cluster, object: &Value) {
     created.success();
 }
 
-/// Waits until a pod gets an answer there, or gets none.
+/// Waits until a connection from a pod succeeds, or fails.
 fn reaches(cluster: &Cluster, address: &str, port: u16, wanted: bool) {
     let get = format!(
         "/bin/busybox printf 'GET / HTTP/1.0\\r\\n\\r\\n' | /bin/busybox nc -w 2 {address} {port}"
@@ -152,7 +152,7 @@ fn pods_of_containerd_are_in_the_built_in_network() {
     fs::create_dir_all(&plugins).expect("a directory");
     let binary = std::env::var("MAINSTAY_BIN").expect("the binary under test");
     symlink(&binary, plugins.join("mainstay")).expect("a link");
-    // containerd connects every pod to itself with this one.
+    // containerd runs this plugin for every pod's loopback.
     symlink("/usr/lib/cni/loopback", plugins.join("loopback")).expect("a link");
     let network = json!({"cniVersion": "1.0.0", "name": "mainstay", "plugins": [{
         "type": "mainstay", "dataDir": cluster.data_dir(),
@@ -183,7 +183,7 @@ fn pods_of_containerd_are_in_the_built_in_network() {
         let address = pods[0]["status"]["podIP"].as_str().unwrap_or_default();
         assert!(address.starts_with("10.42.0."), "{address:?}");
     }
-    // By the Service, and by the node's port.
+    // By the Service, and by the node port.
     let service = cluster.get(&["service", "web"]);
     let address = service["spec"]["clusterIP"].as_str().unwrap_or_default();
     reaches(&cluster, address, 80, true);
@@ -198,7 +198,7 @@ fn pods_of_containerd_are_in_the_built_in_network() {
         .success();
     reaches(&cluster, address, 80, true);
 
-    // A crash of the daemon takes no address from a pod, and pods that go give theirs back.
+    // A crash of the daemon changes no pod's address, and deleted pods release theirs.
     cluster.kill();
     cluster.start();
     reaches(&cluster, address, 80, true);

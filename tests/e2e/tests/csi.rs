@@ -1,5 +1,6 @@
-//! A CSI driver whose volumes must be attached: the attachdetach controller, the driver's attacher and
-//! the kubelet take turns, and nothing is left after the pod. The story plays the external attacher.
+//! A CSI driver whose volumes must be attached: the attachdetach controller, the driver's attacher
+//! and the kubelet work in turn, and nothing is left after the pod. The test acts as the external
+//! attacher.
 
 use e2e::ready_pods;
 use serde_json::{Value, json};
@@ -54,7 +55,7 @@ fn attachments(cluster: &Cluster) -> Vec<Value> {
     list["items"].as_array().cloned().unwrap_or_default()
 }
 
-/// The node's status, with what the controller (attached) and the kubelet (in use) say of volumes.
+/// The node's `volumesAttached` (by the controller) and `volumesInUse` (by the kubelet).
 fn volumes(cluster: &Cluster) -> (Value, Value) {
     let status = cluster.get(&["node", "one"])["status"].clone();
     let names = status["volumesAttached"].as_array().into_iter().flatten();
@@ -62,7 +63,7 @@ fn volumes(cluster: &Cluster) -> (Value, Value) {
     (attached, status["volumesInUse"].clone())
 }
 
-/// The one attachment, once `has` says so.
+/// The only attachment, once `has` returns true.
 fn attachment(cluster: &Cluster, what: &str, has: impl Fn(&Value) -> bool) -> Value {
     eventually(what, || {
         let all = attachments(cluster);
@@ -124,7 +125,7 @@ fn a_volume_that_must_be_attached_is_attached_staged_published_and_detached_afte
     attachment(&cluster, "the attachment to be deleted", |one| {
         one["metadata"]["deletionTimestamp"].is_string()
     });
-    // The controller asks for the detach only after the kubelet is done with the volume.
+    // The controller detaches only after the kubelet has unmounted the volume.
     let methods = ["NodeUnpublishVolume", "NodeUnstageVolume"];
     assert_eq!(driver.order()[2..], methods);
     assert_eq!(volumes(&cluster), (json!([]), Value::Null));

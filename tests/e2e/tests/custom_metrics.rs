@@ -1,4 +1,4 @@
-//! Autoscalers by custom and external metrics: an API server behind APIServices says how much there is to do.
+//! Autoscalers by custom and external metrics: an aggregated API server serves the values.
 
 use std::{fs, path::PathBuf, time::Duration};
 
@@ -10,7 +10,7 @@ const PORT: &str = "9443";
 const CUSTOM: &str = "/apis/custom.metrics.k8s.io/v1beta2";
 const EXTERNAL: &str = "/apis/external.metrics.k8s.io/v1beta1";
 
-/// The adapter, and the file with its answers.
+/// The adapter, and the file with its responses.
 struct Adapter {
     _process: Background,
     file: PathBuf,
@@ -77,7 +77,7 @@ impl Adapter {
         fs::rename(&fresh, &self.file).expect("a file");
     }
 
-    /// What each pod and the service are said to have to do.
+    /// Sets the metrics of each pod, the Service and the queue.
     fn load(&mut self, cluster: &Cluster, of_pods: &str, of_service: &str, of_queue: &str) {
         let pods = cluster.get(&["pods", "-l", "app=web"]);
         let now = "2026-01-01T00:00:00Z";
@@ -113,7 +113,7 @@ fn create(cluster: &Cluster, object: &Value) {
     created.success();
 }
 
-/// The APIServices, and the Service that leads to the adapter.
+/// Creates the APIServices, and the Service of the adapter.
 fn register(cluster: &Cluster) {
     let address = cluster.machine().address();
     let port: u16 = PORT.parse().expect("a port");
@@ -219,17 +219,17 @@ fn a_deployment_follows_metrics_of_pods_of_objects_and_of_the_outside() {
             },
         }),
     );
-    // By what the pods say.
+    // By the pods' metric.
     has_replicas(&cluster, 3);
     ready_pods(&cluster, "app=web", 3);
-    // By an object.
+    // By the object's metric.
     adapter.load(&cluster, "1", "40", "1");
     has_replicas(&cluster, 4);
-    // By the outside.
+    // By the external metric.
     ready_pods(&cluster, "app=web", 4);
     adapter.load(&cluster, "1", "1", "50");
     has_replicas(&cluster, 5);
-    // Nothing to do any more.
+    // No load any more.
     ready_pods(&cluster, "app=web", 5);
     adapter.load(&cluster, "1", "1", "1");
     has_replicas(&cluster, 1);

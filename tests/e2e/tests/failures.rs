@@ -1,6 +1,6 @@
-//! Three servers and three members of etcd, of which one at a time is killed, paused or cut off at random, under
-//! load. `MAINSTAY_ROUNDS` says how often, `MAINSTAY_SEED` in which order. With several rounds it takes longer than
-//! the runner allows: `NEXTEST_PROFILE=soak`.
+//! Three servers and three etcd members, of which one at a time is killed, paused or disconnected
+//! at random, under load. `MAINSTAY_ROUNDS` sets how often, `MAINSTAY_SEED` the order. Several
+//! rounds take longer than the runner's timeout: use `NEXTEST_PROFILE=soak`.
 
 use std::{
     path::PathBuf,
@@ -17,7 +17,7 @@ use rand::{Rng, SeedableRng, rngs::StdRng};
 use serde_json::Value;
 use testkit::{eventually, until};
 
-/// What happens to one machine.
+/// A fault of one machine.
 #[derive(Debug, Clone, Copy)]
 enum Fault {
     KillServer,
@@ -26,7 +26,7 @@ enum Fault {
     PauseMember,
     KillBoth,
     PauseBoth,
-    /// Its cable is pulled.
+    /// Its network is disconnected.
     Cut,
 }
 
@@ -104,7 +104,7 @@ fn rounds() -> u64 {
 /// Prints its figures: `--no-capture` shows them.
 #[test]
 #[allow(clippy::print_stdout)]
-fn whichever_server_or_member_fails_no_write_is_lost_and_one_leader_acts() {
+fn no_write_is_lost_and_one_leader_acts_whichever_server_or_member_fails() {
     let seed = setting("MAINSTAY_SEED").unwrap_or_else(|| rand::rng().random_range(0..1_000_000));
     println!("MAINSTAY_SEED={seed}");
     let mut site = Site::new();
@@ -147,7 +147,7 @@ fn whichever_server_or_member_fails_no_write_is_lost_and_one_leader_acts() {
     );
 }
 
-/// Gives every server an audit log.
+/// Enables an audit log on every server.
 fn record_audit(site: &mut Site) -> Vec<PathBuf> {
     let mut logs = Vec::new();
     for server in &mut site.servers {
@@ -161,7 +161,7 @@ fn record_audit(site: &mut Site) -> Vec<PathBuf> {
     logs
 }
 
-/// A deployment whose pods no node takes: work for controllers alone.
+/// A Deployment whose pods stay pending: work for controllers only.
 fn idle_deployment(site: &Site) {
     let image = "--image=mainstay.local/hello";
     let create = ["create", "deployment", "idle", image, "--replicas=0"];
@@ -171,7 +171,7 @@ fn idle_deployment(site: &Site) {
         .success();
 }
 
-/// What runs, and how often it was started.
+/// The running containers, and their restart counts.
 fn containers(site: &Site) -> Vec<(Value, Vec<String>)> {
     let pods = site.get(&["pods", "-l", "app=steady"]);
     let pods = pods["items"].as_array().cloned().unwrap_or_default();
@@ -184,7 +184,7 @@ fn urls(site: &Site) -> Vec<String> {
     site.servers.iter().map(address).collect()
 }
 
-/// One fault under load, and back to three of everything.
+/// One fault under load, then recovery of all three.
 #[allow(clippy::print_stdout)]
 fn fail_once(
     site: &mut Site,
@@ -194,7 +194,7 @@ fn fail_once(
     kubeconfig: &str,
 ) {
     let fault = FAULTS[random.random_range(0..FAULTS.len())];
-    // Every second one meets the leader, and every fourth lasts longer than its lease.
+    // Every second one hits the leader, and every fourth lasts longer than its lease.
     let mut victim = random.random_range(0..3);
     if random.random_range(0..2) == 0 {
         victim = site.leader().unwrap_or(victim);
@@ -220,7 +220,7 @@ fn fail_once(
     wait_for_all(site, kubeconfig);
 }
 
-/// Waits until every server and every member answers: two faults at once are one too many.
+/// Waits until every server and every member answers: two faults at once would be too many.
 fn wait_for_all(site: &Site, kubeconfig: &str) {
     let (files, members, servers) = (site.etcd.client_files(), site.etcd.urls(), urls(site));
     let kubeconfig = kubeconfig.to_owned();

@@ -1,4 +1,5 @@
-//! From `kubectl create deployment` to an answering pod, through every part, and back to nothing.
+//! From `kubectl create deployment` to an answering pod, through every component, and back to
+//! nothing.
 
 use std::time::Duration;
 
@@ -7,10 +8,11 @@ use testkit::{Cluster, Leftovers, eventually, until};
 
 const IMAGE: &str = "mainstay.local/hello";
 
-/// How long the calling pod sleeps: a number that no other process on the machine has in its arguments.
+/// How long the calling pod sleeps: a number that no other process on the machine has in its
+/// arguments.
 const CALLER_SLEEPS: &str = "360773";
 
-/// Asks the service by its name from inside a pod.
+/// Connects to the Service by its name from inside a pod.
 fn call(cluster: &Cluster, from: &str, url: &str) -> Result<String, String> {
     let ran = cluster.kubectl(&["exec", from, "--", "/mainstay", "hello", "get", url]);
     if ran.ok {
@@ -80,7 +82,7 @@ fn deploy_and_call(cluster: &Cluster) {
             "{answer} of {names:?}"
         );
     }
-    // The node itself reaches the service's address and its name too.
+    // The node itself reaches the Service's address and name, too.
     let service = cluster.get(&["service", "web"]);
     let address = service["spec"]["clusterIP"]
         .as_str()
@@ -105,7 +107,7 @@ fn from_node(cluster: &Cluster, url: &str) -> Result<String, String> {
     }
 }
 
-/// What is well, what waits and what crashes is explained from the real objects.
+/// Healthy, pending and crashing objects are explained from the real cluster.
 fn why_knows(cluster: &Cluster) {
     let why = |words: &[&str]| cluster.mainstay(&[&["why"], words].concat()).success();
     let well = why(&["deployment/web"]);
@@ -217,7 +219,7 @@ fn a_killed_container_is_restarted(cluster: &Cluster) {
     });
 }
 
-/// The process of a container, seen from the host.
+/// The process of a container, as seen from the host.
 fn process_with_argument(argument: &str) -> String {
     let has_argument = |entry: &std::fs::DirEntry| {
         let command = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
@@ -327,7 +329,7 @@ fn reset_leaves_no_link_mount_cgroup_rule_or_process() {
         );
     }
     cluster.stop();
-    // With pods still running in their shims: reset ends them too.
+    // With running pods: reset ends them, too.
     cluster.reset().success();
     until("nothing to be left", Duration::from_secs(10), || {
         let left = Leftovers::on(cluster.machine(), &marks).since(&untouched);

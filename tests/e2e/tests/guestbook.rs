@@ -1,4 +1,4 @@
-//! The guestbook of examples/guestbook, as its README walks through it.
+//! The guestbook of examples/guestbook, as in its README.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use testkit::{Cluster, eventually};
 
 const SIGNED: &str = "Hello & <welcome>";
 
-/// Asks the page from inside one of its pods.
+/// Fetches the page from inside one of its pods.
 fn ask(cluster: &Cluster, words: &[&str]) -> Result<String, String> {
     let exec = ["exec", "deployment/guestbook", "--", "/mainstay", "hello"];
     let ran = cluster.kubectl(&[&exec, words].concat());
@@ -62,7 +62,7 @@ fn the_guestbook_is_signed_scaled_updated_and_survives_the_loss_of_its_followers
         .success();
     ready_pods(&cluster, "tier=frontend", 5);
 
-    // A rolling update: the store is found by the variables of Services.
+    // A rolling update: the store is found by the Services' environment variables.
     cluster
         .kubectl(&["set", "env", "deployment/guestbook", "GET_HOSTS_FROM=env"])
         .success();

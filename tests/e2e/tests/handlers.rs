@@ -1,4 +1,4 @@
-//! A pod that asks for another OCI runtime by its RuntimeClass.
+//! A pod with another OCI runtime by its RuntimeClass.
 
 use testkit::{Cluster, eventually};
 

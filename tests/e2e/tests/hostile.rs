@@ -1,5 +1,5 @@
-//! A machine of the cluster that was taken over, and one that has only a bootstrap token: what they can become, read
-//! and write is what they are.
+//! A compromised node of the cluster, and a machine with only a bootstrap token: they cannot get
+//! more permissions than they have.
 
 use std::{fs, path::PathBuf, time::Duration};
 
@@ -7,18 +7,18 @@ use serde_json::{Value, json};
 use testkit::{Agent, Cluster, Lan, Machine, Ran, eventually, until};
 
 struct Site {
-    // Fields are dropped in this order: machines before the network that they hang on.
+    // Fields are dropped in this order: machines before their network.
     two: Agent,
     cluster: Cluster,
     lan: Lan,
 }
 
-/// Who asks.
+/// The user of a request.
 #[derive(Clone, Copy)]
 enum Identity<'a> {
     /// `system:node:two`.
     Node,
-    /// What the proxy, DNS and network policy of the node read with.
+    /// The identity of the node's proxy, DNS and network policy.
     Proxy,
     /// A bootstrap token.
     Token(&'a str),
@@ -80,7 +80,7 @@ impl Site {
         self.kubectl(identity, &["create", "-f", &path])
     }
 
-    /// A request for a certificate.
+    /// A CertificateSigningRequest.
     fn request(&self, name: &str, signer: &str, subject: &str, usage: &str) -> Value {
         let dir = self.two.machine().dir();
         let (key, csr) = (dir.join("hostile.key"), dir.join("hostile.csr"));
@@ -109,7 +109,7 @@ const CLIENT: &str = "kubernetes.io/kube-apiserver-client-kubelet";
 const PROXY: &str = "mainstay.local/node-proxy-client";
 
 #[test]
-fn a_node_that_was_taken_over_and_a_token_stay_what_they_are() {
+fn a_compromised_node_and_a_bootstrap_token_cannot_escalate() {
     let site = Site::new();
     secrets_of_others_stay_closed(&site);
     objects_of_others_are_not_written(&site);
@@ -126,7 +126,7 @@ fn secrets_of_others_stay_closed(site: &Site) {
         "--from-literal=a=b",
     ];
     site.cluster.kubectl(&create).success();
-    // Used by a pod, but of another node.
+    // Used by a pod, but on another node.
     let pod = json!({
         "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "elsewhere"},
         "spec": {"nodeName": "one", "containers": [{"name": "c", "image": "mainstay.local/hello",
@@ -219,7 +219,7 @@ fn other_names_are_not_certified(site: &Site) {
             CLIENT,
             "/O=system:masters/CN=system:node:two".to_owned(),
         ),
-        // The holder of a token must not become a node that exists and is Ready.
+        // The holder of a token must not get the identity of an existing, Ready node.
         ("taken-name", Identity::Token(&token), CLIENT, node("one")),
         (
             "token-proxy",
@@ -240,7 +240,7 @@ fn other_names_are_not_certified(site: &Site) {
             forbidden(&site.kubectl(*identity, &["certificate", "approve", name]));
         }
     }
-    // One that may be signed shows that requests are being looked at: those before it were, too.
+    // When one that may be signed is signed, the earlier ones were processed, too.
     let fresh = site.request("fresh", CLIENT, &node("fresh"), "client auth");
     site.create(Identity::Token(&token), &fresh).success();
     let certificate = |name: &str| {

@@ -1,4 +1,4 @@
-//! Images that people bring: an archive is imported and a pod runs from it, without any registry.
+//! Imported images: an archive is imported and a pod runs from it, without any registry.
 
 use std::fs;
 
@@ -68,7 +68,7 @@ fn a_broken_archive_is_refused_with_a_reason() {
     assert!(ran.stderr.contains("broken.tar"), "{}", ran.stderr);
 }
 
-/// Out to a file and in again; what is not there is said to be not there.
+/// Exports to a file and imports again; a missing image is reported.
 fn export_pull_and_remove(cluster: &Cluster, image: &str) {
     let archive = cluster.machine().dir().join("exported.tar");
     let file = archive.display().to_string();

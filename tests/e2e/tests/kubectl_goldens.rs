@@ -1,18 +1,19 @@
-//! Our kubectl beside upstream's: the same commands on the same cluster print the same bytes and end with the same
-//! code. Skipped, by name, where `MAINSTAY_KUBECTL` or the PATH has no kubectl 1.36.
+//! Our kubectl compared with upstream's: the same commands on the same cluster print the same bytes
+//! and have the same exit code. Skipped if neither `MAINSTAY_KUBECTL` nor the PATH has a kubectl
+//! 1.36.
 
 use testkit::{Cluster, Ran};
 
-/// One command a line; `{dir}` is the directory of the manifests. Lines that begin with `!` change the object
-/// `configmap/settings`: it is made anew before each of the two.
+/// One command per line; `{dir}` is the directory of the manifests. Lines that begin with `!`
+/// change the object `configmap/settings`, which is recreated before each of the two.
 const COMMANDS: &str = include_str!("../clients/kubectl/commands.txt");
 const DIRECTORY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/clients/kubectl");
-/// Ages and other clocks may move between the two; then both are asked again.
+/// Ages and other times may change between the two; then both are run again.
 const TRIES: usize = 3;
 
 fn is_the_same_version(cluster: &Cluster) -> bool {
     let ran = cluster.upstream_kubectl(&["version", "--client"]);
-    // A build from upstream's sources without its release scripts calls itself 0.0.0.
+    // A build of upstream's sources without its release scripts has the version 0.0.0.
     let is_meant = std::env::var_os("MAINSTAY_KUBECTL").is_some();
     ran.is_some_and(|ran| {
         ran.stdout.contains("v1.36.") || is_meant && ran.stdout.contains("v0.0.0-master")
@@ -73,7 +74,7 @@ fn run(cluster: &Cluster, does_write: bool, run: impl Fn() -> Ran) -> Ran {
     run()
 }
 
-/// Words as a shell takes them apart: blanks between them, quotes around what has blanks.
+/// Splits words like a shell: by blanks, with quotes.
 fn words(line: &str) -> Vec<String> {
     let mut words = Vec::new();
     let (mut word, mut is_word, mut quote) = (String::new(), false, None);
@@ -111,7 +112,7 @@ fn difference_of(ours: &Ran, theirs: &Ran) -> Option<String> {
 }
 
 #[test]
-fn words_are_taken_apart_as_a_shell_does() {
+fn command_lines_are_split_as_by_a_shell() {
     assert_eq!(words("get  x -o 'a b' \"\""), ["get", "x", "-o", "a b", ""]);
     assert_eq!(words("a='b c'd"), ["a=b cd"]);
 }

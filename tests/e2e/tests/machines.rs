@@ -1,6 +1,6 @@
-//! A cluster of several machines: two join with a token, one next door and one behind a router. Pods,
-//! services, node ports and names are reached from everywhere to everywhere; agents come back after a
-//! crash without their token, and go on while the server is away.
+//! A cluster of several machines: two join with a token, one on the same subnet and one behind a
+//! router. Pods, Services, node ports and names are reachable between all of them; agents restart
+//! after a crash without their token, and continue while the server is away.
 
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ spec:
 
 /// A server that is a node, too, and two agents: "two" on its subnet, "three" on another.
 struct Site {
-    // Fields are dropped in this order: machines before the network that they hang on.
+    // Fields are dropped in this order: machines before their network.
     two: Agent,
     three: Agent,
     cluster: Cluster,
@@ -43,7 +43,7 @@ impl Site {
         Self::with(&[])
     }
 
-    /// With more flags for the server.
+    /// With additional flags for the server.
     fn with(flags: &[&str]) -> Self {
         let lan = Lan::new();
         let server = lan.address(0, 2);
@@ -80,7 +80,7 @@ impl Site {
     }
 }
 
-/// Calls from inside a pod.
+/// Connects from inside a pod.
 fn call(cluster: &Cluster, pod: &str, url: &str) -> String {
     eventually(&format!("{url} from {pod}"), || {
         let ran = cluster.kubectl(&["exec", pod, "--", "/mainstay", "hello", "get", url]);
@@ -92,7 +92,7 @@ fn call(cluster: &Cluster, pod: &str, url: &str) -> String {
     })
 }
 
-/// Calls from inside a pod of an agent, without any server: in its network namespace, with the
+/// Connects from inside an agent's pod without the API server: in its network namespace, with the
 /// cluster's name server.
 fn call_locally(agent: &Agent, url: &str) -> Result<String, String> {
     let binary = std::env::var("MAINSTAY_BIN").expect("MAINSTAY_BIN is set");
@@ -136,7 +136,7 @@ fn two_machines_join_and_pods_reach_each_other_everywhere() {
     a_node_reads_with_two_identities(&site);
     policies_hold_between_nodes(&site, &pods);
 
-    // From here on nobody has the token.
+    // From here on no agent has the token.
     let tokens = site.cluster.mainstay(&["token", "list"]).success();
     assert!(
         tokens.contains("system:bootstrappers:mainstay:nodes"),
@@ -253,7 +253,7 @@ fn everything_reaches_everything(site: &Site, pods: &[Value]) {
         for node in addresses {
             call(&site.cluster, &caller, &format!("http://{node}:30080/"));
         }
-        // By name, often enough to meet every endpoint.
+        // By name, often enough to reach every endpoint.
         let mut left: Vec<String> = pods.iter().map(name).collect();
         eventually("every endpoint of the service", || {
             let answer = call(
@@ -283,7 +283,7 @@ fn routes_are_direct_next_door_and_an_overlay_across(site: &Site) {
     assert!(!routes.contains("/26 via 192"), "{routes}");
 }
 
-/// What the proxy of a node may read, and what it may not.
+/// What a node's proxy may read, and what it may not.
 fn a_node_reads_with_two_identities(site: &Site) {
     let may = |user: &str, group: &str, verb: &str, resource: &str| {
         let (resource, api_group) = resource.split_once('.').unwrap_or((resource, ""));
@@ -315,7 +315,8 @@ fn a_node_reads_with_two_identities(site: &Site) {
     assert!(!may("system:node:two", "system:nodes", "list", "secrets"));
 }
 
-/// Policies of the server's pod hold on the client's node (egress) and on its own (ingress).
+/// Policies of the server's pod are enforced on the client's node (egress) and on its own
+/// (ingress).
 fn policies_hold_between_nodes(site: &Site, pods: &[Value]) {
     let on = |node: &str| {
         let pod = pods.iter().find(|pod| text(pod, "/spec/nodeName") == node);
@@ -358,7 +359,8 @@ fn policies_hold_between_nodes(site: &Site, pods: &[Value]) {
         );
         let apply = ["apply", "-f", "-"];
         site.cluster.kubectl_stdin(&apply, &policy).success();
-        // Both directions leave "two" open to the one who is selected, and "three" cut off from "one".
+        // In both directions "two" is reachable for the selected pod, and "three" cannot reach
+        // "one".
         eventually(
             &format!("{direction}: three does not reach one"),
             || match reaches("three", "one") {
@@ -387,7 +389,7 @@ fn policies_hold_between_nodes(site: &Site, pods: &[Value]) {
 fn an_agent_comes_back_after_a_crash(site: &mut Site) {
     let before = pod_on(site, "two");
     site.two.kill();
-    // Its pods do not notice.
+    // Its pods keep running.
     let service = text(&site.cluster.get(&["service", "web"]), "/spec/clusterIP").to_owned();
     call_locally(&site.two, &format!("http://{service}/")).expect("the service answers");
     site.two.start(&[]);
@@ -413,7 +415,7 @@ fn pod_on(site: &Site, node: &str) -> Value {
 
 fn agents_go_on_without_a_server(site: &mut Site, pods: &[Value]) {
     site.cluster.kill();
-    // Also one that is started while there is none.
+    // Also an agent that is started while there is no server.
     site.two.stop();
     site.two.start(&[]);
     let name_of = |node: &str| {
@@ -451,7 +453,7 @@ fn site_service(pods: &[Value]) -> String {
     )
 }
 
-/// A node that is deleted is a peer no more: nobody keeps a way to it.
+/// A deleted node is no longer a peer: its routes are removed everywhere.
 fn removal_leaves_nothing(site: &mut Site) {
     let across = |site: &Site| {
         let [routes, entries, neighbours] = [
@@ -501,12 +503,12 @@ fn without_the_proxy_pods_of_different_nodes_still_reach_each_other() {
         }
     }
     routes_are_direct_next_door_and_an_overlay_across(&site);
-    // It is the proxy that is not there, not something else.
+    // Only the proxy is missing.
     let tables = site.two.machine().run("nft", &["list", "tables"]).success();
     assert!(!tables.contains("proxy"), "{tables}");
 }
 
-/// A pod that leaves a node soon after it is lost.
+/// A pod that is evicted soon after its node is lost.
 const MOVABLE: &str = r#"
 apiVersion: apps/v1
 kind: Deployment
@@ -531,7 +533,7 @@ fn sandboxes(agent: &Agent) -> usize {
 }
 
 #[test]
-fn a_machine_that_was_cut_off_cleans_up_what_was_moved() {
+fn a_reconnected_machine_removes_pods_that_were_moved() {
     let mut site = Site::new();
     site.two.start(&site.cluster.join_flags());
     site.wait_for_nodes(2);
@@ -553,7 +555,7 @@ fn a_machine_that_was_cut_off_cleans_up_what_was_moved() {
             false => Err(list.to_string()),
         }
     });
-    // The node that is cut off knows nothing of it.
+    // The disconnected node does not know of it.
     assert_eq!(sandboxes(&site.two), 1);
     site.lan.mend(site.two.machine().address());
     site.wait_for_nodes(2);

@@ -1,5 +1,6 @@
-//! A cluster moves from the embedded store to etcd and back: objects keep their resourceVersions, later ones are
-//! larger, and nothing is served from a place that the objects have left.
+//! A cluster migrates from the embedded store to etcd and back: objects keep their
+//! resourceVersions, later ones are larger, and nothing is served from a store that the objects
+//! were moved from.
 
 use serde_json::Value;
 use testkit::{Etcd, Lan, Machine, Ran, Server};
@@ -24,7 +25,7 @@ fn create(server: &Server, name: &str) {
         .success();
 }
 
-/// What a watch from an old revision is told.
+/// The response to a watch from an old revision.
 fn watch_from(server: &Server, version: u64) -> String {
     let raw = format!(
         "/api/v1/namespaces/default/configmaps?watch=1&timeoutSeconds=5&resourceVersion={version}"

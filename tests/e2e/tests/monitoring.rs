@@ -1,11 +1,12 @@
-//! What Prometheus finds: the metrics that kube-prometheus' rules and Grafana's Kubernetes dashboards read are there,
-//! under upstream's names. Left out are those of programs that are not here (node_*, kube_*, go_*, grpc_*).
+//! Prometheus metrics: those that kube-prometheus' rules and Grafana's Kubernetes dashboards use
+//! exist under upstream's names. Without those of programs that do not run here (node_*, kube_*,
+//! go_*, grpc_*).
 
 use e2e::{busybox_archive, ready_pods};
 use serde_json::json;
 use testkit::{Cluster, eventually};
 
-/// Of the API server, with those of the scheduler and the controllers, which are in the same process.
+/// Of the API server, with the scheduler and the controllers in the same process.
 const CONTROL_PLANE: &[&str] = &[
     "apiserver_request_total",
     "apiserver_request_duration_seconds_bucket",
@@ -108,7 +109,7 @@ const DNS: &[&str] = &[
     "coredns_cache_entries",
 ];
 
-/// The names of a list that no sample of a page has.
+/// The names without a sample in a page.
 fn missing<'a>(page: &str, names: &[&'a str]) -> Vec<&'a str> {
     let is_there = |name: &str| {
         let mut lines = page.lines();
@@ -166,7 +167,7 @@ fn the_metrics_that_rules_and_dashboards_read_are_there() {
     let node = |path: &str| raw(&format!("/api/v1/nodes/one/proxy{path}"));
     let address = cluster.machine().address().to_owned();
     let fetch = |url: &str| cluster.machine().run("curl", &["-s", url]).success();
-    // Some are there only after the second list of containers or the first volume statistics.
+    // Some exist only after the second list of containers or the first volume statistics.
     eventually("all metrics", || {
         let pages = [
             ("the control plane", raw("/metrics"), CONTROL_PLANE),

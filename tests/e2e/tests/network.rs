@@ -1,5 +1,5 @@
-//! Network policies and load balancers with real containers: who reaches whom, from the first moment
-//! of a pod, while policies come and go, across a crash, and nothing left behind.
+//! Network policies and load balancers with real containers: which pods reach which, from a pod's
+//! start, while policies change, and across a crash, with nothing left behind.
 
 use serde_json::Value;
 use testkit::{Cluster, Machine, eventually};
@@ -89,7 +89,7 @@ fn ready(cluster: &Cluster, pod: &str) -> Value {
 }
 
 #[test]
-fn policies_decide_who_reaches_a_pod_and_load_balancers_lead_to_it() {
+fn policies_decide_which_pods_connect_and_load_balancers_reach_a_pod() {
     let mut cluster = Cluster::up();
     apply(&cluster, PODS);
     for pod in ["web", "friend", "stranger"] {
@@ -110,7 +110,7 @@ fn policies_decide_who_reaches_a_pod_and_load_balancers_lead_to_it() {
         assert!(said.contains(expected), "{said}");
     }
 
-    // A new pod under a policy is isolated from its first moment, and still probed by its node.
+    // A new pod under a policy is isolated from its start, and still probed by its node.
     let manifest = PODS.split("---").next().unwrap_or_default();
     apply(&cluster, &manifest.replace("name: web,", "name: second,"));
     let second = ready(&cluster, "second");
@@ -119,7 +119,7 @@ fn policies_decide_who_reaches_a_pod_and_load_balancers_lead_to_it() {
     assert!(!reaches(&cluster, "stranger", &direct));
     assert!(reaches(&cluster, "friend", &direct));
 
-    // Rules outlive the daemon, and labels count as soon as they change.
+    // Rules survive the daemon, and changed labels take effect at once.
     cluster.kill();
     cluster.start();
     assert!(!reaches(&cluster, "stranger", &direct));
@@ -130,7 +130,7 @@ fn policies_decide_who_reaches_a_pod_and_load_balancers_lead_to_it() {
         .kubectl(&["delete", "networkpolicy", "web"])
         .success();
 
-    // A load balancer is reached at the node's own address.
+    // A load balancer is reachable at the node's own address.
     apply(&cluster, BALANCER);
     let ip = eventually("an address of the load balancer", || {
         let service = cluster.get(&["service", "outside"]);
@@ -163,7 +163,7 @@ fn policies_decide_who_reaches_a_pod_and_load_balancers_lead_to_it() {
     assert!(!rules.contains("mainstay-"), "{rules}");
 }
 
-/// Addresses of both families, of an object's list.
+/// Addresses of both families in an object's list.
 fn both_families(list: &Value, field: &str) -> (String, String) {
     let all: Vec<&str> = list
         .as_array()
@@ -319,7 +319,7 @@ spec:
       done
 "#;
 
-/// Allows what the client does, and what it does not.
+/// Policies that allow what the client does, and something else.
 const UNRELATED: &str = r#"
 apiVersion: networking.k8s.io/v1
 kind: NetworkPolicy
@@ -330,10 +330,10 @@ spec:
   - from: [{podSelector: {matchLabels: {app: client}}}, {ipBlock: {cidr: 192.0.2.0/24}}]
 "#;
 
-/// Waits until the client was answered as often again, and checks that it always was.
+/// Waits until the client got as many further answers, and checks that none was missing.
 fn stays_served(cluster: &Cluster, after: &str) {
     let count = || {
-        // After a crash the kubelet is a moment behind the API server.
+        // After a crash the kubelet lags behind the API server for a moment.
         let log = eventually("the client's log", || {
             let ran = cluster.kubectl(&["logs", "client"]);
             if ran.ok {

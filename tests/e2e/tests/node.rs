@@ -1,5 +1,5 @@
-//! A node that protects itself: pods that fork, write, print or eat without end harm neither the node
-//! nor their neighbours, and the node tells what it uses.
+//! Node protection: pods that fork, write, print or allocate without end harm neither the node nor
+//! other pods, and the node reports its usage.
 
 use std::fs;
 
@@ -44,7 +44,7 @@ fn evicted(cluster: &Cluster, name: &str, because: &str) {
 }
 
 #[test]
-fn pods_that_fork_write_print_and_eat_without_end_harm_nobody_else() {
+fn pods_that_exhaust_pids_disk_logs_and_memory_harm_no_other_pod() {
     let mut cluster = Cluster::stopped(&[]);
     let file = cluster.machine().dir().join("node.yaml");
     let text = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n\
@@ -118,7 +118,7 @@ fn pods_that_fork_write_print_and_eat_without_end_harm_nobody_else() {
     let logs = cluster
         .data_dir()
         .join(format!("logs/pods/default_loud_{uid}/loud"));
-    // The machine's disk is seen from inside only.
+    // The machine's disk is visible only from inside.
     let figure = |script: &str| -> u64 {
         let script = format!("cd {} && {script}", logs.display());
         let ran = cluster.machine().run("sh", &["-c", &script]);

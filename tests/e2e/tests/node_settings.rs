@@ -1,5 +1,5 @@
-//! A node follows its KubeletConfiguration: changes take effect as it runs, critical pods get room, pods end in
-//! order when the daemon stops, and what is reserved is kept.
+//! KubeletConfiguration: changes take effect while the kubelet runs, critical pods preempt others,
+//! pods end in order when the daemon stops, and reservations are enforced.
 
 use std::{fs, path::PathBuf};
 
@@ -170,7 +170,7 @@ fn pods_end_by_priority_when_the_daemon_stops_as_configured() {
 }
 
 #[test]
-fn a_pod_that_eats_the_nodes_memory_or_fills_its_disk_harms_nobody_else() {
+fn a_pod_that_exhausts_memory_or_disk_harms_no_other_pod() {
     let total = fs::read_to_string("/proc/meminfo").expect("the machine's memory");
     let total: u64 = total
         .lines()
@@ -182,13 +182,13 @@ fn a_pod_that_eats_the_nodes_memory_or_fills_its_disk_harms_nobody_else() {
                 .ok()
         })
         .expect("a number");
-    // Pods get 200 MB together; the rest is the node's.
+    // Pods get 200 MB together; the rest is reserved.
     let reserved = total - 200 * 1024;
     let settings =
         format!("kubeReserved: {{memory: {reserved}Ki}}\nevictionPressureTransitionPeriod: 2s\n");
     let mut cluster = Cluster::stopped(&[]);
     let disk = cluster.machine().disk().display().to_string();
-    // The image of the binary takes its part of the disk; 450 MB are for everything else.
+    // The image of the binary takes part of the disk; 450 MB are for everything else.
     let binary = std::env::var("MAINSTAY_BIN").expect("MAINSTAY_BIN is set");
     let binary = fs::metadata(binary).expect("the binary").len() >> 20;
     let size = format!("remount,size={}M", binary + 450);
@@ -224,7 +224,7 @@ fn a_pod_that_eats_the_nodes_memory_or_fills_its_disk_harms_nobody_else() {
     // Until then new pods without requests are rejected.
     pressure_ends(&cluster, "MemoryPressure");
 
-    // What it writes counts as memory here, too: less than pods have together.
+    // What it writes counts as memory here, too: less than the pods' limit.
     let fill =
         "/bin/busybox dd if=/dev/zero of=/big bs=1M count=150; exec /bin/busybox sleep 10000";
     create(&cluster, "filler", fill, json!({}), json!({}));
@@ -241,7 +241,7 @@ fn a_pod_that_eats_the_nodes_memory_or_fills_its_disk_harms_nobody_else() {
         0
     );
     assert_eq!(neighbour["status"]["phase"], "Running");
-    // The store writes again.
+    // The store accepts writes again.
     let map = ["create", "configmap", "after", "--from-literal=a=b"];
     cluster.kubectl(&map).success();
 }

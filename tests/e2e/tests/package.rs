@@ -1,4 +1,5 @@
-//! The packages of a release: made, checked by dpkg, installed into an empty root and run from there.
+//! The packages of a release: built, checked by dpkg, installed into an empty root and run from
+//! there.
 
 use std::{
     fs,
@@ -30,7 +31,8 @@ fn busybox() -> &'static str {
     found.expect("busybox is installed (make test does it)")
 }
 
-/// The packages. A debug build takes minutes to compress, so another program stands for it; what is around it is real.
+/// Builds the packages. A debug build takes minutes to compress, so that another program replaces
+/// it; everything else is real.
 fn make(out: &Path) -> Vec<PathBuf> {
     let packages = out.join("packages");
     let made = Command::new(env!("CARGO"))
@@ -52,7 +54,7 @@ fn one<'a>(packages: &'a [PathBuf], end: &str) -> &'a Path {
     found.unwrap_or_else(|| panic!("no {end} in {packages:?}"))
 }
 
-/// A root with no more than maintainer scripts need: a shell.
+/// A root with only what maintainer scripts need: a shell.
 fn empty_root(root: &Path) {
     let info = "var/lib/dpkg/info";
     for directory in ["bin", "dev", "usr/bin", info, "var/lib/dpkg/updates", "tmp"] {
@@ -106,7 +108,7 @@ fn a_release_is_packed_installed_into_an_empty_root_and_removed() {
     .success();
     assert!(version.contains("Client Version: v1.36"), "{version}");
 
-    // What a person changed stays, and nothing of ours is left behind.
+    // A changed configuration file stays, and nothing else is left behind.
     let config = root.join("etc/mainstay/config.yaml");
     fs::write(&config, "node-name: mine\n").expect("a file");
     dpkg(&["--remove", "mainstay"]).success();

@@ -1,6 +1,6 @@
-//! Nothing secret reaches a log of a whole cluster, however much it tells: secrets, passwords,
-//! tokens and keys are planted wherever API server, controllers, kubelet and runtime see them, the
-//! cluster is made to use them, and every log is searched for them, the audit log at Metadata too.
+//! No secret is logged, at any log level: secrets, passwords, tokens and keys are planted wherever
+//! API server, controllers, kubelet and runtime see them, the cluster uses them, and every log is
+//! searched for them, including the audit log at level Metadata.
 
 use std::{fs, path::Path};
 
@@ -82,7 +82,7 @@ spec:
   containers: [{name: main, image: "local.test/absent:1"}]
 "#;
 
-/// A kubeconfig like the administrator's, with a token in place of the certificate.
+/// The administrator's kubeconfig with a token instead of the certificate.
 fn with_token(cluster: &Cluster, token: &str) -> String {
     let admin = cluster
         .machine()
@@ -106,7 +106,7 @@ fn path(path: &Path) -> String {
     path.display().to_string()
 }
 
-/// Whatever a secret looks like on its way: as it is, and in base64.
+/// The forms of a secret: plain, and in base64.
 fn forms(cluster: &Cluster, secret: &str) -> Vec<String> {
     let script = format!("printf %s '{secret}' | base64 -w0");
     let encoded = cluster.machine().run("sh", &["-c", &script]).success();
@@ -202,7 +202,7 @@ fn no_log_of_a_cluster_has_a_secret_in_it() {
         .iter()
         .flat_map(|secret| forms(&cluster, secret))
         .collect();
-    // What makes a token of an account one: its signature.
+    // The secret part of a service account token: its signature.
     needles.extend(account.rsplit('.').next().map(str::to_owned));
     let keys = "cat \"$0\"/pki/*.key | grep -v -e -----";
     let data = path(&cluster.data_dir());
@@ -213,7 +213,7 @@ fn no_log_of_a_cluster_has_a_secret_in_it() {
     search(&cluster, &audit, &file("needles", &needles.join("\n")));
 }
 
-/// Looks for the needles in everything that is a log.
+/// Searches all logs for the needles.
 fn search(cluster: &Cluster, audit: &str, needles: &str) {
     let data = path(&cluster.data_dir());
     let script = "find \"$0\" /run/mainstay -type f \\( -name '*.log*' -o -path '*/logs/*' \\)";

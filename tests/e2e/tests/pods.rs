@@ -1,5 +1,5 @@
-//! Corners of a pod's life with real containers: volumes for users other than root, restarts, sizes,
-//! variables from files, and pods from files of the node.
+//! Edge cases of a pod's life with real containers: volumes for users other than root, restarts,
+//! resizes, variables from files, and static pods.
 
 use serde_json::Value;
 use testkit::{Cluster, eventually};
@@ -77,7 +77,7 @@ fn shows(cluster: &Cluster, pod: &str, path: &str, expected: impl Fn(&Value) -> 
 }
 
 #[test]
-fn corners_of_a_pods_life() {
+fn pod_life_cycle_edge_cases() {
     let mut cluster = Cluster::stopped(&[]);
     let manifests = cluster.machine().dir().join("manifests");
     std::fs::create_dir(&manifests).expect("a directory");

@@ -1,4 +1,4 @@
-//! The same pods on the runtime inside and on Debian's containerd: what users see is the same.
+//! The same pods on the built-in runtime and on Debian's containerd: users see no difference.
 
 use std::time::Duration;
 
@@ -98,7 +98,7 @@ fn pods_live(cluster: &mut Cluster, runtime: &str) {
     );
     create_pods(cluster);
 
-    // What a pod printed, how it ended, and its last words.
+    // A pod's log, exit code and termination message.
     let ended = phase(cluster, "failing", "Failed");
     let state = &ended["status"]["containerStatuses"][0]["state"]["terminated"];
     assert_eq!(state["exitCode"], 7);
@@ -113,7 +113,7 @@ fn pods_live(cluster: &mut Cluster, runtime: &str) {
     let ids = container_ids(&done);
     assert!(ids[0].starts_with(&format!("{runtime}://")), "{ids:?}");
 
-    // A pod that runs: an address, exec, a changed size, a probe that restarts.
+    // A running pod: an address, exec, a resize, a probe that restarts it.
     let running = phase(cluster, "long", "Running");
     assert!(running["status"]["podIP"].is_string());
     let exec = ["exec", "long", "--", "/bin/busybox", "cat", "/config/key"];
@@ -138,7 +138,7 @@ fn pods_live(cluster: &mut Cluster, runtime: &str) {
     });
     eats_too_much(cluster);
 
-    // A crash of the daemon is not one of its pods.
+    // A crash of the daemon does not affect its pods.
     let before = container_ids(&cluster.get(&["pod", "long"]));
     cluster.kill();
     cluster.start();

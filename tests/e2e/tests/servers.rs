@@ -1,5 +1,5 @@
-//! Three servers over three members of etcd, and a node. A machine with a server and a member is
-//! killed under load, and comes back; a server that leads stops.
+//! Three servers with three etcd members, and a node. A machine with a server and a member is
+//! killed under load, and restarted; a leading server stops.
 
 use std::{
     path::Path,
@@ -15,7 +15,7 @@ use std::{
 use e2e::Site;
 use testkit::{Etcd, Lan, Machine, Ran, Server, eventually, until};
 
-/// Writes one object after the other until it is told to stop.
+/// Writes objects one after the other until it is stopped.
 struct Load {
     stop: Arc<AtomicBool>,
     writer: thread::JoinHandle<(Vec<String>, Duration)>,
@@ -32,7 +32,7 @@ impl Load {
             while !stopped.load(Ordering::Relaxed) {
                 let name = format!("load-{}", written.len());
                 let ran: Ran = kubectl(&name).output().expect("kubectl starts").into();
-                // A write whose answer was lost is found when it is tried again.
+                // A write whose response was lost is found at the next attempt.
                 if ran.ok || ran.stderr.contains("AlreadyExists") {
                     longest = longest.max(last.elapsed());
                     last = Instant::now();
@@ -47,7 +47,7 @@ impl Load {
         }
     }
 
-    /// What was acknowledged, and the longest time without a write.
+    /// The acknowledged writes, and the longest time without one.
     fn end(self) -> (Vec<String>, Duration) {
         self.stop.store(true, Ordering::Relaxed);
         self.writer.join().expect("it writes")
@@ -119,7 +119,7 @@ fn one_machine_dies_under_load(site: &mut Site, kubeconfig: &Path) {
         .collect();
     assert!(lost.is_empty(), "{lost:?} of {}", written.len());
     println!("{} writes, the longest pause {longest:?}", written.len());
-    // Another server leads when the lease is over, and the node has found another server.
+    // Another server leads when the lease has expired, and the node uses another server.
     let begun = Instant::now();
     site.deploy("without");
     println!("a deployment without the leader took {:?}", begun.elapsed());
@@ -163,7 +163,7 @@ fn the_leader_stops_and_another_goes_on_at_once(site: &mut Site) {
     site.wait_for_servers(2);
 }
 
-/// The holder of a lease of the controllers.
+/// The holder of a lease.
 fn holder(server: &Server, lease: &str) -> String {
     let path = "jsonpath={.spec.holderIdentity}";
     let get = ["get", "lease", "-n", "kube-system", lease, "-o", path];

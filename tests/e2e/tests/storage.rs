@@ -1,5 +1,5 @@
-//! A database's way of life on a fresh cluster: a StatefulSet with a claim template gets a volume of
-//! the default class, its data outlives the pod and the daemon, and goes when the claim is deleted.
+//! A database on a new cluster: a StatefulSet with a claim template gets a volume of the default
+//! class, its data survives the pod and the daemon, and is deleted with the claim.
 
 use std::path::PathBuf;
 
@@ -72,7 +72,7 @@ fn the_data_of_a_stateful_set_outlives_its_pod_and_the_daemon_and_goes_with_its_
     assert!(!exists(&cluster, &path), "{}", path.display());
 }
 
-/// Whether a file is there as the cluster's machine sees it.
+/// Whether a file exists as seen from the cluster's machine.
 fn exists(cluster: &Cluster, path: &std::path::Path) -> bool {
     let path = path.display().to_string();
     cluster.machine().run("test", &["-e", &path]).ok

@@ -1,4 +1,4 @@
-//! The cluster's objects: taken along in a backup and brought back, and kept in an etcd cluster.
+//! The cluster's objects: backup and restore, and an etcd store.
 
 use std::process::{Child, Stdio};
 
@@ -72,7 +72,7 @@ fn a_backup_on_an_empty_machine_is_the_same_cluster() {
     let admin = lost.machine().run("cat", &[&kubeconfig]).success();
     lost.stop();
 
-    // Another machine with nothing on it. Machines that stand alone have the same address.
+    // Another, empty machine. Machines without a LAN have the same address.
     let mut found = Cluster::stopped(&[]);
     let refused = found.mainstay(&["restore", file]);
     assert!(
@@ -82,13 +82,13 @@ fn a_backup_on_an_empty_machine_is_the_same_cluster() {
     );
     let said = found.mainstay(&["restore", file, encrypted[0], encrypted[1]]);
     assert!(said.success().starts_with("Restored "));
-    // What was restored can be removed again before the first start.
+    // A restored store can be reset before the first start.
     found.mainstay(&["reset", "--yes"]).success();
     let said = found.mainstay(&["restore", file, encrypted[0], encrypted[1]]);
     assert!(said.success().starts_with("Restored "));
     found.start();
     assert_eq!(found.get(&["configmap", "kept"])["data"]["name"], "kept");
-    // The administrator of before is known, and so are tokens of service accounts.
+    // The old administrator's certificate and service account tokens are still valid.
     let old = found.machine().dir().join("old.kubeconfig");
     std::fs::write(&old, admin).expect("a file");
     let old = format!("--kubeconfig={}", old.display());
@@ -110,7 +110,7 @@ fn a_backup_on_an_empty_machine_is_the_same_cluster() {
     );
 }
 
-/// Debian's etcd on the machine's loopback, ended with it.
+/// Debian's etcd on the machine's loopback, killed when dropped.
 struct Etcd(Child);
 
 impl Etcd {

@@ -1,5 +1,6 @@
-//! A cluster of two servers and a node goes to the next minor version and back, one part after the other, while pods
-//! run; what is further away is refused with a clear message.
+//! A cluster of two servers and a node is upgraded to the next minor version and back, one
+//! component after the other, while pods run; a larger version skew is rejected with a clear
+//! message.
 
 use e2e::container_ids;
 use serde_json::Value;
@@ -73,7 +74,7 @@ fn a_cluster_goes_one_minor_version_up_and_down_while_pods_run() {
     deploy(&servers[0], "web");
     let pods = running_pods(&servers[0]);
 
-    // Two minor versions away: neither a server nor an agent.
+    // Two minor versions newer: rejected for a server and an agent.
     servers[1].stop();
     servers[1].set_binary(&newer);
     let refused = servers[1].refused().stderr;
@@ -86,7 +87,7 @@ fn a_cluster_goes_one_minor_version_up_and_down_while_pods_run() {
         "{refused}"
     );
 
-    // Up: server by server, then the node.
+    // Upgrade: server by server, then the node.
     servers[1].set_binary(&new);
     servers[1].start();
     let shown = servers[1].mainstay(&["version"]).success();
@@ -100,13 +101,13 @@ fn a_cluster_goes_one_minor_version_up_and_down_while_pods_run() {
     wait_for_node(&servers[0], NEW);
     deploy(&servers[0], "upgraded");
 
-    // What was there two minor versions ago must not come back.
+    // Two minor versions older must be rejected.
     servers[1].stop();
     servers[1].set_binary(&older);
     let refused = servers[1].refused().stderr;
     assert!(refused.contains("one minor version"), "{refused}");
 
-    // Down: the node, then server by server.
+    // Downgrade: the node, then server by server.
     agent.stop();
     agent.set_binary(&old);
     agent.start(&[]);

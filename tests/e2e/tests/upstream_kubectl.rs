@@ -1,5 +1,5 @@
-//! The kubectl that people have: it cannot tell the difference. It is kubectl 1.33, which is
-//! fetched; `MAINSTAY_KUBECTL` names another one.
+//! Upstream's kubectl works unchanged. It is kubectl 1.33, which is downloaded; `MAINSTAY_KUBECTL`
+//! names another one.
 
 use std::{
     fs,
@@ -35,11 +35,11 @@ spec:
   ports: [{port: 80, targetPort: 8080}]
 "#;
 
-/// A cluster and the ordinary kubectl.
+/// A cluster and upstream's kubectl.
 struct World(Cluster);
 
 impl World {
-    /// `None` where there is none for the architecture: our own has its own story.
+    /// `None` if there is none for the architecture: our own kubectl has its own tests.
     fn new() -> Option<Self> {
         let mut cluster = Cluster::up();
         cluster.set_upstream_kubectl(e2e::kubectl(env!("CARGO_TARGET_TMPDIR").as_ref()));
@@ -332,7 +332,7 @@ fn the_ordinary_kubectl_streams_copies_and_forwards() {
     assert_eq!(out, "some words\nend\n");
     assert_eq!(typed.0.wait().expect("it ends").code(), Some(3));
 
-    // A terminal of its own for kubectl: `script` makes one.
+    // `script` gives kubectl a terminal.
     let kubectl = world.0.upstream_kubectl_command(&[]).expect("it is there");
     let program = kubectl
         .get_args()

@@ -1,4 +1,4 @@
-//! Packets that pods send to the DNS server, and Corefiles.
+//! DNS packets from pods, and Corefiles.
 
 use std::{convert::Infallible, sync::LazyLock};
 
@@ -13,7 +13,7 @@ use dns::{
 use kube::client::Body;
 use serde_json::json;
 
-/// A question with EDNS, one without, one for a name of others, and a service record.
+/// A query with EDNS, one without, one for an external name, and an SRV query.
 pub(crate) const PACKETS: &[&str] = &[
     "\0\x07\x01\0\0\x01\0\0\0\0\0\x01\x03web\x07default\x03svc\x07cluster\x05local\0\0\x01\0\x01\0\0\x29\x04\x50\0\0\0\0\0\0",
     "\0\x08\x01\0\0\x01\0\0\0\0\0\0\x02db\x07default\x03svc\x07cluster\x05local\0\0\x01\0\x01",
@@ -33,7 +33,7 @@ static CLUSTER: LazyLock<Cluster> = LazyLock::new(|| {
         Ok::<_, Infallible>(http::Response::new(Body::empty()))
     });
     let runtime = tokio::runtime::Builder::new_current_thread().build();
-    // A client wants a runtime to be made in; it is never asked anything.
+    // A client needs a runtime to be created; it is never used.
     let runtime = runtime.unwrap_or_else(|error| panic!("no runtime: {error}"));
     let _inside = runtime.enter();
     let cluster = Cluster::offline(&kube::Client::new(nobody, "default"));
@@ -63,7 +63,7 @@ static CHAIN: LazyLock<Chain> = LazyLock::new(|| {
     }
 });
 
-/// A packet is answered with something that fits, and a remembered reply is the one that is made.
+/// A packet gets a reply that fits, and a memoized reply equals a new one.
 pub(crate) fn packet(input: &[u8]) {
     let (step, limit) = reply::decide(&CHAIN, &CLUSTER, input);
     let Step::Send(made) = step else { return };
@@ -85,7 +85,7 @@ pub(crate) fn packet(input: &[u8]) {
     }
 }
 
-/// A Corefile is read or refused, and what is read answers.
+/// A Corefile is parsed or rejected, and a parsed one answers.
 pub(crate) fn corefile(input: &[u8]) {
     let Ok(text) = std::str::from_utf8(input) else {
         return;

@@ -1,6 +1,6 @@
-//! Random inputs for everything that reads what a client sends. A target is a plain function over
-//! bytes; the inputs are seeds with changes, the same for the same number. `make test` runs some
-//! thousand inputs for each target, `make fuzz TARGET=yaml` runs one without end.
+//! Random inputs for everything that parses client data. A target is a function over bytes; the
+//! inputs are mutated seeds, reproducible by their number. `make test` runs some thousand inputs
+//! per target, `make fuzz TARGET=yaml` runs one without end.
 
 mod dns;
 pub mod mutate;
@@ -9,7 +9,7 @@ pub mod targets;
 use mutate::{Dice, mutate};
 use targets::Target;
 
-/// The input that a number stands for.
+/// The input of a number.
 pub fn input(target: &Target, number: u64) -> Vec<u8> {
     let mut dice = Dice::new(number);
     let seed = target.seeds[dice.below(target.seeds.len())];
@@ -21,7 +21,7 @@ pub fn input(target: &Target, number: u64) -> Vec<u8> {
 mod tests {
     use super::*;
 
-    /// How many inputs a target gets; the full suite takes its time.
+    /// The number of inputs per target; the full suite takes long.
     fn rounds() -> u64 {
         match std::env::var_os("MAINSTAY_SOAK") {
             Some(_) => 200_000,

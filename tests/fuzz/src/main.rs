@@ -1,5 +1,5 @@
-//! Feeds one target without end: `fuzz TARGET [FIRST [LAST]]`. An input that takes long is told; one that
-//! makes the target fall over ends it, with its number.
+//! Feeds one target without end: `fuzz TARGET [FIRST [LAST]]`. A slow input is reported; one that
+//! makes the target panic ends it, with its number.
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
 use std::time::{Duration, Instant};

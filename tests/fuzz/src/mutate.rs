@@ -1,6 +1,6 @@
-//! Inputs that are almost right: seeds with a few changes, from a generator that a number starts.
+//! Almost valid inputs: seeds with a few changes, from a seeded generator.
 
-/// A small generator; the same start gives the same numbers.
+/// A small reproducible generator.
 pub struct Dice(u64);
 
 impl Dice {
@@ -16,7 +16,7 @@ impl Dice {
         self.0
     }
 
-    /// A number below `bound`; zero when there is none.
+    /// A number below `bound`; zero if `bound` is zero.
     pub fn below(&mut self, bound: usize) -> usize {
         if bound == 0 {
             return 0;
@@ -25,7 +25,7 @@ impl Dice {
     }
 }
 
-/// What inputs of our formats are made of.
+/// Tokens of our formats.
 const TOKENS: &[&str] = &[
     "{",
     "}",
@@ -88,7 +88,7 @@ const TOKENS: &[&str] = &[
     "\u{10ffff}",
 ];
 
-/// The longest input.
+/// The maximum length of an input.
 const MAX: usize = 16 * 1024;
 
 /// A seed with some changes.
@@ -117,7 +117,7 @@ fn change(input: &mut Vec<u8>, other: &[u8], dice: &mut Dice) {
             input.splice(at..at, token.bytes());
         }
         4 => {
-            // The same piece many times over: what takes long for its length shows.
+            // The same piece many times: shows superlinear time.
             let piece = input[at..end].to_vec();
             let times = dice.below(200);
             input.splice(at..at, piece.repeat(times));

@@ -1,5 +1,5 @@
-//! What is fed with inputs. A target looks at anything without falling over, and what it makes of
-//! an input it can read again.
+//! The fuzz targets. A target accepts any input without a panic, and can parse its own output
+//! again.
 
 use crate::dns;
 use kinds::Context;
@@ -9,11 +9,11 @@ use machinery::quantity::Quantity;
 use machinery::schema::{self, Type};
 use machinery::{Object, Value, encode, fields, labels, normalise, patch, protobuf, quantity};
 
-/// One thing to feed.
+/// A fuzz target.
 pub struct Target {
     pub name: &'static str,
     pub run: fn(&[u8]),
-    /// Inputs that are right.
+    /// Valid inputs.
     pub seeds: &'static [&'static str],
 }
 
@@ -114,7 +114,7 @@ fn text(input: &[u8]) -> Option<&str> {
 }
 
 fn pod() -> &'static Type {
-    // In the table since there is one.
+    // The schema table always has it.
     schema::lookup("core/v1.Pod").expect("pods have a type")
 }
 
@@ -168,7 +168,7 @@ fn objects(format: Format, input: &[u8]) {
     let Ok(decoded) = decode::object(format, input, Some(pod())) else {
         return;
     };
-    // What was normalised once stays as it is.
+    // Normalization is idempotent.
     let bytes = encode::object(Some(pod()), &decoded.object).bytes;
     let again = match decode::object(Format::Json, &bytes, Some(pod())) {
         Ok(again) => again,
@@ -183,7 +183,7 @@ fn protobufs(input: &[u8]) {
         let decoded = protobuf::decode(bytes).ok()?;
         protobuf::decode_message(pod(), &decoded).ok()
     };
-    // The input itself, the input behind an envelope, and the bytes of a pod with its changes.
+    // The input itself, the input in an envelope, and the bytes of a pod with its changes.
     read(input);
     read(&protobuf::envelope("v1", "Pod", input));
     let Ok(decoded) = decode::object(Format::Json, input, Some(pod())) else {
@@ -223,7 +223,7 @@ fn field_paths(input: &[u8]) {
     let set = apply::FieldSet::from_json(&value);
     let written = set.to_json();
     assert_eq!(apply::FieldSet::from_json(&written).to_json(), written);
-    // What holds of any two sets, here of this one and of the one of a pod.
+    // Properties of any two sets, here of this one and a pod's.
     let pod = live();
     let owned = &pod["metadata"]["managedFields"][0]["fieldsV1"];
     let other = apply::FieldSet::from_json(owned);
@@ -235,7 +235,7 @@ fn field_paths(input: &[u8]) {
     assert!(set.difference(&set).is_empty());
     assert_eq!(set.intersection(&set).paths(), set.paths());
     let _ = set.without_subtrees(&other);
-    // An owner who says what it likes is still compared with what there is.
+    // An arbitrary managedFields entry is still compared with the object.
     let mut object = live();
     object["metadata"]["managedFields"][0]["fieldsV1"] = value;
     if let Ok(mut new) = normalise::object(
@@ -273,7 +273,7 @@ fn applies(input: &[u8]) {
     };
     let live = live();
     if let Ok(applied) = apply::apply(Some(&live), &config, &writer, true) {
-        // To apply the same again changes nothing.
+        // Applying the same again changes nothing.
         let again = apply::apply(Some(&applied), &config, &writer, false);
         assert_eq!(again.as_ref().ok(), Some(&applied));
     }

@@ -1,5 +1,6 @@
-//! A Debian package (deb(5)): an `ar` archive of a version, a control archive and the files. The service is not started when
-//! the package is installed; an upgrade restarts it if it runs, and pods do not notice.
+//! A Debian package (deb(5)): an `ar` archive of a version, a control archive and the files.
+//! Installing the package does not start the service; an upgrade restarts it if it runs, without
+//! affecting pods.
 
 use std::{fmt::Write, fs, path::Path};
 
@@ -7,10 +8,10 @@ use anyhow::Result;
 
 use super::{Package, VERSION, gzip, tree::Tree};
 
-/// Files that a person may change: an upgrade keeps their changes.
+/// Configuration files: an upgrade keeps local changes.
 const CONFIGURATION: &[&str] = &["etc/mainstay/config.yaml", "etc/default/mainstay"];
 
-/// kubectl is linked where there is no other one.
+/// Links kubectl if there is no other one.
 const AFTER_INSTALL: &str = "#!/bin/sh
 set -e
 [ \"$1\" = configure ] || exit 0

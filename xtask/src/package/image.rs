@@ -1,5 +1,6 @@
-//! An OCI image of the binary alone, as an image layout in a tar archive: `docker load`, `podman load` and
-//! `mainstay image import` read it. It runs servers and kubectl; a node needs programs of the machine.
+//! An OCI image with only the binary, as an image layout in a tar archive: `docker load`, `podman
+//! load` and `mainstay image import` read it. It runs servers and kubectl; a node needs programs of
+//! the machine.
 
 use std::{fs, path::Path};
 

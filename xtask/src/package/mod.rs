@@ -1,5 +1,5 @@
-//! `cargo xtask package`: what a release consists of, from a built binary: a tarball, a Debian package, an OCI image, and
-//! their checksums. The same input gives the same bytes.
+//! `cargo xtask package`: the files of a release from a built binary: a tarball, a Debian package,
+//! an OCI image, and their checksums. Reproducible: the same input gives the same bytes.
 
 mod deb;
 mod image;
@@ -21,13 +21,13 @@ use tree::Tree;
 /// The version of everything in the workspace.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// What to pack.
+/// The input of a release.
 struct Package {
     binary: PathBuf,
-    /// As Debian and OCI call it: amd64 or arm64.
+    /// Debian's and OCI's name: amd64 or arm64.
     architecture: String,
     out: PathBuf,
-    /// The time of every file in the packages.
+    /// The modification time of every file in the packages.
     time: u64,
 }
 
@@ -74,8 +74,8 @@ impl Package {
         Ok(vec![tarball, debian, image])
     }
 
-    /// The files that the binary itself says belong to an installation. A binary for another machine cannot say so: the
-    /// text files of the host's own build are the same.
+    /// The files of an installation, written by the binary itself. A binary for another
+    /// architecture cannot run: the text files of the host's build are the same.
     fn lay_out(&self, stage: &Path) -> Result<()> {
         let host = std::env::var_os("MAINSTAY_HOST_BINARY").map(PathBuf::from);
         let installer = host.unwrap_or_else(|| self.binary.clone());
@@ -95,7 +95,7 @@ impl Package {
         Ok(())
     }
 
-    /// What is in the tarball: the binary, how to go on, and examples.
+    /// The content of the tarball: the binary, instructions, and examples.
     fn release_tree(&self, top: &str) -> Result<Tree> {
         let root = crate::root();
         let mut tree = Tree::default();
@@ -114,7 +114,7 @@ impl Package {
     }
 }
 
-/// The machine that an ELF file is for.
+/// The architecture of an ELF file.
 fn architecture(binary: &Path) -> Result<&'static str> {
     use std::io::Read;
     let mut header = [0; 20];
@@ -135,7 +135,7 @@ fn architecture(binary: &Path) -> Result<&'static str> {
     }
 }
 
-/// The time of the last commit, or what the environment says (reproducible-builds.org).
+/// The time of the last commit, or `SOURCE_DATE_EPOCH` (reproducible-builds.org).
 fn time() -> u64 {
     let given = std::env::var("SOURCE_DATE_EPOCH").ok();
     let commit = || {
@@ -164,7 +164,7 @@ fn sha256(bytes: &[u8]) -> String {
     text
 }
 
-/// `SHA256SUMS` of everything that was made, as `sha256sum --check` reads it.
+/// `SHA256SUMS` of all output files, for `sha256sum --check`.
 fn sums(out: &Path) -> Result<()> {
     let mut names: Vec<String> = fs::read_dir(out)?
         .flatten()

@@ -1,10 +1,11 @@
-//! A tree of files in memory that becomes the same archive every time: sorted, owned by root, all of one age.
+//! A tree of files in memory that gives reproducible archives: sorted, owned by root, with one
+//! modification time.
 
 use std::{collections::BTreeMap, fs, os::unix::fs::PermissionsExt, path::Path};
 
 use anyhow::Result;
 
-/// Files and directories by their paths, which have no slash in front.
+/// Files and directories by path, without a leading slash.
 #[derive(Debug, Default, Clone)]
 pub(super) struct Tree {
     entries: BTreeMap<String, Entry>,
@@ -17,7 +18,7 @@ enum Entry {
 }
 
 impl Tree {
-    /// What is below a directory.
+    /// The content of a directory.
     pub(super) fn read(root: &Path) -> Result<Self> {
         let mut tree = Self::default();
         tree.collect(root, "")?;

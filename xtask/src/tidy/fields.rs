@@ -1,7 +1,8 @@
-//! Every field that the server's code reads by name, and every segment of a field path, is a field of the schema
-//! table: a typo would read null in silence.
+//! Checks that every field that the server's code reads by name, and every segment of a field path,
+//! is in the schema table: a typo would silently read null.
 //!
-//! The check knows names, not types: `spec["labels"]` passes, since `labels` is a field of some type.
+//! The check knows names, not types: `spec["labels"]` passes, since `labels` is a field of some
+//! type.
 
 use std::{collections::HashSet, fs, path::Path};
 
@@ -24,7 +25,7 @@ const CRATES: &[&str] = &[
     "service-allocator",
 ];
 
-/// Names that no type of the table has, each with its reason.
+/// Names that are not in the table, each with its reason.
 const OTHERS: &[(&str, &str)] = &[
     ("AdditionalItems", "upstream's field path of a schema"),
     ("AdditionalProperties", "upstream's field path of a schema"),
@@ -84,7 +85,7 @@ const OTHERS: &[(&str, &str)] = &[
     ),
 ];
 
-/// One finding for each name that the table does not have.
+/// One finding for each name that is not in the table.
 pub(super) fn check(root: &Path) -> Result<Vec<String>> {
     let known = names(&root.join("crates/machinery/src/schema/table"))?;
     let mut findings = Vec::new();
@@ -103,7 +104,7 @@ pub(super) fn check(root: &Path) -> Result<Vec<String>> {
     Ok(findings)
 }
 
-/// The JSON names of all fields: ` name 1 string !` is a line of a field.
+/// The JSON names of all fields: a line such as ` name 1 string !` declares a field.
 fn names(table: &Path) -> Result<HashSet<String>> {
     let mut names: HashSet<String> = OTHERS.iter().map(|(name, _)| (*name).to_owned()).collect();
     for entry in fs::read_dir(table)? {
@@ -133,7 +134,8 @@ fn judge(name: &str, text: &str, known: &HashSet<String>, findings: &mut Vec<Str
     }
 }
 
-/// The fields of a name that the table does not have. A path may name several at once, as in `spec.template`.
+/// The fields of a name that are not in the table. A path may have several segments, as in
+/// `spec.template`.
 fn unknown<'a>(name: &'a str, known: &HashSet<String>) -> Vec<&'a str> {
     if known.contains(name) {
         return Vec::new();
@@ -160,12 +162,12 @@ fn accessed(line: &str) -> impl Iterator<Item = &str> {
         let is_path = after.starts_with(')')
             && (before.ends_with(".child(") || before.ends_with("Path::new("))
             && name.contains(char::is_alphabetic);
-        // Keys of labels and annotations have a domain in front.
+        // Keys of labels and annotations have a domain prefix.
         (!name.contains('/') && (is_index || is_get || is_path)).then_some(name)
     })
 }
 
-/// Whether this is one argument and what separates it from the next, as in `get(&object.spec, `.
+/// Whether this is one argument and its separator, as in `get(&object.spec, `.
 fn is_argument(text: &str) -> bool {
     text.strip_suffix(", ").is_some_and(|argument| {
         argument

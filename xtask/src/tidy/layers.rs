@@ -1,11 +1,13 @@
-//! Dependencies point downwards only: from a layer to a lower one, never up and never sideways.
+//! Checks that dependencies only point downwards: from a layer to a lower one, never up and never
+//! sideways.
 
 use std::{path::Path, process::Command};
 
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
-/// The crate without code that every other one depends on, so that all share their dependencies' builds.
+/// The crate without code that every other one depends on, so that all share their dependencies'
+/// builds.
 const UNIFIER: &str = "features";
 
 /// Every package of the workspace and its layer. A new crate needs a line here.
@@ -72,10 +74,10 @@ const LAYERS: &[(&str, u8)] = &[
     ("bench-pods", 14),
 ];
 
-/// Layers above this one are tools and tests; ARCHITECTURE.md's map need not show them.
+/// Layers above this one are tools and tests; ARCHITECTURE.md's map need not list them.
 const LAST_DOCUMENTED: u8 = 12;
 
-/// Only these may know what an API object is made of and where it is kept: the API server, its rooms, and the wiring.
+/// Only these crates may access stored objects: the API server, its parts, and the wiring.
 const KEEPERS: &[&str] = &[
     "apiextensions",
     "registry",
@@ -92,7 +94,7 @@ const KEEPERS: &[&str] = &[
 ];
 const KEPT: &[&str] = &["kinds", "store"];
 
-/// One finding per edge that points the wrong way.
+/// One finding per dependency that violates the layers.
 pub(super) fn check(root: &Path) -> Result<Vec<String>> {
     let metadata = metadata(root)?;
     let packages = metadata["packages"]
@@ -130,7 +132,7 @@ pub(super) fn check(root: &Path) -> Result<Vec<String>> {
     Ok(findings)
 }
 
-/// One finding per crate that ARCHITECTURE.md puts on another layer, or leaves out.
+/// One finding per crate that ARCHITECTURE.md assigns to another layer, or omits.
 fn compare(architecture: &str, packages: &[&str]) -> Vec<String> {
     let documented = documented(architecture);
     let mut findings = Vec::new();
@@ -152,7 +154,8 @@ fn compare(architecture: &str, packages: &[&str]) -> Vec<String> {
     findings
 }
 
-/// The crates of the map's table and their layers. A row without a number belongs to the layer above it.
+/// The crates of the map's table and their layers. A row without a number belongs to the layer
+/// above it.
 fn documented(architecture: &str) -> Vec<(String, u8)> {
     let mut found = Vec::new();
     let mut layer = None;
@@ -162,7 +165,7 @@ fn documented(architecture: &str) -> Vec<(String, u8)> {
             continue;
         };
         layer = number.parse().ok().or(layer);
-        // Names stand in backticks, a directory before the last part of some.
+        // Names are in backticks, some with a directory.
         let names = crates.split('`').skip(1).step_by(2);
         let names = names.map(|name| name.rsplit('/').next().unwrap_or(name));
         found.extend(layer.iter().flat_map(|layer| {
@@ -194,7 +197,7 @@ fn layer(name: &str) -> Option<u8> {
         .map(|(_, layer)| *layer)
 }
 
-/// What is wrong with an edge, if anything. Tests may look at anything below them too.
+/// What is wrong with a dependency, if anything. Tests may depend on anything below them too.
 fn judge(from: &str, to: &str, is_dev: bool) -> Option<String> {
     if to == UNIFIER {
         return None;

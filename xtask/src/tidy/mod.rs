@@ -1,4 +1,4 @@
-//! `cargo xtask tidy`: the house rules that the compiler does not check.
+//! `cargo xtask tidy`: the project's rules that the compiler does not check.
 
 mod fields;
 mod layers;
@@ -8,7 +8,7 @@ use std::process::ExitCode;
 
 use crate::{complain, root};
 
-/// Runs every check and prints all findings, so that one run shows all there is to mend.
+/// Runs every check and prints all findings.
 pub(crate) fn run() -> ExitCode {
     let root = root();
     let mut findings = Vec::new();

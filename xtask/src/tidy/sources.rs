@@ -1,4 +1,4 @@
-//! Every module says what it is for, no file outgrows its reader, no scaffolding stays behind.
+//! Checks sources: module docs, lengths of files and functions, leftover debugging code.
 
 use std::{
     fs,
@@ -9,12 +9,12 @@ use anyhow::Result;
 
 const LONGEST: usize = 800;
 
-/// Files that may be longer, each with its reason.
+/// Exceptions for long files, each with its reason.
 const LONG: &[(&str, &str)] = &[];
 
 const LONGEST_FUNCTION: usize = 80;
 
-/// Functions that may be longer, each with its reason.
+/// Exceptions for long functions, each with its reason.
 const LONG_FUNCTIONS: &[(&str, &str, &str)] = &[
     (
         "crates/cel/src/cost/estimate.rs",
@@ -103,7 +103,7 @@ const LONG_FUNCTIONS: &[(&str, &str, &str)] = &[
     ),
 ];
 
-/// Where printing is the job.
+/// Paths that may print.
 const MAY_PRINT: &[&str] = &[
     "bin/",
     "crates/kubectl/",
@@ -117,10 +117,10 @@ const MAY_PRINT: &[&str] = &[
 const SCAFFOLDING: &[&str] = &["todo!(", "unimplemented!(", "dbg!("];
 const PRINTING: &[&str] = &["println!(", "eprintln!("];
 
-/// Words of a Go program's crash: messages are Kubernetes' own, and its accidents are not part of them.
+/// Texts of a Go program's crash: our messages follow Kubernetes', but not its crashes.
 const GO_CRASHES: &[&str] = &["goroutine ", "runtime error: "];
 
-/// One finding per breach.
+/// One finding per violation.
 pub(super) fn check(root: &Path) -> Result<Vec<String>> {
     let mut findings = Vec::new();
     let mut all = Vec::new();
@@ -182,7 +182,7 @@ fn judge(name: &str, text: &str, findings: &mut Vec<String>) {
     if !is_test {
         long_functions(name, code, findings);
     }
-    // Build scripts speak to cargo by printing, tests to whoever reads their output.
+    // Build scripts print for cargo, tests for the reader of their output.
     let may_print = MAY_PRINT.iter().any(|prefix| name.starts_with(prefix))
         || name.ends_with("/build.rs")
         || name.contains("/tests/");
@@ -208,7 +208,8 @@ fn names_go_source(line: &str) -> bool {
     found.any(|(at, words)| line[at + words.len()..].starts_with(|c: char| c.is_ascii_digit()))
 }
 
-/// Names functions that are too long. `rustfmt` puts the end of a function at the indentation of its beginning.
+/// Reports functions that are too long. `rustfmt` puts the end of a function at the indentation of
+/// its start.
 fn long_functions(name: &str, code: &str, findings: &mut Vec<String>) {
     let lines: Vec<&str> = code.lines().collect();
     for (start, line) in lines.iter().enumerate() {
@@ -254,7 +255,7 @@ fn function_name(line: &str) -> Option<&str> {
     Some(rest.split(['(', '<']).next().unwrap_or(rest))
 }
 
-/// Whether the macro is called as itself, not as the end of a longer name.
+/// Whether the word stands alone, not at the end of a longer name.
 fn contains_word(line: &str, word: &str) -> bool {
     line.match_indices(word).any(|(at, _)| {
         let before = line[..at].chars().next_back();

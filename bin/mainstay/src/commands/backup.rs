@@ -15,7 +15,7 @@ fn data_dir(given: Option<PathBuf>) -> Result<PathBuf> {
     Ok(cluster::settings::data_dir(&options)?)
 }
 
-/// The first line of a file of a password.
+/// The first line of a password file.
 fn password(file: Option<&Path>) -> Result<Option<String>> {
     let Some(file) = file else { return Ok(None) };
     let text = std::fs::read_to_string(file);
@@ -46,7 +46,7 @@ pub(super) fn backup(flags: Backup) -> Result<()> {
     Ok(())
 }
 
-/// Brings a backup's objects back.
+/// Restores a backup.
 pub(super) fn restore(flags: Restore) -> Result<()> {
     let data_dir = data_dir(flags.data_dir)?;
     let password = password(flags.password_file.as_deref())?;

@@ -13,7 +13,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::notify::{self, Listener};
 
-/// The log of a process in the background, in its data directory.
+/// The log of a background process, in its data directory.
 pub(super) const LOG: &str = "mainstay.log";
 
 /// Runs this program with the same arguments in the background.
@@ -59,11 +59,11 @@ pub(super) fn run(data_dir: &Path) -> Result<()> {
     }
 }
 
-/// Prints what the log has got since.
+/// Prints new lines of the log.
 fn show(log: &mut File) -> Result<()> {
     let mut text = String::new();
     log.read_to_string(&mut text)?;
-    // Log lines stay in the file; what is meant for people has no time in front.
+    // Log lines stay in the file; lines for people have no timestamp.
     let told = text
         .lines()
         .filter(|line| !line.starts_with(|first: char| first.is_ascii_digit() || first == '{'));

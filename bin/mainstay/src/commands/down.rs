@@ -1,4 +1,4 @@
-//! `mainstay down`: stops what runs from a data directory; containers go on.
+//! `mainstay down`: stops the process of a data directory; containers keep running.
 
 use std::{
     thread,
@@ -14,10 +14,10 @@ use nix::{
 
 use crate::cli::Cluster;
 
-/// Parts have thirty seconds to stop by themselves.
+/// Components have thirty seconds to stop.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Asks the process to stop and waits until it has.
+/// Sends the process a signal and waits until it has stopped.
 pub(super) fn run(cluster: Cluster) -> Result<()> {
     let options = Options {
         data_dir: cluster.data_dir,

@@ -1,4 +1,4 @@
-//! `mainstay kubeconfig`: the administrator's kubeconfig, printed or added to that of the calling user.
+//! `mainstay kubeconfig`: prints the administrator's kubeconfig, or adds it to the calling user's.
 
 use anyhow::Result;
 use cluster::Options;

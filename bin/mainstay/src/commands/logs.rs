@@ -1,4 +1,4 @@
-//! `mainstay logs`: what the parts of a process in the background, or of the installed service, have said.
+//! `mainstay logs`: logs of a background process or of the installed service.
 
 use std::{
     fs::File,
@@ -14,7 +14,7 @@ use cluster::Options;
 use super::{detach::LOG, install::UNIT};
 use crate::cli::Logs;
 
-/// Prints the log, and goes on with `--follow`.
+/// Prints the log, and continues with `--follow`.
 pub(super) fn run(asked: &Logs) -> Result<()> {
     let options = Options {
         data_dir: asked.cluster.data_dir.clone(),
@@ -45,7 +45,7 @@ pub(super) fn run(asked: &Logs) -> Result<()> {
     }
 }
 
-/// The service's log is the journal's.
+/// The service logs to the journal.
 fn journal(asked: &Logs) -> Result<()> {
     let mut command = Command::new("journalctl");
     command.args(["--unit", UNIT, "--output", "cat"]);
@@ -60,7 +60,8 @@ fn journal(asked: &Logs) -> Result<()> {
     Ok(())
 }
 
-/// Whether a line comes from a part: ` kubelet::sweep: …` of text, or `"target":"kubelet::sweep"` of JSON.
+/// Whether a line is from a component: ` kubelet::sweep: …` in text, or `"target":"kubelet::sweep"`
+/// in JSON.
 fn is_about(line: &str, part: Option<&str>) -> bool {
     let Some(part) = part else {
         return true;

@@ -1,11 +1,12 @@
-//! `mainstay migrate`: the objects of a stopped cluster go from the embedded store to etcd, or back.
+//! `mainstay migrate`: moves the objects of a stopped cluster from the embedded store to etcd, or
+//! back.
 
 use anyhow::Result;
 use cluster::{Options, StoreKind, migrate, settings, storage};
 
 use crate::cli::Migrate;
 
-/// Moves them, and says how to go on.
+/// Moves them, and prints the next steps.
 pub(super) fn run(flags: Migrate) -> Result<()> {
     let options = Options {
         data_dir: flags.data_dir,

@@ -39,7 +39,7 @@ pub(crate) fn run(cli: Cli) -> ExitCode {
     }
 }
 
-/// The error and its causes in one line, each once: some errors say their cause themselves.
+/// The error and its causes on one line, deduplicated: some errors include their cause.
 fn explain(error: &anyhow::Error) -> String {
     let mut line = error.to_string();
     for cause in error.chain().skip(1).map(ToString::to_string) {
@@ -50,7 +50,7 @@ fn explain(error: &anyhow::Error) -> String {
     line
 }
 
-/// The kubeconfig that was named, or the administrator's of the cluster in the data directory.
+/// The named kubeconfig, or the administrator's of the cluster in the data directory.
 fn read_kubeconfig(named: Option<PathBuf>, cluster: Cluster) -> anyhow::Result<client::Kubeconfig> {
     let path = match named {
         Some(path) => path,
@@ -66,7 +66,7 @@ fn read_kubeconfig(named: Option<PathBuf>, cluster: Cluster) -> anyhow::Result<c
     config.context("run it on a server of the cluster, or name a --kubeconfig")
 }
 
-/// Resolves when a signal asks to stop.
+/// Resolves when a stop signal arrives.
 async fn stopped() -> anyhow::Result<()> {
     let (mut interrupt, mut terminate) = (
         signal(SignalKind::interrupt())?,
@@ -79,7 +79,7 @@ async fn stopped() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Commands that only succeed or fail.
+/// Commands without an exit code of their own.
 fn run_plain(command: Command) -> anyhow::Result<()> {
     match command {
         Command::Up(up) => run::start(up.options, run::Run::Up, up.detach),
@@ -131,7 +131,7 @@ mod tests {
     use super::explain;
 
     #[test]
-    fn a_cause_that_an_error_says_itself_is_not_said_again() {
+    fn an_error_is_not_printed_twice_in_the_chain() {
         let unreadable = client::Error::Read {
             path: PathBuf::from("/a"),
             source: std::io::Error::from_raw_os_error(2),

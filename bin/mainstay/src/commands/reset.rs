@@ -1,4 +1,4 @@
-//! `mainstay reset`: removes everything a cluster made on this machine, and nothing else.
+//! `mainstay reset`: removes everything a cluster created on this machine, and nothing else.
 
 use std::io::{IsTerminal, Write};
 
@@ -7,7 +7,7 @@ use cluster::Options;
 
 use crate::{cli::Reset, user_kubeconfig};
 
-/// Asks first, when there is somebody to ask.
+/// Asks for confirmation on a terminal.
 pub(super) fn run(reset: Reset) -> Result<()> {
     let options = Options {
         data_dir: reset.data_dir,

@@ -1,4 +1,4 @@
-//! `mainstay up`, `mainstay server` and `mainstay agent`: a machine's parts in the foreground.
+//! `mainstay up`, `mainstay server` and `mainstay agent`: a machine's components in the foreground.
 
 use std::{io::IsTerminal, time::Instant};
 
@@ -9,13 +9,13 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{checklist, logging, notify, user_kubeconfig};
 
-/// Which parts.
+/// Which components.
 pub(super) enum Run {
     /// A control plane and a node.
     Up,
     /// A control plane.
     Server,
-    /// A node, which joins like this.
+    /// A node, with its options for joining.
     Agent(Join),
 }
 
@@ -29,7 +29,7 @@ impl Run {
     }
 }
 
-/// Runs here, or starts the same in the background.
+/// Runs here, or in the background.
 pub(super) fn start(options: Options, what: Run, detach: bool) -> Result<()> {
     if !detach {
         return run(options, what);
@@ -39,7 +39,7 @@ pub(super) fn start(options: Options, what: Run, detach: bool) -> Result<()> {
     super::detach::run(&cluster::settings::data_dir(&options)?)
 }
 
-/// Runs until a signal asks to stop.
+/// Runs until a stop signal.
 fn run(options: Options, run: Run) -> Result<()> {
     let begun = Instant::now();
     let options = options.with_file()?;

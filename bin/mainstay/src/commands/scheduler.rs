@@ -1,12 +1,12 @@
-//! `mainstay scheduler`: the scheduler alone, for a cluster that is served elsewhere. Several processes
-//! elect one of them when the configuration has `leaderElection`.
+//! `mainstay scheduler`: only the scheduler, for another cluster. With `leaderElection` in the
+//! configuration, several processes elect a leader.
 
 use anyhow::{Context, Result};
 use tokio_util::sync::CancellationToken;
 
 use crate::{cli::Scheduler, logging};
 
-/// Runs until a signal asks to stop.
+/// Runs until a stop signal.
 pub(super) fn run(asked: Scheduler) -> Result<()> {
     let options = cluster::Options {
         log_level: asked.log_level,
@@ -57,7 +57,7 @@ pub(super) fn run(asked: Scheduler) -> Result<()> {
     })
 }
 
-/// This process among all that could lead.
+/// The identity of this process for leader election.
 fn identity() -> String {
     let host = nix::unistd::gethostname().ok();
     let host = host.map_or_else(String::new, |name| name.to_string_lossy().into_owned());

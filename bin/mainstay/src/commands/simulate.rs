@@ -1,4 +1,4 @@
-//! `mainstay simulate`: nodes without a machine, for tests of controllers and schedulers.
+//! `mainstay simulate`: simulated nodes, for tests of controllers and schedulers.
 
 use anyhow::{Context, Result, bail};
 use lifecycle::Context as Run;
@@ -6,7 +6,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{cli::Simulate, logging};
 
-/// Runs until a signal asks to stop; then the nodes are deleted unless they are to be kept.
+/// Runs until a stop signal; then deletes the nodes unless they are to be kept.
 pub(super) fn run(asked: Simulate) -> Result<()> {
     logging::start(&cluster::Options::default(), false)?;
     let label = |label: &String| match label.split_once('=') {

@@ -1,4 +1,4 @@
-//! `mainstay status`: the parts of a cluster, its nodes, certificates and store, and what is wrong.
+//! `mainstay status`: the components of a cluster, its nodes, certificates and store, and problems.
 
 use std::{fmt, path::Path, process::ExitCode};
 
@@ -13,16 +13,16 @@ use serde::Serialize;
 
 use crate::cli::{self, Output};
 
-/// Certificates renew themselves long before: one that is this close to its end was not renewed.
+/// Certificates are renewed long before: one that expires this soon was not renewed.
 const EXPIRES_SOON: i64 = 7 * 24 * 3600;
-/// A disk with less than one part in this many free is nearly full.
+/// A disk with less than this fraction free is nearly full.
 const NEARLY_FULL: u64 = 10;
 
 #[derive(Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Status {
     data_dir: String,
-    /// Absent when nobody answers.
+    /// `None` if the server does not answer.
     version: Option<String>,
     parts: Vec<Part>,
     nodes: Vec<NodeStatus>,
@@ -60,7 +60,7 @@ struct Store {
     disk_size: u64,
 }
 
-/// Prints it; the exit code says whether all is well.
+/// Prints the status; the exit code says whether all is well.
 pub(super) fn run(asked: &cli::Status) -> Result<ExitCode> {
     let options = Options {
         data_dir: asked.cluster.data_dir.clone(),
@@ -118,13 +118,14 @@ async fn readiness(client: &kube::Client) -> Result<String> {
     let request = http::Request::get("/readyz?verbose").body(Vec::new())?;
     match client.request_text(request).await {
         Ok(text) => Ok(text),
-        // What is not ready comes with an error of its own.
+        // An unready server returns an error with the same text.
         Err(kube::Error::Api(status)) => Ok(status.message.clone()),
         Err(error) => Err(error).context("/readyz"),
     }
 }
 
-/// The services in the answer of `/readyz?verbose`; what upstream calls its hooks is left out unless it failed.
+/// The services in the response of `/readyz?verbose`; upstream's post-start hooks are omitted
+/// unless they failed.
 fn parts(readiness: &str) -> Vec<Part> {
     let mut parts = Vec::new();
     for line in readiness.lines() {
@@ -182,7 +183,7 @@ fn certificates(dir: &Path) -> Result<Vec<Certificate>> {
     Ok(found)
 }
 
-/// Nothing when objects are kept elsewhere.
+/// `None` if the objects are in etcd.
 fn store(dir: &Path) -> Option<Store> {
     let used = stdx::disk_usage::DiskUsage::measure(dir).ok()?;
     let disk = nix::sys::statvfs::statvfs(dir).ok()?;

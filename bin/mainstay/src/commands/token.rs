@@ -1,4 +1,4 @@
-//! `mainstay token`: tokens that machines join with.
+//! `mainstay token`: bootstrap tokens.
 
 use anyhow::{Context, Result, bail};
 use cluster::{
@@ -9,7 +9,7 @@ use jiff::SignedDuration;
 
 use crate::cli::{Cluster, Token};
 
-/// Runs one of the commands as the administrator of the cluster in the data directory.
+/// Runs a token command as the administrator of the cluster in the data directory.
 pub(super) fn run(command: Token) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -86,7 +86,7 @@ fn connect(cluster: &Cluster) -> Result<client::Kubeconfig> {
     config.context("tokens are made on a server of the cluster, with its data directory")
 }
 
-/// Makes the token and prints the command to paste on the machine that joins, on one line.
+/// Creates the token and prints the command for the joining machine, on one line.
 async fn create(cluster: &Cluster, new: &NewToken) -> Result<()> {
     let config = connect(cluster)?;
     let (_, place, _) = config.resolve(None)?;

@@ -1,4 +1,4 @@
-//! `mainstay version`: this program's version, and that of the server that a kubeconfig leads to.
+//! `mainstay version`: this program's version, and that of a kubeconfig's server.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -9,10 +9,10 @@ use stdx::Version;
 
 use crate::cli;
 
-/// How long the server may take.
+/// The timeout of the request.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Prints both, and warns when they are too far apart. Without a kubeconfig there is no server to ask.
+/// Prints both, and warns if they are incompatible. Without a kubeconfig no server is asked.
 pub(super) fn run(asked: cli::Version) -> Result<()> {
     let server = match kubeconfig(&asked)? {
         Some(path) if !asked.client => Some(ask(&path)?),
@@ -39,7 +39,7 @@ pub(super) fn run(asked: cli::Version) -> Result<()> {
     Ok(())
 }
 
-/// The one that was named, or the administrator's where a server has run.
+/// The named kubeconfig, or the administrator's if a server has run here.
 fn kubeconfig(asked: &cli::Version) -> Result<Option<PathBuf>> {
     if let Some(path) = &asked.kubeconfig {
         return Ok(Some(path.clone()));

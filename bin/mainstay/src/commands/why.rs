@@ -1,11 +1,11 @@
-//! `mainstay why`: why something is as it is, and what would help.
+//! `mainstay why`: explains an object's state, and what would help.
 
 use anyhow::Result;
 use why::Question;
 
 use crate::cli::Why;
 
-/// Runs it with a kubeconfig, or as the administrator of the cluster in the data directory.
+/// Runs with a kubeconfig, or as the administrator of the cluster in the data directory.
 pub(super) fn run(asked: Why) -> Result<()> {
     let question = Question::parse(&asked.words, &asked.namespace, &asked.groups)?;
     let config = super::read_kubeconfig(asked.kubeconfig, asked.cluster)?;

@@ -1,5 +1,5 @@
-//! Authorization checks of expressions. Evaluation does not wait: a check that has no answer yet is noted, asked
-//! afterwards, and the expression is evaluated again with the answer.
+//! Authorization checks of CEL expressions. Evaluation does not wait: a check without a decision is
+//! recorded, decided afterwards, and the expression is evaluated again.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -14,7 +14,7 @@ use crate::{
 /// The checks of one request.
 #[derive(Debug, Default)]
 pub struct Checks {
-    /// Guards what was asked and answered; `None` waits for an answer.
+    /// Guards checks and decisions; `None` is pending.
     known: Mutex<HashMap<Question, Option<Decision>>>,
 }
 
@@ -62,7 +62,8 @@ impl Authorizer for Checks {
 }
 
 impl Checks {
-    /// Asks what waits for an answer. True when something did: the expression has to be evaluated again.
+    /// Decides pending checks. Returns whether there were any: then the expression must be
+    /// evaluated again.
     pub async fn settle(&self, authorizers: &[Arc<dyn authz::Authorizer>], user: &User) -> bool {
         let waiting: Vec<Question> = {
             let known = self.known.lock();

@@ -1,5 +1,5 @@
-//! `matchConditions`: expressions that all have to hold. One that is false excludes the request, whatever the others
-//! come to; an expression that fails is left to the failure policy.
+//! `matchConditions`: expressions that must all be true. A false one excludes the request, whatever
+//! the others give; an error is left to the failure policy.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -16,7 +16,7 @@ use super::{
 };
 use crate::authz;
 
-/// What all conditions of a webhook or a policy may cost together.
+/// The cost budget of all conditions of a webhook or a policy.
 const LIMIT: u64 = 2_500_000;
 const EXHAUSTED: &str =
     "validation failed due to running out of cost budget, no further validation rules will be run";
@@ -27,7 +27,7 @@ pub struct MatchConditions {
     conditions: Vec<Condition>,
 }
 
-/// A condition by its name.
+/// A named condition.
 #[derive(Debug)]
 pub struct Condition {
     name: String,
@@ -35,13 +35,13 @@ pub struct Condition {
     compiled: Result<Program, String>,
 }
 
-/// What the conditions came to.
+/// The result of the conditions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
     Match,
-    /// The condition of this name is false.
+    /// This condition is false.
     Excluded(String),
-    /// None is false, and this went wrong; the number of expressions that failed.
+    /// None is false, and this error occurred; with the number of failed expressions.
     Failed(String, usize),
 }
 
@@ -70,7 +70,7 @@ impl MatchConditions {
         self.conditions.is_empty()
     }
 
-    /// Evaluates all, asking authorizers where expressions do.
+    /// Evaluates all conditions, with authorization checks.
     pub async fn evaluate(
         &self,
         attributes: &Attributes<'_>,
@@ -128,7 +128,7 @@ impl MatchConditions {
     }
 }
 
-/// Several errors in one line, each once.
+/// Several errors on one line, deduplicated.
 fn aggregate(errors: Vec<String>) -> String {
     let mut seen = BTreeSet::new();
     let mut lines = errors;
@@ -152,7 +152,7 @@ fn compile_condition(env: &Env, expression: &str) -> Result<Program, String> {
         .map_err(|error| format!("program instantiation failed: {}", error.message))
 }
 
-/// What does not compile of `matchConditions`.
+/// The compilation errors of `matchConditions`.
 pub fn check_conditions(conditions: &Value, variables: Variables, path: &Path) -> Errors {
     let conditions = tree::list(conditions);
     if conditions.is_empty() {
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_goes_wrong_is_said() {
+    async fn failed_match_conditions_report_the_expression() {
         let failed = outcome(&["object.spec.nothing == 1", "true"]).await;
         let expected =
             "expression 'object.spec.nothing == 1' resulted in error: no such key: nothing";

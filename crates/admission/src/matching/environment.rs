@@ -1,4 +1,4 @@
-//! What expressions of webhooks and policies may refer to, and the values behind it.
+//! The variables of webhook and policy expressions, and their values.
 
 use std::{
     collections::HashMap,
@@ -12,15 +12,15 @@ use machinery::{Object, Value, json::json};
 
 use super::{Attributes, Checks};
 
-/// Which of the variables are there that not every expression has.
+/// Which optional variables exist.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Variables {
     pub params: bool,
     pub authorizer: bool,
 }
 
-/// `object`, `oldObject`, `namespaceObject`, `request`, then `params` and the authorizer where they are there: the order
-/// of [`Activation::values`]. More variables may follow.
+/// `object`, `oldObject`, `namespaceObject`, `request`, then `params` and the authorizer if
+/// enabled: the order of [`Activation::values`]. More variables may follow.
 pub fn environment(variables: Variables) -> Env {
     let mut env = Env::new()
         .variable("object", Type::Dyn)
@@ -44,13 +44,13 @@ pub fn environment(variables: Variables) -> Env {
 pub struct Activation<'a> {
     pub object: Option<&'a Object>,
     pub old: Option<&'a Object>,
-    /// As [`namespace_object`] makes it.
+    /// From [`namespace_object`].
     pub namespace: Option<&'a Object>,
-    /// As [`Attributes::request`] makes it.
+    /// From [`Attributes::request`].
     pub request: &'a Value,
-    /// `Some` where the environment has params; they may be null.
+    /// `Some` if the environment has params; they may be null.
     pub params: Option<Option<&'a Object>>,
-    /// Where the environment has an authorizer.
+    /// `Some` if the environment has an authorizer.
     pub authorizer: Option<Arc<Checks>>,
 }
 
@@ -84,7 +84,7 @@ impl<'a> Activation<'a> {
     }
 }
 
-/// What expressions see of a Namespace.
+/// The fields of a Namespace that expressions see.
 pub fn namespace_object(namespace: &Object) -> Object {
     const SHOWN: &[&str] = &[
         "name",
@@ -135,7 +135,7 @@ fn map(value: Arc<Decl>) -> Arc<Decl> {
 
 fn object(name: &str, fields: &[(&str, Arc<Decl>)]) -> Arc<Decl> {
     let fields = fields.iter().map(|(field, decl)| {
-        // As it is, also `namespace`, which is a reserved word: upstream escapes none of these.
+        // Unescaped, also `namespace`, which is a reserved word: upstream escapes none of these.
         let json: Arc<str> = (*field).into();
         let decl = decl.clone();
         (json.clone(), Field { json, decl })

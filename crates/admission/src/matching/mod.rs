@@ -1,5 +1,5 @@
-//! Which requests webhooks and policies are about: rules, selectors and match conditions, over plain attributes.
-//! Pure: what has to be read (namespaces, other versions, authorization) comes in from outside.
+//! Which requests match webhooks and policies: rules, selectors and match conditions, over plain
+//! attributes. Pure: namespaces, other versions and authorization decisions are passed in.
 
 mod authorizer;
 mod conditions;
@@ -56,7 +56,8 @@ impl GroupVersionResource<'_> {
     }
 }
 
-/// The form of a request that a rule matched: its own, or that of another version of the same objects.
+/// The resource and kind that a rule matched: the request's own, or another version of the same
+/// objects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Matched<'a> {
     pub resource: GroupVersionResource<'a>,
@@ -86,7 +87,7 @@ pub struct Attributes<'a> {
 }
 
 impl<'a> Attributes<'a> {
-    /// The attributes that plugins get, with the object.
+    /// From the attributes that plugins get, with the object.
     pub fn new(given: &super::Attributes<'a>, object: Option<&'a Object>) -> Self {
         let is_namespace = given.group.is_empty() && given.resource == "namespaces";
         Self {
@@ -112,7 +113,7 @@ impl<'a> Attributes<'a> {
         }
     }
 
-    /// The request in its own form.
+    /// The request's own resource and kind.
     pub fn own(&self) -> Matched<'a> {
         Matched {
             resource: self.resource,
@@ -120,7 +121,8 @@ impl<'a> Attributes<'a> {
         }
     }
 
-    /// Whether it is about a configuration of webhooks or policies, which are never asked about those.
+    /// Whether it is for a webhook or policy configuration, which are exempt from webhooks and
+    /// policies.
     pub fn is_admission_configuration(&self) -> bool {
         self.kind.group == "admissionregistration.k8s.io"
             && matches!(
@@ -134,8 +136,8 @@ impl<'a> Attributes<'a> {
             )
     }
 
-    /// The AdmissionRequest in the form that was matched, without its uid and its objects: the variable `request` of
-    /// expressions.
+    /// The AdmissionRequest in the matched version, without its uid and objects: the variable
+    /// `request` of expressions.
     pub fn request(&self, matched: &Matched<'_>) -> Value {
         let mut request = json!({
             "kind": matched.kind.to_json(),
@@ -161,7 +163,7 @@ impl<'a> Attributes<'a> {
     }
 }
 
-/// Who asks, as a `UserInfo`.
+/// The user as a `UserInfo`.
 pub fn user_info(user: &User) -> Value {
     let mut info = json!({});
     for (key, text) in [("username", &user.name), ("uid", &user.uid)] {
@@ -184,7 +186,7 @@ mod tests {
     use crate::testing::Case;
 
     #[test]
-    fn a_request_says_what_was_matched_and_what_was_asked_for() {
+    fn a_review_request_has_the_matched_and_the_original_resource() {
         let case = Case::new(Operation::Update, "apps", "deployments").named("here", "web");
         let given = case.attributes();
         let attributes = Attributes::new(&given, None);

@@ -6,7 +6,7 @@ use machinery::Value;
 use super::{Attributes, GroupVersionResource, Matched};
 use crate::Operation;
 
-/// Whether other versions of the same objects match, too.
+/// Whether other versions of the same objects match.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum MatchPolicy {
     Exact,
@@ -23,7 +23,7 @@ impl MatchPolicy {
     }
 }
 
-/// The rules of a webhook or of a policy; a request matches one of them.
+/// The rules of a webhook or a policy; a request must match one of them.
 #[derive(Debug, Default)]
 pub struct ResourceRules {
     rules: Vec<Rule>,
@@ -34,10 +34,10 @@ struct Rule {
     operations: Words,
     groups: Words,
     versions: Words,
-    /// Resources with their subresources; those without one are about the object itself.
+    /// Resources with their subresources; without one, the object itself.
     resources: Vec<(Word, Word)>,
     scope: Scope,
-    /// Names of objects; none stands for all.
+    /// Names of objects; empty for all.
     names: Vec<String>,
 }
 
@@ -143,14 +143,14 @@ impl ResourceRules {
         self.rules.is_empty()
     }
 
-    /// Whether a rule matches the request as it was made.
+    /// Whether a rule matches the request's own version.
     pub fn matches(&self, attributes: &Attributes<'_>) -> bool {
         let mut rules = self.rules.iter();
         rules.any(|rule| rule.matches(attributes, &attributes.resource))
     }
 
-    /// The form of the request that a rule matches: its own first, then that of another version, by the first rule
-    /// that knows one.
+    /// The version of the request that a rule matches: its own first, then another one, by the
+    /// first rule that has one.
     pub fn find<'a>(
         &self,
         attributes: &Attributes<'a>,
@@ -173,7 +173,7 @@ impl ResourceRules {
         others.next().copied()
     }
 
-    /// The resources that the rules name, or `None` when one of them is about every resource.
+    /// The resources that the rules name, or `None` if a rule matches every resource.
     pub fn resources(&self) -> Option<Vec<&str>> {
         let all = self.rules.iter().flat_map(|rule| &rule.resources);
         all.map(|(resource, _)| match resource {
@@ -183,7 +183,7 @@ impl ResourceRules {
         .collect()
     }
 
-    /// Whether a rule is about an operation.
+    /// Whether a rule has this operation.
     pub fn handles(&self, operation: Operation) -> bool {
         let mut rules = self.rules.iter();
         rules.any(|rule| rule.operations.matches(operation.name()))

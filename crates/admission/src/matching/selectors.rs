@@ -1,4 +1,4 @@
-//! Selectors by labels: of the namespace that a request is in, and of its objects.
+//! Label selectors: of the request's namespace, and of its objects.
 
 use kinds::tree;
 use machinery::{Object, Value, labels::Selector};
@@ -26,14 +26,14 @@ impl Selectors {
         }
     }
 
-    /// Whether the labels of the request's namespace decide, and are not those of the object at hand.
+    /// Whether the labels of the request's namespace are needed and are not in the object itself.
     pub fn reads_namespace(&self, attributes: &Attributes<'_>) -> bool {
         let selects = !matches!(&self.namespace, Ok(selector) if selector.is_empty());
         selects && !attributes.namespace.is_empty() && own_labels(attributes).is_none()
     }
 
-    /// Whether the request is selected. `namespace` is the Namespace that it is in, where
-    /// [`Selectors::reads_namespace`]; the error is that of a selector that cannot be read.
+    /// Whether the request is selected. `namespace` is its Namespace, needed if
+    /// [`Selectors::reads_namespace`]; the error is that of an invalid selector.
     pub fn matches(
         &self,
         attributes: &Attributes<'_>,
@@ -48,7 +48,7 @@ impl Selectors {
         namespace: Option<&Object>,
     ) -> Result<bool, String> {
         if attributes.namespace.is_empty() && attributes.resource.resource != "namespaces" {
-            // No selector of namespaces exempts what is in none.
+            // A namespaceSelector does not exclude cluster-scoped objects.
             return Ok(true);
         }
         let selector = self.namespace.as_ref().map_err(Clone::clone)?;
@@ -59,7 +59,7 @@ impl Selectors {
         Ok(selector.is_empty() || selector.matches_map(labels.and_then(labels_of)))
     }
 
-    /// One of the two objects is enough.
+    /// It suffices if one of the two objects is selected.
     fn selects_object(&self, attributes: &Attributes<'_>) -> Result<bool, String> {
         let selector = self.object.as_ref().map_err(Clone::clone)?;
         let objects = [attributes.object, attributes.old].into_iter().flatten();
@@ -68,7 +68,7 @@ impl Selectors {
     }
 }
 
-/// A Namespace that is written is selected by the labels that it gets.
+/// A written Namespace is selected by its new labels.
 fn own_labels<'a>(attributes: &Attributes<'a>) -> Option<&'a Object> {
     let is_written = attributes.resource.resource == "namespaces"
         && attributes.subresource.is_empty()
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn objects_are_selected_by_what_they_are_or_were() {
+    fn objects_are_selected_by_their_old_or_new_labels() {
         let selectors = Selectors::read(&json!({"objectSelector": {"matchLabels": {"a": "b"}}}));
         let (yes, no) = (labelled(json!({"a": "b"})), labelled(json!({})));
         for (new, old, expected) in [

@@ -1,5 +1,5 @@
-//! Pods that a kubelet may create: mirrors of its static pods, bound to its node, owned by it, and without a reference
-//! to any object of the API (which would give the node the right to read that object).
+//! Pods that a kubelet may create: mirrors of its static pods, bound to its node, owned by it, and
+//! without references to API objects (which would let the node read those objects).
 
 use kinds::tree;
 use machinery::{Object, Status, Value};
@@ -75,7 +75,7 @@ fn check_owner(node: &str, pod: &Object) -> Result<(), String> {
     Ok(())
 }
 
-/// Volumes that need nothing of the API.
+/// Volume sources that reference no API object.
 const PLAIN: &[&str] = &[
     "awsElasticBlockStore",
     "azureDisk",
@@ -123,7 +123,7 @@ const PROJECTED: &[(&str, &str)] = &[
     ("podCertificate", "podcertificates"),
 ];
 
-/// The first kind of object that a pod names. What is not known counts as a reference.
+/// The first kind of object that a pod references. Unknown volume sources count as references.
 fn reference(spec: &Value) -> Result<Option<&'static str>, String> {
     if !tree::text(&spec["serviceAccountName"]).is_empty() {
         return Ok(Some("serviceaccounts"));
@@ -176,7 +176,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mirror_pod_may_use_what_needs_no_object() {
+    fn a_mirror_pod_may_not_refer_to_api_objects() {
         for (spec, expected) in [
             (json!({}), Some(None)),
             (

@@ -1,6 +1,7 @@
-//! Tokens that a kubelet may ask for: bound to a pod that runs on its node, and for an audience that the pod asks for
-//! itself (in a projected volume, or through the CSI driver of one of its volumes). Another audience needs the verb
-//! `request-serviceaccounts-token-audience` on a resource that is called like the audience.
+//! Tokens that a kubelet may request: bound to a pod on its node, and for an audience that the pod
+//! itself requests (in a projected volume, or through the CSI driver of one of its volumes). Other
+//! audiences require the verb `request-serviceaccounts-token-audience` on a resource named like the
+//! audience.
 
 use kinds::tree;
 use machinery::{Object, Status, Value};
@@ -14,7 +15,7 @@ use crate::{
 
 const VERB: &str = "request-serviceaccounts-token-audience";
 
-/// The CSI drivers that serve the volumes of drivers which were once part of Kubernetes.
+/// The CSI drivers of migrated in-tree volumes.
 const MIGRATED: &[(&str, &str)] = &[
     ("awsElasticBlockStore", "ebs.csi.aws.com"),
     ("azureDisk", "disk.csi.azure.com"),
@@ -101,7 +102,8 @@ async fn check_audience(
     }
 }
 
-/// Whether a pod wants tokens for an audience. What cannot be read is an error only when nothing else asks for it.
+/// Whether a pod requests tokens for an audience. A failed read is an error only if nothing else
+/// requests it.
 async fn asks_for(
     attributes: &Attributes<'_>,
     pod: &Object,
@@ -151,7 +153,7 @@ async fn driver_asks_for(
     Ok(audiences.any(|known| known == audience))
 }
 
-/// The CSI driver of a volume's source; empty for those without one.
+/// The CSI driver of a volume source; empty if it has none.
 fn driver(source: &Value) -> String {
     let own = tree::text(&source["csi"]["driver"]);
     if !own.is_empty() {

@@ -1,14 +1,15 @@
-//! What the standards forbid, one function per rule. Each says why a pod is refused, or nothing.
+//! The rules of the Pod Security Standards, one function each. Each returns why a pod violates it,
+//! or `None`.
 
 use std::collections::BTreeSet;
 
 use kinds::tree;
 use machinery::Value;
 
-/// Why a pod is refused: a short reason and the details.
+/// A violation: a short reason and the details.
 pub(super) type Violation = (String, String);
 
-/// What the rules look at.
+/// The input of the rules.
 pub(super) struct Subject<'a> {
     pub(super) metadata: &'a Value,
     pub(super) spec: &'a Value,
@@ -17,7 +18,7 @@ pub(super) struct Subject<'a> {
 }
 
 impl Subject<'_> {
-    /// Windows has no such thing; the standards say so since v1.25.
+    /// Whether rules for Linux do not apply, since v1.25 of the standards.
     fn is_windows(&self) -> bool {
         self.minor >= 25 && self.spec["os"]["name"] == "windows"
     }
@@ -27,7 +28,7 @@ impl Subject<'_> {
         known.any(|(since, known)| *since <= self.minor && *known == name)
     }
 
-    /// Root in a user namespace is nobody outside of it.
+    /// Whether the pod has a user namespace, in which root has no privileges outside.
     fn has_own_users(&self) -> bool {
         self.minor >= 35 && self.spec["hostUsers"] == false
     }
@@ -36,11 +37,11 @@ impl Subject<'_> {
 /// A rule of a standard, over the pod's metadata and spec.
 type Check = fn(&Subject) -> Option<Violation>;
 
-/// A rule and the minor versions of the standard that have it.
+/// A rule and the minor versions of the standard that include it.
 pub(super) struct Rule(std::ops::Range<u16>, Check);
 
 impl Rule {
-    /// Why the pod is refused, if the standard has the rule and it says so.
+    /// The violation, if the version includes the rule.
     pub(super) fn ask(&self, subject: &Subject) -> Option<Violation> {
         self.0
             .contains(&subject.minor)
@@ -49,7 +50,7 @@ impl Rule {
     }
 }
 
-/// Later than any version there is.
+/// Later than any existing version.
 pub(super) const LATEST: u16 = u16::MAX - 1;
 const ALWAYS: std::ops::Range<u16> = 0..u16::MAX;
 
@@ -74,7 +75,7 @@ pub(super) const BASELINE: &[Rule] = &[
     Rule(ALWAYS, windows_host_process),
 ];
 
-/// Rules of the restricted standard. Stricter ones stand in for those of the baseline.
+/// Rules of the restricted standard. Stricter ones replace those of the baseline.
 pub(super) const RESTRICTED: &[Rule] = &[
     Rule(ALWAYS, app_armor),
     Rule(0..22, capabilities),
@@ -110,7 +111,7 @@ const DEFAULT_CAPABILITIES: &[&str] = &[
     "SETUID",
     "SYS_CHROOT",
 ];
-/// With the version that allowed them first.
+/// With the first version that allows them.
 const SAFE_SYSCTLS: &[(u16, &str)] = &[
     (0, "kernel.shm_rmid_forced"),
     (0, "net.ipv4.ip_local_port_range"),
@@ -125,7 +126,7 @@ const SAFE_SYSCTLS: &[(u16, &str)] = &[
     (32, "net.ipv4.tcp_rmem"),
     (32, "net.ipv4.tcp_wmem"),
 ];
-/// With the version that allowed them first.
+/// With the first version that allows them.
 const SE_LINUX_TYPES: &[(u16, &str)] = &[
     (0, ""),
     (0, "container_t"),
@@ -172,7 +173,7 @@ fn named(names: &[&str]) -> String {
     )
 }
 
-/// Names of the containers for which something holds.
+/// Names of the containers that satisfy `holds`.
 fn which(spec: &Value, holds: impl Fn(&Value) -> bool) -> Vec<&str> {
     containers(spec)
         .filter(|c| holds(c))
@@ -180,7 +181,7 @@ fn which(spec: &Value, holds: impl Fn(&Value) -> bool) -> Vec<&str> {
         .collect()
 }
 
-/// Who has set something wrong: the pod, containers, or both.
+/// What sets a forbidden value: the pod, containers, or both.
 fn setters(pod: bool, containers: &[&str]) -> Option<String> {
     let mut setters = Vec::new();
     if pod {
@@ -488,7 +489,7 @@ fn bad_seccomp(spec: &Value) -> Option<Violation> {
     violation("seccompProfile", detail)
 }
 
-/// Before profiles were fields they were annotations.
+/// The deprecated seccomp annotations.
 fn seccomp_annotations(subject: &Subject) -> Option<Violation> {
     const POD: &str = "seccomp.security.alpha.kubernetes.io/pod";
     const CONTAINER: &str = "container.seccomp.security.alpha.kubernetes.io/";

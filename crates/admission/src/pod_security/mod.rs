@@ -1,5 +1,6 @@
-//! The Pod Security Standards: a namespace's labels say which standard its pods must meet (enforce),
-//! and which one they are warned about. Pods are refused; what makes pods is only warned about.
+//! The Pod Security Standards: labels of a namespace select the standard that its pods must meet
+//! (enforce), and those that are audited or warned about. Pods are rejected; workloads that create
+//! pods only give warnings.
 
 mod checks;
 
@@ -15,7 +16,7 @@ pub(crate) const NAME: &str = "PodSecurity";
 
 const PREFIX: &str = "pod-security.kubernetes.io/";
 const EXEMPT: &str = "pod-security.kubernetes.io/exempt";
-/// The labels of each mode, for its standard and for the version of it.
+/// The labels of each mode: its standard, and the standard's version.
 const ENFORCE: (&str, &str) = (
     "pod-security.kubernetes.io/enforce",
     "pod-security.kubernetes.io/enforce-version",
@@ -28,10 +29,10 @@ const WARN: (&str, &str) = (
     "pod-security.kubernetes.io/warn",
     "pod-security.kubernetes.io/warn-version",
 );
-/// Pods of a namespace that are looked at when its standard changes.
+/// How many pods of a namespace are checked when its standard changes.
 const MOST_PODS: usize = 3000;
 
-/// Where the pod template is in the kinds that make pods.
+/// The path of the pod template in workload kinds.
 const TEMPLATES: &[(&str, &str, &[&str])] = &[
     ("", "replicationcontrollers", &["spec", "template"]),
     ("", "podtemplates", &["template"]),
@@ -47,7 +48,7 @@ const TEMPLATES: &[(&str, &str, &[&str])] = &[
     ("batch", "jobs", &["spec", "template"]),
 ];
 
-/// The plugin with what the operator tells it.
+/// The plugin with its configuration.
 #[derive(Debug, Default)]
 pub(crate) struct PodSecurity {
     defaults: Policy,
@@ -89,7 +90,7 @@ impl std::fmt::Display for Standard {
     }
 }
 
-/// What a namespace asks of its pods.
+/// The policy of a namespace.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct Policy {
     enforce: Standard,
@@ -97,7 +98,7 @@ struct Policy {
     warn: Standard,
 }
 
-/// What the checks look at, wherever it stands.
+/// The parts of a pod or template that are checked.
 #[derive(Clone, Copy)]
 struct Pod<'a> {
     metadata: &'a Value,
@@ -171,7 +172,7 @@ impl PodSecurity {
         })
     }
 
-    /// What the labels of a namespace ask for; a wrong level is the strictest one to enforce.
+    /// The policy of a namespace by its labels; an invalid level enforces the strictest one.
     fn policy<'a>(&self, label: impl Fn(&str) -> Option<&'a str>) -> Policy {
         let mut policy = self.defaults.clone();
         let read = |(mode, version): (&str, &str), standard: &mut Standard, wrong: Level| {
@@ -193,7 +194,7 @@ impl PodSecurity {
         let (enforced, ..) = read(ENFORCE, &mut policy.enforce, Level::Restricted);
         read(AUDIT, &mut policy.audit, Level::Privileged);
         let (_, warns, at) = read(WARN, &mut policy.warn, Level::Privileged);
-        // Who enforces and says nothing of warnings is warned of what would be refused.
+        // With an enforced level and no warn label, warnings are at least as strict as enforcement.
         if !warns && enforced && policy.enforce.level > policy.warn.level {
             policy.warn.level = policy.enforce.level;
             if !at {
@@ -240,7 +241,7 @@ impl PodSecurity {
         Ok(())
     }
 
-    /// Tells which pods that are there would be refused from now on.
+    /// Warns of existing pods that the new standard would reject.
     async fn warn_of_existing(
         &self,
         attributes: &Attributes<'_>,
@@ -386,7 +387,7 @@ impl Plugin for PodSecurity {
     }
 }
 
-/// Whether an update changes what runs: everything else that counts cannot be changed.
+/// Whether an update changes images: other relevant fields are immutable.
 fn has_new_images(spec: &Value, old: &Value) -> bool {
     let images = |spec: &Value, key: &str| -> Vec<(String, String)> {
         let of = |c: &Value| [&c["name"], &c["image"]].map(|v| tree::text(v).to_owned());
@@ -415,7 +416,7 @@ fn level(text: &str) -> Option<Level> {
     }
 }
 
-/// The checks that a pod does not pass: reason and detail.
+/// The violations of a pod: reason and detail.
 fn violations<'a>(
     standard: &Standard,
     pod: Pod<'a>,
@@ -433,7 +434,7 @@ fn violations<'a>(
     checks.iter().filter_map(move |rule| rule.ask(&subject))
 }
 
-/// What a pod violates, as it is told.
+/// The violations of a pod as a message.
 fn judge(standard: &Standard, pod: Pod<'_>) -> Option<String> {
     let told: Vec<String> = violations(standard, pod)
         .map(|(reason, detail)| format!("{reason} ({detail})"))
@@ -466,7 +467,7 @@ fn label_errors(namespace: &Object) -> Vec<machinery::field::Error> {
     errors
 }
 
-/// 36 of `v1.36`.
+/// The minor version: 36 for `v1.36`.
 fn minor(version: &str) -> Option<u16> {
     version.strip_prefix("v1.")?.parse().ok()
 }
@@ -492,7 +493,7 @@ mod tests {
     }
 
     #[test]
-    fn a_standard_is_what_it_was_at_its_version() {
+    fn pod_security_checks_depend_on_the_version() {
         let judged = |level, version: &str, pod: Value| {
             let version = version.to_owned();
             judge(&Standard { level, version }, Pod::of_value(&pod)).is_none()
@@ -564,7 +565,7 @@ mod tests {
     }
 
     #[test]
-    fn each_rule_of_the_baseline_speaks_for_itself() {
+    fn each_baseline_check_has_its_message() {
         let context =
             |context: Value| json!({"containers": [{"name": "a", "securityContext": context}]});
         for (spec, expected) in [
@@ -628,7 +629,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_namespace_says_what_is_refused_and_what_is_only_warned_about() {
+    async fn namespace_labels_choose_enforce_and_warn_levels() {
         let pod = Case::new(Operation::Create, "", "pods").named("team", "web");
         let labels = json!({"pod-security.kubernetes.io/enforce": "baseline",
                             "pod-security.kubernetes.io/warn": "restricted"});
@@ -744,7 +745,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_stricter_namespace_tells_which_pods_do_not_meet_it() {
+    async fn enforcing_a_stricter_level_warns_about_violating_pods() {
         let plugin = PodSecurity::default();
         let mut case = Case::new(Operation::Update, "", "namespaces").named("", "team");
         for name in ["b", "a"] {

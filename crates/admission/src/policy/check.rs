@@ -1,4 +1,4 @@
-//! What is wrong with the expressions of a policy that is written: every one of them has to compile.
+//! Validates the expressions of a written policy: all of them must compile.
 
 use kinds::tree;
 use machinery::{
@@ -11,7 +11,7 @@ use super::{
     expression::{Compiler, Output},
 };
 
-/// The expressions of a policy of this resource; `old` is what it was.
+/// The errors in a policy's expressions; `old` is the stored policy.
 pub fn check(plural: &str, object: &Object, old: Option<&Object>) -> Errors {
     let spec = tree::get(object, "spec");
     let mut errors = Errors::new();
@@ -31,7 +31,7 @@ pub fn check(plural: &str, object: &Object, old: Option<&Object>) -> Errors {
     errors
 }
 
-/// Conditions that stay as they were are not looked at again.
+/// Whether match conditions must be compiled: unchanged ones are not checked again.
 fn conditions_change(new: &Value, old: &Value) -> bool {
     let changed = |key: &str| !tree::same(&new[key], &old[key]);
     changed("paramKind") || changed("matchConditions")

@@ -1,5 +1,6 @@
-//! The types of kinds as expressions see them: of built-in kinds by the schema table, of custom resources by their
-//! definition. What has no single type (quantities, any JSON) is left out, as upstream's documents leave it.
+//! The CEL types of kinds: of built-in kinds from the schema table, of custom resources from their
+//! definition. Fields without a single type (quantities, any JSON) are left out, as upstream's
+//! documents do.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -25,7 +26,7 @@ fn decl(kind: DeclKind) -> Arc<Decl> {
     Arc::new(Decl::new(kind, u64::MAX))
 }
 
-/// A struct; within itself it is an object of which nothing is known.
+/// A struct; a recursive reference to itself is an object without declared fields.
 fn of_type(schema: &'static Type, name: &str, around: &mut Vec<&'static str>) -> Arc<Decl> {
     let mut fields = HashMap::new();
     if !around.contains(&schema.name) {

@@ -1,5 +1,5 @@
-//! Which policies a request has to pass, with which bindings and parameters. What is read from the store is read here,
-//! when a policy needs it.
+//! Finds the policies of a request, with their bindings and parameters. Reads from the store happen
+//! here, when a policy needs them.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ use super::{
 };
 use crate::{Stored, authz::Authorizer};
 
-/// Objects that policies never are about: a policy could lock out those who would change it.
+/// Objects exempt from policies: a policy could lock out those who would change it.
 const OWN: [&str; 4] = [
     "validatingadmissionpolicies",
     "validatingadmissionpolicybindings",
@@ -29,11 +29,11 @@ const OWN: [&str; 4] = [
     "mutatingadmissionpolicybindings",
 ];
 
-/// Whether policies can be about a request at all.
+/// Whether a request is exempt from policies.
 pub(super) fn is_exempt(given: &Given<'_>) -> bool {
     match given.group {
         "admissionregistration.k8s.io" => OWN.contains(&given.resource),
-        // Nothing of these is stored, and clusters do not work without them.
+        // Reviews are not stored, and clusters do not work without them.
         "authentication.k8s.io" => matches!(given.resource, "selfsubjectreviews" | "tokenreviews"),
         "authorization.k8s.io" => matches!(
             given.resource,
@@ -46,19 +46,19 @@ pub(super) fn is_exempt(given: &Given<'_>) -> bool {
     }
 }
 
-/// A request on its way through policies.
+/// A request evaluated by policies.
 pub(super) struct Request<'a> {
     given: &'a Given<'a>,
     pub(super) attributes: Attributes<'a>,
     pub(super) forms: &'a Forms,
     authorizers: &'a [Arc<dyn Authorizer>],
-    /// What authorizers said to expressions of this request.
+    /// Authorization decisions for expressions of this request.
     checks: Arc<Checks>,
-    /// The Namespace that it is in, once a policy needs it.
+    /// Its Namespace, once a policy needs it.
     namespace: OnceCell<Option<Arc<Stored>>>,
 }
 
-/// A policy by a binding with a parameter.
+/// A policy with a binding and a parameter.
 pub(super) struct Invocation<'a, P> {
     pub(super) policy: &'a Policy<P>,
     pub(super) binding: &'a Binding,
@@ -66,15 +66,15 @@ pub(super) struct Invocation<'a, P> {
     pub(super) param: Param,
 }
 
-/// A policy that cannot be evaluated as it is configured.
+/// A policy that cannot be evaluated because of its configuration.
 pub(super) struct Misconfigured<'a, P> {
     pub(super) policy: &'a Policy<P>,
-    /// The binding that is to blame, if it is not the policy.
+    /// The binding at fault, `None` if it is the policy.
     pub(super) binding: Option<&'a Binding>,
     pub(super) why: String,
 }
 
-/// What a request has to pass, in order.
+/// The evaluations for a request, in order.
 pub(super) type Steps<'a, P> = Vec<Result<Invocation<'a, P>, Misconfigured<'a, P>>>;
 
 impl<'a> Request<'a> {
@@ -94,7 +94,7 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// All policies that are about the request, by each binding with each parameter.
+    /// All matching policies, by each binding with each parameter.
     pub(super) async fn steps<P: 'a>(
         &self,
         policies: impl Iterator<Item = &'a Bound<P>>,
@@ -162,7 +162,7 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// The form of the request that is matched, if it is.
+    /// The matched version of the request, if it matches.
     async fn matches(&self, constraints: &Constraints) -> Result<Option<Matched<'a>>, String> {
         let own = self.attributes.own();
         let equivalents = || self.forms.equivalents(&own);
@@ -181,7 +181,7 @@ impl<'a> Request<'a> {
         Ok(selected.then_some(matched))
     }
 
-    /// The Namespace that the request is in; 404 if there is none.
+    /// The request's Namespace; 404 if it does not exist.
     async fn stored_namespace(&self) -> Result<Arc<Stored>, Status> {
         let name = self.attributes.namespace;
         let read = || self.given.reader.get("", "namespaces", "", name);
@@ -191,7 +191,7 @@ impl<'a> Request<'a> {
             .ok_or_else(|| Status::not_found("", "namespaces", name))
     }
 
-    /// The variable `namespaceObject`. A Namespace is in none.
+    /// The variable `namespaceObject`; `None` for Namespaces and cluster-scoped objects.
     pub(super) async fn namespace_object(&self) -> Result<Option<Object>, Status> {
         let is_namespace = self.given.group.is_empty() && self.given.resource == "namespaces";
         if is_namespace || self.attributes.namespace.is_empty() {
@@ -201,12 +201,12 @@ impl<'a> Request<'a> {
         Ok(Some(namespace_object(stored.parsed())))
     }
 
-    /// Where warnings, audit annotations and reinvocation go.
+    /// Receives warnings, audit annotations and reinvocation.
     pub(super) fn effects(&self) -> &'a Effects {
         self.given.effects
     }
 
-    /// The variable `request`, where it is used.
+    /// The variable `request`, if it is used.
     pub(super) fn request_object(&self, matched: &Matched<'_>, needed: bool) -> Value {
         match needed {
             true => self.attributes.request(matched),
@@ -214,17 +214,17 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// What authorizers have said, where the authorizer is used.
+    /// The authorization decisions, if the authorizer is used.
     pub(super) fn checks(&self, uses: Uses) -> Option<Arc<Checks>> {
         uses.authorizer.then(|| self.checks.clone())
     }
 
-    /// Asks authorizers what expressions asked. True when an evaluation has to be made again with the answers.
+    /// Decides pending authorization checks. Returns whether expressions must be evaluated again.
     pub(super) async fn settle(&self, uses: Uses) -> bool {
         uses.authorizer && self.checks.settle(self.authorizers, self.given.user).await
     }
 
-    /// Whether the match conditions hold; the error is that of expressions that cannot be evaluated.
+    /// Whether the match conditions hold; the error is that of expressions that failed.
     pub(super) async fn meets_conditions<P>(
         &self,
         policy: &Policy<P>,

@@ -1,4 +1,4 @@
-//! Expressions of a policy: compiled with the variables that it composes, evaluated within a budget.
+//! Expressions of a policy: compiled with its composed variables, evaluated within a cost budget.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -9,7 +9,7 @@ use super::{
     variables::{Composes, Variables},
 };
 
-/// What an expression has to come to.
+/// The required result type of an expression.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Output {
     Bool,
@@ -53,7 +53,7 @@ impl Output {
     }
 }
 
-/// Which values an evaluation needs that are not at hand anyway.
+/// Which optional values an evaluation needs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Uses {
     pub(super) request: bool,
@@ -80,25 +80,25 @@ impl Uses {
     }
 }
 
-/// An expression as it was written, and what it compiles to.
+/// An expression and its compiled program.
 #[derive(Debug)]
 pub(super) struct Expression {
     pub(super) text: String,
     pub(super) compiled: Result<Program, String>,
     pub(super) uses: Uses,
-    /// Which variables it uses.
+    /// The composed variables it uses.
     pub(super) composes: Composes,
-    /// What it comes to, where it compiles.
+    /// Its result type, if it compiles.
     output: Option<Type>,
 }
 
-/// Compiles the expressions of one policy, in their order: variables are known to what comes after them.
+/// Compiles the expressions of one policy in order: variables are visible to later expressions.
 pub(super) struct Compiler {
     params: bool,
-    /// The fields of `variables`; `None` where there is no such variable.
+    /// The fields of `variables`; `None` if that variable does not exist.
     composed: Option<HashMap<Arc<str>, Field>>,
     variables: Variables,
-    /// Environments that were made already: with the authorizer, without it, for patches.
+    /// Cached environments: with the authorizer, without it, for patches.
     environments: [Option<Env>; 3],
 }
 
@@ -113,7 +113,7 @@ impl Compiler {
         }
     }
 
-    /// Adds a variable; the error of one that does not compile.
+    /// Adds a variable; returns its compilation error.
     pub(super) fn compose(&mut self, name: &str, text: &str) -> Result<(), String> {
         let expression = self.compile(text, Output::Anything, true);
         let outcome = expression
@@ -191,7 +191,7 @@ pub(super) fn variables_type(fields: HashMap<Arc<str>, Field>) -> Arc<Decl> {
     Arc::new(Decl::new(kind, u64::MAX))
 }
 
-/// The declaration of what a variable comes to. Objects lose their type, as upstream has it.
+/// The declaration of a variable's type. Objects lose their type, as upstream.
 pub(super) fn declared(output: &Type) -> Arc<Decl> {
     let kind = match output {
         Type::List(element) => DeclKind::List {
@@ -214,7 +214,7 @@ pub(super) fn declared(output: &Type) -> Arc<Decl> {
     Arc::new(Decl::new(kind, u64::MAX))
 }
 
-/// What all these expressions use, through variables too.
+/// The values that these expressions use, also through variables.
 pub(super) fn uses<'e>(
     expressions: impl Iterator<Item = &'e Expression>,
     variables: &Variables,
@@ -229,7 +229,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_an_expression_comes_to_is_checked() {
+    fn the_result_type_of_an_expression_is_checked() {
         let said = |text: &str, output: Output| {
             let expression = Compiler::new(false, false).compile(text, output, true);
             expression.compiled.map(drop).unwrap_err()

@@ -1,4 +1,4 @@
-//! How often policies had something to say, and how long it took.
+//! Metrics of policies: decisions and durations.
 
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ fn durations<Of: Clone + std::hash::Hash + Eq>() -> Durations<Of> {
     Family::new_with_constructor(|| Histogram::new(BUCKETS))
 }
 
-/// The figures of all policies. Clones count together.
+/// The metrics of all policies. Clones share them.
 #[derive(Debug, Clone)]
 pub struct Figures {
     validated: Family<Enforced, Counter>,
@@ -63,7 +63,8 @@ impl Figures {
         figures
     }
 
-    /// A validation was refused, warned about, audited or, where it failed and that is ignored, allowed.
+    /// Counts a validation that was denied, warned about, audited or, for an ignored failure,
+    /// allowed.
     pub(super) fn validated(
         &self,
         (policy, binding): (&str, &str),
@@ -81,7 +82,7 @@ impl Figures {
             .observe(took.as_secs_f64());
     }
 
-    /// A mutation was made, or failed for a reason.
+    /// Counts a mutation, with the reason of a failure.
     pub(super) fn mutated(
         &self,
         (policy, binding): (&str, &str),
@@ -106,7 +107,7 @@ impl Check {
     }
 }
 
-/// What a message is about.
+/// The error type of a message.
 fn error_type(message: &str) -> &'static str {
     if message.starts_with("compilation") {
         "compile_error"

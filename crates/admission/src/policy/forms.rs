@@ -1,4 +1,5 @@
-//! The forms of a request: a policy may match another version of the same objects, and sees them in that version.
+//! The versions of a request: a policy may match another version of the same objects, and sees them
+//! in that version.
 
 use std::sync::Arc;
 
@@ -14,9 +15,9 @@ use crate::{Resource, Versions};
 /// The resource of a request, and all others that serve the same objects.
 pub(super) struct Forms {
     table: Arc<Table>,
-    /// `None` where the request is about no stored resource.
+    /// `None` if the request is not for a stored resource.
     resource: Option<Arc<Resource>>,
-    /// Whether the body is an object of the resource, and not another kind below it.
+    /// Whether the body is an object of the resource, not of a subresource's kind.
     pub(super) is_whole: bool,
 }
 
@@ -36,7 +37,7 @@ impl Forms {
         }
     }
 
-    /// The resource in the form that was matched.
+    /// The resource in the matched version.
     pub(super) fn matched(&self, matched: &Matched<'_>) -> Option<&Arc<Resource>> {
         let GroupVersionResource {
             group,
@@ -46,7 +47,7 @@ impl Forms {
         self.table.get(group, version, resource)
     }
 
-    /// All forms of the request. A kind below the object is the same in all of them.
+    /// All versions of the request. The kind of a subresource is the same in all of them.
     pub(super) fn equivalents<'a>(&'a self, own: &Matched<'a>) -> Vec<Matched<'a>> {
         let Some(resource) = &self.resource else {
             return Vec::new();
@@ -66,7 +67,7 @@ impl Forms {
         .collect()
     }
 
-    /// An object of the request in the form that was matched; `None` where that is its own.
+    /// Converts an object to the matched version; `None` if that is its own.
     pub(super) async fn convert(
         &self,
         object: &Object,
@@ -76,7 +77,8 @@ impl Forms {
             .await
     }
 
-    /// An object in the form that was matched, as the request has it; `None` where that is the same.
+    /// Converts an object from the matched version back to the request's; `None` if that is the
+    /// same.
     pub(super) async fn convert_back(
         &self,
         object: &Object,
@@ -109,7 +111,7 @@ impl Forms {
     }
 }
 
-/// Through the form that is stored.
+/// Converts through the storage version.
 fn converted(object: &Object, from: &Resource, to: &Resource) -> Object {
     let stored = match from.storage {
         Some(_) => from.kind.to_stored(object.clone()),

@@ -1,5 +1,5 @@
-//! All policies with their bindings, by the resources that they are about: a write of any other resource costs one
-//! look-up.
+//! All policies with their bindings, indexed by resource: a write of any other resource costs one
+//! lookup.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -8,18 +8,18 @@ use machinery::{Object, Value};
 
 use super::spec::{Binding, Policy, State};
 
-/// A policy that at least one binding binds.
+/// A policy with at least one binding.
 #[derive(Debug)]
 pub(super) struct Bound<P> {
     pub(super) policy: Arc<Policy<P>>,
     pub(super) bindings: Vec<Binding>,
 }
 
-/// Policies in the order of their names.
+/// Policies sorted by name.
 #[derive(Debug)]
 pub(super) struct Index<P> {
     bound: Vec<Bound<P>>,
-    /// Those that name a resource, and those for every resource.
+    /// By resource, including those for every resource.
     by_resource: HashMap<String, Vec<usize>>,
     /// Those for every resource.
     everywhere: Vec<usize>,
@@ -36,7 +36,7 @@ impl<P> Default for Index<P> {
 }
 
 impl<P> Index<P> {
-    /// Reads policies and bindings. What did not change since `earlier` is not compiled again.
+    /// Builds the index. Policies unchanged since `earlier` are not compiled again.
     pub(super) fn read(
         policies: &[Object],
         bindings: &[Object],
@@ -96,7 +96,7 @@ impl<P> Index<P> {
         index
     }
 
-    /// Whether a policy may be about a resource.
+    /// Whether a policy may match a resource.
     #[inline]
     pub(super) fn concerns(&self, resource: &str) -> bool {
         !self.bound.is_empty() && !self.places(resource).is_empty()
@@ -106,7 +106,7 @@ impl<P> Index<P> {
         self.by_resource.get(resource).unwrap_or(&self.everywhere)
     }
 
-    /// The policies that may be about a resource.
+    /// The policies that may match a resource.
     pub(super) fn about(&self, resource: &str) -> impl Iterator<Item = &Bound<P>> {
         self.places(resource).iter().map(|at| &self.bound[*at])
     }
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn what_did_not_change_is_not_compiled_again() {
+    fn unchanged_policies_are_not_compiled_again() {
         let compiled = Cell::new(0);
         let compile = |_: &Value| compiled.set(compiled.get() + 1);
         let bindings = [binding("x", "a"), binding("y", "b")];

@@ -1,9 +1,11 @@
-//! Admission policies in CEL: ValidatingAdmissionPolicy and MutatingAdmissionPolicy with their bindings.
+//! Admission policies in CEL: ValidatingAdmissionPolicy and MutatingAdmissionPolicy with their
+//! bindings.
 //!
-//! [`check`] refuses policies whose expressions do not compile. [`source`] follows the stored ones and compiles those
-//! that changed into an [`index`] by resource. For each request, [`dispatch`] finds the policies that are about it with
-//! their bindings and [`params`], the pure [`validating`] and [`mutating`] evaluate their [`expression`]s with the [`variables`] they use, and the thin
-//! plugins do what comes of it. [`type_checking`] finds likely mistakes for the status of a policy.
+//! [`check`] rejects policies whose expressions do not compile. [`source`] watches the stored ones
+//! and compiles those that changed into an [`index`] by resource. For each request, [`dispatch`]
+//! finds the matching policies with their bindings and [`params`], the pure [`validating`] and
+//! [`mutating`] evaluate their [`expression`]s with the [`variables`] they use, and the thin
+//! plugins apply the result. [`type_checking`] finds likely mistakes for the status of a policy.
 
 mod check;
 mod declared_types;

@@ -1,4 +1,4 @@
-//! What a MutatingAdmissionPolicy makes of one object with one parameter. Pure.
+//! Evaluates a MutatingAdmissionPolicy for one object with one parameter. Pure.
 
 use cel::{
     JSON_PATCH, OBJECT, Value as Cel,
@@ -22,7 +22,7 @@ use super::{
 pub(super) struct Mutating {
     variables: Variables,
     mutations: Vec<Mutation>,
-    /// Whether it runs again when others change the object after it.
+    /// Whether it is invoked again if the object changes after it.
     pub(super) is_reinvocable: bool,
     pub(super) uses: Uses,
 }
@@ -36,11 +36,11 @@ enum Mutation {
 /// An object after a mutation.
 #[derive(Debug, PartialEq)]
 pub(super) enum Mutated {
-    /// Nothing is changed: a `test` of the patch failed.
+    /// Unchanged: a `test` of the patch failed.
     Same,
-    /// To be read as its type.
+    /// To be decoded as its type.
     Patched(Object),
-    /// To be read as its type; unknown fields were refused already.
+    /// To be decoded as its type; unknown fields were rejected already.
     Merged(Object),
 }
 
@@ -49,7 +49,7 @@ impl Mutating {
         let mut compiler = Compiler::new(tree::is_set(&spec["paramKind"]), true);
         for variable in tree::list(&spec["variables"]) {
             let text = |key: &str| tree::text(&variable[key]);
-            // The error is shown where the variable is used.
+            // The error is reported where the variable is used.
             let _ = compiler.compose(text("name"), text("expression"));
         }
         let mutations = tree::list(&spec["mutations"]).iter();
@@ -79,12 +79,12 @@ impl Mutating {
         }
     }
 
-    /// How many mutations it has; they are made one after the other.
+    /// The number of mutations, which are applied one after the other.
     pub(super) fn len(&self) -> usize {
         self.mutations.len()
     }
 
-    /// What one mutation makes of the object in `activation`.
+    /// The result of one mutation of the object in `activation`.
     pub(super) fn mutate<'a>(
         &'a self,
         at: usize,
@@ -122,7 +122,7 @@ impl Mutation {
     }
 }
 
-/// The object with a configuration merged into it.
+/// Merges an apply configuration into the object.
 fn apply_configuration(value: &Cel<'_>, live: &Object, root: Root<'_>) -> Result<Mutated, String> {
     if object_type(value) != Some(OBJECT) {
         return Err(format!(
@@ -130,7 +130,7 @@ fn apply_configuration(value: &Cel<'_>, live: &Object, root: Root<'_>) -> Result
             value.type_of()
         ));
     }
-    // First what is bounded in size: values may hold others many times.
+    // Converted first, because that is bounded in size: values may contain others many times.
     let config = value.to_json().map_err(|error| error.message)?;
     check_types(value)?;
     let mut config = config.as_object().cloned().unwrap_or_default();
@@ -140,7 +140,7 @@ fn apply_configuration(value: &Cel<'_>, live: &Object, root: Root<'_>) -> Result
         .map_err(|why| format!("error applying patch: {why}"))
 }
 
-/// What an object is, no mutation changes.
+/// A mutation cannot change apiVersion and kind.
 fn keep_type(live: &Object, mutated: &mut Object) {
     for key in ["apiVersion", "kind"] {
         match live.get(key) {
@@ -150,7 +150,7 @@ fn keep_type(live: &Object, mutated: &mut Object) {
     }
 }
 
-/// The object with all operations of a patch made on it.
+/// Applies a JSON patch to the object.
 fn json_patch(value: &Cel<'_>, live: &Object) -> Result<Mutated, String> {
     let Cel::List(list) = value else {
         return Err("type mismatch: JSONPatchType.expression should evaluate to array".to_owned());
@@ -171,7 +171,7 @@ fn json_patch(value: &Cel<'_>, live: &Object) -> Result<Mutated, String> {
     }
 }
 
-/// One operation as JSON.
+/// One operation of a patch as JSON.
 fn operation(item: &Cel<'_>) -> Result<Value, String> {
     if object_type(item) != Some(JSON_PATCH) {
         return Err(format!(
@@ -202,7 +202,7 @@ fn operation(item: &Cel<'_>) -> Result<Value, String> {
     Ok(Value::Object(operation))
 }
 
-/// The type of an object that an expression constructed.
+/// The type of an object constructed by an expression.
 fn object_type<'v>(value: &'v Cel<'_>) -> Option<&'v str> {
     match value {
         Cel::Map(Map::Owned(map)) => map.object().map(|name| &**name),
@@ -210,7 +210,7 @@ fn object_type<'v>(value: &'v Cel<'_>) -> Option<&'v str> {
     }
 }
 
-/// `Object.spec{}` belongs into the field `spec` of an `Object{}`, and nowhere else.
+/// `Object.spec{}` is valid only in the field `spec` of an `Object{}`.
 fn check_types(value: &Cel<'_>) -> Result<(), String> {
     let mut wrong = Vec::new();
     let root = object_type(value).unwrap_or_default().to_owned();

@@ -1,4 +1,4 @@
-//! MutatingAdmissionPolicy: changes objects as policies say, one mutation after the other.
+//! MutatingAdmissionPolicy: applies policies' mutations one after the other.
 
 use std::{sync::Arc, time::Instant};
 
@@ -76,7 +76,8 @@ impl Plugin for MutatingAdmissionPolicy {
         let forms = Forms::new(given);
         let reinvocation = &given.effects.reinvocation;
         reinvocation.enter(NAME, object);
-        // What is matched is the object as it came here; each mutation sees what those before it left.
+        // Matching uses the object as received here; each mutation sees the result of the previous
+        // ones.
         let before = object.clone();
         let request = Request::new(given, Some(&before), &forms, &self.authorizers);
         let steps = request.steps(index.about(given.resource)).await;
@@ -99,7 +100,7 @@ impl Plugin for MutatingAdmissionPolicy {
     }
 }
 
-/// Makes the mutations of one policy by one binding with one parameter.
+/// Applies the mutations of one policy with one binding and parameter.
 async fn invoke(
     request: &Request<'_>,
     invocation: &Invocation<'_, Mutating>,
@@ -190,7 +191,7 @@ async fn invoke(
     Ok(())
 }
 
-/// The object in the form that was matched, and the old one where that is another than its own.
+/// The object in the matched version, and the old one if it had to be converted.
 async fn converted(
     request: &Request<'_>,
     object: &Object,
@@ -205,14 +206,14 @@ async fn converted(
     Ok((form.unwrap_or_else(|| object.clone()), old))
 }
 
-/// Tells a policy by a binding with a parameter from all others.
+/// The identity of a policy with a binding and a parameter.
 fn invocation_id(invocation: &Invocation<'_, Mutating>) -> String {
     let param = invocation.param.as_ref().map(|param| param.id());
     let (policy, binding) = (&invocation.policy.name, &invocation.binding.name);
     format!("{policy}/{binding}/{}", param.unwrap_or_default())
 }
 
-/// How objects of a kind are read after a mutation.
+/// How objects of a kind are decoded after a mutation.
 enum Typed<'a> {
     Resource(&'a Resource),
     /// The body of a subresource.
@@ -252,7 +253,7 @@ impl<'a> Typed<'a> {
         }
     }
 
-    /// The object as its type reads it, with defaults; `None` if nothing is changed.
+    /// Decodes the object as its type, with defaults; `None` if unchanged.
     fn read(&self, mutated: Mutated) -> Result<Option<Object>, Status> {
         let (object, strict) = match mutated {
             Mutated::Same => return Ok(None),
@@ -280,11 +281,11 @@ impl<'a> Typed<'a> {
     }
 }
 
-/// What went wrong in policies that do not ignore it.
+/// The errors of policies whose failure policy is Fail.
 struct Errors<'a> {
     figures: &'a Figures,
     messages: Vec<String>,
-    /// Of the first.
+    /// The reason of the first error.
     reason: String,
 }
 

@@ -7,18 +7,18 @@ use machinery::{Object, labels::Selector};
 use super::spec::{ParamKind, ParamRef};
 use crate::{Reader, Resource, Stored};
 
-/// One parameter; `None` stands for a policy or a binding without any, which is evaluated once.
+/// One parameter; `None` for a policy or binding without parameters, which is evaluated once.
 pub(super) type Param = Option<Parameter>;
 
-/// An object of the store as its policy's version shows it.
+/// A stored object in the version of the policy's paramKind.
 pub(super) struct Parameter {
     stored: Arc<Stored>,
-    /// In the policy's version, where that is not the stored one.
+    /// The converted object, if that is not the stored version.
     converted: Option<Object>,
 }
 
 impl Parameter {
-    /// Reads an object, which a webhook converts where one does.
+    /// Reads an object, converting it if needed.
     async fn read(resource: &Resource, stored: Arc<Stored>) -> Result<Self, String> {
         let converted = match resource.serves_as_stored(&stored) {
             true => None,
@@ -37,14 +37,14 @@ impl Parameter {
         }
     }
 
-    /// Where it is, as `namespace/name`.
+    /// Its key, as `namespace/name`.
     pub(super) fn id(&self) -> String {
         let header = &self.stored.header;
         format!("{}/{}", header.namespace(), header.name())
     }
 }
 
-/// The resource of a paramKind; the error is that of the policy's configuration.
+/// The resource of a paramKind; the error is a misconfiguration of the policy.
 pub(super) fn resource_of(reader: &Reader, kind: &ParamKind) -> Result<Arc<Resource>, String> {
     let table = reader.table();
     let found = table.of_kind(&kind.group, &kind.version, &kind.kind);
@@ -58,7 +58,7 @@ pub(super) fn resource_of(reader: &Reader, kind: &ParamKind) -> Result<Arc<Resou
     })
 }
 
-/// The parameters that a binding takes for a request in a namespace. Each is evaluated by itself.
+/// The parameters of a binding for a request in a namespace. Each is evaluated separately.
 pub(super) async fn collect(
     reader: &Reader,
     resource: Option<&Resource>,
@@ -88,7 +88,7 @@ pub(super) async fn collect(
     Ok(params.into_iter().map(Some).collect())
 }
 
-/// The namespace that parameters are in.
+/// The namespace of the parameters.
 fn place<'a>(
     namespaced: bool,
     reference: &'a ParamRef,

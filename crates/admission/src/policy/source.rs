@@ -1,5 +1,5 @@
-//! Follows the policies and bindings of the store, and compiles what changed. Requests read the newest index without
-//! waiting; before the first one is made, no request passes.
+//! Watches policies and bindings, and compiles changed ones. Requests use the newest index without
+//! waiting; until the first one exists, requests wait for it.
 
 use std::{
     sync::{
@@ -19,7 +19,7 @@ use super::index::Index;
 use crate::{Reader, Stored};
 
 const GROUP: &str = "admissionregistration.k8s.io";
-/// How soon the store is read again that could not be read.
+/// The retry intervals after a failed read.
 const FIRST: Duration = Duration::from_millis(20);
 const LONGEST: Duration = Duration::from_secs(5);
 
@@ -30,9 +30,9 @@ pub(super) struct Source<P> {
     bindings: &'static str,
     compile: fn(&Value) -> P,
     index: ArcSwap<Index<P>>,
-    /// Whether the index shows the store.
+    /// Whether the index reflects the store.
     synced: AtomicBool,
-    /// One reads at a time, so that an older state never takes the place of a newer one.
+    /// Serializes reads, so that an older state never replaces a newer one.
     reading: Mutex<()>,
 }
 
@@ -54,13 +54,13 @@ impl<P: Send + Sync + 'static> Source<P> {
         })
     }
 
-    /// Whether a policy may be about a resource. True until policies are known.
+    /// Whether a policy may match a resource. True until the index exists.
     #[inline]
     pub(super) fn concerns(&self, resource: &str) -> bool {
         self.index.load().concerns(resource) || !self.synced.load(Ordering::Acquire)
     }
 
-    /// The newest index; reads the store if it was not read yet.
+    /// The newest index; reads the store if there is none yet.
     pub(super) async fn index(&self) -> Result<Arc<Index<P>>, Status> {
         if !self.synced.load(Ordering::Acquire) {
             self.refresh().await?;
@@ -74,7 +74,7 @@ impl<P: Send + Sync + 'static> Source<P> {
             let (_, objects) = self.reader.list(GROUP, kind, "").await?;
             Ok::<Vec<Object>, Status>(objects.iter().map(|stored| Stored::parse(stored)).collect())
         };
-        // Bindings first: a policy that is found later than its binding is at least as new.
+        // Bindings first: then policies are at least as new as their bindings.
         let bindings = list(self.bindings).await?;
         let policies = list(self.policies).await?;
         let earlier = self.index.load_full();
@@ -84,13 +84,13 @@ impl<P: Send + Sync + 'static> Source<P> {
         Ok(())
     }
 
-    /// Reads again whenever something has changed; several changes at once count as one.
+    /// Reads again after changes; several changes are coalesced.
     async fn follow(self: Arc<Self>, changed: Arc<Notify>) {
         let mut backoff = Backoff::new(FIRST, LONGEST);
         loop {
             changed.notified().await;
             while let Err(error) = self.refresh().await {
-                tracing::warn!(%error, policies = self.policies, "admission policies cannot be read");
+                tracing::warn!(%error, policies = self.policies, "cannot read admission policies");
                 tokio::time::sleep(backoff.step()).await;
             }
             backoff.reset();

@@ -1,4 +1,4 @@
-//! Policies and bindings as they are read once when they change: what they match, which parameters they take.
+//! Policies and bindings, parsed when they change: match constraints and parameters.
 
 use kinds::tree;
 use machinery::{Object, Value, labels::Selector};
@@ -14,17 +14,17 @@ pub(super) enum FailurePolicy {
     Ignore,
 }
 
-/// What validating and mutating policies have in common.
+/// What validating and mutating policies share.
 #[derive(Debug)]
 pub(super) struct Policy<P> {
     pub(super) name: String,
-    /// Tells one state of the object from another.
+    /// The version of the object.
     pub(super) state: State,
     pub(super) failure: FailurePolicy,
     pub(super) param_kind: Option<ParamKind>,
     pub(super) constraints: Constraints,
     pub(super) conditions: MatchConditions,
-    /// What it does.
+    /// The compiled program.
     pub(super) program: P,
 }
 
@@ -90,7 +90,7 @@ impl ParamKind {
     }
 }
 
-/// Which requests a policy or a binding is about.
+/// The match constraints of a policy or binding.
 #[derive(Debug)]
 pub(super) struct Constraints {
     pub(super) rules: ResourceRules,
@@ -109,7 +109,7 @@ impl Constraints {
         }
     }
 
-    /// The form of the request that the rules match. No rules match everything.
+    /// The version of the request that the rules match. Without rules everything matches.
     pub(super) fn match_rules<'a>(
         &self,
         attributes: &Attributes<'a>,
@@ -142,13 +142,13 @@ impl Constraints {
 pub(super) struct Binding {
     pub(super) name: String,
     pub(super) policy: String,
-    /// Which of the policy's requests it is about; `None` for all.
+    /// The additional constraints of the binding; `None` for none.
     pub(super) resources: Option<Constraints>,
     pub(super) params: Option<ParamRef>,
     pub(super) actions: Vec<Action>,
 }
 
-/// What happens when a validation fails.
+/// The action on a failed validation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Action {
     Deny,
@@ -165,7 +165,7 @@ impl Action {
         }
     }
 
-    /// As metrics name it.
+    /// The name in metrics.
     pub(super) fn name_of_figure(self) -> &'static str {
         match self {
             Self::Deny => "deny",
@@ -175,13 +175,13 @@ impl Action {
     }
 }
 
-/// Which parameters a binding takes.
+/// The parameter reference of a binding.
 #[derive(Debug)]
 pub(super) struct ParamRef {
     pub(super) name: String,
     pub(super) namespace: String,
     pub(super) selector: Option<Result<Selector, String>>,
-    /// Whether requests are refused when there are none.
+    /// Whether requests are denied if there are no parameters.
     pub(super) required: bool,
 }
 

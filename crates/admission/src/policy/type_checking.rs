@@ -1,5 +1,5 @@
-//! Type checking of ValidatingAdmissionPolicies: expressions are compiled once more, with the types of the kinds that
-//! the policy matches. What does not compile then is a warning: at run time every object is what it is.
+//! Type checking of ValidatingAdmissionPolicies: expressions are compiled again with the types of
+//! the matched kinds. Errors are only warnings, because objects are dynamically typed at run time.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -18,7 +18,7 @@ use super::{
 };
 use crate::Resource;
 
-/// At most so many types are looked at for one rule.
+/// The maximum number of types checked for one rule.
 const MOST_TYPES: usize = 10;
 
 /// `status.typeChecking` of a policy.
@@ -45,7 +45,7 @@ pub fn check(policy: &Object, table: &Table) -> Value {
 }
 
 struct Checker {
-    /// For each kind its name and what expressions about it see.
+    /// The environment of each kind, by name.
     environments: Vec<(String, Env)>,
 }
 
@@ -81,7 +81,7 @@ impl Checker {
         }
     }
 
-    /// What is said about an expression, for all kinds.
+    /// The warning about an expression, for all kinds.
     fn warning(&self, text: &str) -> Option<String> {
         let found = self.environments.iter().filter_map(|(kind, env)| {
             let issues = cel::compile(env, text).err()?;
@@ -92,7 +92,7 @@ impl Checker {
     }
 }
 
-/// The environment with the policy's variables, whose types hang on those of the objects.
+/// Adds the policy's variables, whose types depend on those of the objects.
 fn with_variables(env: Env, spec: &Value) -> Env {
     let mut env = env.lazy("variables", variables_type(HashMap::new()));
     for variable in tree::list(&spec["variables"]) {
@@ -106,7 +106,7 @@ fn with_variables(env: Env, spec: &Value) -> Env {
     env
 }
 
-/// The resources that rules name without wildcards, in the order of their group, version and kind.
+/// The resources that rules name without wildcards, sorted by group, version and kind.
 fn matched_resources<'t>(spec: &Value, table: &'t Table) -> Vec<&'t Arc<Resource>> {
     let mut found: Vec<&Arc<Resource>> = Vec::new();
     for rule in tree::list(&spec["matchConstraints"]["resourceRules"]) {

@@ -1,4 +1,4 @@
-//! What a ValidatingAdmissionPolicy says about one request with one parameter. Pure.
+//! Evaluates a ValidatingAdmissionPolicy for one request with one parameter. Pure.
 
 use cel::Value as Cel;
 use kinds::tree;
@@ -11,7 +11,7 @@ use super::{
     variables::{BUDGET, EXHAUSTED, Exhausted, Run, Variables},
 };
 
-/// The longest message that an expression may make.
+/// The maximum length of a message from an expression.
 const LONGEST_MESSAGE: usize = 5 * 1024;
 
 /// The compiled part of a policy.
@@ -37,10 +37,10 @@ struct AuditAnnotation {
     value: Expression,
 }
 
-/// What came of a policy.
+/// The result of a policy.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Outcome {
-    /// One for each validation, unless one failure stands for all.
+    /// One per validation, unless a single failure replaces all.
     pub(super) decisions: Vec<Decision>,
     pub(super) annotations: Vec<Annotation>,
 }
@@ -48,7 +48,7 @@ pub(super) struct Outcome {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Decision {
     Admit,
-    /// It could not be evaluated, and its failure policy lets the request pass.
+    /// Evaluation failed, and the failure policy is Ignore.
     Ignored(String),
     Deny(Denial),
 }
@@ -56,14 +56,14 @@ pub(super) enum Decision {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Denial {
     pub(super) message: String,
-    /// `Invalid` where it is empty.
+    /// `Invalid` if empty.
     pub(super) reason: String,
-    /// Whether it could not be evaluated, as opposed to evaluated and false.
+    /// Whether evaluation failed, as opposed to giving false.
     pub(super) is_failure: bool,
 }
 
 impl Denial {
-    /// A policy that could not be evaluated.
+    /// The denial by a policy that could not be evaluated.
     pub(super) fn failure(message: impl Into<String>) -> Self {
         Self {
             message: message.into(),
@@ -81,7 +81,7 @@ pub(super) enum Annotation {
         value: String,
     },
     Exclude,
-    /// Refuses the request.
+    /// Denies the request.
     Error(String),
 }
 
@@ -95,7 +95,7 @@ impl FailurePolicy {
 }
 
 impl Outcome {
-    /// One failure in place of everything.
+    /// A single failure instead of all decisions.
     pub(super) fn failed(failure: FailurePolicy, message: impl Into<String>) -> Self {
         Self {
             decisions: vec![failure.decision(message)],
@@ -109,7 +109,7 @@ impl Validating {
         let mut compiler = Compiler::new(tree::is_set(&spec["paramKind"]), true);
         for variable in tree::list(&spec["variables"]) {
             let text = |key: &str| tree::text(&variable[key]);
-            // The error is shown where the variable is used.
+            // The error is reported where the variable is used.
             let _ = compiler.compose(text("name"), text("expression"));
         }
         let validations: Vec<Validation> = tree::list(&spec["validations"])
@@ -208,7 +208,7 @@ impl Validating {
         Ok(decisions.collect())
     }
 
-    /// What the message expressions make, where they make something that can be shown.
+    /// The results of the message expressions that can be shown.
     fn messages<'a>(&'a self, mut run: Run<'a>) -> Result<Vec<Option<String>>, Exhausted> {
         let mut messages = Vec::with_capacity(self.validations.len());
         for validation in &self.validations {
@@ -274,7 +274,7 @@ impl Validation {
         }
     }
 
-    /// The refusal of a validation that is false.
+    /// The denial of a validation that is false.
     fn denial(&self, made: Option<String>) -> Denial {
         let given = || Some(self.message.clone()).filter(|text| !text.is_empty());
         let fallback = || format!("failed expression: {}", self.expression.text.trim());
@@ -430,7 +430,7 @@ mod tests {
             }
             text
         };
-        // Each stays below the limit of one expression; together they pass the budget.
+        // Each is below the limit of one expression; together they exceed the budget.
         let validations: Vec<Value> = (0..60).map(|_| json!({"expression": nested(5)})).collect();
         let found = outcome(json!({"validations": validations}), FailurePolicy::Fail);
         assert_eq!(

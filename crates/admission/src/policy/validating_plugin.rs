@@ -1,4 +1,4 @@
-//! ValidatingAdmissionPolicy: refuses, warns about or notes in the audit log what a policy says no to.
+//! ValidatingAdmissionPolicy: denies, warns about or audits what fails a policy.
 
 use std::{
     collections::BTreeMap,
@@ -95,7 +95,7 @@ impl Plugin for ValidatingAdmissionPolicy {
     }
 }
 
-/// What one policy says by one binding with one parameter.
+/// Evaluates one policy with one binding and parameter.
 async fn evaluate(
     request: &Request<'_>,
     invocation: &Invocation<'_, Validating>,
@@ -128,7 +128,7 @@ async fn evaluate(
     match request.meets_conditions(policy, &activation).await {
         Ok(true) => {}
         Ok(false) => return Ok(Outcome::default()),
-        // Conditions that fail and are ignored exclude the request.
+        // Match conditions that fail with failure policy Ignore exclude the request.
         Err(_) if policy.failure == FailurePolicy::Ignore => return Ok(Outcome::default()),
         Err(why) => return Ok(Outcome::failed(policy.failure, why)),
     }
@@ -141,15 +141,15 @@ async fn evaluate(
     }
 }
 
-/// What all policies together come to.
+/// The combined result of all policies.
 struct Verdict<'a> {
     given: &'a Given<'a>,
     figures: &'a Figures,
-    /// How long the policy took that is looked at.
+    /// The duration of the current policy.
     took: Duration,
-    /// The first refusal: policy, binding, and why.
+    /// The first denial: policy, binding, and reason.
     denied: Option<(String, Option<String>, Denial)>,
-    /// Audit annotations by key; those of several parameters stand side by side.
+    /// Audit annotations by key, with the values of all parameters.
     annotations: BTreeMap<String, Vec<String>>,
 }
 
@@ -213,7 +213,7 @@ impl<'a> Verdict<'a> {
         }
     }
 
-    /// Does what the binding says about a validation that failed.
+    /// Applies the binding's actions for a failed validation.
     fn act(&mut self, policy: &str, binding: &Binding, at: usize, denial: Denial) {
         for action in &binding.actions {
             let names = (policy, binding.name.as_str());
@@ -268,7 +268,7 @@ fn failure_annotation(policy: &str, binding: &Binding, at: usize, message: &str)
             "validationActions": actions}])
 }
 
-/// The HTTP code of a reason that a validation may give.
+/// The HTTP code of a validation's reason.
 fn code(reason: &str) -> u16 {
     match reason {
         "Forbidden" => 403,

@@ -1,4 +1,4 @@
-//! Variables that a policy composes: evaluated when an expression uses them, once for each run, within its budget.
+//! Composed variables of a policy: evaluated lazily, once per run, within its cost budget.
 
 use std::{
     cell::{Cell, RefCell},
@@ -10,22 +10,22 @@ use cel::{Error, Lazy, Meter, PER_CALL_LIMIT, Program, Value as Cel};
 
 use super::expression::Expression;
 
-/// What all expressions of one kind may cost together for one binding and one parameter.
+/// The cost budget of all expressions of one kind for one binding and parameter.
 pub(super) const BUDGET: u64 = 10_000_000;
-/// Says that it is used up.
+/// The message when it is exhausted.
 pub(super) const EXHAUSTED: &str =
     "validation failed due to running out of cost budget, no further validation rules will be run";
-/// How deep evaluations may recurse through variables, in nodes: as deep as one expression may be.
+/// The maximum recursion depth through variables, in nodes: the same as of one expression.
 const DEEPEST: u32 = 250;
-/// A failure that is said in more characters is not said again for each variable that it passes through.
+/// Longer errors are not wrapped again for each variable they pass through.
 const LONGEST_FAILURE: usize = 4096;
 
-/// The variables of a policy in their order. A later one of the same name takes the place of an earlier one for
-/// everything after it.
+/// The variables of a policy in order. A later one of the same name shadows an earlier one for the
+/// expressions after it.
 #[derive(Debug, Default)]
 pub(super) struct Variables {
     all: Vec<Variable>,
-    /// The last of each name.
+    /// The last one of each name.
     places: HashMap<Arc<str>, usize>,
 }
 
@@ -35,13 +35,13 @@ struct Variable {
     expression: Expression,
 }
 
-/// The variables that an expression uses. They come before it, so that there are no circles.
+/// The variables that an expression uses. They precede it, so there are no cycles.
 #[derive(Debug, Default)]
 pub(super) struct Composes {
     places: HashMap<Arc<str>, usize>,
-    /// Those that are worked out before it, since working them out within it would recurse too deep.
+    /// Variables evaluated before it, because evaluating them within it would recurse too deep.
     first: Vec<usize>,
-    /// How deep its evaluation recurses, through variables too.
+    /// The recursion depth of its evaluation, including variables.
     depth: u32,
 }
 
@@ -55,7 +55,7 @@ impl Variables {
         self.all.iter().map(|variable| &variable.expression)
     }
 
-    /// Those that a program uses, of the ones that are known so far.
+    /// The known variables that a program uses.
     pub(super) fn used_by(&self, program: Option<&Program>) -> Composes {
         let Some(program) = program else {
             return Composes::default();
@@ -79,29 +79,29 @@ impl Variables {
     }
 }
 
-/// The budget is used up: no expression is evaluated any more.
+/// The budget is exhausted: no more expressions are evaluated.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Exhausted;
 
-/// Evaluates expressions over one set of values within one budget. Variables are worked out once.
+/// Evaluates expressions over one set of values within one budget. Each variable is evaluated once.
 pub(super) struct Run<'a> {
     composed: Composed<'a>,
-    /// What all of its evaluations may make together, since variables are kept.
+    /// Bounds the memory of all evaluations together, since variables are kept.
     meter: Meter,
     pub(super) budget: u64,
 }
 
-/// The values of a run, and those of its variables that were used.
+/// The values of a run, and the evaluated variables.
 struct Composed<'a> {
     values: Vec<Cel<'a>>,
     variables: &'a [Variable],
     known: RefCell<Vec<Option<Result<Cel<'a>, Error>>>>,
-    /// What may be spent on the expression under way, and what its variables have cost.
+    /// The budget of the current expression, and the cost of its variables.
     budget: Cell<u64>,
     cost: Cell<u64>,
 }
 
-/// The variables as one expression knows them.
+/// The variables visible to one expression.
 struct Scope<'s, 'a> {
     composed: &'s Composed<'a>,
     places: &'s HashMap<Arc<str>, usize>,
@@ -147,7 +147,7 @@ impl<'a> Composed<'a> {
             .map_err(|error| failed("evaluate", &error.message))
     }
 
-    /// Evaluates with what is left of the budget: whatever passes that ends the run anyway.
+    /// Evaluates with the remaining budget: exceeding it ends the run anyway.
     fn run(&self, program: &'a Program, composes: &'a Composes) -> cel::Evaluation<'a> {
         let places = &composes.places;
         let scope = Scope {
@@ -158,7 +158,7 @@ impl<'a> Composed<'a> {
         program.evaluate_with(&self.values, &scope, left.min(PER_CALL_LIMIT))
     }
 
-    /// Works out what has to be known before an expression, one after the other.
+    /// Evaluates the variables needed before an expression, one after the other.
     fn prepare(&self, composes: &Composes) {
         if composes.first.is_empty() {
             return;
@@ -175,7 +175,7 @@ impl<'a> Composed<'a> {
             }
         }
         for place in (0..needed.len()).filter(|place| needed[*place]) {
-            // A failure is told by whoever uses the variable.
+            // The error is reported by the expression that uses the variable.
             let _ = self.value(place);
         }
     }
@@ -198,7 +198,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// What an expression comes to, or what went wrong.
+    /// The result of an expression, or its error.
     pub(super) fn evaluate(
         &mut self,
         expression: &'a Expression,
@@ -241,7 +241,7 @@ mod tests {
         compiler
     }
 
-    /// Evaluates with `object`; the result as JSON, or what went wrong.
+    /// Evaluates with `object`; the result as JSON, or the error.
     fn evaluated(variables: &[(&str, &str)], text: &str, budget: u64) -> (String, u64) {
         let mut compiler = compiler(variables);
         let expression = compiler.compile(text, Output::Anything, true);
@@ -317,7 +317,7 @@ mod tests {
         assert!(left > BUDGET / 2);
     }
 
-    /// On a stack as small as that of a worker thread.
+    /// On a stack as small as a worker thread's.
     fn on_small_stack(variables: &[(&str, &str)], text: &str) -> String {
         std::thread::scope(|scope| {
             let thread = std::thread::Builder::new().stack_size(2 << 20);
@@ -329,7 +329,7 @@ mod tests {
     #[test]
     fn chains_of_variables_take_no_stack() {
         let names: Vec<String> = (0..3000).map(|at| format!("v{at}")).collect();
-        // Each uses the one before it at the bottom of a deep expression, or of a flat one.
+        // Each uses the previous one at the bottom of a deep expression, or of a flat one.
         for deep in [0, 200] {
             let text = |at: usize| match at {
                 0 => "1".to_owned(),
@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_passes_through_a_chain_without_growing_for_ever() {
+    fn an_error_passed_through_a_chain_does_not_grow() {
         let names: Vec<String> = (0..2000).map(|at| format!("v{at}")).collect();
         let text = |at: usize| match at {
             0 => "object.spec.nothing".to_owned(),

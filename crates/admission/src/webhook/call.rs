@@ -13,31 +13,31 @@ use super::{
     review::{self, Invalid, Response},
 };
 
-/// Bytes of an answer. A patch is not larger than the largest request by much.
+/// Maximum bytes of a response: a patch is not much larger than the largest request.
 const LARGEST_ANSWER: usize = 16 << 20;
 
-/// Why a webhook does not let a request through.
+/// Why a webhook did not allow a request.
 #[derive(Debug)]
 pub(super) enum Refusal {
-    /// It could not be asked: the failure policy decides.
+    /// The call failed: the failure policy decides.
     Failed { why: String, code: u16 },
-    /// It said no.
+    /// It denied the request.
     Denied(Status),
-    /// Something is wrong with what it wants.
+    /// It does not support dry run, or its patch is invalid: an error whatever the failure policy.
     Internal(Status),
 }
 
-/// The time that is left of a request, as far as it is bounded.
+/// The remaining time of a request, if bounded.
 pub(super) fn left(deadline: Option<Instant>) -> Option<Duration> {
     deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()))
 }
 
-/// The refusal of a request whose time is up.
+/// The error of a request whose time is up.
 pub(super) fn timed_out() -> Status {
     Status::timeout("request did not complete within requested timeout", 0)
 }
 
-/// Asks a webhook.
+/// Calls a webhook.
 pub(super) async fn call(
     client: &Client,
     hook: &Hook,
@@ -98,7 +98,7 @@ pub(super) async fn call(
     })
 }
 
-/// Counts a call.
+/// Records a call in metrics.
 pub(super) fn observe<T>(
     metrics: &Metrics,
     what: &Observed<'_>,
@@ -121,7 +121,7 @@ pub(super) fn observe<T>(
     metrics.called(what, took, rejection.is_some(), code);
 }
 
-/// The refusal of a request because a webhook could not be asked.
+/// The error if a call failed with failure policy Fail.
 pub(super) fn failed_closed(hook: &Hook, why: &str) -> Status {
     let name = quote(&hook.name);
     Status::internal(format!("failed calling webhook {name}: {why}"))

@@ -1,4 +1,4 @@
-//! Which webhooks are asked about a request, and in which version.
+//! Which webhooks are called for a request, and in which version.
 
 use std::{sync::Arc, time::Instant};
 
@@ -14,7 +14,7 @@ use crate::{
     },
 };
 
-/// What is read for a request, at most once and only where a webhook needs it.
+/// Data read for a request, at most once and only if a webhook needs it.
 pub(super) struct Dispatch<'a> {
     pub(super) shared: &'a Shared,
     pub(super) given: &'a Given<'a>,
@@ -52,7 +52,7 @@ impl<'a> Dispatch<'a> {
         }
     }
 
-    /// The form in which a webhook is asked; `None` where it is not.
+    /// The version in which a webhook is called; `None` if it is not.
     pub(super) async fn find<'t>(
         &'t self,
         hook: &Hook,
@@ -78,7 +78,7 @@ impl<'a> Dispatch<'a> {
         Ok(matches.then_some(matched))
     }
 
-    /// The namespace that the request is in.
+    /// The request's Namespace.
     async fn namespace(&self, name: &str) -> Result<Arc<Stored>, Status> {
         let read = || self.shared.reader.get("", "namespaces", "", name);
         let found = self.namespace.get_or_try_init(read).await?;
@@ -121,7 +121,7 @@ impl<'a> Dispatch<'a> {
             Outcome::Excluded(_) => Ok(false),
             Outcome::Failed(..) if hook.ignores_failures => Ok(false),
             Outcome::Failed(why, _) => {
-                tracing::warn!(webhook = hook.name, why, "match conditions fail closed");
+                tracing::warn!(webhook = hook.name, why, "match conditions failed closed");
                 let GroupVersionResource {
                     group, resource, ..
                 } = attributes.resource;
@@ -175,7 +175,7 @@ pub(super) fn api_version(kind: GroupVersionKind<'_>) -> String {
     registry::api_version(kind.group, kind.version)
 }
 
-/// All forms that the objects of a request have: other versions, and other groups that serve the same objects.
+/// All versions and groups that serve the objects of a request.
 fn equivalents<'t>(table: &'t Table, attributes: &Attributes<'t>) -> Vec<Matched<'t>> {
     let GroupVersionResource {
         group,
@@ -190,7 +190,7 @@ fn equivalents<'t>(table: &'t Table, attributes: &Attributes<'t>) -> Vec<Matched
         .collect()
 }
 
-/// The form that a resource gives to objects and subresources.
+/// The resource and kind of a resource's objects and subresources.
 fn matched<'t>(known: &'t Resource, subresource: &str) -> Option<Matched<'t>> {
     let own = GroupVersionKind::new(&known.api_version, &known.kind.names().kind);
     let kind = match subresource {

@@ -1,4 +1,4 @@
-//! Webhooks as their configurations describe them, compiled, and found by the resource of a request.
+//! Webhooks compiled from their configurations, indexed by resource.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -19,13 +19,13 @@ pub(super) struct Hook {
     pub(super) policy: MatchPolicy,
     pub(super) selectors: Selectors,
     pub(super) conditions: MatchConditions,
-    /// Whether a webhook that cannot be asked counts as one that allows.
+    /// Whether the failure policy is Ignore.
     pub(super) ignores_failures: bool,
     pub(super) timeout: Duration,
-    /// Whether it may be asked in a dry run; `None` where the configuration does not say.
+    /// Whether it may be called in a dry run; `None` if unknown.
     pub(super) is_pure_in_dry_run: Option<bool>,
     pub(super) is_reinvocable: bool,
-    /// The first review version that both sides know.
+    /// The first review version that both sides support.
     pub(super) review: Option<Version>,
 }
 
@@ -84,16 +84,16 @@ impl Hook {
     }
 }
 
-/// All webhooks of a kind in the order they are called.
+/// All webhooks of a kind in the order of invocation.
 #[derive(Default)]
 pub(super) struct Index {
-    /// By the plural name of a resource that a rule names, with those that are about every resource.
+    /// By the plural name of a resource in the rules, including those for every resource.
     by_resource: HashMap<String, Vec<Entry>>,
-    /// Those about every resource.
+    /// Those for every resource.
     everywhere: Vec<Entry>,
 }
 
-/// A webhook and its place among all.
+/// A webhook and its position.
 pub(super) type Entry = (usize, Arc<Hook>);
 
 impl Index {
@@ -126,7 +126,7 @@ impl Index {
         index
     }
 
-    /// Those that may be about a resource.
+    /// Webhooks that may match a resource.
     pub(super) fn find(&self, resource: &str) -> &[Entry] {
         self.by_resource.get(resource).unwrap_or(&self.everywhere)
     }

@@ -1,4 +1,4 @@
-//! How often webhooks are called, how long they take and what comes of it.
+//! Metrics of webhook calls: counts, durations and results.
 
 use std::time::Duration;
 
@@ -54,7 +54,7 @@ struct Condition {
 
 type Durations<Of> = Family<Of, Histogram, fn() -> Histogram>;
 
-/// The figures; clones share them.
+/// The metrics; clones share them.
 #[derive(Clone)]
 pub struct Metrics {
     durations: Durations<Called>,
@@ -66,7 +66,7 @@ pub struct Metrics {
     evaluations: Durations<Condition>,
 }
 
-/// What a call is counted as.
+/// The labels of a call.
 pub(super) struct Observed<'a> {
     pub(super) name: &'a str,
     /// `admit` or `validating`.
@@ -74,7 +74,7 @@ pub(super) struct Observed<'a> {
     pub(super) operation: &'static str,
 }
 
-/// Why a request is refused.
+/// The type of a rejection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ErrorType {
     CallingWebhook,
@@ -132,7 +132,7 @@ impl Metrics {
         metrics
     }
 
-    /// A webhook was called.
+    /// Records a call.
     pub(super) fn called(&self, what: &Observed<'_>, took: Duration, rejected: bool, code: u16) {
         let rejected = if rejected { "true" } else { "false" };
         let called = Called {
@@ -143,7 +143,7 @@ impl Metrics {
         };
         let durations = self.durations.get_or_create(&called);
         durations.observe(took.as_secs_f64());
-        // Codes are what webhooks say: those that mean nothing are counted together.
+        // Webhooks choose the code: invalid ones are counted together.
         let code = code.min(600);
         self.requests
             .get_or_create(&Requested {
@@ -156,7 +156,7 @@ impl Metrics {
             .inc();
     }
 
-    /// A request is refused.
+    /// Records a rejection.
     pub(super) fn rejected(&self, what: &Observed<'_>, why: ErrorType, code: u16) {
         self.rejections
             .get_or_create(&Rejected {
@@ -173,7 +173,7 @@ impl Metrics {
             .inc();
     }
 
-    /// A webhook could not be asked and is passed over.
+    /// Records a failed call that is ignored.
     pub(super) fn failed_open(&self, what: &Observed<'_>) {
         let labels = FailedOpen {
             name: what.name.to_owned(),
@@ -182,7 +182,7 @@ impl Metrics {
         self.failed_open.get_or_create(&labels).inc();
     }
 
-    /// Match conditions were evaluated.
+    /// Records an evaluation of match conditions.
     pub(super) fn conditions(
         &self,
         what: &Observed<'_>,

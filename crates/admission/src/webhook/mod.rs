@@ -1,5 +1,6 @@
-//! Admission webhooks: other programs that change and refuse writes over HTTPS. Configurations are compiled when they
-//! change and found by resource; a write that none is about only looks its resource up.
+//! Admission webhooks: external programs that change and reject writes over HTTPS. Configurations
+//! are compiled when they change and indexed by resource; a write without matching webhooks costs
+//! one lookup.
 
 mod call;
 mod dispatch;
@@ -29,7 +30,7 @@ pub(crate) use mutating::MutatingAdmissionWebhook;
 pub use services::Endpoints;
 pub(crate) use validating::ValidatingAdmissionWebhook;
 
-/// What does not compile of the match conditions of a configuration. Those that stand already may stay.
+/// The compilation errors in a configuration's match conditions. Unchanged ones are kept.
 pub fn check(configuration: &Object, old: Option<&Object>) -> Errors {
     let variables = Variables {
         params: false,
@@ -72,7 +73,7 @@ fn client(reader: &Reader, configuration: &Value) -> Result<Client, String> {
     ))
 }
 
-/// The file that a WebhookAdmissionConfiguration names.
+/// The kubeconfig named in a WebhookAdmissionConfiguration.
 fn kubeconfig(configuration: &Value) -> Result<Option<PathBuf>, String> {
     if configuration.is_null() {
         return Ok(None);

@@ -1,4 +1,5 @@
-//! MutatingAdmissionWebhook: webhooks are asked one after the other, and each sees what those before it changed.
+//! MutatingAdmissionWebhook: webhooks are called one after the other, each with the changes of the
+//! previous ones.
 
 use std::{sync::Arc, time::Instant};
 
@@ -41,7 +42,7 @@ impl MutatingAdmissionWebhook {
         })
     }
 
-    /// Asks all that the request is about.
+    /// Calls all matching webhooks.
     async fn dispatch(
         &self,
         given: &Given<'_>,
@@ -86,7 +87,7 @@ impl MutatingAdmissionWebhook {
         Ok(())
     }
 
-    /// Asks one webhook; the object where that changed it.
+    /// Calls one webhook; returns the object if changed.
     async fn ask(
         &self,
         dispatch: &Dispatch<'_>,
@@ -113,7 +114,7 @@ impl MutatingAdmissionWebhook {
             Ok(changed) => Ok(changed),
             Err(Refusal::Denied(status) | Refusal::Internal(status)) => Err(status),
             Err(Refusal::Failed { why, .. }) if hook.ignores_failures => {
-                tracing::warn!(webhook = hook.name, why, "a webhook fails open");
+                tracing::warn!(webhook = hook.name, why, "webhook failed open");
                 self.shared.metrics.failed_open(&what);
                 effects.annotate(&format!("failed-open.{MUTATION}{round}"), &hook.name);
                 match call::left(effects.deadline) {
@@ -122,7 +123,7 @@ impl MutatingAdmissionWebhook {
                 }
             }
             Err(Refusal::Failed { why, .. }) => {
-                tracing::warn!(webhook = hook.name, why, "a webhook fails closed");
+                tracing::warn!(webhook = hook.name, why, "webhook failed closed");
                 Err(call::failed_closed(hook, &why))
             }
         }
@@ -190,7 +191,7 @@ fn internal(status: Status) -> Refusal {
     Refusal::Internal(Status::internal(status.message))
 }
 
-/// What serves the form that was matched, where the object is that of the resource.
+/// The resource of the matched version, if the body is an object of it.
 fn served<'d>(dispatch: &'d Dispatch<'_>, matched: &Matched<'_>) -> Option<&'d Resource> {
     let resource = &matched.resource;
     let table = &dispatch.table;
@@ -198,7 +199,7 @@ fn served<'d>(dispatch: &'d Dispatch<'_>, matched: &Matched<'_>) -> Option<&'d R
     found.map(|found| &**found)
 }
 
-/// Passes on what a webhook says beside its verdict.
+/// Records a webhook's warnings and audit annotations.
 pub(super) fn note(dispatch: &Dispatch<'_>, hook: &Hook, response: &Response) {
     let effects = dispatch.given.effects;
     for (key, value) in &response.audit {

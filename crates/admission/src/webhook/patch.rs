@@ -1,5 +1,5 @@
-//! The patch of a mutating webhook: applied to the object in the version that the webhook saw, and read again as what
-//! the object is.
+//! The patch of a mutating webhook: applied to the object in the version that the webhook saw, and
+//! decoded as its kind.
 
 use machinery::{
     Object, Status, Value,
@@ -11,7 +11,7 @@ use machinery::{
 use super::super::matching::GroupVersionKind;
 use crate::Resource;
 
-/// The object after a patch. `resource` serves the version of the object, unless the object is the body of a
+/// The patched object. `resource` serves its version, unless the object is the body of a
 /// subresource.
 pub(super) fn apply(
     object: &Object,
@@ -44,7 +44,7 @@ pub(super) fn apply(
     Ok(object)
 }
 
-/// The body of a subresource, by its type.
+/// Decodes the body of a subresource by its type.
 fn part(patched: Object, kind: GroupVersionKind<'_>) -> Result<Object, Status> {
     let Some(schema) = schema_of(kind) else {
         return Ok(patched);
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_object_of_the_kind_any_more_is_an_error() {
+    fn patches_that_fail_or_break_the_object_are_internal_errors() {
         for operations in [
             json!([{"op": "replace", "path": "/spec/containers", "value": "none"}]),
             json!([{"op": "remove", "path": "/spec/nothing"}]),

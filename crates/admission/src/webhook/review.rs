@@ -1,4 +1,4 @@
-//! AdmissionReviews: what is sent, and what an answer has to be.
+//! AdmissionReviews: requests, and validation of responses.
 
 use std::collections::BTreeMap;
 
@@ -27,31 +27,31 @@ impl Version {
     }
 }
 
-/// What a webhook answered.
+/// A webhook's response.
 #[derive(Debug, Default)]
 pub(super) struct Response {
     pub(super) allowed: bool,
-    /// Operations of a JSON patch; none where nothing changes.
+    /// The operations of a JSON patch, if any.
     pub(super) patch: Option<Value>,
     pub(super) warnings: Vec<String>,
     pub(super) audit: BTreeMap<String, String>,
     result: Value,
 }
 
-/// Why an answer does not count.
+/// Why a response is invalid.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Invalid {
-    /// It cannot be read.
+    /// It cannot be decoded.
     Undecodable(String),
-    /// It is not what was asked for.
+    /// It is not a response to the request.
     Unexpected(String),
-    /// Its patch cannot be read.
+    /// Its patch cannot be decoded.
     Patch(String),
-    /// Its patch is of a type that nobody knows.
+    /// Its patch type is unknown.
     PatchType(String),
 }
 
-/// The review of a request in the form that was matched, as bytes.
+/// The serialized review of a request in the matched version.
 pub(super) fn request(
     version: Version,
     uid: &str,
@@ -69,7 +69,7 @@ pub(super) fn request(
     review.to_string().into_bytes()
 }
 
-/// Reads and checks an answer.
+/// Decodes and validates a response.
 pub(super) fn response(
     version: Version,
     uid: &str,
@@ -133,7 +133,7 @@ pub(super) fn response(
     })
 }
 
-/// A patch comes with its type, and from mutating webhooks alone.
+/// A patch requires a type, and only mutating webhooks may return one.
 fn check_patch(mutating: bool, has_patch: bool, patch_type: Option<&str>) -> Result<(), Invalid> {
     let why = match (mutating, has_patch, patch_type) {
         (true, true, None) => "webhook returned response.patch but not response.patchType",
@@ -165,7 +165,7 @@ fn decode_patch(text: &str, patch_type: Option<&str>, version: Version) -> Resul
     }
 }
 
-/// The fields of a response; those of another type are an error.
+/// The fields of a response; wrong types are errors.
 struct Fields<'a> {
     response: &'a Value,
 }
@@ -222,7 +222,7 @@ impl<'a> Fields<'a> {
 }
 
 impl Response {
-    /// The refusal: what the webhook says, with a code that is one of failure.
+    /// The denial: the webhook's status, with a failure code.
     pub(super) fn denial(&self, webhook: &str) -> Status {
         let denied = format!("admission webhook {} denied the request", quote(webhook));
         let text = |key: &str| self.result[key].as_str().unwrap_or_default();
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_are_what_was_asked_for() {
+    fn review_responses_are_validated() {
         let v1 = |mutating, response| {
             let judged = judged(Version::V1, mutating, review(Version::V1, response));
             judged.map(|response| response.allowed)
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn garbage_is_told_apart() {
+    fn undecodable_responses_are_reported() {
         for (bytes, start) in [
             ("garbage", "couldn't get version/kind; json parse error: "),
             ("[]", "couldn't get version/kind; json parse error: "),

@@ -1,5 +1,5 @@
-//! Where the backends of a Service are: a ready endpoint, taken at random. That is where its cluster address leads, and
-//! it also works where the server runs on a machine that is no node and knows no cluster addresses.
+//! Backends of a Service: a random ready endpoint. So no cluster IP routing is needed, also on a
+//! machine that is not a node.
 
 use async_trait::async_trait;
 use kinds::tree;
@@ -58,9 +58,9 @@ impl Services for Endpoints {
 /// How a Service is reached.
 #[derive(Debug, PartialEq)]
 enum Route {
-    /// By another name.
+    /// By an external name.
     External(String),
-    /// By endpoints that have a port of this name.
+    /// By endpoints with a port of this name.
     Port(String),
 }
 
@@ -86,7 +86,7 @@ fn route(service: &Object, port: u16) -> Result<Route, String> {
     }
 }
 
-/// Addresses that take connections to a port.
+/// Ready addresses with a port.
 fn ready(slices: &[Object], port_name: &str) -> Vec<(String, u16)> {
     let of_slice = |slice: &Object| {
         let mut ports = tree::list(tree::get(slice, "ports")).iter();

@@ -15,7 +15,7 @@ use crate::Reader;
 const GROUP: &str = "admissionregistration.k8s.io";
 const FIRST: Duration = Duration::from_millis(20);
 const LONGEST: Duration = Duration::from_secs(5);
-/// How long a request waits for the first look at the configurations.
+/// How long a request waits for the first list of configurations.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 #[derive(Clone)]
@@ -39,7 +39,7 @@ impl Source {
         }
     }
 
-    /// Whether a webhook may be about a resource. Before the first look nobody knows.
+    /// Whether a webhook may match a resource. True before the first list.
     pub(super) fn may_match(&self, resource: &str) -> bool {
         let index = self.index.load();
         index
@@ -47,13 +47,13 @@ impl Source {
             .is_none_or(|index| !index.find(resource).is_empty())
     }
 
-    /// The webhooks, or `None` when they could not be read in time.
+    /// The webhooks, or `None` if they could not be listed in time.
     pub(super) async fn hooks(&self) -> Option<Arc<Index>> {
         if let Some(index) = self.index.load_full() {
             return Some(index);
         }
         let mut ready = self.ready.subscribe();
-        // An error is a sender that is gone, and this holds one.
+        // The channel cannot be closed: `self` holds a sender.
         let _ = tokio::time::timeout(PATIENCE, ready.wait_for(|ready| *ready)).await;
         self.index.load_full()
     }
@@ -77,7 +77,7 @@ impl Source {
                 Ok(()) => backoff.reset(),
                 Err(status) => {
                     let plural = self.plural;
-                    tracing::warn!(plural, %status, "webhook configurations cannot be read");
+                    tracing::warn!(plural, %status, "cannot read webhook configurations");
                     tokio::time::sleep(backoff.step()).await;
                     changed.notify_one();
                 }

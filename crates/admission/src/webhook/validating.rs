@@ -1,4 +1,5 @@
-//! ValidatingAdmissionWebhook: webhooks are asked at the same time; the first refusal in their order counts.
+//! ValidatingAdmissionWebhook: webhooks are called concurrently; the first rejection in their order
+//! counts.
 
 use std::{sync::Arc, time::Instant};
 
@@ -31,7 +32,7 @@ pub(crate) struct ValidatingAdmissionWebhook {
     client: Arc<Client>,
 }
 
-/// A webhook that is asked, in the version of this place in the list.
+/// A webhook to call, with the index of its version.
 struct Invocation<'t> {
     hook: Arc<Hook>,
     matched: Matched<'t>,
@@ -135,14 +136,14 @@ impl ValidatingAdmissionWebhook {
             Ok(()) => Ok(()),
             Err(Refusal::Denied(status) | Refusal::Internal(status)) => Err(status),
             Err(Refusal::Failed { why, .. }) if hook.ignores_failures => {
-                tracing::warn!(webhook = hook.name, why, "a webhook fails open");
+                tracing::warn!(webhook = hook.name, why, "webhook failed open");
                 self.shared.metrics.failed_open(&what);
                 let key = format!("{FAILED_OPEN}round_0_index_{place}");
                 effects.annotate(&key, &hook.name);
                 Ok(())
             }
             Err(Refusal::Failed { why, .. }) => {
-                tracing::warn!(webhook = hook.name, why, "a webhook fails closed");
+                tracing::warn!(webhook = hook.name, why, "webhook failed closed");
                 Err(call::failed_closed(hook, &why))
             }
         }

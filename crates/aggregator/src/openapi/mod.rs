@@ -1,5 +1,5 @@
-//! How an aggregated API server describes its group and version: where its document of OpenAPI v3 is, which is passed on
-//! when a client asks for it, and its part of the older document, which is merged into this server's own.
+//! OpenAPI of an aggregated API server: the URL of its v3 document, to which requests are
+//! forwarded, and its part of the v2 document, which is merged into this server's own.
 
 mod swagger;
 
@@ -14,10 +14,10 @@ use crate::{Link, link};
 
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What a server says.
+/// The OpenAPI state of a server.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct OpenApi {
-    /// The URL of the newer document, if the server has one.
+    /// The URL of the v3 document, if any.
     pub(crate) url: Option<String>,
     pub(crate) swagger: Option<Arc<Swagger>>,
     etag: Option<HeaderValue>,
@@ -54,19 +54,19 @@ pub(crate) async fn fetch(
     Ok(found)
 }
 
-/// The URL of a group's and version's newer document.
+/// The URL of a group version's v3 document.
 async fn index(link: &Link, group: &str, version: &str) -> Result<Option<String>, String> {
     let headers = link::accepting("application/json");
     let answer = link.get_from_any("/openapi/v3", headers, TIMEOUT).await?;
     match answer.code {
         StatusCode::OK => read(&answer.body, group, version),
-        // Servers before Kubernetes 1.24, and such that deny it.
+        // Servers before Kubernetes 1.24, and those that deny access.
         code if code.is_client_error() => Ok(None),
         code => Err(format!("/openapi/v3: {}", code.as_u16())),
     }
 }
 
-/// Takes the place of this group and version alone: a server does not describe the groups of others.
+/// Uses only the entry of this group and version: a server does not describe the groups of others.
 fn read(body: &[u8], group: &str, version: &str) -> Result<Option<String>, String> {
     let document: Object =
         machinery::json::from_slice(body).map_err(|error| format!("/openapi/v3: {error}"))?;

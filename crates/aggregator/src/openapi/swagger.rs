@@ -1,5 +1,5 @@
-//! What the older OpenAPI document of an aggregated API server says about one group and version: its paths, and the
-//! definitions and parameters that they refer to.
+//! The part of an aggregated server's OpenAPI v2 document for one group and version: its paths, and
+//! the definitions and parameters that they reference.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -10,7 +10,7 @@ use sha2::{Digest, Sha256};
 /// The parts of a document that are referred to by name.
 const NAMED: [&str; 2] = ["definitions", "parameters"];
 
-/// The part of a document that is about one group and version.
+/// The part for one group and version.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Swagger {
     /// `info`, `paths`, `definitions` and `parameters`.
@@ -19,7 +19,7 @@ pub struct Swagger {
     pub hash: String,
 }
 
-/// Takes what is about the paths below a prefix.
+/// Extracts the paths below a prefix, with what they reference.
 pub(super) fn read(body: &[u8], prefix: &str) -> Result<Swagger, String> {
     let whole: Object =
         machinery::json::from_slice(body).map_err(|error| format!("/openapi/v2: {error}"))?;
@@ -50,7 +50,7 @@ pub(super) fn read(body: &[u8], prefix: &str) -> Result<Swagger, String> {
     Ok(Swagger { document, hash })
 }
 
-/// The parts and names that paths refer to, and what those refer to.
+/// The referenced parts and names, transitively.
 fn references(whole: &Object, paths: &Value) -> BTreeSet<(String, String)> {
     let mut found = BTreeSet::new();
     let mut waiting = vec![paths];
@@ -72,7 +72,7 @@ fn references(whole: &Object, paths: &Value) -> BTreeSet<(String, String)> {
     found
 }
 
-/// The part and the name that a reference means.
+/// The part and name of a reference.
 fn parse(reference: &str) -> Option<(&str, &str)> {
     let (part, name) = reference.strip_prefix("#/")?.split_once('/')?;
     NAMED.contains(&part).then_some((part, name))
@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_the_paths_of_a_version_need_is_kept() {
+    fn only_definitions_used_by_the_paths_of_a_version_are_kept() {
         let whole = json!({"swagger": "2.0",
             "paths": {
                 "/apis/a.b/v1/things": {"get": {"responses": {"200": {"schema": {"$ref": "#/definitions/Thing"}}},

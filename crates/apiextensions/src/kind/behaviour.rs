@@ -1,4 +1,4 @@
-//! What every kind can do, done by the schema of a version.
+//! The `Kind` trait, implemented by the schema of a version.
 
 use std::borrow::Cow;
 
@@ -32,7 +32,7 @@ const SCALE: SubresourceInfo = SubresourceInfo {
     verbs: &["get", "patch", "update"],
 };
 
-/// In discovery's order, which for custom resources is another than for built-in ones.
+/// In discovery's order, which differs from that of built-in kinds.
 const VERBS: &[&str] = &[
     "delete",
     "deletecollection",

@@ -1,4 +1,4 @@
-//! The columns of a version, and what stands in their cells.
+//! The printer columns of a version, and their cells.
 
 use kinds::Column;
 use machinery::{
@@ -6,7 +6,7 @@ use machinery::{
     jsonpath::{Found, Template},
 };
 
-/// The columns and where their cells stand; the name has none of its own.
+/// The columns and their paths; the name column has no path.
 pub(super) fn columns(given: &Value) -> (Vec<Column>, Vec<Option<Template>>) {
     let column = |name: &str, kind: &str, format: &str, about: &str, priority: i64| Column {
         name: name.to_owned().into(),
@@ -23,7 +23,7 @@ pub(super) fn columns(given: &Value) -> (Vec<Column>, Vec<Option<Template>>) {
         let priority = one["priority"].as_i64().unwrap_or(0);
         let path = Template::path(text("jsonPath")).ok();
         if path.is_none() {
-            // From a path that cannot be read on there are no more columns.
+            // An invalid path ends the columns, as upstream.
             break;
         }
         let usual = || {
@@ -53,7 +53,7 @@ pub(super) fn columns(given: &Value) -> (Vec<Column>, Vec<Option<Template>>) {
     (columns, cells)
 }
 
-/// A cell: what the path leads to first, if it is of the column's type. Dates are shown as ages.
+/// A cell: the first value at the path, if it has the column's type. Dates are shown as ages.
 pub(super) fn cell(kind: &str, found: Option<Found<'_, Value>>, now: i64) -> Value {
     let Some(found) = found else {
         return Value::Null;
@@ -69,7 +69,7 @@ pub(super) fn cell(kind: &str, found: Option<Found<'_, Value>>, now: i64) -> Val
         ("string", value) => machinery::text::plain(&value).into(),
         ("integer", value) => match (value.as_i64(), value.as_f64()) {
             (Some(i), _) => i.into(),
-            // What does not fit is the least there is, as processors have it.
+            // Values out of range become the minimum, as in Go on amd64.
             (None, Some(f)) if f >= i64::MAX as f64 || f.is_nan() => i64::MIN.into(),
             (None, Some(f)) => (f as i64).into(),
             (None, None) => Value::Null,

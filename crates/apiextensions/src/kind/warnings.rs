@@ -1,11 +1,11 @@
-//! What writers of custom resources are warned about.
+//! Warnings for writers of custom resources.
 
 use kinds::{Names, tree};
 use machinery::{Object, Value};
 
 use crate::versions;
 
-/// What to say about a deprecated version: which one is newer and not deprecated.
+/// The warning for a deprecated version, with a newer one that is not deprecated.
 pub(super) fn deprecation(names: &Names, versions: &Value) -> String {
     let Names {
         group,
@@ -38,7 +38,7 @@ pub(super) fn finalizers(object: &Object) -> Vec<&str> {
     finalizers.filter_map(Value::as_str).collect()
 }
 
-/// A finalizer should say whose it is.
+/// Warns of finalizers without a domain.
 pub(super) fn finalizer_warnings(name: &str) -> Vec<String> {
     let at = "metadata.finalizers";
     let quoted = machinery::text::quote(name);

@@ -1,4 +1,4 @@
-//! Rules as programs, in a tree of the same shape as their schema.
+//! CEL rules compiled into programs, in a tree of the same shape as their schema.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -7,7 +7,7 @@ use machinery::Value;
 
 use super::declare::{Declared, declare, is_embedded};
 
-/// The rules of a schema and of everything below it; there are none that have none.
+/// The rules of a schema and of its subschemas; nodes without rules are absent.
 #[derive(Debug, Default)]
 pub(crate) struct Rules {
     pub(super) rules: Vec<Rule>,
@@ -17,18 +17,18 @@ pub(crate) struct Rules {
     pub(super) properties: BTreeMap<String, Rules>,
     pub(super) items: Option<Box<Rules>>,
     pub(super) others: Option<Box<Rules>>,
-    /// Rules in `allOf`, over the same value.
+    /// Rules in `allOf`, on the same value.
     pub(super) all_of: Vec<Rules>,
 }
 
-/// A rule as it was written, and what it compiles to.
+/// A rule and its compiled program.
 #[derive(Debug)]
 pub(super) struct Rule {
     pub(super) rule: String,
     pub(super) message: String,
     pub(super) message_expression: Option<Result<Compiled, String>>,
     pub(super) reason: Option<String>,
-    /// Relative path of the field that is wrong.
+    /// The relative path of the invalid field.
     pub(super) field_path: Option<String>,
     pub(super) optional_old_self: bool,
     pub(super) compiled: Result<Compiled, String>,
@@ -130,7 +130,7 @@ impl Rule {
         }
     }
 
-    /// The rule as messages name it.
+    /// The rule's message or, without one, its text.
     pub(super) fn shown(&self) -> &str {
         match self.message.is_empty() {
             true => &self.rule,

@@ -1,31 +1,30 @@
-//! What a structural schema declares to expressions: types, names of fields, and the largest sizes
-//! that a request can hold.
+//! CEL declarations of a structural schema: types, field names, and maximum sizes in a request.
 
 use std::{collections::HashMap, sync::Arc};
 
 use cel::{Decl, DeclKind, Field, ListSemantics, escape};
 use machinery::Value;
 
-/// The largest request, in bytes. Part of the API: it decides which rules are too expensive.
+/// Maximum bytes of a request. Part of the API: it decides which rules are too expensive.
 const LARGEST_REQUEST: u64 = 3 * 1024 * 1024;
 
 /// A declared schema.
 #[derive(Debug, Clone)]
 pub(super) struct Declared {
     pub(super) decl: Arc<Decl>,
-    /// The fewest bytes of JSON that a value has.
+    /// The minimum bytes of JSON of a value.
     smallest: u64,
 }
 
 impl Declared {
-    /// How often a value can stand in one request.
+    /// The maximum number of such values in one request.
     pub(super) fn most_in_request(&self) -> u64 {
         LARGEST_REQUEST / (self.smallest + 1)
     }
 }
 
-/// The declaration of a schema; `None` for what rules cannot see. `root` is the root of a custom or
-/// embedded resource, whose type and name are always known.
+/// The declaration of a schema; `None` if rules cannot access it. `root` marks the root of a custom
+/// or embedded resource, whose apiVersion, kind and name are always declared.
 pub(super) fn declare(schema: &Value, root: bool, name: &str) -> Option<Declared> {
     if schema["x-kubernetes-int-or-string"] == true {
         let longest = bounded_length(schema).unwrap_or(LARGEST_REQUEST - 2);
@@ -42,7 +41,7 @@ pub(super) fn declare(schema: &Value, root: bool, name: &str) -> Option<Declared
     }
 }
 
-/// The declaration of a version of a custom resource, with the metadata that all objects have.
+/// The declaration of a version of a custom resource, with the common metadata.
 pub fn declare_resource(schema: &Value, name: &str, metadata: Arc<Decl>) -> Option<Decl> {
     let declared = declare(schema, true, name)?;
     let mut decl = (*declared.decl).clone();
@@ -169,7 +168,7 @@ fn object(schema: &Value, root: bool, name: &str) -> Option<Declared> {
     Some(scalar(kind, u64::MAX, smallest))
 }
 
-/// The fields that every resource has, whatever its schema says.
+/// The fields of every resource, whatever its schema says.
 fn type_and_metadata(schema: &Value, name: &str) -> HashMap<Arc<str>, Field> {
     let text = |schema: &Value| match schema["type"].as_str() {
         Some("string") => string(schema).decl,

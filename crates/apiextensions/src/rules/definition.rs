@@ -1,5 +1,5 @@
-//! What is wrong with the rules of a definition: expressions that do not compile, that are not of
-//! the right type, or that can cost too much.
+//! Validates the rules of a definition: expressions that do not compile, have the wrong type, or
+//! may cost too much.
 
 use machinery::{
     Object, Value,
@@ -11,21 +11,21 @@ use super::{
     declare::{Declared, declare, is_embedded},
 };
 
-/// The most that one rule may be estimated to cost, and all rules of a schema together.
+/// The maximum estimated cost of one rule, and of all rules of a schema.
 const RULE_LIMIT: u64 = 10_000_000;
 const SCHEMA_LIMIT: u64 = 100_000_000;
-/// Rules that cost less than this part of the whole are not named when the whole is too expensive.
+/// Rules below this share of the total are not named if the total is too expensive.
 const NAMED_SHARE: u64 = 100;
 const NAMED: usize = 4;
 
-/// Everything that is wrong with the rules of a definition whose schemas are structural. Rules that
-/// `old` has, too, may go on as they are.
+/// The errors in the rules of a definition whose schemas are structural. Rules that `old` has, too,
+/// are kept.
 pub fn check(definition: &Object, old: Option<&Object>) -> Errors {
     let mut errors = Errors::new();
     let versions = versions(definition);
     let schema = |version: &Value| version["schema"]["openAPIV3Schema"].clone();
     let path = Path::new("spec.versions");
-    // A schema that all versions share stands beside them.
+    // A schema that all versions share is reported at the top level.
     let shared = versions.windows(2).all(|w| schema(&w[0]) == schema(&w[1]));
     for (i, version) in versions.iter().enumerate() {
         let at = path.index(i);
@@ -51,7 +51,7 @@ fn versions(definition: &Object) -> &[Value] {
     spec["versions"].as_array().map_or(&[][..], Vec::as_slice)
 }
 
-/// What is added up over a schema.
+/// Accumulates costs over a schema.
 struct Walk<'e> {
     total: u64,
     expensive: Vec<(PathBuf, u64)>,
@@ -62,9 +62,9 @@ struct Walk<'e> {
 struct SchemaPosition<'p> {
     path: &'p Path<'p>,
     root: bool,
-    /// How often the value can be there; `None` if the schema does not bound it.
+    /// The maximum number of values; `None` if unbounded.
     cardinality: Option<u64>,
-    /// The part of the schema above in which an old value cannot be found.
+    /// The enclosing schema in which old values cannot be correlated.
     uncorrelatable: Option<&'p Path<'p>>,
 }
 
@@ -155,7 +155,7 @@ impl Walk<'_> {
             return;
         };
         for (i, rule) in rules.iter().enumerate() {
-            // Rules without text are found by the kind itself.
+            // Empty rules are reported by the kind itself.
             if rule["rule"]
                 .as_str()
                 .is_some_and(|text| !text.trim().is_empty())
@@ -230,7 +230,7 @@ impl Walk<'_> {
     }
 }
 
-/// How many values a schema holds for each of its own; `None` if it does not say.
+/// The maximum number of elements of a schema; `None` if unbounded.
 fn elements(schema: &Value) -> Option<u64> {
     let limit = |key: &str| schema[key].as_i64().map(|n| u64::try_from(n).unwrap_or(0));
     match schema["type"].as_str() {

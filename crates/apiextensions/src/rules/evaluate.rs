@@ -1,4 +1,4 @@
-//! Rules over objects. Cost is bounded for each rule and for the object as a whole.
+//! Evaluation of rules on objects, within a cost limit per rule and per object.
 
 use cel::{
     Decl, Error as Failure, PER_CALL_LIMIT, Value as Cel,
@@ -11,16 +11,16 @@ use super::{
     compile::{Compiled, Rule, Rules},
 };
 
-/// What all rules of an object may cost together.
+/// The cost budget of all rules of an object.
 const OBJECT_LIMIT: u64 = 10_000_000;
-/// The longest message that an expression may make.
+/// The maximum length of a message from an expression.
 const LONGEST_MESSAGE: usize = 5 * 1024;
 
-/// Which old value belongs to a value, and whether an error of it is an old one.
+/// The old value of a value, and whether its errors existed before.
 #[derive(Clone, Copy)]
 struct Correlation<'a> {
     current: Option<Was<'a>>,
-    /// The closest value above that has an old one.
+    /// The closest enclosing value that has an old one.
     parent: Option<Was<'a>>,
 }
 
@@ -35,7 +35,7 @@ impl<'a> Correlation<'a> {
         }
     }
 
-    /// Values that have not changed may break rules that came later.
+    /// Unchanged values may violate newer rules.
     fn is_unchanged(self) -> bool {
         self.current
             .or(self.parent)
@@ -43,34 +43,34 @@ impl<'a> Correlation<'a> {
     }
 }
 
-/// The budget is used up: no rule is evaluated any more.
+/// The budget is exhausted: no more rules are evaluated.
 struct Exhausted;
 
 struct Run<'e> {
     budget: u64,
     errors: &'e mut Errors,
-    /// Errors of values that have not changed.
+    /// Errors of unchanged values.
     ratcheted: Errors,
 }
 
 impl Rules {
-    /// Adds what the rules find wrong with a new object.
+    /// Adds the errors of a new object.
     pub(crate) fn check(&self, object: View<'_>, path: &Path, errors: &mut Errors) {
         let _ = self.run(object, None, path, errors);
     }
 
-    /// The same for an object that was another before.
+    /// The same for an update.
     pub(crate) fn check_update(&self, was: Was<'_>, path: &Path, errors: &mut Errors) {
         let _ = self.run(was.new_value(), Some(was), path, errors);
     }
 
-    /// What is wrong with an object that was as wrong before: the client is warned of it.
+    /// Warnings about unchanged values that violate rules.
     pub(crate) fn warnings(&self, was: Was<'_>, path: &Path) -> Vec<String> {
         let found = self.run(was.new_value(), Some(was), path, &mut Errors::new());
         found.iter().map(ToString::to_string).collect()
     }
 
-    /// Evaluates everything, and gives the errors of values that have not changed.
+    /// Evaluates all rules; returns the errors of unchanged values.
     fn run(
         &self,
         object: View<'_>,
@@ -87,7 +87,7 @@ impl Rules {
             current: was,
             parent: None,
         };
-        // Exhaustion is among the errors.
+        // Exhaustion is reported among the errors.
         let _ = run.node(self, object, correlation, path);
         run.ratcheted
     }
@@ -200,7 +200,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Whether the rule holds; `None` when it could not be said, which is an error of its own.
+    /// Whether the rule holds; `None` if evaluation failed, which is an error itself.
     fn evaluate(
         &mut self,
         compiled: &Compiled,
@@ -254,7 +254,7 @@ impl Run<'_> {
         self.errors.push(Error::invalid(path, kind, detail));
     }
 
-    /// The message that an expression makes; `None` if it makes none that can be used.
+    /// The result of a message expression; `None` if it is unusable.
     fn message(
         &mut self,
         message: &Compiled,
@@ -306,7 +306,7 @@ fn read<'a>(view: View<'a>, decl: Option<&'a Decl>) -> Result<Cel<'a>, Failure> 
     }
 }
 
-/// The path of the field that a rule says is wrong, below the one it stands at.
+/// The path of the field that a rule reports, below the rule's own.
 fn field_path(path: &Path, relative: Option<&str>) -> PathBuf {
     let mut path = path.to_path_buf();
     let mut rest = relative.unwrap_or_default();

@@ -1,8 +1,8 @@
-//! Validation rules of definitions (`x-kubernetes-validations`): checked when a definition is written,
-//! compiled when its first object is, evaluated with every write of a custom object.
+//! Validation rules of definitions (`x-kubernetes-validations`): validated when a definition is
+//! written, compiled for its first object, evaluated on every write of a custom object.
 //!
-//! [`declare`] reads what a schema says about types and sizes, [`compile`] makes programs of rules,
-//! [`definition`] finds what is wrong with the rules of a definition, [`evaluate`] runs them.
+//! [`declare`] derives types and sizes from a schema, [`compile`] compiles rules, [`definition`]
+//! validates the rules of a definition, [`evaluate`] runs them.
 
 mod compile;
 mod declare;

@@ -1,4 +1,4 @@
-//! Rules by examples, with upstream's answers.
+//! Rules by examples, with upstream's results.
 
 use machinery::{
     Object, Value,
@@ -11,7 +11,7 @@ use super::{
     Rules, check_rules,
 };
 
-/// What rules find wrong, as lines.
+/// The errors of rules, as lines.
 fn errors_of(rules: &Rules, object: &Value, old: Option<(&Schema, &Value)>) -> Vec<String> {
     let mut errors = Errors::new();
     let path = Path::new("");
@@ -35,7 +35,7 @@ fn rules(schema: &Value) -> Rules {
 }
 
 #[test]
-fn rules_are_evaluated_where_they_stand() {
+fn rules_are_evaluated_at_their_schema_level() {
     let schema = schema(json!({
         "type": "object",
         "properties": {
@@ -105,7 +105,7 @@ fn transition_rules_need_an_old_value_unless_it_is_optional() {
 }
 
 #[test]
-fn what_has_not_changed_may_break_rules_that_came_later() {
+fn unchanged_values_may_violate_rules_added_later() {
     let schema = schema(json!({
         "type": "object",
         "properties": {"size": {"type": "integer", "x-kubernetes-validations": [{"rule": "self > 5"}]}, "x": {"type": "string"}}

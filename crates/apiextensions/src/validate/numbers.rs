@@ -1,5 +1,4 @@
-//! Numbers against their limits. A limit is a float; beside an integer it counts as the integer that
-//! Go makes of it.
+//! Numbers and their limits. A limit is a float; for an integer it is converted as Go does.
 
 use machinery::Value;
 use machinery::json::Number;
@@ -8,16 +7,16 @@ use machinery::text::float;
 use super::{Found, Wrong};
 use crate::structural::Schema;
 
-/// The largest integer that a float holds without loss.
+/// The largest integer that a float represents exactly.
 const WHOLE_MAX: f64 = 9_007_199_254_740_991.0;
 
-/// Whether a float is an integer, or so near to one that nobody can tell.
+/// Whether a float is an integer, within a small tolerance.
 pub(super) fn is_whole(f: f64) -> bool {
     let near = f.round();
     f.abs() <= WHOLE_MAX && (f == near || (f - near).abs() / (f.abs() + near.abs()) < 1e-9)
 }
 
-/// What a number or a limit is compared as.
+/// The type in which a number or a limit is compared.
 #[derive(Clone, Copy)]
 enum Native {
     Int(i64),
@@ -39,11 +38,11 @@ impl Native {
         }
     }
 
-    /// A limit as this number sees it: an integer beside an integer.
+    /// A limit converted for this number: an integer for an integer.
     fn beside(self, limit: f64) -> Self {
         match self {
             Self::Int(_) if limit.abs() < 2f64.powi(63) => Self::Int(limit as i64),
-            // What Go makes of a float that is too large.
+            // Go's result for a float that is too large.
             Self::Int(_) => Self::Int(i64::MIN),
             Self::Float(_) => Self::Float(limit),
         }
@@ -133,7 +132,7 @@ fn check_multiple(number: Native, step: Native, path: &str, found: &mut Found) {
     }
 }
 
-/// What a type can hold.
+/// The range of a type.
 struct Range<'a> {
     kind: &'a str,
     format: &'a str,
@@ -166,8 +165,8 @@ impl<'a> Range<'a> {
         }
     }
 
-    /// A number and a limit as they are compared. A limit that the type cannot hold is told, and
-    /// compared as a float.
+    /// A number and a limit in comparable form. A limit outside of the type's range is reported,
+    /// and compared as a float.
     fn beside(
         &self,
         number: Native,

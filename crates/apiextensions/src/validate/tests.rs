@@ -1,10 +1,10 @@
-//! Every keyword with what upstream says about values that break it.
+//! Every keyword with upstream's messages for invalid values.
 
 use machinery::json::json;
 
 use super::*;
 
-/// What is said about a value of a field `spec.x`.
+/// The errors of a value of the field `spec.x`.
 fn said(schema: Value, given: Value) -> Vec<String> {
     let schema = json!({"type": "object", "properties": {"spec": {"type": "object", "properties": {"x": schema}}}});
     let value = json!({"spec": {"x": given}});
@@ -120,7 +120,7 @@ fn limits_of_texts_and_numbers() {
                 "spec.x: Invalid value: 1.25: spec.x in body should be greater than or equal to 1.5",
             ],
         ),
-        // Beside an integer a limit is one, too: half of one is none.
+        // For an integer the limit is truncated to one: one half becomes zero.
         (
             number,
             json!(1),
@@ -199,7 +199,7 @@ fn limits_of_lists_and_objects() {
 }
 
 #[test]
-fn combinations_tell_what_the_nearest_part_lacks() {
+fn errors_of_combinations_are_those_of_the_closest_schema() {
     let fields = json!({"a": {"type": "string"}, "b": {"type": "string"}});
     let with = |key: &str, parts: Value| {
         let mut schema = json!({"type": "object", "properties": fields});

@@ -1,6 +1,6 @@
-//! Local APIServices: an object for each group and version that this server serves itself. Those of its own groups are
-//! made when it starts and are somebody else's affair afterwards; those of custom resources follow their definitions.
-//! Objects without the label that says who keeps them are left alone.
+//! Local APIServices: one object for each group and version that this server serves itself.
+//! APIServices of built-in groups are created at startup and not corrected afterwards; those of
+//! custom resources follow their definitions. Objects without the automanaged label are left alone.
 
 mod priorities;
 
@@ -29,21 +29,21 @@ const GROUP: &str = "apiregistration.k8s.io";
 const PLURAL: &str = "apiservices";
 const DEFINITIONS: (&str, &str) = ("apiextensions.k8s.io", "customresourcedefinitions");
 const PATH: &str = "/apis/apiregistration.k8s.io/v1/apiservices";
-/// Who writes them.
+/// The field manager of these objects.
 const MANAGER: &str = "kube-apiserver";
-/// Says that the server keeps an object, and how.
+/// The label of objects that this server manages; its value says when they are corrected.
 const MANAGED: &str = "kube-aggregator.kubernetes.io/automanaged";
-/// It is put right when the server starts.
+/// Corrected when the server starts.
 const ON_START: &str = "onstart";
-/// It is put right always.
+/// Corrected at any time.
 const ALWAYS: &str = "true";
-/// What custom resources have: they come behind everything else.
+/// Group and version priority of custom resources: behind all built-in groups.
 const CUSTOM: (i64, i64) = (1000, 100);
 
 const FIRST: Duration = Duration::from_millis(20);
 const LONGEST: Duration = Duration::from_secs(5);
 
-/// Keeps the objects for as long as the server runs.
+/// Keeps the APIServices up to date for as long as the server runs.
 pub(crate) async fn keep(core: Arc<Core>) {
     if core.reader.resource(GROUP, PLURAL).is_none() {
         return core.started.finish(Part::ApiServices);
@@ -68,7 +68,7 @@ pub(crate) async fn keep(core: Arc<Core>) {
                     backoff.reset();
                 }
                 Err(why) => {
-                    tracing::warn!(why, "local APIServices cannot be kept");
+                    tracing::warn!(why, "cannot maintain local APIServices");
                     tokio::time::sleep(backoff.step()).await;
                     changed.notify_one();
                 }
@@ -78,7 +78,7 @@ pub(crate) async fn keep(core: Arc<Core>) {
     tokio::join!(futures::future::join_all(watches), work);
 }
 
-/// What was read so far: an object is parsed again when it has changed.
+/// Parsed objects by revision: an object is parsed again only after it changed.
 #[derive(Default)]
 struct Known {
     /// The served groups and versions of each definition.
@@ -113,10 +113,10 @@ impl Known {
     }
 }
 
-/// What is needed of a stored APIService.
+/// The parts of a stored APIService that are needed here.
 struct Service {
     name: String,
-    /// How the server keeps it, if it does.
+    /// The value of the automanaged label, if this server manages the object.
     managed: Option<&'static str>,
     is_taken_over: bool,
     spec: Value,
@@ -137,7 +137,7 @@ impl Service {
 #[derive(Debug, PartialEq)]
 enum Change {
     Create(Object),
-    /// The name and the spec that it gets.
+    /// The name and the desired spec.
     Update(String, Value),
     Delete(String),
 }
@@ -159,13 +159,14 @@ async fn write(api: &LocalService, change: Change, stored: &[Arc<Stored>]) -> Re
     api.settle(method, &path, body).await
 }
 
-/// The priorities of what this server serves itself, unless its APIService says otherwise.
+/// The default priorities of groups that this server serves itself; an APIService may override
+/// them.
 pub(crate) fn priorities(group: &str, version: &str) -> Priorities {
     let (group, version) = priorities::of(group, version).unwrap_or(CUSTOM);
     Priorities { group, version }
 }
 
-/// An APIService as it should be.
+/// The desired state of an APIService.
 #[derive(Clone)]
 struct Wanted {
     group: String,
@@ -205,12 +206,12 @@ fn by_name(all: impl Iterator<Item = Wanted>) -> ByName {
     all.map(|one| (one.name(), one)).collect()
 }
 
-/// The objects of what is built in.
+/// The desired APIServices of built-in groups.
 fn own(table: &Table) -> ByName {
     let built_in = table.all().filter(|resource| !resource.custom);
     by_name(built_in.filter_map(|resource| {
         let (group, version) = (&resource.group, &resource.version);
-        // Metrics are served here again as soon as nothing else serves them.
+        // This server serves metrics again as soon as no other server does.
         let managed = match group.as_str() {
             metrics_api::GROUP => ALWAYS,
             _ => ON_START,
@@ -235,7 +236,7 @@ fn served_versions(definition: &Object) -> Vec<(String, String)> {
         .collect()
 }
 
-/// The objects of what definitions say.
+/// The desired APIServices of custom resources.
 fn custom<'a>(versions: impl Iterator<Item = &'a (String, String)>) -> ByName {
     by_name(versions.map(|(group, version)| Wanted {
         group: group.clone(),
@@ -245,13 +246,13 @@ fn custom<'a>(versions: impl Iterator<Item = &'a (String, String)>) -> ByName {
     }))
 }
 
-/// Whether somebody has another server serve a group that is offered here.
+/// Whether an APIService hands a group that this server could serve to another server.
 fn is_taken_over(object: &Object) -> bool {
     tree::name(object) == metrics_api::API_SERVICE
         && tree::get(object, "spec")["service"] != Value::Null
 }
 
-/// What is to be done so that what is stored is right.
+/// The writes that bring the stored APIServices to the desired state.
 fn changes(stored: &[Arc<Service>], wanted: ByName, starts: bool) -> Vec<Change> {
     let now = |managed: Option<&str>| match managed {
         Some(ON_START) => starts,
@@ -302,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_built_in_is_put_right_at_the_start_and_left_alone_then() {
+    fn built_in_api_services_are_repaired_at_startup_only() {
         let now = wanted("v1.apps", ON_START, 15);
         for (current, starts, expected) in [
             (None, true, "create"),
@@ -330,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_custom_follows_its_definition() {
+    fn api_services_of_custom_groups_follow_their_definitions() {
         let definition = json!({"spec": {"group": "a.example", "versions": [
             {"name": "v1", "served": true}, {"name": "v2", "served": false},
         ]}});
@@ -359,13 +360,13 @@ mod tests {
                 let changed = changes(&[stored(&remote)], wanted.clone(), starts);
                 assert_eq!(changed.len(), expected, "{name}");
             }
-            // When it is deleted, the group is served here again.
+            // After its deletion this server serves the group again.
             assert_eq!(changes(&[], wanted, false).len(), 1, "{name}");
         }
     }
 
     #[test]
-    fn what_no_server_serves_any_more_goes_when_one_starts() {
+    fn api_services_of_removed_versions_are_deleted_at_startup() {
         let old = stored(&wanted("v1beta1.apps", ON_START, 1).object());
         let mine = stored(&wanted("v1.mine", "", 1).object());
         assert!(changes(&[old.clone(), mine.clone()], ByName::new(), false).is_empty());

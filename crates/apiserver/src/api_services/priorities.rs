@@ -1,6 +1,6 @@
-//! In which order groups and versions are shown to those who ask what there is: the greater comes first.
+//! Priorities of groups and versions in discovery: the greatest comes first.
 
-/// Groups with their priorities, and versions with theirs.
+/// Group, group priority, version, version priority.
 const ALL: &[(&str, i64, &str, i64)] = &[
     ("", 18_000, "v1", 1),
     ("apps", 17_800, "v1", 15),

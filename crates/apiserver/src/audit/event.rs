@@ -1,5 +1,5 @@
-//! One event, `audit.k8s.io/v1`, from what is known of a request. Bodies stay bytes until the thread
-//! that writes the log parses them.
+//! One event, `audit.k8s.io/v1`, built from a request and its response. Bodies stay bytes until the
+//! thread that writes the log parses them.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -11,16 +11,16 @@ use serde::{Serialize, Serializer};
 use super::{Arrival, Level, Stage};
 use crate::User;
 
-/// A body of a request or of an answer.
+/// The body of a request or of a response.
 #[derive(Debug, Clone)]
 pub(crate) enum Payload {
-    /// JSON or YAML as it came.
+    /// JSON or YAML as received.
     Bytes(Bytes),
     Object(Arc<Object>),
 }
 
 impl Payload {
-    /// About how much memory it keeps.
+    /// Approximate memory use in bytes.
     pub(super) fn size(&self) -> usize {
         match self {
             Self::Bytes(bytes) => bytes.len(),
@@ -28,7 +28,7 @@ impl Payload {
         }
     }
 
-    /// As a tree; what is neither JSON nor YAML is not repeated.
+    /// The parsed body; `None` if it is neither JSON nor YAML.
     fn value(&self, omit_managed_fields: bool) -> Option<Value> {
         let mut value = match self {
             Self::Object(object) => Value::Object((**object).clone()),
@@ -213,7 +213,7 @@ impl Event {
         }
     }
 
-    /// About how much memory its bodies keep.
+    /// Approximate memory use of its bodies in bytes.
     pub(super) fn size(&self) -> usize {
         let bodies = [&self.request, &self.response];
         1024 + bodies
@@ -223,7 +223,7 @@ impl Event {
             .sum::<usize>()
     }
 
-    /// The line of the log.
+    /// The event as one line of the log.
     pub(super) fn line(&mut self) -> Result<Vec<u8>, machinery::json::Error> {
         for body in [&mut self.request, &mut self.response] {
             *body = body
@@ -240,7 +240,7 @@ impl Event {
     }
 }
 
-/// Whom the request says it comes from, and whom it does come from.
+/// Source addresses: those claimed by proxy headers first, then the peer's.
 fn sources(arrival: &Arrival<'_>) -> Vec<String> {
     let said = ["x-forwarded-for", "x-real-ip"]
         .into_iter()

@@ -1,5 +1,5 @@
-//! A log file that is set aside when it is full: `audit.log` becomes
-//! `audit-2026-01-02T03-04-05.678.log`, and the oldest of those are removed.
+//! A log file with rotation: a full `audit.log` is renamed to `audit-2026-01-02T03-04-05.678.log`,
+//! and the oldest rotated files are removed.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -89,7 +89,7 @@ impl Rotating {
         Ok(())
     }
 
-    /// `audit` and `.log`.
+    /// The file name split into stem and extension: `audit` and `.log`.
     fn names(&self) -> (String, String) {
         let part = |part: Option<&std::ffi::OsStr>| {
             part.unwrap_or_default().to_string_lossy().into_owned()
@@ -101,7 +101,8 @@ impl Rotating {
         (part(self.path.file_stem()), ending)
     }
 
-    /// Removes what is too old or too many. A file that cannot be removed is tried again next time.
+    /// Removes rotated files that are too old or too many. A removal that fails is retried at the
+    /// next rotation.
     fn forget(&self, now: Timestamp) {
         let mut kept = self.aside();
         kept.sort();
@@ -116,7 +117,7 @@ impl Rotating {
             if (many || old)
                 && let Err(error) = fs::remove_file(path)
             {
-                tracing::warn!(path = %path.display(), %error, "an old audit log stays");
+                tracing::warn!(path = %path.display(), %error, "cannot remove old audit log");
             }
         }
     }
@@ -175,7 +176,8 @@ mod tests {
             log.write(&line).unwrap();
             clock.advance(Duration::from_secs(3600));
         }
-        // Lines of more than half a megabyte: each stands in a file of its own, two are kept aside.
+        // Lines of more than half a megabyte: each fills a file of its own; two rotated files are
+        // kept.
         let two = [
             "audit-2026-06-01T02-00-00.000.log",
             "audit-2026-06-01T03-00-00.000.log",
@@ -185,7 +187,7 @@ mod tests {
         let mode = fs::metadata(&config.log).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
         drop(log);
-        // After a restart the log goes on, and age counts.
+        // After a restart the log is continued, and old files are removed by age.
         let mut log = Rotating::open(&config, Arc::new(clock.clone())).unwrap();
         clock.advance(Duration::from_secs(4 * 86400));
         log.write(&line).unwrap();

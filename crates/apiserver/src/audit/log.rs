@@ -1,4 +1,4 @@
-//! The thread that writes events, and the bounded line of those that wait for it.
+//! The thread that writes events, and its bounded queue.
 
 use std::{
     sync::{
@@ -13,9 +13,9 @@ use stdx::Clock;
 
 use super::{Config, event::Event, file::Rotating};
 
-/// Events that may wait.
+/// Events that may wait in the queue.
 const LINE: usize = 10_000;
-/// Bytes of bodies that may wait.
+/// Bytes of bodies that may wait in the queue.
 const BYTES: usize = 64 << 20;
 
 pub(super) struct Log {
@@ -30,7 +30,7 @@ struct Figures {
     waiting: AtomicUsize,
     written: AtomicU64,
     lost: AtomicU64,
-    /// Whether the loss has been told since the last event that got through.
+    /// Whether dropped events have been logged since the last event that was queued.
     told: AtomicBool,
 }
 
@@ -64,7 +64,7 @@ impl Log {
         })
     }
 
-    /// Hands an event over; never waits.
+    /// Queues an event; never blocks.
     pub(super) fn write(&self, event: Event) {
         let Some(events) = &self.events else { return };
         let size = event.size();
@@ -86,14 +86,14 @@ impl Figures {
     fn lose(&self, why: &str) {
         let lost = self.lost.fetch_add(1, Ordering::Relaxed) + 1;
         if !self.told.swap(true, Ordering::Relaxed) {
-            tracing::error!(lost, why, "an audit event was lost");
+            tracing::error!(lost, why, "audit event lost");
         }
     }
 }
 
 impl Drop for Log {
     fn drop(&mut self) {
-        // The thread ends when nobody can send any more; what waits is written first.
+        // The thread ends when the sender is dropped; queued events are written first.
         self.events = None;
         if let Some(writer) = self.writer.take() {
             let _ = writer.join();

@@ -1,6 +1,6 @@
-//! Who did what: every request that the policy asks for becomes lines of JSON in a log file. Requests
-//! only hand their events over; a thread writes them, and when it cannot keep up events are dropped
-//! and counted rather than requests held up.
+//! The audit log: each request that the policy selects becomes lines of JSON in a log file.
+//! Requests only queue their events; a thread writes them. When it cannot keep up, events are
+//! dropped and counted instead of delaying requests.
 
 mod event;
 mod file;
@@ -25,23 +25,23 @@ use policy::{Policy, Verdict};
 
 pub use policy::{Level, Stage};
 
-/// The header by which clients, answers and events are matched.
+/// The header that ties requests, responses and audit events together.
 pub(crate) const ID: &str = "audit-id";
-/// Longer ids of clients are cut.
+/// Longer ids of clients are truncated.
 const ID_LENGTH: usize = 64;
 
-/// Where events go and which.
+/// Which events are logged, and to which file.
 #[derive(Debug, Clone)]
 pub struct Config {
     /// The policy, `audit.k8s.io/v1`.
     pub policy: PathBuf,
     /// The log; `-` is the standard output.
     pub log: PathBuf,
-    /// Megabytes after which the log is set aside and a new one begun.
+    /// Megabytes after which the log is rotated.
     pub max_size: u64,
-    /// Logs set aside that are kept; 0 keeps all.
+    /// Rotated logs that are kept; 0 keeps all.
     pub max_backups: usize,
-    /// Days that logs set aside are kept; 0 keeps them for ever.
+    /// Days that rotated logs are kept; 0 keeps them for ever.
     pub max_age: u64,
 }
 
@@ -52,7 +52,7 @@ pub(crate) struct Audit {
     clock: Arc<dyn Clock>,
 }
 
-/// What is known of a request when it arrives.
+/// The parts of a request that are known when it arrives.
 pub(crate) struct Arrival<'a> {
     pub(crate) id: &'a str,
     pub(crate) headers: &'a HeaderMap,
@@ -72,19 +72,19 @@ impl Audit {
         Ok(Self { policy, log, clock })
     }
 
-    /// Events written and events lost so far.
+    /// Events written and events dropped so far.
     pub(crate) fn figures(&self) -> (u64, u64) {
         self.log.figures()
     }
 
-    /// A request of a known user arrives; `None` when nothing is written of it.
+    /// Starts the audit of an authenticated request; `None` when the policy omits it.
     pub(crate) fn begin(&self, user: &User, arrival: &Arrival<'_>) -> Option<Arc<Ticket>> {
         let ticket = self.ticket(Some(user), arrival)?;
         ticket.write(Stage::RequestReceived);
         Some(Arc::new(ticket))
     }
 
-    /// A request is refused because nobody knows who makes it.
+    /// Logs a request that failed authentication.
     pub(crate) fn unauthenticated(&self, arrival: &Arrival<'_>, status: &Status) {
         let Some(ticket) = self.ticket(None, arrival) else {
             return;
@@ -143,13 +143,13 @@ pub(crate) fn id(headers: &HeaderMap) -> HeaderValue {
     HeaderValue::from_str(id).unwrap_or(HeaderValue::from_static("invalid"))
 }
 
-/// One request that is being written down. Whoever lets go of it last ends it.
+/// One audited request. Dropping the last reference writes its final event.
 pub(crate) struct Ticket {
     verdict: Verdict,
     log: Arc<Log>,
     clock: Arc<dyn Clock>,
     long: bool,
-    /// Guards what is known of the request so far.
+    /// Guards the event built so far.
     state: Mutex<State>,
 }
 
@@ -157,7 +157,7 @@ struct State {
     event: Event,
     /// Whether the last event has been written.
     done: bool,
-    /// Whether the answer has begun.
+    /// Whether the response has begun.
     started: bool,
 }
 
@@ -175,26 +175,26 @@ impl AuditTrail for Ticket {
 }
 
 impl Ticket {
-    /// Whether the answer's body is written.
+    /// Whether the response's body is logged.
     pub(crate) fn wants_response(&self) -> bool {
         self.verdict.level == Level::RequestResponse
     }
 
-    /// Whom the caller acts as.
+    /// Records the impersonated user.
     pub(crate) fn impersonates(&self, assumed: &Assumed) {
         let event = &mut self.state.lock().event;
         event.impersonated_user = Some((&assumed.user).into());
         event.authentication_metadata = assumed.constraint.clone().map(AuthenticationMetadata::new);
     }
 
-    /// The body as it came.
+    /// Records the body as received.
     pub(crate) fn request(&self, body: &Bytes) {
         if self.wants_request() && !body.is_empty() {
             self.state.lock().event.request = Some(Payload::Bytes(body.clone()));
         }
     }
 
-    /// The object that the body is.
+    /// Records the decoded object.
     pub(crate) fn request_object(&self, object: &Object) {
         let mut state = self.state.lock();
         if self.wants_request() {
@@ -213,7 +213,7 @@ impl Ticket {
         }
     }
 
-    /// What is answered, as JSON; only the first call counts.
+    /// Records the response as JSON; only the first call counts.
     pub(crate) fn response(&self, body: impl FnOnce() -> Bytes) {
         if self.wants_response() && self.state.lock().event.response.is_none() {
             let body = Payload::Bytes(body());
@@ -221,7 +221,7 @@ impl Ticket {
         }
     }
 
-    /// The answer is known; a short request ends with it.
+    /// Records the response's code; a request that is not long-running is complete with it.
     pub(crate) fn answered(&self, code: u16, refusal: Option<&Status>) {
         {
             let mut state = self.state.lock();
@@ -251,7 +251,7 @@ impl Ticket {
         });
     }
 
-    /// The handler panicked.
+    /// Records that the handler panicked.
     pub(crate) fn panicked(&self, message: &str) {
         {
             let mut state = self.state.lock();

@@ -1,5 +1,5 @@
-//! Which requests are written down, and how much of them: the policy file of `audit.k8s.io/v1`. The
-//! first rule that matches decides; what no rule matches is not written.
+//! Which requests are logged, and how much of each: the policy file of `audit.k8s.io/v1`. The first
+//! matching rule decides; requests without a matching rule are not logged.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use crate::{RequestInfo, ResourceRequest, User};
 
-/// How much is written of a request.
+/// How much of a request is logged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Deserialize, serde::Serialize)]
 pub enum Level {
     None,
@@ -16,7 +16,7 @@ pub enum Level {
     RequestResponse,
 }
 
-/// A moment of a request at which it can be written.
+/// A stage of a request at which an event is logged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, serde::Serialize)]
 pub enum Stage {
     RequestReceived,
@@ -25,7 +25,7 @@ pub enum Stage {
     Panic,
 }
 
-/// The policy as its file says it.
+/// The policy as its file states it.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(crate) struct Policy {
@@ -73,7 +73,7 @@ struct GroupResources {
     resource_names: Vec<String>,
 }
 
-/// What the policy says of one request.
+/// The policy's decision for one request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Verdict {
     pub(crate) level: Level,
@@ -104,7 +104,7 @@ impl Policy {
         Ok(policy)
     }
 
-    /// What is to be written of a request; `user` is `None` for those who could not say who they are.
+    /// Decides what is logged of a request; `user` is `None` if authentication failed.
     pub(crate) fn evaluate(&self, user: Option<&User>, info: &RequestInfo) -> Verdict {
         match self.rules.iter().find(|rule| rule.matches(user, info)) {
             Some(rule) => Verdict {
@@ -317,7 +317,7 @@ rules:
     }
 
     #[test]
-    fn a_policy_that_says_nothing_or_nonsense_is_refused() {
+    fn empty_and_invalid_audit_policies_are_refused() {
         let head = "apiVersion: audit.k8s.io/v1\nkind: Policy\nrules:\n";
         let refused = |rules: &str| Policy::parse(&format!("{head}{rules}")).err().unwrap();
         assert!(Policy::parse("apiVersion: audit.k8s.io/v1\nkind: Policy\nrules: []").is_err());

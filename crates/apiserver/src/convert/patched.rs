@@ -1,5 +1,5 @@
-//! What a merge or JSON patch leaves, read as the built-in kind that it was. A patch may have changed
-//! what the object says that it is.
+//! Decodes the result of a merge or JSON patch as the built-in kind. The patch may have changed
+//! apiVersion or kind.
 
 use machinery::{
     Object, Value,
@@ -12,7 +12,7 @@ use machinery::{
 use super::{Part, unrecognized};
 use crate::Resource;
 
-/// An object of a resource, or why it is none.
+/// Decodes an object of a resource, or says why it is not one.
 pub(crate) fn of_resource(resource: &Resource, object: Object) -> Result<Decoded, String> {
     if let Some(unread) = without_version(&object) {
         return Ok(unread);
@@ -28,7 +28,7 @@ pub(crate) fn of_resource(resource: &Resource, object: Object) -> Result<Decoded
     resource.normalise(object)
 }
 
-/// The body of a subresource, or why it is none.
+/// Decodes the body of a subresource, or says why it is not one.
 pub(crate) fn of_part(
     part: &Part,
     schema: &'static Type,
@@ -52,7 +52,7 @@ pub(crate) fn of_part(
     Ok(Decoded { object, findings })
 }
 
-/// A built-in kind without a version is one that has none of its fields.
+/// A built-in kind without apiVersion decodes to an object without fields, as upstream.
 fn without_version(object: &Object) -> Option<Decoded> {
     if matches!(object.get("apiVersion"), Some(Value::String(version)) if !version.is_empty()) {
         return None;

@@ -1,5 +1,5 @@
-//! Bodies that are not what they should be: which sentence Kubernetes has for them. Only for bodies
-//! that were refused; they are read a second time.
+//! Error messages for bodies of another kind than expected, in upstream's words. Used only for
+//! rejected bodies, which are decoded a second time for this.
 
 use machinery::{
     Object, Status, Value,
@@ -11,10 +11,10 @@ use machinery::{
 use super::{Part, decode_as, unreadable, unreadable_as};
 use crate::{Resource, media};
 
-/// How many bytes of a body are shown.
+/// How many bytes of a body an error message shows.
 const SHOWN: usize = 30;
 
-/// What a body says that it is.
+/// The apiVersion and kind that a body states.
 #[derive(Default)]
 pub(super) struct Given {
     pub(super) api_version: String,
@@ -33,13 +33,13 @@ impl Given {
     }
 }
 
-/// Whether a decoded body says that it is of the resource's kind, or nothing.
+/// Whether a decoded body states the resource's apiVersion and kind, or none.
 pub(super) fn is_own(resource: &Resource, object: &Object) -> bool {
     let own = (resource.api_version.as_str(), &*resource.kind.names().kind);
     says(object, own)
 }
 
-/// Whether it says that it is of this version and kind, or nothing.
+/// Whether an object states this apiVersion and kind, or none.
 pub(super) fn says(object: &Object, (api_version, kind): (&str, &str)) -> bool {
     let says = |key: &str, own: &str| match object.get(key) {
         None | Some(Value::Null) => true,
@@ -50,7 +50,7 @@ pub(super) fn says(object: &Object, (api_version, kind): (&str, &str)) -> bool {
     says("apiVersion", api_version) && says("kind", kind)
 }
 
-/// Whether a decoded body says both what it is and of which version.
+/// Whether a decoded body states both apiVersion and kind.
 pub(super) fn says_all(object: &Object) -> bool {
     let says = |key: &str| {
         object
@@ -61,7 +61,7 @@ pub(super) fn says_all(object: &Object) -> bool {
     says("apiVersion") && says("kind")
 }
 
-/// What a body says that it is, or why that cannot be seen.
+/// The apiVersion and kind that a body states, or why they cannot be read.
 pub(super) fn version_and_kind(media: media::Body, bytes: &[u8]) -> Result<Given, String> {
     let meta = match media {
         media::Body::Protobuf => {
@@ -77,7 +77,7 @@ pub(super) fn version_and_kind(media: media::Body, bytes: &[u8]) -> Result<Given
     })
 }
 
-/// 400 for a body that was refused.
+/// 400 for a rejected body.
 pub(super) fn explain(resource: &Resource, media: media::Body, bytes: &[u8]) -> Status {
     let own = &resource.kind.names().kind;
     let mut given = match version_and_kind(media, bytes) {
@@ -100,7 +100,8 @@ pub(super) fn explain(resource: &Resource, media: media::Body, bytes: &[u8]) -> 
     of_another_kind(resource, &given, media, bytes)
 }
 
-/// Why a body is no custom object of the resource: it has to say itself what it is.
+/// Why a body is not a custom object of the resource: custom objects must state apiVersion and
+/// kind.
 fn explain_custom(resource: &Resource, given: &Given, media: media::Body, bytes: &[u8]) -> Status {
     let own = &resource.kind.names().kind;
     if given.kind.is_empty() {
@@ -126,7 +127,7 @@ fn explain_custom(resource: &Resource, given: &Given, media: media::Body, bytes:
     Status::invalid(&resource.group, &given.kind, name, &[error])
 }
 
-/// The body is of another kind: it is read as that, and then does not convert.
+/// 400 for a body of another kind: it decodes as that kind, and then does not convert.
 fn of_another_kind(resource: &Resource, given: &Given, media: media::Body, bytes: &[u8]) -> Status {
     let own = &resource.kind.names().kind;
     if given.kind == *own && given.group_and_version().0 == resource.group {
@@ -148,7 +149,7 @@ fn of_another(own: &str, given: &Given, why: &str) -> Status {
     ))
 }
 
-/// 400 for the body of a subresource that says it is something else; `None` when it does not.
+/// 400 for the body of a subresource that states another kind; `None` if it states the right one.
 pub(super) fn explain_part(part: &Part, media: media::Body, bytes: &[u8]) -> Option<Status> {
     let mut given = match version_and_kind(media, bytes) {
         Ok(given) => given,
@@ -169,7 +170,7 @@ pub(super) fn explain_part(part: &Part, media: media::Body, bytes: &[u8]) -> Opt
     Some(of_another(part.kind, &given, &why))
 }
 
-/// The kind that a body says it is of.
+/// The built-in kind that a body states.
 fn known(given: &Given) -> Option<&'static dyn kinds::Kind> {
     let (group, version) = given.group_and_version();
     kinds::all().iter().copied().find(|kind| {
@@ -178,7 +179,7 @@ fn known(given: &Given) -> Option<&'static dyn kinds::Kind> {
     })
 }
 
-/// Why what is known to be of another kind does not become one of the resource's.
+/// The message for an object of another known kind that does not convert to the resource's kind.
 fn no_conversion(package: &str, own: &str, given: &Given) -> String {
     let (group, version) = given.group_and_version();
     let list = given.kind == "List" && given.api_version == "v1"
@@ -199,7 +200,7 @@ fn no_conversion(package: &str, own: &str, given: &Given) -> String {
     )
 }
 
-/// The package of upstream's that holds the kind.
+/// Upstream's Go package of the kind.
 pub(super) fn package(resource: &Resource) -> &str {
     match resource.group.as_str() {
         "" | "events.k8s.io" => "core",
@@ -207,7 +208,7 @@ pub(super) fn package(resource: &Resource) -> &str {
     }
 }
 
-/// Why an object that a patch turned into one of another kind cannot stay.
+/// The message for an object whose kind a patch changed.
 pub(super) fn does_not_convert(
     package: &str,
     api_version: &str,
@@ -225,7 +226,7 @@ pub(super) fn does_not_convert(
     no_conversion(package, own, &given)
 }
 
-/// 400: nobody can say what the body is.
+/// 400: the body has no known kind.
 pub(super) fn unrecognized(own: &str, why: &str, bytes: &[u8]) -> Status {
     let shown = &bytes[..bytes.len().min(SHOWN)];
     let more = if bytes.len() > SHOWN { " ..." } else { "" };

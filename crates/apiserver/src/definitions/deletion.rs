@@ -1,4 +1,4 @@
-//! The end of a definition: its objects are deleted, then it is let go.
+//! Deletion of a definition: its objects are deleted first, then its finalizer is removed.
 
 use std::{sync::Arc, time::Duration};
 
@@ -12,14 +12,14 @@ use crate::{
     write::{self as writes, DeleteOptions},
 };
 
-/// Holds a definition until its objects are gone.
+/// The finalizer that keeps a definition until its objects are deleted.
 const CLEANUP: &str = "customresourcecleanup.apiextensions.k8s.io";
-/// Why a definition is terminating that was only just deleted.
+/// The Terminating reason of a definition that was just deleted.
 pub(super) const PENDING: &str = "InstanceDeletionPending";
-/// How soon a definition is looked at again whose objects do not go.
+/// The retry interval while objects of a deleted definition remain.
 const AGAIN: Duration = Duration::from_secs(5);
 
-/// Marks a definition for its deletion. Neither its generation nor a time of grace is counted.
+/// Marks a definition as deleted. Neither its generation nor a grace period is set.
 pub(crate) fn mark(definition: &mut Object, now: &str) {
     meta::set(definition, "deletionTimestamp", now);
     let mut finalizers = meta::finalizers(definition);
@@ -38,7 +38,7 @@ pub(crate) fn mark(definition: &mut Object, now: &str) {
     );
 }
 
-/// Says that the deletion of objects begins.
+/// Sets the condition that the deletion of objects has begun.
 pub(super) async fn begin(core: &Arc<Core>, definition: &Value) -> Result<(), Status> {
     let message = "CustomResource deletion is in progress";
     let reason = "InstanceDeletionInProgress";
@@ -46,7 +46,7 @@ pub(super) async fn begin(core: &Arc<Core>, definition: &Value) -> Result<(), St
     set(core, &name(definition), begun, false).await
 }
 
-/// Deletes the objects of a definition, then lets the definition go, for as long as that takes.
+/// Deletes the objects of a definition, then removes its finalizer; retries until done.
 pub(super) fn spawn_empty(core: &Arc<Core>, definition: Value) {
     let core = core.clone();
     core.clone().tasks.streams.spawn(async move {
@@ -74,7 +74,7 @@ async fn empty(core: &Arc<Core>, definition: &Value) {
             match delete_all(core, &group, &plural).await {
                 Ok(0) => break,
                 Ok(_) => {}
-                Err(status) => tracing::warn!(plural, %status, "cannot delete custom objects"),
+                Err(status) => tracing::warn!(plural, %status, "cannot delete custom resources"),
             }
             core.config.clock.sleep(AGAIN).await;
         }
@@ -82,19 +82,19 @@ async fn empty(core: &Arc<Core>, definition: &Value) {
         let message = "removed all instances";
         condition("Terminating", false, "InstanceDeletionCompleted", message)
     } else {
-        // Another definition has its names.
+        // Another definition holds its names.
         let message = "resource was never established";
         condition("Terminating", false, "NeverEstablished", message)
     };
     match set(core, &name(definition), ended, true).await {
         Err(status) if status.code != 404 => {
-            tracing::warn!(plural, %status, "cannot let a definition go");
+            tracing::warn!(plural, %status, "cannot finish the deletion of a custom resource definition");
         }
         _ => {}
     }
 }
 
-/// Writes one condition of a definition, and may let it go with that.
+/// Writes one condition of a definition; `release` also removes the finalizer.
 async fn set(core: &Arc<Core>, name: &str, condition: Value, release: bool) -> Result<(), Status> {
     let Some(write) = status_write(core, name) else {
         return Ok(());
@@ -114,7 +114,7 @@ async fn set(core: &Arc<Core>, name: &str, condition: Value, release: bool) -> R
     writes::update(&write, &change).await.map(|_| ())
 }
 
-/// Deletes every object once; how many are left.
+/// Deletes every object once; returns how many remain.
 async fn delete_all(core: &Arc<Core>, group: &str, plural: &str) -> Result<usize, Status> {
     let (_, objects) = core.reader.list(group, plural, "").await?;
     let found = core.registry.table().any_version(group, plural).cloned();

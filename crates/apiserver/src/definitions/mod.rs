@@ -1,6 +1,7 @@
-//! The controller of CustomResourceDefinitions: their kinds are served while they exist, their status says so, and
-//! when they are deleted their objects are deleted first. Definitions that change together are taken together: each is
-//! served as soon as it is looked at, and their statuses are written side by side.
+//! The controller of CustomResourceDefinitions: it serves their kinds while they exist, writes
+//! their status, and deletes their objects before they are deleted themselves. Definitions that
+//! change together are processed in one batch: each is served at once, and their statuses are
+//! written concurrently.
 
 mod deletion;
 mod serving;
@@ -28,21 +29,22 @@ use status::Names;
 
 const GROUP: &str = "apiextensions.k8s.io";
 const PLURAL: &str = "customresourcedefinitions";
-/// How many definitions are written at a time.
+/// How many statuses are written concurrently.
 const AT_ONCE: usize = 32;
-/// How many changes are taken together.
+/// Maximum number of changes in a batch.
 const BATCH: usize = 512;
 
-/// The definitions as they were read, and what has to be done when they change.
+/// The definitions at one revision, and the names they hold.
 pub(crate) struct Definitions {
-    /// The moment they were read at.
+    /// The revision of the last change seen.
     revision: Revision,
-    /// Those that did not get their names, and their groups: they try again when others go.
+    /// Definitions whose names conflict, with their groups: they are retried when other definitions
+    /// go.
     waiting: BTreeMap<String, String>,
     in_use: InUse,
 }
 
-/// Reads all definitions and serves them.
+/// Lists all definitions and serves them.
 pub(crate) async fn load(core: &Arc<Core>) -> Result<Definitions, Status> {
     let (revision, all) = core.reader.list(GROUP, PLURAL, "").await?;
     let mut definitions = Definitions {
@@ -53,7 +55,7 @@ pub(crate) async fn load(core: &Arc<Core>) -> Result<Definitions, Status> {
     for resource in core.registry.table().all().filter(|one| !one.custom) {
         definitions.in_use.reserve(resource.kind.names());
     }
-    // What was accepted stays accepted, whatever the order they are looked at.
+    // Names accepted earlier stay accepted, whatever the order of processing.
     for stored in &all {
         let definition = Value::Object(stored.parse());
         let (group, plural) = id(&definition);
@@ -87,7 +89,7 @@ pub(crate) async fn follow(core: Arc<Core>, mut definitions: Definitions) {
             Ok(None) => return,
             Err(error) => tracing::warn!(%error, "cannot watch custom resource definitions"),
         }
-        // The watch ended early: read everything anew.
+        // The watch ended early: list again.
         core.config.clock.sleep(Duration::from_secs(1)).await;
         match load(&core).await {
             Ok(read) => definitions = read,
@@ -96,7 +98,7 @@ pub(crate) async fn follow(core: Arc<Core>, mut definitions: Definitions) {
     }
 }
 
-/// What changed since the last look, each definition once, as it is now.
+/// The changes since the last batch, each definition once, in its newest state.
 #[derive(Default)]
 struct Batch {
     revision: Revision,
@@ -105,7 +107,7 @@ struct Batch {
 }
 
 struct Change {
-    /// `None` when it is gone.
+    /// `None` when deleted.
     now: Option<Arc<Stored>>,
     before: Option<Arc<Stored>>,
 }
@@ -137,13 +139,13 @@ impl Batch {
     }
 }
 
-/// What is to be done about a definition after it was looked at.
+/// What remains to be done for a definition after it was processed.
 enum Step {
-    /// Its status says something else.
+    /// Its status differs and is to be written.
     Write(Names),
-    /// It was deleted just now.
+    /// It was just deleted.
     BeginDeletion(Value),
-    /// Its objects are to go, then it goes itself.
+    /// Its objects are to be deleted, then the definition.
     Empty(Value),
 }
 
@@ -180,7 +182,8 @@ impl Definitions {
         core.registry.undefine(&group, &plural);
     }
 
-    /// Looks again at definitions of some groups that have not all their names: one that had them has changed.
+    /// Retries definitions of these groups whose names conflict, after one that held names has
+    /// changed.
     async fn retry(&mut self, core: &Arc<Core>, groups: &BTreeSet<String>) {
         if !self.waiting.values().any(|group| groups.contains(group)) {
             return;
@@ -198,12 +201,12 @@ impl Definitions {
         }
     }
 
-    /// Brings definitions where they should be.
+    /// Processes definitions: serves them, writes their statuses, starts deletions.
     async fn settle_all(&mut self, core: &Arc<Core>, all: Vec<Arc<Stored>>) {
         if all.is_empty() {
             return;
         }
-        // Writes up to now may have been made by the schemas of before.
+        // Objects up to the current revision may have been written under the previous schemas.
         let now = core.store.revision().await;
         let since = now.map_or(Revision::MAX, |now| now + 1);
         let mut steps = Vec::new();
@@ -217,7 +220,7 @@ impl Definitions {
             .await;
     }
 
-    /// Serves a definition, or prepares its end.
+    /// Serves a definition, or prepares its deletion.
     fn settle(
         &mut self,
         core: &Arc<Core>,
@@ -269,16 +272,17 @@ async fn carry_out(core: &Arc<Core>, step: Step) {
         Step::Write(names) => {
             if let Err(status) = names.write(core).await {
                 let definition = names.name;
-                tracing::warn!(definition, %status, "cannot write the status of a definition");
+                tracing::warn!(definition, %status, "cannot update the status of a custom resource definition");
             }
         }
         Step::BeginDeletion(definition) => {
-            // The change of its status comes back here.
+            // The status change returns here as a watch event.
             if deletion::begin(core, &definition).await.is_err() {
                 deletion::spawn_empty(core, definition);
             }
         }
-        // Objects with finalizers may stay long; other definitions do not wait for them.
+        // Objects with finalizers may remain for long: run in the background so that other
+        // definitions do not wait.
         Step::Empty(definition) => deletion::spawn_empty(core, definition),
     }
 }
@@ -305,7 +309,7 @@ fn write(core: &Arc<Core>, resource: Arc<Resource>, namespace: &str, name: &str)
         field_manager: "kube-apiserver".to_owned(),
         tracked: false,
         internal: true,
-        // A webhook that cannot be asked must not keep definitions from being served.
+        // Webhooks are skipped: an unreachable one must not keep definitions from being served.
         admitted: true,
         options: crate::admission::RequestOptions::default(),
         effects: crate::admission::Effects::default(),

@@ -11,9 +11,9 @@ use store::Revision;
 use super::id;
 use crate::pipeline::Core;
 
-/// Registers the served versions, the stored one first. A change that is not about the kinds leaves them as they are,
-/// and with them what was compiled and made of them. `now` is the revision from which on objects are written as the
-/// definition says, if its schemas are new.
+/// Registers the served versions, the storage version first. A change that does not concern the
+/// kinds keeps the registered ones with their compiled schemas. `now` is the first revision whose
+/// objects are written by the definition's schemas, if these are new.
 pub(super) fn serve(core: &Core, definition: &Value, bytes: &Bytes, now: Revision) {
     if renew(core, definition, bytes) {
         return;
@@ -43,14 +43,14 @@ pub(super) fn serve(core: &Core, definition: &Value, bytes: &Bytes, now: Revisio
 fn renew(core: &Core, definition: &Value, bytes: &Bytes) -> bool {
     let (group, plural) = id(definition);
     let table = core.registry.table();
-    // All versions of a definition share its bytes.
+    // All versions of a definition share its serialized bytes.
     let known = table.any_version(&group, &plural);
     let known = known.and_then(|known| known.definition.as_ref());
     known.is_some_and(|known| known.renew(definition, bytes))
 }
 
-/// From which revision on objects are written as the definition says, if its schemas are those
-/// that are served already.
+/// The first revision whose objects are written by the definition's schemas, if these are the ones
+/// served already.
 fn known_since(core: &Core, definition: &Value) -> Option<Revision> {
     let (group, plural) = id(definition);
     let spec = &definition["spec"];

@@ -1,4 +1,4 @@
-//! What the status of a definition says: accepted names, conditions, stored versions.
+//! The status of a definition: accepted names, conditions, stored versions.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::{
     write::{self, Write},
 };
 
-/// Which names a definition got.
+/// The names that a definition was granted.
 pub(super) struct Names {
     pub(super) name: String,
     pub(super) accepted: Value,
@@ -23,7 +23,7 @@ pub(super) struct Names {
 }
 
 impl Names {
-    /// Whether a definition says so already.
+    /// Whether the definition's status already states them.
     pub(super) fn are_in(&self, definition: &Value, now: &str) -> bool {
         let said = definition
             .as_object()
@@ -60,7 +60,7 @@ impl Names {
             Some(Conflict { reason, message }) => {
                 let names = condition("NamesAccepted", false, reason, message);
                 set_condition(status, names, now);
-                // What was established once goes on under the names of before.
+                // An established definition stays established under its previous names.
                 let conditions = status["conditions"].as_array().into_iter().flatten();
                 if !conditions
                     .into_iter()
@@ -98,7 +98,7 @@ fn add_stored_version(object: &mut Value) {
     }
 }
 
-/// A write of a definition's status; `None` where there are no definitions.
+/// A write of a definition's status; `None` if CustomResourceDefinitions are not served.
 pub(super) fn status_write(core: &Arc<Core>, name: &str) -> Option<Write> {
     let resource = core.registry.get(GROUP, "v1", PLURAL)?;
     Some(super::write(core, resource, "", name))

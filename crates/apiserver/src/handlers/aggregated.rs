@@ -1,5 +1,5 @@
-//! Passes requests on to aggregated API servers, with the user in headers that they believe us. Answers come back as they
-//! are: nothing is buffered.
+//! Forwards requests to aggregated API servers, with the user in front-proxy headers. Responses are
+//! streamed, not buffered.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -18,10 +18,10 @@ use crate::{
     respond::{self, Answer},
 };
 
-/// How long a backend may take to say what it serves.
+/// Timeout of a backend's discovery.
 const DISCOVERY: Duration = Duration::from_secs(5);
 const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
-/// What browsers ask of a server concerns this one.
+/// CORS headers that are removed from a backend's response: this server answers browsers itself.
 const CORS: &[&str] = &[
     "access-control-allow-credentials",
     "access-control-allow-headers",
@@ -29,7 +29,7 @@ const CORS: &[&str] = &[
     "access-control-allow-origin",
 ];
 
-/// Adds what a backend writes into its own audit log.
+/// Adds the headers that a backend uses for its own audit log.
 pub(crate) fn trace_to_backend(
     headers: &mut HeaderMap,
     remote: Option<SocketAddr>,
@@ -43,13 +43,13 @@ pub(crate) fn trace_to_backend(
     let prior = headers.get_all(FORWARDED_FOR).iter();
     let mut hops: Vec<&str> = prior.filter_map(|value| value.to_str().ok()).collect();
     hops.push(&own);
-    // Values that were headers, and an address.
+    // Cannot fail: the parts were header values, and an address.
     if let Ok(hops) = HeaderValue::from_str(&hops.join(", ")) {
         headers.insert(FORWARDED_FOR, hops);
     }
 }
 
-/// Passes a request on.
+/// Forwards a request.
 pub(super) async fn serve(request: Request, backend: Arc<Backend>) -> Answer {
     match pass_on(request, &backend).await {
         Ok(answer) => Ok(answer),
@@ -58,7 +58,7 @@ pub(super) async fn serve(request: Request, backend: Arc<Backend>) -> Answer {
     }
 }
 
-/// Why a request does not reach a backend.
+/// Why a request was not forwarded.
 enum Refusal {
     Text(StatusCode, String),
     Status(Box<Status>),
@@ -78,7 +78,7 @@ fn internal(why: impl Into<String>) -> Refusal {
 
 async fn pass_on(request: Request, backend: &Backend) -> Result<Response<Body>, Refusal> {
     if has_dot_segments(request.parts.uri.path()) {
-        // The backend would read another path than the one that was authorized.
+        // The backend would resolve another path than the authorized one.
         return Ok(super::no_page());
     }
     if !backend.available {
@@ -90,7 +90,7 @@ async fn pass_on(request: Request, backend: &Backend) -> Result<Response<Body>, 
     }
     let identity = front_proxy::headers(&request.user).map_err(internal)?;
     let authority = link.resolve().await.map_err(|why| {
-        tracing::debug!(name = backend.name, why, "no backend of an APIService");
+        tracing::debug!(name = backend.name, why, "no endpoint for APIService");
         unavailable("service unavailable")
     })?;
     let path = request.parts.uri.path_and_query();
@@ -98,7 +98,8 @@ async fn pass_on(request: Request, backend: &Backend) -> Result<Response<Body>, 
     let uri: Uri = format!("https://{authority}{path}")
         .parse()
         .map_err(|error: http::uri::InvalidUri| internal(error.to_string()))?;
-    // Another server does the work; what it may keep waiting is bounded by its slots.
+    // The backend does the work: release the flow control seat. Its own slots bound the waiting
+    // requests.
     drop(request.take_seat());
     let slot = link.slots.clone().try_acquire_owned().map_err(|_| {
         let why = "too many requests wait for this API server, please try again later";
@@ -109,7 +110,7 @@ async fn pass_on(request: Request, backend: &Backend) -> Result<Response<Body>, 
     }
     let is_long_running = request.deadline.is_none();
     let mut answer = forward(request, backend, uri, identity).await?;
-    // A watch that has begun waits for nothing any more.
+    // Once a watch has begun, it no longer holds a slot.
     if !is_long_running {
         answer.body_mut().hold(slot);
     }
@@ -140,7 +141,7 @@ async fn forward(
     sent.map(answer).map_err(|why| unreached(&why))
 }
 
-/// A backend's answer as the client gets it.
+/// A backend's response as forwarded to the client.
 fn answer(response: Response<Incoming>) -> Response<Body> {
     let (mut parts, body) = response.into_parts();
     if parts.status.is_redirection() && parts.headers.contains_key(header::LOCATION) {
@@ -160,7 +161,7 @@ fn answer(response: Response<Incoming>) -> Response<Body> {
     Response::from_parts(parts, Body::stream(pieces))
 }
 
-/// Joins the client's connection with the backend's once the backend agrees.
+/// Joins the client's connection with the backend's once the backend accepts the upgrade.
 async fn upgrade(
     request: Request,
     backend: &Backend,
@@ -174,7 +175,7 @@ async fn upgrade(
     if let Ok(host) = HeaderValue::from_str(host.unwrap_or_default()) {
         parts.headers.insert(header::HOST, host);
     }
-    // What else the client says about its connection is not the backend's to follow.
+    // Other connection options of the client are not forwarded.
     let upgrade = HeaderValue::from_static("Upgrade");
     parts.headers.insert(header::CONNECTION, upgrade);
     let path = uri.path_and_query().cloned();
@@ -188,12 +189,12 @@ async fn upgrade(
     Ok(streams::answer(agreed))
 }
 
-/// Whether a path is that of a group and version and no more.
+/// Whether a path is exactly `/apis/GROUP/VERSION`.
 fn is_version_path(path: &str) -> bool {
     path.trim_matches('/').split('/').count() == 3
 }
 
-/// Whether a path has segments that lead upwards.
+/// Whether a path has `.` or `..` segments.
 fn has_dot_segments(path: &str) -> bool {
     let is_dots = |segment: &str| {
         let plain = segment.replace("%2e", ".").replace("%2E", ".");

@@ -1,4 +1,4 @@
-//! Server-side apply: the body says what its manager wants; the rest of the object is others'.
+//! Server-side apply: the body holds the fields that its manager wants; other fields are kept.
 
 use std::sync::Arc;
 
@@ -50,7 +50,7 @@ pub(crate) async fn serve(request: Request, resource: Arc<Resource>, output: Out
     objects::respond(&output, core.supervise(task).await?).await
 }
 
-/// What a configuration is applied to.
+/// The object that a configuration is applied to.
 pub(super) struct Target<'a> {
     pub(super) api_version: &'a str,
     pub(super) kind: &'a str,
@@ -58,7 +58,7 @@ pub(super) struct Target<'a> {
     pub(super) definition: Option<&'a CustomKind>,
 }
 
-/// A configuration as it came.
+/// An apply configuration as received.
 pub(super) struct Configuration {
     bytes: Bytes,
     validation: FieldValidation,
@@ -66,7 +66,7 @@ pub(super) struct Configuration {
 }
 
 impl Configuration {
-    /// Reads it.
+    /// Reads the body and the options.
     pub(super) async fn take(request: &Request) -> Result<(Self, WriteOptions), Status> {
         let bytes = body::take(request).await?;
         let options = WriteOptions::parse(request, Verb::Apply)?;
@@ -78,8 +78,8 @@ impl Configuration {
         Ok((config, options))
     }
 
-    /// The body as it was written: what is not in it is not applied, so it is checked but not filled.
-    /// Beside it, what the parser finds about keys that come twice.
+    /// Parses the body without defaulting: fields that are absent are not applied. Also returns
+    /// findings about duplicate keys.
     fn read(&self, target: &Target<'_>) -> Result<(Object, Findings), Status> {
         let unreadable = |why: String| Status::bad_request(format!("error decoding YAML: {why}"));
         let (tree, twice) = decode::tree(Format::Yaml, &self.bytes)
@@ -102,7 +102,7 @@ impl Configuration {
         Ok((config, twice))
     }
 
-    /// The object that comes of it, and what to warn about.
+    /// Merges the configuration into the object; returns warnings too.
     pub(super) fn merged(
         &self,
         target: &Target<'_>,
@@ -140,7 +140,7 @@ impl Configuration {
         Ok((object, warnings))
     }
 
-    /// Keys that come twice are warnings or a refusal.
+    /// Turns duplicate keys into warnings or an error.
     fn judge(&self, twice: &Findings) -> Result<Vec<String>, Status> {
         let Some(why) = twice.yaml_error() else {
             return Ok(Vec::new());
@@ -161,7 +161,7 @@ fn kind_text(api_version: &str, kind: &str) -> String {
     format!("{core}{api_version}, Kind={kind}")
 }
 
-/// An object as complaints name it.
+/// An object's name as error messages state it.
 fn named(config: &Object) -> String {
     let text = |key: &str| config.get(key).and_then(Value::as_str).unwrap_or_default();
     let (namespace, name) = (meta::text(config, "namespace"), meta::text(config, "name"));

@@ -1,4 +1,4 @@
-//! Request bodies, and what the query says about a write.
+//! Request bodies, and the query parameters of a write.
 
 use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt;
@@ -13,31 +13,31 @@ use crate::{
     pipeline::{Request, RequestBody},
 };
 
-/// Bytes of a field manager's name.
+/// Maximum bytes of a field manager's name.
 const MANAGER_LENGTH: usize = 128;
 
-/// What the query says about a write.
+/// The query parameters of a write.
 #[derive(Default)]
 pub(crate) struct WriteOptions {
     pub(crate) dry_run: bool,
     pub(crate) field_manager: String,
     pub(crate) validation: FieldValidation,
-    /// What the client said of all that, as admission shows it.
+    /// The options as the client sent them, for admission.
     pub(crate) given: RequestOptions,
 }
 
-/// Whose options they are.
+/// The verb that the options belong to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verb {
     Create,
     Update,
     Patch,
-    /// A patch that is a configuration to apply.
+    /// A server-side apply patch.
     Apply,
 }
 
 impl Verb {
-    /// The kind of the options, as refusals name it.
+    /// The kind of the options, for error messages.
     fn options(self) -> &'static str {
         match self {
             Self::Create => "CreateOptions",
@@ -86,7 +86,7 @@ impl WriteOptions {
     }
 }
 
-/// The field manager that was named, or the beginning of the client's own name.
+/// The given field manager, or the default from the user agent.
 fn manager(request: &Request, given: &str) -> String {
     if !given.is_empty() {
         return given.to_owned();
@@ -95,8 +95,8 @@ fn manager(request: &Request, given: &str) -> String {
     manager_of(agent.map_or(&[], |agent| agent.as_bytes()))
 }
 
-/// What a `User-Agent` says before its first slash, without control characters and no longer than a field manager
-/// may be.
+/// The `User-Agent` up to its first slash, without control characters, truncated to the maximum
+/// length of a field manager.
 fn manager_of(agent: &[u8]) -> String {
     let agent = String::from_utf8_lossy(agent);
     let mut name = String::new();
@@ -151,21 +151,21 @@ pub(crate) async fn read(mut body: RequestBody, limit: usize) -> Result<Bytes, S
     Ok(if all.is_empty() { first } else { all.freeze() })
 }
 
-/// A body as it came.
+/// A body as received.
 pub(crate) struct Received {
     media: media::Body,
     bytes: Bytes,
 }
 
 impl Received {
-    /// Reads it.
+    /// Reads the body.
     pub(crate) async fn take(request: &Request) -> Result<Self, Status> {
         let media = media::Body::of(&request.parts.headers)?;
         let bytes = take(request).await?;
         Ok(Self { media, bytes })
     }
 
-    /// As [`Received::object`], and notes it for the audit log.
+    /// As [`Received::object`], and records it in the audit log.
     pub(crate) fn audited_object(
         &self,
         request: &Request,
@@ -179,7 +179,7 @@ impl Received {
         Ok(decoded)
     }
 
-    /// Decodes it as an object of the resource's own kind.
+    /// Decodes the body as an object of the resource's own kind.
     pub(crate) fn object(
         &self,
         resource: &Resource,
@@ -196,7 +196,7 @@ pub(crate) async fn take(request: &Request) -> Result<Bytes, Status> {
         ticket.request(&bytes);
     }
     match &request.resource {
-        // Its rules and patterns take what time they like.
+        // Validation rules and patterns of custom resources may take long.
         Some(resource) if resource.custom => heavy::mark().await,
         _ => heavy::mark_large(bytes.len()).await,
     }

@@ -1,4 +1,5 @@
-//! `componentstatuses`: how the scheduler, the controllers and the store are, asked now and never stored.
+//! `componentstatuses`: the health of the scheduler, the controllers and the store, computed for
+//! each request and never stored.
 
 use std::sync::Arc;
 
@@ -14,7 +15,7 @@ use crate::{
 };
 use http::StatusCode;
 
-/// Components that are services of this process: the name that clients know, and the service.
+/// Components that are services of this process: the name in the API, and the service.
 const SERVICES: [(&str, &str); 2] = [
     ("controller-manager", "controllers"),
     ("scheduler", "scheduler"),
@@ -43,7 +44,7 @@ pub(super) async fn serve(request: Request, resource: Arc<Resource>) -> Answer {
     Ok(pieces::respond(output, Page { objects, metadata }))
 }
 
-/// Every component, and what is wrong with it.
+/// Every component, with its error if unhealthy.
 async fn components(core: &Core) -> Vec<(&'static str, Result<(), String>)> {
     let services = core.config.health.all();
     let mut all: Vec<_> = SERVICES

@@ -1,6 +1,6 @@
-//! `diagnostics.mainstay.dev`: why a pod has no node, as the scheduler of this process judges it now. A
-//! diagnosis has the name and the namespace of its pod; it is made for each answer and never stored, and
-//! discovery does not name it.
+//! `diagnostics.mainstay.dev`: why a pod is not scheduled, as the scheduler of this process sees it
+//! now. A diagnosis has the name and the namespace of its pod; it is computed for each request and
+//! never stored, and discovery does not list it.
 
 use http::StatusCode;
 use machinery::{Object, Status, json};
@@ -11,7 +11,7 @@ use crate::{
     respond::{self, Answer},
 };
 
-/// The group; who may read the diagnoses of pods is asked for `pods` in it.
+/// The group. Reading a pod's diagnosis requires permission for `pods` in this group.
 pub(crate) const GROUP: &str = "diagnostics.mainstay.dev";
 const VERSION: &str = "v1";
 

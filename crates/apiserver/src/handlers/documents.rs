@@ -1,4 +1,4 @@
-//! Paths that are no resource: health, version, discovery, OpenAPI, metrics, keys of tokens.
+//! Non-resource paths: health, version, discovery, OpenAPI, metrics, service account keys.
 
 use std::sync::Arc;
 
@@ -18,10 +18,10 @@ use crate::{
 };
 use registry::Table;
 
-/// Where APIServices are.
+/// The group and plural of APIServices.
 const SERVICES: (&str, &str) = (FRONT, "apiservices");
 
-/// The group of the server that is in front of all others; it alone routes its group's document.
+/// The group of the aggregation layer itself, whose group document upstream serves by a router.
 const FRONT: &str = "apiregistration.k8s.io";
 
 pub(super) async fn serve(request: Request) -> Answer {
@@ -65,7 +65,8 @@ pub(super) async fn serve(request: Request) -> Answer {
     }
 }
 
-/// Whether a router is asked for a path, which knows GET alone; others take any method.
+/// Whether upstream serves a path by a router, which accepts only GET; other paths accept any
+/// method.
 fn is_routed(table: &Table, path: &str) -> bool {
     let mut parts = path.trim_matches('/').split('/');
     match parts.next().unwrap_or_default() {
@@ -91,7 +92,8 @@ fn discover(request: &Request, table: &Table, path: &str) -> Option<Answer> {
     discovery::serve(&core.discovery, table, &moment, path, headers, &address)
 }
 
-/// The server that describes the group and version of a path below `/openapi/v3`, if it is another one.
+/// The aggregated server that describes the group and version of a path below `/openapi/v3`, if
+/// any.
 fn describing(services: &ApiServices, path: &str) -> Option<Arc<Backend>> {
     let mut remote = services.remote();
     let place = path.strip_prefix("/openapi/v3/")?;
@@ -99,7 +101,7 @@ fn describing(services: &ApiServices, path: &str) -> Option<Arc<Backend>> {
     remote.find(describes).cloned()
 }
 
-/// What another server says about its group and version.
+/// The OpenAPI of an aggregated server for its group and version.
 fn described(backend: &Arc<Backend>) -> openapi::Remote {
     let older = backend.swagger();
     openapi::Remote {
@@ -113,7 +115,7 @@ fn described(backend: &Arc<Backend>) -> openapi::Remote {
     }
 }
 
-/// The server's figures; objects are counted when somebody asks.
+/// The server's metrics; objects are counted for each request.
 async fn metrics(request: &Request) -> Answer {
     let resources: Vec<_> = request.core.registry.table().all().cloned().collect();
     for resource in resources
@@ -160,7 +162,7 @@ async fn metrics(request: &Request) -> Answer {
     ))
 }
 
-/// The paths worth a look, for `/`.
+/// The paths listed at `/`.
 fn paths(request: &Request, table: &Table) -> Vec<String> {
     let fixed = [
         "/.well-known/openid-configuration",

@@ -1,4 +1,4 @@
-//! What is behind each path: from a request whose caller is known and allowed to its answer.
+//! Handlers: from an authorized request to its response.
 
 mod aggregated;
 mod apply;
@@ -30,7 +30,7 @@ pub(crate) use self::{
 };
 use crate::{Resource, pipeline::Request, respond::Answer};
 
-/// Hands a request to what serves its path and verb.
+/// Routes a request to the handler of its path and verb.
 pub(crate) fn dispatch(request: Request) -> BoxFuture<'static, Answer> {
     Box::pin(route(request))
 }
@@ -59,10 +59,11 @@ async fn route(request: Request) -> Answer {
     }
 }
 
-/// The object itself.
+/// Requests for the object itself.
 async fn object(request: Request, resource: Arc<Resource>) -> Answer {
     let verb = request.info.verb;
-    // Each in a box of its own size: a read is not to carry the space that a write needs.
+    // Each handler's future is boxed separately: a read should not allocate the space that a write
+    // needs.
     if resource.kind.is_virtual() {
         return match (verb, resource.plural.as_str()) {
             ("create", "bindings") => Box::pin(pods::bind_named(request)).await,
@@ -73,7 +74,7 @@ async fn object(request: Request, resource: Arc<Resource>) -> Answer {
             ("get" | "list", _) if resource.group == metrics_api::GROUP => {
                 Box::pin(usage::serve(request, resource)).await
             }
-            // Nothing is stored there, and so nothing is found.
+            // Nothing is stored for these kinds: lists are empty, and get finds nothing.
             ("list", _) => Box::pin(read::list(request, resource)).await,
             ("get", _) => read::get(request, resource).await,
             _ => Err(Status::method_not_allowed()),
@@ -92,7 +93,7 @@ async fn object(request: Request, resource: Arc<Resource>) -> Answer {
     }
 }
 
-/// What hangs below an object.
+/// Requests for subresources.
 async fn subresource(request: Request, resource: Arc<Resource>) -> Answer {
     let subject = request.info.resource.clone().unwrap_or_default();
     let name = subject.subresource.as_str();

@@ -1,4 +1,4 @@
-//! Create, update, delete and deletecollection of objects and of subresources that are parts of
+//! Create, update, delete and deletecollection of objects, and of subresources that are parts of
 //! them.
 
 use std::sync::Arc;
@@ -35,7 +35,7 @@ pub(crate) fn requested_write(
         ..
     } = subject;
     if !resource.namespaced() {
-        // A namespace itself is asked for by a path that names it twice.
+        // The path of a namespace object states its name also as the namespace.
         namespace.clear();
     }
     Write {
@@ -58,7 +58,7 @@ pub(crate) fn requested_write(
     }
 }
 
-/// The answer to a write.
+/// The response to a write.
 pub(crate) async fn respond(output: &Output, written: Written) -> Answer {
     let code = if written.created {
         StatusCode::CREATED
@@ -99,7 +99,7 @@ pub(crate) async fn create(request: Request, resource: Arc<Resource>) -> Answer 
     }
 }
 
-/// Replaces an object or the part of it that a subresource names.
+/// Replaces an object, or the part of it that a subresource selects.
 pub(crate) async fn update(request: Request, resource: Arc<Resource>) -> Answer {
     let output = read::output(&request, &resource)?;
     let body = body::Received::take(&request).await?;
@@ -148,7 +148,7 @@ impl write::Change for Replace {
     }
 }
 
-/// Options of a deletion: the body, or the query when there is none.
+/// DeleteOptions: from the body, or from the query if there is none.
 async fn delete_options(request: &Request) -> Result<DeleteOptions, Status> {
     let bytes = body::take(request).await?;
     let options = if bytes.is_empty() {
@@ -171,7 +171,7 @@ async fn delete_options(request: &Request) -> Result<DeleteOptions, Status> {
     Ok(options)
 }
 
-/// What a deletion says about the write that it is.
+/// The write options that DeleteOptions imply.
 fn delete_write_options(options: &DeleteOptions) -> WriteOptions {
     let dry_run = !options.dry_run.is_empty();
     WriteOptions {
@@ -204,7 +204,7 @@ pub(crate) async fn delete(request: Request, resource: Arc<Resource>) -> Answer 
     Ok(respond::warn(answer, &warnings))
 }
 
-/// Deletes; what admission warns of comes with the result.
+/// Deletes; also returns admission's warnings.
 async fn delete_and_warn(
     write: &Write,
     options: &DeleteOptions,
@@ -237,7 +237,7 @@ fn answer_deleted(
     output.respond(code, &deleted.object)
 }
 
-/// Deletes what is selected, one by one.
+/// Deletes the selected objects one by one.
 pub(crate) async fn delete_collection(request: Request, resource: Arc<Resource>) -> Answer {
     let output = read::output(&request, &resource)?;
     read::check(&request, &resource)?;

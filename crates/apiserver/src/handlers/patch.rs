@@ -34,17 +34,17 @@ const JSON: &str = "application/json-patch+json";
 const MERGE: &str = "application/merge-patch+json";
 const STRATEGIC: &str = "application/strategic-merge-patch+json";
 const APPLY: &str = "application/apply-patch+yaml";
-/// What is said of a body that can be no merge patch.
+/// The message for a body that is not a merge patch.
 const NO_MERGE: &str = "Invalid JSON Patch";
 
-/// A patch as it came, and how it is to be read.
+/// A patch as received, with its type.
 pub(crate) struct Received {
     media: String,
     bytes: Bytes,
     validation: FieldValidation,
 }
 
-/// What the body is.
+/// A parsed patch.
 enum Patch {
     Json(Value),
     Merge(Object),
@@ -55,14 +55,14 @@ enum Patch {
 pub(crate) struct Patched {
     pub(crate) object: Object,
     pub(crate) warnings: Vec<String>,
-    /// What else it says that it is.
+    /// The apiVersion and kind it states, if they differ from the resource's.
     claim: Option<Claim>,
 }
 
-/// What a patch changes: objects of a type in the schema table, or of a definition.
+/// The target of a patch: objects of a type in the schema table, or of a definition.
 pub(crate) enum Target<'a> {
     Resource(&'a Resource),
-    /// What a subresource shows, and its type.
+    /// The body of a subresource, and its type.
     Part(&'static convert::Part, &'static Type),
 }
 
@@ -76,7 +76,7 @@ impl Target<'_> {
 }
 
 impl Received {
-    /// Reads a patch that is no configuration to apply.
+    /// Reads a patch that is not server-side apply.
     pub(crate) async fn take(
         request: &Request,
         has_schema: bool,
@@ -91,7 +91,7 @@ impl Received {
         })
     }
 
-    /// The patch, and what a strict client wants to hear of it.
+    /// The patch, and findings of strict validation.
     fn parse(&self) -> Result<(Patch, Vec<String>), Status> {
         let strict = self.validation != FieldValidation::Ignore;
         let prefix = match self.media.as_str() {
@@ -113,7 +113,7 @@ impl Received {
                 patch::json::go_kind(&other)
             ))),
         };
-        // A merge with what is no object is refused before anybody says what it is.
+        // Null, and without strict validation any scalar, is not a merge patch.
         let is_scalar = !matches!(tree, Value::Object(_) | Value::Array(_));
         if self.media == MERGE && (tree.is_null() || !strict && is_scalar) {
             return Err(Status::bad_request("Invalid JSON Patch"));
@@ -121,7 +121,8 @@ impl Received {
         let patch = match self.media.as_str() {
             MERGE => Patch::Merge(match tree {
                 Value::Null => return Err(Status::bad_request(NO_MERGE)),
-                // Whoever does not look closely takes a list for what comes of the patch.
+                // Without strict validation, upstream takes a list as the patched result, and then
+                // fails to decode it.
                 Value::Array(items) if !strict => return Err(no_object(items)),
                 Value::String(_) | Value::Number(_) | Value::Bool(_) if !strict => {
                     return Err(Status::bad_request(NO_MERGE));
@@ -140,7 +141,7 @@ impl Received {
         Ok((patch, if strict { told } else { Vec::new() }))
     }
 
-    /// The object that comes of it.
+    /// Applies the patch to an object.
     pub(crate) fn apply(&self, target: &Target<'_>, old: &Object) -> Result<Patched, Status> {
         let (mut patch, mut told) = self.parse()?;
         let patched = patch.apply(target.schema(), old)?;
@@ -230,8 +231,8 @@ impl Patch {
     }
 }
 
-/// 422: what the patch leaves is no object of the kind. Shown is what came of it, or the patch
-/// itself when it is merged strategically.
+/// 422: the patched object does not decode as its kind. The message shows the result, or the patch
+/// itself for a strategic merge.
 fn invalid(patch: &Patch, patched: &Object, custom: bool, why: String) -> Status {
     let mut shown = patched.clone();
     let shown = match patch {
@@ -250,14 +251,14 @@ fn invalid(patch: &Patch, patched: &Object, custom: bool, why: String) -> Status
     Status::invalid("", "", "", &[error])
 }
 
-/// A custom object as messages show it.
+/// A custom object as error messages show it, with sorted keys.
 fn sorted(object: &Object) -> String {
     let mut shown = Value::Object(object.clone());
     normalise::sort(&mut shown);
     text::json(&shown)
 }
 
-/// 422: what a merge patch leaves is a list.
+/// 422: the result of a merge patch is a list.
 fn no_object(mut items: Vec<Value>) -> Status {
     items.retain(|item| !item.is_null());
     let why = "couldn't get version/kind; json parse error: json: cannot unmarshal array into Go value of type struct { APIVersion string \"json:\\\"apiVersion,omitempty\\\"\"; Kind string \"json:\\\"kind,omitempty\\\"\" }";
@@ -266,7 +267,7 @@ fn no_object(mut items: Vec<Value>) -> Status {
     Status::invalid("", "", "", &[error])
 }
 
-/// Objects that a merge went into are written with their keys in order, and what came with it.
+/// Sorts the keys of the objects that a merge patch touched, as upstream does.
 fn sort_where_merged(object: &mut Object, patch: &Object) {
     for (key, below) in patch {
         match (object.get_mut(key), below) {
@@ -289,7 +290,7 @@ fn sort_all(value: &mut Value) {
     }
 }
 
-/// 422: the patch does not fit the object. Upstream does not say why.
+/// 422: the patch does not apply to the object. Upstream gives no reason.
 fn rejected() -> Status {
     let why = "the server rejected our request due to an error in our request";
     let mut status = Status::failure(422, "Invalid", why);
@@ -297,7 +298,7 @@ fn rejected() -> Status {
     status
 }
 
-/// 415 for a body that is no patch.
+/// 415 for a media type that is not a patch.
 fn check_type(media: &str, has_schema: bool) -> Result<(), Status> {
     match media {
         JSON | MERGE | APPLY => Ok(()),
@@ -309,7 +310,7 @@ fn check_type(media: &str, has_schema: bool) -> Result<(), Status> {
 
 struct Change {
     resource: Arc<Resource>,
-    /// Whether the object itself is written, under this name.
+    /// The object's name if the object itself is written, `None` for a subresource.
     whole: Option<String>,
     patch: Received,
     warnings: parking_lot::Mutex<Vec<String>>,

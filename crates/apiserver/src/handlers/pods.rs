@@ -20,7 +20,7 @@ use crate::{
     write::{self, DeleteOptions, Preconditions, Write},
 };
 
-/// Gives a pod its node.
+/// Assigns a pod to a node.
 pub(crate) async fn bind(request: Request, resource: Arc<Resource>) -> Answer {
     let options = WriteOptions::parse(&request, Verb::Create)?;
     let binding = decode(&request, &convert::BINDING, &options).await?;
@@ -28,16 +28,16 @@ pub(crate) async fn bind(request: Request, resource: Arc<Resource>) -> Answer {
     give_node(request, write, binding, Road::Pod).await
 }
 
-/// How a binding came.
+/// The path on which a binding was posted.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Road {
-    /// As a subresource of its pod.
+    /// `pods/binding`.
     Pod,
-    /// Through `bindings`.
+    /// `bindings`.
     Bindings,
 }
 
-/// The same through `bindings`: the binding names the pod.
+/// The same on `bindings`: the binding names the pod.
 pub(crate) async fn bind_named(request: Request) -> Answer {
     let pods = request
         .core
@@ -46,7 +46,7 @@ pub(crate) async fn bind_named(request: Request) -> Answer {
         .ok_or_else(Status::path_not_found)?;
     let options = WriteOptions::parse(&request, Verb::Create)?;
     let mut binding = decode(&request, &convert::BINDING, &options).await?;
-    // A new object has no uid yet: none is a condition.
+    // The uid of a new Binding object is not a precondition on the pod.
     meta::of_mut(&mut binding.object).shift_remove("uid");
     let mut write = objects::requested_write(&request, &pods, &options);
     meta::text(&binding.object, "name").clone_into(&mut write.name);
@@ -82,7 +82,7 @@ async fn give_node(request: Request, mut write: Write, binding: Decoded, road: R
     Ok(respond::warn(success(StatusCode::CREATED), &warnings))
 }
 
-/// The node that a binding names.
+/// Validates a binding; returns the node that it names.
 fn check_binding(write: &Write, binding: &mut Object) -> Result<String, Status> {
     write.ensure_namespace_matches(binding)?;
     if meta::text(binding, "name") != write.name {
@@ -110,7 +110,7 @@ fn check_binding(write: &Write, binding: &mut Object) -> Result<String, Status> 
     Ok(text("name").to_owned())
 }
 
-/// What the binding says of the pod holds.
+/// Checks the binding's uid and resourceVersion as preconditions on the pod.
 fn check_conditions(old: &Object, binding: &Object) -> Result<(), Status> {
     let (name, namespace) = (meta::text(old, "name"), meta::text(old, "namespace"));
     for (field, called) in [("uid", "UID"), ("resourceVersion", "ResourceVersion")] {
@@ -125,7 +125,7 @@ fn check_conditions(old: &Object, binding: &Object) -> Result<(), Status> {
     Ok(())
 }
 
-/// The pod with its node, or why it cannot have it.
+/// The pod with its node, or why it cannot be bound.
 fn assign(old: &Object, binding: &Object, node: &str, now: &str) -> Result<Object, Status> {
     let name = meta::text(old, "name");
     let conflict = |why: String| Err(Status::conflict("", "pods/binding", name, &why));
@@ -164,7 +164,7 @@ fn assign(old: &Object, binding: &Object, node: &str, now: &str) -> Result<Objec
     let spec = pod.entry("spec").or_insert_with(|| json!({}));
     spec["nodeName"] = node.into();
     if let Some(Value::Object(status)) = pod.get_mut("status") {
-        // Room was made where it is now.
+        // The nomination served its purpose once the pod is bound.
         status.shift_remove("nominatedNodeName");
     }
     mark_scheduled(&mut pod, now);
@@ -179,7 +179,7 @@ fn mark_scheduled(pod: &mut Object, now: &str) {
     set_condition(pod, condition);
 }
 
-/// Puts a condition in the place of the one of its type; what is as before is so since then.
+/// Replaces the condition of the same type; keeps lastTransitionTime if the status is unchanged.
 fn set_condition(pod: &mut Object, mut condition: Value) {
     let status = pod.entry("status").or_insert_with(|| json!({}));
     let Some(status) = status.as_object_mut() else {
@@ -203,7 +203,8 @@ fn set_condition(pod: &mut Object, mut condition: Value) {
     }
 }
 
-/// Notes on a pod why it goes, for those who see it go; gives the revision of the pod so marked.
+/// Sets the DisruptionTarget condition before the deletion; returns the revision of the pod so
+/// marked.
 async fn mark_evicted(write: &mut Write, conditions: &Preconditions) -> Result<u64, Status> {
     let now = meta::time(write.core.config.clock.now());
     let change = move |old: &Object| {
@@ -247,7 +248,7 @@ fn check_pod(pod: &Object, conditions: &Preconditions) -> Result<(), Status> {
     Err(Status::conflict("", "Pod", name, &why))
 }
 
-/// Deletes a pod unless a disruption budget forbids it.
+/// Evicts a pod unless a disruption budget forbids it.
 pub(crate) async fn evict(request: Request, resource: Arc<Resource>) -> Answer {
     let options = WriteOptions::parse(&request, Verb::Create)?;
     let decoded = decode(&request, &convert::EVICTION, &options).await?;
@@ -268,7 +269,7 @@ pub(crate) async fn evict(request: Request, resource: Arc<Resource>) -> Answer {
     Ok(respond::warn(success(StatusCode::CREATED), &warnings))
 }
 
-/// The deletion that an eviction asks for.
+/// Validates an eviction; returns its DeleteOptions.
 fn check_eviction(write: &mut Write, eviction: &Object) -> Result<DeleteOptions, Status> {
     if meta::text(eviction, "name") != write.name {
         return Err(Status::bad_request(
@@ -309,8 +310,8 @@ async fn evict_pod(
     delete: DeleteOptions,
 ) -> Result<(), Status> {
     let asked = delete.preconditions.clone().unwrap_or_default();
-    // An eviction is created, not stored: plugins may refuse it before any budget is charged for it. The deletion of
-    // the pod is not admitted once more.
+    // An eviction is created but not stored: plugins may refuse it before a disruption is taken.
+    // The pod's deletion is not admitted separately.
     let mut admitted = eviction;
     write
         .admit_part("policy/v1", "Eviction", &mut admitted)
@@ -330,7 +331,7 @@ async fn evict_pod(
             if !write.dry_run {
                 let marked = mark_evicted(&mut write, &conditions).await?;
                 if conditions.resource_version.is_some() {
-                    // It changed by our own hand.
+                    // This eviction itself changed the pod.
                     conditions.resource_version = Some(marked.to_string());
                     delete.preconditions = Some(conditions);
                 }
@@ -338,7 +339,7 @@ async fn evict_pod(
             write::delete(&write, &delete).await
         };
         match evicted.await {
-            // It is not as it was when we looked, and nobody but us cared.
+            // Changed concurrently and the client set no resourceVersion precondition: retry.
             Err(status) if status.code == 409 && asked.resource_version.is_none() => {
                 match allowed.budget {
                     Some(budget) if allowed.revision.is_some() => {

@@ -1,4 +1,4 @@
-//! Get and list: stored bytes, selected by header.
+//! Get and list: stored bytes, filtered by the stored objects' headers.
 
 use std::{sync::Arc, time::Instant};
 
@@ -24,7 +24,7 @@ use crate::{
 
 const EXPIRED: &str = "The provided continue parameter is too old to display a consistent list result. You can start a new list without the continue parameter, or use the continue token in this response to retrieve the remainder of the results. Continuing with the provided token results in an inconsistent list - objects that were created, modified, or deleted between the time the first chunk was returned and now may show up in the list.";
 
-/// What the request wants objects turned into.
+/// The form in which the request wants objects.
 pub(crate) fn output(request: &Request, resource: &Arc<Resource>) -> Result<Output, Status> {
     let many = matches!(request.info.verb, "list" | "watch");
     let wanted = media::wanted(&request.parts.headers, resource.schema.is_some(), many)?;
@@ -35,7 +35,7 @@ pub(crate) fn output(request: &Request, resource: &Arc<Resource>) -> Result<Outp
     Ok(Output::new(resource.clone(), wanted, &request.query, now).audited(request.audit.as_ref()))
 }
 
-/// A resourceVersion parameter.
+/// Parses a resourceVersion parameter.
 pub(crate) fn revision(given: &str) -> Result<Revision, String> {
     text::parse_uint(given).map_err(|why| {
         let path = field::Path::new("resourceVersion");
@@ -43,18 +43,18 @@ pub(crate) fn revision(given: &str) -> Result<Revision, String> {
     })
 }
 
-/// A resourceVersion parameter of a list.
+/// Parses the resourceVersion parameter of a list.
 fn list_revision(given: &str) -> Result<Revision, Status> {
     revision(given).map_err(|why| Status::bad_request(format!("invalid resource version: {why}")))
 }
 
-/// Refuses what a list would refuse.
+/// Validates the parameters as for a list.
 pub(crate) fn check(request: &Request, resource: &Arc<Resource>) -> Result<(), Status> {
     Paging::parse(&request.query)?;
     Selection::of(resource, request).map(drop)
 }
 
-/// One object.
+/// Serves one object.
 pub(crate) async fn get(request: Request, resource: Arc<Resource>) -> Answer {
     let (namespace, name) = request.info.place();
     let output = output(&request, &resource)?;
@@ -73,14 +73,15 @@ pub(crate) async fn get(request: Request, resource: Arc<Resource>) -> Answer {
     Ok(output.respond(StatusCode::OK, &object))
 }
 
-/// What a list asks for beside its selection.
+/// The paging parameters of a list.
 struct Paging {
     freshness: Freshness,
-    /// Whether the moment is exact only because pages are asked for.
+    /// Whether the revision is exact only because the client reads pages.
     by_pages: bool,
     limit: Option<usize>,
     start: Option<String>,
-    /// A token for what comes now, should the one that came have expired.
+    /// The continue token to return if the given one has expired: it resumes at the current
+    /// revision.
     fallback: Option<Continue>,
 }
 
@@ -94,7 +95,7 @@ impl Paging {
             .and_then(|limit| usize::try_from(limit).ok())
             .filter(|limit| *limit > 0);
         let version = query.filled("resourceVersion");
-        // Whoever takes any state gets it whole.
+        // With resourceVersion=0 the limit is ignored, as upstream.
         let limit = limit.filter(|_| version != Some("0"));
         if let Some(token) = query.filled("continue") {
             let token = Continue::decode(token)?;
@@ -138,7 +139,7 @@ impl Paging {
     }
 }
 
-/// Refuses combinations that make no sense for a list.
+/// Rejects invalid combinations of list parameters.
 fn check_options(query: &Query) -> Result<(), Status> {
     let mut errors = field::Errors::new();
     let path = field::Path::new("resourceVersionMatch");
@@ -187,7 +188,7 @@ pub(crate) struct Page {
     pub(crate) metadata: Value,
 }
 
-/// All objects of a kind, or of a namespace, or of a selection, page by page.
+/// Lists objects of a kind, in a namespace or all, filtered by selectors, page by page.
 pub(crate) async fn list(request: Request, resource: Arc<Resource>) -> Answer {
     let (namespace, _) = request.info.place();
     let output = output(&request, &resource)?;
@@ -206,7 +207,7 @@ pub(crate) async fn list(request: Request, resource: Arc<Resource>) -> Answer {
     Ok(response)
 }
 
-/// A page for an informer of this process.
+/// A page as shared objects, for an informer of this process.
 fn fed(output: &Output, page: Page) -> Response<Body> {
     pieces::note(output, &page);
     let text = |key: &str| page.metadata.get(key).and_then(Value::as_str);
@@ -224,7 +225,7 @@ fn fed(output: &Output, page: Page) -> Response<Body> {
     response
 }
 
-/// Selected objects at one moment, for those who act on each.
+/// The selected objects at one revision, for handlers that act on each.
 pub(crate) async fn selected(
     request: &Request,
     resource: &Arc<Resource>,
@@ -244,14 +245,15 @@ async fn page(
 ) -> Result<Page, Status> {
     let root = resource.prefix("");
     let only = selection.name();
-    // Names cannot be prefixes of a key in another namespace: the key is whole.
+    // With a name and a namespace the complete key is the prefix; the selector excludes longer
+    // names.
     let only = only.filter(|_| !resource.namespaced() || !namespace.is_empty());
     let prefix = only.map_or_else(
         || resource.prefix(namespace),
         |name| resource.key(namespace, name),
     );
     let freshness = match paging.freshness {
-        // One object has no pages.
+        // A single object has no pages.
         Freshness::Exactly(moment) if paging.by_pages && only.is_some() => {
             Freshness::AtLeast(moment)
         }
@@ -286,7 +288,7 @@ async fn page(
             let why = "The resourceVersion for the provided list is too old.";
             return Err(Status::expired(why));
         }
-        // Nobody waits for one moment to come.
+        // A list at an exact future revision fails at once instead of waiting.
         Err(error @ store::Error::Future { .. }) if exactly => {
             let mut status = failure::of_store(error);
             if let Some(details) = &mut status.details {
@@ -315,7 +317,7 @@ fn expired(fallback: Option<Continue>) -> Status {
     status
 }
 
-/// Keeps what is selected, up to the limit, and says where to go on.
+/// Filters up to the limit, and makes the continue token.
 fn cut(listed: Listed<Stored>, selection: &Selection, limit: Option<usize>, root: usize) -> Page {
     let mut metadata = json!({"resourceVersion": listed.revision.to_string()});
     let everything = selection.is_everything();

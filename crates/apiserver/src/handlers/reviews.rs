@@ -1,5 +1,5 @@
-//! Questions that are asked by creating an object and answered in its status, and never stored:
-//! whether somebody may do something, what somebody may do, who a token names, who is asking.
+//! Reviews, answered in the status of the created object and never stored: SubjectAccessReview and
+//! its variants, SelfSubjectRulesReview, TokenReview, SelfSubjectReview.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -27,7 +27,7 @@ use auth::{
     authz::{self, Decision, Rule},
 };
 
-/// Answers a question.
+/// Answers a review.
 pub(crate) async fn serve(request: Request, resource: Arc<Resource>) -> Answer {
     let options = WriteOptions::parse(&request, Verb::Create)?;
     media::as_object(&request.parts.headers, resource.schema.is_some())?;
@@ -46,7 +46,7 @@ pub(crate) async fn serve(request: Request, resource: Arc<Resource>) -> Answer {
     let answer = asked.answer(&mut review).await;
     warnings.extend(effects.take_warnings());
     let status = answer.map_err(|status| status.warned(warnings.clone()))?;
-    // Who asks about oneself gets nothing back but the answer.
+    // Self reviews return only the answer.
     match resource.plural.as_str() {
         "selfsubjectreviews" => {
             let now = meta::time(request.core.config.clock.now());
@@ -64,8 +64,8 @@ pub(crate) async fn serve(request: Request, resource: Arc<Resource>) -> Answer {
     Ok(respond::warn(response, &warnings))
 }
 
-/// The metadata as those of every object that is made: what the server says is not the client's to say, owners
-/// stand once, and whose the fields are is noted. What the client is warned of.
+/// Prepares the metadata as for every created object: system fields are reset, owner references
+/// deduplicated, managed fields recorded. Returns warnings.
 fn settle(
     request: &Request,
     resource: &Arc<Resource>,
@@ -102,7 +102,7 @@ impl Asked<'_> {
         if self.resource.namespaced() { here } else { "" }
     }
 
-    /// A question is admitted as the object that it comes as.
+    /// A review is admitted as the object it is posted as.
     fn attributes<'a>(&'a self, name: &'a str) -> Attributes<'a> {
         Attributes {
             user: &self.request.user,
@@ -208,7 +208,7 @@ async fn token(request: &Request, spec: &Value) -> Result<Value, Status> {
     let own = issuer.map_or(&[][..], |issuer| issuer.audiences());
     let wanted = if asked.is_empty() { own } else { &asked };
     let reviewed = authn::review(&request.core.access.authenticators, token, &asked).await;
-    // Tokens of service accounts name their audiences; all others are for this server.
+    // Service account tokens state their audiences; all other tokens are for this server.
     let verified = issuer.and_then(|issuer| issuer.verify(token, Some(&asked))?.ok());
     let meant = verified.as_ref().map_or(own, |claims| &claims.aud);
     let audiences: Vec<String> = wanted
@@ -229,7 +229,7 @@ async fn token(request: &Request, spec: &Value) -> Result<Value, Status> {
     })
 }
 
-/// The answer over what the client sent as one: upstream leaves what it does not know.
+/// Merges the answer into the status that the client sent: upstream keeps fields it does not set.
 fn merge_answer(sent: Value, answer: Value) -> Value {
     let mut merged = sent.as_object().cloned().unwrap_or_default();
     let is_known = answer["authenticated"] == true;
@@ -250,7 +250,7 @@ fn refused(why: &str) -> Value {
     json!({"user": {}, "error": why})
 }
 
-/// The subject that a review names.
+/// The user that a review names.
 fn somebody(spec: &Value) -> User {
     let extra: BTreeMap<String, Vec<String>> = tree::entries(&spec["extra"])
         .map(|(key, values)| (key.to_string(), texts(values)))
@@ -263,7 +263,7 @@ fn somebody(spec: &Value) -> User {
     }
 }
 
-/// What of the selectors of a review is not looked at.
+/// The message about selectors of a review that were ignored.
 fn ignored(resource: &Value) -> String {
     let mut out = Vec::new();
     let (fields, fields_cut) = access::field_selector(&resource["fieldSelector"]);

@@ -1,6 +1,6 @@
-//! Which methods there are at which paths. Built-in kinds are served by a router: a path that it
-//! does not know is a 404 and another method a 405, both as Status. Where no router is (custom
-//! resources, groups that nobody serves) an unknown path is a plain page.
+//! Which methods exist at which paths. Upstream serves built-in kinds by a router: an unknown path
+//! is a 404 and an unknown method a 405, both as Status. Elsewhere (custom resources, unknown
+//! groups) an unknown path is a plain-text page.
 
 use http::{Method, StatusCode};
 use machinery::{Status, text};
@@ -11,13 +11,13 @@ use crate::{
 };
 use registry::Table;
 
-/// A path that nobody knows, where no router is asked.
+/// The 404 page for paths without a router.
 pub(crate) fn no_page() -> http::Response<crate::Body> {
     let page = respond::text(StatusCode::NOT_FOUND, "404 page not found\n");
     respond::unsniffed(page)
 }
 
-/// The answer for a path below a group, when nothing is served there.
+/// The response for a path below a group that is not served.
 pub(crate) fn missing(table: &Table, group: &str) -> Answer {
     if table.has_router(group) {
         Err(Status::path_not_found())
@@ -26,12 +26,12 @@ pub(crate) fn missing(table: &Table, group: &str) -> Answer {
     }
 }
 
-/// The answer when a resource has no such path, or not this method there; `None` when it has.
+/// The response if a resource does not have this path or method; `None` if it does.
 pub(crate) fn refuse(method: &Method, info: &RequestInfo, resource: &Resource) -> Option<Answer> {
     let subject = info.resource.as_ref()?;
     let is_namespace = resource.group.is_empty() && resource.plural == "namespaces";
     let in_namespace = !subject.namespace.is_empty() && !is_namespace;
-    // A list may name an object by its selector; its path does not.
+    // For a list, the name comes from a field selector, not from the path.
     let many = matches!(info.verb, "list" | "watch" | "deletecollection");
     let named = !many && !subject.name.is_empty();
     let whole = resource.namespaced() && !in_namespace;
@@ -52,7 +52,7 @@ pub(crate) fn refuse(method: &Method, info: &RequestInfo, resource: &Resource) -
     (!place.has(method, info.verb)).then(|| Err(Status::method_not_allowed()))
 }
 
-/// Refuses names that no object can have, since they would be read as more than a name.
+/// Rejects names that no object can have because they would be read as part of the path.
 pub(crate) fn check_name(info: &RequestInfo, resource: &Resource) -> Result<(), Status> {
     let (_, name) = info.place();
     if matches!(info.verb, "list" | "watch" | "deletecollection" | "create") {
@@ -75,14 +75,14 @@ pub(crate) fn check_name(info: &RequestInfo, resource: &Resource) -> Result<(), 
 struct ResourcePath<'a> {
     resource: &'a Resource,
     subresource: &'a str,
-    /// Whether it is one object's.
+    /// Whether it names one object.
     named: bool,
-    /// Whether it is that of a namespaced kind over all namespaces.
+    /// Whether it covers all namespaces of a namespaced kind.
     whole: bool,
 }
 
 impl ResourcePath<'_> {
-    /// Verbs that are served at the path itself.
+    /// Verbs served at the path itself, without a subresource.
     fn own_verbs(&self) -> &'static [&'static str] {
         match (self.named, self.whole) {
             (true, _) => &["get", "update", "patch", "delete"],
@@ -105,19 +105,20 @@ impl ResourcePath<'_> {
 
     fn serves(&self, verb: &str) -> bool {
         match self.subresource {
-            // Whatever is proxied may be asked in every way there is.
+            // A proxied backend accepts every verb.
             "proxy" => true,
             "" => self.own_verbs().contains(&verb) && self.resource.kind.verbs().contains(&verb),
             name => discovery::subresource_verbs(self.resource, name).contains(&verb),
         }
     }
 
-    /// The router knows reading by GET alone, except where requests are passed on.
+    /// The router maps reads to GET only, not HEAD, except for `proxy`.
     fn has(&self, method: &Method, verb: &str) -> bool {
         self.serves(verb) && (*method != Method::HEAD || self.subresource == "proxy")
     }
 
-    /// Custom resources know verbs and no methods, and everything else of theirs is told by name.
+    /// Custom resources are checked by verb, not by method; unknown subresources are reported by
+    /// name.
     fn refuse_custom(&self, verb: &str, name: &str, misplaced: bool) -> Option<Answer> {
         let Resource { group, plural, .. } = self.resource;
         if misplaced || self.whole && !matches!(verb, "list" | "watch") {

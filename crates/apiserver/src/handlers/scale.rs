@@ -1,4 +1,4 @@
-//! `scale`: how many replicas an object wants and has, whatever its kind.
+//! `scale`: the desired and current replicas of an object of any kind.
 
 use std::sync::Arc;
 
@@ -30,7 +30,7 @@ use apiextensions::{FieldPath, ScalePaths};
 
 const SCALE: &str = "autoscaling/v1.Scale";
 const APPLY: &str = "application/apply-patch+yaml";
-/// Stands for replicas that a custom resource does not have.
+/// The value for replicas that a custom resource does not set.
 const UNSET: i64 = i32::MIN as i64;
 
 pub(crate) async fn serve(request: Request, resource: Arc<Resource>) -> Answer {
@@ -59,7 +59,7 @@ async fn get(request: Request, resource: Arc<Resource>) -> Answer {
     answer(&output, &resource, &object)
 }
 
-/// The Scale of a stored object, written as the client wants it.
+/// The response with an object's Scale.
 fn answer(output: &Output, resource: &Resource, object: &Object) -> Answer {
     let paths = resource.scale();
     let scale = scale_of(object, paths.as_ref())?;
@@ -95,7 +95,7 @@ fn read_number(path: &FieldPath, object: &Object) -> Result<Option<i64>, Status>
     path.number(object).map_err(Status::unknown)
 }
 
-/// What a Table of Scales shows; those of custom resources say more of what their columns are.
+/// The columns of a Table of Scales; custom resources describe theirs differently, as upstream.
 fn columns(custom: bool) -> Value {
     let column = |name: &str, kind: &str, format: &str, about: &str| json!({"name": name, "type": kind, "format": format, "description": about, "priority": 0});
     let (name, age) = if custom {
@@ -127,7 +127,7 @@ fn row(scale: &Object, now: i64) -> Vec<Value> {
 }
 
 async fn write(request: Request, resource: Arc<Resource>) -> Answer {
-    // A client that cannot be answered must not have changed anything.
+    // Parsed first: a request whose response cannot be served must not change anything.
     let output = read::output(&request, &resource)?;
     let media = media::content_type(&request.parts.headers);
     let is_patch = request.info.verb == "patch";
@@ -172,7 +172,7 @@ async fn write(request: Request, resource: Arc<Resource>) -> Answer {
 }
 
 enum Wanted {
-    /// The Scale as it was sent, and what to warn about.
+    /// The Scale as sent, with warnings.
     Whole(Object, Vec<String>),
     Patch(patch::Received),
     Applied(apply::Configuration),
@@ -188,7 +188,7 @@ struct Rescale {
 }
 
 impl Rescale {
-    /// The Scale that the client wants, with whose it is.
+    /// The Scale that the client wants, with managed fields.
     fn scale(&self, current: &Object) -> Result<Object, Status> {
         let schema = convert::SCALE.schema()?;
         let versions = OneVersion {
@@ -228,7 +228,7 @@ impl Rescale {
         Ok(scale)
     }
 
-    /// Upstream cannot make out who set the replicas of a custom resource that nobody owns.
+    /// Upstream fails to apply a Scale to a custom resource without managed fields.
     fn check_convertible(&self, current: &Object) -> Result<(), Status> {
         let is_owned =
             meta::of(current).is_some_and(|metadata| metadata.contains_key("managedFields"));
@@ -240,7 +240,7 @@ impl Rescale {
         ))
     }
 
-    /// A uid in the Scale is a condition, also when a patch put it there.
+    /// A uid in the Scale is a precondition, also if a patch set it.
     fn check_uid(&self, scale: &Object, old: &Object) -> Result<(), Status> {
         let (wanted, uid) = (meta::text(scale, "uid"), meta::text(old, "uid"));
         if wanted.is_empty() || wanted == uid {
@@ -254,7 +254,7 @@ impl Rescale {
         Err(Status::conflict(&self.resource.group, &plural, name, &why))
     }
 
-    /// Where the replicas stand in each version.
+    /// The path of the replicas field in each version.
     fn path(&self, api_version: &str) -> Option<Vec<String>> {
         let resource = self.versions.find(api_version)?;
         Some(match (&resource.definition, resource.scale()) {
@@ -290,7 +290,7 @@ impl Change for Rescale {
         meta::check_name(&scale, meta::text(old, "name"))?;
         let errors = match &paths {
             None => check(&scale),
-            // A custom resource is judged as it is stored.
+            // Custom resources are validated when they are stored.
             Some(_) => Errors::new(),
         };
         if !errors.is_empty() {
@@ -316,7 +316,7 @@ impl Change for Rescale {
             Some(paths) => {
                 let set = paths.spec.set(&mut object, replicas.into());
                 set.map_err(Status::unknown)?;
-                // A path that the schema does not have leads nowhere.
+                // A replicas path that is not in the schema is pruned.
                 if let Some(definition) = &self.resource.definition {
                     let pruned = definition.prune(&mut object, &mut Findings::default());
                     pruned.map_err(Status::unknown)?;
@@ -336,7 +336,7 @@ impl Change for Rescale {
     }
 }
 
-/// What is wrong with a Scale.
+/// Validates a Scale.
 fn check(scale: &Object) -> Errors {
     let mut errors = Errors::new();
     let metadata = scale.get("metadata").unwrap_or(&Value::Null);
@@ -402,12 +402,12 @@ fn scale_of(object: &Object, paths: Option<&ScalePaths>) -> Result<Object, Statu
     ]))
 }
 
-/// The Scale that admission sees in place of an object.
+/// The Scale that admission sees instead of the object.
 pub(crate) fn scale_for_admission(resource: &Resource, object: &Object) -> Result<Object, Status> {
     scale_of(object, resource.scale().as_ref())
 }
 
-/// Gives an object the replicas that admission left in its Scale.
+/// Sets the replicas of the admitted Scale on the object.
 pub(crate) fn set_admitted_replicas(
     resource: &Resource,
     object: &mut Object,
@@ -445,7 +445,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_table_shows_what_is_wanted_and_what_there_is() {
+    fn a_scale_table_shows_desired_and_current_replicas() {
         let object = json!({"metadata": {"name": "a", "creationTimestamp": "1970-01-01T00:00:00Z"},
             "spec": {"replicas": 3, "selector": {}}, "status": {"replicas": 2}});
         let scale = scale_of(object.as_object().unwrap(), None).unwrap();

@@ -1,4 +1,4 @@
-//! `serviceaccounts/token`, and the documents with which others check such tokens.
+//! `serviceaccounts/token`, and the OIDC discovery documents for verifying such tokens.
 
 use std::{sync::Arc, time::Duration};
 
@@ -23,9 +23,7 @@ use crate::{
 const SHORTEST: i64 = 600;
 const USUAL: i64 = 3600;
 
-/// `/.well-known/openid-configuration` and `/openid/v1/jwks`.
-///
-/// Whoever checks tokens may keep them for a while.
+/// Serves `/.well-known/openid-configuration` and `/openid/v1/jwks`. Both may be cached.
 pub(crate) fn openid(request: &Request, path: &str) -> Option<Answer> {
     let issuer = request.core.config.tokens.as_ref()?;
     let (media, body) = match path {
@@ -44,7 +42,7 @@ pub(crate) fn openid(request: &Request, path: &str) -> Option<Answer> {
     }))
 }
 
-/// Whoever names the account's uid means that account and not a later one of the same name.
+/// A uid in the TokenRequest is a precondition on the account.
 fn check_uid(asked: &Value, account: &Object, name: &str) -> Result<(), Status> {
     let wanted = asked["metadata"]["uid"].as_str().unwrap_or_default();
     let uid = meta::text(account, "uid");
@@ -62,7 +60,7 @@ fn check_uid(asked: &Value, account: &Object, name: &str) -> Result<(), Status> 
     ))
 }
 
-/// Makes a token for a service account.
+/// Issues a token for a service account.
 pub(crate) async fn request(request: Request, resource: Arc<Resource>) -> Answer {
     let options = WriteOptions::parse(&request, Verb::Create)?;
     let media = media::Body::of(&request.parts.headers)?;
@@ -78,7 +76,7 @@ pub(crate) async fn request(request: Request, resource: Arc<Resource>) -> Answer
     Ok(respond::warn(response, &warnings))
 }
 
-/// The account that is named in the body, too, is the one of the path.
+/// The account named in the body must be the one of the path.
 fn check_place(write: &Write, asked: &mut Object) -> Result<(), Status> {
     write.ensure_namespace_matches(asked)?;
     let name = meta::text(asked, "name");
@@ -151,7 +149,8 @@ async fn issue(
     Ok(answer)
 }
 
-/// The metadata of the answer: those that were sent, with the account's place and whose the fields are.
+/// The metadata of the response: as sent, with the account's name and namespace, and managed
+/// fields.
 fn metadata(request: &Request, write: &Write, asked: Value, uid: &str, seconds: i64) -> Value {
     let now = meta::time(request.core.config.clock.now());
     let mut asked = asked.as_object().cloned().unwrap_or_default();
@@ -175,7 +174,7 @@ fn metadata(request: &Request, write: &Write, asked: Value, uid: &str, seconds: 
     asked.shift_remove("metadata").unwrap_or_default()
 }
 
-/// A token is asked for, not stored: plugins may refuse it, and what they change is of no use.
+/// Admits the TokenRequest. It is not stored, so changes by plugins are discarded.
 async fn admit(write: &Write, asked: &Value) -> Result<(), Status> {
     let mut object = asked.as_object().cloned().unwrap_or_default();
     let version = "authentication.k8s.io/v1";
@@ -193,7 +192,7 @@ fn seconds(asked: &Value) -> Result<i64, Status> {
     Err(refuse("", Error::invalid(&path, seconds, why)))
 }
 
-/// What a token is bound to.
+/// The object that a token is bound to.
 struct Bound {
     kind: String,
     name: String,

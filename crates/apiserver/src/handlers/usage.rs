@@ -1,4 +1,4 @@
-//! `metrics.k8s.io`: the usage of nodes and pods that exist, made from samples for each answer.
+//! `metrics.k8s.io`: the usage of existing nodes and pods, computed from samples for each request.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::{
     selection::Selection,
 };
 
-/// Usage of one node or pod, or of all that are selected. What has no usage yet is left out.
+/// Usage of one node or pod, or of all selected ones. Objects without samples are left out.
 pub(super) async fn serve(request: Request, resource: Arc<Resource>) -> Answer {
     let output = read::output(&request, &resource)?;
     let (namespace, name) = request.info.place();
@@ -36,7 +36,7 @@ pub(super) async fn serve(request: Request, resource: Arc<Resource>) -> Answer {
     Ok(pieces::respond(output, page))
 }
 
-/// The refusal for a node or pod that exists and has no usage.
+/// The error for a node or pod that exists but has no usage yet.
 fn unknown(resource: &Resource, found: &Stored) -> Status {
     let header = &found.header;
     let name = match resource.namespaced() {

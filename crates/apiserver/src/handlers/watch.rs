@@ -1,5 +1,5 @@
-//! Watch: a stream of shared bytes, turned to the client's selection by headers. A watcher that
-//! does not keep up is cut by the store and told 410.
+//! Watch: a stream of bytes shared between watchers, filtered by the stored objects' headers. The
+//! store ends a watch that does not keep up, and the client gets 410.
 
 pub(super) mod sink;
 
@@ -41,10 +41,10 @@ use crate::{
 };
 use flowcontrol::Seat;
 
-/// How often a quiet watch says how far it is.
+/// The bookmark interval of a quiet watch.
 const BOOKMARK_EVERY: Duration = Duration::from_secs(60);
 
-/// The forms that can be sent event by event.
+/// Media types that can be streamed.
 const STREAMS: &[&str] = &[
     "application/json;stream=watch",
     "application/vnd.kubernetes.protobuf;stream=watch",
@@ -53,18 +53,18 @@ const STREAM: &str = "application/vnd.kubernetes.protobuf;stream=watch";
 
 /// Where a watch starts.
 enum Start {
-    /// With everything that stands, at least as fresh as this.
+    /// With the existing objects, at least as fresh as this.
     State(Freshness),
-    /// With changes after a revision.
+    /// With events after a revision.
     After(Revision),
-    /// With changes from now on.
+    /// With events from now on.
     Now,
 }
 
 struct Options {
     start: Start,
     bookmarks: bool,
-    /// Whether the end of the initial state is marked.
+    /// Whether a bookmark marks the end of the initial events.
     mark: bool,
     lasts: Duration,
 }
@@ -91,7 +91,7 @@ impl Options {
         let timeout = timeout.transpose().map_err(Status::bad_request)?;
         let lasts = match timeout.map(u64::try_from) {
             Some(Ok(seconds)) if seconds > 0 => Duration::from_secs(seconds),
-            // Spread, so that watches that began together do not all come back together.
+            // Randomized, so that watches that began together do not reconnect together.
             _ => at_least.mul_f64(rand::rng().random_range(1.0..2.0)),
         };
         let bookmarks = query.flag("allowWatchBookmarks");
@@ -104,7 +104,7 @@ impl Options {
     }
 }
 
-/// Refuses combinations that make no sense for a watch.
+/// Rejects invalid combinations of watch parameters.
 fn check(query: &Query) -> Result<(), Status> {
     let mut errors = field::Errors::new();
     let path = field::Path::new("resourceVersionMatch");
@@ -128,7 +128,7 @@ fn check(query: &Query) -> Result<(), Status> {
             ));
         }
     }
-    // A watch from nowhere is one from the state as it is, which says how it matches.
+    // A watch without a resourceVersion starts from the current state.
     let from_state = matches!(query.get("resourceVersion"), None | Some("" | "0"));
     if query.filled("continue").is_some() && (matching.is_some() || (!initial && from_state)) {
         let why = "resourceVersionMatch is forbidden when continue is provided";
@@ -140,7 +140,7 @@ fn check(query: &Query) -> Result<(), Status> {
     Err(Status::invalid("meta.k8s.io", "ListOptions", "", &errors))
 }
 
-/// Streams changes until the client, the time or the server ends it.
+/// Streams events until the client, the timeout or the server ends the watch.
 pub(crate) async fn watch(mut request: Request, resource: Arc<Resource>) -> Answer {
     let output = read::output(&request, &resource)?;
     if output.wanted.encoding == Encoding::Yaml {
@@ -166,7 +166,7 @@ pub(crate) async fn watch(mut request: Request, resource: Arc<Resource>) -> Answ
     Ok(streaming(media, stream.map(Ok)))
 }
 
-/// The stream of events. Once the request itself is right, what goes wrong is told as an event.
+/// The stream of events. Once the parameters are valid, errors are sent as events.
 async fn begin<S: Sink + 'static>(
     request: &Request,
     output: &Output,
@@ -207,7 +207,7 @@ fn over_websocket(
     }
 }
 
-/// The events of a burst one by one; a frame's length is left out, a line's end is kept.
+/// The single events of a burst, without a frame's length but with the newline of a JSON line.
 fn split(mut burst: Bytes, framed: bool) -> impl Iterator<Item = Bytes> + Send {
     std::iter::from_fn(move || {
         if burst.is_empty() {
@@ -236,30 +236,30 @@ struct Watcher<S> {
     sink: PhantomData<fn() -> S>,
     selection: Selection,
     initial: std::vec::IntoIter<Arc<Stored>>,
-    /// Kept until all of that is sent.
+    /// Held until the initial events are sent.
     seat: Option<Seat>,
     _counted: Counted,
     mark: bool,
     events: store::Watch<Stored>,
-    /// Why events end that have to be converted.
+    /// Why the conversion of events failed.
     unconverted: Option<Unconverted>,
-    /// Everything up to here has been sent.
+    /// All events up to this revision have been sent.
     reached: Revision,
     bookmarks: bool,
-    /// What the last bookmark or event told.
+    /// The revision of the last bookmark or event sent.
     told: Revision,
     next_bookmark: Pin<Box<Sleep>>,
     ends: Pin<Box<Sleep>>,
     stopped: Stopped,
-    /// Whether it is somebody else's turn.
+    /// Whether the stream yields to other tasks.
     rests: bool,
     over: bool,
 }
 
-/// Guards why a conversion failed.
+/// Guards the error of a failed conversion.
 type Unconverted = Arc<Mutex<Option<Status>>>;
 
-/// Events whose objects are converted; they end where that fails.
+/// Events with converted objects; they end at the first failure.
 fn converted(
     events: store::Watch<Stored>,
     resource: Arc<Resource>,
@@ -319,7 +319,7 @@ async fn convert_item(
     })
 }
 
-/// One more that watches, until it is dropped.
+/// Counts one watcher until dropped.
 struct Counted(Arc<AtomicUsize>);
 
 impl Counted {
@@ -396,7 +396,7 @@ impl<S: Sink> Watcher<S> {
         })
     }
 
-    /// Objects that stood at the start, then their end mark.
+    /// The next initial events, and the bookmark that ends them.
     fn next_initial(&mut self) -> Option<S::Burst> {
         let mut out = S::default();
         while !out.is_full() {
@@ -411,7 +411,7 @@ impl<S: Sink> Watcher<S> {
         out.burst()
     }
 
-    /// What has happened and is not sent yet.
+    /// Events that occurred and are not sent yet.
     fn next_events(&mut self, context: &mut Context<'_>) -> Option<S::Burst> {
         let mut out = S::default();
         while !self.over && !out.is_full() {
@@ -423,7 +423,7 @@ impl<S: Sink> Watcher<S> {
         out.burst()
     }
 
-    /// How far the watch is, if the client wants to know and does not.
+    /// A bookmark, if the client wants them and has not got this revision.
     fn news(&mut self) -> Option<S::Burst> {
         let mut out = S::default();
         if self.bookmarks && self.reached > self.told {
@@ -460,7 +460,7 @@ impl<S: Sink> Watcher<S> {
         }
     }
 
-    /// An event as this client's selection sees it.
+    /// Writes an event as this client's selectors see it.
     fn turn(&mut self, event: &Event<Stored>, out: &mut S) {
         let seen = |entry: &Option<store::Entry<Stored>>| {
             entry
@@ -482,14 +482,14 @@ impl<S: Sink> Watcher<S> {
 impl<S: Sink> Stream for Watcher<S> {
     type Item = S::Burst;
 
-    /// What to send next; `None` ends the watch.
+    /// The next bytes to send; `None` ends the watch.
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<S::Burst>> {
         let this = &mut *self;
         if Pin::new(&mut this.stopped).poll(context).is_ready() {
             return Poll::Ready(None);
         }
         if std::mem::take(&mut this.rests) {
-            // What stands can be much; behind each part of it, it is everybody else's turn.
+            // The initial events can be many; yield to other tasks after each part.
             context.waker().wake_by_ref();
             return Poll::Pending;
         }

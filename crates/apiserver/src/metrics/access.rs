@@ -1,4 +1,4 @@
-//! Who was let in: authentication and authorization by their results.
+//! Metrics of authentication and authorization by result.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ const DURATIONS: [f64; 15] = [
     0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1.024, 2.048, 4.096,
     8.192, 16.384,
 ];
-/// Upstream's buckets for what is left of a certificate's life, in seconds.
+/// Upstream's buckets for the remaining lifetime of client certificates, in seconds.
 const EXPIRY: [f64; 14] = [
     0.0,
     1800.0,
@@ -30,7 +30,7 @@ const EXPIRY: [f64; 14] = [
     15_552_000.0,
     31_104_000.0,
 ];
-/// Users that are counted by name; all others are one.
+/// Users counted by name; all others are counted together.
 const NAMED: [&str; 3] = ["admin", "client", "kube_proxy"];
 const OTHER: &str = "other";
 
@@ -44,17 +44,17 @@ struct Username {
     username: &'static str,
 }
 
-/// How an attempt to be known ended.
+/// The result of an authentication.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Known {
     Success,
-    /// Nothing was shown by which anybody is known.
+    /// No credentials were presented.
     Failure,
-    /// What was shown is wrong.
+    /// The credentials are invalid.
     Error,
 }
 
-/// What an authorizer said.
+/// The decision of an authorizer.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Decided {
     Allow,
@@ -62,7 +62,7 @@ pub(crate) enum Decided {
     NoOpinion,
 }
 
-/// Counts of one result; they are found once, and every request uses them.
+/// The metrics of one result, looked up once and used by every request.
 #[derive(Clone)]
 struct Counts {
     attempts: Counter,
@@ -149,7 +149,7 @@ impl Access {
         }
     }
 
-    /// Somebody was known or not; `user` is who.
+    /// Counts an authentication; `user` is the authenticated name.
     pub(crate) fn authenticated(&self, result: Known, user: &str, took: Duration) {
         let counts = &self.authentication[result as usize];
         counts.attempts.inc();
@@ -166,7 +166,7 @@ impl Access {
         counts.durations.observe(took.as_secs_f64());
     }
 
-    /// A certificate was shown that holds so many more seconds.
+    /// Records the remaining lifetime of a client certificate, in seconds.
     pub(crate) fn certificate(&self, left: f64) {
         self.expiry.observe(left);
     }

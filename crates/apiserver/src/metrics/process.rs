@@ -1,11 +1,11 @@
-//! What the kernel knows of this process, under the names that Prometheus' clients use.
+//! Metrics of this process from the kernel, with the names of Prometheus' client libraries.
 
 use std::fs;
 
 /// The kernel counts processor time in hundredths of a second, on every platform we run on.
 const TICKS: f64 = 100.0;
 
-/// Appends the figures; those that cannot be read are left out.
+/// Appends the metrics; those that cannot be read are left out.
 pub(super) fn write(out: &mut String) {
     let mut put = |name: &str, kind: &str, about: &str, value: Option<f64>| {
         if let Some(value) = value {
@@ -13,7 +13,7 @@ pub(super) fn write(out: &mut String) {
         }
     };
     let fields = fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    // The name of the process may hold spaces; it ends with the last bracket.
+    // The process name may contain spaces; it ends with the last parenthesis.
     let fields = fields.rsplit_once(") ").map_or("", |(_, fields)| fields);
     let fields: Vec<f64> = fields
         .split(' ')
@@ -41,7 +41,7 @@ pub(super) fn write(out: &mut String) {
     put("process_start_time_seconds", "gauge", about, start);
 }
 
-/// Memory in use, in bytes.
+/// Resident memory in bytes.
 fn resident() -> Option<f64> {
     let status = fs::read_to_string("/proc/self/status").ok()?;
     let line = status
@@ -60,7 +60,7 @@ fn most_files() -> Option<f64> {
     line.split_whitespace().next()?.parse().ok()
 }
 
-/// When the machine began, in seconds since the epoch.
+/// The boot time, in seconds since the epoch.
 fn booted() -> Option<f64> {
     let stat = fs::read_to_string("/proc/stat").ok()?;
     let line = stat.lines().find_map(|line| line.strip_prefix("btime "))?;

@@ -1,4 +1,4 @@
-//! What a request is, from its path and query: how it is counted and whether it may last.
+//! Classifies a request by its path and query: its metric labels, and whether it is long-running.
 
 use http::{HeaderMap, header};
 
@@ -18,7 +18,8 @@ fn verb_label(verb: &'static str) -> &'static str {
     }
 }
 
-/// What a request is counted as. Names that nothing serves are not kept.
+/// The metric labels of a request. Names that are not served are left out, to bound the number of
+/// series.
 pub(super) fn about(info: &RequestInfo, resource: Option<&Resource>) -> About {
     let mut about = About {
         verb: verb_label(info.verb),
@@ -53,8 +54,8 @@ pub(super) fn is_long_running(info: &RequestInfo, query: &Query) -> bool {
     }
 }
 
-/// Whether a request opens a stream into a pod with GET, as WebSockets do: by itself, or at a kubelet behind its node's
-/// proxy.
+/// Whether a request opens a stream into a pod by GET, as WebSockets do: on the pod itself, or on a
+/// kubelet through its node's proxy.
 pub(super) fn opens_stream_by_get(info: &RequestInfo, headers: &HeaderMap) -> bool {
     info.verb == "get"
         && info.resource.as_ref().is_some_and(|subject| {

@@ -1,4 +1,4 @@
-//! Reads a request once: what it is about, which resource serves it, how it will be counted and answered.
+//! Parses a request once: request info, resource, metric labels, form of the response.
 
 use std::{
     net::SocketAddr,
@@ -32,26 +32,27 @@ use crate::{
 
 pub(crate) type RequestBody = UnsyncBoxBody<Bytes, BodyError>;
 
-/// One request as it came, without its body.
+/// One request as received, without its body.
 pub(super) struct Arrival {
     pub(super) parts: Parts,
     pub(super) query: Query,
     pub(super) info: RequestInfo,
-    /// What serves its path, if anything does.
+    /// The resource of its path, if served here.
     pub(super) resource: Option<Arc<Resource>>,
-    /// The API server that serves its path, if it is another one.
+    /// The aggregated API server of its path, if any.
     pub(super) backend: Option<Arc<Backend>>,
     pub(super) caller: Caller,
-    /// Where the user is known to be.
+    /// The address that the user is known to be at.
     pub(super) peer: Option<Peer>,
-    /// What its writes must find unchanged, if a leader writes.
+    /// The lease fence of its writes, if the caller is a leader.
     pub(super) fence: Option<Arc<Fence>>,
     pub(super) is_long_running: bool,
     pub(super) audit_id: HeaderValue,
     pub(super) begun: Instant,
 }
 
-/// What the answer's stages need to know of the request. It outlives the request's own stages, also when they panic.
+/// What the response stages need of the request. It outlives the request's own stages, also when
+/// they panic.
 pub(super) struct Exchange {
     pub(super) core: Arc<Core>,
     pub(super) connection: Option<Arc<Connection>>,
@@ -62,23 +63,23 @@ pub(super) struct Exchange {
     /// Counts the request as in flight.
     pub(super) in_flight: Option<Counted>,
     pub(super) audit_id: HeaderValue,
-    /// What is written down of it, if anything.
+    /// Its audit record, if any.
     pub(super) ticket: Option<Arc<Ticket>>,
-    /// Where flow control put it.
+    /// Its flow schema and priority level.
     pub(super) flow: Option<Flow>,
     /// How long it waited for a seat.
     pub(super) waited: Duration,
     pub(super) deprecation: Option<String>,
     pub(super) ignored_token: Option<&'static str>,
     accept: Option<HeaderValue>,
-    /// The refusal that the answer is made of, if it is one.
+    /// The error that the response was made from, if any.
     pub(super) refusal: Option<Status>,
     pub(super) indents: bool,
     pub(super) compresses: bool,
     pub(super) pace: Pace,
 }
 
-/// Reads a request that keeps to the rules of HTTP.
+/// Parses a request that passed [`http_rules`](super::http_rules).
 pub(super) fn read(core: Arc<Core>, parts: Parts, caller: Caller) -> (Arrival, Exchange) {
     let begun = Instant::now();
     let query = Query::parse(parts.uri.query().unwrap_or_default());
@@ -149,7 +150,7 @@ impl Arrival {
 }
 
 impl Exchange {
-    /// The answer of a request that is refused, in the encoding that the client accepts.
+    /// The response for an error, in an encoding that the client accepts.
     pub(super) fn refuse(&mut self, status: Status) -> Response<Body> {
         let encoding = media::of_status(self.accept.as_ref());
         self.indents |= encoding.is_none();

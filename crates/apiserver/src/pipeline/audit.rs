@@ -46,7 +46,8 @@ pub(super) fn record_response(exchange: &mut Exchange, response: &mut Response<B
     ticket.answered(response.status().as_u16(), exchange.refusal.as_ref());
 }
 
-/// Records the answer's body where it is one piece of JSON and the handler has not recorded the object itself.
+/// Records the response's body if it is one piece of JSON and the handler has not recorded the
+/// object itself.
 fn note_body(ticket: &Ticket, response: &Response<Body>) {
     let json = response.headers().get(header::CONTENT_TYPE);
     let json = json.is_some_and(|media| media.as_bytes() == respond::JSON.as_bytes());

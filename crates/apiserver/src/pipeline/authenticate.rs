@@ -40,7 +40,7 @@ pub(super) async fn authenticate(
     known.inspect_err(|status| audit::unauthenticated(arrival, exchange, status))
 }
 
-/// The user, if nothing has to be read or computed for it.
+/// The user, if it is known without reading or verifying anything.
 fn known(core: &Core, parts: &Parts, caller: &Caller) -> Option<Arc<User>> {
     let connection = match caller {
         Caller::Known(known) => return Some(known.user.clone()),
@@ -55,7 +55,7 @@ fn known(core: &Core, parts: &Parts, caller: &Caller) -> Option<Arc<User>> {
     authenticators.find_map(|authenticator| authenticator.at_once(&credentials))
 }
 
-/// Asks the authenticators in order. Boxed, so that the compiler need not prove more about lifetimes than it can.
+/// Asks the authenticators in order. Boxed: the compiler cannot prove the lifetimes otherwise.
 fn ask<'a>(
     core: &'a Core,
     parts: &'a Parts,
@@ -100,7 +100,7 @@ fn ask<'a>(
     })
 }
 
-/// Counts what is left of a certificate's life.
+/// Records the remaining lifetime of a certificate.
 fn count_expiry(core: &Core, certificates: &[CertificateDer<'_>], now: Timestamp) {
     let first = certificates.first();
     let parsed = first.and_then(|der| x509_parser::parse_x509_certificate(der).ok());

@@ -1,4 +1,4 @@
-//! Authorization: asks whether the user may do what the request asks for.
+//! Authorization: whether the user may perform the request.
 
 use admission::AuditTrail;
 use std::time::Instant;
@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{RequestInfo, User, audit::Ticket, metrics::Decided, query::Query, user};
 
-/// Refuses what the user may not do.
+/// 403 for what the user may not do.
 pub(super) async fn authorize(
     arrival: &Arrival,
     user: &User,
@@ -23,7 +23,7 @@ pub(super) async fn authorize(
     let ticket = exchange.ticket.as_deref();
     decide(&exchange.core, user, info, query, ticket).await?;
     if opens_stream_by_get(info, &arrival.parts.headers) {
-        // A WebSocket begins with GET, but exec and attach do more than read.
+        // WebSockets start with GET, but exec and attach also require `create`.
         let create = RequestInfo {
             verb: "create",
             ..info.clone()

@@ -1,4 +1,4 @@
-//! How the caller of a request is known: as a part of this process, or by its connection.
+//! The caller of a request: a component of this process, or a client connection.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -17,26 +17,26 @@ use crate::{User, admission::Peer, metrics::Recent, receiving::Sender, write::Fe
 /// verifying it costs more than many a request.
 const VERIFIED_FOR: SignedDuration = SignedDuration::from_secs(10);
 
-/// How the caller is known.
+/// The caller of a request.
 pub(crate) enum Caller {
-    /// By the part of this process that connects it.
+    /// A component of this process.
     Known(Known),
-    /// By what comes with the connection and the request.
+    /// A client, authenticated by its connection or its headers.
     Connection(Arc<Connection>),
 }
 
-/// A part of this process.
+/// A component of this process.
 #[derive(Clone)]
 pub(crate) struct Known {
     pub(crate) user: Arc<User>,
     /// The address of its node, if it is a kubelet.
     pub(crate) node_address: Option<IpAddr>,
-    /// What its writes must find unchanged, if it is a leader.
+    /// The lease fence of its writes, if it is a leader.
     pub(crate) fence: Option<Arc<Fence>>,
 }
 
 impl Caller {
-    /// What the caller's writes must find unchanged.
+    /// The lease fence of the caller's writes.
     pub(super) fn fence(&self) -> Option<Arc<Fence>> {
         match self {
             Self::Known(known) => known.fence.clone(),
@@ -44,8 +44,8 @@ impl Caller {
         }
     }
 
-    /// Where the user is, as far as the server knows it by itself: at the other end of a connection that shows the
-    /// user's own certificate, or in this process.
+    /// The user's address, as far as the server can vouch for it: the peer of a connection that is
+    /// authenticated by the user's own certificate, or this process.
     pub(super) fn peer(&self, headers: &HeaderMap) -> Option<Peer> {
         match self {
             Self::Known(known) => known.node_address.map(Peer::InProcess),
@@ -57,15 +57,15 @@ impl Caller {
     }
 }
 
-/// What is known of a connection from its TLS handshake.
+/// A connection after its TLS handshake.
 pub(crate) struct Connection {
     pub(crate) remote: SocketAddr,
     pub(crate) certificates: Vec<CertificateDer<'static>>,
     /// Guards the certificate's user, and when it was verified.
     verified: Mutex<Option<(Timestamp, Arc<User>)>>,
-    /// What it sends.
+    /// The receive limits of its peer.
     pub(crate) sender: Arc<Sender>,
-    /// What the connection counted last.
+    /// The metrics that the connection used last.
     pub(super) counted: Recent,
 }
 
@@ -80,7 +80,7 @@ impl Connection {
         }
     }
 
-    /// What comes with a request on this connection.
+    /// The credentials of a request on this connection.
     pub(super) fn credentials<'a>(&'a self, headers: &'a HeaderMap) -> Credentials<'a> {
         Credentials {
             headers,
@@ -89,7 +89,7 @@ impl Connection {
         }
     }
 
-    /// The certificate's user, if it was verified a moment ago.
+    /// The certificate's user, if it was verified recently.
     pub(super) fn verified_user(&self, now: Timestamp) -> Option<Arc<User>> {
         let verified = self.verified.lock();
         let (at, user) = verified.as_ref()?;
@@ -97,13 +97,13 @@ impl Connection {
         (!age.is_negative() && age < VERIFIED_FOR).then(|| user.clone())
     }
 
-    /// Keeps the user that the certificate was verified for.
+    /// Caches the user of the verified certificate.
     pub(super) fn remember(&self, now: Timestamp, user: Arc<User>) {
         *self.verified.lock() = Some((now, user));
     }
 }
 
-/// Whether nothing but the connection's certificate can say who the caller is.
+/// Whether the connection's certificate is the only credential.
 pub(super) fn shows_certificate_alone(credentials: &Credentials<'_>) -> bool {
     let headers = [
         header::AUTHORIZATION.as_str(),

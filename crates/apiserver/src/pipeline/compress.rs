@@ -1,4 +1,4 @@
-//! Compressed answers, for clients that are far enough away to gain from it.
+//! Compression of responses, for clients remote enough to gain from it.
 
 use std::{io::Write, sync::Arc};
 
@@ -13,14 +13,14 @@ use request::BodyError;
 use super::{Caller, arrival::Exchange};
 use crate::{Body, sending::Budget};
 
-/// Smaller answers are sent as they are.
+/// Smaller responses are not compressed.
 const SMALLEST: u64 = 128 * 1024;
 
-/// What a compressor keeps of its answer.
+/// Approximate memory of a compressor.
 const STATE: usize = 256 * 1024;
 
-/// Whether this client wants and gains from compressed answers: on the same machine compressing
-/// costs more than sending.
+/// Whether this client accepts and gains from compression: on the same machine compressing costs
+/// more than sending.
 pub(super) fn wanted(headers: &HeaderMap, caller: &Caller) -> bool {
     let Caller::Connection(connection) = caller else {
         return false;
@@ -45,7 +45,7 @@ pub(super) fn stage(exchange: &mut Exchange, response: &mut Response<Body>) {
     }
 }
 
-/// Compresses an answer that is large enough.
+/// Compresses a response that is large enough.
 fn apply(response: Response<Body>, budget: &Arc<Budget>) -> Response<Body> {
     use http_body::Body as _;
     let small = response
@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn large_answers_come_back_whole() {
+    async fn large_compressed_responses_are_complete() {
         let text = "all work and no play ".repeat(20_000);
         let budget = Budget::new(1 << 20, std::time::Duration::from_secs(1));
         let response = apply(Response::new(Body::whole(text.clone())), &budget);

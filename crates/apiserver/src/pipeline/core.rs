@@ -1,4 +1,4 @@
-//! What all requests share, built once from the configuration.
+//! The state that all requests share, built once from the configuration.
 
 use std::{
     net::SocketAddr,
@@ -29,7 +29,7 @@ use crate::{
     write::KeyQueues,
 };
 
-/// What all requests share.
+/// The state that all requests share.
 pub(crate) struct Core {
     pub(crate) config: Config,
     pub(crate) store: Store,
@@ -48,22 +48,22 @@ pub(crate) struct Core {
     pub(crate) discovery: discovery::Made,
     pub(crate) audit: Option<Audit>,
     pub(crate) metrics: Metrics,
-    /// What nodes and pods use.
+    /// Usage samples of nodes and pods.
     pub(crate) usage: Arc<metrics_api::Samples>,
-    /// Says why pods wait for a node, once a scheduler is connected.
+    /// Diagnoses of unschedulable pods, once a scheduler is connected.
     pub(crate) diagnoses: OnceLock<Arc<dyn Diagnose>>,
     pub(crate) tasks: Tasks,
-    /// The port that the server listens on, once it does.
+    /// The port that the server listens on, once known.
     pub(crate) port: OnceLock<u16>,
-    /// Where others reach the server now.
+    /// The address at which clients reach the server now.
     pub(crate) advertised: watch::Sender<SocketAddr>,
-    /// Which parts of the start-up are done.
+    /// Which parts of the startup are done.
     pub(crate) started: Started,
-    /// Bounds the bytes of answers that clients have not read yet.
+    /// Bounds the response bytes that clients have not read yet.
     pub(crate) sending: Arc<Budget>,
-    /// Bounds what is read of unauthenticated clients.
+    /// Bounds the bytes buffered from unauthenticated clients.
     pub(crate) read_ahead: ReadAhead,
-    /// Bounds how much of the processors heavy requests have.
+    /// Bounds the processor share of heavy requests.
     pub(crate) slots: Slots,
 }
 
@@ -79,7 +79,7 @@ pub(crate) struct Access {
     pub(crate) rbac: Rbac,
 }
 
-/// What goes on when a request's own future has ended.
+/// Tasks that outlive their request's future.
 #[derive(Default)]
 pub(crate) struct Tasks {
     /// Writes in progress; they end even when their client is gone, and shutdown waits for them.
@@ -93,7 +93,7 @@ pub(crate) struct Tasks {
 }
 
 impl Core {
-    /// Where others reach the server now.
+    /// The address at which clients reach the server now.
     pub(crate) fn advertise(&self) -> SocketAddr {
         *self.advertised.borrow()
     }

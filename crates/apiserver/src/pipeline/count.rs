@@ -1,4 +1,4 @@
-//! Response stage: counts the answer in the server's metrics.
+//! Response stage: counts the response in the server's metrics.
 
 use http::Response;
 

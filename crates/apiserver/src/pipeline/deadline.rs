@@ -1,4 +1,4 @@
-//! The deadline of a request: what its `timeout` parameter asks for, at most the server's own.
+//! The deadline of a request: its `timeout` parameter, bounded by the server's limit.
 
 use std::time::Duration;
 

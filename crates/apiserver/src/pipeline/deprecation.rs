@@ -1,11 +1,11 @@
-//! Response stage: warns users of deprecated kinds, and counts that they are used.
+//! Response stage: warns of deprecated kinds, and counts their use.
 
 use http::Response;
 
 use super::arrival::Exchange;
 use crate::{Body, respond};
 
-/// Warns callers who may use the kind.
+/// Adds the warning, unless the request was unauthenticated or forbidden.
 pub(super) fn warn(exchange: &mut Exchange, response: &mut Response<Body>) {
     if let Some(warning) = &exchange.deprecation
         && !matches!(response.status().as_u16(), 401 | 403)

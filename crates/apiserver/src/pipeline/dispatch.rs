@@ -1,4 +1,4 @@
-//! Hands a request to its handler, and ends it when its deadline has passed.
+//! Passes a request to its handler, and ends it at its deadline.
 
 use std::{
     sync::Arc,
@@ -27,33 +27,34 @@ use crate::{
     write::Fence,
 };
 
-/// One request whose user is known and allowed.
+/// One authorized request.
 pub(crate) struct Request {
     pub(crate) core: Arc<Core>,
     pub(crate) user: Arc<User>,
-    /// Where the user is known to be.
+    /// The address that the user is known to be at.
     pub(crate) peer: Option<Peer>,
-    /// What its writes must find unchanged, if a leader writes.
+    /// The lease fence of its writes, if the caller is a leader.
     pub(crate) fence: Option<Arc<Fence>>,
     pub(crate) info: RequestInfo,
-    /// What serves its path, if anything does.
+    /// The resource of its path, if served here.
     pub(crate) resource: Option<Arc<Resource>>,
-    /// The API server that serves its path, if it is another one.
+    /// The aggregated API server of its path, if any.
     pub(crate) backend: Option<Arc<Backend>>,
     pub(crate) query: Query,
     pub(crate) parts: Parts,
-    /// What is written down of it, if anything.
+    /// Its audit record, if any.
     pub(crate) audit: Option<Arc<Ticket>>,
-    /// When it has to be answered, unless it is long-running.
+    /// Its deadline; `None` if it is long-running.
     pub(crate) deadline: Option<Instant>,
     /// Guards the body until a handler takes it; a body can be sent but not shared.
     body: Mutex<Option<RequestBody>>,
-    /// Guards the seat of a long-running request until it has begun, and of one that is passed on until it is.
+    /// Guards the seat of a long-running request until it has begun, and of a forwarded request
+    /// until it is sent.
     seat: Mutex<Option<Seat>>,
 }
 
 impl Request {
-    /// The body; empty when it was taken before.
+    /// The body; empty if already taken.
     pub(crate) fn take_body(&self) -> RequestBody {
         let empty = || {
             http_body_util::Empty::new()
@@ -63,7 +64,7 @@ impl Request {
         self.body.lock().take().unwrap_or_else(empty)
     }
 
-    /// Where its admission leaves warnings, annotations and what joins its write.
+    /// Collects its admission's warnings, audit annotations and additional store operations.
     pub(crate) fn effects(&self) -> Effects {
         let audit = self
             .audit
@@ -72,7 +73,7 @@ impl Request {
         Effects::new(audit, self.deadline)
     }
 
-    /// The seat of a request that is long-running or passed on, for the handler that begins it.
+    /// The seat of a long-running or forwarded request; the handler that begins it drops the seat.
     pub(crate) fn take_seat(&self) -> Option<Seat> {
         self.seat.lock().take()
     }
@@ -144,7 +145,7 @@ pub(super) async fn dispatch(
     }
 }
 
-/// A body that is made while it is sent keeps the request's seat until then.
+/// A streamed body keeps the request's seat until it is sent.
 fn keep_seat(mut response: Response<Body>, seat: Option<Seat>) -> Response<Body> {
     if let Some(seat) = seat.filter(|_| response.body().is_stream()) {
         response.body_mut().hold(seat.while_sending());

@@ -1,4 +1,4 @@
-//! Response stage: the headers that every answer carries.
+//! Response stage: the headers that every response carries.
 
 use http::{HeaderValue, Response, header};
 

@@ -1,11 +1,11 @@
-//! Refuses what HTTP itself does not allow, before anything else is read.
+//! Rejects requests that violate HTTP, before anything else is parsed.
 
 use http::{HeaderValue, Method, Response, StatusCode, Version, header, request::Parts};
 
 use super::Caller;
 use crate::{Body, handlers, query, respond};
 
-/// The answer to a malformed request; `None` when it is well-formed.
+/// The response to a malformed request; `None` if it is well-formed.
 pub(super) fn refuse(parts: &Parts, caller: &Caller) -> Option<Response<Body>> {
     let refuse = |code: StatusCode, words: &str| {
         let mut refused = respond::text(code, words.to_owned());

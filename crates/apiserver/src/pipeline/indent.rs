@@ -1,4 +1,4 @@
-//! JSON for people: indented when a client asks for it or is known to show answers as they come.
+//! Indented JSON: when a client asks for it, or is one that shows responses to people.
 
 use bytes::{Bytes, BytesMut};
 use futures::{FutureExt, StreamExt};
@@ -9,8 +9,8 @@ use http_body_util::{BodyExt, BodyStream};
 use super::arrival::Exchange;
 use crate::{Body, query::Query, respond};
 
-/// Whether this answer is for a person: the parameter says so, or the media type, or the client is
-/// one that people look at.
+/// Whether the response is indented: by the `pretty` parameter, the media type, or a user agent
+/// that people read.
 pub(super) fn wanted(path: &str, query: &Query, headers: &HeaderMap) -> bool {
     if !path.starts_with("/api") {
         return false;
@@ -33,7 +33,7 @@ pub(super) fn stage(exchange: &mut Exchange, response: &mut Response<Body>) {
     }
 }
 
-/// Indents an answer in JSON; others stay.
+/// Indents a JSON response; others are unchanged.
 fn apply(response: Response<Body>) -> Response<Body> {
     let is_json = response
         .headers()
@@ -45,7 +45,7 @@ fn apply(response: Response<Body>) -> Response<Body> {
     let (parts, body) = response.into_parts();
     let mut indenter = Indenter::default();
     let body = if body.size_hint().exact().is_some() {
-        // The bytes are here already; there is nothing to wait for.
+        // The body is complete, so this does not wait.
         let bytes = match body.collect().now_or_never() {
             Some(Ok(bytes)) => bytes.to_bytes(),
             _ => Bytes::new(),
@@ -67,18 +67,18 @@ fn apply(response: Response<Body>) -> Response<Body> {
     Response::from_parts(parts, body)
 }
 
-/// Where in a document the last piece ended.
+/// The state between two pieces of a document.
 #[derive(Default)]
 struct Indenter {
     depth: usize,
     in_string: bool,
     escaped: bool,
-    /// A bracket was opened, and nothing has come after it.
+    /// A bracket was opened and nothing has followed it.
     opened: bool,
 }
 
 impl Indenter {
-    /// The next piece of a document, wherever it was cut.
+    /// Indents the next piece of a document, wherever it was split.
     fn indent(&mut self, piece: &[u8]) -> Bytes {
         let mut out = BytesMut::with_capacity(piece.len() + piece.len() / 2);
         for byte in piece.iter().copied() {
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn people_get_lines_and_programs_do_not() {
+    fn json_is_indented_for_browsers_and_curl_only() {
         let ask = |query: &str, agent: &str| {
             let mut headers = HeaderMap::new();
             headers.insert(header::USER_AGENT, agent.parse().unwrap());

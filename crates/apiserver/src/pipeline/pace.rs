@@ -1,4 +1,4 @@
-//! Response stage: how long a body may take to be sent.
+//! Response stage: time limits for sending the body.
 
 use std::time::Instant;
 
@@ -8,7 +8,7 @@ use request::Pace;
 use super::{Core, arrival::Exchange};
 use crate::{Body, RequestInfo};
 
-/// How long the answer to a request may be on its way.
+/// The time limit for sending a request's response.
 pub(super) fn of_request(
     core: &Core,
     info: &RequestInfo,
@@ -28,7 +28,7 @@ pub(super) fn of_request(
     }
 }
 
-/// Applies it to the body, after all stages that replace the body.
+/// Applies the limit to the body, after all stages that replace the body.
 pub(super) fn limit(exchange: &mut Exchange, response: &mut Response<Body>) {
     response.body_mut().set_pace(exchange.pace);
 }

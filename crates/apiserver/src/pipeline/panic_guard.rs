@@ -1,4 +1,4 @@
-//! A panic on the way of a request is a 500 and nothing more.
+//! A panic while serving a request becomes a 500.
 
 use std::{any::Any, future::Future, panic::AssertUnwindSafe};
 
@@ -47,7 +47,7 @@ impl Panicked {
         error!(
             path = self.uri.path(),
             panic = message,
-            "a request panicked"
+            "request handler panicked"
         );
         exchange.core.metrics.panicked();
         if let Some(ticket) = exchange.ticket.take() {

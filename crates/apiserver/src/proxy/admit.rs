@@ -10,11 +10,11 @@ use crate::{
     query::Query,
 };
 
-/// Options that are lists.
+/// Options with several values.
 const LISTS: &[&str] = &["command", "ports"];
 const FLAGS: &[&str] = &["stdin", "stdout", "stderr", "tty"];
 
-/// Lets admission have its say. What it changes of the options holds.
+/// Runs admission. Changed options take effect.
 pub(super) async fn connect(request: &mut Request, resource: &Resource) -> Result<(), Status> {
     let core = request.core.clone();
     let asked = core.admission.iter().any(|plugin| plugin.handles_connect());
@@ -103,7 +103,7 @@ fn options(kind: &str, query: &Query, rest: &str) -> Object {
     options.as_object().cloned().unwrap_or_default()
 }
 
-/// The query that says the same as the options.
+/// The options as a query.
 fn query_of(options: &Object) -> String {
     let mut pairs = Vec::new();
     let mut push = |key: &str, value: String| pairs.push(format!("{key}={}", escape(&value)));
@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn options_are_what_the_query_says_and_back() {
+    fn connect_options_round_trip_through_the_query() {
         let text = "stdin=true&container=c&command=sh&command=-c&command=a%20b%26c";
         let made = options("PodExecOptions", &Query::parse(text), "");
         let expected = json!({"kind": "PodExecOptions", "apiVersion": "v1", "stdin": true,

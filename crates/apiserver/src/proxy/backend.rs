@@ -1,4 +1,4 @@
-//! Connections to kubelets and to what is proxied.
+//! Connections to kubelets and to proxied backends.
 
 use std::{
     future::Future,
@@ -36,7 +36,7 @@ pub(crate) enum Transport {
     Tls(Box<TlsStream<TcpStream>>),
 }
 
-/// Connects, or says why not in the words that clients know.
+/// Connects; errors are worded as upstream's.
 pub(crate) async fn connect(core: &Core, location: &Location) -> Result<Transport, String> {
     let place = super::authority(location);
     let address: IpAddr = location
@@ -51,7 +51,7 @@ pub(crate) async fn connect(core: &Core, location: &Location) -> Result<Transpor
         }
         Err(_) => return Err(format!("dial tcp {place}: i/o timeout")),
     };
-    // A peer that is gone shows with the first write.
+    // If the peer has disconnected, the first write fails.
     let _ = stream.set_nodelay(true);
     let config = match &location.tls {
         None => return Ok(Transport::Plain(stream)),
@@ -81,7 +81,8 @@ pub(crate) async fn connect(core: &Core, location: &Location) -> Result<Transpor
     Ok(Transport::Tls(Box::new(stream)))
 }
 
-/// Whether a verified chain is that of a node's kubelet, as the signer of such certificates names it.
+/// Whether a verified certificate chain is that of the node's kubelet, by the names that the signer
+/// requires.
 fn is_of_node(chain: Option<&[CertificateDer<'_>]>, node: &str) -> bool {
     let first = chain.and_then(|chain| chain.first());
     let parsed = first.and_then(|der| x509_parser::parse_x509_certificate(der).ok());
@@ -92,7 +93,7 @@ fn is_of_node(chain: Option<&[CertificateDer<'_>]>, node: &str) -> bool {
     })
 }
 
-/// An error of the kernel in the words of its manual, without its number.
+/// An OS error's text without its number.
 fn words(error: &std::io::Error) -> String {
     let text = error.to_string();
     let text = text.split(" (os error").next().unwrap_or_default();
@@ -103,7 +104,7 @@ fn words(error: &std::io::Error) -> String {
     }
 }
 
-/// Sends one request; the answer's body drives the connection until it ends.
+/// Sends one request; polling the response's body drives the connection.
 pub(crate) async fn send(request: http::Request<RequestBody>, transport: Transport) -> Answer {
     let failed =
         |error: hyper::Error| Status::service_unavailable(format!("{}: {error}", super::UNREACHED));
@@ -111,7 +112,7 @@ pub(crate) async fn send(request: http::Request<RequestBody>, transport: Transpo
         .await
         .map_err(failed)?;
     let mut connection: Driver = Box::pin(async move {
-        // An end without an answer shows at the request.
+        // If the connection ends without a response, the request fails.
         let _ = connection.await;
     });
     let mut ended = false;
@@ -145,7 +146,7 @@ pub(crate) async fn send(request: http::Request<RequestBody>, transport: Transpo
 
 type Driver = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// A body and the connection it comes over.
+/// A response body with the connection that delivers it.
 struct Driven {
     connection: Option<Driver>,
     body: Incoming,

@@ -1,7 +1,7 @@
-//! Links in proxied pages: those that begin at the target's root begin at the proxy's instead.
-//! Nothing but attribute values is touched, and what is no HTML comes out as it went in.
+//! Links in proxied pages: links to the target's root are rewritten to the proxy's root. Only
+//! attribute values are changed; anything but HTML is returned unchanged.
 
-/// The attributes that hold addresses, by element.
+/// The attributes that hold URLs, by element.
 const LINKS: &[(&str, &[&str])] = &[
     ("a", &["href"]),
     ("applet", &["codebase"]),
@@ -33,7 +33,7 @@ const LINKS: &[(&str, &[&str])] = &[
 /// Elements whose content is text up to their end tag, whatever it looks like.
 const RAW: &[&str] = &["script", "style", "textarea", "title", "xmp"];
 
-/// The page with every link that `through` has another place for leading there.
+/// Rewrites every link for which `through` returns a new URL.
 pub(super) fn rewrite(page: &str, through: impl Fn(&str) -> Option<String>) -> String {
     let mut out = String::with_capacity(page.len() + 256);
     let mut rest = page;
@@ -88,7 +88,7 @@ fn end_of_raw(text: &str, element: &str) -> usize {
     text.len()
 }
 
-/// Copies a tag with its attributes, and says how long it was.
+/// Copies a tag, rewriting its attributes; returns its length.
 fn attributes(
     tag: &str,
     start: usize,
@@ -138,7 +138,7 @@ fn attributes(
     length
 }
 
-/// Where bytes that fit end.
+/// The end of the run of bytes that satisfy `fits`.
 fn span(bytes: &[u8], from: usize, fits: impl Fn(u8) -> bool) -> usize {
     from + span_len(bytes, from, fits)
 }
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn links_from_the_root_lead_through_the_proxy_and_the_rest_stays_as_it_is() {
+    fn root_relative_links_are_rewritten_to_the_proxy() {
         let cases = [
             ("<a href=\"/x\">t</a>", "<a href=\"/proxy/x\">t</a>"),
             ("<A HREF='/x' class=c>", "<A HREF='/proxy/x' class=c>"),

@@ -1,4 +1,4 @@
-//! From a request to the address and path that answers it.
+//! Finds the address and path that a proxied request goes to.
 
 use std::net::IpAddr;
 
@@ -9,10 +9,10 @@ use super::{Location, Trust, log_options};
 use crate::{Resource, ResourceRequest, meta, pipeline::Request};
 
 const KUBELET_PORT: u16 = 10250;
-/// What nodes declare whose kubelet needs no translation of WebSockets.
+/// The declared feature of nodes whose kubelet handles WebSockets itself.
 const WEBSOCKETS: &str = "ExtendWebSocketsToKubelet";
 
-/// Where the request goes; `None` when there is nobody to ask yet and nothing to say.
+/// The target of a request; `None` for the log of a pod that has no node yet.
 pub(crate) async fn locate(
     request: &Request,
     resource: &Resource,
@@ -81,7 +81,7 @@ async fn kubelet(request: &Request, subject: &ResourceRequest) -> Result<Option<
     }
     let location = node_location(request, &node, path).await;
     let location = location.map_err(|status| match status.reason.as_str() {
-        // Who asked for a pod is told of pods.
+        // The request was for a pod, so upstream's error names pods.
         "NotFound" => Status::not_found("", "pods", &node),
         _ => status,
     })?;
@@ -97,7 +97,7 @@ async fn node_location(
     kubelet_location(&node, path_and_query)
 }
 
-/// Where the kubelet of a node answers.
+/// The address of a node's kubelet.
 pub(crate) fn kubelet_location(node: &Object, path_and_query: String) -> Result<Location, Status> {
     let status = node.get("status").cloned().unwrap_or_default();
     let addresses = status["addresses"].as_array().cloned().unwrap_or_default();
@@ -129,7 +129,7 @@ pub(crate) fn kubelet_location(node: &Object, path_and_query: String) -> Result<
     })
 }
 
-/// The container that is meant: named, the only one, or the annotated default.
+/// The container: the named one, the only one, or the annotated default.
 fn container(request: &Request, pod: &Object) -> Result<String, Status> {
     let names = |key: &str| -> Vec<String> {
         let list = pod
@@ -202,7 +202,7 @@ fn log_query(request: &Request) -> String {
     join(given.collect())
 }
 
-/// The kubelet's own names for what a stream carries.
+/// The query of a stream, with the kubelet's parameter names.
 fn stream_query(request: &Request) -> String {
     let mut query: Vec<String> = Vec::new();
     for (ours, theirs) in [
@@ -244,7 +244,7 @@ pub(super) fn escape(text: &str) -> String {
     out
 }
 
-/// What a proxy is asked for: `[scheme:]name[:port]`.
+/// The target of a proxy request: `[scheme:]name[:port]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Target<'a> {
     tls: bool,
@@ -253,7 +253,7 @@ struct Target<'a> {
 }
 
 impl<'a> Target<'a> {
-    /// `kind` is what the target is, for the refusal.
+    /// `kind` is the target's kind, for the error.
     fn parse(given: &'a str, kind: &str) -> Result<Self, Status> {
         let parts: Vec<&str> = given.split(':').collect();
         let (scheme, name, port) = match *parts.as_slice() {
@@ -271,7 +271,7 @@ impl<'a> Target<'a> {
     }
 }
 
-/// The path behind `proxy`, and the query as it came.
+/// The path after `proxy`, with the query.
 fn rest(request: &Request, subject: &ResourceRequest) -> String {
     let tail = tail(request.parts.uri.path(), subject.depth);
     let tail = match tail.strip_prefix('/') {
@@ -285,8 +285,8 @@ fn rest(request: &Request, subject: &ResourceRequest) -> String {
     }
 }
 
-/// What follows the first `depth` parts of a path, with its separator and its escapes. An escaped slash separates, too:
-/// paths are read after unescaping.
+/// The rest of a path after its first `depth` segments, with its leading separator, still escaped.
+/// An escaped slash is a separator, too: paths are parsed after unescaping.
 pub(super) fn tail(path: &str, depth: usize) -> &str {
     let is_separator = |at: usize| {
         let rest = &path.as_bytes()[at..];
@@ -304,7 +304,7 @@ async fn node_proxy(request: &Request, subject: &ResourceRequest) -> Result<Loca
     }
     let port = target.port.parse().ok();
     if let Some(port) = port.filter(|port| *port != location.port) {
-        // What is not the kubelet learns nothing of who we are.
+        // A target other than the kubelet does not get our client certificate.
         location.port = port;
         location.tls = target.tls.then_some(Trust::Anybody);
     }
@@ -336,8 +336,8 @@ async fn pod_proxy(request: &Request, subject: &ResourceRequest) -> Result<Locat
     })
 }
 
-/// Whether an address that an object names is one in the network, and none that leads to the server's
-/// own machine or link, where services trust who reaches them.
+/// Whether an address may be proxied to: not loopback or link-local, where services trust local
+/// callers, nor unspecified, multicast or broadcast.
 fn may_be_proxied(address: &str) -> bool {
     match address
         .parse()
@@ -369,7 +369,7 @@ fn first_port(pod: &Object) -> Option<u16> {
     ports.find_map(|port| u16::try_from(port["containerPort"].as_u64()?).ok())
 }
 
-/// The name of a service's port that was asked for by its number or name.
+/// The name of the service port given by number or name.
 async fn port_name(
     request: &Request,
     namespace: &str,
@@ -390,7 +390,7 @@ async fn port_name(
     Ok(port["name"].as_str().unwrap_or_default().to_owned())
 }
 
-/// One ready address behind a service.
+/// The address of one ready endpoint of a service.
 async fn service_proxy(request: &Request, subject: &ResourceRequest) -> Result<Location, Status> {
     let target = Target::parse(&subject.name, "service")?;
     let (tls, name) = (target.tls, target.name);
@@ -438,7 +438,7 @@ async fn service_proxy(request: &Request, subject: &ResourceRequest) -> Result<L
         }
     }
     if !known {
-        // A service that nobody keeps endpoints for is as good as none.
+        // Without an Endpoints object, upstream reports the service as not found.
         let kept = request
             .core
             .reader
@@ -451,8 +451,8 @@ async fn service_proxy(request: &Request, subject: &ResourceRequest) -> Result<L
     Err(Status::service_unavailable(why))
 }
 
-/// Whether an endpoint's address is that of the pod in this namespace that it names. Who may write
-/// endpoints is not to have the server call wherever they like.
+/// Whether an endpoint's address belongs to the pod of this namespace that it references. Otherwise
+/// a writer of EndpointSlices could make the server call any address.
 async fn is_of_pod(request: &Request, namespace: &str, address: &str, target: &Value) -> bool {
     let name = target["name"].as_str().unwrap_or_default();
     if target["namespace"] != namespace || name.is_empty() {

@@ -1,4 +1,4 @@
-//! What a request for a pod's log may ask for.
+//! Validation of a pod log's options.
 
 use machinery::{
     Status,
@@ -8,7 +8,7 @@ use machinery::{
 
 use crate::query::Query;
 
-/// Refuses what makes no sense, before anybody looks for the pod.
+/// Rejects invalid options, before the pod is read.
 pub(super) fn check(query: &Query, pod: &str) -> Result<(), Status> {
     let number = |key: &str| query.get(key).map(text::parse_int).transpose();
     let number = |key: &str| number(key).map_err(Status::bad_request);
@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_makes_no_sense_is_refused() {
+    fn invalid_log_options_are_refused() {
         for (query, code, message) in [
             ("tailLines=0&limitBytes=1&sinceSeconds=1&follow=x", 0, ""),
             (

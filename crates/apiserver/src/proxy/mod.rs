@@ -1,4 +1,4 @@
-//! What is answered by somebody else: logs and streams by the kubelet of the pod's node, proxied
+//! Requests served by other processes: logs and streams by the kubelet of the pod's node, proxy
 //! requests by pods, services and nodes.
 
 mod admit;
@@ -22,29 +22,30 @@ use crate::{
     respond::{self, Answer},
 };
 
-/// Where a request goes.
+/// The target of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Location {
     pub(crate) tls: Option<Trust>,
     pub(crate) host: String,
     pub(crate) port: u16,
     pub(crate) path_and_query: String,
-    /// Whether the backend speaks every WebSocket form itself; kubelets say so in their node's
-    /// status.
+    /// Whether the backend supports every WebSocket protocol itself; kubelets declare it in their
+    /// node's status.
     pub(crate) websockets: bool,
 }
 
-/// Whom a connection over TLS believes.
+/// The trust of a TLS connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Trust {
-    /// The kubelet of the node of this name, which also learns who we are. Its certificate names the node: a node writes
-    /// its own addresses, and may not lead us to another's kubelet or to an API server.
+    /// The kubelet of the named node; it gets our client certificate. Its serving certificate must
+    /// name the node: a node writes its own addresses, and must not direct us to another node's
+    /// kubelet or to an API server.
     Kubelet(String),
-    /// Whatever answers: certificates of pods are their own business.
+    /// Any server: certificates of pods are not verified.
     Anybody,
 }
 
-/// Headers that are about the connection to us. What says who the caller is has been taken off every request
+/// Hop-by-hop headers. Credentials have already been removed from every request
 /// ([`crate::authn::bearer::strip`]).
 const OURS: &[&str] = &[
     "connection",
@@ -59,10 +60,10 @@ const OURS: &[&str] = &[
     "host",
 ];
 
-/// Why nothing came back.
+/// The message for an unreachable backend.
 pub(crate) const UNREACHED: &str = "error trying to reach service";
 
-/// What is quoted of a refusal.
+/// Maximum bytes quoted from a backend's error.
 const MAX_REFUSAL: usize = 10 * 1024;
 
 /// Serves `log`, `exec`, `attach`, `portforward` and `proxy`.
@@ -91,7 +92,7 @@ pub(crate) async fn serve(request: Request, resource: Arc<Resource>) -> Answer {
     }
 }
 
-/// Whatever the client sends, to a pod, a service or a node.
+/// Forwards any request to a pod, a service or a node.
 async fn proxy(request: Request, location: Location) -> Answer {
     if request.parts.headers.contains_key(header::UPGRADE) {
         return streams::upgrade(request, location).await;
@@ -106,7 +107,7 @@ async fn proxy(request: Request, location: Location) -> Answer {
     base.lead_back(answer).await
 }
 
-/// Why a kubelet refused, in its own words.
+/// The text of a kubelet's error response.
 async fn refusal(answer: http::Response<crate::Body>) -> String {
     let body = Limited::new(answer.into_body(), MAX_REFUSAL)
         .collect()
@@ -115,7 +116,7 @@ async fn refusal(answer: http::Response<crate::Body>) -> String {
     String::from_utf8_lossy(&bytes).trim_end().to_owned()
 }
 
-/// Sends the request on and its answer back.
+/// Forwards the request and returns the response.
 async fn forward(request: Request, location: Location, transport: backend::Transport) -> Answer {
     let mut forwarded = http::Request::new(request.take_body());
     let parts = request.parts;
@@ -129,7 +130,7 @@ fn uri(location: &Location) -> Result<Uri, Status> {
     location.path_and_query.parse().map_err(Status::internal)
 }
 
-/// The page at a path of a node's kubelet, of at most `limit` bytes.
+/// Reads a path of a node's kubelet, at most `limit` bytes.
 pub(crate) async fn kubelet_page(
     core: &Core,
     node: &Object,
@@ -162,7 +163,7 @@ fn authority(location: &Location) -> String {
     }
 }
 
-/// The headers that are not about the connection to us.
+/// The headers that are not hop-by-hop.
 pub(crate) fn end_to_end(given: &HeaderMap) -> HeaderMap {
     let private = |name: &str| OURS.contains(&name);
     let mut headers = HeaderMap::new();

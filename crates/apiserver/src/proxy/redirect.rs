@@ -1,5 +1,5 @@
-//! Proxied redirects and links: the client follows them through this server, never this server
-//! itself.
+//! Proxied redirects and links: the client follows them through this server; this server itself
+//! never follows them.
 
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, Uri, header, request::Parts};
 use http_body_util::BodyExt;
@@ -8,10 +8,11 @@ use machinery::Status;
 use super::{Location, authority, html, locate};
 use crate::{Body, pipeline::Request, respond::Answer};
 
-/// Longer pages are passed on as they are, or cut off if they did not say how long they are.
+/// Longer pages are not rewritten; one without Content-Length becomes a 503.
 const MAX_PAGE: usize = 8 << 20;
 
-/// A browser at `…/proxy` would take relative links for our own: it is sent to `…/proxy/`.
+/// A browser at `…/proxy` would resolve relative links against the wrong directory: it is
+/// redirected to `…/proxy/`.
 pub(super) fn to_root(parts: &Parts, depth: usize) -> Option<Response<Body>> {
     let path = parts.uri.path();
     let upgrades = parts.headers.contains_key(header::UPGRADE);
@@ -30,7 +31,7 @@ pub(super) fn to_root(parts: &Parts, depth: usize) -> Option<Response<Body>> {
     Some(response)
 }
 
-/// Where a proxied target begins, as its clients and as we see it.
+/// The root of a proxied target, for clients and for this server.
 pub(super) struct Base {
     /// `/api/v1/namespaces/default/services/web/proxy`.
     prefix: String,
@@ -49,7 +50,7 @@ impl Base {
         }
     }
 
-    /// Leads redirects and, in pages, links to the target itself back through the proxy.
+    /// Rewrites redirects and, in pages, links to the target so that they go through the proxy.
     pub(super) async fn lead_back(&self, answer: Response<Body>) -> Answer {
         let (mut parts, body) = answer.into_parts();
         self.rewrite(&mut parts.headers);
@@ -95,7 +96,7 @@ impl Base {
     }
 }
 
-/// Whether links can be found in it: HTML that was not compressed.
+/// Whether it is rewritable: uncompressed HTML.
 fn is_page(headers: &HeaderMap) -> bool {
     let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
     let media = text(header::CONTENT_TYPE).and_then(|media| media.split(';').next());
@@ -108,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn redirects_to_the_target_lead_through_the_proxy_and_others_stay() {
+    fn redirects_to_the_target_are_rewritten_to_the_proxy() {
         let base = Base {
             prefix: "/api/v1/namespaces/d/pods/p/proxy".to_owned(),
             target: "10.42.0.7:8080".to_owned(),

@@ -1,5 +1,5 @@
-//! Logs and upgraded connections of pods: passed on as they are, or translated for kubelets that
-//! speak less than the client.
+//! Logs and upgraded connections of pods: forwarded unchanged, or translated for kubelets that do
+//! not support the client's protocol.
 
 use std::{future::Future, sync::Arc};
 
@@ -18,7 +18,7 @@ use crate::{
     respond::Answer,
 };
 
-/// A pod's log, also as a WebSocket that carries nothing else.
+/// A pod's log, also over a WebSocket.
 pub(super) async fn log(mut request: Request, location: Option<Location>) -> Answer {
     let websocket = streaming::is_websocket(&request.parts.headers);
     let (core, audit) = (request.core.clone(), request.audit.clone());
@@ -30,7 +30,7 @@ pub(super) async fn log(mut request: Request, location: Option<Location>) -> Ans
         Err(refused) => return Ok(answer(refused)),
     };
     let log = match location {
-        // Nobody runs it yet, and so it has said nothing.
+        // The pod has no node yet, so its log is empty.
         None => {
             let mut nothing = http::Response::new(Body::empty());
             *nothing.status_mut() = StatusCode::NO_CONTENT;
@@ -80,7 +80,7 @@ async fn fetch(mut request: Request, location: Location) -> Answer {
     }
 }
 
-/// A kubelet's refusal as a client sees it.
+/// A kubelet's error as a client sees it.
 fn refused(code: StatusCode, name: &str, why: &str) -> Status {
     let reason = match code.as_u16() {
         401 => "Unauthorized",
@@ -112,7 +112,7 @@ fn refused(code: StatusCode, name: &str, why: &str) -> Status {
     )
 }
 
-/// Joins the client's connection with the backend's once the backend agrees.
+/// Joins the client's connection with the backend's once the backend accepts the upgrade.
 pub(super) async fn upgrade(mut request: Request, location: Location) -> Answer {
     let (core, audit) = (request.core.clone(), request.audit.clone());
     let transport = backend::connect(&core, &location).await;
@@ -150,7 +150,7 @@ pub(super) async fn upgrade(mut request: Request, location: Location) -> Answer 
     Ok(answer(agreed))
 }
 
-/// Runs until its ends hang up, which is how streams end, or the server stops.
+/// Runs a stream until an end closes it or the server stops.
 pub(crate) fn run(
     core: &Arc<Core>,
     audit: Option<Arc<Ticket>>,
@@ -158,7 +158,7 @@ pub(crate) fn run(
 ) {
     let stopping = core.tasks.stopping.clone();
     core.tasks.streams.spawn(async move {
-        // The request lasts as long as its stream.
+        // The request's audit event ends with its stream.
         let _audit = audit;
         tokio::select! {
             ended = stream => {
@@ -171,7 +171,7 @@ pub(crate) fn run(
     });
 }
 
-/// The request's head, for what agrees to upgrades; the connection goes with it.
+/// The request's head with its connection, for the upgrade handshake.
 pub(crate) fn upgradable(request: &mut Request) -> http::Request<()> {
     let mut head = http::Request::new(());
     *head.headers_mut() = request.parts.headers.clone();
@@ -179,10 +179,10 @@ pub(crate) fn upgradable(request: &mut Request) -> http::Request<()> {
     head
 }
 
-/// An agreement or a refusal on its way to the client.
+/// The handshake's response to the client.
 pub(crate) fn answer(answer: messages::Answer) -> http::Response<Body> {
     let (parts, body) = answer.into_parts();
-    // The bytes are here already; there is nothing to wait for.
+    // The body is complete, so this does not wait.
     let body = futures::FutureExt::now_or_never(body.collect());
     let bytes = match body {
         Some(Ok(body)) => body.to_bytes(),

@@ -1,4 +1,4 @@
-//! The body of an answer, handed to the connection as fast as the client takes it.
+//! The body of a response, produced as fast as the client reads.
 
 use std::{
     pin::Pin,
@@ -16,26 +16,27 @@ use super::{Budget, Flight};
 use crate::{Body, respond};
 use request::{BodyError, Pace};
 
-/// How much of an answer may be on its way before the next piece is made.
+/// Unsent bytes of a response above which no further piece is produced.
 const WINDOW: usize = 64 * 1024;
-/// Whole answers up to this size are not counted: one at a time on a connection of HTTP/1.1, and one for each
-/// stream of HTTP/2.
+/// Complete responses up to this size are not counted: first for HTTP/1.1, with one at a time on a
+/// connection, then for each HTTP/2 stream.
 const SMALL: (usize, usize) = (64 * 1024, 1024);
 
 /// A response body whose pieces are counted.
 pub(crate) struct Paced {
     body: Body,
     flight: Option<Arc<Flight>>,
-    /// Whether other answers share the connection: then this one ends when all of it is taken, so that a client
-    /// that stops before that can be cut.
+    /// Whether other responses share the connection (HTTP/2): then this body ends only when all of
+    /// it was sent, so that a client that stops reading before can be cut off.
     is_stream: bool,
     /// Whether there are no more pieces.
     is_over: bool,
-    /// Waits for the budget.
+    /// The timer while the budget is used up.
     wait: Option<Pin<Box<Sleep>>>,
 }
 
-/// Counts an answer from here on. One that may be made again is refused when there is no room for it.
+/// Counts a response from here on. A response that the client can request again is rejected when
+/// the budget has no room.
 pub(crate) fn pace(
     response: Response<Body>,
     budget: &Arc<Budget>,
@@ -74,7 +75,7 @@ impl Paced {
         }
     }
 
-    /// Waits while more than this is on its way.
+    /// Waits while more than `most` bytes are unsent.
     fn poll_taken(flight: &Flight, most: usize, context: &mut Context<'_>) -> Poll<()> {
         if flight.unsent() <= most {
             return Poll::Ready(());
@@ -139,7 +140,7 @@ impl http_body::Body for Paced {
     }
 
     fn is_end_stream(&self) -> bool {
-        // Of what is counted the end is told by `poll_frame`, at the right time.
+        // For counted bodies `poll_frame` reports the end, once all is sent.
         match (&self.flight, self.is_stream) {
             (Some(_), true) => false,
             _ => self.body.is_end_stream(),
@@ -164,7 +165,7 @@ mod tests {
         Budget::new(limit, Duration::from_secs(30))
     }
 
-    /// A list of ten pieces, and how many of them have been made.
+    /// A list of ten pieces, and how many of them have been produced.
     fn long() -> (Body, Arc<std::sync::atomic::AtomicUsize>) {
         let made = Arc::new(std::sync::atomic::AtomicUsize::new(0));
         let counted = made.clone();

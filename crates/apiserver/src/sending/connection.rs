@@ -1,4 +1,4 @@
-//! Where a client that does not read is cut: the connection's writes, and the tasks of HTTP/2 streams.
+//! Cuts off clients that do not read: the connection's writes, and the tasks of HTTP/2 streams.
 
 use std::{
     future::poll_fn,
@@ -20,7 +20,7 @@ use super::{Budget, Flight};
 use crate::receiving::Intake;
 
 tokio::task_local! {
-    /// The flight of the answer that this task sends.
+    /// The flight of the response that this task sends.
     static FLIGHT: Arc<Flight>;
 }
 
@@ -29,8 +29,8 @@ pub(crate) fn current_flight() -> Option<Arc<Flight>> {
     FLIGHT.try_with(Clone::clone).ok()
 }
 
-/// Runs the task of an HTTP/2 stream until it ends or its client takes nothing for too long. Dropping the task resets
-/// the stream and frees what is queued for it.
+/// Runs the task of an HTTP/2 stream until it ends or its client reads nothing for too long.
+/// Dropping the task resets the stream and frees its queue.
 pub(crate) async fn watched<F: Future>(task: F, budget: Arc<Budget>) {
     let flight = Flight::new(budget);
     let mut task = pin!(FLIGHT.scope(flight.clone(), task));
@@ -55,10 +55,10 @@ pub(crate) async fn watched<F: Future>(task: F, budget: Arc<Budget>) {
     .await;
 }
 
-/// What a connection's writes need to know of its answers.
+/// The state of a connection's responses that its writes need.
 #[derive(Default)]
 pub(crate) struct Line {
-    /// Whether the answer that is being sent may pause for any time.
+    /// Whether the current response may pause indefinitely.
     endless: AtomicBool,
 }
 
@@ -68,14 +68,14 @@ impl Line {
     }
 }
 
-/// A connection whose writes fail when the peer takes nothing for too long.
+/// A connection whose writes fail when the peer reads nothing for too long.
 pub(crate) struct Patient<T> {
     io: T,
-    /// Says when it is read.
+    /// Decides when the connection may be read.
     intake: Intake,
     budget: Arc<Budget>,
     line: Arc<Line>,
-    /// Since when nothing could be written, and when to look next.
+    /// Since when writes are blocked, and the timer of the next check.
     blocked: Option<(u64, Pin<Box<Sleep>>)>,
 }
 
@@ -90,7 +90,7 @@ impl<T> Patient<T> {
         }
     }
 
-    /// What a write came to, and whether it has waited for too long.
+    /// Checks the result of a write, and whether it has been blocked for too long.
     fn judge<R>(
         &mut self,
         written: Poll<io::Result<R>>,
@@ -173,7 +173,7 @@ mod tests {
     use crate::receiving::ReadAhead;
 
     #[tokio::test]
-    async fn a_write_that_nobody_reads_fails() {
+    async fn a_write_that_the_client_does_not_read_fails() {
         let budget = Budget::new(1 << 20, Duration::from_millis(30));
         let (ours, mut theirs) = tokio::io::duplex(16);
         let intake = Intake::new(Arc::default(), ReadAhead::default());
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_stream_whose_pieces_nobody_takes_is_dropped() {
+    async fn a_stream_that_the_client_does_not_read_is_dropped() {
         let budget = Budget::new(1 << 20, Duration::from_millis(30));
         let task = async {
             let flight = current_flight().unwrap();

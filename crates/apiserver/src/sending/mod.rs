@@ -1,16 +1,18 @@
-//! Answers on their way to clients, and how much memory they may take.
+//! Responses being sent, and a bound on their memory.
 //!
-//! A piece of an answer counts against one [`Budget`] from when it is made until the connection has taken it: queues
-//! of HTTP/1.1, windows of HTTP/2 and the time before both are all counted, because the count ends when the piece's
-//! memory is freed. An answer gets its next piece when most of the last is taken ([`Paced`]), so that a client that does
-//! not read costs two pieces, however long its list is.
+//! A piece of a response counts against one [`Budget`] from when it is produced until the
+//! connection has sent it: queues of HTTP/1.1 and windows of HTTP/2 are included, because the count
+//! ends when the piece's memory is freed. The next piece is produced when most of the last one is
+//! sent ([`Paced`]), so that a client that does not read costs two pieces, however long its list
+//! is.
 //!
-//! A client that takes nothing for [`Limits::stall`](crate::Limits) is cut: on HTTP/1.1 with its connection
-//! ([`Patient`]), on HTTP/2 with its stream ([`watched`]). When the budget is used up, pieces wait, and clients are cut
-//! that have taken nothing for a fifteenth of that time. Streams into containers, logs and proxies have no end of their own and may
-//! pause; they are cut in the second case alone.
+//! A client that reads nothing for [`Limits::stall`](crate::Limits) is cut off: on HTTP/1.1 its
+//! connection is closed ([`Patient`]), on HTTP/2 its stream is reset ([`watched`]). When the budget
+//! is used up, pieces wait, and clients that have read nothing for a fifteenth of that time are cut
+//! off. Streams into containers, logs and proxies are endless and may pause; they are cut off only
+//! in the second case.
 //!
-//! Requests of this process itself are not counted: they read at their own speed and are few.
+//! Requests from this process are not counted: they are few and read promptly.
 
 mod body;
 mod connection;
@@ -33,21 +35,21 @@ pub(crate) use self::{
     connection::{Line, Patient, current_flight, watched},
 };
 
-/// How much more often the time is short than not.
+/// The stall time is divided by this while the budget is used up.
 const HURRY: u32 = 15;
 /// How long the budget counts as used up after a piece had to wait for it.
 const SHORTAGE: Duration = Duration::from_secs(5);
 
-/// How many bytes of answers may be on their way at once.
+/// Bounds the unsent bytes of all responses.
 pub(crate) struct Budget {
     limit: usize,
     used: AtomicUsize,
-    /// How long a client may take nothing.
+    /// How long a client may read nothing.
     stall: Duration,
     epoch: Instant,
-    /// When a piece last had to wait, in milliseconds after the epoch; 0 is never.
+    /// When a piece last had to wait for the budget, in milliseconds after the epoch; 0 is never.
     short_at: AtomicU64,
-    /// Clients that were cut.
+    /// Clients cut off.
     cut: Counter,
 }
 
@@ -67,7 +69,7 @@ impl Budget {
         self.used.load(Ordering::Relaxed)
     }
 
-    /// Clients that were cut so far.
+    /// Clients cut off so far.
     pub(crate) fn cut(&self) -> &Counter {
         &self.cut
     }
@@ -78,7 +80,8 @@ impl Budget {
         u64::try_from(passed).unwrap_or(u64::MAX).max(1)
     }
 
-    /// Counts bytes until the result is dropped, also beyond the limit: for what is there already.
+    /// Counts bytes until the result is dropped, also beyond the limit: for data that exists
+    /// already.
     pub(crate) fn charge(self: &Arc<Self>, bytes: usize) -> Charge {
         self.used.fetch_add(bytes, Ordering::Relaxed);
         Charge {
@@ -87,7 +90,8 @@ impl Budget {
         }
     }
 
-    /// Whether nothing more should be made now. Those who ask wait, and that makes it a shortage.
+    /// Whether no further piece should be produced. Callers then wait, so this also records a
+    /// shortage.
     fn is_used_up(&self) -> bool {
         let is_used_up = self.used() >= self.limit;
         if is_used_up {
@@ -102,7 +106,7 @@ impl Budget {
         short_at > 0 && now.saturating_sub(short_at) <= shortage
     }
 
-    /// Whether a client that has taken nothing since then is to be cut.
+    /// Whether a client that has read nothing since then is to be cut off.
     fn is_overdue(&self, since: u64, endless: bool) -> bool {
         self.is_overdue_at(self.now(), since, endless)
     }
@@ -115,13 +119,13 @@ impl Budget {
         !endless && idle >= self.stall
     }
 
-    /// How often a blocked client is looked at.
+    /// How often a blocked client is checked.
     fn tick(&self) -> Duration {
         (self.stall / HURRY).max(Duration::from_millis(1))
     }
 }
 
-/// Bytes that are counted until it is dropped.
+/// Counted bytes; released on drop.
 pub(crate) struct Charge {
     budget: Arc<Budget>,
     bytes: usize,
@@ -133,15 +137,15 @@ impl Drop for Charge {
     }
 }
 
-/// The pieces of one answer that are on their way.
+/// The unsent pieces of one response.
 pub(crate) struct Flight {
     budget: Arc<Budget>,
     unsent: AtomicUsize,
-    /// When a piece last came or was taken, in the budget's milliseconds.
+    /// When a piece was last added or sent, in the budget's milliseconds.
     moved: AtomicU64,
-    /// Whether the answer may pause for any time.
+    /// Whether the response may pause indefinitely.
     endless: AtomicBool,
-    /// The task that waits until pieces are taken.
+    /// The task that waits for pieces to be sent.
     task: AtomicWaker,
 }
 
@@ -169,7 +173,7 @@ impl Flight {
         self.unsent() > 0 && self.budget.is_overdue(since, endless)
     }
 
-    /// The same bytes, counted until the last of them is freed.
+    /// The same bytes, counted until they are freed.
     fn piece(self: &Arc<Self>, bytes: Bytes) -> Bytes {
         let size = bytes.len();
         if self.unsent.fetch_add(size, Ordering::AcqRel) == 0 {
@@ -183,7 +187,7 @@ impl Flight {
     }
 }
 
-/// A piece that is on its way.
+/// An unsent piece.
 struct Piece {
     bytes: Bytes,
     _charge: Charge,
@@ -222,7 +226,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_takes_nothing_is_cut_and_sooner_when_memory_is_short() {
+    async fn connections_that_read_nothing_are_closed_and_sooner_when_memory_is_short() {
         let budget = Budget::new(100, Duration::from_secs(30));
         let cut = |now: u64| {
             let overdue = |endless| budget.is_overdue_at(now * 1000, 1000, endless);

@@ -1,4 +1,4 @@
-//! Create: settle the metadata, admit, prepare, validate, commit.
+//! Create: prepare the metadata, admit, default, validate, commit.
 
 use std::sync::Arc;
 
@@ -153,7 +153,7 @@ fn validate(write: &Write, object: &Object, mut errors: Errors) -> Result<(), St
     Err(write.invalid(meta::text(object, "name"), &errors))
 }
 
-/// The object of this name, if there is one.
+/// The stored object of this name, if any.
 async fn standing(write: &Write, name: &str) -> Result<Option<Entry<Stored>>, Status> {
     let key = write.resource.key(&write.namespace, name);
     let read = write.core.store.get(&key, Freshness::Newest).await;
@@ -161,8 +161,8 @@ async fn standing(write: &Write, name: &str) -> Result<Option<Entry<Stored>>, St
     Ok(entry)
 }
 
-/// 409 when an object of this name exists. Who sent a prefix is told that no name could be made of
-/// it, also when a name came with it.
+/// 409 if an object of this name exists. With generateName the message says that no name could be
+/// generated, even if a name was given too.
 async fn refuse_taken(write: &Write, name: &str, prefixed: bool) -> Result<(), Status> {
     let Some(entry) = standing(write, name).await? else {
         return Ok(());

@@ -1,4 +1,4 @@
-//! Delete: grace periods, finalizers, preconditions and what becomes of dependents.
+//! Delete: grace periods, finalizers, preconditions and propagation.
 
 use std::sync::Arc;
 
@@ -24,25 +24,26 @@ pub(crate) fn preconditions_of(query: &Query) -> Option<Preconditions> {
 
 /// A deletion's result.
 pub(crate) struct Deleted {
-    /// The object as it stands, or as it stood last.
+    /// The current object, or its last state.
     pub(crate) object: Arc<Stored>,
-    /// Whether it is gone already.
+    /// Whether it is already removed.
     pub(crate) gone: bool,
 }
 
 /// What a deletion does next.
 enum Step {
-    /// Mark it; somebody else ends it.
+    /// Set deletionTimestamp; the owner of a finalizer or the kubelet removes it later.
     Mark,
-    /// Remove it.
+    /// Remove the object.
     Remove,
-    /// Mark it, and remove it at once: whoever watches sees that it was meant to go.
+    /// Set deletionTimestamp and remove at once: watchers see the object terminating before it is
+    /// deleted.
     MarkAndRemove,
-    /// It is marked already, and this request changes nothing.
+    /// The object is already terminating, and this request changes nothing.
     Nothing,
 }
 
-/// Refuses what contradicts itoptions.
+/// Rejects contradictory options.
 pub(crate) fn check_options(options: &DeleteOptions) -> Result<(), Status> {
     let mut errors = field::Errors::new();
     let policy = field::Path::new("propagationPolicy");
@@ -81,7 +82,7 @@ fn orphans(options: &DeleteOptions, finalizers: &[&str], resource: &Resource) ->
     }
 }
 
-/// The warning for a deletion that leaves pods behind by default.
+/// The warning for a deletion that orphans pods by default.
 pub(crate) fn orphan_warning(options: &DeleteOptions, resource: &Resource) -> Option<&'static str> {
     let silent = options.orphan_dependents.is_none() && options.propagation_policy.is_none();
     let job = (resource.group.as_str(), resource.plural.as_str()) == ("batch", "jobs");
@@ -101,7 +102,7 @@ fn waits_for_dependents(options: &DeleteOptions, finalizers: &[&str]) -> bool {
     }
 }
 
-/// Kinds whose dependents stay unless something else is said, as they always did.
+/// Kinds that orphan their dependents by default, for compatibility.
 fn orphans_by_default(resource: &Resource) -> bool {
     matches!(
         (resource.group.as_str(), resource.plural.as_str()),
@@ -124,7 +125,7 @@ pub(crate) async fn delete(write: &Write, options: &DeleteOptions) -> Result<Del
     }
 }
 
-/// One try.
+/// One attempt.
 async fn attempt(
     write: &Write,
     options: &DeleteOptions,
@@ -182,7 +183,7 @@ async fn attempt(
     }
 }
 
-/// Two commits, as whoever ends an object that has a grace period of none sees them elsewhere.
+/// Two commits, as upstream does for an object whose grace period is zero.
 async fn mark_and_remove(
     write: &Write,
     mut object: Object,
@@ -205,13 +206,13 @@ async fn mark_and_remove(
     let gone = |object| Ok(Ok(Deleted { object, gone: true }));
     match write.remove(&write.name, marked.mod_revision, ops).await? {
         Ok((at, object)) => gone(Arc::new(object.at(at))),
-        // The mark calls whoever runs the object, and that one may be faster.
+        // The first commit notifies the kubelet, which may have removed the object already.
         Err(_) if is_gone(write, meta::text(&object, "uid")).await? => gone(marked.object),
         Err(conflict) => Ok(Err(conflict)),
     }
 }
 
-/// Whether the object that was there is no longer.
+/// Whether the object with this uid no longer exists.
 async fn is_gone(write: &Write, uid: &str) -> Result<bool, Status> {
     let key = write.resource.key(&write.namespace, &write.name);
     let read = write.core.store.get(&key, Freshness::Newest).await;
@@ -255,7 +256,7 @@ fn check_preconditions(
     Ok(())
 }
 
-/// Decides what happens, and marks the object where it will stay for a while.
+/// Decides the step, and sets the deletion fields of an object that stays for now.
 fn decide(write: &Write, options: &DeleteOptions, object: &mut Object) -> Result<Step, Status> {
     if hooks::marks_itself(write, object) {
         return Ok(Step::Mark);
@@ -303,7 +304,8 @@ fn decide(write: &Write, options: &DeleteOptions, object: &mut Object) -> Result
     })
 }
 
-/// The finalizers that a deletion leaves, in the order they had unless some come or go.
+/// The finalizers after a deletion request, in their previous order unless some are added or
+/// removed.
 fn finalizers_of(write: &Write, options: &DeleteOptions, object: &Object) -> Vec<String> {
     let current = meta::finalizers(object);
     let others = current
@@ -323,7 +325,7 @@ fn finalizers_of(write: &Write, options: &DeleteOptions, object: &Object) -> Vec
     finalizers.into_iter().map(str::to_owned).collect()
 }
 
-/// Sets the deletion time of an object that gets a grace period.
+/// Sets deletionTimestamp for a grace period.
 fn mark(object: &mut Object, now: Timestamp, seconds: i64) {
     meta::set(
         object,
@@ -334,7 +336,7 @@ fn mark(object: &mut Object, now: Timestamp, seconds: i64) {
     count_generation(object);
 }
 
-/// Sets the deletion time of an object that only waits for its finalizers.
+/// Sets deletionTimestamp for an object that only waits for its finalizers.
 fn mark_now(object: &mut Object, now: Timestamp) {
     if !meta::is_deleting(object) {
         count_generation(object);
@@ -353,7 +355,7 @@ fn count_generation(object: &mut Object) {
     }
 }
 
-/// Moves the deletion time forward; never into the past.
+/// Shortens the grace period; deletionTimestamp never moves into the past.
 fn shorten(object: &mut Object, current: i64, period: i64, now: Timestamp) {
     let at = meta::deletion_time(object).unwrap_or(now);
     let at = meta::shifted(at, period - current);

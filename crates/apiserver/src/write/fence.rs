@@ -1,6 +1,6 @@
-//! The fence of a leader: a precondition that every commit of its writes carries. The Lease of the
-//! leader's term is written once, when the term begins; who leads later writes it again. A commit of an
-//! earlier leader fails from then on, in the store itself, however late it arrives.
+//! The fence of a leader: a precondition on every commit of its writes. The Lease of the leader's
+//! term is written once, when the term begins; the next leader writes it again. From then on every
+//! commit of the previous leader fails in the store itself, however late it arrives.
 
 use machinery::Status;
 use store::{Action, Key, Op, Precondition, Revision};
@@ -12,12 +12,12 @@ use crate::Draft;
 pub struct Fence {
     key: Key,
     revision: Revision,
-    /// For people.
+    /// For messages.
     lease: String,
 }
 
 impl Fence {
-    /// The Lease at this namespace and name must still have this resourceVersion.
+    /// Requires that the Lease of this namespace and name still has this resourceVersion.
     pub fn lease(namespace: &str, name: &str, resource_version: &str) -> Option<Self> {
         Some(Self {
             key: registry::object_key("coordination.k8s.io", "leases", namespace, name),
@@ -42,7 +42,7 @@ impl Fence {
         self.key == *key
     }
 
-    /// What a leader whose term is over is told. Trying again is of no use.
+    /// The error for a leader whose term is over. Retrying is of no use.
     pub(super) fn over(&self) -> Status {
         let lease = &self.lease;
         let why = format!("the term of this leader is over: another one wrote the Lease {lease}");

@@ -1,5 +1,5 @@
-//! Writes: from a decoded object to a committed one. Everything here runs to its end: a client that
-//! hangs up loses only its answer.
+//! Writes: from a decoded object to a committed one. Every write runs to completion: a client that
+//! disconnects loses only its response.
 
 mod conflict_retry;
 mod create;
@@ -37,28 +37,27 @@ pub(crate) use registry::Versions;
 use supervised::Supervised;
 pub(crate) use update::{Change, update};
 
-/// One write: who, where, how.
+/// One write: user, object, options.
 pub(crate) struct Write {
     pub(crate) core: Arc<Core>,
     pub(crate) user: Arc<User>,
     pub(crate) peer: Option<Peer>,
-    /// What must hold when anything is committed, if a leader writes.
+    /// A precondition of every commit, if the caller is a leader.
     pub(crate) fence: Option<Arc<Fence>>,
     pub(crate) resource: Arc<Resource>,
     pub(crate) namespace: String,
     /// Empty for creates.
     pub(crate) name: String,
     pub(crate) subresource: String,
-    /// As authorizers know it.
+    /// The authorized verb.
     pub(crate) verb: &'static str,
     pub(crate) dry_run: bool,
     pub(crate) field_manager: String,
-    /// Whether the new object already says whose its fields are, as after an apply, or nobody is to
-    /// own what is written.
+    /// Whether managedFields are already final, as after an apply, or are not to be updated.
     pub(crate) tracked: bool,
-    /// Whether the server itself changes the object, past what the kind lets clients change.
+    /// Whether the server itself writes, beyond the kind's restrictions on updates by clients.
     pub(crate) internal: bool,
-    /// Whether admission is done already, or the server writes past it.
+    /// Whether admission is done already, or skipped.
     pub(crate) admitted: bool,
     pub(crate) options: RequestOptions,
     pub(crate) effects: Effects,
@@ -72,7 +71,7 @@ pub(crate) struct Written {
 }
 
 impl Core {
-    /// Runs a write to its end, also when nobody waits for it any more.
+    /// Runs a write to completion, also when its request is dropped.
     pub(crate) fn supervise<T: Send + 'static>(
         &self,
         write: impl Future<Output = Result<T, Status>> + Send + 'static,
@@ -105,7 +104,7 @@ impl Write {
     }
 
     pub(crate) fn invalid(&self, name: &str, errors: &[field::Error]) -> Status {
-        // Objects are judged in the form that keeps them, and named by its group.
+        // Objects are validated in their storage version, and errors name its group.
         let kept = self.resource.storage.as_ref().unwrap_or(&self.resource);
         Status::invalid(&kept.group, &self.resource.kind.names().kind, name, errors)
     }
@@ -117,12 +116,12 @@ impl Write {
         meta::ensure_namespace_matches(object, namespace)
     }
 
-    /// The name of the request holds, too.
+    /// Rejects an object that names another than the request.
     pub(crate) fn check_name(&self, object: &Object) -> Result<(), Status> {
         meta::check_name(object, &self.name)
     }
 
-    /// PUT and apply that find no object create it, and need the verb `create` for that beside their own. Asked
+    /// PUT and apply that find no object create it, and require the verb `create` as well. Checked
     /// after validation, as upstream does.
     async fn authorize_create(&self, name: &str) -> Result<(), Status> {
         if self.verb == "create" || self.internal {
@@ -150,7 +149,7 @@ impl Write {
         }
     }
 
-    /// What admission sees.
+    /// The admission attributes.
     fn attributes<'a>(
         &'a self,
         operation: Operation,
@@ -184,13 +183,13 @@ impl Write {
         }
     }
 
-    /// Whether admission sees the Scale of an object in place of the object.
+    /// Whether admission sees the object's Scale instead of the object.
     fn is_scale(&self) -> bool {
         self.subresource == "scale"
     }
 
-    /// Lets admission have its say about a body that is not stored itself: a binding, an eviction, a request for a
-    /// token. It is created below the object that the write names.
+    /// Admits a body that is not stored itself: a binding, an eviction, a token request. Its
+    /// operation is create, on a subresource of the object that the write names.
     pub(crate) async fn admit_part(
         &self,
         api_version: &str,
@@ -205,7 +204,7 @@ impl Write {
         self.admit(&attributes, body).await
     }
 
-    /// The same for a binding that came through `bindings`, a resource of its own.
+    /// The same for a binding posted to `bindings`, which is a resource of its own.
     pub(crate) async fn admit_binding(&self, body: &mut Object) -> Result<(), Status> {
         let attributes = Attributes {
             api_version: "v1",
@@ -278,7 +277,7 @@ impl Write {
         admission::validate(chain, timing, &attributes, object).await
     }
 
-    /// Both parts of admission of a delete.
+    /// Mutating and validating admission of a delete.
     async fn admit_delete(&self, old: &Object) -> Result<(), Status> {
         if self.admitted {
             return Ok(());
@@ -289,7 +288,7 @@ impl Write {
         admission::validate(chain, timing, &attributes, None).await
     }
 
-    /// Notes in managedFields whose fields this write sets.
+    /// Updates managedFields for this write.
     async fn track(&self, live: Option<&Object>, object: &mut Object) -> Result<(), Status> {
         if self.tracked {
             return Ok(());
@@ -310,8 +309,8 @@ impl Write {
         }
     }
 
-    /// As [`Write::track`] of a new object. Returns the set of its creator's fields, unless it is in the
-    /// object.
+    /// As [`Write::track`] for a new object. Returns the creator's field set, unless it was written
+    /// into the object.
     async fn track_new(&self, object: &mut Object) -> Result<Option<Vec<u8>>, Status> {
         if self.tracked || self.resource.kind.changes_managers() {
             self.track(None, object).await?;
@@ -322,12 +321,12 @@ impl Write {
         Ok(apply::track_new(object, &self.writer(&versions, &now)))
     }
 
-    /// The versions that the objects have.
+    /// The versions of the resource, for conversion.
     pub(crate) fn versions(&self) -> Versions {
         Versions::of(&self.resource, self.core.registry.kept_table())
     }
 
-    /// Who writes, as managedFields remember it.
+    /// The manager of this write, for managedFields.
     pub(crate) fn writer<'a>(
         &'a self,
         versions: &'a dyn apply::Versions,
@@ -343,7 +342,7 @@ impl Write {
         }
     }
 
-    /// Takes away what is behind closed gates. Who set it owns it nevertheless.
+    /// Drops fields behind disabled feature gates. Their manager still owns them in managedFields.
     fn close_gates(&self, object: &mut Object) {
         if let Some(schema) = self.resource.schema {
             gates::close(schema, object);
@@ -358,13 +357,13 @@ impl Write {
         self.resource.draft(object).await
     }
 
-    /// An object in the form that is stored, as it goes to the store.
+    /// An object that already is in its storage version, ready to commit.
     async fn draft_stored(&self, object: &mut Object) -> Result<Draft, Status> {
         let stored = self.resource.storage.as_ref().unwrap_or(&self.resource);
         stored.draft(object).await
     }
 
-    /// Puts a draft, with whatever joined the transaction.
+    /// Commits a draft, with the additional operations of the transaction.
     async fn put(
         &self,
         name: &str,
@@ -429,7 +428,7 @@ impl Write {
         committed
     }
 
-    /// Removes the object at this revision.
+    /// Removes the object if it still has this revision.
     async fn remove(
         &self,
         name: &str,
@@ -460,7 +459,7 @@ impl Write {
     }
 }
 
-/// The store tells of every operation of a transaction what it put or took away.
+/// The store returns a result for every operation of a transaction, so this does not occur.
 fn nothing_came_back() -> Status {
     Status::internal("the store committed a write and told nothing of it")
 }

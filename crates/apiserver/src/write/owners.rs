@@ -1,4 +1,4 @@
-//! Owner references that a client sent twice: one stays, and the client hears of it.
+//! Duplicate owner references: one is kept, and the client gets a warning.
 
 use std::collections::HashSet;
 
@@ -6,12 +6,12 @@ use machinery::{Object, Value};
 
 use crate::{admission::Effects, meta};
 
-/// When duplicates are looked for.
+/// When duplicates are removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stage {
-    /// As the body came.
+    /// From the body as received.
     Request,
-    /// As mutating admission left it; patches are looked at here alone.
+    /// After mutating admission; patches are checked only here.
     AfterAdmission,
 }
 
@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_is_wholly_the_same_is_dropped() {
+    fn only_identical_owner_references_are_deduplicated() {
         let owner = |uid: &str, controller: bool| json!({"uid": uid, "controller": controller});
         let references = json!([
             owner("a", true),

@@ -1,5 +1,6 @@
-//! A write that nobody can stop: it runs with its request, and when the request is dropped (the client
-//! hung up, the deadline passed) it goes on in a task of its own. Most writes thus never change tasks.
+//! A write that cannot be cancelled: it runs in its request, and when the request is dropped (the
+//! client disconnected, the deadline passed) it continues in a task of its own. So most writes
+//! never change tasks.
 
 use std::{
     future::Future,
@@ -16,10 +17,10 @@ use tokio_util::task::{TaskTracker, task_tracker::TaskTrackerToken};
 type Write<T> = Pin<Box<dyn Future<Output = Result<T, Status>> + Send>>;
 
 pub(crate) struct Supervised<T: Send + 'static> {
-    /// Gone when it has ended.
+    /// `None` once it has ended.
     write: Option<CatchUnwind<AssertUnwindSafe<Write<T>>>>,
     tracker: TaskTracker,
-    /// Bound what is left of it when its request is dropped and has no seat of flow control any more.
+    /// Bounds writes that continue after their request was dropped and hold no flow control seat.
     slots: Slots,
     /// Makes the tracker wait for it.
     _under_way: TaskTrackerToken,
@@ -56,13 +57,13 @@ impl<T: Send + 'static> Future for Supervised<T> {
 
 impl<T: Send + 'static> Drop for Supervised<T> {
     fn drop(&mut self) {
-        // Without a runtime the whole process ends, and the store with it.
+        // Without a runtime the process is exiting, and the store with it.
         if let Some(write) = self.write.take()
             && let Ok(runtime) = tokio::runtime::Handle::try_current()
         {
             let rest = Box::pin(async move {
                 if write.await.is_err() {
-                    tracing::error!("a write panicked after its client had gone");
+                    tracing::error!("write panicked after its client disconnected");
                 }
             });
             self.tracker.spawn_on(self.slots.run_heavy(rest), &runtime);

@@ -1,4 +1,4 @@
-//! Update: read, change, admit, prepare, validate, commit at the revision that was read.
+//! Update: read, change, admit, default, validate, commit with the read revision as precondition.
 
 use std::sync::Arc;
 
@@ -19,22 +19,22 @@ use crate::{
 pub(crate) trait Change: Send + Sync {
     fn apply(&self, old: &Object) -> Result<Object, Status>;
 
-    /// The uid that the object that stands must have, when the client sent one as a condition.
+    /// The uid precondition, if the client sent one.
     fn uid(&self) -> Option<&str> {
         None
     }
 
-    /// The object to create when none stands there; `None` refuses with 404.
+    /// The object to create if none exists; `None` means 404.
     fn create(&self) -> Option<Result<Object, Status>> {
         None
     }
 
-    /// The versions that the change converts between, where it does.
+    /// The versions that the change converts between, if it does.
     fn versions(&self) -> Option<&Versions> {
         None
     }
 
-    /// What the client is told of its body, once the change was made or refused.
+    /// Warnings about the body, once the change succeeded or failed.
     fn warnings(&self) -> Vec<String> {
         Vec::new()
     }
@@ -46,8 +46,8 @@ impl<F: Fn(&Object) -> Result<Object, Status> + Send + Sync> Change for F {
     }
 }
 
-/// Changes the object that the write names. The client hears of its body first, then of what
-/// admission and the kind found, also when the write is refused.
+/// Changes the object that the write names. Warnings about the body come first, then those of
+/// admission and the kind, also when the write is rejected.
 pub(crate) async fn update(write: &Write, change: &dyn Change) -> Result<Written, Status> {
     match changed(write, change).await {
         Ok(mut written) => {
@@ -83,7 +83,7 @@ async fn changed(write: &Write, change: &dyn Change) -> Result<Written, Status> 
     }
 }
 
-/// The new object. Made once more when a webhook had to convert something on the way.
+/// The new object. Computed again after a conversion webhook had to be called.
 async fn applied(change: &dyn Change, old: &Object) -> Result<Object, Status> {
     loop {
         let new = change.apply(old);
@@ -94,7 +94,7 @@ async fn applied(change: &dyn Change, old: &Object) -> Result<Object, Status> {
     }
 }
 
-/// The object to create where none stands.
+/// The object to create if none exists.
 fn created(write: &Write, change: &dyn Change) -> Result<Object, Status> {
     let Some(object) = change.create() else {
         return Err(write.not_found(&write.name));
@@ -110,13 +110,13 @@ fn created(write: &Write, change: &dyn Change) -> Result<Object, Status> {
     }
     write.ensure_namespace_matches(&mut object)?;
     write.check_name(&object)?;
-    // Whatever was named there is no condition for an object that does not exist.
+    // A resourceVersion is no precondition for an object that does not exist.
     meta::revision(&object)?;
     meta::of_mut(&mut object).shift_remove("resourceVersion");
     Ok(object)
 }
 
-/// One try.
+/// One attempt.
 async fn attempt(
     write: &Write,
     mut object: Object,
@@ -185,8 +185,8 @@ async fn attempt(
     Ok(put.map(|entry| written(entry.object)))
 }
 
-/// The stored object with new managers, when somebody applied in another version what stands there
-/// already: it does not go through that version, which may not show all of it.
+/// The stored object with new managers, if an apply in another version changes nothing else: it is
+/// not converted, since that version may not represent all of it.
 fn untouched(
     write: &Write,
     object: &Object,
@@ -204,7 +204,7 @@ fn untouched(
     Some(stored)
 }
 
-/// The uid that the client named must be that of the object that stands.
+/// Checks the client's uid precondition.
 fn check_uid(write: &Write, wanted: Option<&str>, old: &Object) -> Result<(), Status> {
     let (group, plural) = (&write.resource.group, &write.resource.plural);
     let uid = meta::text(old, "uid");
@@ -220,7 +220,7 @@ fn check_uid(write: &Write, wanted: Option<&str>, old: &Object) -> Result<(), St
     }
 }
 
-/// Where upstream keeps the object, as its messages name the place.
+/// Upstream's storage key, as its error messages show it.
 fn upstream_key(write: &Write) -> String {
     let (group, plural) = (
         write.resource.group.as_str(),
@@ -240,12 +240,12 @@ fn upstream_key(write: &Write) -> String {
         "" => String::new(),
         namespace => format!("{namespace}/"),
     };
-    // Who only tries does not come to where the objects are.
+    // A dry run does not reach upstream's storage, so its key has no root.
     let root = if write.dry_run { "" } else { "/registry" };
     format!("{root}/{place}/{namespace}{}", write.name)
 }
 
-/// The resourceVersion that the client named must be the one that stands.
+/// Checks the client's resourceVersion precondition.
 fn check_revision(write: &Write, object: &Object, old: &Object) -> Result<(), Status> {
     let (group, plural) = (&write.resource.group, &write.resource.plural);
     let revision = meta::revision(object)?;
@@ -291,7 +291,7 @@ fn prepare(write: &Write, object: &mut Object, old: &Object, now: &str) -> Resul
     Ok(())
 }
 
-/// Whether the generation counts the change: what means the same in Go is none.
+/// Whether the generation is incremented: values that are equal in Go are no change.
 fn spec_differs(write: &Write, object: &Object, old: &Object) -> bool {
     meta::spec_differs(object, old)
         && write.resource.schema.is_none_or(|schema| {

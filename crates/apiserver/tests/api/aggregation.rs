@@ -1,5 +1,5 @@
-//! API servers behind APIServices: what is passed on to them and with whom, when they are available, and how they show in
-//! discovery and OpenAPI.
+//! Aggregated API servers: which requests are forwarded and with which user, availability, and how
+//! they appear in discovery and OpenAPI.
 
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ async fn requests_are_passed_on_with_their_user() {
     user.uid = "u-7".to_owned();
     user.extra
         .insert("acme.com/project".to_owned(), vec!["p".to_owned()]);
-    // What the caller says of itself is not believed.
+    // Identity headers of the caller are not trusted.
     let headers = [
         ("content-type", "application/json"),
         ("authorization", "Bearer secret"),
@@ -94,12 +94,12 @@ async fn what_a_user_may_not_do_is_not_passed_on() {
     let message = answer.json()["message"].as_str().unwrap().to_owned();
     let expected = "things.agg.example.com is forbidden: User \"jane\" cannot list resource \"things\" in API group \"agg.example.com\" in the namespace \"default\"";
     assert_eq!(message, expected);
-    // Nor is a path that the backend would read as another one.
+    // A path that the backend would resolve to another one is rejected.
     let path = format!("{THINGS}/x/%2e%2e/%2e%2e/%2e%2e/secrets");
     let answer = admin(&server, "GET", &path, Value::Null).await;
     assert_eq!(answer.code, 404, "{}", answer.body);
     assert!(backend.asked(THINGS).is_empty());
-    // Who serves a path is judged by the same words as who may use it.
+    // Routing and authorization use the same parsed path.
     let path = THINGS.replace("com/v1", "com%2Fv1");
     let answer = admin(&server, "GET", &path, Value::Null).await;
     assert_eq!(answer.json()["path"], path.as_str(), "{}", answer.body);
@@ -252,7 +252,7 @@ async fn a_backend_that_hangs_costs_nobody_else_anything() {
         waiting.push(send(&server, root, "GET", THINGS, &[], ""));
     }
     let mut all = futures::stream::FuturesUnordered::from_iter(waiting);
-    // Those above the bound are turned away at once, while the others wait.
+    // Requests above the limit are rejected at once, while the others wait.
     let mut refused = 0;
     while refused < 50 {
         let answer = tokio::time::timeout(Duration::from_secs(20), all.next()).await;
@@ -310,7 +310,7 @@ async fn discovery_shows_what_backends_serve() {
         assert_eq!(group.json()["versions"], json!([preferred]));
         let resources = admin(&server, "GET", &format!("/apis/{GROUP}/v1"), Value::Null).await;
         assert_eq!(resources.json()["resources"][0]["name"], "things");
-        // What is known stays when the backend is gone, and is marked.
+        // Known resources stay in discovery when the backend is gone, marked as stale.
         backend.serve_also("others");
         backend.set(Mode::Broken);
         backend.move_endpoint(&server, "broken").await;
@@ -374,7 +374,7 @@ async fn a_remote_server_takes_precedence_over_this_one_and_gives_it_back() {
     assert_eq!(condition(&server).await["reason"], "Local");
     let local = admin(&server, "GET", THINGS, Value::Null).await;
     assert_eq!(local.json()["kind"], "ThingList");
-    // An object that the server does not keep itself any more.
+    // An object without the automanaged label.
     let mut remote = backend.api_service("v1");
     remote["metadata"]["labels"] = json!({"kube-aggregator.kubernetes.io/automanaged": null});
     let patched = admin(&server, "PATCH", &service, remote).await;
@@ -425,7 +425,7 @@ async fn openapi_v2_has_what_backends_say_of_their_own_groups() {
     let reference = &definitions["com.example.agg.v1.Thing"]["properties"]["metadata"]["$ref"];
     assert_eq!(*reference, format!("#/definitions/{meta}_v2").as_str());
     assert!(definitions.get("unused").is_none());
-    // The newer form is made from it, since the server has none.
+    // OpenAPI v3 is converted from v2, since the backend has no v3.
     let index = admin(&server, "GET", "/openapi/v3", Value::Null).await;
     let place = format!("apis/{GROUP}/v1");
     let url = index.json()["paths"][place.as_str()]["serverRelativeURL"].clone();

@@ -323,7 +323,7 @@ async fn what_is_applied_in_another_version_and_stands_already_is_left_alone() {
     )
     .await;
     assert_eq!(made.code, 201, "{}", made.body);
-    // The older version shows memory in an annotation, and would put it first on the way back.
+    // The older version stores memory in an annotation, and would put it first when converted back.
     let older = path.replace("/v2/", "/v1/");
     let applied = apply(
         &server,

@@ -1,4 +1,4 @@
-//! The audit log, as an operator reads it: what is written of requests, and what never is.
+//! The audit log, as an operator reads it: what is logged of requests, and what never is.
 
 use std::{path::Path, sync::Arc};
 
@@ -51,7 +51,7 @@ fn text(path: &Path) -> String {
     std::fs::read_to_string(path.join("audit.log")).unwrap()
 }
 
-/// The events once there are as many as expected that the filter lets through.
+/// The events that match the filter, once there are `count` of them.
 async fn events(server: &Server, count: usize, keep: impl Fn(&Value) -> bool) -> Vec<Value> {
     let mut seen = Vec::new();
     for _ in 0..500 {
@@ -128,7 +128,7 @@ async fn secrets_are_never_written_at_metadata() {
     let patch = json!({"data": {"other": planted}});
     assert_eq!(admin(&server, "PATCH", &one, patch).await.code, 200);
     assert_eq!(admin(&server, "DELETE", &one, Value::Null).await.code, 200);
-    // Each is written when it comes and when it is answered.
+    // Two events for each request: received and completed.
     let events = events(&server, 10, about("secrets")).await;
     assert_eq!(events[0]["stage"], "RequestReceived");
     assert!(events.iter().all(|event| event["requestObject"].is_null()));

@@ -1,5 +1,5 @@
-//! An aggregated API server for tests: HTTPS on loopback behind a Service, takes the front proxy's certificate alone,
-//! serves one kind, and remembers what it was asked.
+//! An aggregated API server for tests: HTTPS on loopback behind a Service, accepts only the front
+//! proxy's certificate, serves one kind, and records its requests.
 
 use std::{
     convert::Infallible,
@@ -40,20 +40,20 @@ pub(crate) const GROUP: &str = "agg.example.com";
 /// How a backend behaves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mode {
-    /// Speaks the newer forms of discovery and OpenAPI.
+    /// Supports aggregated discovery and OpenAPI v3.
     Modern,
-    /// Knows lists of resources alone, as servers before 1.26 do.
+    /// Supports only legacy discovery, as servers before 1.26 do.
     Old,
-    /// Answers nothing.
+    /// Never responds.
     Hangs,
-    /// Fails.
+    /// Responds with errors.
     Broken,
-    /// Sends these bytes on every new connection once a request has come, and then the second again and again, if there
-    /// is one; otherwise it hangs up.
+    /// After a request, sends the first bytes on every new connection, then repeats the second
+    /// without end; without a second it closes the connection.
     Raw(&'static str, Option<&'static str>),
 }
 
-/// A request as the backend saw it.
+/// A recorded request.
 #[derive(Debug, Clone)]
 pub(crate) struct Asked {
     pub method: String,
@@ -69,16 +69,16 @@ struct State {
     asked: Mutex<Vec<Asked>>,
     /// Resources beside `things`.
     more: Mutex<Vec<&'static str>>,
-    /// Bytes that were written in [`Mode::Raw`].
+    /// Bytes written in [`Mode::Raw`].
     written: AtomicUsize,
     /// The connections.
     connections: Mutex<Vec<AbortHandle>>,
 }
 
-/// A running backend; it ends with this.
+/// A running backend; dropping it stops it.
 pub(crate) struct Backend {
     pub address: SocketAddr,
-    /// PEM of its certificate, which is its own authority.
+    /// PEM of its self-signed certificate.
     pub certificate: String,
     state: Arc<State>,
     task: JoinHandle<()>,
@@ -153,7 +153,7 @@ impl Backend {
         }
     }
 
-    /// Behaves otherwise from now on; connections are made anew.
+    /// Changes the behaviour; existing connections are closed.
     pub(crate) fn set(&self, mode: Mode) {
         *self.state.mode.lock() = mode;
         if let Mode::Raw(..) = mode {
@@ -162,7 +162,7 @@ impl Backend {
         }
     }
 
-    /// Bytes that were written in [`Mode::Raw`].
+    /// Bytes written in [`Mode::Raw`].
     pub(crate) fn written(&self) -> usize {
         self.state.written.load(Ordering::Relaxed)
     }
@@ -172,14 +172,14 @@ impl Backend {
         self.state.more.lock().push(resource);
     }
 
-    /// Requests below a path, in their order.
+    /// Requests below a path, in order.
     pub(crate) fn asked(&self, prefix: &str) -> Vec<Asked> {
         let asked = self.state.asked.lock();
         let below = asked.iter().filter(|one| one.path.starts_with(prefix));
         below.cloned().collect()
     }
 
-    /// Makes the Service with an endpoint at this backend.
+    /// Creates the Service with an endpoint at this backend.
     pub(crate) async fn make_service(&self, server: &Server) {
         let service = json!({"metadata": {"name": "backend"}, "spec": {"ports": [{"name": "https", "port": 443}]}});
         let made = admin(
@@ -194,7 +194,7 @@ impl Backend {
     }
 
     pub(crate) async fn make_slice(&self, server: &Server) {
-        // Loopback is nobody's address of type IPv4; as a name it is taken.
+        // Validation forbids loopback for addressType IPv4, but not for FQDN.
         let slice = json!({"metadata": {"name": "backend-1", "labels": {"kubernetes.io/service-name": "backend"}},
             "addressType": "FQDN", "ports": [{"name": "https", "port": self.address.port()}],
             "endpoints": [{"addresses": ["127.0.0.1"], "conditions": {"ready": true}}]});
@@ -203,7 +203,7 @@ impl Backend {
         assert_eq!(made.code, 201, "{}", made.body);
     }
 
-    /// Changes its endpoint, so that it is looked at before its time.
+    /// Changes its endpoint, so that availability is checked at once.
     pub(crate) async fn move_endpoint(&self, server: &Server, hostname: &str) {
         let slice = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices/backend-1";
         let moved = json!({"endpoints": [{"addresses": ["127.0.0.1"], "hostname": hostname}]});
@@ -236,7 +236,7 @@ pub(crate) async fn condition(server: &Server) -> Value {
     found.json()["status"]["conditions"][0].clone()
 }
 
-/// Waits for the reason of the condition, and until requests follow it.
+/// Waits for the condition's reason, and until requests reflect it.
 pub(crate) async fn wait_for(server: &Server, reason: &str) -> Value {
     let condition = eventually(|| async {
         let found = condition(server).await;
@@ -352,7 +352,7 @@ fn json_answer(value: &Value) -> Reply {
     whole(200, "application/json", value.to_string())
 }
 
-/// Pieces of a megabyte; a pause stands for something that is watched, with small pieces.
+/// Pieces of a megabyte; with a pause, small pieces like those of a watch.
 fn streamed(pieces: usize, pause: Duration) -> Reply {
     let piece = match pause.is_zero() {
         true => Bytes::from(vec![b' '; 1 << 20]),
@@ -365,7 +365,7 @@ fn streamed(pieces: usize, pause: Duration) -> Reply {
             Ok(Frame::data(piece))
         }
     });
-    // A watch goes on.
+    // A watch does not end.
     let rest = futures::stream::pending();
     let body = match pause.is_zero() {
         true => StreamBody::new(pieces.boxed()),

@@ -1,4 +1,4 @@
-//! What a new cluster holds, and what is put right again.
+//! The objects of a new cluster, and which of them are corrected.
 
 use std::{sync::Arc, time::Duration};
 
@@ -123,7 +123,7 @@ async fn groups_that_are_served_here_have_their_apiservices() {
     assert_eq!(made.code, 201, "{}", made.body);
     let custom = eventually(async || find("v1.a.example.com").await).await;
     assert_eq!(custom["metadata"]["labels"], json!({label: "true"}));
-    // What is custom comes back while it is defined, what is built in when a server starts.
+    // APIServices of custom resources are recreated at once, built-in ones when a server starts.
     for name in ["v1.a.example.com", "v1.apps"] {
         assert_eq!(
             admin(&server, "DELETE", &path(name), Value::Null)

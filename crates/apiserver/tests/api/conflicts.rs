@@ -1,4 +1,5 @@
-//! Many writers of one object: who names no revision has no conflict, and nothing that was acknowledged is lost.
+//! Concurrent writers of one object: a write without resourceVersion gets no conflict, and no
+//! acknowledged write is lost.
 
 use crate::support::{Server, admin, send};
 use apiserver::User;
@@ -10,7 +11,7 @@ const NAMESPACE: &str = "/api/v1/namespaces/default";
 const WRITERS: usize = 24;
 const WRITES: usize = 4;
 
-/// What every writer says its every write is answered with.
+/// Asserts that every write of every writer succeeds.
 async fn all<F>(server: &Arc<Server>, write: impl Fn(Arc<Server>, String) -> F)
 where
     F: Future<Output = u16> + Send + 'static,
@@ -97,7 +98,7 @@ async fn creates_that_share_a_quota_all_come_through() {
     assert_eq!(*used, (WRITERS * WRITES).to_string());
 }
 
-/// What a leader sends whose term's Lease has this version.
+/// A request of a leader whose Lease has this resourceVersion.
 async fn fenced(server: &Server, version: &str, method: &str, path: &str, body: &str) -> Value {
     use http_body_util::BodyExt;
     use tower::Service as _;

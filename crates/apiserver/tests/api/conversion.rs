@@ -413,7 +413,7 @@ async fn the_storage_version_may_change_while_objects_of_both_are_stored() {
     );
 }
 
-/// Creates a policy about hosts in version 2 and its binding, with more in their specs.
+/// Creates a policy about hosts in version 2 and its binding, with additions to their specs.
 async fn bind(server: &Server, name: &str, mut policy: Value, mut binding: Value) {
     let group = "/apis/admissionregistration.k8s.io/v1";
     policy["matchConstraints"] = json!({"resourceRules": [{"operations": ["CREATE"], "apiGroups": ["example.com"],
@@ -428,7 +428,7 @@ async fn bind(server: &Server, name: &str, mut policy: Value, mut binding: Value
     }
 }
 
-/// The answer to the creation of a host once it is refused.
+/// The response to the creation of a host once it is rejected.
 async fn refused(server: &Server, host: &Value) -> String {
     let path = format!("{}?dryRun=All", path("v1"));
     eventually(|| async {
@@ -456,7 +456,7 @@ async fn policies_see_objects_in_the_version_that_they_match() {
     assert!(message.ends_with("denied request: a bad host"), "{message}");
     let made = admin(&server, "POST", &path("v1"), first("a", "good:80")).await;
     assert_eq!(made.code, 201, "{}", made.body);
-    // A webhook that fails keeps the policy from being evaluated, and that refuses.
+    // If the conversion webhook fails, the policy cannot be evaluated, and the request is rejected.
     broken.store(true, std::sync::atomic::Ordering::Relaxed);
     let message = refused(&server, &first("b", "good:80")).await;
     assert!(

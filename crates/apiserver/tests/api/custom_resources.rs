@@ -1,4 +1,4 @@
-//! Custom resources: from their definition to their end.
+//! Custom resources: from their definition to their deletion.
 
 use std::time::Duration;
 
@@ -44,13 +44,13 @@ fn widget(name: &str, spec: Value) -> Value {
     json!({"apiVersion": "example.com/v1", "kind": "Widget", "metadata": {"name": name}, "spec": spec})
 }
 
-/// Waits until a request is answered with a code.
+/// Waits until a request returns a code.
 async fn wait(server: &Server, path: &str, code: u16) -> Value {
     let deadline = tokio::time::Instant::now() + Duration::from_secs(20);
     loop {
         let answer = admin(server, "GET", path, Value::Null).await;
         if answer.code == code {
-            // What nobody serves is no Status.
+            // An unserved path does not return a Status.
             return machinery::json::from_str(&answer.body).unwrap_or_default();
         }
         assert!(
@@ -277,7 +277,7 @@ async fn everything_that_was_made_of_a_definition_is_freed_with_it() {
             registry::KindRef::Static(_) => panic!("a custom resource is not built in"),
         })
         .into();
-    // Everything that keeps something of a kind is used once.
+    // Fills every cache of the kind.
     let documents = [
         "/openapi/v2",
         "/openapi/v3",
@@ -301,7 +301,7 @@ async fn everything_that_was_made_of_a_definition_is_freed_with_it() {
     let deadline = tokio::time::Instant::now() + Duration::from_secs(20);
     while kinds.iter().any(|kind| kind.upgrade().is_some()) {
         assert!(tokio::time::Instant::now() < deadline, "a kind is kept");
-        // Documents are made anew when they are asked for.
+        // Documents are rebuilt when requested.
         for path in documents {
             admin(&server, "GET", path, Value::Null).await;
         }
@@ -341,7 +341,7 @@ async fn nothing_is_made_of_a_definition_that_goes() {
     );
 }
 
-/// A patch of a form, by the admin.
+/// A patch of the given type, as the administrator.
 async fn patch(server: &Server, path: &str, media: &str, body: &str) -> crate::support::Raw {
     let user = apiserver::User::new("kubernetes-admin", ["system:masters"]);
     send(
@@ -361,7 +361,8 @@ async fn stored_objects_get_the_defaults_of_a_newer_schema_when_they_are_read() 
     let made = admin(&server, "POST", WIDGETS, widget("old", json!({"size": 1}))).await;
     assert_eq!(made.code, 201, "{}", made.body);
     let path = format!("{DEFINITIONS}/widgets.example.com");
-    // Both versions: fields to select by need one schema for all of them, or differ as well.
+    // Both versions: selectable fields require the same schema in all versions, or they differ as
+    // well.
     let add = |version: u8| {
         let at = "schema/openAPIV3Schema/properties/spec/properties/shape";
         let shape = json!({"type": "string", "default": "round"});
@@ -429,7 +430,7 @@ async fn apply_refuses_fields_that_the_schema_lacks_and_keys_that_come_twice() {
     );
 }
 
-/// Managed fields lie deeper than the fields that they name.
+/// Managed fields are nested deeper than the fields they name.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_object_of_any_depth_that_was_made_can_be_changed_in_every_way() {
     let server = defined().await;

@@ -1,4 +1,4 @@
-//! Definitions: names that others have, approval, and how their objects are spoken of.
+//! Definitions: name conflicts, API approval, and the names of their objects in messages.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ fn definition(plural: &str, group: &str, names: Value, version: Value) -> Value 
         "spec": {"group": group, "scope": "Namespaced", "names": all, "versions": [one]}})
 }
 
-/// Waits until what a path answers fits.
+/// Waits until the response at a path satisfies `fits`.
 async fn until(server: &Server, path: &str, fits: impl Fn(&Raw) -> bool) -> Raw {
     let deadline = tokio::time::Instant::now() + Duration::from_secs(20);
     loop {
@@ -113,13 +113,14 @@ async fn names_stay_with_their_owner_when_the_server_starts_again() {
     let one = |plural: &str| definition(plural, "example.com", names(), json!({}));
     let owner = make(&server, one("gadgets")).await;
     until(&server, GADGETS, |answer| answer.code == 200).await;
-    // It comes first in every list.
+    // It is first in every list.
     let other = make(&server, one("another")).await;
     let said = |answer: &Raw| condition(&answer.json(), "NamesAccepted");
     until(&server, &other, |answer| said(answer).is_some()).await;
     let server = server.restart().await;
     until(&server, GADGETS, |answer| answer.code == 200).await;
-    // Definitions are looked at in the order of their changes: when this one is served, the others were looked at.
+    // Definitions are processed in the order of their changes: when this one is served, the others
+    // were processed.
     let last = json!({"kind": "Last"});
     make(&server, definition("last", "example.com", last, json!({}))).await;
     until(&server, "/apis/example.com/v1/last", |a| a.code == 200).await;
@@ -230,7 +231,7 @@ async fn a_patch_cannot_make_another_kind_of_a_custom_object() {
     let refused = patch(&server, &one, r#"{"kind":""}"#).await.json();
     let message = refused["message"].as_str().unwrap();
     assert!(message.contains("Object 'Kind' is missing in"), "{message}");
-    // Of the status only the status counts.
+    // The status subresource ignores everything but the status.
     let body = r#"{"kind":"X","status":{"a":1}}"#;
     let patched = patch(&server, &format!("{one}/status"), body).await;
     assert_eq!(patched.code, 200, "{}", patched.body);
@@ -296,7 +297,8 @@ async fn a_scale_writes_nothing_that_the_schema_does_not_have() {
     assert_eq!(one.json()["spec"], json!({"n": 1}));
 }
 
-/// The figures of the attack that found this: 215 KB for each of a thousand, and 0.9 s for each `/openapi/v2`.
+/// Figures of the attack that found this: 215 KB for each of a thousand definitions, and 0.9 s for
+/// each `/openapi/v2`.
 #[tokio::test(flavor = "multi_thread")]
 async fn many_definitions_are_described_by_one_document() {
     let count = match std::env::var_os("MAINSTAY_SOAK") {
@@ -335,7 +337,8 @@ async fn many_definitions_are_described_by_one_document() {
     let established = |answer: &Raw| condition(&answer.json(), "Established").is_some();
     until(&server, &last, established).await;
     eprintln!("made in {made:?}, established in {:?}", begun.elapsed());
-    // With the revisions of the last minutes; how much of it is free again depends on the allocator.
+    // Includes the revisions of the last minutes; how much memory is returned depends on the
+    // allocator.
     let each = resident().saturating_sub(before) / count;
     eprintln!("{count} definitions: {each} bytes each");
     let begun = std::time::Instant::now();

@@ -93,7 +93,7 @@ async fn propagation_policies_become_finalizers() {
             .json()["status"],
         "Success"
     );
-    // Nothing comes or goes: the order stays.
+    // Nothing is added or removed: the order stays.
     let both = json!({"name": "d", "finalizers": ["foregroundDeletion", "e.com/x"]});
     make(&server, both).await;
     let options = json!({"propagationPolicy": "Foreground"});
@@ -194,7 +194,7 @@ async fn a_scheduled_pod_gets_its_grace_and_an_unscheduled_one_goes_at_once() {
     }
     let gone = admin(&server, "DELETE", &format!("{pods}/a"), Value::Null).await;
     assert_eq!(gone.code, 200);
-    // It was marked before it went.
+    // It was marked as terminating before its removal.
     let metadata = gone.json()["metadata"].clone();
     assert!(metadata["deletionTimestamp"].is_string(), "{metadata}");
     assert_eq!(

@@ -1,4 +1,5 @@
-//! `diagnostics.mainstay.dev`: what a connected scheduler says about a pod, for those who may read it.
+//! `diagnostics.mainstay.dev`: a connected scheduler's diagnosis of a pod, for users who may read
+//! it.
 
 use std::sync::Arc;
 
@@ -10,7 +11,7 @@ use crate::support::{Server, admin, send};
 
 const DIAGNOSES: &str = "/apis/diagnostics.mainstay.dev/v1";
 
-/// Knows one pod.
+/// Has a diagnosis for one pod.
 struct Scheduler(String);
 
 impl Diagnose for Scheduler {

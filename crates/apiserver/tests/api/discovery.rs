@@ -1,4 +1,4 @@
-//! Discovery: legacy and aggregated documents, and that they say what Kubernetes says.
+//! Discovery: legacy and aggregated documents, compared with upstream's.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,4 @@
-//! `dryRun=All` on every way to write: the answer is that of the write, and nothing is different
-//! afterwards.
+//! `dryRun=All` on every write path: the response is that of the write, and nothing is stored.
 
 use apiserver::User;
 use machinery::json::{Value, json};
@@ -7,7 +6,7 @@ use store::{Freshness, ListRequest};
 
 use crate::support::{Server, admin, send};
 
-/// Everything of these kinds that is stored, with its revision.
+/// All stored objects of these kinds, with their revisions.
 async fn stored(server: &Server) -> Vec<(String, u64)> {
     let mut all = Vec::new();
     for prefix in [

@@ -1,11 +1,11 @@
-//! One test over all kinds: what holds for any kind holds for each.
+//! One test over all kinds: properties that every kind has.
 
 use apiserver::User;
 use machinery::json::Value;
 
 use crate::support::{Raw, Server, admin, send};
 
-/// The collection's path of a resource in discovery.
+/// The collection path of a resource in discovery.
 fn collection(group_version: &str, resource: &Value) -> String {
     let root = if group_version.contains('/') {
         "apis"
@@ -114,7 +114,7 @@ async fn every_kind_is_listed_in_every_form_and_watched() {
                 "{path}"
             );
         }
-        // A LimitRange needs nothing, not even a name.
+        // A LimitRange requires no field, not even a name.
         if kind != "LimitRange" && verbs.iter().any(|verb| verb == "create") {
             let empty = admin(&server, "POST", &path, machinery::json::json!({})).await;
             assert!(

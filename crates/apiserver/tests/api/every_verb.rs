@@ -1,5 +1,5 @@
-//! One test over all kinds: every verb that discovery names for a kind works, in every form of the
-//! wire. The objects are those of `samples.json`, one valid object of each kind.
+//! One test over all kinds: every verb that discovery lists for a kind works, in every encoding.
+//! The objects are those of `samples.json`, one valid object of each kind.
 
 use std::{panic::AssertUnwindSafe, time::Duration};
 
@@ -77,7 +77,7 @@ impl Subject<'_> {
         Answer { code, body }
     }
 
-    /// Asks, and wants it to succeed.
+    /// Sends a request that must succeed.
     async fn done(
         &self,
         method: &str,
@@ -105,10 +105,10 @@ impl Subject<'_> {
         verbs.any(|known| known == verb)
     }
 
-    /// The bytes of the sample in a form.
+    /// The sample in an encoding.
     fn written(&self, form: &str) -> Bytes {
         match form {
-            // No JSON has a comment.
+            // A comment, so that it is not valid JSON.
             YAML => format!("# in YAML\n{}", self.sample).into(),
             PROTOBUF => {
                 let mut findings = Findings::default();
@@ -119,7 +119,7 @@ impl Subject<'_> {
         }
     }
 
-    /// An answer's object, whatever its form, in JSON as it is stored.
+    /// A response's object, in any encoding, as stored JSON.
     fn read(&self, form: &str, body: &Bytes) -> String {
         let object = match form {
             PROTOBUF => {
@@ -169,8 +169,8 @@ impl Subject<'_> {
         assert_eq!(again.json()["reason"], "AlreadyExists", "{}", self.path);
     }
 
-    /// The same object in every form; written back as it was read it keeps its revision, so that
-    /// filling in defaults a second time changes nothing.
+    /// The same object in every encoding. Writing it back as read keeps its revision, so defaulting
+    /// twice changes nothing.
     async fn is_the_same_in_every_form(&self) {
         eventually(|| async {
             let json = self.done("GET", &self.path, [JSON, JSON], "").await;
@@ -178,7 +178,7 @@ impl Subject<'_> {
                 let read = self.done("GET", &self.path, [form, JSON], "").await;
                 let (ours, theirs) = (self.read(form, &read.body), self.read(JSON, &json.body));
                 if self.get().await? != json.json() {
-                    // The server itself has written, as it does for a definition.
+                    // The server itself has written in between, as it does for a definition.
                     return None;
                 }
                 assert_eq!(ours, theirs, "{} {form}", self.path);
@@ -211,7 +211,7 @@ impl Subject<'_> {
             let cells = rows[0]["cells"].as_array().unwrap();
             assert_eq!((rows.len(), cells.len()), (1, columns.len()), "{path}");
             let place = columns.iter().position(|column| column["name"] == "Name");
-            // Events begin with when they were seen.
+            // The first column of Events is the time they were last seen.
             if let Some(place) = place {
                 assert_eq!(cells[place], name, "{path}");
             }
@@ -285,13 +285,13 @@ impl Subject<'_> {
             };
             let managers = made["metadata"]["managedFields"].as_array();
             let mut managers = managers.into_iter().flatten();
-            // Who writes an object of which nobody owns anything is noted from the first apply on.
+            // An object without managed fields gets a manager only by an apply.
             assert!(
                 managers.any(|entry| entry["manager"] == manager)
                     || before["metadata"]["managedFields"].is_null() && manner != "apply",
                 "{path}: {made}"
             );
-            // A second time there is nothing to do.
+            // Repeating it changes nothing.
             eventually(|| async {
                 let before = self.get().await?;
                 let again = self.done("PATCH", &path, [JSON, media], body.clone()).await;
@@ -312,7 +312,7 @@ impl Subject<'_> {
                     return None;
                 }
                 assert_eq!(put.code, 200, "{path} {form}: {}", put.json());
-                // The server itself may have written between the two reads, but not for ever.
+                // The server itself may have written between the two reads, but not repeatedly.
                 (revision(&before) == revision(&put.json())).then_some(())
             })
             .await;
@@ -322,7 +322,7 @@ impl Subject<'_> {
         let patched = self
             .ask("PATCH", &path, [JSON, MERGE], patch.to_string())
             .await;
-        // What lies outside of the status is left alone, or the answer says why it cannot go.
+        // Fields outside of the status are kept, or the error says why the update is invalid.
         if patched.code == 200 {
             assert_eq!(patched.json()["spec"], spec, "{path}");
         } else {
@@ -344,7 +344,7 @@ impl Subject<'_> {
         let there = self.get().await.unwrap();
         assert_eq!(there["metadata"]["deletionTimestamp"], Value::Null, "{dry}");
         self.done("DELETE", &path, [JSON, JSON], "").await;
-        // What is held by a finalizer is let go, as its controller would.
+        // Removes finalizers, as their controllers would.
         eventually(|| async {
             let Some(mut held) = self.get().await else {
                 return Some(());
@@ -363,7 +363,7 @@ impl Subject<'_> {
         .await;
     }
 
-    /// What a watch from a revision on tells of the object, until it is gone.
+    /// The watch events of the object since a revision, until its deletion.
     async fn told_since(&self, since: &str) -> Vec<String> {
         let name = self.sample["metadata"]["name"].as_str().unwrap();
         let path = format!(
@@ -468,7 +468,7 @@ async fn every_verb_of_every_kind_works_in_every_form() {
             schema: schema::lookup(schema).unwrap(),
             sample,
         };
-        // The others go on, so that one run names every kind that fails.
+        // Continues, so that one run names every kind that fails.
         let life = AssertUnwindSafe(subject.lives_its_life(has_status));
         if life.catch_unwind().await.is_err() {
             failed.push(subject.path);

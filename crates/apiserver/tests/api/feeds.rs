@@ -1,4 +1,5 @@
-//! Lists and watches of informers in the server's process: shared objects instead of bytes, behind the same rights.
+//! Lists and watches of informers in the server's process: shared objects instead of bytes, with
+//! the same authorization.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Flow control: where requests belong, who waits, who is turned away, and the objects that say so.
+//! Flow control: classification, queuing, rejection, and the objects that configure it.
 
 use std::{sync::Arc, time::Duration};
 
@@ -20,7 +20,7 @@ async fn get(server: &Server, collection: &str, name: &str) -> Value {
     found.json()
 }
 
-/// What an answer says about where its request belonged: schema and level.
+/// The flow schema and priority level in the response's headers.
 fn mark(answer: &Raw) -> (String, String) {
     let header = |name: &str| match answer.headers.get(name) {
         Some(value) => value.to_str().unwrap().to_owned(),
@@ -70,7 +70,7 @@ async fn answers_say_where_their_requests_belonged() {
         assert_eq!(answer.code, code, "{path}");
         assert_eq!(mark(&answer), uids(&server, schema, level).await, "{path}");
     }
-    // Requests that last take no part, except for watches.
+    // Long-running requests other than watches are exempt.
     let log = "/api/v1/namespaces/default/pods/x/log";
     let answer = send(&server, root.clone(), "GET", log, &[], "").await;
     assert_eq!(mark(&answer), Default::default());
@@ -79,7 +79,7 @@ async fn answers_say_where_their_requests_belonged() {
     assert_eq!(mark(&answer), uids(&server, "exempt", "exempt").await);
 }
 
-/// A level, and a schema that leads a user to it.
+/// A priority level, and a flow schema that assigns a user to it.
 async fn add_level(server: &Server, name: &str, user: &str, response: Value) {
     let limited = json!({"nominalConcurrencyShares": 0, "limitResponse": response});
     let level =
@@ -105,7 +105,7 @@ async fn add_schema(server: &Server, name: &str, user: &str) {
     assert_eq!(made.code, 201, "{}", made.body);
 }
 
-/// Waits until a schema says whether its level is missing.
+/// Waits for the Dangling condition of a flow schema.
 async fn dangles(server: &Server, name: &str, status: &str) -> Value {
     eventually(async || {
         let schema = get(server, SCHEMAS, name).await;
@@ -154,7 +154,7 @@ async fn a_schema_counts_when_its_status_says_that_its_level_exists() {
     assert_eq!(mark(&asks().await), default);
 }
 
-/// Lets users read.
+/// Grants users read access.
 async fn let_read(server: &Server, users: &[&str]) {
     let subject = |name: &&str| json!({"kind": "User", "apiGroup": "rbac.authorization.k8s.io", "name": *name});
     let subjects: Vec<Value> = users.iter().map(subject).collect();
@@ -173,7 +173,7 @@ async fn let_read(server: &Server, users: &[&str]) {
     }
 }
 
-/// A watch whose answer nobody reads: it keeps its seat for a while.
+/// A watch whose response is not read: it holds its seat for a while.
 fn unread_watch(
     server: &Server,
     user: &User,
@@ -190,7 +190,7 @@ async fn who_finds_no_seat_is_turned_away_in_upstreams_words() {
     let server = Server::start().await;
     let eve = User::new("eve", [""; 0]);
     let_read(&server, &["eve"]).await;
-    // Without a share there is a seat for one at a time.
+    // Zero shares still give one seat.
     add_level(&server, "narrow", "eve", json!({"type": "Reject"})).await;
     dangles(&server, "narrow", "False").await;
     let held = unread_watch(&server, &eve, "1m").await;
@@ -259,7 +259,7 @@ async fn one_users_flood_leaves_the_others_and_the_system_their_seats() {
         if refused > 1 {
             continue;
         }
-        // The flood stands there; nobody else is turned away.
+        // The flood waits in its own queue; no other request is rejected.
         let node = User::new("system:node:a", ["system:nodes", "system:authenticated"]);
         let lease = json!({"metadata": {"name": "a"}, "spec": {"holderIdentity": "a"}}).to_string();
         let leases = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases";

@@ -12,7 +12,7 @@ use crate::support::{Server, admin};
 
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 
-/// Endings that come in this order, the last of them for ever.
+/// Name suffixes in this order, the last of them for ever.
 struct Given(Mutex<VecDeque<&'static str>>);
 
 impl Endings for Given {
@@ -48,7 +48,7 @@ async fn a_name_that_is_taken_is_made_again() {
         "{}",
         first.body
     );
-    // Seven more that are taken, and one that is not.
+    // Seven more taken names, and a free one.
     let second = admin(&server, "POST", MAPS, prefixed()).await;
     assert_eq!(second.code, 201, "{}", second.body);
     assert_eq!(second.json()["metadata"]["name"], "web-bbbbb");

@@ -1,4 +1,4 @@
-//! HEAD: the headers of GET and no body, over HTTP/2 and HTTP/1.1, also for what is refused.
+//! HEAD: the headers of GET and no body, over HTTP/2 and HTTP/1.1, also for errors.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use pki::Leaf;
 
 use crate::support::{Server, admin};
 
-/// Asks over HTTP/2; a body in the answer would break the stream.
+/// Sends a request over HTTP/2; a body in a HEAD response would break the stream.
 async fn ask(server: &Server, method: &str, path: &str) -> (u16, Option<String>, usize) {
     let mut config = server.pki.client_config(Leaf::Admin).unwrap();
     config.alpn_protocols = vec![b"h2".to_vec()];
@@ -53,7 +53,7 @@ async fn an_answer_to_head_has_the_headers_of_the_one_to_get_and_no_body() {
             continue;
         }
         let (same, whole, _) = ask(&server, "GET", path).await;
-        // What only reads is answered alike; the rest is refused with a Status that nobody sees.
+        // Reads return the same headers; other paths an error without a body.
         if code == same {
             assert_eq!(length, whole, "{path}");
         }

@@ -1,4 +1,4 @@
-//! A webhook for tests: HTTPS on loopback, answers by a function, and remembers what it was asked.
+//! A webhook for tests: HTTPS on loopback, answers by a function, and records its requests.
 
 use std::{
     convert::Infallible,
@@ -23,24 +23,24 @@ use tokio::{net::TcpListener, task::JoinHandle};
 
 use crate::support::{Server, admin, eventually};
 
-/// What a webhook answers with.
+/// A webhook's response.
 pub(crate) enum Reply {
     Json(Value),
     Raw(u16, Vec<u8>),
-    /// A failure after which the client may call again at once.
+    /// An error after which the client may retry at once.
     Busy,
-    /// Nothing, for as long as the client waits.
+    /// No response.
     Never,
-    /// A head, and then one byte after the other without an end.
+    /// A head, and then single bytes without end.
     Slow,
 }
 
-/// A running webhook; it ends with this.
+/// A running webhook; dropping it stops it.
 pub(crate) struct Hook {
     pub address: SocketAddr,
-    /// PEM of its certificate, which is its own authority.
+    /// PEM of its self-signed certificate.
     pub certificate: String,
-    /// The bodies of requests, in their order.
+    /// The bodies of requests, in order.
     pub seen: Arc<Mutex<Vec<Value>>>,
     /// Paths with their queries.
     pub paths: Arc<Mutex<Vec<String>>>,
@@ -100,7 +100,7 @@ impl Hook {
         }
     }
 
-    /// A webhook that lets everything through, with more in its responses.
+    /// A webhook that allows everything, with additional response fields.
     pub(crate) async fn allowing(more: Value) -> Self {
         Self::start(move |review| Reply::Json(allowed(review, more.clone()))).await
     }
@@ -110,7 +110,7 @@ impl Hook {
         json!({"url": format!("https://{}/hook", self.address), "caBundle": STANDARD.encode(&self.certificate)})
     }
 
-    /// What was asked, without the uids.
+    /// The received requests, without their uids.
     pub(crate) fn requests(&self) -> Vec<Value> {
         let seen = self.seen.lock();
         seen.iter()
@@ -162,7 +162,7 @@ fn slow() -> UnsyncBoxBody<Bytes, Infallible> {
     StreamBody::new(bytes).boxed_unsync()
 }
 
-/// The answer to a review, with these fields in its response.
+/// The response to a review, with these fields.
 pub(crate) fn answer(review: &Value, fields: Value) -> Value {
     let mut response = json!({"uid": review["request"]["uid"]});
     for (key, value) in fields.as_object().unwrap() {
@@ -171,7 +171,7 @@ pub(crate) fn answer(review: &Value, fields: Value) -> Value {
     json!({"kind": review["kind"], "apiVersion": review["apiVersion"], "response": response})
 }
 
-/// An answer that lets a request through.
+/// A response that allows the request.
 pub(crate) fn allowed(review: &Value, mut more: Value) -> Value {
     more["allowed"] = true.into();
     answer(review, more)
@@ -183,12 +183,12 @@ pub(crate) fn patched(review: &Value, operations: &Value) -> Value {
     allowed(review, json!({"patchType": "JSONPatch", "patch": patch}))
 }
 
-/// A webhook of a configuration, about creates of ConfigMaps, with changes.
+/// A webhook of a configuration for creates of ConfigMaps, with changes.
 pub(crate) fn webhook(name: &str, client: Value, changes: Value) -> Value {
     let mut webhook = json!({
         "name": name, "clientConfig": client, "sideEffects": "None", "admissionReviewVersions": ["v1"],
         "rules": [rule(&["CREATE"], "", "v1", &["configmaps"])],
-        // What [`install`] tries is not for those who are installed.
+        // The probe of [`install`] is not sent to the installed webhooks.
         "objectSelector": {"matchExpressions": [{"key": "marker", "operator": "DoesNotExist"}]},
     });
     for (key, value) in changes.as_object().into_iter().flatten() {
@@ -203,7 +203,7 @@ pub(crate) fn rule(operations: &[&str], group: &str, version: &str, resources: &
 
 const CONFIGURATIONS: &str = "/apis/admissionregistration.k8s.io/v1";
 
-/// Stores a configuration and waits until the server follows it.
+/// Stores a configuration and waits until the server uses it.
 pub(crate) async fn install(server: &Server, mutating: bool, name: &str, mut webhooks: Vec<Value>) {
     let denies = |review: &Value| Reply::Json(answer(review, json!({"allowed": false})));
     let marker = Hook::start(denies).await;

@@ -1,5 +1,5 @@
-//! Aggregated API servers that break the rules: what their clients get, and that others are served meanwhile. And users
-//! who try to get more of a backend than they may.
+//! Misbehaving aggregated API servers: what their clients get, and that other requests are served
+//! meanwhile. Also users who try to reach more of a backend than they may.
 
 use std::{sync::LazyLock, time::Duration};
 
@@ -105,7 +105,7 @@ async fn an_endless_answer_is_read_no_faster_than_its_client_reads() {
         });
         unread.push(answer.await);
     }
-    // While nothing is read, what the backend has written stops growing.
+    // While the client reads nothing, the backend's written bytes stop growing.
     let written = eventually(|| async {
         let before = backend.written();
         for _ in 0..20 {
@@ -116,7 +116,7 @@ async fn an_endless_answer_is_read_no_faster_than_its_client_reads() {
     })
     .await;
     drop(unread);
-    // Most of it is in the kernel: each of eight sockets may hold some ten megabytes both ways.
+    // Most of it is in the kernel: each of eight sockets may buffer some ten megabytes both ways.
     assert!(
         written < 256 << 20,
         "{written} bytes are held for four clients"

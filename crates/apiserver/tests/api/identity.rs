@@ -1,4 +1,5 @@
-//! Who gets in, and how far: certificates over TLS, identities in process, anonymous callers.
+//! Authentication and authorization: certificates over TLS, in-process identities, anonymous
+//! callers.
 
 use crate::support::{Server, send};
 use apiserver::User;

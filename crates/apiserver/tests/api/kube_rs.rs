@@ -1,4 +1,4 @@
-//! kube-rs in process: what the controllers, the scheduler and the kubelet do all day.
+//! kube-rs in process: the calls that controllers, scheduler and kubelet make.
 
 use std::{collections::BTreeMap, time::Duration};
 

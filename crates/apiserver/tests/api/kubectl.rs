@@ -1,4 +1,4 @@
-//! The ordinary kubectl against the server: what people type first.
+//! The stock kubectl against the server: basic commands.
 
 use crate::support::Server;
 

@@ -1,5 +1,5 @@
-//! A stand-in kubelet: takes only the API server's certificate, says what it was asked, and behaves
-//! as the container's name says.
+//! A stand-in kubelet: accepts only the API server's certificate, reports how it was called, and
+//! behaves as the container's name says.
 
 use std::convert::Infallible;
 
@@ -21,7 +21,7 @@ pub(crate) const PODS: &str = "/api/v1/namespaces/default/pods";
 
 type Answer = Response<Full<Bytes>>;
 
-/// How the kubelet was spoken to.
+/// How the kubelet was called.
 fn spoken(request: &Request<Incoming>) -> String {
     let header = |headers: &HeaderMap, name: &str| {
         let value = headers.get(name).and_then(|value| value.to_str().ok());
@@ -37,7 +37,7 @@ fn spoken(request: &Request<Incoming>) -> String {
     )
 }
 
-/// Says how it was asked, repeats stdin, tells terminal sizes on stderr, leaves with 3.
+/// Reports how it was called, echoes stdin, reports terminal sizes on stderr, exits with 3.
 async fn echo(pending: server::Pending, spoken: String) {
     let mut session = pending.open().await.unwrap();
     let mut stdout = session.stdout.take().unwrap();
@@ -60,7 +60,7 @@ async fn echo(pending: server::Pending, spoken: String) {
     session.finish(ExitStatus::Code(3)).await;
 }
 
-/// Every port answers with its number, how it was asked, and what it heard.
+/// Every port answers with its number, how it was called, and what it received.
 async fn forward(pending: portforward::Pending, spoken: String) {
     let mut forwards = pending.open().await.unwrap();
     while let Some(mut forward) = forwards.next().await {
@@ -133,10 +133,11 @@ async fn answer(mut request: Request<Incoming>) -> Result<Answer, Infallible> {
     })
 }
 
-/// The node uses half a processor, and each container of a pod a quarter, of the pod `p` and of one that does not exist.
+/// Metrics: the node uses half a processor, and each container a quarter, of the pod `p` and of one
+/// that does not exist.
 fn resource_metrics() -> String {
     let since = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap();
-    // Since when it runs: small enough for exact fractions.
+    // The start time: small enough for exact fractions.
     static BEGUN: std::sync::OnceLock<u128> = std::sync::OnceLock::new();
     let at = since.as_millis();
     let seconds = (at - BEGUN.get_or_init(|| at)) as f64 / 1e3;
@@ -153,7 +154,7 @@ fn resource_metrics() -> String {
     page
 }
 
-/// Listens; its port.
+/// Listens; returns its port.
 pub(crate) async fn start(server: &Server) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -173,8 +174,8 @@ pub(crate) async fn start(server: &Server) -> u16 {
     port
 }
 
-/// A node with the stand-in kubelet, and a pod on it whose containers each behave in their way.
-/// `features` are what the node declares.
+/// A node with the stand-in kubelet, and a pod whose containers behave differently. `features` are
+/// the node's declared features.
 pub(crate) async fn with_pod(features: Value) -> Server {
     let server = Server::start().await;
     let port = start(&server).await;

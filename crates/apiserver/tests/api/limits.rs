@@ -1,4 +1,4 @@
-//! The figures that the server shows of itself, and bounds on single requests.
+//! The server's metrics, and limits on single requests.
 
 use machinery::json::Value;
 
@@ -100,7 +100,7 @@ async fn a_timeout_is_read_as_go_reads_it() {
     assert_eq!(get("3").await, (400, refused.into()));
 }
 
-/// Who is refused before the body was read still gets the answer, and the connection stays.
+/// A request rejected before its body was read gets the response, and the connection stays open.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_answer_before_the_body_was_read_arrives_and_the_connection_stays() {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};

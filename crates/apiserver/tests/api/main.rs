@@ -1,5 +1,5 @@
-//! The server in one process, driven over its API: one file per promise. One binary, because each
-//! is linked on its own.
+//! The server in one process, driven over its API: one file per topic. One binary, because each
+//! binary is linked separately.
 #![allow(clippy::unwrap_used, clippy::print_stderr)]
 
 mod aggregation;

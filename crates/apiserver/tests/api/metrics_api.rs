@@ -15,7 +15,7 @@ async fn get(server: &Server, path: &str) -> Raw {
     admin(server, "GET", &format!("{METRICS}{path}"), Value::Null).await
 }
 
-/// A server whose node has been asked twice, with a pod that runs.
+/// A server whose node was scraped twice, with a running pod.
 async fn measured() -> Server {
     let server = with_pod(json!([])).await;
     let node = json!({"metadata": {"labels": {"tier": "x"}}});

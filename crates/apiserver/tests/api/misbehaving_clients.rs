@@ -1,5 +1,5 @@
-//! How the server behaves when clients, kinds and budgets do not: hang-ups, slowness, panics,
-//! excess, evictions, tokens, and pages that have grown too old.
+//! Behaviour under failure: disconnects, slow clients, panics, overload, evictions, tokens, and
+//! expired pages.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::support::{Server, admin, dial, eventually, over_socket, send, text};
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 const PODS: &str = "/api/v1/namespaces/default/pods";
 
-/// A kind whose objects cannot be validated.
+/// A kind whose validation panics.
 struct Landmine(Names);
 
 impl Kind for Landmine {
@@ -44,7 +44,7 @@ impl Kind for Landmine {
     }
 }
 
-/// Every kind, and one to step on.
+/// Every built-in kind, and one that panics.
 pub(crate) fn mined() -> std::sync::Arc<Registry> {
     let landmine: &'static dyn Kind = Box::leak(Box::new(Landmine(Names {
         group: "test.local".to_owned(),
@@ -89,7 +89,7 @@ fn administrator() -> User {
     User::new("kubernetes-admin", ["system:masters"])
 }
 
-/// Drops a write after a number of polls; whether it had been answered by then.
+/// Drops a write after a number of polls; returns whether it had been answered by then.
 async fn hang_up_after(server: &Server, name: &str, polls: usize) -> bool {
     let mut service = server.server.connect(administrator());
     let mut call = Box::pin(service.call(create(name)));
@@ -102,7 +102,8 @@ async fn hang_up_after(server: &Server, name: &str, polls: usize) -> bool {
     false
 }
 
-/// Writes without end, so that no other write is alone: one that is may be over at its first poll.
+/// Writes without end, so that commits are contended: an uncontended write may finish at its first
+/// poll.
 fn keep_writing(server: &Server, prefix: &'static str) -> tokio::task::JoinHandle<()> {
     let mut service = server.server.connect(administrator());
     tokio::spawn(async move {
@@ -192,7 +193,7 @@ async fn heads_and_urls_have_a_limit() {
         ),
     ] {
         let mut connection = dial(&server).await;
-        // The server may have answered and hung up before all of it was sent.
+        // The server may have responded and closed the connection before all of it was sent.
         let _ = connection.write_all(request.as_bytes()).await;
         let mut answer = vec![0; 1024];
         let read = connection.read(&mut answer).await.unwrap_or(0);
@@ -360,7 +361,7 @@ async fn a_service_account_gets_tokens_that_work() {
             .unwrap(),
     )
     .await;
-    // The certificate of the connection comes first in the chain, as it does upstream.
+    // The client certificate takes precedence, as upstream.
     assert_eq!(who.status(), 201);
     let review = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview",
         "spec": {"token": token}});
@@ -371,7 +372,7 @@ async fn a_service_account_gets_tokens_that_work() {
         review["status"]["user"]["username"],
         "system:serviceaccount:default:default"
     );
-    // A review has the metadata of an object that is made: what only the server says is gone.
+    // A review's metadata are prepared like those of any created object: system fields are reset.
     let asked = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview",
         "metadata": {"uid": "u", "labels": {"a": "b"}}, "spec": {"token": "nobody's"},
         "status": {"audiences": ["sent"]}});

@@ -1,4 +1,4 @@
-//! MutatingAdmissionPolicy, as those see it whose objects it changes.
+//! MutatingAdmissionPolicy, seen from the mutated objects.
 
 use machinery::json::{Value, json};
 
@@ -61,7 +61,7 @@ async fn try_map(server: &Server, name: &str) -> Raw {
     admin(server, "POST", &path, map).await
 }
 
-/// The answer to a ConfigMap once it looks as expected.
+/// The response to a ConfigMap once it looks as expected.
 async fn answered(server: &Server, wanted: impl Fn(&Value) -> bool) -> Value {
     eventually(|| async {
         let tried = try_map(server, "m").await.json();
@@ -98,9 +98,9 @@ async fn configurations_and_patches_change_objects_one_after_the_other() {
     bind(&server, policy("labels", mutations, change), reference).await;
     let object = answered(&server, |tried| tried["data"]["count"].is_string()).await;
     assert_eq!(object["metadata"]["labels"], json!({"team": "blue"}));
-    // The second mutation sees what the first one made.
+    // The second mutation sees the result of the first.
     assert_eq!(object["data"], json!({"k": "v", "count": "2"}));
-    // Updates are changed as well, and what a policy sets belongs to nobody.
+    // Updates are mutated as well, and fields that a policy sets have no manager.
     let map = json!({"metadata": {"name": "kept", "labels": {"a/b": "x"}}, "data": {"k": "v"}});
     create(&server, MAPS, map).await;
     let path = format!("{MAPS}/kept");
@@ -139,7 +139,7 @@ async fn pods_are_completed_after_a_mutation_as_if_they_had_come_so() {
     .await;
     assert_eq!(container["name"], "side");
     assert_eq!(container["restartPolicy"], "Always");
-    // Defaults, and what later plugins add.
+    // Defaults, and fields that later plugins add.
     assert_eq!(container["imagePullPolicy"], "Always");
     assert_eq!(container["terminationMessagePath"], "/dev/termination-log");
     assert!(container["volumeMounts"].is_array(), "{container}");
@@ -203,12 +203,12 @@ async fn what_cannot_be_changed_refuses_the_request_unless_it_is_ignored() {
     let ignore = json!({"spec": {"failurePolicy": "Ignore"}});
     admin(&server, "PATCH", &format!("{policies}/wrong"), ignore).await;
     answered(&server, |tried| tried["kind"] == "ConfigMap").await;
-    // A patch that leaves no ConfigMap is an error of the server's, whatever the policy says.
+    // A patch whose result is not a ConfigMap is an internal error, whatever the failure policy.
     let broken = json!({"spec": {"mutations": [patch("[JSONPatch{op: 'add', path: '/nonsense', value: 1}]")]}});
     admin(&server, "PATCH", &format!("{policies}/wrong"), broken).await;
     let status = answered(&server, |tried| tried["kind"] == "Status").await;
     assert_eq!(status["code"], 500, "{status}");
-    // What does not compile is not stored.
+    // A policy that does not compile is rejected.
     let mutations = json!([apply("Object{"), patch("[1]")]);
     let refused = admin(
         &server,

@@ -1,5 +1,4 @@
-//! How answers are written: indented for people, compressed for the far away, refused when nothing
-//! fits, with warnings beside them.
+//! Content negotiation: indentation, compression, 406, and warnings.
 
 use apiserver::User;
 use http::Request;
@@ -118,8 +117,8 @@ async fn unknown_fields_come_back_as_warnings() {
     );
 }
 
-/// Answers to this machine itself are never compressed; the pipeline decides by the peer's address,
-/// and so this asks over loopback.
+/// Responses to the same machine are never compressed; the pipeline decides by the peer's address,
+/// so this test uses loopback.
 #[tokio::test(flavor = "multi_thread")]
 async fn answers_on_the_same_machine_are_not_compressed() {
     let server = Server::start().await;

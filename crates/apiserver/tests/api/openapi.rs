@@ -1,4 +1,4 @@
-//! OpenAPI: described, named by hashes, in both forms, custom resources included.
+//! OpenAPI: content, hashes, both versions, custom resources.
 
 use apiserver::User;
 use machinery::json::{Value, json};
@@ -196,9 +196,8 @@ fn reference(path: &str) -> Option<Value> {
     Some(machinery::json::from_slice(&std::fs::read(file).unwrap()).unwrap())
 }
 
-/// A path as both documents say it: parameters in place of references to them, in one order,
-/// without their descriptions (which are in our own words) and without media types that are behind
-/// a gate that is off.
+/// A path item in the common form of both documents: parameters inlined and sorted, without
+/// descriptions (ours are in our own words) and without media types behind disabled gates.
 fn plain(item: &Value, shared: &Value) -> Value {
     match item {
         Value::Object(object) => {
@@ -230,11 +229,11 @@ fn plain(item: &Value, shared: &Value) -> Value {
     }
 }
 
-/// A group that upstream leaves to a server of its own.
+/// A group that upstream leaves to metrics-server.
 const OURS: &str = "apis/metrics.k8s.io";
 
-/// Compares the paths of a document with the reference's: every one of ours, and every one of
-/// theirs in the groups and versions that are served.
+/// Compares the paths of a document with the reference's: all of ours, and all of theirs in served
+/// groups and versions.
 fn compare_paths(ours: &Value, theirs: &Value, served: &dyn Fn(&str) -> bool) -> usize {
     let (own, reference) = (
         ours["paths"].as_object().unwrap(),
@@ -302,7 +301,7 @@ async fn paths_are_those_of_the_reference() {
             }
             assert!(expected.is_object(), "{place} {name} is ours alone");
         }
-        // Kinds that only fields of closed gates have are theirs alone; what ours refer to is there.
+        // Only theirs has kinds that only gated fields use; every reference in ours must resolve.
         let text = ours.to_string();
         for part in text.split("\"$ref\":\"#/components/schemas/").skip(1) {
             let name = part.split('"').next().unwrap();

@@ -1,4 +1,4 @@
-//! Other forms of the same objects: Tables, metadata alone, YAML; and how refusals look.
+//! Other representations of objects: Tables, metadata, YAML; and errors.
 
 use crate::support::{Server, admin, send};
 use apiserver::User;

@@ -1,5 +1,5 @@
-//! Which methods there are at which paths, what is said where there are none, and how the answers to
-//! those that are no resource are written.
+//! Which methods exist at which paths, the errors elsewhere, and the encoding of non-resource
+//! responses.
 
 use apiserver::User;
 use machinery::json::{Value, json};
@@ -16,7 +16,7 @@ async fn ask(server: &Server, method: &str, path: &str, headers: &[(&str, &str)]
     send(server, user, method, path, headers, "").await
 }
 
-/// The message of a Status, or the whole body of anything else.
+/// The message of a Status, or else the whole body.
 fn said(answer: &Raw) -> String {
     let status: Result<Value, _> = machinery::json::from_str(&answer.body);
     match status {
@@ -29,7 +29,7 @@ fn said(answer: &Raw) -> String {
 async fn unknown_paths_and_methods_are_refused_by_who_is_asked() {
     let server = Server::start().await;
     for (methods, path, code, message) in [
-        // Nobody is asked.
+        // Paths without a router.
         ("GET POST HEAD", "/nope", 404, PAGE),
         ("GET PUT", "/apis/nope", 404, PAGE),
         ("GET FOO", "/apis/nope/v1", 404, PAGE),
@@ -37,7 +37,7 @@ async fn unknown_paths_and_methods_are_refused_by_who_is_asked() {
         ("GET", "/healthz/", 404, PAGE),
         ("GET", "/livez/none", 404, PAGE),
         ("GET", "/version/more/", 404, NONE),
-        // A router is asked.
+        // Paths with a router.
         ("GET POST OPTIONS", "/api/v2", 404, NONE),
         ("GET", "/apis/apps/v2", 404, NONE),
         ("GET PATCH TRACE", "/apis/apps/v2/things", 404, NONE),
@@ -74,7 +74,7 @@ async fn unknown_paths_and_methods_are_refused_by_who_is_asked() {
             405,
             OTHER,
         ),
-        // Names that are none.
+        // Invalid names.
         (
             "GET DELETE",
             "/api/v1/nodes/%2e%2e",
@@ -88,7 +88,7 @@ async fn unknown_paths_and_methods_are_refused_by_who_is_asked() {
             "Name parameter invalid: \"a%b\": may not contain '%'",
         ),
         ("GET", "/api/v1/nodes/a%zz", 400, "400 Bad Request"),
-        // No path at all.
+        // Not a path.
         ("GET", "nodes", 400, "400 Bad Request"),
         ("CONNECT", "nodes:80", 404, PAGE),
         (
@@ -110,7 +110,7 @@ async fn unknown_paths_and_methods_are_refused_by_who_is_asked() {
             assert_eq!(sniffed, message != PAGE, "{about}");
         }
     }
-    // Where no router is, any method will do.
+    // Without a router, every method is accepted.
     for (path, start) in [
         (
             "/",
@@ -181,7 +181,7 @@ async fn documents_are_written_as_they_are_wanted() {
         assert_eq!(answer.headers["content-type"], media, "{path} {accept}");
         if !message.is_empty() {
             assert_eq!(said(&answer), message, "{path} {accept}");
-            // Who cannot be pleased is a person.
+            // A client that accepts nothing we serve gets JSON for people.
             let indented = answer.body.starts_with("{\n  \"kind\": \"Status\",\n");
             assert_eq!(indented, accept != "*", "{path} {accept}");
         }

@@ -1,5 +1,5 @@
-//! Nothing that is secret reaches the log, at any level: secrets, tokens and keys are planted
-//! everywhere a server sees them, and everything that is logged is searched for them.
+//! No secret reaches the log, at any level: secrets, tokens and keys are placed everywhere a server
+//! sees them, and the whole log is searched for them.
 
 use std::{
     io::Write,
@@ -85,7 +85,7 @@ async fn no_secret_token_or_key_is_ever_logged() {
     })
     .await;
     let encode = |text: &str| BASE64_STANDARD.encode(text);
-    // Secrets: made, read, changed, refused, watched.
+    // Secrets: create, read, update, reject, watch.
     let secrets = "/api/v1/namespaces/default/secrets";
     let secret = json!({"metadata": {"name": "s"}, "data": {"k": encode(SECRET)}});
     assert_eq!(
@@ -118,7 +118,7 @@ async fn no_secret_token_or_key_is_ever_logged() {
         .await;
         assert!(answer.code >= 400, "{media}");
     }
-    // Tokens: of the file, of an account, of a bootstrap secret, wrong ones, in every place.
+    // Tokens: from the file, of an account, of a bootstrap secret, invalid ones, in every place.
     let (id, rest) = BOOTSTRAP.split_once('.').unwrap();
     let data = json!({"token-id": encode(id), "token-secret": encode(rest),
                       "usage-bootstrap-authentication": encode("true")});
@@ -161,7 +161,7 @@ async fn no_secret_token_or_key_is_ever_logged() {
                         "spec": {"token": WRONG_TOKEN}});
     let reviews = "/apis/authentication.k8s.io/v1/tokenreviews";
     assert_eq!(admin(&server, "POST", reviews, review).await.code, 201);
-    // A renewal of everything writes keys anew.
+    // Renewing all certificates writes new keys.
     let keys_before = keys(&server);
     let later = jiff::Timestamp::now() + std::time::Duration::from_secs(300 * 24 * 3600);
     assert!(!server.pki.renew(later).unwrap().is_empty());

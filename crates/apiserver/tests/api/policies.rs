@@ -1,4 +1,4 @@
-//! ValidatingAdmissionPolicy, as those see it whose requests it is about.
+//! ValidatingAdmissionPolicy, seen by the clients whose requests it matches.
 
 use apiserver::{User, audit};
 use machinery::json::{Value, json};
@@ -8,7 +8,7 @@ use crate::support::{Raw, Server, admin, eventually, send};
 const GROUP: &str = "/apis/admissionregistration.k8s.io/v1";
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 
-/// A policy about writes of ConfigMaps, with what `change` adds to its spec.
+/// A policy for writes of ConfigMaps; `change` is added to its spec.
 fn policy(name: &str, change: Value) -> Value {
     let mut spec = json!({
         "matchConstraints": {"resourceRules": [{"operations": ["CREATE", "UPDATE"], "apiGroups": [""],
@@ -56,7 +56,7 @@ async fn try_map(server: &Server, name: &str, data: Value) -> Raw {
     admin(server, "POST", &path, map(name, data)).await
 }
 
-/// The answer to a ConfigMap once it is refused.
+/// The response to a ConfigMap once it is rejected.
 async fn refused(server: &Server, data: Value) -> Value {
     eventually(|| async {
         let tried = try_map(server, "m", data.clone()).await;
@@ -65,7 +65,7 @@ async fn refused(server: &Server, data: Value) -> Value {
     .await
 }
 
-/// A ConfigMap is accepted before long.
+/// Waits until a ConfigMap is accepted.
 async fn accepted(server: &Server, data: Value) -> Raw {
     eventually(|| async {
         let tried = try_map(server, "m", data.clone()).await;
@@ -105,7 +105,7 @@ async fn a_policy_refuses_with_its_message_and_reason() {
         message.ends_with("denied request: failed expression: object.data.size != '0'"),
         "{message}"
     );
-    // What cannot be evaluated is refused, too.
+    // An evaluation error rejects the request, too.
     let status = try_map(&server, "m", json!({"other": "x"})).await.json();
     let message = status["message"].as_str().unwrap();
     assert!(
@@ -113,7 +113,7 @@ async fn a_policy_refuses_with_its_message_and_reason() {
         "{message}"
     );
     assert_eq!(try_map(&server, "m", json!({"size": "3"})).await.code, 201);
-    // Other resources and the policy itself are not concerned.
+    // Other resources and the policy itself are not matched.
     let path = format!("{GROUP}/validatingadmissionpolicybindings/sizes");
     let removed = admin(&server, "DELETE", &path, Value::Null).await;
     assert_eq!(removed.code, 200, "{}", removed.body);
@@ -179,7 +179,7 @@ async fn parameters_are_named_or_selected_and_missing_ones_refuse_or_not() {
         "validations": [{"expression": "params == null || int(object.data.size) <= int(params.data.max)",
                          "messageExpression": "'at most ' + params.data.max + ' says ' + params.metadata.name"}],
     });
-    // Parameters themselves can be made while they are missing.
+    // Parameters themselves can be created while they are missing.
     let reference = json!({
         "paramRef": {"name": "limit", "parameterNotFoundAction": "Deny"},
         "matchResources": {"objectSelector": {"matchExpressions": [{"key": "kind", "operator": "DoesNotExist"}]}}});
@@ -200,7 +200,7 @@ async fn parameters_are_named_or_selected_and_missing_ones_refuse_or_not() {
         why,
         "failed to configure binding: no params found for policy binding with `Deny` parameterNotFoundAction"
     );
-    // Parameters are looked for in the namespace of the request.
+    // Parameters are read from the namespace of the request.
     let limit = |name: &str, max: &str| json!({"metadata": {"name": name, "labels": {"kind": "limit"}}, "data": {"max": max}});
     for (name, max) in [("limit", "5"), ("other", "3")] {
         create(&server, MAPS, limit(name, max)).await;
@@ -225,7 +225,7 @@ async fn parameters_are_named_or_selected_and_missing_ones_refuse_or_not() {
     let none = json!({"matchLabels": {"kind": "none"}});
     change(json!({"selector": none, "parameterNotFoundAction": "Allow"})).await;
     accepted(&server, json!({"size": "9"})).await;
-    // A kind that is not served is the policy's own mistake, and may be ignored.
+    // An unserved paramKind is a configuration error, subject to the failure policy.
     let policies = format!("{GROUP}/validatingadmissionpolicies/limits");
     let kind = json!({"spec": {"paramKind": {"apiVersion": "example.com/v1", "kind": "Limit"}}});
     admin(&server, "PATCH", &policies, kind).await;
@@ -298,7 +298,7 @@ async fn expressions_see_the_request_its_namespace_and_the_authorizer() {
     )
     .await;
     assert_eq!(made.code, 201, "{}", made.body);
-    // Somebody who may write ConfigMaps, and nothing else.
+    // A user who may write ConfigMaps, and nothing else.
     let role = json!({"metadata": {"name": "writer"}, "rules": [
         {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["create", "delete"]}]});
     create(
@@ -403,7 +403,7 @@ async fn rules_and_selectors_say_what_a_policy_is_about() {
         let found = code(namespace, kind, metadata.clone()).await;
         assert_eq!(found, wanted, "{namespace} {kind} {metadata}");
     }
-    // Nobody is locked out: policies are not about policies.
+    // No lockout: policies never match policies.
     let policies = format!("{GROUP}/validatingadmissionpolicies");
     let everything = json!({
         "matchConstraints": {"resourceRules": [{"operations": ["*"], "apiGroups": ["admissionregistration.k8s.io"],
@@ -523,7 +523,7 @@ async fn expressions_that_do_not_compile_are_refused_and_likely_mistakes_are_in_
             .1
             .contains("undeclared reference to 'nothing' (in container '')")
     );
-    // A field that the kind does not have compiles, and is warned about.
+    // A field that the kind does not have compiles, with a type checking warning.
     let rules = json!({"validations": [{"expression": "object.dataz.size() > 0"}]});
     create(&server, &policies, policy("typo", rules)).await;
     let path = format!("{policies}/typo");

@@ -1,4 +1,4 @@
-//! Protobuf: bodies, answers, lists and watch frames.
+//! Protobuf: bodies, responses, lists and watch frames.
 
 use apiserver::User;
 use bytes::Bytes;

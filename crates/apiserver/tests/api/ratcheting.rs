@@ -1,4 +1,4 @@
-//! A schema that becomes stricter while objects are in use: what was wrong before may stay.
+//! A schema that becomes stricter while objects exist: values that were valid before are kept.
 
 use machinery::json::{Value, json};
 

@@ -1,4 +1,4 @@
-//! The `scale` subresource, and patches that change what an object says that it is.
+//! The `scale` subresource, and patches that change apiVersion or kind.
 
 use apiserver::User;
 use machinery::json::{Value, json};
@@ -32,7 +32,7 @@ async fn deployed() -> Server {
     server
 }
 
-/// A server with one custom resource that has a scale.
+/// A server with one custom resource that has a scale subresource.
 async fn defined() -> Server {
     let server = Server::start().await;
     let schema = json!({"type": "object", "properties": {"spec": {"type": "object", "properties": {

@@ -1,4 +1,4 @@
-//! What the server says about itself: what it accepts and does not enforce, whether it is well, and its figures.
+//! What the server reports about itself: fields it does not enforce, health, and metrics.
 
 use machinery::json::{Value, json};
 
@@ -13,7 +13,7 @@ async fn what_is_accepted_and_not_enforced_is_said() {
     assert_eq!(made.code, 201, "{}", made.body);
     let warning = made.headers["warning"].to_str().unwrap();
     assert!(warning.starts_with("299 - \"devices are not allocated by this server yet"));
-    // A write that does not bring it hears nothing of it.
+    // A write that does not add the field gets no warning.
     let label = json!({"metadata": {"labels": {"a": "b"}}});
     let path = format!("{group}/devices");
     let patched = admin(&server, "PATCH", &path, label).await;
@@ -135,7 +135,7 @@ async fn component_statuses_say_how_the_parts_are() {
         items[1]["conditions"],
         json!([{"type": "Healthy", "status": "True", "message": "ok"}])
     );
-    // This server runs alone.
+    // No scheduler or controllers run here.
     assert_eq!(items[2]["conditions"][0]["status"], "False");
     let one = admin(
         &server,
@@ -163,7 +163,7 @@ async fn component_statuses_say_how_the_parts_are() {
     assert!(selected.json()["items"].as_array().unwrap().is_empty());
 }
 
-/// The families that kube-prometheus' rules for the API server read.
+/// The metrics that kube-prometheus' rules for the API server use.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_figures_that_alerts_read_are_there() {
     let server = Server::start().await;

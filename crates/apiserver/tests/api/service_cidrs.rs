@@ -1,4 +1,4 @@
-//! Ranges of service addresses: further ones, full ones, two families, and what others change.
+//! Service CIDRs: additional ones, full ones, two IP families, and changes by others.
 
 use std::collections::BTreeSet;
 
@@ -20,7 +20,7 @@ async fn make(server: &Server, name: &str, spec: Value) -> (u16, Value) {
     (made.code, made.json())
 }
 
-/// What the controller of ranges says.
+/// Sets the Ready condition, as the ServiceCIDR controller does.
 async fn tell(server: &Server, range: &str, ready: bool) {
     let condition = json!({"type": "Ready", "status": if ready { "True" } else { "False" },
         "reason": "Told", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"});
@@ -274,7 +274,7 @@ async fn an_address_whose_range_went_is_told_of_once() {
         (!told().await.is_empty()).then_some(())
     })
     .await;
-    // A leak that is freed later says that everything was looked at once more.
+    // A leaked address that is freed later shows that another repair pass has run.
     let lost = json!({"metadata": {"name": "10.43.0.61", "labels": {
             "ipaddress.kubernetes.io/managed-by": "ipallocator.k8s.io"}},
         "spec": {"parentRef": {"resource": "services", "namespace": "default", "name": "gone"}}});

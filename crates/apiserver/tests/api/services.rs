@@ -1,4 +1,4 @@
-//! Services: addresses and ports that are never handed out twice.
+//! Services: addresses and ports are never allocated twice.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! Clients that ask for much and do not read it: what they cost is bounded, and they are cut.
+//! Clients that request much and do not read it: their cost is bounded, and they are cut off.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::support::{Server, Tls, admin, dial, eventually};
 
-/// Bytes of a ConfigMap.
+/// The size of a ConfigMap in bytes.
 const LARGE: usize = 200_000;
 const CONFIG_MAPS: &str = "/api/v1/namespaces/default/configmaps";
 
@@ -30,7 +30,7 @@ async fn fill(server: &Server, count: usize) {
     }
 }
 
-/// A figure of `/metrics`.
+/// A metric of `/metrics`.
 async fn figure(server: &Server, name: &str) -> u64 {
     let text = admin(server, "GET", "/metrics", json!(null)).await.body;
     let line = text
@@ -43,7 +43,7 @@ async fn figure(server: &Server, name: &str) -> u64 {
 const UNSENT: &str = "mainstay_apiserver_unsent_bytes";
 const CUT: &str = "mainstay_apiserver_stalled_clients_total";
 
-/// Asks and does not read.
+/// Sends a request and does not read the response.
 async fn ask(server: &Server, path: &str, accept: &str) -> Tls {
     let mut tls = dial(server).await;
     let head = format!("GET {path} HTTP/1.1\r\nhost: x\r\naccept: {accept}\r\n\r\n");
@@ -66,13 +66,13 @@ async fn lists_that_nobody_reads_cost_little_in_every_form() {
     let path = format!("{CONFIG_MAPS}?includeObject=Object");
     let asked = (0..30).map(|n| ask(&server, &path, forms[n % forms.len()]));
     let mut clients = join_all(asked).await;
-    // Each has begun to get its eight megabytes.
+    // Each has begun to receive its eight megabytes.
     for client in &mut clients {
         let mut start = [0; 15];
         client.read_exact(&mut start).await.unwrap();
         assert_eq!(&start, b"HTTP/1.1 200 OK");
     }
-    // Far less than the 240 MB that they asked for is held for them.
+    // Far less than the requested 240 MB is buffered.
     let unsent = figure(&server, UNSENT).await;
     assert!(unsent < 30 * 512 * 1024, "{unsent}");
     drop(clients);
@@ -91,13 +91,13 @@ async fn a_client_that_stops_reading_is_cut_and_others_are_served() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn when_the_budget_is_used_up_stalled_clients_make_room() {
-    // Room for a few pieces; a stalled client is cut after a fifteenth of the time.
+    // Room for a few pieces; a stalled client is cut off after a fifteenth of the stall time.
     let server = Server::start_with(limits(256 * 1024, Duration::from_secs(45))).await;
     fill(&server, 60).await;
     let asked = (0..20).map(|_| ask(&server, CONFIG_MAPS, "application/yaml"));
     let _stalled = join_all(asked).await;
     eventually(|| async { (figure(&server, CUT).await > 0).then_some(()) }).await;
-    // A client that reads gets its list meanwhile.
+    // Meanwhile a client that reads gets its list.
     let mut client = ask(&server, CONFIG_MAPS, "application/yaml").await;
     let mut read = 0;
     let mut piece = vec![0; 64 * 1024];
@@ -119,7 +119,7 @@ async fn watchers_that_do_not_read_are_bounded_and_cut() {
         watcher.read_exact(&mut start).await.unwrap();
     }
     fill(&server, 60).await;
-    // Twelve megabytes were written, and each watcher holds an event or two of them.
+    // Twelve megabytes were written, and each watcher buffers an event or two.
     let unsent = figure(&server, UNSENT).await;
     assert!(unsent < 10 * 1024 * 1024, "{unsent}");
     eventually(|| async { (figure(&server, CUT).await >= 10).then_some(()) }).await;
@@ -154,7 +154,7 @@ async fn a_stream_whose_window_is_closed_is_reset_and_the_connection_stays() {
     let mut list = sender.send_request(get(CONFIG_MAPS)).await.unwrap();
     assert_eq!(list.status(), 200);
     eventually(|| async { (figure(&server, CUT).await > 0).then_some(()) }).await;
-    // What came before the reset may be read; then it ends with an error.
+    // Bytes from before the reset may be read; then the body ends with an error.
     let ended = loop {
         match list.body_mut().frame().await {
             Some(Ok(_)) => {}
@@ -179,7 +179,7 @@ async fn a_list_in_pieces_is_the_list() {
     assert_eq!(json["items"].as_array().unwrap().len(), 3);
     let yaml = get("application/yaml", CONFIG_MAPS).await.body;
     let read: machinery::json::Value = serde_saphyr::from_str(&yaml).unwrap();
-    // The lists' own resourceVersion grows with every write of the server itself.
+    // The list's resourceVersion grows with every write of the server itself.
     assert!(read["items"] == json["items"], "the same list in YAML");
     let table = "application/json;as=Table;g=meta.k8s.io;v=v1";
     let path = format!("{CONFIG_MAPS}?includeObject=Object");
@@ -201,14 +201,14 @@ async fn a_list_in_pieces_is_the_list() {
     assert!(empty.contains("\nitems: []\n"), "{empty}");
 }
 
-/// Bytes of memory that this process has, clients and server.
+/// Resident memory of this process, clients and server.
 pub(crate) fn resident() -> usize {
     let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
     let pages: usize = pages.split(' ').nth(1).unwrap().parse().unwrap();
     pages * 4096
 }
 
-/// How much memory the process got in the meantime; printed, and no more than the bound.
+/// Prints how much the process has grown since, and asserts the bound.
 fn must_have_grown_less_than(bound: usize, before: usize, what: &str) {
     let grown = resident().saturating_sub(before);
     eprintln!("{what}: {} MB more, of {} MB", grown >> 20, before >> 20);
@@ -219,7 +219,7 @@ fn is_soak() -> bool {
     std::env::var_os("MAINSTAY_SOAK").is_some()
 }
 
-/// The figures of the attack that found this: 12.6 GB for the lists, 1.5 GB for the watchers.
+/// Figures of the attack that found this: 12.6 GB for the lists, 1.5 GB for the watchers.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_memory_of_unread_lists_and_watches_is_bounded() {
     let (lists, watchers, objects) = if is_soak() {

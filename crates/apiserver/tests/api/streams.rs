@@ -1,4 +1,4 @@
-//! Logs, exec and proxies against a stand-in kubelet: what is forwarded, and to whom.
+//! Logs, exec and proxies against a stand-in kubelet: what is forwarded, and where to.
 
 use std::{convert::Infallible, sync::Arc};
 
@@ -19,7 +19,7 @@ use crate::support::{Server, admin, send};
 
 const PODS: &str = "/api/v1/namespaces/default/pods";
 
-/// Answers with what it was asked, or echoes after an upgrade.
+/// Answers with the request's path, or echoes after an upgrade.
 async fn answer(mut request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {
     let asked = request.uri().path_and_query().unwrap().to_string();
     if !asked.starts_with("/exec/") {
@@ -46,7 +46,7 @@ async fn answer(mut request: Request<Incoming>) -> Result<Response<Full<Bytes>>,
     Ok(response)
 }
 
-/// A kubelet that only takes the API server's certificate.
+/// A kubelet that accepts only the API server's certificate.
 async fn kubelet(server: &Server) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -269,7 +269,7 @@ async fn a_service_proxy_reaches_a_ready_endpoint() {
         (404, "services \"web\" not found"),
         "nobody keeps endpoints for it"
     );
-    // Loopback is nobody's address of type IPv4; as a name it is taken.
+    // Validation forbids loopback for addressType IPv4, but not for FQDN.
     let target = json!({"kind": "Pod", "namespace": "default", "name": "web-1"});
     let slice = json!({"metadata": {"name": "web-1", "labels": {"kubernetes.io/service-name": "web"}},
         "addressType": "FQDN", "ports": [{"name": "http", "port": port}], "endpoints": [

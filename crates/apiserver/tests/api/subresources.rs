@@ -1,4 +1,4 @@
-//! The parts of objects that are written on paths of their own, and Events that go by themselves.
+//! Subresources that write parts of objects, and expiry of Events.
 
 use std::{sync::Arc, time::Duration};
 
@@ -46,7 +46,8 @@ async fn ephemeral_containers_are_added_on_their_own_path_and_stay() {
     without["spec"]["ephemeralContainers"] = json!([]);
     let removed = admin(&server, "PUT", &path, without).await;
     assert_eq!(removed.code, 422, "{}", removed.body);
-    // Nothing else of the pod is written here, and these are written nowhere else.
+    // The subresource changes nothing else of the pod, and these fields cannot be changed
+    // elsewhere.
     let other = json!({"spec": {"containers": [{"name": "c", "image": "j"}]}});
     let other = patch(&server, &path, other).await.json();
     assert_eq!(other["spec"]["containers"][0]["image"], "i");
@@ -78,7 +79,7 @@ async fn a_pod_is_resized_on_its_own_path_only() {
     let image = patch(&server, &path, image).await.json();
     let kept = &image["spec"]["containers"][0]["image"];
     assert_eq!(kept, &before["spec"]["containers"][0]["image"]);
-    // Its class of service stays what it was.
+    // Its QoS class cannot change.
     let none = json!({"spec": {"containers": [
         {"name": "c", "resources": {"requests": {"cpu": null}}}]}});
     assert_eq!(patch(&server, &path, none).await.code, 422);
@@ -101,7 +102,7 @@ async fn a_signing_request_is_approved_on_its_own_path_only() {
             json!([{"type": kind, "status": "True", "reason": "R", "message": "m"}]);
         request
     };
-    // Elsewhere the decision is not taken over.
+    // Other paths ignore the approval.
     admin(&server, "PUT", &path, with("Approved")).await;
     admin(&server, "PUT", &format!("{path}/status"), with("Approved")).await;
     let read = admin(&server, "GET", &path, Value::Null).await.json();
@@ -112,7 +113,7 @@ async fn a_signing_request_is_approved_on_its_own_path_only() {
     let condition = &approved.json()["status"]["conditions"][0];
     assert_eq!(condition["type"], "Approved");
     assert!(condition["lastUpdateTime"].is_string(), "{condition}");
-    // What was decided stays decided.
+    // A decision is final.
     let denied = admin(&server, "PUT", &approval, with("Denied")).await;
     assert_eq!(denied.code, 422, "{}", denied.body);
     let read = admin(&server, "GET", &approval, Value::Null).await.json();

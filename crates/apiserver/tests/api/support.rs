@@ -1,4 +1,4 @@
-//! A server in this process: HTTPS on loopback, the embedded store in a directory of its own.
+//! A server in this process: HTTPS on loopback, the embedded store in a temporary directory.
 
 use std::{
     future::Future,
@@ -15,7 +15,7 @@ use tempfile::TempDir;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-/// A running server; everything ends with it.
+/// A running server; dropping it stops everything.
 pub(crate) struct Server {
     pub server: Arc<ApiServer>,
     pub store: Arc<dyn store::Store<ObjectCodec>>,
@@ -43,12 +43,12 @@ impl Server {
         .await
     }
 
-    /// A server whose configuration is changed before it starts; the directory is its own.
+    /// A server whose configuration is changed before it starts, with the directory it uses.
     pub(crate) async fn configured(change: impl FnOnce(&mut Config, &std::path::Path)) -> Self {
         Self::with_kinds(Registry::builtin(), change).await
     }
 
-    /// The same, with other kinds.
+    /// The same with other kinds.
     pub(crate) async fn with_kinds(
         registry: Arc<Registry>,
         change: impl FnOnce(&mut Config, &std::path::Path),
@@ -61,7 +61,7 @@ impl Server {
         Self::with_kinds(registry, |_, _| {}).await
     }
 
-    /// Stops, and starts again over the same store.
+    /// Stops the server and starts it again over the same store.
     pub(crate) async fn restart(mut self) -> Self {
         self.stop.cancel();
         self.run.take().unwrap().await.unwrap().unwrap();
@@ -106,7 +106,7 @@ impl Server {
             tokens: Some(Arc::new(tokens)),
         };
         change(&mut config, directory.path());
-        // A server that has just stopped may hold it a moment longer.
+        // The stopped server may hold its lock a moment longer.
         let store = eventually(|| async {
             let codec = ObjectCodec::new(registry.clone());
             let store = store::embedded::Config {
@@ -134,7 +134,7 @@ impl Server {
             stop,
             run: Some(run),
         };
-        // A controller's work, without which no pod is admitted.
+        // Created by a controller otherwise; without it no pod is admitted.
         let account = machinery::json::json!({"metadata": {"name": "default"}});
         let path = "/api/v1/namespaces/default/serviceaccounts";
         let made = admin(&server, "POST", path, account).await;
@@ -147,7 +147,7 @@ impl Server {
         server
     }
 
-    /// The server's own directory.
+    /// The server's directory.
     pub(crate) fn directory(&self) -> &std::path::Path {
         self.directory.path()
     }
@@ -157,7 +157,7 @@ impl Server {
         client::in_process(self.server.connect(user))
     }
 
-    /// A client that may do everything.
+    /// A client with all permissions.
     pub(crate) fn admin(&self) -> kube::Client {
         self.client(User::new("kubernetes-admin", ["system:masters"]))
     }
@@ -172,7 +172,7 @@ impl Server {
         path
     }
 
-    /// Runs the real kubectl as the administrator; `None` when there is none on this machine.
+    /// Runs the real kubectl as the administrator; `None` if it is not installed.
     pub(crate) async fn kubectl(&self, arguments: &[&str], input: &str) -> Option<Output> {
         let kubectl = PathBuf::from("/usr/bin/kubectl");
         if !kubectl.exists() {
@@ -205,7 +205,7 @@ impl Server {
         Some(run.await.unwrap())
     }
 
-    /// Runs kubectl and expects success; its output.
+    /// Runs kubectl and expects success; returns its output.
     pub(crate) async fn kubectl_ok(&self, arguments: &[&str], input: &str) -> Option<String> {
         let output = self.kubectl(arguments, input).await?;
         let (out, err) = (text(&output.stdout), text(&output.stderr));
@@ -230,7 +230,7 @@ impl Drop for Server {
     }
 }
 
-/// A bare request and its answer: for what typed clients hide.
+/// A raw response, for what typed clients hide.
 pub(crate) struct Raw {
     pub code: u16,
     pub headers: http::HeaderMap,
@@ -272,7 +272,7 @@ pub(crate) async fn send(
     }
 }
 
-/// Sends as the administrator, JSON in and out.
+/// Sends JSON as the administrator.
 pub(crate) async fn admin(
     server: &Server,
     method: &str,
@@ -311,7 +311,7 @@ pub(crate) async fn dial_with(server: &Server, mut config: rustls::ClientConfig)
         .unwrap()
 }
 
-/// Sends one request over the socket; the answer may be an upgrade.
+/// Sends one request over the socket; the response may be an upgrade.
 pub(crate) async fn over_socket(
     server: &Server,
     request: http::Request<http_body_util::Full<bytes::Bytes>>,
@@ -325,7 +325,7 @@ pub(crate) async fn over_socket(
     sender.send_request(request).await.unwrap()
 }
 
-/// Looks until there is something, for a while.
+/// Retries until `look` returns a value, up to a deadline.
 pub(crate) async fn eventually<T, F: Future<Output = Option<T>>>(look: impl Fn() -> F) -> T {
     let found = async {
         loop {

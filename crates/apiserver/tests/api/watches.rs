@@ -1,4 +1,4 @@
-//! Watches: where they start, what they show, how they end.
+//! Watches: where they start, what they send, how they end.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use tower::Service as _;
 
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 
-/// A watch read line by line.
+/// A watch that is read line by line.
 struct Watching {
     body: apiserver::Body,
     buffer: String,

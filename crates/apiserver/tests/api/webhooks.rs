@@ -1,4 +1,5 @@
-//! Admission webhooks: what they are asked, what they may change and refuse, and what happens when they fail.
+//! Admission webhooks: what they receive, what they may change and reject, and what happens when
+//! they fail.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -316,7 +317,7 @@ async fn only_the_authority_of_the_configuration_is_believed() {
 async fn a_service_is_called_by_its_name_and_connections_are_kept() {
     let server = Server::start().await;
     let hook = Hook::allowing(json!({})).await;
-    // Endpoints may not be on loopback; another name may lead there.
+    // Endpoints may not be loopback addresses; an ExternalName may resolve to one.
     let service = json!({"metadata": {"name": "hook"}, "spec": {"type": "ExternalName", "externalName": "localhost"}});
     let path = "/api/v1/namespaces/default/services";
     let made = admin(&server, "POST", path, service).await;
@@ -496,7 +497,7 @@ async fn updates_deletes_and_subresources_are_asked_about_as_what_they_are() {
         Reply::Json(reply)
     })
     .await;
-    // Options of connections have no labels to select by.
+    // Options of connections have no labels for selectors.
     let rules = json!({"objectSelector": {}, "rules": [
         rule(&["UPDATE", "DELETE"], "apps", "v1", &["deployments", "deployments/scale"]),
         rule(&["CREATE"], "", "v1", &["pods/binding", "pods/eviction"]),
@@ -703,7 +704,7 @@ async fn questions_are_asked_about_like_objects() {
             refused.body
         );
     }
-    // What cannot be understood is not asked about.
+    // Invalid reviews are rejected before admission.
     let path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
     let invalid = admin(&server, "POST", path, json!({"spec": {}})).await;
     assert_eq!(invalid.code, 422, "{}", invalid.body);

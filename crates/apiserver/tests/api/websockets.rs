@@ -1,5 +1,5 @@
-//! WebSockets in all their forms: exec, attach and port-forward to kubelets that speak them and to
-//! kubelets that speak only SPDY, logs, and watches.
+//! WebSockets: exec, attach and port-forward to kubelets that support them and to kubelets that
+//! support only SPDY, logs, and watches.
 
 use std::time::Duration;
 
@@ -34,7 +34,7 @@ async fn ask(server: &Server, handshake: &Handshake, path: &str) -> Response<Inc
     over_socket(server, request).await
 }
 
-/// Runs a command with this stdin; its stdout, stderr and end.
+/// Runs a command with this stdin; returns its stdout, stderr and exit status.
 async fn run(server: &Server, path: &str, stdin: &str) -> (String, String, ExitStatus) {
     let handshake = Handshake::for_exec();
     let response = ask(server, &handshake, path).await;

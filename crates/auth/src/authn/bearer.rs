@@ -1,15 +1,15 @@
-//! Bearer tokens: where requests carry them, how two are compared, and how they are taken off a request before
-//! it is passed on.
+//! Bearer tokens: where requests carry them, constant-time comparison, and their removal before a
+//! request is forwarded.
 
 use std::borrow::Cow;
 
 use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
 use http::{HeaderMap, HeaderValue, header};
 
-/// Browsers cannot set headers on a WebSocket: the token comes as a protocol name.
+/// Browsers cannot set headers on a WebSocket: the token is a subprotocol.
 const PROTOCOL: &str = "base64url.bearer.authorization.k8s.io.";
 
-/// The token that a request carries.
+/// The token of a request.
 pub fn token(headers: &HeaderMap) -> Option<Cow<'_, str>> {
     if let Some(value) = headers.get(header::AUTHORIZATION) {
         let mut parts = value.to_str().ok()?.trim().splitn(3, ' ');
@@ -23,7 +23,7 @@ pub fn token(headers: &HeaderMap) -> Option<Cow<'_, str>> {
     }
 }
 
-/// Whether a request carries a token in a form in which it cannot be used: such a caller is not anonymous.
+/// Whether a request has a malformed token: such a caller is not anonymous.
 pub fn is_malformed(headers: &HeaderMap) -> bool {
     of_websocket(headers) == WebSocket::Malformed
 }
@@ -35,8 +35,8 @@ enum WebSocket {
     Malformed,
 }
 
-/// The token among the subprotocols of a WebSocket. There must be one token, and another protocol that the
-/// server can agree to.
+/// The token among the subprotocols of a WebSocket. There must be exactly one, and another
+/// subprotocol that the server can select.
 fn of_websocket(headers: &HeaderMap) -> WebSocket {
     if !headers.contains_key(header::SEC_WEBSOCKET_PROTOCOL) || !streaming::is_websocket(headers) {
         return WebSocket::None;
@@ -57,7 +57,7 @@ fn of_websocket(headers: &HeaderMap) -> WebSocket {
     }
 }
 
-/// Every subprotocol that a request names.
+/// Every subprotocol of a request.
 fn protocols(headers: &HeaderMap) -> impl Iterator<Item = &str> {
     let values = headers.get_all(header::SEC_WEBSOCKET_PROTOCOL).into_iter();
     values
@@ -66,7 +66,8 @@ fn protocols(headers: &HeaderMap) -> impl Iterator<Item = &str> {
         .map(str::trim)
 }
 
-/// Removes the caller's credentials from a request: a backend that it is proxied to could act as the caller.
+/// Removes the caller's credentials from a request: otherwise a proxied backend could act as the
+/// caller.
 pub fn strip(headers: &mut HeaderMap) {
     headers.remove(header::AUTHORIZATION);
     let names = headers.keys().map(http::HeaderName::as_str);
@@ -94,7 +95,7 @@ pub fn strip(headers: &mut HeaderMap) {
     }
 }
 
-/// The warning for a token in a place where it is not read.
+/// The warning for an unusable Authorization header.
 pub fn warning(headers: &HeaderMap) -> Option<&'static str> {
     let value = headers.get(header::AUTHORIZATION)?.as_bytes();
     let (scheme, rest) = value.split_at_checked(SCHEME.len())?;
@@ -175,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_that_says_who_the_caller_is_is_passed_on() {
+    fn credentials_and_identity_headers_are_removed_before_proxying() {
         let mut headers = websocket(&["a, TOKEN", "b,TOKEN"]);
         for name in [
             "authorization",

@@ -1,5 +1,5 @@
-//! Tokens with which nodes join: `ID.SECRET`, kept as a Secret in kube-system that says how long and
-//! for what they count.
+//! Bootstrap tokens of joining nodes: `ID.SECRET`, stored as a Secret in kube-system with expiry
+//! and usages.
 
 use async_trait::async_trait;
 use base64::{Engine, prelude::BASE64_STANDARD};
@@ -81,7 +81,7 @@ fn accept(object: &Object, id: &str, secret: &str, now: Timestamp) -> Option<Use
         return None;
     }
     if let Some(expiration) = value("expiration")
-        // A time that cannot be read is over.
+        // An unreadable expiration counts as expired.
         && !expiration.parse::<Timestamp>().is_ok_and(|end| end > now)
     {
         return None;
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_counts_as_its_secret_says() {
+    fn a_bootstrap_token_is_valid_as_its_secret_says() {
         let now: Timestamp = "2026-06-01T00:00:00Z".parse().unwrap();
         let ask =
             |changes: &[(&str, &str)]| accept(&secret(changes), "abcdef", "0123456789abcdef", now);

@@ -1,6 +1,6 @@
-//! Client certificates: the common name is the user, each organization is a group. The chain is
-//! verified again when a connection lasts, because it may outlive the certificate, and because a front
-//! proxy's certificate is no user's.
+//! Client certificates: the common name is the user, each organization a group. The chain is
+//! verified again on long connections, because the certificate may expire, and because a front
+//! proxy's certificate is not a user.
 
 use std::sync::Arc;
 

@@ -1,10 +1,10 @@
-//! What signs and verifies service account tokens, as the API server asks it.
+//! The interface to the issuer of service account tokens.
 
 use std::{sync::Arc, time::Duration};
 
 use super::{Claims, LegacyClaims, Refused};
 
-/// What a service account token says.
+/// The claims of a new service account token.
 #[derive(Debug, Clone)]
 pub struct TokenRequest<'a> {
     pub namespace: &'a str,
@@ -13,7 +13,7 @@ pub struct TokenRequest<'a> {
     /// Empty: the server's own audience.
     pub audiences: Vec<String>,
     pub expires_in: Duration,
-    /// Kind (`Pod`, `Secret`, `Node`), name and uid of what the token is bound to.
+    /// Kind (`Pod`, `Secret`, `Node`), name and uid of the bound object.
     pub bound: Option<(&'a str, &'a str, &'a str)>,
     /// Name and uid of the node of the bound pod.
     pub node: Option<(&'a str, &'a str)>,
@@ -30,14 +30,14 @@ pub struct IssuedToken {
 /// Signs service account tokens.
 pub trait TokenIssuer: Send + Sync + 'static {
     fn issue(&self, request: &TokenRequest<'_>) -> Result<IssuedToken, String>;
-    /// What a token says, if it is one of ours: signature, times and audience are checked, the
-    /// objects it is bound to are not. Without audiences it must be for this server.
+    /// The claims of a token, if it is ours: signature, times and audience are checked, bound
+    /// objects are not. Without audiences it must be for this server.
     fn verify(
         &self,
         token: &str,
         audiences: Option<&[String]>,
     ) -> Option<Result<Arc<Claims>, Refused>>;
-    /// What a token says that is kept in a Secret, if it is one of ours; only its signature and audience are checked.
+    /// The claims of a token from a Secret, if it is ours; only signature and audience are checked.
     fn verify_legacy(
         &self,
         _token: &str,
@@ -45,7 +45,7 @@ pub trait TokenIssuer: Send + Sync + 'static {
     ) -> Option<Result<LegacyClaims, Refused>> {
         None
     }
-    /// The audiences of a token that names none: this server.
+    /// The default audiences: this server.
     fn audiences(&self) -> &[String];
     /// The document at `/.well-known/openid-configuration`.
     fn openid_configuration(&self) -> machinery::json::Value;

@@ -1,6 +1,6 @@
-//! Tokens in Secrets of type `kubernetes.io/service-account-token`. They do not end by themselves: such a token counts
-//! as long as its Secret holds it and its account lives, and not once it is marked as invalid. When one was used last is
-//! noted on its Secret, by day, so that unused tokens can be found.
+//! Tokens in Secrets of type `kubernetes.io/service-account-token`. They do not expire: such a
+//! token is valid as long as its Secret contains it and its account exists, unless it is labelled
+//! invalid. The day of its last use is recorded on its Secret, so that unused tokens can be found.
 
 use std::collections::HashSet;
 
@@ -17,11 +17,11 @@ use registry::{Reader, meta};
 use request::User;
 
 pub(super) const ISSUER: &str = "kubernetes/serviceaccount";
-/// The label of a Secret that says on which day its token was used last.
+/// The label of a Secret with the day on which its token was last used.
 pub const LAST_USED: &str = "kubernetes.io/legacy-token-last-used";
 const INVALID_SINCE: &str = "kubernetes.io/legacy-token-invalid-since";
 
-/// What such a token says.
+/// The claims of such a token.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct LegacyClaims {
     #[serde(default)]
@@ -36,7 +36,7 @@ pub struct LegacyClaims {
     pub namespace: String,
 }
 
-/// Secrets whose tokens were used since they were written down last.
+/// Secrets whose tokens were used since they were last recorded.
 #[derive(Default)]
 pub struct Uses {
     /// Guards namespace, name and uid of the Secrets.
@@ -53,7 +53,7 @@ impl Uses {
         }
     }
 
-    /// Waits for uses that are not recorded yet: namespace, name and uid of their Secrets.
+    /// Waits for unrecorded uses: namespace, name and uid of their Secrets.
     pub async fn next(&self) -> HashSet<(String, String, String)> {
         self.more.notified().await;
         std::mem::take(&mut *self.secrets.lock())
@@ -64,7 +64,7 @@ fn refuse(why: impl Into<String>) -> Refused {
     Refused(why.into())
 }
 
-/// The account that a token with a genuine signature is of.
+/// The account of a token with a valid signature.
 pub(super) async fn account(
     reader: &Reader,
     uses: &Uses,
@@ -126,7 +126,7 @@ pub fn today(clock: &dyn Clock) -> jiff::civil::Date {
     clock.now().to_zoned(jiff::tz::TimeZone::UTC).date()
 }
 
-/// Whether the day that is noted is another one; clocks of servers may differ by one.
+/// Whether the recorded day is neither today nor, by another server's clock, tomorrow.
 fn is_stale(noted: &str, clock: &dyn Clock) -> bool {
     let today = today(clock);
     let tomorrow = today.tomorrow().unwrap_or(today);

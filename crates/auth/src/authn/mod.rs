@@ -1,5 +1,5 @@
-//! Authentication. Authenticators are asked in the order of [`chain`]; the first that recognises the
-//! caller decides, and one that finds bad credentials refuses the request.
+//! Authentication. Authenticators are tried in the order of [`chain`]; the first that recognises
+//! the caller decides, and one that finds invalid credentials rejects the request.
 
 pub mod bearer;
 mod bootstrap;
@@ -33,7 +33,7 @@ pub use service_account::{Claims, Private, Reference, ServiceAccounts, Tokens};
 pub use static_tokens::StaticTokens;
 pub use webhook::TokenWebhook;
 
-/// What a caller shows.
+/// The credentials of a caller.
 #[derive(Debug, Clone, Copy)]
 pub struct Credentials<'a> {
     pub headers: &'a HeaderMap,
@@ -42,24 +42,24 @@ pub struct Credentials<'a> {
     pub remote: Option<SocketAddr>,
 }
 
-/// The caller showed something, and it is wrong. Answered with 401.
+/// The credentials are invalid. Answered with 401.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("{0}")]
 pub struct Refused(pub String);
 
-/// One way to recognise callers.
+/// One authentication method.
 #[async_trait]
 pub trait Authenticator: Send + Sync + 'static {
-    /// As it appears in logs.
+    /// The name in logs.
     fn name(&self) -> &'static str;
-    /// The user, or `None` when these credentials are not of the kind this one knows.
+    /// The user, or `None` if these credentials are not of this authenticator's type.
     async fn authenticate(&self, credentials: &Credentials<'_>) -> Result<Option<User>, Refused>;
-    /// The user, if these credentials alone tell and nothing has to be read or computed; asked for
-    /// callers without a certificate. `None` says nothing.
+    /// The user, if it is known without reading or computing anything; called for callers without a
+    /// certificate. `None` decides nothing.
     fn at_once(&self, _credentials: &Credentials<'_>) -> Option<Arc<User>> {
         None
     }
-    /// The user that a bearer token names, for one of these audiences (none: this server).
+    /// The user of a bearer token, for one of these audiences (empty: this server).
     async fn token(
         &self,
         _token: &str,
@@ -67,17 +67,17 @@ pub trait Authenticator: Send + Sync + 'static {
     ) -> Result<Option<User>, Refused> {
         Ok(None)
     }
-    /// Starts what runs beside requests (caches, key reloads).
+    /// Starts background work (caches, key reloads).
     fn start(&self, _context: &lifecycle::Context) {}
 }
 
-/// What the authenticators are made from.
+/// The configuration of the authenticators.
 pub struct Options<'a> {
     /// PEM of the client CA; empty: no client certificates.
     pub client_ca: &'a str,
     /// PEM of the front proxy's CA.
     pub front_proxy_ca: &'a str,
-    /// A file of bearer tokens that an operator keeps.
+    /// The static token file.
     pub token_auth_file: Option<&'a Path>,
     /// The issuers of `--authentication-config`.
     pub jwt: Option<&'a Jwt>,
@@ -88,7 +88,7 @@ pub struct Options<'a> {
     pub clock: &'a Arc<dyn Clock>,
 }
 
-/// The authenticators, in the order they are asked.
+/// The authenticators in order.
 pub fn chain(
     options: &Options<'_>,
     reader: &Reader,
@@ -137,7 +137,7 @@ pub fn chain(
     Ok(chain)
 }
 
-/// TokenReview: the user of a token, by the first authenticator that knows it.
+/// TokenReview: the user of a token, by the first authenticator that recognises it.
 pub async fn review(
     chain: &[Arc<dyn Authenticator>],
     token: &str,

@@ -1,5 +1,5 @@
-//! A front proxy names the user in headers. It is believed only because of its own certificate,
-//! which must come from the front proxies' authority and carry a known name.
+//! A front proxy names the user in headers. They are trusted only if the proxy's certificate is
+//! signed by the front proxy CA and has an allowed name.
 
 use std::sync::Arc;
 
@@ -58,7 +58,7 @@ fn named(headers: &HeaderMap) -> Option<User> {
             .get_all(name)
             .into_iter()
             .map(|value| std::str::from_utf8(value.as_bytes()).map(str::to_owned));
-        // A value that is no text is refused: half an identity is worse than none.
+        // Values that are not text are rejected: a partial identity is worse than none.
         values.collect::<Result<Vec<_>, _>>().ok()
     };
     let name = all(USER)?

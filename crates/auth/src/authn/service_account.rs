@@ -1,5 +1,5 @@
-//! Service account tokens: signed here, recognised here. A token counts as long as its times are
-//! right and the account, and the pod, secret or node that it is bound to, still exist.
+//! Service account tokens: issued and verified here. A token is valid as long as its times are
+//! right and the account, and the bound pod, secret or node, still exist.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -19,12 +19,12 @@ use super::{IssuedToken, TokenIssuer, TokenRequest};
 use registry::{Reader, Stored};
 use request::User;
 
-/// Pods and accounts that are being deleted keep their tokens this long, to end their work.
+/// Tokens of pods and accounts stay valid this long after their deletion, so that they can finish.
 const GRACE: SignedDuration = SignedDuration::from_secs(60);
-/// Verifying a signature costs more than everything else: this many verified tokens are kept.
+/// Verifying a signature is the most expensive step: how many verified tokens are cached.
 const KEPT: usize = 4096;
 
-/// What a token says.
+/// The claims of a token.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Claims {
     pub iss: String,
@@ -73,18 +73,18 @@ fn one_or_many<'de, D: serde::Deserializer<'de>>(input: D) -> Result<Vec<String>
     })
 }
 
-/// Signs tokens and reads its own.
+/// Issues and verifies tokens.
 pub struct Tokens {
     pki: Arc<Pki>,
     issuer: String,
     audiences: Vec<String>,
     clock: Arc<dyn Clock>,
-    /// Guards the claims of tokens whose signature has been verified.
+    /// Guards the claims of tokens with verified signatures.
     verified: Mutex<HashMap<String, Arc<Claims>>>,
 }
 
 impl Tokens {
-    /// The issuer is `https://kubernetes.default.svc.DOMAIN`, and so is the server's audience.
+    /// The issuer is `https://kubernetes.default.svc.DOMAIN`, as is the server's audience.
     pub fn new(pki: Arc<Pki>, cluster_domain: &str, clock: Arc<dyn Clock>) -> Self {
         let issuer = format!("https://kubernetes.default.svc.{cluster_domain}");
         let audiences = vec![issuer.clone()];
@@ -120,7 +120,7 @@ impl Tokens {
     }
 }
 
-/// Whether the times and the audience are right.
+/// Checks the times and the audience.
 fn timely(claims: &Claims, audiences: &[String], now: Timestamp) -> Result<(), Refused> {
     let now = now.as_second();
     if now >= claims.exp {
@@ -229,7 +229,7 @@ impl TokenIssuer for Tokens {
         if jwt::issuer(token)? != legacy_tokens::ISSUER {
             return None;
         }
-        // Such tokens name no audience: they are for this server.
+        // Such tokens have no audience: they are for this server.
         let wanted = audiences.filter(|wanted| !wanted.is_empty());
         let fits = wanted.is_none_or(|wanted| wanted.iter().any(|a| self.audiences.contains(a)));
         if !fits {
@@ -261,7 +261,7 @@ impl TokenIssuer for Tokens {
     }
 }
 
-/// Recognises service accounts by their tokens.
+/// Authenticates service accounts by their tokens.
 pub struct ServiceAccounts {
     tokens: Arc<dyn TokenIssuer>,
     reader: Reader,
@@ -284,7 +284,7 @@ impl ServiceAccounts {
         }
     }
 
-    /// Whether an object still is what the token was made for.
+    /// Whether the object that the token was issued for still exists.
     async fn lives(
         &self,
         resource: &str,
@@ -303,7 +303,7 @@ impl ServiceAccounts {
     }
 }
 
-/// What of an object's metadata says whether a token still counts.
+/// The metadata that decides whether a token is still valid.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Life {
@@ -477,7 +477,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_token_dies_with_what_it_is_bound_to() {
+    async fn a_token_is_invalid_after_its_bound_object_is_deleted() {
         let setup = setup().await;
         let (bound, free) = (request(true, &[]), request(false, &[]));
         let (bound, free) = (

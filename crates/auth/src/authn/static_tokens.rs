@@ -1,4 +1,4 @@
-//! Tokens from a file that an operator keeps: lines of token, user, uid and, in quotes, groups.
+//! The static token file: lines of token, user, uid and, in quotes, groups.
 
 use std::{path::Path, sync::Arc};
 
@@ -12,7 +12,7 @@ pub struct StaticTokens {
 }
 
 impl StaticTokens {
-    /// Reads the file.
+    /// Loads the file.
     pub fn load(path: &Path) -> Result<Self, String> {
         let text = std::fs::read_to_string(path).map_err(|error| error.to_string())?;
         Self::parse(&text)
@@ -25,7 +25,7 @@ impl StaticTokens {
                 continue;
             }
             let columns = columns(line);
-            // The line itself holds a secret: name its number only.
+            // The line contains a secret: report only its number.
             let wrong = |what: &str| Err(format!("line {}: {what}", number + 1));
             let [token, name, uid, rest @ ..] = columns.as_slice() else {
                 return wrong("at least 3 columns are needed: token, user name, uid");
@@ -51,7 +51,7 @@ impl StaticTokens {
     }
 
     fn find(&self, token: &str) -> Option<&Arc<User>> {
-        // Every line is compared, so that the duration does not depend on which one matches.
+        // Every line is compared, so that the duration does not reveal which one matches.
         self.tokens.iter().fold(None, |found, (known, user)| {
             if bearer::equal(known, token) {
                 Some(user)
@@ -62,7 +62,7 @@ impl StaticTokens {
     }
 }
 
-/// Comma-separated columns; quotes keep commas together.
+/// Comma-separated columns; quotes protect commas.
 fn columns(line: &str) -> Vec<String> {
     let mut columns = vec![String::new()];
     let mut quoted = false;
@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_known_token_names_its_user_and_an_unknown_one_nobody() {
+    async fn a_known_token_is_authenticated_and_an_unknown_one_is_not() {
         let file = "# people\nsecret,eve,u1,\"team, system:masters\"\nother,bob,u2\n";
         let tokens = StaticTokens::parse(file).unwrap();
         let eve = tokens.token("secret", None).await.unwrap().unwrap();

@@ -1,6 +1,6 @@
-//! Brings the default roles and bindings into the store at start: what is missing is made, rules
-//! and subjects that were taken away from a default come back, and additions stay. An
-//! object with the autoupdate annotation set to `false` is left alone.
+//! Writes the default roles and bindings at startup: missing objects are created, removed rules and
+//! subjects of defaults are restored, additions are kept. An object with the autoupdate annotation
+//! `false` is left alone.
 
 use futures::{TryStreamExt, stream};
 use http::{Method, StatusCode};
@@ -17,10 +17,10 @@ use super::{
 use request::Client;
 
 const AUTOUPDATE: &str = "rbac.authorization.kubernetes.io/autoupdate";
-/// Writes at a time: they share syncs of the disk.
+/// Concurrent writes: they share disk syncs.
 const TOGETHER: usize = 32;
 
-/// Tries until all defaults are there; ends at once when roles are not served.
+/// Retries until all defaults exist; returns at once if roles are not served.
 pub async fn write(api: impl Client, rbac: Rbac) {
     let mut backoff = Backoff::new(FIRST, LONGEST);
     loop {
@@ -28,9 +28,9 @@ pub async fn write(api: impl Client, rbac: Rbac) {
             Ok(false) => return,
             Ok(true) => match rbac.defaults_written().await {
                 Ok(()) => return,
-                Err(error) => tracing::warn!(%error, "roles and bindings cannot be read"),
+                Err(error) => tracing::warn!(%error, "cannot read roles and bindings"),
             },
-            Err(error) => tracing::warn!(error, "default roles and bindings cannot be written"),
+            Err(error) => tracing::warn!(error, "cannot write default roles and bindings"),
         }
         tokio::time::sleep(backoff.step()).await;
     }
@@ -104,7 +104,7 @@ async fn one(api: &impl Client, resource: &str, default: Object) -> Result<(), S
 enum Change {
     None,
     Update(Object),
-    /// A binding cannot change its role.
+    /// The role of a binding is immutable, so the binding is replaced.
     Replace,
 }
 
@@ -165,7 +165,7 @@ mod tests {
     use registry_testing::object;
 
     #[test]
-    fn what_was_taken_away_comes_back_and_what_was_added_stays() {
+    fn removed_default_rules_are_restored_and_added_rules_are_kept() {
         let rule = |verb: &str| json!({"verbs": [verb], "apiGroups": [""], "resources": ["pods"]});
         let default = object(json!({"metadata": {"name": "r", "labels": {"a": "1"}},
                                     "rules": [rule("get"), rule("list")]}));

@@ -1,5 +1,5 @@
-//! Roles and bindings compiled into an index by subject, so that a decision looks only at what is
-//! bound to the user, its groups, and the namespace at hand.
+//! Roles and bindings indexed by subject, so that a decision looks only at the bindings of the
+//! user, its groups, and the namespace.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -12,7 +12,7 @@ use machinery::{Object, Value, labels::Selector};
 use super::{Attributes, rules::Rule};
 use request::User;
 
-/// The objects an index is made of.
+/// The objects of an index.
 #[derive(Debug, Default)]
 pub struct Objects {
     pub cluster_roles: Vec<Object>,
@@ -22,7 +22,7 @@ pub struct Objects {
 }
 
 impl Objects {
-    /// Adds what is not there yet, by namespace and name.
+    /// Adds missing objects, by namespace and name.
     pub fn add_missing(&mut self, others: Self) {
         let add = |mine: &mut Vec<Object>, others: Vec<Object>| {
             let key = |object: &Object| role_key(tree::namespace(object), tree::name(object));
@@ -43,24 +43,24 @@ impl Objects {
     }
 }
 
-/// A role's rules; `None` when the role that a binding names does not exist.
+/// A role's rules; `None` if the bound role does not exist.
 type Rules = Option<Arc<[Rule]>>;
 
-/// One binding, as seen from a subject.
+/// One binding of a subject.
 #[derive(Debug, Clone)]
 struct Grant {
     rules: Rules,
     binding: Arc<Origin>,
 }
 
-/// Where a grant comes from, for reasons.
+/// The source of a grant, for reasons.
 #[derive(Debug)]
 struct Origin {
     binding: String,
     role: String,
 }
 
-/// What one subject has been given.
+/// The grants of one subject.
 #[derive(Debug, Default)]
 struct Grants {
     everywhere: Vec<Grant>,
@@ -85,7 +85,7 @@ fn role_key(namespace: &str, name: &str) -> String {
 }
 
 impl Index {
-    /// Compiles the objects.
+    /// Builds the index.
     pub fn new(objects: &Objects) -> Self {
         let mut index = Self {
             roles: roles(objects),
@@ -164,14 +164,14 @@ impl Index {
             })
     }
 
-    /// Whether some rule that is bound to the user allows the request.
+    /// Whether a rule bound to the user allows the request.
     pub fn allows(&self, attributes: &Attributes<'_>) -> bool {
         self.grants(attributes.user, attributes.namespace)
             .filter_map(|grant| grant.rules.as_ref())
             .any(|rules| rules.iter().any(|rule| rule.allows(attributes)))
     }
 
-    /// Which binding allows the request, in Kubernetes' words.
+    /// The reason for allowing the request, in Kubernetes' words.
     pub fn reason(&self, attributes: &Attributes<'_>) -> Option<String> {
         let allows = |grant: &&Grant| {
             let mut rules = grant.rules.iter().flat_map(|rules| rules.iter());
@@ -203,7 +203,7 @@ impl Index {
         })
     }
 
-    /// Bindings of the user whose roles do not exist, in Kubernetes' words.
+    /// The user's bindings whose roles do not exist, in Kubernetes' words.
     pub fn complaint(&self, user: &User, namespace: &str) -> String {
         let missing = self
             .grants(user, namespace)
@@ -224,7 +224,7 @@ impl Index {
         }
     }
 
-    /// Every rule that holds for the user in a namespace (empty: in all of them).
+    /// Every rule of the user in a namespace (empty: cluster-wide).
     pub fn rules_for(&self, user: &User, namespace: &str) -> Vec<Rule> {
         let granted = self
             .grants(user, namespace)
@@ -263,8 +263,8 @@ fn roles(objects: &Objects) -> HashMap<String, Arc<[Rule]>> {
     roles
 }
 
-/// The rules of an aggregated role: those of every role it selects, and of the roles that those
-/// select in turn. What is stored in it may be older than the roles it is made of.
+/// The rules of an aggregated role: those of every selected role, recursively. The rules stored in
+/// it may be outdated.
 pub(super) fn gathered(role: &Object, all: &[Object]) -> Vec<Rule> {
     let mut seen = BTreeSet::from([tree::name(role)]);
     let mut waiting = vec![role];
@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn strangers_see_health_and_version_and_the_known_see_discovery() {
+    fn anonymous_users_see_health_and_version_and_authenticated_ones_discovery() {
         let index = Index::new(&defaults());
         let nobody = Ask(&index, User::anonymous());
         for path in ["/healthz", "/livez", "/readyz", "/version"] {

@@ -1,5 +1,5 @@
-//! May they? Authorizers are asked in the order of [`chain`]; the first with an opinion decides, and
-//! without any opinion the answer is no.
+//! Authorization. Authorizers are asked in the order of [`chain`]; the first decision counts, and
+//! without any the request is denied.
 
 mod configured;
 pub mod defaults;
@@ -29,13 +29,13 @@ pub use pod_references::{MIRROR, uses};
 pub use rbac::Rbac;
 pub use rules::{Rule, uncovered};
 
-/// What is asked for. Strings are empty where they do not apply.
+/// The attributes of a request. Strings are empty where they do not apply.
 #[derive(Debug, Clone, Copy)]
 pub struct Attributes<'a> {
     pub user: &'a User,
-    /// `get`, `list`, `create`, …; for other paths the HTTP method in lower case.
+    /// `get`, `list`, `create`, …; for non-resource paths the HTTP method in lower case.
     pub verb: &'a str,
-    /// Whether this is about an API resource; else only `path` counts.
+    /// Whether this is an API resource; else only `path` counts.
     pub is_resource: bool,
     pub group: &'a str,
     pub version: &'a str,
@@ -44,13 +44,13 @@ pub struct Attributes<'a> {
     pub namespace: &'a str,
     pub name: &'a str,
     pub path: &'a str,
-    /// As the client wrote them, for list, watch and deletecollection.
+    /// As sent, for list, watch and deletecollection.
     pub field_selector: &'a str,
     pub label_selector: &'a str,
 }
 
 impl<'a> Attributes<'a> {
-    /// What a user asks for with a request.
+    /// The attributes of a user's request.
     pub fn from_request(user: &'a User, info: &'a RequestInfo, query: &'a Query) -> Self {
         let resource = info.resource.as_ref();
         let part = |of: fn(&'a ResourceRequest) -> &'a str| resource.map_or("", of);
@@ -71,7 +71,7 @@ impl<'a> Attributes<'a> {
     }
 }
 
-/// An authorizer's opinion, with its reason.
+/// An authorizer's decision, with its reason.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Decision {
     Allow,
@@ -79,17 +79,17 @@ pub enum Decision {
     NoOpinion(String),
 }
 
-/// One way to decide.
+/// An authorizer.
 #[async_trait]
 pub trait Authorizer: Send + Sync + 'static {
-    /// As it appears in logs.
+    /// The name in logs.
     fn name(&self) -> &'static str;
     async fn authorize(&self, attributes: &Attributes<'_>) -> Decision;
-    /// Starts what runs beside requests (caches).
+    /// Starts background work (caches).
     fn start(&self, _context: &lifecycle::Context) {}
 }
 
-/// Allows everything to members of `system:masters`.
+/// Allows everything for members of `system:masters`.
 pub struct Masters;
 
 #[async_trait]
@@ -159,7 +159,7 @@ pub fn chain(
     Ok(chain)
 }
 
-/// Asks each; the first opinion counts. Reasons of those without one are joined.
+/// Asks each authorizer; the first decision counts. Reasons without a decision are joined.
 pub async fn decide(chain: &[Arc<dyn Authorizer>], attributes: &Attributes<'_>) -> Decision {
     let mut reasons = Vec::new();
     for authorizer in chain {
@@ -172,7 +172,7 @@ pub async fn decide(chain: &[Arc<dyn Authorizer>], attributes: &Attributes<'_>) 
     Decision::NoOpinion(reasons.join(", "))
 }
 
-/// The refusal in Kubernetes' words.
+/// The 403 in Kubernetes' words.
 pub fn forbidden(attributes: &Attributes<'_>, reason: &str) -> Status {
     let who = &attributes.user.name;
     let because = if reason.is_empty() {

@@ -1,9 +1,9 @@
-//! The Node authorizer: a kubelet reads the secrets, config maps, claims, volumes and accounts of pods that are bound
-//! to its node, and writes what concerns its node. What is not divided by node is the role `system:node`. Verbs and
-//! reasons are those of upstream; what depends on the object that is written is the business of the admission plugin
-//! NodeRestriction.
+//! The Node authorizer: a kubelet reads the secrets, config maps, claims, volumes and accounts of
+//! pods bound to its node, and writes objects of its node. Everything else is by the role
+//! `system:node`. Verbs and reasons are upstream's; the admission plugin NodeRestriction checks
+//! what depends on the written object.
 //!
-//! The pods of each node are at hand ([`NodePods`]): a question costs the same in a cluster of any
+//! The pods of each node are indexed ([`NodePods`]): a decision costs the same in a cluster of any
 //! size.
 
 use std::sync::LazyLock;
@@ -26,30 +26,30 @@ const PREFIX: &str = "system:node:";
 const GROUP: &str = "system:nodes";
 const CLAIMS: &str = "persistentvolumeclaims";
 
-/// The node that a user is the kubelet of. Empty for a kubelet that does not say of which: it may do nothing.
+/// The node of a kubelet's user. Empty for a kubelet without a node name: it may do nothing.
 pub fn node_name(user: &User) -> Option<&str> {
     let name = user.name.strip_prefix(PREFIX)?;
     user.is_in(GROUP).then_some(name)
 }
 
-/// The role's rules, for what is not divided by node.
+/// The role's rules, for resources that are not restricted by node.
 static RULES: LazyLock<Vec<Rule>> = LazyLock::new(|| {
     let rules = policy::cluster_role("system:node").map(|role| role.rules.clone());
     rules.unwrap_or_default()
 });
 
-/// What a request comes down to.
+/// The decision for a request.
 #[derive(Debug, PartialEq, Eq)]
 enum Verdict {
     Allow,
     Refuse(&'static str),
-    /// Allowed for objects that have to do with the node.
+    /// Allowed for objects related to the node.
     IfRelated,
 }
 
 use Verdict::{IfRelated, Refuse};
 
-/// What the request alone says, without looking at any object.
+/// Decides by the request alone, without reading objects.
 fn judge(node: &str, asked: &Attributes<'_>) -> Verdict {
     match (asked.group, asked.resource) {
         ("", "secrets" | "configmaps") => read_namespaced(asked),
@@ -66,7 +66,7 @@ fn judge(node: &str, asked: &Attributes<'_>) -> Verdict {
         ("resource.k8s.io", "resourceslices") => slice(node, asked),
         ("", "nodes") => own_node(node, asked),
         ("", "pods") => pod(node, asked),
-        // Behind a gate that is closed.
+        // Its feature gate is disabled.
         ("certificates.k8s.io", "podcertificaterequests") => Refuse(""),
         _ => by_role(asked),
     }
@@ -116,7 +116,7 @@ fn is_keeping(verb: &str) -> bool {
     matches!(verb, "get" | "create" | "update" | "patch" | "delete")
 }
 
-/// A create does not name its object yet; NodeRestriction looks at that one.
+/// Whether it is the kubelet's own object. A create has no name yet; NodeRestriction checks it.
 fn is_own(node: &str, asked: &Attributes<'_>) -> bool {
     asked.verb == "create" || asked.name == node
 }
@@ -147,7 +147,7 @@ fn csi_node(node: &str, asked: &Attributes<'_>) -> Verdict {
     }
 }
 
-/// Whether a field selector pins the node down.
+/// Whether a field selector restricts the request to the node.
 fn selects(node: &str, asked: &Attributes<'_>) -> bool {
     let selector = Selector::parse(asked.field_selector).unwrap_or_default();
     selector.exact("spec.nodeName") == Some(node)
@@ -170,8 +170,8 @@ fn slice(node: &str, asked: &Attributes<'_>) -> Verdict {
     }
 }
 
-/// A kubelet registers, reads and updates its own Node. It does not delete it: a Node that comes anew has none of the
-/// taints and labels that were set for it.
+/// A kubelet creates, reads and updates its own Node. It may not delete it: a recreated Node would
+/// lose its taints and labels.
 fn own_node(node: &str, asked: &Attributes<'_>) -> Verdict {
     match (asked.subresource, asked.verb) {
         ("", "create" | "update" | "patch") | ("status", "update" | "patch") => Verdict::Allow,
@@ -196,7 +196,7 @@ fn pod(node: &str, asked: &Attributes<'_>) -> Verdict {
     }
 }
 
-/// The reason in full, where it names the node.
+/// The full reason, if it names the node.
 fn reason(node: &str, asked: &Attributes<'_>, why: &str) -> String {
     if (asked.group, asked.resource) != ("", "nodes") || why.is_empty() {
         return why.to_owned();
@@ -207,7 +207,7 @@ fn reason(node: &str, asked: &Attributes<'_>, why: &str) -> String {
     }
 }
 
-/// Asks about one node.
+/// The Node authorizer.
 pub struct Node {
     reader: Reader,
     pods: NodePods,
@@ -219,7 +219,7 @@ impl Node {
         Self { reader, pods }
     }
 
-    /// Whether an object has to do with the node. What cannot be read has not.
+    /// Whether an object is related to the node; false if it cannot be read.
     async fn is_related(&self, node: &str, asked: &Attributes<'_>) -> bool {
         let (namespace, name) = (asked.namespace, asked.name);
         if name.is_empty() {
@@ -247,7 +247,7 @@ impl Node {
         Some(found.is_some_and(|pod| pod.field("spec.nodeName") == Some(node)))
     }
 
-    /// Whether some pod on the node uses an object; `None` if the store does not answer.
+    /// Whether a pod on the node uses an object; `None` if the store fails.
     async fn uses(&self, node: &str, namespace: &str, resource: &str, name: &str) -> Option<bool> {
         if self.is_used(node, namespace, resource, name) {
             return Some(true);
@@ -282,7 +282,7 @@ impl Node {
         self.uses(node, namespace, CLAIMS, claim).await
     }
 
-    /// Whether a secret belongs to a volume that is bound to the claim of some pod on the node.
+    /// Whether a secret belongs to a volume bound to the claim of a pod on the node.
     async fn uses_secret_of_volume(&self, node: &str, namespace: &str, name: &str) -> Option<bool> {
         for pod in self.pods.of_node(node) {
             let home = pod.header.namespace();
@@ -462,8 +462,8 @@ mod tests {
         "deletecollection",
     ];
 
-    /// What a kubelet may do: the verbs, the resource, and where `{}` stands for `mine` (allowed) and `theirs`
-    /// (refused). Every other verb is refused in both.
+    /// What a kubelet may do: the verbs and the resource, where `{}` is replaced by `mine`
+    /// (allowed) and `theirs` (denied). Every other verb is denied in both.
     const RELATED: &[(&str, &str)] = &[
         ("get list watch", "secrets team {}-secret"),
         ("get list watch", "secrets team {}-env"),
@@ -511,7 +511,7 @@ mod tests {
         );
     }
 
-    /// Every verb of these is listed; what is not is refused.
+    /// Every allowed verb is listed; all others are denied.
     const WHOLE: &[(&str, &str)] = &[
         ("get list watch create update patch", "nodes - a"),
         ("create update patch", "nodes - b"),
@@ -632,7 +632,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_kubelet_without_a_node_may_nothing() {
+    async fn a_kubelet_without_a_node_name_has_no_permissions() {
         let world = world().await;
         let refused = ask(&world, "system:node:", "list services").await;
         let why = "unknown node for user \"system:node:\"".to_owned();

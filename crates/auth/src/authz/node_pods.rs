@@ -1,8 +1,8 @@
-//! The pods of each node, kept from a watch: a kubelet's question looks at its own node's pods and
-//! at no other node's, and costs the same in a cluster of any size.
+//! The pods of each node, maintained by a watch: a kubelet's request looks only at its own node's
+//! pods, and costs the same in a cluster of any size.
 //!
-//! A question that finds nothing first catches up with the store: a pod that was bound a moment ago
-//! counts, so that a kubelet never has to try again.
+//! A lookup that finds nothing first catches up with the store: a pod bound a moment ago counts, so
+//! that a kubelet never has to retry.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -27,13 +27,13 @@ const FAN_OUT: Duration = Duration::from_millis(10);
 #[derive(Clone)]
 pub(super) struct NodePods {
     reader: Reader,
-    /// Guards the pods and how far they are.
+    /// Guards the pods and their revision.
     known: Arc<RwLock<Known>>,
 }
 
 #[derive(Default)]
 struct Known {
-    /// Everything up to here is in it; `None` before the first list.
+    /// The revision up to which events are applied; `None` before the first list.
     revision: Option<Revision>,
     nodes: HashMap<Box<str>, BTreeMap<Key, Arc<Stored>>>,
 }
@@ -57,7 +57,7 @@ impl Known {
         self.nodes.entry(node).or_default().insert(key, pod);
     }
 
-    /// Takes the events of one revision, unless they have been taken before.
+    /// Applies the events of one revision, unless already applied.
     fn take(&mut self, revision: Revision, events: &[Event<Stored>]) {
         if self.revision.is_some_and(|known| revision <= known) {
             return;
@@ -86,7 +86,7 @@ impl NodePods {
         }
     }
 
-    /// The pods of a node in a namespace, as far as they are known.
+    /// The known pods of a node in a namespace.
     pub(super) fn of(&self, node: &str, namespace: &str) -> Vec<Arc<Stored>> {
         let known = self.known.read();
         let pods = known.nodes.get(node).into_iter().flat_map(BTreeMap::values);
@@ -95,14 +95,14 @@ impl NodePods {
             .collect()
     }
 
-    /// The pods of a node in all namespaces, as far as they are known.
+    /// The known pods of a node in all namespaces.
     pub(super) fn of_node(&self, node: &str) -> Vec<Arc<Stored>> {
         let known = self.known.read();
         let pods = known.nodes.get(node).into_iter().flat_map(BTreeMap::values);
         pods.cloned().collect()
     }
 
-    /// Learns everything that the store held when this was called.
+    /// Catches up with the store's revision at the time of the call.
     pub(super) async fn catch_up(&self) -> Result<(), Status> {
         let newest = self.reader.revision().await?;
         let Some(after) = self.revision() else {
@@ -112,7 +112,7 @@ impl NodePods {
             return self.list().await;
         };
         while self.revision() < Some(newest) {
-            // When what is missing is about other kinds, nothing comes; then a list makes sure.
+            // If the missing revisions are of other kinds, no event comes; then list.
             match tokio::time::timeout(FAN_OUT, events.next()).await {
                 Ok(Some(Ok(item))) => self.take(item),
                 _ => return self.list().await,
@@ -145,7 +145,7 @@ impl NodePods {
         Ok(())
     }
 
-    /// Follows the pods for as long as the server runs.
+    /// Watches the pods for as long as the server runs.
     pub(super) async fn follow(self) {
         let mut backoff = Backoff::new(FIRST, LONGEST);
         loop {
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn pods_come_move_and_go() {
+    async fn pods_are_tracked_when_created_bound_and_deleted() {
         let world = World::new();
         world.put("", "pods", pod("old", "a")).await;
         let pods = NodePods::new(world.reader.clone());
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_taken_twice_counts_once() {
+    async fn an_event_received_twice_counts_once() {
         let world = World::new();
         let pods = NodePods::new(world.reader.clone());
         pods.catch_up().await.unwrap();
@@ -221,7 +221,7 @@ mod tests {
         world.put("", "pods", pod("web", "a")).await;
         world.delete("", "pods", "team", "web").await;
         pods.catch_up().await.unwrap();
-        // The follower sees the same events later; the pod does not come back.
+        // The watch delivers the same events later; the pod does not reappear.
         for _ in 0..2 {
             if let Some(Ok(item)) = late.next().await {
                 pods.take(item);

@@ -1,19 +1,20 @@
-//! What a pod names of other objects in its namespace: secrets, config maps, claims, its service account.
+//! References of a pod to objects in its namespace: secrets, config maps, claims, its service
+//! account.
 
 use kinds::tree;
 use machinery::{Object, Value};
 
-/// A node's own copy of a static pod.
+/// The annotation of a mirror pod.
 pub const MIRROR: &str = "kubernetes.io/config.mirror";
 
-/// An object in a pod's namespace that the pod needs.
+/// An object that a pod uses.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Use<'a> {
     pub resource: &'static str,
     pub name: &'a str,
 }
 
-/// Everything that a pod's spec names.
+/// Every object that a pod's spec references.
 pub fn uses(spec: &Value) -> Vec<Use<'_>> {
     let mut found = Vec::new();
     collect(spec, &mut found);
@@ -89,8 +90,8 @@ fn collect<'a>(spec: &'a Value, found: &mut Found<'a>) {
     }
 }
 
-/// Whether a pod gives its node the right to read an object: one that its spec names, the claim that was made for a
-/// volume of its own, or a device claim of its own. A mirror pod gives none: its node made it.
+/// Whether a pod lets its node read an object: one that its spec references, the claim of its
+/// ephemeral volume, or its device claim. A mirror pod grants nothing, since its node created it.
 pub(super) fn grants(pod: &Object, resource: &str, name: &str) -> bool {
     let metadata = tree::get(pod, "metadata");
     if metadata["annotations"].get(MIRROR).is_some() {
@@ -119,7 +120,8 @@ pub(super) fn claims(pod: &Object) -> impl Iterator<Item = String> {
     })
 }
 
-/// The device claims of a pod: those it names, those made of its templates, and the one for extended resources.
+/// The device claims of a pod: named ones, those created from templates, and the one for extended
+/// resources.
 fn device_claims(pod: &Object) -> impl Iterator<Item = &str> {
     let status = tree::get(pod, "status");
     let made = tree::list(&status["resourceClaimStatuses"]);
@@ -135,10 +137,10 @@ fn device_claims(pod: &Object) -> impl Iterator<Item = &str> {
     claims.chain([extended]).filter(|name| !name.is_empty())
 }
 
-/// The secrets of a volume that a kubelet reads, as (namespace, name).
+/// The secrets of a volume that kubelets read, as (namespace, name).
 pub(super) fn volume_secrets(volume: &Object) -> Vec<(&str, &str)> {
     let spec = tree::get(volume, "spec");
-    // Volumes from before secrets of volumes had a namespace mean the claim's.
+    // In older volumes without a secret namespace, it is the claim's.
     let claim = tree::text(&spec["claimRef"]["namespace"]);
     let or_claim = |(namespace, name)| match namespace {
         "" => (claim, name),

@@ -1,4 +1,4 @@
-//! The roles and bindings that every cluster starts with, read from `policy.txt`.
+//! The default roles and bindings of every cluster, parsed from `policy.txt`.
 
 use std::sync::LazyLock;
 
@@ -11,19 +11,19 @@ const GROUP: &str = "rbac.authorization.k8s.io";
 const AUTOUPDATE: &str = "rbac.authorization.kubernetes.io/autoupdate";
 const BOOTSTRAPPING: (&str, &str) = ("kubernetes.io/bootstrapping", "rbac-defaults");
 
-/// A role of the defaults.
+/// A default role.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Role {
     /// Empty for a ClusterRole.
     pub namespace: String,
     pub name: String,
     pub labels: Vec<String>,
-    /// Labels of the roles whose rules it takes.
+    /// Labels of the roles that it aggregates.
     pub gathers: Vec<String>,
     pub rules: Vec<Rule>,
 }
 
-/// A binding of the defaults.
+/// A default binding.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Binding {
     /// Empty for a ClusterRoleBinding.
@@ -58,7 +58,7 @@ pub fn cluster_role(name: &str) -> Option<&'static Role> {
         .find(|role| role.namespace.is_empty() && role.name == name)
 }
 
-/// Lines with their continuations and without comments; the first is whether it is indented.
+/// Lines with their continuations and without comments; the flag says whether a line is indented.
 fn lines(text: &str) -> Vec<(bool, String)> {
     let mut lines: Vec<(bool, String)> = Vec::new();
     for line in text
@@ -80,7 +80,7 @@ fn words(text: &str) -> Vec<String> {
     text.split_whitespace().map(str::to_owned).collect()
 }
 
-/// A namespace, if there is one, and a name.
+/// An optional namespace and a name.
 fn place(text: &str) -> (String, String) {
     let (namespace, name) = text.split_once('/').unwrap_or(("", text));
     (namespace.to_owned(), name.to_owned())
@@ -119,7 +119,7 @@ fn parse(text: &str) -> Policy {
             (true, "label", Some(role)) => role.labels.push(rest.to_owned()),
             (true, "gather", Some(role)) => role.gathers.push(rest.to_owned()),
             (true, _, Some(role)) => role.rules.push(rule(&line)),
-            // The file is part of the program, and a test reads all of it.
+            // The file is part of the program, and a test parses it.
             _ => debug_assert!(false, "policy.txt: {line}"),
         }
     }
@@ -199,7 +199,7 @@ impl Role {
         }
     }
 
-    /// As the API shows it.
+    /// As an API object.
     pub fn to_object(&self) -> Object {
         let kind = if self.namespace.is_empty() {
             "ClusterRole"
@@ -241,7 +241,7 @@ impl Binding {
         }
     }
 
-    /// As the API shows it.
+    /// As an API object.
     pub fn to_object(&self) -> Object {
         let (kind, role) = match self.namespace.as_str() {
             "" => ("ClusterRoleBinding", "ClusterRole"),
@@ -283,7 +283,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_line_of_the_policy_means_something() {
+    fn every_default_rule_has_verbs_and_resources_or_paths() {
         let policy = &*DEFAULTS;
         for role in &policy.roles {
             for rule in &role.rules {
@@ -310,7 +310,7 @@ mod tests {
         assert_eq!(basic.rules[0].verbs, ["create"]);
     }
 
-    /// What both sides say, by kind, namespace and name, in an order that does not matter.
+    /// A comparable form: by kind, namespace and name, with sorted lists.
     fn normal(object: &Value) -> (String, Value) {
         let mut object = object.clone();
         let metadata = &object["metadata"];
@@ -355,7 +355,7 @@ mod tests {
             .keys()
             .filter(|key| !theirs.contains_key(*key))
             .collect();
-        // Beside our own roles there is what metrics-server would bring.
+        // Beyond our own roles, there are those of metrics-server.
         let is_known = |key: &str| {
             key.contains("system:mainstay:") || key.contains("system:aggregated-metrics-reader")
         };

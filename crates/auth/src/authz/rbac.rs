@@ -1,5 +1,4 @@
-//! Roles and bindings decide. A task beside the requests keeps an index of them; requests read the
-//! newest one without waiting.
+//! RBAC. A background task keeps an index; requests read the newest one without waiting.
 
 use std::{
     sync::{
@@ -33,7 +32,7 @@ const KINDS: [&str; 4] = [
     "rolebindings",
 ];
 
-/// The authorizer, and the index that reviews of a user's rules read.
+/// The authorizer, and the index for rules reviews.
 #[derive(Clone)]
 pub struct Rbac {
     reader: Reader,
@@ -42,7 +41,7 @@ pub struct Rbac {
 }
 
 impl Rbac {
-    /// Knows the defaults until it has read the store.
+    /// Uses the defaults until it has read the store.
     pub fn new(reader: Reader) -> Self {
         let index = Arc::new(ArcSwap::from_pointee(Index::new(&defaults())));
         Self {
@@ -70,8 +69,8 @@ impl Rbac {
         })
     }
 
-    /// Compiles what the store holds. Until the defaults have been written there, those that are
-    /// missing count too: the components that write them work with them.
+    /// Builds the index from the store. Until the defaults are written there, missing ones count
+    /// too: the components that write them need them.
     pub async fn refresh(&self) -> Result<(), Status> {
         let mut objects = self.read().await?;
         if !self.written.load(Ordering::Acquire) {
@@ -87,7 +86,7 @@ impl Rbac {
         self.refresh().await
     }
 
-    /// Compiles again whenever something has changed; several changes at once count as one.
+    /// Rebuilds the index after changes; several changes are coalesced.
     async fn follow(self, changed: Arc<Notify>) {
         let mut backoff = Backoff::new(FIRST, LONGEST);
         loop {
@@ -97,7 +96,7 @@ impl Rbac {
                     changed.notified().await;
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "roles and bindings cannot be read");
+                    tracing::warn!(%error, "cannot read roles and bindings");
                     tokio::time::sleep(backoff.step()).await;
                 }
             }

@@ -1,4 +1,4 @@
-//! What a rule of a role allows, and what one set of rules covers of another.
+//! Rules of roles: what they allow, and whether one set covers another.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use machinery::{Value, text};
 
 use super::Attributes;
 
-/// One rule. Strings are compared as they are; `*` is everything.
+/// One rule. Strings are compared exactly; `*` matches everything.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Rule {
     pub verbs: Vec<String>,
@@ -14,7 +14,7 @@ pub struct Rule {
     pub resources: Vec<String>,
     /// Empty: every name.
     pub names: Vec<String>,
-    /// Paths that are no resource; a trailing `*` is every continuation.
+    /// Non-resource paths; a trailing `*` matches any continuation.
     pub paths: Vec<String>,
 }
 
@@ -88,7 +88,7 @@ impl Rule {
         })
     }
 
-    /// The rule as rules that each name one thing.
+    /// The rule split into rules with one value per field.
     fn atoms(&self) -> Vec<Rule> {
         let mut atoms = Vec::new();
         let one = |text: &String| vec![text.clone()];
@@ -123,7 +123,7 @@ impl Rule {
         atoms
     }
 
-    /// Whether this rule covers another that names one thing.
+    /// Whether this rule covers such a single rule.
     fn covers_atom(&self, atom: &Rule) -> bool {
         let verb = atom.verbs.iter().all(|verb| has(&self.verbs, verb));
         if let Some(path) = atom.paths.first() {
@@ -146,7 +146,7 @@ impl Rule {
     }
 }
 
-/// As Kubernetes' messages show a rule.
+/// As in Kubernetes' messages.
 impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let parts = [
@@ -167,7 +167,7 @@ impl fmt::Display for Rule {
     }
 }
 
-/// What `owned` does not allow of `wanted`.
+/// The rules in `wanted` that `owned` does not cover.
 pub fn uncovered(owned: &[Rule], wanted: &[Rule]) -> Vec<Rule> {
     let atoms = wanted.iter().flat_map(Rule::atoms);
     atoms
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_covers_more_than_they_have() {
+    fn rules_cover_no_more_than_they_grant() {
         let owned = [
             rule("get list", "pods", "core", ""),
             rule("get", "secrets", "core", "mine"),

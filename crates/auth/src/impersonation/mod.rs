@@ -1,5 +1,5 @@
-//! Impersonation: the `Impersonate-*` headers. Either the caller may take over such an
-//! identity for requests like this one, or (the older way) every part of the identity for all
+//! Impersonation: the `Impersonate-*` headers. Allowed either by constrained permissions for this
+//! identity and this request, or (legacy) by `impersonate` on every part of the identity, for all
 //! requests.
 
 mod mode;
@@ -13,14 +13,14 @@ use self::mode::Mode;
 use crate::authz::{self, Attributes, Authorizer, Decision, forbidden};
 use request::{User, query, user};
 
-/// The impersonated user, and the permission that allowed it if it was not for everything.
+/// The impersonated user, and the constrained permission that allowed it, if any.
 pub struct Assumed {
     pub user: User,
     pub constraint: Option<String>,
 }
 
-/// The user that the headers name, if any and if the caller may. The error of a caller who may not is
-/// what the first way that could have applied says.
+/// The user that the headers name, if the caller may impersonate it. If not, the error is that of
+/// the first applicable mode.
 pub async fn apply(
     authorizers: &[Arc<dyn Authorizer>],
     request: &Attributes<'_>,
@@ -45,7 +45,7 @@ pub async fn apply(
     Err(first.unwrap_or_else(|| Status::internal("all impersonation modes failed")))
 }
 
-/// Every question that a mode asks, and the user it gives.
+/// Performs all checks of a mode; returns the user.
 async fn assume(
     authorizers: &[Arc<dyn Authorizer>],
     mode: &Mode,
@@ -79,7 +79,7 @@ async fn assume(
         if let (Some(first), Some(why)) = (each.first(), &question.refusal) {
             return Err(forbidden(first, why));
         }
-        // A caller who may impersonate any name needs no check of many single ones.
+        // A caller who may impersonate any name needs no checks of single names.
         if mode.is_constrained() && each.len() >= MANY {
             let any = Attributes {
                 name: "*",
@@ -96,7 +96,7 @@ async fn assume(
     Ok(complete(mode.user(wanted)))
 }
 
-/// From how many names on it is asked for all of them first.
+/// From this many names on, the check for all names comes first.
 const MANY: usize = 4;
 
 async fn allowed(
@@ -144,7 +144,7 @@ fn read(headers: &HeaderMap) -> Result<Option<User>, Status> {
     )))
 }
 
-/// A user as upstream's messages show it.
+/// A user as in upstream's messages.
 fn in_go(user: &User) -> String {
     let list = |items: &[String]| {
         let items: Vec<String> = items.iter().map(|item| format!("{item:?}")).collect();
@@ -168,15 +168,15 @@ fn in_go(user: &User) -> String {
     )
 }
 
-/// A header's value. One that is no text is refused: passing over it, a proxy that names its user in
-/// such bytes would act as itself.
+/// A header's value. A value that is not text is rejected: if it were ignored, a proxy with such a
+/// user would act as itself.
 fn text(value: &HeaderValue) -> Result<String, Status> {
     let text = std::str::from_utf8(value.as_bytes());
     let text = text.map_err(|_| Status::bad_request("impersonation headers must be UTF-8"))?;
     Ok(text.to_owned())
 }
 
-/// Namespace and name of a service account's user name; what could be no account is none.
+/// Namespace and name in a service account's user name; `None` if invalid.
 fn account(name: &str) -> Option<(&str, &str)> {
     let (namespace, name) = name
         .strip_prefix("system:serviceaccount:")?
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn every_part_of_the_other_identity_is_asked_for() {
+    fn every_part_of_the_impersonated_identity_is_authorized() {
         let list = [
             ("impersonate-user", "system:serviceaccount:a:b"),
             ("impersonate-group", "g1"),

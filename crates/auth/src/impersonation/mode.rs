@@ -1,6 +1,6 @@
-//! The modes of impersonation. A constrained one is allowed by two permissions: one to take
-//! over such an identity (`impersonate:MODE`), one for each thing that is done with it
-//! (`impersonate-on:MODE:VERB`). The older way, `impersonate`, is for everything.
+//! The modes of impersonation. A constrained one requires two permissions: to assume the identity
+//! (`impersonate:MODE`), and for each action with it (`impersonate-on:MODE:VERB`). The legacy verb
+//! `impersonate` covers everything.
 
 use machinery::format;
 
@@ -9,13 +9,13 @@ use request::{User, user};
 
 const CORE: &str = "";
 const AUTHENTICATION: &str = "authentication.k8s.io";
-/// What a service account's token says about the node of its pod.
+/// The extra key of a service account token with the node of its pod.
 const NODE_NAME: &str = "authentication.kubernetes.io/node-name";
 const NODES: &str = "system:nodes";
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    /// The node that the caller's own pod is on.
+    /// The node of the caller's own pod.
     AssociatedNode,
     ArbitraryNode,
     ServiceAccount,
@@ -34,7 +34,7 @@ pub(super) const LEGACY: Mode = Mode {
     name: "",
 };
 
-/// In the order in which they are tried.
+/// In the order they are tried.
 pub(super) const ALL: [Mode; 5] = [
     Mode {
         kind: Kind::AssociatedNode,
@@ -55,14 +55,14 @@ pub(super) const ALL: [Mode; 5] = [
     LEGACY,
 ];
 
-/// One thing that must be allowed, by every one of its names.
+/// One check that must be allowed for each of its names.
 pub(super) struct Question {
     pub(super) group: &'static str,
     pub(super) resource: &'static str,
     pub(super) subresource: String,
     pub(super) namespace: String,
     pub(super) names: Vec<String>,
-    /// Why it is refused whatever is allowed.
+    /// Why it is denied in any case.
     pub(super) refusal: Option<String>,
 }
 
@@ -82,7 +82,7 @@ impl Mode {
         self.kind != Kind::Legacy
     }
 
-    /// Whether an identity can be taken over this way at all.
+    /// Whether the mode applies to an identity.
     pub(super) fn fits(&self, wanted: &User, caller: &User) -> bool {
         let bare = wanted.uid.is_empty() && wanted.groups.is_empty() && wanted.extra.is_empty();
         let own = |node: &str| {
@@ -98,7 +98,7 @@ impl Mode {
         }
     }
 
-    /// The verb that allows to take over an identity.
+    /// The verb for assuming an identity.
     pub(super) fn verb(&self) -> String {
         match self.kind {
             Kind::Legacy => "impersonate".to_owned(),
@@ -106,14 +106,14 @@ impl Mode {
         }
     }
 
-    /// The verb that allows to do something with it.
+    /// The verb for an action with it.
     pub(super) fn verb_on(&self, verb: &str) -> Option<String> {
         let name = self.name;
         self.is_constrained()
             .then(|| format!("impersonate-on:{name}:{verb}"))
     }
 
-    /// What must be allowed to take over an identity.
+    /// The checks for assuming an identity.
     pub(super) fn questions(&self, wanted: &User) -> Vec<Question> {
         let names = if self.is_constrained() {
             AUTHENTICATION
@@ -161,7 +161,7 @@ impl Mode {
         }
     }
 
-    /// The identity with the groups that come with its name.
+    /// The identity with the groups that its name implies.
     pub(super) fn user(&self, wanted: &User) -> User {
         let mut user = wanted.clone();
         if self.is_constrained() && node(&user.name).is_some() {
@@ -175,7 +175,7 @@ impl Mode {
     }
 }
 
-/// The name of a node's user; what could be no node is none.
+/// The node in a user name; `None` if invalid.
 fn node(user: &str) -> Option<&str> {
     let name = user.strip_prefix("system:node:")?;
     format::dns1123_subdomain(name).is_empty().then_some(name)
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn each_identity_is_taken_over_in_its_own_way() {
+    fn each_kind_of_identity_has_its_impersonation_mode() {
         let mut agent = User::service_account("kube-system", "agent");
         agent
             .extra
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn some_things_cannot_be_taken_over_with_constraints() {
+    fn constrained_impersonation_excludes_system_masters_and_unprefixed_extras() {
         let mut wanted = named("alice");
         wanted.groups = vec!["dev".to_owned(), user::MASTERS.to_owned()];
         let refusal = |wanted: &User| ALL[3].questions(wanted).into_iter().find_map(|q| q.refusal);

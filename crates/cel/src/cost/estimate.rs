@@ -1,4 +1,4 @@
-//! The most and the least that an expression can cost, by the declared sizes of what it looks at.
+//! The minimum and maximum cost of an expression, by the declared sizes of its inputs.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -52,14 +52,14 @@ pub fn estimate(env: &Env, checked: &Checked) -> Range {
 struct Estimator<'e> {
     env: &'e Env,
     checked: &'e Checked,
-    /// Path of fields by node, from a variable.
+    /// The field path of a node, from a variable.
     paths: HashMap<Id, Vec<Arc<str>>>,
     sizes: HashMap<Id, Range>,
     entries: HashMap<Id, EntrySize>,
     locals: Vec<(Arc<str>, Local)>,
 }
 
-/// An argument of a call, with what is known of its size.
+/// An argument of a call, with its size.
 struct Argument<'e> {
     expr: &'e Expr,
     cost: Range,
@@ -183,7 +183,7 @@ impl<'e> Estimator<'e> {
         let is_list = match self.checked.type_of(&fold.range) {
             Type::List(_) => true,
             Type::Map(..) => false,
-            // What hides behind `dyn` counts as a map, unless its elements are known.
+            // A `dyn` value counts as a map, unless its elements are known.
             _ => entry.is_some(),
         };
         match &fold.variable2 {
@@ -286,7 +286,7 @@ impl<'e> Estimator<'e> {
                 cost: self.cost(expr),
             })
             .collect();
-        // A namespaced function is no member of its prefix.
+        // A namespaced function is not a member of its prefix.
         let target = target.filter(|_| name == function);
         let target_cost = target.map_or(Range::ZERO, |target| self.cost(target));
         let mut total: Option<Range> = None;
@@ -315,7 +315,7 @@ impl<'e> Estimator<'e> {
         target_cost.add(total.unwrap_or(Range::ZERO))
     }
 
-    /// Cost and size of the result of one overload.
+    /// The cost and result size of one overload.
     fn overload(
         &mut self,
         expr: &Expr,
@@ -374,7 +374,7 @@ impl<'e> Estimator<'e> {
                 let text = size(self, 0);
                 let result = Range {
                     min: text.min.saturating_add(2),
-                    // As upstream: this wraps around for a text of unknown length.
+                    // As upstream: this wraps around for a string of unknown length.
                     max: text.max.wrapping_mul(2).wrapping_add(2),
                 };
                 (text.scale(STRING_TRAVERSAL).add(sum), Some(result))
@@ -421,7 +421,7 @@ impl<'e> Estimator<'e> {
         range.scale(STRING_TRAVERSAL)
     }
 
-    /// Cost and size of the result of a call of Kubernetes' libraries.
+    /// The cost and result size of a call of Kubernetes' libraries.
     fn library(
         &mut self,
         name: &str,
@@ -572,7 +572,7 @@ impl<'e> Estimator<'e> {
                 };
                 allocating(depth as f64, self.size_or_unknown(target?))
             }
-            // Every element with every other; the result counts as if it had as many.
+            // Compares every element with every other; the result is assumed as large.
             "distinct" => {
                 let size = self.size_or_unknown(target?);
                 allocating(2.0, size.multiply(size))
@@ -593,7 +593,7 @@ impl<'e> Estimator<'e> {
         })
     }
 
-    /// Equality of two values of one type of a library.
+    /// Equality of two values of a library type.
     fn library_equality(&mut self, args: &[Argument<'e>]) -> Option<(Range, Option<Range>)> {
         let [left, right] = args else {
             return None;
@@ -697,7 +697,7 @@ impl<'e> Estimator<'e> {
 /// The longest name of a format.
 const LONGEST_FORMAT: u64 = 64;
 
-/// A whole number that is a literal.
+/// An integer literal.
 fn whole(arg: Option<&Argument<'_>>, otherwise: u64) -> u64 {
     match arg.map(|arg| &arg.expr.kind) {
         Some(Kind::Literal(Literal::Int(number))) => u64::try_from(*number).unwrap_or(0),
@@ -705,7 +705,7 @@ fn whole(arg: Option<&Argument<'_>>, otherwise: u64) -> u64 {
     }
 }
 
-/// Going through a list of a size and making another of the same.
+/// Traversing a list and making another of the same size.
 fn allocating(factor: f64, size: Range) -> (Range, Option<Range>) {
     (size.scale(factor).add(Range::fixed(11)), Some(size))
 }
@@ -737,10 +737,10 @@ fn regex(text: Range, pattern: Range) -> Range {
         .multiply(pattern.scale(REGEX_LENGTH))
 }
 
-/// The size of a string in which something was replaced.
+/// The size of a string after `replace`.
 fn replaced(text: Range, from: Range, to: Range) -> Range {
     let most = if from.min == 0 {
-        // Something is put around every character.
+        // The replacement is inserted around every character.
         let count = text.max.saturating_add(1);
         count.saturating_mul(to.max).saturating_add(text.max)
     } else if to.max <= from.min {

@@ -1,6 +1,6 @@
-//! Cost: what an evaluation has cost ([`runtime`]), and what it may cost at most ([`estimate`]).
-//! One unit is about 50 ns of upstream's interpreter; the numbers are part of the API, since they
-//! decide which rules are accepted.
+//! Cost: of an evaluation ([`runtime`]), and its maximum ([`estimate`]). One unit is about 50 ns of
+//! upstream's interpreter; the numbers are part of the API, since they decide which rules are
+//! accepted.
 
 pub mod estimate;
 mod range;

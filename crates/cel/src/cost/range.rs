@@ -1,4 +1,4 @@
-//! Costs and sizes that are known between bounds.
+//! Costs and sizes as ranges.
 
 /// A cost or a size between two bounds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,7 +38,7 @@ impl Range {
     pub(super) fn scale(self, factor: f64) -> Self {
         let scale = |value: u64| {
             let scaled = (value as f64 * factor).ceil();
-            // Floats saturate when they are converted.
+            // Conversions from floats saturate.
             scaled as u64
         };
         Self {

@@ -1,4 +1,4 @@
-//! What calls have cost, by their arguments.
+//! The cost of calls, by their arguments.
 
 use super::{REGEX_LENGTH, STRING_TRAVERSAL};
 use crate::{ast::op, functions::library::Library, meter, value::Value};
@@ -15,12 +15,12 @@ fn traversed(size: u64, factor: f64) -> u64 {
     (size as f64 * factor).ceil() as u64
 }
 
-/// How the cost of a call is worked out. Chosen when an expression is compiled: by the overload where
+/// How the cost of a call is computed. Chosen when an expression is compiled: by the overload if
 /// the checker found exactly one, otherwise by the function.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Rule {
     Fixed(u64),
-    /// The text of an argument is gone through this many tenths of a time.
+    /// Traverses the text of an argument with this factor.
     Text(f64),
     Selector,
     Traversal,
@@ -35,12 +35,12 @@ pub enum Rule {
     Shorter,
     Longer,
     Elements,
-    /// Every element of one list with every one of another.
+    /// Compares every element of one list with every one of another.
     Pairs(u64),
-    /// Every element of a list with every other.
+    /// Compares every element of a list with every other.
     SelfCompare(usize),
     Flatten,
-    /// The size of the list that is made.
+    /// The size of the resulting list.
     Made,
     Joined,
 }
@@ -52,7 +52,7 @@ impl Rule {
             .unwrap_or_else(|| Self::standard(overload))
     }
 
-    /// Lists and sets count by overload alone.
+    /// Lists and sets are costed by overload only.
     fn by_overload(overload: &str) -> Option<Self> {
         Some(match overload {
             "list_slice" | "lists_range" | "list_reverse" => Self::Made,
@@ -127,7 +127,7 @@ impl Rule {
         }
     }
 
-    /// The cost of a call, or `None` if it hangs on the result.
+    /// The cost of a call, or `None` if it depends on the result.
     pub fn before(self, args: &[Value<'_>]) -> Option<u64> {
         let size = |at: usize| args.get(at).map_or(1, Value::size);
         let text = |at: usize| traversed(size(at), STRING_TRAVERSAL);
@@ -183,7 +183,7 @@ impl Rule {
                     Some(Value::Int(depth)) => *depth as f64,
                     _ => 1.0,
                 };
-                // A negative depth fails, and takes away from the cost.
+                // A negative depth fails, and reduces the cost, as upstream.
                 let product = (size(0) as f64 * depth) as i64;
                 product.wrapping_add(1 + LIST as i64) as u64
             }
@@ -202,12 +202,12 @@ impl Rule {
     }
 }
 
-/// Making a list, and going through one of a size.
+/// Making a list, and traversing one of a size.
 fn allocating(factor: f64, size: u64) -> u64 {
     ((size as f64 * factor) as u64).saturating_add(1 + LIST)
 }
 
-/// Walking through a value as a tree.
+/// Traversing a value as a tree.
 fn traversal(value: &Value<'_>) -> u64 {
     if meter::work(1).is_err() {
         return u64::MAX;

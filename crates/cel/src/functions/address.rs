@@ -1,11 +1,11 @@
-//! Texts of IP addresses and networks, and why some are none.
+//! Parsing of IP addresses and networks, with Go's errors.
 
 use std::net::IpAddr;
 
 use ipnet::IpNet;
 use machinery::text::quote;
 
-/// An address, or the reason in Go's words; a zone is an address that is refused later.
+/// An address, or Go's error; addresses with a zone are rejected later.
 pub(super) fn parse(text: &str) -> Result<IpAddr, String> {
     let plain = match text.split_once('%') {
         Some((address, zone)) if address.contains(':') && !zone.is_empty() => address,
@@ -22,7 +22,7 @@ pub(super) fn parse(text: &str) -> Result<IpAddr, String> {
     })
 }
 
-/// What is wrong with an address, and from where on.
+/// The error of an address, and the text it is about.
 fn reason<'t>(whole: &str, text: &'t str) -> (&'static str, Option<&'t str>) {
     match whole.find(['.', ':', '%']).map(|at| whole.as_bytes()[at]) {
         Some(b'.') => dotted(text),
@@ -104,7 +104,7 @@ fn groups(text: &str) -> (&'static str, Option<&str>) {
     }
 }
 
-/// A network, or the reason in Go's words.
+/// A network, or Go's error.
 pub(super) fn parse_network(text: &str) -> Result<IpNet, String> {
     let failed = |why: &str| format!("netip.ParsePrefix({}): {why}", quote(text));
     let (address, bits) = text.rsplit_once('/').ok_or_else(|| failed("no '/'"))?;

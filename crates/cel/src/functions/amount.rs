@@ -1,5 +1,6 @@
-//! A quantity as Kubernetes holds it: a number of 64 bits with a power of ten where the text fits into one, and a decimal
-//! of any size otherwise. Only the former can be read as an integer, and only without parts: `1000m` and `1.5Mi` cannot.
+//! A quantity as Kubernetes represents it: a 64-bit number with a power of ten if the text fits
+//! into one, and a decimal of any size otherwise. Only the former can be converted to an integer,
+//! and only without a fraction: `1000m` and `1.5Mi` cannot.
 
 use machinery::quantity::{Error, Format, Quantity};
 
@@ -7,7 +8,7 @@ use machinery::quantity::{Error, Format, Quantity};
 const DIGITS: i32 = 18;
 /// The same for numbers with binary suffixes, as Kubernetes counts them.
 const BINARY_DIGITS: i32 = 15;
-/// The finest power of ten: billionths.
+/// The finest precision: billionths.
 const FINEST: i32 = -9;
 
 #[derive(Debug, Clone, Copy)]
@@ -73,7 +74,7 @@ impl Amount {
     }
 
     pub fn minus(self, other: Self) -> Self {
-        // As upstream: the smallest number of 64 bits stays itself when its sign is turned.
+        // As upstream: negating the smallest 64-bit number gives itself.
         let difference = |a: Number, b: Number| {
             let value = b.value.wrapping_neg();
             a.plus(Number { value, ..b })
@@ -101,7 +102,7 @@ fn raised(value: i64, scale: i32) -> Option<i64> {
 }
 
 impl Number {
-    /// Reads a text that is a quantity.
+    /// Parses a valid quantity.
     fn parse(text: &str) -> Option<Self> {
         let unsigned = text.trim_start_matches(['+', '-']);
         let end = unsigned.find(|c: char| !c.is_ascii_digit() && c != '.');
@@ -168,7 +169,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_fits_and_has_no_parts_is_an_integer() {
+    fn a_quantity_that_is_whole_and_fits_is_an_integer() {
         for (text, expected) in [
             ("0", Some(0)),
             ("007", Some(7)),

@@ -1,7 +1,7 @@
 //! Authorization checks in expressions: `authorizer.group('').resource('pods').check('create')`.
 //!
-//! The API server gives an [`Authorizer`]; a check is put together step by step as plain data and
-//! asked at the end.
+//! The API server provides an [`Authorizer`]; a check is built step by step as plain data and
+//! decided at the end.
 
 use std::{fmt, sync::Arc};
 
@@ -161,9 +161,10 @@ pub(super) const ROWS: &[Row] = &[
     ),
 ];
 
-/// Answers checks of expressions.
+/// Decides checks of expressions.
 pub trait Authorizer: fmt::Debug + Send + Sync {
-    /// Decides a complete check; `check.service_account` names another user than the request's.
+    /// Decides a complete check; `check.service_account` is set if it is for another user than the
+    /// request's.
     fn decide(&self, check: &Check, verb: &str) -> Decision;
 }
 
@@ -182,12 +183,12 @@ enum Stage {
     Resource,
 }
 
-/// What is asked, as far as the expression has said.
+/// A check, as far as it is built.
 #[derive(Debug, Clone)]
 pub struct Check {
     authorizer: Arc<dyn Authorizer>,
     stage: Stage,
-    /// Namespace and name of the service account that is asked about.
+    /// Namespace and name of the service account to check.
     pub service_account: Option<(String, String)>,
     pub path: String,
     pub group: String,
@@ -237,7 +238,7 @@ impl Check {
     }
 }
 
-/// A copy of the check at hand, if it is at the stage that the function belongs to.
+/// A copy of the check, if it is at the function's stage.
 fn take(args: &[Value<'_>], stage: Stage) -> Result<Check> {
     match args.first() {
         Some(Value::Library(Library::Check(check))) if check.stage == stage => {

@@ -1,4 +1,4 @@
-//! Conversions between types, and the texts of durations and timestamps.
+//! Conversions between types, and the text forms of durations and timestamps.
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 
@@ -199,7 +199,7 @@ fn to_duration<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
     let value = one(args)?;
     match value {
         Value::Duration(_) => Ok(value.clone()),
-        // Declared, and refused for every number.
+        // Declared, but rejected for every number, as upstream.
         Value::Int(_) => Err(failed(value, "google.protobuf.Duration")),
         Value::String(text) => Ok(Value::Duration(
             duration(text).map_err(|_| failed(value, "google.protobuf.Duration"))?,
@@ -222,7 +222,7 @@ fn to_timestamp<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
     }
 }
 
-/// A value as text, as `string()` and messages have it.
+/// A value as text, as in `string()` and messages.
 pub(crate) fn to_text(value: &Value<'_>) -> Result<String> {
     Ok(match value {
         Value::Null => "null".to_owned(),
@@ -253,7 +253,7 @@ const UNITS: &[(&str, i64)] = &[
     ("h", 3_600_000_000_000),
 ];
 
-/// Reads a duration such as `1h15m30.5s`.
+/// Parses a duration such as `1h15m30.5s`.
 pub(crate) fn duration(text: &str) -> Result<i64> {
     let invalid = || Error::new(format!("time: invalid duration {text:?}"));
     let (negative, mut rest) = match text.as_bytes().first() {
@@ -310,7 +310,7 @@ fn amount(number: &str, unit: i64) -> Option<i128> {
     Some(nanos)
 }
 
-/// A duration in seconds, as the language prints it.
+/// A duration in seconds, as CEL prints it.
 fn duration_text(nanos: i64) -> String {
     let whole = nanos / 1_000_000_000;
     let part = (nanos % 1_000_000_000).unsigned_abs();
@@ -349,7 +349,7 @@ pub(super) fn string<'v, 'a>(args: &'v [Value<'a>], at: usize) -> Result<&'v Tex
     }
 }
 
-/// The whole number of an argument.
+/// The integer of an argument.
 pub(super) fn int(args: &[Value<'_>], at: usize) -> Result<i64> {
     match args.get(at) {
         Some(Value::Int(number)) => Ok(*number),

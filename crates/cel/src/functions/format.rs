@@ -89,7 +89,7 @@ pub(super) const ROWS: &[Row] = &[
     ),
 ];
 
-/// A format by its name; the pattern's size is for the cost alone.
+/// A named format; the pattern's size is only for the cost.
 #[derive(Debug)]
 pub struct NamedFormat {
     pub name: &'static str,
@@ -168,7 +168,7 @@ const FORMATS: &[NamedFormat] = &[
     },
 ];
 
-/// A prefix may end in a dash, since something follows it: the dash is taken for a letter.
+/// A prefix may end in a dash, since a suffix follows: the dash is replaced by a letter.
 fn unprefixed(text: &str) -> String {
     match text.strip_suffix('-') {
         Some(rest) => format!("{rest}a"),
@@ -207,7 +207,7 @@ fn is_date(text: &str) -> bool {
     text.len() == 10 && convert::schema_time(text).is_ok()
 }
 
-/// A date, `T`, a time with two digits each, perhaps a fraction, and a zone; letters of either case.
+/// A date, `T`, a time of two digits each, an optional fraction, and a zone, in any case.
 fn is_datetime(text: &str) -> bool {
     let text = text.to_ascii_lowercase();
     let mut parts = text.split('t');
@@ -228,7 +228,7 @@ fn is_datetime(text: &str) -> bool {
         let mut parts = offset.split(':').map(two_digits);
         zone == "z" || parts.clone().count() == 2 && parts.all(|part| part.is_some())
     };
-    // What stands before the digits of a fraction may be any character.
+    // The character before the digits of a fraction may be any.
     let mut fraction = rest.chars();
     fraction.next();
     let behind = fraction

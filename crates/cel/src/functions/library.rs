@@ -1,4 +1,4 @@
-//! Values that only libraries make and understand.
+//! Values of library types.
 
 use std::{fmt, net::IpAddr, sync::Arc};
 
@@ -19,14 +19,14 @@ pub enum Library {
     Quantity(Amount),
     Url(Arc<Url>),
     Ip(IpAddr),
-    /// An address with the length of its prefix; bits behind the prefix are kept.
+    /// An address with its prefix length; bits after the prefix are kept.
     Cidr(IpNet),
     Semver(Arc<Semver>),
     Format(&'static NamedFormat),
-    /// An authorizer, or a check that is being put together.
+    /// An authorizer, or a check being built.
     Check(Arc<Check>),
     Decision(Arc<Decision>),
-    /// A constant pattern as a function gets it; no expression sees one.
+    /// A constant pattern as passed to a function; not visible to expressions.
     Pattern(Arc<Constant>),
 }
 
@@ -45,7 +45,7 @@ impl Library {
         }
     }
 
-    /// Addresses have the size of their bytes; everything else counts as one.
+    /// Addresses have the size of their bytes; all others count as one.
     pub fn size(&self) -> u64 {
         let bytes = |is_v4: bool| if is_v4 { 4 } else { 16 };
         match self {

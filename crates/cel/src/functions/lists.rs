@@ -223,7 +223,7 @@ fn list<'v, 'a>(args: &'v [Value<'a>]) -> Result<&'v List<'a>> {
     }
 }
 
-/// Whether a value has an order at all.
+/// Whether a value is ordered.
 fn comparable<'a>(value: Value<'a>) -> Result<Value<'a>> {
     match value {
         Value::Bool(_)
@@ -242,7 +242,7 @@ fn is_sorted<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
     let mut before: Option<Value<'a>> = None;
     for item in list(args)?.iter() {
         let item = comparable(item?)?;
-        // Values that cannot be compared are in order.
+        // Values that cannot be compared count as sorted.
         if let Some(before) = before
             && before.compare(&item).is_ok_and(Ordering::is_gt)
         {
@@ -272,7 +272,7 @@ fn extreme<'a>(args: &[Value<'a>], name: &str, replace: Ordering) -> Result<Valu
     for item in list(args)?.iter() {
         let item = comparable(item?)?;
         best = Some(match best {
-            // What cannot be compared with the best so far does not replace it.
+            // An incomparable value does not replace the best so far.
             Some(best) if best.compare(&item).ok() != Some(replace) => best,
             _ => item,
         });
@@ -338,7 +338,7 @@ fn flatten_into<'a>(from: &List<'a>, depth: i64, into: &mut Vec<Value<'a>>) -> R
     Ok(())
 }
 
-/// A total order of values of one type: what is not a number comes behind all numbers.
+/// A total order of values of one type: NaN comes after all numbers.
 fn order(a: &Value<'_>, b: &Value<'_>) -> Ordering {
     let is_nan = |value: &Value<'_>| matches!(value, Value::Double(number) if number.is_nan());
     match (is_nan(a), is_nan(b)) {
@@ -347,7 +347,7 @@ fn order(a: &Value<'_>, b: &Value<'_>) -> Ordering {
     }
 }
 
-/// Sorts by keys, stably.
+/// Sorts stably by keys.
 fn sorted<'a>(mut keyed: Vec<(Value<'a>, Value<'a>)>) -> Result<Value<'a>> {
     if let Some((first, _)) = keyed.first() {
         let kind = first.type_of();
@@ -377,7 +377,7 @@ fn sort_by<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
     sorted(keys.into_iter().zip(items).collect())
 }
 
-/// The longest list that `lists.range` makes: more would be refused by its cost anyway.
+/// The maximum length of `lists.range`: a longer one would exceed the cost limit anyway.
 const LONGEST_RANGE: i64 = 1_000_000;
 
 fn range<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {

@@ -1,8 +1,7 @@
 //! The functions of the language and of Kubernetes' libraries at v1.36, one file for each library.
 //!
-//! A library is a table of signatures, which the checker reads, and one implementation for each
-//! function, which looks at the types of the values it gets: the same code serves checked and
-//! dynamic arguments.
+//! A library is a table of signatures for the checker, and one implementation for each function,
+//! which dispatches on the types of its values: the same code serves checked and dynamic arguments.
 
 mod address;
 pub(crate) mod amount;
@@ -35,7 +34,7 @@ use crate::{
 
 pub use authz::{Authorizer, Check, Decision};
 
-/// The one function that exists only where patches are made.
+/// The one function that exists only for patches.
 pub(crate) const ESCAPE_KEY: &str = "jsonpatch.escapeKey";
 
 /// Evaluates a call; a receiver is the first argument.

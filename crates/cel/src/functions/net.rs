@@ -119,7 +119,7 @@ fn reject_mapped(address: IpAddr, text: &str) -> Result<(), String> {
 }
 
 fn parse_cidr(text: &str) -> Result<IpNet> {
-    // Upstream says it twice of what cannot be read.
+    // Upstream repeats the prefix for unparsable text.
     const FAILED: &str = "network address parse error during conversion from string:";
     let network = address::parse_network(text)
         .map_err(|why| Error::new(format!("{FAILED} {FAILED} {why}")))?;

@@ -1,6 +1,6 @@
-//! Floating-point numbers as text, in Go's forms.
+//! Floating-point numbers as text, as Go formats them.
 
-/// The shortest form that reads back as the same number: `1.5`, `1e+06`, `+Inf`.
+/// The shortest form that parses as the same number: `1.5`, `1e+06`, `+Inf`.
 pub(super) fn text(number: f64) -> String {
     if number.is_nan() {
         return "NaN".to_owned();
@@ -18,7 +18,7 @@ pub(super) fn text(number: f64) -> String {
     format!("{mantissa}e{sign}{:02}", exponent.abs())
 }
 
-/// Reads a decimal or hexadecimal number; one that is too large is none.
+/// Parses a decimal or hexadecimal number; `None` if it is too large.
 pub(super) fn parse(text: &str) -> Option<f64> {
     let (negative, digits) = match text.as_bytes().first()? {
         b'-' => (true, &text[1..]),

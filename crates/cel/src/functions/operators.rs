@@ -1,4 +1,4 @@
-//! Operators, `size`, `contains` and what else every CEL has.
+//! Operators, `size`, `contains` and other standard functions.
 
 use std::cmp::Ordering;
 
@@ -10,7 +10,7 @@ use crate::{
 };
 
 pub(super) const ROWS: &[Row] = &[
-    // Evaluated by the interpreter itself, since they do not need all of their arguments.
+    // Evaluated by the interpreter itself, since they do not need all their arguments.
     (op::CONDITIONAL, lazy, &[("conditional", "bool, A, A -> A")]),
     (op::AND, lazy, &[("logical_and", "bool, bool -> bool")]),
     (op::OR, lazy, &[("logical_or", "bool, bool -> bool")]),
@@ -458,7 +458,7 @@ fn size<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
     }
 }
 
-/// Elements of a list as values, for libraries that look at all of them.
+/// All elements of a list as values.
 pub(super) fn elements<'a>(list: &List<'a>) -> Result<Vec<Value<'a>>> {
     meter::memory(list.len() * size_of::<Value<'a>>())?;
     list.iter().collect()

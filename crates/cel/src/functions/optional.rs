@@ -25,7 +25,7 @@ pub(super) const ROWS: &[Row] = &[
         has_value,
         &[(".optional_hasValue", "optional(A) -> bool")],
     ),
-    // The second argument is evaluated by the interpreter only where it is needed.
+    // The interpreter evaluates the second argument only if needed.
     (
         "or",
         or,

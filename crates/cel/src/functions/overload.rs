@@ -1,4 +1,4 @@
-//! Calls whose arguments fit no overload: what upstream says of them.
+//! Calls without a matching overload: upstream's messages.
 
 use super::{Function, library::Library};
 use crate::{
@@ -7,14 +7,14 @@ use crate::{
     value::{Error, Value},
 };
 
-/// The error of a call, with the function where upstream names it. Operators look at the trait of
-/// their first operand; other functions name the types that they got.
+/// The error of a call, with the function's name if upstream includes it. Operators depend on the
+/// trait of their first operand; other functions list the argument types.
 pub(crate) fn named(error: Error, function: &Function, args: &[Value<'_>]) -> Error {
     if error.message != Error::no_such_overload().message || error.fatal {
         return error;
     }
     let name = function.name;
-    // Some of the language's own functions look at their arguments themselves, and so do constant patterns.
+    // Some standard functions and constant patterns check their arguments themselves.
     let is_constant_pattern = matches!(args.get(1), Some(Value::Library(Library::Pattern(_))));
     if is_constant_pattern || matches!(name, "startsWith" | "endsWith" | "contains") {
         return error;
@@ -33,7 +33,7 @@ pub(crate) fn named(error: Error, function: &Function, args: &[Value<'_>]) -> Er
     }
 }
 
-/// Whether the first operand of an operator has what it needs; `None` for other functions.
+/// Whether the first operand supports the operator; `None` for other functions.
 fn operator_takes(name: &str, first: Option<&Value<'_>>) -> Option<bool> {
     use Value::{Bool, Bytes, Double, Duration, Int, List, Map, String, Timestamp, Uint};
     let first = first?;
@@ -78,7 +78,7 @@ fn operator_takes(name: &str, first: Option<&Value<'_>>) -> Option<bool> {
     })
 }
 
-/// Whether values at run time have the types of some overload.
+/// Whether run-time values match an overload.
 fn fits(function: &Function, args: &[Value<'_>]) -> bool {
     function.overloads.iter().any(|overload| {
         let pairs = || overload.args.iter().zip(args);

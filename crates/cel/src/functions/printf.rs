@@ -1,4 +1,4 @@
-//! `'%s is %.2f'.format([...])`: clauses and the arguments that they take.
+//! `'%s is %.2f'.format([...])`: clauses and their arguments.
 
 use super::convert::to_text;
 use crate::{
@@ -31,7 +31,7 @@ pub(super) fn format<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
     Ok(Value::text(out))
 }
 
-/// Goes through a pattern: plain text is copied, each clause gets the next argument.
+/// Expands a pattern: plain text is copied, each clause gets the next argument.
 pub(crate) fn interpolate<A>(
     pattern: &str,
     mut argument: impl FnMut(usize) -> Result<A>,
@@ -73,7 +73,7 @@ pub(crate) struct Clause {
 }
 
 impl Clause {
-    /// The clause that a text begins with, and what follows it.
+    /// The clause at the start of a text, and the rest.
     fn parse(text: &str) -> Result<(Self, &str), String> {
         let (precision, rest) = match text.strip_prefix('.') {
             None => (None, text),
@@ -104,17 +104,17 @@ impl Clause {
         }
     }
 
-    /// `%f` and `%e` take the texts `NaN` and `Infinity`, too.
+    /// Whether the clause is `%f` or `%e`, which also accept the strings `NaN` and `Infinity`.
     pub(crate) fn takes_number_names(self) -> bool {
         matches!(self.verb, 'f' | 'e')
     }
 
-    /// `%s`: lists and maps are shown with everything in them.
+    /// Whether the clause is `%s`, which shows lists and maps with all their elements.
     pub(crate) fn shows_anything(self) -> bool {
         self.verb == 's'
     }
 
-    /// The types that the clause takes, and what is said of others; nothing of what every type can.
+    /// The error if the clause does not accept a type.
     pub(crate) fn refuses(self, type_name: &str) -> Option<String> {
         let (types, words): (&[&str], &str) = match self.verb {
             'd' => (
@@ -202,10 +202,10 @@ fn hex(bytes: &[u8], upper: bool) -> String {
     digits.collect()
 }
 
-/// No double has more digits behind the point.
+/// No double has more decimals.
 const MOST_DIGITS: usize = 1100;
 
-/// NaN and the infinities as English writes them.
+/// NaN and the infinities in English.
 fn special(number: f64) -> Option<String> {
     match number {
         _ if number.is_nan() => Some("NaN".to_owned()),
@@ -214,8 +214,8 @@ fn special(number: f64) -> Option<String> {
     }
 }
 
-/// Digits behind the point: what follows those that a number has is zeros, since the formatter takes
-/// no more than 65535.
+/// The number of decimals: beyond those of the number, zeros are appended, since the formatter is
+/// limited to 65535.
 fn precision(precision: Option<usize>) -> Result<(usize, String)> {
     let precision = precision.unwrap_or(6);
     meter::memory(precision)?;
@@ -223,7 +223,7 @@ fn precision(precision: Option<usize>) -> Result<(usize, String)> {
     Ok((precision.min(MOST_DIGITS), zeros))
 }
 
-/// `1,234.50`, in English.
+/// `1,234.50`, in English format.
 fn fixed(number: f64, digits: Option<usize>) -> Result<String> {
     if let Some(text) = special(number) {
         return Ok(text);
@@ -246,7 +246,7 @@ fn fixed(number: f64, digits: Option<usize>) -> Result<String> {
     Ok(format!("{sign}{grouped}{point}{fraction}"))
 }
 
-/// `1.234500×10⁰³`. A precision of this clause is a width to upstream, and changes nothing.
+/// `1.234500×10⁰³`. Upstream treats the precision of this clause as a width, without effect.
 fn scientific(number: f64, width: Option<usize>) -> Result<String> {
     if let Some(text) = special(number) {
         return Ok(text);
@@ -267,7 +267,7 @@ fn scientific(number: f64, width: Option<usize>) -> Result<String> {
     Ok(format!("{text:>width$}"))
 }
 
-/// Anything as `%s` shows it.
+/// Any value as `%s` shows it.
 fn shown(value: &Value<'_>) -> Result<String> {
     meter::work(1)?;
     let shown = match value {
@@ -302,7 +302,7 @@ fn shown(value: &Value<'_>) -> Result<String> {
     Ok(shown)
 }
 
-/// The same within a list or a map: texts are quoted, times name their type.
+/// The same within a list or a map: strings are quoted, times include their type.
 fn inner(value: &Value<'_>) -> Result<String> {
     let quote = |text: &str| machinery::text::quote(text);
     Ok(match value {

@@ -1,4 +1,4 @@
-//! Regular expressions in RE2's dialect.
+//! Regular expressions in RE2's syntax.
 
 use std::{
     cell::RefCell,
@@ -45,7 +45,7 @@ pub(super) const ROWS: &[Row] = &[
     ),
 ];
 
-/// A pattern that is written in an expression: compiled when it is used for the first time, and kept.
+/// A constant pattern: compiled when first used, and cached.
 #[derive(Debug)]
 pub struct Constant {
     pub(super) text: Arc<str>,
@@ -54,18 +54,18 @@ pub struct Constant {
     compiled: OnceLock<Arc<Pattern>>,
 }
 
-/// Heavier patterns are not kept.
+/// Heavier patterns are not cached.
 const HEAVIEST: u64 = 2000;
-/// How many patterns that are no constants each thread remembers.
+/// How many non-constant patterns each thread caches.
 const REMEMBERED: usize = 4;
-/// Work of compiling any pattern, beside its weight.
+/// The fixed cost of compiling a pattern, beside its weight.
 const COMPILING: u64 = 100;
 
 thread_local! {
     static RECENT: RefCell<VecDeque<Arc<Pattern>>> = const { RefCell::new(VecDeque::new()) };
 }
 
-/// The pattern of a call, if it is a constant that can be kept.
+/// The pattern of a call, if it is a constant that can be cached.
 pub(crate) fn constant(function: &str, text: &Text<'_>) -> Result<Option<Library>> {
     if !matches!(function, "matches" | "find" | "findAll") {
         return Ok(None);
@@ -80,7 +80,7 @@ pub(crate) fn constant(function: &str, text: &Text<'_>) -> Result<Option<Library
     }))
 }
 
-/// What is wrong: with the pattern, or with the evaluation as a whole.
+/// An error of the pattern, or of the evaluation.
 enum Wrong {
     Pattern(String),
     Evaluation(Error),

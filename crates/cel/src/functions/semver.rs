@@ -87,7 +87,7 @@ impl Semver {
         })
     }
 
-    /// The order of versions; build metadata does not matter.
+    /// The order of versions; build metadata is ignored.
     pub(super) fn precedence(&self, other: &Self) -> Ordering {
         let pre = |version: &Self| version.pre_release.is_empty();
         self.numbers

@@ -117,7 +117,7 @@ fn char_at<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
     Ok(Value::text(c.map(String::from).unwrap_or_default()))
 }
 
-/// Where a string is found in another, in characters; -1 if nowhere.
+/// The index of a string in another, in characters; -1 if absent.
 pub(super) fn index_of<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
     let text: Vec<char> = string(args, 0)?.chars().collect();
     let wanted: Vec<char> = string(args, 1)?.chars().collect();

@@ -120,7 +120,7 @@ fn part<'a>(args: &[Value<'a>], of: fn(&Civil) -> i64) -> Result<Value<'a>> {
     Ok(Value::Int(of(&time.in_zone(&zone)?)))
 }
 
-/// The same of a duration: whole units, the remainder below `wrap`.
+/// The same for a duration: whole units, the remainder below `wrap`.
 fn part_or<'a>(
     args: &[Value<'a>],
     of: fn(&Civil) -> i64,
@@ -133,7 +133,7 @@ fn part_or<'a>(
     }
 }
 
-/// A zone by name, or an offset such as `-08:00`.
+/// A time zone by name, or an offset such as `-08:00`.
 fn zone(name: &str) -> Result<TimeZone> {
     let unknown = || Error::new(format!("unknown time zone {name}"));
     let Some((hours, minutes)) = name.split_once(':') else {

@@ -1,5 +1,5 @@
-//! Points in time: RFC 3339 text, and calendar fields in a zone. Every year from 1 to 9999 is known,
-//! which is a little more than jiff's own instants reach.
+//! Timestamps: RFC 3339 text, and calendar fields in a time zone. Years from 1 to 9999 are
+//! supported, slightly more than jiff's instants.
 
 use std::cmp::Ordering;
 
@@ -8,24 +8,24 @@ use jiff::{SignedDuration, Timestamp as Instant, civil::DateTime, tz::TimeZone};
 use crate::value::{Error, Result};
 
 const NANOS: i128 = 1_000_000_000;
-/// Seconds of 0001-01-01 and 9999-12-31: what a timestamp can be.
+/// The range of timestamps: 0001-01-01 to 9999-12-31 in seconds.
 const FIRST_SECOND: i64 = -62_135_596_800;
 const LAST_SECOND: i64 = 253_402_300_799;
 const EPOCH: DateTime = DateTime::constant(1970, 1, 1, 0, 0, 0, 0);
 
-/// The zero of Go's times.
+/// Go's zero time.
 pub(super) const FIRST: Timestamp = Timestamp {
     seconds: FIRST_SECOND,
     nanos: 0,
     offset: 0,
 };
-/// Seconds of 400 years: the calendar repeats itself.
+/// Seconds of 400 years, the period of the calendar.
 const CYCLE: i64 = 146_097 * 86_400;
 
 /// A date and time in a zone.
 pub(super) struct Civil {
     pub(super) time: DateTime,
-    /// Years that the calendar does not reach: to be added to those of `time`.
+    /// Years outside of the calendar's range: to be added to those of `time`.
     beyond: i64,
 }
 
@@ -40,7 +40,7 @@ impl Civil {
 pub struct Timestamp {
     pub seconds: i64,
     pub nanos: u32,
-    /// The offset from UTC, in seconds, that it was written with. It is shown, and says nothing else.
+    /// The offset from UTC, in seconds, that it was written with. Only for display.
     pub offset: i32,
 }
 
@@ -82,7 +82,7 @@ impl Timestamp {
         })
     }
 
-    /// The same moment, shown with another offset from UTC in seconds.
+    /// The same time, displayed with another offset from UTC in seconds.
     pub(super) fn with_offset(self, offset: i32) -> Self {
         Self { offset, ..self }
     }
@@ -96,7 +96,7 @@ impl Timestamp {
 
     /// The calendar in a zone.
     pub(super) fn in_zone(self, zone: &TimeZone) -> Result<Civil> {
-        // Beyond what jiff knows, the offset of its first or last moment holds.
+        // Outside of jiff's range, the offset of its first or last instant applies.
         let instant = Instant::new(self.seconds, self.nanos as i32);
         let instant = instant.unwrap_or(match self.seconds < 0 {
             true => Instant::MIN,
@@ -115,7 +115,7 @@ impl Timestamp {
     }
 }
 
-/// Reads an RFC 3339 time: a date, `T`, a time with an optional fraction, and a zone.
+/// Parses an RFC 3339 time: a date, `T`, a time with an optional fraction, and a zone.
 pub(crate) fn parse(text: &str) -> Result<Timestamp> {
     let invalid = || Error::new(format!("invalid timestamp {text:?}"));
     let (local, offset) = match text.strip_suffix('Z') {
@@ -126,7 +126,7 @@ pub(crate) fn parse(text: &str) -> Result<Timestamp> {
             (local, offset(zone).ok_or_else(invalid)?)
         }
     };
-    // The hour may have one digit, and nothing else.
+    // The hour may have one digit, the other fields may not.
     let padded;
     let local = match local.as_bytes().get(12) {
         Some(b':') => {
@@ -180,7 +180,7 @@ fn offset(zone: &str) -> Option<i32> {
     valid.then_some(sign * (hours * 3600 + minutes * 60))
 }
 
-/// RFC 3339 with as many digits of a second as are needed.
+/// RFC 3339 with as many fractional digits as needed.
 pub(crate) fn text(time: Timestamp) -> String {
     let Ok(civil) = time.civil(time.offset) else {
         return format!("{}s", time.seconds);

@@ -85,7 +85,7 @@ impl Url {
             if scheme.is_empty() {
                 return Err(invalid("invalid URI for request"));
             }
-            // `mailto:someone`: nothing behind the scheme is taken apart.
+            // `mailto:someone`: the text after the scheme is opaque.
             return Ok(Self {
                 text: text.to_owned(),
                 scheme,
@@ -123,7 +123,7 @@ impl Url {
         self.host.split_once(':').unwrap_or((&self.host, ""))
     }
 
-    /// The path with what must be escaped in it escaped.
+    /// The path with the necessary escapes.
     fn escaped_path(&self) -> String {
         let keep = |b: u8| b.is_ascii_alphanumeric() || b"-_.~$&+,/:;=@%!'()*[]".contains(&b);
         let mut escaped = String::new();
@@ -207,7 +207,7 @@ fn query<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
     Ok(Value::Map(Map::Owned(map.into())))
 }
 
-/// A part of a query without escapes; `None` if an escape is broken.
+/// A decoded part of a query; `None` if an escape is invalid.
 fn unescape(text: &str) -> Option<String> {
     check_escapes(text).ok()?;
     let bytes = text.as_bytes();

@@ -1,7 +1,7 @@
-//! Attributes: a variable or another value, and what is selected from it.
+//! Attributes: a variable or another value, and its qualifiers.
 //!
-//! Every qualifier that is applied costs one, also when it fails, and the attribute as a whole costs
-//! one more. Behind an optional qualifier, one that finds nothing costs nothing.
+//! Every applied qualifier costs one, also if it fails, and the attribute itself costs one more.
+//! After an optional qualifier, a qualifier that finds nothing costs nothing.
 
 use super::{
     evaluate::Evaluator,
@@ -21,7 +21,8 @@ impl<'a> Evaluator<'_, 'a> {
             return result;
         }
         match (&attribute.base, attribute.test) {
-            // Conditions cost what their parts cost, and a test is one cheaper than an attribute.
+            // A conditional costs the sum of its parts, and a test is one cheaper than an
+            // attribute.
             (Base::Conditional(_), true) => self.cost = self.cost.saturating_sub(1),
             (Base::Conditional(_), false) | (_, true) => {}
             (_, false) => self.charge(runtime::SELECT)?,
@@ -32,7 +33,7 @@ impl<'a> Evaluator<'_, 'a> {
         }
     }
 
-    /// The value of an attribute, without the cost of the attribute as a whole.
+    /// The value of an attribute, without the cost of the attribute itself.
     pub(super) fn resolve(&mut self, attribute: &'a Attribute) -> Result<Value<'a>> {
         let mut optional = false;
         let base = match &attribute.base {

@@ -1,5 +1,5 @@
-//! Walking through nodes. Costs are counted where upstream's interpreter counts them, also on the way
-//! of an error: both operands of an operator are evaluated, whatever the first comes to.
+//! Evaluation of nodes. Costs are counted where upstream's interpreter counts them, also after
+//! errors: both operands of an operator are evaluated, even if the first fails.
 
 use std::sync::Arc;
 
@@ -25,9 +25,9 @@ pub(super) struct Evaluator<'e, 'a> {
 /// A variable of a comprehension.
 #[derive(Debug, Clone)]
 pub(super) enum Local<'a> {
-    /// An accumulator that was not used yet.
+    /// An accumulator not used yet.
     Pending(&'a Node),
-    /// An accumulator may hold an error that a later element overrules.
+    /// An accumulator may hold an error that a later element overrides.
     Value(Result<Value<'a>>),
 }
 
@@ -122,7 +122,7 @@ impl<'e, 'a> Evaluator<'e, 'a> {
         }
     }
 
-    /// Counts a cost that is due also after an error.
+    /// Charges a cost also after an error.
     pub(super) fn charged<T>(&mut self, result: Result<T>, cost: u64) -> Result<T> {
         match result {
             Err(error) if error.fatal => Err(error),
@@ -130,7 +130,7 @@ impl<'e, 'a> Evaluator<'e, 'a> {
         }
     }
 
-    /// `&&` and `||`: an error loses against a side that decides.
+    /// `&&` and `||`: a decisive operand overrides an error of the other.
     fn logical(&mut self, args: &'a [Node; 2], decisive: bool) -> Result<Value<'a>> {
         let mut failure = None;
         for arg in args {
@@ -168,8 +168,8 @@ impl<'e, 'a> Evaluator<'e, 'a> {
                 Err(error) => failure = failure.or(Some(error)),
             }
         }
-        // What a call costs hangs on its arguments, sometimes on its result: charged before the
-        // work where that is possible.
+        // The cost depends on the arguments, sometimes on the result: charged before the work if
+        // possible.
         let before = call.rule.before(args);
         if let Some(cost) = before {
             self.charge(cost)?;

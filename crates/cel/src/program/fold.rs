@@ -1,5 +1,5 @@
-//! Comprehensions. Every element is visited unless the condition ends the loop: an error in one step
-//! may be overruled by a later element, and costs go on.
+//! Comprehensions. Every element is visited unless the condition ends the loop: a later element may
+//! override an error, and costs continue.
 
 use std::sync::Arc;
 
@@ -41,7 +41,7 @@ impl<'a> Evaluator<'_, 'a> {
         result
     }
 
-    /// One step; false when the loop is done.
+    /// One iteration; returns false when the loop is done.
     fn iterate(
         &mut self,
         fold: &'a Fold,
@@ -87,7 +87,7 @@ impl<'a> Evaluator<'_, 'a> {
         Ok(true)
     }
 
-    /// Whether an element passes the filter of its step; where it does not, the accumulator stays.
+    /// Whether an element passes the filter; if not, the accumulator stays.
     fn passes(&mut self, accumulator: usize, filter: Option<&'a Node>) -> Result<bool> {
         match filter.map(|filter| self.node(filter)).transpose()? {
             None | Some(Value::Bool(true)) => Ok(true),
@@ -96,7 +96,7 @@ impl<'a> Evaluator<'_, 'a> {
         }
     }
 
-    /// As if `accumulator + [element]` were evaluated.
+    /// Evaluates `accumulator + [element]` in place.
     fn append(&mut self, accumulator: usize, element: &'a Node) -> Result<()> {
         let before = self.local(accumulator).map(|_| ());
         let before = self.charged(before, runtime::SELECT);
@@ -122,7 +122,7 @@ impl<'a> Evaluator<'_, 'a> {
         }
     }
 
-    /// As if `cel.@mapInsert(accumulator, entry...)` were evaluated.
+    /// Evaluates `cel.@mapInsert(accumulator, entry...)` in place.
     fn insert(&mut self, accumulator: usize, entry: &'a [Node]) -> Result<()> {
         let before = self.local(accumulator).map(|_| ());
         let before = self.charged(before, runtime::SELECT);

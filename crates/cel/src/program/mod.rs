@@ -1,5 +1,5 @@
 //! Evaluation of a checked expression: compiled once into a tree of nodes with resolved variables
-//! and functions, evaluated over borrowed values, counted and bounded by cost.
+//! and functions, evaluated over borrowed values, within a cost limit.
 
 mod attribute;
 mod evaluate;
@@ -24,19 +24,19 @@ use crate::{
 #[derive(Debug)]
 pub struct Program {
     root: Node,
-    /// Places for variables of comprehensions, beside those of the environment.
+    /// Slots for variables of comprehensions, in addition to those of the environment.
     locals: usize,
     height: u32,
     lazy_fields: BTreeSet<Arc<str>>,
 }
 
-/// The variable whose fields are worked out when they are used.
+/// The variable whose fields are evaluated lazily.
 pub trait Lazy<'a> {
     /// A field that the environment declares.
     fn field(&self, name: &str) -> Result<Value<'a>>;
 }
 
-/// What an evaluation came to, and what it cost.
+/// The result of an evaluation, and its cost.
 #[derive(Debug)]
 pub struct Evaluation<'a> {
     pub result: Result<Value<'a>>,
@@ -44,7 +44,7 @@ pub struct Evaluation<'a> {
 }
 
 impl Program {
-    /// Fails where a constant part of the expression does: `int('x')`.
+    /// Fails if a constant part of the expression fails: `int('x')`.
     pub fn new(env: &Env, checked: &Checked) -> Result<Self> {
         let mut planner = Planner::new(env, checked);
         let root = planner.node(&checked.parsed.root)?;
@@ -56,18 +56,18 @@ impl Program {
         })
     }
 
-    /// How deep an evaluation recurses, in nodes.
+    /// The recursion depth of an evaluation, in nodes.
     pub fn height(&self) -> u32 {
         self.height
     }
 
-    /// The fields of the lazy variable that an evaluation may ask for.
+    /// The fields of the lazy variable that an evaluation may use.
     pub fn lazy_fields(&self) -> impl Iterator<Item = &Arc<str>> {
         self.lazy_fields.iter()
     }
 
-    /// Evaluates with the variables of the environment in their order; stops when `limit` is
-    /// passed. A variable beyond the end of `variables` is an error where it is used.
+    /// Evaluates with the variables of the environment in order; stops when `limit` is exceeded. A
+    /// variable beyond the end of `variables` is an error if used.
     pub fn evaluate<'a>(&'a self, variables: &[Value<'a>], limit: u64) -> Evaluation<'a> {
         self.run(variables, None, limit)
     }

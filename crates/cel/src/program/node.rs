@@ -1,5 +1,5 @@
-//! What an expression is compiled to. The shapes are those by which upstream counts costs: a chain of
-//! selections and indexes is one attribute, and constants are worked out beforehand.
+//! The compiled form of an expression. Its shape matches upstream's cost accounting: a chain of
+//! selections and indexes is one attribute, and constants are folded.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ pub(super) enum Node {
     And(Box<[Node; 2]>),
     Or(Box<[Node; 2]>),
     NotStrictlyFalse(Box<Node>),
-    /// `optional.or(x)` and `optional.orValue(x)`: `x` is evaluated only where it is needed.
+    /// `optional.or(x)` and `optional.orValue(x)`: `x` is evaluated only if needed.
     OptionalOr {
         unwrap: bool,
         args: Box<[Node; 2]>,
@@ -25,7 +25,7 @@ pub(super) enum Node {
     Call(Box<Call>),
     List(Vec<(Node, bool)>),
     Map(Vec<(Node, Node, bool)>),
-    /// An object that the expression constructs.
+    /// An object constructed by the expression.
     Object {
         name: Arc<str>,
         fields: Vec<(Node, Node, bool)>,
@@ -33,7 +33,7 @@ pub(super) enum Node {
     Fold(Box<Fold>),
 }
 
-/// A value and what is selected from it.
+/// A value with its qualifiers.
 #[derive(Debug)]
 pub(super) struct Attribute {
     pub(super) base: Base,
@@ -51,7 +51,7 @@ pub(super) enum Base {
     },
     /// A variable of a comprehension.
     Local(usize),
-    /// A field of the variable whose fields are worked out when they are used.
+    /// A field of the lazily evaluated variable.
     Lazy {
         field: Arc<str>,
         optional: bool,
@@ -78,7 +78,7 @@ pub(super) struct Call {
     pub(super) function: &'static Function,
     pub(super) rule: Rule,
     pub(super) args: Vec<Node>,
-    /// Whether the second argument is evaluated, and the call counted, also when the first fails.
+    /// Whether the second argument is evaluated, and the call charged, even if the first fails.
     pub(super) is_eager: bool,
 }
 
@@ -88,7 +88,7 @@ pub(super) struct Fold {
     pub(super) variable: usize,
     pub(super) variable2: Option<usize>,
     pub(super) accumulator: usize,
-    /// Evaluated when the accumulator is used for the first time.
+    /// Evaluated when the accumulator is first used.
     pub(super) init: Node,
     pub(super) condition: Node,
     pub(super) step: Step,
@@ -98,7 +98,7 @@ pub(super) struct Fold {
 #[derive(Debug)]
 pub(super) enum Step {
     Any(Node),
-    /// `accumulator + [element]`, for those that pass the filter: appended in place.
+    /// `accumulator + [element]` for elements that pass the filter: appended in place.
     Append {
         filter: Option<Node>,
         element: Node,

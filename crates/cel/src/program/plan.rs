@@ -1,4 +1,4 @@
-//! From a checked expression to nodes: variables and functions are resolved, constants are folded.
+//! Compiles a checked expression to nodes: resolves variables and functions, folds constants.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -19,7 +19,7 @@ pub(super) struct Planner<'p> {
     checked: &'p Checked,
     scopes: Vec<(Arc<str>, usize)>,
     pub(super) locals: usize,
-    /// Nodes around the one that is being planned, and the most there were.
+    /// The depth of the current node, and the maximum.
     depth: u32,
     pub(super) height: u32,
     pub(super) lazy_fields: BTreeSet<Arc<str>>,
@@ -52,7 +52,7 @@ impl<'p> Planner<'p> {
             Some(Reference::Type(Type::Struct(name)))
                 if !matches!(expr.kind, Kind::Struct { .. }) =>
             {
-                // Known to the checker, and to nothing that evaluates.
+                // Known to the checker, but not to the evaluator.
                 return Err(Error::new(format!("reference to undefined type: {name}")));
             }
             Some(Reference::Type(t)) if !matches!(expr.kind, Kind::Struct { .. }) => {
@@ -62,7 +62,7 @@ impl<'p> Planner<'p> {
         }
         Ok(match &expr.kind {
             Kind::Literal(literal) => Node::Constant(constant(literal)),
-            // Checked: a name without a reference does not get here.
+            // The checker guarantees that every name has a reference.
             Kind::Ident(_) => Node::Constant(Value::Null),
             Kind::Select {
                 operand,
@@ -125,7 +125,7 @@ impl<'p> Planner<'p> {
         Ok(Node::Attribute(Box::new(attribute)))
     }
 
-    /// Whether an expression is the variable whose fields are worked out when they are used.
+    /// Whether an expression is the lazily evaluated variable.
     fn is_lazy(&self, expr: &Expr) -> bool {
         match self.checked.references.get(&expr.id) {
             Some(Reference::Variable(name)) => {
@@ -135,7 +135,7 @@ impl<'p> Planner<'p> {
         }
     }
 
-    /// A field of it, or whether it is there: those that are declared are, unless they fail.
+    /// A field of it, or a test for it: declared fields exist, unless they fail.
     fn lazy_field(&mut self, field: &Arc<str>, optional: bool, test: bool) -> Node {
         self.lazy_fields.insert(field.clone());
         let mut attribute = Attribute::of(Base::Lazy {
@@ -175,7 +175,7 @@ impl<'p> Planner<'p> {
             }
             _ => {}
         }
-        // A namespaced function has no receiver, whatever its spelling.
+        // A namespaced function has no receiver.
         let member = function.overloads.iter().any(|overload| overload.member);
         let target = target.filter(|_| member);
         let nodes = target.into_iter().chain(args);
@@ -243,7 +243,7 @@ impl<'p> Planner<'p> {
     }
 }
 
-/// A call of a function, or what takes its place.
+/// A call of a function, or its replacement.
 fn combined(
     function: &'static Function,
     overload: &'static str,
@@ -311,15 +311,15 @@ fn combined(
     })))
 }
 
-/// Calls of two arguments are eager where upstream binds a function of two: operators, and other functions where the
-/// checker found the overload.
+/// Calls of two arguments are eager where upstream binds a binary function: operators, and other
+/// functions if the checker resolved the overload.
 fn is_eager(function: &Function, overload: &str, args: usize) -> bool {
     let is_operator = function.name.contains('_') || function.name.starts_with('@');
     let is_known = !overload.is_empty() || function.overloads.len() == 1;
     args < 3 && function.name != "format" && (is_operator || function.name == "matches" || is_known)
 }
 
-/// The elements of a constant list, if each can be the key of a hash map.
+/// The elements of a constant list, if all can be keys of a hash map.
 fn hashed(list: &Value<'static>) -> Option<Vec<Value<'static>>> {
     let Value::List(list) = list else {
         return None;

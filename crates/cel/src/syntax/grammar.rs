@@ -1,5 +1,5 @@
-//! The grammar of the language as a network of states, in the form that upstream's parser generator gives it: what is
-//! said about a syntax error hangs on the states that are passed on the way to it.
+//! The grammar as a network of states, in the form of upstream's parser generator: messages of
+//! syntax errors depend on the states on the way to them.
 
 use std::sync::LazyLock;
 
@@ -48,9 +48,9 @@ pub(super) enum Role {
 pub(super) enum Edge {
     Free(Place),
     Tokens(Set, Place),
-    /// Passed where the precedence that was asked for is at most this.
+    /// Passed if the requested precedence is at most this.
     Precedence(u8, Place),
-    /// A rule with a precedence, and where it goes on behind it.
+    /// A rule with a precedence, and the state after it.
     Call(Rule, u8, Place),
 }
 
@@ -70,14 +70,14 @@ pub(super) struct State {
     pub(super) role: Role,
     pub(super) rule: Rule,
     pub(super) edges: Vec<Edge>,
-    /// The tokens that can come next inside of the rule; and whether the rule can end here.
+    /// The tokens that can come next within the rule; and whether the rule can end here.
     pub(super) next: Set,
 }
 
 pub(super) struct Grammar {
     pub(super) states: Vec<State>,
     pub(super) starts: [Place; RULES],
-    /// Where it goes on behind each rule, anywhere.
+    /// The states after each rule.
     pub(super) follows: [Vec<Place>; RULES],
 }
 
@@ -103,7 +103,7 @@ fn rule(rule: Rule) -> Part {
     Part::Rule(rule, 0)
 }
 
-/// One rule, then any number of the same behind a separator.
+/// A sequence, repeated with a separator.
 fn separated(parts: fn() -> Vec<Part>, separator: Kind) -> Part {
     let mut again = vec![Token(separator)];
     again.extend(parts());
@@ -184,7 +184,7 @@ const RELATIONS: &[Kind] = &[
     Kind::In,
 ];
 
-/// An operator and its right side, which binds more tightly.
+/// An operator and its right operand, which binds more tightly.
 fn binary(precedence: u8, operators: &'static [Kind], right: Rule) -> Part {
     Sequence(vec![
         Precedence(precedence),
@@ -331,7 +331,7 @@ impl Grammar {
         self.states[usize::from(from)].edges.push(edge);
     }
 
-    /// Adds the states of a part behind one; the last of them.
+    /// Adds the states of a part after a state; returns the last one.
     fn build(&mut self, rule: Rule, part: &Part, from: Place) -> Place {
         match part {
             Part::Sequence(parts) => parts

@@ -1,7 +1,7 @@
-//! What upstream's parser says about text that is no expression: every mistake, where it goes on after each, and which
-//! tokens it expected. Its parser is generated, and goes through a network of states; this one goes through the same
-//! network by the same rules. It runs only after the parser proper has failed, makes no tree, and gives up where it
-//! would take long.
+//! Syntax errors as upstream's parser reports them: every error, where parsing continues after it,
+//! and the expected tokens. Upstream's parser is generated and walks a network of states; this one
+//! walks the same network by the same rules. It runs only after the actual parser has failed, makes
+//! no tree, and gives up if it would take long.
 
 mod grammar;
 mod predict;
@@ -11,13 +11,13 @@ use crate::source::Issue;
 use grammar::{Edge, GRAMMAR, Place, Role, Rule};
 use scan::{Kind, Set, Token};
 
-/// How often a mistake is recovered from.
+/// How many errors are recovered from.
 const ATTEMPTS: u32 = 30;
-/// Steps that may be taken, and rules that may be inside of each other.
+/// Maximum steps, and maximum nesting of rules.
 const MOST_WORK: u32 = 500_000;
 const DEEPEST: usize = 1500;
 
-/// The mistakes in a text, in the order of their places; `None` if that would take long.
+/// The errors in a text, by position; `None` if that would take long.
 pub(crate) fn mistakes(text: &[char]) -> Option<Vec<Issue>> {
     let (tokens, issues) = scan::scan(text);
     let mut recovery = Recovery {
@@ -44,12 +44,12 @@ pub(crate) fn mistakes(text: &[char]) -> Option<Vec<Issue>> {
 
 /// Why a rule ends early.
 enum Failure {
-    /// The token at a place fits nothing that may come there.
+    /// The token does not match anything expected there.
     Mismatch {
         token: usize,
         expected: Set,
     },
-    /// The tokens from one to another fit no choice.
+    /// The tokens match no alternative.
     NoWay {
         start: usize,
         at: usize,
@@ -64,14 +64,14 @@ struct Recovery<'t> {
     /// The next token.
     at: usize,
     issues: Vec<Issue>,
-    /// Until a token fits again, nothing more is said.
+    /// No further errors are reported until a token matches again.
     is_recovering: bool,
     place: Place,
-    /// Where the rules around go on.
+    /// The return states of the enclosing rules.
     contexts: Vec<Place>,
-    /// With which precedence they were called.
+    /// The precedences they were called with.
     precedences: Vec<u8>,
-    /// The token of the last mistake, and the places at which it was one.
+    /// The token of the last error, and the states at which it occurred.
     last: Option<(usize, Vec<Place>)>,
     attempts: u32,
     work: u32,
@@ -122,7 +122,7 @@ impl Recovery<'_> {
         if self.tokens[from].kind == Kind::End {
             text += "<EOF>";
         }
-        // Space between tokens belongs to it; what is no token does not.
+        // Space between tokens is included; invalid characters are not.
         for at in from..=to {
             let Token { at: start, end, .. } = self.tokens[at];
             let space = if at < to {
@@ -136,7 +136,7 @@ impl Recovery<'_> {
         format!("'{}'", text.replace('\t', "\\t"))
     }
 
-    /// What may come at a place, also behind the rules around.
+    /// The tokens expected at a state, including those after the enclosing rules.
     fn expected(&self, place: Place) -> Set {
         let mut next = GRAMMAR.state_of(place).next;
         let mut expected = next;
@@ -153,7 +153,7 @@ impl Recovery<'_> {
         expected
     }
 
-    /// What may come behind the rules around.
+    /// The tokens that may follow the enclosing rules.
     fn recovery_set(&self) -> Set {
         let mut all = Set::default();
         for context in &self.contexts {
@@ -181,7 +181,7 @@ impl Recovery<'_> {
         );
     }
 
-    /// Drops a token if the one behind it is expected.
+    /// Drops a token if the next one is expected.
     fn drop_one(&mut self) -> bool {
         let fits = self.expected(self.place).has(self.ahead(1));
         if fits {
@@ -210,7 +210,7 @@ impl Recovery<'_> {
             self.consume();
             return Ok(());
         }
-        // A token is missing if what is there could follow it.
+        // A token is missing if the current one could follow it.
         if !self.expected(behind).has(self.ahead(0)) {
             return Err(self.mismatch());
         }
@@ -223,7 +223,7 @@ impl Recovery<'_> {
         Ok(())
     }
 
-    /// Looks whether the next token fits a decision at all.
+    /// Checks whether the next token matches a decision at all.
     fn sync(&mut self) -> Result<(), Failure> {
         let state = GRAMMAR.state_of(self.place);
         if self.is_recovering || state.next.ends || state.next.has(self.ahead(0)) {
@@ -284,7 +284,7 @@ impl Recovery<'_> {
         }
     }
 
-    /// Goes on at a token that may follow the rules around.
+    /// Continues at a token that may follow the enclosing rules.
     fn recover(&mut self) -> Result<(), Failure> {
         self.attempt()?;
         let (at, place) = (self.at, self.place);

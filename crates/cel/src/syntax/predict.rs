@@ -1,5 +1,5 @@
-//! Which way a decision goes: all ways are followed at once until the tokens leave one of them. What a token leaves of
-//! some ways is the same in every text, and is remembered.
+//! Prediction of decisions: all alternatives are followed at once until the tokens leave one. The
+//! effect of a token on a set of alternatives does not depend on the text, so it is cached.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -12,26 +12,26 @@ use super::{
     scan::Kind,
 };
 
-/// How many tokens are looked at.
+/// Maximum lookahead in tokens.
 const FARTHEST: usize = 300;
-/// How deep rules are followed.
+/// Maximum nesting of rules.
 const DEEPEST: usize = 40;
-/// How many sets of ways are remembered.
+/// Maximum number of cached sets.
 const REMEMBERED: usize = 4000;
 
-/// A way that is still open: the place, the choice it began with, where its rules go on, and whether it left the rule
-/// of the decision.
+/// An open configuration: the state, its alternative, the return states, and whether it left the
+/// rule of the decision.
 type Way = (Place, usize, Vec<Place>, bool);
-/// All ways that are open. The precedence is that of the decision's rule.
+/// All open configurations. The precedence is that of the decision's rule.
 type Ways = (u8, BTreeSet<Way>);
 
-/// What a token leaves of some ways.
+/// The effect of a token on a set.
 #[derive(Clone, Copy)]
 enum Next {
     Chosen(usize),
-    /// No way goes on.
+    /// No configuration continues.
     Failed,
-    /// Several do: the number of what is left.
+    /// Several do: the number of the remaining set.
     Open(usize),
 }
 
@@ -43,11 +43,11 @@ struct Known {
     next: HashMap<(usize, u8), Next>,
 }
 
-/// Guards what is remembered.
+/// Guards the cache.
 static KNOWN: LazyLock<Mutex<Known>> = LazyLock::new(Mutex::default);
 
 impl Recovery<'_> {
-    /// The number of the edge to take at a decision.
+    /// The edge to take at a decision.
     pub(super) fn predict(&mut self, decision: Place) -> Result<usize, Failure> {
         let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
         if known.ways.len() > REMEMBERED {
@@ -110,7 +110,7 @@ impl Recovery<'_> {
         })
     }
 
-    /// Everything that can be reached without a token.
+    /// All configurations reachable without a token.
     fn closure(&mut self, precedence: u8, first: Vec<Way>) -> Result<BTreeSet<Way>, Failure> {
         let mut found = BTreeSet::new();
         let mut open = first;
@@ -134,7 +134,7 @@ impl Recovery<'_> {
             for edge in &state.edges {
                 match *edge {
                     Edge::Free(to) => open.push((to, choice, stack.clone(), left)),
-                    // Of the rule of the decision the precedence is known.
+                    // The precedence of the decision's rule is known.
                     Edge::Precedence(least, _)
                         if stack.is_empty() && !left && least < precedence => {}
                     Edge::Precedence(_, to) => open.push((to, choice, stack.clone(), left)),
@@ -162,7 +162,7 @@ impl Known {
     }
 }
 
-/// The ways behind a token.
+/// The configurations after a token.
 fn reach(ways: &BTreeSet<Way>, kind: Kind) -> Vec<Way> {
     let mut reached = Vec::new();
     for (place, choice, stack, left) in ways {
@@ -177,7 +177,7 @@ fn reach(ways: &BTreeSet<Way>, kind: Kind) -> Vec<Way> {
     reached
 }
 
-/// Whether no further token can tell the choices apart.
+/// Whether no further token can distinguish the alternatives.
 fn is_ambiguous(ways: &BTreeSet<Way>) -> bool {
     let mut by_place: BTreeMap<Place, BTreeSet<usize>> = BTreeMap::new();
     let mut by_stack: BTreeMap<(Place, &[Place]), BTreeSet<usize>> = BTreeMap::new();

@@ -1,8 +1,9 @@
-//! Text to tokens without their values. What begins no token is an issue, and the next character begins the next one.
+//! Tokens without their values. A character that starts no token is an issue, and scanning
+//! continues with the next one.
 
 use crate::source::Issue;
 
-/// The kinds of tokens, in the order in which upstream lists them.
+/// The kinds of tokens, in upstream's order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     End,
@@ -110,7 +111,7 @@ const SYMBOLS: &[(&str, Kind)] = &[
     ("%", Kind::Percent),
 ];
 
-/// Some kinds of tokens, and whether a rule may end.
+/// A set of token kinds, and whether a rule may end.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Set {
     kinds: u64,
@@ -153,7 +154,7 @@ pub(super) struct Token {
     pub(super) end: usize,
 }
 
-/// All tokens, the last of them the end, and what is no token.
+/// All tokens, ending with the end token, and the invalid characters.
 pub(super) fn scan(text: &[char]) -> (Vec<Token>, Vec<Issue>) {
     let (mut tokens, mut issues) = (Vec::new(), Vec::new());
     let mut at = 0;
@@ -183,7 +184,7 @@ pub(super) fn scan(text: &[char]) -> (Vec<Token>, Vec<Issue>) {
     }
 }
 
-/// How many characters of space and comments come first.
+/// The number of leading characters of space and comments.
 pub(super) fn blank(text: &[char]) -> usize {
     let mut at = 0;
     loop {
@@ -200,7 +201,7 @@ pub(super) fn blank(text: &[char]) -> usize {
     }
 }
 
-/// The first token and its length; or how many characters one might begin with before it fails.
+/// The first token and its length; or how many characters match before it fails.
 fn token(text: &[char]) -> Result<(Kind, usize), usize> {
     if let Some(quoted) = quoted(text) {
         return quoted;
@@ -282,20 +283,20 @@ fn quoted(text: &[char]) -> Option<Result<(Kind, usize), usize>> {
     let quote = *text.get(at).filter(|c| matches!(c, '\'' | '"'))?;
     let kind = if is_bytes { Kind::Bytes } else { Kind::String };
     let ended = |end: Result<usize, usize>| end.map(|end| (kind, end));
-    // Without its end, what stands before the quote is a name.
+    // If unterminated, the text before the quote is a name.
     let contents = |from: usize, is_triple: bool| contents(text, from, quote, is_raw, is_triple);
     if at > 0 && contents(at + 1, false).is_err() && contents(at + 3, true).is_err() {
         return None;
     }
     if text[at..].starts_with(&[quote; 3]) {
         let end = contents(at + 3, true);
-        // Without its end it is an empty string, and the begin of another.
+        // If unterminated, it is an empty string followed by another.
         return Some(ended(end.or(Ok(at + 2))));
     }
     Some(ended(contents(at + 1, false)))
 }
 
-/// Where a string ends whose contents begin at a place, or where it fails.
+/// Where a string's contents end, or where they fail.
 fn contents(
     text: &[char],
     mut at: usize,
@@ -321,7 +322,7 @@ fn contents(
     Err(at)
 }
 
-/// The length of an escape, or how much of it is one.
+/// The length of an escape, or of its valid part.
 fn escape(text: &[char]) -> Result<usize, usize> {
     let is_hex = |c: char| c.is_ascii_hexdigit();
     let hex = |wanted: usize| match count(&text[2..text.len().min(2 + wanted)], is_hex) {

@@ -1,4 +1,4 @@
-//! Lists: those of an object in place, those that an expression makes, and several one after the other.
+//! Lists: of an object in place, new ones, and concatenations.
 
 use std::sync::Arc;
 
@@ -10,11 +10,11 @@ use crate::{
     meter,
 };
 
-/// The longest list that joining others may make: going through a longer one costs too much anyway.
+/// Maximum length of a concatenation: traversing a longer one exceeds the cost limit anyway.
 const LONGEST: usize = 1_000_000;
-/// Lists that are longer are joined without a copy,
+/// Longer lists are concatenated without a copy,
 const COPIED: usize = 64;
-/// but not more than so many of them.
+/// up to this many.
 const JOINTS: u32 = 32;
 
 const ATOMIC: &ListSemantics = &ListSemantics::Atomic;
@@ -27,15 +27,15 @@ pub enum List<'a> {
         semantics: &'a ListSemantics,
     },
     Owned(Arc<Items<'a>>),
-    /// Two lists after each other, without a copy.
+    /// Two concatenated lists, without a copy.
     Joined(Arc<Joined<'a>>),
 }
 
-/// Elements that an expression made.
+/// New elements.
 #[derive(Debug, Clone, Default)]
 pub struct Items<'a> {
     values: Vec<Value<'a>>,
-    /// How deep the deepest of them is.
+    /// The maximum depth of an element.
     pub(super) depth: u32,
 }
 
@@ -44,7 +44,7 @@ pub struct Joined<'a> {
     parts: [List<'a>; 2],
     len: usize,
     pub(super) depth: u32,
-    /// How many lists are joined on the longest way to an element.
+    /// The maximum number of concatenations on the way to an element.
     joints: u32,
 }
 
@@ -104,7 +104,7 @@ impl<'a> List<'a> {
         (0..self.len()).filter_map(|at| self.get(at))
     }
 
-    /// Whether a schema describes it.
+    /// Whether it has a schema.
     pub(super) fn is_described(&self) -> bool {
         matches!(self, Self::Json { element, .. } if element.is_some())
     }
@@ -139,7 +139,7 @@ impl<'a> List<'a> {
                 }
                 Ok(true)
             }
-            // Neither sets nor maps care for order.
+            // Sets and maps are compared regardless of order.
             ListSemantics::Set | ListSemantics::Map(_) => {
                 for item in self.iter() {
                     if !other.contains(&item?)? {
@@ -151,8 +151,8 @@ impl<'a> List<'a> {
         }
     }
 
-    /// Whether two elements are the same. As upstream: in lists that expressions make, elements that cannot be compared
-    /// do not count.
+    /// Whether two elements are equal. As upstream: in new lists, incomparable elements are
+    /// ignored.
     fn same_part(&self, equal: Result<bool>) -> Result<bool> {
         match equal {
             Err(error) if !error.fatal && !self.is_described() => Ok(true),
@@ -160,7 +160,7 @@ impl<'a> List<'a> {
         }
     }
 
-    /// `a + b`: sets keep each element once, map lists overwrite by key.
+    /// `a + b`: sets are deduplicated, map lists overwrite by key.
     pub fn concat(&self, other: &List<'a>) -> Result<List<'a>> {
         let len = self.len() + other.len();
         if len > LONGEST {

@@ -1,4 +1,4 @@
-//! Maps and objects: those of an object in place, and those that an expression makes.
+//! Maps and objects: of an object in place, and new ones.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -16,10 +16,10 @@ pub enum Map<'a> {
     Owned(Arc<OwnedMap<'a>>),
 }
 
-/// A map that an expression made, in the order of insertion.
+/// A new map, in insertion order.
 #[derive(Debug, Clone, Default)]
 pub struct OwnedMap<'a> {
-    /// The type, for an object that an expression constructed.
+    /// The type of a constructed object.
     pub(super) object: Option<Arc<str>>,
     entries: Vec<(Value<'a>, Value<'a>)>,
     index: HashMap<Key, usize>,
@@ -29,12 +29,12 @@ pub struct OwnedMap<'a> {
     pub(super) depth: u32,
 }
 
-/// A key of a map; whole numbers are equal whatever their type.
+/// A key of a map; integers of different types are equal.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum Key {
     Bool(bool),
     Whole(i128),
-    /// The bits of a number that is not whole.
+    /// The bits of a number that is not an integer.
     Double(u64),
     String(String),
     Duration(i64),
@@ -64,7 +64,7 @@ impl Key {
 }
 
 impl<'a> OwnedMap<'a> {
-    /// Adds an entry; a key that is there already is an error.
+    /// Adds an entry; a duplicate key is an error.
     pub fn insert(&mut self, key: Value<'a>, value: Value<'a>) -> Result<()> {
         let index = Key::new(&key);
         if index.as_ref().is_some_and(|it| self.index.contains_key(it)) {
@@ -76,8 +76,8 @@ impl<'a> OwnedMap<'a> {
         self.push(index, key, value)
     }
 
-    /// Adds an entry whose key is not there. Lists, maps and the like have no index: as keys each of them is another
-    /// one, and no lookup finds it.
+    /// Adds an entry with a new key. Lists, maps and the like have no index: as keys they are all
+    /// distinct, and no lookup finds them.
     fn push(&mut self, index: Option<Key>, key: Value<'a>, value: Value<'a>) -> Result<()> {
         if matches!(key, Value::Bytes(_)) {
             return Err(Error::new("unsupported key type: bytes"));
@@ -90,7 +90,7 @@ impl<'a> OwnedMap<'a> {
         Ok(())
     }
 
-    /// Sets an entry of a literal: the last one of a key counts.
+    /// Sets an entry of a literal: the last of duplicate keys counts.
     pub(crate) fn set(&mut self, key: Value<'a>, value: Value<'a>) -> Result<()> {
         let index = Key::new(&key);
         match index.as_ref().and_then(|index| self.index.get(index)) {
@@ -134,7 +134,7 @@ impl<'a> Map<'a> {
         }
     }
 
-    /// The type of an object that an expression constructed.
+    /// The type of a constructed object.
     pub fn object(&self) -> Option<&Arc<str>> {
         match self {
             Self::Owned(map) => map.object.as_ref(),
@@ -142,12 +142,12 @@ impl<'a> Map<'a> {
         }
     }
 
-    /// Whether a schema describes it.
+    /// Whether it has a schema.
     pub(super) fn is_described(&self) -> bool {
         matches!(self, Self::Json { decl, .. } if decl.is_some())
     }
 
-    /// Whether an expression constructed it as an object.
+    /// Whether it is a constructed object.
     pub(super) fn is_constructed(&self) -> bool {
         self.object().is_some()
     }
@@ -175,7 +175,7 @@ impl<'a> Map<'a> {
                     _ => (&**name, None),
                 };
                 let is_object = matches!(decl.map(|d| &d.kind), Some(DeclKind::Object { .. }));
-                // A field of an object that is null is as good as absent.
+                // A null field of an object counts as absent.
                 let found = map
                     .get(name)
                     .filter(|value| !(is_object && value.is_null()));
@@ -225,7 +225,7 @@ impl<'a> Map<'a> {
                 None => return Ok(false),
                 Some(found) => match value.equals(&found) {
                     Ok(true) => {}
-                    // As upstream: in maps that expressions make, values that cannot be compared do not count.
+                    // As upstream: in new maps, incomparable values are ignored.
                     Err(error) if !error.fatal && !self.is_described() => {}
                     different => return different,
                 },

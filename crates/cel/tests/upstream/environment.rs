@@ -1,5 +1,5 @@
-//! What the expressions of the tables see: `self` with a schema, `oldSelf` without a value, `object`
-//! without a schema, and an `authorizer`.
+//! The environment of the tables' expressions: `self` with a schema, `oldSelf` without a value,
+//! `object` without a schema, and an `authorizer`.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use cel::{
 };
 use machinery::json;
 
-/// The longest text of a schema without `maxLength`.
+/// The maximum length of a string without `maxLength`.
 const UNBOUNDED: u64 = 3 * 1024 * 1024 - 2;
 
 pub(crate) struct Environment {
@@ -96,7 +96,7 @@ fn plain(kind: DeclKind) -> Decl {
     Decl::new(kind, u64::MAX)
 }
 
-/// A text of at most so many bytes; a character of a schema counts as four.
+/// A string of at most this many bytes; a character of a schema counts as four.
 fn text(bytes: u64) -> Decl {
     Decl::new(DeclKind::String, bytes)
 }
@@ -170,7 +170,7 @@ fn schema() -> Decl {
     )
 }
 
-/// Allows `get`, but for some names, and gives what it was asked as its reason.
+/// Allows `get`, except for some names; the reason is the check itself.
 #[derive(Debug)]
 struct Echo;
 

@@ -1,4 +1,4 @@
-//! Values as the tables write them: every type is told apart.
+//! Values as in the tables: every type is distinguishable.
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use cel::Value;

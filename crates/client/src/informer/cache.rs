@@ -1,8 +1,8 @@
-//! The objects of an informer, their secondary indexes, and its subscribers. Pure: no
-//! server and no task; the informer guards it with one lock.
+//! The objects of an informer, their indexes, and its subscribers. Pure: no server and no task; the
+//! informer guards it with one lock.
 //!
-//! Sets of objects are ordered by the names inside the objects: an object is one pointer in the cache and
-//! one in each index that has it.
+//! Sets of objects are ordered by the names inside the objects: an object is one pointer in the
+//! cache and one in each index that contains it.
 
 use std::{
     borrow::Borrow,
@@ -21,7 +21,7 @@ use super::{
 /// Namespace and name.
 pub(super) type Key = (String, String);
 
-/// What has a place in the order of objects.
+/// Has a namespace and name to sort by.
 pub(super) trait Named {
     /// Namespace (empty for cluster-scoped objects) and name.
     fn key(&self) -> (&str, &str);
@@ -53,7 +53,7 @@ impl PartialEq for dyn Named + '_ {
 
 impl Eq for dyn Named + '_ {}
 
-/// A slot in the order of its object.
+/// A slot, ordered by its object's key.
 struct ByKey<K>(Arc<Slot<K>>);
 
 impl<K: Object> Ord for ByKey<K> {
@@ -82,14 +82,14 @@ impl<'a, K: Object> Borrow<dyn Named + 'a> for ByKey<K> {
     }
 }
 
-/// The objects under one key of an index: most keys have one.
+/// The objects under one key of an index: usually one.
 enum Filed<K> {
     One(ByKey<K>),
     Many(BTreeSet<ByKey<K>>),
 }
 
 impl<K: Object> Filed<K> {
-    /// Puts an object there, in the place of an earlier state of it.
+    /// Adds an object, replacing its earlier version.
     fn put(&mut self, slot: ByKey<K>) {
         match self {
             Self::One(only) if *only == slot => *only = slot,
@@ -101,7 +101,7 @@ impl<K: Object> Filed<K> {
         }
     }
 
-    /// Takes an object out; whether none is left.
+    /// Removes an object; returns whether none is left.
     fn take(&mut self, slot: &ByKey<K>) -> bool {
         match self {
             Self::One(only) => only == slot,
@@ -164,7 +164,7 @@ impl<K: Object> Cache<K> {
         self.objects.iter().map(|slot| slot.0.clone()).collect()
     }
 
-    /// The objects of a namespace that `is_wanted`.
+    /// The objects of a namespace for which `is_wanted` returns true.
     pub(super) fn list_in(
         &self,
         namespace: &str,
@@ -231,8 +231,8 @@ impl<K: Object> Cache<K> {
         self.subscribers.push(sender);
     }
 
-    /// Stores the newest state of an object and publishes the change. An object that was made anew
-    /// under the same name is published as a deletion and an addition.
+    /// Stores the newest version of an object and publishes the change. An object that was
+    /// recreated under the same name is published as a deletion and an addition.
     pub(super) fn upsert(&mut self, new: Arc<Slot<K>>) {
         let (namespace, name) = new.key();
         let mut old = self.get(namespace, name);
@@ -264,7 +264,7 @@ impl<K: Object> Cache<K> {
         });
     }
 
-    /// Removes an object; `last` is its final state when the server sent one.
+    /// Removes an object; `last` is its final version if the server sent one.
     pub(super) fn remove(&mut self, namespace: &str, name: &str, last: Option<Arc<Slot<K>>>) {
         let key: &dyn Named = &(namespace, name);
         let Some(ByKey(old)) = self.objects.take(key) else {
@@ -281,7 +281,7 @@ impl<K: Object> Cache<K> {
         self.publish(Change::Deleted(last.unwrap_or(old)));
     }
 
-    /// Takes a complete list: what is not in it is gone.
+    /// Applies a complete list: objects that are not in it are removed.
     #[expect(
         clippy::mutable_key_type,
         reason = "objects are ordered by their names, which do not change"
@@ -409,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn a_relist_tells_only_what_differs() {
+    fn a_relist_sends_only_differences() {
         let (mut cache, mut events) = cache();
         cache.upsert(pod("same", "1", 1, "n"));
         cache.upsert(pod("changed", "2", 2, "n"));

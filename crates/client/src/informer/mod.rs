@@ -1,10 +1,10 @@
-//! One list and watch per kind, shared by all its readers: reads are synchronous; subscribers get every
-//! change, in order, with the object before it.
+//! Informers: one list and watch per kind, shared by all readers. Reads are synchronous;
+//! subscribers get every change in order, with the previous object.
 //!
-//! What an informer shows is always a state the server had, perhaps a little old. Beside an API server
-//! of the same process it shares the stored objects and decodes those that are read; from another server
-//! it keeps them decoded ([decision 17](../../../../docs/decisions/0017-shared-objects.md)). Objects come
-//! without `metadata.managedFields`: no component reads them and they are half of the memory.
+//! An informer always shows a state that the server had, possibly a little old. In the API server's
+//! process it shares the stored objects and decodes those that are read; from another server it
+//! keeps them decoded ([decision 17](../../../../docs/decisions/0017-shared-objects.md)). Objects
+//! have no `metadata.managedFields`: no component reads them and they take half of the memory.
 
 mod cache;
 mod metrics;
@@ -35,14 +35,14 @@ use stdx::exposition::Exposition;
 pub use subscription::Subscription;
 use waiters::{Departure, Waiters};
 
-/// What an informer can hold.
+/// A type that an informer can hold.
 pub trait Object: Resource + FromJson + Debug + Send + Sync + 'static {}
 impl<K: Resource + FromJson + Debug + Send + Sync + 'static> Object for K {}
 
 /// A change, with the objects before and after it.
 #[derive(Debug)]
 pub enum Event<K> {
-    /// The object is new here.
+    /// The object was added.
     Added(Arc<K>),
     /// The object changed.
     Modified {
@@ -51,7 +51,7 @@ pub enum Event<K> {
         /// After.
         new: Arc<K>,
     },
-    /// The object is gone, or no longer selected; this is its last known state.
+    /// The object was deleted, or is no longer selected; this is its last known version.
     Deleted(Arc<K>),
 }
 
@@ -69,14 +69,14 @@ impl<K> Clone for Event<K> {
 }
 
 impl<K> Event<K> {
-    /// The newest state of the object.
+    /// The newest version of the object.
     pub fn object(&self) -> &Arc<K> {
         match self {
             Self::Added(new) | Self::Modified { new, .. } | Self::Deleted(new) => new,
         }
     }
 
-    /// The state before a modification.
+    /// The version before a modification.
     pub fn old(&self) -> Option<&Arc<K>> {
         match self {
             Self::Modified { old, .. } => Some(old),
@@ -96,13 +96,13 @@ pub trait Labelled {
     fn label(&self, key: &str) -> Option<&str>;
 }
 
-/// Under which keys an object is found: `"node"` → the names of its nodes.
+/// The keys of an object in an index: for `"node"` the name of its node.
 pub type IndexFn<K> = fn(&K) -> Vec<String>;
 
 /// How often decoded objects that were not read since the last time are dropped.
 const SWEEP: Duration = Duration::from_secs(2);
 
-/// Says what to watch; [`Builder::start`] begins.
+/// Configures an informer; [`Builder::start`] starts it.
 pub struct Builder<K> {
     source: Source,
     cache: Cache<K>,
@@ -130,14 +130,14 @@ impl<K: Object> Builder<K> {
         self
     }
 
-    /// A secondary index, read with [`Informer::by_index`].
+    /// Adds a secondary index, read with [`Informer::by_index`].
     pub fn index(mut self, name: &'static str, keys: IndexFn<K>) -> Self {
         self.cache.add_index(name, keys);
         self
     }
 
-    /// Begins to list and watch, for as long as the context's run lasts. While the server refuses
-    /// that, the context's service is not ready, with the refusal as the reason.
+    /// Starts list and watch, for the context's run. While the server rejects them, the context's
+    /// service is not ready, with the error as the reason.
     pub fn start(self, context: &Context) -> Informer<K> {
         let Self { mut source, cache } = self;
         let informer = Informer::of(cache);
@@ -151,7 +151,7 @@ impl<K: Object> Builder<K> {
         informer
     }
 
-    /// Holds what [`Informer::upsert`] and [`Informer::remove`] put there, and asks no server.
+    /// An informer without a server, filled by [`Informer::upsert`] and [`Informer::remove`].
     pub fn offline(self) -> Informer<K> {
         let informer = Informer::of(self.cache);
         informer.shared.synced.send_replace(true);
@@ -159,7 +159,7 @@ impl<K: Object> Builder<K> {
     }
 }
 
-/// Drops decoded forms that are not read any more.
+/// Drops decoded forms that are no longer read.
 async fn sweep<K: Object>(decoded: Arc<Decoded<K>>) {
     loop {
         tokio::time::sleep(SWEEP).await;
@@ -168,20 +168,20 @@ async fn sweep<K: Object>(decoded: Arc<Decoded<K>>) {
 }
 
 struct Shared<K> {
-    /// Guards objects, indexes and the list of subscribers, so that a subscriber sees every change
-    /// exactly once: either in the snapshot it begins with or as an event.
+    /// Guards objects, indexes and subscribers, so that a subscriber sees every change exactly
+    /// once: in its initial snapshot or as an event.
     cache: RwLock<Cache<K>>,
-    /// Counts the changes of `cache`; rises after each.
+    /// The number of changes of `cache`; incremented after each.
     generation: AtomicU64,
     /// The objects that are decoded beside their stored form.
     decoded: Arc<Decoded<K>>,
     synced: watch::Sender<bool>,
-    /// Guards the newest version that the cache shows and those who wait for a later one. Taken
-    /// after `cache` is written, or before `cache` is read; never while `cache` is locked.
+    /// Guards the newest version in the cache and those who wait for a later one. Locked after
+    /// `cache` was written, or before `cache` is read; never while `cache` is locked.
     waiters: Mutex<Waiters>,
 }
 
-/// A shared, indexed, read-only copy of a kind's objects. Cloning shares it.
+/// A shared, indexed, read-only cache of a kind's objects. Clones share it.
 pub struct Informer<K> {
     shared: Arc<Shared<K>>,
 }
@@ -195,7 +195,7 @@ impl<K> Clone for Informer<K> {
 }
 
 impl<K: Object> Informer<K> {
-    /// All objects of a kind.
+    /// An informer for all objects of a kind.
     pub fn builder(client: kube::Client) -> Builder<K>
     where
         K: Resource<DynamicType = ()>,
@@ -207,7 +207,7 @@ impl<K: Object> Informer<K> {
         }
     }
 
-    /// All objects of a kind known only at run time.
+    /// An informer for all objects of a kind known only at run time.
     pub fn dynamic(client: kube::Client, kind: &K::DynamicType) -> Builder<K> {
         let mut source = Source::new(client, K::url_path(kind, None));
         source.metadata_only = K::metadata_api();
@@ -230,19 +230,19 @@ impl<K: Object> Informer<K> {
         }
     }
 
-    /// One object. Cluster-scoped objects have the namespace `""`.
+    /// An object. Cluster-scoped objects have the namespace `""`.
     pub fn get(&self, namespace: &str, name: &str) -> Option<Arc<K>> {
         let slot = self.shared.cache.read().get(namespace, name)?;
         Some(slot.read(&self.shared.decoded))
     }
 
-    /// All objects, by namespace and name.
+    /// All objects, ordered by namespace and name.
     pub fn list(&self) -> Vec<Arc<K>> {
         let slots = self.shared.cache.read().list();
         self.read(slots)
     }
 
-    /// The objects of a namespace, by name.
+    /// The objects of a namespace, ordered by name.
     pub fn list_in(&self, namespace: &str) -> Vec<Arc<K>> {
         let slots = self.shared.cache.read().list_in(namespace, |_| true);
         self.read(slots)
@@ -253,7 +253,7 @@ impl<K: Object> Informer<K> {
         self.shared.cache.read().has_any_in(namespace)
     }
 
-    /// The objects of a namespace with labels that `is_wanted`. Other objects are not decoded.
+    /// The objects of a namespace whose labels `is_wanted` accepts. Other objects are not decoded.
     pub fn select_in(
         &self,
         namespace: &str,
@@ -264,18 +264,18 @@ impl<K: Object> Informer<K> {
         self.read(slots)
     }
 
-    /// The objects that a secondary index files under `key`; none when there is no such index.
+    /// The objects under `key` of an index; empty if there is no such index.
     pub fn by_index(&self, index: &str, key: &str) -> Vec<Arc<K>> {
         let slots = self.shared.cache.read().by_index(index, key);
         self.read(slots)
     }
 
-    /// How many objects a secondary index files under `key`.
+    /// The number of objects under `key` of an index.
     pub fn count_by_index(&self, index: &str, key: &str) -> usize {
         self.shared.cache.read().count_by_index(index, key)
     }
 
-    /// The keys under which a secondary index files objects, in no order.
+    /// The keys of an index, unordered.
     pub fn index_keys(&self, index: &str) -> Vec<String> {
         self.shared.cache.read().index_keys(index)
     }
@@ -285,8 +285,7 @@ impl<K: Object> Informer<K> {
         slots.iter().map(|slot| slot.read(decoded)).collect()
     }
 
-    /// A number that is another one after every change. What was read after asking for it is not
-    /// older than the number says.
+    /// A number that differs after every change. What is read after it is at least as new.
     pub fn generation(&self) -> u64 {
         self.shared.generation.load(Ordering::Acquire)
     }
@@ -296,21 +295,21 @@ impl<K: Object> Informer<K> {
         self.shared.generation.fetch_add(1, Ordering::Release);
     }
 
-    /// How many objects there are.
+    /// The number of objects.
     pub fn count(&self) -> usize {
         self.shared.cache.read().count()
     }
 
-    /// Every object there is as `Added`, then every change.
+    /// Subscribes: every existing object as `Added`, then every change.
     pub fn subscribe(&self) -> Subscription<K> {
         let (sender, subscription) = subscription::channel(self.shared.decoded.clone());
         self.shared.cache.write().subscribe(sender);
         subscription
     }
 
-    /// Waits until the first list is here.
+    /// Waits for the first list.
     pub async fn synced(&self) {
-        // The sender is in the same shared value that is borrowed here: it cannot be gone.
+        // The sender is in the value that is borrowed here.
         let _ = self
             .shared
             .synced
@@ -319,24 +318,24 @@ impl<K: Object> Informer<K> {
             .await;
     }
 
-    /// Whether the first list is here.
+    /// Whether the first list was received.
     pub fn has_synced(&self) -> bool {
         *self.shared.synced.borrow()
     }
 
-    /// Waits until the cache shows everything up to `version`, so that a writer reads its own write.
-    /// A version that is not a number has no order and is not waited for.
+    /// Waits until the cache contains everything up to `version`, so that a writer reads its own
+    /// write. Does not wait for a version that is not a number.
     pub async fn reached(&self, version: &str) {
         let Ok(version) = version.parse() else { return };
         let waiter = self.shared.waiters.lock().version(version);
         if let Some(waiter) = waiter {
-            // The other end is in the shared value that is borrowed here.
+            // The sender is in the value that is borrowed here.
             let _ = waiter.await;
         }
     }
 
-    /// Like [`Informer::reached`], for at most `patience`. When that is over the cache counts as
-    /// behind until it shows the version.
+    /// Like [`Informer::reached`], for at most `patience`. After that the cache counts as behind
+    /// until it contains the version.
     pub async fn reached_within(&self, version: &str, patience: Duration) -> bool {
         if tokio::time::timeout(patience, self.reached(version))
             .await
@@ -349,8 +348,8 @@ impl<K: Object> Informer<K> {
         false
     }
 
-    /// Waits until the cache no longer shows this very object, or shows that it is being deleted; for
-    /// at most `patience`. When that is over the cache counts as behind until it does.
+    /// Waits until the cache no longer contains this object, or shows that it is being deleted; for
+    /// at most `patience`. After that the cache counts as behind until it does.
     pub async fn left_within(
         &self,
         namespace: &str,
@@ -376,7 +375,7 @@ impl<K: Object> Informer<K> {
         false
     }
 
-    /// Whether a write that was waited for in vain is still not shown: too old to act on.
+    /// Whether a write whose wait timed out is still missing: the cache is too old to act on.
     pub fn is_behind(&self) -> bool {
         let mut waiters = self.shared.waiters.lock();
         waiters.is_behind(|key, uid| self.has_left(key, uid))
@@ -389,19 +388,19 @@ impl<K: Object> Informer<K> {
         })
     }
 
-    /// The cache shows everything up to `version` now.
+    /// The cache now contains everything up to `version`.
     fn advance(&self, version: &str) {
         let version = version.parse().unwrap_or(0);
         self.shared.waiters.lock().advance(version);
     }
 
-    /// The object of this key, or every object, may have left.
+    /// The object of this key, or any object, may have been removed.
     fn check_departures(&self, key: Option<&cache::Key>) {
         let mut waiters = self.shared.waiters.lock();
         waiters.changed(key, &|key, uid| self.has_left(key, uid));
     }
 
-    /// Puts an object there as a watch event would.
+    /// Stores an object as a watch event would.
     pub fn upsert(&self, object: K) {
         let version = object.meta().resource_version.clone().unwrap_or_default();
         self.store(Slot::typed(Arc::new(object)));

@@ -1,6 +1,6 @@
-//! Keeps a cache equal to the server: list in pages, watch from there, resume after a cut from the
-//! last version seen, and list again only when the server no longer knows that version. A refusal is
-//! logged and makes the service that reads the cache not ready.
+//! Keeps a cache in sync with the server: lists in pages, watches from there, resumes from the last
+//! version after a disconnect, and lists again only if the server no longer has that version. An
+//! error is logged and makes the service that reads the cache not ready.
 
 use std::{
     sync::Arc,
@@ -25,7 +25,7 @@ use super::{
 };
 
 const PAGE: u32 = 500;
-/// The server ends a watch after this long; a client that hears nothing for longer gives it up.
+/// The server ends a watch after this time; a client without data for longer gives up.
 const WATCH_SECONDS: u32 = 300;
 const GRACE: Duration = Duration::from_secs(30);
 const METADATA_ONLY: &str =
@@ -46,7 +46,7 @@ pub(super) struct Source {
 
 #[derive(Debug, thiserror::Error)]
 enum Failure {
-    /// The version to resume from is too old.
+    /// The version to resume from is too old (410).
     #[error("the server has forgotten this version: {0}")]
     Expired(String),
     #[error("{0}: {1}")]
@@ -60,17 +60,17 @@ enum Failure {
 }
 
 impl Failure {
-    /// Whether it will not pass by itself: the server answered, and the answer was no.
+    /// Whether it is permanent: the server answered with a client error.
     fn is_refusal(&self) -> bool {
         matches!(self, Self::Refused(400..=499, _)) && !matches!(self, Self::Refused(429, _))
     }
 }
 
-/// Tells the service that reads an informer why its objects do not come.
+/// Reports to the service why its informer has no objects.
 pub(super) struct Reporter {
     context: Context,
     source: String,
-    /// Guards the failure that was last reported.
+    /// Guards the last reported failure.
     reported: Mutex<Option<String>>,
 }
 
@@ -83,8 +83,8 @@ impl Reporter {
         }
     }
 
-    /// A list or watch failed. A refusal makes the service not ready; what may pass by itself, such
-    /// as a server that restarts, does so only while there is no first list yet.
+    /// Reports a failed list or watch. A client error makes the service not ready; a transient one,
+    /// such as a restart of the server, only before the first list.
     fn failed(&self, what: &str, failure: &Failure, is_synced: bool) {
         let text = format!("cannot {what} {}: {failure}", self.source);
         if is_synced && !failure.is_refusal() {
@@ -193,7 +193,7 @@ impl Source {
         request.map_err(|error| Failure::Client(kube::Error::HttpError(error)))
     }
 
-    /// The whole list and its version.
+    /// The complete list and its version.
     async fn list<K: Object>(
         &self,
         decoded: &Decoded<K>,
@@ -239,7 +239,7 @@ impl Source {
         Err(refusal(code, status))
     }
 
-    /// Follows changes from `version` until the stream ends, keeping `version` up to date.
+    /// Watches from `version` until the stream ends, updating `version`.
     async fn watch<K: Object>(
         &self,
         informer: &Informer<K>,
@@ -262,7 +262,7 @@ impl Source {
         }
     }
 
-    /// Applies what a server in this process sends.
+    /// Applies events of a server in this process.
     async fn follow<K: Object>(
         &self,
         mut changes: BoxStream<'static, Vec<feed::Change>>,
@@ -320,7 +320,7 @@ impl Source {
         Ok(())
     }
 
-    /// Applies the lines that a server sends over a connection.
+    /// Applies lines of a server over a connection.
     async fn read<K: Object>(
         &self,
         mut body: Body,
@@ -387,7 +387,7 @@ impl Source {
         Ok(())
     }
 
-    /// An object that came over a connection.
+    /// An object received over a connection.
     fn typed<K: Object>(&self, raw: &RawValue) -> Option<Arc<Slot<K>>> {
         let decoded = K::from_json(raw.get()).map(|mut object| {
             object.meta_mut().managed_fields = None;
@@ -396,7 +396,7 @@ impl Source {
         self.or_left_out(decoded)
     }
 
-    /// An object that is shared with the server.
+    /// An object shared with the server.
     fn shared<K: Object>(
         &self,
         object: feed::Object,
@@ -405,12 +405,12 @@ impl Source {
         self.or_left_out(Slot::stored(object, self.metadata_only, decoded))
     }
 
-    /// What the server stores can be read; the bytes of a server that answers something else are left
-    /// out with an error, for they must not hide all others.
+    /// Whatever the API server stores can be decoded; an object that cannot is logged and skipped,
+    /// since it must not hide all others.
     fn or_left_out<T>(&self, decoded: Result<T, serde_json::Error>) -> Option<T> {
         decoded
             .inspect_err(|error| {
-                error!(path = self.path, %error, "an object cannot be decoded and is left out");
+                error!(path = self.path, %error, "cannot decode object, skipping it");
             })
             .ok()
     }
@@ -449,7 +449,7 @@ async fn watch_until_expired<K: Object>(
     loop {
         let before = version.clone();
         let outcome = source.watch(informer, version, reporter).await;
-        // Progress was made, or the watch lasted its time: the server is well.
+        // There was progress, or the watch lasted its full time: the server is healthy.
         if *version != before || matches!(outcome, Ok(())) {
             backoff.reset();
         }
@@ -499,7 +499,7 @@ mod tests {
 
     type Answer = Response<UnsyncBoxBody<Bytes, Infallible>>;
 
-    /// Answers requests in order and remembers what was asked; afterwards watches stay open.
+    /// Answers requests in order and records them; afterwards watches stay open.
     fn server(answers: Vec<Answer>) -> (kube::Client, Arc<Mutex<Vec<String>>>) {
         let answers = Arc::new(Mutex::new(VecDeque::from(answers)));
         let asked = Arc::new(Mutex::new(Vec::new()));
@@ -528,7 +528,7 @@ mod tests {
         Response::new(StreamBody::new(frames).boxed_unsync())
     }
 
-    /// A watch that sends these bytes in pieces of seven, so that lines are cut anywhere.
+    /// A watch that sends these lines in pieces of seven bytes.
     fn watch(lines: &[String]) -> Answer {
         let text = lines
             .iter()
@@ -624,7 +624,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_forgotten_version_leads_to_a_new_list_that_tells_the_difference() {
+    async fn a_compacted_version_leads_to_a_relist_that_sends_the_difference() {
         let gone = r#"{"code":410,"reason":"Expired","message":"too old"}"#;
         let (client, asked) = server(vec![
             json(503, "{}".to_owned()),

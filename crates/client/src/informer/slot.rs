@@ -1,6 +1,6 @@
-//! One object of an informer. What an API server of the same process hands over stays in the store's
-//! form, shared with the store, and is decoded when it is read; decoded forms that nobody reads any more
-//! are dropped. What came over a connection is decoded once and kept.
+//! One object of an informer. An object from an API server in the same process stays in its stored
+//! form, shared with the store, and is decoded when it is read; unused decoded forms are dropped.
+//! An object from a connection is decoded once and kept.
 
 use std::{
     borrow::Cow,
@@ -34,7 +34,7 @@ struct Stored<K> {
     metadata_only: bool,
     /// Whether it was read since the last sweep.
     is_used: AtomicBool,
-    /// Guards the decoded form; held while it is made, so that it is made once.
+    /// Guards the decoded form; held while decoding, so that it happens once.
     decoded: Mutex<Option<Arc<K>>>,
 }
 
@@ -45,7 +45,7 @@ impl<K: Object> Slot<K> {
         })
     }
 
-    /// An object that is shared with the store; an error when it cannot be decoded.
+    /// An object shared with the store; an error if it cannot be decoded.
     pub(super) fn stored(
         object: feed::Object,
         metadata_only: bool,
@@ -72,7 +72,7 @@ impl<K: Object> Slot<K> {
         self.peek(decoded)
     }
 
-    /// The object, for the cache itself: that does not count as a use.
+    /// The object, for the cache itself: this does not count as a use.
     pub(super) fn peek(self: &Arc<Self>, decoded: &Decoded<K>) -> Arc<K> {
         let stored = match &self.form {
             Form::Typed(object) => return object.clone(),
@@ -91,7 +91,7 @@ impl<K: Object> Slot<K> {
         object
     }
 
-    /// The resourceVersion; empty when there is none.
+    /// The resourceVersion; empty if there is none.
     pub(super) fn version(&self) -> Cow<'_, str> {
         match &self.form {
             Form::Typed(object) => {
@@ -102,7 +102,7 @@ impl<K: Object> Slot<K> {
         }
     }
 
-    /// The size of the stored form; what the decoded one takes follows from it.
+    /// The size of the stored form, which determines that of the decoded one.
     fn size(&self) -> usize {
         match &self.form {
             Form::Typed(_) => 0,
@@ -110,7 +110,7 @@ impl<K: Object> Slot<K> {
         }
     }
 
-    /// Whether it was read since the last time that this was asked.
+    /// Whether it was read since the last call.
     fn was_used(&self) -> bool {
         match &self.form {
             Form::Typed(_) => true,
@@ -155,13 +155,13 @@ impl<K: Object> Named for Slot<K> {
 
 /// The slots of an informer that are decoded.
 pub(super) struct Decoded<K> {
-    /// Guards the queue. Never taken while a slot's own lock is held.
+    /// Guards the queue. Never locked while a slot's own lock is held.
     queue: Mutex<Queue<K>>,
     limit: usize,
 }
 
-/// Slots in the order in which they were decoded, with their sizes. A slot that was replaced is not kept
-/// alive by it.
+/// Slots in the order in which they were decoded, with their sizes. It does not keep replaced slots
+/// alive.
 struct Queue<K> {
     slots: VecDeque<(Weak<Slot<K>>, usize)>,
     size: usize,
@@ -181,14 +181,14 @@ impl<K> Default for Decoded<K> {
 }
 
 impl<K: Object> Decoded<K> {
-    /// Takes note of a slot that was just decoded, and drops decoded forms when they are too many: the
-    /// oldest first that were not read since they were last looked at.
+    /// Records a decoded slot, and drops decoded forms above the limit: the oldest first that were
+    /// not read since the last check.
     fn add(&self, slot: &Arc<Slot<K>>) {
         let mut queue = self.queue.lock();
         let size = slot.size();
         queue.slots.push_back((Arc::downgrade(slot), size));
         queue.size += size;
-        // Each is looked at twice at most.
+        // Checks each at most twice.
         let mut looks = 2 * queue.slots.len();
         while queue.size > self.limit && looks > 0 {
             looks -= 1;
@@ -229,8 +229,8 @@ impl<K: Object> Decoded<K> {
     }
 }
 
-/// Decodes an object without its managedFields: no component reads them, and parsing them takes as long
-/// as the rest.
+/// Decodes an object without its managedFields: no component reads them, and parsing them takes as
+/// long as the rest.
 fn decode<K: Object>(
     object: &dyn feed::Stored,
     metadata_only: bool,
@@ -246,7 +246,7 @@ fn decode<K: Object>(
         true => (b"{\"metadata\":", b"}"),
     };
     let text = [head, before, after, tail].concat();
-    // The store holds JSON, which is UTF-8, and cuts are at ASCII characters.
+    // The store has JSON, which is UTF-8, and cuts are at ASCII characters.
     K::from_json(&String::from_utf8_lossy(&text))
 }
 
@@ -283,7 +283,7 @@ pub(super) mod tests {
 
     use super::*;
 
-    /// An object as a store would hand it over.
+    /// A stored object for tests.
     pub(in crate::informer) struct Fake {
         text: String,
         name: String,

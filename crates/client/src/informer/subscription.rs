@@ -1,6 +1,5 @@
-//! The queue of changes between an informer and one subscriber. A subscriber that is slow gets the
-//! changes of one object merged: what waits is bounded by the number of objects, not by how often
-//! they change.
+//! The queue of changes for one subscriber. For a slow subscriber the changes of one object are
+//! merged: the queue is bounded by the number of objects, not by how often they change.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -16,10 +15,10 @@ use super::{
     slot::{Decoded, Slot},
 };
 
-/// Up to this many changes wait as they came; then changes of the same object are merged.
+/// Above this many queued changes, changes of the same object are merged.
 const MERGE_AT: usize = 4096;
 
-/// A change as it waits: its objects are decoded when it is read.
+/// A queued change; its objects are decoded when it is read.
 pub(super) enum Change<K> {
     Added(Arc<Slot<K>>),
     Modified {
@@ -64,13 +63,13 @@ impl<K: Object> Change<K> {
 
 struct State<K> {
     events: VecDeque<Change<K>>,
-    /// The length at which changes are merged next; twice what the last merge left, at least.
+    /// The length of the next merge; at least twice the result of the last one.
     merge_at: usize,
     closed: bool,
 }
 
 struct Buffer<K> {
-    /// Guards the changes that wait; never held over an await.
+    /// Guards the queued changes; never held across an await.
     state: Mutex<State<K>>,
     changed: Notify,
     decoded: Arc<Decoded<K>>,
@@ -79,9 +78,8 @@ struct Buffer<K> {
 /// The informer's end; dropping it ends the subscription.
 pub(super) struct Sender<K>(Arc<Buffer<K>>);
 
-/// A queue of changes. Nothing is lost between the subscription and the last `next`: an object that
-/// changes again and again before it is read may be seen with its last state only, and one that came
-/// and went meanwhile not at all.
+/// A queue of changes. No final state is lost: an object that changes repeatedly before it is read
+/// may be seen only in its last version, and one that was added and deleted meanwhile not at all.
 pub struct Subscription<K>(Arc<Buffer<K>>);
 
 pub(super) fn channel<K>(decoded: Arc<Decoded<K>>) -> (Sender<K>, Subscription<K>) {
@@ -130,7 +128,7 @@ impl<K> Drop for Sender<K> {
 }
 
 impl<K: Object> Subscription<K> {
-    /// The next change; `None` when the informer is gone.
+    /// The next change; `None` if the informer is gone.
     pub async fn next(&mut self) -> Option<Event<K>> {
         loop {
             let changed = self.0.changed.notified();
@@ -144,7 +142,7 @@ impl<K: Object> Subscription<K> {
         }
     }
 
-    /// The next change if one waits already.
+    /// The next change, if one is queued.
     pub fn try_next(&mut self) -> Option<Event<K>> {
         self.pop()
     }
@@ -166,7 +164,7 @@ impl<K: Object> Subscription<K> {
     }
 }
 
-/// At most one change for each object, at the place of its first one.
+/// At most one change per object, at the position of its first one.
 fn merged<K: Object>(changes: VecDeque<Change<K>>) -> VecDeque<Change<K>> {
     let mut places: HashMap<Key, usize> = HashMap::new();
     let mut merged: Vec<Option<Change<K>>> = Vec::new();
@@ -181,7 +179,7 @@ fn merged<K: Object>(changes: VecDeque<Change<K>>) -> VecDeque<Change<K>> {
             continue;
         };
         let both = match (before, change) {
-            // An object that was made anew is another one: both changes stay.
+            // A recreated object is another one: both changes stay.
             (before @ Change::Deleted(_), change) => {
                 merged[place] = Some(before);
                 places.insert(key, merged.len());

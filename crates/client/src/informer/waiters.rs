@@ -1,5 +1,5 @@
-//! Those who wait until a cache shows a write: by version, or until one object has left. Each is woken
-//! by the event it waits for and by no other. Pure; the informer guards it with one lock.
+//! Waiters for a cache to contain a write: by version, or until an object was removed. Each is
+//! woken only by its own event. Pure; the informer guards it with one lock.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -16,11 +16,11 @@ pub(super) struct Departure {
 
 #[derive(Default)]
 pub(super) struct Waiters {
-    /// The newest version that the cache shows.
+    /// The newest version in the cache.
     seen: u64,
     versions: BTreeMap<u64, Vec<oneshot::Sender<()>>>,
     departures: HashMap<Key, Vec<(String, oneshot::Sender<()>)>>,
-    /// Writes that were waited for in vain: until the cache shows them it is too old to act on.
+    /// Writes whose wait timed out: until the cache contains them it is too old to act on.
     overdue_version: u64,
     overdue_departures: Vec<Departure>,
 }
@@ -41,7 +41,7 @@ impl Waiters {
         Some(receiver)
     }
 
-    /// Resolves when the object has left. The caller has seen that it is still there.
+    /// Resolves when the object was removed. The caller has checked that it still exists.
     pub(super) fn departure(&mut self, departure: Departure) -> oneshot::Receiver<()> {
         let (sender, receiver) = oneshot::channel();
         let waiting = self.departures.entry(departure.key).or_default();
@@ -50,7 +50,7 @@ impl Waiters {
         receiver
     }
 
-    /// The cache shows everything up to `version` now.
+    /// The cache now contains everything up to `version`.
     pub(super) fn advance(&mut self, version: u64) {
         if version <= self.seen {
             return;
@@ -59,12 +59,13 @@ impl Waiters {
         let later = self.versions.split_off(&(version + 1));
         let due = std::mem::replace(&mut self.versions, later);
         for sender in due.into_values().flatten() {
-            // A waiter that gave up has dropped its end.
+            // A waiter that timed out has dropped its end.
             let _ = sender.send(());
         }
     }
 
-    /// Wakes those who wait for objects that `has_left` says are gone; `key` narrows it to one name.
+    /// Wakes waiters for objects that `has_left` reports as removed; `key` restricts it to one
+    /// name.
     pub(super) fn changed(&mut self, key: Option<&Key>, has_left: &dyn Fn(&Key, &str) -> bool) {
         let Some(key) = key else {
             let keys: Vec<Key> = self.departures.keys().cloned().collect();
@@ -96,7 +97,7 @@ impl Waiters {
         }
     }
 
-    /// Whether a write that was waited for in vain is still not shown.
+    /// Whether a write whose wait timed out is still missing.
     pub(super) fn is_behind(&mut self, has_left: impl Fn(&Key, &str) -> bool) -> bool {
         self.overdue_departures
             .retain(|departure| !has_left(&departure.key, &departure.uid));
@@ -113,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn a_version_wakes_those_who_wait_for_it_and_nobody_else() {
+    fn a_version_wakes_only_the_waiters_for_it() {
         let mut waiters = Waiters::default();
         let (mut five, mut nine) = (waiters.version(5).unwrap(), waiters.version(9).unwrap());
         waiters.advance(4);
@@ -128,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn a_departure_wakes_its_own_waiter_and_forgets_it() {
+    fn a_deletion_wakes_its_waiter_once() {
         let mut waiters = Waiters::default();
         let mut wait = |name: &str| {
             let uid = name.to_owned();
@@ -148,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cache_is_behind_until_it_shows_what_was_waited_for_in_vain() {
+    fn a_cache_is_behind_until_it_shows_overdue_writes() {
         let mut waiters = Waiters::default();
         assert!(!waiters.is_behind(|_, _| false));
         waiters.overdue_version(7);

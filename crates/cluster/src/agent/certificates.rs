@@ -1,4 +1,4 @@
-//! Asks the cluster for certificates and renews them while the agent runs: nothing restarts.
+//! Requests certificates from the cluster and renews them while the agent runs, without restarts.
 
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
@@ -20,12 +20,12 @@ use tokio::sync::watch;
 use super::Membership;
 use crate::{Error, Settings};
 
-/// A request that was neither approved nor denied is given up after this long, and made again.
+/// A request that was neither approved nor denied is abandoned after this long, and made again.
 const PATIENCE: Duration = Duration::from_secs(15 * 60);
-/// A suspended machine or a moved clock must not make us oversleep by more than this.
+/// The longest sleep, in case the machine is suspended or the clock moves.
 const AT_MOST: Duration = Duration::from_secs(3600);
 
-/// What a certificate of a node is for.
+/// The purpose of a node's certificate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Purpose {
     /// `system:node:NAME` as a client.
@@ -71,7 +71,7 @@ impl Purpose {
     }
 }
 
-/// Asks for a certificate and waits until it is issued.
+/// Requests a certificate and waits until it is issued.
 pub(super) async fn request(
     client: &kube::Client,
     settings: &Settings,
@@ -95,7 +95,7 @@ pub(super) async fn request(
     let requests: Api<CertificateSigningRequest> = Api::all(client.clone());
     let created = requests.create(&PostParams::default(), &csr).await?;
     let name = created.metadata.name.unwrap_or_default();
-    tracing::info!(name, ?purpose, "asked for a certificate");
+    tracing::info!(name, ?purpose, "requested a certificate");
     let decided = await_condition(
         requests,
         &name,
@@ -141,15 +141,15 @@ fn refusal(csr: &CertificateSigningRequest) -> Option<String> {
     })
 }
 
-/// Resolves when the node has other addresses than these.
+/// Resolves when the node's addresses differ from these.
 async fn moved(current: &mut watch::Receiver<Settings>, known: &[IpAddr]) -> bool {
     let moved = current.wait_for(|settings| settings.node_ips() != known);
     moved.await.is_ok()
 }
 
-/// Keeps the certificates of a member fresh.
+/// Keeps the certificates of a member up to date.
 pub struct Certificates {
-    /// The settings with the host's addresses of now.
+    /// The settings with the host's current addresses.
     pub current: watch::Receiver<Settings>,
     pub client: kube::Client,
     pub membership: Arc<Membership>,
@@ -183,7 +183,7 @@ impl Certificates {
         }
     }
 
-    /// When a certificate is due; now when there is none or it says other names than it should.
+    /// When a certificate is due; now if there is none or its names are outdated.
     fn due(&self, purpose: Purpose, settings: &Settings) -> Timestamp {
         let pair = self.pair(purpose);
         let wish = purpose.wish(settings);
@@ -226,7 +226,7 @@ impl Certificates {
                         continue;
                     }
                     Err(error) => {
-                        tracing::warn!(?purpose, %error, "the certificate cannot be renewed");
+                        tracing::warn!(?purpose, %error, "cannot renew certificate");
                         backoff.step()
                     }
                 };

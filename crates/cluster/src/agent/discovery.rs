@@ -1,7 +1,6 @@
-//! Whom to trust: the ConfigMap kube-public/cluster-info, which anybody may read, holds the cluster's
-//! authority and is signed with every bootstrap token. It is fetched from a server that is not
-//! trusted yet, and believed when the token's signature is right and, where a hash is given, the
-//! authority is the one that was pinned. kubeadm discovers clusters in the same way.
+//! Discovery of the CA: the public ConfigMap kube-public/cluster-info holds the cluster's CA and is
+//! signed with every bootstrap token. It is fetched from an untrusted server, and trusted if the
+//! token's signature is valid and, if a hash is given, the CA matches it. kubeadm does the same.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +11,7 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use super::{Token, join::check_pins};
 use crate::Error;
 
-/// The cluster's authority, as PEM.
+/// The cluster's CA, as PEM.
 pub(super) async fn authority(
     server: &str,
     token: &Token,
@@ -25,7 +24,7 @@ pub(super) async fn authority(
     verify(&map.data.unwrap_or_default(), token, pins)
 }
 
-/// Believes the data of cluster-info, or says why not.
+/// Verifies the data of cluster-info.
 fn verify(
     data: &BTreeMap<String, String>,
     token: &Token,
@@ -59,7 +58,7 @@ fn verify(
     Ok(pem)
 }
 
-/// Says no more than whether they are equal.
+/// Constant-time comparison.
 fn constant_time_eq(a: &[u8], b: &[u8]) -> bool {
     a.len() == b.len() && a.iter().zip(b).fold(0, |sum, (a, b)| sum | (a ^ b)) == 0
 }
@@ -78,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn cluster_info_is_believed_with_the_right_signature_and_pin_alone() {
+    fn cluster_info_is_trusted_only_with_the_right_signature_and_pin() {
         let dir = tempfile::tempdir().unwrap();
         let pki = pki::Pki::ensure(dir.path(), &pki::Names::default()).unwrap();
         let token = Token::parse("abcdef.0123456789abcdef").unwrap();

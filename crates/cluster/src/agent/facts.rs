@@ -1,5 +1,5 @@
-//! What a node must know of its cluster. The server says it in a ConfigMap; an agent keeps it, so
-//! that it can start while no server answers.
+//! The cluster's settings for nodes. Servers publish them in a ConfigMap; an agent saves them, so
+//! that it can start without a server.
 
 use std::{collections::BTreeMap, fs, io, path::Path};
 
@@ -14,18 +14,18 @@ const CLUSTER_CIDR: &str = "clusterCIDR";
 const SERVICE_CIDR: &str = "serviceCIDR";
 const CLUSTER_DOMAIN: &str = "clusterDomain";
 
-/// A cluster, as far as its nodes care.
+/// The cluster's settings for nodes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Facts {
     /// `https://HOST:PORT`.
     pub server: String,
-    /// All servers, as they were last seen.
+    /// All servers, as last seen.
     #[serde(default)]
     pub servers: Vec<String>,
-    /// The addresses of pods.
+    /// The ranges of pods.
     pub cluster_cidr: Ranges,
-    /// The addresses of services.
+    /// The ranges of services.
     pub service_cidr: Ranges,
     /// The DNS domain.
     pub cluster_domain: String,
@@ -41,7 +41,7 @@ impl Facts {
         ])
     }
 
-    /// What the data says.
+    /// Parses the data.
     pub fn parse(server: &str, data: &BTreeMap<String, String>) -> Result<Self, Error> {
         let text = |key: &str| {
             let missing = || Error::Join(format!("ConfigMap {} has no {key}", CONFIG_MAP.1));
@@ -60,7 +60,7 @@ impl Facts {
         })
     }
 
-    /// What an earlier start has kept: the facts and the authority.
+    /// The saved facts and CA of an earlier start.
     pub fn load(dir: &Path) -> Result<Option<(Self, String)>, Error> {
         let read = |name: &str| match fs::read_to_string(dir.join(name)) {
             Ok(text) => Ok(Some(text)),
@@ -74,11 +74,11 @@ impl Facts {
             return Ok(None);
         };
         let facts = serde_json::from_str(&facts)
-            .inspect_err(|error| tracing::warn!(%error, "cluster.json is unusable"));
+            .inspect_err(|error| tracing::warn!(%error, "cannot use cluster.json"));
         Ok(facts.ok().map(|facts| (facts, ca)))
     }
 
-    /// Keeps them for the next start.
+    /// Saves them for the next start.
     pub fn save(&self, dir: &Path, ca: &str) -> Result<(), Error> {
         let facts = serde_json::to_string(self).unwrap_or_default();
         for (name, text) in [("ca.crt", ca), ("cluster.json", &facts)] {
@@ -105,7 +105,7 @@ mod tests {
     use crate::Options;
 
     #[test]
-    fn what_a_server_says_is_what_a_node_knows_and_keeps() {
+    fn published_cluster_facts_are_read_and_stored_by_a_node() {
         let settings = Settings::resolve(Options {
             node_name: Some("n".into()),
             node_ip: "192.0.2.1".parse().ok(),

@@ -1,5 +1,5 @@
-//! The steps of joining, in order: discover the authority, refuse a name that is taken, ask for the
-//! node's certificate with the token, and for the rest with that certificate.
+//! The steps of joining, in order: discover the CA, reject a name that is taken, request the node's
+//! certificate with the token, and the others with that certificate.
 
 use std::{sync::Arc, time::Duration};
 
@@ -16,10 +16,10 @@ use super::{
 };
 use crate::{Error, Settings, skew};
 
-/// How long an agent that has joined before waits for a server at its start.
+/// How long an agent that has joined before waits for a server at startup.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The authority must be one of those that were pinned, if any was.
+/// The CA must be one of the pinned ones, if any.
 pub(super) fn check_pins(ca: &str, pins: &[String]) -> Result<(), Error> {
     let hash = pki::public_key_hash(ca.as_bytes())?;
     if pins.is_empty() || pins.iter().any(|pin| pin.eq_ignore_ascii_case(&hash)) {
@@ -32,8 +32,7 @@ pub(super) fn check_pins(ca: &str, pins: &[String]) -> Result<(), Error> {
     Err(Error::Join(why))
 }
 
-/// Joins with a token. A server that does not answer yet is waited for; everything else that goes
-/// wrong is final.
+/// Joins with a token. Retries while the server does not answer; all other errors are final.
 pub(super) async fn first(
     settings: &Settings,
     join: &Join,
@@ -57,7 +56,7 @@ pub(super) async fn first(
     loop {
         match attempt(settings, server, &token, &join.ca_hashes, kubelet).await {
             Err(error) if is_passing(&error) => {
-                tracing::warn!(%error, server, "the server does not answer yet");
+                tracing::warn!(%error, server, "server not reachable yet");
                 tokio::time::sleep(backoff.step()).await;
             }
             done => return done,
@@ -65,7 +64,7 @@ pub(super) async fn first(
     }
 }
 
-/// Whether trying again may help: nobody answered, or the server is starting.
+/// Whether a retry may help: the server did not answer, or is starting.
 fn is_passing(error: &Error) -> bool {
     match error {
         Error::Api(kube::Error::Api(status)) => status.code >= 500 || status.code == 429,
@@ -96,7 +95,7 @@ async fn attempt(
     Ok((facts, ca))
 }
 
-/// A node of this name that is Ready is another machine. One that is not may be this one, set up
+/// A Ready node of this name is another machine. One that is not Ready may be this one, set up
 /// anew, or one that is gone for good.
 async fn refuse_taken_name(client: &kube::Client, name: &str) -> Result<(), Error> {
     let nodes: Api<Node> = Api::all(client.clone());
@@ -122,7 +121,7 @@ async fn facts(client: &kube::Client, server: &str) -> Result<Facts, Error> {
     Facts::parse(server, &map.data.unwrap_or_default())
 }
 
-/// What a member still lacks, and what may have changed since it joined.
+/// Requests what a member still lacks, and what may have changed since it joined.
 pub(super) async fn complete(
     settings: &Settings,
     membership: &mut Membership,

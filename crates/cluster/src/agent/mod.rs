@@ -1,7 +1,7 @@
-//! A machine that joins a cluster as a node: it finds out whom to trust, gets an identity with a
-//! bootstrap token, and runs a node's parts with it. Everything that it needs to start again is kept
-//! in `DATA-DIR/agent`: from then on it needs neither the token nor, to keep its pods, services and
-//! names going, a server.
+//! A machine that joins a cluster as a node: it discovers the CA, gets an identity with a bootstrap
+//! token, and runs a node's services with it. Everything needed to start again is saved in
+//! `DATA-DIR/agent`: from then on it needs neither the token nor, to keep its pods, services and
+//! DNS running, a server.
 
 mod certificates;
 mod discovery;
@@ -21,27 +21,27 @@ pub use certificates::Certificates;
 pub use facts::{CONFIG_MAP, Facts};
 pub use token::Token;
 
-/// How to join.
+/// The options for joining.
 #[derive(Debug, Clone, Default)]
 pub struct Join {
-    /// `https://HOST:PORT` of a server; an agent that has joined before remembers it.
+    /// `https://HOST:PORT` of a server; remembered after joining.
     pub server: Option<String>,
     /// A bootstrap token; needed for the first start.
     pub token: Option<String>,
-    /// `sha256:…` of the cluster authority's public key; any of them may match.
+    /// `sha256:…` of the CA's public key; any of them may match.
     pub ca_hashes: Vec<String>,
 }
 
-/// What an agent that has joined knows and holds.
+/// The state of an agent that has joined.
 pub struct Membership {
     pub facts: Facts,
     /// All servers, shared by every client.
     pub servers: client::Servers,
-    /// The authority of the cluster, as PEM.
+    /// The cluster's CA, as PEM.
     pub ca: String,
     /// `system:node:NAME` as a client.
     pub kubelet: Arc<Renewing>,
-    /// The kubelet as a server; empty until the server has approved it.
+    /// The kubelet's serving certificate; empty until it is issued.
     pub serving: Arc<Renewing>,
     /// `system:node-proxy:NAME` as a client.
     pub proxy: Arc<Renewing>,
@@ -65,20 +65,20 @@ impl Membership {
     }
 }
 
-/// What a component calls itself, as upstream's do: the fields that it writes are managed under this name.
+/// The User-Agent of a component, as upstream's: its field manager.
 fn agent_header(name: &'static str) -> HeaderMap {
     HeaderMap::from_iter([(USER_AGENT, HeaderValue::from_static(name))])
 }
 
-/// What an agent does when the cluster has other servers: its clients know them at once, and its next
-/// start does, too.
+/// Follows the cluster's servers: clients use new ones at once, and they are saved for the next
+/// start.
 pub fn follow_servers(
     settings: &Settings,
     membership: &Arc<Membership>,
 ) -> Box<crate::known_servers::Changed> {
     let (dir, membership) = (directory(settings), membership.clone());
     Box::new(move |servers| {
-        tracing::info!(?servers, "the cluster's servers");
+        tracing::info!(?servers, "known servers of the cluster");
         membership.servers.set(servers);
         let facts = Facts {
             servers: servers.to_vec(),
@@ -88,12 +88,12 @@ pub fn follow_servers(
     })
 }
 
-/// Where an agent keeps what it holds.
+/// The agent's directory.
 fn directory(settings: &Settings) -> PathBuf {
     settings.data_dir.join("agent")
 }
 
-/// Joins, or finds what an earlier start got.
+/// Joins, or loads the state of an earlier start.
 pub async fn membership(settings: &Settings, join: &Join) -> Result<Membership, Error> {
     let dir = directory(settings);
     let kubelet = Renewing::load(&dir.join("kubelet.pem"))?;
@@ -123,7 +123,7 @@ pub async fn membership(settings: &Settings, join: &Join) -> Result<Membership, 
         if !has_joined || matches!(error, Error::Version(_)) {
             return Err(error);
         }
-        tracing::warn!(%error, "no server answers: going on with what is known of the cluster");
+        tracing::warn!(%error, "no server reachable: continuing with the cached cluster facts");
     }
     membership.facts.save(&dir, &membership.ca)?;
     Ok(membership)

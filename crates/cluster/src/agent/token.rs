@@ -1,4 +1,4 @@
-//! Bootstrap tokens as Kubernetes has them: `ID.SECRET`, six and sixteen lower-case letters or digits.
+//! Kubernetes' bootstrap tokens: `ID.SECRET`, six and sixteen lower-case letters or digits.
 
 use rand::Rng;
 
@@ -11,7 +11,7 @@ pub struct Token {
     pub secret: String,
 }
 
-/// The secret is not shown.
+/// Does not print the secret.
 impl std::fmt::Debug for Token {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Token({}.…)", self.id)
@@ -19,7 +19,7 @@ impl std::fmt::Debug for Token {
 }
 
 impl Token {
-    /// A new one.
+    /// A new token.
     pub fn random() -> Self {
         Self {
             id: letters(6),
@@ -27,7 +27,7 @@ impl Token {
         }
     }
 
-    /// Reads `ID.SECRET`.
+    /// Parses `ID.SECRET`.
     pub fn parse(text: &str) -> Option<Self> {
         let (id, secret) = text.split_once('.')?;
         let fits = |part: &str, length: usize| {
@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_random_token_has_the_form_of_all() {
+    fn a_random_token_has_the_bootstrap_token_format() {
         let token = Token::random();
         assert_eq!(Token::parse(&token.reveal()), Some(token.clone()));
         assert!(!format!("{token:?}").contains(&token.secret));

@@ -1,4 +1,4 @@
-//! What comes next for the attachments of one node. Pure.
+//! The next steps for the volume attachments of one node. Pure.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -8,28 +8,28 @@ use std::{
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{AttachedVolume, ObjectReference};
 
-/// How long a volume that a node still uses is kept attached when the node is not ready.
+/// How long a volume in use stays attached to a node that is not ready.
 pub(super) const MAX_WAIT_FOR_UNMOUNT: Duration = Duration::from_secs(6 * 60);
 
 /// The node as the decision sees it.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Host {
-    /// Its kubelet attaches by itself: nothing of it is ours.
+    /// Its kubelet attaches volumes itself: this controller ignores it.
     NotManaged,
-    /// It was deleted. `in_use` is what it used then; `None` when that is not known.
+    /// The node was deleted. `in_use` is its last `volumesInUse`; `None` if unknown.
     Gone {
         /// Names of volumes.
         in_use: Option<BTreeSet<String>>,
     },
-    /// It is there.
+    /// The node exists.
     Present {
         /// The condition Ready is True.
         is_ready: bool,
         /// It has the taint node.kubernetes.io/out-of-service.
         is_out_of_service: bool,
-        /// What its kubelet says it uses.
+        /// `volumesInUse`.
         in_use: BTreeSet<String>,
-        /// What it was told is attached.
+        /// `volumesAttached`.
         reported: Vec<AttachedVolume>,
     },
 }
@@ -65,15 +65,15 @@ pub(super) struct Desired {
     pub volume: String,
     /// The CSI driver.
     pub driver: String,
-    /// What the driver calls it.
+    /// The driver's volume handle.
     pub handle: String,
-    /// Whether several nodes may have it.
+    /// Whether several nodes may attach it at once.
     pub is_shared: bool,
     /// The pods that need it.
     pub pods: Vec<ObjectReference>,
     /// Other nodes that have it attached.
     pub elsewhere: BTreeSet<String>,
-    /// The pods there that need it.
+    /// The pods on those nodes that need it.
     pub rivals: Vec<ObjectReference>,
 }
 
@@ -89,51 +89,52 @@ pub(super) struct Attachment {
     pub name: String,
     /// The PersistentVolume.
     pub volume: String,
-    /// As nodes report it; `None` when the PersistentVolume is gone.
+    /// The name in node statuses; `None` if the PersistentVolume is gone.
     pub unique_name: Option<String>,
-    /// The driver says that it is attached.
+    /// `status.attached`, which the driver sets.
     pub is_attached: bool,
-    /// Its deletion was asked for.
+    /// Whether it has a deletion timestamp.
     pub is_leaving: bool,
-    /// What went wrong when it was attached.
+    /// The attach error.
     pub error: Option<String>,
 }
 
-/// Everything about one node.
+/// The inputs of a decision about one node.
 #[derive(Debug, Clone)]
 pub(super) struct View {
     /// The node.
     pub host: Host,
     /// By unique name.
     pub desired: BTreeMap<String, Desired>,
-    /// All of the node.
+    /// All attachments of the node.
     pub attachments: Vec<Attachment>,
-    /// Since when volumes are to be detached, by attachment.
+    /// Since when volumes wait to be detached, by attachment.
     pub waiting_since: BTreeMap<String, Timestamp>,
     /// Now.
     pub now: Timestamp,
 }
 
-/// What is to be done for a node.
+/// The steps for a node.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Plan {
-    /// The node's `volumesAttached`, when it must change. Nothing is detached before it has.
+    /// The new `volumesAttached`, if it changes. It is written before anything is detached.
     pub report: Option<Vec<AttachedVolume>>,
-    /// Attachments to delete; whether the node must confirm first that it does not use the volume.
+    /// Attachments to delete; true if the API server must confirm first that the node does not use
+    /// the volume.
     pub detach: Vec<(String, bool)>,
     /// Volumes to attach.
     pub attach: Vec<Desired>,
-    /// Volumes that another node has.
+    /// Volumes that another node has attached.
     pub blocked: Vec<Desired>,
-    /// Attachments that failed, with their volumes and why.
+    /// Failed attachments, with their volumes and errors.
     pub failed: Vec<(Desired, String)>,
-    /// Attachments that are wanted no more and wait, with the time since when.
+    /// Attachments that wait to be detached, and since when.
     pub waiting: BTreeMap<String, Timestamp>,
-    /// When to look again, when nothing happens before.
+    /// When to reconcile again if nothing happens before.
     pub look_again: Option<Duration>,
 }
 
-/// Decides about a node.
+/// Decides the steps for a node.
 pub(super) fn decide(view: &View) -> Plan {
     if view.host == Host::NotManaged {
         return Plan::default();
@@ -174,14 +175,14 @@ fn wanted<'a>(view: &'a View, attachment: &Attachment) -> Option<&'a Desired> {
     (desired.volume == attachment.volume).then_some(desired)
 }
 
-/// Whether the volume may be detached, and if so, whether the node must confirm it; otherwise how
-/// long it is waited for at most.
+/// `Ok` if the volume may be detached, with true if the node must confirm it first; otherwise how
+/// long to wait at most.
 fn may_detach(view: &View, attachment: &Attachment, since: Timestamp) -> Result<bool, Duration> {
     let waited = Duration::try_from(view.now.duration_since(since)).unwrap_or_default();
     let is_overdue = waited >= MAX_WAIT_FOR_UNMOUNT;
     let is_forced = view.host.is_out_of_service() || (is_overdue && !view.host.is_ready());
     let name = attachment.unique_name.as_deref();
-    // A volume whose object is gone cannot be told apart from others: it waits for the time alone.
+    // Without its PersistentVolume the volume's name is unknown: it waits until the timeout.
     let is_used = name.map_or(!view.host.is_ready(), |name| view.host.uses(name));
     if !is_used || is_forced {
         return Ok(!is_forced);
@@ -190,7 +191,7 @@ fn may_detach(view: &View, attachment: &Attachment, since: Timestamp) -> Result<
     Err(left.max(Duration::from_secs(1)))
 }
 
-/// What the node is told is attached: everything that is and stays.
+/// The new `volumesAttached`: everything that is attached and stays.
 fn report(view: &View, detach: &[(&Attachment, bool)]) -> Vec<AttachedVolume> {
     let stays = |attachment: &&Attachment| {
         attachment.is_attached
@@ -213,7 +214,7 @@ fn attach(view: &View, plan: &mut Plan) {
         let mut known = view.attachments.iter();
         let known = known.find(|one| one.unique_name.as_ref() == Some(unique));
         match known {
-            // It comes back once the driver has finished with it.
+            // It is attached again once the driver has detached it.
             Some(known) if known.is_leaving => {}
             Some(known) => {
                 let error = known.error.clone().filter(|_| !known.is_attached);
@@ -227,8 +228,8 @@ fn attach(view: &View, plan: &mut Plan) {
     }
 }
 
-/// What a pod is told while another node has its volume; names of pods in other namespaces are not
-/// shown.
+/// The event message for a pod whose volume another node has. Names of pods in other namespaces are
+/// not shown.
 pub(super) fn blocked_message(desired: &Desired, pod: &ObjectReference) -> String {
     let volume = &desired.volume;
     let why = if desired.rivals.is_empty() {
@@ -393,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn the_volumes_of_a_node_that_is_gone_are_detached_when_it_did_not_use_them() {
+    fn unused_volumes_of_a_deleted_node_are_detached() {
         let gone = |in_use, waited: i64| {
             let mut view = view(Host::Gone { in_use }, &[], &[attachment("a")]);
             view.waiting_since = [("csi-a".to_owned(), at(1000 - waited))].into();
@@ -422,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_are_told_who_has_their_volume() {
+    fn the_message_of_a_blocked_attach_names_the_pods_that_have_the_volume() {
         let mut taken = desired("a");
         let me = pod("default", "me");
         let start = "Waiting for detach for volume \"pv-a\" Volume is already";

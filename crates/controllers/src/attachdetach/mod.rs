@@ -1,8 +1,8 @@
-//! Has CSI drivers attach volumes to the nodes whose pods need them, by VolumeAttachments, and detach
-//! them when no pod does and the node no longer uses them. What is attached is read from the API each
-//! time, so that a restart needs no memory; only the time since when a detach waits begins anew.
+//! Creates VolumeAttachments for the volumes that pods need on their nodes, and deletes them when
+//! no pod needs them and the node no longer uses them. The state is read from the API each time, so
+//! that a restart loses only since when a detach waits.
 //!
-//! Each node is a key.
+//! The queue's keys are nodes.
 
 mod decide;
 
@@ -33,7 +33,7 @@ use crate::{
 };
 use decide::{Attachment, Desired, Host, View, blocked_message, decide, unique_name};
 
-/// As in the table of controllers.
+/// The name in [`crate::ALL`].
 pub const NAME: &str = "attachdetach";
 const ACCOUNT: &str = "attachdetach-controller";
 
@@ -41,7 +41,7 @@ const MANAGED: &str = "volumes.kubernetes.io/controller-managed-attach-detach";
 const KEEP_TERMINATED: &str = "volumes.kubernetes.io/keep-terminated-pod-volumes";
 const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 
-/// How often what waits for a driver or for another node is looked at.
+/// How often volumes that wait for a driver or another node are checked.
 const WAIT: Duration = Duration::from_secs(30);
 
 struct AttachDetach {
@@ -54,22 +54,22 @@ struct AttachDetach {
     volumes: Informer<PersistentVolume>,
     drivers: Informer<CSIDriver>,
     events: Recorder,
-    /// Guards what only this run knows of nodes.
+    /// Guards the state per node that exists only in memory.
     memory: Arc<Mutex<HashMap<String, Memory>>>,
 }
 
-/// What this run remembers of a node.
+/// A node's state in memory.
 #[derive(Default)]
 struct Memory {
     /// Since when attachments wait to be detached.
     waiting_since: BTreeMap<String, Timestamp>,
-    /// What the node used when it was deleted.
+    /// `volumesInUse` of a deleted node.
     last_in_use: Option<BTreeSet<String>>,
-    /// What was said about volumes: an event is said when it changes.
+    /// The last event message per volume, so that each is recorded once.
     said: BTreeMap<String, String>,
 }
 
-/// Starts it.
+/// Starts the controller.
 pub fn start(shared: &Arc<Shared>) {
     let controller = Arc::new(AttachDetach {
         shared: shared.clone(),
@@ -110,12 +110,12 @@ pub fn start(shared: &Arc<Shared>) {
             let nodes = of_drivers.nodes.cache().list();
             nodes.iter().map(|node| Key::of(&**node)).collect()
         })
-        // One at a time: two nodes never ask for the same volume at once.
+        // One worker, so that two nodes never attach the same volume at once.
         .workers(1)
         .start();
 }
 
-/// What matters of a node here.
+/// The parts of a node that matter here.
 fn fingerprint(node: &Node) -> (Host, bool) {
     (host(node), node.metadata.deletion_timestamp.is_some())
 }
@@ -144,7 +144,7 @@ fn pod_event(event: &Event<Pod>) -> Vec<Key> {
     if claims_of(pod).is_empty() {
         return Vec::new();
     }
-    // Of all that changes in a running pod only these matter.
+    // Other changes of a pod do not matter.
     let marks = |pod: &Pod| (node_of(pod), is_over(pod));
     match event {
         Event::Modified { old, new } if marks(old) == marks(new) => Vec::new(),
@@ -152,7 +152,7 @@ fn pod_event(event: &Event<Pod>) -> Vec<Key> {
     }
 }
 
-/// The pod's containers run no more and will not again.
+/// The pod's containers have ended and will not run again.
 fn is_over(pod: &Pod) -> bool {
     let not_running = |statuses: &Option<Vec<ContainerStatus>>| {
         let mut statuses = statuses.iter().flatten();
@@ -205,7 +205,7 @@ fn csi(volume: &PersistentVolume) -> Option<(String, String)> {
     Some((source.driver.clone(), source.volume_handle.clone()))
 }
 
-/// Whether several nodes may have the volume at once.
+/// Whether several nodes may attach the volume at once.
 fn is_shared(volume: &PersistentVolume) -> bool {
     let modes = access_modes(volume);
     let several = |mode: &String| matches!(mode.as_str(), "ReadWriteMany" | "ReadOnlyMany");
@@ -219,8 +219,8 @@ fn attachment_name(handle: &str, driver: &str, node: &str) -> String {
     format!("csi-{}", hex.collect::<String>())
 }
 
-/// Whether an attachment has the name that this controller gives. Others belong to their makers. Of a volume that is
-/// gone only the form of the name can be checked.
+/// Whether an attachment has the name that this controller gives; others belong to other
+/// components. Without the PersistentVolume only the name's format can be checked.
 fn is_own(name: &str, volume: Option<&(String, String)>, node: &str) -> bool {
     match volume {
         Some((driver, handle)) => name == attachment_name(handle, driver, node),
@@ -248,7 +248,7 @@ impl AttachDetach {
         self.nodes_of_claim(namespace, claim.name.as_deref().unwrap_or_default())
     }
 
-    /// An attachment concerns its node; when it goes, also those that wait for its volume.
+    /// Wakes the attachment's node and, when it is deleted, the nodes that wait for its volume.
     fn attachment_event(&self, event: &Event<VolumeAttachment>) -> Vec<Key> {
         let attachment = event.object();
         let mut keys = vec![Key::new("", attachment.spec.node_name.clone())];
@@ -263,7 +263,7 @@ impl AttachDetach {
         keys
     }
 
-    /// The volume of a claim, when a driver must attach it.
+    /// The PersistentVolume of a claim, if it must be attached.
     fn attachable(&self, namespace: &str, claim: &str) -> Option<Arc<PersistentVolume>> {
         let claim = self.claims.get(namespace, claim)?;
         let phase = claim.status.as_ref().and_then(|s| s.phase.as_deref());
@@ -402,7 +402,8 @@ impl AttachDetach {
         }
     }
 
-    /// Detaches; with `must_confirm` only if the API server too says that the node does not use it.
+    /// Deletes the attachment; with `must_confirm` only if the Node in the API server does not use
+    /// the volume.
     async fn detach(&self, node: &str, name: &str, must_confirm: bool) -> Result<(), Error> {
         let Some(attachment) = self.attachments.cache().get("", name) else {
             return Ok(());
@@ -421,7 +422,7 @@ impl AttachDetach {
         self.attachments.cluster_delete(&attachment).await
     }
 
-    /// Says something about a volume to the pods that need it, once while it does not change.
+    /// Records an event for the pods that need a volume, once per message.
     fn say(&self, node: &str, desired: &Desired, messages: &[(String, usize)], kind: Kind) {
         let reason = match kind {
             Kind::Normal => "SuccessfulAttachVolume",
@@ -497,7 +498,7 @@ impl Controller for AttachDetach {
         let view = self.view(node);
         let plan = decide(&view);
         self.remember(node, &view, &plan);
-        // The node learns first that a volume goes, and only then does it go.
+        // `volumesAttached` is updated before a volume is detached.
         if let Some(report) = &plan.report {
             let patch = json!({"status": {"volumesAttached": report}});
             self.nodes.cluster_patch_status(node, &patch).await?;

@@ -1,4 +1,5 @@
-//! Whether a CronJob's time has come, what stands in its way, and which old jobs go. Pure.
+//! Whether a CronJob is due, whether its concurrency policy allows a new Job, and which old Jobs
+//! are deleted. Pure.
 
 use std::{sync::Arc, time::Duration};
 
@@ -10,25 +11,25 @@ use k8s_openapi::api::{
 use machinery::cron::{self, Schedule};
 use reconcile::Kind;
 
-/// More missed times than this are a clock that jumped, or a long sleep.
+/// More missed times than this mean that the clock jumped, or the controller did not run for long.
 const TOO_MANY: i64 = 100;
-/// A little late is better than a little early: clocks differ.
+/// Slightly late is better than slightly early, since clocks differ.
 const MARGIN: Duration = Duration::from_millis(100);
 
 pub(super) struct View<'a> {
     pub(super) cron: &'a CronJob,
-    /// All jobs that it owns.
+    /// All Jobs that it owns.
     pub(super) jobs: &'a [Arc<Job>],
     pub(super) now: Timestamp,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Plan {
-    /// Finished jobs beyond the history limits.
+    /// Finished Jobs beyond the history limits.
     pub(super) expired: Vec<Arc<Job>>,
-    /// Running jobs that the next one replaces.
+    /// Running Jobs that the next one replaces.
     pub(super) replaced: Vec<Arc<Job>>,
-    /// The time for which a job is made.
+    /// The scheduled time of the Job to create.
     pub(super) start: Option<Timestamp>,
     pub(super) status: CronJobStatus,
     pub(super) events: Vec<(Kind, &'static str, String)>,
@@ -47,7 +48,7 @@ pub(super) fn reference(job: &Job) -> ObjectReference {
     }
 }
 
-/// A job has the same name however often it is made for the same time.
+/// The Job's name depends only on its scheduled time, so that creating it again is detected.
 pub(super) fn job_name(cron: &CronJob, time: Timestamp) -> String {
     let name = cron.metadata.name.as_deref().unwrap_or_default();
     format!("{name}-{}", time.as_second() / 60)
@@ -109,7 +110,7 @@ pub(super) fn decide(view: &View) -> Plan {
     plan
 }
 
-/// The zone that the schedule is meant in.
+/// The time zone of the schedule.
 fn zone(cron: &CronJob) -> Result<TimeZone, String> {
     let Some(name) = cron.spec.time_zone.as_deref() else {
         return Ok(TimeZone::UTC);
@@ -118,7 +119,7 @@ fn zone(cron: &CronJob) -> Result<TimeZone, String> {
         .ok_or_else(|| format!("invalid timeZone: \"{name}\": unknown time zone {name}"))
 }
 
-/// How long to wait after a change of the schedule; nothing if it cannot be read or is never due.
+/// The time until the first run of a changed schedule; `None` if it is invalid or never due.
 pub(super) fn wait_for_next(cron: &CronJob, now: Timestamp) -> Option<Duration> {
     let times = Times {
         cron,
@@ -134,7 +135,7 @@ impl Plan {
         self.events.push((Kind::Warning, reason, text));
     }
 
-    /// Takes finished and vanished jobs from the list of active ones.
+    /// Removes finished and deleted Jobs from the list of active ones.
     fn note_jobs(&mut self, view: &View) {
         let mut active = self.status.active.take().unwrap_or_default();
         for job in view.jobs {
@@ -226,7 +227,7 @@ impl Plan {
         self.after = times.until_next(Some(due));
     }
 
-    /// Whether a job was made for this time already.
+    /// Whether a Job for this time was already created.
     fn is_done(&self, cron: &CronJob, due: Timestamp) -> bool {
         let name = job_name(cron, due);
         let mut active = self.status.active.iter().flatten();
@@ -239,12 +240,12 @@ fn span(seconds: i64) -> Duration {
     Duration::from_secs(u64::try_from(seconds).unwrap_or(0))
 }
 
-/// Times that were missed.
+/// Missed scheduled times.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Missed {
-    /// The latest of them.
+    /// The latest one.
     last: Option<Timestamp>,
-    /// How many there are, estimated from the first two.
+    /// Their number, estimated from the first two.
     count: i64,
 }
 
@@ -260,7 +261,7 @@ impl Times<'_> {
         self.schedule.next(after, &self.zone)
     }
 
-    /// The last time for which a job was made, or the beginning.
+    /// The last scheduled time of a Job, or the CronJob's creation.
     fn last_done(&self) -> Timestamp {
         let status = self.cron.status.as_ref();
         let last = status.and_then(|status| status.last_schedule_time.as_ref());
@@ -268,7 +269,7 @@ impl Times<'_> {
         last.or(created).map_or(self.now, |time| time.0)
     }
 
-    /// What was missed since then; with a `deadline`, only what can still be made up for.
+    /// The times missed since then; with a `deadline`, only those within it.
     fn missed(&self, deadline: Option<i64>) -> Result<Missed, String> {
         let mut from = self.last_done();
         if let Some(seconds) = deadline {
@@ -291,8 +292,8 @@ impl Times<'_> {
             return Err(never());
         }
         let count = self.now.duration_since(first).as_secs() / period + 1;
-        // Not all of them are walked through: from one period before the estimated last one on, so
-        // that also an uneven rhythm, and one that counts from its last time, gets its own times.
+        // Starts one period before the estimated last time instead of walking through all of them,
+        // so that irregular schedules and `@every` get exact times.
         let mut time = first + jiff::SignedDuration::from_secs((count - 2) * period);
         let mut last = None;
         while let Some(next) = self.next(time).filter(|next| *next <= self.now) {
@@ -301,7 +302,7 @@ impl Times<'_> {
         Ok(Missed { last, count })
     }
 
-    /// How long until the first time after `done`, or after what was missed.
+    /// The time until the first run after `done`, or after the missed ones.
     fn until_next(&self, done: Option<Timestamp>) -> Option<Duration> {
         let from = done.unwrap_or_else(|| match self.missed(None) {
             Ok(Missed {
@@ -316,7 +317,7 @@ impl Times<'_> {
     }
 }
 
-/// Finished jobs beyond those that shall be kept, the first started first.
+/// Finished Jobs beyond the history limits, the oldest first.
 fn expired(view: &View) -> Vec<Arc<Job>> {
     let spec = &view.cron.spec;
     let limits = [
@@ -349,7 +350,7 @@ mod tests {
     use super::*;
     use crate::pods::samples::at;
 
-    /// Created at 0, every ten minutes unless the spec says otherwise.
+    /// A CronJob created at 0, every ten minutes unless the spec says otherwise.
     fn cron(spec: Value, status: Value) -> CronJob {
         let mut spec = spec;
         if spec.get("schedule").is_none() {
@@ -451,8 +452,8 @@ mod tests {
                 Some(6000),
                 vec![],
             ),
-            // Uneven, as on weekdays every four hours from six on: what fits into the estimated last
-            // period is found, what lies before a weekend is not made up for.
+            // An irregular schedule, on weekdays every four hours from six: times within the
+            // estimated last period are found, those before a weekend are not.
             (
                 json!({"schedule": "30 6-16/4 * * 1-5"}),
                 129_600,
@@ -473,7 +474,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_run_says_why_and_is_not_looked_at_again() {
+    fn an_invalid_cron_job_gets_an_event_and_is_not_requeued() {
         for (spec, reason, text) in [
             (
                 json!({"schedule": "59 23 31 2 *"}),
@@ -525,7 +526,7 @@ mod tests {
     }
 
     #[test]
-    fn the_active_list_loses_what_has_finished_or_vanished() {
+    fn finished_and_deleted_jobs_are_removed_from_the_active_list() {
         let cron = cron(json!({}), active(&["done", "gone", "runs"]));
         let jobs = [
             job("done", 100, Some("Complete")),

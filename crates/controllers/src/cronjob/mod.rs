@@ -1,4 +1,5 @@
-//! CronJob: a Job at every time of its schedule, and only as many old ones as shall be kept.
+//! CronJob: creates a Job at every scheduled time, and deletes finished ones beyond the history
+//! limits.
 
 mod decide;
 
@@ -23,7 +24,7 @@ use crate::{
 };
 use decide::{Plan, View, decide};
 
-/// As in the table of controllers.
+/// The name in [`crate::ALL`].
 pub const NAME: &str = "cronjob";
 const ACCOUNT: &str = "cronjob-controller";
 const SCHEDULED: &str = "batch.kubernetes.io/cronjob-scheduled-timestamp";
@@ -35,7 +36,7 @@ struct Crons {
     recorder: Recorder,
 }
 
-/// Starts it.
+/// Starts the controller.
 pub fn start(shared: &Arc<Shared>) {
     let controller = Arc::new(Crons {
         shared: shared.clone(),
@@ -80,7 +81,7 @@ impl Controller for Crons {
 }
 
 impl Crons {
-    /// A new schedule takes effect at its next time: what it would have missed is not made up for.
+    /// A changed schedule takes effect at its next time; earlier times do not count as missed.
     fn changed(&self, event: &client::Event<CronJob>, queue: &Queue<Key>) -> Vec<Key> {
         let cron = event.object();
         let key = Key::of(&**cron);
@@ -97,7 +98,7 @@ impl Crons {
             queue.add_after(key, wait);
             return Vec::new();
         }
-        // It is never due: the reconciliation records why.
+        // Never due: the reconciliation records why.
         vec![key]
     }
 
@@ -106,13 +107,13 @@ impl Crons {
             .event(&cron.object_ref(&()), kind, reason, text);
     }
 
-    /// Deletes and makes jobs; the plan's status says what became of that.
+    /// Deletes and creates Jobs, and updates the plan's status accordingly.
     async fn act(&self, cron: &CronJob, plan: &mut Plan) -> Result<(), Error> {
         for (kind, reason, text) in std::mem::take(&mut plan.events) {
             self.event(cron, kind, reason, text);
         }
         for job in &plan.expired {
-            // One that stays does not keep the others from being made.
+            // A failed deletion does not prevent a new Job.
             if let Err(error) = self.delete(cron, job, &mut plan.status).await {
                 tracing::warn!(job = job.metadata.name, %error, "cannot delete a finished job");
             }
@@ -165,7 +166,7 @@ impl Crons {
                 self.event(cron, Kind::Normal, "SuccessfulCreate", text);
                 made
             }
-            // Made before, and the status not written; or somebody else's.
+            // Created by an earlier attempt whose status write failed, or by another owner.
             Err(error) if error.reason() == "AlreadyExists" => {
                 let name = job.metadata.name.unwrap_or_default();
                 let api: Api<Job> = Api::namespaced(self.shared.client(ACCOUNT), namespace);
@@ -204,7 +205,7 @@ impl Crons {
     }
 }
 
-/// The name comes from the time: two tries for one time make one job.
+/// The name is derived from the scheduled time, so that two attempts create one Job.
 fn job(cron: &CronJob, time: Timestamp) -> Job {
     let template = &cron.spec.job_template;
     let meta = template.metadata.clone().unwrap_or_default();
@@ -224,7 +225,7 @@ fn job(cron: &CronJob, time: Timestamp) -> Job {
     }
 }
 
-/// The time as RFC 3339 writes it in the CronJob's zone.
+/// The scheduled time as RFC 3339 in the CronJob's time zone.
 fn scheduled_time(cron: &CronJob, time: Timestamp) -> String {
     let zone = cron.spec.time_zone.as_deref().and_then(cron::find_zone);
     let zone = zone.unwrap_or(TimeZone::UTC);
@@ -243,7 +244,7 @@ mod tests {
     use crate::pods::samples::at;
 
     #[test]
-    fn a_job_is_named_after_its_time_and_says_it_in_the_zone_of_the_schedule() {
+    fn a_job_has_its_scheduled_time_in_name_and_annotation() {
         for (zone, expected) in [
             (None, "2026-07-01T10:00:00Z"),
             (Some("UTC"), "2026-07-01T10:00:00Z"),

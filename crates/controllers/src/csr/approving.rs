@@ -1,6 +1,6 @@
-//! Approves what a kubelet asks for itself: its client certificate when it may have one, and its
-//! serving certificate for its name and the address that it asks from ([`super::serving`]). Everything else waits
-//! for a person.
+//! Approves a kubelet's own requests: its client certificate if the requester is authorized, and
+//! its serving certificate for its name and the address that it connects from ([`super::serving`]).
+//! Other requests need manual approval.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ use super::{
 };
 use crate::shared::{ADDRESS, Shared, address_key};
 
-/// As in the table of controllers.
+/// The name in [`crate::ALL`].
 pub const NAME: &str = "certificatesigningrequest-approving";
 
 struct Approver {
@@ -39,7 +39,7 @@ struct Approver {
     client: kube::Client,
 }
 
-/// Starts it.
+/// Starts the controller.
 pub fn start(shared: &Arc<Shared>) {
     let controller = Arc::new(Approver {
         shared: shared.clone(),
@@ -59,7 +59,7 @@ pub fn start(shared: &Arc<Shared>) {
         .reads(&controller.service_cidrs)
         .reads(&controller.pods)
         .reads(&controller.slices)
-        // What stood in the way may be a node that is deleted or not Ready now.
+        // A request may have waited for a node that is deleted or not ready now.
         .watches_with(&controller.nodes, move |_| {
             let waiting = requests.list().into_iter().filter(|csr| {
                 matches!(
@@ -72,14 +72,14 @@ pub fn start(shared: &Arc<Shared>) {
         .start();
 }
 
-/// What may be done with a request.
+/// What to do with a request.
 #[derive(Debug, PartialEq)]
 enum Choice {
-    /// Nothing: it is decided, or somebody else's to decide.
+    /// Nothing: it is decided already, or not for this controller.
     Leave,
-    /// Approve it if its author may create one of these.
+    /// Approve it if the requester may create one of these.
     Ask(Vec<(&'static str, &'static str)>),
-    /// Approve it if it names the node and nothing else.
+    /// Approve it if it contains only the node's own name and addresses.
     Serving,
     /// Approve it.
     Approve(&'static str),
@@ -135,7 +135,7 @@ fn is_ready(node: &Node) -> bool {
 }
 
 impl Approver {
-    /// Whether the author of a request may create a CertificateSigningRequest of this kind.
+    /// Whether the requester may create this subresource of CertificateSigningRequests.
     async fn may(&self, csr: &CertificateSigningRequest, kind: &str) -> Result<bool, Error> {
         let attributes = ResourceAttributes {
             group: Some("certificates.k8s.io".to_owned()),
@@ -161,15 +161,15 @@ impl Approver {
         Ok(answer.status.is_some_and(|status| status.allowed))
     }
 
-    /// Whether the node that a request names is another machine's that works: who has a bootstrap token must not
-    /// become it, and read its pods' secrets.
+    /// Whether another, ready machine has the node name of the request. Otherwise a bootstrap token
+    /// would suffice to impersonate a node and read its pods' Secrets.
     fn is_taken(&self, request: &Wish) -> bool {
         let name = request.common_name.strip_prefix(NODE_PREFIX);
         let node = name.and_then(|name| self.nodes.get("", name));
         node.is_some_and(|node| is_ready(&node))
     }
 
-    /// Why a request for a serving certificate waits for a person, if it does.
+    /// Fails with the reason why a serving certificate needs manual approval.
     fn check_serving(&self, csr: &CertificateSigningRequest, request: &Wish) -> Result<(), String> {
         let config = &self.shared.config;
         let authority = config.authority.as_ref().ok_or("nobody signs it")?;
@@ -226,7 +226,7 @@ impl Controller for Approver {
             Choice::Serving => match self.check_serving(&csr, &request) {
                 Ok(()) => self.approve(&csr, SERVING).await?,
                 Err(why) => {
-                    tracing::info!(csr = key.name, why, "waits for a person's approval");
+                    tracing::info!(csr = key.name, why, "manual approval needed");
                 }
             },
             Choice::Ask(kinds) => {
@@ -235,7 +235,7 @@ impl Controller for Approver {
                     tracing::info!(
                         csr = key.name,
                         name = request.common_name,
-                        "is the name of a Ready node: waits for a person's approval"
+                        "name of a Ready node, manual approval needed"
                     );
                     return Ok(Action::Done);
                 }
@@ -281,7 +281,7 @@ mod tests {
     const SERVER: [&str; 2] = ["digital signature", "server auth"];
 
     #[test]
-    fn a_client_certificate_depends_on_what_its_author_may() {
+    fn a_client_certificate_is_approved_by_subject_access_review() {
         let own = csr(KUBELET_CLIENT, "system:node:n1", &CLIENT);
         let plain = request(&[], &[]);
         assert_eq!(decide(&own, &plain), Choice::Ask(vec![SELF, OTHER]));
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn a_serving_certificate_is_for_the_node_that_asks() {
+    fn a_serving_certificate_is_approved_only_for_the_requesting_node() {
         let choose =
             |csr: &CertificateSigningRequest| decide(csr, &request(&["n1"], &["10.0.0.1"]));
         let own = csr(KUBELET_SERVING, "system:node:n1", &SERVER);
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_decided_stays() {
+    fn approved_and_denied_requests_are_not_changed() {
         let mut denied = csr(KUBELET_CLIENT, "system:node:n1", &CLIENT);
         let condition = CertificateSigningRequestCondition {
             type_: "Denied".to_owned(),

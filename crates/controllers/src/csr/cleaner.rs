@@ -1,5 +1,5 @@
-//! Removes requests for certificates that nobody needs any more: issued and denied ones after an
-//! hour, waiting ones after a day, and those whose certificate has expired.
+//! Deletes old CertificateSigningRequests: approved and denied ones after an hour, pending ones
+//! after a day, and those whose certificate has expired.
 
 use std::{sync::Arc, time::Duration};
 
@@ -12,7 +12,7 @@ use reconcile::{Action, Controller, Error, Key};
 use super::{ACCOUNT, is_issued};
 use crate::shared::Shared;
 
-/// As in the table of controllers.
+/// The name in [`crate::ALL`].
 pub const NAME: &str = "certificatesigningrequest-cleaner";
 
 const DECIDED: Duration = Duration::from_secs(3600);
@@ -24,7 +24,7 @@ struct Cleaner {
     client: kube::Client,
 }
 
-/// Starts it.
+/// Starts the controller.
 pub fn start(shared: &Arc<Shared>) {
     let controller = Arc::new(Cleaner {
         shared: shared.clone(),
@@ -37,7 +37,7 @@ pub fn start(shared: &Arc<Shared>) {
         .start();
 }
 
-/// When a request is to be removed; `None` when nothing that could happen by itself removes it.
+/// When to delete a request; `None` if only a change of it can tell.
 fn removal(csr: &CertificateSigningRequest) -> Option<Timestamp> {
     let conditions = csr
         .status

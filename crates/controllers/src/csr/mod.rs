@@ -1,5 +1,5 @@
-//! Requests for certificates: approved when they are a node's own, signed when they are approved,
-//! removed when they are old. What the three controllers agree on is here.
+//! CertificateSigningRequests: approves nodes' own requests, signs approved ones and deletes old
+//! ones. This file has what the three controllers share.
 
 pub mod approving;
 pub mod cleaner;
@@ -22,7 +22,7 @@ pub(crate) const LEGACY: &str = "kubernetes.io/legacy-unknown";
 
 const NODE_PREFIX: &str = "system:node:";
 
-/// Writes a subresource of a request, if nobody has written since it was read.
+/// Writes a subresource of a request, if it was not changed since it was read.
 async fn replace(
     client: &kube::Client,
     subresource: &str,
@@ -61,7 +61,7 @@ fn usages(csr: &CertificateSigningRequest) -> Vec<&str> {
         .collect()
 }
 
-/// Whether the usages are these, with or without the encipherment that only RSA keys need.
+/// Whether the usages are these, with or without key encipherment, which only RSA keys need.
 fn are(usages: &[&str], purpose: &str) -> bool {
     let mut given = usages.to_vec();
     given.sort_unstable();
@@ -83,7 +83,7 @@ fn is_of_a_node(request: &Wish) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether this is what a kubelet asks for as a client.
+/// Whether this is a valid request of a kubelet's client certificate.
 fn is_kubelet_client(request: &Wish, usages: &[&str]) -> Result<(), String> {
     is_of_a_node(request)?;
     for (none, what) in [
@@ -104,7 +104,7 @@ fn is_kubelet_client(request: &Wish, usages: &[&str]) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether this is what a kubelet asks for as a server.
+/// Whether this is a valid request of a kubelet's serving certificate.
 fn is_kubelet_serving(request: &Wish, usages: &[&str]) -> Result<(), String> {
     is_of_a_node(request)?;
     if request.dns_names.is_empty() && request.addresses.is_empty() {
@@ -124,7 +124,7 @@ fn is_kubelet_serving(request: &Wish, usages: &[&str]) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether the usages are a client's.
+/// Whether the usages are those of a client certificate.
 fn is_client(usages: &[&str]) -> Result<(), String> {
     let known = ["digital signature", "key encipherment", "client auth"];
     if let Some(other) = usages.iter().find(|usage| !known.contains(usage)) {
@@ -141,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_kubelet_may_ask_for() {
+    fn kubelet_requests_are_recognized_by_subject_and_usages() {
         let node = Wish {
             common_name: "system:node:n1".to_owned(),
             organizations: vec!["system:nodes".to_owned()],

@@ -1,19 +1,19 @@
-//! The second identity of a node, `system:node-proxy:NAME`: what the service proxy, DNS and network
-//! policy of that node read the API with. It has a signer of its own, because the signers of
-//! Kubernetes promise that nothing else is approved for them. A node asks for it as itself and gets
-//! it for its own name alone; its group may list and watch a few kinds, and write nothing.
+//! The second identity of a node, `system:node-proxy:NAME`, with which its service proxy, DNS and
+//! network policy read the API. It has a signer of its own, because Kubernetes' signers may approve
+//! nothing else. A node requests it as itself and gets it only for its own name. Its group may list
+//! and watch a few kinds, and write nothing.
 
 use pki::csr::Wish;
 
 use super::{NODE_PREFIX, are};
 
-/// Signs these certificates.
+/// The signer of these certificates.
 pub(crate) const SIGNER: &str = "mainstay.local/node-proxy-client";
-/// Begins the name of the identity; the node's name follows.
+/// The prefix of the user name, before the node's name.
 const PREFIX: &str = "system:node-proxy:";
 const GROUP: &str = "system:node-proxies";
 
-/// Whether this is what the signer stands for.
+/// Validates a request for this signer.
 pub(super) fn check(request: &Wish, usages: &[&str]) -> Result<(), String> {
     if request.organizations != [GROUP] {
         return Err(format!("subject organization is not {GROUP}"));
@@ -35,7 +35,7 @@ pub(super) fn check(request: &Wish, usages: &[&str]) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether a node asks for its own.
+/// Whether a node requests its own certificate.
 pub(super) fn is_own(author: &str, groups: &[String], request: &Wish, usages: &[&str]) -> bool {
     let node = author.strip_prefix(NODE_PREFIX);
     check(request, usages).is_ok()
@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_node_gets_its_own_and_no_other() {
+    fn a_node_is_approved_only_for_its_own_node_proxy_certificate() {
         let wish = |name: &str, group: &str| Wish {
             common_name: name.to_owned(),
             organizations: vec![group.to_owned()],

@@ -1,6 +1,7 @@
-//! Whether a kubelet's serving certificate may be issued without a person. A node says its own addresses in its
-//! status, so they prove nothing. What counts is where the request came from, as the API server saw it and noted it on
-//! the request ([`PEER`]), and that nothing else in the cluster has that address or name.
+//! Whether a kubelet's serving certificate may be approved automatically. A node writes the
+//! addresses in its own status, so that they prove nothing. What counts is the address that the
+//! request came from, which the API server recorded on it ([`PEER`]), and that nothing else in the
+//! cluster has that address or name.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
@@ -15,25 +16,25 @@ use k8s_openapi::{
 };
 use pki::csr::Wish;
 
-/// Annotations of the API server's admission; no client can set them.
+/// Annotations that the API server's admission sets; clients cannot.
 const PEER: &str = "mainstay.local/peer-address";
 const IN_PROCESS: &str = "mainstay.local/in-process";
 
-/// What a node must not be taken for.
+/// Everything in the cluster that a node must not impersonate.
 pub(super) struct Cluster<N, S, C, P, E> {
     pub(super) nodes: Vec<N>,
     pub(super) services: Vec<S>,
     pub(super) service_cidrs: Vec<C>,
     pub(super) pods: Vec<P>,
     pub(super) slices: Vec<E>,
-    /// Addresses of pods, as the cluster was set up.
+    /// The cluster's pod CIDR.
     pub(super) pod_cidr: String,
-    /// Names and addresses of this API server's certificate.
+    /// Names and addresses in this API server's certificate.
     pub(super) server_names: BTreeSet<String>,
     pub(super) domain: String,
 }
 
-/// From where a request came.
+/// Where a request came from.
 struct Origin {
     address: IpAddr,
     in_process: bool,
@@ -55,7 +56,7 @@ where
     P: AsRef<Pod>,
     E: AsRef<EndpointSlice>,
 {
-    /// Why a request for a serving certificate of `node` waits for a person, if it does.
+    /// Fails with the reason why a serving certificate of `node` needs manual approval.
     pub(super) fn check(
         &self,
         csr: &CertificateSigningRequest,
@@ -127,7 +128,7 @@ where
         }
     }
 
-    /// Whether some API server of the cluster is reached at an address.
+    /// Whether an address is that of an API server of the cluster.
     fn is_server(&self, address: IpAddr) -> bool {
         let own = |slice: &&EndpointSlice| {
             let labels = slice.metadata.labels.as_ref();
@@ -156,7 +157,8 @@ where
         cidrs.any(|cidr| holds(cidr, address)) || addresses.any(|known| is(known, address))
     }
 
-    /// Whether an address is a pod's, or set aside for pods. Pods on their node's network have the node's address.
+    /// Whether an address is a pod's, or in a pod CIDR. Host network pods have their node's
+    /// address.
     fn is_pod(&self, address: IpAddr) -> bool {
         let specs = self
             .nodes
@@ -189,7 +191,7 @@ fn is(text: &str, address: IpAddr) -> bool {
     text.parse::<IpAddr>().is_ok_and(|known| known == address)
 }
 
-/// Whether a network such as `10.42.0.0/16` holds an address.
+/// Whether a CIDR such as `10.42.0.0/16` contains an address.
 fn holds(cidr: &str, address: IpAddr) -> bool {
     let Some((network, length)) = cidr.trim().split_once('/') else {
         return false;
@@ -206,7 +208,7 @@ fn holds(cidr: &str, address: IpAddr) -> bool {
     size == other && network.checked_shr(rest) == address.checked_shr(rest)
 }
 
-/// Whether pods reach a Service by this name. Names of more than two parts are the cluster's DNS.
+/// Whether a Service has this DNS name. Names of more than two labels are in the cluster domain.
 fn is_called(service: &Service, name: &str) -> bool {
     let metadata = &service.metadata;
     let own = metadata.name.as_deref().unwrap_or_default();
@@ -214,8 +216,8 @@ fn is_called(service: &Service, name: &str) -> bool {
     name == own || name.split_once('.') == Some((own, namespace))
 }
 
-/// A Service that came after the node does not keep it from its name: its writer would hold the node's certificate
-/// back.
+/// Only a Service older than the node counts: otherwise whoever may create Services could block the
+/// node's certificate.
 fn is_older(service: &Service, born: Option<&Time>) -> bool {
     match (service.metadata.creation_timestamp.as_ref(), born) {
         (Some(service), Some(node)) => service.0 <= node.0,
@@ -272,7 +274,7 @@ mod tests {
                    "status": {"podIPs": [{"ip": address}]}})
         };
         Cluster {
-            // A node says of itself what it likes.
+            // A node can write any address into its status.
             nodes: list(json!([
                 node("n1", "10.43.0.1"),
                 node("n2", "192.0.2.2"),
@@ -331,7 +333,7 @@ mod tests {
         assert_eq!(waits("192.0.2.1", false, "n1", &[], &["192.0.2.1"]), None);
         assert_eq!(waits("fd00::7", false, "n1", &["n1"], &["fd00::7"]), None);
         assert_eq!(waits("192.0.2.4", false, "late", &["late"], &[]), None);
-        // The node of the server's own process shares its address and its name.
+        // The node in the API server's process shares its address and name.
         assert_eq!(
             waits(
                 "192.0.2.101",
@@ -345,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_node_could_have_chosen_itself_waits_for_a_person() {
+    fn serving_certificates_for_unverified_addresses_are_not_approved_automatically() {
         for (peer, node, names, addresses, why) in [
             (
                 "",
@@ -501,7 +503,7 @@ mod tests {
     }
 
     #[test]
-    fn networks_hold_their_addresses() {
+    fn a_network_contains_its_addresses() {
         for (cidr, address, expected) in [
             ("10.42.0.0/16", "10.42.255.255", true),
             ("10.42.0.0/16", "10.43.0.0", false),

@@ -1,6 +1,6 @@
-//! Signs approved requests for the four signers of Kubernetes, and for that of nodes' second identity,
-//! with the cluster's authority. What a
-//! signer does not stand for is marked as failed, and no other signer's requests are touched.
+//! Signs approved requests of Kubernetes' four signers and of the node-proxy signer with the
+//! cluster's CA. Requests that a signer does not allow get the condition Failed. Requests of other
+//! signers are ignored.
 
 use std::{sync::Arc, time::Duration};
 
@@ -22,7 +22,7 @@ use super::{
 };
 use crate::shared::Shared;
 
-/// As in the table of controllers.
+/// The name in [`crate::ALL`].
 pub const NAME: &str = "certificatesigningrequest-signing";
 
 const SHORTEST: Duration = Duration::from_secs(600);
@@ -34,7 +34,7 @@ struct Signer {
     client: kube::Client,
 }
 
-/// Starts it, if there is an authority to sign with.
+/// Starts the controller, if there is a CA to sign with.
 pub fn start(shared: &Arc<Shared>) {
     let Some(authority) = &shared.config.authority else {
         return;
@@ -51,7 +51,7 @@ pub fn start(shared: &Arc<Shared>) {
         .start();
 }
 
-/// Whether a request is what its signer stands for; `None` when the signer is not ours.
+/// Validates a request for its signer; `None` if the signer is not ours.
 fn check(csr: &CertificateSigningRequest, request: &Wish) -> Option<Result<(), String>> {
     let usages = usages(csr);
     match csr.spec.signer_name.as_str() {
@@ -64,7 +64,7 @@ fn check(csr: &CertificateSigningRequest, request: &Wish) -> Option<Result<(), S
     }
 }
 
-/// How long the certificate lives: what is asked for, within bounds.
+/// The certificate's lifetime: as requested, within limits.
 fn life(csr: &CertificateSigningRequest, longest: Duration) -> Duration {
     let asked = csr
         .spec
@@ -130,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_wish_for_a_life_is_kept_within_bounds() {
+    fn the_requested_duration_of_a_certificate_is_clamped() {
         let of = |seconds: Option<i32>| {
             let mut csr = CertificateSigningRequest::default();
             csr.spec.expiration_seconds = seconds;
@@ -140,7 +140,7 @@ mod tests {
         assert_eq!(of(Some(3600)), 3600);
         assert_eq!(of(Some(5)), 600);
         assert_eq!(of(Some(i32::MAX)), LIFE.as_secs());
-        // Also where certificates live shorter than a request may ask for.
+        // Also if the maximum lifetime is shorter than the minimum that a request may name.
         let mut csr = CertificateSigningRequest::default();
         csr.spec.expiration_seconds = Some(3600);
         let short = Duration::from_secs(60);
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn each_signer_stands_for_its_own_kind_of_certificate() {
+    fn each_signer_signs_only_its_kind_of_certificate() {
         let checked = |signer: &str, usages: &[&str]| {
             let mut csr = CertificateSigningRequest::default();
             csr.spec.signer_name = signer.to_owned();

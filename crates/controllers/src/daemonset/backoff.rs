@@ -1,6 +1,6 @@
-//! How long a failed daemon stays before it is deleted and made again: one second after the first
-//! failure on a node, twice as long after every further one, up to fifteen minutes. A kubelet that
-//! refuses a pod at once would otherwise be asked again without end. Pure.
+//! How long a failed daemon pod stays before it is deleted and created again: one second after the
+//! first failure on a node, doubled after every further one, up to fifteen minutes. Otherwise a
+//! kubelet that rejects a pod at once would cause an endless loop. Pure.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -9,10 +9,10 @@ use jiff::Timestamp;
 const FIRST: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(15 * 60);
 
-/// A DaemonSet's uid, the generation it was at, and the node.
+/// A DaemonSet's uid and generation, and the node.
 pub(super) type BackoffKey = (String, i64, String);
 
-/// The delays of all daemons that have failed.
+/// The delays of all failed daemon pods.
 #[derive(Debug, Default)]
 pub(super) struct Backoffs {
     delays: HashMap<BackoffKey, (Duration, Timestamp)>,
@@ -23,9 +23,9 @@ fn passed(since: Timestamp, now: Timestamp) -> Duration {
 }
 
 impl Backoffs {
-    /// Begins a new delay and says so, or says how long the last one is that is not over yet.
+    /// Starts the next delay; fails with the current one if it is not over.
     pub(super) fn try_next(&mut self, key: BackoffKey, now: Timestamp) -> Result<(), Duration> {
-        // Long without a failure: begin anew. Nobody asks about others again.
+        // Drop old entries: they start from the first delay again.
         self.delays
             .retain(|_, (_, since)| passed(*since, now) <= LONGEST * 2);
         let known = self.delays.get(&key).copied();

@@ -1,4 +1,4 @@
-//! Which daemons to make and to delete, and what to say about it. Pure.
+//! Which daemon pods to create and to delete, and the status. Pure.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,17 +19,17 @@ use reconcile::{
 use super::{backoff::Backoffs, pod, roll};
 use crate::pods::{self, available_in, is_available, is_deleting, is_ready, phase};
 
-/// At most this many pods are made, and as many deleted, in one round.
+/// At most this many pods are created, and as many deleted, per reconciliation.
 const BURST: usize = 250;
 
-/// Whether a pod belongs on a node, and whether one that is there may stay.
+/// Whether a pod should run on a node, and whether an existing one may stay.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Fit {
     pub(super) comes: bool,
     pub(super) stays: bool,
 }
 
-/// How a daemon with this spec fits a node.
+/// Whether a daemon pod with this spec fits a node.
 pub(super) fn fits(spec: &PodSpec, node: &Node) -> Fit {
     let name = node.metadata.name.as_deref().unwrap_or_default();
     let no_labels = BTreeMap::new();
@@ -49,8 +49,7 @@ pub(super) fn fits(spec: &PodSpec, node: &Node) -> Fit {
     Fit { comes, stays }
 }
 
-/// One node, or the name of one that is gone, with its daemons: those with a node first, then the
-/// oldest.
+/// A node, possibly deleted, with its daemon pods: those bound to it first, then the oldest.
 #[derive(Default)]
 pub(super) struct NodeDaemons<'a> {
     pub(super) fit: Fit,
@@ -60,9 +59,9 @@ pub(super) struct NodeDaemons<'a> {
 pub(super) struct View<'a> {
     pub(super) set: &'a DaemonSet,
     hash: &'a str,
-    /// By the name of the node.
+    /// By node name.
     pub(super) places: BTreeMap<&'a str, NodeDaemons<'a>>,
-    /// The names of nodes that exist.
+    /// The names of existing nodes.
     nodes: BTreeSet<&'a str>,
     pub(super) now: Timestamp,
 }
@@ -130,7 +129,7 @@ impl<'a> View<'a> {
         is_available(pod, self.min_ready(), self.now)
     }
 
-    /// How many nodes should have a daemon.
+    /// How many nodes should have a daemon pod.
     pub(super) fn desired(&self) -> i32 {
         let desired = self.places.values().filter(|place| place.fit.comes);
         i32::try_from(desired.count()).unwrap_or(i32::MAX)
@@ -143,7 +142,8 @@ pub(super) fn decide(view: &View, backoffs: &mut Backoffs) -> Plan {
     for (name, place) in &view.places {
         let alive = || place.pods.iter().filter(|pod| !is_deleting(pod));
         if !view.nodes.contains(name) {
-            // A pod for a node that is gone will never be scheduled; the others are collected.
+            // A pending pod for a deleted node will never be scheduled; bound ones are left to the
+            // pod garbage collector.
             let waiting = place.pods.iter().filter(|pod| pods::node(pod).is_empty());
             plan.delete.extend(waiting.map(|pod| Arc::clone(pod)));
         } else if place.fit.comes && place.pods.is_empty() {
@@ -180,8 +180,8 @@ impl Plan {
         self.after = Some(self.after.map_or(wait, |known| known.min(wait)));
     }
 
-    /// Deletes daemons that have ended, failed ones not faster than their backoff allows; the others
-    /// are returned.
+    /// Deletes ended daemon pods, failed ones no faster than their backoff allows; returns the
+    /// others.
     fn remove_ended(
         &mut self,
         view: &View,
@@ -223,8 +223,8 @@ impl Plan {
         running
     }
 
-    /// With surge, an old and a new daemon share a node until the new one is available; an old one
-    /// that is not ready does not wait.
+    /// With surge, an old and a new daemon pod share a node until the new one is available. An old
+    /// one that is not ready is deleted at once.
     fn remove_surplus(&mut self, view: &View, running: Vec<Arc<Pod>>) {
         let (new, old): (Vec<_>, Vec<_>) =
             running.into_iter().partition(|pod| view.is_current(pod));
@@ -275,7 +275,7 @@ pub(super) mod tests {
     use super::*;
     use crate::{history, pods::samples::at};
 
-    /// A set that surges and misses so many.
+    /// A DaemonSet with these maxSurge and maxUnavailable.
     pub(crate) fn set(surge: i32, missing: i32) -> DaemonSet {
         serde_json::from_value(json!({
             "metadata": {"uid": "set", "name": "d", "namespace": "ns"},
@@ -341,7 +341,7 @@ pub(super) mod tests {
         look(&view, plan)
     }
 
-    /// What happens: `+` nodes that get a pod, `-` pods that go.
+    /// The changes: `+` nodes that get a pod, `-` deleted pods.
     pub(crate) fn changes(set: &DaemonSet, nodes: &[&str], pods: &[&str]) -> String {
         with_plan(set, nodes, pods, &mut Backoffs::default(), |_, plan| {
             let gone = plan

@@ -26,7 +26,7 @@ use crate::{
 use backoff::Backoffs;
 use decide::{Plan, View, decide, status};
 
-/// As in the table of controllers.
+/// The name in [`crate::ALL`].
 pub const NAME: &str = "daemonset";
 const ACCOUNT: &str = "daemon-set-controller";
 const COMPONENT: &str = "daemonset-controller";
@@ -39,11 +39,11 @@ struct Daemons {
     revisions: Writer<ControllerRevision>,
     nodes: Informer<Node>,
     recorder: Recorder,
-    /// Guards how long failed daemons are kept.
+    /// Guards the delays of failed daemon pods.
     backoffs: Mutex<Backoffs>,
 }
 
-/// Starts it.
+/// Starts the controller.
 pub fn start(shared: &Arc<Shared>) {
     let controller = Arc::new(Daemons {
         shared: shared.clone(),
@@ -128,7 +128,7 @@ impl Daemons {
             .event(&set.object_ref(&()), kind, reason, text);
     }
 
-    /// The sets for which a node's change means work: others need not look at all nodes again.
+    /// The DaemonSets that a node's change concerns.
     fn sets_of_node(&self, event: &Event<Node>) -> Vec<Key> {
         let node = event.object();
         let facts = |node: &Node| {
@@ -184,7 +184,7 @@ impl Daemons {
         claim::claim(set, api, selector, &self.pods, candidates, None).await
     }
 
-    /// One revision for each template: pods of the others are relabelled, then the others go.
+    /// Keeps one revision per template: relabels pods of the duplicates, then deletes these.
     async fn remove_duplicates(&self, newest: &Newest, pods: &[Arc<Pod>]) -> Result<(), Error> {
         let hash = history::hash(&newest.revision, history::HASH);
         for duplicate in &newest.duplicates {

@@ -1,4 +1,4 @@
-//! The pods that a DaemonSet makes, and which node a pod is meant for. Pure.
+//! The pods of a DaemonSet, and which node a pod is for. Pure.
 
 use k8s_openapi::api::{
     apps::v1::DaemonSet,
@@ -10,12 +10,12 @@ use k8s_openapi::api::{
 
 use crate::{history, podcontrol};
 
-/// The annotation in which the API server counts changes of the template, and the label that the
-/// first DaemonSets compared.
+/// The annotation in which the API server counts template changes. The deprecated label of pods has
+/// the same number.
 const TEMPLATE_GENERATION: &str = "deprecated.daemonset.template.generation";
 const GENERATION_LABEL: &str = "pod-template-generation";
 
-/// The revision that a pod was made from.
+/// The revision hash of a pod.
 pub(super) fn hash(pod: &Pod) -> Option<&str> {
     let labels = pod.metadata.labels.as_ref()?;
     labels.get(history::HASH).map(String::as_str)
@@ -35,7 +35,7 @@ pub(super) fn is_current(set: &DaemonSet, newest: &str, pod: &Pod) -> bool {
     hash(pod) == Some(newest) || (generation.is_some() && label == generation.as_ref())
 }
 
-/// The node a pod is on, or is meant for.
+/// The node of a pod: bound to it, or selected by its affinity.
 pub(super) fn target(pod: &Pod) -> Option<&str> {
     let spec = pod.spec.as_ref()?;
     if let Some(node) = spec.node_name.as_deref().filter(|node| !node.is_empty()) {
@@ -49,7 +49,7 @@ pub(super) fn target(pod: &Pod) -> Option<&str> {
     names.next()?.values.as_ref()?.first().map(String::as_str)
 }
 
-/// What a daemon runs, with what every daemon tolerates: it belongs to the node, sick or well.
+/// The pod spec with the tolerations that every daemon pod gets, whatever the node's condition.
 pub(super) fn spec(set: &DaemonSet) -> PodSpec {
     let template = set
         .spec
@@ -81,7 +81,7 @@ pub(super) fn spec(set: &DaemonSet) -> PodSpec {
     spec
 }
 
-/// A pod that can run on one node only.
+/// A pod with affinity to a single node.
 pub(super) fn daemon(set: &DaemonSet, node: &str, hash: &str) -> Pod {
     let template = set.spec.as_ref().map(|spec| &spec.template);
     let mut pod = podcontrol::from_template(set, template);
@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_daemon_is_pinned_to_its_node_and_tolerates_what_makes_nodes_sick() {
+    fn a_daemon_pod_has_node_affinity_and_tolerates_node_condition_taints() {
         let set: DaemonSet = serde_json::from_value(json!({
             "metadata": {"name": "d", "annotations": {(TEMPLATE_GENERATION): "7"}},
             "spec": {"selector": {}, "template": {"spec": {"containers": [], "hostNetwork": true}}},

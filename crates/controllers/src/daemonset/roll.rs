@@ -1,4 +1,4 @@
-//! Which old daemons give way to new ones next, within the limits of the update strategy. Pure.
+//! Which old daemon pods are replaced next, within the limits of the update strategy. Pure.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use k8s_openapi::api::{
 use super::decide::{NodeDaemons, View};
 use crate::{intorpercent::scaled, pods::is_deleting};
 
-/// Whether pods are replaced only when somebody deletes them.
+/// Whether pods are replaced only after they were deleted (OnDelete).
 pub(super) fn is_on_delete(set: &DaemonSet) -> bool {
     let strategy = set
         .spec
@@ -30,7 +30,7 @@ pub(super) fn surges(set: &DaemonSet) -> bool {
     !is_on_delete(set) && scaled(surge, 100, true) > 0
 }
 
-/// How many extra and how many missing pods an update may cause.
+/// maxSurge and maxUnavailable as numbers.
 fn limits(view: &View) -> (i32, i32) {
     let (rolling, desired) = (rolling(view.set), view.desired());
     let surge = rolling.and_then(|rolling| rolling.max_surge.as_ref());
@@ -47,7 +47,8 @@ fn limits(view: &View) -> (i32, i32) {
 /// The new and the old pod of a node.
 type Pair<'a> = (Option<&'a Arc<Pod>>, Option<&'a Arc<Pod>>);
 
-/// The pods of a node that are not being deleted; nothing when there are several of one sort.
+/// The pods of a node that are not being deleted; `None` if there are several new or several old
+/// ones.
 fn pair<'a>(view: &View, place: &NodeDaemons<'a>) -> Option<Pair<'a>> {
     let alive = place.pods.iter().copied().filter(|pod| !is_deleting(pod));
     let (new, old): (Vec<_>, Vec<_>) = alive.partition(|pod| view.is_current(pod));
@@ -55,7 +56,7 @@ fn pair<'a>(view: &View, place: &NodeDaemons<'a>) -> Option<Pair<'a>> {
     single.then(|| (new.first().copied(), old.first().copied()))
 }
 
-/// Nodes that get a new pod, and old pods that go.
+/// Nodes that get a new pod, and old pods to delete.
 pub(super) fn decide(view: &View) -> (Vec<String>, Vec<Arc<Pod>>) {
     let (surge, missing) = limits(view);
     if surge == 0 {
@@ -65,15 +66,14 @@ pub(super) fn decide(view: &View) -> (Vec<String>, Vec<Arc<Pod>>) {
     }
 }
 
-/// The places that an update has to do with.
+/// The nodes that an update concerns.
 fn places<'v, 'a>(view: &'v View<'a>) -> impl Iterator<Item = (&'a str, &'v NodeDaemons<'a>)> {
     let places = view.places.iter();
     let concerned = places.filter(|(_, place)| place.fit.comes || !place.pods.is_empty());
     concerned.map(|(name, place)| (*name, place))
 }
 
-/// Without surge old pods are deleted: those that are not available at once, others as long as few
-/// enough are missing.
+/// Without surge: deletes old pods, unavailable ones at once, others within maxUnavailable.
 fn replace(view: &View, most_missing: i32) -> Vec<Arc<Pod>> {
     let mut missing = 0;
     let (mut delete, mut candidates) = (Vec::new(), Vec::new());
@@ -93,8 +93,8 @@ fn replace(view: &View, most_missing: i32) -> Vec<Arc<Pod>> {
     delete
 }
 
-/// With surge new pods are added first. Pods on nodes that do not fit any more stay until there are
-/// enough elsewhere.
+/// With surge: new pods are created first. Old pods on nodes that no longer fit stay until enough
+/// others are available.
 fn add(view: &View, most_surge: i32) -> (Vec<String>, Vec<Arc<Pod>>) {
     let (mut surging, mut available) = (0, 0);
     let (mut create, mut candidates) = (Vec::new(), Vec::new());
@@ -163,7 +163,7 @@ mod tests {
                 ["a a new ready", "b b new ready", "c c new ready"],
                 "+ -",
             ),
-            // A pod that is being deleted leaves its node without one.
+            // A pod that is being deleted counts as unavailable.
             (
                 1,
                 ["a a old deleted", "b b old ready", "c c old ready"],
@@ -187,7 +187,7 @@ mod tests {
             (1, &["a a old ready", "b b old"], "+b,a -"),
             (1, &["a a old ready", "x a new", "b b old ready"], "+ -"),
             (2, &["a a old ready", "x a new", "b b old ready"], "+b -"),
-            // On c nothing new may come: the old pod there goes when the others suffice.
+            // Node c no longer fits: its old pod is deleted once enough others are available.
             (
                 1,
                 &["a a new ready", "b b new ready", "c c old ready"],

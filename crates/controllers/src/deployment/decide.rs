@@ -1,5 +1,5 @@
-//! What to do for a Deployment, seen all at once: which ReplicaSet to make, which to resize, which
-//! to forget, and what to say. Pure.
+//! What to do for a Deployment: which ReplicaSets to create, scale and delete, and its status.
+//! Pure.
 
 use std::{sync::Arc, time::Duration};
 
@@ -20,27 +20,27 @@ use crate::{
     templatehash::{TEMPLATE_HASH, template_hash},
 };
 
-/// Names of objects have at most this many characters.
+/// The maximum length of object names.
 const NAME_LENGTH: usize = 253;
 
-/// Everything that matters.
+/// The inputs of a decision.
 pub(super) struct View {
     pub(super) deployment: Deployment,
-    /// The sets it owns.
+    /// The ReplicaSets that it owns.
     pub(super) sets: Vec<Arc<ReplicaSet>>,
     /// How many pods of each of them are still running; known when they are to be recreated.
     pub(super) pods: Vec<usize>,
     pub(super) now: Timestamp,
 }
 
-/// A ReplicaSet to write, and the size it had.
+/// A ReplicaSet to update, and its previous size.
 #[derive(Debug)]
 pub(super) struct Resize {
     pub(super) set: ReplicaSet,
     pub(super) from: i32,
 }
 
-/// What to write, in this order.
+/// The writes, in this order.
 #[derive(Debug, Default)]
 pub(super) struct Plan {
     pub(super) create: Option<ReplicaSet>,
@@ -90,7 +90,7 @@ pub(super) fn decide(view: &View) -> Plan {
     }
 }
 
-/// The oldest set with the Deployment's template, should there be several.
+/// The ReplicaSet with the Deployment's template; the oldest if there are several.
 fn newest<'a>(deployment: &Deployment, sets: &'a [Arc<ReplicaSet>]) -> Option<&'a Arc<ReplicaSet>> {
     let same = sets.iter().filter(|set| has_template_of(deployment, set));
     same.min_by_key(|set| scale::created(set))
@@ -125,7 +125,7 @@ fn has_template_of(deployment: &Deployment, set: &ReplicaSet) -> bool {
     bare(&template) == bare(&wanted)
 }
 
-/// Whether a set found under the newest one's name is that one.
+/// Whether an existing ReplicaSet of the newest one's name is that ReplicaSet.
 pub(super) fn is_newest(deployment: &Deployment, set: &ReplicaSet) -> bool {
     let owner = controller_of(set).map(|owner| &owner.uid);
     owner == deployment.metadata.uid.as_ref() && has_template_of(deployment, set)
@@ -139,14 +139,14 @@ struct Round<'a> {
 }
 
 impl Round<'_> {
-    /// Whether the Deployment's own size changed since its sets were sized.
+    /// Whether the Deployment's replicas changed since its ReplicaSets were scaled.
     fn was_scaled(&self) -> bool {
         let active = self.view.sets.iter().filter(|set| size(set) > 0);
         let mut noted = active.filter_map(|set| revision::number(set, revision::DESIRED));
         noted.any(|noted| noted != replicas(self.deployment))
     }
 
-    /// No rollout, only sizes: the Deployment is paused or was scaled.
+    /// Only scaling, no rollout: the Deployment is paused or was scaled.
     fn scaled(self, paused: bool) -> Plan {
         let mut plan = Plan::default();
         self.sync_newest(&mut plan);
@@ -201,7 +201,7 @@ impl Round<'_> {
         plan
     }
 
-    /// One step from the old sets to the newest.
+    /// One step of the rollout.
     fn move_pods(&self, plan: &mut Plan) {
         let rolling = scale::is_rolling(self.deployment);
         if !rolling {
@@ -226,7 +226,7 @@ impl Round<'_> {
         }
     }
 
-    /// Recreate begins when the last old pod is gone.
+    /// Recreate scales up when the last old pod is gone.
     fn old_is_gone(&self) -> bool {
         let counted = self
             .old
@@ -244,7 +244,8 @@ impl Round<'_> {
         counted.sum::<i32>() == 0 && running.count() == 0
     }
 
-    /// The newest set carries the Deployment's annotations, its own number, and minReadySeconds.
+    /// Syncs the Deployment's annotations, the revision and minReadySeconds to the newest
+    /// ReplicaSet.
     fn sync_newest(&self, plan: &mut Plan) {
         let Some(new) = &self.newest else { return };
         let mut set = (**new).clone();
@@ -281,7 +282,7 @@ impl Round<'_> {
             + 1
     }
 
-    /// Adds a new size to the plan, on top of what the plan already changes about the set.
+    /// Adds a new size to the plan, on top of other changes of the ReplicaSet.
     fn resize(&self, plan: &mut Plan, set: &Arc<ReplicaSet>, to: i32) {
         let planned = plan
             .update
@@ -305,7 +306,7 @@ impl Round<'_> {
         }
     }
 
-    /// Old sets without pods beyond the history that shall be kept, oldest revisions first.
+    /// Old ReplicaSets without pods beyond revisionHistoryLimit, oldest revisions first.
     fn superfluous(&self) -> Vec<Arc<ReplicaSet>> {
         let limit = scale::spec(self.deployment)
             .revision_history_limit
@@ -329,7 +330,7 @@ impl Round<'_> {
         alive
     }
 
-    /// The set for the Deployment's template.
+    /// A new ReplicaSet for the Deployment's template.
     fn make(&self) -> ReplicaSet {
         let deployment = self.deployment;
         let spec = scale::spec(deployment);
@@ -526,7 +527,7 @@ mod tests {
     }
 
     #[test]
-    fn a_finished_rollout_is_told_and_forgets_what_is_beyond_its_history() {
+    fn a_finished_rollout_sets_progressing_and_deletes_revisions_beyond_the_limit() {
         let sets = vec![
             set("a", 1, 0, 0, 2),
             set("b", 2, 0, 0, 2),
@@ -545,7 +546,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rollout_without_progress_for_too_long_is_told_as_stuck() {
+    fn a_rollout_without_progress_exceeds_its_deadline() {
         let mut stuck = deployment("b", 2);
         let sets = vec![set("a", 1, 2, 2, 2), set("b", 2, 1, 0, 2)];
         let mut status = decide(&view(stuck.clone(), sets.clone())).status;

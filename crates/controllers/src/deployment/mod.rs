@@ -1,7 +1,7 @@
-//! Deployment: one ReplicaSet per template it ever had, and the pods moved from the old ones to the
-//! newest as its strategy says. History is kept for rolling back; progress is told in conditions.
+//! Deployment: one ReplicaSet per template, with pods moved from the old ones to the newest as the
+//! strategy says. Old ReplicaSets are kept for rollbacks; conditions show the progress.
 //!
-//! `decide` looks at everything and says what to write; this file only does it.
+//! `decide` computes the writes; this file carries them out.
 
 mod decide;
 mod progress;
@@ -24,7 +24,7 @@ use crate::{
 };
 use decide::{Plan, Resize, View, decide};
 
-/// As in the table of controllers.
+/// The name in [`crate::ALL`].
 pub const NAME: &str = "deployment";
 const ACCOUNT: &str = "deployment-controller";
 const WORKERS: usize = 32;
@@ -37,7 +37,7 @@ struct Deployments {
     recorder: Recorder,
 }
 
-/// Starts it.
+/// Starts the controller.
 pub fn start(shared: &Arc<Shared>) {
     let controller = Arc::new(Deployments {
         shared: shared.clone(),
@@ -172,8 +172,8 @@ impl Deployments {
         Ok(plan.after.map_or(Action::Done, Action::After))
     }
 
-    /// Creates the newest ReplicaSet. A name that is taken by another template is a collision: the
-    /// count in the status makes the next name differ.
+    /// Creates the newest ReplicaSet. If another template has its name, that is a hash collision:
+    /// collisionCount changes the next name.
     async fn create(
         &self,
         deployment: &Deployment,
@@ -251,7 +251,7 @@ impl Deployments {
         let annotations = updated.metadata.annotations.get_or_insert_default();
         annotations.insert(revision::REVISION.to_owned(), revision);
         let namespace = deployment.metadata.namespace.as_deref().unwrap_or_default();
-        // Its role may update deployments, not patch them.
+        // The controller's role may update Deployments, but not patch them.
         self.deployments.update(namespace, &updated).await
     }
 

@@ -16,7 +16,7 @@ const NEW_AVAILABLE: &str = "NewReplicaSetAvailable";
 const TIMED_OUT: &str = "ProgressDeadlineExceeded";
 const PAUSED: &str = "DeploymentPaused";
 
-/// The counts over all ReplicaSets, with the conditions that were there and Available.
+/// The counts over all ReplicaSets, with the existing conditions and Available.
 pub(super) fn counted(
     deployment: &Deployment,
     new: Option<&Arc<ReplicaSet>>,
@@ -98,7 +98,8 @@ pub(super) fn find<'a>(
         .find(|condition| condition.type_ == kind)
 }
 
-/// Sets a condition unless the same is already said; the time of the last change of its status stays.
+/// Sets a condition unless status and reason are the same; keeps the transition time if the status
+/// is the same.
 pub(super) fn set(status: &mut DeploymentStatus, mut condition: DeploymentCondition) {
     if let Some(known) = find(Some(status), &condition.type_) {
         if known.status == condition.status && known.reason == condition.reason {
@@ -122,13 +123,13 @@ pub(super) fn remove(status: &mut DeploymentStatus, kind: &str) {
         .filter(|conditions| !conditions.is_empty());
 }
 
-/// The time without progress after which a rollout counts as stuck; the largest number means never.
+/// The progress deadline; `None` if it is not set or the maximum, which means never.
 pub(super) fn deadline(deployment: &Deployment) -> Option<Duration> {
     let seconds = deployment.spec.as_ref()?.progress_deadline_seconds?;
     (seconds != i32::MAX).then(|| Duration::from_secs(u64::try_from(seconds).unwrap_or(0)))
 }
 
-/// All wanted pods are new and available, and no old one is left.
+/// Whether all desired pods are new and available, and no old one is left.
 pub(super) fn is_complete(deployment: &Deployment, status: &DeploymentStatus) -> bool {
     let wanted = Some(replicas(deployment));
     let count = |count: Option<i32>| Some(count.unwrap_or(0));
@@ -138,7 +139,8 @@ pub(super) fn is_complete(deployment: &Deployment, status: &DeploymentStatus) ->
         && status.observed_generation >= deployment.metadata.generation
 }
 
-/// Pausing and resuming stop the clock of the deadline, but do not hide that it had run out.
+/// Records pausing and resuming, which restart the progress deadline, unless it was exceeded
+/// before.
 pub(super) fn note_pause(deployment: &Deployment, status: &mut DeploymentStatus, now: Timestamp) {
     let known =
         find(deployment.status.as_ref(), PROGRESSING).and_then(|known| known.reason.clone());
@@ -168,7 +170,7 @@ pub(super) fn note_pause(deployment: &Deployment, status: &mut DeploymentStatus,
     }
 }
 
-/// Notes that the newest ReplicaSet was made, or was found when nothing else is known of progress.
+/// Records that the newest ReplicaSet was created, or was found if no progress is recorded yet.
 pub(super) fn note_newest(
     deployment: &Deployment,
     status: &mut DeploymentStatus,
@@ -209,7 +211,7 @@ pub(super) fn failed_to_create(
     }
 }
 
-/// Says how the rollout goes.
+/// Sets the condition Progressing.
 pub(super) fn judge(
     deployment: &Deployment,
     status: &mut DeploymentStatus,
@@ -246,7 +248,7 @@ pub(super) fn judge(
             if let Some(known) = known.filter(|known| known.status == "True") {
                 moving.last_transition_time = known.last_transition_time;
             }
-            // The same reason again still says when progress was last seen.
+            // Replace the condition even for the same reason, to update its time.
             remove(status, PROGRESSING);
             set(status, moving);
         } else if has_timed_out(deployment, status, now) {
@@ -286,7 +288,7 @@ fn has_timed_out(deployment: &Deployment, status: &DeploymentStatus, now: Timest
     }
 }
 
-/// A ReplicaSet that cannot make its pods speaks through the Deployment; the newest speaks first.
+/// Copies ReplicaFailure from the ReplicaSets, the newest first.
 fn note_failures(
     status: &mut DeploymentStatus,
     new: Option<&Arc<ReplicaSet>>,
@@ -315,7 +317,7 @@ fn note_failures(
     }
 }
 
-/// When to look again whether the deadline has passed.
+/// When to check the progress deadline again.
 pub(super) fn next_look(
     deployment: &Deployment,
     status: &DeploymentStatus,

@@ -1,5 +1,5 @@
-//! Revisions: which ReplicaSet is the newest, the numbers that history and rollback go by, and the
-//! annotations that a ReplicaSet carries for its Deployment. Pure.
+//! Revision numbers of ReplicaSets for history and rollback, and the annotations that a ReplicaSet
+//! has for its Deployment. Pure.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ pub(super) const REVISION: &str = "deployment.kubernetes.io/revision";
 const HISTORY: &str = "deployment.kubernetes.io/revision-history";
 pub(super) const DESIRED: &str = "deployment.kubernetes.io/desired-replicas";
 pub(super) const MAXIMUM: &str = "deployment.kubernetes.io/max-replicas";
-/// Told about the Deployment itself, never copied to its ReplicaSets.
+/// Annotations of the Deployment that are not copied to its ReplicaSets.
 const OWN: [&str; 6] = [
     "kubectl.kubernetes.io/last-applied-configuration",
     REVISION,
@@ -20,10 +20,10 @@ const OWN: [&str; 6] = [
     MAXIMUM,
     "deprecated.deployment.rollback.to",
 ];
-/// About a hundred revisions.
+/// Enough for about a hundred revisions.
 const HISTORY_LENGTH: usize = 2000;
 
-/// The number of a ReplicaSet's latest rollout; 0 when it has none.
+/// A ReplicaSet's revision; 0 without one.
 pub(super) fn revision(set: &ReplicaSet) -> i64 {
     let annotations = set.metadata.annotations.as_ref();
     annotations
@@ -37,8 +37,8 @@ pub(super) fn number(set: &ReplicaSet, annotation: &str) -> Option<i32> {
     value.parse().ok().filter(|number| *number >= 0)
 }
 
-/// Copies what the Deployment says, and gives the set `revision` unless it has a newer one. The
-/// number it had before goes into its history: that is a rollback.
+/// Copies the Deployment's annotations, and sets `revision` unless the ReplicaSet has a higher one.
+/// The previous number is added to its revision history.
 pub(super) fn annotate(deployment: &Deployment, set: &mut ReplicaSet, revision: i64) {
     let annotations = set.metadata.annotations.get_or_insert_default();
     for (key, value) in deployment.metadata.annotations.iter().flatten() {
@@ -50,7 +50,7 @@ pub(super) fn annotate(deployment: &Deployment, set: &mut ReplicaSet, revision: 
     let number = match before.as_deref().map(str::parse::<i64>) {
         None => 0,
         Some(Ok(number)) => number,
-        // Somebody wrote something else there: leave it.
+        // Not a number: leave it alone.
         Some(Err(_)) => return,
     };
     if number < revision {
@@ -71,7 +71,7 @@ fn remember(annotations: &mut BTreeMap<String, String>, revision: &str) {
     annotations.insert(HISTORY.to_owned(), revisions.join(","));
 }
 
-/// Notes the size that the whole Deployment has now; scaling later goes by it.
+/// Records the Deployment's size in annotations, which proportional scaling uses.
 pub(super) fn note_size(deployment: &Deployment, set: &mut ReplicaSet) {
     let desired = scale::replicas(deployment);
     let annotations = set.metadata.annotations.get_or_insert_default();
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn rolling_back_gives_a_new_number_and_remembers_the_old_one() {
+    fn a_rollback_gets_a_new_revision_and_keeps_the_old_in_history() {
         let mut set = set(&[(REVISION, "2"), (HISTORY, "1")]);
         annotate(&Deployment::default(), &mut set, 5);
         let annotations = set.metadata.annotations.unwrap();
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn what_belongs_to_the_deployment_alone_is_not_copied() {
+    fn annotations_of_the_deployment_alone_are_not_copied() {
         let mut deployment = Deployment::default();
         let pairs = [
             ("kubectl.kubernetes.io/last-applied-configuration", "{}"),

@@ -1,4 +1,4 @@
-//! How many pods each ReplicaSet of a Deployment should have next. Pure: sizes in, sizes out.
+//! The next size of each ReplicaSet of a Deployment. Pure.
 
 use std::{cmp::Reverse, sync::Arc};
 
@@ -27,8 +27,8 @@ pub(super) fn is_rolling(deployment: &Deployment) -> bool {
     strategy.and_then(|strategy| strategy.type_.as_deref()) != Some("Recreate")
 }
 
-/// How many more, and how many fewer pods than wanted there may be for a while. Both rounded to
-/// zero would never move: then one may be missing.
+/// maxSurge and maxUnavailable as numbers. If both round to zero, maxUnavailable is one, so that
+/// the rollout can proceed.
 fn fences(deployment: &Deployment) -> (i32, i32) {
     if !is_rolling(deployment) {
         return (0, 0);
@@ -85,7 +85,7 @@ pub(super) fn created(set: &ReplicaSet) -> (Option<jiff::Timestamp>, String) {
     (time, set.metadata.name.clone().unwrap_or_default())
 }
 
-/// The new set's next size while rolling: as far up as surge allows.
+/// The new ReplicaSet's next size in a rollout: as large as maxSurge allows.
 pub(super) fn grown(deployment: &Deployment, new: i32, all: i32) -> i32 {
     let wanted = replicas(deployment);
     if !is_rolling(deployment) || new > wanted {
@@ -98,8 +98,8 @@ pub(super) fn grown(deployment: &Deployment, new: i32, all: i32) -> i32 {
     new + room.min(wanted - new)
 }
 
-/// The old sets' next sizes while rolling: first what is not available anyway, then as much as
-/// availability allows, oldest first.
+/// The old ReplicaSets' next sizes in a rollout: first removes unavailable pods, then as many as
+/// maxUnavailable allows, oldest first.
 pub(super) fn shrunk(
     deployment: &Deployment,
     new: &ReplicaSet,
@@ -129,8 +129,8 @@ pub(super) fn shrunk(
     sizes
 }
 
-/// Sizes after the Deployment's own size changed in the middle of a rollout: every set that has
-/// pods gets its share, so that the mix of old and new stays what it was.
+/// Sizes after the Deployment was scaled during a rollout: the change is distributed in proportion,
+/// so that the ratio of old and new pods stays.
 pub(super) fn proportional(
     deployment: &Deployment,
     new: Option<&Arc<ReplicaSet>>,
@@ -183,14 +183,14 @@ pub(super) fn proportional(
         given += part;
         sizes.push((set.clone(), size(&set) + part));
     }
-    // What rounding left over goes to the largest.
+    // The remainder of rounding goes to the largest.
     if let Some((_, largest)) = sizes.first_mut() {
         *largest = (*largest + change - given).max(0);
     }
     sizes
 }
 
-/// How much a set would grow or shrink to keep its part of the whole.
+/// How much a ReplicaSet grows or shrinks to keep its proportion.
 fn share(deployment: &Deployment, set: &ReplicaSet) -> i32 {
     let wanted = replicas(deployment);
     if wanted == 0 {
@@ -253,7 +253,7 @@ pub(super) mod samples {
         deployment
     }
 
-    /// A set of `size`, of which `available` are, created at `age`.
+    /// A ReplicaSet of `size` with `available` pods, created at `age`.
     pub(crate) fn set(name: &str, age: i64, size: i32, available: i32) -> Arc<ReplicaSet> {
         let mut set = ReplicaSet {
             spec: Some(ReplicaSetSpec {
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn old_pods_that_serve_nobody_go_first() {
+    fn unavailable_old_pods_are_scaled_down_first() {
         let rolling = deployment(10, 3, 0);
         let (broken, good) = (set("broken", 2, 3, 0), set("good", 1, 10, 10));
         let new = set("new", 3, 0, 0);

@@ -23,7 +23,7 @@ use kube::{Resource, api::ObjectMeta};
 use pack::{Change, pack};
 use view::{Group, MANAGED_BY, SERVICE_NAME, desired};
 
-/// As in the table of controllers.
+/// The name in [`crate::ALL`].
 pub const NAME: &str = "endpointslice";
 const ACCOUNT: &str = "endpointslice-controller";
 const MANAGER: &str = "endpointslice-controller.k8s.io";
@@ -35,12 +35,12 @@ struct Slices {
     nodes: Informer<Node>,
     slices: Writer<EndpointSlice>,
     recorder: Recorder,
-    /// Services whose hints depend on the nodes: all of them are looked at when a node changes.
+    /// Services with topology hints, which are reconciled when a node changes.
     by_topology: Mutex<BTreeSet<Key>>,
     metrics: Metrics,
 }
 
-/// Starts it.
+/// Starts the controller.
 pub fn start(shared: &Arc<Shared>) {
     let controller = Arc::new(Slices {
         services: shared.informer(),
@@ -84,7 +84,7 @@ impl Controller for Slices {
         let selector = service
             .as_ref()
             .and_then(|service| service.spec.as_ref()?.selector.clone());
-        // Without a selector somebody else fills the slices; without a Service nobody needs them.
+        // Without a selector the slices belong to someone else; without a Service they are deleted.
         let wanted = match (&service, selector.filter(|selector| !selector.is_empty())) {
             (Some(service), Some(selector)) => {
                 let selector = Selector::labels(&selector);
@@ -153,7 +153,7 @@ impl Slices {
                         of_family.flat_map(|group| &mut group.endpoints).collect();
                     topology::hint(&mut endpoints, shares.as_ref(), &known)
                 }
-                // The annotation is gone.
+                // The annotation was removed.
                 None if !known.is_empty() && near(service).is_none() => {
                     Err("Topology Aware Hints has been disabled".to_owned())
                 }
@@ -174,7 +174,7 @@ impl Slices {
     }
 }
 
-/// What the slices of a Service have in common: its labels, and those that say whose they are.
+/// The common metadata of a Service's slices: its labels, the service name and the manager.
 fn model(service: &Service) -> ObjectMeta {
     let mut labels = service.metadata.labels.clone().unwrap_or_default();
     labels.remove(HEADLESS);

@@ -1,5 +1,5 @@
-//! Endpoints into slices of at most a hundred, changing as few slices as possible: what stays is
-//! left where it is, gaps are filled, and only then new slices are made. Pure.
+//! Packs endpoints into slices of at most a hundred, changing as few slices as possible: existing
+//! endpoints stay in their slices, free places are filled, then new slices are created. Pure.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -12,7 +12,7 @@ use super::view::Group;
 
 const LARGEST: usize = 100;
 
-/// What to write.
+/// A write.
 #[derive(Debug)]
 pub(crate) enum Change {
     Create(Box<EndpointSlice>),
@@ -20,8 +20,8 @@ pub(crate) enum Change {
     Delete(Arc<EndpointSlice>),
 }
 
-/// The changes that make `existing` hold exactly `groups`. New slices begin with the metadata of
-/// `model`, and all of them have its labels and annotations.
+/// The changes that make `existing` contain exactly `groups`. New slices start with the metadata of
+/// `model`, and all slices get its labels and annotations.
 pub(crate) fn pack(
     model: &ObjectMeta,
     groups: Vec<Group>,
@@ -41,7 +41,7 @@ pub(crate) fn pack(
     changes
 }
 
-/// An endpoint is the same while it is the same pod.
+/// Identifies an endpoint by its pod's uid, or by its addresses.
 pub(super) fn identity(endpoint: &Endpoint) -> String {
     let uid = endpoint
         .target_ref
@@ -65,7 +65,7 @@ fn pack_group(model: &ObjectMeta, group: Group, slices: Vec<Arc<EndpointSlice>>)
         kept.push((slice, stay));
     }
     let mut new = left.into_values();
-    // Slices that change anyway are filled first, the fullest of them before the others.
+    // Slices that change anyway are filled first, starting with the fullest.
     kept.sort_by_key(|(slice, stay)| {
         let changes = slice.endpoints.clone().unwrap_or_default() != *stay;
         (!changes, std::cmp::Reverse(stay.len()))
@@ -111,7 +111,7 @@ fn pack_group(model: &ObjectMeta, group: Group, slices: Vec<Arc<EndpointSlice>>)
     changes
 }
 
-/// Writes the changes, all at once.
+/// Writes the changes concurrently.
 pub(crate) async fn write(
     slices: &Writer<EndpointSlice>,
     namespace: &str,

@@ -1,6 +1,6 @@
-//! The annotation `service.kubernetes.io/topology-mode: Auto`: every zone gets a share of the endpoints in
-//! proportion to the CPUs of its nodes, near ones first. Endpoints keep their hints for as long as the shares
-//! allow. Pure.
+//! Topology hints for `service.kubernetes.io/topology-mode: Auto`: every zone gets endpoints in
+//! proportion to the CPUs of its nodes, preferably its own. Endpoints keep their hints while the
+//! proportions allow. Pure.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -17,14 +17,14 @@ use machinery::quantity::Quantity;
 use super::pack::identity;
 
 const MODE: &str = "service.kubernetes.io/topology-mode";
-/// The annotation's older name, which wins.
+/// The annotation's deprecated name, which takes precedence.
 const OLDER: &str = "service.kubernetes.io/topology-aware-hints";
 pub(super) const ZONE: &str = "topology.kubernetes.io/zone";
 const CONTROL_PLANE: [&str; 2] = [
     "node-role.kubernetes.io/control-plane",
     "node-role.kubernetes.io/master",
 ];
-/// How much more than its share the endpoints of a zone may have to serve.
+/// How far the load of a zone's endpoints may exceed its proportion.
 const OVERLOAD: f64 = 0.2;
 
 const NO_NODE_INFO: &str =
@@ -33,17 +33,17 @@ const FEW_ENDPOINTS: &str = "Insufficient number of endpoints";
 const OVERLOADED: &str = "Unable to allocate minimum required endpoints to each zone without exceeding overload threshold";
 const NO_ZONE: &str = "One or more endpoints do not have a zone specified";
 
-/// Each zone's part of all CPUs.
+/// Each zone's fraction of all CPUs.
 pub(super) type Shares = BTreeMap<String, f64>;
 
-/// Whether a Service asks for it.
+/// Whether a Service has the annotation.
 pub(super) fn is_enabled(service: &Service) -> bool {
     let annotations = service.metadata.annotations.as_ref();
     let mode = annotations.and_then(|all| all.get(OLDER).or_else(|| all.get(MODE)));
     matches!(mode.map(String::as_str), Some("Auto" | "auto"))
 }
 
-/// The zone and the thousandths of a CPU of a node that counts; `None` when it does not count.
+/// Zone and millicores of a node; `None` if the node does not count.
 fn capacity(node: &Node) -> Option<(Option<&str>, i64)> {
     let labels = node.metadata.labels.as_ref();
     let label = |name: &str| labels.and_then(|labels| labels.get(name));
@@ -65,7 +65,7 @@ fn capacity(node: &Node) -> Option<(Option<&str>, i64)> {
     ))
 }
 
-/// Whether an event of a node may change the shares of zones.
+/// Whether a node's event may change the proportions of zones.
 pub(super) fn concerns_shares(event: &Event<Node>) -> bool {
     match event {
         Event::Modified { old, new } => capacity(old) != capacity(new),
@@ -73,7 +73,8 @@ pub(super) fn concerns_shares(event: &Event<Node>) -> bool {
     }
 }
 
-/// The shares of zones; `None` when there are fewer than two, or something is not known of a node.
+/// The proportions of zones; `None` if there are fewer than two, or a node's zone or CPUs are
+/// unknown.
 pub(super) fn shares(nodes: &[Arc<Node>]) -> Option<Shares> {
     let mut by_zone: BTreeMap<String, i64> = BTreeMap::new();
     for (zone, cpu) in nodes.iter().filter_map(|node| capacity(node)) {
@@ -85,7 +86,7 @@ pub(super) fn shares(nodes: &[Arc<Node>]) -> Option<Shares> {
     (by_zone.len() >= 2).then(|| by_zone.into_iter().map(share).collect())
 }
 
-/// How many endpoints a zone should have.
+/// The number of endpoints of a zone.
 struct Allocation {
     minimum: usize,
     maximum: usize,
@@ -131,7 +132,7 @@ fn hinted_zone(endpoint: &Endpoint) -> Option<&str> {
     zones.first().map(|zone| zone.name.as_str())
 }
 
-/// The zone that each endpoint of these slices has a hint for.
+/// The zone hints of existing endpoints.
 pub(super) fn known_hints(slices: &[Arc<EndpointSlice>], family: &str) -> HashMap<String, String> {
     let slices = slices.iter().filter(|slice| slice.address_type == family);
     let endpoints = slices.flat_map(|slice| slice.endpoints.iter().flatten());
@@ -148,7 +149,7 @@ fn count(zones: &[String]) -> BTreeMap<&str, usize> {
     counts
 }
 
-/// Gives the endpoints of one family their hints, or none at all with the reason.
+/// Sets the hints of one address family's endpoints; fails with the reason if none can be set.
 pub(super) fn hint(
     endpoints: &mut [&mut Endpoint],
     shares: Option<&Shares>,
@@ -195,7 +196,7 @@ fn redistribute(zones: &mut [String], allocations: &BTreeMap<&str, Allocation>) 
     });
     let mut surplus: BTreeMap<String, f64> = surplus.collect();
     loop {
-        // Of several that are alike, the first by name.
+        // Of equal zones the first by name.
         let most = |sign: f64| {
             let mut best: Option<(&String, f64)> = None;
             for (zone, surplus) in &surplus {
@@ -265,10 +266,10 @@ mod tests {
     fn zones_get_endpoints_in_proportion_to_their_cpus() {
         for (shares, zones, expected) in [
             (two("4", "4"), &["a", "a", "b", "b"][..], "aabb"),
-            // Half of the endpoints serve the other zone.
+            // Half of the endpoints get hints for the other zone.
             (two("4", "4"), &["a", "a", "a", "a"], "bbaa"),
             (two("2", "6"), &["a", "a", "b", "b"], "babb"),
-            // Within a fifth of the share nothing moves.
+            // Within the allowed overload nothing moves.
             (
                 two("1", "1"),
                 &["a", "a", "a", "a", "b", "b", "b"],

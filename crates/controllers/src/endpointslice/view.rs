@@ -1,5 +1,5 @@
-//! What a Service's endpoints should be: which pods count, with which addresses, ports and
-//! conditions. Pure, shared with the older Endpoints.
+//! The desired endpoints of a Service: pods, addresses, ports and conditions. Pure, shared with the
+//! Endpoints controller.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -29,7 +29,7 @@ use crate::{
 pub(crate) const SERVICE_NAME: &str = "kubernetes.io/service-name";
 pub(crate) const MANAGED_BY: &str = "endpointslice.kubernetes.io/managed-by";
 
-/// Endpoints that share an address family and ports.
+/// Endpoints with the same address family and ports.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Group {
     pub(crate) family: String,
@@ -37,7 +37,7 @@ pub(crate) struct Group {
     pub(crate) endpoints: Vec<Endpoint>,
 }
 
-/// Whether a slice belongs to a manager.
+/// Whether a slice has this manager.
 fn is_managed_by(slice: &EndpointSlice, manager: &str) -> bool {
     let labels = slice.metadata.labels.as_ref();
     labels
@@ -46,7 +46,7 @@ fn is_managed_by(slice: &EndpointSlice, manager: &str) -> bool {
         == Some(manager)
 }
 
-/// The slices of a Service that a manager made.
+/// The slices of a Service with this manager.
 pub(crate) fn slices_of(
     slices: &Informer<EndpointSlice>,
     service: &Key,
@@ -58,7 +58,7 @@ pub(crate) fn slices_of(
         .collect()
 }
 
-/// The Service of a slice that `manager` keeps.
+/// The Service of a slice with this manager.
 pub(crate) fn service_of_slice(
     manager: &'static str,
 ) -> impl Fn(&Event<EndpointSlice>) -> Vec<Key> {
@@ -112,7 +112,7 @@ pub(crate) fn services_of_pod(
     }
 }
 
-/// What of a pod shows in endpoints.
+/// The parts of a pod that endpoints show.
 #[allow(clippy::type_complexity)]
 fn facts(
     pod: &Pod,
@@ -153,7 +153,7 @@ pub(crate) fn addresses(pod: &Pod) -> Vec<IpAddr> {
     all
 }
 
-/// The port on the pod that a Service's port leads to.
+/// The pod's port for a Service's port.
 pub(crate) fn target_port(pod: &Pod, port: &ServicePort) -> Option<i32> {
     match &port.target_port {
         None => Some(port.port),
@@ -197,7 +197,7 @@ fn ports(service: &Service, pod: Option<&Pod>) -> Vec<EndpointPort> {
     ports.filter_map(resolve).collect()
 }
 
-/// A pod has a host name of its own in a headless Service that is its subdomain.
+/// The host name of a pod whose subdomain is this headless Service.
 pub(crate) fn hostname(pod: &Pod, service: &Service) -> Option<String> {
     let spec = pod.spec.as_ref()?;
     let hostname = spec.hostname.clone().filter(|name| !name.is_empty())?;
@@ -206,7 +206,7 @@ pub(crate) fn hostname(pod: &Pod, service: &Service) -> Option<String> {
     same.then_some(hostname)
 }
 
-/// All endpoints, grouped; every address family of the Service has at least one group.
+/// All endpoints in groups; every address family of the Service has at least one group.
 pub(crate) fn desired(
     service: &Service,
     pods: &[Arc<Pod>],
@@ -285,7 +285,7 @@ fn endpoint(
     })
 }
 
-/// Which clients an endpoint should serve first, where the Service prefers what is near.
+/// The hints by `trafficDistribution`.
 fn hints(service: &Service, node: Option<&str>, zone: Option<&str>) -> Option<EndpointHints> {
     let spec = service.spec.as_ref()?;
     if topology::is_enabled(service) {
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn an_endpoint_says_whether_it_is_ready_serving_and_leaving() {
+    fn endpoint_conditions_are_ready_serving_and_terminating() {
         let service = service(IntOrString::Int(8080));
         assert_eq!(
             conditions(&service, pod("a", "10.0.0.1", true)),
@@ -408,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn hints_say_which_clients_are_near_where_the_service_prefers_them() {
+    fn traffic_distribution_writes_hints_for_near_clients() {
         for (distribution, ready, expected) in [
             (None, true, (0, 0)),
             (Some("PreferClose"), true, (1, 0)),

@@ -1,25 +1,25 @@
-//! What becomes of an object, by the state of its owners. Pure.
+//! What happens to an object, by the state of its owners. Pure.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 
-/// Where an owner stands.
+/// The state of an owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Owner {
-    /// There.
+    /// It exists.
     Solid,
-    /// There, being deleted, and waiting for its dependents to go first.
+    /// It is being deleted in the foreground and waits for its dependents.
     WaitsForDependents,
-    /// Gone.
+    /// It does not exist.
     Absent,
 }
 
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     Keep,
-    /// Other owners remain: only these references go.
+    /// Other owners remain: only remove these references.
     Trim(Vec<String>),
     Delete {
-        /// Its own dependents shall go before it.
+        /// Whether its own dependents are deleted first.
         foreground: bool,
     },
 }
@@ -29,7 +29,7 @@ pub(super) fn judge(
     has_dependents: impl Fn() -> bool,
 ) -> Verdict {
     let of = |wanted: Owner| owners.iter().filter(move |(_, state)| *state == wanted);
-    // An owner that waits keeps the object only as long as the object says that it blocks.
+    // Owners that are absent or waiting no longer keep the object.
     let leaving: Vec<String> = of(Owner::Absent)
         .chain(of(Owner::WaitsForDependents))
         .map(|(reference, _)| reference.uid.clone())
@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_stays_while_one_owner_stays_and_forgets_those_that_left() {
+    fn an_object_is_kept_while_an_owner_exists_and_dangling_references_are_removed() {
         use Owner::{Absent, Solid, WaitsForDependents};
         assert_eq!(verdict(&[], false), Verdict::Keep);
         assert_eq!(verdict(&[Solid, Solid], false), Verdict::Keep);
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_without_owners_left_goes_and_takes_its_dependents_first_when_its_owner_waits() {
+    fn an_object_without_owners_is_deleted_in_the_foreground_if_its_owner_waits() {
         use Owner::{Absent, WaitsForDependents};
         assert_eq!(
             verdict(&[Absent], true),

@@ -1,5 +1,5 @@
 //! All objects of all kinds by uid and by owner: one metadata-only informer per kind, started and
-//! stopped as kinds come and go.
+//! stopped as kinds appear and disappear.
 
 use std::{
     collections::HashMap,
@@ -24,7 +24,7 @@ type Meta = PartialObjectMeta<DynamicObject>;
 const UID: &str = "uid";
 const OWNERS: &str = "owners";
 
-/// An object by kind and name.
+/// Identifies an object by kind and name.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Item {
     pub(super) group: String,
@@ -33,7 +33,7 @@ pub(super) struct Item {
     pub(super) name: String,
 }
 
-/// A kind that cannot be listed for this long holds nothing up any more.
+/// After this time a kind that cannot be listed no longer delays the collection.
 const SYNC_PATIENCE: Duration = Duration::from_secs(30);
 
 struct Watched {
@@ -46,9 +46,9 @@ struct Watched {
 pub(super) struct Graph {
     client: kube::Client,
     queue: Queue<Item>,
-    /// Guards the table of kinds by group and plural; never held over an await.
+    /// Guards the informers by group and plural; never held across an await.
     kinds: RwLock<HashMap<(String, String), Watched>>,
-    /// Guards what discovery last said, watched or not: owners may be of any kind.
+    /// Guards all discovered kinds, watched or not: owners may be of any kind.
     known: RwLock<Vec<Resource>>,
 }
 
@@ -66,8 +66,8 @@ impl Graph {
         self.kinds.read().len()
     }
 
-    /// Whether the graph may be trusted to know all dependents: kinds have been discovered, and each
-    /// has been listed or cannot be.
+    /// Whether the graph knows all dependents: kinds are discovered, and each has synced or cannot
+    /// be listed.
     pub(super) fn is_settled(&self) -> bool {
         let kinds = self.kinds.read();
         let settled = |watched: &Watched| {
@@ -82,7 +82,7 @@ impl Graph {
             let waiting = self.unsynced();
             let moment = Duration::from_millis(200);
             match waiting {
-                // One that never syncs is given up on after its patience.
+                // A kind that never syncs is given up after `SYNC_PATIENCE`.
                 Some(informer) => {
                     let _ = tokio::time::timeout(moment, informer.synced()).await;
                 }
@@ -91,15 +91,14 @@ impl Graph {
         }
     }
 
-    /// A kind that has not been listed yet.
+    /// A kind that has not synced.
     fn unsynced(&self) -> Option<Informer<Meta>> {
         let kinds = self.kinds.read();
         let mut informers = kinds.values().map(|watched| &watched.informer);
         informers.find(|informer| !informer.has_synced()).cloned()
     }
 
-    /// Watches these kinds from now on, and no others but those of `failed` groups, which did not
-    /// answer: what they serve is as it was.
+    /// Watches exactly these kinds, and keeps those of `failed` groups, whose discovery failed.
     pub(super) fn follow(
         self: &Arc<Self>,
         mut resources: Vec<Resource>,
@@ -154,7 +153,7 @@ impl Graph {
         }
     }
 
-    /// Puts into the queue what an event concerns.
+    /// Enqueues the items that an event concerns.
     fn handle(&self, event: &Event<Meta>, group: &str, plural: &str) {
         let object = event.object();
         let item = Item {
@@ -189,7 +188,7 @@ impl Graph {
                 self.queue.add(item);
             }
         }
-        // An owner may be waiting for this one to go or to change hands.
+        // An owner may wait for this object to be deleted or to lose the reference.
         let before = event
             .old()
             .and_then(|old| old.metadata.owner_references.clone());
@@ -215,7 +214,7 @@ impl Graph {
         }
     }
 
-    /// The newest known metadata of an object.
+    /// The cached metadata of an object.
     pub(super) fn get(&self, item: &Item) -> Option<ObjectMeta> {
         let kinds = self.kinds.read();
         let watched = kinds.get(&(item.group.clone(), item.plural.clone()))?;
@@ -228,7 +227,7 @@ impl Graph {
         )
     }
 
-    /// The object of this uid, whatever its kind and namespace.
+    /// The object of this uid, of any kind and namespace.
     pub(super) fn find(&self, uid: &str) -> Option<(Item, ObjectMeta)> {
         self.kinds.read().values().find_map(|watched| {
             let found = watched.informer.by_index(UID, uid).into_iter().next()?;
@@ -236,8 +235,8 @@ impl Graph {
         })
     }
 
-    /// The objects that name this uid as an owner and may: an owner that lives in a namespace has
-    /// dependents there only.
+    /// The objects with a valid reference to this owner: dependents of a namespaced owner are in
+    /// its namespace.
     pub(super) fn dependents(&self, uid: &str, namespace: &str) -> Vec<Item> {
         let kinds = self.kinds.read();
         let of = |watched: &Watched| {
@@ -255,7 +254,7 @@ impl Graph {
         kinds.values().flat_map(of).collect()
     }
 
-    /// The objects that name this uid as an owner, rightly or not.
+    /// The objects with a reference to this uid, valid or not.
     fn claimants(&self, uid: &str) -> Vec<Item> {
         self.dependents(uid, "")
     }
@@ -267,7 +266,7 @@ impl Graph {
             .map(|watched| watched.resource.clone())
     }
 
-    /// A kind by the words of an owner reference, in whatever version it is served.
+    /// The kind of an owner reference, in any served version.
     pub(super) fn kind(&self, api_version: &str, kind: &str) -> Option<Resource> {
         let group = api_version.split_once('/').map_or("", |(group, _)| group);
         let known = self.known.read();
@@ -288,12 +287,12 @@ fn item(resource: &Resource, object: &Meta) -> Item {
     }
 }
 
-/// Events are too many and own nothing.
+/// Events are too many and never owners.
 fn is_collectable(resource: &Resource) -> bool {
     resource.api.plural != "events" && resource.can(&["list", "watch", "delete"])
 }
 
-/// What the groups of these versions served, whose discovery has failed.
+/// The known kinds of groups whose discovery failed.
 fn of_failed(known: &[Resource], failed: &[String]) -> Vec<Resource> {
     let has_failed = |resource: &&Resource| has_failed(failed, &resource.api.group);
     known.iter().filter(has_failed).cloned().collect()

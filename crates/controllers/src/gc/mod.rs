@@ -1,10 +1,10 @@
-//! Garbage collection by owner: an object whose owners are all gone goes too. Works over every kind
-//! the server has, custom ones included, through watches of metadata only.
+//! Garbage collection: deletes objects whose owners are all gone. Works for every kind that the API
+//! server has, including custom ones, by metadata-only watches.
 //!
-//! Absence is never believed from a cache alone: before anything is deleted the server is asked
-//! whether the owner, with that very uid, is gone. An owner is one by its uid and by its kind, name
-//! and namespace: an object in a namespace has owners there or in none. Nothing begins before every
-//! kind has been listed, for an owner that leaves its dependents behind must know them all.
+//! An absent owner is never inferred from the cache alone: before a deletion the API server is
+//! asked for the owner with that uid. A reference is valid only if uid, kind, name and namespace
+//! match; a namespaced object has owners in its namespace or cluster-scoped ones. Nothing starts
+//! before every kind was listed, since orphaning needs all dependents.
 
 mod decide;
 mod graph;
@@ -33,20 +33,20 @@ use crate::{discovery::discover, shared::Shared};
 use decide::{Owner, Verdict, judge};
 use graph::{Graph, Item};
 
-/// As in the table of controllers.
+/// The name in [`crate::ALL`].
 pub const NAME: &str = "garbage-collector";
 const ACCOUNT: &str = "generic-garbage-collector";
-/// How often new kinds are looked for.
+/// How often discovery is repeated.
 const DISCOVERY: Duration = Duration::from_secs(15);
 const WORKERS: usize = 32;
 /// How long an owner without dependents waits for such as are not in the caches yet.
 const HESITATION: Duration = Duration::from_millis(250);
-/// Owners that are remembered before those of long ago are forgotten.
+/// The maximum number of remembered owners.
 const REMEMBERED: usize = 1024;
 const FOREGROUND: &str = "foregroundDeletion";
 const ORPHAN: &str = "orphan";
 
-/// Whether an object is being deleted and lets its dependents go first.
+/// Whether an object is being deleted in the foreground.
 fn waits(meta: &ObjectMeta) -> bool {
     let mut finalizers = meta.finalizers.iter().flatten();
     meta.deletion_timestamp.is_some() && finalizers.any(|finalizer| finalizer == FOREGROUND)
@@ -56,12 +56,12 @@ struct Collector {
     client: kube::Client,
     graph: Arc<Graph>,
     queue: Queue<Item>,
-    /// Guards since when owners, by uid, have been seen without dependents.
+    /// Guards since when owners, by uid, have no known dependents.
     alone: Mutex<HashMap<String, Instant>>,
     recorder: Recorder,
 }
 
-/// Starts it.
+/// Starts the controller.
 pub fn start(shared: &Arc<Shared>) {
     let queue = Queue::with_retry_cap(Duration::from_secs(30));
     shared.measure(NAME, &queue);
@@ -83,13 +83,13 @@ pub fn start(shared: &Arc<Shared>) {
                 Ok((resources, failed)) => {
                     metrics.kinds_not_followed.add([], failed.len());
                     for group in &failed {
-                        warn!(group, "discovery failed: its kinds stay as they were");
+                        warn!(group, "discovery failed, keeping known kinds");
                     }
                     found.follow(resources, &failed, &token);
                 }
-                Err(error) => debug!(%error, "cannot discover"),
+                Err(error) => debug!(%error, "discovery failed"),
             }
-            // Soon at first: the server may still be adding its kinds.
+            // Retry soon at first: the API server may still be adding kinds.
             let pause = if found.size() == 0 {
                 Duration::from_millis(200)
             } else {
@@ -113,8 +113,8 @@ pub fn start(shared: &Arc<Shared>) {
     });
 }
 
-/// Whether an answer says that the object does not exist. That nobody serves its kind any more is another thing, and no
-/// reason to delete what depends on it.
+/// Whether an answer says that the object does not exist. An unknown kind is something else, and no
+/// reason to delete dependents.
 fn is_absent(status: &kube::core::Status, name: &str) -> bool {
     let details = status.details.as_ref();
     status.code == 404 && details.is_some_and(|details| details.name == name)
@@ -124,14 +124,14 @@ impl Collector {
     async fn work(&self) {
         let held = self.queue.next().await;
         let item = held.key();
-        // A panic counts as a failure of this object, and must not end the worker.
+        // A panic counts as a failure of this object and must not end the worker.
         let collected = AssertUnwindSafe(self.collect(item)).catch_unwind().await;
         match collected.unwrap_or_else(|_| Err(Error::Invalid("panicked".to_owned()))) {
             Ok(()) => self.queue.forget(item),
             Err(error) => {
                 let failures = self.queue.failures(item);
                 if failures > 5 && !error.is_conflict() {
-                    warn!(?item, %error, "cannot collect, will be tried again");
+                    warn!(?item, %error, "garbage collection failed, retrying");
                 }
                 self.queue.retry(item.clone());
             }
@@ -183,7 +183,7 @@ impl Collector {
         }
     }
 
-    /// The state of an owner, asked of the server when the cache does not know it.
+    /// The state of an owner, read from the API server if the cache does not have it.
     async fn owner(
         &self,
         item: &Item,
@@ -213,7 +213,7 @@ impl Collector {
                 ))
             })?;
         if kind.namespaced && item.namespace.is_empty() {
-            // A cluster-scoped object cannot have an owner in a namespace: there is none to look in.
+            // A cluster-scoped object cannot have a namespaced owner: such a reference is ignored.
             return Ok(Owner::Solid);
         }
         let api: Api<DynamicObject> = if kind.namespaced {
@@ -230,7 +230,7 @@ impl Collector {
         Ok(if there { Owner::Solid } else { Owner::Absent })
     }
 
-    /// Whether a reference names this object by group, kind and name.
+    /// Whether a reference matches this object's group, kind and name.
     fn is_named(&self, reference: &OwnerReference, owner: &Item) -> bool {
         let kind = self.graph.kind(&reference.api_version, &reference.kind);
         let identity = (owner.group.clone(), owner.plural.clone());
@@ -261,8 +261,8 @@ impl Collector {
             .event(&about, Kind::Warning, "OwnerRefInvalidNamespace", text);
     }
 
-    /// An owner that goes after its dependents: they are told to go, and it goes when none is left
-    /// that holds it.
+    /// Foreground deletion: deletes the dependents, and removes the finalizer when no blocking one
+    /// is left.
     async fn foreground(&self, item: &Item, meta: &ObjectMeta) -> Result<(), Error> {
         let uid = meta.uid.as_deref().unwrap_or_default();
         let mut blocked = false;
@@ -290,8 +290,8 @@ impl Collector {
         self.without_finalizer(item, meta, FOREGROUND).await
     }
 
-    /// Whether an owner without dependents must wait: caches of different kinds are not in step, and
-    /// a dependent may become known a moment later than its owner's end. It is looked at again.
+    /// Whether an owner without known dependents must wait, since informers of different kinds are
+    /// not in sync. It is checked again.
     fn hesitates(&self, item: &Item, uid: &str) -> bool {
         let left = if self.graph.is_settled() {
             HESITATION.saturating_sub(self.waited(uid))
@@ -304,7 +304,7 @@ impl Collector {
         !left.is_zero()
     }
 
-    /// For how long an owner has been without dependents.
+    /// How long an owner has had no known dependents.
     fn waited(&self, uid: &str) -> Duration {
         let mut alone = self.alone.lock();
         if alone.len() > REMEMBERED {
@@ -316,8 +316,7 @@ impl Collector {
             .elapsed()
     }
 
-    /// Whether the objects that hold this one back are held back by it: owners in a circle, each
-    /// waiting for the next.
+    /// Whether the blocking dependents wait for this object: a cycle of owners.
     fn waits_for_itself(&self, uid: &str, namespace: &str) -> bool {
         let mut seen = HashSet::new();
         let mut open = vec![(uid.to_owned(), namespace.to_owned())];
@@ -344,7 +343,7 @@ impl Collector {
         false
     }
 
-    /// Lets the owners go before this object.
+    /// Clears blockOwnerDeletion in this object's references.
     async fn unblock_owners(&self, item: &Item, meta: &ObjectMeta) -> Result<(), Error> {
         let mut references = meta.owner_references.clone().unwrap_or_default();
         for owner in &mut references {
@@ -354,7 +353,7 @@ impl Collector {
             .await
     }
 
-    /// An owner that leaves its dependents behind.
+    /// Orphans the dependents of an owner.
     async fn orphan(&self, item: &Item, meta: &ObjectMeta) -> Result<(), Error> {
         let uid = meta.uid.as_deref().unwrap_or_default();
         if self.hesitates(item, uid) {
@@ -392,7 +391,7 @@ impl Collector {
         })
     }
 
-    /// Changes metadata of exactly this version of the object.
+    /// Patches metadata of exactly this version of the object.
     async fn patch(
         &self,
         item: &Item,
@@ -424,10 +423,10 @@ impl Collector {
         let Some(api) = self.api(item) else {
             return Ok(());
         };
-        debug!(?item, ?policy, "its owners are gone");
+        debug!(?item, ?policy, "deleting object without remaining owners");
         let conditions = Preconditions {
             uid: meta.uid.clone(),
-            // Somebody may give it a new owner at this very moment.
+            // Precondition: another owner may be added concurrently.
             resource_version: meta.resource_version.clone(),
         };
         let mut params = DeleteParams::default().preconditions(conditions);

@@ -1,18 +1,18 @@
-//! What becomes of a proposal: bounds, rates and stabilisation, over the history of one autoscaler.
-//! Pure; the time comes in.
+//! Limits a proposed size by bounds, scaling policies and stabilization, with the history of one
+//! autoscaler. Pure; the time is passed in.
 
 use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::autoscaling::v2::{HPAScalingRules, HorizontalPodAutoscalerBehavior};
 
-/// Without `behavior`, a smaller recommendation waits this long.
+/// The default stabilization window for scaling down.
 const DOWNSCALE_STABILIZATION: Duration = Duration::from_secs(300);
-/// Without `behavior`, one step at most doubles, or reaches four.
+/// Without `behavior`, one step at most doubles the size, or reaches four.
 const SCALE_UP_FACTOR: f64 = 2.0;
 const SCALE_UP_MINIMUM: f64 = 4.0;
 
-/// What an autoscaler recommended and did lately.
+/// The recommendations and changes of an autoscaler.
 #[derive(Debug, Default)]
 pub(super) struct History {
     recommendations: Vec<(Timestamp, i32)>,
@@ -20,20 +20,20 @@ pub(super) struct History {
     scale_downs: Vec<(Timestamp, i32)>,
 }
 
-/// Where a proposal stands between the bounds.
+/// A proposed size and its bounds.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Bounds {
     pub(super) min: i32,
     pub(super) max: i32,
     pub(super) current: i32,
-    /// What the metrics ask for.
+    /// The size that the metrics propose.
     pub(super) desired: i32,
 }
 
 /// A reason and its message, as in a condition.
 pub(super) type Explanation = (&'static str, &'static str);
 
-/// The outcome, and what the conditions AbleToScale and ScalingLimited say about it.
+/// The resulting size, and the conditions AbleToScale and ScalingLimited.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Decision {
     pub(super) replicas: i32,
@@ -73,14 +73,14 @@ const DOWN_LIMIT: Explanation = (
 );
 
 impl History {
-    /// The size at the first look counts as a recommendation, so that a restart does not shrink at once.
+    /// Counts the initial size as a recommendation, so that a restart does not scale down at once.
     pub(super) fn begin(&mut self, current: i32, now: Timestamp) {
         if self.recommendations.is_empty() {
             self.recommendations.push((now, current));
         }
     }
 
-    /// Bounds a proposal and remembers it.
+    /// Limits a proposal and records it.
     pub(super) fn decide(
         &mut self,
         bounds: Bounds,
@@ -122,7 +122,7 @@ impl History {
         }
     }
 
-    /// Remembers a change of the size, for rates.
+    /// Records a change of the size for the scaling policies.
     pub(super) fn scaled(
         &mut self,
         from: i32,
@@ -215,7 +215,7 @@ impl History {
         (desired, WITHIN)
     }
 
-    /// How far the rules let the size go in one direction.
+    /// The size that the scaling policies allow in one direction.
     fn limit(&self, current: i32, rules: &Rules<'_>, to: Direction, now: Timestamp) -> i32 {
         if rules.select == "Disabled" {
             return current;
@@ -230,7 +230,7 @@ impl History {
                 _ => start * f64::from(policy.value) / 100.0,
             };
             match to {
-                // Rounded up, so that a small percentage still grows a small workload.
+                // Rounded up, so that a small percentage still scales up a small workload.
                 Direction::Up => (start + change).ceil() as i32,
                 Direction::Down => (start - change) as i32,
             }
@@ -250,7 +250,7 @@ enum Direction {
     Down,
 }
 
-/// The rules of one direction with what is left out filled in.
+/// The scaling rules of one direction, with defaults.
 struct Rules<'a> {
     rules: Option<&'a HPAScalingRules>,
     window: Duration,

@@ -1,5 +1,5 @@
-//! How many replicas one metric asks for. Pure: samples, pods and the target come in, a proposal goes
-//! out. All values are thousandths, as metrics are compared in Kubernetes.
+//! The number of replicas that one metric proposes. Pure. All values are in thousandths, as
+//! Kubernetes compares metrics.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -13,17 +13,17 @@ use machinery::quantity::Quantity;
 
 use crate::pods::{condition, is_deleting, is_ready, phase};
 
-/// A pod's CPU samples are not trusted for this long after its start unless it is ready.
+/// CPU samples of a pod that is not ready are ignored for this long after its start.
 const CPU_INITIALIZATION_PERIOD: Duration = Duration::from_secs(300);
-/// A pod that became unready within this time of its start has never been ready.
+/// A pod that became unready within this time of its start was never ready.
 const INITIAL_READINESS_DELAY: Duration = Duration::from_secs(30);
 
-/// One pod's sample.
+/// A metric sample of one pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Sample {
-    /// When its window ended.
+    /// The end of its window.
     pub(super) timestamp: Timestamp,
-    /// How much time it averages over.
+    /// The length of its window.
     pub(super) window: Duration,
     /// Thousandths of a unit.
     pub(super) value: i64,
@@ -32,7 +32,7 @@ pub(super) struct Sample {
 /// Samples by pod name.
 pub(super) type Samples = BTreeMap<String, Sample>;
 
-/// How far the ratio of usage to target may be from one before anything happens.
+/// The allowed deviation of the ratio of usage to target from one.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Tolerances {
     pub(super) scale_down: f64,
@@ -54,29 +54,29 @@ impl Tolerances {
     }
 }
 
-/// What is being scaled.
+/// The scale target.
 pub(super) struct Workload<'a> {
-    /// Replicas that the scale subresource asks for now.
+    /// `spec.replicas` of the scale subresource.
     pub(super) spec_replicas: i32,
-    /// Replicas that it reports.
+    /// `status.replicas` of the scale subresource.
     pub(super) status_replicas: i32,
-    /// The pods that its selector finds.
+    /// The pods that its selector matches.
     pub(super) pods: &'a [Arc<Pod>],
     pub(super) tolerances: Tolerances,
     pub(super) now: Timestamp,
 }
 
-/// What one metric asks for.
+/// A metric's proposal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Proposal {
     pub(super) replicas: i32,
-    /// The average per pod, or the whole value where the target is a whole value; in thousandths.
+    /// The average per pod, or the whole value for a target of type Value; in thousandths.
     pub(super) usage: i64,
-    /// Percent of the requests, where the target is one.
+    /// The utilization in percent, for a target of type Utilization.
     pub(super) utilization: Option<i32>,
 }
 
-/// Of a resource, by percent of what the pods (or one container of each) request.
+/// Proposes by utilization: percent of the requests of the pods, or of one container of each.
 pub(super) fn by_utilization(
     workload: &Workload<'_>,
     samples: Samples,
@@ -95,7 +95,7 @@ pub(super) fn by_utilization(
     if let Some(replicas) = groups.direct(workload, ratio) {
         return Ok(proposal(replicas));
     }
-    // Pods without samples are taken to use what would scale least.
+    // Pods without samples are assumed to use what scales least.
     let fallback = i64::from(target.max(100));
     groups.fill(ratio, |pod| {
         requests.get(pod).copied().unwrap_or(0) * fallback / 100
@@ -104,7 +104,7 @@ pub(super) fn by_utilization(
     Ok(proposal(groups.corrected(workload, ratio, corrected)))
 }
 
-/// Of a resource or a custom metric of pods, by the average of its plain value.
+/// Proposes by the average value of a resource or a custom metric of pods.
 pub(super) fn by_average_value(
     workload: &Workload<'_>,
     samples: Samples,
@@ -126,7 +126,7 @@ pub(super) fn by_average_value(
     Ok(proposal(groups.corrected(workload, ratio, corrected)))
 }
 
-/// Of a metric of one object or of something outside the cluster, by its whole value.
+/// Proposes by the whole value of an object or external metric.
 pub(super) fn by_value(
     workload: &Workload<'_>,
     usage: i64,
@@ -152,7 +152,7 @@ pub(super) fn by_value(
     })
 }
 
-/// Of a metric of one object or of something outside the cluster, by its value per replica.
+/// Proposes by the value per replica of an object or external metric.
 pub(super) fn by_value_per_pod(workload: &Workload<'_>, usage: i64, target: i64) -> Proposal {
     let current = f64::from(workload.status_replicas);
     let ratio = usage as f64 / (target as f64 * current);
@@ -175,14 +175,14 @@ pub(super) fn total(values: impl IntoIterator<Item = i64>) -> i64 {
 
 const NO_PODS: &str = "no pods returned by selector while calculating replica count";
 
-/// Rounded up; a float that does not fit is the largest or smallest number.
+/// Rounds up; a value out of range saturates.
 fn ceil(replicas: f64) -> i32 {
     replicas.ceil() as i32
 }
 
-/// The pods of a workload, told apart by how far their samples can be trusted.
+/// The pods of a workload, by whether their samples count.
 struct Groups {
-    /// Of pods that count.
+    /// Samples of ready pods.
     samples: Samples,
     ready: usize,
     unready: BTreeSet<String>,
@@ -236,7 +236,7 @@ impl Groups {
         !self.unready.is_empty() && ratio > 1.0
     }
 
-    /// The answer where every pod that matters has a sample.
+    /// The proposal if every relevant pod has a sample.
     fn direct(&self, workload: &Workload<'_>, ratio: f64) -> Option<i32> {
         if self.scales_up_with_unready(ratio) || !self.missing.is_empty() {
             return None;
@@ -247,7 +247,7 @@ impl Groups {
         Some(ceil(ratio * self.ready as f64))
     }
 
-    /// Gives pods without samples the value that works against the direction of the change.
+    /// Assumes values for pods without samples that work against the change.
     fn fill(&mut self, ratio: f64, when_shrinking: impl Fn(&str) -> i64) {
         let assumed = |value| Sample {
             timestamp: Timestamp::UNIX_EPOCH,
@@ -269,7 +269,7 @@ impl Groups {
         self.samples.extend(filled);
     }
 
-    /// The answer after [`Self::fill`]: nothing changes where the direction would.
+    /// The proposal after [`Self::fill`]; unchanged if the direction would reverse.
     fn corrected(&self, workload: &Workload<'_>, ratio: f64, corrected: f64) -> i32 {
         let current = workload.spec_replicas;
         let turned = (ratio < 1.0 && corrected > 1.0) || (ratio > 1.0 && corrected < 1.0);
@@ -283,7 +283,7 @@ impl Groups {
     }
 }
 
-/// Whether a pod's CPU usage says nothing yet: it may still be starting.
+/// Whether a pod may still be starting, so that its CPU usage does not count.
 fn is_warming_up(pod: &Pod, sample: &Sample, now: Timestamp) -> bool {
     let started = pod.status.as_ref();
     let started = started.and_then(|status| status.start_time.as_ref());
@@ -300,7 +300,7 @@ fn is_warming_up(pod: &Pod, sample: &Sample, now: Timestamp) -> bool {
     }
 }
 
-/// Ratio to the target, percent of the requests, and the average of the plain values.
+/// Ratio to the target, utilization in percent, and the average value.
 fn utilization_ratio(
     samples: &Samples,
     requests: &BTreeMap<String, i64>,
@@ -323,15 +323,15 @@ fn utilization_ratio(
     Ok((ratio, percent, used / count))
 }
 
-/// Ratio to the target, and the average.
+/// Ratio to the target, and the average value.
 fn usage_ratio(samples: &Samples, target: i64) -> (f64, i64) {
     let used = total(samples.values().map(|sample| sample.value));
     let average = used / i64::try_from(samples.len().max(1)).unwrap_or(i64::MAX);
     (average as f64 / target as f64, average)
 }
 
-/// What each pod requests of a resource, in thousandths. A request that is missing is an error: its
-/// percentage is unknown.
+/// Each pod's request of a resource, in thousandths. A missing request is an error, since the
+/// utilization is unknown.
 fn requests(
     pods: &[Arc<Pod>],
     container: Option<&str>,

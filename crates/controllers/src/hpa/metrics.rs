@@ -1,5 +1,5 @@
-//! Reads the three metrics APIs as any client does: resources of pods from `metrics.k8s.io`, metrics of
-//! objects from `custom.metrics.k8s.io`, and metrics of the outside from `external.metrics.k8s.io`.
+//! A client of the three metrics APIs: `metrics.k8s.io` for resources, `custom.metrics.k8s.io` for
+//! objects and `external.metrics.k8s.io`.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -15,7 +15,7 @@ use serde::{Deserialize, de::DeserializeOwned};
 
 use super::calculator::{Sample, Samples};
 
-/// The averages of `metrics.k8s.io` are over this long where the answer does not say.
+/// The window of `metrics.k8s.io` samples that do not state one.
 const DEFAULT_WINDOW: Duration = Duration::from_secs(60);
 
 #[derive(Deserialize)]
@@ -72,7 +72,7 @@ impl MetricsClient {
         Self { client }
     }
 
-    /// What the pods (or one container of each) use of a resource.
+    /// The usage of a resource by the pods, or by one container of each.
     pub(super) async fn resource(
         &self,
         resource: &str,
@@ -134,7 +134,7 @@ impl MetricsClient {
         Ok(samples.collect())
     }
 
-    /// A custom metric of one object; `resource` is its plural with the group, as in `services` or
+    /// A custom metric of one object; `resource` is its plural and group, such as `services` or
     /// `ingresses.networking.k8s.io`.
     pub(super) async fn object(
         &self,
@@ -143,7 +143,7 @@ impl MetricsClient {
         resource: &str,
         object: &str,
     ) -> Result<i64, String> {
-        // A namespace's own metrics have a path of their own.
+        // Metrics of a namespace have a different path.
         let place = match resource {
             "namespaces" => format!("namespaces/{object}/metrics"),
             _ => format!(
@@ -165,7 +165,7 @@ impl MetricsClient {
         value.ok_or_else(|| "no metrics returned from custom metrics API".to_owned())
     }
 
-    /// The values of a metric from outside.
+    /// The values of an external metric.
     pub(super) async fn external(
         &self,
         metric: &MetricIdentifier,
@@ -192,7 +192,7 @@ impl MetricsClient {
         Ok(list.items.iter().map(|item| millis(&item.value)).collect())
     }
 
-    /// The newest version of the custom metrics API that is served.
+    /// The newest served version of the custom metrics API.
     async fn custom_version(&self) -> &'static str {
         let path = "/apis/custom.metrics.k8s.io";
         let group: Result<serde_json::Value, String> = self.get(path).await;
@@ -232,7 +232,7 @@ fn resource_samples(
                 })?;
                 used(found)
             }
-            // A pod of which one container has no sample has none.
+            // A pod counts only if all of its containers have a sample.
             None => item.containers.iter().map(used).sum(),
         };
         let Some(value) = value else { continue };
@@ -264,7 +264,7 @@ fn window(seconds: Option<i64>) -> Duration {
     seconds.map_or(DEFAULT_WINDOW, Duration::from_secs)
 }
 
-/// Thousandths.
+/// A quantity in thousandths.
 pub(super) fn millis(quantity: &Quantity) -> i64 {
     let parsed: Result<quantity::Quantity, _> = quantity.0.parse();
     parsed.map_or(0, quantity::Quantity::millis)
@@ -316,7 +316,7 @@ mod tests {
         assert_eq!(samples["a"].window, Duration::from_secs(15));
     }
 
-    /// A server of custom and external metrics that knows these paths.
+    /// A fake server of custom and external metrics with these paths.
     fn server(paths: &'static [(&'static str, &'static str)]) -> MetricsClient {
         let service = tower::service_fn(
             move |request: http::Request<kube::client::Body>| async move {
@@ -406,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn one_container_can_be_asked_for_and_must_be_there() {
+    fn container_metrics_need_the_named_container() {
         let items = [pod("a", json!([{"name": "x", "usage": {"memory": "1Ki"}}]))];
         let samples = resource_samples(&items, "memory", Some("x")).unwrap();
         assert_eq!(samples["a"].value, 1_024_000);

@@ -1,6 +1,6 @@
-//! HorizontalPodAutoscaler: every fifteen seconds the metrics of a workload say how many replicas it
-//! wants, and its scale subresource gets that number, within bounds, rates and stabilisation windows.
-//! The calculation ([`calculator`]) and what becomes of it ([`behavior`]) are pure.
+//! HorizontalPodAutoscaler: computes the size of a workload from its metrics every fifteen seconds,
+//! and sets it in the scale subresource, within bounds, scaling policies and stabilization windows.
+//! The calculation ([`calculator`]) and the limits ([`behavior`]) are pure.
 
 mod behavior;
 mod calculator;
@@ -40,10 +40,10 @@ use self::{
 };
 use crate::{discovery::Resource, shared::Shared};
 
-/// As in the table of controllers.
+/// The name in [`crate::ALL`].
 pub const NAME: &str = "horizontal-pod-autoscaler";
 const ACCOUNT: &str = "horizontal-pod-autoscaler";
-/// How often an autoscaler is looked at.
+/// How often an autoscaler is evaluated.
 const PERIOD: Duration = Duration::from_secs(15);
 
 struct Autoscalers {
@@ -53,20 +53,20 @@ struct Autoscalers {
     metrics: MetricsClient,
     targets: Targets,
     recorder: Recorder,
-    /// Guards what is remembered of each autoscaler; never held over an await.
+    /// Guards the state of each autoscaler; never held across an await.
     memory: Mutex<HashMap<Key, Memory>>,
 }
 
-/// What is remembered of an autoscaler between two looks.
+/// An autoscaler's state between two evaluations.
 #[derive(Default)]
 struct Memory {
     history: History,
-    /// The spec of the last look, and when that was.
+    /// The spec and time of the last evaluation.
     seen: Option<(HorizontalPodAutoscalerSpec, Timestamp)>,
     selector: Option<Selector>,
 }
 
-/// Starts it.
+/// Starts the controller.
 pub fn start(shared: &Arc<Shared>) {
     let controller = Arc::new(Autoscalers {
         shared: shared.clone(),
@@ -131,7 +131,7 @@ impl Controller for Autoscalers {
 }
 
 impl Autoscalers {
-    /// How long the next look has to wait: a period after the last one, unless the spec has changed.
+    /// How long to wait for the next evaluation: until the period is over, unless the spec changed.
     fn wait(&self, key: &Key, autoscaler: &HorizontalPodAutoscaler) -> Option<Duration> {
         let now = self.shared.now();
         let spec = autoscaler.spec.clone();
@@ -147,7 +147,7 @@ impl Autoscalers {
         None
     }
 
-    /// Other autoscalers whose selector finds one of these pods.
+    /// Other autoscalers whose selector matches one of these pods.
     fn rivals(&self, key: &Key, pods: &[Arc<Pod>]) -> Vec<String> {
         let memory = self.memory.lock();
         let others = memory.iter();
@@ -171,7 +171,7 @@ fn selects(selector: &Selector, pod: &Pod) -> bool {
     })
 }
 
-/// One look at one autoscaler; the status is changed on the way.
+/// One evaluation of one autoscaler; updates the status on the way.
 struct Look<'a> {
     controller: &'a Autoscalers,
     key: &'a Key,
@@ -181,7 +181,7 @@ struct Look<'a> {
     now: Timestamp,
 }
 
-/// Why a metric gives no number: the reason of the condition and the message.
+/// Why a metric has no value: reason and message of the condition.
 type Failure = (&'static str, String);
 
 impl Look<'_> {
@@ -245,7 +245,7 @@ impl Look<'_> {
         Ok((resource, scale))
     }
 
-    /// The size that the target shall have, why, and what the metrics were.
+    /// The desired size, the reason, and the metrics' status.
     async fn desired(
         &mut self,
         scale: &Scale,
@@ -285,8 +285,7 @@ impl Look<'_> {
         Ok((decision.replicas, reason, Some(metrics)))
     }
 
-    /// The largest size that a metric asks for. Metrics that fail are left out while the others do not
-    /// ask for fewer replicas.
+    /// The largest size that a metric proposes. If metrics fail, the others may only scale up.
     async fn by_metrics(
         &mut self,
         scale: &Scale,
@@ -347,7 +346,7 @@ impl Look<'_> {
         }
     }
 
-    /// The target's selector and the pods it finds, which no other autoscaler may find.
+    /// The target's selector and its pods; fails if another autoscaler selects them, too.
     fn pods(&mut self, scale: &Scale) -> Result<(Selector, Vec<Arc<Pod>>), String> {
         let text = scale.status.as_ref();
         let text = text
@@ -392,7 +391,7 @@ impl Look<'_> {
         Err(message)
     }
 
-    /// What one metric asks for, and how it is called in messages.
+    /// One metric's proposal, and its name in messages.
     async fn one(
         &self,
         spec: &MetricSpec,
@@ -589,7 +588,7 @@ fn tolerances(spec: &HorizontalPodAutoscalerSpec) -> Tolerances {
     }
 }
 
-/// By a value for each pod where the target has one, otherwise by the whole value.
+/// Proposes by value per pod if the target has one, otherwise by the whole value.
 fn whole(
     workload: &Workload<'_>,
     target: &k8s_openapi::api::autoscaling::v2::MetricTarget,

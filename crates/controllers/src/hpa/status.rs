@@ -1,5 +1,4 @@
-//! The status of an autoscaler while it is worked out: conditions set by type, metrics in the order of
-//! the spec.
+//! Builds the status of an autoscaler: conditions by type, metrics in the order of the spec.
 
 use jiff::Timestamp;
 use k8s_openapi::{
@@ -45,7 +44,7 @@ pub(super) fn set_condition(
     }
 }
 
-/// What the status says of one metric.
+/// The status of one metric.
 pub(super) fn metric(spec: &MetricSpec, proposal: &Proposal) -> MetricStatus {
     let mut status = MetricStatus {
         type_: spec.type_.clone(),
@@ -92,7 +91,7 @@ fn current(target: &MetricTarget, proposal: &Proposal, resource: &str) -> Metric
     }
 }
 
-/// Memory is written in powers of two where it is whole, everything else in powers of ten.
+/// Whole memory values get a binary suffix, everything else a decimal one.
 fn quantity(millis: i64, resource: &str) -> Quantity {
     let whole = millis % 1000 == 0;
     let quantity = match resource {

@@ -1,5 +1,5 @@
-//! Where the scale of a target is: kinds are looked up in discovery, which is read again when a kind is
-//! missing or the last look is old.
+//! Finds the scale subresource of a target by discovery, which is refreshed when a kind is missing
+//! or the cache is old.
 
 use std::{sync::Arc, time::Duration};
 
@@ -9,13 +9,13 @@ use parking_lot::Mutex;
 
 use crate::discovery::{self, Resource};
 
-/// How long a look at discovery lasts.
+/// How long a discovery result is cached.
 const FRESH: Duration = Duration::from_secs(30);
 
-/// Kinds that are served, as last seen.
+/// The served kinds, cached.
 pub(super) struct Targets {
     client: kube::Client,
-    /// Guards what discovery last said, and when.
+    /// Guards the discovery result and its time.
     seen: Mutex<Option<(Timestamp, Arc<Vec<Resource>>)>>,
 }
 
@@ -27,7 +27,7 @@ impl Targets {
         }
     }
 
-    /// The resource that a reference's apiVersion and kind mean. Only the group of the version counts.
+    /// The resource of a reference's apiVersion and kind. Only the group of the version counts.
     pub(super) async fn resource(
         &self,
         api_version: &str,
@@ -73,7 +73,7 @@ impl Targets {
         self.client.request(request).await
     }
 
-    /// Sets the size; a conflict is tried again with the newest scale.
+    /// Sets the size; retries a conflict with the newest scale.
     pub(super) async fn resize(
         &self,
         resource: &Resource,

@@ -1,4 +1,4 @@
-//! Tables of what metrics ask for and of what becomes of it.
+//! Tables for proposals and their limits.
 
 use std::{sync::Arc, time::Duration};
 
@@ -99,7 +99,7 @@ fn pods_that_start_count_as_idle_when_the_workload_grows() {
     pods[0] = pod("p0", "Pending", "False");
     let grown = cpu(&pods, &[("p1", 500), ("p2", 700)], 30).unwrap();
     assert_eq!(grown.replicas, 4);
-    // Two busy pods of three, the others not there yet: nothing to do.
+    // One ready pod of three is busy, the others have not started: no change.
     let mut pods = running(3);
     pods[0] = pod("p0", "Running", "False");
     pods[1] = pod("p1", "Pending", "False");
@@ -108,10 +108,10 @@ fn pods_that_start_count_as_idle_when_the_workload_grows() {
 }
 
 #[test]
-fn pods_without_samples_hold_a_shrinking_workload() {
+fn pods_without_samples_count_as_full_when_scaling_down() {
     let pods = running(4);
     let used = [("p0", 100), ("p1", 100)];
-    // The missing two count as using all they request.
+    // The two without samples are assumed to use what they request.
     assert_eq!(cpu(&pods, &used, 100).unwrap().replicas, 3);
 }
 
@@ -124,7 +124,7 @@ fn deleted_and_failed_pods_do_not_count() {
 }
 
 #[test]
-fn what_is_missing_is_said() {
+fn missing_metrics_and_requests_are_reported() {
     assert_eq!(
         cpu(&[], &[("p0", 1)], 30).unwrap_err(),
         "no pods returned by selector while calculating replica count"
@@ -225,7 +225,7 @@ fn without_behavior_a_step_at_most_doubles_and_shrinking_waits_five_minutes() {
 }
 
 #[test]
-fn bounds_of_the_spec_hold() {
+fn min_and_max_replicas_hold() {
     let many = History::default().decide(
         Bounds {
             max: 12,
@@ -247,7 +247,7 @@ fn bounds_of_the_spec_hold() {
 }
 
 #[test]
-fn rates_count_what_was_added_and_removed_in_their_period() {
+fn rate_policies_count_replicas_changed_in_their_period() {
     let behavior = HorizontalPodAutoscalerBehavior {
         scale_up: Some(rules(
             Some(0),

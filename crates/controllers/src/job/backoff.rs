@@ -1,5 +1,5 @@
-//! How long a Job waits after failures before it makes new pods: ten seconds, and twice as long
-//! after every further failure without a success between, up to ten minutes. Pure.
+//! How long a Job waits after failures before it creates new pods: ten seconds, doubled after every
+//! further failure without a success in between, up to ten minutes. Pure.
 
 use std::{cmp::Reverse, sync::Arc, time::Duration};
 
@@ -11,7 +11,7 @@ use super::pod::{earlier_failures, finished_at};
 const FIRST: Duration = Duration::from_secs(10);
 const LONGEST: Duration = Duration::from_secs(600);
 
-/// The failures of a Job since its last success. Kept in memory: counted pods may be gone.
+/// The failures of a Job since its last success. Kept in memory, since counted pods may be gone.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Backoff {
     failures: u32,
@@ -19,7 +19,7 @@ pub(super) struct Backoff {
 }
 
 impl Backoff {
-    /// With pods that have ended since.
+    /// Adds pods that have ended since.
     pub(super) fn after(self, succeeded: &[&Arc<Pod>], failed: &[&Arc<Pod>]) -> Self {
         let success = succeeded.iter().map(|pod| finished_at(pod)).max();
         let mut failures: Vec<Timestamp> = failed
@@ -40,7 +40,7 @@ impl Backoff {
         }
     }
 
-    /// How long to wait from now on.
+    /// The remaining delay.
     pub(super) fn remaining(self, now: Timestamp) -> Duration {
         let (Some(last), Some(doublings)) = (self.last, self.failures.checked_sub(1)) else {
             return Duration::ZERO;
@@ -51,7 +51,7 @@ impl Backoff {
     }
 }
 
-/// How long the index of a failed pod has to wait.
+/// The remaining delay of a failed pod's index.
 pub(super) fn remaining_of_index(failed: &Pod, now: Timestamp) -> Duration {
     let (counted, ignored) = earlier_failures(failed);
     let failures = u32::try_from(counted.saturating_add(ignored)).unwrap_or(0) + 1;

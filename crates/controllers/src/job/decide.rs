@@ -1,9 +1,10 @@
-//! What to do for a Job: which pods to count, to stop and to start, and when the Job is over. Pure.
+//! What to do for a Job: which pods to count, delete and create, and when the Job is finished.
+//! Pure.
 //!
-//! A round has two halves. [`Round::new`] judges the Job and says which pods to delete or to make;
-//! [`Round::conclude`] is given what became of that and says which status to write and which pods to
-//! release afterwards. An ended pod is named in the status before its finalizer goes, and counted
-//! when the finalizer is gone: no crash between the two counts it twice or not at all.
+//! A round has two halves. [`Round::new`] evaluates the Job and chooses pods to delete or create;
+//! [`Round::conclude`] takes the results and computes the status and the pods to release. An ended
+//! pod is listed in the status before its finalizer is removed, and counted when the finalizer is
+//! gone: a crash in between neither counts it twice nor loses it.
 
 mod conclude;
 #[cfg(test)]
@@ -39,7 +40,7 @@ use crate::pods::{self, is_active, phase};
 
 pub(super) use conclude::Done;
 
-/// At most this many pods are made or deleted in one round.
+/// At most this many pods are created or deleted per round.
 const BURST: usize = 500;
 
 pub(super) struct View<'a> {
@@ -55,9 +56,9 @@ pub(super) struct View<'a> {
 pub(super) enum Step {
     #[default]
     Nothing,
-    /// The Job is over: delete what still runs. The pods are counted like others.
+    /// The Job is finished: delete the running pods. They are counted like others.
     Stop(Vec<Arc<Pod>>),
-    /// Delete pods that are not wanted any more, without counting them.
+    /// Delete surplus pods without counting them.
     Remove(Vec<Arc<Pod>>),
     Create(Vec<NewPod>),
 }
@@ -113,7 +114,7 @@ pub(super) fn true_condition<'a>(status: &'a JobStatus, kind: &str) -> Option<&'
     conditions.find(|condition| condition.type_ == kind && condition.status == "True")
 }
 
-/// Whether nothing happens to the Job any more.
+/// Whether the Job is Complete or Failed.
 pub(super) fn is_finished(job: &Job) -> bool {
     job.status.as_ref().is_some_and(|status| {
         true_condition(status, "Complete")
@@ -131,20 +132,20 @@ pub(super) struct Round<'a> {
     spec: JobSpec,
     pods: Vec<&'a Arc<Pod>>,
     now: Timestamp,
-    /// The status as it will be written.
+    /// The status to write.
     status: JobStatus,
     active: Vec<Arc<Pod>>,
     terminating: i32,
-    /// Uids in the status as it was read.
+    /// Uids in `uncountedTerminatedPods` as read.
     uncounted_succeeded: HashSet<String>,
     uncounted_failed: HashSet<String>,
-    /// The number of indexes, when the Job has them.
+    /// The number of indexes of an Indexed Job.
     indexes: Option<i32>,
     completed_before: Indexes,
     completed: Indexes,
-    /// When failures are limited for each index.
+    /// Set if backoffLimitPerIndex is set.
     failed_indexes: Option<Indexes>,
-    /// The last failed pod of each index that has no new pod yet: the new one gets its counts.
+    /// The last failed pod of each index without a new pod, which inherits the failure counts.
     replaceable: BTreeMap<i32, &'a Arc<Pod>>,
     succeeded: i32,
     failed: i32,
@@ -214,7 +215,7 @@ impl<'a> Round<'a> {
         self.spec.suspend == Some(true)
     }
 
-    /// Whether the pod's index, where there are indexes, is one of the Job's.
+    /// Whether the pod's index is valid for an Indexed Job; true for other Jobs.
     fn has_place(&self, pod: &Pod) -> bool {
         let range = |completions| index(pod).is_some_and(|index| index < completions);
         self.indexes.is_none_or(range)
@@ -224,7 +225,7 @@ impl<'a> Round<'a> {
         failurepolicy::judge(self.spec.pod_failure_policy.as_ref(), pod)
     }
 
-    /// Pods that have succeeded and failed since the status was written.
+    /// Pods that have succeeded and failed since the last status.
     fn newly_ended(&self) -> (Vec<&'a Arc<Pod>>, Vec<&'a Arc<Pod>>) {
         let tracked = self.pods.iter().copied();
         let tracked = tracked.filter(|pod| is_tracked(pod) && self.has_place(pod));
@@ -251,7 +252,7 @@ impl<'a> Round<'a> {
         };
     }
 
-    /// The indexes that have succeeded and failed, now and before.
+    /// Adds newly succeeded and failed indexes.
     fn count_indexes(&mut self) {
         let Some(completions) = self.indexes else {
             return;
@@ -292,7 +293,7 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// Failed pods whose index is to be tried again and has no running pod.
+    /// Failed pods whose index is retried and has no running pod.
     fn replaceable(
         &self,
         tracked: Vec<&'a Arc<Pod>>,
@@ -322,7 +323,7 @@ impl<'a> Round<'a> {
         last
     }
 
-    /// The end that an earlier round has written down.
+    /// The end that an earlier round recorded in the status.
     fn known_end(&self) -> Option<End> {
         let met = true_condition(&self.status, "SuccessCriteriaMet");
         let met = met.map(|condition| End::from_condition(condition, true));
@@ -332,7 +333,7 @@ impl<'a> Round<'a> {
         })
     }
 
-    /// Why the Job cannot succeed any more, or has succeeded before all its pods have.
+    /// Why the Job fails, or succeeds before all of its pods have.
     fn reached_end(&mut self) -> Option<End> {
         self.failed_by_policy()
             .or_else(|| self.failed_too_often())
@@ -368,7 +369,7 @@ impl<'a> Round<'a> {
         })
     }
 
-    /// How often containers were restarted in place, where that is how failures are met.
+    /// The containers' restart count, for pods with restartPolicy OnFailure.
     fn restarts(&self) -> Option<i64> {
         let spec = self.spec.template.spec.as_ref()?;
         if spec.restart_policy.as_deref() != Some("OnFailure") {
@@ -417,7 +418,7 @@ impl<'a> Round<'a> {
         all_over.then(|| End::failure("FailedIndexes", "Job has failed indexes"))
     }
 
-    /// Brings the number of running pods to what is wanted.
+    /// Chooses pods to create or delete to reach the desired number.
     fn manage(&mut self) -> Step {
         let active = count(&self.active);
         if self.is_suspended() {
@@ -426,7 +427,7 @@ impl<'a> Round<'a> {
         let parallelism = self.spec.parallelism.unwrap_or(1).max(0);
         let wanted = match self.spec.completions {
             Some(completions) => parallelism.min((completions - self.succeeded).max(0)),
-            // A queue of work: one success says that nothing is left; the others may end.
+            // A work queue: after one success no new pods are created; the running ones may finish.
             None if self.succeeded > 0 => active,
             None => parallelism,
         };
@@ -446,13 +447,13 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// At least `least` pods to remove, and all that have no index or one that another has.
+    /// At least `least` pods to delete, and all with an invalid or duplicate index.
     fn surplus(&self, least: usize) -> Vec<Arc<Pod>> {
         let mut left = self.active.clone();
         left.sort_by(|a, b| removal_order(a, b));
         let mut surplus = Vec::new();
         if self.indexes.is_some() {
-            // The pod that is worth most comes last, and keeps its index.
+            // The last pod in removal order keeps its index.
             let mut taken = HashSet::new();
             let mut keep = |pod: &Arc<Pod>| self.has_place(pod) && taken.insert(index(pod));
             left.reverse();
@@ -465,7 +466,7 @@ impl<'a> Round<'a> {
         surplus
     }
 
-    /// New pods, unless failures make the Job wait.
+    /// New pods, unless the backoff delays them.
     fn fill(&mut self, missing: usize) -> Step {
         let limited = self.failed_indexes.is_some();
         let wait = self.backoff.remaining(self.now);
@@ -519,7 +520,7 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// The next pod of an index carries on its counts of failures.
+    /// The next pod of an index inherits its failure counts.
     fn retry(&self, index: i32) -> NewPod {
         let failures = self.replaceable.get(&index).map_or((0, 0), |pod| {
             let (counted, ignored) = earlier_failures(pod);

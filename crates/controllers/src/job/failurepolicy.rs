@@ -1,4 +1,4 @@
-//! What a Job's podFailurePolicy says about a failed pod. Pure.
+//! Evaluates a Job's podFailurePolicy for a failed pod. Pure.
 
 use k8s_openapi::api::{
     batch::v1::{
@@ -8,14 +8,14 @@ use k8s_openapi::api::{
     core::v1::{ContainerStatus, Pod},
 };
 
-/// What happens because of one failed pod.
+/// The effect of one failed pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// It counts towards the backoff limit. No rule matched, or one that says so.
+    /// It counts towards the backoff limit: no rule matched, or a rule with the action Count.
     Count,
-    /// It does not count at all.
+    /// It does not count.
     Ignore,
-    /// Its index is not tried again.
+    /// Its index is not retried.
     FailIndex,
     /// The Job fails, with this message.
     FailJob(String),
@@ -28,7 +28,7 @@ impl Verdict {
     }
 }
 
-/// The first rule that matches decides. Without a policy every failure counts.
+/// The first matching rule decides. Without a policy every failure counts.
 pub(super) fn judge(policy: Option<&PodFailurePolicy>, pod: &Pod) -> Verdict {
     let rules = policy.iter().flat_map(|policy| policy.rules.iter());
     let matched = rules
@@ -57,12 +57,12 @@ fn apply(rule: &PodFailurePolicyRule, at: usize, pod: &Pod) -> Option<Verdict> {
         "FailIndex" => Some(Verdict::FailIndex),
         "Count" => Some(Verdict::Count),
         "FailJob" => Some(Verdict::FailJob(message)),
-        // An action of a later version: the next rule is asked.
+        // An unknown action of a later version: continue with the next rule.
         _ => None,
     }
 }
 
-/// The first container, ordinary ones before init containers, that ended with a code that matches.
+/// The first container with a matching exit code; main containers before init containers.
 fn failed_container<'a>(
     pod: &'a Pod,
     requirement: &PodFailurePolicyOnExitCodesRequirement,
@@ -88,7 +88,7 @@ fn matching_code<'a>(
         "NotIn" => !listed,
         _ => false,
     };
-    // Success is not a failure, also where NotIn would match it.
+    // Exit code 0 is no failure, even if NotIn matches it.
     (code != 0 && matches).then_some((&container.name, code))
 }
 
@@ -225,7 +225,7 @@ mod tests {
                 one(),
                 fail_job("b", 5, 1),
             ),
-            // An init container, after the ordinary ones.
+            // An init container, after the main ones.
             (
                 json!([codes("FailJob", "In", &[3, 5], None)]),
                 pod(&[("b", Some(5))], &[("i", Some(3))]),
@@ -236,13 +236,13 @@ mod tests {
                 pod(&[("b", None)], &[("i", Some(3))]),
                 fail_job("i", 3, 0),
             ),
-            // A container that still runs has no code.
+            // A running container has no exit code.
             (
                 json!([codes("FailJob", "NotIn", &[1], None)]),
                 pod(&[("a", None)], &[]),
                 Verdict::Count,
             ),
-            // An action that is not known yet leaves the decision to the next rule.
+            // An unknown action is skipped.
             (
                 json!([
                     codes("Later", "In", &[5], None),

@@ -1,5 +1,5 @@
-//! Sets of completion indexes, written as `0-2,5` and kept as intervals: a Job may have a thousand
-//! million of them. Pure.
+//! Sets of completion indexes, written as `0-2,5` and stored as intervals, since a Job may have a
+//! billion of them. Pure.
 
 use std::fmt;
 
@@ -8,8 +8,8 @@ use std::fmt;
 pub(super) struct Indexes(Vec<(i32, i32)>);
 
 impl Indexes {
-    /// From text. Parts that cannot be read, and indexes from `completions` on, are left out: the
-    /// Job may have been made smaller since they were written.
+    /// Parses a set. Invalid parts and indexes from `completions` on are skipped, since completions
+    /// may have been lowered.
     pub(super) fn parse(text: &str, completions: i32) -> Self {
         let intervals = text.split(',').filter_map(|part| {
             let (first, last) = part.split_once('-').unwrap_or((part, part));
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_or_is_out_of_range_is_left_out() {
+    fn invalid_and_out_of_range_indexes_are_ignored() {
         for (text, completions, expected) in [
             ("0,x,2", 3, "0,2"),
             ("0,1-x,4", 5, "0,4"),

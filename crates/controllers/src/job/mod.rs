@@ -1,6 +1,5 @@
-//! Job: pods that run to their end, as many at once and as many in all as wanted, tried again when
-//! they fail. Every ended pod is counted exactly once: a finalizer holds it until the status names
-//! it.
+//! Job: runs pods to completion, with the given parallelism and completions, and retries failures.
+//! Every ended pod is counted exactly once: a finalizer keeps it until the status lists it.
 
 mod backoff;
 mod counted;
@@ -32,7 +31,7 @@ use backoff::Backoff;
 use decide::{Done, Round, Step, View, is_finished};
 use pod::FINALIZER;
 
-/// As in the table of controllers.
+/// The name in [`crate::ALL`].
 pub const NAME: &str = "job";
 const ACCOUNT: &str = "job-controller";
 const WORKERS: usize = 32;
@@ -42,11 +41,11 @@ struct Jobs {
     jobs: Writer<Job>,
     pods: Writer<Pod>,
     recorder: Recorder,
-    /// Guards the failures of each unfinished Job, by its key, with the uid they belong to.
+    /// Guards the failures of each unfinished Job by key, with the Job's uid.
     backoffs: Mutex<HashMap<Key, (String, Backoff)>>,
 }
 
-/// Starts it.
+/// Starts the controller.
 pub fn start(shared: &Arc<Shared>) {
     let controller = Arc::new(Jobs {
         shared: shared.clone(),
@@ -73,7 +72,7 @@ pub fn start(shared: &Arc<Shared>) {
         .start();
 }
 
-/// Whether another controller has taken the Job over.
+/// Whether another controller manages the Job (managedBy).
 fn is_foreign(job: &Job) -> bool {
     let spec = job.spec.as_ref();
     let manager = spec.and_then(|spec| spec.managed_by.as_deref());
@@ -167,7 +166,7 @@ impl Jobs {
         claim::claim(job, &api, &selector, &self.pods, candidates, finalizer).await
     }
 
-    /// Deletes or makes pods.
+    /// Deletes or creates pods.
     async fn act(&self, job: &Job, step: &Step) -> (Done, Result<(), Error>) {
         let mut done = Done::default();
         let outcome = match step {
@@ -197,7 +196,7 @@ impl Jobs {
         podcontrol::delete(&self.pods, &self.recorder, job, pod).await
     }
 
-    /// A pod without the finalizer is not counted.
+    /// Deletes a pod without counting it: the finalizer is removed first.
     async fn remove(&self, job: &Job, pod: &Pod) -> Result<(), Error> {
         release(&self.pods, pod).await?;
         self.delete(job, pod).await
@@ -218,7 +217,7 @@ impl Jobs {
 }
 
 impl Done {
-    /// Counts the pods that were deleted.
+    /// Records the deleted pods.
     fn all(&mut self, pods: &[Arc<Pod>], results: Vec<Result<(), Error>>) -> Result<(), Error> {
         for (pod, result) in pods.iter().zip(&results) {
             if result.is_ok() {
@@ -229,7 +228,7 @@ impl Done {
     }
 }
 
-/// Removes the tracking finalizer. Neither other finalizers nor a concurrent write matter to that.
+/// Removes the tracking finalizer, whatever other finalizers and concurrent writes there are.
 async fn release(pods: &Writer<Pod>, pod: &Pod) -> Result<(), Error> {
     if !pod::is_tracked(pod) {
         return Ok(());
@@ -241,7 +240,7 @@ async fn release(pods: &Writer<Pod>, pod: &Pod) -> Result<(), Error> {
     let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
     let name = pod.metadata.name.as_deref().unwrap_or_default();
     match pods.patch_strategic(namespace, name, &patch).await {
-        // Gone, or another pod has the name now.
+        // Gone, or another pod of the same name.
         Err(error) if error.is_not_found() || error.is_conflict() => Ok(()),
         Err(error) => Err(error),
         Ok(_) => Ok(()),

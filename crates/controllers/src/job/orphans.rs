@@ -1,5 +1,5 @@
-//! Takes the tracking finalizer from pods that no Job will count: their Job is gone or has finished,
-//! or they have no controller any more.
+//! Removes the tracking finalizer from pods that no Job will count: their Job is gone or finished,
+//! or they have no controller.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ struct Orphans {
     pods: Writer<Pod>,
 }
 
-/// Starts it.
+/// Starts the controller.
 pub(super) fn start(shared: &Shared, jobs: Informer<Job>, pods: Writer<Pod>) {
     let controller = Arc::new(Orphans { jobs, pods });
     let (lookup, cache) = (controller.jobs.clone(), controller.pods.cache().clone());
@@ -41,7 +41,7 @@ pub(super) fn start(shared: &Shared, jobs: Informer<Job>, pods: Writer<Pod>) {
         .start();
 }
 
-/// The Job that controls a pod, if it is there.
+/// The existing Job that controls a pod.
 fn job_of(jobs: &Informer<Job>, pod: &Pod) -> Option<Arc<Job>> {
     let owner = controller_of(pod)?;
     let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();

@@ -1,5 +1,5 @@
-//! What the Job controller reads from one pod: its finalizer, its index, how often the index has
-//! failed before, and when it ended. Pure.
+//! What the Job controller reads from a pod: its finalizer, its index, the failures of its index,
+//! and when it ended. Pure.
 
 use std::{cmp::Ordering, time::Duration};
 
@@ -11,13 +11,13 @@ use k8s_openapi::api::{
 
 use crate::pods::{self, is_deleting, phase};
 
-/// Holds an ended pod until it is counted.
+/// Keeps an ended pod until it is counted.
 pub(super) const FINALIZER: &str = "batch.kubernetes.io/job-tracking";
 /// The label and annotation with a pod's index.
 pub(super) const INDEX: &str = "batch.kubernetes.io/job-completion-index";
-/// How many pods of the same index have failed before this one.
+/// The number of failed pods of the same index before this one.
 pub(super) const FAILURES: &str = "batch.kubernetes.io/job-index-failure-count";
-/// How many of them the failure policy ignored.
+/// The number of those that the failure policy ignored.
 pub(super) const IGNORED_FAILURES: &str = "batch.kubernetes.io/job-index-ignored-failure-count";
 
 pub(super) fn uid(pod: &Pod) -> &str {
@@ -36,25 +36,25 @@ fn number(pod: &Pod, annotation: &str) -> Option<i32> {
     number.filter(|number| *number >= 0)
 }
 
-/// The completion index; what is not a number is no index.
+/// The completion index; `None` if it is not a number.
 pub(super) fn index(pod: &Pod) -> Option<i32> {
     number(pod, INDEX)
 }
 
-/// Failures of the pod's index before this pod: those that count, and those that were ignored.
-/// Annotations that anybody may have changed or removed count as none.
+/// Failures of the pod's index before this pod: counted and ignored ones. Missing or invalid
+/// annotations count as zero.
 pub(super) fn earlier_failures(pod: &Pod) -> (i32, i32) {
     let count = |annotation| number(pod, annotation).unwrap_or(0);
     (count(FAILURES), count(IGNORED_FAILURES))
 }
 
-/// Whether pods are replaced only when they have failed, not already while they are deleted.
+/// Whether pods are replaced only when they have failed, and not while they terminate.
 pub(super) fn replaces_only_failed(spec: &JobSpec) -> bool {
     spec.pod_replacement_policy.as_deref() == Some("Failed") || spec.pod_failure_policy.is_some()
 }
 
-/// A pod that will not succeed any more. One that is being deleted counts, because it may never
-/// have had a node that could give it a terminal phase; except when the Job waits for that phase.
+/// Whether the pod has failed. A terminating pod counts as failed, since without a node it may
+/// never get a terminal phase; except if the Job waits for that phase.
 pub(super) fn has_failed(spec: &JobSpec, pod: &Pod) -> bool {
     match phase(pod) {
         "Failed" => true,
@@ -63,8 +63,8 @@ pub(super) fn has_failed(spec: &JobSpec, pod: &Pod) -> bool {
     }
 }
 
-/// When the pod ended: with its last container, when it became unready, when its deletion was
-/// asked for, or, if nothing else is known, when it was created.
+/// When the pod ended: its last container's end, the time it became unready, its deletion
+/// timestamp, or its creation.
 pub(super) fn finished_at(pod: &Pod) -> Timestamp {
     let unready = || {
         let ready = pods::condition(pod, "Ready").filter(|ready| ready.status == "False")?;
@@ -81,7 +81,7 @@ pub(super) fn finished_at(pod: &Pod) -> Timestamp {
     known.or_else(created).unwrap_or(Timestamp::UNIX_EPOCH)
 }
 
-/// When the last container ended, sidecars included; nothing while one has not.
+/// When the last container ended, including sidecars; `None` while one runs.
 fn last_container(pod: &Pod) -> Option<Timestamp> {
     let status = pod.status.as_ref()?;
     let inits = pod.spec.iter().flat_map(|spec| spec.init_containers.iter());
@@ -101,8 +101,8 @@ fn last_container(pod: &Pod) -> Option<Timestamp> {
     ends?.into_iter().max()
 }
 
-/// The order in which surplus pods go: not assigned before assigned, pending before running, not
-/// ready before ready, then the youngest.
+/// The order in which surplus pods are deleted: unassigned before assigned, pending before running,
+/// not ready before ready, then the youngest.
 pub(super) fn removal_order(a: &Pod, b: &Pod) -> Ordering {
     pods::stage(a)
         .cmp(&pods::stage(b))
@@ -119,7 +119,7 @@ mod tests {
     use crate::pods::samples::at;
 
     #[test]
-    fn the_end_of_a_pod_is_read_from_the_best_source_there_is() {
+    fn the_finish_time_of_a_pod_comes_from_the_most_precise_source() {
         let second = |second: i64| at(second).to_string();
         let container = |name: &str, end: Option<i64>| {
             let state = match end {
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn an_annotation_that_is_no_count_counts_as_none() {
+    fn an_annotation_that_is_not_a_number_is_ignored() {
         for (value, expected) in [("3", 3), ("-1", 0), ("x", 0), ("99999999999", 0)] {
             let mut pod = Pod::default();
             pod.metadata.annotations = Some([(FAILURES.into(), value.into())].into());

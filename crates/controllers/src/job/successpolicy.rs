@@ -1,10 +1,10 @@
-//! Whether the indexes that have succeeded satisfy a Job's successPolicy. Pure.
+//! Whether the succeeded indexes satisfy a Job's successPolicy. Pure.
 
 use k8s_openapi::api::batch::v1::SuccessPolicy;
 
 use super::indexes::Indexes;
 
-/// The message that names the first rule that is satisfied.
+/// The message about the first satisfied rule.
 pub(super) fn satisfied(
     policy: Option<&SuccessPolicy>,
     completions: i32,
@@ -33,7 +33,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_rule_asks_for_indexes_for_a_number_or_for_a_number_of_indexes() {
+    fn a_success_rule_needs_indexes_a_count_or_both() {
         let indexes = |text: &str| json!({ "succeededIndexes": text });
         let count = |count: i32| json!({ "succeededCount": count });
         let both =
@@ -48,7 +48,7 @@ mod tests {
             (vec![both("0-4", 2)], "1,3", Some(0)),
             (vec![both("0-4", 2)], "1,7", None),
             (vec![indexes("9"), count(1)], "3", Some(1)),
-            // Out of range, as after completions were lowered: nothing can satisfy it.
+            // Out of range, as after completions were lowered: never satisfied.
             (vec![indexes("20-30")], "0-9", None),
             (vec![indexes("x")], "0-9", None),
             (vec![count(0)], "", None),

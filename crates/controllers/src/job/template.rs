@@ -1,4 +1,4 @@
-//! The pods that a Job makes. Pure.
+//! The pods of a Job. Pure.
 
 use k8s_openapi::api::{
     batch::v1::Job,
@@ -8,19 +8,19 @@ use k8s_openapi::api::{
 use super::pod::{FAILURES, FINALIZER, IGNORED_FAILURES, INDEX};
 use crate::podcontrol;
 
-/// The server adds five characters to a generated name and 63 make a host name.
+/// Leaves room for the five generated characters within the 63 of a host name.
 const PREFIX_LENGTH: usize = 58;
 
-/// One pod to make.
+/// A pod to create.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct NewPod {
-    /// Its completion index, when the Job has indexes.
+    /// The completion index, for an Indexed Job.
     pub(super) index: Option<i32>,
-    /// Failures of its index so far, counted and ignored, when the Job limits them.
+    /// Failures of its index so far, counted and ignored, with backoffLimitPerIndex.
     pub(super) failures: Option<(i32, i32)>,
 }
 
-/// The pod as the Job's template says, held by the tracking finalizer.
+/// The pod from the Job's template, with the tracking finalizer.
 pub(super) fn pod(job: &Job, new: &NewPod) -> Pod {
     let template = job.spec.as_ref().map(|spec| &spec.template);
     let mut pod = podcontrol::from_template(job, template);
@@ -50,15 +50,15 @@ pub(super) fn pod(job: &Job, new: &NewPod) -> Pod {
     pod
 }
 
-/// The Job's name is cut, never the index.
+/// Truncates the Job's name, never the index.
 fn name_prefix(job: &str, index: i32) -> String {
     let end = format!("-{index}-");
     let cut = job.len().min(PREFIX_LENGTH - end.len());
-    // Names of objects are ASCII.
+    // Object names are ASCII.
     format!("{}{end}", &job[..cut])
 }
 
-/// An environment variable with the index, unless the template has one of that name.
+/// Adds the environment variable of the index, unless the template has one of that name.
 fn tell_index(container: &mut Container) {
     const NAME: &str = "JOB_COMPLETION_INDEX";
     let env = container.env.get_or_insert_default();

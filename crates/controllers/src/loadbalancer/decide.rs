@@ -1,4 +1,4 @@
-//! Which addresses a Service of type LoadBalancer gets. Pure.
+//! Assigns addresses to Services of type LoadBalancer. Pure.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,51 +18,51 @@ use k8s_openapi::{
 };
 use reconcile::condition;
 
-/// The class that names this controller; a Service without a class is ours too.
+/// The load balancer class of this controller; it also serves Services without a class.
 pub const CLASS: &str = "mainstay.local/load-balancer";
-/// On a Service with an address of the pool: the node that announces it.
+/// The annotation of a Service with an address of the pool: the node that announces it.
 pub const ANNOUNCER: &str = "mainstay.local/announced-by";
-/// The condition of a Service whose addresses are of the pool. Nodes believe it, unlike the annotation: only
-/// controllers write a Service's status.
+/// The condition of a Service whose addresses are from the pool. Nodes trust it, unlike the
+/// annotation, since only controllers write a Service's status.
 pub const FROM_POOL: &str = "mainstay.local/AddressFromPool";
 /// Upstream's condition of a Service that does not get its ports.
 const PORTS_ERROR: &str = "LoadBalancerPortsError";
 const EXCLUDED: &str = "node.kubernetes.io/exclude-from-external-load-balancers";
 const LEAVING: &str = "ToBeDeletedByClusterAutoscaler";
-/// Clients try a few addresses; a status that lists every node of a large cluster would only change
-/// all the time.
+/// The maximum number of node addresses in a status. Clients try only a few, and a status that
+/// listed every node would change constantly.
 const MOST_NODES: usize = 100;
 
-/// Everything that the decision about one Service looks at.
+/// The inputs of the decision about one Service.
 pub(super) struct View<'a> {
     /// All Services.
     pub services: &'a [Arc<Service>],
     /// All Nodes.
     pub nodes: &'a [Arc<Node>],
-    /// The nodes with endpoints of this Service that serve.
+    /// The nodes with serving endpoints of this Service.
     pub with_endpoints: &'a BTreeSet<String>,
-    /// Addresses to give out; without any, those of nodes are used.
+    /// Addresses to assign; if empty, the nodes' own addresses are used.
     pub pool: &'a Pool,
-    /// Ports that are never led away from the nodes' own addresses.
+    /// Ports of the nodes that no Service may use.
     pub reserved: &'a BTreeSet<u16>,
 }
 
-/// What becomes of a Service.
+/// The decision about a Service.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Decision {
-    /// Its addresses.
+    /// The assigned addresses.
     pub ingress: Vec<IpAddr>,
-    /// The node that announces them, where they are not nodes' own.
+    /// The node that announces them, if they are from the pool.
     pub announcer: Option<String>,
-    /// Whether the addresses are of the pool.
+    /// Whether the addresses are from the pool.
     pub is_from_pool: bool,
     /// Why it has none, or not all.
     pub problem: Option<String>,
-    /// Whether that is about its ports.
+    /// Whether the problem is about its ports.
     pub lacks_ports: bool,
 }
 
-/// Whether a Service is of type LoadBalancer and ours to serve.
+/// Whether a Service is of type LoadBalancer and has our class or none.
 pub(super) fn is_ours(service: &Service) -> bool {
     let spec = service.spec.as_ref();
     let class = spec.and_then(|spec| spec.load_balancer_class.as_deref());
@@ -82,12 +82,12 @@ pub(super) fn is_load_balancer(service: &Service) -> bool {
     spec.and_then(|spec| spec.type_.as_deref()) == Some("LoadBalancer")
 }
 
-/// Whether a Service carries addresses of an earlier life as a load balancer.
+/// Whether a Service of another type still has load balancer addresses.
 pub(super) fn is_left_over(service: &Service) -> bool {
     !is_load_balancer(service) && !addresses(service).is_empty()
 }
 
-/// The addresses that a Service's status shows.
+/// The addresses in a Service's status.
 pub(super) fn addresses(service: &Service) -> Vec<IpAddr> {
     let status = service.status.as_ref();
     let balancer = status.and_then(|status| status.load_balancer.as_ref());
@@ -99,7 +99,7 @@ pub(super) fn addresses(service: &Service) -> Vec<IpAddr> {
     ips.filter_map(|ip| ip.parse().ok()).collect()
 }
 
-/// The status that shows a decision about a Service. Its ports say what the Service has, whatever is wished later.
+/// The status of a decision, with the ports that the Service has got.
 pub(super) fn ingress(service: &Service, decision: &Decision) -> Vec<LoadBalancerIngress> {
     let ports: Vec<PortStatus> = ports(service)
         .into_iter()
@@ -118,7 +118,7 @@ pub(super) fn ingress(service: &Service, decision: &Decision) -> Vec<LoadBalance
     decision.ingress.iter().map(shown).collect()
 }
 
-/// The conditions of a Service that a decision changes. One that was never true is not shown.
+/// The conditions that a decision changes. A condition that was never true is not added.
 pub(super) fn conditions(service: &Service, decision: &Decision, now: Timestamp) -> Vec<Condition> {
     let status = service.status.as_ref();
     let known = status.and_then(|status| status.conditions.as_deref());
@@ -158,7 +158,7 @@ pub(super) fn conditions(service: &Service, decision: &Decision, now: Timestamp)
     .collect()
 }
 
-/// The node that the Service says announces it.
+/// The node in the Service's annotation.
 pub(super) fn announcer(service: &Service) -> Option<&str> {
     let annotations = service.metadata.annotations.as_ref()?;
     annotations.get(ANNOUNCER).map(String::as_str)
@@ -177,19 +177,19 @@ pub(super) fn decide(service: &Service, view: &View<'_>) -> Decision {
     }
 }
 
-/// Whether only nodes with endpoints take its traffic.
+/// Whether the Service's external traffic policy is Local.
 pub(super) fn is_local(service: &Service) -> bool {
     let spec = service.spec.as_ref();
     spec.and_then(|spec| spec.external_traffic_policy.as_deref()) == Some("Local")
 }
 
-/// Whether a change of a node can change what Services get.
+/// Whether a node's change can change the Services' addresses.
 pub(super) fn takes_traffic_differently(old: &Node, new: &Node) -> bool {
     let addresses = |node: &Node| [true, false].map(|v4| node_addresses(node, v4));
     takes_traffic(old) != takes_traffic(new) || addresses(old) != addresses(new)
 }
 
-/// The families that the Service wants, IPv4 where it does not say.
+/// The IP families of the Service; IPv4 by default.
 fn families(spec: &ServiceSpec) -> Vec<bool> {
     let families = spec.ip_families.as_deref().unwrap_or_default();
     match families.is_empty() {
@@ -198,7 +198,7 @@ fn families(spec: &ServiceSpec) -> Vec<bool> {
     }
 }
 
-/// The nodes that take traffic for the Service.
+/// The nodes that accept traffic for the Service.
 fn candidates<'a>(spec: &ServiceSpec, view: &View<'a>) -> Vec<&'a Node> {
     let is_local = spec.external_traffic_policy.as_deref() == Some("Local");
     let serves = |node: &&Node| {
@@ -224,7 +224,7 @@ fn takes_traffic(node: &Node) -> bool {
     is_ready && !is_excluded && !is_leaving && node.metadata.deletion_timestamp.is_none()
 }
 
-/// The addresses at which a node is reached from outside: external ones where it has any.
+/// A node's external addresses, or its internal ones if it has none.
 fn node_addresses(node: &Node, v4: bool) -> Vec<IpAddr> {
     let status = node.status.as_ref();
     let all = status.and_then(|status| status.addresses.as_ref());
@@ -261,7 +261,7 @@ fn from_nodes(service: &Service, spec: &ServiceSpec, nodes: &[&Node], view: &Vie
     }
 }
 
-/// Of two Services that want the same, the one that has it keeps it; then the older one.
+/// Whether `one` gets what both want: the Service that has it keeps it; otherwise the older gets it.
 fn goes_before(one: &Service, other: &Service, has: impl Fn(&Service) -> bool) -> bool {
     let rank = |service: &Service| {
         let meta = &service.metadata;
@@ -277,8 +277,7 @@ fn from_pool(service: &Service, spec: &ServiceSpec, nodes: &[&Node], view: &View
         .services
         .iter()
         .filter(|other| !is_same(other, service) && is_ours(other));
-    // An address belongs to the Service that shows it. One that two show, after a change of pools by hand,
-    // stays with the first.
+    // An address belongs to the Service that has it in its status; if two have it, to the older.
     let mut taken = BTreeSet::new();
     for other in others {
         let theirs = addresses(other).into_iter();
@@ -323,8 +322,8 @@ fn from_pool(service: &Service, spec: &ServiceSpec, nodes: &[&Node], view: &View
     decision
 }
 
-/// The node that announces already, while it can; else the one whose name and the Service's hash
-/// highest, so that Services spread over nodes.
+/// The current announcer while it can; otherwise the node with the highest hash of its name and the
+/// Service's, which spreads Services over nodes.
 fn choose_announcer(service: &Service, nodes: &[&Node]) -> Option<String> {
     let names: BTreeMap<(String, &str), &str> = nodes
         .iter()
@@ -485,12 +484,12 @@ mod tests {
             problem.contains("80/TCP") && problem.contains("d/b"),
             "{problem}"
         );
-        // Who has it keeps it.
+        // The Service that has it keeps it.
         let mut holder = has(&["192.0.2.1"]);
         merge(&mut holder, new);
         let world = World::new(vec![service("a", holder), service("b", old)], "");
         assert!(!world.ingress(0).is_empty() && world.ingress(1).is_empty());
-        // Who adds a port that another has does not get it by being older.
+        // An older Service does not get a port that another one has.
         let with_port = |patch: &Value, ports: &[i32], shown: &[i32]| {
             let wished: Vec<Value> = ports.iter().map(|port| json!({"port": port})).collect();
             let shown = shown.iter();
@@ -508,7 +507,7 @@ mod tests {
         let world = World::new(vec![service("a", greedy), service("b", holder)], "");
         assert!(world.decide(0).problem.unwrap().contains("443/TCP"));
         assert_eq!(world.decide(1).problem, None);
-        // Another protocol is another port.
+        // The same number of another protocol is another port.
         let udp = json!({"spec": {"ports": [{"port": 80, "protocol": "UDP"}]}});
         let world = World::new(vec![service("a", json!({})), service("b", udp)], "");
         assert!(!world.ingress(0).is_empty() && !world.ingress(1).is_empty());
@@ -520,7 +519,7 @@ mod tests {
     }
 
     #[test]
-    fn conditions_say_what_is_refused_and_what_is_of_the_pool() {
+    fn conditions_report_port_conflicts_and_pool_addresses() {
         let now: Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
         let shown = |service: &Service, decision: &Decision| -> Vec<String> {
             let conditions = conditions(service, decision, now).into_iter();
@@ -552,7 +551,7 @@ mod tests {
         let made = conditions(&fresh, &pooled, now);
         let had = service("a", json!({"status": {"conditions": made}}));
         assert!(shown(&had, &pooled).is_empty());
-        // Addresses of nodes take its place.
+        // Addresses of nodes replace it.
         let nodes = World::new(vec![had.clone()], "").decide(0);
         assert_eq!(shown(&had, &nodes), [format!("{FROM_POOL} False")]);
     }
@@ -568,7 +567,7 @@ mod tests {
         let world = World::new(services, pool);
         assert_eq!(world.ingress(0), ["198.51.100.2"]);
         assert_eq!(world.ingress(1), ["198.51.100.1"]);
-        // An address from before the pool was changed is replaced.
+        // An address that is no longer in the pool is replaced.
         assert_eq!(world.ingress(2), ["198.51.100.2"]);
         let wish = |ip: &str| json!({"spec": {"loadBalancerIP": ip}});
         let services = vec![

@@ -1,6 +1,6 @@
-//! Gives Services of type LoadBalancer addresses: those of the nodes, or of a pool that one node at a
-//! time announces. Services with another class than ours are left to others, and so are all of them
-//! with `--disable load-balancer`.
+//! Assigns addresses to Services of type LoadBalancer: those of the nodes, or of a pool, which one
+//! node at a time announces. Ignores Services of another class; `--disable load-balancer` turns it
+//! off.
 
 mod decide;
 mod pool;
@@ -25,16 +25,16 @@ pub use decide::{ANNOUNCER, CLASS, FROM_POOL};
 use decide::{Decision, View, decide};
 pub use pool::Pool;
 
-/// As in the table of controllers.
+/// The name in [`crate::ALL`].
 pub const NAME: &str = "load-balancer";
 const ACCOUNT: &str = "service-controller";
 
-/// How load balancers are made.
+/// The settings of load balancers.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Settings {
-    /// Addresses to give out; without any, those of nodes are used.
+    /// Addresses to assign; if empty, the nodes' own addresses are used.
     pub pool: Pool,
-    /// Ports that are never led away from the nodes' own addresses.
+    /// Ports of the nodes that no Service may use.
     pub reserved_ports: BTreeSet<u16>,
 }
 
@@ -48,7 +48,7 @@ struct Balancers {
     shared: Arc<Shared>,
 }
 
-/// Starts it.
+/// Starts the controller.
 pub fn start(shared: &Arc<Shared>) {
     let controller = Arc::new(Balancers {
         client: shared.client(ACCOUNT),
@@ -61,12 +61,12 @@ pub fn start(shared: &Arc<Shared>) {
     });
     let (by_service, by_node, by_slice) =
         (controller.clone(), controller.clone(), controller.clone());
-    // One worker: no address and no port may be given twice.
+    // One worker, so that no address and no port is assigned twice.
     shared
         .controller(&controller)
         .watches_with(&controller.services, move |event| {
             let mut keys = vec![Key::of(&**event.object())];
-            // What this one has, or has no more, another may wait for.
+            // Another Service may wait for an address or port that this one frees.
             if concerns_others(event) {
                 keys.extend(by_service.keys());
             }
@@ -91,7 +91,7 @@ pub fn start(shared: &Arc<Shared>) {
         .start();
 }
 
-/// Whether a change of one Service can free an address or a port for another.
+/// Whether a Service's change can free an address or a port for another.
 fn concerns_others(event: &Event<Service>) -> bool {
     match event {
         Event::Added(_) => false,
@@ -110,7 +110,7 @@ fn service_of(slice: &EndpointSlice) -> Option<Key> {
     })
 }
 
-/// The nodes with endpoints that serve.
+/// The nodes with serving endpoints.
 fn nodes_of<'a>(slices: impl IntoIterator<Item = &'a Arc<EndpointSlice>>) -> BTreeSet<String> {
     let endpoints = slices
         .into_iter()
@@ -150,7 +150,7 @@ impl Balancers {
         Api::namespaced(self.client.clone(), &key.namespace)
     }
 
-    /// The next decision must see this one.
+    /// Waits until the informer has this version, so that the next decision sees it.
     async fn written(&self, service: Service) {
         let version = service.metadata.resource_version.unwrap_or_default();
         self.services.reached(&version).await;
@@ -170,7 +170,7 @@ impl Balancers {
         let before = before.and_then(|balancer| balancer.ingress.clone());
         let wanted = decide::ingress(service, decision);
         let has_changed = before.unwrap_or_default() != wanted;
-        // Addresses and what is said about them change at once.
+        // Addresses and conditions change in one write.
         let conditions = decide::conditions(service, decision, self.shared.now());
         let mut patch = StatusPatch::new(service).conditions(&conditions);
         if has_changed {

@@ -1,9 +1,9 @@
-//! Addresses that load balancers are given out of, as the operator names them: ranges
+//! The address pool for load balancers, as the operator writes it: ranges
 //! (`192.0.2.10-192.0.2.20`), networks (`192.0.2.64/28`) and single addresses. Pure.
 
 use std::{collections::BTreeSet, fmt, net::IpAddr, str::FromStr};
 
-/// The first and the last address of a range, of one family.
+/// The first and the last address of a range, of one IP family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Span {
     v4: bool,
@@ -11,7 +11,7 @@ struct Span {
     last: u128,
 }
 
-/// See the module.
+/// A set of address ranges.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Pool {
     spans: Vec<Span>,
@@ -51,7 +51,7 @@ impl FromStr for Span {
             let mask = u128::MAX.checked_shl(host).unwrap_or(0);
             let first = bits(base) & mask;
             let last = first | (!mask & (u128::MAX >> (128 - width)));
-            // The name of an IPv4 network and its broadcast address are no host's.
+            // Exclude the network and broadcast addresses of an IPv4 network.
             let hosts = base.is_ipv4() && host > 1;
             let (first, last) = if hosts {
                 (first + 1, last - 1)
@@ -77,7 +77,7 @@ impl FromStr for Span {
 impl FromStr for Pool {
     type Err = String;
 
-    /// Ranges with commas between them.
+    /// Parses ranges separated by commas.
     fn from_str(text: &str) -> Result<Self, String> {
         let parts = text
             .split(',')
@@ -112,10 +112,10 @@ impl Pool {
         self.spans.iter().any(inside)
     }
 
-    /// The first address of a family that is not taken.
+    /// The first free address of an IP family.
     pub fn first_free(&self, v4: bool, taken: &BTreeSet<IpAddr>) -> Option<IpAddr> {
         let spans = self.spans.iter().filter(|span| span.v4 == v4);
-        // At most as many steps as addresses are taken, and one more.
+        // Takes at most one step more than there are taken addresses.
         let mut addresses = spans.flat_map(|span| span.first..=span.last);
         addresses
             .by_ref()

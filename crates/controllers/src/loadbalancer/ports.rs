@@ -1,5 +1,5 @@
-//! Whose the ports of the nodes are. A Service gets all of its ports or none: one that is refused keeps no port from
-//! others either. Pure.
+//! Assigns the nodes' ports to Services. A Service gets all of its ports or none: a rejected one
+//! blocks no port. Pure.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -37,7 +37,7 @@ pub(super) fn refusal(
         let since = meta.creation_timestamp.as_ref().map(|time| time.0);
         (since, meta.namespace.clone(), meta.name.clone())
     });
-    // What a Service has it keeps, until its status shows that it was refused.
+    // A Service keeps the ports it has, until its status shows that it was rejected.
     let mut owners: BTreeMap<Port, &Service> = BTreeMap::new();
     for holder in &all {
         let held = ports(holder).into_iter();
@@ -45,7 +45,7 @@ pub(super) fn refusal(
             owners.entry(port).or_insert(holder);
         }
     }
-    // What is left goes to the older ones first.
+    // The other ports go to the older Services first.
     for claimant in all {
         let refused = refused_by(claimant, &owners, reserved);
         if is_same(claimant, service) {
@@ -84,7 +84,7 @@ fn refused_by(
     None
 }
 
-/// Whether a Service has a port by its status; a status without ports is one of all of them.
+/// Whether a Service has a port by its status; a status without ports means all of them.
 fn has_port(service: &Service, (protocol, number): &Port) -> bool {
     let status = service.status.as_ref();
     let balancer = status.and_then(|status| status.load_balancer.as_ref());
@@ -101,7 +101,7 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    /// A Service by its name, the day of its creation, what it wants and what its status shows.
+    /// A Service by name, day of creation, wanted ports, and ports in its status.
     fn service(name: &str, day: u32, wanted: &[i32], shown: &[i32]) -> Arc<Service> {
         let port = |port: &i32| json!({"port": port, "protocol": "TCP"});
         let wanted: Vec<_> = wanted.iter().map(port).collect();
@@ -120,7 +120,7 @@ mod tests {
         Arc::new(serde_json::from_value(object).unwrap())
     }
 
-    /// The name behind the slash of each refusal, in the order of the Services.
+    /// The Services that block each Service, in the order of the Services.
     fn refusals(services: &[Arc<Service>]) -> Vec<String> {
         let reserved = BTreeSet::from([22]);
         let refused = |one| refusal(one, services, &reserved).unwrap_or_default();
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_service_that_is_refused_for_one_port_keeps_no_other_port_from_anybody() {
+    fn a_service_refused_for_one_port_reserves_none_of_its_ports() {
         let services = [
             service("holder", 3, &[443], &[443]),
             service("refused", 1, &[80, 443], &[]),
@@ -152,13 +152,13 @@ mod tests {
     }
 
     #[test]
-    fn a_service_that_adds_a_port_of_another_loses_what_it_has_and_then_others_get_it() {
+    fn a_service_that_adds_a_port_of_another_loses_its_ports_to_waiting_services() {
         let before = [
             service("greedy", 1, &[80, 443], &[80]),
             service("holder", 2, &[443], &[443]),
             service("waiting", 3, &[80], &[]),
         ];
-        // Its status still shows the port: until it is written, the port is not another's.
+        // Its status still has the port: nobody else gets it until the status is written.
         assert_eq!(refusals(&before), ["holder", "", "greedy"]);
         let after = [
             service("greedy", 1, &[80, 443], &[]),

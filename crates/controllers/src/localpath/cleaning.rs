@@ -1,6 +1,6 @@
-//! The pods that remove data of deleted volumes: one at a time on a node, each for many volumes, so that a thousand
-//! deleted claims take no more of a node than one. What one volume cannot do, such as let go of a mount, holds up no
-//! other: it is tried again by itself.
+//! The pods that remove data of deleted volumes: one at a time per node, each for many volumes, so
+//! that a thousand deleted claims take no more of a node than one. A volume that fails, such as for
+//! a busy mount, does not delay others: it is retried alone.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -15,44 +15,44 @@ use stdx::Backoff;
 
 use super::NAMESPACE;
 
-/// The beginning of the pods' names.
+/// The prefix of the pods' names.
 pub(super) const PREFIX: &str = "local-path-cleanup-";
-/// Volumes of one pod.
+/// The maximum number of volumes per pod.
 const MAX_BATCH: usize = 64;
 
-/// How long a node is left alone after a pod failed there.
+/// The first delay on a node after a pod failed there.
 const FIRST_WAIT: Duration = Duration::from_secs(2);
 const LAST_WAIT: Duration = Duration::from_secs(300);
 
-/// Where the data of volumes are.
+/// The location of volumes' data.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Site {
     /// The node's name.
     pub node: String,
-    /// Another node of the same name has another.
+    /// Tells nodes of the same name apart.
     pub node_uid: String,
-    /// The directory of its volumes.
+    /// The directory of the node's volumes.
     pub root: String,
 }
 
 impl Site {
-    /// The name of the pod that removes data there. There is one at a time.
+    /// The name of the node's cleanup pod, of which there is one at a time.
     pub(super) fn pod_name(&self) -> String {
         format!("{PREFIX}{}", self.node_uid)
     }
 }
 
-/// What went wrong before. Lost with the process: then it goes wrong once more.
+/// Past failures. Kept in memory only: after a restart they happen once more.
 #[derive(Default)]
 pub(super) struct Failures {
-    /// How often volumes failed that are tried alone, by name.
+    /// Failure counts of volumes that are retried alone, by name.
     apart: HashMap<String, u32>,
-    /// By node: the last pod that failed, and when to try again.
+    /// By node: the last failed pod, its backoff, and when to retry.
     nodes: HashMap<String, (String, Backoff, Timestamp)>,
 }
 
 impl Failures {
-    /// Notes that a pod failed. `false` when that is known.
+    /// Records a failed pod; false if it was recorded before.
     pub(super) fn record(
         &mut self,
         site: &Site,
@@ -66,7 +66,7 @@ impl Failures {
         if entry.0 == uid {
             return false;
         }
-        // Volumes that fail one by one hold up no others; a pod that does not run at all does.
+        // A volume that fails alone delays no others; a pod that does not run at all does.
         if !failed.is_empty() && failed.iter().all(|name| !self.apart.contains_key(*name)) {
             entry.1.reset();
         }
@@ -78,19 +78,20 @@ impl Failures {
         true
     }
 
-    /// How long to leave a node alone.
+    /// How long to wait before the node's next pod.
     pub(super) fn wait(&self, site: &Site, now: Timestamp) -> Option<Duration> {
         let (_, _, until) = self.nodes.get(&site.node)?;
         let left = Duration::try_from(until.duration_since(now)).ok()?;
         (!left.is_zero()).then_some(left)
     }
 
-    /// The volume is gone.
+    /// Drops a deleted volume.
     pub(super) fn forget(&mut self, volume: &str) {
         self.apart.remove(volume);
     }
 
-    /// The volumes of the next pod: those that never failed, or else the one that failed least.
+    /// The volumes of the next pod: those that never failed, or else the one with the fewest
+    /// failures.
     pub(super) fn batch<'a>(
         &self,
         mut volumes: Vec<&'a PersistentVolume>,
@@ -125,7 +126,7 @@ pub(super) fn is_for(pod: &Pod, volume: &PersistentVolume) -> bool {
     !uid.is_empty() && volumes_of(pod).any(|owner| owner.uid == uid)
 }
 
-/// What a failed pod says about each volume that it could not remove.
+/// The error for each volume that a failed pod could not remove.
 pub(super) fn complaints(pod: &Pod) -> Vec<(&str, String)> {
     let said = ended_with(pod);
     let of = |volume: &str| {
@@ -140,7 +141,7 @@ pub(super) fn complaints(pod: &Pod) -> Vec<(&str, String)> {
     names.filter_map(|name| Some((name, of(name)?))).collect()
 }
 
-/// What the pod said last.
+/// The pod's termination message.
 pub(super) fn ended_with(pod: &Pod) -> String {
     let status = pod.status.as_ref();
     let statuses = status.and_then(|status| status.container_statuses.as_ref());
@@ -152,7 +153,7 @@ pub(super) fn ended_with(pod: &Pod) -> String {
     ends.next().or_else(why).unwrap_or_default()
 }
 
-/// A pod that removes the data of volumes. It belongs to them and goes with the last.
+/// A pod that removes the data of volumes. They own it, so that it is deleted with the last.
 pub(super) fn cleaner(volumes: &[&PersistentVolume], site: &Site) -> Pod {
     let owner = |volume: &&PersistentVolume| {
         json!({
@@ -170,7 +171,7 @@ pub(super) fn cleaner(volumes: &[&PersistentVolume], site: &Site) -> Pod {
             "ownerReferences": owners,
         },
         "spec": {
-            // Without the scheduler: the data is on this node, cordoned or not.
+            // Bypasses the scheduler: the data is on this node, cordoned or not.
             "nodeName": site.node,
             "restartPolicy": "Never",
             "priorityClassName": "system-node-critical",
@@ -197,7 +198,7 @@ pub(super) fn cleaner(volumes: &[&PersistentVolume], site: &Site) -> Pod {
             }],
         },
     });
-    // The literal above is a Pod: it cannot fail to become one.
+    // The literal above is a valid Pod.
     Pod::from_value(&pod).unwrap_or_default()
 }
 
@@ -254,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn a_volume_that_fails_holds_up_no_other() {
+    fn a_volume_that_cannot_be_removed_blocks_no_other() {
         let all = ["pvc-a", "pvc-b", "pvc-c"].map(volume);
         let all: Vec<_> = all.iter().collect();
         let mut failures = Failures::default();
@@ -285,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_where_pods_fail_is_left_alone_for_longer_and_longer() {
+    fn a_node_where_cleanup_pods_fail_is_retried_with_backoff() {
         let all = [volume("pvc-a")];
         let mut failures = Failures::default();
         let now = Timestamp::UNIX_EPOCH;

@@ -1,4 +1,4 @@
-//! What the provisioner decides about claims and volumes. Pure.
+//! The provisioner's decisions about claims and volumes. Pure.
 
 use std::collections::BTreeMap;
 
@@ -21,36 +21,37 @@ use reconcile::storage::{
 };
 
 const HOSTNAME: &str = "kubernetes.io/hostname";
-/// On a volume: the name of the node that holds its data, as Rancher's local-path-provisioner notes it. The volume's
-/// affinity cannot serve for this: nodes may change their own hostname label.
+/// The annotation of a volume with the node that has its data, as in Rancher's
+/// local-path-provisioner. The volume's node affinity does not suffice: nodes may change their own
+/// hostname label.
 const DATA_NODE: &str = "local.path.provisioner/selected-node";
 
-/// The parameter of a class whose volumes have a size.
+/// The StorageClass parameter that limits volumes to their capacity.
 const ENFORCE_PARAMETER: &str = "enforceCapacity";
-/// Tells the node that a volume has a size.
+/// The annotation that tells the kubelet to limit a volume to its capacity.
 const ENFORCE_CAPACITY: &str = "mainstay.dev/enforce-capacity";
 
-/// Whether the binder has handed the claim to this provisioner.
+/// Whether the binder has assigned the claim to this provisioner.
 pub(super) fn is_ours(claim: &PersistentVolumeClaim) -> bool {
     volume_name(claim).is_none()
         && claim.metadata.deletion_timestamp.is_none()
         && annotation(&claim.metadata, STORAGE_PROVISIONER) == Some(PROVISIONER)
 }
 
-/// What comes next for a claim.
+/// The next step for a claim.
 #[derive(Debug, PartialEq)]
 pub(super) enum Provision {
-    /// The scheduler has not chosen a node yet.
+    /// Wait: the scheduler has not selected a node yet.
     Wait,
-    /// Make this volume.
+    /// Create this volume.
     Make(Box<PersistentVolume>),
-    /// The claim asks for what this provisioner does not have.
+    /// The claim requests something that is not supported.
     Refuse(String),
-    /// The node cannot have the volume: the scheduler is to choose anew.
+    /// The node cannot have the volume: the scheduler must select another.
     Reschedule(String),
 }
 
-/// Decides about a claim that is ours; `node` is the one that the scheduler chose, when it exists.
+/// Decides about a claim of this provisioner; `node` is the selected node, if it exists.
 pub(super) fn provision(
     claim: &PersistentVolumeClaim,
     class: Option<&StorageClass>,
@@ -87,8 +88,7 @@ pub(super) fn provision(
     Provision::Make(Box::new(volume(claim, class, node, root)))
 }
 
-/// Whether volumes of the class cannot grow beyond their capacity. Parameters without a meaning are
-/// refused.
+/// Whether volumes of the class are limited to their capacity. Unknown parameters are rejected.
 fn enforces_capacity(class: &StorageClass) -> Result<bool, String> {
     let mut enforces = false;
     for (key, value) in class.parameters.iter().flatten() {
@@ -124,7 +124,7 @@ fn unsupported(claim: &PersistentVolumeClaim) -> Option<&'static str> {
     None
 }
 
-/// The directory in which a node keeps its volumes: an absolute path without detours.
+/// The directory of a node's volumes: an absolute path without `.` and `..`.
 pub(super) fn root(node: &Node) -> Option<&str> {
     let root = annotation(&node.metadata, NODE_ROOT)?;
     let mut parts = root.strip_prefix('/')?.split('/');
@@ -201,7 +201,7 @@ fn volume(
     }
 }
 
-/// Whether a bound claim asks for more than it has.
+/// Whether a bound claim requests more than its capacity.
 pub(super) fn wants_to_grow(claim: &PersistentVolumeClaim) -> bool {
     let resources = claim.spec.as_ref().and_then(|spec| spec.resources.as_ref());
     let wanted = storage(resources.and_then(|resources| resources.requests.as_ref()));
@@ -210,8 +210,8 @@ pub(super) fn wants_to_grow(claim: &PersistentVolumeClaim) -> bool {
     is_fully_bound(claim) && known.is_some() && wanted > known
 }
 
-/// The volume as large as its claim asks for by now; `None` when it is, or is not ours to change. The
-/// node does the rest.
+/// The volume with the capacity that its claim requests; `None` if it has it, or may not be
+/// changed. The kubelet does the rest.
 pub(super) fn grown(
     volume: &PersistentVolume,
     claim: &PersistentVolumeClaim,
@@ -234,8 +234,8 @@ pub(super) fn grown(
     Some(changed)
 }
 
-/// Whether this provisioner has to delete the volume and its data: it made it, nothing is bound to it
-/// any more, its policy is Delete, and it was not deleted before.
+/// Whether this provisioner must delete the volume and its data: it created it, no claim is bound,
+/// its reclaim policy is Delete, and it is not deleted yet.
 pub(super) fn is_to_delete(volume: &PersistentVolume) -> bool {
     let spec = volume.spec.as_ref();
     let policy = spec.and_then(|spec| spec.persistent_volume_reclaim_policy.as_deref());
@@ -252,8 +252,8 @@ fn has_finalizer(volume: &PersistentVolume) -> bool {
     finalizers.any(|finalizer| finalizer == EXTERNAL_FINALIZER)
 }
 
-/// Whether this provisioner holds a volume that it will not delete any more: its policy was changed. Whoever deletes
-/// the object keeps the data.
+/// Whether a volume has this provisioner's finalizer but is not to be deleted by it: its reclaim
+/// policy was changed. Deleting the object then keeps the data.
 pub(super) fn is_to_release(volume: &PersistentVolume) -> bool {
     let spec = volume.spec.as_ref();
     let policy = spec.and_then(|spec| spec.persistent_volume_reclaim_policy.as_deref());
@@ -262,14 +262,14 @@ pub(super) fn is_to_release(volume: &PersistentVolume) -> bool {
         && has_finalizer(volume)
 }
 
-/// What comes next for a volume that is to be deleted.
+/// The next step for a volume to delete.
 #[derive(Debug, PartialEq)]
 pub(super) enum Deletion {
-    /// Have the data removed where they are.
+    /// Remove its data on the node.
     Clean(Site),
-    /// The node is gone, and the data with it: only the object is left to delete.
+    /// The node is gone, and the data with it: only delete the object.
     Forget,
-    /// It is not where this provisioner puts volumes: nothing is touched.
+    /// The path is outside of the provisioner's directory: nothing is touched.
     Refuse(String),
 }
 
@@ -312,7 +312,7 @@ fn local_path(volume: &PersistentVolume) -> Option<&str> {
     Some(&local.path)
 }
 
-/// The hostname that the volume's affinity names, when it names exactly one.
+/// The hostname in the volume's node affinity, if there is exactly one.
 fn volume_host(volume: &PersistentVolume) -> Option<&str> {
     let affinity = volume.spec.as_ref()?.node_affinity.as_ref()?;
     let [term] = affinity.required.as_ref()?.node_selector_terms.as_slice() else {
@@ -446,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn claims_wait_for_a_node_and_are_refused_what_a_directory_cannot_do() {
+    fn claims_wait_for_a_node_and_unsupported_claims_are_refused() {
         let waits = class("WaitForFirstConsumer", "Delete");
         let no_node = claim(|claim| claim["metadata"]["annotations"] = json!({}));
         assert_eq!(provision(&no_node, Some(&waits), None), Provision::Wait);
@@ -580,7 +580,7 @@ mod tests {
     }
 
     #[test]
-    fn a_root_with_detours_is_none() {
+    fn only_a_normalized_absolute_root_is_accepted() {
         for (text, ok) in [
             ("/a/b", true),
             ("/", false),

@@ -1,8 +1,9 @@
-//! Volumes of the default class: a directory on the node that the scheduler chose, made by its kubelet
-//! when it is first mounted, and removed by a pod on that node when the claim is gone and the reclaim
-//! policy says so (see [`cleaning`]). It writes as the volume binder, whose role grants exactly what it does.
+//! The provisioner of the default StorageClass: a volume is a directory on the node that the
+//! scheduler selected. The kubelet creates it at the first mount, and a pod on that node removes it
+//! when the claim is gone and the reclaim policy is Delete (see [`cleaning`]). It writes as the
+//! volume binder, whose role has exactly these permissions.
 //!
-//! Claims and volumes are keys of one queue; the keys of volumes have no namespace.
+//! Claims and volumes share one queue; keys of volumes have no namespace.
 
 mod cleaning;
 mod decide;
@@ -26,19 +27,19 @@ use crate::{pods::phase, shared::Shared};
 use cleaning::{Failures, Site};
 use decide::{Deletion, Provision, is_ours, is_to_delete, is_to_release, wants_to_grow};
 
-/// As in the table of controllers.
+/// The name in [`crate::ALL`].
 pub const NAME: &str = "local-path";
 const ACCOUNT: &str = "persistent-volume-binder";
-/// The provisioner's name in classes.
+/// The provisioner's name in StorageClasses.
 pub const PROVISIONER: &str = "mainstay.dev/local-path";
-/// On nodes: the directory of their volumes. The kubelet sets it.
+/// The annotation of nodes with the directory of their volumes. The kubelet sets it.
 pub const NODE_ROOT: &str = "mainstay.dev/local-path-root";
 const NAMESPACE: &str = "kube-system";
 
-/// How often a deletion that waits for a node is looked at.
+/// How often a pending deletion is checked.
 const WAIT: Duration = Duration::from_secs(60);
 
-/// The class as a fresh cluster has it.
+/// The StorageClass of a new cluster.
 pub fn class() -> StorageClass {
     let default = "storageclass.kubernetes.io/is-default-class";
     StorageClass {
@@ -63,11 +64,11 @@ struct Provisioner {
     nodes: Informer<Node>,
     events: Recorder,
     clock: Arc<dyn Clock>,
-    /// Guards itself only.
+    /// Guards only the failures.
     failures: Mutex<Failures>,
 }
 
-/// Starts it.
+/// Starts the controller.
 pub fn start(shared: &Arc<Shared>) {
     let controller = Arc::new(Provisioner {
         claims: shared.writer(ACCOUNT),
@@ -103,7 +104,7 @@ pub fn start(shared: &Arc<Shared>) {
         .watches_with(controller.pods.cache(), move |event| {
             let mut volumes = cleaning::volumes_of(event.object()).peekable();
             match event {
-                // The next pod can begin.
+                // The next cleanup pod can start.
                 Event::Deleted(_) if volumes.peek().is_some() => waiting_for_pod(),
                 _ => volumes.map(|owner| Key::new("", &owner.name)).collect(),
             }
@@ -204,7 +205,7 @@ impl Provisioner {
         Ok(Action::Done)
     }
 
-    /// Gives the volume the size that its claim asks for; the node does what is left.
+    /// Raises the volume's capacity to its claim's request; the kubelet does the rest.
     async fn grow(&self, claim: &PersistentVolumeClaim) -> Result<Action, Error> {
         let name = volume_name(claim).unwrap_or_default();
         let Some(volume) = self.volumes.cache().get("", name) else {
@@ -237,7 +238,7 @@ impl Provisioner {
             .event(&about, Kind::Warning, "VolumeFailedDelete", why);
     }
 
-    /// Has a pod of the node run until it has removed the data, then deletes the volume.
+    /// Runs a cleanup pod on the node until the data is removed, then deletes the volume.
     async fn clean(&self, volume: &PersistentVolume, site: &Site) -> Result<Action, Error> {
         let Some(pod) = self.pods.cache().get(NAMESPACE, &site.pod_name()) else {
             return self.start_cleaner(site).await;
@@ -251,7 +252,7 @@ impl Provisioner {
                 self.failures.lock().forget(name);
                 self.forget(volume).await
             }
-            // Its volumes are being deleted, and it goes with the last of them.
+            // Its volumes are being deleted, and it is deleted with the last of them.
             "Succeeded" => Ok(Action::After(WAIT)),
             "Failed" => self.cleaner_failed(&pod, site).await,
             _ => Ok(Action::After(WAIT)),
@@ -282,7 +283,7 @@ impl Provisioner {
         }
     }
 
-    /// Says what went wrong and makes room for the next pod.
+    /// Records events about the failures and deletes the pod, so that the next one can start.
     async fn cleaner_failed(&self, pod: &Pod, site: &Site) -> Result<Action, Error> {
         let complaints = cleaning::complaints(pod);
         let failed: Vec<&str> = complaints.iter().map(|(name, _)| *name).collect();
@@ -293,7 +294,7 @@ impl Provisioner {
                 let own = complaints.iter().find(|(name, _)| *name == owner.name);
                 let why = match own {
                     Some((_, why)) => why.as_str(),
-                    // The others were removed, or will be by the next pod.
+                    // The other volumes were cleaned up, or will be by the next pod.
                     None if !complaints.is_empty() => continue,
                     None => said.trim(),
                 };
@@ -312,7 +313,7 @@ impl Provisioner {
         }
     }
 
-    /// Deletes the volume's object. The cleaner is its dependent and goes with it.
+    /// Deletes the volume's object. It owns the cleanup pod, which is deleted with it.
     async fn forget(&self, volume: &PersistentVolume) -> Result<Action, Error> {
         self.volumes.cluster_delete(volume).await?;
         let name = volume.metadata.name.as_deref().unwrap_or_default();
@@ -322,7 +323,7 @@ impl Provisioner {
         }
     }
 
-    /// Takes the provisioner's finalizer away.
+    /// Removes the provisioner's finalizer.
     async fn release(&self, volume: &PersistentVolume) -> Result<Action, Error> {
         let mut free = volume.clone();
         let finalizers = free.metadata.finalizers.get_or_insert_default();

@@ -1,5 +1,5 @@
-//! When a node was last heard of, by this controller's own clock, and what its conditions are once it
-//! has been silent for too long. Pure.
+//! When a node's last heartbeat was, by this controller's clock, and the conditions of a node
+//! without heartbeats. Pure.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -13,12 +13,12 @@ use k8s_openapi::{
 };
 use reconcile::condition;
 
-/// A kubelet that says nothing for this long is gone.
+/// How long a node may be without heartbeat.
 const GRACE: Duration = Duration::from_secs(50);
-/// A new node may take a little longer.
+/// The same for a new node.
 const STARTUP_GRACE: Duration = Duration::from_secs(60);
 
-/// The last sign of life, and when it was first seen here.
+/// The last heartbeat, and when this controller saw it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Heartbeat {
     uid: Option<String>,
@@ -27,15 +27,15 @@ struct Heartbeat {
     seen: Timestamp,
 }
 
-/// What was last heard of each node.
+/// The last heartbeat of each node.
 #[derive(Default)]
 pub(super) struct Heartbeats {
     nodes: HashMap<String, Heartbeat>,
 }
 
 impl Heartbeats {
-    /// Whether the node has been silent for longer than it may be. Clocks of different machines need
-    /// not agree: that a sign of life has changed counts, not its time.
+    /// Whether the node had no heartbeat for too long. Only that a heartbeat changed counts, not
+    /// its time, since machines' clocks may differ.
     pub(super) fn is_silent(&mut self, node: &Node, lease: Option<&Lease>, now: Timestamp) -> bool {
         let name = node.metadata.name.clone().unwrap_or_default();
         let renewed = lease.and_then(|lease| lease.spec.as_ref()?.renew_time.as_ref());
@@ -50,7 +50,7 @@ impl Heartbeats {
             seen: now,
         };
         if let Some(known) = self.nodes.get(&name) {
-            // This controller's own word that the node is silent is no sign of life.
+            // A status that this controller wrote is no heartbeat.
             heartbeat.posted = heartbeat.posted.or(known.posted);
             let known = known.clone();
             heartbeat.seen = known.seen;
@@ -68,7 +68,7 @@ impl Heartbeats {
         Duration::try_from(silent).unwrap_or_default() > grace
     }
 
-    /// Gives every node its whole grace period anew.
+    /// Restarts the grace period of every node.
     pub(super) fn reset(&mut self, now: Timestamp) {
         for heartbeat in self.nodes.values_mut() {
             heartbeat.seen = now;
@@ -90,7 +90,7 @@ pub(super) fn conditions(node: &Node) -> impl Iterator<Item = &NodeCondition> {
     status.flat_map(|status| status.conditions.iter().flatten())
 }
 
-/// The conditions to write for a node that has gone silent; none when they say so already.
+/// The conditions to write for a node without heartbeats; empty if it has them.
 pub(super) fn silenced(node: &Node, now: Timestamp) -> Vec<NodeCondition> {
     let kinds = ["Ready", "MemoryPressure", "DiskPressure", "PIDPressure"];
     let silenced = kinds.map(|kind| match condition::find(conditions(node), kind) {
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn saying_that_a_node_is_silent_is_no_sign_of_its_life() {
+    fn setting_conditions_to_unknown_does_not_count_as_a_heartbeat() {
         let mut heartbeats = Heartbeats::default();
         let mut node = node(&[("Ready", "True")], &[]);
         let posted = |node: &mut Node, status: &str| {

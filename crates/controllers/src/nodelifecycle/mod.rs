@@ -1,6 +1,6 @@
-//! Node health: a node whose kubelet has gone silent becomes unknown, its conditions become taints,
-//! and its pods stop counting as ready. Taints that evict pods are added at a limited rate by zone, and
-//! not at all while no node is well ([`zones`]).
+//! Node health: a node without heartbeats becomes Unknown, conditions become taints, and its pods
+//! become unready. NoExecute taints are added at a limited rate per zone, and not at all while no
+//! node is ready ([`zones`]).
 
 mod health;
 mod taints;
@@ -37,18 +37,18 @@ use crate::{
 use health::{Heartbeats, ready};
 use zones::{Change, Count, Zones, zone_of};
 
-/// As in the table of controllers.
+/// The name in [`crate::ALL`].
 pub const NAME: &str = "node-lifecycle";
 const ACCOUNT: &str = "node-controller";
 const LEASES: &str = "kube-node-lease";
-/// How often the health of all nodes is looked at.
+/// How often all nodes are checked.
 const PERIOD: Duration = Duration::from_secs(5);
-/// How many nodes are written at once.
+/// How many nodes are written concurrently.
 const PARALLEL: usize = 8;
-/// Nodes with this label do not count when disruption is measured.
+/// Nodes with this label do not count for a zone's state.
 const EXCLUDED: &str = "node.kubernetes.io/exclude-disruption";
 
-/// Starts it.
+/// Starts the controller.
 pub fn start(shared: &Arc<Shared>) {
     let leases = Informer::<Lease>::builder(shared.reader())
         .namespace(LEASES)
@@ -117,19 +117,19 @@ impl Controller for Nodes {
     }
 }
 
-/// What the passes over all nodes remember.
+/// The state between two passes.
 #[derive(Default)]
 struct Monitor {
     heartbeats: Heartbeats,
     zones: Zones,
-    /// Names and uids of the nodes of the last pass.
+    /// Names and uids of the nodes in the last pass.
     known: HashMap<String, Option<String>>,
-    /// Nodes whose pods could not all be marked.
+    /// Nodes some of whose pods could not be marked as unready.
     unmarked: HashSet<String>,
 }
 
 impl Monitor {
-    /// Looks at every node: is it silent, how is its zone, must its pods go.
+    /// Checks every node's heartbeat, and queues NoExecute taints by zone.
     async fn pass(&mut self, nodes: &Nodes) {
         let begun = std::time::Instant::now();
         let all = nodes.nodes.list();
@@ -160,7 +160,7 @@ impl Monitor {
         for (before, outcome) in looked {
             let after = match outcome {
                 Ok(after) => after,
-                // Nothing is decided on a node whose state is not certain.
+                // Do nothing about a node whose state is uncertain.
                 Err(error) => {
                     warn!(node = name(&before), %error, "cannot update the node's health");
                     continue;
@@ -200,7 +200,7 @@ impl Monitor {
         self.mark_pods(nodes, lost).await;
     }
 
-    /// Takes note of nodes that came and went; the names of those that came.
+    /// Records added and removed nodes; returns the names of added ones.
     fn register(&mut self, nodes: &Nodes, all: &[Arc<Node>]) -> HashSet<String> {
         let now: HashMap<String, Option<String>> = all
             .iter()
@@ -227,13 +227,13 @@ impl Monitor {
         appeared.collect()
     }
 
-    /// Enters or leaves the mode in which nothing is evicted because no node is well.
+    /// Enters or leaves the state in which no node is ready and nothing is evicted.
     async fn disruption(&mut self, nodes: &Nodes, counts: &BTreeMap<String, Count>) {
         let now = nodes.shared.now();
         match self.zones.observe(counts, now) {
             Change::None => {}
             Change::AllDisrupted => {
-                info!("no node is ready: evictions stop");
+                info!("no node is ready, pausing evictions");
                 for node in nodes.nodes.list() {
                     if let Some(taints) = taints::without_eviction(&node, now) {
                         nodes.try_taints(&node, &taints).await;
@@ -241,13 +241,13 @@ impl Monitor {
                 }
             }
             Change::Recovered => {
-                info!("some node is ready again: evictions go on");
+                info!("a node is ready again, resuming evictions");
                 self.heartbeats.reset(now);
             }
         }
     }
 
-    /// Taints the nodes whose turn it is; their pods are evicted by the taint eviction controller.
+    /// Taints the nodes that are due; the taint eviction controller evicts their pods.
     async fn taint_due(&mut self, nodes: &Nodes) {
         let now = nodes.shared.now();
         for due in self.zones.due(now) {
@@ -278,7 +278,7 @@ impl Monitor {
                     self.unmarked.remove(&node);
                 }
                 Err(error) => {
-                    warn!(node, %error, "cannot mark all pods as not ready, will be tried again");
+                    warn!(node, %error, "cannot mark all pods as not ready, retrying");
                     self.unmarked.insert(node);
                 }
             }
@@ -291,7 +291,7 @@ impl Nodes {
         Api::all(self.client.clone())
     }
 
-    /// The node as it was and as it is now.
+    /// The node before and after its health was updated.
     async fn look(
         &self,
         node: Arc<Node>,
@@ -301,7 +301,7 @@ impl Nodes {
         (node, after)
     }
 
-    /// Writes that a node is silent when it is; the node as it is now.
+    /// Sets the conditions of a node without heartbeats; returns the current node.
     async fn silence(&self, node: &Arc<Node>, is_silent: bool) -> Result<Arc<Node>, kube::Error> {
         let conditions = if is_silent {
             health::silenced(node, self.shared.now())
@@ -311,7 +311,8 @@ impl Nodes {
         if conditions.is_empty() {
             return Ok(node.clone());
         }
-        // A status that the kubelet posted meanwhile is a sign of life: the next pass sees it.
+        // Precondition: a status that the kubelet wrote meanwhile is a heartbeat, which the next
+        // pass sees.
         let patch = StatusPatch::new(&**node).if_unchanged(&**node);
         let patch = patch.conditions(&conditions);
         let written = match patch.send(&self.api(), name(node)).await {
@@ -331,7 +332,7 @@ impl Nodes {
     }
 
     async fn write_taints(&self, node: &Node, taints: &[Taint]) -> Result<(), Error> {
-        // Taints are one list without keys: it is written as a whole, if nothing has changed.
+        // Taints are a list without merge keys: written as a whole, with a precondition.
         let taints = (!taints.is_empty()).then_some(taints);
         let patch = json!({
             "metadata": {"resourceVersion": node.metadata.resource_version},
@@ -344,7 +345,7 @@ impl Nodes {
         Ok(())
     }
 
-    /// Whether the taints were written.
+    /// Returns whether the taints were written.
     async fn try_taints(&self, node: &Node, taints: &[Taint]) -> bool {
         match self.write_taints(node, taints).await {
             Ok(()) => true,
@@ -362,7 +363,7 @@ impl Nodes {
         (node, outcome)
     }
 
-    /// Pods of a node that has been lost must not get traffic.
+    /// Marks the pods of a lost node as not ready, so that they get no traffic.
     async fn mark_pods(&self, node: &str) -> Result<(), kube::Error> {
         let pods = self.pods.by_index(NODE, node);
         for pod in pods.into_iter().filter(|pod| is_ready(pod)) {
@@ -436,7 +437,7 @@ fn labelled(node: &Node, label: &str) -> bool {
 
 #[cfg(test)]
 pub(crate) mod samples {
-    //! Nodes for the tests of this controller.
+    //! Nodes for tests.
 
     use k8s_openapi::api::core::v1::{NodeCondition, NodeSpec, NodeStatus};
 

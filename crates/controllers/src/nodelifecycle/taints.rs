@@ -1,4 +1,4 @@
-//! The taints that a node's conditions mean. Pure.
+//! The taints that follow from a node's conditions. Pure.
 
 use jiff::Timestamp;
 use k8s_openapi::{
@@ -28,16 +28,16 @@ pub(super) fn current(node: &Node) -> Vec<Taint> {
     taints.unwrap_or_default()
 }
 
-/// The NoSchedule taints that conditions and `spec.unschedulable` mean, beside those of others.
-/// NoExecute taints for a node that is not ready are never added here, for that is limited in rate
-/// ([`super::zones`]); but one that is there follows the condition at once: it goes when the node is
-/// ready and changes its key between not ready and unreachable.
+/// The NoSchedule taints that follow from conditions and `spec.unschedulable`, and the taints of
+/// other writers. NoExecute taints are not added here, since their rate is limited
+/// ([`super::zones`]); but an existing one follows the condition at once: it is removed when the
+/// node is ready, and changes between not-ready and unreachable.
 pub(super) fn desired(node: &Node, now: Timestamp) -> Vec<Taint> {
     let mut wanted: Vec<(&str, &str)> = Vec::new();
     let key = match ready(node).map(|ready| ready.status.as_str()) {
         Some("True") => None,
         Some("Unknown") => Some(UNREACHABLE),
-        // Nothing is known of a new node: new pods keep away, none is evicted.
+        // A new node without conditions: no new pods, but no eviction.
         Some(_) | None => Some(NOT_READY),
     };
     if let Some(key) = key {
@@ -57,7 +57,7 @@ pub(super) fn desired(node: &Node, now: Timestamp) -> Vec<Taint> {
     replace(node, is_ours, &wanted, now)
 }
 
-/// The taints with the NoExecute taint of a node that is not ready; `None` when it has it, or is ready.
+/// The taints with NoExecute for a node that is not ready; `None` if it has it, or is ready.
 pub(super) fn with_eviction(node: &Node, now: Timestamp) -> Option<Vec<Taint>> {
     let key = match ready(node)?.status.as_str() {
         "True" => return None,
@@ -68,12 +68,12 @@ pub(super) fn with_eviction(node: &Node, now: Timestamp) -> Option<Vec<Taint>> {
     (taints != current(node)).then_some(taints)
 }
 
-/// The taints without NoExecute taints of this controller; `None` when there is none.
+/// The taints without this controller's NoExecute taints; `None` if there is none.
 pub(super) fn without_eviction(node: &Node, now: Timestamp) -> Option<Vec<Taint>> {
     is_evicting(node).then(|| replace(node, is_eviction, &[], now))
 }
 
-/// Whether pods are evicted from the node because it is not ready.
+/// Whether the node has a NoExecute taint because it is not ready.
 pub(super) fn is_evicting(node: &Node) -> bool {
     current(node).iter().any(is_eviction)
 }

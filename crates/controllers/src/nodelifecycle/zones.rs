@@ -1,6 +1,6 @@
-//! How fast nodes may be given NoExecute taints, by zone: at the ordinary rate while most of a zone is
-//! well, slower or not at all while much of it is not, and not at all while no node of any zone is
-//! well, for then it is rather the control plane that is cut off. Pure.
+//! How fast nodes get NoExecute taints, by zone: at the normal rate while most nodes of a zone are
+//! ready, slower or not at all while many are not, and not at all while no node of any zone is
+//! ready, since then the control plane is probably disconnected. Pure.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -10,13 +10,13 @@ use std::{
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 
-/// Nodes a second, ordinarily.
+/// Nodes per second in a normal zone.
 const RATE: f64 = 0.1;
-/// Nodes a second in a large zone of which much is not well.
+/// Nodes per second in a large, partially disrupted zone.
 const SECONDARY_RATE: f64 = 0.01;
-/// In zones up to this size nothing is evicted while much of them is not well.
+/// In zones up to this size nothing is evicted while they are partially disrupted.
 const LARGE: usize = 50;
-/// So much of a zone must be unwell for that, and more than two nodes.
+/// A zone is partially disrupted if this fraction and more than two of its nodes are not ready.
 const UNHEALTHY: f64 = 0.55;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,7 +27,7 @@ enum State {
     FullDisruption,
 }
 
-/// The nodes of a zone, well or not.
+/// The ready and not ready nodes of a zone.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Count {
     pub(super) ready: usize,
@@ -52,21 +52,21 @@ impl Count {
     }
 }
 
-/// What a pass over all nodes means for the cluster.
+/// The result of a pass for the whole cluster.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Change {
-    /// Zones go on by themselves.
+    /// Zones are evaluated separately.
     None,
-    /// No node is well any more: NoExecute taints are taken away, none is added.
+    /// No node is ready any more: NoExecute taints are removed and none is added.
     AllDisrupted,
-    /// Some node is well again: every node gets its whole grace period anew.
+    /// Some node is ready again: every node's grace period restarts.
     Recovered,
 }
 
 struct Zone {
     state: State,
     rate: f64,
-    /// Tokens at `counted`; at most one.
+    /// Rate limiter tokens at `counted`; at most one.
     tokens: f64,
     counted: Timestamp,
     waiting: VecDeque<String>,
@@ -104,7 +104,7 @@ impl Zone {
         self.set_rate(rate, now);
     }
 
-    /// The next node, if the rate allows one now.
+    /// The next node, if the rate limit allows.
     fn pop(&mut self, now: Timestamp) -> Option<String> {
         self.refill(now);
         if self.rate <= 0.0 || self.tokens < 1.0 {
@@ -125,14 +125,14 @@ impl Zone {
     }
 }
 
-/// All zones, and the nodes in them that wait for a NoExecute taint.
+/// All zones, with their nodes that wait for a NoExecute taint.
 #[derive(Default)]
 pub(super) struct Zones {
     zones: BTreeMap<String, Zone>,
 }
 
 impl Zones {
-    /// Takes in how many nodes of each zone are well.
+    /// Updates the zones' states from the counts of ready nodes.
     pub(super) fn observe(&mut self, counts: &BTreeMap<String, Count>, now: Timestamp) -> Change {
         self.zones.retain(|name, _| counts.contains_key(name));
         for name in counts.keys() {
@@ -170,7 +170,7 @@ impl Zones {
         }
     }
 
-    /// The node waits for its taint, in its zone's queue.
+    /// Queues a node for its taint.
     pub(super) fn add(&mut self, zone: &str, node: &str, now: Timestamp) {
         let zone = self.zones.entry(zone.to_owned());
         let waiting = &mut zone.or_insert_with(|| Zone::new(now)).waiting;
@@ -179,20 +179,20 @@ impl Zones {
         }
     }
 
-    /// The node is well or gone.
+    /// The node is ready or gone.
     pub(super) fn remove(&mut self, node: &str) {
         for zone in self.zones.values_mut() {
             zone.waiting.retain(|known| known != node);
         }
     }
 
-    /// The nodes that may get their taint now.
+    /// The nodes that get their taint now.
     pub(super) fn due(&mut self, now: Timestamp) -> Vec<String> {
         let zones = self.zones.values_mut();
         zones.filter_map(|zone| zone.pop(now)).collect()
     }
 
-    /// How long until a node may get its taint, when one waits.
+    /// How long until the next queued node gets its taint.
     pub(super) fn next_in(&self) -> Option<Duration> {
         self.zones.values().filter_map(Zone::next_in).min()
     }
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn a_zone_of_which_much_is_unwell_is_left_alone_or_slow_when_it_is_large() {
+    fn a_mostly_unhealthy_zone_is_not_tainted_or_slowly_if_large() {
         let mut zones = Zones::default();
         let partial = counts(&[("large", 40, 60), ("small", 2, 3)]);
         zones.observe(&partial, at(0));

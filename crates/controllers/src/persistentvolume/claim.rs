@@ -1,4 +1,4 @@
-//! What comes next for a claim. Pure.
+//! The next step for a claim. Pure.
 
 use std::collections::BTreeSet;
 
@@ -35,7 +35,7 @@ pub(super) fn decide(claim: &PersistentVolumeClaim, world: &impl World) -> Decis
     }
 }
 
-/// A claim that was bound once.
+/// A claim that was bound before.
 fn bound(claim: &PersistentVolumeClaim, world: &impl World) -> Decision {
     let Some(name) = volume_name(claim) else {
         let why = "Bound claim has lost reference to PersistentVolume. Data on the volume is lost!";
@@ -68,7 +68,7 @@ fn lost(claim: &PersistentVolumeClaim, reason: &'static str, message: &str) -> D
     }
 }
 
-/// A claim whose user asks for a volume by name.
+/// A claim with a volumeName set by its user.
 fn named(claim: &PersistentVolumeClaim, name: &str, world: &impl World) -> Decision {
     let Some(volume) = world.volume(name) else {
         return pending(claim, None);
@@ -91,7 +91,7 @@ fn named(claim: &PersistentVolumeClaim, name: &str, world: &impl World) -> Decis
     pending(claim, Some(event))
 }
 
-/// A claim that takes any volume that suits it.
+/// A claim that accepts any matching volume.
 fn unbound(claim: &PersistentVolumeClaim, world: &impl World) -> Decision {
     let class = Some(claim_class(claim)).filter(|class| !class.is_empty());
     let found_class = class.and_then(|class| world.class(class));
@@ -148,7 +148,7 @@ fn provisioning_failed(claim: &PersistentVolumeClaim, message: String) -> Event 
     Event::new(claim, Kind::Warning, "ProvisioningFailed", message)
 }
 
-/// Hands the claim to its provisioner, which watches for the annotations.
+/// Assigns the claim to its provisioner by annotations.
 fn provision(claim: &PersistentVolumeClaim, provisioner: &str) -> Decision {
     let driver = migrated(provisioner);
     if driver.is_none() && provisioner.starts_with("kubernetes.io/") {
@@ -171,7 +171,7 @@ fn provision(claim: &PersistentVolumeClaim, provisioner: &str) -> Decision {
     Decision::Rest(vec![event])
 }
 
-/// The claim is Pending; the event is said while it stays so.
+/// The claim is Pending; the event is repeated while it is.
 fn pending(claim: &PersistentVolumeClaim, event: Option<Event>) -> Decision {
     match status(claim, "Pending", None) {
         Ok(Some(changed)) => Decision::Write(Change::ClaimStatus(Box::new(changed)), None),
@@ -180,8 +180,8 @@ fn pending(claim: &PersistentVolumeClaim, event: Option<Event>) -> Decision {
     }
 }
 
-/// The next of the four writes that bind a volume and a claim: the volume, its phase, the claim, its
-/// status. Each is repeated from what is there, so that a restart between two of them loses nothing.
+/// The next of the four writes that bind a volume and a claim: volume, its status, claim, its
+/// status. Each depends only on the current objects, so that a restart in between loses nothing.
 fn bind(claim: &PersistentVolumeClaim, volume: &PersistentVolume) -> Decision {
     if let Some(bound) = bound_to(volume, claim) {
         return Decision::Write(Change::Volume(Box::new(bound)), None);
@@ -221,7 +221,7 @@ fn phase(claim: &PersistentVolumeClaim) -> Option<&str> {
     claim.status.as_ref()?.phase.as_deref()
 }
 
-/// The claim with this phase and with what its volume gives; `None` when it says so already.
+/// The claim with this phase and the volume's properties; `None` if it has them.
 fn status(
     claim: &PersistentVolumeClaim,
     new: &str,
@@ -253,8 +253,8 @@ fn status(
     Ok((changed.status != claim.status).then_some(changed))
 }
 
-/// The capacity is taken from the volume when the claim becomes Bound, not later: a file system may
-/// be smaller than its device.
+/// The capacity is copied from the volume only when the claim becomes Bound: a file system may be
+/// smaller than its device.
 fn set_capacity(
     status: &mut PersistentVolumeClaimStatus,
     volume: &PersistentVolume,

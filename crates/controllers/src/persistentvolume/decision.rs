@@ -1,5 +1,5 @@
-//! What the binder reads of the cluster and what it does about it: one write at a time, so that
-//! every decision is made on what the caches show after the write before.
+//! What the binder reads and writes: one write at a time, so that every decision sees the result of
+//! the previous write in the cache.
 
 use std::sync::Arc;
 
@@ -15,14 +15,15 @@ use reconcile::{
     },
 };
 
-/// On claims and volumes of provisioners that a CSI driver took over: the driver.
+/// The annotation of claims and volumes of migrated provisioners: the CSI driver.
 pub(super) const MIGRATED_TO: &str = "pv.kubernetes.io/migrated-to";
 
 /// The cluster as the binder sees it.
 pub(super) trait World {
     /// A volume by name.
     fn volume(&self, name: &str) -> Option<Arc<PersistentVolume>>;
-    /// The volumes that are bound to a claim of this name, reserved for it, or of the class and free.
+    /// The volumes that are bound to a claim of this name, reserved for it, or available in its
+    /// class.
     fn candidates(&self, claim: &PersistentVolumeClaim) -> Vec<Arc<PersistentVolume>>;
     /// A claim by name.
     fn claim(&self, namespace: &str, name: &str) -> Option<Arc<PersistentVolumeClaim>>;
@@ -30,7 +31,7 @@ pub(super) trait World {
     fn class(&self, name: &str) -> Option<Arc<StorageClass>>;
     /// The default class.
     fn default_class(&self) -> Option<Arc<StorageClass>>;
-    /// The names of pods that use the claim and have no node yet.
+    /// The names of pods that use the claim and are not scheduled.
     fn unscheduled_pods(&self, claim: &PersistentVolumeClaim) -> Vec<String>;
 }
 
@@ -47,21 +48,21 @@ pub(super) enum Change {
     VolumeStatus(Box<PersistentVolume>),
 }
 
-/// Something to say about an object.
+/// An event to record.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Event {
     /// The object.
     pub about: ObjectReference,
-    /// Whether it is good news.
+    /// Normal or Warning.
     pub kind: Kind,
-    /// As upstream names it.
+    /// Upstream's reason.
     pub reason: &'static str,
-    /// In upstream's words.
+    /// Upstream's message.
     pub message: String,
 }
 
 impl Event {
-    /// About an object.
+    /// An event about an object.
     pub(super) fn new<K: Resource<DynamicType = ()>>(
         object: &K,
         kind: Kind,
@@ -77,25 +78,26 @@ impl Event {
     }
 }
 
-/// What comes next for a claim or a volume.
+/// The next step for a claim or a volume.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Decision {
-    /// Write this, say that once it is written, and look again.
+    /// Write this, then record the event, and decide again.
     Write(Change, Option<Box<Event>>),
-    /// Nothing is to be written. The events are repeated while nothing changes.
+    /// Nothing to write. The events are repeated while nothing changes.
     Rest(Vec<Event>),
-    /// The volume's claim seems to be gone: ask the API server before the volume is released.
+    /// The volume's claim seems to be gone: read it from the API server before the volume is
+    /// released.
     Confirm,
-    /// The objects contradict each other.
+    /// The objects are inconsistent.
     Fail(String),
 }
 
 impl Decision {
-    /// Nothing to do and nothing to say.
+    /// Nothing to write and no event.
     pub(super) const DONE: Self = Self::Rest(Vec::new());
 }
 
-/// The CSI driver that took over an in-tree provisioner.
+/// The CSI driver of a migrated in-tree provisioner.
 pub(super) fn migrated(provisioner: &str) -> Option<&'static str> {
     Some(match provisioner {
         "kubernetes.io/aws-ebs" => "ebs.csi.aws.com",
@@ -109,8 +111,7 @@ pub(super) fn migrated(provisioner: &str) -> Option<&'static str> {
     })
 }
 
-/// Brings the annotation of the driver that took over in line with the provisioner; whether it
-/// changed.
+/// Updates the migration annotation to match the provisioner; returns whether it changed.
 pub(super) fn mark_migrated(meta: &mut ObjectMeta) -> bool {
     let keys = [
         PROVISIONED_BY,

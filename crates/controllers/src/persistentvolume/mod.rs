@@ -1,8 +1,8 @@
-//! Binds PersistentVolumeClaims and PersistentVolumes to each other, hands claims to their
-//! provisioners and says what becomes of a volume whose claim is gone. It deletes no data: that is
-//! done by the provisioner that made the volume.
+//! Binds PersistentVolumeClaims and PersistentVolumes to each other, assigns claims to their
+//! provisioners and applies the reclaim policy of released volumes. It deletes no data: the
+//! provisioner of the volume does.
 //!
-//! Claims and volumes are keys of one queue; the keys of volumes have no namespace.
+//! Claims and volumes share one queue; keys of volumes have no namespace.
 
 mod claim;
 mod decision;
@@ -31,13 +31,13 @@ use crate::{
 };
 use decision::{Change, Decision, World};
 
-/// As in the table of controllers.
+/// The name in [`crate::ALL`].
 pub const NAME: &str = "persistentvolume-binder";
 const ACCOUNT: &str = "persistent-volume-binder";
 
-/// How often what waits is looked at again, and its events repeated.
+/// How often pending objects are reconciled again, and their events repeated.
 const RESYNC: Duration = Duration::from_secs(15);
-/// One reconciliation writes at most so often before its key goes back to the queue.
+/// The maximum number of writes per reconciliation.
 const WRITES: usize = 8;
 
 struct Binder {
@@ -49,7 +49,7 @@ struct Binder {
     events: Recorder,
 }
 
-/// Starts it.
+/// Starts the controller.
 pub fn start(shared: &Arc<Shared>) {
     let controller = Arc::new(Binder {
         client: shared.client(ACCOUNT),
@@ -77,7 +77,7 @@ pub fn start(shared: &Arc<Shared>) {
         .start();
 }
 
-/// A claim concerns itself and the volume it names or named.
+/// A claim's event enqueues the claim and the volume that it names or named.
 fn claim_event(event: &Event<PersistentVolumeClaim>) -> Vec<Key> {
     let claim = event.object();
     let before = event.old().and_then(|old| volume_name(old));
@@ -86,8 +86,8 @@ fn claim_event(event: &Event<PersistentVolumeClaim>) -> Vec<Key> {
     volumes.chain([Key::of(&**claim)]).collect()
 }
 
-/// A volume concerns itself, the claim it is bound to, and, when it is free, the claims that could
-/// take it.
+/// A volume's event enqueues the volume, the claim that it is bound to and, if it is available, the
+/// claims that could bind it.
 fn volume_event(
     event: &Event<PersistentVolume>,
     claims: &Informer<PersistentVolumeClaim>,
@@ -109,7 +109,8 @@ fn volume_event(
     keys
 }
 
-/// A class concerns the unbound claims that name it, and a default class those that name none.
+/// A class' event enqueues the unbound claims that name it; for a default class also those that
+/// name none.
 fn class_event(event: &Event<StorageClass>, claims: &Informer<PersistentVolumeClaim>) -> Vec<Key> {
     let name = event.object().metadata.name.as_deref().unwrap_or_default();
     let named = claims.by_index(UNBOUND, name).into_iter();
@@ -179,8 +180,8 @@ impl Binder {
         claim.map_or(Decision::DONE, |claim| claim::decide(&claim, self))
     }
 
-    /// Whether the API server too says that the volume's claim is gone: the cache may not show a
-    /// claim yet that a provisioner or the scheduler has seen.
+    /// Whether the claim is gone from the API server, too: the cache may lack a claim that a
+    /// provisioner or the scheduler has already seen.
     async fn is_claim_gone(&self, volume: &str) -> Result<bool, Error> {
         let Some(volume) = self.volume(volume) else {
             return Ok(false);

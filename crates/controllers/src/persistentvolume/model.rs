@@ -1,7 +1,7 @@
-//! The binder against a simple model: users, the scheduler, a provisioner and several workers take
-//! turns at random, decisions are written late or never, as when a process dies between two writes.
-//! Whatever happens, no volume serves two claims, no claim changes its volume, and no data goes that
-//! was to be retained or that a claim still holds.
+//! A model test of the binder: users, the scheduler, a provisioner and several workers act at
+//! random, and decisions are written late or never, as after a crash between two writes.
+//! Invariants: no volume is bound to two claims, no claim changes its volume, and no data is
+//! deleted that is to be retained or that a claim still uses.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,10 +20,10 @@ const PROVISIONER: &str = "example.com/made";
 struct Run {
     world: Memory,
     random: StdRng,
-    /// Decisions of workers that are not written yet.
+    /// Decisions that are not written yet.
     late: Vec<Change>,
     made: usize,
-    /// The volume that each claim, by uid, was bound to first.
+    /// The first volume of each claim, by uid.
     first: BTreeMap<String, String>,
     log: Vec<String>,
 }
@@ -101,7 +101,7 @@ impl Run {
         }
     }
 
-    /// Keeps data that was to be deleted, or the other way round.
+    /// Changes the reclaim policy between Retain and Delete.
     fn user_changes_a_policy(&mut self) {
         let volumes: Vec<_> = self.world.volumes.values().cloned().collect();
         let Some(volume) = self.one_of(&volumes) else {
@@ -114,7 +114,7 @@ impl Run {
         self.world.write(Change::Volume(Box::new(changed)));
     }
 
-    /// Deletes a volume that nothing holds: protection keeps those that are Bound.
+    /// Deletes a volume that is not Bound.
     fn user_deletes_a_volume(&mut self) {
         let volumes = self.world.volumes.values();
         let free = volumes.filter(|volume| {
@@ -127,7 +127,7 @@ impl Run {
         }
     }
 
-    /// As the scheduler does: a volume of its choice is bound, or a node is chosen.
+    /// Acts as the scheduler: binds a volume, or selects a node.
     fn scheduler_serves_a_claim(&mut self) {
         let claims: Vec<_> = self.world.claims.values().cloned().collect();
         let Some(claim) = self.one_of(&claims) else {
@@ -178,7 +178,7 @@ impl Run {
             .put_volume(serde_json::from_value(volume).unwrap());
     }
 
-    /// Deletes the data of a released volume: the one step that cannot be undone.
+    /// Deletes the data of a released volume, which cannot be undone.
     fn provisioner_deletes_a_volume(&mut self) {
         let volumes: Vec<_> = self.world.volumes.values().cloned().collect();
         let Some(volume) = self.one_of(&volumes) else {
@@ -208,7 +208,7 @@ impl Run {
         self.world.volumes.remove(&name);
     }
 
-    /// A worker decides about one object. What it decides is written now, later or never.
+    /// A worker decides about one object. The decision is written now, later or never.
     fn worker_decides(&mut self) {
         let is_claim = self.random.random_bool(0.5);
         let decision = if is_claim {
@@ -277,7 +277,7 @@ impl Run {
         }
     }
 
-    /// Everything that is decided is written, until nothing is left to do.
+    /// Writes every decision until nothing is left to do.
     fn settle(&mut self) {
         self.late.clear();
         for _ in 0..1000 {
@@ -304,7 +304,7 @@ impl Run {
         panic!("it never rests: {:#?}", self.log);
     }
 
-    /// What nothing is left to do about: bound on both sides, or bound on neither.
+    /// Every object is bound on both sides, or on neither.
     fn check_settled(&self) {
         for claim in self
             .world
@@ -341,7 +341,7 @@ impl Run {
 }
 
 #[test]
-fn whatever_happens_no_volume_serves_two_claims_and_no_data_is_lost() {
+fn random_events_never_bind_a_volume_to_two_claims_or_lose_data() {
     let is_soak = std::env::var_os("MAINSTAY_SOAK").is_some();
     for seed in 0..if is_soak { 20_000 } else { 200 } {
         let mut run = Run::new(seed);

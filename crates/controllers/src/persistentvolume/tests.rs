@@ -1,4 +1,4 @@
-//! Tables: what the binder decides, and a cluster in memory to decide on.
+//! Tables of the binder's decisions, with a cluster in memory.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::{decision::Change, *};
 
-/// Claims of one namespace, volumes and classes, with versions as the API server gives them.
+/// Claims of one namespace, volumes and classes, with resourceVersions.
 #[derive(Default)]
 pub(super) struct Memory {
     pub claims: BTreeMap<String, Arc<PersistentVolumeClaim>>,
@@ -45,7 +45,7 @@ impl Memory {
         self.volumes.insert(name, Arc::new(volume));
     }
 
-    /// Writes what was decided on the newest version; whether it was.
+    /// Writes a change if it was decided on the current version; returns whether it was.
     pub(super) fn write(&mut self, change: Change) -> bool {
         match change {
             Change::Claim(claim) | Change::ClaimStatus(claim) => {
@@ -122,7 +122,7 @@ fn volume(change: impl FnOnce(&mut Value)) -> PersistentVolume {
     serde_json::from_value(volume).unwrap()
 }
 
-/// Decides and writes until it rests; the events that it said on the way, as reason and message.
+/// Decides and writes until nothing is left to write; returns reason and message of the events.
 fn settle(world: &mut Memory, name: &str, is_claim: bool) -> Vec<(&'static str, String)> {
     let mut said = Vec::new();
     for _ in 0..20 {
@@ -188,7 +188,7 @@ fn a_claim_and_a_volume_are_bound_on_both_sides() {
 }
 
 #[test]
-fn what_users_bind_beforehand_is_completed_and_not_marked_as_ours() {
+fn pre_bound_volumes_are_completed_and_not_marked_as_bound_by_the_controller() {
     let mut world = Memory::default();
     world.put_claim(claim(|claim| claim["spec"]["volumeName"] = json!("pv")));
     world.put_volume(volume(|volume| {
@@ -202,7 +202,7 @@ fn what_users_bind_beforehand_is_completed_and_not_marked_as_ours() {
 }
 
 #[test]
-fn an_unbound_claim_says_what_it_waits_for() {
+fn an_unbound_claim_has_an_event_with_the_reason() {
     let made = "Waiting for a volume to be created either by the external provisioner 'x.io/made' \
         or manually by the system administrator. If volume creation is delayed, please verify \
         that the provisioner is running and correctly registered.";
@@ -323,7 +323,7 @@ fn a_claim_without_a_class_gets_the_default_one_later_and_an_empty_class_stays()
 }
 
 #[test]
-fn a_volume_asked_for_by_name_must_suit_and_be_free() {
+fn a_volume_requested_by_name_must_match_and_be_available() {
     let asks = |claim: &mut Value| claim["spec"]["volumeName"] = json!("pv");
     let mut world = Memory::default();
     world.put_claim(claim(asks));
@@ -342,7 +342,7 @@ fn a_volume_asked_for_by_name_must_suit_and_be_free() {
 }
 
 #[test]
-fn a_bound_claim_whose_volume_is_gone_is_lost() {
+fn a_bound_claim_whose_volume_was_deleted_is_lost() {
     let bound = |claim: &mut Value| {
         claim["metadata"]["annotations"] = json!({BIND_COMPLETED: "yes"});
         claim["spec"]["volumeName"] = json!("pv");
@@ -369,7 +369,7 @@ fn owned(volume: &mut Value) {
 }
 
 #[test]
-fn a_volume_whose_claim_is_gone_is_released_and_reclaimed_by_its_policy() {
+fn a_volume_whose_claim_was_deleted_is_released_and_reclaimed_by_its_policy() {
     let no_deleter = "error getting deleter volume plugin for volume \"pv\": \
                       no deletable volume plugin matched";
     let no_plugin = "no volume plugin matched name: kubernetes.io/gone";
@@ -426,7 +426,7 @@ fn a_volume_whose_claim_is_gone_is_released_and_reclaimed_by_its_policy() {
 }
 
 #[test]
-fn a_volume_whose_claim_is_bound_elsewhere_is_given_back() {
+fn a_volume_whose_claim_is_bound_to_another_is_released() {
     let elsewhere = |claim: &mut Value| claim["spec"]["volumeName"] = json!("other");
     for (annotations, reference) in [
         (json!({BOUND_BY_CONTROLLER: "yes"}), Value::Null),

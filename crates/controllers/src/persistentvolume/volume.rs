@@ -1,4 +1,4 @@
-//! What comes next for a volume. Pure.
+//! The next step for a volume. Pure.
 
 use k8s_openapi::api::core::v1::PersistentVolume;
 use reconcile::{
@@ -11,7 +11,7 @@ use reconcile::{
 
 use super::decision::{Change, Decision, Event, MIGRATED_TO, World, mark_migrated, migrated};
 
-/// Decides about a volume; `is_confirmed` when the API server itself said that its claim is gone.
+/// Decides about a volume; `is_confirmed` if the API server confirmed that its claim is gone.
 pub(super) fn decide(
     volume: &PersistentVolume,
     world: &impl World,
@@ -24,7 +24,7 @@ pub(super) fn decide(
         return phase(volume, "Available");
     };
     let Some(owner) = uid(reference) else {
-        // Reserved: the claim finishes the binding.
+        // Reserved: the claim's reconciliation finishes the binding.
         return phase(volume, "Available");
     };
     let namespace = reference.namespace.as_deref().unwrap_or_default();
@@ -54,11 +54,11 @@ pub(super) fn decide(
                 Event::new(&*claim, Kind::Warning, "VolumeMismatch", about_claim),
             ])
         }
-        // The claim finishes the binding.
+        // The claim's reconciliation finishes the binding.
         None => Decision::DONE,
         Some(bound) if Some(bound) == volume.metadata.name.as_deref() => phase(volume, "Bound"),
         Some(_) if is_annotated(&volume.metadata, PROVISIONED_BY) && policy(volume) == "Delete" => {
-            // Made for this claim, which is bound elsewhere.
+            // Provisioned for this claim, which is bound to another volume.
             release(volume)
         }
         Some(_) => unbind(volume),
@@ -83,7 +83,7 @@ fn is_released(volume: &PersistentVolume) -> bool {
     matches!(phase_of(volume), Some("Released" | "Failed"))
 }
 
-/// The volume in this phase; `None` when it is in it.
+/// The volume in this phase; `None` if it is already.
 pub(super) fn with_phase(
     volume: &PersistentVolume,
     phase: &str,
@@ -119,8 +119,8 @@ fn fail(volume: &PersistentVolume, reason: &'static str, message: &str) -> Decis
     }
 }
 
-/// The claim is gone: Released, and then what the reclaim policy says. The data of a volume whose
-/// policy is Retain is never touched; that of others is deleted by the provisioner that made it.
+/// The claim is gone: the volume becomes Released, and the reclaim policy is applied. With
+/// Retain, the data is never touched; otherwise the provisioner deletes it.
 fn release(volume: &PersistentVolume) -> Decision {
     if !is_released(volume) {
         return phase(volume, "Released");
@@ -147,7 +147,7 @@ fn release(volume: &PersistentVolume) -> Decision {
     }
 }
 
-/// Why nothing deletes the volume; `None` when its provisioner does.
+/// Why no provisioner deletes the volume; `None` if one does.
 fn no_deleter(volume: &PersistentVolume) -> Option<String> {
     let provisioner = annotation(&volume.metadata, PROVISIONED_BY).filter(|by| !by.is_empty());
     if let Some(provisioner) = provisioner {
@@ -165,8 +165,8 @@ fn no_deleter(volume: &PersistentVolume) -> Option<String> {
     (!is_csi).then(why)
 }
 
-/// The volume is bound to a claim that is bound elsewhere: a controller's binding is undone, a user's
-/// stays as a reservation.
+/// The volume is bound to a claim that is bound elsewhere: a controller's binding is undone, a
+/// user's stays as a reservation.
 fn unbind(volume: &PersistentVolume) -> Decision {
     let mut changed = volume.clone();
     let spec = changed.spec.get_or_insert_default();
@@ -177,12 +177,12 @@ fn unbind(volume: &PersistentVolume) -> Decision {
     } else if let Some(reference) = &mut spec.claim_ref {
         reference.uid = None;
     }
-    // Its phase follows with the next look.
+    // The next decision updates its phase.
     Decision::Write(Change::Volume(Box::new(changed)), None)
 }
 
-/// The volume with its annotation of migration and the finalizers that its provisioner and reclaim
-/// policy ask for; `None` when it has them.
+/// The volume with its migration annotation and the finalizers of its provisioner and reclaim
+/// policy; `None` if it has them.
 fn prepared(volume: &PersistentVolume) -> Option<PersistentVolume> {
     let mut changed = volume.clone();
     let mut is_changed = mark_migrated(&mut changed.metadata);
@@ -205,7 +205,7 @@ fn finalizers(volume: &PersistentVolume) -> Option<Vec<String>> {
             .iter()
             .any(|finalizer| finalizer == IN_TREE_FINALIZER);
         match policy(volume) {
-            // What is being deleted gets no new finalizers.
+            // Finalizers cannot be added to an object that is being deleted.
             "Delete" if !held && volume.metadata.deletion_timestamp.is_none() => {
                 wanted.push(IN_TREE_FINALIZER.to_owned());
             }

@@ -1,5 +1,5 @@
-//! The PersistentVolumeClaims of a StatefulSet's pods: what they are made from, and who owns them by
-//! the set's retention policy. Pure.
+//! The PersistentVolumeClaims of a StatefulSet's pods, and their owners by the retention policy.
+//! Pure.
 
 use k8s_openapi::{
     api::{
@@ -17,7 +17,7 @@ fn templates(set: &StatefulSet) -> impl Iterator<Item = &PersistentVolumeClaim> 
     spec.flat_map(|spec| spec.volume_claim_templates.iter().flatten())
 }
 
-/// The name of a template, and of the claim that is made from it for an ordinal.
+/// The template name and the claim name of each template for an ordinal.
 pub(super) fn names(set: &StatefulSet, ordinal: i32) -> Vec<(String, String)> {
     let set_name = set.metadata.name.as_deref().unwrap_or_default();
     let names = templates(set).map(|template| {
@@ -28,7 +28,7 @@ pub(super) fn names(set: &StatefulSet, ordinal: i32) -> Vec<(String, String)> {
     names.collect()
 }
 
-/// The claims that the pod of an ordinal uses.
+/// The claims of an ordinal's pod.
 pub(super) fn wanted(set: &StatefulSet, ordinal: i32) -> Vec<PersistentVolumeClaim> {
     let selector = set.spec.as_ref().map(|spec| &spec.selector);
     let labels = selector.and_then(|selector| selector.match_labels.as_ref());
@@ -47,7 +47,7 @@ pub(super) fn wanted(set: &StatefulSet, ordinal: i32) -> Vec<PersistentVolumeCla
     claims.collect()
 }
 
-/// Whether claims go with the set, and with a pod that is scaled away.
+/// Whether claims are deleted with the set, and when scaled down.
 fn policy(set: &StatefulSet) -> (bool, bool) {
     let spec = set.spec.as_ref();
     let policy = spec.and_then(|spec| spec.persistent_volume_claim_retention_policy.as_ref());
@@ -88,19 +88,19 @@ impl Owners {
             == (&owner.api_version, &owner.kind, &owner.name)
     }
 
-    /// References to the set or the pod by name.
+    /// Whether it refers to the set or the pod by name.
     fn ours(&self, known: &OwnerReference) -> bool {
         Self::names(known, &self.set) || Self::names(known, &self.pod)
     }
 
-    /// Named, but with another uid: an earlier set or pod, which the garbage collector looks after.
+    /// The right name, but another uid: an earlier set or pod, which the garbage collector handles.
     fn is_stale(&self, known: &OwnerReference) -> bool {
         (Self::names(known, &self.set) && known.uid != self.set.uid)
             || (Self::names(known, &self.pod) && known.uid != self.pod.uid)
     }
 }
 
-/// Whether another controller has a claim that the policy would delete.
+/// Whether another controller owns a claim that the policy would delete.
 pub(super) fn has_other_controller(
     set: &StatefulSet,
     pod: &Pod,
@@ -114,7 +114,7 @@ pub(super) fn has_other_controller(
         })
 }
 
-/// The owners that a claim should have, if they differ from those it has.
+/// The owners that a claim should have; `None` if it has them.
 pub(super) fn owners(
     set: &StatefulSet,
     pod: &Pod,
@@ -148,7 +148,8 @@ pub(super) fn owners(
     (!same).then_some(right)
 }
 
-/// Whether a claim is left from an earlier pod of the ordinal and goes with it: a new pod has to wait.
+/// Whether a claim belongs to an earlier pod of the ordinal and will be deleted with it: a new pod
+/// must wait.
 pub(super) fn is_stale(set: &StatefulSet, pod_name: &str, claim: &PersistentVolumeClaim) -> bool {
     let known = claim.metadata.owner_references.iter().flatten();
     let (_, with_pod) = policy(set);
@@ -208,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn the_policy_decides_who_owns_a_claim() {
+    fn the_retention_policy_decides_the_owner_of_a_claim() {
         let set_owns = owner("StatefulSet", "db", "set", true);
         let pod_owns = |ordinal: i32| {
             owner(
@@ -218,7 +219,7 @@ mod tests {
                 true,
             )
         };
-        // Ordinals 0 and 1 are wanted, 5 is scaled away.
+        // Ordinals 0 and 1 are wanted, 5 is scaled down.
         for (deleted, scaled, ordinal, known, expected) in [
             ("Retain", "Retain", 0, vec![], None),
             ("Retain", "Retain", 0, vec![set_owns.clone()], Some(vec![])),
@@ -238,7 +239,7 @@ mod tests {
                 vec![set_owns.clone()],
                 Some(vec!["db-5"]),
             ),
-            // Not as a controller: mended.
+            // Not as a controller: corrected.
             (
                 "Delete",
                 "Retain",
@@ -261,7 +262,7 @@ mod tests {
                 vec![owner("Pod", "db-5", "earlier", true)],
                 None,
             ),
-            // Another controller's: we step back, and never delete it.
+            // Another controller's: our reference is removed, and the claim never deleted.
             (
                 "Delete",
                 "Delete",
@@ -276,7 +277,7 @@ mod tests {
                 vec![owner("Other", "x", "x", true), set_owns.clone()],
                 Some(vec!["x"]),
             ),
-            // Owners that do not control stay.
+            // Owners that are not controllers stay.
             (
                 "Delete",
                 "Retain",

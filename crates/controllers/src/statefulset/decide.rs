@@ -1,4 +1,4 @@
-//! The next steps of a StatefulSet, and what to say about it. Pure.
+//! The next steps of a StatefulSet, and its status. Pure.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -18,10 +18,10 @@ pub(super) struct View<'a> {
     pub(super) set: &'a StatefulSet,
     /// The name of the newest revision.
     pub(super) newest: &'a str,
-    /// The name of the revision that the set is rolling away from, if it still exists.
+    /// The name of the revision that an update replaces, if it still exists.
     pub(super) current: Option<&'a str>,
     pub(super) pods: &'a [Arc<Pod>],
-    /// Whether a claim of the ordinal is about to go with its last pod.
+    /// Whether a claim of the ordinal will be deleted with its last pod.
     pub(super) has_stale_claim: &'a dyn Fn(i32) -> bool,
     pub(super) now: Timestamp,
 }
@@ -33,15 +33,15 @@ pub(super) enum Step {
         revision: String,
     },
     Delete(Arc<Pod>),
-    /// Make the claims that a pod which waits has lost.
+    /// Create missing claims of a pending pod.
     EnsureClaims(Arc<Pod>),
-    /// Mend labels, volumes and the owners of claims.
+    /// Correct labels, volumes and the owners of claims.
     Correct(Arc<Pod>),
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Plan {
-    /// In order, unless they may be done all at once.
+    /// In order, unless podManagementPolicy is Parallel.
     pub(super) steps: Vec<Step>,
     pub(super) at_once: bool,
     pub(super) status: StatefulSetStatus,
@@ -57,7 +57,7 @@ struct Round<'a> {
     replicas: i32,
     ordered: bool,
     steps: Vec<Step>,
-    /// How many pods were deleted because they are old.
+    /// How many pods were deleted because of an old revision.
     replaced: i32,
 }
 
@@ -128,7 +128,8 @@ impl Round<'_> {
         strategy.and_then(|strategy| strategy.type_.as_deref()) != Some("OnDelete")
     }
 
-    /// Below the partition pods are made as they were; without one, where an update has not come yet.
+    /// Pods below the partition get the current revision; without a partition, ordinals that the
+    /// update has not reached.
     fn revision_for(&self, ordinal: i32) -> &str {
         let known = self.view.set.status.as_ref();
         let unreached = || known.and_then(|known| known.current_replicas).unwrap_or(0);
@@ -150,13 +151,13 @@ impl Round<'_> {
         }
     }
 
-    /// Steps for the ordinals that are wanted; whether all is well enough to go on.
+    /// Steps for the wanted ordinals; returns whether the next phase may follow.
     fn keep_wanted(&mut self) -> bool {
         for ordinal in self.wanted() {
             let well = match self.pods.get(&ordinal).cloned() {
                 None => {
                     if (self.view.has_stale_claim)(ordinal) {
-                        // The claim goes first; its deletion comes as an event.
+                        // The claim is deleted first; its deletion comes as an event.
                         false
                     } else {
                         let revision = self.revision_for(ordinal).to_owned();
@@ -175,7 +176,7 @@ impl Round<'_> {
 
     fn keep(&mut self, pod: Arc<Pod>) -> bool {
         if is_terminal(&pod) {
-            // Made again when it is gone, whatever its containers ended with.
+            // Created again when it is gone, whatever its exit code.
             if !is_deleting(&pod) {
                 self.steps.push(Step::Delete(pod));
             }
@@ -191,7 +192,7 @@ impl Round<'_> {
         well
     }
 
-    /// Steps for pods beyond the wanted ordinals, the highest first; whether none is left.
+    /// Steps for pods beyond the wanted ordinals, the highest first; returns whether none is left.
     fn remove_unwanted(&mut self) -> bool {
         let unwell = |pod: &&Arc<Pod>| self.is_unavailable(Some(pod));
         let wanted = self.wanted().map(|ordinal| self.pods.get(&ordinal));
@@ -347,7 +348,7 @@ mod tests {
         })
     }
 
-    /// `+ordinal revision` and `-ordinal` for pods that are made and deleted.
+    /// `+ordinal revision` and `-ordinal` for created and deleted pods.
     fn changes(set: &StatefulSet, pods: &[&str]) -> String {
         let name = |pod: &Pod| pod.metadata.name.clone().unwrap().replace("db-", "");
         let text = plan(set, pods, 99)
@@ -362,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_come_one_after_the_other_when_the_last_is_well_or_all_at_once() {
+    fn pods_are_created_in_order_when_the_previous_is_ready_or_in_parallel() {
         let ordered = set(3, json!({}));
         let parallel = set(3, json!({"podManagementPolicy": "Parallel"}));
         let patient = set(3, json!({"minReadySeconds": 10}));
@@ -393,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_go_from_the_top_one_at_a_time_or_all_at_once() {
+    fn pods_are_deleted_from_the_highest_ordinal_or_in_parallel() {
         let (one, none) = (set(1, json!({})), set(0, json!({})));
         let parallel = set(0, json!({"podManagementPolicy": "Parallel"}));
         for (set, pods, expected) in [
@@ -408,7 +409,7 @@ mod tests {
                 "",
             ),
             (&one, &["0 new", "1 new ready"], ""),
-            // The first pod that is not well may go; others wait for it.
+            // The first unhealthy pod may be deleted; others wait for it.
             (&none, &["0 new ready", "1 new", "2 new"], ""),
             (&none, &["0 new ready", "1 new"], "-1"),
             (&none, &["0 new ready", "1 new", "2 new ready"], "-2"),
@@ -490,7 +491,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_waits_until_the_claim_of_its_predecessor_is_gone() {
+    fn a_pod_waits_until_the_claim_of_its_predecessor_is_deleted() {
         let parallel = set(2, json!({"podManagementPolicy": "Parallel"}));
         let steps = plan(&parallel, &[], 0).steps;
         assert!(
@@ -501,7 +502,7 @@ mod tests {
     }
 
     #[test]
-    fn a_set_that_is_deleted_only_tells_its_status() {
+    fn a_set_being_deleted_only_updates_its_status() {
         let mut leaving = set(2, json!({}));
         leaving.metadata.deletion_timestamp =
             Some(serde_json::from_value(json!(at(1).to_string())).unwrap());
@@ -536,7 +537,7 @@ mod tests {
                 &["0 old ready", "1 new"],
                 (2, Some(1), Some(1), Some(1), old.clone()),
             ),
-            // The one that is replaced now does not count as current any more.
+            // The pod that is being replaced no longer counts as current.
             (
                 &["0 old ready", "1 old ready"],
                 (2, Some(2), Some(1), None, old.clone()),

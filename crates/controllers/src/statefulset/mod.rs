@@ -1,5 +1,5 @@
-//! StatefulSet: pods with names, storage and an order of their own. One with an ordinal is never
-//! replaced before the old one is really gone.
+//! StatefulSet: pods with a stable name, storage and order. A pod is never replaced before the old
+//! one of its ordinal is gone.
 
 mod claims;
 mod decide;
@@ -25,7 +25,7 @@ use crate::{
 use decide::{Step, View, decide};
 use pod::ordinal;
 
-/// As in the table of controllers.
+/// The name in [`crate::ALL`].
 pub const NAME: &str = "statefulset";
 const ACCOUNT: &str = "statefulset-controller";
 const WORKERS: usize = 16;
@@ -41,7 +41,7 @@ struct Sets {
     recorder: Recorder,
 }
 
-/// Starts it.
+/// Starts the controller.
 pub fn start(shared: &Arc<Shared>) {
     let controller = Arc::new(Sets {
         shared: shared.clone(),
@@ -117,7 +117,7 @@ impl Controller for Sets {
 }
 
 impl Sets {
-    /// The sets that may have waited for a claim to go.
+    /// The sets that may wait for a claim's deletion.
     fn sets_of_claim(&self, event: &client::Event<PersistentVolumeClaim>) -> Vec<Key> {
         let client::Event::Deleted(claim) = event else {
             return Vec::new();
@@ -153,7 +153,7 @@ impl Sets {
         claim::claim(set, api, &selector, &self.pods, candidates, None).await
     }
 
-    /// The plan, and the revision that the set is rolling away from.
+    /// The plan, and the revision that an update replaces.
     fn decide(
         &self,
         set: &StatefulSet,
@@ -240,8 +240,8 @@ impl Sets {
         stored.or_else(|| set.spec.as_ref().map(|spec| spec.template.clone()))
     }
 
-    /// Makes the claims that a pod uses. Those that exist stay as they are; one that is being deleted
-    /// has to go first.
+    /// Creates the claims of a pod. Existing ones stay as they are; one that is being deleted must
+    /// be gone first.
     async fn create_claims(&self, set: &StatefulSet, ordinal: i32, pod: &str) -> Result<(), Error> {
         let namespace = set.metadata.namespace.as_deref().unwrap_or_default();
         let set_name = set.metadata.name.as_deref().unwrap_or_default();
@@ -273,7 +273,7 @@ impl Sets {
         Ok(())
     }
 
-    /// Gives the claims of a pod the owners that the retention policy asks for.
+    /// Sets the claims' owners by the retention policy.
     async fn own_claims(&self, set: &StatefulSet, pod: &Pod) -> Result<(), Error> {
         let Some(ordinal) = ordinal(set, pod) else {
             return Ok(());
@@ -318,7 +318,7 @@ impl Sets {
             .event(&set.object_ref(&()), kind, reason, text);
     }
 
-    /// Records what became of a pod.
+    /// Records an event about a pod.
     fn record(
         &self,
         verb: impl Display,

@@ -1,4 +1,5 @@
-//! The identity of a StatefulSet's pods: name, host name, labels and storage of their ordinal. Pure.
+//! The identity of a StatefulSet's pods: name, host name, labels and storage of their ordinal.
+//! Pure.
 
 use k8s_openapi::api::{
     apps::v1::StatefulSet,
@@ -11,7 +12,7 @@ use crate::{history, podcontrol};
 const NAME_LABEL: &str = "statefulset.kubernetes.io/pod-name";
 const INDEX_LABEL: &str = "apps.kubernetes.io/pod-index";
 
-/// The ordinal in a pod's name, when the name is this set's.
+/// The ordinal in a pod's name, if it is a name of this set.
 pub(super) fn ordinal(set: &StatefulSet, pod: &Pod) -> Option<i32> {
     let (name, number) = pod.metadata.name.as_deref()?.rsplit_once('-')?;
     let ordinal: i32 = number.parse().ok().filter(|ordinal| *ordinal >= 0)?;
@@ -19,7 +20,7 @@ pub(super) fn ordinal(set: &StatefulSet, pod: &Pod) -> Option<i32> {
     (canonical && Some(name) == set.metadata.name.as_deref()).then_some(ordinal)
 }
 
-/// The first ordinal, and how many there are.
+/// The first ordinal, and their number.
 pub(super) fn range(set: &StatefulSet) -> (i32, i32) {
     let spec = set.spec.as_ref();
     let ordinals = spec.and_then(|spec| spec.ordinals.as_ref());
@@ -33,7 +34,7 @@ pub(super) fn is_wanted(set: &StatefulSet, ordinal: i32) -> bool {
     (first..first.saturating_add(replicas)).contains(&ordinal)
 }
 
-/// The name of the revision that a pod was made from.
+/// The name of a pod's revision.
 pub(super) fn revision(pod: &Pod) -> &str {
     let labels = pod.metadata.labels.as_ref();
     labels
@@ -67,7 +68,7 @@ pub(super) fn new(
     pod
 }
 
-/// Labels and volumes of the ordinal.
+/// Sets labels and volumes of the ordinal.
 fn identify(set: &StatefulSet, ordinal: i32, pod: &mut Pod) {
     let labels = pod.metadata.labels.get_or_insert_default();
     labels.insert(NAME_LABEL.into(), name(set, ordinal));
@@ -94,7 +95,7 @@ fn identify(set: &StatefulSet, ordinal: i32, pod: &mut Pod) {
     volumes.splice(0..0, claimed);
 }
 
-/// The pod with its labels and volumes, if it lacks some of them.
+/// The pod with corrected labels and volumes; `None` if nothing is missing.
 pub(super) fn corrected(set: &StatefulSet, pod: &Pod) -> Option<Pod> {
     let ordinal = ordinal(set, pod)?;
     let labels = pod.metadata.labels.as_ref();

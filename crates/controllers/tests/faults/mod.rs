@@ -1,5 +1,5 @@
-//! What can go wrong between a controller and the API server: requests that are refused, answers that
-//! get lost, watches that are cut or have expired, lists that take long.
+//! Faults between a controller and the API server: rejected requests, lost responses, closed and
+//! expired watches, slow lists.
 
 #![allow(dead_code, reason = "not every test needs all of it")]
 
@@ -27,7 +27,7 @@ pub(crate) struct Faults {
     random: Mutex<StdRng>,
     /// How many of a thousand requests fail.
     rate: AtomicU32,
-    /// Lists of paths that end with this take so long.
+    /// Lists of paths with this suffix take this long.
     slow: Option<(&'static str, Duration)>,
 }
 
@@ -145,7 +145,7 @@ fn refusal(code: u16, reason: &str) -> Response<Body> {
     response.body(body).unwrap()
 }
 
-/// The connector of controllers that meet these faults.
+/// The connector of controllers with these faults.
 pub(crate) struct Faulty(pub Arc<Faults>);
 
 impl Connector for Faulty {

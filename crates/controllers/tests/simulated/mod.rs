@@ -1,5 +1,4 @@
-//! Nodes that only pretend, a clock that runs fast, and the question whether a cluster is what its
-//! specs ask for.
+//! Simulated nodes, a clock that runs fast, and a check whether a cluster matches its specs.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
@@ -23,7 +22,7 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 use stdx::Clock;
 
-/// A clock whose time passes several times faster.
+/// A clock that runs several times faster.
 pub(crate) struct FastClock {
     start: (Timestamp, Instant),
     factor: u32,
@@ -53,7 +52,7 @@ struct State {
     paused_until: Instant,
 }
 
-/// Kubelets and a scheduler: they bind pods, run them, and end them.
+/// Simulated kubelets and a scheduler: they bind, run and end pods.
 #[derive(Clone)]
 pub(crate) struct Nodes {
     state: Arc<Mutex<State>>,
@@ -94,7 +93,7 @@ impl Nodes {
         self.state.lock().names.remove(name);
     }
 
-    /// No new pod is bound for a while.
+    /// Binds no new pod for a while.
     pub(crate) fn pause(&self, duration: Duration) {
         self.state.lock().paused_until = Instant::now() + duration;
     }
@@ -119,7 +118,7 @@ impl Nodes {
         }
     }
 
-    /// One step of a pod's life.
+    /// One step in a pod's life.
     async fn step(&self, client: &kube::Client, pod: &Pod, number: u32) -> Result<(), kube::Error> {
         let meta = &pod.metadata;
         let (namespace, name) = (
@@ -135,7 +134,7 @@ impl Nodes {
             None if leaving => Ok(()),
             None => self.bind(client, pod).await,
             Some(node) if !self.names().contains(node) => Ok(()),
-            // A kubelet reports that a pod has ended before it removes it.
+            // A kubelet reports that a pod has ended before it deletes it.
             Some(_) if leaving && !matches!(phase, Some("Succeeded" | "Failed")) => {
                 let status = json!({"status": {"phase": "Failed"}});
                 let params = PatchParams::default();
@@ -166,7 +165,7 @@ impl Nodes {
                     .await
                     .map(drop)
             }
-            // What the control plane took for lost while the node was silent is well.
+            // A pod marked as not ready while the node was silent is ready again.
             Some(_) if phase == Some("Running") && !is_ready(pod) => {
                 let now = Timestamp::now().to_string();
                 let ready = json!({"type": "Ready", "status": "True", "lastTransitionTime": now});
@@ -217,7 +216,7 @@ fn is_ready(pod: &Pod) -> bool {
     conditions.any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
-/// The node that a daemon is made for.
+/// The node in a daemon pod's affinity.
 fn wanted_node(pod: &Pod) -> Option<String> {
     let affinity = pod
         .spec
@@ -306,7 +305,7 @@ impl Cluster {
     }
 }
 
-/// Everything that is not as the specs ask for; nothing when the cluster has settled.
+/// Everything that does not match the specs; empty when the cluster has converged.
 pub(crate) async fn problems(client: &kube::Client, namespace: &str) -> Vec<String> {
     let mut cluster = Cluster::default();
     let nodes: Api<Node> = Api::all(client.clone());

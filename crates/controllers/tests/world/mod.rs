@@ -1,5 +1,5 @@
-//! A real API server over the embedded store, all controllers, and a node that only pretends: it
-//! binds, runs and ends pods by writing what a scheduler and a kubelet would.
+//! A real API server with the embedded store, all controllers, and a simulated node: it binds, runs
+//! and ends pods by writing what a scheduler and a kubelet would.
 
 #![allow(clippy::unwrap_used)]
 #![allow(dead_code, reason = "not every test needs all of it")]
@@ -54,7 +54,7 @@ impl Connector for InProcess {
     }
 }
 
-/// The API server alone, with a certificate authority: controllers are started and stopped apart.
+/// The API server with a CA, without controllers.
 pub(crate) struct Server {
     pub server: Arc<ApiServer>,
     /// A client of the administrator.
@@ -91,7 +91,7 @@ impl Server {
         }
     }
 
-    /// Runs all controllers in `context` as clients that `connector` makes.
+    /// Runs all controllers in `context` with clients of `connector`.
     pub(crate) fn run_controllers(
         &self,
         context: &Context,
@@ -101,7 +101,7 @@ impl Server {
         self.run_configured(context, connector, clock, controllers::Config::default());
     }
 
-    /// The same with settings of its own.
+    /// The same with another configuration.
     pub(crate) fn run_configured(
         &self,
         context: &Context,
@@ -118,7 +118,7 @@ impl Server {
         tokio::spawn(controllers.run(context.clone()));
     }
 
-    /// Makes clients without anything between them and the server.
+    /// A connector directly to the server.
     pub(crate) fn connector(&self) -> Arc<dyn Connector> {
         Arc::new(InProcess(self.server.clone()))
     }
@@ -154,12 +154,12 @@ fn api_server(pki: &pki::Pki, directory: &std::path::Path) -> Arc<ApiServer> {
 }
 
 impl World {
-    /// A client with an identity of its own.
+    /// A client of this user.
     pub(crate) fn as_user(&self, user: User) -> kube::Client {
         client::in_process(self.server.connect(user))
     }
 
-    /// The client of a kubelet that runs beside the server, on a node with this address.
+    /// A client of a kubelet in this process, on a node with this address.
     #[allow(dead_code, reason = "not every test needs it")]
     pub(crate) fn as_node(&self, name: &str, address: &str) -> kube::Client {
         let user = User::new(format!("system:node:{name}"), ["system:nodes"]);
@@ -167,12 +167,12 @@ impl World {
         client::in_process(service.of_node(address.parse().unwrap()))
     }
 
-    /// Everything running, with the namespace "default".
+    /// Starts everything, with the namespace "default".
     pub(crate) async fn new() -> Self {
         Self::configured(controllers::Config::default()).await
     }
 
-    /// The same with settings of the controllers.
+    /// The same with a configuration of the controllers.
     pub(crate) async fn configured(config: controllers::Config) -> Self {
         Self::timed(config, Arc::new(SystemClock)).await
     }
@@ -224,7 +224,7 @@ impl World {
             .unwrap()
     }
 
-    /// Waits until what `look` sees is what is wanted.
+    /// Waits until `look` returns true.
     pub(crate) async fn until<T, F>(&self, what: &str, look: impl Fn() -> F)
     where
         F: Future<Output = Result<bool, T>>,
@@ -245,7 +245,7 @@ impl World {
         }
     }
 
-    /// A node that takes every pod, runs it at once, and ends it when it is asked to.
+    /// A simulated node that accepts every pod, runs it at once, and ends it when it is deleted.
     pub(crate) fn pretend_node(&self) {
         let pods = Informer::<Pod>::builder(self.client.clone()).start(&self.context);
         let client = self.client.clone();
@@ -265,7 +265,7 @@ impl World {
     }
 }
 
-/// One step of a pod's life.
+/// One step in a pod's life.
 async fn live(client: &kube::Client, pod: &Pod, number: u8) -> Result<(), kube::Error> {
     let (namespace, name) = (
         pod.metadata.namespace.clone().unwrap(),

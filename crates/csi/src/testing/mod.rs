@@ -1,5 +1,5 @@
-//! A small driver for tests: it keeps volumes as directories, records every call, fails or hangs where
-//! a test says so, and notices when it is called in an order that the protocol forbids.
+//! A small CSI driver for tests: it keeps volumes as directories, records every call, fails or
+//! hangs as a test says, and detects calls in an order that the protocol forbids.
 
 mod services;
 
@@ -23,26 +23,26 @@ use crate::{
     },
 };
 
-/// What the driver is.
+/// The properties of the driver.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// The driver's name.
     pub name: String,
-    /// What its node service can do.
+    /// The capabilities of its node service.
     pub capabilities: Vec<Capability>,
-    /// The node's name to the driver.
+    /// The driver's id of the node.
     pub node_id: String,
-    /// Where the node is.
+    /// The node's topology.
     pub topology: BTreeMap<String, String>,
-    /// How many volumes fit; 0 is any number.
+    /// The volume limit; 0 for none.
     pub max_volumes: i64,
-    /// The directory of all volumes. Publishing binds them to their targets; without one, targets are
-    /// plain directories.
+    /// The directory of all volumes, which are bind mounted to their targets; without it, targets
+    /// are plain directories.
     pub data: Option<PathBuf>,
 }
 
 impl Options {
-    /// A driver that stages, expands and measures.
+    /// A driver that can stage, expand and report statistics.
     pub fn new(name: &str) -> Self {
         Self {
             name: name.to_owned(),
@@ -59,43 +59,43 @@ impl Options {
     }
 }
 
-/// What happens to calls of a method.
+/// A fault of calls of a method.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    /// Refused; nothing is done.
+    /// An error; nothing is done.
     Refuse(Code),
-    /// Done, and answered with an error.
+    /// Done, but answered with an error.
     Lose(Code),
-    /// Never answered, and not done.
+    /// Not done, and never answered.
     Hang,
-    /// Done, and never answered.
+    /// Done, but never answered.
     Stall,
 }
 
 /// One call.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Call {
-    /// Such as `NodePublishVolume`.
+    /// For example `NodePublishVolume`.
     pub method: &'static str,
     /// The volume.
     pub volume: String,
-    /// Where to: the staging path of stage and unstage, else the target.
+    /// The staging path of stage and unstage, else the target.
     pub path: String,
     /// The staging path of other calls.
     pub staging: String,
     /// Its read-only flag.
     pub readonly: bool,
-    /// What the volume's attributes and the kubelet say.
+    /// The volume context.
     pub context: BTreeMap<String, String>,
-    /// What attaching it gave.
+    /// The publish context.
     pub publish_context: BTreeMap<String, String>,
     /// Its secrets.
     pub secrets: BTreeMap<String, String>,
-    /// The group that the driver is to give files to.
+    /// The volume mount group.
     pub mount_group: String,
     /// File system and mount flags, or `block`.
     pub access: String,
-    /// The size asked for.
+    /// The requested size.
     pub bytes: i64,
 }
 
@@ -116,15 +116,15 @@ struct State {
 struct Shared {
     options: Options,
     socket: Mutex<PathBuf>,
-    /// Guards the state only; nothing waits while it is held.
+    /// Guards the state; never held across an await.
     state: Mutex<State>,
 }
 
-/// The driver. Clones are the same driver.
+/// The driver. Clones share it.
 #[derive(Clone)]
 pub struct Driver(Arc<Shared>);
 
-/// Ends the driver's server and removes its sockets when dropped.
+/// Stops the driver's server and removes its sockets when dropped.
 pub struct Served {
     tasks: Vec<JoinHandle<()>>,
     sockets: Vec<PathBuf>,
@@ -142,7 +142,7 @@ impl Drop for Served {
 }
 
 impl Driver {
-    /// A driver that serves nobody yet.
+    /// A driver that is not served yet.
     pub fn new(options: Options) -> Self {
         Self(Arc::new(Shared {
             options,
@@ -151,8 +151,8 @@ impl Driver {
         }))
     }
 
-    /// Serves identity, controller and node on a socket below `plugins/NAME`, and the registration on
-    /// one in `plugins_registry`, both of this kubelet root.
+    /// Serves identity, controller and node on a socket below `plugins/NAME`, and the registration
+    /// on one in `plugins_registry` of this kubelet root.
     pub fn serve(&self, kubelet_root: &Path) -> std::io::Result<Served> {
         let name = &self.0.options.name;
         let socket = kubelet_root.join("plugins").join(name).join("csi.sock");
@@ -179,17 +179,17 @@ impl Driver {
         })
     }
 
-    /// From now on, calls of this method go wrong.
+    /// Sets a fault of a method.
     pub fn break_method(&self, method: &'static str, fault: Fault) {
         self.0.state.lock().faults.insert(method, fault);
     }
 
-    /// Calls of this method go right again.
+    /// Removes the fault of a method.
     pub fn heal(&self, method: &'static str) {
         self.0.state.lock().faults.remove(method);
     }
 
-    /// From now on, all volumes are unwell, for this reason.
+    /// Makes all volumes abnormal, with this message.
     pub fn set_abnormal(&self, message: &str) {
         self.0.state.lock().condition = Some(VolumeCondition {
             abnormal: true,
@@ -209,14 +209,14 @@ impl Driver {
         calls
     }
 
-    /// Methods in order, without those that only ask.
+    /// Methods in order, without queries.
     pub fn order(&self) -> Vec<&'static str> {
         let asks = ["NodeGetCapabilities", "NodeGetInfo", "NodeGetVolumeStats"];
         let methods = self.calls().into_iter().map(|call| call.method);
         methods.filter(|method| !asks.contains(method)).collect()
     }
 
-    /// Volumes that are staged, with their paths.
+    /// Staged volumes with their paths.
     pub fn staged(&self) -> BTreeMap<String, String> {
         self.0.state.lock().staged.clone()
     }
@@ -226,12 +226,12 @@ impl Driver {
         self.0.state.lock().published.clone()
     }
 
-    /// What the protocol forbids and a caller did.
+    /// Violations of the protocol by the caller.
     pub fn violations(&self) -> Vec<String> {
         self.0.state.lock().violations.clone()
     }
 
-    /// What the kubelet answered to the registration.
+    /// Whether the kubelet registered the driver.
     pub fn registered(&self) -> Option<bool> {
         self.0.state.lock().registered
     }
@@ -241,7 +241,7 @@ impl Driver {
         self.0.state.lock().registration_error.clone()
     }
 
-    /// Records a call and goes wrong where it is to: with an outcome, the work is to be done and lost.
+    /// Records a call and applies its fault: with `Lost`, the call is done and its response lost.
     async fn enter(&self, call: Call) -> Result<Option<Lost>, Status> {
         let method = call.method;
         self.0.state.lock().calls.push(call);
@@ -257,7 +257,7 @@ impl Driver {
     }
 }
 
-/// How the answer to finished work is lost.
+/// How the response of a completed call is lost.
 enum Lost {
     Code(Code),
     Answer,

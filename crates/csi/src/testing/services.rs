@@ -428,7 +428,7 @@ impl Driver {
         self.0.options.capabilities.contains(&capability)
     }
 
-    /// Puts a volume where a pod is to find it; what is there already stays.
+    /// Puts a volume at its target; an existing one is kept.
     fn place(&self, volume: &str, target: &Path, is_block: bool) -> std::io::Result<()> {
         if target.exists() {
             return Ok(());

@@ -1,4 +1,4 @@
-//! What each directive of a server block means. One function each, listed in [`ALL`].
+//! The directives of a server block. One function each, listed in [`ALL`].
 
 use std::{net::SocketAddr, path::PathBuf, str::FromStr, time::Duration};
 
@@ -14,9 +14,9 @@ use super::{
 };
 use crate::hosts::Hosts;
 
-/// The port that servers have when they name none.
+/// The default port.
 const PORT: u16 = 53;
-/// CoreDNS' limit of servers to forward to.
+/// CoreDNS' limit of forward servers.
 const FORWARD_LIMIT: usize = 15;
 
 /// A directive.
@@ -25,7 +25,7 @@ pub(super) struct Directive {
     pub read: fn(&mut Server, &mut Reading<'_>) -> Result<(), SyntaxError>,
 }
 
-/// Every directive that has an effect, or whose effect is always there.
+/// Every supported directive, including those that are always in effect.
 pub(super) const ALL: &[Directive] = &[
     Directive {
         name: "cache",
@@ -85,7 +85,7 @@ pub(super) const ALL: &[Directive] = &[
     },
 ];
 
-/// A directive's line, and where to say what of it has no effect.
+/// A directive's line, and the list of parts that have no effect.
 pub(super) struct Reading<'a> {
     pub line: &'a Line,
     pub around: &'a Surroundings<'a>,
@@ -93,7 +93,7 @@ pub(super) struct Reading<'a> {
 }
 
 impl<'a> Reading<'a> {
-    /// The words behind the directive's name.
+    /// The arguments after the directive's name.
     pub(super) fn arguments(&self) -> &'a [String] {
         self.line.words.get(1..).unwrap_or_default()
     }
@@ -102,7 +102,7 @@ impl<'a> Reading<'a> {
         self.line.block.as_deref().unwrap_or_default()
     }
 
-    /// Says that a line, or a part of it, has no effect.
+    /// Reports that a line, or a part of it, has no effect.
     pub(super) fn problem(&mut self, line: &Line, what: impl std::fmt::Display) {
         self.problems.push(format!("line {}: {what}", line.number));
     }
@@ -114,7 +114,7 @@ impl<'a> Reading<'a> {
     }
 }
 
-/// An error on a line.
+/// A syntax error on a line.
 pub(super) fn wrong(line: &Line, message: impl std::fmt::Display) -> SyntaxError {
     SyntaxError {
         line: line.number,
@@ -138,7 +138,7 @@ pub(super) fn server_zone(word: &str) -> Result<(Name, Option<String>), String> 
     Ok((name(zone).ok_or(format!("{word} is not a zone"))?, problem))
 }
 
-/// A domain name in its lower form; a range of addresses stands for its reverse zone.
+/// A domain name in lower case; a CIDR stands for its reverse zone.
 pub(super) fn name(text: &str) -> Option<Name> {
     if let Ok(range) = text.parse::<ipnet::IpNet>() {
         return Some(reverse_zone(range));
@@ -199,7 +199,8 @@ fn number<T: FromStr>(line: &Line, text: &str) -> Result<T, SyntaxError> {
     text.parse().map_err(|_| bad())
 }
 
-/// What is always so here: health is the daemon's, loops are noticed, changes are followed.
+/// Directives that are always in effect here: the daemon serves health, loops are detected, changes
+/// are watched.
 fn always(_: &mut Server, _: &mut Reading<'_>) -> Result<(), SyntaxError> {
     Ok(())
 }
@@ -335,7 +336,7 @@ fn hosts(server: &mut Server, reading: &mut Reading<'_>) -> Result<(), SyntaxErr
         match words.as_slice() {
             ["ttl", seconds] => read.ttl = number(option, seconds)?,
             ["no_reverse"] => read.reverse = false,
-            // The ConfigMap is followed, never polled.
+            // The ConfigMap is watched, never polled.
             ["reload", period] => drop(duration(option, period)?),
             ["fallthrough"] => read.fallthrough.push(Name::root()),
             ["fallthrough", ..] => read.fallthrough.extend(names(option, &option.words[1..])?),
@@ -416,7 +417,7 @@ fn cache(server: &mut Server, reading: &mut Reading<'_>) -> Result<(), SyntaxErr
                 for word in rest {
                     match word.strip_suffix('%') {
                         Some(percent) => read.prefetch_percent = number(option, percent)?,
-                        // Renewed by how often it was asked, whatever the gaps.
+                        // Prefetching depends on the number of queries, not on their interval.
                         None => reading.problem(option, "cache: the gap of prefetch has no effect"),
                     }
                 }

@@ -1,8 +1,8 @@
-//! Settings from CoreDNS' Corefile, of the ConfigMap `kube-system/coredns`.
+//! Parses CoreDNS' Corefile from the ConfigMap `kube-system/coredns`.
 //!
-//! The directives that people put there are understood ([`directive::ALL`]); CoreDNS' fixed order of
-//! plugins decides, not the order of lines. A text that is no Corefile is refused as a whole. A
-//! directive or an option that this server does not have is left out and named in [`Parsed::problems`].
+//! The common directives are supported ([`directive::ALL`]); as in CoreDNS the order of plugins is
+//! fixed, not the order of lines. Invalid syntax is rejected as a whole. An unsupported directive
+//! or option is skipped and listed in [`Parsed::problems`].
 
 mod directive;
 mod rewriting;
@@ -23,65 +23,65 @@ use hickory_proto::{
 use crate::{hosts::Hosts, rewrite::Rewrite};
 use syntax::{Line, SyntaxError};
 
-/// What a cluster has when its ConfigMap says nothing else.
+/// The default Corefile.
 const DEFAULT: &str = include_str!("default.corefile");
-/// The file's key in the ConfigMap.
+/// The Corefile's key in the ConfigMap.
 pub const KEY: &str = "Corefile";
 
-/// The Corefile that a cluster with this domain begins with.
+/// The default Corefile of a cluster with this domain.
 pub fn default_text(cluster_domain: &str) -> String {
     DEFAULT.replace("cluster.local", cluster_domain)
 }
 
-/// A Corefile that could be read.
+/// A parsed Corefile.
 #[derive(Debug)]
 pub struct Parsed {
-    /// What it says.
+    /// The server blocks.
     pub servers: Vec<Server>,
-    /// What of it has no effect here, each with its line.
+    /// The parts that have no effect, each with its line.
     pub problems: Vec<String>,
 }
 
-/// A server block: what happens to questions of its zones.
+/// A server block.
 #[derive(Debug)]
 pub struct Server {
-    /// Names below one of these are answered by this block, unless another has a longer one.
+    /// The zones; the block with the longest matching zone answers a name.
     pub zones: Vec<Name>,
-    /// Which answers are logged.
+    /// Which replies are logged.
     pub log: Option<LogClasses>,
-    /// Whether failures are logged.
+    /// Whether errors are logged.
     pub errors: bool,
-    /// Changes of questions, in order.
+    /// Rewrite rules, in order.
     pub rewrites: Vec<Rewrite>,
-    /// Replies that are made from the question alone.
+    /// Templates.
     pub templates: Vec<Template>,
-    /// Names with addresses.
+    /// The hosts table.
     pub hosts: Option<Hosts>,
-    /// Names of the cluster.
+    /// The `kubernetes` plugin.
     pub kubernetes: Option<Kubernetes>,
-    /// Answers of others that are kept.
+    /// The cache.
     pub cache: Option<Cache>,
-    /// Who else is asked; the first that has the name.
+    /// The forwarders; the first with a matching name is used.
     pub forwards: Vec<Forward>,
 }
 
-/// Which answers `log` shows.
+/// The classes of replies that `log` shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LogClasses {
-    /// Those with records.
+    /// Replies with records.
     pub success: bool,
-    /// Those without.
+    /// Denials.
     pub denial: bool,
-    /// Failures.
+    /// Errors.
     pub error: bool,
 }
 
-/// `template` without a pattern for records: a response code for a type of questions.
+/// `template` without records: a response code for a query type.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Template {
-    /// The type; all when it is `ANY`.
+    /// The query type; all for `ANY`.
     pub kind: RecordType,
-    /// The names; those of the server when there are none.
+    /// The zones; those of the server if empty.
     pub zones: Vec<Name>,
     /// The response code.
     pub code: ResponseCode,
@@ -90,43 +90,43 @@ pub struct Template {
 /// `kubernetes`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Kubernetes {
-    /// How long clients may keep answers, in seconds.
+    /// The TTL of answers, in seconds.
     pub ttl: u32,
-    /// Whether `1-2-3-4.NAMESPACE.pod` has an address.
+    /// Whether `1-2-3-4.NAMESPACE.pod` resolves.
     pub pods: bool,
-    /// Names below these that do not exist are looked for elsewhere.
+    /// Zones whose missing names are passed to the next plugin.
     pub fallthrough: Vec<Name>,
 }
 
 /// `cache`. Times are in seconds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cache {
-    /// The names; those of the server when there are none.
+    /// The zones; those of the server if empty.
     pub zones: Vec<Name>,
-    /// Answers with records.
+    /// For answers with records.
     pub success: Keeping,
-    /// Answers without.
+    /// For denials.
     pub denial: Keeping,
-    /// An answer that was asked for this often is renewed before it ends; never when zero.
+    /// An answer with this many queries is prefetched before it expires; never if zero.
     pub prefetch: u32,
-    /// In the last so many hundredths of its life.
+    /// The last percentage of the TTL in which answers are prefetched.
     pub prefetch_percent: u32,
-    /// How long an answer goes on after its end.
+    /// How long an expired answer may be served.
     pub stale: Duration,
-    /// Whether an answer after its end is given at once, and renewed afterwards.
+    /// Whether an expired answer is served at once, and renewed afterwards.
     pub stale_at_once: bool,
 }
 
-/// How answers of one sort are kept.
+/// How answers of one class are cached.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Keeping {
-    /// The most of them.
+    /// The maximum number.
     pub capacity: usize,
-    /// The longest, whatever the answer says.
+    /// The maximum TTL.
     pub longest: u32,
-    /// The shortest, whatever the answer says.
+    /// The minimum TTL.
     pub shortest: u32,
-    /// Names below these are not kept.
+    /// Zones that are not cached.
     pub disabled: Vec<Name>,
 }
 
@@ -153,66 +153,66 @@ impl Default for Cache {
 /// `forward`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Forward {
-    /// Names below this one.
+    /// The zone.
     pub from: Name,
-    /// But not below these.
+    /// Excluded zones.
     pub except: Vec<Name>,
-    /// Who is asked.
+    /// The servers.
     pub to: Vec<Resolver>,
-    /// In which order.
+    /// The order of servers.
     pub policy: Policy,
-    /// Questions that may be under way at once; others are refused.
+    /// The maximum number of concurrent queries; others are refused.
     pub max_concurrent: Option<usize>,
-    /// Which transport is used.
+    /// The transport.
     pub transport: Preference,
-    /// How long one server is waited for.
+    /// The timeout per server.
     pub read_timeout: Duration,
 }
 
-/// Who is asked.
+/// A forward server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Resolver {
-    /// A server.
+    /// An address.
     Server(SocketAddr),
-    /// Those of a `resolv.conf`, read again when it changes.
+    /// The servers of a `resolv.conf`, read again when it changes.
     ResolvConf(PathBuf),
 }
 
 /// The order of servers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Policy {
-    /// Another one each time, by chance.
+    /// At random.
     Random,
-    /// Another one each time, in turn.
+    /// In turn.
     RoundRobin,
-    /// The first that answers.
+    /// Always in the given order.
     Sequential,
 }
 
 /// The transport to servers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Preference {
-    /// The client's.
+    /// The same as the client's.
     AsAsked,
-    /// Streams alone.
+    /// TCP only.
     ForceTcp,
-    /// Datagrams, and a stream for what did not fit.
+    /// UDP, and TCP for truncated replies.
     PreferUdp,
 }
 
-/// What a Corefile is read with.
+/// The context of parsing a Corefile.
 pub struct Surroundings<'a> {
     /// The cluster's zone.
     pub cluster_domain: &'a Name,
-    /// The other keys of the ConfigMap: files that directives name.
+    /// The other keys of the ConfigMap, as files that directives name.
     pub files: &'a BTreeMap<String, String>,
-    /// What `/etc/resolv.conf` means on this node.
+    /// The file to use for `/etc/resolv.conf`.
     pub resolv_conf: PathBuf,
     /// Addresses of this server itself, which are never asked.
     pub own: Vec<IpAddr>,
 }
 
-/// Reads a Corefile.
+/// Parses a Corefile.
 pub fn parse(text: &str, around: &Surroundings<'_>) -> Result<Parsed, SyntaxError> {
     let lines = syntax::parse(text)?;
     let mut parsed = Parsed {
@@ -222,7 +222,7 @@ pub fn parse(text: &str, around: &Surroundings<'_>) -> Result<Parsed, SyntaxErro
     for line in &lines {
         match &line.block {
             Some(block) => server(line, block, around, &mut parsed)?,
-            // CoreDNS allows a file without braces for a single server; nobody writes it.
+            // CoreDNS also allows a single server without braces; not supported.
             None => {
                 return Err(SyntaxError {
                     line: line.number,

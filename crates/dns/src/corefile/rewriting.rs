@@ -1,4 +1,4 @@
-//! The directive `rewrite`, on one line or as a block with its answers.
+//! The directive `rewrite`, on one line or as a block with answer rules.
 
 use std::ops::RangeInclusive;
 
@@ -12,10 +12,10 @@ use super::{
 };
 use crate::rewrite::{AnswerRule, Change, Matching, Rewrite};
 
-/// CoreDNS' limit of a pattern.
+/// CoreDNS' maximum length of a pattern.
 const LONGEST_PATTERN: usize = 10_000;
 
-/// Reads `rewrite [continue|stop] FIELD …`.
+/// Parses `rewrite [continue|stop] FIELD …`.
 pub(super) fn rewrite(server: &mut Server, reading: &mut Reading<'_>) -> Result<(), SyntaxError> {
     let line = reading.line;
     let mut words: Vec<&str> = reading.arguments().iter().map(String::as_str).collect();
@@ -55,7 +55,7 @@ fn name(line: &Line, words: &[&str]) -> Result<Change, SyntaxError> {
     };
     let matching = matching(line, sort, from)?;
     let mut answers = Vec::new();
-    // The client sees the name that it asked for.
+    // By default the client sees the name that it asked for.
     let mut auto = matches!(matching, Matching::Exact(_));
     let mut left = options;
     while !left.is_empty() {

@@ -1,6 +1,6 @@
-//! The form of a Corefile: words, blocks in braces, comments. Knows no directive.
+//! The syntax of a Corefile: words, blocks in braces, comments. Knows no directive.
 
-/// Where and why a Corefile cannot be read.
+/// A syntax error with its line.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("Corefile:{line}: {message}")]
 pub struct SyntaxError {
@@ -10,7 +10,7 @@ pub struct SyntaxError {
     pub message: String,
 }
 
-/// A line, and the block that it opens.
+/// A line, and its block.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Line {
     /// Its number, from one.
@@ -21,7 +21,7 @@ pub struct Line {
     pub block: Option<Vec<Line>>,
 }
 
-/// The deepest block in a block: `rewrite` and `hosts` of a server are the second.
+/// The maximum nesting of blocks: `rewrite` and `hosts` in a server are at level two.
 const DEEPEST: usize = 4;
 
 /// Splits a text into lines with their blocks.
@@ -80,7 +80,7 @@ pub fn parse(text: &str) -> Result<Vec<Line>, SyntaxError> {
     }
 }
 
-/// The words of a line: `#` begins a comment at the start of a word, double quotes keep spaces.
+/// The words of a line: `#` at the start of a word begins a comment, double quotes keep spaces.
 fn words(line: &str) -> Result<Vec<String>, String> {
     let mut words = Vec::new();
     let mut letters = line.chars().peekable();
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_end_is_refused_with_its_line() {
+    fn unterminated_blocks_and_quotes_are_refused_with_their_line() {
         for (text, line) in [
             ("a {\n", 1),
             ("}\n", 1),

@@ -1,4 +1,4 @@
-//! Corefiles and what becomes of questions by them, in tables.
+//! Tables of Corefiles and their effect on queries.
 
 use std::convert::Infallible;
 
@@ -14,7 +14,7 @@ use crate::{
     reply::{self, Step},
 };
 
-/// kubeadm's.
+/// kubeadm's Corefile.
 const KUBEADM: &str = ".:53 {
     errors
     health {
@@ -64,7 +64,7 @@ fn read(text: &str) -> Result<(Chain, Vec<String>), String> {
     Chain::of_corefile(text, "cluster.local", &["10.42.0.0/16".parse().unwrap()])
 }
 
-/// What a question comes to, shortly.
+/// A short description of a query's result.
 fn outcome(chain: &Chain, name: &str, kind: RecordType) -> String {
     let mut request = Message::query();
     request.add_query(Query::query(Name::from_ascii(name).unwrap(), kind));
@@ -111,7 +111,7 @@ async fn the_files_of_kubeadm_and_our_own_are_understood_completely() {
     ] {
         assert_eq!(outcome(&chain, name, RecordType::A), expected, "{name}");
     }
-    // Reverse names of pods are nobody else's.
+    // Reverse names of pods are never forwarded.
     let reverse = outcome(&chain, "1.0.42.10.in-addr.arpa.", RecordType::PTR);
     assert_eq!(reverse, "NXDomain");
 }
@@ -206,7 +206,7 @@ async fn hosts_and_templates_answer_before_the_cluster() {
     ] {
         let mut shown = outcome(&chain, name, kind);
         if kind == RecordType::PTR && shown.contains(", ") {
-            // The first of several takes turns.
+            // Several records are rotated.
             let mut parts: Vec<&str> = shown.split(", ").collect();
             parts.sort_unstable();
             shown = parts.join(", ");
@@ -216,7 +216,7 @@ async fn hosts_and_templates_answer_before_the_cluster() {
 }
 
 #[test]
-fn what_has_no_effect_is_named_with_its_line() {
+fn directives_without_effect_are_reported_with_their_line() {
     let text = "example.org:1053 {\n autopath @kubernetes\n prometheus :9999\n acl {\n block net 10.0.0.0/8\n }\n\
         kubernetes other.local {\n pods verified\n namespaces a\n }\n\
         forward . 192.0.2.1 {\n health_check 5s\n }\n rewrite edns0 local set 0xffee abcd\n\
@@ -236,7 +236,7 @@ fn what_has_no_effect_is_named_with_its_line() {
 }
 
 #[test]
-fn what_cannot_be_meant_is_refused() {
+fn invalid_directives_are_refused() {
     for (block, line) in [
         ("forward .", 2),
         ("forward . tls://192.0.2.1", 2),

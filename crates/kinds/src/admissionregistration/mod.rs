@@ -8,7 +8,7 @@ use crate::tree::{child, default_to, each, name};
 use machinery::Object;
 use machinery::json::json;
 
-/// Names that only configuration read from files will have.
+/// Warns of names reserved for configuration that is read from files.
 fn warn_static(object: &Object) -> Vec<String> {
     let reserved = ".static.k8s.io";
     if !name(object).ends_with(reserved) {
@@ -19,7 +19,7 @@ fn warn_static(object: &Object) -> Vec<String> {
     )]
 }
 
-/// Where a match is left open, it is wide.
+/// Defaults of match fields: Equivalent, and selectors that match everything.
 fn default_match(object: &mut Object) {
     default_to(object, "matchPolicy", "Equivalent");
     default_to(object, "namespaceSelector", json!({}));

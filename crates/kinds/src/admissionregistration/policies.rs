@@ -1,4 +1,4 @@
-//! Admission policies and their bindings: rules in CEL, kept here and judged by admission.
+//! Admission policies and their bindings: validation of the objects; admission evaluates their CEL.
 
 use super::rules::{FAILURE_POLICIES, check_conditions, check_match, check_mutating, check_set};
 use super::{default_match, default_rules};
@@ -170,7 +170,7 @@ fn default_binding(object: &mut Object) {
 const AUDIT_ANNOTATIONS_MAX: usize = 20;
 const AUDIT_EXPRESSION_MAX: usize = 5 * 1024;
 
-/// `conditions`: whether the match conditions are looked at.
+/// `conditions`: whether matchConditions are validated.
 fn check_common(spec: &Value, mutating: bool, conditions: bool, errors: &mut Errors) {
     let path = Path::new("spec");
     let at = path.child("failurePolicy");
@@ -281,7 +281,7 @@ fn check_variable(variable: &Value, path: &Path, errors: &mut Errors) {
     }
 }
 
-/// Conditions that did not change were looked at when they were made.
+/// Whether matchConditions must be validated: unchanged ones are not validated again.
 fn conditions_change(object: &Object, old: &Object) -> bool {
     let (new, was) = (get(object, "spec"), get(old, "spec"));
     ["paramKind", "matchConditions"]
@@ -573,7 +573,7 @@ mod tests {
     }
 
     #[test]
-    fn a_binding_says_what_happens() {
+    fn invalid_policy_bindings_are_rejected() {
         let said = |spec: Value| {
             lines(validate_binding(
                 &object(&json!({"spec": spec}).to_string()),
@@ -591,7 +591,7 @@ mod tests {
     }
 
     #[test]
-    fn parameters_are_shown_by_name_or_by_what_selects_them() {
+    fn parameters_are_printed_by_name_or_selector() {
         let shown = |reference: &str| {
             let binding = object(&format!(r#"{{"spec": {{"paramRef": {reference}}}}}"#));
             binding_row(&binding, 0)[2].as_str().unwrap().to_owned()

@@ -1,4 +1,4 @@
-//! What webhooks and policies share: which requests they are about.
+//! Match rules that webhooks and policies share.
 
 use crate::check;
 use crate::tree::{is_set, list, text};
@@ -12,7 +12,7 @@ const OPERATIONS: &[&str] = &["*", "CONNECT", "CREATE", "DELETE", "UPDATE"];
 const MUTATING_OPERATIONS: &[&str] = &["*", "CONNECT", "CREATE", "UPDATE"];
 const CONDITIONS_MAX: usize = 64;
 
-/// A value that is set is one of these.
+/// A value, if set, must be one of these.
 pub(super) fn check_set(value: &Value, known: &[&str], path: &Path, errors: &mut Errors) {
     if is_set(value) {
         check::one_of(value, known, path, errors);
@@ -30,7 +30,7 @@ fn check_wildcard(values: &Value, what: &str, path: &Path, errors: &mut Errors) 
     }
 }
 
-/// Operations on resources.
+/// Validates a rule: operations on resources.
 pub(super) fn check_rule(rule: &Value, path: &Path, errors: &mut Errors) {
     let (operations, at) = (&rule["operations"], path.child("operations"));
     if list(operations).is_empty() {
@@ -98,7 +98,7 @@ fn check_resources(resources: &Value, path: &Path, errors: &mut Errors) {
     }
 }
 
-/// Which objects a policy is about.
+/// Validates the matchResources of a policy.
 pub(super) fn check_match(resources: &Value, path: &Path, errors: &mut Errors) {
     if !is_set(resources) {
         return;
@@ -135,7 +135,7 @@ fn check_resource_names(names: &[Value], path: &Path, errors: &mut Errors) {
     }
 }
 
-/// What is deleted cannot be changed any more.
+/// Mutating policies cannot match DELETE: there is no object to change.
 pub(super) fn check_mutating(resources: &Value, path: &Path, errors: &mut Errors) {
     let at = path.child("resourceRules.operations");
     for rule in list(&resources["resourceRules"]) {
@@ -145,7 +145,7 @@ pub(super) fn check_mutating(resources: &Value, path: &Path, errors: &mut Errors
     }
 }
 
-/// Conditions in CEL, by name; whether they compile is not looked at here.
+/// Validates match conditions by name and length; they are compiled elsewhere.
 pub(super) fn check_conditions(conditions: &Value, path: &Path, errors: &mut Errors) {
     let all = list(conditions);
     if all.len() > CONDITIONS_MAX {
@@ -175,7 +175,7 @@ mod tests {
     use machinery::json::json;
 
     #[test]
-    fn rules_say_no_more_than_they_mean() {
+    fn redundant_wildcards_in_rules_are_rejected() {
         let none: [&str; 0] = [];
         let said = |operations: Value, resources: Value| {
             let rule = json!({"operations": operations, "apiGroups": ["*"], "apiVersions": ["v1"], "resources": resources});

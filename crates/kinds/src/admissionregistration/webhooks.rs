@@ -1,4 +1,4 @@
-//! MutatingWebhookConfiguration and ValidatingWebhookConfiguration: who is asked before a write.
+//! MutatingWebhookConfiguration and ValidatingWebhookConfiguration.
 
 use super::rules::{FAILURE_POLICIES, check_conditions, check_match_policy, check_rule, check_set};
 use super::{default_match, default_rules, default_service};
@@ -68,7 +68,7 @@ fn default(object: &mut Object, mutating: bool) {
     }
 }
 
-/// What has to hold; what was otherwise before may stay so.
+/// Which rules apply; values that were invalid before are kept on update.
 struct Terms {
     mutating: bool,
     conditions: bool,

@@ -1,5 +1,5 @@
-//! CustomResourceDefinition: a kind that users bring. Its objects go through the same interface as
-//! built-in ones, with the schema that stands here.
+//! CustomResourceDefinition: a kind defined by users. Its objects use the same interface as
+//! built-in kinds, with the schema from the definition.
 
 use super::schema::{self, Rules};
 use super::versions::{Versions, crowded};
@@ -59,7 +59,7 @@ fn default(object: &mut Object) {
     default_stored(object);
 }
 
-/// The version that objects are kept in from now on joins those they were kept in.
+/// Adds the storage version to `status.storedVersions`.
 fn prepare_update(object: &mut Object, _: &Object, subresource: Subresource<'_>, _: &Context<'_>) {
     if subresource.is_some() {
         return;
@@ -79,7 +79,7 @@ fn prepare_update(object: &mut Object, _: &Object, subresource: Subresource<'_>,
     }
 }
 
-/// The version that objects are kept in is one that they have been kept in.
+/// The storage version is the initial `status.storedVersions`.
 fn default_stored(object: &mut Object) {
     let stored = list(&get(object, "spec")["versions"])
         .iter()
@@ -94,7 +94,7 @@ fn default_stored(object: &mut Object) {
     }
 }
 
-/// What has to hold for a spec beside its schema.
+/// Which rules apply to a spec beside its schemas.
 struct Terms<'a> {
     rules: Rules,
     schemas: bool,
@@ -103,10 +103,11 @@ struct Terms<'a> {
     crowded: Vec<&'a str>,
 }
 
-/// Every version is a whole API: served, discovered and documented on its own. Upstream has no bound.
+/// Every version is a complete API: served, discovered and documented separately. Upstream has no
+/// limit.
 const MOST_VERSIONS: usize = 256;
 
-/// A definition with more versions than may be; nothing else is checked of it.
+/// The error for too many versions; nothing else of the definition is then validated.
 fn too_many_versions(object: &Object) -> Option<Error> {
     let count = list(&get(object, "spec")["versions"]).len();
     let at = Path::new("spec.versions");
@@ -203,7 +204,7 @@ fn has_extension(schema: &Value) -> bool {
 
 fn check_names(names: &Value, path: &Path, errors: &mut Errors) {
     let mut check = |value: &str, mixed: bool, at: Path| {
-        // Kinds may have capitals, everything else is a DNS label as it stands.
+        // Kinds may have upper case; all other names must be DNS labels.
         let (checked, prefix) = if mixed {
             let prefix = "may have mixed case, but should otherwise match: ";
             (value.to_lowercase(), prefix)
@@ -257,7 +258,7 @@ fn check_conversion(conversion: &Value, terms: &Terms<'_>, path: &Path, errors: 
         &path.child("strategy"),
         errors,
     );
-    // Kept, and spoken of, in the form of old.
+    // Validated at the paths of upstream's internal type, which resembles v1beta1.
     let (client, versions) = (
         &conversion["webhook"]["clientConfig"],
         &conversion["webhook"]["conversionReviewVersions"],
@@ -328,7 +329,7 @@ fn check_review_versions(versions: &Value, known: bool, path: &Path, errors: &mu
     }
 }
 
-/// Names that were accepted, and the versions that objects may still be kept in.
+/// Validates the accepted names and the stored versions.
 fn check_status(object: &Object, errors: &mut Errors) {
     let (status, path) = (get(object, "status"), Path::new("status"));
     check_names(
@@ -368,7 +369,7 @@ fn check_status(object: &Object, errors: &mut Errors) {
 const APPROVED: &str = "api-approved.kubernetes.io";
 const REVIEW: &str = "see https://github.com/kubernetes/enhancements/pull/1111";
 
-/// Whether an annotation approves of a definition in a group of Kubernetes' own.
+/// Whether the annotation approves a definition in a protected Kubernetes group.
 fn approval(object: &Object) -> Result<&'static str, String> {
     let approved = text(&get(object, "metadata")["annotations"][APPROVED]);
     let is_url = approved.split_once("://").is_some_and(|(scheme, rest)| {
@@ -395,8 +396,8 @@ fn is_protected(object: &Object) -> bool {
     own("k8s.io") || own("kubernetes.io")
 }
 
-/// Whether a definition in a group of Kubernetes' own was approved of, the reason and the words for
-/// it.
+/// The KubernetesAPIApprovalPolicyConformant condition of a definition in a protected group:
+/// status, reason and message.
 pub fn approval_condition(object: &Object) -> Option<(bool, &'static str, String)> {
     if !is_protected(object) {
         return None;
@@ -443,7 +444,7 @@ fn is_established(object: &Object) -> bool {
         .any(|c| c["type"] == "Established" && c["status"] == "True")
 }
 
-/// What may go on as it was.
+/// The rules for an update: values that were invalid before are kept.
 fn terms_of_update<'a>(spec: &'a Value, old: &Object) -> Terms<'a> {
     let was = get(old, "spec");
     let schemas = || {
@@ -512,7 +513,7 @@ fn validate_update(object: &Object, old: &Object, subresource: Subresource<'_>) 
     errors
 }
 
-/// Formats that nobody looks at.
+/// Warns of formats that are not validated.
 fn warnings(object: &Object, old: Option<&Object>) -> Vec<String> {
     let formats = |object: &Object| -> Vec<String> {
         let versions = list(&get(object, "spec")["versions"]).iter();
@@ -638,7 +639,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_stored_stays_defined_and_names_stay() {
+    fn stored_versions_and_names_cannot_be_removed_from_a_definition() {
         let mut old = widgets(&|_| {});
         child_or_new(&mut old, "status").insert(
             "conditions".to_owned(),

@@ -1,5 +1,5 @@
 //! The OpenAPI v3 schema of a custom resource: which keywords it may use, and how they fit
-//! together. Rules in CEL are taken as they are; whether they compile is not looked at here.
+//! together. CEL rules are compiled elsewhere.
 
 use super::structural;
 use crate::shown::{Field, Go, shown};
@@ -10,7 +10,7 @@ use machinery::{Object, Value};
 
 pub(super) const TYPES: &[&str] = &["array", "boolean", "integer", "number", "object", "string"];
 
-/// What has to hold; a schema that broke a rule before may go on breaking it.
+/// Which rules apply; a schema that violated a rule before may keep doing so.
 #[derive(Clone, Copy)]
 pub(super) struct Rules {
     pub known_types: bool,
@@ -28,7 +28,7 @@ impl Rules {
     };
 }
 
-/// Whether this schema or one within it is such a one.
+/// Whether this schema or a nested one satisfies `is`.
 pub(super) fn has(schema: &Value, is: &dyn Fn(&Value) -> bool) -> bool {
     if !schema.is_object() {
         return false;
@@ -36,7 +36,7 @@ pub(super) fn has(schema: &Value, is: &dyn Fn(&Value) -> bool) -> bool {
     is(schema) || children(schema).iter().any(|(_, child)| has(child, is))
 }
 
-/// The schemas right below, with the keywords that lead there.
+/// The direct subschemas, with their keywords.
 fn children(schema: &Value) -> Vec<(&'static str, &Value)> {
     let mut found = Vec::new();
     let mut one = |name: &'static str| {
@@ -92,7 +92,7 @@ pub(super) fn is_structural(schema: &Value) -> bool {
         && structural::check(schema, &Path::default()).is_empty()
 }
 
-/// Formats that mean nothing for the type they stand beside.
+/// Formats that have no meaning for their type.
 pub(super) fn unknown_formats(schema: &Value) -> Vec<String> {
     const TEXT: &[&str] = &[
         "bsonobjectid",
@@ -142,7 +142,7 @@ pub(super) fn unknown_formats(schema: &Value) -> Vec<String> {
     found
 }
 
-/// Checks the schema of a version, or that of all of them. `path` is that of the schema.
+/// Validates the schema of one version, or the shared one. `path` is the schema's path.
 pub(super) fn check(
     schema: &Value,
     has_status: bool,
@@ -178,7 +178,7 @@ pub(super) fn check(
     errors.append(&mut found);
 }
 
-/// Beside a status the root says only what it is, not what is in it.
+/// With a status subresource, the root schema may use only a few keywords.
 fn check_root(schema: &Value, path: &Path, errors: &mut Errors) {
     for Field(name, go, _) in SCHEMA {
         let value = &schema[*name];
@@ -233,10 +233,10 @@ const AT_ROOT: &[&str] = &[
     "XValidations",
 ];
 
-/// Where in an object a schema stands.
+/// The position of a schema within its object.
 struct SchemaPosition {
     root: bool,
-    /// Whether there may be defaults, or why not.
+    /// Whether defaults are allowed, or why not.
     defaults: Result<(), String>,
     in_metadata: bool,
 }
@@ -449,7 +449,7 @@ fn check_extensions(schema: &Value, rules: Rules, path: &Path, errors: &mut Erro
     }
 }
 
-/// The keyword by which the items of a set are no whole values.
+/// The keyword because of which the items of a set are not atomic.
 fn loose_item(schema: &Value) -> Option<&'static str> {
     let item = &schema["items"];
     let (list_type, map_type) = ("x-kubernetes-list-type", "x-kubernetes-map-type");
@@ -524,7 +524,7 @@ fn check_list_map(schema: &Value, path: &Path, errors: &mut Errors) {
     }
 }
 
-/// The keys of a list's items are always there.
+/// The keys of a list's items must be required or have defaults.
 fn check_keys(schema: &Value, path: &Path, errors: &mut Errors) {
     let (item, kind) = (&schema["items"], text(&schema["x-kubernetes-list-type"]));
     if !item.is_object() || !matches!(kind, "set" | "map") {
@@ -600,7 +600,7 @@ fn check_rule(schema: &Value, rule: &Value, path: &Path, errors: &mut Errors) {
     }
 }
 
-/// The keywords as Kubernetes keeps them, in its order.
+/// The fields of upstream's internal type, in its order.
 const SCHEMA: &[Field] = &[
     Field("id", "ID", Go::Text),
     Field("$schema", "Schema", Go::Text),
@@ -668,7 +668,7 @@ const RULE: &[Field] = &[
     Field("optionalOldSelf", "OptionalOldSelf", Go::Plain),
 ];
 
-/// A schema as Kubernetes prints it.
+/// A schema as Kubernetes prints it in errors.
 pub(super) fn shown_schema(schema: &Value) -> Value {
     let mut out = shown(schema, SCHEMA);
     let map = |value: &Value| -> Value {

@@ -1,5 +1,5 @@
-//! Whether a schema is structural: every field has one type, in one place, and logic beside it
-//! only narrows values. Only such schemas can prune and default.
+//! Whether a schema is structural: every field has one type in one place, and value validations
+//! (`allOf` and so on) only narrow values. Only structural schemas can prune and default.
 
 use crate::tree::{entries, is_set, list, text, truth};
 use machinery::field::{Error, Errors, Path};
@@ -7,7 +7,7 @@ use machinery::json::json;
 use machinery::pattern::Pattern;
 use machinery::{Object, Value};
 
-/// Why a schema cannot even be read as a structural one.
+/// Why a schema cannot be converted to a structural one.
 pub(super) fn unreadable(schema: &Value) -> Option<String> {
     if !schema.is_object() {
         return None;
@@ -55,7 +55,7 @@ enum Level {
     Field,
 }
 
-/// Everything that keeps a schema from being structural, sorted.
+/// Every violation of the structural rules, sorted.
 pub(super) fn check(schema: &Value, path: &Path) -> Errors {
     let mut errors = Vec::new();
     check_level(schema, Level::Root, path, &mut errors);
@@ -142,7 +142,7 @@ fn check_type(schema: &Value, level: Level, path: &Path, errors: &mut Errors) {
     }
 }
 
-/// What an object of the API has, at the root and where one is embedded.
+/// The rules for API objects, at the root and where one is embedded.
 fn check_resource(schema: &Value, level: Level, path: &Path, errors: &mut Errors) {
     let embedded = truth(&schema["x-kubernetes-embedded-resource"]);
     let whole = level == Level::Root || embedded;
@@ -196,7 +196,7 @@ fn is_int_or_string(any_of: &Value) -> bool {
     *any_of == json!([{"type": "integer"}, {"type": "string"}])
 }
 
-/// The parts that narrow values: beside a type they may say nothing about types.
+/// The value validations: beside a type they may not specify types.
 fn check_values(
     schema: &Value,
     skip_any: bool,
@@ -290,7 +290,7 @@ fn check_nested(schema: &Value, skip_any: bool, path: &Path, errors: &mut Errors
     }
 }
 
-/// What the logic speaks of is there in the structure.
+/// Every field that a value validation names must exist in the structure.
 fn check_complete(values: &Value, schema: &Value, at: &Path, said: &Path, errors: &mut Errors) {
     if is_set(&values["not"]) {
         check_nested_complete(&values["not"], schema, at, &said.child("not"), errors);
@@ -336,8 +336,7 @@ fn check_nested_complete(
     }
 }
 
-/// The schema that a path such as `.spec.replicas` leads to, and the path's parts; `by_key` lets
-/// it have brackets.
+/// The schema at a path such as `.spec.replicas`, and the path's parts; `by_key` allows brackets.
 pub(super) fn find<'a>(
     path: &str,
     schema: &'a Value,
@@ -378,7 +377,7 @@ pub(super) fn find<'a>(
     Ok((parts, schema))
 }
 
-/// Dots and brackets, and what is between them.
+/// The tokens of a path: dots, brackets, and the text between them.
 fn tokens(path: &str) -> Vec<String> {
     let mut found: Vec<String> = Vec::new();
     let mut word = String::new();
@@ -480,7 +479,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_named() {
+    fn unsupported_schema_keywords_are_reported() {
         assert_eq!(unreadable(&json!({"type": "object"})), None);
         assert_eq!(
             unreadable(&json!({"properties": {"a": {"id": "x"}}})),

@@ -1,5 +1,5 @@
-//! The versions of a definition. What they all have in common Kubernetes keeps once, beside them,
-//! and speaks of it there.
+//! The versions of a definition. Upstream's internal type moves what all versions share to the top
+//! level, and errors name that path.
 
 use super::schema::{self, Rules, shown_schema};
 use super::structural;
@@ -9,10 +9,10 @@ use crate::tree::{is_empty, is_set, list, same, text, truth};
 use machinery::field::{Error, Errors, Path};
 use machinery::{Value, format};
 
-/// How many fields may be selected by.
+/// Maximum number of selectable fields.
 const SELECTABLE_MAX: usize = 8;
 
-/// A spec, and which parts of its versions are the same in all.
+/// A spec, and which parts all of its versions share.
 pub(super) struct Versions<'a> {
     pub all: &'a [Value],
     schema: bool,
@@ -44,7 +44,7 @@ impl<'a> Versions<'a> {
         self.all.first().unwrap_or(&Value::Null)
     }
 
-    /// A schema that is the same everywhere stands where it is shared.
+    /// A schema that all versions share is reported at the top level.
     pub(super) fn check_schemas_there(&self, path: &Path, errors: &mut Errors) {
         if self.schema && is_set(&self.first()["schema"]["openAPIV3Schema"]) {
             return;
@@ -59,7 +59,7 @@ impl<'a> Versions<'a> {
         }
     }
 
-    /// `lenient`: versions whose selectable fields may be too many.
+    /// `lenient`: versions that may have too many selectable fields.
     pub(super) fn check(&self, rules: Rules, lenient: &[&str], path: &Path, errors: &mut Errors) {
         for (i, version) in self.all.iter().enumerate() {
             let at = path.child("versions");
@@ -89,7 +89,8 @@ impl<'a> Versions<'a> {
             let detail = "must have exactly one version marked as storage version";
             errors.push(Error::invalid(&at, self.printed(), detail));
         }
-        // Kept once more as the version of old.
+        // Upstream's internal type also has the first version's name in the deprecated field
+        // `version`.
         let first = text(&self.first()["name"]);
         let complaints = format::dns1035_label(first);
         if !first.is_empty() && !complaints.is_empty() {
@@ -144,7 +145,7 @@ impl<'a> Versions<'a> {
         }
     }
 
-    /// What the versions share.
+    /// Validates the parts that all versions share.
     pub(super) fn check_shared(
         &self,
         rules: Rules,
@@ -178,7 +179,7 @@ impl<'a> Versions<'a> {
         }
     }
 
-    /// As Kubernetes prints them: without what they share.
+    /// The versions as Kubernetes prints them: without the shared parts.
     fn printed(&self) -> Value {
         let each = |version: &Value| {
             let mut out = shown(version, VERSION);
@@ -270,7 +271,7 @@ fn deprecation_warning(deprecated: bool, warning: &str) -> Vec<String> {
     found
 }
 
-/// A path of names with dots in front.
+/// A path must start with a dot.
 fn check_path(value: &str, path: &Path, errors: &mut Errors) -> bool {
     if value.starts_with('.') {
         return true;
@@ -392,7 +393,7 @@ fn check_selectable(
     }
 }
 
-/// Versions that had too many selectable fields already, and the same as now.
+/// Versions that already had too many selectable fields, unchanged.
 pub(super) fn crowded<'a>(spec: &'a Value, was: &Value) -> Vec<&'a str> {
     let fields = |v: &Value| v["selectableFields"].clone();
     let versions = list(&spec["versions"]).iter();
@@ -437,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn one_version_is_spoken_of_as_the_whole() {
+    fn errors_of_a_single_version_have_the_paths_of_v1beta1() {
         let none: [&str; 0] = [];
         assert_eq!(said(json!([version("v1", json!({}))])), none);
         let bad = json!({"schema": {"openAPIV3Schema": {"type": "string"}}});

@@ -1,4 +1,4 @@
-//! APIService: who serves a group and version.
+//! APIService: the server of a group and version.
 
 use crate::builtin::{Builtin, STATUS};
 use crate::check;
@@ -28,7 +28,7 @@ pub const KIND: Builtin = Builtin {
         }
     },
     prepare_create: |object, context| {
-        // What the server serves itself is there at once.
+        // A local APIService is available at once.
         if !is_set(&get(object, "spec")["service"]) {
             let available = json!({
                 "type": "Available",

@@ -1,4 +1,4 @@
-//! ControllerRevision: a workload's template as it was.
+//! ControllerRevision: an earlier state of a workload's template.
 
 use crate::builtin::Builtin;
 use crate::check;

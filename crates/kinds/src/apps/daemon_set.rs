@@ -1,4 +1,4 @@
-//! DaemonSet: one pod on every node that fits.
+//! DaemonSet: one pod on every matching node.
 
 use super::{
     Words, check_collisions, check_endless, check_not_empty, check_same_selector, check_status,
@@ -15,7 +15,7 @@ use machinery::field::{Error, Errors, Path};
 use machinery::labels::Selector;
 use machinery::{Object, Value};
 
-/// Where the number of the template's changes is kept.
+/// The annotation that counts changes of the template.
 const TEMPLATE_GENERATION: &str = "deprecated.daemonset.template.generation";
 
 pub const KIND: Builtin = Builtin {
@@ -227,7 +227,7 @@ mod tests {
     use crate::testing::object;
 
     #[test]
-    fn templates_are_counted_when_they_differ_in_go() {
+    fn the_template_generation_grows_when_templates_differ_as_in_go() {
         let set = |fields: &str| {
             object(&format!(
                 r#"{{"metadata": {{"annotations": {{"{TEMPLATE_GENERATION}": "4"}}}}, "spec": {{"template": {{"spec": {{{fields}}}}}}}}}"#

@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_named() {
+    fn missing_required_fields_are_reported() {
         let mut empty = object("{}");
         default(&mut empty);
         let found = lines(validate(&empty));

@@ -13,17 +13,17 @@ use machinery::field::{Error, Errors, Path};
 use machinery::json::json;
 use machinery::{Object, Value, labels};
 
-/// What the workloads' words differ in.
+/// Wording that differs between workloads' errors.
 struct Words {
-    /// In complaints about an empty selector.
+    /// For an empty selector.
     selector: &'static str,
-    /// In complaints about a selector that cannot be read.
+    /// For an invalid selector.
     unreadable: &'static str,
-    /// In complaints about the template.
+    /// For the template.
     template: &'static str,
 }
 
-/// A selector, and a template that it selects.
+/// Validates the selector, and that it matches the template's labels.
 fn check_pods(spec: &Value, template: &Value, words: &Words, path: &Path, errors: &mut Errors) {
     let (selector, at) = (&spec["selector"], path.child("selector"));
     if is_set(selector) {
@@ -63,7 +63,7 @@ fn mismatch(labels: &Value, path: &Path) -> Error {
     Error::invalid(&at, labels.clone(), detail)
 }
 
-/// Pods of long-running workloads are always restarted.
+/// Pods of these workloads must have restartPolicy Always.
 fn check_endless(template: &Value, words: &Words, path: &Path, errors: &mut Errors) {
     let (pod, at) = (&template["spec"], path.child("template.spec"));
     let policy = text(&pod["restartPolicy"]);
@@ -80,7 +80,7 @@ fn check_endless(template: &Value, words: &Words, path: &Path, errors: &mut Erro
     }
 }
 
-/// Warnings about the name, at creation, and the pods.
+/// Warnings about the name on create, and about the pods.
 fn warnings(object: &Object, old: Option<&Object>) -> Vec<String> {
     let mut found = match old {
         None => check::warn_host_name(name(object)),
@@ -90,7 +90,7 @@ fn warnings(object: &Object, old: Option<&Object>) -> Vec<String> {
     found
 }
 
-/// A way to roll out as Kubernetes prints it, `kind` and all.
+/// An update strategy as Kubernetes prints it in errors.
 fn shown_strategy(strategy: &Value) -> Value {
     let rolling = &strategy["rollingUpdate"];
     let count = |name: &str| match &rolling[name] {
@@ -104,14 +104,14 @@ fn shown_strategy(strategy: &Value) -> Value {
     json!({"Type": text(&strategy["type"]), "RollingUpdate": rolling})
 }
 
-/// A selector stays what it was made as.
+/// The selector is immutable.
 fn check_same_selector(object: &Object, old: &Object, errors: &mut Errors) {
     let at = Path::new("spec.selector");
     let selector = |o: &Object| get(o, "spec")["selector"].clone();
     check::immutable(&selector(object), &selector(old), &at, errors);
 }
 
-/// Counts in a status: none below zero, and none of `parts` above the whole.
+/// Counts in a status: none negative, and none of `parts` greater than the total.
 fn check_status(status: &Value, counts: &[&str], parts: &[&str], ready: &str, errors: &mut Errors) {
     let path = Path::new("status");
     for name in counts {
@@ -135,7 +135,7 @@ fn check_status(status: &Value, counts: &[&str], parts: &[&str], ready: &str, er
     }
 }
 
-/// The count of name clashes only grows.
+/// collisionCount must not decrease.
 fn check_collisions(object: &Object, old: &Object, errors: &mut Errors) {
     let count = |o: &Object| get(o, "status")["collisionCount"].clone();
     let old = count(old);

@@ -1,4 +1,4 @@
-//! StatefulSet: pods with names, order and volumes of their own.
+//! StatefulSet: pods with stable names, an order and volumes of their own.
 
 use super::{Words, check_collisions, check_endless, check_pods, check_status};
 use crate::builtin::{Builtin, SCALE, STATUS};
@@ -83,7 +83,7 @@ fn default(object: &mut Object) {
     default_to(spec, "replicas", 1);
     default_to(spec, "revisionHistoryLimit", 10);
     for claim in each(spec, "volumeClaimTemplates") {
-        // Whatever a client calls it, it is a claim.
+        // apiVersion and kind are always those of a claim.
         claim.insert("apiVersion".to_owned(), "v1".into());
         claim.insert("kind".to_owned(), "PersistentVolumeClaim".into());
         if let Some(spec) = child(claim, "spec") {
@@ -105,7 +105,7 @@ fn validate(object: &Object) -> Errors {
     errors
 }
 
-/// `is_new`: what cannot change later is checked too.
+/// `is_new`: fields that are immutable later are validated too.
 fn validate_spec(spec: &Value, is_new: bool, errors: &mut Errors) {
     let path = Path::new("spec");
     let at = path.child("podManagementPolicy");
@@ -158,8 +158,8 @@ fn validate_spec(spec: &Value, is_new: bool, errors: &mut Errors) {
     check_endless(&spec["template"], &WORDS, &path, errors);
 }
 
-/// The template with a volume for every claim, under the claim's name; names of hosts are the
-/// set's own.
+/// The template with a volume for every claim, under the claim's name, and without hostname and
+/// subdomain.
 fn whole_template(spec: &Value) -> Value {
     let mut template = spec["template"].clone();
     let claims = list(&spec["volumeClaimTemplates"]);
@@ -171,7 +171,7 @@ fn whole_template(spec: &Value) -> Value {
         let mut volumes: Vec<Value> = Vec::new();
         for claim in claims {
             let name = &claim["metadata"]["name"];
-            // Claims of one name are one volume.
+            // Claims with the same name are one volume.
             if volumes.iter().all(|volume| volume["name"] != *name) {
                 volumes.push(json!({"name": name, "persistentVolumeClaim": {"claimName": name}}));
             }
@@ -184,7 +184,7 @@ fn whole_template(spec: &Value) -> Value {
     template
 }
 
-/// As Kubernetes prints it.
+/// As Kubernetes prints it in errors.
 fn shown_rolling(rolling: &Value) -> Value {
     if !is_set(rolling) {
         return Value::Null;
@@ -192,7 +192,7 @@ fn shown_rolling(rolling: &Value) -> Value {
     json!({"Partition": int(&rolling["partition"]), "MaxUnavailable": rolling["maxUnavailable"]})
 }
 
-/// Storage is counted in whole bytes.
+/// Warns of fractional bytes.
 fn warn_claim(spec: &Value, path: &Path) -> Vec<String> {
     let mut found = Vec::new();
     for kind in ["requests", "limits"] {
@@ -309,7 +309,7 @@ mod tests {
     use crate::testing::{lines, object};
 
     #[test]
-    fn what_may_not_change_is_compared_as_go_compares_it() {
+    fn immutable_fields_are_compared_as_in_go() {
         let set = |selector: &str| {
             object(&format!(
                 r#"{{"spec": {{"selector": {{"matchLabels": {{"a": "b"}}}}, "podManagementPolicy": "Parallel",

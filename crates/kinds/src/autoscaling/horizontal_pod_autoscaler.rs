@@ -1,5 +1,5 @@
-//! HorizontalPodAutoscaler: as many replicas as the metrics call for. Kept as autoscaling/v2;
-//! autoscaling/v1 shows the part that it knows and keeps the rest in annotations.
+//! HorizontalPodAutoscaler: scales replicas by metrics. Stored as autoscaling/v2; autoscaling/v1
+//! shows the fields it has and keeps the rest in annotations.
 
 use super::metrics::{ApiVersion, check_metric, check_reference, check_rules, of_described};
 use super::versions::{cpu, keep_notes, take_notes, v1_to_v2, v2_to_v1};
@@ -22,7 +22,7 @@ pub const KIND: Builtin = Builtin {
     schema: "autoscaling/v2.HorizontalPodAutoscaler",
     subresources: &[STATUS],
     has_status: true,
-    // What the other version notes in annotations has fields here.
+    // v1's annotations are fields in v2.
     default: |object| {
         take_notes(object);
         default(object);
@@ -43,7 +43,7 @@ pub const V1: Builtin = Builtin {
     stored_as: Some("autoscaling/v2.HorizontalPodAutoscaler"),
     to_stored: v1_to_v2,
     from_stored: v2_to_v1,
-    // What the old version keeps in annotations is there from the start, and so has an owner.
+    // v1's annotations are set on create already, so that managedFields include them.
     default: |object| {
         default_to(child_or_new(object, "spec"), "minReplicas", 1);
         *object = v2_to_v1(v1_to_v2(std::mem::take(object)));
@@ -164,7 +164,7 @@ fn default(object: &mut Object) {
         let up = child_or_new(behavior, "scaleUp");
         default_to(up, "stabilizationWindowSeconds", 0);
         default_to(up, "selectPolicy", "Max");
-        // No policies that were sent are none, and refused.
+        // An empty list of policies is kept, and then rejected by validation.
         default_to(
             up,
             "policies",
@@ -196,8 +196,8 @@ fn check_status(status: &Value) -> Errors {
     errors
 }
 
-/// What is wanted of the target's version: what was there before may stay, and of the core group there is one
-/// kind that can be scaled.
+/// The rule for the target's apiVersion: an unchanged reference is kept; of the core group only
+/// ReplicationController can be scaled.
 fn of_target(spec: &Value, old: Option<&Value>) -> ApiVersion {
     let part = |spec: &Value, field: &str| text(&spec["scaleTargetRef"][field]).to_owned();
     let kept = |old: &Value| {
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_measured_elsewhere_scales_from_zero() {
+    fn scaling_to_zero_needs_an_object_or_external_metric() {
         let told = |kind: &str| {
             let spec = json!({"minReplicas": 0, "maxReplicas": 1, "scaleTargetRef": {"kind": "D", "name": "d"},
                 "metrics": [{"type": kind}]});

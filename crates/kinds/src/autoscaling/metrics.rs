@@ -7,23 +7,23 @@ use machinery::field::{Error, Errors, Path};
 use machinery::quantity::Quantity;
 use machinery::{Value, format};
 
-/// Longest memory for stabilization.
+/// Maximum stabilization window in seconds.
 const WINDOW: i64 = 3600;
-/// Longest period of a policy.
+/// Maximum period of a policy in seconds.
 const PERIOD: i64 = 1800;
 
-/// What a reference's apiVersion has to be.
+/// The rule for a reference's apiVersion.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum ApiVersion {
-    /// Whatever it was before.
+    /// Any value: it is unchanged.
     Any,
-    /// A version, also of the core group.
+    /// A valid version, also of the core group.
     Valid,
-    /// A version of a group with a name.
+    /// A valid version of a named group.
     Grouped,
 }
 
-/// An object by version, kind and name.
+/// Validates a reference: apiVersion, kind and name.
 pub(super) fn check_reference(
     reference: &Value,
     wanted: ApiVersion,
@@ -55,7 +55,7 @@ fn check_version(version: &str, wanted: ApiVersion) -> Option<String> {
     missing.then(|| "apiVersion must specify API group".to_owned())
 }
 
-/// What is wanted of the objects that metrics describe: as long as one is wrong already, all may be.
+/// The rule for objects that metrics describe: if any was invalid before, all may be.
 pub(super) fn of_described(old: Option<&Value>) -> ApiVersion {
     let metrics = old.into_iter().flat_map(|old| list(&old["metrics"]));
     let mut versions = metrics
@@ -67,7 +67,7 @@ pub(super) fn of_described(old: Option<&Value>) -> ApiVersion {
     }
 }
 
-/// Where a metric comes from: the value of `type`, and the field that says more.
+/// Metric sources: the value of `type`, and its field.
 const SOURCES: &[(&str, &str)] = &[
     ("Object", "object"),
     ("External", "external"),
@@ -111,7 +111,7 @@ pub(super) fn check_metric(
             errors.push(Error::required(&path.child(field), detail));
         }
         Some(_) => {}
-        // Told a second time, as upstream does.
+        // Reported a second time, as upstream does.
         None => errors.push(Error::not_supported(&at, kind, TYPES)),
     }
     if present.len() > 1 {
@@ -233,7 +233,7 @@ fn check_target(target: &Value, path: &Path, errors: &mut Errors) {
     }
 }
 
-/// How fast an autoscaler may go in one direction.
+/// Validates the scaling rules of one direction.
 pub(super) fn check_rules(rules: &Value, path: &Path, errors: &mut Errors) {
     if !is_set(rules) {
         return;
@@ -290,7 +290,7 @@ mod tests {
     use machinery::json::json;
 
     #[test]
-    fn a_metric_says_what_its_type_needs_and_no_more() {
+    fn a_metric_has_exactly_the_source_of_its_type() {
         let told = |metric: Value| {
             let mut errors = Vec::new();
             check_metric(&metric, ApiVersion::Valid, &Path::new("m"), &mut errors);

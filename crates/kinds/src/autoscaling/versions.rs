@@ -1,5 +1,6 @@
-//! HorizontalPodAutoscalers between autoscaling/v1 and v2. v1 has one figure of its own, for CPU; the
-//! rest it keeps in annotations: metrics in the words of v1, behaviour by the names of Go's fields.
+//! Conversion of HorizontalPodAutoscalers between autoscaling/v1 and v2. v1 has one metric field,
+//! for CPU; the rest is kept in annotations: metrics in v1's form, behaviour with the names of Go's
+//! fields.
 
 use crate::Subresource;
 use crate::tree::{child, child_or_new, get, is_set, list};
@@ -10,7 +11,7 @@ const METRICS: &str = "autoscaling.alpha.kubernetes.io/metrics";
 const CURRENT: &str = "autoscaling.alpha.kubernetes.io/current-metrics";
 const CONDITIONS: &str = "autoscaling.alpha.kubernetes.io/conditions";
 const BEHAVIOR: &str = "autoscaling.alpha.kubernetes.io/behavior";
-/// What conversions write, and take away before they write.
+/// The annotations that the conversion writes; removed before writing.
 const NOTES: &[&str] = &[
     METRICS,
     CURRENT,
@@ -20,7 +21,7 @@ const NOTES: &[&str] = &[
     "autoscaling.alpha.kubernetes.io/scale-up-tolerance",
 ];
 
-/// A metric's members: where v2 has it and where v1 has it; the last says what v1 writes always.
+/// A member of a metric: its path in v2, its path in v1, and what v1 always writes.
 type Member = (&'static [&'static str], &'static [&'static str], Written);
 
 #[derive(PartialEq, Clone, Copy)]
@@ -170,7 +171,7 @@ fn put(value: &mut Value, path: &[&str], new: Value) {
     *place = new;
 }
 
-/// A metric in the words of v1.
+/// A metric in v1's form.
 fn old_metric(metric: &Value, members: &[(&str, &[Member])]) -> Value {
     let mut out = json!({"type": metric["type"].clone()});
     for (name, members) in members {
@@ -192,7 +193,7 @@ fn old_metric(metric: &Value, members: &[(&str, &[Member])]) -> Value {
     out
 }
 
-/// A metric in the words of v2.
+/// A metric in v2's form.
 fn new_metric(metric: &Value, members: &[(&str, &[Member])], has_target: bool) -> Value {
     let mut out = json!({"type": metric["type"].clone()});
     for (name, members) in members {
@@ -203,7 +204,7 @@ fn new_metric(metric: &Value, members: &[(&str, &[Member])], has_target: bool) -
         out[*name] = json!({});
         for (new, old, _) in *members {
             let value = at(source, old);
-            // What v1 cannot leave out means nothing where there is an average.
+            // v1 cannot omit the value; with an average it means nothing.
             let unsaid = *new == ["target", "value"]
                 && (*value == "0" || *value == 0)
                 && is_set(&source["averageValue"]);
@@ -218,7 +219,7 @@ fn new_metric(metric: &Value, members: &[(&str, &[Member])], has_target: bool) -
     out
 }
 
-/// What kind of target a source of v1 has.
+/// The target type of a v1 source.
 fn target_type(name: &str, source: &Value) -> Option<&'static str> {
     let has = |field: &str| is_set(&source[field]);
     Some(match name {
@@ -233,7 +234,7 @@ fn target_type(name: &str, source: &Value) -> Option<&'static str> {
     })
 }
 
-/// The names of Go's fields, with those of what v2 leaves out.
+/// The behaviour with Go's field names, including absent fields.
 fn go_behavior(behavior: &Value) -> Value {
     let rules = |rules: &Value| match rules {
         Value::Object(_) => {
@@ -256,7 +257,7 @@ fn go_behavior(behavior: &Value) -> Value {
     json!({"ScaleUp": rules(&behavior["scaleUp"]), "ScaleDown": rules(&behavior["scaleDown"])})
 }
 
-/// Names as v2 has them, whatever the case of those that stand there, and nothing of what is null.
+/// The behaviour with v2's field names, matched without case; null fields are dropped.
 fn named_behavior(value: &Value) -> Value {
     const NAMES: &[&str] = &[
         "scaleUp",
@@ -296,7 +297,7 @@ fn is_cpu(metric: &Value, part: &str) -> bool {
         && is_set(&metric["resource"][part]["averageUtilization"])
 }
 
-/// Takes all notes out of the annotations.
+/// Removes all conversion annotations; returns them.
 pub(super) fn take_notes(object: &mut Object) -> Object {
     let mut notes = Object::new();
     let Some(metadata) = child(object, "metadata") else {
@@ -318,8 +319,8 @@ pub(super) fn take_notes(object: &mut Object) -> Object {
     notes
 }
 
-/// The notes of the part that a write may not change are those of `old`: of the status for a write of the whole,
-/// of the spec for one of `status`.
+/// Restores from `old` the annotations that a write may not change: those of the status for a write
+/// of the object, those of the spec for a write of `status`.
 pub(super) fn keep_notes(object: &mut Object, old: Option<&Object>, subresource: Subresource<'_>) {
     let kept: &[&str] = match subresource {
         None => &[CURRENT, CONDITIONS],
@@ -431,7 +432,7 @@ mod tests {
     use super::*;
     use crate::testing::object;
 
-    /// Metrics of v2 and the note that v1 keeps of them.
+    /// Metrics of v2 and the annotation that v1 keeps of them.
     const METRICS_AND_NOTES: &[(&str, &str)] = &[
         (
             r#"{"type": "Resource", "resource": {"name": "memory", "target": {"type": "Utilization", "averageUtilization": 60}}}"#,
@@ -452,7 +453,7 @@ mod tests {
     ];
 
     #[test]
-    fn what_v1_has_no_field_for_is_kept_in_its_words_and_comes_back() {
+    fn fields_that_v1_lacks_are_kept_in_annotations() {
         for (metric, note) in METRICS_AND_NOTES {
             let v2 = object(&format!(
                 r#"{{"apiVersion": "autoscaling/v2", "metadata": {{"name": "h"}}, "spec": {{"metrics": [{metric}]}}, "status": {{"currentMetrics": null}}}}"#
@@ -480,7 +481,7 @@ mod tests {
     }
 
     #[test]
-    fn the_figure_for_cpu_comes_after_the_others() {
+    fn the_cpu_metric_of_v1_comes_after_the_others() {
         let v1 = object(
             r#"{"metadata": {"annotations": {"autoscaling.alpha.kubernetes.io/metrics": "[{\"type\":\"Pods\",\"pods\":{\"metricName\":\"m\",\"targetAverageValue\":\"1\"}}]"}},
                 "spec": {"targetCPUUtilizationPercentage": 50}}"#,
@@ -494,7 +495,7 @@ mod tests {
     }
 
     #[test]
-    fn notes_of_what_may_not_change_stay() {
+    fn annotations_of_the_other_half_are_kept_on_spec_and_status_updates() {
         let noted = |current: &str, metrics: &str| {
             object(&format!(
                 r#"{{"metadata": {{"annotations": {{"{CURRENT}": "{current}", "{METRICS}": "{metrics}"}}}}}}"#

@@ -1,4 +1,4 @@
-//! CronJob: jobs by the clock.
+//! CronJob: jobs on a schedule.
 
 use super::job::default_pods;
 use super::job_spec::{check_spec, warn_spec};
@@ -28,7 +28,7 @@ pub const KIND: Builtin = Builtin {
     default,
     validate_create: |object| {
         let mut errors = validate(object, None);
-        // Eleven characters are for the time in the names of its jobs.
+        // Eleven characters are reserved for the timestamp in its jobs' names.
         if name(object).len() > 52 {
             let at = Path::new("metadata.name");
             errors.push(Error::invalid(
@@ -106,7 +106,7 @@ fn default(object: &mut Object) {
     default_pods(child_or_new(child_or_new(spec, "jobTemplate"), "spec"));
 }
 
-/// `was`: the spec before, for an update.
+/// `was`: the previous spec, on update.
 fn validate(object: &Object, was: Option<&Value>) -> Errors {
     let mut errors = Vec::new();
     let spec = get(object, "spec");
@@ -147,7 +147,7 @@ fn validate(object: &Object, was: Option<&Value>) -> Errors {
     errors
 }
 
-/// A zone in the schedule itself stays where it was before there was a field for it.
+/// A time zone within the schedule is kept if it was there before.
 fn check_schedule(spec: &Value, was: Option<&Value>, path: &Path, errors: &mut Errors) {
     let schedule = text(&spec["schedule"]);
     if schedule.is_empty() {

@@ -2,7 +2,7 @@
 
 use machinery::text::quote;
 
-/// One part, `3` or `2-4`, of a job with so many completions.
+/// One interval, `3` or `2-4`, within the number of completions.
 fn interval(part: &str, completions: i64) -> Result<(i64, i64), String> {
     let ends: Vec<&str> = part.split('-').collect();
     if ends.len() > 2 {
@@ -35,7 +35,7 @@ fn disorder(previous: i64, current: i64) -> String {
     format!("non-increasing order, previous: {previous}, current: {current}")
 }
 
-/// How many indexes the text names, in rising order.
+/// How many indexes the text names; they must be in ascending order.
 pub(super) fn count(text: &str, completions: i64) -> Result<i64, String> {
     if text.is_empty() {
         return Ok(0);
@@ -53,7 +53,7 @@ pub(super) fn count(text: &str, completions: i64) -> Result<i64, String> {
     Ok(total)
 }
 
-/// An index that both name; parts that cannot be read count for nothing.
+/// An index in both lists; invalid parts are ignored.
 pub(super) fn overlap(completed: &str, failed: &str, completions: i64) -> Option<i64> {
     let parts = |text: &str| -> Vec<(i64, i64)> {
         let parts = text
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn what_failed_did_not_complete() {
+    fn an_index_is_either_completed_or_failed() {
         assert_eq!(overlap("0,2-4", "1,3", 5), Some(3));
         assert_eq!(overlap("0,2-4", "1", 5), None);
         assert_eq!(overlap("x,1", "1", 5), Some(1));

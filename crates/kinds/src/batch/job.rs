@@ -1,4 +1,4 @@
-//! Job: pods that run until enough of them succeeded.
+//! Job: runs pods until enough of them succeeded.
 
 use super::job_spec::{check_spec_update, check_whole_spec, warn_spec};
 use super::job_status::check_status;
@@ -126,7 +126,7 @@ fn default(object: &mut Object) {
         && !map.is_empty()
         && is_empty(get(metadata, "labels"))
     {
-        // The job shares the labels of its pods, those too that are made when it is created.
+        // The job takes its pods' labels, including those generated on create.
         if !manual {
             for (key, _) in own_labels(&Object::new()) {
                 map.entry(key).or_insert("".into());
@@ -136,7 +136,7 @@ fn default(object: &mut Object) {
     }
 }
 
-/// Defaults of a job that exists; a CronJob's template gets only those of its pods.
+/// Defaults of a Job; a CronJob's template gets only those of its pods.
 fn default_job_spec(spec: &mut Object) {
     if !is_set(get(spec, "completions")) && !is_set(get(spec, "parallelism")) {
         default_to(spec, "completions", 1);
@@ -173,7 +173,7 @@ pub(super) fn default_pods(spec: &mut Object) {
 
 const CONTROLLER_UID: &str = "batch.kubernetes.io/controller-uid";
 
-/// Labels of this job's pods and no others, and what they stand for.
+/// The generated labels of this job's pods, with their values.
 fn own_labels(object: &Object) -> [(&'static str, String); 4] {
     let uid = text(&get(object, "metadata")["uid"]);
     [
@@ -184,7 +184,7 @@ fn own_labels(object: &Object) -> [(&'static str, String); 4] {
     ]
 }
 
-/// Labels that only this job's pods have, unless the selector is the client's own.
+/// Generates unique pod labels, unless the client manages the selector.
 fn prepare_create(object: &mut Object, _: &Context<'_>) {
     if truth(&get(object, "spec")["manualSelector"]) {
         return;
@@ -194,7 +194,7 @@ fn prepare_create(object: &mut Object, _: &Context<'_>) {
     let mut filled = Vec::new();
     let own = child_or_new(child_or_new(object, "metadata"), "labels");
     for (key, value) in &labels {
-        // Left open by the defaults.
+        // Left empty by defaulting.
         if own.get(key).is_some_and(|v| text(v).is_empty()) {
             own.insert((*key).to_owned(), value.as_str().into());
             filled.push(format!("f:{key}"));
@@ -213,11 +213,11 @@ fn prepare_create(object: &mut Object, _: &Context<'_>) {
     let shared = Value::Object(pods.clone());
     let exact = child_or_new(child_or_new(spec, "selector"), "matchLabels");
     exact.entry(CONTROLLER_UID).or_insert(uid.into());
-    // Whoever reads a job without labels finds those of its pods.
+    // A job without labels shows those of its pods.
     default_empty(child_or_new(object, "metadata"), "labels", shared);
 }
 
-/// Nobody set these labels, so nobody manages them.
+/// Removes generated labels from managedFields: no client set them.
 fn disown(object: &mut Object, labels: &[String]) {
     for manager in each(child_or_new(object, "metadata"), "managedFields") {
         let managed = child(manager, "fieldsV1")
@@ -233,7 +233,7 @@ fn validate(object: &Object) -> Errors {
     validate_with(object, true)
 }
 
-/// `prefixed`: the labels with a domain are looked for too.
+/// `prefixed`: labels with a domain are validated too.
 fn validate_with(object: &Object, prefixed: bool) -> Errors {
     let mut errors = Vec::new();
     check_generated(object, prefixed, &mut errors);
@@ -251,7 +251,7 @@ fn validate_with(object: &Object, prefixed: bool) -> Errors {
     errors
 }
 
-/// The labels and the selector are those that were made for this job.
+/// The labels and the selector must be those generated for this job.
 fn check_generated(object: &Object, prefixed: bool, errors: &mut Errors) {
     let spec = get(object, "spec");
     if truth(&spec["manualSelector"]) || !is_set(&spec["selector"]) {

@@ -1,5 +1,5 @@
-//! What a Job asks for: its counts, the policies of failure and success, its pods. A CronJob's
-//! template is checked the same way.
+//! The spec of a Job: counts, failure and success policies, pods. A CronJob's template is validated
+//! the same way.
 
 use super::indexes;
 use crate::check;
@@ -12,9 +12,9 @@ use machinery::labels::Selector;
 use machinery::text::quote;
 use machinery::{Object, Value, format};
 
-/// The most that an Indexed Job runs at once, and the most of its indexes that may fail.
+/// Maximum parallelism of an Indexed Job, and maximum of its maxFailedIndexes.
 const INDEXED_MAX: i64 = 100_000;
-/// Beyond so many completions, so many at once and failed at most.
+/// Above this many completions, HIGH_COMPLETIONS_MAX limits parallelism and maxFailedIndexes.
 const COMPLETIONS_SOFT: i64 = 100_000;
 const HIGH_COMPLETIONS_MAX: i64 = 10_000;
 const RULES_MAX: usize = 20;
@@ -57,7 +57,7 @@ const FAILURE_POLICY: &[Field] = &[Field(
     ]),
 )];
 
-/// A Job's own spec, selector included.
+/// Validates a Job's spec, including its selector.
 pub(super) fn check_whole_spec(spec: &Value, path: &Path, errors: &mut Errors) {
     check_spec(spec, path, errors);
     let (selector, at) = (&spec["selector"], path.child("selector"));
@@ -75,7 +75,7 @@ pub(super) fn check_whole_spec(spec: &Value, path: &Path, errors: &mut Errors) {
     }
 }
 
-/// What holds for a job and for a CronJob's template.
+/// Validates the spec of a Job or of a CronJob's template.
 pub(super) fn check_spec(spec: &Value, path: &Path, errors: &mut Errors) {
     for name in [
         "parallelism",
@@ -188,7 +188,7 @@ fn check_indexed(spec: &Value, path: &Path, errors: &mut Errors) {
 
 fn check_replacement(spec: &Value, path: &Path, errors: &mut Errors) {
     if is_set(&spec["podReplacementPolicy"]) {
-        // Which pods failed is known only when they are over.
+        // With a failure policy, pods are replaced only when they have failed.
         let policies: &[&str] = if is_set(&spec["podFailurePolicy"]) {
             &["Failed"]
         } else {
@@ -224,7 +224,7 @@ fn check_failure_policy(spec: &Value, path: &Path, errors: &mut Errors) {
     }
 }
 
-/// One of these values, with their list in the complaint about none.
+/// One of these values; an empty value's error lists them.
 fn check_choice(value: &Value, choices: &[&str], path: &Path, errors: &mut Errors) {
     if text(value).is_empty() {
         let quoted: Vec<String> = choices.iter().map(|c| quote(c)).collect();
@@ -273,7 +273,7 @@ fn check_failure_rule(spec: &Value, rule: &Value, path: &Path, errors: &mut Erro
     errors.push(without_value(path, detail));
 }
 
-/// A finding that shows no value.
+/// An error that does not show the value.
 pub(super) fn without_value(path: &Path, detail: impl Into<String>) -> Error {
     Error {
         kind: ErrorKind::Invalid,
@@ -386,7 +386,7 @@ fn check_success_rule(completions: i64, rule: &Value, path: &Path, errors: &mut 
     }
 }
 
-/// What a Job may change once it is there.
+/// Validates changes to a Job's spec.
 pub(super) fn check_spec_update(object: &Object, old: &Object, errors: &mut Errors) {
     let (new, was) = (get(object, "spec"), get(old, "spec"));
     let path = Path::new("spec");
@@ -424,7 +424,7 @@ pub(super) fn check_spec_update(object: &Object, old: &Object, errors: &mut Erro
     stays("successPolicy", Some(SUCCESS_POLICY));
 }
 
-/// A suspended job without pods may still send them elsewhere, give them other labels and other resources.
+/// A suspended job without pods may change its scheduling directives, labels and resources.
 fn check_template_update(new: &Value, old: &Object, path: &Path, errors: &mut Errors) {
     let (spec, status) = (get(old, "spec"), get(old, "status"));
     let suspended = list(&status["conditions"])
@@ -461,7 +461,7 @@ fn check_template_update(new: &Value, old: &Object, path: &Path, errors: &mut Er
     }
 }
 
-/// The old affinity with the new one's part about nodes. One that said nothing else may go.
+/// The old affinity with the new node affinity. An affinity without other terms may be removed.
 fn placed_anew(was: &Value, new: &Value) -> Value {
     let mut placed = match was {
         Value::Object(was) => was.clone(),
@@ -511,7 +511,7 @@ mod tests {
     use crate::testing::{lines, object};
     use machinery::json::json;
 
-    /// What is said about a spec with these fields, beside its pods.
+    /// The errors of a spec with these fields, except those of its pods.
     fn said(fields: Value) -> Vec<String> {
         let mut spec = object(
             r#"{"template": {"spec": {"restartPolicy": "Never", "containers": [{"name": "c", "image": "i"}]}}}"#,
@@ -526,7 +526,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_fit_the_mode() {
+    fn completions_and_limits_match_the_completion_mode() {
         let none: [&str; 0] = [];
         assert_eq!(said(json!({})), none);
         for (fields, line) in [
@@ -662,7 +662,7 @@ mod tests {
         );
     }
 
-    /// What is said about a job whose template changes from one to another.
+    /// The errors of a job whose template changes.
     fn said_of_change(suspend: bool, old: &str, new: &str) -> Vec<String> {
         let job = |template: &str| {
             let mut job = object(&format!(
@@ -692,7 +692,7 @@ mod tests {
             ) && told.ends_with(": field is immutable"),
             "{told}"
         );
-        // A struct that is there and empty is another value; an empty list is none.
+        // An empty struct differs from an absent one; an empty list does not.
         assert_eq!(
             said_of_change(false, &of(""), &of(r#", "affinity": {}"#)).len(),
             1

@@ -1,4 +1,4 @@
-//! The status of a Job: what may be said about it, and what may not be taken back.
+//! The status of a Job: valid values, and values that are final.
 
 use super::indexes;
 use super::job_spec::without_value;
@@ -14,7 +14,7 @@ fn has(status: &Value, kind: &str, state: &str) -> bool {
         .any(|c| c["type"] == kind && c["status"] == state)
 }
 
-/// The conditions that matter here.
+/// The relevant conditions.
 struct State {
     complete: bool,
     failed: bool,
@@ -38,7 +38,7 @@ impl State {
     }
 }
 
-/// The two sides of an update.
+/// The old and the new state of an update.
 struct Change<'a> {
     spec: &'a Value,
     new: &'a Value,
@@ -59,7 +59,7 @@ impl Change<'_> {
     }
 }
 
-/// Checks a status against the one before. What was wrong already and has not changed may stay.
+/// Validates a status against the previous one. Unchanged invalid values are kept.
 pub(super) fn check_status(object: &Object, old: &Object) -> Errors {
     let mut errors = Vec::new();
     let (new, was) = (get(object, "status"), get(old, "status"));
@@ -105,7 +105,7 @@ fn instant(value: &Value) -> Option<i64> {
     time::parse(text(value)).ok().map(|t| t.seconds)
 }
 
-/// Conditions and times of a job that is over.
+/// Validates conditions and times of a finished job.
 fn check_end(change: &Change<'_>, path: &Path, errors: &mut Errors) {
     let (status, now, then) = (change.new, &change.now, &change.then);
     let conditions = path.child("conditions");
@@ -149,7 +149,7 @@ fn check_end(change: &Change<'_>, path: &Path, errors: &mut Errors) {
     check_nothing_left(change, path, errors);
 }
 
-/// A job that is over has started, and no pods are left to it.
+/// A finished job has a start time and no active pods.
 fn check_nothing_left(change: &Change<'_>, path: &Path, errors: &mut Errors) {
     let (status, finished) = (change.new, change.now.finished());
     if !finished {
@@ -255,7 +255,7 @@ fn check_success(change: &Change<'_>, path: &Path, errors: &mut Errors) {
     }
 }
 
-/// What was said stays said.
+/// Fields that must not be cleared or decreased.
 fn check_kept(change: &Change<'_>, path: &Path, errors: &mut Errors) {
     let (spec, status, was) = (change.spec, change.new, change.old);
     let conditions = path.child("conditions");
@@ -265,7 +265,7 @@ fn check_kept(change: &Change<'_>, path: &Path, errors: &mut Errors) {
             errors.push(without_value(&conditions, detail));
         }
     }
-    // An indexed job that is scaled down may take successes back.
+    // An elastic indexed job that is scaled down may lose successes.
     let scalable =
         spec["completionMode"] == "Indexed" && spec["completions"] == spec["parallelism"];
     for (name, kept) in [("failed", true), ("succeeded", !scalable)] {

@@ -2,7 +2,7 @@
 
 use machinery::cron;
 
-/// What is wrong with the name of a time zone.
+/// Validates the name of a time zone.
 pub(super) fn check(name: &str) -> Vec<String> {
     if name.is_empty() {
         return vec!["timeZone must be nil or non-empty string".to_owned()];

@@ -1,4 +1,4 @@
-//! CertificateSigningRequest: a certificate, asked for, approved and issued in steps.
+//! CertificateSigningRequest: a certificate is requested, approved and issued in steps.
 
 use crate::builtin::{Builtin, STATUS};
 use crate::check;
@@ -31,7 +31,7 @@ pub const KIND: Builtin = Builtin {
     ],
     has_status: true,
     prepare_create: |object, context: &Context<'_>| {
-        // Who asks is for the server to say.
+        // The server sets the requester's identity.
         let spec = child_or_new(object, "spec");
         spec.insert("username".to_owned(), Value::from(context.user));
         for name in ["uid", "groups", "extra"] {
@@ -52,7 +52,7 @@ pub const KIND: Builtin = Builtin {
         }
     },
     resets: &[&["spec"], &["status"]],
-    // Anything that fits in a path.
+    // Anything valid in a path.
     name_format: crate::metadata::path_segment,
     prepare_update,
     validate_create: validate,
@@ -124,7 +124,7 @@ fn prepare_update(
 ) {
     keep(object, old, "spec");
     match subresource {
-        // Approval changes conditions alone, status everything but approval.
+        // `approval` changes only conditions; `status` everything but approval conditions.
         Some("approval") => {
             fill_times(object, old, context.now);
             let conditions = get(object, "status")["conditions"].clone();
@@ -146,7 +146,7 @@ fn conditions_of<'a>(object: &'a Object, kind: &str) -> Vec<&'a Value> {
     all.iter().filter(|c| c["type"] == kind).collect()
 }
 
-/// Puts the decisions back as they were, where there are as many.
+/// Restores approval conditions, if their number is unchanged.
 fn keep_conditions(object: &mut Object, old: &Object, kind: &str) {
     let was: Vec<Value> = conditions_of(old, kind).into_iter().cloned().collect();
     if was.len() != conditions_of(object, kind).len() {
@@ -162,7 +162,7 @@ fn keep_conditions(object: &mut Object, old: &Object, kind: &str) {
     }
 }
 
-/// When a condition was changed, and since when it holds, for those who did not say.
+/// Sets absent lastUpdateTime and lastTransitionTime of conditions.
 fn fill_times(object: &mut Object, old: &Object, now: &str) {
     let was = list(&get(old, "status")["conditions"]);
     if !get(object, "status").is_object() {
@@ -209,7 +209,7 @@ const USAGES: &[&str] = &[
 ];
 const LEGACY_SIGNER: &str = "kubernetes.io/legacy-unknown";
 
-/// The text behind a field of bytes.
+/// A base64 field as text.
 fn decoded(value: &Value) -> String {
     let bytes = STANDARD.decode(text(value)).unwrap_or_default();
     String::from_utf8_lossy(&bytes).into_owned()
@@ -220,7 +220,7 @@ fn repeats<'a>(values: impl Iterator<Item = &'a Value>) -> bool {
     values.map(text).any(|value| !seen.insert(value))
 }
 
-/// What was wrong with the object before may stay wrong.
+/// Rules that do not apply because the object violated them before.
 #[derive(Default)]
 struct Lenience {
     both_decisions: bool,
@@ -347,7 +347,7 @@ fn check_signer(signer: &str, path: &Path, errors: &mut Errors) {
     }
 }
 
-/// The first label that is none is told.
+/// Reports the first invalid label.
 fn check_segment(value: &str, form: fn(&str) -> Vec<String>, path: &Path, errors: &mut Errors) {
     let Some(bad) = value.split('.').find(|label| !form(label).is_empty()) else {
         return;
@@ -445,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_says_who_signs_and_what_for() {
+    fn signer_name_and_usages_are_required() {
         let none: [&str; 0] = [];
         let good = asked("example.com/x", &json!(["client auth"]), json!({}));
         assert_eq!(lines(validate(&good)), none);
@@ -490,7 +490,7 @@ mod tests {
     }
 
     #[test]
-    fn decisions_come_through_approval_and_stay() {
+    fn conditions_are_set_only_through_approval_and_are_kept() {
         let is = |kind: &str| json!({"type": kind, "status": "True"});
         let usages = json!(["any"]);
         let csr = |conditions: Value| asked("a.b/c", &usages, json!({"conditions": conditions}));
@@ -576,7 +576,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prefix_of_its_name_is_told_once() {
+    fn an_invalid_generate_name_is_reported_once() {
         let kind = crate::find("certificates.k8s.io", "v1", "certificatesigningrequests").unwrap();
         let old = object(r#"{"metadata": {"name": "c"}}"#);
         let new = object(r#"{"metadata": {"name": "c", "generateName": "a/b"}}"#);

@@ -1,4 +1,4 @@
-//! Lease: who holds something, and until when.
+//! Lease: the holder of a lock or heartbeat, and its expiry.
 
 use crate::builtin::Builtin;
 use crate::columns::{AGE, NAME, age, column, name_cell};
@@ -11,7 +11,7 @@ pub const KIND: Builtin = Builtin {
     group: "coordination.k8s.io",
     kind: "Lease",
     plural: "leases",
-    // Heartbeats of nodes are renewed every few seconds.
+    // Node heartbeats are renewed every few seconds, so they are not synced.
     needs_sync: |namespace| namespace != "kube-node-lease",
     schema: "coordination/v1.Lease",
     creates_on_update: true,

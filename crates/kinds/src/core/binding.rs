@@ -1,4 +1,4 @@
-//! Binding: a pod's way to its node. Never stored: creating one binds the pod.
+//! Binding: assigns a pod to a node. Never stored: creating one binds the pod.
 
 use crate::builtin::Builtin;
 

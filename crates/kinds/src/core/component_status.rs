@@ -1,4 +1,4 @@
-//! ComponentStatus: how the control plane's parts are. Answered, never stored.
+//! ComponentStatus: the health of the control plane's components. Computed, never stored.
 
 use crate::Scope;
 use crate::builtin::Builtin;

@@ -1,4 +1,4 @@
-//! ConfigMap: plain and binary settings.
+//! ConfigMap: text and binary configuration.
 
 use crate::builtin::Builtin;
 use crate::check;
@@ -9,7 +9,7 @@ use crate::{Column, Subresource};
 use machinery::field::{Error, Errors, Path};
 use machinery::{Object, Value, format};
 
-/// Keys and values of a ConfigMap or Secret together.
+/// Maximum bytes of all keys and values of a ConfigMap or Secret.
 pub(crate) const MAX_SIZE: usize = 1024 * 1024;
 
 pub const KIND: Builtin = Builtin {
@@ -65,7 +65,7 @@ fn validate(object: &Object) -> Errors {
     errors
 }
 
-/// How many bytes base64 text stands for.
+/// The decoded length of base64 text.
 pub(crate) fn decoded_size(base64: &str) -> usize {
     base64.len() / 4 * 3 - base64.bytes().rev().take(2).filter(|b| *b == b'=').count()
 }
@@ -76,7 +76,7 @@ fn validate_update(object: &Object, old: &Object, _: Subresource<'_>) -> Errors 
     errors
 }
 
-/// What may not change once `immutable` is set.
+/// Fields that cannot change once `immutable` is set.
 pub(crate) fn check_frozen(object: &Object, old: &Object, fields: &[&str]) -> Errors {
     let mut errors = Vec::new();
     if !truth(get(old, "immutable")) {
@@ -100,7 +100,7 @@ mod tests {
     use crate::testing::{lines, object};
 
     #[test]
-    fn keys_are_checked_and_may_not_stand_twice() {
+    fn keys_are_validated_and_may_not_be_in_data_and_binary_data() {
         let map = object(r#"{"data": {"a": "1", "/": "2"}, "binaryData": {"a": "AA=="}}"#);
         let found = lines(validate(&map));
         assert_eq!(found.len(), 2, "{found:?}");

@@ -1,4 +1,4 @@
-//! Endpoints: the addresses behind a Service, in the form before EndpointSlice.
+//! Endpoints: the addresses of a Service, superseded by EndpointSlice.
 
 use crate::address::{endpoint_ip, ip_warnings};
 use crate::builtin::Builtin;
@@ -21,7 +21,7 @@ pub const KIND: Builtin = Builtin {
     default,
     validate_create: validate,
     validate_update: |object, old, _: Subresource<'_>| {
-        // What older rules took may stay.
+        // Values that were valid under older rules are kept on update.
         if same(get(object, "subsets"), get(old, "subsets")) {
             Vec::new()
         } else {
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_named() {
+    fn invalid_fields_are_reported_with_their_paths() {
         let cases: &[(&str, &[&str])] = &[
             (
                 r#"{"addresses": [{"ip": "10.0.0.1", "hostname": "h", "nodeName": "n"}], "ports": [{"port": 1}]}"#,
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_taken_once_may_stay() {
+    fn invalid_values_that_were_stored_before_are_accepted() {
         let old = object(r#"{"subsets": [{}]}"#);
         assert!((KIND.validate_update)(&old, &old, None).is_empty());
         assert!(

@@ -1,5 +1,5 @@
-//! Event: something happened to an object. Events of core/v1 and events.k8s.io/v1 are the same
-//! objects, kept in core's form and expired after an hour.
+//! Event: an occurrence on an object. Events of core/v1 and events.k8s.io/v1 are the same objects,
+//! stored as core/v1 and expired after an hour.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ pub const KIND: Builtin = Builtin {
     short_names: &["ev"],
     schema: "core/v1.Event",
     creates_on_update: true,
-    // The old group never looked at names and metadata.
+    // Upstream does not validate names and metadata in the core group.
     name_format: metadata::path_segment,
     metadata_checks: &[],
     validate_create: |object| check_both(object, "reportingComponent"),
@@ -47,7 +47,7 @@ pub const EVENTS_V1: Builtin = Builtin {
     ..KIND
 };
 
-/// Fields that the two groups name differently: events.k8s.io's name, core's name.
+/// Fields with different names: in events.k8s.io, in core.
 const RENAMED: &[(&str, &str)] = &[
     ("regarding", "involvedObject"),
     ("note", "message"),
@@ -165,7 +165,8 @@ const SELECTABLE_V1: &[&str] = &[
     "type",
 ];
 
-/// The fields under the names of both groups: an event is found through either, whoever wrote it.
+/// The fields under the names of both groups: an event is selectable by either, in whichever group
+/// it was written.
 fn selectable_fields(object: &Object) -> Vec<(&'static str, String)> {
     let either = |core: &str, new: &str| match get(object, core) {
         Value::Null => get(object, new).clone(),
@@ -194,7 +195,7 @@ fn selectable_fields(object: &Object) -> Vec<(&'static str, String)> {
     out
 }
 
-/// What both groups ask for; `object` in core's form.
+/// The rules of both groups; `object` is in core's form.
 fn check_both(object: &Object, controller_field: &str) -> Errors {
     const LIMIT: usize = 128;
     const NOTE_LIMIT: usize = 1024;
@@ -202,7 +203,7 @@ fn check_both(object: &Object, controller_field: &str) -> Errors {
     let path = Path::new("involvedObject.namespace");
     let about = text(&get(object, "involvedObject")["namespace"]);
     let own = namespace(object);
-    // Events about objects without a namespace go to `default`.
+    // Events on cluster-scoped objects are in `default`.
     let of_cluster = matches!(own, "" | "default");
     let dated = is_set(get(object, "eventTime"));
     let fits = match (dated, about) {
@@ -246,7 +247,7 @@ fn check_both(object: &Object, controller_field: &str) -> Errors {
     errors
 }
 
-/// events.k8s.io is stricter with new events.
+/// Stricter rules of events.k8s.io for new events.
 fn validate_new(object: &Object) -> Errors {
     let object = &(EVENTS_V1.to_stored)(object.clone());
     let mut errors = check_both(object, "reportingController");
@@ -294,7 +295,7 @@ fn check_series(object: &Object, errors: &mut Errors) {
     }
 }
 
-/// Through events.k8s.io only a series goes on.
+/// Through events.k8s.io only the series may change.
 fn validate_change(object: &Object, old: &Object) -> Errors {
     let new = &(EVENTS_V1.to_stored)(object.clone());
     let old = &(EVENTS_V1.to_stored)(old.clone());
@@ -302,7 +303,7 @@ fn validate_change(object: &Object, old: &Object) -> Errors {
     if !same(get(new, "series"), get(old, "series")) {
         check_series(new, &mut errors);
     }
-    // `reason` is asked for twice.
+    // Upstream checks `reason` twice.
     let fields = [
         ("involvedObject", "involvedObject"),
         ("reason", "reason"),
@@ -330,7 +331,7 @@ fn validate_change(object: &Object, old: &Object) -> Errors {
     errors
 }
 
-/// As the server's own types spell it.
+/// A value with the field names of upstream's internal type.
 fn printed(field: &str, value: &Value) -> Value {
     let of = |names: &[(&str, &str)]| {
         let spelled = names
@@ -365,7 +366,7 @@ mod tests {
         "reason": "r", "action": "a", "reportingInstance": "i", "type": "Normal""#;
 
     #[test]
-    fn dated_events_say_who_reports_them() {
+    fn events_with_an_event_time_need_a_reporting_controller() {
         let core = object(&format!(r#"{{{DATED}}}"#));
         let told = lines((KIND.validate_create)(&core));
         assert_eq!(told[0], "reportingComponent: Required value");
@@ -382,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn the_new_group_takes_no_old_fields() {
+    fn the_new_events_group_rejects_deprecated_fields() {
         let event =
             |more: &str| object(&format!(r#"{{{DATED}, "reportingController": "c"{more}}}"#));
         assert_eq!(lines((EVENTS_V1.validate_create)(&event(""))), [""; 0]);

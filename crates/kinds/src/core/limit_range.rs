@@ -1,4 +1,4 @@
-//! LimitRange: bounds and defaults for what a namespace's pods and claims may ask for.
+//! LimitRange: limits and defaults for the resources of a namespace's pods and claims.
 
 use crate::builtin::Builtin;
 use crate::columns::{NAME_CREATED, name_created};
@@ -17,7 +17,7 @@ pub const KIND: Builtin = Builtin {
     short_names: &["limits"],
     schema: "core/v1.LimitRange",
     creates_on_update: true,
-    // A range without a name gets one that nothing else has.
+    // A LimitRange without a name is named by its uid.
     prepare_create: |object, _: &Context<'_>| {
         if name(object).is_empty() {
             let uid = get(object, "metadata")["uid"].clone();
@@ -33,7 +33,7 @@ pub const KIND: Builtin = Builtin {
     ..Builtin::EMPTY
 };
 
-/// What a container gets by default follows from the bounds that are given.
+/// Container defaults that follow from the given limits.
 fn default(object: &mut Object) {
     for item in each(child_or_new(object, "spec"), "limits") {
         if get(item, "type") != "Container" {
@@ -85,7 +85,7 @@ fn check_kind(kind: &str, path: &Path, errors: &mut Errors) {
     }
 }
 
-/// Every field that bounds or defaults a resource, in the order of complaints.
+/// Every field that limits or defaults a resource, in the order of errors.
 const FIELDS: &[&str] = &[
     "max",
     "min",
@@ -94,7 +94,7 @@ const FIELDS: &[&str] = &[
     "maxLimitRequestRatio",
 ];
 
-/// Whether a field has a say for this type of thing.
+/// Whether a field applies to this type.
 fn counts(kind: &str, field: &str) -> bool {
     kind != "Pod" || !field.starts_with("default")
 }
@@ -129,7 +129,7 @@ fn check_names(item: &Value, kind: &str, path: &Path, errors: &mut Errors) {
     }
 }
 
-/// Every resource that is mentioned.
+/// Every resource named in an item.
 fn names(item: &Value) -> BTreeSet<&str> {
     let kind = text(&item["type"]);
     let fields = FIELDS.iter().filter(|f| counts(kind, f));
@@ -139,14 +139,14 @@ fn names(item: &Value) -> BTreeSet<&str> {
         .collect()
 }
 
-/// min ≤ defaultRequest ≤ default ≤ max, and a ratio that these allow.
+/// min ≤ defaultRequest ≤ default ≤ max, and a ratio within these limits.
 fn check_order(item: &Value, name: &str, path: &Path, errors: &mut Errors) {
     let kind = text(&item["type"]);
     let amount = |field: &str| -> Option<Quantity> {
         let value = item[field].get(name).filter(|_| counts(kind, field))?;
         text(value).parse().ok()
     };
-    // Where the complaint stands, whose value it shows, what is compared, and their names.
+    // The error's field, the field whose value it shows, the compared fields, and their names.
     let pairs = [
         ("min", "min", ("min", "min"), ("max", "max")),
         (
@@ -218,7 +218,7 @@ mod tests {
     use crate::testing::{lines, object};
 
     #[test]
-    fn bounds_stand_in_order() {
+    fn limits_are_min_default_max_in_order() {
         let range = |item: &str| object(&format!(r#"{{"spec": {{"limits": [{item}]}}}}"#));
         let good = range(
             r#"{"type": "Container", "min": {"cpu": "1"}, "defaultRequest": {"cpu": "2"}, "default": {"cpu": "3"},

@@ -1,5 +1,5 @@
-//! Namespace: a scope for names. It ends when its finalizers are gone, which the namespace
-//! controller sees to.
+//! Namespace: a scope for names. It is removed once the namespace controller has removed its
+//! finalizers.
 
 use crate::builtin::{Builtin, STATUS};
 use crate::check;
@@ -44,11 +44,11 @@ pub const KIND: Builtin = Builtin {
     row,
     metadata_checks: &[Check::Whole, Check::Change],
     mark_terminating: |object| {
-        // A namespace has no grace period, not even an empty one.
+        // A namespace has no deletionGracePeriodSeconds, not even zero.
         child_or_new(object, "metadata").shift_remove("deletionGracePeriodSeconds");
         child_or_new(object, "status").insert("phase".to_owned(), "Terminating".into());
     },
-    // It stays until it is emptied, and the first delete only marks it.
+    // It stays until its finalizers are removed; the first delete only marks it as terminating.
     is_held: |object| {
         !list(&get(object, "spec")["finalizers"]).is_empty()
             || text(&get(object, "metadata")["deletionTimestamp"]).is_empty()
@@ -106,7 +106,7 @@ fn prepare_update(
     }
 }
 
-/// The field is named as a whole at creation, by its item when finalizers are set.
+/// On create the error names the whole list, on finalize the item.
 fn check_finalizers(object: &Object, each_apart: bool) -> Errors {
     const STANDARD: [&str; 3] = ["kubernetes", "foregroundDeletion", "orphan"];
     let mut errors = Vec::new();

@@ -32,7 +32,7 @@ pub const KIND: Builtin = Builtin {
     default,
     prepare_create: |object, _| drop_config(object, &Object::new()),
     prepare_update: |object, old, subresource, _| {
-        // A kubelet may bring its status along when it registers; later only through `status`.
+        // A kubelet may set the status when it registers; later only through `status`.
         if subresource.is_none() {
             keep(object, old, "status");
         }
@@ -140,7 +140,7 @@ fn default(object: &mut Object) {
             status.insert("allocatable".to_owned(), capacity);
         }
     }
-    // One address range stands in both fields.
+    // A single range is in both fields.
     if let Some(spec) = child(object, "spec") {
         let single = text(get(spec, "podCIDR")).to_owned();
         let many = list(get(spec, "podCIDRs")).to_vec();
@@ -156,7 +156,7 @@ fn default(object: &mut Object) {
     }
 }
 
-/// Settings from the API are a thing of the past: they may stay, not come.
+/// Dynamic kubelet configuration is removed: existing values are kept, new ones dropped.
 fn drop_config(object: &mut Object, old: &Object) {
     for (part, field) in [("spec", "configSource"), ("status", "config")] {
         if !is_set(&get(old, part)[field])
@@ -186,7 +186,7 @@ fn warnings(object: &Object) -> Vec<String> {
 
 fn validate(object: &Object) -> Errors {
     let mut errors = Vec::new();
-    // Named as if they stood in the metadata.
+    // Upstream's errors name the metadata as the parent.
     let metadata = Path::new("metadata");
     let (spec, status) = (get(object, "spec"), get(object, "status"));
     taints(&spec["taints"], &metadata.child("taints"), &mut errors);
@@ -212,7 +212,7 @@ fn check_amounts(status: &Value, errors: &mut Errors) {
     }
 }
 
-/// What the node says it can do: names in order, each once.
+/// The declared features: sorted and unique.
 fn check_features(status: &Value, errors: &mut Errors) {
     const LONGEST: usize = 253;
     let path = Path::new("status.declaredFeatures");
@@ -309,7 +309,7 @@ fn validate_update(object: &Object, old: &Object, subresource: Subresource<'_>) 
     let mut errors = Vec::new();
     let status = get(object, "status");
     if subresource.is_none() {
-        // An update of the whole is held to the rules of a new node too.
+        // An update of the object must satisfy the rules for new nodes too.
         errors = validate(object);
     }
     check_amounts(status, &mut errors);
@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_named() {
+    fn invalid_fields_are_reported_with_their_paths() {
         let cases: &[(&str, &[&str])] = &[
             (
                 r#"{"spec": {"podCIDRs": ["10.0.0.0/24", "2001:db8::/64"]}, "status": {"declaredFeatures": ["A", "B/c"]}}"#,
@@ -425,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_from_the_api_do_not_come_back() {
+    fn dynamic_kubelet_configuration_is_dropped() {
         let mut node = object(
             r#"{"spec": {"configSource": {}, "externalID": "a"}, "status": {"config": {}}}"#,
         );

@@ -1,4 +1,4 @@
-//! PersistentVolume: storage that a claim may get.
+//! PersistentVolume: storage that can be bound to a claim.
 
 use super::persistent_volume_claim::{access_modes, check_modes};
 use crate::builtin::{Builtin, STATUS};
@@ -45,7 +45,7 @@ pub const KIND: Builtin = Builtin {
 
 const CHANGED: &str = "lastPhaseTransitionTime";
 
-/// A new phase gets the time it came, unless its writer says another.
+/// A new phase gets its transition time, unless the writer sets one.
 fn prepare_update(
     object: &mut Object,
     old: &Object,
@@ -67,7 +67,7 @@ fn prepare_update(
     }
 }
 
-/// Annotations that were fields once, and what is said of them.
+/// Annotations that became fields, with their warnings.
 const OLD_ANNOTATIONS: &[(&str, &str)] = &[
     (
         "volume.beta.kubernetes.io/storage-class",
@@ -79,7 +79,7 @@ const OLD_ANNOTATIONS: &[(&str, &str)] = &[
     ),
 ];
 
-/// Sources that nobody mounts any more: field, its name in warnings, since when.
+/// Volume sources that are no longer supported: field, name in warnings, version.
 const OLD_SOURCES: &[(&str, &str, &str)] = &[
     (
         "cephfs",
@@ -237,7 +237,7 @@ fn validate(object: &Object) -> Errors {
     errors
 }
 
-/// A volume within another object: only what tells how to mount it.
+/// Validates an inline volume: only the fields needed to mount it are allowed.
 pub(crate) fn check_inline(spec: &Value, path: &Path, errors: &mut Errors) {
     let forbid = |name: &str, detail: &str| {
         let detail = format!("{detail} in the context of inline volumes");
@@ -345,13 +345,13 @@ fn validate_update(object: &Object, old: &Object, subresource: Subresource<'_>) 
     if subresource.is_some() {
         return Vec::new();
     }
-    // Looked at twice, and so told twice.
+    // Upstream validates twice, so errors are reported twice.
     let mut errors = validate(object);
     errors.extend(validate(object));
     let (new, was) = (get(object, "spec"), get(old, "spec"));
     let mut munged = new.clone();
     let secret = "controllerExpandSecretRef";
-    // The secret for growing may be added later.
+    // The expansion secret may be added later.
     if is_set(&was["csi"])
         && !is_set(&was["csi"][secret])
         && let Some(Value::Object(csi)) = munged.get_mut("csi")
@@ -389,7 +389,7 @@ fn validate_update(object: &Object, old: &Object, subresource: Subresource<'_>) 
     errors
 }
 
-/// Labels of nodes that got another name when they were no longer beta.
+/// Beta node labels and their new names.
 const RENAMED: &[(&str, &str)] = &[
     (
         "failure-domain.beta.kubernetes.io/zone",
@@ -407,7 +407,7 @@ const RENAMED: &[(&str, &str)] = &[
     ),
 ];
 
-/// The same selection of nodes, but for labels that were renamed.
+/// Whether two node affinities are equal except for renamed labels.
 fn same_affinity(new: &Value, old: &Value) -> bool {
     let mut old = old.clone();
     let terms = |v: &Value| v["required"]["nodeSelectorTerms"].clone();
@@ -419,7 +419,7 @@ fn same_affinity(new: &Value, old: &Value) -> bool {
             for (j, requirement) in requirements.into_iter().flatten().enumerate() {
                 let now = &new_terms[i][field][j]["key"];
                 let pair = (text(&requirement["key"]), text(now));
-                // Upstream finds no name for any other label, and takes none for it.
+                // Upstream maps any other label to an empty name, so an empty key matches it.
                 let unnamed = pair.1.is_empty() && RENAMED.iter().all(|r| r.0 != pair.0);
                 if unnamed || RENAMED.contains(&pair) {
                     requirement["key"] = now.clone();
@@ -498,7 +498,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_old_in_a_volume_is_warned_about() {
+    fn deprecated_volume_fields_are_warned_about() {
         let volume = |metadata: &str, spec: &str| {
             warnings(&object(&format!(
                 r#"{{"metadata": {metadata}, "spec": {spec}}}"#

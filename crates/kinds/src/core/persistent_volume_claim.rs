@@ -1,4 +1,4 @@
-//! PersistentVolumeClaim: a wish for storage.
+//! PersistentVolumeClaim: a request for storage.
 
 use super::persistent_volume::or_unset;
 use crate::builtin::{Builtin, STATUS};
@@ -49,7 +49,7 @@ pub const KIND: Builtin = Builtin {
     ..Builtin::EMPTY
 };
 
-/// Data of other namespaces are behind a gate that is off.
+/// Drops cross-namespace data sources, whose feature gate is off.
 fn drop_foreign_source(spec: &mut Object) {
     if is_foreign(get(spec, "dataSourceRef")) {
         spec.shift_remove("dataSourceRef");
@@ -60,8 +60,8 @@ fn is_foreign(source: &Value) -> bool {
     !text(&source["namespace"]).is_empty()
 }
 
-/// The two fields for a source of data say the same. The older one takes claims and snapshots
-/// only, unless it `had` something else before.
+/// Makes the two data source fields agree. The older one accepts only claims and snapshots, unless
+/// it `had` something else before.
 fn agree_on_source(spec: &mut Object, had: bool) {
     let source = get(spec, "dataSource");
     let known = match (text(&source["kind"]), text(&source["apiGroup"])) {
@@ -86,7 +86,7 @@ fn agree_on_source(spec: &mut Object, had: bool) {
     }
 }
 
-/// Bytes come whole.
+/// Warns of fractional bytes.
 fn warnings(object: &Object) -> Vec<String> {
     let resources = &get(object, "spec")["resources"];
     let mut out = Vec::new();
@@ -135,7 +135,7 @@ pub(super) fn access_modes(modes: &Value) -> String {
     out.join(",")
 }
 
-/// How a volume may be mounted: by one pod alone, or in several ways.
+/// Validates access modes: ReadWriteOncePod excludes all others.
 pub(super) fn check_modes(modes: &Value, path: &Path, errors: &mut Errors) {
     let supported = [
         "ReadOnlyMany",
@@ -196,13 +196,13 @@ fn validate(object: &Object) -> Errors {
     errors
 }
 
-/// A claim that is made for each pod: its metadata may say little.
+/// Validates a claim template, whose metadata is restricted.
 pub(crate) fn validate_template(template: &Value, path: &Path, errors: &mut Errors) {
     validate_template_metadata(&template["metadata"], &path.child("metadata"), errors);
     validate_spec(&template["spec"], false, &path.child("spec"), errors);
 }
 
-/// The spec of a claim; `lax` lets groups of data sources through that were there before.
+/// Validates a claim's spec; `lax` accepts data source groups that were there before.
 pub(crate) fn validate_spec(spec: &Value, lax: bool, path: &Path, errors: &mut Errors) {
     let at = path.child("accessModes");
     if list(&spec["accessModes"]).is_empty() {
@@ -288,7 +288,7 @@ fn validate_update(object: &Object, old: &Object, subresource: Subresource<'_>) 
     let munged = with_old_mutable_fields(object, old);
     const SPEC: &str = "core/v1.PersistentVolumeClaimSpec";
     if !equal(SPEC, &munged, was) {
-        // A volume's name that comes now is shown as if it had been there.
+        // A newly set volumeName is shown in both sides of the diff.
         let spec = |spec: &Value| {
             let mut shown = internal(SPEC, spec);
             if text(&was["volumeName"]).is_empty() {
@@ -324,7 +324,7 @@ fn annotation<'a>(object: &'a Object, name: &str) -> &'a Value {
     &get(object, "metadata")["annotations"][name]
 }
 
-/// Whether the class moves from the annotation of old into its field.
+/// Whether the class moves from the old annotation into its field.
 fn class_moves(object: &Object, old: &Object) -> bool {
     let (new, was) = (annotation(object, CLASS), annotation(old, CLASS));
     let class = |o: &Object| get(o, "spec")["storageClassName"].clone();
@@ -340,7 +340,7 @@ fn check_class_annotation(object: &Object, old: &Object, errors: &mut Errors) {
     }
 }
 
-/// The new spec with everything that may change put back to what it was.
+/// The new spec with all mutable fields reset to their old values.
 fn with_old_mutable_fields(object: &Object, old: &Object) -> Value {
     let was = get(old, "spec");
     let mut spec = get(object, "spec").clone();
@@ -374,7 +374,7 @@ fn amount(value: &Value) -> Quantity {
     text(value).parse().unwrap_or(Quantity::ZERO)
 }
 
-/// A claim may grow; and shrink, as long as it has not grown yet.
+/// A claim may grow, and shrink again until its volume was resized.
 fn check_size(object: &Object, old: &Object, errors: &mut Errors) {
     let size = |o: &Object| amount(&get(o, "spec")["resources"]["requests"]["storage"]);
     let has = amount(&get(old, "status")["capacity"]["storage"]);
@@ -506,7 +506,7 @@ mod tests {
         let own = r#"{"kind": "PersistentVolumeClaim", "name": "n", "namespace": ""}"#;
         let spec = made(&format!(r#"{{"dataSourceRef": {own}}}"#));
         assert_eq!(spec["dataSource"]["name"], "n");
-        // What came from elsewhere before would change.
+        // The cross-namespace source is dropped, which is a change of the immutable spec.
         let old =
             object(r#"{"spec": {"dataSourceRef": {"apiGroup": "a.b", "kind": "K", "name": "n"}}}"#);
         let mut new = object(&format!(r#"{{"spec": {{"dataSourceRef": {source}}}}}"#));
@@ -519,7 +519,7 @@ mod tests {
     }
 
     #[test]
-    fn a_namespace_of_data_has_its_form_and_stands_alone() {
+    fn the_namespace_of_a_data_source_is_validated() {
         let mut errors = Vec::new();
         let spec = json!({"dataSource": {"kind": "PersistentVolumeClaim", "name": "n"},
             "dataSourceRef": {"kind": "PersistentVolumeClaim", "name": "n", "namespace": "a.b"}});

@@ -1,4 +1,4 @@
-//! Pod: containers that live and die together on one node.
+//! Pod: containers that are scheduled and run together on one node.
 
 use crate::builtin::{Builtin, STATUS, keep_written_metadata};
 use crate::columns::{AGE, NAME, age, column, name_cell, or_none, since, wide};
@@ -91,7 +91,7 @@ fn prepare_create(object: &mut Object, context: &Context<'_>) {
     label_keys::merge(object);
     copy_annotations(object);
     let spec = get(object, "spec");
-    // A class that came with the pod stays.
+    // A QoS class in the request is kept.
     let quality = match text(&get(object, "status")["qosClass"]) {
         "" => quality_of_service(spec).to_owned(),
         class => class.to_owned(),
@@ -186,7 +186,7 @@ fn validate_update(object: &Object, old: &Object, subresource: Subresource<'_>) 
     }
 }
 
-/// Containers for debugging may only be added.
+/// Ephemeral containers may only be added.
 fn validate_ephemeral(object: &Object, old: &Object, mut errors: Errors) -> Errors {
     if is_set(&get(old, "metadata")["annotations"]["kubernetes.io/config.mirror"]) {
         let detail = "static pods do not support ephemeral containers";
@@ -211,7 +211,7 @@ fn validate_ephemeral(object: &Object, old: &Object, mut errors: Errors) -> Erro
     errors
 }
 
-/// A pod that has ended says so in its row.
+/// The row condition of a finished pod.
 fn row_conditions(object: &Object) -> Option<Value> {
     let (reason, message) = match text(&get(object, "status")["phase"]) {
         "Succeeded" => ("Succeeded", "The pod has completed successfully."),
@@ -223,7 +223,7 @@ fn row_conditions(object: &Object) -> Option<Value> {
     ]))
 }
 
-/// Pods end gracefully; those of which nothing runs, without any grace.
+/// Pods are deleted gracefully; pods that are not scheduled or have finished, immediately.
 fn deletion(object: &Object, requested: Option<i64>) -> Deletion {
     let (spec, status) = (get(object, "spec"), get(object, "status"));
     let seconds = requested
@@ -291,7 +291,7 @@ const COLUMNS: &[Column] = &[
     ),
 ];
 
-/// What the containers' states add up to.
+/// The combined state of the containers.
 #[derive(Default)]
 struct Summary {
     reason: String,
@@ -335,7 +335,7 @@ fn condition<'a>(status: &'a Value, kind: &str) -> &'a str {
         .map_or("", |c| text(&c["status"]))
 }
 
-/// Init containers first: gives whether they are still at work.
+/// The state of the init containers; returns whether they are still running.
 fn init_state(spec: &Value, status: &Value, summary: &mut Summary, sidecars: &mut Summary) -> bool {
     let total = list(&spec["initContainers"]).len();
     for (i, container) in list(&status["initContainerStatuses"]).iter().enumerate() {
@@ -480,7 +480,7 @@ mod tests {
     }
 
     #[test]
-    fn the_status_column_tells_what_matters() {
+    fn the_status_column_has_the_most_specific_reason() {
         let pod = |status: &str| {
             format!(
                 r#"{{"spec": {{"containers": [{{"name": "c"}}], "initContainers": [{{"name": "i"}}]}}, "status": {status}}}"#
@@ -519,7 +519,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_says_that_a_pod_has_ended() {
+    fn a_row_of_an_ended_pod_has_a_condition() {
         let ended = |phase: &str| {
             let pod = object(&format!(r#"{{"status": {{"phase": "{phase}"}}}}"#));
             row_conditions(&pod).map(|conditions| conditions[0]["reason"].clone())
@@ -546,7 +546,7 @@ mod tests {
             get(&pod, "status"),
             &json!({"phase": "Pending", "qosClass": "BestEffort"})
         );
-        // A class that was sent stays, whatever it is.
+        // A QoS class in the request is kept, whatever it is.
         let kind = crate::find("", "v1", "pods").unwrap();
         let sent = r#"{"phase": "Running", "qosClass": "Guaranteed"}"#;
         let mut pod = object(&format!(r#"{{"spec": {{}}, "status": {sent}}}"#));

@@ -1,4 +1,4 @@
-//! PodTemplate: a template on its own.
+//! PodTemplate: a standalone pod template.
 
 use crate::builtin::Builtin;
 use crate::columns::{NAME, column, containers, labels, name_cell};

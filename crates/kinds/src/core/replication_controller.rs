@@ -1,4 +1,4 @@
-//! ReplicationController: the older ReplicaSet, with a plain selector.
+//! ReplicationController: the predecessor of ReplicaSet, with a plain selector.
 
 use crate::Subresource;
 use crate::apps::replica_set::{COLUMNS, cells, check_replica_status};
@@ -47,7 +47,7 @@ pub const KIND: Builtin = Builtin {
     ..Builtin::EMPTY
 };
 
-/// The beginning of a name may be anything that a URL takes.
+/// A generateName may be anything valid in a path.
 fn name_format(name: &str, prefix: bool) -> Vec<String> {
     if prefix {
         format::path_segment_prefix(name)
@@ -56,7 +56,7 @@ fn name_format(name: &str, prefix: bool) -> Vec<String> {
     }
 }
 
-/// On a change, what is told is told of the template that was there.
+/// On update, upstream warns about the previous template.
 fn warnings(object: &Object, old: Option<&Object>) -> Vec<String> {
     match old {
         None => {
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_is_warned_of_with_what_was_there() {
+    fn an_update_is_warned_about_fields_of_the_old_object() {
         let odd = controller(r#""volumes": [{"name": "v", "rbd": {}}]"#);
         let plain = controller(r#""hostNetwork": false"#);
         assert_eq!(warnings(&plain, Some(&odd)).len(), 1);

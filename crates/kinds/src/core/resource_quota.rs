@@ -1,4 +1,4 @@
-//! ResourceQuota: how much a namespace may use.
+//! ResourceQuota: limits on what a namespace may use.
 
 use crate::builtin::{Builtin, STATUS};
 use crate::columns::{AGE, NAME, age, column, name_cell};
@@ -30,14 +30,14 @@ pub const KIND: Builtin = Builtin {
     ..Builtin::EMPTY
 };
 
-/// More requests than limits are never used up.
+/// Warns if requests exceed limits: the excess can never be used.
 fn warnings(object: &Object) -> Vec<String> {
     let hard = &get(object, "spec")["hard"];
     let amount = |name: &str| hard[name].as_str()?.parse::<Quantity>().ok();
     let mut out = Vec::new();
     for resource in ["cpu", "memory", "storage", "ephemeral-storage"] {
         let (requests, limits) = (format!("requests.{resource}"), format!("limits.{resource}"));
-        // Requests of these have a short name, too.
+        // Requests of cpu and memory have a short name, too.
         let short = matches!(resource, "cpu" | "memory") && amount(&requests).is_none();
         let requests = if short { resource } else { &requests };
         if let (Some(request), Some(limit)) = (amount(requests), amount(&limits))
@@ -115,7 +115,7 @@ fn check_amounts(amounts: &Value, path: &Path, errors: &mut Errors) {
     }
 }
 
-/// Whether a scope says something about a resource.
+/// Whether a scope applies to a resource.
 fn fits(scope: &str, resource: &str) -> bool {
     let compute = [
         "cpu",
@@ -135,7 +135,7 @@ fn fits(scope: &str, resource: &str) -> bool {
     }
 }
 
-/// How many of the limited resources a scope says nothing about.
+/// How many limited resources a scope does not apply to.
 fn misfits(spec: &Value, scope: &str) -> usize {
     entries(&spec["hard"])
         .filter(|(name, _)| is_standard_quota(name) && !fits(scope, name))
@@ -255,7 +255,7 @@ mod tests {
     use crate::testing::{lines, object};
 
     #[test]
-    fn scopes_fit_each_other_and_what_is_limited() {
+    fn quota_scopes_are_compatible_with_each_other_and_the_resources() {
         let quota = |spec: &str| lines(validate(&object(&format!(r#"{{"spec": {spec}}}"#))));
         assert_eq!(
             quota(r#"{"hard": {"pods": "1"}, "scopes": ["Terminating"]}"#),

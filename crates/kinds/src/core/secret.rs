@@ -1,4 +1,4 @@
-//! Secret: confidential data, typed by its use.
+//! Secret: confidential data, typed by use.
 
 use super::config_map::{MAX_SIZE, check_frozen, decoded_size};
 use crate::builtin::Builtin;
@@ -48,7 +48,7 @@ fn row(object: &Object, now: i64) -> Vec<Value> {
 
 fn default(object: &mut Object) {
     default_empty(object, "type", "Opaque");
-    // What is written as text is kept as data and nowhere else.
+    // stringData is moved to data.
     if let Some(Value::Object(plain)) = object.shift_remove("stringData") {
         let data = child_or_new(object, "data");
         for (key, value) in plain {
@@ -122,7 +122,7 @@ fn check_json(data: &Value, key: &str, path: &Path, errors: &mut Errors) {
     }
 }
 
-/// Why bytes are no JSON object.
+/// Why bytes are not a JSON object.
 fn no_json_object(bytes: &[u8]) -> Option<String> {
     let what = match machinery::json::from_slice::<machinery::json::Value>(bytes) {
         Ok(machinery::json::Value::Object(_) | machinery::json::Value::Null) => return None,
@@ -147,7 +147,7 @@ fn no_json_object(bytes: &[u8]) -> Option<String> {
     ))
 }
 
-/// What is wrong with a certificate and its key, as far as their frames tell.
+/// Warnings about a certificate and its key, as far as their PEM labels show.
 fn warnings(object: &Object, _: Option<&Object>) -> Vec<String> {
     if get(object, "type") != "kubernetes.io/tls" {
         return Vec::new();
@@ -191,7 +191,7 @@ fn warnings(object: &Object, _: Option<&Object>) -> Vec<String> {
         .collect()
 }
 
-/// What the blocks of a PEM text say they are.
+/// The labels of PEM blocks.
 fn pem_labels(text: &str) -> Vec<String> {
     let mut labels = Vec::new();
     let mut rest = text;
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn each_type_asks_for_its_keys() {
+    fn each_secret_type_requires_its_keys() {
         let missing = |kind: &str| lines(validate(&object(&format!(r#"{{"type": "{kind}"}}"#))));
         assert_eq!(
             missing("kubernetes.io/tls"),

@@ -28,7 +28,7 @@ pub const KIND: Builtin = Builtin {
 
 const ENFORCE: &str = "kubernetes.io/enforce-mountable-secrets";
 
-/// Secrets are of the account's namespace: a name is all that is kept of a reference.
+/// Secrets are in the account's namespace: only the name of a reference is kept.
 fn name_secrets(object: &mut Object) {
     for secret in each(object, "secrets") {
         secret.retain(|field, _| field == "name");
@@ -52,7 +52,7 @@ mod tests {
     use crate::testing::object;
 
     #[test]
-    fn of_a_secret_the_name_is_kept() {
+    fn only_names_of_secrets_are_kept() {
         let mut account = object(r#"{"secrets": [{"name": "a", "namespace": "b", "kind": "c"}]}"#);
         name_secrets(&mut account);
         assert_eq!(account, object(r#"{"secrets": [{"name": "a"}]}"#));

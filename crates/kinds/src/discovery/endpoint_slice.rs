@@ -1,4 +1,4 @@
-//! EndpointSlice: some of the addresses behind a Service.
+//! EndpointSlice: a part of the endpoints of a Service.
 
 use crate::address::{endpoint_ip, ip_warnings, strict_ip};
 use crate::builtin::Builtin;
@@ -78,7 +78,7 @@ fn row(object: &Object, now: i64) -> Vec<Value> {
 
 const HOSTNAME: &str = "kubernetes.io/hostname";
 
-/// The topology of old is not written any more; what it said about the node is kept.
+/// Drops the deprecated topology; its node name is kept.
 fn drop_topology(object: &mut Object, old: Option<&Object>) {
     let known: BTreeSet<String> = old
         .map(|old| list(get(old, "endpoints")))
@@ -98,8 +98,8 @@ fn drop_topology(object: &mut Object, old: Option<&Object>) {
     }
 }
 
-/// Labels say which Service a slice belongs to: the generation counts their changes too. And it
-/// counts what a client changes although it is then dropped.
+/// The generation also counts changes of labels, which name the slice's Service, and changes that
+/// are then dropped.
 fn count(object: &mut Object, old: &Object, changed: bool) {
     let before = get(old, "metadata");
     if !changed && same(&get(object, "metadata")["labels"], &before["labels"]) {
@@ -299,7 +299,7 @@ fn check_ports(ports: &[Value], path: &Path, errors: &mut Errors) {
 
 fn validate_update(object: &Object, old: &Object, _: Subresource<'_>) -> Errors {
     let mut errors = check_frame(object);
-    // What older rules took may stay.
+    // Values that were valid under older rules are kept on update.
     if !same(get(object, "endpoints"), get(old, "endpoints")) {
         errors.extend(check_endpoints(object));
     }
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_are_of_the_kind_that_is_said() {
+    fn addresses_match_the_address_type() {
         let at = "endpoints[0].addresses";
         let cases = [
             ("IPv4", "10.0.0.1", String::new()),

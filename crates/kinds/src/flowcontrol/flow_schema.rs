@@ -1,4 +1,4 @@
-//! FlowSchema: which requests belong to which priority level.
+//! FlowSchema: assigns requests to priority levels.
 
 use crate::builtin::{Builtin, STATUS};
 use crate::check;
@@ -67,7 +67,7 @@ fn row(object: &Object, now: i64) -> Vec<Value> {
     ]
 }
 
-/// The lowest precedence there is.
+/// The largest matchingPrecedence, which is matched last.
 const PRECEDENCE_MAX: i64 = 10_000;
 
 fn validate(object: &Object) -> Errors {
@@ -183,7 +183,7 @@ fn check_who(field: &str, who: &Value, path: &Path, errors: &mut Errors) {
     }
 }
 
-/// Whether a list says everything; then it says nothing else.
+/// Whether a list has `*`; then it may have nothing else.
 fn says_all(values: &Value, what: &str, path: &Path, errors: &mut Errors) -> bool {
     let all = list(values).iter().any(|v| v == "*");
     if all && list(values).len() > 1 {
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_say_who_does_what() {
+    fn rules_need_subjects_and_valid_urls() {
         let user = json!([{"kind": "User", "user": {"name": "u"}}]);
         let urls = |urls: Value| json!({"subjects": user, "nonResourceRules": [{"verbs": ["get"], "nonResourceURLs": urls}]});
         let none: [&str; 0] = [];

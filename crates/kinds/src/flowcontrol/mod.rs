@@ -8,7 +8,7 @@ use crate::{Context, Subresource};
 use machinery::field::{Error, Errors, Path};
 use machinery::{Object, Value};
 
-/// Through `status` nothing of the metadata changes but who owns what.
+/// Through `status` only managedFields of the metadata may change.
 fn keep_metadata(object: &mut Object, old: &Object, subresource: Subresource<'_>, _: &Context<'_>) {
     if subresource.is_none() {
         return;
@@ -20,7 +20,7 @@ fn keep_metadata(object: &mut Object, old: &Object, subresource: Subresource<'_>
     }
 }
 
-/// Conditions have a type of their own.
+/// Each condition needs a unique type.
 fn check_conditions(status: &Value, errors: &mut Errors) {
     let path = Path::new("status.conditions");
     let all = list(&status["conditions"]);

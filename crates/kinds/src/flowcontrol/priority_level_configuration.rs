@@ -1,4 +1,4 @@
-//! PriorityLevelConfiguration: how many requests of a level run at once, and which wait.
+//! PriorityLevelConfiguration: concurrency and queuing of a priority level.
 
 use crate::builtin::{Builtin, STATUS};
 use crate::check;
@@ -96,7 +96,7 @@ fn default(object: &mut Object) {
 }
 
 const QUEUES_MAX: i64 = 10_000_000;
-/// So many bits of a hash there are to deal hands of queues by.
+/// Hash bits available for shuffle sharding.
 const HASH_BITS: u32 = 60;
 
 fn validate(object: &Object) -> Errors {
@@ -229,9 +229,9 @@ fn check_queuing(queuing: &Value, path: &Path, errors: &mut Errors) {
     }
 }
 
-/// How many bits it takes to deal a hand of so many cards.
+/// The bits needed to deal a hand of `hand` queues out of `deck`.
 fn entropy_bits(deck: i64, hand: i64) -> u32 {
-    // Beyond the limit it makes no difference by how much.
+    // Approximate: the exact value does not matter beyond the limit.
     let mut bits = 0.0_f64;
     for left in ((deck - hand + 1)..=deck).rev() {
         bits += (left as f64).log2();

@@ -23,7 +23,7 @@ const COLUMNS: &[Column] = &[
     ),
 ];
 
-/// What is used of a resource, all together.
+/// The sum of a resource's usages.
 fn sum<'a>(usages: impl Iterator<Item = &'a Value>, resource: &str) -> Value {
     let used = usages.filter_map(|usage| text(&usage[resource]).parse::<Quantity>().ok());
     let sum = used.fold(Quantity::ZERO, Quantity::plus);

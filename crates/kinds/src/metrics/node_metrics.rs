@@ -1,4 +1,4 @@
-//! NodeMetrics: what a node uses, averaged over a window.
+//! NodeMetrics: the usage of a node, averaged over a window.
 
 use super::{COLUMNS, sum};
 use crate::Scope;

@@ -1,4 +1,4 @@
-//! PodMetrics: what a pod's containers use, averaged over a window.
+//! PodMetrics: the usage of a pod's containers, averaged over a window.
 
 use super::{COLUMNS, sum};
 use crate::builtin::Builtin;

@@ -1,4 +1,4 @@
-//! Ingress: HTTP from outside to services.
+//! Ingress: routes HTTP from outside to services.
 
 use crate::address::{ip_warnings, legacy_ip};
 use crate::builtin::{Builtin, STATUS};
@@ -167,7 +167,7 @@ fn is_wildcard(rule: &Value) -> bool {
     text(&rule["host"]).contains('*')
 }
 
-/// Older rules did not look at the paths of wildcard hosts; such an Ingress may stay.
+/// Whether an old Ingress has wildcard rules that older validation accepted; they are kept.
 fn has_odd_wildcard_rule(old: &Object) -> bool {
     let rules = list(&get(old, "spec")["rules"]);
     rules.iter().filter(|rule| is_wildcard(rule)).any(|rule| {
@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_named() {
+    fn invalid_fields_are_reported_with_their_paths() {
         let cases = [
             (
                 "{}",

@@ -119,7 +119,7 @@ mod tests {
     use crate::testing::{lines, object};
 
     #[test]
-    fn mistakes_are_named() {
+    fn invalid_fields_are_reported_with_their_paths() {
         let told =
             |spec: &str| lines(validate(&object(&format!(r#"{{"spec": {spec}}}"#)))).join(" ");
         let cases = [

@@ -1,4 +1,4 @@
-//! IPAddress: an address that is taken, and by whom. Its name is the address.
+//! IPAddress: an allocated address and its owner. Its name is the address.
 
 use crate::address::strict_ip;
 use crate::builtin::Builtin;
@@ -66,7 +66,7 @@ fn parent(object: &Object) -> &Value {
     &get(object, "spec")["parentRef"]
 }
 
-/// As the server's own type spells it.
+/// With the field names of upstream's internal type.
 fn printed(parent: &Value) -> Value {
     if !is_set(parent) {
         return Value::Null;

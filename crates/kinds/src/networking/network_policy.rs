@@ -1,4 +1,4 @@
-//! NetworkPolicy: who may talk to whom.
+//! NetworkPolicy: allowed traffic of pods.
 
 use crate::address::{cidr_warnings, legacy_cidr};
 use crate::builtin::Builtin;
@@ -73,7 +73,7 @@ fn each_block<'a>(object: &'a Object, mut visit: impl FnMut(&Path, &'a Value)) {
     }
 }
 
-/// Ranges that stand in a policy: older rules may have taken them.
+/// The ranges of a policy; older rules may have accepted them.
 fn ranges(object: &Object) -> Vec<&str> {
     let mut ranges = Vec::new();
     each_block(object, |_, block| {
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_named() {
+    fn invalid_fields_are_reported_with_their_paths() {
         let cases: &[(&str, &[&str])] = &[
             (
                 r#"{"from": [{"ipBlock": {"cidr": "10.0.0.0/8", "except": ["10.1.0.0/16"]}}]}"#,

@@ -1,4 +1,4 @@
-//! ServiceCIDR: the ranges that service addresses come from.
+//! ServiceCIDR: ranges of Service addresses.
 
 use crate::address::strict_cidr;
 use crate::builtin::{Builtin, STATUS};
@@ -71,7 +71,7 @@ fn validate(object: &Object) -> Errors {
     errors
 }
 
-/// A range stays; a second one, of the other family, may join the first.
+/// A range is immutable; a second one of the other IP family may be added.
 fn validate_update(object: &Object, old: &Object) -> Errors {
     let mut errors = Vec::new();
     let at = Path::new("spec.cidrs");

@@ -1,4 +1,4 @@
-//! RuntimeClass: which runtime runs a pod.
+//! RuntimeClass: the container runtime of a pod.
 
 use crate::builtin::Builtin;
 use crate::check;
@@ -104,7 +104,7 @@ mod tests {
     use crate::testing::{lines, object};
 
     #[test]
-    fn a_class_keeps_its_handler_and_its_form() {
+    fn the_handler_of_a_runtime_class_is_immutable_and_its_fields_are_validated() {
         let class = |handler: &str, operator: &str| {
             object(&format!(
                 r#"{{"handler": "{handler}", "scheduling": {{"tolerations": [{{"key": "k", "operator": "{operator}"}}]}}}}"#

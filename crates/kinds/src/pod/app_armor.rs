@@ -1,4 +1,4 @@
-//! AppArmor profiles that old clients name in annotations: kubelets read the field.
+//! AppArmor profiles that old clients set in annotations; kubelets read the field.
 
 use super::security::{APP_ARMOR, check_app_armor};
 use crate::tree::{each, get, is_set, text};
@@ -6,7 +6,7 @@ use machinery::field::Path;
 use machinery::json::json;
 use machinery::{Object, Value};
 
-/// The profile that an annotation names; none when it names none.
+/// The profile that an annotation names, if any.
 pub(super) fn app_armor_profile(annotation: &str) -> Option<Value> {
     match annotation {
         "unconfined" => Some(json!({"type": "Unconfined"})),
@@ -18,7 +18,7 @@ pub(super) fn app_armor_profile(annotation: &str) -> Option<Value> {
     }
 }
 
-/// Puts the profiles of annotations into the fields of containers that have none.
+/// Copies profiles from annotations into the fields of containers that have none.
 pub(crate) fn copy_annotations(pod: &mut Object) {
     let annotations = get(pod, "metadata")["annotations"].clone();
     if crate::tree::entries(&annotations).all(|(key, _)| !key.starts_with(APP_ARMOR)) {

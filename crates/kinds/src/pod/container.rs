@@ -15,7 +15,7 @@ const PROTOCOLS: &[&str] = &["SCTP", "TCP", "UDP"];
 const RULES_WITHOUT_POLICY: &str = "must specify restartPolicy when restart rules are used";
 const RESTARTS: &[&str] = &["Always", "Never", "OnFailure"];
 
-/// What the checks of a container look at beside it.
+/// The parts of the pod that container validation needs.
 pub(super) struct Surroundings<'a> {
     pub(super) spec: &'a Value,
     pub(super) volumes: Volumes<'a>,
@@ -23,8 +23,7 @@ pub(super) struct Surroundings<'a> {
     pub(super) claims: BTreeSet<&'a str>,
 }
 
-/// The containers of a pod: those that every pod has, those that run first, and those that
-/// were added for debugging.
+/// Validates the containers of a pod: main, init and ephemeral ones.
 pub(super) fn check_containers(around: &Surroundings<'_>, path: &Path, errors: &mut Errors) {
     check_main(around, &path.child("containers"), errors);
     check_init(around, &path.child("initContainers"), errors);
@@ -72,7 +71,7 @@ fn check_init(around: &Surroundings<'_>, path: &Path, errors: &mut Errors) {
         } else if !name.is_empty() {
             names.insert(name);
         }
-        // Init containers run one after the other: ports may repeat between them, not within.
+        // Init containers run one after the other, so host ports may repeat between them.
         check_host_ports(std::slice::from_ref(container), path, errors);
         let sidecar = container["restartPolicy"] == "Always";
         if sidecar {
@@ -103,7 +102,7 @@ fn check_init(around: &Surroundings<'_>, path: &Path, errors: &mut Errors) {
     }
 }
 
-/// What a container for debugging may not have.
+/// Fields that an ephemeral container may not have.
 const NOT_EPHEMERAL: &[&str] = &[
     "ports",
     "resources",
@@ -138,7 +137,7 @@ fn check_ephemeral(around: &Surroundings<'_>, path: &Path, errors: &mut Errors) 
         }
         for field in NOT_EPHEMERAL {
             let value = &container[*field];
-            // A struct that is there and empty is not there; a list that was sent is.
+            // An empty struct counts as absent; an empty list does not.
             let there = match value {
                 Value::Object(map) if *field == "resources" => !map.is_empty(),
                 value => is_set(value),
@@ -160,7 +159,7 @@ fn check_ephemeral(around: &Surroundings<'_>, path: &Path, errors: &mut Errors) 
     }
 }
 
-/// What a pod asks of an image's name and a template does not.
+/// Image name rules of pods that do not apply to templates.
 pub(super) fn check_image_space(container: &Value, path: &Path, errors: &mut Errors) {
     let image = text(&container["image"]);
     if image.trim() != image {
@@ -289,7 +288,7 @@ fn check_ports(ports: &Value, path: &Path, errors: &mut Errors) {
     }
 }
 
-/// The number of a port.
+/// Validates a port number.
 pub(super) fn check_number(port: i64, path: &Path, errors: &mut Errors) {
     errors.extend(
         format::port_number(port)

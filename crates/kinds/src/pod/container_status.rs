@@ -1,4 +1,4 @@
-//! What a pod's status may say of its containers.
+//! Validation of container statuses.
 
 use crate::check;
 use crate::tree::{entries, int, is_set, list, text};
@@ -12,7 +12,7 @@ const LISTS: [(&str, &str); 3] = [
     ("ephemeralContainerStatuses", ""),
 ];
 
-/// Users first, then what was allocated.
+/// Validates users first, then allocated resources.
 pub(super) fn check_containers(status: &Value, spec: &Value, path: &Path, errors: &mut Errors) {
     for (statuses, _) in LISTS {
         for (i, container) in list(&status[statuses]).iter().enumerate() {
@@ -62,7 +62,7 @@ fn check_user(user: &Value, spec: &Value, path: &Path, errors: &mut Errors) {
     }
 }
 
-/// Devices are of resources that the container asks for, each once, with a health that is known.
+/// Allocated devices must be of resources that the container requests, unique, with a known health.
 fn check_allocated(
     allocated: &[Value],
     container: Option<&Value>,
@@ -132,7 +132,7 @@ mod tests {
     use machinery::json::json;
 
     #[test]
-    fn what_is_allocated_was_asked_for() {
+    fn allocated_resources_status_must_name_resources_of_the_container() {
         let spec = json!({"containers": [{"name": "c", "resources": {
             "requests": {"e.io/x": "1"}, "claims": [{"name": "r", "request": "q"}, {"name": "s"}]}}]});
         let told = |allocated: Value| {

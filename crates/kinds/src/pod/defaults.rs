@@ -13,7 +13,7 @@ pub fn default_template(template: &mut Object) {
     default_spec(child_or_new(template, "spec"));
 }
 
-/// Defaults that only pods have, not templates.
+/// Defaults of pods only, not of templates.
 pub fn default_pod(pod: &mut Object) {
     let spec = child_or_new(pod, "spec");
     default_spec(spec);
@@ -47,7 +47,7 @@ fn default_requests(container: &mut Object) {
     }
 }
 
-/// A pod with resources as a whole has the huge pages of its containers, unless it asks for some itself.
+/// Pod-level resources get the huge pages of the containers, unless set.
 fn default_huge_limits(spec: &mut Object) {
     let own = get(spec, "resources");
     if is_empty(&own["limits"]) && is_empty(&own["requests"]) {
@@ -65,7 +65,7 @@ fn default_huge_limits(spec: &mut Object) {
     }
 }
 
-/// A pod that is limited as a whole asks for what its containers ask for, or for its limits.
+/// Pod-level requests default to the containers' requests, or to the pod-level limits.
 fn default_whole_requests(spec: &mut Object) {
     if entries(&get(spec, "resources")["limits"]).next().is_none() {
         return;
@@ -104,7 +104,7 @@ fn default_addresses(pod: &mut Object) {
     }
 }
 
-/// Defaults of a pod spec wherever it stands.
+/// Defaults of a pod spec in any kind.
 pub fn default_spec(spec: &mut Object) {
     let old_name = text(get(spec, "serviceAccount")).to_owned();
     if text(get(spec, "serviceAccountName")).is_empty() && !old_name.is_empty() {
@@ -136,7 +136,8 @@ pub fn default_spec(spec: &mut Object) {
     }
 }
 
-/// When an image is pulled that does not say: what is no reference is not asked for again.
+/// The default imagePullPolicy: Always for `latest`, IfNotPresent otherwise and for invalid
+/// references.
 fn pull_policy(image: &str) -> &'static str {
     match tag_of(image) {
         Some("latest") => "Always",
@@ -144,13 +145,14 @@ fn pull_policy(image: &str) -> &'static str {
     }
 }
 
-/// The tag of an image, `latest` when there is neither tag nor digest; `None` for what is no reference.
+/// The tag of an image, `latest` if there is neither tag nor digest; `None` if the reference is
+/// invalid.
 fn tag_of(image: &str) -> Option<&str> {
     let (named, digest) = match image.split_once('@') {
         Some((named, digest)) => (named, Some(digest)),
         None => (image, None),
     };
-    // Behind the last slash a colon starts the tag.
+    // A colon after the last slash starts the tag.
     let last = named.rfind('/').map_or(0, |slash| slash + 1);
     let (name, tag) = match named[last..].find(':') {
         Some(colon) => (&named[..last + colon], Some(&named[last + colon + 1..])),
@@ -164,7 +166,7 @@ fn tag_of(image: &str) -> Option<&str> {
     sound.then_some(tag.unwrap_or(otherwise))
 }
 
-/// Whether the parts of an image's name may stand in one: those in capitals cannot.
+/// Whether an image's name is valid: upper case is not.
 fn is_image_name(name: &str) -> bool {
     let (host, path) = match name.split_once('/') {
         Some((host, path))
@@ -176,7 +178,7 @@ fn is_image_name(name: &str) -> bool {
         }
         _ => (None, name),
     };
-    // What is nobody's stands in the library.
+    // A name without a path is in `library/`, which counts towards the length.
     let library = if name.contains('/') {
         0
     } else {
@@ -211,7 +213,7 @@ fn is_registry(host: &str) -> bool {
     name.split('.').all(component) && port.is_none_or(digits)
 }
 
-/// Small letters and digits; between them a point, one or two underscores, or dashes.
+/// Lower-case letters and digits, separated by a dot, one or two underscores, or dashes.
 fn is_path_component(part: &str) -> bool {
     let word = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
     let edges = [part.bytes().next(), part.bytes().next_back()];
@@ -230,7 +232,7 @@ fn is_tag(tag: &str) -> bool {
         && tag.bytes().all(|b| word(b) || b == b'.' || b == b'-')
 }
 
-/// An algorithm that is known and as many digits as it has.
+/// A known algorithm with its number of digits.
 fn is_digest(digest: &str) -> bool {
     let Some((algorithm, hex)) = digest.split_once(':') else {
         return false;
@@ -244,7 +246,7 @@ fn is_digest(digest: &str) -> bool {
     hex.len() == length && hex.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
 }
 
-/// What stands for an image's content is no name.
+/// A 64-digit hexadecimal image ID is not a name.
 fn is_identifier(name: &str) -> bool {
     let hexadecimal = |b: u8| matches!(b, b'0'..=b'9' | b'a'..=b'f');
     name.len() == 64 && name.bytes().all(hexadecimal)
@@ -341,7 +343,7 @@ pub(crate) fn default_volume(volume: &mut Object) {
     }
 }
 
-/// Defaults of storage that pods and PersistentVolumes name alike.
+/// Defaults of sources that pods and PersistentVolumes share.
 pub(crate) fn default_source(holder: &mut Object) {
     if let Some(host) = child(holder, "hostPath") {
         default_to(host, "type", "");
@@ -380,7 +382,7 @@ mod tests {
     use crate::testing::object;
 
     #[test]
-    fn a_bare_pod_gets_what_kubernetes_gives_it() {
+    fn a_minimal_pod_gets_the_defaults() {
         let mut pod = object(
             r#"{"spec": {"containers": [{"name": "c", "image": "i", "ports": [{"containerPort": 80}],
                 "resources": {"limits": {"cpu": "1"}}}], "volumes": [{"name": "v"}]}}"#,

@@ -81,7 +81,7 @@ fn check_file_key(reference: &Value, path: &Path, errors: &mut Errors) {
     }
 }
 
-/// What a variable may show of the pod.
+/// The pod fields that a variable may reference.
 const FIELDS: &[&str] = &[
     "metadata.name",
     "metadata.namespace",
@@ -94,7 +94,7 @@ const FIELDS: &[&str] = &[
     "status.podIPs",
 ];
 
-/// Every field of a pod that can be named at all.
+/// Every pod field that can be referenced.
 const KNOWN: &[&str] = &[
     "metadata.annotations",
     "metadata.labels",
@@ -149,7 +149,7 @@ pub(super) fn check_field_ref(
         errors.push(Error::invalid(&at, field, detail));
         return;
     }
-    // The name that old clients had for it.
+    // The deprecated name of the field.
     let field = if field == "spec.host" {
         "spec.nodeName"
     } else {
@@ -173,7 +173,7 @@ fn is_huge_page(resource: &str) -> bool {
     resource.starts_with("limits.hugepages-") || resource.starts_with("requests.hugepages-")
 }
 
-/// A resource of a container; a volume has to say of which.
+/// A container's resource; a volume must name the container.
 pub(super) fn check_resource_ref(
     reference: &Value,
     in_volume: bool,
@@ -242,7 +242,7 @@ pub(super) fn check_env_from(sources: &Value, path: &Path, errors: &mut Errors) 
                 let at = at.child("name");
                 match text(&source[name]["name"]) {
                     "" => errors.push(Error::required(&at, "")),
-                    // A trailing dash is let through, as in the beginning of a name.
+                    // A trailing dash is accepted, as in a generateName.
                     object => {
                         let complaints = crate::metadata::subdomain(object, true);
                         check::form(complaints, object, &at, errors);
@@ -260,7 +260,7 @@ pub(super) fn check_env_from(sources: &Value, path: &Path, errors: &mut Errors) 
     }
 }
 
-/// Variables from files name a volume that is there, and empty at first.
+/// Variables from files must name an emptyDir volume of the pod.
 pub(super) fn check_file_volumes(
     containers: &[(Path, &Value)],
     volumes: &Value,

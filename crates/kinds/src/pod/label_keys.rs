@@ -1,11 +1,11 @@
-//! `matchLabelKeys` and `mismatchLabelKeys`: a new pod's own labels join the selectors that name
-//! their keys, so that whoever reads a selector need not know of them.
+//! `matchLabelKeys` and `mismatchLabelKeys`: on create, the pod's own labels are merged into the
+//! selectors that name their keys, so that readers of a selector need not know these fields.
 
 use crate::tree::{child, each, get, is_set, list, text};
 use machinery::json::json;
 use machinery::{Object, Value};
 
-/// Puts the labels of the pod in its selectors.
+/// Merges the pod's labels into its selectors.
 pub(crate) fn merge(pod: &mut Object) {
     let labels = get(pod, "metadata")["labels"].clone();
     let Some(spec) = child(pod, "spec") else {

@@ -1,4 +1,4 @@
-//! What pods and pod templates have in common: defaults and validation of their spec.
+//! What pods and pod templates share: defaults and validation of their spec.
 
 mod app_armor;
 mod container;

@@ -1,10 +1,10 @@
-//! Files of one volume that lie over each other.
+//! Overlapping paths within one volume.
 
 use crate::tree::{is_set, list, text};
 use machinery::Value;
 use machinery::text::quote;
 
-/// A path in a volume, and where it comes from where that is not clear.
+/// A path in a volume, with its source if ambiguous.
 #[derive(Clone)]
 struct VolumePath<'a> {
     path: &'a str,
@@ -19,7 +19,7 @@ impl VolumePath<'_> {
         }
     }
 
-    /// Whether one of the two is the other, or lies in it.
+    /// Whether the paths are equal, or one contains the other.
     fn overlaps(&self, other: &Self) -> bool {
         let within =
             |a: &str, b: &str| a == b || a.strip_prefix(b).is_some_and(|r| r.starts_with('/'));
@@ -28,7 +28,7 @@ impl VolumePath<'_> {
     }
 }
 
-/// Tells of paths in volumes that collide.
+/// Warns of overlapping paths in volumes.
 pub(super) fn overlapping_paths(volumes: &Value, out: &mut Vec<String>) {
     for volume in list(volumes) {
         let name = quote(text(&volume["name"]));
@@ -132,7 +132,7 @@ mod tests {
     use machinery::json::json;
 
     #[test]
-    fn files_over_each_other_are_told() {
+    fn overlapping_paths_of_a_volume_are_warned_about() {
         let told = |volume: Value| {
             let mut out = Vec::new();
             overlapping_paths(&json!([volume]), &mut out);

@@ -36,7 +36,7 @@ pub(crate) fn check_tolerations(tolerations: &Value, path: &Path, errors: &mut E
                 }
             }
             other => {
-                // Comparisons are known, and behind a gate that is closed.
+                // Comparison operators are known but behind a disabled gate.
                 let all = ["Equal", "Exists", "Lt", "Gt"];
                 let known = if all.contains(&other) {
                     &all[..]
@@ -97,7 +97,7 @@ fn check_weight(weight: &Value, path: &Path, errors: &mut Errors) {
     }
 }
 
-/// A selection of nodes, also of a PersistentVolume.
+/// Validates a node selector, also of a PersistentVolume.
 pub(crate) fn check_node_selector(selector: &Value, path: &Path, errors: &mut Errors) {
     let at = path.child("nodeSelectorTerms");
     let terms = list(&selector["nodeSelectorTerms"]);
@@ -206,7 +206,7 @@ fn check_pod_term(term: &Value, path: &Path, errors: &mut Errors) {
     check_topology_key(text(&term["topologyKey"]), path, errors);
 }
 
-/// Keys that are taken from the pod's own labels into a selector.
+/// Validates matchLabelKeys and mismatchLabelKeys.
 fn check_label_keys(term: &Value, path: &Path, errors: &mut Errors) {
     let selector = &term["labelSelector"];
     for field in ["matchLabelKeys", "mismatchLabelKeys"] {
@@ -228,7 +228,7 @@ fn check_label_keys(term: &Value, path: &Path, errors: &mut Errors) {
     let mut selected: BTreeSet<&str> = entries(&selector["matchLabels"])
         .map(|(key, _)| key.as_str())
         .collect();
-    // Merging adds one expression per key: the same key before it was the client's own.
+    // Merging appends one expression per key: an earlier one with the same key is the client's.
     for expression in list(&selector["matchExpressions"]) {
         let key = text(&expression["key"]);
         let index = matching.iter().rposition(|k| text(k) == key);

@@ -1,10 +1,10 @@
-//! A pod's spec as Kubernetes prints it in errors: its internal form keeps what is shared with the host in the
+//! A pod's spec as Kubernetes prints it in errors: its internal type has the host namespaces in the
 //! security context.
 
 use crate::internal::internal;
 use machinery::{Object, Value};
 
-/// What moves into the security context, in its order there.
+/// The fields in the security context, in its order.
 const SHARED: &[&str] = &[
     "HostNetwork",
     "HostPID",
@@ -18,7 +18,7 @@ pub(crate) fn printed_spec(spec: &Value) -> Value {
     let Value::Object(map) = &mut printed else {
         return printed;
     };
-    // The older name of the account is none of its fields.
+    // The internal type has no deprecated serviceAccount.
     map.shift_remove("ServiceAccount");
     let mut context = Object::new();
     for name in SHARED {
@@ -37,7 +37,7 @@ pub(crate) fn printed_spec(spec: &Value) -> Value {
     printed
 }
 
-/// A template of pods: its metadata stands in it without a name of its own.
+/// A pod template, whose metadata is embedded.
 pub(crate) fn printed_template(template: &Value) -> Value {
     let mut printed = Object::new();
     if let Value::Object(metadata) = &template["metadata"] {
@@ -58,7 +58,7 @@ mod tests {
     use machinery::json::json;
 
     #[test]
-    fn what_is_shared_with_the_host_stands_in_the_security_context() {
+    fn host_namespaces_are_printed_in_the_security_context() {
         let spec = json!({"hostNetwork": true, "serviceAccount": "a", "serviceAccountName": "a",
             "securityContext": {"fsGroup": 1}, "containers": [{"name": "c", "tty": true}]});
         let printed = printed_spec(&spec);

@@ -1,4 +1,4 @@
-//! Probes and what happens around a container's life.
+//! Probes and lifecycle handlers.
 
 use super::container::check_number;
 use crate::check;

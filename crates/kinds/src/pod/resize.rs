@@ -1,4 +1,4 @@
-//! What a resize may change in a pod: cpu and memory of its containers and of the pod as a whole.
+//! What a resize may change in a pod: cpu and memory of its containers and of the pod.
 
 use super::resources::quality_of_service;
 use crate::equal::equal;
@@ -9,8 +9,8 @@ use machinery::{Object, Value};
 const LISTS: &[&str] = &["containers", "initContainers"];
 const CONTAINER: &str = "core/v1.Container";
 
-/// Keeps everything of the old spec but what a resize is about. When containers come, go or have
-/// other names, the new spec stays as it is for validation to refuse.
+/// Restores everything in the spec except what a resize may change. If containers are added,
+/// removed or renamed, the new spec stays as it is for validation to reject.
 pub(crate) fn keep_all_but_resources(new: &mut Value, old: &Value) {
     let length = |spec: &Value, name: &str| list(&spec[name]).len();
     if LISTS
@@ -54,7 +54,7 @@ pub(crate) fn keep_all_but_resources(new: &mut Value, old: &Value) {
     *new = kept;
 }
 
-/// Checks a resize, beside what every pod must be.
+/// Validates a resize, beyond the rules of all pods.
 pub(crate) fn validate_resize(pod: &Object, old: &Object, mut errors: Errors) -> Errors {
     let nothing = Path::default();
     let (new, was) = (get(pod, "spec"), get(old, "spec"));
@@ -146,7 +146,7 @@ fn check_removed(new: &Value, old: &Value, what: &str, path: &Path, errors: &mut
     }
 }
 
-/// Whether the containers are the same ones in the same order.
+/// Whether the containers are the same in the same order.
 fn check_order(new: &Value, old: &Value, path: &Path, errors: &mut Errors) -> bool {
     let before = errors.len();
     for name in LISTS {
@@ -165,7 +165,7 @@ fn check_order(new: &Value, old: &Value, path: &Path, errors: &mut Errors) -> bo
     errors.len() == before
 }
 
-/// Cpu and memory as they were, in a `resources`.
+/// Restores cpu and memory in `resources`.
 fn put_back(resources: &mut Value, old: &Value) {
     for kind in ["limits", "requests"] {
         for name in ["cpu", "memory"] {
@@ -186,7 +186,7 @@ fn with_old_amount(container: &Value, old: &Value) -> Value {
             .entry("resources")
             .or_insert_with(|| Value::Object(Object::new()));
         if let Value::Object(map) = resources {
-            // Claims are no part of what a container may have here.
+            // Claims cannot be resized.
             map.shift_remove("claims");
         }
         put_back(resources, &old["resources"]);
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn a_resize_keeps_the_quality_and_takes_nothing_away() {
+    fn a_resize_keeps_the_qos_class_and_removes_no_resources() {
         let old = pod("1", "a");
         let mut new = old.clone();
         new.insert(

@@ -7,17 +7,17 @@ use machinery::quantity::Quantity;
 use machinery::{Value, format};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The quantity of a field; zero when absent (normalising refused what is no quantity).
+/// The quantity of a field; zero if absent (invalid quantities are rejected before).
 fn quantity(value: &Value) -> Quantity {
     text(value).parse().unwrap_or(Quantity::ZERO)
 }
 
-/// Whether a resource is Kubernetes' own.
+/// Whether a resource is in the kubernetes.io domain.
 pub(crate) fn is_native(name: &str) -> bool {
     !name.contains('/') || name.contains("kubernetes.io/")
 }
 
-/// Whether a resource is somebody else's, in the form that such names have.
+/// Whether a resource is an extended resource.
 pub(crate) fn is_extended(name: &str) -> bool {
     !is_native(name)
         && !name.starts_with("requests.")
@@ -28,12 +28,12 @@ fn is_huge_page(name: &str) -> bool {
     name.starts_with("hugepages-")
 }
 
-/// Whether more may be promised than there is.
+/// Whether a resource may be overcommitted.
 pub(crate) fn may_be_overcommitted(name: &str) -> bool {
     is_native(name) && !is_huge_page(name)
 }
 
-/// Resources that can be counted.
+/// Resources limited by object count.
 const COUNTED: &[&str] = &[
     "configmaps",
     "persistentvolumeclaims",
@@ -46,7 +46,7 @@ const COUNTED: &[&str] = &[
     "services.nodeports",
 ];
 
-/// Resources that a quota can limit, beside those that are counted.
+/// Other resources that a quota can limit.
 const MEASURED: &[&str] = &[
     "cpu",
     "ephemeral-storage",
@@ -60,7 +60,7 @@ const MEASURED: &[&str] = &[
     "requests.storage",
 ];
 
-/// Whether a quota may limit a resource without a domain in its name.
+/// Whether a quota may limit a resource that has no domain.
 pub(crate) fn is_standard_quota(name: &str) -> bool {
     COUNTED.contains(&name)
         || MEASURED.contains(&name)
@@ -68,7 +68,7 @@ pub(crate) fn is_standard_quota(name: &str) -> bool {
         || name.starts_with("requests.hugepages-")
 }
 
-/// A resource's name; what it is for may ask for more.
+/// Validates a resource's name; its use may have further rules.
 pub(crate) fn check_name(name: &str, path: &Path, errors: &mut Errors) {
     let complaints = format::qualified_name(name);
     if !complaints.is_empty() {
@@ -79,7 +79,7 @@ pub(crate) fn check_name(name: &str, path: &Path, errors: &mut Errors) {
     }
 }
 
-/// A resource of containers.
+/// Validates the name of a container's resource.
 pub(crate) fn check_container_name(name: &str, path: &Path, errors: &mut Errors) {
     check_name(name, path, errors);
     if !name.contains('/') {
@@ -94,7 +94,7 @@ pub(crate) fn check_container_name(name: &str, path: &Path, errors: &mut Errors)
     }
 }
 
-/// A resource that a pod can have as a whole.
+/// Validates the name of a pod-level resource.
 fn check_pod_name(name: &str, path: &Path, errors: &mut Errors) {
     let before = errors.len();
     check_name(name, path, errors);
@@ -104,7 +104,7 @@ fn check_pod_name(name: &str, path: &Path, errors: &mut Errors) {
     }
 }
 
-/// Not negative, and whole where only whole ones make sense.
+/// Not negative, and an integer where required.
 pub(crate) fn check_quantity(name: &str, value: &Value, path: &Path, errors: &mut Errors) {
     let amount = quantity(value);
     if amount.is_negative() {
@@ -116,7 +116,7 @@ pub(crate) fn check_quantity(name: &str, value: &Value, path: &Path, errors: &mu
     }
 }
 
-/// Huge pages come whole.
+/// Huge pages must be multiples of their size.
 fn check_huge_page(name: &str, value: &Value, path: &Path, errors: &mut Errors) {
     let Some(size) = name.strip_prefix("hugepages-") else {
         return;
@@ -231,7 +231,7 @@ fn check_claims(used: &Value, known: &BTreeSet<&str>, path: &Path, errors: &mut 
     }
 }
 
-/// What a pod asks for as a whole has to hold what its containers ask for.
+/// Pod-level resources must cover those of the containers.
 pub(super) fn check_pod_resources(
     spec: &Value,
     claims: &BTreeSet<&str>,
@@ -286,8 +286,8 @@ pub(super) fn check_pod_resources(
     }
 }
 
-/// What the containers of a pod need at most at the same time: all main containers and sidecars,
-/// or one init container beside the sidecars that started before it.
+/// The maximum that a pod's containers need at the same time: all main containers and sidecars, or
+/// one init container with the sidecars started before it.
 pub(super) fn aggregate<'a>(spec: &'a Value, kind: &str) -> BTreeMap<&'a str, Quantity> {
     let mut sum: BTreeMap<&str, Quantity> = BTreeMap::new();
     let mut sidecars: BTreeMap<&str, Quantity> = BTreeMap::new();
@@ -330,9 +330,9 @@ pub(super) fn aggregate<'a>(spec: &'a Value, kind: &str) -> BTreeMap<&'a str, Qu
     sum
 }
 
-/// `Guaranteed`, `Burstable` or `BestEffort`, by what the containers ask for.
+/// `Guaranteed`, `Burstable` or `BestEffort`, by requests and limits.
 pub fn quality_of_service(spec: &Value) -> &'static str {
-    // What the pod asks for as a whole counts alone.
+    // Pod-level resources take precedence.
     if is_set(&spec["resources"]) {
         let whole = machinery::json::json!({"containers": [{"resources": spec["resources"]}]});
         return quality_of_service(&whole);

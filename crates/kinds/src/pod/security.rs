@@ -1,4 +1,4 @@
-//! Security contexts of pods and containers, and what the operating system leaves of them.
+//! Security contexts of pods and containers, and restrictions by operating system.
 
 use super::volume::no_backsteps;
 use crate::check;
@@ -9,7 +9,7 @@ use machinery::json::json;
 use machinery::{Value, format};
 use std::collections::BTreeSet;
 
-/// A user or group id.
+/// Validates a user or group id.
 fn check_id(value: &Value, path: &Path, errors: &mut Errors) {
     if is_set(value) {
         for complaint in format::in_range(int(value), 0, i64::from(i32::MAX)) {
@@ -186,7 +186,7 @@ fn is_sysctl(name: &str) -> bool {
         })
 }
 
-/// Settings of the kernel that belong to a namespace, by their beginning.
+/// The kernel namespace of a sysctl, by its prefix.
 fn namespace_of(sysctl: &str) -> &'static str {
     let name = sysctl.replace('/', ".");
     if name.starts_with("net.") {
@@ -311,7 +311,7 @@ fn is_windows_domain(domain: &str) -> bool {
     })
 }
 
-/// Either all containers are processes of a Windows host, or none.
+/// Either all containers are Windows HostProcess containers, or none.
 pub(super) fn check_host_process(
     spec: &Value,
     containers: &[(Path, &Value)],
@@ -346,7 +346,7 @@ pub(super) fn check_host_process(
     }
 }
 
-/// What a pod for Windows may not have, in its spec and in its security context.
+/// Fields that a Windows pod may not have, in its spec and in its security context (`true`).
 const NOT_WINDOWS: &[(bool, &str)] = &[
     (true, "appArmorProfile"),
     (true, "seLinuxOptions"),
@@ -365,7 +365,7 @@ const NOT_WINDOWS: &[(bool, &str)] = &[
     (true, "seLinuxChangePolicy"),
 ];
 
-/// What a container for Windows may not have in its security context.
+/// Fields that a Windows container may not have in its security context.
 const NOT_WINDOWS_CONTAINER: &[&str] = &[
     "appArmorProfile",
     "seLinuxOptions",
@@ -379,7 +379,7 @@ const NOT_WINDOWS_CONTAINER: &[&str] = &[
     "runAsGroup",
 ];
 
-/// The operating system of a pod, and what does not fit it.
+/// Validates the operating system of a pod, and fields that do not apply to it.
 pub(super) fn check_os(
     spec: &Value,
     containers: &[(Path, &Value)],
@@ -416,7 +416,7 @@ fn check_windows(spec: &Value, containers: &[(Path, &Value)], path: &Path, error
         } else {
             (&spec[*name], *path)
         };
-        // Two of them are plain booleans, and lists may be there and empty.
+        // Two of them are booleans that may be false, and the list may be empty.
         let there = match *name {
             "hostPID" | "hostIPC" => truth(value),
             "sysctls" => !list(value).is_empty(),
@@ -437,7 +437,7 @@ fn check_windows(spec: &Value, containers: &[(Path, &Value)], path: &Path, error
     }
 }
 
-/// What a user namespace of its own rules out.
+/// What a user namespace excludes.
 pub(super) fn check_host_users(
     spec: &Value,
     containers: &[(Path, &Value)],
@@ -470,7 +470,7 @@ pub(super) const APP_ARMOR: &str = "container.apparmor.security.beta.kubernetes.
 const MIRROR: &str = "kubernetes.io/config.mirror";
 const DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-cost";
 
-/// Annotations that mean something to a pod.
+/// Validates annotations with a meaning for pods.
 pub(super) fn check_annotations(
     annotations: &Value,
     spec: &Value,
@@ -517,7 +517,7 @@ pub(super) fn check_annotations(
     }
 }
 
-/// Profiles that stand both in a field and in an old annotation say the same.
+/// Profiles in a field and in the older annotation must agree.
 pub(crate) fn check_profiles_agree(
     metadata: &Value,
     spec: &Value,
@@ -587,14 +587,14 @@ fn agree(what: &str, annotation: &Value, profile: &Value, path: &Path, errors: &
     }
 }
 
-/// A number of 32 bits without a plus or leading zeros.
+/// A 32-bit number without a plus sign or leading zeros.
 fn is_cost(value: &str) -> bool {
     let digits = value.strip_prefix('-').unwrap_or(value);
     let plain = digits == "0" && !value.starts_with('-') || !digits.starts_with(['0', '+']);
     plain && value.parse::<i32>().is_ok()
 }
 
-/// Annotations that a pod keeps as they were at its creation.
+/// Annotations that are immutable.
 pub(crate) fn check_annotations_update(new: &Value, old: &Value, path: &Path, errors: &mut Errors) {
     for (key, was) in crate::tree::entries(old) {
         if new[key.as_str()] == *was {

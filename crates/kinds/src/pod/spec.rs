@@ -16,7 +16,7 @@ use machinery::json::json;
 use machinery::{Object, Value, format};
 use std::collections::BTreeSet;
 
-/// A whole pod, but for what all metadata must be.
+/// Validates a pod, except for the metadata rules of all kinds.
 pub fn validate_pod(pod: &Object) -> Errors {
     let mut errors = Vec::new();
     let (metadata, spec) = (get(pod, "metadata"), of(pod));
@@ -41,7 +41,7 @@ pub fn validate_pod(pod: &Object) -> Errors {
     errors
 }
 
-/// Tokens need an account.
+/// Token projections require a service account.
 fn check_tokens(spec: &Value, path: &Path, errors: &mut Errors) {
     if !text(&spec["serviceAccountName"]).is_empty() {
         return;
@@ -86,7 +86,7 @@ pub fn validate_template(template: &Value, path: &Path, errors: &mut Errors) {
     }
 }
 
-/// The lists of containers in a pod spec: those that run first, the main ones, those for debugging.
+/// The container lists of a pod spec.
 const CONTAINER_LISTS: [&str; 3] = ["initContainers", "containers", "ephemeralContainers"];
 
 /// The paths of the lists of containers, for [`every_container`].
@@ -108,7 +108,7 @@ pub(super) fn every_container<'a>(
     out
 }
 
-/// A pod spec under `path`; `pod` names the pod, unless this is a template.
+/// Validates a pod spec; `pod` is the pod's name, `None` for a template.
 fn validate_spec(spec: &Value, pod: Option<&str>, path: &Path, errors: &mut Errors) {
     if !is_set(&spec["terminationGracePeriodSeconds"]) {
         let at = path.child("terminationGracePeriodSeconds");
@@ -403,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn what_clashes_in_a_containers_context_is_shown_whole() {
+    fn a_contradictory_security_context_is_printed_in_full() {
         let told = found(
             r#"{"spec": {"containers": [{"name": "c", "image": "i",
                 "securityContext": {"privileged": true, "allowPrivilegeEscalation": false}}]}}"#,

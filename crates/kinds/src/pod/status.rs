@@ -1,4 +1,4 @@
-//! What the status of a pod may become.
+//! Validation of pod status updates.
 
 use super::container_status::check_containers;
 use super::security::check_annotations_update;
@@ -10,7 +10,7 @@ use machinery::quantity::Quantity;
 use machinery::{Object, Value, format};
 use std::collections::BTreeSet;
 
-/// Keeps generations that were seen before, where a writer clears them.
+/// Keeps observedGeneration fields that a writer clears.
 pub(crate) fn keep_observed(object: &mut Object, old: &Object) {
     let was = get(old, "status");
     let Some(Value::Object(status)) = object.get_mut("status") else {
@@ -35,7 +35,7 @@ pub(crate) fn keep_observed(object: &mut Object, old: &Object) {
     }
 }
 
-/// What is odd about the addresses in a status.
+/// Warnings about addresses in a status.
 pub(crate) fn warn_status(pod: &Object) -> Vec<String> {
     let mut out = Vec::new();
     for field in ["podIPs", "hostIPs"] {
@@ -50,7 +50,7 @@ pub(crate) fn warn_status(pod: &Object) -> Vec<String> {
     out
 }
 
-/// Checks a write to `pods/status`.
+/// Validates a write to `pods/status`.
 pub(crate) fn validate_status(pod: &Object, old: &Object) -> Errors {
     let mut errors = Vec::new();
     let annotations = |o: &Object| get(o, "metadata")["annotations"].clone();
@@ -87,7 +87,7 @@ pub(crate) fn validate_status(pod: &Object, old: &Object) -> Errors {
     errors
 }
 
-/// What has ended for good does not run again.
+/// A container that terminated for good cannot run again.
 fn check_transitions(new: &Value, was: &Value, spec: &Value, path: &Path, errors: &mut Errors) {
     for (statuses, containers) in [
         ("containerStatuses", "containers"),
@@ -150,7 +150,7 @@ fn check_nominated(new: &Value, was: &Value, spec: &Value, path: &Path, errors: 
     }
 }
 
-/// Whether some rule restarts every container of the pod.
+/// Whether a restart rule restarts all containers of the pod.
 fn all_may_restart(spec: &Value) -> bool {
     list(&spec["containers"])
         .iter()
@@ -159,7 +159,7 @@ fn all_may_restart(spec: &Value) -> bool {
         .any(|rule| rule["action"] == "RestartAllContainers")
 }
 
-/// Whether a container that ended with this code runs again.
+/// Whether a container that exited with this code is restarted.
 fn may_restart(container: &Value, spec: &Value, code: i64) -> bool {
     let Some(own) = container["restartPolicy"].as_str() else {
         return match text(&spec["restartPolicy"]) {
@@ -205,7 +205,7 @@ fn check_claims(status: &Value, spec: &Value, path: &Path, errors: &mut Errors) 
     }
 }
 
-/// The claim that was made for extended resources: whose requests it answers.
+/// Validates the claim created for extended resources: its request mappings.
 fn check_extended(status: &Value, spec: &Value, path: &Path, errors: &mut Errors) {
     if !is_set(status) {
         return;
@@ -237,7 +237,7 @@ fn check_extended(status: &Value, spec: &Value, path: &Path, errors: &mut Errors
             }
             Some(_) => {}
         }
-        // The path leaves the mapping out.
+        // Upstream's path omits the mapping.
         let (form, request) = (path.child("requestName"), field("requestName"));
         check::form(format::dns1123_label(request), request, &form, errors);
         let names = ["containerName", "resourceName", "requestName"];
@@ -251,7 +251,7 @@ fn check_extended(status: &Value, spec: &Value, path: &Path, errors: &mut Errors
     check::optional(format::dns1123_subdomain, claim, &at, errors);
 }
 
-/// Claims on what nodes have to give.
+/// Validates statuses of claims on node-allocatable resources.
 fn check_allocatable(status: &Value, spec: &Value, path: &Path, errors: &mut Errors) {
     let statuses = list(&status["nodeAllocatableResourceClaimStatuses"]);
     for (i, item) in statuses.iter().enumerate() {
@@ -296,7 +296,7 @@ fn check_allocatable(status: &Value, spec: &Value, path: &Path, errors: &mut Err
 
 const ADDRESS: &[Field] = &[Field("ip", "IP", Go::Text)];
 
-/// At most one address of each family, in strict form unless it was there before.
+/// At most one address of each family, in strict form unless unchanged.
 fn check_addresses(new: &Value, was: &Value, field: &str, path: &Path, errors: &mut Errors) {
     let at = path.child(field);
     let old: Vec<&str> = list(&was[field]).iter().map(|a| text(&a["ip"])).collect();
@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn claims_for_extended_resources_answer_requests_of_the_pod() {
+    fn extended_resource_claims_match_requests_of_the_pod() {
         let pod = |status: &str| {
             object(&format!(
                 r#"{{"spec": {{"containers": [{{"name": "c", "resources": {{"requests": {{"e.io/x": "1"}}}}}}]}},

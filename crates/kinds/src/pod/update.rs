@@ -1,4 +1,4 @@
-//! What may change in a pod that exists.
+//! Validation of pod updates.
 
 use super::container::check_image_space;
 use super::placement::check_tolerations;
@@ -36,7 +36,7 @@ pub fn validate_spec_update(new: &Value, old: &Value, errors: &mut Errors) {
     check_only_added_tolerations(new, old, &path, errors);
     check_gates(new, old, &path, errors);
     let mut munged = with_old_mutable_fields(new, old);
-    // Until its gates open, a pod's choice of nodes may be narrowed.
+    // While a pod has scheduling gates, its node selection may be narrowed.
     if !list(&old["schedulingGates"]).is_empty() {
         check_narrowed(&mut munged, old, &path, errors);
     }
@@ -48,7 +48,7 @@ pub fn validate_spec_update(new: &Value, old: &Value, errors: &mut Errors) {
     }
 }
 
-/// The new spec with everything that may change put back to what it was.
+/// The new spec with all mutable fields reset to their old values.
 fn with_old_mutable_fields(new: &Value, old: &Value) -> Value {
     let mut spec = new.clone();
     let Value::Object(map) = &mut spec else {
@@ -75,7 +75,7 @@ fn with_old_mutable_fields(new: &Value, old: &Value) -> Value {
 
 const REQUIRED: &str = "requiredDuringSchedulingIgnoredDuringExecution";
 
-/// Checks what a gated pod may change of its placement, and puts it back to what it was.
+/// Validates placement changes of a gated pod, and resets them.
 fn check_narrowed(spec: &mut Value, old: &Value, path: &Path, errors: &mut Errors) {
     let narrowed = entries(&old["nodeSelector"]).all(|(k, v)| spec["nodeSelector"][k] == *v);
     if !narrowed {
@@ -121,7 +121,7 @@ fn check_narrowed(spec: &mut Value, old: &Value, path: &Path, errors: &mut Error
 
 const TERM: &str = "core/v1.NodeSelectorTerm";
 
-/// Terms stay as many as they were, and each only grows.
+/// The number of terms stays, and each may only gain requirements.
 fn check_terms(new: &Value, old: &Value, path: &Path, errors: &mut Errors) {
     let at = path.child("nodeSelectorTerms");
     let (new, old) = (&new["nodeSelectorTerms"], list(&old["nodeSelectorTerms"]));
@@ -152,7 +152,7 @@ fn has_only_additions(new: &Value, old: &Value) -> bool {
     })
 }
 
-/// An error when nothing else needs to be looked at.
+/// Returns an error if nothing else needs to be validated.
 fn check_deadline(new: &Value, old: &Value, path: &Path, errors: &mut Errors) -> Result<(), ()> {
     let at = path.child("activeDeadlineSeconds");
     let (new, old) = (&new["activeDeadlineSeconds"], &old["activeDeadlineSeconds"]);

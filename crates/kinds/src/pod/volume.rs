@@ -1,4 +1,4 @@
-//! Volumes and where containers see them.
+//! Volumes and their mounts.
 
 use super::env::{check_field_ref, check_resource_ref};
 use crate::check;
@@ -8,10 +8,10 @@ use machinery::field::{Error, Errors, Path};
 use machinery::{Value, format};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The volumes of a pod that are good, by name.
+/// The valid volumes of a pod, by name.
 pub(super) type Volumes<'a> = BTreeMap<&'a str, &'a Value>;
 
-/// Checks volumes; gives those that are good. `pod` names the pod, unless this is a template.
+/// Validates volumes; returns the valid ones. `pod` is the pod's name, `None` for a template.
 pub(super) fn check_volumes<'a>(
     volumes: &'a Value,
     pod: Option<&str>,
@@ -59,7 +59,7 @@ const DOWNWARD: &[&str] = &[
     "metadata.uid",
 ];
 
-/// A file that shows a field of the pod or a resource of a container.
+/// Validates a downward API file: a field of the pod or a resource of a container.
 pub(crate) fn check_downward(item: &Value, path: &Path, errors: &mut Errors) {
     check::required(&item["path"], &path.child("path"), errors);
     local_path(text(&item["path"]), &path.child("path"), errors);
@@ -79,7 +79,7 @@ pub(crate) fn check_downward(item: &Value, path: &Path, errors: &mut Errors) {
     check_mode(&item["mode"], &path.child("mode"), errors);
 }
 
-/// Several sources in one directory, none on top of another.
+/// Validates a projected volume: several sources in one directory, without conflicting paths.
 pub(crate) fn check_projected(volume: &Value, path: &Path, errors: &mut Errors) {
     check_mode(&volume["defaultMode"], &path.child("defaultMode"), errors);
     let mut taken = BTreeSet::new();
@@ -135,14 +135,14 @@ fn check_token(token: &Value, volume: &Path, path: &Path, errors: &mut Errors) {
         let detail = "may not specify a duration larger than 2^32 seconds";
         errors.push(Error::invalid(&at, seconds, detail));
     }
-    // The path is told as the volume's, not the source's.
+    // Upstream reports the path at the volume, not at the source.
     match text(&token["path"]) {
         "" => errors.push(Error::required(&volume.child("path"), "")),
         target => local_path(target, &volume.child("path"), errors),
     }
 }
 
-/// No step upwards.
+/// No `..` in a path.
 pub(crate) fn no_backsteps(target: &str, path: &Path, errors: &mut Errors) {
     if target.split('/').any(|part| part == "..") {
         errors.push(Error::invalid(path, target, "must not contain '..'"));

@@ -1,4 +1,4 @@
-//! What is allowed in a pod and still not what its writer wants.
+//! Warnings about valid but questionable pods.
 
 use super::app_armor::app_armor_profile;
 use super::path_warnings::overlapping_paths;
@@ -12,7 +12,7 @@ use machinery::text::{quote, same as same_text};
 use machinery::{Object, Value, format};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Warnings about a new pod. Whoever changes one is no person, mostly, and not warned.
+/// Warnings about a new pod. Updates are mostly by controllers, and give none.
 pub fn warn_pod(pod: &Object, old: Option<&Object>) -> Vec<String> {
     if old.is_some() {
         return Vec::new();
@@ -29,7 +29,7 @@ pub fn warn_pod(pod: &Object, old: Option<&Object>) -> Vec<String> {
     out
 }
 
-/// Warnings about the template in a workload's spec, whenever its generation grows.
+/// Warnings about a workload's template, whenever its generation changes.
 pub fn warn_template(workload: &Object, old: Option<&Object>) -> Vec<String> {
     if old.is_some_and(|old| same_generation(workload, old)) {
         return Vec::new();
@@ -40,7 +40,7 @@ pub fn warn_template(workload: &Object, old: Option<&Object>) -> Vec<String> {
 
 const TEMPLATE: &str = "core/v1.PodTemplateSpec";
 
-/// Warnings about the template in a workload's spec, whenever it changes.
+/// Warnings about a workload's template, whenever it changes.
 pub fn warn_changed_template(workload: &Object, old: Option<&Object>) -> Vec<String> {
     let template = |object: &Object| get(object, "spec")["template"].clone();
     let template = match old.map(template) {
@@ -52,7 +52,7 @@ pub fn warn_changed_template(workload: &Object, old: Option<&Object>) -> Vec<Str
     warn_pods(&template, &Path::new("spec").child("template"))
 }
 
-/// Whether a write left everything as it was that generations count.
+/// Whether a write did not increment the generation.
 pub fn same_generation(object: &Object, old: &Object) -> bool {
     get(object, "metadata")["generation"] == get(old, "metadata")["generation"]
 }
@@ -62,7 +62,7 @@ pub fn warn_pods(template: &Value, path: &Path) -> Vec<String> {
     warn(&template["metadata"], &template["spec"], Some(path))
 }
 
-/// `template` is the path to a template; none for a pod.
+/// `template` is the path of a template; `None` for a pod.
 fn warn(metadata: &Value, spec: &Value, template: Option<&Path>) -> Vec<String> {
     let mut out = Vec::new();
     let path = &template.copied().unwrap_or_default();
@@ -114,7 +114,7 @@ fn warn(metadata: &Value, spec: &Value, template: Option<&Path>) -> Vec<String> 
 
 const NO_POD: &str = "a null labelSelector results in matching no pod";
 
-/// Terms of affinity that select nothing.
+/// Affinity terms whose selectors match nothing.
 fn selectors(affinity: &Value, path: &Path, out: &mut Vec<String>) {
     const REQUIRED: &str = "requiredDuringSchedulingIgnoredDuringExecution";
     const PREFERRED: &str = "preferredDuringSchedulingIgnoredDuringExecution";
@@ -139,7 +139,7 @@ fn selectors(affinity: &Value, path: &Path, out: &mut Vec<String>) {
     }
 }
 
-/// Labels of nodes that have a newer name, or none.
+/// Deprecated node labels with their warnings.
 const RENAMED: &[(&str, &str)] = &[
     (
         "beta.kubernetes.io/arch",
@@ -176,7 +176,8 @@ pub(crate) fn renamed(key: &str) -> Option<&'static str> {
     RENAMED.iter().find(|r| r.0 == key).map(|r| r.1)
 }
 
-/// Old labels in the expressions of a term; what is only preferred takes values that are none.
+/// Warns of deprecated labels in a term's expressions, and in preferred terms also of invalid
+/// values.
 pub(crate) fn warn_term(term: &Value, is_preferred: bool, path: &Path, out: &mut Vec<String>) {
     for (i, expression) in list(&term["matchExpressions"]).iter().enumerate() {
         let at = path.child("matchExpressions");
@@ -225,7 +226,7 @@ fn labels(spec: &Value, path: &Path, out: &mut Vec<String>) {
     }
 }
 
-/// Old labels of nodes that a pod wants or prefers.
+/// Deprecated labels in required and preferred node affinity.
 fn node_labels(affinity: &Value, path: &Path, out: &mut Vec<String>) {
     let (required, preferred) = (
         "requiredDuringSchedulingIgnoredDuringExecution",
@@ -278,7 +279,7 @@ fn seccomp(metadata: &Value, key: &str, path: &Path, out: &mut Vec<String>) {
     }
 }
 
-/// A template's container that has only the annotation of old for AppArmor.
+/// Warns of a template's container with only the deprecated AppArmor annotation.
 fn app_armor(
     metadata: &Value,
     spec: &Value,
@@ -305,7 +306,7 @@ fn app_armor(
     }
 }
 
-/// Kinds of volumes that no longer work.
+/// Volume sources that no longer work.
 const GONE: &[(&str, &str)] = &[
     (
         "photonPersistentDisk",
@@ -353,7 +354,7 @@ fn volumes(spec: &Value, path: &Path, out: &mut Vec<String>) {
 
 const BYTES: [&str; 2] = ["memory", "ephemeral-storage"];
 
-/// There are no parts of bytes.
+/// Warns of fractional bytes.
 fn fractions(amounts: &Value, names: &[&str], path: &Path, out: &mut Vec<String>) {
     for name in names {
         let value = text(&amounts[*name]);
@@ -407,7 +408,7 @@ fn containers(metadata: &Value, spec: &Value, template: Option<&Path>, out: &mut
         let mut names = BTreeSet::new();
         for (i, variable) in list(&container["env"]).iter().enumerate() {
             let name = text(&variable["name"]);
-            // To add to what was defined before is a reason to define it again.
+            // Redefining a variable to extend its previous value is legitimate.
             let extends = || {
                 let (value, reference) = (text(&variable["value"]), format!("$({name})"));
                 !is_set(&variable["valueFrom"]) && value != reference && value.contains(&reference)
@@ -486,7 +487,7 @@ mod tests {
     use crate::testing::object;
 
     #[test]
-    fn oddities_are_told_once() {
+    fn each_warning_of_a_pod_is_returned_once() {
         let pod = object(
             r#"{"metadata": {"name": "n"}, "spec": {"nodeSelector": {"beta.kubernetes.io/os": "linux"}, "containers": [
                 {"name": "a", "env": [{"name": "X", "value": "1"}, {"name": "X", "value": "2"},
@@ -505,7 +506,7 @@ mod tests {
     }
 
     #[test]
-    fn each_oddity_has_its_words() {
+    fn each_questionable_pod_field_has_its_warning() {
         let told = |metadata: &str, spec: &str| {
             warn_pod(
                 &object(&format!(

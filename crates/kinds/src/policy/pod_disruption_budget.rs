@@ -1,4 +1,4 @@
-//! PodDisruptionBudget: how many pods may be missing on purpose.
+//! PodDisruptionBudget: limits voluntary disruptions of pods.
 
 use crate::builtin::{Builtin, STATUS};
 use crate::check;
@@ -20,7 +20,7 @@ pub const KIND: Builtin = Builtin {
     has_generation: true,
     unconditional_update: false,
     validate_create: validate,
-    // Names of budgets were never looked at.
+    // Upstream does not validate names of budgets.
     name_format: crate::metadata::path_segment,
     validate_update: |object, _, subresource: Subresource<'_>| match subresource {
         None => validate(object),

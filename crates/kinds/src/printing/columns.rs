@@ -83,7 +83,7 @@ pub fn name_age(object: &Object, now: i64) -> Vec<Value> {
     vec![name_cell(object), age(object, now)]
 }
 
-/// Name and time of creation: the columns of a kind that nobody gave any.
+/// Name and creation time: the columns of a kind without columns of its own.
 pub const NAME_CREATED: &[Column] = &[NAME, column("Created At", "date", "When it was created.")];
 
 /// The cells of [`NAME_CREATED`].
@@ -131,7 +131,7 @@ pub fn labels(map: &Value) -> String {
     or_none(&pairs.join(","))
 }
 
-/// The first few of many, and how many more there are.
+/// The first few items, and how many more there are.
 pub fn first_of(items: &[String], max: usize) -> String {
     if items.is_empty() {
         return "<unset>".to_owned();

@@ -1,11 +1,11 @@
-//! Values as Kubernetes prints them in errors, by the schema table: its internal structs have Go's names, in Go's
-//! order, and leave nothing out. Types of `meta/v1` keep their JSON form there, too.
+//! Values as Kubernetes prints them in errors, by the schema table: its internal structs with Go's
+//! names in Go's order, without omissions. Types of `meta/v1` keep their JSON form.
 
 use machinery::json::Key;
 use machinery::schema::{self, Field, Shape, Type};
 use machinery::{Object, Value};
 
-/// A struct of the table such as `core/v1.NodeSelector`, printed; null when absent.
+/// A struct of the table such as `core/v1.NodeSelector`; null if absent.
 pub(crate) fn internal(name: &str, value: &Value) -> Value {
     match (schema::lookup(name), value.is_null()) {
         (Some(of), false) => printed_struct(of, value),
@@ -28,7 +28,7 @@ fn printed_struct(of: &Type, value: &Value) -> Value {
     let mut out = Object::new();
     for field in in_order(of) {
         let value = &value[field.name];
-        // Embedded without a name of its own.
+        // Embedded, so its fields are at this level.
         if field.name == "metadata" {
             out.extend(
                 value
@@ -71,7 +71,7 @@ fn printed(shape: Shape, value: &Value) -> Value {
     }
 }
 
-/// The fields in the order of the internal struct, which is another for some.
+/// The fields in the order of the internal struct, which differs for some types.
 fn in_order(of: &Type) -> Vec<&Field> {
     let order: &[&str] = match of.name {
         "PersistentVolumeSource" | "PersistentVolumeSpec" => PERSISTENT_SOURCES,
@@ -85,7 +85,7 @@ fn in_order(of: &Type) -> Vec<&Field> {
     moved.sort_by_key(|field| place(field));
     let mut moved = moved.into_iter();
     let fields = of.fields.iter();
-    // What moves takes the places of those that move.
+    // Reordered fields take the positions of each other.
     fields
         .filter_map(|field| match place(field) {
             Some(_) => moved.next(),
@@ -150,7 +150,7 @@ const PERSISTENT_SOURCES: &[&str] = &[
     "csi",
 ];
 
-/// Fields that Go calls otherwise than their JSON name with a capital.
+/// Fields whose Go name is not their capitalised JSON name.
 const RENAMED: &[(&str, &str, &str)] = &[
     ("Glusterfs", "endpoints", "EndpointsName"),
     ("RBD", "monitors", "CephMonitors"),

@@ -1,13 +1,14 @@
-//! Values as Kubernetes prints them in errors: its internal structs have Go's names and no omissions.
+//! Values as Kubernetes prints them in errors: its internal structs with Go's names and no
+//! omissions.
 
 use machinery::{Object, Value};
 
 /// A field of such a struct: its name in the API, its name in Go, and what it holds.
 pub(crate) struct Field(pub &'static str, pub &'static str, pub Go);
 
-/// What a field holds, and so what is printed when it is absent.
+/// The type of a field, which determines what is printed if it is absent.
 pub(crate) enum Go {
-    /// A pointer, list or map whose content is printed as the API has it; null when absent.
+    /// A pointer, list or map whose content is printed as in the API; null if absent.
     Plain,
     Text,
     Int,
@@ -50,7 +51,7 @@ mod tests {
     use machinery::json::json;
 
     #[test]
-    fn nothing_is_left_out() {
+    fn zero_values_are_printed() {
         const INNER: &[Field] = &[Field("name", "Name", Go::Text), Field("on", "On", Go::Bool)];
         const OUTER: &[Field] = &[
             Field("list", "List", Go::List(INNER)),

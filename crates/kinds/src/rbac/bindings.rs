@@ -1,4 +1,4 @@
-//! RoleBinding and ClusterRoleBinding: who has which rights.
+//! RoleBinding and ClusterRoleBinding.
 
 use crate::builtin::Builtin;
 use crate::check;

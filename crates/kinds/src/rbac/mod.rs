@@ -1,5 +1,5 @@
-//! The kinds of rbac.authorization.k8s.io. Whether a writer may give away rights is decided by
-//! the server's authorizer, not here.
+//! The kinds of rbac.authorization.k8s.io. Privilege escalation is checked by the server's
+//! authorizer, not here.
 
 pub mod bindings;
 pub mod roles;

@@ -1,4 +1,4 @@
-//! Role and ClusterRole: rights, in a namespace or everywhere.
+//! Role and ClusterRole.
 
 use crate::builtin::Builtin;
 use crate::check;

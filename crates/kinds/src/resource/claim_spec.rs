@@ -1,4 +1,4 @@
-//! The spec of a claim: requests for devices, what they have in common, their configuration.
+//! The spec of a claim: device requests, constraints between them, configuration.
 
 use super::configuration::{check_configuration, check_selectors};
 use super::names::{self, Requests};
@@ -13,7 +13,7 @@ const ALTERNATIVES_MAX: usize = 8;
 const CONSTRAINTS_MAX: usize = 32;
 pub(super) const CONFIG_MAX: usize = 32;
 
-/// What a taint does, and so what a toleration tolerates.
+/// The effects of a taint.
 pub(super) const EFFECTS: &[&str] = &["NoExecute", "NoSchedule", "None"];
 
 /// Defaults of the requests in a claim's spec.
@@ -36,7 +36,7 @@ pub(super) fn default_claim_spec(spec: &mut Object) {
     }
 }
 
-/// A toleration is of a value unless it says otherwise.
+/// The default operator of a toleration is Equal.
 pub(super) fn default_tolerations(of: &mut Object) {
     each(of, "tolerations").for_each(|toleration| default_empty(toleration, "operator", "Equal"));
 }
@@ -75,7 +75,7 @@ pub(super) fn check_claim_spec(spec: &Value, path: &Path, errors: &mut Errors) {
     });
 }
 
-/// Names of requests that something is for.
+/// Validates references to requests.
 pub(super) fn check_references(
     given: &Value,
     requests: &Requests<'_>,
@@ -189,7 +189,7 @@ fn check_constraint(constraint: &Value, path: &Path, errors: &mut Errors) {
             return names::fully_qualified(name, &path.child(field), errors);
         }
     }
-    // Kubernetes' own words, though none is set.
+    // Upstream's message, although none is set.
     let detail = "exactly one of \"matchAttribute\" or \"distinctAttribute\" is required, but multiple fields are set";
     errors.push(Error::required(path, detail));
 }
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_say_what_is_wrong_with_them() {
+    fn invalid_device_requests_are_rejected_with_field_paths() {
         let at = "spec.devices.requests[0]";
         let label = "a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character (e.g. 'MyValue',  or 'my_value',  or '12345', regex used for validation is '(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?')";
         let exactly = |fields: Value| {
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_of_requests_names_requests() {
+    fn constraints_and_configurations_must_refer_to_existing_requests() {
         let requests = json!([
             {"name": "r", "exactly": {"deviceClassName": "c"}},
             {"name": "r", "exactly": {"deviceClassName": "c"}},

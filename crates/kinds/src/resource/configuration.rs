@@ -1,4 +1,4 @@
-//! What selects devices and what configures them, in classes, claims and allocations.
+//! Selectors and configuration of devices, in classes, claims and allocations.
 
 use super::check_items;
 use super::names;
@@ -10,7 +10,7 @@ const SELECTORS_MAX: usize = 32;
 const EXPRESSION_MAX: usize = 10 * 1024;
 const PARAMETERS_MAX: usize = 10 * 1024;
 
-/// Selectors, all of which must hold.
+/// Validates selectors.
 pub(super) fn check_selectors(selectors: &Value, path: &Path, errors: &mut Errors) {
     check_items(
         list(selectors),
@@ -28,7 +28,7 @@ pub(super) fn check_selectors(selectors: &Value, path: &Path, errors: &mut Error
     );
 }
 
-/// A configuration for a driver; `stored` ones were there before and may be longer.
+/// Validates a driver's configuration; `stored` ones may be longer.
 pub(super) fn check_configuration(config: &Value, stored: bool, path: &Path, errors: &mut Errors) {
     let (opaque, at) = (&config["opaque"], path.child("opaque"));
     if !is_set(opaque) {
@@ -44,7 +44,7 @@ pub(super) fn check_configuration(config: &Value, stored: bool, path: &Path, err
     );
 }
 
-/// An object of somebody else's.
+/// Validates an opaque object.
 pub(super) fn check_raw(value: &Value, stored: bool, max: usize, path: &Path, errors: &mut Errors) {
     if !is_set(value) {
         errors.push(Error::required(path, ""));
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn selectors_have_an_expression_of_bearable_length() {
+    fn selectors_need_an_expression_and_its_length_is_limited() {
         let path = Path::new("s");
         let mut errors = Vec::new();
         let long = "x".repeat(EXPRESSION_MAX + 1);

@@ -1,4 +1,4 @@
-//! A device in a slice: attributes, capacities, taints, counters, the nodes that reach it.
+//! A device in a slice: attributes, capacities, taints, counters, node selection.
 
 use super::claim_spec::EFFECTS;
 use super::names;
@@ -21,7 +21,8 @@ const COUNTER_SETS_MAX: usize = 2;
 const COUNTERS_MAX: usize = 32;
 const BINDING_CONDITIONS_MAX: usize = 4;
 
-/// A device; `was` is the one of its name before, and `chooses_nodes` whether each device names its nodes.
+/// Validates a device; `was` is the previous device of this name, and `chooses_nodes` says whether
+/// each device selects its nodes.
 pub(super) fn check_device(
     device: &Value,
     was: Option<&Value>,
@@ -136,7 +137,7 @@ fn check_length(value: &str, path: &Path, errors: &mut Errors) {
     }
 }
 
-/// Three numbers, then what is before a release, then how it was built.
+/// Three numbers, then pre-release, then build metadata.
 fn is_semantic_version(value: &str) -> bool {
     let is_number = |part: &str| {
         part.bytes().all(|b| b.is_ascii_digit())
@@ -177,7 +178,7 @@ fn check_taint(taint: &Value, path: &Path, errors: &mut Errors) {
     check::known(&taint["effect"], EFFECTS, &path.child("effect"), errors);
 }
 
-/// Counters of a set, whose name stands in this field.
+/// Validates the counters of a set, whose name is in this field.
 pub(super) fn check_counters(set: &Value, name: &str, path: &Path, errors: &mut Errors) {
     let at = path.child(name);
     check::required(&set[name], &at, errors);
@@ -235,7 +236,7 @@ fn check_nodes(device: &Value, chooses_nodes: bool, path: &Path, errors: &mut Er
     }
 }
 
-/// The name of a node, if any; an empty one is worse than none.
+/// Validates an optional node name; an empty one is an error.
 pub(super) fn check_node_name(
     name: &Value,
     empty: &str,
@@ -254,7 +255,7 @@ pub(super) fn check_node_name(
     }
 }
 
-/// A switch that is on or absent.
+/// A boolean that must be true if set.
 pub(super) fn check_only_true<'a>(
     value: &Value,
     field: &str,
@@ -273,7 +274,7 @@ pub(super) fn check_only_true<'a>(
     }
 }
 
-/// Conditions that a device waits for before a pod is bound, and those that end the waiting.
+/// Validates the conditions that must hold before a pod is bound, and those that abort binding.
 pub(super) fn check_binding_conditions(device: &Value, path: &Path, errors: &mut Errors) {
     let (wanted, failed) = ("bindingConditions", "bindingFailureConditions");
     for field in [wanted, failed] {
@@ -354,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_say_what_is_wrong_with_them() {
+    fn invalid_devices_are_rejected_with_field_paths() {
         let cases = [
             (json!({"name": "d"}), vec![]),
             (
@@ -449,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_has_so_many_properties() {
+    fn attributes_and_capacities_of_a_device_are_limited() {
         let attributes: machinery::Object = (0..33)
             .map(|i| {
                 (

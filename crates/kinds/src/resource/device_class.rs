@@ -1,4 +1,4 @@
-//! DeviceClass: a kind of device that can be asked for.
+//! DeviceClass: a class of devices that claims can request.
 
 use super::check_items;
 use super::claim_spec::CONFIG_MAX;
@@ -19,7 +19,7 @@ pub const KIND: Builtin = Builtin {
     scope: Scope::Cluster,
     schema: "resource/v1.DeviceClass",
     has_generation: true,
-    // The beginning of a name is not looked at, and lengths are counted in bytes.
+    // A generateName is not validated further, and lengths are in bytes.
     name_format: |name, prefix| match prefix {
         true => format::path_segment_prefix(name),
         false => format::dns1123_subdomain_bytes(name),

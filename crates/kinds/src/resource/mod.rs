@@ -15,7 +15,7 @@ use machinery::Value;
 use machinery::field::{Error, Errors, Path};
 use std::collections::BTreeSet;
 
-/// Each of a list, which is not looked at when it is too long.
+/// Validates each item, unless there are too many.
 fn check_items(
     items: &[Value],
     max: usize,
@@ -31,7 +31,7 @@ fn check_items(
     }
 }
 
-/// Each of a list, and that none is there twice by its key.
+/// Validates each item, and that keys are unique.
 fn check_set(
     items: &[Value],
     max: usize,

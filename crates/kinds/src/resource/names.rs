@@ -9,17 +9,17 @@ use machinery::{Value, format};
 const POOL_MAX: usize = 253;
 const IDENTIFIER_MAX: usize = 32;
 
-/// What a request, a device or a counter is called.
+/// Names of requests, devices and counters.
 pub(super) fn label(name: &str, path: &Path, errors: &mut Errors) {
     check::form(format::dns1123_label(name), name, path, errors);
 }
 
-/// A key as of labels.
+/// A label key.
 pub(super) fn label_key(key: &str, path: &Path, errors: &mut Errors) {
     check::form(format::qualified_name(key), key, path, errors);
 }
 
-/// Subdomains with slashes between them.
+/// Subdomains separated by slashes.
 pub(super) fn pool(name: &str, path: &Path, errors: &mut Errors) {
     if name.is_empty() {
         return errors.push(Error::required(path, ""));
@@ -32,13 +32,13 @@ pub(super) fn pool(name: &str, path: &Path, errors: &mut Errors) {
     }
 }
 
-/// A device class that is needed.
+/// A required device class name.
 pub(super) fn class(name: &Value, path: &Path, errors: &mut Errors) {
     check::required(name, path, errors);
     check::optional(format::dns1123_subdomain, name, path, errors);
 }
 
-/// An attribute or capacity, with its domain or without. More than one slash was never refused.
+/// An attribute or capacity name, with or without a domain. Upstream accepts more than one slash.
 pub(super) fn qualified(name: &str, path: &Path, errors: &mut Errors) {
     let parts: Vec<&str> = name.split('/').collect();
     match parts[..] {
@@ -73,7 +73,7 @@ fn identifier(name: &str, path: &Path, errors: &mut Errors) {
     check::form(format::c_identifier(name), name, path, errors);
 }
 
-/// A share of a device: a UUID in its usual form.
+/// A share ID: a UUID in canonical form.
 pub(super) fn share(id: &str, path: &Path, errors: &mut Errors) {
     if let Err(why) = uuid(id) {
         let detail = format!("error validating uid: {why}");
@@ -84,7 +84,7 @@ pub(super) fn share(id: &str, path: &Path, errors: &mut Errors) {
     }
 }
 
-/// A UUID in any of the forms that Go's reader takes.
+/// A UUID in any form that Go's parser accepts.
 fn uuid(id: &str) -> Result<(), String> {
     const DASHES: [usize; 4] = [8, 13, 18, 23];
     let bytes = id.as_bytes();
@@ -118,7 +118,7 @@ fn uuid(id: &str) -> Result<(), String> {
     }
 }
 
-/// The key of a map in a path, cut in the middle when it is longer than it may be.
+/// A map key in a path, shortened in the middle if too long.
 pub(super) fn shortened(key: &str, max: usize) -> String {
     if key.len() <= max {
         return key.to_owned();
@@ -130,11 +130,11 @@ pub(super) fn shortened(key: &str, max: usize) -> String {
     format!("{head}...{tail}")
 }
 
-/// The names of a claim's requests, with those of their alternatives.
+/// The names of a claim's requests, with those of their subrequests.
 pub(super) struct Requests<'a>(Vec<(&'a str, Vec<&'a str>)>);
 
 impl<'a> Requests<'a> {
-    /// Of the `devices` in a claim's spec.
+    /// From the `devices` of a claim's spec.
     pub(super) fn of(devices: &'a Value) -> Self {
         let name = |of: &'a Value| text(&of["name"]);
         let requests = crate::tree::list(&devices["requests"]).iter();
@@ -151,12 +151,12 @@ impl<'a> Requests<'a> {
             Some((name, alternative)) => (name, Some(alternative)),
             None => (reference, None),
         };
-        // Of requests with the same name the last counts.
+        // Of requests with the same name the last one counts.
         let found = self.0.iter().rev().find(|(given, _)| *given == name);
         found.is_some_and(|(_, given)| alternative.is_none_or(|a| given.contains(&a)))
     }
 
-    /// A request, or a request and one of its alternatives.
+    /// A request, or a request and one of its subrequests.
     pub(super) fn check(&self, reference: &str, path: &Path, errors: &mut Errors) {
         let parts: Vec<&str> = reference.split('/').collect();
         if parts.len() <= 2 {

@@ -1,4 +1,4 @@
-//! How much of a capacity that is shared out a claim may ask for: certain values, or a range with steps.
+//! The request policy of a consumable capacity: certain values, or a range with steps.
 
 use super::check_set;
 use crate::tree::{is_set, list, text};
@@ -8,12 +8,12 @@ use machinery::quantity::Quantity;
 
 const VALUES_MAX: usize = 10;
 
-/// A quantity that decoding has let through.
+/// A quantity; decoding has rejected invalid ones.
 fn quantity(value: &Value) -> Quantity {
     text(value).parse().unwrap_or(Quantity::ZERO)
 }
 
-/// The policy of a capacity of this size.
+/// Validates the policy of a capacity of this size.
 pub(super) fn check_request_policy(
     policy: &Value,
     capacity: &Value,
@@ -143,7 +143,7 @@ mod tests {
     use machinery::json::json;
 
     #[test]
-    fn what_may_be_asked_for_is_within_the_capacity() {
+    fn request_policies_stay_within_the_capacity() {
         let cases = [
             (json!({}), vec![]),
             (json!({"default": "1", "validValues": ["1", "2"]}), vec![]),

@@ -1,4 +1,4 @@
-//! ResourceClaim: devices that are asked for, and in its status those that were given.
+//! ResourceClaim: requested devices, and in its status the allocated ones.
 
 use super::claim_spec::{
     CONFIG_MAX, check_claim_spec, check_references, default_claim_spec, default_tolerations,
@@ -102,7 +102,7 @@ fn immutable(object: &Object, old: &Object) -> Errors {
     vec![Error::invalid(&Path::new("spec"), shown, check::IMMUTABLE)]
 }
 
-/// What names a device, or a share of one, in the results and in the statuses of devices.
+/// The identity of a device, or of a share of one, in results and device statuses.
 fn device_key(device: &Value) -> Value {
     let part = |name: &str| text(&device[name]);
     json!({
@@ -121,7 +121,7 @@ fn allocated(claim: &Object) -> BTreeSet<String> {
         .collect()
 }
 
-/// The status of a device goes with the device.
+/// Drops the status of devices that are no longer allocated.
 fn drop_deallocated(object: &mut Object, old: &Object) {
     let (before, now) = (allocated(old), allocated(object));
     let gone = |key: &str| before.contains(key) && !now.contains(key);
@@ -206,7 +206,7 @@ fn check_allocation(allocation: &Value, requests: &Requests<'_>, path: &Path, er
             check_share(result, path, errors);
         },
     );
-    // Of the class and of the claim.
+    // From the class and from the claim.
     let (config, at_config) = (list(&devices["config"]), at.child("config"));
     check_items(
         config,
@@ -296,13 +296,13 @@ fn check_network_data(data: &Value, path: &Path, errors: &mut Errors) {
     );
 }
 
-/// An address and its prefix, in canonical form.
+/// An address with its prefix length, in canonical form.
 fn check_interface_address(value: &str, path: &Path, errors: &mut Errors) {
     let Some((address, length)) = check::loose_network(value) else {
         let detail = "must be a valid address in CIDR form, (e.g. 10.9.8.7/24 or 2001:db8::1/64)";
         return errors.push(Error::invalid(path, value, detail));
     };
-    // The prefix of a mapped address counts the bits in front of it.
+    // The prefix length of an IPv4-mapped address includes the 96 bits before it.
     let length = if address.is_ipv4() && length > 32 {
         length - 96
     } else {

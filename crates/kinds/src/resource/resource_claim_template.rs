@@ -1,4 +1,4 @@
-//! ResourceClaimTemplate: a claim that is made for each pod.
+//! ResourceClaimTemplate: a claim created for each pod.
 
 use super::claim_spec::{check_claim_spec, default_claim_spec};
 use crate::Subresource;
@@ -47,7 +47,7 @@ mod tests {
     use crate::testing::{lines, object};
 
     #[test]
-    fn a_template_says_little_of_metadata_and_never_changes() {
+    fn a_claim_template_has_only_labels_and_annotations_and_is_immutable() {
         let old = object(r#"{"spec": {"metadata": {"labels": {"a": "b"}}, "spec": {}}}"#);
         let new = object(
             r#"{"spec": {"metadata": {"name": "n", "uid": "u", "deletionGracePeriodSeconds": 0}, "spec": {}}}"#,

@@ -14,7 +14,7 @@ use machinery::field::{Error, Errors, Path};
 use machinery::{Object, Value};
 
 const DEVICES_MAX: usize = 128;
-/// Where devices have taints or consume counters.
+/// The maximum if devices have taints or consume counters.
 const RICH_DEVICES_MAX: usize = 64;
 const COUNTER_SETS_MAX: usize = 8;
 
@@ -76,7 +76,7 @@ fn row(object: &Object, now: i64) -> Vec<Value> {
     ]
 }
 
-/// The slice; `was` is its spec before, or null.
+/// Validates a slice; `was` is its previous spec, or null.
 fn validate(object: &Object, was: &Value) -> Errors {
     let mut errors = Vec::new();
     let (spec, path) = (get(object, "spec"), Path::new("spec"));
@@ -159,7 +159,7 @@ fn check_pool(pool: &Value, path: &Path, errors: &mut Errors) {
     }
 }
 
-/// Which nodes reach the devices: said in one way.
+/// The nodes of the devices must be selected in exactly one way.
 fn check_nodes(spec: &Value, path: &Path, errors: &mut Errors) {
     let mut given = Vec::new();
     let empty = "must be either unset or set to a non-empty string";
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn slices_say_what_is_wrong_with_them() {
+    fn invalid_slices_are_rejected_with_field_paths() {
         let one = "exactly one of `nodeName`, `nodeSelector`, `allNodes`, `perDeviceNodeSelection` is required";
         let cases = [
             (json!({}), vec![]),
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn taints_say_since_when() {
+    fn device_taints_get_a_time_added() {
         let mut given =
             slice(json!({"devices": [{"name": "d", "taints": [{"key": "k", "effect": "None"}]}]}));
         (KIND.default_at)(&mut given, "2020-01-01T00:00:00Z");

@@ -1,4 +1,4 @@
-//! What a question about access must be, and what its selectors say.
+//! Validation of access reviews, and their selectors.
 
 use crate::check;
 use crate::shown::{Field, Go, shown};
@@ -6,14 +6,14 @@ use crate::tree::{get, is_set, list, text};
 use machinery::field::{Error, Errors, Path};
 use machinery::{Object, Value, format};
 
-/// Whose access a review is about, and where.
+/// The subject of a review.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum About {
-    /// The one who asks.
+    /// The requesting user.
     Oneself,
-    /// Somebody.
+    /// Any user.
     Somebody,
-    /// Somebody in this namespace.
+    /// Any user, in this namespace.
     Here,
 }
 
@@ -22,7 +22,7 @@ const PATH: &[Field] = &[
     Field("verb", "Verb", Go::Text),
 ];
 
-/// What is wrong with a review.
+/// Validates a review.
 pub fn validate(review: &Object, about: About) -> Errors {
     let mut errors = Vec::new();
     let (spec, path) = (get(review, "spec"), Path::new("spec"));
@@ -127,7 +127,7 @@ fn check_values(requirement: &Value, path: &Path, errors: &mut Errors) {
             let detail = "may not be specified when `operator` is 'Exists' or 'DoesNotExist'";
             errors.push(Error::forbidden(&at, detail));
         }
-        // Whoever is newer may know more operators.
+        // Unknown operators are accepted: newer clients may have more.
         _ => {}
     }
 }
@@ -150,7 +150,7 @@ fn check_label(requirement: &Value, path: &Path, errors: &mut Errors) {
     }
 }
 
-/// A selector of fields as text, and what cannot be said so.
+/// A field selector as text, and whether parts of it could not be represented.
 pub fn field_selector(selector: &Value) -> (String, bool) {
     let raw = text(&selector["rawSelector"]);
     if !raw.is_empty() {
@@ -175,7 +175,7 @@ pub fn field_selector(selector: &Value) -> (String, bool) {
     (terms.join(","), is_cut)
 }
 
-/// The same of labels.
+/// The same for labels.
 pub fn label_selector(selector: &Value) -> (String, bool) {
     let raw = text(&selector["rawSelector"]);
     if !raw.is_empty() {
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn a_question_names_one_thing_and_somebody() {
+    fn an_access_review_needs_one_kind_of_attributes_and_a_user_or_group() {
         assert_eq!(
             messages("{}", About::Here),
             [
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn what_selectors_say_is_read_as_far_as_it_goes() {
+    fn unknown_selector_requirements_are_skipped_and_reported() {
         let parts = json!({"requirements": [
             {"key": "a", "operator": "In", "values": ["x"]},
             {"key": "b", "operator": "NotIn", "values": ["y"]},

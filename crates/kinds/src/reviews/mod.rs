@@ -1,4 +1,4 @@
-//! Questions to the server, answered at once and never stored.
+//! Reviews: answered at once and never stored.
 
 pub mod access;
 

@@ -1,4 +1,4 @@
-//! PriorityClass: which pods come first.
+//! PriorityClass: the priority of pods.
 
 use crate::builtin::Builtin;
 use crate::check;
@@ -8,7 +8,7 @@ use crate::{Column, Context, Deletion, Scope, Subresource};
 use machinery::field::{Error, Errors, Path};
 use machinery::{Object, Value};
 
-/// The highest value that is not the system's.
+/// The highest user-defined value.
 const HIGHEST: i64 = 1_000_000_000;
 const SYSTEM: &[(&str, i64)] = &[
     ("system-node-critical", 2_000_001_000),
@@ -22,7 +22,7 @@ pub const KIND: Builtin = Builtin {
     short_names: &["pc"],
     scope: Scope::Cluster,
     schema: "scheduling/v1.PriorityClass",
-    // The first generation is the last.
+    // The generation is set once and never incremented.
     prepare_create: |object, _: &Context<'_>| {
         child_or_new(object, "metadata").insert("generation".to_owned(), 1.into());
     },
@@ -93,7 +93,7 @@ fn validate(object: &Object) -> Errors {
     errors
 }
 
-/// Whether a class with a name of the system's is the system's.
+/// Validates a class with a system name.
 fn check_system(name: &str, value: i64, is_default: bool) -> Result<(), String> {
     match SYSTEM.iter().find(|(system, _)| *system == name) {
         None => Err(format!("{name} is not a known system priority class")),
@@ -113,7 +113,7 @@ mod tests {
     use crate::testing::{lines, object};
 
     #[test]
-    fn classes_say_whether_they_preempt_and_keep_to_their_range() {
+    fn preemption_policy_and_value_of_a_priority_class_are_validated() {
         let cases = [
             (r#"{"value": 1, "preemptionPolicy": "Never"}"#, ""),
             (

@@ -1,4 +1,4 @@
-//! CSIDriver: what a storage driver can do.
+//! CSIDriver: capabilities of a storage driver.
 
 use crate::builtin::Builtin;
 use crate::check;
@@ -18,7 +18,7 @@ pub const KIND: Builtin = Builtin {
     returns_deleted: true,
     scope: Scope::Cluster,
     schema: "storage/v1.CSIDriver",
-    // Counted from the first change on.
+    // The generation is counted from the first change on.
     prepare_update: |object, old, _, _: &Context<'_>| {
         if !same(get(object, "spec"), get(old, "spec")) {
             let number = int(&get(old, "metadata")["generation"]) + 1;

@@ -83,7 +83,7 @@ const DRIVER: &[Field] = &[
     Field("", "Allocatable", Go::Plain),
 ];
 
-/// A driver stays what it is; only how many volumes it takes may change.
+/// A driver is immutable except for its volume limit.
 fn validate_update(object: &Object, old: &Object, _: Subresource<'_>) -> Errors {
     let mut errors = validate(object);
     let drivers = |o: &Object| list(&get(o, "spec")["drivers"]).to_vec();
@@ -104,7 +104,7 @@ mod tests {
     use crate::testing::{lines, object};
 
     #[test]
-    fn a_driver_stays_what_it_is() {
+    fn drivers_of_a_csi_node_are_immutable() {
         let node = |id: &str, count: i64| {
             object(&format!(
                 r#"{{"spec": {{"drivers": [{{"name": "a.b", "nodeID": "{id}", "topologyKeys": null, "allocatable": {{"count": {count}}}}}]}}}}"#

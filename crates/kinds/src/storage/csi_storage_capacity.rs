@@ -1,4 +1,4 @@
-//! CSIStorageCapacity: how much storage there is, and where.
+//! CSIStorageCapacity: available storage by topology.
 
 use crate::Subresource;
 use crate::builtin::Builtin;

@@ -12,7 +12,7 @@ use crate::tree::{entries, text};
 use machinery::field::{Error, Errors, Path};
 use machinery::{Value, format};
 
-/// The name of a driver or provisioner.
+/// Validates the name of a driver or provisioner.
 fn check_provisioner(value: &Value, path: &Path, errors: &mut Errors) {
     let lower = text(value).to_lowercase();
     if lower.is_empty() {
@@ -22,7 +22,7 @@ fn check_provisioner(value: &Value, path: &Path, errors: &mut Errors) {
     }
 }
 
-/// Parameters of a class, not too many and not too long.
+/// Validates the number and size of a class's parameters.
 fn check_parameters(parameters: &Value, path: &Path, errors: &mut Errors) {
     const COUNT_MAX: usize = 512;
     const SIZE_MAX: usize = 256 * 1024;

@@ -1,4 +1,4 @@
-//! StorageClass: a way to make volumes.
+//! StorageClass: how volumes are provisioned.
 
 use super::{check_parameters, check_provisioner};
 use crate::builtin::Builtin;
@@ -106,11 +106,11 @@ fn validate(object: &Object) -> Errors {
     errors
 }
 
-/// A term by key, the values in order.
+/// A topology term: keys with their values, sorted.
 type Term = BTreeMap<String, BTreeSet<String>>;
 
 fn check_topologies(topologies: &[Value], path: &Path, errors: &mut Errors) {
-    // A term that says nothing has always been counted as there before.
+    // Upstream treats an empty term as a duplicate.
     let mut seen = vec![Term::new(); topologies.len()];
     for (i, topology) in topologies.iter().enumerate() {
         let at = path.index(i);
@@ -164,7 +164,7 @@ mod tests {
     use crate::testing::{lines, object};
 
     #[test]
-    fn a_class_keeps_what_its_volumes_were_made_by() {
+    fn provisioner_and_other_fields_of_a_storage_class_are_immutable() {
         let class = |provisioner: &str, topologies: &str| {
             object(&format!(
                 r#"{{"provisioner": "{provisioner}", "reclaimPolicy": "Delete", "volumeBindingMode": "Immediate", "allowedTopologies": {topologies}}}"#

@@ -114,7 +114,7 @@ fn check_status(status: &Value, errors: &mut Errors) {
     for name in ["attachError", "detachError"] {
         let (error, at) = (&status[name], path.child(name));
         if text(&error["message"]).len() > MESSAGE_MAX {
-            // Told with the other limit, as it always was.
+            // Upstream's error names another limit.
             errors.push(Error::too_long(&at.child("message"), METADATA_MAX));
         }
         let code = int(&error["errorCode"]);

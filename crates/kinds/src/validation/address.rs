@@ -1,5 +1,5 @@
-//! Addresses and networks as fields hold them: strict forms for new fields, forgiving ones for
-//! fields that are older than the strict rules, and what a writer is warned about.
+//! Addresses and networks in fields: strict forms for new fields, lenient ones for fields older
+//! than the strict rules, and warnings.
 
 use crate::check;
 use crate::tree::text;
@@ -7,21 +7,21 @@ use machinery::Value;
 use machinery::field::{Error, Errors, Path};
 use std::net::IpAddr;
 
-/// An address in a field that once took also loose forms; what stood there before may stay.
+/// An address in a field that accepted lenient forms before; unchanged values are kept.
 pub fn legacy_ip(value: &Value, before: &[Value], path: &Path, errors: &mut Errors) {
     if !before.contains(value) {
         check::ip(text(value), path, errors);
     }
 }
 
-/// A network in a field that once took also loose forms; what stood there before may stay.
+/// A network in a field that accepted lenient forms before; unchanged values are kept.
 pub fn legacy_cidr(value: &str, before: &[&str], path: &Path, errors: &mut Errors) {
     if !before.contains(&value) {
         check::cidr(value, path, errors);
     }
 }
 
-/// An address in its one canonical form.
+/// An address in canonical form.
 pub fn strict_ip(value: &str, path: &Path, errors: &mut Errors) {
     let known = errors.len();
     check::ip(value, path, errors);
@@ -30,7 +30,7 @@ pub fn strict_ip(value: &str, path: &Path, errors: &mut Errors) {
     }
 }
 
-/// A network in its one canonical form.
+/// A network in canonical form.
 pub fn strict_cidr(value: &str, path: &Path, errors: &mut Errors) {
     let known = errors.len();
     check::cidr(value, path, errors);
@@ -46,7 +46,7 @@ fn canonical(value: &str, form: &str, path: &Path, errors: &mut Errors) {
     }
 }
 
-/// An address that traffic can be sent to from elsewhere.
+/// An address usable as an endpoint: not unspecified, loopback, link-local or link-local multicast.
 pub fn endpoint_ip(value: &str, path: &Path, errors: &mut Errors) {
     let Some(address) = check::loose_ip(value) else {
         errors.push(Error::invalid(path, value, "must be a valid IP address"));
@@ -74,7 +74,7 @@ pub fn endpoint_ip(value: &str, path: &Path, errors: &mut Errors) {
     }
 }
 
-/// What is odd about an address that is accepted all the same.
+/// Warnings about an accepted address.
 pub fn ip_warnings(value: &str, path: &Path) -> Vec<String> {
     let Some(loose) = check::loose_ip(value) else {
         return Vec::new();
@@ -98,7 +98,7 @@ pub fn ip_warnings(value: &str, path: &Path) -> Vec<String> {
     vec![warning]
 }
 
-/// What is odd about a network that is accepted all the same.
+/// Warnings about an accepted network.
 pub fn cidr_warnings(value: &str, path: &Path) -> Vec<String> {
     let Some((loose, length)) = check::loose_network(value) else {
         return Vec::new();
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn strict_fields_take_the_canonical_form_alone() {
+    fn strict_fields_accept_only_canonical_addresses() {
         assert_eq!(messages(strict_ip, "2001:db8::1"), "");
         assert_eq!(
             messages(strict_ip, "2001:DB8::1"),

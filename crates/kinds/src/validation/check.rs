@@ -5,11 +5,11 @@ use machinery::field::{Error, Errors, Path};
 use machinery::{Value, format};
 use std::net::IpAddr;
 
-/// What Kubernetes says about a field that may not change.
+/// The message for an immutable field.
 pub const IMMUTABLE: &str = "field is immutable";
-/// What it says about a number below zero.
+/// The message for a negative number.
 pub const NEGATIVE: &str = "must be greater than or equal to 0";
-/// What it says about a number that is not above zero.
+/// The message for a number that is not positive.
 pub const POSITIVE: &str = "must be greater than zero";
 
 /// `Required value` when the text is empty.
@@ -19,14 +19,14 @@ pub fn required(value: &Value, path: &Path, errors: &mut Errors) {
     }
 }
 
-/// The value is one of these; empty is for the caller to have defaulted.
+/// The value must be one of these; the caller has defaulted an empty one.
 pub fn one_of(value: &Value, supported: &[&str], path: &Path, errors: &mut Errors) {
     if !supported.contains(&text(value)) {
         errors.push(Error::not_supported(path, text(value), supported));
     }
 }
 
-/// The value is there and one of these.
+/// The value is required and must be one of these.
 pub fn known(value: &Value, supported: &[&str], path: &Path, errors: &mut Errors) {
     if text(value).is_empty() {
         errors.push(Error::required(path, ""));
@@ -35,14 +35,14 @@ pub fn known(value: &Value, supported: &[&str], path: &Path, errors: &mut Errors
     }
 }
 
-/// Above zero.
+/// Greater than zero.
 pub fn positive(value: &Value, path: &Path, errors: &mut Errors) {
     if int(value) <= 0 {
         errors.push(Error::invalid(path, int(value), POSITIVE));
     }
 }
 
-/// A name in one of the usual forms; empty is for the caller to have refused.
+/// A name in one of the usual formats, if set.
 pub fn optional(form_of: fn(&str) -> Vec<String>, value: &Value, path: &Path, errors: &mut Errors) {
     let value = text(value);
     if !value.is_empty() {
@@ -50,7 +50,7 @@ pub fn optional(form_of: fn(&str) -> Vec<String>, value: &Value, path: &Path, er
     }
 }
 
-/// An address in a field that once took also loose forms.
+/// An address in a field that accepted lenient forms before.
 pub fn ip(value: &str, path: &Path, errors: &mut Errors) {
     let detail = match value.parse::<IpAddr>() {
         Ok(IpAddr::V6(address)) if address.to_ipv4_mapped().is_some() => {
@@ -63,7 +63,7 @@ pub fn ip(value: &str, path: &Path, errors: &mut Errors) {
     errors.push(Error::invalid(path, value, detail));
 }
 
-/// A network in a field that once took also loose forms.
+/// A network in a field that accepted lenient forms before.
 pub fn cidr(value: &str, path: &Path, errors: &mut Errors) {
     let zeros = |value: &str| {
         let (_, length) = value.split_once('/').unwrap_or_default();
@@ -84,7 +84,7 @@ pub fn cidr(value: &str, path: &Path, errors: &mut Errors) {
     errors.push(Error::invalid(path, value, detail));
 }
 
-/// An address and the length of its prefix, such as `10.0.0.0/8`.
+/// An address and a prefix length, such as `10.0.0.0/8`.
 pub(crate) fn network(value: &str) -> Option<(IpAddr, u8)> {
     let (address, length) = value.split_once('/')?;
     let address = address.parse::<IpAddr>().ok()?;
@@ -95,12 +95,12 @@ pub(crate) fn network(value: &str) -> Option<(IpAddr, u8)> {
     (length <= if address.is_ipv4() { 32 } else { 128 }).then_some((address, length))
 }
 
-/// The same as the forgiving parsers of old read it.
+/// The same as older, lenient parsers read it.
 pub(crate) fn loose_network(value: &str) -> Option<(IpAddr, u8)> {
     network(&without_leading_zeros(value)).map(|(address, length)| (unmapped(address), length))
 }
 
-/// An address as the forgiving parsers of old read it.
+/// An address as older, lenient parsers read it.
 pub(crate) fn loose_ip(value: &str) -> Option<IpAddr> {
     without_leading_zeros(value).parse().ok().map(unmapped)
 }
@@ -112,7 +112,7 @@ fn unmapped(address: IpAddr) -> IpAddr {
     }
 }
 
-/// The address with nothing set beyond the prefix.
+/// The address with all bits after the prefix cleared.
 pub(crate) fn masked(address: IpAddr, length: u8) -> IpAddr {
     let length = u32::from(length);
     match address {
@@ -127,7 +127,7 @@ pub(crate) fn masked(address: IpAddr, length: u8) -> IpAddr {
     }
 }
 
-/// An IPv4 address or network as the forgiving parsers of old read it.
+/// An IPv4 address or network without the leading zeros that lenient parsers accept.
 fn without_leading_zeros(value: &str) -> String {
     let trim = |part: &str| {
         let cut = part.trim_start_matches('0');
@@ -170,21 +170,21 @@ pub fn domain_prefixed_path(value: &str, path: &Path, errors: &mut Errors) {
     }
 }
 
-/// Not below zero.
+/// Not negative.
 pub fn non_negative(value: &Value, path: &Path, errors: &mut Errors) {
     if int(value) < 0 {
         errors.push(Error::invalid(path, int(value), NEGATIVE));
     }
 }
 
-/// Nothing changed.
+/// The value must not change.
 pub fn immutable(value: &Value, old: &Value, path: &Path, errors: &mut Errors) {
     if !same(value, old) {
         errors.push(Error::invalid(path, value.clone(), IMMUTABLE));
     }
 }
 
-/// A form's complaints as errors.
+/// Format complaints as errors.
 pub fn form(complaints: Vec<String>, value: &str, path: &Path, errors: &mut Errors) {
     errors.extend(
         complaints
@@ -267,13 +267,13 @@ fn requirement(value: &Value, path: &Path, errors: &mut Errors) {
     }
 }
 
-/// A name that is needed and stands in a URL path.
+/// A required name that is valid in a URL path.
 pub fn needed_segment(value: &Value, path: &Path, errors: &mut Errors) {
     required(value, path, errors);
     optional(format::path_segment, value, path, errors);
 }
 
-/// A count, also one in text, or the number in front of a percent sign; zero for anything else.
+/// A number, also as text, or the number of a percentage; zero for anything else.
 pub fn amount_of(value: &Value) -> i64 {
     match value {
         Value::String(s) => s.strip_suffix('%').unwrap_or(s).parse().unwrap_or_default(),
@@ -281,7 +281,7 @@ pub fn amount_of(value: &Value) -> i64 {
     }
 }
 
-/// A count or a percentage that is not below zero.
+/// A number or percentage that is not negative.
 pub fn count_or_percent(value: &Value, path: &Path, errors: &mut Errors) {
     match value {
         Value::String(s) => form(format::percent(s), s, path, errors),
@@ -290,7 +290,7 @@ pub fn count_or_percent(value: &Value, path: &Path, errors: &mut Errors) {
     }
 }
 
-/// Conditions of the common kind: one of each type, with a reason and a time.
+/// Conditions of type meta/v1: unique types, with a reason and a time.
 pub fn conditions(value: &Value, path: &Path, errors: &mut Errors) {
     const REASON_MAX: usize = 1024;
     const MESSAGE_MAX: usize = 32 * 1024;
@@ -358,7 +358,7 @@ fn condition_reason(value: &str) -> Vec<String> {
     )]
 }
 
-/// Names that are no label make hosts' names that surprise: a warning.
+/// Warns of names that are not DNS labels: they give surprising host names.
 pub fn warn_host_name(name: &str) -> Vec<String> {
     let complaints = format::dns1123_label(name);
     if complaints.is_empty() {
@@ -370,7 +370,7 @@ pub fn warn_host_name(name: &str) -> Vec<String> {
     )]
 }
 
-/// Above 100 percent is too much.
+/// At most 100 percent.
 pub fn at_most_whole(value: &Value, path: &Path, errors: &mut Errors) {
     let percent = value
         .as_str()
@@ -397,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn conditions_say_why_and_since_when() {
+    fn conditions_need_a_reason_and_a_transition_time() {
         let mut errors = Vec::new();
         let given = machinery::json::json!([
             {"type": "Ready", "status": "True", "reason": "Fine", "lastTransitionTime": "2020-01-01T00:00:00Z"},

@@ -1,5 +1,4 @@
-//! Certificates and requests for them in their text form. Blocks that cannot be read are passed
-//! over, as Go's reader does.
+//! PEM-encoded certificates and certificate requests. Unreadable blocks are skipped, as Go does.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -8,14 +7,14 @@ use x509_parser::certification_request::X509CertificationRequest;
 use x509_parser::error::X509Error;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-/// One block: what it says it is, whether it has headers, and what is in it.
+/// One PEM block: its label, whether it has headers, and its content.
 pub(crate) struct Block<'a> {
     pub kind: &'a str,
     pub has_headers: bool,
     pub content: Vec<u8>,
 }
 
-/// The first block that can be read, and the text after it.
+/// The first readable block, and the text after it.
 pub(crate) fn decode(text: &str) -> Option<(Block<'_>, &str)> {
     let mut rest = text;
     loop {
@@ -62,7 +61,7 @@ fn block(text: &str) -> Option<(Block<'_>, &str)> {
     Some((block, after))
 }
 
-/// What is wrong with a request for a certificate.
+/// Validates a certificate request.
 pub(crate) fn check_request(text: &str) -> Result<(), String> {
     let block = decode(text)
         .map(|found| found.0)
@@ -74,7 +73,7 @@ pub(crate) fn check_request(text: &str) -> Result<(), String> {
         return Err("asn1: syntax error: trailing data".to_owned());
     }
     match request.verify_signature() {
-        // An algorithm that is not known here is for the signer to refuse.
+        // The signer rejects unsupported algorithms.
         Ok(()) | Err(X509Error::SignatureUnsupportedAlgorithm) => Ok(()),
         Err(_) => {
             let key = request.certification_request_info.subject_pki.parsed();
@@ -88,7 +87,7 @@ pub(crate) fn check_request(text: &str) -> Result<(), String> {
     }
 }
 
-/// What is wrong with a chain of certificates.
+/// Validates a chain of certificates.
 pub(crate) fn check_certificates(text: &str) -> Result<(), String> {
     let mut rest = text;
     let mut found = false;
@@ -132,7 +131,7 @@ sDvn3NpqrxSzqmsJKb30Ub8EboYSd+qn+VqvEneJ6vIaRKAAMAoGCCqGSM49BAMC\n\
 A0gAMEUCIEr25HNUWuB/R69fokSwBeqlgVlgmZbT30pxdCSmx+ThAiEAw/34Zzso\n\
 LDE7Z/f02ZQ4nUnWs3XukyAW8SDWXCMPBe8=\n\
 -----END CERTIFICATE REQUEST-----\n";
-    /// An authority that nobody trusts.
+    /// A CA certificate that nothing trusts.
     pub(crate) const AUTHORITY: &str = "-----BEGIN CERTIFICATE-----\n\
 MIIBeDCCAR+gAwIBAgIUYcq4BllD3I5JubmNpqKquLKNChgwCgYIKoZIzj0EAwIw\n\
 ETEPMA0GA1UEAwwGbm9ib2R5MCAXDTI2MTExNjA0NTEzNFoYDzIxMjYxMDIzMDQ1\n\

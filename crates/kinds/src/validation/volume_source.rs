@@ -1,6 +1,6 @@
-//! The kinds of storage that a pod's volume or a PersistentVolume may name: each with the fields it
-//! cannot do without. Most are drivers that are gone; their fields are still checked, because
-//! objects that name them are still written.
+//! The volume sources of pods and PersistentVolumes, with their required fields. Most drivers no
+//! longer exist; their fields are still validated, because objects that name them are still
+//! written.
 
 use crate::check;
 use crate::core::persistent_volume_claim::validate_template;
@@ -12,12 +12,12 @@ use machinery::{Value, format};
 
 type Check = fn(&Value, &Path, &mut Errors);
 
-/// One kind of storage.
+/// One volume source.
 struct Source {
     field: &'static str,
-    /// The name in a complaint about more than one kind.
+    /// The name in the error for more than one source.
     named: &'static str,
-    /// The name in complaints about its own fields.
+    /// The name in errors of its own fields.
     below: &'static str,
     check: Check,
 }
@@ -62,7 +62,7 @@ const SCALE_IO: Source = source("scaleIO", |s, p, e| {
     need(s, &["gateway", "system", "volumeName"], p, e);
 });
 
-/// What a pod's volume may be, in the order of complaints.
+/// The sources of a pod's volume, in the order of errors.
 const POD: &[Source] = &[
     source("emptyDir", |s, p, e| {
         if is_negative(&s["sizeLimit"]) {
@@ -142,7 +142,7 @@ const POD: &[Source] = &[
             e.push(Error::required(&at, ""));
         }
     }),
-    // What an image volume needs depends on where it stands: see `check_pod_volume`.
+    // The other rules of image volumes depend on their position: see `check_pod_volume`.
     source("image", |s, p, e| {
         check::known(
             &s["pullPolicy"],
@@ -153,7 +153,7 @@ const POD: &[Source] = &[
     }),
 ];
 
-/// What a PersistentVolume may be, in the order of complaints.
+/// The sources of a PersistentVolume, in the order of errors.
 const PERSISTENT: &[Source] = &[
     HOST_PATH,
     GCE,
@@ -212,8 +212,7 @@ const PERSISTENT: &[Source] = &[
     }),
 ];
 
-/// Checks the one kind of storage in a pod's volume; `pod` names the pod, unless this is a
-/// template.
+/// Validates the source of a pod's volume; `pod` is the pod's name, `None` for a template.
 pub(crate) fn check_pod_volume(
     volume: &Value,
     pod: Option<&str>,
@@ -248,7 +247,7 @@ pub(crate) fn check_pod_volume(
 
 const ISCSI_LENGTH: &str = "Total length of <volume name>:<iscsi.targetPortal> must be under 64 characters if iscsi.initiatorName is specified.";
 
-/// Checks the one kind of storage in a PersistentVolume's spec.
+/// Validates the source in a PersistentVolume's spec.
 pub(crate) fn check_persistent(spec: &Value, name: &str, path: &Path, errors: &mut Errors) {
     check_sources(PERSISTENT, spec, path, errors);
     let iscsi = &spec["iscsi"];
@@ -259,7 +258,7 @@ pub(crate) fn check_persistent(spec: &Value, name: &str, path: &Path, errors: &m
     }
 }
 
-/// The kind of storage in a PersistentVolume's spec, as it stands there.
+/// The sources set in a PersistentVolume's spec.
 pub(crate) fn persistent_fields(spec: &Value) -> Vec<(&'static str, &Value)> {
     PERSISTENT
         .iter()
@@ -275,7 +274,7 @@ fn check_sources(known: &[Source], holder: &Value, path: &Path, errors: &mut Err
         if !is_set(value) {
             continue;
         }
-        // A PersistentVolume may have this behind another, though no other behind this.
+        // Upstream accepts flexVolume as a second source of a PersistentVolume.
         let is_second = found && (source.field != "flexVolume" || known.len() != PERSISTENT.len());
         if is_second {
             let detail = "may not specify more than 1 volume type";
@@ -318,14 +317,14 @@ fn is_negative(quantity: &Value) -> bool {
         .is_ok_and(Quantity::is_negative)
 }
 
-/// The mode of a file.
+/// Validates a file mode.
 pub(crate) fn check_mode(mode: &Value, path: &Path, errors: &mut Errors) {
     if is_set(mode) && !(0..=0o777).contains(&int(mode)) {
         errors.push(Error::invalid(path, int(mode), MODE));
     }
 }
 
-/// Keys and where they become files.
+/// Validates the mapping of keys to files.
 pub(crate) fn check_items(items: &Value, path: &Path, errors: &mut Errors) {
     for (i, item) in list(items).iter().enumerate() {
         let at = path.child("items");
@@ -336,7 +335,7 @@ pub(crate) fn check_items(items: &Value, path: &Path, errors: &mut Errors) {
     }
 }
 
-/// A path below something, that does not climb out of it.
+/// A relative path without `..`.
 pub(crate) fn descending(target: &str, path: &Path, errors: &mut Errors) {
     if target.starts_with('/') {
         errors.push(Error::invalid(path, target, "must be a relative path"));
@@ -344,7 +343,7 @@ pub(crate) fn descending(target: &str, path: &Path, errors: &mut Errors) {
     no_backsteps(target, path, errors);
 }
 
-/// The same, and not one of the names that atomic writers use.
+/// The same, and not a name that atomic writers use.
 pub(crate) fn local_path(target: &str, path: &Path, errors: &mut Errors) {
     descending(target, path, errors);
     if target.starts_with("..") && !target.starts_with("../") {
@@ -411,7 +410,7 @@ fn flocker(source: &Value, path: &Path, errors: &mut Errors) {
     }
 }
 
-/// Whether a text splits into a host and a port.
+/// Whether a text is a host and a port.
 fn is_host_port(pair: &str) -> bool {
     match pair.rsplit_once(':') {
         Some((host, _)) if host.starts_with('[') => host.ends_with(']'),
@@ -440,7 +439,7 @@ fn is_iscsi_name(name: &str) -> bool {
     let alphanumeric = |s: &str| s.bytes().all(|b| b.is_ascii_alphanumeric());
     if name.starts_with("eui") || name.starts_with("naa") {
         let length = if name.starts_with("eui") { 16 } else { 32 };
-        // Any one character stands behind the three letters.
+        // Any one character may follow the three letters.
         let mut rest = name[3..].chars();
         return rest.next().is_some()
             && rest.as_str().len() == length
@@ -494,7 +493,7 @@ fn iscsi(source: &Value, start: &str, path: &Path, errors: &mut Errors) {
     if authenticated && !is_set(&source["secretRef"]) {
         errors.push(Error::required(&secret, ""));
     }
-    // Only a PersistentVolume's secret has a name to check; it is told by its words.
+    // Only a PersistentVolume's secret has a required name; the message tells which one this is.
     if start == ISCSI_FORM {
         need_reference(&source["secretRef"], &["name"], &secret, errors);
     }
@@ -637,7 +636,7 @@ mod tests {
     }
 
     #[test]
-    fn every_kind_names_what_it_lacks() {
+    fn every_volume_type_reports_its_missing_fields() {
         let cases = [
             (
                 json!({}),

@@ -1,4 +1,4 @@
-//! How a webhook is reached: by URL or as a service.
+//! Client configuration of webhooks: by URL or service.
 
 use crate::tree::{int, is_set, text};
 use machinery::field::{Error, Errors, Path};
@@ -6,7 +6,7 @@ use machinery::{Value, format};
 
 const FORM: &str = "; desired format: https://host[/path]";
 
-/// What matters here of a URL.
+/// The relevant parts of a URL.
 struct Url<'a> {
     scheme: &'a str,
     host: &'a str,
@@ -15,7 +15,7 @@ struct Url<'a> {
     fragment: &'a str,
 }
 
-/// Reads a URL as Go does, or says why it is none.
+/// Parses a URL as Go does, or says why it is invalid.
 fn parse(text: &str) -> Result<Url<'_>, String> {
     let fail = |why: &str| format!("parse {}: {why}", machinery::text::quote(text));
     if text.chars().any(|c| c.is_ascii_control()) {
@@ -70,7 +70,7 @@ fn parse(text: &str) -> Result<Url<'_>, String> {
     })
 }
 
-/// A URL to a host, by HTTPS, and nothing beside its path.
+/// An HTTPS URL with a host and a path, and nothing else.
 pub(crate) fn check_url(value: &str, path: &Path, errors: &mut Errors) {
     let url = match parse(value) {
         Ok(url) => url,
@@ -103,7 +103,8 @@ pub(crate) fn check_url(value: &str, path: &Path, errors: &mut Errors) {
     }
 }
 
-/// A service in the cluster. `swapped`: definitions have always mixed up the two names.
+/// Validates a service reference. `swapped`: for definitions, upstream reports a missing name at
+/// the namespace's path and the other way around.
 pub(crate) fn check_service(service: &Value, swapped: bool, path: &Path, errors: &mut Errors) {
     for (name, other) in [("name", "namespace"), ("namespace", "name")] {
         let looked_at = if swapped { other } else { name };
@@ -134,7 +135,7 @@ fn check_path(value: &str, path: &Path, errors: &mut Errors) {
     if !value.starts_with('/') {
         refuse("must start with a '/'".to_owned());
     }
-    // The first byte goes, whatever it is.
+    // Upstream skips the first byte, whatever it is.
     let inner = String::from_utf8_lossy(value.as_bytes().get(1..).unwrap_or_default());
     let inner = inner.strip_suffix('/').unwrap_or(&inner);
     for (i, step) in inner.split('/').enumerate() {

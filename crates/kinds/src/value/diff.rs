@@ -1,16 +1,16 @@
-//! The difference of two values as Kubernetes tells it: their JSON, one line for each part, and of that a unified
-//! diff with three lines around each change. Matching blocks are found as the widespread `difflib` finds them: the
-//! longest first, then to its left and right.
+//! The difference of two values as Kubernetes shows it: a unified diff of their indented JSON with
+//! three lines of context. Matching blocks are found as Python's `difflib` does: the longest first,
+//! then to its left and right.
 
 use machinery::Value;
 use std::collections::HashMap;
 use std::fmt::Write;
 
 const CONTEXT: usize = 3;
-/// From this many lines on, lines that stand in one of a hundred places say nothing.
+/// From this many lines on, lines that make up more than one percent do not start a matching block.
 const MANY_LINES: usize = 200;
 
-/// What became of `a` in `b`; empty when nothing changed.
+/// The unified diff from `a` to `b`; empty if equal.
 pub(crate) fn unified(a: &Value, b: &Value) -> String {
     let (a, b) = (lines(a), lines(b));
     let mut out = String::new();
@@ -49,7 +49,7 @@ fn lines(value: &Value) -> Vec<String> {
     out.split('\n').map(str::to_owned).collect()
 }
 
-/// JSON with one blank for each level, as Go indents it.
+/// JSON indented by one space per level, as Go does.
 fn pretty(value: &Value, depth: usize, out: &mut String) {
     let indent = |out: &mut String, depth: usize| {
         out.push('\n');
@@ -81,7 +81,7 @@ fn pretty(value: &Value, depth: usize, out: &mut String) {
     }
 }
 
-/// A range of lines as the head of a hunk names it.
+/// A range of lines in a hunk header.
 fn range(start: usize, stop: usize) -> String {
     match stop - start {
         1 => (start + 1).to_string(),
@@ -90,7 +90,7 @@ fn range(start: usize, stop: usize) -> String {
     }
 }
 
-/// Lines of both sides, from and to: the same in both, or the one in place of the other.
+/// Line ranges of both sides: equal, or one replacing the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Part {
     same: bool,
@@ -132,7 +132,7 @@ fn changes(a: &[String], b: &[String]) -> Vec<Part> {
         }
         at = (i + size, j + size);
     };
-    // Blocks that touch each other are one.
+    // Adjacent blocks are joined.
     for (i, j, size) in blocks {
         match &mut together {
             Some((x, y, length)) if *x + *length == i && *y + *length == j => *length += size,
@@ -148,7 +148,7 @@ fn changes(a: &[String], b: &[String]) -> Vec<Part> {
     parts
 }
 
-/// The longest run of equal lines within both ranges: the first of `a`, and for that the first of `b`.
+/// The longest run of equal lines within both ranges; of several, the first in `a`, then in `b`.
 fn longest(
     a: &[String],
     b: &[String],
@@ -173,7 +173,7 @@ fn longest(
         }
         lengths = next;
     }
-    // Lines that stand everywhere begin no run, but they prolong one.
+    // Frequent lines do not start a run, but they extend one.
     let (mut i, mut j, mut size) = best;
     while i > in_a.0 && j > in_b.0 && a[i - 1] == b[j - 1] {
         (i, j, size) = (i - 1, j - 1, size + 1);
@@ -184,7 +184,7 @@ fn longest(
     (i, j, size)
 }
 
-/// Changes that stand near each other, with the lines around them.
+/// Changes close to each other, with their context.
 fn groups(parts: &[Part]) -> Vec<Vec<Part>> {
     let mut parts = parts.to_vec();
     if let Some(first) = parts.first_mut().filter(|part| part.same) {
@@ -221,7 +221,7 @@ mod tests {
     use machinery::json::json;
 
     #[test]
-    fn changes_are_told_with_the_lines_around_them() {
+    fn a_diff_has_context_lines() {
         let cases = [
             (json!({"a": 1}), json!({"a": 1}), ""),
             (

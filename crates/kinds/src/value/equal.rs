@@ -1,6 +1,6 @@
-//! Whether two objects are equal as Kubernetes' types are: lists and maps without content equal absent
-//! ones, zeros equal absent numbers and texts, quantities equal by amount; a pointer to nothing set is
-//! not the same as no pointer.
+//! Equality as of Kubernetes' types: empty lists and maps equal absent ones, zeros equal absent
+//! numbers and strings, quantities are equal by amount; a pointer to an empty struct differs from a
+//! nil pointer.
 
 use crate::tree::list;
 use machinery::Value;
@@ -70,7 +70,7 @@ mod tests {
     use machinery::json::json;
 
     #[test]
-    fn pointers_differ_where_lists_and_zeros_do_not() {
+    fn empty_lists_and_zero_values_equal_absent_ones_but_pointers_differ() {
         let same = |a: Value, b: Value| equal("core/v1.PodSpec", &a, &b);
         assert!(same(
             json!({"tolerations": [], "nodeSelector": {}}),

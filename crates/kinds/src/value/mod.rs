@@ -1,4 +1,5 @@
-//! JSON trees as kinds use them: reading and defaulting, equality as Kubernetes' types have it, readable differences.
+//! JSON values as kinds use them: reading and defaulting, equality as of Kubernetes' types,
+//! readable diffs.
 
 pub(crate) mod diff;
 pub(crate) mod equal;

@@ -1,4 +1,4 @@
-//! Reading and defaulting JSON trees without ceremony: what is absent reads as null, empty or zero.
+//! Reading and defaulting JSON values: absent fields read as null, empty or zero.
 
 use machinery::json::Key;
 use machinery::{Object, Value};
@@ -40,7 +40,7 @@ pub fn entries(value: &Value) -> impl Iterator<Item = (&Key, &Value)> {
     value.as_object().into_iter().flatten()
 }
 
-/// Whether a field is there.
+/// Whether a field is set.
 #[inline]
 pub fn is_set(value: &Value) -> bool {
     !value.is_null()
@@ -58,14 +58,14 @@ pub fn namespace(object: &Object) -> &str {
     text(&get(object, "metadata")["namespace"])
 }
 
-/// Sets a field that is absent.
+/// Sets a field if it is absent.
 pub fn default_to(object: &mut Object, name: &str, value: impl Into<Value>) {
     if object.get(name).is_none_or(Value::is_null) {
         object.insert(Key::new(name), value.into());
     }
 }
 
-/// Sets a field that is absent, empty or zero: for fields whose zero means unset.
+/// Sets a field if it is absent, empty or zero: for fields whose zero means unset.
 pub fn default_empty(object: &mut Object, name: &str, value: impl Into<Value>) {
     let unset = match object.get(name) {
         None | Some(Value::Null) => true,
@@ -86,7 +86,7 @@ pub fn child<'a>(object: &'a mut Object, name: &str) -> Option<&'a mut Object> {
     object.get_mut(name)?.as_object_mut()
 }
 
-/// A nested object, made when absent.
+/// A nested object, created if absent.
 pub fn child_or_new<'a>(object: &'a mut Object, name: &str) -> &'a mut Object {
     let slot = object.entry(Key::new(name)).or_insert(Value::Null);
     if !slot.is_object() {
@@ -94,7 +94,7 @@ pub fn child_or_new<'a>(object: &'a mut Object, name: &str) -> &'a mut Object {
     }
     match slot {
         Value::Object(map) => map,
-        // Just made an object of it.
+        // It was just made an object.
         _ => unreachable!("the slot holds an object"),
     }
 }
@@ -109,7 +109,7 @@ pub fn each<'a>(object: &'a mut Object, name: &str) -> impl Iterator<Item = &'a 
         .filter_map(Value::as_object_mut)
 }
 
-/// Puts the old value of a field in the new object, or removes it where the old had none.
+/// Restores the old value of a field, or removes the field if the old object had none.
 pub fn keep(object: &mut Object, old: &Object, name: &str) {
     match old.get(name) {
         Some(value) => {
@@ -121,7 +121,7 @@ pub fn keep(object: &mut Object, old: &Object, name: &str) {
     }
 }
 
-/// The same two trees but for absent, null and empty values, which mean the same in Go.
+/// Equal except for absent, null and empty values, which are the same in Go.
 pub fn same(a: &Value, b: &Value) -> bool {
     match (a, b) {
         (Value::Object(a), Value::Object(b)) => {
@@ -135,7 +135,7 @@ pub fn same(a: &Value, b: &Value) -> bool {
     }
 }
 
-/// Null, or a container with nothing in it.
+/// Null, or an empty container.
 pub fn is_empty(value: &Value) -> bool {
     match value {
         Value::Null => true,
@@ -151,7 +151,7 @@ mod tests {
     use machinery::json::json;
 
     #[test]
-    fn emptiness_makes_no_difference() {
+    fn null_and_empty_objects_are_equal_to_absent_fields() {
         assert!(same(&json!({"a": 1, "b": {}, "c": null}), &json!({"a": 1})));
         assert!(!same(&json!({"a": 1}), &json!({"a": 1, "b": 2})));
         assert!(!same(&json!([1]), &json!([1, 2])));

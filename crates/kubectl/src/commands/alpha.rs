@@ -1,4 +1,4 @@
-//! `kubectl alpha`: no command is in alpha.
+//! `kubectl alpha`: there are no alpha commands.
 
 use anyhow::Result;
 use clap::Args;

@@ -84,7 +84,7 @@ impl Auth {
     }
 }
 
-/// The verbs that resources know.
+/// The verbs of resources.
 const VERBS: &[&str] = &[
     "get",
     "list",
@@ -251,7 +251,7 @@ fn group_suffix(group: &str) -> String {
     }
 }
 
-/// One rule for each resource of each group; verbs of the same resource together.
+/// One rule for each resource of each group; verbs of the same resource are merged.
 fn compacted(rules: &Value) -> Vec<Value> {
     let mut out: Vec<Value> = Vec::new();
     for rule in list(rules) {
@@ -283,7 +283,7 @@ fn compacted(rules: &Value) -> Vec<Value> {
     out
 }
 
-/// Rules come in the order of their verbs, groups, resources and names.
+/// The sort key of rules: verbs, groups, resources and names.
 pub(super) fn sort_key(rule: &Value) -> String {
     let words = |field: &str| {
         let words: Vec<&str> = list(&rule[field]).map(str_of).collect();

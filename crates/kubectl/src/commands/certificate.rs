@@ -28,7 +28,7 @@ pub(crate) struct Requests {
     force: bool,
 }
 
-/// A decision as its condition says it.
+/// The condition of a decision.
 struct Decision {
     kind: &'static str,
     opposite: &'static str,
@@ -88,7 +88,7 @@ fn is_request(kind: &str) -> bool {
     )
 }
 
-/// Adds the decision; false when it stands there already.
+/// Adds the decision; returns false if it is already there.
 fn decide(csr: &mut Value, decision: &Decision, force: bool, now: jiff::Timestamp) -> Result<bool> {
     if !csr["status"].is_object() {
         csr["status"] = json!({});

@@ -1,4 +1,4 @@
-//! `kubectl completion`: scripts for shells, which ask `kubectl __complete` what could come next.
+//! `kubectl completion`: shell scripts, which call `kubectl __complete` for candidates.
 
 use anyhow::{Result, bail};
 use clap::{Args, CommandFactory};
@@ -103,7 +103,7 @@ pub(crate) struct Complete {
     words: Vec<String>,
 }
 
-/// What the cluster is asked for.
+/// The source of candidates.
 #[derive(Debug, PartialEq, Eq)]
 enum Wish {
     Given(Vec<String>),
@@ -180,7 +180,7 @@ const PODS: &[&str] = &["logs", "exec", "attach", "port-forward", "cp", "debug"]
 /// Commands whose words are nodes.
 const NODES: &[&str] = &["drain", "cordon", "uncordon"];
 
-/// What could stand at the end, and the namespace that the words name.
+/// The candidates for the last word, and the namespace given in the words.
 fn decide(words: &[String]) -> (Wish, Option<String>) {
     let root = Cli::command();
     let Some((typed, before)) = words.split_last() else {
@@ -335,7 +335,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_end_of_a_line_says_what_is_wanted() {
+    fn the_completion_depends_on_the_words_before_the_cursor() {
         let wish = |line: &str| decide(&line.split(' ').map(ToOwned::to_owned).collect::<Vec<_>>());
         assert_eq!(wish("get ").0, Wish::Types);
         assert_eq!(wish("get pods "), (Wish::Names("pods".into()), None));

@@ -1,5 +1,5 @@
-//! `kubectl cp`: files to and from containers. tar in the container does the work; a container without tar is copied
-//! to and from one file at a time with cat, or with head and the shell.
+//! `kubectl cp`: copies files to and from containers with tar in the container; without tar, one
+//! file at a time with cat, or with head and the shell.
 
 use std::{
     io::Read,
@@ -129,7 +129,7 @@ fn words(words: &[&str]) -> Vec<String> {
 }
 
 impl Remote<'_> {
-    /// Runs a command with this input; its output and how it ended.
+    /// Runs a command with this input; returns its output and exit status.
     async fn run(
         &self,
         command: &[&str],
@@ -265,7 +265,7 @@ impl Remote<'_> {
     }
 }
 
-/// Whether the program ran at all.
+/// Whether the program exists in the container.
 fn is_there(status: &ExitStatus, errors: &str) -> bool {
     let is_missing = match status {
         ExitStatus::Code(code) => *code == 126 || *code == 127,
@@ -284,7 +284,7 @@ fn pack(path: &Path, name: &str) -> Result<Vec<u8>> {
     Ok(archive.into_inner()?)
 }
 
-/// Writes an archive's files below the destination, and nothing anywhere else.
+/// Extracts an archive's files below the destination, and nowhere else.
 fn unpack(archive: &[u8], source: &str, destination: &Path, no_preserve: bool) -> Result<()> {
     let prefix: PathBuf = Path::new(source)
         .components()

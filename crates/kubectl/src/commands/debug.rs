@@ -203,7 +203,7 @@ impl Debug {
         self.customised(container)
     }
 
-    /// The container with what the custom profile says.
+    /// The container with the custom profile merged in.
     fn customised(&self, container: Value) -> Result<Value> {
         let Some(path) = &self.custom else {
             return Ok(container);
@@ -249,7 +249,7 @@ impl Debug {
         name
     }
 
-    /// An ephemeral container beside those of the pod.
+    /// Adds an ephemeral container to the pod.
     async fn inside(
         &self,
         session: &Session,
@@ -287,7 +287,7 @@ impl Debug {
         Ok((changed, name))
     }
 
-    /// A copy of the pod with the debug container in it, or with other images.
+    /// Copies the pod with the debug container, or with other images.
     async fn copy(
         &self,
         session: &Session,
@@ -436,7 +436,7 @@ impl Debug {
     }
 }
 
-/// Five letters that make a name new.
+/// Five random characters for a unique name.
 fn suffix() -> String {
     const LETTERS: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
     let id = uuid::Uuid::new_v4();

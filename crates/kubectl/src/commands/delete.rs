@@ -91,7 +91,7 @@ impl How {
             _ => self.grace_period,
         };
         if grace >= 0 {
-            // Zero means "at once", which only --force may ask for.
+            // Zero means immediate deletion, which requires --force.
             let grace = if grace == 0 && !self.force { 1 } else { grace };
             options["gracePeriodSeconds"] = json!(grace);
         }
@@ -266,7 +266,7 @@ fn confirmed(targets: &[Target]) -> Result<bool> {
     Ok(matches!(answer.trim(), "y" | "Y"))
 }
 
-/// Watches one object until it does not exist any more, or another has taken its name.
+/// Watches one object until it is gone, or another one has its name.
 async fn until_gone(session: &Session, target: &Target, answer: &Value) -> Result<()> {
     let uid = [&answer["metadata"]["uid"], &answer["details"]["uid"]];
     let uid = uid

@@ -1,4 +1,4 @@
-//! `kubectl diff`: what an apply would change.
+//! `kubectl diff`: the changes of an apply.
 
 use std::{fs, path::Path, process::Command};
 
@@ -45,7 +45,7 @@ pub(crate) struct Diff {
 }
 
 impl Diff {
-    /// A difference ends with 1, a failure with more.
+    /// Exits with 1 for a difference, with more for an error.
     pub(crate) async fn run(self, session: &Session) -> Result<()> {
         match self.diff(session).await {
             Err(error) if error.downcast_ref::<Quiet>().is_none() => {
@@ -79,7 +79,7 @@ impl Diff {
         compare(live_directory.path(), merged_directory.path())
     }
 
-    /// The object as it would be after an apply.
+    /// The object after an apply.
     async fn merged(
         &self,
         session: &Session,
@@ -139,7 +139,7 @@ impl Diff {
     }
 }
 
-/// Hides a secret's values; those that differ are marked so that the difference shows.
+/// Masks a secret's values; different ones are marked so that the difference shows.
 fn mask(live: &mut Option<Value>, merged: &mut Option<Value>) {
     let data = |object: &Option<Value>| {
         object
@@ -192,7 +192,7 @@ fn write(path: &Path, object: Option<&Value>) -> Result<()> {
     )?)
 }
 
-/// Runs `diff -u -N`, or what `KUBECTL_EXTERNAL_DIFF` names, and ends with its code.
+/// Runs `diff -u -N`, or `KUBECTL_EXTERNAL_DIFF`, and exits with its code.
 fn compare(live: &Path, merged: &Path) -> Result<()> {
     let named = std::env::var("KUBECTL_EXTERNAL_DIFF").unwrap_or_default();
     let is_word = |word: &&str| {

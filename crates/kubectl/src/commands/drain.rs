@@ -18,7 +18,7 @@ use crate::{
 
 use super::{report::Report, wait};
 
-/// How long an eviction that a budget forbids waits before it is tried again.
+/// The retry interval of an eviction that a budget forbids.
 const RETRY: Duration = Duration::from_secs(5);
 
 /// Flags of `cordon` and `uncordon`.
@@ -251,7 +251,7 @@ impl Drain {
         Ok(self.verdict(pod, controller.is_some(), is_daemon))
     }
 
-    /// `daemon`: whether the daemon set that manages the pod still exists.
+    /// `daemon`: whether the daemon set of the pod still exists.
     fn verdict(&self, pod: &Value, is_managed: bool, daemon: Option<bool>) -> Verdict {
         if !pod["metadata"]["annotations"]["kubernetes.io/config.mirror"].is_null() {
             return Verdict::Skip;
@@ -425,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_that_would_be_lost_are_refused_unless_that_is_asked_for() {
+    fn draining_unmanaged_pods_and_local_data_needs_flags() {
         let plain = json!({"spec": {}});
         let local = json!({"spec": {"volumes": [{"emptyDir": {}}]}});
         let mirror = json!({"metadata": {"annotations": {"kubernetes.io/config.mirror": "x"}}});

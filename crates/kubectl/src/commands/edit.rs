@@ -160,12 +160,12 @@ const HEAD: &str = "# Edit the object below. Lines that begin with '#' are ignor
                     # If an error occurs while saving, this file is opened again with the failures.\n#\n";
 
 impl Editor {
-    /// The text that is shown for an object.
+    /// The text shown for an object.
     pub(super) fn text_of(&self, object: &Value) -> String {
         format!("{HEAD}{}", yaml::to_string(object))
     }
 
-    /// Lets one object be edited.
+    /// Edits one object.
     pub(super) fn edit_one(&mut self, object: &Value) -> Result<Value> {
         let text = self.text_of(object);
         let edited = self.edit_text(&text, "")?;
@@ -176,7 +176,7 @@ impl Editor {
         }
     }
 
-    /// Lets a text be edited; the reason of a failure stands at its top.
+    /// Edits a text, with the reason of a failure at its top.
     pub(super) fn edit_text(&mut self, text: &str, reason: &str) -> Result<String> {
         let mut file = tempfile::Builder::new()
             .prefix("kubectl-edit-")
@@ -207,7 +207,7 @@ impl Editor {
         })
     }
 
-    /// Leaves the text where the user can find it.
+    /// Keeps the text in a file for the user.
     fn keep(&mut self, text: &str) -> Result<()> {
         if let Some(file) = self.file.take() {
             let (_, path) = file.keep()?;
@@ -228,7 +228,7 @@ fn without_comments(text: &str) -> String {
         .collect()
 }
 
-/// `KUBE_EDITOR`, else `EDITOR`, else vi; the words may have arguments.
+/// Runs `KUBE_EDITOR`, else `EDITOR`, else vi; the variable may include arguments.
 fn launch(path: &std::path::Path) -> Result<()> {
     let named = ["KUBE_EDITOR", "EDITOR"]
         .iter()

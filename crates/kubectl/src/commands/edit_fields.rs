@@ -48,7 +48,7 @@ pub(crate) struct EditFields {
     dry_run: DryRun,
 }
 
-/// Which map of the metadata.
+/// Labels or annotations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Field {
     Labels,

@@ -168,7 +168,7 @@ impl Events {
     }
 }
 
-/// When an event was seen last.
+/// When an event was last seen.
 pub(super) fn last_seen(event: &Value) -> &str {
     let times = [
         &event["series"]["lastObservedTime"],

@@ -1,4 +1,4 @@
-//! `kubectl explain`: what the server's OpenAPI document says about a kind and its fields.
+//! `kubectl explain`: documentation of a kind and its fields from the server's OpenAPI.
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
@@ -78,7 +78,8 @@ impl Explain {
         Ok(())
     }
 
-    /// The resource, and the fields behind it. The longest part of the word that names a resource is it.
+    /// The resource, and the field path after it. The longest prefix that names a resource is
+    /// taken.
     async fn resolve(&self, session: &Session, word: &str) -> Result<(Resource, Vec<String>)> {
         let parts: Vec<&str> = word.split('.').collect();
         if parts[0].is_empty() {
@@ -153,7 +154,7 @@ impl<'a> Printer<'a> {
         self.output_at(schema, fields, 0)
     }
 
-    /// Follows the path; none where it leads nowhere.
+    /// Follows the path; `None` if it does not exist.
     fn output_at(&self, schema: &'a Value, fields: &[String], depth: usize) -> Option<String> {
         if depth > 64 {
             return None;
@@ -326,7 +327,7 @@ fn indented(text: &str, amount: usize) -> String {
     format!("{pad}{}", text.replace('\n', &format!("\n{pad}")))
 }
 
-/// Lines of at most this many characters, broken between words; line breaks of the text stay.
+/// Wraps lines at this width between words; line breaks of the text stay.
 fn wrapped(text: &str, width: usize) -> String {
     let mut out = String::new();
     for (at, line) in text.split('\n').enumerate() {

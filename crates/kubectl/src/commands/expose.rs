@@ -1,4 +1,4 @@
-//! `kubectl expose`: a service for what is there already.
+//! `kubectl expose`: creates a service for an existing object.
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
@@ -222,7 +222,7 @@ impl Expose {
     }
 }
 
-/// The object with JSON or YAML of the user's merged into it.
+/// The object with the user's JSON or YAML merged in.
 pub(super) fn overridden(object: &Value, overrides: &str, kind: &str) -> Result<Value> {
     use crate::api::PatchType;
     let patch: Value = serde_saphyr::from_str(overrides).context("invalid overrides")?;

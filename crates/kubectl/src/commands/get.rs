@@ -74,7 +74,7 @@ pub(crate) struct Get {
     really_all: bool,
 }
 
-/// One request and what its answer is about.
+/// One request and its resource.
 struct Ask {
     resource: Resource,
     path: String,
@@ -275,7 +275,7 @@ impl Get {
             let mut answer = match self.ask(session, ask, accept).await {
                 Ok(answer) => as_table(answer),
                 Err(error) if self.ignore_not_found && error::is_not_found(&error) => continue,
-                // Types that cannot be listed are left out of everything.
+                // With --really-all, types that cannot be listed are skipped.
                 Err(error) if self.really_all && error::code_is(&error, 405) => continue,
                 Err(error) => {
                     errors.push(error);
@@ -395,7 +395,7 @@ impl Get {
         };
         let watching = screen.watch(session, &collection, accept, version);
         match session.api.timeout() {
-            // Time is up: that is no failure of a watch.
+            // A timeout is not a failure of a watch.
             Some(timeout) => tokio::time::timeout(timeout, watching)
                 .await
                 .unwrap_or(Ok(())),
@@ -405,7 +405,7 @@ impl Get {
 }
 
 impl Screen<'_> {
-    /// A watch ends when the server says so; it goes on from the last version that was seen.
+    /// A watch ends when the server ends it; it resumes from the last seen version.
     async fn watch(
         &mut self,
         session: &Session,
@@ -443,7 +443,7 @@ impl Screen<'_> {
     }
 }
 
-/// The version from which a watch goes on.
+/// The version from which a watch resumes.
 fn latest(object: &Value) -> &str {
     let own = str_of(&object["metadata"]["resourceVersion"]);
     match own.is_empty() {
@@ -452,7 +452,7 @@ fn latest(object: &Value) -> &str {
     }
 }
 
-/// Where watched objects are shown.
+/// Prints watched objects.
 struct Screen<'a> {
     get: &'a Get,
     printer: Option<Printer>,
@@ -471,7 +471,7 @@ impl Screen<'_> {
             };
         }
         let object = as_table(object.clone());
-        // Events after the first leave the column definitions out.
+        // Events after the first omit the column definitions.
         if list(&object["columnDefinitions"]).len() > 0 {
             self.definitions = object["columnDefinitions"].clone();
         }
@@ -492,7 +492,7 @@ impl Screen<'_> {
     }
 }
 
-/// What a server without tables for a kind gives, as a table of names and ages.
+/// The response of a server without tables for a kind, as a table of names and ages.
 fn as_table(answer: Value) -> Value {
     if answer["kind"] == "Table" {
         return answer;
@@ -514,7 +514,7 @@ fn as_table(answer: Value) -> Value {
             {"name": "Age", "type": "string", "priority": 0}]})
 }
 
-/// Tables of several types, with a blank line between them.
+/// Tables of several types, separated by blank lines.
 struct Tables {
     no_headers: bool,
     wrote: bool,

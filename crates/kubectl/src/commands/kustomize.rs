@@ -75,7 +75,7 @@ impl Kustomize {
     }
 }
 
-/// `apps_v1_deployment_web.yaml`, with the namespace in front where there is one.
+/// `apps_v1_deployment_web.yaml`, with the namespace as prefix if there is one.
 fn file_name(object: &serde_json::Value) -> String {
     let text = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
     let mut parts = vec![

@@ -1,4 +1,4 @@
-//! `kubectl logs`: of one container, or of many at once.
+//! `kubectl logs`: of one container, or of several at once.
 
 use std::{collections::HashSet, io::Write, time::Duration};
 
@@ -233,7 +233,7 @@ impl Logs {
                 query.push((name, "true".into()));
             }
         }
-        // Several pods at once: the last lines of each, unless told otherwise.
+        // For several pods: the last lines of each, unless set.
         let tail = if self.tail < 0 && self.selector.is_some() {
             10
         } else {
@@ -268,7 +268,7 @@ impl Logs {
         Ok(())
     }
 
-    /// Follows many logs at once; lines of different containers are never mixed.
+    /// Follows several logs at once; lines of different containers are never mixed.
     async fn follow_all(
         &self,
         session: &Session,
@@ -296,7 +296,7 @@ impl Logs {
                     let stream = session.api.stream(&self.path(&source)?, "*/*").await;
                     match stream {
                         Ok(stream) => drop(tasks.spawn(forward(stream, source, sender.clone()))),
-                        // A container of a pod that has only begun will be asked again.
+                        // A container that has not started yet will be retried.
                         Err(_) if self.follow_new => {
                             known.remove(&source);
                         }
@@ -351,7 +351,7 @@ async fn forward(
     }
 }
 
-/// Standard output with the source before each line.
+/// Standard output with the source as prefix of each line.
 struct Prefixed {
     prefix: Option<String>,
     at_start: bool,

@@ -237,7 +237,7 @@ pub(crate) fn help(root: &clap::Command) -> String {
 }
 
 impl Command {
-    /// Under which name its writes are noted in `managedFields`; empty: kubectl's own.
+    /// The field manager of its writes; empty: kubectl's default.
     fn field_manager(&self) -> &'static str {
         match self {
             Self::Create(_) => "kubectl-create",
@@ -259,10 +259,10 @@ impl Command {
     }
 }
 
-/// Runs the command that was asked for; `path` is its name.
+/// Runs the command; `path` is its name.
 pub(crate) async fn run(cli: Cli, path: &str) -> Result<()> {
     let Cli { global, command } = cli;
-    // What needs no cluster must work without one.
+    // Commands that need no cluster must work without one.
     let command = match command {
         Command::Config(command) => return command.run(&global),
         Command::Completion(command) => return command.run(),

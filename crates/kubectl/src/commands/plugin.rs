@@ -1,4 +1,4 @@
-//! `kubectl plugin list`, and programs named kubectl-… that are commands too.
+//! `kubectl plugin list`, and programs named kubectl-… as commands.
 
 use std::{
     os::unix::{fs::PermissionsExt, process::CommandExt},
@@ -113,7 +113,7 @@ pub(crate) fn all() -> Vec<PathBuf> {
     found
 }
 
-/// Runs a plugin in place of this process, when the words name one and no command of our own.
+/// Replaces this process by a plugin, if the words name one and no built-in command.
 pub(crate) fn dispatch(words: &[String]) -> Option<ExitCode> {
     let command: Vec<&str> = words
         .iter()
@@ -123,7 +123,7 @@ pub(crate) fn dispatch(words: &[String]) -> Option<ExitCode> {
         .collect();
     let root = crate::args::Cli::command();
     let first = command.first()?;
-    // Flags before the first word are kubectl's own.
+    // Flags before the first word belong to kubectl.
     if *first == "help" {
         return None;
     }
@@ -141,7 +141,7 @@ pub(crate) fn dispatch(words: &[String]) -> Option<ExitCode> {
     Some(ExitCode::FAILURE)
 }
 
-/// The longest name that a program has, and of how many words it is made.
+/// The longest matching program name, and its number of words.
 fn lookup(command: &[&str]) -> Option<(PathBuf, usize)> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     (1..=command.len()).rev().find_map(|count| {

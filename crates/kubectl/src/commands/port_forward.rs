@@ -1,5 +1,5 @@
-//! `kubectl port-forward`: local ports to a pod, to the pods of a Service or a workload; a pod that goes away is
-//! followed by another one.
+//! `kubectl port-forward`: forwards local ports to a pod, or to a pod of a Service or workload; if
+//! the pod goes away, another one is used.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -40,7 +40,7 @@ pub(crate) struct PortForward {
     pod_running_timeout: String,
 }
 
-/// The connection to the pod that forwards now; replaced when it ends.
+/// The connection to the current pod; replaced when it ends.
 struct Link {
     connection: Mutex<Option<Connection>>,
 }
@@ -73,7 +73,7 @@ impl PortForward {
         }
     }
 
-    /// The pod to forward to, and the service that stands before it.
+    /// The pod to forward to, and its service, if any.
     async fn pod(&self, session: &Session) -> Result<(Value, Option<Value>)> {
         let is_service = match self.resource.split_once('/') {
             Some((kind, _)) => session.discovery.resolve(kind).await?.kind == "Service",
@@ -99,7 +99,7 @@ impl PortForward {
         Ok((pod, service))
     }
 
-    /// Local and remote ports; those of a service are translated to the pod's.
+    /// Local and remote ports; ports of a service are translated to the pod's.
     fn pairs(&self, pod: &Value, service: Option<&Value>) -> Result<Vec<(u16, u16)>> {
         let mut pairs = Vec::new();
         for text in &self.ports {
@@ -110,7 +110,7 @@ impl PortForward {
             };
             let local = match local {
                 "" => 0,
-                // A named port without a local one is forwarded from its own number.
+                // A named port without a local one uses its own number.
                 local => match local.parse() {
                     Ok(local) => local,
                     Err(_) if local == remote => number,
@@ -162,7 +162,7 @@ impl PortForward {
         }
     }
 
-    /// Opens a stream for one accepted connection; when the pod has gone, to another one.
+    /// Opens a stream for one accepted connection; if the pod is gone, to another one.
     async fn forward(
         &self,
         session: &Session,
@@ -191,7 +191,7 @@ impl PortForward {
 async fn carry(mut stream: TcpStream, mut forwarded: streaming::client::Forwarded, remote: u16) {
     let copied = tokio::io::copy_bidirectional(&mut stream, &mut forwarded.data).await;
     if copied.is_err() {
-        // The local side has gone; what the pod still sends must not hold up other streams.
+        // The local side is gone; data of the pod must not block other streams.
         return;
     }
     let mut error = String::new();
@@ -214,7 +214,7 @@ async fn connect(session: &Session, pod: &Value) -> Result<Connection> {
     handshake.port_forward(response).await.map_err(refused)
 }
 
-/// The pod's port that a number or a name means.
+/// The pod's port by number or name.
 fn pod_port(pod: &Value, text: &str) -> Result<u16> {
     if let Ok(port) = text.parse() {
         return Ok(port);
@@ -232,7 +232,7 @@ fn pod_port(pod: &Value, text: &str) -> Result<u16> {
     })
 }
 
-/// The pod's port behind a port of a service.
+/// The pod's port of a service port.
 fn service_port(service: &Value, pod: &Value, text: &str) -> Result<u16> {
     let number: Option<u64> = text.parse().ok();
     let is_it = |port: &&Value| match number {

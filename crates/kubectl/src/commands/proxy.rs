@@ -52,7 +52,7 @@ pub(crate) struct Proxy {
     disable_filter: bool,
 }
 
-/// Which requests pass.
+/// Which requests are accepted.
 struct Filter {
     hosts: Patterns,
     paths: Patterns,
@@ -86,7 +86,7 @@ impl Filter {
     }
 }
 
-/// What serves the requests.
+/// Serves the requests.
 struct Server {
     client: kube::Client,
     /// Over HTTP/1.1, whose connections can become streams.
@@ -261,7 +261,7 @@ fn plain(status: StatusCode, text: &str) -> Answer {
     response
 }
 
-/// A file below the directory; nothing above it.
+/// A file below the directory, never above it.
 fn static_file(directory: &std::path::Path, file: &str) -> Answer {
     let is_inside = std::path::Path::new(file).components().all(|part| {
         matches!(

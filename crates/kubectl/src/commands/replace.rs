@@ -110,7 +110,7 @@ impl Replace {
             .unwrap_or_default();
         let path = format!("{}{subresource}", target.path());
         if object["metadata"]["resourceVersion"].is_null() {
-            // Kinds that insist on a version get the one that is there now.
+            // Kinds that require a resourceVersion get the current one.
             let live = session.api.get(&target.path()).await?;
             object["metadata"]["resourceVersion"] = live["metadata"]["resourceVersion"].clone();
         }
@@ -121,7 +121,7 @@ impl Replace {
         report.say(&replaced, "replaced")
     }
 
-    /// Deletes the objects and makes them anew.
+    /// Deletes and recreates the objects.
     async fn recreate(
         &self,
         session: &Session,

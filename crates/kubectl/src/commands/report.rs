@@ -1,4 +1,4 @@
-//! What a command says about an object that it changed.
+//! Output of commands about changed objects.
 
 use anyhow::Result;
 use serde_json::Value;
@@ -8,14 +8,14 @@ use crate::{
     output::{self, Format, PrintFlags, Printer},
 };
 
-/// Says `deployment.apps/web created`, or prints the object in the form that was asked for.
+/// Prints `deployment.apps/web created`, or the object in the requested format.
 pub(super) struct Report {
     printer: Option<Printer>,
     dry_run: DryRunMode,
 }
 
 impl Report {
-    /// As the flags say.
+    /// From the flags.
     pub(super) fn new(flags: &PrintFlags, dry_run: DryRunMode) -> Result<Self> {
         Ok(Self {
             printer: flags.printer()?,
@@ -23,7 +23,7 @@ impl Report {
         })
     }
 
-    /// Says what happened to an object.
+    /// Prints what happened to an object.
     pub(super) fn say(&self, object: &Value, deed: &str) -> Result<()> {
         match &self.printer {
             None => println!("{} {deed}{}", output::name(object), self.dry_run.suffix()),
@@ -32,7 +32,7 @@ impl Report {
         Ok(())
     }
 
-    /// The same for an object of our own making, whose JSON has the order that Go's types give it.
+    /// The same for an object made here, whose JSON is in the order of Go's types.
     pub(super) fn say_typed(&self, object: &Value, deed: &str) -> Result<()> {
         match &self.printer {
             Some(printer) if matches!(printer.format, Format::Json) => {

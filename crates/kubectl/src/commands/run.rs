@@ -269,7 +269,7 @@ impl Run {
             "status": {"loadBalancer": {}}})
     }
 
-    /// Attaches to the pod once it runs, and ends as it did.
+    /// Attaches to the pod once it runs, and exits with its code.
     async fn attached(&self, session: &Session, created: &Value) -> Result<()> {
         let resource = session.discovery.resolve("pods").await?;
         let mut target = resources::target(
@@ -298,7 +298,7 @@ impl Run {
             if let Err(error) =
                 streams::interactive(session, &pod, &container, "attach", &[], wanted).await
             {
-                // A container that ended before it could be attached to has still logged.
+                // A container that ended before it could be attached to has a log.
                 eprintln!(
                     "warning: couldn't attach to pod/{}, falling back to streaming logs: {error:#}",
                     target.name
@@ -366,7 +366,7 @@ impl Run {
     }
 }
 
-/// The end of a pod as this command's own.
+/// Exits as the pod did.
 fn exit_of(pod: &Value) -> Result<()> {
     if pod["status"]["phase"] == "Succeeded" || pod.is_null() {
         return Ok(());

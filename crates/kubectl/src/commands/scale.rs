@@ -116,7 +116,7 @@ impl Scale {
         Ok(())
     }
 
-    /// Waits until the controller has as many as were asked for.
+    /// Waits until the controller has reached the replicas.
     async fn wait(&self, session: &Session, target: &Target, timeout: Duration) -> Result<()> {
         let wanted = i64::from(self.replicas.unwrap_or(0));
         let has_them = |object: &Value| {

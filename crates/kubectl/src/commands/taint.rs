@@ -168,7 +168,7 @@ fn parse(words: &[String]) -> Result<(Vec<Value>, Vec<Removal>)> {
     Ok((added, removed))
 }
 
-/// The taints after the change, and what to say.
+/// The taints after the change, and the message.
 fn decide(
     node: &str,
     current: &[Value],

@@ -1,4 +1,4 @@
-//! `kubectl top node|pod`: what metrics.k8s.io says.
+//! `kubectl top node|pod`: usage from metrics.k8s.io.
 
 use anyhow::{Result, bail};
 use clap::{Args, Subcommand};
@@ -14,7 +14,7 @@ use crate::{
     session::Session,
 };
 
-/// Pods that are older than this many seconds have metrics.
+/// Pods older than this many seconds should have metrics.
 const EXPECTED_AFTER: i64 = 120;
 const METRICS: &str = "/apis/metrics.k8s.io/v1beta1";
 
@@ -89,7 +89,7 @@ impl Top {
     }
 }
 
-/// CPU in thousandths and memory in bytes.
+/// CPU in millicores and memory in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Usage {
     cpu: i64,
@@ -127,7 +127,7 @@ impl Usage {
         cells
     }
 
-    /// What sorts first is used most.
+    /// The sort key: the highest usage first.
     fn key(self, by: &str) -> std::cmp::Reverse<i64> {
         std::cmp::Reverse(match by {
             "memory" => self.memory,
@@ -136,12 +136,12 @@ impl Usage {
     }
 }
 
-/// What of a node can be used.
+/// The allocatable resources of a node.
 #[derive(Debug, Clone, Copy)]
 struct Available {
     cpu: i64,
     memory: i64,
-    /// `None` where the node does not tell.
+    /// `None` if the node does not report it.
     swap: Option<i64>,
 }
 
@@ -288,7 +288,7 @@ impl Node {
     }
 }
 
-/// Every column is as wide as its widest cell, the last one too.
+/// Pads every column to its widest cell, including the last.
 fn padded(mut table: Table) -> Table {
     table.headings.push(String::new());
     table
@@ -340,7 +340,7 @@ impl Pod {
         Ok(())
     }
 
-    /// Fails when there are pods that should have metrics.
+    /// Fails if there are pods that should have metrics.
     async fn explain_nothing(&self, session: &Session, query: &Query) -> Result<()> {
         let path = format!("/api/v1/namespaces/{}/pods", session.namespace);
         let pods = session.api.items(&with_query(&path, query)).await?;
@@ -365,7 +365,7 @@ impl Pod {
         bail!("metrics not available yet")
     }
 
-    /// The containers of a pod: by name, or those first that use the most.
+    /// The containers of a pod: by name, or by usage.
     fn sorted<'a>(&self, containers: &'a Value) -> Vec<&'a Value> {
         let mut containers: Vec<&Value> = list(containers).collect();
         match self.sort_by.as_str() {
@@ -428,7 +428,7 @@ impl Pod {
                 .iter()
                 .map(|pod| total(pod))
                 .fold(Usage::default(), Usage::plus);
-            // As upstream, whose columns are counted with their headings.
+            // As upstream, which counts columns with their headings.
             let mut width = if self.show_swap { 4 } else { 3 };
             if !self.no_headers {
                 width += usize::from(self.all_namespaces) + usize::from(self.containers);
@@ -450,7 +450,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shares_are_rounded_down_and_unknown_swap_is_said() {
+    fn percentages_are_rounded_down_and_unknown_swap_is_shown() {
         assert_eq!(
             (percent(1999, 2000), percent(5, 0)),
             ("99%".into(), "0%".into())

@@ -12,7 +12,7 @@ use crate::{
 
 /// The version of this client.
 pub(super) const CLIENT: &str = concat!("v1.36.4+mainstay-", env!("CARGO_PKG_VERSION"));
-/// The Kustomize whose kustomizations `-k` builds.
+/// The version of the built-in Kustomize.
 const KUSTOMIZE: &str = crate::kustomize::VERSION;
 
 /// Flags of `version`.
@@ -27,7 +27,7 @@ pub(crate) struct Version {
 }
 
 impl Version {
-    /// Whether no server need be asked, and so no kubeconfig is needed.
+    /// Whether no server, and so no kubeconfig, is needed.
     pub(crate) fn is_client_only(&self) -> bool {
         self.client
     }
@@ -46,7 +46,7 @@ impl Version {
         }
     }
 
-    /// Prints the client's version, and the server's if it was asked.
+    /// Prints the client's version, and the server's if requested.
     pub(crate) fn print(&self, server: Option<&Value>) -> Result<()> {
         let mut versions = json!({
             "clientVersion": {
@@ -79,7 +79,7 @@ fn platform() -> String {
     format!("{}/{architecture}", std::env::consts::OS)
 }
 
-/// Clients and servers of neighbouring minor versions work together.
+/// Warns if the minor versions of client and server differ by more than one.
 fn warn_about_skew(server: &Value) {
     let minor: i64 = str_of(&server["minor"])
         .trim_end_matches('+')

@@ -84,7 +84,8 @@ impl Condition {
     }
 }
 
-/// Whether a condition has a status that counts: one that the controller has seen this generation for.
+/// Whether a condition has a status that is up to date: the controller has observed the current
+/// generation.
 fn has_condition(object: &Value, name: &str, value: &str) -> bool {
     let same = |a: &Value, b: &str| str_of(a).eq_ignore_ascii_case(b);
     let generation = object["metadata"]["generation"].as_i64().unwrap_or(0);
@@ -99,7 +100,7 @@ fn has_condition(object: &Value, name: &str, value: &str) -> bool {
     })
 }
 
-/// A path and the value behind a single `=`.
+/// A path and the value after a single `=`.
 fn split_path(text: &str) -> Result<(String, Option<String>)> {
     if text.is_empty() {
         bail!("jsonpath expression cannot be empty");
@@ -177,7 +178,7 @@ impl Wait {
         error::aggregate(errors)
     }
 
-    /// The objects; those that a selector names may still have to be created.
+    /// The objects; those of a selector may still have to be created.
     async fn targets(
         &self,
         session: &Session,
@@ -208,7 +209,7 @@ impl Wait {
                 if let Some(object) = object {
                     last = Some(object.clone());
                 }
-                // An object that is not there now will not get a condition.
+                // An object that does not exist will not get a condition.
                 let is_hopeless =
                     object.is_none() && !for_create && !matches!(condition, Condition::Delete);
                 condition.holds(object) || is_hopeless
@@ -229,12 +230,13 @@ impl Wait {
     }
 }
 
-/// `deployments/web`, as wait names what it waited for in vain.
+/// `deployments/web`, as in the timeout message.
 fn display(target: &Target) -> String {
     format!("{}/{}", target.resource.plural, target.name)
 }
 
-/// Reads and then watches an object until the predicate holds; `None` is an object that does not exist.
+/// Reads and then watches an object until the predicate holds; `None` is an object that does not
+/// exist.
 pub(super) async fn until(
     session: &Session,
     target: &Target,

@@ -1,4 +1,4 @@
-//! From a kubeconfig and the flags to a client: which server, as whom, in which namespace.
+//! From a kubeconfig and flags to a client: server, credentials and namespace.
 
 use anyhow::{Context, Result, bail};
 use base64::{Engine, prelude::BASE64_STANDARD};
@@ -18,7 +18,7 @@ use crate::{
 
 const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
-/// How to reach a server and what to prove there.
+/// A server and its credentials.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Connection {
     pub server: String,
@@ -30,7 +30,7 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    /// What the kubeconfig says, changed by the flags.
+    /// From the kubeconfig, overridden by flags.
     pub(crate) fn resolve(config: &Value, global: &Global) -> Result<Self> {
         if global.insecure_skip_tls_verify && global.certificate_authority.is_some() {
             bail!("specifying a root certificates file with the insecure flag is not allowed");
@@ -86,7 +86,7 @@ impl Connection {
         Ok(connection)
     }
 
-    /// What a pod has: the service's address and its own service account.
+    /// In-cluster configuration: the service's address and the service account.
     fn in_cluster(global: &Global) -> Result<Option<Self>> {
         let host = std::env::var("KUBERNETES_SERVICE_HOST").unwrap_or_default();
         let port = std::env::var("KUBERNETES_SERVICE_PORT").unwrap_or_default();
@@ -146,7 +146,7 @@ impl Connection {
             insecure_skip_tls_verify: Some(
                 global.insecure_skip_tls_verify || cluster["insecure-skip-tls-verify"] == true,
             ),
-            // A server that a flag names is meant, and no other one.
+            // If a flag names a server, the other servers are not used.
             extensions: match global.server {
                 Some(_) => Vec::new(),
                 None => serde_json::from_value(cluster["extensions"].clone()).unwrap_or_default(),
@@ -266,7 +266,7 @@ impl Connection {
         Ok(())
     }
 
-    /// A client; `upgrades`: over HTTP/1.1, whose connections can become streams.
+    /// A client; `upgrades`: over HTTP/1.1, whose connections can be upgraded.
     pub(crate) fn client(&self, upgrades: bool) -> Result<Client> {
         let files = Kubeconfig::default();
         let mut tls = files.tls(&self.cluster, &self.user)?;
@@ -304,7 +304,7 @@ impl Connection {
     }
 }
 
-/// The cluster or user that a flag or the context names.
+/// The cluster or user named by a flag or the context.
 fn part<'a>(
     config: &'a Value,
     section: &str,
@@ -321,7 +321,7 @@ fn part<'a>(
     }
 }
 
-/// The proxy that the environment names for a server.
+/// The proxy for a server from the environment.
 fn environment_proxy(server: &str) -> Option<String> {
     let variable = |name: &str| {
         let lower = std::env::var(name.to_lowercase()).ok();
@@ -430,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_exist_is_named() {
+    fn missing_contexts_clusters_and_users_are_named() {
         for (global, expected) in [
             (
                 Global {

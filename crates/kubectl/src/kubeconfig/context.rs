@@ -1,5 +1,5 @@
-//! A cluster's context in a person's own kubeconfig: added beside what is there, refreshed, and taken away again. What the
-//! file says about other clusters is never changed.
+//! A cluster's context in a user's kubeconfig: added, refreshed, and removed. Entries of other
+//! clusters are never changed.
 
 use std::path::Path;
 
@@ -9,8 +9,9 @@ use serde_json::{Value, json};
 use super::{entry, read_file, remove_entry, set_entry, write_file};
 use crate::json::str_of;
 
-/// Adds the cluster of the kubeconfig `text` to the file under one name for cluster, user and context. Becomes the current
-/// context only where there is none. Returns whether it is the current one.
+/// Adds the cluster of the kubeconfig `text` to the file under one name for cluster, user and
+/// context. It becomes the current context only if there is none. Returns whether it is the current
+/// one.
 pub fn add_context(file: &Path, text: &str, name: &str) -> Result<bool> {
     let cluster: Value = serde_saphyr::from_str(text).context("the cluster's kubeconfig")?;
     let before = read_file(file)?;
@@ -22,7 +23,7 @@ pub fn add_context(file: &Path, text: &str, name: &str) -> Result<bool> {
     Ok(config["current-context"] == name)
 }
 
-/// Removes what [`add_context`] added, if it still is about the cluster of the kubeconfig `text`.
+/// Removes what [`add_context`] added, if it still is the cluster of the kubeconfig `text`.
 pub fn remove_context(file: &Path, text: &str, name: &str) -> Result<bool> {
     let cluster: Value = serde_saphyr::from_str(text).context("the cluster's kubeconfig")?;
     let mut config = read_file(file)?;
@@ -72,7 +73,7 @@ mod tests {
                         users: [{name: admin, user: {client-key-data: Sw==}}]\n";
 
     #[test]
-    fn a_context_comes_and_goes_and_others_stay() {
+    fn a_context_is_added_and_removed_and_others_are_kept() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join(".kube/config");
         assert!(add_context(&file, OURS, "mainstay").unwrap());
@@ -83,7 +84,7 @@ mod tests {
             "Sw=="
         );
 
-        // Another cluster, which is in use, and a namespace of ours.
+        // Another cluster, which is the current one, and a namespace in our context.
         set_entry(&mut config, "contexts", "work", json!({"cluster": "work"}));
         set_entry(
             &mut config,

@@ -1,4 +1,4 @@
-//! Exec credential plugins: a program of the user's that prints an ExecCredential.
+//! Exec credential plugins: programs that print an ExecCredential.
 
 use std::{
     io::IsTerminal,
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::json::{list, str_of};
 
-/// What a plugin proves an identity with.
+/// The credentials from a plugin.
 #[derive(Debug, Default)]
 pub(crate) struct Credential {
     pub token: Option<String>,
@@ -18,7 +18,7 @@ pub(crate) struct Credential {
     pub key: Option<String>,
 }
 
-/// Runs the plugin and reads what it prints.
+/// Runs the plugin and parses its output.
 pub(crate) fn credential(exec: &Value, cluster: &Value, server: &str) -> Result<Credential> {
     let version = str_of(&exec["apiVersion"]);
     if ![
@@ -71,7 +71,7 @@ pub(crate) fn credential(exec: &Value, cluster: &Value, server: &str) -> Result<
     read(&output.stdout, version)
 }
 
-/// What the plugin is told.
+/// The ExecCredential passed to the plugin.
 fn info(exec: &Value, cluster: &Value, server: &str, version: &str, is_interactive: bool) -> Value {
     let mut spec = json!({"interactive": is_interactive});
     if exec["provideClusterInfo"] == true {

@@ -1,4 +1,5 @@
-//! Kubeconfig files: which ones are read, how several become one, and which server and identity that names.
+//! Kubeconfig files: which ones are read, how they are merged, and the resulting server and
+//! identity.
 
 pub(crate) mod connection;
 pub(crate) mod context;
@@ -14,14 +15,14 @@ use crate::{
     json::{list, str_of},
 };
 
-/// The lists of a kubeconfig, each with the field that holds an entry's content.
+/// The lists of a kubeconfig, each with its content field.
 pub(crate) const SECTIONS: &[(&str, &str)] = &[
     ("clusters", "cluster"),
     ("users", "user"),
     ("contexts", "context"),
 ];
 
-/// Fields that name files, which are relative to the kubeconfig.
+/// Fields with file names, relative to the kubeconfig.
 const FILES: &[(&str, &str)] = &[
     ("clusters", "certificate-authority"),
     ("users", "client-certificate"),
@@ -29,17 +30,17 @@ const FILES: &[(&str, &str)] = &[
     ("users", "tokenFile"),
 ];
 
-/// The kubeconfig of a cluster on this machine, when no other exists.
+/// The kubeconfig of a local cluster, used if no other exists.
 const LOCAL: &str = "/var/lib/mainstay/admin.kubeconfig";
 
-/// Where kubeconfigs are read from.
+/// The kubeconfig files.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Places {
     /// In order of precedence.
     pub files: Vec<PathBuf>,
     /// Whether `--kubeconfig` names the only one.
     pub is_explicit: bool,
-    /// Whether the environment names them.
+    /// Whether they come from the environment.
     pub is_environment: bool,
 }
 
@@ -77,7 +78,7 @@ impl Places {
         }
     }
 
-    /// The file that gets what has no place yet.
+    /// The file for new entries.
     pub(crate) fn default_file(&self) -> Option<&PathBuf> {
         let existing = self.files.iter().find(|path| path.exists());
         existing.or(self.files.last())
@@ -91,7 +92,7 @@ pub(crate) fn home() -> PathBuf {
         .unwrap_or_default()
 }
 
-/// A kubeconfig file as it is; an absent file is empty.
+/// A kubeconfig file; an absent file is empty.
 pub(crate) fn read_file(path: &Path) -> Result<Value> {
     let text = match std::fs::read_to_string(path) {
         Ok(text) => text,
@@ -113,7 +114,7 @@ pub(crate) fn read_file(path: &Path) -> Result<Value> {
     }
 }
 
-/// All files as one: the first that defines a name or sets a value wins.
+/// All files merged: the first that defines a name or sets a value wins.
 pub(crate) fn load(global: &Global) -> Result<Value> {
     let mut places = Places::new(global);
     if places.is_explicit
@@ -135,7 +136,7 @@ pub(crate) fn load(global: &Global) -> Result<Value> {
     Ok(merged)
 }
 
-/// Writes the directory of the kubeconfig before names of files in it.
+/// Makes file names absolute, relative to the kubeconfig's directory.
 fn absolute(file: &mut Value, path: &Path) {
     let directory = path.parent().map(Path::to_owned).unwrap_or_default();
     for (section, field) in FILES {
@@ -229,7 +230,7 @@ pub(crate) fn remove_entry(config: &mut Value, section: &str, name: &str) -> boo
     entries.len() < before
 }
 
-/// The form that is written: every section there, entries in the order of their names.
+/// The written form: all sections, with entries sorted by name.
 pub(crate) fn normal(config: &Value) -> Value {
     let mut out = Map::new();
     out.insert("apiVersion".into(), json!("v1"));
@@ -255,7 +256,7 @@ pub(crate) fn normal(config: &Value) -> Value {
     Value::Object(out)
 }
 
-/// Writes a file that only its owner reads, in one step.
+/// Writes a file that only its owner can read, atomically.
 pub(crate) fn write_file(path: &Path, config: &Value) -> Result<()> {
     use std::{io::Write, os::unix::fs::OpenOptionsExt};
     if let Some(directory) = path
@@ -265,7 +266,7 @@ pub(crate) fn write_file(path: &Path, config: &Value) -> Result<()> {
         std::fs::create_dir_all(directory)?;
     }
     let text = crate::output::yaml::to_string(&normal(config));
-    // The file behind a link is replaced, not the link.
+    // The target of a link is replaced, not the link.
     let target = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     let mut name = target.file_name().unwrap_or_default().to_owned();
     name.push(format!(".{}.tmp", std::process::id()));
@@ -316,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_has_all_sections_in_order() {
+    fn a_written_kubeconfig_has_all_sections_in_order() {
         let config =
             file("contexts: [{name: b, context: {}}, {name: a, context: {}}]\npreferences: {}");
         assert_eq!(

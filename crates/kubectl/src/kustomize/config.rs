@@ -1,4 +1,5 @@
-//! Which fields transformers change: those of Kubernetes' own kinds, and what `configurations` and `crds` add.
+//! Which fields transformers change: of built-in kinds, and those added by `configurations` and
+//! `crds`.
 
 use anyhow::{Context, Result};
 use serde::Deserialize;
@@ -11,7 +12,7 @@ use super::{
 };
 use crate::json::entries;
 
-/// The fields that refer to the objects of a kind by name.
+/// The fields that reference objects of a kind by name.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct NameReference {
@@ -52,7 +53,7 @@ const FIELDS: &[&str] = &[
 ];
 
 impl Config {
-    /// The defaults, with those of a kustomization's files.
+    /// The defaults, with those of the kustomization's files.
     pub(super) fn load(
         loader: &Loader,
         configurations: &[String],
@@ -125,7 +126,7 @@ impl Config {
     }
 }
 
-/// What the OpenAPI definitions of custom resources say about their fields by extensions.
+/// Field settings from extensions in the OpenAPI definitions of custom resources.
 fn from_definitions(definitions: &Value) -> Config {
     let mut config = Config::default();
     for (name, definition) in entries(definitions) {

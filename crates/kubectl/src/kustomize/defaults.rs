@@ -1,4 +1,5 @@
-//! The fields of Kubernetes' own kinds that transformers change, and those that refer to other objects by name.
+//! The fields of built-in kinds that transformers change, and those that reference other objects by
+//! name.
 
 use super::{
     config::{Config, NameReference},
@@ -6,7 +7,7 @@ use super::{
     id::Gvk,
 };
 
-/// Kinds with a pod in them, and where its spec is.
+/// Kinds with a pod spec, and its path.
 const POD_SPECS: &[(&str, &str)] = &[
     ("Pod", "spec"),
     ("PodTemplate", "template/spec"),
@@ -18,7 +19,7 @@ const POD_SPECS: &[(&str, &str)] = &[
     ("CronJob", "spec/jobTemplate/spec/template/spec"),
 ];
 
-/// Where the fields that name accounts, claims and priorities are followed.
+/// Kinds in which references to accounts, claims and priorities are followed.
 const ACCOUNT_SPECS: &[(&str, &str)] = &[
     ("Pod", "spec"),
     ("StatefulSet", "spec/template/spec"),
@@ -29,7 +30,7 @@ const ACCOUNT_SPECS: &[(&str, &str)] = &[
     ("DaemonSet", "spec/template/spec"),
 ];
 
-/// The metadata of pods that a kind makes: kind, group, path of the metadata.
+/// The pod template metadata of a kind: kind, group, path.
 const TEMPLATES: &[(&str, &str, &str)] = &[
     ("ReplicationController", "", "spec/template/metadata"),
     ("Deployment", "", "spec/template/metadata"),
@@ -134,7 +135,7 @@ fn annotations() -> Vec<FieldSpec> {
     specs
 }
 
-/// Selectors: made where a kind needs one, else only changed.
+/// Selectors: created if a kind needs one, else only changed.
 fn selectors() -> Vec<FieldSpec> {
     let mut specs = vec![
         spec("", "v1", "Service", "spec/selector", true),
@@ -399,7 +400,7 @@ fn storage() -> [NameReference; 3] {
     ]
 }
 
-/// Where `$(NAME)` is replaced.
+/// Fields in which `$(NAME)` is replaced.
 fn var_references() -> Vec<FieldSpec> {
     let kinds: Vec<(&str, &str)> = POD_SPECS
         .iter()

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::id::{Gvk, Id};
 
-/// One field of the objects of a kind. Lists on the way are walked through without being named.
+/// One field of a kind. Lists on the path are traversed without being named.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub(super) struct FieldSpec {
@@ -16,7 +16,7 @@ pub(super) struct FieldSpec {
     pub create: bool,
 }
 
-/// What is made where a field is missing.
+/// What is created if a field is missing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Missing {
     Skip,
@@ -33,7 +33,7 @@ impl FieldSpec {
         }
     }
 
-    /// Calls with the field, wherever it is in the object.
+    /// Calls a function with the field, wherever it is in the object.
     pub(super) fn visit(
         &self,
         object: &mut Value,
@@ -97,7 +97,7 @@ fn walk(
     }
 }
 
-/// The parts of a path; a separator behind a backslash belongs to its part.
+/// The parts of a path; an escaped separator belongs to its part.
 pub(super) fn split(path: &str, separator: char) -> Vec<String> {
     let mut parts: Vec<String> = Vec::new();
     let path = path.strip_prefix(separator).unwrap_or(path);
@@ -114,7 +114,7 @@ pub(super) fn split(path: &str, separator: char) -> Vec<String> {
     parts
 }
 
-/// Adds field specs that are not there yet; the same field with another `create` is a conflict.
+/// Adds new field specs; the same field with another `create` is a conflict.
 pub(super) fn merge(specs: &mut Vec<FieldSpec>, more: &[FieldSpec]) -> Result<()> {
     for spec in more {
         let known = specs

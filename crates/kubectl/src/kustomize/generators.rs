@@ -1,4 +1,4 @@
-//! ConfigMaps and Secrets that are made from literals and files.
+//! ConfigMaps and Secrets generated from literals and files.
 
 use std::path::Path;
 
@@ -13,10 +13,10 @@ use super::{
 };
 use crate::commands::content_hash;
 
-/// The width of base64 text.
+/// The line width of base64 text.
 const LINE: usize = 70;
 
-/// The object that a generator makes.
+/// The object of a generator.
 pub(super) fn generate(
     kind: &str,
     args: &GeneratorArgs,
@@ -69,7 +69,7 @@ pub(super) fn generate(
     Ok(resource)
 }
 
-/// A generator's own options, and the kustomization's where it says nothing.
+/// A generator's own options, with the kustomization's as defaults.
 fn merged(own: Option<GeneratorOptions>, global: Option<&GeneratorOptions>) -> GeneratorOptions {
     let mut options = own.unwrap_or_default();
     let Some(global) = global else { return options };
@@ -151,7 +151,7 @@ fn unquoted(value: &str) -> &str {
     value
 }
 
-/// Base64, in lines when it is long.
+/// Base64, wrapped if long.
 fn base64(bytes: &[u8]) -> String {
     let text = BASE64_STANDARD.encode(bytes);
     if text.len() < LINE {
@@ -165,7 +165,7 @@ fn base64(bytes: &[u8]) -> String {
     out
 }
 
-/// Adds the hash of their content to the names of generated objects.
+/// Adds content hashes to the names of generated objects.
 pub(super) fn add_hashes(resources: &mut super::resource::Resources) {
     for resource in &mut resources.0 {
         if resource.needs_hash {

@@ -1,4 +1,4 @@
-//! What names an object while a kustomization is built: group, version, kind, name and namespace.
+//! The identity of an object during a build: group, version, kind, name and namespace.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::json::str_of;
 
-/// Objects of these kinds are in no namespace. Kinds that are not listed, such as custom resources, count as namespaced.
+/// Cluster-scoped kinds. Unlisted kinds, such as custom resources, count as namespaced.
 const CLUSTER_SCOPED: &[(&str, &[&str])] = &[
     (
         "",
@@ -61,7 +61,7 @@ const CLUSTER_SCOPED: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// The namespace that objects of the cluster are compared by.
+/// The namespace used to compare cluster-scoped objects.
 const NO_NAMESPACE: &str = "_non_namespaceable_";
 
 /// Group, version and kind; empty parts of a selector match everything.
@@ -107,7 +107,7 @@ impl Gvk {
             .any(|(group, kinds)| *group == self.group && kinds.contains(&self.kind.as_str()))
     }
 
-    /// The order of equal ranks: `apps_v1_Deployment`.
+    /// The sort key of equal ranks: `apps_v1_Deployment`.
     pub(super) fn sort_key(&self) -> String {
         let or = |text: &str, other: &str| {
             if text.is_empty() {
@@ -144,7 +144,7 @@ impl fmt::Display for Gvk {
     }
 }
 
-/// An object's name in full; empty parts of a selector match everything.
+/// An object's full name; empty parts of a selector match everything.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub(super) struct Id {
@@ -164,7 +164,7 @@ impl Id {
         }
     }
 
-    /// Objects without a namespace are compared with those in `default`.
+    /// Objects without a namespace are treated as in `default`.
     pub(super) fn effective_namespace(&self) -> &str {
         if self.gvk.is_cluster_scoped() {
             return NO_NAMESPACE;

@@ -44,7 +44,8 @@ impl Images {
     }
 }
 
-/// Calls with the images of lists named `containers` or `initContainers`, wherever they are.
+/// Calls a function with the images in lists named `containers` or `initContainers`, wherever they
+/// are.
 fn in_containers(
     value: &mut Value,
     update: &mut dyn FnMut(&mut Value) -> Result<()>,
@@ -95,7 +96,7 @@ fn changed(text: &str, image: &Image) -> String {
     out
 }
 
-/// Name, tag and digest; the colon of a port is none of a tag.
+/// Name, tag and digest; a port's colon does not start a tag.
 fn parts(text: &str) -> (&str, &str, &str) {
     let (rest, digest) = text.split_once('@').unwrap_or((text, ""));
     let path = rest.find('/').unwrap_or(0);

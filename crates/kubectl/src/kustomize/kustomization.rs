@@ -107,7 +107,7 @@ pub(super) struct GeneratorArgs {
     pub envs: Vec<String>,
     pub env: String,
     pub options: Option<GeneratorOptions>,
-    /// Of Secrets.
+    /// For Secrets.
     #[serde(rename = "type")]
     pub secret_type: String,
 }
@@ -122,7 +122,7 @@ pub(super) struct GeneratorOptions {
 }
 
 impl Kustomization {
-    /// Reads the file of a directory, and gives its name.
+    /// Reads the file of a directory; also returns its name.
     pub(super) fn load(loader: &Loader) -> Result<(Self, &'static str)> {
         let found: Vec<(&'static str, String)> = NAMES
             .iter()
@@ -165,7 +165,7 @@ impl Kustomization {
         })
     }
 
-    /// Deprecated fields work, with a warning.
+    /// Warns of deprecated fields, which still work.
     fn warn(&self) {
         let warnings = [
             (self.bases.is_some(), "bases", "resources", ""),
@@ -247,7 +247,7 @@ impl Kustomization {
     }
 }
 
-/// Nothing but the type: such a file is a mistake.
+/// Whether it has only apiVersion and kind, which is a mistake.
 fn text_is_empty(text: &str) -> bool {
     let value: Value = serde_saphyr::from_str(text).unwrap_or_default();
     value.as_object().is_none_or(|map| {
@@ -256,7 +256,7 @@ fn text_is_empty(text: &str) -> bool {
     })
 }
 
-/// Go leaves a field that is null as it is.
+/// Go ignores null fields.
 fn without_nulls(value: Value) -> Value {
     match value {
         Value::Object(map) => map

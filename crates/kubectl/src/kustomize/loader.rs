@@ -1,4 +1,4 @@
-//! Reads the files of a kustomization: only those in or below its directory, unless the restriction is lifted.
+//! Reads the files of a kustomization: only in or below its directory, unless unrestricted.
 
 use std::path::{Path, PathBuf};
 
@@ -6,7 +6,7 @@ use anyhow::{Result, anyhow, bail};
 
 use crate::error::io_reason;
 
-/// A directory that files are read from, and the directories it was reached through.
+/// A directory to read from, and the directories it was reached through.
 #[derive(Debug, Clone)]
 pub(super) struct Loader {
     root: PathBuf,
@@ -29,7 +29,7 @@ impl Loader {
         &self.root
     }
 
-    /// The loader of another kustomization; one that contains a visited one would never end.
+    /// The loader of another kustomization; cycles are rejected.
     pub(super) fn enter(&self, path: &str) -> Result<Self> {
         if path.is_empty() {
             bail!("new root cannot be empty");
@@ -95,7 +95,7 @@ pub(super) fn is_remote(path: &str) -> bool {
         .any(|scheme| path.starts_with(scheme))
 }
 
-/// Kustomizations are read without a runtime of their own; a download gets one on a thread.
+/// Builds have no runtime; a download gets one on a separate thread.
 fn download(url: &str) -> Result<String> {
     let fetch = || -> Result<String> {
         tokio::runtime::Builder::new_current_thread()
@@ -125,7 +125,7 @@ fn confirm(directory: &Path) -> Result<PathBuf> {
     Ok(real)
 }
 
-/// Names the first part of a path that is not there, as the resolution of links meets it.
+/// Names the first missing part of a path, as resolving links would.
 fn evaluation_error(path: &Path, error: &std::io::Error) -> anyhow::Error {
     let mut missing = path.to_path_buf();
     for ancestor in path.ancestors() {
@@ -142,7 +142,7 @@ fn evaluation_error(path: &Path, error: &std::io::Error) -> anyhow::Error {
     )
 }
 
-/// Takes `.` and `..` out of a path, without looking at the disk.
+/// Removes `.` and `..` from a path, without accessing the disk.
 fn clean(path: &Path) -> PathBuf {
     let mut parts = PathBuf::new();
     for part in path.components() {

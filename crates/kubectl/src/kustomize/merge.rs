@@ -1,5 +1,5 @@
-//! The strategic merge of kustomize's patches. It differs from the server's: elements of a patch come first in lists
-//! that are merged, and types without a schema have their lists replaced.
+//! The strategic merge of kustomize's patches. It differs from the server's: elements of a patch
+//! come first in merged lists, and lists of types without a schema are replaced.
 
 use anyhow::{Result, bail};
 use serde_json::{Map, Value};
@@ -9,7 +9,7 @@ use crate::json::list;
 
 const DIRECTIVE: &str = "$patch";
 
-/// The object after a patch; `None` when the patch deletes it.
+/// The patched object; `None` if the patch deletes it.
 pub(super) fn apply(
     object: &Value,
     patch: &Value,
@@ -58,7 +58,7 @@ fn kind(value: &Value) -> &'static str {
     }
 }
 
-/// What a patch adds: without its directives and nulls.
+/// What a patch adds: without directives and nulls.
 fn added(patch: &Value, schema: Option<Schema<'_>>) -> Result<Option<Value>> {
     match patch {
         Value::Object(map) => match directive(map)? {
@@ -163,7 +163,7 @@ fn merge_lists(own: &[Value], patch: &[Value], schema: Schema<'_>, keys: &[&str]
     Ok(Value::Array(merged))
 }
 
-/// Whether two elements agree in their keys; a key that only one of them has does not tell them apart.
+/// Whether two elements agree in their keys; a key that only one of them has is ignored.
 fn is_same(own: &Value, patch: &Value, keys: &[&str]) -> bool {
     let mut agrees = false;
     for key in keys {

@@ -1,5 +1,5 @@
-//! Kustomizations: resources of other directories and files, changed by what kustomization.yaml says, as kustomize
-//! v5 does. Charts, repositories of other hosts and plugins that are programs are refused.
+//! Kustomizations, built as kustomize v5 does. Helm charts, remote repositories and plugins that
+//! are programs are rejected.
 
 mod config;
 mod defaults;
@@ -39,17 +39,17 @@ use vars::Var;
 
 const LOCAL_CONFIG: &str = "config.kubernetes.io/local-config";
 const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
-/// The release of kustomize that is part of kubectl 1.36.
+/// The kustomize version in kubectl 1.36.
 pub(crate) const VERSION: &str = "v5.8.1";
 
-/// What the command line may change.
+/// Options of the command line.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Options {
-    /// Files outside of a kustomization's directory may be read.
+    /// Whether files outside of a kustomization's directory may be read.
     pub is_unrestricted: bool,
-    /// Objects keep the order in which they were read.
+    /// Whether objects keep their input order.
     pub keeps_order: bool,
-    /// Objects get a label with the name of the tool.
+    /// Whether objects get a label with the tool's name.
     pub adds_managed_by: bool,
 }
 
@@ -113,13 +113,13 @@ pub(crate) fn build_with(directory: &Path, options: Options) -> Result<Vec<Value
     Ok(resources.0.into_iter().map(finish).collect())
 }
 
-/// Objects that only the tools read.
+/// Whether an object is local configuration for tools.
 fn is_local(resource: &Resource) -> bool {
     let annotation = &resource.object["metadata"]["annotations"][LOCAL_CONFIG];
     !annotation.is_null() && annotation != "false"
 }
 
-/// The schema that the field `openapi` names.
+/// The schema of the field `openapi`.
 fn document(kustomization: &Kustomization, loader: &Loader) -> Result<Option<Value>> {
     let Some(path) = kustomization
         .openapi
@@ -131,7 +131,7 @@ fn document(kustomization: &Kustomization, loader: &Loader) -> Result<Option<Val
     Ok(Some(serde_saphyr::from_str(&loader.text(path)?)?))
 }
 
-/// What a kustomization and those it refers to have given so far.
+/// The result of a kustomization and its bases so far.
 #[derive(Default)]
 struct Accumulated {
     resources: Resources,
@@ -147,13 +147,13 @@ impl Accumulated {
     }
 }
 
-/// One kustomization that is being built.
+/// One kustomization being built.
 struct Target<'a> {
     loader: Loader,
     kustomization: Kustomization,
     file: &'static str,
     document: Option<Value>,
-    /// Where it is below the one that is built; kept only when `buildMetadata` asks for it.
+    /// Its path relative to the root kustomization; only if `buildMetadata` requests it.
     origin: Option<Origin>,
     build_metadata: &'a [String],
 }
@@ -191,7 +191,7 @@ impl Target<'_> {
             };
             let loader = match self.loader.enter(path) {
                 Ok(loader) => loader,
-                // It is a file, though no YAML.
+                // It is a file, but not YAML.
                 Err(_) if format!("{file_error:#}").contains("error parsing") => {
                     return Err(file_error);
                 }
@@ -285,7 +285,7 @@ impl Target<'_> {
         Ok(())
     }
 
-    /// The objects that configure plugins: written in place, or in files and kustomizations.
+    /// The objects that configure plugins: inline, or in files and kustomizations.
     fn plugins(&self, entries: &[String]) -> Result<Vec<Resource>> {
         let mut all = Accumulated::default();
         for entry in entries {

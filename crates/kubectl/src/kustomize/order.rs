@@ -1,4 +1,4 @@
-//! The order of the output: namespaces and definitions first and webhooks last, or as it was read.
+//! The order of the output: namespaces and definitions first and webhooks last, or the input order.
 
 use anyhow::{Result, bail};
 use serde::Deserialize;

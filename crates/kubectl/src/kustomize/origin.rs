@@ -1,4 +1,4 @@
-//! Where objects came from and what changed them, as `buildMetadata` asks to have it written down.
+//! Origins of objects and their changes, recorded as `buildMetadata` requests.
 
 use std::path::{Component, Path, PathBuf};
 
@@ -9,7 +9,8 @@ use crate::output::yaml;
 pub(super) const ORIGIN: &str = "config.kubernetes.io/origin";
 pub(super) const TRANSFORMATIONS: &str = "alpha.config.kubernetes.io/transformations";
 
-/// The file of an object, or the kustomization and the part of it that made or changed one.
+/// The file of an object, or the kustomization and the generator or transformer that made or
+/// changed it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Origin {
     path: String,
@@ -19,7 +20,7 @@ pub(super) struct Origin {
 }
 
 impl Origin {
-    /// The same with a path below.
+    /// The same with a path appended.
     pub(super) fn join(&self, path: &str) -> Self {
         Self {
             path: join(&self.path, path),
@@ -27,7 +28,7 @@ impl Origin {
         }
     }
 
-    /// A built-in generator or transformer of the kustomization at this place.
+    /// A built-in generator or transformer of a kustomization.
     pub(super) fn built_in(&self, file: &str, kind: &str) -> Self {
         Self {
             path: String::new(),
@@ -39,7 +40,7 @@ impl Origin {
         }
     }
 
-    /// A generator or transformer that is itself an object of a file.
+    /// A generator or transformer configured by an object in a file.
     pub(super) fn plugin(&self, object: &Value) -> Self {
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let fields = [
@@ -77,7 +78,7 @@ impl Origin {
     }
 }
 
-/// The annotation of all transformations of an object.
+/// The annotation with all transformations of an object.
 pub(super) fn list_text(origins: &[Origin]) -> String {
     let item = |origin: &Origin| {
         let text = lines(&origin.value(), 2);

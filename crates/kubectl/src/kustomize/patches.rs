@@ -1,4 +1,5 @@
-//! Patches: strategic merges and lists of JSON operations, for the object they name or for all that a target selects.
+//! Patches: strategic merges and JSON patches, for the object they name or for all that a target
+//! selects.
 
 use anyhow::{Result, anyhow, bail};
 use serde_json::Value;
@@ -17,7 +18,7 @@ enum Content {
     Json(Value),
 }
 
-/// One entry of `patches`, read and understood.
+/// A parsed entry of `patches`.
 #[derive(Debug)]
 pub(super) struct Patch {
     content: Content,
@@ -117,7 +118,7 @@ fn entry_text(entry: &PatchEntry) -> String {
     text
 }
 
-/// Two objects of one name are the end of a build.
+/// Fails if two objects have the same name.
 fn unique(resources: &mut Resources) -> Result<()> {
     let all = std::mem::take(&mut resources.0);
     resources.extend(all.into_iter().filter(|resource| !resource.is_deleted()))
@@ -169,7 +170,7 @@ fn json_patch(object: &Value, patch: &Value) -> Result<Value> {
     crate::merge::apply(object, PatchType::Json, patch)
 }
 
-/// `patchesStrategicMerge`: files, or patches themselves.
+/// `patchesStrategicMerge`: files, or inline patches.
 #[derive(Debug)]
 pub(super) struct StrategicMerge {
     patches: Vec<Value>,
@@ -213,7 +214,7 @@ impl StrategicMerge {
     }
 }
 
-/// `patchesJson6902`: operations for the objects of a name.
+/// `patchesJson6902`: operations for the named objects.
 #[derive(Debug)]
 pub(super) struct Json6902 {
     patch: Value,

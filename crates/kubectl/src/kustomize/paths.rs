@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use super::fieldspec;
 use crate::json::str_of;
 
-/// What is made at the end of a path that is not there.
+/// What is created at the end of a missing path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Create {
     No,
@@ -17,7 +17,7 @@ pub(super) enum Create {
 }
 
 impl Create {
-    /// What can hold a value.
+    /// A container for a value's type.
     pub(super) fn like(value: &Value) -> Self {
         match value {
             Value::Object(_) => Self::Map,
@@ -39,7 +39,8 @@ impl Create {
     }
 }
 
-/// The steps of a path; brackets keep the dots of a key, and stay around matches of list elements.
+/// The steps of a path; brackets protect dots in a key, and are kept around matches of list
+/// elements.
 pub(super) fn steps(path: &str) -> Vec<String> {
     let parts = fieldspec::split(path, '.');
     let mut steps = Vec::new();
@@ -73,7 +74,7 @@ fn is_index(step: &str) -> bool {
     step.parse::<usize>().is_ok()
 }
 
-/// The field and the pattern of `[name=web]`; no field for elements that are scalars.
+/// The field and the pattern of `[name=web]`; an empty field for scalar elements.
 fn split_match(step: &str) -> Result<(&str, Regex)> {
     let inner = step.trim_start_matches('[').trim_end_matches(']');
     let (field, pattern) = inner.split_once('=').ok_or_else(|| {
@@ -91,7 +92,7 @@ pub(super) fn scalar_text(value: &Value) -> String {
     }
 }
 
-/// The value at a path: the first element where several match.
+/// The value at a path: the first of several matches.
 pub(super) fn lookup<'a>(value: &'a Value, steps: &[String]) -> Result<Option<&'a Value>> {
     let mut value = value;
     for step in steps {
@@ -130,7 +131,7 @@ fn fits(item: &Value, field: &str, pattern: &Regex) -> bool {
 
 type Set<'a> = &'a mut dyn FnMut(&mut Value) -> Result<()>;
 
-/// Calls with all values at a path and says how many there were.
+/// Calls a function with all values at a path; returns how many there were.
 pub(super) fn visit(
     value: &mut Value,
     steps: &[String],
@@ -225,7 +226,7 @@ fn visit_list(
     Ok(count)
 }
 
-/// A string that holds JSON or YAML is a document of its own.
+/// A string that contains JSON or YAML is treated as a document.
 fn visit_text(value: &mut Value, steps: &[String], create: Create, set: Set<'_>) -> Result<usize> {
     let text = str_of(value).to_owned();
     let mut inner: Value = serde_saphyr::from_str(&text)?;
@@ -239,7 +240,7 @@ fn visit_text(value: &mut Value, steps: &[String], create: Create, set: Set<'_>)
     Ok(count)
 }
 
-/// JSON stays JSON, on one line or on many; YAML stays YAML.
+/// JSON stays JSON, on one line or several; YAML stays YAML.
 fn written_like(value: &Value, original: &str) -> Result<String> {
     if !original.trim_start().starts_with(['{', '[']) {
         return Ok(serde_saphyr::to_string(value)?.trim().to_owned());

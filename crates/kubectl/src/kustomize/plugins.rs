@@ -1,5 +1,5 @@
-//! All transformers by name: those that a kustomization's fields stand for, and those that files of `transformers`
-//! and `generators` configure. Programs and containers as plugins are not run.
+//! All transformers by name: those of a kustomization's fields, and those configured in
+//! `transformers` and `generators`. Programs and containers as plugins are not run.
 
 use std::collections::BTreeMap;
 
@@ -83,7 +83,7 @@ impl Transformer {
     }
 }
 
-/// What the fields of a kustomization stand for, in the order in which they take effect.
+/// The transformers of a kustomization's fields, in their order.
 pub(super) fn built_in(
     own: &Kustomization,
     config: &Config,
@@ -187,7 +187,7 @@ fn labels(own: &Kustomization, config: &Config) -> Result<Vec<Transformer>> {
     Ok(all)
 }
 
-/// What a file of `transformers` may say, all kinds together.
+/// The settings of a file of `transformers`, for all kinds.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 struct Settings {
@@ -214,7 +214,7 @@ struct Settings {
     target_file_path: String,
 }
 
-/// The transformer that an object of `transformers` configures.
+/// The transformer configured by an object of `transformers`.
 pub(super) fn transformer(
     object: &Value,
     loader: &Loader,
@@ -307,7 +307,7 @@ fn configured(
     })
 }
 
-/// The object that one of `generators` makes.
+/// The object of one of `generators`.
 pub(super) fn generator(object: &Value, loader: &Loader) -> Result<Resource> {
     require_built_in(object)?;
     let id = Resource::new(object.clone()).id();
@@ -335,7 +335,7 @@ fn require_built_in(object: &Value) -> Result<()> {
     Ok(())
 }
 
-/// Writes a value into fields, or into a part of the path that a field holds.
+/// Writes a value into fields, or into a part of a path in a field.
 #[derive(Debug)]
 pub(super) struct ValueAdd {
     value: String,
@@ -408,7 +408,7 @@ impl ValueAdd {
     }
 }
 
-/// Puts a part into a file path, at its end when the position is beyond it.
+/// Inserts a part into a file path, at its end if the position is beyond it.
 fn insert_part(path: &str, position: usize, part: &str) -> String {
     let (root, rest) = match path.strip_prefix('/') {
         Some(rest) => ("/", rest),

@@ -1,4 +1,4 @@
-//! References by name follow their objects when these are renamed.
+//! References by name follow renamed objects.
 
 use anyhow::{Result, bail};
 use serde_json::{Value, json};
@@ -14,7 +14,7 @@ use crate::{
     output::yaml,
 };
 
-/// Writes the new names of objects where others refer to them by earlier ones.
+/// Updates references to renamed objects.
 pub(super) fn follow(resources: &mut Resources, references: &[NameReference]) -> Result<()> {
     let all = resources.0.clone();
     for referrer in &mut resources.0 {
@@ -31,7 +31,8 @@ pub(super) fn follow(resources: &mut Resources, references: &[NameReference]) ->
     Ok(())
 }
 
-/// The objects that one may refer to: those of its namespace, of the cluster, and accounts that a binding names.
+/// The objects that one may reference: in its namespace, cluster-scoped, and accounts that a
+/// binding names.
 fn reachable<'a>(referrer: &Resource, all: &'a [Resource]) -> Vec<&'a Resource> {
     let id = referrer.id();
     if id.gvk.is_cluster_scoped() {
@@ -121,7 +122,7 @@ impl Referrer<'_> {
         }
     }
 
-    /// A map with a name, and a namespace that narrows the choice and follows too.
+    /// A map with a name, and a namespace that restricts the choice and is updated too.
     fn set_map(&self, field: &mut Value, candidates: &[&Resource]) -> Result<()> {
         let Some(old) = field["name"].as_str().map(ToOwned::to_owned) else {
             bail!("path config error; no 'name' field in node");
@@ -156,7 +157,7 @@ impl Referrer<'_> {
         Ok(())
     }
 
-    /// The object that a name means; none when no object was renamed from it.
+    /// The object that a name references; `None` if no object was renamed from it.
     fn select<'a>(
         &self,
         old: &str,

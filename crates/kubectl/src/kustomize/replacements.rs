@@ -1,4 +1,4 @@
-//! Replacements: a value of one object, or a fixed one, is copied to fields of others.
+//! Replacements: copy a value of one object, or a fixed one, to fields of others.
 
 use anyhow::{Result, anyhow, bail};
 use serde::Deserialize;
@@ -13,7 +13,7 @@ use super::{
 
 const DEFAULT_PATH: &str = "metadata.name";
 
-/// One entry of `replacements`: written there, or in a file.
+/// One entry of `replacements`: inline, or in a file.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(super) struct ReplacementEntry {
@@ -56,7 +56,7 @@ struct Options {
     create: bool,
 }
 
-/// The replacements of a kustomization, those of files among them.
+/// The replacements of a kustomization, including those in files.
 pub(super) fn load(entries: &[ReplacementEntry], loader: &Loader) -> Result<Vec<Replacement>> {
     let mut found = Vec::new();
     for entry in entries {
@@ -259,7 +259,7 @@ impl Target {
     }
 }
 
-/// A scalar keeps its type: strings stay strings, and what had another type is read as YAML reads it.
+/// A scalar keeps its type: strings stay strings, other types are parsed as YAML.
 fn retyped(field: &Value, text: &str) -> Value {
     if field.is_string() {
         return json!(text);
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_is_an_error() {
+    fn missing_sources_and_targets_are_errors() {
         let error = |entry: Value| replaced(entry).unwrap_err().to_string();
         let target = json!([{"select": {"kind": "Deployment"}, "fieldPaths": ["spec.none"]}]);
         assert_eq!(

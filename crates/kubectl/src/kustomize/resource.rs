@@ -1,4 +1,4 @@
-//! The objects of a build, with what is remembered of each until it ends: earlier names, prefixes, and where it came from.
+//! The objects of a build, with their history: earlier names, prefixes, and origin.
 
 use anyhow::{Result, bail};
 use serde::Deserialize;
@@ -10,7 +10,7 @@ use super::{
 };
 use crate::json::{entries, list, selector, str_of};
 
-/// What a generated object does to one of the same name.
+/// The effect of a generated object on one of the same name.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) enum Behavior {
     #[default]
@@ -42,14 +42,14 @@ impl Behavior {
 
 #[derive(Debug, Clone, Default)]
 pub(super) struct Resource {
-    /// Null after a patch has deleted it.
+    /// Null after a patch deleted it.
     pub object: Value,
-    /// Names it had before, oldest first.
+    /// Earlier names, oldest first.
     pub previous: Vec<Id>,
     pub prefixes: Vec<String>,
     pub suffixes: Vec<String>,
     pub behavior: Behavior,
-    /// Whether a hash of its content is added to its name.
+    /// Whether a content hash is added to its name.
     pub needs_hash: bool,
     /// The variables whose value comes from it.
     pub variables: Vec<String>,
@@ -69,7 +69,7 @@ impl Resource {
         Id::from_object(&self.object)
     }
 
-    /// The name it had in its file.
+    /// The name in its file.
     pub(super) fn original_id(&self) -> Id {
         self.previous.first().cloned().unwrap_or_else(|| self.id())
     }
@@ -106,7 +106,7 @@ impl Resource {
         }
     }
 
-    /// All names: the current one and those before.
+    /// All names: the current and the earlier ones.
     pub(super) fn ids(&self) -> Vec<Id> {
         let mut ids = vec![self.id()];
         ids.extend(self.previous.iter().cloned());
@@ -117,7 +117,7 @@ impl Resource {
         !self.is_deleted() && (self.previous.iter().any(fits) || fits(&self.id()))
     }
 
-    /// Takes the metadata of the object that this generated one replaces or adds to.
+    /// Merges the metadata of the object that this generated one replaces or extends.
     fn take_metadata(&mut self, old: &Self) {
         for field in ["labels", "annotations"] {
             let mut merged = json!({});
@@ -156,7 +156,7 @@ impl Resource {
     }
 }
 
-/// Which objects a patch or a replacement is for; names and kinds are regular expressions of the whole text.
+/// The objects of a patch or a replacement; names and kinds are anchored regular expressions.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Selector {
@@ -211,7 +211,7 @@ fn matches(pattern: &str, text: &str) -> Result<bool> {
     Ok(pattern.is_empty() || regex::Regex::new(&format!("^(?:{pattern})$"))?.is_match(text))
 }
 
-/// The objects of a build in the order they were read.
+/// The objects of a build in input order.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Resources(pub Vec<Resource>);
 
@@ -232,7 +232,7 @@ impl Resources {
             .try_for_each(|resource| self.push(resource))
     }
 
-    /// Adds a generated object, or merges it into the one of its name, as its behavior says.
+    /// Adds a generated object, or merges it into the one of its name, by its behavior.
     pub(super) fn absorb(&mut self, mut resource: Resource) -> Result<()> {
         let id = resource.id();
         let found = self.indices(&|known| known.is_same(&id));
@@ -266,14 +266,14 @@ impl Resources {
         }
     }
 
-    /// The places of objects that have, or had, a name.
+    /// The indexes of objects that have, or had, a name.
     pub(super) fn indices(&self, fits: &dyn Fn(&Id) -> bool) -> Vec<usize> {
         (0..self.0.len())
             .filter(|at| self.0[*at].is_known_as(fits))
             .collect()
     }
 
-    /// The place of the one object that a patch names.
+    /// The index of the one object that a patch names.
     pub(super) fn find(&self, id: &Id) -> Result<usize> {
         let suffix = format!("failed to find unique target for patch {id}");
         match self.indices(&|known| id.is_same(known)).as_slice() {
@@ -298,7 +298,7 @@ impl Resources {
     }
 }
 
-/// An id as Go prints a struct, which the messages of generators do.
+/// An id as Go prints a struct, for messages of generators.
 fn go_syntax(id: &Id) -> String {
     let Gvk {
         group,
@@ -313,7 +313,7 @@ fn go_syntax(id: &Id) -> String {
     )
 }
 
-/// The objects of one text; lists give their items.
+/// The objects of one text; lists are expanded.
 pub(super) fn parse(text: &str, source: &str) -> Result<Vec<Resource>> {
     let mut found = Vec::new();
     for document in crate::manifest::strict_documents(text, source)? {

@@ -1,23 +1,23 @@
-//! How the lists of a type are merged: by Kubernetes' own schema, or by the document that `openapi` names.
+//! The merge strategy of lists: by Kubernetes' schema, or by the document in `openapi`.
 
 use machinery::schema::{Field, Shape, Topology, Type};
 use serde_json::Value;
 
 use crate::json::{list, str_of};
 
-/// A place in a schema.
+/// A position in a schema.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Schema<'a> {
     /// An object of a built-in type.
     Type(&'static Type),
-    /// A field of one, or what is in it.
+    /// A field of one, or its content.
     Field(&'static Field, Shape),
     /// A node of an OpenAPI document, and its definitions.
     Document(&'a Value, &'a Value),
 }
 
 impl<'a> Schema<'a> {
-    /// The schema of an object: that of the document first, as it may describe built-in types anew.
+    /// The schema of an object: from the document first, which may override built-in types.
     pub(super) fn of(object: &Value, document: Option<&'a Value>) -> Option<Self> {
         let definitions = document.map(|document| &document["definitions"]);
         let found = definitions.and_then(|definitions| {
@@ -54,7 +54,7 @@ impl<'a> Schema<'a> {
         }
     }
 
-    /// The keys of a list that is merged by element; none for lists of scalars. `None`: it is replaced.
+    /// The merge keys of a list; empty for lists of scalars. `None`: it is replaced.
     pub(super) fn merge_keys(self) -> Option<Vec<&'a str>> {
         match self {
             Self::Field(field, Shape::List(_)) if field.patch.merge => match &field.topology {

@@ -1,4 +1,4 @@
-//! Whole kustomizations, from their files to the objects.
+//! Complete kustomizations, from files to objects.
 
 use std::path::Path;
 
@@ -125,7 +125,7 @@ fn generators_merge_into_those_of_a_base_and_variables_follow_names() {
 }
 
 #[test]
-fn components_and_replacements_change_what_is_there() {
+fn components_and_replacements_change_resources() {
     let directory = tempfile::tempdir().unwrap();
     let root = directory.path();
     write(root, "app.yaml", APP);
@@ -167,7 +167,7 @@ fn transformers_of_files_do_the_same_as_fields() {
 }
 
 #[test]
-fn what_is_not_understood_or_not_there_is_refused() {
+fn unknown_fields_and_missing_files_are_refused() {
     let directory = tempfile::tempdir().unwrap();
     let root = directory.path();
     for (name, text) in [("out.yaml", APP), ("k/in.yaml", APP)] {
@@ -203,7 +203,7 @@ fn what_is_not_understood_or_not_there_is_refused() {
     assert!(build(&root.join("none")).is_err());
 }
 
-/// `testdata/kustomize` holds kustomizations with what upstream's kubectl v1.36.4 makes of them.
+/// `testdata/kustomize` holds kustomizations with the output of upstream's kubectl v1.36.4.
 #[test]
 fn the_output_is_that_of_upstreams_kubectl_byte_for_byte() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/kustomize");

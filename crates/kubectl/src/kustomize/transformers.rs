@@ -1,4 +1,4 @@
-//! The transformers of a kustomization that write one value to many objects: namespace, prefixes and suffixes, labels,
+//! The transformers that set one value on many objects: namespace, prefixes and suffixes, labels,
 //! annotations, replica counts.
 
 use std::collections::BTreeMap;
@@ -17,7 +17,7 @@ use crate::json::str_of;
 /// Which subjects of role bindings get the namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Subjects {
-    /// Those that are named `default`.
+    /// Those named `default`.
     Default,
     AllServiceAccounts,
     None,
@@ -149,7 +149,7 @@ impl Affix {
     }
 }
 
-/// Kinds whose names mean something else.
+/// Kinds that are not renamed.
 fn keeps_name(id: &Id) -> bool {
     match id.gvk.kind.as_str() {
         "CustomResourceDefinition" | "Namespace" => true,

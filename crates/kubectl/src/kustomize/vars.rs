@@ -1,4 +1,5 @@
-//! Variables: `$(NAME)` in some fields becomes the value of a field of another object. Replacements do more.
+//! Variables: `$(NAME)` in some fields is replaced by the value of another object's field.
+//! Superseded by replacements.
 
 use std::{cell::RefCell, collections::BTreeMap, fmt};
 
@@ -70,7 +71,7 @@ impl fmt::Display for Var {
     }
 }
 
-/// Adds the variables of one kustomization, and marks the objects that have their values.
+/// Adds the variables of one kustomization, and marks the objects with their values.
 pub(super) fn merge(known: &mut Vec<Var>, more: &[Var], resources: &mut Resources) -> Result<()> {
     for var in more {
         let id = var.id();
@@ -94,7 +95,7 @@ pub(super) fn merge(known: &mut Vec<Var>, more: &[Var], resources: &mut Resource
     add(known, more)
 }
 
-/// Adds variables; a name may be used once.
+/// Adds variables; names must be unique.
 pub(super) fn add(known: &mut Vec<Var>, more: &[Var]) -> Result<()> {
     for var in more {
         if known.iter().any(|other| other.name == var.name) {
@@ -105,7 +106,7 @@ pub(super) fn add(known: &mut Vec<Var>, more: &[Var]) -> Result<()> {
     Ok(())
 }
 
-/// Writes the values where the variables stand.
+/// Replaces the variables by their values.
 pub(super) fn resolve(vars: &[Var], specs: &[FieldSpec], resources: &mut Resources) -> Result<()> {
     if vars.is_empty() {
         return Ok(());
@@ -185,7 +186,7 @@ fn replace_in(
     Ok(())
 }
 
-/// `$$` is one dollar; a variable that is the whole text keeps its type.
+/// `$$` is a dollar sign; a variable that is the whole text keeps its type.
 fn expand(text: &str, values: &BTreeMap<String, Value>, used: &RefCell<Vec<String>>) -> Value {
     let mut out = String::new();
     let mut rest = text;

@@ -7,17 +7,17 @@ use serde_json::Value;
 
 use super::{gotemplate, jsonpath::Template, tabwriter::Tabwriter};
 
-/// Headings, each with the path of its cells.
+/// Headings with the paths of their cells.
 #[derive(Debug, Clone)]
 pub(crate) struct Columns {
     columns: Vec<(String, Template)>,
-    /// Leave the headings out.
+    /// Omits the headings.
     pub no_headers: bool,
     writer: RefCell<Tabwriter>,
 }
 
 impl Columns {
-    /// Reads `HEADING:PATH,…`.
+    /// Parses `HEADING:PATH,…`.
     pub(crate) fn parse(text: &str) -> Result<Self> {
         let column = |part: &str| -> Result<(String, Template)> {
             let Some((heading, path)) = part.split_once(':') else {
@@ -30,7 +30,7 @@ impl Columns {
         ))
     }
 
-    /// Reads two lines: headings, and the paths below them.
+    /// Parses two lines: headings, and the paths below them.
     pub(crate) fn parse_file(text: &str) -> Result<Self> {
         let mut lines = text.lines();
         let headings = lines.next().context("missing header line, and spec line")?;
@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_show_what_their_paths_find() {
+    fn custom_columns_show_the_values_of_their_paths() {
         let list = json!({"items": [
             {"metadata": {"name": "a"}, "n": [1, 2], "m": {"x": 1}}, {"metadata": {"name": "longer"}}]});
         let columns = Columns::parse("NAME:.metadata.name,N:{.n[*]},M:m").unwrap();

@@ -11,7 +11,7 @@ use crate::json;
 pub(crate) struct Template(jsonpath::Template, bool);
 
 impl Template {
-    /// Reads a template; a bare path may leave the braces out.
+    /// Parses a template; a bare path may omit the braces.
     pub(crate) fn parse(text: &str) -> Result<Self> {
         let bare = !text.contains('{') && (text.starts_with('.') || text.starts_with('$'));
         let read = match bare {
@@ -23,7 +23,8 @@ impl Template {
         Ok(Self(template, false))
     }
 
-    /// Reads one path with or without braces and the first dot: `metadata.name`, `{.metadata.name}`.
+    /// Parses one path with or without braces and the first dot: `metadata.name`,
+    /// `{.metadata.name}`.
     pub(crate) fn relaxed(text: &str) -> Result<Self> {
         let inner = text
             .strip_prefix('{')
@@ -38,7 +39,7 @@ impl Template {
         Self::parse(&format!("{{.{path}}}"))
     }
 
-    /// Whether a key that the document lacks is an error.
+    /// Whether a missing key is an error.
     pub(crate) fn requires_keys(self, required: bool) -> Self {
         match required {
             true => Self(self.0.needs_all(), true),
@@ -46,7 +47,7 @@ impl Template {
         }
     }
 
-    /// The text it gives for a document.
+    /// The output for a document.
     pub(crate) fn render(&self, document: &Value) -> Result<String> {
         let found = self.0.find(document).context("error executing jsonpath")?;
         let part = |part: Vec<Found<'_, Value>>| -> String {
@@ -56,7 +57,7 @@ impl Template {
         Ok(found.into_iter().map(part).collect())
     }
 
-    /// What it finds as a JSON list.
+    /// The results as a JSON list.
     pub(crate) fn render_json(&self, document: &Value) -> Result<String> {
         let found = self.0.find(document).context("error executing jsonpath")?;
         let values: Vec<Value> = found.into_iter().flatten().map(Found::into_value).collect();
@@ -66,7 +67,7 @@ impl Template {
         ))
     }
 
-    /// The values that its paths find; none where they cannot be followed.
+    /// The values at its paths; empty if they do not exist.
     pub(crate) fn values(&self, document: &Value) -> Vec<Value> {
         let found = self.0.find(document).unwrap_or_default();
         let all = found.into_iter().flatten();
@@ -74,7 +75,7 @@ impl Template {
     }
 }
 
-/// A value as it is printed.
+/// A value as printed.
 pub(crate) fn text(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
@@ -90,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn templates_give_what_kubectl_gives() {
+    fn templates_give_upstreams_output() {
         let document = json!({
             "kind": "List",
             "items": [

@@ -1,8 +1,8 @@
-//! KYAML: YAML in flow style with every string value quoted, as `-o kyaml` prints it.
+//! KYAML: YAML in flow style with every string quoted, for `-o kyaml`.
 
 use serde_json::Value;
 
-/// The document, with its first line and a line break at its end.
+/// The document, with its first line and a trailing newline.
 pub(crate) fn to_string(value: &Value) -> String {
     let mut out = String::from("---\n");
     node(&mut out, value, 0);
@@ -65,7 +65,7 @@ fn list(out: &mut String, items: &[Value], level: usize) {
     out.push(']');
 }
 
-/// A double-quoted string; with a level, many lines stand below each other.
+/// A double-quoted string; with a level, its lines are one below the other.
 fn quoted(out: &mut String, text: &str, level: Option<usize>) {
     let fold = level.filter(|_| text.contains('\n'));
     out.push('"');

@@ -1,4 +1,4 @@
-//! How objects are printed: tables, JSON, YAML, KYAML, names, JSONPath, Go templates, columns of one's own.
+//! Output formats: tables, JSON, YAML, KYAML, names, JSONPath, Go templates, custom columns.
 
 pub(crate) mod columns;
 pub(crate) mod gotemplate;
@@ -36,12 +36,12 @@ pub(crate) struct PrintFlags {
 }
 
 impl PrintFlags {
-    /// The printer that they ask for; `None` is the command's own message.
+    /// The requested printer; `None` for the command's own message.
     pub(crate) fn printer(&self) -> Result<Option<Printer>> {
         self.with_formats(&[])
     }
 
-    /// The same for commands that know more formats, such as `wide`; those give `None`.
+    /// The same for commands with more formats, such as `wide`; those give `None`.
     pub(crate) fn with_formats(&self, own: &[&str]) -> Result<Option<Printer>> {
         let Some(output) = self.format_name() else {
             return Ok(None);
@@ -70,7 +70,7 @@ impl PrintFlags {
     }
 }
 
-/// `jsonpath={.a}` as its two parts; the template may begin with its own `{`.
+/// `jsonpath={.a}` as its two parts; the template may begin with `{`.
 fn split_format(output: &str) -> (&str, Option<&str>) {
     match output.split_once('=') {
         Some((name, argument)) => (name, Some(argument)),
@@ -78,7 +78,7 @@ fn split_format(output: &str) -> (&str, Option<&str>) {
     }
 }
 
-/// A form of output.
+/// An output format.
 #[derive(Debug, Clone)]
 pub(crate) enum Format {
     Json,
@@ -173,7 +173,7 @@ impl Format {
     }
 }
 
-/// Prints objects one after the other in one form.
+/// Prints objects one after the other in one format.
 #[derive(Debug)]
 pub(crate) struct Printer {
     pub format: Format,
@@ -191,13 +191,13 @@ impl Printer {
         }
     }
 
-    /// Prints an object or a list that came from a server or a file: keys are sorted.
+    /// Prints an object or a list from a server or a file: keys are sorted.
     pub(crate) fn print(&self, object: &Value) -> Result<()> {
         print!("{}", self.render(&json::sorted(object))?);
         Ok(())
     }
 
-    /// The text of an object in its own order of keys.
+    /// The text of an object in its own key order.
     pub(crate) fn render(&self, object: &Value) -> Result<String> {
         let before = self.printed.replace(self.printed.get() + 1);
         let shown = || {
@@ -227,7 +227,7 @@ impl Printer {
     }
 }
 
-/// Calls with each item of a list, or with the object itself.
+/// Calls a function with each item of a list, or with the object itself.
 pub(crate) fn each(object: &Value, mut with: impl FnMut(&Value)) {
     match object["items"].as_array() {
         Some(items) => items.iter().for_each(with),

@@ -1,4 +1,4 @@
-//! `--sort-by`: the order of objects by the value of one field.
+//! `--sort-by`: sorts objects by the value of one field.
 
 use std::cmp::Ordering;
 
@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::jsonpath::Template;
 
-/// Sorts by the field that the path names; `object` gives the object of an entry.
+/// Sorts by the field at the path; `object` returns the object of an entry.
 pub(crate) fn by<T>(entries: &mut Vec<T>, path: &str, object: impl Fn(&T) -> Value) -> Result<()> {
     let template = Template::relaxed(path)?;
     let key = |entry: &T| template.values(&object(entry)).into_iter().next();
@@ -37,14 +37,15 @@ fn braced(path: &str) -> String {
     format!("{{.{}}}", inner.trim_start_matches('.'))
 }
 
-/// What all texts of the field are. Two of them are compared as all are, or the order would not be one.
+/// The type of all texts of the field. Texts are all compared in the same way, so that the order is
+/// consistent.
 #[derive(Clone, Copy)]
 enum Texts {
     Quantities,
     Names,
 }
 
-/// Values of other types come behind each other.
+/// Values of different types are grouped by type.
 fn type_rank(value: Option<&Value>) -> u8 {
     match value {
         None | Some(Value::Null) => 0,
@@ -75,7 +76,7 @@ fn compare(a: Option<&Value>, b: Option<&Value>, texts: Texts) -> Ordering {
     }
 }
 
-/// Runs of digits compare by their number.
+/// Runs of digits are compared as numbers.
 fn natural(a: &str, b: &str) -> Ordering {
     let (mut a, mut b) = (a.as_bytes(), b.as_bytes());
     let digits = |text: &[u8]| text.iter().take_while(|byte| byte.is_ascii_digit()).count();
@@ -129,7 +130,7 @@ mod tests {
                 .collect();
             assert_eq!(found, names, "{path}");
         }
-        // Quantities beside other texts are texts as well, and types do not mix.
+        // Quantities among other texts are compared as texts, and types are not mixed.
         let odd =
             json!([{"v": "10"}, {"v": "9x"}, {"v": "1Ki"}, {"v": 7}, {"v": true}, {"v": [1]}]);
         let found = sorted("v", odd).unwrap();

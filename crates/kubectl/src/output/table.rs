@@ -1,4 +1,4 @@
-//! Tables that the server makes, and tables of our own.
+//! Tables from the server, and our own.
 
 use serde_json::Value;
 
@@ -12,14 +12,14 @@ pub(crate) struct Table {
     pub rows: Vec<Vec<String>>,
 }
 
-/// What to leave out and put in when a server's table is turned into text.
+/// Options for rendering a server's table as text.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct View {
     pub wide: bool,
     pub with_namespace: bool,
     pub show_labels: bool,
     pub label_columns: Vec<String>,
-    /// Put before the name: `pod` when several types are listed.
+    /// The prefix of names, such as `pod` if several types are listed.
     pub kind: Option<String>,
 }
 
@@ -62,12 +62,12 @@ impl Table {
         Self { headings, rows }
     }
 
-    /// The lines; headings first unless `bare`.
+    /// The lines, with headings unless `bare`.
     pub(crate) fn render(&self, bare: bool) -> String {
         self.render_with(&mut Tabwriter::for_tables(), bare)
     }
 
-    /// The lines, aligned with those that the writer has seen.
+    /// The lines, aligned with the earlier ones of the writer.
     pub(crate) fn render_with(&self, writer: &mut Tabwriter, bare: bool) -> String {
         let mut text = String::new();
         let headings = (!bare).then_some(&self.headings);
@@ -117,7 +117,7 @@ pub(crate) fn labels(value: &Value) -> String {
     pairs.join(",")
 }
 
-/// A value as a cell: one line, and nothing that a terminal would obey.
+/// A value as a cell: one line, without terminal control sequences.
 pub(crate) fn cell(value: &Value) -> String {
     match value {
         Value::Null => String::new(),
@@ -129,7 +129,7 @@ pub(crate) fn cell(value: &Value) -> String {
     }
 }
 
-/// Control sequences made visible.
+/// Makes control sequences visible.
 pub(crate) fn escape(text: &str) -> String {
     if !text.contains(['\x1b', '\r', '\t', '\n']) {
         return text.to_owned();

@@ -1,18 +1,18 @@
-//! Elastic tabs: cells of neighbouring lines that end with a tab form columns as wide as their widest cell.
+//! Elastic tabs: tab-terminated cells of adjacent lines form columns as wide as their widest cell.
 
 /// Aligns lines of tab-separated cells.
 #[derive(Debug, Clone)]
 pub(crate) struct Tabwriter {
-    /// A column is at least this wide, its padding included.
+    /// The minimum width of a column, including padding.
     pub min_width: usize,
     /// Spaces after the widest cell.
     pub padding: usize,
-    /// Widths that columns had before; later lines are never narrower.
+    /// Widths of earlier columns; later lines are never narrower.
     pub widths: Option<Vec<usize>>,
 }
 
 impl Tabwriter {
-    /// As for tables of objects: rows that come later line up with those that were printed.
+    /// For tables of objects: later rows are aligned with the printed ones.
     pub(crate) fn for_tables() -> Self {
         Self {
             min_width: 6,
@@ -21,7 +21,7 @@ impl Tabwriter {
         }
     }
 
-    /// As for descriptions.
+    /// For descriptions.
     pub(crate) fn for_descriptions() -> Self {
         Self {
             min_width: 0,
@@ -38,7 +38,7 @@ impl Tabwriter {
             .collect();
         let mut out = String::with_capacity(text.len() * 2);
         self.block(&lines, &mut Vec::new(), &mut out);
-        // The text after the last line break is a line of its own.
+        // The text after the last line break is a separate line.
         out.pop();
         out
     }

@@ -1,5 +1,5 @@
-//! YAML byte for byte as kubectl prints it: keys in natural order, lists not indented below their key, strings
-//! plain where that is unambiguous, lines folded after eighty columns.
+//! YAML byte for byte as kubectl prints it: keys in natural order, lists not indented below their
+//! key, strings plain where unambiguous, lines folded after eighty columns.
 
 use std::cmp::Ordering;
 
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 const WIDTH: usize = 80;
 
-/// The document of a value, with a line break at its end.
+/// The document of a value, with a trailing newline.
 pub(crate) fn to_string(value: &Value) -> String {
     let mut out = Emitter::default();
     match value {
@@ -48,13 +48,13 @@ impl Emitter {
         }
     }
 
-    /// `is_open`: the first key stands where the cursor is, as after `- `.
+    /// `is_open`: the first key is at the cursor, as after `- `.
     fn mapping(&mut self, map: &serde_json::Map<String, Value>, indent: usize, is_open: bool) {
         for (at, key) in sorted(map.keys()).into_iter().enumerate() {
             if at > 0 || !is_open {
                 self.line(indent);
             }
-            // Longer or many-line keys need the explicit form.
+            // Longer or multi-line keys need the explicit form.
             let is_simple = key.len() <= 128 && !key.contains('\n');
             if !is_simple {
                 self.put("? ");
@@ -71,7 +71,7 @@ impl Emitter {
     fn value(&mut self, value: &Value, indent: usize) {
         match value {
             Value::Object(map) if !map.is_empty() => self.mapping(map, indent + 2, false),
-            // A list stands at its key's own column.
+            // A list is at the column of its key.
             Value::Array(items) if !items.is_empty() => self.sequence(items, indent, false),
             scalar => {
                 self.put(" ");
@@ -128,7 +128,7 @@ impl Emitter {
         self.double_quoted(text, indent, may_break);
     }
 
-    /// Plain or single-quoted text, whose long lines are broken at single spaces.
+    /// Plain or single-quoted text, whose long lines are folded at single spaces.
     fn folded(&mut self, text: &str, indent: usize, may_break: bool, is_quoted: bool) {
         let chars: Vec<char> = text.chars().collect();
         let mut after_space = false;
@@ -201,7 +201,7 @@ impl Emitter {
     }
 }
 
-/// Numbers as Go's YAML writes what it read from JSON.
+/// Numbers as Go's YAML writes them when decoded from JSON.
 fn number_text(number: &serde_json::Number) -> String {
     if number.is_i64() || number.is_u64() {
         return number.to_string();
@@ -255,7 +255,7 @@ fn is_printable(c: char) -> bool {
         && c != '\u{feff}'
 }
 
-/// Which styles can carry a text.
+/// Which styles can represent a text.
 struct Form {
     plain_allowed: bool,
     single_allowed: bool,
@@ -309,7 +309,7 @@ impl Form {
     }
 }
 
-/// Whether unquoted text is read back as this string and not as a number, a bool, null or a time.
+/// Whether unquoted text parses as this string and not as a number, a bool, null or a time.
 fn is_plain_string(text: &str) -> bool {
     const WORDS: &[&str] = &[
         "", "~", "null", "Null", "NULL", "y", "Y", "yes", "Yes", "YES", "true", "True", "TRUE",
@@ -318,7 +318,8 @@ fn is_plain_string(text: &str) -> bool {
         "-.Inf", "-.INF",
     ];
     if text == "<<" {
-        // The merge key is only recognised by its first character's class, which '<' has not.
+        // The merge key is recognised only by the class of its first character, which '<' does not
+        // have.
         return true;
     }
     !(WORDS.contains(&text) || is_number(text) || is_time(text) || is_sexagesimal(text))
@@ -441,8 +442,8 @@ fn is_sexagesimal(text: &str) -> bool {
             .all(|part| (1..=2).contains(&part.len()) && part.parse::<u32>().is_ok_and(|n| n < 60))
 }
 
-/// Keys as Go's YAML sorts them. Its rule is no total order for all keys (it reads digits in the light of what stands
-/// before them), and the standard library's sort may panic then: this one does not.
+/// Keys sorted as Go's YAML does. Its rule is not a total order for all keys (it interprets digits
+/// by what precedes them), so the standard library's sort might panic: this one does not.
 fn sorted<'a>(keys: impl Iterator<Item = &'a String>) -> Vec<&'a String> {
     let mut sorted: Vec<&String> = Vec::new();
     for key in keys {

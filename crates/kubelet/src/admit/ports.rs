@@ -1,10 +1,10 @@
-//! Host ports: one pod at a time has one.
+//! Host ports: two pods of a node may not use the same one.
 
 use k8s_openapi::api::core::v1::{ContainerPort, Pod};
 
 use crate::pod::spec;
 
-/// Whether the pod wants a host port that another has.
+/// Whether the pod wants a host port that another pod uses.
 pub(super) fn conflict(pod: &Pod, others: &[&Pod]) -> bool {
     let mut wanted = host_ports(pod);
     wanted.any(|port| {

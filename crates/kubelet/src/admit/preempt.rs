@@ -1,5 +1,5 @@
-//! Room for a critical pod: which pods must go so that its requests fit. Pods of a lower class go before
-//! those of a higher one, and as few as possible.
+//! Preemption for a critical pod: which pods must end so that its requests fit. Pods of a lower QoS
+//! class end before those of a higher one, and as few as possible.
 
 use k8s_openapi::api::core::v1::Pod;
 
@@ -13,7 +13,7 @@ struct Missing<'a> {
     amount: i64,
 }
 
-/// The pods to end, or why no set of pods helps.
+/// The pods to end; fails if no set of pods frees enough.
 pub(super) fn victims<'a>(
     pod: &Pod,
     others: &[&'a Pod],
@@ -37,7 +37,8 @@ pub(super) fn victims<'a>(
     let burstable = of_class(QosClass::Burstable);
     let guaranteed = of_class(QosClass::Guaranteed);
     let lower = [best_effort.as_slice(), &burstable].concat();
-    // Those of the highest class that must go even if all others went; then the next class.
+    // First the pods of the highest class that must end even if all of the lower classes end; then
+    // the next class.
     let first = nearest(guaranteed, without(&missing, &lower))?;
     let kept = without(&missing, &[best_effort.as_slice(), &first].concat());
     let second = nearest(burstable, kept)?;
@@ -46,7 +47,7 @@ pub(super) fn victims<'a>(
     Ok([third, second, first].concat())
 }
 
-/// A critical pod goes before all that are not, and otherwise priorities decide.
+/// A critical pod preempts pods that are not critical; otherwise the priorities decide.
 fn may_preempt(pod: &Pod, other: &Pod) -> bool {
     if spec::is_critical(pod) && !spec::is_critical(other) {
         return true;
@@ -72,8 +73,8 @@ fn without<'a>(missing: &[Missing<'a>], gone: &[&Pod]) -> Vec<Missing<'a>> {
     left.filter(|missing| missing.amount > 0).collect()
 }
 
-/// Picks the pod that comes nearest to what is missing until nothing is; of two that are equally near
-/// the smaller one.
+/// Picks the pod nearest to what is missing until nothing is missing; of two equally near pods the
+/// smaller one.
 fn nearest<'a>(
     mut pods: Vec<&'a Pod>,
     mut missing: Vec<Missing<'_>>,
@@ -98,7 +99,8 @@ fn nearest<'a>(
     Ok(picked)
 }
 
-/// How much of what is missing a pod would leave missing; each resource counts the same.
+/// How far the pod's requests fall short of what is missing, between 0 and 1 per resource; every
+/// resource weighs the same.
 fn distance(pod: &Pod, missing: &[Missing<'_>]) -> f64 {
     let parts = missing.iter().map(|missing| {
         let left = missing
@@ -183,7 +185,7 @@ mod tests {
             (&[("memory", 200 * mib)], &["large"]),
             (&[("memory", 350 * mib)], &["large", "small"]),
             (&[("cpu", 300), ("memory", 100 * mib)], &["large"]),
-            // All of a lower class would not be enough: one of a higher class goes instead of them.
+            // All pods of the lower classes would not be enough: one of a higher class ends instead.
             (&[("memory", 900 * mib)], &["bound"]),
             (&[("pods", 1)], &["none"]),
             (&[("pods", 4)], &["none", "small", "large", "bound"]),
@@ -198,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn critical_pods_stay_and_what_cannot_be_freed_is_said() {
+    fn critical_pods_are_not_preempted_and_insufficient_resources_are_reported() {
         let critical = pod(
             "other",
             2_000_000_000,

@@ -1,4 +1,4 @@
-//! Kernel settings that a pod may change: those that are its own, and those that the node's
+//! Which sysctls a pod may set: namespaced ones that are safe, and those that the node's
 //! administrator allows besides.
 
 use k8s_openapi::api::core::v1::Pod;
@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::Pod;
 use super::{Refusal, refusal};
 use crate::pod::spec;
 
-/// Settings that are a pod's own and cannot harm others.
+/// Namespaced sysctls that cannot harm other pods.
 const SAFE: &[&str] = &[
     "kernel.shm_rmid_forced",
     "net.ipv4.ip_local_port_range",
@@ -22,7 +22,7 @@ const SAFE: &[&str] = &[
     "net.ipv4.tcp_wmem",
 ];
 
-/// Refuses the first setting that is not allowed.
+/// Rejects the first sysctl that is not allowed.
 pub(super) fn check(pod: &Pod, allowed: &[String]) -> Result<(), Refusal> {
     let spec = spec::spec(pod);
     let context = spec.security_context.as_ref();
@@ -57,7 +57,7 @@ pub(super) fn check(pod: &Pod, allowed: &[String]) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Which namespace of the kernel a setting belongs to.
+/// The kernel namespace that a sysctl belongs to.
 fn namespace(name: &str) -> Option<&'static str> {
     let ipc = ["kernel.shm", "kernel.msg", "fs.mqueue."];
     if name.starts_with("net.") {
@@ -69,7 +69,8 @@ fn namespace(name: &str) -> Option<&'static str> {
     }
 }
 
-/// Names may be written with slashes; then dots are part of a name, as in `net/ipv4/conf/eth0.1/x`.
+/// Names may be written with slashes; then dots belong to a component, as in
+/// `net/ipv4/conf/eth0.1/x`.
 fn normalized(name: &str) -> String {
     let first = name.find(['.', '/']);
     if first.is_some_and(|at| name.as_bytes()[at] == b'/') {
@@ -84,7 +85,7 @@ fn normalized(name: &str) -> String {
     }
 }
 
-/// Whether an administrator may allow this pattern: only settings that have a namespace.
+/// Whether an administrator may allow this pattern: only namespaced sysctls.
 pub fn is_allowable(pattern: &str) -> bool {
     namespace(normalized(pattern).trim_end_matches('*')).is_some()
 }

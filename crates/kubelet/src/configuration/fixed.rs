@@ -1,13 +1,15 @@
-//! Fields of upstream's type that have one value here. Any other value would have no effect, so that it is
-//! refused; fields that have no effect in upstream's kubelet on Linux either are accepted as they are.
+//! Fields of upstream's type that have only one value here: any other value would have no effect
+//! and is rejected. Fields without effect in upstream's kubelet on Linux are accepted with any
+//! value.
 
 use serde_json::{Value, json};
 
-/// What a field may be set to.
+/// The values that a field accepts.
 enum Accepts {
-    /// Nothing but what is in effect anyway.
+    /// Only the value that is in effect anyway.
     Only(fn() -> Vec<Value>),
-    /// Anything: upstream's kubelet does nothing with it on Linux, or how it works is no business of others.
+    /// Any value: the field has no effect in upstream's kubelet on Linux, or concerns only its
+    /// implementation.
     Any,
 }
 
@@ -15,7 +17,7 @@ use Accepts::{Any, Only};
 
 const UNSUPPORTED: &str = "is not supported by this node";
 
-/// Name, what it accepts, and why not something else.
+/// Name, accepted values, and why others are rejected.
 const FIELDS: &[(&str, Accepts, &str)] = &[
     (
         "cgroupsPerQOS",
@@ -45,7 +47,7 @@ const FIELDS: &[(&str, Accepts, &str)] = &[
     ("enableDebugFlagsHandler", Any, ""),
     ("enableProfilingHandler", Any, ""),
     ("enableSystemLogQuery", Only(no), UNSUPPORTED),
-    // Files and pods are watched: nothing waits for a look at regular times.
+    // Files and pods are watched, not polled.
     ("fileCheckFrequency", Any, ""),
     ("hairpinMode", Any, ""),
     ("httpCheckFrequency", Any, ""),
@@ -56,7 +58,7 @@ const FIELDS: &[(&str, Accepts, &str)] = &[
     ),
     ("iptablesDropBit", Any, ""),
     ("iptablesMasqueradeBit", Any, ""),
-    // The kernel's notifications are always used, beside looks at short times.
+    // Kernel notifications are always used, beside frequent polling.
     ("kernelMemcgNotification", Any, ""),
     ("kubeAPIBurst", Any, ""),
     ("kubeAPIQPS", Any, ""),
@@ -73,10 +75,10 @@ const FIELDS: &[(&str, Accepts, &str)] = &[
         Only(|| words(&["None"])),
         UNSUPPORTED,
     ),
-    // Takes effect with the gate MemoryQoS only, which is closed.
+    // Has an effect only with the feature gate MemoryQoS, which is off.
     ("memoryThrottlingFactor", Any, ""),
     ("memorySwap", Only(swap), UNSUPPORTED),
-    // Of a kubelet without an API server.
+    // Only for a standalone kubelet.
     ("podCIDR", Any, ""),
     (
         "preloadedImagesVerificationAllowlist",
@@ -155,7 +157,7 @@ const FIELDS: &[(&str, Accepts, &str)] = &[
         Only(|| words(&["", "/usr/libexec/kubernetes/kubelet-plugins/volume/exec/"])),
         "FlexVolume is not supported by this node",
     ),
-    // Volumes are measured as often as what it costs allows.
+    // How often volumes are measured depends on how long it takes.
     ("volumeStatsAggPeriod", Any, ""),
 ];
 
@@ -171,7 +173,7 @@ fn no() -> Vec<Value> {
     vec![json!(false)]
 }
 
-/// Empty in every form.
+/// The empty value of every type.
 fn nothing() -> Vec<Value> {
     vec![json!(""), json!([]), json!({})]
 }
@@ -184,7 +186,7 @@ fn swap() -> Vec<Value> {
     ]
 }
 
-/// What kubeadm writes, and the default.
+/// The values that kubeadm writes, and the default.
 fn logging() -> Vec<Value> {
     let json_options = json!({"json": {"infoBufferSize": "0"}});
     vec![
@@ -195,12 +197,12 @@ fn logging() -> Vec<Value> {
     ]
 }
 
-/// The names, for suggestions.
+/// The field names, for suggestions.
 pub(super) fn names() -> impl Iterator<Item = &'static str> {
     FIELDS.iter().map(|(name, _, _)| *name)
 }
 
-/// Whether it is one of these fields; then its problem if it is set to something else.
+/// `None` if it is not one of these fields; an error if its value is not accepted.
 pub(super) fn check(name: &str, value: &Value) -> Option<Result<(), String>> {
     let (_, accepts, why) = FIELDS.iter().find(|(known, _, _)| *known == name)?;
     let fits = match accepts {
@@ -219,7 +221,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_would_have_no_effect_is_refused_and_what_holds_anyway_is_not() {
+    fn settings_without_effect_are_refused_unless_they_hold_anyway() {
         let of = |name: &str, value: Value| check(name, &value).unwrap();
         for (name, value) in [
             ("cpuManagerPolicy", json!("none")),

@@ -1,9 +1,9 @@
-//! Feature gates: v1.36's are known by name and default. A gate cannot be switched here, so that one that is
-//! set to anything but its default is refused instead of having no effect.
+//! The feature gates of v1.36 with their defaults. Gates cannot be switched here: a value other
+//! than the default is rejected, since it would have no effect.
 
 use std::collections::BTreeMap;
 
-/// Open by default.
+/// On by default.
 const ON: &[&str] = &[
     "APIResponseCompression",
     "APIServerIdentity",
@@ -169,7 +169,7 @@ const ON: &[&str] = &[
     "WindowsGracefulNodeShutdown",
 ];
 
-/// Closed by default.
+/// Off by default.
 const OFF: &[&str] = &[
     "APIServingWithRoutine",
     "AllowDNSOnlyNodeCSR",
@@ -241,7 +241,7 @@ const OFF: &[&str] = &[
     "WorkloadWithJob",
 ];
 
-/// What is wrong with the gates of a configuration.
+/// The errors in a configuration's feature gates.
 pub(super) fn problems(gates: &BTreeMap<String, bool>) -> Vec<String> {
     let wrong = gates.iter().filter_map(|(name, value)| {
         let default = if ON.contains(&name.as_str()) {

@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 
 use super::{API_VERSION, KIND, KubeletConfiguration, fixed};
 
-/// Where a configuration comes from.
+/// The files of a configuration.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Sources {
     pub file: Option<PathBuf>,
@@ -17,15 +17,15 @@ pub struct Sources {
     pub drop_ins: Option<PathBuf>,
 }
 
-/// A configuration and where it came from.
+/// A configuration and its files.
 #[derive(Debug, Clone)]
 pub struct Loaded {
     pub configuration: KubeletConfiguration,
     pub sources: Sources,
 }
 
-/// Reads the file, if one is given, and the drop-in files (`*.conf`, in the order of their paths) of
-/// the directory, if one is given. A later file's fields win; maps are merged by key.
+/// Reads the file and the drop-in files (`*.conf`, in the order of their paths) of the directory,
+/// each if given. Fields of later files win; maps are merged by key.
 pub fn load(sources: Sources) -> Result<Loaded, String> {
     let mut merged = Map::new();
     let mut files: Vec<PathBuf> = sources.file.iter().cloned().collect();
@@ -52,7 +52,7 @@ pub fn load(sources: Sources) -> Result<Loaded, String> {
     }
 }
 
-/// Directories below are looked into at their place in the order.
+/// Collects `*.conf` files recursively, in the order of their paths.
 fn drop_in_files(dir: &Path, files: &mut Vec<PathBuf>) -> Result<(), String> {
     let bad = |error: std::io::Error| format!("{}: {error}", dir.display());
     let mut paths = Vec::new();
@@ -93,14 +93,14 @@ fn parse(text: &str) -> Result<Map<String, Value>, String> {
     if !refused.is_empty() {
         return Err(refused.join("; "));
     }
-    // Null is as good as absent.
+    // Null means unset.
     fields.retain(|_, value| !value.is_null());
     serde_json::from_value::<KubeletConfiguration>(Value::Object(fields.clone()))
         .map_err(|error| explain(&error.to_string(), text))?;
     Ok(fields)
 }
 
-/// An unknown field with its line and the name that may have been meant.
+/// Adds the line of an unknown field and the most similar known name to the error.
 fn explain(error: &str, text: &str) -> String {
     let Some(unknown) = error
         .strip_prefix("unknown field `")
@@ -134,7 +134,7 @@ fn line_of(text: &str, key: &str) -> usize {
     text.lines().position(names).map_or(1, |index| index + 1)
 }
 
-/// Edits between two names, without regard to case.
+/// The edit distance of two names, ignoring case.
 fn distance(a: &str, b: &str) -> usize {
     let (a, b) = (a.to_lowercase(), b.to_lowercase());
     let b: Vec<char> = b.chars().collect();
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn what_would_have_no_effect_is_refused_with_its_line() {
+    fn settings_without_effect_are_refused_with_their_line() {
         let file = written("maxPods: 7\nhairpinMode: none\ncpuManagerPolicy: none\n");
         assert_eq!(of(file.path(), None).unwrap().max_pods, 7);
         let told = refused("maxPods: 7\ncpuManagerPolicy: static\n");
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn what_kubeadm_writes_is_accepted() {
+    fn a_kubelet_configuration_written_by_kubeadm_is_accepted() {
         let file = written(
             "authentication:\n  anonymous: {enabled: false}\n  webhook: {cacheTTL: 0s, enabled: true}\n  x509: {clientCAFile: /etc/kubernetes/pki/ca.crt}\nauthorization:\n  mode: Webhook\n  webhook: {cacheAuthorizedTTL: 0s, cacheUnauthorizedTTL: 0s}\ncgroupDriver: systemd\nclusterDNS: [10.96.0.10]\nclusterDomain: cluster.local\ncontainerRuntimeEndpoint: \"\"\ncpuManagerReconcilePeriod: 0s\ncrashLoopBackOff: {}\nevictionPressureTransitionPeriod: 0s\nfileCheckFrequency: 0s\nhealthzBindAddress: 127.0.0.1\nhealthzPort: 10248\nhttpCheckFrequency: 0s\nimageMaximumGCAge: 0s\nimageMinimumGCAge: 0s\nlogging:\n  flushFrequency: 0\n  options: {json: {infoBufferSize: \"0\"}, text: {infoBufferSize: \"0\"}}\n  verbosity: 0\nmemorySwap: {}\nnodeStatusReportFrequency: 0s\nnodeStatusUpdateFrequency: 0s\nrotateCertificates: true\nruntimeRequestTimeout: 0s\nshutdownGracePeriod: 0s\nshutdownGracePeriodCriticalPods: 0s\nstaticPodPath: /etc/kubernetes/manifests\nstreamingConnectionIdleTimeout: 0s\nsyncFrequency: 0s\nvolumeStatsAggPeriod: 0s\n",
         );

@@ -1,11 +1,12 @@
-//! What a KubeletConfiguration asks of the machine: a kubelet does not start where that does not hold.
+//! Checks that the machine fulfils what the KubeletConfiguration requires; otherwise the kubelet
+//! does not start.
 
 use std::path::Path;
 
 use super::KubeletConfiguration;
 use crate::{cgroups, server};
 
-/// Kernel settings that Kubernetes expects.
+/// The sysctls that `protectKernelDefaults` requires.
 const KERNEL: &[(&str, &str)] = &[
     ("vm.overcommit_memory", "1"),
     ("vm.panic_on_oom", "0"),
@@ -15,7 +16,7 @@ const KERNEL: &[(&str, &str)] = &[
     ("kernel.keys.root_maxbytes", "25000000"),
 ];
 
-/// What does not hold.
+/// Fails with the requirement that the machine does not fulfil.
 pub fn check(configuration: &KubeletConfiguration) -> Result<(), String> {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
     if configuration.fail_swap_on && read("/proc/swaps").lines().count() > 1 {
@@ -72,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_machine_lacks_is_named() {
+    fn paths_and_features_missing_on_the_machine_are_reported() {
         assert_eq!(check(&KubeletConfiguration::default()), Ok(()));
         let config = KubeletConfiguration {
             cgroup_root: "/there/is/no/such".into(),

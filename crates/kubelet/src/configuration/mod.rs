@@ -1,8 +1,7 @@
-//! KubeletConfiguration v1beta1: what a node may be told in a file, under upstream's names and with
-//! upstream's defaults. [`load`] reads it.
+//! KubeletConfiguration v1beta1, with upstream's field names and defaults. [`load`] reads it.
 //!
-//! Only what takes effect is here. Other fields of upstream's type are known by name and accepted with
-//! the value that holds anyway ([`fixed`]); unknown ones are refused.
+//! Only fields with an effect are here. Other fields of upstream's type are accepted only with the
+//! value that is in effect anyway ([`fixed`]); unknown fields are rejected.
 
 mod duration;
 mod fixed;
@@ -28,13 +27,13 @@ use crate::{
     make::resources::CfsQuota,
 };
 
-/// Upstream's group and version.
+/// Upstream's apiVersion.
 pub const API_VERSION: &str = "kubelet.config.k8s.io/v1beta1";
 /// Upstream's kind.
 pub const KIND: &str = "KubeletConfiguration";
 
-/// How many processes and threads a pod may have if nothing is said. Upstream's default is the whole
-/// node; one pod that forks without end would then stop all others.
+/// The default limit of processes and threads per pod. Upstream's default is no limit; a fork bomb
+/// in one pod would then stop all others.
 const POD_PIDS_LIMIT: i64 = 16_384;
 
 /// A kubelet's settings.
@@ -45,31 +44,31 @@ pub struct KubeletConfiguration {
     pub api_version: String,
     /// Whether the kubelet serves its API at all.
     pub enable_server: bool,
-    /// A directory with manifests of static pods; empty: none.
+    /// A directory of static pod manifests; empty: none.
     pub static_pod_path: String,
-    /// Where the kubelet listens.
+    /// The address on which the kubelet serves.
     pub address: String,
     pub port: i32,
     #[serde(rename = "providerID")]
     pub provider_id: String,
     pub register_node: bool,
-    /// Where containers' logs are; empty: below the data directory.
+    /// The directory of containers' logs; empty: below the data directory.
     pub pod_logs_dir: String,
     pub healthz_port: i32,
     pub healthz_bind_address: String,
-    /// Adjustment of the kernel's score for this process when memory runs out.
+    /// `oom_score_adj` of this process.
     pub oom_score_adj: i32,
-    /// Open files of this process; 0: as the machine says.
+    /// The limit of open files of this process; 0: unchanged.
     pub max_open_files: i64,
-    /// Empty: the cluster's.
+    /// The cluster domain; empty: the cluster's default.
     pub cluster_domain: String,
-    /// None: the cluster's.
+    /// DNS servers; empty: the cluster's.
     #[serde(rename = "clusterDNS")]
     pub cluster_dns: Vec<String>,
-    /// Otherwise nothing may be run in containers or read of their logs through the kubelet.
+    /// Whether exec, attach, port-forward, logs and the like are served.
     pub enable_debugging_handlers: bool,
     pub streaming_connection_idle_timeout: GoDuration,
-    /// Events in a second; 0: as many as there are. Upstream's kubelet sends no more than 50.
+    /// Events per second; 0: unlimited. Upstream's default is 50.
     #[serde(rename = "eventRecordQPS")]
     pub event_record_qps: i32,
     pub event_burst: i32,
@@ -89,30 +88,30 @@ pub struct KubeletConfiguration {
     pub image_gc_low_threshold_percent: i32,
     pub max_pods: i32,
     pub pods_per_core: i32,
-    /// Whether limits of processor time are enforced, and over which time.
+    /// Whether cpu limits are enforced (CFS quota), and the period.
     #[serde(rename = "cpuCFSQuota")]
     pub cpu_cfs_quota: bool,
     #[serde(rename = "cpuCFSQuotaPeriod")]
     pub cpu_cfs_quota_period: GoDuration,
-    /// The cgroup below which pods live; empty: one of the cluster's own.
+    /// The cgroup of all pods; empty: one made for this cluster.
     pub cgroup_root: String,
-    /// Who makes containers' cgroups, where the runtime does not say: it, or systemd.
+    /// `cgroupfs` or `systemd`, if the runtime does not report its driver.
     pub cgroup_driver: String,
-    /// Empty: the runtime inside.
+    /// Empty: the built-in runtime.
     pub container_runtime_endpoint: String,
-    /// Empty: the same as the runtime's.
+    /// Empty: the runtime's endpoint.
     pub image_service_endpoint: String,
-    /// What a runtime has for a call.
+    /// The timeout of calls to the runtime.
     pub runtime_request_timeout: GoDuration,
-    /// Refuses to start where swap is on, where cgroups are of version 1, or where the kernel's settings are
-    /// not those that Kubernetes expects.
+    /// Whether the kubelet refuses to start with swap on, with cgroup v1, or with sysctls other
+    /// than Kubernetes expects.
     pub fail_swap_on: bool,
     #[serde(rename = "failCgroupV1")]
     pub fail_cgroup_v1: bool,
     pub protect_kernel_defaults: bool,
-    /// Processes and threads of one pod; -1: only the node's limit.
+    /// The limit of processes and threads per pod; -1: only the node's limit.
     pub pod_pids_limit: i64,
-    /// The resolver configuration that pods inherit; empty: the machine's own.
+    /// The resolv.conf that pods inherit; empty: the machine's.
     pub resolv_conf: String,
     pub eviction_hard: BTreeMap<String, String>,
     pub eviction_soft: BTreeMap<String, String>,
@@ -129,19 +128,19 @@ pub struct KubeletConfiguration {
     pub system_reserved_cgroup: String,
     pub kube_reserved_cgroup: String,
     pub enforce_node_allocatable: Vec<String>,
-    /// How long the node waits for its pods when it shuts down; 0: not at all.
+    /// How long a node shutdown waits for the pods; 0: not at all.
     pub shutdown_grace_period: GoDuration,
-    /// The part of it that critical pods have.
+    /// The part of `shutdownGracePeriod` that is kept for critical pods.
     pub shutdown_grace_period_critical_pods: GoDuration,
     pub shutdown_grace_period_by_pod_priority: Vec<ShutdownGracePeriodByPodPriority>,
     pub allowed_unsafe_sysctls: Vec<String>,
-    /// Containers that name no seccomp profile get the runtime's.
+    /// Whether containers without a seccomp profile get RuntimeDefault.
     pub seccomp_default: bool,
     pub crash_loop_back_off: CrashLoopBackOff,
     pub serialize_image_pulls: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_parallel_image_pulls: Option<i32>,
-    /// Pulls in a second; 0: as many as there are.
+    /// Image pulls per second; 0: unlimited.
     #[serde(rename = "registryPullQPS")]
     pub registry_pull_qps: i32,
     pub registry_burst: i32,
@@ -176,7 +175,7 @@ impl Default for KubeletConfiguration {
             event_burst: 100,
             authentication: Authentication::default(),
             authorization: Authorization::default(),
-            // How often the status is written depends on how often it is looked at.
+            // The default of the report frequency depends on the update frequency.
             node_status_update_frequency: secs(0),
             node_status_report_frequency: secs(0),
             node_lease_duration_seconds: 40,
@@ -194,7 +193,7 @@ impl Default for KubeletConfiguration {
             container_runtime_endpoint: String::new(),
             image_service_endpoint: String::new(),
             runtime_request_timeout: secs(120),
-            // Upstream's kubelet fails on both by default.
+            // Upstream's kubelet refuses to start with either by default.
             fail_swap_on: false,
             fail_cgroup_v1: false,
             protect_kernel_defaults: false,
@@ -221,7 +220,7 @@ impl Default for KubeletConfiguration {
             allowed_unsafe_sysctls: Vec::new(),
             seccomp_default: false,
             crash_loop_back_off: CrashLoopBackOff::default(),
-            // Upstream's kubelet pulls one image after the other, and few in a second.
+            // Upstream's kubelet pulls images one at a time and limits pulls per second.
             serialize_image_pulls: false,
             max_parallel_image_pulls: None,
             registry_pull_qps: 0,
@@ -234,7 +233,7 @@ impl Default for KubeletConfiguration {
     }
 }
 
-/// Upstream's thresholds where the file names none.
+/// Upstream's default thresholds.
 pub const DEFAULT_EVICTION_HARD: &[(&str, &str)] = &[
     ("imagefs.available", "15%"),
     ("imagefs.inodesFree", "5%"),
@@ -244,7 +243,7 @@ pub const DEFAULT_EVICTION_HARD: &[(&str, &str)] = &[
 ];
 
 impl KubeletConfiguration {
-    /// Fills in what depends on other fields.
+    /// Fills in defaults that depend on other fields.
     pub fn complete(mut self) -> Self {
         let none = self.eviction_hard.is_empty();
         if none || self.merge_default_eviction_settings {
@@ -261,7 +260,7 @@ impl KubeletConfiguration {
         self
     }
 
-    /// Zero is as good as absent where it has no meaning of its own.
+    /// Replaces zero by the default in fields where zero has no meaning.
     fn fill_in_zeros(&mut self) {
         if self.node_status_report_frequency.0.is_zero() {
             self.node_status_report_frequency = match self.node_status_update_frequency {
@@ -342,19 +341,19 @@ impl KubeletConfiguration {
         }
     }
 
-    /// Whether the limits of this are enforced: `pods`, `system-reserved` and so on.
+    /// Whether `enforceNodeAllocatable` contains `name`, such as `pods` or `system-reserved`.
     pub fn enforces(&self, name: &str) -> bool {
         let mut all = self.enforce_node_allocatable.iter();
         all.any(|enforced| enforced == name)
     }
 
-    /// The socket for images, if it is another than the runtime's.
+    /// The CRI socket for images, if it is another than the runtime's.
     pub fn image_socket(&self) -> Option<PathBuf> {
         let endpoint: cri::Endpoint = self.image_service_endpoint.parse().ok()?;
         Some(endpoint.path().to_owned())
     }
 
-    /// How processor time is limited.
+    /// The CFS quota settings.
     pub fn cfs_quota(&self) -> CfsQuota {
         CfsQuota {
             enforced: self.cpu_cfs_quota,
@@ -362,7 +361,7 @@ impl KubeletConfiguration {
         }
     }
 
-    /// The longest delay between two restarts of a container.
+    /// The maximum delay between two restarts of a container.
     pub fn longest_restart_delay(&self) -> Duration {
         self.crash_loop_back_off.max_container_restart_period.0
     }
@@ -377,13 +376,13 @@ impl KubeletConfiguration {
         )
     }
 
-    /// The size at which a log is set aside.
+    /// The size at which a log is rotated.
     pub fn log_max_bytes(&self) -> Option<u64> {
         let quantity: machinery::quantity::Quantity = self.container_log_max_size.parse().ok()?;
         u64::try_from(quantity.value()).ok()
     }
 
-    /// What is kept back of a resource, in its own unit.
+    /// The sum of system and Kubernetes reservations of a resource.
     pub fn reserved(&self, resource: &str) -> machinery::quantity::Quantity {
         let of = |list: &BTreeMap<String, String>| {
             list.get(resource)
@@ -393,7 +392,7 @@ impl KubeletConfiguration {
         of(&self.system_reserved).plus(of(&self.kube_reserved))
     }
 
-    /// How many pods fit, given the machine's processors.
+    /// The maximum number of pods on a machine with this many CPUs.
     pub fn pod_capacity(&self, cpus: usize) -> u32 {
         let max = u32::try_from(self.max_pods).unwrap_or(0);
         match u32::try_from(self.pods_per_core) {
@@ -425,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_named_by_field() {
+    fn invalid_configuration_values_are_reported_with_their_field() {
         let config = KubeletConfiguration {
             container_log_max_files: 1,
             image_gc_low_threshold_percent: 90,
@@ -455,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn zero_is_as_good_as_absent_where_it_means_nothing() {
+    fn zero_values_mean_the_default() {
         let zeros = KubeletConfiguration {
             max_pods: 0,
             port: 0,

@@ -1,4 +1,4 @@
-//! The parts of a KubeletConfiguration that are objects of their own.
+//! The nested objects of a KubeletConfiguration.
 
 use serde::{Deserialize, Serialize};
 
@@ -13,23 +13,24 @@ pub struct Authentication {
     pub x509: X509,
 }
 
-/// Client certificates.
+/// Client certificate authentication.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct X509 {
-    /// Authorities whose certificates are accepted beside those of the cluster; empty: none.
+    /// The CA bundle whose client certificates are accepted beside those of the cluster's CA;
+    /// empty: none.
     #[serde(rename = "clientCAFile")]
     pub client_ca_file: String,
 }
 
-/// Requests without credentials.
+/// Anonymous requests.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Anonymous {
     pub enabled: bool,
 }
 
-/// Bearer tokens.
+/// Bearer token authentication by the API server.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct AuthenticationWebhook {
@@ -47,11 +48,11 @@ impl Default for AuthenticationWebhook {
     }
 }
 
-/// How long containers that crash wait.
+/// The restart backoff of crashing containers.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct CrashLoopBackOff {
-    /// The longest delay between two restarts.
+    /// The maximum delay between two restarts.
     pub max_container_restart_period: GoDuration,
 }
 
@@ -80,7 +81,7 @@ impl Default for Authorization {
     }
 }
 
-/// How long the API server's decisions count.
+/// How long decisions of the API server are cached.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct AuthorizationWebhook {
@@ -99,11 +100,11 @@ impl Default for AuthorizationWebhook {
     }
 }
 
-/// How long pods of a priority have when the node shuts down.
+/// The shutdown grace period of pods from a priority on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ShutdownGracePeriodByPodPriority {
-    /// Of pods from this priority up to the next one.
+    /// The lowest priority of these pods.
     pub priority: i32,
     pub shutdown_grace_period_seconds: i64,
 }

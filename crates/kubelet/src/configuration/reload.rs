@@ -1,5 +1,5 @@
-//! A changed KubeletConfiguration while the kubelet runs: what can change without a restart does, and the
-//! rest stays as it was until one.
+//! A KubeletConfiguration that changed while the kubelet runs: some fields take effect at once, the
+//! others at the next start.
 
 use serde_json::Value;
 
@@ -37,10 +37,10 @@ const AT_START: &[&str] = &[
     "staticPodPath",
 ];
 
-/// What a changed file means for a kubelet that runs.
+/// The effect of a changed file on a running kubelet.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Change {
-    /// In effect from now on.
+    /// The configuration from now on.
     pub effective: KubeletConfiguration,
     /// Fields that changed and are in effect.
     pub changed: Vec<String>,
@@ -48,7 +48,7 @@ pub struct Change {
     pub waiting: Vec<String>,
 }
 
-/// Takes over what can change now.
+/// Merges the fields that can change now into the current configuration.
 pub fn reload(current: &KubeletConfiguration, wanted: &KubeletConfiguration) -> Change {
     let map = |configuration: &KubeletConfiguration| {
         serde_json::to_value(configuration).unwrap_or_default()
@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_can_change_does_and_the_rest_waits_for_a_restart() {
+    fn reloadable_fields_take_effect_and_others_wait_for_a_restart() {
         let current = KubeletConfiguration {
             max_parallel_image_pulls: Some(2),
             ..KubeletConfiguration::default().complete()

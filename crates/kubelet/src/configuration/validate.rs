@@ -1,4 +1,4 @@
-//! What is wrong with a KubeletConfiguration, by field.
+//! Validates a KubeletConfiguration, field by field.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use super::{KubeletConfiguration, gates};
 use crate::node::cgroup_driver::Driver;
 
 impl KubeletConfiguration {
-    /// Everything that is wrong with it, by field.
+    /// All errors, by field.
     pub fn problems(&self) -> Vec<String> {
         let mut found = Vec::new();
         let mut check = |ok: bool, message: String| {

@@ -1,5 +1,5 @@
-//! From observations to what is to be done: which thresholds are met and have been for long enough,
-//! and which conditions the node shows. Pure; what must be remembered is in [`State`].
+//! Decides from observations which thresholds are met for long enough, and which conditions the
+//! node has. Pure; [`State`] holds what is remembered.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -7,28 +7,28 @@ use jiff::Timestamp;
 
 use super::thresholds::{Signal, Threshold};
 
-/// What there is of something.
+/// The available amount and the capacity of a signal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Observation {
     pub available: i64,
     pub capacity: i64,
 }
 
-/// All that could be observed.
+/// The signals that could be observed.
 pub type Observations = BTreeMap<Signal, Observation>;
 
-/// What is remembered between two looks.
+/// State between two evaluations.
 #[derive(Debug, Default)]
 pub struct State {
     /// Thresholds that are met, and since when.
     met_since: Vec<(Threshold, Timestamp)>,
     /// Thresholds that were acted upon and are not resolved.
     acted_upon: Vec<Threshold>,
-    /// When a condition was last seen.
+    /// When a condition was last true.
     condition_seen: BTreeMap<&'static str, Timestamp>,
 }
 
-/// What follows from a look.
+/// The result of an evaluation.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Verdict {
     /// Conditions that are true.
@@ -37,7 +37,7 @@ pub struct Verdict {
     pub thresholds: Vec<Threshold>,
 }
 
-/// Looks once.
+/// Evaluates the observations.
 pub fn look(
     state: &mut State,
     thresholds: &[Threshold],
@@ -50,7 +50,7 @@ pub fn look(
         .filter(|threshold| is_met(threshold, seen, false))
         .copied()
         .collect();
-    // Those that were acted upon stay until the minimum is regained.
+    // Thresholds that were acted upon remain met until the minimum is reclaimed.
     for threshold in &state.acted_upon {
         if is_met(threshold, seen, true) && !met.contains(threshold) {
             met.push(*threshold);
@@ -87,7 +87,8 @@ pub fn look(
     }
 }
 
-/// Whether there is less than the threshold, or less than what is to be regained.
+/// Whether less than the threshold is available; with `with_reclaim`, less than threshold and
+/// minimum reclaim together.
 pub fn is_met(threshold: &Threshold, seen: &Observations, with_reclaim: bool) -> bool {
     let Some(observed) = seen.get(&threshold.signal) else {
         return false;
@@ -150,10 +151,10 @@ mod tests {
             (short.conditions, short.thresholds),
             (vec!["DiskPressure"], vec![HARD])
         );
-        // Above the threshold, but not by the minimum.
+        // Above the threshold, but less than the minimum reclaim.
         assert_eq!(step(&mut state, 20, 120, 900).thresholds, [HARD]);
         assert_eq!(step(&mut state, 30, 150, 900).thresholds, []);
-        // Once resolved, it takes the threshold itself.
+        // Once resolved, only the threshold itself counts again.
         assert_eq!(step(&mut state, 40, 120, 900).thresholds, []);
     }
 
@@ -173,7 +174,7 @@ mod tests {
         assert_eq!(step(&mut state, 0, 50, 900).conditions, ["DiskPressure"]);
         assert_eq!(step(&mut state, 299, 500, 900).conditions, ["DiskPressure"]);
         assert_eq!(step(&mut state, 300, 500, 900).conditions, [""; 0]);
-        // Also a soft threshold shows before its grace period has passed.
+        // A soft threshold sets the condition before its grace period has passed.
         assert_eq!(
             step(&mut state, 400, 500, 400).conditions,
             ["MemoryPressure"]
@@ -181,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_comes_first_and_what_is_not_observed_is_not_met() {
+    fn memory_pressure_comes_first_and_unobserved_signals_are_not_met() {
         let mut state = State::default();
         step(&mut state, 0, 50, 400);
         let both = step(&mut state, 100, 50, 400);

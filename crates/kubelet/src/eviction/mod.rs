@@ -1,6 +1,6 @@
-//! Keeps the node from running out of memory, disk, inodes and processes: watches them, frees what
-//! nobody needs, and evicts pods by rank. The decisions are pure ([`decide`], [`rank`], [`storage`]);
-//! here is what reads and acts.
+//! Keeps the node from running out of memory, disk, inodes and processes: observes them, frees disk
+//! space on the node, and evicts pods by rank. The decisions are pure ([`decide`], [`rank`],
+//! [`storage`]); this module observes and acts.
 
 pub mod decide;
 mod notify;
@@ -33,20 +33,20 @@ use crate::{
     stats::{FsStats, NodeStats, PodStats, Summary},
 };
 
-/// The kernel's notifications lead to no more looks than one in this time.
+/// The minimum time between two evaluations that kernel notifications trigger.
 const CALM: Duration = Duration::from_millis(100);
-/// How often the node is looked at, which costs little…
+/// How often the node is observed.
 const INTERVAL: Duration = Duration::from_secs(2);
 /// …and how often each pod's local storage, if any pod's is limited.
 const STORAGE_INTERVAL: Duration = Duration::from_secs(10);
-/// How long a pod that was evicted may take to go before the next one must.
+/// How long an evicted pod may take to end before the next one is evicted.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Hard evictions leave a pod this long.
+/// The grace period of hard evictions, in seconds.
 const IMMEDIATE: i64 = 1;
 
 const REASON: &str = "Evicted";
 
-/// Watches the node for ever.
+/// Observes and evicts. Never returns.
 pub async fn run(core: Arc<Core>) {
     let mut settings = core.settings.subscribe();
     let mut manager = Manager {
@@ -71,7 +71,7 @@ pub async fn run(core: Arc<Core>) {
     }
 }
 
-/// They were checked when they were read.
+/// The thresholds, which were validated when the configuration was read.
 fn thresholds(settings: &KubeletConfiguration) -> Vec<Threshold> {
     settings.thresholds().unwrap_or_default()
 }
@@ -79,9 +79,9 @@ fn thresholds(settings: &KubeletConfiguration) -> Vec<Threshold> {
 struct Manager {
     thresholds: Vec<Threshold>,
     state: State,
-    /// The pod that was evicted last and until when it may take.
+    /// The pod that was evicted last and its deadline.
     leaving: Option<(String, Timestamp)>,
-    /// When pods' local storage was looked at last.
+    /// When pods' local storage was last observed.
     storage_seen: Option<Timestamp>,
 }
 
@@ -118,16 +118,16 @@ impl Manager {
         core.events
             .node(Kind::Warning, "EvictionThresholdMet", message);
         if reclaim_node_level(core, &threshold).await {
-            info!(%resource, "freed what nobody needs");
+            info!(%resource, "reclaimed unused resources");
             return;
         }
-        // Without the runtime's figures pods are ranked by what is known: their priorities.
+        // Without the runtime's statistics pods are ranked by priority alone.
         let summary = core.stats.summary(core, INTERVAL / 2).await;
         self.evict_one(core, &pods, &summary, &threshold, &seen)
             .await;
     }
 
-    /// Whether the last one to go is still on its way.
+    /// Whether the pod that was evicted last is still ending.
     fn waits(&mut self, pods: &[Seen], now: Timestamp) -> bool {
         let Some((uid, until)) = &self.leaving else {
             return false;
@@ -154,7 +154,7 @@ impl Manager {
             .collect();
         rank::rank(&mut ranked, threshold.signal.resource());
         let Some(first) = ranked.iter().find(|pod| !pod.is_critical) else {
-            warn!("the node is short, and no pod can be evicted");
+            warn!("node under pressure, but no pod can be evicted");
             return;
         };
         let grace = if threshold.is_hard() {
@@ -178,7 +178,7 @@ impl Manager {
     }
 }
 
-/// Pods that use the node: all that have not ended.
+/// Pods that have not ended.
 fn active_pods(core: &Core) -> Vec<Seen> {
     let ended = |seen: &Seen| matches!(seen.status.phase.as_deref(), Some("Succeeded" | "Failed"));
     let all = core.registry.pods().into_iter();
@@ -192,7 +192,7 @@ fn stats_of<'a>(summary: &'a Summary, pod: &Pod) -> Option<&'a PodStats> {
         .find(|stats| stats.pod_ref.uid == spec::uid(pod))
 }
 
-/// Tells the node's status when a condition begins or ends.
+/// Updates the node's pressure conditions.
 fn show_conditions(core: &Core, conditions: &[&'static str]) {
     let changed = core.pressures.send_if_modified(|shown| {
         let changed = shown != conditions;
@@ -200,7 +200,7 @@ fn show_conditions(core: &Core, conditions: &[&'static str]) {
         changed
     });
     if changed {
-        info!(?conditions, "the node's pressure has changed");
+        info!(?conditions, "node pressure conditions changed");
     }
 }
 
@@ -208,7 +208,7 @@ fn signed(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 
-/// What there is of everything.
+/// Observes all signals.
 fn observations(core: &Core, node: &NodeStats) -> Observations {
     let mut seen = Observations::new();
     let mut put = |signal, available: Option<u64>, capacity: Option<u64>| {
@@ -257,8 +257,8 @@ fn observations(core: &Core, node: &NodeStats) -> Observations {
     ];
     for (fs, bytes, inodes) in disks {
         let Some(fs) = fs else { continue };
-        // Blocks that the file system keeps for root count neither as there nor as free: shares of
-        // the capacity are shares of what can be used.
+        // Blocks reserved for root count neither as capacity nor as available: percentages refer to
+        // the usable space.
         let usable = fs.usable_bytes;
         put(bytes, fs.available_bytes, usable.or(fs.capacity_bytes));
         put(inodes, fs.inodes_free, fs.inodes);
@@ -275,7 +275,7 @@ fn observations(core: &Core, node: &NodeStats) -> Observations {
     seen
 }
 
-/// Frees what nobody needs; whether that was enough. Only disks have such things.
+/// Frees disk space by removing dead containers and unused images; returns whether that was enough.
 async fn reclaim_node_level(core: &Core, threshold: &Threshold) -> bool {
     let resource = threshold.signal.resource();
     if !matches!(resource, Resource::EphemeralStorage | Resource::Inodes) {
@@ -285,7 +285,7 @@ async fn reclaim_node_level(core: &Core, threshold: &Threshold) -> bool {
         warn!(%error, "cannot remove dead containers");
     }
     if let Err(error) = collect::ended_pods(core).await {
-        warn!(%error, "cannot remove containers of pods that have ended");
+        warn!(%error, "cannot remove containers of ended pods");
     }
     if let Err(error) = collect::unused_images(core).await {
         warn!(%error, "cannot remove unused images");
@@ -294,7 +294,7 @@ async fn reclaim_node_level(core: &Core, threshold: &Threshold) -> bool {
     !decide::is_met(threshold, &observations(core, &node), true)
 }
 
-/// Evicts the pods that use more local storage than they may; whether there were any.
+/// Evicts pods that exceed their local storage limits; returns whether there were any.
 async fn evict_beyond_limits(core: &Core, pods: &[Seen], summary: &Summary) -> bool {
     let mut any = false;
     for seen in pods {
@@ -397,9 +397,9 @@ fn usage(pod: &Pod, stats: Option<&PodStats>) -> PodUsage {
     }
 }
 
-/// Ends a pod for good. With `disrupts`, the API shows that the node did it for want of something.
+/// Evicts a pod. With `disrupts`, it gets the condition DisruptionTarget.
 async fn evict(core: &Core, pod: &Pod, grace: i64, message: &str, disrupts: bool) {
-    warn!(pod = spec::described(pod), message, "evicts pod");
+    warn!(pod = spec::described(pod), message, "evicting pod");
     core.events.warning(pod, REASON, message);
     let disruption = Disruption {
         reason: REASON,
@@ -410,7 +410,7 @@ async fn evict(core: &Core, pod: &Pod, grace: i64, message: &str, disrupts: bool
     disruption::end(core, pod, disruption).await;
 }
 
-/// Whether a node under pressure refuses a pod, and why.
+/// Rejects a pod while the node is under pressure, with the reason.
 pub fn refusal(pod: &Pod, pressures: &[&'static str]) -> Option<Refusal> {
     if pressures.is_empty() || spec::is_critical(pod) {
         return None;
@@ -453,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_under_pressure_takes_only_what_it_must() {
+    fn pressure_conditions_decide_which_pods_are_admitted() {
         let plain = pod(json!({"containers": [{"name": "a"}]}));
         let asking = pod(json!({"containers": [{"name": "a",
             "resources": {"requests": {"memory": "1Mi"}}}]}));

@@ -1,6 +1,6 @@
-//! The kernel's word that memory runs short, so that nothing waits for the next look at the node: processes
-//! that stall for lack of memory (PSI), and pods that together come near what they may have (a threshold of
-//! cgroup v1, events of the limit on v2). Where a kernel has none of these, the looks remain.
+//! Kernel notifications about memory, so that evictions need not wait for the next poll: memory
+//! stalls (PSI), and memory usage of all pods near their limit (a threshold on cgroup v1, events of
+//! the limit on v2). On kernels without them only polling remains.
 
 use std::{
     fs::{File, OpenOptions},
@@ -31,12 +31,12 @@ use crate::{
 };
 
 const PRESSURE: &str = "/proc/pressure/memory";
-/// A tenth of a second of any second in which some process waits for memory.
+/// PSI trigger: 100 ms of memory stall within one second.
 const STALL: &str = "some 100000 1000000";
-/// How long a threshold stands: what counts as used without being needed changes.
+/// How long a usage threshold is kept: the reclaimable part of the usage changes.
 const ARMED: Duration = Duration::from_secs(10);
 
-/// What the kernel says.
+/// The notifications of the kernel.
 pub(super) struct Notifier {
     stalls: Option<Source>,
     pods: Option<Source>,
@@ -47,7 +47,7 @@ impl Notifier {
     pub(super) fn new() -> Self {
         let stalls = stalls(PRESSURE);
         if let Err(error) = &stalls {
-            debug!(%error, "the kernel does not say when processes wait for memory");
+            debug!(%error, "no notifications of memory pressure from the kernel");
         }
         Self {
             stalls: stalls.ok(),
@@ -56,7 +56,7 @@ impl Notifier {
         }
     }
 
-    /// Has the kernel say when pods together come near what they may have.
+    /// Sets the notification for memory usage of all pods near their limit.
     pub(super) fn arm(&mut self, core: &Core, thresholds: &[Threshold]) {
         if self.armed.is_some_and(|at| at.elapsed() < ARMED) {
             return;
@@ -72,7 +72,7 @@ impl Notifier {
         };
         let path = kubepods(root);
         let armed = if is_v2() {
-            // Events of a limit need no threshold: the watch stays.
+            // Limit events need no threshold, so that the inotify watch is kept.
             self.pods.take().map_or_else(|| limit_events(&path), Ok)
         } else {
             let allowed = core.machine.memory - core.settings().reserved("memory").value();
@@ -83,12 +83,12 @@ impl Notifier {
             crossing(&path, at)
         };
         if let Err(error) = &armed {
-            debug!(%error, "the kernel does not say when pods come near their limit");
+            debug!(%error, "no memory threshold notifications from the kernel");
         }
         self.pods = armed.ok();
     }
 
-    /// Waits for the kernel's next word; for ever if it has none.
+    /// Waits for the next notification; for ever if the kernel has none.
     pub(super) async fn notified(&self) {
         tokio::select! {
             () = fired(self.stalls.as_ref()) => {}
@@ -97,13 +97,14 @@ impl Notifier {
     }
 }
 
-/// The usage at which less than `least` is left of what is allowed. What can be reclaimed is no use.
+/// The usage at which less than `least` remains of what is allowed. Reclaimable memory does not
+/// count as used.
 fn usage_at(allowed: i64, least: i64, reclaimable: u64) -> u64 {
     let needed = u64::try_from(allowed.saturating_sub(least)).unwrap_or(0);
     needed.saturating_add(reclaimable)
 }
 
-/// A descriptor that becomes ready when the kernel has something to say.
+/// A file descriptor that becomes ready with a notification.
 struct Source {
     fd: AsyncFd<OwnedFd>,
     interest: Interest,
@@ -147,7 +148,7 @@ fn stalls(path: &str) -> std::io::Result<Source> {
     Source::new(file.into(), Interest::PRIORITY)
 }
 
-/// Whenever the usage of a cgroup v1 goes above or below this many bytes.
+/// Notifies whenever the usage of a v1 cgroup crosses this many bytes.
 fn crossing(path: &str, bytes: u64) -> std::io::Result<Source> {
     let dir = below("memory", path);
     let event = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?;
@@ -157,7 +158,7 @@ fn crossing(path: &str, bytes: u64) -> std::io::Result<Source> {
     Source::new(event, Interest::READABLE)
 }
 
-/// Whenever a cgroup v2 meets one of its limits.
+/// Notifies whenever a v2 cgroup reaches one of its limits.
 fn limit_events(path: &str) -> std::io::Result<Source> {
     let watch = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC)?;
     let file = below("", path).join("memory.events");
@@ -172,14 +173,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_can_be_reclaimed_does_not_count_as_used() {
+    fn reclaimable_memory_does_not_count_as_used() {
         assert_eq!(usage_at(1000, 100, 0), 900);
         assert_eq!(usage_at(1000, 100, 50), 950);
         assert_eq!(usage_at(100, 1000, 0), 0);
     }
 
     #[tokio::test]
-    async fn a_kernel_without_notifications_leaves_the_looks() {
+    async fn without_kernel_notifications_the_periodic_checks_remain() {
         assert!(stalls("/there/is/no/such").is_err());
         assert!(crossing("/there/is/no/such", 1).is_err());
         assert!(limit_events("/there/is/no/such").is_err());
@@ -192,9 +193,9 @@ mod tests {
         assert!(waited.await.is_err());
     }
 
-    /// Needs root and the memory controller of cgroup v1; elsewhere there is nothing to see.
+    /// Needs root and the memory controller of cgroup v1; passes without checking elsewhere.
     #[tokio::test]
-    async fn the_kernel_says_when_a_cgroup_uses_more_than_its_threshold() {
+    async fn the_kernel_notifies_when_a_cgroup_exceeds_its_threshold() {
         let path = format!("/mainstay-notify-{}", std::process::id());
         let dir = below("memory", &path);
         if is_v2() || std::fs::create_dir(&dir).is_err() {

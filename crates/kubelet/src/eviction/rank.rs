@@ -1,4 +1,4 @@
-//! Which pod goes first, and what it is told. Pure.
+//! Ranks pods for eviction, and the message of an evicted pod. Pure.
 
 use std::cmp::Ordering;
 
@@ -9,7 +9,7 @@ use super::{
     thresholds::{Resource, Threshold},
 };
 
-/// What a pod uses and what it asked for.
+/// A pod's usage and requests.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct PodUsage {
     pub uid: String,
@@ -18,7 +18,7 @@ pub struct PodUsage {
     /// Static, or of a system priority: never evicted.
     pub is_critical: bool,
     pub grace_period: i64,
-    /// Absent: nothing is known about it.
+    /// `None`: unknown.
     pub memory: Option<i64>,
     pub memory_request: i64,
     /// Writable layers, logs and local volumes.
@@ -29,7 +29,7 @@ pub struct PodUsage {
     pub containers: Vec<ContainerUsage>,
 }
 
-/// The same of one container.
+/// A container's usage and requests.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ContainerUsage {
     pub name: String,
@@ -40,8 +40,8 @@ pub struct ContainerUsage {
     pub disk_request: i64,
 }
 
-/// Sorts pods, the first to go first: those beyond their requests, then by priority, then by how far
-/// they are beyond. A pod of which nothing is known goes before all others.
+/// Sorts pods in the order of eviction: those that exceed their requests first, then by priority,
+/// then by how much they exceed them. Pods of unknown usage come first.
 pub fn rank(pods: &mut [PodUsage], resource: Resource) {
     let used = |pod: &PodUsage| match resource {
         Resource::Memory => pod.memory.map(|used| (used, pod.memory_request)),
@@ -76,7 +76,7 @@ fn shown(amount: i64, resource: Resource) -> Quantity {
     Quantity::from_value(amount, format)
 }
 
-/// Why a pod goes, as in its status.
+/// The message in the status of an evicted pod.
 pub fn message(pod: &PodUsage, threshold: &Threshold, seen: &Observations) -> String {
     let resource = threshold.signal.resource();
     let mut text = format!("The node was low on resource: {resource}. ");
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_is_told_what_was_short_and_what_it_used() {
+    fn an_eviction_message_has_the_resource_and_the_usage() {
         let mib = 1024 * 1024;
         let threshold = Threshold {
             signal: Signal::MemoryAvailable,

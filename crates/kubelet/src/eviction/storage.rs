@@ -1,5 +1,5 @@
-//! Limits of a pod's local storage: emptyDirs, containers and the pod as a whole. A pod beyond one of
-//! them is evicted, whatever room the node has. Pure.
+//! Limits of a pod's local storage: emptyDirs, containers and the pod as a whole. A pod that
+//! exceeds one is evicted, however much space the node has. Pure.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use volume::quantity;
 
 use crate::{admit, pod::spec};
 
-/// What a pod has on the node's disks, in bytes.
+/// A pod's usage of local storage, in bytes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LocalUsage {
     /// By volume.
@@ -59,8 +59,8 @@ fn limit(container: &Container) -> Option<&Quantity> {
     limits.get(STORAGE)
 }
 
-/// The sum of the containers' limits, or the largest init container's. Containers without one add
-/// nothing, as upstream counts.
+/// Checks the sum of the containers' limits, or the largest init container's. Containers without a
+/// limit add nothing, as upstream.
 fn whole_pod(pod: &Pod, used: &LocalUsage) -> Option<String> {
     if !spec::containers(pod).any(|(_, container)| limit(&container).is_some()) {
         return None;
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn each_limit_is_enforced_with_upstreams_words() {
+    fn each_storage_limit_is_enforced_with_upstreams_message() {
         let pod = pod();
         let told = |volume, a, b| exceeded(&pod, &used(volume * MIB, a * MIB, b * MIB));
         assert_eq!(told(5, 10, 15), None);
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_without_limits_may_use_what_there_is() {
+    fn a_pod_without_limits_exceeds_no_storage_limit() {
         let pod: Pod =
             serde_json::from_value(json!({"spec": {"containers": [{"name": "a"}]}})).unwrap();
         assert_eq!(exceeded(&pod, &used(0, 1 << 40, 0)), None);

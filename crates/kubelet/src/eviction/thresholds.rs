@@ -1,5 +1,4 @@
-//! When a node counts as short of something: signals and the thresholds that a configuration sets on
-//! them. Pure.
+//! Eviction signals and the thresholds that a configuration sets on them. Pure.
 
 use std::{collections::BTreeMap, fmt, time::Duration};
 
@@ -7,12 +6,12 @@ use machinery::quantity::Quantity;
 
 use crate::configuration::GoDuration;
 
-/// Something that the node can run out of.
+/// An eviction signal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Signal {
-    /// Of the node.
+    /// On the whole node.
     MemoryAvailable,
-    /// Of what pods may have together.
+    /// Within node allocatable, which all pods share.
     AllocatableMemoryAvailable,
     NodeFsAvailable,
     NodeFsInodesFree,
@@ -23,7 +22,7 @@ pub enum Signal {
     PidAvailable,
 }
 
-/// What is short, as the API and messages call it.
+/// The resource that is short, as the API and messages name it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Resource {
     Memory,
@@ -44,7 +43,7 @@ impl fmt::Display for Resource {
 }
 
 impl Signal {
-    /// Those that a configuration may name.
+    /// The signals that a configuration may name.
     pub const ALL: &'static [Self] = &[
         Self::MemoryAvailable,
         Self::NodeFsAvailable,
@@ -71,7 +70,7 @@ impl Signal {
         }
     }
 
-    /// The condition that a node with a shortage shows.
+    /// The node condition of a shortage.
     pub fn condition(self) -> &'static str {
         match self {
             Self::MemoryAvailable | Self::AllocatableMemoryAvailable => "MemoryPressure",
@@ -80,7 +79,7 @@ impl Signal {
         }
     }
 
-    /// What is short.
+    /// The resource that is short.
     pub fn resource(self) -> Resource {
         match self {
             Self::MemoryAvailable | Self::AllocatableMemoryAvailable => Resource::Memory,
@@ -95,7 +94,7 @@ impl Signal {
     }
 }
 
-/// An amount, absolute or of the capacity.
+/// An absolute amount, or a fraction of the capacity.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Amount {
     Quantity(i64),
@@ -104,7 +103,7 @@ pub enum Amount {
 }
 
 impl Amount {
-    /// In the signal's unit.
+    /// The amount in the signal's unit.
     pub fn of(self, capacity: i64) -> i64 {
         match self {
             Self::Quantity(amount) => amount,
@@ -113,19 +112,19 @@ impl Amount {
     }
 }
 
-/// Below `value` the node is short.
+/// An eviction threshold: met when less than `value` is available.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Threshold {
     pub signal: Signal,
     pub value: Amount,
-    /// How long the shortage must last; zero: pods go at once and without grace.
+    /// How long the shortage must last; zero: a hard threshold.
     pub grace: Duration,
-    /// How much more than the threshold is to be regained.
+    /// How much more than the threshold must be reclaimed.
     pub min_reclaim: Amount,
 }
 
 impl Threshold {
-    /// Pods are evicted at once.
+    /// Whether pods are evicted at once.
     pub fn is_hard(&self) -> bool {
         self.grace.is_zero()
     }
@@ -133,7 +132,7 @@ impl Threshold {
 
 type Statements = BTreeMap<String, String>;
 
-/// Reads thresholds as upstream does. Hard ones of memory also hold for what pods may have together.
+/// Parses thresholds as upstream does. The hard memory threshold also applies to node allocatable.
 pub fn parse(
     hard: &Statements,
     soft: &Statements,
@@ -198,7 +197,7 @@ fn find(name: &str) -> Result<Signal, String> {
         .ok_or_else(|| format!("unsupported eviction signal {name}"))
 }
 
-/// `None` for nothing and everything, which switch a threshold off.
+/// `None` for 0, 0% and 100%, which disable a threshold.
 fn amount(text: &str) -> Result<Option<Amount>, String> {
     if let Some(percent) = text.strip_suffix('%') {
         let share: f64 = percent
@@ -258,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused() {
+    fn invalid_thresholds_are_refused() {
         let none = Statements::new();
         for (hard, soft) in [
             (list(&[("memory", "1Gi")]), none.clone()),

@@ -1,4 +1,4 @@
-//! A log file below the directory of all logs, reached without following links.
+//! A log file below the log directory, opened without following links.
 
 use std::{
     fs::File,
@@ -9,7 +9,7 @@ use std::{
 
 use rustix::fs::{AtFlags, Dir, Mode, OFlags, ResolveFlags};
 
-/// Where a log is: the trusted directory of all logs, and the way from there.
+/// The path of a log below the trusted log directory.
 #[derive(Debug, Clone)]
 pub(crate) struct LogFile {
     root: PathBuf,
@@ -25,7 +25,7 @@ impl LogFile {
         }
     }
 
-    /// Its whole path, to be shown and watched.
+    /// The full path, for messages and inotify.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
@@ -49,9 +49,9 @@ impl LogFile {
         )?)
     }
 
-    /// Opens it to be read.
+    /// Opens the log for reading.
     pub(crate) fn open(&self) -> io::Result<File> {
-        // Without waiting: a pipe may have been planted there.
+        // O_NONBLOCK: the file may have been replaced by a pipe.
         let flags = OFlags::RDONLY | OFlags::NONBLOCK;
         let file = File::from(self.open_beneath(self.relative()?, flags)?);
         if !file.metadata()?.is_file() {
@@ -61,7 +61,7 @@ impl LogFile {
         Ok(file)
     }
 
-    /// Its directory, where it can be moved aside.
+    /// Opens the log's directory, for renaming within it.
     pub(crate) fn directory(&self) -> io::Result<OwnedFd> {
         let dir = self
             .relative()?
@@ -73,13 +73,13 @@ impl LogFile {
         )
     }
 
-    /// Its own name.
+    /// The file name.
     pub(crate) fn name(&self) -> String {
         let name = self.path.file_name().unwrap_or_default();
         name.to_string_lossy().into_owned()
     }
 
-    /// Names of the logs that were set aside, the oldest first.
+    /// The names of rotated logs, the oldest first.
     pub(crate) fn set_aside(&self, dir: &OwnedFd) -> Vec<String> {
         let prefix = format!("{}.", self.name());
         let entries = Dir::read_from(dir).into_iter().flatten().flatten();
@@ -89,7 +89,7 @@ impl LogFile {
         aside
     }
 
-    /// Removes one of them.
+    /// Removes a rotated log.
     pub(crate) fn remove(dir: &OwnedFd, name: &str) -> io::Result<()> {
         Ok(rustix::fs::unlinkat(dir, name, AtFlags::empty())?)
     }

@@ -1,4 +1,4 @@
-//! Reads a log to its end and, if asked, on as it grows: the kernel says when it did.
+//! Reads a log to its end and, if asked, follows it; inotify reports when it grows.
 
 use std::{
     fs::File,
@@ -19,8 +19,8 @@ use crate::inotify::Watch;
 
 const CHUNK: usize = 64 * 1024;
 
-/// Sends a log to `reader`. With `follow`, ends once `running` says that the container has ended and
-/// everything it wrote is sent; `running` waits for news and gives false at the end.
+/// Sends a log to `reader`. With `follow`, ends once `running` returns false (the container has
+/// ended) and everything written until then was sent; `running` waits for changes.
 pub(crate) async fn send<F>(
     log: LogFile,
     options: Options,
@@ -31,7 +31,7 @@ where
     F: Future<Output = bool>,
 {
     let mut tail = Tail::open(&log, &options)?;
-    // Watched before the first read: nothing is missed in between.
+    // Watch before the first read, so that no write is missed in between.
     let watch = if options.follow {
         Some(Watch::new(
             log.path().parent().unwrap_or(Path::new("/")),
@@ -43,7 +43,7 @@ where
     let mut printer = Printer::new(options);
     let mut is_running = true;
     loop {
-        // Looked at before the last read: what was written until then is in the old file.
+        // Check before the last read: everything written before the rotation is in the old file.
         let rotated = tail.was_rotated(&log);
         while let Some(chunk) = tail.next(&mut printer)? {
             let sent = chunk.is_empty() || reader.send(chunk.into()).await.is_ok();
@@ -69,7 +69,7 @@ where
     }
 }
 
-/// The file and the beginning of a line that is not complete yet.
+/// The open file and the incomplete last line.
 struct Tail {
     file: File,
     rest: Vec<u8>,
@@ -89,12 +89,13 @@ impl Tail {
         })
     }
 
-    /// What the reader sees of the next chunk; `None` at the end for now.
+    /// The formatted lines of the next chunk; `None` at the current end of the file.
     fn next(&mut self, printer: &mut Printer) -> std::io::Result<Option<Vec<u8>>> {
         let mut chunk = vec![0; CHUNK];
         let count = self.file.read(&mut chunk)?;
         if count == 0 {
-            // The runtime cuts off what a full disk took of a line: it is read again with the rest of it.
+            // The runtime truncates a line that a full disk cut short. So an incomplete line is
+            // read again from its start.
             let begun = std::mem::take(&mut self.rest).len() as i64;
             self.file.seek(SeekFrom::Current(-begun))?;
             return Ok(None);

@@ -1,6 +1,6 @@
-//! `/var/log/containers`: a link to the log of every container, under the name that says which pod it is of,
-//! where log shippers look. And which directories of logs are ours, where other kubelets may have theirs beside
-//! them.
+//! `/var/log/containers`: a link to every container's log, named after pod and container, for log
+//! shippers. Also marks which log directories belong to this kubelet, since several may share a
+//! parent directory.
 
 use std::{
     fs, io,
@@ -12,22 +12,22 @@ use k8s_openapi::api::core::v1::Pod;
 
 use crate::pod::spec;
 
-/// The longest name of a file.
+/// The maximum length of a file name.
 const LONGEST_NAME: usize = 255;
 const SUFFIX: &str = ".log";
-/// The file in a pod's log directory that says whose it is.
+/// The file in a pod's log directory that names its owner.
 const OWNER: &str = ".mainstay";
 
-/// Where the link to a container's log is.
+/// The path of the link to a container's log.
 pub(crate) fn path(dir: &Path, pod: &Pod, container: &str, id: &str) -> PathBuf {
     let (namespace, name) = (spec::namespace(pod), spec::name(pod));
-    // None of these has letters of more than one byte: the API server has checked them.
+    // Truncating cannot split a character: the API server allows only ASCII in these names.
     let mut file = format!("{name}_{namespace}_{container}-{id}");
     file.truncate(LONGEST_NAME - SUFFIX.len());
     dir.join(file + SUFFIX)
 }
 
-/// Makes the link. One that is there is of the same container.
+/// Makes the link. An existing one belongs to the same container, whose id is in its name.
 pub(crate) fn make(link: &Path, log: &Path) -> io::Result<()> {
     match symlink(log, link) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
@@ -43,7 +43,8 @@ pub(crate) fn remove(link: &Path) -> io::Result<()> {
     }
 }
 
-/// Removes links into `logs` whose log is gone, and says how many. Links of others stay.
+/// Removes links into `logs` whose target is gone; returns their number. Links to other directories
+/// stay.
 pub fn remove_dangling(dir: &Path, logs: &Path) -> usize {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     let links = entries.map(|entry| entry.path()).filter(|link| {
@@ -53,12 +54,12 @@ pub fn remove_dangling(dir: &Path, logs: &Path) -> usize {
     links.filter(|link| remove(link).is_ok()).count()
 }
 
-/// Says whose logs are in a directory.
+/// Marks a log directory as belonging to `owner`.
 pub fn mark(dir: &Path, owner: &Path) -> io::Result<()> {
     fs::write(dir.join(OWNER), owner.as_os_str().as_encoded_bytes())
 }
 
-/// Whether the logs in a directory are this kubelet's.
+/// Whether a log directory belongs to `owner`.
 pub fn is_marked(dir: &Path, owner: &Path) -> bool {
     let written = fs::read(dir.join(OWNER));
     written.is_ok_and(|written| written == owner.as_os_str().as_encoded_bytes())
@@ -84,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn only_our_links_whose_log_is_gone_are_removed() {
+    fn only_own_links_to_removed_logs_are_removed() {
         let temporary = tempfile::tempdir().unwrap();
         let (dir, logs) = (
             temporary.path().join("containers"),
@@ -110,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_is_ours_when_it_says_so() {
+    fn a_log_directory_with_our_marker_is_ours() {
         let dir = tempfile::tempdir().unwrap();
         assert!(!is_marked(dir.path(), Path::new("/a")));
         mark(dir.path(), Path::new("/a")).unwrap();

@@ -15,7 +15,7 @@ use std::{
     io::{BufRead, BufReader, Read, Seek, SeekFrom},
 };
 
-/// The text of the last lines, at most `bytes` of it. Nothing if there is no log.
+/// The text of the last lines, at most `bytes` of it. Empty without a log.
 pub(crate) fn last_lines(log: &LogFile, lines: usize, bytes: usize) -> String {
     let Ok(mut file) = log.open() else {
         return String::new();
@@ -39,7 +39,7 @@ pub(crate) fn last_lines(log: &LogFile, lines: usize, bytes: usize) -> String {
     String::from_utf8_lossy(&text[from..]).into_owned()
 }
 
-/// Where the last `lines` records begin.
+/// The offset of the last `lines` records.
 pub(crate) fn tail_offset(file: &mut File, lines: usize) -> std::io::Result<u64> {
     const BLOCK: u64 = 64 * 1024;
     let size = file.seek(SeekFrom::End(0))?;

@@ -9,10 +9,10 @@ pub(crate) enum Stream {
     Stderr,
 }
 
-/// A record, borrowed from its line.
+/// A log record, borrowed from its line.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Record<'a> {
-    /// As written.
+    /// The timestamp as written.
     pub time: &'a str,
     pub stream: Stream,
     /// The line goes on in the next record.
@@ -20,7 +20,7 @@ pub(crate) struct Record<'a> {
     pub content: &'a [u8],
 }
 
-/// Parses a line without its newline; `None` if it is no record.
+/// Parses a line without its newline; `None` if it is not a record.
 pub(crate) fn record(line: &[u8]) -> Option<Record<'_>> {
     let mut parts = line.splitn(4, |byte| *byte == b' ');
     let time = std::str::from_utf8(parts.next()?).ok()?;
@@ -42,13 +42,13 @@ pub(crate) fn record(line: &[u8]) -> Option<Record<'_>> {
 }
 
 impl Record<'_> {
-    /// The time, if it is one.
+    /// The parsed timestamp.
     pub(crate) fn at(&self) -> Option<Timestamp> {
         self.time.parse().ok()
     }
 }
 
-/// What a reader wants of a log.
+/// The options of a log request.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Options {
     pub follow: bool,
@@ -59,7 +59,7 @@ pub(crate) struct Options {
     pub stream: Option<Stream>,
 }
 
-/// Turns records into what a reader sees, within its limits.
+/// Formats records for a client within its limits.
 pub(crate) struct Printer {
     options: Options,
     left: Option<usize>,
@@ -76,12 +76,12 @@ impl Printer {
         }
     }
 
-    /// Whether the reader has got all it may.
+    /// Whether the byte limit is reached.
     pub(crate) fn is_full(&self) -> bool {
         self.left == Some(0)
     }
 
-    /// Appends what the reader sees of a line.
+    /// Appends the formatted record of a line.
     pub(crate) fn print(&mut self, line: &[u8], out: &mut Vec<u8>) {
         let Some(record) = record(line) else { return };
         if self
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn readers_see_what_they_ask_for() {
+    fn log_options_select_the_printed_lines() {
         assert_eq!(print(Options::default()), "one\ntwo-half\n\n");
         let stamped = Options {
             timestamps: true,

@@ -1,4 +1,4 @@
-//! Which AppArmor profile a container runs under: its own, one by the pod's older annotation, or the
+//! The AppArmor profile of a container: its own, the one of the pod's deprecated annotation, or the
 //! pod's.
 
 use cri::v1::{SecurityProfile, security_profile::ProfileType};
@@ -9,7 +9,7 @@ use crate::pod::spec;
 
 const ANNOTATION: &str = "container.apparmor.security.beta.kubernetes.io/";
 
-/// The profile of a container as the runtime takes it, also in the older form of one string.
+/// The profile for the runtime, also in the deprecated form of one string.
 pub fn profile(
     pod: &Pod,
     container: &Container,
@@ -64,7 +64,7 @@ fn annotated(pod: &Pod, container: &str) -> Option<AppArmorProfile> {
     }
 }
 
-/// Whether any container is to be confined.
+/// Whether any container has a profile other than Unconfined.
 pub fn is_required(pod: &Pod) -> bool {
     let confined = |profile: Option<&AppArmorProfile>| {
         profile.is_some_and(|profile| profile.type_ != "Unconfined")

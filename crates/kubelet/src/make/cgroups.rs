@@ -1,16 +1,16 @@
-//! Where a pod's containers live among the cgroups: below its class, so that classes can be weighed
-//! against each other.
+//! The paths of pods' cgroups: each is below its QoS class, so that classes can be weighted against
+//! each other.
 
 use k8s_openapi::api::core::v1::Pod;
 
 use crate::pod::spec::{self, QosClass};
 
-/// The parent of everything, below the cluster's root.
+/// The parent of all pods' cgroups.
 pub fn kubepods(root: &str) -> String {
     format!("{}/kubepods", root.trim_end_matches('/'))
 }
 
-/// A class's cgroup.
+/// The cgroup of a QoS class.
 pub fn class(root: &str, class: QosClass) -> String {
     match class {
         QosClass::Guaranteed => kubepods(root),
@@ -19,7 +19,7 @@ pub fn class(root: &str, class: QosClass) -> String {
     }
 }
 
-/// A pod's cgroup; none without a root.
+/// A pod's cgroup; empty without a cgroup root.
 pub fn pod(root: &str, pod: &Pod) -> String {
     if root.is_empty() {
         return String::new();
@@ -27,7 +27,7 @@ pub fn pod(root: &str, pod: &Pod) -> String {
     pod_of_class(root, spec::qos_class(pod), spec::uid(pod))
 }
 
-/// The cgroup of a pod of this class.
+/// The cgroup of a pod of this QoS class.
 pub fn pod_of_class(root: &str, of: QosClass, uid: &str) -> String {
     format!("{}/pod{uid}", class(root, of))
 }

@@ -1,4 +1,4 @@
-//! A container as the runtime is asked for it.
+//! Builds the CRI configuration of a container.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::{Container, Pod};
 
 use super::{expand::expand, labels};
 
-/// Everything that was prepared for a container.
+/// Everything prepared for a container.
 pub struct Inputs {
     pub restart_count: u32,
     pub image: v1::ImageSpec,

@@ -1,4 +1,4 @@
-//! Names: a pod's host name and domain, and where it asks for others.
+//! A pod's host name, domain and resolver configuration.
 
 use k8s_openapi::api::core::v1::{Pod, PodDNSConfig};
 
@@ -12,7 +12,7 @@ pub struct Dns {
     pub options: Vec<String>,
 }
 
-/// What the cluster and the node offer.
+/// The DNS settings of the cluster and the node.
 pub struct DnsFacts<'a> {
     pub cluster_dns: &'a [String],
     pub cluster_domain: &'a str,
@@ -37,7 +37,7 @@ impl Dns {
     }
 }
 
-/// The pod's DNS settings by its policy, with its own additions.
+/// The pod's DNS settings by its dnsPolicy, with its dnsConfig.
 pub fn dns(pod: &Pod, facts: &DnsFacts) -> Dns {
     let spec = spec::spec(pod);
     let policy = spec.dns_policy.as_deref().unwrap_or("ClusterFirst");
@@ -98,7 +98,7 @@ fn with_config(mut dns: Dns, config: &PodDNSConfig) -> Dns {
     dns
 }
 
-/// The pod's host name and domain; the domain is empty for a pod outside a subdomain.
+/// The pod's host name and domain; the domain is empty without a subdomain.
 pub fn host_and_domain(pod: &Pod, cluster_domain: &str) -> (String, String) {
     let spec = spec::spec(pod);
     if let Some(name) = spec
@@ -119,13 +119,13 @@ pub fn host_and_domain(pod: &Pod, cluster_domain: &str) -> (String, String) {
     (hostname, domain)
 }
 
-/// Linux allows 64 bytes, DNS labels 63, and none ends with a dash or dot.
+/// Linux allows 64 bytes and DNS labels 63; none may end with a dash or dot.
 fn truncate(name: &str) -> String {
     let end = name.len().min(63);
     name[..end].trim_end_matches(['-', '.']).to_owned()
 }
 
-/// What the kernel is told: the name, or name and domain where the pod asks for it.
+/// The kernel's host name: the name, or the FQDN with `setHostnameAsFQDN`.
 pub fn kernel_hostname(pod: &Pod, hostname: &str, domain: &str) -> String {
     if spec::spec(pod).set_hostname_as_fqdn == Some(true) && !domain.is_empty() {
         return format!("{hostname}.{domain}");

@@ -1,5 +1,4 @@
-//! A container's environment: its own variables, those of ConfigMaps and Secrets, and the cluster's
-//! services.
+//! A container's environment: `env`, `envFrom` and the Services.
 
 use std::{collections::BTreeMap, path::PathBuf};
 
@@ -12,19 +11,19 @@ use volume::{Need, NodeFacts, Objects, downward};
 use super::{env_file, expand::expand};
 use crate::pod::spec;
 
-/// What the environment is made of.
+/// The sources of an environment.
 pub struct Inputs<'a> {
     pub objects: &'a Objects,
-    /// The services of the pod's namespace and the API server's own.
+    /// The Services of the pod's namespace and `kubernetes`.
     pub services: &'a [&'a Service],
     pub node: &'a NodeFacts,
     pub host_ips: &'a [String],
     pub pod_ips: &'a [String],
-    /// Where volumes are, by name.
+    /// Host paths of volumes, by name.
     pub volumes: &'a BTreeMap<String, PathBuf>,
 }
 
-/// A variable that cannot be made: the container waits with CreateContainerConfigError.
+/// A variable cannot be resolved: the container waits with CreateContainerConfigError.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("{0}")]
 pub struct Problem(pub String);
@@ -74,7 +73,7 @@ pub fn needs(container: &Container) -> Vec<Need> {
     needs
 }
 
-/// All variables, in the order in which they are set.
+/// All variables, in the order of their definition.
 pub fn environment(
     pod: &Pod,
     container: &Container,
@@ -390,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_named() {
+    fn missing_sources_of_variables_are_reported() {
         let missing_key = serde_json::json!([
             {"name": "X", "valueFrom": {"configMapKeyRef": {"name": "m", "key": "Z"}}}]);
         let error = make(missing_key, serde_json::json!([])).err().unwrap();

@@ -5,10 +5,10 @@ use std::{fs::File, io::Read, os::fd::AsRawFd, path::Path};
 
 use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
 
-/// The largest file that is read.
+/// The maximum file size.
 const MAX_SIZE: u64 = 1 << 20;
 
-/// The text of a file in a volume. A link in the volume leads nowhere outside of it.
+/// The text of a file in a volume. Links are resolved within the volume only.
 pub fn read(volume: &Path, path: &str) -> std::io::Result<String> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let root = rustix::fs::open(volume, flags, Mode::empty())?;
@@ -31,8 +31,8 @@ pub fn read(volume: &Path, path: &str) -> std::io::Result<String> {
     Ok(text)
 }
 
-/// The value of a variable; `None` if the file does not set it. The whole file up to it must be well
-/// formed.
+/// The value of a variable; `None` if the file does not set it. The file must be well-formed up to
+/// that line.
 pub fn find(text: &str, wanted: &str) -> Result<Option<String>, String> {
     let mut lines = (1..).zip(text.lines());
     while let Some((number, line)) = lines.next() {
@@ -55,7 +55,7 @@ pub fn find(text: &str, wanted: &str) -> Result<Option<String>, String> {
             return wrong("whitespace before '=' is not allowed");
         }
         if value.starts_with([' ', '\t']) {
-            // As in a shell: the variable is set to nothing.
+            // As in a shell, the variable is empty.
             if name == wanted {
                 return Ok(None);
             }

@@ -1,5 +1,5 @@
-//! `$(NAME)` references in commands, arguments and values. `$$` is a dollar; what is not known
-//! stays as it is written.
+//! `$(NAME)` references in commands, arguments and values. `$$` is a dollar; unknown references
+//! stay as written.
 
 use std::collections::BTreeMap;
 

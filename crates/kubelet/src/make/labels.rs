@@ -1,4 +1,4 @@
-//! The labels and annotations by which containers are found again after a restart.
+//! The labels and annotations by which the kubelet finds its containers after a restart.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ pub const MESSAGE_PATH: &str = "io.kubernetes.container.terminationMessagePath";
 pub const MESSAGE_POLICY: &str = "io.kubernetes.container.terminationMessagePolicy";
 pub const GRACE: &str = "io.kubernetes.pod.terminationGracePeriod";
 
-/// Labels of the sandbox: the pod's own and its identity.
+/// Labels of the sandbox: the pod's own and its name, namespace and uid.
 pub fn of_sandbox(pod: &Pod) -> BTreeMap<String, String> {
     let mut labels: BTreeMap<String, String> = pod
         .metadata

@@ -1,4 +1,4 @@
-//! From a pod's spec to what the runtime is asked for: pure translations, one concern per file.
+//! Translates a pod's spec into CRI configurations. Pure; one concern per file.
 
 pub mod apparmor;
 pub mod cgroups;

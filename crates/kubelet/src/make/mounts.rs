@@ -1,4 +1,4 @@
-//! A container's mounts: its volumes, the hosts file, and the file for its last words.
+//! A container's mounts: volumes, hosts file and termination message file.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -9,18 +9,18 @@ use volume::{Mounter, subpath};
 use super::{env::Problem, expand::expand};
 use crate::{pod::spec, volumes::Mounted};
 
-/// What mounts are made of.
+/// The sources of mounts.
 pub struct Inputs<'a> {
     pub pod_dir: &'a Path,
     pub volumes: &'a Mounted,
-    /// Those that are images, by volume name.
+    /// Image volumes, by volume name.
     pub images: &'a BTreeMap<String, ImageSpec>,
-    /// The container's variables, for subPathExpr.
+    /// The container's environment, for subPathExpr.
     pub environment: &'a BTreeMap<String, String>,
     pub mounter: &'a dyn Mounter,
 }
 
-/// The mounts of the spec.
+/// The mounts of `volumeMounts`.
 pub fn of_volumes(
     pod: &Pod,
     container: &Container,
@@ -94,7 +94,7 @@ fn one(
     })
 }
 
-/// The block devices of the spec. The runtime lets the container use just these.
+/// The block devices of `volumeDevices`, the only ones that the container may use.
 pub fn devices(container: &Container, volumes: &Mounted) -> Result<Vec<Device>, Problem> {
     let wanted = container.volume_devices.iter().flatten();
     let device = |wanted: &VolumeDevice| {
@@ -126,7 +126,7 @@ fn propagation(mount: &VolumeMount) -> MountPropagation {
     }
 }
 
-/// Volumes whose content is the cluster's are never written by containers.
+/// Containers may not write to ConfigMap, Secret, downward API and projected volumes.
 fn is_read_only_volume(pod: &Pod, name: &str) -> bool {
     let volumes = spec::spec(pod).volumes.iter().flatten();
     volumes.filter(|volume| volume.name == name).any(|volume| {
@@ -137,7 +137,7 @@ fn is_read_only_volume(pod: &Pod, name: &str) -> bool {
     })
 }
 
-/// The hosts file, unless the container brings its own.
+/// The mount of the hosts file, unless the container mounts something at that path.
 pub fn hosts(container: &Container, file: &Path) -> Option<Mount> {
     let own = container.volume_mounts.iter().flatten();
     if own
@@ -157,7 +157,7 @@ pub fn hosts(container: &Container, file: &Path) -> Option<Mount> {
     })
 }
 
-/// The file for the container's last words.
+/// The mount of the termination message file.
 pub fn termination_message(container: &Container, file: &Path) -> Option<Mount> {
     let path = container
         .termination_message_path

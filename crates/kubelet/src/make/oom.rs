@@ -1,4 +1,5 @@
-//! Which container the kernel ends first when memory runs out: the less it requests, the earlier.
+//! `oom_score_adj` of containers: the less memory a container requests, the earlier the OOM killer
+//! picks it.
 
 use k8s_openapi::api::core::v1::{Container, Pod};
 
@@ -10,10 +11,10 @@ use crate::{
 
 const GUARANTEED: i64 = -997;
 const BEST_EFFORT: i64 = 1000;
-/// The class of pods without which the node does not work.
+/// The priority class of pods that the node needs.
 const NODE_CRITICAL: &str = "system-node-critical";
 
-/// The adjustment of a container's score.
+/// `oom_score_adj` of a container.
 pub fn score(pod: &Pod, container: &Container, node_memory: i64) -> i64 {
     let class = spec::spec(pod).priority_class_name.as_deref();
     if class == Some(NODE_CRITICAL) && spec::is_critical(pod) {
@@ -31,7 +32,7 @@ fn burstable(pod: &Pod, container: &Container, node_memory: i64) -> i64 {
     let mut counted = request(container);
     let sidecar = |other: &Container| other.name == container.name && spec::is_sidecar(other);
     if spec::init_containers(pod).iter().any(sidecar) {
-        // A sidecar ends no earlier than the containers that it serves.
+        // A sidecar's score is at most that of the container with the smallest request.
         let mains = spec::spec(pod).containers.iter().map(request);
         counted = counted.max(mains.min().unwrap_or(0));
     }
@@ -40,7 +41,7 @@ fn burstable(pod: &Pod, container: &Container, node_memory: i64) -> i64 {
     score.clamp(BEST_EFFORT + GUARANTEED, BEST_EFFORT - 1)
 }
 
-/// Each container's part of the memory that the pod requests beyond its containers' requests.
+/// Each container's share of the pod-level memory request beyond the containers' requests.
 fn unassigned(pod: &Pod) -> i64 {
     let Some(whole) = amount_of_pod(pod, "requests", "memory").filter(|whole| *whole > 0) else {
         return 0;
@@ -68,12 +69,12 @@ mod tests {
             (serde_json::json!({"containers": [plain("a", "1Gi")]}), 750),
             (serde_json::json!({"containers": [plain("a", "1")]}), 999),
             (serde_json::json!({"containers": [plain("a", "9Gi")]}), 3),
-            // Two containers share what the pod requests beyond them.
+            // Two containers share the pod-level request beyond their own.
             (
                 serde_json::json!({"resources": memory("3Gi"), "containers": [plain("a", "1Gi"), {"name": "b"}]}),
                 500,
             ),
-            // A sidecar counts as much as the least of the others.
+            // A sidecar counts like the container with the smallest request.
             (
                 serde_json::json!({"initContainers": [sidecar], "containers": [plain("b", "1Gi"), plain("c", "2Gi")]}),
                 750,

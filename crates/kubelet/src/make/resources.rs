@@ -1,4 +1,4 @@
-//! Requests and limits as the kernel's numbers.
+//! Requests and limits as CRI and cgroup values.
 
 use std::collections::BTreeMap;
 
@@ -18,23 +18,23 @@ use crate::{
 const MIN_SHARES: i64 = 2;
 const MAX_SHARES: i64 = 262_144;
 const MIN_QUOTA: i64 = 1_000;
-/// Resources of huge pages are called after the size of a page, such as `hugepages-2Mi`.
+/// The prefix of huge page resources, such as `hugepages-2Mi`.
 const HUGE_PAGES: &str = "hugepages-";
 
-/// What of the node goes into the limits of its containers.
+/// The node's part of the containers' limits.
 #[derive(Debug, Clone, Copy)]
 pub struct NodeLimits<'a> {
     /// All memory, in bytes.
     pub memory: i64,
     pub cfs: CfsQuota,
-    /// The sizes of huge pages that the kernel has, in bytes.
+    /// The huge page sizes of the kernel, in bytes.
     pub page_sizes: &'a [i64],
 }
 
-/// How processor time is limited.
+/// The CFS quota settings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CfsQuota {
-    /// Otherwise limits of processor time have no effect.
+    /// If false, cpu limits have no effect.
     pub enforced: bool,
     /// In microseconds.
     pub period: i64,
@@ -50,7 +50,7 @@ impl Default for CfsQuota {
 }
 
 impl CfsQuota {
-    /// The quota of a cpu limit, per period; zero where there is none.
+    /// The quota per period of a cpu limit in millicores; zero without a limit.
     pub fn quota(self, milli: i64) -> i64 {
         if milli == 0 || !self.enforced {
             0
@@ -60,7 +60,7 @@ impl CfsQuota {
     }
 }
 
-/// The weight of a cpu request.
+/// The cpu shares of a request in millicores.
 pub fn shares(milli: i64) -> i64 {
     if milli == 0 {
         MIN_SHARES
@@ -69,7 +69,7 @@ pub fn shares(milli: i64) -> i64 {
     }
 }
 
-/// An amount of a list of resources: thousandths of processors, or the resource's own unit.
+/// A quantity of a resource list: cpu in millicores, others in their own unit.
 fn listed(list: Option<&BTreeMap<String, Quantity>>, resource: &str) -> Option<i64> {
     let quantity = list?.get(resource)?;
     if resource == "cpu" {
@@ -79,7 +79,7 @@ fn listed(list: Option<&BTreeMap<String, Quantity>>, resource: &str) -> Option<i
     }
 }
 
-/// What a container requests, or is limited to.
+/// A container's request or limit.
 pub(super) fn amount(container: &Container, list: &str, resource: &str) -> Option<i64> {
     let resources = container.resources.as_ref()?;
     let list = if list == "limits" {
@@ -90,7 +90,7 @@ pub(super) fn amount(container: &Container, list: &str, resource: &str) -> Optio
     listed(list.as_ref(), resource)
 }
 
-/// What the pod says for all of its containers together.
+/// The pod-level request or limit.
 pub(super) fn amount_of_pod(pod: &Pod, list: &str, resource: &str) -> Option<i64> {
     let resources = spec::spec(pod).resources.as_ref()?;
     let list = if list == "limits" {
@@ -101,12 +101,12 @@ pub(super) fn amount_of_pod(pod: &Pod, list: &str, resource: &str) -> Option<i64
     listed(list.as_ref(), resource)
 }
 
-/// What the pod's sandbox takes beside its containers.
+/// The pod's overhead.
 fn overhead(pod: &Pod, resource: &str) -> i64 {
     listed(spec::spec(pod).overhead.as_ref(), resource).unwrap_or(0)
 }
 
-/// What a container gets. One without limits of its own is held to its pod's.
+/// A container's resources. Without a limit of its own the pod-level limit applies.
 pub fn of_container(
     pod: &Pod,
     container: &Container,
@@ -125,7 +125,7 @@ pub fn of_container(
     }
 }
 
-/// The sandbox's share of the pod, without and with its overhead.
+/// The sandbox's resources, without and with the pod's overhead.
 pub fn of_sandbox(pod: &Pod, cfs: CfsQuota) -> (LinuxContainerResources, LinuxContainerResources) {
     let request = admit::request(pod, "cpu").saturating_sub(overhead(pod, "cpu"));
     let limit = |resource| total(pod, "limits", resource).0;
@@ -144,7 +144,7 @@ pub fn of_sandbox(pod: &Pod, cfs: CfsQuota) -> (LinuxContainerResources, LinuxCo
     (own, beside)
 }
 
-/// A limit alone is also the request.
+/// A limit without a request is also the request.
 fn linux(request: Option<i64>, cpu: i64, memory: i64, cfs: CfsQuota) -> LinuxContainerResources {
     LinuxContainerResources {
         cpu_period: if cfs.enforced { cfs.period } else { 0 },
@@ -155,7 +155,7 @@ fn linux(request: Option<i64>, cpu: i64, memory: i64, cfs: CfsQuota) -> LinuxCon
     }
 }
 
-/// Every size that the kernel has is limited: pages that were not asked for cannot be used.
+/// Limits for every page size of the kernel; zero where the container has no limit.
 fn huge_pages(pod: &Pod, container: &Container, sizes: &[i64]) -> Vec<HugepageLimit> {
     let limits = sizes.iter().map(|size| {
         let name = page_resource(*size);
@@ -171,12 +171,12 @@ fn huge_pages(pod: &Pod, container: &Container, sizes: &[i64]) -> Vec<HugepageLi
     limits.collect()
 }
 
-/// The resource of huge pages of this size.
+/// The resource name of a huge page size.
 pub fn page_resource(size: i64) -> String {
     format!("{HUGE_PAGES}{}", page_unit(size, ["Ki", "Mi", "Gi"]))
 }
 
-/// The kernel's name of a page size, as in the files of its controller.
+/// The kernel's name of a page size, as in the file names of the hugetlb controller.
 pub fn page_name(size: i64) -> String {
     page_unit(size, ["KB", "MB", "GB"])
 }
@@ -192,7 +192,7 @@ fn page_unit(size: i64, units: [&str; 3]) -> String {
     }
 }
 
-/// The part of a container's resources that can change while it runs.
+/// The resources of a container that can change while it runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Bounds {
     pub cpu_shares: i64,
@@ -211,7 +211,7 @@ impl From<&LinuxContainerResources> for Bounds {
 }
 
 impl Bounds {
-    /// What the spec asks for.
+    /// The resources of the spec.
     pub fn wanted(pod: &Pod, container: &Container, cfs: CfsQuota) -> Self {
         let node = NodeLimits {
             memory: 1,
@@ -221,32 +221,32 @@ impl Bounds {
         Self::from(&of_container(pod, container, node))
     }
 
-    /// The cpu request that these shares stand for, in thousandths.
+    /// The cpu request that corresponds to the shares, in millicores.
     pub fn cpu_request(&self) -> i64 {
         (self.cpu_shares * 1000 + 1023) / 1024
     }
 
-    /// The cpu limit that this quota stands for, in thousandths.
+    /// The cpu limit that corresponds to the quota, in millicores.
     pub fn cpu_limit(&self, cfs: CfsQuota) -> i64 {
         self.cpu_quota.saturating_mul(1000) / cfs.period.max(1)
     }
 }
 
-/// The bounds of a cgroup above the containers. Without a value, what is set stays.
+/// The values of a cgroup above the containers. `None` leaves a value unchanged.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PodBounds {
     pub cpu_shares: Option<i64>,
-    /// Per period; -1 lifts it.
+    /// Per period; -1 removes the limit.
     pub cpu_quota: Option<i64>,
     /// In microseconds.
     pub cpu_period: i64,
     pub memory: Option<i64>,
-    /// By the kernel's name of a page size, in bytes.
+    /// Bytes by the kernel's name of a page size.
     pub huge_pages: BTreeMap<String, i64>,
 }
 
-/// What the pod says itself, or the sums of its containers, with its overhead. A bound exists only
-/// when the pod or every container of it has one.
+/// The limits of a pod's cgroup: pod-level, or the sum of its containers; plus the overhead. A
+/// limit exists only if the pod or all of its containers have one.
 pub fn of_pod(pod: &Pod, cfs: CfsQuota, page_sizes: &[i64]) -> PodBounds {
     let bound = |resource| match total(pod, "limits", resource) {
         (sum, true) if sum > 0 => Some(sum.saturating_add(overhead(pod, resource))),
@@ -269,8 +269,8 @@ pub fn of_pod(pod: &Pod, cfs: CfsQuota, page_sizes: &[i64]) -> PodBounds {
     }
 }
 
-/// What the pod says itself, or the sum of its containers, and whether all of them say something. Init
-/// containers count by their maximum, sidecars with everything after them.
+/// The pod-level amount, or the sum of the containers, and whether all of them have one. Init
+/// containers count by their maximum, sidecars are added to everything after them.
 fn total(pod: &Pod, list: &str, resource: &str) -> (i64, bool) {
     if let Some(own) = amount_of_pod(pod, list, resource) {
         return (own, true);
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_pod_says_itself_holds_for_it_and_for_containers_without_limits() {
+    fn pod_level_resources_hold_for_the_pod_and_for_containers_without_limits() {
         let pod: Pod = serde_json::from_value(serde_json::json!({"spec": {
             "resources": {"requests": {"cpu": "1"}, "limits": {"cpu": "2", "memory": "1Gi"}},
             "containers": [{"name": "a", "resources": {"limits": {"memory": "64Mi"}}}, {"name": "b"}]}}))
@@ -404,13 +404,13 @@ mod tests {
             (64 << 20, 32 << 20)
         );
         assert_eq!((own.cpu_shares, beside.cpu_shares), (1024, 102));
-        // Without a limit there is nothing to widen, and nothing weighs a pod of the lowest class.
+        // Overhead does not create a limit; a BestEffort pod has the minimum shares.
         let free: Pod = serde_json::from_value(json(serde_json::json!({}))).unwrap();
         assert_eq!(bounds(&free), (Some(2), None, None));
     }
 
     #[test]
-    fn huge_pages_are_limited_to_what_was_asked_for() {
+    fn huge_pages_are_limited_to_the_limits_of_the_container() {
         let pod = pod(
             serde_json::json!({"requests": {"cpu": "1", "hugepages-2Mi": "4Mi"},
             "limits": {"cpu": "1", "hugepages-2Mi": "4Mi"}}),

@@ -1,4 +1,4 @@
-//! A pod's sandbox as the runtime is asked for it.
+//! Builds the CRI configuration of a pod's sandbox.
 
 use cri::v1;
 use k8s_openapi::api::core::v1::Pod;
@@ -10,7 +10,7 @@ use super::{
 };
 use crate::pod::spec;
 
-/// What of the node goes into a sandbox.
+/// The node's settings for a sandbox.
 pub struct Inputs<'a> {
     pub dns: dns::DnsFacts<'a>,
     pub pod_logs_dir: &'a str,
@@ -19,7 +19,7 @@ pub struct Inputs<'a> {
     pub seccomp: security::Seccomp<'a>,
 }
 
-/// Where a pod's logs are.
+/// The pod's log directory.
 pub fn log_directory(pod_logs_dir: &str, pod: &Pod) -> String {
     let (namespace, name, uid) = (spec::namespace(pod), spec::name(pod), spec::uid(pod));
     format!("{pod_logs_dir}/{namespace}_{name}_{uid}")

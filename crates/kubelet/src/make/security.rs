@@ -1,4 +1,4 @@
-//! Who a container's processes are and what they may do.
+//! Security contexts: the user, namespaces, capabilities and profiles of containers.
 
 use cri::v1;
 use k8s_openapi::api::core::v1::{Container, Pod, PodSecurityContext, SeccompProfile};
@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::{Container, Pod, PodSecurityContext, SeccompProf
 use super::{apparmor, env::Problem};
 use crate::pod::spec::{self, Role};
 
-/// The paths of /proc and /sys that a container does not see or change, unless it asks to.
+/// Paths of /proc and /sys that are masked or read-only by default.
 const MASKED: &[&str] = &[
     "/proc/asound",
     "/proc/acpi",
@@ -33,7 +33,7 @@ fn pod_context(pod: &Pod) -> PodSecurityContext {
     spec::spec(pod).security_context.clone().unwrap_or_default()
 }
 
-/// The namespaces that a pod shares with its node or among its containers.
+/// The namespaces that a pod shares with its node or between its containers.
 pub fn namespaces(pod: &Pod) -> v1::NamespaceOption {
     let spec = spec::spec(pod);
     let node_if = |on: Option<bool>, otherwise| {
@@ -56,12 +56,12 @@ pub fn namespaces(pod: &Pod) -> v1::NamespaceOption {
     }
 }
 
-/// Where profiles are, and what holds without one.
+/// The node's seccomp settings.
 #[derive(Debug, Clone, Copy)]
 pub struct Seccomp<'a> {
     /// The directory of profiles on the node.
     pub root: &'a str,
-    /// Containers without a profile get the runtime's.
+    /// Whether containers without a profile get RuntimeDefault.
     pub by_default: bool,
 }
 
@@ -113,7 +113,7 @@ fn groups_policy(pod: &Pod) -> i32 {
     }
 }
 
-/// The sandbox's context.
+/// The sandbox's security context.
 pub fn of_sandbox(pod: &Pod, node: Seccomp<'_>) -> v1::LinuxSandboxSecurityContext {
     let context = pod_context(pod);
     let value = |value| v1::Int64Value { value };
@@ -138,14 +138,14 @@ fn is_privileged(container: &Container) -> bool {
         .is_some_and(|context| context.privileged == Some(true))
 }
 
-/// The user that the image asks for.
+/// The user of the image.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ImageUser {
     pub uid: Option<i64>,
     pub name: String,
 }
 
-/// A container's context, or why it may not run as it is.
+/// A container's security context; fails if the container may not run, such as with runAsNonRoot.
 pub fn of_container(
     pod: &Pod,
     role: Role,
@@ -207,7 +207,7 @@ pub fn of_container(
         masked_paths: paths(MASKED),
         readonly_paths: paths(READ_ONLY),
         apparmor,
-        // Older runtimes know only this form.
+        // The deprecated field for older runtimes.
         apparmor_profile: apparmor_profile.unwrap_or_default(),
         seccomp: Some(seccomp(
             seccomp_profile.filter(|_| !privileged),

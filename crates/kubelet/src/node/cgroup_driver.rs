@@ -1,13 +1,13 @@
-//! Which of the two ways of making cgroups the runtime has: its own answer, or `cgroupDriver` where it gives none,
-//! as upstream. This kubelet makes the cgroups of pods as directories; containers of a runtime that hands its own to
-//! systemd would land elsewhere, without their pods' limits.
+//! Determines the runtime's cgroup driver: its own answer, or `cgroupDriver` if it gives none, as
+//! upstream. This kubelet makes pod cgroups as directories (cgroupfs). With the driver systemd,
+//! containers would be outside of them, without their pods' limits.
 
 use cri::v1;
 use tracing::info;
 
 use crate::core::Core;
 
-/// A way of making cgroups.
+/// A cgroup driver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Driver {
     Cgroupfs,
@@ -22,20 +22,20 @@ impl Driver {
         }
     }
 
-    /// The one of this name.
+    /// The driver of this name.
     pub fn named(name: &str) -> Option<Self> {
         let mut all = [Self::Cgroupfs, Self::Systemd].into_iter();
         all.find(|driver| driver.name() == name)
     }
 }
 
-/// Why pods cannot run with the runtime's driver. It is asked once.
+/// Why pods cannot run with the runtime's driver. The runtime is asked once.
 pub(crate) async fn problem(core: &Core) -> Option<String> {
     if core.config.cgroup_root.is_empty() {
         return None;
     }
     let driver = core.runtime.driver.get_or_try_init(|| ask(core)).await;
-    // A runtime that does not answer is reported with its status.
+    // A runtime that does not answer is reported by its status.
     (*driver.ok()? == Driver::Systemd).then(|| {
         "container runtime uses the cgroup driver systemd, which this node does not support: \
          configure it for cgroupfs (containerd: SystemdCgroup = false)"
@@ -51,7 +51,7 @@ async fn ask(core: &Core) -> Result<Driver, tonic::Status> {
     let driver = decide(&configured, answer)?;
     if driver.name() != configured {
         let driver = driver.name();
-        info!(driver, configured, "the runtime's cgroup driver counts");
+        info!(driver, configured, "using the cgroup driver of the runtime");
     }
     Ok(driver)
 }
@@ -66,7 +66,7 @@ fn decide(
             v1::CgroupDriver::Systemd => Driver::Systemd,
         }),
         Err(status) if status.code() != tonic::Code::Unimplemented => Err(status),
-        // It was checked when it was read.
+        // The name was validated when the configuration was read.
         _ => Ok(Driver::named(configured).unwrap_or(Driver::Cgroupfs)),
     }
 }
@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_runtimes_answer_counts_and_without_one_the_configuration() {
+    fn the_cgroup_driver_comes_from_the_runtime_or_else_the_configuration() {
         let says = |driver: v1::CgroupDriver| {
             let cgroup_driver = driver.into();
             Ok(Some(v1::LinuxRuntimeConfiguration { cgroup_driver }))

@@ -1,18 +1,18 @@
-//! The node's conditions, from the runtime and from what eviction says about pressure.
+//! The node's conditions, from the runtime's status and from eviction.
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::NodeCondition;
 
 use crate::pod::status::time;
 
-/// What conditions are made of.
+/// The inputs of the conditions.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Health {
     /// Why the runtime or its network is not ready.
     pub runtime: Option<String>,
-    /// The machine goes down.
+    /// Whether the machine is shutting down.
     pub shuts_down: bool,
-    /// The conditions of pressure that are true, as eviction sees them.
+    /// The pressure conditions that eviction reports.
     pub pressures: Vec<&'static str>,
 }
 
@@ -34,7 +34,7 @@ fn ready(health: &Health) -> (&'static str, &'static str, String) {
     ("False", "KubeletNotReady", why)
 }
 
-/// Computes all conditions, keeping the times of those that did not change.
+/// Computes all conditions, keeping the transition times of those that did not change.
 pub(crate) fn conditions(
     health: &Health,
     old: &[NodeCondition],

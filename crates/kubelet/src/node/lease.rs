@@ -1,6 +1,5 @@
-//! The node's sign of life. It belongs to the Node object: without one there is no Lease, and the
-//! Lease of a node that was registered again belongs to the new object. Otherwise the garbage
-//! collector would remove each one that is made.
+//! The node's heartbeat Lease. The Node object owns it: without a Node there is no Lease, and after
+//! a new registration the new Node owns it. Otherwise the garbage collector would delete it.
 
 use std::time::Duration;
 
@@ -16,10 +15,10 @@ use tracing::{debug, warn};
 use crate::{Result, core::Core};
 
 const NAMESPACE: &str = "kube-node-lease";
-/// Renewed so often while it lasts.
+/// Renewals per lease duration.
 const RENEWALS: u32 = 4;
 
-/// Renews the Lease for ever. `node_uid` is that of the Node object, while there is one.
+/// Renews the Lease. Never returns. `node_uid` is the uid of the Node object, if it exists.
 pub(crate) async fn run(core: &Core, mut node_uid: watch::Receiver<Option<String>>) {
     let mut known: Option<Lease> = None;
     loop {
@@ -81,7 +80,7 @@ fn stamp(lease: &mut Lease, core: &Core, node_uid: &str) {
     spec.renew_time = Some(MicroTime(config.clock.now()));
 }
 
-/// The Node of that uid owns it, and no earlier one; owners of other kinds stay.
+/// Makes the Node of this uid the only owner of kind Node; owners of other kinds stay.
 fn set_owner(owners: &mut Vec<OwnerReference>, node_name: &str, node_uid: &str) {
     let is_node = |owner: &OwnerReference| owner.kind == "Node" && owner.api_version == "v1";
     if owners.iter().any(|o| is_node(o) && o.uid == node_uid) {

@@ -1,4 +1,4 @@
-//! What the machine is and has, read from it once.
+//! The machine's properties and capacity, read once.
 
 use std::{collections::BTreeMap, fs, path::Path};
 
@@ -10,7 +10,7 @@ use crate::{
     make::resources::{self, PodBounds},
 };
 
-/// One of so many processes is the node's own.
+/// One in this many processes is kept for the node itself.
 const PIDS_KEPT_SHARE: i64 = 10;
 
 /// The machine.
@@ -21,16 +21,16 @@ pub struct Machine {
     pub memory: i64,
     /// Size of the file system with the pods' data, in bytes.
     pub storage: i64,
-    /// How many processes and threads there can be; zero if that is unknown.
+    /// The maximum number of processes and threads; zero if unknown.
     pub max_pids: i64,
-    /// Huge pages that are set aside: the size of a page and all of its pages together, in bytes.
+    /// Preallocated huge pages: bytes in total, by page size.
     pub huge_pages: BTreeMap<i64, i64>,
     page_sizes: Vec<i64>,
     pub info: NodeSystemInfo,
 }
 
 impl Machine {
-    /// Reads it. `data` is on the file system that pods fill.
+    /// Reads the machine's properties. `data` is on the file system of the pods' data.
     pub fn read(data: &Path) -> Self {
         let uname = rustix::system::uname();
         let text = |path: &str| {
@@ -67,7 +67,7 @@ impl Machine {
         }
     }
 
-    /// All there is.
+    /// The node's capacity.
     pub fn capacity(&self, max_pods: u32) -> BTreeMap<String, Quantity> {
         let quantity = |text: String| Quantity(text);
         let pages = self.huge_pages.iter();
@@ -89,12 +89,13 @@ impl Machine {
         list
     }
 
-    /// The sizes of huge pages that the kernel has, in bytes.
+    /// The huge page sizes of the kernel, in bytes.
     pub fn page_sizes(&self) -> &[i64] {
         &self.page_sizes
     }
 
-    /// What pods may use: all but what is reserved and what hard evictions keep free.
+    /// The node's allocatable resources: capacity without reservations and hard eviction
+    /// thresholds.
     pub fn allocatable(
         &self,
         max_pods: u32,
@@ -131,8 +132,8 @@ impl Machine {
         list
     }
 
-    /// How many processes and threads pods may have together: without what is reserved, and without
-    /// a share that lets the node act when pods have taken all others.
+    /// The limit of processes and threads of all pods together: without the reservation, and
+    /// without a share that lets the node act when pods have used up theirs.
     pub fn pids_for_pods(&self, kept: &KubeletConfiguration) -> Option<i64> {
         if !kept.enforces("pods") {
             return None;
@@ -144,8 +145,8 @@ impl Machine {
         Some((self.max_pids - reserved).max(1)).filter(|_| self.max_pids > 0)
     }
 
-    /// The bounds of all pods together: what is not reserved if that is enforced, otherwise all there
-    /// is.
+    /// The limits of all pods together: capacity without the reservations if they are enforced,
+    /// otherwise the capacity.
     pub fn bounds_for_pods(&self, kept: &KubeletConfiguration) -> PodBounds {
         let reserved = |resource: &str| {
             let kept = kept.enforces("pods").then(|| kept.reserved(resource));
@@ -165,7 +166,7 @@ impl Machine {
     }
 }
 
-/// An amount of bytes as users write it.
+/// Bytes as a quantity with a binary suffix where it divides evenly.
 fn binary(bytes: i64) -> Quantity {
     let text = match bytes {
         0 => "0".to_owned(),
@@ -176,8 +177,8 @@ fn binary(bytes: i64) -> Quantity {
     Quantity(text)
 }
 
-/// The huge pages that the kernel has set aside, by the size of a page. Directories are called after it,
-/// such as `hugepages-2048kB`.
+/// The preallocated huge pages by page size. The kernel names directories after the size, such as
+/// `hugepages-2048kB`.
 fn huge_pages(dir: &Path) -> BTreeMap<i64, i64> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     let sizes = entries.filter_map(|entry| {
@@ -222,7 +223,7 @@ fn os_image(release: &str) -> String {
     name.map_or("Linux".into(), |name| name.trim_matches('"').to_owned())
 }
 
-/// The architecture in Go's words.
+/// The architecture in Go's terms.
 pub(crate) fn architecture() -> &'static str {
     match std::env::consts::ARCH {
         "x86_64" => "amd64",
@@ -246,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_get_what_is_neither_reserved_nor_kept_free() {
+    fn allocatable_is_capacity_without_reservations_and_eviction_thresholds() {
         let gib = 1024 * 1024 * 1024;
         let machine = Machine {
             cpus: 4,

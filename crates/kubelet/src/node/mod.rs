@@ -1,5 +1,5 @@
-//! The node as the API sees it: registered once, its status when it changed, its Lease as a sign of
-//! life.
+//! The node in the API: registered once, its status written when it changed, its Lease renewed as a
+//! heartbeat.
 
 pub(crate) mod cgroup_driver;
 pub(crate) mod conditions;

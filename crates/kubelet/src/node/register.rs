@@ -1,4 +1,4 @@
-//! The Node object as this machine makes it, and what it keeps right on an existing one.
+//! Registers the Node object, and updates an existing one.
 
 use std::collections::BTreeMap;
 
@@ -28,14 +28,16 @@ pub(crate) fn labels(config: &Config) -> BTreeMap<String, String> {
     labels
 }
 
-/// Where the cluster's own provisioner may make volumes on this node.
+/// The annotation with the directory in which the built-in local path provisioner may create
+/// volumes.
 pub(crate) const LOCAL_PATH_ROOT: &str = "mainstay.dev/local-path-root";
 
-/// Says that the attachdetach controller attaches volumes for this node: the kubelet waits for
-/// `volumesAttached` and never attaches by itself. The controller ignores nodes without it.
+/// Tells the attachdetach controller to attach volumes of this node: the kubelet waits for
+/// `volumesAttached` and never attaches itself. The controller ignores nodes without this
+/// annotation.
 const CONTROLLER_ATTACHES: &str = "volumes.kubernetes.io/controller-managed-attach-detach";
 
-/// Tells a cloud controller manager which of a machine's addresses was chosen.
+/// Tells a cloud controller manager the node IP of the flag.
 const PROVIDED_IP: &str = "alpha.kubernetes.io/provided-node-ip";
 /// Keeps pods away until a cloud controller manager has initialised the node.
 const UNINITIALIZED: &str = "node.cloudprovider.kubernetes.io/uninitialized";
@@ -52,7 +54,7 @@ fn annotations(config: &Config) -> BTreeMap<String, String> {
     annotations
 }
 
-/// The taints that a new node has.
+/// The taints of a new node.
 fn taints(config: &Config) -> Vec<Taint> {
     let mut taints = config.node_taints.clone();
     if config.cloud.is_external {
@@ -66,13 +68,13 @@ fn taints(config: &Config) -> Vec<Taint> {
     taints
 }
 
-/// What the cloud calls the machine: the flag wins over the KubeletConfiguration.
+/// The provider id: the flag wins over the KubeletConfiguration.
 fn provider_id(config: &Config) -> Option<String> {
     let configured = Some(config.kubelet.provider_id.clone()).filter(|id| !id.is_empty());
     config.cloud.provider_id.clone().or(configured)
 }
 
-/// Creates the Node, or brings labels and annotations of an existing one up to date.
+/// Creates the Node, or updates labels and annotations of an existing one.
 pub(crate) async fn register(config: &Config) -> Result<Node> {
     let api: Api<Node> = Api::all(config.client.clone());
     if let Some(node) = api.get_opt(&config.node_name).await? {

@@ -1,4 +1,5 @@
-//! The node's status: gathered, compared, and written when it changed or a long time has passed.
+//! The node's status: computed periodically, and written when it changed or the report interval has
+//! passed.
 
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
@@ -22,7 +23,7 @@ use super::{
 use crate::{Cloud, Result, core::Core};
 
 const SOON: Duration = Duration::from_millis(500);
-/// How long the runtime may take to answer; a hung one must not keep the node from saying so.
+/// The deadline for the runtime's answer, so that a hung runtime is reported.
 const RUNTIME_DEADLINE: Duration = Duration::from_secs(10);
 /// The conditions that the kubelet writes.
 const OWN_CONDITIONS: &[&str] = &["Ready", "MemoryPressure", "DiskPressure", "PIDPressure"];
@@ -91,7 +92,7 @@ pub(crate) async fn run(
                 Err(error) => {
                     warn!(%error, "cannot write node status");
                     wait = Duration::from_secs(1);
-                    // Deleted unseen.
+                    // The Node was deleted and the watch event has not arrived.
                     exists = !error.is_not_found();
                 }
             }
@@ -105,7 +106,7 @@ pub(crate) async fn run(
             _ = settings.changed() => {}
             _ = shutting_down.changed() => {}
             () = changed(&mut addresses) => {}
-            // A pod waits until its volume is shown as in use.
+            // A pod waits until its volume is in `volumesInUse`.
             _ = volumes.changed() => {}
             change = changes.next() => match change {
                 Some(Event::Added(fresh) | Event::Modified { new: fresh, .. }) => {
@@ -113,7 +114,7 @@ pub(crate) async fn run(
                     exists = true;
                 }
                 Some(Event::Deleted(old)) if old.metadata.uid == node.metadata.uid => {
-                    info!(node = core.config.node_name, "the Node was deleted");
+                    info!(node = core.config.node_name, "node object was deleted");
                     exists = false;
                 }
                 Some(Event::Deleted(_)) => {}
@@ -123,7 +124,7 @@ pub(crate) async fn run(
     }
 }
 
-/// Resolves when the node's addresses have changed, where they can.
+/// Resolves when the node's addresses have changed; never if they cannot.
 async fn changed(addresses: &mut Option<watch::Receiver<Vec<IpAddr>>>) {
     if let Some(addresses) = addresses
         && addresses.changed().await.is_ok()
@@ -133,7 +134,7 @@ async fn changed(addresses: &mut Option<watch::Receiver<Vec<IpAddr>>>) {
     std::future::pending().await
 }
 
-/// Those who wait hear of changes only.
+/// Notifies watchers only if the uid changed.
 fn show_uid(shown: &watch::Sender<Option<String>>, uid: Option<String>) {
     shown.send_if_modified(|current| {
         let changed = *current != uid;
@@ -142,7 +143,7 @@ fn show_uid(shown: &watch::Sender<Option<String>>, uid: Option<String>) {
     });
 }
 
-/// The node's parts of the pods' addresses, one of each family, as CRI takes them.
+/// The node's pod CIDRs, one of each IP family, separated by a comma as in CRI.
 fn pod_cidr(node: &Node) -> Option<String> {
     let spec = node.spec.as_ref()?;
     let listed = spec.pod_cidrs.iter().flatten().cloned();
@@ -154,7 +155,7 @@ fn pod_cidr(node: &Node) -> Option<String> {
     }
 }
 
-/// Tells the runtime where its pods' addresses come from; whether it has heard.
+/// Tells the runtime the pod CIDR; returns whether that succeeded.
 async fn configure_network(core: &Core, cidr: &str) -> bool {
     let network_config = v1::NetworkConfig {
         pod_cidr: cidr.to_owned(),
@@ -173,7 +174,7 @@ async fn configure_network(core: &Core, cidr: &str) -> bool {
         }
         Err(status) => {
             let error = status.message();
-            warn!(error, "cannot tell the runtime the pod CIDR");
+            warn!(error, "cannot pass the pod CIDR to the runtime");
             false
         }
     }
@@ -183,7 +184,7 @@ fn is_true<'a>(mut all: impl Iterator<Item = &'a NodeCondition>, type_: &str) ->
     all.any(|condition| condition.type_ == type_ && condition.status == "True")
 }
 
-/// Whether anything but heartbeats differs from what the API shows.
+/// Whether anything but heartbeat times differs from the API's status.
 fn differs(node: &Node, status: &NodeStatus) -> bool {
     let plain = |status: &NodeStatus| {
         let mut status = status.clone();
@@ -212,11 +213,11 @@ fn differs(node: &Node, status: &NodeStatus) -> bool {
     plain(node.status.as_ref().unwrap_or(&NodeStatus::default())) != plain(status)
 }
 
-/// Extended resources are written by others: they stay, and pods may use all of them. So do
-/// conditions of other types.
+/// Keeps what other writers own: extended resources (all of them allocatable) and conditions of
+/// other types.
 fn keep_foreign(node: &Node, status: &mut NodeStatus, cloud: &Cloud) {
     let Some(shown) = &node.status else { return };
-    // What a cloud controller manager has said of the addresses stays.
+    // The cloud controller manager owns the addresses.
     if cloud.is_external && shown.addresses.as_ref().is_some_and(|all| !all.is_empty()) {
         status.addresses.clone_from(&shown.addresses);
     }
@@ -234,8 +235,8 @@ fn keep_foreign(node: &Node, status: &mut NodeStatus, cloud: &Cloud) {
     }
 }
 
-/// What changes the node's status to `status`: strategic, so that conditions and resources of others
-/// stay. Lists of addresses are replaced as a whole.
+/// A strategic merge patch to `status`, so that conditions and resources of other writers stay.
+/// Address lists are replaced as a whole.
 fn patch(node: &Node, status: &NodeStatus) -> Value {
     let mut patch = json!({ "status": status });
     if let Some(Value::Array(all)) = patch.pointer_mut("/status/conditions") {
@@ -247,7 +248,7 @@ fn patch(node: &Node, status: &NodeStatus) -> Value {
     if let Some(Value::Array(all)) = patch.pointer_mut("/status/addresses") {
         all.insert(0, json!({ "$patch": "replace" }));
     }
-    // What is gone must be named to go.
+    // A merge patch removes a field only if it names it.
     let shown = node.status.clone().unwrap_or_default();
     if status.volumes_in_use.is_none() && shown.volumes_in_use.is_some() {
         patch["status"]["volumesInUse"] = Value::Null;
@@ -289,7 +290,7 @@ async fn write(core: &Core, node: &Node, status: &NodeStatus) -> Result<Node> {
 
 async fn gather(core: &Core, before: &[NodeCondition], now: Timestamp) -> NodeStatus {
     let (config, settings) = (&core.config, core.settings());
-    // Addresses that were not chosen by a flag are the cloud's to report.
+    // Addresses that no flag sets are reported by the cloud controller manager.
     let known: Vec<IpAddr> = match config.cloud.is_external && config.cloud.given_ip.is_none() {
         true => Vec::new(),
         false => config.current_node_ips(),
@@ -342,7 +343,7 @@ fn health(core: &Core, runtime: Option<String>) -> Health {
     }
 }
 
-/// The answer of the runtime, unless it takes too long.
+/// The runtime's answer, or an error after the deadline.
 async fn in_time<T>(
     call: impl Future<Output = std::result::Result<T, tonic::Status>>,
 ) -> std::result::Result<T, tonic::Status> {
@@ -364,7 +365,7 @@ async fn runtime_version(core: &Core) -> Result<String> {
     ))
 }
 
-/// Why the runtime is not ready, its handlers, and what it can do.
+/// Why the runtime is not ready, its handlers and its features.
 async fn runtime_status(
     core: &Core,
 ) -> (
@@ -428,7 +429,7 @@ async fn images(core: &Core) -> Vec<ContainerImage> {
     let mut all = answer
         .map(|answer| answer.into_inner().images)
         .unwrap_or_default();
-    // Less than zero means all of them.
+    // A negative number means all of them.
     let most = usize::try_from(core.settings().node_status_max_images).ok();
     all.sort_by(|a, b| b.size.cmp(&a.size).then_with(|| a.id.cmp(&b.id)));
     all.into_iter()
@@ -490,7 +491,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_that_a_cloud_has_said_stay() {
+    fn addresses_set_by_a_cloud_provider_are_kept() {
         let addresses = |address: &str| {
             Some(vec![NodeAddress {
                 type_: "InternalIP".into(),

@@ -1,4 +1,5 @@
-//! One socket in the registry: asked what it is until it answers, taken in, and let go when it is gone.
+//! One socket in the registry: asks the plugin for its description until it answers, registers it,
+//! and deregisters it when the socket is gone.
 
 use std::{
     path::PathBuf,
@@ -17,7 +18,7 @@ use tracing::{info, warn};
 
 use super::{Handler, Handlers, Plugin};
 
-/// How long a plugin may take to say what it is or to hear an answer.
+/// The timeout of calls to a plugin.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 static REGISTRATIONS: AtomicU64 = AtomicU64::new(0);
@@ -31,7 +32,7 @@ pub(super) async fn follow(
 ) {
     let mut backoff = Backoff::new(Duration::from_millis(500), Duration::from_secs(120));
     let registered = loop {
-        // A registration is not broken off in the middle.
+        // A registration is never cancelled halfway.
         match register(&path, &handlers).await {
             Ok(registered) => break registered,
             Err(error) => {
@@ -45,7 +46,7 @@ pub(super) async fn follow(
     };
     gone.cancelled().await;
     let (handler, plugin) = registered;
-    info!(plugin = plugin.name, "plugin is gone");
+    info!(plugin = plugin.name, "deregistering plugin");
     handler.deregister(&plugin).await;
 }
 
@@ -101,10 +102,10 @@ async fn register(
         "plugin registered"
     );
     if let Err(error) = notify(&mut client, Ok(())).await {
-        // It works all the same; the next scan of the registry finds out if it is gone.
+        // The plugin is usable; if it is gone, the next scan of the registry notices.
         warn!(
             plugin = plugin.name,
-            error, "the plugin does not hear that it is registered"
+            error, "cannot notify plugin of its registration"
         );
     }
     Ok((handler, plugin))

@@ -1,4 +1,4 @@
-//! The registry directory: which sockets are there, as the kernel says so.
+//! Finds the sockets in the registry directory, notified by inotify.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -17,30 +17,30 @@ use tracing::warn;
 use super::{Handlers, socket};
 use crate::inotify::Watch;
 
-/// Directories below the registry are looked into this deep.
+/// The maximum depth of directories below the registry.
 const MAX_DEPTH: usize = 8;
-/// How many directories are watched; the rest is found by the periodic look.
+/// The maximum number of watched directories; changes in others are found by the periodic scan.
 const MAX_DIRECTORIES: usize = 256;
-/// The kernel may lose events.
+/// The period of scans without notification: the kernel may lose events.
 const INTERVAL: Duration = Duration::from_secs(60);
 
-/// Which of several sockets at the same path: inode and the time of its change.
+/// Identifies the socket at a path: inode and change time.
 type Identity = (u64, i64, i64);
 
-/// What is in the registry.
+/// The contents of the registry.
 #[derive(Debug, Default, PartialEq)]
 struct Found {
     sockets: BTreeMap<PathBuf, Identity>,
     directories: BTreeSet<PathBuf>,
 }
 
-/// Follows the registry for ever.
+/// Follows the registry. Never returns.
 pub(crate) async fn run(dir: PathBuf, handlers: Handlers, clock: Arc<dyn Clock>) {
     let mut plugins: BTreeMap<PathBuf, (Identity, CancellationToken)> = BTreeMap::new();
     let mut tasks = JoinSet::new();
     let mut watches: BTreeMap<PathBuf, Watch> = BTreeMap::new();
     loop {
-        // Watched before it is looked at: nothing is missed in between.
+        // Watch before the scan, so that nothing is missed in between.
         watch(&mut watches, [dir.clone()].into());
         let mut found = scan(&dir);
         if watch(&mut watches, found.directories.clone()) {
@@ -71,7 +71,7 @@ pub(crate) async fn run(dir: PathBuf, handlers: Handlers, clock: Arc<dyn Clock>)
     }
 }
 
-/// Watches these directories too; whether any is new.
+/// Adds watches for these directories; returns whether any is new.
 fn watch(watches: &mut BTreeMap<PathBuf, Watch>, directories: BTreeSet<PathBuf>) -> bool {
     watches.retain(|dir, _| dir.is_dir());
     let mut any = false;
@@ -103,7 +103,7 @@ fn look(dir: &Path, depth: usize, found: &mut Found) {
     };
     for entry in entries.flatten() {
         let name = entry.file_name();
-        // As upstream: hidden files are not plugins.
+        // As upstream, hidden files are ignored.
         if name.to_string_lossy().starts_with('.') {
             continue;
         }
@@ -135,7 +135,7 @@ mod tests {
         let sockets: Vec<_> = found.sockets.keys().cloned().collect();
         assert_eq!(sockets, [root.join("a/b/y.sock"), root.join("x.sock")]);
         assert_eq!(found.directories.len(), 3);
-        // One that is made anew is another one.
+        // A socket that was created again has another identity.
         std::fs::remove_file(root.join("x.sock")).unwrap();
         let _again = listen("x.sock");
         assert_ne!(scan(root).sockets, found.sockets);

@@ -1,8 +1,8 @@
-//! What should happen to a pod next: a pure function from what is wanted and what is seen to
-//! actions, and the time when to look again.
+//! What should happen to a pod next: a pure function from the desired and the observed state to
+//! actions, and the time of the next evaluation.
 //!
-//! Nothing is started twice: work that is under way is in the view. A pod that is to stop first
-//! loses its containers (sidecars last), then its sandbox, then its volumes.
+//! Nothing is started twice: running tasks are part of the view. A pod that stops first loses its
+//! containers (sidecars last), then its sandbox, then its volumes.
 
 mod init;
 mod kill;
@@ -26,26 +26,26 @@ use super::{
     spec::{self, Role},
 };
 
-/// Containers get at least this long between the polite and the hard signal.
+/// The minimum grace period between SIGTERM and SIGKILL, in seconds.
 pub const MINIMUM_GRACE: i64 = 2;
 
-/// What the worker knows.
+/// The inputs of a decision.
 pub struct View<'a> {
-    /// The pod with the resources that the node has given it.
+    /// The pod with its allocated resources.
     pub pod: &'a Pod,
     pub observed: &'a Observed,
     pub memory: &'a Memory,
     pub now: Timestamp,
-    /// The pod is to end: it is being deleted, is gone, or has failed for good.
+    /// Set if the pod must end: it is being deleted, is gone, or has failed for good.
     pub stop: Option<Stop>,
 }
 
 /// How a pod is to end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stop {
-    /// Seconds its containers have to end by themselves.
+    /// The grace period of its containers in seconds.
     pub grace: i64,
-    /// When it began to stop.
+    /// When the pod began to stop.
     pub since: Timestamp,
 }
 
@@ -71,17 +71,17 @@ pub enum Action {
         reason: KillReason,
         message: String,
         grace: i64,
-        /// It is to run again, whatever its policy says about the code that it ends with.
+        /// The container is started again, whatever its restart policy says about the exit code.
         restart: bool,
     },
-    /// All containers have ended because one of them asked for it: their records go, and the pod
-    /// begins again.
+    /// All containers have ended for a RestartAllContainers rule: they are removed, and the pod
+    /// starts again.
     Reset {
         containers: Vec<String>,
-        /// Which container asked for it, and what to remember of that.
+        /// The container whose rule triggered it, with its backoff.
         crash: (String, CrashBackoff),
     },
-    /// Running containers get what their specs say now: ids and names.
+    /// Resize running containers to their specs: ids and names.
     Resize {
         containers: Vec<(String, String)>,
     },
@@ -89,7 +89,7 @@ pub enum Action {
 }
 
 impl Action {
-    /// Its place in the memory of running work.
+    /// The key in [`Memory::running`].
     pub fn task(&self) -> Task {
         match self {
             Self::SetUpVolumes => Task::SetUpVolumes,
@@ -108,13 +108,13 @@ impl Action {
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Decision {
     pub actions: Vec<Action>,
-    /// Look again then, even if nothing happens.
+    /// When to evaluate again if nothing happens before.
     pub wake: Option<Timestamp>,
-    /// Containers that wait for a reason users should see.
+    /// Containers that wait, with the reason for the status.
     pub waiting: Vec<(String, Waiting)>,
     /// No container of the pod runs, and none will.
     pub ended: bool,
-    /// Everything of the pod has ended, its sandbox and volumes too.
+    /// Containers, sandbox and volumes of the pod are all gone.
     pub stopped: bool,
 }
 
@@ -124,7 +124,7 @@ impl Decision {
     }
 }
 
-/// Decides.
+/// Decides about a pod.
 pub fn decide(view: &View) -> Decision {
     let mut decision = Decision::default();
     if view.stop.is_some() {
@@ -132,7 +132,7 @@ pub fn decide(view: &View) -> Decision {
     } else {
         run_pod(view, &mut decision);
     }
-    // Work that runs is not begun again, except a kill that got less time.
+    // A running task is not started again, except a kill with a shorter grace period.
     decision
         .actions
         .retain(|action| match view.memory.running.get(&action.task()) {
@@ -162,7 +162,7 @@ fn run_pod(view: &View, decision: &mut Decision) {
     }
 }
 
-/// Whether volumes are in place; if not, sets them up when it is time.
+/// Whether volumes are set up; if not, adds the action when it is due.
 fn volumes_ready(view: &View, decision: &mut Decision) -> bool {
     match view.memory.volumes {
         Volumes::Ready => return true,
@@ -202,7 +202,7 @@ fn replace_sandbox(view: &View, attempt: u32, decision: &mut Decision) {
     }
 }
 
-/// A pod whose containers have all ended for good needs no new sandbox.
+/// Whether all containers have ended for good, so that no new sandbox is needed.
 fn is_done_without_sandbox(view: &View, attempt: u32) -> bool {
     let spec = spec::spec(view.pod);
     let restarts_anything = spec.restart_policy.as_deref() != Some("Never")
@@ -222,7 +222,7 @@ fn is_done_without_sandbox(view: &View, attempt: u32) -> bool {
     view.observed.has_main_container(view.pod) && spec.containers.iter().all(finished)
 }
 
-/// Containers of older sandboxes have no place in the new one.
+/// Kills containers of older sandboxes.
 fn kill_leftovers(view: &View, sandbox: &str, decision: &mut Decision) {
     for container in view.observed.alive().filter(|c| c.sandbox_id != sandbox) {
         decision.kill(Kill::of_pod(view, container));
@@ -244,7 +244,7 @@ fn run_main(view: &View, decision: &mut Decision) {
     let mut held = false;
     for container in &spec.containers {
         if held && view.observed.active(&container.name).is_none() {
-            // A container before this one has not ended its postStart hook.
+            // An earlier container's postStart hook still runs.
             alive = true;
             continue;
         }
@@ -265,7 +265,7 @@ fn run_main(view: &View, decision: &mut Decision) {
     }
 }
 
-/// Keeps one of the pod's own containers as its policy says; false when it has ended for good.
+/// Keeps one of the pod's main containers as its policy says; false when it has ended for good.
 fn keep_main(view: &View, container: &Spec, decision: &mut Decision) -> bool {
     let spec = spec::spec(view.pod);
     let latest = view.observed.latest(&container.name);
@@ -349,7 +349,7 @@ fn start(
     }
     let restart_count = match last {
         Some(last) => last.restart_count + 1,
-        // The runtime's records are gone; the API still knows how often it has run.
+        // The runtime removed its containers; the API still has the restart count.
         None => remembered_restarts(view.pod, name),
     };
     decision.actions.push(Action::Start {
@@ -360,8 +360,8 @@ fn start(
     });
 }
 
-/// The end that a start has to keep its distance from. A container that was killed to run again is
-/// replaced at once: its distance is to the one before it.
+/// The ended container from which the backoff counts. A container that was killed in order to
+/// restart is replaced at once: the backoff counts from the one before it.
 fn ended_before<'a>(view: &'a View, last: Option<&'a Container>) -> Option<&'a Container> {
     let last = last.filter(|last| last.state == State::Exited)?;
     if !view.memory.was_killed_to_restart(last) {
@@ -396,7 +396,7 @@ fn remembered_restarts(pod: &Pod, name: &str) -> u32 {
     })
 }
 
-/// `40s`, `2m40s`: as Go prints durations.
+/// A duration in Go's format: `40s`, `2m40s`.
 fn go_duration(seconds: u64) -> String {
     match (seconds / 60, seconds % 60) {
         (0, s) => format!("{s}s"),

@@ -1,4 +1,4 @@
-//! Tables for [`super::decide`]: a pod, what is seen of it, and what must follow.
+//! Tables for [`super::decide`]: a pod, its observed state, and the expected decision.
 
 use super::*;
 use crate::make::resources::Bounds;
@@ -211,7 +211,7 @@ fn sidecars_stop_when_the_work_is_done() {
 }
 
 #[test]
-fn a_crashing_container_waits_and_says_so() {
+fn a_crashing_container_is_in_crash_loop_back_off() {
     let crash = CrashBackoff {
         hash: spec::content_hash(&Spec {
             name: "a".into(),
@@ -420,7 +420,7 @@ fn a_container_with_a_post_start_hook_holds_back_the_ones_after_it() {
 }
 
 #[test]
-fn a_changed_size_is_given_in_place_or_by_a_restart() {
+fn a_resize_is_applied_in_place_or_by_a_restart() {
     let resources = serde_json::json!({"requests": {"cpu": "500m"}, "limits": {"memory": "64Mi"}});
     let with = |policy: &str| {
         pod(
@@ -464,7 +464,7 @@ fn a_container_that_was_killed_to_run_again_does_whatever_code_it_ended_with() {
         let seen = vec![ended, container("b", State::Running)];
         let decision = see(&simple(policy), seen, &memory, None);
         assert_eq!(short(&decision), ["start a 1"], "{policy}");
-        // Not even the only one of its pod that was left.
+        // Also if all other containers of the pod have ended.
         let seen = vec![exited("a", 0), exited("b", 0)];
         let decision = see(&simple(policy), seen, &memory, None);
         assert!(
@@ -512,7 +512,7 @@ fn a_killed_container_keeps_its_distance_from_the_end_before_it() {
     let mut memory = killed_to_restart(&killed);
     memory.crashes.insert("a".into(), crash);
     let seen = vec![killed.clone(), container("b", State::Running)];
-    // It is the first to end: nothing to keep a distance from.
+    // No container ended before it, so that there is no backoff.
     let decision = see(&simple("Always"), seen, &memory, None);
     assert_eq!(short(&decision), ["start a 1"]);
     let before = Container {

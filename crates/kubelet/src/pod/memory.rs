@@ -1,5 +1,5 @@
-//! What a pod's worker remembers between looks at the runtime. Lost at restart, and that is fine:
-//! everything that must last is in the runtime and in the API.
+//! What a pod's worker remembers between two evaluations. It is lost at a restart of the kubelet:
+//! everything that must survive is in the runtime and in the API.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -11,21 +11,21 @@ use super::{
 };
 use crate::make::resources::{Bounds, CfsQuota};
 
-/// Why a container waits, as users see it.
+/// Why a container waits, as its status shows it.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Waiting {
     pub reason: String,
     pub message: String,
 }
 
-/// A start that failed and will be tried again.
+/// A failed start that will be retried.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StartFailure {
     pub waiting: Waiting,
-    /// What users see once the failure is no longer news, and from when.
+    /// The waiting reason that is shown later, and from when on.
     pub then: Option<(Timestamp, Waiting)>,
     pub retry_at: Timestamp,
-    /// How often it failed in a row.
+    /// The number of consecutive failures.
     pub times: u32,
 }
 
@@ -37,23 +37,23 @@ pub struct Probes {
     pub readiness: Option<bool>,
 }
 
-/// Where the pod's volumes stand.
+/// The state of the pod's volumes.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Volumes {
-    /// Not set up in this life of the worker.
+    /// Not set up by this worker.
     #[default]
     Pending,
     /// In place.
     Ready,
-    /// Could not be set up; tried again then.
+    /// Setting up failed; when to retry.
     Failed { retry_at: Timestamp, times: u32 },
-    /// Could not be taken down; tried again then. The pod is not gone before they are.
+    /// Tearing down failed; when to retry. The pod is not gone before its volumes are.
     Stuck { retry_at: Timestamp, times: u32 },
-    /// Taken down.
+    /// Torn down.
     Gone,
 }
 
-/// Work that has begun and not ended.
+/// A running task.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Task {
     SetUpVolumes,
@@ -67,22 +67,22 @@ pub enum Task {
 }
 
 impl Task {
-    /// Whether it starts a container.
+    /// Whether the task starts a container.
     pub fn is_start(&self) -> bool {
         matches!(self, Self::Start(_))
     }
 }
 
-/// A container that was killed to run again.
+/// A container that was killed in order to restart.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Replaced {
-    /// As it was when it was killed.
+    /// Its state when it was killed.
     pub was: Container,
-    /// Until then users see it as it was: the next one is about to take its place.
+    /// Until then the status shows the old state, since the new container is about to start.
     pub shown_until: Option<Timestamp>,
 }
 
-/// A sandbox that could not be made.
+/// A failed creation of a sandbox.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SandboxFailure {
     pub retry_at: Timestamp,
@@ -99,9 +99,9 @@ pub struct ResizeFailure {
 /// All of it.
 #[derive(Debug, Clone, Default)]
 pub struct Memory {
-    /// The longest delay between two restarts, where the node sets one.
+    /// The maximum delay between two restarts, if configured.
     pub longest_restart_delay: Option<Duration>,
-    /// How the node limits processor time.
+    /// The node's CFS quota settings.
     pub cfs: CfsQuota,
     /// By container name.
     pub crashes: BTreeMap<String, CrashBackoff>,
@@ -111,13 +111,13 @@ pub struct Memory {
     pub probes: BTreeMap<String, Probes>,
     pub volumes: Volumes,
     pub sandbox_failure: Option<SandboxFailure>,
-    /// With the grace period of kills.
+    /// Running tasks, with the grace period of kills.
     pub running: BTreeMap<Task, i64>,
     /// By container name.
     pub replaced: BTreeMap<String, Replaced>,
-    /// The bounds that the runtime has accepted, by container id.
+    /// The resources that the runtime accepted, by container id.
     pub sizes: BTreeMap<String, Bounds>,
-    /// The pod's own bounds are to follow a new size.
+    /// The pod's cgroup must be resized.
     pub pod_grows: bool,
     pub resize_failure: Option<ResizeFailure>,
     /// Why containers waited at the last look, by name: each reason makes one event.
@@ -125,12 +125,12 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// The longest delay between two restarts.
+    /// The maximum delay between two restarts.
     pub fn longest_restart_delay(&self) -> Duration {
         self.longest_restart_delay.unwrap_or(restart::CAP)
     }
 
-    /// Whether this work is under way.
+    /// Whether this task runs.
     pub fn is_running(&self, task: &Task) -> bool {
         self.running.contains_key(task)
     }
@@ -140,13 +140,14 @@ impl Memory {
         self.is_running(&Task::Start(name.to_owned()))
     }
 
-    /// Whether this container was killed in order to run again: its exit code says nothing.
+    /// Whether this container was killed in order to restart, so that its exit code does not
+    /// matter.
     pub fn was_killed_to_restart(&self, container: &Container) -> bool {
         let replaced = self.replaced.get(&container.name);
         replaced.is_some_and(|replaced| replaced.was.id == container.id)
     }
 
-    /// A ConfigMap or Secret changed: what failed for the lack of one is tried again now.
+    /// A ConfigMap or Secret changed: starts that failed for lack of one are retried now.
     pub fn retry_after_sources_changed(&mut self) {
         if let Volumes::Failed { .. } = self.volumes {
             self.volumes = Volumes::Pending;

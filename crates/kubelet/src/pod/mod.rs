@@ -1,4 +1,4 @@
-//! One pod on this node: what is seen of it, what should happen next, and what is told about it.
+//! One pod on this node: its observed state, the next actions, and its status.
 //!
 //! [`decide`] is pure: spec, runtime state, probe results and time go in, actions come out. The
 //! worker is the thin shell that feeds it and carries the actions out.

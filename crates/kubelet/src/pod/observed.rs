@@ -1,4 +1,4 @@
-//! What the runtime says about a pod, in the few terms that decisions need.
+//! The runtime's state of a pod, reduced to what decisions need.
 
 use std::collections::BTreeMap;
 
@@ -9,16 +9,16 @@ use k8s_openapi::api::core::v1::Pod;
 use super::spec;
 use crate::make::{labels, resources::Bounds};
 
-/// Where a container stands.
+/// The state of a container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum State {
-    /// Made, not started.
+    /// Created, not started.
     Created,
     /// Runs.
     Running,
     /// Has ended.
     Exited,
-    /// The runtime cannot say.
+    /// The runtime does not know.
     #[default]
     Unknown,
 }
@@ -43,9 +43,9 @@ pub struct Container {
     pub log_path: String,
     /// uid, gid and supplementary groups of its first process.
     pub user: Option<(i64, i64, Vec<i64>)>,
-    /// What the kernel holds it to, if the runtime tells.
+    /// The applied resources, if the runtime reports them.
     pub bounds: Option<Bounds>,
-    /// Where the termination message was mounted from, and the policy.
+    /// The host path of the termination message file, and the policy.
     pub termination_message: Option<(String, String)>,
 }
 
@@ -60,14 +60,14 @@ pub struct Sandbox {
     pub host_network: bool,
 }
 
-/// Everything of one pod, newest first.
+/// All sandboxes and containers of one pod, newest first.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Observed {
     pub sandboxes: Vec<Sandbox>,
     pub containers: Vec<Container>,
 }
 
-/// One sandbox and all of its containers at one time, as an event of the runtime tells.
+/// One sandbox with all of its containers at one time, from an event of the runtime.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Snapshot {
     pub at: Timestamp,
@@ -78,9 +78,9 @@ pub struct Snapshot {
 /// Whether the pod's sandbox can be used.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SandboxNeed {
-    /// This one is right.
+    /// The existing sandbox fits.
     Use(String),
-    /// A new one is needed: the next attempt, and why.
+    /// A new sandbox is needed: its attempt number, and why.
     New { attempt: u32, why: &'static str },
 }
 
@@ -95,7 +95,7 @@ impl Observed {
         }
     }
 
-    /// The same with one sandbox as it is now.
+    /// Replaces one sandbox by its newer state.
     pub fn with(mut self, snapshot: Snapshot) -> Self {
         let id = &snapshot.sandbox.id;
         self.sandboxes.retain(|sandbox| sandbox.id != *id);
@@ -120,7 +120,7 @@ impl Observed {
             .find(|c| c.name == name && c.sandbox_id == sandbox.id)
     }
 
-    /// Whether any of the pod's own containers has started in the newest sandbox.
+    /// Whether any main container has started in the newest sandbox.
     pub fn is_initialized(&self, pod: &Pod) -> bool {
         spec::spec(pod).containers.iter().any(|container| {
             self.active(&container.name)
@@ -128,7 +128,7 @@ impl Observed {
         })
     }
 
-    /// Whether any of the pod's own containers was ever made.
+    /// Whether any main container was ever created.
     pub fn has_main_container(&self, pod: &Pod) -> bool {
         spec::spec(pod)
             .containers
@@ -136,7 +136,7 @@ impl Observed {
             .any(|container| self.latest(&container.name).is_some())
     }
 
-    /// Containers that may have a process. One that was only made has none.
+    /// Containers that may have a process; one that was only created has none.
     pub fn alive(&self) -> impl Iterator<Item = &Container> {
         self.containers
             .iter()
@@ -208,7 +208,7 @@ impl From<v1::PodSandboxStatus> for Sandbox {
 }
 
 impl Container {
-    /// From the runtime's status. `sandbox_id` is not part of it.
+    /// Converts the runtime's status, which lacks `sandbox_id`.
     pub fn from_status(status: v1::ContainerStatus, sandbox_id: String) -> Self {
         let label =
             |map: &BTreeMap<String, String>, key: &str| map.get(key).cloned().unwrap_or_default();
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn a_snapshot_replaces_what_was_known_of_its_sandbox_and_nothing_else() {
+    fn a_snapshot_replaces_only_the_containers_of_its_sandbox() {
         let container = |id: &str, sandbox: &str, state| Container {
             id: id.into(),
             sandbox_id: sandbox.into(),

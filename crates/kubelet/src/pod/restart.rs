@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::{Container, ContainerRestartRule, PodSpec};
 pub const INITIAL: Duration = Duration::from_secs(10);
 pub const CAP: Duration = Duration::from_secs(300);
 
-/// The action of a rule that restarts the whole pod.
+/// The action of a rule that restarts all containers.
 const RESTART_ALL: &str = "RestartAllContainers";
 
 /// Whether a container that ended with this code starts again.
@@ -41,7 +41,7 @@ pub fn could_restart_all(container: &Container) -> bool {
     rules.any(|rule| rule.action == RESTART_ALL)
 }
 
-/// The first rule for this code. Rules count only beside a policy of the container's own.
+/// The first rule for this code. Rules need a restart policy of the container's own.
 fn rule(container: &Container, exit_code: i32) -> Option<&ContainerRestartRule> {
     container.restart_policy.as_ref()?;
     let mut rules = container.restart_policy_rules.iter().flatten();
@@ -57,7 +57,7 @@ fn rule(container: &Container, exit_code: i32) -> Option<&ContainerRestartRule> 
     })
 }
 
-/// Whether a container that is killed for a failed probe starts again: the policy alone counts.
+/// Whether a container that is killed for a failed probe starts again: only the policy counts.
 pub fn restarts_after_kill(container: &Container, spec: &PodSpec) -> bool {
     let policy = container
         .restart_policy
@@ -66,7 +66,7 @@ pub fn restarts_after_kill(container: &Container, spec: &PodSpec) -> bool {
     policy != Some("Never")
 }
 
-/// The memory of one container's crashes. A changed container starts with a clean one.
+/// The restart backoff of one container. A changed container starts without one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CrashBackoff {
     pub hash: String,
@@ -74,16 +74,16 @@ pub struct CrashBackoff {
     pub updated: Timestamp,
 }
 
-/// May it start now?
+/// Whether a container may start now.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
-    /// Yes, and this is what to remember.
+    /// Yes, with the new backoff.
     Go(CrashBackoff),
-    /// Not before then; the delay is what users are told.
+    /// Not before then; `delay` is shown in the message.
     Wait { until: Timestamp, delay: Duration },
 }
 
-/// A container ended at `finished`; `now` it could start again.
+/// Decides about a container that ended at `finished`.
 pub fn verdict(
     memory: Option<&CrashBackoff>,
     hash: &str,
@@ -92,7 +92,7 @@ pub fn verdict(
     longest: Duration,
 ) -> Verdict {
     let memory = memory.filter(|memory| memory.hash == hash);
-    // A container that ran long enough after its last restart is healthy again.
+    // The backoff is reset after ten minutes without a restart.
     let memory = memory.filter(|memory| finished - Duration::from_secs(600) <= memory.updated);
     let go = |delay| {
         Verdict::Go(CrashBackoff {

@@ -1,4 +1,4 @@
-//! Questions about a pod's spec that several parts ask.
+//! Helpers that read a pod's spec.
 
 use std::{
     borrow::Cow,
@@ -12,16 +12,16 @@ use k8s_openapi::{
 };
 use volume::quantity;
 
-/// What a container is for in its pod.
+/// The role of a container in its pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Role {
-    /// Runs to its end before the next one.
+    /// Runs to completion before the next one.
     Init,
     /// An init container that keeps running beside the others.
     Sidecar,
-    /// The pod's own work.
+    /// One of `spec.containers`.
     Main,
-    /// Added later to look inside.
+    /// An ephemeral container.
     Ephemeral,
 }
 
@@ -65,7 +65,7 @@ pub fn ephemeral_containers(pod: &Pod) -> &[EphemeralContainer] {
         .unwrap_or_default()
 }
 
-/// Whether an init container keeps running.
+/// Whether an init container is a sidecar.
 pub fn is_sidecar(container: &Container) -> bool {
     container.restart_policy.as_deref() == Some("Always")
 }
@@ -95,7 +95,7 @@ pub fn find<'a>(pod: &'a Pod, name: &str) -> Option<(Role, Cow<'a, Container>)> 
     containers(pod).find(|(_, container)| container.name == name)
 }
 
-/// An ephemeral container in the shape of the others.
+/// An ephemeral container as a Container.
 pub fn as_container(ephemeral: &EphemeralContainer) -> Container {
     let e = ephemeral.clone();
     Container {
@@ -119,13 +119,13 @@ pub fn as_container(ephemeral: &EphemeralContainer) -> Container {
     }
 }
 
-/// Whether something runs in the container before it counts as started.
+/// Whether the container has a postStart hook.
 pub fn has_post_start(container: &Container) -> bool {
     let lifecycle = container.lifecycle.as_ref();
     lifecycle.is_some_and(|lifecycle| lifecycle.post_start.is_some())
 }
 
-/// What makes a running container another one when it changes: its name and image.
+/// Changes when a running container must be replaced: covers name and image.
 pub fn content_hash(container: &Container) -> String {
     let image = container.image.as_deref().unwrap_or_default();
     let bytes = container.name.bytes().chain([0]).chain(image.bytes());
@@ -141,11 +141,11 @@ pub fn is_host_network(pod: &Pod) -> bool {
     spec(pod).host_network == Some(true)
 }
 
-/// The annotation that the kubelet gives to pods from files.
+/// The annotation with the source of a pod from a file.
 pub const SOURCE_ANNOTATION: &str = "kubernetes.io/config.source";
-/// The annotation that ties a mirror pod to its static pod.
+/// The annotation of a mirror pod with the static pod's hash.
 pub const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
-/// The static pod's own uid, as in its manifest.
+/// The annotation with the static pod's uid.
 pub const HASH_ANNOTATION: &str = "kubernetes.io/config.hash";
 
 /// A pod as the API has it. Everybody who may create pods can write the annotation, and it makes a pod critical:
@@ -165,15 +165,15 @@ pub fn is_static(pod: &Pod) -> bool {
     annotation(pod, SOURCE_ANNOTATION).is_some_and(|source| source != "api")
 }
 
-/// Whether the pod only mirrors a static pod in the API.
+/// Whether the pod is the mirror of a static pod.
 pub fn is_mirror(pod: &Pod) -> bool {
     annotation(pod, MIRROR_ANNOTATION).is_some()
 }
 
-/// Pods of this priority and above are the system's.
+/// The lowest priority of system-critical pods.
 const SYSTEM_CRITICAL: i32 = 2_000_000_000;
 
-/// Whether the node or the cluster needs the pod: it is not evicted, and others make room for it.
+/// Whether the pod is critical: it is not evicted, and preempts other pods.
 pub fn is_critical(pod: &Pod) -> bool {
     let priority = spec(pod).priority.unwrap_or(0);
     is_static(pod) || is_mirror(pod) || priority >= SYSTEM_CRITICAL
@@ -188,7 +188,7 @@ pub fn annotation<'a>(pod: &'a Pod, key: &str) -> Option<&'a str> {
         .map(String::as_str)
 }
 
-/// How long the pod has to end by itself, as of now.
+/// The pod's current grace period in seconds.
 pub fn grace_period(pod: &Pod) -> i64 {
     pod.metadata
         .deletion_grace_period_seconds
@@ -197,19 +197,19 @@ pub fn grace_period(pod: &Pod) -> i64 {
         .unwrap_or(30)
 }
 
-/// How the pod is treated when the node runs short.
+/// The QoS class of a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum QosClass {
     /// Every container has limits for cpu and memory, equal to its requests.
     Guaranteed,
-    /// Something is requested.
+    /// Some container has a request or limit.
     Burstable,
-    /// Nothing is.
+    /// No container has a request or limit.
     BestEffort,
 }
 
 impl QosClass {
-    /// As in the API.
+    /// The name in the API.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Guaranteed => "Guaranteed",
@@ -219,7 +219,7 @@ impl QosClass {
     }
 }
 
-/// The pod's class, from its own resources or its containers'.
+/// The pod's QoS class, from its own or its containers' resources.
 pub fn qos_class(pod: &Pod) -> QosClass {
     let spec = spec(pod);
     let of_pod = spec

@@ -22,7 +22,7 @@ struct CheckResponse {
 
 const SERVING: i32 = 1;
 
-/// Asks once.
+/// Probes once.
 pub(super) async fn probe(host: &str, port: i32, service: String, timeout: Duration) -> Answer {
     match tokio::time::timeout(timeout, check(host, port, &service)).await {
         Ok(Ok(SERVING)) => Answer::Ok,

@@ -1,4 +1,4 @@
-//! HTTP probes and hooks: a GET to the pod, over TLS without verification if asked, following
+//! HTTP probes and hooks: a GET to the pod, with TLS but without verification if asked, following
 //! redirects on the same host only.
 
 use std::time::Duration;
@@ -16,7 +16,7 @@ use super::Answer;
 const MAX_BODY: usize = 10 * 1024;
 const MAX_REDIRECTS: usize = 10;
 
-/// Where to ask, and with which headers.
+/// The URL and headers of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Target {
     tls: bool,
@@ -27,7 +27,7 @@ pub(crate) struct Target {
 }
 
 impl Target {
-    /// From the API's description; the pod's address unless it names a host.
+    /// From `httpGet`; the host defaults to the pod's IP.
     pub(crate) fn new(
         get: &HTTPGetAction,
         container: &Container,
@@ -69,7 +69,7 @@ impl Target {
     }
 }
 
-/// 200 to 399 is fine.
+/// Succeeds with a status from 200 to 399.
 pub(crate) async fn probe(target: &Target, timeout: Duration) -> Answer {
     match get(target, timeout).await {
         Ok((200..300, _)) => Answer::Ok,
@@ -194,14 +194,14 @@ where
     tokio::select! {
         answer = &mut answer => answer,
         ended = &mut connection => match ended {
-            // What was read before the end is still an answer.
+            // A response that was complete before the connection closed counts.
             Ok(()) => answer.await,
             Err(error) => Err(error.to_string()),
         },
     }
 }
 
-/// As much of a body as is kept.
+/// Reads the body up to a limit.
 async fn beginning(mut body: Incoming) -> Result<String, String> {
     let mut bytes = Vec::new();
     while bytes.len() < MAX_BODY

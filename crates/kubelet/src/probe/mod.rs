@@ -1,5 +1,5 @@
-//! Probes: one task per probe of a running container. It waits, asks, counts, and tells the pod's
-//! worker when the verdict changed; it never decides what follows.
+//! Probes: one task per probe of a running container. It probes periodically, counts results, and
+//! tells the pod's worker when the verdict changed; it never acts on it.
 
 mod grpc;
 pub(crate) mod http;
@@ -26,10 +26,10 @@ use crate::{core::Core, pod::spec, registry::Message};
 use pace::Pace;
 use threshold::Threshold;
 
-/// How often a probe that does not work is tried before its answer counts as unknown.
+/// How often a broken probe is retried before its result is unknown.
 const TRIES: usize = 3;
 
-/// What a probe is for.
+/// The kind of a probe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ProbeKind {
     Startup,
@@ -60,18 +60,18 @@ impl ProbeKind {
     }
 }
 
-/// One answer.
+/// The result of one probe.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Answer {
     Ok,
-    /// Fine, but somebody should know.
+    /// Success with a warning.
     Warning(String),
     Failed(String),
-    /// The probe itself did not work; it does not count.
+    /// The probe itself failed; the result does not count.
     Broken(String),
 }
 
-/// What a probe found out about a container.
+/// A changed verdict about a container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProbeResult {
     pub container_id: String,
@@ -79,7 +79,7 @@ pub struct ProbeResult {
     pub ok: bool,
 }
 
-/// A probe that runs for one container.
+/// A running probe of one container.
 pub(crate) struct Running {
     pub pod: Arc<Pod>,
     pub container: Container,
@@ -87,14 +87,14 @@ pub(crate) struct Running {
     pub started_at: Timestamp,
     pub pod_ip: String,
     pub kind: ProbeKind,
-    /// The container was ready before this kubelet began.
+    /// Whether the container was ready before this kubelet started.
     pub is_ready: bool,
-    /// Whether the startup probe has succeeded; others wait for it.
+    /// Whether the startup probe has succeeded; the other probes wait for it.
     pub started: watch::Receiver<bool>,
     pub stop: CancellationToken,
 }
 
-/// Runs until it is told to stop, or until its verdict is final.
+/// Runs until it is cancelled, or until its verdict is final.
 pub(crate) async fn run(core: Arc<Core>, mut running: Running) {
     let stop = running.stop.clone();
     tokio::select! {
@@ -124,7 +124,7 @@ async fn probe_loop(core: &Core, running: &mut Running) {
         return;
     }
     if running.started_at < core.started {
-        // Containers that the kubelet finds at its start are not all probed in the same moment.
+        // Spread the probes of containers that ran before the kubelet started.
         clock
             .sleep(pace::spread(period, &running.container_id))
             .await;
@@ -152,7 +152,7 @@ async fn probe_loop(core: &Core, running: &mut Running) {
             };
             let uid = spec::uid(&running.pod);
             core.registry.tell(uid, Message::Probe(result));
-            // A startup verdict is final, and a container that failed its liveness probe dies.
+            // A startup verdict is final, and a container that failed its liveness probe is killed.
             if running.kind == ProbeKind::Startup || (running.kind == ProbeKind::Liveness && !ok) {
                 return;
             }
@@ -187,7 +187,7 @@ fn report(core: &Core, running: &Running, answer: &Answer) {
     );
 }
 
-/// A probe that did not work is tried again at once, a few times.
+/// Retries a broken probe at once, a few times.
 async fn ask_repeatedly(
     core: &Core,
     running: &Running,
@@ -264,7 +264,7 @@ async fn exec_probe(core: &Core, running: &Running, cmd: Vec<String>, timeout: D
     }
 }
 
-/// A port by number or by the container's name for it.
+/// Resolves a port number or name.
 pub(crate) fn port(port: &IntOrString, container: &Container) -> Result<u16, String> {
     let number = match port {
         IntOrString::Int(number) => Some(*number),

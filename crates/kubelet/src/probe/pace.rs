@@ -1,12 +1,12 @@
-//! When a probe is asked again, counted from the moment it was asked last.
+//! The interval between two probes, counted from the start of the last one.
 
 use std::time::Duration;
 
-/// The first wait of a container that is not ready yet.
+/// The first interval for a container that is not ready yet.
 const FIRST: Duration = Duration::from_millis(250);
 
-/// The rhythm of one probe. Readiness that is still awaited is asked for sooner, at growing distances
-/// up to the period: a container that listens a moment after its start is ready in moments.
+/// The interval of one probe. A container that is not ready yet is probed more often, at growing
+/// intervals up to the period, so that it becomes ready soon after it listens.
 pub(super) struct Pace {
     period: Duration,
     soon: Option<Duration>,
@@ -20,12 +20,12 @@ impl Pace {
         }
     }
 
-    /// It is no longer awaited.
+    /// The container is ready: use the period from now on.
     pub(super) fn succeeded(&mut self) {
         self.soon = None;
     }
 
-    /// The time until the next question.
+    /// The time until the next probe.
     pub(super) fn next(&mut self) -> Duration {
         match self.soon {
             Some(soon) if soon < self.period => {
@@ -37,7 +37,7 @@ impl Pace {
     }
 }
 
-/// A part of the period that differs from container to container.
+/// A part of the period that depends on the container id.
 pub(super) fn spread(period: Duration, container_id: &str) -> Duration {
     let hash = container_id.bytes().fold(0x811c_9dc5_u32, |hash, byte| {
         (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)
@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn awaited_readiness_is_asked_for_at_growing_distances_and_then_in_its_period() {
+    fn readiness_is_probed_with_growing_delays_until_ready_and_then_periodically() {
         let millis = |pace: &mut Pace| pace.next().as_millis();
         let mut pace = Pace::new(Duration::from_secs(3), true);
         let asked: Vec<_> = (0..6).map(|_| millis(&mut pace)).collect();

@@ -1,4 +1,4 @@
-//! A TCP probe: does anybody answer?
+//! A TCP probe: succeeds if the port accepts a connection.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -6,7 +6,7 @@ use tokio::net::TcpStream;
 
 use super::Answer;
 
-/// The usual reasons in the words that users know from Kubernetes.
+/// Common errors in Go's wording, which users know from Kubernetes.
 fn go_words(error: &std::io::Error) -> String {
     use std::io::ErrorKind;
     match error.kind() {
@@ -19,10 +19,10 @@ fn go_words(error: &std::io::Error) -> String {
     }
 }
 
-/// Connects to a host by its address or name, trying all of its addresses in turn.
+/// Connects to an address or a host name, trying all of its addresses in turn.
 pub(super) async fn connect(host: &str, port: u16) -> Result<TcpStream, String> {
     let name = host.to_owned();
-    // A name may take as long as its servers like; the caller's deadline counts.
+    // Resolving has no timeout of its own; the caller sets the deadline.
     let resolved = tokio::task::spawn_blocking(move || stdx::resolve::resolve(&name)).await;
     let addresses = resolved
         .map_err(|error| error.to_string())?
@@ -38,7 +38,7 @@ pub(super) async fn connect(host: &str, port: u16) -> Result<TcpStream, String> 
     Err(failure)
 }
 
-/// Connects and hangs up.
+/// Connects and closes the connection.
 pub(super) async fn probe(host: &str, port: u16, timeout: Duration) -> Answer {
     match tokio::time::timeout(timeout, connect(host, port)).await {
         Ok(Ok(_)) => Answer::Ok,
@@ -52,14 +52,14 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_listener_is_alive_and_nobody_is_not() {
+    async fn a_probe_succeeds_only_if_the_port_is_open() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
         assert_eq!(
             probe("127.0.0.1", port, Duration::from_secs(1)).await,
             Answer::Ok
         );
-        // Names are resolved: this one is in every hosts file.
+        // Host names are resolved; this one is in every hosts file.
         let by_name = probe("localhost", port, Duration::from_secs(1)).await;
         assert_eq!(by_name, Answer::Ok);
         drop(listener);

@@ -1,8 +1,8 @@
-//! Counts answers until enough of one kind came in a row.
+//! Counts consecutive results up to the success or failure threshold.
 
 use super::Answer;
 
-/// Success and failure need their own number of answers in a row.
+/// The thresholds of a probe and its current count.
 pub(super) struct Threshold {
     success: i32,
     failure: i32,
@@ -22,7 +22,7 @@ impl Threshold {
         }
     }
 
-    /// The verdict, if this answer made or changed it.
+    /// The new verdict, if this result changed it.
     pub(super) fn record(&mut self, answer: &Answer) -> Option<bool> {
         let ok = match answer {
             Answer::Ok | Answer::Warning(_) => true,
@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_verdict_needs_its_number_of_answers_in_a_row_and_is_told_once() {
+    fn a_result_changes_after_threshold_consecutive_answers_and_is_reported_once() {
         let mut threshold = Threshold::new(2, 3);
         let answers = "ok ok ok bad bad ok bad bad bad bad broken ok ok";
         let told: Vec<_> = answers

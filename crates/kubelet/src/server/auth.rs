@@ -1,5 +1,6 @@
-//! Who asks the kubelet, and whether they may: client certificates of the cluster and bearer tokens,
-//! authorized by the API server as `nodes/SUBRESOURCE` of this node. Anonymous requests are refused.
+//! Authentication and authorization of requests to the kubelet: client certificates of the cluster
+//! and bearer tokens, authorized by the API server as `nodes/SUBRESOURCE` of this node. Anonymous
+//! requests are rejected.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -29,9 +30,9 @@ use crate::{
     configuration::{AuthenticationWebhook, AuthorizationWebhook},
 };
 
-/// Answers that are remembered at most.
+/// The maximum number of cached decisions.
 const CACHED: usize = 4096;
-/// Questions to the API server at one time: guessed tokens must not flood it.
+/// The maximum number of concurrent reviews, so that guessed tokens cannot flood the API server.
 const CONCURRENT: usize = 32;
 
 /// An authenticated user.
@@ -43,7 +44,7 @@ pub struct User {
     pub extra: BTreeMap<String, Vec<String>>,
 }
 
-/// The subject of a client certificate that TLS has verified.
+/// The user of a client certificate that TLS has verified.
 pub(crate) fn certificate_user(chain: &[CertificateDer<'_>]) -> Option<User> {
     let (_, certificate) = X509Certificate::from_der(chain.first()?).ok()?;
     let subject = certificate.subject();
@@ -85,7 +86,7 @@ impl Auth {
         }
     }
 
-    /// The user of a request, if they may ask this; otherwise the answer that they may not.
+    /// The user if the request is allowed; otherwise the response.
     pub async fn admit(
         &self,
         certificate: Option<&User>,
@@ -210,12 +211,12 @@ fn bearer_token(headers: &HeaderMap) -> Option<&str> {
     (scheme.eq_ignore_ascii_case("bearer") && !token.is_empty()).then_some(token)
 }
 
-/// What a request is to the authorizer: the verb, and the subresources of the node of which one must
-/// be allowed. Decided by the same parts of the path that choose the handler.
+/// The verb, and the node subresources of which one must be allowed. Derived from the same path
+/// segments that select the handler.
 fn attributes(method: &Method, parts: &[String]) -> (&'static str, Vec<&'static str>) {
     let first = parts.first().map(String::as_str);
     let verb = match *method {
-        // WebSockets begin with GET: a right to read must not run commands.
+        // WebSocket requests start with GET: the verb `get` must not allow running commands.
         Method::GET if matches!(first, Some("exec" | "attach" | "portForward" | "run")) => "create",
         Method::POST => "create",
         Method::GET => "get",
@@ -239,7 +240,7 @@ fn attributes(method: &Method, parts: &[String]) -> (&'static str, Vec<&'static 
     (verb, subresources)
 }
 
-/// Answers with the time until which they count.
+/// Decisions with their expiry.
 struct Cache<K, V> {
     clock: Arc<dyn Clock>,
     /// Guards the map only.
@@ -281,7 +282,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn requests_ask_for_the_finest_subresource_first() {
+    fn the_most_specific_node_subresource_is_authorized_first() {
         let of = |path: &str| {
             let parts: Vec<String> = path.split('/').skip(1).map(str::to_owned).collect();
             attributes(&Method::GET, &parts).1

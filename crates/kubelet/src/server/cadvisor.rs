@@ -1,5 +1,5 @@
-//! `GET /metrics/cadvisor`: pods and containers under cAdvisor's names, from the same provider as the summary and from
-//! the cgroups themselves.
+//! `GET /metrics/cadvisor`: pods and containers under cAdvisor's metric names, from the stats
+//! provider and from the cgroups.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -22,7 +22,7 @@ use crate::{
     },
 };
 
-/// One line of `/metrics/cadvisor`: a container, or a pod as a whole.
+/// The source of one set of samples: a container or a pod.
 struct Group<'a> {
     labels: Vec<(&'static str, String)>,
     cpu: Option<&'a CpuStats>,
@@ -118,7 +118,7 @@ fn groups<'a>(core: &Core, summary: &'a Summary) -> Vec<Group<'a>> {
 }
 
 impl Group<'_> {
-    /// The cgroup's counts, if its processor time is limited.
+    /// The cgroup's counters, if it has a cpu quota.
     fn limited(&self) -> Option<&CgroupStats> {
         Some(&self.cgroup).filter(|cgroup| cgroup.quota.is_some())
     }
@@ -274,7 +274,7 @@ const CADVISOR: &[(&str, &str, &str, Read)] = &[
     ),
 ];
 
-/// The page. Cgroups are read on a thread of their own.
+/// Serves the metrics. Cgroups are read on a blocking thread.
 pub(super) async fn serve(core: Arc<Core>) -> Response<Body> {
     let summary = match gather(&core).await {
         Ok(summary) => summary,
@@ -386,7 +386,7 @@ fn devices(page: &mut Exposition, groups: &[Group<'_>], at: Option<i64>) {
     }
 }
 
-/// A link of the node or of a pod.
+/// A network interface of the node or of a pod.
 struct Link<'a> {
     labels: Vec<(&'static str, String)>,
     stats: &'a InterfaceStats,
@@ -394,7 +394,8 @@ struct Link<'a> {
     at: Option<i64>,
 }
 
-/// The links of the node and of pods that have their own. Packets of pods are counted in the namespaces of their processes.
+/// The interfaces of the node and of pods with their own network namespace. Packet counters of pods
+/// are read in the network namespace of a container's process.
 fn links<'a>(summary: &'a Summary, groups: &[Group<'_>]) -> Vec<Link<'a>> {
     let mut all = Vec::new();
     if let Some(network) = &summary.node.network {
@@ -417,7 +418,7 @@ fn links<'a>(summary: &'a Summary, groups: &[Group<'_>]) -> Vec<Link<'a>> {
         let (namespace, name) = (&pod.pod_ref.namespace, &pod.pod_ref.name);
         let own = by_pod.get(&(namespace.as_str(), name.as_str()));
         let mut paths = own.into_iter().flatten().copied();
-        // The pod comes before its containers, and only they have processes.
+        // The pod's cgroup comes first; only the containers' cgroups have processes.
         let of_pod = paths.next().unwrap_or_default();
         let mut counted = paths.map(cgroup::interfaces);
         let counted = counted.find(|found| !found.is_empty()).unwrap_or_default();

@@ -1,4 +1,5 @@
-//! `POST /checkpoint/NAMESPACE/POD/CONTAINER`: has the runtime write a container's state to a file, where it can.
+//! `POST /checkpoint/NAMESPACE/POD/CONTAINER`: has the runtime checkpoint a container to a file, if
+//! it can.
 
 use cri::v1;
 use http::{Response, StatusCode};
@@ -6,7 +7,7 @@ use http::{Response, StatusCode};
 use super::{Ask, Body, containers, json, text};
 use crate::{Error, core::Core, pod::spec, registry::Seen};
 
-/// The answer names the file.
+/// Checkpoints the container and returns the file's name.
 pub(super) async fn serve(
     core: &Core,
     namespace: &str,
@@ -39,7 +40,7 @@ pub(super) async fn serve(
 async fn write(core: &Core, seen: &Seen, container: &str, timeout: i64) -> crate::Result<String> {
     let id = containers::running_id(seen, container)
         .map_err(|_| Error::Other(format!("container {container} not found")))?;
-    // States hold the memory of containers: no other user of the machine may read them.
+    // Checkpoints contain memory of containers: only root may read them.
     use std::os::unix::fs::DirBuilderExt;
     let dir = core.config.root_dir.join("checkpoints");
     let mut builder = std::fs::DirBuilder::new();

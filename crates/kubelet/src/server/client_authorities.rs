@@ -1,6 +1,6 @@
-//! The authorities whose client certificates are accepted: the cluster's, which the API server's own
-//! certificate comes from, and those of `authentication.x509.clientCAFile`. The file is read again when it
-//! changes, at the next handshake; one that cannot be used leaves the authorities as they were.
+//! The CAs whose client certificates are accepted: the cluster's, which issued the API server's
+//! certificate, and those of `authentication.x509.clientCAFile`. The file is reloaded at the next
+//! handshake after it changed; an invalid file leaves the CAs unchanged.
 
 use std::{
     fs,
@@ -22,7 +22,7 @@ use rustls::{
 };
 use tracing::{info, warn};
 
-/// The certificates of a bundle, or what is wrong with it.
+/// The certificates of a bundle.
 pub fn read(file: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
     let wrong = |why: &str| {
         format!(
@@ -39,7 +39,7 @@ pub fn read(file: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
     }
 }
 
-/// The TLS of a server that also accepts the certificates of a file's authorities.
+/// The TLS configuration of a server that also accepts certificates of the file's CAs.
 pub(super) fn server_config(
     tls: &ServerConfig,
     cluster: &[u8],
@@ -62,7 +62,7 @@ pub(super) fn server_config(
     Ok(config)
 }
 
-/// What tells one state of a file from another.
+/// Identifies a version of a file.
 type Stamp = Option<(u64, u64, i64, i64)>;
 
 fn stamp(file: &Path) -> Stamp {
@@ -75,7 +75,7 @@ struct Authorities {
     provider: Arc<CryptoProvider>,
     cluster: Vec<CertificateDer<'static>>,
     file: PathBuf,
-    /// Guards the verifier in use, and the state of the file that it was made of.
+    /// Guards the current verifier and the version of the file that it was made from.
     current: Mutex<(Stamp, Arc<dyn ClientCertVerifier>)>,
 }
 
@@ -102,13 +102,10 @@ impl Authorities {
             let fresh = read(&self.file);
             match fresh.and_then(|more| verifier(&self.provider, &self.cluster, more)) {
                 Ok(verifier) => {
-                    info!(file = %self.file.display(), "authorities of client certificates changed");
+                    info!(file = %self.file.display(), "client CA file reloaded");
                     current.1 = verifier;
                 }
-                Err(error) => warn!(
-                    error,
-                    "authorities of client certificates stay as they were"
-                ),
+                Err(error) => warn!(error, "keeping the old client CAs"),
             }
             current.0 = now;
         }
@@ -136,7 +133,7 @@ impl ClientCertVerifier for Authorities {
         false
     }
 
-    /// Clients are not given a list of names to choose by: it would be that of one state of the file.
+    /// No hints: the list could not follow changes of the file.
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
         &[]
     }

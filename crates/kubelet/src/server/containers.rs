@@ -1,4 +1,4 @@
-//! Finding the container that a request is about.
+//! Finds the container that a request names.
 
 use http::{Response, StatusCode};
 use k8s_openapi::api::core::v1::ContainerStatus;
@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::ContainerStatus;
 use super::{Body, text};
 use crate::{core::Core, pod::spec, registry::Seen};
 
-/// The pod, or the answer that there is none.
+/// The pod, or a 404 response.
 pub(super) fn pod(core: &Core, namespace: &str, name: &str) -> Result<Seen, Box<Response<Body>>> {
     core.registry.find(namespace, name).ok_or_else(|| {
         let message = format!("pod \"{name}\" does not exist\n");
@@ -14,7 +14,7 @@ pub(super) fn pod(core: &Core, namespace: &str, name: &str) -> Result<Seen, Box<
     })
 }
 
-/// The container's status, or the answer that it is not in the pod.
+/// The container's status, or a response that the pod has no such container.
 pub(super) fn status(
     seen: &Seen,
     container: &str,
@@ -35,7 +35,7 @@ pub(super) fn status(
     Ok(all.find(|status| status.name == container).cloned())
 }
 
-/// The runtime's id of an id in the API.
+/// The runtime's container id, without the prefix of the API's format.
 pub(crate) fn bare_id(id: &str) -> &str {
     id.split_once("://").map_or(id, |(_, bare)| bare)
 }

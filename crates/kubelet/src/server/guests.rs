@@ -1,16 +1,16 @@
-//! Connections without an admitted request yet: each address has few of them, and none for long, so that
-//! clients without credentials can neither hold memory nor keep others out.
+//! Limits connections without an authorized request, per client address and in time, so that
+//! clients without credentials can neither use up memory nor block others.
 
 use std::{collections::HashMap, net::IpAddr, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
 
-/// How many an address may have at a time: more than an API server opens at once.
+/// The maximum number per address: more than an API server opens at once.
 const PER_ADDRESS: usize = 512;
-/// How long one may take until its first request is admitted.
+/// How long a connection may take until its first request is authorized.
 pub(super) const PATIENCE: Duration = Duration::from_secs(30);
 
-/// How many there are, by address.
+/// The number of such connections, by address.
 #[derive(Clone, Default)]
 pub(super) struct Guests {
     /// Guards the map only.
@@ -18,7 +18,7 @@ pub(super) struct Guests {
 }
 
 impl Guests {
-    /// One more, unless its address has too many.
+    /// Counts a new connection, unless its address has too many.
     pub(super) fn enter(&self, address: IpAddr) -> Option<Guest> {
         let mut counts = self.counts.lock();
         let count = counts.entry(address).or_default();
@@ -32,17 +32,17 @@ impl Guests {
     }
 }
 
-/// A connection that counts until it is welcome or gone.
+/// A connection that counts until a request was authorized or it is closed.
 #[derive(Clone)]
 pub(super) struct Guest(Arc<Mutex<Option<Place>>>);
 
 impl Guest {
-    /// A request was admitted: it counts no longer, and may stay.
+    /// A request was authorized: the connection no longer counts and has no time limit.
     pub(super) fn welcome(&self) {
         self.0.lock().take();
     }
 
-    /// Returns when the connection has had its time without being welcome.
+    /// Returns when the time is over without an authorized request.
     pub(super) async fn expired(&self) {
         self.expired_after(PATIENCE).await;
     }
@@ -77,14 +77,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_has_few_and_others_are_not_kept_out() {
+    fn unauthenticated_connections_are_limited_per_address() {
         let guests = Guests::default();
         let (one, two) = (IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, 2]));
         let mut all: Vec<Guest> = (0..PER_ADDRESS).filter_map(|_| guests.enter(one)).collect();
         assert_eq!(all.len(), PER_ADDRESS);
         assert!(guests.enter(one).is_none());
         assert!(guests.enter(two).is_some());
-        // One that is welcome, and one that has gone, make room.
+        // An authorized connection and a closed one free their places.
         all[0].welcome();
         all[0].welcome();
         let next = guests.enter(one);
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_guest_that_is_welcome_stays_and_another_does_not() {
+    async fn authorized_connections_are_kept_and_others_expire() {
         let guests = Guests::default();
         let address = IpAddr::from([10, 0, 0, 1]);
         let (stranger, friend) = (

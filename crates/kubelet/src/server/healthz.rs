@@ -1,4 +1,4 @@
-//! `/healthz`: whether the kubelet works. Also on a port of its own without TLS, for service managers.
+//! `/healthz`, also on a port of its own without TLS for service managers.
 
 use std::{sync::Arc, time::Duration};
 
@@ -11,11 +11,12 @@ use tracing::{debug, info, warn};
 use super::{Body, text};
 use crate::core::Core;
 
-/// The node's status is looked at every ten seconds; a kubelet that has not for this long is stuck.
+/// The node's status is computed every ten seconds; if it was not for this long, the kubelet is
+/// stuck.
 const STUCK: Duration = Duration::from_secs(120);
 const IDLE: Duration = Duration::from_secs(30);
 
-/// The answer.
+/// The response.
 pub(super) fn answer(core: &Core) -> Response<Body> {
     let seen = *core.status_seen.borrow();
     if seen.is_some_and(|at| core.now() - STUCK > at) {
@@ -25,7 +26,7 @@ pub(super) fn answer(core: &Core) -> Response<Body> {
     text(StatusCode::OK, "ok")
 }
 
-/// Serves it for ever, trying again when the port is taken.
+/// Serves `/healthz` without TLS. Never returns; retries if the port is in use.
 pub async fn serve(core: Arc<Core>) {
     let Some(address) = core.config.healthz else {
         return;
@@ -37,7 +38,7 @@ pub async fn serve(core: Arc<Core>) {
         }
         core.config.clock.sleep(Duration::from_secs(5)).await;
     };
-    info!(%address, "healthz is served");
+    info!(%address, "serving healthz");
     loop {
         match listener.accept().await {
             Ok((stream, _)) => {

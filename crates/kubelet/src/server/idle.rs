@@ -1,4 +1,4 @@
-//! A connection that notes when bytes last went over it, so that one on which nothing happens can be ended.
+//! Tracks when bytes were last transferred on a connection, so that idle ones can be closed.
 
 use std::{
     io,
@@ -25,7 +25,7 @@ pub(super) struct Watched<T> {
 pub(super) struct Activity(Arc<watch::Sender<Instant>>);
 
 impl Activity {
-    /// Returns once nothing has happened for so long.
+    /// Returns once nothing was transferred for `limit`.
     pub(super) async fn ended(&self, limit: Duration) {
         loop {
             let until = *self.0.borrow() + limit;

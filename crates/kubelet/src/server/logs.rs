@@ -21,10 +21,10 @@ use crate::{
     registry::Seen,
 };
 
-/// Chunks that wait for a slow reader.
+/// The number of buffered chunks for a slow client.
 const WAITING: usize = 16;
 
-/// Answers with the log, as it is or as it grows.
+/// Streams a container's log.
 pub(super) async fn serve(
     core: Arc<Core>,
     namespace: &str,
@@ -62,7 +62,7 @@ async fn find(
     Ok((options, status.log_path, id, uid))
 }
 
-/// The id of the container whose log is wanted.
+/// The id of the container whose log is requested.
 fn choose(
     status: Option<&ContainerStatus>,
     container: &str,
@@ -119,7 +119,7 @@ fn options(ask: &Ask, core: &Core) -> Result<Options, String> {
         number("sinceSeconds")?,
         ask.get("sinceTime").filter(|t| !t.is_empty()),
     ) {
-        // Longer ago than there are times is everything.
+        // Before the first representable timestamp: everything.
         (Some(seconds), _) => core.now().checked_sub(Duration::from_secs(seconds)).ok(),
         (None, Some(time)) => Some(time.parse().map_err(|_| "invalid sinceTime".to_owned())?),
         (None, None) => None,
@@ -169,12 +169,12 @@ fn answer(
     response
 }
 
-/// Waits until the container has ended; then false.
+/// Waits until the container has ended; then returns false.
 async fn wait_for_end(core: &Core, uid: &str, id: &str) -> bool {
     let Some(mut pod) = core.registry.follow(uid) else {
         return false;
     };
-    // An error means that the pod's worker has ended, and with it every container.
+    // An error means that the worker has ended, and so have the pod's containers.
     let _ = pod.wait_for(|seen| !is_running(seen, id)).await;
     false
 }
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn the_right_container_is_chosen_or_the_reason_is_told() {
+    fn the_container_of_a_log_request_is_chosen_or_an_error_is_returned() {
         let choose = |json, previous| choose(Some(&status(json)), "c", "p", previous);
         let running = serde_json::json!({"containerID": "x://2", "state": {"running": {}},
             "lastState": {"terminated": {"exitCode": 1, "containerID": "x://1"}}});

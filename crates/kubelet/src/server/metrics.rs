@@ -1,4 +1,4 @@
-//! `GET /metrics`: the kubelet about itself, under upstream's names.
+//! `GET /metrics`: the kubelet's own metrics, under upstream's names.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -17,10 +17,10 @@ use crate::{
     stats::{Summary, VolumeStats},
 };
 
-/// How old the measures of volumes may be.
+/// The maximum age of volume statistics.
 const FRESH: Duration = Duration::from_secs(1);
 
-/// The page.
+/// Serves the metrics.
 pub(super) async fn serve(core: &Core) -> Response<Body> {
     let mut page = Exposition::default();
     let pods = core.registry.pods();
@@ -56,7 +56,7 @@ fn shutdown(page: &mut Exposition, core: &Core) {
     }
 }
 
-/// `GET /metrics/probes`: how probes of containers went.
+/// `GET /metrics/probes`: results of container probes.
 pub(super) fn probes(core: &Core) -> Response<Body> {
     let mut page = Exposition::default();
     core.metrics.show_probes(&mut page);
@@ -185,7 +185,7 @@ const CLAIMS: &[(&str, &str, Read)] = &[
     ),
 ];
 
-/// How full the volumes of claims are; a claim that several pods use counts once.
+/// Volume usage by claim; a claim that several pods use counts once.
 fn claims(page: &mut Exposition, summary: &Summary) {
     for (name, help, read) in CLAIMS {
         page.family(name, "gauge", help);
@@ -209,7 +209,7 @@ fn claims(page: &mut Exposition, summary: &Summary) {
     }
 }
 
-/// What every client library of Prometheus tells about its process.
+/// The process metrics of Prometheus client libraries.
 fn process(page: &mut Exposition) {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
     let stat = read("/proc/self/stat");

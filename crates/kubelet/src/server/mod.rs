@@ -1,5 +1,5 @@
-//! The kubelet's HTTPS server: logs, exec, attach, port-forward and what the API server and metrics
-//! collectors ask of a node. Every request is authenticated and authorized ([`auth`]).
+//! The kubelet's HTTPS server: logs, exec, attach, port-forward, statistics and metrics. Every
+//! request is authenticated and authorized ([`auth`]).
 
 pub(crate) mod auth;
 mod cadvisor;
@@ -36,23 +36,23 @@ use crate::{Error, Result, core::Core};
 use auth::{User, certificate_user};
 use guests::{Guest, Guests};
 
-/// Whole or streamed.
+/// A buffered or streamed body.
 pub type Body = BoxBody<Bytes, std::io::Error>;
 
 const HANDSHAKE: Duration = Duration::from_secs(10);
-/// How long a connection may wait for the next request's headers, as upstream's.
+/// The idle timeout between requests, as upstream's.
 const IDLE: Duration = Duration::from_secs(90);
-/// How large the headers of a request may be, with the command of an exec.
+/// The maximum size of request headers, which contain the command of an exec.
 const MAX_HEADERS: u32 = 256 << 10;
 const MAX_STREAMS: u32 = 250;
 
-/// A socket that listens, and how connections to it are secured.
+/// A listening socket with its TLS settings.
 pub struct Listener {
     socket: TcpListener,
     acceptor: TlsAcceptor,
 }
 
-/// Listens; before this the kubelet is not ready.
+/// Binds the socket, before the kubelet is ready.
 pub async fn bind(core: &Core) -> Result<Listener> {
     let config = &core.config;
     let tls = match config.kubelet.authentication.x509.client_ca_file.as_str() {
@@ -71,11 +71,11 @@ pub async fn bind(core: &Core) -> Result<Listener> {
     })
 }
 
-/// Serves for ever.
+/// Never returns.
 pub async fn serve(core: Arc<Core>, listener: Listener) {
     let Listener { socket, acceptor } = listener;
     let guests = Guests::default();
-    info!(address = ?socket.local_addr().ok(), "kubelet serves");
+    info!(address = ?socket.local_addr().ok(), "serving the kubelet API");
     loop {
         match socket.accept().await {
             Ok((stream, from)) => {
@@ -87,7 +87,7 @@ pub async fn serve(core: Arc<Core>, listener: Listener) {
                     let served = connection(core, acceptor, stream, guest.clone());
                     tokio::select! {
                         () = served => {}
-                        () = guest.expired() => debug!(%from, "no request was admitted in time"),
+                        () = guest.expired() => debug!(%from, "no request was authorized in time"),
                     }
                 });
             }
@@ -139,7 +139,7 @@ async fn connection(core: Arc<Core>, acceptor: TlsAcceptor, stream: TcpStream, g
     }
 }
 
-/// The path's parts and the query, decoded.
+/// A request: its decoded path segments and query.
 pub struct Ask {
     pub method: Method,
     pub parts: Vec<String>,
@@ -168,7 +168,7 @@ impl Ask {
         }
     }
 
-    /// The first value of a parameter.
+    /// The first value of a query parameter.
     pub fn get(&self, key: &str) -> Option<&str> {
         self.query
             .iter()
@@ -176,13 +176,13 @@ impl Ask {
             .map(|(_, value)| value.as_str())
     }
 
-    /// Every value of a parameter.
+    /// All values of a query parameter.
     pub fn all(&self, key: &str) -> Vec<String> {
         let wanted = self.query.iter().filter(|(name, _)| name == key);
         wanted.map(|(_, value)| value.clone()).collect()
     }
 
-    /// Whether a parameter is on, under any of its names.
+    /// Whether a boolean parameter is set, under any of its names.
     pub fn is_on(&self, keys: &[&str]) -> bool {
         keys.iter()
             .any(|key| matches!(self.get(key), Some("1" | "true" | "True")))
@@ -213,7 +213,7 @@ fn decode(text: &str) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Handlers that look into pods or into the node.
+/// Handlers that `enableDebuggingHandlers` turns off.
 const DEBUGGING: &[&str] = &[
     "attach",
     "checkpoint",
@@ -284,7 +284,7 @@ async fn handle(
     }
 }
 
-/// An answer to HEAD: the headers alone. HTTP/2 takes a body there for a broken stream.
+/// The response to HEAD: only headers. HTTP/2 clients treat a body as a protocol error.
 fn without_body(response: Response<Body>) -> Response<Body> {
     use hyper::body::Body as _;
     let length = response.body().size_hint().exact();
@@ -299,7 +299,7 @@ fn without_body(response: Response<Body>) -> Response<Body> {
     Response::from_parts(parts, empty.boxed())
 }
 
-/// A plain answer.
+/// A plain text response.
 pub fn text(status: StatusCode, message: impl Into<String>) -> Response<Body> {
     whole(
         status,
@@ -308,7 +308,7 @@ pub fn text(status: StatusCode, message: impl Into<String>) -> Response<Body> {
     )
 }
 
-/// A JSON answer.
+/// A JSON response.
 pub fn json(value: &serde_json::Value) -> Response<Body> {
     whole(
         StatusCode::OK,

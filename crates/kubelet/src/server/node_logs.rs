@@ -1,5 +1,5 @@
-//! `GET /logs/…`: the node's own log files and directories. Links are followed only while they stay
-//! inside the log directory.
+//! `GET /logs/…`: the node's own log files and directories. Links are followed only within the log
+//! directory.
 
 use std::{
     fs::File,
@@ -20,7 +20,7 @@ use crate::core::Core;
 
 const CHUNK: usize = 64 * 1024;
 
-/// A file's content or a directory's list. `parts` are the decoded parts of the path behind `/logs`.
+/// Serves a file or a directory listing. `parts` are the decoded path segments after `/logs`.
 pub(super) fn serve(core: &Core, parts: &[&str], path: &str) -> Response<Body> {
     match open(&core.config.node_logs_dir, parts) {
         Ok(opened) => match opened.metadata() {
@@ -39,7 +39,7 @@ pub(super) fn serve(core: &Core, parts: &[&str], path: &str) -> Response<Body> {
 fn open(root: &Path, parts: &[&str]) -> std::io::Result<File> {
     let root = File::open(root)?;
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
-    // Without waiting: a pipe among the logs must not stop us.
+    // O_NONBLOCK: a pipe among the logs must not block the kubelet.
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
     let path = if parts.is_empty() {
         ".".to_owned()
@@ -50,7 +50,7 @@ fn open(root: &Path, parts: &[&str]) -> std::io::Result<File> {
     Ok(opened.into())
 }
 
-/// A directory's entries are relative to it: its path must end with a slash.
+/// Redirects to the path with a slash, since a listing has relative links.
 fn moved(path: &str) -> Response<Body> {
     let mut response = text(StatusCode::MOVED_PERMANENTLY, "");
     let name = path.rsplit('/').next().unwrap_or_default();
@@ -119,7 +119,7 @@ fn escape_url(text: &str) -> String {
     out
 }
 
-/// The file as long as it is now: a log that grows meanwhile has an end, too.
+/// The file up to its current length, so that a growing log ends.
 fn content(file: File, name: Option<&&str>, length: u64) -> Response<Body> {
     let kind = match name.and_then(|name| Path::new(name).extension()?.to_str()) {
         Some("gz") => "application/gzip",
@@ -142,7 +142,7 @@ fn content(file: File, name: Option<&&str>, length: u64) -> Response<Body> {
                 let left = left - chunk.len() as u64;
                 Some((Ok(Frame::data(Bytes::from(chunk))), (file, left)))
             }
-            // Cut off meanwhile, or unreadable: the client sees fewer bytes than announced.
+            // Truncated meanwhile or unreadable: the client gets fewer bytes than announced.
             _ => None,
         }
     });

@@ -1,4 +1,4 @@
-//! What runs here, as the kubelet knows it and as the runtime does.
+//! The pods of this node, from the kubelet's workers and from the runtime.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use serde_json::json;
 use super::{Body, text};
 use crate::{core::Core, make::labels};
 
-/// Every pod with its newest status.
+/// Every pod with its current status.
 pub(super) fn all(core: &Core) -> Response<Body> {
     let items: Vec<_> = core
         .registry
@@ -23,7 +23,7 @@ pub(super) fn all(core: &Core) -> Response<Body> {
     super::json(&json!({"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": items}))
 }
 
-/// Every pod that has a running container, as the runtime tells it.
+/// Every pod with a running container, from the runtime.
 pub(super) async fn running(core: &Core) -> Response<Body> {
     let listed = match core.runtime.list_containers(BTreeMap::new()).await {
         Ok(listed) => listed,

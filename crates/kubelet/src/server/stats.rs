@@ -1,5 +1,5 @@
-//! What the node uses, for metrics collectors: `/stats/summary` and `/metrics/resource`,
-//! from one provider and under upstream's names.
+//! Resource usage for metrics collectors: `/stats/summary` and `/metrics/resource`, under
+//! upstream's names.
 
 use std::{sync::Arc, time::Duration};
 
@@ -14,7 +14,7 @@ use crate::{
     stats::{ContainerStats, CpuStats, MemoryStats, PodStats, Summary},
 };
 
-/// How old an answer may be.
+/// The maximum age of statistics.
 const FRESH: Duration = Duration::from_secs(1);
 
 pub(super) async fn gather(core: &Core) -> Result<Arc<Summary>, String> {
@@ -28,7 +28,7 @@ fn complete(summary: Arc<Summary>) -> Result<Arc<Summary>, String> {
     }
 }
 
-/// `GET /stats/summary`; `only_cpu_and_memory=true` leaves the rest out.
+/// `GET /stats/summary`; `only_cpu_and_memory=true` omits the rest.
 pub(super) async fn summary(core: &Core, only_cpu_and_memory: bool) -> Response<Body> {
     let gathered = match only_cpu_and_memory {
         true => complete(core.stats.processor_and_memory(core, FRESH).await),

@@ -1,5 +1,5 @@
-//! exec, attach and port-forward: the runtime is asked for an address, and the connection is passed
-//! through to it unread.
+//! exec, attach and port-forward: gets a streaming URL from the runtime and proxies the connection
+//! to it.
 
 use cri::v1;
 use http::{Request, Response, StatusCode, Uri, header};
@@ -11,7 +11,7 @@ use tracing::debug;
 use super::{Ask, Body, containers, idle::Watched, text};
 use crate::{core::Core, pod::spec};
 
-/// Finds the container, asks the runtime, and joins the two connections.
+/// Gets the URL for the container and joins the two connections.
 pub(super) async fn serve(core: &Core, ask: &Ask, request: Request<Incoming>) -> Response<Body> {
     match runtime_url(core, ask).await {
         Ok(url) => tunnel(core, &url, request).await,

@@ -1,5 +1,5 @@
-//! As much of D-Bus as it takes to call a method and to hear a signal: a client of one bus over its unix
-//! socket, with descriptors.
+//! A minimal D-Bus client over a Unix socket: calls methods and receives signals, with file
+//! descriptors.
 
 use std::{
     collections::VecDeque,
@@ -18,12 +18,12 @@ use tokio::{
 pub(super) use super::message::{Argument, Value};
 use super::message::{Builder, Message, Reader};
 
-/// Larger messages are none of ours.
+/// The maximum message size.
 const MAX_MESSAGE: usize = 1 << 20;
-/// Signals that came while an answer was waited for.
+/// The maximum number of signals that are queued while a call waits for its reply.
 const MAX_PENDING: usize = 64;
 
-/// Why the bus cannot be used.
+/// A D-Bus error.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Error {
     #[error(transparent)]
@@ -34,7 +34,7 @@ pub(super) enum Error {
     Protocol(&'static str),
 }
 
-/// A method of an object.
+/// A method call.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Call<'a> {
     pub destination: &'a str,
@@ -43,7 +43,7 @@ pub(super) struct Call<'a> {
     pub member: &'a str,
 }
 
-/// What came of a call, or a signal.
+/// A reply or a signal.
 #[derive(Debug)]
 pub(super) struct Answer {
     pub member: String,
@@ -61,7 +61,7 @@ pub(super) struct Bus {
 }
 
 impl Bus {
-    /// Connects as the process' own user.
+    /// Connects and authenticates as the process' user.
     pub(super) async fn connect(socket: &Path) -> Result<Self, Error> {
         let mut bus = Self::over(UnixStream::connect(socket).await?);
         let user = rustix::process::geteuid().as_raw().to_string();
@@ -102,7 +102,7 @@ impl Bus {
         }
     }
 
-    /// Has signals that match a rule sent here.
+    /// Subscribes to signals that match a rule.
     pub(super) async fn add_match(&mut self, rule: &str) -> Result<(), Error> {
         self.call_bus("AddMatch", &[Argument::Text(rule)]).await
     }
@@ -118,7 +118,7 @@ impl Bus {
         Ok(())
     }
 
-    /// Calls a method and waits for its answer.
+    /// Calls a method and waits for its reply.
     pub(super) async fn call(
         &mut self,
         call: &Call<'_>,
@@ -155,7 +155,7 @@ impl Bus {
         }
     }
 
-    /// The next signal; none when the bus has closed the connection.
+    /// The next signal; `None` when the bus has closed the connection.
     pub(super) async fn signal(&mut self) -> Result<Option<Answer>, Error> {
         if let Some(signal) = self.pending.pop_front() {
             return Ok(Some(signal));
@@ -197,7 +197,7 @@ impl Bus {
         }
     }
 
-    /// Takes what the socket has; false at its end.
+    /// Reads what the socket has; false at its end.
     async fn receive(&mut self) -> Result<bool, Error> {
         let mut buffer = [0; 4096];
         let (count, descriptors) = self

@@ -1,4 +1,4 @@
-//! systemd's logind: it says when the machine goes down, and waits for those that asked it to.
+//! systemd-logind: signals a shutdown of the machine, and waits for inhibitor locks.
 
 use std::{os::fd::OwnedFd, path::Path, sync::Arc, time::Duration};
 
@@ -10,7 +10,7 @@ use crate::core::Core;
 const SYSTEM_BUS: &str = "/var/run/dbus/system_bus_socket";
 const OVERRIDES: &str = "/etc/systemd/logind.conf.d";
 const RETRY: Duration = Duration::from_secs(30);
-/// How long logind may take to read its configuration again.
+/// How long logind may take to reload its configuration.
 const RELOAD: Duration = Duration::from_secs(4);
 const LOGIND: Call<'static> = Call {
     destination: "org.freedesktop.login1",
@@ -19,12 +19,12 @@ const LOGIND: Call<'static> = Call {
     member: "",
 };
 
-/// Follows logind for ever; a machine without it is asked again from time to time.
+/// Follows logind. Never returns; retries periodically on a machine without it.
 pub(super) async fn follow(core: &Arc<Core>, period: Duration) {
     loop {
         match follow_once(core, period).await {
             Ok(()) => debug!("logind's bus has closed the connection"),
-            Err(error) => info!(%error, "no word from logind when the machine shuts down"),
+            Err(error) => info!(%error, "cannot use logind, no graceful node shutdown"),
         }
         core.config.clock.sleep(RETRY).await;
     }
@@ -35,14 +35,14 @@ async fn follow_once(core: &Arc<Core>, period: Duration) -> Result<(), Error> {
     let session = Session::open(&mut bus, period, Path::new(OVERRIDES)).await?;
     info!(
         seconds = period.as_secs(),
-        "logind waits for this node's pods"
+        "logind delays shutdowns for this node's pods"
     );
     session.follow(core, &mut bus).await
 }
 
-/// What holds the machine's shutdown up.
+/// An inhibitor lock on the machine's shutdown.
 struct Session {
-    /// logind goes on when it is closed.
+    /// logind continues when this descriptor is closed.
     lock: Option<OwnedFd>,
 }
 
@@ -71,7 +71,8 @@ impl Session {
     }
 }
 
-/// Whether a shutdown begins or is called off; none when the bus has ended.
+/// Whether a shutdown begins (true) or is cancelled (false); `None` when the bus has closed the
+/// connection.
 async fn next(bus: &mut Bus) -> Result<Option<bool>, Error> {
     while let Some(signal) = bus.signal().await? {
         if signal.member == "PrepareForShutdown"
@@ -83,7 +84,7 @@ async fn next(bus: &mut Bus) -> Result<Option<bool>, Error> {
     Ok(None)
 }
 
-/// How long logind waits at most.
+/// logind's maximum inhibitor delay.
 async fn delay(bus: &mut Bus) -> Result<Duration, Error> {
     let get = Call {
         interface: "org.freedesktop.DBus.Properties",
@@ -101,7 +102,7 @@ async fn delay(bus: &mut Bus) -> Result<Duration, Error> {
     }
 }
 
-/// Tells logind to wait longer.
+/// Raises logind's maximum inhibitor delay.
 async fn raise_delay(bus: &mut Bus, period: Duration, overrides: &Path) -> Result<(), Error> {
     let text = format!("[Login]\nInhibitDelayMaxSec={}\n", period.as_secs());
     std::fs::create_dir_all(overrides)?;
@@ -112,7 +113,7 @@ async fn raise_delay(bus: &mut Bus, period: Duration, overrides: &Path) -> Resul
         interface: "org.freedesktop.systemd1.Manager",
         member: "KillUnit",
     };
-    // The hang-up signal makes it read its configuration again.
+    // SIGHUP makes logind reload its configuration.
     let arguments = [
         Argument::Text("systemd-logind.service"),
         Argument::Text("all"),
@@ -129,7 +130,7 @@ async fn raise_delay(bus: &mut Bus, period: Duration, overrides: &Path) -> Resul
     match tokio::time::timeout(RELOAD, wait).await {
         Ok(outcome) => outcome,
         Err(_) => {
-            warn!("logind still waits for less than shutdownGracePeriod");
+            warn!("logind's InhibitDelayMaxSec is less than shutdownGracePeriod");
             Ok(())
         }
     }

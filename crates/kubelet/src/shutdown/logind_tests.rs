@@ -1,4 +1,4 @@
-//! logind as a bus shows it, played by a thread of the test.
+//! Tests with a fake D-Bus and logind in a thread.
 
 use std::{
     io::{IoSlice, Read, Write},
@@ -19,7 +19,7 @@ use super::{
     *,
 };
 
-/// A bus with a logind that waits for `delay` seconds, until its configuration is read again.
+/// A bus with a logind whose delay is `delay` seconds until its configuration is reloaded.
 struct FakeBus {
     stream: UnixStream,
     received: Vec<u8>,
@@ -63,7 +63,7 @@ impl FakeBus {
         }
     }
 
-    /// Answers calls until `until` was called.
+    /// Answers calls up to and including `until`.
     fn serve(&mut self, until: &str) {
         while let Some((serial, member)) = self.call() {
             self.calls.push(member.clone());
@@ -111,7 +111,7 @@ impl FakeBus {
 }
 
 #[tokio::test]
-async fn the_delay_is_raised_the_lock_taken_and_the_signal_heard() {
+async fn the_delay_is_raised_the_inhibitor_taken_and_the_shutdown_signal_received() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("bus");
     let overrides = dir.path().join("logind.conf.d");

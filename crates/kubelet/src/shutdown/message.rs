@@ -18,7 +18,7 @@ const DESTINATION: u8 = 6;
 const SIGNATURE: u8 = 8;
 const UNIX_FDS: u8 = 9;
 
-/// An argument of a call.
+/// An argument of a method call.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Argument<'a> {
     Text(&'a str),
@@ -31,12 +31,12 @@ pub(super) enum Argument<'a> {
     Descriptor,
 }
 
-/// A value of an answer. Values of other types end what is read.
+/// A value of a reply. Parsing stops at a value of another type.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Value {
     Text(String),
     Bool(bool),
-    /// Of 32 bits, or the place of a descriptor.
+    /// A 32-bit number, or the index of a file descriptor.
     U32(u32),
     U64(u64),
 }
@@ -81,7 +81,7 @@ impl Builder {
         self
     }
 
-    /// One of the header's fields: its number and a variant.
+    /// Appends a header field: its code and a variant.
     fn field(&mut self, code: u8, signature: u8, write: impl FnOnce(&mut Vec<u8>)) {
         align(&mut self.fields, 8);
         self.fields.extend([code, 1, signature, 0]);
@@ -94,7 +94,8 @@ impl Builder {
         number_into(&mut bytes, self.body.len());
         bytes.extend(serial.to_le_bytes());
         number_into(&mut bytes, self.fields.len());
-        // The fields begin at a multiple of eight, so that their own padding holds here, too.
+        // The fields start at a multiple of eight, so that their own padding is right in the
+        // message, too.
         bytes.extend(self.fields);
         align(&mut bytes, 8);
         bytes.extend(self.body);
@@ -127,7 +128,7 @@ impl Builder {
 }
 
 impl Argument<'_> {
-    /// Writes it; returns its signature.
+    /// Appends the argument; returns its signature.
     fn write(&self, to: &mut Vec<u8>) -> &'static str {
         match self {
             Self::Text(text) => {
@@ -167,7 +168,7 @@ fn align(bytes: &mut Vec<u8>, to: usize) {
 }
 
 fn number_into(to: &mut Vec<u8>, number: usize) {
-    // Messages are far smaller than that.
+    // Messages are far smaller than 4 GiB.
     to.extend(u32::try_from(number).unwrap_or(u32::MAX).to_le_bytes());
 }
 
@@ -184,7 +185,7 @@ fn signature_into(to: &mut Vec<u8>, signature: &str) {
     to.push(0);
 }
 
-/// A message that came.
+/// A received message.
 #[derive(Debug, Default)]
 pub(super) struct Message {
     kind: u8,
@@ -234,7 +235,7 @@ impl Message {
     }
 }
 
-/// Reads a message from its bytes.
+/// Parses a message.
 pub(super) struct Reader<'a> {
     bytes: &'a [u8],
     at: usize,
@@ -284,7 +285,7 @@ impl Reader<'_> {
         self.text(length.into())
     }
 
-    /// A value; none if its type is not known here.
+    /// Parses a value; `None` for other types.
     fn value(&mut self, kind: &str) -> Result<Option<Value>, Error> {
         Ok(Some(match kind {
             "s" | "o" => {
@@ -302,7 +303,7 @@ impl Reader<'_> {
             }
             "v" => {
                 let kind = self.signature()?;
-                // Variants in variants would be read without end.
+                // Nested variants could recurse without end.
                 if kind == "v" {
                     return Ok(None);
                 }
@@ -325,7 +326,7 @@ mod tests {
     };
 
     #[test]
-    fn what_was_written_is_read() {
+    fn a_written_message_is_read_back() {
         let bytes = Builder::signal(
             &CALL,
             &[

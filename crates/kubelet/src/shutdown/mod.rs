@@ -1,8 +1,8 @@
-//! Graceful node shutdown: when the machine goes down, pods end by priority within the time that the
-//! KubeletConfiguration gives them, and no new ones begin.
+//! Graceful node shutdown: when the machine shuts down, pods are ended by priority within the
+//! configured grace periods, and no new pods are admitted.
 //!
-//! logind says that the machine goes down and waits for us ([`logind`]). Where there is none, the daemon's own
-//! end can stand for it ([`Config::shutdown_on_stop`](crate::Config)).
+//! logind signals the shutdown and waits for the kubelet ([`logind`]). Without logind, stopping the
+//! daemon can count as a shutdown ([`Config::shutdown_on_stop`](crate::Config)).
 
 mod dbus;
 mod logind;
@@ -28,9 +28,9 @@ use crate::{
 
 const REASON: &str = "Terminated";
 const MESSAGE: &str = "Pod was terminated in response to imminent node shutdown.";
-/// Where the times of the last shutdown are kept, below the kubelet's directory.
+/// The file with the times of the last shutdown, below the kubelet's root directory.
 const STATE: &str = "graceful_node_shutdown_state";
-/// How long the API may take to hear how the last pods ended.
+/// How long the final statuses of pods may take to reach the API.
 const LAST_WORDS: Duration = Duration::from_secs(3);
 
 /// The times of the last shutdown.
@@ -41,7 +41,7 @@ pub struct Times {
     pub end_time: Option<Timestamp>,
 }
 
-/// Waits for logind's word for ever, as far as a time is configured.
+/// Follows logind while a grace period is configured. Never returns.
 pub(crate) async fn run(core: Arc<Core>) {
     core.shutdown_times.send_replace(read(&core));
     let mut settings = core.settings.subscribe();
@@ -62,7 +62,7 @@ pub(crate) async fn run(core: Arc<Core>) {
     }
 }
 
-/// Why a pod may not begin now.
+/// Rejects pods during a shutdown.
 pub(crate) fn refusal(core: &Core) -> Option<Refusal> {
     core.shutting_down.borrow().then(|| Refusal {
         reason: "NodeShutdown".into(),
@@ -70,20 +70,20 @@ pub(crate) fn refusal(core: &Core) -> Option<Refusal> {
     })
 }
 
-/// The machine's shutdown was called off.
+/// The machine's shutdown was cancelled.
 pub(crate) fn cancelled(core: &Core) {
-    info!("the node does not shut down after all");
+    info!("node shutdown cancelled");
     let message = "Shutdown manager detected shutdown cancellation";
     core.events.node(Kind::Normal, "NodeShutdown", message);
     core.shutting_down.send_replace(false);
 }
 
-/// Ends all pods by priority. Returns when they have ended, or their time is over.
+/// Ends all pods by priority. Returns when they have ended, or their grace periods are over.
 pub(crate) async fn end_pods(core: &Core) {
-    info!("the node shuts down");
+    info!("node is shutting down");
     let message = "Shutdown manager detected shutdown event";
     core.events.node(Kind::Normal, "NodeShutdown", message);
-    // The node's status shows it at once.
+    // The node's status shows the shutdown at once.
     core.shutting_down.send_replace(true);
     let mut times = Times {
         start_time: Some(core.now()),
@@ -102,7 +102,7 @@ pub(crate) async fn end_pods(core: &Core) {
     let _ = tokio::time::timeout(LAST_WORDS, reported).await;
     times.end_time = Some(core.now());
     keep(core, times);
-    info!("the pods have ended");
+    info!("all pods have ended");
 }
 
 async fn end_group(core: &Core, group: Group) {
@@ -113,7 +113,7 @@ async fn end_group(core: &Core, group: Group) {
         priority = group.priority,
         seconds = group.seconds,
         pods = group.pods.len(),
-        "ends pods"
+        "stopping pods"
     );
     let ends = group.pods.iter().map(|seen| {
         let disruption = Disruption {
@@ -134,7 +134,7 @@ async fn end_group(core: &Core, group: Group) {
     }
 }
 
-/// Until it holds for all of these pods, or they are gone.
+/// Waits until `holds` is true for each of these pods or they are gone.
 async fn wait_for(core: &Core, pods: &[Seen], holds: impl Fn(&Seen) -> bool + Copy) {
     for seen in pods {
         if let Some(mut pod) = core.registry.follow(spec::uid(&seen.pod)) {
@@ -148,7 +148,7 @@ fn keep(core: &Core, times: Times) {
     let path = core.config.root_dir.join(STATE);
     let text = serde_json::to_string(&times).unwrap_or_default();
     if let Err(error) = std::fs::write(&path, text) {
-        warn!(path = %path.display(), %error, "cannot keep the time of the shutdown");
+        warn!(path = %path.display(), %error, "cannot save the time of the shutdown");
     }
 }
 

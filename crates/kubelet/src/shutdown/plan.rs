@@ -1,4 +1,4 @@
-//! Which pods end when, and how long they have.
+//! Which pods end when, and with which grace period.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use crate::{
     registry::Seen,
 };
 
-/// The priority from which on pods are critical.
+/// The lowest priority of critical pods.
 const CRITICAL: i32 = 2_000_000_000;
 
 /// Pods that end together.
@@ -19,7 +19,7 @@ pub(super) struct Group {
     pub pods: Vec<Seen>,
 }
 
-/// How long the whole shutdown takes at most; zero if it is not asked for.
+/// The duration of the whole shutdown; zero if not configured.
 pub fn period(settings: &KubeletConfiguration) -> Duration {
     let periods = periods(settings);
     let seconds = periods
@@ -28,7 +28,7 @@ pub fn period(settings: &KubeletConfiguration) -> Duration {
     Duration::from_secs(seconds.fold(0, u64::saturating_add))
 }
 
-/// By priority, the lowest first.
+/// The grace periods by priority, the lowest first.
 fn periods(settings: &KubeletConfiguration) -> Vec<ShutdownGracePeriodByPodPriority> {
     let mut periods = settings.shutdown_grace_period_by_pod_priority.clone();
     let all = settings.shutdown_grace_period.0;
@@ -47,7 +47,7 @@ fn periods(settings: &KubeletConfiguration) -> Vec<ShutdownGracePeriodByPodPrior
     periods
 }
 
-/// The pods in the order in which they end. Those below the lowest priority end with it.
+/// The pods in the order in which they end. Pods below the lowest priority end with its group.
 pub(super) fn groups(settings: &KubeletConfiguration, pods: Vec<Seen>) -> Vec<Group> {
     let mut groups: Vec<Group> = periods(settings)
         .into_iter()

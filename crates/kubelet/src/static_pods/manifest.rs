@@ -1,5 +1,5 @@
-//! A file that describes pods: read, and checked for what ends in paths on the node, since no API server has seen it. The
-//! mirror in the API shows what else is wrong.
+//! Reads a static pod manifest, and validates what becomes a path on the node, since no API server
+//! has validated it. Other errors show when the mirror pod is created.
 
 use std::{collections::BTreeMap, fs::File, io::Read, path::Path};
 
@@ -12,7 +12,7 @@ use machinery::{
 
 use crate::pod::spec::{self, HASH_ANNOTATION, SOURCE_ANNOTATION};
 
-/// Larger files are no manifests.
+/// The maximum size of a manifest.
 const MAX_BYTES: u64 = 10 << 20;
 
 /// The pods of a file.
@@ -28,7 +28,7 @@ pub(super) fn read(file: &Path, node: &str) -> Result<Vec<Pod>, String> {
 }
 
 fn parse(bytes: &[u8], file: &Path, node: &str) -> Result<Vec<Pod>, String> {
-    // JSON is YAML, too.
+    // JSON is a subset of YAML.
     let (tree, _) = decode::tree(Format::Yaml, bytes)?;
     let text = |name: &str| tree[name].as_str().unwrap_or_default();
     let trees = match (text("apiVersion"), text("kind"), &tree["items"]) {
@@ -44,7 +44,7 @@ fn parse(bytes: &[u8], file: &Path, node: &str) -> Result<Vec<Pod>, String> {
     Ok(pods)
 }
 
-/// What the kubelet adds to a pod from a file: an identity, a place, and tolerance of everything. Then it is checked.
+/// Adds uid, node name and tolerations to a static pod, then validates it.
 fn prepare(tree: &Value, seed: &[u8], bytes: &[u8], node: &str) -> Result<Pod, String> {
     let text = serde_json::to_string(tree).map_err(|error| error.to_string())?;
     let mut pod: Pod = Pod::from_json(&text).map_err(|error| error.to_string())?;
@@ -58,7 +58,7 @@ fn prepare(tree: &Value, seed: &[u8], bytes: &[u8], node: &str) -> Result<Pod, S
     }
 }
 
-/// The first name or path that would not stay where it belongs.
+/// The first name or path that could escape its directory.
 fn problem(pod: &Pod) -> Option<String> {
     let spec = spec::spec(pod);
     let mut names = vec![
@@ -130,7 +130,7 @@ fn complete(pod: &mut Pod, seed: &[u8], bytes: &[u8], node: &str) -> Result<(), 
     }
     let given = pod.metadata.uid.take().filter(|uid| !uid.is_empty());
     let uid = match given {
-        // It names directories and cgroups.
+        // The uid becomes part of directory and cgroup names.
         Some(uid) if uid.len() > 128 || !uid.bytes().all(is_plain) => {
             return Err(format!("invalid pod: metadata.uid: {uid:?} is not a uid"));
         }
@@ -148,7 +148,7 @@ const fn is_plain(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || byte == b'-'
 }
 
-/// 32 hex digits that change with the manifest, so that a changed file is another pod.
+/// 32 hex digits that depend on the manifest, so that a changed file is another pod.
 fn identity(seed: &[u8], bytes: &[u8]) -> String {
     let fnv = |start: u64| {
         let all = seed.iter().chain(bytes);
@@ -163,7 +163,7 @@ fn identity(seed: &[u8], bytes: &[u8]) -> String {
     )
 }
 
-/// What of the API a pod needs: one that must run without it may need nothing.
+/// The first reference to an API object: a static pod may have none.
 fn reference(pod: &Pod) -> Option<&'static str> {
     let spec = spec::spec(pod);
     let is_set = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn what_would_leave_its_directory_is_refused() {
+    fn names_that_would_leave_the_pod_directory_are_refused() {
         for (good, bad, field) in [
             ("name: web", "name: ../../etc", "metadata.name"),
             (
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_pod_is_refused() {
+    fn manifests_of_other_kinds_are_refused() {
         for (text, expected) in [
             ("", "not a Pod"),
             ("a: [", ""),
@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_of_the_api_may_be_needed() {
+    fn static_pods_may_not_refer_to_api_objects() {
         for (good, more, expected) in [
             (
                 "spec: {",

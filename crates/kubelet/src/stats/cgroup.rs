@@ -1,19 +1,19 @@
-//! What the kernel counts of one cgroup beside what the runtime tells: throttling, bounds, disk input and output,
-//! and kills for lack of memory. Both versions of cgroups; what a kernel does not count is left out.
+//! Cgroup statistics that CRI does not report: throttling, limits, block I/O and OOM kills. For
+//! cgroup v1 and v2; values that a kernel does not count are absent.
 
 use std::fs;
 
 use super::InterfaceStats;
 use crate::cgroups;
 
-/// Counts of a cgroup.
+/// Counters of a cgroup.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct CgroupStats {
-    /// Periods in which it could run and had a quota, and those in which the quota was not enough.
+    /// Elapsed periods with a quota, and those in which the cgroup was throttled.
     pub periods: Option<u64>,
     pub throttled_periods: Option<u64>,
     pub throttled_seconds: Option<f64>,
-    /// Microseconds of processor time in each period; none without a limit.
+    /// Microseconds of cpu time per period; `None` without a limit.
     pub quota: Option<u64>,
     pub period: Option<u64>,
     pub oom_kills: Option<u64>,
@@ -31,7 +31,7 @@ pub(crate) struct DeviceStats {
     pub written_bytes: u64,
 }
 
-/// Reads the counts of a cgroup by its path below the mount point.
+/// Reads the counters of a cgroup by its path below the mount point.
 pub(crate) fn read(path: &str) -> CgroupStats {
     let text = |controller: &str, file: &str| {
         let file = cgroups::below(controller, path).join(file);
@@ -67,7 +67,7 @@ pub(crate) fn read(path: &str) -> CgroupStats {
     }
 }
 
-/// The links in the network namespace of a cgroup's first process.
+/// The interfaces in the network namespace of a cgroup's first process.
 pub(crate) fn interfaces(path: &str) -> Vec<InterfaceStats> {
     let controller = if cgroups::is_v2() { "" } else { "pids" };
     let processes = cgroups::below(controller, path).join("cgroup.procs");
@@ -79,7 +79,7 @@ pub(crate) fn interfaces(path: &str) -> Vec<InterfaceStats> {
     super::host::interfaces(&text)
 }
 
-/// The number behind a key at the beginning of a line.
+/// The number after a key at the start of a line.
 fn keyed(text: &str, key: &str) -> Option<u64> {
     let mut lines = text.lines().filter_map(|line| line.split_once(' '));
     let (_, value) = lines.find(|(found, _)| *found == key)?;
@@ -109,7 +109,7 @@ fn devices_v2(text: &str) -> Vec<DeviceStats> {
     text.lines().filter_map(device).collect()
 }
 
-/// Lines such as `8:0 Read 1`, once for operations and once for bytes.
+/// Lines such as `8:0 Read 1`, in one file for operations and one for bytes.
 fn devices_v1(operations: &str, bytes: &str) -> Vec<DeviceStats> {
     let mut all: Vec<DeviceStats> = Vec::new();
     for (text, is_bytes) in [(operations, false), (bytes, true)] {

@@ -1,5 +1,5 @@
-//! How much directories take, measured no more often than is worth it: a tree that takes long to walk
-//! is walked seldom, so that a pod with millions of files costs no more than others.
+//! Disk usage of directories, cached: a tree that takes long to walk is walked rarely, so that a
+//! pod with millions of files costs no more than others.
 
 use std::{
     collections::HashMap,
@@ -11,9 +11,9 @@ use std::{
 use parking_lot::Mutex;
 use stdx::DiskUsage;
 
-/// A measure counts at least this long…
+/// The minimum time that a measurement is cached.
 const FRESH: Duration = Duration::from_secs(5);
-/// …and so many times longer than it took.
+/// A measurement is cached this many times longer than it took.
 const FACTOR: u32 = 50;
 
 #[derive(Clone, Copy)]
@@ -23,7 +23,7 @@ struct Measured {
     took: Duration,
 }
 
-/// The last measures, by owner and directory.
+/// The last measurements, by owner and directory.
 #[derive(Clone, Default)]
 pub struct Directories {
     /// Guards the map only.
@@ -31,7 +31,7 @@ pub struct Directories {
 }
 
 impl Directories {
-    /// What a directory takes, as it was measured not long ago. Blocks while it is measured.
+    /// The disk usage of a directory, possibly cached. Blocks while it is measured.
     pub fn usage(&self, owner: &str, dir: &Path) -> DiskUsage {
         let key = (owner.to_owned(), dir.to_path_buf());
         let known = self.known.lock().get(&key).copied();
@@ -51,7 +51,7 @@ impl Directories {
         usage
     }
 
-    /// Forgets what does not belong to these owners.
+    /// Drops measurements of other owners.
     pub fn retain(&self, keep: impl Fn(&str) -> bool) {
         self.known.lock().retain(|(owner, _), _| keep(owner));
     }
@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_measure_counts_for_a_while() {
+    fn a_measurement_is_cached_for_a_while() {
         let dir = tempfile::tempdir().unwrap();
         let directories = Directories::default();
         std::fs::write(dir.path().join("a"), "x").unwrap();

@@ -1,4 +1,4 @@
-//! The node itself: from the kernel's files.
+//! The node's own statistics, from /proc and statfs.
 
 use std::{fs, path::Path};
 
@@ -57,7 +57,7 @@ pub(super) async fn node(core: &Core, provider: &Provider, now: Timestamp) -> No
     }
 }
 
-/// What processes of the machine wait for.
+/// Pressure stall information (PSI) of the machine.
 fn pressure(waited: Waited) -> Option<PsiStats> {
     let data = |stalled: Stalled| PsiData {
         total: stalled.total,
@@ -71,7 +71,7 @@ fn pressure(waited: Waited) -> Option<PsiStats> {
     })
 }
 
-/// All pods together, and this process.
+/// The system containers: all pods together, and this process.
 fn system_containers(core: &Core, provider: &Provider, now: Timestamp) -> Vec<ContainerStats> {
     let mut all = Vec::new();
     let root = &core.config.cgroup_root;
@@ -101,10 +101,10 @@ fn system_containers(core: &Core, provider: &Provider, now: Timestamp) -> Vec<Co
     all
 }
 
-/// The kubelet shares its process with the other parts of the node.
+/// The kubelet's process, which also runs the other parts of the node.
 fn own_process(provider: &Provider, now: Timestamp) -> ContainerStats {
     let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    // Behind the name, which may contain anything.
+    // Skip the process name, which may contain anything.
     let fields: Vec<u64> = stat
         .rsplit_once(") ")
         .map(|(_, rest)| {
@@ -134,14 +134,14 @@ fn own_process(provider: &Provider, now: Timestamp) -> ContainerStats {
     }
 }
 
-/// The kernel counts hundredths of a second for user space, on every architecture that we build for.
+/// USER_HZ is 100 on every architecture that we build for.
 const NANOS_PER_TICK: u64 = 10_000_000;
 
-/// Time that processors were not idle, in nanoseconds.
+/// Busy cpu time in nanoseconds.
 fn processor_time(stat: &str) -> Option<u64> {
     let line = stat.lines().find_map(|line| line.strip_prefix("cpu "))?;
     let ticks: Vec<u64> = line.split_whitespace().flat_map(str::parse).collect();
-    // user nice system idle iowait irq softirq steal; guests are in user.
+    // user nice system idle iowait irq softirq steal; guest time is part of user.
     let busy = ticks
         .iter()
         .enumerate()
@@ -199,7 +199,7 @@ impl Meminfo {
     }
 }
 
-/// The file system of a path.
+/// Statistics of a path's file system.
 pub(super) fn file_system(path: &Path, now: Timestamp) -> FsStats {
     let mut stats = FsStats {
         time: Some(Time(now)),
@@ -222,7 +222,7 @@ pub(super) fn file_system(path: &Path, now: Timestamp) -> FsStats {
     stats
 }
 
-/// Where the runtime says that images and containers are, with what they take.
+/// The runtime's file systems of images and containers, with their usage.
 async fn runtime_file_systems(core: &Core, nodefs: &FsStats, now: Timestamp) -> RuntimeStats {
     let mut images = core.runtime.client.clone().images;
     let answer = images.image_fs_info(v1::ImageFsInfoRequest {}).await;
@@ -263,7 +263,7 @@ pub(super) fn network(now: Timestamp) -> NetworkStats {
     }
 }
 
-/// The link of the default route.
+/// The interface of the default route.
 fn default_link(routes: &str) -> Option<String> {
     let mut lines = routes.lines().skip(1).map(|line| line.split_whitespace());
     lines.find_map(|mut fields| {
@@ -272,7 +272,7 @@ fn default_link(routes: &str) -> Option<String> {
     })
 }
 
-/// The links of a network namespace, as its `/proc/net/dev` lists them.
+/// The interfaces listed in a `/proc/net/dev`.
 pub(super) fn interfaces(text: &str) -> Vec<InterfaceStats> {
     let line = |line: &str| {
         let (name, counters) = line.split_once(':')?;
@@ -295,7 +295,7 @@ pub(super) fn interfaces(text: &str) -> Vec<InterfaceStats> {
     all.filter(|link| link.name != "lo").collect()
 }
 
-/// How many processes and threads there are, and may be.
+/// The current and the maximum number of processes and threads.
 pub(super) fn processes(now: Timestamp) -> RlimitStats {
     let number = |path: &str| {
         let text = fs::read_to_string(path).ok()?;

@@ -1,6 +1,6 @@
-//! What the node and its pods use: one provider behind `/stats/summary`, `/metrics/resource`,
-//! `/metrics/cadvisor` and eviction. Pods and containers come from the runtime over CRI, the node
-//! from the kernel, volumes and logs from their directories.
+//! Resource usage of the node and its pods: one provider for `/stats/summary`, `/metrics/resource`,
+//! `/metrics/cadvisor` and eviction. Pods and containers are read from the runtime over CRI, the
+//! node from the kernel, volumes and logs from their directories.
 
 pub(crate) mod cgroup;
 mod directories;
@@ -16,24 +16,24 @@ use serde::Serialize;
 
 pub(crate) use directories::Directories;
 
-/// How many processes and threads the node can have.
+/// The maximum number of processes and threads of the node.
 pub(crate) fn max_pids() -> Option<i64> {
     host::processes(Timestamp::UNIX_EPOCH).maxpid
 }
 
 use crate::core::Core;
 
-/// Everything at one time, in the form of `/stats/summary`.
+/// All statistics at one time, in the format of `/stats/summary`.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Summary {
     pub node: NodeStats,
     pub pods: Vec<PodStats>,
-    /// Why nothing is known about pods: the runtime does not say.
+    /// Why pods are missing: the runtime's error.
     #[serde(skip)]
     pub pods_missing: Option<String>,
 }
 
-/// The node.
+/// Statistics of the node.
 #[derive(Debug, Clone, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeStats {
@@ -52,7 +52,7 @@ pub struct NodeStats {
     pub swap: Option<SwapStats>,
 }
 
-/// Where images and containers are.
+/// File systems of images and containers.
 #[derive(Debug, Clone, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RuntimeStats {
@@ -68,7 +68,7 @@ pub struct RlimitStats {
     pub curproc: Option<i64>,
 }
 
-/// Processor time.
+/// Cpu time.
 #[derive(Debug, Clone, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CpuStats {
@@ -81,7 +81,7 @@ pub struct CpuStats {
     pub psi: Option<PsiStats>,
 }
 
-/// Input and output.
+/// Block I/O.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct IoStats {
     pub time: Option<Time>,
@@ -89,14 +89,14 @@ pub struct IoStats {
     pub psi: Option<PsiStats>,
 }
 
-/// How long processes waited for a resource: all of them, or some.
+/// Pressure stall information: `full` when all processes stall, `some` when any does.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct PsiStats {
     pub full: PsiData,
     pub some: PsiData,
 }
 
-/// In microseconds in all, and as percentages over seconds.
+/// Total in microseconds, and averages as percentages.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct PsiData {
     pub total: u64,
@@ -137,7 +137,7 @@ pub struct SwapStats {
     pub swap_usage_bytes: Option<u64>,
 }
 
-/// One link.
+/// A network interface.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct InterfaceStats {
@@ -150,7 +150,7 @@ pub struct InterfaceStats {
     pub packets: Option<Packets>,
 }
 
-/// Packets of one link, which the summary does not show.
+/// Packet counters of an interface, which the summary does not contain.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Packets {
     pub received: u64,
@@ -159,7 +159,7 @@ pub struct Packets {
     pub transmit_dropped: u64,
 }
 
-/// The default link and all of them.
+/// The default interface and all interfaces.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct NetworkStats {
     pub time: Option<Time>,
@@ -168,7 +168,7 @@ pub struct NetworkStats {
     pub interfaces: Vec<InterfaceStats>,
 }
 
-/// A file system, or what something takes of one.
+/// A file system, or the usage of one.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsStats {
@@ -185,12 +185,12 @@ pub struct FsStats {
     pub inodes: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub inodes_used: Option<u64>,
-    /// The capacity without what is kept for root.
+    /// The capacity without blocks reserved for root.
     #[serde(skip)]
     pub usable_bytes: Option<u64>,
 }
 
-/// Which pod.
+/// Identifies a pod.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct PodReference {
     pub name: String,
@@ -198,7 +198,7 @@ pub struct PodReference {
     pub uid: String,
 }
 
-/// A pod.
+/// Statistics of a pod.
 #[derive(Debug, Clone, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PodStats {
@@ -227,7 +227,7 @@ pub struct ProcessStats {
     pub process_count: Option<u64>,
 }
 
-/// A volume of a pod.
+/// Statistics of a volume.
 #[derive(Debug, Clone, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VolumeStats {
@@ -238,25 +238,25 @@ pub struct VolumeStats {
     pub pvc_ref: Option<PvcReference>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub volume_health_stats: Option<VolumeHealthStats>,
-    /// Whether it counts as the pod's local storage.
+    /// Whether it counts as ephemeral storage.
     #[serde(skip)]
     pub is_local: bool,
 }
 
-/// The health of a volume, as its driver sees it.
+/// The health of a volume as its CSI driver reports it.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct VolumeHealthStats {
     pub abnormal: bool,
 }
 
-/// The claim behind a volume.
+/// The claim of a volume.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct PvcReference {
     pub name: String,
     pub namespace: String,
 }
 
-/// A container.
+/// Statistics of a container.
 #[derive(Debug, Clone, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ContainerStats {
@@ -275,17 +275,17 @@ pub struct ContainerStats {
     /// The runtime's id.
     #[serde(skip)]
     pub id: String,
-    /// As it is named in the pod's status.
+    /// The image in the pod's status.
     #[serde(skip)]
     pub image: String,
 }
 
-/// The provider. Those who ask at the same time share one answer.
+/// The statistics provider. Concurrent callers share one result.
 #[derive(Default)]
 pub struct Provider {
-    /// Held while the node is looked at.
+    /// Held while statistics are gathered.
     last: tokio::sync::Mutex<Option<(Timestamp, Arc<Summary>)>>,
-    /// Processor time at the last look, by whose it is.
+    /// The last cpu times, by owner.
     samples: Mutex<HashMap<String, Sample>>,
     pub directories: Directories,
 }
@@ -309,7 +309,7 @@ enum Depth {
 const MIN_WINDOW: Duration = Duration::from_millis(900);
 
 impl Provider {
-    /// What is used now, or was at most `max_age` ago.
+    /// The current statistics, at most `max_age` old.
     pub async fn summary(&self, core: &Core, max_age: Duration) -> Arc<Summary> {
         let mut last = self.last.lock().await;
         let now = core.now();
@@ -360,7 +360,7 @@ impl Provider {
         host::node(core, self, core.now()).await
     }
 
-    /// Processor time with the rate since the last look.
+    /// Cpu time with the rate since the last sample.
     fn cpu(
         &self,
         whose: &str,
@@ -429,7 +429,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_rate_is_what_was_spent_between_two_looks() {
+    fn the_cpu_rate_is_computed_from_two_samples() {
         let provider = Provider::default();
         let at = |millis| Timestamp::from_millisecond(millis).unwrap();
         let rate = |nanos, millis| {
@@ -439,9 +439,9 @@ mod tests {
         };
         assert_eq!(rate(1_000_000_000, 0), None);
         assert_eq!(rate(2_000_000_000, 2000), Some(500_000_000));
-        // Too soon: the last rate still counts.
+        // Too soon: the last rate is kept.
         assert_eq!(rate(2_100_000_000, 2100), Some(500_000_000));
-        // A cgroup that was made anew begins anew.
+        // The counter of a cgroup that was created again starts at zero.
         assert_eq!(rate(5, 4000), None);
         assert_eq!(
             provider

@@ -1,4 +1,4 @@
-//! Pods: what the runtime measures, with volumes and logs.
+//! Statistics of pods: the runtime's measurements, volumes and logs.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -44,7 +44,7 @@ pub(super) async fn all(
     for stats in measured.stats {
         let attributes = stats.attributes.clone().unwrap_or_default();
         let uid = attributes.labels.get(labels::POD_UID).cloned();
-        // Without a uid it is not a kubelet's.
+        // Without the label it was not created by a kubelet.
         let Some(uid) = uid else { continue };
         all.push(pod(provider, &uid, &stats, seen.get(&uid), image_fs, now));
     }
@@ -72,7 +72,7 @@ pub(super) async fn all(
         .map_err(|error| crate::Error::Other(error.to_string()))
 }
 
-/// Volumes that outlive their pods, by pod.
+/// Persistent volumes, by pod.
 async fn claimed(
     core: &Core,
     all: &[PodStats],
@@ -94,14 +94,14 @@ async fn claimed(
     measured.into_iter().collect()
 }
 
-/// What a driver says about a volume's health, where the feature gate CSIVolumeHealth lets it.
+/// A driver's report on the volume's health, if the feature gate CSIVolumeHealth is on.
 fn condition<'a>(core: &Core, measured: &'a Measured) -> Option<&'a Condition> {
     let gates = &core.config.kubelet.feature_gates;
     let is_open = gates.get("CSIVolumeHealth") == Some(&true);
     measured.measure.condition.as_ref().filter(|_| is_open)
 }
 
-/// An event for every volume that was found to be unwell.
+/// Records an event for every volume that became abnormal.
 fn record_health(core: &Core, pod: &Pod, measured: &[Measured]) {
     for one in measured.iter().filter(|one| one.is_new) {
         let condition = condition(core, one).filter(|condition| condition.is_abnormal);
@@ -121,7 +121,7 @@ fn volume_stats(core: &Core, pod: Option<&Pod>, measured: Measured, now: Timesta
         volume_health_stats: health,
         fs: FsStats {
             time: Some(Time(now)),
-            // As upstream, which has no way to say that something is not known.
+            // As upstream, which shows unknown values as zero.
             available_bytes: Some(usage.available.unwrap_or(0)),
             capacity_bytes: Some(usage.capacity.unwrap_or(0)),
             used_bytes: Some(usage.used.unwrap_or(0)),
@@ -198,7 +198,7 @@ fn io(usage: Option<&v1::IoUsage>, now: Timestamp) -> Option<IoStats> {
     })
 }
 
-/// What the containers of a pod have swapped out together.
+/// The swap usage of all containers of a pod.
 fn swap(containers: &[ContainerStats], now: Timestamp) -> Option<SwapStats> {
     let used = containers.iter().filter_map(|c| c.swap.as_ref());
     let used: Vec<u64> = used.filter_map(|swap| swap.swap_usage_bytes).collect();
@@ -316,7 +316,7 @@ fn network(usage: &v1::NetworkUsage, now: Timestamp) -> NetworkStats {
     }
 }
 
-/// The part that reads directories.
+/// The part that walks directories.
 struct Walk {
     directories: Directories,
     root_dir: std::path::PathBuf,
@@ -336,10 +336,10 @@ impl Walk {
                 .usage(&uid, &Path::new(&logs).join(&container.name));
             container.logs = Some(taken(&nodefs, used));
         }
-        // Logs of containers that have ended count, too.
+        // Logs of ended containers count, too.
         total = total + self.directories.usage(&uid, Path::new(&logs));
         let dir = self.root_dir.join("pods").join(&uid);
-        // /etc/hosts and last words.
+        // The hosts file and termination messages.
         for own in ["etc-hosts", "containers"] {
             total = total + own_files(&self.directories, &uid, &dir.join(own));
         }
@@ -379,7 +379,7 @@ impl Walk {
         let fs = if in_memory {
             host::file_system(&dir, self.now)
         } else if volume.host_path.is_some() {
-            // The node's own files are not the pod's.
+            // A hostPath volume's files are not the pod's.
             return None;
         } else {
             taken(nodefs, self.directories.usage(uid, &dir))

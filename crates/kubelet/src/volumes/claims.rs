@@ -1,4 +1,4 @@
-//! Claims of pods: fetched, checked, and followed to the persistent volumes that they are bound to.
+//! Resolves and validates the claims of pods and their persistent volumes.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use volume::storage::{
 
 use crate::{Error, Result, admit, core::Core, pod::spec};
 
-/// The volume that a pod means, or why it cannot have it yet.
+/// The volume of a pod; fails if its claim cannot be used yet.
 pub(super) async fn resolve(
     core: &Core,
     pod: &Pod,
@@ -42,7 +42,7 @@ pub(super) async fn resolve(
     resolve::claimed(volume, Arc::new(claim), Arc::new(found), uses).map_err(failed)
 }
 
-/// What the API said.
+/// The API server's error message.
 fn said(error: kube::Error) -> String {
     match error {
         kube::Error::Api(status) => status.message,
@@ -50,7 +50,7 @@ fn said(error: kube::Error) -> String {
     }
 }
 
-/// A persistent volume that is bound to other nodes is not mounted here.
+/// Rejects a persistent volume whose node affinity excludes this node.
 pub(super) fn check_affinity(core: &Core, spec: &Spec) -> Result<()> {
     let found = spec.volume.as_ref().and_then(|volume| volume.spec.as_ref());
     let required = found.and_then(|found| found.node_affinity.as_ref()?.required.as_ref());
@@ -84,7 +84,7 @@ impl Waiting {
         self.why.push(why);
     }
 
-    /// In the words of upstream's event.
+    /// An error with upstream's message.
     pub(super) fn into_result(self, pod: &Pod) -> Result<()> {
         if self.names.is_empty() {
             return Ok(());

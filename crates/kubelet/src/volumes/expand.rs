@@ -1,4 +1,4 @@
-//! Volumes that have grown: what is on the node is made as large, and the claim shows it.
+//! Expands volumes on the node after the controller expanded them, and updates the claims' status.
 
 use k8s_openapi::{
     api::core::v1::{PersistentVolumeClaim, Pod},
@@ -17,16 +17,17 @@ use volume::{
 
 use crate::{Error, Result, core::Core, pod::spec};
 
-/// What a claim waits for on this node.
+/// A pending expansion on this node.
 #[derive(Debug, Clone, PartialEq)]
 struct Growth {
     size: Quantity,
     bytes: i64,
-    /// The controller follows the claim's status and expects the node's steps there.
+    /// Whether the controller tracks the expansion in the claim's status and expects the node to do
+    /// so.
     is_tracked: bool,
 }
 
-/// Whether the node has to do something, as upstream decides it.
+/// The pending expansion, decided as upstream does.
 fn growth(volume: &Spec) -> Option<Growth> {
     let claim = volume.claim.as_ref()?.status.as_ref()?;
     let of_volume = volume.volume.as_ref()?.spec.as_ref()?.capacity.as_ref()?;
@@ -45,7 +46,7 @@ fn growth(volume: &Spec) -> Option<Growth> {
         .map(String::as_str);
     let allocated = size(claim.allocated_resources.as_ref());
     match (status, allocated) {
-        // A controller that does not track what it does.
+        // The controller does not track the expansion.
         (None, None) => Some(Growth {
             size: target_size,
             bytes: target,
@@ -63,7 +64,7 @@ fn growth(volume: &Spec) -> Option<Growth> {
     }
 }
 
-/// Expands a volume that a pod has, if its claim waits for that.
+/// Expands a volume of a pod, if its claim waits for that.
 pub(super) async fn expand(core: &Core, pod: &Pod, volume: &Spec, key: &Key) -> Result<()> {
     let (Some(growth), Some(claim)) = (growth(volume), &volume.claim) else {
         return Ok(());
@@ -104,9 +105,9 @@ pub(super) async fn expand(core: &Core, pod: &Pod, volume: &Spec, key: &Key) -> 
             write(core, claim, error_condition(&why)).await?;
             Err(failed(why))
         }
-        // The pod starts; the volume grows when it is not in use.
+        // The pod starts; the volume is expanded when it is not in use.
         Ok(Expanded::InUse(why)) => {
-            warn!(volume = %key, why, "not expanded while it is in use");
+            warn!(volume = %key, why, "volume cannot be expanded while in use");
             Ok(())
         }
         Ok(Expanded::Infeasible(why)) => {
@@ -154,7 +155,7 @@ async fn write(core: &Core, claim: &PersistentVolumeClaim, status: Value) -> Res
     let namespace = metadata.namespace.as_deref().unwrap_or_default();
     let name = metadata.name.as_deref().unwrap_or_default();
     let api: Api<PersistentVolumeClaim> = Api::namespaced(core.config.client.clone(), namespace);
-    // Another claim of the same name is not meant.
+    // The uid guards against another claim of the same name.
     let patch = json!({"metadata": {"uid": metadata.uid}, "status": status});
     let params = PatchParams::default();
     api.patch_status(name, &params, &Patch::Strategic(patch))
@@ -184,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_grows_what_its_controller_has_grown_and_left_to_it() {
+    fn a_node_expands_volumes_after_the_controller_expanded_them() {
         let bytes =
             |capacity: &str, status: Value| growth(&spec(capacity, status)).map(|g| g.bytes);
         let old = json!({"storage": "1Gi"});

@@ -1,4 +1,4 @@
-//! What volume plugins get of this node and of the API.
+//! The node and the API as volume plugins see them.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -22,16 +22,16 @@ use volume::{
 
 use crate::{Config, sources::Sources};
 
-/// How long to wait for what the API says about drivers.
+/// How long to wait for CSIDriver objects to be synced.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The life of a token that a driver asks for without saying how long.
+/// The lifetime of a token for which a driver sets none.
 const TOKEN_SECONDS: i64 = 3600;
 
-/// Drivers by name, with the number of their registration.
+/// Drivers by name, with their registration number.
 type Registered = HashMap<String, (u64, Arc<csi::Node>)>;
 
-/// Drivers that are registered on the node.
+/// The CSI drivers registered on this node.
 #[derive(Clone, Default)]
 pub(crate) struct Drivers {
     /// Guards the map only.
@@ -49,7 +49,7 @@ impl Drivers {
         self.registered.lock().insert(name.to_owned(), entry);
     }
 
-    /// Forgets a driver unless it has registered again meanwhile; whether it did.
+    /// Removes a driver unless it has registered again; returns whether it was removed.
     pub(crate) fn remove(&self, name: &str, registration: u64) -> bool {
         let mut registered = self.registered.lock();
         let known = registered.get(name);
@@ -58,7 +58,7 @@ impl Drivers {
     }
 }
 
-/// This node.
+/// The node for volume plugins.
 pub(crate) struct NodeHost {
     pub config: Arc<Config>,
     pub nodes: Informer<Node>,
@@ -121,7 +121,7 @@ impl Host for NodeHost {
     async fn attachment(&self, name: &str) -> Step<Option<VolumeAttachment>> {
         let api: Api<VolumeAttachment> = Api::all(self.config.client.clone());
         match api.get_opt(name).await {
-            // Before it exists it has nothing to do with this node, says the authorizer.
+            // The authorizer answers 403 for an attachment that does not exist.
             Err(kube::Error::Api(status)) if status.code == 403 => Ok(None),
             found => found.map_err(not_tried),
         }

@@ -1,4 +1,4 @@
-//! Carrying out what was decided, and taking in how it went.
+//! Starts the decided actions, and handles their results.
 
 use std::time::Duration;
 
@@ -19,10 +19,10 @@ use crate::{
     volumes::{self, Mounted},
 };
 
-/// The longest time between two tries of the same thing.
+/// The maximum delay between two attempts.
 const CAP: Duration = Duration::from_secs(300);
 
-/// The same for volumes that outlive pods: they may become ready at any time, and nothing says so.
+/// The same for persistent volumes, which may become ready at any time without notification.
 const MOUNT_CAP: Duration = Duration::from_secs(122);
 const WAITING_CAP: Duration = Duration::from_secs(10);
 
@@ -33,7 +33,7 @@ pub(super) enum Done {
     Volumes(Result<Mounted>),
     Refreshed(Result<Mounted>),
     Sandbox(Result<String>),
-    /// The container's name, its restarts, and how it went.
+    /// The container's name, its restart count, and the result.
     Started(String, u32, std::result::Result<(), Failure>),
     /// The sizes that the runtime accepted, by container id, and why it is not all.
     Resized(Vec<(String, Bounds)>, Option<String>),
@@ -49,7 +49,7 @@ fn delay(first: Duration, times: u32, cap: Duration) -> Duration {
 }
 
 impl Worker {
-    /// Begins an action.
+    /// Starts an action.
     pub(super) fn act(&mut self, action: &Action) {
         let task = action.task();
         let mut grace_of_kill = 0;
@@ -128,7 +128,7 @@ impl Worker {
             ..
         } = action
         else {
-            // Only kills come here.
+            // Only kills get here.
             return std::future::pending().boxed();
         };
         let events = &core.events;
@@ -182,7 +182,7 @@ impl Worker {
         Some(future.boxed())
     }
 
-    /// Takes in how work ended.
+    /// Handles the result of a task.
     pub(super) fn finish(&mut self, done: Done) {
         match done {
             Done::Volumes(outcome) => self.finish_volumes(outcome),
@@ -249,14 +249,14 @@ impl Worker {
         }
     }
 
-    /// Volumes that cannot be taken down keep the pod: its object stays until nothing is mounted.
+    /// A volume that cannot be torn down keeps the pod's object until nothing is mounted.
     fn finish_tear_down(&mut self, outcome: Result<()>) {
         self.memory.running.remove(&Task::TearDown);
         let Err(error) = outcome else {
             self.memory.volumes = Volumes::Gone;
             return;
         };
-        warn!(pod = self.subject.uid, %error, "cannot take down volumes");
+        warn!(pod = self.subject.uid, %error, "cannot tear down volumes");
         let events = &self.core.events;
         events.warning(&self.subject.pod, "FailedUnmount", error.to_string());
         let times = match self.memory.volumes {
@@ -337,7 +337,7 @@ impl Worker {
         self.memory.failures.insert(name, failure);
     }
 
-    /// Takes away everything that the pod has left on this node.
+    /// Removes everything that the pod has left on this node.
     pub(super) async fn clean_up(&mut self) {
         self.probing.stop();
         let (core, uid) = (&self.core, &self.subject.uid);

@@ -1,4 +1,4 @@
-//! Admission: once, before anything of the pod starts.
+//! Admits a pod once, before anything of it starts.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ use crate::{
 const PREEMPTING: &str = "Preempting";
 
 impl Worker {
-    /// A pod that has not begun must fit; one that runs stays. A critical pod gets room.
+    /// Admits the pod unless it already runs. A critical pod preempts others if necessary.
     pub(super) async fn admit(&mut self) {
         if self.life != Life::Arrived || !self.subject.wanted {
             return;
@@ -43,7 +43,7 @@ impl Worker {
                 Allocation::of(pod).write(&dir);
                 self.change(Change::Admitted);
             }
-            // A message comes when one of them has ended.
+            // A message arrives when a victim has ended.
             Ok(Place::After(victims)) => preempt(&self.core, &victims).await,
             Err(refusal) => {
                 let events = &self.core.events;
@@ -59,17 +59,17 @@ impl Worker {
     }
 }
 
-/// Whether a kubelet has already taken the pod.
+/// Whether a kubelet has already admitted the pod.
 pub(crate) fn has_begun(pod: &Pod) -> bool {
     let status = pod.status.as_ref();
     status.is_some_and(|status| status.start_time.is_some())
 }
 
-/// Ends pods so that a critical one has room.
+/// Ends pods to make room for a critical one.
 async fn preempt(core: &Core, victims: &[Arc<Pod>]) {
     let message = "Preempted in order to admit critical pod";
     let ends = victims.iter().map(|victim| {
-        info!(pod = spec::described(victim), "ends for a critical pod");
+        info!(pod = spec::described(victim), "preempted by a critical pod");
         core.events.warning(victim, PREEMPTING, message);
         let disruption = Disruption {
             reason: PREEMPTING,
@@ -94,7 +94,7 @@ async fn decide(core: &Core, pod: &Arc<Pod>) -> Result<Place, Refusal> {
     sysctls.extend(config.allowed_unsafe_sysctls.iter().cloned());
     let decide = |node: &Node| {
         let mut allocatable = core.allocatable();
-        // Extended resources are written to the Node by others.
+        // Other components write extended resources to the Node.
         let shown = node
             .status
             .as_ref()
@@ -122,7 +122,7 @@ async fn decide(core: &Core, pod: &Arc<Pod>) -> Result<Place, Refusal> {
             return decide(&node);
         }
     };
-    // A label may be newer than the watch: ask before the pod is refused for it.
+    // The informer may lag behind a label change: read the Node before rejecting the pod for it.
     let api: Api<Node> = Api::all(config.client.clone());
     match api.get(&config.node_name).await {
         Ok(node) => decide(&node),

@@ -6,7 +6,7 @@ use super::Worker;
 use crate::pod::{decide::Decision, memory::Waiting, spec};
 
 impl Worker {
-    /// Says once that a container backs off.
+    /// Records one event when a container starts to back off.
     pub(super) fn announce_waiting(&mut self, decision: &Decision) {
         for (name, waiting) in &decision.waiting {
             let is_new = self.memory.announced.get(name) != Some(waiting);

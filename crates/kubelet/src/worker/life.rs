@@ -1,20 +1,20 @@
-//! The states of a pod on this node, and the only place where one follows another. A pod never goes
-//! back: what stops is not started again.
+//! The states of a pod on this node, and all transitions. A pod never goes back: one that stops is
+//! not started again.
 
 use jiff::Timestamp;
 
 use crate::pod::{decide::Stop, status::Failure};
 
-/// Where a pod is in its life.
+/// The state of a pod.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Life {
-    /// Not decided about yet: nothing of it may start.
+    /// Not admitted yet: nothing of it may start.
     Arrived,
-    /// Its containers run as its spec says.
+    /// Admitted: its containers run as its spec says.
     Active,
-    /// Its containers are being stopped, then its sandbox and its volumes.
+    /// Its containers, then its sandbox and its volumes are being stopped.
     Stopping(Ending),
-    /// Nothing of it runs or is mounted any more.
+    /// Nothing of it runs or is mounted.
     Stopped(Ending),
 }
 
@@ -22,27 +22,28 @@ pub(super) enum Life {
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Ending {
     pub stop: Stop,
-    /// The node ended it.
+    /// Set if the node failed the pod.
     pub failure: Option<Failure>,
-    /// Its containers did not all end by themselves.
+    /// Whether containers were stopped that had not ended by themselves.
     pub forced: bool,
 }
 
-/// What can change a pod's state.
+/// An event that may change a pod's state.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Change {
-    /// It may run here, or has begun to before this worker.
+    /// The pod was admitted, now or by an earlier kubelet.
     Admitted,
-    /// It is deleted, no longer wanted or over: it has this many seconds.
+    /// The pod is deleted, gone from its source, or past its deadline: stop it within `grace`
+    /// seconds.
     Stop { grace: i64 },
-    /// The node refuses or fails it.
+    /// The node rejects or fails the pod.
     Fail { failure: Failure, grace: i64 },
-    /// Everything of it has ended.
+    /// Everything of the pod has ended.
     Ended { grace: i64 },
 }
 
 impl Life {
-    /// The state that follows.
+    /// The next state.
     pub(super) fn after(self, change: Change, now: Timestamp) -> Self {
         let ending = |grace, failure, forced| Ending {
             stop: Stop { grace, since: now },
@@ -57,14 +58,14 @@ impl Life {
             (Self::Arrived | Self::Active, Change::Fail { failure, grace }) => {
                 Self::Stopping(ending(grace, Some(failure), true))
             }
-            // The time that is left only ever gets shorter.
+            // The remaining time never grows.
             (Self::Stopping(mut ending), Change::Stop { grace }) => {
                 ending.stop.grace = ending.stop.grace.min(grace);
                 Self::Stopping(ending)
             }
             (Self::Stopping(ending), Change::Ended { .. }) => Self::Stopped(ending),
             (Self::Active, Change::Ended { grace }) => Self::Stopped(ending(grace, None, false)),
-            // What ends keeps the reason that it had first, and what has ended stays so.
+            // The first reason to end is kept, and an ended pod never changes.
             (state, _) => state,
         }
     }
@@ -135,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_ended_stays_so() {
+    fn an_ended_pod_never_runs_again() {
         let by_itself = live(&[Change::Admitted, Change::Ended { grace: 30 }]);
         assert!(matches!(&by_itself, Life::Stopped(ending) if !ending.forced));
         let later = [

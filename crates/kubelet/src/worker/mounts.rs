@@ -1,4 +1,4 @@
-//! Where the pod's volumes are, and when their content is brought up to date.
+//! The pod's mounted volumes, and when their content is refreshed.
 
 use std::{sync::Arc, time::Duration};
 
@@ -13,7 +13,7 @@ use crate::{
     volumes::{self, Mounted},
 };
 
-/// After a failed refresh.
+/// The delay after a failed refresh.
 const RETRY: Duration = Duration::from_secs(10);
 
 /// The volumes that were set up.
@@ -28,7 +28,7 @@ enum Refresh {
     At(Option<Timestamp>),
     /// A source changed.
     Due,
-    /// Under way; again after that if a source changed meanwhile.
+    /// Running; `again` if a source changed meanwhile.
     Running { again: bool },
 }
 
@@ -53,7 +53,7 @@ impl Mounts {
         }
     }
 
-    /// They are in place.
+    /// The volumes are set up.
     pub(super) fn set(&mut self, mounted: Mounted) {
         self.refresh = Refresh::At(mounted.refresh_at);
         self.mounted = Arc::new(mounted);
@@ -61,7 +61,7 @@ impl Mounts {
 }
 
 impl Worker {
-    /// Brings volume content up to date when a source changed or a token is old.
+    /// Refreshes volumes when a source changed or a token expires soon.
     pub(super) fn refresh_volumes(&mut self, now: Timestamp) {
         let due = match self.mounts.refresh {
             Refresh::At(at) => at.is_some_and(|at| at <= now),

@@ -1,13 +1,13 @@
-//! The strategic merge patch from the status that the API shows to the one that the kubelet computed.
-//! It names only what the kubelet owns: conditions of others, and fields that the scheduler and
-//! other controllers write, are not in it, so that concurrent writers never undo each other.
+//! The strategic merge patch from the status in the API to the computed one. It contains only what
+//! the kubelet owns, without conditions of other writers and without fields of the scheduler and
+//! other controllers, so that concurrent writers never undo each other.
 
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use serde_json::{Map, Value, json};
 
 use crate::pod::status::is_owned;
 
-/// Fields of a pod's status that the kubelet never writes.
+/// Fields of a pod's status that other components write.
 const FOREIGN: &[&str] = &[
     "nominatedNodeName",
     "resourceClaimStatuses",
@@ -23,7 +23,7 @@ pub(super) fn patch(shown: &Pod, status: &PodStatus) -> Option<Value> {
     Some(json!({"metadata": {"uid": shown.metadata.uid}, "status": changes}))
 }
 
-/// What must be merged into one status to make it the other.
+/// The merge patch from one status to the other.
 fn difference(old: &Value, new: &Value) -> Option<Value> {
     let (Value::Object(old), Value::Object(new)) = (old, new) else {
         return (old != new).then(|| new.clone());
@@ -37,7 +37,7 @@ fn difference(old: &Value, new: &Value) -> Option<Value> {
         }
         let change = match key.as_str() {
             "conditions" => conditions(before, after),
-            // Lists that would be merged by address: they are replaced as a whole, in their order.
+            // Lists with a merge key are replaced as a whole to keep their order.
             "podIPs" | "hostIPs" => Some(replaced(after)),
             _ => Some(match (before, after) {
                 (Some(before), Some(after)) => match fields(before, after) {
@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_patch_holds_only_what_differs_and_only_what_is_ours() {
+    fn a_status_patch_has_only_changed_fields_that_the_kubelet_owns() {
         let old = json!({"phase": "Pending", "reason": "x", "hostIP": "1", "nominatedNodeName": "n",
             "podIPs": [{"ip": "1"}], "containerStatuses": [1],
             "conditions": [

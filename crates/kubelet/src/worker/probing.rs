@@ -1,5 +1,5 @@
-//! One task per probe of each running container. A pod that stops keeps its readiness probes, which
-//! its endpoints depend on, and loses the others.
+//! Starts and stops the probe tasks of running containers. A stopping pod keeps only its readiness
+//! probes, which its endpoints depend on.
 
 use std::collections::BTreeMap;
 
@@ -22,15 +22,15 @@ use crate::{
 pub(super) struct Probing(BTreeMap<String, Probed>);
 
 struct Probed {
-    /// All of them; dropped with the container.
+    /// Cancels all probes of a container.
     stop: CancellationToken,
-    /// Those that could restart the container; called off when its pod stops.
+    /// Cancels the probes that could restart the container, when its pod stops.
     stop_restarts: CancellationToken,
     started: watch::Sender<bool>,
 }
 
 impl Probing {
-    /// Takes in a result. One of a container that is no longer probed is too late.
+    /// Stores a result. One of a container that is no longer probed is dropped.
     pub(super) fn record(&self, result: &ProbeResult, memory: &mut Memory) {
         let Some(probed) = self.0.get(&result.container_id) else {
             return;
@@ -49,7 +49,7 @@ impl Probing {
         }
     }
 
-    /// Ends all.
+    /// Cancels all probes.
     pub(super) fn stop(&mut self) {
         for (_, probed) in std::mem::take(&mut self.0) {
             probed.stop.cancel();
@@ -58,7 +58,7 @@ impl Probing {
 }
 
 impl Worker {
-    /// Brings the tasks in line with the containers that run.
+    /// Starts and cancels tasks for the containers that run.
     pub(super) fn keep_probes(&mut self) {
         let ends = self.life.ending().is_some();
         let observed = &self.runtime.observed;
@@ -75,7 +75,7 @@ impl Worker {
             }
             keep
         });
-        // Those of a container that is being replaced are still shown.
+        // Results of a container that is being replaced are still shown.
         let replaced = &self.memory.replaced;
         let is_replaced = |id: &str| replaced.values().any(|replaced| replaced.was.id == id);
         self.memory
@@ -100,7 +100,7 @@ impl Worker {
         };
         let stop = self.core.context.token().child_token();
         let stop_restarts = stop.child_token();
-        // A container that had started before this worker began need not prove it again.
+        // A container that had started before this worker need not pass its startup probe again.
         let before = was_started(self.report.status(), &seen.id);
         let known = self.memory.probes.entry(seen.id.clone()).or_default();
         if before.started && container.startup_probe.is_some() {
@@ -145,13 +145,13 @@ impl Worker {
     }
 }
 
-/// What a container was before this worker began.
+/// The state of a container before this worker started.
 struct Before {
     started: bool,
     ready: bool,
 }
 
-/// Whether the last status said that this very container had started and was ready.
+/// Whether the last status showed this container id as started and as ready.
 fn was_started(status: &PodStatus, id: &str) -> Before {
     let init = status.init_container_statuses.iter().flatten();
     let mut all = status.container_statuses.iter().flatten().chain(init);

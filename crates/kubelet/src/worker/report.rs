@@ -1,4 +1,5 @@
-//! Telling the API: the status when it changed, one write at a time, and the end of a deleted pod.
+//! Writes the pod's status to the API when it changed, one write at a time, and deletes a
+//! terminated pod's object.
 
 use std::{sync::Arc, time::Duration};
 
@@ -13,21 +14,21 @@ use tracing::{debug, warn};
 use super::{Worker, actions::Done, is_newer, life::Life, patch::patch};
 use crate::pod::spec;
 
-/// After a write that the API refused.
+/// The delay after a failed write.
 const RETRY: Duration = Duration::from_secs(1);
-/// How long a status that somebody else wrote over ours stands.
+/// How long another writer's change of our status is left alone.
 const RECONCILE: Duration = Duration::from_secs(10);
 
-/// What the API shows after a write, and whether it took it.
+/// The object after a write, and whether the write succeeded.
 pub(super) struct Answer {
     pod: Box<Pod>,
     taken: bool,
 }
 
-/// The status, and how far the API has it.
+/// The status, and whether the API has it.
 pub(super) struct Report {
     status: Arc<PodStatus>,
-    /// The status that the API took last.
+    /// The last status that the API accepted.
     taken: Option<Arc<PodStatus>>,
     /// What was sent for it, as text: a parsed one takes ten times as much for as long as the pod lives. What the
     /// API drops from a status that it took is not sent again.
@@ -38,13 +39,13 @@ pub(super) struct Report {
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum State {
     Idle,
-    /// A write or the pod's deletion is under way.
+    /// A write or the deletion is in flight.
     Busy,
-    /// The API refused the last one.
+    /// The last write failed.
     Refused {
         until: Timestamp,
     },
-    /// Somebody else changed what we wrote.
+    /// Another writer changed what we wrote.
     Overwritten {
         until: Timestamp,
     },
@@ -68,7 +69,7 @@ impl Report {
         self.status.clone()
     }
 
-    /// Whether the API has this status.
+    /// Whether the API has accepted the current status.
     pub(super) fn is_taken(&self) -> bool {
         self.taken.as_ref() == Some(&self.status)
     }
@@ -79,7 +80,7 @@ impl Report {
         }
     }
 
-    /// What to do about a difference between this status and the one that the API shows.
+    /// The next step for a difference between this status and the API's.
     fn next(&mut self, difference: Option<Value>, may_delete: bool, now: Timestamp) -> Next {
         match self.state {
             State::Busy => return Next::Nothing,
@@ -96,7 +97,8 @@ impl Report {
                 Next::Nothing
             };
         };
-        // Ours has not changed since the API took it: somebody else's write stands for a while.
+        // Our status has not changed since it was accepted: leave another writer's change alone for
+        // a while.
         if self.taken.as_ref() == Some(&self.status) && !may_delete {
             let until = match self.state {
                 State::Overwritten { until } => until,
@@ -120,8 +122,8 @@ enum Next {
 }
 
 impl Worker {
-    /// Writes the status if the API shows another one; after the last one, deletes the object. Says
-    /// when to try again.
+    /// Writes the status if the API's differs; deletes the object after the final one. Returns when
+    /// to retry.
     pub(super) fn write_status(&mut self, now: Timestamp) -> Option<Timestamp> {
         let shown = self.subject.shown.clone()?;
         let (namespace, name) = (spec::namespace(&shown), spec::name(&shown).to_owned());
@@ -133,7 +135,7 @@ impl Worker {
             Next::Nothing => None,
             Next::Wait(until) => Some(until),
             Next::Write(patch) => {
-                debug!(pod = self.subject.uid, %patch, "writes status");
+                debug!(pod = self.subject.uid, %patch, "updating pod status");
                 self.report.state = State::Busy;
                 self.report.sent = Some(text(&patch["status"]));
                 self.report.taken = Some(self.report.shared());
@@ -166,9 +168,9 @@ impl Worker {
                 }
                 return;
             }
-            // The watch will say that it is gone.
+            // The watch will report the deletion.
             Err(kube::Error::Api(status)) if status.code == 404 => {}
-            Err(error) => warn!(pod = self.subject.uid, %error, "cannot write status"),
+            Err(error) => warn!(pod = self.subject.uid, %error, "cannot update pod status"),
         }
         let until = self.core.now() + RETRY;
         report.state = State::Refused { until };
@@ -197,7 +199,7 @@ async fn write(api: Api<Pod>, name: String, patch: Value) -> Done {
         .patch_status(&name, &params, &Patch::Strategic(&patch))
         .await
     {
-        // Another pod has this name now, or the write lost a race: look at what is there.
+        // Another pod of the same name, or a conflict: read the current object.
         Err(kube::Error::Api(status)) if status.code == 409 => (api.get(&name).await, false),
         other => (other, true),
     };
@@ -218,7 +220,7 @@ async fn delete(api: Api<Pod>, name: String, uid: String) -> Done {
     };
     let outcome = match api.delete(&name, &params).await {
         Ok(_) => Ok(()),
-        // Gone, or another pod has this name.
+        // Already deleted, or another pod of the same name.
         Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(()),
         Err(error) => Err(error),
     };
@@ -244,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn what_somebody_else_wrote_stands_for_a_while_and_a_change_of_ours_is_written_at_once() {
+    fn foreign_status_changes_are_overwritten_later_and_own_changes_written_at_once() {
         let mut report = Report::new(PodStatus::default());
         let first = patch("Running");
         assert_eq!(
@@ -273,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_is_deleted_after_its_last_status_and_what_the_api_drops_is_not_sent_again() {
+    fn a_pod_is_deleted_after_its_last_status_and_dropped_fields_are_not_sent_again() {
         let mut report = Report::new(PodStatus::default());
         let dropped = patch("Failed");
         assert!(matches!(

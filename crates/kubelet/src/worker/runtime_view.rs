@@ -1,5 +1,5 @@
-//! What the runtime said last about a pod: an answer to a question, brought up to date by the events that came since.
-//! It is asked again only when no event shows what ended work has done.
+//! The last known state of a pod in the runtime: a response, updated by later events. The runtime
+//! is asked again only if no event shows the effect of a finished task.
 
 use jiff::Timestamp;
 
@@ -8,12 +8,12 @@ use crate::{
     runtime::Ended,
 };
 
-/// What ended work has brought about.
+/// The effect of a finished task.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Effect {
     /// A sandbox is ready.
     Sandbox { id: String },
-    /// The container of this name has started for so many times.
+    /// The container of this name has started with this restart count.
     Started { name: String, restarts: u32 },
     /// A container has ended.
     Ended { id: String },
@@ -23,15 +23,15 @@ pub(super) enum Effect {
 pub(super) struct RuntimeView {
     pub(super) observed: Observed,
     pub(super) ended: Ended,
-    /// Nothing is known to have happened since that is not here.
+    /// Whether every known change is contained.
     is_current: bool,
     asked_at: Timestamp,
-    /// What events may still tell.
+    /// Effects that no event has shown yet.
     expected: Vec<Effect>,
 }
 
 impl RuntimeView {
-    /// Takes in an event's statuses. One from before the last question knows less than its answer.
+    /// Applies an event's state. One older than the last response is dropped.
     pub(super) fn take(&mut self, snapshot: Snapshot) {
         if self.is_current && snapshot.at > self.asked_at {
             let observed = std::mem::take(&mut self.observed);
@@ -41,7 +41,7 @@ impl RuntimeView {
         }
     }
 
-    /// Takes in an answer to a question of that time.
+    /// Stores a response to a request of that time.
     pub(super) fn set(&mut self, observed: Observed, asked_at: Timestamp) {
         self.observed = observed;
         self.asked_at = asked_at;
@@ -49,17 +49,17 @@ impl RuntimeView {
         self.expected.clear();
     }
 
-    /// Something has happened, and nothing says what.
+    /// Something unknown has changed.
     pub(super) fn ask_again(&mut self) {
         self.is_current = false;
     }
 
-    /// Work has ended with this effect.
+    /// A task has finished with this effect.
     pub(super) fn expect(&mut self, effect: Effect) {
         self.expected.push(effect);
     }
 
-    /// Whether it shows everything that has happened.
+    /// Whether all known changes are contained.
     pub(super) fn is_current(&mut self) -> bool {
         let mut expected = std::mem::take(&mut self.expected);
         expected.retain(|effect| !self.shows(effect));
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn the_runtime_is_asked_only_when_no_event_told_what_must_have_happened() {
+    fn the_runtime_is_queried_only_when_an_expected_event_is_missing() {
         let effects = [
             (Effect::Sandbox { id: "s".into() }, None),
             (
@@ -127,7 +127,7 @@ mod tests {
             (Effect::Ended { id: "c".into() }, Some(State::Exited)),
         ];
         for (effect, told) in effects {
-            // The event comes before or after the work has ended.
+            // The event may come before or after the task has finished.
             for event_first in [true, false] {
                 let mut view = RuntimeView::default();
                 assert!(!view.is_current(), "never asked");
@@ -141,7 +141,7 @@ mod tests {
                 view.take(snapshot(3, told));
                 assert!(view.is_current(), "{effect:?}");
             }
-            // Without an event it is asked, and its answer counts whatever it is.
+            // Without an event the runtime is asked, and its response counts in any case.
             let mut view = RuntimeView::default();
             view.set(Observed::default(), at(1));
             view.expect(effect.clone());
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn old_events_and_those_that_tell_nothing_lead_to_a_question() {
+    fn old_and_empty_events_lead_to_a_query() {
         let mut view = RuntimeView::default();
         view.set(Observed::default(), at(5));
         view.take(snapshot(4, Some(State::Running)));

@@ -1,6 +1,5 @@
-//! The resources that the node has given a pod. They are those of its spec, except while the node has
-//! no room for a changed size: then the pod, and every container of it that restarts, keeps the old
-//! one.
+//! The resources that are allocated to a pod: those of its spec, except while a resize is deferred
+//! or infeasible. Then the pod, and every container of it that restarts, keeps the old ones.
 
 use std::{borrow::Cow, path::Path, sync::Arc, time::Duration};
 
@@ -23,19 +22,19 @@ use crate::{
     },
 };
 
-/// How often a pod that waits for room tries again.
+/// How often a deferred resize is retried.
 const RETRY: Duration = Duration::from_secs(10);
 
-/// What a pod has.
+/// The allocated size of a pod.
 pub(super) struct Size {
-    /// The pod with the resources that it was given.
+    /// The pod with its allocated resources.
     pod: Arc<Pod>,
-    /// Where a changed size stands.
+    /// The state of a pending resize.
     resize: Option<Resize>,
 }
 
 impl Size {
-    /// Of a pod that a worker begins with.
+    /// The size of a pod at the start of its worker.
     pub(super) fn of(pod: &Arc<Pod>, pod_dir: &Path) -> Self {
         Self {
             pod: allocated(pod, pod_dir),
@@ -55,7 +54,7 @@ impl Size {
         self.resize.as_ref()
     }
 
-    /// Follows everything of the pod but its resources.
+    /// Takes over everything of a changed pod but its resources.
     fn follow(&mut self, pod: &Arc<Pod>) {
         let given = Allocation::of(&self.pod);
         self.pod = pod.clone();
@@ -63,8 +62,8 @@ impl Size {
     }
 }
 
-/// The pod with the resources that an earlier kubelet gave it. Without a record the status of a pod that waits
-/// for room says what it has.
+/// The pod with the resources that an earlier kubelet allocated. Without a file, the status of a
+/// pod with a pending resize has them.
 pub(crate) fn allocated(pod: &Arc<Pod>, pod_dir: &Path) -> Arc<Pod> {
     let mut sized = pod.clone();
     match Allocation::read(pod_dir) {
@@ -86,7 +85,7 @@ pub(super) fn has_condition(pod: &Pod, type_: &str) -> bool {
 }
 
 impl Worker {
-    /// Takes a changed size over if there is room for it; says when to try again.
+    /// Allocates the resources of the spec if the node has them; returns when to retry.
     pub(super) fn settle_size(&mut self, now: Timestamp) -> Option<Timestamp> {
         let (pod, size) = (&self.subject.pod, &mut self.subject.size);
         if Arc::ptr_eq(pod, &size.pod) && size.resize.is_none() {
@@ -188,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn after_a_restart_a_pod_has_what_it_was_given() {
+    fn allocated_resources_of_a_pod_survive_a_restart() {
         let dir = tempfile::tempdir().unwrap();
         let mut waiting = pod("2", "x");
         Arc::make_mut(&mut waiting).status = serde_json::from_value(serde_json::json!({
@@ -198,7 +197,7 @@ mod tests {
         .unwrap();
         let of = |pod: &Arc<Pod>| cpu(&Size::of(pod, dir.path()));
         assert_eq!((of(&waiting), of(&pod("2", "x"))), ("1".into(), "2".into()));
-        // Asked for while no kubelet ran: it was not given.
+        // A resize requested while no kubelet ran is not allocated yet.
         Allocation::of(&pod("500m", "x")).write(dir.path());
         assert_eq!(of(&pod("2", "x")), "500m");
     }

@@ -1,5 +1,4 @@
-//! The work itself: each function is one thing that the runtime, the file system or the kernel is
-//! asked for. None knows the worker.
+//! The tasks: each calls the runtime, the file system or the kernel. None knows the worker.
 
 use std::{sync::Arc, time::Duration};
 
@@ -105,7 +104,7 @@ pub(super) async fn resize(
     (accepted, error.map(|error| error.to_string()))
 }
 
-/// Takes ended containers away, so that the pod begins again. What remains is tried again.
+/// Removes ended containers, so that the pod starts again. The next evaluation retries failures.
 pub(super) async fn remove_containers(core: &Core, containers: &[String]) {
     for id in containers {
         if let Err(status) = core.runtime.remove_container(id).await {
@@ -116,7 +115,7 @@ pub(super) async fn remove_containers(core: &Core, containers: &[String]) {
     }
 }
 
-/// The runtime's handler for the pod's class.
+/// The handler of the pod's RuntimeClass.
 async fn runtime_handler(core: &Core, pod: &Pod) -> Result<String> {
     let Some(name) = spec::spec(pod)
         .runtime_class_name

@@ -1,4 +1,4 @@
-//! What a worker measures of itself.
+//! Duration metrics of a worker.
 
 use std::time::{Duration, Instant};
 
@@ -7,16 +7,16 @@ use k8s_openapi::api::core::v1::PodStatus;
 use super::life::Life;
 use crate::metrics::Metrics;
 
-/// When the worker began, and what its next look is for.
+/// When the worker started, and the operation of its next evaluation.
 pub(super) struct Timing {
     began: Instant,
-    /// Upstream's name for a look of this kind.
+    /// Upstream's name of the operation.
     next: &'static str,
     has_run: bool,
 }
 
 impl Timing {
-    /// A pod that runs already was started by an earlier kubelet.
+    /// A pod that already runs was started by an earlier kubelet.
     pub(super) fn new(status: &PodStatus) -> Self {
         Self {
             began: Instant::now(),
@@ -25,14 +25,14 @@ impl Timing {
         }
     }
 
-    /// The next look is for a changed pod.
+    /// The next evaluation is for a changed pod.
     pub(super) fn updated(&mut self) {
         if self.next == "sync" {
             self.next = "update";
         }
     }
 
-    /// A look ended that took so long.
+    /// An evaluation took this long.
     pub(super) fn stepped(&mut self, metrics: &Metrics, life: &Life, took: Duration) {
         let operation = match life {
             Life::Stopped(_) => "terminated",
@@ -46,7 +46,7 @@ impl Timing {
         metrics.worker_stepped(operation, took);
     }
 
-    /// The pod's status is this now.
+    /// Observes the new status.
     pub(super) fn saw(&mut self, metrics: &Metrics, status: &PodStatus) {
         if !self.has_run && status.phase.as_deref() == Some("Running") {
             self.has_run = true;

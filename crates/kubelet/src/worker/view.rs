@@ -1,4 +1,4 @@
-//! The runtime's view as decisions and as users get it.
+//! The runtime's state as decisions see it, and as the status shows it.
 
 use std::{borrow::Cow, time::Duration};
 
@@ -10,7 +10,7 @@ use crate::pod::{
     spec,
 };
 
-/// A container that is replaced at once is shown as it was for at most this long.
+/// How long a container that is replaced at once is shown in its old state.
 const REPLACEMENT: Duration = Duration::from_secs(2);
 
 impl Worker {
@@ -35,8 +35,8 @@ impl Worker {
         seen
     }
 
-    /// Beside that, a container that was killed to run again is shown as it was until the next one
-    /// runs: its pod's endpoints do not go and come back within a moment.
+    /// Also shows a container that was killed in order to restart in its old state until the next
+    /// one runs, so that endpoints are not removed for a moment.
     pub(super) fn observed_for_users(&self, now: Timestamp) -> Cow<'_, Observed> {
         let mut seen = self.observed_for_decision();
         if self.life.ending().is_some() {
@@ -49,7 +49,7 @@ impl Worker {
                     continue;
                 };
                 containers[place] = replaced.was.clone();
-                // One that is made and does not run yet.
+                // Omit the new container, which was created but does not run yet.
                 let mut index = 0;
                 containers.retain(|container| {
                     index += 1;
@@ -60,8 +60,8 @@ impl Worker {
         seen
     }
 
-    /// Follows containers that were killed to run again; says when users see that one is still
-    /// missing.
+    /// Tracks containers that were killed in order to restart; returns when the status shows that
+    /// one is missing.
     pub(super) fn keep_replaced(&mut self, now: Timestamp) -> Option<Timestamp> {
         let observed = &self.runtime.observed;
         let starting = &self.memory.running;

@@ -1,7 +1,7 @@
-//! A kubelet against the real API server and a runtime that pretends: what it asks the runtime for,
-//! what it tells the API, and what it leaves behind.
+//! A kubelet with the real API server and a fake runtime: its CRI calls, what it writes to the API,
+//! and what it leaves behind.
 
-// A test that cannot go on fails where it stands.
+// A test may panic on any error.
 #![allow(clippy::unwrap_used)]
 
 mod node_side;
@@ -164,7 +164,7 @@ async fn a_pod_that_runs_once_succeeds_and_keeps_its_logs() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_keeps_a_container_from_starting_is_told() {
+async fn a_container_that_cannot_start_has_a_waiting_reason() {
     let node = TestNode::start().await;
     let container = |image: &str, policy: &str| json!({"containers": [{"name": "a", "image": image, "imagePullPolicy": policy}]});
     let reason = "/containerStatuses/0/state/waiting/reason";
@@ -239,7 +239,7 @@ async fn probes_decide_about_readiness_and_life() {
     std::fs::write(&file, "").unwrap();
     node.shows("p", "/containerStatuses/0/ready", true).await;
     std::fs::remove_file(&alive).unwrap();
-    // Each new container fails its probe, too: a busy machine may show the second restart first.
+    // Each new container fails its probe, too: a slow machine may show the second restart first.
     node.wait("the container to be started again", || async {
         node.status("p").await["containerStatuses"][0]["restartCount"].as_i64() >= Some(1)
     })

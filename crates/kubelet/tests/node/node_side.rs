@@ -1,5 +1,4 @@
-//! The node itself: who may ask its kubelet what, what it says about its usage, its Lease, and what it
-//! does when a pod uses too much.
+//! The node itself: authorization of requests to the kubelet, statistics, the Lease, and evictions.
 
 use k8s_openapi::api::{
     authorization::v1::SubjectAccessReview, coordination::v1::Lease, core::v1::Node,
@@ -40,7 +39,7 @@ async fn certificates_and_tokens_get_in_as_far_as_rbac_lets_them() {
         told,
         "Forbidden (user=system:kube-scheduler, verb=get, resource=nodes, subresource(s)=[pods proxy])\n"
     );
-    // A role for metrics alone.
+    // A role for metrics only.
     let role = json!({"metadata": {"name": "scraper"}, "rules": [
         {"apiGroups": [""], "resources": ["nodes/metrics"], "verbs": ["get"]}]});
     let roles: Api<k8s_openapi::api::rbac::v1::ClusterRole> = Api::all(node.client.clone());
@@ -56,7 +55,8 @@ async fn certificates_and_tokens_get_in_as_far_as_rbac_lets_them() {
         .create(&PostParams::default(), &binding)
         .await
         .unwrap();
-    // The kubelet keeps a refusal for half a minute: it is asked once the API server knows better.
+    // The kubelet caches a denial for half a minute: ask it only after the API server allows the
+    // request.
     let review = json!({"spec": {"user": "system:kube-proxy", "resourceAttributes":
         {"verb": "get", "resource": "nodes", "subresource": "metrics", "name": "node"}}});
     let review: SubjectAccessReview = serde_json::from_value(review).unwrap();
@@ -88,7 +88,7 @@ async fn certificates_of_the_client_ca_file_get_in_beside_the_clusters() {
     let without_rights = node.ask_of(&other, Leaf::Scheduler, "/healthz").await;
     assert_eq!(without_rights.map(|(status, _)| status), Some(403));
     assert_eq!(node.ask_of(&third, Leaf::Admin, "/healthz").await, None);
-    // The file is followed; one that is no bundle changes nothing.
+    // The file is watched; an invalid bundle changes nothing.
     std::fs::write(node.path("clients.crt"), "nonsense").unwrap();
     assert!(node.ask_of(&other, Leaf::Admin, "/healthz").await.is_some());
     std::fs::copy(node.path("third/ca.crt"), node.path("clients.crt")).unwrap();
@@ -98,7 +98,7 @@ async fn certificates_of_the_client_ca_file_get_in_beside_the_clusters() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_right_to_read_the_node_runs_no_commands() {
+async fn permission_to_read_the_node_does_not_permit_exec() {
     let node = TestNode::start().await;
     for (path, verb) in [
         ("/exec/default/web/web?command=id", "create"),
@@ -136,7 +136,7 @@ async fn a_checkpoint_is_the_runtimes_to_make() {
             404,
             "cannot parse value of timeout parameter",
         ),
-        // This runtime cannot.
+        // The fake runtime cannot checkpoint.
         (
             "/checkpoint/default/web/web",
             500,
@@ -200,7 +200,7 @@ async fn head_over_http2_has_headers_and_no_body() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_summary_and_the_metrics_tell_the_same_about_pods_and_the_node() {
+async fn the_summary_and_the_metrics_agree_about_pods_and_the_node() {
     let node = TestNode::start().await;
     node.create(
         "web",
@@ -270,7 +270,8 @@ async fn a_deleted_node_stays_deleted_until_the_kubelet_starts_again_and_owns_it
         .delete("node", &DeleteParams::default())
         .await
         .unwrap();
-    // The kubelet notices, and has had every reason to write: its pods' runtime changes too.
+    // The kubelet notices the deletion and has a reason to write a status: the runtime changes,
+    // too.
     node.stays("the node is gone", || async { uid().await.is_none() })
         .await;
     node.stop_kubelet().await;
@@ -363,7 +364,7 @@ async fn a_container_beyond_its_share_of_the_disk_is_evicted() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_container_writes_to_its_hosts_file_counts_as_its_own() {
+async fn writes_to_the_hosts_file_count_as_usage_of_the_container() {
     let node = TestNode::start().await;
     let limits = json!({"limits": {"ephemeral-storage": "4Mi"}});
     let container = json!({"name": "a", "image": "here:1", "resources": limits});
@@ -400,7 +401,7 @@ async fn a_link_in_the_place_of_a_log_is_not_read() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn logs_of_pods_that_nobody_knows_are_swept() {
+async fn logs_of_unknown_pods_are_removed() {
     let mut node = TestNode::start().await;
     node.create(
         "web",
@@ -414,7 +415,7 @@ async fn logs_of_pods_that_nobody_knows_are_swept() {
     std::fs::create_dir_all(&orphan).unwrap();
     std::fs::write(orphan.join("0.log"), "").unwrap();
     node.start_kubelet();
-    // The logs of the pod that runs stay.
+    // The logs of the running pod stay.
     node.wait("the orphan's logs alone to go", || async {
         std::fs::read_dir(&logs).unwrap().count() == 1
     })

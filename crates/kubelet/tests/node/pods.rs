@@ -1,4 +1,4 @@
-//! Corners of a pod's life: who is admitted, what restarts, what is shown and what is left.
+//! Edge cases of a pod's life: admission, restarts, status and cleanup.
 
 use k8s_openapi::api::core::v1::{Node, Secret};
 use kube::{
@@ -112,7 +112,7 @@ async fn a_container_with_a_new_image_restarts_under_never_and_is_ready_all_the_
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn readiness_is_awaited_in_moments_and_followed_until_the_end() {
+async fn readiness_probes_run_often_at_first_and_continue_until_the_end() {
     let node = TestNode::start().await;
     let file = node.path("ready");
     let mut probe = exists(&file);
@@ -183,7 +183,7 @@ async fn conditions_of_others_are_kept_and_gates_are_followed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_runtime_without_events_is_asked_and_orphans_end_at_any_time() {
+async fn a_runtime_without_events_is_polled_and_orphans_are_stopped() {
     let runtime = Fake::new();
     runtime.state.lock().is_mute = true;
     let node = TestNode::start_with(runtime).await;
@@ -215,7 +215,7 @@ async fn a_runtime_without_events_is_asked_and_orphans_end_at_any_time() {
     assert!(node.runtime.container("a").is_some());
 }
 
-/// A cgroup of this test that goes with everything below it.
+/// A cgroup of this test, removed with everything below it.
 struct OwnCgroup;
 
 impl OwnCgroup {
@@ -250,7 +250,7 @@ async fn a_pod_may_have_many_but_not_all_processes_and_its_class_has_the_weight_
         text.trim().to_owned()
     };
     assert_eq!(read("pids", &pod, "pids.max"), "16384");
-    // Half of a processor, in the units of either version.
+    // Half a CPU, in the units of cgroup v1 and v2.
     node.wait("the weight of the class", || async {
         read("cpu", &class, "cpu.shares") == "512" || read("cpu", &class, "cpu.weight") == "20"
     })
@@ -408,7 +408,7 @@ async fn a_pod_with_a_claim_that_is_not_allocated_does_not_begin() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn pods_that_fetch_the_same_new_config_map_at_once_all_hear_of_its_changes() {
+async fn pods_that_fetch_the_same_new_config_map_at_once_all_see_its_changes() {
     let node = TestNode::start().await;
     crate::config_map(&node, "shared", json!({"file": "one"})).await;
     let names: Vec<String> = (0..8).map(|n| format!("p{n}")).collect();
@@ -479,7 +479,7 @@ async fn a_container_never_starts_from_an_image_that_nothing_is_known_about() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_probe_that_does_not_work_is_tried_again_and_says_nothing_about_the_container() {
+async fn a_failed_probe_call_is_retried_and_does_not_count_as_a_result() {
     let node = TestNode::start().await;
     node.runtime.state.lock().broken.insert("broken".into(), 0);
     let probe =

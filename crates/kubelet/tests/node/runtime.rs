@@ -1,5 +1,5 @@
-//! A container runtime that only pretends: sandboxes and containers are entries in a map, and a test
-//! says when one ends.
+//! A fake container runtime: sandboxes and containers are entries in a map, and a test decides when
+//! one ends.
 
 use std::{
     collections::BTreeMap,
@@ -20,7 +20,7 @@ use tonic::{Request, Response, Status, transport::Server};
 
 type Answer<T> = Result<Response<T>, Status>;
 
-/// A container as it was asked for and as it is.
+/// A container's configuration and status.
 #[derive(Clone)]
 pub(crate) struct Container {
     pub config: v1::ContainerConfig,
@@ -36,26 +36,26 @@ pub(crate) struct State {
     pub stops: Vec<(String, i64)>,
     pub executed: Vec<Vec<String>>,
     pub pod_cidr: String,
-    /// The code of containers that are asked to stop; 143 unless a test sets another.
+    /// The exit code of stopped containers; 143 unless a test sets another.
     pub stop_code: Option<i32>,
-    /// The runtime knows no events.
+    /// Whether the runtime has no event stream.
     pub is_mute: bool,
-    /// Images that were pulled. Those called `odd` cannot be looked at afterwards.
+    /// Pulled images. Those named `odd` have no status afterwards.
     pub pulled: Vec<String>,
     /// Images that come with credentials only, and are here.
     pub private: Vec<String>,
     /// Commands that the runtime cannot run, and how often it was asked to.
     pub broken: BTreeMap<String, u32>,
-    /// Containers that are asked to stop run on until this is false.
+    /// Whether containers keep running after a stop request.
     pub holds_stops: bool,
     /// Commands that never end.
     pub hanging: Vec<String>,
-    /// What each container has written to its root, by name.
+    /// The bytes in each container's writable layer, by name.
     pub written: BTreeMap<String, u64>,
     count: u64,
 }
 
-/// Shared with the test.
+/// The runtime, shared with the test.
 #[derive(Clone)]
 pub(crate) struct Fake {
     pub state: Arc<Mutex<State>>,
@@ -95,7 +95,7 @@ impl Fake {
         named.max_by_key(|c| c.status.created_at).cloned()
     }
 
-    /// How many containers were ever made.
+    /// How many containers were ever created.
     pub(crate) fn made(&self) -> u64 {
         self.state.lock().count
     }
@@ -499,7 +499,7 @@ impl RuntimeService for Fake {
         if hangs(&self.state.lock()) {
             std::future::pending::<()>().await;
         }
-        // A probe succeeds once the test has made its file.
+        // A probe succeeds once the test has created its file.
         let exit_code = match request.cmd.as_slice() {
             [test, path] if test == "exists" => i32::from(!PathBuf::from(path).exists()),
             _ => 0,

@@ -1,5 +1,5 @@
-//! Volumes that outlive pods: claims, local directories, and a CSI driver that registers by itself. The
-//! test plays the controllers: it binds claims and attaches volumes.
+//! Persistent volumes: claims, local directories, and a CSI driver that registers itself. The test
+//! acts as the controllers: it binds claims and attaches volumes.
 
 use csi::{
     Capability,
@@ -20,10 +20,10 @@ use crate::support::TestNode;
 
 const DRIVER: &str = "disk.csi.example.com";
 
-/// Runs a test whose mounts nobody else sees and which are gone with it.
+/// Runs a test in a mount namespace of its own.
 fn with_own_mounts<F: Future<Output = ()>>(test: impl FnOnce() -> F) {
     use rustix::{mount::MountPropagationFlags, thread::UnshareFlags};
-    // SAFETY: this thread is the test's own; all others of the test are begun by it from here on.
+    // SAFETY: this thread belongs to the test, which starts all of its other threads after this.
     unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNS | UnshareFlags::FS) }.unwrap();
     let private = MountPropagationFlags::REC | MountPropagationFlags::PRIVATE;
     rustix::mount::mount_change("/", private).unwrap();
@@ -40,7 +40,7 @@ fn from<T: serde::de::DeserializeOwned>(value: Value) -> T {
 }
 
 impl TestNode {
-    /// A claim and a volume that name each other; bound once [`TestNode::bind`] says so.
+    /// A claim and a volume that refer to each other; bound by [`TestNode::bind`].
     async fn claim(&self, name: &str, mut spec: Value) {
         let claims: Api<PersistentVolumeClaim> = Api::namespaced(self.client.clone(), "default");
         let volume = format!("pv-{name}");
@@ -85,7 +85,7 @@ impl TestNode {
         self.bind(name).await;
     }
 
-    /// A pod whose one container mounts one claim.
+    /// A pod with one container that mounts one claim.
     async fn create_with_claim(&self, name: &str, claim: &str) {
         let spec = json!({
             "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": claim}}],
@@ -118,7 +118,7 @@ impl TestNode {
             .await;
     }
 
-    /// Waits for an event with this reason whose message contains this.
+    /// Waits for an event with this reason and this text in its message.
     async fn event(&self, reason: &str, part: &str) {
         let events: Api<Event> = Api::namespaced(self.client.clone(), "default");
         self.wait(part, || async {
@@ -139,7 +139,7 @@ impl TestNode {
         nodes.get("node").await.unwrap()
     }
 
-    /// The driver's object in the API, and the driver on the node, registered.
+    /// Creates the CSIDriver object and registers the driver on the node.
     async fn start_driver(&self, options: Options, spec: Value) -> (Driver, Served) {
         let drivers: Api<CSIDriver> = Api::all(self.client.clone());
         let object = from(json!({"metadata": {"name": DRIVER}, "spec": spec}));
@@ -331,7 +331,7 @@ fn a_pod_gets_a_volume_of_a_driver_keeps_it_over_a_restart_and_leaves_nothing() 
 
         let made = node.runtime.made();
         node.restart_kubelet().await;
-        // Known again: the driver is asked once more, and the container was never touched.
+        // After the restart the volume is published once more, and the container keeps running.
         node.wait("the volume to be known", || async {
             driver.calls_of("NodePublishVolume").len() >= 2
         })
@@ -339,7 +339,7 @@ fn a_pod_gets_a_volume_of_a_driver_keeps_it_over_a_restart_and_leaves_nothing() 
         assert_eq!(node.runtime.made(), made);
         assert!(path.join("kept").exists());
 
-        // The driver cannot take it away: the pod's object stays.
+        // The driver cannot unpublish it: the pod's object stays.
         driver.break_method("NodeUnpublishVolume", Fault::Refuse(tonic::Code::Internal));
         node.delete("a").await;
         node.event(
@@ -360,7 +360,7 @@ fn a_pod_gets_a_volume_of_a_driver_keeps_it_over_a_restart_and_leaves_nothing() 
 }
 
 #[test]
-fn the_node_says_that_the_controller_attaches_also_one_that_did_not_before() {
+fn the_controller_managed_attach_annotation_is_set_also_on_existing_nodes() {
     with_own_mounts(|| async {
         let key = "volumes.kubernetes.io/controller-managed-attach-detach";
         let mut node = TestNode::start().await;
@@ -410,13 +410,13 @@ fn an_attachable_volume_is_in_use_before_it_is_mounted_and_free_after() {
         })
         .await;
         assert!(driver.staged().is_empty());
-        // Attached still: that is the controller's.
+        // Still attached: the controller detaches.
         let status = node.node().await.status.unwrap();
         assert_eq!(status.volumes_attached.unwrap().len(), 1);
     });
 }
 
-/// What the attach controller and the driver's attacher write.
+/// Acts as the attach controller and the driver's attacher.
 async fn attach(node: &TestNode, name: &str, handle: &str) {
     let object = format!("csi-{}", sha256(&format!("{handle}{DRIVER}node")));
     let attachments: Api<VolumeAttachment> = Api::all(node.client.clone());
@@ -541,7 +541,7 @@ fn inline_and_ephemeral_volumes_belong_to_their_pod() {
         node.is_gone("a").await;
         assert!(driver.published().is_empty());
 
-        // A claim of the right name that somebody else made is not used.
+        // A claim of the right name that the pod does not own is not used.
         node.bound_claim("e-data", csi_volume("h9")).await;
         let template = json!({"spec": {"accessModes": ["ReadWriteOnce"],
             "resources": {"requests": {"storage": "1Gi"}}}});

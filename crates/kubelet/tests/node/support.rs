@@ -1,4 +1,4 @@
-//! A node: the real API server and a kubelet in this process, over a runtime that pretends.
+//! A node: the real API server and a kubelet in this process, with a fake runtime.
 
 use std::{
     path::{Path, PathBuf},
@@ -33,12 +33,12 @@ pub(crate) struct TestNode {
 type Change = fn(&mut KubeletConfiguration, &Path);
 
 impl TestNode {
-    /// Everything up, the node ready.
+    /// Starts everything; returns when the node is ready.
     pub(crate) async fn start() -> Self {
         Self::start_with(Fake::new()).await
     }
 
-    /// The same over a runtime that a test has prepared.
+    /// The same with a prepared runtime.
     pub(crate) async fn start_with(runtime: Fake) -> Self {
         Self::start_changed(runtime, |_, _| {}).await
     }
@@ -61,7 +61,7 @@ impl TestNode {
         let server = start_server(&directory, &pki, stop.clone()).await;
         let client =
             client::in_process(server.connect(User::new("kubernetes-admin", ["system:masters"])));
-        // Made by a controller in a whole cluster; pods are refused without it.
+        // A controller creates it in a whole cluster; pods are rejected without it.
         let account = serde_json::json!({"metadata": {"name": "default"}});
         Api::<ServiceAccount>::namespaced(client.clone(), "default")
             .create(
@@ -122,7 +122,7 @@ impl TestNode {
         self.kubelet = Some(stop);
     }
 
-    /// Ends it, and waits until its port is free for the next one.
+    /// Stops the kubelet, and waits until its port is free for the next one.
     pub(crate) async fn stop_kubelet(&mut self) {
         self.kubelet.take().unwrap().cancel();
         let address = ("0.0.0.0", self.port);
@@ -169,7 +169,7 @@ impl TestNode {
         self.pods().get_opt(name).await.unwrap()
     }
 
-    /// The pod's status as JSON, for asking by path.
+    /// The pod's status as JSON.
     pub(crate) async fn status(&self, name: &str) -> serde_json::Value {
         let pod = self.get(name).await;
         pod.map_or(serde_json::Value::Null, |pod| {
@@ -199,7 +199,7 @@ impl TestNode {
         }
     }
 
-    /// Waits for anything.
+    /// Waits until `condition` returns true.
     pub(crate) async fn wait<F: Future<Output = bool>>(
         &self,
         what: &str,
@@ -215,7 +215,7 @@ impl TestNode {
         }
     }
 
-    /// Sees that something does not change for a while.
+    /// Checks that a condition holds for a while.
     pub(crate) async fn stays<F: Future<Output = bool>>(
         &self,
         what: &str,
@@ -228,7 +228,7 @@ impl TestNode {
         }
     }
 
-    /// What the kubelet's server answers to one of the cluster's identities.
+    /// The response of the kubelet's server to one of the cluster's identities.
     pub(crate) async fn ask(&self, leaf: Leaf, path: &str) -> (u16, String) {
         let config = self.pki.client_config(leaf).unwrap();
         let request = http::Request::get(path).header("host", "node");
@@ -236,7 +236,7 @@ impl TestNode {
         (answer.status, answer.body)
     }
 
-    /// The answer to POST.
+    /// The response to POST.
     pub(crate) async fn post(&self, leaf: Leaf, path: &str) -> (u16, String) {
         let config = self.pki.client_config(leaf).unwrap();
         let request = http::Request::post(path).header("host", "node");
@@ -244,7 +244,7 @@ impl TestNode {
         (answer.status, answer.body)
     }
 
-    /// What it answers to somebody without a certificate.
+    /// The response to a client without a certificate.
     pub(crate) async fn ask_with_token(&self, token: Option<&str>, path: &str) -> (u16, String) {
         let config = self.anonymous();
         let mut request = http::Request::get(path).header("host", "node");
@@ -255,7 +255,7 @@ impl TestNode {
         (answer.status, answer.body)
     }
 
-    /// What it answers to a client with a certificate of another authority; nothing if the handshake fails.
+    /// The response to a client with a certificate of another CA; `None` if the handshake fails.
     pub(crate) async fn ask_of(
         &self,
         other: &Pki,
@@ -297,7 +297,7 @@ impl TestNode {
         self.try_send(config, request).await.expect("an answer")
     }
 
-    /// Nothing if the server ends the connection.
+    /// `None` if the server closes the connection.
     async fn try_send(
         &self,
         config: rustls::ClientConfig,
@@ -318,7 +318,7 @@ impl TestNode {
         })
     }
 
-    /// The answer to HEAD over HTTP/2.
+    /// The response to HEAD over HTTP/2.
     pub(crate) async fn head(&self, leaf: Leaf, path: &str) -> Answered {
         use http_body_util::{BodyExt, Empty};
         let mut config = self.pki.client_config(leaf).unwrap();
@@ -343,7 +343,7 @@ impl TestNode {
     }
 }
 
-/// An answer of the kubelet's server.
+/// A response of the kubelet's server.
 pub(crate) struct Answered {
     pub status: u16,
     pub length: Option<u64>,

@@ -1,5 +1,6 @@
-//! Whose a new object's fields are: its creator's, all of them. The same set that a comparison with
-//! nothing gives, written as JSON in one pass over the object, because every create needs it.
+//! The field set of a new object, all owned by its creator. The same set as a comparison with an
+//! empty object gives, but written as JSON in one pass over the object, because every create needs
+//! it.
 
 use super::topology::{Form, Node, Root};
 use super::walk::step_of;
@@ -8,8 +9,8 @@ use crate::json::{Key, order::Order, write};
 use crate::schema::{Field, Shape, Type};
 use crate::{Object, Value};
 
-/// The set of fields of a new object, without what nobody manages; `None` when it is empty, or when
-/// nobody can say whose what is.
+/// The field set of a new object, without unmanaged fields; `None` if it is empty, or if an element
+/// of a list has none of its keys.
 pub(super) fn fields(root: Root<'_>, object: &Object, writer: &Writer<'_>) -> Option<Vec<u8>> {
     let mut set = Set {
         out: Vec::with_capacity(2048),
@@ -39,7 +40,7 @@ pub(super) fn fields(root: Root<'_>, object: &Object, writer: &Writer<'_>) -> Op
 /// An entry of a map.
 struct Entry<'n, 'o> {
     name: &'o str,
-    /// What the schema table has about it.
+    /// Its field in the schema table.
     field: Option<&'static Field>,
     node: Node<'n>,
     value: &'o Value,
@@ -66,7 +67,8 @@ impl<'n, 'o> Entry<'n, 'o> {
     }
 }
 
-/// Whether an entry is empty and will not be written: that it was sent is for its kind to see.
+/// Whether an entry is empty and will not be stored; until then its kind can tell it from an absent
+/// one.
 fn is_passed_over(field: &Field, value: &Value) -> bool {
     let is_empty = match value {
         Value::Array(list) => list.is_empty(),
@@ -84,7 +86,7 @@ fn struct_of(node: Node<'_>) -> Option<&'static Type> {
     }
 }
 
-/// The entries of a struct in the order of their names; `None` when it has others than its own.
+/// The fields of a struct sorted by name; `None` if it has undeclared ones.
 fn by_rank(schema: &Type, map: &Object) -> Option<Order> {
     let mut order = Order::new();
     for (place, key) in map.keys().enumerate() {
@@ -93,15 +95,16 @@ fn by_rank(schema: &Type, map: &Object) -> Option<Order> {
     Some(order)
 }
 
-/// The set as far as it is written. What adds something says so; what adds nothing leaves nothing.
+/// The set as far as it is written. Functions return whether they added something; if not, they
+/// leave no output.
 struct Set {
     out: Vec<u8>,
-    /// Whether an element of a list cannot be told from others: it has none of its keys.
+    /// Whether an element of a list has none of its keys.
     is_placeless: bool,
 }
 
 impl Set {
-    /// Adds the entries of a map, in the order of their steps; `add` adds what is below a step.
+    /// Adds the entries of a map, in the order of their steps; `add` adds the fields below a step.
     fn entries<'n, 'o>(
         &mut self,
         node: Node<'n>,
@@ -147,7 +150,7 @@ impl Set {
         }
     }
 
-    /// Ends a set that was begun there; one without steps is taken back.
+    /// Ends a set that began there; an empty one is removed.
     fn end(&mut self, begin: usize) -> bool {
         let has_steps = self.out.len() > begin + 1;
         match has_steps {
@@ -163,10 +166,10 @@ impl Set {
         true
     }
 
-    /// Something that was not there before: itself, and everything below it.
+    /// A value that was not there before: itself, and everything below it.
     fn whole(&mut self, node: Node<'_>, value: &Value) -> bool {
         const ITSELF: &[u8] = b"{\".\":{}";
-        // Most are neither maps nor lists.
+        // Most values are scalars.
         if !matches!(value, Value::Object(_) | Value::Array(_)) {
             return self.leaf();
         }
@@ -195,7 +198,7 @@ impl Set {
         true
     }
 
-    /// All entries of a map, behind the map itself.
+    /// All entries of a map, after the map itself.
     fn all(&mut self, node: Node<'_>, map: &Object) {
         let fields = struct_of(node).and_then(|schema| Some((schema, by_rank(schema, map)?)));
         let Some((schema, order)) = fields else {
@@ -211,7 +214,7 @@ impl Set {
             let step = field.written_step.as_bytes();
             match value {
                 Value::Object(_) | Value::Array(_) => {
-                    // Without the leaf.
+                    // Without the `{}` of a leaf.
                     self.out.extend_from_slice(&step[..step.len() - 2]);
                     self.whole(Node::Field(field.shape, &field.topology), value);
                 }
@@ -220,7 +223,7 @@ impl Set {
         }
     }
 
-    /// Elements of a list that are all new.
+    /// Elements of a list, all new.
     fn elements(&mut self, node: Node<'_>, elements: Vec<(String, Option<&Value>)>) {
         for (step, value) in elements {
             self.separate();
@@ -233,7 +236,7 @@ impl Set {
         }
     }
 
-    /// What differs from the zero value that stands for nothing.
+    /// The difference from the type's zero value.
     fn changed(&mut self, node: Node<'_>, old: &Value, new: &Value) -> bool {
         let begin = self.out.len();
         let form = node.form(Some(new));
@@ -256,7 +259,7 @@ impl Set {
                 });
                 self.end(begin)
             }
-            // Nothing has no elements.
+            // The zero value has no elements.
             (Form::Set | Form::Keyed(_), Value::Array(list)) if !list.is_empty() => {
                 let Some(elements) = elements(node, &form, list) else {
                     self.is_placeless = true;
@@ -270,7 +273,7 @@ impl Set {
         }
     }
 
-    /// Metadata, without what nobody manages.
+    /// Metadata, without unmanaged fields.
     fn metadata(&mut self, node: Node<'_>, old: &Value, new: &Value) -> bool {
         let Value::Object(map) = new else {
             return false;
@@ -291,8 +294,9 @@ impl Set {
     }
 }
 
-/// The steps to the elements of a list, in order, and the element behind each: none where several share
-/// a step, which are owned together. `None` when one has no place.
+/// The steps to the elements of a list, sorted, with the element of each: `None` if several
+/// elements share a step, which are owned together. The result is `None` if an element has none of
+/// its keys.
 fn elements<'o>(
     node: Node<'_>,
     form: &Form<'_>,

@@ -1,16 +1,16 @@
-//! `metadata.managedFields`: who set which fields.
+//! `metadata.managedFields`: which manager set which fields.
 
 use super::set::FieldSet;
 use crate::{Object, Value, text};
 use indexmap::IndexMap;
 use std::collections::HashMap;
 
-/// More updaters than this are gathered under one name.
+/// Further updaters are merged into one entry.
 const MAX_UPDATERS: usize = 10;
-/// That name.
+/// The manager of that entry.
 const ANCIENT: &str = "ancient-changes";
 
-/// Who writes, and how.
+/// The identity of a manager entry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Id {
     pub(super) manager: String,
@@ -20,7 +20,7 @@ pub(super) struct Id {
 }
 
 impl Id {
-    /// An applier is the same whatever version it applies in.
+    /// Whether both are the same manager. The version of an applier does not count.
     pub(super) fn is(&self, other: &Self) -> bool {
         self.manager == other.manager
             && self.applied == other.applied
@@ -28,7 +28,7 @@ impl Id {
             && (self.applied || self.version == other.version)
     }
 
-    /// A text that managers are sorted by.
+    /// The sort key of managers.
     pub(super) fn order(&self) -> String {
         let quote = |text: &str| Value::from(text).to_string();
         let mut text = format!("{{\"manager\":{}", quote(&self.manager));
@@ -47,7 +47,7 @@ impl Id {
         text
     }
 
-    /// As conflicts name it.
+    /// The name in conflict messages.
     pub(super) fn name(&self) -> String {
         let mut name = crate::text::quote(&self.manager);
         if !self.subresource.is_empty() {
@@ -71,7 +71,7 @@ pub(super) struct Entry {
     pub(super) fields: FieldSet,
 }
 
-/// The managedFields of an object, as they stand there.
+/// The managedFields of an object as stored.
 pub(super) fn list_of(object: &Object) -> Option<&[Value]> {
     let metadata = object.get("metadata")?;
     metadata.get("managedFields")?.as_array().map(Vec::as_slice)
@@ -82,12 +82,12 @@ pub(super) fn list_of(object: &Object) -> Option<&[Value]> {
 pub(super) struct Managers(pub(super) Vec<Entry>);
 
 impl Managers {
-    /// Those of a live object; what cannot be read is nobody's.
+    /// The managers of a live object; unreadable managedFields count as none.
     pub(super) fn of(object: &Object) -> Self {
         Self::read(list_of(object)).unwrap_or_default()
     }
 
-    /// From managedFields; `None` when an entry says nothing that can be relied on.
+    /// From managedFields; `None` if an entry is invalid.
     pub(super) fn read(list: Option<&[Value]>) -> Option<Self> {
         let text = |v: &Value| v.as_str().unwrap_or_default().to_owned();
         let entries = list.into_iter().flatten().map(|e| {
@@ -110,7 +110,7 @@ impl Managers {
                 fields: FieldSet::from_json(&e["fieldsV1"]),
             })
         });
-        // Of entries for the same manager the last one counts.
+        // Of several entries of the same manager the last one counts.
         let mut managers: IndexMap<String, Entry> = IndexMap::new();
         for entry in entries {
             let entry = entry?;
@@ -138,7 +138,7 @@ impl Managers {
         }
     }
 
-    /// Adds fields to a manager's, as of now.
+    /// Adds fields to a manager's, with the current time.
     pub(super) fn gain(&mut self, id: &Id, fields: FieldSet, now: &str) {
         if fields.is_empty() {
             return;
@@ -148,14 +148,14 @@ impl Managers {
         self.touch(id, now);
     }
 
-    /// A manager's last write was now.
+    /// Sets the time of a manager's last write.
     pub(super) fn touch(&mut self, id: &Id, now: &str) {
         if let Some(entry) = self.0.iter_mut().find(|e| e.id.is(id)) {
             now.clone_into(&mut entry.time);
         }
     }
 
-    /// Of too many updaters the oldest become one.
+    /// Merges the oldest updaters if there are too many.
     fn cap(&mut self) {
         let is_updater = |e: &Entry| !e.id.applied && e.id.subresource.is_empty();
         let mut excess = self
@@ -172,7 +172,7 @@ impl Managers {
         oldest.sort_by(|a, b| self.0[*a].time.cmp(&self.0[*b].time));
         let mut left: Vec<Option<Entry>> =
             std::mem::take(&mut self.0).into_iter().map(Some).collect();
-        // Where those of each version are gathered.
+        // The merged entry of each version.
         let is_ancient = |at: &usize| {
             left[*at]
                 .as_ref()
@@ -202,7 +202,7 @@ impl Managers {
                     }
                     excess -= 1;
                 }
-                // The first one only changes its name.
+                // The first one is only renamed.
                 None => {
                     ANCIENT.clone_into(&mut entry.id.manager);
                     gathered.insert(entry.id.version.clone(), left.len());
@@ -219,7 +219,7 @@ impl Managers {
         store(self.into_value(), object);
     }
 
-    /// As they stand in an object; `None` when there are none.
+    /// As stored in an object; `None` if there are none.
     pub(super) fn into_value(mut self) -> Option<Value> {
         self.0.sort_by(|a, b| {
             let key = |e: &Entry| {
@@ -251,7 +251,7 @@ fn store(entries: Option<Value>, object: &mut Object) {
     }
 }
 
-/// Writes the creator of a new object into it, who owns all of its fields.
+/// Stores the creator of a new object, who owns all of its fields.
 pub(super) fn store_creator(id: &Id, fields: Option<Value>, now: &str, object: &mut Object) {
     let entries = fields.map(|fields| Value::Array(vec![entry_json(id, now, fields)]));
     store(entries, object);

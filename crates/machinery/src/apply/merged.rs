@@ -1,5 +1,5 @@
-//! Applying a configuration for nobody: it is merged into an object, and nothing is remembered about owners. This is
-//! how mutating admission policies apply.
+//! Applies a configuration without a manager: it is merged into an object, and managedFields stay
+//! as they are. Mutating admission policies apply this way.
 
 use super::{
     bare,
@@ -13,15 +13,15 @@ use crate::{Object, Value};
 /// Why a configuration cannot be merged.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Unmergeable {
-    /// It does not fit the type.
+    /// It does not match the type.
     #[error("failed to convert patch object to typed object: {0}")]
     Misfit(String),
-    /// It has parts of what is only replaced as a whole: all that it does not repeat would go.
+    /// It sets parts of an atomic value: the parts that it omits would be lost.
     #[error("invalid ApplyConfiguration: may not mutate atomic arrays, maps or structs: {0}")]
     Atomic(String),
 }
 
-/// The object with the configuration merged into it; its managedFields stay as they are.
+/// The object with the configuration merged in; its managedFields stay as they are.
 pub fn merged(root: Root<'_>, live: &Object, config: &Object) -> Result<Object, Unmergeable> {
     if let Some(why) = found(root, config) {
         return Err(Unmergeable::Misfit(why));
@@ -44,7 +44,7 @@ pub fn merged(root: Root<'_>, live: &Object, config: &Object) -> Result<Object, 
     Ok(object)
 }
 
-/// Places of maps and lists that are only replaced as a whole.
+/// The paths of atomic maps and lists.
 fn find_atomic(node: Node<'_>, value: &Value, path: &mut String, found: &mut Vec<String>) {
     if !matches!(value, Value::Object(_) | Value::Array(_)) {
         return;
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_or_is_atomic_is_refused() {
+    fn undeclared_fields_and_atomic_values_are_refused() {
         let spec = |spec: Value| merge(deployment(json!({})), json!({"spec": spec})).unwrap_err();
         assert_eq!(
             spec(json!({"replicaz": 1})),

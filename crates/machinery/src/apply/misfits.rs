@@ -1,5 +1,5 @@
-//! What in an applied configuration does not fit its type. A patch drops or refuses it otherwise;
-//! apply refuses it first, since it could not say who owns what.
+//! Values in an applied configuration that do not match its type. Other patches drop or reject them
+//! later; apply rejects them first, since it could not determine their owners.
 
 use super::{
     Writer,
@@ -10,12 +10,12 @@ use crate::text::{literal, plain, quote};
 use crate::{Object, Value};
 use std::collections::HashSet;
 
-/// The sentence of Kubernetes about all of it, `None` if everything fits.
+/// Kubernetes' error message about all of them; `None` if everything matches.
 pub fn misfits(config: &Object, writer: &Writer<'_>) -> Option<String> {
     found(writer.root(), config)
 }
 
-/// The same for a configuration of a known topology.
+/// The same for a known topology.
 pub(super) fn found(root: Root<'_>, config: &Object) -> Option<String> {
     let mut found = Vec::new();
     entries(Node::root(root), config, &mut String::new(), &mut found);
@@ -59,7 +59,7 @@ fn walk(node: Node<'_>, value: &Value, path: &mut String, found: &mut Vec<String
     }
 }
 
-/// What comes after a field that nobody declared is not looked at.
+/// Nothing after an undeclared field is checked.
 fn entries(node: Node<'_>, fields: &Object, path: &mut String, found: &mut Vec<String>) {
     let length = path.len();
     for (name, below) in fields {
@@ -106,7 +106,7 @@ fn inside(node: Node<'_>, value: &Value, path: &mut String, found: &mut Vec<Stri
     }
 }
 
-/// The step to an element, or why there is none.
+/// The step to an element, or the error if there is none.
 fn step(node: Node<'_>, form: &Form<'_>, index: usize, element: &Value) -> Result<String, String> {
     let why = match (form, element) {
         (Form::Keyed(keys), Value::Object(_)) => {
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_that_a_type_lacks_are_named_by_where_they_stand() {
+    fn undeclared_fields_are_reported_with_their_path() {
         let deployment = Root::Typed(crate::schema::lookup("apps/v1.Deployment").unwrap());
         let config = |spec: Value| {
             json!({"apiVersion": "apps/v1", "kind": "Deployment",
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn custom_resources_have_what_their_schema_says() {
+    fn undeclared_fields_of_custom_resources_are_reported() {
         let schema = json!({"type": "object", "properties": {"spec": {"type": "object",
         "properties": {
             "free": {"type": "object", "x-kubernetes-preserve-unknown-fields": true},
@@ -184,7 +184,7 @@ mod tests {
         let config = |spec: Value| json!({"apiVersion": "e/v1", "kind": "E", "metadata": {"name": "a"}, "spec": spec});
         let fine = json!({"free": {"x": {"y": 1}}, "map": {"k": "v"}});
         assert_eq!(misfits(root, &config(fine)), None);
-        // What keeps unknown fields does so all the way down.
+        // Preserving unknown fields applies to all levels below.
         let fine = json!({"open": {"list": [{"a": "b", "odd": 1}]}, "unsaid": {"odd": 1}});
         assert_eq!(misfits(root, &config(fine)), None);
         assert_eq!(
@@ -228,7 +228,7 @@ mod tests {
         for (config, expected) in cases {
             assert_eq!(misfits(map, &config).as_deref(), Some(expected), "{config}");
         }
-        // A key that is always written has its zero: the element has a place.
+        // A key that is always serialized has its zero value, so the element can be identified.
         let keyless = json!({"metadata": {"ownerReferences": [{"name": "p"}]}});
         assert_eq!(misfits(map, &keyless), None);
     }

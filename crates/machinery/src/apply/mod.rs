@@ -1,8 +1,8 @@
-//! Server-side apply: a client says which fields it wants, and the object remembers whose they
-//! are. Ordinary writes are remembered the same way.
+//! Server-side apply: a client sends the fields it wants, and the object records their manager.
+//! Other writes are recorded the same way.
 //!
 //! An applied field that another manager owns with another value is a conflict, unless forced; a
-//! field that its last owner stops applying is removed.
+//! field that its last applier stops applying is removed.
 
 mod created;
 mod managers;
@@ -28,7 +28,7 @@ use managers::{Id, Managers};
 use topology::Node;
 use versions::Differences;
 
-/// Fields of metadata that nobody manages.
+/// Fields of metadata that have no manager.
 const UNMANAGED: &[&str] = &[
     "f:name",
     "f:namespace",
@@ -40,13 +40,13 @@ const UNMANAGED: &[&str] = &[
     "f:managedFields",
     "f:resourceVersion",
 ];
-/// The one manager that is known to have applied on the client side.
+/// The one manager known to use client-side apply.
 const KUBECTL: &str = "kubectl";
-/// All annotations together are no longer than this.
+/// Maximum total size of annotations.
 const MAX_ANNOTATIONS: usize = 256 * 1024;
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
-/// Who writes, and what it may not change.
+/// The manager of a write, and what it may not change.
 #[derive(Clone, Copy)]
 pub struct Writer<'a> {
     /// The field manager's name.
@@ -57,14 +57,14 @@ pub struct Writer<'a> {
     pub subresource: &'a str,
     /// RFC 3339, seconds.
     pub now: &'a str,
-    /// Paths that this way of writing leaves alone, such as `status`.
+    /// Paths that this kind of write cannot change, such as `status`.
     pub reset: &'a [&'a [&'a str]],
-    /// The versions that the object has, with the one that is written.
+    /// The versions of the object, including the written one.
     pub versions: &'a dyn Versions,
 }
 
 impl<'a> Writer<'a> {
-    /// What is known about the fields in the version that is written.
+    /// The topology of the written version.
     fn root(&self) -> Root<'a> {
         let known = self.versions.root(self.api_version);
         known.unwrap_or(Root::Unknown)
@@ -80,7 +80,7 @@ impl<'a> Writer<'a> {
     }
 }
 
-/// The set without what nobody manages.
+/// The set without unmanaged fields.
 fn managed(mut set: FieldSet) -> FieldSet {
     set.cut(&["f:apiVersion"]);
     set.cut(&["f:kind"]);
@@ -91,7 +91,7 @@ fn managed(mut set: FieldSet) -> FieldSet {
     set
 }
 
-/// The set without what this way of writing leaves alone.
+/// The set without the fields that this kind of write cannot change.
 fn changeable(mut set: FieldSet, writer: &Writer<'_>) -> FieldSet {
     for path in writer.reset {
         let steps: Vec<String> = path.iter().map(|name| format!("f:{name}")).collect();
@@ -100,7 +100,7 @@ fn changeable(mut set: FieldSet, writer: &Writer<'_>) -> FieldSet {
     set
 }
 
-/// The comparison without what this way of writing leaves alone.
+/// The comparison without the fields that this kind of write cannot change.
 fn changeable_part(comparison: walk::Comparison, writer: &Writer<'_>) -> walk::Comparison {
     if writer.reset.is_empty() {
         return comparison;
@@ -113,7 +113,7 @@ fn changeable_part(comparison: walk::Comparison, writer: &Writer<'_>) -> walk::C
     }
 }
 
-/// A copy without managedFields, which are no part of the comparison.
+/// A copy without managedFields, which are not compared.
 fn bare(object: &Object) -> Value {
     let mut copy = object.clone();
     if let Some(Value::Object(metadata)) = copy.get_mut("metadata") {
@@ -122,7 +122,7 @@ fn bare(object: &Object) -> Value {
     Value::Object(copy)
 }
 
-/// What an object of the type is before anything is set in it.
+/// The empty object of the type.
 fn nothing(root: Root<'_>) -> Value {
     match root {
         Root::Typed(schema) => schema
@@ -138,13 +138,13 @@ fn nothing(root: Root<'_>) -> Value {
     }
 }
 
-/// Remembers an ordinary write (create when there is no live object) in the new object's
-/// managedFields. Whoever set what this write changes loses it; the time of an entry is that of
-/// the last write that set something.
+/// Records a write other than apply (a create if there is no live object) in the new object's
+/// managedFields. Other managers lose the fields that this write changes; the time of an entry is
+/// that of its last write that set something.
 pub fn track(live: Option<&Object>, new: &mut Object, writer: &Writer<'_>) {
     let root = writer.root();
     let mut managers = standing(root, live, new, writer);
-    // An object that nobody tracks is not tracked from the middle of its life on.
+    // An object without managedFields does not get any by an update.
     if managers.0.is_empty() && live.is_some() {
         managers.store(new);
         return;
@@ -152,7 +152,7 @@ pub fn track(live: Option<&Object>, new: &mut Object, writer: &Writer<'_>) {
     let id = writer.id(false);
     if live.is_none() && managers.0.is_empty() {
         let fields = created::fields(root, new, writer);
-        // It was just written.
+        // It was just serialized, so it parses.
         let fields = fields.map(|set| crate::json::from_slice(&set).unwrap_or_default());
         managers::store_creator(&id, fields, writer.now, new);
         return;
@@ -160,13 +160,13 @@ pub fn track(live: Option<&Object>, new: &mut Object, writer: &Writer<'_>) {
     versions::settle(&mut managers, writer);
     let comparison = changeable_part(changes(root, live, new), writer);
     if comparison.placeless {
-        // Nobody can say whose what is: it is nobody's.
+        // Ownership cannot be determined: no manager is recorded.
         Managers::default().store(new);
         return;
     }
     let mut differences = Differences::of(comparison, writer);
     if managers.0.iter().any(|e| e.id.version != id.version) {
-        // Without managedFields it is what others see, too.
+        // Compared in other versions without managedFields.
         let before = live.map_or_else(|| nothing(root), bare);
         differences.add_versions(&managers, &before, &bare(new));
     }
@@ -182,8 +182,8 @@ pub fn track(live: Option<&Object>, new: &mut Object, writer: &Writer<'_>) {
     managers.store(new);
 }
 
-/// As [`track`] of a new object, but a set of fields that belongs to its creator alone is not put into
-/// the object: it is returned as JSON, for [`crate::encode::new_object`], and an empty one stands there.
+/// As [`track`] for a new object, but the creator's field set is not put into the object: it is
+/// returned as JSON, for [`crate::encode::new_object`], and the object holds an empty one.
 pub fn track_new(new: &mut Object, writer: &Writer<'_>) -> Option<Vec<u8>> {
     let root = writer.root();
     if !standing(root, None, new, writer).0.is_empty() {
@@ -197,8 +197,8 @@ pub fn track_new(new: &mut Object, writer: &Writer<'_>) -> Option<Vec<u8>> {
     fields
 }
 
-/// The managers before a write: those that the client sent, if they can be read and it may send
-/// any, else those of the live object.
+/// The managers before a write: those that the client sent, if valid and allowed, else those of the
+/// live object.
 fn standing(root: Root<'_>, live: Option<&Object>, new: &Object, writer: &Writer<'_>) -> Managers {
     let of_live = || {
         live.and_then(|live| Managers::read(managers::list_of(live)))
@@ -217,7 +217,8 @@ fn standing(root: Root<'_>, live: Option<&Object>, new: &Object, writer: &Writer
         .unwrap_or_else(of_live)
 }
 
-/// An empty list, which custom resources cannot have, or one with one empty entry.
+/// Whether a client resets managedFields: by an empty list, which custom resources cannot have, or
+/// by one empty entry.
 fn asks_to_forget(list: &[Value], custom: bool) -> bool {
     match list {
         [] => !custom,
@@ -226,9 +227,9 @@ fn asks_to_forget(list: &[Value], custom: bool) -> bool {
     }
 }
 
-/// What a write changed, leaving managedFields aside.
+/// The changes of a write, without managedFields.
 fn changes(root: Root<'_>, live: Option<&Object>, new: &mut Object) -> walk::Comparison {
-    // The new object becomes a value for the comparison and goes back, without being copied.
+    // The new object is moved into a value for the comparison and back, without a copy.
     let after = Value::Object(std::mem::take(new));
     let node = Node::root(root);
     let comparison = match live {
@@ -241,7 +242,7 @@ fn changes(root: Root<'_>, live: Option<&Object>, new: &mut Object) -> walk::Com
     comparison
 }
 
-/// Refuses a configuration that says whose its fields are.
+/// Rejects a configuration with managedFields.
 pub fn check(config: &Object) -> Result<(), Status> {
     match managers::list_of(config) {
         Some(_) => Err(Status::bad_request("metadata.managedFields must be nil")),
@@ -285,7 +286,7 @@ fn merge_and_own(
     let mut managers = live.map(Managers::of).unwrap_or_default();
     let id = writer.id(true);
     if live.is_some() && managers.0.is_empty() {
-        // Whoever wrote it before is remembered under one name.
+        // All previous writers become one manager.
         let first = Id {
             manager: "before-first-apply".to_owned(),
             applied: false,
@@ -298,7 +299,7 @@ fn merge_and_own(
     versions::settle(&mut managers, writer);
     let merged = walk::merge(node, &before, &wanted);
     let last = managers.get(&id).cloned();
-    // What nobody manages counts as wanted until it is decided what goes.
+    // Unmanaged fields count as applied until pruning is decided.
     let fields = changeable(walk::fields_of(node, &wanted), writer);
     managers.put(&id, fields.clone());
     let after = match last {
@@ -308,7 +309,7 @@ fn merge_and_own(
     own(&before, &after, &mut managers, writer, force)?;
     managers.put(&id, managed(fields));
     managers.0.retain(|entry| !entry.fields.is_empty());
-    // An apply that changes no value does not count as a moment.
+    // An apply that changes no value keeps its time.
     if after != before {
         managers.touch(&id, writer.now);
     }
@@ -319,7 +320,7 @@ fn merge_and_own(
     Ok(object)
 }
 
-/// Others lose what changed; without force they would rather not.
+/// Other managers lose changed fields; without force that is a conflict.
 fn own(
     before: &Value,
     after: &Value,
@@ -332,7 +333,7 @@ fn own(
     let comparison = changeable_part(walk::compare(node, Some(before), Some(after)), writer);
     let mut differences = Differences::of(comparison, writer);
     differences.add_versions(managers, before, after);
-    // Whoever speaks a version that is gone has no say.
+    // Managers of a version that no longer exists are dropped.
     managers
         .0
         .retain(|entry| differences.in_version(&entry.id.version).is_some());
@@ -358,7 +359,7 @@ fn own(
     Ok(())
 }
 
-/// A write that changes nothing but times in managedFields changes nothing: the times stay.
+/// A write that changes only times in managedFields keeps the old times.
 pub fn keep_times(object: &mut Object, old: &Object) {
     if !only_times_differ(object, old) {
         return;
@@ -397,8 +398,8 @@ fn only_times_differ(object: &Object, old: &Object) -> bool {
         })
 }
 
-/// `kubectl apply` that moves to the server side meets only itself: fields of its last
-/// client-side configuration that still stand as they were applied are no conflicts.
+/// When `kubectl apply` migrates to server-side apply, fields of its last client-side configuration
+/// that still have the applied values are no conflicts.
 fn beyond_last_applied(
     live: Option<&Object>,
     writer: &Writer<'_>,
@@ -424,7 +425,7 @@ fn beyond_last_applied(
     left.filter(|(_, fields)| !fields.is_empty()).collect()
 }
 
-/// What `kubectl apply` on the client side left in an object.
+/// The last-applied annotation of client-side `kubectl apply`.
 fn last_applied(object: &Object) -> Option<&str> {
     let metadata = object.get("metadata")?;
     metadata["annotations"][LAST_APPLIED]
@@ -432,8 +433,8 @@ fn last_applied(object: &Object) -> Option<&str> {
         .filter(|text| !text.is_empty())
 }
 
-/// A server-side `kubectl apply` of an object that was applied by the client before leaves the
-/// note that the client would have left.
+/// A server-side `kubectl apply` of an object with a last-applied annotation updates the
+/// annotation.
 fn renew_last_applied(object: &mut Object, config: &Object) {
     if last_applied(object).is_none() {
         return;

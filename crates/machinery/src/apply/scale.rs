@@ -1,4 +1,4 @@
-//! Whose the replicas are: managedFields of an object as its Scale shows them, and back.
+//! Ownership of replicas: the managedFields of an object as its Scale shows them, and back.
 
 use super::managers::{self, Entry, Id, Managers};
 use super::set::FieldSet;
@@ -10,9 +10,9 @@ pub const API_VERSION: &str = "autoscaling/v1";
 /// The steps to the replicas in a Scale.
 const REPLICAS: &[&str] = &["f:spec", "f:replicas"];
 
-/// Where the replicas stand in each version of an object.
+/// The path of the replicas in each version of an object.
 pub trait Replicas {
-    /// `None` when there is no such version, an empty path when it has no Scale.
+    /// `None` if there is no such version, an empty path if it has no Scale.
     fn path(&self, api_version: &str) -> Option<Vec<String>>;
 }
 
@@ -37,7 +37,7 @@ fn only(path: &[&str]) -> FieldSet {
     set
 }
 
-/// The managedFields of an object's Scale: who owns the replicas.
+/// The managedFields of an object's Scale: the owners of the replicas.
 pub fn shown(object: &Object, replicas: &dyn Replicas) -> Option<Value> {
     let entries = Managers::of(object).0.into_iter().filter_map(|entry| {
         let path = replicas.path(&entry.id.version)?;
@@ -53,7 +53,7 @@ pub fn shown(object: &Object, replicas: &dyn Replicas) -> Option<Value> {
     Managers(entries.collect()).into_value()
 }
 
-/// Writes into an object whose the replicas are after its Scale was written.
+/// Updates the owners of the replicas after a write of the Scale.
 pub fn take_over(object: &mut Object, scale: &Object, api_version: &str, replicas: &dyn Replicas) {
     let mut of_scale = Managers::read(managers::list_of(scale)).unwrap_or_default();
     let mut all = Managers::default();
@@ -62,7 +62,7 @@ pub fn take_over(object: &mut Object, scale: &Object, api_version: &str, replica
             continue;
         };
         if has(&entry.fields, &path) {
-            // Updaters of a Scale are known by its version, and so are others.
+            // Updaters of a Scale have its version.
             match of_scale.0.iter().position(|e| e.id.is(&entry.id)) {
                 Some(at) => drop(of_scale.0.remove(at)),
                 None => {
@@ -80,7 +80,7 @@ pub fn take_over(object: &mut Object, scale: &Object, api_version: &str, replica
     let path: Vec<&str> = path.iter().map(String::as_str).collect();
     for entry in of_scale.0.into_iter().filter(|e| e.fields.has(REPLICAS)) {
         let known = all.0.iter().position(|e| e.id.is(&entry.id));
-        // Nobody notes the time of one who is new to the object.
+        // Upstream sets no time for a manager that is new to the object.
         let time = known.map(|at| all.0.remove(at).time);
         all.0.push(Entry {
             id: Id {

@@ -1,12 +1,12 @@
-//! Sets of field paths, in the form that `managedFields` keeps them (FieldsV1).
+//! Sets of field paths, in the form of `managedFields` (FieldsV1).
 //!
-//! A step of a path is text: `f:name` a field or map entry, `k:{"name":"x"}` an element of a keyed
-//! list, `v:"x"` an element of a set.
+//! A step of a path is text: `f:name` for a field or map entry, `k:{"name":"x"}` for an element of
+//! a keyed list, `v:"x"` for an element of a set.
 
 use crate::{Object, Value};
 use std::collections::BTreeMap;
 
-/// A tree of steps; a node is in the set itself or only on the way to others.
+/// A tree of steps; a node is a member of the set or only leads to members.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FieldSet {
     member: bool,
@@ -14,15 +14,15 @@ pub struct FieldSet {
 }
 
 impl FieldSet {
-    /// From the JSON of a managedFields entry; what is no object is an empty set.
+    /// From the JSON of a managedFields entry; anything but an object is an empty set.
     pub fn from_json(value: &Value) -> Self {
         let mut set = Self::node(value);
-        // An empty set is written as an empty object, too.
+        // An empty set is serialized as an empty object, too.
         set.member = false;
         set
     }
 
-    /// Whether every step is one.
+    /// Whether every step is valid.
     pub(super) fn is_readable(value: &Value) -> bool {
         match value {
             Value::Null => true,
@@ -65,9 +65,9 @@ impl FieldSet {
         Value::Object(map)
     }
 
-    /// As [`FieldSet::to_json`], of a set that is not needed any more.
+    /// As [`FieldSet::to_json`], consuming the set.
     pub(super) fn into_json(self) -> Value {
-        // A leaf stays without an allocation.
+        // A leaf needs no allocation.
         let mut map = match self.below.len() {
             0 => Object::new(),
             count => Object::with_capacity(count + usize::from(self.member)),
@@ -81,22 +81,22 @@ impl FieldSet {
         Value::Object(map)
     }
 
-    /// Whether there is no path in it.
+    /// Whether the set has no path.
     pub fn is_empty(&self) -> bool {
         !self.member && self.below.values().all(Self::is_empty)
     }
 
-    /// Whether this very node is in the set.
+    /// Whether this node itself is in the set.
     pub fn is_member(&self) -> bool {
         self.member
     }
 
-    /// What is in the set below a step.
+    /// The subset below a step.
     pub fn below(&self, step: &str) -> Option<&Self> {
         self.below.get(step)
     }
 
-    /// A set of one node.
+    /// A set of only this node.
     pub(super) fn leaf() -> Self {
         Self {
             member: true,
@@ -104,12 +104,12 @@ impl FieldSet {
         }
     }
 
-    /// Whether it is nothing but one node.
+    /// Whether it has only this node.
     pub(super) fn is_leaf(&self) -> bool {
         self.member && self.below.is_empty()
     }
 
-    /// The steps down from here, and what is in the set behind each.
+    /// The next steps, with the subset below each.
     pub(super) fn entries(&self) -> impl Iterator<Item = (&str, &Self)> {
         self.below
             .iter()
@@ -122,24 +122,24 @@ impl FieldSet {
         node.is_some_and(Self::is_member)
     }
 
-    /// Puts this very node in the set.
+    /// Adds this node to the set.
     pub(super) fn mark(&mut self) {
         self.member = true;
     }
 
-    /// Whether there is not even a node below; quicker than [`FieldSet::is_empty`].
+    /// Whether there is not even a node below; faster than [`FieldSet::is_empty`].
     pub(super) fn is_blank(&self) -> bool {
         !self.member && self.below.is_empty()
     }
 
-    /// Puts a whole set below a step; an empty one leaves no trace.
+    /// Puts a set below a step; an empty one is not added.
     pub(super) fn attach(&mut self, step: String, set: Self) {
         if !set.is_blank() {
             self.below.insert(step, set);
         }
     }
 
-    /// Takes out a node and everything below it.
+    /// Removes a node and everything below it.
     pub(super) fn cut(&mut self, path: &[&str]) {
         let Some((first, rest)) = path.split_first() else {
             return;
@@ -154,7 +154,7 @@ impl FieldSet {
         }
     }
 
-    /// Takes out a node alone.
+    /// Removes only the node itself.
     pub(super) fn unmark(&mut self, step: &str) {
         if let Some(below) = self.below.get_mut(step) {
             below.member = false;
@@ -173,7 +173,7 @@ impl FieldSet {
         node.member = true;
     }
 
-    /// Adds everything of another set.
+    /// Adds all paths of another set.
     pub fn union(&mut self, other: &Self) {
         self.member |= other.member;
         for (step, below) in &other.below {
@@ -186,7 +186,7 @@ impl FieldSet {
         }
     }
 
-    /// As [`FieldSet::union`], with a set that is not needed any more.
+    /// As [`FieldSet::union`], consuming the other set.
     #[must_use]
     pub(super) fn with(mut self, other: Self) -> Self {
         if self.is_blank() {
@@ -202,7 +202,7 @@ impl FieldSet {
         self
     }
 
-    /// What is in both.
+    /// Paths in both sets.
     #[must_use]
     pub fn intersection(&self, other: &Self) -> Self {
         let below = self.below.iter().filter_map(|(step, mine)| {
@@ -215,7 +215,7 @@ impl FieldSet {
         }
     }
 
-    /// What is here and not there.
+    /// Paths in this set and not in the other.
     #[must_use]
     pub fn difference(&self, other: &Self) -> Self {
         let below = self.below.iter().filter_map(|(step, mine)| {
@@ -231,7 +231,7 @@ impl FieldSet {
         }
     }
 
-    /// What is here and neither there nor below anything there.
+    /// Paths in this set that are neither in the other nor below one of its paths.
     #[must_use]
     pub fn without_subtrees(&self, other: &Self) -> Self {
         if other.member {
@@ -250,7 +250,7 @@ impl FieldSet {
         }
     }
 
-    /// Nodes on the way that are fields of structs become members; `is_named` says which are.
+    /// Makes inner nodes that are struct fields members; `is_named` decides which are.
     pub(super) fn close(
         &mut self,
         is_named: &mut dyn FnMut(&[String]) -> bool,
@@ -266,14 +266,14 @@ impl FieldSet {
         }
     }
 
-    /// Every path as people read it: `.spec.containers[name="c"].image`.
+    /// Every path in readable form: `.spec.containers[name="c"].image`.
     pub fn paths(&self) -> Vec<String> {
         let mut out = Vec::new();
         self.collect(&mut String::new(), &mut out);
         out
     }
 
-    /// The members of a level come before what is below them.
+    /// The members of a level come before those below them.
     fn collect(&self, path: &mut String, out: &mut Vec<String>) {
         let length = path.len();
         for (step, _) in self.below.iter().filter(|(_, below)| below.member) {
@@ -287,7 +287,7 @@ impl FieldSet {
     }
 }
 
-/// A step of a path as people read it.
+/// A step of a path in readable form.
 pub(super) fn readable(step: &str) -> String {
     match step.split_at_checked(2) {
         Some(("f:", name)) => format!(".{name}"),
@@ -304,7 +304,7 @@ pub(super) fn readable(step: &str) -> String {
     }
 }
 
-/// A value of a key; those that are no scalars should not be there.
+/// A key's value; keys should be scalars.
 fn shown(value: &Value) -> String {
     match value {
         Value::Object(map) => map

@@ -1,4 +1,4 @@
-//! Tables of applies and updates, and whose fields they leave behind.
+//! Tables of applies and updates, with the resulting managedFields.
 
 use super::*;
 use crate::json;
@@ -46,7 +46,7 @@ fn config(replicas: i64, image: &str) -> Value {
 }
 
 #[test]
-fn an_applier_owns_what_it_applies() {
+fn an_applier_owns_the_applied_fields() {
     let live = applied(None, config(1, "x"), "me").unwrap();
     assert_eq!(
         fields(&live, "me"),
@@ -77,7 +77,7 @@ fn another_value_is_a_conflict_and_the_same_is_shared() {
 }
 
 #[test]
-fn force_takes_fields_over() {
+fn forced_apply_takes_over_fields() {
     let live = applied(None, config(1, "x"), "me").unwrap();
     let config = object(json!({"spec": {"replicas": 5}}));
     let forced = apply(Some(&live), &config, &writer("you"), true).unwrap();
@@ -90,7 +90,7 @@ fn force_takes_fields_over() {
 }
 
 #[test]
-fn what_is_no_longer_applied_goes_unless_others_want_it() {
+fn fields_no_longer_applied_are_removed_unless_another_manager_owns_them() {
     let live = applied(None, config(1, "x"), "me").unwrap();
     let without = json!({"metadata": {"name": "d"}, "spec": {"template": {"spec": {"containers": [{"name": "c", "image": "x"}]}}}});
     let next = applied(Some(&live), without.clone(), "me").unwrap();
@@ -135,7 +135,7 @@ fn applying_the_same_again_changes_nothing() {
 }
 
 #[test]
-fn creating_and_updating_are_remembered() {
+fn creates_and_updates_are_recorded_in_managed_fields() {
     let mut created = object(config(1, "x"));
     track(None, &mut created, &writer("kubectl-create"));
     assert_eq!(
@@ -162,7 +162,7 @@ fn creating_and_updating_are_remembered() {
 }
 
 #[test]
-fn nobody_owns_what_was_sent_empty_and_is_not_written() {
+fn empty_fields_that_are_not_stored_have_no_manager() {
     let of = |resources: Value| {
         let containers = json!([{"name": "c", "resources": resources}]);
         object(json!({"spec": {"template": {"spec": {"containers": containers}}}}))
@@ -241,7 +241,7 @@ fn kubectl_moves_to_the_server_side_without_conflict() {
     assert!(applied(Some(&live), config.clone(), "other").is_err());
     let moved = applied(Some(&live), config, "kubectl").unwrap();
     assert_eq!(moved["spec"]["replicas"], 2);
-    // The note follows what was applied.
+    // The annotation follows the applied configuration.
     assert_eq!(
         moved["metadata"]["annotations"][LAST_APPLIED],
         "{\"spec\":{\"replicas\":2}}\n"
@@ -249,7 +249,7 @@ fn kubectl_moves_to_the_server_side_without_conflict() {
 }
 
 #[test]
-fn what_changed_since_the_client_applied_it_is_a_conflict_for_kubectl_too() {
+fn a_field_changed_after_client_side_apply_is_a_conflict_for_kubectl() {
     let last = json!({"apiVersion": "apps/v1", "kind": "Deployment", "spec": {"replicas": 5}});
     let mut live = object(
         json!({"metadata": {"annotations": {LAST_APPLIED: last.to_string()}}, "spec": {"replicas": 1}}),
@@ -267,7 +267,7 @@ fn the_time_of_an_entry_is_that_of_the_last_write_that_set_something() {
     };
     track(None, &mut live, &at("2024-01-01T00:00:00Z"));
     let time = |object: &Object| object["metadata"]["managedFields"][0]["time"].clone();
-    // A field that goes is no write of a field.
+    // Removing a field does not update the time.
     let mut less = live.clone();
     less["spec"].as_object_mut().unwrap().shift_remove("paused");
     track(Some(&live), &mut less, &at("2024-01-01T00:00:01Z"));
@@ -282,7 +282,7 @@ fn the_time_of_an_entry_is_that_of_the_last_write_that_set_something() {
 }
 
 #[test]
-fn a_write_neither_takes_nor_loses_what_it_may_not_set() {
+fn fields_reset_for_a_subresource_do_not_change_managers() {
     let mut live = object(json!({"metadata": {}, "spec": {"replicas": 1}}));
     track(None, &mut live, &writer("one"));
     let status = Writer {
@@ -303,7 +303,7 @@ fn a_write_neither_takes_nor_loses_what_it_may_not_set() {
         managers[1]["fieldsV1"],
         json!({"f:status": {".": {}, "f:replicas": {}}})
     );
-    // Through the object itself, the status stays whose it is.
+    // A write of the object does not change the owners of the status.
     let config = json!({"spec": {"paused": true}, "status": {"replicas": 3}});
     let both = applied(Some(&seen), config, "three").unwrap();
     let managers = both["metadata"]["managedFields"].as_array().unwrap();
@@ -312,7 +312,7 @@ fn a_write_neither_takes_nor_loses_what_it_may_not_set() {
 }
 
 #[test]
-fn an_empty_list_of_managers_asks_to_forget_them_and_an_unreadable_one_does_not() {
+fn an_empty_managed_fields_list_resets_it_and_an_invalid_one_does_not() {
     let mut live = object(json!({"metadata": {}, "spec": {"replicas": 1}}));
     track(None, &mut live, &writer("one"));
     for (sent, kept) in [
@@ -349,7 +349,7 @@ fn many_updaters_become_one() {
     assert!(managers.iter().any(|m| m["manager"] == "ancient-changes"));
 }
 
-/// A custom resource with lists of every form.
+/// A custom resource with lists of every type.
 fn custom() -> Value {
     json!({"type": "object", "properties": {"spec": {"type": "object", "properties": {
         "set": {"type": "array", "x-kubernetes-list-type": "set", "items": {"type": "string"}},
@@ -397,7 +397,7 @@ fn elements_of_the_live_list_alone_stay_before_the_next_that_both_have() {
 }
 
 #[test]
-fn nothing_said_of_a_map_or_list_takes_nothing_away_and_nothing_left_is_null() {
+fn applying_null_to_a_map_or_list_removes_nothing() {
     let spec = json!({"set": ["a"], "map": {"k": "v"}, "any": {"x": 1}, "whole": {"a": "b"}});
     let first = applied_custom(None, spec.clone(), "one");
     let nulls = json!({"set": null, "map": null, "any": null});
@@ -407,7 +407,7 @@ fn nothing_said_of_a_map_or_list_takes_nothing_away_and_nothing_left_is_null() {
         fields(&both, "two"),
         json!({"f:spec": {"f:any": {}, "f:map": {}, "f:set": {}}})
     );
-    // The place is somebody's, what stood in it is nobody's.
+    // The field stays owned; its former content has no owner.
     let less = applied_custom(Some(&both), json!({}), "one");
     assert_eq!(less["spec"], json!({"set": null, "map": null, "any": null}));
 }
@@ -489,10 +489,10 @@ fn managers_of_another_version_are_judged_in_theirs() {
     );
     let forced = apply(Some(&live), &new, &in_version("two", "apps/v1"), true).unwrap();
     assert_eq!(fields(&forced, "one"), json!({"f:spec": {"f:paused": {}}}));
-    // What was applied in the old version goes when the new one does not say it.
+    // A field applied in the old version is removed if the new configuration omits it.
     let next = apply(Some(&live), &new, &in_version("one", "apps/v1"), false).unwrap();
     assert_eq!(next["spec"], json!({"replicas": 2}));
-    // Whoever speaks a version that is gone is forgotten.
+    // A manager of a version that no longer exists is dropped.
     let mut gone = live.clone();
     gone["metadata"]["managedFields"][0]["apiVersion"] = json!("gone/v1");
     let after = apply(Some(&gone), &new, &in_version("two", "apps/v1"), false).unwrap();
@@ -555,7 +555,7 @@ fn replicas_change_hands_between_an_object_and_its_scale() {
     );
     let mut timeless = entry("s", "Apply", "apps/v1", "scale", replicas());
     timeless.as_object_mut().unwrap().shift_remove("time");
-    // Somebody took the replicas; the applier still has them, too.
+    // Another manager set the replicas; the applier still owns them, too.
     let taken = deployment(json!([
         entry("a", "Apply", version, "", replicas()),
         entry("s", "Apply", version, "scale", replicas()),
@@ -585,7 +585,7 @@ fn replicas_change_hands_between_an_object_and_its_scale() {
     );
 }
 
-/// Anything that could come for a deployment: known names, wrong places, odd values.
+/// Any input for a deployment: known names, wrong positions, odd values.
 fn tree() -> impl proptest::strategy::Strategy<Value = Value> {
     use proptest::prelude::*;
     let name = prop::sample::select(vec![
@@ -621,7 +621,7 @@ fn tree() -> impl proptest::strategy::Strategy<Value = Value> {
 
 proptest::proptest! {
     #[test]
-    fn whatever_is_applied_is_there_and_applying_it_again_changes_nothing(
+    fn applying_is_effective_and_idempotent(
         live in tree(), config in tree()
     ) {
         let (mut live, config) = (object(live), object(config));
@@ -661,7 +661,7 @@ proptest::proptest! {
 }
 
 #[test]
-fn a_creator_owns_what_a_comparison_with_nothing_gives() {
+fn a_creator_owns_the_same_fields_as_by_comparison_with_an_empty_object() {
     let by_comparison = |root: Root<'_>, object: &Object, writer: &Writer<'_>| {
         let comparison = changes(root, None, &mut object.clone());
         let comparison = changeable_part(comparison, writer);
@@ -717,7 +717,7 @@ fn a_creator_owns_what_a_comparison_with_nothing_gives() {
 }
 
 #[test]
-fn nobody_owns_an_object_with_an_element_that_has_no_key() {
+fn an_object_with_a_list_element_without_key_has_no_managed_fields() {
     let versions = OneVersion {
         api_version: "v1",
         root: typed("core/v1.ServiceAccount").unwrap(),

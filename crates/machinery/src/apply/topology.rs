@@ -1,49 +1,48 @@
-//! How the values of a type hang together for apply: which maps and lists are merged by their
-//! entries, and which are taken as a whole.
+//! Merge topology for apply: which maps and lists are granular, and which are atomic.
 
 use crate::Value;
 use crate::json::write;
 use crate::schema::{Presence, Shape, Topology, Type};
 use std::borrow::Cow;
 
-/// Where an object's topology comes from.
+/// The source of an object's topology.
 #[derive(Debug, Clone, Copy)]
 pub enum Root<'a> {
     /// The schema table.
     Typed(&'static Type),
     /// The OpenAPI schema of a custom resource.
     Custom(&'a Value),
-    /// Nothing is known: maps by entry, lists as a whole.
+    /// No schema: maps are granular, lists atomic.
     Unknown,
 }
 
-/// A place in an object.
+/// A position in an object's topology.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Node<'a> {
     Struct(&'static Type),
     Field(Shape, &'static Topology),
-    /// A schema, and whether it stands in one that keeps unknown fields.
+    /// A schema, and whether it is within one that preserves unknown fields.
     Custom(&'a Value, bool),
-    /// Metadata of custom resources is that of all objects.
+    /// The root of a custom resource; its metadata is that of all objects.
     CustomRoot(&'a Value),
     Unknown,
     UnknownRoot,
 }
 
-/// What apply does with a value there.
+/// How apply treats a value.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Form<'a> {
-    /// As a whole.
+    /// Atomic.
     Leaf,
-    /// By entry.
+    /// Granular by entry.
     Map,
     /// A list of distinct scalars.
     Set,
-    /// A list of objects known by these fields.
+    /// A list of objects keyed by these fields.
     Keyed(Cow<'a, [&'a str]>),
 }
 
-/// What kind of value a place holds.
+/// The type of value at a position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Scalar {
     Map,
@@ -51,9 +50,9 @@ pub(super) enum Scalar {
     Text,
     Number,
     Truth,
-    /// Text, a number or a truth value.
+    /// A string, number or boolean.
     Any,
-    /// Whatever there is.
+    /// Any value.
     Anything,
 }
 
@@ -78,7 +77,7 @@ impl<'a> Node<'a> {
         }
     }
 
-    /// What kind of value belongs there.
+    /// The type of value expected there.
     pub(super) fn expects(self) -> Scalar {
         match self {
             Node::Struct(_) | Node::CustomRoot(_) | Node::UnknownRoot => Scalar::Map,
@@ -108,7 +107,7 @@ impl<'a> Node<'a> {
         }
     }
 
-    /// Whether a map or a list is taken as a whole there.
+    /// Whether it is an atomic map or list.
     pub(super) fn is_whole(self) -> bool {
         matches!(self.expects(), Scalar::Map | Scalar::List) && self.form(None) == Form::Leaf
     }
@@ -127,7 +126,8 @@ impl<'a> Node<'a> {
         }
     }
 
-    /// Whether an entry is empty and will not be written: that it was sent is for its kind to see.
+    /// Whether an entry is empty and will not be stored; until then its kind can tell it from an
+    /// absent one.
     pub(super) fn passes_over(self, name: &str, value: &Value) -> bool {
         let empty = match value {
             Value::Array(list) => list.is_empty(),
@@ -153,7 +153,7 @@ impl<'a> Node<'a> {
         }
     }
 
-    /// Whether a name is a declared field, as opposed to an entry that a user made up.
+    /// Whether a name is a declared field, as opposed to a map entry.
     pub(super) fn declares(self, name: &str) -> bool {
         match self {
             Node::Struct(schema) => schema.field(name).is_some(),
@@ -166,7 +166,7 @@ impl<'a> Node<'a> {
         }
     }
 
-    /// Whether there can be a field or an entry of a name.
+    /// Whether a field or entry of this name is allowed.
     pub(super) fn takes(self, name: &str) -> bool {
         let is_root = matches!(self, Node::Struct(_) | Node::CustomRoot(_));
         match self {
@@ -178,7 +178,7 @@ impl<'a> Node<'a> {
                 let open = keeps_unknown(schema)
                     || match schema.get("additionalProperties") {
                         Some(more) => *more != false,
-                        // Who says nothing of fields takes any.
+                        // A schema without properties accepts any field.
                         None => fields.is_none_or(crate::Object::is_empty) && !is_embedded(schema),
                     }
                     || schema["type"].as_str() != Some("object");
@@ -189,14 +189,14 @@ impl<'a> Node<'a> {
         }
     }
 
-    /// The value of a key field that an element leaves out.
+    /// The default of a key field that an element omits.
     pub(super) fn default_of(self, key: &str) -> Option<Value> {
         match self.element() {
             Node::Field(Shape::Struct(id), _) => {
                 let field = id.get().field(key)?;
                 match field.default {
                     Some(default) => crate::json::from_str(default).ok(),
-                    // What is always written has its zero.
+                    // A field that is always serialized has its zero value.
                     None if field.presence == Presence::Always => field.zero().cloned(),
                     None => None,
                 }
@@ -224,7 +224,7 @@ fn metadata<'a>() -> Node<'a> {
 fn form_of_field<'a>(shape: Shape, topology: &'static Topology, value: Option<&Value>) -> Form<'a> {
     match (shape, topology) {
         (_, Topology::Atomic) => Form::Leaf,
-        // The type may be atomic elsewhere.
+        // The field is granular although its type may be atomic.
         (Shape::Struct(_), Topology::Granular) => Form::Map,
         (Shape::Struct(id), _) if id.get().atomic => Form::Leaf,
         (Shape::Struct(_) | Shape::Map(_), _) => Form::Map,
@@ -237,7 +237,7 @@ fn form_of_field<'a>(shape: Shape, topology: &'static Topology, value: Option<&V
 
 fn form_of_unknown<'a>(value: Option<&Value>) -> Form<'a> {
     match value {
-        // Null is an empty map as well as anything else.
+        // Null may be an empty map or anything else.
         Some(Value::Object(_) | Value::Null) => Form::Map,
         _ => Form::Leaf,
     }
@@ -271,12 +271,12 @@ fn form_of_custom<'a>(schema: &'a Value, value: Option<&Value>) -> Form<'a> {
     }
 }
 
-/// Whether every object has a field of a name.
+/// Whether it is a field of every object.
 fn is_own(name: &str) -> bool {
     matches!(name, "apiVersion" | "kind" | "metadata")
 }
 
-/// Whether an object within a custom resource is a whole one itself.
+/// Whether an object within a custom resource is an embedded resource.
 fn is_embedded(schema: &Value) -> bool {
     schema["x-kubernetes-embedded-resource"] == true
 }
@@ -292,13 +292,13 @@ fn custom_child<'a>(schema: &'a Value, open: bool, name: &str) -> Node<'a> {
     }
 }
 
-/// Whether an object, and every object in it, takes any field.
+/// Whether an object preserves unknown fields.
 fn keeps_unknown(schema: &Value) -> bool {
     schema["x-kubernetes-preserve-unknown-fields"] == true
 }
 
-/// The step to an element of a keyed list: the keys that it has, or that have a default. `None`
-/// when there is none of them.
+/// The step to an element of a keyed list: its keys, with their defaults. `None` if it has none of
+/// them.
 pub(super) fn key_step(node: Node<'_>, keys: &[&str], element: &Value) -> Option<String> {
     let mut sorted = Cow::Borrowed(keys);
     if !keys.is_sorted() {
@@ -309,7 +309,7 @@ pub(super) fn key_step(node: Node<'_>, keys: &[&str], element: &Value) -> Option
     for key in sorted.iter() {
         let default;
         let value = match element.get(*key) {
-            // Null, said of a key, is not what it is by default.
+            // An explicit null is not replaced by the default.
             Some(value) => value,
             None => {
                 default = node.default_of(key);

@@ -1,4 +1,5 @@
-//! Managers may know an object in different versions: what each of them owns is judged in its own.
+//! Managers may use different versions of an object: the fields of each are compared in its own
+//! version.
 
 use super::managers::{Entry, Managers};
 use super::set::FieldSet;
@@ -9,14 +10,14 @@ use crate::{Object, Value};
 
 /// The versions of an object.
 pub trait Versions: Send + Sync {
-    /// What is known about the fields in a version; `None` when there is no such version.
+    /// The topology of a version; `None` if there is no such version.
     fn root(&self, api_version: &str) -> Option<Root<'_>>;
 
-    /// An object of one version in another.
+    /// Converts an object to another version.
     fn convert(&self, object: Object, api_version: &str) -> Object;
 }
 
-/// An object that has one version only.
+/// An object with a single version.
 #[derive(Debug, Clone, Copy)]
 pub struct OneVersion<'a> {
     pub api_version: &'a str,
@@ -33,7 +34,7 @@ impl Versions for OneVersion<'_> {
     }
 }
 
-/// What a write changed, in every version that somebody owns fields in.
+/// The changes of a write, in every version that has managers.
 pub(super) struct Differences<'a> {
     writer: &'a Writer<'a>,
     own: Comparison,
@@ -41,7 +42,7 @@ pub(super) struct Differences<'a> {
 }
 
 impl<'a> Differences<'a> {
-    /// In the version that is written.
+    /// In the written version.
     pub(super) fn of(own: Comparison, writer: &'a Writer<'a>) -> Self {
         Self {
             writer,
@@ -50,7 +51,7 @@ impl<'a> Differences<'a> {
         }
     }
 
-    /// In those that managers know the object by.
+    /// In the versions of the managers.
     pub(super) fn add_versions(&mut self, managers: &Managers, before: &Value, after: &Value) {
         for entry in &managers.0 {
             let version = &entry.id.version;
@@ -81,7 +82,7 @@ impl<'a> Differences<'a> {
     }
 }
 
-/// An object in another version.
+/// Converts an object to another version.
 fn converted(writer: &Writer<'_>, object: &Value, version: &str) -> Value {
     match object {
         Value::Object(map) if object["apiVersion"] != *version => {
@@ -91,7 +92,7 @@ fn converted(writer: &Writer<'_>, object: &Value, version: &str) -> Value {
     }
 }
 
-/// Forgets who speaks a version that is gone, and writes sets as today's topology would.
+/// Drops managers of versions that no longer exist, and adapts sets to the current topology.
 pub(super) fn settle(managers: &mut Managers, writer: &Writer<'_>) {
     managers.0.retain_mut(|entry| {
         let Some(root) = writer.versions.root(&entry.id.version) else {
@@ -104,8 +105,8 @@ pub(super) fn settle(managers: &mut Managers, writer: &Writer<'_>) {
     });
 }
 
-/// What the manager applied last and nobody wants any more goes. It is decided in the version of its
-/// last configuration.
+/// Removes fields that the manager applied before and no manager applies now. Decided in the
+/// version of its last configuration.
 pub(super) fn prune(
     merged: Value,
     managers: &Managers,
@@ -141,7 +142,7 @@ pub(super) fn prune(
     converted(writer, &pruned, writer.api_version)
 }
 
-/// Every version that somebody owns fields in, the given one first.
+/// Every version that has managers, the given one first.
 fn versions_of<'a>(managers: &'a Managers, first: &'a str) -> Vec<&'a str> {
     let mut versions = vec![first];
     for entry in &managers.0 {

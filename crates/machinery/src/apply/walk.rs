@@ -1,5 +1,4 @@
-//! Walks over one or two values along a topology: which fields there are, what differs, what comes
-//! of merging, what is left when some are removed.
+//! Walks over one or two values along a topology: field sets, comparison, merge, and removal.
 
 use super::set::FieldSet;
 use super::topology::{Form, Node, key_step};
@@ -7,13 +6,13 @@ use crate::{Object, Value};
 use indexmap::IndexMap;
 use std::collections::{HashMap, HashSet};
 
-/// What differs between two values.
+/// The difference of two values.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Comparison {
     pub added: FieldSet,
     pub modified: FieldSet,
     pub removed: FieldSet,
-    /// Whether an element of a list cannot be told from others: it has none of its keys.
+    /// Whether an element of a list has none of its keys.
     pub placeless: bool,
 }
 
@@ -33,11 +32,11 @@ pub(super) fn step_of(node: Node<'_>, form: &Form<'_>, value: &Value) -> Option<
     }
 }
 
-/// Elements by the step to them.
+/// Elements by their step.
 type Groups<'v> = IndexMap<String, Vec<&'v Value>>;
 
-/// Elements of a list with the step to each, and those that share a step together, in the order in
-/// which they come first. `None` when one has no step.
+/// Elements of a list grouped by their step, in the order of first occurrence. `None` if an element
+/// has no step.
 fn groups<'v>(node: Node<'_>, form: &Form<'_>, list: &'v [Value]) -> Option<Groups<'v>> {
     let mut out: Groups<'v> = IndexMap::with_capacity(list.len());
     for value in list {
@@ -54,7 +53,7 @@ fn list_of(value: Option<&Value>) -> &[Value] {
         .unwrap_or_default()
 }
 
-/// The fields of a value.
+/// The field set of a value.
 pub(super) fn fields_of(node: Node<'_>, value: &Value) -> FieldSet {
     let mut set = FieldSet::default();
     match (node.form(Some(value)), value) {
@@ -76,7 +75,7 @@ pub(super) fn fields_of(node: Node<'_>, value: &Value) -> FieldSet {
             for (step, values) in groups {
                 let mut child = match (&form, &values[..]) {
                     (Form::Keyed(_), [one]) => fields_of(node.element(), one),
-                    // Those that share a step are owned together.
+                    // Elements with the same step are owned together.
                     _ => FieldSet::default(),
                 };
                 child.mark();
@@ -89,7 +88,7 @@ pub(super) fn fields_of(node: Node<'_>, value: &Value) -> FieldSet {
     set
 }
 
-/// What differs between two values, as sets below the place where they stand.
+/// The difference of two values, as sets relative to their position.
 pub(super) fn compare(node: Node<'_>, old: Option<&Value>, new: Option<&Value>) -> Comparison {
     let form = node.form(new.or(old));
     let mut out = match &form {
@@ -97,8 +96,8 @@ pub(super) fn compare(node: Node<'_>, old: Option<&Value>, new: Option<&Value>) 
         Form::Set | Form::Keyed(_) => compare_lists(node, &form, old, new),
         Form::Leaf => leaf(old, new),
     };
-    // Where anything may stand, a map that became something else loses its entries, and what
-    // became a map is another value.
+    // Where any type is allowed, a map that became something else loses its entries, and a value
+    // that became a map is modified.
     if let (Form::Map, Some(before), Some(Value::Object(_))) = (&form, old, new)
         && !before.is_null()
         && node.form(old) == Form::Leaf
@@ -114,7 +113,7 @@ pub(super) fn compare(node: Node<'_>, old: Option<&Value>, new: Option<&Value>) 
     out
 }
 
-/// What differs between two whole objects.
+/// The difference of two objects.
 pub(super) fn compare_objects(node: Node<'_>, old: &Object, new: &Value) -> Comparison {
     let empty = Object::new();
     compare_entries(node, old, new.as_object().unwrap_or(&empty))
@@ -192,7 +191,8 @@ fn compare_lists(
     out
 }
 
-/// Elements that share a step: one against one is compared inside, several are taken as a whole.
+/// Elements with the same step: one against one is compared inside, several are compared as a
+/// whole.
 fn elements_of_one_step(node: Node<'_>, old: &[&Value], new: &[&Value]) -> Comparison {
     let (before, after) = (old.first().copied(), new.first().copied());
     match (old.len(), new.len()) {
@@ -223,7 +223,7 @@ fn elements_of_one_step(node: Node<'_>, old: &[&Value], new: &[&Value]) -> Compa
     }
 }
 
-/// One entry or element; the whole of it counts too when it comes or goes.
+/// Compares one entry or element, which itself counts when it is added or removed.
 fn item(node: Node<'_>, old: Option<&Value>, new: Option<&Value>) -> Comparison {
     let mut out = compare(node, old, new);
     match (old, new) {
@@ -235,13 +235,13 @@ fn item(node: Node<'_>, old: Option<&Value>, new: Option<&Value>) -> Comparison 
 }
 
 impl Comparison {
-    /// What of a manager's fields was set anew.
+    /// The part of a manager's fields that was set.
     pub(super) fn set_in(&self, fields: &FieldSet) -> FieldSet {
         let modified = fields.intersection(&self.modified);
         modified.with(fields.intersection(&self.added))
     }
 
-    /// Takes away what was set anew or removed.
+    /// Removes changed fields from a set.
     pub(super) fn take_from(&self, fields: &mut FieldSet) {
         for changed in [&self.modified, &self.added, &self.removed] {
             if !changed.is_blank() {
@@ -250,7 +250,7 @@ impl Comparison {
         }
     }
 
-    /// Puts what was found behind a step under it; usually there is nothing, or one kind of it.
+    /// Puts a comparison below a step; most are empty or have one kind of change.
     fn attach(&mut self, step: impl FnOnce() -> String, inside: Comparison) {
         let Comparison {
             added,
@@ -274,8 +274,7 @@ impl Comparison {
     }
 }
 
-/// The live value with a configuration merged in. Nothing, said of a map or a list that is merged by
-/// its entries, takes nothing away.
+/// The live value with a configuration merged in. Null for a granular map or list removes nothing.
 pub(super) fn merge(node: Node<'_>, live: &Value, config: &Value) -> Value {
     let form = node.form(Some(config));
     match &form {
@@ -305,7 +304,7 @@ fn merge_entries(node: Node<'_>, live: &Object, config: &Object) -> Value {
     Value::Object(out)
 }
 
-/// The step to each element; `None` when one has none.
+/// The step to each element; `None` if one has none.
 fn steps(node: Node<'_>, form: &Form<'_>, list: &[Value]) -> Option<Vec<String>> {
     let step = |value: &Value| match form {
         Form::Keyed(keys) => key_step(node, keys, value),
@@ -314,8 +313,8 @@ fn steps(node: Node<'_>, form: &Form<'_>, list: &[Value]) -> Option<Vec<String>>
     list.iter().map(step).collect()
 }
 
-/// Elements of the configuration keep its order, those of the live list alone stay where they were:
-/// before the next one that both have.
+/// Elements of the configuration keep its order; those only in the live list stay before the next
+/// common element.
 fn merge_lists(node: Node<'_>, form: &Form<'_>, live: &[Value], config: &[Value]) -> Value {
     let both = (steps(node, form, live), steps(node, form, config));
     let (Some(live_steps), Some(config_steps)) = both else {
@@ -323,7 +322,7 @@ fn merge_lists(node: Node<'_>, form: &Form<'_>, live: &[Value], config: &[Value]
     };
     let mut in_live: HashMap<&str, Option<&Value>> = HashMap::with_capacity(live.len());
     for (step, value) in live_steps.iter().zip(live) {
-        // What stands there twice is replaced, not merged.
+        // A duplicate element is replaced, not merged.
         let known = in_live.contains_key(step.as_str());
         in_live.insert(step, (!known).then_some(value));
     }
@@ -349,7 +348,7 @@ fn merge_lists(node: Node<'_>, form: &Form<'_>, live: &[Value], config: &[Value]
                 next = shared.next();
                 continue;
             }
-            // Both have it, and it is not its turn.
+            // In both lists, and not next in the configuration.
             if in_config.contains(step.as_str()) && next.is_some_and(|next| next != step) {
                 l += 1;
                 continue;
@@ -375,7 +374,7 @@ fn merge_lists(node: Node<'_>, form: &Form<'_>, live: &[Value], config: &[Value]
     Value::Array(out)
 }
 
-/// The value without the members of a set that has some; null when nothing is left of it.
+/// The value without the members of a non-empty set; null if nothing remains.
 pub(super) fn remove(node: Node<'_>, value: &Value, set: &FieldSet) -> Value {
     let form = node.form(Some(value));
     match (&form, value) {
@@ -410,14 +409,14 @@ pub(super) fn remove(node: Node<'_>, value: &Value, set: &FieldSet) -> Value {
             let kept: Vec<Value> = kept.collect();
             (!kept.is_empty()).then_some(Value::Array(kept))
         }
-        // Members inside of what is taken as a whole.
+        // Members within an atomic value.
         (_, Value::Object(_) | Value::Array(_)) => None,
         _ => Some(value.clone()),
     }
     .unwrap_or_default()
 }
 
-/// What is left of an element, which is known by its keys as long as it stays.
+/// What remains of an element, with its keys as long as it stays.
 fn with_keys(form: &Form<'_>, left: Value, element: &Value) -> Value {
     let Form::Keyed(keys) = form else {
         return left;
@@ -434,8 +433,8 @@ fn with_keys(form: &Form<'_>, left: Value, element: &Value) -> Value {
     Value::Object(left)
 }
 
-/// A set as the topology would write it: of what is taken as a whole now, nobody owns a part. `None`
-/// when it is so already.
+/// A set adapted to the topology: of an atomic value, no part is owned separately. `None` if
+/// unchanged.
 pub(super) fn settled(node: Node<'_>, set: &FieldSet) -> Option<FieldSet> {
     let mut out: Option<FieldSet> = None;
     for (step, below) in set.entries() {
@@ -458,7 +457,7 @@ pub(super) fn settled(node: Node<'_>, set: &FieldSet) -> Option<FieldSet> {
     out
 }
 
-/// A set in which the declared fields on the way to members are members, too.
+/// A set in which the declared fields that lead to members are members, too.
 pub(super) fn with_named_fields(node: Node<'_>, set: &FieldSet) -> FieldSet {
     let mut out = set.clone();
     out.close(

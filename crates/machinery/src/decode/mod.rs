@@ -1,5 +1,5 @@
-//! From bytes to objects: JSON and YAML into trees, trees into normalised objects, with findings
-//! about unknown and duplicate fields that strict clients want to hear.
+//! Decodes bytes into objects: JSON and YAML into trees, trees into normalised objects, with
+//! findings about unknown and duplicate fields for strict validation.
 
 mod surrogates;
 mod syntax;
@@ -18,9 +18,9 @@ use std::cell::Cell;
 use std::fmt;
 pub use type_meta::TypeMeta;
 
-/// More findings than this are not told.
+/// Further findings are dropped.
 const MAX_FINDINGS: usize = 100;
-/// Deeper trees are refused.
+/// Deeper trees are rejected.
 pub(crate) const MAX_DEPTH: usize = 120;
 
 /// Text forms of an object.
@@ -30,33 +30,33 @@ pub enum Format {
     Yaml,
 }
 
-/// Things that a lenient decoder passes over, in the words of strict decoding.
+/// Findings that lenient decoding ignores, worded as strict decoding reports them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Findings {
     sentences: Vec<String>,
-    /// How many of them, at the beginning, are of the YAML parser.
+    /// How many of the first ones are from the YAML parser.
     yaml: usize,
 }
 
 impl Findings {
-    /// Notes `unknown field "spec.foo"`.
+    /// Records `unknown field "spec.foo"`.
     pub fn unknown(&mut self, path: &str) {
         self.push(format!("unknown field {}", quote(path)));
     }
 
-    /// Notes `duplicate field "spec.foo"`.
+    /// Records `duplicate field "spec.foo"`.
     pub fn duplicate(&mut self, path: &str) {
         self.push(format!("duplicate field {}", quote(path)));
     }
 
-    /// Notes something else; what was noted already is not noted again.
+    /// Records another finding, once.
     pub fn push(&mut self, finding: String) {
         if self.sentences.len() < MAX_FINDINGS && !self.sentences.contains(&finding) {
             self.sentences.push(finding);
         }
     }
 
-    /// One sentence each; also the texts of warnings.
+    /// One sentence per finding; also used as warnings.
     pub fn sentences(&self) -> &[String] {
         &self.sentences
     }
@@ -66,13 +66,13 @@ impl Findings {
         self.sentences.is_empty()
     }
 
-    /// Those of the YAML parser in one, in its words.
+    /// The YAML parser's findings as one error.
     pub fn yaml_error(&self) -> Option<String> {
         let yaml = &self.sentences[..self.yaml];
         (!yaml.is_empty()).then(|| format!("yaml: unmarshal errors:\n  {}", yaml.join("\n  ")))
     }
 
-    /// All in one, as a strict decoder refuses a body.
+    /// All findings as one error of strict decoding.
     pub fn strict_error(&self) -> String {
         let mut parts = Vec::from_iter(self.yaml_error());
         parts.extend_from_slice(&self.sentences[self.yaml..]);
@@ -102,7 +102,7 @@ pub fn object(
     the_long_way(format, bytes, schema)
 }
 
-/// By a tree, which is normalised then.
+/// Through a tree, which is then normalised.
 fn the_long_way(
     format: Format,
     bytes: &[u8],
@@ -114,7 +114,7 @@ fn the_long_way(
         (Format::Yaml, true) => yaml::duplicates(bytes),
         _ => Findings::default(),
     };
-    // The walk over a document with duplicates tells about unknown fields, too, in their order.
+    // The walk over a document with duplicates also reports unknown fields, in document order.
     let mut unknown = Findings::default();
     let object = match schema {
         Some(schema) => normalise::object(schema, value, &mut unknown)?,
@@ -127,7 +127,7 @@ fn the_long_way(
     Ok(Decoded { object, findings })
 }
 
-/// Decodes a tree; of duplicate keys the last one stays.
+/// Decodes a tree; the last of duplicate keys counts.
 pub fn tree(format: Format, bytes: &[u8]) -> Result<(Value, Findings), String> {
     let (value, duplicates) = tree_of(format, bytes)?;
     let findings = match (format, duplicates) {
@@ -138,7 +138,7 @@ pub fn tree(format: Format, bytes: &[u8]) -> Result<(Value, Findings), String> {
     Ok((value, findings))
 }
 
-/// The tree, and whether any key came twice.
+/// The tree, and whether a key is duplicated.
 fn tree_of(format: Format, bytes: &[u8]) -> Result<(Value, bool), String> {
     if format == Format::Yaml {
         return yaml::tree(bytes);
@@ -154,13 +154,13 @@ fn tree_of(format: Format, bytes: &[u8]) -> Result<(Value, bool), String> {
         .and_then(|value| deserializer.end().map(|()| value));
     match value {
         Ok(value) => Ok((value, duplicate.get())),
-        // Go takes text that is no UTF-8, and puts a sign in the place of what it cannot read.
+        // Go accepts invalid UTF-8 and substitutes replacement characters.
         Err(_) if std::str::from_utf8(bytes).is_err() => {
             tree_of(format, String::from_utf8_lossy(bytes).as_bytes())
         }
         Err(error) => match syntax::complaint(bytes) {
             Some(complaint) => Err(complaint),
-            // Go would take it.
+            // Go accepts lone surrogates.
             None => match surrogates::mend(bytes) {
                 Some(mended) => tree_of(format, &mended),
                 None => Err(error.to_string()),
@@ -169,7 +169,7 @@ fn tree_of(format: Format, bytes: &[u8]) -> Result<(Value, bool), String> {
     }
 }
 
-/// Builds a tree and tells whether any key came twice.
+/// Builds a tree and records whether a key is duplicated.
 #[derive(Clone, Copy)]
 struct Tree<'a> {
     duplicate: &'a Cell<bool>,
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn findings_stand_in_the_order_of_the_document() {
+    fn findings_are_in_document_order() {
         let text = br#"{"metadata": {"name": "a", "name": "b", "odd": 1},
             "spec": {"one": 1, "two": 1, "two": 2, "paused": true, "paused": false,
                 "template": {"spec": {"containers": [{"name": "c", "odd": 1, "image": "x", "image": "y"}]}}}}"#;
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn duplicate_keys_in_yaml_are_told_with_their_lines() {
+    fn duplicate_keys_in_yaml_are_reported_with_their_lines() {
         let text = b"metadata:\n  name: a\n  name: b\nspec:\n  odd: 1\n  even: 2\n  paused: true\n  paused: false\n";
         let schema = crate::schema::lookup("apps/v1.Deployment");
         let decoded = object(Format::Yaml, text, schema).unwrap();
@@ -318,7 +318,7 @@ mod tests {
         );
     }
 
-    /// Documents with every place in turn replaced by something else.
+    /// Documents with every position in turn replaced by another value.
     fn variants(value: &Value) -> Vec<Value> {
         fn places(value: &Value, at: &str, out: &mut Vec<String>) {
             out.push(at.to_owned());
@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn the_short_way_leads_where_the_long_way_does() {
+    fn the_fast_decoder_agrees_with_the_general_one() {
         let pod = json!({"kind": "Pod", "apiVersion": "v1",
             "metadata": {"name": "p", "labels": {"b": "1", "a": "2"}, "creationTimestamp": null},
             "spec": {"containers": [{"name": "c", "resources": {"limits": {"cpu": "0.1"}},
@@ -405,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn bombs_are_refused() {
+    fn alias_bombs_and_deep_nesting_are_refused() {
         let mut bomb = String::from("a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n");
         for i in 1..9 {
             let refs = vec![format!("*a{}", i - 1); 10].join(", ");

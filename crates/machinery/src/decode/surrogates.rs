@@ -1,7 +1,7 @@
-//! Halves of surrogate pairs that stand alone in JSON's escapes, as JavaScript writes them for a
-//! character that was cut in two. Go reads each as the replacement character.
+//! Lone surrogates in JSON escapes, as JavaScript writes them for a split character. Go reads each
+//! as the replacement character.
 
-/// The same document with its lone halves replaced; `None` when it has none.
+/// The document with its lone surrogates replaced; `None` if it has none.
 pub(super) fn mend(bytes: &[u8]) -> Option<Vec<u8>> {
     let mut mended: Option<Vec<u8>> = None;
     let mut at = 0;

@@ -1,12 +1,12 @@
-//! What is wrong with text that is no JSON, in the words of Go's decoder. Only for documents that
-//! were refused: it reads them a second time, byte by byte.
+//! Errors for invalid JSON, worded as Go's decoder does. Only for rejected documents: they are
+//! scanned a second time, byte by byte.
 
 use crate::text::quote;
 
-/// Go's decoder goes no deeper.
+/// The nesting limit of Go's decoder.
 const DEEPEST: usize = 10_000;
 
-/// The complaint about a document; `None` when Go would take it.
+/// The error of a document; `None` if Go accepts it.
 pub(super) fn complaint(bytes: &[u8]) -> Option<String> {
     let mut scan = Scan { bytes, at: 0 };
     match scan.document() {
@@ -34,7 +34,7 @@ fn shown(byte: u8) -> String {
     }
 }
 
-/// What may come inside an array or an object.
+/// What may follow inside an array or an object.
 #[derive(Clone, Copy, PartialEq)]
 enum Expect {
     FirstKey,
@@ -125,7 +125,7 @@ impl Scan<'_> {
         }
     }
 
-    /// The beginning of a value, and the whole of one that is no array and no object.
+    /// The beginning of a value; a scalar is read completely.
     fn value(&mut self, first: u8, open: &mut Vec<Expect>) -> Result<(), Trouble> {
         match first {
             b'{' | b'[' => {
@@ -233,7 +233,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_json_is_refused_in_gos_words() {
+    fn invalid_json_is_refused_with_gos_message() {
         let cases = [
             ("", "unexpected end of JSON input"),
             ("{", "unexpected end of JSON input"),

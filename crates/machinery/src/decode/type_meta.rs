@@ -1,4 +1,4 @@
-//! What a body says that it is, in Kubernetes' words where that cannot be seen.
+//! The apiVersion and kind of a body, or Kubernetes' error.
 
 use super::{Format, tree};
 use crate::{Value, patch::json::go_kind};
@@ -11,13 +11,13 @@ pub struct TypeMeta {
 }
 
 impl TypeMeta {
-    /// Of JSON.
+    /// From JSON.
     pub fn from_json(bytes: &[u8]) -> Result<Self, String> {
         let (value, ..) = tree(Format::Json, bytes).map_err(parse_error)?;
         Self::from_value(value)
     }
 
-    /// Of a body that was parsed.
+    /// From a parsed body.
     pub fn from_value(value: Value) -> Result<Self, String> {
         let map = match value {
             Value::Null => return Ok(Self::default()),

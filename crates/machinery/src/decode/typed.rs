@@ -1,6 +1,6 @@
-//! The short way from JSON to a normalised object: one pass along the schema, for documents that
-//! are as they should be. Whatever is out of the ordinary (an unknown or duplicate field, a wrong
-//! type, a null within a list) ends it, and the long way has the words for it.
+//! The fast path from JSON to a normalised object: one pass along the schema, for valid documents.
+//! Anything unusual (an unknown or duplicate field, a wrong type, a null within a list) ends it,
+//! and the slow path reports the error.
 
 use super::{MAX_DEPTH, Tree};
 use crate::json::{self, Key, Number};
@@ -11,7 +11,7 @@ use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visi
 use std::cell::Cell;
 use std::fmt;
 
-/// The object, if the short way leads to one.
+/// The object, if the fast path succeeds.
 pub(super) fn object(bytes: &[u8], schema: &'static Type) -> Option<Object> {
     let text = std::str::from_utf8(bytes).ok()?;
     let mut deserializer = json::Deserializer::from_str(text);
@@ -21,7 +21,7 @@ pub(super) fn object(bytes: &[u8], schema: &'static Type) -> Option<Object> {
     Some(object)
 }
 
-/// Not the short way. The words are never read.
+/// Ends the fast path. The message is never read.
 fn no<E: Error>() -> E {
     E::custom("")
 }
@@ -52,7 +52,7 @@ impl<'de> Visitor<'de> for Fields {
             return Err(no());
         }
         let mut out = InOrder::new(self.schema);
-        // Which fields came, by their places; the largest types have some sixty.
+        // Which fields were seen, by position; the largest types have some sixty.
         let mut seen = 0_u128;
         while let Some(position) = map.next_key_seed(Position(self.schema))? {
             let bit = 1_u128.checked_shl(position as u32).unwrap_or_default();
@@ -75,7 +75,7 @@ impl<'de> Visitor<'de> for Fields {
     }
 }
 
-/// The place of a field by its name.
+/// The position of a field by its name.
 struct Position(&'static Type);
 
 impl<'de> DeserializeSeed<'de> for Position {
@@ -104,7 +104,7 @@ struct Content {
     shape: Shape,
     field: &'static Field,
     depth: usize,
-    /// Null stands for an absent field, but within lists and maps for a zero value.
+    /// Null means an absent field, but within lists and maps a zero value.
     may_be_null: bool,
 }
 

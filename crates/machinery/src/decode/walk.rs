@@ -1,4 +1,4 @@
-//! A second look at a JSON document with duplicate keys, for the paths of all its findings.
+//! A second pass over a JSON document with duplicate keys, for the paths of all findings.
 
 use super::Findings;
 use crate::schema::{Shape, Type};
@@ -6,8 +6,8 @@ use serde::de::{DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 use std::cell::RefCell;
 use std::fmt;
 
-/// Unknown and duplicate fields of a document in the order in which they stand. Only for documents
-/// with duplicates: others need no second look.
+/// Unknown and duplicate fields of a document in document order. Only needed for documents with
+/// duplicates.
 pub(super) fn walk(bytes: &[u8], schema: Option<&'static Type>) -> Findings {
     let walk = Walk {
         path: &RefCell::default(),
@@ -15,12 +15,12 @@ pub(super) fn walk(bytes: &[u8], schema: Option<&'static Type>) -> Findings {
         place: schema.map_or(Expected::Anything, Expected::Fields),
     };
     let mut deserializer = crate::json::Deserializer::from_slice(bytes);
-    // The document was read before: it reads again.
+    // The document was parsed before, so it parses again.
     let _ = walk.deserialize(&mut deserializer);
     walk.findings.take()
 }
 
-/// What is known about a place in the document.
+/// The schema at a position in the document.
 #[derive(Clone, Copy)]
 enum Expected {
     Fields(&'static Type),
@@ -29,7 +29,7 @@ enum Expected {
 }
 
 impl Expected {
-    /// The fields there, when they are known.
+    /// The declared fields, if known.
     fn fields(self) -> Option<&'static Type> {
         match self {
             Expected::Fields(schema) => Some(schema),

@@ -1,4 +1,4 @@
-//! YAML as Kubernetes reads it: into JSON, with keys in order, bounded against bombs.
+//! YAML as Kubernetes reads it: into JSON with sorted keys, with limits against alias bombs.
 
 use super::{Findings, MAX_DEPTH, Tree};
 use crate::text::quote;
@@ -7,11 +7,11 @@ use serde::de::{DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 use std::cell::Cell;
 use std::fmt;
 
-/// The parser takes some 17 KiB of stack for each level in a debug build: more than the stack of
-/// an ordinary thread holds at the deepest nesting allowed.
+/// Stack size. In a debug build the parser uses some 17 KiB per level: more than an ordinary thread
+/// has at the maximum nesting.
 const ROOM: usize = 16 << 20;
 
-/// Reads a document on a stack of its own, which the deepest one allowed fits.
+/// Parses a document on a separate stack that fits the maximum nesting.
 fn read<T: serde::de::DeserializeOwned + Send>(text: &str) -> Result<T, String> {
     let text = first_document(text);
     let parse = || {
@@ -29,7 +29,7 @@ fn read<T: serde::de::DeserializeOwned + Send>(text: &str) -> Result<T, String> 
     })
 }
 
-/// The text up to where the first document ends: nobody reads on.
+/// The first document of the text; the rest is ignored.
 fn first_document(text: &str) -> &str {
     let marks = |line: &str, mark: &str| {
         let rest = line.strip_prefix(mark);
@@ -48,7 +48,7 @@ fn first_document(text: &str) -> &str {
     text
 }
 
-/// The first line of the parser's complaint, with the line that it is about as Kubernetes tells it.
+/// The first line of the parser's error, with the line number in Kubernetes' form.
 fn complaint(text: &str, told: &str) -> String {
     let first = told.lines().next().unwrap_or_default();
     let first = first.strip_prefix("error: ").unwrap_or(first);
@@ -88,7 +88,7 @@ fn complaint(text: &str, told: &str) -> String {
     }
 }
 
-/// The name of the alias at a place, which is told in numbers from one.
+/// The name of the alias at a position, counted from one.
 fn alias<'a>(text: &'a str, line: &str, column: &str) -> Option<&'a str> {
     let (line, column): (usize, usize) = (line.parse().ok()?, column.parse().ok()?);
     let line = text.lines().nth(line.checked_sub(1)?)?;
@@ -98,7 +98,7 @@ fn alias<'a>(text: &'a str, line: &str, column: &str) -> Option<&'a str> {
     name.split(ends).next()
 }
 
-/// The words of the parser that upstream uses, for what people get wrong most.
+/// The wording of upstream's parser for the most common errors.
 fn in_libyamls_words(why: &str) -> &str {
     match why {
         _ if why.starts_with("tabs disallowed") => "found character that cannot start any token",
@@ -114,7 +114,7 @@ fn in_libyamls_words(why: &str) -> &str {
     }
 }
 
-/// The tree, and whether any key came twice.
+/// The tree, and whether a key is duplicated.
 pub(super) fn tree(bytes: &[u8]) -> Result<(Value, bool), String> {
     let text = std::str::from_utf8(bytes).map_err(|e| format!("yaml: {e}"))?;
     let Yaml {
@@ -125,7 +125,7 @@ pub(super) fn tree(bytes: &[u8]) -> Result<(Value, bool), String> {
     Ok((value, has_duplicates))
 }
 
-/// The keys that come twice, with their lines.
+/// The duplicate keys with their lines.
 pub(super) fn duplicates(bytes: &[u8]) -> Findings {
     let text = String::from_utf8_lossy(bytes);
     let lines: Result<Lines, _> = read(&text);
@@ -206,8 +206,8 @@ impl<'de> Visitor<'de> for LinesVisitor {
 }
 
 fn options() -> serde_saphyr::Options {
-    // An alias bomb spends these limits instead of memory: three megabytes of text hold fewer
-    // than this many nodes, and honest documents hardly use aliases.
+    // Limits against alias bombs: three megabytes of text have fewer nodes than this, and
+    // legitimate documents hardly use aliases.
     let budget = serde_saphyr::budget! {
         max_depth: MAX_DEPTH,
         max_nodes: 1_500_000,
@@ -224,7 +224,7 @@ fn options() -> serde_saphyr::Options {
     options
 }
 
-/// What serde-saphyr fills.
+/// The target of deserialization.
 struct Yaml {
     value: Value,
     has_duplicates: bool,
@@ -281,7 +281,7 @@ mod tests {
     #[test]
     fn the_deepest_document_is_read_and_a_deeper_one_refused() {
         let nested = |depth: usize| format!("{}1{}", "{a: ".repeat(depth), "}".repeat(depth));
-        // A thread with a stack as small as those that serve requests.
+        // A thread with a stack as small as those of request handlers.
         let small = std::thread::Builder::new().stack_size(1 << 20);
         let ends = small.spawn(move || {
             let depth = MAX_DEPTH - 1;

@@ -1,5 +1,5 @@
-//! What a map knows of its names, in one word: a set of marks that says of most absent names that they
-//! are not there, or, for long maps, where each name stands.
+//! An index of a map's names in one word: for short maps a bit set that excludes most absent names,
+//! for long maps a hash table of positions.
 
 use super::Key;
 use std::collections::HashMap;
@@ -7,15 +7,16 @@ use std::ptr::NonNull;
 
 type Places = HashMap<Key, u32>;
 
-/// Either marks, with the lowest bit set, or the address of places, whose lowest bit never is.
+/// Either a bit set, with the lowest bit set, or a pointer to the hash table, whose lowest bit
+/// never is.
 pub(super) struct Index(NonNull<Places>);
 
-// SAFETY: what it owns may be sent and shared.
+// SAFETY: the owned table is Send and Sync.
 unsafe impl Send for Index {}
 // SAFETY: as above.
 unsafe impl Sync for Index {}
 
-/// The mark of a name: one of 63, or the one that is always set.
+/// The bit of a name: one of 63, or the one that is always set.
 #[inline]
 fn mark(name: &str) -> usize {
     let bytes = name.as_bytes();
@@ -27,18 +28,18 @@ fn mark(name: &str) -> usize {
 }
 
 impl Index {
-    /// Of a map without names.
+    /// The index of an empty map.
     pub(super) const EMPTY: Self =
         Self(NonNull::without_provenance(std::num::NonZero::<usize>::MIN));
 
-    /// Of a short map.
+    /// The index of a short map.
     pub(super) fn short<'a>(names: impl Iterator<Item = &'a Key>) -> Self {
         let mut index = Self::EMPTY;
         names.for_each(|name| index.note(name));
         index
     }
 
-    /// Of a long map.
+    /// The index of a long map.
     pub(super) fn long(places: Places) -> Self {
         Self(NonNull::from(Box::leak(Box::new(places))))
     }
@@ -48,33 +49,33 @@ impl Index {
         self.0.addr().get() & 1 == 0
     }
 
-    /// Where the names of a long map stand.
+    /// The positions of a long map's names.
     #[inline]
     pub(super) fn places(&self) -> Option<&Places> {
         if !self.is_long() {
             return None;
         }
-        // SAFETY: an address that is no set of marks came from a box that is this index's own.
+        // SAFETY: a value that is not a bit set is a pointer from a box that this index owns.
         Some(unsafe { self.0.as_ref() })
     }
 
-    /// The same, to be changed.
+    /// The same, mutable.
     pub(super) fn places_mut(&mut self) -> Option<&mut Places> {
         if !self.is_long() {
             return None;
         }
-        // SAFETY: as above, and the index is borrowed alone.
+        // SAFETY: as above, and the index is borrowed exclusively.
         Some(unsafe { self.0.as_mut() })
     }
 
-    /// Whether the name may be there.
+    /// Whether the name may be present.
     #[inline]
     pub(super) fn may_have(&self, name: &str) -> bool {
         let marks = self.0.addr().get();
         marks & mark(name) != 0 || marks & 1 == 0
     }
 
-    /// Marks a name of a short map.
+    /// Adds a name of a short map.
     #[inline]
     pub(super) fn note(&mut self, name: &str) {
         if !self.is_long() {
@@ -87,7 +88,7 @@ impl Drop for Index {
     #[inline]
     fn drop(&mut self) {
         if self.is_long() {
-            // SAFETY: it came from a box and is dropped once.
+            // SAFETY: the pointer is from a box and dropped once.
             drop(unsafe { Box::from_raw(self.0.as_ptr()) });
         }
     }

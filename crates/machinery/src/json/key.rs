@@ -1,4 +1,4 @@
-//! Names of entries: those of the schema table are never copied.
+//! Names of entries: those of the schema table are static and never copied.
 
 use crate::schema;
 use std::borrow::Borrow;
@@ -17,7 +17,7 @@ enum Repr {
 }
 
 impl Key {
-    /// A name that lives as long as the program.
+    /// A static name.
     pub const fn fixed(name: &'static str) -> Self {
         Self(Repr::Static(name))
     }
@@ -30,8 +30,8 @@ impl Key {
         }
     }
 
-    /// Whether it is this name. Names of one length differ at their ends more often than not, and a
-    /// look costs less than the comparison of memory that equality is.
+    /// Whether it is this name. Names of equal length mostly differ in the last byte, which is
+    /// cheaper to check than comparing memory.
     #[inline]
     pub(super) fn is(&self, name: &str) -> bool {
         let (own, name) = (self.as_str().as_bytes(), name.as_bytes());

@@ -1,7 +1,7 @@
-//! Values written as JSON in the code.
+//! The `json!` macro.
 
-/// A [`Value`](crate::json::Value) written as JSON, with expressions in it: whatever serializes
-/// can be a value, and a name is text, or an identifier or an expression in parentheses that is.
+/// A [`Value`](crate::json::Value) in JSON syntax, with expressions: any serializable expression
+/// can be a value; a name is a literal, or an identifier or parenthesised expression that is text.
 #[macro_export]
 macro_rules! json {
     (null) => { $crate::json::Value::Null };
@@ -17,7 +17,7 @@ macro_rules! json {
     ($value:expr) => { $crate::json::of(&$value) };
 }
 
-/// The elements between brackets, one after the other.
+/// The elements of an array, one after the other.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! json_list {
@@ -36,7 +36,7 @@ macro_rules! json_list {
     };
 }
 
-/// The entries between braces, one after the other.
+/// The entries of an object, one after the other.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! json_map {
@@ -59,7 +59,7 @@ macro_rules! json_map {
     };
 }
 
-/// A name: a literal lives for good, anything else is copied.
+/// A name: a literal is static, anything else is copied.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! json_key {

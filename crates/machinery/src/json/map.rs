@@ -1,4 +1,4 @@
-//! Entries in the order in which they came, each name once.
+//! Entries in insertion order, with unique names.
 
 use super::index::Index;
 use super::{Key, Value};
@@ -6,19 +6,19 @@ use crate::schema::Type;
 use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-/// Longer maps have an index.
+/// Longer maps have a hash table.
 const SHORT: usize = 32;
 
-/// An object of JSON.
+/// A JSON object.
 #[derive(Clone, Default)]
 pub struct Map {
     entries: Vec<(Key, Value)>,
-    /// Where the names of long maps stand, and which names short maps certainly do not have.
+    /// The positions of long maps' names, or a filter of short maps' names.
     index: Index,
 }
 
 impl Map {
-    /// Without entries, and without an allocation.
+    /// Empty, without an allocation.
     pub const fn new() -> Self {
         Self {
             entries: Vec::new(),
@@ -26,7 +26,7 @@ impl Map {
         }
     }
 
-    /// With room for entries.
+    /// With capacity for entries.
     pub fn with_capacity(capacity: usize) -> Self {
         Self {
             entries: Vec::with_capacity(capacity),
@@ -49,7 +49,7 @@ impl Map {
 
     #[inline]
     fn position(&self, key: &str) -> Option<usize> {
-        // Most names that are asked for are not there.
+        // Most lookups are of absent names.
         if !self.index.may_have(key) {
             return None;
         }
@@ -68,12 +68,12 @@ impl Map {
         self.position(key).map(|at| &self.entries[at].1)
     }
 
-    /// The value of the entry at a place in the order.
+    /// The value at a position.
     pub(crate) fn at(&self, place: usize) -> &Value {
         &self.entries[place].1
     }
 
-    /// The entry at a place in the order.
+    /// The entry at a position.
     pub(crate) fn entry_at(&self, place: usize) -> (&Key, &Value) {
         let (key, value) = &self.entries[place];
         (key, value)
@@ -89,7 +89,7 @@ impl Map {
         self.position(key).is_some()
     }
 
-    /// Sets an entry: in its place if there is one, else at the end. Returns what was there.
+    /// Sets an entry: in its position if present, else at the end. Returns the previous value.
     pub fn insert(&mut self, key: impl Into<Key>, value: Value) -> Option<Value> {
         let key = key.into();
         match self.position(&key) {
@@ -101,7 +101,7 @@ impl Map {
         }
     }
 
-    /// Adds an entry whose name is known not to be there.
+    /// Adds an entry whose name is known to be absent.
     pub fn push(&mut self, key: Key, value: Value) {
         debug_assert!(!self.contains_key(&key), "{key} is there already");
         match self.index.places_mut() {
@@ -123,12 +123,12 @@ impl Map {
         };
     }
 
-    /// Takes an entry out; those behind it move up.
+    /// Removes an entry; later ones move up.
     pub fn shift_remove(&mut self, key: &str) -> Option<Value> {
         self.shift_remove_entry(key).map(|(_, value)| value)
     }
 
-    /// As [`Map::shift_remove`], with its name.
+    /// As [`Map::shift_remove`], with the name.
     pub fn shift_remove_entry(&mut self, key: &str) -> Option<(Key, Value)> {
         let at = self.position(key)?;
         if let Some(places) = self.index.places_mut() {
@@ -143,7 +143,7 @@ impl Map {
         Some(entry)
     }
 
-    /// The entry of a name, to be looked at or made.
+    /// The entry of a name, to read or insert.
     pub fn entry(&mut self, key: impl Into<Key>) -> Entry<'_> {
         Entry {
             map: self,
@@ -175,7 +175,7 @@ impl Map {
         self.entries.into_iter().map(|(_, value)| value)
     }
 
-    /// Keeps the entries that `keep` wants.
+    /// Keeps the entries for which `keep` returns true.
     pub fn retain(&mut self, mut keep: impl FnMut(&Key, &mut Value) -> bool) {
         self.entries.retain_mut(|(key, value)| keep(key, value));
         if self.index.places().is_some() {
@@ -183,7 +183,7 @@ impl Map {
         }
     }
 
-    /// Puts the entries into the order of their names.
+    /// Sorts the entries by name.
     pub fn sort_keys(&mut self) {
         self.entries.sort_unstable_by(|a, b| a.0.cmp(&b.0));
         if self.index.places().is_some() {
@@ -191,7 +191,7 @@ impl Map {
         }
     }
 
-    /// Puts the fields of a type into its order.
+    /// Sorts the fields of a type into its order.
     pub(crate) fn sort_fields(&mut self, schema: &Type) {
         self.entries
             .sort_unstable_by_key(|(key, _)| schema.position_of(key));
@@ -207,7 +207,7 @@ impl Map {
 }
 
 impl PartialEq for Map {
-    /// The order does not matter.
+    /// Order-independent.
     fn eq(&self, other: &Self) -> bool {
         if self.len() != other.len() {
             return false;
@@ -228,7 +228,7 @@ impl PartialEq for Map {
 impl Eq for Map {}
 
 impl Hash for Map {
-    /// The order does not matter here either: entries are hashed one by one and added up.
+    /// Order-independent: entries are hashed one by one and added.
     fn hash<H: Hasher>(&self, state: &mut H) {
         let one = |entry: &(Key, Value)| {
             let mut hasher = DefaultHasher::new();
@@ -267,7 +267,7 @@ impl<K: Into<Key>> Extend<(K, Value)> for Map {
 impl std::ops::Index<&str> for Map {
     type Output = Value;
 
-    /// Panics when there is no such entry; [`Map::get`] does not.
+    /// Panics if there is no such entry; [`Map::get`] does not.
     fn index(&self, key: &str) -> &Value {
         match self.get(key) {
             Some(value) => value,
@@ -285,7 +285,7 @@ impl std::ops::IndexMut<&str> for Map {
     }
 }
 
-/// A place in a map, filled or not.
+/// An entry of a map, present or not.
 pub struct Entry<'a> {
     map: &'a mut Map,
     key: Key,
@@ -315,7 +315,7 @@ impl<'a> Entry<'a> {
     }
 }
 
-/// Entries, seen.
+/// Borrowed entries.
 #[derive(Clone)]
 pub struct Iter<'a>(std::slice::Iter<'a, (Key, Value)>);
 
@@ -340,7 +340,7 @@ impl DoubleEndedIterator for Iter<'_> {
 
 impl ExactSizeIterator for Iter<'_> {}
 
-/// Entries whose values can be changed.
+/// Entries with mutable values.
 pub struct IterMut<'a>(std::slice::IterMut<'a, (Key, Value)>);
 
 impl<'a> Iterator for IterMut<'a> {
@@ -357,7 +357,7 @@ impl<'a> Iterator for IterMut<'a> {
 
 impl ExactSizeIterator for IterMut<'_> {}
 
-/// Entries of a map that is no more.
+/// Owned entries.
 pub struct IntoIter(std::vec::IntoIter<(Key, Value)>);
 
 impl Iterator for IntoIter {

@@ -1,11 +1,11 @@
-//! JSON values as objects are made of: small, cheap to build and to drop.
+//! JSON values for API objects: small, cheap to build and to drop.
 //!
 //! A [`Map`] is a vector of entries in their order: objects have few fields, and a short vector is
 //! searched faster than it is hashed. Long maps have an index beside, so that no input makes a
-//! search quadratic. A [`Key`] that is the name of a field in the schema table is that name itself,
+//! search quadratic. A [`Key`] that is the name of a field in the schema table refers to the table,
 //! without an allocation.
 //!
-//! The interface is serde_json's where both have one, and what is here serializes as there.
+//! The interface and the serialized form are those of serde_json where both exist.
 
 mod index;
 mod key;
@@ -32,11 +32,11 @@ use ::serde::{
 
 pub use crate::json;
 
-/// What JSON says. Whether it is text is asked once, not for each string in it.
+/// Parses JSON. UTF-8 is checked once, not for each string.
 pub fn from_slice<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, Error> {
     match std::str::from_utf8(bytes) {
         Ok(text) => serde_json::from_str(text),
-        // The error says where.
+        // Its error has the position.
         Err(_) => serde_json::from_slice(bytes),
     }
 }
@@ -46,8 +46,8 @@ pub fn to_value<T: Serialize>(value: T) -> Result<Value, Error> {
     value.serialize(ser::Serializer)
 }
 
-/// What stands in [`json!`]: null if it cannot be said in JSON, such as a map whose names are no
-/// text.
+/// The value of an expression in [`json!`]: null if it cannot be represented in JSON, such as a map
+/// whose names are not text.
 #[doc(hidden)]
 pub fn of<T: Serialize + ?Sized>(value: &T) -> Value {
     to_value(value).unwrap_or_default()

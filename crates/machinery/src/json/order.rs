@@ -1,10 +1,10 @@
-//! The entries of a struct in another order than their own.
+//! The entries of a struct in another order.
 
-/// The most fields that a type has.
+/// The maximum number of fields of a type.
 const FIELDS: usize = 128;
 
-/// Where the fields of a struct stand in its map, by rank: those that are there are met in order
-/// without being sorted.
+/// The positions of a struct's fields in its map, by rank: present fields are visited in order
+/// without sorting.
 pub(crate) struct Order {
     there: u128,
     places: [u32; FIELDS],
@@ -18,7 +18,7 @@ impl Order {
         }
     }
 
-    /// Notes the entry at a place of the map.
+    /// Records the entry at a position of the map.
     #[inline]
     pub(crate) fn note(&mut self, rank: usize, place: usize) {
         if let Some(room) = self.places.get_mut(rank) {
@@ -27,7 +27,7 @@ impl Order {
         }
     }
 
-    /// Ranks and places, the lowest rank first.
+    /// Ranks and positions, the lowest rank first.
     #[inline]
     pub(crate) fn sorted(&self) -> impl Iterator<Item = (usize, usize)> {
         let mut left = self.there;
@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn entries_come_out_by_rank() {
+    fn entries_are_sorted_by_rank() {
         for entries in [0, 1, 2, 63, 64, 65, FIELDS] {
             let mut order = Order::new();
             (0..entries).for_each(|place| order.note(entries - 1 - place, place));

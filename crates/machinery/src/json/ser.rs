@@ -1,4 +1,4 @@
-//! Anything that serializes, as a value.
+//! Serializes anything into a value.
 
 use super::{Error, Key, Map, Value};
 use serde::ser::{self, Error as _, Impossible, Serialize};
@@ -41,7 +41,7 @@ impl ser::Serializer for Serializer {
     );
 
     fn serialize_f32(self, value: f32) -> Result<Value> {
-        // Its own shortest form, not that of the nearest double.
+        // The shortest form of the float itself, not of the nearest double.
         Ok(serde_json::Value::from(value).into())
     }
 
@@ -274,7 +274,7 @@ impl ser::SerializeStructVariant for Variant<Entries> {
     }
 }
 
-/// Names of entries: text, and what reads as text without doubt.
+/// Serializes names of entries: text, and values with an unambiguous text form.
 struct KeySerializer;
 
 macro_rules! printed {

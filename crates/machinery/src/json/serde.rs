@@ -1,4 +1,4 @@
-//! Values to and from any format that serde speaks.
+//! Serialization of values to and from any serde format.
 
 use super::{Key, Map, Value};
 use serde::de::{Deserialize, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};

@@ -1,4 +1,4 @@
-//! Values: what is written is what is read, and maps keep their order.
+//! Values round-trip, and maps keep their order.
 
 use super::*;
 
@@ -87,7 +87,7 @@ fn text_reads_and_writes_as_with_serde_json() {
 }
 
 #[test]
-fn brackets_and_pointers_find_what_is_there() {
+fn brackets_and_pointers_find_values() {
     let mut value = json!({"a/b": [{"x~y": 1}]});
     assert_eq!(value["a/b"][0]["x~y"], 1);
     assert_eq!(value["nothing"][7]["at all"], Value::Null);

@@ -126,23 +126,23 @@ impl Value {
         }
     }
 
-    /// What is below a name or a number.
+    /// The value at a name or index.
     #[inline]
     pub fn get<I: Index>(&self, index: I) -> Option<&Value> {
         index.look(self)
     }
 
-    /// As [`Value::get`], to be changed.
+    /// As [`Value::get`], mutable.
     pub fn get_mut<I: Index>(&mut self, index: I) -> Option<&mut Value> {
         index.reach(self)
     }
 
-    /// The value itself, and null in its place.
+    /// Takes the value and leaves null.
     pub fn take(&mut self) -> Value {
         std::mem::take(self)
     }
 
-    /// What a JSON pointer (RFC 6901) points to.
+    /// The value at a JSON pointer (RFC 6901).
     pub fn pointer(&self, pointer: &str) -> Option<&Value> {
         tokens(pointer)?.try_fold(self, |value, token| match value {
             Value::Object(map) => map.get(&token),
@@ -151,7 +151,7 @@ impl Value {
         })
     }
 
-    /// As [`Value::pointer`], to be changed.
+    /// As [`Value::pointer`], mutable.
     pub fn pointer_mut(&mut self, pointer: &str) -> Option<&mut Value> {
         tokens(pointer)?.try_fold(self, |value, token| match value {
             Value::Object(map) => map.get_mut(&token),
@@ -177,11 +177,11 @@ fn place(token: &str) -> Option<usize> {
     token.parse().ok()
 }
 
-/// What can stand in brackets behind a value: names and numbers.
+/// An index in brackets: a name or a number.
 pub trait Index {
     fn look<'a>(&self, value: &'a Value) -> Option<&'a Value>;
     fn reach<'a>(&self, value: &'a mut Value) -> Option<&'a mut Value>;
-    /// The place, made if it can be made.
+    /// The value, created if possible.
     fn make<'a>(&self, value: &'a mut Value) -> &'a mut Value;
 }
 
@@ -261,7 +261,7 @@ impl<T: Index + ?Sized> Index for &T {
 impl<I: Index> std::ops::Index<I> for Value {
     type Output = Value;
 
-    /// Null when there is no such thing.
+    /// Null if absent.
     #[inline]
     fn index(&self, index: I) -> &Value {
         index.look(self).unwrap_or(&NULL)
@@ -338,7 +338,7 @@ numbers! {
 }
 
 impl From<f64> for Value {
-    /// What JSON cannot say is null.
+    /// Values without a JSON form become null.
     fn from(f: f64) -> Self {
         Number::from_f64(f).map_or(Value::Null, Value::Number)
     }

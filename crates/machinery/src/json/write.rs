@@ -1,4 +1,4 @@
-//! Values as bytes, as serde_json writes them, without its detours.
+//! Serializes values as serde_json does, but faster.
 
 use super::{Map, Number, Value};
 use std::io::Write as _;
@@ -24,7 +24,7 @@ pub(crate) fn value(out: &mut Vec<u8>, value: &Value) {
     }
 }
 
-/// Most numbers by far are whole and not negative.
+/// Most numbers are non-negative integers.
 fn digits(out: &mut Vec<u8>, mut n: u64) {
     let mut room = [0; 20];
     let mut at = room.len();
@@ -39,7 +39,7 @@ fn digits(out: &mut Vec<u8>, mut n: u64) {
     out.extend_from_slice(&room[at..]);
 }
 
-/// Go has its own way to write floats.
+/// Floats are written as Go does.
 fn number(out: &mut Vec<u8>, n: &Number) {
     match (n.as_u64(), n.as_f64()) {
         (Some(n), _) => digits(out, n),
@@ -64,7 +64,7 @@ pub(crate) fn map(out: &mut Vec<u8>, map: &Map) {
     out.push(b'}');
 }
 
-/// What a byte of a string becomes behind a backslash; 0 when it stands for itself.
+/// The escape letter of each byte in a string; 0 for bytes that need none.
 const ESCAPES: [u8; 256] = {
     let mut table = [0; 256];
     let mut at = 0;
@@ -84,7 +84,8 @@ const ESCAPES: [u8; 256] = {
 
 const ONES: u64 = u64::MAX / 255;
 
-/// Whether any of eight bytes needs an escape. May say so of one that does not, behind one that does.
+/// Whether any of eight bytes needs an escape. Bytes after the first such byte may give false
+/// positives.
 #[inline]
 fn needs_escape(word: u64) -> bool {
     const HIGH: u64 = ONES * 0x80;
@@ -99,11 +100,11 @@ fn needs_escape(word: u64) -> bool {
 fn is_plain(bytes: &[u8]) -> bool {
     let word = |at: usize| match bytes.get(at..at + 8) {
         Some(word) => u64::from_le_bytes(word.try_into().unwrap_or_default()),
-        // Eight letters.
+        // Eight bytes that need no escape.
         None => ONES * u64::from(b'x'),
     };
     match bytes.len() {
-        // The last eight may have been looked at in part.
+        // The last eight bytes may overlap with those checked before.
         8.. => {
             (0..bytes.len() / 8).all(|at| !needs_escape(word(at * 8)))
                 && !needs_escape(word(bytes.len() - 8))
@@ -112,7 +113,7 @@ fn is_plain(bytes: &[u8]) -> bool {
     }
 }
 
-/// How many bytes in front need no escape; at least all but a few of them.
+/// The length of a prefix that needs no escape; at most a few bytes too short.
 fn plain(bytes: &[u8]) -> usize {
     let words = bytes.chunks_exact(8);
     let is_plain =
@@ -127,7 +128,7 @@ pub(crate) fn text(out: &mut Vec<u8>, text: &str) {
     out.push(b'"');
 }
 
-/// A part of a text, without its marks.
+/// The content of a string, without quotes.
 #[inline]
 pub(crate) fn within(out: &mut Vec<u8>, text: &[u8]) {
     match is_plain(text) {

@@ -1,5 +1,6 @@
-//! JSONPath as Kubernetes writes it: text with `{…}` parts, fields, indexes, slices, unions, filters,
-//! recursive descent, `range` and `end`. It reads any tree of JSON; `$` and `@` are where one stands.
+//! JSONPath as Kubernetes writes it: text with `{…}` parts, fields, indexes, slices, unions,
+//! filters, recursive descent, `range` and `end`. It works on any JSON tree; `$` and `@` are the
+//! current value.
 
 mod parse;
 #[cfg(test)]
@@ -9,7 +10,7 @@ use std::cmp::Ordering;
 
 use parse::Step;
 
-/// A tree of JSON that can be looked at.
+/// A JSON tree.
 pub trait Tree: Clone + From<String> + From<i64> + From<f64> + From<bool> {
     fn view(&self) -> View<'_, Self>;
     /// The value of a field, if this is an object that has it.
@@ -18,7 +19,7 @@ pub trait Tree: Clone + From<String> + From<i64> + From<f64> + From<bool> {
     fn fields(&self) -> Vec<&Self>;
 }
 
-/// What a value is.
+/// The type and content of a value.
 pub enum View<'a, T> {
     Null,
     Bool(bool),
@@ -58,7 +59,7 @@ macro_rules! tree {
     };
 }
 
-/// What was found: a part of the tree, or something that the template says itself.
+/// A result: a part of the tree, or a literal of the template.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Found<'a, T> {
     Part(&'a T),
@@ -93,7 +94,7 @@ impl<T: Tree> Found<'_, T> {
 tree!(crate::Value);
 tree!(serde_json::Value);
 
-/// Why a template cannot be read, or cannot be used on a tree.
+/// Why a template cannot be parsed, or fails on a tree.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[error("{0}")]
 pub struct Error(String);
@@ -102,7 +103,7 @@ fn wrong<T>(why: impl Into<String>) -> Result<T, Error> {
     Err(Error(why.into()))
 }
 
-/// A template, read once.
+/// A parsed template.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Template {
     parts: Vec<Part>,
@@ -115,7 +116,7 @@ enum Part {
     Steps(Vec<Step>),
 }
 
-/// How far a run of parts came, and whether a range begins or ends there.
+/// How far a run of parts got, and whether a range begins or ends there.
 struct Walk {
     begins: bool,
     ends: bool,
@@ -134,26 +135,26 @@ impl Template {
         Self::parse(&format!("{{{text}}}"))
     }
 
-    /// Takes it for an error when a field is not there.
+    /// Makes missing fields an error.
     pub fn needs_all(mut self) -> Self {
         self.needs_all = true;
         self
     }
 
-    /// What each part of the template finds, in order.
+    /// The results of each part of the template, in order.
     pub fn find<'a, T: Tree>(&self, tree: &'a T) -> Result<Vec<Vec<Found<'a, T>>>, Error> {
         let mut out = Vec::new();
         self.run(0, &[Found::Part(tree)], 0, &mut out)?;
         Ok(out)
     }
 
-    /// The first thing that the first part finds.
+    /// The first result of the first part.
     pub fn first<'a, T: Tree>(&self, tree: &'a T) -> Option<Found<'a, T>> {
         let found = self.find(tree).ok()?;
         found.into_iter().next()?.into_iter().next()
     }
 
-    /// Runs parts from one on; where the first stands that was not run.
+    /// Runs parts from an index on; returns the index of the first part not run.
     fn run<'a, T: Tree>(
         &self,
         from: usize,
@@ -186,7 +187,7 @@ impl Template {
             }
             let body = next;
             if found.is_empty() {
-                // What is in the range says nothing, but where it ends.
+                // Run without output, only to find the end of the range.
                 next = self.run::<T>(body, &[], depth + 1, &mut Vec::new())?;
             }
             for one in found {
@@ -196,8 +197,8 @@ impl Template {
         Ok(next)
     }
 
-    /// Goes down from all that was found so far. What is found when a step fails tells whether there
-    /// was anything to fail.
+    /// Applies the steps to all results so far. If a step fails, `found` tells whether there was
+    /// anything to fail.
     fn walk<T: Tree>(
         &self,
         steps: &[Step],
@@ -312,7 +313,7 @@ impl Template {
     }
 }
 
-/// What stands within a value.
+/// The children of a value.
 fn children<'a, T: Tree>(found: &Found<'a, T>) -> Vec<Found<'a, T>> {
     let bytes = |text: &str| text.bytes().map(|b| Found::Int(b.into())).collect();
     match found {
@@ -327,7 +328,7 @@ fn children<'a, T: Tree>(found: &Found<'a, T>) -> Vec<Found<'a, T>> {
     }
 }
 
-/// Everything that something stands within, from the value itself down.
+/// Every value with children, from the value itself down.
 fn descend<'a, T: Tree>(found: &Found<'a, T>, all: &mut Vec<Found<'a, T>>) {
     let below = children(found);
     if !below.is_empty() {
@@ -347,7 +348,7 @@ fn items<'a, T: Tree>(found: &Found<'a, T>) -> Option<&'a [T]> {
 }
 
 impl parse::Slice {
-    /// Adds the items of a list that are meant. False when none are, and no more are looked for.
+    /// Adds the selected items of a list. Returns false if there are none, which ends the search.
     fn take<'a, T: Tree>(
         &self,
         found: &Found<'a, T>,
@@ -411,7 +412,7 @@ fn go_type<T>(view: &View<'_, T>) -> &'static str {
     }
 }
 
-/// Something that can be compared.
+/// A comparable value.
 #[derive(Debug, Clone, PartialEq)]
 enum Scalar {
     Bool(bool),

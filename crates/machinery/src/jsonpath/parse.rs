@@ -1,5 +1,4 @@
-//! How a template is written. What is read here is only checked for its form: a path may fail still
-//! when it is used.
+//! The syntax of templates. Only the form is checked: a path may still fail on a tree.
 
 use super::{Error, Part, wrong};
 
@@ -15,7 +14,7 @@ pub(super) enum Step {
     /// `[0,2]`, `['a','b']`
     Union(Vec<Vec<Step>>),
     Filter(Filter),
-    /// `range` or `end`, or what is neither.
+    /// `range` or `end`, or another word.
     Word(String),
     Text(String),
     Int(i64),
@@ -36,7 +35,7 @@ pub(super) enum End {
     /// To the end of the list.
     Open,
     At(i64),
-    /// One behind the start, where nothing was said.
+    /// One after the start, if no end was given.
     After(i64),
 }
 
@@ -47,7 +46,7 @@ pub(super) struct Filter {
     pub(super) compare: Option<(String, Vec<Step>)>,
 }
 
-/// Reads text with parts in braces.
+/// Parses text with parts in braces.
 pub(super) fn template(text: &str) -> Result<Vec<Part>, Error> {
     let mut parts = Vec::new();
     let mut input = Input { rest: text };
@@ -67,7 +66,7 @@ pub(super) fn template(text: &str) -> Result<Vec<Part>, Error> {
     }
 }
 
-/// What would stand between braces.
+/// Parses the content of braces.
 fn action(text: &str) -> Result<Vec<Step>, Error> {
     let text = format!("{text}}}");
     Input { rest: &text }.action()
@@ -98,7 +97,7 @@ impl<'a> Input<'a> {
         }
     }
 
-    /// Everything up to where something stands that ends it.
+    /// The input up to the first character that ends it.
     fn until(&mut self, ends: impl Fn(char) -> bool) -> &'a str {
         let end = self.rest.find(ends).unwrap_or(self.rest.len());
         let (taken, rest) = self.rest.split_at(end);
@@ -106,7 +105,7 @@ impl<'a> Input<'a> {
         taken
     }
 
-    /// Reads up to the brace that closes.
+    /// Parses up to the closing brace.
     fn action(&mut self) -> Result<Vec<Step>, Error> {
         let mut steps = Vec::new();
         loop {
@@ -154,7 +153,7 @@ impl<'a> Input<'a> {
         }
     }
 
-    /// A name up to where it ends; a backslash takes the next character as it is.
+    /// A name up to its end; a backslash escapes the next character.
     fn field(&mut self) -> Step {
         let mut name = String::new();
         loop {
@@ -162,7 +161,7 @@ impl<'a> Input<'a> {
             if !self.eat("\\") {
                 break;
             }
-            // Two backslashes are none.
+            // Two backslashes are dropped.
             name.extend(self.next().filter(|c| *c != '\\'));
         }
         match name.as_str() {
@@ -233,7 +232,7 @@ impl<'a> Input<'a> {
         let compared = text.find(is_operator).filter(|at| *at > 0).and_then(|at| {
             let after = &text[at..];
             let end = after.find(|c| !is_operator(c)).unwrap_or(after.len());
-            // Something is left to compare with, were it of the operator.
+            // The last character is left for the right-hand side.
             let end = if end == after.len() { end - 1 } else { end };
             (end > 0).then(|| (&text[..at], &after[..end], &after[end..]))
         });
@@ -270,7 +269,7 @@ fn is_word(c: char) -> bool {
     c == '_' || c.is_alphabetic() || c.is_numeric()
 }
 
-/// Whether a name ends here.
+/// Whether a character ends a name.
 fn is_end(c: char) -> bool {
     matches!(
         c,
@@ -305,7 +304,7 @@ fn slice(text: &str) -> Result<Slice, Error> {
     Ok(Slice { start, end, step })
 }
 
-/// The text that Go's escapes stand for.
+/// Text with Go's escapes resolved.
 fn unescape(text: &str, quote: char) -> Option<String> {
     let mut out = String::with_capacity(text.len());
     let mut chars = text.chars();

@@ -1,4 +1,4 @@
-//! Templates on a small tree, as client-go answers them.
+//! Templates on a small tree, with client-go's results.
 
 use crate::json::json;
 use crate::{Value, text};
@@ -35,7 +35,7 @@ fn tree() -> Value {
 }
 
 #[test]
-fn paths_lead_where_kubernetes_goes() {
+fn json_paths_evaluate_as_in_kubernetes() {
     for (template, expected) in [
         ("{.kind}", "List"),
         ("kind", "kind"),
@@ -141,7 +141,7 @@ fn a_field_may_have_to_be_there() {
 }
 
 #[test]
-fn what_cannot_be_read_is_refused() {
+fn invalid_json_paths_are_refused() {
     for (template, why) in [
         ("{.a", "unclosed action"),
         ("{.a[0", "unterminated array"),

@@ -1,4 +1,4 @@
-//! Tables of what is read, and of what is refused and how.
+//! Tables of accepted values, and of rejected ones with their errors.
 
 use super::*;
 use crate::json;
@@ -16,7 +16,7 @@ fn normalised(schema: &str, value: Value) -> (String, Vec<String>) {
 }
 
 #[test]
-fn what_is_neither_a_schema_nor_its_other_form_is_nothing_or_refused() {
+fn a_value_that_is_neither_a_schema_nor_its_alternative_is_dropped_or_refused() {
     let definition = |keyword: &str, value: Value| {
         let schema = json!({"type": "object", keyword: value});
         let definition = json!({"spec": {"versions": [{"name": "v1", "served": true,
@@ -37,7 +37,7 @@ fn what_is_neither_a_schema_nor_its_other_form_is_nothing_or_refused() {
 }
 
 #[test]
-fn fields_stand_in_order_and_zeros_as_go_keeps_them() {
+fn fields_are_ordered_and_zero_values_kept_as_by_go() {
     let pod = json!({
         "spec": {"containers": [{"image": "i", "name": "c", "command": [], "stdin": false,
             "resources": {"limits": {"memory": "1024Mi", "cpu": 1}}}],
@@ -68,7 +68,7 @@ fn unknown_fields_are_found_and_dropped() {
 }
 
 #[test]
-fn wrong_types_are_refused_in_gos_words() {
+fn wrong_types_are_refused_with_gos_message() {
     let cases = [
         (
             json!({"spec": {"replicas": "x"}}),
@@ -142,7 +142,7 @@ fn normalising_twice_changes_nothing() {
 }
 
 #[test]
-fn an_empty_list_that_was_sent_is_told_until_the_object_is_written() {
+fn validated_empty_lists_are_kept_until_the_object_is_encoded() {
     let pod = json!({"metadata": {"name": "p"}, "spec": {"overhead": {}, "tolerations": [],
         "containers": [{"name": "c", "ports": [], "resources": {"limits": {}, "claims": []}}],
         "ephemeralContainers": [{"name": "e", "ports": [], "resources": {}}]}});
@@ -163,14 +163,14 @@ fn an_empty_list_that_was_sent_is_told_until_the_object_is_written() {
         written.contains(r#"{"name":"c","resources":{}}"#) && !written.contains("overhead"),
         "{written}"
     );
-    // The short way reads the same.
+    // The fast path gives the same.
     let text = pod.to_string();
     let decoded = crate::decode::object(crate::decode::Format::Json, text.as_bytes(), Some(schema));
     assert_eq!(decoded.unwrap().object, read);
 }
 
 #[test]
-fn of_several_complaints_the_worst_is_told() {
+fn of_several_errors_the_most_severe_is_returned() {
     let told = |value: Value| normalised("core/v1.Event", value).0;
     let count =
         "json: cannot unmarshal string into Go struct field EventSeries.series.count of type int32";
@@ -179,7 +179,7 @@ fn of_several_complaints_the_worst_is_told() {
         told(json!({"series": series, "type": 1, "metadata": {"labels": {"a": 1}}})),
         count
     );
-    // What a type reads by itself ends the reading.
+    // An error of a type that parses itself ends decoding.
     let time = told(json!({"series": series, "eventTime": "yesterday", "type": 1}));
     assert!(time.starts_with("parsing time \"yesterday\""), "{time}");
     let surge = json!({"spec": {"replicas": "1", "strategy": {"rollingUpdate": {"maxSurge": []}}, "paused": 1}});

@@ -2,30 +2,30 @@
 
 use crate::{Object, Value, decode::MAX_DEPTH, text};
 
-/// More operations than this are refused.
+/// Further operations are rejected.
 pub const MAX_OPERATIONS: usize = 10_000;
 
-/// Bytes that the copies of one patch may add together: copies of copies grow without end.
+/// Maximum bytes that the copies of one patch may add: copies of copies grow exponentially.
 const MAX_COPIED: usize = 3 << 20;
 
 /// What went wrong.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// The patch itself makes no sense: a bad request.
+    /// The patch itself is invalid: a bad request.
     #[error("{0}")]
     Malformed(String),
     /// It has more operations than allowed.
     #[error("{0}")]
     TooMany(String),
-    /// It does not fit the object: unprocessable.
+    /// It does not apply to the object: unprocessable.
     #[error("{0}")]
     DoesNotApply(String),
-    /// A `test` found another value than it expects: unprocessable.
+    /// A `test` found another value: unprocessable.
     #[error("{0}")]
     TestFailed(String),
 }
 
-/// What Go calls a JSON value.
+/// Go's name of a JSON value's type.
 pub fn go_kind(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
@@ -37,8 +37,8 @@ pub fn go_kind(value: &Value) -> &'static str {
     }
 }
 
-/// Refuses what is no list of operations; returns sentences about fields that operations do not
-/// have. A lenient reader does not look into the operations.
+/// Rejects anything but a list of operations; returns messages about unknown fields of operations.
+/// Without `strict`, operations are not checked.
 pub fn check(patch: &Value, strict: bool) -> Result<Vec<String>, String> {
     let [list, operation] = if strict {
         ["[]handlers.jsonPatchOp", "handlers.jsonPatchOp"]
@@ -105,7 +105,7 @@ pub fn apply(target: &Object, patch: &Value) -> Result<Object, Error> {
     }
 }
 
-/// About how many bytes a tree is written with.
+/// The approximate serialized size of a tree.
 fn size(value: &Value) -> usize {
     match value {
         Value::Object(map) => map
@@ -126,7 +126,7 @@ fn depth(value: &Value) -> usize {
     }
 }
 
-/// A tree must not grow deeper by a patch than one may be that comes whole.
+/// A patch must not make a tree deeper than a decoded one may be.
 fn must_fit(path: &str, value: &Value) -> Result<(), Error> {
     if path.matches('/').count() + depth(value) > MAX_DEPTH {
         let why = "exceeded max depth".to_owned();
@@ -140,7 +140,7 @@ fn step(document: &mut Value, operation: &Value, copied: &mut usize) -> Result<(
         let missing = || Error::DoesNotApply(format!("the operation has no {name}"));
         operation[name].as_str().ok_or_else(missing)
     };
-    // What is left out is null.
+    // An absent value is null.
     let value = || operation.get("value").cloned().unwrap_or_default();
     match operation["op"].as_str().unwrap_or_default() {
         "add" => {
@@ -190,7 +190,7 @@ fn unescaped(step: &str) -> String {
     step.replace("~1", "/").replace("~0", "~")
 }
 
-/// The place of an element; negative numbers count from the end.
+/// The index of an element; negative numbers count from the end.
 fn position(step: &str, length: usize) -> Option<usize> {
     match step.parse::<i64>().ok()? {
         back if back < 0 => length.checked_sub(usize::try_from(back.unsigned_abs()).ok()?),
@@ -199,8 +199,8 @@ fn position(step: &str, length: usize) -> Option<usize> {
     .filter(|at| *at < length)
 }
 
-/// The map or list that holds what a path names, and its name there. What stands before the first
-/// slash does not count.
+/// The map or list that contains a path's value, and its name there. Text before the first slash is
+/// ignored.
 fn container<'a>(document: &'a mut Value, path: &str) -> Result<(&'a mut Value, String), Error> {
     let mut steps: Vec<&str> = path.split('/').skip(1).collect();
     let last = steps.pop().ok_or_else(|| missing(path))?;
@@ -222,7 +222,7 @@ fn container<'a>(document: &'a mut Value, path: &str) -> Result<(&'a mut Value, 
     Ok((at, unescaped(last)))
 }
 
-/// What a path names; a name that a map does not have is null.
+/// The value at a path; a name that a map does not have is null.
 fn read(document: &mut Value, path: &str) -> Result<Value, Error> {
     let (container, last) = container(document, path)?;
     match container {
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn operations_do_what_they_say() {
+    fn json_patch_operations_change_the_document() {
         let cases = [
             (
                 json!([{"op": "add", "path": "/a", "value": 1}]),
@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_refused() {
+    fn operations_that_do_not_apply_are_refused() {
         for patch in [
             json!([{"op": "remove", "path": "/x"}]),
             json!([{"op": "replace", "path": "/l/0", "value": 1}]),
@@ -376,9 +376,9 @@ mod tests {
     }
 
     #[test]
-    fn oddities_are_those_of_upstreams_library() {
+    fn edge_cases_agree_with_upstreams_library() {
         let cases = [
-            // A name that is not there can be replaced and copied.
+            // An absent name can be replaced and copied.
             (
                 json!([{"op": "replace", "path": "/x", "value": 1}]),
                 json!({"l": [1], "x": 1}),
@@ -395,12 +395,12 @@ mod tests {
                 json!([{"op": "test", "path": "/x", "value": null}]),
                 json!({"l": [1]}),
             ),
-            // What stands before the first slash does not count.
+            // Text before the first slash is ignored.
             (
                 json!([{"op": "add", "path": "z/x", "value": 1}]),
                 json!({"l": [1], "x": 1}),
             ),
-            // The end of a list is one behind its last element.
+            // The end of a list is one after its last element.
             (
                 json!([{"op": "add", "path": "/l/-1", "value": 2}]),
                 json!({"l": [1, 2]}),
@@ -414,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_list_of_operations_is_refused_in_gos_words() {
+    fn an_invalid_json_patch_is_refused_with_gos_message() {
         let cases = [
             (
                 json!({}),

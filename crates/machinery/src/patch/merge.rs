@@ -1,4 +1,4 @@
-//! JSON merge patch (RFC 7386): what the patch names is merged in, null removes.
+//! JSON merge patch (RFC 7386): the patch's fields are merged in, null removes.
 
 use crate::{Object, Value};
 

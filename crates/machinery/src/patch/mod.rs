@@ -1,4 +1,4 @@
-//! The three kinds of patches: JSON patch, JSON merge patch, strategic merge patch.
+//! The three patch types: JSON patch, JSON merge patch, strategic merge patch.
 
 pub mod json;
 pub mod merge;

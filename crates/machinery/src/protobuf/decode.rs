@@ -1,4 +1,4 @@
-//! From the wire to JSON. The result is not normalised yet: zeros are as they were sent.
+//! Decodes protobuf to JSON. The result is not normalised yet: zeros are as sent.
 
 use super::wire::{Reader, Wire};
 use super::{Error, MAGIC, MAX_DEPTH, is_wrapped_list};
@@ -7,7 +7,7 @@ use crate::{Object, Value, duration, time};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 
-/// What an envelope says and holds.
+/// The content of an envelope.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Decoded<'a> {
     pub api_version: &'a str,
@@ -16,7 +16,7 @@ pub struct Decoded<'a> {
     pub raw: &'a [u8],
 }
 
-/// Opens a body's envelope.
+/// Decodes a body's envelope.
 pub fn decode(body: &[u8]) -> Result<Decoded<'_>, Error> {
     if body.is_empty() {
         return Err(Error::NoData);
@@ -133,14 +133,14 @@ fn fields(
                 };
                 fields(of.get(), bytes, object, depth + 1)?;
             }
-            // A field of the future.
+            // A field of a newer version: ignored.
             None => {}
         }
     }
     Ok(())
 }
 
-/// Repeated numbers may come one by one or packed together.
+/// Repeated numbers may be separate or packed.
 fn append(
     element: Shape,
     wire: Wire<'_>,
@@ -289,14 +289,14 @@ fn moment(bytes: &[u8]) -> Result<Option<time::Moment>, Error> {
             _ => {}
         }
     }
-    // Years beyond four digits cannot be written.
+    // Years with more than four digits are not representable.
     if !(-62_135_596_800..=253_402_300_799).contains(&moment.seconds) {
         return Err(Error::Value("time out of range".to_owned()));
     }
     Ok(Some(moment))
 }
 
-/// An object inside: JSON, or a whole protobuf body.
+/// An embedded object: JSON, or a whole protobuf body.
 fn raw(bytes: &[u8], name: &str, depth: usize) -> Result<Value, Error> {
     if bytes.is_empty() {
         return Ok(Value::Null);

@@ -1,4 +1,4 @@
-//! From JSON to the wire.
+//! Encodes JSON as protobuf.
 
 use super::wire::{BYTES, FIXED64, put_bytes, put_integer, put_message, put_tag, put_varint};
 use super::{MAGIC, is_wrapped_list};
@@ -14,7 +14,7 @@ pub fn encode(schema: &'static Type, object: &Object) -> Vec<u8> {
     envelope(text("apiVersion"), text("kind"), &message(schema, object))
 }
 
-/// A body around a message that is already there.
+/// A body around an encoded message.
 pub fn envelope(api_version: &str, kind: &str, raw: &[u8]) -> Vec<u8> {
     let mut out = type_meta(api_version, kind);
     out.reserve(raw.len() + 32);
@@ -23,7 +23,7 @@ pub fn envelope(api_version: &str, kind: &str, raw: &[u8]) -> Vec<u8> {
     out
 }
 
-/// The beginning of a body: what it is.
+/// The beginning of a body: its type.
 fn type_meta(api_version: &str, kind: &str) -> Vec<u8> {
     let mut out = Vec::with_capacity(kind.len() + api_version.len() + 64);
     out.extend_from_slice(MAGIC);
@@ -47,7 +47,7 @@ pub fn message(schema: &'static Type, object: &Object) -> Vec<u8> {
     out
 }
 
-/// What stands before and behind the items of a list's whole body; `sizes` are those of the items' messages.
+/// The bytes before and after the items of a list's body; `sizes` are those of the items' messages.
 pub fn list_frame(
     api_version: &str,
     kind: &str,
@@ -80,7 +80,7 @@ fn put_item_prefix(out: &mut Vec<u8>, size: usize) {
     put_varint(out, size as u64);
 }
 
-/// One item between them.
+/// One item of the list.
 pub fn list_item(message: &[u8], out: &mut impl bytes::BufMut) {
     let mut prefix = Vec::with_capacity(16);
     put_item_prefix(&mut prefix, message.len());
@@ -197,7 +197,7 @@ fn one(shape: Shape, number: u32, value: &Value, out: &mut Vec<u8>) {
                 fields(id.get(), map, out);
             }
         }),
-        // A list in a map is a message with the items in it.
+        // A list in a map is a message that contains the items.
         Shape::List(element) => put_message(out, number, |out| {
             value
                 .as_array()

@@ -1,7 +1,7 @@
-//! The API's protobuf form, both ways, over the schema table.
+//! Protobuf encoding and decoding by the schema table.
 //!
 //! A body is `k8s\0` and an envelope with apiVersion and kind around the object's message. Structs
-//! inlined in JSON are messages of their own here; apiVersion and kind are only in the envelope.
+//! inlined in JSON are separate messages here; apiVersion and kind are only in the envelope.
 
 mod decode;
 mod encode;
@@ -12,13 +12,13 @@ pub use encode::{encode, envelope, list_frame, list_item, message, watch_event};
 
 use crate::schema::{Field, Shape};
 
-/// What every body starts with.
+/// The prefix of every body.
 pub const MAGIC: &[u8] = b"k8s\0";
 
-/// Messages deeper than this are refused.
+/// Deeper messages are rejected.
 const MAX_DEPTH: usize = 100;
 
-/// What is wrong with a body.
+/// Why a body is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     #[error(
@@ -47,7 +47,8 @@ pub enum Error {
     Depth,
 }
 
-/// A list that is a message of its own (`items = 1`), since it stands in a map or has a named type.
+/// Whether a list is a message of its own (`items = 1`), because it is in a map or has a named
+/// type.
 fn is_wrapped_list(field: &Field) -> bool {
     field.type_name == "v1.Verbs" && matches!(field.shape, Shape::List(_))
 }
@@ -101,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_protobuf_is_refused() {
+    fn invalid_protobuf_is_refused() {
         assert_eq!(decode(b"{}"), Err(Error::Magic));
         assert_eq!(decode(b"k8s\0\x0a\x05x"), Err(Error::Truncated));
         let pod = schema::lookup("core/v1.Pod").unwrap();

@@ -19,7 +19,7 @@ pub(super) enum Wire<'a> {
     Varint(u64),
     Fixed64(u64),
     Bytes(&'a [u8]),
-    /// No field of the API has this form; it is passed over.
+    /// No field of the API has this type; it is skipped.
     Fixed32,
 }
 
@@ -116,7 +116,7 @@ pub(super) fn put_bytes(out: &mut Vec<u8>, number: u32, value: &[u8]) {
     out.extend_from_slice(value);
 }
 
-/// A message under a number: written behind a gap for its length, which is closed afterwards.
+/// A message under a number: written after a gap for its length, which is filled afterwards.
 pub(super) fn put_message(out: &mut Vec<u8>, number: u32, write: impl FnOnce(&mut Vec<u8>)) {
     put_tag(out, number, BYTES);
     let start = out.len();

@@ -1,7 +1,7 @@
-//! The text of a quantity: reading it, and its canonical form, for numbers of any length.
+//! The text of a quantity: parsing and canonical form, for numbers of any length.
 //!
-//! Numbers of up to eighteen digits are read as 64 bit integers; what is longer, finer than a
-//! billionth, or a binary number with a fraction is kept as decimal digits.
+//! Numbers of up to eighteen digits are read as 64-bit integers; longer ones, ones finer than a
+//! billionth, and binary numbers with a fraction are kept as decimal digits.
 
 use std::borrow::Cow;
 
@@ -9,14 +9,14 @@ use super::{Error, Format};
 
 /// The power of ten of a thousandth.
 pub const MILLI: i32 = -3;
-/// The power of ten of a billionth, the finest grain of any quantity.
+/// The power of ten of a billionth, the finest precision of a quantity.
 pub const NANO: i32 = -9;
-/// Numbers of so many digits are read as 64 bit integers.
+/// Numbers of up to this many digits are read as 64-bit integers.
 const DIGITS: usize = 18;
 
-/// A number as it was read.
+/// A parsed number.
 pub(super) enum Amount {
-    /// `value × 10^scale`. Some texts are kept as they are, because they are canonical or nearly so.
+    /// `value × 10^scale`. Some texts are kept as they are, because they are (nearly) canonical.
     Small {
         value: i64,
         scale: i32,
@@ -25,15 +25,15 @@ pub(super) enum Amount {
     Large(Decimal),
 }
 
-/// `±digits × 10^exponent`; no digits are zero, and the first is none.
+/// `±digits × 10^exponent`; empty for zero, without leading zeros.
 pub(super) struct Decimal {
     negative: bool,
     digits: Vec<u8>,
     exponent: i64,
 }
 
-/// The canonical form of a quantity, rounded away from zero to `10^finest`; texts that are canonical
-/// as they stand come back as they are.
+/// The canonical form of a quantity, rounded away from zero to `10^finest`; canonical texts are
+/// returned unchanged.
 pub fn canonical(text: &str, finest: i32) -> Result<Cow<'_, str>, Error> {
     let (amount, format) = read(text)?;
     Ok(match amount {
@@ -55,14 +55,14 @@ pub fn canonical(text: &str, finest: i32) -> Result<Cow<'_, str>, Error> {
     })
 }
 
-/// Sign, digits before and behind the point, suffix.
+/// Sign, digits before and after the point, suffix.
 struct Parts<'a> {
     negative: bool,
     /// Without leading zeros.
     whole: &'a str,
     fraction: &'a str,
     suffix: &'a str,
-    /// Whether there is any digit, or nothing but a sign.
+    /// Whether there is any digit, or only a sign.
     number: bool,
 }
 
@@ -124,7 +124,7 @@ fn interpret(suffix: &str) -> Option<(Base, Format)> {
         "Ei" => (Base::Two(60), Format::Binary),
         _ => {
             let exponent: i64 = suffix.strip_prefix(['e', 'E'])?.parse().ok()?;
-            // Go cuts it to 32 bits in the same way.
+            // Go truncates it to 32 bits in the same way.
             (Base::Ten(exponent as i32), Format::Exponent)
         }
     })
@@ -153,7 +153,7 @@ pub(super) fn read(text: &str) -> Result<(Amount, Format), Error> {
             number.shift(shift);
             number.round(NANO.into());
             Ok(match number.integer() {
-                // Binary numbers end at the largest of 64 bits.
+                // Binary numbers saturate at 64 bits.
                 Some(None) => {
                     let value = if parts.negative { -i64::MAX } else { i64::MAX };
                     (whole(value), format)
@@ -174,14 +174,14 @@ fn whole(value: i64) -> Amount {
     }
 }
 
-/// What fits 64 bits, which is nearly everything.
+/// Values that fit 64 bits, which is nearly all.
 fn small(parts: &Parts<'_>, base: &Base) -> Option<Amount> {
     let digits = parts.whole.len().max(1) + parts.fraction.len();
     let bytes = || parts.whole.bytes().chain(parts.fraction.bytes());
     let number = || bytes().fold(0_i64, |n, digit| n * 10 + i64::from(digit - b'0'));
     let (value, scale, kept) = match *base {
         Base::Ten(exponent) => {
-            // Wraps as Go's does.
+            // Wraps as in Go.
             let scale = exponent.wrapping_sub(parts.fraction.len() as i32);
             if digits > DIGITS || scale < NANO {
                 return None;
@@ -191,7 +191,7 @@ fn small(parts: &Parts<'_>, base: &Base) -> Option<Amount> {
             (number(), scale, canonical)
         }
         Base::Two(shift) => {
-            // Upstream's estimate of what a power of 1024 takes of fifteen digits.
+            // Upstream's estimate of the digits that a power of 1024 needs, of fifteen.
             if !parts.fraction.is_empty() || digits + (shift as usize) * 3 / 10 > 14 {
                 return None;
             }
@@ -236,7 +236,7 @@ fn suffix(exponent: i64, format: Format) -> Cow<'static, str> {
     const SUFFIXES: [&str; 10] = ["n", "u", "m", "", "k", "M", "G", "T", "P", "E"];
     match format {
         Format::Exponent if exponent != 0 => format!("e{exponent}").into(),
-        // As upstream has it, what is beyond the last suffix gets none.
+        // As upstream, exponents beyond the last suffix get none.
         _ => usize::try_from(exponent / 3 + 3)
             .ok()
             .and_then(|place| SUFFIXES.get(place))
@@ -246,7 +246,7 @@ fn suffix(exponent: i64, format: Format) -> Cow<'static, str> {
 }
 
 impl Amount {
-    /// In billionths, cut at the largest of 128 bits.
+    /// In billionths, saturating at 128 bits.
     pub(super) fn nanos(&self) -> i128 {
         let (value, places) = match self {
             Self::Small { value, scale, .. } => (
@@ -289,7 +289,7 @@ impl Decimal {
         }
     }
 
-    /// Multiplies by a power of two, of at most sixty.
+    /// Multiplies by a power of two, at most 2^60.
     fn shift(&mut self, bits: u32) {
         let mut carry = 0_u128;
         for digit in self.digits.iter_mut().rev() {
@@ -305,7 +305,7 @@ impl Decimal {
         self.digits.splice(..0, front.into_iter().rev());
     }
 
-    /// Away from zero to a multiple of `10^finest`.
+    /// Rounds away from zero to a multiple of `10^finest`.
     fn round(&mut self, finest: i64) {
         if self.exponent >= finest || self.digits.is_empty() {
             return;
@@ -327,13 +327,13 @@ impl Decimal {
         self.digits.insert(0, 1);
     }
 
-    /// How many digits stand before the point.
+    /// The number of digits before the point.
     fn magnitude(&self) -> i64 {
         self.digits.len() as i64 + self.exponent
     }
 
-    /// The whole number that this is, if it is one: `Some(None)` is one beyond 64 bits. A number
-    /// beyond them counts as whole, for its fraction no longer matters.
+    /// The value if it is an integer: `Some(None)` if it exceeds 64 bits. Such a number counts as
+    /// an integer, since its fraction no longer matters.
     fn integer(&self) -> Option<Option<i64>> {
         let before = usize::try_from(self.magnitude()).unwrap_or(0);
         let (whole, fraction) = self.digits.split_at(before.min(self.digits.len()));
@@ -393,7 +393,7 @@ mod tests {
             ("-100Ei", "-9223372036854775807"),
             ("0.0000000001Gi", "107374183n"),
             ("123456789", "123456789"),
-            // Read whole and kept as it was written.
+            // Parsed as an integer and kept as written.
             ("1E3", "1E3"),
             ("+5Ti", "+5Ti"),
             ("01", "01"),
@@ -410,7 +410,7 @@ mod tests {
             // Away from zero.
             ("-0.1n", "-1n"),
             ("-1.5Ki", "-1536"),
-            // Beyond any machine's number.
+            // Beyond 64 bits.
             ("1e30", "1e30"),
             ("9223372036854775808T", "9223372036854775808T"),
             (
@@ -436,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_quantity_is_refused() {
+    fn invalid_quantities_are_refused() {
         for (text, error) in [
             ("", Error::Format),
             ("a", Error::Format),

@@ -1,21 +1,22 @@
-//! The schema table: what is true of every field of every built-in type, stated once. It drives
+//! The schema table: the facts about every field of every built-in type, stated once. It drives
 //! decoding, normalising, encoding, strategic merge, apply, protobuf and OpenAPI.
 //!
-//! The facts stand in `table/*.txt`, one file per package, one field a line:
+//! The facts are in `table/*.txt`, one file per package, one field a line:
 //!
 //! ```text
-//! Container                                   a type ("atomic" behind it: applied as a whole)
+//! Container                                   a type ("atomic" after it: applied as a whole)
 //!  name 1 string !                            JSON name, protobuf number, type, required
 //!  ports 6 ?[]ContainerPort keys=containerPort,protocol patch=merge(containerPort)
 //!  + 1 ProbeHandler                           the fields of another type, inlined (0: no number)
 //! Protocol = string                           another name for a type
 //! ```
 //!
-//! In front of a type: nothing, always written; `?` left out when empty (a struct never is);
-//! `*` absent or a value; `~` a value or null; `0` left out when zero. `[]` is a list, `{}` a map
-//! with string keys. Behind it: `!` required, `atomic`, `set`, `granular`, `keys=`, `patch=`,
-//! `default=`, `off` for a field behind a feature gate that is off (`off=hollow`: what holds nothing else goes
-//! with it), `sent` for a list or map of which an empty one is told from none until the object is written.
+//! Before a type: nothing, always serialized; `?` omitted if empty (a struct never is); `*` absent
+//! or a value; `~` a value or null; `0` omitted if zero. `[]` is a list, `{}` a map with string
+//! keys. After it: `!` required, `atomic`, `set`, `granular`, `keys=`, `patch=`, `default=`, `off`
+//! for a field behind a feature gate that is off (`off=hollow`: a struct with nothing else is
+//! dropped with it), `sent` for a list or map whose empty value differs from an absent one until
+//! the object is stored.
 
 mod parse;
 
@@ -25,14 +26,14 @@ use std::sync::{LazyLock, OnceLock};
 
 use crate::json::{Key, Value};
 
-/// When a field is written.
+/// When a field is serialized.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Presence {
-    /// Always, also when empty.
+    /// Always, also if empty.
     Always,
-    /// Not when empty; structs are never empty.
+    /// Not if empty; structs are never empty.
     OmitEmpty,
-    /// Not when zero; a struct is zero when nothing in it is set.
+    /// Not if zero; a struct is zero if none of its fields is set.
     OmitZero,
     /// Absent or a value.
     Pointer,
@@ -43,15 +44,15 @@ pub enum Presence {
 /// How a list or map is merged by apply.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Topology {
-    /// As its type says: maps and structs by field, lists as a whole.
+    /// By type: maps and structs are granular, lists atomic.
     Default,
-    /// As a whole.
+    /// Atomic.
     Atomic,
-    /// By field, though the type is atomic elsewhere.
+    /// Granular, though the type is atomic elsewhere.
     Granular,
     /// A list of distinct scalars.
     Set,
-    /// A list of objects known by these fields.
+    /// A list of objects keyed by these fields.
     Keyed(Vec<&'static str>),
 }
 
@@ -60,20 +61,20 @@ pub enum Topology {
 pub struct Patch {
     /// Lists are merged by element.
     pub merge: bool,
-    /// The patch may name the only keys to retain.
+    /// The patch may list the only keys to retain.
     pub retain_keys: bool,
     /// The field is replaced as a whole.
     pub replace: bool,
-    /// The field by which elements are known; absent for lists of scalars.
+    /// The merge key; `None` for lists of scalars.
     pub key: Option<&'static str>,
 }
 
-/// How a field behind a closed gate goes.
+/// How a field behind a disabled gate is dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Off {
-    /// By itself.
+    /// Only itself.
     Alone,
-    /// With what holds it, if nothing else is there.
+    /// With the containing struct, if that has nothing else.
     Hollow,
 }
 
@@ -82,13 +83,13 @@ pub enum Off {
 pub struct TypeId(u16);
 
 impl TypeId {
-    /// The type itself.
+    /// The referenced type.
     pub fn get(self) -> &'static Type {
         &TABLE.types[self.0 as usize]
     }
 }
 
-/// What a value looks like.
+/// The type of a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Shape {
     String,
@@ -102,11 +103,11 @@ pub enum Shape {
     IntOrString,
     Time,
     MicroTime,
-    /// As Go writes durations: `1m30s`.
+    /// A duration in Go's format: `1m30s`.
     Duration,
-    /// Any object, kept as it is.
+    /// Any object, kept unchanged.
     Raw,
-    /// The set of fields of a managedFields entry.
+    /// The field set of a managedFields entry.
     FieldsV1,
     /// Any JSON value.
     Any,
@@ -123,26 +124,26 @@ pub enum Shape {
     Map(&'static Shape),
 }
 
-/// One field as JSON shows it.
+/// A field as in JSON.
 #[derive(Debug)]
 pub struct Field {
     pub name: &'static str,
-    /// The name as JSON has it behind another field: a comma, the name with its marks, a colon.
+    /// The name as it follows another field in JSON: a comma, the quoted name, a colon.
     pub(crate) written: &'static str,
-    /// The step to it in sets of fields: `f:` and the name.
+    /// Its step in field sets: `f:` and the name.
     pub step: &'static str,
-    /// The step as JSON has it behind another one, with a leaf as its value.
+    /// The step as it follows another one in JSON, with a leaf as its value.
     pub(crate) written_step: &'static str,
-    /// The place that it has among the type's fields by its name.
+    /// Its position among the type's fields sorted by name.
     pub(crate) rank: usize,
-    /// The types it is inlined through, each with a dot, as messages print them: `VolumeSource.`.
+    /// The types it is inlined through, each with a dot, as in messages: `VolumeSource.`.
     pub inlined: &'static str,
-    /// Number within the struct that declares it; 0 where protobuf has none.
+    /// Its number within the declaring struct; 0 if protobuf has none.
     pub number: u32,
     pub shape: Shape,
-    /// The type's name as messages print it, such as `v1.Protocol` or `[]v1.Container`.
+    /// The type's name in messages, such as `v1.Protocol` or `[]v1.Container`.
     pub type_name: String,
-    /// The only values of the type, or of its elements, with bars between them.
+    /// The enumeration of the type, or of its elements, separated by bars.
     pub values: Option<&'static str>,
     pub presence: Presence,
     pub required: bool,
@@ -150,26 +151,27 @@ pub struct Field {
     pub patch: Patch,
     /// JSON text.
     pub default: Option<&'static str>,
-    /// How the field goes when its feature gate is closed.
+    /// How the field is dropped if its feature gate is disabled.
     pub off: Option<Off>,
-    /// Whether an empty list or map that was sent counts until the object is written.
+    /// Whether an empty list or map in the request differs from an absent one until the object is
+    /// stored.
     pub sent: bool,
     zero: OnceLock<Option<Value>>,
 }
 
 impl Field {
-    /// What is written when the field is not set; `None` when nothing is.
+    /// What is serialized if the field is not set; `None` if nothing is.
     pub fn zero(&self) -> Option<&Value> {
         self.zero.get_or_init(|| zero(self)).as_ref()
     }
 
-    /// Whether a number in front of the type makes absence different from zero.
+    /// Whether an absent value differs from zero.
     pub fn is_pointer(&self) -> bool {
         matches!(self.presence, Presence::Pointer | Presence::PointerNull)
     }
 }
 
-/// The zero value of a shape as JSON shows it.
+/// The zero value of a shape as JSON.
 pub fn zero_of(shape: Shape) -> Value {
     match shape {
         Shape::String => Value::from(""),
@@ -208,16 +210,17 @@ fn zero(field: &Field) -> Option<Value> {
     }
 }
 
-/// A field of the type itself, or another type's fields inlined.
+/// A field of the type itself, or an inlined type.
 #[derive(Debug)]
 pub enum Member {
-    /// The place in [`Type::fields`].
+    /// The index in [`Type::fields`].
     Field(usize),
-    /// Inlined under a protobuf number of its own, or none (0).
+    /// Inlined under its own protobuf number, or none (0).
     Inline { number: u32, of: TypeId },
 }
 
-/// Hashes the names of fields. They are ours and few: a stranger's name can only miss.
+/// Hashes field names. The set is fixed and small, so client input cannot cause collisions: unknown
+/// names only miss.
 #[derive(Debug, Clone, Copy, Default)]
 struct FieldHash;
 
@@ -229,7 +232,7 @@ impl BuildHasher for FieldHash {
     }
 }
 
-/// Looks at the beginning, the middle and the end: no two names of a type are alike in all of them.
+/// Hashes the beginning, the middle and the end: no two names of a type are equal in all of them.
 struct FieldHasher(u64);
 
 impl Hasher for FieldHasher {
@@ -254,7 +257,7 @@ impl Hasher for FieldHasher {
         }
     }
 
-    /// What ends a text says nothing.
+    /// The terminator of a string adds nothing.
     fn write_u8(&mut self, _: u8) {}
 
     fn finish(&self) -> u64 {
@@ -262,12 +265,12 @@ impl Hasher for FieldHasher {
     }
 }
 
-/// Where a struct's fields stand, by the addresses of their names: every name is in memory once, and an entry
-/// that was decoded has that one.
+/// The positions of a struct's fields by the addresses of their names: every name is in memory
+/// once, and decoded entries refer to it.
 #[derive(Debug)]
 struct Addresses {
-    /// Twice as many as fields and more, a power of two. Two names that want the same slot: the first has it.
-    /// Each with its place and its rank.
+    /// More than twice as many as fields, a power of two. If two names map to the same slot, the
+    /// first has it. Each slot has the name, its position and its rank.
     slots: Box<[(&'static str, u16, u16)]>,
     shift: u32,
 }
@@ -297,7 +300,7 @@ impl Addresses {
     #[inline]
     fn find(&self, name: &str) -> Option<(usize, usize)> {
         let (known, place, rank) = self.slots[self.slot(name)];
-        // Slots that nobody has hold the empty text.
+        // Unused slots hold the empty string.
         let is_own = std::ptr::eq(known, name) && !name.is_empty();
         is_own.then_some((usize::from(place), usize::from(rank)))
     }
@@ -310,24 +313,24 @@ pub struct Type {
     pub package: &'static str,
     /// Such as `Deployment`.
     pub name: &'static str,
-    /// Whether apply takes it as a whole.
+    /// Whether it is atomic for apply.
     pub atomic: bool,
-    /// In declared order, inlined types as such.
+    /// In declared order, with inlined types.
     pub members: Vec<Member>,
-    /// As JSON shows them: inlined types flattened, `apiVersion` and `kind` first.
+    /// As in JSON: inlined types flattened, `apiVersion` and `kind` first.
     pub fields: Vec<Field>,
     index: HashMap<&'static str, u16, FieldHash>,
     addresses: Addresses,
-    /// The places of the fields, by their names.
+    /// The indexes of the fields, sorted by name.
     by_rank: Vec<u16>,
-    /// The fields that are written when nothing is set.
+    /// The fields that are serialized if nothing is set.
     pub always: Vec<u16>,
-    /// The fields behind closed gates, and those on the way to such.
+    /// The fields behind disabled gates, and those that lead to such.
     pub(crate) gated: OnceLock<Vec<u16>>,
 }
 
 impl Type {
-    /// The place of a field in [`Type::fields`].
+    /// The index of a field in [`Type::fields`].
     pub fn position(&self, name: &str) -> Option<usize> {
         // Small structs are searched faster than hashed.
         if self.fields.len() <= 6 {
@@ -336,7 +339,7 @@ impl Type {
         self.index.get(name).map(|&i| i as usize)
     }
 
-    /// The place of an entry's field: at once for names that are the table's own, as most are.
+    /// The index of an entry's field: without a search for names from the table, as most are.
     #[inline]
     pub fn position_of(&self, key: &Key) -> Option<usize> {
         match self.addresses.find(key) {
@@ -345,7 +348,7 @@ impl Type {
         }
     }
 
-    /// The place that an entry's field has among all by its name.
+    /// The rank of an entry's field by name.
     #[inline]
     pub(crate) fn rank_of(&self, key: &Key) -> Option<usize> {
         match self.addresses.find(key) {
@@ -354,7 +357,7 @@ impl Type {
         }
     }
 
-    /// The field of a rank that [`Type::rank_of`] told.
+    /// The field of a rank from [`Type::rank_of`].
     #[inline]
     pub(crate) fn ranked(&self, rank: usize) -> &Field {
         &self.fields[usize::from(self.by_rank[rank])]
@@ -365,7 +368,7 @@ impl Type {
         self.position(name).map(|i| &self.fields[i])
     }
 
-    /// The version part of the package, as messages print it in front of the name.
+    /// The version part of the package, as messages print it before the name.
     pub fn version(&self) -> &'static str {
         self.package.rsplit('/').next().unwrap_or_default()
     }
@@ -378,24 +381,24 @@ struct Table {
 
 static TABLE: LazyLock<Table> = LazyLock::new(parse::table);
 
-/// The names of all fields, and the steps to them.
+/// The names of all fields, and their steps.
 static NAMES: LazyLock<HashSet<&'static str, FieldHash>> = LazyLock::new(|| {
     let fields = TABLE.types.iter().flat_map(|t| &t.fields);
     fields.flat_map(|field| [field.name, field.step]).collect()
 });
 
-/// The table's own copy of the name of a field, or of the step to one.
+/// The table's own copy of a field's name, or of its step.
 pub fn name(name: &str) -> Option<&'static str> {
     NAMES.get(name).copied()
 }
 
-/// The type of a full name such as `apps/v1.Deployment` or `core/v1.Pod`.
+/// The type by its full name such as `apps/v1.Deployment` or `core/v1.Pod`.
 pub fn lookup(name: &str) -> Option<&'static Type> {
     let (package, name) = name.rsplit_once('.')?;
     find(package, name).map(TypeId::get)
 }
 
-/// The type of a group, version and kind as the API names them.
+/// The type by group, version and kind.
 pub fn lookup_kind(group: &str, version: &str, kind: &str) -> Option<&'static Type> {
     let package = match group {
         "" => "core",
@@ -477,7 +480,7 @@ mod tests {
     }
 
     #[test]
-    fn what_go_writes_for_nothing_is_known() {
+    fn the_zero_value_of_a_type_is_written_as_by_go() {
         let pod = lookup("core/v1.Pod").unwrap();
         let zero = zero_of(Shape::Struct(find(pod.package, pod.name).unwrap()));
         let expected = r#"{"metadata":{},"spec":{"containers":null},"status":{}}"#;

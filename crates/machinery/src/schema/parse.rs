@@ -1,4 +1,4 @@
-//! Reads the table's text into its form in memory, once.
+//! Parses the table's text into memory, once.
 
 use super::{Addresses, Field, Member, Off, Patch, Presence, Shape, Table, Topology, Type, TypeId};
 use std::cell::RefCell;
@@ -52,18 +52,17 @@ struct Block {
 struct Names {
     structs: HashMap<(&'static str, &'static str), TypeId>,
     aliases: HashMap<(&'static str, &'static str), &'static str>,
-    /// The values of aliases that have no others, with bars between them.
+    /// The enumerations of aliases, separated by bars.
     values: HashMap<(&'static str, &'static str), &'static str>,
     /// Inlining needs a type's own lines.
     blocks: Vec<Block>,
-    /// The forms of fields' names, each once.
+    /// The serialized forms of field names, each once.
     forms: RefCell<HashMap<&'static str, Forms>>,
     /// The types that fields are inlined through, each once.
     inlined: RefCell<Vec<&'static str>>,
 }
 
-/// The name of a field as JSON has it behind another one and in front of its value, and so the step to it
-/// with a leaf as its value.
+/// The name of a field as it follows another one in JSON, and its step with a leaf as its value.
 #[derive(Clone, Copy)]
 struct Forms {
     written: &'static str,
@@ -71,7 +70,7 @@ struct Forms {
 }
 
 impl Names {
-    /// A text for good, each once.
+    /// A leaked text, each once.
     fn kept(&self, text: String) -> &'static str {
         let mut kept = self.inlined.borrow_mut();
         if let Some(known) = kept.iter().find(|known| **known == text) {
@@ -82,7 +81,7 @@ impl Names {
         text
     }
 
-    /// The forms of a field's name, for good: there is one table in a process.
+    /// The serialized forms of a field's name, leaked: there is one table in a process.
     fn forms(&self, name: &'static str) -> Forms {
         let mut forms = self.forms.borrow_mut();
         *forms.entry(name).or_insert_with(|| Forms {
@@ -126,7 +125,7 @@ fn collect() -> Names {
                     Some((name, _)) => (name, true),
                     None => (line, false),
                 };
-                // Far fewer types than a u16 counts.
+                // Far fewer types than a u16 can count.
                 let id = TypeId(names.blocks.len() as u16);
                 names.structs.insert((package, name), id);
                 names.blocks.push(Block {
@@ -170,7 +169,7 @@ fn build(names: &Names, at: usize) -> Type {
     }
 }
 
-/// Notes the place that each field has by its name.
+/// Sets the rank of each field by its name.
 fn rank(fields: &mut [Field]) {
     let mut by_name: Vec<usize> = (0..fields.len()).collect();
     by_name.sort_unstable_by_key(|&at| fields[at].name);
@@ -179,7 +178,7 @@ fn rank(fields: &mut [Field]) {
     }
 }
 
-/// As `Field::zero` is `Some`, without needing the types behind it.
+/// Whether `Field::zero` may be `Some`, without resolving the types it refers to.
 fn may_be_written_unset(field: &Field) -> bool {
     match field.presence {
         Presence::Always | Presence::PointerNull => true,
@@ -198,7 +197,7 @@ fn may_be_written_unset(field: &Field) -> bool {
     }
 }
 
-/// Adds a type's fields; `inside` names the types it is inlined through.
+/// Adds a type's fields; `inside` are the types it is inlined through.
 fn flatten(
     names: &Names,
     at: usize,
@@ -207,7 +206,7 @@ fn flatten(
     mut members: Option<&mut Vec<Member>>,
 ) {
     let block = &names.blocks[at];
-    // `apiVersion` goes first in our bytes, though `kind` is declared first.
+    // `apiVersion` is serialized first, though `kind` is declared first.
     let is_type_meta = block.package == "meta/v1" && block.name == "TypeMeta";
     let lines: Vec<&str> = if is_type_meta {
         block.lines.iter().rev().copied().collect()
@@ -313,12 +312,12 @@ fn patch(text: &'static str) -> Patch {
     }
 }
 
-/// The types of keys and elements of a map, `{Key}Element`; without a name the keys are strings.
+/// The key and element types of a map, `{Key}Element`; without a name the keys are strings.
 fn map_of(text: &'static str) -> Option<(&'static str, &'static str)> {
     text.strip_prefix('{')?.split_once('}')
 }
 
-/// Package and name of a type as a line in `package` names it.
+/// Package and name of a type as a line of `package` refers to it.
 fn full_name(package: &'static str, text: &'static str) -> (&'static str, &'static str) {
     text.rsplit_once('.').unwrap_or((package, text))
 }
@@ -356,12 +355,12 @@ fn shape(names: &Names, package: &'static str, text: &'static str) -> Shape {
     match (names.structs.get(&key), names.aliases.get(&key)) {
         (Some(&id), _) => Shape::Struct(id),
         (None, Some(target)) => shape(names, key.0, target),
-        // A test walks the whole table: no name is left unresolved.
+        // A test walks the whole table: all names resolve.
         (None, None) => Shape::Any,
     }
 }
 
-/// The only values of a type, or of its elements.
+/// The enumeration of a type, or of its elements.
 fn values(names: &Names, package: &'static str, text: &'static str) -> Option<&'static str> {
     let text = text.trim_start_matches("[]");
     // A map may name the type of its keys.

@@ -1,8 +1,10 @@
 //! Announces addresses that no interface has: answers ARP requests and neighbour solicitations for
-//! them on the link of the node's own address, and says unasked when one moved here. Traffic to them
-//! then reaches this node, where services translate it; nothing else of the node is reached so.
+//! them on the link of the node's own address, and sends gratuitous ones when an address moved
+//! here. Traffic to them then reaches this node, where services translate it; nothing else of the
+//! node can be reached this way.
 //!
-//! Nothing is left in the kernel: when the process ends, the answers end, and another node takes over.
+//! Nothing is left in the kernel: when the process ends, the answers end, and another node takes
+//! over.
 
 mod packets;
 mod socket;
@@ -16,19 +18,20 @@ use crate::{Error, Result, links, netns::Netlink};
 use packets::{announcement, answer, question};
 use socket::LinkSocket;
 
-/// Neighbours may miss one announcement; switches forget.
+/// When an announcement is repeated: neighbours may miss one, and switches forget.
 const REPEAT: [Duration; 3] = [
     Duration::from_secs(1),
     Duration::from_secs(2),
     Duration::from_secs(60),
 ];
 
-/// Announces the newest set of addresses until its sender is gone. `node_ips` say which link.
+/// Announces the current set of addresses until its sender is dropped. `node_ips` determine the
+/// link.
 pub async fn run(
     node_ips: &[IpAddr],
     mut addresses: watch::Receiver<BTreeSet<IpAddr>>,
 ) -> Result<()> {
-    // No socket while there is nothing to announce: most clusters never do.
+    // No socket while there is nothing to announce, as in most clusters.
     if addresses.wait_for(|all| !all.is_empty()).await.is_err() {
         return Ok(());
     }
@@ -82,5 +85,5 @@ async fn announce(socket: &LinkSocket, addresses: impl Iterator<Item = &IpAddr>)
 }
 
 fn lost(error: std::io::Error) {
-    warn!(%error, "an announcement was not sent");
+    warn!(%error, "cannot send announcement");
 }

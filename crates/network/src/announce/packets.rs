@@ -1,4 +1,4 @@
-//! ARP and neighbour discovery on Ethernet, as far as announcing an address needs it. Pure.
+//! ARP and neighbour discovery packets on Ethernet, as far as announcing needs them. Pure.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -20,18 +20,18 @@ const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
 const ETHERNET: usize = 14;
 const IPV6: usize = 40;
 
-/// Somebody asks for the hardware address of an address.
+/// An ARP request or neighbour solicitation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Question {
-    /// Which address.
+    /// The requested address.
     pub about: IpAddr,
-    /// Who asks; unspecified when it looks for duplicates of an address that it wants itself.
+    /// The sender's address; unspecified for duplicate address detection.
     pub asker: IpAddr,
-    /// Where the answer goes.
+    /// The sender's hardware address.
     pub mac: Mac,
 }
 
-/// Reads a frame; `None` unless it is a question.
+/// Parses a frame; `None` unless it is a request.
 pub(super) fn question(frame: &[u8]) -> Option<Question> {
     let mac: Mac = *frame.get(6..)?.first_chunk()?;
     match frame.get(12..14)? {
@@ -51,7 +51,7 @@ fn arp_question(packet: &[u8], mac: Mac) -> Option<Question> {
         Some(bytes.into())
     };
     let (asker, about) = (at(14)?, at(24)?);
-    // One that announces itself asks for nothing.
+    // A gratuitous ARP is not a request.
     (asker != about).then_some(Question {
         about: about.into(),
         asker: asker.into(),
@@ -62,7 +62,7 @@ fn arp_question(packet: &[u8], mac: Mac) -> Option<Question> {
 fn solicitation(packet: &[u8], mac: Mac) -> Option<Question> {
     let (next_header, hop_limit) = (*packet.get(6)?, *packet.get(7)?);
     let message = packet.get(IPV6..)?;
-    // A hop limit of 255 has crossed no router.
+    // A hop limit of 255 shows that it crossed no router.
     if next_header != ICMPV6 || hop_limit != 255 || message.get(..2)? != [SOLICITATION, 0] {
         return None;
     }
@@ -75,7 +75,7 @@ fn solicitation(packet: &[u8], mac: Mac) -> Option<Question> {
     })
 }
 
-/// The answer to a question.
+/// The reply to a request.
 pub(super) fn answer(question: &Question, own: Mac) -> Vec<u8> {
     match (question.about, question.asker) {
         (IpAddr::V4(about), IpAddr::V4(asker)) => {
@@ -88,7 +88,7 @@ pub(super) fn answer(question: &Question, own: Mac) -> Vec<u8> {
     }
 }
 
-/// Says to everybody that an address is here.
+/// A gratuitous announcement of an address.
 pub(super) fn announcement(address: IpAddr, own: Mac) -> Vec<u8> {
     match address {
         IpAddr::V4(ip) => arp(ARP_REQUEST, own, ip, BROADCAST, ip, [0; 6]),
@@ -102,7 +102,7 @@ pub(super) fn multicast_mac(group: Ipv6Addr) -> Mac {
     [0x33, 0x33, octets[12], octets[13], octets[14], octets[15]]
 }
 
-/// The group that questions about an address are sent to.
+/// The solicited-node multicast group of an address.
 pub(super) fn solicited_group(ip: Ipv6Addr) -> Ipv6Addr {
     let octets = ip.octets();
     let mut group = [0; 16];
@@ -149,7 +149,7 @@ fn advertisement(own: Mac, about: Ipv6Addr, to: Mac, asker: Ipv6Addr, flags: u8)
     frame
 }
 
-/// The sum over an ICMPv6 message and the pseudo header of its packet.
+/// The checksum over an ICMPv6 message and its pseudo header.
 fn checksum(from: Ipv6Addr, to: Ipv6Addr, message: &[u8]) -> u16 {
     let length = (message.len() as u32).to_be_bytes();
     let (from, to) = (from.octets(), to.octets());
@@ -213,14 +213,14 @@ mod tests {
         let reply = answer(&asked, OWN);
         let message = &reply[ETHERNET + IPV6..];
         assert_eq!(message[4], SOLICITED | OVERRIDE);
-        // Over a message with its sum in place the sum is nothing.
+        // With the checksum in place the sum is zero.
         assert_eq!(checksum(about, asker, message), 0);
         frame[ETHERNET + 7] = 64;
         assert_eq!(question(&frame), None, "it came over a router");
     }
 
     #[test]
-    fn a_search_for_duplicates_is_answered_to_everybody() {
+    fn a_duplicate_address_detection_is_answered_to_all_nodes() {
         let asked = Question {
             about: "fd00::9".parse().unwrap(),
             asker: Ipv6Addr::UNSPECIFIED.into(),
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_or_something_else_is_no_question() {
+    fn truncated_and_other_packets_are_ignored() {
         let about = Ipv4Addr::new(192, 0, 2, 9);
         let asker = Ipv4Addr::new(192, 0, 2, 2);
         let frame = arp(ARP_REQUEST, OTHER, asker, BROADCAST, about, [0; 6]);

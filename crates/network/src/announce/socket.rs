@@ -11,17 +11,17 @@ use tokio::io::unix::AsyncFd;
 use super::packets::{Mac, multicast_mac, solicited_group};
 use crate::links::LinkAt;
 
-/// Questions are small; whatever is longer is none.
+/// The maximum length of a request.
 const LONGEST: usize = 256;
 
-/// See the module.
+/// A packet socket on one link.
 pub(super) struct LinkSocket {
     socket: AsyncFd<OwnedFd>,
     index: i32,
     mac: Mac,
 }
 
-/// `struct sock_filter` of an accepting program: ARP, and IPv6 with ICMPv6 of type 135.
+/// A BPF program that accepts ARP, and IPv6 with ICMPv6 of type 135.
 fn filter() -> [libc::sock_filter; 9] {
     const LOAD_HALF: u16 = 0x28;
     const LOAD_BYTE: u16 = 0x30;
@@ -64,7 +64,7 @@ impl LinkSocket {
         // SAFETY: no pointers; the descriptor is owned from the next line on. Protocol 0 receives
         // nothing until the filter is in place and the socket is bound.
         let socket = check(unsafe { libc::socket(libc::AF_PACKET, kind, 0) })?;
-        // SAFETY: just opened, and nobody else has it.
+        // SAFETY: just opened, and nothing else owns it.
         let socket = unsafe { OwnedFd::from_raw_fd(socket) };
         let mut program = filter();
         let program = libc::sock_fprog {
@@ -97,7 +97,7 @@ impl LinkSocket {
         self.mac
     }
 
-    /// Questions about IPv6 addresses are sent to groups that the link must listen to.
+    /// Joins the multicast group that solicitations for an IPv6 address are sent to.
     pub(super) fn listen_for(&self, ip: IpAddr) {
         let IpAddr::V6(ip) = ip else { return };
         let mac = multicast_mac(solicited_group(ip));
@@ -117,7 +117,7 @@ impl LinkSocket {
             &membership,
         );
         if let Err(error) = joined {
-            tracing::warn!(%ip, %error, "questions about this address may not be heard");
+            tracing::warn!(%ip, %error, "cannot join the multicast group of this address");
         }
     }
 
@@ -135,7 +135,7 @@ impl LinkSocket {
                 Ok(buffer)
             });
             match received {
-                // The link went down and may come back.
+                // The link is down and may come up again.
                 Ok(Err(error)) if error.raw_os_error() == Some(libc::ENETDOWN) => {}
                 Ok(received) => return received,
                 Err(_would_block) => {}

@@ -1,5 +1,5 @@
-//! What is known of attached pods, one file each. Kept across reboots: the leases that plugins give
-//! are, too, and only the same configuration and result can take them back.
+//! Records of attached pods, one file each. Kept across reboots, like the leases that plugins give:
+//! only the same configuration and result can release them.
 
 use std::{
     fs,
@@ -21,11 +21,11 @@ pub(super) struct Record {
     pub interface: String,
     netns: PathBuf,
     args: String,
-    /// What plugins are offered for their capabilities.
+    /// The `runtimeConfig` for the plugins' capabilities.
     pub runtime_config: Value,
-    /// The configuration as it was.
+    /// The configuration at the attachment.
     pub list: Value,
-    /// What the last plugin said; absent while not all have run.
+    /// The last plugin's result; `None` until all have run.
     pub result: Option<Value>,
 }
 
@@ -56,7 +56,7 @@ impl Record {
     }
 }
 
-/// The files.
+/// The directory of records.
 #[derive(Debug)]
 pub(super) struct Cache {
     dir: PathBuf,
@@ -104,7 +104,7 @@ impl Cache {
             let bytes = fs::read(&path).map_err(Error::file(&path))?;
             match parse(&bytes, &path) {
                 Ok(record) => records.push(record),
-                Err(error) => tracing::warn!(%error, "an attachment that cannot be read"),
+                Err(error) => tracing::warn!(%error, "cannot read CNI attachment record"),
             }
         }
         Ok(records)

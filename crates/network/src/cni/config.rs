@@ -1,4 +1,4 @@
-//! Network configurations as files: a list of plugins, or one plugin alone.
+//! CNI network configuration files: a list of plugins, or a single plugin.
 
 use std::{
     fs,
@@ -15,25 +15,25 @@ use crate::{Error, Result};
 pub(super) struct List {
     pub name: String,
     pub version: Version,
-    /// Versions that the file allows, where it names more than one.
+    /// The versions that the file allows, if it lists several.
     versions: Vec<Version>,
     pub disable_check: bool,
     pub disable_gc: bool,
     pub plugins: Vec<Plugin>,
-    /// The file, as a list.
+    /// The file in the form of a list.
     pub source: Value,
 }
 
 /// One plugin of a network.
 #[derive(Debug, Clone)]
 pub(super) struct Plugin {
-    /// The name of its program.
+    /// The name of its executable.
     pub kind: String,
     /// Its part of the file.
     source: Map<String, Value>,
 }
 
-/// The first configuration of a directory.
+/// The first valid configuration in a directory.
 pub(super) fn load(dir: &Path) -> Result<List> {
     let entries = match fs::read_dir(dir) {
         Ok(entries) => entries,
@@ -51,7 +51,7 @@ pub(super) fn load(dir: &Path) -> Result<List> {
     for path in files {
         match read(&path) {
             Ok(list) => return Ok(list),
-            // Like other runtimes: a file that is still being written must not hide a good one.
+            // As other runtimes do: a file that is still being written must not hide a valid one.
             Err(error) => {
                 tracing::debug!(path = %path.display(), %error, "not a network configuration");
                 trouble.get_or_insert(error);
@@ -79,7 +79,7 @@ fn read(path: &Path) -> Result<List> {
 }
 
 impl List {
-    /// From a file's content, or from what was remembered of it.
+    /// From a file's content, or from a record.
     pub(super) fn parse(file: Value) -> Result<Self> {
         let source = as_list(file);
         let name = source["name"].as_str().unwrap_or_default().to_owned();
@@ -112,8 +112,8 @@ impl List {
         })
     }
 
-    /// Settles the version: the highest of the file that we and every plugin speak. A plugin that
-    /// told nothing about itself is taken at the file's word.
+    /// Chooses the version: the highest of the file that we and every plugin support. A plugin that
+    /// does not report its versions is assumed to support the file's.
     pub(super) fn agree(&mut self, spoken: &[Vec<Version>]) -> Result<()> {
         let mut wanted = self.versions.clone();
         wanted.push(self.version);
@@ -159,8 +159,8 @@ impl Plugin {
         Ok(Self { kind, source })
     }
 
-    /// What the plugin reads: its part of the file, the network's name and version, what the runtime
-    /// wants of its capabilities, and what the plugin before it said.
+    /// The plugin's input: its part of the file, the network's name and version, the runtimeConfig
+    /// of its capabilities, and the previous plugin's result.
     pub(super) fn input(
         &self,
         list: &List,
@@ -189,7 +189,7 @@ impl Plugin {
     }
 }
 
-/// A file of one plugin is a list of one.
+/// Converts the file of a single plugin to a list.
 fn as_list(file: Value) -> Value {
     if file.get("plugins").is_some() {
         return file;
@@ -210,7 +210,7 @@ fn as_list(file: Value) -> Value {
     Value::Object(list)
 }
 
-/// Some files have words where others have truth values.
+/// Some files use strings instead of booleans.
 fn is_set(value: &Value) -> bool {
     value.as_bool().unwrap_or(value.as_str() == Some("true"))
 }
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_network_is_refused() {
+    fn invalid_network_configurations_are_refused() {
         for (file, reason) in [
             (
                 json!({ "name": "a/b", "plugins": [{ "type": "x" }] }),
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plugin_is_told_only_what_it_can_do() {
+    fn a_plugin_gets_only_the_capabilities_it_declares() {
         let file = json!({
             "name": "n", "cniVersion": "1.0.0",
             "plugins": [{ "type": "portmap", "capabilities": { "portMappings": true, "mac": false } }],

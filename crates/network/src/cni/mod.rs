@@ -1,9 +1,9 @@
-//! Pods in a network that other people's CNI plugins make: configuration from a directory, plugins
-//! as programs, results remembered so that what was added can be checked and taken away again, also
-//! by a later process and after a reboot.
+//! A pod network made by CNI plugins: configuration from a directory, plugins as executables,
+//! results recorded so that attachments can be checked and removed, also by a later process and
+//! after a reboot.
 //!
-//! Which plugins run is decided at each attachment by the first configuration of the directory; an
-//! attached pod is checked and detached with the configuration that it was attached with.
+//! Each attachment uses the first configuration in the directory; an attached pod is checked and
+//! detached with the configuration that it was attached with.
 
 mod cache;
 mod config;
@@ -36,14 +36,14 @@ use crate::{
     netns::Netlink,
 };
 
-/// The link that a pod has, as Kubernetes expects it.
+/// The pod's interface, as Kubernetes expects it.
 const INTERFACE: &str = "eth0";
 
-/// Where it is noted which plugins were used.
+/// The file that records the plugin directories.
 const BIN_DIRS: &str = "plugins.json";
 
-/// Takes every pod out of its network that a runtime with this state directory had put there, and
-/// returns how many. Plugins that fail are told of and left.
+/// Detaches every pod that a runtime with this state directory attached, and returns their number.
+/// Plugins that fail are logged and skipped.
 pub async fn cleanup_cni(state_dir: &Path) -> Result<usize> {
     let note = state_dir.join(BIN_DIRS);
     let Ok(text) = std::fs::read(&note) else {
@@ -58,28 +58,28 @@ pub async fn cleanup_cni(state_dir: &Path) -> Result<usize> {
     for record in network.cache.records()? {
         match network.delete(&record, None).await {
             Ok(()) => detached += 1,
-            Err(error) => warn!(sandbox = record.sandbox_id, %error, "not detached"),
+            Err(error) => warn!(sandbox = record.sandbox_id, %error, "cannot detach sandbox"),
         }
     }
     Ok(detached)
 }
 
-/// Where configurations, plugins and results are.
+/// The directories of configurations, plugins and records.
 #[derive(Debug, Clone)]
 pub struct CniConfig {
-    /// The first file here that ends in `.conf`, `.conflist` or `.json` is the pods' network.
+    /// The first file here with the extension `.conf`, `.conflist` or `.json` is the pods' network.
     pub conf_dir: PathBuf,
-    /// Where plugins are looked for, in this order.
+    /// Where plugins are searched, in this order.
     pub bin_dirs: Vec<PathBuf>,
-    /// Where results are remembered; must survive a reboot, as leases of plugins do.
+    /// Where results are recorded; must survive a reboot, as leases of plugins do.
     pub state_dir: PathBuf,
 }
 
 impl CniConfig {
-    /// Reads what an earlier run has left; runs nothing yet.
+    /// Reads the records of an earlier run; runs nothing yet.
     pub fn build(self) -> Result<Arc<CniNetwork>> {
         let cache = Cache::open(self.state_dir.join("results"))?;
-        // For whoever cleans up without knowing how we were started.
+        // For a cleanup that does not know our configuration.
         let note = self.state_dir.join(BIN_DIRS);
         let text = serde_json::to_vec(&self.bin_dirs).unwrap_or_default();
         std::fs::write(&note, text).map_err(Error::file(&note))?;
@@ -91,7 +91,7 @@ impl CniConfig {
     }
 }
 
-/// See the module.
+/// A pod network made by CNI plugins.
 pub struct CniNetwork {
     conf_dir: PathBuf,
     plugins: Plugins,
@@ -99,7 +99,7 @@ pub struct CniNetwork {
 }
 
 impl CniNetwork {
-    /// The network that new pods get, in a version that every plugin of it speaks.
+    /// The network for new pods, in a version that all of its plugins support.
     async fn current(&self) -> Result<List> {
         let mut list = config::load(&self.conf_dir)?;
         let mut spoken = Vec::new();
@@ -112,7 +112,7 @@ impl CniNetwork {
 
     async fn add(&self, list: &List, request: &AttachRequest) -> Result<Record> {
         let mut record = Record::new(list, request, INTERFACE);
-        // On file before the first plugin runs: whatever a crash leaves is found and taken away.
+        // Recorded before the first plugin runs, so that a crash leaves nothing unknown.
         self.cache.save(&record)?;
         for plugin in &list.plugins {
             let input = plugin.input(list, &record.runtime_config, record.result.as_ref());
@@ -126,7 +126,7 @@ impl CniNetwork {
         Ok(record)
     }
 
-    /// Looks whether everything is still as it was made.
+    /// Runs CHECK for an attachment.
     async fn check(&self, record: &Record) -> Result<()> {
         let list = List::parse(record.list.clone())?;
         if list.disable_check || list.version < Version::V0_4_0 {
@@ -142,10 +142,10 @@ impl CniNetwork {
         Ok(())
     }
 
-    /// Undoes what was added, the last plugin first.
+    /// Runs DEL, the last plugin first.
     async fn delete(&self, record: &Record, netns: Option<&Path>) -> Result<()> {
         let list = List::parse(record.list.clone())?;
-        // Older plugins do not expect to be told what they said.
+        // Older plugins do not expect the previous result.
         let previous = record
             .result
             .as_ref()
@@ -161,12 +161,12 @@ impl CniNetwork {
         self.cache.remove(&record.sandbox_id)
     }
 
-    /// Has plugins free what belongs to no attachment that we know of.
+    /// Runs GC: plugins free what belongs to no known attachment.
     async fn collect(&self) -> Result<()> {
         let list = match self.current().await {
             Ok(list) => list,
             Err(error) => {
-                debug!(%error, "nothing to collect in");
+                debug!(%error, "no CNI network for garbage collection");
                 return Ok(());
             }
         };
@@ -182,14 +182,14 @@ impl CniNetwork {
         for plugin in &list.plugins {
             let mut input = plugin.input(&list, &Value::Null, None);
             input["cni.dev/valid-attachments"] = json!(valid);
-            // One that cannot collect must not keep the node down: it is tried at the next start.
+            // A failed GC must not block the node: it is retried at the next start.
             let nobody = plugin::Call::default();
             let done = self
                 .plugins
                 .run(Command::Gc, &plugin.kind, &nobody, &input)
                 .await;
             if let Err(error) = done {
-                warn!(plugin = plugin.kind, error = error.message, "not collected");
+                warn!(plugin = plugin.kind, error = error.message, "CNI GC failed");
             }
         }
         Ok(())
@@ -220,7 +220,7 @@ impl PodNetwork for CniNetwork {
                 self.check(&record).await?;
                 return Ok(known);
             }
-            // Somebody was interrupted.
+            // An earlier attachment was interrupted.
             self.delete(&record, Some(&request.netns)).await?;
         }
         let list = self.current().await?;
@@ -233,7 +233,7 @@ impl PodNetwork for CniNetwork {
             failed => {
                 let netns = Some(request.netns.as_path());
                 if let Err(undo) = self.detach(&request.sandbox_id, netns).await {
-                    warn!(sandbox = request.sandbox_id, error = %undo, "half an attachment is left");
+                    warn!(sandbox = request.sandbox_id, error = %undo, "cannot undo a partial attachment");
                 }
                 Err(failed.err().unwrap_or_else(|| Error::Cni {
                     network: list.name,
@@ -258,12 +258,9 @@ impl PodNetwork for CniNetwork {
     async fn retain(&self, alive: &BTreeSet<String>) -> Result<()> {
         for record in self.cache.records()? {
             if !alive.contains(&record.sandbox_id) {
-                info!(
-                    sandbox = record.sandbox_id,
-                    "detaching a sandbox that is gone"
-                );
+                info!(sandbox = record.sandbox_id, "detaching removed sandbox");
                 if let Err(error) = self.delete(&record, None).await {
-                    warn!(sandbox = record.sandbox_id, %error, "not detached");
+                    warn!(sandbox = record.sandbox_id, %error, "cannot detach sandbox");
                 }
             }
         }
@@ -271,7 +268,7 @@ impl PodNetwork for CniNetwork {
     }
 
     async fn set_pod_cidrs(&self, _cidrs: Vec<IpNet>) -> Result<()> {
-        // Addresses are the plugins' business.
+        // Plugins assign the addresses.
         Ok(())
     }
 

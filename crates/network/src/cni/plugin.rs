@@ -1,4 +1,4 @@
-//! Plugins as programs: what they are told by environment and standard input, and what they answer.
+//! Runs CNI plugins: their environment, input and output.
 
 use std::{
     io,
@@ -13,10 +13,10 @@ use tokio::{io::AsyncWriteExt, process, time::timeout};
 
 use super::version::Version;
 
-/// A plugin that is silent for so long is killed.
+/// The timeout of a plugin.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// What a plugin is asked to do.
+/// A CNI command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Command {
     Add,
@@ -40,7 +40,7 @@ impl Command {
     }
 }
 
-/// Which pod a call is about; nothing for calls about the whole network.
+/// The pod of a call; empty for calls about the whole network.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Call {
     pub container_id: String,
@@ -49,7 +49,7 @@ pub(super) struct Call {
     pub args: String,
 }
 
-/// Why a plugin did not do it, in its own words.
+/// A plugin's error.
 #[derive(Debug)]
 pub(super) struct Trouble {
     pub plugin: String,
@@ -57,7 +57,7 @@ pub(super) struct Trouble {
     pub message: String,
 }
 
-/// What a plugin writes when it fails.
+/// The error that a plugin prints.
 #[derive(Deserialize)]
 struct Complaint {
     #[serde(default)]
@@ -68,7 +68,7 @@ struct Complaint {
     details: String,
 }
 
-/// What a plugin answers to VERSION.
+/// The response to VERSION.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Spoken {
@@ -76,7 +76,7 @@ struct Spoken {
     supported_versions: Vec<String>,
 }
 
-/// The programs on this machine.
+/// The plugin executables on this machine.
 #[derive(Debug)]
 pub(super) struct Plugins {
     dirs: Vec<PathBuf>,
@@ -99,11 +99,11 @@ impl Plugins {
         })
     }
 
-    /// The versions that a plugin speaks; none if it does not say.
+    /// The versions that a plugin supports; empty if it does not report them.
     pub(super) async fn versions(&self, kind: &str) -> Result<Vec<Version>, Trouble> {
         let newest = Version::V1_1_0.to_string();
         let asked = json!({ "cniVersion": newest });
-        // It must be there; what it says about itself may be anything.
+        // The executable must exist; its response may be anything.
         self.find(kind).map_err(|message| Trouble {
             plugin: kind.into(),
             command: Command::Version.as_str(),
@@ -113,7 +113,7 @@ impl Plugins {
         let answer = match self.run(Command::Version, kind, &nobody, &asked).await {
             Ok(answer) => answer,
             Err(trouble) => {
-                tracing::debug!(plugin = kind, error = trouble.message, "tells no version");
+                tracing::debug!(plugin = kind, error = trouble.message, "no CNI versions");
                 return Ok(Vec::new());
             }
         };
@@ -123,7 +123,7 @@ impl Plugins {
         Ok(texts.iter().filter_map(|text| text.parse().ok()).collect())
     }
 
-    /// Runs a plugin and returns what it wrote.
+    /// Runs a plugin and returns its output.
     pub(super) async fn run(
         &self,
         command: Command,
@@ -175,7 +175,7 @@ impl Plugins {
         let stdin = child.stdin.take();
         let feeding = async {
             if let Some(mut stdin) = stdin {
-                // A plugin that does not read what it does not need is fine.
+                // A plugin need not read its input.
                 let _ = stdin.write_all(input.to_string().as_bytes()).await;
             }
         };
@@ -184,7 +184,7 @@ impl Plugins {
     }
 }
 
-/// A plugin's own words, or the next best.
+/// The plugin's error message, or its other output.
 fn complaint(output: &Output) -> String {
     if let Ok(complaint) = serde_json::from_slice::<Complaint>(&output.stdout)
         && !complaint.msg.is_empty()

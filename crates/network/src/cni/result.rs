@@ -1,4 +1,4 @@
-//! What plugins answer to ADD, in the forms of every version.
+//! Results of ADD, in the formats of all versions.
 
 use std::net::IpAddr;
 
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::{plugin::Trouble, version::Version};
 use crate::IpNet;
 
-/// A result that can be passed on: with its version, which some plugins leave out.
+/// Completes a result with its version, which some plugins omit.
 pub(super) fn complete(
     mut answer: Value,
     plugin: &str,
@@ -27,11 +27,11 @@ pub(super) fn complete(
     Ok(answer)
 }
 
-/// The addresses of a pod's link, in the order of the result.
+/// The addresses of the pod's interface, in the order of the result.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Addresses(pub Vec<IpAddr>);
 
-/// Since 0.3.0, `ips` with the links they belong to; before, one of each family.
+/// Since 0.3.0, `ips` with their interfaces; before, one of each family.
 #[derive(Deserialize)]
 struct Answer {
     #[serde(default)]
@@ -67,7 +67,7 @@ impl Addresses {
             .map_err(|error| format!("a result that cannot be read: {error}"))?;
         let links = result.interfaces.unwrap_or_default();
         let ips = result.ips.unwrap_or_default();
-        // An address of a link on the node's side, or of another one of the pod, is not the pod's.
+        // Skip addresses of a host interface, or of another interface of the pod.
         let own = |ip: &&Ip| match ip.interface.and_then(|at| links.get(at)) {
             Some(link) => link.name == interface && !link.sandbox.is_empty(),
             None => ip.interface.is_none(),

@@ -1,5 +1,4 @@
-//! What a pod's plugins are offered beyond their configuration, by the names of the capabilities
-//! that ask for it.
+//! The `runtimeConfig` of a pod, by the plugins' capabilities.
 
 use serde_json::{Map, Value, json};
 
@@ -8,11 +7,11 @@ use crate::{
     shape::{EGRESS, INGRESS},
 };
 
-/// The addresses that a pod wants, separated by commas, and its hardware address.
+/// The annotations with the requested addresses, separated by commas, and hardware address.
 const IPS: &str = "cni.mainstay.local/ips";
 const MAC: &str = "cni.mainstay.local/mac";
 
-/// Plugins keep bursts in 32 bits.
+/// Plugins store bursts in 32 bits.
 const BURST: u64 = i32::MAX as u64;
 
 pub(super) fn of(request: &AttachRequest) -> Value {
@@ -72,8 +71,7 @@ fn bandwidth(request: &AttachRequest) -> Option<Value> {
     (!bandwidth.is_empty()).then_some(Value::Object(bandwidth))
 }
 
-/// A whole quantity of bits: `10M`, `1Gi`, `500000`. What the API server let through but makes no
-/// sense here limits nothing.
+/// A whole quantity of bits: `10M`, `1Gi`, `500000`. Invalid values mean no limit.
 pub(crate) fn bits(text: &str) -> Option<u64> {
     let end = text
         .find(|c: char| !c.is_ascii_digit() && c != '.')
@@ -103,7 +101,7 @@ mod tests {
     use crate::{DnsSettings, PortMapping, Protocol};
 
     #[test]
-    fn everything_a_pod_asks_for_is_offered_by_its_name() {
+    fn runtime_config_has_every_capability_of_the_pod() {
         let annotations = [
             (INGRESS, "10M"),
             (EGRESS, "1.5Ki"),

@@ -1,4 +1,4 @@
-//! The versions of the CNI specification that we speak.
+//! The supported versions of the CNI specification.
 
 use std::{fmt, str::FromStr};
 
@@ -12,7 +12,7 @@ impl Version {
     pub(super) const V1_1_0: Self = Self(1, 1, 0);
 }
 
-/// Every one that we speak.
+/// All supported versions.
 pub(super) const ALL: &[Version] = &[
     Version::V0_1_0,
     Version(0, 2, 0),

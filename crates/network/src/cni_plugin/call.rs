@@ -1,4 +1,4 @@
-//! What a runtime asks a plugin, and how a plugin fails, in the specification's words.
+//! A runtime's call of a CNI plugin, and its errors, as in the specification.
 
 use std::{collections::BTreeMap, fmt::Display, net::IpAddr, path::PathBuf};
 
@@ -12,7 +12,7 @@ use crate::{
     shape::{EGRESS, INGRESS},
 };
 
-/// The specification's codes of failures.
+/// The specification's error codes.
 pub(super) const INCOMPATIBLE_VERSION: u32 = 1;
 pub(super) const UNKNOWN_CONTAINER: u32 = 3;
 pub(super) const INVALID_ENVIRONMENT: u32 = 4;
@@ -21,17 +21,17 @@ pub(super) const DECODING: u32 = 6;
 pub(super) const INVALID_CONFIG: u32 = 7;
 pub(super) const TRY_AGAIN: u32 = 11;
 pub(super) const NOT_AVAILABLE: u32 = 50;
-/// The first code that plugins give themselves.
+/// The first code for plugins' own errors.
 pub(super) const NETWORK: u32 = 100;
 
-/// Longer ids would be no names of files.
+/// The maximum length of an id, which becomes a file name.
 const LONGEST_ID: usize = 200;
 /// The names of Kubernetes' arguments.
 const POD_NAMESPACE: &str = "K8S_POD_NAMESPACE";
 const POD_NAME: &str = "K8S_POD_NAME";
 const POD_UID: &str = "K8S_POD_UID";
 
-/// Why a command failed.
+/// A failed command.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
     pub code: u32,
@@ -49,7 +49,7 @@ impl Failure {
         }
     }
 
-    /// The form that runtimes read.
+    /// The JSON form of an error.
     pub fn shown(&self, config: &[u8]) -> Value {
         let config: Value = serde_json::from_slice(config).unwrap_or_default();
         let asked = config["cniVersion"].as_str();
@@ -68,7 +68,7 @@ pub struct Call {
     pub config: Value,
 }
 
-/// `runtimeConfig`, as far as it is used.
+/// The supported parts of `runtimeConfig`.
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 struct RuntimeConfig {
@@ -76,7 +76,7 @@ struct RuntimeConfig {
     bandwidth: Bandwidth,
 }
 
-/// containerd writes the names of Go's fields, which Go's plugins read as well.
+/// containerd writes Go's field names, which Go's plugins accept as well.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Mapping {
@@ -100,7 +100,7 @@ struct Bandwidth {
 }
 
 impl Call {
-    /// Reads a command from the configuration and the environment.
+    /// Parses a command from the configuration and the environment.
     pub fn new(input: &[u8], variable: impl Fn(&str) -> Option<String>) -> Result<Self, Failure> {
         let config: Value = serde_json::from_slice(input).map_err(|error| {
             Failure::new(DECODING, "cannot decode the network configuration", error)
@@ -135,7 +135,7 @@ impl Call {
         Ok(call)
     }
 
-    /// Which variables a command needs.
+    /// Checks the variables that a command requires.
     fn require(&self, link: Option<&str>) -> Result<(), Failure> {
         let needed: &[&str] = match self.command.as_str() {
             "ADD" | "CHECK" => &["CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME"],
@@ -175,7 +175,7 @@ impl Call {
         Ok(())
     }
 
-    /// The id becomes the name of a file: only what the specification allows is one.
+    /// The id becomes a file name: rejects what the specification does not allow.
     pub fn check_id(&self) -> Result<(), Failure> {
         let id = self.container_id.as_bytes();
         let is_allowed = |byte: &u8| byte.is_ascii_alphanumeric() || b"_.-".contains(byte);
@@ -188,12 +188,12 @@ impl Call {
         Err(Failure::new(INVALID_ENVIRONMENT, message, details))
     }
 
-    /// The version that the answer has.
+    /// The version of the response.
     pub fn version(&self) -> &str {
         self.config["cniVersion"].as_str().unwrap_or("1.1.0")
     }
 
-    /// The sandbox that wants to be connected.
+    /// The attach request.
     pub fn request(&self) -> Result<AttachRequest, Failure> {
         let asked = match &self.config["runtimeConfig"] {
             Value::Null => RuntimeConfig::default(),
@@ -227,7 +227,7 @@ impl Call {
         })
     }
 
-    /// The containers that are still there, for GC.
+    /// The attachments to keep, for GC.
     pub fn valid_attachments(&self) -> Result<Vec<String>, Failure> {
         let listed = self.config["cni.dev/valid-attachments"].as_array();
         let listed = listed.ok_or_else(|| {
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_meant_has_the_code_of_the_specification() {
+    fn invalid_calls_have_the_error_codes_of_the_specification() {
         let good = json!({"cniVersion": "1.1.0", "name": "n"});
         let code =
             |config: &Value, variables: &[(&str, &str)]| call(config, variables).unwrap_err().code;

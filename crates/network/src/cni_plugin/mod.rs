@@ -1,8 +1,8 @@
-//! The built-in network as a CNI plugin, for runtimes that make pods themselves: containerd, CRI-O.
+//! The built-in network as a CNI plugin, for other runtimes: containerd, CRI-O.
 //!
-//! The plugin is this binary, called by the runtime for each command. It answers VERSION by itself and
-//! hands everything else to the node's daemon over a socket ([`server`]): one owner of addresses, and a
-//! pod's policies are in place before its containers start.
+//! The plugin is this binary, called by the runtime for each command. It answers VERSION itself and
+//! passes everything else to the node's daemon over a socket ([`server`]): addresses have one
+//! owner, and a pod's network policies are in place before its containers start.
 
 mod call;
 mod server;
@@ -20,18 +20,18 @@ use serde_json::{Value, json};
 pub use call::{Call, Failure};
 pub use server::CniServer;
 
-/// The versions of the protocol that are spoken, the newest last.
+/// The supported versions of the specification, the newest last.
 pub const VERSIONS: [&str; 5] = ["0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
-/// How long the daemon is waited for: it waits for policies itself.
+/// The timeout of a call to the daemon, which itself waits for policies.
 const PATIENCE: Duration = Duration::from_secs(90);
 
-/// Whether a runtime has called this binary as a plugin.
+/// Whether a runtime called this binary as a plugin.
 pub fn is_called() -> bool {
     std::env::var_os("CNI_COMMAND").is_some()
 }
 
-/// Answers one command: environment and standard input to standard output. `socket_of` says where the
-/// daemon of a data directory listens.
+/// Handles one command, from environment and standard input to standard output. `socket_of` returns
+/// the daemon's socket for a data directory.
 pub fn main(socket_of: impl Fn(Option<&Path>) -> PathBuf) -> ExitCode {
     let mut input = Vec::new();
     let read = std::io::stdin().read_to_end(&mut input);
@@ -49,7 +49,7 @@ pub fn main(socket_of: impl Fn(Option<&Path>) -> PathBuf) -> ExitCode {
     }
 }
 
-/// Answers one command with the environment that `variable` reads.
+/// Handles one command with the environment that `variable` reads.
 pub fn answer(
     input: &[u8],
     variable: impl Fn(&str) -> Option<String>,
@@ -69,11 +69,11 @@ pub fn answer(
     ask(&socket, &call)
 }
 
-/// Hands a call to the daemon.
+/// Passes a call to the daemon.
 fn ask(socket: &Path, call: &Call) -> Result<Value, Failure> {
     let unavailable = |error: std::io::Error| {
         let details = format!("{}: {error}", socket.display());
-        // STATUS has a code of its own for this; others are tried again.
+        // STATUS has its own error code; other commands are retried.
         match call.command.as_str() {
             "STATUS" => Failure::new(call::NOT_AVAILABLE, "mainstay does not run here", details),
             _ => Failure::new(call::TRY_AGAIN, "mainstay does not run here", details),

@@ -1,4 +1,4 @@
-//! The daemon's side: answers the plugin's calls with the node's pod network.
+//! The daemon's side of the CNI plugin: handles its calls with the node's pod network.
 
 use std::{
     collections::BTreeSet, fs, net::IpAddr, os::unix::fs::PermissionsExt, path::PathBuf, sync::Arc,
@@ -22,22 +22,22 @@ use crate::{
     routes::Peer,
 };
 
-/// Calls that may be under way at once.
+/// The maximum number of concurrent calls.
 const AT_ONCE: usize = 64;
-/// How long a call may take to arrive, and the longest that there is.
+/// The timeout for receiving a call, and its maximum length.
 const ARRIVES_WITHIN: Duration = Duration::from_secs(5);
 const LONGEST: u64 = 1 << 20;
 
-/// Serves the socket that the plugin asks.
+/// Serves the plugin's socket.
 pub struct CniServer {
-    /// Where to listen; only root may.
+    /// The socket, accessible only to root.
     pub socket: PathBuf,
-    /// Connects pods.
+    /// Attaches pods.
     pub network: Arc<dyn PodNetwork>,
-    /// The same, without what stands around it: looks at links.
+    /// The same network without wrappers, to inspect links.
     pub routed: Arc<RoutedNetwork>,
-    /// The nodes of the cluster, for this node's pod ranges. A runtime of our own is told them by the
-    /// kubelet; another one does not tell us.
+    /// The nodes of the cluster, for this node's pod CIDRs. Our own runtime gets these from the
+    /// kubelet; another one does not pass them on.
     pub nodes: watch::Receiver<Option<Vec<Peer>>>,
     /// This node.
     pub node_name: String,
@@ -57,7 +57,7 @@ impl Service for CniServer {
             let listener = self.listen()?;
             context.spawn("ranges", self.clone().follow_ranges());
             context.ready();
-            info!(socket = %self.socket.display(), "CNI calls are answered");
+            info!(socket = %self.socket.display(), "serving CNI calls");
             let limit = Arc::new(Semaphore::new(AT_ONCE));
             loop {
                 let stream = tokio::select! {
@@ -71,7 +71,7 @@ impl Service for CniServer {
                 context.spawn("call", async move {
                     let _permit = permit;
                     if let Err(error) = server.talk(stream).await {
-                        debug!(%error, "a call ended early");
+                        debug!(%error, "CNI call ended early");
                     }
                 });
             }
@@ -97,7 +97,7 @@ impl CniServer {
         Ok(listener)
     }
 
-    /// Gives the network the ranges that the node has.
+    /// Sets the network's pod CIDRs to those of the node.
     async fn follow_ranges(self: Arc<Self>) {
         let mut nodes = self.nodes.clone();
         loop {
@@ -108,7 +108,7 @@ impl CniServer {
             if let Some(cidrs) = own.filter(|cidrs| !cidrs.is_empty())
                 && let Err(error) = self.network.set_pod_cidrs(cidrs).await
             {
-                warn!(%error, "the node's pod ranges were not taken over");
+                warn!(%error, "cannot apply the node's pod CIDRs");
             }
             if nodes.changed().await.is_err() {
                 return;
@@ -172,7 +172,7 @@ impl CniServer {
         Ok(result(call, &attachment, &host_link, mtu))
     }
 
-    /// Whether what ADD made is still there; changes nothing.
+    /// Checks that the result of ADD still exists; changes nothing.
     async fn check(&self, call: &Call) -> Result<Value, Failure> {
         let missing =
             |what: String| Failure::new(call::UNKNOWN_CONTAINER, "not as it was made", what);
@@ -208,7 +208,7 @@ fn failure(error: Error) -> Failure {
     }
 }
 
-/// What ADD answers, in the form of the version that was asked for.
+/// The result of ADD in the requested version.
 fn result(call: &Call, attachment: &Attachment, host_link: &str, mtu: u32) -> Value {
     let version = call.version();
     let netns = call.netns.clone().unwrap_or_default();

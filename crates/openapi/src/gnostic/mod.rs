@@ -1,22 +1,22 @@
-//! Documents as protobuf: the messages that clients know as `openapi.v2.Document` and
-//! `openapi.v3.Document`, written after tables of their fields.
+//! Documents as protobuf: the messages `openapi.v2.Document` and `openapi.v3.Document`, encoded by
+//! tables of their fields.
 
 mod v2;
 mod v3;
 
 use machinery::{Object, Value};
 
-/// The whole older document.
+/// The OpenAPI v2 document.
 pub(super) fn v2(document: &Value) -> Vec<u8> {
     v2::DOCUMENT.encode(document)
 }
 
-/// The whole newer document.
+/// The OpenAPI v3 document.
 pub(super) fn v3(document: &Value) -> Vec<u8> {
     v3::DOCUMENT.encode(document)
 }
 
-/// How a value is written.
+/// The encoding of a value.
 #[derive(Clone, Copy)]
 enum Form {
     Text,
@@ -24,30 +24,31 @@ enum Form {
     Flag,
     Integer,
     Double,
-    /// Any value, as text of its own.
+    /// Any value, as text.
     Any,
     Anys,
     Message(&'static Message),
     Messages(&'static Message),
-    /// Names and messages; the names become entries of a list inside the message, under this number.
+    /// Names and messages; the names become entries of a list inside the message, under this
+    /// number.
     Named(u32, &'static Message),
-    /// One text or several, inside a message of their own.
+    /// One string or several, inside a message.
     OneOrMore,
-    /// A message or a flag.
+    /// A message or a boolean.
     MessageOrFlag(&'static Message),
-    /// A number, a flag or a text; others are left out.
+    /// A number, boolean or string; others are left out.
     Scalar,
-    /// Lists of names with what each of them demands.
+    /// Lists of security requirements.
     Requirements,
 }
 
 enum Message {
     Fields {
         fields: &'static [(&'static str, u32, Form)],
-        /// Where fields that start with `x-` go.
+        /// The field number of `x-` extensions.
         extensions: u32,
     },
-    /// One of several messages, under its number; the value says which.
+    /// One of several messages, under its number, chosen by the value.
     Choice(fn(&Object) -> (u32, &'static Message)),
 }
 
@@ -90,7 +91,7 @@ fn field(out: &mut Vec<u8>, number: u32, form: Form, value: &Value) {
         Form::Text => bytes(out, number, value.as_str().unwrap_or_default().as_bytes()),
         Form::Texts => texts(out, number, value),
         Form::Flag => integer(out, number, u64::from(value.as_bool().unwrap_or_default())),
-        // Two's complement, as protobuf writes negative numbers.
+        // Two's complement, protobuf's form of negative numbers.
         Form::Integer => integer(out, number, value.as_i64().unwrap_or_default() as u64),
         Form::Double => double(out, number, value.as_f64().unwrap_or_default()),
         Form::Any => bytes(out, number, &any(value)),
@@ -159,7 +160,7 @@ fn named(name: &str, value: &[u8]) -> Vec<u8> {
     out
 }
 
-/// Any value is carried as YAML, and JSON is YAML.
+/// Any value is carried as YAML, and JSON is valid YAML.
 fn any(value: &Value) -> Vec<u8> {
     let mut out = Vec::new();
     bytes(&mut out, 2, format!("{value}\n").as_bytes());
@@ -196,7 +197,7 @@ mod tests {
 
     use super::*;
 
-    /// What a message has under a number.
+    /// The fields of a message with a number.
     fn get(mut message: &[u8], wanted: u64) -> Vec<Vec<u8>> {
         let mut found = Vec::new();
         let read = |message: &mut &[u8]| {

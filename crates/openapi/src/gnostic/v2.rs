@@ -1,4 +1,4 @@
-//! The fields of the older document's messages.
+//! The fields of OpenAPI v2 messages.
 
 use super::{Form, Message};
 

@@ -1,4 +1,4 @@
-//! The fields of the newer document's messages.
+//! The fields of OpenAPI v3 messages.
 
 use super::{Form, Message};
 

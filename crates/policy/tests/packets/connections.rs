@@ -1,4 +1,4 @@
-//! Connections that are open, forged packets, pods that are new, and traffic of the node itself.
+//! Open connections, forged packets, new pods, and traffic of the node itself.
 
 use std::{
     io::{Read, Write},
@@ -80,7 +80,7 @@ fn an_open_connection_is_judged_again_when_policies_change() {
             node.policy("x", "deny", deny());
             node.settle().await;
             assert!(!say(&mut stream, 2), "{ip}: an open connection went on");
-            // The server's side is cut as well: nothing that it sends arrives.
+            // The server's side is blocked as well: nothing that it sends arrives.
             node.policy(
                 "x",
                 "deny",
@@ -147,7 +147,7 @@ fn policies_see_the_endpoint_and_not_the_service() {
         node.policy("x", "to-endpoint", to_port(8080));
         node.settle().await;
         assert_eq!(node.pods["a"].ask(service).await, None);
-        // A pod reaches itself, also through a service, whatever policies say.
+        // A pod reaches itself, also through a Service, whatever the policies.
         node.policy("x", "deny", deny());
         node.settle().await;
         assert!(node.pods["b"].ask(service).await.is_some());
@@ -164,14 +164,14 @@ fn a_pod_is_isolated_before_the_api_knows_its_address_and_even_before_its_labels
             "deny-b",
             json!({"podSelector": {"matchLabels": {"pod": "b"}}}),
         );
-        // Known by its labels, not by its address.
+        // Its labels are known, but not its address.
         node.show("x", "b", json!({"pod": "b"}), "here", &[]);
         node.show("x", "a", json!({"pod": "a"}), "here", &[]);
         let a = node.attach("x", "a").await;
         let b = node.attach("x", "b").await;
         assert!(node.outside.ask(at(a[0], 80)).await.is_some());
         assert_eq!(node.outside.ask(at(b[0], 80)).await, None);
-        // Not known at all: nothing passes while the namespace has policies.
+        // Unknown: nothing is allowed while the namespace has policies.
         let c = node.attach("x", "c").await;
         assert_eq!(node.outside.ask(at(c[0], 80)).await, None);
         node.show("x", "c", json!({"pod": "c"}), "here", &c);
@@ -196,7 +196,7 @@ fn an_address_that_changes_hands_is_judged_as_its_new_pod() {
         node.settle().await;
         assert_eq!(node.outside.ask(at(ips[0], 80)).await, None);
         node.network.detach("old", None).await.unwrap();
-        // The API still shows the old pod; whoever has its address now is another one.
+        // The API still shows the old pod; its address now belongs to another one.
         node.show("x", "new", json!({"pod": "new"}), "here", &ips);
         let key = ("x".to_owned(), "new".to_owned());
         node.enforcer.admit(key, &ips).await.unwrap();
@@ -223,10 +223,10 @@ fn rules_stay_without_the_enforcer_and_the_next_run_writes_the_same() {
     });
 }
 
-/// Sends one datagram from an address that the sender does not have by right.
+/// Sends a datagram with a forged source address.
 fn send_from(source: IpAddr, to: SocketAddr, text: &'static str) {
     let socket = UdpSocket::bind(SocketAddr::new(source, 0)).unwrap();
-    // The kernel may say at once that there is no way.
+    // The kernel may report at once that there is no route.
     let _ = socket.send_to(text.as_bytes(), to);
 }
 
@@ -254,7 +254,7 @@ fn a_pod_cannot_send_from_an_address_that_is_not_its_own() {
                 let forge = move || send_from(source, to, "forged");
                 netns::run(pod.path(), forge).await.unwrap();
             }
-            // The neighbour cannot either.
+            // The neighbour cannot do so either.
             let victim = victim[index];
             node.outside
                 .command(&format!("ip address add {victim}/{length}"))

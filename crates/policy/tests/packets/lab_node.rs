@@ -1,4 +1,4 @@
-//! A node with the pod network and the enforcer, fed by hand.
+//! A node with the pod network and the enforcer, with fake informers.
 
 use std::{
     collections::BTreeMap,
@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 pub(crate) const ID: &str = "0123abcd";
 pub(crate) const PORTS: [u16; 2] = [80, 81];
 
-/// Where a pod of the neighbour is.
+/// The addresses of a pod on the neighbour.
 pub(crate) const REMOTE: [&str; 2] = ["10.42.1.7", "fd42:0:0:1::7"];
 
 pub(crate) struct LabNode {
@@ -56,7 +56,7 @@ impl LabNode {
             node_ips: vec![NODE_IP, "fd00::1".parse().unwrap()],
             mtu: 1500,
         };
-        // Addresses of its own beside IPv4, and a way to the neighbour's pods.
+        // IPv6 addresses of its own, and routes to the neighbour's pods.
         lab::command("ip address add fd00::1/64 dev wire0 nodad");
         lab::command(&format!("ip route add 10.42.1.0/24 via {OUTSIDE_IP}"));
         lab::command("ip route add fd42:0:0:1::/64 via fd00::2");
@@ -69,7 +69,7 @@ impl LabNode {
         ] {
             outside.command(&line).await;
         }
-        // Without link-local addresses neighbours cannot be asked for.
+        // Neighbour discovery needs link-local addresses.
         let tentative = "ip -6 -o address show tentative";
         while !lab::command(tentative).is_empty() || !outside.command(tentative).await.is_empty() {
             tokio::time::sleep(std::time::Duration::from_millis(5)).await;
@@ -102,7 +102,7 @@ impl LabNode {
         node
     }
 
-    /// Starts a run of the enforcer; ends the one before.
+    /// Starts a run of the enforcer; ends the previous one.
     pub(crate) fn run(&mut self) {
         self.run.cancel();
         self.run = CancellationToken::new();
@@ -115,7 +115,7 @@ impl LabNode {
         self.run.cancel();
     }
 
-    /// Returns when everything that was put into the sources is in the kernel.
+    /// Returns when all changes of the informers are in the kernel.
     pub(crate) async fn settle(&self) {
         let nobody = ("nowhere".to_owned(), "nobody".to_owned());
         let address = [IpAddr::from([10, 42, 0, 250])];
@@ -143,7 +143,7 @@ impl LabNode {
         }
     }
 
-    /// Connects a pod that answers with its name on [`PORTS`]; the API does not know it yet.
+    /// Attaches a pod that answers with its name on [`PORTS`]; it is not in the API yet.
     pub(crate) async fn attach(&mut self, namespace: &str, name: &str) -> Vec<IpAddr> {
         let pod = Arc::new(Namespace::new());
         let request = AttachRequest {
@@ -162,7 +162,7 @@ impl LabNode {
         attachment.addresses
     }
 
-    /// Shows a pod in the API.
+    /// Adds a pod to the API.
     pub(crate) fn show(
         &self,
         namespace: &str,
@@ -184,7 +184,7 @@ impl LabNode {
             .upsert(serde_json::from_value(object).unwrap());
     }
 
-    /// Both.
+    /// Attaches a pod and adds it to the API.
     pub(crate) async fn start_pod(
         &mut self,
         namespace: &str,
@@ -196,7 +196,7 @@ impl LabNode {
         addresses
     }
 
-    /// What is in the enforcer's table, without counters and in any order.
+    /// The enforcer's table, without counters and sorted.
     pub(crate) fn table(&self) -> String {
         let listing = lab::command(&format!("nft -s list table inet mainstay-{ID}-policy"));
         let (_, inside) = listing.split_once("{\n").unwrap();

@@ -1,4 +1,4 @@
-//! Who reaches whom under which policies, for IPv4 and IPv6, TCP and UDP.
+//! Which pods reach which under which policies, for IPv4 and IPv6, TCP and UDP.
 
 use std::{
     collections::BTreeSet,
@@ -69,7 +69,7 @@ impl Site {
         both_families(&self.ask_everybody().await)
     }
 
-    /// Asks from everybody to everybody at once; names end with the family.
+    /// Connects from every pod to every other at once; names end with the family.
     async fn ask_everybody(&self) -> Reached {
         let mut asking = tokio::task::JoinSet::new();
         for (client, namespace) in &self.node.pods {
@@ -106,7 +106,7 @@ impl Site {
     }
 }
 
-/// Policies do not tell families apart here: what is reached by one must be reached by both.
+/// Policies are the same for both families here: the results must be equal.
 fn both_families(names: &Reached) -> Reached {
     let strip = |family: char| -> Reached {
         let of_family = names.iter().filter_map(|name| name.strip_suffix(family));
@@ -117,7 +117,7 @@ fn both_families(names: &Reached) -> Reached {
     four
 }
 
-/// `*>b:80` stands for all clients and both protocols; a part that is absent stands for all.
+/// `*>b:80` stands for all clients and both protocols; a missing part stands for all.
 fn expand(pattern: &str) -> Vec<String> {
     let (client, server) = pattern.split_once('>').unwrap();
     let (server, protocol) = server.split_once('/').unwrap_or((server, "*"));

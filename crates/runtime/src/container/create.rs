@@ -1,4 +1,4 @@
-//! Making a container: its root file system, its configuration and its record. No process yet.
+//! Creates a container: its root file system, its OCI configuration and its record. No process yet.
 
 use std::{
     fs,
@@ -25,7 +25,7 @@ use crate::{
 };
 
 impl Engine {
-    /// Makes a container and returns its id.
+    /// Creates a container and returns its id.
     pub(crate) async fn create_container(
         self: &Arc<Self>,
         sandbox_id: &str,
@@ -133,7 +133,7 @@ impl Engine {
         }))
     }
 
-    /// Mounts the images that the container wants as volumes, and tells their layers.
+    /// Mounts the image volumes of the container, and returns their layers.
     fn bind_images(
         &self,
         dir: &Path,
@@ -165,7 +165,7 @@ impl Engine {
     }
 }
 
-/// A path of a mounted image, without being led out of it.
+/// A path in a mounted image, which cannot lead out of it.
 fn inside(root: &Path, sub_path: &str) -> Result<PathBuf> {
     if sub_path.is_empty() {
         return Ok(root.to_path_buf());
@@ -177,8 +177,8 @@ fn inside(root: &Path, sub_path: &str) -> Result<PathBuf> {
     fs::read_link(&link).map_err(Error::file(link))
 }
 
-/// The directory a process starts in is made if the image lacks it; what cannot be made there is
-/// reported when the process starts.
+/// Creates the working directory if the image lacks it; an error is reported when the process
+/// starts.
 fn make_working_dir(rootfs: &Path, built: &Built) {
     if let Some(cwd) = built.spec["process"]["cwd"].as_str() {
         let _ = rooted::create_dir_all(rootfs, cwd);
@@ -197,7 +197,7 @@ fn log_path(directory: &str, path: &str) -> Result<Option<PathBuf>> {
     Ok(Some(Path::new(directory).join(path)))
 }
 
-/// The pod's choice, or the image's, or SIGTERM.
+/// The stop signal of the pod, of the image, or SIGTERM.
 fn stop_signal(config: &ContainerConfig, image: &str) -> Result<i32> {
     match Signal::try_from(config.stop_signal) {
         Ok(Signal::RuntimeDefault) => Ok(signals::number(image).unwrap_or(libc::SIGTERM)),

@@ -1,4 +1,4 @@
-//! Running further commands in a container.
+//! Runs commands in a container.
 
 use std::{
     fs::File,
@@ -24,14 +24,14 @@ use crate::{
     spec,
 };
 
-/// The most output that is kept of a command that is waited for.
+/// The maximum output of ExecSync.
 const MAX_OUTPUT: u64 = 16 * 1024 * 1024;
 
-/// How long output may still come after a command has ended: it may have left children behind that
-/// hold its streams.
+/// How long output is read after a command has ended: its child processes may keep the streams
+/// open.
 const DRAIN: Duration = Duration::from_secs(1);
 
-/// What a command wrote and how it ended.
+/// The output and exit code of a command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ExecOutput {
     /// Standard output.
@@ -42,7 +42,7 @@ pub(crate) struct ExecOutput {
     pub code: i32,
 }
 
-/// A command at work.
+/// A running command.
 pub(crate) struct Process {
     sandbox: Arc<Sandbox>,
     exec: String,
@@ -52,7 +52,7 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// Waits for its end.
+    /// Waits until it has ended.
     pub(crate) async fn exit(&mut self) -> Result<Exit> {
         (&mut self.exit)
             .await
@@ -89,7 +89,7 @@ impl Engine {
         let sandbox = self.sandbox(&container.facts.sandbox)?;
         let shim = sandbox.shim()?;
         let exec = id::generate();
-        // Where the OCI runtime keeps the container's state: gone with it, and not on a disk.
+        // The OCI runtime's state directory: on tmpfs, and removed with the container.
         let scratch = self.oci_root().join(&container.id);
         let process = scratch.join(format!("exec-{}.json", &exec[..16]));
         let spec = disk::load(&container.dir.join("config.json"))?;
@@ -122,7 +122,7 @@ impl Engine {
         }
     }
 
-    /// Runs a command, waits for it and returns what it wrote. Zero means no timeout.
+    /// Runs a command and returns its output. A timeout of zero means none.
     pub(crate) async fn exec_sync(
         self: &Arc<Self>,
         container: &str,
@@ -178,9 +178,9 @@ fn pipe() -> io::Result<(pipe::Receiver, OwnedFd)> {
     Ok((pipe::Receiver::from_owned_fd(reader.into())?, writer.into()))
 }
 
-/// Reads to the end; what is too much is read and dropped, so that the command does not stall.
+/// Reads to the end; output beyond the limit is discarded, so that the command does not block.
 async fn read(mut pipe: pipe::Receiver, bytes: &mut Vec<u8>) {
-    // What came before an error is worth keeping.
+    // Keep what was read before an error.
     let _ = (&mut pipe).take(MAX_OUTPUT).read_to_end(bytes).await;
     let _ = tokio::io::copy(&mut pipe, &mut tokio::io::sink()).await;
 }

@@ -1,4 +1,4 @@
-//! Containers of a sandbox: their record on disk, their life and what CRI is told about them.
+//! Containers of a sandbox: their records on disk, their state and their CRI status.
 
 mod create;
 mod exec;
@@ -32,53 +32,53 @@ use crate::{
 pub(crate) struct Container {
     /// Its id.
     pub id: String,
-    /// How it was asked for.
+    /// The CRI configuration.
     pub config: ContainerConfig,
-    /// What does not change.
+    /// Immutable properties.
     pub facts: Facts,
-    /// What changes; watched by whoever waits for its end.
+    /// The current status, watched by callers that wait for its end.
     status: watch::Sender<Status>,
     dir: PathBuf,
-    /// Its limits as they were changed last, if they were.
+    /// Resources after the last update, if there was one.
     limits: Mutex<Option<LinuxContainerResources>>,
-    /// What it has written to its root.
+    /// The usage of its writable layer.
     written: Measured,
-    /// Held while it is started, changed or removed.
+    /// Held while the container is started, changed or removed.
     changing: tokio::sync::Mutex<()>,
 }
 
-/// What is known about a container once it exists.
+/// Immutable properties of a container.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Facts {
-    /// The sandbox it belongs to.
+    /// The sandbox of the container.
     pub sandbox: String,
-    /// When it was made, in nanoseconds since 1970.
+    /// When it was created, in nanoseconds since 1970.
     pub created_at: i64,
     /// The image's id.
     pub image_id: String,
-    /// How the image can be pulled again, or its id.
+    /// A pullable reference of the image, or its id.
     pub image_ref: String,
-    /// The image's layers that it stands on.
+    /// The image layers that it uses.
     pub layers: Vec<String>,
     /// Its cgroup.
     pub cgroup: String,
-    /// Its log, if it has one.
+    /// The path of its log, if it has one.
     pub log: Option<PathBuf>,
-    /// Whom it runs as.
+    /// The user and groups of its process.
     pub identity: Identity,
-    /// Its other processes survive the first one.
+    /// Whether other processes survive the first one (a shared PID namespace).
     pub shares_pids: bool,
-    /// The number of the signal that asks it to end.
+    /// The number of the stop signal.
     pub stop_signal: i32,
-    /// Another OCI runtime than the built-in one.
+    /// The OCI runtime, if not the built-in one.
     pub oci_runtime: Option<PathBuf>,
 }
 
-/// Where a container stands.
+/// The state of a container.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Phase {
-    /// It is being made; found after a crash, it is removed.
+    /// It is being created; after a crash it is removed.
     #[default]
     Creating,
     /// It can be started.
@@ -89,27 +89,27 @@ pub(crate) enum Phase {
     Exited,
 }
 
-/// What changes about a container.
+/// The mutable state of a container.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Status {
-    /// Where it stands.
+    /// The state.
     pub phase: Phase,
-    /// Its first process on the node.
+    /// The host pid of its first process.
     pub pid: i32,
     /// When it was started.
     pub started_at: i64,
     /// When it ended.
     pub finished_at: i64,
-    /// How it ended.
+    /// The exit code.
     pub exit_code: i32,
-    /// Why, in a word.
+    /// The reason, such as `OOMKilled`.
     pub reason: String,
-    /// Why, in a sentence.
+    /// The message.
     pub message: String,
 }
 
 impl Status {
-    /// The state after its process has ended.
+    /// The status after its process has ended.
     pub(crate) fn exited(&self, exit: Exit) -> Self {
         let reason = match (exit.oom, exit.code) {
             (true, _) => "OOMKilled",
@@ -125,7 +125,7 @@ impl Status {
         }
     }
 
-    /// The state of a container whose shim is gone: nobody knows how it ended.
+    /// The status of a container whose shim died, so that its exit code is unknown.
     pub(crate) fn lost(&self, now: i64) -> Self {
         Self {
             phase: Phase::Exited,
@@ -139,12 +139,12 @@ impl Status {
 }
 
 impl Container {
-    /// Where its things are.
+    /// Its directory.
     pub(crate) fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// What it has written beside its image, as measured not long ago.
+    /// The usage of its writable layer, possibly cached.
     pub(crate) fn written(&self) -> Size {
         self.written.get(|| snapshot::written(&self.dir))
     }
@@ -154,7 +154,7 @@ impl Container {
         self.status.borrow().clone()
     }
 
-    /// Whether its process is there.
+    /// Whether its process runs.
     pub(crate) fn is_running(&self) -> bool {
         self.status.borrow().phase == Phase::Running
     }
@@ -168,43 +168,43 @@ impl Container {
             .await;
     }
 
-    /// Writes the new status down, then shows it.
+    /// Persists the new status, then publishes it.
     fn set_status(&self, status: Status) -> Result<()> {
         let saved = disk::record(&self.dir.join("status.json"), &status);
         self.status.send_replace(status);
         saved
     }
 
-    /// Its process has ended. `false` if that was known.
+    /// Records the exit of its process; false if it was recorded before.
     pub(crate) fn settle(&self, exit: Exit) -> bool {
         let status = self.status();
         if status.phase == Phase::Exited {
             return false;
         }
         if let Err(error) = self.set_status(status.exited(exit)) {
-            tracing::warn!(container = self.id, %error, "exit not written down");
+            tracing::warn!(container = self.id, %error, "cannot record container exit status");
         }
         true
     }
 
-    /// Its shim is gone. `false` if it had ended before.
+    /// Records the loss of its shim; false if the container had ended before.
     pub(crate) fn lose(&self, now: i64) -> bool {
         let status = self.status();
         if status.phase != Phase::Running {
             return false;
         }
-        // The shim may have kept the exit just before it died.
+        // The shim may have written the exit record just before it died.
         let status = match disk::load::<Exit>(&self.dir.join(EXIT_FILE)) {
             Ok(exit) => status.exited(exit),
             Err(_) => status.lost(now),
         };
         if let Err(error) = self.set_status(status) {
-            tracing::warn!(container = self.id, %error, "loss not written down");
+            tracing::warn!(container = self.id, %error, "cannot record lost container");
         }
         true
     }
 
-    /// The shim says that it runs: a daemon that died may not have written that down.
+    /// The shim reports that it runs: a daemon that crashed may not have recorded that.
     pub(crate) fn adopt(&self, pid: i32, started_at: i64) {
         let status = self.status();
         if status.pid == pid && status.phase == Phase::Running {
@@ -217,11 +217,11 @@ impl Container {
             ..status
         };
         if let Err(error) = self.set_status(running) {
-            tracing::warn!(container = self.id, %error, "adoption not written down");
+            tracing::warn!(container = self.id, %error, "cannot record adopted container");
         }
     }
 
-    /// Reads a container that an earlier daemon has made.
+    /// Loads a container that an earlier daemon created.
     pub(crate) fn load(config: &Config, id: &str) -> Result<Arc<Self>> {
         let dir = dir(config, id);
         let status = disk::load_last(&dir.join("status.json"))?;
@@ -238,7 +238,7 @@ impl Container {
     }
 }
 
-/// Where a container's things are.
+/// The directory of a container.
 pub(crate) fn dir(config: &Config, id: &str) -> PathBuf {
     config.root_dir.join("containers").join(id)
 }

@@ -1,5 +1,5 @@
-//! Removing a container with everything it left: processes, mounts, cgroup, files. Its log stays:
-//! that is the kubelet's.
+//! Removes a container with its processes, mounts, cgroup and files. The log stays: it belongs to
+//! the kubelet.
 
 use std::{path::Path, sync::Arc, time::Duration};
 
@@ -15,11 +15,11 @@ use crate::{
     shim::protocol::Call,
 };
 
-/// How long a dead container's cgroup may linger.
+/// How long a dead container's cgroup may take to become empty.
 const CGROUP_DEADLINE: Duration = Duration::from_secs(2);
 
 impl Engine {
-    /// Removes a container; a running one is killed first. One that is gone is fine.
+    /// Removes a container; a running one is killed first. One that is gone is no error.
     pub(crate) async fn remove_container(self: &Arc<Self>, id: &str) -> Result<()> {
         let container = match self.container(id) {
             Ok(container) => container,
@@ -57,7 +57,7 @@ impl Engine {
         Ok(())
     }
 
-    /// The last container of an image that is gone leaves layers that nobody needs.
+    /// Sweeps layers if the container's image was removed.
     fn sweep_images(self: &Arc<Self>, container: &Container) {
         if !matches!(self.images.get(&container.facts.image_id), Ok(None)) {
             return;
@@ -66,12 +66,12 @@ impl Engine {
         self.spawn("sweep images", async move {
             let swept = tokio::task::spawn_blocking(move || images.sweep()).await;
             if let Ok(Err(error)) = swept {
-                tracing::warn!(%error, "layers not swept");
+                tracing::warn!(%error, "cannot remove unused layers");
             }
         });
     }
 
-    /// What the OCI runtime keeps about it.
+    /// Deletes the OCI runtime's state of the container.
     async fn delete_oci_state(&self, container: &Container) -> Result<()> {
         let root = self.oci_root();
         if let Some(binary) = &container.facts.oci_runtime {
@@ -93,13 +93,13 @@ impl Engine {
         disk::remove_dir(&root.join(&container.id))
     }
 
-    /// Clears away what a failed creation has left.
+    /// Removes what a failed creation has left.
     pub(crate) async fn discard_container_dir(&self, dir: &Path) {
         let owned = dir.to_path_buf();
         match self.blocking(move || discard(&owned)).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) | Err(error) => {
-                tracing::warn!(dir = %dir.display(), %error, "container directory not removed");
+                tracing::warn!(dir = %dir.display(), %error, "cannot remove container directory");
             }
         }
     }

@@ -1,5 +1,5 @@
-//! Starting a container. When this returns, the container's own program runs; when it fails, the
-//! container has ended with 128 and says why.
+//! Starts a container. On success the container's program was executed; on failure the container
+//! has exit code 128 and a message.
 
 use std::{path::Path, sync::Arc};
 
@@ -17,7 +17,7 @@ use crate::{
 };
 
 impl Engine {
-    /// Starts a container that was created.
+    /// Starts a created container.
     pub(crate) async fn start_container(self: &Arc<Self>, id: &str) -> Result<()> {
         let container = self.container(id)?;
         let _changing = container.changing.lock().await;
@@ -57,8 +57,8 @@ impl Engine {
         }
     }
 
-    /// The log with its limits. The directory above the pod's is trusted: a pod that may write there
-    /// is trusted, too.
+    /// The log with its limits. The parent of the pod's log directory is trusted: a pod that may
+    /// write there is trusted, too.
     fn log_target(&self, container: &Container) -> Option<Target> {
         let log = container.facts.log.as_ref()?;
         let sandbox = self.sandbox(&container.facts.sandbox).ok()?;
@@ -72,7 +72,7 @@ impl Engine {
         })
     }
 
-    /// It runs, unless the news of its end have overtaken us.
+    /// Records that it runs, unless it has ended already.
     fn note_started(&self, container: &Arc<Container>, pid: i32) -> Result<()> {
         let now = stamp::now();
         let mut ended = false;

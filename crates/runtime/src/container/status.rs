@@ -1,4 +1,4 @@
-//! What CRI is told about containers.
+//! CRI messages about containers.
 
 use std::{collections::BTreeMap, path::PathBuf};
 
@@ -16,7 +16,7 @@ impl Container {
         }
     }
 
-    /// One line of a list.
+    /// The entry in a list.
     pub(crate) fn summary(&self) -> v1::Container {
         v1::Container {
             id: self.id.clone(),
@@ -32,7 +32,7 @@ impl Container {
         }
     }
 
-    /// Everything about it.
+    /// The full status.
     pub(crate) fn cri_status(&self) -> v1::ContainerStatus {
         let status = self.status();
         let identity = &self.facts.identity;
@@ -71,7 +71,7 @@ impl Container {
         }
     }
 
-    /// What is asked for with `verbose`.
+    /// The `verbose` information.
     pub(crate) fn info(&self) -> BTreeMap<String, String> {
         let spec = std::fs::read_to_string(self.dir.join("config.json")).unwrap_or_default();
         let spec: serde_json::Value = serde_json::from_str(&spec).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Asking a container to end, and making it.
+//! Stops and kills containers.
 
 use std::{sync::Arc, time::Duration};
 
@@ -12,8 +12,8 @@ use crate::{
 const KILL_DEADLINE: Duration = Duration::from_secs(30);
 
 impl Engine {
-    /// Sends the container's stop signal, waits, and kills what is left after `timeout`. One that
-    /// is not running, or gone, is fine.
+    /// Sends the stop signal and kills the container after `timeout`. One that does not run, or is
+    /// gone, is no error.
     pub(crate) async fn stop_container(
         self: &Arc<Self>,
         id: &str,

@@ -1,4 +1,4 @@
-//! Changing the limits of a container.
+//! Updates the resources of a container.
 
 use std::{io, sync::Arc};
 
@@ -15,11 +15,11 @@ use crate::{
     spec,
 };
 
-/// The file that keeps changed limits.
+/// The file with updated resources.
 pub(super) const FILE: &str = "limits.pb";
 
 impl Container {
-    /// Its limits as they are now.
+    /// The current resources.
     pub(crate) fn limits(&self) -> Option<LinuxContainerResources> {
         let created = || self.config.linux.as_ref()?.resources.clone();
         self.limits.lock().clone().or_else(created)
@@ -27,8 +27,8 @@ impl Container {
 }
 
 impl Engine {
-    /// Changes the limits of a container: of a running one at once, of one that was not started yet
-    /// when it will be.
+    /// Updates the resources of a container: at once if it runs, at its start if it was only
+    /// created.
     pub(crate) async fn update_resources(
         &self,
         container: &Arc<Container>,
@@ -70,7 +70,7 @@ impl Container {
     }
 }
 
-/// Puts the fields of `wanted` over those of `known`, objects field by field.
+/// Merges `wanted` into `known`, objects field by field.
 fn overlay(known: &mut Value, wanted: &Value) {
     match (known, wanted) {
         (Value::Object(known), Value::Object(wanted)) => {
@@ -82,7 +82,7 @@ fn overlay(known: &mut Value, wanted: &Value) {
     }
 }
 
-/// Zero and empty leave the old value.
+/// Zero and empty values keep the old value.
 fn merge(
     mut known: LinuxContainerResources,
     wanted: &LinuxContainerResources,

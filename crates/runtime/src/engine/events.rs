@@ -1,5 +1,5 @@
-//! The stream of container events: each carries the pod as it is at that moment, so that a kubelet
-//! need not ask.
+//! The stream of container events: each contains the current state of the pod, so that a kubelet
+//! need not ask for it.
 
 use cri::v1::{ContainerEventResponse, ContainerEventType};
 
@@ -7,19 +7,19 @@ use super::Engine;
 use crate::{container::Container, sandbox::Sandbox, stamp};
 
 impl Engine {
-    /// Tells listeners what happened to a container.
+    /// Sends an event about a container.
     pub(crate) fn announce(&self, container: &Container, kind: ContainerEventType) {
         let sandbox = self.sandbox(&container.facts.sandbox).ok();
         self.send(&container.id, sandbox.as_deref(), kind);
     }
 
-    /// A sandbox is ready: its event is that of a container with the sandbox' id.
+    /// Sends the event of a ready sandbox: that of a container with the sandbox' id.
     pub(crate) fn announce_sandbox_ready(&self, sandbox: &Sandbox) {
         let started = ContainerEventType::ContainerStartedEvent;
         self.send(&sandbox.id, Some(sandbox), started);
     }
 
-    /// The same when it is gone.
+    /// Sends the event of a removed sandbox.
     pub(crate) fn announce_sandbox_removed(&self, sandbox: &Sandbox) {
         self.send(
             &sandbox.id,
@@ -29,12 +29,12 @@ impl Engine {
     }
 
     fn send(&self, id: &str, sandbox: Option<&Sandbox>, kind: ContainerEventType) {
-        // A later event must not carry older statuses: listeners keep the last ones.
+        // A later event must not contain older statuses: listeners keep the last ones.
         let _in_order = self.announcing.lock();
         let containers = sandbox
             .map(|sandbox| self.containers_of(&sandbox.id))
             .unwrap_or_default();
-        // It is fine when there are no listeners.
+        // No listeners are no error.
         let _ = self.events.send(ContainerEventResponse {
             container_id: id.to_owned(),
             container_event_type: kind.into(),

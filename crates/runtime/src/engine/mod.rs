@@ -1,5 +1,6 @@
-//! The running runtime: what exists, who must be told, and work that outlives the call that began
-//! it. Everything here is rebuilt from disk and from the shims at every start.
+//! The state of the running runtime: sandboxes, containers and event listeners, and tasks that
+//! outlive the call that started them. All of it is rebuilt from disk and from the shims at every
+//! start.
 
 mod events;
 mod reattach;
@@ -28,31 +29,32 @@ const EVENT_BACKLOG: usize = 1024;
 
 /// The state of a running runtime.
 pub(crate) struct Engine {
-    /// How it is set up.
+    /// The configuration.
     pub config: Config,
     pub(crate) program: Program,
-    /// The node's images.
+    /// The node's image store.
     pub images: Arc<Images>,
-    /// How roots of containers are made here.
+    /// How root file systems of containers are made.
     pub(crate) snapshots: Snapshots,
     context: Context,
     pub(crate) streams: Streams,
-    /// By id; guards only the map.
+    /// By id; the lock guards only the map.
     pub(crate) sandboxes: RwLock<BTreeMap<String, Arc<Sandbox>>>,
-    /// By id; guards only the map.
+    /// By id; the lock guards only the map.
     pub(crate) containers: RwLock<BTreeMap<String, Arc<Container>>>,
     pub(crate) events: broadcast::Sender<ContainerEventResponse>,
-    /// Held while an event's statuses are read and sent, so that events are in the order of what they show.
+    /// Held while an event's statuses are read and sent, so that events are in the order of their
+    /// statuses.
     announcing: Mutex<()>,
-    /// The lowest OOM score that may be set here, if that is limited.
+    /// The lowest `oom_score_adj` that this process may set, if it is limited.
     pub(crate) lowest_oom_score: Option<i32>,
-    /// What images and containers take on disk.
+    /// The disk usage of images and containers.
     pub(crate) images_size: Measured,
     pub(crate) containers_size: Measured,
 }
 
 impl Engine {
-    /// Opens the stores and takes over what earlier daemons have left.
+    /// Opens the stores and takes over sandboxes and containers of earlier daemons.
     pub(crate) async fn start(config: Config, context: Context) -> Result<Arc<Self>> {
         for dir in ["sandboxes", "containers"] {
             let path = config.root_dir.join(dir);
@@ -89,17 +91,17 @@ impl Engine {
         self.context.token()
     }
 
-    /// Where OCI runtimes keep their state.
+    /// The state directory of OCI runtimes.
     pub(crate) fn oci_root(&self) -> PathBuf {
         self.config.state_dir.join("oci")
     }
 
-    /// A sandbox by its id or a prefix that only it has.
+    /// A sandbox by its id or a unique prefix.
     pub(crate) fn sandbox(&self, id: &str) -> Result<Arc<Sandbox>> {
         by_prefix(&self.sandboxes.read(), id).ok_or_else(|| Error::NoSandbox(id.to_owned()))
     }
 
-    /// A container by its id or a prefix that only it has.
+    /// A container by its id or a unique prefix.
     pub(crate) fn container(&self, id: &str) -> Result<Arc<Container>> {
         by_prefix(&self.containers.read(), id).ok_or_else(|| Error::NoContainer(id.to_owned()))
     }
@@ -123,7 +125,7 @@ impl Engine {
         self.context.spawn(name, task);
     }
 
-    /// Runs work that blocks, away from the async threads.
+    /// Runs blocking work on a blocking thread.
     pub(crate) async fn blocking<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,
@@ -133,7 +135,7 @@ impl Engine {
             .map_err(|_| Error::Shim("a task panicked".into()))
     }
 
-    /// Runs work to its end even if the caller hangs up.
+    /// Runs work to its end even if the caller disconnects.
     pub(crate) async fn finish<T: Send + 'static>(
         &self,
         work: impl Future<Output = Result<T>> + Send + 'static,
@@ -147,7 +149,7 @@ impl Engine {
             .map_err(|_| Error::Shim("the call panicked".into()))?
     }
 
-    /// Connects to a sandbox' shim and listens to it.
+    /// Connects to a sandbox' shim and handles its notices.
     pub(crate) async fn connect_shim(
         self: &Arc<Self>,
         sandbox: &Arc<Sandbox>,
@@ -176,7 +178,7 @@ impl Engine {
                 let was_running = container.is_running();
                 if container.settle(exit) {
                     self.sweep(&container);
-                    // Whoever starts it tells about its end, too, if that has come first.
+                    // If it ended before its start was recorded, the start sends both events.
                     if was_running {
                         let stopped = cri::v1::ContainerEventType::ContainerStoppedEvent;
                         self.announce(&container, stopped);
@@ -186,7 +188,7 @@ impl Engine {
         }
     }
 
-    /// Removes the cgroup of a container that has ended, so that its pod's can be removed.
+    /// Removes the cgroup of an ended container, so that its pod's can be removed.
     fn sweep(&self, container: &Container) {
         let cgroup = crate::cgroup::Cgroup::new(&container.facts.cgroup);
         self.context.spawn_draining("sweep", async move {
@@ -196,7 +198,7 @@ impl Engine {
         });
     }
 
-    /// A shim that died takes its containers with it: nobody holds their streams any more.
+    /// Handles a shim that died: its containers are killed, since their streams are lost.
     async fn shim_lost(self: &Arc<Self>, sandbox: &Arc<Sandbox>) {
         if !sandbox.let_go_of_shim() || !sandbox.is_ready() {
             return;
@@ -233,7 +235,7 @@ fn by_prefix<T: Clone>(map: &BTreeMap<String, T>, id: &str) -> Option<T> {
     (key == id || found.next().is_none()).then(|| value.clone())
 }
 
-/// Without CAP_SYS_RESOURCE a score can only be raised above our own.
+/// Without CAP_SYS_RESOURCE a process can only raise the score above its own.
 fn lowest_oom_score() -> Option<i32> {
     let may = caps::has_cap(
         None,

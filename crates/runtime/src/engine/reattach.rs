@@ -1,5 +1,6 @@
-//! Taking over what an earlier daemon has left: records on disk and shims that still hold their
-//! containers. What was half-made is taken down, and what nobody holds is reported as lost.
+//! Takes over what an earlier daemon left: records on disk and shims that still hold their
+//! containers. Half-made sandboxes are torn down, and containers without a shim are reported as
+//! lost.
 
 use std::{collections::BTreeSet, path::Path, sync::Arc, time::Duration};
 
@@ -28,7 +29,7 @@ impl Engine {
                 Phase::Creating => {
                     self.catch_up(&sandbox).await;
                     if let Err(error) = self.remove_sandbox(&sandbox.id).await {
-                        tracing::warn!(sandbox = sandbox.id, %error, "half-made sandbox not removed");
+                        tracing::warn!(sandbox = sandbox.id, %error, "cannot remove incomplete sandbox");
                     }
                 }
             }
@@ -37,14 +38,14 @@ impl Engine {
         Ok(())
     }
 
-    /// Connects to the shim of a half-made sandbox. It may still be on its way: waits until it
-    /// serves or is gone, so that it does not come up after everything was taken down.
+    /// Waits until the shim of a half-made sandbox serves or is gone, so that it does not start
+    /// after the teardown.
     async fn catch_up(self: &Arc<Self>, sandbox: &Arc<Sandbox>) {
         let deadline = tokio::time::Instant::now() + START_DEADLINE;
         while self.connect_shim(sandbox).await.is_err() && shim::is_held(&sandbox.paths().orders())
         {
             if tokio::time::Instant::now() > deadline {
-                tracing::warn!(sandbox = sandbox.id, "a shim neither serves nor ends");
+                tracing::warn!(sandbox = sandbox.id, "shim neither responds nor exits");
                 return;
             }
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -57,9 +58,9 @@ impl Engine {
                 Ok(sandbox) => {
                     self.sandboxes.write().insert(id, sandbox);
                 }
-                // Nothing was started before its record was whole.
+                // Nothing was started before its record was complete.
                 Err(error) => {
-                    tracing::warn!(sandbox = id, %error, "unreadable sandbox removed");
+                    tracing::warn!(sandbox = id, %error, "removing sandbox with unreadable record");
                     crate::disk::remove_dir(&self.config.root_dir.join("sandboxes").join(id))?;
                 }
             }
@@ -71,7 +72,7 @@ impl Engine {
                     self.containers.write().insert(id, container);
                 }
                 _ => {
-                    tracing::info!(container = id, "half-made container removed");
+                    tracing::info!(container = id, "incomplete container removed");
                     self.discard_container_dir(&container::dir(&self.config, &id))
                         .await;
                 }
@@ -80,12 +81,12 @@ impl Engine {
         Ok(())
     }
 
-    /// Connects to a shim and makes our view of its containers match its own. `false` if it is gone.
+    /// Connects to a shim and syncs the containers' status with it; false if it is gone.
     async fn revive(self: &Arc<Self>, sandbox: &Arc<Sandbox>) -> bool {
         let held = match self.connect_shim(sandbox).await {
             Ok(held) => held,
             Err(error) => {
-                tracing::warn!(sandbox = sandbox.id, %error, "shim gone");
+                tracing::warn!(sandbox = sandbox.id, %error, "shim has exited");
                 return false;
             }
         };
@@ -105,12 +106,12 @@ impl Engine {
             }
         }
         if let Err(error) = self.attach_network(sandbox).await {
-            tracing::warn!(sandbox = sandbox.id, %error, "network not restored");
+            tracing::warn!(sandbox = sandbox.id, %error, "cannot restore the network of a sandbox");
         }
         tracing::info!(
             sandbox = sandbox.id,
             containers = held.len(),
-            "sandbox found again"
+            "sandbox reattached"
         );
         true
     }

@@ -1,11 +1,14 @@
-//! A volume mounted at `/dev` itself, as node drivers of storage have the node's own directory. libcontainer makes
-//! devices and links in `/dev` and removes `ptmx`, which would change the volume. So it gets a small tmpfs
-//! there, and a hook lays the volume over it, in the container's mount namespace before its root becomes the root.
-//! As with runc, no device and no link is made in the volume, and `linux.devices` is ignored.
+//! A volume mounted at `/dev` itself, as CSI node drivers mount the node's. libcontainer creates
+//! devices and links in `/dev` and removes `ptmx`, which would change the volume. So it gets a
+//! small tmpfs there, and a hook mounts the volume over it, in the container's mount namespace
+//! before pivot_root. As with runc, no device and no link is created in the volume, and
+//! `linux.devices` is ignored.
 //!
-//! - Volumes below `/dev` are mounted by the hook, too. Like everywhere else, a missing mount point is made; nothing else is.
-//! - The container's own terminals and queues are mounted where the volume has the directories.
-//! - Bidirectional propagation is refused: what is mounted below for this container would appear on the node.
+//! - Volumes below `/dev` are mounted by the hook, too. As elsewhere, a missing mount point is
+//!   created; nothing else is.
+//! - The container's own devpts and mqueue are mounted where the volume has the directories.
+//! - Bidirectional propagation is rejected: mounts below it for this container would appear on the
+//!   node.
 
 use std::{
     fs,
@@ -30,7 +33,7 @@ use crate::{reexec, rooted};
 
 const DEV: &str = "/dev";
 
-/// Takes a volume at `/dev` and everything below it out of the configuration. The hook mounts them.
+/// Takes a volume at `/dev` and everything below it out of the configuration, for the hook.
 pub(super) fn take(spec: &mut Spec) -> Outcome<Option<Hook>> {
     let mounts = spec.mounts().clone().unwrap_or_default();
     let is_volume = |mount: &&Mount| is_bind(mount) && mount.destination() == Path::new(DEV);
@@ -60,7 +63,7 @@ pub(super) fn take(spec: &mut Spec) -> Outcome<Option<Hook>> {
     ))
 }
 
-/// What is checked here, before the container is made, gives a message that people can read.
+/// Checked before the container is created, for a readable error message.
 fn check(volume: &Mount) -> Outcome<()> {
     if has(volume, "rshared") {
         let refused = "a volume mounted at /dev cannot have Bidirectional mount propagation";
@@ -88,7 +91,7 @@ fn placeholder() -> Outcome<Mount> {
         .build()?)
 }
 
-/// The entry point: the container's root and the mounts.
+/// The hook's entry point; arguments: the container's root and the mounts.
 pub(crate) fn run() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let [root, mounts] = args.as_slice() else {
@@ -116,7 +119,7 @@ fn perform(root: &Path, mounts: &str) -> Outcome<()> {
     Ok(())
 }
 
-/// A file system of the container's own, such as its terminals, where there is a directory for it.
+/// Mounts a file system of the container's own, such as devpts, if its directory exists.
 fn mount_own(root: &Path, wanted: &Mount) -> Outcome<()> {
     let place = wanted.destination();
     let Ok(directory) = rooted::open(root, place, OFlag::O_PATH | OFlag::O_DIRECTORY) else {
@@ -134,7 +137,7 @@ fn mount_own(root: &Path, wanted: &Mount) -> Outcome<()> {
     if kind == "devpts"
         && let Ok(link) = rooted::open(root, "/dev/ptmx", OFlag::O_PATH | OFlag::O_NOFOLLOW)
     {
-        // The node's device would open terminals of the node's.
+        // The node's ptmx would open terminals of the node.
         let own = rooted::open(root, place.join("ptmx"), OFlag::O_PATH)?;
         let (from, to, none) = (through(&own), through(&link), None::<&str>);
         mount(Some(&from), &to, none, MsFlags::MS_BIND, none)?;
@@ -172,7 +175,7 @@ fn bind(root: &Path, wanted: &Mount, all: &[Mount]) -> Outcome<()> {
     let under = mount_point(root, place, source.is_dir())?;
     let how = MsFlags::MS_BIND | MsFlags::MS_REC;
     mount(Some(source), &through(&under), none, how, none)?;
-    // Opened again: the first one is what lies below the mount.
+    // Open again: the first descriptor is of the directory below the mount.
     let top = rooted::open(root, place, OFlag::O_PATH)?;
     let propagation = match has(wanted, "rslave") {
         true => MsFlags::MS_SLAVE,
@@ -181,7 +184,7 @@ fn bind(root: &Path, wanted: &Mount, all: &[Mount]) -> Outcome<()> {
     let how = propagation | MsFlags::MS_REC;
     mount(none, &through(&top), none, how, none)?;
     if place == Path::new(DEV) {
-        // Before it may be read-only.
+        // Before it becomes read-only.
         for (place, is_dir) in points_in(all) {
             mount_point(root, place, is_dir)?;
         }
@@ -189,7 +192,7 @@ fn bind(root: &Path, wanted: &Mount, all: &[Mount]) -> Outcome<()> {
     restrict(&top, wanted)
 }
 
-/// Where volumes are mounted in the one at `/dev`, and whether they are directories.
+/// The mount points in the volume at `/dev`, and whether they are directories.
 fn points_in(all: &[Mount]) -> impl Iterator<Item = (&Path, bool)> {
     let inner = |mount: &&Mount| mount.destination() != Path::new(DEV);
     let is_in_other = move |place: &Path| {
@@ -218,7 +221,7 @@ fn restrict(top: &OwnedFd, wanted: &Mount) -> Outcome<()> {
     Ok(())
 }
 
-/// The flags that a remount would otherwise take away.
+/// The flags that a remount would otherwise clear.
 fn current(at: &Path) -> nix::Result<MsFlags> {
     let now = statvfs(at)?.flags();
     let pairs = [

@@ -1,4 +1,4 @@
-//! A `tracing` subscriber of the smallest kind: errors as lines in a file.
+//! A minimal `tracing` subscriber: writes errors as lines to a file.
 
 use std::{
     fmt::{self, Write as _},

@@ -1,5 +1,5 @@
-//! The last steps of a container's process before it becomes the container's program: capabilities
-//! that were only needed to get here, the seccomp filter, signals, and the execution itself.
+//! The last steps of a container's process before it executes the program: drops capabilities that
+//! were needed to get here, installs the seccomp filter, and resets signals.
 
 use std::{
     ffi::CString,
@@ -22,15 +22,14 @@ use super::{
     oci::{Executed, Outcome},
 };
 
-/// What is left to do inside the container.
+/// The remaining steps inside the container.
 #[derive(Clone, Default)]
 pub(super) struct Finish {
     /// Filters to install, the one that denies by default last.
     pub filters: Rc<Vec<BpfProgram>>,
-    /// What to reduce the capabilities to: set when installing a filter needs more than the
-    /// container may keep.
+    /// The final capabilities, if installing a filter needs more than the container may keep.
     pub capabilities: Option<LinuxCapabilities>,
-    /// Whether to look once more at where the container's mounts ended up.
+    /// Whether to check where the mounts ended up.
     pub checks_mounts: bool,
 }
 
@@ -76,7 +75,7 @@ impl Executor for Program {
         let Err(error) = self.execute(spec) else {
             return Ok(());
         };
-        // SAFETY: the descriptor was opened before this process was cloned and is closed by
+        // SAFETY: the descriptor was opened before this process was cloned and is closed only by
         // executing the program, which has not happened.
         let report = unsafe { BorrowedFd::borrow_raw(self.report) };
         let _ = nix::unistd::write(report, error.to_string().as_bytes());
@@ -107,7 +106,7 @@ fn search_path(spec: &Spec) -> String {
     path.unwrap_or(crate::spec::DEFAULT_PATH).to_owned()
 }
 
-/// The program's file, as seen by the container's user.
+/// The path of the program, as seen by the container's user.
 fn find(name: &str, search: &str) -> Outcome<PathBuf> {
     if name.contains('/') {
         return match access(name, AccessFlags::X_OK) {
@@ -138,7 +137,7 @@ fn failure(name: &str, why: &str) -> Box<dyn std::error::Error + Send + Sync> {
     format!("exec: {name:?}: {why}").into()
 }
 
-/// The program starts with nothing ignored or blocked: our own start ignores SIGPIPE.
+/// Resets ignored and blocked signals: Rust's startup ignores SIGPIPE.
 fn reset_signals() -> nix::Result<()> {
     for number in Signal::iterator() {
         // SAFETY: restoring the default disposition installs no handler.
@@ -197,7 +196,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_program_is_found_or_the_reason_is_told() {
+    fn a_missing_program_is_reported_with_the_reason() {
         assert!(find("sh", "/nonexistent:/usr/bin:/bin").is_ok());
         let why = |name| find(name, "/usr/bin:/bin").unwrap_err().to_string();
         assert_eq!(

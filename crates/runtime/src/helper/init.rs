@@ -1,6 +1,6 @@
-//! The first process of a PID namespace that a pod's containers share: collects orphans and does
-//! nothing else. It sees an empty file system and has no capabilities, because the containers see
-//! it. It ends when the shim does: the other end of its standard input closes.
+//! The init of a PID namespace that a pod's containers share: only reaps orphans. It has an empty
+//! file system and no capabilities, because the containers can see it. It ends with the shim: then
+//! its standard input closes.
 
 use std::{os::fd::AsFd, process::ExitCode};
 
@@ -50,7 +50,7 @@ fn prepare() -> nix::Result<SignalFd> {
     SignalFd::with_flags(&signals, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)
 }
 
-/// An empty, read-only root that only this process has.
+/// An empty, read-only root in a mount namespace of its own.
 fn leave_file_system() -> nix::Result<()> {
     unshare(CloneFlags::CLONE_NEWNS)?;
     let none = None::<&str>;
@@ -63,7 +63,7 @@ fn leave_file_system() -> nix::Result<()> {
         Some("size=0,mode=0555"),
     )?;
     nix::unistd::chdir("/tmp")?;
-    // Old and new root on one place: the old one lies on top and is taken off.
+    // Both roots at one place: the old one is on top and is unmounted.
     pivot_root(".", ".")?;
     umount2(".", MntFlags::MNT_DETACH)?;
     nix::unistd::chdir("/")

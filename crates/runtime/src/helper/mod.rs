@@ -1,8 +1,8 @@
-//! Processes that do one dangerous thing and end: making a container or a process in one, and the
-//! init of a shared PID namespace. The shim starts them; they have one thread and no async runtime.
+//! Short-lived processes for dangerous work: creating a container or a process in one, and the init
+//! of a shared PID namespace. The shim starts them; they have one thread and no async runtime.
 //!
-//! What makes containers is a fork of the shim, which has one thread, too: that costs a tenth of
-//! starting the program again, and runs from the same sealed copy.
+//! Containers are created by a fork of the shim, which also has one thread: that costs a tenth of
+//! executing the program again, and runs from the same sealed copy.
 
 pub(crate) mod bound_dev;
 mod complaints;
@@ -38,10 +38,10 @@ use crate::{
     wire::Inbox,
 };
 
-/// How much of a helper's complaints goes into an error.
+/// The maximum length of a helper's error output in an error.
 const MAX_COMPLAINT: u64 = 4096;
 
-/// A helper at work, seen from the shim.
+/// A running helper.
 pub(crate) struct Helper {
     pid: i32,
     socket: UnixStream,
@@ -50,7 +50,7 @@ pub(crate) struct Helper {
     ended: Option<i32>,
 }
 
-/// How far a helper has come.
+/// The progress of a helper.
 pub(crate) enum Progress {
     /// Nothing new.
     Waiting,
@@ -61,9 +61,9 @@ pub(crate) enum Progress {
         /// Its terminal.
         terminal: Option<OwnedFd>,
     },
-    /// The process runs what it should.
+    /// The program was executed.
     Running,
-    /// It does not, for this reason.
+    /// Starting failed.
     Failed(String),
 }
 
@@ -87,12 +87,12 @@ impl Helper {
         }
     }
 
-    /// Starts a helper on a job, with the standard streams of the process to be.
+    /// Starts a helper for a job, with the standard streams of the new process.
     pub(crate) fn start(job: Job, stdio: Option<[OwnedFd; 3]>) -> io::Result<Self> {
         let (socket, theirs) = UnixStream::pair()?;
         let complaints = File::from(memfd_create(c"complaints", MFdFlags::MFD_CLOEXEC)?);
         let shim = getpid();
-        // SAFETY: the shim has one thread, so the child may do whatever it likes.
+        // SAFETY: the shim has one thread, so that the child may call any function.
         match unsafe { fork() }? {
             ForkResult::Child => {
                 let ready = settle(shim, &complaints, &theirs, stdio.as_ref());
@@ -124,12 +124,12 @@ impl Helper {
         self.pid
     }
 
-    /// The helper was collected.
+    /// Records the exit of the helper.
     pub(crate) fn set_ended(&mut self, code: i32) {
         self.ended = Some(code);
     }
 
-    /// The next thing the helper has to say. Its end before it said the last one is a failure.
+    /// The next report of the helper. Ending before the last one is a failure.
     pub(crate) fn progress(&mut self) -> Progress {
         let gone = loop {
             match self.inbox.fill(self.socket.as_fd()) {
@@ -157,7 +157,7 @@ impl Helper {
         }
     }
 
-    /// The message with what the helper has written about it.
+    /// The message with the helper's error output.
     fn explain(&mut self, message: String) -> String {
         let mut text = String::new();
         let read = self.complaints.rewind().and_then(|()| {
@@ -172,8 +172,8 @@ impl Helper {
     }
 }
 
-/// Makes a fork of the shim a process of its own: what the shim holds is let go of, and it does not
-/// outlive the shim, since nobody would hold what it makes.
+/// Detaches a fork from the shim: closes the shim's descriptors, and makes it die with the shim,
+/// since nothing else would hold the container.
 fn settle(
     shim: Pid,
     complaints: &File,
@@ -205,7 +205,7 @@ fn settle(
     Ok(())
 }
 
-/// Closes every descriptor above standard error but these, which are in order.
+/// Closes every descriptor above standard error but these, which are sorted.
 fn close_all_but(kept: &[i32]) {
     let mut first = libc::STDERR_FILENO + 1;
     let close = |from: i32, to: u32| {

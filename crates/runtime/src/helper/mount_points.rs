@@ -1,11 +1,11 @@
-//! Where mounts may go. The image's links and the pod's volumes are not to be trusted, and
-//! libcontainer differs from runc in three points that are settled here before it runs:
+//! Checks and adjusts mount destinations. The image's links and the pod's volumes are untrusted,
+//! and libcontainer differs from runc in three points that are handled here before it runs:
 //!
-//! - A mount whose destination is a dangling link gets the link's target, inside the root.
+//! - A mount whose destination is a dangling link is mounted at the link's target, inside the root.
 //! - Nothing is mounted inside `/proc` but the few files that runc allows, however the destination
-//!   is spelled. Links inside volumes cannot be seen in advance, so the result is checked once more
+//!   is spelled. Links inside volumes cannot be resolved in advance, so the result is checked again
 //!   in the container, before its program is executed ([`check_result`]).
-//! - On cgroup v1 a container sees its own cgroups only, and read-only unless it is privileged.
+//! - On cgroup v1 a container sees only its own cgroups, read-only unless it is privileged.
 
 use std::{
     collections::BTreeSet,
@@ -23,7 +23,7 @@ use crate::rooted;
 const PROC: &str = "/proc";
 const CGROUPS: &str = "/sys/fs/cgroup";
 
-/// Files of `/proc` that may be replaced, as lxcfs does.
+/// Files of `/proc` that may be mounted over, as lxcfs does.
 const REPLACEABLE: &[&str] = &[
     "/proc/cpuinfo",
     "/proc/diskstats",
@@ -37,7 +37,7 @@ const REPLACEABLE: &[&str] = &[
     "/proc/sys/crypto/fips_enabled",
 ];
 
-/// Changes the configuration's mounts; whether any was changed.
+/// Adjusts the mounts; returns whether any was changed.
 pub(super) fn settle(spec: &mut Spec) -> Outcome<bool> {
     let followed = follow_links(spec)?;
     let limited = show_own_cgroups(spec, Hierarchies::host())?;
@@ -55,7 +55,7 @@ fn follow_links(spec: &mut Spec) -> Outcome<bool> {
     let mut mounted: BTreeSet<PathBuf> = BTreeSet::new();
     let mut changed = false;
     for mount in &mut mounts {
-        // What lies below an earlier mount is not the image's.
+        // Links below an earlier mount are not the image's.
         let visible = |at: &Path| !mounted.iter().any(|place| at.starts_with(place));
         let wanted = mount.destination().clone();
         let place = rooted::resolve(&root, &wanted, visible)
@@ -95,8 +95,8 @@ fn check_destination(place: &Path, mount: &Mount) -> Outcome<()> {
     }
 }
 
-/// Replaces the mount of all cgroups by mounts of the container's own. The kernel's view of version 1
-/// has no namespace here, and libcontainer mounts it writable whatever the configuration says.
+/// Replaces the cgroup mount by bind mounts of the container's own cgroups. There is no cgroup
+/// namespace on v1 here, and libcontainer mounts it writable in any case.
 fn show_own_cgroups(spec: &mut Spec, hierarchies: &Hierarchies) -> Outcome<bool> {
     let trees = hierarchies.controllers();
     let mut mounts = spec.mounts().clone().unwrap_or_default();
@@ -137,7 +137,7 @@ fn show_own_cgroups(spec: &mut Spec, hierarchies: &Hierarchies) -> Outcome<bool>
     mounts.splice(index..index, shown);
     spec.set_mounts(Some(mounts));
     if !writable && place == Path::new(CGROUPS) {
-        // The tmpfs around them: nothing can be added to it while it is read-only.
+        // The tmpfs around them: read-only, so that nothing can be added.
         let mut paths = linux.readonly_paths().clone().unwrap_or_default();
         paths.push(CGROUPS.to_owned());
         linux.set_readonly_paths(Some(paths));
@@ -156,12 +156,12 @@ fn mount_of(kind: &str, source: PathBuf, place: PathBuf, options: &[&str]) -> Ou
         .build()?)
 }
 
-/// In the container: whether a mount has got into `/proc` that the configuration does not put there.
+/// In the container: fails if something is mounted in `/proc` that is not in the configuration.
 pub(super) fn check_result(spec: &Spec) -> Outcome<()> {
     let given = spec.mounts().iter().flatten();
     let mut given = given.filter(|mount| is_bind(mount));
     if given.any(|mount| mount.destination() == Path::new(PROC)) {
-        // The node's own, with whatever is mounted in it.
+        // The node's own /proc, with whatever is mounted in it.
         return Ok(());
     }
     let proc = statfs(PROC)?;

@@ -1,6 +1,6 @@
-//! The helper that makes a container, or a process in one, with libcontainer. It tells the shim the
-//! process' pid as soon as it exists, and again when the container's own program has taken over, so
-//! that "started" means that it was really executed.
+//! The helper that creates a container, or a process in one, with libcontainer. It reports the pid
+//! as soon as the process exists, and again when the container's program was executed, so that
+//! "started" means executed.
 
 use std::{
     error::Error,
@@ -26,7 +26,7 @@ use crate::{
 
 pub(super) type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
-/// The helper's whole life; returns its exit code.
+/// Runs the helper; returns its exit code.
 pub(super) fn run(job: Job, stdio: Option<[OwnedFd; 3]>, socket: UnixStream) -> i32 {
     complain_on_stderr();
     let mut shim = Shim { socket };
@@ -37,7 +37,7 @@ pub(super) fn run(job: Job, stdio: Option<[OwnedFd; 3]>, socket: UnixStream) -> 
     i32::from(shim.tell(&report, None).is_err())
 }
 
-/// The shim at the other end.
+/// The connection to the shim.
 pub(super) struct Shim {
     socket: UnixStream,
 }
@@ -157,7 +157,7 @@ fn run_process(
     let _ = std::fs::remove_file(process);
     let pid = match built {
         Ok(pid) => pid,
-        // The reason that our own executor gave is the better one.
+        // Our executor's error is more precise.
         Err(error) => return Err(executed.wait().err().unwrap_or_else(|| error.into())),
     };
     shim.created(pid.as_raw(), console.map(Console::receive).transpose()?)?;
@@ -174,7 +174,7 @@ fn with_stdio(builder: ContainerBuilder, stdio: Option<[OwnedFd; 3]>) -> Contain
     }
 }
 
-/// The end of the pipe that tells whether the program was executed: it closes when it was.
+/// The pipe that tells whether the program was executed: exec closes it.
 pub(super) struct Executed {
     reader: PipeReader,
     /// Our copy of the end that the container's process inherits.
@@ -182,7 +182,7 @@ pub(super) struct Executed {
 }
 
 impl Executed {
-    /// The pipe, and the number of the inherited end.
+    /// The pipe, and the descriptor of the inherited end.
     pub(super) fn pipe() -> io::Result<(Self, RawFd)> {
         let (reader, writer) = io::pipe()?;
         let inherited = writer.as_raw_fd();
@@ -202,7 +202,7 @@ impl Executed {
     }
 }
 
-/// The socket on which an OCI runtime hands over the terminal that it has made.
+/// The socket on which an OCI runtime passes the terminal.
 pub(super) struct Console {
     pub path: PathBuf,
     listener: UnixListener,
@@ -234,7 +234,7 @@ impl Drop for Console {
     }
 }
 
-/// An error with everything behind it, each said once.
+/// An error with its causes, without repetition.
 fn chain(error: &(dyn Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
@@ -248,7 +248,7 @@ fn chain(error: &(dyn Error + 'static)) -> String {
     text
 }
 
-/// libcontainer says what went wrong in its children only through `tracing`.
+/// libcontainer reports errors of its child processes only through `tracing`.
 fn complain_on_stderr() {
     let Ok(stderr) = io::stderr().as_fd().try_clone_to_owned() else {
         return;

@@ -1,5 +1,5 @@
-//! Containers made by another OCI runtime's binary, such as runc or crun, as a RuntimeClass handler
-//! names it.
+//! Containers created by another OCI runtime's binary, such as runc or crun, chosen by the
+//! RuntimeClass handler.
 
 use std::{
     fs,
@@ -10,7 +10,7 @@ use std::{
 
 use super::oci::{Console, Outcome, Shim};
 
-/// One container of another runtime.
+/// A container of another OCI runtime.
 pub(super) struct Runtime {
     pub binary: PathBuf,
     pub root: PathBuf,
@@ -109,7 +109,7 @@ impl Runtime {
     }
 }
 
-/// The last thing the runtime has logged.
+/// The last line of the runtime's log.
 fn complaint(scratch: &Path, binary: &Path) -> String {
     let log = fs::read_to_string(scratch.join("oci.log")).unwrap_or_default();
     let last = log.lines().last().unwrap_or("failed without saying why");

@@ -1,5 +1,6 @@
-//! Devices outside of `/dev`, as raw block volumes have them anywhere. libcontainer refuses those, so a hook makes
-//! them, in the container's mount namespace before its root becomes the root. Links of the image never lead out of it.
+//! Devices outside of `/dev`, such as raw block volumes. libcontainer rejects those, so a hook
+//! creates them, in the container's mount namespace before pivot_root. Links of the image are
+//! resolved within its root.
 
 use std::{
     io::{self, Write},
@@ -17,7 +18,7 @@ use oci_spec::runtime::{Hook, HookBuilder, LinuxDevice, LinuxDeviceType, Spec};
 use super::oci::Outcome;
 use crate::{reexec, rooted};
 
-/// Takes such devices out of the configuration. The hook makes them.
+/// Takes such devices out of the configuration, for the hook.
 pub(super) fn take(spec: &mut Spec) -> Outcome<Option<Hook>> {
     let root = spec.root().as_ref().ok_or("no root")?.path().clone();
     let Some(linux) = spec.linux_mut() else {
@@ -45,7 +46,7 @@ pub(super) fn take(spec: &mut Spec) -> Outcome<Option<Hook>> {
     ))
 }
 
-/// The entry point: the container's root and the devices.
+/// The hook's entry point; arguments: the container's root and the devices.
 pub(crate) fn run() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let [root, devices] = args.as_slice() else {
@@ -88,7 +89,7 @@ fn make(root: &Path, device: &LinuxDevice) -> Outcome<()> {
     );
     let mode = Mode::from_bits_truncate(device.file_mode().unwrap_or(0o666));
     match mknodat(&parent, name, kind, mode, number) {
-        // A restarted container has it.
+        // A restarted container already has it.
         Err(nix::Error::EEXIST) => {
             let there = fstatat(&parent, name, AtFlags::AT_SYMLINK_NOFOLLOW)?;
             let same = SFlag::from_bits_truncate(there.st_mode & SFlag::S_IFMT.bits()) == kind
@@ -137,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_is_made_in_the_root_whatever_links_say() {
+    fn devices_are_created_inside_the_root_in_spite_of_links() {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().join("root");
         fs::create_dir(&root).unwrap();
@@ -148,7 +149,7 @@ mod tests {
         let made = fs::symlink_metadata(root.join("a/0")).unwrap();
         assert!(made.file_type().is_char_device());
         assert_eq!((made.mode() & 0o7777, made.gid()), (0o640, 7));
-        // Again, as for a container that starts once more.
+        // Again, as when a container restarts.
         perform(&root, &device.to_string()).unwrap();
         fs::remove_file(root.join("a/0")).unwrap();
         fs::write(root.join("a/0"), "").unwrap();

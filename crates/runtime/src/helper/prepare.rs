@@ -1,10 +1,9 @@
-//! What libcontainer is given differs from the bundle in five points: propagation of single mounts
-//! (see [`propagate`]), destinations of mounts (see [`mount_points`]), a volume at `/dev` (see [`bound_dev`]),
-//! devices elsewhere (see [`placed_devices`])
-//! and capabilities. It drops capabilities before our
-//! executor can install a seccomp filter, and installing one needs CAP_SYS_ADMIN unless the process
-//! gives up gaining privileges. So the process keeps that capability for the last step, in which our
-//! executor installs the filter and reduces the capabilities to what was asked for.
+//! Changes the bundle for libcontainer in five points: propagation of single mounts (see
+//! [`propagate`]), destinations of mounts (see [`mount_points`]), a volume at `/dev` (see
+//! [`bound_dev`]), devices elsewhere (see [`placed_devices`]) and capabilities. libcontainer drops
+//! capabilities before our executor can install a seccomp filter, which needs CAP_SYS_ADMIN unless
+//! no_new_privs is set. So the process keeps that capability until our executor has installed the
+//! filter, and then drops it.
 
 use std::{
     fs,
@@ -61,7 +60,7 @@ pub(super) fn container(bundle: &Path) -> Outcome<Prepared> {
     })
 }
 
-/// Ours run first: those of devices (CDI) expect the container's mounts.
+/// Our hooks run first: those of CDI devices expect the container's mounts.
 fn add_hooks(spec: &mut Spec, mut ours: Vec<Hook>) {
     if ours.is_empty() {
         return;
@@ -72,7 +71,7 @@ fn add_hooks(spec: &mut Spec, mut ours: Vec<Hook>) {
     spec.set_hooks(Some(hooks));
 }
 
-/// For a further process: its file is changed in place.
+/// For an exec process: its file is changed in place.
 pub(super) fn process(bundle: &Path, file: &Path) -> Outcome<Prepared> {
     let spec = Spec::load(bundle.join("config.json"))?;
     let mut finish = Finish {
@@ -99,7 +98,7 @@ fn filters(spec: &Spec) -> Outcome<Vec<seccompiler::BpfProgram>> {
     profile.map_or_else(|| Ok(Vec::new()), seccomp::compile)
 }
 
-/// Whether the process was changed.
+/// Returns whether the process was changed.
 fn lend_capabilities(process: &mut Process, finish: &mut Finish) -> bool {
     if finish.filters.is_empty() || process.no_new_privileges() == Some(true) {
         return false;

@@ -1,6 +1,6 @@
-//! libcontainer gives every mount the propagation of the root. When a container wants different ones,
-//! the root gets the widest, and this narrows the others: it runs as a hook in the container's mount
-//! namespace, before the container's root becomes the root.
+//! Mount propagation of single mounts. libcontainer gives every mount the propagation of the root.
+//! If they differ, the root gets the widest, and this hook narrows the others, in the container's
+//! mount namespace before pivot_root.
 
 use std::{
     io::{self, Write},
@@ -18,7 +18,7 @@ use oci_spec::runtime::{Hook, HookBuilder, Spec};
 use super::oci::Outcome;
 use crate::{reexec, rooted};
 
-/// The hook, for a configuration that needs it.
+/// The hook, if the configuration needs it.
 pub(super) fn hook(spec: &Spec) -> Outcome<Option<Hook>> {
     let root = spec
         .linux()
@@ -53,7 +53,7 @@ pub(super) fn hook(spec: &Spec) -> Outcome<Option<Hook>> {
     Ok(Some(hook))
 }
 
-/// The entry point: the container's root, then pairs of propagation and mount.
+/// The hook's entry point; arguments: the container's root, then pairs of propagation and mount.
 pub(crate) fn run() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let Some((root, changes)) = args.split_first() else {
@@ -74,7 +74,7 @@ fn narrow(root: &Path, wants: &str, destination: &str) -> io::Result<()> {
     } else {
         MsFlags::MS_PRIVATE
     };
-    // The destination may go through links of the image.
+    // The destination may contain links of the image.
     let place = rooted::open(root, destination, OFlag::O_PATH)?;
     let place = format!("/proc/self/fd/{}", place.as_raw_fd());
     let none = None::<&str>;

@@ -1,9 +1,9 @@
-//! Seccomp profiles of the OCI configuration as BPF programs.
+//! Compiles seccomp profiles of the OCI configuration to BPF programs.
 //!
-//! A program knows one action for what matches and one for what does not. A profile with several
-//! actions becomes several programs: the kernel runs all and takes the strictest answer. Every
-//! exception to "allowed" is a program of its own that lets everything else pass, and the list of
-//! what is allowed at all comes last.
+//! A program has one action for matching calls and one for others. A profile with several actions
+//! becomes several programs: the kernel runs all and takes the strictest result. Each action other
+//! than "allow" gets a program that allows everything else, and the program with the default action
+//! comes last.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +20,7 @@ use crate::spec::syscalls;
 
 type Rules = BTreeMap<i64, Vec<SeccompRule>>;
 
-/// The programs of a profile in the order in which they must be installed.
+/// The programs of a profile in the order of their installation.
 pub(super) fn compile(profile: &LinuxSeccomp) -> Outcome<Vec<BpfProgram>> {
     let default = action(profile.default_action(), profile.default_errno_ret())?;
     let mut groups: Vec<(SeccompAction, Rules)> = Vec::new();
@@ -67,7 +67,7 @@ fn add(rules: &mut Rules, entry: &LinuxSyscall) -> Outcome<()> {
         .map(condition)
         .collect::<Outcome<_>>()?;
     for name in entry.names() {
-        // Names of other architectures are in every profile.
+        // Profiles contain system calls of all architectures.
         let Some(number) = syscalls::number(name) else {
             continue;
         };
@@ -81,7 +81,7 @@ fn add(rules: &mut Rules, entry: &LinuxSyscall) -> Outcome<()> {
     Ok(())
 }
 
-/// No conditions at all match every call; they win over any.
+/// An empty list of conditions matches every call and replaces others.
 fn merge(rules: &mut Rules, number: i64, conditions: Vec<SeccompRule>) {
     match rules.get_mut(&number) {
         None => {
@@ -133,8 +133,8 @@ fn action(action: LinuxSeccompAction, errno: Option<u32>) -> Outcome<SeccompActi
     })
 }
 
-/// Installs one program for this process. Unlike seccompiler's own function it does not give up
-/// gaining privileges: whether to do that is the container's configuration, not the filter's need.
+/// Installs one program for this process. Unlike seccompiler's function it does not set
+/// no_new_privs, which is up to the container's configuration.
 pub(super) fn install(program: &BpfProgram) -> std::io::Result<()> {
     let length = u16::try_from(program.len()).map_err(std::io::Error::other)?;
     let filter = program.as_ptr().cast_mut().cast::<libc::sock_filter>();

@@ -1,4 +1,4 @@
-//! Images from files: OCI image layouts and docker archives, both as tar, plain or compressed.
+//! Imports images from OCI layouts and docker archives: tar files, plain or compressed.
 
 use std::{
     collections::BTreeMap,
@@ -22,7 +22,7 @@ use crate::{
     error::{Error, Result},
 };
 
-/// The annotations that name an image in a layout, the fuller one first.
+/// The annotations with an image's name in a layout, the fuller one first.
 const NAMES: &[&str] = &[
     "io.containerd.image.name",
     "org.opencontainers.image.ref.name",
@@ -40,7 +40,7 @@ impl Images {
     }
 }
 
-/// An archive's files, set down in a directory under numbers: their names are not trusted.
+/// An archive's files, extracted under numbers, since their names are untrusted.
 struct Archive {
     files: BTreeMap<String, PathBuf>,
 }
@@ -55,7 +55,7 @@ struct DockerImage {
     layers: Vec<String>,
 }
 
-/// The start of an OCI layout.
+/// The index of an OCI layout.
 #[derive(Deserialize)]
 struct LayoutIndex {
     manifests: Vec<Descriptor>,
@@ -176,7 +176,7 @@ impl Archive {
             descriptors.push(Descriptor::new(&media_type, &digest, size));
             layers.push((digest, media_type, path));
         }
-        // The archive has no manifest of its own: this is the one a registry would have.
+        // Docker archives have no manifest: build the one that a registry would have.
         let manifest = Manifest::new(&digest_of(&config), config.len() as u64, descriptors);
         let manifest = images.put_blob(&serde_json::to_vec(&manifest).map_err(bad)?)?;
         let tags = image
@@ -198,7 +198,7 @@ impl Archive {
     ) -> Result<Image> {
         for (digest, _, path) in &layers {
             if !images.has_blob(digest) {
-                // Two names of one archive may mean the same file.
+                // Two names in one archive may refer to the same file.
                 let copy = images.staging();
                 fs::copy(path, &copy).map_err(Error::file(path))?;
                 images.adopt_blob(&copy, digest)?;
@@ -241,7 +241,7 @@ impl Archive {
         self.path(&format!("blobs/{}", digest.replace(':', "/")))
     }
 
-    /// A small blob of the layout, checked.
+    /// A small blob of the layout, verified.
     fn blob(&self, digest: &str) -> Result<Vec<u8>> {
         let bytes = self.bytes(&format!("blobs/{}", digest.replace(':', "/")))?;
         let found = digest_of(&bytes);
@@ -255,7 +255,7 @@ impl Archive {
 }
 
 impl Images {
-    /// Unpacks what is missing of an image whose blobs are all here, and gives it its names.
+    /// Unpacks missing layers of an image whose blobs are all present, and adds its names.
     pub(super) fn assemble(
         &self,
         config: &[u8],
@@ -312,7 +312,7 @@ fn file_digest(path: &Path) -> Result<String> {
     Ok(hashing.digest())
 }
 
-/// A name without `./` and the like; archives spell the same file differently.
+/// A normalized name without `./` and the like.
 fn plain(path: &Path) -> String {
     let mut parts: Vec<String> = Vec::new();
     for component in path.components() {

@@ -1,4 +1,4 @@
-//! Content by its digest. A file under `blobs` is whole and was verified when it came.
+//! Content-addressed blobs. A file under `blobs` is complete and was verified when it was stored.
 
 use std::{
     fs::{self, File},
@@ -11,11 +11,11 @@ use sha2::{Digest, Sha256};
 use super::{Images, reference::check_digest};
 use crate::error::{Error, Result};
 
-/// A manifest or configuration larger than this is an attack.
+/// The maximum size of a manifest or configuration.
 pub(super) const MAX_DOCUMENT: u64 = 4 << 20;
 
 impl Images {
-    /// Where a blob is or would be. The digest must be canonical.
+    /// The path of a blob. The digest must be canonical.
     pub(super) fn blob_path(&self, digest: &str) -> Result<PathBuf> {
         let digest = check_digest(digest)
             .ok_or_else(|| Error::BadImage(format!("{digest:?} is not a sha256 digest")))?;
@@ -25,12 +25,12 @@ impl Images {
             .join(&digest["sha256:".len()..]))
     }
 
-    /// Whether it is there.
+    /// Whether the blob is stored.
     pub(super) fn has_blob(&self, digest: &str) -> bool {
         self.blob_path(digest).is_ok_and(|path| path.exists())
     }
 
-    /// Keeps bytes under their digest, which is returned.
+    /// Stores bytes and returns their digest.
     pub(super) fn put_blob(&self, bytes: &[u8]) -> Result<String> {
         let digest = digest_of(bytes);
         let path = self.blob_path(&digest)?;
@@ -42,7 +42,7 @@ impl Images {
         Ok(digest)
     }
 
-    /// Moves a file to its place after checking it against its digest.
+    /// Verifies a file's digest and moves it into the store.
     pub(super) fn adopt_blob(&self, file: &std::path::Path, digest: &str) -> Result<()> {
         let path = self.blob_path(digest)?;
         let mut hasher = Sha256::new();
@@ -73,7 +73,7 @@ fn hex(hasher: Sha256) -> String {
     format!("sha256:{digits}")
 }
 
-/// Passes everything on and counts its digest.
+/// Passes data through and computes its digest.
 pub(super) struct Hashing<T> {
     inner: T,
     hasher: Sha256,

@@ -1,5 +1,5 @@
-//! A bound on what may be read of an archive between two files. Long names and extra attributes are
-//! kept in memory by whoever reads the archive, and a small file can unpack to any number of them.
+//! Limits what may be read of an archive between two files. Tar readers keep long names and
+//! extended attributes in memory, and a small compressed file can contain any amount of them.
 
 use std::{
     cell::Cell,
@@ -7,16 +7,16 @@ use std::{
     rc::Rc,
 };
 
-/// No honest name and no set of attributes is larger.
+/// More than any legitimate name or set of attributes.
 const MAX_HEADERS: u64 = 1 << 20;
 
-/// Passes an archive on.
+/// A reader with a limit.
 pub(super) struct Bounded<T> {
     inner: T,
     left: Rc<Cell<u64>>,
 }
 
-/// Says which part of the archive comes next.
+/// Sets the limit for the next part of the archive.
 pub(super) struct Bound(Rc<Cell<u64>>);
 
 impl<T> Bounded<T> {
@@ -28,12 +28,12 @@ impl<T> Bounded<T> {
 }
 
 impl Bound {
-    /// Until the next call, only headers may come.
+    /// Until the next call, only headers may follow.
     pub(super) fn headers_only(&self) {
         self.0.set(MAX_HEADERS);
     }
 
-    /// A file's content comes; whoever reads it counts it.
+    /// A file's content follows, which its reader limits.
     pub(super) fn lift(&self) {
         self.0.set(u64::MAX);
     }

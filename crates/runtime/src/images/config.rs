@@ -1,4 +1,4 @@
-//! What an image says about how it is to be run. Only what we use is kept.
+//! The image configuration, reduced to the fields that are used.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use super::registry::manifest::architecture;
 use crate::error::{Error, Result};
 
-/// The part of an image's configuration that containers are made from.
+/// The part of an image configuration that containers are created from.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ImageConfig {
     /// `user`, `uid`, `user:group`…
@@ -18,15 +18,15 @@ pub struct ImageConfig {
     pub entrypoint: Vec<String>,
     /// Its arguments, or the program itself.
     pub cmd: Vec<String>,
-    /// Where it starts.
+    /// The working directory.
     pub working_dir: String,
-    /// The signal that asks it to end.
+    /// The stop signal.
     pub stop_signal: String,
-    /// Free text.
+    /// The image's labels.
     pub labels: BTreeMap<String, String>,
 }
 
-/// The file that an image id is the digest of.
+/// The configuration file, whose digest is the image id.
 #[derive(Debug, Deserialize)]
 pub(super) struct ConfigFile {
     #[serde(default)]
@@ -63,7 +63,7 @@ struct Section {
     labels: BTreeMap<String, String>,
 }
 
-/// Builders write `null` where they mean nothing.
+/// Builders write `null` for empty values.
 fn null_is_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
     deserializer: D,
 ) -> Result<T, D::Error> {
@@ -71,7 +71,7 @@ fn null_is_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
 }
 
 impl ConfigFile {
-    /// Refuses an image of another kind of machine; old ones may not say what they are for.
+    /// Rejects an image for another platform; old images may not state one.
     pub(super) fn check_platform(&self) -> Result<()> {
         let fits = |found: &str, wanted: &str| found.is_empty() || found == wanted;
         if fits(&self.os, "linux") && fits(&self.architecture, architecture()) {

@@ -1,4 +1,4 @@
-//! Images to files: an OCI layout as tar, which every other tool can read.
+//! Exports images as OCI layouts in tar files.
 
 use std::{fs::File, io};
 
@@ -56,7 +56,7 @@ impl Images {
         archive.finish()
     }
 
-    /// An image that was made here has no blobs of layers: they are made now.
+    /// Locally built images have no layer blobs: they are created now.
     fn write_layers(
         &self,
         image: &Image,

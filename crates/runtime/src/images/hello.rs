@@ -1,5 +1,5 @@
-//! The image that is always there: the running program itself as a root file system, so that demos
-//! and tests need no registry. It is made again only when the program has changed.
+//! The built-in image: the running program as a root file system, so that demos and tests need no
+//! registry. It is built again only when the program has changed.
 
 use std::{
     fs::{self, File},
@@ -21,13 +21,13 @@ use crate::{
     error::{Error, Result},
 };
 
-/// Images named so are made here and never pulled.
+/// The registry name of images that are built here and never pulled.
 pub const LOCAL_REGISTRY: &str = "mainstay.local";
 
-/// Its name.
+/// The built-in image's name.
 pub const HELLO: &str = "mainstay.local/hello:latest";
 
-/// Which program the image was made of.
+/// Identifies the program that the image was built from.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Origin {
     device: u64,
@@ -42,7 +42,7 @@ const PASSWD: &str = "root:x:0:0:root:/:/mainstay\nnobody:x:65534:65534:nobody:/
 const GROUP: &str = "root:x:0:\nnobody:x:65534:\n";
 
 impl Images {
-    /// Makes the image of a program unless it is there. Blocks.
+    /// Builds the image of a program unless it exists. Blocks.
     pub fn ensure_hello(&self, program: &Path) -> Result<Image> {
         let _lease = self.lease()?;
         let metadata = fs::metadata(program).map_err(Error::file(program))?;
@@ -115,7 +115,7 @@ impl Images {
     }
 }
 
-/// The root file system: the program, and the least that programs expect around them.
+/// Creates the root file system: the program, and the minimum that programs expect.
 fn lay_out(root: &Path, program: &Path) -> io::Result<()> {
     let dir = |path: &str, mode: u32| {
         fs::DirBuilder::new()
@@ -136,14 +136,14 @@ fn lay_out(root: &Path, program: &Path) -> io::Result<()> {
     symlink("../mainstay", root.join("bin/hello"))
 }
 
-/// The digest of the tree as the archive that a registry would have.
+/// The digest of the tree's tar archive.
 fn archive_digest(root: &Path) -> io::Result<String> {
     let mut hashing = Hashing::new(io::sink());
     write_archive(root, &mut hashing)?;
     Ok(hashing.digest())
 }
 
-/// The tree as an archive that is the same every time.
+/// Writes the tree as a reproducible tar archive.
 pub(super) fn write_archive(root: &Path, out: impl io::Write) -> io::Result<()> {
     let mut builder = tar::Builder::new(out);
     builder.mode(tar::HeaderMode::Deterministic);

@@ -1,4 +1,4 @@
-//! From a blob to an unpacked layer.
+//! Unpacks blobs to layers.
 
 use std::{
     fs::{self, File},
@@ -13,11 +13,11 @@ use super::{
 };
 use crate::error::{Error, Result};
 
-/// What may follow the end of an archive.
+/// The maximum padding after the end of an archive.
 const MAX_PADDING: u64 = 64 << 20;
 
 impl Images {
-    /// Unpacks a layer on top of others, unless that has been done. Returns its name.
+    /// Unpacks a layer on top of others, unless it is already unpacked. Returns its name.
     pub(super) fn apply_layer(
         &self,
         blob: &Path,
@@ -37,7 +37,7 @@ impl Images {
             .collect();
         let unpacked = unpack(blob, diff_id, &staging, lower, self.limits);
         let done = unpacked.and_then(|()| match fs::rename(&staging, &place) {
-            // Somebody else was faster.
+            // Another process or thread unpacked it first.
             Err(_) if place.exists() => Ok(()),
             result => result.map_err(Error::file(&place)),
         });
@@ -56,7 +56,7 @@ fn unpack(
     let file = File::open(blob).map_err(Error::file(blob))?;
     let mut content = Hashing::new(decompress(file).map_err(Error::file(blob))?);
     Unpacker::new(staging, lower, limits)?.unpack(&mut content)?;
-    // Padding after the archive's end belongs to the digest; there is no reason for much of it.
+    // Padding after the archive's end is part of the digest; its size is limited.
     let padding = io::copy(&mut content.by_ref().take(MAX_PADDING), &mut io::sink());
     if padding.map_err(Error::file(blob))? == MAX_PADDING {
         return Err(Error::BadImage(format!(
@@ -72,8 +72,8 @@ fn unpack(
     )))
 }
 
-/// The name of a layer on top of others: different for the same layer on different ones, since
-/// links may reach into what lies below.
+/// The name of a layer on top of others. The same layer on different ones has different names,
+/// since hard links may refer to files below.
 fn chain(below: Option<&str>, diff_id: &str) -> String {
     let id = match below {
         None => diff_id.to_owned(),
@@ -82,7 +82,7 @@ fn chain(below: Option<&str>, diff_id: &str) -> String {
     id.trim_start_matches("sha256:").to_owned()
 }
 
-/// By what the content is, not by what it is called.
+/// Detects the compression by content, not by media type.
 pub(super) fn decompress<'a>(content: impl Read + 'a) -> io::Result<Box<dyn Read + 'a>> {
     let mut reader = BufReader::with_capacity(128 * 1024, content);
     let start = io::BufRead::fill_buf(&mut reader)?;

@@ -1,5 +1,5 @@
-//! The node's images: blobs by their digests, layers unpacked once for all who use them, and an
-//! index of names. A layer or blob appears under its name only when it is whole and verified, so an
+//! The image store: blobs by digest, layers unpacked once for all containers, and an index of
+//! names. A layer or blob gets its name only when it is complete and verified, so that an
 //! interrupted pull leaves nothing that looks complete.
 
 mod archive;
@@ -42,31 +42,31 @@ use crate::{
 /// The image store.
 pub struct Images {
     root: PathBuf,
-    /// The index as last read, and which file that was.
+    /// The cached index, and the version of its file.
     index: Mutex<(Option<Version>, Arc<Index>)>,
     limits: Limits,
     /// Blobs that are being fetched; whoever wants the same one waits for it.
     fetching: Mutex<HashMap<PathBuf, Weak<tokio::sync::Mutex<()>>>>,
 }
 
-/// Tells files that were moved to the same place apart.
+/// Identifies a version of a file that is replaced by renaming.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Version {
     inode: u64,
     modified: (i64, i64),
 }
 
-/// Held while an image comes in or a container is made of one: content that no image names yet, or
-/// no container's record, is not swept away meanwhile. Works between processes, too.
+/// Held while an image is stored or a container is created, so that content which no image or
+/// container refers to yet is not swept. Works across processes.
 pub struct Lease(#[expect(dead_code, reason = "closing the file ends the lease")] File);
 
-/// How long a piece of a blob waits for the rest.
+/// How long a partial blob is kept.
 const KEEP_PARTIAL: Duration = Duration::from_secs(24 * 3600);
 
-/// Images by their ids.
+/// Images by id.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 struct Index {
-    /// The start of the machine in which it was last opened.
+    /// The boot id when the store was last opened.
     #[serde(default)]
     boot: String,
     images: BTreeMap<String, Image>,
@@ -77,29 +77,29 @@ struct Index {
 pub struct Image {
     /// The digest of its configuration, which is its id.
     pub id: String,
-    /// Names with tags.
+    /// References with tags.
     pub tags: BTreeSet<String>,
-    /// Names with digests.
+    /// References with digests.
     pub digests: BTreeSet<String>,
     /// The digest of its manifest.
     pub manifest: String,
-    /// The digests of its layers as they were pulled, from the bottom.
+    /// The layer blobs, from the bottom.
     pub blobs: Vec<Blob>,
-    /// The names of its unpacked layers, from the bottom.
+    /// The names of the unpacked layers, from the bottom.
     pub layers: Vec<String>,
-    /// What it takes on disk, compressed.
+    /// The compressed size.
     pub size: u64,
-    /// It is never collected.
+    /// Whether the image is never garbage collected.
     #[serde(default)]
     pub pinned: bool,
-    /// All of it is on disk, should the power fail.
+    /// Whether everything was synced to disk.
     #[serde(default)]
     settled: bool,
-    /// What it says about running it.
+    /// The image configuration.
     pub config: ImageConfig,
 }
 
-/// A stored piece of content.
+/// A stored blob.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Blob {
     /// Its digest.
@@ -111,27 +111,26 @@ pub struct Blob {
 }
 
 impl Image {
-    /// How it is named in a container's status: something that can be pulled, or its id.
+    /// The reference in a container's status: pullable, or the id.
     pub fn reference(&self) -> String {
         self.digests.first().unwrap_or(&self.id).clone()
     }
 }
 
 impl Images {
-    /// Opens the store in a directory; clears away what an interrupted import left and what nobody
-    /// needs any more.
+    /// Opens the store in a directory; removes leftovers of interrupted imports and unused content.
     pub fn open(root: PathBuf) -> Result<Self> {
         for dir in ["blobs/sha256", "layers", "staging"] {
             let path = root.join(dir);
             fs::create_dir_all(&path).map_err(Error::file(&path))?;
         }
-        // Images bring set-user-id programs and devices: not for everybody on the node.
+        // Images contain set-user-id programs and devices: only root may access them.
         fs::set_permissions(&root, fs::Permissions::from_mode(0o700))
             .map_err(Error::file(&root))?;
         let images = Self::unopened(root);
         if let Err(error) = images.index() {
-            // Images can be had again; a node that does not start cannot get them.
-            tracing::error!(%error, "the index of images is damaged: beginning anew");
+            // Images can be pulled again, but only if the node starts.
+            tracing::error!(%error, "image index is damaged, starting with an empty one");
             images.replace_index(&Index::default())?;
         }
         if let Some(_alone) = images.try_alone()? {
@@ -151,12 +150,12 @@ impl Images {
         }
     }
 
-    /// The same store, for images that cost no more than this.
+    /// The same store with other limits.
     pub fn with_limits(self, limits: Limits) -> Self {
         Self { limits, ..self }
     }
 
-    /// A pull that was cut off goes on from its partial blobs, but not after a day.
+    /// Keeps partial blobs of interrupted pulls for a day.
     fn clear_staging(&self) -> Result<()> {
         let staging = self.root.join("staging");
         for entry in fs::read_dir(&staging)
@@ -181,7 +180,7 @@ impl Images {
         Ok(())
     }
 
-    /// The index as it is on disk now.
+    /// The current index on disk.
     fn index(&self) -> Result<Arc<Index>> {
         let file = self.root.join("images.json");
         let version = fs::metadata(&file).ok().map(|metadata| Version {
@@ -200,7 +199,7 @@ impl Images {
         Ok(known.1.clone())
     }
 
-    /// Changes the index: one process and thread at a time.
+    /// Changes the index under a lock across processes and threads.
     fn change<T>(&self, change: impl FnOnce(&mut Index) -> T) -> Result<T> {
         let lock = self.lock_file("images.lock")?;
         lock.lock().map_err(Error::system("lock the images"))?;
@@ -221,7 +220,7 @@ impl Images {
         options.open(&path).map_err(Error::file(&path))
     }
 
-    /// Keeps the sweeper away. Waits while it is at work.
+    /// Prevents sweeps. Waits for a running one.
     pub fn lease(&self) -> Result<Lease> {
         let file = self.lock_file("sweep.lock")?;
         file.lock_shared()
@@ -229,7 +228,7 @@ impl Images {
         Ok(Lease(file))
     }
 
-    /// Keeps everybody else away, if nobody is there.
+    /// An exclusive lock, if nothing else holds a lease.
     fn try_alone(&self) -> Result<Option<Lease>> {
         let file = self.lock_file("sweep.lock")?;
         Ok(file.try_lock().is_ok().then_some(Lease(file)))
@@ -240,18 +239,18 @@ impl Images {
         Ok(self.index()?.images.values().cloned().collect())
     }
 
-    /// An image by its id, a prefix of it, a tag or a digest.
+    /// An image by its id, a unique prefix of it, a tag or a digest.
     pub fn get(&self, name: &str) -> Result<Option<Image>> {
         Ok(names::find(&self.index()?.images, name).cloned())
     }
 
-    /// [`Images::get`], where there must be one.
+    /// [`Images::get`], with an error if there is none.
     pub fn need(&self, name: &str) -> Result<Image> {
         self.get(name)?
             .ok_or_else(|| Error::NoImage(name.to_owned()))
     }
 
-    /// Adds an image, or names to one that is there. A tag belongs to one image only.
+    /// Adds an image, or names to an existing one. A tag belongs to one image only.
     fn put(&self, image: Image) -> Result<Image> {
         let id = image.id.clone();
         let put = self.change(|index| {
@@ -277,8 +276,8 @@ impl Images {
         Ok(put)
     }
 
-    /// Removes one name, or the whole image when it is the last or the id is given. Layers that a
-    /// container still uses stay until it is gone. Blocks.
+    /// Removes one name, or the whole image if it is the last or the id is given. Layers in use by
+    /// a container stay until it is gone. Blocks.
     pub fn remove(&self, name: &str) -> Result<()> {
         self.change(|index| {
             let Some(id) = names::find(&index.images, name).map(|image| image.id.clone()) else {
@@ -295,16 +294,16 @@ impl Images {
         self.sweep()
     }
 
-    /// Removes blobs and layers that no image and no container names. Blocks.
+    /// Removes blobs and layers that no image and no container refers to. Blocks.
     pub fn sweep(&self) -> Result<()> {
-        // While somebody is at work, the next sweep will do.
+        // If a lease is held, a later sweep does it.
         match self.try_alone()? {
             Some(_alone) => self.sweep_now(),
             None => Ok(()),
         }
     }
 
-    /// Nobody else may be at work.
+    /// The caller holds the exclusive lock.
     fn sweep_now(&self) -> Result<()> {
         let (mut layers, mut blobs) = (self.layers_in_use(), BTreeSet::new());
         for image in self.index()?.images.values() {
@@ -318,7 +317,7 @@ impl Images {
         })
     }
 
-    /// Layers that containers stand on, by their records.
+    /// Layers that containers use, from their records.
     fn layers_in_use(&self) -> BTreeSet<String> {
         #[derive(Deserialize)]
         struct Uses {
@@ -336,7 +335,7 @@ impl Images {
             .collect()
     }
 
-    /// The directories of an image's layers, the uppermost first, as overlayfs wants them.
+    /// The directories of an image's layers, the uppermost first, as overlayfs expects.
     pub fn layer_dirs(&self, image: &Image) -> Vec<PathBuf> {
         image
             .layers
@@ -350,12 +349,12 @@ impl Images {
         self.root.join("layers").join(layer)
     }
 
-    /// A new directory or file for work in progress, on the same file system.
+    /// A path for a temporary file or directory on the same file system.
     fn staging(&self) -> PathBuf {
         self.root.join("staging").join(crate::id::generate())
     }
 
-    /// Where the store is.
+    /// The directory of the store.
     pub fn root(&self) -> &Path {
         &self.root
     }

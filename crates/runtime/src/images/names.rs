@@ -1,13 +1,13 @@
-//! Finding an image by what people call it.
+//! Finds an image by a user-given name.
 
 use std::collections::BTreeMap;
 
 use super::{Image, Reference};
 
-/// Prefixes of ids shorter than this are taken for names.
+/// The minimum length of id prefixes; shorter ones are names.
 const MIN_PREFIX: usize = 7;
 
-/// The image that a name means.
+/// The image of a name.
 pub(super) fn find<'a>(images: &'a BTreeMap<String, Image>, name: &str) -> Option<&'a Image> {
     if name.is_empty() {
         return None;
@@ -37,14 +37,14 @@ pub(super) fn find<'a>(images: &'a BTreeMap<String, Image>, name: &str) -> Optio
     found.next().is_none().then_some(image)
 }
 
-/// Takes a name away from an image. `true` if nothing is left to call it by.
+/// Removes a name of an image; true if it has none left.
 pub(super) fn take(image: &mut Image, name: &str) -> bool {
     let full = Reference::parse(name)
         .map(|reference| reference.to_string())
         .unwrap_or_default();
     let known = image.tags.contains(&full) || image.digests.contains(&full);
     if !known {
-        // It was found by its id: all of it goes.
+        // Found by its id: remove the whole image.
         return true;
     }
     image.tags.remove(&full);

@@ -1,6 +1,6 @@
-//! Images that are brought as files: archives in a directory are imported when the runtime starts, for
-//! machines without a registry. They are pinned, so that the kubelet never removes them; an archive is
-//! read again only when it has changed or an image of it is gone. A bad archive stops nothing.
+//! Imports image archives from directories when the runtime starts, for machines without a
+//! registry. The images are pinned, so that the kubelet never removes them. An archive is imported
+//! again only if it changed or one of its images is gone. An invalid archive is logged and skipped.
 
 use std::{
     collections::BTreeMap,
@@ -18,13 +18,13 @@ use crate::{
     error::{Error, Result},
 };
 
-/// How names of archives end.
+/// The file name suffixes of archives.
 const ENDINGS: &[&str] = &[".tar", ".tar.gz", ".tgz", ".tar.zst"];
 
-/// Archives that were imported, by their paths.
+/// Imported archives by path.
 type Imported = BTreeMap<PathBuf, Archive>;
 
-/// An archive as it was, and what it held.
+/// The version of an archive's file, and its images.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Archive {
     inode: u64,
@@ -34,10 +34,10 @@ struct Archive {
 }
 
 impl Images {
-    /// Imports the archives of these directories that are new. Blocks.
+    /// Imports new archives of these directories. Blocks.
     pub fn preload(&self, directories: &[PathBuf]) -> Result<()> {
         let note = self.root.join("preloaded.json");
-        // Without the note everything is imported once more, which changes nothing.
+        // Without the record everything is imported again, which is harmless.
         let before: Imported = disk::load(&note).unwrap_or_default();
         let mut after = Imported::new();
         for path in directories.iter().flat_map(|directory| archives(directory)) {
@@ -93,7 +93,7 @@ impl Images {
     }
 }
 
-/// The archives in a directory, in the order of their names; none when it does not exist.
+/// The archives in a directory, sorted by name; empty if it does not exist.
 fn archives(directory: &Path) -> Vec<PathBuf> {
     let entries = match fs::read_dir(directory) {
         Ok(entries) => entries,
@@ -118,7 +118,7 @@ fn archives(directory: &Path) -> Vec<PathBuf> {
 mod tests {
     use super::*;
 
-    /// An image layout without layers, under this name.
+    /// An OCI layout without layers, with this name.
     fn archive(path: &Path, name: &str) {
         let architecture = super::super::registry::manifest::architecture();
         let config = format!(

@@ -1,51 +1,51 @@
-//! How far a pull has come, for whoever watches it.
+//! The progress of a pull, for watchers.
 
 use tokio::sync::watch;
 
 use super::registry::manifest::Descriptor;
 
-/// Where a piece of an image stands.
+/// The state of a blob.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Stage {
-    /// Its turn has not come.
+    /// Queued.
     #[default]
     Waiting,
-    /// Bytes come.
+    /// Downloading.
     Downloading,
-    /// It is here, as a file.
+    /// Downloaded, not unpacked.
     Downloaded,
-    /// It is being unpacked.
+    /// Unpacking.
     Unpacking,
-    /// Nothing is left to do.
+    /// Finished.
     Done,
 }
 
-/// A piece of an image.
+/// A blob of an image.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Part {
     /// Its digest.
     pub digest: String,
     /// All its bytes.
     pub size: u64,
-    /// The bytes that are here.
+    /// The bytes downloaded so far.
     pub have: u64,
-    /// Where it stands.
+    /// The state.
     pub stage: Stage,
 }
 
-/// Tells watchers about one pull. Telling nobody costs nothing much.
+/// Publishes the progress of one pull; cheap without watchers.
 #[derive(Debug, Default)]
 pub struct Progress {
     parts: watch::Sender<Vec<Part>>,
 }
 
 impl Progress {
-    /// Sees every change, or at least the last one.
+    /// Watches the progress; intermediate changes may be skipped.
     pub fn watch(&self) -> watch::Receiver<Vec<Part>> {
         self.parts.subscribe()
     }
 
-    /// What there is to pull; a further registry that is tried begins anew.
+    /// Sets the blobs to pull; starts over for another registry.
     pub(super) fn begin(&self, parts: &[Descriptor]) {
         let parts = parts.iter().map(|part| Part {
             digest: part.digest.clone(),
@@ -55,7 +55,7 @@ impl Progress {
         self.parts.send_replace(parts.collect());
     }
 
-    /// Bytes of a piece have come.
+    /// Sets the downloaded bytes of a blob.
     pub(super) fn have(&self, digest: &str, have: u64) {
         self.change(digest, |part| {
             part.have = have;
@@ -63,7 +63,7 @@ impl Progress {
         });
     }
 
-    /// A piece has come further.
+    /// Sets the state of a blob.
     pub(super) fn reached(&self, digest: &str, stage: Stage) {
         self.change(digest, |part| {
             part.have = part.size;
@@ -72,7 +72,7 @@ impl Progress {
     }
 
     fn change(&self, digest: &str, change: impl Fn(&mut Part)) {
-        // An image may have the same layer twice.
+        // An image may contain the same layer twice.
         self.parts.send_modify(|parts| {
             parts
                 .iter_mut()

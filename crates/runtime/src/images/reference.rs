@@ -1,10 +1,10 @@
-//! Names of images: `[host[:port]/]path[:tag][@digest]`, with the defaults that everybody expects.
+//! Image references: `[host[:port]/]path[:tag][@digest]`, with the usual defaults.
 
 use std::fmt;
 
 use crate::error::{Error, Result};
 
-/// A whole image name.
+/// A full image reference.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reference {
     /// The registry's host and port.
@@ -20,7 +20,7 @@ pub struct Reference {
 const DEFAULT_REGISTRY: &str = "docker.io";
 
 impl Reference {
-    /// Parses a name as people write it.
+    /// Parses a user-given reference.
     pub fn parse(text: &str) -> Result<Self> {
         let wrong = || Error::Invalid(format!("{text:?} is not the name of an image"));
         let (rest, digest) = match text.split_once('@') {
@@ -66,7 +66,7 @@ impl Reference {
         format!("{}/{}", self.registry, self.repository)
     }
 
-    /// What to ask the registry for: the digest if there is one.
+    /// What to request from the registry: the digest if there is one, else the tag.
     pub fn target(&self) -> &str {
         self.digest
             .as_deref()
@@ -81,7 +81,7 @@ impl Reference {
 }
 
 impl fmt::Display for Reference {
-    /// The digest wins over the tag: it says exactly what is meant.
+    /// The digest takes precedence over the tag.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (&self.digest, &self.tag) {
             (Some(digest), _) => write!(f, "{}@{digest}", self.name()),
@@ -112,7 +112,7 @@ fn is_tag(text: &str) -> bool {
     (1..=128).contains(&text.len()) && text.bytes().all(letter) && !text.starts_with(['.', '-'])
 }
 
-/// Digests are compared as text, so only the canonical form is one.
+/// Digests are compared as text, so only the canonical form is valid.
 pub(super) fn check_digest(text: &str) -> Option<String> {
     let hex = text.strip_prefix("sha256:")?;
     let digits = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_name_is_refused() {
+    fn invalid_image_references_are_refused() {
         for text in [
             "",
             "UPPER",

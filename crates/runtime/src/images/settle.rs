@@ -1,20 +1,20 @@
-//! Images and power failures. Nobody waits for a disk: an image can be used as soon as it is whole,
-//! and a moment later everything is synced and the image marked so. An image that bears no mark when
-//! the machine has been started again may be full of holes and is forgotten.
+//! Images and power failures. A pull does not wait for fsync: an image can be used as soon as it is
+//! complete. It is synced afterwards and then marked as settled. An image without the mark after a
+//! reboot may be incomplete and is dropped.
 
 use std::{fs::File, os::fd::AsRawFd, path::PathBuf};
 
 use super::Images;
 use crate::error::{Error, Result};
 
-/// Which start of the machine this is.
+/// The machine's boot id.
 fn boot() -> String {
     let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     id.trim_end().to_owned()
 }
 
 impl Images {
-    /// Forgets what was not on disk when the power failed.
+    /// Drops images that were not synced before the last reboot.
     pub(super) fn forget_unsettled(&self) -> Result<()> {
         let now = boot();
         let index = self.index()?;
@@ -25,7 +25,7 @@ impl Images {
             index.images.retain(|id, image| {
                 let keep = image.settled;
                 if !keep {
-                    tracing::warn!(image = id, "not whole when the machine stopped: forgotten");
+                    tracing::warn!(image = id, "removing image that was not synced to disk");
                 }
                 keep
             });
@@ -38,7 +38,7 @@ impl Images {
         let (root, id) = (self.root.clone(), id.to_owned());
         let settling = move || {
             if let Err(error) = settle(root, &id) {
-                tracing::debug!(image = id, %error, "not settled");
+                tracing::debug!(image = id, %error, "cannot sync image to disk");
             }
         };
         let _ = std::thread::Builder::new()
@@ -53,7 +53,7 @@ fn settle(root: PathBuf, id: &str) -> Result<()> {
     if unsafe { libc::syncfs(dir.as_raw_fd()) } != 0 {
         return Err(Error::file(root)(std::io::Error::last_os_error()));
     }
-    // Locks between processes make a second store in the same place as good as the first.
+    // Another store on the same directory is fine, since the locks work across processes.
     Images::unopened(root).change(|index| {
         if let Some(image) = index.images.get_mut(id) {
             image.settled = true;
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn after_a_power_failure_only_what_was_on_disk_is_left() {
+    fn after_a_power_failure_only_synced_images_are_kept() {
         let dir = tempfile::tempdir().unwrap();
         let images = Images::open(dir.path().to_path_buf()).unwrap();
         for layer in ["whole", "holes"] {

@@ -1,5 +1,6 @@
-//! Files that all containers of a pod see, and may write to: they are on disk beside the containers'
-//! own, where they count as the pod's, and not in the node's `/run`, which a pod could fill.
+//! Files that all containers of a pod share and may write to. They are on disk beside the
+//! containers' data, where they count as the pod's usage, and not in the node's `/run`, which a pod
+//! could fill.
 
 use std::{
     fs,
@@ -15,7 +16,7 @@ use crate::{
     snapshot::Size,
 };
 
-/// Writes them.
+/// Writes the files.
 pub(super) fn write(paths: &Paths, config: &PodSandboxConfig, own_hostname: bool) -> Result<()> {
     let hostname = if own_hostname && !config.hostname.is_empty() {
         config.hostname.clone()
@@ -33,7 +34,7 @@ pub(super) fn write(paths: &Paths, config: &PodSandboxConfig, own_hostname: bool
     };
     let contents = [format!("{hostname}\n"), hosts, resolv_conf];
     for (name, text) in NAMES.iter().zip(contents) {
-        // Not synced: after a power failure the pod is made anew.
+        // Not synced: after a power failure the pod is created again.
         let path = paths.root.join(name);
         fs::write(&path, text).map_err(Error::file(&path))?;
         readable(&path)?;
@@ -41,10 +42,10 @@ pub(super) fn write(paths: &Paths, config: &PodSandboxConfig, own_hostname: bool
     Ok(())
 }
 
-/// Their names.
+/// The file names.
 pub(super) const NAMES: [&str; 3] = ["hostname", "hosts", "resolv.conf"];
 
-/// What they take on disk.
+/// The disk usage of the files.
 pub(super) fn size(paths: &Paths) -> Size {
     let sizes = NAMES.iter().filter_map(|name| {
         let meta = fs::symlink_metadata(paths.root.join(name)).ok()?;
@@ -62,7 +63,7 @@ fn host(path: &str) -> String {
     fs::read_to_string(path).unwrap_or_default()
 }
 
-/// Processes of every user read them.
+/// Makes a file readable for all users.
 fn readable(path: &Path) -> Result<()> {
     let mode = fs::Permissions::from_mode(0o644);
     fs::set_permissions(path, mode).map_err(Error::file(path))

@@ -1,5 +1,5 @@
-//! Pod sandboxes: the namespaces, files and network that a pod's containers share, and the shim that
-//! holds them. There is no process in a sandbox unless its containers share a PID namespace.
+//! Pod sandboxes: the namespaces, files and network that a pod's containers share, and the shim
+//! that holds them. A sandbox has no process unless its containers share a PID namespace.
 
 mod files;
 mod run;
@@ -34,64 +34,64 @@ use crate::{
 pub(crate) struct Sandbox {
     /// Its id.
     pub id: String,
-    /// How it was asked for.
+    /// The CRI configuration.
     pub config: PodSandboxConfig,
-    /// What does not change.
+    /// Immutable properties.
     pub facts: Facts,
     paths: Paths,
-    /// Guards what changes; never held over an await.
+    /// Guards the mutable state; never held across an await.
     state: Mutex<State>,
     /// The connection to its shim.
     shim: Mutex<Option<shim::Client>>,
-    /// Who waits for processes that run in its containers.
+    /// Receivers of the exits of exec processes, by id.
     execs: Mutex<HashMap<String, oneshot::Sender<Exit>>>,
-    /// Held while it is stopped or removed.
+    /// Held while the sandbox is stopped or removed.
     pub(crate) changing: tokio::sync::Mutex<()>,
 }
 
-/// What is known about a sandbox once it exists.
+/// Immutable properties of a sandbox.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Facts {
-    /// When it was made, in nanoseconds since 1970.
+    /// When it was created, in nanoseconds since 1970.
     pub created_at: i64,
-    /// The runtime handler that its containers use.
+    /// The RuntimeClass handler of its containers.
     pub handler: String,
     /// Its namespaces.
     pub pins: Pins,
-    /// The cgroup that its containers are below.
+    /// The parent cgroup of its containers.
     pub cgroup_parent: String,
-    /// The parent cgroup was made by us and goes with the sandbox.
+    /// Whether this runtime created the parent cgroup and removes it with the sandbox.
     pub owns_cgroup: bool,
 }
 
-/// What changes.
+/// The mutable state of a sandbox.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) struct State {
-    /// Where it stands.
+    /// The state.
     pub phase: Phase,
     /// Its addresses, the primary first.
     pub addresses: Vec<IpAddr>,
 }
 
-/// Where a sandbox stands.
+/// The state of a sandbox.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Phase {
-    /// It is being made; found after a crash, it is taken down.
+    /// It is being created; after a crash it is torn down.
     #[default]
     Creating,
     /// Containers can run in it.
     Ready,
-    /// Its network and namespaces are gone.
+    /// Its network and namespaces were removed.
     Stopped,
 }
 
-/// Where a sandbox' things are.
+/// The directories of a sandbox.
 #[derive(Debug, Clone)]
 pub(crate) struct Paths {
-    /// What survives a reboot.
+    /// Data that survives a reboot.
     pub root: PathBuf,
-    /// What does not.
+    /// Data that does not survive a reboot.
     pub state: PathBuf,
 }
 
@@ -103,7 +103,7 @@ impl Paths {
         }
     }
 
-    /// The shim's orders, which it keeps locked.
+    /// The shim's orders file, which it keeps locked.
     pub(crate) fn orders(&self) -> PathBuf {
         self.state.join("shim.json")
     }
@@ -157,24 +157,25 @@ impl Sandbox {
         }
     }
 
-    /// Its shim is gone. `false` if that was expected: the sandbox is being stopped.
+    /// Drops the connection to a dead shim; false if that was expected because the sandbox is being
+    /// stopped.
     pub(crate) fn let_go_of_shim(&self) -> bool {
         let had = self.shim.lock().is_some();
         self.set_shim(None);
         had
     }
 
-    /// Where its things are.
+    /// Its directories.
     pub(crate) fn paths(&self) -> &Paths {
         &self.paths
     }
 
-    /// The files that its containers see.
+    /// The shared files of its containers.
     pub(crate) fn pod_files(&self) -> PodFiles {
         let host_ipc = self.facts.pins.ipc.is_none();
         let file = |name: &str| {
             let kept = self.paths.root.join(name);
-            // An earlier version has put them elsewhere.
+            // An earlier version stored them elsewhere.
             if kept.exists() {
                 kept
             } else {
@@ -193,26 +194,26 @@ impl Sandbox {
         }
     }
 
-    /// What containers may have written to them.
+    /// The disk usage of the shared files.
     pub(crate) fn files_size(&self) -> Size {
         files::size(&self.paths)
     }
 
-    /// Waits for a process that is about to run in one of its containers.
+    /// Registers a receiver for the exit of an exec process.
     pub(crate) fn expect_exec(&self, exec: &str) -> oneshot::Receiver<Exit> {
         let (sender, receiver) = oneshot::channel();
         self.execs.lock().insert(exec.to_owned(), sender);
         receiver
     }
 
-    /// A process has ended.
+    /// Delivers the exit of an exec process.
     pub(crate) fn settle_exec(&self, exec: &str, exit: Exit) {
         if let Some(sender) = self.execs.lock().remove(exec) {
             let _ = sender.send(exit);
         }
     }
 
-    /// Reads a sandbox that an earlier daemon has made.
+    /// Loads a sandbox that an earlier daemon created.
     pub(crate) fn load(config: &Config, id: &str) -> Result<Arc<Self>> {
         let paths = Paths::new(config, id);
         let state = disk::load_last(&paths.root.join("state.json"))?;
@@ -229,7 +230,7 @@ impl Sandbox {
     }
 }
 
-/// What a pod wants to share with the node.
+/// The pod's namespace options.
 pub(crate) fn namespace_options(config: &PodSandboxConfig) -> NamespaceOption {
     let security = config
         .linux
@@ -244,7 +245,7 @@ fn is_node(mode: i32) -> bool {
     mode == i32::from(NamespaceMode::Node)
 }
 
-/// The namespaces to make for a pod. A pod in the node's network also keeps the node's host name.
+/// The namespaces to create for a pod. A pod in the host network keeps the host's UTS namespace.
 fn pins(options: &NamespaceOption, dir: &Path) -> Pins {
     let own = |wanted: bool, name: &str| wanted.then(|| dir.join(name));
     let own_net = !is_node(options.network);

@@ -1,5 +1,5 @@
-//! Making a sandbox. What was begun is undone when a later step fails, and what a crash leaves
-//! half-made is found by its record and taken down at the next start.
+//! Creates a sandbox. If a step fails, the earlier ones are undone; what a crash leaves half-made
+//! is found by its record and torn down at the next start.
 
 use std::{fs, sync::Arc};
 
@@ -17,11 +17,11 @@ use crate::{
     stamp,
 };
 
-/// The default handler's name: no RuntimeClass.
+/// The default handler: no RuntimeClass.
 const BUILT_IN: &str = "";
 
 impl Engine {
-    /// Makes a sandbox and returns its id.
+    /// Creates a sandbox and returns its id.
     pub(crate) async fn run_sandbox(
         self: &Arc<Self>,
         config: PodSandboxConfig,
@@ -49,14 +49,14 @@ impl Engine {
             }
             Err(error) => {
                 if let Err(left) = self.remove_sandbox(&sandbox.id).await {
-                    tracing::warn!(sandbox = sandbox.id, error = %left, "a failed sandbox is not gone");
+                    tracing::warn!(sandbox = sandbox.id, error = %left, "cannot remove failed sandbox");
                 }
                 Err(error)
             }
         }
     }
 
-    /// Writes down that there will be a sandbox, before anything else exists.
+    /// Persists the record of the sandbox before anything else is created.
     fn record_sandbox(&self, config: PodSandboxConfig, handler: String) -> Result<Sandbox> {
         let id = id::generate();
         let paths = Paths::new(&self.config, &id);
@@ -79,7 +79,7 @@ impl Engine {
         disk::save_message(&paths.root.join("config.pb"), &config)?;
         disk::save(&paths.root.join("facts.json"), &facts)?;
         disk::record(&paths.root.join("state.json"), &state)?;
-        // Last: whoever finds no whole record looks for nothing else.
+        // Last: without a complete record there is nothing else to clean up.
         fs::create_dir_all(&paths.state).map_err(Error::file(&paths.state))?;
         Ok(Sandbox {
             id,
@@ -127,7 +127,7 @@ impl Engine {
         })
     }
 
-    /// Connects the sandbox' namespace, also again after a restart.
+    /// Attaches the sandbox to the network, also again after a restart.
     pub(crate) async fn attach_network(&self, sandbox: &Sandbox) -> Result<Vec<std::net::IpAddr>> {
         let Some(netns) = &sandbox.facts.pins.net else {
             return Ok(Vec::new());
@@ -160,7 +160,7 @@ fn dns_settings(config: &PodSandboxConfig) -> DnsSettings {
     }
 }
 
-/// A mapping without a port of the node only tells what the container listens on.
+/// A mapping without a host port is only informative.
 fn port_mapping(mapping: &PortMapping) -> Result<Option<network::PortMapping>> {
     if mapping.host_port == 0 {
         return Ok(None);

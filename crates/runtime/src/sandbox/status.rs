@@ -1,4 +1,4 @@
-//! What CRI is told about sandboxes.
+//! CRI messages about sandboxes.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use super::{Sandbox, namespace_options};
 use crate::{engine::Engine, matching};
 
 impl Sandbox {
-    /// One line of a list.
+    /// The entry in a list.
     pub(crate) fn summary(&self) -> v1::PodSandbox {
         v1::PodSandbox {
             id: self.id.clone(),
@@ -21,7 +21,7 @@ impl Sandbox {
         }
     }
 
-    /// Everything about it.
+    /// The full status.
     pub(crate) fn status(&self) -> v1::PodSandboxStatus {
         let mut addresses = self
             .state()
@@ -50,7 +50,7 @@ impl Sandbox {
         }
     }
 
-    /// What is asked for with `verbose`.
+    /// The `verbose` information.
     pub(crate) fn info(&self) -> BTreeMap<String, String> {
         let info = serde_json::json!({
             "pins": self.facts.pins,

@@ -1,4 +1,4 @@
-//! Taking a sandbox down. Every step may be repeated: a kubelet calls again after an error, and a
+//! Stops and removes sandboxes. Every step is idempotent: a kubelet retries after an error, and a
 //! restarted daemon finishes what it finds.
 
 use std::{sync::Arc, time::Duration};
@@ -17,7 +17,7 @@ use crate::{
 const SHUTDOWN_DEADLINE: Duration = Duration::from_secs(10);
 
 impl Engine {
-    /// Ends everything in the sandbox and takes its network away. One that is gone is fine.
+    /// Stops all containers of the sandbox and detaches its network. One that is gone is no error.
     pub(crate) async fn stop_sandbox(self: &Arc<Self>, id: &str) -> Result<()> {
         let sandbox = match self.sandbox(id) {
             Ok(sandbox) => sandbox,
@@ -28,7 +28,7 @@ impl Engine {
         self.lower_sandbox(&sandbox).await
     }
 
-    /// Removes a sandbox and its containers. One that is gone is fine.
+    /// Removes a sandbox and its containers. One that is gone is no error.
     pub(crate) async fn remove_sandbox(self: &Arc<Self>, id: &str) -> Result<()> {
         let sandbox = match self.sandbox(id) {
             Ok(sandbox) => sandbox,
@@ -57,7 +57,7 @@ impl Engine {
             self.stop_container(&container.id, Duration::ZERO).await?;
         }
         if let Ok(shim) = sandbox.shim() {
-            // From here on its end is no loss.
+            // From now on the shim's end is expected.
             sandbox.set_shim(None);
             let shutdown = shim.ask(Call::Shutdown);
             let failed = match tokio::time::timeout(SHUTDOWN_DEADLINE, shutdown).await {

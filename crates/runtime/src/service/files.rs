@@ -1,4 +1,5 @@
-//! Images as files, and pulls that can be watched, for the command line: CRI has no words for it.
+//! Import and export of images, and pulls with progress, for the command line: CRI has no calls for
+//! them.
 
 use std::{
     io::{self, BufWriter, Write},
@@ -23,10 +24,10 @@ use tokio_util::io::{StreamReader, SyncIoBridge};
 use super::Cri;
 use crate::images::{Image, Part, Progress, Stage};
 
-/// Bytes of one piece: well below what the other side accepts.
+/// The bytes of one message: well below gRPC's limit.
 const PIECE: usize = 1 << 20;
 
-/// Nobody sees more changes than this.
+/// The minimum interval between two progress messages.
 const SHOW_EVERY: Duration = Duration::from_millis(100);
 
 type Streamed<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
@@ -98,7 +99,7 @@ impl ImageFiles for Cri {
     }
 }
 
-/// Tells how far a pull has come until it has ended; returns what is to be said last.
+/// Sends the progress of a pull until it has ended; returns the final message.
 async fn show(
     pulling: impl Future<Output = crate::Result<Image>>,
     mut parts: watch::Receiver<Vec<Part>>,
@@ -110,7 +111,7 @@ async fn show(
             image = &mut pulling => image?,
             Ok(()) = parts.changed() => {
                 let now = describe(&parts.borrow_and_update());
-                // A client that is slow or gone does not hold up the pull.
+                // A slow or disconnected client does not delay the pull.
                 let _ = messages.try_send(Ok(now));
                 tokio::select! {
                     image = &mut pulling => image?,
@@ -144,7 +145,7 @@ fn describe(parts: &[Part]) -> PullProgress {
     }
 }
 
-/// What is written goes out as messages.
+/// A writer that sends data as messages.
 struct Pieces<'a>(&'a mpsc::Sender<Result<Piece, Status>>);
 
 impl Write for Pieces<'_> {

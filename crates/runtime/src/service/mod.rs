@@ -1,4 +1,4 @@
-//! CRI as other programs see it: requests in, calls of the engine, answers out.
+//! The CRI server: translates requests to calls of the engine.
 
 mod files;
 mod image;
@@ -18,7 +18,7 @@ use crate::{
     error::{Error, Result},
 };
 
-/// Both services over one engine.
+/// Both CRI services.
 #[derive(Clone)]
 struct Cri(Arc<Engine>);
 
@@ -30,7 +30,7 @@ pub(crate) async fn serve(engine: Arc<Engine>, context: Context) -> Result<()> {
             .blocking(move || images.images.ensure_hello(&program))
             .await?;
         if let Err(error) = made {
-            tracing::warn!(%error, "no hello image");
+            tracing::warn!(%error, "cannot import the built-in hello image");
         }
     }
     let images = engine.clone();

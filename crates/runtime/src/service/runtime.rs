@@ -15,11 +15,11 @@ use crate::{engine::Engine, error::Error, error::Result as Outcome, shim::protoc
 type Answer<T> = Result<Response<T>, Status>;
 type Streamed<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
-/// How many items one message of a streamed list carries.
+/// The number of items per message of a streamed list.
 const CHUNK: usize = 256;
 
 impl Cri {
-    /// Runs a change to its end even if the caller hangs up.
+    /// Runs a change to its end even if the caller disconnects.
     async fn change<T, F>(&self, work: impl FnOnce(Arc<Engine>) -> F) -> Result<T, Status>
     where
         T: Send + 'static,
@@ -372,7 +372,7 @@ impl RuntimeService for Cri {
         let stop = self.0.shutdown();
         let events = events.map(|event| match event {
             Ok(event) => Ok(event),
-            // Whoever missed events must list again.
+            // A client that missed events must list again.
             Err(BroadcastStreamRecvError::Lagged(missed)) => {
                 Err(Status::data_loss(format!("{missed} events were missed")))
             }

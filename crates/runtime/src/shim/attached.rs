@@ -1,5 +1,5 @@
-//! Clients that watch a container's output and may type into it. A client that does not keep up is
-//! dropped: it must never slow the container down.
+//! Clients attached to a container's streams. A client that does not keep up is dropped: it must
+//! never slow the container down.
 
 use std::{
     io::{self, Write},
@@ -8,35 +8,35 @@ use std::{
 
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 
-/// How much a client may lag behind.
+/// The maximum backlog of a client.
 const MAX_PENDING: usize = 1 << 20;
 
 /// One attached client.
 #[derive(Default)]
 pub(super) struct Attached {
-    /// Where its input comes from.
+    /// Its input.
     pub stdin: Option<OwnedFd>,
-    /// Where standard output goes.
+    /// Its standard output.
     pub stdout: Option<Sink>,
-    /// Where standard error goes.
+    /// Its standard error.
     pub stderr: Option<Sink>,
 }
 
 impl Attached {
-    /// Nothing is left of it.
+    /// Whether all of its streams are closed.
     pub(super) fn is_gone(&self) -> bool {
         self.stdin.is_none() && self.stdout.is_none() && self.stderr.is_none()
     }
 }
 
-/// A descriptor to write to without waiting.
+/// A nonblocking descriptor to write to.
 pub(super) struct Sink {
     fd: std::fs::File,
     pending: Vec<u8>,
 }
 
 impl Sink {
-    /// Takes the descriptor over.
+    /// Takes ownership of the descriptor.
     pub(super) fn new(fd: OwnedFd) -> io::Result<Self> {
         set_nonblocking(fd.as_fd())?;
         Ok(Self {
@@ -50,17 +50,17 @@ impl Sink {
         self.fd.as_fd()
     }
 
-    /// Whether it waits for room.
+    /// Whether it has a backlog.
     pub(super) fn is_behind(&self) -> bool {
         !self.pending.is_empty()
     }
 
-    /// Bytes that wait for room.
+    /// The bytes in its backlog.
     pub(super) fn backlog(&self) -> usize {
         self.pending.len()
     }
 
-    /// Writes what fits and keeps the rest. An error means that the reader is gone or too slow.
+    /// Writes what fits and buffers the rest. An error means that the reader is gone or too slow.
     pub(super) fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.pending.extend_from_slice(bytes);
         self.flush()?;
@@ -70,7 +70,7 @@ impl Sink {
         Ok(())
     }
 
-    /// Writes what fits of what is kept.
+    /// Writes what fits of the backlog.
     pub(super) fn flush(&mut self) -> io::Result<()> {
         while !self.pending.is_empty() {
             match self.fd.write(&self.pending) {
@@ -87,7 +87,7 @@ impl Sink {
     }
 }
 
-/// Makes reads and writes on a descriptor return instead of waiting.
+/// Sets O_NONBLOCK.
 pub(crate) fn set_nonblocking(fd: BorrowedFd<'_>) -> io::Result<()> {
     let flags = OFlag::from_bits_retain(fcntl(fd, FcntlArg::F_GETFL)?);
     fcntl(fd, FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK))?;

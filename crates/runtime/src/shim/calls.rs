@@ -1,4 +1,4 @@
-//! What a daemon may ask of the shim.
+//! Handles the daemon's calls.
 
 use std::io;
 

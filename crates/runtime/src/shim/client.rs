@@ -1,5 +1,4 @@
-//! The daemon's side of a shim's socket: calls that wait for their replies, and notices that come
-//! on their own.
+//! The daemon's side of a shim's socket: calls with replies, and notices.
 
 use std::{
     collections::HashMap,
@@ -21,21 +20,21 @@ use crate::{
     wire::{Inbox, encode, send},
 };
 
-/// What a shim tells without being asked.
+/// A message that a shim sends without a call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Notice {
     /// A container has ended.
     Exited {
-        /// Which.
+        /// The container's id.
         container: String,
-        /// How.
+        /// Its exit status.
         exit: Exit,
     },
     /// A process in a container has ended.
     ExecExited {
-        /// Which.
+        /// The process' id.
         exec: String,
-        /// How.
+        /// Its exit status.
         exit: Exit,
     },
 }
@@ -49,18 +48,18 @@ pub struct Client(Arc<Inner>);
 struct Inner {
     sandbox: String,
     stream: UnixStream,
-    /// What the shim speaks; the oldest until it has said so.
+    /// The shim's protocol version; the oldest until it is known.
     version: AtomicU32,
     next: AtomicU64,
-    /// Held while a frame is written, so that frames do not mix.
+    /// Held while a frame is written, so that frames do not interleave.
     writing: tokio::sync::Mutex<()>,
-    /// Who waits for which reply; `None` once the connection is lost.
+    /// Receivers of replies by call id; `None` once the connection is lost.
     waiting: Mutex<Option<HashMap<u64, oneshot::Sender<Reply>>>>,
 }
 
 impl Client {
-    /// Connects and asks what the shim holds. The caller must run [`Client::listen`] at once, since
-    /// replies are read there.
+    /// Connects and asks for the shim's containers. The caller must run [`Client::listen`] at once,
+    /// which reads the replies.
     pub async fn connect(sandbox: &str, socket: &Path) -> Result<Self> {
         let stream = UnixStream::connect(socket)
             .await
@@ -75,7 +74,7 @@ impl Client {
         })))
     }
 
-    /// Reads until the shim is gone; every open call then fails.
+    /// Reads until the shim is gone; pending calls then fail.
     pub async fn listen(&self, mut notice: impl FnMut(Notice)) {
         let mut inbox = Inbox::default();
         while let Ok(true) = self.read(&mut inbox).await {
@@ -83,7 +82,7 @@ impl Client {
                 match inbox.take::<serde_json::Value>() {
                     Ok(Some(message)) => match serde_json::from_value(message) {
                         Ok(message) => self.take(message, &mut inbox, &mut notice),
-                        // A newer shim may tell more than we know.
+                        // A newer shim may send unknown messages.
                         Err(error) => {
                             tracing::debug!(sandbox = self.0.sandbox, %error, "unknown message of a shim");
                         }
@@ -135,7 +134,7 @@ impl Client {
         self.0.waiting.lock().take();
     }
 
-    /// Makes a call, with descriptors, and waits for its answer.
+    /// Makes a call, with descriptors, and waits for its reply.
     pub async fn call(&self, call: Call, fds: &[RawFd]) -> Result<(Answer, Option<OwnedFd>)> {
         let gone = || Error::ShimGone(self.0.sandbox.clone());
         let version = self.0.version.load(Ordering::Relaxed);
@@ -170,7 +169,7 @@ impl Client {
         Ok(())
     }
 
-    /// What the shim holds.
+    /// The shim's pid and containers.
     pub async fn hello(&self) -> Result<(i32, Vec<Held>)> {
         match self.call(Call::Hello { version: VERSION }, &[]).await?.0 {
             Answer::Hello {
@@ -185,13 +184,13 @@ impl Client {
         }
     }
 
-    /// Makes a call that is only done or not.
+    /// Makes a call without a result.
     pub async fn ask(&self, call: Call) -> Result<()> {
         self.call(call, &[]).await.map(|_| ())
     }
 }
 
-/// The standard streams that a process in a container is given.
+/// The standard streams of an exec process.
 pub struct ExecStdio {
     /// Standard input.
     pub stdin: OwnedFd,
@@ -235,8 +234,8 @@ mod tests {
         stream.write_all(text.as_bytes()).unwrap();
     }
 
-    /// A shim as it was when the protocol had version 1: its words are written out here, so that
-    /// they cannot change with the code.
+    /// A shim of protocol version 1: its messages are literals, so that they cannot change with the
+    /// code.
     fn old_shim(listener: &UnixListener) {
         let (mut daemon, _) = listener.accept().unwrap();
         let hello = read(&mut daemon);
@@ -250,7 +249,7 @@ mod tests {
         let signal = r#"{"id":2,"call":{"signal":{"container":"c","signal":15,"all":false}}}"#;
         assert_eq!(read(&mut daemon), signal);
         write(&mut daemon, r#"{"reply":{"id":2,"result":{"Ok":"done"}}}"#);
-        // As some later one might: told to a daemon that does not know it.
+        // An unknown message, as of a later version.
         write(&mut daemon, r#"{"weather":{"rain":true}}"#);
         let exit = r#"{"code":143,"oom":false,"finished_at":12}"#;
         write(

@@ -1,4 +1,4 @@
-//! A daemon's connection, without waiting: what does not fit into the socket is kept in order.
+//! A nonblocking connection of a daemon; what does not fit into the socket is queued in order.
 
 use std::{
     collections::VecDeque,
@@ -15,13 +15,13 @@ use crate::wire::{Inbox, encode, send};
 /// One connected daemon.
 pub(super) struct Conn {
     stream: UnixStream,
-    /// What it has sent.
+    /// Received data.
     pub inbox: Inbox,
     outbox: VecDeque<(Vec<u8>, Option<OwnedFd>)>,
 }
 
 impl Conn {
-    /// Takes an accepted connection over.
+    /// Takes ownership of an accepted connection.
     pub(super) fn new(stream: UnixStream) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         Ok(Self {
@@ -36,12 +36,12 @@ impl Conn {
         self.stream.as_fd()
     }
 
-    /// Whether it waits for room.
+    /// Whether messages are queued.
     pub(super) fn is_behind(&self) -> bool {
         !self.outbox.is_empty()
     }
 
-    /// Reads what there is. `false` means that the daemon is gone.
+    /// Reads what is available; false if the daemon has disconnected.
     pub(super) fn fill(&mut self) -> bool {
         loop {
             match self.inbox.fill(self.stream.as_fd()) {
@@ -54,7 +54,7 @@ impl Conn {
         }
     }
 
-    /// The next request, if a whole one is there: its number, and the call if this build knows it.
+    /// The next complete request: its id, and the call if this build knows it.
     pub(super) fn request(&mut self) -> io::Result<Option<(u64, Result<Call, String>)>> {
         let Some(request) = self.inbox.take::<Request<serde_json::Value>>()? else {
             return Ok(None);
@@ -63,7 +63,7 @@ impl Conn {
         Ok(Some((request.id, call.map_err(|error| error.to_string()))))
     }
 
-    /// Sends a message, now or when there is room.
+    /// Sends or queues a message.
     pub(super) fn send(&mut self, message: &Message, fd: Option<OwnedFd>) -> io::Result<()> {
         self.outbox.push_back((encode(message)?, fd));
         self.flush()
@@ -75,7 +75,7 @@ impl Conn {
             let raw = fd.as_ref().map(|fd| fd.as_raw_fd());
             match send(self.stream.as_fd(), bytes, raw.as_slice()) {
                 Ok(sent) => {
-                    // The descriptor went with the first byte.
+                    // The descriptor was sent with the first byte.
                     *fd = None;
                     bytes.drain(..sent);
                     if bytes.is_empty() {

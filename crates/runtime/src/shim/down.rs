@@ -1,14 +1,14 @@
-//! The shim's end: everything is killed, collected, and then the daemon is told.
+//! Shutdown of the shim: kills and reaps everything, then tells the daemon.
 
 use std::time::{Duration, Instant};
 
 use super::{protocol::Answer, serve::Shim, tasks::send_signal};
 use crate::cgroup::Cgroup;
 
-/// How long killed containers may take to be collected.
+/// How long killed containers may take to be reaped.
 const SHUTDOWN_DEADLINE: Duration = Duration::from_secs(5);
 
-/// Who asked to shut down, and since when.
+/// The connection that requested the shutdown, and since when.
 pub(super) struct Down {
     conn: u64,
     request: u64,
@@ -35,7 +35,7 @@ impl Shim {
         });
     }
 
-    /// Everything has ended, or had its time to.
+    /// Whether everything has ended, or the deadline has passed.
     pub(super) fn is_down(&mut self) -> bool {
         let Some(down) = &self.down else { return false };
         let alive = self

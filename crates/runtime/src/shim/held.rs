@@ -1,4 +1,4 @@
-//! A container in the shim's hands: its first process, its streams, its log and who watches.
+//! A container held by the shim: its first process, streams, log and attached clients.
 
 use std::{
     fs::File,
@@ -18,21 +18,21 @@ use crate::{cgroup::Cgroup, stamp::now};
 /// How long processes that outlive a container's first one may take to die.
 const KILL_DEADLINE: Duration = Duration::from_secs(5);
 
-/// How much input may wait for the container to read it.
+/// The maximum buffered input of a container.
 const MAX_INPUT: usize = 64 * 1024;
 
-/// How often the last output is looked for.
+/// The maximum number of reads for the last output.
 const MAX_LAST_READS: usize = 256;
 
 /// A container.
 pub(super) struct Container {
-    /// How it was asked for.
+    /// The request that started it.
     pub run: Run,
-    /// Its first process; zero until a helper has made it.
+    /// Its first process; zero until a helper has created it.
     pub pid: i32,
     /// When it was started.
     pub started_at: i64,
-    /// Set when it has ended.
+    /// Set once it has ended.
     pub exit: Option<Exit>,
     /// Its output, or its terminal.
     pub stdout: Option<File>,
@@ -40,12 +40,12 @@ pub(super) struct Container {
     pub stderr: Option<File>,
     /// Its input, or its terminal.
     pub stdin: Option<Sink>,
-    /// Who watches.
+    /// Attached clients.
     pub attached: Vec<Attached>,
     log: Log,
 }
 
-/// What the container gets of its streams.
+/// The container's ends of its streams.
 pub(super) struct Ends {
     /// Standard input.
     pub stdin: OwnedFd,
@@ -56,7 +56,7 @@ pub(super) struct Ends {
 }
 
 impl Container {
-    /// Opens the log and makes the pipes, unless there will be a terminal.
+    /// Opens the log and creates the pipes, unless there will be a terminal.
     pub(super) fn prepare(run: Run) -> io::Result<(Self, Option<Ends>)> {
         let whole = run.log.as_deref().map(Target::unlimited);
         let log = Log::open(run.log_target.clone().or(whole))?;
@@ -95,7 +95,7 @@ impl Container {
         ))
     }
 
-    /// The terminal that was made for it.
+    /// Sets the terminal.
     pub(super) fn set_terminal(&mut self, terminal: OwnedFd) -> io::Result<()> {
         if self.run.stdin {
             self.stdin = Some(Sink::new(terminal.try_clone()?)?);
@@ -104,7 +104,7 @@ impl Container {
         Ok(())
     }
 
-    /// Opens the log anew.
+    /// Reopens the log.
     pub(super) fn reopen_log(&mut self) -> io::Result<()> {
         self.log.reopen()
     }
@@ -117,8 +117,8 @@ impl Container {
         crate::terminal::resize(terminal.as_fd(), width, height)
     }
 
-    /// Copies what there is of a stream to the log and the watchers. The stream is given up at its
-    /// end. Reads a bounded amount, so that one loud container does not starve the others.
+    /// Copies available output to the log and the clients. Closes the stream at its end. Reads a
+    /// bounded amount, so that one container does not starve the others.
     pub(super) fn pump(&mut self, stream: Stream) {
         let mut buffer = [0; 32 * 1024];
         for _ in 0..8 {
@@ -135,7 +135,7 @@ impl Container {
                 Ok(length) => self.spread(stream, &buffer[..length]),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                // A terminal says EIO when its last user is gone.
+                // A terminal returns EIO when its last user is gone.
                 Err(_) => {
                     *source = None;
                     return;
@@ -158,7 +158,7 @@ impl Container {
         self.attached.retain(|client| !client.is_gone());
     }
 
-    /// Whether it takes more input now.
+    /// Whether it can take more input now.
     pub(super) fn takes_input(&self) -> bool {
         self.stdin
             .as_ref()
@@ -196,7 +196,7 @@ impl Container {
         }
     }
 
-    /// A watcher has room again, or is gone.
+    /// A client can be written to again, or is gone.
     pub(super) fn flush_client(&mut self, client: usize, stream: Stream) {
         let Some(client) = self.attached.get_mut(client) else {
             return;
@@ -215,8 +215,8 @@ impl Container {
         self.attached.retain(|client| !client.is_gone());
     }
 
-    /// Its first process has ended: takes the last output, kills what is left, keeps the exit on
-    /// disk.
+    /// Handles the end of its first process: reads the last output, kills remaining processes, and
+    /// writes the exit record.
     pub(super) fn finish(&mut self, code: i32) -> Exit {
         let cgroup = Cgroup::new(&self.run.cgroup);
         let oom = cgroup.oom_kills() > 0;
@@ -257,7 +257,7 @@ impl Container {
             .is_some_and(|file| crate::poll::is_readable(file.as_fd()))
     }
 
-    /// Whole or not at all: written beside its place and moved there.
+    /// Writes the record atomically.
     fn record(&self, exit: Exit) -> io::Result<()> {
         let place = self.run.bundle.join(EXIT_FILE);
         let beside = self.run.bundle.join(".exit.json");

@@ -1,12 +1,12 @@
-//! A container's log file in the format that kubelets read: one line per line of output, with its
-//! time, its stream and whether it is whole (`F`) or goes on in the next (`P`).
+//! A container's log file in the CRI format: one record per line of output, with time, stream and
+//! whether the line is complete (`F`) or continues in the next record (`P`).
 
 use std::io;
 
 use super::log_file::{LogFile, Target};
 use crate::stamp::now;
 
-/// Lines longer than this are cut into parts.
+/// Longer lines are split.
 const MAX_LINE: usize = 16 * 1024;
 
 /// Which stream a piece of output came from.
@@ -18,7 +18,7 @@ pub(super) enum Stream {
     Stderr,
 }
 
-/// The file and what is not a whole line yet.
+/// The file, and the incomplete last line of each stream.
 #[derive(Default)]
 pub(super) struct Log {
     file: Option<LogFile>,
@@ -26,7 +26,7 @@ pub(super) struct Log {
 }
 
 impl Log {
-    /// Appends to a file, or drops everything when there is none.
+    /// Opens a log to append to; without a target everything is discarded.
     pub(super) fn open(target: Option<Target>) -> io::Result<Self> {
         Ok(Self {
             file: target.map(LogFile::open).transpose()?,
@@ -34,7 +34,7 @@ impl Log {
         })
     }
 
-    /// Opens the path again: the file was moved away.
+    /// Reopens the path after the file was renamed.
     pub(super) fn reopen(&mut self) -> io::Result<()> {
         if let Some(file) = &mut self.file {
             file.reopen()?;
@@ -42,7 +42,7 @@ impl Log {
         Ok(())
     }
 
-    /// Takes output; writes what is a whole line by now.
+    /// Writes the lines that are complete by now.
     pub(super) fn write(&mut self, stream: Stream, bytes: &[u8]) {
         let Some(file) = &mut self.file else { return };
         let rest = &mut self.rest[stream as usize];
@@ -72,7 +72,7 @@ impl Log {
         put(file, &out);
     }
 
-    /// Writes what never became a whole line, as the part of one that it is, and lets go of the file.
+    /// Writes an incomplete last line as partial, and closes the file.
     pub(super) fn close(&mut self) {
         for stream in [Stream::Stdout, Stream::Stderr] {
             let rest = std::mem::take(&mut self.rest[stream as usize]);
@@ -87,7 +87,7 @@ impl Log {
     }
 }
 
-/// A full disk must not stop the container: lines that cannot be written are lost.
+/// A full disk must not block the container: lines that cannot be written are lost.
 fn put(file: &mut LogFile, lines: &[u8]) {
     let _ = file.append(lines);
 }
@@ -106,7 +106,7 @@ fn entry(out: &mut Vec<u8>, head: &str, tag: u8, line: &[u8]) {
     out.push(b'\n');
 }
 
-/// RFC 3339 with nine digits of fraction, in UTC.
+/// RFC 3339 in UTC with nanoseconds.
 fn timestamp(nanos: i64) -> String {
     match jiff::Timestamp::from_nanosecond(i128::from(nanos)) {
         Ok(time) => format!("{time:.9}"),

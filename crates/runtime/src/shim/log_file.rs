@@ -1,5 +1,5 @@
-//! The file behind a container's log: opened without following links, and replaced by a new one as
-//! soon as it is full, so that no burst of output takes more than its share of the disk.
+//! The file of a container's log: opened without following links, and rotated as soon as it is
+//! full, so that no burst of output exceeds the limit.
 
 use std::{
     fs::File,
@@ -16,21 +16,21 @@ use nix::{
 };
 use serde::{Deserialize, Serialize};
 
-/// Where a log is and how much of it is kept.
+/// The path of a log and its limits.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Target {
-    /// The directory that is trusted: no link below it is followed.
+    /// The trusted directory: no link below it is followed.
     pub base: PathBuf,
-    /// The file, relative to it.
+    /// The file, relative to `base`.
     pub file: PathBuf,
-    /// A file that has grown beyond this is set aside; zero: never.
+    /// The size at which the file is rotated; zero: never.
     pub max_bytes: u64,
-    /// How many files there may be, with the one that is written; zero: any number.
+    /// The maximum number of files, including the current one; zero: unlimited.
     pub max_files: usize,
 }
 
 impl Target {
-    /// A log that is never set aside. Its own directory is trusted.
+    /// A log that is never rotated. Its own directory is trusted.
     pub fn unlimited(path: &Path) -> Self {
         Self {
             base: path.parent().unwrap_or(Path::new("/")).to_path_buf(),
@@ -48,16 +48,16 @@ impl Target {
 /// An open log.
 pub(super) struct LogFile {
     target: Target,
-    /// The log's own directory: what is planted above it later has no effect.
+    /// The log's directory, kept open: later changes of its parents have no effect.
     dir: OwnedFd,
     file: File,
     bytes: u64,
-    /// The file ends within a line.
+    /// Whether the file ends within a line.
     torn: bool,
 }
 
 impl LogFile {
-    /// Opens the log to append to it; makes it and its directories if they are missing.
+    /// Opens the log to append to; creates it and its directories if missing.
     pub(super) fn open(target: Target) -> io::Result<Self> {
         std::fs::create_dir_all(&target.base)?;
         let base = File::open(&target.base)?.into();
@@ -72,15 +72,15 @@ impl LogFile {
         })
     }
 
-    /// Opens the file of that name anew: it was moved away.
+    /// Reopens the file after it was renamed.
     pub(super) fn reopen(&mut self) -> io::Result<()> {
         (self.file, self.bytes) = append(&self.dir, self.target.name())?;
         self.torn = false;
         Ok(())
     }
 
-    /// Appends whole lines; those that the current file has no room for go to a new one. After an error, as
-    /// many lines were written as the disk had room for, and none in part.
+    /// Appends complete lines, rotating when the file is full. After an error, as many lines were
+    /// written as fit on the disk, and none in part.
     pub(super) fn append(&mut self, mut lines: &[u8]) -> io::Result<()> {
         while !lines.is_empty() && self.target.max_bytes > 0 {
             let room = self.target.max_bytes.saturating_sub(self.bytes);
@@ -112,7 +112,7 @@ impl LogFile {
         outcome
     }
 
-    /// How much was written, and whether that is all.
+    /// How much was written, and the error if that is not all.
     fn write_some(&mut self, bytes: &[u8]) -> (usize, io::Result<()>) {
         let mut written = 0;
         let outcome = loop {
@@ -130,7 +130,7 @@ impl LogFile {
         (written, outcome)
     }
 
-    /// Cuts off the part of a line that a full disk still took: readers of the log find whole lines.
+    /// Truncates a line that a full disk cut short, so that readers find only complete lines.
     fn take_back(&mut self, written: &[u8]) -> io::Result<()> {
         let newline = written.iter().rposition(|byte| *byte == b'\n');
         let part = (written.len() - newline.map_or(0, |newline| newline + 1)) as u64;
@@ -142,14 +142,14 @@ impl LogFile {
         Ok(())
     }
 
-    /// Sets the file aside under a name that tells when, and removes the oldest such files. What
-    /// cannot be moved goes on: output is worth more than its limit.
+    /// Renames the file to a name with the time, and removes the oldest ones. If that fails,
+    /// writing continues: output is more important than the limit.
     fn rotate(&mut self) {
         let stamp = jiff::Timestamp::now().strftime("%Y%m%d-%H%M%S.%9f");
         let aside = format!("{}.{stamp}", self.target.name().display());
         let name = self.target.name();
         let moved = renameat(&self.dir, name, &self.dir, aside.as_str());
-        // If it was moved away by somebody else, there is a place for a new one, too.
+        // If the kubelet renamed it, a new file can be created, too.
         if moved.is_ok() || moved == Err(nix::errno::Errno::ENOENT) {
             let _ = self.reopen();
         }
@@ -176,7 +176,7 @@ impl LogFile {
     }
 }
 
-/// How many bytes of the lines have room. An empty file takes at least one line, however long.
+/// How many bytes of the lines fit. An empty file takes at least one line, however long.
 fn whole_lines(lines: &[u8], room: u64, is_empty: bool) -> usize {
     if lines.len() as u64 <= room {
         return lines.len();
@@ -221,7 +221,7 @@ fn open_dirs(mut here: OwnedFd, path: &Path) -> io::Result<OwnedFd> {
 }
 
 fn append(dir: &OwnedFd, name: &Path) -> io::Result<(File, u64)> {
-    // Without waiting: something else than a file may have been planted there.
+    // O_NONBLOCK: the path may have been replaced by something else than a file.
     let flags = OFlag::O_WRONLY | OFlag::O_APPEND | OFlag::O_CREAT | OFlag::O_NONBLOCK;
     let how = beneath(flags).mode(Mode::from_bits_retain(0o640));
     let file = File::from(openat2(dir.as_fd(), name, how)?);

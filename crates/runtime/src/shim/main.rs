@@ -1,5 +1,5 @@
-//! The shim's first steps: it is started with its orders on standard input, makes and pins the
-//! sandbox's namespaces, leaves its parent behind, and then serves until it is told to shut down.
+//! The shim's startup: reads its orders from standard input, creates and pins the sandbox's
+//! namespaces, detaches from its parent, and serves until it is told to shut down.
 
 use std::{
     fs::{File, OpenOptions},
@@ -31,10 +31,11 @@ pub(crate) fn run() -> ExitCode {
     }
 }
 
-/// Sets everything up. `None` in the process that the daemon waits for: the shim itself goes on as
-/// its child, in a session of its own.
+/// Sets everything up. Returns `None` in the process that the daemon waits for: the shim continues
+/// as its child, in a session of its own.
 fn start() -> io::Result<Option<Shim>> {
-    // The file stays open, and so locked, for life: that is how the daemon knows that we are there.
+    // The file stays open, and so locked, for the shim's lifetime: that tells the daemon that the
+    // shim exists.
     let held = File::from(io::stdin().as_fd().try_clone_to_owned()?);
     let orders: Start = serde_json::from_reader(&held)?;
     setsid()?;

@@ -1,9 +1,9 @@
-//! The process that stands between the daemon and a pod's containers. It owns their standard
-//! streams, writes their logs, collects their exit codes and keeps them on disk, so that a daemon
-//! may stop, crash or be replaced at any time.
+//! The process between the daemon and a pod's containers. It owns their standard streams, writes
+//! their logs, reaps their processes and records their exit codes on disk, so that a daemon may
+//! stop, crash or be replaced at any time.
 //!
-//! It has no async runtime and one thread: everything it waits for is in one `poll`. It never parses
-//! images or network input, and does its OCI work in helpers that end when their job is done.
+//! It has no async runtime and one thread: everything it waits for is in one `poll`. It never
+//! parses images or network input, and does its OCI work in short-lived helpers.
 
 mod attached;
 mod calls;

@@ -1,5 +1,5 @@
-//! Namespaces that no process needs to live in: they are made by a child that ends at once, and kept
-//! by mounts on files. Only a shared PID namespace needs a first process of its own.
+//! Namespaces without a process: created by a child that ends at once, and pinned by bind mounts on
+//! files. Only a shared PID namespace needs an init process.
 
 use std::{
     fs::{self, File},
@@ -18,7 +18,7 @@ use nix::{
 use super::protocol::Start;
 use crate::reexec;
 
-/// Makes and pins what the orders name, except the PID namespace.
+/// Creates and pins the namespaces of the orders, except the PID namespace.
 pub(super) fn pin(orders: &Start) -> io::Result<()> {
     let pins = &orders.namespaces;
     let wanted = [
@@ -51,12 +51,12 @@ pub(super) fn pin(orders: &Start) -> io::Result<()> {
     })
 }
 
-/// Starts the first process of a shared PID namespace and pins the namespace. Returns its pid. It
-/// ends with this process.
+/// Starts the init of a shared PID namespace and pins the namespace. Returns its pid. It ends with
+/// this process.
 pub(super) fn start_init(file: &Path) -> io::Result<i32> {
     let (alive, keep) = io::pipe()?;
     let (mut reader, mut writer) = io::pipe()?;
-    // SAFETY: this process has one thread, so the child may do whatever it likes.
+    // SAFETY: this process has one thread, so that the child may call any function.
     match unsafe { fork() }? {
         ForkResult::Parent { child } => {
             drop(writer);
@@ -76,7 +76,7 @@ pub(super) fn start_init(file: &Path) -> io::Result<i32> {
         return Err(io::Error::other("the pod's init could not be started"));
     }
     bind(&PathBuf::from(format!("/proc/{pid}/ns/pid")), file)?;
-    // The init's life hangs on this end staying open: it is never closed by us.
+    // The init lives while this end is open, so it is never closed.
     std::mem::forget(keep);
     Ok(pid)
 }
@@ -98,7 +98,7 @@ fn fork_init(alive: &io::PipeReader) -> nix::Result<i32> {
 /// Runs `work` in a child and returns its error, if any.
 fn in_child(work: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
     let (mut reader, mut writer) = io::pipe()?;
-    // SAFETY: this process has one thread, so the child may do whatever it likes.
+    // SAFETY: this process has one thread, so that the child may call any function.
     match unsafe { fork() }? {
         ForkResult::Child => {
             if let Err(error) = work() {
@@ -128,7 +128,7 @@ fn wait_for(child: Pid) -> io::Result<()> {
     }
 }
 
-/// Mounts a namespace on a file, which is made.
+/// Bind mounts a namespace on a file, which is created.
 fn bind(namespace: &Path, file: &Path) -> io::Result<()> {
     let made = File::create(file)?;
     debug_assert!(made.as_raw_fd() >= 0);
@@ -148,7 +148,7 @@ fn write_sysctl(name: &str, value: &str) -> io::Result<()> {
     fs::write(&path, value).map_err(|error| io::Error::other(format!("sysctl {name}: {error}")))
 }
 
-/// Both spellings are used: `net.ipv4.ip_forward` and `net/ipv4/ip_forward`; a dot in the latter is
+/// Accepts both spellings: `net.ipv4.ip_forward` and `net/ipv4/ip_forward`; a dot in the latter is
 /// part of a name.
 fn sysctl_path(name: &str) -> Option<PathBuf> {
     let relative = match name.find(['.', '/']) {

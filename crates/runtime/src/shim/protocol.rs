@@ -1,10 +1,10 @@
-//! What daemon and shim say to each other. A shim may be older or newer than the daemon: fields are
-//! only ever added, unknown ones are ignored, and so are messages that a daemon does not know.
-//! [`VERSION`] rises when that is not enough:
+//! The protocol between daemon and shim. A shim may be older or newer than the daemon: fields are
+//! only ever added, and unknown fields and messages are ignored. [`VERSION`] is raised when that is
+//! not enough:
 //!
-//! 1. The first.
-//! 2. A call that the shim does not know is answered with an error. Before, the shim hung up, which
-//!    to a daemon looks like its death; so a call is never sent to a shim that is older than it.
+//! 1. The first version.
+//! 2. The shim answers an unknown call with an error. A shim of version 1 closes the connection, as
+//!    if it had died; so the daemon sends it no newer calls.
 
 use std::{collections::BTreeMap, path::PathBuf};
 
@@ -12,29 +12,29 @@ use serde::{Deserialize, Serialize};
 
 use super::log_file::Target;
 
-/// The protocol of this build.
+/// The protocol version of this build.
 pub const VERSION: u32 = 2;
 
-/// How a shim is started: one of these on its standard input.
+/// The orders of a shim, passed on its standard input.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Start {
-    /// The pod sandbox that it serves.
+    /// Its pod sandbox.
     pub sandbox_id: String,
-    /// Where it listens.
+    /// The socket to listen on.
     pub socket: PathBuf,
-    /// Where it writes what it has to say about itself.
+    /// The shim's own log.
     pub log: PathBuf,
-    /// The cgroup it lives in, below every hierarchy's root.
+    /// The shim's cgroup, below every hierarchy's root.
     pub cgroup: String,
-    /// Namespaces to make and pin.
+    /// Namespaces to create and pin.
     pub namespaces: Pins,
-    /// Set in the new UTS namespace.
+    /// The host name in the new UTS namespace.
     pub hostname: String,
-    /// Written inside the new namespaces.
+    /// Set in the new namespaces.
     pub sysctls: BTreeMap<String, String>,
 }
 
-/// Files that new namespaces are pinned to; what is absent stays the host's.
+/// Files that new namespaces are pinned to; `None`: the host's namespace is used.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pins {
     /// The network namespace.
@@ -43,7 +43,7 @@ pub struct Pins {
     pub ipc: Option<PathBuf>,
     /// The UTS namespace.
     pub uts: Option<PathBuf>,
-    /// The PID namespace that the pod's containers share, kept by an init of ours.
+    /// The PID namespace that the pod's containers share, kept by an init process.
     pub pid: Option<PathBuf>,
 }
 
@@ -52,15 +52,15 @@ pub struct Pins {
 pub struct Request<C = Call> {
     /// Repeated in the reply.
     pub id: u64,
-    /// What to do.
+    /// The call.
     pub call: C,
 }
 
-/// What a shim can be asked to do.
+/// A call to the shim.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Call {
-    /// Who are you and what do you hold?
+    /// Asks for version, pid and containers.
     Hello {
         /// The daemon's protocol version.
         version: u32,
@@ -69,7 +69,7 @@ pub enum Call {
     Run(Run),
     /// Start a process in a running container.
     Exec(Exec),
-    /// Send a signal to a container's first process, or to everything in it.
+    /// Send a signal to a container's first process, or to all of its processes.
     Signal {
         /// The container.
         container: String,
@@ -85,24 +85,24 @@ pub enum Call {
         /// The signal's number.
         signal: i32,
     },
-    /// Open the log file anew: it was moved away.
+    /// Reopen the log file after it was renamed.
     ReopenLog {
         /// The container.
         container: String,
     },
-    /// Copy the container's output to descriptors that come with this call, and input from one.
-    /// Their order is stdin, stdout, stderr; each only if asked for.
+    /// Copy the container's output to descriptors that are sent with this call, and input from one.
+    /// Their order is stdin, stdout, stderr; each only if requested.
     Attach {
         /// The container.
         container: String,
-        /// A descriptor to read the container's input from follows.
+        /// Whether a descriptor for its input follows.
         stdin: bool,
-        /// A descriptor for its output follows.
+        /// Whether a descriptor for its output follows.
         stdout: bool,
-        /// A descriptor for its error output follows.
+        /// Whether a descriptor for its error output follows.
         stderr: bool,
     },
-    /// The size of a container's terminal.
+    /// Set the size of a container's terminal.
     Resize {
         /// The container.
         container: String,
@@ -111,17 +111,17 @@ pub enum Call {
         /// Rows.
         height: u16,
     },
-    /// Forget an exited container.
+    /// Drop an exited container.
     Forget {
         /// The container.
         container: String,
     },
-    /// Kill what is left and end.
+    /// Kill everything and exit.
     Shutdown,
 }
 
 impl Call {
-    /// The first version that knows it.
+    /// The first version with this call.
     pub fn since(&self) -> u32 {
         match self {
             Self::Hello { .. }
@@ -143,95 +143,95 @@ impl Call {
 pub struct Run {
     /// Its id.
     pub container: String,
-    /// The directory with `config.json`; the exit record is written there too.
+    /// The directory with `config.json` and the exit record.
     pub bundle: PathBuf,
     /// Where the OCI runtime keeps its state.
     pub oci_root: PathBuf,
-    /// An OCI runtime binary instead of the built-in one.
+    /// The OCI runtime's binary, if not the built-in one.
     pub oci_runtime: Option<PathBuf>,
     /// The container's cgroup, below every hierarchy's root.
     pub cgroup: String,
-    /// Other processes of the cgroup survive the first one and must be killed with it.
+    /// Whether other processes of the cgroup survive the first one and must be killed.
     pub kill_cgroup: bool,
-    /// The file for its output.
+    /// The log file.
     pub log: Option<PathBuf>,
-    /// The same in more detail; older daemons do not say it.
+    /// The log file with its limits; absent from older daemons.
     #[serde(default)]
     pub log_target: Option<Target>,
-    /// It has a terminal.
+    /// Whether it has a terminal.
     pub tty: bool,
-    /// Its input is a pipe instead of nothing.
+    /// Whether its input is a pipe.
     pub stdin: bool,
-    /// Its input is closed when the first attached client leaves.
+    /// Whether its input is closed when the first attached client leaves.
     pub stdin_once: bool,
 }
 
-/// A process to start in a container. With a terminal, the reply carries the terminal's descriptor;
-/// otherwise stdin, stdout and stderr come with the call.
+/// A process to start in a container. With a terminal, the reply carries its descriptor; otherwise
+/// stdin, stdout and stderr are sent with the call.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Exec {
     /// The process' id.
     pub exec: String,
     /// The container.
     pub container: String,
-    /// The file with the OCI process; removed when it has started.
+    /// The file with the OCI process; removed once it has started.
     pub process: PathBuf,
-    /// It has a terminal.
+    /// Whether it has a terminal.
     pub tty: bool,
 }
 
-/// What comes from a shim.
+/// A message of a shim.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Message {
-    /// The answer to a call.
+    /// The reply to a call.
     Reply {
         /// The call's number.
         id: u64,
-        /// The answer, or what went wrong.
+        /// The result.
         result: Result<Answer, String>,
     },
     /// A container has ended.
     Exited {
         /// The container.
         container: String,
-        /// How.
+        /// Its exit status.
         exit: Exit,
     },
     /// A process started by [`Call::Exec`] has ended.
     ExecExited {
         /// The process.
         exec: String,
-        /// How.
+        /// Its exit status.
         exit: Exit,
     },
 }
 
-/// An answer to a call.
+/// The result of a call.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Answer {
-    /// It was done.
+    /// Success without a result.
     Done,
     /// A process runs.
     Started {
         /// Its pid on the host.
         pid: i32,
-        /// The descriptor of its terminal comes with this.
+        /// Whether the descriptor of its terminal is attached.
         terminal: bool,
     },
-    /// To [`Call::Hello`].
+    /// The reply to [`Call::Hello`].
     Hello {
         /// The shim's protocol version.
         version: u32,
         /// The shim's own pid.
         pid: i32,
-        /// What it holds.
+        /// The containers.
         containers: Vec<Held>,
     },
 }
 
-/// A container that a shim knows.
+/// A container that a shim holds.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Held {
     /// Its id.
@@ -240,25 +240,25 @@ pub struct Held {
     pub pid: i32,
     /// When it was started, in nanoseconds since 1970.
     pub started_at: i64,
-    /// Set when it has ended.
+    /// Set once it has ended.
     pub exit: Option<Exit>,
 }
 
 /// How a process ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Exit {
-    /// Its exit code, or 128 and the signal's number.
+    /// The exit code, or 128 plus the signal's number.
     pub code: i32,
-    /// The kernel killed something in the container for want of memory.
+    /// Whether the OOM killer killed a process of the container.
     pub oom: bool,
     /// When, in nanoseconds since 1970.
     pub finished_at: i64,
 }
 
-/// The file in a bundle that keeps the [`Exit`] when no daemon listens.
+/// The file in a bundle with the [`Exit`], for when no daemon listens.
 pub const EXIT_FILE: &str = "exit.json";
 
-/// What the shim asks of a helper.
+/// A job for a helper.
 #[derive(Debug)]
 pub enum Job {
     /// Create and start a container.
@@ -269,7 +269,7 @@ pub enum Job {
         bundle: PathBuf,
         /// The OCI runtime's state.
         oci_root: PathBuf,
-        /// A binary instead of the built-in runtime.
+        /// The OCI runtime's binary, if not the built-in one.
         oci_runtime: Option<PathBuf>,
     },
     /// Start a process in a container.
@@ -280,26 +280,26 @@ pub enum Job {
         bundle: PathBuf,
         /// The OCI runtime's state.
         oci_root: PathBuf,
-        /// A binary instead of the built-in runtime.
+        /// The OCI runtime's binary, if not the built-in one.
         oci_runtime: Option<PathBuf>,
         /// The OCI process.
         process: PathBuf,
     },
 }
 
-/// What a helper reports.
+/// A report of a helper.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Report {
-    /// The process exists but runs nothing of the container yet.
+    /// The process exists but has not executed the program.
     Created {
         /// Its pid on the host.
         pid: i32,
-        /// The terminal's descriptor follows.
+        /// Whether the terminal's descriptor follows.
         terminal: bool,
     },
-    /// The container's own program runs.
+    /// The program was executed.
     Running,
-    /// It could not be started.
+    /// The process could not be started.
     Failed(String),
 }

@@ -1,5 +1,5 @@
-//! What the shim waits for, all in one `poll`. Descriptors of watchers are listened to only for
-//! their end, and for room while they are behind.
+//! Everything that the shim waits for, in one `poll`. Clients' descriptors are polled only for
+//! their end, and for writability while they have a backlog.
 
 use std::{
     io,
@@ -10,7 +10,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::{held::Container, log::Stream, serve::Shim};
 
-/// How long nothing must happen before memory is given back.
+/// How long the shim must be idle before it releases memory.
 const IDLE_MILLIS: u16 = 500;
 
 /// What one `poll` found ready.
@@ -26,7 +26,7 @@ pub(super) enum Ready {
 }
 
 impl Shim {
-    /// Waits for something to do.
+    /// Waits for the next events.
     pub(super) fn wait(&self) -> io::Result<Vec<Ready>> {
         let mut sources = vec![
             (self.listener.as_fd(), PollFlags::POLLIN, Ready::Listener),

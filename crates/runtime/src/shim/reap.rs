@@ -1,6 +1,6 @@
-//! Collecting ended processes. The shim is the subreaper of everything it started, so it also gets
-//! processes whose own parents have left: a helper may report a pid that was collected already,
-//! which is why unknown exits are kept while a helper is at work.
+//! Reaps ended processes. The shim is the subreaper of everything it started, so that it also reaps
+//! processes whose parents have ended. A helper may report a pid that was already reaped, which is
+//! why unknown exits are kept while a helper runs.
 
 use std::collections::BTreeMap;
 
@@ -26,12 +26,12 @@ pub(super) fn ended() -> Vec<(i32, i32)> {
     }
 }
 
-/// Exits of processes that nobody has claimed yet.
+/// Exits of processes that are not known yet.
 #[derive(Default)]
 pub(super) struct Unclaimed(BTreeMap<i32, i32>);
 
 impl Unclaimed {
-    /// Keeps an exit until somebody asks for it.
+    /// Keeps an exit until it is claimed.
     pub(super) fn keep(&mut self, pid: i32, code: i32) {
         self.0.insert(pid, code);
     }
@@ -41,7 +41,7 @@ impl Unclaimed {
         self.0.remove(&pid)
     }
 
-    /// No helper is at work: nobody will ask.
+    /// No helper runs, so that no exit will be claimed.
     pub(super) fn clear(&mut self) {
         self.0.clear();
     }

@@ -1,5 +1,4 @@
-//! The shim's life: it waits, does what happened, and waits again, until it is told to shut down and
-//! nothing is left.
+//! The shim's event loop: runs until it is told to shut down and nothing is left.
 
 use std::{
     collections::BTreeMap,
@@ -21,24 +20,24 @@ use super::{
     tasks::Task,
 };
 
-/// What a shim knows.
+/// The state of a shim.
 pub(super) struct Shim {
-    /// Our orders, locked.
+    /// The orders file, locked.
     _held: File,
     pub(super) orders: Start,
     pub(super) listener: UnixListener,
     pub(super) signals: SignalFd,
-    /// The first process of the pod's shared PID namespace.
+    /// The init of the pod's shared PID namespace.
     pub(super) init: Option<i32>,
     pub(super) conns: BTreeMap<u64, Conn>,
     next_conn: u64,
     pub(super) containers: BTreeMap<String, Container>,
-    /// Processes started in containers: their pids by their ids.
+    /// Pids of exec processes by id.
     pub(super) execs: BTreeMap<String, i32>,
     pub(super) helpers: Vec<Task>,
     pub(super) unclaimed: Unclaimed,
     pub(super) down: Option<Down>,
-    /// Something was done since memory was given back.
+    /// Whether something was done since memory was last released.
     pub(super) fat: bool,
 }
 

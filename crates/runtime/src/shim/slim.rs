@@ -1,20 +1,20 @@
-//! Giving back memory that was only needed for a moment. A shim runs from a large program, and every
-//! part of it that was ever used counts as resident; pages that were never written can be dropped
-//! and come back from the sealed copy when they are needed.
+//! Releases memory that was only needed for a moment. A shim runs from a large program, and every
+//! part of it that was ever used counts as resident; unmodified pages can be dropped and are read
+//! from the sealed copy again when needed.
 
 use std::{fs, io};
 
-/// Drops the program's unwritten pages.
+/// Drops the program's unmodified pages.
 pub(super) fn slim() -> io::Result<()> {
     for (start, length) in clean(&fs::read_to_string("/proc/self/smaps")?) {
-        // SAFETY: the range is a mapping of our program that holds no page of our own: whatever is
-        // read there again comes from the same sealed file.
+        // SAFETY: the range is a mapping of our program without modified pages: what is read there
+        // again comes from the same sealed file.
         unsafe { libc::madvise(start as *mut libc::c_void, length, libc::MADV_DONTNEED) };
     }
     Ok(())
 }
 
-/// Mappings of the program that cannot be written and hold nothing that was.
+/// Read-only mappings of the program without modified pages.
 fn clean(smaps: &str) -> Vec<(usize, usize)> {
     let mut found = Vec::new();
     let mut current = None;

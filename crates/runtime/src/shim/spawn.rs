@@ -1,9 +1,9 @@
-//! Starting a shim from the daemon. The process that the daemon starts ends as soon as the shim
-//! serves; the shim itself is nobody's child any more.
+//! Starts a shim from the daemon. The process that the daemon starts ends as soon as the shim
+//! serves; the shim itself is no child of the daemon.
 //!
-//! A shim's orders are a file that it keeps locked as long as it lives. The lock is taken before the
-//! process exists, so that a daemon that comes after one that died in between can tell whether a
-//! shim is there, is still coming, or never was.
+//! A shim's orders are in a file that it keeps locked as long as it lives. The lock is taken before
+//! the process exists, so that a daemon can tell whether the shim of a crashed daemon is there, is
+//! still starting, or never was.
 
 use std::{
     fs::{File, OpenOptions, TryLockError},
@@ -53,7 +53,7 @@ fn write_orders(orders: &Start, path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Whether a shim with these orders is there, or on its way.
+/// Whether a shim with these orders runs or is starting.
 pub(crate) fn is_held(file: &Path) -> bool {
     match File::open(file) {
         Ok(file) => matches!(file.try_lock(), Err(TryLockError::WouldBlock)),

@@ -1,5 +1,4 @@
-//! Containers and processes on their way in and out: helpers that make them, and the collecting of
-//! what has ended.
+//! Starts containers and processes by helpers, and reaps them.
 
 use std::{
     io::{self, Write},
@@ -17,7 +16,7 @@ use crate::{
     stamp::now,
 };
 
-/// A helper at work, and who waits for it.
+/// A running helper, and the connection that waits for it.
 pub(super) struct Task {
     pub(super) helper: Helper,
     conn: u64,
@@ -82,7 +81,7 @@ impl Shim {
         Ok(())
     }
 
-    /// Takes a helper's reports; its task ends with the last one.
+    /// Handles a helper's reports; its task ends with the last one.
     pub(super) fn advance(&mut self, index: usize) {
         loop {
             let Some(task) = self.helpers.get_mut(index) else {
@@ -191,9 +190,9 @@ impl Shim {
     }
 }
 
-/// A process that has ended needs no signal.
+/// An ended process needs no signal.
 pub(super) fn send_signal(pid: i32, signal: i32) -> io::Result<()> {
-    // Not every signal has a name in nix: real-time ones do not.
+    // nix has no names for real-time signals.
     // SAFETY: kill takes two numbers.
     match unsafe { libc::kill(pid, signal) } {
         0 => Ok(()),

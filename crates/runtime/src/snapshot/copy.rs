@@ -1,5 +1,5 @@
-//! Layers copied on top of each other, as overlayfs would show them: later ones replace, hide and
-//! remove what earlier ones have. Owners, modes, attributes, times, devices and hard links stay.
+//! Copies layers on top of each other, as overlayfs would show them: upper layers replace and
+//! delete what lower ones have. Owners, modes, attributes, times, devices and hard links are kept.
 
 use std::{
     collections::HashMap,
@@ -29,7 +29,7 @@ pub(super) fn layers(layers: &[PathBuf], target: &Path) -> Result<()> {
     Ok(())
 }
 
-/// By the number of a file with several names: where it was copied to.
+/// The copy of each file with several links, by inode.
 type Links = HashMap<u64, PathBuf>;
 
 fn copy_dir(from: &Path, to: &Path, links: &mut Links) -> io::Result<()> {
@@ -50,7 +50,7 @@ fn copy_entry(from: &Path, to: &Path, links: &mut Links) -> io::Result<()> {
         if xattrs::get(from, xattrs::OPAQUE)?.is_some_and(|value| value == b"y") {
             clear(to)?;
         }
-        // Never through a link of a layer below: only a directory is gone into.
+        // Never follow a link of a layer below: only a directory is entered.
         if !fs::symlink_metadata(to).is_ok_and(|below| below.is_dir()) {
             clear(to)?;
             fs::create_dir(to)?;
@@ -75,7 +75,7 @@ fn copy_entry(from: &Path, to: &Path, links: &mut Links) -> io::Result<()> {
     dress(from, to, &metadata)
 }
 
-/// Whatever is there gives way.
+/// Removes whatever is there.
 fn clear(path: &Path) -> io::Result<()> {
     let removed = match fs::symlink_metadata(path) {
         Ok(metadata) if metadata.is_dir() => fs::remove_dir_all(path),
@@ -88,7 +88,7 @@ fn clear(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Owner first: changing it clears set-user-id bits and file capabilities.
+/// Owner first: chown clears set-user-id bits and file capabilities.
 fn dress(from: &Path, to: &Path, metadata: &Metadata) -> io::Result<()> {
     lchown(to, Some(metadata.uid()), Some(metadata.gid()))?;
     if !metadata.is_symlink() {
@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn copies_are_what_overlayfs_would_show() {
+    fn copies_have_the_contents_of_an_overlay() {
         let dir = tempfile::tempdir().unwrap();
         let [low, top, seen, copied, upper, work] =
             ["low", "top", "seen", "copied", "upper", "work"].map(|name| dir.path().join(name));
@@ -175,7 +175,7 @@ mod tests {
         );
     }
 
-    /// Every name with all that is known of it.
+    /// Every name with its metadata.
     fn tree(root: &Path) -> Vec<String> {
         let mut lines = Vec::new();
         let mut left = vec![root.to_path_buf()];

@@ -1,6 +1,5 @@
-//! What a container sees as its root: its image's layers, and on top of them a place of its own to
-//! write to. Overlayfs joins layers that all containers share; where the kernel refuses it, every
-//! container gets a copy.
+//! A container's root file system: its image's layers, and a writable layer on top. Overlayfs
+//! shares the layers between containers; if the kernel rejects it, every container gets a copy.
 
 mod copy;
 mod size;
@@ -19,11 +18,11 @@ use crate::{
     id, mounts,
 };
 
-/// How roots of containers are made.
+/// How root file systems of containers are made.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Snapshots {
-    /// With overlayfs if it works here, else by copying.
+    /// With overlayfs if it works, otherwise by copying.
     #[default]
     Auto,
     /// With overlayfs only.
@@ -32,11 +31,11 @@ pub enum Snapshots {
     Copy,
 }
 
-/// Where a copy's size before anybody wrote to it is remembered.
+/// The file with the initial size of a copy.
 const BASE: &str = "base.json";
 
 impl Snapshots {
-    /// Settles which of them is used, by trying.
+    /// Resolves `Auto` by trying overlayfs.
     pub fn settle(self, root: &Path) -> Self {
         if self != Self::Auto {
             return self;
@@ -44,14 +43,13 @@ impl Snapshots {
         match probe(&root.join("staging").join(id::generate())) {
             Ok(()) => Self::Overlay,
             Err(error) => {
-                tracing::warn!(%error, "overlayfs is refused here: every container gets a copy of its image");
+                tracing::warn!(%error, "overlayfs not usable, every container gets a copy of its image");
                 Self::Copy
             }
         }
     }
 
-    /// Makes a root that can be written to, in a container's directory. `layers` has the uppermost
-    /// first.
+    /// Creates a writable root in a container's directory. `layers` has the uppermost first.
     pub fn root(self, layers: &[PathBuf], dir: &Path) -> Result<PathBuf> {
         let rootfs = dir.join("rootfs");
         fs::create_dir_all(&rootfs).map_err(Error::file(&rootfs))?;
@@ -69,7 +67,7 @@ impl Snapshots {
         Ok(rootfs)
     }
 
-    /// Shows layers read-only.
+    /// Mounts layers read-only.
     pub fn view(self, layers: &[PathBuf], target: &Path) -> Result<()> {
         if self == Self::Copy {
             fs::create_dir_all(target).map_err(Error::file(target))?;
@@ -80,7 +78,7 @@ impl Snapshots {
     }
 }
 
-/// What a container has written beside its image.
+/// The usage of a container's writable layer.
 pub(crate) fn written(dir: &Path) -> Size {
     let upper = dir.join("upper");
     if upper.is_dir() {
@@ -90,7 +88,7 @@ pub(crate) fn written(dir: &Path) -> Size {
     size(&dir.join("rootfs")).beyond(base)
 }
 
-/// Everything that a container takes on the node's disk, mounted or not.
+/// Everything that a container uses on the node's disk, mounted or not.
 pub(crate) fn taken(dir: &Path) -> Size {
     if dir.join("upper").is_dir() {
         return size(&dir.join("upper"));

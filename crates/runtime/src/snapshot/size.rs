@@ -1,4 +1,4 @@
-//! What a tree takes on disk.
+//! Disk usage of a directory tree.
 
 use std::{
     ops::Add,
@@ -10,17 +10,17 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use stdx::DiskUsage;
 
-/// Bytes on disk, and files.
+/// Bytes on disk, and inodes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Size {
-    /// Bytes of blocks, not of content.
+    /// Allocated bytes.
     pub bytes: u64,
     /// Files, directories, links.
     pub inodes: u64,
 }
 
 impl Size {
-    /// What has come on top of `base`.
+    /// The part beyond `base`.
     pub(crate) fn beyond(self, base: Self) -> Self {
         Self {
             bytes: self.bytes.saturating_sub(base.bytes),
@@ -54,7 +54,7 @@ const FRESH: Duration = Duration::from_secs(10);
 const FACTOR: u32 = 100;
 
 impl Measured {
-    /// The last measure while it counts, or a new one.
+    /// The cached size, or a new measurement.
     pub(crate) fn get(&self, measure: impl FnOnce() -> Size) -> Size {
         let mut last = self.last.lock();
         if let Some((size, at, took)) = *last
@@ -69,7 +69,7 @@ impl Measured {
     }
 }
 
-/// Everything below a directory; a file with several names counts once. Nothing if it cannot be read.
+/// Everything below a directory; hard links count once. Zero if it cannot be read.
 pub(crate) fn size(dir: &Path) -> Size {
     let used = DiskUsage::measure(dir).unwrap_or_default();
     Size {

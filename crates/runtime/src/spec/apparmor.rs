@@ -1,5 +1,5 @@
-//! Which AppArmor profile confines a container. One that is not loaded refuses the container: it
-//! must not run less confined than it asked for.
+//! The AppArmor profile of a container. If the profile is not loaded, the container is rejected: it
+//! must not run less confined than requested.
 
 use std::fs;
 
@@ -10,19 +10,19 @@ use crate::error::{Error, Result};
 const ENABLED: &str = "/sys/module/apparmor/parameters/enabled";
 const LOADED: &str = "/sys/kernel/security/apparmor/profiles";
 
-/// The profile's name, if one of the node's is wanted.
+/// The profile's name, if a profile of the node is requested.
 pub(super) fn profile(security: &LinuxContainerSecurityContext) -> Result<Option<String>> {
     let Some(name) = wanted(security)? else {
         return Ok(None);
     };
     let enabled = fs::read_to_string(ENABLED).is_ok_and(|text| text.starts_with('Y'));
-    // Unreadable: whether the profile is loaded shows when the container's program is executed.
+    // If unreadable, executing the program fails if the profile is not loaded.
     let loaded = fs::read_to_string(LOADED).ok();
     check(&name, enabled, loaded.as_deref())?;
     Ok(Some(name))
 }
 
-/// The name in the field, or in the older one beside it.
+/// The name in the field or in its deprecated form.
 #[allow(deprecated)]
 fn wanted(security: &LinuxContainerSecurityContext) -> Result<Option<String>> {
     if let Some(profile) = &security.apparmor {
@@ -61,7 +61,7 @@ fn check(name: &str, enabled: bool, loaded: Option<&str>) -> Result<()> {
             "AppArmor profile {name:?} is wanted but AppArmor is not enabled"
         )));
     }
-    // Lines such as `cri-default (enforce)`; names may contain blanks.
+    // Lines such as `cri-default (enforce)`; names may contain spaces.
     let is_loaded = |list: &str| {
         list.lines()
             .filter_map(|line| line.rsplit_once(" (").map(|(name, _)| name))

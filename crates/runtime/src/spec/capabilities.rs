@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::error::{Error, Result};
 
-/// What a container has unless the pod says otherwise.
+/// The default capabilities.
 const DEFAULT: &[&str] = &[
     "CAP_AUDIT_WRITE",
     "CAP_CHOWN",
@@ -25,7 +25,7 @@ const DEFAULT: &[&str] = &[
     "CAP_SYS_CHROOT",
 ];
 
-/// What the container's processes have.
+/// The capabilities of the container's processes.
 pub(super) fn effective(security: &LinuxContainerSecurityContext) -> BTreeSet<String> {
     let available = available();
     if security.privileged {
@@ -33,7 +33,7 @@ pub(super) fn effective(security: &LinuxContainerSecurityContext) -> BTreeSet<St
     }
     let change = security.capabilities.clone().unwrap_or_default();
     let mut set: BTreeSet<String> = DEFAULT.iter().map(|name| (*name).to_owned()).collect();
-    // ALL goes first on either side: naming one beside it is an exception from it.
+    // ALL is applied first: single capabilities are exceptions from it.
     let all = |names: &[String]| names.iter().any(|name| canonical(name) == "CAP_ALL");
     if all(&change.add_capabilities) {
         set.extend(available.iter().cloned());
@@ -61,7 +61,7 @@ pub(super) fn sets(security: &LinuxContainerSecurityContext) -> Result<Value> {
     if let Some(unknown) = set.iter().find(|name| !known.contains(*name)) {
         return Err(Error::Invalid(format!("unknown capability {unknown:?}")));
     }
-    // What this machine does not let us have, we cannot give.
+    // Capabilities that this process lacks cannot be granted.
     let available = available();
     let set: Vec<_> = set
         .into_iter()
@@ -90,7 +90,7 @@ fn canonical(name: &str) -> String {
     }
 }
 
-/// What this process may give away.
+/// The capabilities that this process can grant.
 fn available() -> BTreeSet<String> {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("CapBnd:"));

@@ -1,6 +1,6 @@
-//! Devices by name (CDI): vendors describe in files what a container needs to use a device, and a
-//! pod asks for `vendor.com/class=name`. A device that nobody describes, or two files describe in
-//! the same directory, stops the container.
+//! CDI devices: vendors describe in files what a container needs to use a device, and a pod
+//! requests `vendor.com/class=name`. A container with an undefined device, or one that two files of
+//! a directory define, is rejected.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -34,7 +34,7 @@ struct Device {
     container_edits: Edits,
 }
 
-/// What is added to a container.
+/// Changes of the OCI configuration.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 struct Edits {
@@ -84,7 +84,7 @@ struct Hook {
     timeout: Option<i64>,
 }
 
-/// Moments at which OCI runtimes run hooks.
+/// The kinds of OCI hooks.
 const HOOKS: &[&str] = &[
     "prestart",
     "createRuntime",
@@ -94,7 +94,7 @@ const HOOKS: &[&str] = &[
     "poststop",
 ];
 
-/// Adds what the named devices need to a configuration.
+/// Applies the edits of the named devices to a configuration.
 pub(super) fn apply(spec: &mut Value, names: &[String], dirs: &[PathBuf]) -> Result<()> {
     if names.is_empty() {
         return Ok(());
@@ -113,10 +113,10 @@ pub(super) fn apply(spec: &mut Value, names: &[String], dirs: &[PathBuf]) -> Res
     Ok(())
 }
 
-/// Every description on this machine.
+/// All CDI specs of this machine.
 struct Known {
     files: Vec<(PathBuf, File)>,
-    /// By a device's full name: its file, and its place there.
+    /// By a device's full name: its file, and its index there.
     devices: BTreeMap<String, Found>,
 }
 
@@ -126,7 +126,7 @@ enum Found {
         file: usize,
         device: usize,
     },
-    /// Two files of one directory describe it.
+    /// Two files of one directory define it.
     Twice { dir: usize },
 }
 
@@ -144,15 +144,15 @@ impl Known {
                 match read(&path) {
                     Ok(Some(file)) => known.add(number, path, file),
                     Ok(None) => {}
-                    // A vendor's mistake must not keep others' devices away.
-                    Err(error) => tracing::warn!(path = %path.display(), error, "not a CDI file"),
+                    // An invalid file must not block other devices.
+                    Err(error) => tracing::warn!(path = %path.display(), error, "invalid CDI file"),
                 }
             }
         }
         known
     }
 
-    /// Later directories win over earlier ones.
+    /// Later directories take precedence.
     fn add(&mut self, dir: usize, path: PathBuf, file: File) {
         let at = self.files.len();
         for (number, device) in file.devices.iter().enumerate() {
@@ -241,7 +241,7 @@ impl Edits {
             add(&mut spec["hooks"][&hook.hook_name], entry, never);
         }
         for gid in &self.additional_gids {
-            // The root's is never given this way.
+            // Never grant group root this way.
             if *gid != 0 {
                 let groups = &mut spec["process"]["user"]["additionalGids"];
                 add(groups, json!(gid), |known| *known == *gid);
@@ -252,7 +252,7 @@ impl Edits {
 }
 
 impl Node {
-    /// The device and the rule that lets a container use it.
+    /// The device and the cgroup rule that allows it.
     fn resolve(&self) -> Result<(Value, Value)> {
         let host = self.host_path.as_deref().unwrap_or(&self.path);
         let (mut kind, mut major, mut minor) = (self.r#type.clone(), self.major, self.minor);
@@ -286,7 +286,7 @@ impl Node {
     }
 }
 
-/// Adds to a list of a configuration, in place of what is the same. A missing list is made.
+/// Adds to a list, replacing an equal entry. A missing list is created.
 fn add(list: &mut Value, entry: Value, same: impl Fn(&Value) -> bool) {
     match list {
         Value::Array(known) => {

@@ -1,4 +1,4 @@
-//! Device nodes that a container gets beside the usual ones.
+//! Device nodes of a container beside the default ones.
 
 use std::{
     collections::BTreeMap,
@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use super::Inputs;
 use crate::error::{Error, Result};
 
-/// A device of the node.
+/// A device of the host.
 struct Node {
     kind: &'static str,
     major: u64,
@@ -23,7 +23,7 @@ struct Node {
     gid: u32,
 }
 
-/// The nodes to make.
+/// The device nodes to create.
 pub(super) fn devices(
     inputs: &Inputs<'_>,
     security: &LinuxContainerSecurityContext,
@@ -46,7 +46,7 @@ pub(super) fn devices(
     Ok(found.into_values().collect())
 }
 
-/// The rules of the device controller: everything is denied but what is named.
+/// The device cgroup rules: everything is denied but what is listed.
 pub(super) fn rules(
     inputs: &Inputs<'_>,
     security: &LinuxContainerSecurityContext,
@@ -78,7 +78,7 @@ pub(super) fn rules(
     Ok(rules)
 }
 
-/// A device, or every one in a directory.
+/// A device, or all devices in a directory.
 fn expand(host: &str, container: &str) -> Result<Vec<(PathBuf, PathBuf)>> {
     let source = fs::canonicalize(host).map_err(Error::file(host))?;
     let target = PathBuf::from(if container.is_empty() {
@@ -97,7 +97,7 @@ fn expand(host: &str, container: &str) -> Result<Vec<(PathBuf, PathBuf)>> {
 }
 
 fn below(dir: &Path) -> Vec<PathBuf> {
-    // Terminals, shared memory and queues are the container's own.
+    // Terminals, shared memory and message queues are the container's own.
     const OWN: &[&str] = &[
         "pts",
         "shm",

@@ -1,6 +1,6 @@
-//! The OCI runtime configuration of a container, made from what CRI asks for. Pure but for looking
-//! into the container's root file system and at the node's devices; everything in the request takes
-//! effect here or is refused.
+//! Builds the OCI configuration of a container from its CRI configuration. Pure but for reading the
+//! container's root file system and the node's devices. Everything in the request takes effect here
+//! or is rejected.
 
 mod apparmor;
 mod capabilities;
@@ -24,40 +24,40 @@ pub(crate) use user::Identity;
 
 use crate::{error::Result, images::ImageConfig, shim::protocol::Pins};
 
-/// Where programs are looked for when neither image nor pod say.
+/// The PATH if neither image nor pod sets one.
 pub(crate) const DEFAULT_PATH: &str =
     "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// Nothing newer is used, and other runtimes refuse what they do not know.
+/// Newer features are not used, and other runtimes reject unknown versions.
 const OCI_VERSION: &str = "1.0.2";
 
-/// Everything that a container's configuration depends on.
+/// The inputs of a container's configuration.
 pub(crate) struct Inputs<'a> {
-    /// What was asked for.
+    /// The CRI configuration of the container.
     pub config: &'a ContainerConfig,
-    /// The pod that it belongs to.
+    /// The CRI configuration of its pod.
     pub sandbox: &'a PodSandboxConfig,
     /// The pod's pinned namespaces.
     pub pins: &'a Pins,
-    /// The first process of the container whose PID namespace is to be shared.
+    /// The first process of the container whose PID namespace is shared.
     pub target_pid: Option<i32>,
-    /// Files of the pod that its containers see: `hostname`, `hosts`, `resolv.conf`, `shm`.
+    /// The shared files of the pod: `hostname`, `hosts`, `resolv.conf`, `shm`.
     pub pod_files: &'a PodFiles,
-    /// What the image says.
+    /// The image configuration.
     pub image: &'a ImageConfig,
-    /// Images that are mounted as volumes.
+    /// Image volumes.
     pub bound_images: &'a [BoundImage],
     /// The mounted root file system.
     pub rootfs: &'a Path,
     /// The container's cgroup.
     pub cgroup: &'a str,
-    /// The lowest OOM score that may be set here, if that is limited.
+    /// The lowest `oom_score_adj` that this process may set, if it is limited.
     pub lowest_oom_score: Option<i32>,
-    /// Where devices are described that are asked for by name.
+    /// Directories of CDI specs.
     pub cdi_dirs: &'a [PathBuf],
 }
 
-/// Files of a pod that its containers see.
+/// The shared files of a pod.
 #[derive(Debug, Clone)]
 pub(crate) struct PodFiles {
     /// `/etc/hostname`.
@@ -83,7 +83,7 @@ impl Inputs<'_> {
 pub(crate) struct Built {
     /// The content of `config.json`.
     pub spec: Value,
-    /// Whom the process runs as.
+    /// The user and groups of the process.
     pub identity: Identity,
     /// Whether other processes of the container survive its first one.
     pub shares_pids: bool,
@@ -133,7 +133,7 @@ pub(crate) fn build(inputs: &Inputs<'_>) -> Result<Built> {
     })
 }
 
-/// The process of an exec: the container's own with another command.
+/// The OCI process of an exec: the container's own with another command.
 pub(crate) fn exec_process(container: &Value, command: &[String], tty: bool) -> Value {
     let mut process = container["process"].clone();
     process["args"] = json!(command);
@@ -141,7 +141,7 @@ pub(crate) fn exec_process(container: &Value, command: &[String], tty: bool) -> 
     if tty {
         process::set_default_env(&mut process["env"], "TERM", "xterm");
     }
-    // The scores of the container's own processes stay theirs.
+    // Keep the score of the container's own processes.
     if let Some(process) = process.as_object_mut() {
         process.remove("oomScoreAdj");
     }

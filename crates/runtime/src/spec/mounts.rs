@@ -1,5 +1,5 @@
-//! What is mounted into a container: the kernel's file systems, the pod's files, and what CRI asks
-//! for. Later mounts lie on earlier ones, so they are sorted from the root down.
+//! A container's mounts: the kernel's file systems, the pod's files, and the mounts of the CRI
+//! request. Sorted from the root down, since later mounts cover earlier ones.
 
 use std::{
     fs, io,
@@ -12,18 +12,18 @@ use serde_json::{Value, json};
 use super::Inputs;
 use crate::error::{Error, Result};
 
-/// An image that is mounted as a volume.
+/// An image volume.
 #[derive(Debug, Clone)]
 pub(crate) struct BoundImage {
-    /// Where the container wants it.
+    /// The path in the container.
     pub container_path: String,
-    /// Where its content is, with the sub path applied.
+    /// The path of its content, with the sub path applied.
     pub path: PathBuf,
 }
 
 pub(super) struct Mounts {
     pub list: Vec<Value>,
-    /// How the root's mounts relate to the node's: as the widest of them wants.
+    /// The propagation of the root: the widest of all mounts.
     pub propagation: &'static str,
 }
 
@@ -41,7 +41,7 @@ pub(super) fn mounts(
     }
     let mut kept: Vec<Value> = Vec::new();
     for entry in list {
-        // What is asked for replaces what would be there by default.
+        // A requested mount replaces a default one.
         kept.retain(|known| place(known) != place(&entry));
         kept.push(entry);
     }
@@ -155,7 +155,7 @@ fn requested(mount: &Mount, inputs: &Inputs<'_>) -> Result<(Value, Option<Wants>
     Ok((entry, wants))
 }
 
-/// The path with its links resolved; a missing one becomes a directory, as other runtimes do.
+/// The path with links resolved; a missing one is created as a directory, as other runtimes do.
 fn existing(path: &Path) -> Result<PathBuf> {
     match fs::canonicalize(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {

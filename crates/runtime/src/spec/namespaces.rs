@@ -1,4 +1,4 @@
-//! Which namespaces a container has of its own, shares with its pod, or leaves the node's.
+//! Which namespaces a container has of its own, shares with its pod, or shares with the node.
 
 use std::path::PathBuf;
 

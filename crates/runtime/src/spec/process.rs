@@ -1,4 +1,4 @@
-//! The container's first process: what runs, with which environment, as whom.
+//! The container's first process: command, environment and user.
 
 use cri::v1::LinuxContainerSecurityContext;
 use serde_json::{Value, json};
@@ -38,7 +38,7 @@ pub(super) fn process(
     Ok(process)
 }
 
-/// The pod's command replaces the image's entry point and, with it, the image's arguments.
+/// The pod's command replaces the image's entrypoint and cmd.
 fn command(inputs: &Inputs<'_>) -> Result<Vec<String>> {
     let (config, image) = (inputs.config, inputs.image);
     let mut command = config.command.clone();
@@ -85,7 +85,7 @@ fn environment(inputs: &Inputs<'_>) -> Value {
     env
 }
 
-/// Adds a variable that is not set yet.
+/// Adds a variable unless it is set.
 pub(super) fn set_default_env(env: &mut Value, key: &str, value: &str) {
     let Some(env) = env.as_array_mut() else {
         return;

@@ -1,4 +1,4 @@
-//! The limits that a container is created with.
+//! The resource limits of a container.
 
 use cri::v1::{LinuxContainerResources, LinuxContainerSecurityContext};
 use serde_json::{Value, json};
@@ -23,7 +23,7 @@ pub(super) fn resources(
     Ok(resources)
 }
 
-/// What CRI asks for in the OCI form; zero and empty mean "leave as it is".
+/// CRI's resources in the OCI form; zero and empty values are omitted.
 pub(crate) fn limits(r: &LinuxContainerResources) -> Value {
     let mut cpu = json!({});
     for (name, value) in [
@@ -65,11 +65,11 @@ pub(crate) fn limits(r: &LinuxContainerResources) -> Value {
     resources
 }
 
-/// Whether the kernel counts swap per cgroup at all.
+/// Whether the kernel accounts swap per cgroup.
 fn accounts_swap() -> bool {
     let root = Cgroup::new("");
     let file = if Hierarchies::host().is_unified() {
-        // The root has no limit of its own; any cgroup below it shows whether there are any.
+        // The root has no limits; any cgroup below it shows whether they exist.
         return root.dir("memory").is_some();
     } else {
         "memory.memsw.limit_in_bytes"
@@ -78,7 +78,7 @@ fn accounts_swap() -> bool {
         .is_some_and(|dir| dir.join(file).exists())
 }
 
-/// Whether the kernel counts pages of this size per cgroup: a limit of none is then worth setting.
+/// Whether the kernel limits pages of this size per cgroup: only then can a limit of zero be set.
 fn has_pages(size: &str) -> bool {
     let unified = Hierarchies::host().is_unified();
     let Some(dir) = Cgroup::new("").dir("hugetlb") else {

@@ -1,4 +1,4 @@
-//! Which system calls a container may make.
+//! The seccomp profile of a container.
 
 use std::{collections::BTreeSet, path::Path};
 
@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::syscalls;
 use crate::error::{Error, Result};
 
-/// The profile in the OCI form, or nothing when everything is allowed.
+/// The profile in the OCI form; `None` if unconfined.
 pub(super) fn profile(
     security: &LinuxContainerSecurityContext,
     capabilities: &BTreeSet<String>,
@@ -30,8 +30,7 @@ pub(super) fn profile(
     }
 }
 
-/// A profile from the node's disk. It must be whole: one that cannot be understood stops the
-/// container.
+/// Loads a profile from the node's disk. An invalid one is an error.
 fn load(path: &Path) -> Result<Value> {
     let text = std::fs::read(path).map_err(Error::file(path))?;
     let wrong = |error| Error::Invalid(format!("seccomp profile {}: {error}", path.display()));

@@ -1,5 +1,5 @@
-//! System calls by name, and the profile of a container that asks for the runtime's default: every
-//! call that is listed here and does not reach beyond the container.
+//! System calls by name, and the RuntimeDefault seccomp profile: allows every listed call that does
+//! not reach beyond the container.
 
 use std::collections::BTreeSet;
 
@@ -15,8 +15,8 @@ pub(crate) fn number(name: &str) -> Option<i64> {
         .map(|(_, n)| *n)
 }
 
-/// Calls that need one of some capabilities; with none named, they are never allowed. A container
-/// that was given the capability is meant to use it.
+/// Calls that need one of these capabilities; with an empty list they are never allowed. A
+/// container with the capability is meant to use it.
 const GATED: &[(&[&str], &[&str])] = &[
     (
         &["CAP_SYS_ADMIN"],
@@ -109,14 +109,14 @@ const GATED: &[(&[&str], &[&str])] = &[
 /// Flags of `clone` that make namespaces.
 const NEW_NAMESPACES: u64 = 0x7e02_0000;
 
-/// Values of `personality` that change nothing a container should not change.
+/// Harmless values of `personality`.
 const PERSONALITIES: &[u64] = &[0x0, 0x8, 0x2_0000, 0x2_0008, 0xffff_ffff];
 
 /// Sockets of this family reach the hypervisor.
 const AF_VSOCK: u64 = 40;
 
-/// The default profile for a container with these capabilities. What is not allowed fails with
-/// EPERM; what this list does not know, as if the kernel did not know it either.
+/// The default profile for a container with these capabilities. Denied calls fail with EPERM,
+/// unlisted ones with ENOSYS, as on a kernel without them.
 pub(crate) fn default_profile(capabilities: &BTreeSet<String>) -> Value {
     let mut denied: BTreeSet<&str> = BTreeSet::new();
     for (any_of, names) in GATED {
@@ -127,7 +127,7 @@ pub(crate) fn default_profile(capabilities: &BTreeSet<String>) -> Value {
     let admin = capabilities.contains("CAP_SYS_ADMIN");
     let mut conditional = vec!["personality", "socket"];
     if !admin {
-        // The flags of clone3 are behind a pointer, where a filter cannot see: its callers know to
+        // A filter cannot read the flags of clone3, which are behind a pointer: with ENOSYS callers
         // fall back to clone.
         conditional.extend(["clone", "clone3"]);
     }
@@ -159,7 +159,7 @@ pub(crate) fn default_profile(capabilities: &BTreeSet<String>) -> Value {
     json!({ "defaultAction": "SCMP_ACT_ERRNO", "defaultErrnoRet": libc::ENOSYS, "syscalls": rules })
 }
 
-/// Calls that every architecture has.
+/// Calls of every architecture.
 #[rustfmt::skip]
 const EVERYWHERE: &[(&str, i64)] = &[
     ("accept", libc::SYS_accept), ("accept4", libc::SYS_accept4), ("acct", libc::SYS_acct),
@@ -307,7 +307,7 @@ const EVERYWHERE: &[(&str, i64)] = &[
     ("write", libc::SYS_write), ("writev", libc::SYS_writev),
 ];
 
-/// Calls that only this architecture has.
+/// Calls of this architecture only.
 #[cfg(target_arch = "x86_64")]
 #[rustfmt::skip]
 const HERE: &[(&str, i64)] = &[
@@ -337,7 +337,7 @@ const HERE: &[(&str, i64)] = &[
     ("vserver", libc::SYS_vserver),
 ];
 
-/// Calls that only this architecture has.
+/// Calls of this architecture only.
 #[cfg(not(target_arch = "x86_64"))]
 const HERE: &[(&str, i64)] = &[];
 

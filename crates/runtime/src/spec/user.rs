@@ -1,4 +1,5 @@
-//! Whom a container runs as: numbers from the pod, or names looked up in the image's own files.
+//! The user and groups of a container: numbers from the pod, or names looked up in the image's
+//! files.
 
 use std::{collections::BTreeSet, path::Path};
 
@@ -10,18 +11,18 @@ use crate::{
     rooted,
 };
 
-/// Numbers that the kernel understands.
+/// Numeric user and groups.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Identity {
     /// The user.
     pub uid: u32,
     /// The primary group.
     pub gid: u32,
-    /// Every other group.
+    /// The supplementary groups.
     pub groups: Vec<u32>,
 }
 
-/// Works out user and groups. The image's user counts only if the pod names none.
+/// Resolves user and groups. The image's user counts only if the pod sets none.
 pub(super) fn identify(
     security: &LinuxContainerSecurityContext,
     image_user: &str,

@@ -1,5 +1,5 @@
-//! A client on a container's own streams. The shim copies to and from pipes that it is given; a
-//! daemon that dies takes the client with it, not the container.
+//! Attaches a client to a container's streams. The shim copies to and from pipes that it gets; if
+//! the daemon dies, the client is disconnected but the container keeps running.
 
 use std::{io, os::fd::AsRawFd, sync::Arc};
 
@@ -16,7 +16,7 @@ pub(super) async fn run(engine: Arc<Engine>, container: String, pending: Pending
     let mut session = match pending.open().await {
         Ok(session) => session,
         Err(error) => {
-            tracing::debug!(%error, "attach was not opened");
+            tracing::debug!(%error, "cannot open attach streams");
             return;
         }
     };

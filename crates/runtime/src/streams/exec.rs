@@ -1,4 +1,4 @@
-//! A command in a container, with a client's streams.
+//! Runs a command in a container with a client's streams.
 
 use std::{fs::OpenOptions, io, os::fd::OwnedFd, sync::Arc};
 
@@ -27,7 +27,7 @@ pub(super) async fn run(
     let mut session = match pending.open().await {
         Ok(session) => session,
         Err(error) => {
-            tracing::debug!(%error, "exec was not opened");
+            tracing::debug!(%error, "cannot open exec streams");
             return;
         }
     };
@@ -71,7 +71,7 @@ async fn with_pipes(
     carry(&mut process, closed, feeding, reading).await
 }
 
-/// Moves bytes until the process has ended and its output has come.
+/// Copies bytes until the process has ended and its output was read.
 async fn carry(
     process: &mut Process,
     closed: CancellationToken,
@@ -85,8 +85,8 @@ async fn carry(
             exit = process.exit() => break exit?.code,
             () = &mut feeding, if !fed => fed = true,
             () = &mut reading, if !read => read = true,
-            // The command goes on without its client, as with other runtimes; only a terminal that
-            // is closed hangs up on it.
+            // As with other runtimes, the command continues without its client; only closing a
+            // terminal sends SIGHUP.
             () = closed.cancelled() => return Err(Error::Deadline("the client has gone".into())),
         }
     };
@@ -131,7 +131,7 @@ async fn with_terminal(
     carry(&mut process, closed, feeding, reading).await
 }
 
-/// What the process reads from, and our end of it.
+/// The process' input, and our end of it.
 pub(super) fn source(wanted: bool) -> io::Result<(OwnedFd, Option<pipe::Sender>)> {
     if !wanted {
         return Ok((
@@ -145,7 +145,7 @@ pub(super) fn source(wanted: bool) -> io::Result<(OwnedFd, Option<pipe::Sender>)
     Ok((reader.into(), Some(pipe::Sender::from_owned_fd(writer)?)))
 }
 
-/// What the process writes to, and our end of it.
+/// The process' output, and our end of it.
 pub(super) fn sink(wanted: bool) -> io::Result<(OwnedFd, Option<pipe::Receiver>)> {
     if !wanted {
         return Ok((
@@ -159,7 +159,7 @@ pub(super) fn sink(wanted: bool) -> io::Result<(OwnedFd, Option<pipe::Receiver>)
     Ok((writer.into(), Some(pipe::Receiver::from_owned_fd(reader)?)))
 }
 
-/// Passes a client's input on; its end is the end of the process' input.
+/// Passes a client's input on, including its end.
 pub(super) async fn feed(
     from: Option<impl AsyncRead + Unpin>,
     to: Option<impl AsyncWrite + Unpin>,
@@ -170,7 +170,7 @@ pub(super) async fn feed(
     }
 }
 
-/// Passes output on to the client.
+/// Passes output to the client.
 pub(super) async fn drain(
     from: Option<impl AsyncRead + Unpin>,
     to: Option<impl AsyncWrite + Unpin>,

@@ -1,4 +1,4 @@
-//! Connections to ports inside a pod's network namespace.
+//! Forwards connections to ports in a pod's network namespace.
 
 use std::{
     io,
@@ -15,18 +15,18 @@ use crate::{
     error::{Error, Result},
 };
 
-/// How long a port may take to answer.
+/// The connect timeout.
 const CONNECT: Duration = Duration::from_secs(10);
 
 pub(super) async fn run(engine: Arc<Engine>, sandbox: String, pending: Pending) {
     let mut forwards = match pending.open().await {
         Ok(forwards) => forwards,
         Err(error) => {
-            tracing::debug!(%error, "port-forward was not opened");
+            tracing::debug!(%error, "cannot open port-forward streams");
             return;
         }
     };
-    // Connections end with the client that they belong to.
+    // Connections end with their client.
     let mut connections = JoinSet::new();
     while let Some(forward) = forwards.next().await {
         while connections.try_join_next().is_some() {}

@@ -1,6 +1,5 @@
-//! The server behind the addresses that Exec, Attach and PortForward answer with. It listens on
-//! loopback; an address holds a ticket that works once and not for long, so that only whoever asked
-//! over CRI can use it.
+//! The streaming server behind the URLs of Exec, Attach and PortForward. It listens on loopback; a
+//! URL contains a single-use token that expires soon, so that only the CRI client can use it.
 
 mod attach;
 mod exec;
@@ -31,16 +30,16 @@ use crate::{
     id,
 };
 
-/// How long a ticket may wait to be used.
+/// How long a token is valid.
 const VALID: Duration = Duration::from_secs(60);
 
-/// More than this many unused tickets are not given out.
+/// The maximum number of unused tokens.
 const MAX_TICKETS: usize = 1000;
 
-/// How long output may still come after a command has ended.
+/// How long output is read after a command has ended.
 const DRAIN: Duration = Duration::from_secs(1);
 
-/// What a ticket is for.
+/// The request of a token.
 enum Work {
     Exec {
         container: String,
@@ -57,7 +56,7 @@ enum Work {
     },
 }
 
-/// Tickets that were given out.
+/// The issued tokens.
 #[derive(Default)]
 pub(crate) struct Streams {
     address: Mutex<Option<SocketAddr>>,
@@ -89,7 +88,7 @@ impl Streams {
 }
 
 impl Engine {
-    /// The address for a command.
+    /// The URL of an exec.
     pub(crate) fn exec_url(&self, request: v1::ExecRequest) -> Result<String> {
         let container = self.running(&request.container_id)?;
         let options = Options {
@@ -111,7 +110,7 @@ impl Engine {
         )
     }
 
-    /// The address for a container's own streams.
+    /// The URL of an attach.
     pub(crate) fn attach_url(&self, request: v1::AttachRequest) -> Result<String> {
         let container = self.running(&request.container_id)?;
         let options = Options {
@@ -124,7 +123,7 @@ impl Engine {
             .issue("attach", Work::Attach { container, options })
     }
 
-    /// The address for ports of a pod.
+    /// The URL of a port-forward.
     pub(crate) fn forward_url(&self, request: v1::PortForwardRequest) -> Result<String> {
         let sandbox = self.sandbox(&request.pod_sandbox_id)?;
         if !sandbox.is_ready() {
@@ -168,7 +167,7 @@ impl Engine {
             loop {
                 match listener.accept().await {
                     Ok((stream, _)) => engine.clone().accept(stream),
-                    // Out of descriptors: those that are open will end.
+                    // Out of descriptors: wait until connections end.
                     Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
                 }
             }

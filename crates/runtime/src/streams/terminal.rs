@@ -1,4 +1,4 @@
-//! The near end of a terminal as an async stream.
+//! The master side of a terminal as an async stream.
 
 use std::{
     io,
@@ -11,14 +11,14 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf, unix::AsyncFd};
 
 use crate::shim::set_nonblocking;
 
-/// The near end.
+/// The master side.
 pub(super) struct Terminal(AsyncFd<OwnedFd>);
 
 impl Terminal {
     pub(super) fn new(fd: OwnedFd) -> io::Result<Self> {
         set_nonblocking(fd.as_fd())?;
-        // SAFETY: an OwnedFd keeps the same descriptor open until it is dropped, and nobody can
-        // take it out of the AsyncFd before that.
+        // SAFETY: an OwnedFd keeps the same descriptor open until it is dropped, and nothing takes
+        // it out of the AsyncFd before that.
         Ok(Self(unsafe { AsyncFd::register(fd) }?))
     }
 
@@ -26,7 +26,7 @@ impl Terminal {
         crate::terminal::resize(self.0.get_ref().as_fd(), width, height)
     }
 
-    /// Reads and writes it; one for each direction.
+    /// A stream that reads and writes; one per direction.
     pub(super) fn stream(&self) -> TerminalStream<'_> {
         TerminalStream(self)
     }
@@ -50,7 +50,7 @@ impl AsyncRead for TerminalStream<'_> {
                     buffer.advance(length);
                     return Poll::Ready(Ok(()));
                 }
-                // The last user of the far end has gone.
+                // The last user of the slave side is gone.
                 Ok(Err(error)) if error.raw_os_error() == Some(libc::EIO) => {
                     return Poll::Ready(Ok(()));
                 }

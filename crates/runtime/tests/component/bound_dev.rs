@@ -1,5 +1,5 @@
-//! Containers with a volume at `/dev` itself, as node drivers of storage have it, and with devices elsewhere, as raw
-//! block volumes are.
+//! Containers with a volume at `/dev` itself, as CSI node drivers have, and with devices elsewhere,
+//! such as raw block volumes.
 
 use std::{fs, os::unix::fs::MetadataExt, path::Path};
 
@@ -16,7 +16,7 @@ async fn hello(node: &Node, container: &str, args: &[&str]) -> v1::ExecSyncRespo
     node.exec(container, &command).await
 }
 
-/// What libcontainer makes, replaces or removes in a container's `/dev`, as the node has it.
+/// The node's state of everything that libcontainer creates, replaces or removes in `/dev`.
 fn touched_by_libcontainer() -> Vec<String> {
     let names = [
         "console", "fd", "full", "kcore", "mqueue", "null", "ptmx", "pts", "random", "shm",
@@ -51,7 +51,7 @@ async fn a_volume_at_dev_is_used_as_it_is_and_nothing_in_it_changes() {
     let seen = fs::metadata(Path::new(&inside).join("loop-control")).unwrap();
     let own = fs::metadata("/dev/loop-control").unwrap();
     assert_eq!((seen.dev(), seen.ino()), (own.dev(), own.ino()));
-    // Terminals are the container's own all the same.
+    // Terminals are still the container's own.
     let pts = |at: &str| fs::metadata(format!("{at}/pts")).unwrap().dev();
     assert_ne!(pts(&inside), pts("/dev"));
     assert_eq!(touched_by_libcontainer(), before);
@@ -126,7 +126,7 @@ async fn a_device_can_be_anywhere_in_the_container() {
         permissions: "r".into(),
     }];
     let container = node.run(&pod, config).await;
-    // It has nothing to read; what matters is that it could be opened.
+    // The device has nothing to read; being able to open it is enough.
     let read = hello(&node, &container, &["cat", "/opt/deep/control"]).await;
     let said = String::from_utf8_lossy(&read.stderr).into_owned();
     assert!(said.contains("Invalid argument"), "{said}");

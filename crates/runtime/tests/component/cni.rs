@@ -1,5 +1,4 @@
-//! Pods whose network is made by CNI plugins: ones that the tests write to see what they are told,
-//! and Debian's own.
+//! Pods with CNI plugins: scripts that record their calls, and Debian's plugins.
 
 use std::{
     fs,
@@ -13,8 +12,8 @@ use serde_json::{Value, json};
 
 use crate::support::{Node, container_config, sandbox_config};
 
-/// Notes each call and what it read; answers ADD with an address of its own, after those of the
-/// plugins before it.
+/// Records each call and its input; answers ADD with an address of its own, after those of the
+/// previous plugins.
 const PLUGIN: &str = r#"#!/bin/sh
 name=$(basename "$0")
 dir=$(dirname "$0")
@@ -172,7 +171,7 @@ fn results(node: &Node) -> usize {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn chained_plugins_are_told_what_they_need_and_undone_in_reverse() {
+async fn chained_plugins_get_their_input_and_are_deleted_in_reverse_order() {
     let plugins = Plugins::new(&["first", "second"]);
     let mut node = plugins.node().await;
     let none = network_ready(&node).await.unwrap_err();
@@ -237,7 +236,7 @@ async fn chained_plugins_are_told_what_they_need_and_undone_in_reverse() {
         })
     );
 
-    // A restarted daemon looks whether all is well, with the same words.
+    // A restarted daemon runs CHECK with the same configuration.
     node.kill_daemon();
     node.launch().await;
     assert_eq!(plugins.calls(), ["first CHECK", "second CHECK"]);
@@ -247,7 +246,7 @@ async fn chained_plugins_are_told_what_they_need_and_undone_in_reverse() {
     );
     assert_eq!(addresses(&node, &pod).await, ["10.77.0.6"]);
 
-    // Another configuration is for other pods.
+    // A changed configuration applies only to new pods.
     plugins.configure(
         "00-new.conf",
         &json!({ "name": "new", "cniVersion": "0.3.1", "type": "first" }),
@@ -276,7 +275,7 @@ async fn chained_plugins_are_told_what_they_need_and_undone_in_reverse() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_plugins_own_words_are_heard_and_half_a_network_is_undone() {
+async fn a_plugins_error_is_reported_and_a_partial_network_is_undone() {
     let plugins = Plugins::new(&["first", "second"]);
     plugins.configure(
         "10.conflist",
@@ -305,7 +304,7 @@ async fn a_plugins_own_words_are_heard_and_half_a_network_is_undone() {
         .await;
     plugins.mend("ADD", "second");
 
-    // Of two versions the higher one; its plugins tell how they are.
+    // The higher of two versions is used, which has STATUS.
     plugins.inputs();
     plugins.fail("STATUS", "first", "the switch is off");
     let why = network_ready(&node).await.unwrap_err();
@@ -314,7 +313,7 @@ async fn a_plugins_own_words_are_heard_and_half_a_network_is_undone() {
     plugins.mend("STATUS", "first");
     network_ready(&node).await.unwrap();
 
-    // A pod that cannot be undone stays until it can.
+    // A pod whose DEL fails stays until it succeeds.
     let pod = node.run_sandbox(sandbox_config(&node, "stuck")).await;
     plugins.fail("DEL", "first", "busy");
     let stop = v1::StopPodSandboxRequest {
@@ -333,7 +332,7 @@ async fn a_plugins_own_words_are_heard_and_half_a_network_is_undone() {
     node.remove_sandbox(&pod).await;
     assert_eq!(results(&node), 0);
 
-    // What no pod has is collected at the next start.
+    // GC at the next start releases what no pod uses.
     let keep = node.run_sandbox(sandbox_config(&node, "keep")).await;
     plugins.calls();
     plugins.inputs();
@@ -347,7 +346,7 @@ async fn a_plugins_own_words_are_heard_and_half_a_network_is_undone() {
     let valid = &plugins.inputs()[2]["cni.dev/valid-attachments"];
     assert_eq!(*valid, json!([{ "containerID": keep, "ifname": "eth0" }]));
 
-    // A plugin that gives nothing, and one that is not there.
+    // A plugin without a result, and a missing plugin.
     for name in ["first", "second"] {
         plugins.answer(name, &json!({ "cniVersion": "1.1.0" }));
     }
@@ -372,7 +371,7 @@ async fn a_plugins_own_words_are_heard_and_half_a_network_is_undone() {
     assert!(why.contains("does not speak version 0.2.0"), "{why}");
 }
 
-/// The node has a network of its own, so that links and rules go with it.
+/// The node has its own network namespace, so that links and rules are removed with it.
 #[tokio::test(flavor = "multi_thread")]
 async fn debians_plugins_connect_pods_and_map_ports() {
     assert!(

@@ -94,7 +94,7 @@ async fn the_default_seccomp_profile_holds_without_giving_up_privileges() {
     };
     assert_eq!(line("Seccomp:"), "Seccomp:\t2");
     assert_eq!(line("NoNewPrivs:"), "NoNewPrivs:\t0");
-    // The fourteen default ones and no trace of what installing the filter needed.
+    // The fourteen default capabilities, without the one needed to install the filter.
     assert_eq!(line("CapBnd:"), "CapBnd:\t00000000a80425fb");
     assert_eq!(line("CapEff:"), "CapEff:\t00000000a80425fb");
     let id = hello(&node, &container, &["id"]).await;
@@ -132,7 +132,7 @@ async fn mounts_are_bound_read_only_and_propagated_as_asked() {
     let pod = node.run_sandbox(sandbox_config(&node, "mounts")).await;
     let share = node.root.join("share");
     fs::create_dir_all(share.join("sub")).unwrap();
-    // Only what is mounted on a shared mount propagates, and the root need not be one.
+    // Only mounts on a shared mount propagate, and the root need not be one.
     let (none, flags) = (None::<&str>, nix::mount::MsFlags::MS_BIND);
     nix::mount::mount(Some(&share), &share, none, flags, none).unwrap();
     nix::mount::mount(none, &share, none, nix::mount::MsFlags::MS_SHARED, none).unwrap();
@@ -176,7 +176,7 @@ async fn mounts_are_bound_read_only_and_propagated_as_asked() {
         hello(&node, &container, &["cat", "/proc/version"]).await,
         ""
     );
-    // A mount that the node makes later is seen through the propagated one only.
+    // A later mount of the node is visible through the propagated one only.
     let target = share.join("sub");
     nix::mount::mount(
         Some("tmpfs"),
@@ -197,7 +197,7 @@ async fn mounts_are_bound_read_only_and_propagated_as_asked() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn limits_hold_can_be_changed_and_running_out_of_memory_is_told() {
+async fn limits_hold_can_be_changed_and_oom_kills_are_reported() {
     let node = Node::start().await;
     let pod = node.run_sandbox(sandbox_config(&node, "limits")).await;
     let mut config = container_config("limits", &["sleep"]);
@@ -316,7 +316,7 @@ async fn a_pod_may_share_its_pids_and_set_its_sysctls() {
         hello(&node, &first, &["cat", "/etc/resolv.conf"]).await,
         "nameserver 10.43.0.10"
     );
-    // An init, two containers and the command itself, and the init shows nothing of the node.
+    // An init, two containers and the command itself; the init reveals nothing of the node.
     assert_eq!(
         hello(&node, &first, &["cat", "/proc/1/comm"]).await,
         "mainstay-init"
@@ -338,7 +338,7 @@ async fn a_pod_may_share_its_pids_and_set_its_sysctls() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_cannot_start_says_why_and_slow_ones_are_killed() {
+async fn failed_starts_report_the_reason_and_stopping_kills_after_the_timeout() {
     let node = Node::start().await;
     let pod = node.run_sandbox(sandbox_config(&node, "why")).await;
     let mut config = container_config("missing", &[]);

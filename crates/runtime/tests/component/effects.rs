@@ -1,5 +1,5 @@
-//! What a pod asks for beyond its own process is seen inside: named devices, groups, mounts that go
-//! both ways or nowhere, other namespaces, names, swap.
+//! Everything a pod requests beyond its own process is visible inside: CDI devices, groups, mount
+//! propagation, namespaces, host names, swap.
 
 use std::{fs, path::PathBuf};
 
@@ -35,7 +35,7 @@ pub(crate) async fn hello(node: &Node, container: &str, args: &[&str]) -> Result
     run(node, container, &command).await
 }
 
-/// An image of busybox with users and groups.
+/// A busybox image with users and groups.
 async fn busybox(node: &Node) {
     busybox_with(node, &[]).await;
 }
@@ -179,7 +179,7 @@ async fn groups_of_the_image_count_unless_the_pod_is_strict() {
     }
 }
 
-/// A shared mount of the node with a mount inside, gone however the test ends.
+/// A shared mount of the node with a mount inside, removed even if the test fails.
 struct Share(PathBuf);
 
 impl Share {
@@ -204,7 +204,7 @@ impl Drop for Share {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn read_only_goes_as_deep_as_asked_and_mounts_go_both_ways() {
+async fn recursive_read_only_and_bidirectional_mounts_work() {
     let node = Node::start().await;
     busybox(&node).await;
     let share = Share::new(node.root.join("share"));
@@ -306,7 +306,7 @@ async fn namespaces_of_the_node_and_of_another_container_can_be_shared() {
         .unwrap_err();
     assert!(refused.message().contains("not allowed"), "{refused}");
 
-    // A debugger in the namespace of what it looks at.
+    // A debug container in the PID namespace of its target.
     let pod = node.run_sandbox(sandbox_config(&node, "own")).await;
     let target = node.run(&pod, container_config("target", &["sleep"])).await;
     let mut debugger = container_config("debugger", &["sleep"]);
@@ -335,7 +335,7 @@ async fn namespaces_of_the_node_and_of_another_container_can_be_shared() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn names_are_looked_up_as_the_pod_says_and_swap_is_limited() {
+async fn dns_settings_apply_and_swap_is_limited() {
     let node = Node::start().await;
     let mut config = sandbox_config(&node, "names");
     config.dns_config = Some(v1::DnsConfig {
@@ -376,7 +376,7 @@ async fn names_are_looked_up_as_the_pod_says_and_swap_is_limited() {
         .await
         .unwrap();
     assert!(hosts.contains("127.0.0.1\tlocalhost"), "{hosts}");
-    // Where the machine counts swap and huge pages.
+    // If the machine accounts swap and huge pages.
     let has = |path: &str| PathBuf::from("/sys/fs/cgroup").join(path).exists();
     if has("memory/memory.memsw.limit_in_bytes") {
         let limit = node.cgroup_file(&pod, &container, "memory", "memory.memsw.limit_in_bytes");

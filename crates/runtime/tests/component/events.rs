@@ -1,11 +1,11 @@
-//! The stream of container events, and the runtime's view of itself.
+//! The stream of container events, and the runtime's status.
 
 use cri::v1::{self, ContainerEventType as Event};
 
 use crate::support::{Node, container_config, sandbox_config};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_containers_life_is_told_as_it_happens() {
+async fn container_events_are_sent_as_they_happen() {
     let node = Node::start().await;
     let mut runtime = node.cri.clone().runtime;
     let mut events = runtime
@@ -41,7 +41,7 @@ async fn a_containers_life_is_told_as_it_happens() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn lists_are_filtered_and_the_node_tells_its_state() {
+async fn lists_are_filtered_and_the_runtime_status_is_reported() {
     let node = Node::start().await;
     let mut cri = node.cri.clone();
     let (a, b) = (

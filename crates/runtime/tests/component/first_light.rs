@@ -1,4 +1,4 @@
-//! A pod from its first moment to its last, through the socket, with the daemon killed in between.
+//! A pod's whole life, through the socket, with the daemon killed in between.
 
 use cri::v1;
 
@@ -71,7 +71,7 @@ async fn a_pod_runs_logs_execs_outlives_the_daemon_and_leaves_nothing() {
     );
 
     node.remove_sandbox(&pod).await;
-    // The shim's last moments are not waited for by anybody.
+    // The end of the shim is not waited for.
     node.wait_for("everything to be gone", || node.leftovers().is_empty())
         .await;
 }

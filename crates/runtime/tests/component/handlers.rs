@@ -1,4 +1,4 @@
-//! Containers made by other OCI runtimes, as a RuntimeClass handler names them.
+//! Containers created by other OCI runtimes, chosen by the RuntimeClass handler.
 
 use std::{
     io::{BufRead, BufReader},
@@ -73,20 +73,19 @@ async fn crun_runs_containers() {
     lives_and_dies_with("crun").await;
 }
 
-/// crun refuses a machine where some controllers are in trees of version 1 and others in the one of
-/// version 2. As long as this lives, the latter are in trees of version 1, too, which nobody else
-/// sees: they are mounted in a namespace of a process of ours.
+/// crun rejects a machine with controllers in both cgroup v1 and v2. While this value lives, a
+/// process of ours holds a mount namespace in which all controllers are in v1 hierarchies.
 struct AllSplit {
     holder: std::process::Child,
     _lock: std::fs::File,
 }
 
 impl AllSplit {
-    /// `None` where all controllers are of one version already.
+    /// `None` if all controllers are of one version.
     fn make() -> Option<Self> {
         let beside = Path::new("/sys/fs/cgroup/unified");
         let lock = std::fs::File::open(beside).ok()?;
-        // The tests of `libcgroups` use this tree.
+        // The tests of `libcgroups` use this tree, too.
         lock.lock().unwrap();
         let names = std::fs::read_to_string(beside.join("cgroup.controllers")).unwrap();
         let mut script = String::from("set -e; mount -t tmpfs tmpfs /mnt; ");

@@ -14,7 +14,7 @@ use crate::support::{Node, container_config, sandbox_config};
 struct Pod<'a> {
     node: &'a Node,
     id: String,
-    /// Where commands run.
+    /// The container in which commands run.
     shell: String,
     netns: PathBuf,
 }
@@ -41,7 +41,7 @@ impl Pod<'_> {
         container
     }
 
-    /// Does something in the pod's network.
+    /// Runs a closure in the pod's network namespace.
     async fn inside<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {
         network::netns::run(&self.netns, work).await.unwrap()
     }
@@ -65,7 +65,7 @@ async fn every_program_of_the_hello_image_works() {
         netns,
     };
 
-    // Help names everything that is tried below.
+    // Help lists everything that is tested below.
     let help = pod.says(&["--help"]).await;
     let programs: Vec<&str> = help
         .lines()
@@ -96,9 +96,9 @@ async fn every_program_of_the_hello_image_works() {
         "signals",
         "log",
         "say",
-        // Needs an API server: the story of the examples runs it.
+        // Needs an API server: the example tests run it.
         "elect",
-        // What it removes is shown by its own tests.
+        // Its own tests show what it removes.
         "remove-volume",
     ];
     for name in tried {
@@ -186,7 +186,7 @@ async fn guestbook(pod: &Pod<'_>) {
     let place = format!("{follower}/entries");
     let read_only = pod.hello(&["post", &place, "x"]).await;
     assert_eq!(read_only.0, 1);
-    // A question for news is answered when there are some: those of before are there at once.
+    // A long poll returns at once if there are earlier entries.
     let news = pod.says(&["get", &format!("{leader}/entries/since")]).await;
     assert!(news.ends_with(" 0\nhello\n"), "{news}");
     let copied = async || {
@@ -200,7 +200,7 @@ async fn guestbook(pod: &Pod<'_>) {
         tokio::time::sleep(std::time::Duration::from_millis(50)).await;
     }
     assert!(copied().await, "the follower has no copy");
-    // There are no Services here by whose names the page would find its store.
+    // There is no Service through which the page could find its store.
     assert_eq!(pod.hello(&["get", "http://127.0.0.1:8082/"]).await.0, 1);
     let health = pod.says(&["get", "http://127.0.0.1:8082/healthz"]).await;
     assert_eq!(health, "ok\n");
@@ -231,14 +231,14 @@ async fn echoes(pod: &Pod<'_>) {
     assert_eq!(back.await, "over udp");
 }
 
-/// Answers one question with 192.0.2.7.
+/// Answers one query with 192.0.2.7.
 fn name_server(socket: &UdpSocket) {
     let mut buffer = [0; 512];
     let (length, client): (usize, SocketAddr) = socket.recv_from(&mut buffer).unwrap();
     let mut answer = buffer[..length].to_vec();
     answer[2..4].copy_from_slice(&[0x81, 0x80]);
     answer[6..8].copy_from_slice(&[0, 1]);
-    // Whatever was added to the question is not repeated.
+    // Do not repeat additional records of the query.
     answer[8..12].fill(0);
     let end = 12 + answer[12..].iter().position(|byte| *byte == 0).unwrap() + 5;
     answer.truncate(end);

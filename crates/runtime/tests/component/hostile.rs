@@ -51,7 +51,7 @@ async fn a_container_reads_its_own_limits_and_cannot_lift_them() {
     });
     for config in [limited("own"), beside] {
         let container = node.run(&pod, config).await;
-        // Its own cgroup is all it sees.
+        // It sees only its own cgroup.
         let limit = shell(&node, &container, &format!("/busybox cat {dir}/{file}")).await;
         assert_eq!(limit.unwrap(), LIMIT.to_string());
         for attempt in [
@@ -103,12 +103,12 @@ async fn nothing_is_mounted_inside_proc_by_name_by_link_or_through_a_volume() {
             Err(refused) => refused,
             Ok(container) => node.try_start(&container).await.expect_err(name),
         };
-        // Without a usable /proc the container does not even get to the check.
+        // Without a usable /proc the container fails before the check.
         let told = refused.message();
         let expected = told.contains("cannot be mounted") && told.contains("/proc");
         assert!(expected || name == "volume-whole", "{name}: {told}");
     }
-    // What lxcfs does, and other places, are fine.
+    // What lxcfs mounts, and other destinations, are allowed.
     let mut config = in_busybox("allowed");
     let meminfo = node.root.join("meminfo");
     fs::write(&meminfo, "MemTotal: 1 kB\n").unwrap();
@@ -121,7 +121,7 @@ async fn nothing_is_mounted_inside_proc_by_name_by_link_or_through_a_volume() {
     node.remove_sandbox(&pod).await;
 }
 
-/// What runc does is the measure: `/proc` is the kernel's, and a volume may hide the kernel's `/sys`.
+/// runc is the reference: `/proc` may not be covered, but a volume may cover `/sys`.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_volume_may_hide_sys_but_not_proc_as_with_runc() {
     let node = Node::with_handlers(&["runc=/usr/sbin/runc"]).await;
@@ -145,7 +145,7 @@ async fn a_volume_may_hide_sys_but_not_proc_as_with_runc() {
             let seen = shell(&node, &container, &script).await;
             assert_eq!(seen.as_deref(), Ok("mine"), "{handler} {place}");
             assert_eq!(fs::read_to_string(volume.join("new")).unwrap(), "x\n");
-            // The container's limits stay out of its reach, and the node's own files as they are.
+            // The container cannot change its limits, and the node's files are unchanged.
             let file = match node.is_cgroup_v1() {
                 true => "/sys/fs/cgroup/memory/memory.limit_in_bytes",
                 false => "/sys/fs/cgroup/memory.max",

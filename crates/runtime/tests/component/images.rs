@@ -1,4 +1,4 @@
-//! Images through the socket: the built-in one is there, and names lead to it.
+//! Images through the socket: the built-in one exists, and is found by its names.
 
 use cri::v1;
 

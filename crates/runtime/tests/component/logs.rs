@@ -1,4 +1,4 @@
-//! What containers print, as kubelets read it.
+//! Container logs, as kubelets read them.
 
 use std::{fs, path::Path};
 
@@ -7,7 +7,7 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
 use crate::support::{Node, container_config, sandbox_config};
 
-/// The output that a log stands for, with the length of each entry.
+/// The output in a log, with the length of each record.
 fn decode(path: &Path, stream: &str) -> (Vec<u8>, Vec<usize>) {
     let log = fs::read(path).unwrap();
     let (mut output, mut lengths) = (Vec::new(), Vec::new());
@@ -32,7 +32,7 @@ fn decode(path: &Path, stream: &str) -> (Vec<u8>, Vec<usize>) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn long_lines_binary_and_huge_output_come_out_as_they_went_in() {
+async fn long_lines_binary_and_huge_output_are_logged_unchanged() {
     let node = Node::start().await;
     let pod = node.run_sandbox(sandbox_config(&node, "logs")).await;
     let dir = node.logs.join("logs");
@@ -67,7 +67,7 @@ async fn long_lines_binary_and_huge_output_come_out_as_they_went_in() {
     }];
     let binary = node.run(&pod, config).await;
     assert_eq!(node.wait_exit(&binary).await.exit_code, 0);
-    // The last line never ended, and is told as a part of one.
+    // The last line has no newline and is a partial record.
     let (output, _) = decode(&dir.join("binary.log"), "stdout");
     assert!(output == bytes, "{} of {} bytes", output.len(), bytes.len());
 
@@ -131,13 +131,13 @@ async fn a_full_disk_loses_output_but_not_the_container() {
         .await;
     node.wait_for("a first line", || !node.log("full", "loud").is_empty())
         .await;
-    // Fills what is left.
+    // Fill the rest of the disk.
     let _ = fs::write(&ballast, vec![0; 1 << 20]);
     let log = disk.join("loud.log");
     let length = || fs::metadata(&log).unwrap().len();
     let mut last = length();
     node.wait_for("the disk to be full", || {
-        // Its last page may still have room.
+        // The log's last page may still have space.
         let now = length();
         let full = now == last && fs::write(disk.join("probe"), [0; 5000]).is_err();
         last = now;
@@ -154,7 +154,7 @@ async fn a_full_disk_loses_output_but_not_the_container() {
     node.wait_for("lines again", || length() > last + 200).await;
     running().await;
     node.stop(&loud, 5).await;
-    // However often there was room for a part of a line.
+    // No torn lines, however often part of a line fitted.
     let text = fs::read_to_string(&log).unwrap();
     let torn = text.lines().filter(|line| {
         let words: Vec<_> = line.splitn(4, ' ').collect();

@@ -1,5 +1,5 @@
-//! The runtime through its socket, with real containers, as root. Every test has a daemon of its own
-//! and leaves nothing behind.
+//! The runtime through its socket, with real containers, as root. Every test has its own daemon and
+//! cleans up.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 

@@ -1,5 +1,5 @@
-//! The streaming server in every protocol that clients speak: SPDY/3.1 in four versions, WebSocket in
-//! five, port-forward in three; and clients that are slow or gone.
+//! The streaming server in every protocol: SPDY/3.1 in four versions, WebSocket in five,
+//! port-forward in three; with slow and disconnected clients.
 
 use std::{fs, time::Duration};
 
@@ -28,7 +28,7 @@ const HELLO: &[&str] = &["/mainstay", "hello"];
 
 type Io = TokioIo<Upgraded>;
 
-/// Asks for an upgrade; the protocol that was agreed on, and the connection.
+/// Requests an upgrade; returns the negotiated protocol and the connection.
 async fn upgrade(url: &str, headers: &[(&str, &str)]) -> (String, Io) {
     let uri: http::Uri = url.parse().unwrap();
     let stream = TcpStream::connect(uri.authority().unwrap().as_str())
@@ -156,7 +156,7 @@ async fn spdy_carries_commands_in_every_version() {
             "{said}"
         );
     }
-    // Input ends when its stream does.
+    // Input ends with its stream.
     let url = exec(&node, &container, &["cat"], false, true).await;
     let mut connection = spdy(&url, SPDY_VERSIONS[0]).await;
     let mut error = open(&mut connection, "error");
@@ -284,7 +284,7 @@ async fn channels(socket: &mut WebSocketStream<Io>) -> [String; 5] {
     seen.map(|bytes| String::from_utf8(bytes).unwrap())
 }
 
-/// Waits until a program that prints signals listens for them.
+/// Waits until the program that prints signals has installed its handlers.
 async fn ready(socket: &mut WebSocketStream<Io>) {
     let mut seen = Vec::new();
     while !String::from_utf8_lossy(&seen).contains("waiting for signals") {
@@ -329,7 +329,7 @@ async fn websockets_carry_commands_in_every_version() {
         assert!(seen[3].contains("exit status 4"), "{version}: {}", seen[3]);
         assert_eq!(seen[3].contains("\"ExitCode\""), json);
 
-        // Input; only the newest version can say that it has ended, others end it with a signal.
+        // Input: only the newest version can close it, others end the program with a signal.
         let url = exec(&node, &container, &["signals"], true, true).await;
         let mut socket = websocket(&url, version).await;
         let base64 = version.contains("base64");
@@ -384,7 +384,7 @@ async fn old_websockets_forward_the_ports_that_were_named() {
                 Message::Close(_) => break,
                 _ => continue,
             };
-            // Both channels begin with the port they are for.
+            // Both channels start with their port.
             answer.push_str(&String::from_utf8_lossy(&bytes));
         }
         assert!(answer.ends_with("ws\n"), "{version}: {answer:?}");
@@ -392,7 +392,7 @@ async fn old_websockets_forward_the_ports_that_were_named() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn slow_readers_wait_alone_and_clients_that_go_take_nothing_along() {
+async fn slow_and_disconnected_clients_affect_no_others() {
     let node = Node::start().await;
     let pod = node.run_sandbox(sandbox_config(&node, "slow")).await;
     let big = node.root.join("big");
@@ -405,7 +405,7 @@ async fn slow_readers_wait_alone_and_clients_that_go_take_nothing_along() {
         ..Default::default()
     }];
     let container = node.run(&pod, config).await;
-    // Nobody reads; meanwhile others are served, on the same and on other connections.
+    // A client that does not read must not block others, on the same or other connections.
     let url = exec(&node, &container, &["cat", "/big"], false, false).await;
     let mut connection = spdy(&url, SPDY_VERSIONS[0]).await;
     let mut error = open(&mut connection, "error");
@@ -421,7 +421,7 @@ async fn slow_readers_wait_alone_and_clients_that_go_take_nothing_along() {
     assert!(text(&mut error).await.contains("Success"));
     assert_eq!(channels(&mut slow).await[1].len(), 8 << 20);
 
-    // A terminal that hangs up ends its command; input that ends, too.
+    // Closing a terminal ends its command, and so does closing the input.
     let before = node.processes().len();
     let url = exec(&node, &container, &["sleep"], true, true).await;
     let mut connection = spdy(&url, SPDY_VERSIONS[0]).await;
@@ -440,7 +440,7 @@ async fn slow_readers_wait_alone_and_clients_that_go_take_nothing_along() {
     node.wait_for("the command to end", || node.processes().len() == before)
         .await;
 
-    // A command that takes too long is gone, not only given up on.
+    // A command that times out is killed.
     let late = node
         .try_exec(&container, &["/mainstay", "hello", "sleep"], 1)
         .await;

@@ -1,4 +1,4 @@
-//! Daemons and shims that are killed at any moment.
+//! Daemons and shims killed at any time.
 
 use std::time::Duration;
 
@@ -67,7 +67,7 @@ async fn an_exit_that_no_daemon_saw_is_found_later() {
     assert!(status.finished_at > status.started_at);
 }
 
-/// Kills the daemon at seeded moments of a pod's life; afterwards the pod can always be removed and
+/// Kills the daemon at seeded times of a pod's life; afterwards the pod can always be removed and
 /// nothing is left.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_daemon_killed_at_any_moment_leaves_nothing_that_cannot_be_removed() {
@@ -132,7 +132,7 @@ async fn a_daemon_killed_at_any_moment_leaves_nothing_that_cannot_be_removed() {
             .await
             .unwrap();
         for container in &containers.into_inner().containers {
-            // A container that is said to run can be talked to.
+            // A container with the state running accepts exec.
             if container.state == i32::from(v1::ContainerState::ContainerRunning) {
                 let output = node
                     .exec(&container.id, &["/mainstay", "hello", "exit", "3"])
@@ -152,7 +152,7 @@ async fn a_daemon_killed_at_any_moment_leaves_nothing_that_cannot_be_removed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn many_lives_leave_nothing() {
+async fn many_pod_life_cycles_leak_nothing() {
     let cycles = if std::env::var_os("MAINSTAY_SOAK").is_some() {
         1000
     } else {
@@ -197,7 +197,7 @@ async fn a_shim_stays_small() {
             .unwrap();
         line.trim().trim_end_matches(" kB").parse::<u64>().unwrap()
     };
-    // Code that is not optimised is spread over more pages.
+    // Unoptimized code is spread over more pages.
     let most = if cfg!(debug_assertions) {
         5 * 1024
     } else {
@@ -206,7 +206,7 @@ async fn a_shim_stays_small() {
     node.wait_for("memory to be given back", || kibibytes("VmRSS:") < most)
         .await;
     assert!(kibibytes("RssAnon:") < 512, "what it has alone");
-    // Giving memory back must not break it.
+    // It must still work after releasing memory.
     let output = node
         .exec(&container, &["/mainstay", "hello", "exit", "6"])
         .await;

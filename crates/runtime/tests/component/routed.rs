@@ -1,5 +1,5 @@
-//! Pods in the built-in network, through the socket: ready once the node has a range of addresses,
-//! reached from each other and by ports of the node.
+//! Pods in the built-in network, through the socket: ready once the node has a pod CIDR, reachable
+//! from each other and by host ports.
 
 use std::{
     io::{Read, Write},

@@ -43,7 +43,7 @@ async fn a_command_replaces_the_images_and_arguments_are_kept_apart() {
     );
 }
 
-/// Takes its mounts away again whatever happens.
+/// Unmounts when dropped.
 struct Mounted(Vec<std::path::PathBuf>);
 
 impl Mounted {
@@ -64,7 +64,7 @@ impl Drop for Mounted {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_recursive_read_only_mount_covers_what_is_mounted_below() {
+async fn a_recursive_read_only_mount_covers_nested_mounts() {
     let node = Node::start().await;
     let pod = node.run_sandbox(sandbox_config(&node, "rro")).await;
     let share = node.root.join("share");
@@ -165,7 +165,7 @@ async fn devices_can_be_used_as_permitted_and_others_not_at_all() {
     let mut config = container_config("devices", &["sleep"]);
     config.devices = vec![device("r")];
     let container = node.run(&pod, config.clone()).await;
-    // It has nothing to read; what matters is that it could be opened.
+    // The device has nothing to read; being able to open it is enough.
     let read = hello(&node, &container, &["cat", "/dev/mine"]).await;
     assert!(text(&read.stderr).contains("Invalid argument"), "{read:?}");
     let written = hello(&node, &container, &["append", "/dev/mine", "x"]).await;
@@ -212,10 +212,10 @@ async fn an_ambient_capability_reaches_a_program_of_an_ordinary_user() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_cannot_be_enforced_stops_the_container() {
+async fn settings_that_cannot_be_enforced_fail_the_container() {
     let node = Node::start().await;
     let pod = node.run_sandbox(sandbox_config(&node, "strict")).await;
-    // A filter that is understood but cannot be installed.
+    // A valid filter that cannot be installed.
     let profile = node.root.join("notify.json");
     let notify = r#"{"defaultAction":"SCMP_ACT_ALLOW",
         "syscalls":[{"names":["getcwd"],"action":"SCMP_ACT_NOTIFY"}]}"#;
@@ -237,7 +237,7 @@ async fn what_cannot_be_enforced_stops_the_container() {
         (128, "StartError")
     );
 
-    // A profile that nobody has loaded is refused with or without AppArmor.
+    // A profile that is not loaded is rejected with or without AppArmor.
     let mut config = container_config("armoured", &["sleep"]);
     security(&mut config).apparmor = localhost("mainstay-no-such-profile".into());
     let refused = match node.try_create(&pod, config).await {
@@ -265,7 +265,7 @@ async fn what_cannot_be_enforced_stops_the_container() {
 #[tokio::test(flavor = "multi_thread")]
 async fn processors_swap_and_the_pods_own_limits_hold() {
     let node = Node::start().await;
-    // The parent of a pod's containers is the kubelet's, with limits of its own.
+    // The parent cgroup of a pod's containers belongs to the kubelet and has its own limits.
     let parent = format!("{}/kubelet", node.cgroup());
     let pids = Path::new("/sys/fs/cgroup/pids").join(&parent);
     let mut config = sandbox_config(&node, "held");
@@ -301,7 +301,7 @@ async fn processors_swap_and_the_pods_own_limits_hold() {
             "the pod's limit of processes did not hold"
         );
     }
-    // Limits that were changed are told, also of a container that does not run yet.
+    // Updated resources are reported, also for a container that was not started.
     config.metadata.as_mut().unwrap().name = "later".into();
     let later = node.create(&pod, config).await;
     let update = v1::UpdateContainerResourcesRequest {
@@ -335,7 +335,7 @@ async fn processors_swap_and_the_pods_own_limits_hold() {
             (96 << 20).to_string()
         );
     }
-    // Huge pages are limited where they are counted and refused where they are not.
+    // Huge pages are limited where the kernel accounts them, and rejected otherwise.
     let mut config = container_config("huge", &["sleep"]);
     config.linux.as_mut().unwrap().resources = Some(v1::LinuxContainerResources {
         hugepage_limits: vec![v1::HugepageLimit {
@@ -350,7 +350,7 @@ async fn processors_swap_and_the_pods_own_limits_hold() {
         Err(refused) => assert!(refused.message().contains("hugetlb"), "{refused}"),
     }
     node.remove_sandbox(&pod).await;
-    // A kubelet removes its cgroups where the controllers are, and there alone.
+    // A kubelet removes its cgroups only in the controllers' hierarchies.
     for tree in ["systemd", "unified"] {
         let strange = Path::new("/sys/fs/cgroup").join(tree).join(&parent);
         assert!(!strange.exists(), "{strange:?}");
@@ -362,12 +362,12 @@ async fn a_container_inherits_the_daemons_limits_and_gets_the_stop_signal_it_ask
     let node = Node::start().await;
     let pod = node.run_sandbox(sandbox_config(&node, "asked")).await;
     let mut config = container_config("asked", &["signals"]);
-    // The only one that ends this program.
+    // The only signal that ends this program.
     config.stop_signal = v1::Signal::Sigquit.into();
     let asked = node.run(&pod, config).await;
     node.wait_for("its first line", || !node.log("asked", "asked").is_empty())
         .await;
-    // There is nothing about limits of this kind in CRI.
+    // CRI has no field for this limit.
     let limits = |pid: String| {
         let text = fs::read_to_string(format!("/proc/{pid}/limits")).unwrap();
         let open = text.lines().find(|line| line.starts_with("Max open files"));

@@ -1,5 +1,4 @@
-//! Shims against daemons of other versions, against containers that attack them, and killed at any
-//! moment.
+//! Shims with daemons of other versions, with attacking containers, and killed at any time.
 
 use std::{
     fs,
@@ -18,7 +17,7 @@ use serde_json::{Value, json};
 
 use crate::support::{Node, container_config, own_pids, sandbox_config};
 
-/// A connection that speaks the protocol by hand, as a daemon of any version might.
+/// A connection that speaks the protocol with literal messages, as a daemon of any version.
 struct ByHand(UnixStream);
 
 impl ByHand {
@@ -50,12 +49,12 @@ async fn a_shim_answers_daemons_that_are_older_and_newer() {
     let pod = node.run_sandbox(sandbox_config(&node, "ages")).await;
     let container = node.run(&pod, container_config("ages", &["sleep"])).await;
     let mut daemon = ByHand::connect(&node, &pod);
-    // The words of version 1.
+    // The messages of version 1.
     let hello = daemon.ask(&json!({ "id": 1, "call": { "hello": { "version": 1 } } }));
     let held = &hello["reply"]["result"]["Ok"]["hello"]["containers"][0];
     assert_eq!(held["id"], json!(container), "{hello}");
     assert!(held["exit"].is_null() && held["pid"].as_i64().unwrap() > 1);
-    // A call of some version to come, and a known one with a field of it.
+    // A call of a future version, and a known one with an unknown field.
     let unknown = daemon.ask(&json!({ "id": 2, "call": { "dance": { "steps": 3 } } }));
     assert_eq!(unknown["reply"]["id"], json!(2));
     let why = unknown["reply"]["result"]["Err"].as_str().unwrap();
@@ -66,7 +65,7 @@ async fn a_shim_answers_daemons_that_are_older_and_newer() {
     let call = json!({ "reopen_log": { "container": container, "compress": true } });
     let done = daemon.ask(&json!({ "id": 3, "call": call, "trace": "x" }));
     assert_eq!(done["reply"]["result"], json!({ "Ok": "done" }));
-    // Nobody took it for dead meanwhile.
+    // The daemon did not consider the shim dead.
     let output = node
         .exec(&container, &["/mainstay", "hello", "exit", "2"])
         .await;
@@ -85,7 +84,7 @@ async fn a_container_cannot_overwrite_the_program_that_made_it() {
     let context = &mut config.linux.as_mut().unwrap().security_context;
     context.as_mut().unwrap().namespace_options = Some(options.clone());
     let pod = node.run_sandbox(config).await;
-    // The worst of all: everything is permitted, and the node's processes are in sight.
+    // The worst case: a privileged container in the host's PID namespace.
     let mut config = container_config("attack", &["sleep"]);
     let security = config
         .linux
@@ -111,7 +110,7 @@ async fn a_container_cannot_overwrite_the_program_that_made_it() {
         let output = node.exec(&container, &command).await;
         assert_eq!(output.exit_code, 1, "{how}: {output:?}");
     }
-    // A container whose command is the program that starts it: the way the attack begins.
+    // A container that executes /proc/self/exe, as the attack does.
     config.metadata.as_mut().unwrap().name = "itself".into();
     config.command = vec!["/proc/self/exe".into()];
     config.args = vec![
@@ -129,7 +128,7 @@ async fn a_container_cannot_overwrite_the_program_that_made_it() {
     assert_eq!(node.wait_exit(&next).await.exit_code, 9);
 }
 
-/// One life that may be cut off anywhere.
+/// One pod's life, which may be interrupted anywhere.
 async fn live(cri: cri::Client, config: v1::PodSandboxConfig) -> Option<()> {
     let mut runtime = cri.runtime;
     let request = v1::RunPodSandboxRequest {
@@ -154,8 +153,8 @@ async fn live(cri: cri::Client, config: v1::PodSandboxConfig) -> Option<()> {
     Some(())
 }
 
-/// Kills shims, or shims and the daemon at once, at seeded moments of a pod's life. Afterwards what
-/// runs can be talked to, what was lost says so, everything can be removed and nothing is left.
+/// Kills shims, or shims and the daemon at once, at seeded times of a pod's life. Afterwards
+/// running containers accept exec, lost ones say so, everything can be removed and nothing is left.
 #[tokio::test(flavor = "multi_thread")]
 async fn shims_killed_at_any_moment_leave_nothing_that_cannot_be_removed() {
     let rounds = if std::env::var_os("MAINSTAY_SOAK").is_some() {
@@ -190,7 +189,7 @@ async fn shims_killed_at_any_moment_leave_nothing_that_cannot_be_removed() {
         for container in all.await.unwrap().into_inner().containers {
             let created = i32::from(v1::ContainerState::ContainerCreated);
             let status = node.status(&container.id).await;
-            // Nothing runs without its shim; the news of its death travel, though.
+            // Nothing runs without its shim, but the notice of its death may be delayed.
             if status.state != created {
                 let status = node.wait_exit(&container.id).await;
                 if status.reason == "ContainerStatusUnknown" {
@@ -229,7 +228,7 @@ async fn a_shim_is_out_of_reach_of_terminals_and_service_managers() {
     let apart = format!("/{}/shims", node.cgroup());
     for line in cgroups(shim).lines() {
         let path = line.rsplit(':').next().unwrap();
-        // A controller that is mounted nowhere has one cgroup for all.
+        // A controller that is not mounted has only the root cgroup.
         assert!(path == apart || path == "/", "{line}");
     }
     assert!(cgroups(shim).contains(&apart));

@@ -1,4 +1,4 @@
-//! Where overlayfs is refused, containers get copies: the same to look at, and accounted the same.
+//! Without overlayfs containers get copies, with the same contents and accounting.
 
 use std::{
     fs,
@@ -70,7 +70,7 @@ async fn lives(node: &Node, copies: bool) {
         "others have theirs"
     );
     assert_ne!(hello(&one, &["cat", "/etc/group"]).await.0, 0);
-    // Measured again after a while only, and blocks are given late.
+    // The size is cached, and blocks are allocated late.
     let deadline = Instant::now() + Duration::from_secs(20);
     let mut end = written(node, &one).await;
     while end.0 < start.0 + 50_000 {
@@ -90,9 +90,9 @@ async fn lives(node: &Node, copies: bool) {
         tokio::time::sleep(Duration::from_millis(50)).await;
         (image_now, after) = filesystems(node).await;
     }
-    // Blocks are given late.
+    // Blocks are allocated late.
     assert!(image.abs_diff(image_now) < 100_000, "{image} {image_now}");
-    // Two copies take twice the image; two layers on one image next to nothing.
+    // Two copies use twice the image's size; two overlays almost nothing.
     let taken = after - before;
     assert!(copies || taken < image / 10, "{taken} of {image}");
     let mounted = fs::read_to_string("/proc/self/mountinfo").unwrap();
@@ -107,7 +107,7 @@ async fn lives(node: &Node, copies: bool) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn overlays_share_what_nobody_changes() {
+async fn overlays_share_unchanged_files() {
     let node = Node::start().await;
     lives(&node, false).await;
 }

@@ -17,7 +17,7 @@ use crate::support::{Node, container_config, sandbox_config};
 
 const HELLO: &str = "/mainstay";
 
-/// Asks a streaming address for an upgrade.
+/// Requests an upgrade of a streaming URL.
 async fn ask(url: &str, handshake: &Handshake) -> http::Response<hyper::body::Incoming> {
     let uri: http::Uri = url.parse().unwrap();
     let stream = TcpStream::connect(uri.authority().unwrap().as_str())
@@ -135,7 +135,7 @@ async fn exec_carries_both_outputs_input_and_the_exit_code() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn exec_with_a_terminal_has_one_output_and_hears_of_its_size() {
+async fn exec_with_a_terminal_has_one_output_and_gets_resizes() {
     let node = Node::start().await;
     let (_, container) = idle_pod(&node, "tty").await;
     let url = exec_url(&node, &container, &[HELLO, "hello", "signals"], true, true).await;
@@ -159,7 +159,7 @@ async fn exec_with_a_terminal_has_one_output_and_hears_of_its_size() {
         .await
         .unwrap();
     until(&format!("signal {}", libc::SIGWINCH), &mut seen).await;
-    // Ctrl-\ is SIGQUIT, on which it ends.
+    // Ctrl-\ sends SIGQUIT, which ends it.
     let mut stdin = exec.stdin.take().unwrap();
     stdin.write_all(&[0x1c]).await.unwrap();
     until(&format!("signal {}", libc::SIGQUIT), &mut seen).await;

@@ -1,5 +1,5 @@
-//! A runtime daemon of a test's own: directories, cgroup and socket that nobody else has, a client,
-//! and a clean-up that leaves nothing behind even when the test fails.
+//! A runtime daemon of the test's own, with its own directories, cgroup and socket, a client, and a
+//! cleanup that leaves nothing behind even if the test fails.
 
 #![allow(dead_code, clippy::print_stderr)]
 
@@ -21,18 +21,18 @@ pub(crate) struct Node {
     pub logs: PathBuf,
     pub cri: cri::Client,
     handlers: Vec<String>,
-    /// What starts the daemon, if not we.
+    /// A command that starts the daemon, such as `setpriv`.
     wrapper: Vec<String>,
     daemon: Option<Child>,
 }
 
 impl Node {
-    /// Starts a daemon. These tests need root: they say so instead of passing.
+    /// Starts a daemon. These tests need root and fail without it.
     pub(crate) async fn start() -> Self {
         Self::with_handlers(&[]).await
     }
 
-    /// As on a machine that does not let us lower OOM scores.
+    /// On a machine without CAP_SYS_RESOURCE.
     pub(crate) async fn without_sys_resource() -> Self {
         let wrapper = [
             "setpriv",
@@ -136,7 +136,7 @@ impl Node {
         format!("mainstay-{}", self.id)
     }
 
-    /// What the kernel still has of this node: mounts, cgroups, processes.
+    /// The node's remaining mounts, cgroups and processes.
     pub(crate) fn leftovers(&self) -> Vec<String> {
         let mut left = Vec::new();
         let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
@@ -227,7 +227,7 @@ fn cgroup_dirs(name: &str) -> Vec<PathBuf> {
     dirs
 }
 
-/// Parents before children.
+/// Visits parents before children.
 fn walk(dir: &Path, visit: &mut dyn FnMut(&Path)) {
     visit(dir);
     let Ok(entries) = fs::read_dir(dir) else {
@@ -375,7 +375,7 @@ impl Node {
             .map(|_| ())
     }
 
-    /// Creates and starts.
+    /// Creates and starts a container.
     pub(crate) async fn run(&self, sandbox: &str, config: v1::ContainerConfig) -> String {
         let id = self.create(sandbox, config).await;
         self.try_start(&id).await.unwrap();
@@ -420,7 +420,7 @@ impl Node {
         *self.shim_pids().first().unwrap()
     }
 
-    /// Every shim, and what is about to become one.
+    /// Every shim, and processes that are about to become one.
     pub(crate) fn shim_pids(&self) -> Vec<i32> {
         let is_shim = |pid: &i32| {
             let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
@@ -503,7 +503,7 @@ impl Node {
             .into_inner())
     }
 
-    /// What a container printed, without times.
+    /// A container's log without timestamps.
     pub(crate) fn log(&self, pod: &str, container: &str) -> Vec<String> {
         let path = self.logs.join(pod).join(format!("{container}.log"));
         let text = fs::read_to_string(path).unwrap_or_default();

@@ -1,5 +1,5 @@
-//! Claims of storage and of devices, and what they are bound to: as much as placement needs. The
-//! objects themselves are shared with the caches of the watches.
+//! Claims of storage and devices, and their volumes: as much as scheduling needs. The objects are
+//! shared with the informers.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -23,21 +23,21 @@ pub type Key = (String, String);
 pub struct Claim {
     /// The claim itself.
     pub object: Arc<PersistentVolumeClaim>,
-    /// Its volume, when it has one or wants one by name.
+    /// The volume that it is bound to or requests by name.
     pub volume: Option<String>,
     /// Whether the volume controller has bound it completely.
     pub bound: bool,
-    /// Its volume is gone.
+    /// Whether its volume is gone.
     pub lost: bool,
-    /// It is being deleted.
+    /// Whether it is being deleted.
     pub terminating: bool,
-    /// Its storage class; none when it has an empty one.
+    /// Its storage class; `None` if empty.
     pub class: Option<String>,
-    /// The uid of the pod that it was made for.
+    /// The uid of its owner, if that is a pod.
     pub owner: Option<String>,
-    /// Only one pod at a time may use it.
+    /// Whether its access mode is ReadWriteOncePod.
     pub one_pod: bool,
-    /// The node for which a volume is being provisioned.
+    /// The selected node for provisioning.
     pub selected_node: Option<String>,
 }
 
@@ -68,11 +68,11 @@ impl Claim {
 pub struct Volume {
     /// The volume itself.
     pub object: Arc<PersistentVolume>,
-    /// Zone and region labels.
+    /// Its zone and region labels.
     pub zones: Vec<(String, String)>,
 }
 
-/// The labels of volumes that say where they are.
+/// The zone and region labels of volumes.
 pub const ZONE_LABELS: [&str; 4] = [
     "failure-domain.beta.kubernetes.io/zone",
     "failure-domain.beta.kubernetes.io/region",
@@ -93,7 +93,7 @@ impl Volume {
     }
 }
 
-/// A volume that a CSI driver has attached to a node, or is asked to.
+/// A VolumeAttachment of a CSI volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Attachment {
     /// The driver.
@@ -106,19 +106,19 @@ pub struct Attachment {
 /// A ResourceClaim.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DeviceClaim {
-    /// It is being deleted.
+    /// Whether it is being deleted.
     pub terminating: bool,
-    /// Whether devices were allocated.
+    /// Whether it is allocated.
     pub allocated: bool,
-    /// The nodes that can reach them, when not all can.
+    /// The nodes that can use the devices; `None` for all.
     pub node_terms: Option<Vec<NodeSelectorTerm>>,
-    /// Uids of the pods that may use it.
+    /// Uids of the pods that it is reserved for.
     pub reserved_for: Vec<String>,
-    /// The uid of the pod that it was made for.
+    /// The uid of its owner, if that is a pod.
     pub owner: Option<String>,
 }
 
-/// How many consumers one ResourceClaim may have.
+/// The maximum number of consumers of a ResourceClaim.
 pub const MOST_CONSUMERS: usize = 256;
 
 impl DeviceClaim {
@@ -141,7 +141,7 @@ impl DeviceClaim {
     }
 }
 
-/// All of them.
+/// All claims, volumes and related objects.
 #[derive(Debug, Default)]
 pub struct Claims {
     claims: HashMap<Key, Claim>,
@@ -191,7 +191,7 @@ impl Claims {
         self.classes.get(name).map(AsRef::as_ref)
     }
 
-    /// Whether a class binds only when a pod needs it; none when there is no such class.
+    /// Whether a class has WaitForFirstConsumer; `None` if it does not exist.
     pub fn waits_for_consumer(&self, class: &str) -> Option<bool> {
         self.class(class)
             .map(reconcile::storage::waits_for_consumer)
@@ -202,17 +202,17 @@ impl Claims {
         self.drivers.get(name).map(AsRef::as_ref)
     }
 
-    /// What the CSI drivers of a node can do.
+    /// The CSINode of a node.
     pub fn csi_node(&self, node: &str) -> Option<&CSINode> {
         self.csi_nodes.get(node).map(AsRef::as_ref)
     }
 
-    /// What CSI drivers have left.
+    /// All CSIStorageCapacity objects.
     pub fn capacities(&self) -> impl Iterator<Item = &CSIStorageCapacity> {
         self.capacities.values().map(AsRef::as_ref)
     }
 
-    /// What is attached to a node.
+    /// The attachments of a node.
     pub fn attached_to(&self, node: &str) -> impl Iterator<Item = &Attachment> {
         let names = self.attached.get(node).into_iter().flatten();
         names.filter_map(|name| self.attachments.get(name))
@@ -223,7 +223,7 @@ impl Claims {
         self.devices.get(&key(namespace, name))
     }
 
-    /// The newest version of a claim.
+    /// Stores a claim, or removes it with `None`.
     pub fn put_claim(
         &mut self,
         namespace: &str,
@@ -237,7 +237,7 @@ impl Claims {
         );
     }
 
-    /// The newest version of a volume.
+    /// Stores a volume, or removes it with `None`.
     pub fn put_volume(&mut self, name: &str, volume: Option<&Arc<PersistentVolume>>) {
         if let Some(old) = self.volumes.get(name) {
             let class = volume_class(&old.object);
@@ -255,22 +255,22 @@ impl Claims {
         put(&mut self.volumes, name.to_owned(), volume.map(Volume::new));
     }
 
-    /// The newest version of a class.
+    /// Stores a class, or removes it with `None`.
     pub fn put_class(&mut self, name: &str, class: Option<&Arc<StorageClass>>) {
         put(&mut self.classes, name.to_owned(), class.cloned());
     }
 
-    /// The newest version of a CSI driver.
+    /// Stores a CSIDriver, or removes it with `None`.
     pub fn put_driver(&mut self, name: &str, driver: Option<&Arc<CSIDriver>>) {
         put(&mut self.drivers, name.to_owned(), driver.cloned());
     }
 
-    /// The newest version of what a node's CSI drivers can do.
+    /// Stores a CSINode, or removes it with `None`.
     pub fn put_csi_node(&mut self, name: &str, node: Option<&Arc<CSINode>>) {
         put(&mut self.csi_nodes, name.to_owned(), node.cloned());
     }
 
-    /// The newest version of what a CSI driver has left.
+    /// Stores a CSIStorageCapacity, or removes it with `None`.
     pub fn put_capacity(
         &mut self,
         namespace: &str,
@@ -284,7 +284,7 @@ impl Claims {
         );
     }
 
-    /// The newest version of an attachment.
+    /// Stores an attachment, or removes it with `None`.
     pub fn put_attachment(&mut self, name: &str, attachment: Option<&VolumeAttachment>) {
         if let Some(old) = self.attachments.remove(name)
             && let Some(names) = self.attached.get_mut(&old.node)
@@ -310,7 +310,7 @@ impl Claims {
         self.attachments.insert(name.to_owned(), attachment);
     }
 
-    /// The newest version of a ResourceClaim.
+    /// Stores a ResourceClaim, or removes it with `None`.
     pub fn put_device(&mut self, namespace: &str, name: &str, claim: Option<&ResourceClaim>) {
         match claim {
             Some(claim) => self

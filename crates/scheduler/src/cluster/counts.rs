@@ -1,6 +1,6 @@
-//! How many pods of a kind are on which nodes, kept up as pods come and go: by their labels, so that
-//! selectors count groups instead of pods; and by their affinity terms, so that a new pod finds the
-//! terms that speak of it without asking every placed pod.
+//! Counts of placed pods by node, updated as pods are added and removed: by their labels, so that
+//! selectors count groups instead of pods; and by their affinity terms, so that the terms that
+//! match a new pod are found without checking every placed pod.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -16,13 +16,14 @@ use crate::{
     template::{Template, Term},
 };
 
-/// Matchers whose groups are remembered; beyond, all are forgotten and found again as needed.
+/// The maximum number of cached matchers; above it the cache is cleared.
 const REMEMBERED_MATCHERS: usize = 8192;
 
-/// Pairs of matcher and topology key whose pods are counted by domain; beyond, all are forgotten.
+/// The maximum number of pairs of matcher and topology key that are counted by domain; above it all
+/// are dropped.
 const COUNTED: usize = 128;
 
-/// Nodes with their number of pods, in order of their slots.
+/// Nodes with their number of pods, ordered by slot.
 #[derive(Debug, Default, Clone)]
 pub struct SlotCounts(Vec<(u32, u32)>);
 
@@ -51,7 +52,7 @@ impl SlotCounts {
         self.0.len()
     }
 
-    /// Each node and how many pods it has.
+    /// Each node and its number of pods.
     pub fn iter(&self) -> impl Iterator<Item = (Slot, i64)> {
         self.0
             .iter()
@@ -63,7 +64,7 @@ impl SlotCounts {
 struct Group {
     labels: Arc<LabelSet>,
     slots: SlotCounts,
-    /// The numbers that its pods are part of.
+    /// The counts that its pods are part of.
     counted: Vec<u32>,
 }
 
@@ -81,7 +82,7 @@ pub struct Groups {
 }
 
 impl Groups {
-    /// Counts a pod on a node.
+    /// Adds a pod on a node.
     pub fn add(
         &mut self,
         labels: &Arc<LabelSet>,
@@ -132,7 +133,7 @@ impl Groups {
         id
     }
 
-    /// Counts a pod no longer.
+    /// Removes a pod.
     pub fn remove(&mut self, labels: &Arc<LabelSet>, slot: Slot, topologies: &Topologies) {
         let Some(id) = self.known.get(labels).copied() else {
             return;
@@ -164,7 +165,7 @@ impl Groups {
         }
     }
 
-    /// Remembers which groups a matcher selects.
+    /// Caches which groups a matcher selects.
     pub fn prepare(&mut self, matcher: &Arc<Matcher>, namespaces: &Namespaces) {
         if self.matched.contains_key(matcher) {
             return;
@@ -177,7 +178,7 @@ impl Groups {
         self.matched.insert(matcher.clone(), found);
     }
 
-    /// Labels of namespaces changed: what they selected is no longer known.
+    /// Labels of namespaces changed: clears the cached matchers.
     pub fn forget_matchers(&mut self) {
         self.forget_counts();
         self.matched.clear();
@@ -192,8 +193,8 @@ impl Groups {
         }
     }
 
-    /// Counts the pods of a matcher by the domains of a key from now on, or by node without one. Pods of
-    /// few nodes are not counted: [`Groups::matching`] finds them soon enough.
+    /// Maintains counts of a matcher's pods by the domains of a key, or by node without one. Not
+    /// for pods on few nodes, which [`Groups::matching`] finds fast enough.
     pub fn prepare_counts(
         &mut self,
         matcher: &Arc<Matcher>,
@@ -242,7 +243,8 @@ impl Groups {
         at
     }
 
-    /// The numbers that [`Groups::prepare_counts`] keeps, while they belong to the nodes' labels.
+    /// The counts that [`Groups::prepare_counts`] maintains, if they match the nodes' current
+    /// labels.
     pub fn counts(
         &self,
         matcher: &Arc<Matcher>,
@@ -284,12 +286,12 @@ impl Groups {
     }
 }
 
-/// What a term of a placed pod means to others.
+/// The effect of a placed pod's term on other pods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TermKind {
-    /// Required affinity: others get a small bonus.
+    /// Required affinity: adds to the score of matching pods.
     Affinity,
-    /// Required anti-affinity: others may not come.
+    /// Required anti-affinity: excludes matching pods.
     AntiAffinity,
     /// A preference for or against, by its weight.
     Preference,
@@ -306,7 +308,7 @@ struct TermAt {
 struct Holder {
     template: Arc<Template>,
     slots: SlotCounts,
-    /// By the keys of its terms, where it has pods on many nodes.
+    /// By the topology keys of its terms, if it has pods on many nodes.
     counts: HashMap<Arc<str>, DomainCounts>,
 }
 
@@ -347,7 +349,7 @@ fn all_terms(template: &Template) -> impl Iterator<Item = (TermKind, u32, &Term)
 }
 
 impl Holders {
-    /// Counts a pod's terms on its node.
+    /// Adds a pod's terms on its node.
     pub fn add(&mut self, template: &Arc<Template>, slot: Slot, topologies: &Topologies) {
         if !template.has_terms() {
             return;
@@ -364,7 +366,7 @@ impl Holders {
         }
     }
 
-    /// Counts the pods whose terms speak of a pod by domain from now on, where they are on many nodes.
+    /// Maintains counts by domain of the pods whose terms match a pod, if they are on many nodes.
     pub fn prepare_counts(
         &mut self,
         pod: &LabelSet,
@@ -415,7 +417,7 @@ impl Holders {
         id
     }
 
-    /// Counts a pod's terms no longer.
+    /// Removes a pod's terms.
     pub fn remove(&mut self, template: &Arc<Template>, slot: Slot, topologies: &Topologies) {
         let Some(id) = self.known.get(template).copied() else {
             return;
@@ -443,8 +445,8 @@ impl Holders {
         }
     }
 
-    /// The terms of placed pods that speak of a pod, with the nodes of those that have them, and their
-    /// number by domain when it is kept.
+    /// The terms of placed pods that match a pod, with the nodes of their pods, and their counts by
+    /// domain if maintained.
     pub fn about<'a>(
         &'a self,
         pod: &'a LabelSet,

@@ -1,5 +1,5 @@
-//! How many pods are in each domain of a topology key, kept up as pods come and go: a decision reads the
-//! numbers instead of visiting every pod.
+//! Counts of pods by the domains of a topology key, updated as pods are added and removed: a
+//! decision reads the counts instead of visiting every pod.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -8,19 +8,19 @@ use super::{Slot, Topology, counts::SlotCounts};
 /// The columns of all topology keys.
 pub type Topologies = HashMap<Arc<str>, Topology>;
 
-/// Pods on fewer nodes are counted when they are needed. Tests compare both ways in small clusters.
+/// Pods on fewer nodes are counted on demand. Tests compare both ways in small clusters.
 pub(super) const MANY: usize = if cfg!(test) { 3 } else { 128 };
 
-/// Pods by the domains of one key, or by node.
+/// Counts of pods by the domains of one key, or by node.
 #[derive(Debug, Default)]
 pub struct DomainCounts {
     /// `None` counts by node.
     key: Option<Arc<str>>,
-    /// The version of the topology that these numbers belong to.
+    /// The version of the topology that these counts belong to.
     version: u64,
     /// All pods.
     all: Vec<i64>,
-    /// Those that are not being deleted.
+    /// Pods that are not being deleted.
     staying: Vec<i64>,
 }
 
@@ -28,18 +28,18 @@ impl DomainCounts {
     pub(super) fn new(key: Option<Arc<str>>) -> Self {
         Self {
             key,
-            // No topology has it: the numbers are counted before they are read.
+            // No topology has this version: the pods are counted before the first read.
             version: u64::MAX,
             ..Self::default()
         }
     }
 
-    /// Whether the numbers belong to the nodes' labels as they are.
+    /// Whether the counts match the nodes' current labels.
     pub(super) fn is_fresh(&self, topologies: &Topologies) -> bool {
         self.version == version(self.key.as_ref(), topologies)
     }
 
-    /// Counts from the beginning.
+    /// Counts all pods again.
     pub(super) fn recount<'a>(
         &mut self,
         groups: impl Iterator<Item = (bool, &'a SlotCounts)>,
@@ -55,7 +55,7 @@ impl DomainCounts {
         }
     }
 
-    /// So many pods come to a node, or leave it.
+    /// Adds pods to a node, or removes them.
     pub(super) fn shift(
         &mut self,
         slot: Slot,
@@ -77,8 +77,8 @@ impl DomainCounts {
         }
     }
 
-    /// All pods, by domain; domains beyond the end have none. The first number is of nodes without the
-    /// label.
+    /// All pods by domain; domains beyond the end have none. The first entry is for nodes without
+    /// the label.
     pub fn all(&self) -> &[i64] {
         &self.all
     }

@@ -1,6 +1,6 @@
-//! The nodes and what runs on them, in columns: one entry per node in each, so that a filter over
-//! thousands of nodes is a loop over arrays. A node keeps its slot for life; slots of gone nodes are
-//! used again. What selectors count is kept up as pods come and go ([`counts`]).
+//! The nodes and their pods in columns: one entry per node in each, so that a filter over thousands
+//! of nodes is a loop over arrays. A node keeps its slot as long as it exists; slots of removed
+//! nodes are reused. Counts for selectors are updated as pods are added and removed ([`counts`]).
 
 pub mod claims;
 pub mod counts;
@@ -28,18 +28,18 @@ use domains::{DomainCounts, Topologies};
 use topology::Order;
 use workloads::Workloads;
 
-/// The number of a node's slot.
+/// The index of a node in the columns.
 pub type Slot = usize;
 
-/// Node requirements whose results are remembered for all nodes.
+/// The maximum number of node requirements whose results are cached for all nodes.
 const REMEMBERED_REQUIREMENTS: usize = 512;
 
-/// One resource: what each node has and what is taken.
+/// One resource: each node's allocatable and requested amounts.
 #[derive(Debug, Default)]
 pub struct Column {
-    /// What pods may use.
+    /// The allocatable amount.
     pub allocatable: Vec<i64>,
-    /// What they asked for.
+    /// The requested amount.
     pub used: Vec<i64>,
 }
 
@@ -49,13 +49,13 @@ impl Column {
         self.used.resize(size, 0);
     }
 
-    /// What is free.
+    /// The free amount.
     pub fn free(&self, slot: Slot) -> i64 {
         self.allocatable[slot].wrapping_sub(self.used[slot])
     }
 }
 
-/// Everything the scheduler knows about the cluster.
+/// The scheduler's view of the cluster.
 #[derive(Debug, Default)]
 pub struct Cluster {
     slots: HashMap<Arc<str>, Slot>,
@@ -65,11 +65,11 @@ pub struct Cluster {
     epoch: u64,
     /// By slot: changes with the node and with its pods. Never 0.
     generations: Vec<u32>,
-    /// Names, by slot.
+    /// Names by slot.
     pub names: Vec<Arc<str>>,
-    /// The node, or nothing when only its pods are known yet.
+    /// The node; `None` if only its pods are known yet.
     pub nodes: Vec<Option<Arc<NodeInfo>>>,
-    /// Thousandths of CPU.
+    /// Millicores of CPU.
     pub cpu: Column,
     /// Bytes.
     pub memory: Column,
@@ -79,9 +79,9 @@ pub struct Cluster {
     pub count: Column,
     /// Extended resources.
     pub others: HashMap<String, Column>,
-    /// CPU and memory with assumptions for pods that ask for nothing, for comparing nodes.
+    /// CPU and memory with defaults for pods without requests, for scoring.
     pub non_zero: Vec<(i64, i64)>,
-    /// Ports in use.
+    /// Host ports in use.
     pub ports: Vec<Vec<HostPort>>,
     /// Pods on the node.
     pub pods: Vec<Vec<Arc<PodInfo>>>,
@@ -93,7 +93,7 @@ pub struct Cluster {
     /// Labels of namespaces.
     namespaces: Namespaces,
     placed: HashMap<Arc<str>, Slot>,
-    /// How many placed pods use a claim.
+    /// The number of placed pods that use a claim.
     claim_users: HashMap<(Arc<str>, String), usize>,
     /// Placed pods by labels.
     pub groups: Groups,
@@ -103,34 +103,34 @@ pub struct Cluster {
     pub workloads: Workloads,
     /// Claims and volumes.
     pub claims: Claims,
-    /// Pods that wait for a node that was freed for them.
+    /// Nominated pods.
     pub nominated: Nominated,
     /// PodDisruptionBudgets.
     pub budgets: Budgets,
 }
 
 impl Cluster {
-    /// All nodes in the order in which they are visited; [`Cluster::prepare`] keeps it up.
+    /// All nodes in the order in which they are visited; [`Cluster::prepare`] updates it.
     pub fn visits(&self) -> &[Slot] {
         self.order.visits()
     }
 
-    /// How many nodes exist.
+    /// The number of nodes.
     pub fn size(&self) -> usize {
         self.order.len()
     }
 
-    /// How many pods are placed.
+    /// The number of placed pods.
     pub fn placed_pods(&self) -> usize {
         self.placed.len()
     }
 
-    /// Changes when a node comes or goes, and when images of a node change.
+    /// Changes when a node is added or removed, and when images of a node change.
     pub fn epoch(&self) -> u64 {
         self.epoch
     }
 
-    /// Changes when the node or its pods change. Never 0; comes back only with another epoch.
+    /// Changes when the node or its pods change. Never 0; a value repeats only with another epoch.
     pub fn generation(&self, slot: Slot) -> u32 {
         self.generations[slot]
     }
@@ -149,12 +149,12 @@ impl Cluster {
         self.slots.get(name).copied()
     }
 
-    /// A node by slot; `None` when only its pods are known.
+    /// A node by slot; `None` if only its pods are known.
     pub fn node(&self, slot: Slot) -> Option<&Arc<NodeInfo>> {
         self.nodes[slot].as_ref()
     }
 
-    /// The column of a topology key; [`Cluster::prepare_key`] made it.
+    /// The column of a topology key, made by [`Cluster::prepare_key`].
     pub fn topology(&self, key: &str) -> &Topology {
         static NONE: std::sync::LazyLock<Topology> = std::sync::LazyLock::new(Topology::default);
         self.topologies.get(key).unwrap_or(&NONE)
@@ -170,18 +170,18 @@ impl Cluster {
         self.images.get(name)
     }
 
-    /// How many placed pods use a claim.
+    /// The number of placed pods that use a claim.
     pub fn claim_users(&self, namespace: &Arc<str>, claim: String) -> usize {
         let users = self.claim_users.get(&(namespace.clone(), claim));
         users.copied().unwrap_or(0)
     }
 
-    /// The slot of a pod that is placed or assumed.
+    /// The slot of a placed or assumed pod.
     pub fn placed(&self, uid: &str) -> Option<Slot> {
         self.placed.get(uid).copied()
     }
 
-    /// To be called before pods are judged.
+    /// Must be called before pods are scheduled.
     pub fn prepare(&mut self) {
         self.order.refresh();
     }
@@ -199,12 +199,13 @@ impl Cluster {
         self.topologies.insert(key.clone(), topology);
     }
 
-    /// Remembers which groups of pods a matcher selects.
+    /// Caches which groups of pods a matcher selects.
     pub fn prepare_matcher(&mut self, matcher: &Arc<crate::matching::Matcher>) {
         self.groups.prepare(matcher, &self.namespaces);
     }
 
-    /// Counts the pods of a matcher that was prepared by the domains of a key, or by node without one.
+    /// Maintains counts of a prepared matcher's pods by the domains of a key, or by node without
+    /// one.
     pub fn prepare_counts(
         &mut self,
         matcher: &Arc<crate::matching::Matcher>,
@@ -213,13 +214,13 @@ impl Cluster {
         self.groups.prepare_counts(matcher, key, &self.topologies);
     }
 
-    /// Counts the placed pods whose terms speak of a pod by domain.
+    /// Maintains counts by domain of the placed pods whose terms match a pod.
     pub fn prepare_terms_about(&mut self, pod: &PodInfo) {
         self.holders
             .prepare_counts(&pod.label_set, &self.namespaces, &self.topologies);
     }
 
-    /// The pods of a matcher by the domains of a key, or by node, when that is counted.
+    /// Counts of a matcher's pods by the domains of a key, or by node, if maintained.
     pub fn counts(
         &self,
         matcher: &Arc<crate::matching::Matcher>,
@@ -233,7 +234,7 @@ impl Cluster {
         &self.topologies
     }
 
-    /// Remembers which nodes meet the requirements.
+    /// Caches which nodes meet the requirements.
     pub fn prepare_requirements(&mut self, requirements: &Arc<NodeRequirements>) {
         let address = Arc::as_ptr(requirements) as usize;
         if requirements.is_empty() || self.requirements.contains_key(&address) {
@@ -251,7 +252,7 @@ impl Cluster {
             .insert(address, (requirements.clone(), mask));
     }
 
-    /// Which nodes meet the requirements, when that was prepared; nodes beyond its end do not.
+    /// Which nodes meet the requirements, if cached; nodes beyond its end do not.
     pub fn requirement_mask(&self, requirements: &Arc<NodeRequirements>) -> Option<&[bool]> {
         let known = self.requirements.get(&(Arc::as_ptr(requirements) as usize));
         known.map(|(_, mask)| mask.as_slice())
@@ -269,7 +270,7 @@ impl Cluster {
         node.is_some_and(|node| requirements.matches(&node.labels, &node.name))
     }
 
-    /// A namespace's newest labels; none when it is gone.
+    /// Stores a namespace's labels, or removes it with `None`.
     pub fn put_namespace(&mut self, name: &str, labels: Option<crate::matching::Labels>) {
         let old = match labels.clone() {
             Some(labels) => self.namespaces.insert(name.to_owned(), labels),
@@ -325,7 +326,7 @@ impl Cluster {
         column
     }
 
-    /// Takes a node in, or its newest version; returns the version before.
+    /// Stores a node; returns its previous version.
     pub fn put_node(&mut self, node: NodeInfo) -> Option<Arc<NodeInfo>> {
         let (slot, node) = (self.slot_of(&node.name), Arc::new(node));
         let old = self.nodes[slot].replace(node.clone());
@@ -387,7 +388,7 @@ impl Cluster {
         }
     }
 
-    /// Forgets a node; its pods stay known until they are gone too.
+    /// Removes a node; its pods stay until they are removed, too.
     pub fn remove_node(&mut self, name: &str) -> Option<Arc<NodeInfo>> {
         let slot = self.slot(name)?;
         let old = self.nodes[slot].take()?;
@@ -416,13 +417,13 @@ impl Cluster {
         }
     }
 
-    /// Counts a pod on a node; a pod that was counted elsewhere or before is counted anew.
+    /// Adds a pod to a node, replacing an earlier version, also on another node.
     pub fn put_pod(&mut self, node: &str, pod: Arc<PodInfo>) -> Option<Arc<PodInfo>> {
-        // The slot first: it may be released and given to another when its only pod goes.
+        // Find the slot first: it may be released and reused when its only pod is removed.
         let slot = self.slot_of(node);
         let same = self.placed(&pod.uid) == Some(slot);
         if same && let Some(known) = self.alike(slot, &pod) {
-            // As when a binding that was assumed is seen: nothing that is counted changes.
+            // For example when an assumed binding is confirmed: no count changes.
             return Some(std::mem::replace(known, pod));
         }
         let old = if same {
@@ -450,7 +451,7 @@ impl Cluster {
         old
     }
 
-    /// The known version of a pod on a node, when the new one counts for the same.
+    /// The known version of a pod on a node, if the new one has the same counts.
     fn alike(&mut self, slot: Slot, pod: &PodInfo) -> Option<&mut Arc<PodInfo>> {
         let mut pods = self.pods[slot].iter_mut();
         pods.find(|known| known.uid == pod.uid).filter(|known| {
@@ -460,7 +461,7 @@ impl Cluster {
         })
     }
 
-    /// Forgets a pod; returns it when it was counted.
+    /// Removes a pod; returns it if it was placed.
     pub fn remove_pod(&mut self, uid: &str) -> Option<Arc<PodInfo>> {
         let slot = self.placed(uid)?;
         let pod = self.take_pod(uid);
@@ -488,11 +489,11 @@ impl Cluster {
         Some(pod)
     }
 
-    /// Changes the columns as if the pod came to the node (`sign` 1) or left it (-1), and nothing
-    /// else: for trying what would fit.
+    /// Changes the columns as if the pod were added to the node (`sign` 1) or removed (-1), and
+    /// nothing else: to try what would fit.
     pub fn shift(&mut self, slot: Slot, pod: &PodInfo, sign: i64) {
         let (requests, non_zero) = (&pod.template.requests, pod.template.non_zero);
-        // What wraps around with a thousand giants comes back as they leave.
+        // An overflow is undone when the pods are removed.
         let shift = |sum: &mut i64, amount: i64| *sum = sum.wrapping_add(sign * amount);
         shift(&mut self.cpu.used[slot], requests.cpu);
         shift(&mut self.memory.used[slot], requests.memory);
@@ -520,7 +521,7 @@ mod tests {
     use crate::samples::{labelled, node, pod};
 
     #[test]
-    fn what_a_pod_takes_is_given_back_when_it_goes() {
+    fn resources_of_a_deleted_pod_are_released() {
         let mut cluster = Cluster::default();
         cluster.put_node(node("n1", "2", "4Gi"));
         let slot = cluster.slot("n1").unwrap();

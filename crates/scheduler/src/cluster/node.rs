@@ -1,4 +1,4 @@
-//! A node as the scheduler keeps it.
+//! A node as the scheduler stores it.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -17,18 +17,18 @@ pub struct NodeInfo {
     pub taints: Vec<Taint>,
     /// Whether it is cordoned.
     pub unschedulable: bool,
-    /// What pods may use.
+    /// The allocatable resources.
     pub allocatable: Resources,
-    /// How many pods it may have.
+    /// The maximum number of pods.
     pub pods: i64,
     /// Its images by name, with their sizes.
     pub images: HashMap<String, i64>,
-    /// Features that its kubelet declares.
+    /// The features that its kubelet declares.
     pub features: Vec<String>,
 }
 
 impl NodeInfo {
-    /// From the API's form.
+    /// From the API object.
     pub fn new(node: &Node) -> Self {
         let (spec, status) = (node.spec.as_ref(), node.status.as_ref());
         let allocatable = status.and_then(|status| status.allocatable.as_ref());
@@ -56,7 +56,7 @@ impl NodeInfo {
         }
     }
 
-    /// Region and zone: nodes are visited in turns over these.
+    /// Region and zone; the visiting order alternates between these.
     pub fn zone(&self) -> (&str, &str) {
         let label = |key: &str| self.labels.get(key).map_or("", String::as_str);
         (

@@ -1,5 +1,5 @@
-//! Pods that wait for a node whose lesser pods were told to go: the room that they leave is kept
-//! from pods that matter less.
+//! Nominated pods, which wait for the victims on their node to end: their resources are reserved
+//! against pods of lower priority.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -13,14 +13,14 @@ pub struct Nominated {
 }
 
 impl Nominated {
-    /// A pod's newest nomination.
+    /// Stores a pod's nomination.
     pub fn put(&mut self, pod: Arc<PodInfo>, node: Arc<str>) {
         self.remove(&pod.uid);
         self.nodes.insert(pod.uid.clone(), node.clone());
         self.by_node.entry(node).or_default().push(pod);
     }
 
-    /// The pod is placed, gone, or no longer nominated.
+    /// Removes the nomination of a pod that is placed, gone, or no longer nominated.
     pub fn remove(&mut self, uid: &str) -> Option<Arc<str>> {
         let node = self.nodes.remove(uid)?;
         if let Some(pods) = self.by_node.get_mut(&node) {

@@ -1,11 +1,10 @@
-//! The values of node labels that pods are placed by, as small integers in columns; and the order
-//! in which nodes are visited.
+//! Values of node labels as small integers in columns, and the order in which nodes are visited.
 
 use std::collections::HashMap;
 
 use super::{NodeInfo, Slot};
 
-/// The value of a node that does not have the label.
+/// The value of a node without the label.
 pub const ABSENT: u32 = 0;
 
 /// The values of one label key over all nodes.
@@ -13,16 +12,16 @@ pub const ABSENT: u32 = 0;
 pub struct Topology {
     values: Vec<u32>,
     known: HashMap<String, u32>,
-    /// How many nodes have each value; of those without the label the number is not kept.
+    /// The number of nodes with each value; not maintained for nodes without the label.
     nodes: Vec<u32>,
-    /// How many nodes have the label.
+    /// The number of nodes with the label.
     labelled: usize,
-    /// Changes with every value of a node.
+    /// Changes when any node's value changes.
     version: u64,
 }
 
 impl Topology {
-    /// The value of a node, [`ABSENT`] when it has none.
+    /// The value of a node; [`ABSENT`] if it has none.
     pub fn at(&self, slot: Slot) -> u32 {
         self.values.get(slot).copied().unwrap_or(ABSENT)
     }
@@ -32,17 +31,17 @@ impl Topology {
         self.known.len() + 1
     }
 
-    /// How many nodes have the label.
+    /// The number of nodes with the label.
     pub fn labelled(&self) -> usize {
         self.labelled
     }
 
-    /// How many nodes have a value.
+    /// The number of nodes with a value.
     pub fn nodes(&self, value: usize) -> u32 {
         self.nodes.get(value).copied().unwrap_or(0)
     }
 
-    /// Changes with every value of a node.
+    /// Changes when any node's value changes.
     pub(super) fn version(&self) -> u64 {
         self.version
     }
@@ -83,7 +82,7 @@ impl Topology {
     }
 }
 
-/// All nodes, taken in turns from each zone.
+/// All nodes, alternating between zones.
 #[derive(Debug, Default)]
 pub(super) struct Order {
     zones: Vec<((String, String), Vec<Slot>)>,

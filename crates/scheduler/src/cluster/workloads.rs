@@ -1,5 +1,5 @@
-//! Services and controllers of pods: pods that nobody told how to spread are spread with the others
-//! of their Services and their controller.
+//! Services and controllers of pods: pods without spread constraints are spread with the others of
+//! their Services and controller.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -23,7 +23,7 @@ struct Services {
     index: SelectorIndex<String>,
 }
 
-/// The controllers that count, with their API versions.
+/// The supported controllers, with their API versions.
 pub const CONTROLLERS: [(&str, &str); 3] = [
     ("v1", "ReplicationController"),
     ("apps/v1", "ReplicaSet"),
@@ -31,7 +31,7 @@ pub const CONTROLLERS: [(&str, &str); 3] = [
 ];
 
 impl Workloads {
-    /// A Service's newest selector; none when it is gone or selects nothing.
+    /// Stores a Service's selector; `None` if it is gone or has none.
     pub fn put_service(&mut self, namespace: &str, name: &str, selector: Option<Labels>) {
         let services = self.services.entry(namespace.to_owned()).or_default();
         if let Some(old) = services.selectors.remove(name) {
@@ -47,7 +47,7 @@ impl Workloads {
         }
     }
 
-    /// A controller's newest selector; none when it is gone.
+    /// Stores a controller's selector; `None` if it is gone.
     pub fn put_controller(
         &mut self,
         kind: &'static str,
@@ -62,7 +62,7 @@ impl Workloads {
         };
     }
 
-    /// What the pod's Services and its controller select together; none when nothing selects it.
+    /// The combined selector of the pod's Services and controller; `None` if nothing selects it.
     pub fn selector_for(&self, pod: &PodInfo) -> Option<Selector> {
         let namespace = &**pod.namespace();
         let mut merged = Labels::new();

@@ -1,7 +1,7 @@
 //! `KubeSchedulerConfiguration` of `kubescheduler.config.k8s.io/v1`: profiles, their plugins with
-//! weights and arguments, how many nodes are compared, and how long pods wait after failures.
+//! weights and arguments, the percentage of nodes to score, and backoffs.
 //!
-//! What this scheduler cannot do is refused, not ignored.
+//! Unsupported settings are rejected, not ignored.
 
 mod process;
 
@@ -28,18 +28,18 @@ use crate::{
     queue::Backoff,
 };
 
-/// What a configuration says.
+/// A parsed configuration.
 #[derive(Debug)]
 pub struct Configuration {
-    /// The schedulers.
+    /// The profiles.
     pub profiles: Vec<Profile>,
-    /// How long pods wait after failures.
+    /// The backoffs.
     pub backoff: Backoff,
-    /// Programs that are asked beside the plugins.
+    /// The extenders.
     pub extenders: Vec<extender::Settings>,
-    /// `None` when the document does not speak of leader election, or turns it off.
+    /// `None` if the document does not mention leader election, or turns it off.
     pub leader_election: Option<LeaderElection>,
-    /// Whether the document speaks of leader election.
+    /// Whether the document mentions leader election.
     pub speaks_of_election: bool,
     /// `clientConnection.kubeconfig`.
     pub kubeconfig: Option<PathBuf>,
@@ -57,7 +57,8 @@ struct Document {
     pod_max_backoff_seconds: Option<u64>,
     #[serde(default)]
     extenders: Vec<extender::Settings>,
-    /// Goroutines of upstream's filters; one loop needs none, and it changes no decision.
+    /// The number of goroutines of upstream's filters; here one loop does it, and decisions do not
+    /// depend on it.
     parallelism: Option<i64>,
     leader_election: Option<LeaderElectionDocument>,
     client_connection: Option<ClientConnection>,
@@ -65,7 +66,7 @@ struct Document {
     enable_profiling: Option<bool>,
     #[expect(dead_code, reason = "accepted: it changes no decision")]
     enable_contention_profiling: Option<bool>,
-    /// Caches are filled when this process leads; until then it watches nothing in any case.
+    /// Here nothing is watched before this process leads in any case.
     #[expect(dead_code, reason = "accepted: a standby never fills its caches")]
     delay_cache_until_active: Option<bool>,
 }
@@ -124,7 +125,7 @@ impl PluginSet {
     }
 }
 
-/// Reads a configuration.
+/// Parses a configuration.
 pub fn parse(value: &Value) -> Result<Configuration, String> {
     let document = Document::deserialize(value).map_err(|error| error.to_string())?;
     let known = (
@@ -180,7 +181,7 @@ pub fn parse(value: &Value) -> Result<Configuration, String> {
     })
 }
 
-/// What extenders account for themselves is no concern of NodeResourcesFit.
+/// Resources that extenders manage are ignored by NodeResourcesFit.
 fn ignore_resources(profile: &mut ProfileDocument, names: &[&str]) {
     const FIT: &str = "NodeResourcesFit";
     if names.is_empty() {
@@ -235,7 +236,7 @@ fn backoff(first: Option<u64>, last: Option<u64>) -> Result<Backoff, String> {
     })
 }
 
-/// Every plugin with the arguments that the profile gives it.
+/// Every plugin with its arguments in the profile.
 fn instances(profile: &ProfileDocument) -> Result<Vec<Enabled>, String> {
     let mut seen = BTreeSet::new();
     for config in &profile.plugin_config {
@@ -310,7 +311,7 @@ fn build(name: &str, profile: &ProfileDocument, percentage: usize) -> Result<Pro
     Ok(Profile::new(name, percentage, points))
 }
 
-/// The default plugins, changed as `multiPoint` says: replaced in place, or added behind.
+/// The default plugins, changed by `multiPoint`: replaced in place, or appended.
 fn multi_point(
     set: Option<&PluginSet>,
     all: &[Enabled],
@@ -333,7 +334,7 @@ fn multi_point(
     Ok(everywhere)
 }
 
-/// What every profile needs.
+/// Validates what every profile needs.
 fn check(points: &BTreeMap<Point, Vec<Enabled>>) -> Result<(), String> {
     let at = |point: Point| points.get(&point).map_or(&[][..], Vec::as_slice);
     if at(Point::QueueSort).len() != 1 {
@@ -342,7 +343,7 @@ fn check(points: &BTreeMap<Point, Vec<Enabled>>) -> Result<(), String> {
     if at(Point::Bind).is_empty() {
         return Err("at least one bind plugin is needed".into());
     }
-    // Filter and Score work on what the point before them has prepared.
+    // Filter and Score need what the previous extension point has prepared.
     for (before, after) in [
         (Point::PreFilter, Point::Filter),
         (Point::PreScore, Point::Score),
@@ -479,7 +480,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_refused() {
+    fn invalid_configurations_are_refused() {
         for (wrong, word) in [
             (
                 json!({"extenders": [{"urlPrefix": "ftp://x"}]}),

@@ -1,21 +1,21 @@
-//! What a `KubeSchedulerConfiguration` says of the process: leader election and the client.
+//! The process settings of a `KubeSchedulerConfiguration`: leader election and the client.
 
 use std::{path::PathBuf, time::Duration};
 
 use serde::Deserialize;
 
-/// How one of several processes is elected.
+/// Leader election settings.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LeaderElection {
     /// The namespace of the Lease.
     pub namespace: String,
     /// The name of the Lease.
     pub name: String,
-    /// How long others wait for the leader's next sign of life.
+    /// How long others wait after the leader's last renewal.
     pub lease_duration: Duration,
     /// How long the leader tries to renew before it gives up.
     pub renew_deadline: Duration,
-    /// How long after a try the next one is made.
+    /// The delay between two attempts.
     pub retry_period: Duration,
 }
 
@@ -44,7 +44,7 @@ pub(super) struct LeaderElectionDocument {
 }
 
 impl LeaderElectionDocument {
-    /// `None` when the document turns the election off.
+    /// `None` if the document turns the election off.
     pub(super) fn read(self) -> Result<Option<LeaderElection>, String> {
         if self.leader_elect == Some(false) {
             return Ok(None);
@@ -93,7 +93,7 @@ pub(super) struct ClientConnection {
 impl ClientConnection {
     /// The kubeconfig to use.
     pub(super) fn read(self) -> Result<Option<PathBuf>, String> {
-        // Requests are JSON, and their number is not limited here but by the server.
+        // Requests are JSON, and their rate is limited only by the server.
         let media = |text: &str| text.is_empty() || text.contains("application/json");
         if !media(&self.accept_content_types) || !media(&self.content_type) {
             return Err(

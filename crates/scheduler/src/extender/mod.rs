@@ -1,8 +1,8 @@
-//! Programs beside the scheduler that filter and score nodes, have a say in preemption, or bind pods,
-//! asked over HTTP as `KubeSchedulerConfiguration` describes them.
+//! Scheduler extenders: programs that filter and score nodes, take part in preemption, or bind
+//! pods, called over HTTP as `KubeSchedulerConfiguration` describes them.
 //!
-//! A decision waits for their answers, as upstream's does: [`Extenders::decide_about`] says which pods
-//! that concerns, and those are decided on a thread that may block.
+//! As upstream, a decision waits for their answers: [`Extenders::decide_about`] tells which pods
+//! that concerns, and those are scheduled on a thread that may block.
 
 mod settings;
 mod wire;
@@ -21,33 +21,33 @@ use tracing::warn;
 use crate::pod::PodInfo;
 pub use settings::{ManagedResource, Settings, validate};
 
-/// The plugin name of nodes that an extender turned down.
+/// The plugin name for nodes that an extender rejected.
 pub const NAME: &str = "Extender";
 
-/// An extender's best score is this; plugins give ten times as much.
+/// An extender's maximum score; that of plugins is ten times as much.
 const BEST: i64 = 10;
 
-/// Reads the objects that extenders are sent whole.
+/// Reads the objects that are sent to extenders.
 pub trait Objects: Send + Sync {
-    /// The pod as the API has it.
+    /// The pod from the API server.
     fn pod<'a>(&'a self, pod: &'a PodInfo) -> BoxFuture<'a, Result<Value, String>>;
 
-    /// A node as the API has it.
+    /// A node from the informer.
     fn node(&self, name: &str) -> Option<Value>;
 }
 
-/// A node that an extender turned down.
+/// A node that an extender rejected.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failed {
     /// The node.
     pub node: String,
     /// Why.
     pub reason: String,
-    /// Whether removing pods could help.
+    /// Whether preemption could help.
     pub resolvable: bool,
 }
 
-/// The pods that would have to go from a node, and how many budgets that violates.
+/// The victims on a node, and the number of violated PodDisruptionBudgets.
 pub type Victims = (Vec<Arc<PodInfo>>, usize);
 
 struct Extender {
@@ -109,7 +109,7 @@ impl Extender {
 }
 
 impl Extenders {
-    /// Extenders that read objects here. Must be called inside a Tokio runtime.
+    /// Creates the extenders. Must be called inside a Tokio runtime.
     pub fn new(settings: &[Settings], objects: Arc<dyn Objects>) -> Result<Self, String> {
         let extender = |settings: &Settings| {
             Ok(Extender {
@@ -140,7 +140,7 @@ impl Extenders {
         self.all.iter().filter(asked)
     }
 
-    /// Whether an extender is asked where this pod goes: the thread that decides may block then.
+    /// Whether an extender is asked about this pod, so that the deciding thread may block.
     pub fn decide_about(&self, pod: &PodInfo) -> bool {
         let verbs: [fn(&Settings) -> &str; 3] = [
             |settings| &settings.filter_verb,
@@ -151,7 +151,7 @@ impl Extenders {
         !self.all.is_empty() && verbs.any(|verb| self.interested(pod, verb).next().is_some())
     }
 
-    /// The pod, and what answers are waited for with. Without them nothing can be asked.
+    /// The pod and the runtime handle for requests; an error without them.
     fn begin(
         &self,
         pod: &PodInfo,
@@ -163,7 +163,7 @@ impl Extenders {
         Ok((runtime.block_on(objects.pod(pod))?, objects, runtime))
     }
 
-    /// Leaves of these nodes those that all extenders accept.
+    /// Keeps the nodes that all extenders accept.
     pub fn filter<'a>(
         &self,
         pod: &PodInfo,
@@ -194,7 +194,7 @@ impl Extenders {
         Ok((names, failed))
     }
 
-    /// What extenders add to the scores of these nodes. One that does not answer adds nothing.
+    /// The extenders' scores of these nodes. One that does not answer adds nothing.
     pub fn scores(&self, pod: &PodInfo, names: &[&str]) -> HashMap<String, i64> {
         let mut sums = HashMap::new();
         let mut asked = self
@@ -206,7 +206,7 @@ impl Extenders {
         let (object, objects, runtime) = match self.begin(pod) {
             Ok(begun) => begun,
             Err(error) => {
-                warn!(error, "extenders give no scores");
+                warn!(error, "extenders failed to score");
                 return sums;
             }
         };
@@ -222,14 +222,14 @@ impl Extenders {
                         *sums.entry(one.host).or_default() += one.score.saturating_mul(factor);
                     }
                 }
-                Err(error) => warn!(error, "extender gives no scores"),
+                Err(error) => warn!(error, "extender failed to score"),
             }
         }
         sums
     }
 
-    /// Leaves of these sacrifices those that all extenders accept, changed as they say. `pods_on`
-    /// knows the pods of a node.
+    /// Keeps the preemption candidates that all extenders accept, changed as they say. `pods_on`
+    /// returns the pods of a node.
     pub fn preempt(
         &self,
         pod: &PodInfo,
@@ -263,7 +263,7 @@ impl Extenders {
         Ok(victims)
     }
 
-    /// Binds the pod when an extender does that for it.
+    /// Binds the pod if an extender does that.
     pub(crate) async fn bind(&self, pod: &PodInfo, node: &str) -> Option<Result<(), String>> {
         let extender = self
             .interested(pod, |settings| &settings.bind_verb)
@@ -285,7 +285,7 @@ impl Extenders {
     }
 }
 
-/// The nodes that an answer leaves.
+/// The nodes that a response keeps.
 fn kept<'a>(
     extender: &Extender,
     names: &[&'a str],

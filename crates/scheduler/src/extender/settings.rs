@@ -1,49 +1,49 @@
-//! How a `KubeSchedulerConfiguration` describes an extender.
+//! The configuration of an extender.
 
 use std::{collections::BTreeSet, time::Duration};
 
 use client::kubeconfig::{Cluster, Kubeconfig, User};
 use serde::Deserialize;
 
-/// How long an extender may take when the configuration does not say.
+/// The default timeout.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// One extender.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Settings {
-    /// Verbs are paths below it.
+    /// The URL; verbs are paths below it.
     pub url_prefix: String,
-    /// Empty when the extender does not filter.
+    /// Empty if the extender does not filter.
     pub filter_verb: String,
-    /// Empty when the extender has no say in preemption.
+    /// Empty if the extender does not take part in preemption.
     pub preempt_verb: String,
-    /// Empty when the extender does not score.
+    /// Empty if the extender does not score.
     pub prioritize_verb: String,
-    /// What its scores are multiplied by.
+    /// The factor of its scores.
     pub weight: i64,
-    /// Empty when the extender does not bind.
+    /// Empty if the extender does not bind.
     pub bind_verb: String,
-    /// Without an authority, any certificate is accepted then.
+    /// Without a CA any certificate is accepted.
     #[serde(rename = "enableHTTPS")]
     pub enable_https: bool,
     tls_config: Option<Tls>,
     http_timeout: Option<String>,
-    /// It knows nodes and gets only their names.
+    /// Whether it caches nodes and gets only their names.
     pub node_cache_capable: bool,
-    /// It is asked only about pods that want one of these; all pods when there are none.
+    /// Only pods that request one of these are sent to it; all pods if empty.
     pub managed_resources: Vec<ManagedResource>,
-    /// Scheduling goes on when it does not answer.
+    /// Whether scheduling continues if it does not answer.
     pub ignorable: bool,
 }
 
-/// An extended resource that an extender hands out.
+/// An extended resource that an extender manages.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct ManagedResource {
     /// Its name.
     pub name: String,
-    /// The scheduler itself does not check that nodes have enough of it.
+    /// Whether NodeResourcesFit ignores it.
     pub ignored_by_scheduler: bool,
 }
 
@@ -61,7 +61,7 @@ struct Tls {
 }
 
 impl Settings {
-    /// How long one request may take.
+    /// The timeout of a request.
     pub fn timeout(&self) -> Result<Duration, String> {
         let Some(text) = self.http_timeout.as_deref() else {
             return Ok(DEFAULT_TIMEOUT);
@@ -108,7 +108,7 @@ fn text(error: impl std::fmt::Display) -> String {
     error.to_string()
 }
 
-/// What upstream checks of all extenders together.
+/// Validates all extenders together, as upstream.
 pub fn validate(extenders: &[Settings]) -> Result<(), String> {
     let mut names = BTreeSet::new();
     for (at, extender) in extenders.iter().enumerate() {
@@ -155,7 +155,7 @@ pub fn validate(extenders: &[Settings]) -> Result<(), String> {
     }
 }
 
-/// Whether a name can be that of an extended resource: with a domain that is not Kubernetes' own.
+/// Whether a name is that of an extended resource: with a domain that is not Kubernetes' own.
 fn is_extended(name: &str) -> bool {
     let Some((domain, rest)) = name.split_once('/') else {
         return false;

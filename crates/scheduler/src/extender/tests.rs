@@ -1,4 +1,4 @@
-//! Extenders that answer on a local port.
+//! Extenders that serve on a local port.
 
 use std::sync::Mutex;
 
@@ -41,7 +41,7 @@ fn scheduling(extenders: Vec<Settings>) -> Scheduling {
     scheduling
 }
 
-/// Decides where the thread may block.
+/// Schedules on a thread that may block.
 async fn decide(mut scheduling: Scheduling) -> Result<String, Failure> {
     let schedule = move || {
         let pod = samples::pod("p", "1", "1Gi");
@@ -143,7 +143,7 @@ async fn an_extender_that_fails_stops_the_attempt_unless_it_may_be_ignored() {
     let gone = settings(json!({"urlPrefix": "http://127.0.0.1:1", "filterVerb": "f"}));
     let failure = decide(scheduling(vec![gone])).await.unwrap_err();
     assert!(failure.error.unwrap().contains("http://127.0.0.1:1"));
-    // A node that was not asked about is no answer.
+    // A response with a node that was not in the request is invalid.
     let url = serve(|_, _| {
         (
             200,
@@ -157,7 +157,7 @@ async fn an_extender_that_fails_stops_the_attempt_unless_it_may_be_ignored() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_extender_of_a_resource_is_not_asked_about_other_pods() {
+async fn an_extender_with_managed_resources_is_not_called_for_other_pods() {
     let managed = json!([{"name": "example.com/card"}]);
     let cards = settings(json!({"urlPrefix": "http://127.0.0.1:1", "filterVerb": "f",
         "bindVerb": "b", "managedResources": managed}));
@@ -196,7 +196,7 @@ async fn an_extender_binds_and_its_error_is_the_pods() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_extender_has_the_last_word_about_victims() {
+async fn an_extender_decides_last_about_victims() {
     let url = serve(|path, body| match path {
         "/prefix/names" => {
             let offered = body["NodeNameToMetaVictims"].as_object().unwrap();

@@ -1,25 +1,26 @@
-//! The messages of extenders, as `k8s.io/kube-scheduler/extender/v1` has them.
+//! The messages of extenders, as in `k8s.io/kube-scheduler/extender/v1`.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// What `filter` and `prioritize` are asked.
+/// The request of `filter` and `prioritize`.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "PascalCase")]
 pub(super) struct Arguments<'a> {
     pub(super) pod: &'a Value,
-    /// For an extender that has no cache of nodes.
+    /// For an extender without a cache of nodes.
     pub(super) nodes: Option<Value>,
-    /// For one that has.
+    /// For an extender with a cache of nodes.
     pub(super) node_names: Option<&'a [&'a str]>,
 }
 
-/// Nodes and why they will not do.
+/// Rejected nodes and the reasons.
 pub(super) type FailedNodes = BTreeMap<String, String>;
 
-/// What `filter` answers. Go reads names of fields in any case; extenders write them as upstream does.
+/// The response of `filter`. Go matches field names in any case; extenders write them as upstream
+/// does.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 pub(super) struct Filtered {
@@ -53,7 +54,7 @@ pub(super) struct Meta {
     pub(super) name: String,
 }
 
-/// One of the scores that `prioritize` answers.
+/// An entry in the response of `prioritize`.
 #[derive(Debug, Deserialize)]
 pub(super) struct HostPriority {
     #[serde(rename = "Host", alias = "host")]
@@ -62,7 +63,7 @@ pub(super) struct HostPriority {
     pub(super) score: i64,
 }
 
-/// What `bind` is asked.
+/// The request of `bind`.
 #[derive(Debug, Serialize)]
 pub(super) struct Binding<'a> {
     #[serde(rename = "PodName")]
@@ -75,7 +76,7 @@ pub(super) struct Binding<'a> {
     pub(super) node: &'a str,
 }
 
-/// What `bind` answers.
+/// The response of `bind`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Bound {
@@ -83,14 +84,14 @@ pub(super) struct Bound {
     pub(super) error: Option<String>,
 }
 
-/// What `preempt` is asked.
+/// The request of `preempt`.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "PascalCase")]
 pub(super) struct Preemption<'a> {
     pub(super) pod: &'a Value,
-    /// For an extender that has no cache of nodes: whole pods.
+    /// For an extender without a cache of nodes: whole pods.
     pub(super) node_name_to_victims: Option<BTreeMap<&'a str, Victims>>,
-    /// For one that has: their uids.
+    /// For an extender with a cache of nodes: their uids.
     pub(super) node_name_to_meta_victims: Option<BTreeMap<String, MetaVictims>>,
 }
 
@@ -118,7 +119,7 @@ pub(super) struct MetaPod {
     pub(super) uid: String,
 }
 
-/// What `preempt` answers.
+/// The response of `preempt`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Preempted {

@@ -1,33 +1,33 @@
-//! The nodes that are still possible for a pod, and why the others are not: by node and plugin.
+//! The nodes that are still feasible for a pod, and why the others were rejected.
 
 use std::{borrow::Cow, collections::BTreeMap};
 
 use crate::cluster::Slot;
 
-/// Why a plugin turned a node down.
+/// Why a plugin rejected a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rejection {
     /// The node.
     pub slot: Slot,
     /// The plugin's name.
     pub plugin: &'static str,
-    /// In Kubernetes' words; several when several resources are missing.
+    /// In Kubernetes' words; several if several resources are missing.
     pub reasons: Vec<Cow<'static, str>>,
-    /// Whether removing pods from the node could help.
+    /// Whether preemption could help.
     pub resolvable: bool,
 }
 
-/// What is left, and what was turned down.
+/// Feasible and rejected nodes.
 #[derive(Debug, Clone, Default)]
 pub struct Candidates {
     left: Vec<Slot>,
     rejected: Vec<Rejection>,
-    /// Reasons are not kept.
+    /// Whether reasons are discarded.
     quiet: bool,
 }
 
 impl Candidates {
-    /// These nodes.
+    /// Starts with these nodes.
     pub fn new(slots: Vec<Slot>) -> Self {
         Self {
             left: slots,
@@ -35,7 +35,7 @@ impl Candidates {
         }
     }
 
-    /// These nodes, without the reasons of those that are turned down.
+    /// Starts with these nodes; reasons are discarded.
     pub fn quiet(slots: Vec<Slot>) -> Self {
         Self {
             left: slots,
@@ -44,22 +44,22 @@ impl Candidates {
         }
     }
 
-    /// Those that are left.
+    /// The feasible nodes.
     pub fn slots(&self) -> &[Slot] {
         &self.left
     }
 
-    /// Those that were turned down.
+    /// The rejected nodes.
     pub fn rejected(&self) -> &[Rejection] {
         &self.rejected
     }
 
-    /// Both, apart.
+    /// Feasible and rejected nodes.
     pub fn into_parts(self) -> (Vec<Slot>, Vec<Rejection>) {
         (self.left, self.rejected)
     }
 
-    /// Keeps the nodes for which `judge` has no objection.
+    /// Keeps the nodes for which `judge` returns no reason.
     pub fn retain(
         &mut self,
         plugin: &'static str,
@@ -71,7 +71,7 @@ impl Candidates {
         });
     }
 
-    /// The same, and for each node whether removing pods could help.
+    /// The same, and for each rejected node whether preemption could help.
     pub fn retain_each(
         &mut self,
         plugin: &'static str,
@@ -110,7 +110,7 @@ impl Candidates {
         });
     }
 
-    /// Turns down a node that was left.
+    /// Rejects a node.
     pub fn reject(&mut self, rejection: Rejection) {
         self.left.retain(|slot| *slot != rejection.slot);
         self.rejected.push(rejection);

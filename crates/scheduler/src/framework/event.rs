@@ -1,11 +1,11 @@
-//! What happened in the cluster, with the objects before and after: plugins say of each whether it
-//! could help a pod that they turned away.
+//! Cluster events, with the objects before and after: queueing hints of plugins tell whether an
+//! event could make a rejected pod schedulable.
 
 use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, CSIStorageCapacity, StorageClass};
 
 use crate::{cluster::NodeInfo, pod::PodInfo};
 
-/// What kind of thing happened: plugins name those that can matter to them at all.
+/// The kind of an event: plugins list those that can matter to them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(missing_docs, reason = "each is described at the event of its name")]
 pub enum EventKind {
@@ -27,10 +27,10 @@ pub enum EventKind {
     Namespace,
 }
 
-/// Something that happened.
+/// A cluster event.
 #[derive(Debug, Clone, Copy)]
 pub enum Event<'a> {
-    /// A node came.
+    /// A node was added.
     NodeAdded(&'a NodeInfo),
     /// A node changed.
     NodeUpdated {
@@ -39,7 +39,7 @@ pub enum Event<'a> {
         /// After.
         new: &'a NodeInfo,
     },
-    /// A node went.
+    /// A node was deleted.
     NodeDeleted(&'a NodeInfo),
     /// A pod was placed.
     PodAdded(&'a PodInfo),
@@ -50,34 +50,34 @@ pub enum Event<'a> {
         /// After.
         new: &'a PodInfo,
     },
-    /// A placed pod left its node.
+    /// A placed pod was deleted.
     PodDeleted(&'a PodInfo),
-    /// The waiting pod itself changed; only it is asked.
+    /// The pending pod itself changed; only its own hints are asked.
     OwnUpdate {
         /// Before.
         old: &'a PodInfo,
         /// After.
         new: &'a PodInfo,
     },
-    /// A PersistentVolumeClaim came or changed.
+    /// A PersistentVolumeClaim was added or changed.
     Claim {
         /// Its namespace.
         namespace: &'a str,
         /// Its name.
         name: &'a str,
-        /// It was not there before.
+        /// Whether it was added.
         is_new: bool,
     },
-    /// A PersistentVolume came or changed.
+    /// A PersistentVolume was added or changed.
     Volume,
-    /// A StorageClass came or changed.
+    /// A StorageClass was added or changed.
     Class {
         /// Before.
         old: Option<&'a StorageClass>,
         /// After.
         new: &'a StorageClass,
     },
-    /// A CSINode came or changed.
+    /// A CSINode was added or changed.
     CsiNode {
         /// Before.
         old: Option<&'a CSINode>,
@@ -91,16 +91,16 @@ pub enum Event<'a> {
         /// After.
         new: &'a CSIDriver,
     },
-    /// A CSIStorageCapacity came or changed.
+    /// A CSIStorageCapacity was added or changed.
     Capacity {
         /// Before.
         old: Option<&'a CSIStorageCapacity>,
         /// After.
         new: &'a CSIStorageCapacity,
     },
-    /// A VolumeAttachment went.
+    /// A VolumeAttachment was deleted.
     AttachmentDeleted,
-    /// A ResourceClaim came or changed.
+    /// A ResourceClaim was added or changed.
     DeviceClaim {
         /// Its namespace.
         namespace: &'a str,
@@ -134,7 +134,7 @@ impl Event<'_> {
         }
     }
 
-    /// As upstream's metrics name it.
+    /// The name in upstream's metrics.
     pub fn label(&self) -> &'static str {
         match self {
             Self::NodeAdded(_) => "NodeAdd",

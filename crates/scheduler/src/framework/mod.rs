@@ -1,5 +1,5 @@
-//! The scheduling framework: the extension points of upstream's scheduler as one trait, with
-//! nothing done at those that a plugin leaves out. Filters and scores take many nodes at once.
+//! The scheduling framework: the extension points of upstream's scheduler as one trait with default
+//! implementations that do nothing. Filter and Score take many nodes at once.
 
 pub mod candidates;
 pub mod event;
@@ -18,35 +18,35 @@ use crate::{
 use candidates::Candidates;
 use event::{Event, EventKind};
 
-/// The best score that a plugin can give.
+/// The maximum score of a plugin.
 pub const BEST: i64 = 100;
 
 /// Extension points, as configurations name them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Point {
-    /// Before a pod may be tried.
+    /// Before a pod enters the active queue.
     PreEnqueue,
-    /// Which pod is tried next.
+    /// The order of the active queue.
     QueueSort,
-    /// Once for a pod, before nodes are looked at.
+    /// Once per pod, before nodes are evaluated.
     PreFilter,
-    /// Which nodes can hold the pod.
+    /// Which nodes are feasible.
     Filter,
-    /// When none can.
+    /// When none is feasible.
     PostFilter,
-    /// Once for a pod, before nodes are compared.
+    /// Once per pod, before nodes are scored.
     PreScore,
-    /// How good each node is.
+    /// The score of each node.
     Score,
-    /// The pod was given a node.
+    /// A node was chosen.
     Reserve,
-    /// May it be bound now?
+    /// Whether the pod may be bound now.
     Permit,
-    /// Before it is bound.
+    /// Before the pod is bound.
     PreBind,
-    /// Binds it.
+    /// Binds the pod.
     Bind,
-    /// After it was bound.
+    /// After the pod was bound.
     PostBind,
 }
 
@@ -72,10 +72,10 @@ impl Point {
 
 /// What a plugin works out for one pod before it filters.
 pub trait State: Any + Send {
-    /// Another pod comes to a node (`sign` 1) or leaves it (-1) while it is tried what would fit.
+    /// Updates the state when another pod is added to a node (`sign` 1) or removed (-1) in a trial.
     fn shift(&mut self, _change: &Shift<'_>) {}
 
-    /// For the plugin, which knows its own type.
+    /// For downcasting by the plugin.
     fn as_any(&self) -> &dyn Any;
 }
 
@@ -85,12 +85,12 @@ impl State for () {
     }
 }
 
-/// Another pod that comes to a node or leaves it, in a trial.
+/// Another pod that is added to a node or removed in a trial.
 #[derive(Debug)]
 pub struct Shift<'a> {
     /// The pod that is being scheduled.
     pub pod: &'a PodInfo,
-    /// The pod that comes or goes.
+    /// The pod that is added or removed.
     pub other: &'a PodInfo,
     /// The cluster.
     pub cluster: &'a Cluster,
@@ -100,15 +100,15 @@ pub struct Shift<'a> {
     pub sign: i64,
 }
 
-/// What came of PreFilter.
+/// The result of PreFilter.
 pub enum PreFilter {
-    /// The pod does not concern this plugin: its Filter is not asked.
+    /// The pod does not concern this plugin: its Filter is skipped.
     Skip,
-    /// Filter is asked, with this state.
+    /// Run Filter with this state.
     Continue(Box<dyn State>),
-    /// The same, and only these nodes are looked at.
+    /// The same, on these nodes only.
     Only(BTreeSet<String>, Box<dyn State>),
-    /// No node can hold the pod; whether removing pods could help.
+    /// No node is feasible; whether preemption could help.
     Reject(Cow<'static, str>, bool),
 }
 
@@ -125,59 +125,59 @@ impl PreFilter {
 
 /// What came of PostFilter.
 pub enum PostFilter {
-    /// A node is freed by deleting these pods.
+    /// Preempt these pods on a node.
     Nominate {
         /// The node.
         slot: Slot,
-        /// The pods that must go, the most important first.
+        /// The victims, in descending order of importance.
         victims: Vec<Arc<PodInfo>>,
     },
-    /// Nothing was found; and whether an old nomination no longer holds.
+    /// No victims were found.
     Nothing {
         /// Appended to the pod's condition.
         message: String,
-        /// Clears `nominatedNodeName`.
+        /// Whether to clear `nominatedNodeName`.
         clear: bool,
     },
 }
 
-/// What came of Permit.
+/// The result of Permit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Permit {
-    /// Go on.
+    /// Continue.
     Allow,
-    /// The pod must be scheduled anew.
+    /// The pod must be scheduled again.
     Reject(String),
 }
 
-/// Fails a binding; the pod is tried again.
+/// An error fails the binding; the pod is scheduled again.
 pub type BindResult = Result<(), kube::Error>;
 
-/// A rule.
+/// A scheduling plugin.
 pub trait Plugin: Send + Sync {
-    /// As in configurations and diagnoses.
+    /// The name in configurations and diagnoses.
     fn name(&self) -> &'static str;
 
-    /// Where it takes part.
+    /// The extension points that it implements.
     fn points(&self) -> &'static [Point];
 
-    /// Makes what the plugin reads of the cluster for this pod: columns, counts.
+    /// Prepares what the plugin reads of the cluster for this pod: columns, counts.
     fn prepare(&self, _pod: &PodInfo, _cluster: &mut Cluster) {}
 
-    /// Why the pod may not be tried yet.
+    /// Fails with the reason if the pod must not be scheduled yet.
     fn pre_enqueue(&self, _pod: &PodInfo, _cluster: &Cluster) -> Result<(), String> {
         Ok(())
     }
 
-    /// Looks at the pod before any node.
+    /// Evaluates the pod before any node.
     fn pre_filter(&self, _pod: &PodInfo, _cluster: &Cluster) -> PreFilter {
         PreFilter::Continue(Box::new(()))
     }
 
-    /// Takes away the candidates that cannot hold the pod.
+    /// Rejects the candidates that are not feasible.
     fn filter(&self, _: &PodInfo, _: &Cluster, _state: &dyn Any, _: &mut Candidates) {}
 
-    /// Makes room when no node can hold the pod.
+    /// Finds victims when no node is feasible.
     fn post_filter(
         &self,
         _cycle: &mut Cycle<'_>,
@@ -188,17 +188,17 @@ pub trait Plugin: Send + Sync {
         None
     }
 
-    /// Looks at the nodes that are left; `None` when all are equally good.
+    /// Evaluates the feasible nodes; `None` if all have the same score.
     fn pre_score(&self, _: &PodInfo, _: &Cluster, _nodes: &[Slot]) -> Option<Box<dyn Any>> {
         None
     }
 
-    /// A number for each node.
+    /// Scores each node.
     fn score(&self, _: &PodInfo, _: &Cluster, _state: &dyn Any, _: &[Slot], _: &mut [i64]) {}
 
-    /// Whether what Filter and Score say of a node follows from the pod's template and this node alone,
-    /// or from what changes [`Cluster::epoch`]. It is remembered then until the node changes. PreScore and
-    /// `normalize` of such a plugin do not look at the nodes or the state.
+    /// Whether the results of Filter and Score for a node depend only on the pod's template and
+    /// this node, or on what changes [`Cluster::epoch`]. They are then cached until the node
+    /// changes. PreScore and `normalize` of such a plugin must not read the nodes or the state.
     fn is_local(&self) -> bool {
         false
     }
@@ -208,18 +208,18 @@ pub trait Plugin: Send + Sync {
         true
     }
 
-    /// Brings the numbers between 0 and [`BEST`].
+    /// Scales the scores to 0 to [`BEST`].
     fn normalize(&self, _state: &dyn Any, _scores: &mut [i64]) {}
 
-    /// The pod was given a node; an error undoes it.
+    /// A node was chosen; an error undoes it.
     fn reserve(&self, _pod: &PodInfo, _cluster: &Cluster, _slot: Slot) -> Result<(), String> {
         Ok(())
     }
 
-    /// The pod lost its node again.
+    /// Undoes `reserve`.
     fn unreserve(&self, _pod: &PodInfo, _slot: Slot) {}
 
-    /// May the pod be bound?
+    /// Whether the pod may be bound.
     fn permit(&self, _pod: &PodInfo, _cluster: &Cluster, _slot: Slot) -> Permit {
         Permit::Allow
     }
@@ -244,21 +244,21 @@ pub trait Plugin: Send + Sync {
         Box::pin(async { None })
     }
 
-    /// The pod is bound.
+    /// The pod was bound.
     fn post_bind(&self, _pod: &PodInfo, _node: &str) {}
 
-    /// The events that could help a pod that this plugin turned away.
+    /// The events that could make a pod schedulable that this plugin rejected.
     fn events(&self) -> &'static [EventKind] {
         &[]
     }
 
-    /// Whether one of its events could help this pod.
+    /// The queueing hint: whether an event could make this pod schedulable.
     fn is_helped_by(&self, _pod: &PodInfo, _event: &Event<'_>, _cluster: &Cluster) -> bool {
         false
     }
 }
 
-/// Stretches scores so that the highest becomes [`BEST`]; `reverse` makes few the best.
+/// Scales scores so that the highest becomes [`BEST`]; `reverse` inverts them.
 pub(crate) fn normalize(scores: &mut [i64], reverse: bool) {
     let highest = scores.iter().copied().max().unwrap_or(0);
     for score in scores {

@@ -1,5 +1,4 @@
-//! A scheduler by name: which plugins it runs at which extension point, in which order and with
-//! which weights.
+//! A profile: which plugins run at which extension point, in which order and with which weights.
 
 use std::{
     collections::BTreeMap,
@@ -14,17 +13,17 @@ use std::{
 use super::{Plugin, Point};
 use crate::metrics::{Families, Meter};
 
-/// How many profiles were made.
+/// The number of profiles created.
 static MADE: AtomicU64 = AtomicU64::new(0);
 
-/// One scheduler.
+/// A scheduler profile.
 #[derive(Clone)]
 pub struct Profile {
-    /// Pods name it in `schedulerName`.
+    /// The name in the pods' `schedulerName`.
     pub name: String,
-    /// How many of the nodes are looked at, in percent; 0 lets their number decide.
+    /// The percentage of nodes to score; 0 decides by their number.
     pub percentage_of_nodes: usize,
-    /// No other profile of the process has it; copies are the same profile.
+    /// Unique in the process; clones have the same number.
     number: u64,
     plugins: Vec<Arc<dyn Plugin>>,
     points: BTreeMap<Point, Vec<Enabled>>,
@@ -50,7 +49,7 @@ pub(crate) struct Asked<'a> {
 pub struct Enabled {
     /// The plugin.
     pub plugin: Arc<dyn Plugin>,
-    /// How much its scores count.
+    /// The weight of its scores.
     pub weight: i64,
 }
 
@@ -69,7 +68,7 @@ impl fmt::Debug for Profile {
 }
 
 impl Profile {
-    /// A scheduler with these plugins at these extension points.
+    /// A profile with these plugins at these extension points.
     pub fn new(
         name: &str,
         percentage_of_nodes: usize,
@@ -94,7 +93,7 @@ impl Profile {
         }
     }
 
-    /// The default scheduler.
+    /// The default profile.
     pub fn default_scheduler() -> Self {
         let mut points: BTreeMap<Point, Vec<Enabled>> = BTreeMap::new();
         for enabled in crate::plugins::defaults() {
@@ -145,7 +144,7 @@ impl Profile {
         self.number
     }
 
-    /// The plugins that run at an extension point, in order.
+    /// The plugins at an extension point, in order.
     pub fn at(&self, point: Point) -> &[Enabled] {
         self.points.get(&point).map_or(&[], Vec::as_slice)
     }

@@ -1,4 +1,4 @@
-//! What the scheduler does, under upstream's names.
+//! The scheduler's metrics, under upstream's names.
 
 mod profile;
 
@@ -22,14 +22,14 @@ use crate::queue::Depth;
 type Labels = Vec<(&'static str, String)>;
 type StaticLabels<const N: usize> = [(&'static str, &'static str); N];
 
-/// What came of an attempt, as upstream names it.
+/// The result of an attempt, as upstream names it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Attempt {
     /// A node was found and the pod bound to it.
     Scheduled,
     /// No node was found.
     Unschedulable,
-    /// Something went wrong.
+    /// An error occurred.
     Error,
 }
 
@@ -52,7 +52,7 @@ fn milliseconds() -> Histogram {
     Histogram::new(exponential_buckets(0.001, 2.0, 15))
 }
 
-/// From a tenth of a millisecond on.
+/// Buckets from 0.1 ms.
 fn tenths() -> Histogram {
     Histogram::new(exponential_buckets(0.0001, 2.0, 12))
 }
@@ -76,7 +76,7 @@ struct Inner {
     tasks: Family<StaticLabels<1>, Gauge>,
 }
 
-/// Cloning shares them.
+/// Clones share the metrics.
 #[derive(Clone)]
 pub struct Metrics(Arc<Inner>);
 
@@ -198,10 +198,10 @@ fn register_details(inner: &mut Inner) {
 }
 
 impl Metrics {
-    /// In the text format of Prometheus.
+    /// The metrics in the text format of Prometheus.
     pub fn text(&self) -> String {
         let mut text = String::new();
-        // Writing into a string cannot fail.
+        // Writing to a string cannot fail.
         let _ = text::encode(&mut text, &self.0.registry);
         text
     }
@@ -252,7 +252,7 @@ impl Metrics {
         seconds.observe(took.as_secs_f64());
     }
 
-    /// How many pods wait because of which plugin of which profile.
+    /// Sets the number of pending pods by profile and plugin.
     pub(crate) fn unschedulable(&self, counts: &BTreeMap<(&str, &'static str), usize>) {
         self.0.unschedulable.clear();
         for ((profile, plugin), count) in counts {

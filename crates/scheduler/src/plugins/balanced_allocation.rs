@@ -1,5 +1,4 @@
-//! Prefers nodes that the pod would make more evenly used: no resource runs out long before the
-//! others.
+//! Prefers nodes whose resources the pod would use more evenly.
 
 use std::{any::Any, sync::Arc};
 
@@ -25,12 +24,12 @@ struct Arguments {
     resources: Vec<ResourceWeight>,
 }
 
-/// The rule.
+/// The plugin.
 pub(super) struct BalancedAllocation {
     resources: Vec<ResourceWeight>,
 }
 
-/// Makes it.
+/// Creates the plugin.
 pub(super) fn new(value: &Value) -> Result<Arc<dyn Plugin>, String> {
     let resources = checked(arguments::<Arguments>(value)?.resources)?;
     if resources.iter().any(|resource| resource.weight != 1) {
@@ -39,7 +38,7 @@ pub(super) fn new(value: &Value) -> Result<Arc<dyn Plugin>, String> {
     Ok(Arc::new(BalancedAllocation { resources }))
 }
 
-/// How evenly the fractions lie, from 0 to [`BEST`].
+/// How evenly the fractions are distributed, from 0 to [`BEST`].
 fn balance(fractions: &[f64]) -> i64 {
     let deviation = match fractions {
         [] | [_] => 0.0,
@@ -72,7 +71,7 @@ impl Plugin for BalancedAllocation {
     }
 
     fn pre_score(&self, pod: &PodInfo, _: &Cluster, _: &[Slot]) -> Option<Box<dyn Any>> {
-        // A pod that asks for nothing cannot unbalance anything.
+        // A pod without requests does not change the balance.
         let requests = &pod.template.requests;
         let mut names = self.resources.iter().map(|resource| &resource.name);
         let asks = names.any(|name| requests.amount(name) != 0);
@@ -96,7 +95,7 @@ impl Plugin for BalancedAllocation {
                 without.push((used as f64 / has as f64).min(1.0));
                 with.push((wanted as f64 / has as f64).min(1.0));
             }
-            // By how much the pod improves the balance, with 75 for not at all.
+            // How much the pod improves the balance; 75 for not at all.
             *score = BEST / 2 + (BEST / 2 + balance(&with) - balance(&without)) / 2;
         }
     }
@@ -110,7 +109,7 @@ mod tests {
     use crate::samples::{self, scored};
 
     #[test]
-    fn what_counts_is_the_change_that_the_pod_makes() {
+    fn the_score_depends_on_the_change_of_balance() {
         let mut cluster = samples::cluster(&[
             ("empty", "10", "10Gi"),
             ("cpu used", "10", "10Gi"),

@@ -15,10 +15,10 @@ use crate::{
 /// The plugin's name.
 pub(super) const NAME: &str = "DefaultBinder";
 
-/// The rule.
+/// The plugin.
 pub(super) struct DefaultBinder;
 
-/// Makes it.
+/// Creates the plugin.
 pub(super) fn new(arguments: &Value) -> Result<Arc<dyn Plugin>, String> {
     no_arguments(arguments)?;
     Ok(Arc::new(DefaultBinder))

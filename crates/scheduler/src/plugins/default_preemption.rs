@@ -1,4 +1,4 @@
-//! When no node can hold a pod, deletes less important pods where that costs least.
+//! Preempts pods of lower priority when no node is feasible, at the lowest cost.
 
 use std::sync::Arc;
 
@@ -23,12 +23,12 @@ struct Arguments {
     min_candidate_nodes_absolute: Option<usize>,
 }
 
-/// The rule.
+/// The plugin.
 pub(super) struct DefaultPreemption {
     limits: Limits,
 }
 
-/// Makes it.
+/// Creates the plugin.
 pub(super) fn new(value: &Value) -> Result<Arc<dyn Plugin>, String> {
     let (given, default): (Arguments, _) = (arguments(value)?, Limits::default());
     let limits = Limits {

@@ -1,5 +1,5 @@
-//! A pod that claims devices waits until its claims are there and allocated, and goes where the
-//! devices can be reached. This build does not allocate devices itself.
+//! Keeps a pod with resource claims pending until they exist and are allocated, and restricts it to
+//! nodes with the devices. It does not allocate devices.
 
 use std::{any::Any, sync::Arc};
 
@@ -24,10 +24,10 @@ use crate::{
 /// The plugin's name.
 pub(crate) const NAME: &str = "DynamicResources";
 
-/// The rule.
+/// The plugin.
 pub(super) struct DynamicResources;
 
-/// Makes it.
+/// Creates the plugin.
 pub(super) fn new(arguments: &Value) -> Result<Arc<dyn Plugin>, String> {
     no_arguments(arguments)?;
     Ok(Arc::new(DynamicResources))
@@ -44,7 +44,7 @@ impl State for Wanted {
     }
 }
 
-/// The pod's claims by name, or why they cannot be used yet.
+/// The pod's claims, or why they cannot be used yet.
 fn claims<'a>(pod: &PodInfo, cluster: &'a Cluster) -> Result<Vec<&'a DeviceClaim>, String> {
     let mut found = Vec::new();
     let (namespace, pod_name) = (pod.namespace(), &pod.name);
@@ -52,7 +52,7 @@ fn claims<'a>(pod: &PodInfo, cluster: &'a Cluster) -> Result<Vec<&'a DeviceClaim
         let made = pod.made_claims.iter().find(|(known, _)| known == name);
         let claim_name = match (direct, made) {
             (Some(direct), _) => direct,
-            // The controller found that no claim is needed.
+            // The controller determined that no claim is needed.
             (None, Some((_, None))) => continue,
             (None, Some((_, Some(made)))) => made,
             (None, None) => {

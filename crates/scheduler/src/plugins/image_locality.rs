@@ -1,5 +1,5 @@
-//! Prefers nodes that have the pod's images, the more the larger; images that few nodes have count
-//! less, so that not all pods rush to one node.
+//! Prefers nodes that have the pod's images, weighted by size; images on few nodes count less, so
+//! that pods do not crowd on one node.
 
 use std::{any::Any, sync::Arc};
 
@@ -18,10 +18,10 @@ pub(super) const NAME: &str = "ImageLocality";
 const SMALLEST: i64 = 23 << 20;
 const LARGEST_PER_CONTAINER: i64 = 1000 << 20;
 
-/// The rule.
+/// The plugin.
 pub(super) struct ImageLocality;
 
-/// Makes it.
+/// Creates the plugin.
 pub(super) fn new(arguments: &Value) -> Result<Arc<dyn Plugin>, String> {
     no_arguments(arguments)?;
     Ok(Arc::new(ImageLocality))

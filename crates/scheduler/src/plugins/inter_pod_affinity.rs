@@ -1,6 +1,6 @@
-//! Pods that want to be near or far from others; and placed pods that want others near or far.
+//! Pod affinity and anti-affinity, of the new pod and of placed pods.
 //!
-//! Required affinity wants one pod that all terms speak of, as upstream does. Preferences count both
+//! As upstream, required affinity needs a single pod that all terms match. Preferences count both
 //! ways: those of the new pod about placed ones, and those of placed pods about the new one.
 
 use std::{any::Any, collections::HashMap, sync::Arc};
@@ -48,14 +48,14 @@ impl Default for Arguments {
     }
 }
 
-/// The rule.
+/// The plugin.
 #[derive(Debug)]
 pub(super) struct InterPodAffinity {
     hard_weight: i64,
     ignore_existing: bool,
 }
 
-/// Makes it.
+/// Creates the plugin.
 pub(super) fn new(value: &Value) -> Result<Arc<dyn Plugin>, String> {
     let arguments: Arguments = arguments(value)?;
     let weight = arguments.hard_pod_affinity_weight;
@@ -70,12 +70,12 @@ pub(super) fn new(value: &Value) -> Result<Arc<dyn Plugin>, String> {
     }))
 }
 
-/// Numbers by topology key and domain.
+/// Counts by topology key and domain.
 #[derive(Debug, Default)]
 struct Domains(HashMap<Arc<str>, Vec<i64>>);
 
 impl Domains {
-    /// Adds to the node's domain; a node without the label has none.
+    /// Adds to the node's domain, if it has the label.
     fn add(&mut self, key: &Arc<str>, slot: Slot, amount: i64, cluster: &Cluster) {
         let topology = cluster.topology(key);
         let domain = topology.at(slot);
@@ -90,7 +90,7 @@ impl Domains {
         }
     }
 
-    /// Adds to the domains of many nodes, each as often as it has pods.
+    /// Adds to the domains of many nodes, in proportion to their pods.
     fn add_all(&mut self, key: &Arc<str>, slots: &SlotCounts, factor: i64, cluster: &Cluster) {
         let topology = cluster.topology(key);
         if !self.0.contains_key(key) {
@@ -105,7 +105,7 @@ impl Domains {
         }
     }
 
-    /// The same with numbers that are kept by domain.
+    /// The same from maintained counts.
     fn add_counted(&mut self, key: &Arc<str>, counts: &DomainCounts, factor: i64, size: usize) {
         let known = self.0.entry(key.clone());
         let numbers = known.or_insert_with(|| vec![0; size]);
@@ -116,7 +116,7 @@ impl Domains {
         numbers[ABSENT as usize] = 0;
     }
 
-    /// Adds the placed pods that a term speaks of to their domains.
+    /// Adds the placed pods that a term matches to their domains.
     fn add_matching(&mut self, term: &Term, factor: i64, cluster: &Cluster) {
         let key = &term.topology_key;
         if let Some(counts) = cluster.counts(&term.matcher, Some(key)) {
@@ -142,13 +142,13 @@ impl Domains {
         }
     }
 
-    /// Whether nothing was ever added, or all of it was taken away again.
+    /// Whether all counts are zero.
     fn is_empty(&self) -> bool {
         self.0.values().flatten().all(|number| *number == 0)
     }
 }
 
-/// Whether all terms speak of this pod; no terms speak of none.
+/// Whether all terms match this pod; false without terms.
 fn all_match(terms: &[Term], pod: &LabelSet, namespaces: &Namespaces) -> bool {
     !terms.is_empty()
         && terms
@@ -156,16 +156,17 @@ fn all_match(terms: &[Term], pod: &LabelSet, namespaces: &Namespaces) -> bool {
             .all(|term| term.matcher.matches(pod, namespaces))
 }
 
-/// What was counted for a pod.
+/// The counts for a pod.
 #[derive(Debug, Default)]
 struct Counts {
-    /// Placed pods that all of the pod's affinity terms speak of.
+    /// Placed pods that all of the pod's affinity terms match.
     near: Domains,
-    /// Placed pods that anti-affinity terms speak of.
+    /// Placed pods that the pod's anti-affinity terms match.
     far: Domains,
-    /// Placed pods whose anti-affinity speaks of the pod.
+    /// Placed pods whose anti-affinity matches the pod.
     repelling: Domains,
-    /// No placed pod can be the one to be near, and the pod itself could: it begins the group.
+    /// No placed pod matches the affinity terms, but the pod itself does: it may be the first of
+    /// its group.
     first: bool,
 }
 
@@ -205,7 +206,7 @@ fn begins(pod: &PodInfo, near: &Domains, cluster: &Cluster) -> bool {
     near.is_empty() && all_match(&pod.template.affinity, &pod.label_set, cluster.namespaces())
 }
 
-/// The terms of placed pods that speak of the pod.
+/// The terms of placed pods that match the pod.
 fn about<'a>(
     pod: &'a PodInfo,
     cluster: &'a Cluster,
@@ -246,7 +247,7 @@ fn count(pod: &PodInfo, cluster: &Cluster) -> Counts {
     counts
 }
 
-/// Columns and numbers of some topology keys, looked up once for many nodes.
+/// Columns and counts of some topology keys, looked up once for many nodes.
 struct Looked<'a>(Vec<(&'a Topology, &'a [i64])>);
 
 impl<'a> Looked<'a> {
@@ -256,14 +257,14 @@ impl<'a> Looked<'a> {
         Self(looked.collect())
     }
 
-    /// Whether there is something in one of the node's domains.
+    /// Whether one of the node's domains has a count.
     fn any(&self, slot: Slot) -> bool {
         let mut all = self.0.iter();
         all.any(|(topology, numbers)| numbers[topology.at(slot) as usize] > 0)
     }
 }
 
-/// For each affinity term, its column and the pods to be near by domain.
+/// For each affinity term, its column and the matching pods by domain.
 fn wanted<'a>(
     counts: &'a Counts,
     pod: &PodInfo,
@@ -419,7 +420,7 @@ impl Plugin for InterPodAffinity {
             let mut terms = other.template.anti_affinity.iter();
             terms.any(|term| term.matcher.matches(&pod.label_set, namespaces))
         };
-        // A pod that its own terms match may be the first of its group when no other is left.
+        // A pod that matches its own terms may become the first of its group when no other is left.
         let leaves = |other: &PodInfo| near(other) && near(pod);
         match event {
             Event::PodAdded(other) => near(other),
@@ -431,19 +432,19 @@ impl Plugin for InterPodAffinity {
             Event::OwnUpdate { old, new } => old.label_set.labels != new.label_set.labels,
             Event::NodeAdded(node) => node_helps(pod, None, node),
             Event::NodeUpdated { old, new } => node_helps(pod, Some(old), new),
-            // With a node its pods go, before their own deletion is seen.
+            // The node's pods are removed with it, before their own deletion is seen.
             Event::NodeDeleted(_) | Event::Namespace => true,
             _ => false,
         }
     }
 }
 
-/// Whether a node that came, or moved to another domain, could help.
+/// Whether a node that was added, or moved to another domain, could help.
 fn node_helps(pod: &PodInfo, old: Option<&NodeInfo>, new: &NodeInfo) -> bool {
     let template = &pod.template;
     let label = |node: &NodeInfo, term: &Term| node.labels.get(&*term.topology_key).cloned();
     let Some(old) = old else {
-        // A pod that others keep away, or that keeps away from others, may go to any new node.
+        // A pod with anti-affinity, its own or of others, may fit on any new node.
         let mut near = template.affinity.iter();
         return template.affinity.is_empty() || near.any(|term| label(new, term).is_some());
     };

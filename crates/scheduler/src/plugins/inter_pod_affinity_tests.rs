@@ -1,4 +1,4 @@
-//! Tables of upstream's corners of affinity between pods.
+//! Tables of edge cases of upstream's pod affinity.
 
 use serde_json::json;
 
@@ -34,7 +34,7 @@ fn plugin() -> Arc<dyn Plugin> {
     new(&Value::Null).unwrap()
 }
 
-/// Zones a, a, b; each placed pod with its node, its app and its affinity.
+/// Zones a, a, b; each placed pod with its node, app and affinity.
 fn cluster(placed: &[(&str, &str, Value)]) -> Cluster {
     let mut cluster = Cluster::default();
     for (name, zone) in [("a1", "a"), ("a2", "a"), ("b1", "b")] {
@@ -91,7 +91,7 @@ fn the_first_of_a_group_that_wants_to_be_together_may_begin_anywhere_with_the_la
 }
 
 #[test]
-fn placed_pods_keep_away_whom_they_do_not_want() {
+fn anti_affinity_of_placed_pods_excludes_matching_pods() {
     let db = [("a1", "db", far(json!([term("web")])))];
     assert_eq!(left("web", Value::Null, &db), [2, 3]);
     assert_eq!(left("other", Value::Null, &db), [0, 1, 2, 3]);
@@ -141,7 +141,7 @@ fn preferences_count_both_ways() {
         scored(&*plugin(), &new, &mut cluster(placed), &[0, 1, 2, 3])
     };
     let db = |affinity: Value| [("b1", "db", affinity)];
-    // The new pod's own wishes.
+    // Preferences of the new pod.
     let own = preferred("podAffinity", 5, "db");
     assert_eq!(score("web", own, &db(Value::Null)).unwrap(), [0, 0, 100, 0]);
     let own = preferred("podAntiAffinity", 5, "db");
@@ -149,7 +149,7 @@ fn preferences_count_both_ways() {
         score("web", own, &db(Value::Null)).unwrap(),
         [100, 100, 0, 100]
     );
-    // Wishes of the placed pod about the new one.
+    // Preferences of the placed pod about the new one.
     let theirs = db(preferred("podAffinity", 5, "web"));
     assert_eq!(score("web", Value::Null, &theirs).unwrap(), [0, 0, 100, 0]);
     let theirs = db(preferred("podAntiAffinity", 5, "web"));
@@ -164,7 +164,7 @@ fn preferences_count_both_ways() {
 }
 
 #[test]
-fn arguments_change_what_counts() {
+fn plugin_arguments_change_the_score() {
     let theirs = [("b1", "db", near(json!([term("web")])))];
     let new_pod = pod("new", &[("app", "web")], Value::Null);
     let score = |arguments: Value| {

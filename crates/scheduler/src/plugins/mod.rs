@@ -1,4 +1,4 @@
-//! The rules that nodes are chosen by, one file each, with upstream's names and formulas.
+//! The scheduling plugins, one file each, with upstream's names and formulas.
 
 mod balanced_allocation;
 mod default_binder;
@@ -29,16 +29,16 @@ use serde_json::Value;
 
 use crate::framework::{Plugin, profile::Enabled};
 
-/// Makes a plugin from its arguments in a configuration; [`Value::Null`] when there are none.
+/// Creates a plugin from its arguments in a configuration; [`Value::Null`] if there are none.
 type New = fn(&Value) -> Result<Arc<dyn Plugin>, String>;
 
 /// A plugin that configurations can name.
 pub struct Registration {
     /// Its name.
     pub name: &'static str,
-    /// How much its scores count by default.
+    /// The default weight of its scores.
     pub weight: i64,
-    /// Makes it.
+    /// Creates the plugin.
     pub new: New,
 }
 
@@ -46,7 +46,7 @@ const fn plugin(name: &'static str, weight: i64, new: New) -> Registration {
     Registration { name, weight, new }
 }
 
-/// Every plugin, in the order in which they are asked by default.
+/// Every plugin, in the default order.
 pub const ALL: &[Registration] = &[
     plugin(scheduling_gates::NAME, 1, scheduling_gates::new),
     plugin(priority_sort::NAME, 1, priority_sort::new),
@@ -70,7 +70,7 @@ pub const ALL: &[Registration] = &[
     plugin(node_declared_features::NAME, 1, node_declared_features::new),
 ];
 
-/// All plugins as v1.36 enables them.
+/// The plugins that v1.36 enables by default.
 pub fn defaults() -> Vec<Enabled> {
     let enabled = |registration: &Registration| {
         let plugin = (registration.new)(&Value::Null);
@@ -84,7 +84,7 @@ pub fn defaults() -> Vec<Enabled> {
     ALL.iter().map(enabled).collect()
 }
 
-/// Reads a plugin's arguments; unknown fields are refused.
+/// Parses a plugin's arguments; unknown fields are rejected.
 fn arguments<T: DeserializeOwned + Default>(value: &Value) -> Result<T, String> {
     if value.is_null() {
         return Ok(T::default());
@@ -97,7 +97,7 @@ fn arguments<T: DeserializeOwned + Default>(value: &Value) -> Result<T, String> 
     serde_json::from_value(value).map_err(|error| error.to_string())
 }
 
-/// For plugins that take no arguments.
+/// For plugins without arguments.
 fn no_arguments(value: &Value) -> Result<(), String> {
     if value.is_null() {
         return Ok(());

@@ -1,4 +1,4 @@
-//! Node selector and node affinity: required terms turn nodes away, preferred ones add up. A
+//! Node selector and node affinity: required terms reject nodes, preferred ones add to the score. A
 //! configuration can add terms for every pod of a profile.
 
 use std::{any::Any, collections::BTreeSet, sync::Arc};
@@ -29,14 +29,14 @@ struct Arguments {
     added_affinity: Option<Affinity>,
 }
 
-/// The rule.
+/// The plugin.
 #[derive(Debug, Default)]
 pub(super) struct NodeAffinity {
     added_required: Option<Vec<NodeSelectorTerm>>,
     added_preferred: Vec<(i64, NodeSelectorTerm)>,
 }
 
-/// Makes it.
+/// Creates the plugin.
 pub(super) fn new(value: &Value) -> Result<Arc<dyn Plugin>, String> {
     let added = arguments::<Arguments>(value)?
         .added_affinity
@@ -59,7 +59,7 @@ impl NodeAffinity {
     }
 }
 
-/// The nodes that all required terms name in `matchFields`; `None` when a term names none.
+/// The nodes that all required terms name in `matchFields`; `None` if a term names none.
 fn named_nodes(pod: &PodInfo) -> Option<BTreeSet<String>> {
     let terms = pod.template.node.required.as_ref()?;
     if terms.is_empty() {

@@ -1,4 +1,4 @@
-//! A pod that needs a feature of the kubelet goes only to nodes that declare it.
+//! Restricts a pod that needs a feature of the kubelet to nodes that declare it.
 
 use std::{any::Any, sync::Arc};
 
@@ -18,10 +18,10 @@ use crate::{
 /// The plugin's name.
 pub(crate) const NAME: &str = "NodeDeclaredFeatures";
 
-/// The rule.
+/// The plugin.
 pub(super) struct NodeDeclaredFeatures;
 
-/// Makes it.
+/// Creates the plugin.
 pub(super) fn new(arguments: &Value) -> Result<Arc<dyn Plugin>, String> {
     no_arguments(arguments)?;
     Ok(Arc::new(NodeDeclaredFeatures))

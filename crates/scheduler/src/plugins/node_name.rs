@@ -1,5 +1,5 @@
-//! A pod that names its node goes there or nowhere. The queue never holds such pods; the rule is
-//! here because configurations name it.
+//! Restricts a pod to `spec.nodeName`. The queue never has such pods; the plugin exists because
+//! configurations name it.
 
 use std::sync::Arc;
 
@@ -11,10 +11,10 @@ use crate::framework::{Plugin, Point};
 /// The plugin's name.
 pub(crate) const NAME: &str = "NodeName";
 
-/// The rule.
+/// The plugin.
 pub(super) struct NodeName;
 
-/// Makes it.
+/// Creates the plugin.
 pub(super) fn new(arguments: &Value) -> Result<Arc<dyn Plugin>, String> {
     no_arguments(arguments)?;
     Ok(Arc::new(NodeName))
@@ -38,7 +38,7 @@ impl Plugin for NodeName {
         _: &crate::pod::PodInfo,
         _: &crate::cluster::Cluster,
     ) -> crate::framework::PreFilter {
-        // A pod with spec.nodeName is placed already: it is never given to a plugin.
+        // A pod with spec.nodeName is already placed and never scheduled.
         crate::framework::PreFilter::Skip
     }
 }

@@ -1,4 +1,4 @@
-//! Two pods cannot have the same port of one node.
+//! Rejects nodes on which a host port of the pod is in use.
 
 use std::{any::Any, sync::Arc};
 
@@ -18,10 +18,10 @@ use crate::{
 /// The plugin's name.
 pub(crate) const NAME: &str = "NodePorts";
 
-/// The rule.
+/// The plugin.
 pub(super) struct NodePorts;
 
-/// Makes it.
+/// Creates the plugin.
 pub(super) fn new(arguments: &Value) -> Result<Arc<dyn Plugin>, String> {
     no_arguments(arguments)?;
     Ok(Arc::new(NodePorts))

@@ -1,5 +1,5 @@
-//! A node must have free what the pod asks for. Of several, the emptier is better, or the fuller, or
-//! what a shape says, as the configuration wants it.
+//! Rejects nodes without enough free resources for the pod, and scores by LeastAllocated,
+//! MostAllocated or RequestedToCapacityRatio.
 
 use std::{any::Any, borrow::Cow, sync::Arc};
 
@@ -59,11 +59,11 @@ struct ShapePoint {
 enum Scoring {
     LeastAllocated,
     MostAllocated,
-    /// Straight lines between points, with scores from 0 to [`BEST`].
+    /// Linear interpolation between points, with scores from 0 to [`BEST`].
     Ratio(Vec<ShapePoint>),
 }
 
-/// The rule.
+/// The plugin.
 #[derive(Debug)]
 pub(super) struct NodeResourcesFit {
     ignored: Vec<String>,
@@ -72,7 +72,7 @@ pub(super) struct NodeResourcesFit {
     resources: Vec<ResourceWeight>,
 }
 
-/// Makes it.
+/// Creates the plugin.
 pub(super) fn new(value: &Value) -> Result<Arc<dyn Plugin>, String> {
     let arguments: Arguments = arguments(value)?;
     let strategy = arguments.scoring_strategy;
@@ -161,7 +161,7 @@ impl NodeResourcesFit {
         }
     }
 
-    /// What the node lacks, and whether it would be too small even if it were empty.
+    /// What the node lacks, and whether it would be too small even without pods.
     fn lacks(&self, wanted: &Resources, cluster: &Cluster, slot: Slot) -> Lack {
         let mut lack = Lack::default();
         if cluster.count.free(slot) < 1 {
@@ -211,7 +211,7 @@ impl Lack {
     }
 }
 
-/// Whether an empty node would hold the pod.
+/// Whether the pod would fit on the node without other pods.
 fn fits_empty(wanted: &Resources, node: &NodeInfo) -> bool {
     let has = &node.allocatable;
     let others = wanted.others.iter();
@@ -224,7 +224,7 @@ fn fits_empty(wanted: &Resources, node: &NodeInfo) -> bool {
             .all(|(name, amount)| *amount <= has.amount(name))
 }
 
-/// Whether there is more of anything that the pod asks for.
+/// Whether there is more of a resource that the pod requests.
 fn grew(wanted: &Resources, less: &Resources, more: &Resources) -> bool {
     let names = ["cpu", "memory", "ephemeral-storage"].into_iter();
     let mut names = names.chain(wanted.others.keys().map(String::as_str));
@@ -415,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_could_make_room_wakes_a_pod() {
+    fn only_events_that_free_resources_requeue_a_pod() {
         let cluster = Cluster::default();
         let pod = samples::pod("p", "2", "1Gi");
         let helped = |event: Event<'_>| default().is_helped_by(&pod, &event, &cluster);

@@ -1,4 +1,4 @@
-//! A cordoned node takes no new pods, except those that tolerate just that.
+//! Rejects cordoned nodes, unless the pod tolerates that.
 
 use std::{any::Any, sync::Arc};
 
@@ -20,10 +20,10 @@ use crate::{
 /// The plugin's name.
 pub(crate) const NAME: &str = "NodeUnschedulable";
 
-/// The rule.
+/// The plugin.
 pub(super) struct NodeUnschedulable;
 
-/// Makes it.
+/// Creates the plugin.
 pub(super) fn new(arguments: &Value) -> Result<Arc<dyn Plugin>, String> {
     no_arguments(arguments)?;
     Ok(Arc::new(NodeUnschedulable))

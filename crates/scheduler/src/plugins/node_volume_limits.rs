@@ -1,4 +1,4 @@
-//! A node gets no more volumes of a CSI driver than the driver says that it can have.
+//! Limits a node's volumes of a CSI driver to the driver's limit in the CSINode.
 
 use std::{
     any::Any,
@@ -26,19 +26,19 @@ pub(crate) const NAME: &str = "NodeVolumeLimits";
 
 const TOO_MANY: &str = "node(s) exceed max volume count";
 
-/// The rule.
+/// The plugin.
 pub(super) struct NodeVolumeLimits;
 
-/// Makes it.
+/// Creates the plugin.
 pub(super) fn new(arguments: &Value) -> Result<Arc<dyn Plugin>, String> {
     no_arguments(arguments)?;
     Ok(Arc::new(NodeVolumeLimits))
 }
 
-/// A volume: its driver and what the driver calls it.
+/// A volume: its driver and handle.
 type Volume = (String, String);
 
-/// What the pod brings, and what other pods bring to nodes or take from them in a trial.
+/// The pod's volumes, and changes of nodes' volumes by other pods in a trial.
 struct Counted {
     new: BTreeSet<Volume>,
     shifts: HashMap<Slot, BTreeMap<Volume, i64>>,
@@ -57,7 +57,7 @@ impl State for Counted {
     }
 }
 
-/// The CSI volumes of a pod. Those that are not bound yet count for the driver of their class.
+/// The CSI volumes of a pod. Unbound claims count for the driver of their class.
 fn volumes<'a>(pod: &'a PodInfo, cluster: &'a Cluster) -> impl Iterator<Item = Volume> + 'a {
     let claims = &cluster.claims;
     pod.template.claims.iter().filter_map(move |mounted| {
@@ -84,7 +84,7 @@ fn csi(volume: &crate::cluster::claims::Volume) -> Option<Volume> {
     Some((source.driver.clone(), source.volume_handle.clone()))
 }
 
-/// How many volumes of each driver a node can have, where the driver says so.
+/// The volume limits of a node by driver.
 fn limits(node: &CSINode) -> BTreeMap<&str, i64> {
     let drivers = node.spec.drivers.iter();
     let limit = |driver: &'_ k8s_openapi::api::storage::v1::CSINodeDriver| {
@@ -95,7 +95,7 @@ fn limits(node: &CSINode) -> BTreeMap<&str, i64> {
         .collect()
 }
 
-/// What is on a node: the volumes of its pods, and what is attached besides.
+/// The volumes of a node: those of its pods, and other attached ones.
 fn on_node(cluster: &Cluster, slot: Slot, counted: &Counted) -> BTreeSet<Volume> {
     let mut users: BTreeMap<Volume, i64> = BTreeMap::new();
     for pod in &cluster.pods[slot] {
@@ -203,7 +203,7 @@ mod tests {
     use super::*;
     use crate::samples::{self, rejected};
 
-    /// One node that can have two volumes of a driver, and three bound claims `a`, `b`, `c`.
+    /// One node with a limit of two volumes of a driver, and three bound claims `a`, `b`, `c`.
     fn cluster() -> Cluster {
         let mut cluster = samples::cluster(&[("n1", "1", "1Gi")]);
         let driver = json!({"name": "x.io", "nodeID": "n1", "allocatable": {"count": 2}});
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_still_attached_counts_and_so_does_what_is_not_bound_yet() {
+    fn volumes_still_attached_and_not_yet_bound_count() {
         let mut cluster = cluster();
         let spec = |volume: &str| {
             json!({"spec": {"attacher": "x.io", "nodeName": "n1",

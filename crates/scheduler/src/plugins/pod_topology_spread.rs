@@ -1,8 +1,8 @@
-//! Spreads pods over zones, nodes or whatever a label says, within a skew. Pods without constraints
-//! of their own are spread with the others of their Services and controller, softly.
+//! Spreads pods over zones, nodes or other topology domains, within a maximum skew. Pods without
+//! constraints are spread with the others of their Services and controller, as a preference.
 //!
-//! Domains are counted over the nodes that the pod could be on at all (its node affinity, and its
-//! tolerations when the constraint says so).
+//! Domains are counted over the nodes that the pod could be on (by its node affinity, and by its
+//! tolerations if the constraint says so).
 
 use std::{any::Any, borrow::Cow, sync::Arc};
 
@@ -40,16 +40,17 @@ struct Arguments {
     defaulting_type: Option<String>,
 }
 
-/// The rule.
+/// The plugin.
 #[derive(Debug)]
 pub(super) struct PodTopologySpread {
-    /// For pods that have no constraints; what they select comes from the pod.
+    /// For pods without constraints; the selector is derived from the pod.
     defaults: Vec<TopologySpreadConstraint>,
-    /// Whether the defaults are upstream's own: nodes without a zone then still spread by name.
+    /// Whether the defaults are upstream's own: nodes without a zone are then still spread by host
+    /// name.
     system: bool,
 }
 
-/// Makes it.
+/// Creates the plugin.
 pub(super) fn new(value: &Value) -> Result<Arc<dyn Plugin>, String> {
     let arguments: Arguments = arguments(value)?;
     let given = arguments.default_constraints;
@@ -82,7 +83,7 @@ fn system_defaults() -> Vec<TopologySpreadConstraint> {
 }
 
 impl PodTopologySpread {
-    /// The pod's constraints, or the defaults for it.
+    /// The pod's constraints, or the defaults.
     fn constraints<'a>(
         &self,
         pod: &'a PodInfo,
@@ -132,11 +133,11 @@ fn is_eligible(pod: &PodInfo, spread: &Spread, cluster: &Cluster, slot: Slot) ->
         })
 }
 
-/// Which nodes count for a constraint, with everything looked up that is the same for all.
+/// Which nodes count for a constraint, with everything looked up that is the same for all nodes.
 struct Eligible<'a> {
-    /// The keys that a node must have.
+    /// The topology keys that a node must have.
     keys: Vec<&'a Topology>,
-    /// The nodes that the pod's node affinity allows, when that matters.
+    /// The nodes that the pod's node affinity allows, if that matters.
     affinity: Option<&'a [bool]>,
     pod: &'a PodInfo,
     spread: &'a Spread,
@@ -160,7 +161,7 @@ impl<'a> Eligible<'a> {
         }
     }
 
-    /// Whether every node counts, so that numbers that are kept by domain are those of the constraint.
+    /// Whether every node counts, so that maintained counts can be used.
     fn has_all_nodes(&self) -> bool {
         let any_node = !self.spread.honor_affinity || self.pod.template.node.is_empty();
         let all = self.cluster.size();
@@ -189,9 +190,9 @@ fn has_all(keys: &[&Topology], slot: Slot) -> bool {
     keys.iter().all(|topology| topology.at(slot) != ABSENT)
 }
 
-/// Calls `count` with each node that has pods that the constraint counts.
+/// Calls `count` for each node with pods that match the constraint.
 fn matching(spread: &Spread, cluster: &Cluster, mut count: impl FnMut(Slot, i64)) {
-    // As upstream has it: a selector that selects everything counts nothing.
+    // As upstream: a selector that matches everything counts nothing.
     if spread.matcher.selector.is_everything() {
         return;
     }
@@ -205,8 +206,8 @@ fn matching(spread: &Spread, cluster: &Cluster, mut count: impl FnMut(Slot, i64)
     }
 }
 
-/// The pods that the constraint counts, by domain, over all nodes. Those of nodes without the label are the
-/// first.
+/// The pods that match the constraint by domain, over all nodes. The first entry is for nodes
+/// without the label.
 fn domains_of(spread: &Spread, cluster: &Cluster) -> Vec<i64> {
     let topology = cluster.topology(&spread.topology_key);
     let mut domains = vec![0; topology.size()];
@@ -226,7 +227,7 @@ fn domains_of(spread: &Spread, cluster: &Cluster) -> Vec<i64> {
     domains
 }
 
-/// The pods that the constraint counts on each of these nodes.
+/// The pods that match the constraint on each of these nodes.
 fn pods_on(spread: &Spread, cluster: &Cluster, nodes: &[Slot]) -> Vec<i64> {
     if spread.matcher.selector.is_everything() {
         return vec![0; nodes.len()];
@@ -241,7 +242,7 @@ fn pods_on(spread: &Spread, cluster: &Cluster, nodes: &[Slot]) -> Vec<i64> {
     nodes.iter().map(|slot| pods[*slot]).collect()
 }
 
-/// One hard constraint with the pods of each domain.
+/// A DoNotSchedule constraint with the pods of each domain.
 struct Counted {
     spread: Spread,
     /// Pods by domain; `None` for domains without eligible nodes.
@@ -250,7 +251,7 @@ struct Counted {
 }
 
 impl Counted {
-    /// The pods of the emptiest domain. Missing domains are empty ones.
+    /// The pods of the emptiest domain. Domains missing to minDomains count as empty.
     fn lowest(&self) -> i64 {
         let (mut count, mut lowest) = (0, i64::from(i32::MAX));
         for pods in self.domains.iter().flatten() {
@@ -332,19 +333,19 @@ fn count(pod: &PodInfo, all: &[Cow<'_, Spread>], at: usize, cluster: &Cluster) -
     }
 }
 
-/// One soft constraint over the nodes that are compared.
+/// A ScheduleAnyway constraint over the nodes that are scored.
 struct Soft {
     topology_key: Arc<str>,
     max_skew: i64,
     weight: f64,
-    /// By domain; in the order of the compared nodes for the host name.
+    /// By domain; for the host name in the order of the scored nodes.
     pods: Vec<i64>,
     by_node: bool,
 }
 
 struct SoftState {
     constraints: Vec<Soft>,
-    /// Of the nodes that are compared, those that lack a label.
+    /// Which of the scored nodes lack a label.
     ignored: Vec<bool>,
 }
 
@@ -544,7 +545,7 @@ impl Plugin for PodTopologySpread {
         match event {
             Event::PodAdded(other) | Event::PodDeleted(other) => involved(other),
             Event::PodUpdated { old, new } => {
-                // A pod that begins to terminate is counted no longer.
+                // A pod that begins to terminate no longer counts.
                 let terminates = old.is_terminating() != new.is_terminating();
                 let changes = |spread| selects(old, spread) != selects(new, spread);
                 hard.iter().any(changes) || (terminates && involved(new))

@@ -1,4 +1,4 @@
-//! Tables of upstream's corners of spreading.
+//! Tables of edge cases of upstream's topology spreading.
 
 use serde_json::json;
 
@@ -130,7 +130,7 @@ fn nodes_that_the_pod_cannot_be_on_are_counted_only_if_the_constraint_says_so() 
 }
 
 #[test]
-fn labels_of_the_pod_itself_can_narrow_what_is_counted() {
+fn match_label_keys_restrict_the_counted_pods() {
     let spread = constraint("DoNotSchedule", json!({"matchLabelKeys": ["version"]}));
     let spread: Vec<TopologySpreadConstraint> = serde_json::from_value(json!([spread])).unwrap();
     let versioned = samples::pod_labelled("new", &[("app", "web"), ("version", "2")], |spec| {
@@ -154,7 +154,7 @@ fn all_constraints_hold_at_once_and_all_their_labels_are_needed() {
 }
 
 #[test]
-fn a_wish_makes_the_crowded_zone_worse() {
+fn schedule_anyway_constraints_lower_the_score_of_crowded_zones() {
     let wish = pod("new", json!([constraint("ScheduleAnyway", json!({}))]));
     let mut cluster = cluster(&["a1", "a1", "b1"]);
     assert_eq!(filtered(&*plugin(), &wish, &mut cluster).len(), 4);
@@ -168,7 +168,7 @@ fn a_wish_makes_the_crowded_zone_worse() {
 }
 
 #[test]
-fn a_workload_is_spread_without_being_told() {
+fn default_constraints_spread_the_pods_of_a_service() {
     let mut cluster = cluster(&["a1", "a1", "a2"]);
     let plain = samples::pod_labelled("new", &[("app", "web")], |_| {});
     assert_eq!(scored(&*plugin(), &plain, &mut cluster, &[0, 1, 2]), None);

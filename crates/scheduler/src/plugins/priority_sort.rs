@@ -1,5 +1,5 @@
-//! Pods of higher priority are tried first; of equals, the one that has waited longer. The queue
-//! itself is ordered so ([`crate::queue`]); this is the name that configurations know it by.
+//! Sorts pods by priority, then by waiting time. The queue itself is ordered this way
+//! ([`crate::queue`]); this is its name in configurations.
 
 use std::sync::Arc;
 
@@ -11,10 +11,10 @@ use crate::framework::{Plugin, Point};
 /// The plugin's name.
 pub(super) const NAME: &str = "PrioritySort";
 
-/// The rule.
+/// The plugin.
 pub(super) struct PrioritySort;
 
-/// Makes it.
+/// Creates the plugin.
 pub(super) fn new(arguments: &Value) -> Result<Arc<dyn Plugin>, String> {
     no_arguments(arguments)?;
     Ok(Arc::new(PrioritySort))

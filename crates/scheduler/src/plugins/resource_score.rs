@@ -1,4 +1,4 @@
-//! What nodes have and would have used of the resources that a plugin compares them by.
+//! Allocatable and requested resources of nodes, for plugins that score by them.
 
 use serde::Deserialize;
 
@@ -7,7 +7,7 @@ use crate::{
     pod::PodInfo,
 };
 
-/// A resource and how much it counts.
+/// A resource and its weight.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(super) struct ResourceWeight {
@@ -16,7 +16,7 @@ pub(super) struct ResourceWeight {
     pub(super) weight: i64,
 }
 
-/// CPU and memory, equally.
+/// CPU and memory with equal weights.
 pub(super) fn default_resources() -> Vec<ResourceWeight> {
     let resource = |name: &str| ResourceWeight {
         name: name.to_owned(),
@@ -25,7 +25,7 @@ pub(super) fn default_resources() -> Vec<ResourceWeight> {
     vec![resource("cpu"), resource("memory")]
 }
 
-/// Fills in what a configuration left out, and refuses what upstream refuses.
+/// Fills in defaults, and rejects what upstream rejects.
 pub(super) fn checked(resources: Vec<ResourceWeight>) -> Result<Vec<ResourceWeight>, String> {
     if resources.is_empty() {
         return Ok(default_resources());
@@ -49,7 +49,7 @@ pub(super) fn checked(resources: Vec<ResourceWeight>) -> Result<Vec<ResourceWeig
     Ok(checked)
 }
 
-/// What of a node is used.
+/// The used amounts of nodes.
 enum Used<'a> {
     Requested(&'a [i64]),
     NonZeroCpu(&'a [(i64, i64)]),
@@ -66,7 +66,7 @@ impl Used<'_> {
     }
 }
 
-/// One resource over all nodes, and what the pod would add.
+/// One resource over all nodes, and the pod's request.
 pub(super) struct Scored<'a> {
     allocatable: &'a [i64],
     used: Used<'a>,
@@ -75,16 +75,16 @@ pub(super) struct Scored<'a> {
 }
 
 impl<'a> Scored<'a> {
-    /// What the node has, what is used, and what would be used with the pod; `None` when the node
-    /// has none of it.
+    /// The node's allocatable, used, and used amount with the pod; `None` if the node has none of
+    /// it.
     pub(super) fn amounts(&self, slot: Slot) -> Option<(i64, i64, i64)> {
         let has = self.allocatable[slot];
         let used = self.used.at(slot);
         (has != 0).then_some((has, used, used + self.request))
     }
 
-    /// The resources that matter for this pod. `non_zero` assumes something of pods that ask for no
-    /// CPU or memory.
+    /// The resources that matter for this pod. `non_zero` uses defaults for pods without CPU or
+    /// memory requests.
     pub(super) fn of(
         resources: &[ResourceWeight],
         pod: &PodInfo,
@@ -115,7 +115,7 @@ impl<'a> Scored<'a> {
                 "cpu" => requested(&cluster.cpu, requests.cpu),
                 "memory" => requested(&cluster.memory, requests.memory),
                 "ephemeral-storage" => requested(&cluster.ephemeral, requests.ephemeral),
-                // An extended resource counts only for pods that ask for it.
+                // An extended resource counts only for pods that request it.
                 other => {
                     let request = requests.amount(other);
                     (request != 0).then_some(requested(cluster.others.get(other)?, request))?

@@ -1,4 +1,4 @@
-//! A pod with scheduling gates is not tried until they are gone.
+//! Keeps a pod with scheduling gates out of the active queue.
 
 use std::sync::Arc;
 
@@ -17,10 +17,10 @@ use crate::{
 /// The plugin's name.
 pub(super) const NAME: &str = "SchedulingGates";
 
-/// The rule.
+/// The plugin.
 pub(super) struct SchedulingGates;
 
-/// Makes it.
+/// Creates the plugin.
 pub(super) fn new(arguments: &Value) -> Result<Arc<dyn Plugin>, String> {
     no_arguments(arguments)?;
     Ok(Arc::new(SchedulingGates))

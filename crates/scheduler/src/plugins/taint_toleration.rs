@@ -1,4 +1,5 @@
-//! Taints keep pods away that do not tolerate them; taints that only prefer so count in the score.
+//! Rejects nodes with taints that the pod does not tolerate; PreferNoSchedule taints lower the
+//! score.
 
 use std::{any::Any, sync::Arc};
 
@@ -21,13 +22,13 @@ use crate::{
 /// The plugin's name.
 pub(crate) const NAME: &str = "TaintToleration";
 
-/// The effects that keep a pod away.
+/// The effects that reject a node.
 pub(super) const HARD: [&str; 2] = ["NoSchedule", "NoExecute"];
 
-/// The rule.
+/// The plugin.
 pub(super) struct TaintToleration;
 
-/// Makes it.
+/// Creates the plugin.
 pub(super) fn new(arguments: &Value) -> Result<Arc<dyn Plugin>, String> {
     no_arguments(arguments)?;
     Ok(Arc::new(TaintToleration))
@@ -60,7 +61,7 @@ impl Plugin for TaintToleration {
     }
 
     fn pre_score(&self, pod: &PodInfo, _: &Cluster, _: &[Slot]) -> Option<Box<dyn Any>> {
-        // Only tolerations that can speak of PreferNoSchedule matter.
+        // Only tolerations that can match PreferNoSchedule matter.
         let speaks = |toleration: &&Toleration| {
             let effect = toleration.effect.as_deref().unwrap_or_default();
             effect.is_empty() || effect == "PreferNoSchedule"

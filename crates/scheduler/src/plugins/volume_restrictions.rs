@@ -1,5 +1,5 @@
-//! A claim with the access mode ReadWriteOncePod is used by one pod at a time, and a disk that can be
-//! mounted only once on a node is not mounted there twice.
+//! A ReadWriteOncePod claim is used by one pod at a time, and an in-line disk that can be mounted
+//! only once on a node is not mounted twice.
 
 use std::{any::Any, sync::Arc};
 
@@ -25,16 +25,16 @@ const IN_USE: &str = "node(s) unavailable due to PersistentVolumeClaim with Read
 
 const NO_DISK: &str = "node(s) had no available disk";
 
-/// The rule.
+/// The plugin.
 pub(super) struct VolumeRestrictions;
 
-/// Makes it.
+/// Creates the plugin.
 pub(super) fn new(arguments: &Value) -> Result<Arc<dyn Plugin>, String> {
     no_arguments(arguments)?;
     Ok(Arc::new(VolumeRestrictions))
 }
 
-/// Claims for one pod at a time, and how many other pods use them.
+/// ReadWriteOncePod claims, and the number of other pods that use them.
 struct Conflicts {
     claims: Vec<String>,
     users: i64,
@@ -73,7 +73,7 @@ impl Plugin for VolumeRestrictions {
     fn pre_filter(&self, pod: &PodInfo, cluster: &Cluster) -> PreFilter {
         let mut claims = Vec::new();
         for claim in &pod.template.claims {
-            // A generic ephemeral volume has one user by its nature.
+            // A generic ephemeral volume has only one user.
             let VolumeClaim::Named(name) = claim else {
                 continue;
             };

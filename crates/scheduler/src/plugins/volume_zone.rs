@@ -1,4 +1,4 @@
-//! A volume with zone or region labels can be used only on nodes there.
+//! Restricts a pod to the zones and regions of its volumes' labels.
 
 use std::{any::Any, sync::Arc};
 
@@ -20,16 +20,16 @@ use crate::{
 /// The plugin's name.
 pub(crate) const NAME: &str = "VolumeZone";
 
-/// The rule.
+/// The plugin.
 pub(super) struct VolumeZone;
 
-/// Makes it.
+/// Creates the plugin.
 pub(super) fn new(arguments: &Value) -> Result<Arc<dyn Plugin>, String> {
     no_arguments(arguments)?;
     Ok(Arc::new(VolumeZone))
 }
 
-/// Labels, each with the values that will do.
+/// Labels, each with the allowed values.
 struct Zones(Vec<(String, Vec<String>)>);
 
 impl State for Zones {
@@ -38,7 +38,7 @@ impl State for Zones {
     }
 }
 
-/// The label that took the place of an old one.
+/// The replacement of a deprecated label.
 fn newer(key: &str) -> Option<&'static str> {
     match key {
         "failure-domain.beta.kubernetes.io/zone" => Some("topology.kubernetes.io/zone"),
@@ -47,7 +47,7 @@ fn newer(key: &str) -> Option<&'static str> {
     }
 }
 
-/// The labels of the volumes that the pod names, or why it cannot be scheduled at all.
+/// The zones of the pod's volumes, or why it cannot be scheduled.
 fn zones(pod: &PodInfo, cluster: &Cluster) -> Result<Vec<(String, Vec<String>)>, String> {
     let mut zones = Vec::new();
     for claim in &pod.template.claims {
@@ -100,7 +100,7 @@ impl Plugin for VolumeZone {
         };
         candidates.retain(NAME, false, |slot| {
             let labels = &cluster.node(slot)?.labels;
-            // Nodes without any zone are those of a cluster that has no zones.
+            // As upstream, a node without zone labels is accepted.
             let placed = ZONE_LABELS.iter().any(|key| labels.contains_key(*key));
             let fits = |(key, values): &(String, Vec<String>)| {
                 let own = labels.get(key).or_else(|| labels.get(newer(key)?));

@@ -1,4 +1,4 @@
-//! Backups: one file in the form of a snapshot, made while the store runs, and the way back.
+//! Backups and restores: one file in the snapshot format, written while the store runs.
 
 use std::path::Path;
 
@@ -13,17 +13,17 @@ use crate::{
     memory::{Saved, State},
 };
 
-/// The number of a new store's snapshot. Versions that wrote no manifest beside it used 1.
+/// The number of a new store's snapshot. Versions without a manifest used 1.
 const FIRST: u64 = 2;
 
-/// What a restore did.
+/// The result of a restore.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RestoreReport {
     /// The newest revision in the backup.
     pub backup_revision: Revision,
     /// The revision that the restored store starts at.
     pub revision: Revision,
-    /// How many keys.
+    /// The number of keys.
     pub entries: u64,
 }
 
@@ -50,8 +50,9 @@ pub(super) fn write<C: Codec>(
     Ok(state.revision)
 }
 
-/// Makes a new store of a backup, in a directory that has none. Clients may have seen revisions that
-/// the backup does not have: the store starts `bump` revisions later, and watches from before start over.
+/// Creates a store from a backup, in a directory without one. Clients may have seen revisions that
+/// the backup lacks: the store starts `bump` revisions later, and watches from earlier revisions
+/// must start over.
 pub fn restore(file: &Path, into: &Path, bump: u64) -> Result<RestoreReport, Error> {
     let (source, name) = split(file)?;
     let mut saved = Vec::new();
@@ -68,8 +69,8 @@ pub fn restore(file: &Path, into: &Path, bump: u64) -> Result<RestoreReport, Err
     })
 }
 
-/// Makes a new store of entries in the order of their keys, in a directory that has none. Watches from before
-/// `revision` start over.
+/// Creates a store from entries in key order, in a directory without one. Watches from before
+/// `revision` must start over.
 pub(crate) fn create(into: &Path, revision: Revision, entries: Vec<Saved>) -> Result<(), Error> {
     let failed = |error: std::io::Error| Error::Unavailable(format!("{}: {error}", into.display()));
     let target = Directory::open(into).map_err(failed)?;
@@ -82,7 +83,8 @@ pub(crate) fn create(into: &Path, revision: Revision, entries: Vec<Saved>) -> Re
         floor: revision,
         ..Marks::default()
     };
-    // The manifest comes first: what a crash leaves in between is refused as incomplete, and may be made anew.
+    // The manifest is written first: a store that a crash left incomplete is refused, and may be
+    // created again.
     let mut manifest = Manifest::create(&target).map_err(failed)?;
     let synced = Synced {
         revision,
@@ -94,7 +96,7 @@ pub(crate) fn create(into: &Path, revision: Revision, entries: Vec<Saved>) -> Re
     written.map(drop).map_err(failed)
 }
 
-/// Whether there is a store in a directory.
+/// Whether a directory contains a store.
 pub(crate) fn holds_store(directory: &Path) -> Result<bool, Error> {
     let names = match Directory::existing(directory).list() {
         Ok(names) => names,
@@ -143,7 +145,7 @@ mod tests {
             let refused = Embedded::open(&into, Plain).map(drop).unwrap_err();
             assert!(refused.to_string().contains(expected), "{refused}");
         }
-        // What a crash leaves of it may be made anew.
+        // A store that a crash left incomplete may be created again.
         let directory = tempfile::tempdir().unwrap();
         create(directory.path(), 9, Vec::new()).unwrap();
         std::fs::remove_file(directory.path().join("snapshot-0000000000000002")).unwrap();
@@ -161,7 +163,7 @@ mod tests {
         let store = Embedded::open(directory.path(), Plain).unwrap();
         assert_eq!(store.published.revision(), 7);
         store.close();
-        // It has one from now on.
+        // From now on it has a manifest.
         std::fs::remove_file(directory.path().join(name)).unwrap();
         let refused = Embedded::open(directory.path(), Plain).map(drop);
         assert!(matches!(refused, Err(Error::Lost { .. })), "{refused:?}");

@@ -1,4 +1,4 @@
-//! One batch: the commits that share a frame of the log and a sync, and who waits for them.
+//! One batch (group commit): the commits that share a log frame and a sync, and their callers.
 
 use std::sync::Arc;
 
@@ -10,63 +10,63 @@ use crate::{
     memory::{Few, Millis, Slot, Write},
 };
 
-/// Most steps in one batch.
+/// The maximum number of steps in one batch.
 const STEPS: usize = 4096;
-/// A batch with this many bytes takes no further commit.
+/// A batch of this many bytes takes no further commit.
 const BYTES: usize = 4 << 20;
 
-/// Who waits.
+/// The caller's reply channel.
 pub(super) type Reply<T> = oneshot::Sender<Result<T, Error>>;
 
-/// What the commits have come to so far.
+/// A batch of commits.
 pub(super) struct Batch<T> {
-    /// What goes to the log. Behind `whole` there may be the beginning of a commit that failed.
+    /// The log frame. Behind `whole` there may be the beginning of a commit that failed.
     pub frame: Buffer,
     /// The frame's length with all commits of `steps`.
     pub whole: usize,
-    /// In the order that they were taken in.
+    /// In the order in which they were added.
     pub steps: Vec<Step<T>>,
-    /// When it was begun.
+    /// When the batch was started.
     pub time: Millis,
-    /// The newest revision in it, or before it.
+    /// The newest revision in the batch, or before it.
     pub revision: Revision,
-    /// History up to here is to be forgotten.
+    /// History up to this revision is compacted.
     pub floor: Revision,
-    /// Where most of those who wait are likely to be.
+    /// The tokio runtime of most of the callers.
     pub runtime: Option<Handle>,
-    /// Whether it has a commit that waits for the disk.
+    /// Whether it has a synced commit.
     pub synced: bool,
-    /// Whether it has a commit that does not.
+    /// Whether it has a relaxed commit.
     pub relaxed: bool,
 }
 
-/// What one caller wants.
+/// The request of one caller.
 pub(super) enum Step<T> {
-    /// A commit that can be made.
+    /// An accepted commit.
     Commit {
-        /// Its own, or the newest before it if it writes nothing.
+        /// Its revision, or the newest before it if it writes nothing.
         revision: Revision,
-        /// What it does, for each of its operations.
+        /// The write of each of its operations.
         writes: Few<Option<Write<T>>>,
-        /// Who waits.
+        /// The caller's reply channel.
         reply: Reply<Done<T>>,
     },
-    /// A commit that stands back behind another one that is on its way.
+    /// A commit rejected because of another one that is not durable yet.
     Refuse(Error, Reply<Done<T>>),
-    /// Forget history up to a revision.
+    /// Compact history up to a revision.
     Compact(Revision, Reply<()>),
 }
 
-/// A commit that was made.
+/// A completed commit.
 pub struct Done<T> {
     /// Its revision.
     pub revision: Revision,
-    /// What now stands at each put key, and what stood at each deleted one.
+    /// The new entry of each put key, and the old one of each deleted key.
     pub slots: Few<Option<Arc<Slot<T>>>>,
 }
 
 impl<T> Step<T> {
-    /// Tells whoever waits that nothing comes of it. Whoever no longer waits loses only the answer.
+    /// Replies with an error. A caller that no longer waits misses only the reply.
     pub(super) fn fail(self, error: &Error) {
         match self {
             Self::Commit { reply, .. } | Self::Refuse(_, reply) => {
@@ -106,10 +106,10 @@ impl<T> Default for Batch<T> {
 }
 
 impl<T> Batch<T> {
-    /// Makes it an empty one, in the same memory. Called by the first caller.
+    /// Makes it empty, reusing its memory. Called by the first caller.
     pub(super) fn begin(&mut self, time: Millis, revision: Revision) {
         self.frame.begin();
-        // The marks' place; what they are is known at the end.
+        // Space for the marks, which are known only at the end.
         let marks = [0; record::MARKS];
         self.frame.room(marks.len()).extend_from_slice(&marks);
         self.whole = self.frame.len();
@@ -119,12 +119,12 @@ impl<T> Batch<T> {
         self.runtime = stage::runtime();
     }
 
-    /// Whether it takes no more.
+    /// Whether it takes no more commits.
     pub(super) fn is_full(&self) -> bool {
         self.steps.len() >= STEPS || !self.steps.is_empty() && self.whole >= BYTES
     }
 
-    /// Whether anything of it goes to the log.
+    /// Whether it writes to the log.
     pub(super) fn writes(&self) -> bool {
         self.synced || self.relaxed
     }

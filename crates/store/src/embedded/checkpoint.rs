@@ -1,5 +1,5 @@
-//! Snapshots while the store runs: when the log has grown past the live data, it is ended, the state
-//! of that moment is written by a thread of its own, and the files before it are removed.
+//! Snapshots while the store runs: when the log is longer than the live data, its segment is ended,
+//! a thread writes the state at that point, and the files before it are removed.
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
@@ -20,27 +20,27 @@ use crate::{
     memory::{Millis, State},
 };
 
-/// How long a failed snapshot waits for the next try.
+/// The delay after a failed snapshot.
 const RETRY: Millis = 5_000;
 
-/// How much the thread that writes a snapshot stands back (of this thread alone, on Linux).
+/// The nice value of the snapshot thread (on Linux it applies to this thread only).
 const NICE: i32 = 5;
 
 /// A snapshot that is being written.
 pub(super) struct RunningSnapshot {
     pub thread: JoinHandle<()>,
-    /// Bytes of the log that it will cover.
+    /// Bytes of the log that it covers.
     covers: u64,
 }
 
 impl<C: Codec> Writer<C> {
-    /// How long the log may get.
+    /// The log length that triggers a snapshot.
     pub(super) fn log_limit(&self) -> u64 {
         let live = self.stage.gauges.live_bytes.load(Ordering::Relaxed);
         self.config.log_limit(live)
     }
 
-    /// Starts a snapshot if the log has grown or somebody wants one.
+    /// Starts a snapshot if the log is long enough or one was requested.
     pub(super) fn start_snapshot_when_due(&mut self, now: Millis) {
         let limit = self.log_limit();
         let length = self.log.bytes();
@@ -51,7 +51,7 @@ impl<C: Codec> Writer<C> {
             return;
         }
         self.snapshot_not_before = now + RETRY;
-        // The state must be that of the log's end.
+        // The state must be that at the end of the log.
         self.stage.show();
         let ended = self.log.end();
         self.dirty_since = None;
@@ -62,7 +62,7 @@ impl<C: Codec> Writer<C> {
                 return self.finish_snapshot_waiters(Err(error));
             }
         };
-        // As many old segments are kept as it takes until the next snapshot.
+        // Keep as many old segments as are needed until the next snapshot.
         let spares = limit.div_ceil(self.config.segment_bytes) as usize;
         let keep = Keep {
             spares: spares.saturating_sub(self.log.spares()),
@@ -78,12 +78,12 @@ impl<C: Codec> Writer<C> {
         );
         let report = self.intake.clone();
         let work = move || {
-            // Commits come first. Where this is not allowed, they share.
+            // Commits have priority. Without permission the priorities stay equal.
             let _ = rustix::process::setpriority_process(None, NICE);
             let write = || write_snapshot(&*disk, &*codec, number, &state, &marks, &keep);
             let result = catch_unwind(AssertUnwindSafe(write))
                 .unwrap_or_else(|_| Err("writing a snapshot panicked".into()));
-            // When nobody takes it any more, the next start tidies up.
+            // If the report is dropped, the next start cleans up.
             report.ask(Errand::SnapshotDone(result));
         };
         match std::thread::Builder::new()
@@ -91,14 +91,14 @@ impl<C: Codec> Writer<C> {
             .spawn(work)
         {
             Ok(thread) => self.snapshot = Some(RunningSnapshot { thread, covers }),
-            Err(error) => tracing::warn!(%error, "no thread for a snapshot now"),
+            Err(error) => tracing::warn!(%error, "cannot start a snapshot thread"),
         }
     }
 
-    /// Takes the thread's report.
+    /// Handles the thread's report.
     pub(super) fn snapshot_done(&mut self, result: Result<Vec<String>, String>) {
         if let Some(running) = self.snapshot.take() {
-            // A panic in it has been reported by the runtime, and the log still has everything.
+            // A panic was already reported, and the log still has everything.
             let _ = running.thread.join();
             match &result {
                 Ok(spares) => {
@@ -107,13 +107,13 @@ impl<C: Codec> Writer<C> {
                     let rest = self.config.snapshot_rest.as_millis() as Millis;
                     self.snapshot_rests_until = self.now() + rest;
                 }
-                Err(why) => tracing::warn!(why, "no snapshot now"),
+                Err(why) => tracing::warn!(why, "cannot write a snapshot"),
             }
         }
         self.finish_snapshot_waiters(result.map(drop).map_err(Error::Unavailable));
     }
 
-    /// Answers those who asked for a snapshot.
+    /// Answers the callers that requested a snapshot.
     pub(super) fn finish_snapshot_waiters(&mut self, result: Result<(), Error>) {
         for waiter in self.snapshot_waiters.drain(..) {
             let _ = waiter.send(result.clone());
@@ -121,11 +121,11 @@ impl<C: Codec> Writer<C> {
     }
 }
 
-/// Which superfluous segments are kept to be written over.
+/// Which obsolete segments are kept for reuse.
 pub(super) struct Keep {
-    /// How many.
+    /// Their number.
     pub spares: usize,
-    /// Those of at least this length.
+    /// Their minimum length.
     pub at_least: u64,
 }
 
@@ -155,8 +155,8 @@ fn write_snapshot<C: Codec>(
     })
 }
 
-/// Removes segments and snapshots that the snapshot `number` makes superfluous. Returns the names of
-/// segments that can be written over instead.
+/// Removes segments and snapshots that the snapshot `number` makes obsolete. Returns the names of
+/// segments kept for reuse.
 pub(super) fn remove_before(
     disk: &dyn Disk,
     number: u64,

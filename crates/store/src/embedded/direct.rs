@@ -1,6 +1,6 @@
-//! A file that is written past the page cache (`O_DIRECT`): the log is not read while it is written, so
-//! a copy of it in the page cache would only cost time. Where the filesystem does not know how, the
-//! same blocks go through the page cache.
+//! A file written with `O_DIRECT`: the log is not read while it is written, so that a copy in the
+//! page cache would only cost time. On filesystems without `O_DIRECT` the same blocks go through
+//! the page cache.
 
 use std::{fs, io, os::unix::fs::FileExt};
 
@@ -11,18 +11,18 @@ use super::{
     frame::BLOCK,
 };
 
-/// Most bytes of one write.
+/// The maximum bytes of one write.
 const STAGE: usize = 1 << 20;
 
-/// A file of the log.
+/// A log file.
 pub(super) struct DirectFile {
     file: fs::File,
-    /// Where bytes stand before they are written that do not begin at a multiple of [`BLOCK`].
+    /// A buffer for bytes that are not aligned to [`BLOCK`].
     stage: Vec<u8>,
 }
 
 impl DirectFile {
-    /// Takes a file to be written in whole blocks at multiples of their length.
+    /// Wraps a file that is written in aligned blocks.
     pub(super) fn new(file: fs::File) -> Self {
         set_direct(&file, true);
         Self {
@@ -47,7 +47,7 @@ impl DirectFile {
 
 fn write_aligned(file: &fs::File, bytes: &[u8], offset: u64) -> io::Result<()> {
     match FileExt::write_all_at(file, bytes, offset) {
-        // This filesystem, or this disk, wants something else.
+        // This filesystem or disk does not support it: use the page cache.
         Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
             set_direct(file, false);
             FileExt::write_all_at(file, bytes, offset)
@@ -56,7 +56,7 @@ fn write_aligned(file: &fs::File, bytes: &[u8], offset: u64) -> io::Result<()> {
     }
 }
 
-/// Whether it is possible shows at the first write.
+/// Whether `O_DIRECT` works shows at the first write.
 fn set_direct(file: &fs::File, direct: bool) {
     if let Ok(mut flags) = rustix::fs::fcntl_getfl(file) {
         flags.set(OFlags::DIRECT, direct);

@@ -1,5 +1,5 @@
-//! The file layer: the few things the engine asks of a disk. Tests put layers of their own below the
-//! engine (one that loses what was not synced, one that fails on demand, one that is full).
+//! The file layer: the operations that the engine needs of a disk. Tests replace it (a disk that
+//! loses unsynced data, one that fails on demand, one that is full).
 
 use std::{
     fs, io,
@@ -13,57 +13,57 @@ use super::{direct::DirectFile, frame::BLOCK};
 
 /// One directory of files.
 pub trait Disk: Send + Sync + 'static {
-    /// Keeps every other process out until the guard is dropped.
+    /// Locks the directory against other processes until the guard is dropped.
     fn lock(&self) -> io::Result<Box<dyn Send + Sync>>;
     /// The names of all files.
     fn list(&self) -> io::Result<Vec<String>>;
-    /// A new empty file; replaces one of that name.
+    /// Creates an empty file, replacing one of that name.
     fn create(&self, name: &str) -> io::Result<Box<dyn File>>;
-    /// An existing file.
+    /// Opens an existing file.
     fn open(&self, name: &str) -> io::Result<Box<dyn File>>;
-    /// The length of the blocks that files of the log are written in.
+    /// The block size of log files.
     fn block(&self) -> u32;
-    /// As [`Disk::create`], for a file that is written in whole blocks at multiples of their length.
+    /// [`Disk::create`] for a file that is written in aligned blocks.
     fn create_log(&self, name: &str) -> io::Result<Box<dyn File>> {
         self.create(name)
     }
-    /// As [`Disk::open`], for a file that is written in whole blocks at multiples of their length.
+    /// [`Disk::open`] for a file that is written in aligned blocks.
     fn open_log(&self, name: &str) -> io::Result<Box<dyn File>> {
         self.open(name)
     }
-    /// Renames, replacing the target.
+    /// Renames a file, replacing the target.
     fn rename(&self, from: &str, to: &str) -> io::Result<()>;
     /// Removes a file.
     fn remove(&self, name: &str) -> io::Result<()>;
     /// Makes creations, renames and removals durable.
     fn sync(&self) -> io::Result<()>;
-    /// How messages name a file.
+    /// The path of a file, for messages.
     fn path(&self, name: &str) -> PathBuf;
 }
 
 /// One file.
 pub trait File: Send {
-    /// Its length, reserved space included.
+    /// Its length, including reserved space.
     fn size(&self) -> io::Result<u64>;
-    /// Fills the buffer; short files are an error.
+    /// Fills the buffer; a short file is an error.
     fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()>;
-    /// Writes all of it.
+    /// Writes all bytes.
     fn write_all_at(&mut self, bytes: &[u8], offset: u64) -> io::Result<()>;
-    /// Takes the space for `length` bytes at `offset` now, reading as zeros.
+    /// Allocates space for `length` bytes at `offset`, reading as zeros.
     fn reserve(&mut self, offset: u64, length: u64) -> io::Result<()>;
-    /// Cuts the file to this length, durably, everything before it included.
+    /// Truncates the file to this length and syncs it, with everything before.
     fn cut(&mut self, length: u64) -> io::Result<()>;
     /// Makes content and length durable.
     fn sync(&mut self) -> io::Result<()>;
 }
 
-/// A real directory, readable by its owner alone.
+/// A real directory, readable only by its owner.
 pub struct Directory {
     path: PathBuf,
 }
 
 impl Directory {
-    /// Makes the directory when it is missing.
+    /// Creates the directory if it is missing.
     pub fn open(path: impl Into<PathBuf>) -> io::Result<Self> {
         let path = path.into();
         fs::create_dir_all(&path)?;
@@ -77,7 +77,7 @@ impl Directory {
         Ok(Self { path })
     }
 
-    /// A directory that is there, left as it is.
+    /// An existing directory, left as it is.
     pub fn existing(path: impl Into<PathBuf>) -> Self {
         Self { path: path.into() }
     }
@@ -180,18 +180,18 @@ impl File for fs::File {
     }
 }
 
-/// Takes space; what is read there before it is written is not said. The caller writes zeros, because
-/// a sync of blocks that have been written before changes no metadata: it needs neither the
-/// filesystem's journal nor its worker threads, and takes half the time.
+/// Allocates space; contents are unspecified until written. The caller writes zeros, because
+/// syncing blocks that were written before changes no metadata: it needs neither the filesystem's
+/// journal nor its worker threads, and takes half the time.
 pub(crate) fn allocate(file: &fs::File, offset: u64, length: u64) -> io::Result<()> {
     match rustix::fs::fallocate(file, FallocateFlags::empty(), offset, length) {
-        // Filesystems without fallocate: the zeros take the space as well.
+        // Without fallocate, writing the zeros allocates the space.
         Ok(()) | Err(rustix::io::Errno::OPNOTSUPP) => Ok(()),
         Err(error) => Err(error.into()),
     }
 }
 
-/// Whether this is the error of a full disk.
+/// Whether the disk is full.
 pub(crate) fn is_full(error: &io::Error) -> bool {
     matches!(
         error.kind(),

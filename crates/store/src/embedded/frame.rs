@@ -1,9 +1,9 @@
-//! What files are made of: a header, then frames with a checksum each.
+//! The file format: a header, then frames with a checksum each.
 //!
-//! Checksums cover the place of a frame and a random salt of its file: neither blocks left over from
-//! another file nor values that imitate a frame can be taken for one. Each frame also says how much of
-//! its file was synced when it was written; that is how a torn tail (never synced, never
-//! acknowledged) is told from a damaged middle.
+//! Checksums cover the offset of a frame and a random salt of its file, so that neither blocks left
+//! over from another file nor values that imitate a frame are taken for one. Each frame also
+//! records how much of its file was synced when it was written, which tells a torn tail (never
+//! synced, never acknowledged) from corruption in the middle.
 
 /// Length of a file's header.
 pub(super) const FILE_HEADER: usize = 32;
@@ -11,7 +11,7 @@ pub(super) const FILE_HEADER: usize = 32;
 pub(super) const FRAME_HEADER: usize = 24;
 
 const FRAME_MAGIC: u32 = 0x6d73_6601;
-/// Frames begin at multiples of this, at least.
+/// The minimum alignment of frames.
 pub(super) const ALIGNMENT: usize = 8;
 
 /// The two kinds of file.
@@ -37,16 +37,16 @@ impl FileKind {
 pub(super) struct FileHeader {
     /// What file it is.
     pub kind: FileKind,
-    /// The segment's number; of a snapshot, the first segment that it does not cover.
+    /// The segment's number; for a snapshot, the first segment that it does not cover.
     pub number: u64,
-    /// Random, part of every checksum.
+    /// Random; part of every checksum.
     pub salt: u64,
-    /// Frames begin at multiples of this.
+    /// The alignment of frames.
     pub block: u32,
 }
 
 impl FileHeader {
-    /// A header with fresh salt.
+    /// A header with a new salt.
     pub(super) fn new(kind: FileKind, number: u64, block: u32) -> Self {
         Self {
             kind,
@@ -56,12 +56,12 @@ impl FileHeader {
         }
     }
 
-    /// Where the first frame stands.
+    /// The offset of the first frame.
     pub(super) fn first(&self) -> usize {
         FILE_HEADER.next_multiple_of(self.block as usize)
     }
 
-    /// Where the frame behind one at `offset` stands.
+    /// The offset of the frame after the one at `offset`.
     pub(super) fn after(&self, offset: usize, frame: FrameHeader) -> usize {
         (offset + frame_len(frame.len())).next_multiple_of(self.block as usize)
     }
@@ -78,7 +78,7 @@ impl FileHeader {
         bytes
     }
 
-    /// From bytes; `None` when they are not such a header.
+    /// From bytes; `None` if they are not a valid header.
     pub(super) fn decode(kind: FileKind, bytes: &[u8; FILE_HEADER]) -> Option<Self> {
         let valid =
             &bytes[..8] == kind.magic() && crc32fast::hash(&bytes[..28]) == u32_at(bytes, 28);
@@ -92,14 +92,14 @@ impl FileHeader {
     }
 }
 
-/// The length of a whole frame with a payload of this length.
+/// The length of a frame with a payload of this length.
 pub(super) fn frame_len(payload: usize) -> usize {
     (FRAME_HEADER + payload).next_multiple_of(ALIGNMENT)
 }
 
-/// What frames begin at multiples of in memory: enough for every common disk.
+/// The alignment of frames in memory: sufficient for every common disk.
 pub(super) const BLOCK: usize = 4096;
-/// Memory beyond this is not kept for the next frame.
+/// A larger buffer is not kept for the next frame.
 const KEPT: usize = 2 << 20;
 
 fn fill_header(frame: &mut [u8], salt: u64, offset: u64, synced: u64) {
@@ -111,11 +111,11 @@ fn fill_header(frame: &mut [u8], salt: u64, offset: u64, synced: u64) {
     frame[16..20].copy_from_slice(&sum.to_le_bytes());
 }
 
-/// A frame in memory that begins at a multiple of [`BLOCK`], so that it can be written as it stands.
+/// A frame in memory, aligned to [`BLOCK`], so that it can be written as it is.
 #[derive(Default)]
 pub(super) struct Buffer {
     bytes: Vec<u8>,
-    /// Where the frame begins.
+    /// The start of the frame.
     start: usize,
 }
 
@@ -127,7 +127,7 @@ impl Buffer {
         buffer
     }
 
-    /// Starts a frame in the memory of an earlier one.
+    /// Starts a new frame in the same memory.
     pub(super) fn begin(&mut self) {
         if self.bytes.capacity() > KEPT {
             self.bytes = Vec::new();
@@ -138,7 +138,7 @@ impl Buffer {
         self.bytes.resize(self.start + FRAME_HEADER, 0);
     }
 
-    /// Where to append so many bytes.
+    /// Returns the buffer with space for `more` bytes.
     pub(super) fn room(&mut self, more: usize) -> &mut Vec<u8> {
         let needed = self.bytes.len() + more;
         if needed > self.bytes.capacity() {
@@ -156,7 +156,7 @@ impl Buffer {
         self.bytes.len() - self.start
     }
 
-    /// Takes back what is behind this length.
+    /// Truncates the frame.
     pub(super) fn truncate(&mut self, length: usize) {
         self.bytes.truncate(self.start + length);
     }
@@ -166,7 +166,7 @@ impl Buffer {
         &mut self.bytes[self.start + FRAME_HEADER..]
     }
 
-    /// Ends the frame: fills in its header and pads it to whole blocks of a file.
+    /// Completes the frame: fills in its header and pads it to whole blocks.
     pub(super) fn seal(&mut self, salt: u64, offset: u64, synced: u64, block: usize) -> &[u8] {
         fill_header(&mut self.bytes[self.start..], salt, offset, synced);
         let padding = self.len().next_multiple_of(block) - self.len();
@@ -176,14 +176,14 @@ impl Buffer {
     }
 }
 
-/// A frame's header, not yet trusted.
+/// A frame's header, not verified yet.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct FrameHeader {
     bytes: [u8; FRAME_HEADER],
 }
 
 impl FrameHeader {
-    /// `None` when these bytes cannot start a frame.
+    /// `None` if these bytes cannot be a frame's header.
     pub(super) fn decode(bytes: [u8; FRAME_HEADER]) -> Option<Self> {
         (u32_at(&bytes, 0) == FRAME_MAGIC).then_some(Self { bytes })
     }
@@ -198,13 +198,13 @@ impl FrameHeader {
         u64_at(&self.bytes, 8)
     }
 
-    /// Whether header and payload belong together at this place.
+    /// Whether the checksum matches at this offset.
     pub(super) fn matches(&self, salt: u64, offset: u64, payload: &[u8]) -> bool {
         checksum(salt, offset, &self.bytes[4..16], payload) == u32_at(&self.bytes, 16)
     }
 }
 
-/// Reads the frame at `offset` of a file's bytes; `None` when there is no whole one.
+/// Reads the frame at `offset` of a file's bytes; `None` if there is no valid one.
 pub(super) fn read(file: &[u8], salt: u64, offset: usize) -> Option<(FrameHeader, &[u8])> {
     let bytes = file.get(offset..offset + FRAME_HEADER)?;
     let header = FrameHeader::decode(bytes.try_into().ok()?)?;
@@ -215,7 +215,7 @@ pub(super) fn read(file: &[u8], salt: u64, offset: usize) -> Option<(FrameHeader
         .then_some((header, payload))
 }
 
-/// Whether some whole frame behind `offset` says that the byte at `offset` had been synced.
+/// Whether a valid frame behind `offset` records that the byte at `offset` had been synced.
 pub(super) fn synced_past(file: &[u8], header: &FileHeader, offset: usize) -> bool {
     let block = header.block as usize;
     (offset.next_multiple_of(block)..file.len())
@@ -265,7 +265,7 @@ mod tests {
     fn every_flipped_bit_of_a_frame_is_noticed() {
         let (file, places) = file_of(&[b"some payload"], 7);
         for bit in 0..(FRAME_HEADER - 4 + b"some payload".len()) * 8 {
-            // The four bytes after the checksum are padding and mean nothing.
+            // The four bytes after the checksum are padding.
             let byte = if bit / 8 < 20 { bit / 8 } else { bit / 8 + 4 };
             let mut damaged = file.clone();
             damaged[places[0] + byte] ^= 1 << (bit % 8);
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_header_comes_back_as_it_was() {
+    fn a_file_header_round_trips() {
         let header = FileHeader::new(FileKind::Log, 3, 4096);
         assert_eq!(
             FileHeader::decode(FileKind::Log, &header.encode()),

@@ -1,10 +1,10 @@
-//! Where commits come in.
+//! Adds commits to batches.
 //!
-//! Callers add their commits themselves to the batch that is being made: under one lock a commit is
-//! checked against everything before it, gets its revision and is encoded. The writer takes the whole
-//! batch as soon as the disk is free; when there is little to do, the first caller of a batch does it in
-//! the writer's place ([`super::lead`]). What a commit is checked against is the published state and,
-//! before it, the keys of the batches that are not published yet.
+//! Callers add their commits themselves to the open batch: under one lock a commit is checked
+//! against all earlier ones, gets its revision and is encoded. The writer takes the whole batch as
+//! soon as the disk is free. Under low load the first caller of a batch writes it in place of the
+//! writer ([`super::lead`]). A commit is checked against the keys of unpublished batches, then
+//! against the published state.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -28,45 +28,45 @@ use crate::{
     memory::{Few, Fresh, Millis, Published, Slot, Write},
 };
 
-/// After a batch of no more steps than this, the next caller may write its batch itself.
+/// After a batch of at most this many steps, the next caller may write its batch itself.
 const CALM: usize = 2;
 
-/// The meeting point of callers and the writer.
+/// Shared by callers and the writer.
 pub(super) struct Intake<C: Codec> {
     codec: Arc<C>,
     clock: Arc<dyn Clock>,
     published: Arc<Published<C::Object>>,
-    /// Guards what is being made. The published state may be looked at under it, not the reverse.
+    /// Guards the open batch. The published state may be read under this lock, not the reverse.
     open: Mutex<Open<C>>,
-    /// Whether there is something for the writer. Changed under the lock.
+    /// Whether there is work for the writer. Changed under the lock.
     has_news: AtomicBool,
     news: Notify,
 }
 
 struct Open<C: Codec> {
-    /// Why no commits are taken any more, if so.
+    /// Why no more commits are accepted.
     closed: Option<String>,
     /// Whether the writer has ended.
     has_ended: bool,
-    /// The newest revision given.
+    /// The newest assigned revision.
     revision: Revision,
     batch: Batch<C::Object>,
-    /// What the keys of `batch` will be.
+    /// The pending revisions of the keys in `batch`.
     young: Pending,
-    /// What the keys of the batches before it will be, until they are published; the oldest first.
+    /// The same of earlier batches until they are published; the oldest first.
     old: VecDeque<Pending>,
-    /// Memory for the keys of the next batch.
+    /// Memory for the next batch's keys.
     spare: Pending,
-    /// Commits that find the batch full.
+    /// Commits that did not fit into the batch.
     waiting: VecDeque<Commit<C>>,
     errands: Vec<Errand>,
-    /// How many steps the last batch had that was taken.
+    /// The number of steps of the batch taken last.
     last: usize,
-    /// Whether a caller sees to `batch`, and the writer does not know of it.
+    /// Whether a caller writes `batch`, without the writer knowing.
     is_led: bool,
 }
 
-/// The revisions of keys that are not published yet; `None` when deleted.
+/// Revisions of keys that are not published yet; `None` if deleted.
 pub(super) type Pending = HashMap<Key, Option<Revision>>;
 
 struct Commit<C: Codec> {
@@ -75,28 +75,28 @@ struct Commit<C: Codec> {
     reply: Reply<Done<C::Object>>,
 }
 
-/// What else the writer is asked for.
+/// A command to the writer.
 pub(super) enum Errand {
     /// Write a snapshot now.
     Snapshot(Reply<()>),
-    /// The snapshot thread is done, and has left these files to write over.
+    /// The snapshot thread has finished, with these files for reuse.
     SnapshotDone(Result<Vec<String>, String>),
-    /// End, cleanly.
+    /// Shut down.
     Close,
 }
 
-/// How a commit gets its answer.
+/// Receives the reply to a commit.
 pub(super) type Answer<T> = oneshot::Receiver<Result<T, Error>>;
 
-/// A commit that was added.
+/// An added commit.
 pub(super) struct Added<T> {
     pub answer: Answer<Done<T>>,
-    /// Whether the caller is to see to the batch: the writer has not been told of it.
+    /// Whether the caller must write the batch: the writer was not woken.
     pub leads: bool,
 }
 
 impl<C: Codec> Intake<C> {
-    /// Goes on behind the published state.
+    /// Continues after the published state.
     pub(super) fn new(
         codec: Arc<C>,
         clock: Arc<dyn Clock>,
@@ -125,7 +125,7 @@ impl<C: Codec> Intake<C> {
         }
     }
 
-    /// Adds a commit, checked by [`crate::check::ops`].
+    /// Adds a commit that [`crate::check::ops`] has validated.
     pub(super) fn commit(
         &self,
         ops: Vec<Op<C::Draft>>,
@@ -149,7 +149,7 @@ impl<C: Codec> Intake<C> {
         Ok(Added { answer, leads })
     }
 
-    /// Whether the batch is still the one commit of a caller who sees to it.
+    /// Whether the batch is still a single commit whose caller writes it.
     pub(super) fn is_led(&self) -> bool {
         self.open.lock().is_led
     }
@@ -173,7 +173,7 @@ impl<C: Codec> Intake<C> {
         Ok(answer)
     }
 
-    /// Asks the writer for something else. When it has ended, the errand is dropped.
+    /// Sends a command to the writer; dropped if it has ended.
     pub(super) fn ask(&self, errand: Errand) {
         let mut open = self.open.lock();
         if !open.has_ended {
@@ -182,18 +182,18 @@ impl<C: Codec> Intake<C> {
         }
     }
 
-    /// Why nothing is taken any more, if so.
+    /// Why nothing is accepted any more, if so.
     pub(super) fn failure(&self) -> Option<String> {
         self.open.lock().closed.clone()
     }
 
-    /// Takes nothing any more. The first reason counts.
+    /// Accepts nothing any more. The first reason is kept.
     pub(super) fn close(&self, why: &str) {
         let mut open = self.open.lock();
         open.closed.get_or_insert_with(|| why.to_owned());
     }
 
-    /// The writer has ended: whoever still waits hears so.
+    /// The writer has ended: pending callers get an error.
     pub(super) fn end(&self) {
         let mut open = self.open.lock();
         open.has_ended = true;
@@ -208,22 +208,22 @@ impl<C: Codec> Intake<C> {
         drop(dropped);
     }
 
-    /// Whether there is something for the writer.
+    /// Whether there is work for the writer.
     pub(super) fn has_news(&self) -> bool {
         self.has_news.load(Ordering::Relaxed)
     }
 
-    /// Returns when there is, or was, something for the writer.
+    /// Waits until there is, or was, work for the writer.
     pub(super) async fn news(&self) {
         self.news.notified().await;
     }
 
-    /// What the writer is asked for beside batches.
+    /// Takes the commands to the writer.
     pub(super) fn errands(&self) -> Vec<Errand> {
         std::mem::take(&mut self.open.lock().errands)
     }
 
-    /// Takes the batch, in exchange for memory for the next. Says no when there is none.
+    /// Takes the batch, in exchange for memory for the next. False if it is empty.
     pub(super) fn take(&self, batch: &mut Batch<C::Object>) -> bool {
         let mut open = self.open.lock();
         let is_taken = !open.batch.steps.is_empty();
@@ -242,7 +242,7 @@ impl<C: Codec> Intake<C> {
         is_taken
     }
 
-    /// The oldest batch that was taken is published. Also exchanges memory for keys.
+    /// The oldest taken batch was published. Also exchanges memory for keys.
     pub(super) fn settle(&self, spare: &mut Pending) {
         let mut open = self.open.lock();
         std::mem::swap(&mut open.spare, spare);
@@ -254,8 +254,8 @@ impl<C: Codec> Intake<C> {
         }
     }
 
-    /// The batch that was taken last will never be, neither will what was built upon it. All before it
-    /// are published.
+    /// The batch taken last has failed, and with it all that were checked against it. All earlier
+    /// ones are published.
     pub(super) fn give_up(&self, error: &Error) {
         let mut open = self.open.lock();
         open.revision = self.published.revision();
@@ -268,8 +268,8 @@ impl<C: Codec> Intake<C> {
         }
     }
 
-    /// Wakes the writer if it does not know of everything. Who brings the first thing may lead instead, but
-    /// nobody else depends on it. Says whether the caller leads.
+    /// Wakes the writer if there is new work. The caller of the first commit may write the batch
+    /// instead, until another commit joins it. Returns whether the caller does.
     fn tell(&self, mut open: MutexGuard<'_, Open<C>>, may_lead: bool) -> bool {
         let is_first = !self.has_news() && !open.is_idle();
         if is_first {
@@ -295,7 +295,7 @@ impl<C: Codec> Intake<C> {
         }
     }
 
-    /// When this time has passed from now on.
+    /// The time after `wait`.
     fn after(&self, wait: Duration) -> Millis {
         let now = self.clock.now().as_millisecond();
         now.saturating_add(wait.as_millis() as Millis)
@@ -309,7 +309,7 @@ impl<C: Codec> Intake<C> {
         }
     }
 
-    /// Evaluates a commit against everything before it, and adds it.
+    /// Checks a commit against all earlier ones, and adds it.
     fn add(&self, open: &mut Open<C>, commit: Commit<C>) {
         let Commit {
             ops,
@@ -318,7 +318,7 @@ impl<C: Codec> Intake<C> {
         } = commit;
         if let Err(refusal) = self.check(open, &ops) {
             return match refusal {
-                // Nobody learns of it who waits: whoever no longer waits loses only the answer.
+                // A caller that no longer waits misses only the reply.
                 Refusal::ForGood(error) => drop(reply.send(Err(error))),
                 Refusal::Yet(error) => {
                     self.begin(open);
@@ -352,7 +352,7 @@ impl<C: Codec> Intake<C> {
         open.revision = revision;
     }
 
-    /// Appends a commit to the batch's frame. What it appends counts only when the caller says so.
+    /// Appends a commit to the batch's frame. It counts only once the caller updates `whole`.
     fn encode(
         &self,
         open: &mut Open<C>,
@@ -385,7 +385,7 @@ impl<C: Codec> Intake<C> {
         })
     }
 
-    /// Whether all preconditions hold.
+    /// Checks all preconditions.
     fn check(&self, open: &Open<C>, ops: &[Op<C::Draft>]) -> Result<(), Refusal> {
         for op in ops {
             if op.precondition == Precondition::Any {
@@ -411,7 +411,7 @@ impl<C: Codec> Intake<C> {
         Ok(())
     }
 
-    /// Whether an operation would change something.
+    /// Whether an operation changes anything.
     fn changes(&self, open: &Open<C>, op: &Op<C::Draft>) -> bool {
         match op.action {
             Action::Put { .. } => true,
@@ -443,7 +443,7 @@ impl<C: Codec> Open<C> {
         self.batch.steps.is_empty() && self.waiting.is_empty() && self.errands.is_empty()
     }
 
-    /// What a key will be, if it is not published yet.
+    /// The pending revision of a key, if it is not published yet.
     fn pending(&self, key: &[u8]) -> Option<Option<Revision>> {
         let newest = std::iter::once(&self.young).chain(self.old.iter().rev());
         newest
@@ -453,10 +453,10 @@ impl<C: Codec> Open<C> {
     }
 }
 
-/// Why a commit is not made.
+/// Why a commit is rejected.
 enum Refusal {
-    /// What stands in its way is published.
+    /// Because of a published write.
     ForGood(Error),
-    /// What stands in its way is on its way to the disk: nobody may learn of it before it is there.
+    /// Because of a write that is not durable yet: the caller must not learn of it before it is.
     Yet(Error),
 }

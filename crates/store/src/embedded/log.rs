@@ -1,10 +1,10 @@
-//! The append-only log: numbered segments, written by one owner.
+//! The append-only log: numbered segments with one writer.
 //!
-//! Space is reserved before a frame is begun, so that a full disk refuses a batch and never tears
-//! one. A segment is ended with an empty frame and synced before its successor gets a name: only the
-//! last segment can have a torn tail. Segments that a snapshot has made superfluous are written over:
-//! their blocks are there already, so that a sync has nothing but the data to write. What is left in
-//! them of an earlier life has another salt, and is not believed.
+//! Space is reserved before a frame is written, so that a full disk rejects a batch and never tears
+//! it. A segment is ended with an empty frame and synced before its successor gets its name: only
+//! the last segment can have a torn tail. Segments that a snapshot made obsolete are reused: their
+//! blocks are already allocated, so that a sync writes only data. Old frames in them have another
+//! salt and are ignored.
 
 use std::{collections::VecDeque, io, sync::Arc};
 
@@ -14,41 +14,41 @@ use super::{
 };
 use crate::{Error, Revision};
 
-/// Why the log did not take a batch.
+/// Why the log did not accept a batch.
 #[derive(Debug)]
 pub(super) enum Fault {
-    /// Nothing was written, nothing is broken: try again when there is space.
+    /// Nothing was written: try again when there is space.
     Full(String),
-    /// Nothing was written, nothing is broken.
+    /// Nothing was written.
     Refused(String),
-    /// Nobody knows what is on the disk now: no more writes.
+    /// The state on disk is unknown: no more writes.
     Broken(String),
 }
 
-/// The open end of the log.
+/// The end of the log that is written to.
 pub(super) struct Log {
     disk: Arc<dyn Disk>,
     segment_bytes: u64,
     reserve_bytes: u64,
     /// Bytes in ended segments that no snapshot covers yet.
     ended: u64,
-    /// The number of the segment that comes next.
+    /// The number of the next segment.
     next: u64,
-    /// Files to write over.
+    /// Files for reuse.
     spares: VecDeque<String>,
-    /// The segment that is being written. There is none before the first write, so that a store can
-    /// be opened and read on a full disk.
+    /// The current segment. `None` before the first write, so that a store can be opened and read
+    /// on a full disk.
     open: Option<Segment>,
 }
 
 struct Segment {
     file: Box<dyn File>,
     header: FileHeader,
-    /// Where the next frame goes.
+    /// The offset of the next frame.
     end: u64,
-    /// Everything before this is on the disk for good.
+    /// Everything before this is synced.
     synced: u64,
-    /// Everything before this has its space.
+    /// Everything before this is allocated.
     reserved: u64,
 }
 
@@ -57,13 +57,13 @@ pub(super) fn segment_name(number: u64) -> String {
     format!("log-{number:016x}")
 }
 
-/// The file name of an old segment that waits to be written over.
+/// The file name of an old segment for reuse.
 pub(super) fn spare_name(number: u64) -> String {
     format!("spare-{number:016x}")
 }
 
 impl Log {
-    /// A log that goes on with segment `next`, behind segments of `ended` bytes.
+    /// A log that continues with segment `next`, after segments of `ended` bytes.
     pub(super) fn new(
         disk: Arc<dyn Disk>,
         next: u64,
@@ -87,12 +87,12 @@ impl Log {
         self.ended + self.open.as_ref().map_or(0, |segment| segment.end)
     }
 
-    /// The number of the segment that was written last.
+    /// The number of the last segment.
     pub(super) fn segment(&self) -> u64 {
         self.next - 1
     }
 
-    /// How many files wait to be written over.
+    /// The number of files for reuse.
     pub(super) fn spares(&self) -> usize {
         self.spares.len()
     }
@@ -102,7 +102,7 @@ impl Log {
         self.open.is_none()
     }
 
-    /// Makes sure that a frame of this length, not yet sealed, has its space.
+    /// Reserves space for a frame of this length.
     pub(super) fn prepare(&mut self, length: usize) -> Result<(), Fault> {
         // The frame, and the one that ends the segment.
         let block = u64::from(self.disk.block());
@@ -129,7 +129,7 @@ impl Log {
         Ok(())
     }
 
-    /// Writes a frame, its space prepared; not durable before [`Log::sync`].
+    /// Writes a frame into reserved space; not durable before [`Log::sync`].
     pub(super) fn append(&mut self, frame: &mut Buffer) -> Result<(), Fault> {
         let Some(segment) = &mut self.open else {
             return Err(Fault::Refused("no space was prepared".into()));
@@ -144,8 +144,8 @@ impl Log {
         Ok(())
     }
 
-    /// Makes everything appended durable. After an error the kernel may have dropped the dirty
-    /// pages, and a second sync would succeed without having written them: hence never again.
+    /// Makes everything appended durable. Never retried after an error: the kernel may have dropped
+    /// the dirty pages, and a second sync would succeed without having written them.
     pub(super) fn sync(&mut self) -> Result<(), Fault> {
         let Some(segment) = &mut self.open else {
             return Ok(());
@@ -158,7 +158,7 @@ impl Log {
         Ok(())
     }
 
-    /// Ends the open segment and starts the next.
+    /// Ends the current segment and starts the next.
     fn rotate(&mut self) -> Result<(), Fault> {
         let next = self.begin_segment()?;
         self.end()?;
@@ -176,16 +176,16 @@ impl Log {
         Ok(())
     }
 
-    /// A segment that has no name of its own yet, so that a half-made one is never taken for part of
-    /// the log: an old file with a new header, or a new one.
+    /// Creates a segment under a temporary name, so that a half-made one is never part of the log:
+    /// a reused file with a new header, or a new one.
     fn begin_segment(&mut self) -> Result<(String, Segment), Fault> {
         let header = FileHeader::new(FileKind::Log, self.next, self.disk.block());
         while let Some(spare) = self.spares.pop_front() {
             match write_over(&*self.disk, &spare, header) {
                 Ok(segment) => return Ok((spare, segment)),
                 Err(error) => {
-                    tracing::warn!(%error, spare, "an old segment cannot be written over");
-                    // What is left of it is also removed at the next start.
+                    tracing::warn!(%error, spare, "cannot reuse old log segment");
+                    // If this fails, the next start removes it.
                     let _ = self.disk.remove(&spare);
                 }
             }
@@ -200,8 +200,8 @@ impl Log {
         }
     }
 
-    /// Ends the open segment, durably. Returns the number of the segment that comes next, and how
-    /// many bytes all segments before it have.
+    /// Ends the current segment, durably. Returns the number of the next segment, and the bytes of
+    /// all before it.
     pub(super) fn end(&mut self) -> Result<(u64, u64), Fault> {
         if self.open.is_some() {
             self.append(&mut Buffer::new())?;
@@ -211,7 +211,7 @@ impl Log {
         Ok((self.next, self.ended))
     }
 
-    /// Ends the open segment, and gives back what it did not use.
+    /// Ends the current segment, and frees its unused space.
     pub(super) fn close(&mut self) -> Result<(), Fault> {
         self.append(&mut Buffer::new())?;
         if let Some(segment) = &mut self.open {
@@ -224,7 +224,7 @@ impl Log {
         Ok(())
     }
 
-    /// A snapshot covers `bytes` of the ended segments now, and has left these files.
+    /// A snapshot now covers `bytes` of the ended segments, and left these files for reuse.
     pub(super) fn forget(&mut self, bytes: u64, spares: Vec<String>) {
         self.ended = self.ended.saturating_sub(bytes);
         self.spares.extend(spares);
@@ -272,8 +272,8 @@ fn refused(disk: &dyn Disk, name: &str, step: &str, error: io::Error) -> Fault {
     }
 }
 
-/// Reads a segment: `take` gets each batch. The last segment's torn tail is cut.
-/// Returns the segment's length.
+/// Reads a segment: `take` gets each batch. A torn tail of the last segment is truncated. Returns
+/// the segment's length.
 pub(super) fn replay(
     disk: &dyn Disk,
     number: u64,
@@ -311,18 +311,18 @@ pub(super) fn replay(
         if !is_last || frame::synced_past(&bytes, &header, offset) {
             return Err(corrupt(offset, "a record that had been synced is damaged"));
         }
-        // A torn tail, or space that was reserved, or what an earlier life of the file left there.
+        // A torn tail, reserved space, or frames from before the file was reused.
         let torn = bytes[offset..].iter().any(|byte| *byte != 0);
         let file = disk.path(&name);
         let (file, cut) = (file.display(), bytes.len() - offset);
         if torn {
-            tracing::warn!(%file, offset, cut, revision, "unclean stop: a record that was never acknowledged is cut; the log ends at this revision");
+            tracing::warn!(%file, offset, cut, revision, "unclean stop: truncated a record that was never acknowledged; the log ends at this revision");
         } else {
             tracing::info!(%file, offset, revision, "unclean stop: the log ends at this revision");
         }
     }
     if is_last {
-        // Also syncs what the last process wrote and did not sync: from here on, others build on it.
+        // Also syncs what the last process wrote without syncing, before anything builds on it.
         file.cut(offset as u64).map_err(failed)?;
     }
     Ok(offset as u64)

@@ -1,10 +1,11 @@
-//! The manifest: up to which revision the log has been synced, in a file beside it. A log that was
-//! deleted or cut cannot show that something is missing; the manifest can. It follows the log with a
-//! delay of about a second and is exact after an orderly close, so it never claims more than is there.
-//! It is made before the first file of the log: a log without a manifest has lost files.
+//! The manifest: records up to which revision the log has been synced, in a file of its own. A log
+//! that was deleted or truncated cannot show that something is missing; the manifest can. It lags
+//! behind the log by about a second and is exact after a clean shutdown, so that it never claims
+//! more than exists. It is created before the first log file: a log without a manifest has lost
+//! files.
 //!
-//! It has two slots that are written in turn: a torn write leaves the other one. A manifest that
-//! cannot be written is no reason to refuse commits: the older one is still true.
+//! It has two slots that are written in turn, so that a torn write leaves the other one. Commits
+//! are not rejected if it cannot be written: the older record is still true.
 
 use super::{
     disk::{Disk, File},
@@ -17,30 +18,30 @@ use crate::{Error, Revision};
 pub(super) const NAME: &str = "manifest";
 
 const MAGIC: [u8; 8] = *b"mainman1";
-/// A slot has a sector of its own: sectors are written whole.
+/// A slot has a sector of its own, since sectors are written atomically.
 const SECTOR: u64 = 512;
 const SLOT: usize = 8 + 8 + 8 + 8 + 4;
 
-/// What is known to be on the disk.
+/// What is known to be durable.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Synced {
     /// The newest revision.
     pub revision: Revision,
-    /// The segment of the log that it is in.
+    /// Its log segment.
     pub segment: u64,
 }
 
-/// Writes the file.
+/// The open manifest.
 pub(super) struct Manifest {
     file: Option<Box<dyn File>>,
-    /// Counts writes; the newer slot has the higher number.
+    /// The number of writes; the newer slot has the higher number.
     sequence: u64,
-    /// What the file says.
+    /// The recorded state.
     pub written: Synced,
 }
 
 impl Manifest {
-    /// The manifest of a directory, with what it says.
+    /// Opens the manifest of a directory and reads it.
     pub(super) fn open(disk: &dyn Disk) -> Result<Self, Error> {
         let failed = |error: std::io::Error| {
             Error::Unavailable(format!("{}: {error}", disk.path(NAME).display()))
@@ -72,7 +73,7 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// An empty manifest, in the place of one that may be there.
+    /// An empty manifest, replacing an existing one.
     pub(super) fn create(disk: &dyn Disk) -> std::io::Result<Self> {
         let mut file = disk.create(NAME)?;
         file.write_all_at(&[0; 2 * SECTOR as usize], 0)?;
@@ -85,12 +86,12 @@ impl Manifest {
         })
     }
 
-    /// Whether there is a file.
+    /// Whether the file exists.
     pub(super) fn exists(&self) -> bool {
         self.file.is_some()
     }
 
-    /// Says from now on that everything up to `synced` is on the disk.
+    /// Records that everything up to `synced` is durable.
     pub(super) fn write(&mut self, disk: &dyn Disk, synced: Synced) -> std::io::Result<()> {
         if synced.revision <= self.written.revision {
             return Ok(());
@@ -109,7 +110,7 @@ impl Manifest {
     }
 }
 
-/// Compares what was found with what had been synced.
+/// Compares the recovered revision with the recorded one.
 pub(super) fn check(disk: &dyn Disk, written: Synced, found: Revision) -> Result<(), Error> {
     if found >= written.revision {
         return Ok(());

@@ -1,7 +1,7 @@
-//! The embedded engine: all live values in memory, every commit in a log of its own.
+//! The embedded engine: all live values in memory, every commit in an append-only log.
 //!
-//! Callers put their commits into the batch that is being made; one thread writes and syncs batches
-//! and shows them to readers; one hands events to watchers. Nothing here knows what values mean.
+//! Callers add their commits to the open batch; one thread writes and syncs batches and publishes
+//! them to readers; one sends events to watchers. The engine does not interpret values.
 
 mod backup;
 mod batch;
@@ -51,40 +51,40 @@ use manifest::Synced;
 use stage::{Gauges, Showing, Stage};
 use writer::Writer;
 
-/// Lists no longer than this are read while the writer waits.
+/// Lists up to this length are read under the lock.
 const FEW: usize = 64;
 
-/// How the engine behaves. The defaults suit a cluster.
+/// The engine's configuration. The defaults suit a cluster.
 #[derive(Clone)]
 pub struct Config {
-    /// Where time comes from.
+    /// The clock.
     pub clock: Arc<dyn Clock>,
-    /// Largest value.
+    /// The maximum size of a value.
     pub max_value: usize,
-    /// How much of the past is kept for watches and reads.
+    /// How much history is kept for watches and reads.
     pub history: Limits,
-    /// How many past moments that pages refer to are kept at hand.
+    /// How many past states that list pages refer to are kept.
     pub pages: usize,
-    /// A watcher may be this many revisions behind before it has to catch up from history.
+    /// How many revisions a watcher may lag behind before it has to catch up from history.
     pub watch_queue: usize,
-    /// How often watchers hear how far they are.
+    /// The interval of progress notifications to watchers.
     pub progress: Duration,
-    /// Relaxed writes are synced at the latest after this time.
+    /// The maximum delay of the sync of relaxed writes.
     pub relaxed_sync: Duration,
     /// How far the persisted high-water mark is ahead of relaxed writes.
     pub high_water_step: u64,
-    /// A log segment's length.
+    /// The length of a log segment.
     pub segment_bytes: u64,
     /// Space is reserved in steps of this length.
     pub reserve_bytes: u64,
     /// A snapshot is written when the log is longer than this and than twice the live data.
     pub min_log_bytes: u64,
-    /// How long after a snapshot the next one may wait, while the log is shorter than `max_log_bytes`:
-    /// a burst of writes should share the disk with few of them.
+    /// The minimum interval between two snapshots while the log is shorter than `max_log_bytes`, so
+    /// that a burst of writes shares the disk with few of them.
     pub snapshot_rest: Duration,
-    /// A log that is longer, and than twice the live data, waits for nothing.
+    /// A log longer than this and than twice the live data is snapshotted at once.
     pub max_log_bytes: u64,
-    /// Start also when files that had been synced are missing or cut, with what is left.
+    /// Start even if synced files are missing or truncated, with what is left.
     pub accept_loss: bool,
 }
 
@@ -110,7 +110,7 @@ impl Default for Config {
 }
 
 impl Config {
-    /// How long the log may get beside so many bytes of live data.
+    /// The log length that triggers a snapshot, for this many bytes of live data.
     fn log_limit(&self, live: u64) -> u64 {
         self.min_log_bytes.max(2 * live)
     }
@@ -221,7 +221,7 @@ impl Config {
     }
 }
 
-/// The keys that go by themselves.
+/// The keys with an expiry.
 fn expiring<T>(state: &State<T>) -> BTreeSet<(Millis, Key)> {
     let slots = state.entries.values().filter(|slot| slot.expires != 0);
     slots
@@ -229,7 +229,7 @@ fn expiring<T>(state: &State<T>) -> BTreeSet<(Millis, Key)> {
         .collect()
 }
 
-/// Starts the two threads. The lock on the directory goes when the writer has ended.
+/// Starts the two threads. The lock on the directory is released when the writer has ended.
 fn start<C: Codec>(
     writer: Arc<Mutex<Writer<C>>>,
     config: &Config,
@@ -264,7 +264,7 @@ fn no_thread(error: std::io::Error) -> Error {
     Error::Unavailable(format!("cannot start a thread: {error}"))
 }
 
-/// Runs a future on this thread, with timers of its own: the engine outlives any runtime.
+/// Runs a future on this thread with its own timers: the engine outlives any tokio runtime.
 fn block_on(future: impl Future<Output = ()>) {
     match tokio::runtime::Builder::new_current_thread()
         .enable_time()
@@ -281,12 +281,13 @@ pub struct Embedded<C: Codec> {
     published: Arc<Published<C::Object>>,
     hub: Arc<Hub<C::Object>>,
     intake: Arc<Intake<C>>,
-    /// Guards the log. Its thread has it while it works, and a caller that does its work.
+    /// Guards the log. Locked by the writer's thread while it works, or by a caller that writes its
+    /// batch.
     writer: Arc<Mutex<Writer<C>>>,
     /// Guards the threads until they are joined.
     threads: Mutex<Vec<JoinHandle<()>>>,
     max_value: usize,
-    /// Where its files are.
+    /// The directory of its files.
     place: PathBuf,
 }
 
@@ -296,7 +297,7 @@ impl<C: Codec> Embedded<C> {
         Config::default().open(directory, codec)
     }
 
-    /// Ends it: what was accepted is written, watches end, the directory is free for the next.
+    /// Closes the store: accepted commits are written, watches end, the directory is unlocked.
     /// Blocks for the last sync. Also done when the last handle is dropped.
     pub fn close(&self) {
         self.intake.ask(Errand::Close);
@@ -305,7 +306,7 @@ impl<C: Codec> Embedded<C> {
         }
     }
 
-    /// Why the store takes no more writes, if it does not.
+    /// Why the store accepts no more writes, if so.
     pub fn failure(&self) -> Option<String> {
         self.intake.failure()
     }
@@ -315,7 +316,7 @@ impl<C: Codec> Embedded<C> {
         self.published.look(|state| state.bytes)
     }
 
-    /// Bytes that its files take on disk.
+    /// The disk usage of its files.
     fn disk_bytes(&self) -> Option<u64> {
         use std::os::unix::fs::MetadataExt;
         let files = std::fs::read_dir(&self.place).ok()?;
@@ -330,7 +331,7 @@ impl<C: Codec> Embedded<C> {
         self.hear(answer).await
     }
 
-    /// Writes everything that is there now to one file, while others read and write.
+    /// Writes the current state to one file, while others read and write.
     pub async fn backup(&self, file: &Path) -> Result<Revision, Error> {
         let (state, codec) = (self.published.moment(), self.codec.clone());
         let file = file.to_owned();
@@ -345,13 +346,13 @@ impl<C: Codec> Embedded<C> {
         backup::write(file, &*self.codec, &self.published.moment())
     }
 
-    /// Everything that is there now, in the order of keys, and its revision.
+    /// The current state in key order, and its revision.
     pub(crate) fn content(&self) -> (Revision, Vec<Saved>) {
         let state = self.published.moment();
         (state.revision, state.saved(&*self.codec).collect())
     }
 
-    /// Waits for the writer's answer.
+    /// Waits for the writer's reply.
     async fn hear<T>(&self, answer: Answer<T>) -> Result<T, Error> {
         answer.await.unwrap_or_else(|_| {
             let why = self.failure();
@@ -361,7 +362,7 @@ impl<C: Codec> Embedded<C> {
         })
     }
 
-    /// A look at the newest state, if it is new enough.
+    /// Reads the newest state, if it is fresh enough.
     fn look<R>(
         &self,
         at_least: Revision,
@@ -378,7 +379,8 @@ impl<C: Codec> Embedded<C> {
         })
     }
 
-    /// A list of the newest that is so short that the writer can wait for it: no moment is kept for it.
+    /// A list of the newest state that is short enough to be read under the lock, without cloning
+    /// the state.
     fn few(&self, request: &ListRequest) -> Result<Option<Listed<C::Object>>, Error> {
         let at_least = match request.freshness {
             Freshness::AtLeast(revision) => revision,

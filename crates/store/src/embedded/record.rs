@@ -1,4 +1,4 @@
-//! What stands in the frames: batches of commits in the log, entries in snapshots.
+//! The contents of frames: batches of commits in the log, entries in snapshots.
 
 use bytes::Bytes;
 
@@ -15,38 +15,38 @@ const SNAPSHOT_HEAD: u8 = b'H';
 const SNAPSHOT_ENTRIES: u8 = b'E';
 const SNAPSHOT_END: u8 = b'F';
 
-/// What each batch of the log says beside its commits.
+/// What each batch of the log records beside its commits.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Marks {
-    /// No revision above this one has been shown to anybody without being synced. After an unclean
-    /// stop the next revision is above it.
+    /// No revision above this one was visible without being synced. After an unclean stop the next
+    /// revision is above it.
     pub high_water: Revision,
-    /// Watches from before this revision are refused.
+    /// Watches from before this revision are rejected.
     pub floor: Revision,
     /// When the batch was written.
     pub time: Millis,
 }
 
-/// A change of one key, as it stands on disk.
+/// The stored form of a change of one key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Change {
     /// A new value.
     Put {
         /// The key.
         key: Key,
-        /// When the key goes by itself, 0 for never.
+        /// When the key expires; 0 for never.
         expires: Millis,
         /// The value.
         value: Bytes,
     },
-    /// The key is gone.
+    /// A deleted key.
     Delete {
         /// The key.
         key: Key,
     },
 }
 
-/// One commit, as it stands on disk.
+/// The stored form of a commit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Commit {
     /// Its revision.
@@ -58,26 +58,26 @@ pub(super) struct Commit {
 /// A frame of a snapshot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum SnapshotFrame {
-    /// The first: the moment that the snapshot shows.
+    /// The first frame: the snapshot's revision.
     Head {
         /// The newest revision in it.
         revision: Revision,
-        /// The log's marks at that moment.
+        /// The log's marks at that revision.
         marks: Marks,
     },
     /// Some entries, in key order.
     Entries(Vec<Saved>),
-    /// The last: how many entries there were.
+    /// The last frame: the number of entries.
     End {
         /// The count.
         entries: u64,
     },
 }
 
-/// Length of the marks at the beginning of a batch.
+/// The length of the marks at the start of a batch.
 pub(super) const MARKS: usize = 24;
 
-/// The bytes that a batch begins with.
+/// The encoded marks.
 pub(super) fn marks(marks: &Marks) -> [u8; MARKS] {
     let mut bytes = [0; MARKS];
     bytes[..8].copy_from_slice(&marks.high_water.to_le_bytes());
@@ -86,7 +86,7 @@ pub(super) fn marks(marks: &Marks) -> [u8; MARKS] {
     bytes
 }
 
-/// Starts a commit of so many changes in a batch.
+/// Starts a commit of this many changes in a batch.
 pub(super) fn put_commit(out: &mut Buffer, revision: Revision, changes: usize) {
     let out = out.room(12);
     put_u64(out, revision);
@@ -109,7 +109,7 @@ pub(super) fn put_delete(out: &mut Buffer, key: &[u8]) {
     put_bytes(out, key);
 }
 
-/// Reads a batch back. `None` when the bytes make no sense.
+/// Decodes a batch. `None` if the bytes are invalid.
 pub(super) fn read_batch(payload: &[u8]) -> Option<(Marks, Vec<Commit>)> {
     let mut input = Input(payload);
     let marks = input.marks()?;
@@ -153,7 +153,7 @@ pub(super) fn put_end(out: &mut Buffer, entries: u64) {
     put_u64(out, entries);
 }
 
-/// Reads a frame of a snapshot back. `None` when the bytes make no sense.
+/// Decodes a frame of a snapshot. `None` if the bytes are invalid.
 pub(super) fn read_snapshot_frame(payload: &[u8]) -> Option<SnapshotFrame> {
     let mut input = Input(payload);
     let frame = match input.u8()? {
@@ -210,7 +210,7 @@ impl<'a> Input<'a> {
         Some(u64::from_le_bytes(self.take(8)?.try_into().ok()?))
     }
 
-    /// A copy: a slice would keep the whole frame in memory for as long as one value lives.
+    /// Copies: a slice would keep the whole frame in memory as long as one value lives.
     fn bytes(&mut self) -> Option<Bytes> {
         let length = self.u32()? as usize;
         Some(Bytes::copy_from_slice(self.take(length)?))
@@ -260,7 +260,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_batch_comes_back_as_it_was() {
+    fn a_batch_round_trips() {
         let marks = Marks {
             high_water: 9,
             floor: 2,
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn snapshot_frames_come_back_as_they_were() {
+    fn snapshot_frames_round_trip() {
         let saved = Saved {
             key: "k".into(),
             create_revision: 1,

@@ -1,4 +1,4 @@
-//! From files to a state: the newest snapshot, then every segment behind it, in order.
+//! Recovery: reads the newest snapshot, then every segment after it, in order.
 
 use super::{
     Config,
@@ -14,10 +14,10 @@ use crate::{
     memory::{Few, Fresh, State, Write},
 };
 
-/// More revisions than can have been lost where nothing says how many there were.
+/// More revisions than can have been lost if nothing records how many there were.
 const UNKNOWN_LOSS: u64 = 1_000_000_000;
 
-/// What was found.
+/// The recovered store.
 pub(super) struct Recovered<T> {
     /// The state.
     pub state: State<T>,
@@ -27,19 +27,19 @@ pub(super) struct Recovered<T> {
     pub next: u64,
     /// Bytes in the segments.
     pub log_bytes: u64,
-    /// Says how far the log had been synced.
+    /// Records how far the log had been synced.
     pub manifest: Manifest,
 }
 
-/// Reads everything. Changes nothing except for a torn tail and superfluous files.
+/// Reads everything. Changes only a torn tail and removes obsolete files.
 pub(super) fn recover<C: Codec>(
     disk: &dyn Disk,
     codec: &C,
     config: &Config,
 ) -> Result<Recovered<C::Object>, Error> {
     let names = list(disk)?;
-    // Old segments as well: where renaming is not one step, a spare may be another name of a segment
-    // that has taken its place.
+    // Reusable segments are removed, too: if renaming is not atomic, one may be another name of a
+    // current segment.
     let is_left = |name: &&String| name.ends_with(".tmp") || name.starts_with("spare-");
     for name in names.iter().filter(is_left) {
         disk.remove(name)
@@ -90,7 +90,8 @@ pub(super) fn recover<C: Codec>(
     }
     let needs_manifest = match (&*numbers("snapshot-"), &*numbers("log-")) {
         ([], []) => false,
-        // Restored by a version that made no manifest, and never opened since: `create` uses no such number.
+        // Restored by a version without manifest, and never opened since: `create` never uses this
+        // number.
         ([1], []) => false,
         _ => true,
     };
@@ -111,8 +112,8 @@ pub(super) fn recover<C: Codec>(
     })
 }
 
-/// The manifest, made where there is none. Refuses what has lost revisions by it, and files that need one and have none,
-/// unless the loss is accepted.
+/// The manifest, created if missing. Fails if it shows lost revisions, or if files exist that need
+/// one, unless the loss is accepted.
 fn checked_manifest(
     disk: &dyn Disk,
     config: &Config,
@@ -130,8 +131,9 @@ fn checked_manifest(
     };
     match checked {
         Err(loss) if config.accept_loss => {
-            tracing::error!(%loss, "going on without what is lost, as asked for");
-            // Clients have seen these revisions, and relaxed writes after them: none is used twice.
+            tracing::error!(%loss, "continuing without the lost data, as configured");
+            // Clients may have seen these revisions, and relaxed writes after them: none is used
+            // twice.
             let seen = match manifest.exists() {
                 true => manifest.written.revision + config.high_water_step,
                 false => found.revision + UNKNOWN_LOSS,
@@ -159,7 +161,7 @@ fn replay<C: Codec>(
     let (marks, commits) = record::read_batch(payload).ok_or("a batch makes no sense")?;
     let mut news = Vec::with_capacity(commits.len());
     for commit in commits {
-        // The next one, or the first behind a jump.
+        // The next one, or the first after a jump.
         let follows = commit.revision == state.revision + 1
             || commit.revision > state.revision && commit.revision == marks.floor + 1;
         if !follows {
@@ -192,9 +194,9 @@ fn replay<C: Codec>(
     Ok(marks)
 }
 
-/// If revisions may have been shown that are not on the disk, jumps past all of them and refuses
-/// watches from before: no revision is used twice. Every later batch says so again, and until there
-/// is one the same files lead to the same jump.
+/// If revisions may have been visible that are not on disk, jumps past all of them and rejects
+/// watches from before: no revision is used twice. Every later batch records it, and until there is
+/// one the same files lead to the same jump.
 pub(super) fn jump<T: Send + Sync + 'static>(state: &mut State<T>, marks: &mut Marks) {
     if marks.high_water <= state.revision {
         return;
@@ -202,7 +204,7 @@ pub(super) fn jump<T: Send + Sync + 'static>(state: &mut State<T>, marks: &mut M
     tracing::info!(
         from = state.revision,
         to = marks.high_water,
-        "unclean stop: revisions jump, older watches start over"
+        "unclean stop: skipping revisions, older watches must relist"
     );
     state.revision = marks.high_water;
     state.history.forget(marks.high_water);

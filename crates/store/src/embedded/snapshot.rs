@@ -1,4 +1,4 @@
-//! Snapshot files: the live keys of one moment, in order. Backups have the same form.
+//! Snapshot files: the live keys at one revision, in order. Backups have the same format.
 
 use std::io;
 
@@ -9,9 +9,9 @@ use super::{
 };
 use crate::{Error, Revision, memory::Saved};
 
-/// Entries are gathered to frames of about this length.
+/// Entries are grouped into frames of about this length.
 const FRAME_BYTES: usize = 256 << 10;
-/// So much is written between syncs: what waits to be written in one heap would hold up the log.
+/// The bytes between two syncs: a large amount of dirty data would delay syncs of the log.
 const SYNC_BYTES: u64 = 4 << 20;
 
 /// The file name of the snapshot that covers all segments before `number`.
@@ -19,7 +19,8 @@ pub(super) fn snapshot_name(number: u64) -> String {
     format!("snapshot-{number:016x}")
 }
 
-/// Writes a snapshot: under a temporary name first, so that only whole ones are ever found.
+/// Writes a snapshot under a temporary name and renames it, so that only complete ones are ever
+/// found.
 pub(super) fn write(
     disk: &dyn Disk,
     name: &str,
@@ -36,7 +37,7 @@ pub(super) fn write(
             Ok(length)
         });
     if written.is_err() {
-        // What is left of it is also removed at the next start.
+        // If this fails, the next start removes it.
         let _ = disk.remove(&temporary);
     }
     written
@@ -88,7 +89,7 @@ fn write_temporary(
     Ok(end)
 }
 
-/// Reads a snapshot; `take` gets each entry. Returns the moment that it shows.
+/// Reads a snapshot; `take` gets each entry. Returns its revision and marks.
 pub(super) fn read(
     disk: &dyn Disk,
     name: &str,

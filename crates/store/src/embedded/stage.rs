@@ -1,9 +1,10 @@
-//! The last step of a batch: what is durable is shown to readers and watchers, and callers are told.
+//! The last step of a batch: publishes what is durable to readers and watchers, and replies to
+//! callers.
 //!
-//! Many callers are told by a task of their own runtime, because to wake a task from outside of its
-//! runtime takes much longer, and because the writer then has the next batch on its way already. A
-//! runtime may be busy, or gone: the writer does what the runtime has not come round to before it
-//! lets batches pile up, sleeps, or does anything that needs the newest state.
+//! With many callers a task of their own tokio runtime replies, because waking a task from outside
+//! its runtime takes much longer, and because the writer can then write the next batch. The runtime
+//! may be busy or gone: the writer publishes the rest itself before batches pile up, before it
+//! sleeps, and before anything that needs the newest state.
 
 use std::{
     collections::{BTreeSet, VecDeque},
@@ -25,43 +26,44 @@ use crate::{
     memory::{Hub, Limits, Millis, Published},
 };
 
-/// Fewer callers than this are told at once.
+/// With fewer callers the writer replies itself.
 const MANY: usize = 8;
-/// Most batches that wait for a runtime.
+/// The maximum number of batches that wait for a runtime.
 const PATIENCE: usize = 2;
-/// Readers wait for so many commits at most.
+/// Readers wait for at most this many commits.
 const SHOWN_AT_ONCE: usize = 128;
 
-/// What is durable and not shown yet.
+/// Durable batches that are not published yet.
 pub(super) struct Stage<C: Codec> {
     pub intake: Arc<Intake<C>>,
     pub published: Arc<Published<C::Object>>,
     pub hub: Arc<Hub<C::Object>>,
     pub limits: Limits,
-    /// Guards batches that wait to be shown, in order, and memory for the next.
+    /// Guards batches to publish, in order, and memory for the next.
     pub waiting: Mutex<Waiting<C::Object>>,
-    /// Held by whoever shows a batch, so that they are shown in order. Taken before `waiting`.
+    /// Held while a batch is published, so that they are published in order. Locked before
+    /// `waiting`.
     pub showing: Mutex<Showing>,
-    /// What the writer looks at between batches, without waiting for whoever shows one.
+    /// Figures for the writer, which it reads between batches without this lock.
     pub gauges: Gauges,
 }
 
-/// As of the last batch that was shown.
+/// As of the last published batch.
 #[derive(Default)]
 pub(super) struct Gauges {
     /// Bytes of live keys and values.
     pub live_bytes: AtomicU64,
-    /// When the first key goes by itself, or earlier; 0 when none does.
+    /// When the first key expires, or earlier; 0 if none does.
     pub next_expiry: AtomicI64,
 }
 
-/// A batch that waits to be shown.
+/// A durable batch to publish.
 pub(super) struct Durable<T> {
     pub time: Millis,
     pub steps: Vec<Step<T>>,
 }
 
-/// Batches that wait to be shown.
+/// Batches to publish.
 pub(super) struct Waiting<T> {
     batches: VecDeque<Durable<T>>,
     spare: Vec<Step<T>>,
@@ -76,23 +78,23 @@ impl<T> Default for Waiting<T> {
     }
 }
 
-/// What whoever shows a batch needs.
+/// State needed to publish batches.
 #[derive(Default)]
 pub(super) struct Showing {
-    /// Keys that go by themselves, soonest first.
+    /// Keys with an expiry, soonest first.
     pub expiring: BTreeSet<(Millis, Key)>,
     /// Memory for the keys of a batch.
     pub spare: Pending,
 }
 
-/// An answer that is due.
+/// A pending reply.
 enum Answer<T> {
     Commit(Reply<Done<T>>, Result<Done<T>, Error>),
     Compact(Reply<()>),
 }
 
 impl<T> Answer<T> {
-    /// Whoever no longer waits loses only the answer.
+    /// A caller that no longer waits misses only the reply.
     fn send(self) {
         match self {
             Self::Commit(reply, result) => drop(reply.send(result)),
@@ -102,7 +104,7 @@ impl<T> Answer<T> {
 }
 
 impl<C: Codec> Stage<C> {
-    /// Has a batch shown, by a task of this runtime if there is one.
+    /// Queues a batch for publishing, by a task of this runtime if there is one.
     pub(super) fn push(self: &Arc<Self>, batch: Durable<C::Object>, runtime: Option<Handle>) {
         let is_much = batch.steps.len() >= MANY;
         let mut waiting = self.waiting.lock();
@@ -123,7 +125,7 @@ impl<C: Codec> Stage<C> {
         std::mem::take(&mut self.waiting.lock().spare)
     }
 
-    /// Shows everything that is durable.
+    /// Publishes everything that is durable.
     pub(super) fn show(&self) {
         loop {
             let mut showing = self.showing.lock();
@@ -174,7 +176,7 @@ impl<C: Codec> Stage<C> {
                 self.gauges.live_bytes.store(state.bytes, Ordering::Relaxed);
                 forgotten
             });
-            // Only now, without the lock: this takes its time.
+            // Dropped without the lock, since it takes time.
             drop(forgotten);
         }
         drop(rest);
@@ -184,7 +186,7 @@ impl<C: Codec> Stage<C> {
         answers
     }
 
-    /// Tells the writer when the first key goes by itself.
+    /// Tells the writer when the first key expires.
     pub(super) fn note_next_expiry(&self, showing: &Showing) {
         let next = showing.expiring.first().map_or(0, |(at, _)| *at);
         self.gauges.next_expiry.store(next, Ordering::Relaxed);
@@ -204,7 +206,7 @@ fn note_expiring<T>(answers: &[Answer<T>], expiring: &mut BTreeSet<(Millis, Key)
     }
 }
 
-/// Stops the store for good when a batch is shown by halves.
+/// Stops the store for good if publishing a batch panics halfway.
 struct Unfinished<'a, C: Codec>(&'a Intake<C>);
 
 impl<C: Codec> Drop for Unfinished<'_, C> {
@@ -215,7 +217,7 @@ impl<C: Codec> Drop for Unfinished<'_, C> {
     }
 }
 
-/// The runtime of the caller, if it has threads that look after its tasks.
+/// The caller's runtime, if it is multi-threaded.
 pub(super) fn runtime() -> Option<Handle> {
     let runtime = Handle::try_current().ok()?;
     (runtime.runtime_flavor() == RuntimeFlavor::MultiThread).then_some(runtime)

@@ -1,6 +1,6 @@
-//! The one writer: takes the batch that callers have made, writes it to the log as one frame, syncs it
-//! once, and only then has it shown to readers, watchers and callers (see [`super::stage`]). Meanwhile
-//! the next batch is made. It has a thread, but whoever has its lock may do its work ([`super::lead`]).
+//! The single writer: takes the open batch, writes it to the log as one frame, syncs it once, and
+//! only then has it published (see [`super::stage`]). Meanwhile the next batch is filled. It has a
+//! thread, but a caller that holds its lock may do its work ([`super::lead`]).
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
@@ -27,16 +27,16 @@ use crate::{
     memory::{Millis, Published, State},
 };
 
-/// How long the writer looks for the next batch before it sleeps.
+/// How long the writer polls for the next batch before it sleeps.
 const SPIN: Duration = Duration::from_micros(60);
-/// Why a store takes no more writes whose writer panicked.
+/// The failure of a store whose writer panicked.
 pub(super) const PANICKED: &str = "the writer panicked";
-/// How long keys that could not be deleted wait for the next try.
+/// The delay before expired keys that could not be deleted are retried.
 const EXPIRY_RETRY: Millis = 5_000;
-/// How far the manifest may be behind the log.
+/// How far the manifest may lag behind the log, in milliseconds.
 const MANIFEST_EVERY: Millis = 1_000;
 
-/// Has the log and everything that others see.
+/// Owns the log.
 pub(super) struct Writer<C: Codec> {
     pub config: Config,
     pub codec: Arc<C>,
@@ -45,34 +45,34 @@ pub(super) struct Writer<C: Codec> {
     pub marks: Marks,
     pub intake: Arc<Intake<C>>,
     pub published: Arc<Published<C::Object>>,
-    /// The way to readers and callers.
+    /// Publishes batches.
     pub stage: Arc<Stage<C>>,
-    /// Why nothing more goes to the log, if so.
+    /// Why nothing more is written to the log, if so.
     pub broken: Option<String>,
     /// When the oldest unsynced frame was written.
     pub dirty_since: Option<Millis>,
     /// When its thread wakes up by itself.
     pub wakes_at: Millis,
-    /// The batch in hand.
+    /// The current batch.
     pub batch: Batch<C::Object>,
     /// The newest revision in the log, synced or not.
     pub appended: Revision,
-    /// What is on the disk for good.
+    /// What is durable.
     pub synced: Synced,
-    /// Says so to the next start.
+    /// Records that for the next start.
     pub manifest: Manifest,
-    /// When it was last written, or tried to be.
+    /// When it was last written, or failed to be.
     pub manifest_at: Millis,
     pub snapshot: Option<RunningSnapshot>,
     pub snapshot_waiters: Vec<Reply<()>>,
     pub snapshot_not_before: Millis,
-    /// Until then the last one was enough, unless space is short.
+    /// No snapshot before this time, unless space is short.
     pub snapshot_rests_until: Millis,
 }
 
 /// Runs until the store is closed.
 pub(super) async fn run<C: Codec>(writer: &Mutex<Writer<C>>) {
-    // What is needed while others may have the lock.
+    // Needed while another holds the lock.
     let intake = writer.lock().intake.clone();
     let stage = writer.lock().stage.clone();
     let clock = writer.lock().config.clock.clone();
@@ -101,8 +101,8 @@ pub(super) async fn run<C: Codec>(writer: &Mutex<Writer<C>>) {
     }
 }
 
-/// Looks for a batch for a moment before going to sleep: to be woken takes longer. Only after the
-/// last one, too, came soon. Returns whether there is one.
+/// Polls for a batch before going to sleep, since being woken takes longer. Only if the last one
+/// came soon, too. Returns whether there is one.
 fn spin<C: Codec>(intake: &Intake<C>) -> bool {
     let begin = Instant::now();
     loop {
@@ -117,7 +117,7 @@ fn spin<C: Codec>(intake: &Intake<C>) -> bool {
 }
 
 impl<C: Codec> Writer<C> {
-    /// Does what there is to do. Returns whether that was the last.
+    /// Does all pending work. Returns whether the store was closed.
     fn turn(&mut self) -> bool {
         let is_closing = self.errands();
         let is_idle = !self.flush();
@@ -128,8 +128,8 @@ impl<C: Codec> Writer<C> {
         is_closing
     }
 
-    /// Does what its thread would do with a small batch. A panic stops the store for good, as one in the
-    /// thread does.
+    /// Writes a small batch on the caller's thread. A panic stops the store for good, like one in
+    /// the writer's thread.
     pub(super) fn lead(&mut self) {
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.flush())) {
             self.broken = Some(PANICKED.to_owned());
@@ -144,14 +144,14 @@ impl<C: Codec> Writer<C> {
         }
     }
 
-    /// How long there is nothing to do but batches.
+    /// The time until the next periodic task.
     fn rest(&mut self) -> Duration {
         let wait = self.until_next_duty();
         self.wakes_at = self.now() + wait.as_millis() as Millis;
         wait
     }
 
-    /// Does what it was asked for beside batches. Returns whether the store is to be closed.
+    /// Handles commands. Returns whether the store is to be closed.
     fn errands(&mut self) -> bool {
         let mut is_closing = false;
         for errand in self.intake.errands() {
@@ -195,8 +195,8 @@ impl<C: Codec> Writer<C> {
         wait
     }
 
-    /// What is due without being asked for: expiry, the sync of relaxed writes, pruning, snapshots.
-    /// While there are batches, nothing here waits for whoever shows one.
+    /// Periodic tasks: expiry, the sync of relaxed writes, pruning of history, snapshots. While
+    /// there are batches, nothing here waits for the publishing lock.
     fn duties(&mut self, is_idle: bool) {
         if let Some(why) = self.intake.failure() {
             return self.finish_snapshot_waiters(Err(Error::Unavailable(why)));
@@ -227,7 +227,7 @@ impl<C: Codec> Writer<C> {
         self.start_snapshot_when_due(now);
     }
 
-    /// Makes the batch that callers have made durable and has it shown. Says no when there is none.
+    /// Makes the open batch durable and has it published. False if it is empty.
     fn flush(&mut self) -> bool {
         if !self.intake.take(&mut self.batch) {
             return false;
@@ -281,7 +281,7 @@ impl<C: Codec> Writer<C> {
         Ok(())
     }
 
-    /// Makes everything in the log durable.
+    /// Syncs the log.
     fn sync(&mut self) -> Result<(), Fault> {
         self.log.sync()?;
         self.synced = Synced {
@@ -291,26 +291,25 @@ impl<C: Codec> Writer<C> {
         Ok(())
     }
 
-    /// Has the manifest say how far the log is synced. One that cannot be written is tried again
-    /// later: what it says already stays true.
+    /// Updates the manifest. If that fails, it is retried later: the older record is still true.
     fn write_manifest(&mut self, now: Millis) {
         self.manifest_at = now;
         if let Err(error) = self.manifest.write(&*self.disk, self.synced) {
-            tracing::warn!(%error, "the manifest of the store cannot be written");
+            tracing::warn!(%error, "cannot write the store manifest");
         }
     }
 
-    /// What a fault means for those who wait; a broken log stops the writer for good.
+    /// The error for callers; a broken log stops the writer for good.
     pub(super) fn fail(&mut self, fault: Fault) -> Error {
         match fault {
             Fault::Full(why) => {
-                // A snapshot would free what the log holds.
+                // A snapshot would free the space of the log.
                 self.snapshot_rests_until = 0;
                 Error::Full(why)
             }
             Fault::Refused(why) => Error::Unavailable(why),
             Fault::Broken(why) => {
-                tracing::error!(why, "the store takes no more writes until it is restarted");
+                tracing::error!(why, "store is read-only until restarted");
                 self.intake.close(&why);
                 self.broken = Some(why.clone());
                 Error::Unavailable(why)
@@ -318,7 +317,7 @@ impl<C: Codec> Writer<C> {
         }
     }
 
-    /// Deletes keys whose time has come, some hundred per commit.
+    /// Deletes expired keys, some hundred per commit.
     fn expire(&mut self, now: Millis) {
         let next = self.stage.gauges.next_expiry.load(Ordering::Relaxed);
         if next == 0 || next > now {
@@ -331,7 +330,7 @@ impl<C: Codec> Writer<C> {
                 break;
             }
             showing.expiring.pop_first();
-            // A key that was written again has another time by now, or none.
+            // A key that was written again has another expiry, or none.
             let revision = self.published.look(|state| {
                 let slot = state.entries.get(&key)?;
                 let is_over = slot.expires != 0 && slot.expires <= now;
@@ -356,7 +355,7 @@ impl<C: Codec> Writer<C> {
         self.stage.show();
         let is_done = answer.is_ok_and(|mut added| matches!(added.answer.try_recv(), Ok(Ok(_))));
         if !is_done {
-            // No space, or somebody wrote one of them just now: the others go later.
+            // No space, or a conflict: retry later.
             let retry = again.into_iter().map(|(at, key)| (at + EXPIRY_RETRY, key));
             let mut showing = self.stage.showing.lock();
             showing.expiring.extend(retry);
@@ -364,11 +363,11 @@ impl<C: Codec> Writer<C> {
         }
     }
 
-    /// Says that nothing unsynced was lost, and gives reserved space back.
+    /// Shuts down: records that everything is synced, and frees reserved space.
     fn close(&mut self) {
         self.intake.close("the store is closed");
         while self.intake.has_news() {
-            // Also what was asked for in the meantime: nobody will hear of it.
+            // Also handles commands that were queued meanwhile; nobody waits for them.
             self.errands();
             self.flush();
         }
@@ -396,7 +395,7 @@ impl<C: Codec> Writer<C> {
                 Ok(()) => self.write_manifest(self.now()),
                 Err(fault) => {
                     let error = self.fail(fault);
-                    tracing::warn!(%error, "the store could not be closed cleanly");
+                    tracing::warn!(%error, "cannot close the store cleanly");
                 }
             }
         }

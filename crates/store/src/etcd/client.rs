@@ -1,4 +1,4 @@
-//! Calls to whichever member answers, and etcd's errors in the store's own words.
+//! Calls to any member that answers, and translation of etcd's errors.
 
 use std::{error::Error as _, sync::Arc, time::Duration};
 
@@ -21,47 +21,46 @@ use super::{
 };
 use crate::{Error, Revision};
 
-/// How long one call to one member may take.
+/// The timeout of one call to one member.
 const CALL: Duration = Duration::from_secs(7);
-/// The same of a write where there are other members. One that was under way when the leader died is
-/// never answered by the member that passed it on, and is not known to be made or not: its caller gets an
-/// error while the next write already finds the new leader.
+/// The timeout of a write if there are other members. A write in flight when the leader died is
+/// never answered by the member that forwarded it, and may or may not be applied: its caller gets
+/// an error while the next write already finds the new leader.
 const WRITE: Duration = Duration::from_secs(3);
-/// The same of a read that another member may answer sooner, until every member was asked once; and how long
-/// a member may take to tell its version.
+/// The timeout of a read until every member was asked once; and of a version request.
 const SOON: Duration = Duration::from_secs(2);
-/// A call that takes longer is a reason to ask the members how they are.
+/// A call that takes longer triggers a check of the members.
 pub(super) const SLOW: Duration = Duration::from_millis(300);
 
-/// The members behind one face.
+/// A client of all members.
 pub(super) struct Client {
     members: Arc<Members>,
-    /// One for each member. A lock guards which connection later calls take; nothing waits while it is held.
+    /// One per member. Each lock guards the connection of later calls; never held across an await.
     channels: Vec<Mutex<Connection>>,
-    /// Where channels live.
+    /// The runtime of the channels.
     runtime: Handle,
     /// Translates between etcd's revisions and the store's.
     revisions: Arc<Revisions>,
 }
 
-/// The connection to a member, and how many there were before it.
+/// The connection to a member, and its number.
 #[derive(Clone)]
 struct Connection {
     number: u64,
     channel: Channel,
 }
 
-/// Whether a call may be made twice.
+/// Whether a call may be retried.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Repeat {
-    /// It changes nothing, or the same thing.
+    /// It is idempotent.
     Freely,
-    /// Only when nothing can have reached a member.
+    /// Only if the request cannot have reached a member.
     WhenUnsent,
 }
 
 impl Client {
-    /// Channels live on the runtime that calls this.
+    /// Channels run on the calling runtime.
     pub(super) fn new(members: Arc<Members>, revisions: Arc<Revisions>) -> Self {
         let connection = |member: &Member| {
             Mutex::new(Connection {
@@ -77,7 +76,7 @@ impl Client {
         }
     }
 
-    /// How revisions are translated from now on.
+    /// Sets the translation of revisions.
     pub(super) fn set_revisions(&mut self, revisions: Arc<Revisions>) {
         self.revisions = revisions;
     }
@@ -99,8 +98,9 @@ impl Client {
         self.connection(index).channel
     }
 
-    /// Later calls take another connection than this one, which does not answer: a cut that is over is noticed by a
-    /// new connection at once, and by an old one when it sends again. What is under way on the old one goes on.
+    /// Later calls use a new connection instead of this unresponsive one: it notices the end of a
+    /// network partition at once, an old one only when it sends again. Calls in flight on the old
+    /// one continue.
     fn abandon(&self, index: usize, number: u64) {
         let mut connection = self.channels[index].lock();
         if connection.number == number {
@@ -112,7 +112,7 @@ impl Client {
         }
     }
 
-    /// How a member is. It answers without asking the others.
+    /// Checks a member, which answers without asking the others.
     pub(super) async fn condition(&self, index: usize) -> Condition {
         let Connection { number, channel } = self.connection(index);
         let mut client = MaintenanceClient::new(channel);
@@ -127,7 +127,7 @@ impl Client {
         }
     }
 
-    /// Keys and values.
+    /// A range request.
     pub(super) async fn range(&self, request: RangeRequest) -> Result<RangeResponse, Error> {
         let asked = request.revision as Revision;
         let revision = self.revisions.moment(request.revision);
@@ -158,9 +158,9 @@ impl Client {
         Ok(answer)
     }
 
-    /// Forgets history.
+    /// Compacts history.
     pub(super) async fn compact(&self, revision: Revision) -> Result<(), Error> {
-        // History from before the store was moved here has never been in this etcd.
+        // This etcd never had history from before the migration.
         let Some(moment) = self.revisions.moment(revision as i64) else {
             return Err(compacted(revision));
         };
@@ -177,7 +177,7 @@ impl Client {
             .map_err(|status| translate(&status, revision))
     }
 
-    /// A new lease.
+    /// Grants a lease.
     pub(super) async fn grant(&self, seconds: i64) -> Result<i64, Error> {
         let request = LeaseGrantRequest {
             ttl: seconds,
@@ -193,7 +193,7 @@ impl Client {
             .map_err(|status| translate(&status, 0))
     }
 
-    /// How many seconds a lease has left; -1 when it is over.
+    /// The remaining seconds of a lease; -1 if it has expired.
     pub(super) async fn seconds_left(&self, lease: i64) -> Result<i64, Error> {
         let request = LeaseTimeToLiveRequest {
             id: lease,
@@ -216,7 +216,7 @@ impl Client {
     ) -> Result<T, Status> {
         let count = self.channels.len();
         let mut last = Status::unavailable("no etcd member answers");
-        // Each member twice: a channel that was cut learns it by the first call.
+        // Each member twice: a broken channel is noticed by the first call.
         for attempt in 0..2 * count {
             let patience = match repeat {
                 Repeat::WhenUnsent if count > 1 => WRITE,
@@ -239,7 +239,7 @@ impl Client {
         Err(last)
     }
 
-    /// One call on one member, which ends when the member is found silent.
+    /// One call to one member, cancelled if the member is found unresponsive.
     async fn attempt<T>(
         &self,
         index: usize,
@@ -247,7 +247,7 @@ impl Client {
         call: impl Fn(Channel) -> BoxFuture<'static, Result<T, Status>>,
     ) -> Result<T, Status> {
         let Connection { number, channel } = self.connection(index);
-        // All members are silent, or this one would not be asked: let it try.
+        // All members are unresponsive, or this one would not be chosen: let it try.
         let is_hopeless = self.members.is_silent(index);
         let mut answer = call(channel);
         let waiting = async {
@@ -300,7 +300,7 @@ fn is_transient(status: &Status) -> bool {
     )
 }
 
-/// Whether the connection itself was refused.
+/// Whether the connection was refused, so that nothing was sent.
 fn was_unsent(status: &Status) -> bool {
     let mut source = status.source();
     while let Some(error) = source {
@@ -312,7 +312,7 @@ fn was_unsent(status: &Status) -> bool {
     false
 }
 
-/// The answer to a question about a moment that is forgotten.
+/// The error for a compacted revision.
 fn compacted(requested: Revision) -> Error {
     Error::Compacted {
         requested,
@@ -320,7 +320,7 @@ fn compacted(requested: Revision) -> Error {
     }
 }
 
-/// etcd's error; `requested` is the revision that the call named.
+/// Translates etcd's error; `requested` is the revision of the call.
 pub(super) fn translate(status: &Status, requested: Revision) -> Error {
     let message = status.message();
     match status.code() {

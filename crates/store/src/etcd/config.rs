@@ -1,4 +1,4 @@
-//! Where etcd is, how to use it, and the way to a connected store.
+//! The configuration of the etcd backend, and connecting to it.
 
 use std::{sync::Arc, time::Duration};
 
@@ -22,30 +22,30 @@ use crate::{
     memory::{Hub, Limits, Published},
 };
 
-/// Where etcd is and how to use it.
+/// The configuration of the etcd backend.
 #[derive(Clone)]
 pub struct Config {
     /// `http://address:port` or `https://address:port`, one or several members of one cluster.
     pub endpoints: Vec<String>,
     /// For https.
     pub tls: Option<Tls>,
-    /// All keys start with this; what else is in etcd is left alone.
+    /// The prefix of all keys; other keys in etcd are left alone.
     pub root: Key,
-    /// How long the first answer of a member is waited for.
+    /// How long to wait for a first answer of a member.
     pub patience: Duration,
-    /// Where time comes from.
+    /// The clock.
     pub clock: Arc<dyn Clock>,
-    /// Largest value.
+    /// The maximum size of a value.
     pub max_value: usize,
-    /// How much of the past is kept for watches.
+    /// How much history is kept for watches.
     pub history: Limits,
-    /// How many past moments that pages refer to are kept at hand.
+    /// How many past states that list pages refer to are kept.
     pub pages: usize,
-    /// A watcher may be this many revisions behind before it has to catch up from history.
+    /// How many revisions a watcher may lag behind before it has to catch up from history.
     pub watch_queue: usize,
-    /// How often watchers hear how far they are.
+    /// The interval of progress notifications to watchers.
     pub progress: Duration,
-    /// Whether etcd's progress answers are trusted; `None` decides by its version.
+    /// Whether etcd's progress notifications are reliable; `None` decides by its version.
     pub trust_progress: Option<bool>,
 }
 
@@ -68,9 +68,9 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Connects, checks the version, and reads everything once; waits for members that do not answer
-    /// yet, as when they are started at the same time. Calls are made on the runtime that this is
-    /// awaited on.
+    /// Connects, checks the version, and lists everything once. Waits for members that do not
+    /// answer yet, for example because they are starting. Calls run on the runtime that awaits
+    /// this.
     pub async fn connect<C: Codec>(self, codec: C) -> Result<Arc<Etcd<C>>, Error> {
         let members = Members::new(connect::members(&self.endpoints, self.tls.as_ref())?);
         let mut client = Client::new(members.clone(), Arc::default());
@@ -147,7 +147,7 @@ impl Config {
     }
 }
 
-/// How long members that do not answer are still waited for.
+/// How long to wait for members that do not answer.
 pub(super) struct Patience<'a> {
     config: &'a Config,
     begin: Timestamp,
@@ -163,7 +163,8 @@ impl<'a> Patience<'a> {
         }
     }
 
-    /// Waits before the next try; gives the error back when it is another one than silence, or time is over.
+    /// Waits before the next attempt; returns the error if it is not about availability, or the
+    /// time is over.
     pub(super) async fn after(&mut self, error: Error) -> Result<(), Error> {
         let Error::Unavailable(why) = error else {
             return Err(error);
@@ -187,7 +188,7 @@ impl<'a> Patience<'a> {
     }
 }
 
-/// Some member must answer with a version that is supported.
+/// The version of the first member that answers, which must be supported.
 async fn first_version(client: &Client) -> Result<Version, Error> {
     let mut last = Error::Unavailable("no etcd member answers".into());
     for (index, member) in client.members().all().iter().enumerate() {

@@ -13,26 +13,26 @@ use tonic::transport::{Channel, Endpoint};
 
 use crate::Error;
 
-/// How long a connection attempt may take.
+/// The connect timeout.
 const CONNECT: Duration = Duration::from_secs(3);
 
 /// Certificates and keys, as PEM.
 #[derive(Clone)]
 pub struct Tls {
-    /// Whom to trust.
+    /// The CA to trust.
     pub ca: Vec<u8>,
-    /// Our own certificate and key, if etcd asks for one.
+    /// The client certificate and key, if etcd requires one.
     pub identity: Option<(Vec<u8>, Vec<u8>)>,
-    /// The name in etcd's certificate, when it is not the endpoint's address.
+    /// The name in etcd's certificate, if it is not the endpoint's host.
     pub server_name: Option<String>,
 }
 
-/// One member.
+/// A member of the cluster.
 #[derive(Clone)]
 pub(super) struct Member {
     /// As configured.
     pub endpoint: String,
-    /// A name or an address, as it stands in the endpoint.
+    /// The name or address in the endpoint.
     host: String,
     port: u16,
     tls: Option<(TlsConnector, ServerName<'static>)>,
@@ -139,11 +139,10 @@ fn client_config(tls: &Tls) -> Result<TlsConnector, Error> {
 }
 
 impl Member {
-    /// A channel that connects when it is first used, and again when it was cut. Lives on the
-    /// runtime that calls this.
+    /// A channel that connects at its first use, and reconnects. It runs on the calling runtime.
     pub(super) fn channel(&self) -> Channel {
         let member = self.clone();
-        // The scheme says nothing: the connector does TLS itself.
+        // The scheme does not matter: the connector does TLS itself.
         endpoint().connect_with_connector_lazy(tower::service_fn(move |_| {
             let member = member.clone();
             async move { member.connect().await }
@@ -169,8 +168,8 @@ impl Member {
             })
     }
 
-    /// Looks the host up anew each time: its address may have changed. The first address that
-    /// answers counts.
+    /// Resolves the host each time, since its address may change. Uses the first address that
+    /// answers.
     async fn dial(&self) -> io::Result<TcpStream> {
         let host = self.host.clone();
         let found = tokio::task::spawn_blocking(move || stdx::resolve::resolve(&host)).await;
@@ -187,7 +186,7 @@ impl Member {
 }
 
 fn endpoint() -> Endpoint {
-    // Never connected to: the connector knows the host itself.
+    // Not a real address: the connector knows the host.
     Endpoint::from_static("http://etcd")
         .http2_keep_alive_interval(Duration::from_secs(10))
         .keep_alive_timeout(Duration::from_secs(5))
@@ -196,7 +195,7 @@ fn endpoint() -> Endpoint {
         .initial_connection_window_size(16 << 20)
 }
 
-/// What runs over TCP or TLS.
+/// A TCP or TLS stream.
 pub(super) trait Stream:
     tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Unpin
 {

@@ -1,5 +1,5 @@
-//! Leases for keys that go by themselves. Keys written in the same minute share one, because a lease
-//! costs etcd much more than a key.
+//! Leases for keys with an expiry. Keys written in the same minute share one, because a lease costs
+//! etcd much more than a key.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -9,15 +9,15 @@ use stdx::Clock;
 use super::client::Client;
 use crate::Error;
 
-/// The leases at hand.
+/// The current leases.
 #[derive(Default)]
 pub(super) struct Leases {
-    /// Guards, by lifetime in seconds: the lease, and until when keys may join it (milliseconds).
+    /// By lifetime in seconds: the lease, and until when keys may join it (milliseconds).
     shared: Mutex<HashMap<i64, (i64, i64)>>,
 }
 
 impl Leases {
-    /// A lease that keeps a key for at least this long.
+    /// A lease that lasts at least this long.
     pub(super) async fn lease(
         &self,
         client: &Client,

@@ -1,8 +1,8 @@
-//! The members of etcd and which of them is asked.
+//! The members of etcd and which of them is used.
 //!
-//! A member that hangs is not left to the deadlines of calls: all members are asked regularly how they are, and at
-//! once when a call is slow. Calls on a member that does not answer end then, and later ones go to a member that
-//! answers and knows a leader.
+//! A hanging member is not left to the timeouts of calls: all members are checked periodically, and
+//! at once when a call is slow. Calls to an unresponsive member are then cancelled, and later ones
+//! go to a member that answers and knows a leader.
 
 use std::{
     sync::{
@@ -17,32 +17,32 @@ use tokio::sync::{Notify, watch};
 
 use super::{client::Client, connect::Member};
 
-/// How often members are asked how they are. HTTP/2 pings would show as much, but etcd refuses clients that send
-/// them more often than every five seconds.
+/// The period of checks. HTTP/2 pings would show as much, but etcd rejects clients that send them
+/// more often than every five seconds.
 const REGULARLY: Duration = Duration::from_secs(1);
-/// The least time between two rounds, however many calls are slow.
+/// The minimum time between two checks, however many calls are slow.
 const REST: Duration = Duration::from_millis(100);
-/// How long a member may take to say how it is.
+/// The timeout of a check.
 pub(super) const ANSWER: Duration = Duration::from_secs(1);
 
-/// How a member answered when it was last asked, the best first.
+/// The result of a member's last check, the best first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Condition {
     /// It knows a leader.
     Serving,
-    /// It is there and knows no leader.
+    /// It answers and knows no leader.
     Leaderless,
-    /// It refuses connections, or does not answer while another one does.
+    /// It refuses connections, or does not answer while another member does.
     Silent,
 }
 
-/// The members of one cluster. All clients of a store share it.
+/// The members of one cluster, shared by all clients of a store.
 pub(super) struct Members {
     members: Vec<Member>,
     /// The member that calls go to.
     current: AtomicUsize,
     conditions: watch::Sender<Vec<Condition>>,
-    /// A call is slow: ask the members how they are.
+    /// A call is slow: check the members.
     doubt: Notify,
 }
 
@@ -61,7 +61,7 @@ impl Members {
         &self.members
     }
 
-    /// Whether there is another member to go to.
+    /// Whether there are other members.
     pub(super) fn are_several(&self) -> bool {
         self.members.len() > 1
     }
@@ -76,7 +76,7 @@ impl Members {
         self.doubt.notify_one();
     }
 
-    /// A call on this member failed: the next one goes to another member, the best of them.
+    /// A call to this member failed: later ones use another member, the best of them.
     pub(super) fn leave(&self, index: usize) {
         self.doubt();
         let best = best_other(&self.conditions.borrow(), index);
@@ -87,15 +87,15 @@ impl Members {
         self.conditions.borrow()[index] == Condition::Silent
     }
 
-    /// Resolves when the member is silent.
+    /// Resolves when the member is unresponsive.
     pub(super) async fn silence(&self, index: usize) {
         let mut conditions = self.conditions.subscribe();
         let silent = conditions.wait_for(|all| all[index] == Condition::Silent);
-        // The sender is our own field: it is there as long as this is.
+        // The sender is our own field.
         let _ = silent.await;
     }
 
-    /// Asks the members how they are, for ever.
+    /// Checks the members periodically. Never returns.
     pub(super) async fn watch_over(&self, client: &Client) {
         if !self.are_several() {
             return std::future::pending().await;
@@ -111,7 +111,7 @@ impl Members {
     async fn look(&self, client: &Client) {
         let indices = 0..self.members.len();
         let now = join_all(indices.map(|index| client.condition(index))).await;
-        // When no member answers, it is us who are late or cut off.
+        // If no member answers, the problem is probably ours.
         if now.iter().all(|how| *how == Condition::Silent) {
             return;
         }
@@ -128,7 +128,7 @@ impl Members {
                 endpoint = self.members[current].endpoint,
                 condition = ?conditions[current],
                 next = self.members[best].endpoint,
-                "leaving a member of etcd"
+                "switching to another etcd member"
             );
             self.replace_current(current, best);
         }
@@ -136,12 +136,12 @@ impl Members {
 
     fn replace_current(&self, before: usize, next: usize) {
         let order = Ordering::Relaxed;
-        // Another call may have left it already.
+        // Another call may have switched already.
         let _ = self.current.compare_exchange(before, next, order, order);
     }
 }
 
-/// The member to go to from this one: the next of those in the best condition.
+/// The member to use instead of this one: the next of those in the best condition.
 fn best_other(conditions: &[Condition], index: usize) -> usize {
     let count = conditions.len();
     let others = (1..count).map(|step| (index + step) % count);

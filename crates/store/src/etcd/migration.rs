@@ -1,6 +1,7 @@
-//! Moving a store into etcd and out of it. A record beside the objects says how far that is: while objects are being
-//! copied nothing can be served from this etcd, and once they have left it neither. Every step is made under the
-//! condition that the record has not changed, so that two moves cannot mix; one that was interrupted is begun anew.
+//! Migrates a store into etcd and out of it. A record beside the objects has the state of the
+//! migration: neither while objects are being copied nor after they were moved away can this etcd
+//! be served from. Every step has the precondition that the record is unchanged, so that two
+//! migrations cannot interleave; an interrupted one is started over.
 
 use std::{collections::BTreeMap, path::Path, sync::Arc};
 
@@ -27,29 +28,29 @@ use crate::{
     memory::{Millis, Saved, prefix_end},
 };
 
-/// The record's name, and that of the parts of the table of revisions.
+/// The key of the record, and the prefix of the parts of the revision table.
 const RECORD: &str = "migration";
 const TABLE: &str = "revisions/";
 const VERSION: &str = "mainstay-migration-1";
-/// Pairs in one part of the table: half a megabyte.
+/// Pairs per part of the table: half a megabyte.
 const PART: usize = 32 << 10;
-/// Transactions that are under way at once.
+/// Concurrent transactions.
 const PARALLEL: usize = 32;
 /// Keys per page.
 const PAGE: i64 = 500;
-/// Leases end at full minutes: a lease costs etcd much more than a key.
+/// Leases expire at full minutes: a lease costs etcd much more than a key.
 const LEASE_STEP: i64 = 60;
 
-/// What a move did.
+/// The result of a migration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Moved {
-    /// How many objects.
+    /// The number of objects.
     pub objects: u64,
     /// The newest revision; the next one is larger.
     pub revision: Revision,
 }
 
-/// How far a move is.
+/// The state of a migration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
     Copying,
@@ -57,16 +58,16 @@ enum Stage {
     Left,
 }
 
-/// What the record says.
+/// The contents of the record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Record {
     stage: Stage,
-    /// Whose objects they are; a word without spaces.
+    /// The cluster that owns the objects; without spaces.
     cluster: String,
     moved: Moved,
     /// etcd's revision when everything was copied.
     last: i64,
-    /// Parts of the table.
+    /// The number of parts of the table.
     parts: usize,
 }
 
@@ -107,7 +108,7 @@ impl Record {
     }
 }
 
-/// The record and etcd's revision of it, 0 when there is none.
+/// The record and its revision in etcd, 0 if there is none.
 async fn read_record(client: &Client) -> Result<(Option<Record>, i64), Error> {
     let request = RangeRequest {
         key: records::key(RECORD),
@@ -122,8 +123,8 @@ async fn read_record(client: &Client) -> Result<(Option<Record>, i64), Error> {
     Ok((Some(record), kv.mod_revision))
 }
 
-/// What a server must know of a move before it serves: whose objects were moved here, and how revisions correspond.
-/// Refuses an etcd that is being copied to, or that the objects have left.
+/// What a server must know of a migration: the cluster of the objects, and the mapping of
+/// revisions. Fails if objects are being copied, or were moved away.
 pub(super) async fn origin(client: &Client) -> Result<(Option<String>, Revisions), Error> {
     let (record, _) = read_record(client).await?;
     let Some(record) = record else {
@@ -176,7 +177,7 @@ fn put(key: Key, value: impl Into<Key>, lease: i64) -> RequestOp {
     }
 }
 
-/// Holds as long as the record is as it was at etcd's revision `at`; 0 is for none.
+/// Holds while the record has etcd's revision `at`; 0 if there is none.
 fn unchanged(at: i64) -> Compare {
     Compare {
         result: CompareResult::Equal.into(),
@@ -187,7 +188,7 @@ fn unchanged(at: i64) -> Compare {
     }
 }
 
-/// Makes a transaction; gives etcd's revision, none when a condition did not hold.
+/// Runs a transaction; returns etcd's revision, or `None` if a precondition failed.
 async fn transact(
     client: &Client,
     compare: Vec<Compare>,
@@ -214,9 +215,9 @@ async fn connect(config: &Config) -> Result<Client, Error> {
     Ok(client)
 }
 
-/// Copies the embedded store in a directory, which no other process uses, into an etcd that holds nothing of ours.
-/// `cluster` says whose objects they are. Nothing is served from that etcd before everything is there; an
-/// interrupted move is begun anew, and one that is complete is not repeated.
+/// Copies the embedded store in a directory, which no other process uses, into an etcd without our
+/// objects. `cluster` owns the objects. Nothing is served from that etcd before everything is
+/// copied; an interrupted migration is started over, and a complete one is not repeated.
 pub async fn embedded_to_etcd(
     directory: &Path,
     config: &Config,
@@ -263,7 +264,7 @@ pub async fn embedded_to_etcd(
     Ok(copied.moved)
 }
 
-/// Refuses an etcd that holds objects, or records of a server.
+/// Rejects an etcd with objects, or records of a server.
 async fn refuse_content(client: &Client, config: &Config) -> Result<(), Error> {
     for prefix in [&config.root, &records::key("")] {
         let request = RangeRequest {
@@ -283,7 +284,8 @@ async fn refuse_content(client: &Client, config: &Config) -> Result<(), Error> {
     Ok(())
 }
 
-/// Writes the record, and removes what an interrupted move has left. Gives etcd's revision of the record.
+/// Writes the record, and removes what an interrupted migration left. Returns etcd's revision of
+/// the record.
 async fn begin(client: &Client, config: &Config, record: &Record, at: i64) -> Result<i64, Error> {
     let remove = |prefix: &Key| RequestOp {
         request: Some(Request::RequestDeleteRange(DeleteRangeRequest {
@@ -301,7 +303,8 @@ async fn begin(client: &Client, config: &Config, record: &Record, at: i64) -> Re
     written.ok_or_else(interrupted)
 }
 
-/// Writes the objects; what was written at once stays together. Gives pairs of etcd's revision and the store's.
+/// Writes the objects; objects of one revision stay in one transaction. Returns pairs of etcd's
+/// revision and the store's.
 async fn copy(
     client: &Client,
     config: &Config,
@@ -338,7 +341,7 @@ async fn copy(
 enum Left {
     Forever,
     Over,
-    /// At least so many.
+    /// At least this many.
     Seconds(i64),
 }
 
@@ -353,11 +356,12 @@ fn seconds_left(expires: Millis, now: Millis) -> Left {
     }
 }
 
-/// Sees an object that is moved, and may refuse the move.
+/// Sees each migrated object, and may reject the migration.
 pub(super) type Look<'a> = dyn Fn(&Key, &[u8]) -> Result<(), String> + 'a;
 
-/// Copies what is in etcd into a new embedded store in `directory`, and records that the objects have left. `look`
-/// sees every object and may refuse the move. One that was interrupted after that record is found complete.
+/// Copies the objects in etcd into a new embedded store in `directory`, and records that they were
+/// moved away. `look` sees every object and may reject the migration. An interruption after that
+/// record counts as complete.
 pub async fn etcd_to_embedded(
     config: &Config,
     directory: &Path,
@@ -392,7 +396,7 @@ pub async fn etcd_to_embedded(
         last: 0,
         parts: 0,
     };
-    // What was written since is not in the copy.
+    // Objects written meanwhile are not in the copy.
     let unwritten = Compare {
         result: CompareResult::Less.into(),
         target: CompareTarget::Mod.into(),
@@ -410,7 +414,7 @@ pub async fn etcd_to_embedded(
     }
 }
 
-/// Everything under the root at one moment, in the order of keys.
+/// Everything under the root at one revision, in key order.
 async fn read_all(client: &Client, config: &Config) -> Result<(Revision, Vec<Saved>), Error> {
     let (mut objects, mut leases) = (Vec::new(), BTreeMap::new());
     let mut request = RangeRequest {
@@ -448,7 +452,7 @@ async fn read_all(client: &Client, config: &Config) -> Result<(Revision, Vec<Sav
     }
 }
 
-/// When keys with a lease go; none when they have gone meanwhile.
+/// When keys with a lease expire; `None` if they already have.
 async fn expiry(client: &Client, clock: &dyn Clock, lease: i64) -> Result<Option<Millis>, Error> {
     let seconds = client.seconds_left(lease).await?;
     let now = clock.now().as_millisecond();
@@ -460,7 +464,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_record_comes_back_as_it_was() {
+    fn a_migration_record_round_trips() {
         for stage in [Stage::Copying, Stage::Complete, Stage::Left] {
             let record = Record {
                 stage,

@@ -1,8 +1,8 @@
-//! The watch cache: a mirror of everything under the root, fed by one watch. It serves all of our
-//! watchers, so that etcd has one, and all reads that need not be the newest.
+//! The watch cache: a mirror of everything under the root, fed by one watch. It serves all
+//! watchers, so that etcd has only one, and all reads that need not be the newest.
 //!
-//! When the watch is cut, it goes on from where it was at the next member. When etcd has compacted
-//! that away, the mirror starts over from a list, and watchers that were not up to date are told.
+//! When the watch is closed, it continues at the next member. When etcd has compacted that
+//! revision, the mirror is rebuilt from a list, and watchers that lag behind get an error.
 
 use std::{sync::Arc, time::Duration};
 
@@ -29,28 +29,28 @@ use crate::{
     memory::{Few, Fresh, Hub, Published, Saved, State, Write, prefix_end},
 };
 
-/// Keys per page of the first list.
+/// Keys per page of the list.
 const PAGE: i64 = 1000;
-/// How often etcd is asked how far the watch is, when its answer can be trusted.
+/// How often a progress notification is requested, if it is reliable.
 const PROGRESS: Duration = Duration::from_secs(5);
-/// What the mirror is told from outside.
+/// A message to the mirror.
 pub(super) enum Message {
-    /// Forget history up to here.
+    /// Compact history up to this revision.
     Forget(Revision, oneshot::Sender<()>),
-    /// Ask etcd how far the watch is, now.
+    /// Request a progress notification now.
     Progress,
 }
 
-/// How far the mirror is, for those who wait for it.
+/// The mirror's revision, for readers that wait for it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Position {
-    /// Everything up to here is in it.
+    /// Everything up to this revision is contained.
     pub revision: Revision,
-    /// Whether etcd's progress answers move it forward.
+    /// Whether etcd's progress notifications are reliable.
     pub reliable: bool,
 }
 
-/// The mirror's own data.
+/// The state of the mirror's task.
 pub(super) struct Mirror<C: Codec> {
     pub config: Config,
     pub codec: Arc<C>,
@@ -62,16 +62,16 @@ pub(super) struct Mirror<C: Codec> {
 
 /// Why a watch ended.
 enum End {
-    /// Go on from where it was.
+    /// Continue from the same revision.
     Cut(Error),
-    /// Start over.
+    /// Rebuild from a list.
     Compacted,
     /// All handles are gone.
     Closed,
 }
 
 impl<C: Codec> Mirror<C> {
-    /// Reads everything once.
+    /// Lists everything.
     pub(super) async fn load(
         client: &Client,
         config: &Config,
@@ -104,7 +104,7 @@ impl<C: Codec> Mirror<C> {
         Ok(state)
     }
 
-    /// Follows etcd until all handles are gone.
+    /// Follows etcd until all handles are dropped.
     pub(super) async fn run(mut self, client: &Client) {
         let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(2));
         let members = client.members();
@@ -149,7 +149,7 @@ impl<C: Codec> Mirror<C> {
         self.published.revision()
     }
 
-    /// While there is no watch: messages are answered. Ends when all handles are gone.
+    /// Answers messages while there is no watch. Ends when all handles are dropped.
     async fn answer_until_closed(&mut self) {
         while let Some(message) = self.messages.recv().await {
             self.take(message);
@@ -181,7 +181,7 @@ impl<C: Codec> Mirror<C> {
     }
 
     async fn follow(&mut self, channel: Channel, revisions: &Revisions, reliable: bool) -> End {
-        // What was there before the store was moved to this etcd cannot be followed.
+        // Revisions from before the migration to this etcd cannot be watched.
         let Some(start) = revisions.moment(self.revision() as i64 + 1) else {
             return End::Compacted;
         };
@@ -199,7 +199,7 @@ impl<C: Codec> Mirror<C> {
             .send(watch_request(RequestUnion::CreateRequest(create)))
             .await;
         let mut request = Request::new(ReceiverStream::new(receiver));
-        // A member that has lost its leader ends the watch instead of standing still.
+        // A member that has lost its leader closes the watch instead of stalling.
         request
             .metadata_mut()
             .insert("hasleader", MetadataValue::from_static("true"));
@@ -237,13 +237,13 @@ impl<C: Codec> Mirror<C> {
             };
             if ask && reliable {
                 let progress = RequestUnion::ProgressRequest(WatchProgressRequest {});
-                // A full queue of questions: the answer to an earlier one is on its way.
+                // A full queue: the answer to an earlier request is pending.
                 let _ = requests.try_send(watch_request(progress));
             }
         }
     }
 
-    /// One message of the watch. Returns how the watch ended, if it did.
+    /// Handles one message of the watch. Returns how the watch ended, if it did.
     fn answer(
         &self,
         answer: WatchResponse,
@@ -288,7 +288,7 @@ impl<C: Codec> Mirror<C> {
         }
     }
 
-    /// Events of one revision stand together and become one commit.
+    /// Events of one revision are adjacent and become one commit.
     fn apply(&self, state: &mut State<C::Object>, events: Vec<Event>) -> Result<(), Error> {
         let now = self.config.clock.now().as_millisecond();
         let mut events = events
@@ -338,7 +338,7 @@ fn watch_request(request: RequestUnion) -> WatchRequest {
     }
 }
 
-/// etcd has no empty key; the smallest one stands for "from the beginning".
+/// etcd has no empty key; the smallest one stands for the start.
 pub(super) fn non_empty(prefix: &Key) -> Key {
     if prefix.is_empty() {
         Key::from_static(&[0])
@@ -347,8 +347,8 @@ pub(super) fn non_empty(prefix: &Key) -> Key {
     }
 }
 
-/// What etcd holds, as the mirror takes it. etcd does the expiry itself. Values are copied: they
-/// would keep the whole answer in memory.
+/// An etcd key as the mirror stores it. etcd handles expiry. Values are copied, since a slice would
+/// keep the whole response in memory.
 pub(super) fn saved(kv: KeyValue) -> Saved {
     Saved {
         key: Key::copy_from_slice(&kv.key),

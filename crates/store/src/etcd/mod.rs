@@ -1,5 +1,5 @@
-//! A real etcd behind the same trait: transactions on mod revisions, one watch that feeds a cache,
-//! reads from etcd itself wherever only etcd knows the newest.
+//! The etcd backend: transactions on mod revisions, one watch that feeds a cache, and reads from
+//! etcd itself where only etcd knows the newest state.
 
 mod client;
 mod config;
@@ -39,7 +39,7 @@ use proto::{etcdserverpb::RangeRequest, mvccpb::KeyValue};
 /// How long a commit or a read waits for the mirror before it does without.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// History that is older is forgotten. Every server that uses the etcd does so; it does not matter who is first.
+/// History older than this is compacted. Every server does so; concurrent compactions are harmless.
 const KEPT_HISTORY: Duration = Duration::from_secs(300);
 
 /// A connected etcd.
@@ -47,7 +47,7 @@ pub struct Etcd<C: Codec> {
     config: Config,
     codec: Arc<C>,
     client: Client,
-    /// The cluster whose objects were moved here from an embedded store.
+    /// The cluster whose objects were migrated from an embedded store.
     origin: Option<String>,
     published: Arc<Published<C::Object>>,
     hub: Arc<Hub<C::Object>>,
@@ -70,12 +70,12 @@ impl<C: Codec> Etcd<C> {
         }
     }
 
-    /// The cluster whose objects were moved to this etcd from an embedded store, if they were.
+    /// The cluster whose objects were migrated from an embedded store, if they were.
     pub fn origin(&self) -> Option<&str> {
         self.origin.as_deref()
     }
 
-    /// Compacts for ever.
+    /// Compacts periodically. Never returns.
     async fn compact_regularly(&self) {
         let mut before = None;
         loop {
@@ -89,7 +89,7 @@ impl<C: Codec> Etcd<C> {
         }
     }
 
-    /// The mirror once it has reached a revision; `None` when that takes too long.
+    /// The mirror at a revision; `None` if that takes too long.
     async fn mirror_at(&self, revision: Revision) -> Option<State<C::Object>> {
         let mut position = self.position.clone();
         let reached = async {
@@ -98,7 +98,7 @@ impl<C: Codec> Etcd<C> {
         };
         let slow = async {
             tokio::time::sleep(SLOW).await;
-            // The member that the mirror follows may hang while another one took the write.
+            // The mirror's member may hang while another one accepted the write.
             self.client.members().doubt();
             tokio::time::sleep(PATIENCE).await;
         };
@@ -126,7 +126,7 @@ impl<C: Codec> Etcd<C> {
         )))
     }
 
-    /// The state that answers a read without asking etcd, if there is one.
+    /// A cached state for a read, if one is fresh enough.
     async fn at_hand(&self, freshness: Freshness) -> Option<State<C::Object>> {
         let state = self.published.moment();
         match freshness {
@@ -142,7 +142,8 @@ impl<C: Codec> Etcd<C> {
         }
     }
 
-    /// For lists that must be the newest: the mirror, when etcd can be trusted to say how far it is.
+    /// For lists that must be the newest: the mirror, if etcd's progress notifications are
+    /// reliable.
     async fn newest(&self) -> Option<State<C::Object>> {
         if !self.position.borrow().reliable {
             return None;
@@ -155,7 +156,8 @@ impl<C: Codec> Etcd<C> {
         self.mirror_at(revision).await
     }
 
-    /// An entry of etcd's answer: the mirror's own when it has it, so that it is published once.
+    /// An entry of etcd's response: the mirror's object if it has it, so that each is published
+    /// once.
     fn entry(&self, kv: KeyValue) -> Result<Entry<C::Object>, Error> {
         let known = self.published.look(|state| state.get(&kv.key));
         if let Some(known) = known.filter(|known| known.mod_revision as i64 == kv.mod_revision) {
@@ -175,7 +177,7 @@ impl<C: Codec> Etcd<C> {
         })
     }
 
-    /// Asks etcd. Returns the moment, the entries, and how many more there are.
+    /// Reads from etcd. Returns the revision, the entries, and how many more there are.
     async fn range(
         &self,
         request: RangeRequest,
@@ -223,7 +225,7 @@ impl<C: Codec> Etcd<C> {
         })
     }
 
-    /// Adds what etcd does not say to its errors.
+    /// Adds the oldest and newest revisions to etcd's errors.
     fn place(&self, error: Error) -> Error {
         match error {
             Error::Compacted { requested, .. } => Error::Compacted {
@@ -256,7 +258,7 @@ impl<C: Codec> Etcd<C> {
         Ok(leases)
     }
 
-    /// What now stands at a put key: the mirror's object, or our own when the mirror is late.
+    /// The new entry of a put key: the mirror's, or our own if the mirror lags behind.
     fn written(
         &self,
         mirror: Option<&State<C::Object>>,
@@ -392,7 +394,7 @@ impl<C: Codec> Store<C> for Etcd<C> {
     async fn watch(&self, prefix: Key, after: Revision) -> Result<Watch<C::Object>, Error> {
         check::prefix(&prefix)?;
         self.check_root(&prefix)?;
-        // Another client's revision may be newer than the mirror.
+        // A client may have seen a newer revision than the mirror.
         if after > self.published.revision() {
             let newest = self.revision().await?;
             if after > newest {
@@ -420,7 +422,7 @@ impl<C: Codec> Store<C> for Etcd<C> {
 
     async fn compact(&self, revision: Revision) -> Result<(), Error> {
         match self.client.compact(revision).await {
-            // Somebody was faster.
+            // Another server was faster.
             Ok(()) | Err(Error::Compacted { .. }) => {}
             Err(error) => return Err(self.place(error)),
         }

@@ -1,4 +1,4 @@
-//! etcd's protocol, generated from `proto/`; open to tools that speak to etcd directly.
+//! etcd's protocol, generated from `proto/`; public for tools that use etcd directly.
 #![allow(clippy::all, clippy::pedantic, missing_docs, reason = "generated")]
 
 /// Keys and events.

@@ -1,4 +1,4 @@
-//! Records beside the objects: keys of etcd outside of the store's root, which the API never serves.
+//! Records of the server itself: etcd keys outside of the store's root, which the API never serves.
 
 use std::sync::Arc;
 
@@ -16,14 +16,14 @@ use super::{
 };
 use crate::{Codec, Error, Key};
 
-/// Where this server's own records are.
+/// The prefix of the records.
 const ROOT: &str = "/mainstay/";
 
-/// A way to the records.
+/// Access to the records.
 pub struct Records<'a>(&'a Client);
 
 impl Config {
-    /// A record's content without connecting to the objects: also where they cannot be served.
+    /// Reads a record without connecting to the store, also if the objects cannot be served.
     pub async fn read_record(&self, name: &str) -> Result<Option<Vec<u8>>, Error> {
         let members = connect::members(&self.endpoints, self.tls.as_ref())?;
         let client = Client::new(Members::new(members), Arc::default());
@@ -56,7 +56,7 @@ impl Records<'_> {
         Ok(found.map(|found| found.value.to_vec()))
     }
 
-    /// Writes a record unless it is there already; whether it did. An error leaves that open.
+    /// Creates a record unless it exists; returns whether it did. An error leaves that open.
     pub async fn create(&self, name: &str, content: Vec<u8>) -> Result<bool, Error> {
         let key = key(name);
         let absent = Compare {
@@ -69,7 +69,8 @@ impl Records<'_> {
         self.write(key, content, vec![absent]).await
     }
 
-    /// Writes a record if it still has this content; whether it did. An error leaves that open.
+    /// Replaces a record if it still has this content; returns whether it did. An error leaves that
+    /// open.
     pub async fn replace(
         &self,
         name: &str,
@@ -86,7 +87,7 @@ impl Records<'_> {
         self.write(key(name), content, vec![unchanged]).await
     }
 
-    /// Writes a record, whatever is there.
+    /// Writes a record unconditionally.
     pub async fn put(&self, name: &str, content: Vec<u8>) -> Result<(), Error> {
         self.write(key(name), content, Vec::new()).await.map(drop)
     }

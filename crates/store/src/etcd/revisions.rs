@@ -1,9 +1,10 @@
-//! Revisions of a store that was moved to etcd keep their numbers. etcd counts by itself and from the beginning, so
-//! its revisions and those of the store differ: objects that were copied have the revision they had, from a table, and
-//! later revisions differ by a constant. A store that began in etcd has etcd's own numbers.
+//! Revisions of a store that was migrated to etcd keep their numbers. etcd counts from its own
+//! beginning, so that its revisions and those of the store differ: copied objects keep their
+//! revision by a table, and later revisions differ by a constant. A store that was created in etcd
+//! has etcd's own revisions.
 //!
-//! The translation is done where requests leave and answers arrive ([`super::client`] and the watch); everything else
-//! sees the store's revisions only. Pure.
+//! Requests and responses are translated at the boundary ([`super::client`] and the watch);
+//! everything else sees only the store's revisions. Pure.
 
 use super::proto::{
     etcdserverpb::{
@@ -15,15 +16,15 @@ use super::proto::{
 
 /// Bytes of a pair in the table.
 const PAIR: usize = 16;
-/// What no key has as its revision in etcd.
+/// A revision that no key has in etcd.
 const NEVER: i64 = i64::MAX;
 
-/// What corresponds to what. The default is a store that began in etcd.
+/// The mapping of revisions. The default is the identity, for a store that was created in etcd.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Revisions {
-    /// Revisions of etcd and of the store of what was copied, in the order of etcd's.
+    /// Pairs of etcd's and the store's revisions of copied objects, ordered by etcd's.
     inward: Vec<(i64, i64)>,
-    /// The same pairs the other way around, in the order of the store's.
+    /// The reverse pairs, ordered by the store's.
     outward: Vec<(i64, i64)>,
     /// etcd's revision when everything was copied.
     last: i64,
@@ -63,7 +64,8 @@ impl Revisions {
         }
     }
 
-    /// etcd's revision for a moment of the store; none for one from before the move, which etcd never had.
+    /// etcd's revision for a read at a revision of the store; `None` for one from before the
+    /// migration, which etcd never had.
     pub(super) fn moment(&self, own: i64) -> Option<i64> {
         (own == 0 || own > self.newest).then(|| self.outward(own))
     }
@@ -83,7 +85,7 @@ impl Revisions {
         kv.create_revision = self.inward(kv.create_revision);
     }
 
-    /// A read's answer, as it came from etcd.
+    /// Translates the response of a range request.
     pub(super) fn translate_range(&self, answer: &mut RangeResponse) {
         if self.is_identity() {
             return;
@@ -92,7 +94,7 @@ impl Revisions {
         answer.kvs.iter_mut().for_each(|kv| self.translate_key(kv));
     }
 
-    /// A transaction that is about to be sent.
+    /// Translates a transaction request.
     pub(super) fn translate_request(&self, request: &mut TxnRequest) {
         for compare in &mut request.compare {
             if let Some(TargetUnion::ModRevision(revision)) = &mut compare.target_union {
@@ -101,7 +103,7 @@ impl Revisions {
         }
     }
 
-    /// Its answer.
+    /// Translates the response of a transaction.
     pub(super) fn translate_transaction(&self, answer: &mut TxnResponse) {
         if self.is_identity() {
             return;
@@ -122,7 +124,7 @@ impl Revisions {
         }
     }
 
-    /// What a watch brought.
+    /// Translates a watch response.
     pub(super) fn translate_watch(&self, answer: &mut WatchResponse) {
         if self.is_identity() {
             return;
@@ -139,7 +141,7 @@ fn find(pairs: &[(i64, i64)], first: i64) -> Option<i64> {
     Some(pairs[at].1)
 }
 
-/// Pairs as a record holds them.
+/// Encodes pairs for a record.
 pub(super) fn encode(pairs: &[(i64, i64)]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(pairs.len() * PAIR);
     for (etcd, own) in pairs {
@@ -149,7 +151,7 @@ pub(super) fn encode(pairs: &[(i64, i64)]) -> Vec<u8> {
     bytes
 }
 
-/// Reads them back; none when the bytes make no sense.
+/// Decodes them; `None` if the bytes are invalid.
 pub(super) fn decode(bytes: &[u8]) -> Option<Vec<(i64, i64)>> {
     let number = |bytes: &[u8]| Some(i64::from_le_bytes(bytes.try_into().ok()?));
     let pair = |bytes: &[u8]| Some((number(&bytes[..8])?, number(&bytes[8..])?));
@@ -173,7 +175,7 @@ mod tests {
 
     #[test]
     fn copied_objects_keep_their_revisions_and_later_ones_are_larger() {
-        // Copied out of order, as when several are on their way at once.
+        // Copied out of order, as by concurrent transactions.
         let pairs = vec![(4, 12), (3, 900), (5, 7)];
         assert_eq!(decode(&encode(&pairs)), Some(pairs.clone()));
         assert_eq!(decode(b"too short"), None);
@@ -191,7 +193,7 @@ mod tests {
             );
             assert_eq!(revisions.moment(own), Some(etcd));
         }
-        // No object has this revision, and the store cannot be read as it was then.
+        // No object has this revision, and the store cannot be read at it.
         assert_eq!(revisions.outward(13), NEVER);
         assert_eq!(revisions.moment(1000), None);
         assert_eq!((revisions.inward(0), revisions.outward(0)), (0, 0));

@@ -1,4 +1,4 @@
-//! A commit as etcd's transaction, and etcd's answer as a commit's result. Pure.
+//! Translates a commit to an etcd transaction, and its response to a result. Pure.
 
 use super::proto::{
     etcdserverpb::{
@@ -11,7 +11,7 @@ use super::proto::{
 };
 use crate::{Action, Codec, Error, Key, Op, Precondition, Revision};
 
-/// The transaction. `leases` has one number per operation, 0 for none.
+/// The transaction. `leases` has one lease per operation, 0 for none.
 pub(super) fn request<C: Codec>(codec: &C, ops: &[Op<C::Draft>], leases: &[i64]) -> TxnRequest {
     let mut compare = Vec::new();
     let mut success = Vec::new();
@@ -53,7 +53,7 @@ fn operation(request: Request) -> RequestOp {
     }
 }
 
-/// etcd says 0 for the revision of a key that does not exist.
+/// etcd uses revision 0 for a key that does not exist.
 fn compares<D>(op: &Op<D>) -> Vec<Compare> {
     let compare = |result: CompareResult, revision: Revision| Compare {
         result: result.into(),
@@ -73,7 +73,7 @@ fn compares<D>(op: &Op<D>) -> Vec<Compare> {
     }
 }
 
-/// What stood at each operation's key before a transaction that was accepted.
+/// The previous entry of each operation's key, from an accepted transaction.
 pub(super) fn previous<D>(
     ops: &[Op<D>],
     responses: Vec<ResponseOp>,
@@ -96,7 +96,7 @@ pub(super) fn previous<D>(
         .collect()
 }
 
-/// The first precondition that does not hold, by what stands at the keys.
+/// The first failed precondition, from the current revisions of the keys.
 pub(super) fn conflict<D>(ops: &[Op<D>], responses: Vec<ResponseOp>) -> Error {
     for (op, response) in ops.iter().zip(responses) {
         let Some(Response::ResponseRange(range)) = response.response else {

@@ -1,11 +1,11 @@
-//! What a version of etcd can be trusted with.
+//! What versions of etcd support.
 
-/// A version as etcd says it.
+/// A version of etcd.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Version(pub u32, pub u32, pub u32);
 
 impl Version {
-    /// Of text such as `3.5.13` or `3.6.0-rc.1`.
+    /// Parses text such as `3.5.13` or `3.6.0-rc.1`.
     pub fn parse(text: &str) -> Option<Self> {
         let plain = text.split(['-', '+']).next()?;
         let mut numbers = plain.split('.').map(|number| number.parse().ok());
@@ -13,13 +13,13 @@ impl Version {
         numbers.next().is_none().then_some(version)
     }
 
-    /// Whether it speaks the protocol that the store uses.
+    /// Whether it supports the protocol that the store uses.
     pub fn is_supported(self) -> bool {
         self >= Self(3, 4, 0)
     }
 
-    /// Whether an answer to a progress request means what it says. Earlier versions could answer
-    /// before they had sent the events that lead to the revision.
+    /// Whether progress notifications are reliable. Earlier versions could send one before the
+    /// events that lead to its revision.
     pub fn has_reliable_progress(self) -> bool {
         match self {
             Self(3, 4, patch) => patch >= 31,

@@ -1,7 +1,6 @@
-//! One of something, or several: most commits have one operation, which then costs no memory of its
-//! own.
+//! One item or several: most commits have one operation, which then needs no allocation.
 
-/// One or several, in order.
+/// One item or several, in order.
 #[derive(Debug)]
 pub enum Few<T> {
     /// One.

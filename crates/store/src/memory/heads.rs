@@ -1,18 +1,18 @@
-//! What is compared in a node of the tree: a piece of each key, side by side, instead of the keys
-//! themselves, which stand all over memory. Keys of one node have a long beginning in common; a head
-//! is the eight bytes behind it. Only equal heads need a look at the keys.
+//! What is compared in a node of the tree: a part of each key, stored contiguously, instead of the
+//! keys, which are scattered in memory. Keys of one node have a long common prefix; a head is the
+//! eight bytes after it. Only equal heads need a comparison of the keys.
 
 /// The heads of some keys in ascending order.
 #[derive(Clone, Default)]
 pub(super) struct Heads {
-    /// All the keys begin with the same bytes, of this length.
+    /// The length of the keys' common prefix.
     shared: usize,
-    /// Never descending, as the keys.
+    /// In ascending order, as the keys.
     heads: Vec<u64>,
 }
 
 impl Heads {
-    /// Of keys in ascending order.
+    /// The heads of keys in ascending order.
     pub(super) fn of<'a>(count: usize, key: impl Fn(usize) -> &'a [u8]) -> Self {
         if count == 0 {
             return Self::default();
@@ -22,7 +22,7 @@ impl Heads {
         Self { shared, heads }
     }
 
-    /// Where a key stands among the keys, or would.
+    /// The index of a key, or where it would be inserted.
     pub(super) fn find<'a>(
         &self,
         key: &[u8],
@@ -31,7 +31,7 @@ impl Heads {
         let Some(last) = self.heads.len().checked_sub(1) else {
             return Err(0);
         };
-        // As a rule it is there, and the only one with its head.
+        // Usually it exists, and is the only one with its head.
         if let Some(tail) = key.get(self.shared..) {
             let wanted = head(tail);
             let place = self.heads.partition_point(|head| *head < wanted);
@@ -58,7 +58,7 @@ impl Heads {
         Err(low)
     }
 
-    /// Adds the head of a key that was put at a place; `at` knows all keys, this one included.
+    /// Adds the head of a key inserted at `place`; `at` returns all keys, including this one.
     pub(super) fn insert<'a>(&mut self, place: usize, at: impl Fn(usize) -> &'a [u8]) {
         let count = self.heads.len() + 1;
         let key = at(place);
@@ -71,25 +71,25 @@ impl Heads {
         }
     }
 
-    /// Takes the head at a place away.
+    /// Removes the head at `place`.
     pub(super) fn remove(&mut self, place: usize) {
         self.heads.remove(place);
     }
 }
 
-/// Room for one more, without the doubling that would waste half of every leaf.
+/// Makes room for one more, without doubling, which would waste half of every leaf.
 pub(super) fn make_room<T>(items: &mut Vec<T>) {
     if items.len() == items.capacity() {
         items.reserve_exact(4);
     }
 }
 
-/// The length of the beginning that two keys have in common.
+/// The length of the common prefix of two keys.
 fn common(one: &[u8], other: &[u8]) -> usize {
     one.iter().zip(other).take_while(|(a, b)| a == b).count()
 }
 
-/// The first bytes as a number that is ordered as they are; what is missing is 0.
+/// The first bytes as a number in the same order; missing bytes are 0.
 fn head(tail: &[u8]) -> u64 {
     match tail.first_chunk() {
         Some(bytes) => u64::from_be_bytes(*bytes),
@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     fn key() -> impl Strategy<Value = Vec<u8>> {
-        // Long beginnings in common, zeros, and keys that are the beginning of others.
+        // Long common prefixes, zeros, and keys that are prefixes of others.
         let tail = prop::collection::vec(prop::sample::select(vec![0, 1, b'a', 255]), 0..12);
         (0..3_usize, tail).prop_map(|(beginning, tail)| {
             let beginning = [&b""[..], b"/registry/pods/", b"/registry/pods/default/"][beginning];

@@ -1,4 +1,4 @@
-//! The events of the recent past, for watches that start in it and for reads of it.
+//! Recent events, for watches and reads of past revisions.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use imbl::OrdMap;
 use super::{Millis, Slot};
 use crate::{Event, Key, Revision};
 
-/// How much is kept; whichever limit is met first counts.
+/// How much history is kept; the first limit that is reached counts.
 #[derive(Debug, Clone)]
 pub struct Limits {
     /// Revisions.
@@ -23,18 +23,18 @@ impl Default for Limits {
         Self {
             revisions: 1 << 15,
             bytes: 64 << 20,
-            // As upstream compacts: a continue token lives five minutes and little more.
+            // As upstream compacts: a continue token is valid for about five minutes.
             age: std::time::Duration::from_secs(300),
         }
     }
 }
 
-/// What one revision did to one key. Slots are shared with the states that have them: history costs
+/// The change of one key by one revision. Slots are shared with the states, so that history costs
 /// little more than the previous values.
 pub(crate) struct Change<T> {
-    /// What stood there before.
+    /// The previous value.
     pub previous: Option<Arc<Slot<T>>>,
-    /// What stands there now.
+    /// The current value.
     pub current: Option<Arc<Slot<T>>>,
 }
 
@@ -68,13 +68,13 @@ impl<T> Change<T> {
     }
 }
 
-/// Bytes that history keeps alive for a change.
+/// Bytes that history keeps in memory for a change.
 fn cost<T>(change: &Change<T>) -> usize {
     let previous = change.previous.as_ref().map_or(0, |slot| slot.size);
     change.key().len() + previous as usize
 }
 
-/// All that one revision did.
+/// All changes of one revision.
 pub(crate) struct Batch<T> {
     changes: Changes<T>,
     time: Millis,
@@ -106,7 +106,7 @@ impl<T> Clone for Changes<T> {
 }
 
 impl<T> Batch<T> {
-    /// Of the first change of a commit made at `time`.
+    /// A batch with the first change of a commit made at `time`.
     pub(crate) fn new(first: Change<T>, time: Millis) -> Self {
         let bytes = cost(&first);
         Self {
@@ -127,7 +127,7 @@ impl<T> Batch<T> {
         }
     }
 
-    /// What changed, in the order of the commit.
+    /// The changes, in the order of the commit.
     pub(crate) fn changes(&self) -> &[Change<T>] {
         match &self.changes {
             Changes::One(change) => std::slice::from_ref(change),
@@ -135,7 +135,7 @@ impl<T> Batch<T> {
         }
     }
 
-    /// The events about keys with this prefix; `None` when there are none.
+    /// The events of keys with this prefix; `None` if there are none.
     pub(crate) fn events(&self, revision: Revision, prefix: &[u8]) -> Option<Arc<[Event<T>]>> {
         let matching = |change: &&Change<T>| change.key().starts_with(prefix);
         let mut events = self.changes().iter().filter(matching).peekable();
@@ -144,11 +144,11 @@ impl<T> Batch<T> {
     }
 }
 
-/// What was published together: one group commit, one frame of the log, one message of etcd.
+/// Batches published together: one group commit, one log frame, one message of etcd.
 type Chunk<T> = Arc<[(Revision, Batch<T>)]>;
 
-/// The kept past: every event above `floor`. It is kept and forgotten by whole chunks, so that a
-/// commit costs next to nothing here.
+/// The history: every event above `floor`. It is kept and dropped in whole chunks, so that it adds
+/// little to the cost of a commit.
 pub(crate) struct History<T> {
     floor: Revision,
     /// By their last revision; never empty.
@@ -178,7 +178,7 @@ impl<T> Default for History<T> {
 }
 
 impl<T> History<T> {
-    /// Nothing is known of this revision and before, everything after it is.
+    /// Events after this revision are kept; earlier ones are not.
     pub(crate) fn floor(&self) -> Revision {
         self.floor
     }
@@ -202,7 +202,7 @@ impl<T> History<T> {
         Some(&chunk[place].1)
     }
 
-    /// Adds the newest, in order.
+    /// Adds the newest batches, in order.
     pub(crate) fn push(&mut self, news: Vec<(Revision, Batch<T>)>) {
         let Some((last, _)) = news.last() else { return };
         self.revisions += news.len();
@@ -210,7 +210,7 @@ impl<T> History<T> {
         self.chunks.insert(*last, news.into());
     }
 
-    /// Forgets everything up to a revision. Returns what is left of it: to take it apart takes its time.
+    /// Drops everything up to a revision. Returns it, since freeing it takes time.
     pub(crate) fn forget(&mut self, revision: Revision) -> Forgotten<T> {
         let mut forgotten = Vec::new();
         while let Some((last, chunk)) = self.chunks.get_min().cloned() {
@@ -233,7 +233,7 @@ impl<T> History<T> {
         Forgotten(forgotten)
     }
 
-    /// Forgets what is over the limits.
+    /// Drops what exceeds the limits.
     pub(crate) fn prune(&mut self, limits: &Limits, now: Millis) -> Forgotten<T> {
         let mut forgotten = Vec::new();
         let oldest_kept = now.saturating_sub(limits.age.as_millis() as Millis);
@@ -252,7 +252,7 @@ impl<T> History<T> {
     }
 }
 
-/// The past that is no longer kept.
+/// Dropped history.
 pub(crate) struct Forgotten<T>(Vec<Chunk<T>>);
 
 impl<T> Forgotten<T> {

@@ -1,6 +1,6 @@
-//! Hands events to watchers. Watchers of the same prefix form a group that gets one shared slice of
-//! events per revision. A watcher whose queue is full is let go: its stream catches up from history
-//! by itself, and only when history no longer reaches back far enough is it told that it lagged.
+//! Sends events to watchers. Watchers of the same prefix form a group that shares one slice of
+//! events per revision. A watcher whose queue is full is dropped from its group: its stream catches
+//! up from history, and only if history no longer has its revision does it get an error.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -18,47 +18,47 @@ use tokio::sync::{Notify, mpsc};
 use super::{Batch, History, Published, State};
 use crate::{Error, Key, Revision, Watch, WatchItem};
 
-/// The meeting point of writer and watchers.
+/// Shared by the writer and the watchers.
 pub(crate) struct Hub<T> {
     state: Arc<Published<T>>,
     published: Notify,
-    /// Whether anybody may be watching: nobody is woken for nobody. Set under the lock, before the
-    /// state is looked at; read after a state is published.
+    /// Whether there may be watchers; without them nothing is woken. Set under the lock before the
+    /// state is read; read after a state was published.
     is_watched: AtomicBool,
     queue: usize,
-    /// Guards the groups and how far they have been served. Taken by the fan-out for one revision at
-    /// a time, and by whoever subscribes.
+    /// Guards the groups and their revision. Locked by the fan-out for one revision at a time, and
+    /// by subscribers.
     groups: Mutex<Groups<T>>,
 }
 
 struct Groups<T> {
-    /// Everything up to here has been handed out.
+    /// Events up to this revision were sent.
     served: Revision,
     closed: bool,
-    /// By length of prefix, then by prefix: an event finds its groups by looking up the beginnings
-    /// of its key.
+    /// By length of prefix, then by prefix: an event finds its groups by looking up the prefixes of
+    /// its key.
     by_length: BTreeMap<usize, HashMap<Key, Vec<Watcher<T>>>>,
 }
 
 struct Watcher<T> {
     queue: mpsc::Sender<WatchItem<T>>,
-    /// Nothing up to here may be sent to it again.
+    /// Events up to this revision must not be sent to it again.
     after: Revision,
 }
 
-/// A watcher's end.
+/// A watcher's stream.
 struct Subscription<T> {
     hub: Arc<Hub<T>>,
     prefix: Key,
-    /// Everything up to here has been yielded.
+    /// Everything up to this revision was yielded.
     cursor: Revision,
-    /// The past that must be yielded before the queue, and where it ends.
+    /// History to yield before the queue, and its last revision.
     backlog: Option<(History<T>, Revision)>,
     queue: mpsc::Receiver<WatchItem<T>>,
 }
 
 impl<T: Send + Sync + 'static> Hub<T> {
-    /// A hub over the published states.
+    /// A hub for the published states.
     pub(crate) fn new(state: Arc<Published<T>>, queue: usize) -> Self {
         let served = state.revision();
         let groups = Mutex::new(Groups {
@@ -75,9 +75,9 @@ impl<T: Send + Sync + 'static> Hub<T> {
         }
     }
 
-    /// There is a new state.
+    /// A new state was published.
     pub(crate) fn wake(&self) {
-        // Together with the one in `subscribe`: either the new watcher sees the state that was just
+        // Pairs with the fence in `subscribe`: either the new watcher sees the state that was just
         // published, or it is seen here.
         fence(Ordering::SeqCst);
         if self.is_watched.load(Ordering::Relaxed) {
@@ -94,7 +94,7 @@ impl<T: Send + Sync + 'static> Hub<T> {
         self.published.notify_one();
     }
 
-    /// Changes under `prefix` after a revision.
+    /// Watches changes under `prefix` after a revision.
     pub(crate) fn watch(self: &Arc<Self>, prefix: Key, after: Revision) -> Result<Watch<T>, Error> {
         let newest = self.state.revision();
         if after > newest {
@@ -106,7 +106,7 @@ impl<T: Send + Sync + 'static> Hub<T> {
         self.watch_ahead(prefix, after)
     }
 
-    /// The same for a revision that is known to exist, also when it has not been published yet.
+    /// The same for a revision that is known to exist, but may not be published yet.
     pub(crate) fn watch_ahead(
         self: &Arc<Self>,
         prefix: Key,
@@ -132,7 +132,7 @@ impl<T: Send + Sync + 'static> Hub<T> {
         fence(Ordering::SeqCst);
         let is_first = groups.by_length.is_empty();
         let (served, floor, backlog) = self.state.look(|state| {
-            // Before the first there was nobody to serve.
+            // Without earlier watchers nothing was sent.
             let newest = if is_first { state.revision } else { 0 };
             let served = groups.served.max(newest);
             let backlog = (after < served).then(|| (state.history.clone(), served));
@@ -160,7 +160,7 @@ impl<T: Send + Sync + 'static> Hub<T> {
         })
     }
 
-    /// Hands out what is published until the hub is closed.
+    /// Sends what is published until the hub is closed.
     pub(crate) async fn serve(&self, clock: &dyn Clock, progress: std::time::Duration) {
         let mut tick = clock.sleep(progress);
         loop {
@@ -192,7 +192,7 @@ impl<T: Send + Sync + 'static> Hub<T> {
         let look = |state: &State<T>| (state.revision, state.history.clone());
         let (newest, history) = self.state.look(look);
         if history.floor() > served {
-            // History went faster than the fan-out: the watchers catch up or learn that they cannot.
+            // History was dropped faster than it was sent: the watchers catch up or get an error.
             self.groups.lock().by_length.clear();
         } else {
             for (revision, batch) in history.after(served) {
@@ -224,12 +224,12 @@ impl<T> Groups<T> {
         }
     }
 
-    /// Tells all watchers how far they are. Returns whether there are any.
+    /// Sends a progress notification to all watchers. Returns whether there are any.
     fn progress(&mut self) -> bool {
         let served = self.served;
         for groups in self.by_length.values_mut() {
             for watchers in groups.values_mut() {
-                // A full queue says that there is more to come: no need for a mark.
+                // A full queue needs no notification: more events are pending.
                 watchers.retain(|watcher| {
                     let sent = watcher.queue.try_send(WatchItem::Progress(served));
                     !matches!(sent, Err(mpsc::error::TrySendError::Closed(_)))
@@ -242,7 +242,7 @@ impl<T> Groups<T> {
     }
 }
 
-/// The beginnings of this length that the changed keys have, each once. Few: a commit has few keys.
+/// The distinct prefixes of this length of the changed keys; few, since a commit has few keys.
 fn prefixes<T>(batch: &Batch<T>, length: usize) -> Vec<&[u8]> {
     let mut found = Vec::new();
     for change in batch.changes() {
@@ -267,7 +267,7 @@ impl<T: Send + Sync + 'static> Subscription<T> {
                     return Ok(WatchItem::Events { revision, events });
                 }
                 Some(WatchItem::Progress(revision)) => {
-                    // A mark from before the beginning says nothing.
+                    // Ignore a notification from before the start.
                     if revision >= self.cursor {
                         self.cursor = revision;
                         return Ok(WatchItem::Progress(revision));
@@ -295,7 +295,7 @@ impl<T: Send + Sync + 'static> Subscription<T> {
         Some(WatchItem::Progress(self.cursor))
     }
 
-    /// The queue was full once, and has been drained now: goes on from history.
+    /// The queue was full and is drained now: continues from history.
     fn resume(&mut self) -> Result<(), Error> {
         let resumed = self.hub.clone().subscribe(self.prefix.clone(), self.cursor);
         *self = resumed.map_err(|error| match error {

@@ -1,5 +1,4 @@
-//! What both backends keep in memory: live keys, the recent past, the watchers. Nothing here touches
-//! a disk or a network.
+//! In-memory state of both backends: live keys, history, watchers. No disk or network access.
 
 mod few;
 mod heads;
@@ -23,10 +22,10 @@ pub(crate) use tree::Tree;
 
 use crate::{Key, Revision};
 
-/// Milliseconds since 1970; 0 means never where a moment is optional.
+/// Milliseconds since 1970; 0 means never for optional times.
 pub(crate) type Millis = i64;
 
-/// A live key, as it stands in a snapshot.
+/// A live key in its stored form.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Saved {
     /// The key.
@@ -35,7 +34,7 @@ pub(crate) struct Saved {
     pub create_revision: Revision,
     /// Revision that wrote it last.
     pub mod_revision: Revision,
-    /// When it goes by itself, 0 for never.
+    /// When it expires; 0 for never.
     pub expires: Millis,
     /// The value.
     pub value: Bytes,

@@ -1,4 +1,4 @@
-//! Past moments at hand: those that pages of lists refer to, bounded in number.
+//! A bounded cache of past states that pages of lists refer to.
 
 use std::{
     collections::VecDeque,
@@ -10,13 +10,13 @@ use parking_lot::Mutex;
 use super::{History, State};
 use crate::Revision;
 
-/// So many revisions back, a state is made beside the runtime's own threads.
+/// A state this many revisions back is computed on a blocking thread.
 const FAR: u64 = 2000;
 
-/// A bounded ring of past states.
+/// A bounded cache of past states.
 pub(crate) struct Pages<T> {
     capacity: usize,
-    /// Guards the states, oldest use first.
+    /// Guards the states, least recently used first.
     kept: Mutex<VecDeque<State<T>>>,
     /// The lowest revision among them, or a lower one; written under the lock.
     lowest: AtomicU64,
@@ -53,7 +53,7 @@ impl<T: Send + Sync + 'static> Pages<T> {
     /// Somebody will come back for the rest of this.
     pub(crate) fn keep(&self, state: &State<T>) {
         let floor = state.history.floor();
-        // Without its history, which would keep old values for longer than they are wanted.
+        // Without its history, which would keep old values in memory for too long.
         let page = State {
             history: History::default(),
             ..state.clone()

@@ -1,17 +1,17 @@
-//! The newest moment that readers may see.
+//! The newest state that readers may see.
 //!
-//! It is changed in place: a put replaces one pointer in a leaf that nobody else holds. Whoever wants
-//! to look for longer than a moment takes a clone, which is O(1) and never changes; only for as long
-//! as there is one are the leaves copied that the writer touches.
+//! It is changed in place: a put replaces one pointer in a leaf that is not shared. A reader that
+//! needs more than a short look takes a clone, which is O(1) and immutable; only while a clone
+//! exists does the writer copy the leaves that it changes.
 
 use parking_lot::RwLock;
 
 use super::{Pages, State};
 use crate::Revision;
 
-/// Shared by one who changes and many who read.
+/// Shared by one writer and many readers.
 pub(crate) struct Published<T> {
-    /// Guards the state. Held to look up or to put a few keys, and never while anything waits.
+    /// Guards the state. Held only to read or write a few keys, and never across a wait.
     state: RwLock<State<T>>,
     /// Past moments; they go with the history that covers them.
     pub pages: Pages<T>,
@@ -31,17 +31,17 @@ impl<T> Published<T> {
         self.state.read().revision
     }
 
-    /// A short look.
+    /// Reads the state under the lock.
     pub(crate) fn look<R>(&self, look: impl FnOnce(&State<T>) -> R) -> R {
         look(&self.state.read())
     }
 
-    /// The state as it is now, for good.
+    /// An immutable clone of the current state.
     pub(crate) fn moment(&self) -> State<T> {
         self.state.read().clone()
     }
 
-    /// Changes it in place: whole commits only, readers see what is there when this returns.
+    /// Changes the state in place: only whole commits, which readers see when this returns.
     pub(crate) fn change<R>(&self, change: impl FnOnce(&mut State<T>) -> R) -> R {
         let mut state = self.state.write();
         let changed = change(&mut state);
@@ -51,7 +51,7 @@ impl<T> Published<T> {
         changed
     }
 
-    /// Puts another state in its place.
+    /// Replaces the state.
     pub(crate) fn replace(&self, state: State<T>) {
         let floor = state.history.floor();
         let before = std::mem::replace(&mut *self.state.write(), state);

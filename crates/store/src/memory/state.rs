@@ -1,5 +1,5 @@
-//! What the store holds at one moment: the live keys and the history that leads to them. Cloning is
-//! O(1), and a clone never changes: lists read theirs while the writer goes on.
+//! The state of the store at one revision: the live keys and their history. Clones are O(1) and
+//! immutable, so that lists can be read while the writer continues.
 
 use std::sync::Arc;
 
@@ -8,11 +8,11 @@ use bytes::Bytes;
 use super::{Batch, Change, Few, History, Millis, Saved, Tree, tree::Keyed};
 use crate::{Codec, Entry, Key, ListRequest, Listed, Revision};
 
-/// A live key with what the engine knows about it.
+/// A live key with the engine's metadata.
 pub struct Slot<T> {
     /// What readers see.
     pub entry: Entry<T>,
-    /// When it goes by itself, 0 for never.
+    /// When it expires; 0 for never.
     pub expires: Millis,
     /// Length of the stored value.
     pub size: u32,
@@ -24,7 +24,7 @@ impl<T> Keyed for Arc<Slot<T>> {
     }
 }
 
-/// One moment.
+/// The state at one revision.
 pub(crate) struct State<T> {
     /// The newest revision.
     pub revision: Revision,
@@ -32,7 +32,7 @@ pub(crate) struct State<T> {
     pub entries: Tree<Arc<Slot<T>>>,
     /// Bytes of all live keys and values.
     pub bytes: u64,
-    /// The events before this moment that are still kept.
+    /// The history up to this revision.
     pub history: History<T>,
 }
 
@@ -58,7 +58,7 @@ impl<T> Default for State<T> {
     }
 }
 
-/// What a commit does to one key.
+/// A commit's write of one key.
 pub(crate) enum Write<T> {
     /// A new value.
     Put(Key, Fresh<T>),
@@ -66,11 +66,11 @@ pub(crate) enum Write<T> {
     Delete(Key),
 }
 
-/// A value on its way to its key: what stood there before is not known yet.
+/// A new value whose previous value is not known yet.
 pub(crate) struct Fresh<T>(Arc<Slot<T>>);
 
 impl<T> Fresh<T> {
-    /// Of a draft that gets this revision.
+    /// A value from a draft with this revision.
     pub(crate) fn new<C: Codec<Object = T>>(
         codec: &C,
         key: &Key,
@@ -92,13 +92,13 @@ impl<T> Fresh<T> {
         }))
     }
 
-    /// Takes its place.
+    /// Completes the value with its key and create revision.
     fn settle(self, key: &Key, previous: Option<&Arc<Slot<T>>>) -> Arc<Slot<T>> {
         let mut slot = self.0;
-        // Nobody else has it yet.
+        // Not shared yet.
         if let Some(Slot { entry, .. }) = Arc::get_mut(&mut slot) {
-            // The first key's bytes serve all later versions; a copy, because the caller's may be
-            // part of something larger.
+            // All versions share the bytes of the first key; a copy, because the caller's may be a
+            // slice of something larger.
             (entry.key, entry.create_revision) = match previous {
                 Some(slot) => (slot.entry.key.clone(), slot.entry.create_revision),
                 None => (Key::copy_from_slice(key), entry.mod_revision),
@@ -108,7 +108,7 @@ impl<T> Fresh<T> {
     }
 }
 
-/// What a list covers.
+/// The range of a list.
 struct Span<'a> {
     start: &'a Key,
     found: usize,
@@ -134,7 +134,7 @@ impl<T: Send + Sync + 'static> State<T> {
         self.listed(start, found, request.limit)
     }
 
-    /// The same, unless there are more than so many. They are walked over, not counted: one search, where
+    /// The same, unless there are more than `most`. Iterates instead of counting: one search, where
     /// a list takes three.
     pub(crate) fn list_few(&self, request: &ListRequest, most: usize) -> Option<Listed<T>> {
         let start = start(request);
@@ -155,10 +155,10 @@ impl<T: Send + Sync + 'static> State<T> {
         })
     }
 
-    /// Where a list starts, and how many keys there are from there on.
+    /// The start of a list, and the number of keys from there on.
     fn span<'a>(&self, request: &'a ListRequest) -> Span<'a> {
         let start = start(request);
-        // Counted, not walked over: what remains may be much more than what is wanted.
+        // Counted by rank, not by iteration: many more may remain than are returned.
         let end = prefix_end(&request.prefix);
         let end = end.map_or(self.entries.len(), |end| self.entries.rank(&end));
         let found = end.saturating_sub(self.entries.rank(start));
@@ -175,8 +175,8 @@ impl<T: Send + Sync + 'static> State<T> {
         }
     }
 
-    /// Makes the changes of one commit; `news` gets what they were, for [`History::push`]. Returns what
-    /// now stands at each put key and what stood at each deleted one. Deletes of absent keys do
+    /// Applies the changes of one commit; `news` gets them for [`History::push`]. Returns the new
+    /// entry of each put key and the old one of each deleted key. Deletes of absent keys do
     /// nothing.
     pub(crate) fn apply(
         &mut self,
@@ -235,7 +235,7 @@ impl<T: Send + Sync + 'static> State<T> {
         Change { previous, current }
     }
 
-    /// All entries as snapshots keep them.
+    /// All entries in their stored form.
     pub(crate) fn saved<C: Codec<Object = T>>(&self, codec: &C) -> impl Iterator<Item = Saved> {
         self.entries.values().map(|slot| Saved {
             key: slot.entry.key.clone(),
@@ -248,7 +248,7 @@ impl<T: Send + Sync + 'static> State<T> {
         })
     }
 
-    /// Takes an entry from a snapshot.
+    /// Adds an entry of a snapshot.
     pub(crate) fn restore<C: Codec<Object = T>>(
         &mut self,
         codec: &C,
@@ -279,8 +279,7 @@ impl<T: Send + Sync + 'static> State<T> {
         Ok(())
     }
 
-    /// This state as it was at an earlier revision that history still covers; without a history of
-    /// its own, and only for reading.
+    /// The state at an earlier revision that history covers; without history, and only for reading.
     pub(crate) fn back_to(&self, revision: Revision) -> Self {
         let mut past = self.clone();
         for (_, batch) in self.history.after(revision).rev() {
@@ -297,7 +296,7 @@ impl<T: Send + Sync + 'static> State<T> {
     }
 }
 
-/// The first key behind all keys with this prefix; `None` when there is no such key.
+/// The first key after all keys with this prefix; `None` if there is none.
 pub(crate) fn prefix_end(prefix: &[u8]) -> Option<Bytes> {
     let last = prefix.iter().rposition(|byte| *byte != 0xff)?;
     let mut end = prefix[..=last].to_vec();

@@ -1,22 +1,21 @@
-//! An ordered map whose clones cost nothing and never change, and that can say how many keys stand
-//! before a key: lists know what remains without walking over it.
+//! An ordered map with O(1) immutable clones that can count the keys before a key, so that lists
+//! know how many keys remain without iterating.
 //!
-//! A B+ tree of shared nodes: a change copies the few nodes on its way that somebody else still
-//! holds, and changes the others in place. Values carry their key, so that a leaf is nothing but
-//! pointers and the heads of their keys. Nodes that have become small are merged with a neighbour
-//! where both fit into one.
+//! A B+ tree of shared nodes: a change copies the nodes on its path that a clone still shares, and
+//! changes the others in place. Values contain their key, so that a leaf is only pointers and the
+//! heads of their keys. Small nodes are merged with a neighbour if both fit into one.
 
 use std::sync::Arc;
 
 use super::heads::{Heads, make_room};
 use crate::Key;
 
-/// Most values of a leaf and most children of a branch.
+/// The maximum number of values of a leaf and of children of a branch.
 const FANOUT: usize = 32;
 
-/// A value that carries its key. Clones are cheap.
+/// A value that contains its key. Clones are cheap.
 pub(crate) trait Keyed: Clone {
-    /// The key; the same for as long as the value lives.
+    /// The key, which never changes.
     fn key(&self) -> &Key;
 }
 
@@ -47,9 +46,9 @@ struct Branch<V> {
 
 #[derive(Clone)]
 struct Child<V> {
-    /// Not above any key in it, and above every key of the child before.
+    /// At most the smallest key in it, and above every key of the previous child.
     first: Key,
-    /// Values in it.
+    /// The number of values in it.
     count: usize,
     node: Arc<Node<V>>,
 }
@@ -136,7 +135,7 @@ impl<V: Keyed> Tree<V> {
         self.from(&[])
     }
 
-    /// Puts what `make` makes of the value that stands at the key, and returns that one.
+    /// Puts the value that `make` returns for the current one, and returns the current one.
     pub(crate) fn upsert(&mut self, key: &[u8], make: impl FnOnce(Option<&V>) -> V) -> Option<V> {
         let (previous, split) = upsert(&mut self.root, key, make);
         if previous.is_none() {
@@ -153,15 +152,15 @@ impl<V: Keyed> Tree<V> {
         previous
     }
 
-    /// Puts a value at its key and returns what stood there.
+    /// Puts a value at its key and returns the previous one.
     pub(crate) fn insert(&mut self, value: V) -> Option<V> {
         let key = value.key().clone();
         self.upsert(&key, |_| value)
     }
 
-    /// Takes the value at a key away.
+    /// Removes the value at a key.
     pub(crate) fn remove(&mut self, key: &[u8]) -> Option<V> {
-        // Looks first: nothing is copied for a key that is not there.
+        // Looks it up first, so that nothing is copied for an absent key.
         self.get(key)?;
         let removed = remove(&mut self.root, key)?;
         self.len -= 1;
@@ -175,7 +174,7 @@ impl<V: Keyed> Tree<V> {
 }
 
 impl<V: Keyed> Leaf<V> {
-    /// Where a key stands, or would.
+    /// The index of a key, or where it would be inserted.
     fn place(&self, key: &[u8]) -> Result<usize, usize> {
         self.heads.find(key, |at| self.values[at].key())
     }
@@ -211,8 +210,8 @@ impl<V> Node<V> {
     }
 }
 
-/// Where a node that is too long is split: in the middle, but nearly at the end when keys come in
-/// ascending order, so that nodes get full.
+/// Where a full node is split: in the middle, but near the end if keys are inserted in ascending
+/// order, so that nodes get full.
 fn split_at(len: usize, inserted: usize) -> usize {
     if inserted + 1 == len {
         len - 1
@@ -304,12 +303,12 @@ fn remove<V: Keyed>(node: &mut Arc<Node<V>>, key: &[u8]) -> Option<V> {
 }
 
 /// Merges a small child with a neighbour, if both fit into one node with room to spare. Returns
-/// whether a child has gone.
+/// whether a child was removed.
 fn merge<V: Keyed>(children: &mut Vec<Child<V>>, at: usize) -> bool {
     if children[at].count == 0 && children.len() > 1 {
         let gone = children.remove(at);
         if at == 0 {
-            // Keys from there on come to this one now.
+            // Later keys of that range belong to this child now.
             children[0].first = gone.first;
         }
         return true;
@@ -343,7 +342,7 @@ fn merge<V: Keyed>(children: &mut Vec<Child<V>>, at: usize) -> bool {
 
 /// Values in order.
 pub(crate) struct Iter<'a, V> {
-    /// What follows in the branches above the leaf, the lowest last.
+    /// The rest of the branches above the leaf, the lowest last.
     above: Vec<std::slice::Iter<'a, Child<V>>>,
     leaf: std::slice::Iter<'a, V>,
 }
@@ -397,7 +396,7 @@ mod tests {
         }
     }
 
-    /// Every node's counts are true, its keys ascend, and nothing is longer than it may be.
+    /// Checks that counts are right, keys ascend, and no node is too large.
     fn check(node: &Node<Value>, above: &[u8], depth: usize) -> (usize, usize) {
         match node {
             Node::Leaf(Leaf { values, .. }) => {
@@ -423,7 +422,7 @@ mod tests {
     }
 
     fn key(number: u16) -> Key {
-        // Of different lengths, so that one may be the beginning of another.
+        // Of different lengths, so that some are prefixes of others.
         Key::from(format!("{number:b}"))
     }
 
@@ -431,7 +430,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
         #[test]
-        fn it_is_an_ordered_map_and_old_clones_stay_as_they_were(
+        fn the_tree_is_an_ordered_map_and_clones_are_snapshots(
             ops in prop::collection::vec((0_u16..900, any::<u32>(), 0..3), 0..3000),
             ascending in any::<bool>(),
         ) {

@@ -1,4 +1,4 @@
-//! The behaviour that every backend has: each check runs over each of them, in a fresh store.
+//! The behaviour that every backend must have: each check runs on each of them, in a new store.
 
 use std::time::Duration;
 
@@ -195,7 +195,7 @@ async fn watches_resume_without_gap_or_split(store: &Dyn) {
     assert!(matches!(future, Err(Error::Future { .. })), "{future:?}");
 }
 
-/// Within one revision etcd orders events by its own lights.
+/// etcd orders the events of one revision differently.
 fn sorted(events: &[Event<Bytes>]) -> Vec<String> {
     let mut shown = shown(events);
     shown.sort();

@@ -1,4 +1,4 @@
-//! A disk in memory that can lose its power, be full, fail at a step, and lie about a sync.
+//! A disk in memory that can lose power, be full, fail at a step, and lie about a sync.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -31,7 +31,7 @@ pub(crate) const STEPS: [Step; 4] = [
 #[derive(Clone)]
 pub(crate) struct MemoryDisk {
     inner: Arc<Mutex<Inner>>,
-    /// The life of the machine that this handle belongs to.
+    /// The boot of the machine that this handle belongs to.
     generation: u64,
 }
 
@@ -40,14 +40,14 @@ struct Inner {
     files: HashMap<u64, Content>,
     names: BTreeMap<String, u64>,
     durable_names: BTreeMap<String, u64>,
-    /// Changes of names since the directory was synced, in order.
+    /// Changes of file names since the directory was synced, in order.
     pending_names: Vec<(String, Option<u64>)>,
     next: u64,
-    /// Handles of an earlier generation are dead: their machine lost its power.
+    /// Handles of an earlier boot fail: their machine lost power.
     generation: u64,
     locked: bool,
     capacity: usize,
-    /// The power goes after this many more operations.
+    /// Power is lost after this many more operations.
     fuse: Option<u64>,
     fail: Option<Step>,
     /// One of this many syncs of a file does nothing.
@@ -109,7 +109,7 @@ impl MemoryDisk {
         self.inner().cut_power();
     }
 
-    /// The same disk in the machine's present life.
+    /// The same disk after a reboot.
     pub(crate) fn restarted(&self) -> Self {
         let generation = self.inner().generation;
         Self {
@@ -122,14 +122,14 @@ impl MemoryDisk {
         self.inner().used()
     }
 
-    /// What a file would hold after a loss of power now.
+    /// The contents of a file if power were lost now.
     pub(crate) fn durable(&self, name: &str) -> Vec<u8> {
         let inner = self.inner();
         let id = inner.durable_names.get(name);
         id.map_or_else(Vec::new, |id| inner.files[id].durable.clone())
     }
 
-    /// Changes a byte on the medium itself.
+    /// Flips a bit on the medium.
     pub(crate) fn flip(&self, name: &str, offset: usize) {
         let mut inner = self.inner();
         let id = inner.names[name];
@@ -143,13 +143,13 @@ impl MemoryDisk {
         inner.files[&inner.names[name]].now.len()
     }
 
-    /// Where a frame of a log file begins.
+    /// The offset of a frame in a log file.
     pub(crate) fn frames_start(&self, name: &str, frame: usize) -> usize {
         let inner = self.inner();
         super::frames(&inner.files[&inner.names[name]].now)[frame].0
     }
 
-    /// Where the frames of a log file end.
+    /// The end of the frames in a log file.
     pub(crate) fn frames_end(&self, name: &str) -> usize {
         let inner = self.inner();
         super::frames_end(&inner.files[&inner.names[name]].now)
@@ -161,7 +161,7 @@ impl Inner {
         self.names.values().map(|id| self.files[id].now.len()).sum()
     }
 
-    /// Every operation comes through here: dead handles fail, and the fuse burns.
+    /// Every operation passes here: handles of earlier boots fail, and the fuse counts down.
     fn step(&mut self, generation: u64) -> io::Result<()> {
         if generation != self.generation {
             return Err(io::Error::other("the power is off"));
@@ -190,7 +190,7 @@ impl Inner {
         self.generation += 1;
         self.fuse = None;
         self.locked = false;
-        // A journal keeps changes of names in order, up to some point.
+        // A journal keeps changes of file names in order, up to some point.
         let kept = self.rng.random_range(0..=self.pending_names.len());
         for (name, id) in self.pending_names.drain(..).take(kept) {
             match id {
@@ -200,7 +200,7 @@ impl Inner {
         }
         self.names = self.durable_names.clone();
         for content in self.files.values_mut() {
-            // Unsynced sectors reach the medium or not, in any order.
+            // Unsynced sectors are written or not, in any order.
             let keep_some = self.rng.random_bool(0.5);
             let longer = content.now.len() > content.durable.len() && self.rng.random_bool(0.5);
             if longer {
@@ -296,7 +296,7 @@ impl Disk for MemoryDisk {
         inner.step(self.generation)?;
         let id = inner.names.remove(from).ok_or(io::ErrorKind::NotFound)?;
         inner.names.insert(to.into(), id);
-        // One step of the journal, but the old name's end matters to nobody.
+        // One journal entry, but losing the removal of the old name is harmless.
         inner.pending_names.push((to.into(), Some(id)));
         inner.pending_names.push((from.into(), None));
         Ok(())

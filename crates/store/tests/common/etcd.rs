@@ -35,7 +35,7 @@ impl Drop for Cluster {
     }
 }
 
-/// Two ports that nobody uses right now.
+/// Two ports that are free right now.
 fn ports() -> (u16, u16) {
     let listeners = [0; 2].map(|port| TcpListener::bind(("127.0.0.1", port)).unwrap());
     let [client, peer] = listeners.map(|listener| listener.local_addr().unwrap().port());
@@ -69,7 +69,7 @@ impl Cluster {
 
     pub(crate) fn endpoints(&self) -> Vec<String> {
         let scheme = self.scheme();
-        // By name: the static binary has no resolver but our own.
+        // By name: the static binary uses our own resolver.
         let endpoint = |member: &Member| format!("{scheme}://localhost:{}", member.client);
         self.members.iter().map(endpoint).collect()
     }
@@ -123,7 +123,7 @@ impl Cluster {
         }
         // SAFETY: prctl is async-signal-safe, and nothing else runs between fork and exec.
         unsafe {
-            // Also after a test that was killed, nothing stays.
+            // No process is left even if the test is killed.
             command.pre_exec(|| {
                 rustix::process::set_parent_process_death_signal(Some(
                     rustix::process::Signal::KILL,
@@ -134,12 +134,12 @@ impl Cluster {
         self.members[number].process = Some(command.spawn().expect("etcd is installed"));
     }
 
-    /// Stops a member without ending it: its connections stay, and nothing is answered.
+    /// Stops a member with SIGSTOP: its connections stay open, but nothing is answered.
     pub(crate) fn pause(&self, number: usize) {
         self.signal(number, rustix::process::Signal::STOP);
     }
 
-    /// Lets it go on.
+    /// Resumes a member.
     pub(crate) fn resume(&self, number: usize) {
         self.signal(number, rustix::process::Signal::CONT);
     }
@@ -157,7 +157,7 @@ impl Cluster {
         }
     }
 
-    /// Waits until a member answers with the others' consent.
+    /// Waits until a member answers as part of the quorum.
     pub(crate) async fn wait_for(&self, number: usize) {
         let endpoints = vec![self.endpoints()[number].clone()];
         let config = store::etcd::Config {
@@ -168,7 +168,7 @@ impl Cluster {
         config.connect(store::Plain).await.unwrap();
     }
 
-    /// A cluster of which nobody runs yet.
+    /// A cluster without running members.
     pub(crate) fn planned(count: usize) -> Self {
         let member = |_| {
             let (client, peer) = ports();

@@ -1,4 +1,4 @@
-//! Many clients of a store at once, with a record of what each asked, what it heard and when.
+//! Many concurrent clients of a store, with a record of each call, its result and its times.
 
 use std::{
     collections::BTreeMap,
@@ -18,7 +18,7 @@ use super::*;
 
 const KEYS: u32 = 4;
 
-/// What the clients share. The store may be replaced while they run.
+/// State that the clients share. The store may be replaced while they run.
 pub(crate) struct Arena {
     store: RwLock<Arc<Dyn>>,
     moment: AtomicU64,
@@ -26,7 +26,7 @@ pub(crate) struct Arena {
     done: AtomicBool,
 }
 
-/// What one watcher saw, each change with the revision of the value before.
+/// The changes that one watcher saw, each with the revision of the previous value.
 type Seen = Vec<(Change, Option<Revision>)>;
 
 impl Arena {
@@ -92,8 +92,8 @@ impl Arena {
         }
     }
 
-    /// Watches everything from `after` on, leaving and coming back at random, until it has seen the
-    /// end marker.
+    /// Watches everything from `after` on, disconnecting and reconnecting at random, until it has
+    /// seen the end marker.
     async fn watcher(self: Arc<Self>, after: Revision, seed: u64) -> Seen {
         let mut rng = StdRng::seed_from_u64(seed);
         let (mut seen, mut cursor) = (Seen::new(), after);
@@ -138,8 +138,8 @@ impl Arena {
         }
     }
 
-    /// Runs clients and watchers while `trouble` does what it does, and checks the history.
-    /// What `trouble` returns is kept to the end.
+    /// Runs clients and watchers during `trouble`, and checks the history. The result of `trouble`
+    /// is kept to the end.
     pub(crate) async fn run<T: Send + 'static>(
         self: &Arc<Self>,
         clients: u64,
@@ -176,7 +176,7 @@ impl Arena {
         check_previous(&changes, &previous);
     }
 
-    /// Waits until the clients have made so many more calls, or are through.
+    /// Waits until the clients have made this many more calls, or are finished.
     pub(crate) async fn more_calls(&self, count: usize) {
         let goal = self.calls.lock().len() + count;
         while self.calls.lock().len() < goal && !self.is_done() {
@@ -184,7 +184,7 @@ impl Arena {
         }
     }
 
-    /// Whether the clients are through.
+    /// Whether the clients are finished.
     pub(crate) fn is_done(&self) -> bool {
         self.done.load(Ordering::SeqCst)
     }
@@ -226,7 +226,7 @@ fn wrote(committed: Result<store::Committed<Bytes>, Error>) -> Answer {
     }
 }
 
-/// Each change names the value that it replaced.
+/// Checks that each change names the value that it replaced.
 fn check_previous(changes: &[Change], previous: &[Option<Revision>]) {
     let mut newest: BTreeMap<&str, Option<Revision>> = BTreeMap::new();
     for (change, previous) in changes.iter().zip(previous) {

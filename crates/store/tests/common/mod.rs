@@ -1,4 +1,4 @@
-//! What the test programs of this crate share.
+//! Shared by the test programs of this crate.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 #![allow(dead_code, reason = "each test program uses its own part")]
 
@@ -19,10 +19,10 @@ use store::{
 
 pub(crate) type Dyn = dyn Store<Plain>;
 
-/// How long a test waits for what must happen.
+/// The timeout of waits in tests.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
-/// How often random suites run: few in `make test`, many in `make soak`.
+/// How many rounds random suites run: few in `make test`, many in `make soak`.
 pub(crate) fn rounds() -> u64 {
     let count = std::env::var("STORE_ROUNDS").ok();
     let count = count.and_then(|count| count.parse().ok());
@@ -30,7 +30,7 @@ pub(crate) fn rounds() -> u64 {
     count.unwrap_or(if soak { 200 } else { 20 })
 }
 
-/// Where the frames of a log file seem to begin and end, checksums not looked at.
+/// The offsets of the frames of a log file, without checking checksums.
 pub(crate) fn frames(file: &[u8]) -> Vec<(usize, usize)> {
     let word = |at: usize| {
         let bytes = file.get(at..at + 4)?;
@@ -46,7 +46,7 @@ pub(crate) fn frames(file: &[u8]) -> Vec<(usize, usize)> {
     found
 }
 
-/// Where the last of them ends.
+/// The end of the last frame.
 pub(crate) fn frames_end(file: &[u8]) -> usize {
     frames(file).last().map_or(32, |(_, end)| *end)
 }
@@ -113,7 +113,7 @@ pub(crate) fn list_request(prefix: &str) -> ListRequest {
     }
 }
 
-/// The next events of a watch, progress marks left out.
+/// The next events of a watch, without progress notifications.
 pub(crate) async fn next_events(watch: &mut Watch<Bytes>) -> (Revision, Vec<Event<Bytes>>) {
     loop {
         match next(watch).await.expect("events") {

@@ -1,5 +1,5 @@
-//! The store as a child would write it: everything ever written, in a vector. Backends are compared
-//! with it, operation by operation.
+//! The simplest possible store: everything ever written, in a vector. Backends are compared with
+//! it, operation by operation.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +21,7 @@ pub(crate) enum Step {
         when: When,
     },
     Compact(Index),
-    /// Means something to backends that can be closed.
+    /// Only for backends that can be closed.
     Reopen,
     Snapshot,
 }
@@ -33,7 +33,7 @@ pub(crate) struct ModelOp {
     kind: u8,
 }
 
-/// A place in the past, or none.
+/// A past revision, or the newest.
 #[derive(Debug, Clone)]
 pub(crate) enum When {
     Newest,
@@ -91,7 +91,7 @@ pub(crate) struct Model {
 }
 
 impl Model {
-    /// Of a store that holds nothing under `root` at revision `base`.
+    /// The model of a store without keys under `root` at revision `base`.
     pub(crate) fn new(root: &str, base: Revision) -> Self {
         let moments = vec![Live::new()];
         Self {
@@ -116,7 +116,7 @@ impl Model {
     }
 
     fn key(&self, key: u8) -> String {
-        // Some keys are beginnings of others.
+        // Some keys are prefixes of others.
         format!(
             "{}{}",
             self.root,
@@ -131,7 +131,7 @@ impl Model {
         }
     }
 
-    /// A store that was opened again may know less of the past: as much as it says itself.
+    /// A reopened store may have less history: as much as it reports.
     pub(crate) async fn forget_before(&mut self, store: &Dyn) {
         let asked = store.watch(self.root.clone().into(), self.floor).await;
         if let Err(Error::Compacted { oldest, .. }) = asked {
@@ -140,7 +140,7 @@ impl Model {
         }
     }
 
-    /// Does the step on both and compares. Steps about files are left to the caller.
+    /// Runs the step on both and compares. Steps about files are left to the caller.
     pub(crate) async fn step(&mut self, store: &Dyn, step: &Step) {
         match step {
             Step::Commit(ops) => self.commit(store, ops).await,
@@ -173,7 +173,7 @@ impl Model {
         }
     }
 
-    /// Which moment a read shows.
+    /// The revision that a read shows.
     fn moment(&self, when: &When) -> Result<Revision, Error> {
         let newest = self.newest();
         match self.freshness(when) {
@@ -291,7 +291,7 @@ impl Model {
         Ok((self.newest(), entries))
     }
 
-    /// A watch from every kept moment sees exactly the differences between the moments behind it.
+    /// A watch from every kept revision sees exactly the differences between later states.
     pub(crate) async fn compare_watches(&self, store: &Dyn) {
         for after in self.floor..self.newest() {
             let mut watch = store.watch(self.root.clone().into(), after).await.unwrap();
@@ -355,7 +355,7 @@ fn flat_commit(committed: Committed<Bytes>) -> FlatCommit {
     )
 }
 
-/// Errors as they print; backends may know the oldest revision more or less well.
+/// Errors as text, without the oldest revision, which backends may know only roughly.
 fn plain<T>(result: Result<T, Error>) -> Result<T, String> {
     result.map_err(|error| match error {
         Error::Compacted { requested, .. } => format!("{requested} is compacted"),

@@ -1,4 +1,4 @@
-//! A SPDY connection: a reader that deals frames out to streams, and a writer that sends what the
+//! A SPDY connection: a reader that dispatches frames to streams, and a writer that sends what the
 //! streams have queued. Both end with the [`Connection`] that owns them.
 
 use std::{
@@ -27,19 +27,19 @@ use crate::{
     stream::{CHUNK, Outgoing, Queue},
 };
 
-/// Streams that a peer may have open at once; a port-forward uses two per connection.
+/// Maximum open streams of a peer; a port-forward uses two per connection.
 const MAX_STREAMS: usize = 2000;
-/// How long the peer gets to read what was sent before the connection is cut.
+/// How long the peer may take to read sent data before the connection is cut.
 const LINGER: Duration = Duration::from_secs(5);
 
-/// Which end of the connection this is: clients open streams with odd numbers.
+/// The end of the connection: clients open streams with odd numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
     Client,
     Server,
 }
 
-/// A stream that the peer has opened.
+/// A stream opened by the peer.
 pub struct Incoming {
     pub id: u32,
     headers: Headers,
@@ -62,7 +62,7 @@ struct Entry {
     local_open: bool,
 }
 
-/// Guards the open streams of a connection; never held over an await.
+/// Guards the open streams of a connection; never held across an await.
 type Table = Arc<Mutex<HashMap<u32, Entry>>>;
 
 /// One end of a SPDY connection.
@@ -77,7 +77,7 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Speaks SPDY over an upgraded connection.
+    /// Starts SPDY on an upgraded connection.
     pub fn start(io: impl Transport, role: Role) -> Self {
         let (read, write) = tokio::io::split(io);
         let (queue, outgoing) = Queue::new();
@@ -123,7 +123,7 @@ impl Connection {
         self.incoming.recv().await
     }
 
-    /// Refuses further streams.
+    /// Rejects further streams.
     pub fn stop_accepting(&mut self) {
         self.incoming.close();
     }
@@ -141,13 +141,13 @@ impl Connection {
         stream
     }
 
-    /// Cancelled when the connection has ended, whoever ended it.
+    /// Cancelled when the connection has ended.
     pub fn closed(&self) -> CancellationToken {
         self.closed.clone()
     }
 
-    /// Sends what is queued, says goodbye, and waits a little for the peer to hang up, so that
-    /// nothing it has not read yet is lost.
+    /// Sends queued data and GOAWAY, and waits a little for the peer to disconnect, so that nothing
+    /// unread is lost.
     pub async fn shutdown(mut self) {
         self.incoming.close();
         self.queue.send(Outgoing::Shutdown);
@@ -174,7 +174,7 @@ fn new_stream(id: u32, queue: &Queue, table: &Table) -> Stream {
     }
 }
 
-/// The peer sends no more on this stream.
+/// The peer has closed its half of this stream.
 fn end_inbound(table: &Table, id: u32) {
     let mut table = table.lock();
     if let Some(entry) = table.get_mut(&id) {
@@ -185,7 +185,7 @@ fn end_inbound(table: &Table, id: u32) {
     }
 }
 
-/// We send no more on this stream.
+/// We have closed our half of this stream.
 fn end_outbound(table: &Table, id: u32) {
     let mut table = table.lock();
     if let Some(entry) = table.get_mut(&id) {
@@ -207,7 +207,7 @@ struct Reader<T> {
 }
 
 impl<T> Drop for Reader<T> {
-    /// Readers of every stream see the end.
+    /// Ends the readers of all streams.
     fn drop(&mut self) {
         for (_, entry) in self.table.lock().drain() {
             entry.reset.store(true, Ordering::Relaxed);
@@ -221,7 +221,7 @@ impl<T: Transport> Reader<T> {
             match frame {
                 Frame::SynStream { id, fin, block } => self.opened(id, fin, &block).await?,
                 Frame::SynReply { id, fin, block } | Frame::Headers { id, fin, block } => {
-                    // The block must pass through the decoder even if nobody wants it.
+                    // The block must pass through the decoder even if the stream is unknown.
                     self.decoder.decode(&block)?;
                     if fin {
                         end_inbound(&self.table, id);
@@ -252,7 +252,7 @@ impl<T: Transport> Reader<T> {
         if fin {
             end_inbound(&self.table, id);
         }
-        // Nobody accepting any more drops the stream, which closes it.
+        // If no streams are accepted any more, this drops the stream, which closes it.
         let _ = self
             .incoming
             .send(Incoming {
@@ -273,7 +273,7 @@ impl<T: Transport> Reader<T> {
     async fn ping(&mut self, id: u32) -> Result<(), Error> {
         let ours = (id % 2 == 1) == (self.role == Role::Client);
         if !ours {
-            // A peer that pings without reading the answers must not fill our memory.
+            // A peer that pings without reading the replies must not fill our memory.
             let budget = self.queue.budget.clone();
             let _permit = budget
                 .acquire_many_owned(64)
@@ -301,7 +301,7 @@ impl<T: Transport> Reader<T> {
             }
             length -= read;
             if let Some(inbound) = &inbound {
-                // A reader that has gone wants nothing; the peer may go on sending.
+                // Data for a dropped reader is discarded; the peer may keep sending.
                 let _ = inbound.send(chunk.freeze()).await;
             }
         }
@@ -348,7 +348,7 @@ async fn write_all<T: Transport>(
     queue.budget.close();
 }
 
-/// Puts one message on the wire; says whether it was the last.
+/// Encodes one message; returns whether it was the last.
 fn put(
     out: &mut BytesMut,
     message: Outgoing,
@@ -405,7 +405,7 @@ mod tests {
             ours.write_all(&vec![number; 100_000]).await.unwrap();
             ours.shutdown().await.unwrap();
             streams.push((ours, theirs.stream));
-            // Reading late: the first streams' data must not stop the others.
+            // Reads late: data of the first streams must not block the others.
             if number == 0 {
                 let (mut ours, mut theirs) = streams.pop().unwrap();
                 let mut echo = Vec::new();

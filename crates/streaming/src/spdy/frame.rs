@@ -8,7 +8,7 @@ use crate::Error;
 const VERSION: u16 = 3;
 const CONTROL: u32 = 1 << 31;
 pub(crate) const FIN: u8 = 1;
-/// Control frames carry headers at most.
+/// Control frames carry at most headers.
 const MAX_CONTROL: usize = 64 * 1024;
 
 const SYN_STREAM: u16 = 1;
@@ -25,7 +25,7 @@ pub(crate) enum Reset {
     Cancel = 5,
 }
 
-/// What arrived.
+/// A received frame.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Frame {
     SynStream {
@@ -50,9 +50,9 @@ pub(crate) enum Frame {
         id: u32,
     },
     GoAway,
-    /// Settings, window updates and whatever else asks for no answer.
+    /// Settings, window updates and other frames without a reply.
     Ignored,
-    /// The head of a data frame; `length` bytes follow.
+    /// The header of a data frame; `length` bytes follow.
     Data {
         id: u32,
         fin: bool,
@@ -60,7 +60,7 @@ pub(crate) enum Frame {
     },
 }
 
-/// Reads one frame, or only the head of a data frame; `None` at a clean end.
+/// Reads one frame, or only the header of a data frame; `None` at a clean end.
 pub(crate) async fn read(reader: &mut (impl AsyncRead + Unpin)) -> Result<Option<Frame>, Error> {
     let mut head = [0; 8];
     if reader.read(&mut head[..1]).await? == 0 {
@@ -102,7 +102,7 @@ fn control(kind: u16, flags: u8, mut payload: Bytes) -> Result<Frame, Error> {
     let id = number & !CONTROL;
     Ok(match kind {
         SYN_STREAM => {
-            // Associated stream, priority and slot mean nothing to Kubernetes.
+            // Kubernetes does not use associated stream, priority and slot.
             payload.try_get_u32().map_err(short)?;
             payload.try_get_u16().map_err(short)?;
             Frame::SynStream {
@@ -163,7 +163,7 @@ pub(crate) fn put_goaway(out: &mut BytesMut, last: u32) {
     out.put_u32(0);
 }
 
-/// The head of a data frame.
+/// The header of a data frame.
 pub(crate) fn put_data(out: &mut BytesMut, id: u32, fin: bool, length: usize) {
     out.put_u32(id);
     out.put_u32(if fin { u32::from(FIN) << 24 } else { 0 } | length as u32);

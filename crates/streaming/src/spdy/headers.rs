@@ -8,13 +8,13 @@ use flate2::{Compress, Compression, Decompress, FlushCompress, FlushDecompress, 
 
 use crate::Error;
 
-/// Nothing that Kubernetes' clients send comes near; more is an attack.
+/// Far more than Kubernetes' clients send.
 const MAX_BLOCK: usize = 64 * 1024;
 
 /// Header names and values, names in lower case.
 pub(crate) type Headers = Vec<(String, String)>;
 
-/// Words that the dictionary lists, each after its length.
+/// Words of the dictionary, each after its length.
 const WORDS: &str = "options head post put delete trace accept accept-charset accept-encoding \
     accept-language accept-ranges age allow authorization cache-control connection content-base \
     content-encoding content-language content-length content-location content-md5 content-range \
@@ -24,7 +24,7 @@ const WORDS: &str = "options head post put delete trace accept accept-charset ac
     user-agent vary via warning www-authenticate method get status 200_OK version HTTP/1.1 url \
     public set-cookie keep-alive origin";
 
-/// What follows the words, without lengths.
+/// The rest of the dictionary, without lengths.
 const TAIL: &str = "1001012012022052063003023033043053063074024054064074084094104114124134144154164\
     17502504505203 Non-Authoritative Information204 No Content301 Moved Permanently400 Bad \
     Request401 Unauthorized403 Forbidden404 Not Found500 Internal Server Error501 Not Implemented\
@@ -72,7 +72,7 @@ impl Encoder {
             self.zlib
                 .compress_vec(&plain[consumed..], &mut block, FlushCompress::Sync)
                 .map_err(|error| Error::Protocol(error.to_string()))?;
-            // Room left over means that everything is out, the flush mark too.
+            // Spare room means that all output, including the flush marker, is written.
             if block.len() < block.capacity() {
                 return Ok(block);
             }

@@ -1,7 +1,7 @@
-//! SPDY/3.1 as Kubernetes' clients speak it: many streams on one upgraded connection.
+//! SPDY/3.1 as Kubernetes' clients use it: many streams on one upgraded connection.
 //!
-//! Flow control windows are neither kept nor sent: no client of Kubernetes does, and the
-//! connection's own backpressure bounds what is held in memory.
+//! Flow control windows are neither tracked nor sent: no Kubernetes client does, and the
+//! connection's backpressure bounds the memory.
 
 mod connection;
 mod frame;

@@ -1,4 +1,4 @@
-//! emptyDir: a directory that lives as long as its pod, on disk, in memory or in huge pages.
+//! emptyDir: a directory that exists as long as its pod, on disk, in memory or in huge pages.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -32,7 +32,7 @@ impl Plugin for EmptyDir {
             .and_then(|source| source.medium.as_deref())
             .unwrap_or_default();
         let dir = request.dir;
-        // What a running pod has already written stays as it is.
+        // The files of a running pod are kept.
         if dir.exists() && (medium.is_empty() || request.mounter.is_mounted(dir)?) {
             return Ok(dir.to_owned());
         }
@@ -63,7 +63,8 @@ impl Plugin for EmptyDir {
     }
 }
 
-/// A volume in memory holds no more than its pod may use, and pods no more than the node has for them.
+/// A memory-backed volume is limited to the pod's memory limit, and that to the node's allocatable
+/// memory.
 fn memory_size(request: &Request, limit: Option<i64>) -> Option<u64> {
     let of_node = request.node.allocatable.get("memory");
     let bounds = [
@@ -79,7 +80,7 @@ fn memory_size(request: &Request, limit: Option<i64>) -> Option<u64> {
     least.and_then(|bound| u64::try_from(bound).ok())
 }
 
-/// The memory that the pod is limited to: its own limit, or that of all of its containers together.
+/// The pod's memory limit: its own, or the sum of all of its containers.
 fn pod_memory(pod: &Pod) -> Option<i64> {
     let spec = pod.spec.as_ref()?;
     let limit = |resources: Option<&ResourceRequirements>| {
@@ -103,7 +104,7 @@ fn pod_memory(pod: &Pod) -> Option<i64> {
     Some(running.max(peak))
 }
 
-/// The size of the pages that the pod requests, in bytes; a medium may say which of several.
+/// The huge page size that the pod requests, in bytes; the medium may select one of several.
 fn page_size(pod: &Pod, medium: &str) -> Result<i64> {
     let spec = pod.spec.clone().unwrap_or_default();
     let init = spec.init_containers.into_iter().flatten();

@@ -1,5 +1,5 @@
-//! hostPath: a path of the node, checked or created as its type says; never removed. Pods name it, or a
-//! persistent volume does.
+//! hostPath: a path of the node, checked or created by its type; never removed. In a pod or in a
+//! persistent volume.
 
 use std::{
     fs,
@@ -39,7 +39,7 @@ impl Plugin for HostPath {
     }
 }
 
-/// A hostPath behind a persistent volume.
+/// A hostPath persistent volume.
 pub(super) struct HostPathVolume;
 
 fn source(spec: &Spec) -> Option<&HostPathVolumeSource> {

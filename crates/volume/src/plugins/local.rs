@@ -1,6 +1,6 @@
-//! local: a directory or a block device of this node behind a persistent volume. Directories must
-//! exist, except those that the node's own provisioner promised: they are made here, on first use. One
-//! whose capacity is enforced is a file of that size with a file system in it.
+//! local: a directory or a block device of this node as a persistent volume. Directories must
+//! exist, except those of the built-in provisioner, which are created at the first use. A volume
+//! with enforced capacity is an image file of that size with a file system.
 
 use std::{
     ffi::OsStr,
@@ -30,7 +30,7 @@ use crate::{
 
 pub(super) const NAME: &str = "kubernetes.io/local-volume";
 
-/// Set by the node's own provisioner on volumes whose capacity is enforced.
+/// The built-in provisioner's annotation of volumes with enforced capacity.
 const ENFORCE_CAPACITY: &str = "mainstay.dev/enforce-capacity";
 
 pub(super) struct Local;
@@ -54,7 +54,7 @@ fn capacity(spec: &Spec) -> Step<u64> {
     bytes.ok_or_else(|| StepError::Failed("the volume has no capacity".to_owned()))
 }
 
-/// Where file systems of block devices are mounted for the whole node.
+/// The node-wide mount points of block devices' file systems.
 fn staging_root(root: &Path) -> PathBuf {
     root.join("plugins").join(NAME).join("mounts")
 }
@@ -119,12 +119,12 @@ impl StoragePlugin for Local {
         let options = MountOptions::new(&spec.mount_options(), spec.read_only);
         fs::create_dir_all(&dir).map_err(Error::io("create", &dir))?;
         host.mounter().bind(from.as_fd(), &dir, &options)?;
-        // The first pod decides whose the files are.
+        // The first pod's fsGroup is applied.
         if !spec.read_only
             && !request.is_shared
             && let Err(error) = give(&dir, request.pod).await
         {
-            // The next try begins anew.
+            // The next attempt starts over.
             host.mounter().unmount_unused(&dir)?;
             return Err(error);
         }
@@ -146,7 +146,7 @@ impl StoragePlugin for Local {
 
     async fn expand(&self, request: &Expand<'_>, host: &dyn Host) -> Step<Expanded> {
         if !self.stages(request.spec) {
-            // A directory has the size of the file system that it is in.
+            // A directory has the size of its file system.
             return Ok(Expanded::Done);
         }
         let device = source(request.spec).map(|source| PathBuf::from(&source.path));
@@ -182,7 +182,7 @@ impl StoragePlugin for Local {
     }
 }
 
-/// A volume may have millions of files.
+/// On a blocking thread, since a volume may have millions of files.
 async fn give(dir: &Path, pod: &Pod) -> Step<()> {
     if ownership::fs_group(pod).is_none() {
         return Ok(());
@@ -194,7 +194,7 @@ async fn give(dir: &Path, pod: &Pod) -> Step<()> {
     Ok(())
 }
 
-/// Mounts a volume of the node's own provisioner whose capacity is enforced.
+/// Mounts a volume of the built-in provisioner with enforced capacity.
 async fn stage_image(spec: &Spec, target: &Path, host: &dyn Host) -> Step<()> {
     let dir = source(spec).map(|source| PathBuf::from(&source.path));
     let dir = dir.unwrap_or_default();
@@ -203,7 +203,7 @@ async fn stage_image(spec: &Spec, target: &Path, host: &dyn Host) -> Step<()> {
         let why = format!("{} is no volume of the local-path class", dir.display());
         return Err(StepError::Failed(why));
     }
-    // Pods see what is mounted from it, never the directory.
+    // Pods see the mounted image, never the directory.
     open_promised(&dir, host.local_path_root(), 0o700)?;
     let options = MountOptions::new(&spec.mount_options(), spec.read_only);
     let mounted = image::mount(&dir, capacity(spec)?, target, &options, host.mounter()).await;
@@ -231,12 +231,12 @@ fn open_dir(path: &Path) -> Result<OwnedFd> {
         .map_err(|errno| Error::io("open", path)(errno.into()))
 }
 
-/// Opens the directory of a volume. One that lies directly beneath the root of the node's own
-/// provisioner is made if it is missing; there, no link is followed: pods can write next to it only
-/// what lies within their volumes, and the root is the node's alone.
+/// Opens the directory of a volume. One directly below the root of the built-in provisioner is
+/// created if it is missing, without following links: pods can write only within their volumes, and
+/// the root belongs to the node.
 fn open_source(path: &Path, root: &Path) -> Result<OwnedFd> {
     match promised(path, root) {
-        // Whatever the umask is: the pod's user need not be root.
+        // Whatever the umask: the pod's user need not be root.
         Some(_) => open_promised(path, root, 0o777),
         None => open_dir(path),
     }
@@ -261,7 +261,7 @@ fn open_promised(path: &Path, root: &Path, mode: u32) -> Result<OwnedFd> {
     Ok(dir)
 }
 
-/// The name of a directory that lies directly beneath the root.
+/// The name of a directory directly below the root.
 fn promised<'a>(path: &'a Path, root: &Path) -> Option<&'a OsStr> {
     let mut below = path.strip_prefix(root).ok()?.components();
     match (below.next(), below.next()) {
@@ -309,7 +309,7 @@ mod tests {
         assert!(open_source(&root.join("link"), &root).is_err());
         assert!(open_source(&root.join("dangling"), &root).is_err());
         assert!(!dir.path().join("new").exists());
-        // Elsewhere, directories must exist.
+        // Elsewhere directories must exist.
         assert!(open_source(&dir.path().join("missing"), &root).is_err());
         assert!(open_source(&outside, &root).is_ok());
     }

@@ -1,4 +1,4 @@
-//! Every kind of volume there is.
+//! All volume plugins.
 
 mod config_map;
 pub mod csi;
@@ -21,7 +21,7 @@ use crate::{
     storage::{Spec, StoragePlugin},
 };
 
-/// The list. A volume belongs to the first plugin that claims it.
+/// A volume belongs to the first plugin that claims it.
 pub const ALL: &[&dyn Plugin] = &[
     &empty_dir::EmptyDir,
     &config_map::ConfigMapVolume,
@@ -31,7 +31,7 @@ pub const ALL: &[&dyn Plugin] = &[
     &host_path::HostPath,
 ];
 
-/// The kinds of volumes whose data outlive pods.
+/// The plugins of persistent volumes.
 pub const STORAGE: &[&dyn StoragePlugin] = &[
     &csi::Csi,
     &local::Local,
@@ -39,7 +39,7 @@ pub const STORAGE: &[&dyn StoragePlugin] = &[
     &nfs::Nfs,
 ];
 
-/// The JSON name of the source of a persistent volume, or of a pod's volume.
+/// The field name of the source of a persistent volume, or of a pod's volume.
 pub(crate) fn storage_source_name(spec: &Spec) -> &'static str {
     let found = spec.volume.as_ref().and_then(|volume| volume.spec.as_ref());
     let Some(found) = found else {
@@ -72,7 +72,7 @@ pub(crate) fn storage_source_name(spec: &Spec) -> &'static str {
     set.next().map_or("unknown", |(_, name)| name)
 }
 
-/// The JSON name of a volume's source, for messages about kinds that are not supported.
+/// The field name of a volume's source, for messages about unsupported volumes.
 pub(crate) fn source_name(volume: &Volume) -> &'static str {
     let sources: [(bool, &'static str); 12] = [
         (
@@ -104,7 +104,7 @@ fn make_dir(dir: &Path, mode: u32) -> Result<()> {
         .map_err(Error::io("chmod", dir))
 }
 
-/// Secrets and tokens never touch a disk.
+/// Mounts a tmpfs: Secrets and tokens are never written to a disk.
 fn make_tmpfs(request: &Request) -> Result<()> {
     if !request.dir.exists() {
         std::fs::create_dir_all(request.dir).map_err(Error::io("create", request.dir))?;
@@ -122,7 +122,7 @@ fn write_payload(request: &Request, payload: &Payload) -> Result<()> {
         tracing::debug!(
             volume = request.volume.name,
             files = payload.len(),
-            "content written"
+            "volume content updated"
         );
     }
     Ok(())

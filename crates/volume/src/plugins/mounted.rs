@@ -1,4 +1,4 @@
-//! What plugins that mount by themselves share: mount points, links to devices, measures.
+//! Shared by plugins that mount themselves: mount points, links to devices, usage.
 
 use std::{
     fs, io,
@@ -11,7 +11,7 @@ use crate::{
     storage::{PodMount, Usage},
 };
 
-/// Unmounts a directory and removes it. Only an empty one goes: what was mounted there is not touched.
+/// Unmounts a directory and removes it if it is empty.
 pub(super) fn remove_mount_point(dir: &Path, mounter: &dyn Mounter) -> Result<()> {
     mounter.unmount_unused(dir)?;
     if mounter.is_mounted(dir)? {
@@ -25,7 +25,7 @@ pub(super) fn remove_mount_point(dir: &Path, mounter: &dyn Mounter) -> Result<()
     }
 }
 
-/// Links a pod's place to a block device; returns the device.
+/// Links a pod's path to a block device; returns the device.
 pub(super) fn link_device(device: &Path, link: &Path) -> Result<PathBuf> {
     let meta = fs::metadata(device).map_err(Error::io("look at", device))?;
     if !meta.file_type().is_block_device() {
@@ -58,7 +58,7 @@ pub(super) fn unlink_device(link: &Path) -> Result<()> {
     }
 }
 
-/// How full the file system of a mount is, or how large a device is.
+/// The usage of a mounted file system, or the size of a device.
 pub(super) fn usage(mount: &PodMount, dir: &Path) -> Option<Usage> {
     if mount.is_block {
         use std::io::Seek;

@@ -1,4 +1,4 @@
-//! nfs: a directory that a server exports, mounted for every pod. Nodes that cannot mount it say so.
+//! nfs: an exported directory, mounted for every pod. Nodes without NFS support report that.
 
 use std::{
     fs,
@@ -18,10 +18,10 @@ use crate::{
 
 pub(super) const NAME: &str = "kubernetes.io/nfs";
 
-/// How long a server may take.
+/// The timeout of a mount.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// The helper of mount(8): it resolves the server's name and negotiates the version.
+/// The helper of mount(8), which resolves the server's name and negotiates the version.
 const HELPERS: &[&str] = &["/sbin/mount.nfs", "/usr/sbin/mount.nfs"];
 
 pub(super) struct Nfs;
@@ -82,7 +82,7 @@ impl StoragePlugin for Nfs {
 
     async fn stats(&self, mount: &PodMount, host: &dyn Host) -> Step<Option<Measure>> {
         let (mount, dir) = (mount.clone(), mount.dir(host.root_dir(), NAME));
-        // A server that is away keeps the caller waiting.
+        // An unreachable server would block the caller.
         let measured = tokio::task::spawn_blocking(move || usage(&mount, &dir));
         match tokio::time::timeout(Duration::from_secs(5), measured).await {
             Ok(Ok(usage)) => Ok(usage.map(Measure::from)),
@@ -95,7 +95,7 @@ impl StoragePlugin for Nfs {
     }
 }
 
-/// Whether the kernel's list of file systems has an nfs client.
+/// Whether the kernel's list of file systems has an NFS client.
 fn supports_nfs(list: &str) -> bool {
     let names = list.lines().filter_map(|line| line.split('\t').nth(1));
     names

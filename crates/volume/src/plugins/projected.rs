@@ -1,6 +1,6 @@
-//! projected: several sources in one directory, with tokens of the pod's service account.
+//! projected: several sources in one directory, with service account tokens.
 //!
-//! Trust bundles and pod certificates are refused: nothing issues them yet.
+//! Trust bundles and pod certificates are rejected: nothing issues them yet.
 
 use std::path::PathBuf;
 
@@ -119,7 +119,7 @@ fn source_payload(request: &Request, source: &VolumeProjection, mode: i32) -> Re
     })
 }
 
-/// A token is readable by its one user or group alone where there is such.
+/// A token is readable only by the pod's common user or group, if there is one.
 fn token_payload(
     request: &Request,
     token: &ServiceAccountTokenProjection,

@@ -1,9 +1,9 @@
-//! The volumes of the whole node. A volume is staged before the first pod gets it and unstaged after
-//! the last pod has lost it; it is published to every pod once, however many containers or volume names
-//! of the pod lead to it. The steps of one volume follow each other; volumes do not wait for each other.
+//! The node's volume manager. A volume is staged before the first pod uses it and unstaged after
+//! the last one; it is published once per pod, however many of its containers or volume names refer
+//! to it. Steps of one volume are sequential; volumes do not wait for each other.
 //!
-//! A step that was begun and not seen to end counts as done where it must be undone, and as not done
-//! where it is needed: all steps may be repeated.
+//! A step whose result is unknown counts as done for undoing it, and as not done for using it: all
+//! steps are idempotent.
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
@@ -19,25 +19,25 @@ use super::{
     state::{Entry, Key, Progress, User, Volumes, in_use},
 };
 
-/// How long a pod waits for a volume to be attached before it says so.
+/// How long a pod waits for an attachment before it reports that.
 const ATTACH_PATIENCE: Duration = Duration::from_secs(123);
 
-/// A volume that a pod may use.
+/// A volume that a pod can use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ready {
     /// The volume.
     pub key: Key,
     /// A directory, or a device.
     pub path: PathBuf,
-    /// It is to be published again from time to time.
+    /// Whether it is republished periodically.
     pub republishes: bool,
 }
 
-/// A failed step, in the words that events have for it.
+/// A failed step, in the terms of events.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{step} failed for volume {volume:?} : {error}")]
 pub struct Failure {
-    /// Such as `MountVolume.SetUp`.
+    /// For example `MountVolume.SetUp`.
     pub step: &'static str,
     /// The volume's name.
     pub volume: String,
@@ -45,22 +45,22 @@ pub struct Failure {
     pub error: StepError,
 }
 
-/// The manager. It has no task of its own beside [`Manager::run`].
+/// The volume manager. Its only task is [`Manager::run`].
 pub struct Manager {
     pub(super) host: Arc<dyn Host>,
     pub(super) clock: Arc<dyn Clock>,
-    /// Guards the map only; steps are taken without it.
+    /// Guards the map only; not held during steps.
     pub(super) volumes: Mutex<Volumes>,
     /// The names of volumes that must stay attached.
     in_use: watch::Sender<Vec<String>>,
     /// Volumes that no pod uses any more.
     pub(super) idle: mpsc::UnboundedSender<Key>,
-    /// Taken by [`Manager::run`].
+    /// Locked by [`Manager::run`].
     pub(super) idle_inbox: tokio::sync::Mutex<mpsc::UnboundedReceiver<Key>>,
 }
 
 impl Manager {
-    /// A manager that knows no volumes yet.
+    /// A manager without volumes.
     pub fn new(host: Arc<dyn Host>, clock: Arc<dyn Clock>) -> Self {
         let (idle, inbox) = mpsc::unbounded_channel();
         Self {
@@ -83,7 +83,7 @@ impl Manager {
         self.in_use.subscribe()
     }
 
-    /// Shows what is in use after a change; those who follow hear of differences only.
+    /// Publishes the volumes in use; watchers are notified only of differences.
     pub(super) fn show_in_use(&self) {
         self.in_use.send_if_modified(|shown| {
             let now = in_use(&self.volumes.lock());
@@ -93,8 +93,8 @@ impl Manager {
         });
     }
 
-    /// Brings a volume to a pod, or finds that it is there. With `again`, a volume that is to be
-    /// published from time to time is.
+    /// Mounts a volume for a pod, or finds it mounted. With `again`, it is republished if its
+    /// driver wants that.
     pub async fn set_up(
         &self,
         pod: &Pod,
@@ -142,8 +142,8 @@ impl Manager {
         })
     }
 
-    /// From now on the pod uses the volume: it is neither unstaged nor detached. A pod that only wants
-    /// its volume `again` and does not have it any more does not get it.
+    /// Registers the pod as a user: the volume is neither unstaged nor detached. With `again`, a
+    /// pod that no longer has the volume does not get it.
     fn join(
         &self,
         key: &Key,
@@ -198,7 +198,7 @@ impl Manager {
                 plugin.check_attached(spec, host).await
             };
             let Err(error) = checked else { return Ok(()) };
-            debug!(volume = name, %error, "waits to be attached");
+            debug!(volume = name, %error, "volume is not attached yet");
             if self.clock.now() >= until {
                 return Err(error);
             }
@@ -224,7 +224,7 @@ impl Manager {
         let before = before.unwrap_or(Progress::No);
         let outcome = plugin.stage(spec, pod, &*self.host).await;
         let after = match (&outcome, before) {
-            // An earlier try may have staged it, and this one does not say that it is gone.
+            // An earlier attempt may have staged it, and this error does not exclude that.
             (Err(_), Progress::Maybe) => Progress::Maybe,
             _ => progress(&outcome, before),
         };
@@ -281,7 +281,7 @@ impl Manager {
             is_shared,
         };
         let outcome = plugin.publish(&request, &*self.host).await;
-        // What a pod may use already stays, whatever publishing it again says.
+        // A volume that the pod may use stays published, whatever the result of republishing.
         let after = match user.published {
             Progress::No => progress(&outcome, Progress::No),
             before if outcome.is_err() => before,
@@ -291,8 +291,8 @@ impl Manager {
         outcome
     }
 
-    /// Takes all volumes of a pod away. One that fails keeps none of the others; the first failure is
-    /// returned, and the pod keeps what could not be taken away.
+    /// Removes all volumes of a pod. A failure does not affect the others; the first one is
+    /// returned, and the pod keeps that volume.
     pub async fn tear_down(&self, pod: &str) -> Result<(), Failure> {
         let keys: Vec<Key> = {
             let volumes = self.volumes.lock();
@@ -338,7 +338,7 @@ impl Manager {
         Ok(())
     }
 
-    /// After the last pod has gone, what is staged is unstaged by [`Manager::run`].
+    /// After the last pod, [`Manager::run`] unstages the volume.
     fn leave(&self, key: &Key) {
         let mut volumes = self.volumes.lock();
         let Some(entry) = volumes.get(key).filter(|entry| entry.is_idle()) else {
@@ -359,7 +359,7 @@ impl Manager {
     }
 }
 
-/// Where a step stands after it ended like this.
+/// The state of a step after this result.
 fn progress<T>(outcome: &Step<T>, before: Progress) -> Progress {
     match outcome {
         Ok(_) => Progress::Yes,
@@ -369,7 +369,7 @@ fn progress<T>(outcome: &Step<T>, before: Progress) -> Progress {
     }
 }
 
-/// What events call the steps.
+/// The step names in events.
 struct StepNames {
     attach: &'static str,
     stage: &'static str,

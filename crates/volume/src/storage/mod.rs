@@ -1,8 +1,7 @@
-//! Volumes whose data outlive their pods: persistent volumes behind claims, and volumes of pods that a
-//! driver or a server provides.
+//! Persistent volumes, and inline volumes of CSI drivers and NFS servers.
 //!
-//! Such a volume comes to a pod in steps, each of which can be repeated: it is attached to the node (by
-//! a controller; the node waits), staged once per node, published once per pod, and the same way back.
+//! Such a volume is mounted in steps, each of which is idempotent: it is attached to the node (by a
+//! controller; the node waits), staged once per node, published once per pod, and the reverse.
 //! [`Manager`] keeps the steps in order for all pods of the node; a [`StoragePlugin`] does them.
 
 mod manager;
@@ -38,13 +37,13 @@ pub struct Spec {
     pub name: String,
     /// The pod's volume.
     pub inline: Volume,
-    /// What its claim is bound to.
+    /// The persistent volume that its claim is bound to.
     pub volume: Option<Arc<PersistentVolume>>,
     /// The claim.
     pub claim: Option<Arc<PersistentVolumeClaim>>,
-    /// A device instead of a file system.
+    /// Whether it is a block device.
     pub is_block: bool,
-    /// No container of the pod may write to it.
+    /// Whether no container of the pod may write to it.
     pub read_only: bool,
 }
 
@@ -64,13 +63,13 @@ impl Spec {
     }
 }
 
-/// Why a step failed, and what that says about the volume.
+/// Why a step failed, and the state of the volume.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum StepError {
-    /// Not tried, because something is missing that may come: the volume is as it was before.
+    /// Not tried, because a prerequisite is missing: the volume is unchanged.
     #[error("{0}")]
     NotTried(String),
-    /// Tried and not done.
+    /// Tried, and certainly not done.
     #[error("{0}")]
     Failed(String),
     /// It may have been done, or may still happen.
@@ -79,56 +78,56 @@ pub enum StepError {
 }
 
 impl From<crate::Error> for StepError {
-    /// The node's own steps are done or not when they return; what is half done is found by the next
-    /// try and by the way back.
+    /// The node's own steps may fail halfway; the next attempt, or undoing it, handles what is
+    /// left.
     fn from(error: crate::Error) -> Self {
         Self::Uncertain(error.to_string())
     }
 }
 
-/// The outcome of a step.
+/// The result of a step.
 pub type Step<T> = Result<T, StepError>;
 
-/// What plugins need of the node and the API.
+/// The node and the API for plugins.
 #[async_trait]
 pub trait Host: Send + Sync {
     /// The node's name.
     fn node_name(&self) -> &str;
-    /// The kubelet's directory.
+    /// The kubelet's root directory.
     fn root_dir(&self) -> &Path;
-    /// The directory of the node's own provisioner.
+    /// The root directory of the built-in provisioner.
     fn local_path_root(&self) -> &Path;
-    /// How to mount.
+    /// The mounter.
     fn mounter(&self) -> &dyn Mounter;
     /// The node service of a registered driver.
     fn driver(&self, name: &str) -> Option<Arc<csi::Node>>;
-    /// What the API says about a driver.
+    /// The CSIDriver object of a driver.
     async fn csi_driver(&self, name: &str) -> Step<Option<Arc<CSIDriver>>>;
-    /// The content of a secret.
+    /// The data of a Secret.
     async fn secret(&self, namespace: &str, name: &str) -> Step<BTreeMap<String, String>>;
-    /// An attachment of a volume to this node.
+    /// A VolumeAttachment of this node.
     async fn attachment(&self, name: &str) -> Step<Option<VolumeAttachment>>;
-    /// Tokens of a pod's service account, as JSON by audience.
+    /// Service account tokens of a pod, as JSON by audience.
     async fn tokens(&self, pod: &Pod, requests: &[TokenRequest]) -> Step<String>;
-    /// Whether the node's status shows a volume as in use: only then nobody detaches it.
+    /// Whether the node's status shows a volume as in use, so that it is not detached.
     fn is_reported_in_use(&self, volume: &str) -> bool;
     /// Whether the node's status shows a volume as attached.
     fn is_attached(&self, volume: &str) -> bool;
 }
 
-/// A volume as it is published to a pod: what is known of it after a restart, too.
+/// A volume published to a pod; also known after a restart.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PodMount {
     /// The pod.
     pub pod: String,
     /// The name of the [`Spec`].
     pub name: String,
-    /// A device instead of a file system.
+    /// Whether it is a block device.
     pub is_block: bool,
 }
 
 impl PodMount {
-    /// The place of this volume below the pod's directory: a directory, or a device's link.
+    /// The path of this volume below the pod's directory: a directory, or a link to a device.
     pub fn dir(&self, root: &Path, plugin: &str) -> PathBuf {
         let kind = if self.is_block {
             "volumeDevices"
@@ -142,14 +141,14 @@ impl PodMount {
     }
 }
 
-/// A volume as it is staged on the node.
+/// A volume staged on the node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Staged {
-    /// As [`StoragePlugin::volume_name`] says.
+    /// The result of [`StoragePlugin::volume_name`].
     pub volume: String,
     /// The name of the [`Spec`].
     pub name: String,
-    /// A device instead of a file system.
+    /// Whether it is a block device.
     pub is_block: bool,
 }
 
@@ -159,13 +158,13 @@ pub struct Publish<'a> {
     pub pod: &'a Pod,
     /// The volume.
     pub spec: &'a Spec,
-    /// Where it goes.
+    /// The target.
     pub mount: &'a PodMount,
-    /// It may be there already: a failure must not take it away.
+    /// Whether it may already be published: a failure must not remove it.
     pub may_be_used: bool,
-    /// It is there already, and all was done that belongs to it.
+    /// Whether it is already published completely.
     pub is_in_place: bool,
-    /// Another pod of this node has the volume.
+    /// Whether another pod of this node uses the volume.
     pub is_shared: bool,
 }
 
@@ -173,57 +172,57 @@ pub struct Publish<'a> {
 pub struct Expand<'a> {
     /// The volume.
     pub spec: &'a Spec,
-    /// Where one pod has it.
+    /// One pod's mount of it.
     pub mount: &'a PodMount,
-    /// The size that the volume has by now.
+    /// The new size of the volume.
     pub bytes: i64,
 }
 
-/// How an expand step ended.
+/// The result of an expand step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Expanded {
     /// The file system or device has the new size.
     Done,
-    /// Nothing to do on nodes for such volumes.
+    /// Such volumes need no expansion on nodes.
     NotSupported,
-    /// Not while the volume is in use; no reason to keep a pod from starting.
+    /// Not possible while the volume is in use; the pod can start.
     InUse(String),
-    /// Never, with this size.
+    /// Not possible with this size.
     Infeasible(String),
 }
 
-/// How full a volume is; what its plugin does not know is absent.
+/// A volume's usage; unknown values are absent.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Bytes in all.
+    /// Total bytes.
     pub capacity: Option<u64>,
-    /// Bytes left.
+    /// Available bytes.
     pub available: Option<u64>,
-    /// Bytes taken.
+    /// Used bytes.
     pub used: Option<u64>,
-    /// Inodes in all.
+    /// Total inodes.
     pub inodes: Option<u64>,
-    /// Inodes left.
+    /// Free inodes.
     pub inodes_free: Option<u64>,
-    /// Inodes taken.
+    /// Used inodes.
     pub inodes_used: Option<u64>,
 }
 
-/// The health of a volume, as its driver sees it.
+/// The health of a volume as its driver reports it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Condition {
-    /// It does not work as it should.
+    /// Whether it is abnormal.
     pub is_abnormal: bool,
-    /// For people.
+    /// The driver's message.
     pub message: String,
 }
 
-/// What is known of a volume that a pod uses.
+/// Statistics of a volume in use.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Measure {
-    /// How full it is.
+    /// Its usage.
     pub usage: Usage,
-    /// How it is; absent where the driver does not say.
+    /// Its health; absent if the driver does not report it.
     pub condition: Option<Condition>,
 }
 
@@ -236,22 +235,23 @@ impl From<Usage> for Measure {
     }
 }
 
-/// A kind of volume that comes in steps. Every step may be repeated, also after a restart of the node's
-/// agent at any moment, and must find what it left then.
+/// A plugin of volumes that are mounted in steps. Every step is idempotent, also after a restart of
+/// the kubelet at any point, and must handle what it left then.
 #[async_trait]
 pub trait StoragePlugin: Send + Sync {
-    /// As in directory names and events: `kubernetes.io/csi`.
+    /// The name in directories and events: `kubernetes.io/csi`.
     fn name(&self) -> &'static str;
-    /// Whether this volume is of this kind.
+    /// Whether the plugin handles this volume.
     fn handles(&self, spec: &Spec) -> bool;
-    /// The volume's name among all of this kind on the node. Volumes of the same name are staged once.
+    /// The unique name of the volume in this plugin and node. Volumes of the same name are staged
+    /// once.
     fn volume_name(&self, spec: &Spec, pod: &str) -> String;
-    /// Whether a controller attaches it to the node first.
+    /// Whether a controller must attach it.
     async fn is_attachable(&self, spec: &Spec, host: &dyn Host) -> Step<bool> {
         let _ = (spec, host);
         Ok(false)
     }
-    /// Looks whether it is attached; an error says why it is not yet.
+    /// Fails with the reason if it is not attached yet.
     async fn check_attached(&self, spec: &Spec, host: &dyn Host) -> Step<()> {
         let _ = (spec, host);
         Ok(())
@@ -261,42 +261,42 @@ pub trait StoragePlugin: Send + Sync {
         let _ = spec;
         false
     }
-    /// Brings the volume to the node.
+    /// Stages the volume on the node.
     async fn stage(&self, spec: &Spec, pod: &Pod, host: &dyn Host) -> Step<()> {
         let _ = (spec, pod, host);
         Ok(())
     }
-    /// Removes what a `stage` left that was refused, and that nothing was staged before.
+    /// Cleans up after a failed `stage`, if nothing was staged before.
     fn forget_stage(&self, staged: &Staged, host: &dyn Host) {
         let _ = (staged, host);
     }
-    /// Brings the volume to a pod; returns the path or the device for its containers.
+    /// Publishes the volume to a pod; returns the path or the device for its containers.
     async fn publish(&self, request: &Publish<'_>, host: &dyn Host) -> Step<PathBuf>;
-    /// Whether a published volume is to be published again from time to time.
+    /// Whether a published volume is republished periodically.
     async fn republishes(&self, spec: &Spec, host: &dyn Host) -> Step<bool> {
         let _ = (spec, host);
         Ok(false)
     }
     /// Undoes `publish`.
     async fn unpublish(&self, mount: &PodMount, host: &dyn Host) -> Step<()>;
-    /// Undoes `stage`; no pod has the volume.
+    /// Undoes `stage`, when no pod uses the volume.
     async fn unstage(&self, staged: &Staged, host: &dyn Host) -> Step<()> {
         let _ = (staged, host);
         Ok(())
     }
-    /// Makes what is on the node as large as the volume.
+    /// Expands the volume on the node.
     async fn expand(&self, request: &Expand<'_>, host: &dyn Host) -> Step<Expanded> {
         let _ = (request, host);
         Ok(Expanded::NotSupported)
     }
-    /// How full it is and whether it is well; nothing if that cannot be known.
+    /// The volume's statistics; `None` if unknown.
     async fn stats(&self, mount: &PodMount, host: &dyn Host) -> Step<Option<Measure>> {
         let _ = (mount, host);
         Ok(None)
     }
-    /// After a restart: the name of the volume that a pod has here.
+    /// After a restart: the name of a pod's volume.
     fn find_published(&self, mount: &PodMount, root: &Path) -> Option<String>;
-    /// After a restart: everything of this kind that may be staged.
+    /// After a restart: every volume of this plugin that may be staged.
     fn find_staged(&self, root: &Path) -> Vec<Staged> {
         let _ = root;
         Vec::new()

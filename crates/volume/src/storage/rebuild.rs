@@ -1,6 +1,5 @@
-//! After a restart: which volumes are on the node is read from the kubelet's directories. What is found
-//! there was begun at least; it counts as in place where it must be taken away, and is checked or done
-//! again where a pod needs it.
+//! Reconstructs the node's volumes after a restart from the kubelet's directories. What is found
+//! counts as done for undoing it, and is checked or done again when a pod needs it.
 
 use std::{collections::BTreeSet, path::Path};
 
@@ -13,8 +12,8 @@ use super::{
 use crate::{Result, entries, plugins::STORAGE};
 
 impl Manager {
-    /// Takes in what earlier runs left. `attached` are the volumes that the node's status shows as
-    /// attached or in use: they are reported as in use until they are known to be off the node.
+    /// Reconstructs the volumes of earlier runs. `attached` are the volumes that the node's status
+    /// shows as attached or in use: they are reported as in use until they are known to be unused.
     pub fn rebuild(&self, attached: &BTreeSet<String>) -> Result<()> {
         let root = self.host().root_dir().to_owned();
         let mut volumes = self.volumes.lock();
@@ -34,7 +33,7 @@ impl Manager {
             for (plugin, mount) in mounts_of_pod(&pod)? {
                 let Some(volume) = plugin.find_published(&mount, &root) else {
                     let dir = mount.dir(&root, plugin.name());
-                    warn!(dir = %dir.display(), "no record of the volume that is here");
+                    warn!(dir = %dir.display(), "no record for volume directory");
                     continue;
                 };
                 let key = Key {
@@ -60,7 +59,7 @@ impl Manager {
     }
 }
 
-/// The places of storage volumes below a pod's directory.
+/// The mounts of persistent volumes below a pod's directory.
 pub(crate) fn mounts_of_pod(pod_dir: &Path) -> Result<Vec<(&'static dyn StoragePlugin, PodMount)>> {
     let name = |path: &Path| {
         let name = path.file_name().unwrap_or_default();

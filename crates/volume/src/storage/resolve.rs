@@ -1,5 +1,5 @@
-//! From a pod's volume to the persistent volume that it means: names of claims, and whether claim and
-//! volume belong together and may be used. Pure; the messages are those that users know.
+//! Resolves a pod's volume to its persistent volume: claim names, and whether claim and volume are
+//! bound to each other and usable. Pure; the messages are upstream's.
 
 use std::sync::Arc;
 
@@ -10,13 +10,12 @@ use crate::plugins::{self, STORAGE};
 
 const PROTECTION: &str = "kubernetes.io/pvc-protection";
 
-/// Whether a volume comes in steps.
+/// Whether a volume is mounted in steps.
 pub fn is_storage(volume: &Volume) -> bool {
     claim_name("", volume).is_some() || volume.csi.is_some() || volume.nfs.is_some()
 }
 
-/// The claim that a volume of a pod of this name means: one that it names, or the one that was made
-/// for it.
+/// The claim of a pod's volume: the one that it names, or that of a generic ephemeral volume.
 pub fn claim_name(pod: &str, volume: &Volume) -> Option<String> {
     if let Some(claim) = &volume.persistent_volume_claim {
         return Some(claim.claim_name.clone());
@@ -27,7 +26,7 @@ pub fn claim_name(pod: &str, volume: &Volume) -> Option<String> {
         .map(|_| format!("{pod}-{}", volume.name))
 }
 
-/// The name of the persistent volume that a claim is bound to, if a pod may use it.
+/// The name of the persistent volume that a claim is bound to, if the pod may use it.
 pub fn bound_volume<'a>(
     pod: &Pod,
     volume: &Volume,
@@ -36,7 +35,7 @@ pub fn bound_volume<'a>(
     let metadata = &claim.metadata;
     let finalizers = metadata.finalizers.iter().flatten();
     let is_protected = finalizers.into_iter().any(|name| name == PROTECTION);
-    // A pod that runs keeps its claim, which waits for it.
+    // While a pod uses the claim, the pvc-protection finalizer keeps it.
     if metadata.deletion_timestamp.is_some() && !is_protected {
         return Err("PVC is being deleted".into());
     }
@@ -61,7 +60,7 @@ pub fn bound_volume<'a>(
     }
 }
 
-/// A claim that was made for a pod's volume belongs to that pod; another one of the same name is not
+/// Checks that the pod owns the claim of its ephemeral volume; another one of the same name is not
 /// used.
 fn owned_by(pod: &Pod, claim: &PersistentVolumeClaim) -> Result<(), String> {
     let owners = claim.metadata.owner_references.iter().flatten();
@@ -90,7 +89,7 @@ pub struct Uses {
     pub as_device: bool,
 }
 
-/// The volume behind a claim.
+/// The volume of a claim.
 pub fn claimed(
     volume: &Volume,
     claim: Arc<PersistentVolumeClaim>,
@@ -130,7 +129,7 @@ pub fn claimed(
         .persistent_volume_claim
         .as_ref()
         .and_then(|source| source.read_only);
-    // That of a CSI volume is for its attacher.
+    // The read-only flag of a CSI volume is for its attacher.
     let by_source = spec.and_then(|spec| spec.nfs.as_ref()?.read_only);
     Ok(Spec {
         name,
@@ -142,7 +141,7 @@ pub fn claimed(
     })
 }
 
-/// A volume that the pod describes itself.
+/// An inline volume of the pod.
 pub fn inline(volume: &Volume) -> Spec {
     let csi = volume.csi.as_ref().and_then(|source| source.read_only);
     let nfs = volume.nfs.as_ref().and_then(|source| source.read_only);
@@ -156,7 +155,7 @@ pub fn inline(volume: &Volume) -> Spec {
     }
 }
 
-/// The plugin of a volume, or why there is none.
+/// The plugin of a volume, or an error if there is none.
 pub fn plugin(spec: &Spec) -> Result<&'static dyn StoragePlugin, String> {
     let mut all = STORAGE.iter().copied();
     all.find(|plugin| plugin.handles(spec)).ok_or_else(|| {

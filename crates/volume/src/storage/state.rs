@@ -1,4 +1,4 @@
-//! What the manager knows of every volume: a map with one owner, and the few changes that it can make.
+//! The volume manager's state: a map of volumes, and the changes of it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -11,7 +11,7 @@ use jiff::Timestamp;
 
 use super::{Measure, PodMount, Staged, StoragePlugin};
 
-/// A volume of the node: plugin and name.
+/// Identifies a volume of the node: plugin and name.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key {
     /// The plugin's name.
@@ -21,7 +21,7 @@ pub struct Key {
 }
 
 impl fmt::Display for Key {
-    /// As node statuses and controllers name it.
+    /// The name in node statuses.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.plugin, self.volume)
     }
@@ -31,7 +31,7 @@ impl fmt::Display for Key {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Progress {
     No,
-    /// It was begun, or was found after a restart.
+    /// It was started, or was found after a restart.
     Maybe,
     Yes,
 }
@@ -41,11 +41,11 @@ pub(super) enum Progress {
 pub(super) struct User {
     pub mount: PodMount,
     pub published: Progress,
-    /// What the last publish returned.
+    /// The result of the last publish.
     pub path: Option<PathBuf>,
-    /// The names that it has in the pod.
+    /// Its names in the pod.
     pub names: BTreeSet<String>,
-    /// What was known when it was last asked, and when that was.
+    /// The last statistics and their time.
     pub measure: Option<Measure>,
     pub measured: Option<Timestamp>,
 }
@@ -68,12 +68,12 @@ pub(super) struct Entry {
     pub plugin: &'static dyn StoragePlugin,
     pub name: String,
     pub is_block: bool,
-    /// A controller attaches it.
+    /// Whether a controller attaches it.
     pub is_attachable: bool,
     pub staged: Progress,
     /// By pod.
     pub users: BTreeMap<String, User>,
-    /// Held during a step: the steps of one volume follow each other.
+    /// Held during a step, so that the steps of one volume are sequential.
     pub steps: Arc<tokio::sync::Mutex<()>>,
 }
 
@@ -90,7 +90,7 @@ impl Entry {
         }
     }
 
-    /// What unstaging it needs to know.
+    /// The parameters of unstaging.
     pub(super) fn staged(&self, key: &Key) -> Staged {
         Staged {
             volume: key.volume.clone(),
@@ -108,8 +108,8 @@ impl Entry {
 /// All volumes.
 pub(super) type Volumes = BTreeMap<Key, Entry>;
 
-/// The names of attachable volumes that pods use or that are on the node: controllers must not detach
-/// them.
+/// The names of attachable volumes that pods use or that are on the node: controllers must not
+/// detach them.
 pub(super) fn in_use(volumes: &Volumes) -> Vec<String> {
     let used = volumes.iter().filter(|(_, entry)| entry.is_attachable);
     used.map(|(key, _)| key.to_string()).collect()

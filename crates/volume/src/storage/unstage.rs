@@ -1,5 +1,5 @@
-//! The way back of volumes that no pod uses any more: each is tried until it works or a pod wants it
-//! again, without a pod that waits for it.
+//! Unstages volumes that no pod uses any more, in the background: each is retried until it succeeds
+//! or a pod needs the volume again.
 
 use std::{sync::Arc, time::Duration};
 
@@ -9,11 +9,11 @@ use tracing::warn;
 
 use super::{Key, Manager, Step, state::Progress};
 
-/// The longest time between two tries.
+/// The maximum delay between two attempts.
 const CAP: Duration = Duration::from_secs(122);
 
 impl Manager {
-    /// Unstages volumes that no pod uses, for ever: each is tried until it works or a pod wants it.
+    /// Unstages unused volumes. Never returns.
     pub async fn run(self: Arc<Self>) {
         let mut inbox = self.idle_inbox.lock().await;
         let mut tasks = JoinSet::new();
@@ -31,7 +31,7 @@ impl Manager {
     async fn unstage_until_done(self: Arc<Self>, key: Key) {
         let mut backoff = Backoff::new(Duration::from_millis(500), CAP);
         while let Err(error) = self.unstage(&key).await {
-            warn!(volume = %key, %error, "cannot unstage");
+            warn!(volume = %key, %error, "cannot unstage volume");
             self.clock.sleep(backoff.step()).await;
         }
     }
@@ -66,7 +66,7 @@ impl Manager {
         Ok(())
     }
 
-    /// Everything that is staged and that no pod uses, as after a restart.
+    /// Queues every staged volume that no pod uses, after a restart.
     pub fn unstage_idle(&self) {
         let volumes = self.volumes.lock();
         for (key, _) in volumes.iter().filter(|(_, entry)| entry.is_idle()) {

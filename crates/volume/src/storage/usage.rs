@@ -1,4 +1,4 @@
-//! What is asked of volumes while pods use them: how full they are, and to grow.
+//! Statistics and expansion of volumes in use.
 
 use std::time::Duration;
 
@@ -6,23 +6,23 @@ use tracing::debug;
 
 use super::{Expand, Expanded, Key, Manager, Measure, Spec, Step, StepError, state::Progress};
 
-/// How long a measure counts, and how long one may take.
+/// How long statistics are cached, and how long a call may take.
 const STATS_AGE: Duration = Duration::from_secs(60);
 const STATS_PATIENCE: Duration = Duration::from_secs(1);
 
-/// A volume of a pod as it was last measured.
+/// The last statistics of a pod's volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Measured {
     /// Its name in the pod.
     pub name: String,
-    /// What is known.
+    /// The statistics.
     pub measure: Measure,
-    /// It was measured just now.
+    /// Whether they are new.
     pub is_new: bool,
 }
 
 impl Manager {
-    /// Makes a volume that a pod has as large as it is by now.
+    /// Expands a pod's volume to its new size.
     pub async fn expand(&self, pod: &str, key: &Key, spec: &Spec, bytes: i64) -> Step<Expanded> {
         let found = self.with(key, |entry| {
             let user = entry.users.get(pod)?;
@@ -40,8 +40,8 @@ impl Manager {
         plugin.expand(&request, &*self.host).await
     }
 
-    /// How the volumes of a pod are, by their names in the pod. Each is measured once a minute; one
-    /// whose driver does not answer is as it was.
+    /// The statistics of a pod's volumes, by their names in the pod. Each is measured once a
+    /// minute; if its driver does not answer, the old ones are returned.
     pub async fn stats(&self, pod: &str) -> Vec<Measured> {
         let now = self.clock.now();
         let due: Vec<_> = {
@@ -61,7 +61,7 @@ impl Manager {
             let measure = match tokio::time::timeout(STATS_PATIENCE, measure).await {
                 Ok(Ok(measure)) => measure,
                 Ok(Err(error)) => {
-                    debug!(volume = %key, %error, "no stats");
+                    debug!(volume = %key, %error, "cannot get volume stats");
                     return None;
                 }
                 Err(_) => return None,

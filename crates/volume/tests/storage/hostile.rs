@@ -1,4 +1,5 @@
-//! Security regressions: pods that change their volumes while the node works on them, and what volumes are made of.
+//! Security regressions: pods that change their volumes while the node works on them, and malicious
+//! volumes.
 
 use std::{
     fs,
@@ -95,10 +96,10 @@ fn a_sub_path_never_leads_out_of_a_volume_that_changes_meanwhile() {
 #[test]
 fn files_outside_are_never_given_to_a_group() {
     let swapped = Swapped::new();
-    // The own group is one that every user may give files to.
+    // Every user may change files to their own group.
     let group = rustix::process::getgid().as_raw();
     for _ in 0..2000 {
-        // That something changed meanwhile is an error: it is tried again.
+        // A concurrent change is an error: it is retried.
         let _ = give_to_group(&swapped.volume(), group, false);
     }
     swapped.assert_outside_is_untouched();
@@ -108,7 +109,7 @@ fn files_outside_are_never_given_to_a_group() {
 fn removal_never_follows_a_directory_that_becomes_a_link() {
     for _ in 0..200 {
         let swapped = Swapped::new();
-        // Neither may be there at the last moment, and the swapper keeps nothing alive.
+        // Either may be missing at the last moment, but the swapper does not recreate the tree.
         while remove_tree(&swapped.volume()).is_err() {}
         assert!(!swapped.volume().exists());
         swapped.assert_outside_is_untouched();
@@ -125,7 +126,7 @@ fn a_tree_of_any_depth_is_given_to_a_group() {
         here = rustix::fs::openat(&here, "d", flags, Mode::empty()).unwrap();
     }
     let group = rustix::process::getgid().as_raw();
-    // A thread with little room for frames.
+    // A thread with a small stack.
     let path = dir.path().to_owned();
     let small = std::thread::Builder::new().stack_size(256 << 10);
     let given = small

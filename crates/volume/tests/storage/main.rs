@@ -1,7 +1,7 @@
-//! The manager of a node's volumes with a real driver behind a socket: which calls, in which order, and
-//! what is left after failures and restarts.
+//! The volume manager with a CSI driver behind a socket: which calls in which order, and the state
+//! after failures and restarts.
 
-// A test that cannot go on fails where it stands.
+// A test may panic on any error.
 #![allow(clippy::unwrap_used)]
 
 mod hostile;
@@ -27,7 +27,7 @@ async fn a_volume_is_staged_for_the_first_pod_and_unstaged_after_the_last() {
     let first = node.set_up(&pod("p1"), &data).await.unwrap();
     assert_eq!(first.path.to_string_lossy(), node.target("p1", "data"));
     node.set_up(&pod("p2"), &data).await.unwrap();
-    // The same again changes nothing.
+    // A repetition changes nothing.
     node.set_up(&pod("p2"), &data).await.unwrap();
     node.manager.tear_down("p1").await.unwrap();
     assert_eq!(node.driver.staged().len(), 1);
@@ -57,7 +57,7 @@ async fn a_volume_is_staged_for_the_first_pod_and_unstaged_after_the_last() {
 }
 
 #[tokio::test]
-async fn the_driver_gets_what_volume_pod_and_driver_object_say() {
+async fn the_driver_gets_the_parameters_of_volume_pod_and_csi_driver() {
     let mut options = Options::new(DRIVER);
     options.capabilities.push(Capability::VolumeMountGroup);
     let node = Node::new(options);
@@ -184,7 +184,7 @@ async fn a_refused_step_leaves_nothing_and_an_uncertain_one_is_undone() {
     assert!(!record.exists());
     node.manager.tear_down("p").await.unwrap();
     assert!(node.driver.calls_of("NodeUnpublishVolume").is_empty());
-    // Done, and nobody knows: taken away all the same.
+    // Published, but the response was lost: unpublished all the same.
     node.driver
         .break_method("NodePublishVolume", Fault::Lose(Code::Aborted));
     node.set_up(&pod("p"), &data).await.unwrap_err();
@@ -213,7 +213,7 @@ async fn a_driver_that_hangs_or_is_away_delays_only_its_own_volumes() {
     assert!(error.to_string().contains("DeadlineExceeded"), "{error}");
     node.driver.heal("NodeStageVolume");
     node.set_up(&pod("stuck"), &data).await.unwrap();
-    // Away: the pod keeps its volume until the driver is back.
+    // Unavailable: the pod keeps its volume until the driver is back.
     *node.host.is_registered.lock() = false;
     let error = node.manager.tear_down("stuck").await.unwrap_err();
     assert!(
@@ -255,7 +255,7 @@ async fn a_restart_at_any_step_loses_nothing() {
             let _ = task.await;
             node.driver.heal(method);
             node.restart();
-            // The pod is still there and wants its volume.
+            // The pod still exists and needs its volume.
             node.set_up(&pod("p"), &data).await.unwrap();
             assert_eq!(
                 node.driver.published()["h-data"].len(),
@@ -264,7 +264,7 @@ async fn a_restart_at_any_step_loses_nothing() {
             );
             node.restart();
             assert_eq!(node.driver.published().len(), 1);
-            // And then it is gone.
+            // Then it is deleted.
             node.manager.tear_down("p").await.unwrap();
             until("nothing to be left", || {
                 node.driver.staged().is_empty() && node.driver.published().is_empty()
@@ -284,7 +284,7 @@ async fn volumes_grow_are_measured_and_are_published_again_where_drivers_want_it
     assert!(ready.republishes);
     set_up(&node.manager, &one, &data, true).await.unwrap();
     assert_eq!(node.driver.calls_of("NodePublishVolume").len(), 2);
-    // A failure leaves what the pod uses.
+    // A failure keeps what the pod uses.
     node.driver
         .break_method("NodePublishVolume", Fault::Refuse(Code::Internal));
     set_up(&node.manager, &one, &data, true).await.unwrap_err();
@@ -315,7 +315,7 @@ async fn volumes_grow_are_measured_and_are_published_again_where_drivers_want_it
         (stats[0].name.as_str(), stats[0].measure.usage.used),
         ("vol-data", Some(300))
     );
-    // One that is gone does not come back by a late refresh.
+    // A late refresh does not bring a removed volume back.
     node.driver.heal("NodePublishVolume");
     node.manager.tear_down("p").await.unwrap();
     set_up(&node.manager, &one, &data, true).await.unwrap_err();

@@ -1,6 +1,7 @@
-//! Random histories against a simple model: pods come and go, alone and at once; the driver refuses,
-//! loses answers, hangs and disappears; the disk is full; the agent is killed in the middle of a call.
-//! After every step what the driver has is compared with what the model allows.
+//! Random histories compared with a simple model: pods start and end, sequentially and
+//! concurrently; the driver fails, loses responses, hangs and disappears; the disk is full; the
+//! kubelet is killed during a call. After every step the driver's state is compared with what the
+//! model allows.
 
 use std::collections::BTreeSet;
 
@@ -32,12 +33,12 @@ fn key(volume: usize) -> Key {
     }
 }
 
-/// Pods and volumes by what is known about them.
+/// Pods and volumes by their known state.
 #[derive(Default)]
 struct Model {
     /// The pod runs with the volume: it must be published.
     has: BTreeSet<(usize, usize)>,
-    /// A set up or a tear down failed: it may be published.
+    /// A setup or teardown failed: it may be published.
     may_have: BTreeSet<(usize, usize)>,
 }
 
@@ -46,7 +47,7 @@ impl Model {
         if is_done {
             self.has.insert((pod, volume));
         } else if !self.has.contains(&(pod, volume)) {
-            // A pod keeps what it runs with, also when setting it up again fails.
+            // A running pod keeps its volume even if setting it up again fails.
             self.may_have.insert((pod, volume));
         }
     }
@@ -141,7 +142,7 @@ impl Run {
             .push(format!("expand {} {}: {grown:?}", PODS[p], VOLUMES[v]));
     }
 
-    /// The agent is killed while the driver works on a call, or has done it and not answered.
+    /// The kubelet is killed while the driver handles a call, or before its response.
     async fn kill(&mut self, p: usize, v: usize) {
         let (method, fault) = (self.pick(&METHODS), self.pick(&[Fault::Hang, Fault::Stall]));
         let down = self.random.random_bool(0.5);
@@ -225,7 +226,7 @@ impl Run {
         self.model.check(&self.node, &self.history);
     }
 
-    /// Everything works again and all pods go: nothing is left of any volume.
+    /// Everything works again and all pods end: nothing is left of any volume.
     async fn end(mut self) {
         self.heal();
         for p in 0..PODS.len() {

@@ -1,4 +1,4 @@
-//! Volumes of the node's own provisioner that have a size: a file system in a file.
+//! Volumes of the built-in provisioner with enforced capacity: a file system in an image file.
 
 use std::{fs, io, path::Path};
 
@@ -23,7 +23,7 @@ fn sized(node: &Node, mebibytes: usize) -> Spec {
     spec
 }
 
-/// Writes until nothing more fits; how many bytes did.
+/// Writes until the disk is full; returns the number of bytes.
 fn fill(file: &Path) -> usize {
     use io::Write;
     let mut open = fs::File::create(file).unwrap();
@@ -43,7 +43,7 @@ fn fill(file: &Path) -> usize {
     }
 }
 
-/// The file system is as large as the volume, but for what it keeps for itself.
+/// Checks that the file system is as large as the volume, except for its metadata.
 async fn assert_has_capacity(node: &Node, pod: &str, mebibytes: usize) {
     let stats = node.manager.stats(pod).await;
     let capacity = stats[0].measure.usage.capacity.unwrap() as usize;
@@ -64,7 +64,7 @@ fn a_volume_has_its_capacity_keeps_its_data_and_grows() {
         assert!((8 * MIB..16 * MIB).contains(&fitted), "{fitted}");
         fs::remove_file(ready.path.join("big")).unwrap();
         fs::write(ready.path.join("kept"), "x").unwrap();
-        // The agent dies; another pod of the node gets the same.
+        // The kubelet restarts; another pod of the node gets the same volume.
         node.restart();
         let second = node.set_up(&pod("p2"), &sized(&node, 16)).await.unwrap();
         assert!(second.path.join("kept").exists());
@@ -76,7 +76,7 @@ fn a_volume_has_its_capacity_keeps_its_data_and_grows() {
                 assert_eq!(grown, Expanded::Done);
                 assert_has_capacity(&node, "p2", 32).await;
             }
-            // What is mounted grows for those alone that have CAP_SYS_RESOURCE.
+            // Expanding a mounted file system needs CAP_SYS_RESOURCE.
             Err(error) => assert!(error.to_string().contains("Permission denied"), "{error}"),
         }
 
@@ -85,7 +85,7 @@ fn a_volume_has_its_capacity_keeps_its_data_and_grows() {
         let staged = node.dir.path();
         let staged = staged.join("kubelet/plugins/kubernetes.io/local-volume/mounts/pvc-1");
         until("the volume to be unstaged", || !staged.exists()).await;
-        // What is not mounted grows before it is.
+        // An unmounted one is expanded before it is mounted.
         let largest = sized(&node, 48);
         let again = node.set_up(&pod("p3"), &largest).await.unwrap();
         assert!(again.path.join("kept").exists());

@@ -1,4 +1,4 @@
-//! A node with one driver, and an API that a test fills.
+//! A node with one CSI driver, and a fake API.
 
 use std::{
     collections::BTreeMap,
@@ -22,15 +22,15 @@ use volume::{
 };
 
 pub(crate) const DRIVER: &str = "test.csi.example.com";
-/// What a driver has for a call.
+/// The deadline of a call.
 const DEADLINE: Duration = Duration::from_millis(300);
-/// Bytes of a disk that a test can fill.
+/// The size of a disk that a test can fill.
 const SMALL_DISK: u64 = 512 << 10;
 
-/// Runs a test whose mounts no other process sees and which are gone with it.
+/// Runs a test in a mount namespace of its own.
 pub(crate) fn with_own_mounts<F: Future<Output = ()>>(test: impl FnOnce() -> F) {
     use rustix::{mount::MountPropagationFlags, thread::UnshareFlags};
-    // SAFETY: this thread is the test's own; it begins all others of the test from here on.
+    // SAFETY: this thread belongs to the test, which starts all of its other threads after this.
     unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNS | UnshareFlags::FS) }.unwrap();
     let private = MountPropagationFlags::REC | MountPropagationFlags::PRIVATE;
     rustix::mount::mount_change("/", private).unwrap();
@@ -49,10 +49,10 @@ pub(crate) struct TestHost {
     pub csi_driver: Mutex<Option<Arc<CSIDriver>>>,
     pub secrets: Mutex<BTreeMap<String, String>>,
     pub attachment: Mutex<Option<VolumeAttachment>>,
-    /// What the node's status shows.
+    /// The node's status.
     pub in_use: Mutex<Vec<String>>,
     pub attached: Mutex<Vec<String>>,
-    /// Every volume is attached as soon as it is in use.
+    /// Whether every volume is attached as soon as it is in use.
     attaches_all: Mutex<bool>,
 }
 
@@ -114,7 +114,7 @@ impl Node {
         Self::in_dir(options, dir)
     }
 
-    /// Writes until nothing fits any more.
+    /// Fills the disk.
     pub(crate) fn fill_disk(&self) {
         let filler = vec![0; 2 * SMALL_DISK as usize];
         let full = std::fs::write(self.dir.path().join("filler"), filler);
@@ -160,12 +160,12 @@ impl Node {
         self.unstages = Some(tokio::spawn(self.manager.clone().run()));
     }
 
-    /// The agent dies and comes back: all it knows is on disk.
+    /// Restarts the kubelet: all it knows is on disk.
     pub(crate) fn restart(&mut self) {
         if let Some(unstages) = self.unstages.take() {
             unstages.abort();
         }
-        // What the node's status says.
+        // From the node's status.
         let reported = self.manager.in_use().borrow().iter().cloned().collect();
         self.manager = manager(&self.host);
         self.manager.rebuild(&reported).unwrap();
@@ -173,7 +173,7 @@ impl Node {
         self.manager.unstage_idle();
     }
 
-    /// Every volume is attached as soon as it is in use.
+    /// Attaches every volume as soon as it is in use.
     pub(crate) fn attach_all(&self) {
         *self.host.attaches_all.lock() = true;
         let object = json!({"metadata": {"name": "a"}, "spec": {"attacher": DRIVER, "nodeName": "node", "source": {}},
@@ -202,7 +202,7 @@ impl Drop for Node {
         if let Some(unstages) = self.unstages.take() {
             unstages.abort();
         }
-        // Nothing is mounted there unless the disk is a small one.
+        // A mount exists only if the disk is a small one.
         let _ = LinuxMounter.unmount(self.dir.path());
     }
 }

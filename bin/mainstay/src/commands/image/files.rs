@@ -13,7 +13,7 @@ use tokio_stream::wrappers::ReceiverStream;
 
 use super::said;
 
-/// Bytes per message: well below what the server accepts.
+/// Bytes per message: well below the server's limit.
 const PIECE: usize = 1 << 20;
 
 /// Sends an archive to the node.
@@ -38,7 +38,7 @@ pub(super) async fn import(socket: &Path, file: &str) -> Result<()> {
     Ok(())
 }
 
-/// Reads a file in pieces; ends early when the other side has had enough.
+/// Reads a file in pieces; ends early if the receiver is gone.
 fn read(mut content: Box<dyn Read + Send>, pieces: &mpsc::Sender<Piece>) -> io::Result<()> {
     loop {
         let mut piece = Vec::new();
@@ -52,7 +52,7 @@ fn read(mut content: Box<dyn Read + Send>, pieces: &mpsc::Sender<Piece>) -> io::
     }
 }
 
-/// A new file: what others may have put in its place, such as a link, goes and is not written through.
+/// Creates a new file: an existing file or link is removed, not written through.
 fn new_file(path: &str) -> io::Result<fs::File> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -60,7 +60,7 @@ fn new_file(path: &str) -> io::Result<fs::File> {
     }
 }
 
-/// Writes an image to a file, whole or not at all, or to standard output.
+/// Writes an image to a file, atomically, or to standard output.
 pub(super) async fn export(socket: &Path, image: String, file: &str) -> Result<()> {
     if file == "-" && io::stdout().is_terminal() {
         bail!("standard output is a terminal; name a file, or pipe it somewhere");

@@ -34,7 +34,7 @@ pub(super) fn run(image: Image) -> Result<()> {
     }
 }
 
-/// Where the runtime of the cluster in this data directory listens.
+/// The runtime's socket of the cluster in this data directory.
 fn socket(store: &ImageStore) -> Result<PathBuf> {
     let options = Options {
         data_dir: store.data_dir.clone(),
@@ -115,7 +115,7 @@ async fn remove(socket: &Path, images: Vec<String>) -> Result<()> {
     Ok(())
 }
 
-/// What the runtime says, without the words of its protocol.
+/// The runtime's message, without gRPC's words.
 fn said(status: cri::tonic::Status) -> anyhow::Error {
     anyhow::anyhow!("{}", status.message())
 }

@@ -1,5 +1,5 @@
-//! Pulling an image while a person watches: a line per layer on a terminal, a line per layer that
-//! has come elsewhere.
+//! Pulling an image with progress: a line per layer on a terminal, elsewhere a line per finished
+//! layer.
 
 use std::{
     collections::BTreeSet,
@@ -17,7 +17,7 @@ use super::said;
 /// Columns of a bar.
 const BAR: usize = 30;
 
-/// Pulls and shows how far it has come.
+/// Pulls and shows the progress.
 pub(super) async fn pull(socket: &Path, image: String, username: Option<String>) -> Result<()> {
     let password = match username {
         Some(_) => password()?,
@@ -51,12 +51,12 @@ fn password() -> Result<String> {
     Ok(password.trim_end_matches(['\r', '\n']).to_owned())
 }
 
-/// What a person sees.
+/// The progress display.
 struct Screen {
     terminal: bool,
-    /// Lines that are drawn again.
+    /// Lines to redraw.
     lines: usize,
-    /// Pieces that were told about, where nothing can be drawn again.
+    /// Layers already reported, without a terminal.
     told: BTreeSet<String>,
 }
 
@@ -77,7 +77,7 @@ impl Screen {
         }
     }
 
-    /// All lines again, over the old ones.
+    /// Redraws all lines.
     fn redraw(&mut self, progress: &PullProgress) -> String {
         let mut text = String::new();
         if self.lines > 0 {

@@ -1,4 +1,4 @@
-//! The files that an installation consists of beside the binary, as text: systemd unit, configuration, defaults.
+//! The files of an installation beside the binary, as text: systemd unit, configuration, defaults.
 
 use std::fmt::Write;
 
@@ -7,16 +7,16 @@ use cluster::Options;
 
 use crate::cli::Role;
 
-/// Where the configuration is, below the root.
+/// The path of the configuration, below the root.
 pub(super) const CONFIG: &str = "etc/mainstay/config.yaml";
-/// What the unit of a package reads: the role, and flags.
+/// The file that a package's unit reads: the role, and flags.
 pub(super) const DEFAULTS: &str = "etc/default/mainstay";
 
 /// The unit of `mainstay install`: one role, with these flags.
 pub(super) fn unit(binary: &str, role: Role, flags: &[String]) -> String {
     let mut start = format!("/{binary} {} --config /{CONFIG}", command(role));
     for flag in flags {
-        // systemd expands percent signs and dollars, and splits at blanks.
+        // systemd expands percent and dollar signs, and splits at spaces.
         let quoted = flag
             .replace('%', "%%")
             .replace('$', "$$")
@@ -27,7 +27,7 @@ pub(super) fn unit(binary: &str, role: Role, flags: &[String]) -> String {
     service(&format!("ExecStart={start}\n"))
 }
 
-/// The unit of a package: role and flags are in a file of their own.
+/// The unit of a package: role and flags are in a separate file.
 pub(super) fn package_unit(binary: &str) -> String {
     service(&format!(
         "Environment=MAINSTAY_COMMAND=up\nEnvironmentFile=-/{DEFAULTS}\n\
@@ -43,7 +43,7 @@ fn command(role: Role) -> &'static str {
     }
 }
 
-/// Only the daemon itself is stopped with the unit: containers outlive it.
+/// Stopping the unit stops only the daemon: containers keep running.
 fn service(start: &str) -> String {
     format!(
         "[Unit]\nDescription=Mainstay: Kubernetes in one binary\n\
@@ -55,7 +55,7 @@ fn service(start: &str) -> String {
     )
 }
 
-/// What a package's unit starts.
+/// The default command of a package's unit.
 pub(super) const DEFAULTS_TEXT: &str = "\
 # What the service `mainstay` runs: up (a control plane and a node), server (a control plane) or agent (a node).
 MAINSTAY_COMMAND=up
@@ -67,7 +67,7 @@ MAINSTAY_FLAGS=
 #MAINSTAY_TOKEN=
 ";
 
-/// Every option with what it means, commented out.
+/// Every option with its description, commented out.
 pub(super) fn config() -> String {
     let command = Options::augment_args(clap::Command::new("mainstay"));
     let mut text =
@@ -121,7 +121,7 @@ mod tests {
             .filter(|name| !name.contains(' '))
             .collect();
         assert!(names.len() > 30, "{names:?}");
-        // As it is, it can be read, and changes nothing.
+        // Unchanged, it is valid and has no effect.
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), text).unwrap();
         let options = Options {

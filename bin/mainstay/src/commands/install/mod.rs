@@ -1,5 +1,6 @@
-//! `mainstay install` and `mainstay uninstall`: the binary in its place, a link for kubectl, a systemd unit, completions and
-//! a configuration file. Data is left alone by both. Packages are made of the same files ([`Layout::PACKAGE`]).
+//! `mainstay install` and `mainstay uninstall`: the binary, a link for kubectl, a systemd unit,
+//! completions and a configuration file. Neither touches data. Packages contain the same files
+//! ([`Layout::PACKAGE`]).
 
 mod files;
 
@@ -21,10 +22,10 @@ use crate::{
 /// The name of the systemd unit.
 pub(super) const UNIT: &str = "mainstay.service";
 
-/// There when systemd runs the machine.
+/// Exists if systemd runs the machine.
 const SYSTEMD: &str = "/run/systemd/system";
 
-/// Where things go, below the root.
+/// The installation paths, below the root.
 struct Layout {
     binary: &'static str,
     kubectl: &'static str,
@@ -33,7 +34,7 @@ struct Layout {
 }
 
 impl Layout {
-    /// What a person installs.
+    /// For `mainstay install`.
     const LOCAL: Self = Self {
         binary: "usr/local/bin/mainstay",
         kubectl: "usr/local/bin/kubectl",
@@ -44,7 +45,8 @@ impl Layout {
             "usr/local/share/fish/vendor_completions.d/kubectl.fish",
         ],
     };
-    /// What a distribution's package installs. The name kubectl may be another package's: the link is made on the machine.
+    /// For distribution packages. The name kubectl may belong to another package: the link is made
+    /// on the machine.
     const PACKAGE: Self = Self {
         binary: "usr/bin/mainstay",
         kubectl: "usr/bin/kubectl",
@@ -57,13 +59,13 @@ impl Layout {
     };
 }
 
-/// Whether the unit is there.
+/// Whether the unit is installed.
 pub(super) fn is_installed() -> bool {
     let units = [Layout::LOCAL.unit, Layout::PACKAGE.unit];
     units.iter().any(|unit| Path::new("/").join(unit).exists())
 }
 
-/// Puts everything in its place and starts the service.
+/// Installs all files and starts the service.
 pub(super) fn install(asked: &Install) -> Result<()> {
     if asked.package {
         return lay_out_package(&asked.root);
@@ -78,14 +80,14 @@ pub(super) fn install(asked: &Install) -> Result<()> {
     let layout = Layout::LOCAL;
     put_binary(&at(layout.binary))?;
     link_kubectl(&at(layout.kubectl), &at(layout.binary))?;
-    // Flags may hold a token.
+    // Flags may contain a token.
     let mode = if asked.flags.is_empty() { 0o644 } else { 0o600 };
     let unit = files::unit(layout.binary, asked.role, &asked.flags);
     put(&at(layout.unit), &unit, mode)?;
     if at(CONFIG).exists() {
         println!("kept       {} as it is", at(CONFIG).display());
     } else {
-        // Tokens and keys may be named in it.
+        // It may name tokens and keys.
         put(&at(CONFIG), &files::config(), 0o600)?;
     }
     put_completions(&layout, &asked.root)?;
@@ -104,7 +106,8 @@ pub(super) fn install(asked: &Install) -> Result<()> {
     Ok(())
 }
 
-/// The service runs as root without anybody behind it; the person who installs it wants to use it. A node has no kubeconfig to give.
+/// Adds the kubeconfig for the user who installs: the service itself runs as root. A node has no
+/// kubeconfig.
 fn give_kubeconfig() {
     let data_dir = Path::new(cluster::settings::DATA_DIR);
     if let Ok(added) = user_kubeconfig::add_for_caller(data_dir) {
@@ -112,7 +115,7 @@ fn give_kubeconfig() {
     }
 }
 
-/// The files of a package, for the program that packs them.
+/// The files of a package, for the packaging tool.
 fn lay_out_package(root: &Path) -> Result<()> {
     let layout = Layout::PACKAGE;
     put_binary(&root.join(layout.binary))?;
@@ -134,7 +137,7 @@ fn put_completions(layout: &Layout, root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Stops the service and removes what was installed.
+/// Stops the service and removes the installed files.
 pub(super) fn uninstall(asked: &Uninstall) -> Result<()> {
     let at = |path: &str| asked.root.join(path);
     let layout = Layout::LOCAL;
@@ -160,7 +163,7 @@ pub(super) fn uninstall(asked: &Uninstall) -> Result<()> {
     Ok(())
 }
 
-/// A running binary is never written over: the new one takes its name.
+/// A running binary is never overwritten: the new one is renamed into place.
 fn put_binary(path: &Path) -> Result<()> {
     let own = std::env::current_exe()?;
     if own == path {
@@ -175,7 +178,7 @@ fn put_binary(path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Somebody else's kubectl is left alone.
+/// Another kubectl is left alone.
 fn link_kubectl(link: &Path, binary: &Path) -> Result<()> {
     match fs::read_link(link) {
         Ok(target) if target.ends_with("mainstay") => return Ok(()),
@@ -240,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_installed_is_removed_and_nothing_else() {
+    fn uninstall_removes_only_installed_files() {
         let root = tempfile::tempdir().unwrap();
         install(&asked(root.path())).unwrap();
         let at = |path: &str| root.path().join(path);
@@ -255,7 +258,7 @@ mod tests {
             "flags may hold a token"
         );
         fs::write(at(CONFIG), "node-name: mine\n").unwrap();
-        // Once more: what a person wrote stays.
+        // Installing again keeps the user's changes.
         install(&asked(root.path())).unwrap();
         assert_eq!(fs::read_to_string(at(CONFIG)).unwrap(), "node-name: mine\n");
         uninstall(&Uninstall {

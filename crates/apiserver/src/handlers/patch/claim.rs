@@ -1,5 +1,5 @@
-//! What a custom object says that it is after a patch. It has to say something; what it says counts
-//! only where the whole object is written, not its status.
+//! The apiVersion and kind of a custom object after a patch. Both are required; a difference
+//! matters only if the whole object is written, not for its status.
 
 use machinery::{
     Object, Status, Value,
@@ -9,21 +9,21 @@ use machinery::{
 
 use crate::{Resource, meta};
 
-/// Another kind or version than that of the resource.
+/// An apiVersion or kind that differs from the resource's.
 pub(crate) struct Claim {
     api_version: String,
     kind: String,
 }
 
-/// Why an object cannot be taken for one of any kind.
+/// Why a patched object has no readable apiVersion and kind.
 pub(super) enum Unreadable {
-    /// The patch leaves nothing that can be read.
+    /// The patched object cannot be decoded.
     Invalid(String),
-    /// It does not say of which version it is.
+    /// It has no apiVersion.
     NoVersion,
 }
 
-/// What an object says that it is, where that is something else than the resource's kind.
+/// The apiVersion and kind of an object if they differ from the resource's.
 pub(super) fn read(resource: &Resource, object: &Object) -> Result<Option<Claim>, Unreadable> {
     let shown = super::sorted(&shallow(object));
     let meta = TypeMeta::from_json(shown.as_bytes()).map_err(Unreadable::Invalid)?;
@@ -39,7 +39,8 @@ pub(super) fn read(resource: &Resource, object: &Object) -> Result<Option<Claim>
     Ok((!own).then_some(Claim { api_version, kind }))
 }
 
-/// The object without what is inside of its fields: managed fields lie deeper than a body may.
+/// The object with its nested values emptied: managed fields are nested deeper than the decoder
+/// allows for a body.
 fn shallow(object: &Object) -> Object {
     let emptied = |value: &Value| match value {
         Value::Object(_) => Value::Object(Object::new()),
@@ -53,7 +54,7 @@ fn shallow(object: &Object) -> Object {
 }
 
 impl Claim {
-    /// 422 for an object of the resource that says that it is none.
+    /// 422 for an object that states another apiVersion or kind than the resource's.
     pub(super) fn refuse(&self, resource: &Resource, object: &Object) -> Status {
         let mut errors = Errors::new();
         let kind = &resource.kind.names().kind;

@@ -1,4 +1,4 @@
-//! What a watch sends, a burst at a time: lines of JSON or frames of protobuf for a connection, shared
+//! What a watch sends in one burst: lines of JSON or frames of protobuf for a connection, shared
 //! objects for an informer of this process.
 
 use std::sync::Arc;
@@ -10,12 +10,12 @@ use store::Revision;
 
 use crate::{Resource, Stored, media::Shape, output::Output, respond};
 
-/// How much is sent at once when events come fast.
+/// Maximum bytes of a burst.
 const BURST: usize = 64 * 1024;
-/// How many shared objects are sent at once.
+/// Maximum objects of a burst.
 const OBJECTS: usize = 256;
 
-/// What happened to an object, as the watcher's selection sees it.
+/// The change of an object, as the watcher's selectors see it.
 #[derive(Clone, Copy)]
 pub(super) enum Change {
     Added,
@@ -33,7 +33,7 @@ impl Change {
     }
 }
 
-/// How one watch writes its events.
+/// Encodes the events of one watch.
 pub(super) struct Encoder {
     pub(super) output: Output,
     sent: Counter,
@@ -42,12 +42,12 @@ pub(super) struct Encoder {
     columns_sent: bool,
 }
 
-/// Where a watcher puts its events.
+/// Collects the events of a burst.
 pub(super) trait Sink: Default {
     /// What is sent at once.
     type Burst;
 
-    /// Whether it is time to send.
+    /// Whether the burst is to be sent.
     fn is_full(&self) -> bool;
 
     fn event(&mut self, encoder: &mut Encoder, change: Change, object: &Arc<Stored>);
@@ -56,7 +56,7 @@ pub(super) trait Sink: Default {
 
     fn error(&mut self, output: &Output, status: &Status);
 
-    /// What was put there; `None` when that is nothing.
+    /// The collected events; `None` if there are none.
     fn burst(self) -> Option<Self::Burst>;
 }
 
@@ -128,7 +128,7 @@ impl Sink for Objects {
     }
 }
 
-/// The object in the version of the resource; shared with the store where it is stored in that version.
+/// The object in the resource's version; shared with the store if that is its stored version.
 pub(in crate::handlers) fn served(resource: &Resource, object: &Arc<Stored>) -> feed::Object {
     match resource.serve(object) {
         registry::Served::Stored(_) => object.clone(),
@@ -211,7 +211,7 @@ impl Encoder {
     }
 }
 
-/// One frame of a protobuf stream: its length, and the event around an object's body.
+/// One frame of a protobuf stream: its length and the event with the object's body.
 pub(super) fn frame(kind: &str, body: &[u8], out: &mut BytesMut) {
     let event = protobuf::watch_event(kind, body);
     out.put_u32(event.len() as u32);

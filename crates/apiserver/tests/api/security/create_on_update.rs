@@ -1,4 +1,4 @@
-//! `patch` and `update` change objects; making one needs `create`.
+//! `patch` and `update` change objects; creating one requires `create`.
 
 use apiserver::User;
 use machinery::json::{Value, json};
@@ -11,7 +11,7 @@ use crate::{
 
 const REFUSED: &str = "cannot create resource";
 
-/// A user with every verb on everything, but for `create`.
+/// A user with every verb on everything, except `create`.
 async fn changer(server: &Server) -> User {
     let rules = json!([{"verbs": ["update", "patch", "get", "list", "delete"],
                         "apiGroups": ["*"], "resources": ["*"]}]);
@@ -28,7 +28,7 @@ async fn is_there(server: &Server, path: &str) -> bool {
     admin(server, "GET", path, Value::Null).await.code == 200
 }
 
-/// One valid object of the kind that discovery shows at a collection's path.
+/// One valid object of the kind at a collection's path.
 fn sample(samples: &Value, collection: &str, kind: &str) -> Value {
     let mut parts = collection.split('/').skip(1);
     let group = match parts.next() {
@@ -60,7 +60,8 @@ async fn no_kind_is_made_by_apply_or_put_without_create() {
             verbs.any(|verb| verb == wanted)
         };
         let kind = resource["kind"].as_str().unwrap();
-        // Bindings of roles that eve does not hold, and roles, are refused for another reason as well.
+        // Roles, and bindings of roles that eve does not hold, are rejected for another reason as
+        // well.
         if !can("create") || !can("patch") {
             continue;
         }
@@ -82,7 +83,7 @@ async fn no_kind_is_made_by_apply_or_put_without_create() {
             }
         }
         assert!(!is_there(&server, &path).await, "{path} was made by PUT");
-        // Nothing can be made below an object that is not there.
+        // A subresource of a missing object cannot be created.
         let status = apply(&server, &eve, &format!("{path}/status"), &json!({})).await;
         assert!(
             matches!(status.code, 400 | 404 | 405),
@@ -127,7 +128,7 @@ async fn custom_resources_are_not_made_by_apply_without_create() {
         crate::support::send(&server, eve.clone(), "PATCH", &dry_run, &headers, body).await;
     assert_refused(&answer, &dry_run);
     assert!(!is_there(&server, &path).await);
-    // What stands may be changed.
+    // Existing objects may be changed.
     assert_eq!(
         admin(&server, "POST", things, thing.clone()).await.code,
         201

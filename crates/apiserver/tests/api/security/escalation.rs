@@ -1,4 +1,4 @@
-//! Nobody comes to more permissions than they have by writing roles and bindings.
+//! No privilege escalation by writing roles and bindings.
 
 use apiserver::User;
 use machinery::json::{Value, json};
@@ -8,7 +8,7 @@ use crate::support::{Server, admin};
 
 const VIEW: &str = "rbac.authorization.k8s.io/aggregate-to-view";
 
-/// A user who may write all objects of RBAC and read config maps.
+/// A user who may write all RBAC objects and read config maps.
 async fn keeper(server: &Server) -> User {
     let rules = json!([
         {"verbs": ["create", "update", "patch", "get", "list", "delete"],
@@ -43,14 +43,14 @@ async fn a_label_feeds_no_aggregate_with_rules_that_its_writer_lacks() {
         let answer = ask(&server, &eve, "PATCH", &path, label.clone()).await;
         assert_eq!(answer.code, code, "{name}: {}", answer.body);
         if code == 403 {
-            // A PUT of the whole object says the same.
+            // A PUT of the whole object is rejected as well.
             let mut object = admin(&server, "GET", &path, Value::Null).await.json();
             object["metadata"]["labels"][VIEW] = "true".into();
             let answer = ask(&server, &eve, "PUT", &path, object).await;
             assert_eq!(answer.code, 403, "{name}: {}", answer.body);
         }
     }
-    // An annotation is a change as any other; what the garbage collector writes is not.
+    // An annotation counts as a change; the garbage collector's writes do not.
     let path = format!("{RBAC}/clusterroles/secrets");
     let note = json!({"metadata": {"annotations": {"a": "b"}}});
     assert_eq!(ask(&server, &eve, "PATCH", &path, note).await.code, 403);

@@ -1,4 +1,4 @@
-//! Security regressions: requests that must be refused, one file for each way in.
+//! Security regressions: requests that must be rejected, one file for each attack vector.
 
 mod create_on_update;
 mod escalation;
@@ -21,7 +21,7 @@ pub(crate) fn user(name: &str) -> User {
     User::new(name, [""; 0])
 }
 
-/// Makes a ClusterRole with these rules and binds it to a user; returns when the user has them.
+/// Creates a ClusterRole with these rules and binds it to a user; returns once it is effective.
 pub(crate) async fn grant(server: &Server, user: &str, rules: Value) {
     let name = format!("granted-to-{}", user.replace(':', "-"));
     let role = json!({"metadata": {"name": name}, "rules": rules});

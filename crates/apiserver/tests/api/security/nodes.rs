@@ -1,4 +1,4 @@
-//! A node that somebody has taken over harms itself and no other.
+//! A compromised node can harm only itself.
 
 use apiserver::User;
 use machinery::json::{Value, json};
@@ -68,7 +68,7 @@ async fn a_node_gets_tokens_for_the_audiences_that_its_pods_ask_for() {
         let refused = ask(&server, &own, "POST", path, asked(audiences.clone())).await;
         assert_refused(&refused, &audiences.to_string());
     }
-    // An administrator may allow a node more.
+    // An administrator may grant a node more.
     let rules = json!([{"verbs": ["request-serviceaccounts-token-audience"], "apiGroups": [""],
                         "resources": ["bank"], "resourceNames": ["default"]}]);
     super::grant(&server, "system:node:a", rules).await;
@@ -101,7 +101,7 @@ async fn a_node_does_not_shed_its_taints_and_labels() {
             assert_refused(&refused, &format!("{path} {patch}"));
         }
     }
-    // Another's Node is none of its business.
+    // A node may not change another Node.
     let other = ask(
         &server,
         &own,
@@ -217,7 +217,7 @@ async fn the_server_notes_where_a_request_for_a_certificate_came_from() {
     let own = || server.pki.client_config(pki::Leaf::Kubelet).unwrap();
     let seen = json!({"mainstay.local/peer-address": "127.0.0.1"});
     assert_eq!(noted("own", own(), &[]).await, seen);
-    // Behind a front proxy, or as somebody else, nobody knows where the caller is.
+    // Through a front proxy or impersonation, the caller's address is unknown.
     let front = server
         .pki
         .client_config(pki::Leaf::FrontProxyClient)
@@ -233,7 +233,7 @@ async fn the_server_notes_where_a_request_for_a_certificate_came_from() {
         ("impersonate-group", "system:nodes"),
     ];
     assert_eq!(noted("assumed", admin_config, &node).await, Value::Null);
-    // What was noted stays.
+    // The recorded address stays.
     let patch = json!({"metadata": {"annotations": {"mainstay.local/peer-address": "10.43.0.1"}}});
     let patched = admin(&server, "PATCH", &format!("{all}/own"), patch).await;
     assert_eq!(

@@ -1,4 +1,4 @@
-//! What is behind a proxy sees the request, and nothing of who sent it.
+//! A proxied backend sees the request without its credentials.
 
 use std::convert::Infallible;
 
@@ -16,7 +16,7 @@ use crate::{
     support::{Server, admin, over_socket, send},
 };
 
-/// Answers with the path and the headers that it sees; requests for an upgrade it refuses, in the same words.
+/// Answers with the path and headers that it received; refuses upgrades in the same way.
 async fn mirror(request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {
     let mut seen = vec![format!("{} {}", request.method(), request.uri())];
     for (name, value) in request.headers() {
@@ -65,7 +65,7 @@ async fn with_backend() -> Server {
     let set = admin(&server, "PATCH", &path, status).await;
     assert_eq!(set.code, 200, "{}", set.body);
     let target = json!({"kind": "Pod", "namespace": "default", "name": "web"});
-    // Loopback is nobody's address of type IPv4; as a name it is taken.
+    // Validation forbids loopback for addressType IPv4, but not for FQDN.
     let slice = json!({"metadata": {"name": "web", "labels": {"kubernetes.io/service-name": "web"}},
         "addressType": "FQDN", "ports": [{"name": "http", "port": port}], "endpoints": [
             {"addresses": ["127.0.0.1"], "targetRef": target}]});
@@ -120,7 +120,7 @@ async fn a_backend_sees_neither_tokens_nor_identities() {
     assert!(seen.body.starts_with("GET /a\n"), "{}", seen.body);
     assert!(seen.body.contains("cookie: session=1"), "{}", seen.body);
     assert_blind(&seen.body, &[&token, "authorization", "impersonate"]);
-    // A front proxy says who its users are; that is for this server alone.
+    // The front proxy's user headers are for this server only.
     let front = server
         .pki
         .client_config(pki::Leaf::FrontProxyClient)
@@ -166,7 +166,7 @@ async fn a_websockets_token_ends_at_this_server() {
         seen.body
     );
     assert_blind(&seen.body, &[&protocol, "base64url"]);
-    // Also when a certificate says who the caller is.
+    // Also for a caller with a client certificate.
     let mut request = Request::get(&path);
     for (name, value) in &headers {
         request = request.header(*name, *value);
@@ -176,7 +176,7 @@ async fn a_websockets_token_ends_at_this_server() {
     let seen = String::from_utf8_lossy(&seen);
     assert!(seen.starts_with("GET /ws\n"), "{seen}");
     assert_blind(&seen, &[&protocol, "base64url"]);
-    // A token that comes alone, twice, or not with a WebSocket is none.
+    // A token as the only subprotocol, given twice, or without a WebSocket is not accepted.
     let twice = format!("{protocol}, {protocol}, chat");
     for (headers, code) in [
         (

@@ -61,7 +61,7 @@ pub(crate) async fn over_tls(
     })
 }
 
-/// A client of this server without any identity.
+/// A client of this server without credentials.
 pub(crate) fn nobody(server: &Server) -> ClientConfig {
     pki::bearer_client_config(server.pki.ca().pem().as_bytes()).unwrap()
 }
@@ -74,7 +74,7 @@ async fn with_token(server: &Server, token: &str, path: &str) -> Raw {
         .unwrap()
 }
 
-/// A token of the account `bot` in `default`, for these audiences and bound to something.
+/// A token of the account `bot` in `default`, for these audiences and this bound object.
 async fn token(server: &Server, audiences: &[&str], bound: Value) -> String {
     let path = "/api/v1/namespaces/default/serviceaccounts/bot/token";
     let spec = json!({"audiences": audiences, "expirationSeconds": 3600, "boundObjectRef": bound});
@@ -109,7 +109,7 @@ async fn allow(server: &Server, user: &str, name: &str, rules: Value) {
     assert_eq!(made.code, 201, "{}", made.body);
 }
 
-/// Asks until the role that was just bound counts.
+/// Repeats the request until the new role binding is effective.
 async fn once_allowed(server: &Server, user: &User, path: &str) -> Raw {
     for _ in 0..500 {
         let answer = send(server, user.clone(), "GET", path, &[], "").await;
@@ -149,7 +149,7 @@ async fn strangers_over_tls_see_no_discovery() {
             .unwrap();
         assert_eq!(seen.code, 200, "{path}");
     }
-    // Paths that only look like the public ones.
+    // Paths that only resemble the public ones.
     for path in [
         "/healthz/../metrics",
         "/livez/%2e%2e/api",
@@ -193,7 +193,7 @@ async fn a_certificate_of_another_authority_or_purpose_opens_nothing() {
         refused.is_err(),
         "a foreign certificate gets no answer at all"
     );
-    // A serving certificate is nobody's identity.
+    // A serving certificate is not a client identity.
     let serving = with(admin_pem(&server.pki, Leaf::KubeletServing));
     let refused = over_tls(&server, serving, "GET", "/api/v1/nodes", &[], "").await;
     assert!(refused.is_err(), "a serving certificate is no client's");
@@ -250,7 +250,7 @@ async fn a_front_proxys_headers_need_a_front_proxys_certificate() {
     assert!(refused.code == 403 && refused.body.contains("system:mainstay:dns"));
     let proxy = server.pki.client_config(Leaf::FrontProxyClient).unwrap();
     assert_eq!(ask(proxy.clone()).await.code, 200);
-    // Without headers the proxy is nobody, not somebody with its certificate's name.
+    // Without headers the proxy is anonymous, not a user with its certificate's name.
     let alone = over_tls(&server, proxy, "GET", path, &[], "")
         .await
         .unwrap();
@@ -349,7 +349,7 @@ async fn nobody_becomes_another_by_half_a_permission() {
     ] {
         assert_eq!(ask(&wrong).await, 403, "{wrong:?}");
     }
-    // Parts without a user act as nobody rather than as the caller.
+    // Impersonation headers without a user are rejected instead of ignored.
     for wrong in [
         ("impersonate-group", "x"),
         ("impersonate-uid", "1"),
@@ -568,7 +568,7 @@ async fn bombs_and_giants_are_refused_quickly() {
     let one = format!("{path}/m");
     let answer = send(&server, admin_user, "PATCH", &one, &headers, patch).await;
     assert!(answer.code >= 400, "{}", answer.code);
-    // The connection's own bounds: headers without end.
+    // The connection's limits: oversized headers.
     let huge = "x".repeat(2 << 20);
     let headers = [("x-filler", huge.as_str())];
     let config = server.pki.client_config(Leaf::Admin).unwrap();
@@ -631,7 +631,7 @@ async fn nobody_gives_away_more_than_they_have() {
         tokio::time::sleep(std::time::Duration::from_millis(5)).await;
     }
     assert_eq!(ask(bindings(), bind("own")).await.code, 409);
-    // With the verb bind on one role that role can be given, and no other.
+    // The verb bind on one role permits binding that role only.
     let rules = json!([{"apiGroups": ["rbac.authorization.k8s.io"], "resources": ["clusterroles"],
                         "resourceNames": ["view"], "verbs": ["bind"]}]);
     allow(&server, "eve", "view-giver", rules).await;

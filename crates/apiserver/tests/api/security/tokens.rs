@@ -1,4 +1,4 @@
-//! Tokens that are kept in Secrets count as long as their Secret and their account do.
+//! Tokens in Secrets are valid as long as their Secret and their account exist.
 
 use base64::{Engine, prelude::BASE64_STANDARD};
 use machinery::json::{Value, json};
@@ -11,7 +11,7 @@ use crate::{
 const SECRETS: &str = "/api/v1/namespaces/default/secrets";
 const ACCOUNTS: &str = "/api/v1/namespaces/default/serviceaccounts";
 
-/// A Secret with a token of the account `bot`, as the controller makes it.
+/// A Secret with a token of the account `bot`, as the controller creates it.
 async fn issue(server: &Server, name: &str) -> String {
     let account = admin(server, "GET", &format!("{ACCOUNTS}/bot"), Value::Null)
         .await
@@ -59,20 +59,20 @@ async fn a_token_in_a_secret_goes_with_the_secret_and_the_account() {
     let token = issue(&server, "one").await;
     assert_eq!(code(&server, &token).await, 200);
     let path = format!("{SECRETS}/one");
-    // Its use is noted, a day exactly.
+    // Its use is recorded, with the day.
     eventually(|| async {
         let secret = admin(&server, "GET", &path, Value::Null).await.json();
         let used = secret["metadata"]["labels"]["kubernetes.io/legacy-token-last-used"].clone();
         used.as_str().filter(|day| day.len() == 10).map(drop)
     })
     .await;
-    // Marked as invalid it does not count, until the mark is taken away.
+    // Labelled as invalid it is rejected, until the label is removed.
     let marked = |value: Value| json!({"metadata": {"labels": {"kubernetes.io/legacy-token-invalid-since": value}}});
     admin(&server, "PATCH", &path, marked("2026-01-01".into())).await;
     assert_eq!(code(&server, &token).await, 401);
     admin(&server, "PATCH", &path, marked(Value::Null)).await;
     assert_eq!(code(&server, &token).await, 200);
-    // Another token in the Secret, and then no Secret.
+    // First another token in the Secret, then no Secret.
     let other = json!({"data": {"token": BASE64_STANDARD.encode("other")}});
     admin(&server, "PATCH", &path, other).await;
     assert_eq!(code(&server, &token).await, 401);
@@ -80,7 +80,7 @@ async fn a_token_in_a_secret_goes_with_the_secret_and_the_account() {
     assert_eq!(code(&server, &kept).await, 200);
     admin(&server, "DELETE", &format!("{SECRETS}/two"), Value::Null).await;
     assert_eq!(code(&server, &kept).await, 401);
-    // An account of the same name is another one.
+    // A new account of the same name has another uid.
     let last = issue(&server, "three").await;
     assert_eq!(code(&server, &last).await, 200);
     admin(&server, "DELETE", &format!("{ACCOUNTS}/bot"), Value::Null).await;
@@ -116,7 +116,7 @@ async fn a_token_that_nobody_keeps_or_that_is_for_others_is_none() {
     for claims in [
         claims("missing", own),
         claims("", own),
-        // Signed by us, and not what the Secret holds.
+        // Signed by us, but not the token in the Secret.
         claims("kept", "system:serviceaccount:kube-system:root"),
     ] {
         let token = server.pki.service_account().sign(&claims).unwrap();

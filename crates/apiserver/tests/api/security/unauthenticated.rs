@@ -1,4 +1,4 @@
-//! What clients without an identity may make the server read and keep.
+//! Limits on what unauthenticated clients may make the server read and buffer.
 
 use futures::future::join_all;
 use machinery::json::json;
@@ -43,7 +43,7 @@ async fn authenticated_users_are_served_while_others_send_heads_without_end() {
             "GET /version HTTP/1.1\r\nhost: x\r\nx-long: {}",
             "x".repeat(200_000)
         );
-        // What the server does not read stays in the sockets or here.
+        // Unread bytes stay in the sockets or in the client.
         let written = tokio::time::timeout(
             std::time::Duration::from_millis(200),
             tls.write_all(head.as_bytes()),

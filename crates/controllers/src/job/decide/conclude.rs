@@ -1,4 +1,4 @@
-//! The second half of a round: which status to write, and which pods to release after that.
+//! The second half of a round: the status to write, and the pods to release after that.
 
 use std::{collections::HashSet, sync::Arc};
 
@@ -17,20 +17,20 @@ use crate::{
     pods::{is_ready, phase},
 };
 
-/// The status names at most this many pods that are to be counted.
+/// The maximum number of pods in `uncountedTerminatedPods`.
 const MOST_UNCOUNTED: usize = 500;
 
-/// What became of a [`Step`].
+/// The result of a [`Step`].
 #[derive(Debug, Default, Clone, Copy)]
 pub(in crate::job) struct Done {
     pub(in crate::job) created: usize,
     pub(in crate::job) deleted: usize,
-    /// How many of the deleted ones were ready.
+    /// How many of the deleted pods were ready.
     pub(in crate::job) deleted_ready: usize,
 }
 
 impl Done {
-    /// One pod was deleted.
+    /// Records a deleted pod.
     pub(in crate::job) fn delete(&mut self, pod: &Pod) {
         self.deleted += 1;
         self.deleted_ready += usize::from(is_ready(pod));
@@ -44,11 +44,11 @@ fn event(kind: Kind, reason: &str, message: &str) -> EventText {
     (kind, reason.to_owned(), message.to_owned())
 }
 
-/// What to write.
+/// The writes of the second half.
 #[derive(Debug)]
 pub(in crate::job) struct Conclusion {
     pub(in crate::job) status: JobStatus,
-    /// Pods whose finalizer goes once the status is written.
+    /// Pods whose finalizer is removed after the status was written.
     pub(in crate::job) release: Vec<Arc<Pod>>,
     pub(in crate::job) events: Vec<EventText>,
 }
@@ -67,7 +67,7 @@ impl Round<'_> {
         let active = count(&self.active) + number(done.created) - number(done.deleted);
         self.terminating += number(done.deleted);
         match &self.step {
-            // Pods that could not be stopped: the Job is not over yet.
+            // Some pods could not be deleted: the Job is not finished yet.
             Step::Stop(pods) if done.deleted < pods.len() => self.end = None,
             Step::Stop(_) => {}
             _ if self.is_complete(active) => {
@@ -110,14 +110,14 @@ impl Round<'_> {
         }
         let changed = self.set("Suspended", "False", "JobResumed", "Job resumed");
         changed.then(|| {
-            // The deadline limits the time without a break.
+            // activeDeadlineSeconds counts from the resume.
             self.status.start_time = Some(Time(self.now));
             event(Kind::Normal, "Resumed", "Job resumed")
         })
     }
 
-    /// Counts pods that were released, notes those that may be, and says which and whether these are
-    /// all.
+    /// Counts released pods, lists further ones in the status, and returns those to release and
+    /// whether these are all.
     fn track(&mut self) -> (Vec<Arc<Pod>>, bool) {
         self.count_released();
         let (mut release, mut is_all) = (Vec::new(), true);
@@ -142,14 +142,14 @@ impl Round<'_> {
         (release, is_all)
     }
 
-    /// How many pods the status names.
+    /// The number of pods listed in the status.
     fn uncounted(&self) -> usize {
         let uncounted = self.status.uncounted_terminated_pods.iter();
         let lists = uncounted.flat_map(|uncounted| [&uncounted.succeeded, &uncounted.failed]);
         lists.flatten().map(Vec::len).sum()
     }
 
-    /// Moves pods that have lost their finalizer from the lists to the counts.
+    /// Moves pods without the finalizer from the lists to the counts.
     fn count_released(&mut self) {
         let pods = self.pods.iter();
         let tracked: HashSet<&str> = pods
@@ -173,7 +173,7 @@ impl Round<'_> {
         }
     }
 
-    /// Whether nothing depends on the pod any more.
+    /// Whether the pod's finalizer may be removed.
     fn may_release(&self, pod: &Pod) -> bool {
         if self.job.metadata.deletion_timestamp.is_some()
             || self.end.is_some()
@@ -188,13 +188,13 @@ impl Round<'_> {
         has_failed(&self.spec, pod) && !waits()
     }
 
-    /// Names a pod in the status if it counts and is not named yet; says whether something was added.
+    /// Lists a pod in the status if it counts and is not listed; returns whether it was added.
     fn note(&mut self, pod: &Arc<Pod>) -> bool {
         let uncounted = |list: &HashSet<String>| list.contains(uid(pod));
         let was_failure = uncounted(&self.uncounted_failed);
         if phase(pod) == "Succeeded" && !was_failure {
             if self.indexes.is_some() {
-                // The index tells that it was counted; the uid is not needed.
+                // completedIndexes shows that it was counted; its uid is not needed.
                 let index = index(pod).filter(|_| self.has_place(pod));
                 return index.is_some_and(|index| !self.completed_before.contains(index));
             }
@@ -222,8 +222,8 @@ impl Round<'_> {
         true
     }
 
-    /// The condition that says how the Job ends, and when nothing is left to count or to wait for,
-    /// the one that says that it has ended.
+    /// Sets SuccessCriteriaMet or FailureTarget and, when every pod is counted and gone, Complete
+    /// or Failed.
     fn finish(&mut self, all_released: bool) -> Vec<EventText> {
         let Some(end) = self.end.take() else {
             return Vec::new();
@@ -259,8 +259,8 @@ impl Round<'_> {
         events
     }
 
-    /// Sets a condition and says whether that changed something. One that would only say False for
-    /// the first time is left out.
+    /// Sets a condition; returns whether it changed. A new condition with status False is not
+    /// added.
     fn set(&mut self, kind: &str, value: &str, reason: &str, text: &str) -> bool {
         let new = JobCondition {
             type_: kind.to_owned(),

@@ -1,4 +1,4 @@
-//! Rounds of Jobs in tables: pods in, steps and conditions out.
+//! Tables of Job rounds: pods in, steps and conditions out.
 
 use reconcile::Kind;
 use serde_json::{Value, json};
@@ -94,7 +94,7 @@ fn round<'a>(job: &'a Job, pods: &'a [Arc<Pod>]) -> Round<'a> {
     })
 }
 
-/// What a round does to pods.
+/// The step of a round.
 fn step(job: &Job, pods: &[&str]) -> String {
     let pods: Vec<_> = pods.iter().map(|text| pod(text)).collect();
     let round = round(job, &pods);
@@ -180,10 +180,10 @@ fn as_many_pods_run_as_parallelism_and_remaining_completions_allow() {
             &["a Succeeded", "b Succeeded", "c Succeeded", "d Running"],
             "remove d",
         ),
-        // One success of a queue of work: what runs may end, nothing new begins.
+        // A work queue after one success: running pods may finish, no new ones are created.
         (queue(), &[], "create - -"),
         (queue(), &["a Succeeded", "b Running"], "nothing"),
-        // Indexes are given once each, and again only after failure.
+        // Each index is assigned once, and again only after a failure.
         (indexed(), &[], "create 0 1"),
         (indexed(), &["a Running @1"], "create 0"),
         (indexed(), &["a Succeeded @0"], "create 1 2"),
@@ -212,7 +212,7 @@ fn as_many_pods_run_as_parallelism_and_remaining_completions_allow() {
 }
 
 #[test]
-fn a_smaller_indexed_job_forgets_what_is_out_of_range() {
+fn a_smaller_indexed_job_forgets_indexes_out_of_range() {
     let mut small = job(json!({"completions": 2, "parallelism": 2, "completionMode": "Indexed"}));
     small.status.as_mut().unwrap().completed_indexes = Some("0,3-5".into());
     assert_eq!(step(&small, &["a Running @1", "b Running @4"]), "remove b");
@@ -286,7 +286,8 @@ fn deleted_pods_count_as_failed_and_are_released_also_when_they_never_had_a_node
     assert_eq!(names(&conclusion.release), "a b");
     run(&mut plain, &["b Running deleted counted"]);
     assert_eq!(counts(&plain), (2, 0, 1, 0, 2));
-    // A Job that waits for the phase neither counts nor replaces them before.
+    // With podReplacementPolicy Failed, terminating pods are neither counted nor replaced before
+    // they have failed.
     let mut patient = job(json!({"completions": 3, "podReplacementPolicy": "Failed"}));
     let pods = ["a Running deleted", "b Running"];
     assert_eq!(step(&patient, &pods), "nothing");
@@ -403,8 +404,8 @@ fn a_job_whose_pods_cannot_be_stopped_is_not_over() {
 }
 
 #[test]
-fn the_first_end_that_was_written_down_stays() {
-    // Met already: failures that come later change nothing, and both targets are never set.
+fn the_first_finished_condition_of_a_job_is_kept() {
+    // Success criteria met: later failures change nothing, and both targets are never set.
     let mut met = job(json!({"completions": 1, "backoffLimit": 0}));
     run(&mut met, &["a Succeeded"]);
     run(
@@ -415,7 +416,7 @@ fn the_first_end_that_was_written_down_stays() {
     run(&mut met, &["b Failed counted"]);
     assert_eq!(counts(&met), (0, 0, 0, 1, 2));
     assert!(conditions(&met).ends_with("Complete=CompletionsReached"));
-    // Failing already: what was stopped has failed, whatever its containers end with.
+    // The Job fails: pods that were stopped count as failed, whatever their exit code.
     let mut failing = job(json!({"completions": 1, "backoffLimit": 0}));
     run(&mut failing, &["a Failed", "b Running"]);
     run(&mut failing, &["b Succeeded"]);
@@ -455,7 +456,7 @@ fn pods_evicted_after_the_criteria_were_met_do_not_hold_the_job() {
 }
 
 #[test]
-fn the_failure_policy_decides_what_a_failure_means() {
+fn the_failure_policy_decides_about_pod_failures() {
     let with = |action: &str, more: Value| {
         let mut spec = json!({"completions": 4, "parallelism": 2, "backoffLimit": 0,
         "podFailurePolicy": {"rules": [{
@@ -528,7 +529,7 @@ fn failures_are_limited_for_each_index() {
         }
         job(spec)
     };
-    // The next pod of an index carries its failures; the last one waits for it.
+    // The next pod of an index inherits its failure count; the failed pod is kept until then.
     let mut limited = spec(&[]);
     let first = [
         "a Failed @0 !0 at=900",
@@ -544,7 +545,7 @@ fn failures_are_limited_for_each_index() {
         "d Running @0 !1",
     ];
     assert_eq!(names(&run(&mut limited, &replaced).release), "a");
-    // Ten seconds pass before it is made.
+    // The backoff is ten seconds.
     assert_eq!(
         step(
             &spec(&[]),
@@ -556,7 +557,7 @@ fn failures_are_limited_for_each_index() {
         step(&spec(&[]), &["a Failed @0 !0 at=995"]),
         "create 1!0 2!0"
     );
-    // The second failure is one too many.
+    // The second failure exceeds the limit.
     let mut failed = spec(&[]);
     let pods = [
         "d Failed @0 !1 at=900",
@@ -568,7 +569,7 @@ fn failures_are_limited_for_each_index() {
     let status = failed.status.as_ref().unwrap();
     assert_eq!(status.failed_indexes.as_deref(), Some("0"));
     assert_eq!(status.completed_indexes.as_deref(), Some("2"));
-    // All indexes are over: the Job has failed, and says so when all are counted.
+    // All indexes have ended: the Job fails, and gets the condition Failed when all are counted.
     run(&mut failed, &["b Succeeded @1 !0"]);
     assert_eq!(conditions(&failed), "FailureTarget=FailedIndexes");
     run(&mut failed, &[]);
@@ -617,7 +618,7 @@ fn failures_make_a_job_wait_before_it_tries_again() {
 }
 
 #[test]
-fn a_suspended_job_says_so_and_begins_anew_when_it_is_resumed() {
+fn a_suspended_job_has_a_condition_and_restarts_when_resumed() {
     let mut paused = job(json!({"completions": 3, "suspend": true, "activeDeadlineSeconds": 10}));
     let conclusion = run(&mut paused, &["a Running ready"]);
     assert_eq!(conclusion.events[0].1, "Suspended");

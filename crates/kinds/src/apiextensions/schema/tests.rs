@@ -1,4 +1,4 @@
-//! The rules of schemas, one by one.
+//! Validation of schemas, rule by rule.
 
 use super::*;
 use crate::testing::lines;

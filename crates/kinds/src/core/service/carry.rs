@@ -1,4 +1,4 @@
-//! What a Service keeps of what it was given when an update leaves it out or changes its type.
+//! Fields of a Service that are kept or dropped when an update omits them or changes the type.
 
 use super::{is_reached_from_outside, needs_health_check};
 use crate::tree::{child_or_new, each, get, int, is_set, list, same, text};
@@ -7,7 +7,7 @@ use machinery::json::json;
 use machinery::{Object, Value};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A client that knows only `clusterIP` means `clusterIPs` too.
+/// A client that sets only `clusterIP` sets `clusterIPs` too.
 pub(super) fn prepare_create(object: &mut Object) {
     let spec = child_or_new(object, "spec");
     drop_internal_policy(spec);
@@ -17,7 +17,7 @@ pub(super) fn prepare_create(object: &mut Object) {
     }
 }
 
-/// A name elsewhere has no traffic to steer. What is no policy at all is for validation to refuse.
+/// An ExternalName has no internalTrafficPolicy. Unknown policies are left for validation.
 fn drop_internal_policy(spec: &mut Object) {
     let known = matches!(
         text(get(spec, "internalTrafficPolicy")),
@@ -63,7 +63,7 @@ fn node_ports(spec: &Value) -> BTreeSet<i64> {
     ports.filter(|port| *port != 0).collect()
 }
 
-/// What the server gave stays when the update does not speak of it.
+/// Allocated values are kept if the update omits them.
 fn keep_given(spec: &mut Object, before: &Value) {
     let now = Value::Object(spec.clone());
     if needs_address(before) && needs_address(&now) {
@@ -97,7 +97,7 @@ fn keep_given(spec: &mut Object, before: &Value) {
     }
 }
 
-/// A client that knows only one of the two fields changes both.
+/// If a client changes only one of the two fields, both change.
 fn mirror_changed_address(spec: &mut Object, before: &Value) {
     let was = text(&before["clusterIP"]);
     let is = text(get(spec, "clusterIP")).to_owned();
@@ -115,7 +115,7 @@ fn mirror_changed_address(spec: &mut Object, before: &Value) {
     }
 }
 
-/// A change of type drops what only the old type had, unless the update sets it anew.
+/// A change of type drops fields that only the old type had, unless the update changes them.
 fn drop_foreign(spec: &mut Object, before: &Value) {
     let now = Value::Object(spec.clone());
     let unchanged = |field: &str| same(&now[field], &before[field]);
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_port_that_moved_is_not_given_twice() {
+    fn a_moved_node_port_is_not_assigned_twice() {
         let spec = updated(
             NODE_PORT,
             r#"{"spec": {"type": "NodePort", "ports": [{"name": "a", "port": 80}, {"name": "b", "port": 81, "nodePort": 30001}]}}"#,
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_of_type_drops_what_only_the_old_one_had() {
+    fn a_change_of_service_type_drops_fields_of_the_old_type() {
         let spec = updated(
             NODE_PORT,
             r#"{"spec": {"type": "ExternalName", "externalName": "x", "clusterIP": "10.0.0.1",
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn the_second_field_follows_the_first() {
+    fn cluster_ips_follow_a_changed_cluster_ip() {
         let spec = updated(
             NODE_PORT,
             r#"{"spec": {"type": "NodePort", "clusterIP": "10.0.0.9", "clusterIPs": ["10.0.0.1"]}}"#,

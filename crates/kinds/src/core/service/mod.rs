@@ -1,6 +1,5 @@
-//! Service: one address for many pods. Addresses and node ports are given by the server around
-//! these rules; here is what they may look like ([`validate`]) and what an update may leave out
-//! ([`carry`]).
+//! Service: one address for many pods. The service allocator assigns addresses and node ports; this
+//! module validates them ([`validate`]) and decides what an update may omit ([`carry`]).
 
 mod carry;
 mod validate;
@@ -204,7 +203,7 @@ fn warnings(object: &Object, _: Option<&Object>) -> Vec<String> {
     let headless = spec["type"] == "ClusterIP" && single == "None";
     let has_external_ips = !list(&spec["externalIPs"]).is_empty();
     if headless {
-        // There is no address for these to work on.
+        // A headless service has no address to which these apply.
         let ignored = |name: &str| format!("spec.{name} is ignored for headless services");
         if !text(&spec["loadBalancerIP"]).is_empty() {
             out.push(ignored("loadBalancerIP"));
@@ -287,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn writers_are_told_what_is_ignored_or_old() {
+    fn ignored_and_deprecated_service_fields_are_warned_about() {
         let cases = [
             (
                 r#"{"spec": {"externalName": "x"}}"#,

@@ -1,4 +1,4 @@
-//! What a Service may look like, and what of it may change.
+//! Validation of Services.
 
 use super::{is_headless, is_reached_from_outside, needs_health_check};
 use crate::Subresource;
@@ -110,7 +110,7 @@ fn check_ports(spec: &Value, path: &Path, errors: &mut Errors) {
     }
 }
 
-/// Ports of the service and of the nodes, each once for its protocol.
+/// Service ports and node ports must be unique per protocol.
 fn check_port_numbers(spec: &Value, path: &Path, errors: &mut Errors) {
     let path = path.child("ports");
     let ports = || {
@@ -149,7 +149,7 @@ fn check_number(port: i64, path: &Path, errors: &mut Errors) {
     );
 }
 
-/// A port by number or by the name that a container gives it.
+/// A port by number or by a container port's name.
 pub(crate) fn port_or_name(value: &Value, path: &Path, errors: &mut Errors) {
     match value.as_str() {
         Some(name) => check::form(format::port_name(name), name, path, errors),
@@ -180,8 +180,8 @@ fn check_affinity(spec: &Value, path: &Path, errors: &mut Errors) {
     }
 }
 
-/// What is wrong with `clusterIP`, `clusterIPs`, `ipFamilies` and `ipFamilyPolicy` among themselves.
-/// The server asks before it gives out addresses.
+/// Errors in `clusterIP`, `clusterIPs`, `ipFamilies` and `ipFamilyPolicy` among themselves. Checked
+/// before addresses are allocated.
 pub fn address_errors(spec: &Value, before: &Value) -> Errors {
     let mut errors = Vec::new();
     if spec["type"] == "ExternalName" {
@@ -267,7 +267,7 @@ fn check_external_ips(spec: &Value, before: &Value, path: &Path, errors: &mut Er
     }
 }
 
-/// In the field or, as it once was, in an annotation.
+/// In the field or in the older annotation.
 fn check_source_ranges(object: &Object, old: Option<&Object>, path: &Path, errors: &mut Errors) {
     let spec = get(object, "spec");
     let annotation =
@@ -446,7 +446,7 @@ fn check_families_stay(new: &Value, was: &Value, path: &Path, errors: &mut Error
     check_released(new, before, now, "ipFamily", path, errors);
 }
 
-/// The second of two goes only with a policy of one.
+/// The secondary address or family can be released only with policy SingleStack.
 fn check_released(
     new: &Value,
     before: &[Value],
@@ -499,7 +499,7 @@ fn check_ingress(ingress: &Value, before: &[Value], path: &Path, errors: &mut Er
     balancer_hostname(text(&ingress["hostname"]), &path.child("hostname"), errors);
 }
 
-/// The name under which a load balancer is reached.
+/// Validates the host name of a load balancer.
 pub(crate) fn balancer_hostname(name: &str, path: &Path, errors: &mut Errors) {
     if name.is_empty() {
         return;

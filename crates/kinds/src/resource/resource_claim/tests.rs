@@ -1,4 +1,4 @@
-//! Claims: what may be written of them and of their status.
+//! Validation of claims and their status.
 
 use super::*;
 use crate::testing::{lines, object};
@@ -91,7 +91,7 @@ fn results_answer_requests_with_devices() {
 }
 
 #[test]
-fn an_allocation_does_not_change_but_goes() {
+fn an_allocation_is_immutable_but_can_be_removed() {
     let one = with_status(json!({"allocation": {"devices": {"results": [result(json!({}))]}}}));
     let other = with_status(json!({"allocation": {"devices": {"results": []}}}));
     let none = with_status(json!({}));
@@ -108,7 +108,7 @@ fn an_allocation_does_not_change_but_goes() {
 }
 
 #[test]
-fn claims_are_reserved_for_named_consumers_of_what_is_allocated() {
+fn only_allocated_claims_are_reserved_for_consumers() {
     let consumer = |uid: &str| json!({"resource": "pods", "name": "p", "uid": uid});
     assert_eq!(
         messages(json!({"reservedFor": [consumer("u"), consumer("u"), {}]})),

@@ -1,6 +1,7 @@
-//! `apply --prune --applyset`: the set of applied objects is kept in labels of its members and in annotations of a parent
-//! object, so that what left the files is found without a list of types. The parent is widened before anything is applied
-//! and narrowed after everything was pruned: an interrupted run forgets no member.
+//! `apply --prune --applyset`: membership is recorded in labels of the members and in annotations
+//! of a parent object, so that objects removed from the files are found without a list of types.
+//! The parent is widened before anything is applied and narrowed after pruning: an interrupted run
+//! loses no member.
 
 use std::collections::BTreeSet;
 
@@ -24,18 +25,18 @@ use super::{super::report::Report, Apply};
 const TOOLING: &str = "applyset.kubernetes.io/tooling";
 const NAMESPACES: &str = "applyset.kubernetes.io/additional-namespaces";
 const KINDS: &str = "applyset.kubernetes.io/contains-group-kinds";
-/// What sets of early versions have instead of kinds.
+/// The annotation of early versions, instead of kinds.
 const RESOURCES: &str = "applyset.kubernetes.io/contains-group-resources";
 const ID: &str = "applyset.kubernetes.io/id";
 const PART_OF: &str = "applyset.kubernetes.io/part-of";
-/// On a definition whose objects may be parents.
+/// The label of a definition whose objects may be parents.
 const IS_PARENT_TYPE: &str = "applyset.kubernetes.io/is-parent-type";
 
 /// The name in the tooling annotation.
 const TOOL: &str = "kubectl";
 const FIELD_MANAGER: &str = "kubectl-applyset";
 
-/// A set, as it was before this run and as it will be after it.
+/// A set, before and after this run.
 pub(super) struct ApplySet {
     resource: Resource,
     namespace: String,
@@ -44,23 +45,23 @@ pub(super) struct ApplySet {
     after: Members,
 }
 
-/// Where members are.
+/// The kinds and namespaces of members.
 #[derive(Debug, Default, Clone)]
 struct Members {
     kinds: Vec<Resource>,
     namespaces: BTreeSet<String>,
 }
 
-/// What the parent's annotations say.
+/// The content of the parent's annotations.
 enum Scope {
-    /// Everything that was and will be in it.
+    /// Everything that was and will be in the set.
     Superset,
-    /// What is in it after this run.
+    /// What is in the set after this run.
     Latest,
 }
 
 impl ApplySet {
-    /// Reads `[RESOURCE][.GROUP]/NAME`; a plain name is that of a Secret.
+    /// Parses `[RESOURCE][.GROUP]/NAME`; a plain name is a Secret.
     pub(super) async fn parse(session: &Session, reference: &str) -> Result<Self> {
         let (kind, name) = reference.split_once('/').unwrap_or(("secrets", reference));
         let resource = match name {
@@ -82,7 +83,7 @@ impl ApplySet {
         })
     }
 
-    /// Refuses parents that cannot be one.
+    /// Rejects invalid parents.
     pub(super) async fn check(&self, session: &Session) -> Result<()> {
         let mut wrong = Vec::new();
         if self.resource.namespaced && self.namespace.is_empty() {
@@ -128,7 +129,7 @@ impl ApplySet {
         format!("applyset-{}-v1", BASE64_URL_SAFE_NO_PAD.encode(hash))
     }
 
-    /// As the command line names it.
+    /// As on the command line.
     fn display(&self) -> String {
         format!(
             "{}.{}/{}",
@@ -157,7 +158,7 @@ impl ApplySet {
         Ok(())
     }
 
-    /// Reads the parent, and widens it to what is going to be applied.
+    /// Reads the parent, and widens it to the objects to be applied.
     pub(super) async fn begin(
         &mut self,
         session: &Session,
@@ -189,7 +190,7 @@ impl ApplySet {
         }
     }
 
-    /// What a parent says about its members; refuses the parent of another tool or another set.
+    /// The members recorded in a parent; rejects the parent of another tool or another set.
     async fn members(&self, session: &Session, parent: &Value) -> Result<Members> {
         let display = self.display();
         let (labels, annotations) = (
@@ -229,7 +230,7 @@ impl ApplySet {
         })
     }
 
-    /// Writes what the set spans. Another manager of our annotations has to give way.
+    /// Writes the scope of the set, with force: these annotations are ours.
     async fn update(&self, session: &Session, apply: &Apply, scope: Scope) -> Result<()> {
         let dry_run = apply.dry_run.mode()?;
         if dry_run.is_client() {
@@ -292,7 +293,7 @@ impl ApplySet {
         })
     }
 
-    /// Deletes members that were not applied, and narrows the parent to what is left.
+    /// Deletes members that were not applied, and narrows the parent to the rest.
     pub(super) async fn prune(
         &self,
         session: &Session,
@@ -384,7 +385,7 @@ fn words(value: &Value) -> impl Iterator<Item = &str> {
     str_of(value).split(',').filter(|word| !word.is_empty())
 }
 
-/// The kinds of a parent's annotation, or the resources of an earlier version's.
+/// The kinds in a parent's annotation, or the resources of an earlier version.
 async fn kinds(session: &Session, annotations: &Value) -> Result<Vec<Resource>> {
     let mut found = Vec::new();
     if annotations[KINDS].is_null() {

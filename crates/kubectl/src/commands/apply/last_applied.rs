@@ -1,4 +1,4 @@
-//! What was applied last: the annotation that client-side apply keeps, and the commands about it.
+//! The last-applied annotation of client-side apply, and its commands.
 
 use anyhow::{Result, bail};
 use clap::Args;
@@ -20,7 +20,7 @@ use super::super::report::Report;
 /// The annotation.
 pub(crate) const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
-/// Writes the manifest into its own annotation, so that the next apply knows what was given up.
+/// Writes the manifest into its own annotation, so that the next apply can find removed fields.
 pub(crate) fn annotate(object: &mut Value) {
     if !object["metadata"].is_object() {
         object["metadata"] = json!({});
@@ -34,12 +34,12 @@ pub(crate) fn annotate(object: &mut Value) {
     {
         annotations.remove(LAST_APPLIED);
     }
-    // The same letters as every other kubectl writes, so that they can take turns.
+    // Byte-identical to upstream kubectl, so that both can be used on the same object.
     let note = format!("{}\n", json::compact(object));
     object["metadata"]["annotations"][LAST_APPLIED] = Value::String(note);
 }
 
-/// What was applied last; null when nothing was.
+/// The last applied configuration; null if there is none.
 pub(crate) fn last_applied(live: &Value) -> Value {
     let note = live["metadata"]["annotations"][LAST_APPLIED].as_str();
     note.and_then(|note| serde_json::from_str(note).ok())

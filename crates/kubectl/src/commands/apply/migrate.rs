@@ -1,16 +1,16 @@
-//! From client-side to server-side apply: fields that earlier client-side applies own become the server-side manager's, so
-//! that leaving them out of a manifest removes them.
+//! Migration from client-side to server-side apply: fields owned by earlier client-side applies are
+//! transferred to the server-side manager, so that leaving them out of a manifest removes them.
 
 use serde_json::{Map, Value, json};
 
 use super::LAST_APPLIED;
 use crate::json::{list, str_of};
 
-/// Owns the annotation of client-side apply after the migration; without an owner it would be removed.
+/// Owns the last-applied annotation after the migration; without an owner it would be removed.
 pub(super) const ANNOTATION_MANAGER: &str = "kubectl-last-applied";
 
-/// The object to apply as [`ANNOTATION_MANAGER`] so that the annotation stays; nothing where there is none, or where it
-/// belongs to a server-side manager already.
+/// The object to apply as [`ANNOTATION_MANAGER`] so that the annotation stays; `None` if there is
+/// none, or if a server-side manager owns it already.
 pub(super) fn annotation_to_keep(object: &Value) -> Option<Value> {
     let metadata = &object["metadata"];
     let note = metadata["annotations"][LAST_APPLIED].as_str()?;
@@ -28,8 +28,8 @@ pub(super) fn annotation_to_keep(object: &Value) -> Option<Value> {
     Some(kept)
 }
 
-/// The JSON patch that moves the fields of client-side managers to `manager`; nothing where there are none. It fails with a
-/// conflict when the object has changed.
+/// The JSON patch that transfers the fields of client-side managers to `manager`; `None` if there
+/// are none. It conflicts if the object has changed.
 pub(super) fn patch(object: &Value, manager: &str) -> Option<Value> {
     let metadata = &object["metadata"];
     let clients: Vec<String> = owners(metadata, "Update")
@@ -49,7 +49,7 @@ pub(super) fn patch(object: &Value, manager: &str) -> Option<Value> {
     ]))
 }
 
-/// The entries that own the annotation of client-side apply.
+/// The managedFields entries that own the last-applied annotation.
 fn owners<'a>(metadata: &'a Value, operation: &'static str) -> impl Iterator<Item = &'a Value> {
     let annotation = format!("f:{LAST_APPLIED}");
     list(&metadata["managedFields"]).filter(move |entry| {
@@ -83,7 +83,8 @@ fn moved(mut entries: Vec<Value>, client: &str, manager: &str) -> Vec<Value> {
     entries
 }
 
-/// All paths of both tries. An empty one stands for the path itself, which others say with a dot.
+/// The union of both field sets. An empty set stands for the path itself, written as a dot
+/// elsewhere.
 fn union(into: &mut Value, other: &Value) {
     let empty = Map::new();
     let other = other.as_object().unwrap_or(&empty);
@@ -157,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn an_owned_field_with_owned_children_is_said_with_a_dot() {
+    fn an_owned_field_with_owned_children_is_written_with_a_dot() {
         let mut fields = json!({"f:labels": {}});
         union(&mut fields, &json!({"f:labels": {"f:app": {}}}));
         assert_eq!(fields, json!({"f:labels": {".": {}, "f:app": {}}}));

@@ -1,4 +1,4 @@
-//! `kubectl apply`: three-way merge of what was applied last, what is there and what is wanted; or
+//! `kubectl apply`: three-way merge of the last applied, the live and the new configuration; or
 //! server-side apply.
 
 mod applyset;
@@ -28,7 +28,7 @@ use super::{delete::How, report::Report};
 use applyset::ApplySet;
 pub(super) use last_applied::{LAST_APPLIED, annotate, last_applied};
 
-/// How often a patch that met a concurrent change is made again.
+/// How often a patch is retried after a conflict.
 const MAX_RETRIES: usize = 5;
 
 /// Flags of `apply`.
@@ -112,7 +112,7 @@ impl Apply {
         }
         let report = Report::new(&self.print, self.dry_run.mode()?)?;
         let (mut applied, mut errors, mut targets) = (Vec::new(), Vec::new(), Vec::new());
-        // The definition of a kind may be among the others.
+        // The definition of an unknown kind may be among the other objects.
         let mut unknown = Vec::new();
         for manifest in manifests {
             match target_of(session, manifest.clone()).await {
@@ -330,7 +330,7 @@ impl Apply {
         Ok((created, "created"))
     }
 
-    /// Deletes the object and makes it anew, where it cannot be changed.
+    /// Deletes and recreates an object that cannot be changed.
     async fn recreate(
         &self,
         session: &Session,
@@ -349,7 +349,7 @@ impl Apply {
     }
 }
 
-/// Keeps an outcome, and says what was done unless objects are printed at the end.
+/// Records an outcome, and prints it unless objects are printed at the end.
 fn note(
     report: &Report,
     outcome: Result<(Value, &'static str)>,

@@ -1,4 +1,4 @@
-//! `apply --prune`: what was applied before and is not in the files any more is deleted.
+//! `apply --prune`: deletes objects that were applied before and are no longer in the files.
 
 use std::collections::{BTreeSet, HashSet};
 
@@ -14,7 +14,7 @@ use crate::{
 
 use super::{Apply, LAST_APPLIED};
 
-/// The types that are looked at when none are named.
+/// The default types to prune.
 const TYPES: &[(&str, &str)] = &[
     ("v1", "ConfigMap"),
     ("v1", "Endpoints"),
@@ -48,7 +48,7 @@ impl Apply {
         let dry_run = self.dry_run.mode()?;
         let options = self.how.options(dry_run)?;
         for resource in self.prune_types(session).await? {
-            // Objects without a namespace are pruned only when no namespace is asked for.
+            // Cluster-scoped objects are pruned only if no namespace is given.
             let places: Vec<Option<&str>> = match resource.namespaced {
                 true => namespaces
                     .iter()

@@ -1,4 +1,4 @@
-//! `apply --server-side`: the server merges; what earlier client-side applies own is taken over.
+//! `apply --server-side`: the server merges; fields owned by client-side applies are transferred.
 
 use anyhow::Result;
 use serde_json::Value;
@@ -57,7 +57,8 @@ impl Apply {
         Ok((applied, "serverside-applied"))
     }
 
-    /// Takes over what client-side applies own. True when the object has to be applied once more.
+    /// Transfers the fields of client-side applies. Returns whether the object must be applied
+    /// again.
     async fn migrate(
         &self,
         session: &Session,
@@ -110,7 +111,7 @@ impl Apply {
     }
 }
 
-/// What to do about fields of other managers.
+/// Advice on conflicts with other managers.
 fn conflict(error: anyhow::Error) -> anyhow::Error {
     match error.downcast::<error::ServerError>() {
         Ok(error::ServerError(status)) if status.code == 409 => anyhow::anyhow!(

@@ -145,7 +145,7 @@ impl Config {
     }
 }
 
-/// The merged content of files that exist.
+/// The merged content of existing files.
 fn merged(global: &Global) -> Result<Value> {
     let places = Places::new(global);
     let exists = places.files.iter().any(|path| path.exists());
@@ -155,7 +155,7 @@ fn merged(global: &Global) -> Result<Value> {
     }
 }
 
-/// The file that an entry comes from, or that a new one goes to.
+/// The file of an entry, or the file for a new one.
 fn file_of(global: &Global, section: &str, name: &str) -> Result<PathBuf> {
     let places = Places::new(global);
     for path in places.files.iter().filter(|path| path.exists()) {
@@ -169,7 +169,7 @@ fn file_of(global: &Global, section: &str, name: &str) -> Result<PathBuf> {
         .context("no kubeconfig file to write to")
 }
 
-/// The file that says which context is current.
+/// The file that sets the current context.
 fn file_of_current(global: &Global) -> Result<PathBuf> {
     let places = Places::new(global);
     for path in places.files.iter().filter(|path| path.exists()) {
@@ -311,7 +311,8 @@ fn use_context(global: &Global, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// A property's section, entry and the fields inside it. Names may contain dots, as in `clusters.my\.name.server`.
+/// A property's section, entry and fields. Names may contain dots, as in
+/// `clusters.my\.name.server`.
 struct Property {
     section: String,
     name: String,
@@ -340,7 +341,7 @@ impl Property {
         {
             bail!("unable to parse {text} after [] at api.Config");
         }
-        // An existing entry whose name has dots is found without escapes too.
+        // An existing entry whose name contains dots is found without escapes too.
         let known = list(&config[section.as_str()]).map(|entry| str_of(&entry["name"]));
         let rest = parts[1..].join(".");
         let longest = known
@@ -499,7 +500,7 @@ fn unset(global: &Global, text: &str) -> Result<()> {
     Ok(())
 }
 
-/// Changes the content of an entry; true when it was there before.
+/// Changes the content of an entry; returns whether it existed before.
 fn change_entry(
     global: &Global,
     section: &str,
@@ -525,7 +526,7 @@ fn absolute(path: &str) -> Result<String> {
     Ok(std::path::absolute(path)?.display().to_string())
 }
 
-/// Puts a file, or its content, into an entry.
+/// Sets a file, or its content, in an entry.
 fn put_file(content: &mut Map<String, Value>, field: &str, path: &str, embed: bool) -> Result<()> {
     let data = format!("{field}-data");
     if path.is_empty() {

@@ -47,7 +47,7 @@ impl View {
         if self.flatten {
             flatten(&mut config)?;
         }
-        // `--flatten` puts the contents of files in: they are shown, so that the result can be used.
+        // `--flatten` embeds the contents of files: they are shown, so that the result is usable.
         if !self.raw && !self.flatten {
             redact(&mut config);
         }
@@ -130,7 +130,7 @@ fn minified(config: &Value, global: &Global) -> Result<Value> {
     Ok(out)
 }
 
-/// Certificates and keys of files written into the config itself.
+/// Embeds certificates and keys from files.
 fn flatten(config: &mut Value) -> Result<()> {
     for (section, field) in [
         ("clusters", "certificate-authority"),
@@ -149,7 +149,7 @@ fn flatten(config: &mut Value) -> Result<()> {
     Ok(())
 }
 
-/// Hides what proves an identity.
+/// Redacts credentials.
 fn redact(config: &mut Value) {
     for entry in config
         .pointer_mut("/users")

@@ -134,7 +134,7 @@ impl Sources {
     }
 }
 
-/// Quotes around a whole value are the shell's.
+/// Strips quotes around a whole value.
 fn unquoted(value: &str) -> &str {
     for quote in ['"', '\''] {
         let inner = value
@@ -251,7 +251,7 @@ impl ConfigMap {
     }
 }
 
-/// What is text, and what is not, in base64.
+/// Text values, and binary ones in base64.
 fn split_text(entries: Vec<(String, Vec<u8>)>) -> (Map<String, Value>, Map<String, Value>) {
     let (mut data, mut binary) = (Map::new(), Map::new());
     for (key, bytes) in entries {
@@ -266,7 +266,7 @@ fn split_text(entries: Vec<(String, Vec<u8>)>) -> (Map<String, Value>, Map<Strin
     (data, binary)
 }
 
-/// The end of a config map's name that stands for its content.
+/// The suffix of a config map's name, a hash of its content.
 fn config_map_hash(object: &Value) -> String {
     let mut content = json!({
         "kind": "ConfigMap", "name": object["metadata"]["name"], "data": object["data"]});
@@ -276,14 +276,14 @@ fn config_map_hash(object: &Value) -> String {
     content_hash(&content)
 }
 
-/// The same of a secret.
+/// The same for a secret.
 fn secret_hash(object: &Value) -> String {
     content_hash(&json!({
         "kind": "Secret", "type": object["type"].as_str().unwrap_or_default(),
         "name": object["metadata"]["name"], "data": object["data"]}))
 }
 
-/// The ten letters that stand for an object's content in its name.
+/// The ten-character content hash in an object's name.
 pub(crate) fn content_hash(content: &Value) -> String {
     let digest = Sha256::digest(crate::json::compact(content));
     let hex: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();

@@ -1,4 +1,5 @@
-//! `kubectl create`: from files, or a kind from flags. Each kind that flags can make is a generator.
+//! `kubectl create`: from files, or from flags. Each kind that can be created by flags has a
+//! generator.
 
 mod data;
 mod network;
@@ -118,7 +119,7 @@ enum Generator {
 /// An object that a generator made.
 pub(super) struct Generated {
     pub object: Value,
-    /// What upstream calls it in `failed to create …`; empty where it passes the server's words on.
+    /// Upstream's noun in `failed to create …`; empty if it passes on the server's message.
     pub noun: &'static str,
 }
 
@@ -209,7 +210,7 @@ impl Common {
         if self.dry_run.mode()?.is_client() {
             return report.say(&object, "created");
         }
-        // An object that was read before is made anew.
+        // An object that was read from a server is created anew.
         if let Some(metadata) = object
             .pointer_mut("/metadata")
             .and_then(Value::as_object_mut)
@@ -263,7 +264,7 @@ impl Common {
     }
 }
 
-/// Whether a kind that generators make lives in namespaces.
+/// Whether a generated kind is namespaced.
 fn schema_is_namespaced(kind: &str) -> bool {
     !matches!(
         kind,
@@ -295,7 +296,7 @@ impl Generator {
     }
 }
 
-/// Creates objects of another command's making, such as the service of `expose`.
+/// Creates an object of another command, such as the service of `expose`.
 pub(super) async fn create_object(
     session: &Session,
     object: Value,
@@ -350,7 +351,7 @@ pub(super) fn container_name(image: &str) -> String {
     }
 }
 
-/// Names of containers made different by a number behind them.
+/// Makes container names unique by a number.
 pub(super) fn unique_names(names: Vec<String>) -> Vec<String> {
     let mut out: Vec<String> = Vec::new();
     for name in names {
@@ -379,7 +380,7 @@ pub(super) fn pairs(text: &str) -> Result<Value> {
     Ok(Value::Object(map))
 }
 
-/// A number if it is one, else text.
+/// A number if it is one, else a string.
 pub(super) fn int_or_string(text: &str) -> Value {
     text.parse::<i32>()
         .map_or_else(|_| json!(text), |number| json!(number))

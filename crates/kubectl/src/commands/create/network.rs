@@ -270,7 +270,7 @@ fn add_rule(text: &str, rules: &mut Vec<Value>, tls: &mut Vec<Value>) -> Result<
     Ok(())
 }
 
-/// A host is in one TLS entry; hosts with the same secret share theirs.
+/// A host is in one TLS entry; hosts with the same secret share one.
 fn add_tls(host: &str, secret: &str, tls: &mut Vec<Value>) {
     if tls
         .iter()

@@ -1,4 +1,4 @@
-//! Certificate signing requests: who asks, and for which subject.
+//! Certificate signing requests: requester and subject.
 
 use base64::{Engine, prelude::BASE64_STANDARD};
 use serde_json::Value;
@@ -53,7 +53,7 @@ pub(super) fn describe(text: &mut Text, object: &Value) {
     }
 }
 
-/// `Approved,Issued`, as the table of requests has it.
+/// `Approved,Issued`, as in the table.
 fn status(object: &Value) -> String {
     let has = |kind: &str| {
         list(&object["status"]["conditions"]).any(|condition| condition["type"] == kind)
@@ -73,7 +73,7 @@ fn status(object: &Value) -> String {
     parts.join(",")
 }
 
-/// The subject of a request in PEM, as pairs of object identifier and value.
+/// The subject of a PEM request, as pairs of object identifier and value.
 fn request(encoded: &str) -> Option<Vec<(Vec<u8>, String)>> {
     let pem = String::from_utf8(BASE64_STANDARD.decode(encoded).ok()?).ok()?;
     let body: String = pem
@@ -101,7 +101,7 @@ fn request(encoded: &str) -> Option<Vec<(Vec<u8>, String)>> {
     Some(subject)
 }
 
-/// The content of the first element of DER, and what is behind it.
+/// The content of the first DER element, and the rest.
 fn element(der: &[u8]) -> Option<(&[u8], &[u8])> {
     let (&first, rest) = der.get(1..)?.split_first()?;
     let (length, rest) = match first {

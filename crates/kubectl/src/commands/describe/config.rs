@@ -14,7 +14,7 @@ pub(super) fn secret(text: &mut Text, object: &Value) {
     text.line(0, "\nData\n====");
     for (key, value) in entries(&object["data"]) {
         let bytes = BASE64_STANDARD.decode(str_of(value)).unwrap_or_default();
-        // A service account's token is what this kind of secret is for.
+        // The token of a service account secret is shown.
         let is_token = key == "token" && object["type"] == "kubernetes.io/service-account-token";
         match is_token {
             true => text.field(0, key, &String::from_utf8_lossy(&bytes)),

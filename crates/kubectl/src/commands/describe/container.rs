@@ -1,4 +1,4 @@
-//! Containers: what they run, what they do and did, and why.
+//! Containers: configuration, state, last state and reasons.
 
 use serde_json::Value;
 
@@ -6,7 +6,7 @@ use crate::json::{entries, list, str_of};
 
 use super::text::{Text, number, plain, time};
 
-/// The containers of a list. `running`: their statuses, and the pod whose fields variables may name.
+/// The containers of a list. `running`: their statuses, and the pod for fields in variables.
 pub(super) fn all(
     text: &mut Text,
     title: &str,
@@ -244,7 +244,7 @@ fn environment(text: &mut Text, container: &Value, pod: Option<&Value>) {
     }
 }
 
-/// Where a variable's value comes from, and what it is where that is known.
+/// The source of a variable's value, and the value if known.
 fn reference(from: &Value, container: &Value, pod: Option<&Value>) -> String {
     if !from["fieldRef"].is_null() {
         let (version, path) = (
@@ -278,7 +278,7 @@ fn reference(from: &Value, container: &Value, pod: Option<&Value>) -> String {
     }
 }
 
-/// The value of a field of the pod that the downward API knows.
+/// The value of a pod field that the downward API supports.
 fn field_of(pod: &Value, path: &str) -> String {
     if let Some((map, key)) = path.split_once("['") {
         let field = map.rsplit('.').next().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Any object: every field, named in words, nested by indentation.
+//! Any object: every field, named in words, indented by nesting.
 
 use serde_json::Value;
 
@@ -53,7 +53,8 @@ fn put(text: &mut Text, level: usize, key: &str, value: &Value, is_metadata: boo
     }
 }
 
-/// `clusterIP` becomes `Cluster IP`; names with other characters than letters and dashes stay.
+/// `clusterIP` becomes `Cluster IP`; names with characters other than letters and dashes are
+/// unchanged.
 fn words(key: &str) -> String {
     if key.chars().any(|c| !c.is_alphabetic() && c != '-') {
         return key.to_owned();
@@ -72,7 +73,7 @@ fn words(key: &str) -> String {
     parts.into_iter().map(name).collect::<Vec<_>>().join(" ")
 }
 
-/// Cuts where the case of letters changes; a dash is a part of its own.
+/// Splits at changes of case; a dash is a separate part.
 fn parts(key: &str) -> Vec<String> {
     let mut parts: Vec<String> = Vec::new();
     let chars: Vec<char> = key.chars().collect();
@@ -97,7 +98,7 @@ fn parts(key: &str) -> Vec<String> {
     parts
 }
 
-/// An acronym and what begins in upper case behind it are one word: `UR` and `Ls`.
+/// Joins an acronym and its plural suffix: `UR` and `Ls`.
 fn with_plurals(parts: Vec<String>) -> Vec<String> {
     let mut joined: Vec<String> = Vec::new();
     let mut parts = parts.into_iter().peekable();
@@ -119,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_become_words() {
+    fn field_names_become_titles() {
         for (key, name) in [
             ("clusterIP", "Cluster IP"),
             ("type", "Type"),

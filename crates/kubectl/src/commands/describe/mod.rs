@@ -1,4 +1,4 @@
-//! `kubectl describe`: what an object is and what happened to it. Kinds with a form of their own have a file; every
+//! `kubectl describe`: an object and its Events. Kinds with a special layout have a file; every
 //! other kind is shown field by field.
 
 mod addresses;
@@ -106,7 +106,7 @@ impl Describe {
         Ok(text.finish())
     }
 
-    /// The objects whose names begin with what was given.
+    /// The objects whose names have the given prefix.
     async fn with_prefix(&self, session: &Session, target: &Target) -> Result<Vec<Target>> {
         let words = [target.resource.qualified_plural()];
         let Named::Types(_) = resources::named(session, &words).await? else {
@@ -135,7 +135,7 @@ fn has_no_events(object: &Value) -> bool {
     KINDS.contains(&str_of(&object["kind"]))
 }
 
-/// Everything but the events.
+/// Everything except the Events.
 async fn body(session: &Session, text: &mut Text, object: &Value) -> Result<()> {
     let version = str_of(&object["apiVersion"]);
     let group = version.split_once('/').map_or("", |(group, _)| group);
@@ -190,7 +190,7 @@ pub(super) fn pod_template(template: &Value) -> String {
     text.with_tabs()
 }
 
-/// The events about an object, as a table.
+/// The Events of an object, as a table.
 async fn put_events(
     session: &Session,
     text: &mut Text,
@@ -200,11 +200,11 @@ async fn put_events(
     let metadata = &object["metadata"];
     let namespace = match target.resource.namespaced {
         true => str_of(&metadata["namespace"]).to_owned(),
-        // Events about objects without a namespace are in the default one.
+        // Events of cluster-scoped objects are in the default namespace.
         false => "default".to_owned(),
     };
     let uid = match str_of(&object["kind"]) {
-        // Events about nodes name them by their names.
+        // Events of nodes reference them by name.
         "Node" => str_of(&metadata["name"]),
         _ => str_of(&metadata["uid"]),
     };

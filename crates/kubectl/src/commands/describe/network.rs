@@ -142,7 +142,7 @@ fn endpoints(slices: &[Value], port_name: Option<&str>) -> String {
     }
 }
 
-/// Addresses that a load balancer was given.
+/// Addresses of a load balancer.
 fn addresses(status: &Value) -> Vec<String> {
     let one = |ingress: &Value| {
         let address = [&ingress["ip"], &ingress["hostname"]]

@@ -1,4 +1,4 @@
-//! Network policies: which traffic they let through, in words.
+//! Network policies: the traffic they allow, in words.
 
 use serde_json::Value;
 
@@ -116,7 +116,7 @@ fn put_peer(text: &mut Text, peer: &Value) {
     }
 }
 
-/// A time as Go prints it by default.
+/// A time in Go's default format.
 fn created(value: &Value) -> String {
     match str_of(value).parse::<jiff::Timestamp>() {
         Ok(at) => at
@@ -134,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rules_are_told_by_ports_and_peers() {
+    fn rules_are_described_by_ports_and_peers() {
         let object = json!({"metadata": {"name": "p", "namespace": "n"}, "spec": {
             "podSelector": {"matchLabels": {"a": "b"}}, "policyTypes": ["Ingress"],
             "ingress": [{"ports": [{"port": 80}, {"port": 90, "endPort": 99, "protocol": "UDP"}],

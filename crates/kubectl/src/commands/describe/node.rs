@@ -1,4 +1,4 @@
-//! Nodes: what they have, what runs there, and how much of it is taken.
+//! Nodes: capacity, pods, and allocated resources.
 
 use anyhow::Result;
 use machinery::quantity::Quantity;
@@ -170,7 +170,8 @@ fn quantity(value: &Value) -> Quantity {
     plain(value).parse().unwrap_or(Quantity::ZERO)
 }
 
-/// What a pod asks for of a resource: its containers together, or more where an init container wants more.
+/// A pod's amount of a resource: the sum of its containers, or the largest init container if that
+/// is more.
 fn pod_amount(pod: &Value, field: &str, resource: &str) -> Quantity {
     let zero = Quantity::ZERO;
     let of = |container: &Value| match &container["resources"][field][resource] {

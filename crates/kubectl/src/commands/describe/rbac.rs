@@ -29,7 +29,7 @@ pub(super) fn role(text: &mut Text, object: &Value) {
     }
 }
 
-/// One rule for each resource, name and URL; their verbs together.
+/// One rule for each resource, name and URL, with all verbs.
 fn compact(rules: &Value) -> Vec<Value> {
     let mut out: Vec<Value> = Vec::new();
     let mut add = |key: Value, verbs: &Value| {

@@ -1,4 +1,4 @@
-//! Persistent volume claims, persistent volumes, classes of them, and the drivers of a node.
+//! Persistent volume claims, persistent volumes, their classes, and the drivers of a node.
 
 use anyhow::Result;
 use serde_json::Value;
@@ -31,7 +31,7 @@ fn access_modes(value: &Value) -> String {
     modes.join(",")
 }
 
-/// The class of a claim or a volume: an annotation of old clients wins.
+/// The class of a claim or a volume: the deprecated annotation takes precedence.
 fn class_name(object: &Value) -> &str {
     let annotations = &object["metadata"]["annotations"];
     match str_of(&annotations["volume.beta.kubernetes.io/storage-class"]) {
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn classes_show_what_they_ask_of_their_drivers() {
+    fn classes_show_their_parameters_and_topologies() {
         let object = json!({"metadata": {"name": "gold"}, "driverName": "a.io",
             "parameters": {"iops": "3000"}});
         assert_eq!(

@@ -1,4 +1,4 @@
-//! Lines of a description: labels and values with tabs between them, aligned at the end.
+//! Lines of a description: labels and values separated by tabs, aligned at the end.
 
 use serde_json::Value;
 
@@ -10,7 +10,7 @@ use crate::{
 const MAX_ANNOTATION: usize = 140;
 const HIDDEN: &[&str] = &["kubectl.kubernetes.io/last-applied-configuration"];
 
-/// A description that grows.
+/// A description being built.
 #[derive(Debug, Default)]
 pub(super) struct Text {
     pending: String,
@@ -30,14 +30,14 @@ impl Text {
         self.line(level, &format!("{name}:\t{value}"));
     }
 
-    /// A field, if the value is there.
+    /// A field, if the value is set.
     pub(super) fn optional(&mut self, level: usize, name: &str, value: &Value) {
         if !value.is_null() && *value != "" {
             self.field(level, name, &plain(value));
         }
     }
 
-    /// Name and, where there is one, namespace.
+    /// Name and, if any, namespace.
     pub(super) fn head(&mut self, object: &Value) {
         self.field(0, "Name", str_of(&object["metadata"]["name"]));
         if !object["metadata"]["namespace"].is_null() {
@@ -51,7 +51,7 @@ impl Text {
         self.annotations("Annotations", &object["metadata"]["annotations"]);
     }
 
-    /// `a=b` lines below each other.
+    /// `a=b` lines, one below the other.
     pub(super) fn labels(&mut self, title: &str, labels: &Value) {
         let lines = entries(labels)
             .into_iter()
@@ -59,7 +59,7 @@ impl Text {
         self.lines(title, lines.collect());
     }
 
-    /// Values below each other, or `<none>`.
+    /// Values one below the other, or `<none>`.
     pub(super) fn lines(&mut self, title: &str, lines: Vec<String>) {
         if lines.is_empty() {
             return self.field(0, title, "<none>");
@@ -74,7 +74,7 @@ impl Text {
         }
     }
 
-    /// `a: b` lines; long values stand below their keys.
+    /// `a: b` lines; long values are below their keys.
     pub(super) fn annotations(&mut self, title: &str, annotations: &Value) {
         let mut lines = Vec::new();
         for (key, value) in entries(annotations)
@@ -118,14 +118,14 @@ impl Text {
         }
     }
 
-    /// Aligns what is there; later lines have columns of their own.
+    /// Aligns the pending lines; later lines have separate columns.
     pub(super) fn flush(&mut self) {
         let pending = std::mem::take(&mut self.pending);
         self.done
             .push_str(&Tabwriter::for_descriptions().align(&pending));
     }
 
-    /// The whole text with tabs where others have columns.
+    /// The whole text with tabs instead of aligned columns.
     pub(super) fn with_tabs(self) -> String {
         self.done + &self.pending
     }
@@ -153,7 +153,7 @@ pub(super) fn plain(value: &Value) -> String {
     }
 }
 
-/// A number, or zero.
+/// A number; zero if absent.
 pub(super) fn number(value: &Value) -> i64 {
     value.as_i64().unwrap_or(0)
 }
@@ -173,7 +173,7 @@ pub(super) fn time(value: &Value) -> String {
         .to_string()
 }
 
-/// How long ago.
+/// The age of a time.
 pub(super) fn since(value: &Value) -> String {
     machinery::time::age(value.as_str(), jiff::Timestamp::now().as_second())
 }
@@ -185,7 +185,7 @@ pub(super) fn selector(value: &Value) -> String {
         .map_or_else(|| "<none>".to_owned(), |query| sorted(&query))
 }
 
-/// The terms of a query in the order of their keys.
+/// The terms of a query sorted by key.
 fn sorted(query: &str) -> String {
     let mut terms: Vec<String> = Vec::new();
     for part in query.split(',') {
@@ -206,7 +206,7 @@ fn sorted(query: &str) -> String {
     terms.join(",")
 }
 
-/// `a=1,b=2` with values as they are, or `<none>`.
+/// `a=1,b=2` with unquoted values, or `<none>`.
 pub(super) fn format_labels(value: &Value) -> String {
     let pairs: Vec<String> = entries(value)
         .into_iter()

@@ -6,7 +6,7 @@ use crate::json::{entries, list, str_of};
 
 use super::text::{Text, plain};
 
-/// A kind of volume: its field, what it is called, and which of its fields are shown.
+/// A volume source: its field, its name, and which of its fields are shown.
 type Kind = (
     &'static str,
     &'static str,
@@ -83,7 +83,7 @@ pub(super) fn all(text: &mut Text, volumes: &Value, space: &str) {
     }
 }
 
-/// What is behind a volume.
+/// The source of a volume.
 pub(super) fn source(text: &mut Text, volume: &Value) {
     if !volume["projected"].is_null() {
         return projected(text, &volume["projected"]);
@@ -141,7 +141,7 @@ fn ephemeral(text: &mut Text, template: &Value) {
         "StorageClass",
         str_of(&template["spec"]["storageClassName"]),
     );
-    // It is described as a claim that is not bound yet.
+    // Described as an unbound claim.
     text.field(2, "Volume", "");
     for (name, field) in [("Labels", "labels"), ("Annotations", "annotations")] {
         let lines = entries(&template["metadata"][field])

@@ -15,7 +15,7 @@ use super::{
     text::{Text, bracketed, controller, number, or_unset, plain, selector, time},
 };
 
-/// `1 Running / 0 Waiting / 0 Succeeded / 0 Failed` of an object's own pods.
+/// `1 Running / 0 Waiting / 0 Succeeded / 0 Failed` of the object's pods.
 async fn pods_status(session: &Session, object: &Value) -> Result<String> {
     let mut counts = [0; 4];
     if let Some(query) = pod_selector(object) {
@@ -46,7 +46,7 @@ async fn pods_status(session: &Session, object: &Value) -> Result<String> {
     ))
 }
 
-/// Conditions, with the space that upstream puts behind the type.
+/// Conditions, with upstream's space after the type.
 fn conditions(text: &mut Text, object: &Value) {
     if list(&object["status"]["conditions"]).len() == 0 {
         return;
@@ -122,7 +122,7 @@ pub(super) async fn deployment(session: &Session, text: &mut Text, object: &Valu
     Ok(())
 }
 
-/// The replica sets of earlier templates, and that of the current one.
+/// The replica sets of earlier templates, and the current one.
 async fn replica_sets(session: &Session, deployment: &Value) -> Result<(Vec<String>, Vec<String>)> {
     let namespace = str_of(&deployment["metadata"]["namespace"]);
     let sets = session

@@ -1,5 +1,5 @@
-//! `kubectl rollout history` and `kubectl rollout undo`: revisions of deployments are replica sets, those of daemon
-//! sets and stateful sets are ControllerRevisions.
+//! `kubectl rollout history` and `kubectl rollout undo`: revisions of deployments are replica sets,
+//! those of daemon sets and stateful sets are ControllerRevisions.
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
@@ -48,7 +48,7 @@ pub(crate) struct Undo {
     dry_run: DryRun,
 }
 
-/// A revision: its number, the object that keeps it, and its pod template.
+/// A revision: its number, its object, and its pod template.
 struct Revision {
     number: i64,
     cause: String,

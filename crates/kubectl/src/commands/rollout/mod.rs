@@ -36,7 +36,7 @@ pub(crate) enum Rollout {
 }
 
 impl Rollout {
-    /// Under which name writes are noted in `managedFields`; going back is kubectl's own, as upstream's is.
+    /// The field manager of writes; undo uses kubectl's default, as upstream.
     pub(crate) fn field_manager(&self) -> &'static str {
         match self {
             Self::Undo(_) => "",

@@ -44,7 +44,7 @@ impl Status {
         Ok(())
     }
 
-    /// Prints each new stage until the rollout is done.
+    /// Prints each new state until the rollout is done.
     async fn follow(&self, session: &Session, target: &Target) -> Result<()> {
         let mut said = String::new();
         loop {
@@ -91,7 +91,7 @@ fn number(value: &Value) -> i64 {
     value.as_i64().unwrap_or(0)
 }
 
-/// Where a rollout stands, in kubectl's words, and whether it is done.
+/// The state of a rollout, in kubectl's words, and whether it is done.
 fn progress(object: &Value) -> Result<(String, bool)> {
     let name = str_of(&object["metadata"]["name"]);
     let (spec, status) = (&object["spec"], &object["status"]);
@@ -234,7 +234,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_deployment_tells_its_stages() {
+    fn the_rollout_status_of_a_deployment_has_its_stages() {
         for (status, expected, done) in [
             (
                 json!({}),
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn stateful_sets_and_daemon_sets_tell_theirs() {
+    fn the_rollout_status_of_stateful_sets_and_daemon_sets_has_its_stages() {
         let set = |status: Value, partition: i64| {
             progress(&json!({"kind": "StatefulSet", "metadata": {"name": "db", "generation": 1}, "spec": {
                 "replicas": 3, "updateStrategy": {"rollingUpdate": {"partition": partition}}}, "status": status}))

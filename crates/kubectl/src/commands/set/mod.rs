@@ -85,7 +85,7 @@ pub(super) struct Common {
 }
 
 impl Common {
-    /// The objects with their current content.
+    /// The objects with their current state.
     pub(super) async fn objects(
         &self,
         session: &Session,
@@ -196,7 +196,7 @@ pub(super) fn pod_spec(object: &mut Value) -> Result<&mut Value> {
     }
 }
 
-/// Calls with each container whose name a pattern matches; gives how many.
+/// Calls a function with each container whose name matches a pattern; returns how many.
 pub(super) fn each_container(
     object: &mut Value,
     pattern: &str,

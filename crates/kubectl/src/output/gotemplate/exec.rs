@@ -1,4 +1,4 @@
-//! Running a template over a document.
+//! Execution of a template on a document.
 
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
@@ -10,7 +10,7 @@ use super::{
 
 const MAX_DEPTH: usize = 200;
 
-/// The text that a template gives.
+/// The output of a template.
 pub(super) fn run(set: &Set, document: &Value, allow_missing_keys: bool) -> Result<String> {
     let mut run = Run {
         set,
@@ -181,7 +181,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// `None` is no value: a key that a map lacks.
+    /// `None` is no value: a missing key.
     fn pipeline(&mut self, pipeline: &Pipeline, dot: &Value) -> Result<Option<Value>> {
         let mut value: Option<Option<Value>> = None;
         for command in &pipeline.commands {
@@ -212,7 +212,7 @@ impl Run<'_> {
         let mut arguments = Vec::new();
         for (at, operand) in command[1..].iter().enumerate() {
             let value = self.operand(operand, dot)?;
-            // `and` and `or` look no further than they must.
+            // `and` and `or` evaluate no more than they need.
             let truth = value.as_ref().is_some_and(funcs::truth);
             let is_last = at + 2 == command.len() && last.is_none();
             if !is_last && ((name == "and" && !truth) || (name == "or" && truth)) {
@@ -264,7 +264,7 @@ impl Run<'_> {
             match next {
                 Some(next) => value = next,
                 None if !self.allow_missing_keys => bail!("map has no entry for key {name:?}"),
-                // The field of nothing is nothing.
+                // A field of no value is no value.
                 None => return Ok(None),
             }
         }

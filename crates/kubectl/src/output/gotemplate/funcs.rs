@@ -1,4 +1,4 @@
-//! The functions of templates, and how values are printed and judged.
+//! The functions of templates, and how values are printed and tested.
 
 use std::cmp::Ordering;
 
@@ -94,7 +94,7 @@ pub(super) fn call(name: &str, arguments: Vec<Option<Value>>) -> Result<Value> {
     })
 }
 
-/// Whether a value counts as true: not empty, not zero, not null.
+/// Whether a value is true: not empty, not zero, not null.
 pub(super) fn truth(value: &Value) -> bool {
     match value {
         Value::Null => false,
@@ -141,7 +141,7 @@ fn nested(value: &Value) -> String {
     }
 }
 
-/// The Go type that a JSON value has.
+/// The Go type of a JSON value.
 pub(super) fn type_name(value: &Value) -> &'static str {
     match value {
         Value::Null => "nil",
@@ -203,7 +203,7 @@ fn slice(value: &Value, bounds: &[Value]) -> Result<Value> {
     }
 }
 
-/// Go's print: spaces between operands of which neither is a string.
+/// Go's Print: spaces between operands if neither is a string.
 fn print(values: &[Value]) -> String {
     let mut out = String::new();
     for (at, value) in values.iter().enumerate() {

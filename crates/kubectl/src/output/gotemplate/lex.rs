@@ -1,4 +1,4 @@
-//! Text and actions, and the words inside an action.
+//! The lexer: text and actions, and the tokens of an action.
 
 use anyhow::{Result, bail};
 use serde_json::Value;
@@ -10,12 +10,12 @@ pub(super) enum Piece {
     Action(Vec<Token>),
 }
 
-/// A word inside `{{…}}`.
+/// A token inside `{{…}}`.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Token {
     /// `.a.b` as its names; the dot alone has none.
     Field(Vec<String>),
-    /// `$x.a` as the variable's name and the fields behind it.
+    /// `$x.a` as the variable's name and its fields.
     Variable(String, Vec<String>),
     Word(String),
     Literal(Value),
@@ -24,11 +24,11 @@ pub(super) enum Token {
     Declare,
     Assign,
     Open,
-    /// `)` and the fields behind it.
+    /// `)` and the fields after it.
     Close(Vec<String>),
 }
 
-/// Cuts a template into pieces.
+/// Splits a template into pieces.
 pub(super) fn lex(text: &str) -> Result<Vec<Piece>> {
     let mut pieces = Vec::new();
     let mut rest = text;
@@ -73,7 +73,7 @@ fn push_text(pieces: &mut Vec<Piece>, text: &str) {
     }
 }
 
-/// Where the action's `}}` stands, quotes and comments left aside.
+/// The position of the action's `}}`, ignoring quotes and comments.
 fn action_end(action: &str) -> Result<usize> {
     let bytes = action.as_bytes();
     let mut at = 0;
@@ -93,7 +93,7 @@ fn action_end(action: &str) -> Result<usize> {
     bail!("unclosed action")
 }
 
-/// The place behind a quoted string that begins at `start`.
+/// The position after a quoted string that begins at `start`.
 fn quote_end(text: &str, start: usize) -> Result<usize> {
     let bytes = text.as_bytes();
     let quote = bytes[start];
@@ -180,7 +180,7 @@ fn word_end(text: &str) -> usize {
         .unwrap_or(text.len())
 }
 
-/// `.a.b` and how many bytes it took.
+/// `.a.b` and its length in bytes.
 fn fields(text: &str) -> (Vec<String>, usize) {
     let (mut names, mut at) = (Vec::new(), 0);
     while let Some(rest) = text[at..].strip_prefix('.') {
@@ -210,7 +210,7 @@ fn number(text: &str) -> Result<Value> {
     }
 }
 
-/// The value of a quoted string; a quoted character is its number.
+/// The value of a quoted string; a quoted character is its code point.
 fn unquote(text: &str) -> Result<Value> {
     let inner = &text[1..text.len() - 1];
     if text.starts_with('`') {

@@ -1,4 +1,4 @@
-//! Go templates over JSON, as `-o go-template` takes them: the language of Go's text/template with its
+//! Go templates on JSON, for `-o go-template`: the language of Go's text/template with its
 //! functions, and kubectl's `exists` and `base64decode`.
 
 mod exec;
@@ -18,12 +18,12 @@ pub(crate) fn text_of(value: &Value) -> String {
 #[derive(Debug, Clone)]
 pub(crate) struct Template {
     set: parse::Set,
-    /// Whether a key that a map lacks is `<no value>` and not an error.
+    /// Whether a missing key is `<no value>` instead of an error.
     pub allow_missing_keys: bool,
 }
 
 impl Template {
-    /// Reads a template.
+    /// Parses a template.
     pub(crate) fn parse(text: &str) -> Result<Self> {
         let set = parse::parse(text).map_err(|error| {
             anyhow::anyhow!("error parsing template {text}, template: output:1: {error:#}")
@@ -34,14 +34,14 @@ impl Template {
         })
     }
 
-    /// What it gives for a document.
+    /// The output for a document.
     pub(crate) fn render(&self, document: &Value) -> Result<String> {
         let run = exec::run(&self.set, &as_floats(document), self.allow_missing_keys);
         run.context("error executing template")
     }
 }
 
-/// Go reads every number of a document as a float, and prints it as one: `1e+06`.
+/// Go decodes all numbers of a document as floats, and prints them so: `1e+06`.
 fn as_floats(value: &Value) -> Value {
     match value {
         Value::Number(number) => Value::from(number.as_f64().unwrap_or_default()),
@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn templates_give_what_go_gives() {
+    fn templates_give_gos_output() {
         let document = json!({
             "kind": "List", "n": 3, "f": 1.5, "yes": true, "empty": [], "s": "aGk=", "m": {"b": 2, "a": 1},
             "items": [{"metadata": {"name": "a", "labels": {"x/y": "1"}}}, {"metadata": {"name": "b"}}]});

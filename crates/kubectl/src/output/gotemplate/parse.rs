@@ -1,4 +1,4 @@
-//! From pieces to a tree of nodes.
+//! The parser: from pieces to a tree of nodes.
 
 use std::collections::HashMap;
 
@@ -10,7 +10,7 @@ use super::{
     lex::{Piece, Token, lex},
 };
 
-/// The main template and those that it defines.
+/// The main template and its defined ones.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Set {
     pub main: Vec<Node>,
@@ -30,10 +30,10 @@ pub(super) enum Node {
     Continue,
 }
 
-/// Commands, each given the value of the one before.
+/// Commands, each with the value of the previous one.
 #[derive(Debug, Clone)]
 pub(super) struct Pipeline {
-    /// Variables that get the value.
+    /// Variables that are set to the value.
     pub variables: Vec<String>,
     pub declares: bool,
     pub commands: Vec<Command>,
@@ -52,7 +52,7 @@ pub(super) enum Operand {
     Group(Box<Pipeline>, Vec<String>),
 }
 
-/// Reads a template.
+/// Parses a template.
 pub(super) fn parse(text: &str) -> Result<Set> {
     let mut parser = Parser {
         pieces: lex(text)?.into_iter(),
@@ -71,13 +71,13 @@ pub(super) fn parse(text: &str) -> Result<Set> {
 struct Parser {
     pieces: std::vec::IntoIter<Piece>,
     set: Set,
-    /// Variables that are known; `$` alone is the empty name.
+    /// The variables in scope; `$` alone is the empty name.
     scopes: Vec<Vec<String>>,
     loops: usize,
 }
 
 impl Parser {
-    /// Nodes up to `end`, `else` or the text's end; an `else` keeps its own tokens in the word.
+    /// Nodes up to `end`, `else` or the end of the text.
     fn nodes(&mut self) -> Result<(Vec<Node>, Option<String>)> {
         let (nodes, end, _) = self.block()?;
         Ok((nodes, end))
@@ -255,7 +255,7 @@ impl Parser {
     }
 }
 
-/// `$a, $b :=` in front of a pipeline.
+/// `$a, $b :=` before a pipeline.
 fn declaration(tokens: &[Token]) -> (Vec<String>, bool, &[Token]) {
     let name = |at: usize| match tokens.get(at) {
         Some(Token::Variable(name, fields)) if fields.is_empty() => Some(name.clone()),

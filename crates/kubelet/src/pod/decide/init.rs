@@ -1,4 +1,4 @@
-//! Init containers run one after the other; sidecars among them only have to start.
+//! Init containers run one after the other; sidecars among them only have to have started.
 
 use k8s_openapi::api::core::v1::Container as Spec;
 
@@ -9,7 +9,7 @@ use crate::pod::{
     spec::{self, Role},
 };
 
-/// Brings the init containers on; true once the pod's own containers may run.
+/// Runs the init containers; true once the main containers may run.
 pub(super) fn advance_init(view: &View, decision: &mut Decision) -> bool {
     let containers = spec::init_containers(view.pod);
     let was_initialized = view.observed.is_initialized(view.pod);
@@ -38,7 +38,7 @@ fn run_init(
     decision: &mut Decision,
 ) -> bool {
     let Some(active) = active else {
-        // Its record may be gone while a later one is there: then it had succeeded.
+        // If a later container exists, this one had succeeded and was removed.
         let position = all
             .iter()
             .position(|c| c.name == container.name)

@@ -1,11 +1,11 @@
-//! Which containers are killed, why, and how long they have.
+//! Which containers are killed, why, and with which grace period.
 
 use k8s_openapi::api::core::v1::{Container as Spec, Pod};
 
 use super::{Action, Decision, View, size};
 use crate::pod::{observed::Container, spec};
 
-/// Why a container is killed; decides about its grace period.
+/// Why a container is killed; determines its grace period.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KillReason {
     Pod,
@@ -16,7 +16,7 @@ pub enum KillReason {
     RestartAll,
 }
 
-/// Why a running container has to go, if it does.
+/// Why a running container must be killed, if it must.
 pub(super) fn reason_to_kill(
     view: &View,
     container: &Spec,
@@ -50,7 +50,7 @@ pub(super) struct Kill<'a> {
 }
 
 impl<'a> Kill<'a> {
-    /// It goes because its sandbox or its pod does.
+    /// Killed because its sandbox or its pod stops.
     pub(super) fn of_pod(view: &View, container: &'a Container) -> Self {
         Self {
             container,
@@ -61,7 +61,7 @@ impl<'a> Kill<'a> {
         }
     }
 
-    /// The runtime cannot say whether it runs: it must not run twice.
+    /// The runtime does not know whether it runs: it is killed before a new one starts.
     pub(super) fn of_unknown(view: &View, container: &'a Container, what: &str) -> Self {
         Self {
             reason: KillReason::Unknown,
@@ -84,7 +84,7 @@ impl Decision {
     }
 }
 
-/// A probe may have a grace period of its own.
+/// The grace period of the failed probe or of the pod.
 pub(super) fn own_grace(pod: &Pod, container: &Spec, reason: KillReason) -> i64 {
     let probe = match reason {
         KillReason::Liveness => container.liveness_probe.as_ref(),

@@ -1,5 +1,5 @@
-//! A container's end that restarts the whole pod in its sandbox: every container is stopped and
-//! forgotten by the runtime, and the pod begins again with its init containers.
+//! RestartAllContainers: a container's end restarts the whole pod in its sandbox. Every container
+//! is stopped and removed, and the pod starts again with its init containers.
 
 use k8s_openapi::api::core::v1::Pod;
 
@@ -10,7 +10,7 @@ use crate::pod::{
     spec::{self, Role},
 };
 
-/// Brings such a restart on; true while it is under way.
+/// Advances such a restart; true while it is under way.
 pub(super) fn restart_all(view: &View, decision: &mut Decision) -> bool {
     let Some(source) = source(view.pod, view.observed) else {
         return false;
@@ -38,7 +38,8 @@ pub(super) fn restart_all(view: &View, decision: &mut Decision) -> bool {
     }
     let starting = view.memory.running.keys().any(|task| task.is_start());
     if !stopping && !starting {
-        // The one that asked for it goes last: until then the reason is on record.
+        // The container whose rule triggered it is removed last: until then the reason can be
+        // observed.
         let mut containers: Vec<&Container> = view.observed.containers.iter().collect();
         containers.retain(|c| is_reset(view, c));
         containers.sort_by_key(|c| c.id == source.id);
@@ -49,13 +50,13 @@ pub(super) fn restart_all(view: &View, decision: &mut Decision) -> bool {
     true
 }
 
-/// Containers that were added to look inside stay.
+/// Ephemeral containers stay.
 fn is_reset(view: &View, container: &Container) -> bool {
     let role = spec::find(view.pod, &container.name).map(|(role, _)| role);
     role.is_some_and(|role| role != Role::Ephemeral)
 }
 
-/// The ended container whose rule asks for it.
+/// The ended container whose rule triggers it.
 pub fn source<'a>(pod: &Pod, observed: &'a Observed) -> Option<&'a Container> {
     spec::containers(pod).find_map(|(_, container)| {
         let latest = observed.active(&container.name)?;

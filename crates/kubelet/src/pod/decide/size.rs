@@ -1,5 +1,4 @@
-//! A changed size of running containers: given in place, or by a restart where the container's own
-//! policy asks for one.
+//! Resizes running containers: in place, or by a restart if the container's resizePolicy says so.
 
 use k8s_openapi::api::core::v1::Container as Spec;
 
@@ -12,7 +11,7 @@ use crate::{
     },
 };
 
-/// Containers whose size differs from their spec and may change as they run.
+/// Resizes containers that differ from their spec and need no restart.
 pub(super) fn resize(view: &View, decision: &mut Decision) {
     let killed = |id: &str| {
         decision
@@ -39,8 +38,8 @@ pub(super) fn resize(view: &View, decision: &mut Decision) {
     }
 }
 
-/// What the runtime holds a container to. What it has accepted counts even if it reports something
-/// else: some runtimes round.
+/// The resources that the runtime applied. Values that it accepted count even if it reports others,
+/// since some runtimes round.
 fn held_to(view: &View, seen: &Container) -> Option<Bounds> {
     let accepted = view.memory.sizes.get(&seen.id).copied();
     accepted.or(seen.bounds)
@@ -51,7 +50,7 @@ fn differs(view: &View, container: &Spec, seen: &Container) -> bool {
     held_to(view, seen).is_some_and(|bounds| bounds != wanted)
 }
 
-/// Whether a changed size of this container needs a new process.
+/// Whether a resize of this container needs a restart.
 pub(super) fn needs_restart(view: &View, container: &Spec, seen: &Container) -> bool {
     let Some(bounds) = held_to(view, seen) else {
         return false;

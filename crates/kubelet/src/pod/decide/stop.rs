@@ -1,4 +1,4 @@
-//! The end of a pod: containers, then sidecars, then the sandbox, then the volumes.
+//! Stops a pod: main containers, then sidecars, then the sandbox, then the volumes.
 
 use super::{Action, Decision, Kill, MINIMUM_GRACE, View};
 use crate::pod::{
@@ -7,7 +7,7 @@ use crate::pod::{
     spec,
 };
 
-/// Ends a pod step by step.
+/// Stops a pod step by step.
 pub(super) fn stop_pod(view: &View, decision: &mut Decision) {
     if !stop_containers(view, decision) {
         return;
@@ -55,7 +55,7 @@ fn stop_containers(view: &View, decision: &mut Decision) -> bool {
     if !first.is_empty() || starts_run(view) {
         return false;
     }
-    // Sidecars end in the reverse order of their start, in what is left of the pod's time.
+    // Sidecars end in the reverse order of their start, within the rest of the pod's grace period.
     let elapsed = view
         .stop
         .map_or(0, |stop| (view.now - stop.since).get_seconds());
@@ -74,7 +74,7 @@ fn stop_containers(view: &View, decision: &mut Decision) -> bool {
     false
 }
 
-/// Whether something is being made that the pod would have to end again.
+/// Whether a running task creates something that has to be removed again.
 fn starts_run(view: &View) -> bool {
     view.memory.running.keys().any(|task| {
         matches!(

@@ -1,4 +1,4 @@
-//! The conditions that the kubelet owns; those of others are kept as they are.
+//! The pod conditions that the kubelet owns; those of other writers are kept.
 
 use k8s_openapi::api::core::v1::{ContainerStatus, PodCondition, PodStatus};
 
@@ -41,7 +41,7 @@ pub fn is_owned(type_: &str) -> bool {
     OWNED.contains(&type_)
 }
 
-/// The conditions that others wrote.
+/// The conditions of other writers.
 pub(super) fn of_others(facts: &Facts) -> Vec<PodCondition> {
     let in_api = facts.in_api.conditions.iter().flatten();
     in_api.filter(|c| !is_owned(&c.type_)).cloned().collect()
@@ -75,7 +75,7 @@ pub(super) fn all(facts: &Facts, status: &PodStatus) -> Vec<PodCondition> {
     conditions
 }
 
-/// The time of the last change moves only when the status did.
+/// The transition time changes only with the status.
 fn build(facts: &Facts, type_: &str, verdict: Verdict) -> PodCondition {
     let in_list = |list: &Option<Vec<PodCondition>>| {
         list.iter()
@@ -118,7 +118,7 @@ fn resize(facts: &Facts) -> Option<PodCondition> {
     ))
 }
 
-/// Only of a pod that a container's end could restart as a whole.
+/// Only for a pod with a RestartAllContainers rule.
 fn restarting_all(facts: &Facts, status: &PodStatus) -> Option<PodCondition> {
     let mut containers = spec::containers(facts.pod);
     containers.find(|(_, container)| restart::could_restart_all(container))?;

@@ -15,7 +15,7 @@ use crate::pod::{
     restart, spec,
 };
 
-/// How container ids are written in the API.
+/// The container id in the API's format.
 fn id(facts: &Facts, seen: &Container) -> Option<String> {
     Some(format!("{}://{}", facts.runtime, seen.id))
 }
@@ -122,7 +122,7 @@ fn one(
         Some(latest) => {
             let mut status = observed(facts, container, latest, default);
             if latest.state == State::Unknown && old.is_some_and(is_running) {
-                // It ran, and it cannot be found: it has ended, however that happened.
+                // The container ran and the runtime lost it: shown as terminated.
                 status.state = Some(lost("terminated"));
             }
             if let Some(before) = seen.next() {
@@ -137,12 +137,12 @@ fn one(
     status.volume_mounts = mounts(container);
     set_size(facts, container, &mut status);
     show_waiting(facts, container, &mut status);
-    // The API always shows it, empty or not.
+    // The API always shows the field.
     status.last_state.get_or_insert_default();
     status
 }
 
-/// The size that is allocated, and the one that is in effect.
+/// Sets `allocatedResources` and `resources`.
 fn set_size(facts: &Facts, container: &Spec, status: &mut ContainerStatus) {
     let allocated = container.resources.as_ref();
     status.allocated_resources = allocated.and_then(|resources| resources.requests.clone());
@@ -206,7 +206,7 @@ fn waiting(reason: &str, message: &str) -> ContainerState {
     }
 }
 
-/// A container that the runtime does not know.
+/// The status of a container that the runtime does not have.
 fn unseen(
     facts: &Facts,
     container: &Spec,
@@ -235,7 +235,7 @@ fn unseen(
             ..Default::default()
         });
     } else if old_state.running.is_some() {
-        // It ran before, so it must have ended, however that happened.
+        // The container ran before and is gone: shown as terminated.
         if facts.terminal {
             status.state = Some(lost("terminated"));
         } else if status
@@ -270,7 +270,7 @@ fn is_running(status: &ContainerStatus) -> bool {
     state.is_some_and(|state| state.running.is_some())
 }
 
-/// Why a container waits while nothing better is known.
+/// The waiting reason if no better one is known.
 fn default_reason(facts: &Facts) -> &'static str {
     if spec::init_containers(facts.pod).is_empty() {
         "ContainerCreating"
@@ -335,7 +335,7 @@ fn state(facts: &Facts, seen: &Container, waits_for: &str) -> ContainerState {
     }
 }
 
-/// A container that is to start again waits, and its end becomes the last state.
+/// A container that will restart is waiting, and its end becomes the last state.
 fn show_waiting(facts: &Facts, container: &Spec, status: &mut ContainerStatus) {
     if facts.terminal || facts.pod.metadata.deletion_timestamp.is_some() {
         return;

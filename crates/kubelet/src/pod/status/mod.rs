@@ -1,4 +1,4 @@
-//! The status that users see, computed from what the runtime says and what the status was before.
+//! Computes the pod's status from the observed state and the previous status.
 
 mod conditions;
 mod containers;
@@ -19,36 +19,36 @@ use super::{
     spec,
 };
 
-/// What the status is made of.
+/// The inputs of the status.
 pub struct Facts<'a> {
-    /// The pod with the resources that the node has given it.
+    /// The pod with its allocated resources.
     pub pod: &'a Pod,
-    /// The status that the API shows: conditions of others are there.
+    /// The status in the API, with conditions of other writers.
     pub in_api: &'a PodStatus,
     pub observed: &'a Observed,
     pub memory: &'a Memory,
-    /// Why containers wait, as decided.
+    /// Why containers wait, from the decision.
     pub waiting: &'a [(String, Waiting)],
-    /// The status before.
+    /// The previous status.
     pub previous: &'a PodStatus,
-    /// No container runs and none will; a terminal phase waits for that.
+    /// No container runs and none will; required for a terminal phase.
     pub ended: bool,
-    /// The pod was made to end, so that nothing of it starts again whatever its policy says.
+    /// The pod was stopped: nothing of it starts again, whatever its restart policy.
     pub terminal: bool,
     /// The node failed the pod.
     pub failed: Option<&'a Failure>,
-    /// A changed size that is not in effect.
+    /// The state of a resize that is not in effect.
     pub resize: Option<&'a Resize>,
     pub host_ips: &'a [String],
-    /// What the runtime calls itself.
+    /// The runtime's name.
     pub runtime: &'a str,
     pub now: Timestamp,
 }
 
-/// Where a changed size stands.
+/// The state of a resize.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Resize {
-    /// There is no room: `Deferred` for now, `Infeasible` on this node.
+    /// The node lacks resources: `Deferred` for now, `Infeasible` for ever.
     Pending {
         reason: &'static str,
         message: String,
@@ -62,20 +62,20 @@ pub enum Resize {
 pub struct Failure {
     pub reason: String,
     pub message: String,
-    /// It never began: no container has a status.
+    /// The pod was rejected at admission: no container has a status.
     pub rejected: bool,
 }
 
-/// A time as the API shows it: whole seconds.
+/// A timestamp in the API's resolution of seconds.
 pub fn time(at: Timestamp) -> Time {
     Time(Timestamp::from_second(at.as_second()).unwrap_or(at))
 }
 
-/// Computes.
+/// Computes the status.
 pub fn compute(facts: &Facts) -> PodStatus {
     let previous = facts.previous;
     if is_terminal(facts.in_api.phase.as_deref()) && facts.observed.containers.is_empty() {
-        // It had ended before this worker began, and nothing new is known about it.
+        // The pod ended before this worker started, and the runtime has none of its containers.
         return facts.in_api.clone();
     }
     let mut status = PodStatus {
@@ -115,7 +115,7 @@ fn set_addresses(facts: &Facts, status: &mut PodStatus) {
     let ips: Vec<String> = if spec::is_host_network(facts.pod) {
         host.to_vec()
     } else if facts.observed.ips().is_empty() {
-        // A sandbox that is gone had addresses; the API keeps the last ones.
+        // Without a sandbox the status keeps the last addresses.
         previous
             .pod_ips
             .iter()
@@ -148,7 +148,7 @@ fn set_phase(facts: &Facts, status: &mut PodStatus) {
     let initialized = facts.observed.is_initialized(facts.pod);
     let mut phase = phase::phase(facts.pod, &all, facts.terminal, initialized);
     let in_api = facts.in_api.phase.as_deref();
-    // A terminal phase is for ever.
+    // A terminal phase never changes.
     for before in [in_api, facts.previous.phase.as_deref()]
         .into_iter()
         .flatten()
@@ -161,7 +161,7 @@ fn set_phase(facts: &Facts, status: &mut PodStatus) {
         status.reason = facts.previous.reason.clone();
         status.message = facts.previous.message.clone();
     }
-    // Containers that were killed for it may be gone before everything of the pod has ended.
+    // The killed containers may be removed before everything of the pod has ended.
     if let Some(failure) = facts.failed
         && (facts.ended || matches!(phase, "Failed" | "Succeeded"))
         && !is_terminal(in_api)

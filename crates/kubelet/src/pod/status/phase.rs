@@ -17,7 +17,8 @@ struct Count {
     succeeded: usize,
 }
 
-/// Running, terminated with a code, waiting after an end with a code, or waiting for the first time.
+/// A container's state: running, terminated with a code, waiting after an exit code, or waiting for
+/// the first start.
 enum Seen {
     Missing,
     Running { started: bool },
@@ -51,7 +52,7 @@ fn seen(all: &[&ContainerStatus], name: &str) -> Seen {
     }
 }
 
-/// The phase. `terminal`: nothing starts again, whatever the policy says.
+/// The phase. `terminal`: nothing starts again, whatever the restart policy.
 pub(super) fn phase(
     pod: &Pod,
     all: &[&ContainerStatus],

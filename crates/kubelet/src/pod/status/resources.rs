@@ -1,4 +1,4 @@
-//! The resources of the pod as a whole: what it was given, and what is in effect.
+//! The pod-level resources in the status: allocated and in effect.
 
 use std::collections::BTreeMap;
 
@@ -41,8 +41,9 @@ fn set_given(pod: &Pod, status: &mut PodStatus) {
     });
 }
 
-/// What the pod says itself, or the sums of its containers; and its overhead, which widens limits and adds to
-/// requests. Init containers count by their maximum, sidecars with everything after them.
+/// The pod-level resources or the sums of the containers, plus the overhead (for limits only where
+/// a limit exists). Init containers count by their maximum, sidecars are added to everything after
+/// them.
 fn total(
     pod: &Pod,
     list: fn(&ResourceRequirements) -> Option<&BTreeMap<String, Quantity>>,

@@ -1,5 +1,5 @@
-//! Lists that are merged by element, and the order that comes of it: elements that the patch names
-//! stand in its order, the others where they stood among them.
+//! Lists merged by element, and their order: elements in the patch follow its order, the others
+//! keep their relative position.
 
 use super::{
     BAD_ORDER, DIRECTIVE, Error, LIST, MAP, MergeType, ORDER, directed_field, go_type, merge_map,
@@ -11,8 +11,8 @@ use crate::{Object, Value};
 use indexmap::IndexSet;
 use std::collections::{HashMap, HashSet};
 
-/// Merges a list of which the patch sets the order, with `$setElementOrder/` and its name. Both go
-/// from the patch.
+/// Merges a list whose order the patch sets, with `$setElementOrder/` and its name. Both are
+/// removed from the patch.
 pub(super) fn merge_ordered(
     place: MergeType,
     target: &mut Object,
@@ -50,7 +50,7 @@ pub(super) fn merge_ordered(
     Ok(())
 }
 
-/// The list after the patch, or without what the patch lists, if it lists what is to be deleted.
+/// The merged list, or the list without the patch's elements if the patch lists deletions.
 pub(super) fn merge(
     place: MergeType,
     mut old: Vec<Value>,
@@ -109,7 +109,7 @@ pub(super) fn merge(
     in_order(merged, &named.collect::<Vec<_>>(), &old, Some(key))
 }
 
-/// Where each of these stands first.
+/// The first index of each value.
 fn places<'v>(values: impl Iterator<Item = Option<&'v Value>>) -> HashMap<Value, usize> {
     let mut places = HashMap::new();
     for (at, value) in values.enumerate() {
@@ -120,7 +120,7 @@ fn places<'v>(values: impl Iterator<Item = Option<&'v Value>>) -> HashMap<Value,
     places
 }
 
-/// Does what elements with a directive say; tells whether the patch takes the list's place.
+/// Executes elements with directives; returns whether the patch replaces the list.
 fn obey(old: &mut Vec<Value>, patch: &[Value], key: &str) -> Result<bool, Error> {
     let mut replaces = false;
     let mut gone: HashSet<&Value> = HashSet::new();
@@ -157,7 +157,7 @@ fn no_key(element: &Object, key: &str) -> Error {
     ))
 }
 
-/// The type of the elements, which all have one; nothing when there are none.
+/// The common type of the elements; `None` if there are none.
 fn element_type(old: &[Value], patch: &[Value]) -> Result<Option<&'static str>, Error> {
     let mut types = old.iter().chain(patch).map(go_type);
     let Some(first) = types.next() else {
@@ -176,12 +176,12 @@ fn element_type(old: &[Value], patch: &[Value]) -> Result<Option<&'static str>, 
     )))
 }
 
-/// Only maps are known by a key.
+/// The merge key; only maps have one.
 fn key_of(kind: &str, key: Option<&'static str>) -> Option<&'static str> {
     key.filter(|_| kind == MAP)
 }
 
-/// Elements that the patch sets stand in the order that it asks for.
+/// Elements in the patch must be in the order that it sets.
 fn check_order(list: &[Value], order: &[Value], key: Option<&'static str>) -> Result<(), Error> {
     if list.is_empty() || order.is_empty() {
         return Ok(());
@@ -213,7 +213,7 @@ fn check_order(list: &[Value], order: &[Value], key: Option<&'static str>) -> Re
     Ok(())
 }
 
-/// What an element is known by.
+/// The merge key's value of an element.
 fn keyed<'a>(value: &'a Value, key: &str) -> Result<&'a Value, Error> {
     let Value::Object(element) = value else {
         return Err(wrong_type(MAP, value));
@@ -221,7 +221,7 @@ fn keyed<'a>(value: &'a Value, key: &str) -> Result<&'a Value, Error> {
     element.get(key).ok_or_else(|| no_key(element, key))
 }
 
-/// Elements that the order names follow it; the others stay where they stood among them.
+/// Elements named by the order follow it; the others keep their relative position.
 fn in_order(
     list: Vec<Value>,
     order: &[Value],

@@ -1,9 +1,9 @@
 //! Strategic merge patch: a merge patch that knows, from the schema table, which lists are merged
-//! by element and how elements are known. Directives: `$patch`, `$retainKeys`,
-//! `$setElementOrder/field`, `$deleteFromPrimitiveList/field`.
+//! by element and by which key. Directives: `$patch`, `$retainKeys`, `$setElementOrder/field`,
+//! `$deleteFromPrimitiveList/field`.
 //!
-//! Directives count where the patch meets something that stands already. What only the patch has is
-//! taken as it is, but for maps with `$patch`, which go, and for nulls in maps.
+//! Directives apply where the object has a value. Values only in the patch are taken as they are,
+//! except that maps with `$patch` and nulls in maps are dropped.
 
 mod lists;
 
@@ -20,13 +20,13 @@ const DELETE_FROM: &str = "$deleteFromPrimitiveList";
 /// What went wrong.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// A directive is written in no way that is known: a bad request.
+    /// A directive has an unknown form: a bad request.
     #[error("{0}")]
     Malformed(&'static str),
     /// Lists of lists cannot be merged.
     #[error("lists of lists are not supported")]
     ListOfLists,
-    /// The patch does not fit: upstream has no code of its own for it.
+    /// The patch does not match the object: upstream has no error code of its own for it.
     #[error("{0}")]
     Unfit(String),
 }
@@ -35,19 +35,19 @@ const BAD_RETAIN_KEYS: Error = Error::Malformed("invalid patch format of retainK
 const BAD_ORDER: Error = Error::Malformed("invalid patch format of setElementOrder list");
 const BAD_DELETION: Error = Error::Malformed("invalid patch format of primitive list");
 
-/// The object after the patch. What was understood of the patch goes from it, so that a complaint
-/// about the outcome shows the rest.
+/// The object after the patch. Processed parts are removed from the patch, so that an error about
+/// the result shows the rest.
 pub fn apply(schema: &'static Type, target: &Object, patch: &mut Object) -> Result<Object, Error> {
     merge_map(MergeType::Struct(schema), target.clone(), patch)
 }
 
-/// Where in the type a merge has come to.
+/// The type at the current position of the merge.
 #[derive(Debug, Clone, Copy)]
 enum MergeType {
     Struct(&'static Type),
-    /// A struct that hides what it holds, by its name.
+    /// A struct without accessible fields, by its name.
     Closed(&'static str),
-    /// What has no fields, by what Go calls it.
+    /// A type without fields, by its Go name.
     Without(&'static str),
 }
 
@@ -67,7 +67,7 @@ impl MergeType {
         }
     }
 
-    /// A field that is merged into.
+    /// A field to merge into.
     fn field(self, name: &str) -> Result<(Shape, &'static Patch), Error> {
         let (field, holder) = match self {
             Self::Struct(schema) => (schema.field(name), schema.name),
@@ -88,7 +88,7 @@ impl MergeType {
         Ok((field.shape, &field.patch))
     }
 
-    /// A field that is a list, and the place of its elements.
+    /// A list field, and the type of its elements.
     fn list(self, name: &str) -> Result<(MergeType, &'static Patch), Error> {
         let (shape, strategy) = self.field(name)?;
         match shape {
@@ -161,7 +161,7 @@ fn merge_field(
                 new.clone()
             })
         }
-        // There is nothing to delete from.
+        // Nothing to delete from.
         _ if deletes => return Ok(()),
         (old, _) => {
             if old
@@ -183,7 +183,7 @@ fn merge_field(
     Ok(())
 }
 
-/// Only the named keys stay, and the patch sets no other.
+/// Only the named keys are kept, and the patch sets no others.
 fn retain_keys(target: &mut Object, patch: &mut Object) -> Result<(), Error> {
     let Some(list) = patch.shift_remove(RETAIN_KEYS) else {
         return Ok(());
@@ -208,13 +208,13 @@ fn names_with(patch: &Object, prefix: &str) -> Vec<Key> {
     names.cloned().collect()
 }
 
-/// The field that a directive is about.
+/// The field of a directive.
 fn directed_field(name: &str, directive: &str) -> Option<String> {
     let (prefix, field) = name.split_once('/')?;
     (prefix == directive).then(|| field.to_owned())
 }
 
-/// Nulls in maps say nothing where nothing stands.
+/// Drops nulls in maps that have no counterpart in the object.
 fn discard_nulls(value: &mut Value) {
     match value {
         Value::Object(map) => {
@@ -226,7 +226,7 @@ fn discard_nulls(value: &mut Value) {
     }
 }
 
-/// A value of the patch alone; nothing when it is but a directive.
+/// A value only in the patch; `None` if it is just a directive.
 fn without_directives(value: &mut Value) -> Option<Value> {
     match value {
         Value::Object(map) if map.contains_key(DIRECTIVE) => None,
@@ -257,7 +257,7 @@ fn unknown_directive(directive: &Value, patch: &Object) -> Error {
     Error::Unfit(format!("unknown patch type: {shown} in map: {patch}"))
 }
 
-/// What Go's `%s` makes of a value that is no text.
+/// Go's `%s` of a value that is not a string.
 fn misprinted(value: &Value) -> String {
     match value {
         Value::Null => "%!s(<nil>)".to_owned(),
@@ -268,7 +268,7 @@ fn misprinted(value: &Value) -> String {
     }
 }
 
-/// What Go calls the type of a value.
+/// Go's name of a value's type.
 fn go_type(value: &Value) -> &'static str {
     match value {
         Value::Null => "nil",
@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn what_only_the_patch_has_is_taken_as_it_is() {
+    fn values_present_only_in_the_patch_are_copied_unchanged() {
         let metadata = |patch: Value| {
             pod(json!({"metadata": {}}), json!({"metadata": patch})).unwrap()["metadata"].clone()
         };
@@ -438,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_understood_goes_from_the_patch() {
+    fn applied_directives_and_nulls_are_removed_from_the_patch() {
         let schema = schema::lookup("core/v1.Pod").unwrap();
         let target = json!({"spec": {"containers": [{"name": "a"}]}});
         let patch = json!({"spec": {"$setElementOrder/containers": [{"name": "a"}],
@@ -450,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_merged_is_refused_in_kubernetes_words() {
+    fn patches_that_cannot_be_merged_are_refused_with_kubernetes_message() {
         let crd = schema::lookup("apiextensions/v1.CustomResourceDefinition").unwrap();
         let properties = json!({"properties": {"a": {"properties": {"b": {}}}}});
         let schemas = json!({"spec": {"conversion": {"webhook": {"clientConfig": properties}}}});

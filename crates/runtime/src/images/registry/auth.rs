@@ -1,5 +1,5 @@
-//! Who we are to a registry: nobody, a name and password, or a token that the registry's own token
-//! service gives for them.
+//! Authentication to registries: anonymous, basic, or with a token from the registry's token
+//! service.
 
 use std::fmt;
 
@@ -7,16 +7,16 @@ use base64::{Engine, prelude::BASE64_STANDARD};
 use cri::v1::AuthConfig;
 use serde::Deserialize;
 
-/// What a pull may be done with. Never printed.
+/// The credentials of a pull. Never printed.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Credentials {
     /// The user.
     pub username: String,
     /// The password.
     pub password: String,
-    /// A token that is sent as it is.
+    /// A bearer token for the registry.
     pub registry_token: String,
-    /// A token that the token service takes for a password.
+    /// A refresh token for the token service.
     pub identity_token: String,
 }
 
@@ -36,7 +36,7 @@ impl From<AuthConfig> for Credentials {
             registry_token: auth.registry_token,
             identity_token: auth.identity_token,
         };
-        // The form of docker's own files: both in one.
+        // The form of docker's configuration files: user and password in one.
         if credentials.username.is_empty()
             && let Ok(decoded) = BASE64_STANDARD.decode(auth.auth.trim())
             && let Ok(text) = String::from_utf8(decoded)
@@ -50,13 +50,13 @@ impl From<AuthConfig> for Credentials {
 }
 
 impl Credentials {
-    /// The header for a name and password, if there are any.
+    /// The basic authorization header, if there are user or password.
     pub(super) fn basic(&self) -> Option<String> {
         let pair = format!("{}:{}", self.username, self.password);
         (!self.username.is_empty()).then(|| format!("Basic {}", BASE64_STANDARD.encode(pair)))
     }
 
-    /// The fields of a form that exchanges a token for another, if there is one.
+    /// The form fields to exchange the refresh token, if there is one.
     pub(super) fn refresh(&self) -> Option<String> {
         (!self.identity_token.is_empty()).then(|| {
             let token = escape(&self.identity_token);
@@ -64,13 +64,13 @@ impl Credentials {
         })
     }
 
-    /// What is tried before the registry has said what it wants.
+    /// The authorization header before the registry's challenge.
     pub(super) fn eager(&self) -> Option<String> {
         (!self.registry_token.is_empty()).then(|| format!("Bearer {}", self.registry_token))
     }
 }
 
-/// What a registry wants before it answers.
+/// A registry's authentication challenge.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Challenge {
     Basic,
@@ -113,17 +113,17 @@ fn escape(text: &str) -> String {
     text.bytes().map(byte).collect()
 }
 
-/// What a token is asked for.
+/// The query of a token request.
 pub(super) fn token_query(service: &str, scope: &str) -> String {
     let mut query = format!("service={}", escape(service));
-    // A registry may want to know us before it says for what.
+    // The scope may be empty.
     if !scope.is_empty() {
         query += &format!("&scope={}", escape(scope));
     }
     query
 }
 
-/// What a token service answers.
+/// The response of a token service.
 #[derive(Deserialize)]
 pub(super) struct Token {
     token: Option<String>,

@@ -1,5 +1,5 @@
-//! Requests to registries: one connection per request, redirects followed, authentication as the
-//! registry asks for it.
+//! HTTP requests to registries: one connection per request, redirects followed, authentication by
+//! challenge.
 
 use std::{io, sync::Arc, time::Duration};
 
@@ -21,12 +21,12 @@ use super::auth::{Challenge, Credentials, Token, token_query};
 use crate::error::{Error, Result};
 
 const CONNECT: Duration = Duration::from_secs(15);
-/// Between asking and the first byte of the answer.
+/// The timeout of the response headers.
 const ANSWER: Duration = Duration::from_secs(60);
 const MAX_REDIRECTS: usize = 5;
 const MAX_TOKEN: usize = 1 << 20;
 
-/// Where the system keeps the authorities that it trusts.
+/// The system's CA bundles.
 const SYSTEM_CA: &[&str] = &[
     "/etc/ssl/certs/ca-certificates.crt",
     "/etc/pki/tls/certs/ca-bundle.crt",
@@ -40,7 +40,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin + Send> Wire for T {}
 pub(super) struct Client {
     tls: TlsConnector,
     credentials: Credentials,
-    /// The header that worked last.
+    /// The authorization header that worked last.
     authorization: Mutex<Option<String>>,
 }
 
@@ -53,7 +53,7 @@ impl Client {
             .unwrap_or_default();
         for pem in [system.as_slice(), ca.as_bytes()] {
             for certificate in rustls_pemfile::certs(&mut &*pem).flatten() {
-                // One that cannot be used is one that is not trusted.
+                // An invalid certificate is skipped.
                 let _ = roots.add(certificate);
             }
         }
@@ -70,7 +70,7 @@ impl Client {
         })
     }
 
-    /// Gets a URL, as whoever the registry wants us to be. Answers other than 2xx are errors.
+    /// Gets a URL, authenticating if challenged. Responses other than 2xx are errors.
     pub(super) async fn get(
         &self,
         url: &str,
@@ -110,7 +110,7 @@ impl Client {
     async fn token(&self, realm: &str, service: &str, scope: &str) -> Result<Option<String>> {
         let query = token_query(service, scope);
         let asked = match self.credentials.refresh() {
-            // A token in place of a password is exchanged, and never sent in an address.
+            // A refresh token is exchanged by POST, and never sent in a URL.
             Some(refresh) => {
                 let form = format!("{query}&{refresh}");
                 let kind = "application/x-www-form-urlencoded".to_owned();
@@ -145,7 +145,7 @@ impl Client {
             .map_err(|_| Error::Registry(format!("{url:?} is not a URL")))?;
         let origin = uri.authority().cloned();
         for _ in 0..=MAX_REDIRECTS {
-            // Another host must not learn what is meant for this one.
+            // Credentials must not be sent to another host.
             let own = uri.authority() == origin.as_ref();
             let answer = self
                 .send(
@@ -184,7 +184,7 @@ impl Client {
         let (mut sender, connection) = http1::handshake(TokioIo::new(wire))
             .await
             .map_err(|error| wrong(&error))?;
-        // Ends with the answer's body, which the caller holds.
+        // Ends with the response body, which the caller holds.
         tokio::spawn(connection);
         let host = uri.authority().map(ToString::to_string).unwrap_or_default();
         let path = uri.path_and_query().map_or("/", |path| path.as_str());
@@ -237,7 +237,7 @@ impl Client {
     }
 }
 
-/// Never from TLS to none.
+/// Never from HTTPS to HTTP.
 fn redirect(from: &Uri, target: &str) -> Result<Uri> {
     let wrong = || Error::Registry(format!("{from}: redirect to {target:?}"));
     let absolute = if target.starts_with('/') {

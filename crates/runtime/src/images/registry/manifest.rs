@@ -1,4 +1,4 @@
-//! Manifests and indexes of both families; they differ only in their media types.
+//! Manifests and indexes of OCI and docker, which differ only in their media types.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 pub(in crate::images) const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 
-/// A piece of content by its digest.
+/// A descriptor of a blob.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(in crate::images) struct Descriptor {
@@ -37,7 +37,7 @@ impl Descriptor {
     }
 }
 
-/// What an image is for.
+/// The platform of an image.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(in crate::images) struct Platform {
@@ -47,7 +47,7 @@ pub(in crate::images) struct Platform {
     pub variant: String,
 }
 
-/// An image's parts.
+/// An image manifest.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(in crate::images) struct Manifest {
@@ -71,7 +71,7 @@ impl Manifest {
     }
 }
 
-/// What a registry or layout has under a name.
+/// A manifest or an index.
 #[derive(Debug)]
 pub(in crate::images) enum Document {
     Manifest(Manifest),
@@ -79,7 +79,7 @@ pub(in crate::images) enum Document {
 }
 
 impl Document {
-    /// By its content: media types are missing or wrong too often.
+    /// Detected by content: media types are often missing or wrong.
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self> {
         let bad = |error: serde_json::Error| Error::BadImage(format!("manifest: {error}"));
         let value: Value = serde_json::from_slice(bytes).map_err(bad)?;
@@ -98,7 +98,7 @@ impl Document {
     }
 }
 
-/// This machine's architecture as images name it.
+/// This machine's architecture in image terms.
 pub(in crate::images) fn architecture() -> &'static str {
     match std::env::consts::ARCH {
         "x86_64" => "amd64",
@@ -108,7 +108,7 @@ pub(in crate::images) fn architecture() -> &'static str {
     }
 }
 
-/// The image for this machine. An entry without a platform fits when it is the only one.
+/// The manifest for this machine. An entry without a platform is used if it is the only one.
 pub(in crate::images) fn pick(list: &[Descriptor]) -> Option<&Descriptor> {
     let fits = |entry: &&Descriptor| {
         let platform = entry.platform.as_ref();

@@ -1,5 +1,5 @@
-//! Pulling images from registries: HTTPS unless a host is configured otherwise, mirrors first,
-//! layers in parallel, everything verified, and interrupted downloads continued.
+//! Pulls images from registries: by HTTPS unless configured otherwise, mirrors first, layers in
+//! parallel, everything verified, and interrupted downloads resumed.
 
 mod auth;
 mod http;
@@ -14,30 +14,30 @@ use serde::{Deserialize, Serialize};
 use super::Reference;
 use crate::error::{Error, Result};
 
-/// How registries are reached.
+/// The configuration of registries.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Registries {
-    /// By host and port, as they stand in image names and in the addresses of mirrors.
+    /// By host and port, as in image references and mirror URLs.
     pub hosts: BTreeMap<String, Host>,
 }
 
-/// How one registry is reached.
+/// The configuration of one registry.
 #[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase", deny_unknown_fields)]
 pub struct Host {
-    /// Tried before the registry itself, in this order: `https://mirror:5000`. One that begins with
-    /// `http://` is reached without TLS.
+    /// Tried before the registry itself, in this order: `https://mirror:5000`. `http://` means
+    /// without TLS.
     pub mirrors: Vec<String>,
-    /// Without TLS. Never for a host that is not named here.
+    /// Without TLS. Never for a host that is not configured.
     pub plain_http: bool,
-    /// Certificates of authorities to trust beside the system's, as PEM.
+    /// Additional CA certificates as PEM.
     pub ca: Option<String>,
-    /// The same, in a file.
+    /// Additional CA certificates in a file.
     pub ca_file: Option<PathBuf>,
-    /// Whom to be where a pod names no one.
+    /// The user if the pod has no credentials.
     pub username: String,
-    /// The password of that one.
+    /// The password of that user.
     pub password: String,
 }
 
@@ -51,18 +51,18 @@ impl fmt::Debug for Host {
     }
 }
 
-/// One place to try, and how.
+/// A registry or mirror to try.
 struct Source {
     /// `https://host:port`.
     base: String,
     credentials: Credentials,
-    /// Authorities to trust beside the system's.
+    /// Additional CA certificates.
     ca: String,
 }
 
 impl Registries {
-    /// The places to try for an image, in order. What a pod names to prove itself is for the
-    /// registry in the image's name alone; a mirror gets what is configured for it.
+    /// The registry and mirrors to try for an image, in order. The pod's credentials are only for
+    /// the registry in the image's name; a mirror gets those configured for it.
     fn sources(&self, reference: &Reference, given: &Credentials) -> Result<Vec<Source>> {
         let none = Host::default();
         let host = self.hosts.get(&reference.registry).unwrap_or(&none);
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn mirrors_come_first_and_plain_http_must_be_asked_for() {
+    fn mirrors_are_tried_first_and_plain_http_must_be_enabled() {
         let host = Host {
             mirrors: vec!["http://m:1/".into(), "https://other.io".into()],
             plain_http: true,
@@ -151,7 +151,7 @@ mod tests {
         let registries = Registries {
             hosts: [("r.io:5".to_owned(), host), ("m:1".to_owned(), own)].into(),
         };
-        // Nobody but the registry learns who the pod is.
+        // Only the registry gets the pod's credentials.
         assert_eq!(
             sources(&registries, "r.io:5/a"),
             ["http://m:1 bob", "https://other.io ", "http://r.io:5 ada"]

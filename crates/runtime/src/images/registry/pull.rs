@@ -1,5 +1,5 @@
-//! One pull: manifest, configuration, layers. Blobs come in parallel into partial files that are
-//! continued where they were cut, and get their place only when their digest is right.
+//! One pull: manifest, configuration, layers. Blobs are downloaded in parallel into partial files
+//! that can be resumed, and stored only if their digest is right.
 
 use std::{
     path::{Path, PathBuf},
@@ -25,11 +25,11 @@ use crate::{
     },
 };
 
-/// How many layers come at once.
+/// How many blobs are downloaded concurrently.
 const PARALLEL: usize = 4;
-/// How often a blob is continued after it was cut off.
+/// How often an interrupted download is resumed.
 const ATTEMPTS: u32 = 5;
-/// A connection that is silent for so long is cut.
+/// The timeout without data.
 const SILENCE: Duration = Duration::from_secs(30);
 
 const ACCEPT: &str = "application/vnd.oci.image.index.v1+json, \
@@ -51,7 +51,7 @@ impl Images {
         let _lease = lease.map_err(|_| Error::Registry("a task panicked".into()))??;
         let mut trouble = Error::NoImage(reference.to_string());
         for source in registries.sources(reference, credentials)? {
-            // One of their own each: what opens one registry is not shown to another.
+            // One client per source, so that one registry's credentials are not sent to another.
             let client = Client::new(&source.credentials, &source.ca)?;
             let pull = Pull {
                 images: self,
@@ -64,7 +64,7 @@ impl Images {
             match pull.run().await {
                 Ok(image) => return Ok(image),
                 Err(error) => {
-                    tracing::debug!(%reference, base = source.base, %error, "not pulled");
+                    tracing::debug!(%reference, base = source.base, %error, "cannot pull from this source");
                     trouble = error;
                 }
             }
@@ -127,7 +127,7 @@ impl Pull<'_> {
             .map_err(|_| Error::Registry("unpacking panicked".into()))?
     }
 
-    /// The manifest for this machine and the digest that the name stands for.
+    /// The manifest for this machine, and the digest that the reference resolves to.
     async fn manifest(&self) -> Result<(Manifest, String)> {
         let (bytes, top) = self
             .document(self.reference.target(), self.reference.digest.as_deref())
@@ -171,7 +171,7 @@ impl Pull<'_> {
         Ok((bytes.to_vec(), found))
     }
 
-    /// Fetches a blob unless it is there, in as many pieces as it takes.
+    /// Downloads a blob unless it is stored, resuming as often as necessary.
     async fn blob(&self, blob: Descriptor) -> Result<()> {
         let place = self.images.blob_path(&blob.digest)?;
         // Two images that are pulled at once may share it.
@@ -189,7 +189,7 @@ impl Pull<'_> {
             match self.fetch(&blob, &partial).await {
                 Ok(()) => break,
                 Err(Error::System { action, source }) if attempt < ATTEMPTS => {
-                    tracing::debug!(digest = blob.digest, action, error = %source, "blob cut off");
+                    tracing::debug!(digest = blob.digest, action, error = %source, "blob download interrupted");
                     attempt += 1;
                     tokio::time::sleep(Duration::from_millis(200) * attempt).await;
                 }

@@ -1,4 +1,4 @@
-//! What a file is beside its content: owner, mode, extended attributes, times.
+//! File metadata: owner, mode, extended attributes, times.
 
 use std::{
     ffi::OsStr,
@@ -34,7 +34,7 @@ pub(super) fn time_of(entry: &Entry<'_, impl Read>) -> TimeSpec {
     )
 }
 
-/// Owner first: changing it clears set-user-id bits and file capabilities.
+/// Owner first: chown clears set-user-id bits and file capabilities.
 pub(super) fn finish(
     entry: &mut Entry<'_, impl Read>,
     parent: &OwnedFd,
@@ -42,7 +42,7 @@ pub(super) fn finish(
     kind: EntryType,
     mode: Mode,
 ) -> Result<()> {
-    // Builders leave fields blank that they mean to be zero.
+    // Builders leave fields blank for zero.
     let id = |value: io::Result<u64>| -> Result<u32> {
         let value = value.unwrap_or(0);
         u32::try_from(value).map_err(|_| Error::BadImage(format!("owner {value}")))
@@ -63,8 +63,7 @@ pub(super) fn finish(
     utimensat(dir, file, &time, &time, UtimensatFlags::NoFollowSymlink).map_err(system("utimes"))
 }
 
-/// Extended attributes from the archive's extra headers. Ones that overlayfs gives a meaning to are
-/// not the image's to set.
+/// Sets extended attributes from PAX headers, except those that overlayfs interprets.
 fn set_xattrs(entry: &mut Entry<'_, impl Read>, place: &Path) -> Result<()> {
     let Some(extensions) = entry.pax_extensions().map_err(Error::system("headers"))? else {
         return Ok(());
@@ -81,7 +80,7 @@ fn set_xattrs(entry: &mut Entry<'_, impl Read>, place: &Path) -> Result<()> {
             return Err(Error::BadImage(format!("attribute {name} is not allowed")));
         }
         if let Err(error) = xattrs::set(place, name, extension.value_bytes()) {
-            // A file system without attributes of a kind cannot keep them; capabilities must be kept.
+            // A file system may not support an attribute, but capabilities must be kept.
             if name == "security.capability" || error.raw_os_error() != Some(libc::EOPNOTSUPP) {
                 return Err(Error::system::<io::Error>(format!("attribute {name}"))(
                     error,

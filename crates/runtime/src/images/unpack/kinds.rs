@@ -1,4 +1,4 @@
-//! The kinds of entries that are no plain files: whiteouts, devices, hard links.
+//! Special entries: whiteouts, devices, hard links.
 
 use std::{
     ffi::OsStr,
@@ -24,9 +24,9 @@ use crate::{
     rooted, xattrs,
 };
 
-/// What is not there any more in the layers below begins with this.
+/// The prefix of a whiteout: the name is deleted in the layers below.
 pub(super) const WHITEOUT: &str = ".wh.";
-/// Everything in the same directory of the layers below is gone.
+/// An opaque whiteout: everything in this directory of the layers below is deleted.
 pub(super) const OPAQUE: &str = ".wh..wh..opq";
 
 pub(super) fn link_target(entry: &Entry<'_, impl Read>) -> Result<PathBuf> {
@@ -36,7 +36,7 @@ pub(super) fn link_target(entry: &Entry<'_, impl Read>) -> Result<PathBuf> {
         .ok_or_else(|| Error::BadImage("a link to nothing".into()))
 }
 
-/// A later entry of the same name replaces an earlier one.
+/// Removes an earlier entry of the same name.
 pub(super) fn clear(parent: &OwnedFd, file: &OsStr) -> Result<()> {
     match unlinkat(parent.as_fd(), file, UnlinkatFlags::NoRemoveDir) {
         Ok(()) | Err(nix::Error::ENOENT) => Ok(()),
@@ -48,7 +48,7 @@ pub(super) fn clear(parent: &OwnedFd, file: &OsStr) -> Result<()> {
     }
 }
 
-/// How overlayfs says that a name of the layers below is gone.
+/// Creates an overlayfs whiteout.
 pub(super) fn whiteout(parent: &OwnedFd, hidden: &OsStr) -> Result<()> {
     if hidden.is_empty() || hidden == ".." || hidden == "." {
         return Err(Error::BadImage(format!("whiteout of {hidden:?}")));
@@ -57,7 +57,7 @@ pub(super) fn whiteout(parent: &OwnedFd, hidden: &OsStr) -> Result<()> {
     mknodat(parent.as_fd(), hidden, SFlag::S_IFCHR, Mode::empty(), 0).map_err(system("whiteout"))
 }
 
-/// How overlayfs says that a directory hides those of the layers below.
+/// Marks a directory as opaque for overlayfs.
 pub(super) fn opaque(parent: &OwnedFd) -> Result<()> {
     let place = format!("/proc/self/fd/{}", parent.as_raw_fd());
     xattrs::set(Path::new(&place), xattrs::OPAQUE, b"y").map_err(Error::system("attribute"))
@@ -124,7 +124,7 @@ impl Unpacker {
         self.copy_from_below(parent, file, target)
     }
 
-    /// The target of a hard link is in a layer below: overlayfs would copy it up, and so do we.
+    /// The target of a hard link is in a layer below: it is copied, as overlayfs would.
     fn copy_from_below(&self, parent: &OwnedFd, file: &OsStr, target: &Path) -> Result<()> {
         let missing = || {
             let target = target.display();
@@ -145,7 +145,7 @@ impl Unpacker {
             .map_err(Error::system("finish"))
     }
 
-    /// A plain file of the uppermost layer that says anything about the name.
+    /// The target as a regular file, from the uppermost layer that has the name.
     fn find_below(&self, target: &Path) -> Option<File> {
         for layer in &self.lower {
             let Ok(found) = rooted::open(layer, target, OFlag::O_PATH | OFlag::O_NOFOLLOW) else {
@@ -153,7 +153,7 @@ impl Unpacker {
             };
             let kind = File::from(found).metadata().ok()?;
             if kind.file_type().is_char_device() || !kind.is_file() {
-                // Gone, or nothing that can be linked to.
+                // A whiteout, or nothing that can be linked to.
                 return None;
             }
             let flags = OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;

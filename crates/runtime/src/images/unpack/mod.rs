@@ -1,6 +1,6 @@
-//! Unpacking a layer's archive into a directory that overlayfs can use as a lower one. The archive
-//! is not trusted: names that are absolute or climb, links that lead out, and content beyond limits
-//! are refused, and nothing is ever written outside the directory.
+//! Unpacks a layer's archive into a directory for use as an overlayfs lower directory. The archive
+//! is untrusted: absolute names, names with `..`, links that lead out, and content beyond limits
+//! are rejected, and nothing is ever written outside the directory.
 
 mod attributes;
 mod kinds;
@@ -35,12 +35,12 @@ use crate::{
     rooted,
 };
 
-/// What an image may cost.
+/// Limits of an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Bytes of one layer, unpacked.
+    /// Unpacked bytes per layer.
     pub bytes: u64,
-    /// Files of one layer.
+    /// Entries per layer.
     pub entries: u64,
 }
 
@@ -57,12 +57,12 @@ impl Default for Limits {
 pub(super) struct Unpacker {
     root: PathBuf,
     handle: OwnedFd,
-    /// Layers below, the uppermost first: hard links may name their files.
+    /// Layers below, the uppermost first: hard links may refer to their files.
     lower: Vec<PathBuf>,
     limits: Limits,
     bytes: u64,
     entries: u64,
-    /// Directories get their times when nothing changes in them any more.
+    /// Directories get their times last, when nothing changes in them any more.
     directories: Vec<(PathBuf, TimeSpec)>,
 }
 
@@ -98,7 +98,7 @@ impl Unpacker {
                 Error::BadImage(_) => error,
                 other => Error::BadImage(format!("{}: {other}", name.display())),
             })?;
-            // What nobody wanted of it is not part of the next header.
+            // Skip the unread rest of the entry before the next header.
             io::copy(&mut entry, &mut io::sink()).map_err(wrong)?;
         }
         for (path, time) in self.directories.iter().rev() {
@@ -121,7 +121,7 @@ impl Unpacker {
 
     fn place(&mut self, entry: &mut Entry<'_, impl Read>, name: &Path) -> Result<()> {
         let Some((parent, file)) = paths::split(name)? else {
-            // The layer's own root: only its metadata counts.
+            // The layer's root: only its metadata counts.
             return self.finish_root(entry);
         };
         let parent = paths::descend(&self.handle, &parent, true)?;
@@ -166,7 +166,7 @@ impl Unpacker {
                 symlinkat(target.as_path(), dir, file).map_err(system("symlink"))?;
             }
             EntryType::Link => {
-                // Shares everything with its target, so there is nothing to finish.
+                // A hard link shares its target's metadata.
                 let target = kinds::link_target(entry)?;
                 return self.make_hard_link(parent, file, &target);
             }

@@ -1,5 +1,5 @@
-//! Names in an archive, and the way to them below the root. Links are followed as a container would;
-//! nothing leads out.
+//! Resolves names of an archive below the root. Links are followed as in the container, and never
+//! lead out.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -15,14 +15,14 @@ use nix::{
 use super::system;
 use crate::error::{Error, Result};
 
-/// How many links a path may go through.
+/// The maximum number of links in a path.
 const MAX_LINKS: u32 = 40;
 
-/// How long a path may be.
+/// The maximum length of a path.
 const MAX_NAME: usize = 4096;
 
-/// Opens a directory below the root one name at a time. Links are followed as the container
-/// would, but one that climbs above the root is refused.
+/// Opens a directory below the root one component at a time. Links are followed as in the
+/// container, but one that climbs above the root is rejected.
 pub(super) fn descend(root: &OwnedFd, path: &Path, create: bool) -> Result<OwnedFd> {
     let mut trail: Vec<OwnedFd> = vec![root.try_clone().map_err(Error::system("dup"))?];
     let mut left: Vec<OsString> = path.iter().rev().map(OsStr::to_owned).collect();
@@ -35,7 +35,7 @@ pub(super) fn descend(root: &OwnedFd, path: &Path, create: bool) -> Result<Owned
             }
             continue;
         }
-        // There is always the root at least.
+        // The root is always there.
         let Some(here) = trail.last() else {
             return Err(escape(path));
         };
@@ -69,7 +69,7 @@ pub(super) fn descend(root: &OwnedFd, path: &Path, create: bool) -> Result<Owned
     trail.pop().ok_or_else(|| escape(path))
 }
 
-/// Puts a link's target in front of what is left of the path.
+/// Puts a link's target in front of the rest of the path.
 fn follow(target: &Path, trail: &mut Vec<OwnedFd>, left: &mut Vec<OsString>) {
     if target.is_absolute() {
         trail.truncate(1);
@@ -90,7 +90,7 @@ fn escape(path: &Path) -> Error {
     ))
 }
 
-/// The directory and the last name of an entry; nothing for the root itself.
+/// The directory and the file name of an entry; `None` for the root.
 pub(super) fn split(name: &Path) -> Result<Option<(PathBuf, OsString)>> {
     if name.as_os_str().len() > MAX_NAME {
         return Err(Error::BadImage(

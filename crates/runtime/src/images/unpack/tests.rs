@@ -1,10 +1,10 @@
-//! Archives as good and bad people make them.
+//! Valid and malicious archives.
 
 use std::os::unix::fs::{FileTypeExt, PermissionsExt, symlink};
 
 use super::*;
 
-/// An archive whose names are taken as they are, however bad.
+/// An archive with unchecked names.
 #[derive(Default)]
 struct Tar(Vec<u8>);
 
@@ -35,7 +35,7 @@ impl Tar {
     }
 }
 
-/// Unpacks below a directory that has a victim beside it.
+/// Unpacks below a directory that has a victim file beside it.
 fn unpack(tar: Tar, limits: Limits) -> (tempfile::TempDir, Result<()>) {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("victim"), "untouched").unwrap();
@@ -133,7 +133,7 @@ fn more_than_the_limits_is_refused() {
 }
 
 #[test]
-fn whiteouts_become_what_overlayfs_understands() {
+fn whiteouts_are_converted_for_overlayfs() {
     let tar = Tar::default().file("dir/.wh..wh..opq").file("dir/.wh.gone");
     let (dir, result) = unpack(tar, Limits::default());
     result.unwrap();
@@ -188,7 +188,7 @@ fn attributes_are_kept_but_for_those_of_overlayfs() {
         archive.append_data(&mut header, "file", &b""[..]).unwrap();
         Tar(archive.into_inner().unwrap())
     };
-    // CAP_NET_RAW, as the kernel writes it.
+    // CAP_NET_RAW in the kernel's format.
     let capability = [
         1, 0, 0, 2, 0, 0x20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
     ];

@@ -1,4 +1,4 @@
-//! Images through the daemon's socket: pulled, killed in the middle, exported, mounted, run.
+//! Images through the daemon's socket: pulled, killed halfway, exported, mounted, run.
 
 use std::{fs, sync::Arc};
 
@@ -88,7 +88,7 @@ async fn export(node: &Node, image: &str) -> Result<Vec<u8>, Status> {
     Ok(archive)
 }
 
-/// What is in the store, by kind.
+/// The number of entries in a directory of the store.
 fn stored(node: &Node, place: &str) -> usize {
     fs::read_dir(node.root.join("runtime").join(place))
         .unwrap()
@@ -96,7 +96,7 @@ fn stored(node: &Node, place: &str) -> usize {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_kubelet_pulls_with_a_secret_and_a_person_sees_it_come() {
+async fn a_pull_uses_the_credentials_of_the_kubelet_and_shows_progress() {
     let registry = Registry::start(true);
     let sample = sample();
     registry.push("app", &sample).await;
@@ -208,7 +208,7 @@ async fn a_daemon_killed_in_the_middle_of_a_pull_leaves_nothing_that_looks_whole
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn images_come_and_go_as_archives_and_as_volumes() {
+async fn images_are_imported_exported_and_mounted_as_volumes() {
     let (node, _dir) = node(&Default::default(), &["--max-bytes=300000000"]).await;
     let plain = [layer("data/base", "one"), layer("data/top", "two")];
     let config = image(&plain, json!({})).config;
@@ -248,7 +248,7 @@ async fn images_come_and_go_as_archives_and_as_volumes() {
         panic!("a sub path led out: {}", made);
     }
 
-    // The built-in image can be taken elsewhere, too.
+    // The built-in image can be exported, too.
     let archive = export(&node, HELLO).await.unwrap();
     let other = Node::start().await;
     remove(&other, HELLO).await;
@@ -266,7 +266,7 @@ async fn images_come_and_go_as_archives_and_as_volumes() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_no_image_and_no_container_needs_is_swept() {
+async fn unreferenced_layers_are_garbage_collected() {
     let (node, _dir) = node(&Default::default(), &[]).await;
     let binary = fs::read("/usr/bin/busybox")
         .or_else(|_| fs::read("/bin/busybox"))
@@ -284,7 +284,7 @@ async fn what_no_image_and_no_container_needs_is_swept() {
     remove(&node, "box:1").await;
     assert!(status(&node, "box:1").await.is_none());
     assert_eq!(stored(&node, "layers"), layers, "a container stands on it");
-    // A device of the image is there, but nobody may use it.
+    // A device node of the image exists, but cannot be used.
     let output = node
         .exec(&container, &["/busybox", "head", "-c1", "/memory"])
         .await;
@@ -304,7 +304,7 @@ async fn what_no_image_and_no_container_needs_is_swept() {
     node.remove_sandbox(&pod).await;
     node.wait_for("the layer to go", || stored(&node, "layers") == layers - 1)
         .await;
-    // Nobody else on the machine gets at such files.
+    // Other users of the machine cannot access such files.
     use std::os::unix::fs::PermissionsExt;
     let mode = fs::metadata(node.root.join("runtime"))
         .unwrap()
@@ -313,7 +313,7 @@ async fn what_no_image_and_no_container_needs_is_swept() {
     assert_eq!(mode & 0o077, 0);
 }
 
-/// A set-user-id program and the machine's memory as a device.
+/// A set-user-id program and /dev/mem as a device.
 fn program(binary: &[u8]) -> Vec<u8> {
     let mut archive = tar::Builder::new(Vec::new());
     let mut header = tar::Header::new_gnu();

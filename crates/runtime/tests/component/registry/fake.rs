@@ -1,4 +1,5 @@
-//! A registry that does as it is told, however bad: wants tokens, cuts connections, lies.
+//! A fake registry that misbehaves as told: requires tokens, closes connections, serves wrong
+//! content.
 
 use std::{
     collections::HashMap,
@@ -21,16 +22,17 @@ use super::{MANIFEST, Sample, digest};
 
 #[derive(Default)]
 pub(super) struct Manners {
-    /// Wants `Authorization: Bearer` with this token, which `/token` gives to ada or for `refresh`.
+    /// Requires `Authorization: Bearer` with this token, which `/token` returns to ada or for
+    /// `refresh`.
     pub token: Option<&'static str>,
-    /// So many answers with a blob end early, after this many bytes of it.
+    /// How many blob responses are cut off after this many bytes.
     pub cuts: AtomicUsize,
     pub cut_after: usize,
-    /// A blob stops in the middle until this is notified.
+    /// Blob responses pause halfway until this is notified.
     pub stall: Option<Arc<Notify>>,
-    /// Blobs are elsewhere.
+    /// Blobs are redirected to this URL.
     pub redirect: Option<String>,
-    /// Bytes in the place of those of a digest.
+    /// Wrong content by digest.
     pub lies: HashMap<String, Vec<u8>>,
 }
 
@@ -109,7 +111,7 @@ impl Fake {
         self.state.seen.lock().clone()
     }
 
-    /// Waits until somebody has half a blob.
+    /// Waits until a client has half a blob.
     pub(super) async fn stalled(&self) {
         self.state.stalled.notified().await;
     }

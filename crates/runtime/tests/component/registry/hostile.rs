@@ -1,4 +1,4 @@
-//! Images that want to harm: every one is refused with the reason, and nothing of it stays.
+//! Malicious images: every one is rejected with a reason, and nothing of it is stored.
 
 use std::{fs, path::Path, sync::Arc};
 
@@ -15,7 +15,7 @@ use super::{
 /// Name, kind, target and size.
 type RawEntry<'a> = (&'a str, EntryType, &'a str, usize);
 
-/// A layer whose names and links are taken as they are, however bad.
+/// A layer with unchecked names and links.
 fn raw(entries: &[RawEntry<'_>]) -> Vec<u8> {
     let mut out = Vec::new();
     for (name, kind, link, size) in entries {
@@ -38,7 +38,7 @@ fn raw(entries: &[RawEntry<'_>]) -> Vec<u8> {
     out
 }
 
-/// Nothing that looks like an image, or part of one, is left.
+/// Checks that nothing of an image is left.
 fn assert_clean(dir: &Path, images: &Images) {
     assert!(images.list().unwrap().is_empty());
     images.sweep().unwrap();
@@ -63,7 +63,7 @@ fn refused(layers: &[Vec<u8>], limits: Limits) -> String {
 }
 
 #[test]
-fn archives_that_reach_out_are_refused_and_leave_nothing() {
+fn layers_that_write_outside_the_root_are_refused_and_leave_nothing() {
     use EntryType::{Char, Link, Regular, Symlink};
     let cases: &[(&[RawEntry<'_>], &str)] = &[
         (&[("/etc/passwd", Regular, "", 1)], "absolute path"),
@@ -101,7 +101,7 @@ fn archives_that_reach_out_are_refused_and_leave_nothing() {
 }
 
 #[test]
-fn bombs_are_refused() {
+fn layers_beyond_the_size_limits_are_refused() {
     let limits = Limits {
         bytes: 1 << 20,
         entries: 50,
@@ -116,14 +116,14 @@ fn bombs_are_refused() {
         .collect();
     let said = refused(&[raw(&many)], limits);
     assert!(said.contains("larger than allowed"), "{said}");
-    // A name that would fill the memory.
+    // A name that would exhaust memory.
     let name = raw(&[("././@LongLink", EntryType::GNULongName, "", 4 << 20)]);
     let said = refused(&[name], Limits::default());
     assert!(said.contains("header is larger than allowed"), "{said}");
     let attributes = raw(&[("x", EntryType::XHeader, "", 4 << 20)]);
     let said = refused(&[attributes], Limits::default());
     assert!(said.contains("header is larger than allowed"), "{said}");
-    // An end that never comes.
+    // Endless padding.
     let mut endless = layer("a", "x");
     endless.resize(80 << 20, 0);
     let said = refused(&[endless], Limits::default());
@@ -131,7 +131,7 @@ fn bombs_are_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn registries_that_lie_are_found_out() {
+async fn content_that_does_not_match_its_digest_or_size_is_refused() {
     let sample = sample();
     let victim = digest(&sample.layers[0].1);
     let other = gzip(&layer("evil-in-many-more-words", "something else"));
@@ -158,7 +158,7 @@ async fn registries_that_lie_are_found_out() {
         assert!(images.list().unwrap().is_empty());
         assert_eq!(fs::read_dir(dir.path().join("layers")).unwrap().count(), 0);
     }
-    // A manifest that is not the one that was asked for.
+    // A manifest with another digest than requested.
     let fake = Fake::start(Manners::default()).await;
     fake.put_manifest(&digest(b"another"), super::MANIFEST, &sample.manifest);
     let dir = tempfile::tempdir().unwrap();

@@ -1,5 +1,5 @@
-//! Pulls from Debian's docker-registry on a loopback address and from registries that misbehave, and
-//! archives in and out.
+//! Pulls from Debian's docker-registry on a loopback address and from misbehaving registries, and
+//! archives.
 
 pub(crate) mod daemon;
 mod fake;
@@ -62,7 +62,7 @@ pub(crate) fn architecture() -> &'static str {
     }
 }
 
-/// Three layers, each packed differently; the second hides a file of the first.
+/// Three layers, each compressed differently; the second deletes a file of the first.
 pub(crate) struct Sample {
     pub config: Vec<u8>,
     pub layers: Vec<(&'static str, Vec<u8>)>,
@@ -79,7 +79,7 @@ pub(crate) fn sample() -> Sample {
     image(&plain, config)
 }
 
-/// An image of three kinds of layers, taking turns: gzip, plain, zstd.
+/// An image whose layers are gzip, plain and zstd in turn.
 pub(crate) fn image(plain: &[Vec<u8>], config: Value) -> Sample {
     let pack = |(number, layer): (usize, &Vec<u8>)| match number % 3 {
         0 => (
@@ -122,7 +122,7 @@ pub(crate) fn image(plain: &[Vec<u8>], config: Value) -> Sample {
 pub(crate) const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 
 impl Sample {
-    /// As `docker save` would write it.
+    /// The format of `docker save`.
     pub(crate) fn docker_archive(plain: &[Vec<u8>], config: &[u8], name: &str) -> Vec<u8> {
         let names: Vec<String> = (0..plain.len())
             .map(|index| format!("{index}/layer.tar"))
@@ -163,7 +163,7 @@ impl Registry {
         Self::launch(password, false)
     }
 
-    /// With a certificate of an authority of its own.
+    /// With a certificate of its own CA.
     pub(crate) fn with_tls() -> Self {
         Self::launch(false, true)
     }
@@ -316,7 +316,7 @@ impl Registry {
         }
     }
 
-    /// Without TLS, whatever it speaks.
+    /// Registries configured to use plain HTTP.
     pub(crate) fn plain(&self) -> Registries {
         let host = Host {
             plain_http: true,
@@ -328,7 +328,7 @@ impl Registry {
     }
 }
 
-/// Writes a certificate and its key for loopback; returns the authority that vouches for it.
+/// Writes a certificate and its key for loopback; returns the CA.
 fn certificate(dir: &Path) -> String {
     let ca_key = rcgen::KeyPair::generate().unwrap();
     let mut ca = rcgen::CertificateParams::default();

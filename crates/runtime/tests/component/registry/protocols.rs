@@ -1,4 +1,4 @@
-//! Tokens, cut connections, redirects, many machines in one name, and two pulls at once.
+//! Tokens, interrupted connections, redirects, multi-platform images, and concurrent pulls.
 
 use std::{
     collections::HashMap,
@@ -45,7 +45,7 @@ fn ada() -> Credentials {
     }
 }
 
-/// One layer of bytes that do not shrink.
+/// One layer of incompressible bytes.
 fn large() -> Sample {
     let mut noise = String::new();
     let mut seed = 1_u64;
@@ -119,7 +119,7 @@ async fn a_blob_that_is_cut_off_goes_on_where_it_was() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn another_host_is_followed_but_not_told_who_we_are() {
+async fn redirects_to_another_host_are_followed_without_credentials() {
     let elsewhere = Fake::start(Manners::default()).await;
     let manners = Manners {
         token: Some("sesame"),

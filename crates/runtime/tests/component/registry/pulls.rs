@@ -1,5 +1,4 @@
-//! What a pull does: by tag and digest, continued, with passwords, mirrors and authorities; and
-//! archives in and out.
+//! Pulls by tag and digest, resumed, with passwords, mirrors and CAs; and archives.
 
 use std::{fs, sync::Arc};
 
@@ -29,7 +28,7 @@ async fn an_image_is_pulled_by_tag_and_by_digest_continued_and_removed() {
     let watched = unwatched();
     let progress = watched.watch();
 
-    // A download that was cut off is continued, not begun anew.
+    // An interrupted download is resumed, not restarted.
     let (_, first) = &sample.layers[0];
     let part = dir
         .path()
@@ -72,7 +71,7 @@ async fn an_image_is_pulled_by_tag_and_by_digest_continued_and_removed() {
         .await;
     assert!(wrong.is_err());
 
-    // Out and in again, in another store.
+    // Export, and import into another store.
     let mut archive = Vec::new();
     images.export(&name, &mut archive).unwrap();
     let other = tempfile::tempdir().unwrap();
@@ -128,8 +127,8 @@ async fn a_password_opens_a_private_registry_and_mirrors_are_tried_first() {
         .await
         .unwrap();
 
-    // A name whose registry does not exist comes from its mirror, which has its own password: what
-    // a pod shows is for the registry in the image's name.
+    // An image of an unreachable registry is pulled from its mirror with the mirror's own password:
+    // the pod's credentials are only for the registry in the image's name.
     let mirrored = Reference::parse("registry.invalid/app:v1").unwrap();
     let host = Host {
         mirrors: vec![format!("http://{}", registry.address)],
@@ -203,7 +202,7 @@ async fn a_private_authority_must_be_named() {
 }
 
 #[test]
-fn archives_of_docker_are_imported_and_lies_are_refused() {
+fn docker_archives_are_imported_and_inconsistent_ones_are_refused() {
     let sample = sample();
     let plain: Vec<Vec<u8>> = vec![
         layer("base", "one"),

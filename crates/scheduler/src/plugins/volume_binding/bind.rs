@@ -1,5 +1,5 @@
-//! PreBind: writes down what was found for a pod, and waits until the volume controller and the
-//! provisioners have bound all of it.
+//! PreBind: writes the chosen volumes and nodes, and waits until the volume controller and the
+//! provisioners have bound all claims.
 
 use std::time::Duration;
 
@@ -15,9 +15,9 @@ use tokio::time::{Instant, sleep, timeout_at};
 use super::find::{Found, Unbound};
 use crate::{bindings::Bindings, pod::PodInfo};
 
-/// What is not about a claim (nodes, volumes, the pod itself) is looked at this often.
+/// How often changes of other objects than claims (nodes, volumes, the pod itself) are checked.
 const POLL: Duration = Duration::from_secs(1);
-/// How often a claim that others write too is written again.
+/// How often a conflicting write of a claim is retried.
 const RETRIES: usize = 3;
 
 /// A pod that is being bound.
@@ -30,7 +30,7 @@ pub(super) struct Binding<'a> {
 }
 
 impl Binding<'_> {
-    /// Binds, or says why the pod must be scheduled anew.
+    /// Binds the claims; fails if the pod must be scheduled again.
     pub(super) async fn run(&self, patience: Duration) -> Result<(), String> {
         let deadline = Instant::now() + patience;
         for (claim, volume) in &self.found.bindings {
@@ -58,8 +58,7 @@ impl Binding<'_> {
         Ok(())
     }
 
-    /// Asks for a volume on the node. Others write the claim too, which is no reason to begin anew;
-    /// another node is.
+    /// Writes the selected node of a claim. A conflict is retried, unless another node is selected.
     async fn select_node(&self, claim: &Unbound) -> Result<(), String> {
         let (namespace, name) = &claim.key;
         let api: Api<PersistentVolumeClaim> = Api::namespaced(self.client.clone(), namespace);
@@ -95,7 +94,7 @@ impl Binding<'_> {
         let bindings = self.found.bindings.iter().map(|(claim, _)| claim);
         let claims: Vec<&Unbound> = bindings.chain(&self.found.provisions).collect();
         loop {
-            // Before the look: a change after it is not missed.
+            // Subscribe before the check, so that no change is missed.
             let changes = &self.caches.changes;
             let bells = claims
                 .iter()
@@ -111,7 +110,7 @@ impl Binding<'_> {
         }
     }
 
-    /// Whether everything is bound; an error when the pod must be scheduled anew.
+    /// Whether everything is bound; an error if the pod must be scheduled again.
     fn is_bound(&self) -> Result<bool, String> {
         let node = self.caches.nodes.get("", self.node);
         let node = node.ok_or_else(|| {
@@ -155,7 +154,7 @@ impl Binding<'_> {
         let name = &claim.key.1;
         let newest = self.claim(claim)?;
         if annotation(&newest.metadata, SELECTED_NODE) != Some(self.node) {
-            // Its provisioner failed and gives it back.
+            // Its provisioner failed and removed the selected node.
             return Err(format!("provisioning failed for PVC {name:?}"));
         }
         if let Some(volume) = volume_name(&newest) {

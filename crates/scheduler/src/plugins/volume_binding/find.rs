@@ -1,4 +1,4 @@
-//! Which volumes a pod's claims would get on a node. Pure.
+//! Finds the volumes for a pod's claims on a node. Pure.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -19,22 +19,22 @@ use crate::cluster::{
     claims::{Claims, Key},
 };
 
-/// The nodes do not reach a volume that is bound.
+/// The node cannot access a bound volume.
 pub(super) const NO_NODE: &str = "node(s) didn't match PersistentVolume's node affinity";
-/// There is nothing to bind and nothing is provisioned for the node.
+/// There is no matching volume, and the claim cannot be provisioned for the node.
 pub(super) const NO_MATCH: &str = "node(s) didn't find available persistent volumes to bind";
-/// The driver has too little left for the node.
+/// The driver has too little capacity for the node.
 pub(super) const NO_SPACE: &str = "node(s) did not have enough free storage";
 /// A claim is bound to a volume that does not exist.
 pub(super) const GONE: &str =
     "node(s) unavailable due to one or more pvc(s) bound to non-existent pv(s)";
 
-/// What the claims of a pod ask of a node.
+/// What a pod's claims need on a node.
 #[derive(Debug, Default)]
 pub(super) struct Wanted {
-    /// Volumes that are bound already.
+    /// Bound volumes.
     pub bound: Vec<Arc<PersistentVolume>>,
-    /// A claim is bound to a volume that does not exist.
+    /// Whether a claim is bound to a volume that does not exist.
     pub volume_gone: bool,
     /// Claims to bind, the smallest first.
     pub unbound: Vec<Unbound>,
@@ -49,37 +49,37 @@ pub(super) struct Unbound {
     pub claim: Arc<PersistentVolumeClaim>,
     /// Its class.
     pub class: String,
-    /// The node that was chosen before.
+    /// The previously selected node.
     pub selected_node: Option<String>,
 }
 
-/// What claims get on a node.
+/// The volumes for claims on a node.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Found {
-    /// Claims, and the volumes that they are to be bound to.
+    /// Claims, and the volumes to bind them to.
     pub bindings: Vec<(Unbound, String)>,
-    /// Claims for which a volume is to be provisioned.
+    /// Claims to provision.
     pub provisions: Vec<Unbound>,
 }
 
 impl Found {
-    /// Nothing has to be bound.
+    /// Whether nothing has to be bound.
     pub(super) fn is_empty(&self) -> bool {
         self.bindings.is_empty() && self.provisions.is_empty()
     }
 }
 
-/// What pods that are being bound have taken, before the API shows it.
+/// Volumes and nodes reserved by pods that are being bound, before the API shows them.
 #[derive(Debug, Default)]
 pub(super) struct Taken {
-    /// Volumes, with their claims and by how many pods.
+    /// Volumes, with their claims and the number of pods.
     volumes: HashMap<String, (Key, usize)>,
-    /// Claims with the nodes that were chosen for them, and by how many pods.
+    /// Claims with their selected nodes and the number of pods.
     nodes: HashMap<Key, (String, usize)>,
 }
 
 impl Taken {
-    /// A pod takes what was found for it.
+    /// Reserves what was found for a pod.
     pub(super) fn take(&mut self, found: &Found, node: &str) {
         for (claim, volume) in &found.bindings {
             let entry = self.volumes.entry(volume.clone());
@@ -91,7 +91,7 @@ impl Taken {
         }
     }
 
-    /// A pod gives back what it took, or the API shows it.
+    /// Releases a pod's reservations.
     pub(super) fn give_back(&mut self, found: &Found) {
         for (_, volume) in &found.bindings {
             if let Some((_, pods)) = self.volumes.get_mut(volume) {
@@ -117,14 +117,14 @@ impl Taken {
         found.map(|(volume, _)| volume.as_str())
     }
 
-    /// The node that was chosen for a claim.
+    /// The selected node of a claim.
     fn node_of<'a>(&'a self, claim: &'a Unbound) -> Option<&'a str> {
         let taken = self.nodes.get(&claim.key).map(|(node, _)| node.as_str());
         taken.or(claim.selected_node.as_deref())
     }
 }
 
-/// What the pod's claims get on a node, or why it cannot be there.
+/// The volumes for the pod's claims on a node, or why it is not feasible.
 pub(super) fn find(
     wanted: &Wanted,
     cluster: &Cluster,
@@ -181,7 +181,7 @@ fn bind_or_provision(
     Ok(found)
 }
 
-/// The volume that the claim is to be bound to on this node; `None` when one must be provisioned.
+/// The volume to bind the claim to on this node; `None` if it must be provisioned.
 fn volume_for<'a>(
     claim: &Unbound,
     claims: &'a Claims,
@@ -189,7 +189,7 @@ fn volume_for<'a>(
     used: &BTreeSet<&str>,
     node: &NodeInfo,
 ) -> Result<Option<&'a str>, &'static str> {
-    // Another pod with this claim is being bound: both must be where its volume is.
+    // Another pod with this claim is being bound: both need the same volume.
     if let Some(volume) = taken.volume_of(&claim.key) {
         let volume = claims.volume(volume).ok_or(NO_MATCH)?;
         let is_here = reaches(&volume.object, &node.labels, &node.name);
@@ -227,7 +227,7 @@ fn provisionable(claim: &Unbound, claims: &Claims, node: &NodeInfo) -> Result<()
     if has_room { Ok(()) } else { Err(NO_SPACE) }
 }
 
-/// The largest volume that can be made.
+/// The maximum volume size.
 pub(super) fn limit(capacity: &CSIStorageCapacity) -> Option<i64> {
     let limit = capacity.maximum_volume_size.as_ref();
     let limit = limit.or(capacity.capacity.as_ref())?;

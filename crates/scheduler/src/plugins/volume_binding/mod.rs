@@ -1,6 +1,6 @@
-//! A pod goes where its claims have volumes or can get them. Claims of classes that wait for their
-//! first consumer are bound on the way: a volume is chosen or a node selected when the pod is given
-//! its node, and the pod is bound only after them.
+//! Restricts a pod to nodes where its claims have volumes or can get them. Claims with
+//! WaitForFirstConsumer are bound with the pod: a volume is chosen or a node selected when the pod
+//! gets its node, and the pod is bound only after them.
 
 mod bind;
 mod find;
@@ -36,7 +36,7 @@ pub(crate) const NAME: &str = "VolumeBinding";
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 struct Arguments {
-    /// How long the volumes of a pod may take to be bound.
+    /// How long binding a pod's volumes may take.
     bind_timeout_seconds: i64,
 }
 
@@ -48,17 +48,17 @@ impl Default for Arguments {
     }
 }
 
-/// The rule.
+/// The plugin.
 pub(super) struct VolumeBinding {
     timeout: Duration,
-    /// Guards what pods that are being bound have taken; never held over an await.
+    /// Guards the reservations of pods that are being bound; never held across an await.
     reserved: Mutex<Reserved>,
 }
 
 #[derive(Default)]
 struct Reserved {
     taken: Taken,
-    /// What each pod took, by uid.
+    /// Each pod's reservations, by uid.
     pods: HashMap<Arc<str>, Found>,
 }
 
@@ -70,7 +70,7 @@ impl Reserved {
     }
 }
 
-/// Makes it.
+/// Creates the plugin.
 pub(super) fn new(value: &Value) -> Result<Arc<dyn Plugin>, String> {
     let seconds = arguments::<Arguments>(value)?.bind_timeout_seconds;
     let seconds = u64::try_from(seconds).map_err(|_| {
@@ -88,7 +88,7 @@ impl State for Wanted {
     }
 }
 
-/// What the claims ask of nodes, or why the pod cannot be scheduled at all.
+/// What the claims need, or why the pod cannot be scheduled.
 fn look(pod: &PodInfo, cluster: &Cluster) -> Result<Wanted, Cow<'static, str>> {
     let (mut wanted, mut is_unbound) = (Wanted::default(), false);
     for claimed in &pod.template.claims {
@@ -143,7 +143,7 @@ fn look(pod: &PodInfo, cluster: &Cluster) -> Result<Wanted, Cow<'static, str>> {
     if is_unbound {
         return Err("pod has unbound immediate PersistentVolumeClaims".into());
     }
-    // One claim may be mounted by several volumes; small ones choose first.
+    // Several volumes may mount one claim; small claims choose first.
     wanted
         .unbound
         .sort_by_cached_key(|claim| (requested(&claim.claim), claim.key.clone()));
@@ -258,7 +258,7 @@ impl Plugin for VolumeBinding {
             Event::Class { old, new } => {
                 old.is_none_or(|old| old.allowed_topologies != new.allowed_topologies)
             }
-            // Capacity counts no longer.
+            // Capacity no longer counts.
             Event::CsiDriver { old, new } => {
                 old.spec.storage_capacity == Some(true) && new.spec.storage_capacity != Some(true)
             }

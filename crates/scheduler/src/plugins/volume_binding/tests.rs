@@ -1,4 +1,4 @@
-//! Where pods with claims can go, in tables.
+//! Tables of feasible nodes for pods with claims.
 
 use serde_json::json;
 
@@ -59,7 +59,7 @@ fn two_nodes() -> Cluster {
     cluster
 }
 
-/// Why each node was turned down.
+/// Why each node was rejected.
 fn reasons(plugin: &VolumeBinding, cluster: &mut Cluster) -> Vec<(Slot, String)> {
     let pod = samples::pod_with_claim("a", "data");
     let rejected = rejected(plugin, &pod, cluster);
@@ -94,7 +94,7 @@ fn why(claim: Value, class: Option<&str>) -> String {
 }
 
 #[test]
-fn a_pod_waits_for_its_claims_with_upstreams_words() {
+fn a_pod_waits_for_its_claims_with_upstreams_message() {
     let bound = json!({"pv.kubernetes.io/bind-completed": "yes"});
     for (claim, class, message) in [
         (
@@ -166,7 +166,7 @@ fn a_volume_is_chosen_on_the_node_and_taken_from_others() {
     plugin.reserve(&pod, &cluster, 1).unwrap();
     let found = plugin.reserved.lock().pods[&pod.uid].clone();
     assert_eq!(found.bindings[0].1, "small");
-    // Another claim gets the other one, and then there is none.
+    // Another claim gets the other volume, and then there is none.
     let mut other = unbound("local", "1Gi");
     other["metadata"]["name"] = json!("other");
     put_claim(&mut cluster, "other", other);
@@ -182,7 +182,7 @@ fn a_volume_is_chosen_on_the_node_and_taken_from_others() {
         plugin.reserve(&third, &cluster, 1),
         Err(NO_MATCH.to_owned())
     );
-    // A pod with the first claim must follow it.
+    // A pod with the first claim must use the same volume.
     let same = samples::pod_with_claim("d", "data");
     plugin.reserve(&same, &cluster, 1).unwrap();
     let found = plugin.reserved.lock().pods[&same.uid].clone();
@@ -230,7 +230,7 @@ fn a_volume_is_provisioned_for_one_node_where_the_class_allows_it() {
 }
 
 #[test]
-fn a_driver_that_says_what_it_has_left_is_believed() {
+fn storage_capacity_reported_by_a_driver_is_respected() {
     let (mut cluster, plugin) = (two_nodes(), plugin());
     put_class(
         &mut cluster,

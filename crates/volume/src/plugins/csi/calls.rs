@@ -1,4 +1,4 @@
-//! What drivers are told about a volume and its use, and what their answers mean.
+//! The parameters of CSI calls, and the meaning of their results.
 
 use std::collections::BTreeMap;
 
@@ -20,13 +20,13 @@ use k8s_openapi::api::{
 use super::paths;
 use crate::storage::{Host, Spec, Step, StepError};
 
-/// A volume as its driver knows it.
+/// A volume in CSI terms.
 pub(super) struct Described {
     pub driver: String,
     pub handle: String,
     pub fs_type: String,
     pub attributes: BTreeMap<String, String>,
-    /// It lives as long as its pod.
+    /// Whether it is a CSI ephemeral volume.
     pub is_ephemeral: bool,
 }
 
@@ -58,7 +58,7 @@ pub(super) fn persistent(spec: &Spec) -> Option<&CSIPersistentVolumeSource> {
     spec.volume.as_ref()?.spec.as_ref()?.csi.as_ref()
 }
 
-/// What an error says about the call. One that may still have an effect is uncertain.
+/// Classifies an error. A call that may still have an effect is uncertain.
 pub(super) fn failed(status: Status) -> StepError {
     let text = go_error(&status);
     match status.code() {
@@ -71,13 +71,13 @@ pub(super) fn failed(status: Status) -> StepError {
     }
 }
 
-/// What the driver can do; without an answer nothing has been tried.
+/// Whether the driver has a capability; without an answer the step was not tried.
 pub(super) async fn can(node: &Node, capability: Capability) -> Step<bool> {
     let answer = node.can(capability).await;
     answer.map_err(|status| StepError::NotTried(go_error(&status)))
 }
 
-/// How the volume is used.
+/// The volume capability for the pod's use.
 pub(super) async fn capability(
     node: &Node,
     spec: &Spec,
@@ -114,7 +114,7 @@ fn access_mode(mode: &str, knows_single_writers: bool) -> Access {
     }
 }
 
-/// What attaching the volume gave.
+/// The publish context of the attachment.
 pub(super) async fn publish_context(
     volume: &Described,
     is_attachable: bool,
@@ -133,7 +133,7 @@ pub(super) async fn publish_context(
         .unwrap_or_default())
 }
 
-/// Whether the driver has volumes of this life; the message is upstream's.
+/// Checks that the driver supports this lifecycle mode; the message is upstream's.
 pub(super) fn check_lifecycle(volume: &Described, driver: Option<&CSIDriver>) -> Step<()> {
     let mode = lifecycle_mode(volume.is_ephemeral);
     let name = &volume.driver;
@@ -148,7 +148,7 @@ pub(super) fn check_lifecycle(volume: &Described, driver: Option<&CSIDriver>) ->
     };
     let modes = driver.spec.volume_lifecycle_modes.clone();
     let modes = modes.unwrap_or_default();
-    // What the API defaults to.
+    // The API's default.
     if modes.iter().any(|known| known == mode) || (modes.is_empty() && !volume.is_ephemeral) {
         return Ok(());
     }
@@ -157,7 +157,7 @@ pub(super) fn check_lifecycle(volume: &Described, driver: Option<&CSIDriver>) ->
     ))
 }
 
-/// As records and drivers name it.
+/// The name in records and calls.
 pub(super) fn lifecycle_mode(is_ephemeral: bool) -> &'static str {
     match is_ephemeral {
         true => "Ephemeral",
@@ -165,7 +165,7 @@ pub(super) fn lifecycle_mode(is_ephemeral: bool) -> &'static str {
     }
 }
 
-/// What drivers learn about a pod if they ask for it.
+/// The pod information for drivers with podInfoOnMount.
 pub(super) fn pod_info(pod: &Pod, is_ephemeral: bool) -> BTreeMap<String, String> {
     let text = |field: &Option<String>| field.clone().unwrap_or_default();
     let account = pod.spec.as_ref();
@@ -181,7 +181,7 @@ pub(super) fn pod_info(pod: &Pod, is_ephemeral: bool) -> BTreeMap<String, String
     named.into()
 }
 
-/// Whether the node gives the volume's files to the pod's fsGroup.
+/// Whether the kubelet applies the pod's fsGroup.
 pub(super) fn applies_fs_group(spec: &Spec, fs_type: &str, driver: Option<&CSIDriver>) -> bool {
     let policy = driver.and_then(|driver| driver.spec.fs_group_policy.as_deref());
     if spec.read_only {
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn inline_volumes_need_a_driver_that_says_it_has_them() {
+    fn inline_volumes_need_a_driver_that_supports_ephemeral() {
         let described = |is_ephemeral| Described {
             driver: "d".into(),
             handle: "h".into(),

@@ -1,5 +1,5 @@
-//! Directories, records and links around the calls of a driver: written before a call, removed after the
-//! call that undoes it. Nothing that is mounted is touched.
+//! Directories, records and links around CSI calls: written before a call, removed after the call
+//! that undoes it. Nothing that is mounted is touched.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -60,7 +60,7 @@ pub(super) fn save_published(
     paths::save(&paths::record_dir(host.root_dir(), mount), &record.into())
 }
 
-/// The link to a published device tells after a restart that the pod has it.
+/// Makes the link to a published device, which shows after a restart that the pod has it.
 pub(super) fn link_published(target: &Path, link: &Path) -> crate::Result<()> {
     if let Some(parent) = link.parent() {
         make_dir(parent)?;
@@ -73,7 +73,7 @@ pub(super) fn link_published(target: &Path, link: &Path) -> crate::Result<()> {
     }
 }
 
-/// Removes what is left after the driver has unpublished a volume. Nothing that is mounted is touched.
+/// Removes what is left after the driver has unpublished a volume, except mounts.
 pub(super) fn remove_published(mount: &PodMount, host: &dyn Host) -> crate::Result<()> {
     let root = host.root_dir();
     let target = paths::target(root, mount);

@@ -1,10 +1,10 @@
-//! What drivers say about volumes in use.
+//! Volume statistics and conditions from CSI drivers.
 
 use csi::v1::{self, volume_usage::Unit};
 
 use crate::storage::{Condition, Measure, Usage};
 
-/// What an answer says; nothing where it says neither how full the volume is nor how it is.
+/// Converts a response; `None` if it has neither usage nor condition.
 pub(super) fn from_answer(
     answer: v1::NodeGetVolumeStatsResponse,
     says_condition: bool,
@@ -73,7 +73,7 @@ mod tests {
         };
         let measure = from_answer(answer(vec![bytes]), false).unwrap();
         assert_eq!((measure.usage.used, measure.condition), (Some(4), None));
-        // A driver that reports conditions and sends none says that all is well.
+        // A driver that supports conditions and sends none reports a healthy volume.
         let silent = v1::NodeGetVolumeStatsResponse::default();
         let condition = from_answer(silent, true).unwrap().condition;
         assert_eq!(condition, Some(Condition::default()));

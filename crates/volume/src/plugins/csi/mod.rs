@@ -1,5 +1,5 @@
-//! csi: a volume of a storage driver that is registered on the node. Every step is a call of the driver
-//! with a deadline; a driver that is away or hangs keeps only its own volumes waiting.
+//! csi: volumes of CSI drivers that are registered on the node. Every step is a call with a
+//! deadline; a driver that is unavailable or hangs delays only its own volumes.
 
 mod calls;
 mod files;
@@ -166,8 +166,8 @@ impl StoragePlugin for Csi {
             staged.is_block,
         );
         if let Err(error) = clean_staging(&dir, staged, host) {
-            // The next try finds it.
-            tracing::debug!(dir = %dir.display(), %error, "cannot clean up after a refused stage");
+            // The next attempt finds it.
+            tracing::debug!(dir = %dir.display(), %error, "cannot clean up after a failed NodeStageVolume");
         }
     }
 
@@ -189,7 +189,7 @@ impl StoragePlugin for Csi {
         }
         if let Err(status) = node.publish(message).await {
             let error = failed(status);
-            // What a pod may use already stays in place.
+            // A volume that a pod may already use stays.
             if matches!(error, StepError::Failed(_)) && !request.may_be_used {
                 remove_published(mount, host)?;
             }
@@ -315,7 +315,7 @@ impl StoragePlugin for Csi {
     fn find_published(&self, mount: &PodMount, root: &Path) -> Option<String> {
         let own = format!("{}-{}", mount.pod, mount.name);
         let Some(record) = paths::load(&paths::record_dir(root, mount)) else {
-            // The driver was never called; what is left of it goes with the pod.
+            // The driver was never called; the rest is removed with the pod.
             return Some(own);
         };
         if record.get("volumeLifecycleMode").map(String::as_str) == Some("Ephemeral") {
@@ -330,7 +330,7 @@ impl StoragePlugin for Csi {
     }
 }
 
-/// The group that the driver gives files to, where it does so.
+/// The fsGroup, if the driver applies it (VOLUME_MOUNT_GROUP).
 async fn mount_group(node: &Node, spec: &Spec, pod: &Pod) -> Step<Option<i64>> {
     if spec.is_block || !can(node, Capability::VolumeMountGroup).await? {
         return Ok(None);

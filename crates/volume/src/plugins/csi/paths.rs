@@ -1,5 +1,5 @@
-//! Where volumes of drivers are on the node, and the records beside them. Drivers run in containers
-//! that see these very paths, so they are those of upstream.
+//! The paths of CSI volumes on the node, and their records. Drivers run in containers that use the
+//! same paths, so that they are upstream's.
 
 use std::{
     collections::BTreeMap,
@@ -15,10 +15,10 @@ use crate::{
     storage::{PodMount, Staged},
 };
 
-/// The file that says which volume is in a directory.
+/// The record file of a directory.
 const RECORD: &str = "vol_data.json";
 
-/// Between a driver's name and its handle of a volume.
+/// Between a driver's name and its volume handle.
 const SEPARATOR: char = '^';
 
 fn hash(text: &str) -> String {
@@ -26,7 +26,7 @@ fn hash(text: &str) -> String {
     digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The name of a volume among all of this plugin.
+/// The unique name of a volume in this plugin.
 pub(super) fn volume_name(driver: &str, handle: &str) -> String {
     format!("{driver}{SEPARATOR}{handle}")
 }
@@ -36,12 +36,12 @@ pub(super) fn split(volume: &str) -> (&str, &str) {
     volume.split_once(SEPARATOR).unwrap_or((volume, ""))
 }
 
-/// The name of the object that attaches a volume to a node.
+/// The name of the VolumeAttachment of a volume and node.
 pub fn attachment_name(handle: &str, driver: &str, node: &str) -> String {
     format!("csi-{}", hash(&format!("{handle}{driver}{node}")))
 }
 
-/// The handle of a volume that a pod describes itself.
+/// The handle of a CSI ephemeral volume.
 pub(super) fn inline_handle(pod: &str, name: &str) -> String {
     format!("csi-{}", hash(&format!("{pod}{name}")))
 }
@@ -50,7 +50,7 @@ fn plugin_dir(root: &Path) -> PathBuf {
     root.join("plugins").join(NAME)
 }
 
-/// Where a volume is staged.
+/// The staging path of a volume.
 pub(super) fn staging(root: &Path, volume: &str, name: &str, is_block: bool) -> PathBuf {
     if is_block {
         return devices(root).join("staging").join(name);
@@ -64,7 +64,7 @@ fn devices(root: &Path) -> PathBuf {
     plugin_dir(root).join("volumeDevices")
 }
 
-/// Where a pod has a volume: the directory or the device.
+/// The target path of a pod's volume: a directory or a device.
 pub(super) fn target(root: &Path, mount: &PodMount) -> PathBuf {
     if mount.is_block {
         return publish_dir(root, &mount.name).join(&mount.pod);
@@ -72,7 +72,7 @@ pub(super) fn target(root: &Path, mount: &PodMount) -> PathBuf {
     mount.dir(root, NAME).join("mount")
 }
 
-/// Where the devices of a volume are published to pods.
+/// Where the devices of a volume are published.
 pub(super) fn publish_dir(root: &Path, name: &str) -> PathBuf {
     devices(root).join("publish").join(name)
 }
@@ -82,7 +82,7 @@ pub(super) fn device_dir(root: &Path, name: &str) -> PathBuf {
     devices(root).join(name)
 }
 
-/// The directory of the record of a pod's volume.
+/// The directory of a pod volume's record.
 pub(super) fn record_dir(root: &Path, mount: &PodMount) -> PathBuf {
     if mount.is_block {
         return device_dir(root, &mount.name).join("data");
@@ -90,10 +90,10 @@ pub(super) fn record_dir(root: &Path, mount: &PodMount) -> PathBuf {
     mount.dir(root, NAME)
 }
 
-/// What a record says.
+/// The contents of a record.
 pub(super) type Record = BTreeMap<String, String>;
 
-/// Writes a record so that a crash leaves the old one, the new one or none.
+/// Writes a record atomically.
 pub(super) fn save(dir: &Path, record: &Record) -> Result<()> {
     fs::create_dir_all(dir).map_err(Error::io("create", dir))?;
     let (file, fresh) = (dir.join(RECORD), dir.join(".vol_data.json.new"));
@@ -107,7 +107,7 @@ pub(super) fn load(dir: &Path) -> Option<Record> {
     serde_json::from_slice(&fs::read(dir.join(RECORD)).ok()?).ok()
 }
 
-/// Removes a directory of records with nothing but records in it.
+/// Removes a record directory that contains only the record.
 pub(super) fn remove_record(dir: &Path) -> Result<()> {
     for file in [RECORD, ".vol_data.json.new"] {
         gone(fs::remove_file(dir.join(file)), dir)?;
@@ -133,7 +133,7 @@ fn gone(removed: io::Result<()>, path: &Path) -> Result<()> {
     }
 }
 
-/// Every volume that a record says may be staged.
+/// Every volume that may be staged according to the records.
 pub(super) fn staged(root: &Path) -> Vec<Staged> {
     let mut found = Vec::new();
     let list = |dir: &Path| entries(dir).unwrap_or_default();
@@ -155,13 +155,13 @@ pub(super) fn staged(root: &Path) -> Vec<Staged> {
     found
 }
 
-/// Removes what is left of a stage that ended before its record was written, as on a full disk: the
-/// driver was never called. Only empty directories go.
+/// Removes what is left of a stage that ended before its record was written, for example on a full
+/// disk: the driver was never called. Only empty directories are removed.
 fn remove_unrecorded(dir: &Path) {
     let removed =
         gone(fs::remove_dir(dir.join("globalmount")), dir).and_then(|()| remove_record(dir));
     if let Err(error) = removed {
-        tracing::debug!(dir = %dir.display(), %error, "cannot remove");
+        tracing::debug!(dir = %dir.display(), %error, "cannot remove directory");
     }
 }
 
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_be_staged_is_found_by_its_record() {
+    fn possibly_staged_volumes_are_found_by_their_record() {
         let root = tempfile::tempdir().unwrap();
         let root = root.path();
         let record = |name: Option<&str>| {

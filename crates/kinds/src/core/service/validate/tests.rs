@@ -1,4 +1,4 @@
-//! The rules of services, one by one.
+//! Validation of services, rule by rule.
 
 use super::super::tests::defaulted;
 use super::*;
@@ -15,7 +15,7 @@ fn messages(fields: &str) -> Vec<String> {
 const PORTS: &str = r#""ports": [{"port": 80}]"#;
 
 #[test]
-fn mistakes_are_named_in_order() {
+fn invalid_service_fields_are_reported_in_order() {
     let cases: &[(&str, &[&str])] = &[
         ("", &["spec.ports: Required value"]),
         (r#""clusterIP": "None", "clusterIPs": ["None"]"#, &[]),
@@ -115,7 +115,7 @@ fn addresses_and_families_agree() {
 }
 
 #[test]
-fn source_ranges_may_stand_in_an_annotation() {
+fn source_ranges_may_be_in_an_annotation() {
     let service = defaulted(
         r#"{"metadata": {"annotations": {"service.beta.kubernetes.io/load-balancer-source-ranges": "a"}},
             "spec": {"ports": [{"port": 80}]}}"#,
@@ -132,7 +132,7 @@ fn source_ranges_may_stand_in_an_annotation() {
 }
 
 #[test]
-fn what_was_given_stays() {
+fn allocated_addresses_and_families_are_immutable() {
     let change = |old: &str, new: &str| {
         let with = |fields: &str| spec(&format!("{PORTS}, {fields}"));
         lines(update(&with(new), &with(old), None))
