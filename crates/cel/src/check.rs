@@ -499,8 +499,7 @@ impl Checker<'_> {
 }
 
 fn selects(expr: &Expr, variable: &str, field: &str) -> bool {
-    let is_variable =
-        |expr: &Expr| matches!(&expr.kind, Kind::Ident(name) if &**name == variable);
+    let is_variable = |expr: &Expr| matches!(&expr.kind, Kind::Ident(name) if &**name == variable);
     let found = match &expr.kind {
         Kind::Select {
             operand,
@@ -509,7 +508,8 @@ fn selects(expr: &Expr, variable: &str, field: &str) -> bool {
         } => is_variable(operand) && &**name == field,
         Kind::Call { function, args, .. } => match args.as_slice() {
             [operand, name] if &**function == op::OPTIONAL_SELECT => {
-                let named = matches!(&name.kind, Kind::Literal(Literal::String(text)) if &**text == field);
+                let named =
+                    matches!(&name.kind, Kind::Literal(Literal::String(text)) if &**text == field);
                 is_variable(operand) && named
             }
             _ => false,

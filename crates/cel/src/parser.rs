@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use crate::{
     ast::{Element, Expr, Id, Kind, Literal, MapEntry, StructField, op},
-    lexer::{self, Spanned, Token},
     env::Env,
+    lexer::{self, Spanned, Token},
     macros,
     source::{Issue, Issues, Source},
     syntax,

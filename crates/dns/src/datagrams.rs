@@ -90,12 +90,12 @@ impl Worker {
             for _ in 0..BATCHES {
                 if let Err(error) = inbox.receive(&*self.socket) {
                     // An ICMP error about an earlier reply shows up here; the socket is fine.
-                    debug!(%error, "receiving datagrams");
+                    debug!(%error, "cannot receive datagrams");
                     break;
                 }
                 // The other clients of this socket must not lose it by a bug that one found.
                 if catch_unwind(AssertUnwindSafe(|| self.answer_all(&inbox))).is_err() {
-                    error!("answering a datagram panicked");
+                    error!("handler of a datagram panicked");
                     (self.memo, self.outbox) = (Memo::default(), Outbox::default());
                     self.tally = Tally::default();
                 }

@@ -193,7 +193,7 @@ impl Server {
         let parsed = match self.settings.parse(map.as_deref()) {
             Ok(parsed) => parsed,
             Err(error) => {
-                warn!(%error, "the Corefile of kube-system/coredns is refused, the last one stays");
+                warn!(%error, "invalid Corefile in kube-system/coredns, keeping the last valid one");
                 return;
             }
         };
@@ -203,9 +203,9 @@ impl Server {
         match self.settings.chain(parsed, generation) {
             Ok(chain) => {
                 self.answers.chain.store(Arc::new(chain));
-                info!("the Corefile of kube-system/coredns is in force");
+                info!("applied the Corefile of kube-system/coredns");
             }
-            Err(error) => warn!(%error, "the Corefile of kube-system/coredns is refused"),
+            Err(error) => warn!(%error, "invalid Corefile in kube-system/coredns"),
         }
     }
 }

@@ -549,7 +549,7 @@ mod tests {
     }
 
     #[test]
-    fn a_critical_pod_makes_others_go_and_begins_when_they_have_gone() {
+    fn a_critical_pod_preempts_others_and_starts_after_they_ended() {
         let critical = |name: &str, cpu: &str| {
             let mut pod = Arc::unwrap_or_clone(asking(name, cpu));
             pod.spec.as_mut().unwrap().priority = Some(2_000_000_000);

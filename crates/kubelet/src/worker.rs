@@ -158,7 +158,7 @@ impl Worker {
             self.wait(wake).await;
         }
         Box::pin(self.clean_up()).await;
-        info!(pod = spec::described(&self.subject.pod), "pod is gone");
+        info!(pod = spec::described(&self.subject.pod), "pod removed");
     }
 
     /// Waits for a message, a finished task, or the time of the next evaluation.

@@ -99,7 +99,7 @@ pub(super) async fn resize(
     let bounds = core.metrics.cgroup_managed("update", set);
     let error = failure.map_or(bounds, Err).err();
     if let Some(error) = &error {
-        warn!(pod = spec::described(pod), %error, "cannot resize");
+        warn!(pod = spec::described(pod), %error, "cannot resize pod");
     }
     (accepted, error.map(|error| error.to_string()))
 }

@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn content_survives_a_second_set_up_and_everybody_may_write() {
+    fn content_survives_a_second_set_up_and_the_directory_is_world_writable() {
         use std::os::unix::fs::MetadataExt;
         let root = tempfile::tempdir().unwrap();
         let dir = root.path().join("v");
