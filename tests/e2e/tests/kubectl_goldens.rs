@@ -6,6 +6,7 @@ use testkit::{Cluster, Ran};
 /// One command a line; `{dir}` is the directory of the manifests. Lines that begin with `!` change the object
 /// `configmap/settings`: it is made anew before each of the two.
 const COMMANDS: &str = include_str!("../clients/kubectl/commands.txt");
+const MISTAKES: &str = include_str!("../clients/kubectl/mistakes.txt");
 const DIRECTORY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/clients/kubectl");
 /// Ages and other clocks may move between the two; then both are asked again.
 const TRIES: usize = 3;
@@ -21,6 +22,15 @@ fn is_the_same_version(cluster: &Cluster) -> bool {
 
 #[test]
 fn both_kubectls_print_the_same_bytes() {
+    compare(COMMANDS);
+}
+
+#[test]
+fn both_kubectls_refuse_the_same_mistakes_and_generate_the_same_objects() {
+    compare(MISTAKES);
+}
+
+fn compare(commands: &str) {
     let cluster = Cluster::up();
     if !is_the_same_version(&cluster) {
         reference::skip("needs kubectl 1.36 (MAINSTAY_KUBECTL)");
@@ -34,7 +44,7 @@ fn both_kubectls_print_the_same_bytes() {
         });
     }
     let mut differences = Vec::new();
-    for line in COMMANDS.lines() {
+    for line in commands.lines() {
         if line.is_empty() || line.starts_with('#') {
             continue;
         }
