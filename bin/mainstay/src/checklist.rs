@@ -1,8 +1,10 @@
-//! Console output of `mainstay up`, `server` and `agent`: a line per component, ticked off when it
-//! is ready, then next steps. With colours on a terminal; plain lines otherwise.
+//! `mainstay up`, `server` and `agent` as a person sees them: a line per part, ticked off when the part is ready, then what
+//! to try next. On a terminal with colours; plain lines otherwise. Where the log goes to the same file or journal, each
+//! line is one of the log's.
 
 use std::{
-    io::IsTerminal,
+    io::{self, IsTerminal},
+    os::fd::AsFd,
     path::Path,
     time::{Duration, Instant},
 };
@@ -15,13 +17,49 @@ use crate::user_kubeconfig::{self, Added};
 /// A component that takes longer gets a line about it.
 const SAY_AFTER: Duration = Duration::from_secs(10);
 
-/// Ticks off every component in order, then prints the next steps.
+/// How lines are shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Style {
+    Colours,
+    Plain,
+    Log,
+}
+
+impl Style {
+    /// The style of this process' output.
+    fn detect() -> Self {
+        let is_terminal = io::stdout().is_terminal();
+        match is_terminal && std::env::var_os("NO_COLOR").is_none() {
+            true => Self::Colours,
+            false if !is_terminal && is_same_file(io::stdout(), io::stderr()) => Self::Log,
+            false => Self::Plain,
+        }
+    }
+}
+
+fn is_same_file(one: impl AsFd, other: impl AsFd) -> bool {
+    let file = |of: &dyn AsFd| {
+        let status = nix::sys::stat::fstat(of.as_fd()).ok()?;
+        Some((status.st_dev, status.st_ino))
+    };
+    file(&one).is_some_and(|one| Some(one) == file(&other))
+}
+
+/// Prints a line for people, or for the log.
+pub(crate) fn say(line: &str) {
+    match Style::detect() {
+        Style::Log => tracing::info!("{line}"),
+        _ => println!("{line}"),
+    }
+}
+
+/// Ticks off every part in order, then prints what to do next.
 pub(crate) async fn show(running: &Running, begun: Instant) {
-    let colours = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+    let style = Style::detect();
     for (service, line) in running.parts() {
         let state = || state(running, service);
         patiently(&line, state, running.health().ready(service)).await;
-        tick(colours, &line, begun);
+        tick(style, &line, begun);
     }
     if running.role() != Role::Server {
         let hint = || {
@@ -33,21 +71,24 @@ pub(crate) async fn show(running: &Running, begun: Instant) {
         };
         patiently("the node to be Ready", hint, running.node_ready()).await;
         let line = format!("node {} is Ready", running.settings().node_name);
-        tick(colours, &line, begun);
+        tick(style, &line, begun);
     }
     let kubeconfig = give_kubeconfig(running);
     let seconds = begun.elapsed().as_secs_f64();
-    match running.role() {
-        Role::Up => println!(
-            "\nThe cluster is up, after {seconds:.1} seconds.\n\n{}",
-            next_steps(running, kubeconfig.as_ref())
-        ),
-        Role::Server => println!(
-            "\nThe control plane is up, after {seconds:.1} seconds. `{} token create` makes the \
-             command that joins a node.",
+    let end = match running.role() {
+        Role::Up => format!("The cluster is up, after {seconds:.1} seconds."),
+        Role::Server => format!(
+            "The control plane is up, after {seconds:.1} seconds. `{} token create` makes the command that joins a node.",
             binary()
         ),
-        Role::Agent => println!("\nThis node has joined, after {seconds:.1} seconds."),
+        Role::Agent => format!("This node has joined, after {seconds:.1} seconds."),
+    };
+    if style == Style::Log {
+        return tracing::info!("{end}");
+    }
+    println!("\n{end}");
+    if running.role() == Role::Up {
+        println!("\n{}", next_steps(running, kubeconfig.as_ref()));
     }
 }
 
@@ -57,7 +98,10 @@ async fn patiently(what: &str, state: impl Fn() -> String, ready: impl Future<Ou
     let mut ready = std::pin::pin!(ready);
     while tokio::time::timeout(SAY_AFTER, &mut ready).await.is_err() {
         let seconds = begun.elapsed().as_secs();
-        println!("waiting for {what}, {seconds} s so far: {}", state());
+        say(&format!(
+            "waiting for {what}, {seconds} s so far: {}",
+            state()
+        ));
     }
 }
 
@@ -95,12 +139,12 @@ fn give_kubeconfig(running: &Running) -> Option<Added> {
     added.inspect_err(failed).ok()
 }
 
-fn tick(colours: bool, line: &str, begun: Instant) {
+fn tick(style: Style, line: &str, begun: Instant) {
     let seconds = begun.elapsed().as_secs_f64();
-    if colours {
-        println!("\x1b[32m✓\x1b[0m {line} \x1b[2m({seconds:.1} s)\x1b[0m");
-    } else {
-        println!("ok: {line} ({seconds:.1} s)");
+    match style {
+        Style::Colours => println!("\x1b[32m✓\x1b[0m {line} \x1b[2m({seconds:.1} s)\x1b[0m"),
+        Style::Plain => println!("ok: {line} ({seconds:.1} s)"),
+        Style::Log => tracing::info!("ready after {seconds:.1} s: {line}"),
     }
 }
 
@@ -131,4 +175,19 @@ fn next_steps(running: &Running, kubeconfig: Option<&Added>) -> String {
            {binary} hello get http://$(k get service web -o jsonpath={{.spec.clusterIP}})/\n\n\
          Ctrl-C stops the control plane and leaves containers running; `{binary} reset` removes everything.",
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use super::is_same_file;
+
+    #[test]
+    fn two_openings_of_one_file_are_the_same_file() {
+        let directory = tempfile::tempdir().unwrap();
+        let open = |name: &str| File::create(directory.path().join(name)).unwrap();
+        assert!(is_same_file(open("a"), open("a")));
+        assert!(!is_same_file(open("a"), open("b")));
+    }
 }

@@ -8,10 +8,16 @@
 //! static ALLOCATOR: allocator::Allocator = allocator::Allocator;
 //! ```
 
-use std::alloc::{GlobalAlloc, Layout};
+use std::{
+    alloc::{GlobalAlloc, Layout},
+    cell::Cell,
+    ptr,
+    sync::atomic::{AtomicPtr, Ordering},
+};
 
 use libmimalloc_sys::{
-    mi_free, mi_malloc, mi_malloc_aligned, mi_option_set, mi_option_t, mi_realloc,
+    mi_free, mi_heap_malloc_aligned, mi_heap_new, mi_heap_realloc_aligned, mi_heap_t,
+    mi_heap_zalloc_aligned, mi_malloc, mi_malloc_aligned, mi_option_set, mi_option_t, mi_realloc,
     mi_realloc_aligned, mi_zalloc, mi_zalloc_aligned,
 };
 
@@ -28,14 +34,55 @@ fn is_usual(layout: Layout) -> bool {
     layout.align() <= USUAL_ALIGNMENT && layout.align() <= layout.size()
 }
 
-// SAFETY: mimalloc's functions fulfil this trait's contract: blocks of the size, aligned as
-// `is_usual` says or as requested, null without memory; a block of one function may be freed and
-// resized by the others.
+thread_local! {
+    /// Whether this thread allocates apart.
+    static IS_APART: Cell<bool> = const { Cell::new(false) };
+}
+
+/// The heap of what is allocated apart; null before the first time.
+static APART: AtomicPtr<mi_heap_t> = AtomicPtr::new(ptr::null_mut());
+
+/// Does some work whose memory goes all at once after a while, such as decoding an object for a cache that drops it
+/// again. What it allocates shares no pages with anything else: otherwise what stays would keep pages that are nearly
+/// empty.
+pub fn apart<T>(work: impl FnOnce() -> T) -> T {
+    /// Also when the work panics.
+    struct Restore(bool);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            IS_APART.set(self.0);
+        }
+    }
+    if APART.load(Ordering::Acquire).is_null() {
+        // SAFETY: mimalloc's heaps are for all threads; one that came second is used by nobody and stays.
+        let heap = unsafe { mi_heap_new() };
+        let null = ptr::null_mut();
+        let _ = APART.compare_exchange(null, heap, Ordering::AcqRel, Ordering::Acquire);
+    }
+    let _restore = Restore(IS_APART.replace(true));
+    work()
+}
+
+/// The heap to allocate from, if it is not the usual one.
+#[inline]
+fn heap() -> Option<*mut mi_heap_t> {
+    // A thread that ends has no locals any more.
+    let is_apart = IS_APART.try_with(Cell::get).unwrap_or(false);
+    is_apart
+        .then(|| APART.load(Ordering::Acquire))
+        .filter(|heap| !heap.is_null())
+}
+
+// SAFETY: mimalloc's functions are what this trait asks for: blocks of the size, aligned as `is_usual` says or as
+// asked, null when there is no memory; a block of one function may be freed and resized by the others.
 unsafe impl GlobalAlloc for Allocator {
     #[inline]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller guarantees that the size is not zero.
         unsafe {
+            if let Some(heap) = heap() {
+                return mi_heap_malloc_aligned(heap, layout.size(), layout.align()).cast();
+            }
             match is_usual(layout) {
                 true => mi_malloc(layout.size()).cast(),
                 false => mi_malloc_aligned(layout.size(), layout.align()).cast(),
@@ -47,6 +94,9 @@ unsafe impl GlobalAlloc for Allocator {
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         // SAFETY: as above.
         unsafe {
+            if let Some(heap) = heap() {
+                return mi_heap_zalloc_aligned(heap, layout.size(), layout.align()).cast();
+            }
             match is_usual(layout) {
                 true => mi_zalloc(layout.size()).cast(),
                 false => mi_zalloc_aligned(layout.size(), layout.align()).cast(),
@@ -64,6 +114,9 @@ unsafe impl GlobalAlloc for Allocator {
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         // SAFETY: as above.
         unsafe {
+            if let Some(heap) = heap() {
+                return mi_heap_realloc_aligned(heap, block.cast(), size, layout.align()).cast();
+            }
             match layout.align() <= USUAL_ALIGNMENT && layout.align() <= size {
                 true => mi_realloc(block.cast(), size).cast(),
                 false => mi_realloc_aligned(block.cast(), size, layout.align()).cast(),
@@ -117,6 +170,26 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn what_is_allocated_apart_is_used_grown_and_freed_anywhere() {
+        let make = |seed: usize| -> Vec<String> {
+            let text = |n: usize| "x".repeat((n * seed) % 3000);
+            apart(|| (0..500).map(text).collect())
+        };
+        let threads: Vec<_> = (1..5)
+            .map(|seed| std::thread::spawn(move || (seed, make(seed))))
+            .collect();
+        for thread in threads {
+            let (seed, mut texts) = thread.join().unwrap();
+            texts.iter_mut().for_each(|text| text.push_str("more"));
+            for (n, text) in texts.iter().enumerate() {
+                assert_eq!(text.len(), (n * seed) % 3000 + 4);
+            }
+        }
+        assert!(std::panic::catch_unwind(|| apart(|| panic!("on purpose"))).is_err());
+        assert!(!IS_APART.get());
     }
 
     #[test]

@@ -35,19 +35,28 @@ pub(crate) fn address() -> Result<IpAddr, Error> {
 pub(crate) fn address_v6() -> Option<IpAddr> {
     let routes = std::fs::read_to_string("/proc/net/route").unwrap_or_default();
     let preferred = default_interface(&routes);
-    let all = getifaddrs().into_iter().flatten();
-    let mut found: Vec<(String, Ipv6Addr)> = all
-        .filter_map(|interface| {
-            let address = interface.address?.as_sockaddr_in6()?.ip();
-            let reachable = !address.is_loopback() && !address.is_unicast_link_local();
-            reachable.then_some((interface.interface_name, address))
-        })
-        .collect();
+    let mut found = interfaces_v6();
     found.sort_by_key(|(interface, _)| Some(interface.as_str()) != preferred);
     found.first().map(|(_, address)| IpAddr::V6(*address))
 }
 
-/// Every externally reachable address of the machine.
+/// Every global IPv6 address of the machine.
+pub(crate) fn addresses_v6() -> Vec<IpAddr> {
+    let all = interfaces_v6().into_iter();
+    all.map(|(_, ip)| ip.into()).collect()
+}
+
+fn interfaces_v6() -> Vec<(String, Ipv6Addr)> {
+    let all = getifaddrs().into_iter().flatten();
+    let of = |interface: nix::ifaddrs::InterfaceAddress| {
+        let address = interface.address?.as_sockaddr_in6()?.ip();
+        let reachable = !address.is_loopback() && !address.is_unicast_link_local();
+        reachable.then_some((interface.interface_name, address))
+    };
+    all.filter_map(of).collect()
+}
+
+/// Every address of the machine that others could reach.
 pub(crate) fn addresses() -> Vec<IpAddr> {
     interfaces().into_iter().map(|(_, ip)| ip.into()).collect()
 }

@@ -235,6 +235,7 @@ impl Settings {
             options.node_cidr_mask_size_ipv6,
         );
         let (audit, admission) = (audit(&options)?, admission(&options));
+        let access = access::options(&options)?;
         let kubelet = kubelet_configuration(&options)?;
         let runtime_endpoint = runtime_endpoint(&options, &kubelet)?;
         let scheduler = options.scheduler_config.as_deref();
@@ -256,7 +257,7 @@ impl Settings {
             storage,
             server_token: options.server_token,
             accept_data_loss: options.accept_data_loss,
-            access: access::options(&options)?,
+            access,
             encryption_provider_config: options.encryption_provider_config,
             token_auth_file: options.token_auth_file,
             audit,
@@ -355,21 +356,33 @@ impl Settings {
         self.machine_ips.iter().filter(is_own).copied().collect()
     }
 
-    /// The same with the machine's current addresses, unless set by a flag. The node keeps its
-    /// address while it exists; without any address the last one stays.
+    /// The same with the addresses that the machine has now, where none was chosen by a flag.
     pub fn with_current_addresses(&self) -> Self {
-        let machine = host::addresses();
-        let settings = self.with_machine_ips(machine.clone());
-        let is_free =
-            |ip: &IpAddr| !self.cluster_cidr.contains(ip) && !self.service_cidr.contains(ip);
-        let is_kept = self.node_ip.is_ipv6() || machine.contains(&self.node_ip);
-        if self.cloud.given_ip.is_some() || is_kept {
+        let settings = self.with_machine_ips(host::addresses());
+        if self.cloud.given_ip.is_some() {
             return settings;
         }
-        match host::address() {
-            Ok(ip) if is_free(&ip) => settings.with_node_ip(ip),
-            _ => settings,
+        let chosen = [host::address().ok(), host::address_v6()];
+        let all = [host::addresses(), host::addresses_v6()].concat();
+        settings.following(&all, &chosen.into_iter().flatten().collect::<Vec<_>>())
+    }
+
+    /// Addresses of the node that the machine no longer has are replaced by those of the same family that it would
+    /// choose now. Without any the last one stays.
+    fn following(self, machine: &[IpAddr], chosen: &[IpAddr]) -> Self {
+        let is_free =
+            |ip: &&IpAddr| !self.cluster_cidr.contains(ip) && !self.service_cidr.contains(ip);
+        let chosen: Vec<IpAddr> = chosen.iter().filter(is_free).copied().collect();
+        let mut settings = self;
+        for gone in settings.host_ips.clone() {
+            let mut same_family = chosen.iter().filter(|ip| ip.is_ipv4() == gone.is_ipv4());
+            if !machine.contains(&gone)
+                && let Some(next) = same_family.next()
+            {
+                settings.replace_ip(gone, *next);
+            }
         }
+        settings
     }
 
     /// The same on a machine with these addresses.
@@ -380,22 +393,27 @@ impl Settings {
         }
     }
 
-    /// The same with another address of the node, and of its API server unless set by a flag.
+    /// The same with another address of the node, and of its API server unless that was chosen by a flag.
+    #[cfg(test)]
     pub(crate) fn with_node_ip(&self, node_ip: IpAddr) -> Self {
         let mut settings = self.clone();
-        for ip in &mut settings.host_ips {
-            if *ip == self.node_ip {
-                *ip = node_ip;
-            }
-        }
-        settings.node_ip = node_ip;
-        if !settings.is_advertise_given {
-            settings.advertise_address = node_ip;
-        }
+        settings.replace_ip(self.node_ip, node_ip);
         settings
     }
 
-    /// The addresses of this node, of the cluster's IP families.
+    fn replace_ip(&mut self, gone: IpAddr, next: IpAddr) {
+        for ip in self.host_ips.iter_mut().filter(|ip| **ip == gone) {
+            *ip = next;
+        }
+        if self.node_ip == gone {
+            self.node_ip = next;
+        }
+        if self.advertise_address == gone && !self.is_advertise_given {
+            self.advertise_address = next;
+        }
+    }
+
+    /// The addresses of this node, of the families that the cluster has.
     pub fn node_ips(&self) -> Vec<IpAddr> {
         let of_cluster = |ip: &&IpAddr| {
             let ranges = self.cluster_cidr.all().iter();
@@ -659,6 +677,34 @@ mod tests {
             let error = signing_duration(Some(text)).unwrap_err().to_string();
             assert!(error.starts_with("--cluster-signing-duration: "), "{error}");
         }
+    }
+
+    #[test]
+    fn addresses_of_both_families_follow_the_machine() {
+        let ip = |text: &str| text.parse::<IpAddr>().unwrap();
+        let mut settings = Settings::resolve(options()).unwrap();
+        settings.host_ips = vec![ip("192.0.2.1"), ip("2001:db8::1")];
+        let follow = |machine: &[&str], chosen: &[&str]| {
+            let all = |texts: &[&str]| texts.iter().map(|text| ip(text)).collect::<Vec<_>>();
+            let now = settings.clone().following(&all(machine), &all(chosen));
+            (now.host_ips.clone(), now.node_ip, now.advertise_address)
+        };
+        let four = ip("192.0.2.1");
+        let six = ["192.0.2.1", "2001:db8::9"];
+        assert_eq!(
+            follow(&six, &six),
+            (vec![four, ip("2001:db8::9")], four, four)
+        );
+        let other = ["192.0.2.7", "2001:db8::1"];
+        let seven = ip("192.0.2.7");
+        assert_eq!(
+            follow(&other, &other),
+            (vec![seven, ip("2001:db8::1")], seven, seven)
+        );
+        // The last one stays where there is none, and where the only one is a pod's.
+        let last = (settings.host_ips.clone(), four, four);
+        assert_eq!(follow(&[], &[]), last);
+        assert_eq!(follow(&["10.42.0.1"], &["10.42.0.1"]), last);
     }
 
     #[test]

@@ -7,6 +7,7 @@ use testkit::{Cluster, Ran};
 /// One command per line; `{dir}` is the directory of the manifests. Lines that begin with `!`
 /// change the object `configmap/settings`, which is recreated before each of the two.
 const COMMANDS: &str = include_str!("../clients/kubectl/commands.txt");
+const MISTAKES: &str = include_str!("../clients/kubectl/mistakes.txt");
 const DIRECTORY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/clients/kubectl");
 /// Ages and other times may change between the two; then both are run again.
 const TRIES: usize = 3;
@@ -22,6 +23,15 @@ fn is_the_same_version(cluster: &Cluster) -> bool {
 
 #[test]
 fn both_kubectls_print_the_same_bytes() {
+    compare(COMMANDS);
+}
+
+#[test]
+fn both_kubectls_refuse_the_same_mistakes_and_generate_the_same_objects() {
+    compare(MISTAKES);
+}
+
+fn compare(commands: &str) {
     let cluster = Cluster::up();
     if !is_the_same_version(&cluster) {
         reference::skip("needs kubectl 1.36 (MAINSTAY_KUBECTL)");
@@ -35,7 +45,7 @@ fn both_kubectls_print_the_same_bytes() {
         });
     }
     let mut differences = Vec::new();
-    for line in COMMANDS.lines() {
+    for line in commands.lines() {
         if line.is_empty() || line.starts_with('#') {
             continue;
         }

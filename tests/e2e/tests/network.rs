@@ -239,7 +239,25 @@ fn a_cluster_of_two_address_families_answers_on_both_and_its_dns_has_settings() 
         assert!(reaches(&cluster, "friend", url), "{url}");
     }
     settings_of_dns_are_followed(&cluster);
+    ipv6_address_is_followed(&cluster);
+    for url in &urls {
+        wait_until(&cluster, "friend", url, true);
+    }
     cluster.reset().success();
+}
+
+/// The machine gets another IPv6 address, and keeps the one of IPv4.
+fn ipv6_address_is_followed(cluster: &Cluster) {
+    let script = "ip address add fd77::22/64 dev eth0 nodad && ip address del fd77::2/64 dev eth0";
+    cluster.machine().run("sh", &["-ec", script]).success();
+    eventually("the node to have the new address", || {
+        let node = cluster.get(&["node", "one"]);
+        let addresses = node["status"]["addresses"].to_string();
+        match addresses.contains("\"fd77::22\"") && !addresses.contains("\"fd77::2\"") {
+            true => Ok(()),
+            false => Err(addresses),
+        }
+    });
 }
 
 fn settings_of_dns_are_followed(cluster: &Cluster) {

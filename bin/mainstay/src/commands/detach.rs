@@ -3,7 +3,7 @@
 use std::{
     ffi::OsString,
     fs::File,
-    io::{Read, Seek, SeekFrom, Write},
+    io::{Read, Seek, SeekFrom},
     os::unix::process::CommandExt,
     path::Path,
     process::{Command, Stdio},
@@ -24,11 +24,15 @@ pub(super) fn run(data_dir: &Path) -> Result<()> {
     std::fs::create_dir_all(data_dir)
         .with_context(|| format!("cannot make {}", data_dir.display()))?;
     let log = data_dir.join(LOG);
-    let open = || File::options().create(true).append(true).open(&log);
-    let (out, err) = (open()?, open()?);
-    let mut shown = File::open(&log)?;
-    shown.seek(SeekFrom::End(0))?;
+    let err = File::options().create(true).append(true).open(&log)?;
+    let mut logged = File::open(&log)?;
+    logged.seek(SeekFrom::End(0))?;
     let directory = tempfile::tempdir()?;
+    // What is meant for people is shown here and kept nowhere.
+    let (out, mut shown) = {
+        let path = directory.path().join("out");
+        (File::create(&path)?, File::open(&path)?)
+    };
     let socket = directory.path().join("notify");
     let ready = Listener::bind(&socket)?;
     let mut child = Command::new(std::env::current_exe()?)
@@ -51,6 +55,7 @@ pub(super) fn run(data_dir: &Path) -> Result<()> {
         }
         if let Some(status) = child.try_wait()? {
             show(&mut shown)?;
+            show_complaints(&mut logged)?;
             bail!(
                 "it has ended ({status}); all it said is in {}",
                 log.display()
@@ -59,17 +64,21 @@ pub(super) fn run(data_dir: &Path) -> Result<()> {
     }
 }
 
-/// Prints new lines of the log.
-fn show(log: &mut File) -> Result<()> {
+/// Prints what has come since.
+fn show(from: &mut File) -> Result<()> {
+    let mut text = String::new();
+    from.read_to_string(&mut text)?;
+    print!("{text}");
+    Ok(())
+}
+
+/// Prints why a process ended: lines in the log that are none of the log's, which have a time in front.
+fn show_complaints(log: &mut File) -> Result<()> {
     let mut text = String::new();
     log.read_to_string(&mut text)?;
-    // Log lines stay in the file; lines for people have no timestamp.
-    let told = text
-        .lines()
-        .filter(|line| !line.starts_with(|first: char| first.is_ascii_digit() || first == '{'));
-    let mut out = std::io::stdout().lock();
-    for line in told {
-        writeln!(out, "{line}")?;
+    let is_logged = |first: char| first.is_ascii_digit() || first == '{';
+    for line in text.lines().filter(|line| !line.starts_with(is_logged)) {
+        println!("{line}");
     }
     Ok(())
 }

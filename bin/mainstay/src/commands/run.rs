@@ -90,9 +90,9 @@ async fn serve(settings: Settings, run: Run, begun: Instant) -> Result<()> {
         shutdown.cancel();
     }
     if running.settings().shutdown_on_stop {
-        println!("Stopping; this node's pods end first.");
+        checklist::say("Stopping; this node's pods end first.");
     } else {
-        println!("Stopping; containers keep running.");
+        checklist::say("Stopping; containers keep running.");
     }
     let unfinished = tokio::select! {
         unfinished = running.stopped() => unfinished,

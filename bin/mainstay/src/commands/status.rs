@@ -15,8 +15,12 @@ use crate::cli::{self, Output};
 
 /// Certificates are renewed long before: one that expires this soon was not renewed.
 const EXPIRES_SOON: i64 = 7 * 24 * 3600;
-/// A disk with less than this fraction free is nearly full.
-const NEARLY_FULL: u64 = 10;
+/// A disk with this much free is not nearly full, however large it is.
+const ENOUGH: u64 = 1 << 30;
+/// On a smaller disk one part in this many is enough.
+const ENOUGH_PART: u64 = 10;
+/// How often the store must fit into what is free: it is written anew when it is compacted and backed up.
+const COPIES: u64 = 2;
 
 #[derive(Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -60,7 +64,14 @@ struct Store {
     disk_size: u64,
 }
 
-/// Prints the status; the exit code says whether all is well.
+impl Store {
+    fn is_nearly_full(&self) -> bool {
+        let enough = (self.disk_size / ENOUGH_PART).min(ENOUGH);
+        self.disk_free < enough.max(COPIES * self.bytes)
+    }
+}
+
+/// Prints it; the exit code says whether all is well.
 pub(super) fn run(asked: &cli::Status) -> Result<ExitCode> {
     let options = Options {
         data_dir: asked.cluster.data_dir.clone(),
@@ -218,7 +229,7 @@ fn problems(status: &Status, now: Timestamp) -> Vec<String> {
         }
     }
     if let Some(store) = &status.store
-        && store.disk_free < store.disk_size / NEARLY_FULL
+        && store.is_nearly_full()
     {
         let (free, size) = (bytes(store.disk_free), bytes(store.disk_size));
         problems.push(format!(
@@ -339,6 +350,25 @@ mod tests {
             "the disk of the store is nearly full: 5 B of 100 B is free",
         ];
         assert_eq!(problems(&status, now), expected);
+    }
+
+    #[test]
+    fn a_large_disk_is_full_when_the_store_has_no_room_left() {
+        const GIB: u64 = 1 << 30;
+        for (bytes, disk_free, disk_size, expected) in [
+            (GIB, 16 * GIB, 252 * GIB, false),
+            (9 * GIB, 16 * GIB, 252 * GIB, true),
+            (1, GIB - 1, 252 * GIB, true),
+            (1, GIB / 2, 4 * GIB, false),
+            (1, GIB / 4, 4 * GIB, true),
+        ] {
+            let store = Store {
+                bytes,
+                disk_free,
+                disk_size,
+            };
+            assert_eq!(store.is_nearly_full(), expected, "{store:?}");
+        }
     }
 
     #[test]

@@ -246,8 +246,9 @@ fn decode<K: Object>(
         true => (b"{\"metadata\":", b"}"),
     };
     let text = [head, before, after, tail].concat();
-    // The store has JSON, which is UTF-8, and cuts are at ASCII characters.
-    K::from_json(&String::from_utf8_lossy(&text))
+    // The store holds JSON, which is UTF-8, and cuts are at ASCII characters. Decoded forms come and go by the thousand
+    // while objects, indexes and what readers make of them stay.
+    allocator::apart(|| K::from_json(&String::from_utf8_lossy(&text)))
 }
 
 /// The place of `,"managedFields":[…]` in canonical metadata. Quotes inside strings are escaped and no

@@ -1,0 +1,221 @@
+//! An allocator that remembers where live memory was allocated: for one allocation in each `RATE` bytes it keeps
+//! the call stack until the block is freed. What it reports is an estimate, good to some hundred kilobytes.
+
+use std::{
+    alloc::{GlobalAlloc, Layout},
+    cell::Cell,
+    collections::HashMap,
+    ffi::{c_int, c_void},
+    fmt::Write as _,
+    process::Command,
+    sync::{
+        LazyLock, Mutex, PoisonError,
+        atomic::{AtomicU16, Ordering},
+    },
+};
+
+use allocator::Allocator;
+
+/// One sample stands for so many bytes.
+const RATE: usize = 32 << 10;
+/// Frames that are kept of a stack, the innermost ones.
+const DEPTH: usize = 96;
+/// Buckets that say without a lock that a block is no sample.
+const BUCKETS: usize = 1 << 16;
+
+pub(crate) struct Sampled;
+
+struct Sample {
+    weight: usize,
+    stack: Box<[usize]>,
+}
+
+thread_local! {
+    /// Bytes until the next sample.
+    static LEFT: Cell<isize> = const { Cell::new(RATE as isize) };
+    /// Whether this thread is taking a sample: what that allocates is no sample.
+    static IS_BUSY: Cell<bool> = const { Cell::new(false) };
+}
+
+/// How many samples are in each bucket.
+static IN_BUCKET: [AtomicU16; BUCKETS] = [const { AtomicU16::new(0) }; BUCKETS];
+/// Guards the live samples by address.
+static LIVE: LazyLock<Mutex<HashMap<usize, Sample>>> = LazyLock::new(Mutex::default);
+
+fn bucket(address: usize) -> &'static AtomicU16 {
+    &IN_BUCKET[(address >> 4).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 48 & (BUCKETS - 1)]
+}
+
+/// Counts an allocation, and keeps its stack when its turn has come.
+fn allocated(block: *mut u8, size: usize) {
+    // A thread that ends has no locals any more.
+    let is_due = LEFT.try_with(|left| {
+        left.set(left.get() - size as isize);
+        left.get() < 0
+    });
+    if is_due != Ok(true) || block.is_null() {
+        return;
+    }
+    let _ = IS_BUSY.try_with(|is_busy| {
+        if is_busy.replace(true) {
+            return;
+        }
+        LEFT.set(RATE as isize);
+        let sample = Sample {
+            weight: size.max(RATE),
+            stack: stack().into(),
+        };
+        let mut live = LIVE.lock().unwrap_or_else(PoisonError::into_inner);
+        if live.insert(block.addr(), sample).is_none() {
+            bucket(block.addr()).fetch_add(1, Ordering::Relaxed);
+        }
+        drop(live);
+        is_busy.set(false);
+    });
+}
+
+fn freed(block: *mut u8) {
+    let bucket = bucket(block.addr());
+    if bucket.load(Ordering::Relaxed) == 0 {
+        return;
+    }
+    let _ = IS_BUSY.try_with(|is_busy| {
+        if is_busy.replace(true) {
+            return;
+        }
+        let mut live = LIVE.lock().unwrap_or_else(PoisonError::into_inner);
+        if live.remove(&block.addr()).is_some() {
+            bucket.fetch_sub(1, Ordering::Relaxed);
+        }
+        drop(live);
+        is_busy.set(false);
+    });
+}
+
+// SAFETY: every call goes to the allocator of the binary; what is beside it keeps addresses only.
+unsafe impl GlobalAlloc for Sampled {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: as the caller says.
+        let block = unsafe { Allocator.alloc(layout) };
+        allocated(block, layout.size());
+        block
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: as the caller says.
+        let block = unsafe { Allocator.alloc_zeroed(layout) };
+        allocated(block, layout.size());
+        block
+    }
+
+    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+        freed(block);
+        // SAFETY: as the caller says.
+        unsafe { Allocator.dealloc(block, layout) }
+    }
+
+    unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        freed(block);
+        // SAFETY: as the caller says.
+        let grown = unsafe { Allocator.realloc(block, layout, size) };
+        allocated(grown, size);
+        grown
+    }
+}
+
+unsafe extern "C" {
+    fn _Unwind_Backtrace(
+        each: extern "C" fn(*mut c_void, *mut c_void) -> c_int,
+        data: *mut c_void,
+    ) -> c_int;
+    fn _Unwind_GetIP(frame: *mut c_void) -> usize;
+}
+
+/// The return addresses of this thread's calls, innermost first.
+fn stack() -> Vec<usize> {
+    extern "C" fn each(frame: *mut c_void, stack: *mut c_void) -> c_int {
+        // SAFETY: `stack` is the vector below, and `frame` is what the unwinder gave.
+        unsafe {
+            let stack = &mut *stack.cast::<Vec<usize>>();
+            stack.push(_Unwind_GetIP(frame));
+            // Any number but 0 ends the walk.
+            c_int::from(stack.len() == DEPTH)
+        }
+    }
+    let mut stack: Vec<usize> = Vec::with_capacity(DEPTH);
+    // SAFETY: `each` has the shape that the unwinder calls, and its data lives as long as the call.
+    unsafe { _Unwind_Backtrace(each, (&raw mut stack).cast()) };
+    stack
+}
+
+/// The live memory by call stack: a line for each, `bytes` and the names of the functions from the innermost one
+/// outwards.
+pub(crate) fn report() -> std::io::Result<String> {
+    IS_BUSY.set(true);
+    let mut by_stack: HashMap<Box<[usize]>, usize> = HashMap::new();
+    for sample in LIVE.lock().unwrap_or_else(PoisonError::into_inner).values() {
+        *by_stack.entry(sample.stack.clone()).or_default() += sample.weight;
+    }
+    IS_BUSY.set(false);
+    let symbols = Symbols::read()?;
+    let mut by_names: HashMap<String, usize> = HashMap::new();
+    for (stack, weight) in by_stack {
+        let mut names = stack
+            .iter()
+            .filter_map(|address| symbols.name(*address))
+            .fold(String::new(), |mut line, name| {
+                let _ = write!(line, ";{name}");
+                line
+            });
+        names.retain(|letter| letter != '\n');
+        *by_names.entry(names).or_default() += weight;
+    }
+    let mut lines: Vec<_> = by_names.into_iter().collect();
+    lines.sort_by_key(|(_, weight)| std::cmp::Reverse(*weight));
+    Ok(lines
+        .iter()
+        .fold(String::new(), |mut text, (names, weight)| {
+            let _ = writeln!(text, "{weight} {}", names.trim_start_matches(';'));
+            text
+        }))
+}
+
+/// The functions of this program by address.
+struct Symbols {
+    base: usize,
+    names: Vec<(usize, String)>,
+}
+
+impl Symbols {
+    fn read() -> std::io::Result<Self> {
+        let output = Command::new("nm")
+            .args(["-C", "--defined-only"])
+            .arg(std::env::current_exe()?)
+            .output()?;
+        let text = String::from_utf8_lossy(&output.stdout);
+        let mut names: Vec<(usize, String)> = text
+            .lines()
+            .filter_map(|line| {
+                let (address, rest) = line.split_once(' ')?;
+                let (_, name) = rest.split_once(' ')?;
+                Some((usize::from_str_radix(address, 16).ok()?, name.to_owned()))
+            })
+            .collect();
+        names.sort();
+        // Where the program was loaded: one function is known in both.
+        let known = names
+            .iter()
+            .find(|(_, name)| name == "heap_server::sampled::report");
+        let base = known.map_or(0, |(at, _)| {
+            (report as *const () as usize).wrapping_sub(*at)
+        });
+        Ok(Self { base, names })
+    }
+
+    fn name(&self, address: usize) -> Option<&str> {
+        let address = address.wrapping_sub(self.base);
+        let after = self.names.partition_point(|(at, _)| *at <= address);
+        let (_, name) = self.names.get(after.checked_sub(1)?)?;
+        (after < self.names.len()).then_some(name)
+    }
+}
