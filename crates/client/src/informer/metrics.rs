@@ -15,12 +15,15 @@ const BUCKETS: &[f64] = &[
 const DIGITS: u64 = 1_000_000_000_000_000;
 
 /// Guards the informers that were started; those that are gone stay until the next page.
-static ALL: LazyLock<Mutex<Vec<(Identity, Weak<dyn Measured>)>>> = LazyLock::new(Mutex::default);
+static ALL: LazyLock<Mutex<Vec<Started>>> = LazyLock::new(Mutex::default);
 static LATENCIES: LazyLock<Family<Histogram>> =
     LazyLock::new(|| Family::new(LABELS, || Histogram::new(BUCKETS)));
 
 /// The values of the labels: the service that started an informer, group, version and plural.
 type Identity = [Box<str>; 4];
+
+/// An informer that was started.
+type Started = (Identity, Weak<dyn Measured>);
 
 /// An informer of any kind.
 trait Measured: Send + Sync {
