@@ -96,6 +96,5 @@ async fn a_definition_costs_at_most_fifty_kibibytes() {
     let before = ALLOCATED.load(Ordering::Relaxed);
     make(&server, 10..10 + COUNT).await;
     let each = (ALLOCATED.load(Ordering::Relaxed) - before) / COUNT as i64;
-    println!("{each} bytes for each definition");
     assert!(each <= MOST, "{each} bytes for each definition");
 }
