@@ -125,11 +125,10 @@ fn one(
                 // The container ran and the runtime lost it: shown as terminated.
                 status.state = Some(lost("terminated"));
             }
-            if let Some(before) = seen.next() {
-                status.last_state = observed(facts, container, before, default).state;
-            } else {
-                status.last_state = old.and_then(|old| old.last_state.clone());
-            }
+            status.last_state = match seen.next() {
+                Some(before) => observed(facts, container, before, default).state,
+                None => old.and_then(|old| end_before(old, &status)),
+            };
             status
         }
         None => unseen(facts, container, old, is_init),
@@ -192,6 +191,15 @@ fn empty(container: &Spec) -> ContainerStatus {
         image,
         ..Default::default()
     }
+}
+
+/// How the container before ended, of which the runtime knows nothing: a restart of the whole pod removed it.
+fn end_before(old: &ContainerStatus, status: &ContainerStatus) -> Option<ContainerState> {
+    let is_replaced = old.restart_count < status.restart_count;
+    let ended = old.state.clone().filter(|state| state.terminated.is_some());
+    ended
+        .filter(|_| is_replaced)
+        .or_else(|| old.last_state.clone())
 }
 
 fn waiting(reason: &str, message: &str) -> ContainerState {

@@ -353,3 +353,21 @@ fn a_size_that_could_not_be_given_is_shown_with_its_error_and_the_one_before_sta
     case.resize = None;
     assert_ne!(case.status().resources, before.resources);
 }
+
+#[test]
+fn the_end_before_a_restart_of_the_whole_pod_is_known_after_its_container_was_removed() {
+    let spec = serde_json::json!({"containers": [{"name": "a"}]});
+    let mut ended = Case::new(spec, vec![container("a", State::Exited, 42)]);
+    let shown = ended.status();
+    ended.pod.status = Some(shown);
+    let next = Container {
+        id: "next".into(),
+        restart_count: 1,
+        ..container("a", State::Running, 0)
+    };
+    ended.observed = observed(vec![next]);
+    let last = ended.status().container_statuses.unwrap()[0]
+        .last_state
+        .clone();
+    assert_eq!(last.unwrap().terminated.unwrap().exit_code, 42);
+}
