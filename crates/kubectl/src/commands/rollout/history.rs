@@ -133,7 +133,13 @@ impl History {
                     |revision: &&Revision| self.revision == 0 || revision.number == self.revision;
                 // Objects with the template of each revision, as upstream rebuilds them; those of deployments are replica sets.
                 let shown = |revision: &Revision| match target.resource.kind.as_str() {
-                    "Deployment" => revision.keeper.clone(),
+                    "Deployment" => {
+                        let mut shown = revision.keeper.clone();
+                        // Items of lists do not say what they are.
+                        shown["apiVersion"] = json!("apps/v1");
+                        shown["kind"] = json!("ReplicaSet");
+                        shown
+                    }
                     _ => {
                         let mut shown = object.clone();
                         shown["spec"]["template"] = revision.template.clone();
@@ -150,14 +156,17 @@ impl History {
                 let found = revisions
                     .iter()
                     .find(|revision| revision.number == self.revision);
-                println!("{} with revision #{}", target.display(), self.revision);
+                let heading = format!("{} with revision #{}", target.display(), self.revision);
                 if revisions.is_empty() {
-                    println!("No rollout history found.");
+                    println!("{heading}\nNo rollout history found.");
                     continue;
                 }
-                let found =
-                    found.with_context(|| "unable to find the specified revision".to_owned())?;
-                println!("{}", describe::pod_template(&found.template));
+                let found = found.context("unable to find the specified revision")?;
+                let mut template = found.template.clone();
+                if target.resource.kind == "Deployment" && !found.cause.is_empty() {
+                    template["metadata"]["annotations"][CAUSE] = json!(found.cause);
+                }
+                println!("{heading}\n{}", describe::pod_template(&template));
                 continue;
             }
             let mut lines = String::from("REVISION\tCHANGE-CAUSE\n");
