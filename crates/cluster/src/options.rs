@@ -352,6 +352,21 @@ impl Options {
                 "cluster-signing-duration",
                 self.cluster_signing_duration.is_some(),
             ),
+            (
+                "service-node-port-range",
+                self.service_node_port_range.is_some(),
+            ),
+            ("load-balancer-pool", self.load_balancer_pool.is_some()),
+            ("disable", self.disables(&parts)),
+        ]
+        .into_iter()
+        .chain(self.of_access())
+        .collect()
+    }
+
+    /// Authentication, authorization, encryption, audit and admission.
+    fn of_access(&self) -> Vec<(&'static str, bool)> {
+        vec![
             ("token-auth-file", self.token_auth_file.is_some()),
             (
                 "authentication-config",
@@ -407,12 +422,6 @@ impl Options {
                 "admission-control-config-file",
                 self.admission_control_config_file.is_some(),
             ),
-            (
-                "service-node-port-range",
-                self.service_node_port_range.is_some(),
-            ),
-            ("load-balancer-pool", self.load_balancer_pool.is_some()),
-            ("disable", self.disables(&parts)),
         ]
     }
 
@@ -431,101 +440,35 @@ impl Options {
     }
 
     fn over(self, file: Self) -> Self {
-        Self {
-            data_dir: self.data_dir.or(file.data_dir),
-            config: self.config,
-            node_name: self.node_name.or(file.node_name),
-            node_ip: self.node_ip.or(file.node_ip),
-            cloud_provider: self.cloud_provider.or(file.cloud_provider),
-            provider_id: self.provider_id.or(file.provider_id),
-            https_port: self.https_port.or(file.https_port),
-            advertise_address: self.advertise_address.or(file.advertise_address),
-            cluster_cidr: self.cluster_cidr.or(file.cluster_cidr),
-            node_cidr_mask_size: self.node_cidr_mask_size.or(file.node_cidr_mask_size),
-            node_cidr_mask_size_ipv6: self
-                .node_cidr_mask_size_ipv6
-                .or(file.node_cidr_mask_size_ipv6),
-            service_cidr: self.service_cidr.or(file.service_cidr),
-            cluster_domain: self.cluster_domain.or(file.cluster_domain),
-            kubeconfig_out: self.kubeconfig_out.or(file.kubeconfig_out),
-            store: self.store.or(file.store),
-            etcd_endpoints: self.etcd_endpoints.or(file.etcd_endpoints),
-            etcd_cafile: self.etcd_cafile.or(file.etcd_cafile),
-            etcd_certfile: self.etcd_certfile.or(file.etcd_certfile),
-            etcd_keyfile: self.etcd_keyfile.or(file.etcd_keyfile),
-            server_token: self.server_token.or(file.server_token),
-            accept_data_loss: self.accept_data_loss || file.accept_data_loss,
-            cluster_signing_duration: self
-                .cluster_signing_duration
-                .or(file.cluster_signing_duration),
-            token_auth_file: self.token_auth_file.or(file.token_auth_file),
-            authentication_config: self.authentication_config.or(file.authentication_config),
-            authentication_token_webhook_config_file: self
-                .authentication_token_webhook_config_file
-                .or(file.authentication_token_webhook_config_file),
-            authentication_token_webhook_version: self
-                .authentication_token_webhook_version
-                .or(file.authentication_token_webhook_version),
-            authentication_token_webhook_cache_ttl: self
-                .authentication_token_webhook_cache_ttl
-                .or(file.authentication_token_webhook_cache_ttl),
-            authorization_config: self.authorization_config.or(file.authorization_config),
-            authorization_webhook_config_file: self
-                .authorization_webhook_config_file
-                .or(file.authorization_webhook_config_file),
-            authorization_webhook_version: self
-                .authorization_webhook_version
-                .or(file.authorization_webhook_version),
-            authorization_webhook_cache_authorized_ttl: self
-                .authorization_webhook_cache_authorized_ttl
-                .or(file.authorization_webhook_cache_authorized_ttl),
-            authorization_webhook_cache_unauthorized_ttl: self
-                .authorization_webhook_cache_unauthorized_ttl
-                .or(file.authorization_webhook_cache_unauthorized_ttl),
-            encryption_provider_config: self
-                .encryption_provider_config
-                .or(file.encryption_provider_config),
-            audit_policy_file: self.audit_policy_file.or(file.audit_policy_file),
-            audit_log_path: self.audit_log_path.or(file.audit_log_path),
-            audit_log_maxsize: self.audit_log_maxsize.or(file.audit_log_maxsize),
-            audit_log_maxbackup: self.audit_log_maxbackup.or(file.audit_log_maxbackup),
-            audit_log_maxage: self.audit_log_maxage.or(file.audit_log_maxage),
-            enable_admission_plugins: self
-                .enable_admission_plugins
-                .or(file.enable_admission_plugins),
-            disable_admission_plugins: self
-                .disable_admission_plugins
-                .or(file.disable_admission_plugins),
-            admission_control_config_file: self
-                .admission_control_config_file
-                .or(file.admission_control_config_file),
-            kubelet_port: self.kubelet_port.or(file.kubelet_port),
-            kubelet_root_dir: self.kubelet_root_dir.or(file.kubelet_root_dir),
-            static_pod_path: self.static_pod_path.or(file.static_pod_path),
-            allowed_unsafe_sysctls: self.allowed_unsafe_sysctls.or(file.allowed_unsafe_sysctls),
-            kubelet_config: self.kubelet_config.or(file.kubelet_config),
-            kubelet_config_dir: self.kubelet_config_dir.or(file.kubelet_config_dir),
-            shutdown_on_stop: self.shutdown_on_stop || file.shutdown_on_stop,
-            service_node_port_range: self
-                .service_node_port_range
-                .or(file.service_node_port_range),
-            nodeport_addresses: self.nodeport_addresses.or(file.nodeport_addresses),
-            allow_service_external_ips: self.allow_service_external_ips
-                || file.allow_service_external_ips,
-            load_balancer_pool: self.load_balancer_pool.or(file.load_balancer_pool),
-            container_runtime_endpoint: self
-                .container_runtime_endpoint
-                .or(file.container_runtime_endpoint),
-            cri_socket: self.cri_socket.or(file.cri_socket),
-            runtime_handlers: self.runtime_handlers.or(file.runtime_handlers),
-            image_dir: self.image_dir.or(file.image_dir),
-            registries: self.registries.or(file.registries),
-            cni_conf_dir: self.cni_conf_dir.or(file.cni_conf_dir),
-            cni_bin_dir: self.cni_bin_dir.or(file.cni_bin_dir),
-            scheduler_config: self.scheduler_config.or(file.scheduler_config),
-            disable: self.disable.or(file.disable),
-            log_level: self.log_level.or(file.log_level),
-            log_format: self.log_format.or(file.log_format),
+        // A literal of the struct: an option that is not listed does not compile.
+        macro_rules! merge {
+            (values: $($value:ident,)* switches: $($switch:ident,)*) => {
+                Self {
+                    config: self.config,
+                    $($value: self.$value.or(file.$value),)*
+                    $($switch: self.$switch || file.$switch,)*
+                }
+            };
+        }
+        merge! {
+            values:
+                data_dir, node_name, node_ip, cloud_provider, provider_id, https_port, advertise_address,
+                cluster_cidr, node_cidr_mask_size, node_cidr_mask_size_ipv6, service_cidr, cluster_domain,
+                kubeconfig_out, store, etcd_endpoints, etcd_cafile, etcd_certfile, etcd_keyfile,
+                server_token, cluster_signing_duration, token_auth_file, authentication_config,
+                authentication_token_webhook_config_file, authentication_token_webhook_version,
+                authentication_token_webhook_cache_ttl, authorization_config,
+                authorization_webhook_config_file, authorization_webhook_version,
+                authorization_webhook_cache_authorized_ttl, authorization_webhook_cache_unauthorized_ttl,
+                encryption_provider_config, audit_policy_file, audit_log_path, audit_log_maxsize,
+                audit_log_maxbackup, audit_log_maxage, enable_admission_plugins, disable_admission_plugins,
+                admission_control_config_file, kubelet_port, kubelet_root_dir, static_pod_path,
+                allowed_unsafe_sysctls, kubelet_config, kubelet_config_dir, service_node_port_range,
+                nodeport_addresses, load_balancer_pool, container_runtime_endpoint, cri_socket,
+                runtime_handlers, image_dir, registries, cni_conf_dir, cni_bin_dir, scheduler_config,
+                disable, log_level, log_format,
+            switches:
+                accept_data_loss, shutdown_on_stop, allow_service_external_ips,
         }
     }
 }

@@ -490,16 +490,12 @@ fn frame() -> Frame {
     }
 }
 
-fn empty_ruleset() -> Ruleset {
-    Ruleset::new(frame())
-}
-
 #[test]
 fn a_change_among_five_thousand_services_is_as_small_as_among_two() {
     lab::node(|_| async move {
         let mut changes = Vec::new();
         for others in [2, 5000] {
-            let (nft, mut ruleset) = (Nft::new(), empty_ruleset());
+            let (nft, mut ruleset) = (Nft::new(), Ruleset::new(frame()));
             for number in 0..others {
                 let ip = format!("10.43.{}.{}", 100 + number / 250, number % 250 + 1);
                 let endpoint = format!("10.42.{}.{}", number / 250, number % 250 + 1);
@@ -521,7 +517,7 @@ fn a_change_among_five_thousand_services_is_as_small_as_among_two() {
 #[test]
 fn a_service_that_had_a_thousand_endpoints_leaves_nothing_of_them() {
     lab::node(|_| async move {
-        let (nft, mut ruleset) = (Nft::new(), empty_ruleset());
+        let (nft, mut ruleset) = (Nft::new(), Ruleset::new(frame()));
         let many: Vec<String> = (0..1000)
             .map(|number| format!("10.42.{}.{}", number / 250, number % 250 + 1))
             .collect();

@@ -54,9 +54,12 @@ const OTHERS: &[(&str, &str)] = &[
         "initiatorname",
         "upstream's field path of iscsi's initiatorName",
     ),
+    ("keys", "the encryption configuration file"),
+    ("kms", "the encryption configuration file"),
     ("kubeConfigFile", "the admission configuration file"),
     ("nodeSwapStatus", "upstream's field path of a node's swap"),
     ("ordinals.start", "upstream's field path of a StatefulSet"),
+    ("providers", "the encryption configuration file"),
     (
         "persistentvolumesource",
         "upstream's field path of a changed source",
