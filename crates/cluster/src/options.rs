@@ -442,7 +442,7 @@ impl Options {
     fn over(self, file: Self) -> Self {
         // A literal of the struct: an option that is not listed does not compile.
         macro_rules! merge {
-            (values: $($value:ident,)* switches: $($switch:ident,)*) => {
+            (values: [$($value:ident,)*], switches: [$($switch:ident,)*]) => {
                 Self {
                     config: self.config,
                     $($value: self.$value.or(file.$value),)*
@@ -451,7 +451,7 @@ impl Options {
             };
         }
         merge! {
-            values:
+            values: [
                 data_dir, node_name, node_ip, cloud_provider, provider_id, https_port, advertise_address,
                 cluster_cidr, node_cidr_mask_size, node_cidr_mask_size_ipv6, service_cidr, cluster_domain,
                 kubeconfig_out, store, etcd_endpoints, etcd_cafile, etcd_certfile, etcd_keyfile,
@@ -467,8 +467,10 @@ impl Options {
                 nodeport_addresses, load_balancer_pool, container_runtime_endpoint, cri_socket,
                 runtime_handlers, image_dir, registries, cni_conf_dir, cni_bin_dir, scheduler_config,
                 disable, log_level, log_format,
-            switches:
+            ],
+            switches: [
                 accept_data_loss, shutdown_on_stop, allow_service_external_ips,
+            ]
         }
     }
 }
