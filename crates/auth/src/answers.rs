@@ -1,5 +1,5 @@
-//! Answers of webhooks, kept for a while: a bounded map whose entries end. Questions hold tokens, so only their hashes are
-//! kept.
+//! A bounded cache of webhook responses with a time to live. Keys are hashes of the requests, since requests contain
+//! tokens.
 
 use std::{
     collections::HashMap,
@@ -9,10 +9,10 @@ use std::{
 use parking_lot::Mutex;
 use ring::digest::{SHA256, digest};
 
-/// How many answers are kept.
+/// The maximum number of cached responses.
 const MOST: usize = 8192;
 
-/// The hash of a question.
+/// The SHA-256 hash of a request.
 type Key = [u8; 32];
 
 fn key(question: &str) -> Key {
@@ -21,9 +21,9 @@ fn key(question: &str) -> Key {
     key
 }
 
-/// Answers by the hash of their question.
+/// Responses by the hash of their request.
 pub(crate) struct Answers<T> {
-    /// Guards the answers, each with its end.
+    /// Guards the responses, each with the time when it expires.
     kept: Mutex<HashMap<Key, (Instant, T)>>,
 }
 

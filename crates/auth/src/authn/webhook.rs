@@ -1,5 +1,4 @@
-//! Tokens that a webhook knows: a TokenReview is posted to the server of a kubeconfig file, and its answer is kept for a
-//! while.
+//! Authenticates tokens with a webhook: posts a TokenReview to the server in a kubeconfig file, and caches the result.
 
 use std::{
     path::{Path, PathBuf},
@@ -17,7 +16,7 @@ use request::User;
 const TIMEOUT: Duration = Duration::from_secs(30);
 const LARGEST_ANSWER: usize = 1 << 20;
 
-/// What `--authentication-token-webhook-*` say.
+/// The options `--authentication-token-webhook-*`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TokenWebhook {
     /// A kubeconfig file.
@@ -31,7 +30,7 @@ pub(super) struct Webhook {
     remote: Remote,
     api_version: String,
     ttl: Duration,
-    /// The audiences of this server: those of a token for which the webhook names none.
+    /// The audiences of this server. They apply to a token when the webhook's response has no audiences.
     own: Vec<String>,
     answers: Answers<Result<Option<User>, Refused>>,
 }
@@ -77,7 +76,7 @@ impl Webhook {
     }
 }
 
-/// What a webhook's answer says of a token.
+/// Converts the status of a TokenReview to a user. `Ok(None)` lets the next authenticator try.
 fn judge(status: &Value, wanted: &[String], own: &[String]) -> Result<Option<User>, Refused> {
     let texts = |value: &Value| -> Vec<String> {
         let all = value.as_array().into_iter().flatten();

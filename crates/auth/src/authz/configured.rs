@@ -1,4 +1,4 @@
-//! Authorizers in the order of a file, which is read again when it changes. A file that is wrong replaces nothing.
+//! Authorizers in the order of a file. The file is read again when it changes; an invalid file is logged and ignored.
 
 use std::{
     path::{Path, PathBuf},
@@ -15,7 +15,7 @@ use super::{
     webhook::{Webhook, config::AuthorizationConfiguration},
 };
 
-/// How often the file is looked at.
+/// How often the file is read.
 const INTERVAL: Duration = Duration::from_secs(10);
 
 type Chain = Vec<Arc<dyn Authorizer>>;
@@ -28,7 +28,7 @@ struct Shared {
     node: Arc<dyn Authorizer>,
     rbac: Arc<dyn Authorizer>,
     current: ArcSwap<Chain>,
-    /// The text that was read last.
+    /// Guards the text that was read last.
     text: Mutex<String>,
 }
 

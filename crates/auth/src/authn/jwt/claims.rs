@@ -1,5 +1,5 @@
-//! From the claims of a verified token to a user: claims by name, or expressions over `claims`; then rules that the claims
-//! and the user have to satisfy.
+//! Maps the claims of a verified token to a user: by claim name or by CEL expressions over `claims`. Then evaluates the
+//! validation rules for the claims and for the user.
 
 use std::sync::{Arc, LazyLock};
 
@@ -11,7 +11,7 @@ use super::config::{IssuerConfig, Mapping};
 
 const CREDENTIAL_ID: &str = "authentication.kubernetes.io/credential-id";
 
-/// What an expression is for.
+/// The purpose of an expression.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Mapping,
@@ -24,7 +24,7 @@ pub(super) enum Kind {
 pub(super) struct Expression {
     text: String,
     program: Program,
-    /// Fields of `claims` that it selects by name.
+    /// Fields of `claims` that the expression selects; only `email` and `email_verified` are recorded.
     selected: Vec<&'static str>,
 }
 
@@ -84,7 +84,7 @@ impl Expression {
         })
     }
 
-    /// Whether it selects a field of `claims`: `email` or `email_verified`.
+    /// Whether the expression selects this field of `claims`: `email` or `email_verified`.
     pub(super) fn selects(&self, field: &str) -> bool {
         self.selected.contains(&field)
     }
@@ -96,7 +96,7 @@ impl Expression {
     }
 }
 
-/// What makes users of the claims of one issuer.
+/// Maps the claims of one issuer's tokens to users.
 #[derive(Debug)]
 pub(super) struct Mapper {
     config: IssuerConfig,
@@ -104,7 +104,7 @@ pub(super) struct Mapper {
     groups: Option<Expression>,
     uid: Option<Expression>,
     extra: Vec<(String, Expression)>,
-    /// Each with its message.
+    /// Claim validation rules, each with its message.
     claim_rules: Vec<(Expression, String)>,
     user_rules: Vec<(Expression, String)>,
 }
@@ -141,9 +141,9 @@ impl Mapper {
         Ok(mapper)
     }
 
-    /// The user of a token with these claims.
+    /// Maps the claims of a token to a user, and validates both.
     pub(super) fn user(&self, claims: &Map) -> Result<User, String> {
-        // Numbers of claims are floating-point numbers in expressions.
+        // Expressions see all numbers in claims as doubles, as upstream.
         let shown = floating(&Value::Object(claims.clone()));
         let value = cel::Value::from_json(&shown, None).map_err(|error| error.to_string())?;
         let mappings = &self.config.claim_mappings;
@@ -260,7 +260,7 @@ impl Mapper {
             return Ok(());
         }
         let groups = user.groups.iter();
-        // The rules see the groups of the token alone.
+        // User validation rules see only the groups from the token, without `system:authenticated`.
         let groups: Vec<&String> = groups
             .filter(|group| *group != request::user::AUTHENTICATED)
             .collect();
@@ -300,7 +300,7 @@ fn text<'c>(claims: &'c Map, name: &str) -> Result<&'c str, String> {
     found.as_str().ok_or_else(|| "it is no string".to_owned())
 }
 
-/// The groups of a claim, which may also be a single one.
+/// The groups in a claim, which is a string or a list of strings.
 fn groups(claims: &Map, mapping: &Mapping) -> Result<Vec<String>, String> {
     let found = match claims.get(mapping.claim.as_str()) {
         Some(found) if !mapping.claim.is_empty() => found,
@@ -322,7 +322,7 @@ fn groups(claims: &Map, mapping: &Mapping) -> Result<Vec<String>, String> {
     groups.ok_or_else(why)
 }
 
-/// A string or a list of strings; empty ones do not count.
+/// The strings of a value, which is a string or a list of strings; empty strings are dropped.
 fn texts(value: &cel::Value<'_>) -> Result<Vec<String>, String> {
     let wrong = || "expression must return a string or a list of strings".to_owned();
     let mut found = Vec::new();

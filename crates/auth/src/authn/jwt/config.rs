@@ -1,5 +1,5 @@
-//! The file of `--authentication-config`: an `AuthenticationConfiguration`, which lists the issuers whose tokens count and
-//! says who is anonymous. Every mistake is found before anything is used.
+//! The `AuthenticationConfiguration` in the file of `--authentication-config`: the issuers whose tokens are accepted,
+//! and the paths that permit anonymous requests. The whole file is validated before any of it is used.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ use serde::Deserialize;
 
 use super::claims::{Expression, Kind};
 
-/// The versions that are read; they are the same.
+/// The accepted API versions; all have the same fields.
 const VERSIONS: &[&str] = &[
     "apiserver.config.k8s.io/v1",
     "apiserver.config.k8s.io/v1beta1",
@@ -28,7 +28,7 @@ pub(super) struct AuthenticationConfiguration {
     pub(super) anonymous: Option<Anonymous>,
 }
 
-/// One issuer of tokens, and what its tokens say of their users.
+/// An issuer of tokens, and how the claims of its tokens map to users.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(super) struct IssuerConfig {
@@ -97,7 +97,7 @@ pub(super) struct UserRule {
     pub(super) message: String,
 }
 
-/// Who may come without credentials.
+/// Whether requests without credentials are accepted, and for which paths.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(super) struct Anonymous {
@@ -112,7 +112,7 @@ struct AnonymousCondition {
 }
 
 impl Anonymous {
-    /// Whether a request for a path may be anonymous.
+    /// Whether requests for this path may be anonymous.
     pub(super) fn admits(&self, path: &str) -> bool {
         let mut conditions = self.conditions.iter();
         self.enabled && (self.conditions.is_empty() || conditions.any(|one| one.path == path))
@@ -120,7 +120,8 @@ impl Anonymous {
 }
 
 impl AuthenticationConfiguration {
-    /// Reads the file; `own` are the issuers of this cluster's service accounts, whose tokens are nobody else's.
+    /// Parses and validates the file. It must not name an issuer in `own`, the issuers of this cluster's service
+    /// account tokens.
     pub(super) fn read(text: &str, own: &[String]) -> Result<Self, String> {
         let config: Self = serde_saphyr::from_str(text).map_err(|error| error.to_string())?;
         if config.kind != "AuthenticationConfiguration"
@@ -238,7 +239,7 @@ impl IssuerConfig {
     }
 }
 
-/// Whether the user's name comes from `claims.email`, and whether something looks at `claims.email_verified`.
+/// Whether the username comes from `claims.email`, and whether an expression checks `claims.email_verified`.
 #[derive(Default)]
 struct Email {
     is_name: bool,
@@ -424,7 +425,7 @@ impl Mapping {
     }
 }
 
-/// Keys are paths below a domain that is not Kubernetes' own.
+/// Validates a key of `extra`: a domain, not one of Kubernetes', followed by a path.
 fn check_extra_key(key: &str, path: &Path, errors: &mut Errors) {
     let (domain, rest) = key.split_once('/').unwrap_or((key, ""));
     if key.is_empty() {

@@ -1,4 +1,4 @@
-//! One issuer: its documents, fetched over HTTPS, and whether a token is a valid one of its own.
+//! One OpenID Connect issuer: fetches its discovery document and its keys over HTTPS, and verifies its tokens.
 
 use std::{sync::Arc, time::Duration};
 
@@ -17,16 +17,16 @@ use super::{
 const WELL_KNOWN: &str = "/.well-known/openid-configuration";
 const FETCH: Duration = Duration::from_secs(30);
 const LARGEST_DOCUMENT: usize = 1 << 20;
-/// How much an issuer's clock may be ahead of ours.
+/// The tolerated clock skew in seconds: an issuer's clock may be this far ahead of this server's.
 const LEEWAY: i64 = 5 * 60;
 
-/// Fetches documents; a seam for tests.
+/// Fetches a document over HTTPS; tests replace it.
 #[async_trait::async_trait]
 pub(super) trait Fetch: Send + Sync + 'static {
     async fn fetch(&self, url: &str, authorities: &[u8]) -> Result<Vec<u8>, String>;
 }
 
-/// The network.
+/// Fetches over the network.
 pub(super) struct Network;
 
 #[async_trait::async_trait]
@@ -43,10 +43,10 @@ pub(super) struct Issuer {
     pub(super) config: IssuerConfig,
     mapper: Mapper,
     fetch: Arc<dyn Fetch>,
-    /// Where the keys are; `None` until the issuer's own document was read.
+    /// The URL of the JWKS; `None` until the discovery document was fetched.
     discovered: ArcSwapOption<String>,
     keys: ArcSwapOption<Keys>,
-    /// Held while keys are fetched: those who wait take what came.
+    /// Serializes fetches of keys: a request that waited uses the keys that the previous fetch stored.
     fetching: Mutex<()>,
 }
 
@@ -66,7 +66,7 @@ impl Issuer {
         self.discovered.load().is_some()
     }
 
-    /// Reads the issuer's own document, which says where its keys are.
+    /// Fetches the discovery document and stores the URL of the JWKS that it names.
     pub(super) async fn discover(&self) -> Result<(), String> {
         let issuer = &self.config.issuer;
         let url = match issuer.discovery_url.as_str() {
@@ -96,7 +96,7 @@ impl Issuer {
         self.fetch.fetch(url, authorities).await
     }
 
-    /// The user of a token that names this issuer.
+    /// Verifies a token that names this issuer, and returns its user.
     pub(super) async fn user(
         &self,
         token: &Unverified<'_>,
@@ -124,7 +124,7 @@ impl Issuer {
         self.mapper.user(&token.claims)
     }
 
-    /// Keys that came after `known`: fetched once for all who wait.
+    /// Keys that are newer than `known`. Concurrent requests share one fetch.
     async fn newer_keys(
         &self,
         known: Option<&Arc<Keys>>,

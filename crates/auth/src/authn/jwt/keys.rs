@@ -1,13 +1,14 @@
-//! The public keys of an issuer (a JWKS), and whether one of them signed a token.
+//! The public keys of an issuer (a JWKS), and the verification of token signatures.
 
 use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
 use machinery::json::{self, Map, Value};
 use ring::signature::{self, RsaParameters, RsaPublicKeyComponents, UnparsedPublicKey};
 
-/// No token is larger; parsing a larger one would only serve an attacker.
+/// The maximum length of a token. Larger tokens are rejected before they are parsed, to limit what an attacker can
+/// cost.
 const MAX_TOKEN: usize = 64 * 1024;
 
-/// A token that is read and not yet believed.
+/// A parsed token whose signature is not verified yet.
 pub(super) struct Unverified<'t> {
     signed: &'t str,
     signature: Vec<u8>,
@@ -17,7 +18,7 @@ pub(super) struct Unverified<'t> {
 }
 
 impl<'t> Unverified<'t> {
-    /// Reads a compact JWT; `None` if it is none.
+    /// Parses a compact JWT; `None` if the text is not one.
     pub(super) fn read(token: &'t str) -> Option<Self> {
         let (signed, signature) = token.rsplit_once('.')?;
         let (header, claims) = signed.split_once('.')?;
@@ -46,7 +47,7 @@ impl<'t> Unverified<'t> {
 #[derive(Debug)]
 struct Key {
     id: Option<String>,
-    /// The one algorithm that it is for, if it says so.
+    /// The only algorithm that this key may be used with, if the JWKS names one.
     algorithm: Option<String>,
     public: Public,
 }
@@ -57,7 +58,7 @@ enum Public {
         modulus: Vec<u8>,
         exponent: Vec<u8>,
     },
-    /// The uncompressed points: 4, x, y.
+    /// Uncompressed points: the byte 4, then x and y.
     P256(Vec<u8>),
     P384(Vec<u8>),
 }
@@ -67,7 +68,7 @@ enum Public {
 pub(super) struct Keys(Vec<Key>);
 
 impl Keys {
-    /// Reads a JWKS. Keys of other kinds and for other uses are left out.
+    /// Parses a JWKS. Keys with unsupported types and keys that are not for signatures are ignored.
     pub(super) fn read(document: &[u8]) -> Result<Self, String> {
         let document: Value = json::from_slice(document).map_err(|error| error.to_string())?;
         let keys = document["keys"]
@@ -76,7 +77,7 @@ impl Keys {
         Ok(Self(keys.iter().filter_map(Key::read).collect()))
     }
 
-    /// Whether one of the keys signed the token.
+    /// Whether one of the keys verifies the token's signature. A key whose ID differs from the token's is not tried.
     pub(super) fn signed(&self, token: &Unverified<'_>) -> bool {
         let may_be = |key: &&Key| match (&token.key_id, &key.id) {
             (Some(wanted), Some(id)) => wanted == id,
@@ -162,7 +163,7 @@ pub(super) mod tests {
         signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, KeyPair},
     };
 
-    /// A key of an issuer, and its JWKS.
+    /// An issuer's signing key, with its JWKS.
     pub(crate) struct Signer {
         pair: EcdsaKeyPair,
         id: &'static str,
@@ -216,7 +217,7 @@ pub(super) mod tests {
         }
     }
 
-    /// A token that another implementation signed (RFC 7515, appendix A.2).
+    /// Verifies a token from another implementation (RFC 7515, appendix A.2).
     #[test]
     fn rsa_signatures_are_verified() {
         let key = json!({"keys": [{"kty": "RSA", "e": "AQAB", "n": "ofgWCuLjybRlzo0tZWJjNiuSfb4p4fAkd_wWJcyQoTbji9k0l8W26mPddxHmfHQp-Vaw-4qPCJrcS2mJPMEzP1Pt0Bm4d4QlL-yRT-SFd2lZS-pCgNMsD1W_YpRPEwOWvG6b32690r2jZ47soMZo9wGzjb_7OMg0LOL-bSf63kpaSHSXndS5z5rexMdbBYUsLA9e-KXBdQOS-UTo7WTBEMa2R2CapHg665xsmtdVMTBQY4uDZlxvb3qCo5ZwKh9kG4LT6_I5IhlJH7aGhyxXFvUK-DWNmoudF8NAco9_h9iaGNj8q2ethFkMLs91kzk2PAcDTW9gb54h4FRWyuXpoQ"}]});

@@ -1,5 +1,6 @@
-//! Tokens of issuers outside of the cluster (OpenID Connect), as an `AuthenticationConfiguration` lists them. The file is
-//! read again when it changes; a configuration that is wrong, or whose issuers cannot be reached, replaces nothing.
+//! Authenticates tokens of external OpenID Connect issuers, which an `AuthenticationConfiguration` lists. The file is
+//! read again when it changes. A changed configuration takes effect once it is valid and the discovery documents of all
+//! its issuers were fetched; until then the previous one stays in use.
 
 mod claims;
 mod config;
@@ -23,25 +24,25 @@ use issuer::{Fetch, Issuer, Network};
 use keys::Unverified;
 use request::User;
 
-/// How often the file is looked at, and issuers are tried that could not be reached.
+/// How often the file is read again, and how often failed discovery is retried.
 const INTERVAL: Duration = Duration::from_secs(10);
-/// Google's issuer, and the name by which its tokens once called it.
+/// Google's issuer, and the name without a scheme that its older tokens have as `iss`.
 const GOOGLE: (&str, &str) = ("https://accounts.google.com", "accounts.google.com");
 
-/// The issuers of a file.
+/// Authenticates tokens of the issuers that a file lists.
 #[derive(Clone)]
 pub struct Jwt(Arc<Shared>);
 
 struct Shared {
     path: PathBuf,
-    /// The issuer of this cluster's own tokens.
+    /// The issuers of this cluster's service account tokens.
     own: Vec<String>,
     /// The audiences of this server.
     audiences: Vec<String>,
     clock: Arc<dyn Clock>,
     fetch: Arc<dyn Fetch>,
     current: ArcSwap<Loaded>,
-    /// The text that was read last, and what comes of it when its issuers can be reached.
+    /// Guards the text that was read last, and its configuration while that waits for discovery to succeed.
     next: Mutex<(String, Option<Arc<Loaded>>)>,
 }
 
@@ -51,7 +52,7 @@ struct Loaded {
 }
 
 impl Jwt {
-    /// Reads the file; `tokens` issues those of the cluster's service accounts.
+    /// Reads the file; `tokens` issues the tokens of the cluster's service accounts.
     pub fn load(
         path: &Path,
         tokens: Option<&Arc<dyn TokenIssuer>>,
@@ -85,13 +86,13 @@ impl Jwt {
         })))
     }
 
-    /// Whether a request for a path may be anonymous; `None` where the file does not say.
+    /// Whether requests for this path may be anonymous; `None` if the file has no `anonymous` section.
     pub fn admits_anonymous(&self, path: &str) -> Option<bool> {
         let current = self.0.current.load();
         current.anonymous.as_ref().map(|it| it.admits(path))
     }
 
-    /// Looks at the file and at issuers that are not known yet.
+    /// Retries discovery, reads the file again, and replaces the configuration once all its issuers are discovered.
     async fn look(&self) {
         self.0.discover(&self.0.current.load_full()).await;
         self.0.read_again();
@@ -108,7 +109,7 @@ impl Jwt {
 }
 
 impl Shared {
-    /// Reads the file if it is another one than before.
+    /// Parses the file if its text changed since the last time.
     fn read_again(&self) {
         let path = self.path.display();
         let text = match std::fs::read_to_string(&self.path) {
@@ -130,7 +131,7 @@ impl Shared {
         };
     }
 
-    /// Whether all issuers are known, after those that are not were asked.
+    /// Runs discovery for the issuers that still need it. Returns whether all succeeded.
     async fn discover(&self, loaded: &Loaded) -> bool {
         let unknown = loaded.issuers.iter().filter(|one| !one.is_discovered());
         let asked = unknown.map(|issuer| async {
@@ -147,7 +148,7 @@ impl Shared {
 }
 
 impl Loaded {
-    /// Issuers that stay as they were keep what is known of them.
+    /// Parses a configuration. Issuers with an unchanged configuration keep their discovered URL and keys.
     fn read(
         text: &str,
         own: &[String],
@@ -187,7 +188,8 @@ impl Authenticator for Jwt {
         token: &str,
         audiences: Option<&[String]>,
     ) -> Result<Option<User>, Refused> {
-        // Such a token is for this server, whatever audience its issuer knows it by.
+        // The issuer's own `audiences` are checked later. A valid token of the issuer counts as a token for this
+        // server.
         if audiences.is_some_and(|wanted| !wanted.iter().any(|one| self.0.audiences.contains(one)))
         {
             return Ok(None);

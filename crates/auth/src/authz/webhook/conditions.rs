@@ -1,12 +1,12 @@
-//! The match conditions of an authorization webhook: expressions over `request`, the spec of the review. The webhook is
-//! asked only if all of them hold.
+//! The match conditions of an authorization webhook: CEL expressions over `request`, the spec of the
+//! SubjectAccessReview. The webhook is called only if all of them are true.
 
 use std::sync::{Arc, LazyLock};
 
 use cel::{Decl, DeclKind, Env, Field, ListSemantics, PER_CALL_LIMIT, Program, Type};
 use machinery::Value;
 
-/// A compiled list of conditions.
+/// Compiled match conditions.
 #[derive(Debug, Default)]
 pub(super) struct Conditions(Vec<(String, Program)>);
 
@@ -16,7 +16,7 @@ impl Conditions {
         Ok(())
     }
 
-    /// Whether all hold. One that does not counts more than one that fails.
+    /// Whether all conditions are true. A false condition takes precedence over an evaluation error.
     pub(super) fn hold(&self, spec: &Value) -> Result<bool, String> {
         if self.0.is_empty() {
             return Ok(true);
@@ -71,7 +71,7 @@ fn list(element: Arc<Decl>) -> Arc<Decl> {
 
 fn object(name: &str, fields: &[(&str, Arc<Decl>)]) -> Arc<Decl> {
     let fields = fields.iter().map(|(field, decl)| {
-        // As it is, also `namespace`, which is a reserved word: upstream escapes none of these.
+        // Upstream escapes no field name here, not even `namespace`, which is a reserved word in CEL.
         let json: Arc<str> = (*field).into();
         let decl = decl.clone();
         (json.clone(), Field { json, decl })

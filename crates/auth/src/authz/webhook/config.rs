@@ -1,5 +1,5 @@
-//! The file of `--authorization-config`: an `AuthorizationConfiguration`, which lists authorizers in the order they are
-//! asked. Node and RBAC have to be among them, since the cluster's own components depend on them.
+//! The `AuthorizationConfiguration` in the file of `--authorization-config`: authorizers in the order in which they are
+//! called. Node and RBAC are required, since the cluster's own components depend on them.
 
 use std::{
     collections::BTreeSet,
@@ -39,7 +39,7 @@ pub(in crate::authz) struct AuthorizerConfig {
     pub(in crate::authz) webhook: Option<WebhookConfig>,
 }
 
-/// A webhook as a file describes it.
+/// The configuration of a webhook, as in the file.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(in crate::authz) struct WebhookConfig {
@@ -185,7 +185,7 @@ fn check_duration(text: &str, longest: Option<f64>, path: &Path, errors: &mut Er
 }
 
 impl WebhookConfig {
-    /// A webhook as flags describe it.
+    /// The configuration of the webhook that flags describe.
     pub(in crate::authz) fn from_flags(
         kubeconfig: PathBuf,
         version: &str,
@@ -274,7 +274,7 @@ impl WebhookConfig {
         seconds(&self.timeout)
     }
 
-    /// How long answers are kept: allowed, and others.
+    /// How long decisions are cached: those that allow, and all others. Zero disables the cache.
     pub(super) fn ttls(&self) -> (Duration, Duration) {
         let kept = |caches: bool, text: &str| match caches {
             true => seconds(text),

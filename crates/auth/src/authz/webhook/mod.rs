@@ -1,5 +1,4 @@
-//! Authorization by a webhook: a SubjectAccessReview is posted to the server of a kubeconfig file, and its answer is kept
-//! for a while.
+//! Authorizes with a webhook: posts a SubjectAccessReview to the server in a kubeconfig file, and caches the decision.
 
 mod conditions;
 pub(super) mod config;
@@ -23,16 +22,17 @@ pub(super) struct Webhook {
     remote: Remote,
     api_version: String,
     timeout: Duration,
-    /// How long answers are kept: allowed, and others.
+    /// How long decisions are cached: those that allow, and all others.
     ttl: (Duration, Duration),
-    /// The decision when the webhook does not answer.
+    /// Whether a request is denied when the webhook or a match condition fails; otherwise the next authorizer is
+    /// called.
     denies_on_failure: bool,
     conditions: Conditions,
     answers: Answers<Decision>,
 }
 
 impl Webhook {
-    /// The webhook of a valid configuration.
+    /// Builds the webhook of a validated configuration.
     pub(super) fn new(name: &str, config: &WebhookConfig) -> Result<Self, String> {
         let path = config.kubeconfig();
         let remote = Remote::from_kubeconfig(path)
@@ -71,7 +71,7 @@ impl Webhook {
         Ok(judge(&answer["status"]))
     }
 
-    /// The spec in the version that the webhook speaks: the older one calls groups `group`.
+    /// Converts the spec to the webhook's API version: in v1beta1 the field `groups` is named `group`.
     fn sent(&self, spec: &Value) -> Value {
         let mut spec = spec.clone();
         if self.api_version.ends_with("/v1beta1")
@@ -125,7 +125,7 @@ impl Authorizer for Webhook {
     }
 }
 
-/// The spec of the review of a request, without what is empty.
+/// The SubjectAccessReview spec of a request, without empty fields.
 fn review_spec(attributes: &Attributes<'_>) -> Value {
     let mut spec = Map::default();
     let set = |to: &mut Map, key: &str, value: Value| {
@@ -204,7 +204,8 @@ fn label_requirements(attributes: &Attributes<'_>) -> Vec<Value> {
                 Operator::NotEquals | Operator::NotIn => "NotIn",
                 Operator::Exists => "Exists",
                 Operator::DoesNotExist => "DoesNotExist",
-                // Requirements only narrow: a review without one is of something broader.
+                // A review cannot express this requirement. Without it the review covers more objects, so it allows no
+                // more.
                 _ => return None,
             };
             let mut shown = json!({"key": one.key.as_str(), "operator": operator});
