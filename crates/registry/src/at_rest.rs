@@ -1,5 +1,5 @@
-//! Packs objects that have not changed for a while, kind by kind, so that a large cluster's objects take a fraction of
-//! their bytes (see [`crate::packed`]). Secrets stay as they are: a dictionary would keep bytes of one that is gone.
+//! Packs objects that have not changed for a while, kind by kind, to save memory in large clusters (see
+//! [`crate::packed`]). Secrets are not packed: a dictionary would keep bytes of deleted Secrets in memory.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -7,12 +7,12 @@ use store::Key;
 
 use crate::{Reader, Resource, Stored, packed::Index};
 
-/// How often it is done; an object that was not changed for so long is at rest.
+/// The interval between passes. A pass packs the objects that have not changed since the previous one.
 const EVERY: Duration = Duration::from_secs(30);
-/// Fewer objects than this are not worth a dictionary.
+/// The minimum number of objects to build a dictionary from.
 const FEW: usize = 16;
 
-/// Packs for as long as it is polled.
+/// Packs objects until the future is dropped.
 pub async fn pack_at_rest(reader: Reader) {
     let mut packers: HashMap<Key, Packer> = HashMap::new();
     let mut unchanged_since = 0;
@@ -59,20 +59,20 @@ async fn pack_kind(
     if objects.is_empty() {
         return packer;
     }
-    // Beside the threads that answer requests.
+    // Packing takes CPU time: do not block the threads that serve requests.
     let work = tokio::task::spawn_blocking(move || packer.pack(objects));
     work.await.unwrap_or_default()
 }
 
-/// What packs the objects of one kind.
+/// Packs the objects of one kind.
 #[derive(Default)]
 struct Packer {
-    /// What was last made of objects of the kind.
+    /// The most recent dictionary of the kind.
     dictionary: Option<Arc<[u8]>>,
 }
 
 impl Packer {
-    /// Packs the objects by the dictionary; many that have little of it get a new one.
+    /// Packs objects with the current dictionary. If it does not fit many of them, builds a new dictionary from these.
     fn pack(mut self, mut loose: Vec<Arc<Stored>>) -> Self {
         if let Some(dictionary) = &self.dictionary {
             let index = Index::new(dictionary.clone());

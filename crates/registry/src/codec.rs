@@ -1,8 +1,8 @@
-//! Stored objects: canonical JSON bytes with a small header. The header is made when an object is
-//! written or loaded; readers filter by it and send the bytes unchanged.
+//! Stored objects: canonical JSON bytes with a small header. The header is computed when an object is written or
+//! loaded; readers filter by it and send the bytes unchanged.
 //!
-//! A draft's bytes have no resourceVersion. Publishing inserts it once, at the header's offset, so
-//! that all readers share one buffer.
+//! A draft's bytes have no resourceVersion. Publishing inserts it once, at the header's offset, so that all readers
+//! share one buffer.
 
 use std::{
     borrow::Cow,
@@ -25,7 +25,7 @@ use crate::{
     scan::{self, Places},
 };
 
-/// Objects that are shorter are not packed.
+/// The minimum length of an object to be packed.
 const SHORT: usize = 256;
 
 /// An object without a revision.
@@ -95,22 +95,22 @@ impl Draft {
 pub struct Stored {
     pub header: Arc<Header>,
     pub revision: Revision,
-    /// Guards the bytes while their form is changed.
+    /// Guards the bytes while packing replaces them.
     text: RwLock<Text>,
-    /// Other forms, once one was needed: most objects never need any.
+    /// Cached forms; allocated on first use, since most objects never need one.
     forms: OnceLock<Box<Forms>>,
-    /// Whether it has the form of the version that it is served in already.
+    /// Whether the object is already converted to the served version.
     is_converted: bool,
-    /// Whether it has so little in common with others that it is not packed.
+    /// Whether packing the object with its kind's dictionary failed; it is not tried again.
     stays_loose: AtomicBool,
 }
 
-/// Forms of an object that were made of its bytes.
+/// Forms that are computed from the object's bytes, cached.
 #[derive(Debug, Default)]
 struct Forms {
-    /// The form in another version.
+    /// The name of a form in another version, and the object in it; `None` if conversion changes nothing.
     converted: OnceLock<(Box<str>, Option<Arc<Stored>>)>,
-    /// The protobuf message.
+    /// The protobuf message, without the envelope.
     message: OnceLock<Bytes>,
     /// The parsed object.
     parsed: OnceLock<Object>,
@@ -134,18 +134,18 @@ impl Stored {
         self.forms.get_or_init(Box::default)
     }
 
-    /// Marks an object that is no longer in the form that is stored.
+    /// Marks an object as converted from its stored form.
     pub fn marked_converted(mut self) -> Self {
         self.is_converted = true;
         self
     }
 
-    /// Whether it was already converted to the served version.
+    /// Whether the object is already converted to the served version.
     pub fn is_converted(&self) -> bool {
         self.is_converted
     }
 
-    /// Whether its bytes have this apiVersion.
+    /// Whether the bytes have this apiVersion.
     pub fn is_of(&self, api_version: &str) -> bool {
         let bytes = self.bytes();
         let head = bytes.get(..self.header.body as usize).unwrap_or_default();
@@ -154,7 +154,7 @@ impl Stored {
             .any(|part| part == wanted.as_bytes())
     }
 
-    /// The cached form, if it is this one.
+    /// The cached form, if it has this name.
     pub fn known_form(&self, form: &str) -> Option<Arc<Self>> {
         let (known, made) = self.forms.get()?.converted.get()?;
         made.clone().filter(|_| **known == *form)
@@ -162,30 +162,30 @@ impl Stored {
 
     /// Caches a form, unless another is cached.
     pub fn keep_form(&self, form: &str, made: &Arc<Self>) {
-        // One form is kept, the first.
+        // Only the first form is cached.
         let _ = self
             .forms()
             .converted
             .set((form.into(), Some(made.clone())));
     }
 
-    /// The whole object. One at rest is put together from its pieces.
+    /// The object's JSON. Packed objects are unpacked into a new buffer.
     pub fn bytes(&self) -> Bytes {
         self.text.read().bytes()
     }
 
-    /// How long it is.
+    /// The length of the object's JSON.
     pub fn size(&self) -> usize {
         self.text.read().len()
     }
 
-    /// Whether it could be packed.
+    /// Whether packing should be tried: the object is not packed, long enough, and did not fail to pack before.
     pub(crate) fn is_loose(&self) -> bool {
         let is_plain = matches!(&*self.text.read(), Text::Plain(bytes) if bytes.len() >= SHORT);
         is_plain && !self.stays_loose.load(Ordering::Relaxed)
     }
 
-    /// Keeps only what a dictionary does not have. Says no when that is too much.
+    /// Packs the object with a dictionary. Returns false, and changes nothing, if that does not halve its size.
     pub(crate) fn pack(&self, index: &Index) -> bool {
         let packed = index.pack(&self.bytes());
         let is_packed = packed.is_some();
@@ -195,13 +195,13 @@ impl Stored {
         is_packed
     }
 
-    /// It is not worth another try.
+    /// Marks the object as not worth packing.
     pub(crate) fn leave_loose(&self) {
         self.stays_loose.store(true, Ordering::Relaxed);
     }
 
-    /// The object as an item of a list of a built-in kind: everything after `apiVersion` and
-    /// `kind`, to be written after an opening brace.
+    /// The object as an item of a list of a built-in kind: everything after `apiVersion` and `kind`, to be written
+    /// after an opening brace.
     pub fn item(&self) -> Bytes {
         self.bytes().slice(self.header.body as usize..)
     }
@@ -221,7 +221,7 @@ impl Stored {
         self.header.stamp.remove(&self.bytes(), self.revision)
     }
 
-    /// The same object with another revision, for events of its deletion or of leaving a selection.
+    /// The same object with another revision, for watch events when it is deleted or stops matching a selector.
     pub fn at(&self, revision: Revision) -> Self {
         let draft = Draft {
             bytes: self.unstamped(),
@@ -237,8 +237,8 @@ impl Stored {
     pub fn parse(&self) -> Object {
         match machinery::json::from_slice(&self.bytes()) {
             Ok(object) => object,
-            // Only bytes encoded from an object are stored. Continuing with anything else would
-            // overwrite the object: the request fails instead.
+            // Only bytes encoded from an object are stored. Continuing with anything else would overwrite the object,
+            // so the request fails instead.
             Err(error) => panic!(
                 "{} {}: stored bytes are no object: {error}",
                 self.header.namespace(),
@@ -264,8 +264,8 @@ impl Stored {
         self.forms().parsed.get_or_init(|| self.parse())
     }
 
-    /// The form in another version or under a newer schema, `None` if it is unchanged; the first
-    /// one is cached.
+    /// The form in another version or under a newer schema, `None` if conversion changes nothing. Only the first form
+    /// is cached.
     pub fn converted(
         &self,
         form: &str,
@@ -334,12 +334,12 @@ impl feed::Stored for Stored {
 /// The codec of API objects.
 pub struct ObjectCodec {
     registry: Arc<Registry>,
-    /// What is encrypted on disk; `None`: nothing.
+    /// The encryption of values on disk; `None` stores them unencrypted.
     encryption: Option<Encryption>,
 }
 
 impl ObjectCodec {
-    /// The registry maps keys to kinds.
+    /// `registry` maps keys of the store to kinds.
     pub fn new(registry: Arc<Registry>) -> Self {
         Self {
             registry,
@@ -347,7 +347,7 @@ impl ObjectCodec {
         }
     }
 
-    /// Encrypts what goes to disk.
+    /// Encrypts values on disk.
     pub fn with_encryption(mut self, encryption: Option<Encryption>) -> Self {
         self.encryption = encryption;
         self
@@ -370,8 +370,7 @@ impl Codec for ObjectCodec {
     }
 
     fn load(&self, key: &Key, bytes: Bytes) -> Result<Draft, String> {
-        // The bytes may come from another writer of the same store, so they are validated before
-        // publishing.
+        // The bytes may come from another writer of the same store, so they are validated before publishing.
         let named = |why: String| format!("{}: {why}", String::from_utf8_lossy(key));
         let opened = match &self.encryption {
             Some(encryption) => encryption.open(key, bytes),
@@ -396,7 +395,7 @@ impl Codec for ObjectCodec {
     }
 }
 
-/// Writes `,"resourceVersion":"7"` and the like.
+/// Writes the field `"resourceVersion":"7"` between `before` and `after`.
 pub(crate) fn write_revision(out: &mut BytesMut, before: &str, revision: Revision, after: &str) {
     out.put_slice(before.as_bytes());
     out.put_slice(b"\"resourceVersion\":\"");

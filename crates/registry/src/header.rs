@@ -1,5 +1,5 @@
-//! What readers need to know of an object without parsing it, packed: there is one header for each stored object and
-//! each version of it that history keeps, so that one string holds all of it.
+//! What readers need from an object without parsing it: names, labels, selectable fields and offsets. Each stored
+//! object has a header, and so does each version of it in the history, so all strings of a header are packed into one.
 
 use std::{
     borrow::Cow,
@@ -12,25 +12,25 @@ use parking_lot::Mutex;
 
 use crate::scan::{Places, Stamp};
 
-/// Names of selectable fields: as many lists as there are kinds that have any, shared by their objects.
+/// Names of selectable fields. Objects of a kind share one list.
 type FieldNames = Arc<[Cow<'static, str>]>;
 
-/// So many lists are known at most that no object has any more: those of custom resources come and go.
+/// Unused lists are removed once this many are known: lists of custom resources come and go.
 const UNUSED: usize = 256;
 
-/// Guards the lists of names that are known.
+/// Guards the shared lists of field names.
 static KNOWN: LazyLock<Mutex<HashSet<FieldNames>>> = LazyLock::new(Mutex::default);
 
-/// What readers need to know of an object without parsing it.
+/// What readers need from an object without parsing it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Header {
-    /// Namespace and name; how many labels there are, and each one's key and value; the values of fields.
+    /// Namespace, name, number of labels, key and value of each label, field values. See [`pack`] for the encoding.
     packed: Box<str>,
     /// The names of the kind's selectable fields; `None` when it has none.
     fields: Option<FieldNames>,
-    /// Where everything behind `apiVersion` and `kind` starts.
+    /// The offset of the first byte after `apiVersion` and `kind`.
     pub body: u32,
-    /// Where the metadata's value starts and ends, without a resourceVersion.
+    /// The start and end offsets of the metadata's value, in bytes without a resourceVersion.
     pub metadata: (u32, u32),
     pub(crate) stamp: Stamp,
 }
@@ -63,7 +63,7 @@ impl Header {
         .at(places)
     }
 
-    /// The same for bytes with other places.
+    /// The same header for bytes with other offsets.
     pub(crate) fn at(self, places: Places) -> Self {
         Self {
             body: places.body,
@@ -85,13 +85,13 @@ impl Header {
         reader.text()
     }
 
-    /// The labels, in the order of their keys.
+    /// The labels, sorted by key.
     pub fn labels(&self) -> impl ExactSizeIterator<Item = (&str, &str)> {
         let (mut reader, count) = self.reader().at_labels();
         (0..count).map(move |_| (reader.text(), reader.text()))
     }
 
-    /// A label's value.
+    /// The value of a label.
     pub fn label(&self, key: &str) -> Option<&str> {
         let (mut reader, count) = self.reader().at_labels();
         for _ in 0..count {
@@ -120,7 +120,7 @@ impl Header {
     }
 }
 
-/// One list for all objects that have these names of fields.
+/// Returns the shared list of these field names.
 fn shared(names: Vec<Cow<'static, str>>) -> Option<FieldNames> {
     if names.is_empty() {
         return None;
@@ -137,8 +137,9 @@ fn shared(names: Vec<Cow<'static, str>>) -> Option<FieldNames> {
     Some(names)
 }
 
-/// A text has its length before it. The value of a field has twice its length, or, when an earlier field has the same
-/// value, twice that field's place and one.
+/// Packs the strings of a header. A string is its length followed by its bytes. A field's value starts with a number:
+/// an even number is twice the length of the bytes that follow; an odd number is `2 * index + 1` of an earlier field
+/// with the same value.
 fn pack(namespace: &str, name: &str, labels: &[(&str, &str)], fields: &[String]) -> Box<str> {
     let mut packed = String::new();
     let text = |packed: &mut String, text: &str| {
@@ -164,7 +165,8 @@ fn pack(namespace: &str, name: &str, labels: &[(&str, &str)], fields: &[String])
     packed.into()
 }
 
-/// Digits of six bits, the lowest first; all but the last have a seventh. As characters they are ASCII.
+/// Appends a number as base-64 digits, least significant first. Bit 6 (64) marks all digits but the last. Each digit is
+/// an ASCII character, so the result stays valid UTF-8.
 fn number(packed: &mut String, mut number: usize) {
     while number >= 64 {
         packed.push(char::from(64 | (number & 63) as u8));
@@ -173,7 +175,7 @@ fn number(packed: &mut String, mut number: usize) {
     packed.push(char::from(number as u8));
 }
 
-/// Reads what [`pack`] wrote.
+/// Reads the encoding of [`pack`].
 #[derive(Clone)]
 struct Reader<'a> {
     rest: &'a str,
@@ -190,7 +192,7 @@ impl<'a> Reader<'a> {
                 return number;
             }
         }
-        // The header of no object.
+        // Only the packed string of a default header is empty.
         0
     }
 
@@ -205,7 +207,7 @@ impl<'a> Reader<'a> {
         self.take(length)
     }
 
-    /// A field's value; `first` is where the values begin.
+    /// Reads the value of a field; `first` is a reader at the first field's value.
     fn value(&mut self, first: &Self) -> &'a str {
         let number = self.number();
         if number.is_multiple_of(2) {
@@ -214,7 +216,7 @@ impl<'a> Reader<'a> {
         first.clone().nth_value(number / 2, first)
     }
 
-    /// The value after so many others.
+    /// Skips this many values and reads the next one.
     fn nth_value(&mut self, skipped: usize, first: &Self) -> &'a str {
         for _ in 0..skipped {
             self.value(first);
@@ -222,7 +224,7 @@ impl<'a> Reader<'a> {
         self.value(first)
     }
 
-    /// Behind namespace, name and the number of labels, which is returned.
+    /// Returns a reader at the first label, and the number of labels.
     fn at_labels(mut self) -> (Self, usize) {
         self.text();
         self.text();

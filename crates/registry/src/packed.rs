@@ -1,21 +1,21 @@
-//! Objects at rest take a fraction of their bytes: what an object has in common with others of its kind is kept once, in
-//! a dictionary. The object is a list of pieces, its own bytes and places in the dictionary in turn, and to read it is
-//! to copy them: nothing is parsed. All of it is in memory only; the store's files have plain bytes.
+//! Compresses objects in memory: bytes that objects of a kind have in common are kept once, in a dictionary. A packed
+//! object alternates between its own bytes and references into the dictionary. Reading it copies them together without
+//! parsing. The store's files contain unpacked objects.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 
-/// So many bytes that are the same are found, and make a piece.
+/// The length of the byte windows that are indexed, and the minimum length of a reference into the dictionary.
 const WINDOW: usize = 8;
-/// Places of windows are found by so many bits.
+/// The number of bits of a window's hash.
 const BITS: u32 = 16;
-/// The longest dictionary.
+/// The maximum length of a dictionary.
 const LONGEST: usize = 64 << 10;
-/// Most objects that a dictionary is made of.
+/// The maximum number of objects that a dictionary is built from.
 const SAMPLES: usize = 16;
 
-/// The bytes of an object in either form.
+/// The bytes of an object, plain or packed.
 #[derive(Debug)]
 pub(crate) enum Text {
     Plain(Bytes),
@@ -23,7 +23,7 @@ pub(crate) enum Text {
 }
 
 impl Text {
-    /// How long the object is.
+    /// The length of the unpacked object.
     pub(crate) fn len(&self) -> usize {
         match self {
             Self::Plain(bytes) => bytes.len(),
@@ -31,7 +31,7 @@ impl Text {
         }
     }
 
-    /// The object itself.
+    /// The unpacked object.
     pub(crate) fn bytes(&self) -> Bytes {
         match self {
             Self::Plain(bytes) => bytes.clone(),
@@ -40,13 +40,13 @@ impl Text {
     }
 }
 
-/// An object as pieces: the length of its own bytes and these, the length of what the dictionary has and, unless that
-/// is 0, where; and so on.
+/// An object as a sequence of pieces. A piece is the number of the object's own bytes, these bytes, the length of a
+/// dictionary reference and, unless that length is 0, its offset in the dictionary.
 #[derive(Debug)]
 pub(crate) struct Packed {
     dictionary: Arc<[u8]>,
     pieces: Box<[u8]>,
-    /// Of the whole object.
+    /// The length of the unpacked object.
     length: u32,
 }
 
@@ -69,7 +69,7 @@ impl Packed {
     }
 }
 
-/// Seven bits in a byte, the lowest first; all but the last have the eighth.
+/// Appends a number as LEB128: seven bits per byte, least significant first; bit 7 is set in all bytes but the last.
 fn put_number(out: &mut Vec<u8>, mut number: usize) {
     while number >= 128 {
         out.push(128 | (number & 127) as u8);
@@ -91,10 +91,10 @@ fn take_number(rest: &mut &[u8]) -> usize {
     number
 }
 
-/// A dictionary, and where its windows are.
+/// A dictionary with an index of its windows.
 pub(crate) struct Index {
     dictionary: Arc<[u8]>,
-    /// By hash: one more than the place of the last window that has it, 0 for none.
+    /// By hash: the offset of the last window with this hash plus one; 0 if there is none.
     places: Box<[u32]>,
 }
 
@@ -107,7 +107,7 @@ impl Index {
         Self { dictionary, places }
     }
 
-    /// Of objects of one kind; those that the others say already are left out.
+    /// Builds a dictionary from objects of one kind. Objects that the dictionary already compresses well are not added.
     pub(crate) fn of_samples(objects: &[impl AsRef<[u8]>]) -> Self {
         let step = objects.len().div_ceil(SAMPLES).max(1);
         let mut index = Self::new(Arc::default());
@@ -121,12 +121,12 @@ impl Index {
         index
     }
 
-    /// The dictionary, for the next time.
+    /// The dictionary, to pack later objects with.
     pub(crate) fn dictionary(&self) -> &Arc<[u8]> {
         &self.dictionary
     }
 
-    /// An object as pieces of the dictionary; `None` when that does not save half of it.
+    /// Packs an object; `None` unless that at least halves its size.
     pub(crate) fn pack(&self, object: &[u8]) -> Option<Packed> {
         let pieces = self.pieces(object);
         (pieces.len() <= object.len() / 2).then(|| Packed {
@@ -138,10 +138,10 @@ impl Index {
 
     fn pieces(&self, object: &[u8]) -> Vec<u8> {
         let mut pieces = Vec::new();
-        // Everything before `own` is in pieces; `after` is the dictionary's place behind the last of them.
+        // `object[..own]` is encoded. `after` is the offset in the dictionary that follows the last reference.
         let (mut own, mut after, mut at) = (0, 0, 0);
         while at + WINDOW <= object.len() {
-            // What differs in two objects is often of the same length.
+            // Values that differ between two objects often have the same length, so try the offset after such a value.
             let (place, length) = self.longest(&object[at..], after + at - own);
             if length < WINDOW {
                 at += 1;
@@ -162,7 +162,7 @@ impl Index {
         pieces
     }
 
-    /// Where the dictionary has the longest beginning of these bytes, of two places that are tried, and how long it is.
+    /// The offset and length of the longest match of `bytes`, at the offset that the index has or at `expected`.
     fn longest(&self, bytes: &[u8], expected: usize) -> (usize, usize) {
         let common = |place: usize| {
             let there = self.dictionary.get(place..).unwrap_or_default();

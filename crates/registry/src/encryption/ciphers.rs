@@ -1,4 +1,4 @@
-//! Ciphers of stored values, in upstream's formats.
+//! Ciphers for stored values, in upstream's formats.
 
 use aes::{Aes128, Aes192, Aes256};
 use aes_gcm::{
@@ -8,7 +8,7 @@ use aes_gcm::{
 use cbc::cipher::{BlockDecryptMut, BlockEncryptMut, KeyIvInit, block_padding::Pkcs7};
 use crypto_secretbox::XSalsa20Poly1305;
 
-/// One key of a cipher.
+/// A cipher with its key.
 pub(super) enum Cipher {
     Gcm(Gcm),
     Cbc(Vec<u8>),
@@ -28,7 +28,7 @@ const SECRETBOX_NONCE: usize = 24;
 const TOO_SHORT: &str = "the stored data was shorter than the required size";
 
 impl Cipher {
-    /// `None` for keys of a length that no cipher has.
+    /// Returns `None` unless the key has 16, 24 or 32 bytes.
     pub(super) fn gcm(key: &[u8]) -> Option<Self> {
         Some(Self::Gcm(match key.len() {
             16 => Gcm::Aes128(Box::new(AesGcm::new_from_slice(key).ok()?)),
@@ -47,8 +47,9 @@ impl Cipher {
         Some(Self::Secretbox(Box::new(cipher)))
     }
 
-    /// Appends the encrypted value; `random` fills in what must not repeat. `place` is where the value is stored: with
-    /// AES-GCM it cannot be read from anywhere else.
+    /// Encrypts `value` and appends nonce and ciphertext to `out`; `random` fills the nonce (the IV for AES-CBC).
+    /// AES-GCM authenticates `place`, the key in the store, as associated data, so a value cannot be moved to another
+    /// key.
     pub(super) fn seal(
         &self,
         out: &mut Vec<u8>,
@@ -209,7 +210,7 @@ mod tests {
         }
     }
 
-    /// NaCl's format: the tag comes before the text. The value is that of the reference implementation's test.
+    /// NaCl's format puts the tag before the ciphertext. The test vector is from the reference implementation.
     #[test]
     fn a_secretbox_is_that_of_nacl() {
         let hex = |text: &str| -> Vec<u8> {

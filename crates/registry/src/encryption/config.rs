@@ -1,5 +1,5 @@
-//! The file of `--encryption-provider-config`: an `EncryptionConfiguration`, which says for resources by which keys they
-//! are encrypted, and by which they were before.
+//! The `EncryptionConfiguration` in the file of `--encryption-provider-config`: which keys encrypt and decrypt which
+//! resources.
 
 use std::collections::BTreeSet;
 
@@ -47,7 +47,7 @@ pub(super) struct Keys {
     pub(super) keys: Vec<Key>,
 }
 
-/// A named key. Never shown.
+/// A named key. `Debug` omits the secret.
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(super) struct Key {
@@ -69,7 +69,7 @@ impl Key {
 
 impl EncryptionConfiguration {
     pub(super) fn read(text: &str) -> Result<Self, String> {
-        // The words of the parser quote the file, which holds secrets.
+        // The parser's error messages quote the file, which contains secrets.
         let config: Self = serde_saphyr::from_str(text)
             .map_err(|_| "it is no YAML of an EncryptionConfiguration".to_owned())?;
         if config.kind != "EncryptionConfiguration" || config.api_version != API_VERSION {
@@ -106,7 +106,7 @@ impl EncryptionConfiguration {
     }
 }
 
-/// The resource and the group of a name such as `deployments.apps`.
+/// Splits a name such as `deployments.apps` into resource and group.
 pub(super) fn split(name: &str) -> (&str, &str) {
     name.split_once('.').unwrap_or((name, ""))
 }

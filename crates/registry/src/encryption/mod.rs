@@ -1,5 +1,5 @@
-//! Encryption at rest: what goes to the disk of some resources is encrypted, as an `EncryptionConfiguration` says. Objects
-//! in memory stay as they are. The first provider encrypts; the others can still read what they wrote.
+//! Encryption at rest: values of the resources in an `EncryptionConfiguration` are encrypted on disk. Objects in memory
+//! are not. The first provider encrypts; all providers can decrypt.
 
 mod ciphers;
 mod config;
@@ -13,26 +13,26 @@ use rand::{RngCore, SeedableRng, rngs::StdRng};
 use ciphers::Cipher;
 use config::{EncryptionConfiguration, Keys, ProviderConfiguration, split};
 
-/// How every encrypted value begins.
+/// The prefix of every encrypted value.
 const ENCRYPTED: &[u8] = b"k8s:enc:";
 const ROOT: &str = "/registry/";
 
-/// Which resources are encrypted how.
+/// Encrypts and decrypts values as the configuration says.
 pub struct Encryption {
     rules: Vec<Rule>,
-    /// Where nonces come from. Seeded by the system once.
+    /// Generates nonces; seeded by the operating system at startup.
     random: Mutex<StdRng>,
 }
 
 struct Rule {
-    /// Plural and group, each perhaps `*`.
+    /// Plural and group; each may be `*`.
     resources: Vec<(String, String)>,
     providers: Vec<Provider>,
 }
 
 enum Provider {
     Identity,
-    /// Keys, each with what its values begin with. The first encrypts.
+    /// Keys, each with the prefix of its values. The first key encrypts.
     Keys(Vec<(Vec<u8>, Cipher)>),
 }
 
@@ -43,7 +43,7 @@ impl std::fmt::Debug for Encryption {
 }
 
 impl Encryption {
-    /// Reads the file.
+    /// Reads and validates the file.
     pub fn load(path: &Path) -> Result<Self, String> {
         let failed = |why: String| format!("{}: {why}", path.display());
         let text = std::fs::read_to_string(path).map_err(|error| failed(error.to_string()))?;
@@ -69,7 +69,7 @@ impl Encryption {
         })
     }
 
-    /// The providers of a key of the store, if its resource is one that is encrypted.
+    /// The providers for a key of the store; `None` if no rule matches its resource.
     fn providers(&self, key: &[u8]) -> Option<&[Provider]> {
         let key = std::str::from_utf8(key).ok()?;
         let mut parts = key.strip_prefix(ROOT)?.splitn(3, '/');
@@ -82,7 +82,7 @@ impl Encryption {
         Some(&rule.providers)
     }
 
-    /// What goes to the disk.
+    /// The bytes to write to disk: encrypted, or unchanged if the resource is not encrypted.
     pub fn seal<'a>(&self, key: &[u8], value: &'a Bytes) -> Cow<'a, Bytes> {
         let first = self.providers(key).and_then(<[_]>::first);
         let Some(Provider::Keys(keys)) = first else {
@@ -95,12 +95,12 @@ impl Encryption {
         let random = |nonce: &mut [u8]| self.random.lock().fill_bytes(nonce);
         cipher
             .seal(&mut out, key, value, random)
-            // Ciphers refuse only messages of gigabytes, which no request can carry.
+            // Ciphers only fail for messages of gigabytes; requests are much smaller.
             .expect("a value is smaller than what a cipher can encrypt");
         Cow::Owned(out.into())
     }
 
-    /// The value that came from the disk.
+    /// Decrypts a value from disk.
     pub fn open(&self, key: &[u8], stored: Bytes) -> Result<Bytes, String> {
         let Some(providers) = self.providers(key) else {
             return plain(stored);
@@ -127,7 +127,7 @@ impl Encryption {
     }
 }
 
-/// A value of a resource that is not encrypted.
+/// Checks that a value of a resource without providers is not encrypted.
 pub(crate) fn plain(stored: Bytes) -> Result<Bytes, String> {
     match stored.starts_with(ENCRYPTED) {
         true => Err("it is encrypted, and no encryption configuration says how".to_owned()),
