@@ -1,6 +1,5 @@
-//! The UDP listener: one socket and one thread per core. Names of the cluster and cached answers
-//! are answered at once, many with one system call; only forwarded queries run as tasks of the
-//! async runtime.
+//! The UDP listener: one socket and one thread per core. Queries for cluster names and for cached answers are answered
+//! on the thread, many with one system call; only forwarded queries run as tasks of the async runtime.
 
 use std::{
     io::{self, PipeReader},
@@ -29,10 +28,10 @@ use crate::{
     wire::{self, Plain},
 };
 
-/// How many batches are answered before the thread looks whether it shall end.
+/// The maximum number of batches before the thread checks for shutdown.
 const BATCHES: usize = 16;
 
-/// Answers datagrams of a socket until shutdown, on a thread of its own.
+/// Answers queries from a UDP socket on a separate thread until shutdown.
 pub(crate) fn serve(
     socket: UdpSocket,
     answers: Arc<Answers>,
@@ -48,7 +47,8 @@ pub(crate) fn serve(
         outbox: Outbox::default(),
         tally: Tally::default(),
     };
-    // The thread ends when the writer is dropped. The socket itself must stay as it is: it may outlive the process.
+    // Dropping the writer stops the thread. The socket must not be shut down instead: the holder may have a duplicate
+    // of it.
     let (stopping, stop) = io::pipe()?;
     let runtime = tokio::runtime::Handle::current();
     let thread = thread::Builder::new().name("dns".into()).spawn(move || {
@@ -93,7 +93,7 @@ impl Worker {
                     debug!(%error, "cannot receive datagrams");
                     break;
                 }
-                // The other clients of this socket must not lose it by a bug that one found.
+                // A panic while answering one client must not stop the thread, which serves all clients of this socket.
                 if catch_unwind(AssertUnwindSafe(|| self.answer_all(&inbox))).is_err() {
                     error!("handler of a datagram panicked");
                     (self.memo, self.outbox) = (Memo::default(), Outbox::default());
@@ -109,7 +109,7 @@ impl Worker {
     fn answer_all(&mut self, inbox: &Inbox) {
         let begun = Instant::now();
         let chain = self.answers.chain.load_full();
-        // Before any decision, so that memoized replies are not older than their generation.
+        // Read the generation before answering: a memoized reply is then never older than its generation.
         self.memo
             .enter(chain.generation + self.cluster.generation());
         for (request, from) in inbox.iter() {
@@ -141,7 +141,7 @@ impl Worker {
         self.decide(chain, request, question.as_ref(), asked);
     }
 
-    /// The outbox' current buffer is the reply.
+    /// Sends the outbox's current buffer as the reply.
     fn reply(&mut self, chain: &Chain, request: &[u8], asked: Asked) {
         let reply = self.outbox.filled();
         self.tally
@@ -154,7 +154,7 @@ impl Worker {
         self.outbox.add(asked.from);
     }
 
-    /// Sends a cached answer; false if there is none.
+    /// Sends a cached answer; returns false if there is none.
     fn answer_kept(
         &mut self,
         chain: &Chain,
@@ -212,7 +212,7 @@ impl Worker {
         }
     }
 
-    /// Forwards in a task of its own.
+    /// Forwards the query in a separate task.
     fn ask_others(
         &self,
         chain: Arc<Chain>,
@@ -241,13 +241,13 @@ impl Worker {
     }
 }
 
-/// Waits for a datagram; `false` when the thread shall end.
+/// Waits for a datagram; returns `false` on shutdown.
 fn wait(socket: &UdpSocket, stopping: &PipeReader) -> bool {
     let mut both = [
         PollFd::new(socket, PollFlags::IN),
         PollFd::new(stopping, PollFlags::IN),
     ];
-    // An interrupted call is like one that found nothing.
+    // If the call is interrupted, the caller finds no datagram and waits again.
     let _ = poll(&mut both, None);
     both[1].revents().is_empty()
 }
@@ -260,7 +260,7 @@ fn arrival(asked: Asked) -> Option<Arrival> {
     })
 }
 
-/// Sends without blocking: if the kernel's buffer is full, the datagram is lost, as on a network.
+/// Sends without blocking. If the kernel's send buffer is full, the reply is dropped; the client asks again.
 fn send(socket: &UdpSocket, bytes: &[u8], to: SocketAddr) {
     if let Err(error) = net::sendto(socket, bytes, net::SendFlags::DONTWAIT, &to) {
         debug!(%to, %error, "cannot send reply");

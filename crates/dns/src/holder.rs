@@ -1,8 +1,9 @@
-//! Keeps the server's sockets open while the daemon is away. A small process of its own holds copies of them and
-//! gives them to the next daemon: questions that come meanwhile wait in the sockets and are answered after the restart.
+//! Keeps the DNS server's sockets open while the daemon restarts. A small separate process, the holder, has duplicates
+//! of the sockets and passes them to the next daemon. Queries that arrive in between wait in the sockets' buffers and
+//! are answered after the restart.
 //!
-//! The holder reads nothing from the sockets. It ends when no daemon has come for [`PATIENCE`]: from then on clients
-//! are refused at once instead of waiting.
+//! The holder never reads from the sockets. It exits when no daemon has connected for [`PATIENCE`]; after that the
+//! kernel refuses queries at once, so clients do not wait for a timeout.
 
 use std::{
     ffi::OsStr,
@@ -30,21 +31,21 @@ use rustix::{
     process::{Signal, getpid, kill_process},
 };
 
-/// The name that the holder is started under.
+/// `argv[0]` of the holder process.
 const NAME: &str = "mainstay:dns-sockets";
-/// How long the sockets are held without a daemon.
+/// How long the holder waits for a daemon before it exits.
 const PATIENCE: Timespec = Timespec {
     tv_sec: 60,
     tv_nsec: 0,
 };
-/// How long the other side may take.
+/// The timeout of reads and writes between daemon and holder.
 const ANSWER: Duration = Duration::from_secs(2);
 
-/// A message with a socket, and the one after the last socket.
+/// The byte of a message that carries a socket, and the byte that ends a list of sockets.
 const SOCKET: u8 = b's';
 const END: u8 = b'e';
 
-/// Runs the holder if this process was started as one. Must be called early in `main`.
+/// Runs the holder if this process was started as one. Call it early in `main`.
 pub fn dispatch() -> Option<ExitCode> {
     let name = std::env::args_os().next()?;
     let run = || hold(io::stdin().as_fd().try_clone_to_owned()?.into(), PATIENCE);
@@ -54,7 +55,7 @@ pub fn dispatch() -> Option<ExitCode> {
     })
 }
 
-/// Ends the holder that listens at this path, if there is one.
+/// Kills the holder that listens at this path, if there is one, and removes its socket.
 pub fn end(path: &Path) -> io::Result<()> {
     if let Ok(stream) = UnixStream::connect(path) {
         end_process(&stream)?;
@@ -68,12 +69,12 @@ pub fn end(path: &Path) -> io::Result<()> {
 /// A connection to the holder.
 pub(crate) struct Holder {
     stream: UnixStream,
-    /// The process, when it is a child of this one.
+    /// The holder process, if this process started it.
     child: Option<Child>,
 }
 
 impl Holder {
-    /// What is held at this path. A holder is started when none is there.
+    /// Connects to the holder at this path and receives its sockets. Starts a holder if none is running.
     pub(crate) fn take(path: &Path) -> io::Result<(Self, Vec<OwnedFd>)> {
         let Ok(stream) = UnixStream::connect(path) else {
             return Self::start(path);
@@ -82,7 +83,8 @@ impl Holder {
         match take(&stream) {
             Ok(held) => Ok((Self { stream, child }, held)),
             Err(_) => {
-                // As long as it lives it gets a share of the questions.
+                // A holder that does not respond still has the sockets, so the kernel would give it a share of the
+                // queries.
                 end_process(&stream)?;
                 Self::start(path)
             }
@@ -96,7 +98,7 @@ impl Holder {
             .arg0(NAME)
             .env_clear()
             .current_dir("/")
-            // Signals of a terminal are for the daemon.
+            // Its own process group: a terminal's signals must only reach the daemon.
             .process_group(0)
             .stdin(Stdio::from(listener))
             .stdout(Stdio::null())
@@ -108,16 +110,16 @@ impl Holder {
         Ok((Self { stream, child }, held))
     }
 
-    /// Replaces what is held.
+    /// Replaces the sockets that the holder keeps.
     pub(crate) fn give(&self, sockets: &[OwnedFd]) -> io::Result<()> {
         send_all(&self.stream, sockets)
     }
 
-    /// Waits until the holder has ended.
+    /// Waits until the holder has exited.
     pub(crate) async fn ended(self) -> io::Result<()> {
         self.stream.set_nonblocking(true)?;
         let stream = tokio::net::UnixStream::from_std(self.stream)?;
-        // It says nothing on its own: this is the end of the stream.
+        // The holder sends nothing after the handover, so the stream becomes readable when it is closed.
         stream.readable().await?;
         if let Some(mut child) = self.child {
             child.wait()?;
@@ -132,15 +134,15 @@ fn end_process(stream: &UnixStream) -> io::Result<()> {
         return Ok(());
     }
     let killed = kill_process(pid, Signal::KILL);
-    // Its sockets are closed before its end of the stream is.
+    // The end of the stream tells that the kernel has closed the holder's sockets.
     let _ = stream.set_read_timeout(Some(ANSWER));
     let _ = (&*stream).read_to_end(&mut Vec::new());
     Ok(killed?)
 }
 
-/// The holder's whole life.
+/// The holder's main loop: serves one daemon at a time.
 fn hold(listener: UnixListener, patience: Timespec) -> io::Result<()> {
-    // From now on clients see the identity of this process.
+    // `listen` records this process's credentials, which `socket_peercred` returns to daemons.
     rustix::net::listen(&listener, 8)?;
     let mut held = Vec::new();
     loop {
@@ -151,12 +153,12 @@ fn hold(listener: UnixListener, patience: Timespec) -> io::Result<()> {
             _ => {}
         }
         let (stream, _) = listener.accept()?;
-        // A daemon that dies in the middle has changed nothing.
+        // On an error, for example when the daemon dies during a transfer, the sockets from before are kept.
         let _ = converse(&stream, &mut held);
     }
 }
 
-/// Gives what is held and takes what comes, until the daemon is gone.
+/// Sends the held sockets to a daemon, then replaces them with each set that it sends, until it disconnects.
 fn converse(stream: &UnixStream, held: &mut Vec<OwnedFd>) -> io::Result<()> {
     stream.set_write_timeout(Some(ANSWER))?;
     send_all(stream, held)?;
@@ -230,7 +232,7 @@ mod tests {
         let (first, held) = Holder::take(&path).unwrap();
         assert!(held.is_empty());
         first.give(&[socket.into()]).unwrap();
-        // A daemon that dies while it gives changes nothing.
+        // A daemon that dies during a transfer changes nothing.
         (&first.stream).write_all(&[SOCKET]).unwrap();
         drop(first);
         let client = UdpSocket::bind("127.0.0.1:0").unwrap();

@@ -1,11 +1,10 @@
-//! The cluster's DNS on every node: names of services and pods from informers, everything else from
-//! the node's resolvers.
+//! The cluster's DNS server on every node: resolves names of services and pods from informers, and forwards everything
+//! else to the node's resolvers.
 //!
-//! [`corefile`] parses the settings, [`zone`] answers names of the cluster (pure over
-//! [`cluster::Cluster`]), [`chain`] runs it and the other plugins in CoreDNS' order, [`reply`]
-//! builds a message that fits the client, [`upstream`] forwards, [`datagrams`] and [`streams`]
-//! listen. An answer about the cluster is as fresh as the last event: [`memo`] is cleared with
-//! every change. Forwarded answers are cached by their TTL.
+//! [`corefile`] parses the configuration, [`zone`] answers queries for cluster names (pure over [`cluster::Cluster`]),
+//! [`chain`] runs it and the other plugins in CoreDNS' order, [`reply`] builds a message that fits the client,
+//! [`upstream`] forwards queries, [`datagrams`] and [`streams`] listen. Answers about the cluster are as fresh as the
+//! last watch event: every change clears [`memo`]. Forwarded answers are cached for their TTL.
 
 #![forbid(unsafe_code)]
 

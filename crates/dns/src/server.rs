@@ -35,26 +35,26 @@ use crate::{
 
 /// The maximum number of concurrent forwarded queries.
 const AT_ONCE: usize = 4096;
-/// How long questions wait for what the cluster says. Clients ask again after five seconds.
+/// How long the server waits for its informers before it reads queries. Resolvers retry after five seconds.
 const UNKNOWN: Duration = Duration::from_secs(4);
 
 /// The configuration of a node's DNS server.
 pub struct Config {
     /// A client that reads Services, EndpointSlices and the ConfigMap `kube-system/coredns`.
     pub client: kube::Client,
-    /// The addresses to listen on: reachable from pods, on a port of its own. The proxy directs the
-    /// cluster's DNS address here.
+    /// The addresses to listen on: reachable from pods, on a separate port. The proxy redirects the cluster's DNS
+    /// address here.
     pub listen: Vec<SocketAddr>,
-    /// Where the holder of the sockets listens, which keeps them open while this process is away. Without a path
-    /// they are closed with it.
+    /// The path of the holder's Unix socket. The holder keeps the sockets open while this process restarts. `None`
+    /// closes them when this process exits.
     pub holder: Option<PathBuf>,
-    /// Where the page of metrics is served, if it is.
+    /// The address of the metrics endpoint; `None` disables it.
     pub metrics: Option<SocketAddr>,
     /// The zone, e.g. `cluster.local`.
     pub cluster_domain: String,
-    /// The cluster's DNS addresses; never asked as upstream, since they are our own.
+    /// The cluster's DNS addresses. They lead to this server, so queries are never forwarded to them.
     pub cluster_dns: Vec<IpAddr>,
-    /// The pod and service CIDRs, whose reverse names are never forwarded.
+    /// The pod and service CIDRs. Reverse lookups in them are never forwarded.
     pub own_ranges: Vec<IpNet>,
     /// The file to use for `/etc/resolv.conf` in a Corefile.
     pub resolv_conf: PathBuf,
@@ -97,7 +97,7 @@ pub struct Server {
     answers: Arc<Answers>,
 }
 
-/// Makes chains from Corefiles.
+/// Builds plugin chains from Corefiles.
 struct Settings {
     config: Config,
     origin: Name,
@@ -143,15 +143,15 @@ impl Settings {
 }
 
 impl Server {
-    /// Serves from `cluster` until shutdown.
+    /// Answers queries from the state in `cluster` until shutdown.
     pub async fn serve(self: &Arc<Self>, cluster: Cluster, context: &Context) -> Outcome {
         let config = &self.settings.config;
         let sockets = sockets::open(config.listen.clone(), config.holder.clone(), context).await?;
         let (settled, settings) = oneshot::channel();
         let follow = self.clone().follow_settings(cluster.clone(), settled);
         context.spawn("settings", follow);
-        // Questions wait in the sockets meanwhile. When no server says anything for long, names outside the cluster are
-        // answered without.
+        // Queries wait in the sockets until the informers have synced. If the API server does not respond in time, the
+        // server starts anyway, so that names outside the cluster resolve.
         let known = async { tokio::join!(cluster.synced(), settings) };
         let _ = tokio::time::timeout(UNKNOWN, known).await;
         for socket in sockets.datagrams {
@@ -174,13 +174,13 @@ impl Server {
         Ok(())
     }
 
-    /// Takes over each Corefile that can be read; one that cannot leaves the last in place.
+    /// Applies each valid Corefile. An invalid one leaves the previous one in use.
     async fn follow_settings(self: Arc<Self>, cluster: Cluster, settled: oneshot::Sender<()>) {
         let mut events = cluster.settings.subscribe();
         cluster.settings.synced().await;
         let mut generation = 1;
         self.follow(&cluster, generation);
-        // The server may have given up waiting.
+        // The receiver is gone if `serve` timed out.
         let _ = settled.send(());
         while events.next().await.is_some() {
             generation += 1;

@@ -1,5 +1,5 @@
-//! Where the server listens: the sockets that the daemon before this one left with the [holder](crate::holder), and
-//! new ones where there are none.
+//! The server's sockets: those that the previous daemon left with the [holder](crate::holder), and new ones where they
+//! are missing.
 
 use std::{
     io,
@@ -15,20 +15,20 @@ use tracing::warn;
 
 use crate::{Error, holder::Holder};
 
-/// What may wait in a socket: a burst of all pods of a node.
+/// The receive buffer of a UDP socket: holds a burst of queries from all pods of a node.
 const WAITING: usize = 4 << 20;
-/// Streams that may wait for the server.
+/// The backlog of a TCP listener.
 const STREAMS: i32 = 1024;
 
 /// All sockets of a server.
 pub(crate) struct Sockets {
     pub listeners: Vec<TcpListener>,
-    /// For each address one for each core at least: the kernel spreads clients over them.
+    /// At least one per core for each address: the kernel distributes clients among them.
     pub datagrams: Vec<UdpSocket>,
 }
 
 impl Sockets {
-    /// At all of these addresses.
+    /// Uses held sockets for these addresses, and opens those that are missing.
     fn open(listen: &[SocketAddr], held: Vec<OwnedFd>) -> Result<Self, Error> {
         let mut sockets = Self::from_held(listen, held);
         for address in listen {
@@ -50,7 +50,7 @@ impl Sockets {
         Ok(sockets)
     }
 
-    /// Those of the held ones that are still wanted. The others are closed.
+    /// Keeps the held sockets whose address is still configured, and closes the others.
     fn from_held(listen: &[SocketAddr], held: Vec<OwnedFd>) -> Self {
         let (mut listeners, mut datagrams) = (Vec::new(), Vec::new());
         for socket in held {
@@ -77,8 +77,8 @@ impl Sockets {
     }
 }
 
-/// Sockets at these addresses. The holder at the path keeps them open when this process ends; without it the server
-/// works as well.
+/// Opens the sockets for these addresses. With a holder they stay open when this process exits. If the holder fails,
+/// the server runs without one.
 pub(crate) async fn open(
     listen: Vec<SocketAddr>,
     holder: Option<PathBuf>,
@@ -107,7 +107,7 @@ pub(crate) async fn open(
     }
 }
 
-/// Leaves the sockets with the holder, and with a new one when it has ended.
+/// Passes the sockets to the holder, and to a new holder whenever it exits.
 async fn keep(mut holder: Holder, path: PathBuf, sockets: Vec<OwnedFd>) {
     loop {
         let kept = async {
@@ -138,11 +138,11 @@ fn per_address() -> usize {
     thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// A datagram socket at an address that several of ours listen on.
+/// Opens a UDP socket with `SO_REUSEPORT`, so that several sockets share the address.
 fn bind_datagram(address: SocketAddr) -> io::Result<UdpSocket> {
     let socket = socket(address, SocketType::DGRAM)?;
     net::sockopt::set_socket_reuseport(&socket, true)?;
-    // As much as the kernel's limit allows.
+    // The kernel caps this at `net.core.rmem_max`.
     net::sockopt::set_socket_recv_buffer_size(&socket, WAITING)?;
     net::bind(&socket, &address)?;
     Ok(socket.into())
@@ -187,7 +187,7 @@ mod tests {
 
     #[test]
     fn held_sockets_of_other_addresses_are_closed_and_missing_ones_are_made() {
-        // Addresses with ports of their own.
+        // Each socket gets its own port.
         let any: SocketAddr = "127.0.0.1:0".parse().unwrap();
         let (kept, gone) = (bind_stream(any).unwrap(), bind_stream(any).unwrap());
         let at = kept.local_addr().unwrap();
@@ -197,7 +197,7 @@ mod tests {
         let (listeners, datagrams) = addresses(&sockets);
         assert_eq!(listeners, [at]);
         assert_eq!(datagrams, vec![at; per_address()]);
-        // The next daemon makes nothing new.
+        // The next daemon opens no new sockets.
         let next = Sockets::open(&[at], sockets.copies().unwrap()).unwrap();
         assert_eq!(addresses(&next), addresses(&sockets));
     }
