@@ -1,4 +1,4 @@
-//! Credentials for webhooks: users of a kubeconfig file, by the called host.
+//! Credentials for webhooks: users of a kubeconfig file, selected by the host of the webhook.
 
 use std::{
     collections::BTreeMap,
@@ -11,14 +11,14 @@ use serde::Deserialize;
 
 use crate::tls::Identity;
 
-/// The users of a kubeconfig file; empty without a file.
+/// The users of a kubeconfig file; empty if there is no file.
 #[derive(Default)]
 pub struct Credentials {
     users: BTreeMap<String, User>,
     clusters: BTreeMap<String, Cluster>,
     /// The user and the cluster of the current context.
     current: Option<(String, String)>,
-    /// Where relative file names begin.
+    /// The directory that relative paths in the file refer to.
     directory: PathBuf,
 }
 
@@ -45,7 +45,7 @@ struct NamedCluster {
     cluster: Cluster,
 }
 
-/// A server of a kubeconfig file.
+/// A cluster of a kubeconfig file.
 #[derive(Deserialize, Default, Clone)]
 #[serde(rename_all = "kebab-case", default)]
 pub(crate) struct Cluster {
@@ -54,7 +54,7 @@ pub(crate) struct Cluster {
     pub(crate) insecure_skip_tls_verify: bool,
     certificate_authority: Option<PathBuf>,
     certificate_authority_data: Option<String>,
-    /// PEM; the system's authorities where it is empty.
+    /// CA certificates in PEM; if empty, the system's CAs are trusted.
     #[serde(skip)]
     pub(crate) authorities: Vec<u8>,
 }
@@ -136,7 +136,7 @@ impl Credentials {
         }
     }
 
-    /// The server of the current context, and what is shown to it.
+    /// The cluster of the current context, and the credentials for it.
     pub(crate) fn current(&self) -> Result<(Cluster, Shown), String> {
         let (user, cluster) = self
             .current
@@ -159,7 +159,8 @@ impl Credentials {
         Ok((cluster, shown))
     }
 
-    /// By the whole name, by `*.` and a part of it, the same without the usual port, by `*`, then by the current context.
+    /// Finds the user for `host:port`. Tries the exact name, then `*.` and a parent domain, then both without `:443`,
+    /// then `*`, then the user of the current context.
     fn user(&self, target: &str) -> Option<&User> {
         let named = |target: &str| {
             let exact = self.users.get(target);
@@ -180,7 +181,7 @@ impl Credentials {
         std::fs::read(&path).map_err(|error| format!("{}: {error}", path.display()))
     }
 
-    /// What stands in the file itself in base64, or in another one.
+    /// Decodes base64 data in the kubeconfig file, or reads the file that it names.
     fn bytes(&self, data: Option<&str>, path: Option<&Path>) -> Result<Option<Vec<u8>>, String> {
         match (data, path) {
             (Some(data), _) => STANDARD

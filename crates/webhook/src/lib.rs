@@ -1,6 +1,6 @@
-//! Calls webhooks: one client for admission and conversion, and one for servers that files on disk name. A webhook is reached by URL or as a Service, over TLS with
-//! the authorities that its configuration names; connections are kept and used again. Failures are told in the words
-//! that users of Kubernetes know. What the bodies mean is up to the caller.
+//! Calls webhooks. [`Client`] serves admission and conversion, and reaches a webhook by URL or as a Service. [`Remote`]
+//! calls the server in a kubeconfig file, [`get`] fetches a document. Connections use TLS with the configured CAs;
+//! clients reuse them. Error messages are upstream's. Callers encode and decode the bodies.
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
@@ -36,15 +36,15 @@ pub use connect::{ConnectFailure, Connector, Stream};
 pub use credentials::Credentials;
 pub use remote::{Remote, get};
 
-/// How many webhooks keep connections; the least recently called one is dropped.
+/// The maximum number of webhooks with open connections; those of the least recently called webhook are dropped.
 const KEPT: usize = 200;
 const IDLE_CONNECTIONS: usize = 25;
 const AGENT: &str = "kube-apiserver-admission";
 
-/// Resolves Services.
+/// Resolves a Service to a backend.
 #[async_trait]
 pub trait Services: Send + Sync + 'static {
-    /// The host and port of a backend of a Service's port, or why there is none.
+    /// The host and port of a backend for a port of a Service, or the reason why there is none.
     async fn resolve(
         &self,
         namespace: &str,
@@ -53,12 +53,12 @@ pub trait Services: Send + Sync + 'static {
     ) -> Result<(String, u16), String>;
 }
 
-/// A request to a webhook, and limits of the response.
+/// A request to a webhook, and the limits of its response.
 pub struct Call {
     pub body: Bytes,
-    /// From connecting to the last byte of the response.
+    /// The timeout from connecting to the last byte of the response.
     pub timeout: Duration,
-    /// Maximum bytes of the response.
+    /// The maximum length of the response in bytes.
     pub limit: usize,
 }
 
@@ -75,9 +75,9 @@ pub struct Answer {
 #[error("{message}")]
 pub struct Failure {
     pub message: String,
-    /// The code of the response, or 503.
+    /// The status code of the response; 503 if there was none.
     pub code: u16,
-    /// Whether it timed out.
+    /// Whether the call timed out.
     pub timed_out: bool,
 }
 
@@ -91,7 +91,7 @@ impl Failure {
     }
 }
 
-/// How often a webhook is retried that sends Retry-After.
+/// The maximum number of retries when a webhook responds with Retry-After.
 const RETRIES: u32 = 10;
 
 type Http = Pool<Connector, Full<Bytes>>;
@@ -104,14 +104,14 @@ struct Endpoint {
     authorization: Option<HeaderValue>,
 }
 
-/// Connections by webhook, each with the number of its last call.
+/// Connections by webhook, each with the sequence number of its last call.
 type Endpoints = HashMap<ClientConfig, (u64, Arc<Endpoint>)>;
 
 /// The client of all webhooks.
 pub struct Client {
     services: Arc<dyn Services>,
     credentials: Credentials,
-    /// Guards the number of calls, and the connections.
+    /// Guards the sequence number of the last call, and the connections.
     kept: Mutex<(u64, Endpoints)>,
 }
 
@@ -190,7 +190,7 @@ impl Client {
         let target = config.target()?;
         let user = self.credentials.find(&target.host_and_port)?;
         let mut tls = tls::client_config(&config.ca_bundle, user.identity.as_ref())?;
-        // Concurrent requests to several backends of a Service should not share one connection.
+        // HTTP/2 would send concurrent requests over one connection, and thus to one backend of a Service.
         tls.alpn_protocols = match target.is_loopback {
             true => vec![b"h2".to_vec(), b"http/1.1".to_vec()],
             false => vec![b"http/1.1".to_vec()],
@@ -224,14 +224,14 @@ fn request(endpoint: &Endpoint, url: &str, body: Bytes) -> Result<Request<Full<B
     Ok(request)
 }
 
-/// The response body could not be read.
+/// The failure when the response body cannot be read.
 fn unread(why: &str) -> Failure {
     Failure::unavailable(format!(
         "unexpected error when reading response body. Please retry. Original error: {why}"
     ))
 }
 
-/// Reads a response up to the limit.
+/// Reads a response body up to the limit.
 async fn read(mut body: Incoming, limit: usize) -> Result<Bytes, Failure> {
     let mut all = BytesMut::new();
     while let Some(frame) = body.frame().await {
@@ -247,12 +247,12 @@ async fn read(mut body: Incoming, limit: usize) -> Result<Bytes, Failure> {
     Ok(all.freeze())
 }
 
-/// A TLS client configuration that trusts the CAs of a caBundle, or the system's.
+/// A TLS client configuration that trusts the CAs of a caBundle, or the system's if it is empty.
 pub fn trusting(ca_bundle: &[u8]) -> Result<rustls::ClientConfig, String> {
     tls::client_config(ca_bundle, None)
 }
 
-/// Why a request failed, in upstream's words.
+/// The message of a failed request, as upstream words it.
 pub fn words(error: &PoolError) -> String {
     let mut source: Option<&(dyn std::error::Error + 'static)> = Some(error);
     while let Some(error) = source {
@@ -269,7 +269,7 @@ pub fn words(error: &PoolError) -> String {
     error.to_string()
 }
 
-/// Quotes as Go does.
+/// Quotes a string as Go does.
 fn quote(text: &str) -> String {
     machinery::text::quote(text)
 }

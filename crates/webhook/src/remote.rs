@@ -1,4 +1,4 @@
-//! Servers that files on disk name, over HTTPS: webhooks of a kubeconfig file, and documents of token issuers.
+//! HTTPS calls to servers that files on disk configure: webhooks in a kubeconfig file, and documents of token issuers.
 
 use std::{path::Path, sync::Arc, time::Duration};
 
@@ -15,12 +15,12 @@ use crate::{
     answer, credentials::Cluster, quote, read, tls, words,
 };
 
-/// How often a call is made that ends in a failure which may pass.
+/// The maximum number of attempts of a call that fails with a transient error.
 const ATTEMPTS: u32 = 5;
-/// The wait before the second attempt; each further one is half as long again.
+/// The wait before the second attempt; it grows by half with each further attempt.
 const BACKOFF: Duration = Duration::from_millis(500);
 
-/// The server of a kubeconfig file.
+/// A client of the server in a kubeconfig file.
 pub struct Remote {
     http: Http,
     url: String,
@@ -28,7 +28,7 @@ pub struct Remote {
 }
 
 impl Remote {
-    /// The server of the current context, with the user of that context.
+    /// Uses the cluster and the user of the current context.
     pub fn from_kubeconfig(path: &Path) -> Result<Self, String> {
         let failed = |why: String| format!("{}: {why}", path.display());
         let credentials = Credentials::read(path)?;
@@ -46,7 +46,7 @@ impl Remote {
         })
     }
 
-    /// Posts JSON. Failures that may pass are tried again while there is time.
+    /// Posts JSON. Transient failures are retried until the call's timeout.
     pub async fn post(&self, call: Call) -> Result<Answer, Failure> {
         let calls = async {
             let mut wait = BACKOFF;
@@ -76,7 +76,7 @@ impl Remote {
     }
 }
 
-/// Fetches a document. `ca_bundle` is PEM of authorities; the system's ones where it is empty.
+/// Fetches a document. `ca_bundle` contains CA certificates in PEM; if it is empty, the system's CAs are trusted.
 pub async fn get(
     url: &str,
     ca_bundle: &[u8],
