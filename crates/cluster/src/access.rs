@@ -1,4 +1,4 @@
-//! Authentication, authorization and encryption beside what every cluster has: files and webhooks that flags name.
+//! Optional authentication, authorization and encryption: configuration files and webhooks that flags name.
 
 use std::time::Duration;
 
@@ -12,10 +12,10 @@ use jiff::SignedDuration;
 
 use crate::{Error, options::Options, settings::Settings};
 
-/// The version of reviews that webhooks get when no flag says another, as upstream.
+/// The default API version of TokenReviews and SubjectAccessReviews that webhooks receive, as upstream.
 const REVIEW_VERSION: &str = "v1beta1";
 
-/// What the flags say.
+/// The authentication and authorization options from the flags.
 pub(crate) fn options(options: &Options) -> Result<AccessOptions, Error> {
     let version = |given: &Option<String>| {
         let given = given.as_deref().unwrap_or(REVIEW_VERSION);
@@ -64,7 +64,7 @@ pub(crate) fn options(options: &Options) -> Result<AccessOptions, Error> {
     })
 }
 
-/// What is encrypted on disk.
+/// Reads the configuration of encryption at rest, if there is one.
 pub(crate) fn encryption(settings: &Settings) -> Result<Option<Encryption>, Error> {
     let file = settings.encryption_provider_config.as_deref();
     file.map(Encryption::load)

@@ -1,5 +1,5 @@
-//! The options: each is a flag and a key of the YAML file given with `--config`. A flag takes
-//! precedence over the file, the file over the default.
+//! The options: each is a flag and a key of the YAML file given with `--config`. A flag takes precedence over the file,
+//! the file over the default.
 
 use std::{
     net::IpAddr,
@@ -232,7 +232,7 @@ pub enum Role {
     Agent,
 }
 
-/// A part that can be left out.
+/// A component that can be disabled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Part {
@@ -245,7 +245,7 @@ pub enum Part {
     LoadBalancer,
 }
 
-/// What looks after a node from outside.
+/// The cloud provider's integration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum CloudProvider {
@@ -253,7 +253,7 @@ pub enum CloudProvider {
     External,
 }
 
-/// Where objects are kept.
+/// The store for API objects.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum StoreKind {
@@ -264,7 +264,7 @@ pub enum StoreKind {
     Etcd,
 }
 
-/// How log lines look.
+/// The format of log lines.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LogFormat {
@@ -364,7 +364,7 @@ impl Options {
         .collect()
     }
 
-    /// Authentication, authorization, encryption, audit and admission.
+    /// Whether each option of authentication, authorization, encryption, audit and admission is set.
     fn of_access(&self) -> Vec<(&'static str, bool)> {
         vec![
             ("token-auth-file", self.token_auth_file.is_some()),
@@ -430,7 +430,7 @@ impl Options {
         disabled.into_iter().any(|part| parts.contains(part))
     }
 
-    /// Reads the file of `--config`, if any, and applies the flags over it.
+    /// Reads the file of `--config`, if any. Flags take precedence over it.
     pub fn with_file(self) -> Result<Self, Error> {
         let Some(path) = &self.config else {
             return Ok(self);
@@ -440,7 +440,7 @@ impl Options {
     }
 
     fn over(self, file: Self) -> Self {
-        // A literal of the struct: an option that is not listed does not compile.
+        // A struct literal: a field that is missing in the list below does not compile.
         macro_rules! merge {
             (values: [$($value:ident,)*], switches: [$($switch:ident,)*]) => {
                 Self {

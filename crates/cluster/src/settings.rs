@@ -34,11 +34,11 @@ pub struct Settings {
     pub state_dir: PathBuf,
     pub node_name: String,
     pub node_ip: IpAddr,
-    /// Addresses of this node of both IP families, as far as known.
+    /// This node's known addresses of both IP families.
     host_ips: Vec<IpAddr>,
     /// Every externally reachable address of the machine.
     machine_ips: Vec<IpAddr>,
-    /// Whether the API server's address was set by a flag.
+    /// Whether `--advertise-address` was given.
     is_advertise_given: bool,
     /// The lifetime of certificates that the cluster signs.
     pub signing_duration: Duration,
@@ -57,16 +57,16 @@ pub struct Settings {
     pub server_token: Option<ServerToken>,
     pub accept_data_loss: bool,
     pub token_auth_file: Option<PathBuf>,
-    /// A file that says what is encrypted on disk.
+    /// An EncryptionConfiguration for values on disk.
     pub encryption_provider_config: Option<PathBuf>,
-    /// Authentication and authorization beside what every cluster has.
+    /// Optional authentication and authorization: configuration files and webhooks.
     pub access: apiserver::AccessOptions,
     pub audit: Option<apiserver::audit::Config>,
     pub admission: apiserver::admission::Options,
     pub kubelet_port: u16,
-    /// The kubelet's directory.
+    /// The kubelet's root directory.
     pub kubelet_root: PathBuf,
-    /// Manifests of static pods.
+    /// The directory of static pod manifests.
     pub static_pod_path: Option<PathBuf>,
     pub allowed_unsafe_sysctls: Vec<String>,
     /// The KubeletConfiguration, with defaults.
@@ -75,18 +75,18 @@ pub struct Settings {
     pub shutdown_on_stop: bool,
     pub node_ports: RangeInclusive<u16>,
     pub proxy: Proxy,
-    /// Addresses for load balancers; if empty, those of nodes are used.
+    /// Addresses for Services of type LoadBalancer; if empty, those of the nodes are used.
     pub load_balancer_pool: controllers::loadbalancer::Pool,
     pub container_runtime_endpoint: Option<PathBuf>,
     pub cri_socket: PathBuf,
     /// OCI runtimes by RuntimeClass handler.
     pub runtime_handlers: BTreeMap<String, PathBuf>,
-    /// Image archives in it are imported at startup.
+    /// Image archives in this directory are imported at startup.
     pub image_dir: Option<PathBuf>,
     pub registries: Registries,
     /// A valid KubeSchedulerConfiguration.
     pub scheduler_config: Option<serde_json::Value>,
-    /// CNI plugins make the pod network.
+    /// If set, CNI plugins provide the pod network.
     pub cni: Option<Cni>,
     pub disable: Vec<Part>,
 }
@@ -96,7 +96,7 @@ pub struct Settings {
 pub struct Proxy {
     /// Whether `spec.externalIPs` of Services are served.
     pub allow_external_ips: bool,
-    /// Only the node's addresses in these ranges serve node ports; all if empty.
+    /// Node ports are served only at the node's addresses in these ranges; if empty, at all of its addresses.
     pub node_port_addresses: Vec<IpNet>,
 }
 
@@ -120,14 +120,14 @@ impl Cloud {
     }
 }
 
-/// The directories of CNI configurations and plugins.
+/// The directories of CNI configuration files and plugins.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cni {
     pub conf_dir: PathBuf,
     pub bin_dirs: Vec<PathBuf>,
 }
 
-/// Where distributions and other runtimes install plugins.
+/// Where distributions and other runtimes install CNI plugins.
 const CNI_BIN_DIRS: [&str; 2] = ["/opt/cni/bin", "/usr/lib/cni"];
 
 /// The default data directory.
@@ -173,7 +173,7 @@ fn runtime_endpoint(options: &Options, kubelet: &Loaded) -> Result<Option<PathBu
     endpoint.map(|endpoint| unix_path(endpoint)).transpose()
 }
 
-/// The node's address, and its addresses of both IP families as far as known.
+/// The node's primary address, and its known addresses of both IP families.
 fn host_ips(options: &Options) -> Result<(IpAddr, Vec<IpAddr>), Error> {
     if let Some(given) = &options.node_ip {
         let all = given.all().to_vec();
@@ -200,7 +200,7 @@ fn signing_duration(text: Option<&str>) -> Result<Duration, Error> {
         })
 }
 
-/// Terminating pods in order requires a grace period.
+/// Whether pods are terminated when the daemon stops, which requires a `shutdownGracePeriod`.
 fn shutdown_on_stop(asked: bool, kubelet: &Loaded) -> Result<bool, Error> {
     if asked && kubelet::shutdown_period(&kubelet.configuration).is_zero() {
         let why = "needs a shutdownGracePeriod in the KubeletConfiguration";
@@ -215,7 +215,7 @@ pub fn state_dir(id: &str) -> PathBuf {
 }
 
 impl Settings {
-    /// The name of this server, if its store can be shared with others.
+    /// The name of this server; `None` with the embedded store, which has only one server.
     pub fn server_name(&self) -> Result<Option<String>, Error> {
         if self.storage == storage::Config::Embedded {
             return Ok(None);
@@ -355,14 +355,14 @@ impl Settings {
         self.check()
     }
 
-    /// Every externally reachable address of the machine. Addresses of pod networks come and go
-    /// with pods and are excluded: clients do not use them.
+    /// Every externally reachable address of the machine. Addresses in the pod network come and go with pods and are
+    /// excluded: clients do not use them.
     pub fn machine_ips(&self) -> Vec<IpAddr> {
         let is_own = |ip: &&IpAddr| !self.cluster_cidr.contains(ip);
         self.machine_ips.iter().filter(is_own).copied().collect()
     }
 
-    /// The same with the addresses that the machine has now, where none was chosen by a flag.
+    /// These settings with the machine's current addresses. An address from `--node-ip` stays.
     pub fn with_current_addresses(&self) -> Self {
         let settings = self.with_machine_ips(host::addresses());
         if self.cloud.given_ip.is_some() {
@@ -373,8 +373,8 @@ impl Settings {
         settings.following(&all, &chosen.into_iter().flatten().collect::<Vec<_>>())
     }
 
-    /// Addresses of the node that the machine no longer has are replaced by those of the same family that it would
-    /// choose now. Without any the last one stays.
+    /// Replaces node addresses that the machine no longer has with its current default address of the same IP family.
+    /// If there is none, the old address stays.
     fn following(self, machine: &[IpAddr], chosen: &[IpAddr]) -> Self {
         let is_free =
             |ip: &&IpAddr| !self.cluster_cidr.contains(ip) && !self.service_cidr.contains(ip);
@@ -391,7 +391,7 @@ impl Settings {
         settings
     }
 
-    /// The same on a machine with these addresses.
+    /// These settings with other machine addresses.
     pub(crate) fn with_machine_ips(&self, machine_ips: Vec<IpAddr>) -> Self {
         Self {
             machine_ips,
@@ -399,7 +399,7 @@ impl Settings {
         }
     }
 
-    /// The same with another address of the node, and of its API server unless that was chosen by a flag.
+    /// These settings with another node address. The API server's address follows, unless a flag set it.
     #[cfg(test)]
     pub(crate) fn with_node_ip(&self, node_ip: IpAddr) -> Self {
         let mut settings = self.clone();
@@ -419,7 +419,7 @@ impl Settings {
         }
     }
 
-    /// The addresses of this node, of the families that the cluster has.
+    /// This node's addresses in the IP families of the cluster.
     pub fn node_ips(&self) -> Vec<IpAddr> {
         let of_cluster = |ip: &&IpAddr| {
             let ranges = self.cluster_cidr.all().iter();
@@ -459,7 +459,7 @@ fn load_balancer_pool(
     ranges.parse().map_err(wrong)
 }
 
-/// A directory that must exist.
+/// Checks that a directory exists.
 fn directory(option: &'static str, dir: Option<PathBuf>) -> Result<Option<PathBuf>, Error> {
     match dir {
         Some(dir) if !dir.is_dir() => Err(Error::Option(
@@ -482,7 +482,8 @@ fn sysctls(patterns: Vec<String>) -> Result<Vec<String>, Error> {
     Ok(patterns)
 }
 
-/// One for each range. The first size is for IPv4, or for the only range; the second for IPv6.
+/// The node prefix length for each pod range. `size_ipv6` applies to IPv6 ranges, `size` to IPv4 ranges, and to a
+/// single IPv6 range if `size_ipv6` is not set.
 fn node_cidr_masks(
     (size, size_ipv6): (Option<u8>, Option<u8>),
     cluster: &Ranges,
@@ -495,8 +496,8 @@ fn node_cidr_masks(
     cluster.all().iter().map(mask).collect()
 }
 
-/// Each node gets a part of the pod range: at least two addresses, and no more parts than the
-/// allocator supports.
+/// The node prefix length for a pod range. Each node's part must have at least two addresses, and the number of parts
+/// is limited by the allocator.
 fn node_cidr_mask(given: Option<u8>, cluster: IpNet) -> Result<u8, Error> {
     let usual = match cluster {
         IpNet::V4(_) => 24,
@@ -538,7 +539,7 @@ fn registries(file: Option<&Path>) -> Result<Registries, Error> {
     serde_saphyr::from_str(&text).map_err(|error| because(error.to_string()))
 }
 
-/// A KubeSchedulerConfiguration, validated by the scheduler.
+/// Reads a KubeSchedulerConfiguration and validates it.
 pub fn scheduler_config(path: &Path) -> Result<serde_json::Value, Error> {
     let because =
         |reason: String| Error::Option("scheduler-config", format!("{}: {reason}", path.display()));
@@ -548,7 +549,7 @@ pub fn scheduler_config(path: &Path) -> Result<serde_json::Value, Error> {
     Ok(document)
 }
 
-/// The same for this server's own scheduler, whose election and connection the server provides.
+/// The same for this server's built-in scheduler. Leader election and the connection are not configurable there.
 fn own_scheduler_config(path: &Path) -> Result<serde_json::Value, Error> {
     let document = scheduler_config(path)?;
     for field in ["leaderElection", "clientConnection"] {
@@ -581,7 +582,7 @@ fn net(octets: [u8; 4], prefix: u8) -> IpNet {
     IpNet::new_assert(IpAddr::V4(Ipv4Addr::from(octets)), prefix)
 }
 
-/// The nth address of a network; too small networks are rejected before.
+/// The nth address of a network; networks that are too small were rejected before.
 fn nth(net: IpNet, n: u8) -> IpAddr {
     match net.network() {
         IpAddr::V4(first) => IpAddr::V4((u32::from(first) + u32::from(n)).into()),
@@ -589,7 +590,7 @@ fn nth(net: IpNet, n: u8) -> IpAddr {
     }
 }
 
-/// The audit log needs both a policy and a path.
+/// The audit log requires both a policy and a path.
 fn audit(options: &Options) -> Result<Option<apiserver::audit::Config>, Error> {
     let (policy, log) = match (&options.audit_policy_file, &options.audit_log_path) {
         (None, None) => return Ok(None),
