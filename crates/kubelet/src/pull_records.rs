@@ -1,6 +1,7 @@
-//! Which credentials brought the images of this node. A pod may use an image that is here if it could have pulled it: if
-//! the kubelet did not pull it at all, if a pull without a secret brought it, or if the pod has a secret that did. Every
-//! other pod has to pull it, and the registry decides. The files are those of upstream's kubelet.
+//! Records the credentials with which the images on this node were pulled. A pod may use a present image without a
+//! pull if the kubelet did not pull the image, if it was pulled without a secret, or if the pod has a secret with which
+//! it was pulled. Every other pod must pull the image, so that the registry decides. The files have the format of
+//! upstream's kubelet.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -17,9 +18,9 @@ use tracing::warn;
 
 const API_VERSION: &str = "kubelet.config.k8s.io/v1beta1";
 const FILE_PREFIX: &str = "sha256-";
-/// Of one image: the oldest go, and their pods pull again.
+/// The maximum number of secrets per image and repository. The oldest are dropped; pods with those secrets pull again.
 const MAX_SECRETS: usize = 100;
-/// How long the image of a pull that was given up may still come.
+/// How long after its start an aborted pull may still deliver the image.
 const LATEST: Duration = Duration::from_secs(3600);
 
 /// A secret that holds credentials for an image.
@@ -37,14 +38,14 @@ impl PullSecret {
         (&self.uid, &self.namespace, &self.name) == (&other.uid, &other.namespace, &other.name)
     }
 
-    /// The same credentials, or the same secret with newer ones.
+    /// Whether both have the same credentials, or are the same Secret (which may have newer credentials).
     fn vouches_for(&self, other: &Self) -> bool {
         !self.credential_hash.is_empty() && self.credential_hash == other.credential_hash
             || self.is_same_object(other)
     }
 }
 
-/// Who can pull an image by one of its names.
+/// Which pods may use an image from one repository: those with one of the secrets, or all pods of the node.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct Access {
@@ -55,7 +56,7 @@ struct Access {
 }
 
 impl Access {
-    /// Adds a secret, or everybody; whether this changes anything.
+    /// Adds a secret; `None` gives access to all pods of the node. Returns whether anything changed.
     fn add(&mut self, by: Option<PullSecret>) -> bool {
         let known = &mut self.kubernetes_secrets;
         match by {
@@ -83,7 +84,7 @@ struct PulledRecord {
     api_version: String,
     last_updated_time: Timestamp,
     image_ref: String,
-    /// By the image's name without tag and digest.
+    /// Keyed by the image name without tag and digest.
     #[serde(default)]
     credential_mapping: BTreeMap<String, Access>,
 }
@@ -98,27 +99,28 @@ struct PullIntent {
 
 #[derive(Default)]
 struct State {
-    /// By the id of the image.
+    /// Keyed by image id.
     pulled: HashMap<String, PulledRecord>,
-    /// Names that are being pulled, with how often.
+    /// Image names with the number of pulls in progress.
     pulling: HashMap<String, usize>,
-    /// Names whose pull has no known outcome, and when it began: the image may be there by it, or still come.
+    /// Image names whose pull ended without a known result, with the start of the pull. The pull may have delivered
+    /// the image, or may still do so.
     unsettled: HashMap<String, Timestamp>,
 }
 
-/// What a pod needs to use an image.
+/// What a pod needs to use a present image.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Verdict {
     /// Nothing.
     Free,
     /// One of these secrets.
     With(Vec<PullSecret>),
-    /// The registry's consent.
+    /// A pull: the registry checks the credentials.
     Pull,
 }
 
 impl Verdict {
-    /// Whether a pod that has these secrets may use the image as it is.
+    /// Whether a pod with these secrets may use the image without a pull.
     pub(crate) fn allows(&self, own: &[PullSecret]) -> bool {
         match self {
             Self::Free => true,
@@ -130,16 +132,16 @@ impl Verdict {
     }
 }
 
-/// All that is known.
+/// The pull records of this node, in memory and on disk.
 pub(crate) struct PullRecords {
     pulled_dir: PathBuf,
     pulling_dir: PathBuf,
-    /// Guards the files, too.
+    /// Guards the records and their files.
     state: Mutex<State>,
 }
 
 impl PullRecords {
-    /// Reads what earlier kubelets kept.
+    /// Reads the records of earlier runs of the kubelet.
     pub(crate) fn load(root: &Path, now: Timestamp) -> Self {
         let dir = root.join("image_manager");
         let (pulled_dir, pulling_dir) = (dir.join("pulled"), dir.join("pulling"));
@@ -160,7 +162,7 @@ impl PullRecords {
         }
     }
 
-    /// What a pod needs to use the image of this id, which it calls `image`.
+    /// What a pod needs to use the image with this id; `image` is the name in the pod's spec.
     pub(crate) fn verdict(&self, image: &str, id: &str) -> Verdict {
         let state = self.state.lock();
         let Some(record) = state.pulled.get(id) else {
@@ -174,15 +176,15 @@ impl PullRecords {
         }
     }
 
-    /// A pull begins; `present` is the image that has the name now. If nothing is said about the pull's end, the image may
-    /// be there by it.
+    /// Records the start of a pull; `present` is the id of the image that has this name now. If the returned value is
+    /// dropped without a result, the pull may still have delivered the image.
     pub(crate) fn begin(
         &self,
         image: &str,
         present: Option<&str>,
         now: Timestamp,
     ) -> io::Result<Pulling<'_>> {
-        // What everybody may use stays so, whatever comes of this pull.
+        // An image that all pods may use stays accessible to all, whatever the result of this pull.
         let free = present.filter(|id| self.verdict(image, id) == Verdict::Free);
         let mut state = self.state.lock();
         if let Some(id) = free {
@@ -205,8 +207,8 @@ impl PullRecords {
         })
     }
 
-    /// Forgets images that are no longer there, and pulls that were given up long ago. Images of pulls since `listed_at`
-    /// may be there.
+    /// Removes the records of images that are not in the list, and of pulls that were aborted long ago. Images pulled
+    /// since `listed_at` may be missing in the list; their records are kept.
     pub(crate) fn prune(&self, images: &[cri::v1::Image], listed_at: Timestamp) {
         let ids: HashSet<&str> = images.iter().map(|image| image.id.as_str()).collect();
         let mut state = self.state.lock();
@@ -221,7 +223,7 @@ impl PullRecords {
             pulling, unsettled, ..
         } = &mut *state;
         unsettled.retain(|name, begun| {
-            // The runtime's name may be longer: with a registry.
+            // The name in the runtime may be longer: it includes the registry.
             let mut names = images.iter().flat_map(names);
             let may_come = *begun + LATEST > listed_at || pulling.contains_key(name);
             let stays = may_come || names.any(|listed| listed.ends_with(name.as_str()));
@@ -232,7 +234,7 @@ impl PullRecords {
         });
     }
 
-    /// Adds who has pulled an image: the secret, or everybody.
+    /// Records the secret with which an image was pulled; `None` gives access to all pods of the node.
     fn add(
         &self,
         state: &mut State,
@@ -261,7 +263,7 @@ impl PullRecords {
     }
 }
 
-/// A pull that has begun.
+/// A pull in progress.
 pub(crate) struct Pulling<'a> {
     records: &'a PullRecords,
     image: String,
@@ -270,7 +272,7 @@ pub(crate) struct Pulling<'a> {
 }
 
 impl Pulling<'_> {
-    /// The image came, by the credentials of a secret or by none.
+    /// The image was pulled, with the credentials of a secret or without credentials.
     pub(crate) fn came(mut self, id: &str, by: Option<PullSecret>, now: Timestamp) {
         let mut state = self.records.state.lock();
         self.records.add(&mut state, &self.image, id, by, now);
@@ -279,7 +281,7 @@ impl Pulling<'_> {
         self.is_settled = true;
     }
 
-    /// The runtime said that the image did not come.
+    /// The runtime reported that the pull failed.
     pub(crate) fn failed(mut self) {
         self.is_settled = true;
     }
@@ -307,7 +309,7 @@ fn names(image: &cri::v1::Image) -> impl Iterator<Item = &String> {
     image.repo_tags.iter().chain(&image.repo_digests)
 }
 
-/// An image's name without tag and digest.
+/// The image name without tag and digest.
 fn repository(image: &str) -> &str {
     let name = image.split_once('@').map_or(image, |(name, _)| name);
     match name.rsplit_once(':') {
@@ -316,7 +318,7 @@ fn repository(image: &str) -> &str {
     }
 }
 
-/// What stands for credentials on the disk.
+/// The hash that is stored instead of credentials.
 pub(crate) fn credential_hash(auth: &cri::v1::AuthConfig) -> String {
     let parts = [
         &auth.username,
@@ -350,7 +352,7 @@ fn read_all<T: DeserializeOwned>(dir: &Path) -> impl Iterator<Item = T> {
     })
 }
 
-/// So that a crash leaves the old file, the new one or none.
+/// Writes a file atomically: a crash leaves the old file or the new one.
 fn write(dir: &Path, key: &str, value: &impl Serialize) -> io::Result<()> {
     use std::os::unix::fs::DirBuilderExt;
     let path = file(dir, key);
@@ -445,7 +447,7 @@ mod tests {
         pulling.failed();
         assert_eq!(records.verdict(IMAGE, "i1"), Verdict::Free);
         drop(records.begin(IMAGE, None, NOW).unwrap());
-        // A preloaded image cannot be taken from others in this way.
+        // An aborted pull does not revoke the access to a preloaded image.
         drop(records.begin("preloaded:1", Some("i2"), NOW).unwrap());
         for records in [records, PullRecords::load(dir.path(), NOW)] {
             assert_eq!(records.verdict(IMAGE, "i1"), Verdict::Pull);

@@ -1,9 +1,9 @@
 //! The worker of one pod: waits for messages, finished tasks and timers, observes the runtime,
-//! decides, acts, and writes the status. It ends when nothing of the pod is left.
+//! decides, acts, and writes the status. It ends when the pod is stopped and no source has it any more.
 //!
 //! All tasks are futures of the worker itself, so that a pod has one owner and a long image pull
 //! delays neither a readiness change nor a deletion. The pod's state is its [`Life`]; [`decide`]
-//! chooses the next actions and knows no worker.
+//! chooses the next actions and does not depend on the worker.
 
 mod actions;
 mod admission;
@@ -75,7 +75,7 @@ pub(crate) struct Worker {
 /// The pod of a worker.
 struct Subject {
     uid: String,
-    /// The pod as its source has it.
+    /// The pod as received from its source.
     pod: Arc<Pod>,
     /// The allocated resources.
     size: Size,
@@ -96,7 +96,7 @@ impl Worker {
         Self::with(core, pod, inbox, shown, true)
     }
 
-    /// A worker for a pod that only the runtime knows: it ends the pod.
+    /// A worker for a pod that only the runtime knows: it stops and removes the pod.
     pub(crate) fn of_orphan(
         core: Arc<Core>,
         pod: Arc<Pod>,
@@ -140,7 +140,7 @@ impl Worker {
         }
     }
 
-    /// Runs until nothing of the pod is left.
+    /// Runs until the pod is stopped and no source has it; then removes the pod's resources.
     pub(crate) async fn run(mut self) {
         debug!(
             pod = spec::described(&self.subject.pod),
@@ -148,7 +148,7 @@ impl Worker {
         );
         loop {
             let begun = Instant::now();
-            // Boxed: an idle pod's worker is no larger than what it waits with.
+            // Boxed: the future of an idle worker does not contain the state of a step.
             let wake = Box::pin(self.step()).await;
             let took = begun.elapsed();
             self.timing.stepped(&self.core.metrics, &self.life, took);
@@ -249,7 +249,7 @@ impl Worker {
         self.change(Change::Fail { failure, grace });
     }
 
-    /// Changes the state; nothing else does.
+    /// The only function that changes the state.
     fn change(&mut self, change: Change) {
         let life = std::mem::replace(&mut self.life, Life::Arrived);
         self.life = life.after(change, self.core.now());
@@ -322,12 +322,12 @@ impl Worker {
     fn deadline(&self) -> Option<Timestamp> {
         let seconds = spec::spec(&self.subject.pod).active_deadline_seconds?;
         let start = self.report.status().start_time.as_ref()?.0;
-        // A deadline that overflows never comes.
+        // A deadline beyond the range of timestamps is no deadline.
         let seconds = Duration::from_secs(u64::try_from(seconds).ok()?);
         start.checked_add(seconds).ok()
     }
 
-    /// Stops the pod if its active deadline is over, or if its source says so.
+    /// Stops the pod if its active deadline has passed or its source requests it.
     fn check_end(&mut self) {
         let in_api = self.subject.pod.status.as_ref();
         let in_api = in_api.and_then(|status| status.phase.as_deref());
@@ -391,7 +391,7 @@ impl Worker {
     }
 }
 
-/// Whether an object's resourceVersion is newer.
+/// Whether the resourceVersion of `pod` is newer than that of `than`.
 fn is_newer(pod: &Pod, than: Option<&Pod>) -> bool {
     let version = |pod: &Pod| {
         pod.metadata

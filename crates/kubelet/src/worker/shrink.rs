@@ -1,4 +1,5 @@
-//! Memory limits below what is in use are refused: the kernel would end processes to meet them, or refuse them itself.
+//! Rejects memory limits below the current usage: the kernel would kill processes to enforce them, or would reject
+//! them itself.
 
 use cri::v1;
 use k8s_openapi::api::core::v1::Pod;
@@ -10,7 +11,7 @@ use crate::{
     pod::{observed::Container, spec},
 };
 
-/// A limit that becomes smaller, and what is in use below it; None where that is unknown.
+/// A memory limit that is to be decreased, and the current usage; `None` if the usage is unknown.
 struct Shrinking {
     /// `pod`, or `container "NAME"`.
     what: String,
@@ -18,7 +19,7 @@ struct Shrinking {
     usage: Option<u64>,
 }
 
-/// A running container whose memory limit becomes smaller.
+/// A running container whose memory limit is to be decreased, with the new limit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ContainerLimit {
     pub id: String,
@@ -26,7 +27,7 @@ pub(super) struct ContainerLimit {
     pub limit: i64,
 }
 
-/// Whether this container's memory limit becomes smaller.
+/// The new memory limit of this container, if it is a decrease.
 pub(super) fn of_container(
     seen: &Container,
     held: Bounds,
@@ -39,12 +40,12 @@ pub(super) fn of_container(
     })
 }
 
-/// Zero is no limit.
+/// Whether a limit is a decrease; zero means no limit.
 fn is_smaller(wanted: i64, held: i64) -> bool {
     wanted > 0 && (held <= 0 || wanted < held)
 }
 
-/// Why the pod and these containers cannot be given their smaller memory limits.
+/// The reason why the memory limits of the pod and these containers cannot be decreased now.
 pub(super) async fn refusal(
     core: &Core,
     pod: &Pod,
