@@ -1,4 +1,4 @@
-//! Attempts over small clusters.
+//! Scheduling attempts in small clusters.
 
 use super::*;
 use crate::samples;

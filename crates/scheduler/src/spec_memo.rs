@@ -1,9 +1,9 @@
-//! Pods whose spec was seen before: the spec of most pods is that of another pod of their workload, or
-//! of an earlier version of the same pod with another node. It is compared as text and not decoded
-//! again.
+//! Finds the [`Template`] of a pod without decoding its spec again: most pods have the same spec as
+//! another pod of their workload, or as an earlier version of the same pod without a node. The JSON
+//! text of the spec is compared, not the decoded spec.
 //!
-//! The text is remembered as two hashes with keys of this process, so that nobody can write a spec that
-//! is taken for another one.
+//! The memo stores two hashes of the text with random keys of this process, so that no user can
+//! construct a spec that collides with another one.
 
 use std::{
     borrow::Cow,
@@ -27,7 +27,7 @@ use serde_json::value::RawValue;
 
 use crate::template::Template;
 
-/// What changes from version to version of a pod, decoded; the rest as text.
+/// A pod with the fields that change between its versions decoded, and the others as JSON text.
 #[derive(Deserialize)]
 pub(crate) struct Outline<'a> {
     #[serde(borrow)]
@@ -53,7 +53,7 @@ struct Metadata<'a> {
     owner_references: Option<&'a RawValue>,
 }
 
-/// The fields of a spec as text, but for the name of the node.
+/// The fields of a spec as JSON text, except `nodeName`, which is decoded.
 #[derive(Default)]
 struct Spec<'a> {
     node: Option<String>,
@@ -107,11 +107,11 @@ impl<'de: 'a, 'a> Visitor<'de> for Fields<'a> {
 struct Key<'a>(#[serde(borrow)] Cow<'a, str>);
 
 impl<'a> Outline<'a> {
-    /// The outline of a pod; `None` when what the scheduler needs does not follow from it and the spec
-    /// alone, or when it cannot be read.
+    /// The outline of a pod; `None` if the JSON is invalid, or if the scheduler also needs fields of the
+    /// status that the outline does not contain.
     pub(crate) fn read(text: &'a str) -> Option<Self> {
         let outline: Self = serde_json::from_str(text).ok()?;
-        // What a running pod uses counts beside what its spec asks for.
+        // For a running pod the resources in its status count as well as the requests in its spec.
         let is_plain = outline.status.as_ref().is_none_or(|status| {
             status.container_statuses.is_none()
                 && status.init_container_statuses.is_none()
@@ -121,7 +121,7 @@ impl<'a> Outline<'a> {
         is_plain.then_some(outline)
     }
 
-    /// The pod without its spec, and the name of its node.
+    /// The pod without its spec, and the name of its node, if it has one.
     pub(crate) fn into_pod(self) -> (Pod, Option<String>) {
         let metadata = self.metadata;
         let pod = Pod {
@@ -150,17 +150,17 @@ impl<'a> Outline<'a> {
     }
 }
 
-/// Templates by the text that they came from.
+/// Templates by the hashes of the text that they were decoded from.
 #[derive(Debug, Default)]
 pub(crate) struct SpecMemo {
     keys: (RandomState, RandomState),
     known: HashMap<(u64, u64), Weak<Template>>,
-    /// How many were in use at the last cleaning.
+    /// The number of templates in use at the last cleanup.
     kept: usize,
 }
 
 impl SpecMemo {
-    /// What stands for everything that a template follows from.
+    /// The hashes of all fields that determine a template.
     pub(crate) fn digest(&self, outline: &Outline<'_>) -> (u64, u64) {
         let metadata = &outline.metadata;
         let owners = metadata.owner_references.map(RawValue::get);

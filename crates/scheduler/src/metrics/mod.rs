@@ -22,10 +22,10 @@ use crate::queue::Depth;
 type Labels = Vec<(&'static str, String)>;
 type StaticLabels<const N: usize> = [(&'static str, &'static str); N];
 
-/// The result of an attempt, as upstream names it.
+/// The result of a scheduling attempt, named as upstream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Attempt {
-    /// A node was found and the pod bound to it.
+    /// A node was found and the pod was bound to it.
     Scheduled,
     /// No node was found.
     Unschedulable,
@@ -43,7 +43,7 @@ impl Attempt {
     }
 }
 
-/// Labels of the numbers of attempts that are counted each.
+/// Label values of the numbers of attempts that have their own series.
 const ATTEMPTS: [&str; 15] = [
     "0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "10", "11", "12", "13", "14",
 ];
@@ -52,7 +52,7 @@ fn milliseconds() -> Histogram {
     Histogram::new(exponential_buckets(0.001, 2.0, 15))
 }
 
-/// Buckets from 0.1 ms.
+/// A histogram with buckets from 0.1 ms on.
 fn tenths() -> Histogram {
     Histogram::new(exponential_buckets(0.0001, 2.0, 12))
 }
@@ -198,7 +198,7 @@ fn register_details(inner: &mut Inner) {
 }
 
 impl Metrics {
-    /// The metrics in the text format of Prometheus.
+    /// The metrics in the Prometheus text format.
     pub fn text(&self) -> String {
         let mut text = String::new();
         // Writing to a string cannot fail.
@@ -224,7 +224,7 @@ impl Metrics {
         &self.0.profiles
     }
 
-    /// Permit was asked about a pod.
+    /// The Permit plugins were run for a pod.
     pub(crate) fn permitted(&self, is_allowed: bool, took: Duration) {
         let result = if is_allowed {
             "success"
@@ -235,24 +235,24 @@ impl Metrics {
         seconds.observe(took.as_secs_f64());
     }
 
-    /// The number of tasks that bind pods.
+    /// The gauge of the tasks that bind pods.
     pub(crate) fn binding_tasks(&self) -> Gauge {
         let tasks = self.0.tasks.get_or_create(&[("operation", "binding")]);
         tasks.clone()
     }
 
-    /// A pod was scheduled that had been tried again only because of its age.
+    /// A pod was scheduled whose last attempt was only due to its time in the unschedulable queue.
     pub(crate) fn scheduled_after_flush(&self) {
         self.0.after_flush.inc();
     }
 
-    /// An event was taken in.
+    /// A cluster event was handled.
     pub(crate) fn handled(&self, event: &'static str, took: Duration) {
         let seconds = self.0.handling_seconds.get_or_create(&[("event", event)]);
         seconds.observe(took.as_secs_f64());
     }
 
-    /// Sets the number of pending pods by profile and plugin.
+    /// Sets the number of unschedulable pods by profile and plugin.
     pub(crate) fn unschedulable(&self, counts: &BTreeMap<(&str, &'static str), usize>) {
         self.0.unschedulable.clear();
         for ((profile, plugin), count) in counts {

@@ -1,5 +1,5 @@
-//! What the plugins of a profile do. Counters are found once, so that an attempt pays for additions
-//! alone; how long each plugin takes is measured in one attempt of ten, as upstream does.
+//! Metrics of the plugins of a profile. Counters are looked up once, so that an attempt only increments
+//! them. The duration of each plugin is measured in one of ten attempts, as upstream does.
 
 use std::{
     sync::{
@@ -18,11 +18,11 @@ use prometheus_client::metrics::{
 use super::{Attempt, Labels, StaticLabels, milliseconds, tenths};
 use crate::framework::{Point, profile::Profile};
 
-/// One attempt of so many is measured plugin by plugin.
+/// One of this many attempts measures the duration of each plugin.
 const MEASURED: u32 = 10;
 const POINTS: usize = Point::PostBind as usize + 1;
 
-/// From ten microseconds to some twenty milliseconds.
+/// A histogram with buckets from 10 microseconds to about 20 milliseconds.
 fn fine() -> Histogram {
     Histogram::new(exponential_buckets(0.00001, 1.5, 20))
 }
@@ -52,7 +52,7 @@ impl Default for Families {
 }
 
 impl Families {
-    /// How long a plugin takes to say whether an event helps a pod, when it does not and when it does.
+    /// The durations of a plugin's queueing hint for an event, by result: `QueueSkip`, `Queue`.
     pub(crate) fn hints(&self, plugin: &'static str, event: &'static str) -> [Histogram; 2] {
         ["QueueSkip", "Queue"].map(|hint| {
             let labels = [("plugin", plugin), ("event", event), ("hint", hint)];
@@ -65,9 +65,9 @@ impl Families {
 pub(crate) struct Meter {
     families: Families,
     profile: String,
-    /// How often the plugins of an extension point were asked, by their places in the profile.
+    /// The number of evaluations of each plugin of an extension point, in the order of the profile.
     evaluations: [Vec<Counter>; POINTS],
-    /// How long an extension point took when it failed and when it succeeded, once it was run.
+    /// The durations of each extension point for failures and successes; created at the first run.
     points: [[OnceLock<Histogram>; 2]; POINTS],
     attempts: [OnceLock<(Counter, Histogram)>; 3],
     begun: AtomicU32,
@@ -104,20 +104,20 @@ impl Meter {
         }
     }
 
-    /// Begins an attempt; whether its plugins are measured.
+    /// Starts an attempt; returns whether to measure its plugins.
     pub(crate) fn begin(&self) -> bool {
         let begun = self.begun.fetch_add(1, Ordering::Relaxed);
         begun.is_multiple_of(MEASURED)
     }
 
-    /// A plugin was asked about so many nodes, or about the pod.
+    /// A plugin was evaluated for this many nodes, or once for the pod.
     pub(crate) fn evaluated(&self, point: Point, place: usize, times: usize) {
         if let Some(counter) = self.evaluations[point as usize].get(place) {
             counter.inc_by(times as u64);
         }
     }
 
-    /// A plugin was run in an attempt that is measured.
+    /// A plugin was run in a measured attempt.
     pub(crate) fn plugin_took(
         &self,
         point: Point,
