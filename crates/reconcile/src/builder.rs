@@ -21,7 +21,7 @@ pub trait Cache: Send + Sync + 'static {
     /// Resolves when it has synced.
     fn synced(&self) -> BoxFuture<'_, ()>;
 
-    /// Whether it is known to be too old to act on.
+    /// Whether its objects are known to be too old to act on.
     fn is_behind(&self) -> bool;
 }
 
@@ -35,7 +35,7 @@ impl<K: Object> Cache for Informer<K> {
     }
 }
 
-/// Which started controllers still wait for their informers. Clones share it.
+/// The started controllers that still wait for their informers. Clones share it.
 #[derive(Clone, Default)]
 pub struct Startup {
     waiting: watch::Sender<BTreeSet<&'static str>>,
@@ -48,7 +48,7 @@ pub struct Starting {
 }
 
 impl Startup {
-    /// Registers a controller that starts.
+    /// Registers a starting controller.
     pub fn begin(&self, name: &'static str) -> Starting {
         self.waiting.send_modify(|waiting| {
             waiting.insert(name);
@@ -134,7 +134,7 @@ impl<C: Controller> Builder<C> {
         self.watches_with(informer, move |event| owner_keys(event, kind, &candidates))
     }
 
-    /// Adds objects that are read, and whose changes enqueue nothing.
+    /// Adds an informer that the controller reads and whose changes enqueue nothing.
     pub fn reads<K: Object>(mut self, informer: &Informer<K>) -> Self {
         self.caches.push(Arc::new(informer.clone()));
         self
@@ -152,13 +152,13 @@ impl<C: Controller> Builder<C> {
         self
     }
 
-    /// How long a key rests after it was worked on: changes that come meanwhile are looked at together.
+    /// How long a key is delayed after it was processed, so that changes in this period are reconciled together.
     pub fn rest(mut self, rest: Duration) -> Self {
         self.queue = Queue::with_rest(rest);
         self
     }
 
-    /// Where the queue is counted.
+    /// The metrics in which the queue is counted.
     pub fn metrics(mut self, metrics: &QueueMetrics) -> Self {
         self.metrics = metrics.clone();
         self
@@ -170,7 +170,7 @@ impl<C: Controller> Builder<C> {
         self
     }
 
-    /// Starts the controller, for the context's run. Returns at once.
+    /// Starts the controller, which runs as long as the context. Returns immediately.
     pub fn start(self) {
         let starting = self.startup.begin(self.controller.name());
         self.queue.measure(self.controller.name(), &self.metrics);

@@ -20,17 +20,17 @@ use tokio::time::Instant;
 
 type Labels = [(&'static str, &'static str); 1];
 
-/// A queue whose keys workers have.
+/// A queue whose keys are held by workers.
 pub(crate) trait Working: Send + Sync {
-    /// Since when each key is with a worker.
+    /// The times at which workers took the keys that they hold.
     fn since(&self) -> Vec<Instant>;
 }
 
-/// A queue by its name.
+/// A queue with its name.
 type Named = (&'static str, Weak<dyn Working>);
 type Seconds = Family<Labels, Gauge<f64, AtomicU64>>;
 
-/// The figures of several queues. Cloning shares them.
+/// The metrics of several queues. Clones share them.
 #[derive(Clone)]
 pub struct QueueMetrics {
     depth: Family<Labels, Gauge>,
@@ -38,11 +38,11 @@ pub struct QueueMetrics {
     retries: Family<Labels, Counter>,
     waited: Family<Labels, Histogram, fn() -> Histogram>,
     worked: Family<Labels, Histogram, fn() -> Histogram>,
-    /// Guards the queues that have a name; what their workers have is counted when it is asked for.
+    /// Guards the queues that have a name. Keys held by workers are counted when the metrics are read.
     queues: Arc<Mutex<Vec<Named>>>,
 }
 
-/// Upstream's buckets, from ten nanoseconds to a thousand seconds.
+/// A histogram with upstream's buckets, from 10 nanoseconds to 1000 seconds.
 fn seconds() -> Histogram {
     Histogram::new(exponential_buckets(1e-8, 10.0, 12))
 }
@@ -89,7 +89,7 @@ impl QueueMetrics {
         text
     }
 
-    /// For how long workers have had keys: all together, and the longest.
+    /// The processing times of the keys that workers hold: their sum and the longest, by queue.
     fn running(&self) -> (Seconds, Seconds) {
         let (unfinished, longest) = (Seconds::default(), Seconds::default());
         let now = Instant::now();
@@ -109,7 +109,7 @@ impl QueueMetrics {
         (unfinished, longest)
     }
 
-    /// The figures of one queue.
+    /// The metrics of one queue.
     pub(crate) fn meter(&self, name: &'static str, queue: Weak<dyn Working>) -> Meter {
         self.queues.lock().push((name, queue));
         let labels = [("name", name)];

@@ -1,6 +1,7 @@
-//! A queue of keys: a key waits once however often it is added, is never with two workers at once,
-//! and comes again if it was added while a worker had it. Keys can be delayed, keys that fail wait longer
-//! every time, and a queue can let a key rest after it was worked on: what happens meanwhile is one key.
+//! A work queue of keys: a key is queued once however often it is added, is never held by two workers,
+//! and is queued again if it was added while a worker held it. Keys can be delayed, and a failing key is
+//! delayed longer with every failure. A queue can also delay a key for a rest period after it was
+//! processed, so that all changes in this period are reconciled together.
 
 use std::{
     cmp::Reverse,
@@ -19,9 +20,9 @@ use crate::metrics::{Meter, QueueMetrics, Working};
 /// The first retry delay; doubled up to the cap.
 const FIRST_RETRY: Duration = Duration::from_millis(5);
 const LAST_RETRY: Duration = Duration::from_secs(1000);
-/// So many keys that may rest are known before those are dropped that do not any more.
+/// At this many entries of `State::resting`, those whose rest period is over are removed.
 const RESTING: usize = 1024;
-/// The longest delay. Users write any number of seconds, and times beyond the clock's range cannot be computed.
+/// The maximum delay. Users can specify any number of seconds; without a maximum, the due time could overflow.
 const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// A type of keys.
@@ -29,28 +30,28 @@ pub trait Item: Clone + Eq + Ord + Hash + Debug + Send + 'static {}
 impl<T: Clone + Eq + Ord + Hash + Debug + Send + 'static> Item for T {}
 
 struct State<T> {
-    /// With the time since when they wait.
+    /// The ready keys, each with the time at which it was queued.
     ready: VecDeque<(T, Instant)>,
     /// Keys to process, in `ready` or held by a worker.
     dirty: HashSet<T>,
-    /// With a worker, since when.
+    /// The keys held by workers, with the time at which they were taken.
     held: HashMap<T, Instant>,
     delayed: BinaryHeap<Reverse<(Instant, T)>>,
     /// When each delayed key is due; heap entries that differ are stale.
     due: HashMap<T, Instant>,
     failures: HashMap<T, u32>,
-    /// Until when keys rest that were worked on; those of the past are dropped now and then.
+    /// The end of the rest period of processed keys. Past entries are removed at [`RESTING`] entries.
     resting: HashMap<T, Instant>,
 }
 
 struct Shared<T> {
-    /// Guards everything about the keys; never held across an await.
+    /// Guards the keys; never held across an await.
     state: Mutex<State<T>>,
     changed: Notify,
     cap: Duration,
-    /// How long a key rests after it was worked on.
+    /// How long a key is delayed after it was processed.
     rest: Duration,
-    /// Counts what happens, once the queue has a name.
+    /// The metrics of the queue; set when the queue gets a name.
     meter: OnceLock<Meter>,
 }
 
@@ -61,7 +62,7 @@ impl<T: Item> Working for Shared<T> {
 }
 
 impl<T> Shared<T> {
-    /// Counts an operation of a queue that has a name.
+    /// Counts an operation if the queue has a name.
     fn count(&self, what: impl FnOnce(&Meter)) {
         if let Some(meter) = self.meter.get() {
             what(meter);
@@ -123,7 +124,7 @@ impl<T: Item> Queue<T> {
         Self::new(cap, Duration::ZERO)
     }
 
-    /// A queue whose keys rest for so long after they were worked on.
+    /// A queue that delays a key for this rest period after it was processed.
     pub fn with_rest(rest: Duration) -> Self {
         Self::new(LAST_RETRY, rest)
     }
@@ -253,16 +254,16 @@ fn retry_delay(failures: u32, cap: Duration) -> Duration {
     FIRST_RETRY.saturating_mul(factor).min(cap)
 }
 
-/// What became of a key that was added.
+/// The result of adding a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Pushed {
-    /// It waits already.
+    /// The key is already queued.
     Known,
-    /// A worker has it: it comes again after that.
+    /// A worker holds the key: it is queued again when the worker returns it.
     Held,
-    /// It rests: it comes when that is over.
+    /// The key is in its rest period: it is queued when the period ends.
     Later,
-    /// A worker should be woken.
+    /// The key was queued: a worker must be woken.
     Ready,
 }
 
@@ -284,7 +285,7 @@ impl<T: Item> State<T> {
         Pushed::Ready
     }
 
-    /// Lets a key come at a time; whether that is earlier than it would have come.
+    /// Delays a key until `due`; returns whether that is earlier than its previous due time.
     fn delay(&mut self, key: T, due: Instant) -> bool {
         let is_earlier = self.due.get(&key).is_none_or(|known| due < *known);
         if is_earlier {
@@ -294,7 +295,7 @@ impl<T: Item> State<T> {
         is_earlier
     }
 
-    /// A key was worked on.
+    /// Starts the rest period of a processed key.
     fn rest(&mut self, key: &T, now: Instant, rest: Duration) {
         if rest.is_zero() {
             return;
