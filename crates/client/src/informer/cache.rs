@@ -216,7 +216,7 @@ impl<K: Object> Cache<K> {
         self.objects.len()
     }
 
-    /// How many changes wait for the subscriber that is the furthest behind.
+    /// The number of queued changes of the slowest subscriber.
     pub(super) fn queued(&self) -> usize {
         let lengths = self.subscribers.iter().map(Sender::len);
         lengths.max().unwrap_or(0)
@@ -303,7 +303,7 @@ impl<K: Object> Cache<K> {
         self.subscribers
             .retain(|subscriber| subscriber.send(change.clone()));
         if self.subscribers.is_empty() {
-            // Nobody reads it now: it is decoded again when somebody does.
+            // Without subscribers the decoded form is dropped; a later reader decodes the object again.
             change.slot().drop_decoded();
         }
     }

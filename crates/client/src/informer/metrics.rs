@@ -1,4 +1,4 @@
-//! What the informers of this process do, under the names of client-go.
+//! Metrics of the informers of this process, under the names of client-go.
 
 use std::sync::{Arc, LazyLock, Weak};
 
@@ -11,10 +11,10 @@ const LABELS: &[&str] = &["name", "group", "version", "resource"];
 const BUCKETS: &[f64] = &[
     0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 ];
-/// Of a resourceVersion so many digits are shown, the last ones: a float has no more.
+/// Of a resourceVersion only the last 15 digits are shown: a float cannot represent more.
 const DIGITS: u64 = 1_000_000_000_000_000;
 
-/// Guards the informers that were started; those that are gone stay until the next page.
+/// Guards the list of started informers; dropped informers are removed when the metrics are next read.
 static ALL: LazyLock<Mutex<Vec<Started>>> = LazyLock::new(Mutex::default);
 static LATENCIES: LazyLock<Family<Histogram>> =
     LazyLock::new(|| Family::new(LABELS, || Histogram::new(BUCKETS)));
@@ -22,15 +22,15 @@ static LATENCIES: LazyLock<Family<Histogram>> =
 /// The values of the labels: the service that started an informer, group, version and plural.
 type Identity = [Box<str>; 4];
 
-/// An informer that was started.
+/// A started informer.
 type Started = (Identity, Weak<dyn Measured>);
 
 /// An informer of any kind.
 trait Measured: Send + Sync {
-    /// How many changes wait for the subscriber that is the furthest behind.
+    /// The number of queued changes of the slowest subscriber.
     fn queued(&self) -> usize;
 
-    /// The newest version that it shows.
+    /// The newest resourceVersion in its cache.
     fn version(&self) -> u64;
 }
 
@@ -44,7 +44,7 @@ impl<K: Object> Measured for Shared<K> {
     }
 }
 
-/// Shows an informer from now on for as long as it lives; gives what its changes are timed with.
+/// Adds an informer to the metrics until it is dropped; returns the histogram for the latency of its changes.
 pub(super) fn add<K: Object>(name: &str, path: &str, informer: &Arc<Shared<K>>) -> Arc<Histogram> {
     let identity = identity(name, path);
     let informer: Weak<dyn Measured> = Arc::downgrade(informer) as _;
@@ -52,12 +52,12 @@ pub(super) fn add<K: Object>(name: &str, path: &str, informer: &Arc<Shared<K>>) 
     LATENCIES.with(&identity.each_ref().map(|value| &**value))
 }
 
-/// A histogram that is not shown.
+/// A histogram that is not in the metrics.
 pub(super) fn unseen() -> Arc<Histogram> {
     Arc::new(Histogram::new(BUCKETS))
 }
 
-/// Group, version and plural are in the path of a list.
+/// The label values; group, version and plural are read from the path of the list request.
 fn identity(name: &str, path: &str) -> Identity {
     let mut parts = path.trim_start_matches('/').split('/');
     let group = match parts.next() {
@@ -69,8 +69,8 @@ fn identity(name: &str, path: &str) -> Identity {
     [name, group, version, plural].map(Box::from)
 }
 
-/// Adds the families to a page. Several informers of a service and kind, which differ in what they select, are shown
-/// as one: all that waits, and the oldest version.
+/// Adds the metrics to a page. Informers of the same service and kind, which differ in their selectors, share one
+/// series: the sum of their queued changes, and their oldest resourceVersion.
 pub(super) fn show(page: &mut Exposition) {
     let mut all = ALL.lock();
     all.retain(|(_, informer)| informer.strong_count() > 0);

@@ -85,21 +85,21 @@ impl<K> Event<K> {
     }
 }
 
-/// Adds what informers count to a page, under the names of client-go.
+/// Adds the metrics of the informers to a page, under the names of client-go.
 pub(crate) fn show_metrics(page: &mut Exposition) {
     metrics::show(page);
 }
 
-/// What has labels and may not be decoded yet.
+/// An object whose labels can be read before it is decoded.
 pub trait Labelled {
-    /// A label's value.
+    /// The value of a label.
     fn label(&self, key: &str) -> Option<&str>;
 }
 
-/// The keys of an object in an index: for `"node"` the name of its node.
+/// Returns the keys of an object in an index, e.g. for the index `"node"` the name of its node.
 pub type IndexFn<K> = fn(&K) -> Vec<String>;
 
-/// How often decoded objects that were not read since the last time are dropped.
+/// The interval at which decoded objects are dropped that were not read since the last sweep.
 const SWEEP: Duration = Duration::from_secs(2);
 
 /// Configures an informer; [`Builder::start`] starts it.
@@ -136,8 +136,8 @@ impl<K: Object> Builder<K> {
         self
     }
 
-    /// Starts list and watch, for the context's run. While the server rejects them, the context's
-    /// service is not ready, with the error as the reason.
+    /// Starts list and watch, which run as long as the context. While the server rejects them, the
+    /// context's service is not ready, with the error as the reason.
     pub fn start(self, context: &Context) -> Informer<K> {
         let Self { mut source, cache } = self;
         let informer = Informer::of(cache);
@@ -173,10 +173,10 @@ struct Shared<K> {
     cache: RwLock<Cache<K>>,
     /// The number of changes of `cache`; incremented after each.
     generation: AtomicU64,
-    /// The objects that are decoded beside their stored form.
+    /// The objects that have a decoded form beside the stored one.
     decoded: Arc<Decoded<K>>,
     synced: watch::Sender<bool>,
-    /// Guards the newest version in the cache and those who wait for a later one. Locked after
+    /// Guards the newest version in the cache and the waiters for later ones. Locked after
     /// `cache` was written, or before `cache` is read; never while `cache` is locked.
     waiters: Mutex<Waiters>,
 }
@@ -285,7 +285,7 @@ impl<K: Object> Informer<K> {
         slots.iter().map(|slot| slot.read(decoded)).collect()
     }
 
-    /// A number that differs after every change. What is read after it is at least as new.
+    /// A number that every change increments. Objects read after this call are at least as new as the number.
     pub fn generation(&self) -> u64 {
         self.shared.generation.load(Ordering::Acquire)
     }

@@ -15,8 +15,8 @@ use parking_lot::Mutex;
 
 use super::{Labelled, Object, cache::Named};
 
-/// How much an informer keeps decoded, counted in bytes of the stored form: about two thousand pods. Decoded
-/// they take two to three times as much.
+/// The maximum size of the objects that an informer keeps decoded, in bytes of their stored form: about 2000 pods.
+/// The decoded forms take two to three times as much.
 const DECODED: usize = 8 << 20;
 
 pub(super) struct Slot<K> {
@@ -32,7 +32,7 @@ struct Stored<K> {
     object: feed::Object,
     /// Whether only the metadata is decoded.
     metadata_only: bool,
-    /// Whether it was read since the last sweep.
+    /// Whether the object was read since the last sweep.
     is_used: AtomicBool,
     /// Guards the decoded form; held while decoding, so that it happens once.
     decoded: Mutex<Option<Arc<K>>>,
@@ -72,7 +72,7 @@ impl<K: Object> Slot<K> {
         self.peek(decoded)
     }
 
-    /// The object, for the cache itself: this does not count as a use.
+    /// The object, for the cache itself: does not mark the object as used.
     pub(super) fn peek(self: &Arc<Self>, decoded: &Decoded<K>) -> Arc<K> {
         let stored = match &self.form {
             Form::Typed(object) => return object.clone(),
@@ -118,7 +118,7 @@ impl<K: Object> Slot<K> {
         }
     }
 
-    /// Forgets the decoded form of what is shared with the store.
+    /// Drops the decoded form if the object is shared with the store.
     pub(super) fn drop_decoded(&self) {
         if let Form::Stored(stored) = &self.form {
             stored.decoded.lock().take();
@@ -246,8 +246,8 @@ fn decode<K: Object>(
         true => (b"{\"metadata\":", b"}"),
     };
     let text = [head, before, after, tail].concat();
-    // The store holds JSON, which is UTF-8, and cuts are at ASCII characters. Decoded forms come and go by the thousand
-    // while objects, indexes and what readers make of them stay.
+    // The store holds JSON, which is UTF-8, and the cuts are at ASCII characters. Decoded forms are short-lived; they
+    // are allocated apart from the long-lived objects and indexes.
     allocator::apart(|| K::from_json(&String::from_utf8_lossy(&text)))
 }
 

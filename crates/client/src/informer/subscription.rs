@@ -63,7 +63,7 @@ impl<K: Object> Change<K> {
 
 struct State<K> {
     events: VecDeque<Change<K>>,
-    /// The length of the next merge; at least twice the result of the last one.
+    /// The queue length at which changes are merged next; at least twice the length after the last merge.
     merge_at: usize,
     closed: bool,
 }
@@ -97,12 +97,12 @@ pub(super) fn channel<K>(decoded: Arc<Decoded<K>>) -> (Sender<K>, Subscription<K
 }
 
 impl<K: Object> Sender<K> {
-    /// How many changes wait.
+    /// The number of queued changes.
     pub(super) fn len(&self) -> usize {
         self.0.state.lock().events.len()
     }
 
-    /// Whether the subscriber still listens.
+    /// Queues a change; returns false if the subscription was dropped.
     pub(super) fn send(&self, event: Change<K>) -> bool {
         if Arc::strong_count(&self.0) == 1 {
             return false;
@@ -128,7 +128,7 @@ impl<K> Drop for Sender<K> {
 }
 
 impl<K: Object> Subscription<K> {
-    /// The next change; `None` if the informer is gone.
+    /// The next change; `None` if the informer was dropped.
     pub async fn next(&mut self) -> Option<Event<K>> {
         loop {
             let changed = self.0.changed.notified();
@@ -151,7 +151,7 @@ impl<K: Object> Subscription<K> {
         let mut state = self.0.state.lock();
         let change = state.events.pop_front()?;
         if state.events.is_empty() && state.events.capacity() > MERGE_AT {
-            // Every object there was waited here: that memory is not needed again soon.
+            // The queue was very long, e.g. with all existing objects: release its memory.
             state.events = VecDeque::new();
         }
         drop(state);
@@ -179,7 +179,7 @@ fn merged<K: Object>(changes: VecDeque<Change<K>>) -> VecDeque<Change<K>> {
             continue;
         };
         let both = match (before, change) {
-            // A recreated object is another one: both changes stay.
+            // A recreated object has another uid: both changes are kept.
             (before @ Change::Deleted(_), change) => {
                 merged[place] = Some(before);
                 places.insert(key, merged.len());

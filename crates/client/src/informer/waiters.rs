@@ -26,12 +26,12 @@ pub(super) struct Waiters {
 }
 
 impl Waiters {
-    /// The newest version that the cache shows.
+    /// The newest version in the cache.
     pub(super) fn seen(&self) -> u64 {
         self.seen
     }
 
-    /// Resolves when the cache shows `version`; nothing to wait for when it does already.
+    /// Resolves when the cache contains `version`; `None` if it already does.
     pub(super) fn version(&mut self, version: u64) -> Option<oneshot::Receiver<()>> {
         if self.seen >= version {
             return None;
@@ -41,7 +41,7 @@ impl Waiters {
         Some(receiver)
     }
 
-    /// Resolves when the object was removed. The caller has checked that it still exists.
+    /// Resolves when the object was removed. The caller has checked that the object still exists.
     pub(super) fn departure(&mut self, departure: Departure) -> oneshot::Receiver<()> {
         let (sender, receiver) = oneshot::channel();
         let waiting = self.departures.entry(departure.key).or_default();
