@@ -1,7 +1,7 @@
 //! The allocator of the binary and of the benchmarks that represent it: mimalloc, with which a
 //! write through the API server takes a fifth to a third less time than with glibc's (decision 6).
 //!
-//! A program declares it:
+//! Declared by a program as follows:
 //!
 //! ```
 //! #[global_allocator]
@@ -35,18 +35,18 @@ fn is_usual(layout: Layout) -> bool {
 }
 
 thread_local! {
-    /// Whether this thread allocates apart.
+    /// Whether this thread allocates from the separate heap [`APART`].
     static IS_APART: Cell<bool> = const { Cell::new(false) };
 }
 
-/// The heap of what is allocated apart; null before the first time.
+/// The heap for work inside [`apart`]; null before the first call.
 static APART: AtomicPtr<mi_heap_t> = AtomicPtr::new(ptr::null_mut());
 
-/// Does some work whose memory goes all at once after a while, such as decoding an object for a cache that drops it
-/// again. What it allocates shares no pages with anything else: otherwise what stays would keep pages that are nearly
-/// empty.
+/// Runs `work` with a separate heap. For short-lived allocations that are freed together, such as a decoded object in a
+/// cache that soon drops it. They share no pages with long-lived allocations, which would keep nearly empty pages
+/// in use.
 pub fn apart<T>(work: impl FnOnce() -> T) -> T {
-    /// Also when the work panics.
+    /// Restores the flag also if `work` panics.
     struct Restore(bool);
     impl Drop for Restore {
         fn drop(&mut self) {
@@ -54,7 +54,7 @@ pub fn apart<T>(work: impl FnOnce() -> T) -> T {
         }
     }
     if APART.load(Ordering::Acquire).is_null() {
-        // SAFETY: mimalloc's heaps are for all threads; one that came second is used by nobody and stays.
+        // SAFETY: heaps of mimalloc can be used by all threads. A heap that lost the race below is leaked, unused.
         let heap = unsafe { mi_heap_new() };
         let null = ptr::null_mut();
         let _ = APART.compare_exchange(null, heap, Ordering::AcqRel, Ordering::Acquire);
@@ -63,18 +63,19 @@ pub fn apart<T>(work: impl FnOnce() -> T) -> T {
     work()
 }
 
-/// The heap to allocate from, if it is not the usual one.
+/// The heap to allocate from, if it is not the default one.
 #[inline]
 fn heap() -> Option<*mut mi_heap_t> {
-    // A thread that ends has no locals any more.
+    // An exiting thread has no thread locals any more.
     let is_apart = IS_APART.try_with(Cell::get).unwrap_or(false);
     is_apart
         .then(|| APART.load(Ordering::Acquire))
         .filter(|heap| !heap.is_null())
 }
 
-// SAFETY: mimalloc's functions are what this trait asks for: blocks of the size, aligned as `is_usual` says or as
-// asked, null when there is no memory; a block of one function may be freed and resized by the others.
+// SAFETY: mimalloc's functions meet the contract of this trait: they return blocks of the requested size, with the
+// default alignment where `is_usual` accepts it and the requested alignment otherwise, and null without memory. A
+// block from any of these functions may be freed and resized by the others.
 unsafe impl GlobalAlloc for Allocator {
     #[inline]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
@@ -106,7 +107,7 @@ unsafe impl GlobalAlloc for Allocator {
 
     #[inline]
     unsafe fn dealloc(&self, block: *mut u8, _: Layout) {
-        // SAFETY: the caller guarantees that the block came from here.
+        // SAFETY: the caller guarantees that this allocator returned the block.
         unsafe { mi_free(block.cast()) }
     }
 
@@ -130,9 +131,9 @@ const ARENA_EAGER_COMMIT: mi_option_t = 4;
 
 /// Memory is committed page by page, not per arena: the kernel would back a whole arena with huge
 /// pages, and an idle server would use twice the memory. The first allocation reserves an arena
-/// before `main`, so that this is an init function, which the loader calls before.
+/// before `main`; therefore this is an init function, which the loader calls earlier.
 #[used]
-// SAFETY: the section holds pointers to functions of this shape, and this one allocates nothing.
+// SAFETY: the section holds pointers to functions of this type, and this one allocates nothing.
 #[unsafe(link_section = ".init_array")]
 static BEFORE_MAIN: extern "C" fn() = {
     extern "C" fn commit_as_used() {
