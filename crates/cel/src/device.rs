@@ -1,6 +1,6 @@
 //! Expressions that select devices of ResourceSlices: `device.driver`, `device.allowMultipleAllocations`, and
 //! attributes and capacities by domain and name, `device.attributes["gpu.example.com"].model`. The API server compiles
-//! them when they are written, the scheduler evaluates them.
+//! the expressions on create and update, and the scheduler evaluates them.
 
 use std::{
     collections::BTreeMap,
@@ -16,10 +16,10 @@ use crate::{
     value::{Error, Map, OwnedMap, Result, Text, Value},
 };
 
-/// What a selector may cost, by estimate and when it is evaluated.
+/// The maximum cost of a selector, for the estimate and for the evaluation.
 pub const DEVICE_COST_LIMIT: u64 = 1_000_000;
 
-/// Attributes and capacities of a device, together.
+/// The maximum number of attributes and capacities of a device together.
 const PROPERTIES_MAX: u64 = 32;
 const DOMAIN_LENGTH_MAX: u64 = 63;
 const NAME_LENGTH_MAX: u64 = 32;
@@ -33,16 +33,16 @@ pub struct DeviceSelector {
     max_cost: u64,
 }
 
-/// Why a text is no selector.
+/// Why an expression is not a valid selector.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SelectorError {
-    /// The text does not compile, or does not decide.
+    /// The expression does not compile, or does not return a bool.
     Invalid(String),
-    /// A part of it can never be evaluated.
+    /// The program of the compiled expression could not be created.
     Internal(String),
 }
 
-/// A device as selectors see it: made once, matched with any number of them.
+/// A device as the value of `device`: converted once, matched with any number of selectors.
 #[derive(Debug, Clone)]
 pub struct Device<'a>(Value<'a>);
 
@@ -64,12 +64,12 @@ impl DeviceSelector {
         Ok(Self { program, max_cost })
     }
 
-    /// What an evaluation costs at most, whatever the device.
+    /// The estimated maximum cost of an evaluation, for any device.
     pub fn max_cost(&self) -> u64 {
         self.max_cost
     }
 
-    /// Whether the device is selected.
+    /// Whether the selector matches the device.
     pub fn matches(&self, device: &Device<'_>) -> Result<bool> {
         let evaluation = self
             .program
@@ -84,7 +84,7 @@ impl DeviceSelector {
     }
 }
 
-/// A selector decides, or comes to an attribute of which only the device knows the type.
+/// A selector must return a bool, or an attribute, whose type is known only at evaluation.
 fn check_output(checked: &Checked) -> Result<(), SelectorError> {
     match checked.output() {
         Type::Bool | Type::Any => Ok(()),
@@ -96,7 +96,7 @@ fn check_output(checked: &Checked) -> Result<(), SelectorError> {
 }
 
 impl<'a> Device<'a> {
-    /// A device of a ResourceSlice, as JSON. Names without a domain are in that of the driver.
+    /// A device of a ResourceSlice, as JSON. Names without a domain are in the domain of the driver.
     pub fn new(driver: &'a str, device: &'a json::Value) -> Result<Self> {
         let mut value = OwnedMap::default();
         let shared = device["allowMultipleAllocations"] == true;
@@ -115,7 +115,7 @@ impl<'a> Device<'a> {
     }
 }
 
-/// Maps of properties by domain. A domain without properties selects an empty map.
+/// Maps of properties by domain. The map of an unknown domain is empty.
 fn by_domain<'a>(
     driver: &'a str,
     properties: &'a json::Value,

@@ -1,4 +1,4 @@
-//! Selectors of devices: what they come to, and what upstream says they cost at most.
+//! Device selectors: their results, and their maximum costs as estimated by upstream.
 
 use cel::{Device, DeviceSelector, SelectorError};
 use machinery::json::{Value, json};
