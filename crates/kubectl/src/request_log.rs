@@ -1,11 +1,12 @@
-//! What `-v` from 6 on prints of requests, in klog's form: 6 one line per answer; 7 the request with
-//! its headers and the answer's status; 8 also the answer's headers and bodies; 9 whole bodies.
+//! The log of requests with `-v=6` and higher, in klog's format: 6 prints one line per response; 7 the
+//! request with its headers and the response status; 8 also response headers and truncated bodies; 9
+//! complete bodies.
 
 use std::time::Duration;
 
 use http::{HeaderMap, Method, StatusCode};
 
-/// One request, as it is logged.
+/// The logged fields of a request.
 pub(crate) struct Logged<'a> {
     pub verbosity: u8,
     pub method: &'a Method,
@@ -17,7 +18,7 @@ impl Logged<'_> {
         print(self.request(headers));
     }
 
-    /// `answer` is None when there was none: the server was not reached.
+    /// `answer` is `None` if the server could not be reached.
     pub(crate) fn print_response(&self, answer: Option<(StatusCode, &HeaderMap)>, took: Duration) {
         print(self.response(answer, took));
     }
@@ -49,7 +50,7 @@ impl Logged<'_> {
     }
 }
 
-/// A body of a request or an answer, from 8 on.
+/// Prints the body of a request or response, with `-v=8` and higher.
 pub(crate) fn print_body(verbosity: u8, what: &str, body: &[u8]) {
     if verbosity < 8 || body.is_empty() {
         return;
@@ -65,7 +66,7 @@ pub(crate) fn print_body(verbosity: u8, what: &str, body: &[u8]) {
     print(Some(format!("\"{what}\" body={shown}{rest}")));
 }
 
-/// What stands before a line of the log.
+/// The klog header of a line.
 pub(crate) fn prefix() -> String {
     let now = jiff::Zoned::now();
     format!(
@@ -81,7 +82,7 @@ fn print(line: Option<String>) {
     }
 }
 
-/// Headers in order, each on a line of its own. Credentials are left out.
+/// The headers in order, one per line. Credentials are masked.
 fn lines(headers: &HeaderMap) -> String {
     let mut lines: Vec<String> = headers
         .iter()
@@ -98,7 +99,7 @@ fn lines(headers: &HeaderMap) -> String {
     format!("<\n{} >", lines.concat())
 }
 
-/// A header's name as HTTP/1.1 writes it.
+/// The name of a header as written in HTTP/1.1, e.g. `Content-Type`.
 fn capitalized(name: &str) -> String {
     let parts = name.split('-').map(|part| {
         let (first, rest) = part.split_at(part.chars().next().map_or(0, char::len_utf8));
