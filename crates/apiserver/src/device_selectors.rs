@@ -1,13 +1,14 @@
-//! Selectors of devices in classes, claims and templates: each has to compile and to be cheap enough. Expressions that
-//! are stored already are looked at again, as upstream does; what v1.36 compiles it compiled before.
+//! Validates the CEL selectors in DeviceClasses, ResourceClaims and ResourceClaimTemplates: each must compile and stay
+//! below the cost limit. Updates check unchanged expressions of classes and templates again, as upstream;
+//! stored expressions compile with the same environment as new ones.
 
 use cel::{DEVICE_COST_LIMIT, DeviceSelector, SelectorError};
 use kinds::tree::{get, list, text};
 use machinery::field::{Error, Errors, Path};
 use machinery::{Object, Value};
 
-/// What is wrong with the selectors of an object of resource.k8s.io. The spec of a claim never changes, so it is looked
-/// at once.
+/// The validation errors of the selectors of a resource.k8s.io object. The spec of a claim is immutable, so it is
+/// checked only on create.
 pub(crate) fn check(plural: &str, object: &Object, old: Option<&Object>) -> Errors {
     let mut errors = Errors::new();
     let (spec, path) = (get(object, "spec"), Path::new("spec"));

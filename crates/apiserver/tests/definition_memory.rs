@@ -1,4 +1,4 @@
-//! What a definition costs in memory, counted in bytes that are allocated and not given back.
+//! The memory of a CustomResourceDefinition in the API server, counted in allocated bytes that were not freed.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 #[path = "api/support.rs"]
@@ -13,16 +13,16 @@ use std::{
 use machinery::json::{Value, json};
 use support::{Server, admin, eventually};
 
-/// The most that a definition may cost, its stored form and what is served of it included.
+/// The maximum memory per definition, including its stored form and its discovery and OpenAPI documents.
 const MOST: i64 = 50 * 1024;
-/// As many as show the cost of one more beside what all share.
+/// Enough definitions that shared memory does not distort the average.
 const COUNT: usize = 150;
 
 struct Counting;
 
 static ALLOCATED: AtomicI64 = AtomicI64::new(0);
 
-// SAFETY: every call is passed on to the system's allocator as it came; only sizes are added up beside it.
+// SAFETY: every call is passed unchanged to the system allocator; this type only adds up sizes.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATED.fetch_add(layout.size() as i64, Ordering::Relaxed);
@@ -79,7 +79,7 @@ async fn make(server: &Server, range: std::ops::Range<usize>) {
         let served = || async { admin(server, "GET", &path, Value::Null).await.code == 200 };
         eventually(|| async { served().await.then_some(()) }).await;
     }
-    // The documents about all of them count, too.
+    // The documents that describe all definitions count, too.
     for path in [
         "/openapi/v2",
         "/openapi/v3/apis/memory.example.com/v1",

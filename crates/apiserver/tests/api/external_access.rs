@@ -1,4 +1,4 @@
-//! Who is known and who may, where others are asked: issuers of tokens, and webhooks of kubeconfig files, over real HTTPS.
+//! Authentication by OpenID Connect issuers and token webhooks, and authorization by webhooks, over real HTTPS.
 
 use std::{
     path::{Path, PathBuf},
@@ -19,7 +19,7 @@ use crate::{
     support::{Server, eventually},
 };
 
-/// Who the server takes the holder of a token for; the error is the code of the answer.
+/// The user info that the server returns for a token, or the status code of the error.
 async fn who(server: &Server, token: &str) -> Result<Value, u16> {
     let value = format!("Bearer {token}");
     let headers = [
@@ -35,7 +35,7 @@ async fn who(server: &Server, token: &str) -> Result<Value, u16> {
     }
 }
 
-/// A kubeconfig of a webhook.
+/// Writes a kubeconfig for a webhook and returns its path.
 fn kubeconfig(hook: &Hook, directory: &Path) -> PathBuf {
     let authority = STANDARD.encode(&hook.certificate);
     let text = format!(
@@ -51,7 +51,7 @@ fn kubeconfig(hook: &Hook, directory: &Path) -> PathBuf {
 async fn tokens_of_a_configured_issuer_name_users() {
     let made = rcgen::KeyPair::generate().unwrap();
     let keys = pki::jwt::Keys::from_pem(made.serialize_pem().as_bytes(), &[]).unwrap();
-    // One document is both: what discovery reads, and the keys.
+    // One document serves as the discovery document and as the key set.
     let document: Arc<OnceLock<Value>> = Arc::default();
     let served = document.clone();
     let issuer = Hook::start(move |_| match served.get() {
@@ -120,7 +120,7 @@ async fn a_webhook_knows_tokens_and_its_answers_are_kept() {
     assert_eq!(seen[0]["apiVersion"], "authentication.k8s.io/v1");
 }
 
-/// A server with a token of `eve`, and the code that her list of ConfigMaps in a namespace gets.
+/// A server that authenticates the token `secret` as user `eve`.
 async fn server_with_eve(options: impl FnOnce(&mut authz::Options, &Path)) -> Server {
     Server::configured(|config, directory| {
         let tokens = directory.join("tokens.csv");
@@ -198,7 +198,7 @@ async fn a_configured_webhook_has_conditions_and_a_policy_for_failures() {
     assert_eq!(list(&server, "kube-node-lease").await.0, 403);
     assert_eq!(hook.seen.lock().len(), before, "the conditions do not hold");
     drop(hook);
-    // No resource: the conditions leave it to RBAC.
+    // `/version` is no resource: the match conditions are false and RBAC decides.
     let headers = [("authorization", "Bearer secret")];
     let version = over_tls(&server, nobody(&server), "GET", "/version", &headers, "").await;
     assert_eq!(version.unwrap().code, 200);
