@@ -1,5 +1,5 @@
-//! `mainstay server` (with `--node`: `mainstay up`) that says what its memory is for: on SIGUSR1 it writes the live
-//! memory by call stack to a file.
+//! `mainstay server` (with `--node`: `mainstay up`) with a heap profiler: on SIGUSR1 it writes the live memory by call
+//! stack to a file.
 //!
 //!     heap-server --data-dir DIR --heap FILE --node-ip 10.99.0.2 & bench-controllers --pid $! …; kill -USR1 $!
 
@@ -20,10 +20,10 @@ static ALLOCATOR: sampled::Sampled = sampled::Sampled;
 
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// Where the report is written.
+    /// The file to which the report is written.
     #[arg(long)]
     heap: PathBuf,
-    /// With a node, and so with the service proxy, network policies and DNS.
+    /// Also run a node, with service proxy, network policies and DNS.
     #[arg(long)]
     node: bool,
     #[command(flatten)]
@@ -31,7 +31,7 @@ struct Arguments {
 }
 
 fn main() -> Result<std::process::ExitCode> {
-    // Helpers of the node are this program: there must be no second thread yet.
+    // The node executes this program again as its helper processes; this must happen before any thread starts.
     if let Some(code) = runtime::reexec::dispatch() {
         return Ok(code);
     }

@@ -1,5 +1,5 @@
-//! An allocator that remembers where live memory was allocated: for one allocation in each `RATE` bytes it keeps
-//! the call stack until the block is freed. What it reports is an estimate, good to some hundred kilobytes.
+//! A sampling allocator: it records the call stack of one allocation per `RATE` allocated bytes until the block is
+//! freed. The reported sizes are estimates with an error of some hundred kilobytes.
 
 use std::{
     alloc::{GlobalAlloc, Layout},
@@ -16,11 +16,11 @@ use std::{
 
 use allocator::Allocator;
 
-/// One sample stands for so many bytes.
+/// The number of bytes that one sample represents.
 const RATE: usize = 32 << 10;
-/// Frames that are kept of a stack, the innermost ones.
+/// The maximum number of recorded frames per stack, starting with the innermost.
 const DEPTH: usize = 96;
-/// Buckets that say without a lock that a block is no sample.
+/// The number of hash buckets that tell without a lock that a block was not sampled.
 const BUCKETS: usize = 1 << 16;
 
 pub(crate) struct Sampled;
@@ -31,24 +31,24 @@ struct Sample {
 }
 
 thread_local! {
-    /// Bytes until the next sample.
+    /// The number of bytes until the next sample.
     static LEFT: Cell<isize> = const { Cell::new(RATE as isize) };
-    /// Whether this thread is taking a sample: what that allocates is no sample.
+    /// Whether this thread is recording a sample: its own allocations are not sampled.
     static IS_BUSY: Cell<bool> = const { Cell::new(false) };
 }
 
-/// How many samples are in each bucket.
+/// The number of samples in each bucket.
 static IN_BUCKET: [AtomicU16; BUCKETS] = [const { AtomicU16::new(0) }; BUCKETS];
-/// Guards the live samples by address.
+/// Guards the samples of live blocks, keyed by address.
 static LIVE: LazyLock<Mutex<HashMap<usize, Sample>>> = LazyLock::new(Mutex::default);
 
 fn bucket(address: usize) -> &'static AtomicU16 {
     &IN_BUCKET[(address >> 4).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 48 & (BUCKETS - 1)]
 }
 
-/// Counts an allocation, and keeps its stack when its turn has come.
+/// Counts an allocation, and records its stack if the next sample is due.
 fn allocated(block: *mut u8, size: usize) {
-    // A thread that ends has no locals any more.
+    // An exiting thread has no thread locals any more.
     let is_due = LEFT.try_with(|left| {
         left.set(left.get() - size as isize);
         left.get() < 0
@@ -92,7 +92,7 @@ fn freed(block: *mut u8) {
     });
 }
 
-// SAFETY: every call goes to the allocator of the binary; what is beside it keeps addresses only.
+// SAFETY: every call is passed unchanged to the allocator of the binary; the samples only hold addresses.
 unsafe impl GlobalAlloc for Sampled {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: as the caller says.
@@ -134,22 +134,21 @@ unsafe extern "C" {
 /// The return addresses of this thread's calls, innermost first.
 fn stack() -> Vec<usize> {
     extern "C" fn each(frame: *mut c_void, stack: *mut c_void) -> c_int {
-        // SAFETY: `stack` is the vector below, and `frame` is what the unwinder gave.
+        // SAFETY: `stack` points to the vector below, and `frame` comes from the unwinder.
         unsafe {
             let stack = &mut *stack.cast::<Vec<usize>>();
             stack.push(_Unwind_GetIP(frame));
-            // Any number but 0 ends the walk.
+            // A value other than 0 ends the walk.
             c_int::from(stack.len() == DEPTH)
         }
     }
     let mut stack: Vec<usize> = Vec::with_capacity(DEPTH);
-    // SAFETY: `each` has the shape that the unwinder calls, and its data lives as long as the call.
+    // SAFETY: `each` has the type of the unwinder's callback, and its data outlives the call.
     unsafe { _Unwind_Backtrace(each, (&raw mut stack).cast()) };
     stack
 }
 
-/// The live memory by call stack: a line for each, `bytes` and the names of the functions from the innermost one
-/// outwards.
+/// The live memory by call stack, one line per stack: the number of bytes, then the function names, innermost first.
 pub(crate) fn report() -> std::io::Result<String> {
     IS_BUSY.set(true);
     let mut by_stack: HashMap<Box<[usize]>, usize> = HashMap::new();
@@ -202,7 +201,7 @@ impl Symbols {
             })
             .collect();
         names.sort();
-        // Where the program was loaded: one function is known in both.
+        // The load address: the difference between the address of one function and its address in the file.
         let known = names
             .iter()
             .find(|(_, name)| name == "heap_server::sampled::report");
