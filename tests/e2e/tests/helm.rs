@@ -1,15 +1,15 @@
-//! Helm, unchanged: a release is installed, upgraded, rolled back and removed, with hooks, and helm itself waits for
-//! what it made.
+//! Unmodified helm installs, upgrades, rolls back and uninstalls a release with hooks, and waits for its objects
+//! (`--wait`).
 
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 use testkit::{Cluster, Ran};
 
-/// The chart of the story.
+/// The chart of the test.
 const CHART: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/clients/chart");
 
-/// The helm that `MAINSTAY_HELM` names, or the one that is fetched.
+/// The path of helm: `MAINSTAY_HELM`, or the downloaded one.
 fn program() -> Option<PathBuf> {
     let named = std::env::var_os("MAINSTAY_HELM").map(PathBuf::from);
     named.or_else(|| e2e::helm(Path::new(env!("CARGO_TARGET_TMPDIR"))))
@@ -30,7 +30,7 @@ impl Helm<'_> {
         command.output().expect("helm starts").into()
     }
 
-    /// The newest revision and its state.
+    /// The newest revision of the release and its state.
     fn state(&self) -> (i64, String) {
         let said = self.run(&["status", "shop", "--output", "json"]).success();
         let status: Value = serde_json::from_str(&said).expect("JSON");
@@ -80,7 +80,7 @@ fn helm_installs_upgrades_rolls_back_and_removes_a_release() {
     );
     assert_eq!(helm.state(), (2, "deployed".into()));
 
-    // What does not become ready is taken back.
+    // An upgrade that does not become ready is rolled back.
     let bad = [
         "--set",
         "image=mainstay.local/no-such",

@@ -1,4 +1,4 @@
-//! Names of the cluster while the daemon is away: a client that asks the whole time gets every answer.
+//! DNS of the cluster while the daemon restarts: a client that sends queries all the time gets every answer.
 
 use std::{
     io::{self, Read, Write},
@@ -12,15 +12,15 @@ use std::{
 
 use testkit::{Cluster, eventually};
 
-/// How long a resolver waits for an answer and how often it asks, unless resolv.conf says otherwise.
+/// Timeout and attempts of a resolver without options in resolv.conf.
 const TIMEOUT: Duration = Duration::from_secs(5);
 const ATTEMPTS: usize = 2;
 
-/// A question for the address of `kubernetes.default.svc.cluster.local`.
+/// An A query for `kubernetes.default.svc.cluster.local`.
 const QUESTION: &[u8] = b"\x12\x34\x01\x00\x00\x01\x00\x00\x00\x00\x00\x00\
     \x0akubernetes\x07default\x03svc\x07cluster\x05local\x00\x00\x01\x00\x01";
 
-/// What the client has done so far.
+/// Progress of the client.
 #[derive(Default)]
 struct Record {
     asked: AtomicUsize,
@@ -50,7 +50,7 @@ fn ask_stream(server: SocketAddr) -> io::Result<Vec<u8>> {
     Ok(answer)
 }
 
-/// Whether it is an answer with one address.
+/// Fails unless the message is an answer with one address.
 fn check(answer: &[u8]) -> io::Result<()> {
     let is_good = answer.len() > 12 && answer[3] & 15 == 0 && answer[6..8] == [0, 1];
     is_good
@@ -58,7 +58,7 @@ fn check(answer: &[u8]) -> io::Result<()> {
         .ok_or_else(|| io::Error::other(format!("{answer:?}")))
 }
 
-/// Asks by datagram and by stream in turn; gives what a program on top of a resolver would see as failures.
+/// Sends queries over UDP and TCP in turn; returns the lookups that failed after all attempts of a resolver.
 fn ask_all_the_time(server: SocketAddr, record: &Record) -> Vec<String> {
     let mut failures = Vec::new();
     while !record.stop.load(Ordering::SeqCst) {
@@ -93,7 +93,7 @@ fn wait_for_answers(record: &Record) {
     });
 }
 
-/// Waits until a question has found nobody.
+/// Waits until a query was sent that has no answer yet.
 fn wait_for_question(record: &Record) {
     let answered = record.answered.load(Ordering::SeqCst);
     eventually("a question without an answer", || {
