@@ -1,4 +1,5 @@
-//! What controllers do, under the names that kube-controller-manager's metrics have.
+//! The metrics of the controllers, under the names of kube-controller-manager. The doc comment of a metric is its help
+//! text.
 
 use std::time::Duration;
 
@@ -16,13 +17,13 @@ use prometheus_client::{
 type Labels = Vec<(&'static str, String)>;
 type Histograms = Family<Labels, Histogram, fn() -> Histogram>;
 
-/// The labels of one value.
+/// The labels of one time series.
 pub(crate) fn labels<const N: usize>(labels: [(&'static str, &str); N]) -> Labels {
     let owned = labels.map(|(name, value)| (name, value.to_owned()));
     owned.into()
 }
 
-/// Counts by labels. Cloning shares them.
+/// Counters by labels. Clones share them.
 #[derive(Clone, Default)]
 pub(crate) struct Counts(Family<Labels, Counter>);
 
@@ -34,7 +35,7 @@ impl Counts {
     }
 }
 
-/// Numbers by labels. Cloning shares them.
+/// Gauges by labels. Clones share them.
 #[derive(Clone, Default)]
 pub(crate) struct Gauges(Family<Labels, Gauge>);
 
@@ -49,7 +50,7 @@ impl Gauges {
     }
 }
 
-/// How something is spread, by labels. Cloning shares it.
+/// Histograms by labels. Clones share them.
 #[derive(Clone)]
 pub(crate) struct Spread(Histograms);
 
@@ -69,7 +70,7 @@ impl Spread {
 
 macro_rules! metrics {
     ($($(#[doc = $help:literal])+ $field:ident: $kind:ident $name:literal $(from $first:literal by $factor:literal times $count:literal)?;)*) => {
-        /// All of them. Cloning shares them.
+        /// All metrics of the controllers. Clones share them.
         #[derive(Clone)]
         pub(crate) struct Metrics {
             $($(#[doc = $help])+ pub(crate) $field: $kind,)*
@@ -84,7 +85,7 @@ macro_rules! metrics {
         }
 
         impl Metrics {
-            /// In the text format of OpenMetrics.
+            /// The metrics in the OpenMetrics text format.
             pub(crate) fn text(&self) -> String {
                 let mut registry = Registry::default();
                 $(
@@ -92,7 +93,7 @@ macro_rules! metrics {
                     registry.register($name, help, self.$field.0.clone());
                 )*
                 let mut text = String::new();
-                // Writing into a string cannot fail.
+                // Writing to a string cannot fail.
                 let _ = text::encode(&mut text, &registry);
                 text
             }
@@ -105,61 +106,61 @@ macro_rules! metrics {
 }
 
 metrics! {
-    /// How long a reconciliation of a Job took
+    /// Duration of a reconciliation of a Job
     job_sync_seconds: Spread "job_controller_job_sync_duration_seconds" from 0.004 by 2.0 times 15;
     /// Reconciliations of Jobs
     job_syncs: Counts "job_controller_job_syncs";
-    /// Jobs that have ended
+    /// Jobs that completed or failed
     jobs_finished: Counts "job_controller_jobs_finished";
-    /// Pods of Jobs that have ended and were counted
+    /// Finished pods that were counted in the status of their Job
     job_pods_finished: Counts "job_controller_job_pods_finished";
-    /// Pods that were made for Jobs
+    /// Pods created for Jobs
     job_pods_created: Counts "job_controller_job_pods_creation";
-    /// Jobs that another controller manages
+    /// Jobs managed by another controller
     jobs_external: Counts "job_controller_jobs_by_external_controller";
-    /// How late a CronJob's Job was made
+    /// Time between the scheduled time of a CronJob and the creation of its Job
     cronjob_skew: Spread "cronjob_controller_job_creation_skew_duration_seconds" from 1.0 by 2.0 times 10;
-    /// How late a Job was deleted after its time
+    /// Time between the expiry of a finished Job and its deletion
     expired_jobs: Spread "ttl_after_finished_controller_job_deletion_duration_seconds" from 0.1 by 2.0 times 14;
-    /// Pods that were deleted because of a taint
+    /// Pods deleted because of a taint
     taint_evictions: Counts "taint_eviction_controller_pod_deletions";
-    /// How long after a taint its pods were deleted
+    /// Time between the latest taint that a pod does not tolerate and the deletion of the pod
     taint_eviction_seconds: Spread "taint_eviction_controller_pod_deletion_duration_seconds" from 0.005 by 4.0 times 9;
-    /// Pods that were removed because nothing else would
+    /// Pods force deleted by the pod garbage collector
     pods_removed: Counts "pod_gc_collector_force_delete_pods";
-    /// Pods that should have been removed and could not be
+    /// Errors of the pod garbage collector when it force deletes pods
     pods_not_removed: Counts "pod_gc_collector_force_delete_pod_errors";
     /// Nodes of a zone
     zone_size: Gauges "node_collector_zone_size";
-    /// How many of a hundred nodes of a zone are well
+    /// Percentage of healthy nodes of a zone
     zone_health: Gauges "node_collector_zone_health";
-    /// Nodes of a zone that are not well
+    /// Unhealthy nodes of a zone
     zone_unhealthy: Gauges "node_collector_unhealthy_nodes_in_zone";
     /// Nodes whose pods were evicted
     node_evictions: Counts "node_collector_evictions";
-    /// How long it took to look at all nodes
+    /// Duration of a check of the health of all nodes
     node_pass_seconds: Spread "node_collector_update_all_nodes_health_duration_seconds" from 0.01 by 4.0 times 8;
-    /// Reconciliations of the slices of Services
+    /// Reconciliations of the EndpointSlices of Services
     slice_syncs: Counts "endpoint_slice_controller_syncs";
-    /// Writes of slices
+    /// Writes of EndpointSlices
     slice_changes: Counts "endpoint_slice_controller_changes";
-    /// Slices that a reconciliation wrote
+    /// EndpointSlices written by a reconciliation
     slices_changed: Spread "endpoint_slice_controller_endpointslices_changed_per_sync" from 1.0 by 2.0 times 8;
-    /// Claims that were made for volumes of pods
+    /// PersistentVolumeClaims created for ephemeral volumes of pods
     ephemeral_created: Counts "ephemeral_volume_controller_create";
-    /// Claims that should have been made for volumes of pods
+    /// PersistentVolumeClaims for ephemeral volumes of pods that could not be created
     ephemeral_failed: Counts "ephemeral_volume_controller_create_failures";
-    /// Namespaces that were given the cluster's authority
+    /// Writes of the cluster's CA certificate into namespaces
     root_ca_syncs: Counts "root_ca_cert_publisher_sync";
-    /// How long it took to give a namespace the cluster's authority
+    /// Duration of a write of the cluster's CA certificate into a namespace
     root_ca_seconds: Spread "root_ca_cert_publisher_sync_duration_seconds" from 0.001 by 2.0 times 15;
-    /// Reconciliations of autoscalers
+    /// Reconciliations of HorizontalPodAutoscalers
     autoscaler_syncs: Counts "horizontal_pod_autoscaler_controller_reconciliations";
-    /// How long a reconciliation of an autoscaler took
+    /// Duration of a reconciliation of a HorizontalPodAutoscaler
     autoscaler_seconds: Spread "horizontal_pod_autoscaler_controller_reconciliation_duration_seconds" from 0.001 by 2.0 times 15;
-    /// Ranges of addresses that nodes were given
+    /// Pod CIDRs allocated to nodes
     ranges_allocated: Counts "node_ipam_controller_cidrset_cidrs_allocations";
-    /// Kinds that the garbage collector could not follow
+    /// API group versions that the garbage collector could not discover
     kinds_not_followed: Counts "garbagecollector_controller_resources_sync_error";
 }
 

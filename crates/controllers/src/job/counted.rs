@@ -1,4 +1,4 @@
-//! What a reconciliation of a Job adds to the metrics.
+//! Records the metrics of one reconciliation of a Job.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::metrics::Metrics;
 
 pub(super) struct Reconciled<'a> {
     pub(super) metrics: &'a Metrics,
-    /// As it was before.
+    /// The Job before the reconciliation.
     pub(super) job: &'a Job,
 }
 
@@ -20,7 +20,7 @@ impl Reconciled<'_> {
         mode.unwrap_or("NonIndexed")
     }
 
-    /// The reconciliation itself.
+    /// Counts the reconciliation and its duration.
     pub(super) fn round(&self, action: &str, is_ok: bool, took: Duration) {
         let by = [
             ("completion_mode", self.mode()),
@@ -31,7 +31,7 @@ impl Reconciled<'_> {
         self.metrics.job_sync_seconds.took(by, took);
     }
 
-    /// Pods that were made.
+    /// Counts created pods, and one failure if not all could be created.
     pub(super) fn pods_created(&self, count: usize, is_ok: bool) {
         let by = |status| [("reason", "new"), ("status", status)];
         let metric = &self.metrics.job_pods_created;
@@ -39,7 +39,7 @@ impl Reconciled<'_> {
         metric.add(by("failed"), usize::from(!is_ok));
     }
 
-    /// Pods that this status counts and the one before did not, and the end of the Job.
+    /// Counts the pods that the new status counts and the old one did not, and the Job if it completed or failed.
     pub(super) fn ended(&self, status: &JobStatus) {
         let before = self.job.status.as_ref();
         let more = |now: Option<i32>, then: Option<i32>| {
