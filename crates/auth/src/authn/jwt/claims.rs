@@ -143,7 +143,7 @@ impl Mapper {
 
     /// Maps the claims of a token to a user, and validates both.
     pub(super) fn user(&self, claims: &Map) -> Result<User, String> {
-        // Expressions see all numbers in claims as doubles, as upstream.
+        // Expressions see all numbers in claims as doubles.
         let shown = floating(&Value::Object(claims.clone()));
         let value = cel::Value::from_json(&shown, None).map_err(|error| error.to_string())?;
         let mappings = &self.config.claim_mappings;

@@ -4,8 +4,7 @@ use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
 use machinery::json::{self, Map, Value};
 use ring::signature::{self, RsaParameters, RsaPublicKeyComponents, UnparsedPublicKey};
 
-/// The maximum length of a token. Larger tokens are rejected before they are parsed, to limit what an attacker can
-/// cost.
+/// The maximum length of a token. Longer tokens are rejected before decoding, to limit the work that they cause.
 const MAX_TOKEN: usize = 64 * 1024;
 
 /// A parsed token whose signature is not verified yet.

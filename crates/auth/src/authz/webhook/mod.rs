@@ -204,8 +204,8 @@ fn label_requirements(attributes: &Attributes<'_>) -> Vec<Value> {
                 Operator::NotEquals | Operator::NotIn => "NotIn",
                 Operator::Exists => "Exists",
                 Operator::DoesNotExist => "DoesNotExist",
-                // A review cannot express this requirement. Without it the review covers more objects, so it allows no
-                // more.
+                // A review cannot express this requirement. Without it the review covers more objects, so a
+                // webhook that allows it would also allow the request.
                 _ => return None,
             };
             let mut shown = json!({"key": one.key.as_str(), "operator": operator});
