@@ -131,7 +131,7 @@ impl Admitted {
         self.count(&mut self.state.lock(), pod);
     }
 
-    /// Replaces an admitted pod by a later state of the same size, so that the earlier one need not be kept.
+    /// Replaces an admitted pod with a newer version with the same requests, so that the old version can be dropped.
     pub fn follow(&self, pod: &Arc<Pod>) {
         if let Some(counted) = self.state.lock().pods.get_mut(spec::uid(pod)) {
             counted.pod = pod.clone();

@@ -136,7 +136,7 @@ fn bounds(core: &Core, pod: &Pod) -> PodBounds {
     resources::of_pod(pod, core.settings().cfs_quota(), core.machine.page_sizes())
 }
 
-/// A pod's memory: the limit that it is to have, the one that it has, and what it uses; zero is no limit.
+/// A pod's memory: the limit from its spec, the current limit of its cgroup, and the usage. Zero means no limit.
 pub(crate) fn memory(core: &Core, pod: &Pod) -> Option<(i64, i64, Option<u64>)> {
     let root = &core.config.cgroup_root;
     if root.is_empty() {

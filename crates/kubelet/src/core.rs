@@ -61,7 +61,7 @@ pub struct Core {
     pub metrics: Metrics,
     /// Replaced when the pull settings change.
     pub pulls: Mutex<Arc<Pulls>>,
-    /// Who may use the images that are here.
+    /// Which pods may use which images of this node.
     pub(crate) pull_records: PullRecords,
     /// How many pods were evicted, by what was short.
     pub evictions: Mutex<BTreeMap<&'static str, u64>>,

@@ -131,7 +131,7 @@ pub(crate) async fn ensure(core: &Core, pod: &Pod, wanted: Wanted<'_>) -> Result
             say(Kind::Normal, "Pulled", message);
             Ok(found(spec, image))
         }
-        // Whether an image of others is here is not said.
+        // The same message for a present image that the pod may not use: pods cannot find out which images exist.
         ("Never", _) => {
             let message =
                 format!("Container image {name:?} is not present with pull policy of Never");
@@ -154,7 +154,7 @@ pub(crate) async fn ensure(core: &Core, pod: &Pod, wanted: Wanted<'_>) -> Result
     }
 }
 
-/// Whether a pod may use an image that is here without asking its registry.
+/// Whether a pod may use a present image without a pull.
 async fn may_use(core: &Core, pod: &Pod, spec: &v1::ImageSpec, image: &v1::Image) -> bool {
     let verdict = core.pull_records.verdict(&spec.image, &image.id);
     if let Verdict::With(_) = verdict {
@@ -311,15 +311,15 @@ fn rounded(duration: Duration) -> String {
     }
 }
 
-/// What a pull is tried with.
+/// Credentials for a pull.
 #[derive(Default)]
 struct Credential {
     auth: Option<v1::AuthConfig>,
-    /// Where they come from.
+    /// The secret that contains the credentials.
     secret: Option<PullSecret>,
 }
 
-/// The credentials to try, in order; nothing at all if no secret fits.
+/// The credentials to try, in order; one empty credential if no secret matches.
 async fn credentials(core: &Core, pod: &Pod, image: &str) -> Vec<Credential> {
     let names: Vec<String> = spec::spec(pod)
         .image_pull_secrets

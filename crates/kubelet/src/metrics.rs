@@ -192,7 +192,7 @@ impl Metrics {
         }
     }
 
-    /// A pod's status changes: counts the containers that have ended since.
+    /// Counts the containers that terminated between two statuses of a pod.
     pub fn status_changes(&self, old: &PodStatus, new: &PodStatus) {
         let lists = [
             (

@@ -74,7 +74,7 @@ struct Entry {
 pub struct Registry {
     /// Guards the map only; never held across an await.
     entries: Arc<Mutex<HashMap<String, Entry>>>,
-    /// The pods that files describe now, by uid.
+    /// Guards the current static pods, by uid.
     from_files: Arc<Mutex<HashMap<String, Arc<Pod>>>>,
 }
 
@@ -147,8 +147,8 @@ impl Registry {
         self.from_files.lock().contains_key(uid)
     }
 
-    /// The uid of the static pod that a mirror shows. Everybody who may create pods can write the annotation: it
-    /// counts on the pod that has the static pod's name and namespace, and only for a pod that a file describes.
+    /// The uid of the static pod that a mirror pod belongs to. Every user who can create pods can set the mirror
+    /// annotation, so it is ignored unless the pod has the name and namespace of a current static pod with this uid.
     pub fn mirrored<'a>(&self, mirror: &'a Pod) -> Option<&'a str> {
         let uid = spec::annotation(mirror, spec::MIRROR_ANNOTATION)?;
         let from_files = self.from_files.lock();

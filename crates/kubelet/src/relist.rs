@@ -21,7 +21,7 @@ use crate::{
 
 /// The period with a runtime that sends no events.
 const PERIOD: Duration = Duration::from_secs(1);
-/// With events, which tell what changed: a list of hundreds of pods is not free.
+/// The period with a runtime that sends events. Longer, since a list of hundreds of pods is expensive.
 const WITH_EVENTS: Duration = Duration::from_secs(30);
 
 /// Never returns.

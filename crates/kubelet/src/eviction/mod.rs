@@ -35,9 +35,9 @@ use crate::{
 
 /// The minimum time between two evaluations that kernel notifications trigger.
 const CALM: Duration = Duration::from_millis(100);
-/// How often the node is observed.
+/// How often the resources of the node are measured.
 const INTERVAL: Duration = Duration::from_secs(2);
-/// …and how often each pod's local storage, if any pod's is limited.
+/// How often the local storage of pods is measured, if any pod has a limit for it.
 const STORAGE_INTERVAL: Duration = Duration::from_secs(10);
 /// How long an evicted pod may take to end before the next one is evicted.
 const PATIENCE: Duration = Duration::from_secs(30);

@@ -24,7 +24,7 @@ pub struct LocalUsage {
 
 const STORAGE: &str = "ephemeral-storage";
 
-/// Whether the pod has a limit that [`exceeded`] compares its usage with.
+/// Whether the pod has a limit that [`exceeded`] checks.
 pub fn has_limits(pod: &Pod) -> bool {
     let mut volumes = spec::spec(pod).volumes.iter().flatten();
     volumes.any(|volume| {

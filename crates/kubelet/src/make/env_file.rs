@@ -19,8 +19,8 @@ pub fn read(volume: &Path, path: &str) -> std::io::Result<String> {
         Mode::empty(),
         ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS,
     )?;
-    // Containers may make pipes and devices in their volumes. A pipe would hold the kubelet, and opening a device
-    // does something: a watchdog begins to count.
+    // Containers can create pipes and devices in their volumes. Opening a pipe would block the kubelet, and opening a
+    // device can have side effects: opening a watchdog arms it.
     let stat = rustix::fs::fstat(&handle)?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
         return Err(std::io::Error::other("not a regular file"));

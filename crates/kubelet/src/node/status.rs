@@ -28,7 +28,8 @@ const RUNTIME_DEADLINE: Duration = Duration::from_secs(10);
 /// The conditions that the kubelet writes.
 const OWN_CONDITIONS: &[&str] = &["Ready", "MemoryPressure", "DiskPressure", "PIDPressure"];
 
-/// What this kubelet can do that pods may need of their node; in order. Schedulers keep such pods from other nodes.
+/// The features in `status.declaredFeatures`, sorted. The scheduler places pods that need a feature only on nodes that
+/// declare it.
 const DECLARED_FEATURES: [&str; 4] = [
     "ExtendWebSocketsToKubelet",
     "InPlacePodLevelResourcesVerticalScaling",
@@ -36,9 +37,9 @@ const DECLARED_FEATURES: [&str; 4] = [
     "RestartAllContainersOnContainerExits",
 ];
 
-/// Keeps the status right for ever; `changes` are those of this node's object. Says `ready` once the
-/// API shows a ready node. A Node that is deleted stays deleted until the kubelet starts again, as
-/// upstream: whoever deletes it means it. One that somebody creates meanwhile gets its status.
+/// Keeps the status of the Node up to date; never returns. `changes` are the changes of this Node.
+/// Sets `ready` once the API shows a ready node. A deleted Node is not created again before the
+/// kubelet restarts, as upstream. A Node that a user creates gets its status.
 pub(crate) async fn run(
     core: Arc<Core>,
     mut node: Node,

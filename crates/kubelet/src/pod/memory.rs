@@ -89,14 +89,14 @@ pub struct SandboxFailure {
     pub times: u32,
 }
 
-/// A changed size that could not be given.
+/// A failed resize.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ResizeFailure {
     pub message: String,
     pub retry_at: Timestamp,
 }
 
-/// All of it.
+/// What a pod's worker remembers between two decisions.
 #[derive(Debug, Clone, Default)]
 pub struct Memory {
     /// The maximum delay between two restarts, if configured.
@@ -120,7 +120,7 @@ pub struct Memory {
     /// The pod's cgroup must be resized.
     pub pod_grows: bool,
     pub resize_failure: Option<ResizeFailure>,
-    /// Why containers waited at the last look, by name: each reason makes one event.
+    /// The last waiting reasons of the containers, by name: each new reason is reported in one event.
     pub announced: BTreeMap<String, Waiting>,
 }
 

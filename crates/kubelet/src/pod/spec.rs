@@ -148,8 +148,8 @@ pub const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
 /// The annotation with the static pod's uid.
 pub const HASH_ANNOTATION: &str = "kubernetes.io/config.hash";
 
-/// A pod as the API has it. Everybody who may create pods can write the annotation, and it makes a pod critical:
-/// one that comes from the API says so.
+/// A pod from the API. Every user who can create pods can set the source annotation, which would make the pod a static
+/// and therefore critical pod; this function replaces it with `api`.
 pub fn from_api(pod: Arc<Pod>) -> Arc<Pod> {
     if !is_static(&pod) {
         return pod;

@@ -38,7 +38,7 @@ pub enum ProbeKind {
 }
 
 impl ProbeKind {
-    /// All of them.
+    /// All kinds of probes.
     pub const ALL: [Self; 3] = [Self::Startup, Self::Liveness, Self::Readiness];
 
     /// The container's probe of this kind.

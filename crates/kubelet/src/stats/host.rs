@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{core::Core, make::cgroups};
 
-/// The node without its network.
+/// The statistics of the node without its network.
 pub(super) async fn node(core: &Core, provider: &Provider, now: Timestamp) -> NodeStats {
     let time = Some(Time(now));
     let meminfo = Meminfo::read();
@@ -246,7 +246,7 @@ async fn runtime_file_systems(core: &Core, nodefs: &FsStats, now: Timestamp) -> 
     }
 }
 
-/// All links of the node: one for each pod, too.
+/// The statistics of all network interfaces of the node, including one for each pod.
 pub(super) fn network(now: Timestamp) -> NetworkStats {
     let text = fs::read_to_string("/proc/net/dev").unwrap_or_default();
     let routes = fs::read_to_string("/proc/net/route").unwrap_or_default();

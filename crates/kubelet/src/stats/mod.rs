@@ -297,15 +297,15 @@ struct Sample {
     rate: Option<u64>,
 }
 
-/// How much is looked at.
+/// Which statistics are measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Depth {
-    /// What the runtime says without volumes and logs, and the node without its network.
+    /// The runtime's statistics of pods without volumes and logs, and those of the node without its network.
     ProcessorAndMemory,
     Everything,
 }
 
-/// Shorter times between two looks give no rate.
+/// The minimum time between two samples for a rate.
 const MIN_WINDOW: Duration = Duration::from_millis(900);
 
 impl Provider {
@@ -323,7 +323,7 @@ impl Provider {
         summary
     }
 
-    /// Processor time and memory now, or at most `max_age` ago: no directory is read for them.
+    /// CPU time and memory, at most `max_age` old. Does not measure directories.
     pub async fn processor_and_memory(&self, core: &Core, max_age: Duration) -> Arc<Summary> {
         let last = self.last.lock().await;
         let now = core.now();
@@ -355,7 +355,7 @@ impl Provider {
         }
     }
 
-    /// The node alone and without its network, which costs little.
+    /// The statistics of the node only and without its network: cheap to measure.
     pub async fn node(&self, core: &Core) -> NodeStats {
         host::node(core, self, core.now()).await
     }

@@ -35,9 +35,9 @@ pub(super) enum Done {
     Sandbox(Result<String>),
     /// The container's name, its restart count, and the result.
     Started(String, u32, std::result::Result<(), Failure>),
-    /// The sizes that the runtime accepted, by container id, and why it is not all.
+    /// The resources that the runtime accepted, by container id, and the error if it did not accept all.
     Resized(Vec<(String, Bounds)>, Option<String>),
-    /// Nothing to take in but that the runtime changed.
+    /// No result; the runtime's state may have changed.
     Ended(Task),
     TornDown(Result<()>),
     Written(std::result::Result<Answer, kube::Error>),

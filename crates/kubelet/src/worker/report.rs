@@ -30,8 +30,8 @@ pub(super) struct Report {
     status: Arc<PodStatus>,
     /// The last status that the API accepted.
     taken: Option<Arc<PodStatus>>,
-    /// What was sent for it, as text: a parsed one takes ten times as much for as long as the pod lives. What the
-    /// API drops from a status that it took is not sent again.
+    /// The patch of the last accepted status, as text: parsed JSON would take ten times the memory while the pod
+    /// exists. An equal patch is not sent again, even if the API dropped some of its fields.
     sent: Option<Box<str>>,
     state: State,
 }
@@ -160,7 +160,7 @@ impl Worker {
         }
         match outcome {
             Ok(Answer { mut pod, .. }) => {
-                // What the watch brought already is shared with others; this would be a copy of it.
+                // If the watch has already delivered a newer version, keep that shared object.
                 let shown = self.subject.shown.as_deref();
                 if !shown.is_some_and(|shown| is_newer(shown, Some(&pod))) {
                     pod.metadata.managed_fields = None;
@@ -188,7 +188,7 @@ impl Worker {
     }
 }
 
-/// Patches are made from types, whose fields have one order: what is the same has the same text.
+/// The text of a patch. Patches are serialized from types with a fixed field order, so equal patches have equal text.
 fn text(value: &Value) -> Box<str> {
     value.to_string().into()
 }

@@ -128,7 +128,7 @@ impl Worker {
         None
     }
 
-    /// The running containers and what the runtime holds them to.
+    /// The running containers with the resources that the runtime applies to them.
     fn held_sizes(&self) -> impl Iterator<Item = (Cow<'_, Container>, &Seen, Bounds)> {
         let containers = spec::containers(self.subject.size.pod());
         let resizable = containers.filter(|(role, _)| *role != Role::Ephemeral);
@@ -139,7 +139,7 @@ impl Worker {
         })
     }
 
-    /// Those whose memory limit becomes smaller.
+    /// The running containers whose memory limit is to be decreased.
     pub(super) fn shrinking(&self) -> Vec<ContainerLimit> {
         let (pod, cfs) = (self.subject.size.pod(), self.memory.cfs);
         self.held_sizes()
@@ -149,7 +149,7 @@ impl Worker {
             .collect()
     }
 
-    /// Whether a running container does not have its size yet.
+    /// Whether a resize is in progress: a running container or the pod does not have its allocated resources yet.
     fn is_resizing(&self) -> bool {
         let (pod, cfs) = (self.subject.size.pod(), self.memory.cfs);
         let differs = || {

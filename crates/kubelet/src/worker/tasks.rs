@@ -66,8 +66,9 @@ pub(super) async fn create_sandbox(core: &Core, pod: &Pod, attempt: u32) -> Resu
     Ok(answer.into_inner().pod_sandbox_id)
 }
 
-/// Gives containers the sizes of the pod's spec; returns those that the runtime accepted, and the error if it is not
-/// all. The pod's own bounds grow before its containers do and shrink after them.
+/// Resizes containers to the resources in the pod's spec; returns the resources that the runtime accepted, and the
+/// error if it did not accept all. The limits of the pod's cgroup are raised before those of its containers, and
+/// lowered after them.
 pub(super) async fn resize(
     core: &Core,
     pod: &Pod,

@@ -42,7 +42,7 @@ pub(crate) struct State {
     pub is_mute: bool,
     /// Pulled images. Those named `odd` have no status afterwards.
     pub pulled: Vec<String>,
-    /// Images that come with credentials only, and are here.
+    /// Present images that were pulled with credentials.
     pub private: Vec<String>,
     /// Commands that the runtime cannot run, and how often it was asked to.
     pub broken: BTreeMap<String, u32>,

@@ -193,7 +193,7 @@ fn empty(container: &Spec) -> ContainerStatus {
     }
 }
 
-/// How the container before ended, of which the runtime knows nothing: a restart of the whole pod removed it.
+/// The last state of a container whose predecessor was removed from the runtime by a restart of all containers.
 fn end_before(old: &ContainerStatus, status: &ContainerStatus) -> Option<ContainerState> {
     let is_replaced = old.restart_count < status.restart_count;
     let ended = old.state.clone().filter(|state| state.terminated.is_some());

@@ -53,7 +53,7 @@ pub enum Resize {
         reason: &'static str,
         message: String,
     },
-    /// Being given; with an error when the last try failed.
+    /// The resize is in progress; `error` is set if the last attempt failed.
     InProgress { error: Option<String> },
 }
 

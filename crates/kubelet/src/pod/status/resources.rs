@@ -13,7 +13,7 @@ use crate::pod::spec;
 
 type List = BTreeMap<String, Amount>;
 
-/// Shows both. While a changed size is being given, the one before it is in effect.
+/// Sets both. While a resize is in progress, the previous resources are in effect.
 pub(super) fn set(facts: &Facts, status: &mut PodStatus) {
     set_given(facts.pod, status);
     if let (Some(Resize::InProgress { .. }), Some(before)) =
