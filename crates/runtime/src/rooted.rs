@@ -34,7 +34,7 @@ fn open_at(root: std::os::fd::BorrowedFd<'_>, path: &Path, flags: OFlag) -> io::
 
 /// Reads a small regular file.
 pub(crate) fn read_to_string(root: &Path, path: impl AsRef<Path>) -> io::Result<String> {
-    // Pipes and devices of the image are not even opened: a pipe would stop us, and a watchdog begins to count.
+    // Never open pipes and devices of the image: opening a pipe blocks, and opening a watchdog arms it.
     let handle = File::from(open(root, path, OFlag::O_PATH)?);
     if !handle.metadata()?.is_file() {
         return Err(io::ErrorKind::InvalidInput.into());

@@ -1,5 +1,5 @@
 //! The state of the running runtime: sandboxes, containers and event listeners, and tasks that
-//! outlive the call that started them. All of it is rebuilt from disk and from the shims at every
+//! outlive the call that started them. The state is rebuilt from disk and from the shims at every
 //! start.
 
 mod events;

@@ -45,7 +45,7 @@ pub struct Images {
     /// The cached index, and the version of its file.
     index: Mutex<(Option<Version>, Arc<Index>)>,
     limits: Limits,
-    /// Blobs that are being fetched; whoever wants the same one waits for it.
+    /// Guards the locks of partial files. Concurrent downloads of the same file wait for its lock.
     fetching: Mutex<HashMap<PathBuf, Weak<tokio::sync::Mutex<()>>>>,
 }
 

@@ -158,16 +158,16 @@ impl Container {
         self.attached.retain(|client| !client.is_gone());
     }
 
-    /// Whether it can take more input now.
+    /// Whether the container can accept more input now.
     pub(super) fn takes_input(&self) -> bool {
         self.stdin
             .as_ref()
             .is_some_and(|stdin| stdin.backlog() < MAX_INPUT)
     }
 
-    /// Moves a client's input on to the container. At its end the container's own input is closed
-    /// if the first client to leave is meant to close it; otherwise the client's output ends, since
-    /// the container may run on for ever.
+    /// Copies a client's input to the container. At its end the container's stdin is closed if the
+    /// container has `stdinOnce` and no terminal; otherwise the client's output ends, since the
+    /// container may run for ever.
     pub(super) fn pump_input(&mut self, client: usize) {
         let Some(source) = self.attached.get_mut(client).and_then(|c| c.stdin.as_mut()) else {
             return;
@@ -196,7 +196,7 @@ impl Container {
         }
     }
 
-    /// A client can be written to again, or is gone.
+    /// A client's stream is writable again, or the client has disconnected.
     pub(super) fn flush_client(&mut self, client: usize, stream: Stream) {
         let Some(client) = self.attached.get_mut(client) else {
             return;
@@ -224,7 +224,7 @@ impl Container {
             cgroup.kill_all(KILL_DEADLINE);
         }
         for stream in [Stream::Stdout, Stream::Stderr] {
-            // A process that escaped may hold the other end and write for ever.
+            // A process that left the cgroup may hold the other end and write without end.
             for _ in 0..MAX_LAST_READS {
                 if !self.has_output(stream) {
                     break;

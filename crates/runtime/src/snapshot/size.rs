@@ -40,17 +40,17 @@ impl Add for Size {
     }
 }
 
-/// The last measure of a tree. No tree is walked often, and one that takes long seldom: neither many containers
-/// nor one with millions of files cost the node much.
+/// The cached size of a directory tree. Large trees are measured less often, so that neither many containers nor
+/// millions of files cost the node much time.
 #[derive(Debug, Default)]
 pub(crate) struct Measured {
-    /// The size, when it was measured and how long that took.
+    /// Guards the size, the time of the measurement and its duration.
     last: Mutex<Option<(Size, Instant, Duration)>>,
 }
 
-/// A measure counts at least this long…
+/// The minimum time for which a size is cached.
 const FRESH: Duration = Duration::from_secs(10);
-/// …and so many times longer than it took.
+/// A size is cached for at least this many times the duration of its measurement.
 const FACTOR: u32 = 100;
 
 impl Measured {

@@ -74,7 +74,7 @@ impl Images {
 }
 
 impl Images {
-    /// Held by whoever fetches a file.
+    /// The lock of a partial file; the task that downloads the file holds it.
     fn turn(&self, partial: &Path) -> Arc<tokio::sync::Mutex<()>> {
         let mut fetching = self.fetching.lock();
         fetching.retain(|_, turn| turn.strong_count() > 0);
@@ -174,12 +174,12 @@ impl Pull<'_> {
     /// Downloads a blob unless it is stored, resuming as often as necessary.
     async fn blob(&self, blob: Descriptor) -> Result<()> {
         let place = self.images.blob_path(&blob.digest)?;
-        // Two images that are pulled at once may share it.
+        // Concurrent pulls of two images may share the blob.
         let partial = self.partial(&blob.digest);
         let turn = self.images.turn(&partial);
         let _mine = turn.lock().await;
         if place.exists() {
-            // Another registry may have been faster.
+            // A concurrent pull from another registry may have finished first.
             let _ = std::fs::remove_file(&partial);
             self.progress.reached(&blob.digest, Stage::Downloaded);
             return Ok(());
@@ -205,7 +205,8 @@ impl Pull<'_> {
         Ok(())
     }
 
-    /// Of this registry alone: another, whom nobody need trust, could hold it up for ever or begin it with rubbish.
+    /// The partial file of this registry. With a shared file, an untrusted registry could block pulls of the blob from
+    /// other registries, or make them continue after invalid data.
     fn partial(&self, digest: &str) -> PathBuf {
         let registry = digest_of(self.base.as_bytes());
         let name = format!("{digest}-from-{registry}.part").replace(':', "-");
