@@ -13,14 +13,14 @@ pub trait Codec: Send + Sync + 'static {
     /// A value with its revision, as readers see it.
     type Object: Send + Sync + 'static;
 
-    /// The bytes of a value. What [`Codec::seal`] makes of them goes to disk.
+    /// The bytes of a value. [`Codec::seal`] converts them to the bytes on disk.
     fn bytes<'a>(&self, draft: &'a Self::Draft) -> &'a Bytes;
-    /// What is written for the bytes of a key: the bytes themselves, unless the owner encrypts them. It comes back through
-    /// [`Codec::load`].
+    /// The bytes to write to disk for a value: the value's bytes, encrypted if the codec encrypts. [`Codec::load`]
+    /// reverses it.
     fn seal<'a>(&self, _: &Key, bytes: &'a Bytes) -> Cow<'a, Bytes> {
         Cow::Borrowed(bytes)
     }
-    /// Makes a draft of what was written.
+    /// Converts bytes from disk to a draft.
     fn load(&self, key: &Key, bytes: Bytes) -> Result<Self::Draft, String>;
     /// Called exactly once per write, in revision order, before the value can be read; on the
     /// caller's thread, under a lock. The write may still fail afterwards, and another write gets

@@ -24,7 +24,7 @@ pub(super) async fn lead<C: Codec>(intake: &Intake<C>, writer: &Mutex<Writer<C>>
     }
 }
 
-/// A batch that nobody writes yet. When it is dropped, for example because the caller was
+/// A batch that no task writes yet. When this value is dropped, for example because the caller was
 /// cancelled, the writer is woken.
 struct Unseen<'a, C: Codec>(Option<&'a Intake<C>>);
 

@@ -367,7 +367,7 @@ impl<C: Codec> Writer<C> {
     fn close(&mut self) {
         self.intake.close("the store is closed");
         while self.intake.has_news() {
-            // Also handles commands that were queued meanwhile; nobody waits for them.
+            // Also handles commands that were queued meanwhile; no caller waits for them.
             self.errands();
             self.flush();
         }

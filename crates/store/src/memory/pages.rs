@@ -18,12 +18,12 @@ pub(crate) struct Pages<T> {
     capacity: usize,
     /// Guards the states, least recently used first.
     kept: Mutex<VecDeque<State<T>>>,
-    /// The lowest revision among them, or a lower one; written under the lock.
+    /// A lower bound of the revisions in `kept`; written under its lock.
     lowest: AtomicU64,
 }
 
 impl<T> Pages<T> {
-    /// A ring of at most so many.
+    /// A cache of at most this many states.
     pub(crate) fn new(capacity: usize) -> Self {
         Self {
             capacity,
@@ -32,7 +32,7 @@ impl<T> Pages<T> {
         }
     }
 
-    /// Lets go of states that history no longer covers: each keeps alive what was changed since.
+    /// Drops states older than the history: each state keeps replaced values in memory.
     pub(crate) fn forget(&self, floor: Revision) {
         if self.lowest.load(Ordering::Relaxed) >= floor {
             return;
@@ -50,7 +50,7 @@ impl<T> Pages<T> {
 }
 
 impl<T: Send + Sync + 'static> Pages<T> {
-    /// Somebody will come back for the rest of this.
+    /// Keeps a state for the following pages of a list.
     pub(crate) fn keep(&self, state: &State<T>) {
         let floor = state.history.floor();
         // Without its history, which would keep old values in memory for too long.

@@ -13,12 +13,12 @@ use crate::Revision;
 pub(crate) struct Published<T> {
     /// Guards the state. Held only to read or write a few keys, and never across a wait.
     state: RwLock<State<T>>,
-    /// Past moments; they go with the history that covers them.
+    /// Past states; they are dropped together with the history that covers them.
     pub pages: Pages<T>,
 }
 
 impl<T> Published<T> {
-    /// Begins with this state; so many past moments are kept at hand.
+    /// Starts with this state and caches at most `pages` past states.
     pub(crate) fn new(state: State<T>, pages: usize) -> Self {
         Self {
             state: RwLock::new(state),
@@ -56,7 +56,7 @@ impl<T> Published<T> {
         let floor = state.history.floor();
         let before = std::mem::replace(&mut *self.state.write(), state);
         self.pages.forget(floor);
-        // Only now, when nobody waits for the lock: this may take its time.
+        // Dropped after the lock is released, since this can take long.
         drop(before);
     }
 }
