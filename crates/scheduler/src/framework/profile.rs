@@ -114,12 +114,12 @@ impl Profile {
         self.meter.as_deref()
     }
 
-    /// Begins an attempt; whether its plugins are measured.
+    /// Starts an attempt; returns whether to measure its plugins.
     pub(crate) fn begin_attempt(&self) -> bool {
         self.meter().is_some_and(Meter::begin)
     }
 
-    /// Asks a plugin at its place in the list of an extension point about so many nodes.
+    /// Runs a plugin and records its metrics.
     pub(crate) fn ask<T>(
         &self,
         asked: Asked<'_>,
