@@ -256,7 +256,7 @@ impl Correlator {
         allowed
     }
 
-    /// Whether this group had so many different messages lately that they are combined.
+    /// Whether this group recently had too many different messages, so that they are combined into one event.
     fn combined(&mut self, group: &str, message: &str, now: Timestamp) -> bool {
         let fresh = || Similar {
             messages: Vec::new(),
