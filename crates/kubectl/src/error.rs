@@ -169,7 +169,7 @@ pub(crate) fn code_is(error: &anyhow::Error, code: u16) -> bool {
         .is_some_and(|ServerError(status)| status.code == code)
 }
 
-/// What the server said, without who said it.
+/// The server's message without the prefix `Error from server`.
 pub(crate) fn message(error: &anyhow::Error) -> String {
     match error.downcast_ref::<ServerError>() {
         Some(ServerError(status)) => status.message.clone(),
@@ -177,7 +177,7 @@ pub(crate) fn message(error: &anyhow::Error) -> String {
     }
 }
 
-/// Prints the error and gives the exit code that belongs to it.
+/// Prints the error and returns its exit code.
 pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
     if let Some(Quiet(code)) = error.downcast_ref() {
         return ExitCode::from(*code);

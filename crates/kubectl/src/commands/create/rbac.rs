@@ -99,7 +99,7 @@ impl Rule {
     }
 }
 
-/// What is said about a resource that nobody serves.
+/// The message for a resource type that the server does not have.
 fn unknown(word: &str) -> String {
     match word.split_once('.') {
         Some((name, group)) => {
