@@ -105,7 +105,7 @@ pub enum Outcome {
     Failed(Failure),
 }
 
-/// A plugin, its place in the profile and what it worked out for the pod.
+/// A Filter plugin, its index in the profile and its state for the pod.
 struct Filter<'a> {
     plugin: &'a Arc<dyn Plugin>,
     place: usize,
@@ -126,7 +126,7 @@ pub struct Cycle<'a> {
     local: usize,
     /// Whether the local plugins' results are cached.
     is_remembered: bool,
-    /// Whether it is measured how long each plugin takes.
+    /// Whether the duration of each plugin is measured.
     is_measured: bool,
 }
 
@@ -624,7 +624,7 @@ impl<'a> Cycle<'a> {
         }
     }
 
-    /// A plugin's scores of nodes, normalised; whether it has an opinion.
+    /// Computes a plugin's normalised scores of nodes; returns false if the plugin skips the pod.
     fn score(
         &self,
         cluster: &Cluster,

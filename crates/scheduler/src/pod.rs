@@ -159,19 +159,19 @@ impl Pods {
         PodInfo::with(pod, template, self.label_sets.intern(label_set(pod)))
     }
 
-    /// What stands for the pod's spec.
+    /// The hashes that identify the pod's template, as in [`SpecMemo::digest`].
     pub(crate) fn digest(&self, outline: &Outline<'_>) -> (u64, u64) {
         self.specs.digest(outline)
     }
 
-    /// One version of a pod whose spec is known; `None` when it is not.
+    /// The pod with the template of this digest; `None` if the template is not known.
     pub(crate) fn known(&mut self, pod: &Pod, digest: (u64, u64)) -> Option<PodInfo> {
         let template = self.specs.get(digest)?;
         let labels = self.label_sets.intern(label_set(pod));
         Some(PodInfo::with(pod, template, labels))
     }
 
-    /// Remembers which template a pod's spec gives.
+    /// Remembers the template of a digest.
     pub(crate) fn remember(&mut self, digest: (u64, u64), info: &PodInfo) {
         self.specs.put(digest, &info.template);
     }

@@ -109,7 +109,7 @@ pub struct Queue {
     gated: HashMap<&'static str, HashSet<Arc<str>>>,
     /// Pods whose victims are being deleted, and whether an event could have helped since.
     held: HashMap<Arc<str>, bool>,
-    /// Where it is counted how long plugins take to judge an event.
+    /// The metrics of queueing hints, if they are recorded.
     metrics: Option<Families>,
 }
 
@@ -139,7 +139,7 @@ impl Queue {
         }
     }
 
-    /// Counts from now on how long plugins take to judge an event.
+    /// Records the durations of queueing hints from now on.
     pub(crate) fn measured(mut self, metrics: &Families) -> Self {
         self.metrics = Some(metrics.clone());
         self

@@ -67,7 +67,7 @@ pub(crate) struct Loop {
     /// Requests for diagnoses.
     questions: mpsc::Receiver<Question>,
     metrics: Metrics,
-    /// How many tasks bind pods.
+    /// The gauge of the tasks that bind pods.
     binding_tasks: Gauge,
     /// Attempts so far: sizes are counted now and then.
     attempts: usize,
@@ -661,7 +661,7 @@ impl Loop {
     }
 }
 
-/// Counts how long the extension points of an attempt took.
+/// Records the durations of the extension points of an attempt.
 fn count_points(profile: &Profile, took: Took, outcome: &Outcome) {
     let Some(meter) = profile.meter() else { return };
     let found = matches!(outcome, Outcome::Node { .. });

@@ -51,7 +51,7 @@ impl WatchedPod {
         }
     }
 
-    /// The pod as its whole text says.
+    /// The pod, completely decoded from its JSON text.
     fn decoded(text: &str) -> Result<Self, serde_json::Error> {
         let pod = Pod::from_json(text)?;
         let info = SHARED.lock().info(&pod);

@@ -51,7 +51,7 @@ pub enum Point {
 }
 
 impl Point {
-    /// As configurations and metrics name it.
+    /// The name in configurations and metrics.
     pub fn name(self) -> &'static str {
         match self {
             Self::PreEnqueue => "PreEnqueue",
@@ -113,7 +113,7 @@ pub enum PreFilter {
 }
 
 impl PreFilter {
-    /// As metrics name it.
+    /// The name in metrics.
     pub(crate) fn status(&self) -> &'static str {
         match self {
             Self::Skip => "Skip",
@@ -123,7 +123,7 @@ impl PreFilter {
     }
 }
 
-/// What came of PostFilter.
+/// The result of PostFilter.
 pub enum PostFilter {
     /// Preempt these pods on a node.
     Nominate {

@@ -27,20 +27,20 @@ pub struct Profile {
     number: u64,
     plugins: Vec<Arc<dyn Plugin>>,
     points: BTreeMap<Point, Vec<Enabled>>,
-    /// Counts what its plugins do, where that is wanted.
+    /// The metrics of its plugins, if they are recorded.
     meter: Option<Arc<Meter>>,
 }
 
-/// A question to a plugin, for the metrics.
+/// The labels and counts of a plugin call, for the metrics.
 #[derive(Clone, Copy)]
 pub(crate) struct Asked<'a> {
     pub(crate) point: Point,
     pub(crate) plugin: &'a Arc<dyn Plugin>,
-    /// Its place in the profile's list of Filter, Score or the point itself.
+    /// The plugin's index in the profile's list for Filter, Score or the extension point itself.
     pub(crate) place: usize,
-    /// How many nodes it is asked about; 1 for the pod.
+    /// The number of nodes that the call evaluates; 1 for calls about the pod.
     pub(crate) nodes: usize,
-    /// Whether it is one of the attempts that are measured.
+    /// Whether the attempt measures the duration of each plugin.
     pub(crate) is_measured: bool,
 }
 
@@ -104,7 +104,7 @@ impl Profile {
         Self::new("default-scheduler", 0, points)
     }
 
-    /// Counts from now on what its plugins do.
+    /// Records the metrics of its plugins from now on.
     pub(crate) fn measured(mut self, families: &Families) -> Self {
         self.meter = Some(Arc::new(Meter::new(families, &self)));
         self
