@@ -27,7 +27,7 @@ struct Allocator {
     recorder: Recorder,
     /// One per IP family of the cluster.
     ranges: Vec<Range>,
-    /// Guards the number of the first part of each range that may be free: all before it are taken.
+    /// Guards the index of the first subnet of each range that may be free: all subnets before it are allocated.
     first_free: Mutex<Vec<u128>>,
     metrics: Metrics,
 }
@@ -105,7 +105,7 @@ impl Controller for Allocator {
 }
 
 impl Allocator {
-    /// A part of each range that no node has.
+    /// A free subnet of each range.
     fn allocate(&self) -> Option<Vec<String>> {
         let mut first = self.first_free.lock();
         let is_taken = |cidr: &str| self.nodes.count_by_index(CIDR, cidr) > 0;
@@ -119,7 +119,7 @@ impl Allocator {
     }
 }
 
-/// The addresses that pods of a node get.
+/// The pod CIDRs of a node.
 pub(crate) fn cidrs(node: &Node) -> Vec<String> {
     let Some(spec) = &node.spec else {
         return Vec::new();
@@ -170,7 +170,7 @@ impl Range {
         })
     }
 
-    /// The first free part from `first` on, and its number.
+    /// The first free subnet from index `first` on, with its index.
     fn first_free(&self, first: u128, is_taken: impl Fn(&str) -> bool) -> Option<(u128, String)> {
         let parts = 1_u128 << (self.part - self.prefix);
         let mut parts = (first..parts).map(|number| (number, self.nth(number)));
@@ -181,7 +181,7 @@ impl Range {
         format!("{}/{}", self.address(number), self.part)
     }
 
-    /// The first address of a part.
+    /// The first address of a subnet.
     fn address(&self, number: u128) -> IpAddr {
         let address = self.base + (number << (self.bits - self.part));
         if self.bits == 32 {

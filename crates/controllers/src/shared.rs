@@ -42,8 +42,8 @@ use stdx::Clock;
 
 use crate::{Config, endpointslice::view::addresses, metrics::Metrics, nodeipam, pods};
 
-/// How long the keys of workloads rest after they were worked on: a burst of changes of their pods is one look and
-/// one status.
+/// How long keys of workloads are delayed after a reconciliation, so that a burst of pod changes causes one
+/// reconciliation and one status update.
 pub(crate) const REST: Duration = Duration::from_millis(20);
 
 /// The index of objects by the uid of their controller; objects without one are under
@@ -68,7 +68,7 @@ pub(crate) const SERVICE: &str = "service";
 pub(crate) const CLAIM: &str = "claim";
 /// The index of VolumeAttachments by node; [`CLAIM`] has them by volume.
 pub(crate) const ATTACHED: &str = "attached";
-/// The index of nodes by the addresses of their pods.
+/// The index of nodes by their pod CIDRs.
 pub(crate) const CIDR: &str = "cidr";
 /// The index of claims that are not bound, by their class.
 pub(crate) const UNBOUND: &str = "unbound";
@@ -262,7 +262,7 @@ pub struct Shared {
     clock: Arc<dyn Clock>,
     startup: Startup,
     queues: QueueMetrics,
-    /// What the controllers count.
+    /// The metrics of the controllers.
     pub(crate) metrics: Metrics,
     /// Guards the table of informers that were started so far.
     informers: Mutex<HashMap<TypeId, Box<dyn Any + Send + Sync>>>,

@@ -104,7 +104,7 @@ fn taints(node: &Node) -> Vec<Taint> {
         .collect()
 }
 
-/// How long ago the last of the node's taints that the pod does not tolerate for ever was added.
+/// The time since the latest taint of the node was added that the pod does not tolerate without a time limit.
 fn since(pod: &Pod, node: &Node, now: Timestamp) -> Duration {
     let is_tolerated = |taint: &Taint| {
         let mut matching = tolerations(pod).iter();

@@ -32,7 +32,7 @@ pub fn start(shared: &Arc<Shared>) {
         .start();
 }
 
-/// When the job may go; nothing when it has not ended or did not ask.
+/// When the Job expires; `None` if it has not finished or has no `ttlSecondsAfterFinished`.
 fn expires(job: &Job) -> Option<Timestamp> {
     let seconds = job.spec.as_ref()?.ttl_seconds_after_finished?;
     let mut conditions = job.status.as_ref()?.conditions.iter().flatten();
@@ -42,13 +42,13 @@ fn expires(job: &Job) -> Option<Timestamp> {
     Some(ended + Duration::from_secs(u64::try_from(seconds).unwrap_or(0)))
 }
 
-/// How long the job may still stay.
+/// The time until the Job expires.
 fn left(job: &Job, now: Timestamp) -> Option<Duration> {
     let left = expires(job)?.duration_since(now);
     Some(Duration::try_from(left).unwrap_or_default())
 }
 
-/// How long ago its time was over.
+/// The time since the Job expired.
 fn late(job: &Job, now: Timestamp) -> Option<Duration> {
     let late = now.duration_since(expires(job)?);
     Some(Duration::try_from(late).unwrap_or_default())

@@ -28,7 +28,7 @@ pub(super) struct View {
     pub(super) deployment: Deployment,
     /// The ReplicaSets that it owns.
     pub(super) sets: Vec<Arc<ReplicaSet>>,
-    /// How many pods of each of them are still running; known when they are to be recreated.
+    /// The number of running pods of each ReplicaSet; only set with the strategy Recreate.
     pub(super) pods: Vec<usize>,
     pub(super) now: Timestamp,
 }

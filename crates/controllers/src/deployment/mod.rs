@@ -105,7 +105,7 @@ impl Controller for Deployments {
     }
 }
 
-/// Whether old pods must be gone before new ones come.
+/// Whether the strategy is Recreate: old pods must be gone before new ones are created.
 fn recreates(deployment: &Deployment) -> bool {
     let strategy = deployment
         .spec
