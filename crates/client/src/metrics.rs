@@ -35,7 +35,7 @@ pub fn show(page: &mut Exposition) {
     show_informers(page);
 }
 
-/// Adds the families of informers alone: for a page that has those of requests from elsewhere.
+/// Adds only the metrics of informers, for a page that already has the metrics of requests.
 pub fn show_informers(page: &mut Exposition) {
     crate::informer::show_metrics(page);
 }

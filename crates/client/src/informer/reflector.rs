@@ -40,7 +40,7 @@ pub(super) struct Source {
     pub(super) labels: Option<String>,
     pub(super) fields: Option<String>,
     pub(super) metadata_only: bool,
-    /// How long changes take.
+    /// The histogram of the processing times of changes.
     pub(super) latency: Arc<Histogram>,
 }
 
