@@ -134,7 +134,7 @@ async fn write(client: &kube::Client, correlator: &mut Correlator, said: Said) {
     }
 }
 
-/// Creates an event. Nothing is read of the answer.
+/// Creates an event. The response body is ignored.
 async fn create(client: &kube::Client, namespace: &str, event: &Event) -> Result<(), kube::Error> {
     let request = Request::new(Event::url_path(&(), Some(namespace)));
     let body = event.to_json().map_err(kube::Error::SerdeError)?;
