@@ -32,7 +32,7 @@ pub enum DeclKind {
     },
     Map {
         value: Arc<Decl>,
-        /// Nothing where keys have no bound of their own.
+        /// The maximum length of a key; 0 if the keys have no limit of their own.
         longest_key: u64,
     },
     Object {
@@ -60,7 +60,7 @@ pub struct Field {
 }
 
 impl DeclKind {
-    /// A map whose keys have no bound of their own.
+    /// A map whose keys have no length limit of their own.
     pub fn map(value: Arc<Decl>) -> Self {
         Self::Map {
             value,
@@ -104,7 +104,7 @@ impl Decl {
         match (&self.kind, &**first) {
             (DeclKind::List { element, .. }, "@items") => element.resolve(rest),
             (DeclKind::Map { value, .. }, "@values") => value.resolve(rest),
-            // Values of any type have one bound, whatever their key.
+            // Values of type `Any` have the same size limit for every key.
             (DeclKind::Map { value, .. }, name)
                 if !name.starts_with('@') && value.cel_type() == Type::Any =>
             {

@@ -5,7 +5,7 @@ use std::{fmt, sync::Arc};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Type {
     Dyn,
-    /// A value of whatever type, as `Dyn` is; nothing iterates over it.
+    /// A value of any type, like `Dyn`, except that comprehensions cannot iterate over it.
     Any,
     /// What a mistake has that was reported already.
     Error,

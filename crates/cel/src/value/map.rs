@@ -23,7 +23,7 @@ pub struct OwnedMap<'a> {
     pub(super) object: Option<Arc<str>>,
     entries: Vec<(Value<'a>, Value<'a>)>,
     index: HashMap<Key, usize>,
-    /// What a key selects that is not there.
+    /// The value that is selected by a missing key.
     otherwise: Option<Arc<Value<'a>>>,
     /// How deep the deepest value is.
     pub(super) depth: u32,
@@ -109,7 +109,7 @@ impl<'a> OwnedMap<'a> {
         self
     }
 
-    /// Lets keys that are not there select this value. They are still not in the map.
+    /// Makes missing keys select this value; `in` still reports them as missing.
     pub(crate) fn otherwise(mut self, value: Value<'a>) -> Self {
         self.otherwise = Some(Arc::new(value));
         self
@@ -186,7 +186,7 @@ impl<'a> Map<'a> {
         }
     }
 
-    /// What a key selects.
+    /// The value that a key selects.
     pub(super) fn select(&self, key: &Value<'a>) -> Result<Option<Value<'a>>> {
         Ok(match (self.get(key)?, self) {
             (None, Self::Owned(map)) => map.otherwise.as_deref().cloned(),
