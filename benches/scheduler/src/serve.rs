@@ -1,5 +1,5 @@
-//! Our API server in a process of its own, with our scheduler and our controllers inside when they are
-//! asked for; and our scheduler as a client by kubeconfig.
+//! Runs our API server as a separate process, optionally with our scheduler and controllers; or our
+//! scheduler as a client with a kubeconfig.
 
 use std::{
     io::Write,
@@ -22,8 +22,8 @@ pub(crate) const ADMIN: &str = "admin.kubeconfig";
 pub(crate) const SCHEDULER: &str = "scheduler.kubeconfig";
 const CONTROLLERS: &str = "controllers.kubeconfig";
 
-/// Serves until it is killed. Prints a line when it is ready; a line on its input starts the scheduler,
-/// unless it runs from the beginning.
+/// Serves until the process is killed. Prints a line when the server is ready. A line on stdin starts
+/// the scheduler, unless it was started at once.
 pub(crate) async fn serve(directory: &Path, schedules: bool, controls: bool) -> Result<()> {
     let pki = Arc::new(Pki::ensure(&directory.join("pki"), &Names::default())?);
     let (server, supervisor) = assemble(directory, &pki, controls)?;

@@ -179,7 +179,7 @@ pub(crate) fn report() -> std::io::Result<String> {
         }))
 }
 
-/// The functions of this program by address.
+/// The functions of this program, sorted by address.
 struct Symbols {
     base: usize,
     names: Vec<(usize, String)>,
