@@ -44,7 +44,7 @@ pub fn kubectl(tmp: &Path) -> Option<PathBuf> {
     Some(kubectl_and_helm(tmp)?.join("kubectl/kubectl"))
 }
 
-/// The helm of the same package.
+/// The path of helm from the same package.
 pub fn helm(tmp: &Path) -> Option<PathBuf> {
     Some(kubectl_and_helm(tmp)?.join("helm/helm"))
 }

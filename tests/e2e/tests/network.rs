@@ -246,7 +246,7 @@ fn a_cluster_of_two_address_families_answers_on_both_and_its_dns_has_settings() 
     cluster.reset().success();
 }
 
-/// The machine gets another IPv6 address, and keeps the one of IPv4.
+/// The machine gets a new IPv6 address and keeps its IPv4 address.
 fn ipv6_address_is_followed(cluster: &Cluster) {
     let script = "ip address add fd77::22/64 dev eth0 nodad && ip address del fd77::2/64 dev eth0";
     cluster.machine().run("sh", &["-ec", script]).success();
