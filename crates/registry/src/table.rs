@@ -18,7 +18,7 @@ const CHUNK: usize = 64;
 pub struct Table {
     builtin: Arc<Builtin>,
     custom: Definitions,
-    /// All resources by kind, made when somebody looks for one.
+    /// All resources by kind, built on the first lookup.
     by_kind: OnceLock<HashMap<String, Vec<Arc<Resource>>>>,
     /// Grows with every change, for ETags.
     pub generation: u64,

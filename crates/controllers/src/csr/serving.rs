@@ -216,7 +216,7 @@ fn is_called(service: &Service, name: &str) -> bool {
     name == own || name.split_once('.') == Some((own, namespace))
 }
 
-/// Only a Service older than the node counts: otherwise whoever may create Services could block the
+/// Only a Service older than the node counts: otherwise a user who may create Services could block the
 /// node's certificate.
 fn is_older(service: &Service, born: Option<&Time>) -> bool {
     match (service.metadata.creation_timestamp.as_ref(), born) {

@@ -158,7 +158,7 @@ mod tests {
             service("holder", 2, &[443], &[443]),
             service("waiting", 3, &[80], &[]),
         ];
-        // Its status still has the port: nobody else gets it until the status is written.
+        // Its status still has the port: no other Service gets it until the status is written.
         assert_eq!(refusals(&before), ["holder", "", "greedy"]);
         let after = [
             service("greedy", 1, &[80, 443], &[]),

@@ -44,7 +44,7 @@ impl Plugin for EmptyDir {
             "Memory" => {
                 make_dir(dir, 0o777)?;
                 request.mounter.tmpfs(dir, memory_size(request, limit))?;
-                // As the kernel makes it: nobody removes files of others.
+                // Sticky, as the kernel creates it: a user cannot remove the files of other users.
                 make_dir(dir, 0o1777)?;
             }
             medium => {
