@@ -46,7 +46,7 @@ fn is_same_file(one: impl AsFd, other: impl AsFd) -> bool {
 }
 
 /// Prints a line for people, or for the log.
-pub(crate) fn say(line: &str) {
+pub(crate) fn print_line(line: &str) {
     match Style::detect() {
         Style::Log => tracing::info!("{line}"),
         _ => println!("{line}"),
@@ -98,7 +98,7 @@ async fn patiently(what: &str, state: impl Fn() -> String, ready: impl Future<Ou
     let mut ready = std::pin::pin!(ready);
     while tokio::time::timeout(SAY_AFTER, &mut ready).await.is_err() {
         let seconds = begun.elapsed().as_secs();
-        say(&format!(
+        print_line(&format!(
             "waiting for {what}, {seconds} s so far: {}",
             state()
         ));

@@ -34,7 +34,7 @@ impl Plugin for CertificateOrigin {
 
     async fn mutate(&self, attributes: &Attributes<'_>, object: &mut Object) -> Result<(), Status> {
         let origin = match (attributes.operation, attributes.old) {
-            (Operation::Create, _) => seen(attributes.peer),
+            (Operation::Create, _) => origin_of_peer(attributes.peer),
             (_, Some(old)) => noted(old),
             _ => return Ok(()),
         };
@@ -45,7 +45,7 @@ impl Plugin for CertificateOrigin {
 
 type Origin = [(&'static str, Option<String>); 2];
 
-fn seen(peer: Option<Peer>) -> Origin {
+fn origin_of_peer(peer: Option<Peer>) -> Origin {
     let (address, in_process) = match peer {
         None => (None, None),
         Some(Peer::Certified(address)) => (Some(address), None),

@@ -136,8 +136,8 @@ fn pod_errors(pod: &Object, range: &Object) -> Vec<String> {
             for container in tree::list(&spec[list]) {
                 let resources = &container["resources"];
                 let (requests, maxima) = (
-                    amounts::of(&resources["requests"]),
-                    amounts::of(&resources["limits"]),
+                    amounts::from_json(&resources["requests"]),
+                    amounts::from_json(&resources["limits"]),
                 );
                 errors.extend(bounds("Container", limit, &requests, &maxima));
             }
@@ -155,13 +155,13 @@ fn pod_errors(pod: &Object, range: &Object) -> Vec<String> {
 
 fn claim_errors(claim: &Object, range: &Object) -> Vec<String> {
     let kind = "PersistentVolumeClaim";
-    let requests = amounts::of(&tree::get(claim, "spec")["resources"]["requests"]);
+    let requests = amounts::from_json(&tree::get(claim, "spec")["resources"]["requests"]);
     let mut errors = Vec::new();
     for limit in limits(range, kind) {
-        for (name, bound) in amounts::of(&limit["min"]) {
+        for (name, bound) in amounts::from_json(&limit["min"]) {
             errors.extend(minimum(kind, &name, bound, &requests, &Amounts::new()));
         }
-        for (name, bound) in amounts::of(&limit["max"]) {
+        for (name, bound) in amounts::from_json(&limit["max"]) {
             let head = format!("maximum {name} usage per {kind} is {bound}");
             match requests.get(&name) {
                 None => errors.push(format!("{head}.  No request is specified")),
@@ -177,13 +177,13 @@ fn claim_errors(claim: &Object, range: &Object) -> Vec<String> {
 
 fn bounds(kind: &str, limit: &Value, requests: &Amounts, limits: &Amounts) -> Vec<String> {
     let mut errors = Vec::new();
-    for (name, bound) in amounts::of(&limit["min"]) {
+    for (name, bound) in amounts::from_json(&limit["min"]) {
         errors.extend(minimum(kind, &name, bound, requests, limits));
     }
-    for (name, bound) in amounts::of(&limit["max"]) {
+    for (name, bound) in amounts::from_json(&limit["max"]) {
         errors.extend(maximum(kind, &name, bound, requests, limits));
     }
-    for (name, bound) in amounts::of(&limit["maxLimitRequestRatio"]) {
+    for (name, bound) in amounts::from_json(&limit["maxLimitRequestRatio"]) {
         errors.extend(ratio(kind, &name, bound, requests, limits));
     }
     errors

@@ -75,7 +75,7 @@ fn refuse(attributes: &Attributes<'_>, why: &str, reason: &str) -> Status {
 /// The resources that the pod requests beyond the node's.
 fn too_much(spec: &Value, allocatable: &Value) -> Option<String> {
     let wanted = amounts::of_pod(spec, "requests");
-    let there = amounts::of(allocatable);
+    let there = amounts::from_json(allocatable);
     let mut told = Vec::new();
     for name in ["cpu", "memory"] {
         let nothing = Quantity::from_value(0, Format::Decimal);

@@ -28,7 +28,7 @@ struct Class {
 }
 
 impl Class {
-    fn of(object: &Object) -> Self {
+    fn from_object(object: &Object) -> Self {
         let preemption = tree::text(tree::get(object, "preemptionPolicy"));
         Self {
             name: tree::name(object).to_owned(),
@@ -102,7 +102,7 @@ impl Plugin for Priority {
 
 async fn named(reader: &Reader, name: &str) -> Result<Option<Class>, Status> {
     if let Some(found) = reader.get(GROUP, CLASSES, "", name).await? {
-        return Ok(Some(Class::of(found.parsed())));
+        return Ok(Some(Class::from_object(found.parsed())));
     }
     let system = SYSTEM.iter().find(|(system, _)| *system == name);
     Ok(system.map(|(name, value)| Class {
@@ -117,7 +117,9 @@ async fn default_class(reader: &Reader) -> Result<Option<Class>, Status> {
     let (_, classes) = reader.list(GROUP, CLASSES, "").await?;
     let classes = classes.iter().map(|class| class.parsed());
     let defaults = classes.filter(|class| tree::truth(tree::get(class, "globalDefault")));
-    Ok(defaults.map(Class::of).min_by_key(|class| class.value))
+    Ok(defaults
+        .map(Class::from_object)
+        .min_by_key(|class| class.value))
 }
 
 /// Sets a new pod's priority, or returns why it is invalid.

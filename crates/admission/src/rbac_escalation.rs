@@ -98,7 +98,7 @@ fn check_role(index: &Index, attributes: &Attributes<'_>, role: &Object) -> Resu
     }
     let wanted: Vec<Rule> = tree::list(tree::get(role, "rules"))
         .iter()
-        .map(Rule::of)
+        .map(Rule::from_json)
         .collect();
     check_held(index, attributes, &wanted)?;
     // An aggregated role can obtain any rule, and a writer of one can prevent it from shrinking.

@@ -102,7 +102,7 @@ async fn charge(
     if !scopes::matches(&spec, attributes.resource, object) {
         return Ok(());
     }
-    let hard = amounts::of(&spec["hard"]);
+    let hard = amounts::from_json(&spec["hard"]);
     let name = tree::name(&quota).to_owned();
     if attributes.resource == "pods" {
         unspecified(&name, &hard, tree::get(object, "spec"))
@@ -122,7 +122,7 @@ async fn charge(
     if asked.is_empty() {
         return Ok(());
     }
-    let mut used = amounts::of(&tree::get(&quota, "status")["used"]);
+    let mut used = amounts::from_json(&tree::get(&quota, "status")["used"]);
     if asked.keys().any(|name| !used.contains_key(name)) {
         let counted = count(attributes, &spec).await?;
         for name in asked.keys() {
@@ -378,7 +378,7 @@ mod tests {
 
     #[test]
     fn an_update_is_charged_for_the_added_usage() {
-        let amounts = |json: Value| amounts::of(&json);
+        let amounts = |json: Value| amounts::from_json(&json);
         let more = growth(
             &amounts(json!({"cpu": "3", "pods": "1"})),
             &amounts(json!({"cpu": "1", "pods": "1"})),

@@ -124,7 +124,7 @@ impl Link {
     pub async fn send(&self, request: Request<ProxyBody>) -> Result<Response<Incoming>, String> {
         let transport = self.transport.as_ref().map_err(String::clone)?;
         let answered = transport.http.request(request).await;
-        answered.map_err(|error| webhook::words(&error))
+        answered.map_err(|error| webhook::describe_error(&error))
     }
 
     /// A dedicated connection, for a request that upgrades it.

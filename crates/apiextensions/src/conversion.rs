@@ -131,7 +131,8 @@ impl Conversion {
         }
         let began = Instant::now();
         let converted = self.ask(&objects, desired).await;
-        let converted = converted.and_then(|converted| judge(objects, converted, desired));
+        let converted =
+            converted.and_then(|converted| check_converted(objects, converted, desired));
         self.metrics
             .observe(began, converted.as_ref().err().map(|(failure, _)| *failure));
         converted.map_err(|(_, why)| {
@@ -244,7 +245,7 @@ fn response(version: &str, uid: &str, bytes: &[u8]) -> Result<Vec<Value>, (Failu
     }
 }
 
-fn judge(
+fn check_converted(
     originals: Vec<Object>,
     converted: Vec<Value>,
     desired: &str,
@@ -373,7 +374,7 @@ mod tests {
     }
 
     fn judged(converted: Value) -> Result<Vec<Object>, String> {
-        judge(vec![original()], vec![converted], "g/v2").map_err(|(_, why)| why)
+        check_converted(vec![original()], vec![converted], "g/v2").map_err(|(_, why)| why)
     }
 
     #[test]

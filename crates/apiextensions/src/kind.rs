@@ -184,7 +184,7 @@ impl CustomKind {
 
     /// Prunes and defaults a converted object by this version's schema.
     pub fn settle_converted(&self, object: &mut Object) -> Result<(), String> {
-        self.settle(object, &mut Findings::default())?;
+        self.prune_with_nulls(object, &mut Findings::default())?;
         self.schema().fill(object);
         Ok(())
     }
@@ -250,7 +250,11 @@ impl CustomKind {
 
     /// As [`CustomKind::prune`], for complete objects from a client: nulls of non-nullable fields
     /// are dropped, too.
-    pub fn settle(&self, object: &mut Object, findings: &mut Findings) -> Result<(), String> {
+    pub fn prune_with_nulls(
+        &self,
+        object: &mut Object,
+        findings: &mut Findings,
+    ) -> Result<(), String> {
         self.schema().shape(object, findings)
     }
 
@@ -272,7 +276,7 @@ impl CustomKind {
         own.fill(&mut object);
         if version != self.names.version {
             object.insert("apiVersion".to_owned(), self.api_version.clone().into());
-            let _ = self.settle(&mut object, &mut unsaid);
+            let _ = self.prune_with_nulls(&mut object, &mut unsaid);
         }
         object
     }

@@ -123,7 +123,7 @@ impl Found {
         }
     }
 
-    fn say(&mut self, message: String) {
+    fn push(&mut self, message: String) {
         self.add("", Wrong::Said, message);
     }
 
@@ -389,7 +389,7 @@ fn check_combinations(
     }
     if right < schema.all_of.len() {
         let none = if right == 0 { ". None validated" } else { "" };
-        found.say(format!(
+        found.push(format!(
             "{} must validate all the schemas (allOf){none}",
             name()
         ));
@@ -399,7 +399,7 @@ fn check_combinations(
         .as_deref()
         .is_some_and(|not| part(not).is_valid())
     {
-        found.say(format!("{} must not validate the schema (not)", name()));
+        found.push(format!("{} must not validate the schema (not)", name()));
     }
     found.matches += 1;
 }
@@ -441,7 +441,7 @@ fn check_any(
     }
     let (right, kept) = best(&schema.any_of, part, false);
     if right == 0 {
-        found.say(format!(
+        found.push(format!(
             "{} must validate at least one schema (anyOf)",
             name()
         ));
@@ -464,7 +464,7 @@ fn check_one(
         0 => "Found none valid".to_owned(),
         right => format!("Found {right} valid alternatives"),
     };
-    found.say(format!(
+    found.push(format!(
         "{} must validate one and only one schema (oneOf). {how_many}",
         name()
     ));

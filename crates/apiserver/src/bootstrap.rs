@@ -48,7 +48,7 @@ pub(crate) async fn ensure(core: &Arc<Core>, servers: &BTreeSet<SocketAddr>) -> 
         create(core, wanted).await?;
     }
     create(core, token_tracking(core)).await?;
-    settle(core, authentication(core), AUTHENTICATION).await?;
+    create_or_correct(core, authentication(core), AUTHENTICATION).await?;
     ready_range(core).await?;
     kubernetes_service::repair(core, servers).await
 }
@@ -266,7 +266,7 @@ async fn create(core: &Arc<Core>, wanted: Wanted) -> Result<(), Status> {
 }
 
 /// Creates an object, or corrects the given fields of an existing one.
-pub(crate) async fn settle(
+pub(crate) async fn create_or_correct(
     core: &Arc<Core>,
     wanted: Wanted,
     parts: &'static [&'static [&'static str]],

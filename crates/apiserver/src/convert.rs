@@ -60,7 +60,7 @@ pub(crate) fn decode(
     let Some(decoded) = decoded else {
         return Err(unrecognized::explain(resource, media, bytes));
     };
-    let mut decoded = judge(resource, decoded, validation)?;
+    let mut decoded = check_decoded(resource, decoded, validation)?;
     resource.name_kind(&mut decoded.object);
     Ok(decoded)
 }
@@ -161,7 +161,7 @@ pub(crate) fn decode_part(
 }
 
 /// Turns decoding findings into warnings or an error.
-fn judge(
+fn check_decoded(
     resource: &Resource,
     decoded: decode::Decoded,
     validation: FieldValidation,
@@ -172,7 +172,7 @@ fn judge(
     } = decoded;
     if let Some(definition) = &resource.definition {
         definition
-            .settle(&mut object, &mut findings)
+            .prune_with_nulls(&mut object, &mut findings)
             .map_err(|why| unreadable(resource, &why))?;
     }
     let warnings = match validation {

@@ -108,7 +108,7 @@ fn of_budget(write: &Write, budgets: Arc<Resource>, name: &str) -> Write {
 
 fn selects(budget: &Object, pod: &Object) -> bool {
     let selector = budget.get("spec").and_then(|spec| spec.get("selector"));
-    let labels = meta::of(pod)
+    let labels = meta::metadata(pod)
         .and_then(|metadata| metadata.get("labels"))
         .and_then(Value::as_object);
     labels::Selector::from_label_selector(selector)

@@ -140,7 +140,7 @@ impl Identity {
         };
         let path = format!("{path}?fieldManager={MANAGER}");
         let (status, answer) = api.ask(method, &path, Some(self.lease(old, now))).await?;
-        judge(status, &answer)
+        check_answer(status, &answer)
     }
 
     async fn delete(&self, api: &LocalService) -> Result<(), String> {
@@ -151,11 +151,11 @@ impl Identity {
 async fn delete(api: &LocalService, name: &str) -> Result<(), String> {
     let path = format!("{PATH}/{name}");
     let (status, answer) = api.ask(Method::DELETE, &path, None).await?;
-    judge(status, &answer)
+    check_answer(status, &answer)
 }
 
 /// Another writer that was first is not an error.
-fn judge(status: StatusCode, answer: &Object) -> Result<(), String> {
+fn check_answer(status: StatusCode, answer: &Object) -> Result<(), String> {
     match status {
         StatusCode::NOT_FOUND | StatusCode::CONFLICT => Ok(()),
         status if status.is_success() => Ok(()),
@@ -173,7 +173,7 @@ pub(crate) async fn leases(core: &Arc<Core>) -> Result<Vec<Value>, String> {
 async fn list(api: &LocalService) -> Result<Vec<Value>, String> {
     let list = format!("{PATH}?labelSelector={IDENTITY}%3D{MANAGER}");
     let (status, list) = api.ask(Method::GET, &list, None).await?;
-    judge(status, &list)?;
+    check_answer(status, &list)?;
     Ok(tree::list(tree::get(&list, "items")).to_vec())
 }
 

@@ -16,7 +16,7 @@ use request::Client;
 
 use crate::{
     LocalService, User,
-    bootstrap::{Wanted, settle},
+    bootstrap::{Wanted, create_or_correct},
     pipeline::Core,
     user,
 };
@@ -54,17 +54,17 @@ pub(crate) async fn repair(core: &Arc<Core>, servers: &BTreeSet<SocketAddr>) -> 
     let Some((base, _)) = core.config.service_cidrs.first() else {
         return Ok(());
     };
-    settle(core, service(first(*base), port), &[&["spec", "ports"]]).await?;
+    create_or_correct(core, service(first(*base), port), &[&["spec", "ports"]]).await?;
     if advertise.ip().is_loopback() {
         // A loopback address is of no use to clients elsewhere.
         return Ok(());
     }
-    settle(core, endpoints(&groups), &[&["subsets"]]).await?;
+    create_or_correct(core, endpoints(&groups), &[&["subsets"]]).await?;
     let family = if advertise.is_ipv4() { "IPv4" } else { "IPv6" };
     let names = slice_names(&groups);
     for (name, port) in &names {
         let wanted = slice(name, family, *port, &groups[port]);
-        settle(core, wanted, &[&["endpoints"], &["ports"]]).await?;
+        create_or_correct(core, wanted, &[&["endpoints"], &["ports"]]).await?;
     }
     remove_stale(core, &names).await.map_err(Status::internal)
 }

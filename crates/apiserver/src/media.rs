@@ -23,7 +23,7 @@ const BODIES: &[&str] = &[
 
 impl Body {
     /// Parses Content-Type; the default is JSON.
-    pub(crate) fn of(headers: &HeaderMap) -> Result<Self, Status> {
+    pub(crate) fn from_headers(headers: &HeaderMap) -> Result<Self, Status> {
         match content_type(headers).as_str() {
             "" | "application/json" => Ok(Self::Json),
             "application/yaml" => Ok(Self::Yaml),

@@ -75,7 +75,7 @@ impl Target {
     }
 
     /// The resource of a paramKind, and whether it is served.
-    fn of(kind: &Value, table: &Table) -> (Self, bool) {
+    fn from_param_kind(kind: &Value, table: &Table) -> (Self, bool) {
         let api_version = tree::text(&kind["apiVersion"]);
         let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
         let mut all = table.all();
@@ -112,7 +112,7 @@ impl Target {
 
 /// A policy requires read access to every object of its paramKind.
 async fn of_policy(write: &Write, kind: &Value) -> Result<(), String> {
-    let (target, _) = Target::of(kind, &write.core.reader.table());
+    let (target, _) = Target::from_param_kind(kind, &write.core.reader.table());
     if target.is_readable(write, "get", "*", "*").await {
         return Ok(());
     }
@@ -137,7 +137,9 @@ async fn of_binding(write: &Write, spec: &Value) -> Result<(), String> {
         .as_ref()
         .map(|policy| &tree::get(policy, "spec")["paramKind"]);
     let (target, is_served) = match kind {
-        Some(kind) if tree::is_set(kind) => Target::of(kind, &write.core.reader.table()),
+        Some(kind) if tree::is_set(kind) => {
+            Target::from_param_kind(kind, &write.core.reader.table())
+        }
         _ => (Target::everything(), true),
     };
     let reference = &spec["paramRef"];

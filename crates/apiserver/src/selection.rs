@@ -29,7 +29,7 @@ fn unknown(resource: &Resource, field: &str) -> String {
 
 impl Selection {
     /// Parses the selectors of a request; rejects fields that the kind does not support.
-    pub(crate) fn of(resource: &Resource, request: &Request) -> Result<Self, Status> {
+    pub(crate) fn from_request(resource: &Resource, request: &Request) -> Result<Self, Status> {
         let mut selection = Self::parse(resource, &request.query)?;
         // The path of a watch may name one object, and only that one has been authorized.
         let name = request.info.resource.as_ref().map(|subject| &subject.name);

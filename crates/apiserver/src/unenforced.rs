@@ -105,7 +105,7 @@ pub(crate) fn warnings(
     let mut found = Vec::new();
     for gap in GAPS {
         if gap.resource == resource && same(gap.group, group) {
-            look(object, old, gap.path, gap.asks, gap.text, &mut found);
+            find_unenforced(object, old, gap.path, gap.asks, gap.text, &mut found);
         }
     }
     let spec = POD_SPECS
@@ -113,7 +113,7 @@ pub(crate) fn warnings(
         .find(|spec| spec.1 == resource && same(spec.0, group));
     if let Some((_, _, spec)) = spec {
         for (path, asks, text) in POD_GAPS {
-            look(
+            find_unenforced(
                 object,
                 old,
                 &format!("{spec}.{path}"),
@@ -126,7 +126,7 @@ pub(crate) fn warnings(
     found
 }
 
-fn look(
+fn find_unenforced(
     object: &Object,
     old: Option<&Object>,
     path: &str,

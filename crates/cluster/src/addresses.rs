@@ -52,7 +52,7 @@ impl HostAddresses {
         })
     }
 
-    fn look(&self) {
+    fn refresh(&self) {
         self.current.send_if_modified(|known| {
             let now = known.with_current_addresses();
             let is_new = now.machine_ips() != known.machine_ips()
@@ -77,7 +77,7 @@ impl Service for HostAddresses {
             let mut notices = AddressNotices::subscribe()?;
             context.ready();
             loop {
-                self.look();
+                self.refresh();
                 tokio::select! {
                     noticed = notices.changed() => noticed?,
                     () = SystemClock.sleep(INTERVAL) => {}

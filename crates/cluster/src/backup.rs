@@ -114,7 +114,7 @@ fn settled(outcome: Result<(), Error>) -> String {
 /// Makes the server of a data directory replace the token for further servers.
 pub async fn rotate_server_token(data_dir: &Path) -> Result<(), Error> {
     match UnixStream::connect(socket(data_dir)).await {
-        Ok(stream) => settle(data_dir, stream, ROTATE).await,
+        Ok(stream) => expect_answer(data_dir, stream, ROTATE).await,
         Err(error) if is_nobody(&error) => Err(Error::NotAServer(format!(
             "no server runs from {}",
             data_dir.display()
@@ -126,13 +126,13 @@ pub async fn rotate_server_token(data_dir: &Path) -> Result<(), Error> {
 /// Makes the server of a data directory, if it runs, check whether the token was replaced.
 pub async fn refresh_server_token(data_dir: &Path) -> Result<(), Error> {
     match UnixStream::connect(socket(data_dir)).await {
-        Ok(stream) => settle(data_dir, stream, REFRESH).await,
+        Ok(stream) => expect_answer(data_dir, stream, REFRESH).await,
         Err(error) if is_nobody(&error) => Ok(()),
         Err(error) => Err(failed(&socket(data_dir), &error)),
     }
 }
 
-async fn settle(data_dir: &Path, stream: UnixStream, question: &str) -> Result<(), Error> {
+async fn expect_answer(data_dir: &Path, stream: UnixStream, question: &str) -> Result<(), Error> {
     match ask(stream, question).await {
         Ok(_) => Ok(()),
         Err(Asked::Refused(why)) => Err(Error::NotAServer(why)),

@@ -34,7 +34,7 @@ pub fn start(shared: &Arc<Shared>) {
                 .list()
                 .into_iter()
                 .filter(|role| role.aggregation_rule.is_some());
-            aggregates.map(|role| Key::of(&*role)).collect()
+            aggregates.map(|role| Key::from_object(&*role)).collect()
         })
         .start();
 }
@@ -71,7 +71,7 @@ fn decide(role: &ClusterRole, all: &[Arc<ClusterRole>]) -> Option<Vec<PolicyRule
     let aggregation = role.aggregation_rule.as_ref()?;
     let mut rules: Vec<PolicyRule> = Vec::new();
     for selector in aggregation.cluster_role_selectors.iter().flatten() {
-        let selector = Selector::of(Some(selector));
+        let selector = Selector::from_label_selector(Some(selector));
         let parts = all.iter().filter(|part| {
             part.metadata.name != role.metadata.name
                 && selector.matches(part.metadata.labels.as_ref())

@@ -67,7 +67,7 @@ pub fn start(shared: &Arc<Shared>) {
             };
             let found = budgets.list_in(namespace.unwrap_or_default());
             let found = found.into_iter().filter(|budget| concerns(budget));
-            found.map(|budget| Key::of(&*budget)).collect()
+            found.map(|budget| Key::from_object(&*budget)).collect()
         })
         .reads(&controller.replica_sets)
         .reads(&controller.deployments)
@@ -79,7 +79,7 @@ pub fn start(shared: &Arc<Shared>) {
 }
 
 fn selector(budget: &PodDisruptionBudget) -> Selector {
-    Selector::of(budget.spec.as_ref().and_then(|spec| spec.selector.as_ref()))
+    Selector::from_label_selector(budget.spec.as_ref().and_then(|spec| spec.selector.as_ref()))
 }
 
 impl Controller for Budgets {

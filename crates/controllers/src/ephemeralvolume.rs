@@ -37,15 +37,15 @@ pub fn start(shared: &Arc<Shared>) {
         .controller(&controller)
         .watches_with(&controller.pods, |event| match event {
             // A pod's volumes never change, and the garbage collector deletes its claims.
-            Event::Added(pod) if has_ephemeral(pod) => vec![Key::of(&**pod)],
+            Event::Added(pod) if has_ephemeral(pod) => vec![Key::from_object(&**pod)],
             _ => Vec::new(),
         })
         .watches_with(controller.claims.cache(), move |event| match event {
             Event::Deleted(claim) => {
-                let key = Key::of(&**claim);
+                let key = Key::from_object(&**claim);
                 let users = pods.by_index(CLAIM, &claimed_key(&key.namespace, &key.name));
                 let users = users.iter().filter(|pod| has_ephemeral(pod));
-                users.map(|pod| Key::of(&**pod)).collect()
+                users.map(|pod| Key::from_object(&**pod)).collect()
             }
             _ => Vec::new(),
         })
@@ -88,7 +88,7 @@ fn foreign(pod: &Pod, claim: &PersistentVolumeClaim) -> Option<String> {
     if owner.is_some() && owner == pod.metadata.uid.as_ref() {
         return None;
     }
-    let (claim, pod) = (Key::of(claim), Key::of(pod));
+    let (claim, pod) = (Key::from_object(claim), Key::from_object(pod));
     Some(format!(
         "PVC {claim} was not created for pod {pod} (pod is not owner)"
     ))

@@ -35,7 +35,7 @@ pub fn start(shared: &Arc<Shared>) {
         .controller(&controller)
         .watches_with(&controller.claims, |event| match event {
             Event::Modified { old, new } if requested(new) > requested(old) => {
-                vec![Key::of(&**new)]
+                vec![Key::from_object(&**new)]
             }
             _ => Vec::new(),
         })

@@ -95,7 +95,7 @@ impl History {
         let namespace = owner.meta().namespace.as_deref().unwrap_or_default();
         let mut known = cache.by_index(OWNER, owner.meta().uid.as_deref().unwrap_or_default());
         known.extend(cache.by_index(OWNER, &orphans_of(namespace)));
-        let selector = Selector::of(Some(selector));
+        let selector = Selector::from_label_selector(Some(selector));
         let known = claim::claim(owner, owners, &selector, revisions, known, None).await?;
         Ok(Self::new(known, label))
     }

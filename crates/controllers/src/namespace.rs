@@ -50,7 +50,10 @@ pub fn start(shared: &Arc<Shared>) {
         .watches_with(&controller.cache, |event| {
             let namespace = event.object();
             let leaving = namespace.metadata.deletion_timestamp.is_some();
-            leaving.then(|| Key::of(&**namespace)).into_iter().collect()
+            leaving
+                .then(|| Key::from_object(&**namespace))
+                .into_iter()
+                .collect()
         })
         .retry_cap(Duration::from_secs(30))
         .workers(4)

@@ -63,7 +63,7 @@ pub fn start(shared: &Arc<Shared>) {
                 freed.first_free.lock().fill(0);
                 Vec::new()
             }
-            event => vec![Key::of(&**event.object())],
+            event => vec![Key::from_object(&**event.object())],
         })
         .start();
 }

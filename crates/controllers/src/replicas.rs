@@ -79,7 +79,7 @@ pub(crate) fn start<K: Owner>(shared: &Arc<Shared>) {
                 let labels = pod.metadata.labels.as_ref();
                 let owners = owners.list_in(namespace).into_iter();
                 let matching = owners.filter(|owner| owner.wish().selector.matches(labels));
-                matching.map(|owner| Key::of(&*owner)).collect()
+                matching.map(|owner| Key::from_object(&*owner)).collect()
             },
         )
         .workers(WORKERS)

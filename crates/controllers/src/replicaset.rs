@@ -25,7 +25,7 @@ impl replicas::Owner for ReplicaSet {
         Wish {
             replicas: spec.and_then(|spec| spec.replicas).unwrap_or(1),
             min_ready_seconds: spec.and_then(|spec| spec.min_ready_seconds).unwrap_or(0),
-            selector: Selector::of(spec.map(|spec| &spec.selector)),
+            selector: Selector::from_label_selector(spec.map(|spec| &spec.selector)),
             template: spec.and_then(|spec| spec.template.as_ref()),
         }
     }

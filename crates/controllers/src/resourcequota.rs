@@ -77,7 +77,7 @@ pub fn start(shared: &Arc<Shared>) {
                 Event::Deleted(_) => false,
             };
             if news {
-                vec![Key::of(&**event.object())]
+                vec![Key::from_object(&**event.object())]
             } else {
                 Vec::new()
             }
@@ -100,7 +100,10 @@ pub fn start(shared: &Arc<Shared>) {
 
 fn quotas_in(quotas: &Informer<ResourceQuota>, namespace: &str) -> Vec<Key> {
     let there = quotas.list_in(namespace);
-    there.iter().map(|quota| Key::of(&**quota)).collect()
+    there
+        .iter()
+        .map(|quota| Key::from_object(&**quota))
+        .collect()
 }
 
 fn has_ended(pod: &Pod) -> bool {
@@ -184,7 +187,7 @@ impl Counter {
     }
 
     async fn count(&self, namespace: &str, spec: &Value) -> Result<Amounts, Error> {
-        let hard = amounts::of(&spec["hard"]);
+        let hard = amounts::from_json(&spec["hard"]);
         let mut by_kind: BTreeMap<(&str, &str), Vec<&String>> = BTreeMap::new();
         for name in hard.keys() {
             if let Some(kind) = counted(name) {
@@ -216,7 +219,7 @@ impl Counter {
 fn decide(quota: &ResourceQuota, used: &Amounts) -> Option<ResourceQuotaStatus> {
     let status = quota.status.clone().unwrap_or_default();
     let hard = quota.spec.as_ref().and_then(|spec| spec.hard.clone());
-    let known = amounts::of(&machinery::json::to_value(&status.used).unwrap_or_default());
+    let known = amounts::from_json(&machinery::json::to_value(&status.used).unwrap_or_default());
     if status.hard == hard && known == *used {
         return None;
     }
@@ -270,7 +273,7 @@ mod tests {
             let status = json!({"hard": hard, "used": used});
             machinery::json::from_value(json!({"spec": {"hard": hard}, "status": status})).unwrap()
         };
-        let used = amounts::of(&json!({"pods": "1", "cpu": "500m"}));
+        let used = amounts::from_json(&json!({"pods": "1", "cpu": "500m"}));
         assert_eq!(
             decide(&quota(json!({"pods": "1", "cpu": "0.5"})), &used),
             None

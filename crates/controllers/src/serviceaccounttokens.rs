@@ -57,7 +57,7 @@ pub fn start(shared: &Arc<Shared>) {
             let account = event.object();
             let tokens = secrets.list().into_iter();
             let tokens = tokens.filter(|secret| names(secret, account));
-            tokens.map(|secret| Key::of(&*secret)).collect()
+            tokens.map(|secret| Key::from_object(&*secret)).collect()
         })
         .start();
 }

@@ -46,7 +46,7 @@ pub fn start(shared: &Arc<Shared>) {
             let going = |range: &&Arc<ServiceCIDR>| range.metadata.deletion_timestamp.is_some();
             let all = leaving.list();
             let going = all.iter().filter(going);
-            going.map(|range| Key::of(&**range)).collect()
+            going.map(|range| Key::from_object(&**range)).collect()
         })
         .start();
 }
@@ -56,7 +56,7 @@ impl Ranges {
         self.ranges
             .list()
             .iter()
-            .map(|range| Key::of(&**range))
+            .map(|range| Key::from_object(&**range))
             .collect()
     }
 }

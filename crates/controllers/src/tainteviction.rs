@@ -78,7 +78,7 @@ pub fn start(shared: &Arc<Shared>) {
             }
             let name = event.object().metadata.name.as_deref().unwrap_or_default();
             let pods = on_node.by_index(NODE, name);
-            pods.iter().map(|pod| Key::of(&**pod)).collect()
+            pods.iter().map(|pod| Key::from_object(&**pod)).collect()
         })
         .watches_with(controller.pods.cache(), move |event| {
             let pod = event.object();
@@ -87,7 +87,10 @@ pub fn start(shared: &Arc<Shared>) {
             });
             let node = nodes.get("", pods::node(pod)).filter(|_| changed);
             let tainted = node.is_some_and(|node| !taints(&node).is_empty());
-            tainted.then(|| Key::of(&**pod)).into_iter().collect()
+            tainted
+                .then(|| Key::from_object(&**pod))
+                .into_iter()
+                .collect()
         })
         .workers(8)
         .start();

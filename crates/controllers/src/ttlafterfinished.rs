@@ -43,7 +43,7 @@ fn expires(job: &Job) -> Option<Timestamp> {
 }
 
 /// The time until the Job expires.
-fn left(job: &Job, now: Timestamp) -> Option<Duration> {
+fn time_left(job: &Job, now: Timestamp) -> Option<Duration> {
     let left = expires(job)?.duration_since(now);
     Some(Duration::try_from(left).unwrap_or_default())
 }
@@ -66,7 +66,7 @@ impl Controller for Expiry {
         if job.metadata.deletion_timestamp.is_some() {
             return Ok(Action::Done);
         }
-        match left(&job, self.shared.now()) {
+        match time_left(&job, self.shared.now()) {
             None => Ok(Action::Done),
             Some(left) if !left.is_zero() => Ok(Action::After(left)),
             Some(_) => self.delete(key).await,
@@ -82,7 +82,7 @@ impl Expiry {
         let Some(job) = api.get_opt(&key.name).await? else {
             return Ok(Action::Done);
         };
-        match left(&job, self.shared.now()) {
+        match time_left(&job, self.shared.now()) {
             None => {}
             Some(left) if !left.is_zero() => return Ok(Action::After(left)),
             Some(_) => {
@@ -109,12 +109,12 @@ mod tests {
     #[test]
     fn only_finished_jobs_with_a_ttl_expire() {
         let mut job = Job::default();
-        assert_eq!(left(&job, at(0)), None);
+        assert_eq!(time_left(&job, at(0)), None);
         job.spec = Some(JobSpec {
             ttl_seconds_after_finished: Some(60),
             ..Default::default()
         });
-        assert_eq!(left(&job, at(0)), None);
+        assert_eq!(time_left(&job, at(0)), None);
         let end = JobCondition {
             type_: "Complete".into(),
             status: "True".into(),
@@ -125,7 +125,7 @@ mod tests {
             conditions: Some(vec![end]),
             ..Default::default()
         });
-        assert_eq!(left(&job, at(130)), Some(Duration::from_secs(30)));
-        assert_eq!(left(&job, at(500)), Some(Duration::ZERO));
+        assert_eq!(time_left(&job, at(130)), Some(Duration::from_secs(30)));
+        assert_eq!(time_left(&job, at(500)), Some(Duration::ZERO));
     }
 }

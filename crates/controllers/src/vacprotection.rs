@@ -35,13 +35,17 @@ pub fn start(shared: &Arc<Shared>) {
     shared
         .controller(&controller)
         .watches(&controller.classes)
-        .watches_with(&controller.claims, |event| left(event, of_claim))
-        .watches_with(&controller.volumes, |event| left(event, of_volume))
+        .watches_with(&controller.claims, |event| {
+            classes_no_longer_used(event, of_claim)
+        })
+        .watches_with(&controller.volumes, |event| {
+            classes_no_longer_used(event, of_volume)
+        })
         .start();
 }
 
 /// The classes that an object no longer names.
-fn left<K>(event: &Event<K>, classes: fn(&K) -> BTreeSet<&str>) -> Vec<Key> {
+fn classes_no_longer_used<K>(event: &Event<K>, classes: fn(&K) -> BTreeSet<&str>) -> Vec<Key> {
     let gone: Vec<&str> = match event {
         Event::Added(_) => Vec::new(),
         Event::Modified { old, new } => {
@@ -168,7 +172,7 @@ mod tests {
         assert_eq!(of_claim(&before), BTreeSet::from(["gold", "silver"]));
         let now = Arc::new(claim("gold", "gold", ""));
         let named = |event| {
-            let keys = left(&event, of_claim);
+            let keys = classes_no_longer_used(&event, of_claim);
             keys.into_iter().map(|key| key.name).collect::<Vec<_>>()
         };
         let changed = Event::Modified {

@@ -56,7 +56,7 @@ async fn write(api: &dyn Client, resource: &str, change: Change) -> Result<(), S
         }
         Change::Delete(name) => (Method::DELETE, super::path(resource, &name), None),
     };
-    api.settle(method, &path, body).await
+    api.write(method, &path, body).await
 }
 
 /// The writes that correct the stored objects.

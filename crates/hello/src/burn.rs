@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::{Command, Outcome, number, say, signals};
+use crate::{Command, Outcome, number, print_line, signals};
 
 pub(crate) const COMMANDS: &[Command] = &[
     Command {
@@ -56,7 +56,7 @@ fn memory(args: &[String]) -> Outcome {
         // Not zeros, which would not be backed by memory.
         kept.push(black_box(vec![0x5a_u8; 1 << 20]));
     }
-    say(format_args!("holding {size} MiB"))?;
+    print_line(format_args!("holding {size} MiB"))?;
     match seconds {
         Some(seconds) => thread::sleep(Duration::from_secs(seconds)),
         None => loop {

@@ -2,7 +2,7 @@
 
 use stdx::resolve::{Kind, Settings, resolve};
 
-use crate::{Command, Outcome, say};
+use crate::{Command, Outcome, print_line};
 
 pub(crate) const COMMANDS: &[Command] = &[Command {
     name: "lookup",
@@ -28,7 +28,7 @@ fn run(args: &[String]) -> Outcome {
         None => resolve(name)?.iter().map(ToString::to_string).collect(),
     };
     for record in &records {
-        say(record)?;
+        print_line(record)?;
     }
     Ok(u8::from(records.is_empty()))
 }

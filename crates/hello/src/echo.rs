@@ -6,7 +6,7 @@ use std::{
     thread,
 };
 
-use crate::{Command, Outcome, http::listen, number, say, signals};
+use crate::{Command, Outcome, http::listen, number, print_line, signals};
 
 pub(crate) const COMMANDS: &[Command] = &[Command {
     name: "echo",
@@ -27,7 +27,7 @@ fn run(args: &[String]) -> Outcome {
 
 fn tcp(port: u16) -> Outcome {
     let listener = listen(port)?;
-    say(format_args!("echoes TCP on port {port}"))?;
+    print_line(format_args!("echoes TCP on port {port}"))?;
     for stream in listener.incoming().flatten() {
         let _ = thread::Builder::new()
             .stack_size(256 * 1024)
@@ -42,7 +42,7 @@ fn tcp(port: u16) -> Outcome {
 fn udp(port: u16) -> Outcome {
     let socket = UdpSocket::bind(SocketAddr::from((Ipv6Addr::UNSPECIFIED, port)))
         .or_else(|_| UdpSocket::bind(SocketAddr::from((Ipv4Addr::UNSPECIFIED, port))))?;
-    say(format_args!("echoes UDP on port {port}"))?;
+    print_line(format_args!("echoes UDP on port {port}"))?;
     let mut buffer = [0; 65536];
     loop {
         let (length, from) = socket.recv_from(&mut buffer)?;

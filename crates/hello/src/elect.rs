@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use crate::{Command, Complaint, Outcome, host_name, say};
+use crate::{Command, Complaint, Outcome, host_name, print_line};
 
 pub(crate) const COMMANDS: &[Command] = &[Command {
     name: "elect",
@@ -55,7 +55,7 @@ fn elect(args: &[String]) -> Outcome {
             None => format!("{own} waits"),
         };
         if line != said {
-            say(&line)?;
+            print_line(&line)?;
             said = line;
         }
         known = seen.map(|seen| (seen, since));

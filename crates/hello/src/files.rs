@@ -6,7 +6,7 @@ use std::{
     os::unix::fs::{FileTypeExt, MetadataExt},
 };
 
-use crate::{Command, Outcome, say};
+use crate::{Command, Outcome, print_line};
 
 pub(crate) const COMMANDS: &[Command] = &[
     Command {
@@ -66,7 +66,7 @@ fn ls(args: &[String]) -> Outcome {
     let mut names: Vec<_> = entries.flatten().map(|entry| entry.file_name()).collect();
     names.sort();
     for name in names {
-        say(name.display())?;
+        print_line(name.display())?;
     }
     Ok(0)
 }
@@ -84,7 +84,7 @@ fn stat(args: &[String]) -> Outcome {
             _ => "socket",
         };
         let mode = data.mode() & 0o7777;
-        say(format_args!(
+        print_line(format_args!(
             "{path} {kind} {mode:04o} {}:{} {}",
             data.uid(),
             data.gid(),

@@ -14,7 +14,7 @@ use crate::{
     get::fetch,
     host_name,
     http::{Answer, Request, serve},
-    number, say,
+    number, print_line,
 };
 
 pub(crate) const COMMANDS: &[Command] = &[
@@ -198,7 +198,7 @@ fn follow(leader: &str, shared: &Shared) {
         let is_there = matches!(followed, Ok(Some(())));
         if is_there != was_there {
             let how = if is_there { "follows" } else { "has lost" };
-            let _ = say(format_args!("{how} {leader}"));
+            let _ = print_line(format_args!("{how} {leader}"));
             was_there = is_there;
         }
         if !is_there {

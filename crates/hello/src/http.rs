@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use crate::{Command, Outcome, host_name, number, say, signals};
+use crate::{Command, Outcome, host_name, number, print_line, signals};
 
 pub(crate) const COMMANDS: &[Command] = &[Command {
     name: "http",
@@ -47,7 +47,7 @@ pub(crate) fn serve(
 ) -> Outcome {
     signals::end_when_asked()?;
     let listener = listen(port)?;
-    say(format_args!("{} serves HTTP on port {port}", host_name()))?;
+    print_line(format_args!("{} serves HTTP on port {port}", host_name()))?;
     let answer = Arc::new(answer);
     for stream in listener.incoming().flatten() {
         let answer = answer.clone();

@@ -89,7 +89,7 @@ fn help() -> Outcome {
 }
 
 /// Prints a line and flushes it, since readers of the log wait for it.
-fn say(line: impl std::fmt::Display) -> io::Result<()> {
+fn print_line(line: impl std::fmt::Display) -> io::Result<()> {
     let mut out = io::stdout().lock();
     writeln!(out, "{line}")?;
     out.flush()

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use crate::{Command, Outcome, host_name, number, say, signals};
+use crate::{Command, Outcome, host_name, number, print_line, signals};
 
 pub(crate) const COMMANDS: &[Command] = &[
     Command {
@@ -69,19 +69,19 @@ pub(crate) const COMMANDS: &[Command] = &[
 fn env(args: &[String]) -> Outcome {
     if let Some(name) = args.first() {
         let value = std::env::var_os(name);
-        say(value.clone().unwrap_or_default().display())?;
+        print_line(value.clone().unwrap_or_default().display())?;
         return Ok(u8::from(value.is_none()));
     }
     let mut all: Vec<_> = std::env::vars_os().collect();
     all.sort();
     for (key, value) in all {
-        say(format_args!("{}={}", key.display(), value.display()))?;
+        print_line(format_args!("{}={}", key.display(), value.display()))?;
     }
     Ok(0)
 }
 
 fn hostname(_: &[String]) -> Outcome {
-    say(host_name())?;
+    print_line(host_name())?;
     Ok(0)
 }
 
@@ -100,15 +100,15 @@ fn id(_: &[String]) -> Outcome {
         .lines()
         .filter(|line| wanted.iter().any(|start| line.starts_with(start)))
     {
-        say(line)?;
+        print_line(line)?;
     }
     let score = fs::read_to_string("/proc/self/oom_score_adj").unwrap_or_default();
-    say(format_args!("OomScoreAdj:\t{}", score.trim_end()))?;
+    print_line(format_args!("OomScoreAdj:\t{}", score.trim_end()))?;
     Ok(0)
 }
 
 fn pwd(_: &[String]) -> Outcome {
-    say(std::env::current_dir()?.display())?;
+    print_line(std::env::current_dir()?.display())?;
     Ok(0)
 }
 
@@ -139,10 +139,10 @@ fn print_signals(_: &[String]) -> Outcome {
         libc::SIGWINCH,
     ];
     let set = signals::block(&numbers)?;
-    say("waiting for signals")?;
+    print_line("waiting for signals")?;
     loop {
         let number = signals::wait(&set)?;
-        say(format_args!("signal {number}"))?;
+        print_line(format_args!("signal {number}"))?;
         if number == libc::SIGQUIT {
             return Ok(0);
         }
@@ -153,7 +153,7 @@ fn log(args: &[String]) -> Outcome {
     let lines = number::<u64>(args, 0, "a number of lines")?.ok_or("how many lines?")?;
     let pause = Duration::from_millis(number(args, 1, "a number of milliseconds")?.unwrap_or(0));
     for line in 1..=lines {
-        say(format_args!("out {line}"))?;
+        print_line(format_args!("out {line}"))?;
         writeln!(io::stderr(), "err {line}")?;
         thread::sleep(pause);
     }
@@ -161,6 +161,6 @@ fn log(args: &[String]) -> Outcome {
 }
 
 fn say_all(args: &[String]) -> Outcome {
-    say(args.join(" "))?;
+    print_line(args.join(" "))?;
     Ok(0)
 }

@@ -8,7 +8,7 @@ pub(crate) fn matches(pattern: &str, name: &str) -> bool {
     let mut star: Option<(usize, usize)> = None;
     let (mut p, mut n) = (0, 0);
     while n < name.len() {
-        match one(&pattern[p.min(pattern.len())..], name[n]) {
+        match match_class(&pattern[p.min(pattern.len())..], name[n]) {
             Step::Star => {
                 star = Some((p, n));
                 p += 1;
@@ -35,7 +35,7 @@ enum Step {
     Failed,
 }
 
-fn one(pattern: &[char], c: char) -> Step {
+fn match_class(pattern: &[char], c: char) -> Step {
     match pattern {
         [] => Step::Failed,
         ['*', ..] => Step::Star,

@@ -37,7 +37,7 @@ fn objects(
         let before = original.get(key).unwrap_or(&Value::Null);
         match live.get(key) {
             None | Some(Value::Null) => drop(patch.insert(key.clone(), value.clone())),
-            Some(there) => one(key, field, before, value, there, patch),
+            Some(there) => merge_field(key, field, before, value, there, patch),
         }
     }
     for key in original
@@ -48,7 +48,7 @@ fn objects(
     }
 }
 
-fn one(
+fn merge_field(
     key: &str,
     field: Option<&Field>,
     original: &Value,

@@ -24,7 +24,7 @@ pub(crate) struct Allocation {
 
 impl Allocation {
     /// The resources of the pod's spec.
-    pub(crate) fn of(pod: &Pod) -> Self {
+    pub(crate) fn from_pod(pod: &Pod) -> Self {
         let spec = spec::spec(pod);
         let init = spec.init_containers.iter().flatten();
         let containers = init.chain(&spec.containers).filter_map(|container| {
@@ -120,7 +120,7 @@ mod tests {
     fn allocated_resources_are_saved_and_restored() {
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(Allocation::read(dir.path()), None);
-        let given = Allocation::of(&pod("2", "1"));
+        let given = Allocation::from_pod(&pod("2", "1"));
         given.write(dir.path());
         let kept = Allocation::read(dir.path()).unwrap();
         assert_eq!(kept, given);
@@ -136,7 +136,7 @@ mod tests {
     fn a_pod_that_requests_nothing_has_no_file_and_a_broken_file_is_none() {
         let dir = tempfile::tempdir().unwrap();
         let plain = serde_json::json!({"spec": {"containers": [{"name": "a", "resources": {}}]}});
-        Allocation::of(&serde_json::from_value(plain).unwrap()).write(dir.path());
+        Allocation::from_pod(&serde_json::from_value(plain).unwrap()).write(dir.path());
         assert!(!dir.path().join(FILE).exists());
         std::fs::write(dir.path().join(FILE), "{").unwrap();
         assert_eq!(Allocation::read(dir.path()), None);

@@ -98,7 +98,7 @@ impl Core {
     /// Stops counting a pod and wakes the pods that wait for resources.
     pub fn release(&self, uid: &str) {
         for waiting in self.admitted.release(uid) {
-            self.registry.tell(&waiting, Message::Room);
+            self.registry.send(&waiting, Message::Room);
         }
     }
 

@@ -38,9 +38,9 @@ pub(crate) fn begin_with(core: &Arc<Core>, pods: Vec<Arc<Pod>>) {
 }
 
 /// Hands the pod to its worker, which is started if there is none.
-pub(crate) fn give(core: &Arc<Core>, pod: Arc<Pod>) {
+pub(crate) fn dispatch_pod(core: &Arc<Core>, pod: Arc<Pod>) {
     let uid = spec::uid(&pod).to_owned();
-    if !core.registry.tell(&uid, Message::Pod(pod.clone())) {
+    if !core.registry.send(&uid, Message::Pod(pod.clone())) {
         let inbox = core.registry.register(&uid, pod.clone());
         let worker = Worker::new(core.clone(), pod, inbox);
         core.context.spawn("pod", worker.run());
@@ -61,13 +61,13 @@ pub(crate) async fn follow_api(core: Arc<Core>, pods: Informer<Pod>) {
         if let Event::Modified { old, new } = &change
             && spec::uid(old) != spec::uid(new)
         {
-            gone(&core, old);
+            remove_pod(&core, old);
         }
         match change {
             Event::Added(pod) | Event::Modified { new: pod, .. } => {
                 arrived(&core, spec::from_api(pod));
             }
-            Event::Deleted(pod) => gone(&core, &pod),
+            Event::Deleted(pod) => remove_pod(&core, &pod),
         }
     }
 }
@@ -76,15 +76,15 @@ fn arrived(core: &Arc<Core>, pod: Arc<Pod>) {
     if spec::is_mirror(&pod) {
         crate::static_pods::mirror_changed(core, &pod, true);
     } else {
-        give(core, pod);
+        dispatch_pod(core, pod);
     }
 }
 
-fn gone(core: &Arc<Core>, pod: &Arc<Pod>) {
+fn remove_pod(core: &Arc<Core>, pod: &Arc<Pod>) {
     if spec::is_mirror(pod) {
         crate::static_pods::mirror_changed(core, pod, false);
     } else {
-        core.registry.tell(spec::uid(pod), Message::Removed);
+        core.registry.send(spec::uid(pod), Message::Removed);
     }
 }
 
@@ -103,7 +103,7 @@ pub(crate) async fn follow_runtime(core: Arc<Core>) {
                 let mut events = answer.into_inner();
                 loop {
                     match events.message().await {
-                        Ok(Some(event)) => tell(&core, event),
+                        Ok(Some(event)) => dispatch_event(&core, event),
                         Ok(None) => break,
                         Err(status) => {
                             debug!(error = status.message(), "runtime events ended");
@@ -123,7 +123,7 @@ pub(crate) async fn follow_runtime(core: Arc<Core>) {
     }
 }
 
-fn tell(core: &Core, event: v1::ContainerEventResponse) {
+fn dispatch_event(core: &Core, event: v1::ContainerEventResponse) {
     let uid = event.pod_sandbox_status.as_ref().and_then(|sandbox| {
         let labelled = sandbox.labels.get(labels::POD_UID);
         let named = sandbox.metadata.as_ref().map(|metadata| &metadata.uid);
@@ -136,5 +136,5 @@ fn tell(core: &Core, event: v1::ContainerEventResponse) {
         Some(snapshot) => Message::Snapshot(Box::new(snapshot)),
         None => Message::Runtime,
     };
-    core.registry.tell(&uid, message);
+    core.registry.send(&uid, message);
 }

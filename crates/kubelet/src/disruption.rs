@@ -42,7 +42,7 @@ pub(crate) async fn end(core: &Core, pod: &Pod, disruption: Disruption<'_>) {
             ),
         }
     }
-    core.registry.tell(
+    core.registry.send(
         spec::uid(pod),
         Message::Fail {
             reason: disruption.reason,

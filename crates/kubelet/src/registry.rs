@@ -80,7 +80,7 @@ pub struct Registry {
 
 impl Registry {
     /// Sends a message to one worker; false if there is none.
-    pub fn tell(&self, uid: &str, message: Message) -> bool {
+    pub fn send(&self, uid: &str, message: Message) -> bool {
         let entries = self.entries.lock();
         entries
             .get(uid)

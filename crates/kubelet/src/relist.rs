@@ -37,7 +37,7 @@ pub(crate) async fn run(core: Arc<Core>) {
                 match &before {
                     Some(before) => {
                         for uid in changed(before, &listed.states) {
-                            core.registry.tell(uid, Message::Runtime);
+                            core.registry.send(uid, Message::Runtime);
                         }
                     }
                     None => {

@@ -176,7 +176,7 @@ impl Sources {
                     .get(&key)
                     .map(|watched| watched.users.clone());
                 for user in users.into_iter().flatten() {
-                    registry.tell(&user, Message::Sources);
+                    registry.send(&user, Message::Sources);
                 }
             }
         });

@@ -78,7 +78,7 @@ pub(crate) async fn follow(core: Arc<Core>, mut current: Vec<Arc<Pod>>) {
         let is_in =
             |list: &[Arc<Pod>], pod: &Pod| list.iter().any(|p| spec::uid(p) == spec::uid(pod));
         for pod in current.iter().filter(|pod| !is_in(&fresh, pod)) {
-            core.registry.tell(spec::uid(pod), Message::Removed);
+            core.registry.send(spec::uid(pod), Message::Removed);
             delete_mirror(&core, pod).await;
         }
         for pod in fresh.iter().filter(|pod| !is_in(&current, pod)) {
@@ -94,7 +94,7 @@ fn adopt(core: &Arc<Core>, pod: &Arc<Pod>) {
     info!(pod = spec::described(pod), "static pod found");
     let before = predecessors(core, pod);
     if before.is_empty() {
-        dispatch::give(core, pod.clone());
+        dispatch::dispatch_pod(core, pod.clone());
     }
     let (core, pod) = (core.clone(), pod.clone());
     core.clone().context.spawn("mirror", async move {
@@ -104,7 +104,7 @@ fn adopt(core: &Arc<Core>, pod: &Arc<Pod>) {
             while predecessor.changed().await.is_ok() {}
         }
         if waits && core.registry.is_from_file(spec::uid(&pod)) {
-            dispatch::give(&core, pod.clone());
+            dispatch::dispatch_pod(&core, pod.clone());
         }
         keep_mirror(&core, &pod).await;
     });
@@ -159,7 +159,7 @@ async fn keep_mirror(core: &Core, pod: &Pod) {
             let mirror = mirror_of(pod, &node);
             let tell = |mirror: Pod| {
                 let message = Message::Mirror(Some(Arc::new(mirror)));
-                core.registry.tell(spec::uid(pod), message);
+                core.registry.send(spec::uid(pod), message);
             };
             // A node may only read its own pods, and so not a pod that does not exist: create
             // first.
@@ -204,7 +204,7 @@ pub(crate) fn mirror_changed(core: &Arc<Core>, mirror: &Arc<Pod>, exists: bool) 
     let mirrored = core.registry.mirrored(mirror);
     if let Some(uid) = mirrored {
         let message = Message::Mirror(exists.then(|| mirror.clone()));
-        core.registry.tell(uid, message);
+        core.registry.send(uid, message);
     }
     let wanted = mirrored.is_some();
     let seen = core

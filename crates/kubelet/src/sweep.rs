@@ -43,7 +43,7 @@ async fn sweep(core: &Core) -> Result<()> {
     if logs.is_empty() && groups.is_empty() && dirs.is_empty() {
         return Ok(());
     }
-    let known = known(core).await?;
+    let known = known_pod_uids(core).await?;
     let is_known = |uid: &String| known.contains(uid);
     for (uid, dir) in logs.into_iter().filter(|(uid, _)| !is_known(uid)) {
         info!(uid, dir = %dir.display(), "removing logs of removed pod");
@@ -80,7 +80,7 @@ fn pod_directories(dir: &Path) -> Vec<String> {
 }
 
 /// The pods that have a worker or anything in the runtime.
-async fn known(core: &Core) -> Result<HashSet<String>> {
+async fn known_pod_uids(core: &Core) -> Result<HashSet<String>> {
     let workers = core.registry.pods().into_iter();
     let mut known: HashSet<String> = workers
         .filter_map(|seen| seen.pod.metadata.uid.clone())

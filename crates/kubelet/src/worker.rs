@@ -118,7 +118,7 @@ impl Worker {
             report: Report::new(pod.status.clone().unwrap_or_default()),
             subject: Subject {
                 uid: spec::uid(&pod).to_owned(),
-                size: Size::of(&pod, &core.pod_dir(spec::uid(&pod))),
+                size: Size::from_pod(&pod, &core.pod_dir(spec::uid(&pod))),
                 pod,
                 shown,
                 wanted,
@@ -260,7 +260,7 @@ impl Worker {
 
     /// Observes, decides, acts and reports once; returns when to do so again.
     async fn step(&mut self) -> Option<Timestamp> {
-        if !self.look().await {
+        if !self.observe_runtime().await {
             return Some(self.core.now() + Duration::from_secs(1));
         }
         self.admit().await;
@@ -303,7 +303,7 @@ impl Worker {
     }
 
     /// Observes the runtime if something changed; false if it does not answer.
-    async fn look(&mut self) -> bool {
+    async fn observe_runtime(&mut self) -> bool {
         let (runtime, uid) = (&mut self.runtime, &self.subject.uid);
         if runtime.is_current() {
             return true;

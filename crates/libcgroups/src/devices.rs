@@ -367,7 +367,7 @@ mod tests {
             return;
         };
         let tree = real.hierarchies();
-        let group = Cgroup::of(tree, format!("mainstay-devices-{}", std::process::id()));
+        let group = Cgroup::at(tree, format!("mainstay-devices-{}", std::process::id()));
         group.create().unwrap();
         let denied = asked(r#"[{"allow": false, "access": "rwm"}]"#);
         let attached = attach(&group.dir("").unwrap(), &denied);

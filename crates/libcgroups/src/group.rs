@@ -29,10 +29,10 @@ pub struct Cgroup {
 impl Cgroup {
     /// The cgroup at `path`, relative to the hierarchies' roots.
     pub fn new(path: impl AsRef<Path>) -> Self {
-        Self::of(Hierarchies::host(), path)
+        Self::at(Hierarchies::host(), path)
     }
 
-    pub(crate) fn of(hierarchies: &'static Hierarchies, path: impl AsRef<Path>) -> Self {
+    pub(crate) fn at(hierarchies: &'static Hierarchies, path: impl AsRef<Path>) -> Self {
         let path = path.as_ref();
         let path = path.strip_prefix("/").unwrap_or(path).to_path_buf();
         Self { hierarchies, path }
@@ -422,7 +422,7 @@ mod tests {
             ("pods/a/cgroup.kill", ""),
             ("pods/a/cgroup.freeze", ""),
         ]);
-        let group = Cgroup::of(hierarchies, "/pods/a");
+        let group = Cgroup::at(hierarchies, "/pods/a");
         group.create().unwrap();
         let read = |path: &str| fs::read_to_string(dir.path().join(path)).unwrap();
         assert_eq!(read("pods/cgroup.subtree_control"), "+memory");
@@ -457,7 +457,7 @@ mod tests {
         };
         let hierarchies = tree.hierarchies();
         let name = format!("mainstay-test-{}", std::process::id());
-        let group = Cgroup::of(hierarchies, format!("{name}/inner"));
+        let group = Cgroup::at(hierarchies, format!("{name}/inner"));
         let mut sleeper = std::process::Command::new("sleep")
             .arg("60")
             .spawn()
@@ -478,7 +478,7 @@ mod tests {
             std::os::unix::process::ExitStatusExt::signal(&status),
             Some(9)
         );
-        let whole = Cgroup::of(hierarchies, &name);
+        let whole = Cgroup::at(hierarchies, &name);
         whole.remove_within(Duration::from_secs(5)).unwrap();
         assert!(!whole.dir("").unwrap().exists());
     }

@@ -223,7 +223,7 @@ mod tests {
         let tree = Box::leak(Box::new(Hierarchies::Unified(dir.path().into())));
         let mut wanted = resources(WANTED);
         wanted.set_unified(Some([("memory.high".into(), "900".into())].into()));
-        Cgroup::of(tree, "").limit(&wanted).unwrap();
+        Cgroup::at(tree, "").limit(&wanted).unwrap();
         let read = |file: &str| fs::read_to_string(dir.path().join(file)).unwrap();
         for (file, value) in expected {
             assert_eq!(read(file), value, "{file}");
@@ -232,12 +232,12 @@ mod tests {
             fs::write(dir.path().join(file), "").unwrap();
         }
         let lifted = r#"{"memory": {"limit": -1, "swap": -1}, "cpu": {"quota": -1}}"#;
-        Cgroup::of(tree, "").limit(&resources(lifted)).unwrap();
+        Cgroup::at(tree, "").limit(&resources(lifted)).unwrap();
         assert_eq!(read("memory.max"), "max");
         assert_eq!(read("memory.swap.max"), "max");
         assert_eq!(read("cpu.max"), "max 100000");
         let escape = r#"{"unified": {"../x": "1"}}"#;
-        assert!(Cgroup::of(tree, "").limit(&resources(escape)).is_err());
+        assert!(Cgroup::at(tree, "").limit(&resources(escape)).is_err());
     }
 
     #[test]
@@ -263,12 +263,12 @@ mod tests {
             roots.insert(controller.to_owned(), dir.path().join(controller));
         }
         let tree = Box::leak(Box::new(Hierarchies::Split(roots)));
-        Cgroup::of(tree, "").limit(&resources(WANTED)).unwrap();
+        Cgroup::at(tree, "").limit(&resources(WANTED)).unwrap();
         for (file, value) in expected {
             assert_eq!(fs::read_to_string(dir.path().join(file)).unwrap(), value);
         }
         let denied = r#"{"devices": [{"allow": false, "access": "rwm"}]}"#;
-        let missing = Cgroup::of(tree, "").limit(&resources(denied)).unwrap_err();
+        let missing = Cgroup::at(tree, "").limit(&resources(denied)).unwrap_err();
         assert!(missing.to_string().contains("devices controller"));
     }
 
@@ -283,7 +283,7 @@ mod tests {
         let root = crate::v2::util::get_unified_mount_point().unwrap();
         let controllers = fs::read_to_string(root.join("cgroup.controllers")).unwrap();
         let name = format!("mainstay-limits-{}", std::process::id());
-        let group = Cgroup::of(tree, format!("{name}/inner"));
+        let group = Cgroup::at(tree, format!("{name}/inner"));
         group.create().unwrap();
         let mut seen = Vec::new();
         for (controller, wanted, file, value) in [
@@ -316,7 +316,7 @@ mod tests {
                 .any(|name| name == controller);
             seen.push((controller, has, set.map_err(|e| e.to_string()), value));
         }
-        Cgroup::of(tree, &name)
+        Cgroup::at(tree, &name)
             .remove_within(std::time::Duration::from_secs(5))
             .unwrap();
         for (controller, has, set, value) in seen {

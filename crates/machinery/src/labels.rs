@@ -174,11 +174,11 @@ impl Selector {
             tokens: lex(text),
             at: 0,
         };
-        Ok(Self::of(parser.selector()?))
+        Ok(Self::from_requirements(parser.selector()?))
     }
 
     /// From requirements in any order.
-    pub fn of(mut requirements: Vec<Requirement>) -> Self {
+    pub fn from_requirements(mut requirements: Vec<Requirement>) -> Self {
         requirements.sort_by(|a, b| a.key.cmp(&b.key));
         Self {
             requirements,
@@ -193,7 +193,7 @@ impl Selector {
             operator: Operator::Equals,
             values: vec![value.as_str().unwrap_or_default().to_owned()],
         };
-        Self::of(map.iter().map(exact).collect())
+        Self::from_requirements(map.iter().map(exact).collect())
     }
 
     /// From a `LabelSelector` object: absent selects nothing, empty selects everything.
@@ -213,7 +213,7 @@ impl Selector {
                 requirements.push(from_expression(expression)?);
             }
         }
-        Ok(Self::of(requirements))
+        Ok(Self::from_requirements(requirements))
     }
 
     /// The conditions.

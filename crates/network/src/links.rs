@@ -320,10 +320,10 @@ async fn create_pair(host: &Netlink, namespace: &Path, link: &PodLink<'_>) -> Re
         .map_err(Error::netlink(&action))?;
     index_of(host, link.host_link)
         .await?
-        .ok_or_else(|| Error::netlink(action)(gone()))
+        .ok_or_else(|| Error::netlink(action)(no_such_link()))
 }
 
-fn gone() -> rtnetlink::Error {
+fn no_such_link() -> rtnetlink::Error {
     rtnetlink::Error::RequestFailed
 }
 
@@ -341,7 +341,7 @@ async fn set_up(netlink: &Netlink, index: u32) -> Result<()> {
 async fn furnish_pod(inside: &Netlink, namespace: &Path, link: &PodLink<'_>) -> Result<()> {
     let index = index_of(inside, POD_LINK)
         .await?
-        .ok_or_else(|| Error::netlink("look up the pod's link")(gone()))?;
+        .ok_or_else(|| Error::netlink("look up the pod's link")(no_such_link()))?;
     let has_v6 = link.has_v6();
     netns::run(namespace, move || {
         if has_v6 {

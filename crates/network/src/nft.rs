@@ -183,7 +183,7 @@ impl State {
         }
         let answer = session.exchange(&line, ANSWER_WITHIN).await?;
         self.session = Some(session);
-        judge(&answer, &line)
+        check_answer(&answer, &line)
     }
 }
 
@@ -328,7 +328,7 @@ pub(crate) async fn list(arguments: &[&str]) -> Result<Option<String>> {
 }
 
 /// Whether the output means that the batch was applied.
-fn judge(answer: &[String], line: &str) -> Result<()> {
+fn check_answer(answer: &[String], line: &str) -> Result<()> {
     let errors: Vec<&str> = answer
         .iter()
         .map(String::as_str)
@@ -420,8 +420,8 @@ mod tests {
 
     #[test]
     fn an_answer_without_an_error_means_applied() {
-        assert!(judge(&[], "add table inet x").is_ok());
-        assert!(judge(&["Warning: odd".into()], "add table inet x").is_ok());
+        assert!(check_answer(&[], "add table inet x").is_ok());
+        assert!(check_answer(&["Warning: odd".into()], "add table inet x").is_ok());
     }
 
     #[test]
@@ -432,7 +432,7 @@ mod tests {
             line.to_owned(),
             format!("{}^", " ".repeat(33)),
         ];
-        let error = judge(&answer, line).unwrap_err().to_string();
+        let error = check_answer(&answer, line).unwrap_err().to_string();
         assert!(error.contains("No such file"), "{error}");
         assert!(error.contains("`add chain inet y c`"), "{error}");
     }

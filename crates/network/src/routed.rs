@@ -255,7 +255,7 @@ impl RoutedNetwork {
         if let Some(record) = ipam.get(&request.sandbox_id) {
             return Ok(record.clone());
         }
-        let limits = Limits::of(&request.annotations)?;
+        let limits = Limits::from_annotations(&request.annotations)?;
         let free_link = |word: &str| {
             let mut names = (0..).map(|attempt| names::host_link(&self.config.id, word, attempt));
             names

@@ -52,7 +52,7 @@ pub(crate) struct Limits {
 
 impl Limits {
     /// The limits of a pod's annotations.
-    pub(crate) fn of(annotations: &BTreeMap<String, String>) -> Result<Self> {
+    pub(crate) fn from_annotations(annotations: &BTreeMap<String, String>) -> Result<Self> {
         let limit = |name: &str| match annotations.get(name) {
             None => Ok(None),
             Some(text) => match bits(text) {
@@ -188,14 +188,19 @@ mod tests {
     fn limits_are_read_within_kubernetes_bounds() {
         let limits = |text: &str| {
             let annotations = BTreeMap::from([(INGRESS.to_owned(), text.to_owned())]);
-            Limits::of(&annotations).map(|limits| limits.ingress).ok()
+            Limits::from_annotations(&annotations)
+                .map(|limits| limits.ingress)
+                .ok()
         };
         assert_eq!(limits("10M"), Some(Some(10_000_000)));
         assert_eq!(limits("1k"), Some(Some(1000)));
         for wrong in ["", "999", "2P", "fast", "-1M"] {
             assert_eq!(limits(wrong), None, "{wrong:?}");
         }
-        assert_eq!(Limits::of(&BTreeMap::new()).unwrap(), Limits::default());
+        assert_eq!(
+            Limits::from_annotations(&BTreeMap::new()).unwrap(),
+            Limits::default()
+        );
     }
 
     #[test]

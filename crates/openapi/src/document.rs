@@ -161,7 +161,9 @@ impl<'a> Maker<'a> {
     }
 
     fn paths(&self, dialect: Dialect, members: &[Arc<Resource>]) -> BTreeMap<String, Value> {
-        let all = members.iter().flat_map(|resource| paths::of(resource));
+        let all = members
+            .iter()
+            .flat_map(|resource| paths::paths_of_resource(resource));
         all.map(|(path, operations)| (path, path_item(dialect, operations)))
             .collect()
     }

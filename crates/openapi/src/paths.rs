@@ -49,7 +49,7 @@ const NAMESPACE: &str = "namespaces/{namespace}/";
 type Paths = Vec<(String, Vec<Operation>)>;
 
 /// All paths of a resource.
-pub(super) fn of(resource: &Resource) -> Paths {
+pub(super) fn paths_of_resource(resource: &Resource) -> Paths {
     let of = Of::new(resource);
     let verbs = resource.kind.verbs();
     let mut paths = Paths::new();

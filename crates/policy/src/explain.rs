@@ -52,7 +52,7 @@ impl Judgement {
 }
 
 /// Evaluates one side.
-pub fn judge(
+pub fn explain(
     direction: Direction,
     connection: &Connection,
     policies: &BTreeMap<Key, Policy>,
@@ -154,7 +154,7 @@ mod tests {
             protocol: Protocol::Tcp,
             port,
         };
-        judge(direction, &connection, &policies.collect())
+        explain(direction, &connection, &policies.collect())
     }
 
     #[test]

@@ -131,7 +131,9 @@ impl Policy {
         };
         Self {
             // A missing podSelector is empty and selects all pods of the namespace.
-            selector: Selector::of(Some(&spec.pod_selector.clone().unwrap_or_default())),
+            selector: Selector::from_label_selector(Some(
+                &spec.pod_selector.clone().unwrap_or_default(),
+            )),
             ingress: ingress.then(|| ingress_rules().collect()),
             egress: egress.then(|| egress_rules().collect()),
         }
@@ -192,13 +194,13 @@ impl Peer {
             return Self::nobody();
         }
         let namespaces = match &peer.namespace_selector {
-            Some(selector) => Namespaces::Selected(Selector::of(Some(selector))),
+            Some(selector) => Namespaces::Selected(Selector::from_label_selector(Some(selector))),
             None => Namespaces::Named(namespace.to_owned()),
         };
         let pods = peer.pod_selector.clone().unwrap_or_default();
         Self::Pods(PodQuery {
             namespaces,
-            pods: Selector::of(Some(&pods)),
+            pods: Selector::from_label_selector(Some(&pods)),
         })
     }
 

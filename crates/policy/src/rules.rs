@@ -41,7 +41,7 @@ pub struct Family {
 
 impl Family {
     /// The family of an address.
-    pub fn of(address: std::net::IpAddr) -> Self {
+    pub fn from_address(address: std::net::IpAddr) -> Self {
         FAMILIES[usize::from(address.is_ipv6())]
     }
 }

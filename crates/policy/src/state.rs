@@ -263,7 +263,7 @@ impl State {
             return Vec::new();
         };
         let addresses: BTreeSet<&IpAddr> = pod.addresses.union(&tracked.attached).collect();
-        let set = |ip: &IpAddr| format!("{name}{}", Family::of(*ip).digit);
+        let set = |ip: &IpAddr| format!("{name}{}", Family::from_address(*ip).digit);
         match asked {
             Asked::Pods(query) => {
                 let namespace = self.namespaces.get(&key.0);
@@ -523,7 +523,7 @@ impl State {
         let verdicts = owner
             .map(|owner| owner.verdicts.clone())
             .unwrap_or_default();
-        let (digit, key) = (Family::of(address).digit, address.to_string());
+        let (digit, key) = (Family::from_address(address).digit, address.to_string());
         for direction in Direction::ALL {
             let map = format!("{}{digit}", direction.as_str());
             let verdict = verdicts.get(&direction);

@@ -185,14 +185,14 @@ impl Table {
         for name in changes.chains.keys().filter(fresh) {
             writer.add_chain(name, &self.chains[name].header);
         }
-        writer.elements("delete", self.gone(&changes));
+        writer.elements("delete", self.removed_elements(&changes));
         for (name, before) in &changes.chains {
             let now = self.chains.get(name);
             if before.as_ref() != now && (before.is_some() || now.is_some()) {
                 writer.fill(name, now.map_or(&[][..], |chain| &chain.rules));
             }
         }
-        writer.elements("add", self.come(&changes));
+        writer.elements("add", self.added_elements(&changes));
         for (name, before) in &changes.chains {
             if before.is_some() && !self.chains.contains_key(name) {
                 writer.delete("chain", name);
@@ -207,7 +207,7 @@ impl Table {
     }
 
     /// Removed or changed elements; those of removed sets are removed with the set.
-    fn gone<'a>(&self, changes: &'a Changes) -> Vec<Element<'a>> {
+    fn removed_elements<'a>(&self, changes: &'a Changes) -> Vec<Element<'a>> {
         let elements = changes.elements.iter();
         let gone = elements.filter_map(|((set, key), before)| {
             let was_there = !matches!(changes.sets.get(set), Some(None));
@@ -219,7 +219,7 @@ impl Table {
         gone.collect()
     }
 
-    fn come<'a>(&'a self, changes: &'a Changes) -> Vec<Element<'a>> {
+    fn added_elements<'a>(&'a self, changes: &'a Changes) -> Vec<Element<'a>> {
         let elements = changes.elements.iter();
         let come = elements.filter_map(|((set, key), before)| {
             let (value, _) = self.sets.get(set)?.elements.get(key)?;

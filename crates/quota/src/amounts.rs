@@ -10,7 +10,7 @@ use crate::tree;
 pub type Amounts = BTreeMap<String, Quantity>;
 
 /// The amounts in a JSON map; invalid quantities are ignored.
-pub fn of(json: &Value) -> Amounts {
+pub fn from_json(json: &Value) -> Amounts {
     let amounts = tree::entries(json)
         .filter_map(|(name, value)| Some((name.to_string(), value.as_str()?.parse().ok()?)));
     amounts.collect()
@@ -42,7 +42,7 @@ fn raise(to: &mut Amounts, other: &Amounts) {
 /// The maximum of a pod's `requests` or `limits` at any moment: init containers run one after the
 /// other beside the sidecars started before them, then all containers run together.
 pub fn of_pod(spec: &Value, which: &str) -> Amounts {
-    let container = |container: &Value| of(&container["resources"][which]);
+    let container = |container: &Value| from_json(&container["resources"][which]);
     let mut total = Amounts::new();
     for each in tree::list(&spec["containers"]) {
         add(&mut total, &container(each));
@@ -59,8 +59,8 @@ pub fn of_pod(spec: &Value, which: &str) -> Amounts {
     add(&mut total, &sidecars);
     raise(&mut total, &highest);
     // Pod-level resources take precedence.
-    total.extend(of(&spec["resources"][which]));
-    for (name, amount) in of(&spec["overhead"]) {
+    total.extend(from_json(&spec["resources"][which]));
+    for (name, amount) in from_json(&spec["overhead"]) {
         match total.get_mut(&name) {
             Some(slot) => *slot = slot.plus(amount),
             None if which == "requests" => drop(total.insert(name, amount)),

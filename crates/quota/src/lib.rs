@@ -58,7 +58,7 @@ pub fn usage(group: &str, resource: &str, object: &Object) -> Amounts {
         }
         "persistentvolumeclaims" => {
             usage.insert(resource.to_owned(), one);
-            let size = amounts::of(&spec["resources"]["requests"])
+            let size = amounts::from_json(&spec["resources"]["requests"])
                 .get("storage")
                 .copied();
             let class = tree::text(&spec["storageClassName"]);

@@ -107,7 +107,7 @@ impl<C: Controller> Builder<C> {
 
     /// Watches objects, which are reconciled under their own key.
     pub fn watches<K: Object>(self, informer: &Informer<K>) -> Self {
-        self.watches_with(informer, |event| vec![Key::of(&**event.object())])
+        self.watches_with(informer, |event| vec![Key::from_object(&**event.object())])
     }
 
     /// Watches objects whose changes enqueue the keys that `keys` returns.

@@ -343,11 +343,11 @@ impl<'a> Election<'a> {
             Step::Wait => return Ok(None),
             Step::Create => {
                 self.api
-                    .create(&params, &held(None, self.config, now))
+                    .create(&params, &lease_held_by(None, self.config, now))
                     .await
             }
             Step::Renew | Step::TakeOver => {
-                let lease = held(lease, self.config, now);
+                let lease = lease_held_by(lease, self.config, now);
                 self.api.replace(&self.config.name, &params, &lease).await
             }
         };
@@ -394,7 +394,7 @@ fn jittered(retry: Duration) -> Duration {
 }
 
 /// The lease as its holder writes it; its resourceVersion is the precondition.
-fn held(lease: Option<Lease>, config: &Config, now: Timestamp) -> Lease {
+fn lease_held_by(lease: Option<Lease>, config: &Config, now: Timestamp) -> Lease {
     let metadata = match &lease {
         Some(lease) => lease.metadata.clone(),
         None => ObjectMeta {

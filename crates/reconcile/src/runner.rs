@@ -31,7 +31,7 @@ impl Key {
     }
 
     /// The key of an object.
-    pub fn of<K: Resource>(object: &K) -> Self {
+    pub fn from_object<K: Resource>(object: &K) -> Self {
         let meta = object.meta();
         Self::new(
             meta.namespace.clone().unwrap_or_default(),

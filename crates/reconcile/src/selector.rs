@@ -28,7 +28,7 @@ impl Selector {
 
     /// A missing selector matches nothing, an empty one everything. An unknown operator matches
     /// nothing, since matching too little is safer than matching wrong objects.
-    pub fn of(selector: Option<&LabelSelector>) -> Self {
+    pub fn from_label_selector(selector: Option<&LabelSelector>) -> Self {
         let Some(selector) = selector else {
             return Self::nothing();
         };
@@ -135,13 +135,13 @@ mod tests {
             match_expressions: Some(vec![requirement]),
             ..Default::default()
         };
-        Selector::of(Some(&selector))
+        Selector::from_label_selector(Some(&selector))
     }
 
     #[test]
     fn an_absent_selector_matches_nothing_and_an_empty_one_everything() {
-        assert!(!Selector::of(None).matches(Some(&labels(&[("a", "1")]))));
-        assert!(Selector::of(Some(&LabelSelector::default())).matches(None));
+        assert!(!Selector::from_label_selector(None).matches(Some(&labels(&[("a", "1")]))));
+        assert!(Selector::from_label_selector(Some(&LabelSelector::default())).matches(None));
     }
 
     #[test]

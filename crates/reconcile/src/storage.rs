@@ -317,7 +317,7 @@ pub fn find_match<'a>(
 ) -> Option<&'a PersistentVolume> {
     let (wanted, class) = (requested(claim), claim_class(claim));
     let selector = claim.spec.as_ref().and_then(|spec| spec.selector.as_ref());
-    let selector = selector.map(|selector| Selector::of(Some(selector)));
+    let selector = selector.map(|selector| Selector::from_label_selector(Some(selector)));
     let mut best: Option<(Quantity, &PersistentVolume)> = None;
     for volume in volumes {
         let name = volume.metadata.name.as_deref().unwrap_or_default();

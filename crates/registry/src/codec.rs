@@ -52,7 +52,7 @@ impl Draft {
         encoded: Encoded,
         fields: Vec<(Cow<'static, str>, String)>,
     ) -> Result<Self, String> {
-        let places = Places::of(&encoded).ok_or("no metadata")?;
+        let places = Places::from_encoded(&encoded).ok_or("no metadata")?;
         Ok(Self::with(object, encoded.bytes.into(), places, fields))
     }
 

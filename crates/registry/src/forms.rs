@@ -19,7 +19,7 @@ impl Resource {
             None => normalise::unstructured(value, &mut findings),
         }?;
         if let Some(definition) = &self.definition {
-            definition.settle(&mut object, &mut findings)?;
+            definition.prune_with_nulls(&mut object, &mut findings)?;
         }
         Ok(Decoded { object, findings })
     }

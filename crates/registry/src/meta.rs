@@ -20,7 +20,7 @@ const SYSTEM: &[&str] = &[
 ];
 
 /// An object's metadata.
-pub fn of(object: &Object) -> Option<&Object> {
+pub fn metadata(object: &Object) -> Option<&Object> {
     object.get("metadata").and_then(Value::as_object)
 }
 
@@ -37,7 +37,7 @@ pub fn of_mut(object: &mut Object) -> &mut Object {
 
 /// A text field; empty when it is missing.
 pub fn text<'a>(object: &'a Object, key: &str) -> &'a str {
-    of(object)
+    metadata(object)
         .and_then(|metadata| metadata.get(key))
         .and_then(Value::as_str)
         .unwrap_or_default()
@@ -51,7 +51,7 @@ pub fn spec_text<'a>(object: &'a Object, key: &str) -> &'a str {
 
 /// A number; `None` when it is missing.
 pub fn number(object: &Object, key: &str) -> Option<i64> {
-    of(object)?.get(key)?.as_i64()
+    metadata(object)?.get(key)?.as_i64()
 }
 
 /// Sets a field, or removes it when the value is empty or null.
@@ -81,7 +81,7 @@ pub fn is_deleting(object: &Object) -> bool {
 
 /// The names of the finalizers.
 pub fn finalizers(object: &Object) -> Vec<&str> {
-    let list = of(object)
+    let list = metadata(object)
         .and_then(|metadata| metadata.get("finalizers"))
         .and_then(Value::as_array);
     list.into_iter()
@@ -218,7 +218,7 @@ pub fn differ_in_managers_alone(object: &Object, old: &Object) -> bool {
                 .iter()
                 .all(|(key, value)| skips(key) || old.get(key) == Some(value))
     };
-    let (Some(metadata), Some(was)) = (of(object), of(old)) else {
+    let (Some(metadata), Some(was)) = (metadata(object), metadata(old)) else {
         return false;
     };
     same(object, old, &|key| key.as_str() == "metadata") && same(metadata, was, &is_managers)
@@ -227,7 +227,7 @@ pub fn differ_in_managers_alone(object: &Object, old: &Object) -> bool {
 /// Whether two objects differ in their annotations.
 pub fn annotations_differ(object: &Object, old: &Object) -> bool {
     let annotations = |object: &Object| {
-        let annotations = of(object).and_then(|metadata| metadata.get("annotations"));
+        let annotations = metadata(object).and_then(|metadata| metadata.get("annotations"));
         annotations.cloned()
     };
     annotations(object) != annotations(old)

@@ -70,7 +70,7 @@ pub(crate) struct Places {
 
 impl Places {
     /// The offsets of bytes that were just encoded; `None` without metadata.
-    pub(crate) fn of(encoded: &Encoded) -> Option<Self> {
+    pub(crate) fn from_encoded(encoded: &Encoded) -> Option<Self> {
         let (body, begin, end) = encoded.metadata;
         let (before, after) = encoded.bytes.split_at_checked(encoded.stamp_at)?;
         let comma = match (before.last()?, after.first()?) {
@@ -240,9 +240,9 @@ mod tests {
         let object = machinery::json::from_str(json).unwrap();
         let encoded = machinery::encode::object(schema, &object);
         assert_eq!(encoded.bytes, json.as_bytes());
-        assert_eq!(Places::of(&encoded), places(&encoded.bytes).ok());
+        assert_eq!(Places::from_encoded(&encoded), places(&encoded.bytes).ok());
         let nothing = machinery::encode::object(None, &machinery::Object::new());
-        assert_eq!(Places::of(&nothing), None);
+        assert_eq!(Places::from_encoded(&nothing), None);
     }
 
     #[test]

@@ -23,7 +23,7 @@ pub struct Versions {
 }
 
 impl Versions {
-    pub fn of(own: &Arc<Resource>, table: Arc<Table>) -> Self {
+    pub fn new(own: &Arc<Resource>, table: Arc<Table>) -> Self {
         Self {
             own: own.clone(),
             table,
@@ -63,7 +63,7 @@ impl Versions {
 
     /// Performs pending conversions. Returns whether there were any: then the caller must compute
     /// its result again.
-    pub async fn settle(&self) -> Result<bool, Status> {
+    pub async fn convert_pending(&self) -> Result<bool, Status> {
         let waiting: Vec<(String, String)> = {
             let known = self.converted.lock();
             let waiting = known.iter().filter(|(_, made)| made.is_none());

@@ -52,7 +52,7 @@ enum Inner {
 }
 
 impl Body {
-    fn of(inner: Inner) -> Self {
+    fn new(inner: Inner) -> Self {
         Self {
             inner,
             held: None,
@@ -84,13 +84,13 @@ impl Body {
 
     /// An empty body.
     pub fn empty() -> Self {
-        Self::of(Inner::Whole(None))
+        Self::new(Inner::Whole(None))
     }
 
     /// Complete bytes.
     pub fn whole(bytes: impl Into<Bytes>) -> Self {
         let bytes = bytes.into();
-        Self::of(Inner::Whole((!bytes.is_empty()).then_some(bytes)))
+        Self::new(Inner::Whole((!bytes.is_empty()).then_some(bytes)))
     }
 
     /// The bytes, if complete.
@@ -108,7 +108,7 @@ impl Body {
 
     /// A stream of pieces.
     pub fn stream(stream: impl Stream<Item = Result<Bytes, BodyError>> + Send + 'static) -> Self {
-        Self::of(Inner::Stream(stream.boxed()))
+        Self::new(Inner::Stream(stream.boxed()))
     }
 }
 

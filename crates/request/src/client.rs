@@ -19,7 +19,7 @@ pub trait Client: Send + Sync {
 
     /// Writes. A conflict or a missing object is no error: the concurrent change will be seen and
     /// reconciled.
-    async fn settle(&self, method: Method, path: &str, body: Option<Object>) -> Result<(), String> {
+    async fn write(&self, method: Method, path: &str, body: Option<Object>) -> Result<(), String> {
         let (status, answer) = self.ask(method, path, body).await?;
         match status {
             StatusCode::CONFLICT | StatusCode::NOT_FOUND => Ok(()),

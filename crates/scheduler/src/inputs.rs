@@ -208,7 +208,7 @@ fn on_replication_controller(scheduler: &mut Loop, event: &Event<ReplicationCont
 fn on_replica_set(scheduler: &mut Loop, event: &Event<ReplicaSet>) {
     let (namespace, name) = named(event);
     let spec = newest(event).and_then(|object| object.spec.as_ref());
-    let selector = spec.map(|spec| Selector::of(Some(&spec.selector)));
+    let selector = spec.map(|spec| Selector::from_label_selector(Some(&spec.selector)));
     let workloads = &mut scheduler.cluster().workloads;
     workloads.put_controller("ReplicaSet", namespace, name, selector);
 }
@@ -216,7 +216,7 @@ fn on_replica_set(scheduler: &mut Loop, event: &Event<ReplicaSet>) {
 fn on_stateful_set(scheduler: &mut Loop, event: &Event<StatefulSet>) {
     let (namespace, name) = named(event);
     let spec = newest(event).and_then(|object| object.spec.as_ref());
-    let selector = spec.map(|spec| Selector::of(Some(&spec.selector)));
+    let selector = spec.map(|spec| Selector::from_label_selector(Some(&spec.selector)));
     let workloads = &mut scheduler.cluster().workloads;
     workloads.put_controller("StatefulSet", namespace, name, selector);
 }

@@ -142,7 +142,7 @@ mod tests {
         let mut index = SelectorIndex::default();
         let web = Selector::labels(&labels(&[("app", "web")]));
         index.insert(&web, 1);
-        index.insert(&Selector::of(Some(&exists)), 2);
+        index.insert(&Selector::from_label_selector(Some(&exists)), 2);
         index.insert(&Selector::labels(&labels(&[("app", "db")])), 3);
         let found = |index: &SelectorIndex<i32>, pairs| {
             let labels = labels(pairs);

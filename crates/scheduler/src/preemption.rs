@@ -50,7 +50,7 @@ impl Budgets {
         let allowed = status.and_then(|status| status.disruptions_allowed);
         let disrupted = status.and_then(|status| status.disrupted_pods.as_ref());
         let budget = Budget {
-            selector: Selector::of(selector),
+            selector: Selector::from_label_selector(selector),
             allowed: allowed.map_or(0, i64::from),
             disrupted: disrupted
                 .into_iter()

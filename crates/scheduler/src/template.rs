@@ -59,9 +59,10 @@ impl Term {
         }
         let selected = term.namespace_selector.as_ref();
         let matcher = Matcher {
-            selector: Selector::of(term.label_selector.as_ref()),
+            selector: Selector::from_label_selector(term.label_selector.as_ref()),
             namespaces,
-            namespace_selector: selected.map(|selector| Selector::of(Some(selector))),
+            namespace_selector: selected
+                .map(|selector| Selector::from_label_selector(Some(selector))),
         };
         Self {
             matcher: Arc::new(matcher),
@@ -96,7 +97,7 @@ impl Spread {
         let keys = constraint.match_label_keys.iter().flatten();
         let own = keys.filter_map(|key| Some((key.clone(), labels.get(key)?.clone())));
         let own = Selector::labels(&own.collect());
-        let selector = Selector::of(constraint.label_selector.as_ref()).and(&own);
+        let selector = Selector::from_label_selector(constraint.label_selector.as_ref()).and(&own);
         let min_domains = constraint.min_domains.unwrap_or(1);
         Self {
             matcher: Arc::new(Matcher::within(namespace, selector)),

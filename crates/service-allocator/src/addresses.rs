@@ -34,7 +34,7 @@ impl Owner<'_> {
         if old.is_some_and(|old| families::stays(spec, old)) {
             return Ok(());
         }
-        let errors = families::settle(spec, old, &self.cluster_families());
+        let errors = families::default_and_validate(spec, old, &self.cluster_families());
         if !errors.is_empty() {
             return Err(self.invalid(&errors));
         }
@@ -78,7 +78,7 @@ impl Owner<'_> {
     fn cluster_families(&self) -> Vec<&'static str> {
         let mut families = Vec::new();
         for (base, _) in &self.allocator.cidrs {
-            let family = families::of(base);
+            let family = families::family_of(base);
             if !families.contains(&family) {
                 families.push(family);
             }
@@ -162,7 +162,7 @@ impl Owner<'_> {
             )
         };
         let Some(network) = networks.iter().find(|network| network.contains(parsed)) else {
-            let family = families::of(&parsed);
+            let family = families::family_of(&parsed);
             let first = networks.iter().find(|network| network.family() == family);
             // A dry run names the first range, as upstream does.
             return refuse(match first.filter(|_| self.dry_run) {

@@ -12,7 +12,7 @@ use super::{list, text};
 
 const SINGLE: &str = "SingleStack";
 
-pub(super) fn of(address: &IpAddr) -> &'static str {
+pub(super) fn family_of(address: &IpAddr) -> &'static str {
     if address.is_ipv4() { "IPv4" } else { "IPv6" }
 }
 
@@ -22,7 +22,11 @@ fn other(family: &str) -> &'static str {
 
 /// Sets `ipFamilyPolicy`, `ipFamilies` and, if the secondary family is released, `clusterIPs`.
 /// `cluster` are the IP families of the cluster, the primary one first.
-pub(super) fn settle(spec: &mut Object, old: Option<&Object>, cluster: &[&'static str]) -> Errors {
+pub(super) fn default_and_validate(
+    spec: &mut Object,
+    old: Option<&Object>,
+    cluster: &[&'static str],
+) -> Errors {
     if spec.get("ipFamilyPolicy").is_none_or(Value::is_null) {
         let before = old.map(|old| text(old, "ipFamilyPolicy"));
         let policy = match before {
@@ -140,7 +144,7 @@ fn infer(addresses: &[String], families: &mut Vec<String>, cluster: &[&str], err
         let Ok(parsed) = address.parse::<IpAddr>() else {
             return;
         };
-        let family = of(&parsed);
+        let family = family_of(&parsed);
         if cluster.contains(&family) {
             families.push(family.to_owned());
         } else {
@@ -162,7 +166,7 @@ mod tests {
 
     fn settled(spec: Value, old: Value, cluster: &[&'static str]) -> Result<Value, String> {
         let mut spec = spec.as_object().cloned().unwrap();
-        let errors = settle(&mut spec, old.as_object(), cluster);
+        let errors = default_and_validate(&mut spec, old.as_object(), cluster);
         match errors.first() {
             None => Ok(json!([
                 spec["ipFamilyPolicy"],

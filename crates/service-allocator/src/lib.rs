@@ -68,9 +68,9 @@ impl Allocator {
         object: &mut Object,
         old: &Object,
     ) -> Result<Vec<Op<Draft>>, Status> {
-        let before = held(old);
+        let before = held_by_object(old);
         let mut ops = self.allocate(write, object, Some(old)).await?;
-        let now = held(object);
+        let now = held_by_object(object);
         let dropped = Held {
             addresses: before
                 .addresses
@@ -104,7 +104,7 @@ impl Allocator {
             name,
             dry_run_ports: parking_lot::Mutex::default(),
         };
-        let before = old.map(held).unwrap_or_default();
+        let before = old.map(held_by_object).unwrap_or_default();
         let old_spec = old.and_then(|old| old.get("spec")?.as_object());
         let mut ops = Vec::new();
         owner.addresses(spec, old_spec, &before, &mut ops).await?;
@@ -115,7 +115,7 @@ impl Allocator {
 
 /// Releases the allocations of a Service; returns operations for the transaction of its removal.
 pub fn on_remove(object: &Object) -> Vec<Op<Draft>> {
-    release(&held(object))
+    release(&held_by_object(object))
 }
 
 /// The Service that is allocated for.
@@ -178,7 +178,7 @@ fn port_key(number: u16) -> Key {
     object_key("", "nodeports", "", &number.to_string())
 }
 
-fn held(object: &Object) -> Held {
+fn held_by_object(object: &Object) -> Held {
     let Some(spec) = object.get("spec").and_then(Value::as_object) else {
         return Held::default();
     };
@@ -231,7 +231,7 @@ mod tests {
     fn a_service_holds_its_addresses_and_ports_once() {
         let service = json!({"spec": {"clusterIPs": ["10.43.0.7"], "ports": [
             {"nodePort": 30001}, {"nodePort": 30001}, {"port": 1}], "healthCheckNodePort": 30002}});
-        let held = held(service.as_object().unwrap());
+        let held = held_by_object(service.as_object().unwrap());
         assert_eq!(
             held,
             Held {

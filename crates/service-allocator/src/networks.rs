@@ -39,7 +39,7 @@ impl Network {
     }
 
     pub(crate) fn family(&self) -> &'static str {
-        families::of(&self.base)
+        families::family_of(&self.base)
     }
 
     fn host_bits(&self) -> u32 {
@@ -116,11 +116,11 @@ impl std::fmt::Display for Network {
 
 /// The networks for new addresses.
 pub(crate) async fn ready(allocator: &Allocator) -> Result<Vec<Network>, Status> {
-    collected(allocator, of).await
+    collected(allocator, networks_of_object).await
 }
 
 /// The networks of existing addresses, including terminating ones.
-pub(crate) async fn known(allocator: &Allocator) -> Result<Vec<Network>, Status> {
+pub(crate) async fn existing(allocator: &Allocator) -> Result<Vec<Network>, Status> {
     collected(allocator, named).await
 }
 
@@ -148,7 +148,7 @@ async fn collected(
 
 /// The networks of a ServiceCIDR: none while its Ready condition is false or once it is
 /// terminating. Without a condition it counts, because there may be no controller to write one.
-fn of(object: &Object) -> Vec<Network> {
+fn networks_of_object(object: &Object) -> Vec<Network> {
     let field = |outer: &str, inner: &str| object.get(outer).and_then(|o| o.get(inner)).cloned();
     let conditions = field("status", "conditions").unwrap_or_default();
     let mut told = conditions.as_array().into_iter().flatten();
@@ -225,13 +225,13 @@ mod tests {
     fn a_service_cidr_is_used_unless_its_ready_condition_is_false() {
         let mut range = json!({"spec": {"cidrs": ["10.9.0.0/24", "fd00::/112"]},
             "status": {"conditions": [{"type": "Ready", "status": "True"}]}, "metadata": {}});
-        assert_eq!(of(range.as_object().unwrap()).len(), 2);
+        assert_eq!(networks_of_object(range.as_object().unwrap()).len(), 2);
         range["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
-        assert!(of(range.as_object().unwrap()).is_empty());
+        assert!(networks_of_object(range.as_object().unwrap()).is_empty());
         range["metadata"] = json!({});
         range["status"]["conditions"][0]["status"] = "False".into();
-        assert!(of(range.as_object().unwrap()).is_empty());
+        assert!(networks_of_object(range.as_object().unwrap()).is_empty());
         range["status"] = json!({});
-        assert_eq!(of(range.as_object().unwrap()).len(), 2);
+        assert_eq!(networks_of_object(range.as_object().unwrap()).len(), 2);
     }
 }

@@ -18,7 +18,7 @@ use super::{
     ALLOCATOR, Held, MANAGED_BY, address_key,
     addresses::put_address,
     events::{self, Warning},
-    held,
+    held_by_object,
     networks::{self, Network},
     port_key,
     ports::put_port,
@@ -93,7 +93,11 @@ async fn give_back(allocator: &Allocator, lost: &Object) -> Result<(), Status> {
         return Ok(());
     };
     let object = service.object.parse();
-    if held(&object).addresses.iter().any(|held| held == address) {
+    if held_by_object(&object)
+        .addresses
+        .iter()
+        .any(|held| held == address)
+    {
         let event = not_allocated(allocator, &object, address)?;
         let op = put_address(allocator, &namespace, &name, address)?;
         let what = "an address that its service still holds";
@@ -193,7 +197,7 @@ fn beyond_repair(address: &str, networks: &[Network]) -> Option<Beyond> {
 }
 
 /// Reports an irreparable fault, once per revision of the Service.
-async fn tell(
+async fn report_unrepairable(
     allocator: &Allocator,
     entry: &Entry<Stored>,
     service: &Object,
@@ -252,7 +256,7 @@ async fn list(
 /// Compares all Services with all allocations. Services are read last: allocations are written with
 /// them, so a Service created meanwhile is never mistaken for a leak.
 async fn everything(allocator: &Allocator, reported: &mut Reported) -> Result<Revision, Status> {
-    let networks = networks::known(allocator).await?;
+    let networks = networks::existing(allocator).await?;
     let (revision, addresses) = list(allocator, address_key("")).await?;
     let (_, ports) = list(allocator, ports_prefix()).await?;
     let (_, services) = list(allocator, key_prefix("", "services").into()).await?;
@@ -277,7 +281,7 @@ async fn everything(allocator: &Allocator, reported: &mut Reported) -> Result<Re
         reported,
     };
     for (service, entry) in &services {
-        let Held { addresses, ports } = held(service);
+        let Held { addresses, ports } = held_by_object(service);
         for address in addresses {
             comparison.address(service, entry, &address).await?;
         }
@@ -313,7 +317,7 @@ impl Comparison<'_> {
         let allocator = self.allocator;
         let key = address_key(address);
         if let Some(beyond) = beyond_repair(address, self.networks) {
-            tell(allocator, entry, service, beyond, self.reported).await?;
+            report_unrepairable(allocator, entry, service, beyond, self.reported).await?;
             self.kept.insert(key);
             return Ok(());
         }
@@ -339,7 +343,7 @@ impl Comparison<'_> {
                     "Cluster IP [{family}]:{address} was assigned to multiple services; please recreate service"
                 );
                 let beyond = Beyond::address("ClusterIPAlreadyAllocated", note);
-                tell(allocator, entry, service, beyond, self.reported).await?;
+                report_unrepairable(allocator, entry, service, beyond, self.reported).await?;
             }
         } else {
             let event = not_allocated(allocator, service, address)?;
@@ -355,7 +359,10 @@ impl Comparison<'_> {
         self.services.iter().any(|(service, _)| {
             meta::text(service, "namespace") == namespace
                 && meta::text(service, "name") == name
-                && held(service).addresses.iter().any(|held| held == address)
+                && held_by_object(service)
+                    .addresses
+                    .iter()
+                    .any(|held| held == address)
         })
     }
 
@@ -375,12 +382,12 @@ impl Comparison<'_> {
                 "Port {port} is not within the port range {first}-{last}; please recreate service"
             );
             let beyond = Beyond::port("PortOutOfRange", note);
-            tell(allocator, entry, service, beyond, self.reported).await?;
+            report_unrepairable(allocator, entry, service, beyond, self.reported).await?;
         } else if !self.taken_ports.insert(port) {
             let note =
                 format!("Port {port} was assigned to multiple services; please recreate service");
             let beyond = Beyond::port("PortAlreadyAllocated", note);
-            tell(allocator, entry, service, beyond, self.reported).await?;
+            report_unrepairable(allocator, entry, service, beyond, self.reported).await?;
         } else if !self.stored.contains_key(&key) {
             let warning = Warning {
                 by: PORTS_BY,

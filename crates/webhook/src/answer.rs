@@ -21,7 +21,7 @@ pub(crate) fn retry_after(parts: &Parts) -> Option<Duration> {
 }
 
 /// The response, or the error of its code. A Status in the body takes precedence over the code.
-pub(crate) fn judge(parts: &Parts, body: Bytes) -> Result<Answer, Failure> {
+pub(crate) fn read_answer(parts: &Parts, body: Bytes) -> Result<Answer, Failure> {
     let code = parts.status.as_u16();
     let content_type = parts.headers.get(header::CONTENT_TYPE);
     let content_type = content_type.and_then(|value| value.to_str().ok());
@@ -96,7 +96,7 @@ mod tests {
             .body(())
             .unwrap()
             .into_parts();
-        match judge(&parts, Bytes::from_static(body.as_bytes())) {
+        match read_answer(&parts, Bytes::from_static(body.as_bytes())) {
             Ok(answer) => format!("{} {}", answer.code, answer.body.len()),
             Err(failure) => failure.message,
         }

@@ -81,7 +81,10 @@ impl Connector {
         let handshake = self.tls.connect(self.server_name.clone(), stream);
         match tokio::time::timeout(HANDSHAKE, handshake).await {
             Ok(Ok(stream)) => Ok(stream),
-            Ok(Err(error)) => Err(ConnectFailure(tls::words(&error, &self.server_name))),
+            Ok(Err(error)) => Err(ConnectFailure(tls::describe_error(
+                &error,
+                &self.server_name,
+            ))),
             Err(_) => Err(ConnectFailure("net/http: TLS handshake timeout".to_owned())),
         }
     }

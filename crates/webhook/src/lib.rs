@@ -139,14 +139,14 @@ impl Client {
             let mut retries = 0;
             loop {
                 let response = endpoint.http.request(request()?).await;
-                let response = response.map_err(|error| failed(&words(&error)))?;
+                let response = response.map_err(|error| failed(&describe_error(&error)))?;
                 let (parts, body) = response.into_parts();
                 is_read.store(true, Ordering::Relaxed);
                 let body = read(body, call.limit).await?;
                 is_read.store(false, Ordering::Relaxed);
                 match answer::retry_after(&parts).filter(|_| retries < RETRIES) {
                     Some(wait) => tokio::time::sleep(wait).await,
-                    None => return answer::judge(&parts, body),
+                    None => return answer::read_answer(&parts, body),
                 }
                 retries += 1;
             }
@@ -253,7 +253,7 @@ pub fn trusting(ca_bundle: &[u8]) -> Result<rustls::ClientConfig, String> {
 }
 
 /// The message of a failed request, as upstream words it.
-pub fn words(error: &PoolError) -> String {
+pub fn describe_error(error: &PoolError) -> String {
     let mut source: Option<&(dyn std::error::Error + 'static)> = Some(error);
     while let Some(error) = source {
         if let Some(failure) = error.downcast_ref::<ConnectFailure>() {

@@ -12,7 +12,7 @@ use hyper_util::{
 
 use crate::{
     AGENT, Answer, Call, ClientConfig, Connector, Credentials, Failure, Http, IDLE_CONNECTIONS,
-    answer, credentials::Cluster, quote, read, tls, words,
+    answer, credentials::Cluster, describe_error, quote, read, tls,
 };
 
 /// The maximum number of attempts of a call that fails with a transient error.
@@ -106,9 +106,9 @@ async fn exchange(
     let failed = |why: &str| Failure::unavailable(format!("{verb} {}: {why}", quote(url)));
     let request = request.map_err(|error| failed(&error.to_string()))?;
     let response = http.request(request).await;
-    let response = response.map_err(|error| failed(&words(&error)))?;
+    let response = response.map_err(|error| failed(&describe_error(&error)))?;
     let (parts, body) = response.into_parts();
-    answer::judge(&parts, read(body, limit).await?)
+    answer::read_answer(&parts, read(body, limit).await?)
 }
 
 fn may_pass(failure: &Failure) -> bool {

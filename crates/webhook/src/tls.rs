@@ -169,7 +169,7 @@ fn check_validity(certificate: &CertificateDer<'_>, now: UnixTime) -> Result<(),
 }
 
 /// Why a handshake failed, in upstream's words.
-pub(crate) fn words(error: &std::io::Error, server_name: &ServerName<'_>) -> String {
+pub(crate) fn describe_error(error: &std::io::Error, server_name: &ServerName<'_>) -> String {
     let inner = error
         .get_ref()
         .and_then(|inner| inner.downcast_ref::<Error>());

@@ -10,7 +10,7 @@ use k8s_openapi::api::{
 use kube::ResourceExt;
 use network::Protocol;
 use policy::{
-    explain::{Connection, End, Judgement, judge},
+    explain::{Connection, End, Judgement, explain},
     policy::{Direction, Key, Policy},
     state::Pod,
 };
@@ -47,19 +47,23 @@ pub(crate) async fn answer(client: &kube::Client, asked: &Asked) -> Result<Answe
         (Direction::Egress, &asked.from[..]),
         (Direction::Ingress, to),
     ];
-    let judged =
-        sides.map(|(direction, name)| (direction, name, judge(direction, &connection, &policies)));
+    let judged = sides
+        .map(|(direction, name)| (direction, name, explain(direction, &connection, &policies)));
     let verdict = match judged.iter().all(|(.., judgement)| judgement.passes()) {
         true => "allowed",
         false => "denied",
     };
     let line = |(direction, name, judgement): &(Direction, &str, Judgement)| {
-        format!("{:<8} {name}: {}", direction.as_str(), words(judgement))
+        format!(
+            "{:<8} {name}: {}",
+            direction.as_str(),
+            describe_judgement(judgement)
+        )
     };
     Ok(Answer::new(verdict).because_all(judged.iter().map(line)))
 }
 
-fn words(judgement: &Judgement) -> String {
+fn describe_judgement(judgement: &Judgement) -> String {
     let name = |key: &Key| format!("{}/{}", key.0, key.1);
     match judgement {
         Judgement::NotIsolated => "allowed: no policy isolates it".to_owned(),

@@ -90,9 +90,9 @@ async fn serve(settings: Settings, run: Run, begun: Instant) -> Result<()> {
         shutdown.cancel();
     }
     if running.settings().shutdown_on_stop {
-        checklist::say("Stopping; this node's pods end first.");
+        checklist::print_line("Stopping; this node's pods end first.");
     } else {
-        checklist::say("Stopping; containers keep running.");
+        checklist::print_line("Stopping; containers keep running.");
     }
     let unfinished = tokio::select! {
         unfinished = running.stopped() => unfinished,

@@ -64,7 +64,11 @@ impl Authorizer for Checks {
 impl Checks {
     /// Decides pending checks. Returns whether there were any: then the expression must be
     /// evaluated again.
-    pub async fn settle(&self, authorizers: &[Arc<dyn authz::Authorizer>], user: &User) -> bool {
+    pub async fn answer_pending(
+        &self,
+        authorizers: &[Arc<dyn authz::Authorizer>],
+        user: &User,
+    ) -> bool {
         let waiting: Vec<Question> = {
             let known = self.known.lock();
             let waiting = known.iter().filter(|(_, answer)| answer.is_none());

@@ -80,7 +80,7 @@ impl MatchConditions {
         loop {
             let outcome = self.evaluate_now(attributes, activation);
             let asked = match &activation.authorizer {
-                Some(checks) => checks.settle(authorizers, attributes.user).await,
+                Some(checks) => checks.answer_pending(authorizers, attributes.user).await,
                 None => false,
             };
             if !asked {

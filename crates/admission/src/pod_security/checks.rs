@@ -174,7 +174,7 @@ fn named(names: &[&str]) -> String {
 }
 
 /// Names of the containers that satisfy `holds`.
-fn which(spec: &Value, holds: impl Fn(&Value) -> bool) -> Vec<&str> {
+fn containers_where(spec: &Value, holds: impl Fn(&Value) -> bool) -> Vec<&str> {
     containers(spec)
         .filter(|c| holds(c))
         .map(|c| tree::text(&c["name"]))
@@ -212,7 +212,7 @@ fn host_namespaces(subject: &Subject) -> Option<Violation> {
 
 fn privileged(subject: &Subject) -> Option<Violation> {
     let spec = subject.spec;
-    let bad = which(spec, |c| c["securityContext"]["privileged"] == true);
+    let bad = containers_where(spec, |c| c["securityContext"]["privileged"] == true);
     if bad.is_empty() {
         return None;
     }
@@ -237,7 +237,7 @@ fn added_capabilities(spec: &Value, allowed: &[&str]) -> Option<String> {
         let added = added.map(tree::text).filter(|name| !allowed.contains(name));
         added.map(str::to_owned).collect()
     };
-    let bad = which(spec, |container| !forbidden(container).is_empty());
+    let bad = containers_where(spec, |container| !forbidden(container).is_empty());
     let all: BTreeSet<String> = containers(spec).flat_map(forbidden).collect();
     (!bad.is_empty()).then(|| {
         let bad = named(&bad);
@@ -254,7 +254,7 @@ fn capabilities_restricted(subject: &Subject) -> Option<Violation> {
         return None;
     }
     let mut details = Vec::new();
-    let keeps = which(spec, |container| {
+    let keeps = containers_where(spec, |container| {
         let dropped = tree::list(&container["securityContext"]["capabilities"]["drop"]);
         !dropped.iter().any(|name| name == "ALL")
     });
@@ -322,7 +322,7 @@ fn host_ports(subject: &Subject) -> Option<Violation> {
             .filter(|port| *port != 0)
             .collect()
     };
-    let bad = which(spec, |container| !ports(container).is_empty());
+    let bad = containers_where(spec, |container| !ports(container).is_empty());
     if bad.is_empty() {
         return None;
     }
@@ -357,7 +357,7 @@ fn probe_hosts(subject: &Subject) -> Option<Violation> {
             .map(str::to_owned)
             .collect()
     };
-    let bad = which(spec, |container| !hosts(container).is_empty());
+    let bad = containers_where(spec, |container| !hosts(container).is_empty());
     if bad.is_empty() {
         return None;
     }
@@ -385,7 +385,7 @@ fn proc_mount_restricted(subject: &Subject) -> Option<Violation> {
         let mount = tree::text(&container["securityContext"]["procMount"]).to_owned();
         (!matches!(mount.as_str(), "" | "Default")).then_some(mount)
     };
-    let bad = which(spec, |container| value(container).is_some());
+    let bad = containers_where(spec, |container| value(container).is_some());
     if bad.is_empty() {
         return None;
     }
@@ -404,7 +404,7 @@ fn app_armor(subject: &Subject) -> Option<Violation> {
         let kind = tree::text(&context["appArmorProfile"]["type"]);
         (!matches!(kind, "" | "RuntimeDefault" | "Localhost")).then(|| kind.to_owned())
     };
-    let bad = which(spec, |c| bad_type(&c["securityContext"]).is_some());
+    let bad = containers_where(spec, |c| bad_type(&c["securityContext"]).is_some());
     let mut values: BTreeSet<String> = containers(spec)
         .filter_map(|c| bad_type(&c["securityContext"]))
         .collect();
@@ -455,7 +455,7 @@ fn se_linux(subject: &Subject) -> Option<Violation> {
         wrong
     };
     let pod = wrong(&spec["securityContext"]);
-    let bad = which(spec, |c| !wrong(&c["securityContext"]).is_empty());
+    let bad = containers_where(spec, |c| !wrong(&c["securityContext"]).is_empty());
     let who = setters(!pod.is_empty(), &bad)?;
     let of_containers = containers(spec).flat_map(|c| wrong(&c["securityContext"]));
     let all: BTreeSet<String> = pod.iter().cloned().chain(of_containers).collect();
@@ -478,7 +478,7 @@ fn bad_seccomp(spec: &Value) -> Option<Violation> {
             .map(str::to_owned)
     };
     let pod = wrong(&spec["securityContext"]);
-    let bad = which(spec, |c| wrong(&c["securityContext"]).is_some());
+    let bad = containers_where(spec, |c| wrong(&c["securityContext"]).is_some());
     let who = setters(pod.is_some(), &bad)?;
     let of_containers = containers(spec).filter_map(|c| wrong(&c["securityContext"]));
     let all: BTreeSet<String> = pod.into_iter().chain(of_containers).collect();
@@ -531,7 +531,7 @@ fn seccomp_restricted(subject: &Subject) -> Option<Violation> {
     if seccomp_type(&spec["securityContext"]).is_some() {
         return None;
     }
-    let silent = which(spec, |c| seccomp_type(&c["securityContext"]).is_none());
+    let silent = containers_where(spec, |c| seccomp_type(&c["securityContext"]).is_none());
     if silent.is_empty() {
         return None;
     }
@@ -560,7 +560,7 @@ fn sysctls(subject: &Subject) -> Option<Violation> {
 fn windows_host_process(subject: &Subject) -> Option<Violation> {
     let spec = subject.spec;
     let wrong = |context: &Value| context["windowsOptions"]["hostProcess"] == true;
-    let bad = which(spec, |c| wrong(&c["securityContext"]));
+    let bad = containers_where(spec, |c| wrong(&c["securityContext"]));
     let who = setters(wrong(&spec["securityContext"]), &bad)?;
     let detail = format!("{who} must not set securityContext.windowsOptions.hostProcess=true");
     violation("hostProcess", detail)
@@ -568,7 +568,7 @@ fn windows_host_process(subject: &Subject) -> Option<Violation> {
 
 fn allow_privilege_escalation(subject: &Subject) -> Option<Violation> {
     let spec = subject.spec;
-    let bad = which(spec, |c| {
+    let bad = containers_where(spec, |c| {
         c["securityContext"]["allowPrivilegeEscalation"] != false
     });
     if bad.is_empty() || subject.is_windows() {
@@ -589,14 +589,14 @@ fn run_as_non_root(subject: &Subject) -> Option<Violation> {
     let reason = "runAsNonRoot != true";
     let said = |context: &Value| context["runAsNonRoot"].as_bool();
     let pod = said(&spec["securityContext"]);
-    let explicit = which(spec, |c| said(&c["securityContext"]) == Some(false));
+    let explicit = containers_where(spec, |c| said(&c["securityContext"]) == Some(false));
     if let Some(who) = setters(pod == Some(false), &explicit) {
         return violation(
             reason,
             format!("{who} must not set securityContext.runAsNonRoot=false"),
         );
     }
-    let silent = which(spec, |c| said(&c["securityContext"]).is_none());
+    let silent = containers_where(spec, |c| said(&c["securityContext"]).is_none());
     if pod == Some(true) || silent.is_empty() {
         return None;
     }
@@ -613,7 +613,7 @@ fn run_as_user(subject: &Subject) -> Option<Violation> {
         return None;
     }
     let wrong = |context: &Value| context["runAsUser"] == 0;
-    let bad = which(spec, |c| wrong(&c["securityContext"]));
+    let bad = containers_where(spec, |c| wrong(&c["securityContext"]));
     let who = setters(wrong(&spec["securityContext"]), &bad)?;
     violation("runAsUser=0", format!("{who} must not set runAsUser=0"))
 }

@@ -106,7 +106,7 @@ struct Pod<'a> {
 }
 
 impl<'a> Pod<'a> {
-    fn of(pod: &'a Object) -> Self {
+    fn from_object(pod: &'a Object) -> Self {
         Self {
             metadata: tree::get(pod, "metadata"),
             spec: tree::get(pod, "spec"),
@@ -225,16 +225,16 @@ impl PodSecurity {
         if enforce && attributes.effects.is_audited() {
             note("enforce-policy", &policy.enforce.to_string());
         }
-        if let Some(why) = judge(&policy.audit, pod) {
+        if let Some(why) = evaluate_standard(&policy.audit, pod) {
             note(
                 "audit-violations",
                 &format!("would violate PodSecurity {why}"),
             );
         }
-        if enforce && let Some(why) = judge(&policy.enforce, pod) {
+        if enforce && let Some(why) = evaluate_standard(&policy.enforce, pod) {
             return Err(attributes.forbidden(&format!("violates PodSecurity {why}")));
         }
-        if let Some(why) = judge(&policy.warn, pod) {
+        if let Some(why) = evaluate_standard(&policy.warn, pod) {
             let warning = format!("would violate PodSecurity {why}");
             attributes.effects.warn(warning);
         }
@@ -377,7 +377,7 @@ impl Plugin for PodSecurity {
                 let template = rest.iter().fold(start, |value, key| &value[*key]);
                 (Pod::of_value(template), false)
             }
-            _ => (Pod::of(object), true),
+            _ => (Pod::from_object(object), true),
         };
         let same = attributes.old.filter(|_| enforce);
         if same.is_some_and(|old| !has_new_images(pod.spec, tree::get(old, "spec"))) {
@@ -435,7 +435,7 @@ fn violations<'a>(
 }
 
 /// The violations of a pod as a message.
-fn judge(standard: &Standard, pod: Pod<'_>) -> Option<String> {
+fn evaluate_standard(standard: &Standard, pod: Pod<'_>) -> Option<String> {
     let told: Vec<String> = violations(standard, pod)
         .map(|(reason, detail)| format!("{reason} ({detail})"))
         .collect();
@@ -489,14 +489,14 @@ mod tests {
     fn violations(level: Level, spec: Value) -> Option<String> {
         let version = "latest".to_owned();
         let pod = json!({ "spec": spec });
-        judge(&Standard { level, version }, Pod::of_value(&pod))
+        evaluate_standard(&Standard { level, version }, Pod::of_value(&pod))
     }
 
     #[test]
     fn pod_security_checks_depend_on_the_version() {
         let judged = |level, version: &str, pod: Value| {
             let version = version.to_owned();
-            judge(&Standard { level, version }, Pod::of_value(&pod)).is_none()
+            evaluate_standard(&Standard { level, version }, Pod::of_value(&pod)).is_none()
         };
         let sysctl = |name: &str| json!({"spec": {"securityContext": {"sysctls": [{"name": name, "value": "1"}]}}});
         let probe = json!({"spec": {"containers": [

@@ -220,8 +220,12 @@ impl<'a> Request<'a> {
     }
 
     /// Decides pending authorization checks. Returns whether expressions must be evaluated again.
-    pub(super) async fn settle(&self, uses: Uses) -> bool {
-        uses.authorizer && self.checks.settle(self.authorizers, self.given.user).await
+    pub(super) async fn answer_pending(&self, uses: Uses) -> bool {
+        uses.authorizer
+            && self
+                .checks
+                .answer_pending(self.authorizers, self.given.user)
+                .await
     }
 
     /// Whether the match conditions hold; the error is that of expressions that failed.

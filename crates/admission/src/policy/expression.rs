@@ -62,7 +62,7 @@ pub(super) struct Uses {
 }
 
 impl Uses {
-    fn of(checked: &Checked) -> Self {
+    fn from_checked(checked: &Checked) -> Self {
         let authorizer = ["authorizer", "authorizer.requestResource"];
         Self {
             request: checked.refers_to("request"),
@@ -141,7 +141,7 @@ impl Compiler {
         let checked = cel::compile(env, text)
             .map_err(|issues| format!("compilation failed: {issues}"))
             .and_then(|checked| output.check(checked.output()).map(|()| checked));
-        let uses = checked.as_ref().map(Uses::of).unwrap_or_default();
+        let uses = checked.as_ref().map(Uses::from_checked).unwrap_or_default();
         let output = checked.as_ref().ok();
         let output = output.map(|checked| checked.output().clone());
         let compiled = checked.and_then(|checked| {

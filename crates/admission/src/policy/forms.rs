@@ -100,7 +100,7 @@ impl Forms {
         if !self.is_whole || Arc::ptr_eq(from, to) {
             return Ok(None);
         }
-        let versions = Versions::of(from, self.table.clone());
+        let versions = Versions::new(from, self.table.clone());
         if !versions.asks() {
             return Ok(Some(converted(object, from, to)));
         }

@@ -59,7 +59,7 @@ impl<P> Index<P> {
                 let mut bindings = by_policy.remove(tree::name(object))?;
                 bindings.sort_by(|a, b| a.name.cmp(&b.name));
                 let same = known.get(tree::name(object)).copied();
-                let same = same.filter(|policy| policy.state == State::of(object));
+                let same = same.filter(|policy| policy.state == State::from_object(object));
                 let policy = match same {
                     Some(policy) => policy.clone(),
                     None => Arc::new(Policy::read(object, &compile)),
@@ -68,10 +68,10 @@ impl<P> Index<P> {
             })
             .collect();
         bound.sort_by(|a, b| a.policy.name.cmp(&b.policy.name));
-        Self::of(bound)
+        Self::from_bindings(bound)
     }
 
-    fn of(bound: Vec<Bound<P>>) -> Self {
+    fn from_bindings(bound: Vec<Bound<P>>) -> Self {
         let mut index = Self {
             bound,
             ..Self::default()

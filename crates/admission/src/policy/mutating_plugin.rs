@@ -164,7 +164,7 @@ async fn invoke(
                 ..surroundings.clone()
             };
             let mutated = program.mutate(at, &request.attributes, &activation, typed.root());
-            if !request.settle(uses).await {
+            if !request.answer_pending(uses).await {
                 break mutated;
             }
         };

@@ -36,7 +36,7 @@ pub(super) struct State {
 }
 
 impl State {
-    pub(super) fn of(object: &Object) -> Self {
+    pub(super) fn from_object(object: &Object) -> Self {
         let text = |key: &str| tree::text(&tree::get(object, "metadata")[key]).to_owned();
         Self {
             uid: text("uid"),
@@ -54,7 +54,7 @@ impl<P> Policy<P> {
         };
         Self {
             name: tree::name(object).to_owned(),
-            state: State::of(object),
+            state: State::from_object(object),
             failure: match spec["failurePolicy"].as_str() {
                 Some("Ignore") => FailurePolicy::Ignore,
                 _ => FailurePolicy::Fail,

@@ -135,7 +135,7 @@ async fn evaluate(
     loop {
         let program = &policy.program;
         let outcome = program.evaluate(&request.attributes, &activation, policy.failure);
-        if !request.settle(uses).await {
+        if !request.answer_pending(uses).await {
             return Ok(outcome);
         }
     }

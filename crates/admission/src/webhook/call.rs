@@ -28,7 +28,7 @@ pub(super) enum Refusal {
 }
 
 /// The remaining time of a request, if bounded.
-pub(super) fn left(deadline: Option<Instant>) -> Option<Duration> {
+pub(super) fn time_left(deadline: Option<Instant>) -> Option<Duration> {
     deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()))
 }
 
@@ -68,7 +68,7 @@ pub(super) async fn call(
     let body = review::request(version, &uid, attributes, matched, object, old);
     let call = Call {
         body: Bytes::from(body),
-        timeout: left(deadline).map_or(hook.timeout, |left| left.min(hook.timeout)),
+        timeout: time_left(deadline).map_or(hook.timeout, |left| left.min(hook.timeout)),
         limit: LARGEST_ANSWER,
     };
     let answer = client.post(&hook.client, call).await.map_err(|failure| {

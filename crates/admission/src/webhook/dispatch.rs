@@ -166,7 +166,7 @@ impl<'a> Dispatch<'a> {
         let Some(resource) = self.table.get(group, own, resource) else {
             return Ok(object);
         };
-        let versions = Versions::of(resource, self.table.clone());
+        let versions = Versions::new(resource, self.table.clone());
         versions.converted(object, version).await
     }
 }

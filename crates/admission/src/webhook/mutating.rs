@@ -117,7 +117,7 @@ impl MutatingAdmissionWebhook {
                 tracing::warn!(webhook = hook.name, why, "webhook failed open");
                 self.shared.metrics.failed_open(&what);
                 effects.annotate(&format!("failed-open.{MUTATION}{round}"), &hook.name);
-                match call::left(effects.deadline) {
+                match call::time_left(effects.deadline) {
                     Some(left) if left.is_zero() => Err(call::timed_out()),
                     _ => Ok(None),
                 }

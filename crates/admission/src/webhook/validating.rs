@@ -86,7 +86,7 @@ impl ValidatingAdmissionWebhook {
         if asked.is_empty() {
             return Ok(());
         }
-        if call::left(given.effects.deadline).is_some_and(|left| left.is_zero()) {
+        if call::time_left(given.effects.deadline).is_some_and(|left| left.is_zero()) {
             return Err(call::timed_out());
         }
         let calls = asked.iter().enumerate().map(|(place, invocation)| {

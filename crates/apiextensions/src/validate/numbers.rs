@@ -24,7 +24,7 @@ enum Native {
 }
 
 impl Native {
-    fn of(number: &Number) -> Self {
+    fn from_number(number: &Number) -> Self {
         match (number.as_i64(), number.as_f64()) {
             (Some(i), _) => Self::Int(i),
             (None, f) => Self::Float(f.unwrap_or_default()),
@@ -80,8 +80,8 @@ impl PartialOrd for Native {
 
 pub(super) fn check(schema: &Schema, number: &Number, path: &str, found: &mut Found) {
     let limits = &schema.limits;
-    let native = Native::of(number);
-    let range = Range::of(schema);
+    let native = Native::from_number(number);
+    let range = Range::from_schema(schema);
     range.check(native, "Checked", path, found);
     if let Some(step) = limits.multiple_of {
         let (number, step) = range.beside(native, step, "MultipleOf", path, found);
@@ -139,7 +139,7 @@ struct Range<'a> {
 }
 
 impl<'a> Range<'a> {
-    fn of(schema: &'a Schema) -> Self {
+    fn from_schema(schema: &'a Schema) -> Self {
         let (kind, format) = match schema.types[..] {
             [kind @ ("integer" | "number")] => (kind, schema.limits.format.as_str()),
             _ => ("", ""),
@@ -190,7 +190,7 @@ impl<'a> Range<'a> {
                 format => format!(" with format {format}"),
             };
             let kind = self.kind;
-            found.say(format!(
+            found.push(format!(
                 "{name} value must be of type {kind}{format} in {path}"
             ));
         }

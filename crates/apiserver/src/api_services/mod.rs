@@ -61,7 +61,7 @@ pub(crate) async fn keep(core: Arc<Core>) {
         let mut known = Known::default();
         loop {
             changed.notified().await;
-            match known.settle(&core, &api, starts).await {
+            match known.reconcile(&core, &api, starts).await {
                 Ok(()) => {
                     core.started.finish(Part::ApiServices);
                     starts = false;
@@ -87,7 +87,7 @@ struct Known {
 }
 
 impl Known {
-    async fn settle(
+    async fn reconcile(
         &mut self,
         core: &Core,
         api: &LocalService,
@@ -156,13 +156,13 @@ async fn write(api: &LocalService, change: Change, stored: &[Arc<Stored>]) -> Re
         Change::Delete(name) => (Method::DELETE, format!("{PATH}/{name}"), None),
     };
     let path = format!("{path}?fieldManager={MANAGER}");
-    api.settle(method, &path, body).await
+    api.write(method, &path, body).await
 }
 
 /// The default priorities of groups that this server serves itself; an APIService may override
 /// them.
 pub(crate) fn priorities(group: &str, version: &str) -> Priorities {
-    let (group, version) = priorities::of(group, version).unwrap_or(CUSTOM);
+    let (group, version) = priorities::group_and_version_priority(group, version).unwrap_or(CUSTOM);
     Priorities { group, version }
 }
 
@@ -219,7 +219,7 @@ fn own(table: &Table) -> ByName {
         Some(Wanted {
             group: group.clone(),
             version: version.clone(),
-            priorities: priorities::of(group, version)?,
+            priorities: priorities::group_and_version_priority(group, version)?,
             managed,
         })
     }))

@@ -27,7 +27,7 @@ const ALL: &[(&str, i64, &str, i64)] = &[
 ];
 
 /// The priorities of a group and of a version of it.
-pub(super) fn of(group: &str, version: &str) -> Option<(i64, i64)> {
+pub(super) fn group_and_version_priority(group: &str, version: &str) -> Option<(i64, i64)> {
     let found = ALL.iter().find(|row| (row.0, row.2) == (group, version));
     found.map(|row| (row.1, row.3))
 }

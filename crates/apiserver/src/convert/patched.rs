@@ -38,7 +38,7 @@ pub(crate) fn of_part(
         return Ok(unread);
     }
     let own = (part.api_versions[0], part.kind);
-    if !unrecognized::says(&object, own) {
+    if !unrecognized::has_type(&object, own) {
         let (version, kind) = own;
         return Err(unrecognized::does_not_convert(
             part.package,

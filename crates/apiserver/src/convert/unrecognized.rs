@@ -36,11 +36,11 @@ impl Given {
 /// Whether a decoded body states the resource's apiVersion and kind, or none.
 pub(super) fn is_own(resource: &Resource, object: &Object) -> bool {
     let own = (resource.api_version.as_str(), &*resource.kind.names().kind);
-    says(object, own)
+    has_type(object, own)
 }
 
 /// Whether an object states this apiVersion and kind, or none.
-pub(super) fn says(object: &Object, (api_version, kind): (&str, &str)) -> bool {
+pub(super) fn has_type(object: &Object, (api_version, kind): (&str, &str)) -> bool {
     let says = |key: &str, own: &str| match object.get(key) {
         None | Some(Value::Null) => true,
         Some(value) => value
@@ -136,7 +136,7 @@ fn of_another_kind(resource: &Resource, given: &Given, media: media::Body, bytes
             given.api_version, resource.api_version
         ));
     }
-    let schema = known(given).and_then(|kind| machinery::schema::lookup(kind.schema()?));
+    let schema = built_in_kind(given).and_then(|kind| machinery::schema::lookup(kind.schema()?));
     let unread = schema.and_then(|schema| decode_as(Some(schema), media, bytes).err());
     let why = unread.unwrap_or_else(|| no_conversion(package(resource), own, given));
     of_another(own, given, &why)
@@ -164,14 +164,14 @@ pub(super) fn explain_part(part: &Part, media: media::Body, bytes: &[u8]) -> Opt
     if given.kind == part.kind && part.api_versions.contains(&given.api_version.as_str()) {
         return None;
     }
-    let schema = known(&given).and_then(|kind| machinery::schema::lookup(kind.schema()?));
+    let schema = built_in_kind(&given).and_then(|kind| machinery::schema::lookup(kind.schema()?));
     let unread = schema.and_then(|schema| decode_as(Some(schema), media, bytes).err());
     let why = unread.unwrap_or_else(|| no_conversion(part.package, part.kind, &given));
     Some(of_another(part.kind, &given, &why))
 }
 
 /// The built-in kind that a body states.
-fn known(given: &Given) -> Option<&'static dyn kinds::Kind> {
+fn built_in_kind(given: &Given) -> Option<&'static dyn kinds::Kind> {
     let (group, version) = given.group_and_version();
     kinds::all().iter().copied().find(|kind| {
         let names = kind.names();
@@ -187,7 +187,7 @@ fn no_conversion(package: &str, own: &str, given: &Given) -> String {
             let names = kind.names();
             (names.group == group && names.version == version) && names.list_kind == given.kind
         });
-    if !list && known(given).is_none() {
+    if !list && built_in_kind(given).is_none() {
         return format!(
             "no kind {} is registered for version {}",
             quote(&given.kind),

@@ -211,7 +211,7 @@ impl Definitions {
         let since = now.map_or(Revision::MAX, |now| now + 1);
         let mut steps = Vec::new();
         for stored in all {
-            steps.extend(self.settle(core, stored.parse(), &stored.bytes(), since));
+            steps.extend(self.serve_or_delete(core, stored.parse(), &stored.bytes(), since));
             tokio::task::yield_now().await;
         }
         let steps = futures::stream::iter(steps);
@@ -221,7 +221,7 @@ impl Definitions {
     }
 
     /// Serves a definition, or prepares its deletion.
-    fn settle(
+    fn serve_or_delete(
         &mut self,
         core: &Arc<Core>,
         definition: Object,

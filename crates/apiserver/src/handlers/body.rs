@@ -160,7 +160,7 @@ pub(crate) struct Received {
 impl Received {
     /// Reads the body.
     pub(crate) async fn take(request: &Request) -> Result<Self, Status> {
-        let media = media::Body::of(&request.parts.headers)?;
+        let media = media::Body::from_headers(&request.parts.headers)?;
         let bytes = take(request).await?;
         Ok(Self { media, bytes })
     }

@@ -33,7 +33,7 @@ pub(super) async fn serve(request: Request, resource: Arc<Resource>) -> Answer {
         return Ok(output.respond(StatusCode::OK, &*object(&resource, name, health)?));
     }
     media::check_list(output.wanted, true, &resource)?;
-    let selection = Selection::of(&resource, &request)?;
+    let selection = Selection::from_request(&resource, &request)?;
     components.sort_by_key(|one| one.0);
     let objects = components
         .into_iter()

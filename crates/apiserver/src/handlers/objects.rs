@@ -164,7 +164,7 @@ async fn delete_options(request: &Request) -> Result<DeleteOptions, Status> {
             preconditions: write::preconditions_of(query),
         }
     } else {
-        let media = crate::media::Body::of(&request.parts.headers)?;
+        let media = crate::media::Body::from_headers(&request.parts.headers)?;
         crate::convert::delete_options(media, &bytes)?
     };
     write::check_options(&options)?;

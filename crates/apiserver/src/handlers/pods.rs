@@ -150,7 +150,7 @@ fn assign(old: &Object, binding: &Object, node: &str, now: &str) -> Result<Objec
     }
     let mut pod = old.clone();
     for key in ["annotations", "labels"] {
-        let given = meta::of(binding).and_then(|metadata| metadata.get(key));
+        let given = meta::metadata(binding).and_then(|metadata| metadata.get(key));
         let Some(given) = given.and_then(Value::as_object) else {
             continue;
         };
@@ -355,7 +355,7 @@ async fn evict_pod(
 }
 
 async fn decode(request: &Request, part: &Part, options: &WriteOptions) -> Result<Decoded, Status> {
-    let media = media::Body::of(&request.parts.headers)?;
+    let media = media::Body::from_headers(&request.parts.headers)?;
     let bytes = body::take(request).await?;
     convert::decode_part(part, media, &bytes, options.validation)
 }

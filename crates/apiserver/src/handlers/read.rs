@@ -51,7 +51,7 @@ fn list_revision(given: &str) -> Result<Revision, Status> {
 /// Validates the parameters as for a list.
 pub(crate) fn check(request: &Request, resource: &Arc<Resource>) -> Result<(), Status> {
     Paging::parse(&request.query)?;
-    Selection::of(resource, request).map(drop)
+    Selection::from_request(resource, request).map(drop)
 }
 
 /// Serves one object.
@@ -193,7 +193,7 @@ pub(crate) async fn list(request: Request, resource: Arc<Resource>) -> Answer {
     let (namespace, _) = request.info.place();
     let output = output(&request, &resource)?;
     media::check_list(output.wanted, true, &resource)?;
-    let selection = Selection::of(&resource, &request)?;
+    let selection = Selection::from_request(&resource, &request)?;
     let paging = Paging::parse(&request.query)?;
     let page = page(&request, &resource, namespace, &selection, paging).await?;
     if request.parts.extensions.get::<feed::Wanted>().is_some() {
@@ -231,7 +231,7 @@ pub(crate) async fn selected(
     resource: &Arc<Resource>,
     namespace: &str,
 ) -> Result<Page, Status> {
-    let selection = Selection::of(resource, request)?;
+    let selection = Selection::from_request(resource, request)?;
     let paging = Paging::parse(&request.query)?;
     page(request, resource, namespace, &selection, paging).await
 }

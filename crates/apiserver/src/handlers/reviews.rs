@@ -35,7 +35,7 @@ pub(crate) async fn serve(request: Request, resource: Arc<Resource>) -> Answer {
     let body = body::Received::take(&request).await?;
     let decoded = body.audited_object(&request, &resource, options.validation)?;
     let (mut review, mut warnings) = (decoded.object, decoded.warnings);
-    warnings.extend(settle(&request, &resource, &options, &mut review));
+    warnings.extend(prepare_metadata(&request, &resource, &options, &mut review));
     let effects = request.effects();
     let asked = Asked {
         request: &request,
@@ -66,7 +66,7 @@ pub(crate) async fn serve(request: Request, resource: Arc<Resource>) -> Answer {
 
 /// Prepares the metadata as for every created object: system fields are reset, owner references
 /// deduplicated, managed fields recorded. Returns warnings.
-fn settle(
+fn prepare_metadata(
     request: &Request,
     resource: &Arc<Resource>,
     options: &WriteOptions,
@@ -80,7 +80,7 @@ fn settle(
         api_version: &resource.api_version,
         subresource: "",
         now: &meta::time(request.core.config.clock.now()),
-        versions: &Versions::of(resource, request.core.registry.kept_table()),
+        versions: &Versions::new(resource, request.core.registry.kept_table()),
         reset: &[],
     };
     apply::track(None, review, &writer);

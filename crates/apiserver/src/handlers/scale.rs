@@ -116,7 +116,7 @@ fn row(scale: &Object, now: i64) -> Vec<Value> {
         let replicas = scale.get(part).and_then(|part| part.get("replicas"));
         replicas.cloned().unwrap_or(0.into())
     };
-    let created = meta::of(scale).and_then(|metadata| metadata.get("creationTimestamp"));
+    let created = meta::metadata(scale).and_then(|metadata| metadata.get("creationTimestamp"));
     let age = time::age(created.and_then(Value::as_str), now);
     vec![
         meta::text(scale, "name").into(),
@@ -140,7 +140,7 @@ async fn write(request: Request, resource: Arc<Resource>) -> Answer {
         let patch = patch::Received::take(&request, typed, options.validation).await?;
         (Wanted::Patch(patch), options)
     } else {
-        let media = media::Body::of(&request.parts.headers)?;
+        let media = media::Body::from_headers(&request.parts.headers)?;
         let bytes = body::take(&request).await?;
         let options = WriteOptions::parse(&request, Verb::Update)?;
         let scale = convert::decode_part(&convert::SCALE, media, &bytes, options.validation)?;
@@ -231,7 +231,7 @@ impl Rescale {
     /// Upstream fails to apply a Scale to a custom resource without managed fields.
     fn check_convertible(&self, current: &Object) -> Result<(), Status> {
         let is_owned =
-            meta::of(current).is_some_and(|metadata| metadata.contains_key("managedFields"));
+            meta::metadata(current).is_some_and(|metadata| metadata.contains_key("managedFields"));
         if is_owned || !self.resource.custom {
             return Ok(());
         }
@@ -381,7 +381,7 @@ fn scale_of(object: &Object, paths: Option<&ScalePaths>) -> Result<Object, Statu
         "resourceVersion",
         "creationTimestamp",
     ] {
-        if let Some(value) = meta::of(object).and_then(|metadata| metadata.get(key)) {
+        if let Some(value) = meta::metadata(object).and_then(|metadata| metadata.get(key)) {
             metadata.insert(key.to_owned(), value.clone());
         }
     }

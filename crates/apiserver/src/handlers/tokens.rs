@@ -63,7 +63,7 @@ fn check_uid(asked: &Value, account: &Object, name: &str) -> Result<(), Status> 
 /// Issues a token for a service account.
 pub(crate) async fn request(request: Request, resource: Arc<Resource>) -> Answer {
     let options = WriteOptions::parse(&request, Verb::Create)?;
-    let media = media::Body::of(&request.parts.headers)?;
+    let media = media::Body::from_headers(&request.parts.headers)?;
     let bytes = body::take(&request).await?;
     let part = &convert::TOKEN_REQUEST;
     let asked = convert::decode_part(part, media, &bytes, options.validation)?;

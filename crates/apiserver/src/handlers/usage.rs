@@ -25,7 +25,7 @@ pub(super) async fn serve(request: Request, resource: Arc<Resource>) -> Answer {
         return Ok(output.respond(StatusCode::OK, &usage));
     }
     media::check_list(output.wanted, true, &resource)?;
-    let selection = Selection::of(&resource, &request)?;
+    let selection = Selection::from_request(&resource, &request)?;
     let (_, found) = request.core.reader.list("", plural, namespace).await?;
     let selected = found.iter().filter(|one| selection.matches(one));
     let objects = selected.filter_map(|one| metrics(&request, &resource, one).transpose());

@@ -146,7 +146,7 @@ pub(crate) async fn watch(mut request: Request, resource: Arc<Resource>) -> Answ
     if output.wanted.encoding == Encoding::Yaml {
         return Err(Status::not_acceptable(STREAMS));
     }
-    let selection = Selection::of(&resource, &request)?;
+    let selection = Selection::from_request(&resource, &request)?;
     let options = Options::parse(&request.query, request.core.config.limits.watch)?;
     let media = if output.message_type().is_some() {
         STREAM

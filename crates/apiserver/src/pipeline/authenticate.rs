@@ -27,7 +27,7 @@ pub(super) async fn authenticate(
 ) -> Result<Arc<User>, Status> {
     let core = &exchange.core;
     let asked = Instant::now();
-    let known = match known(core, &arrival.parts, &arrival.caller) {
+    let known = match cached_user(core, &arrival.parts, &arrival.caller) {
         Some(user) => Ok(user),
         None => ask(core, &arrival.parts, &arrival.caller).await,
     };
@@ -41,7 +41,7 @@ pub(super) async fn authenticate(
 }
 
 /// The user, if it is known without reading or verifying anything.
-fn known(core: &Core, parts: &Parts, caller: &Caller) -> Option<Arc<User>> {
+fn cached_user(core: &Core, parts: &Parts, caller: &Caller) -> Option<Arc<User>> {
     let connection = match caller {
         Caller::Known(known) => return Some(known.user.clone()),
         Caller::Connection(connection) => connection,

@@ -47,7 +47,10 @@ pub(crate) async fn connect(core: &Core, location: &Location) -> Result<Transpor
     let stream = match tokio::time::timeout(DIAL, dial).await {
         Ok(Ok(stream)) => stream,
         Ok(Err(error)) => {
-            return Err(format!("dial tcp {place}: connect: {}", words(&error)));
+            return Err(format!(
+                "dial tcp {place}: connect: {}",
+                describe_error(&error)
+            ));
         }
         Err(_) => return Err(format!("dial tcp {place}: i/o timeout")),
     };
@@ -94,7 +97,7 @@ fn is_of_node(chain: Option<&[CertificateDer<'_>]>, node: &str) -> bool {
 }
 
 /// An OS error's text without its number.
-fn words(error: &std::io::Error) -> String {
+fn describe_error(error: &std::io::Error) -> String {
     let text = error.to_string();
     let text = text.split(" (os error").next().unwrap_or_default();
     let mut letters = text.chars();

@@ -98,7 +98,7 @@ async fn proxy(request: Request, location: Location) -> Answer {
         return streams::upgrade(request, location).await;
     }
     let (base, transport) = (
-        redirect::Base::of(&request, &location),
+        redirect::Base::from_request(&request, &location),
         backend::connect(&request.core, &location)
             .await
             .map_err(|why| Status::service_unavailable(format!("{UNREACHED}: {why}")))?,

@@ -40,7 +40,7 @@ pub(super) struct Base {
 }
 
 impl Base {
-    pub(super) fn of(request: &Request, location: &Location) -> Self {
+    pub(super) fn from_request(request: &Request, location: &Location) -> Self {
         let path = request.parts.uri.path();
         let tail = location.path_and_query.split('?').next();
         let prefix = path.strip_suffix(tail.unwrap_or_default()).unwrap_or(path);

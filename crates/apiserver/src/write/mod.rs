@@ -302,7 +302,7 @@ impl Write {
         loop {
             let mut tracked = object.clone();
             apply::track(live, &mut tracked, &self.writer(&versions, &now));
-            if !versions.settle().await? {
+            if !versions.convert_pending().await? {
                 *object = tracked;
                 return Ok(());
             }
@@ -323,7 +323,7 @@ impl Write {
 
     /// The versions of the resource, for conversion.
     pub(crate) fn versions(&self) -> Versions {
-        Versions::of(&self.resource, self.core.registry.kept_table())
+        Versions::new(&self.resource, self.core.registry.kept_table())
     }
 
     /// The manager of this write, for managedFields.

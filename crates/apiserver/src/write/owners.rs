@@ -17,7 +17,7 @@ pub(crate) enum Stage {
 
 /// Keeps the first of equal owner references.
 pub(crate) fn without_duplicates(object: &mut Object, stage: Stage, effects: &Effects) {
-    let owners = meta::of(object)
+    let owners = meta::metadata(object)
         .and_then(|metadata| metadata.get("ownerReferences"))
         .and_then(Value::as_array);
     let Some(owners) = owners.filter(|owners| owners.len() > 1) else {

@@ -88,7 +88,7 @@ async fn applied(change: &dyn Change, old: &Object) -> Result<Object, Status> {
     loop {
         let new = change.apply(old);
         match change.versions() {
-            Some(versions) if versions.settle().await? => {}
+            Some(versions) if versions.convert_pending().await? => {}
             _ => return new,
         }
     }
@@ -198,7 +198,7 @@ fn untouched(
         return None;
     }
     let mut stored = entry.object.parse();
-    let managers = meta::of(object).and_then(|metadata| metadata.get("managedFields"));
+    let managers = meta::metadata(object).and_then(|metadata| metadata.get("managedFields"));
     let managers = managers.cloned().unwrap_or_default();
     meta::set(&mut stored, "managedFields", managers);
     Some(stored)
@@ -266,7 +266,7 @@ fn check_revision(write: &Write, object: &Object, old: &Object) -> Result<(), St
 fn prepare(write: &Write, object: &mut Object, old: &Object, now: &str) -> Result<(), Status> {
     write.ensure_namespace_matches(object)?;
     let kind = &write.resource.kind;
-    let generation = meta::of(old)
+    let generation = meta::metadata(old)
         .and_then(|metadata| metadata.get("generation"))
         .cloned();
     meta::set(object, "generation", generation.unwrap_or(Value::Null));

@@ -72,12 +72,16 @@ impl Webhook {
         })?;
         let answer: Value =
             from_slice(&answer.body).map_err(|error| Refused(format!("token webhook: {error}")))?;
-        judge(&answer["status"], audiences, &self.own)
+        user_from_status(&answer["status"], audiences, &self.own)
     }
 }
 
 /// Converts the status of a TokenReview to a user. `Ok(None)` lets the next authenticator try.
-fn judge(status: &Value, wanted: &[String], own: &[String]) -> Result<Option<User>, Refused> {
+fn user_from_status(
+    status: &Value,
+    wanted: &[String],
+    own: &[String],
+) -> Result<Option<User>, Refused> {
     let texts = |value: &Value| -> Vec<String> {
         let all = value.as_array().into_iter().flatten();
         all.filter_map(Value::as_str).map(str::to_owned).collect()
@@ -149,15 +153,15 @@ mod tests {
         let own = ["api".to_owned()];
         let known = json!({"authenticated": true, "user": {"username": "eve", "uid": "7",
             "groups": ["a"], "extra": {"k": ["v"]}}});
-        let user = judge(&known, &own, &own).unwrap().unwrap();
+        let user = user_from_status(&known, &own, &own).unwrap().unwrap();
         assert_eq!((user.name.as_str(), user.uid.as_str()), ("eve", "7"));
         assert_eq!(user.groups, ["a", "system:authenticated"]);
         assert_eq!(user.extra["k"], ["v"]);
         let mut elsewhere = known.clone();
         elsewhere["audiences"] = json!(["other"]);
-        assert!(judge(&elsewhere, &own, &own).unwrap().is_none());
-        assert!(judge(&json!({}), &own, &own).unwrap().is_none());
-        let refused = judge(&json!({"error": "expired"}), &own, &own);
+        assert!(user_from_status(&elsewhere, &own, &own).unwrap().is_none());
+        assert!(user_from_status(&json!({}), &own, &own).unwrap().is_none());
+        let refused = user_from_status(&json!({"error": "expired"}), &own, &own);
         assert_eq!(refused.unwrap_err().0, "expired");
     }
 }

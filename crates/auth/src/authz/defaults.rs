@@ -53,7 +53,7 @@ async fn write_all(api: &impl Client) -> Result<bool, String> {
         .map(|b| (b.resource(), b.to_object()));
     stream::iter(roles.chain(bindings).map(Ok))
         .try_for_each_concurrent(TOGETHER, async |(resource, object)| {
-            one(api, resource, object).await
+            ensure_default(api, resource, object).await
         })
         .await?;
     Ok(true)
@@ -72,7 +72,7 @@ fn path(resource: &str, namespace: &str, name: &str) -> String {
     format!("/apis/{GROUP}/v1/{place}{resource}{name}")
 }
 
-async fn one(api: &impl Client, resource: &str, default: Object) -> Result<(), String> {
+async fn ensure_default(api: &impl Client, resource: &str, default: Object) -> Result<(), String> {
     let (namespace, name) = (tree::namespace(&default), tree::name(&default));
     let (collection, single) = (
         path(resource, namespace, ""),
@@ -128,7 +128,7 @@ fn merged(stored: &Object, default: &Object) -> Change {
         let of = |role: &Object| -> Vec<Rule> {
             tree::list(tree::get(role, "rules"))
                 .iter()
-                .map(Rule::of)
+                .map(Rule::from_json)
                 .collect()
         };
         let missing = uncovered(&of(stored), &of(default));

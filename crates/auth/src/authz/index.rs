@@ -243,7 +243,7 @@ impl Index {
 fn own_rules(role: &Object) -> Vec<Rule> {
     tree::list(tree::get(role, "rules"))
         .iter()
-        .map(Rule::of)
+        .map(Rule::from_json)
         .collect()
 }
 

@@ -50,7 +50,7 @@ enum Verdict {
 use Verdict::{IfRelated, Refuse};
 
 /// Decides by the request alone, without reading objects.
-fn judge(node: &str, asked: &Attributes<'_>) -> Verdict {
+fn authorize_node(node: &str, asked: &Attributes<'_>) -> Verdict {
     match (asked.group, asked.resource) {
         ("", "secrets" | "configmaps") => read_namespaced(asked),
         ("", CLAIMS) if asked.subresource == "status" => match asked.verb {
@@ -257,7 +257,7 @@ impl Node {
     }
 
     fn is_used(&self, node: &str, namespace: &str, resource: &str, name: &str) -> bool {
-        let here = self.pods.of(node, namespace);
+        let here = self.pods.pods_on_node(node, namespace);
         here.iter().any(|pod| {
             // Most pods do not even contain the name: no need to parse them. Only claims of a pod's
             // own volumes have names that are put together.
@@ -341,7 +341,7 @@ impl Authorizer for Node {
             return Decision::NoOpinion(format!("unknown node for user {who:?}"));
         }
         let verdict = match attributes.is_resource {
-            true => judge(node, attributes),
+            true => authorize_node(node, attributes),
             false => by_role(attributes),
         };
         match verdict {

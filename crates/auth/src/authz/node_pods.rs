@@ -87,7 +87,7 @@ impl NodePods {
     }
 
     /// The known pods of a node in a namespace.
-    pub(super) fn of(&self, node: &str, namespace: &str) -> Vec<Arc<Stored>> {
+    pub(super) fn pods_on_node(&self, node: &str, namespace: &str) -> Vec<Arc<Stored>> {
         let known = self.known.read();
         let pods = known.nodes.get(node).into_iter().flat_map(BTreeMap::values);
         pods.filter(|pod| pod.header.namespace() == namespace)
@@ -179,7 +179,7 @@ mod tests {
     }
 
     fn names(pods: &NodePods, node: &str) -> Vec<String> {
-        let pods = pods.of(node, "team");
+        let pods = pods.pods_on_node(node, "team");
         pods.iter()
             .map(|pod| pod.header.name().to_string())
             .collect()
@@ -201,7 +201,9 @@ mod tests {
             (names(&pods, "a"), names(&pods, "b")),
             (vec!["new".to_owned()], vec!["old".to_owned()])
         );
-        assert!(pods.of("a", "other").is_empty() && pods.of("", "team").is_empty());
+        assert!(
+            pods.pods_on_node("a", "other").is_empty() && pods.pods_on_node("", "team").is_empty()
+        );
         world.delete("", "pods", "team", "new").await;
         pods.catch_up().await.unwrap();
         assert!(names(&pods, "a").is_empty());

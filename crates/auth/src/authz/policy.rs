@@ -76,7 +76,7 @@ fn lines(text: &str) -> Vec<(bool, String)> {
     lines
 }
 
-fn words(text: &str) -> Vec<String> {
+fn split_list(text: &str) -> Vec<String> {
     text.split_whitespace().map(str::to_owned).collect()
 }
 
@@ -139,7 +139,7 @@ fn binding(text: &str) -> Binding {
         Some((_, name)) => Subject::User(name.to_owned()),
         None => Subject::User(text),
     };
-    let subjects = words(subjects).into_iter().map(subject).collect();
+    let subjects = split_list(subjects).into_iter().map(subject).collect();
     Binding {
         namespace,
         name,
@@ -151,8 +151,8 @@ fn binding(text: &str) -> Binding {
 fn rule(text: &str) -> Rule {
     if let Some((verbs, paths)) = text.split_once(" at ") {
         return Rule {
-            verbs: words(verbs),
-            paths: words(paths),
+            verbs: split_list(verbs),
+            paths: split_list(paths),
             ..Rule::default()
         };
     }
@@ -167,10 +167,10 @@ fn rule(text: &str) -> Rule {
         }
     };
     Rule {
-        verbs: words(verbs),
-        groups: words(groups).into_iter().map(core).collect(),
-        resources: words(resources),
-        names: words(names),
+        verbs: split_list(verbs),
+        groups: split_list(groups).into_iter().map(core).collect(),
+        resources: split_list(resources),
+        names: split_list(names),
         paths: Vec::new(),
     }
 }

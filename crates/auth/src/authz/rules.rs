@@ -25,7 +25,7 @@ fn has(list: &[String], wanted: &str) -> bool {
 
 impl Rule {
     /// From a role's JSON.
-    pub fn of(json: &Value) -> Self {
+    pub fn from_json(json: &Value) -> Self {
         let list = |field: &str| {
             let items = json[field].as_array().into_iter().flatten();
             items.filter_map(Value::as_str).map(str::to_owned).collect()
@@ -236,9 +236,9 @@ mod tests {
     fn a_rule_reads_and_writes_its_json() {
         let json = json!({"verbs": ["get"], "apiGroups": [""], "resources": ["pods"],
                           "resourceNames": ["x"]});
-        assert_eq!(Rule::of(&json).to_json(), json);
+        assert_eq!(Rule::from_json(&json).to_json(), json);
         let path = json!({"verbs": ["get"], "nonResourceURLs": ["/healthz"]});
-        assert_eq!(Rule::of(&path).to_json(), path);
+        assert_eq!(Rule::from_json(&path).to_json(), path);
     }
 
     #[test]

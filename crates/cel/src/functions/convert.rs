@@ -99,7 +99,7 @@ fn failed(value: &Value<'_>, to: &str) -> Error {
     ))
 }
 
-fn one<'v, 'a>(args: &'v [Value<'a>]) -> Result<&'v Value<'a>> {
+fn single_argument<'v, 'a>(args: &'v [Value<'a>]) -> Result<&'v Value<'a>> {
     match args {
         [value] => Ok(value),
         _ => Err(Error::no_such_overload()),
@@ -107,15 +107,15 @@ fn one<'v, 'a>(args: &'v [Value<'a>]) -> Result<&'v Value<'a>> {
 }
 
 fn type_of<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
-    Ok(Value::Type(one(args)?.type_of()))
+    Ok(Value::Type(single_argument(args)?.type_of()))
 }
 
 fn dynamic<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
-    one(args).cloned()
+    single_argument(args).cloned()
 }
 
 fn to_bool<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
-    let value = one(args)?;
+    let value = single_argument(args)?;
     match value {
         Value::Bool(_) => Ok(value.clone()),
         Value::String(text) => match &**text {
@@ -128,7 +128,7 @@ fn to_bool<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
 }
 
 fn to_bytes<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
-    let value = one(args)?;
+    let value = single_argument(args)?;
     match value {
         Value::Bytes(_) => Ok(value.clone()),
         Value::String(text) => Ok(Value::Bytes(text.as_bytes().into())),
@@ -137,7 +137,7 @@ fn to_bytes<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
 }
 
 fn to_double<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
-    let value = one(args)?;
+    let value = single_argument(args)?;
     Ok(Value::Double(match value {
         Value::Double(number) => *number,
         Value::Int(number) => *number as f64,
@@ -148,7 +148,7 @@ fn to_double<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
 }
 
 fn to_int<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
-    let value = one(args)?;
+    let value = single_argument(args)?;
     let overflow = super::operators::int_overflow;
     Ok(Value::Int(match value {
         Value::Int(number) => *number,
@@ -164,7 +164,7 @@ fn to_int<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
 }
 
 fn to_uint<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
-    let value = one(args)?;
+    let value = single_argument(args)?;
     let overflow = || Error::new("unsigned integer overflow");
     Ok(Value::Uint(match value {
         Value::Uint(number) => *number,
@@ -180,7 +180,7 @@ fn to_uint<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
 }
 
 fn to_string<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
-    let value = one(args)?;
+    let value = single_argument(args)?;
     match value {
         Value::String(_) => Ok(value.clone()),
         Value::Bool(_)
@@ -196,7 +196,7 @@ fn to_string<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
 }
 
 fn to_duration<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
-    let value = one(args)?;
+    let value = single_argument(args)?;
     match value {
         Value::Duration(_) => Ok(value.clone()),
         // Declared, but rejected for every number, as upstream.
@@ -209,7 +209,7 @@ fn to_duration<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
 }
 
 fn to_timestamp<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
-    let value = one(args)?;
+    let value = single_argument(args)?;
     match value {
         Value::Timestamp(_) => Ok(value.clone()),
         Value::Int(seconds) => Ok(Value::Timestamp(Timestamp::from_nanos(

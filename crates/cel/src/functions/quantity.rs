@@ -67,7 +67,7 @@ pub(super) const ROWS: &[Row] = &[
     ),
     (
         "asApproximateFloat",
-        |args| Ok(Value::Double(one(args)?.quantity.to_f64())),
+        |args| Ok(Value::Double(single_quantity(args)?.quantity.to_f64())),
         &[(".quantity_get_float", "kubernetes.Quantity -> double")],
     ),
     (
@@ -77,7 +77,7 @@ pub(super) const ROWS: &[Row] = &[
     ),
     (
         "isInteger",
-        |args| Ok(Value::Bool(one(args)?.integer().is_some())),
+        |args| Ok(Value::Bool(single_quantity(args)?.integer().is_some())),
         &[(".quantity_is_integer", "kubernetes.Quantity -> bool")],
     ),
     (
@@ -110,7 +110,7 @@ pub(super) const ROWS: &[Row] = &[
     ),
 ];
 
-fn one(args: &[Value<'_>]) -> Result<Amount> {
+fn single_quantity(args: &[Value<'_>]) -> Result<Amount> {
     match args.first() {
         Some(Value::Library(Library::Quantity(amount))) => Ok(*amount),
         _ => Err(Error::no_such_overload()),
@@ -128,7 +128,7 @@ fn is_quantity<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
 }
 
 fn sign<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
-    let quantity = one(args)?.quantity;
+    let quantity = single_quantity(args)?.quantity;
     Ok(Value::Int(match quantity {
         quantity if quantity.is_zero() => 0,
         quantity if quantity.is_negative() => -1,
@@ -137,7 +137,7 @@ fn sign<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
 }
 
 fn as_integer<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
-    let integer = one(args)?.integer();
+    let integer = single_quantity(args)?.integer();
     let integer = integer.ok_or_else(|| Error::new("cannot convert value to integer"))?;
     Ok(Value::Int(integer))
 }
@@ -165,7 +165,7 @@ fn compare_to<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
 }
 
 fn calculated<'a>(args: &[Value<'a>], with: fn(Amount, Amount) -> Amount) -> Result<Value<'a>> {
-    let first = one(args)?;
+    let first = single_quantity(args)?;
     let second = match args.get(1) {
         Some(Value::Int(number)) => Amount::from_int(*number),
         Some(Value::Library(Library::Quantity(amount))) => *amount,

@@ -14,27 +14,27 @@ pub(super) const ROWS: &[Row] = &[
     ),
     (
         "getScheme",
-        |args| Ok(Value::text(&*one(args)?.scheme)),
+        |args| Ok(Value::text(&*single_url(args)?.scheme)),
         &[(".url_get_scheme", "kubernetes.URL -> string")],
     ),
     (
         "getHost",
-        |args| Ok(Value::text(&*one(args)?.host)),
+        |args| Ok(Value::text(&*single_url(args)?.host)),
         &[(".url_get_host", "kubernetes.URL -> string")],
     ),
     (
         "getHostname",
-        |args| Ok(Value::text(one(args)?.host_and_port().0)),
+        |args| Ok(Value::text(single_url(args)?.host_and_port().0)),
         &[(".url_get_hostname", "kubernetes.URL -> string")],
     ),
     (
         "getPort",
-        |args| Ok(Value::text(one(args)?.host_and_port().1)),
+        |args| Ok(Value::text(single_url(args)?.host_and_port().1)),
         &[(".url_get_port", "kubernetes.URL -> string")],
     ),
     (
         "getEscapedPath",
-        |args| Ok(Value::text(one(args)?.escaped_path())),
+        |args| Ok(Value::text(single_url(args)?.escaped_path())),
         &[(".url_get_escaped_path", "kubernetes.URL -> string")],
     ),
     (
@@ -176,7 +176,7 @@ fn check_escapes(path: &str) -> std::result::Result<(), String> {
     Ok(())
 }
 
-fn one<'v>(args: &'v [Value<'_>]) -> Result<&'v Url> {
+fn single_url<'v>(args: &'v [Value<'_>]) -> Result<&'v Url> {
     match args {
         [Value::Library(Library::Url(url))] => Ok(url),
         _ => Err(Error::no_such_overload()),
@@ -190,7 +190,11 @@ fn url<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
 
 fn query<'a>(args: &[Value<'a>]) -> Result<Value<'a>> {
     let mut names: Vec<(String, Vec<Value<'a>>)> = Vec::new();
-    for pair in one(args)?.query.split('&').filter(|pair| !pair.is_empty()) {
+    for pair in single_url(args)?
+        .query
+        .split('&')
+        .filter(|pair| !pair.is_empty())
+    {
         let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
         let (Some(name), Some(value)) = (unescape(name), unescape(value)) else {
             continue;

@@ -111,7 +111,7 @@ pub(super) enum Step {
 }
 
 impl Attribute {
-    pub(super) fn of(base: Base) -> Self {
+    pub(super) fn from_base(base: Base) -> Self {
         Self {
             base,
             qualifiers: Vec::new(),
@@ -124,7 +124,7 @@ impl Node {
     pub(super) fn into_attribute(self) -> Attribute {
         match self {
             Self::Attribute(attribute) => *attribute,
-            node => Attribute::of(Base::Operand(node)),
+            node => Attribute::from_base(Base::Operand(node)),
         }
     }
 

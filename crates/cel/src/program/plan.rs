@@ -138,7 +138,7 @@ impl<'p> Planner<'p> {
     /// A field of it, or a test for it: declared fields exist, unless they fail.
     fn lazy_field(&mut self, field: &Arc<str>, optional: bool, test: bool) -> Node {
         self.lazy_fields.insert(field.clone());
-        let mut attribute = Attribute::of(Base::Lazy {
+        let mut attribute = Attribute::from_base(Base::Lazy {
             field: field.clone(),
             optional,
             test,
@@ -157,7 +157,7 @@ impl<'p> Planner<'p> {
             },
             (None, None) => return Node::Constant(Value::Null),
         };
-        Node::Attribute(Box::new(Attribute::of(base)))
+        Node::Attribute(Box::new(Attribute::from_base(base)))
     }
 
     fn call(&mut self, expr: &Expr, target: Option<&Expr>, args: &[Expr]) -> Result<Node> {
@@ -254,7 +254,7 @@ fn combined(
             let otherwise = nodes.remove(2).into_attribute();
             let then = nodes.remove(1).into_attribute();
             let parts = (nodes.remove(0), then, otherwise);
-            let attribute = Attribute::of(Base::Conditional(Box::new(parts)));
+            let attribute = Attribute::from_base(Base::Conditional(Box::new(parts)));
             return Ok(Node::Attribute(Box::new(attribute)));
         }
         (op::AND | op::OR | "or" | "orValue", 2) => {

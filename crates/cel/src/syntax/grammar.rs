@@ -347,8 +347,8 @@ impl Grammar {
             simple => {
                 let to = self.state(rule, Role::Plain);
                 let edge = match simple {
-                    Part::Token(kind) => Edge::Tokens(Set::of(&[*kind]), to),
-                    Part::AnyOf(kinds) => Edge::Tokens(Set::of(kinds), to),
+                    Part::Token(kind) => Edge::Tokens(Set::from_kinds(&[*kind]), to),
+                    Part::AnyOf(kinds) => Edge::Tokens(Set::from_kinds(kinds), to),
                     Part::Precedence(precedence) => Edge::Precedence(*precedence, to),
                     Part::Rule(called, precedence) => {
                         self.follows[*called as usize].push(to);

@@ -103,13 +103,13 @@ impl Recovery<'_> {
         self.attempts += 1;
         if self.attempts > ATTEMPTS {
             let limit = format!("error recovery attempt limit exceeded: {ATTEMPTS}");
-            self.say(self.at, &limit);
+            self.record(self.at, &limit);
             return Err(Failure::TooManyMistakes);
         }
         Ok(())
     }
 
-    fn say(&mut self, token: usize, message: &str) {
+    fn record(&mut self, token: usize, message: &str) {
         self.issues.push(Issue {
             offset: self.tokens[token].at as u32,
             message: format!("Syntax error: {message}"),
@@ -148,7 +148,7 @@ impl Recovery<'_> {
             expected.add(next);
         }
         if next.ends {
-            expected.add(Set::of(&[Kind::End]));
+            expected.add(Set::from_kinds(&[Kind::End]));
         }
         expected
     }
@@ -175,7 +175,7 @@ impl Recovery<'_> {
         self.is_recovering = true;
         let shown = self.quoted(self.at, self.at);
         let names = self.expected(self.place).names();
-        self.say(
+        self.record(
             self.at,
             &format!("extraneous input {shown} expecting {names}"),
         );
@@ -218,7 +218,7 @@ impl Recovery<'_> {
             self.is_recovering = true;
             let shown = self.quoted(self.at, self.at);
             let names = self.expected(self.place).names();
-            self.say(self.at, &format!("missing {names} at {shown}"));
+            self.record(self.at, &format!("missing {names} at {shown}"));
         }
         Ok(())
     }
@@ -280,7 +280,7 @@ impl Recovery<'_> {
     fn report(&mut self, token: usize, message: &str) {
         if !self.is_recovering {
             self.is_recovering = true;
-            self.say(token, message);
+            self.record(token, message);
         }
     }
 

@@ -119,7 +119,7 @@ pub(super) struct Set {
 }
 
 impl Set {
-    pub(super) fn of(kinds: &[Kind]) -> Self {
+    pub(super) fn from_kinds(kinds: &[Kind]) -> Self {
         let bits = kinds.iter().map(|kind| 1 << *kind as u64);
         Self {
             kinds: bits.fold(0, |all, bit: u64| all | bit),

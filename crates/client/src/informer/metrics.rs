@@ -127,7 +127,7 @@ mod tests {
 
     #[test]
     fn an_informer_is_shown_for_as_long_as_it_lives() {
-        let informer = Informer::<ConfigMap>::of(Cache::default());
+        let informer = Informer::<ConfigMap>::from_cache(Cache::default());
         let path = "/api/v1/configmaps";
         add("metrics-test", path, &informer.shared).observe(0.002);
         let _slow = informer.subscribe();

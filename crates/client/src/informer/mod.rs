@@ -140,7 +140,7 @@ impl<K: Object> Builder<K> {
     /// context's service is not ready, with the error as the reason.
     pub fn start(self, context: &Context) -> Informer<K> {
         let Self { mut source, cache } = self;
-        let informer = Informer::of(cache);
+        let informer = Informer::from_cache(cache);
         source.latency = metrics::add(context.name(), &source.path, &informer.shared);
         let reporter = Reporter::new(context, source.description());
         context.spawn("sweep", sweep(informer.shared.decoded.clone()));
@@ -153,7 +153,7 @@ impl<K: Object> Builder<K> {
 
     /// An informer without a server, filled by [`Informer::upsert`] and [`Informer::remove`].
     pub fn offline(self) -> Informer<K> {
-        let informer = Informer::of(self.cache);
+        let informer = Informer::from_cache(self.cache);
         informer.shared.synced.send_replace(true);
         informer
     }
@@ -217,7 +217,7 @@ impl<K: Object> Informer<K> {
         }
     }
 
-    fn of(cache: Cache<K>) -> Self {
+    fn from_cache(cache: Cache<K>) -> Self {
         let shared = Shared {
             decoded: cache.decoded.clone(),
             cache: RwLock::new(cache),

@@ -97,7 +97,7 @@ pub fn start(shared: &Arc<Shared>) {
         })
         .watches_with(&controller.pods, pod_event)
         .watches_with(&controller.claims, move |event| {
-            let key = Key::of(&**event.object());
+            let key = Key::from_object(&**event.object());
             of_claims.nodes_of_claim(&key.namespace, &key.name)
         })
         .watches_with(&controller.volumes, move |event| {
@@ -108,7 +108,7 @@ pub fn start(shared: &Arc<Shared>) {
         })
         .watches_with(&controller.drivers, move |_| {
             let nodes = of_drivers.nodes.cache().list();
-            nodes.iter().map(|node| Key::of(&**node)).collect()
+            nodes.iter().map(|node| Key::from_object(&**node)).collect()
         })
         // One worker, so that two nodes never attach the same volume at once.
         .workers(1)
@@ -121,7 +121,7 @@ fn fingerprint(node: &Node) -> (Host, bool) {
 }
 
 fn node_event(event: &Event<Node>, memory: &Mutex<HashMap<String, Memory>>) -> Vec<Key> {
-    let key = Key::of(&**event.object());
+    let key = Key::from_object(&**event.object());
     match event {
         Event::Modified { old, new } if fingerprint(old) == fingerprint(new) => Vec::new(),
         Event::Deleted(node) => {
@@ -423,7 +423,13 @@ impl AttachDetach {
     }
 
     /// Records an event for the pods that need a volume, once per message.
-    fn say(&self, node: &str, desired: &Desired, messages: &[(String, usize)], kind: Kind) {
+    fn record_event(
+        &self,
+        node: &str,
+        desired: &Desired,
+        messages: &[(String, usize)],
+        kind: Kind,
+    ) {
         let reason = match kind {
             Kind::Normal => "SuccessfulAttachVolume",
             Kind::Warning => "FailedAttachVolume",
@@ -447,7 +453,7 @@ impl AttachDetach {
         for desired in &plan.blocked {
             let pods = desired.pods.iter().enumerate();
             let messages = pods.map(|(at, pod)| (blocked_message(desired, pod), at));
-            self.say(node, desired, &messages.collect::<Vec<_>>(), Kind::Warning);
+            self.record_event(node, desired, &messages.collect::<Vec<_>>(), Kind::Warning);
         }
         let same = |desired: &Desired, message: String| {
             let pods = 0..desired.pods.len();
@@ -456,7 +462,7 @@ impl AttachDetach {
         for (desired, why) in &plan.failed {
             let volume = &desired.volume;
             let message = format!("AttachVolume.Attach failed for volume {volume:?} : {why}");
-            self.say(node, desired, &same(desired, message), Kind::Warning);
+            self.record_event(node, desired, &same(desired, message), Kind::Warning);
         }
         let told = plan.report.iter().flatten();
         let Host::Present { reported, .. } = &view.host else {
@@ -466,7 +472,7 @@ impl AttachDetach {
             if let Some(desired) = view.desired.get(&new.name) {
                 let volume = &desired.volume;
                 let message = format!("AttachVolume.Attach succeeded for volume {volume:?} ");
-                self.say(node, desired, &same(desired, message), Kind::Normal);
+                self.record_event(node, desired, &same(desired, message), Kind::Normal);
             }
         }
     }

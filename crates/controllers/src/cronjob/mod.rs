@@ -84,7 +84,7 @@ impl Crons {
     /// A changed schedule takes effect at its next time; earlier times do not count as missed.
     fn changed(&self, event: &client::Event<CronJob>, queue: &Queue<Key>) -> Vec<Key> {
         let cron = event.object();
-        let key = Key::of(&**cron);
+        let key = Key::from_object(&**cron);
         let timing = |cron: &CronJob| (cron.spec.schedule.clone(), cron.spec.time_zone.clone());
         if event.old().is_none_or(|old| timing(old) == timing(cron)) {
             return vec![key];

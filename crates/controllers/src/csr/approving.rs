@@ -67,7 +67,7 @@ pub fn start(shared: &Arc<Shared>) {
                     KUBELET_SERVING | KUBELET_CLIENT
                 ) && !has(csr, "Approved")
             });
-            waiting.map(|csr| Key::of(&*csr)).collect()
+            waiting.map(|csr| Key::from_object(&*csr)).collect()
         })
         .start();
 }

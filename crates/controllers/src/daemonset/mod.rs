@@ -62,9 +62,9 @@ pub fn start(shared: &Arc<Shared>) {
             let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
             let matching = sets.list_in(namespace).into_iter().filter(|set| {
                 let selector = set.spec.as_ref().map(|spec| &spec.selector);
-                Selector::of(selector).matches(pod.metadata.labels.as_ref())
+                Selector::from_label_selector(selector).matches(pod.metadata.labels.as_ref())
             });
-            matching.map(|set| Key::of(&*set)).collect()
+            matching.map(|set| Key::from_object(&*set)).collect()
         })
         .watches_with(&controller.nodes, move |event| {
             concerned.sets_of_node(event)
@@ -87,7 +87,7 @@ impl Controller for Daemons {
         let Some(spec) = &set.spec else {
             return Ok(Action::Done);
         };
-        let selector = Selector::of(Some(&spec.selector));
+        let selector = Selector::from_label_selector(Some(&spec.selector));
         if selector.is_everything() {
             let text = "This daemon set is selecting all pods. A non-empty selector is required.";
             self.event(&set, Kind::Warning, "SelectingAll", text.to_owned());
@@ -153,7 +153,7 @@ impl Daemons {
             let misplaced = set.status.as_ref().map_or(0, |s| s.number_misscheduled) > 0;
             (fits.comes && (gone || !here)) || (!fits.stays && here) || (here && misplaced)
         });
-        concerned.map(|set| Key::of(&*set)).collect()
+        concerned.map(|set| Key::from_object(&*set)).collect()
     }
 
     async fn newest(&self, set: &DaemonSet, history: &History) -> Result<Newest, Error> {

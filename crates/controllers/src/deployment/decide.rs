@@ -191,7 +191,7 @@ impl Round<'_> {
         }
         progress::note_pause(deployment, &mut status, now);
         if !made {
-            progress::judge(deployment, &mut status, self.newest.as_ref(), &all, now);
+            progress::progress_condition(deployment, &mut status, self.newest.as_ref(), &all, now);
         }
         if plan.update.is_empty() && progress::is_complete(deployment, &status) {
             plan.delete = self.superfluous();

@@ -59,9 +59,11 @@ pub fn start(shared: &Arc<Shared>) {
             let matching = deployments.list_in(namespace);
             let matching = matching.into_iter().filter(|deployment| {
                 let selector = deployment.spec.as_ref().map(|spec| &spec.selector);
-                Selector::of(selector).matches(set.metadata.labels.as_ref())
+                Selector::from_label_selector(selector).matches(set.metadata.labels.as_ref())
             });
-            matching.map(|deployment| Key::of(&*deployment)).collect()
+            matching
+                .map(|deployment| Key::from_object(&*deployment))
+                .collect()
         })
         // Recreate waits for the last old pod; other changes of pods show in the ReplicaSets.
         .watches_with(&controller.pods, move |event| {
@@ -75,7 +77,7 @@ pub fn start(shared: &Arc<Shared>) {
             let waiting = owner.filter(|deployment| recreates(deployment));
             waiting
                 .iter()
-                .map(|deployment| Key::of(&**deployment))
+                .map(|deployment| Key::from_object(&**deployment))
                 .collect()
         })
         .workers(WORKERS)
@@ -92,7 +94,8 @@ impl Controller for Deployments {
         let Some(deployment) = self.deployments.cache().get(&key.namespace, &key.name) else {
             return Ok(Action::Done);
         };
-        let selector = Selector::of(deployment.spec.as_ref().map(|spec| &spec.selector));
+        let selector =
+            Selector::from_label_selector(deployment.spec.as_ref().map(|spec| &spec.selector));
         if selector.is_everything() {
             let text = "This deployment is selecting all pods. A non-empty selector is required.";
             self.recorder
@@ -162,7 +165,7 @@ impl Deployments {
         let namespace = deployment.metadata.namespace.as_deref().unwrap_or_default();
         for resize in plan.update {
             self.sets.update(namespace, &resize.set).await?;
-            self.tell(deployment, &resize);
+            self.record_scaling(deployment, &resize);
         }
         for set in plan.delete {
             self.sets.delete(&set).await?;
@@ -218,7 +221,7 @@ impl Deployments {
         }
     }
 
-    fn tell(&self, deployment: &Deployment, resize: &Resize) {
+    fn record_scaling(&self, deployment: &Deployment, resize: &Resize) {
         let name = resize.set.metadata.name.as_deref().unwrap_or_default();
         let to = resize
             .set

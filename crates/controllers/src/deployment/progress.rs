@@ -212,7 +212,7 @@ pub(super) fn failed_to_create(
 }
 
 /// Sets the condition Progressing.
-pub(super) fn judge(
+pub(super) fn progress_condition(
     deployment: &Deployment,
     status: &mut DeploymentStatus,
     new: Option<&Arc<ReplicaSet>>,

@@ -108,7 +108,7 @@ pub(crate) fn services_of_pod(
                 services.by_index(SELECTS, &selected_key(namespace, key, value))
             })
             .filter(|service| selects(service));
-        found.map(|service| Key::of(&*service)).collect()
+        found.map(|service| Key::from_object(&*service)).collect()
     }
 }
 

@@ -24,7 +24,7 @@ pub(super) enum Verdict {
     },
 }
 
-pub(super) fn judge(
+pub(super) fn decide(
     owners: &[(OwnerReference, Owner)],
     has_dependents: impl Fn() -> bool,
 ) -> Verdict {
@@ -61,7 +61,7 @@ mod tests {
             )
         };
         let owners: Vec<_> = states.iter().enumerate().map(owner).collect();
-        judge(&owners, || has_dependents)
+        decide(&owners, || has_dependents)
     }
 
     #[test]

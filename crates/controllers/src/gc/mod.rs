@@ -30,7 +30,7 @@ use serde_json::json;
 use tracing::{debug, warn};
 
 use crate::{discovery::discover, shared::Shared};
-use decide::{Owner, Verdict, judge};
+use decide::{Owner, Verdict, decide};
 use graph::{Graph, Item};
 
 /// The name in [`crate::ALL`].
@@ -162,7 +162,7 @@ impl Collector {
             let uid = meta.uid.as_deref().unwrap_or_default();
             !self.graph.dependents(uid, &item.namespace).is_empty()
         };
-        match judge(&owners, has_dependents) {
+        match decide(&owners, has_dependents) {
             Verdict::Keep => Ok(()),
             Verdict::Trim(uids) => {
                 let mut left = meta.owner_references.clone().unwrap_or_default();

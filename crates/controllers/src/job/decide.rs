@@ -222,7 +222,7 @@ impl<'a> Round<'a> {
     }
 
     fn verdict(&self, pod: &Pod) -> Verdict {
-        failurepolicy::judge(self.spec.pod_failure_policy.as_ref(), pod)
+        failurepolicy::matching_action(self.spec.pod_failure_policy.as_ref(), pod)
     }
 
     /// Pods that have succeeded and failed since the last status.

@@ -29,7 +29,7 @@ impl Verdict {
 }
 
 /// The first matching rule decides. Without a policy every failure counts.
-pub(super) fn judge(policy: Option<&PodFailurePolicy>, pod: &Pod) -> Verdict {
+pub(super) fn matching_action(policy: Option<&PodFailurePolicy>, pod: &Pod) -> Verdict {
     let rules = policy.iter().flat_map(|policy| policy.rules.iter());
     let matched = rules
         .enumerate()
@@ -137,7 +137,7 @@ mod tests {
 
     fn judged(rules: Value, pod: Value) -> Verdict {
         let policy = serde_json::from_value(json!({ "rules": rules })).unwrap();
-        judge(Some(&policy), &serde_json::from_value(pod).unwrap())
+        matching_action(Some(&policy), &serde_json::from_value(pod).unwrap())
     }
 
     fn codes(action: &str, operator: &str, values: &[i32], container: Option<&str>) -> Value {
@@ -160,7 +160,7 @@ mod tests {
     #[test]
     fn without_a_policy_or_a_matching_rule_a_failure_counts() {
         let failed: Pod = serde_json::from_value(pod(&[("a", Some(1))], &[])).unwrap();
-        assert_eq!(judge(None, &failed), Verdict::Count);
+        assert_eq!(matching_action(None, &failed), Verdict::Count);
         let rules = json!([codes("FailJob", "In", &[2], None)]);
         assert_eq!(judged(rules, pod(&[("a", Some(1))], &[])), Verdict::Count);
     }

@@ -63,9 +63,9 @@ pub fn start(shared: &Arc<Shared>) {
             let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
             let matching = jobs.list_in(namespace).into_iter().filter(|job| {
                 let selector = job.spec.as_ref().and_then(|spec| spec.selector.as_ref());
-                Selector::of(selector).matches(pod.metadata.labels.as_ref())
+                Selector::from_label_selector(selector).matches(pod.metadata.labels.as_ref())
             });
-            matching.map(|job| Key::of(&*job)).collect()
+            matching.map(|job| Key::from_object(&*job)).collect()
         })
         .workers(WORKERS)
         .rest(REST)
@@ -157,7 +157,9 @@ impl Jobs {
     }
 
     async fn pods(&self, job: &Job, key: &Key) -> Result<Vec<Arc<Pod>>, Error> {
-        let selector = Selector::of(job.spec.as_ref().and_then(|spec| spec.selector.as_ref()));
+        let selector = Selector::from_label_selector(
+            job.spec.as_ref().and_then(|spec| spec.selector.as_ref()),
+        );
         let cache = self.pods.cache();
         let mut candidates = cache.by_index(OWNER, job.metadata.uid.as_deref().unwrap_or_default());
         candidates.extend(cache.by_index(OWNER, &orphans_of(&key.namespace)));

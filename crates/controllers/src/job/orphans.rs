@@ -24,7 +24,10 @@ pub(super) fn start(shared: &Shared, jobs: Informer<Job>, pods: Writer<Pod>) {
         .watches_with(controller.pods.cache(), move |event| {
             let pod = event.object();
             let is_orphan = is_tracked(pod) && is_orphan(pod, |pod| job_of(&lookup, pod));
-            is_orphan.then(|| Key::of(&**pod)).into_iter().collect()
+            is_orphan
+                .then(|| Key::from_object(&**pod))
+                .into_iter()
+                .collect()
         })
         .watches_with(&controller.jobs, move |event| {
             let job = event.object();
@@ -36,7 +39,7 @@ pub(super) fn start(shared: &Shared, jobs: Informer<Job>, pods: Writer<Pod>) {
                 Vec::new()
             };
             let tracked = pods.iter().filter(|pod| is_tracked(pod));
-            tracked.map(|pod| Key::of(&**pod)).collect()
+            tracked.map(|pod| Key::from_object(&**pod)).collect()
         })
         .start();
 }

@@ -65,7 +65,7 @@ pub fn start(shared: &Arc<Shared>) {
     shared
         .controller(&controller)
         .watches_with(&controller.services, move |event| {
-            let mut keys = vec![Key::of(&**event.object())];
+            let mut keys = vec![Key::from_object(&**event.object())];
             // Another Service may wait for an address or port that this one frees.
             if concerns_others(event) {
                 keys.extend(by_service.keys());
@@ -128,7 +128,7 @@ impl Balancers {
     fn keys(&self) -> Vec<Key> {
         let services = self.services.list();
         let ours = services.iter().filter(|service| decide::is_ours(service));
-        ours.map(|service| Key::of(&**service)).collect()
+        ours.map(|service| Key::from_object(&**service)).collect()
     }
 
     fn decide(&self, service: &Service, key: &Key) -> Decision {

@@ -85,7 +85,7 @@ pub fn start(shared: &Arc<Shared>) {
         move || -> Vec<Key> {
             let volumes = volumes.list();
             let ours = volumes.iter().filter(|volume| is_to_delete(volume));
-            ours.map(|volume| Key::of(&**volume)).collect()
+            ours.map(|volume| Key::from_object(&**volume)).collect()
         }
     };
     let waiting_for_pod = waiting.clone();
@@ -94,12 +94,16 @@ pub fn start(shared: &Arc<Shared>) {
         .watches_with(controller.claims.cache(), |event| {
             let claim = event.object();
             let ours = is_ours(claim) || wants_to_grow(claim);
-            ours.then(|| Key::of(&**claim)).into_iter().collect()
+            ours.then(|| Key::from_object(&**claim))
+                .into_iter()
+                .collect()
         })
         .watches_with(controller.volumes.cache(), |event| {
             let volume = event.object();
             let ours = is_to_delete(volume) || is_to_release(volume);
-            ours.then(|| Key::of(&**volume)).into_iter().collect()
+            ours.then(|| Key::from_object(&**volume))
+                .into_iter()
+                .collect()
         })
         .watches_with(controller.pods.cache(), move |event| {
             let mut volumes = cleaning::volumes_of(event.object()).peekable();
@@ -183,7 +187,7 @@ impl Provisioner {
             return Ok(Action::Done);
         }
         let about = claim.object_ref(&());
-        let key = Key::of(claim);
+        let key = Key::from_object(claim);
         let say = |reason: &str, message: String| {
             self.events.event(&about, Kind::Normal, reason, message);
         };

@@ -83,7 +83,7 @@ fn claim_event(event: &Event<PersistentVolumeClaim>) -> Vec<Key> {
     let before = event.old().and_then(|old| volume_name(old));
     let volumes = before.into_iter().chain(volume_name(claim));
     let volumes = volumes.map(|name| Key::new("", name));
-    volumes.chain([Key::of(&**claim)]).collect()
+    volumes.chain([Key::from_object(&**claim)]).collect()
 }
 
 /// A volume's event enqueues the volume, the claim that it is bound to and, if it is available, the
@@ -100,11 +100,11 @@ fn volume_event(
     };
     let before = event.old().and_then(|old| key(old));
     let mut keys: Vec<Key> = before.into_iter().chain(key(volume)).collect();
-    keys.push(Key::of(&**volume));
+    keys.push(Key::from_object(&**volume));
     let is_gone = matches!(event, Event::Deleted(_));
     if claim_ref(volume).is_none() && !is_gone {
         let waiting = claims.by_index(UNBOUND, volume_class(volume));
-        keys.extend(waiting.iter().map(|claim| Key::of(&**claim)));
+        keys.extend(waiting.iter().map(|claim| Key::from_object(&**claim)));
     }
     keys
 }
@@ -116,7 +116,7 @@ fn class_event(event: &Event<StorageClass>, claims: &Informer<PersistentVolumeCl
     let named = claims.by_index(UNBOUND, name).into_iter();
     let unnamed = claims.by_index(UNBOUND, "");
     let all = named.chain(unnamed);
-    all.map(|claim| Key::of(&*claim)).collect()
+    all.map(|claim| Key::from_object(&*claim)).collect()
 }
 
 impl World for Binder {

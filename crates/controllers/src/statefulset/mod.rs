@@ -59,9 +59,9 @@ pub fn start(shared: &Arc<Shared>) {
             let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
             let matching = sets.list_in(namespace).into_iter().filter(|set| {
                 let selector = set.spec.as_ref().map(|spec| &spec.selector);
-                Selector::of(selector).matches(pod.metadata.labels.as_ref())
+                Selector::from_label_selector(selector).matches(pod.metadata.labels.as_ref())
             });
-            matching.map(|set| Key::of(&*set)).collect()
+            matching.map(|set| Key::from_object(&*set)).collect()
         })
         .watches_with(controller.claims.cache(), move |event| {
             lookup.sets_of_claim(event)
@@ -149,7 +149,7 @@ impl Sets {
         let orphans = cache.by_index(OWNER, &orphans_of(namespace));
         let ours = |pod: &Arc<Pod>| ordinal(set, pod).is_some() && is_active(pod);
         candidates.extend(orphans.into_iter().filter(ours));
-        let selector = Selector::of(set.spec.as_ref().map(|spec| &spec.selector));
+        let selector = Selector::from_label_selector(set.spec.as_ref().map(|spec| &spec.selector));
         claim::claim(set, api, &selector, &self.pods, candidates, None).await
     }
 

@@ -33,7 +33,7 @@ pub fn parse(text: &str) -> Result<Vec<Line>, SyntaxError> {
             line: number,
             message: message.to_owned(),
         };
-        let mut words = words(text).map_err(|message| wrong(&message))?;
+        let mut words = split_words(text).map_err(|message| wrong(&message))?;
         if words.first().is_some_and(|word| word == "}") {
             let block = open.pop().unwrap_or_default();
             let opener = open.last_mut().and_then(|lines| lines.last_mut());
@@ -81,7 +81,7 @@ pub fn parse(text: &str) -> Result<Vec<Line>, SyntaxError> {
 }
 
 /// The words of a line: `#` at the start of a word begins a comment, double quotes keep spaces.
-fn words(line: &str) -> Result<Vec<String>, String> {
+fn split_words(line: &str) -> Result<Vec<String>, String> {
     let mut words = Vec::new();
     let mut letters = line.chars().peekable();
     while let Some(letter) = letters.next() {

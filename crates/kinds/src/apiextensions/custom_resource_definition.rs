@@ -160,7 +160,7 @@ fn check_spec(spec: &Value, terms: &Terms<'_>, errors: &mut Errors) {
     let scopes = ["Cluster", "Namespaced"];
     check::known(&spec["scope"], &scopes, &path.child("scope"), errors);
     let preserves = truth(&spec["preserveUnknownFields"]);
-    let versions = Versions::of(spec);
+    let versions = Versions::from_spec(spec);
     if terms.schemas {
         versions.check_schemas_there(&path, errors);
     }

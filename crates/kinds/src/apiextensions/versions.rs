@@ -22,7 +22,7 @@ pub(super) struct Versions<'a> {
 }
 
 impl<'a> Versions<'a> {
-    pub(super) fn of(spec: &'a Value) -> Self {
+    pub(super) fn from_spec(spec: &'a Value) -> Self {
         let all = list(&spec["versions"]);
         let shared = |name: &str| {
             let first = all.first().map_or(&Value::Null, |v| &v[name]);
@@ -420,7 +420,7 @@ mod tests {
 
     fn said(versions: Value) -> Vec<String> {
         let spec = json!({"versions": versions});
-        let (versions, path) = (Versions::of(&spec), Path::new("spec"));
+        let (versions, path) = (Versions::from_spec(&spec), Path::new("spec"));
         let mut errors = Vec::new();
         versions.check_schemas_there(&path, &mut errors);
         versions.check(Rules::ALL, &[], &path, &mut errors);

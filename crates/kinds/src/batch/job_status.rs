@@ -23,7 +23,7 @@ struct State {
 }
 
 impl State {
-    fn of(status: &Value) -> Self {
+    fn from_status(status: &Value) -> Self {
         let is = |kind| has(status, kind, "True");
         Self {
             complete: is("Complete"),
@@ -67,8 +67,8 @@ pub(super) fn check_status(object: &Object, old: &Object) -> Errors {
         spec: get(object, "spec"),
         new,
         old: was,
-        now: State::of(new),
-        then: State::of(was),
+        now: State::from_status(new),
+        then: State::from_status(was),
     };
     let path = Path::new("status");
     for name in ["active", "succeeded", "failed", "ready", "terminating"] {

@@ -19,7 +19,7 @@ use std::collections::BTreeSet;
 /// Validates a pod, except for the metadata rules of all kinds.
 pub fn validate_pod(pod: &Object) -> Errors {
     let mut errors = Vec::new();
-    let (metadata, spec) = (get(pod, "metadata"), of(pod));
+    let (metadata, spec) = (get(pod, "metadata"), pod_spec(pod));
     let path = Path::new("spec");
     let lists = container_lists(&path);
     let containers = every_container(spec, &lists);
@@ -345,7 +345,7 @@ fn check_claims(spec: &Value, path: &Path, errors: &mut Errors) {
 }
 
 /// The spec of a whole pod.
-pub(super) fn of(pod: &Object) -> &Value {
+pub(super) fn pod_spec(pod: &Object) -> &Value {
     get(pod, "spec")
 }
 

@@ -218,7 +218,7 @@ fn check_gates(new: &Value, old: &Value, path: &Path, errors: &mut Errors) {
 
 /// Why a pod cannot be bound to a node now; `None` when it can.
 pub fn check_binding_rules(pod: &machinery::Object) -> Option<String> {
-    let spec = super::spec::of(pod);
+    let spec = super::spec::pod_spec(pod);
     let node = text(&spec["nodeName"]);
     if is_set(&crate::tree::get(pod, "metadata")["deletionTimestamp"]) {
         return Some(format!(

@@ -43,7 +43,7 @@ pub(super) fn default_tolerations(of: &mut Object) {
 
 pub(super) fn check_claim_spec(spec: &Value, path: &Path, errors: &mut Errors) {
     let (devices, path) = (&spec["devices"], path.child("devices"));
-    let requests = Requests::of(devices);
+    let requests = Requests::from_devices(devices);
     let name = |of: &Value| Value::from(text(&of["name"]));
     let (given, at) = (list(&devices["requests"]), path.child("requests"));
     check_set(given, REQUESTS_MAX, name, &at, errors, check_request);

@@ -135,7 +135,7 @@ pub(super) struct Requests<'a>(Vec<(&'a str, Vec<&'a str>)>);
 
 impl<'a> Requests<'a> {
     /// From the `devices` of a claim's spec.
-    pub(super) fn of(devices: &'a Value) -> Self {
+    pub(super) fn from_devices(devices: &'a Value) -> Self {
         let name = |of: &'a Value| text(&of["name"]);
         let requests = crate::tree::list(&devices["requests"]).iter();
         let alternatives = |r: &'a Value| crate::tree::list(&r["firstAvailable"]).iter().map(name);

@@ -182,7 +182,7 @@ fn validate_status(object: &Object, old: &Object) -> Errors {
         return errors;
     }
     if !is_set(&was["allocation"]) {
-        let requests = Requests::of(&get(object, "spec")["devices"]);
+        let requests = Requests::from_devices(&get(object, "spec")["devices"]);
         check_allocation(allocation, &requests, &at, &mut errors);
     } else if !equal(ALLOCATION, allocation, &was["allocation"]) {
         let shown = internal(ALLOCATION, allocation);

@@ -411,7 +411,7 @@ impl Reconcile {
                 }
                 (Some(_), false) => session.api.replace(&target.path(), &result, &query).await?,
             };
-            report.say(&after, "reconciled")?;
+            report.print(&after, "reconciled")?;
         }
         Ok(())
     }

@@ -116,7 +116,7 @@ async fn cordon(
         "uncordoned"
     };
     if (node["spec"]["unschedulable"] == true) == unschedulable {
-        return report.say(&node, &format!("already {verb}"));
+        return report.print(&node, &format!("already {verb}"));
     }
     if !dry_run.is_client() {
         let value = if unschedulable {
@@ -131,7 +131,7 @@ async fn cordon(
             .patch(&target.path(), PatchType::Strategic, &patch, &query)
             .await?;
     }
-    report.say(&node, verb)
+    report.print(&node, verb)
 }
 
 /// What happens to a pod of the node.

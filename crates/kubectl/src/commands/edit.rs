@@ -123,7 +123,7 @@ impl Edit {
                 super::apply::annotate(&mut wanted);
             }
             if wanted == *original {
-                report.say(original, "skipped")?;
+                report.print(original, "skipped")?;
                 continue;
             }
             let schema = merge::schema_of(original);
@@ -144,7 +144,7 @@ impl Edit {
                 .api
                 .patch(&self.path(target), how, &patch, &query)
                 .await?;
-            report.say(&after, "edited")?;
+            report.print(&after, "edited")?;
         }
         Ok(())
     }

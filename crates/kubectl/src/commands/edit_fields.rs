@@ -94,7 +94,7 @@ impl EditFields {
                     PatchType::Merge,
                     &self.patch(field, &changes),
                 )?;
-                report.say(&after, self.deed(field, &manifest.object, &changes))?;
+                report.print(&after, self.deed(field, &manifest.object, &changes))?;
             }
             return Ok(());
         }
@@ -140,10 +140,10 @@ impl EditFields {
         let deed = self.deed(field, &before, changes);
         let patch = self.patch(field, changes);
         if dry_run.is_client() {
-            return report.say(&merge::apply(&before, PatchType::Merge, &patch)?, deed);
+            return report.print(&merge::apply(&before, PatchType::Merge, &patch)?, deed);
         }
         if deed == "not labeled" {
-            return report.say(&before, deed);
+            return report.print(&before, deed);
         }
         let mut query: Query = dry_run.parameter().into_iter().collect();
         if let Some(manager) = &self.field_manager {
@@ -153,7 +153,7 @@ impl EditFields {
             .api
             .patch(&target.path(), PatchType::Merge, &patch, &query)
             .await?;
-        report.say(&after, deed)
+        report.print(&after, deed)
     }
 
     /// The changes, and the words that name objects.

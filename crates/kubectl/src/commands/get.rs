@@ -475,7 +475,7 @@ impl Screen<'_> {
         if list(&object["columnDefinitions"]).len() > 0 {
             self.definitions = object["columnDefinitions"].clone();
         }
-        let mut table = Table::of(&self.definitions, &object["rows"], &self.view);
+        let mut table = Table::from_rows(&self.definitions, &object["rows"], &self.view);
         if table.rows.is_empty() {
             return Ok(());
         }
@@ -533,7 +533,7 @@ impl Tables {
     }
 
     fn add(&mut self, kind: &str, answer: &Value, view: &View) {
-        let table = Table::of(&answer["columnDefinitions"], &answer["rows"], view);
+        let table = Table::from_rows(&answer["columnDefinitions"], &answer["rows"], view);
         if self.kind == kind && self.pending.headings == table.headings {
             return self.pending.rows.extend(table.rows);
         }

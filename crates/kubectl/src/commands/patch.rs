@@ -63,7 +63,7 @@ impl Patch {
         if self.local {
             for manifest in manifest::read(&self.selection.files).await? {
                 let patched = merge::apply(&manifest.object, kind, &patch)?;
-                report.say(&patched, deed(&manifest.object, &patched))?;
+                report.print(&patched, deed(&manifest.object, &patched))?;
             }
             return Ok(());
         }
@@ -91,7 +91,7 @@ impl Patch {
             match before == patched && !report.prints_objects() {
                 // Said without the dry run, as upstream does.
                 true => println!("{} patched (no change)", target.display()),
-                false => report.say(&patched, "patched")?,
+                false => report.print(&patched, "patched")?,
             }
         }
         Ok(())

@@ -101,7 +101,7 @@ impl Replace {
     ) -> Result<()> {
         let mut object = self.wanted(target);
         if dry_run.is_client() {
-            return report.say(&object, "replaced");
+            return report.print(&object, "replaced");
         }
         let subresource = self
             .subresource
@@ -118,7 +118,7 @@ impl Replace {
             .api
             .replace(&path, &object, &self.query(dry_run)?)
             .await?;
-        report.say(&replaced, "replaced")
+        report.print(&replaced, "replaced")
     }
 
     /// Deletes and recreates the objects.
@@ -154,7 +154,7 @@ impl Replace {
                 .api
                 .create(&target.collection(), &object, &query)
                 .await?;
-            report.say(&created, "replaced")?;
+            report.print(&created, "replaced")?;
         }
         Ok(())
     }

@@ -24,7 +24,7 @@ impl Report {
     }
 
     /// Prints what happened to an object.
-    pub(super) fn say(&self, object: &Value, deed: &str) -> Result<()> {
+    pub(super) fn print(&self, object: &Value, deed: &str) -> Result<()> {
         match &self.printer {
             None => println!("{} {deed}{}", output::name(object), self.dry_run.suffix()),
             Some(printer) => printer.print(object)?,
@@ -38,7 +38,7 @@ impl Report {
             Some(printer) if matches!(printer.format, Format::Json) => {
                 print!("{}", printer.render(object)?)
             }
-            _ => self.say(object, deed)?,
+            _ => self.print(object, deed)?,
         }
         Ok(())
     }

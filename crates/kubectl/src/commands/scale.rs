@@ -90,7 +90,7 @@ impl Scale {
         if !timeout.is_zero() && dry_run == DryRunMode::None {
             self.wait(session, target, timeout).await?;
         }
-        report.say(&object, "scaled")
+        report.print(&object, "scaled")
     }
 
     async fn check(&self, session: &Session, path: &str) -> Result<()> {

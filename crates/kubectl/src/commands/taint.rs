@@ -86,7 +86,7 @@ impl Taint {
             node["spec"]["taints"] = json!(taints);
             if dry_run.is_client() {
                 match report.prints_objects() {
-                    true => report.say(&node, deed)?,
+                    true => report.print(&node, deed)?,
                     // Said without the dry run, as upstream does.
                     false => println!("{} {deed}", target.display()),
                 }
@@ -102,7 +102,7 @@ impl Taint {
                 .api
                 .patch(&target.path(), PatchType::Merge, &patch, &query)
                 .await?;
-            report.say(&after, deed)?;
+            report.print(&after, deed)?;
         }
         Ok(())
     }

@@ -98,7 +98,7 @@ struct Usage {
 }
 
 impl Usage {
-    fn of(value: &Value) -> Self {
+    fn from_json(value: &Value) -> Self {
         let quantity = |name: &str| {
             str_of(&value[name])
                 .parse::<Quantity>()
@@ -146,8 +146,8 @@ struct Available {
 }
 
 impl Available {
-    fn of(status: &Value, field: &str) -> Self {
-        let usage = Usage::of(&status[field]);
+    fn from_status(status: &Value, field: &str) -> Self {
+        let usage = Usage::from_json(&status[field]);
         Self {
             cpu: usage.cpu,
             memory: usage.memory,
@@ -241,12 +241,12 @@ impl Node {
         };
         for node in &nodes {
             let name = str_of(&node["metadata"]["name"]).to_owned();
-            let available = Available::of(&node["status"], field);
+            let available = Available::from_status(&node["status"], field);
             match usage
                 .iter()
                 .find(|one| one["metadata"]["name"] == name.as_str())
             {
-                Some(one) => rows.push((name, Usage::of(&one["usage"]), available)),
+                Some(one) => rows.push((name, Usage::from_json(&one["usage"]), available)),
                 None => missing.push(name),
             }
         }
@@ -370,7 +370,7 @@ impl Pod {
         let mut containers: Vec<&Value> = list(containers).collect();
         match self.sort_by.as_str() {
             "" => containers.sort_by_key(|one| str_of(&one["name"])),
-            by => containers.sort_by_key(|one| Usage::of(&one["usage"]).key(by)),
+            by => containers.sort_by_key(|one| Usage::from_json(&one["usage"]).key(by)),
         }
         containers
     }
@@ -378,7 +378,7 @@ impl Pod {
     fn table(&self, pods: &[Value]) -> Table {
         let total = |pod: &Value| {
             list(&pod["containers"])
-                .map(|one| Usage::of(&one["usage"]))
+                .map(|one| Usage::from_json(&one["usage"]))
                 .fold(Usage::default(), Usage::plus)
         };
         let mut pods: Vec<&Value> = pods.iter().collect();
@@ -417,7 +417,7 @@ impl Pod {
                 true => {
                     for container in self.sorted(&pod["containers"]) {
                         let name = vec![str_of(&container["name"]).to_owned()];
-                        let cells = Usage::of(&container["usage"]).cells(self.show_swap);
+                        let cells = Usage::from_json(&container["usage"]).cells(self.show_swap);
                         table.rows.push([head.clone(), name, cells].concat());
                     }
                 }
@@ -456,10 +456,13 @@ mod tests {
             ("99%".into(), "0%".into())
         );
         let status = json!({"allocatable": {"cpu": "2", "memory": "1Gi"}});
-        let available = Available::of(&status, "allocatable");
+        let available = Available::from_status(&status, "allocatable");
         assert_eq!((available.cpu, available.swap), (2000, None));
         let status = json!({"nodeInfo": {"swap": {"capacity": 1048576}}});
-        assert_eq!(Available::of(&status, "capacity").swap, Some(1 << 20));
+        assert_eq!(
+            Available::from_status(&status, "capacity").swap,
+            Some(1 << 20)
+        );
         assert!(check_sort("swap").is_err() && check_sort("memory").is_ok());
     }
 

@@ -167,7 +167,7 @@ impl Wait {
                 match outcome {
                     // There was nothing to wait for.
                     Ok(object) if object.is_null() => {}
-                    Ok(object) => report.say(&object, "condition met")?,
+                    Ok(object) => report.print(&object, "condition met")?,
                     Err(error) => {
                         errors.push(error);
                         break;

@@ -15,7 +15,11 @@ pub(super) fn apply(
     patch: &Value,
     document: Option<&Value>,
 ) -> Result<Option<Value>> {
-    merge(Some(object), Some(patch), Schema::of(object, document))
+    merge(
+        Some(object),
+        Some(patch),
+        Schema::for_object(object, document),
+    )
 }
 
 fn merge(

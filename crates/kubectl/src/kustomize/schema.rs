@@ -18,7 +18,7 @@ pub(super) enum Schema<'a> {
 
 impl<'a> Schema<'a> {
     /// The schema of an object: from the document first, which may override built-in types.
-    pub(super) fn of(object: &Value, document: Option<&'a Value>) -> Option<Self> {
+    pub(super) fn for_object(object: &Value, document: Option<&'a Value>) -> Option<Self> {
         let definitions = document.map(|document| &document["definitions"]);
         let found = definitions.and_then(|definitions| {
             let nodes = definitions.as_object()?.values();

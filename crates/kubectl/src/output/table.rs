@@ -36,7 +36,7 @@ impl Table {
     }
 
     /// The text form of rows of a `meta.k8s.io/v1` Table with these column definitions.
-    pub(crate) fn of(definitions: &Value, rows: &Value, view: &View) -> Self {
+    pub(crate) fn from_rows(definitions: &Value, rows: &Value, view: &View) -> Self {
         let columns: Vec<(usize, &Value)> = list(definitions)
             .enumerate()
             .filter(|(_, column)| view.wide || column["priority"].as_i64().unwrap_or(0) == 0)
@@ -152,7 +152,7 @@ mod tests {
         let rows = json!([
             {"cells": ["web-1", "1/1", "one"], "object": {"metadata": {"namespace": "a", "labels": {"app": "web"}}}},
             {"cells": ["db", "0/1\nmore", "two"], "object": {"metadata": {"namespace": "b"}}}]);
-        Table::of(&definitions, &rows, view)
+        Table::from_rows(&definitions, &rows, view)
     }
 
     #[test]

@@ -106,7 +106,7 @@ impl Emitter {
     }
 
     fn string(&mut self, text: &str, indent: usize, may_break: bool) {
-        let form = Form::of(text);
+        let form = Form::for_text(text);
         let is_key = !may_break;
         if text.contains('\n') {
             if form.block_allowed && !is_key {
@@ -263,7 +263,7 @@ struct Form {
 }
 
 impl Form {
-    fn of(text: &str) -> Self {
+    fn for_text(text: &str) -> Self {
         let chars: Vec<char> = text.chars().collect();
         let is_break = |c: char| matches!(c, '\n' | '\r' | '\u{85}' | '\u{2028}' | '\u{2029}');
         let is_blank = |c: Option<&char>| c.is_none_or(|c| matches!(c, ' ' | '\t'));

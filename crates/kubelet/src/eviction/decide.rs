@@ -38,7 +38,7 @@ pub struct Verdict {
 }
 
 /// Evaluates the observations.
-pub fn look(
+pub fn evaluate(
     state: &mut State,
     thresholds: &[Threshold],
     transition: Duration,
@@ -93,9 +93,9 @@ pub fn is_met(threshold: &Threshold, seen: &Observations, with_reclaim: bool) ->
     let Some(observed) = seen.get(&threshold.signal) else {
         return false;
     };
-    let mut wanted = threshold.value.of(observed.capacity);
+    let mut wanted = threshold.value.resolve(observed.capacity);
     if with_reclaim {
-        wanted = wanted.saturating_add(threshold.min_reclaim.of(observed.capacity));
+        wanted = wanted.saturating_add(threshold.min_reclaim.resolve(observed.capacity));
     }
     observed.available < wanted
 }
@@ -139,7 +139,7 @@ mod tests {
 
     fn step(state: &mut State, second: i64, disk: i64, memory: i64) -> Verdict {
         let seen = seen(disk, memory);
-        look(state, &[HARD, SOFT], TRANSITION, &seen, at(second))
+        evaluate(state, &[HARD, SOFT], TRANSITION, &seen, at(second))
     }
 
     #[test]
@@ -192,7 +192,7 @@ mod tests {
             .map(|t| t.signal.resource())
             .collect();
         assert_eq!(order, [Resource::Memory, Resource::EphemeralStorage]);
-        let blind = look(
+        let blind = evaluate(
             &mut State::default(),
             &[HARD],
             TRANSITION,

@@ -92,7 +92,7 @@ impl Manager {
         let settings = core.settings();
         let transition = settings.eviction_pressure_transition_period.0;
         let now = core.now();
-        let verdict = decide::look(&mut self.state, &self.thresholds, transition, &seen, now);
+        let verdict = decide::evaluate(&mut self.state, &self.thresholds, transition, &seen, now);
         show_conditions(core, &verdict.conditions);
         let pods = active_pods(core);
         if settings.local_storage_capacity_isolation

@@ -79,7 +79,7 @@ impl Notifier {
             let usage = Cgroup::new(&path).usage();
             let reclaimable = usage.memory.zip(usage.working_set);
             let reclaimable = reclaimable.map_or(0, |(all, needed)| all.saturating_sub(needed));
-            let at = usage_at(allowed, threshold.value.of(allowed), reclaimable);
+            let at = usage_at(allowed, threshold.value.resolve(allowed), reclaimable);
             crossing(&path, at)
         };
         if let Err(error) = &armed {

@@ -81,7 +81,7 @@ pub fn message(pod: &PodUsage, threshold: &Threshold, seen: &Observations) -> St
     let resource = threshold.signal.resource();
     let mut text = format!("The node was low on resource: {resource}. ");
     if let Some(observed) = seen.get(&threshold.signal) {
-        let wanted = shown(threshold.value.of(observed.capacity), resource);
+        let wanted = shown(threshold.value.resolve(observed.capacity), resource);
         let available = shown(observed.available, resource);
         text.push_str(&format!(
             "Threshold quantity: {wanted}, available: {available}. "

@@ -104,7 +104,7 @@ pub enum Amount {
 
 impl Amount {
     /// The amount in the signal's unit.
-    pub fn of(self, capacity: i64) -> i64 {
+    pub fn resolve(self, capacity: i64) -> i64 {
         match self {
             Self::Quantity(amount) => amount,
             Self::Share(share) => (capacity as f64 * share) as i64,
@@ -250,10 +250,10 @@ mod tests {
                 (Signal::AllocatableMemoryAvailable, true),
             ]
         );
-        assert_eq!(all[0].value.of(0), 100 * 1024 * 1024);
-        assert_eq!(all[1].value.of(1000), 100);
+        assert_eq!(all[0].value.resolve(0), 100 * 1024 * 1024);
+        assert_eq!(all[1].value.resolve(1000), 100);
         assert_eq!(all[2].grace, Duration::from_secs(90));
-        assert_eq!(all[2].min_reclaim.of(0), 1 << 30);
+        assert_eq!(all[2].min_reclaim.resolve(0), 1 << 30);
     }
 
     #[test]

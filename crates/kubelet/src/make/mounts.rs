@@ -28,11 +28,11 @@ pub fn of_volumes(
 ) -> Result<Vec<Mount>, Problem> {
     let mounts = container.volume_mounts.iter().flatten().enumerate();
     mounts
-        .map(|(index, mount)| one(pod, container, index, mount, inputs))
+        .map(|(index, mount)| container_mount(pod, container, index, mount, inputs))
         .collect()
 }
 
-fn one(
+fn container_mount(
     pod: &Pod,
     container: &Container,
     index: usize,

@@ -105,7 +105,7 @@ impl Machine {
         let hard = |signal: Signal, capacity: i64| {
             let all = kept.thresholds().unwrap_or_default();
             let found = all.iter().find(|t| t.signal == signal && t.is_hard());
-            found.map_or(0, |threshold| threshold.value.of(capacity))
+            found.map_or(0, |threshold| threshold.value.resolve(capacity))
         };
         let millis = i64::try_from(self.cpus).unwrap_or(i64::MAX) * 1000;
         let millis = (millis - kept.reserved("cpu").millis()).max(0);

@@ -92,11 +92,11 @@ fn watch(watches: &mut BTreeMap<PathBuf, Watch>, directories: BTreeSet<PathBuf>)
 
 fn scan(dir: &Path) -> Found {
     let mut found = Found::default();
-    look(dir, 0, &mut found);
+    find_sockets(dir, 0, &mut found);
     found
 }
 
-fn look(dir: &Path, depth: usize, found: &mut Found) {
+fn find_sockets(dir: &Path, depth: usize, found: &mut Found) {
     found.directories.insert(dir.to_owned());
     let Ok(entries) = std::fs::read_dir(dir) else {
         return;
@@ -111,7 +111,7 @@ fn look(dir: &Path, depth: usize, found: &mut Found) {
             continue;
         };
         if meta.is_dir() && depth < MAX_DEPTH {
-            look(&entry.path(), depth + 1, found);
+            find_sockets(&entry.path(), depth + 1, found);
         } else if meta.file_type().is_socket() {
             let identity = (meta.ino(), meta.ctime(), meta.ctime_nsec());
             found.sockets.insert(entry.path(), identity);

@@ -42,7 +42,7 @@ impl ProbeKind {
     pub const ALL: [Self; 3] = [Self::Startup, Self::Liveness, Self::Readiness];
 
     /// The container's probe of this kind.
-    pub fn of(self, container: &Container) -> Option<&Probe> {
+    pub fn find(self, container: &Container) -> Option<&Probe> {
         match self {
             Self::Startup => container.startup_probe.as_ref(),
             Self::Liveness => container.liveness_probe.as_ref(),
@@ -107,7 +107,7 @@ pub(crate) async fn run(core: Arc<Core>, mut running: Running) {
 }
 
 async fn probe_loop(core: &Core, running: &mut Running) {
-    let Some(probe) = running.kind.of(&running.container).cloned() else {
+    let Some(probe) = running.kind.find(&running.container).cloned() else {
         return;
     };
     let seconds = |value: Option<i32>, default: i32| {
@@ -151,7 +151,7 @@ async fn probe_loop(core: &Core, running: &mut Running) {
                 ok,
             };
             let uid = spec::uid(&running.pod);
-            core.registry.tell(uid, Message::Probe(result));
+            core.registry.send(uid, Message::Probe(result));
             // A startup verdict is final, and a container that failed its liveness probe is killed.
             if running.kind == ProbeKind::Startup || (running.kind == ProbeKind::Liveness && !ok) {
                 return;

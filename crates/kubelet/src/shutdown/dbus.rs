@@ -67,8 +67,10 @@ impl Bus {
         let user = rustix::process::geteuid().as_raw().to_string();
         let hex: String = user.bytes().map(|byte| format!("{byte:02x}")).collect();
         bus.stream.write_all(b"\0").await?;
-        bus.say(&format!("AUTH EXTERNAL {hex}"), "OK ").await?;
-        bus.say("NEGOTIATE_UNIX_FD", "AGREE_UNIX_FD").await?;
+        bus.exchange_line(&format!("AUTH EXTERNAL {hex}"), "OK ")
+            .await?;
+        bus.exchange_line("NEGOTIATE_UNIX_FD", "AGREE_UNIX_FD")
+            .await?;
         bus.stream.write_all(b"BEGIN\r\n").await?;
         bus.call_bus("Hello", &[]).await?;
         Ok(bus)
@@ -84,7 +86,7 @@ impl Bus {
         }
     }
 
-    async fn say(&mut self, line: &str, expected: &str) -> Result<(), Error> {
+    async fn exchange_line(&mut self, line: &str, expected: &str) -> Result<(), Error> {
         self.stream
             .write_all(format!("{line}\r\n").as_bytes())
             .await?;

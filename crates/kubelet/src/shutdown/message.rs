@@ -50,7 +50,7 @@ pub(super) struct Builder {
 
 impl Builder {
     pub(super) fn call(call: &Call<'_>, arguments: &[Argument<'_>]) -> Self {
-        let mut builder = Self::of(METHOD_CALL);
+        let mut builder = Self::for_kind(METHOD_CALL);
         for (code, signature, text) in [
             (PATH, b'o', call.path),
             (INTERFACE, b's', call.interface),
@@ -62,7 +62,7 @@ impl Builder {
         builder.with(arguments)
     }
 
-    fn of(kind: u8) -> Self {
+    fn for_kind(kind: u8) -> Self {
         Self {
             kind,
             fields: Vec::new(),
@@ -106,7 +106,7 @@ impl Builder {
 #[cfg(test)]
 impl Builder {
     pub(super) fn answer(to: u32, arguments: &[Argument<'_>], descriptors: u32) -> Self {
-        let mut builder = Self::of(METHOD_RETURN);
+        let mut builder = Self::for_kind(METHOD_RETURN);
         builder.field(REPLY_SERIAL, b'u', |bytes| {
             align(bytes, 4);
             bytes.extend(to.to_le_bytes());

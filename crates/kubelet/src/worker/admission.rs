@@ -40,7 +40,7 @@ impl Worker {
         match decide(&self.core, pod).await {
             Ok(Place::Here) => {
                 let dir = self.core.pod_dir(&self.subject.uid);
-                Allocation::of(pod).write(&dir);
+                Allocation::from_pod(pod).write(&dir);
                 self.change(Change::Admitted);
             }
             // A message arrives when a victim has ended.

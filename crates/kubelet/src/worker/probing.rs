@@ -118,7 +118,7 @@ impl Worker {
                 ProbeKind::Liveness => ends,
                 ProbeKind::Readiness => false,
             };
-            if unneeded || kind.of(&container).is_none() {
+            if unneeded || kind.find(&container).is_none() {
                 continue;
             }
             let may_restart = kind != ProbeKind::Readiness;

@@ -35,7 +35,7 @@ pub(super) struct Size {
 
 impl Size {
     /// The size of a pod at the start of its worker.
-    pub(super) fn of(pod: &Arc<Pod>, pod_dir: &Path) -> Self {
+    pub(super) fn from_pod(pod: &Arc<Pod>, pod_dir: &Path) -> Self {
         Self {
             pod: allocated(pod, pod_dir),
             resize: None,
@@ -56,7 +56,7 @@ impl Size {
 
     /// Takes over everything of a changed pod but its resources.
     fn follow(&mut self, pod: &Arc<Pod>) {
-        let given = Allocation::of(&self.pod);
+        let given = Allocation::from_pod(&self.pod);
         self.pod = pod.clone();
         given.apply(&mut self.pod);
     }
@@ -91,8 +91,8 @@ impl Worker {
         if Arc::ptr_eq(pod, &size.pod) && size.resize.is_none() {
             return None;
         }
-        let wanted = Allocation::of(pod);
-        if wanted == Allocation::of(&size.pod) {
+        let wanted = Allocation::from_pod(pod);
+        if wanted == Allocation::from_pod(&size.pod) {
             size.pod = pod.clone();
             size.resize = None;
             self.core.admitted.follow(pod);
@@ -180,7 +180,7 @@ mod tests {
     #[test]
     fn a_pod_that_waits_for_room_keeps_its_resources_and_follows_everything_else() {
         let dir = tempfile::tempdir().unwrap();
-        let mut size = Size::of(&pod("1", "old"), dir.path());
+        let mut size = Size::from_pod(&pod("1", "old"), dir.path());
         size.follow(&pod("2", "new"));
         assert_eq!(cpu(&size), "1");
         assert_eq!(size.pod().metadata.labels.as_ref().unwrap()["l"], "new");
@@ -195,10 +195,10 @@ mod tests {
             "containerStatuses": [{"name": "a", "image": "", "imageID": "", "ready": true,
                 "restartCount": 0, "resources": {"requests": {"cpu": "1"}}}]}))
         .unwrap();
-        let of = |pod: &Arc<Pod>| cpu(&Size::of(pod, dir.path()));
+        let of = |pod: &Arc<Pod>| cpu(&Size::from_pod(pod, dir.path()));
         assert_eq!((of(&waiting), of(&pod("2", "x"))), ("1".into(), "2".into()));
         // A resize requested while no kubelet ran is not allocated yet.
-        Allocation::of(&pod("500m", "x")).write(dir.path());
+        Allocation::from_pod(&pod("500m", "x")).write(dir.path());
         assert_eq!(of(&pod("2", "x")), "500m");
     }
 }

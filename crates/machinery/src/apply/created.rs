@@ -47,7 +47,7 @@ struct Entry<'n, 'o> {
 }
 
 impl<'n, 'o> Entry<'n, 'o> {
-    fn of(node: Node<'n>, key: &'o Key, value: &'o Value) -> Self {
+    fn new(node: Node<'n>, key: &'o Key, value: &'o Value) -> Self {
         let declared = |schema: &'static Type| Some(&schema.fields[schema.position_of(key)?]);
         let field = struct_of(node).and_then(declared);
         Self {
@@ -114,17 +114,17 @@ impl Set {
         if let Some(order) = struct_of(node).and_then(|schema| by_rank(schema, map)) {
             for (_, place) in order.sorted() {
                 let (key, value) = map.entry_at(place);
-                self.entry(&Entry::of(node, key, value), &mut add);
+                self.entry(&Entry::new(node, key, value), &mut add);
             }
         } else if map.keys().is_sorted() {
             for (key, value) in map {
-                self.entry(&Entry::of(node, key, value), &mut add);
+                self.entry(&Entry::new(node, key, value), &mut add);
             }
         } else {
             let mut entries: Vec<_> = map.iter().collect();
             entries.sort_unstable_by_key(|entry| entry.0);
             for (key, value) in entries {
-                self.entry(&Entry::of(node, key, value), &mut add);
+                self.entry(&Entry::new(node, key, value), &mut add);
             }
         }
     }

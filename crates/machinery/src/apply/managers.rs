@@ -83,7 +83,7 @@ pub(super) struct Managers(pub(super) Vec<Entry>);
 
 impl Managers {
     /// The managers of a live object; unreadable managedFields count as none.
-    pub(super) fn of(object: &Object) -> Self {
+    pub(super) fn from_object(object: &Object) -> Self {
         Self::read(list_of(object)).unwrap_or_default()
     }
 

@@ -157,14 +157,14 @@ pub fn track(live: Option<&Object>, new: &mut Object, writer: &Writer<'_>) {
         managers::store_creator(&id, fields, writer.now, new);
         return;
     }
-    versions::settle(&mut managers, writer);
+    versions::adapt_to_schema(&mut managers, writer);
     let comparison = changeable_part(changes(root, live, new), writer);
     if comparison.placeless {
         // Ownership cannot be determined: no manager is recorded.
         Managers::default().store(new);
         return;
     }
-    let mut differences = Differences::of(comparison, writer);
+    let mut differences = Differences::new(comparison, writer);
     if managers.0.iter().any(|e| e.id.version != id.version) {
         // Compared in other versions without managedFields.
         let before = live.map_or_else(|| nothing(root), bare);
@@ -283,7 +283,7 @@ fn merge_and_own(
     let node = Node::root(root);
     let before = live.map_or_else(|| nothing(root), bare);
     let wanted = bare(config);
-    let mut managers = live.map(Managers::of).unwrap_or_default();
+    let mut managers = live.map(Managers::from_object).unwrap_or_default();
     let id = writer.id(true);
     if live.is_some() && managers.0.is_empty() {
         // All previous writers become one manager.
@@ -296,7 +296,7 @@ fn merge_and_own(
         let all = changeable_part(all, writer);
         managers.gain(&first, managed(all.modified.with(all.added)), writer.now);
     }
-    versions::settle(&mut managers, writer);
+    versions::adapt_to_schema(&mut managers, writer);
     let merged = walk::merge(node, &before, &wanted);
     let last = managers.get(&id).cloned();
     // Unmanaged fields count as applied until pruning is decided.
@@ -331,7 +331,7 @@ fn own(
     let id = writer.id(true);
     let node = Node::root(writer.root());
     let comparison = changeable_part(walk::compare(node, Some(before), Some(after)), writer);
-    let mut differences = Differences::of(comparison, writer);
+    let mut differences = Differences::new(comparison, writer);
     differences.add_versions(managers, before, after);
     // Managers of a version that no longer exists are dropped.
     managers

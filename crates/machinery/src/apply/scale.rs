@@ -39,17 +39,20 @@ fn only(path: &[&str]) -> FieldSet {
 
 /// The managedFields of an object's Scale: the owners of the replicas.
 pub fn shown(object: &Object, replicas: &dyn Replicas) -> Option<Value> {
-    let entries = Managers::of(object).0.into_iter().filter_map(|entry| {
-        let path = replicas.path(&entry.id.version)?;
-        has(&entry.fields, &path).then(|| Entry {
-            id: Id {
-                version: API_VERSION.to_owned(),
-                ..entry.id
-            },
-            fields: only(REPLICAS),
-            time: entry.time,
-        })
-    });
+    let entries = Managers::from_object(object)
+        .0
+        .into_iter()
+        .filter_map(|entry| {
+            let path = replicas.path(&entry.id.version)?;
+            has(&entry.fields, &path).then(|| Entry {
+                id: Id {
+                    version: API_VERSION.to_owned(),
+                    ..entry.id
+                },
+                fields: only(REPLICAS),
+                time: entry.time,
+            })
+        });
     Managers(entries.collect()).into_value()
 }
 
@@ -57,7 +60,7 @@ pub fn shown(object: &Object, replicas: &dyn Replicas) -> Option<Value> {
 pub fn take_over(object: &mut Object, scale: &Object, api_version: &str, replicas: &dyn Replicas) {
     let mut of_scale = Managers::read(managers::list_of(scale)).unwrap_or_default();
     let mut all = Managers::default();
-    for mut entry in Managers::of(object).0 {
+    for mut entry in Managers::from_object(object).0 {
         let Some(path) = replicas.path(&entry.id.version) else {
             continue;
         };

@@ -43,7 +43,7 @@ pub(super) struct Differences<'a> {
 
 impl<'a> Differences<'a> {
     /// In the written version.
-    pub(super) fn of(own: Comparison, writer: &'a Writer<'a>) -> Self {
+    pub(super) fn new(own: Comparison, writer: &'a Writer<'a>) -> Self {
         Self {
             writer,
             own,
@@ -93,7 +93,7 @@ fn converted(writer: &Writer<'_>, object: &Value, version: &str) -> Value {
 }
 
 /// Drops managers of versions that no longer exist, and adapts sets to the current topology.
-pub(super) fn settle(managers: &mut Managers, writer: &Writer<'_>) {
+pub(super) fn adapt_to_schema(managers: &mut Managers, writer: &Writer<'_>) {
     managers.0.retain_mut(|entry| {
         let Some(root) = writer.versions.root(&entry.id.version) else {
             return false;

@@ -161,7 +161,7 @@ fn tree_of(format: Format, bytes: &[u8]) -> Result<(Value, bool), String> {
         Err(error) => match syntax::complaint(bytes) {
             Some(complaint) => Err(complaint),
             // Go accepts lone surrogates.
-            None => match surrogates::mend(bytes) {
+            None => match surrogates::replace_lone_surrogates(bytes) {
                 Some(mended) => tree_of(format, &mended),
                 None => Err(error.to_string()),
             },

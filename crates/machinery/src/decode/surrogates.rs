@@ -2,7 +2,7 @@
 //! as the replacement character.
 
 /// The document with its lone surrogates replaced; `None` if it has none.
-pub(super) fn mend(bytes: &[u8]) -> Option<Vec<u8>> {
+pub(super) fn replace_lone_surrogates(bytes: &[u8]) -> Option<Vec<u8>> {
     let mut mended: Option<Vec<u8>> = None;
     let mut at = 0;
     while at < bytes.len() {
@@ -48,7 +48,7 @@ mod tests {
             (r#""\u00e9\q""#, None),
             (r#""\ud8""#, None),
         ] {
-            let mended = mend(given.as_bytes());
+            let mended = replace_lone_surrogates(given.as_bytes());
             assert_eq!(mended.as_deref(), expected.map(str::as_bytes), "{given}");
         }
     }

@@ -14,7 +14,7 @@ macro_rules! json {
         $crate::json_map!(map $($map)*);
         $crate::json::Value::Object(map)
     }};
-    ($value:expr) => { $crate::json::of(&$value) };
+    ($value:expr) => { $crate::json::to_value_or_null(&$value) };
 }
 
 /// The elements of an array, one after the other.

@@ -49,7 +49,7 @@ pub fn to_value<T: Serialize>(value: T) -> Result<Value, Error> {
 /// The value of an expression in [`json!`]: null if it cannot be represented in JSON, such as a map
 /// whose names are not text.
 #[doc(hidden)]
-pub fn of<T: Serialize + ?Sized>(value: &T) -> Value {
+pub fn to_value_or_null<T: Serialize + ?Sized>(value: &T) -> Value {
     to_value(value).unwrap_or_default()
 }
 

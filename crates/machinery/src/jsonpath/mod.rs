@@ -298,7 +298,7 @@ impl Template {
         };
         result?;
         let one = |mut found: Vec<Found<'_, T>>| match found.len() {
-            0 | 1 => Ok(found.pop().map(|found| Scalar::of(found.view()))),
+            0 | 1 => Ok(found.pop().map(|found| Scalar::from_view(found.view()))),
             _ => wrong("can only compare one element at a time"),
         };
         let Some(left) = one(left)? else {
@@ -423,7 +423,7 @@ enum Scalar {
 }
 
 impl Scalar {
-    fn of<T>(view: View<'_, T>) -> Self {
+    fn from_view<T>(view: View<'_, T>) -> Self {
         match view {
             View::Bool(b) => Self::Bool(b),
             View::Int(i) => Self::Int(i),

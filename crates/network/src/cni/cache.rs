@@ -40,7 +40,7 @@ impl Record {
                 "IgnoreUnknown=1;K8S_POD_NAMESPACE={};K8S_POD_NAME={};K8S_POD_INFRA_CONTAINER_ID={};K8S_POD_UID={}",
                 request.namespace, request.name, request.sandbox_id, request.uid
             ),
-            runtime_config: runtime_config::of(request),
+            runtime_config: runtime_config::runtime_config(request),
             list: list.source.clone(),
             result: None,
         }

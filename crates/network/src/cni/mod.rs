@@ -286,10 +286,11 @@ impl Record {
         let Some(result) = &self.result else {
             return Ok(None);
         };
-        let addresses = Addresses::of(result, &self.interface).map_err(|message| Error::Cni {
-            network: self.network.clone(),
-            message,
-        })?;
+        let addresses =
+            Addresses::from_result(result, &self.interface).map_err(|message| Error::Cni {
+                network: self.network.clone(),
+                message,
+            })?;
         Ok((!addresses.0.is_empty()).then(|| Attachment {
             addresses: addresses.0,
             interface: self.interface.clone(),

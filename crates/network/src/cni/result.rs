@@ -62,7 +62,7 @@ struct OldIp {
 }
 
 impl Addresses {
-    pub(super) fn of(result: &Value, interface: &str) -> Result<Self, String> {
+    pub(super) fn from_result(result: &Value, interface: &str) -> Result<Self, String> {
         let result: Answer = serde_json::from_value(result.clone())
             .map_err(|error| format!("a result that cannot be read: {error}"))?;
         let links = result.interfaces.unwrap_or_default();
@@ -130,12 +130,12 @@ mod tests {
             ),
         ];
         for (result, expected) in cases {
-            let found = Addresses::of(&result, "eth0").unwrap();
+            let found = Addresses::from_result(&result, "eth0").unwrap();
             let words: Vec<String> = found.0.iter().map(ToString::to_string).collect();
             assert_eq!(words.join(" "), expected, "{result}");
         }
         let wrong = json!({ "ips": [{ "address": "nowhere" }] });
-        assert!(Addresses::of(&wrong, "eth0").is_err());
+        assert!(Addresses::from_result(&wrong, "eth0").is_err());
     }
 
     #[test]

@@ -14,7 +14,7 @@ const MAC: &str = "cni.mainstay.local/mac";
 /// Plugins store bursts in 32 bits.
 const BURST: u64 = i32::MAX as u64;
 
-pub(super) fn of(request: &AttachRequest) -> Value {
+pub(super) fn runtime_config(request: &AttachRequest) -> Value {
     let mut offered = Map::new();
     let mut offer = |name: &str, value: Value| {
         offered.insert(name.to_owned(), value);
@@ -126,7 +126,7 @@ mod tests {
             cgroup_path: "/pods/a".into(),
             ..AttachRequest::default()
         };
-        let mut offered = of(&request);
+        let mut offered = runtime_config(&request);
         let seen = offered["io.kubernetes.cri.pod-annotations"].take();
         assert_eq!(seen[MAC], "c2:b0:57:49:47:f1");
         let expected = json!({

@@ -176,7 +176,7 @@ impl Container {
     }
 
     /// Records the exit of its process; false if it was recorded before.
-    pub(crate) fn settle(&self, exit: Exit) -> bool {
+    pub(crate) fn record_exit(&self, exit: Exit) -> bool {
         let status = self.status();
         if status.phase == Phase::Exited {
             return false;

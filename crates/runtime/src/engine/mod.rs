@@ -176,7 +176,7 @@ impl Engine {
                     return;
                 };
                 let was_running = container.is_running();
-                if container.settle(exit) {
+                if container.record_exit(exit) {
                     self.sweep(&container);
                     // If it ended before its start was recorded, the start sends both events.
                     if was_running {

@@ -94,7 +94,7 @@ impl Engine {
             match held.iter().find(|held| held.id == container.id) {
                 Some(held) => match held.exit {
                     Some(exit) => {
-                        if container.settle(exit) {
+                        if container.record_exit(exit) {
                             self.sweep(&container);
                         }
                     }

@@ -38,7 +38,7 @@ const REPLACEABLE: &[&str] = &[
 ];
 
 /// Adjusts the mounts; returns whether any was changed.
-pub(super) fn settle(spec: &mut Spec) -> Outcome<bool> {
+pub(super) fn create_mount_points(spec: &mut Spec) -> Outcome<bool> {
     let followed = follow_links(spec)?;
     let limited = show_own_cgroups(spec, Hierarchies::host())?;
     Ok(followed || limited)

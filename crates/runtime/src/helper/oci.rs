@@ -34,7 +34,7 @@ pub(super) fn run(job: Job, stdio: Option<[OwnedFd; 3]>, socket: UnixStream) -> 
         Ok(()) => Report::Running,
         Err(error) => Report::Failed(chain(&*error)),
     };
-    i32::from(shim.tell(&report, None).is_err())
+    i32::from(shim.send(&report, None).is_err())
 }
 
 /// The connection to the shim.
@@ -43,13 +43,13 @@ pub(super) struct Shim {
 }
 
 impl Shim {
-    pub(super) fn tell(&mut self, report: &Report, fd: Option<OwnedFd>) -> io::Result<()> {
+    pub(super) fn send(&mut self, report: &Report, fd: Option<OwnedFd>) -> io::Result<()> {
         let raw = fd.as_ref().map(|fd| fd.as_raw_fd());
         send_all(self.socket.as_fd(), report, raw.as_slice())
     }
 
     pub(super) fn created(&mut self, pid: i32, terminal: Option<OwnedFd>) -> io::Result<()> {
-        self.tell(
+        self.send(
             &Report::Created {
                 pid,
                 terminal: terminal.is_some(),

@@ -39,7 +39,7 @@ pub(super) fn container(bundle: &Path) -> Outcome<Prepared> {
         return Err("no process".into());
     };
     let lent = lend_capabilities(&mut process, &mut finish);
-    let moved = mount_points::settle(&mut spec)?;
+    let moved = mount_points::create_mount_points(&mut spec)?;
     let placed = placed_devices::take(&mut spec)?;
     let hooks = [bound_dev::take(&mut spec)?, placed, propagate::hook(&spec)?];
     let hooks: Vec<_> = hooks.into_iter().flatten().collect();

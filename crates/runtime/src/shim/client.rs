@@ -100,7 +100,7 @@ impl Client {
 
     fn take(&self, message: Message, inbox: &mut Inbox, notice: &mut impl FnMut(Notice)) {
         match message {
-            Message::Reply { id, result } => self.settle(id, result, inbox),
+            Message::Reply { id, result } => self.complete(id, result, inbox),
             Message::Exited { container, exit } => notice(Notice::Exited { container, exit }),
             Message::ExecExited { exec, exit } => notice(Notice::ExecExited { exec, exit }),
         }
@@ -114,7 +114,7 @@ impl Client {
         Ok(length > 0)
     }
 
-    fn settle(&self, id: u64, result: Result<Answer, String>, inbox: &mut Inbox) {
+    fn complete(&self, id: u64, result: Result<Answer, String>, inbox: &mut Inbox) {
         let fd = match &result {
             Ok(Answer::Started { terminal: true, .. }) => inbox.fd().ok(),
             _ => None,

@@ -170,10 +170,10 @@ impl Shim {
         result: Result<Answer, String>,
         fd: Option<OwnedFd>,
     ) {
-        self.tell(conn, &Message::Reply { id, result }, fd);
+        self.send(conn, &Message::Reply { id, result }, fd);
     }
 
-    fn tell(&mut self, id: u64, message: &Message, fd: Option<OwnedFd>) {
+    fn send(&mut self, id: u64, message: &Message, fd: Option<OwnedFd>) {
         let lost = self
             .conns
             .get_mut(&id)
@@ -185,7 +185,7 @@ impl Shim {
 
     pub(super) fn announce(&mut self, message: &Message) {
         for id in self.conns.keys().copied().collect::<Vec<_>>() {
-            self.tell(id, message, None);
+            self.send(id, message, None);
         }
     }
 }

@@ -184,7 +184,7 @@ impl Extenders {
             let arguments = extender.arguments(&object, &names, objects);
             let verb = &extender.settings.filter_verb;
             let answer = runtime.block_on(extender.send::<wire::Filtered>(verb, &arguments));
-            let kept = answer.and_then(|answer| kept(extender, &names, answer, &mut failed));
+            let kept = answer.and_then(|answer| nodes_kept(extender, &names, answer, &mut failed));
             match kept {
                 Ok(kept) => names = kept,
                 Err(error) if extender.settings.ignorable => warn!(error, "extender ignored"),
@@ -286,7 +286,7 @@ impl Extenders {
 }
 
 /// The nodes that a response keeps.
-fn kept<'a>(
+fn nodes_kept<'a>(
     extender: &Extender,
     names: &[&'a str],
     answer: wire::Filtered,

@@ -86,7 +86,7 @@ impl Plugin for BalancedAllocation {
         nodes: &[Slot],
         scores: &mut [i64],
     ) {
-        let resources = Scored::of(&self.resources, pod, cluster, false);
+        let resources = Scored::new(&self.resources, pod, cluster, false);
         let (mut with, mut without) = (Vec::new(), Vec::new());
         for (slot, score) in nodes.iter().zip(scores) {
             with.clear();

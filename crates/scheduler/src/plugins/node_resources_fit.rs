@@ -281,7 +281,7 @@ impl Plugin for NodeResourcesFit {
         nodes: &[Slot],
         scores: &mut [i64],
     ) {
-        let resources = Scored::of(&self.resources, pod, cluster, true);
+        let resources = Scored::new(&self.resources, pod, cluster, true);
         for (slot, score) in nodes.iter().zip(scores) {
             *score = self.score_node(&resources, *slot);
         }

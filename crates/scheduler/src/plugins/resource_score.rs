@@ -85,7 +85,7 @@ impl<'a> Scored<'a> {
 
     /// The resources that matter for this pod. `non_zero` uses defaults for pods without CPU or
     /// memory requests.
-    pub(super) fn of(
+    pub(super) fn new(
         resources: &[ResourceWeight],
         pod: &PodInfo,
         cluster: &'a Cluster,

@@ -427,7 +427,7 @@ impl<C: Codec> Intake<C> {
     fn published(&self, key: &[u8]) -> Option<Revision> {
         let revision = |slot: &Arc<Slot<C::Object>>| slot.entry.mod_revision;
         self.published
-            .look(|state| state.entries.get(key).map(revision))
+            .read(|state| state.entries.get(key).map(revision))
     }
 }
 

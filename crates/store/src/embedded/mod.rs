@@ -313,7 +313,7 @@ impl<C: Codec> Embedded<C> {
 
     /// Bytes of live keys and values.
     pub fn live_bytes(&self) -> u64 {
-        self.published.look(|state| state.bytes)
+        self.published.read(|state| state.bytes)
     }
 
     /// The disk usage of its files.
@@ -368,7 +368,7 @@ impl<C: Codec> Embedded<C> {
         at_least: Revision,
         look: impl FnOnce(&State<C::Object>) -> R,
     ) -> Result<R, Error> {
-        self.published.look(|state| {
+        self.published.read(|state| {
             if at_least > state.revision {
                 return Err(Error::Future {
                     requested: at_least,
@@ -423,7 +423,7 @@ impl<C: Codec> Store<C> for Embedded<C> {
         check::key(key)?;
         let get = |state: &State<C::Object>| (state.revision, state.get(key));
         match freshness {
-            Freshness::Newest => Ok(self.published.look(get)),
+            Freshness::Newest => Ok(self.published.read(get)),
             Freshness::AtLeast(revision) => self.look(revision, get),
             Freshness::Exactly(_) => Ok(get(&self.at(freshness).await?)),
         }

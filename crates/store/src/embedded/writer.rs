@@ -331,7 +331,7 @@ impl<C: Codec> Writer<C> {
             }
             showing.expiring.pop_first();
             // A key that was written again has another expiry, or none.
-            let revision = self.published.look(|state| {
+            let revision = self.published.read(|state| {
                 let slot = state.entries.get(&key)?;
                 let is_over = slot.expires != 0 && slot.expires <= now;
                 is_over.then_some(slot.entry.mod_revision)

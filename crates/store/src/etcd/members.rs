@@ -103,12 +103,12 @@ impl Members {
         loop {
             let doubted = tokio::time::timeout(REGULARLY, self.doubt.notified());
             let _ = doubted.await;
-            self.look(client).await;
+            self.probe(client).await;
             tokio::time::sleep(REST).await;
         }
     }
 
-    async fn look(&self, client: &Client) {
+    async fn probe(&self, client: &Client) {
         let indices = 0..self.members.len();
         let now = join_all(indices.map(|index| client.condition(index))).await;
         // If no member answers, the problem is probably ours.

@@ -159,7 +159,7 @@ impl<C: Codec> Etcd<C> {
     /// An entry of etcd's response: the mirror's object if it has it, so that each is published
     /// once.
     fn entry(&self, kv: KeyValue) -> Result<Entry<C::Object>, Error> {
-        let known = self.published.look(|state| state.get(&kv.key));
+        let known = self.published.read(|state| state.get(&kv.key));
         if let Some(known) = known.filter(|known| known.mod_revision as i64 == kv.mod_revision) {
             return Ok(known);
         }
@@ -185,7 +185,7 @@ impl<C: Codec> Etcd<C> {
     ) -> Result<Listed<C::Object>, Error> {
         let exactly = match freshness {
             Freshness::Exactly(0) => {
-                let oldest = self.published.look(|state| state.history.floor());
+                let oldest = self.published.read(|state| state.history.floor());
                 return Err(Error::Compacted {
                     requested: 0,
                     oldest,
@@ -230,7 +230,7 @@ impl<C: Codec> Etcd<C> {
         match error {
             Error::Compacted { requested, .. } => Error::Compacted {
                 requested,
-                oldest: self.published.look(|state| state.history.floor()),
+                oldest: self.published.read(|state| state.history.floor()),
             },
             Error::Future { requested, .. } => Error::Future {
                 requested,

@@ -13,7 +13,7 @@ pub(super) struct Heads {
 
 impl Heads {
     /// The heads of keys in ascending order.
-    pub(super) fn of<'a>(count: usize, key: impl Fn(usize) -> &'a [u8]) -> Self {
+    pub(super) fn new<'a>(count: usize, key: impl Fn(usize) -> &'a [u8]) -> Self {
         if count == 0 {
             return Self::default();
         }
@@ -64,7 +64,7 @@ impl Heads {
         let key = at(place);
         let neighbour = if place == 0 { count - 1 } else { 0 };
         if count == 1 || common(key, at(neighbour)) < self.shared {
-            *self = Self::of(count, at);
+            *self = Self::new(count, at);
         } else {
             make_room(&mut self.heads);
             self.heads.insert(place, head(&key[self.shared..]));

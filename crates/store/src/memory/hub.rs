@@ -131,7 +131,7 @@ impl<T: Send + Sync + 'static> Hub<T> {
         self.is_watched.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         let is_first = groups.by_length.is_empty();
-        let (served, floor, backlog) = self.state.look(|state| {
+        let (served, floor, backlog) = self.state.read(|state| {
             // Without earlier watchers nothing was sent.
             let newest = if is_first { state.revision } else { 0 };
             let served = groups.served.max(newest);
@@ -190,7 +190,7 @@ impl<T: Send + Sync + 'static> Hub<T> {
             return;
         }
         let look = |state: &State<T>| (state.revision, state.history.clone());
-        let (newest, history) = self.state.look(look);
+        let (newest, history) = self.state.read(look);
         if history.floor() > served {
             // History was dropped faster than it was sent: the watchers catch up or get an error.
             self.groups.lock().by_length.clear();

@@ -32,7 +32,7 @@ impl<T> Published<T> {
     }
 
     /// Reads the state under the lock.
-    pub(crate) fn look<R>(&self, look: impl FnOnce(&State<T>) -> R) -> R {
+    pub(crate) fn read<R>(&self, look: impl FnOnce(&State<T>) -> R) -> R {
         look(&self.state.read())
     }
 

@@ -190,7 +190,7 @@ impl<V> Branch<V> {
 
 impl<V: Keyed> Node<V> {
     fn leaf(values: Vec<V>) -> Self {
-        let heads = Heads::of(values.len(), |at| values[at].key());
+        let heads = Heads::new(values.len(), |at| values[at].key());
         Self::Leaf(Leaf { heads, values })
     }
 }
@@ -198,7 +198,7 @@ impl<V: Keyed> Node<V> {
 impl<V> Node<V> {
     fn branch(children: Vec<Child<V>>) -> Self {
         let others = children.len().saturating_sub(1);
-        let heads = Heads::of(others, |at| &children[at + 1].first);
+        let heads = Heads::new(others, |at| &children[at + 1].first);
         Self::Branch(Branch { heads, children })
     }
 

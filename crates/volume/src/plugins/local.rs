@@ -122,7 +122,7 @@ impl StoragePlugin for Local {
         // The first pod's fsGroup is applied.
         if !spec.read_only
             && !request.is_shared
-            && let Err(error) = give(&dir, request.pod).await
+            && let Err(error) = set_ownership(&dir, request.pod).await
         {
             // The next attempt starts over.
             host.mounter().unmount_unused(&dir)?;
@@ -183,7 +183,7 @@ impl StoragePlugin for Local {
 }
 
 /// On a blocking thread, since a volume may have millions of files.
-async fn give(dir: &Path, pod: &Pod) -> Step<()> {
+async fn set_ownership(dir: &Path, pod: &Pod) -> Step<()> {
     if ownership::fs_group(pod).is_none() {
         return Ok(());
     }

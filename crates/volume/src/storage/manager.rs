@@ -103,7 +103,7 @@ impl Manager {
         again: bool,
         cancel: &CancellationToken,
     ) -> Result<Ready, Failure> {
-        let steps = StepNames::of(spec);
+        let steps = StepNames::for_spec(spec);
         let host = &*self.host;
         let fail = |step, error| Failure {
             step,
@@ -377,7 +377,7 @@ struct StepNames {
 }
 
 impl StepNames {
-    fn of(spec: &Spec) -> Self {
+    fn for_spec(spec: &Spec) -> Self {
         match spec.is_block {
             true => Self {
                 attach: "MapVolume.WaitForAttach",

@@ -73,7 +73,7 @@ impl Screen {
         if self.terminal {
             self.redraw(progress)
         } else {
-            self.tell(progress)
+            self.render(progress)
         }
     }
 
@@ -90,7 +90,7 @@ impl Screen {
         text
     }
 
-    fn tell(&mut self, progress: &PullProgress) -> String {
+    fn render(&mut self, progress: &PullProgress) -> String {
         let done = progress
             .parts
             .iter()

@@ -68,7 +68,7 @@ impl Webhook {
         let answer = self.remote.post(call).await;
         let answer = answer.map_err(|failure| failure.message)?;
         let answer: Value = from_slice(&answer.body).map_err(|error| error.to_string())?;
-        Ok(judge(&answer["status"]))
+        Ok(decision_from_status(&answer["status"]))
     }
 
     /// Converts the spec to the webhook's API version: in v1beta1 the field `groups` is named `group`.
@@ -84,7 +84,7 @@ impl Webhook {
     }
 }
 
-fn judge(status: &Value) -> Decision {
+fn decision_from_status(status: &Value) -> Decision {
     let reason = status["reason"].as_str().unwrap_or_default().to_owned();
     match (status["denied"] == true, status["allowed"] == true) {
         (true, _) => Decision::Deny(reason),
@@ -266,7 +266,7 @@ mod tests {
             ),
             (json!(null), Decision::NoOpinion(String::new())),
         ] {
-            assert_eq!(judge(&status), expected);
+            assert_eq!(decision_from_status(&status), expected);
         }
     }
 }

@@ -222,7 +222,7 @@ impl ApplySet {
         let kinds = kinds(session, annotations)
             .await
             .map_err(|why| anyhow!("parsing ApplySet annotation on {display:?}: {why}"))?;
-        let namespaces = words(&annotations[NAMESPACES]);
+        let namespaces = split_annotation(&annotations[NAMESPACES]);
         let own = self.resource.namespaced.then(|| self.namespace.clone());
         Ok(Members {
             kinds,
@@ -313,7 +313,7 @@ impl ApplySet {
                 let kind = &target.resource.kind;
                 deleted.map_err(|why| anyhow!("pruning {kind} {place}: {why}"))?;
             }
-            report.say(&target.live.unwrap_or_default(), "pruned")?;
+            report.print(&target.live.unwrap_or_default(), "pruned")?;
         }
         self.update(session, apply, Scope::Latest)
             .await
@@ -381,7 +381,7 @@ impl Members {
     }
 }
 
-fn words(value: &Value) -> impl Iterator<Item = &str> {
+fn split_annotation(value: &Value) -> impl Iterator<Item = &str> {
     str_of(value).split(',').filter(|word| !word.is_empty())
 }
 
@@ -394,7 +394,7 @@ async fn kinds(session: &Session, annotations: &Value) -> Result<Vec<Resource>> 
                 "kubectl requires the {KINDS:?} annotation to be set on all ApplySet parent objects"
             );
         }
-        for word in words(&annotations[RESOURCES]) {
+        for word in split_annotation(&annotations[RESOURCES]) {
             let resource = session.discovery.resolve(word).await;
             found.push(
                 resource.with_context(|| {
@@ -404,7 +404,7 @@ async fn kinds(session: &Session, annotations: &Value) -> Result<Vec<Resource>> 
         }
         return Ok(found);
     }
-    for word in words(&annotations[KINDS]) {
+    for word in split_annotation(&annotations[KINDS]) {
         let (kind, group) = word.split_once('.').unwrap_or((word, ""));
         let Some(resource) = session.discovery.of_group_kind(group, kind).await? else {
             bail!(

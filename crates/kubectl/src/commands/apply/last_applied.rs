@@ -157,7 +157,7 @@ impl Set {
                         .await?
                 }
             };
-            report.say(&answer, "configured")?;
+            report.print(&answer, "configured")?;
         }
         Ok(())
     }
@@ -193,7 +193,7 @@ impl Edit {
                 .patch(&target.path(), PatchType::Merge, &patch, &[])
                 .await?;
             debug_assert!(!str_of(&answer["kind"]).is_empty());
-            report.say(&answer, "edited")?;
+            report.print(&answer, "edited")?;
         }
         Ok(())
     }

@@ -152,8 +152,8 @@ impl Apply {
         }
         match applied {
             [] => Ok(()),
-            [one] => report.say(one, ""),
-            many => report.say(
+            [one] => report.print(one, ""),
+            many => report.print(
                 &json!({"apiVersion": "v1", "kind": "List", "metadata": {"resourceVersion": ""}, "items": many}),
                 "",
             ),
@@ -359,7 +359,7 @@ fn note(
     match outcome {
         Ok((object, deed)) => {
             if !report.prints_objects() {
-                report.say(&object, deed)?;
+                report.print(&object, deed)?;
             }
             applied.push(object);
         }

@@ -208,7 +208,7 @@ impl Common {
             annotate(&mut object);
         }
         if self.dry_run.mode()?.is_client() {
-            return report.say(&object, "created");
+            return report.print(&object, "created");
         }
         // An object that was read from a server is created anew.
         if let Some(metadata) = object
@@ -223,7 +223,7 @@ impl Common {
             .await;
         let created =
             created.map_err(|error| error::with_source(error, "creating", &target.source))?;
-        report.say(&created, "created")
+        report.print(&created, "created")
     }
 
     /// Creates what a generator made.

@@ -27,7 +27,7 @@ pub(super) fn describe(text: &mut Text, object: &Value) {
 }
 
 fn put(text: &mut Text, level: usize, key: &str, value: &Value, is_metadata: bool) {
-    let name = words(key);
+    let name = heading(key);
     match value {
         Value::Object(_) => {
             text.line(level, &format!("{name}:"));
@@ -55,7 +55,7 @@ fn put(text: &mut Text, level: usize, key: &str, value: &Value, is_metadata: boo
 
 /// `clusterIP` becomes `Cluster IP`; names with characters other than letters and dashes are
 /// unchanged.
-fn words(key: &str) -> String {
+fn heading(key: &str) -> String {
     if key.chars().any(|c| !c.is_alphabetic() && c != '-') {
         return key.to_owned();
     }
@@ -131,7 +131,7 @@ mod tests {
             ("x-kubernetes-int", "X - Kubernetes - Int"),
             ("a.b/c", "a.b/c"),
         ] {
-            assert_eq!(words(key), name);
+            assert_eq!(heading(key), name);
         }
     }
 

@@ -241,7 +241,7 @@ impl Undo {
                 .api
                 .patch(&target.path(), PatchType::Json, &patch, &query)
                 .await?;
-            report.say(&after, "rolled back")?;
+            report.print(&after, "rolled back")?;
         }
         Ok(())
     }

@@ -113,7 +113,7 @@ impl Change {
                     .api
                     .patch(&target.path(), PatchType::Strategic, &patch, &query)
                     .await?;
-                report.say(&after, past(deed))
+                report.print(&after, past(deed))
             };
             errors.extend(changed.await.err());
         }

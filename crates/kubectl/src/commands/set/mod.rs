@@ -128,7 +128,7 @@ impl Common {
                 .change_one(session, target.as_ref(), &before, dry_run, &query, &change)
                 .await;
             match changed {
-                Ok(Some(after)) => report.say(&after, deed)?,
+                Ok(Some(after)) => report.print(&after, deed)?,
                 Ok(None) => {}
                 Err(error) => errors.push(match error.downcast_ref::<error::ServerError>() {
                     Some(error::ServerError(status)) if !failure.is_empty() => {

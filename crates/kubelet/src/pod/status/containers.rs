@@ -29,7 +29,7 @@ pub(super) fn init(facts: &Facts) -> Vec<ContainerStatus> {
     spec::init_containers(facts.pod)
         .iter()
         .map(|container| {
-            let mut status = one(facts, container, previous, true);
+            let mut status = container_status(facts, container, previous, true);
             let started = is_started(facts, container, &status);
             status.started = Some(started);
             status.ready = if spec::is_sidecar(container) {
@@ -52,7 +52,7 @@ pub(super) fn main(facts: &Facts) -> Vec<ContainerStatus> {
         .containers
         .iter()
         .map(|container| {
-            let mut status = one(facts, container, previous, false);
+            let mut status = container_status(facts, container, previous, false);
             let started = is_started(facts, container, &status);
             status.started = Some(started);
             status.ready = started && is_ready(facts, container, &status);
@@ -73,7 +73,7 @@ pub(super) fn ephemeral(facts: &Facts) -> Vec<ContainerStatus> {
         .iter()
         .map(spec::as_container);
     containers
-        .map(|container| one(facts, &container, previous, false))
+        .map(|container| container_status(facts, &container, previous, false))
         .collect()
 }
 
@@ -105,7 +105,7 @@ fn is_ready(facts: &Facts, container: &Spec, status: &ContainerStatus) -> bool {
 }
 
 /// The status before `started` and `ready` are set.
-fn one(
+fn container_status(
     facts: &Facts,
     container: &Spec,
     previous: &[ContainerStatus],

@@ -28,7 +28,7 @@ enum Seen {
     Unknown,
 }
 
-fn seen(all: &[&ContainerStatus], name: &str) -> Seen {
+fn container_progress(all: &[&ContainerStatus], name: &str) -> Seen {
     let Some(status) = all.iter().find(|status| status.name == name) else {
         return Seen::Missing;
     };
@@ -88,7 +88,7 @@ fn count(pod: &Pod, all: &[&ContainerStatus]) -> Count {
     let mut count = Count::default();
     let spec = spec::spec(pod);
     for container in spec::init_containers(pod) {
-        let state = seen(all, &container.name);
+        let state = container_progress(all, &container.name);
         if spec::is_sidecar(container) {
             count_sidecar(state, &mut count);
             continue;
@@ -104,7 +104,7 @@ fn count(pod: &Pod, all: &[&ContainerStatus]) -> Count {
         }
     }
     for container in &spec.containers {
-        match seen(all, &container.name) {
+        match container_progress(all, &container.name) {
             Seen::Running { .. } => count.running += 1,
             Seen::Ended(code) => {
                 count.stopped += 1;

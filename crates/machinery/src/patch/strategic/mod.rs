@@ -52,7 +52,7 @@ enum MergeType {
 }
 
 impl MergeType {
-    fn of(shape: Shape) -> Self {
+    fn for_shape(shape: Shape) -> Self {
         match shape {
             Shape::Struct(id) => Self::Struct(id.get()),
             Shape::Raw => Self::Closed("RawExtension"),
@@ -95,8 +95,8 @@ impl MergeType {
             Shape::List(Shape::List(_)) => {
                 Err(Error::Unfit("unexpected slice of slice".to_owned()))
             }
-            Shape::List(element) => Ok((Self::of(*element), strategy)),
-            Shape::PropsOrArray | Shape::PropsOrStrings => Ok((Self::of(shape), strategy)),
+            Shape::List(element) => Ok((Self::for_shape(*element), strategy)),
+            Shape::PropsOrArray | Shape::PropsOrStrings => Ok((Self::for_shape(shape), strategy)),
             _ => Err(Error::Unfit(
                 "expected slice or array type, but got: struct".to_owned(),
             )),
@@ -150,7 +150,7 @@ fn merge_field(
             Value::Object(if strategy.replace {
                 new.clone()
             } else {
-                merge_map(MergeType::of(shape), std::mem::take(old), new)?
+                merge_map(MergeType::for_shape(shape), std::mem::take(old), new)?
             })
         }
         (Some(Value::Array(old)), Value::Array(new)) => {

@@ -237,5 +237,7 @@ pub(super) fn limit(capacity: &CSIStorageCapacity) -> Option<i64> {
 
 fn is_accessible(capacity: &CSIStorageCapacity, node: &NodeInfo) -> bool {
     let topology = capacity.node_topology.as_ref();
-    topology.is_some_and(|topology| Selector::of(Some(topology)).matches(Some(&node.labels)))
+    topology.is_some_and(|topology| {
+        Selector::from_label_selector(Some(topology)).matches(Some(&node.labels))
+    })
 }

@@ -89,7 +89,7 @@ impl State for Wanted {
 }
 
 /// What the claims need, or why the pod cannot be scheduled.
-fn look(pod: &PodInfo, cluster: &Cluster) -> Result<Wanted, Cow<'static, str>> {
+fn find_claims(pod: &PodInfo, cluster: &Cluster) -> Result<Wanted, Cow<'static, str>> {
     let (mut wanted, mut is_unbound) = (Wanted::default(), false);
     for claimed in &pod.template.claims {
         let name = pod.claim_name(claimed);
@@ -170,7 +170,7 @@ impl Plugin for VolumeBinding {
         if pod.template.claims.is_empty() {
             return PreFilter::Skip;
         }
-        match look(pod, cluster) {
+        match find_claims(pod, cluster) {
             Ok(wanted) => PreFilter::Continue(Box::new(wanted)),
             Err(why) => PreFilter::Reject(why, false),
         }
@@ -192,7 +192,7 @@ impl Plugin for VolumeBinding {
         if pod.template.claims.is_empty() {
             return Ok(());
         }
-        let wanted = look(pod, cluster).map_err(Cow::into_owned)?;
+        let wanted = find_claims(pod, cluster).map_err(Cow::into_owned)?;
         let node = cluster.node(slot).ok_or("the node is gone")?;
         let mut reserved = self.reserved.lock();
         let found = find(&wanted, cluster, &reserved.taken, node);

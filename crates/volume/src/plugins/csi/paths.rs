@@ -110,21 +110,21 @@ pub(super) fn load(dir: &Path) -> Option<Record> {
 /// Removes a record directory that contains only the record.
 pub(super) fn remove_record(dir: &Path) -> Result<()> {
     for file in [RECORD, ".vol_data.json.new"] {
-        gone(fs::remove_file(dir.join(file)), dir)?;
+        ignore_missing(fs::remove_file(dir.join(file)), dir)?;
     }
-    gone(fs::remove_dir(dir), dir)
+    ignore_missing(fs::remove_dir(dir), dir)
 }
 
 /// Removes an empty directory or a file that a driver should have removed.
 pub(super) fn remove_target(path: &Path) -> Result<()> {
     match fs::symlink_metadata(path) {
-        Ok(meta) if meta.is_dir() => gone(fs::remove_dir(path), path),
-        Ok(_) => gone(fs::remove_file(path), path),
-        Err(error) => gone(Err(error), path),
+        Ok(meta) if meta.is_dir() => ignore_missing(fs::remove_dir(path), path),
+        Ok(_) => ignore_missing(fs::remove_file(path), path),
+        Err(error) => ignore_missing(Err(error), path),
     }
 }
 
-fn gone(removed: io::Result<()>, path: &Path) -> Result<()> {
+fn ignore_missing(removed: io::Result<()>, path: &Path) -> Result<()> {
     match removed {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
             Err(Error::io("remove", path)(error))
@@ -158,8 +158,8 @@ pub(super) fn staged(root: &Path) -> Vec<Staged> {
 /// Removes what is left of a stage that ended before its record was written, for example on a full
 /// disk: the driver was never called. Only empty directories are removed.
 fn remove_unrecorded(dir: &Path) {
-    let removed =
-        gone(fs::remove_dir(dir.join("globalmount")), dir).and_then(|()| remove_record(dir));
+    let removed = ignore_missing(fs::remove_dir(dir.join("globalmount")), dir)
+        .and_then(|()| remove_record(dir));
     if let Err(error) = removed {
         tracing::debug!(dir = %dir.display(), %error, "cannot remove directory");
     }
