@@ -18,8 +18,8 @@ pub(crate) struct Cli {
     pub command: Command,
 }
 
-/// Every command. `kubectl` and `hello` take the rest of the line as it is and never come here;
-/// they are listed for the help.
+/// Every command. `main` passes the arguments of `kubectl` and `hello` on before this is parsed;
+/// the two are listed for the help.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Run a one-node cluster
@@ -28,53 +28,53 @@ pub(crate) enum Command {
     Server(Box<Up>),
     /// Join a cluster as a node
     Agent(Box<Agent>),
-    /// Stop what runs here; containers go on
+    /// Stop the cluster or node on this machine; containers keep running
     Down(Cluster),
-    /// Tokens that machines join with
+    /// Manage the tokens that machines join with
     #[command(subcommand)]
     Token(Token),
-    /// Remove everything a cluster made on this machine
+    /// Remove everything that a cluster created on this machine
     Reset(Reset),
-    /// Write all objects and the keys of a cluster to a file, while it runs or not
+    /// Back up all objects and keys of a running or stopped cluster to a file
     Backup(Backup),
-    /// Make the objects and keys of a backup those of a cluster that does not run
+    /// Restore the objects and keys of a backup into a stopped cluster
     Restore(Restore),
     /// Move the objects of a stopped cluster from the embedded store to etcd, or back
     Migrate(Migrate),
     /// Print the version of this program and of the server
     Version(Version),
-    /// Show the parts of the cluster, its nodes and certificates, and what is wrong
+    /// Show the components, nodes and certificates of the cluster, and what is wrong with them
     Status(Status),
-    /// Say why something is as it is, and what would help
+    /// Explain why an object is in its state, and what would help
     Why(Why),
-    /// Print the administrator's kubeconfig, or add it to your own
+    /// Print the administrator's kubeconfig, or merge it into your own
     Kubeconfig(Kubeconfig),
-    /// Run a scheduler for a cluster that is served elsewhere
+    /// Run only a scheduler, for a cluster whose control plane runs elsewhere
     Scheduler(Scheduler),
-    /// Simulate nodes of a cluster: pods that are bound to them run without containers
+    /// Simulate nodes of a cluster: pods bound to them run without containers
     Simulate(Simulate),
-    /// Print what the parts have said
+    /// Print the logs of the components
     Logs(Logs),
     /// Install the binary, kubectl, a systemd unit and a configuration file, and start it
     Install(Install),
-    /// Stop the service and remove what `install` put in place
+    /// Stop the service and remove what `install` installed
     Uninstall(Uninstall),
-    /// Images in the node's store
+    /// Manage images in the node's image store
     #[command(subcommand)]
     Image(Image),
-    /// Print a page of the documents that is written from the flags
+    /// Print a documentation page that is generated from the flags
     #[command(hide = true)]
     Reference { page: Reference },
-    /// Answer a container runtime as a CNI plugin; it sets CNI_COMMAND
+    /// Act as a CNI plugin of a container runtime, which sets CNI_COMMAND
     Cni,
-    /// The command line of the cluster, as the kubectl that you know
+    /// Run the built-in kubectl
     Kubectl { args: Vec<String> },
-    /// The programs of the mainstay.local/hello image
+    /// Run a program of the mainstay.local/hello image
     #[command(hide = true)]
     Hello { args: Vec<String> },
 }
 
-/// Pages that are written from the flags.
+/// Pages that are generated from the flags.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Reference {
     /// docs/configuration.md
@@ -86,7 +86,7 @@ pub(crate) enum Reference {
 /// Flags of `up` and `server`.
 #[derive(Debug, Args)]
 pub(crate) struct Up {
-    /// Run in the background; returns when it is ready
+    /// Run in the background; return when it is ready
     #[arg(long, short)]
     pub detach: bool,
     #[command(flatten)]
@@ -96,10 +96,10 @@ pub(crate) struct Up {
 /// Flags of `agent`: how to join, and those of the node.
 #[derive(Debug, Args)]
 pub(crate) struct Agent {
-    /// A server of the cluster, as https://HOST:PORT
+    /// URL of a server of the cluster, as https://HOST:PORT
     #[arg(long, value_name = "URL")]
     pub server: Option<String>,
-    /// The token to join with; not needed again after that
+    /// Token to join with; needed only for the first start
     #[arg(
         long,
         value_name = "TOKEN",
@@ -107,41 +107,41 @@ pub(crate) struct Agent {
         hide_env_values = true
     )]
     pub token: Option<String>,
-    /// The hash of the cluster authority's public key, as sha256:HEX
+    /// Hash of the public key of the cluster's CA, as sha256:HEX
     #[arg(long, value_name = "HASH", value_delimiter = ',')]
     pub ca_hash: Vec<String>,
-    /// Run in the background; returns when it is ready
+    /// Run in the background; return when it is ready
     #[arg(long, short)]
     pub detach: bool,
     #[command(flatten)]
     pub options: Options,
 }
 
-/// What can be done with tokens.
+/// Subcommands of `token`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Token {
-    /// Make a token, and print the command that joins with it
+    /// Create a token and print the command that joins with it
     Create {
-        /// The token, as abcdef.0123456789abcdef; a random one when absent
+        /// The token, as abcdef.0123456789abcdef; random if absent
         token: Option<String>,
-        /// How long it counts, as 24h or 30m; 0 is for ever
+        /// How long the token is valid, such as 24h or 30m; 0 never expires
         #[arg(long, value_name = "DURATION", default_value = "24h")]
         ttl: String,
-        /// What it is for
+        /// Description of the token
         #[arg(long, value_name = "TEXT")]
         description: Option<String>,
-        /// What it may be used for
+        /// Usages of the token
         #[arg(long, value_delimiter = ',', default_values = ["authentication", "signing"])]
         usages: Vec<String>,
-        /// Groups that its user is in
+        /// Groups of the user that authenticates with the token
         #[arg(long, value_delimiter = ',', default_value = cluster::tokens::GROUP)]
         groups: Vec<String>,
         #[command(flatten)]
         cluster: Cluster,
     },
-    /// Print the token that further servers of a cluster in etcd start with
+    /// Print the token that further servers of an etcd-backed cluster join with
     Server {
-        /// Replace it first: the one before opens nothing any more
+        /// Replace the token first; the previous one becomes invalid
         #[arg(long)]
         rotate: bool,
         #[command(flatten)]
@@ -156,7 +156,7 @@ pub(crate) enum Token {
     /// Delete tokens
     #[command(alias = "rm")]
     Delete {
-        /// The tokens, or their first parts
+        /// The tokens, or their IDs
         #[arg(required = true)]
         tokens: Vec<String>,
         #[command(flatten)]
@@ -167,26 +167,26 @@ pub(crate) enum Token {
 /// Flags of `status`.
 #[derive(Debug, Args)]
 pub(crate) struct Status {
-    /// How to print it
+    /// Output format
     #[arg(long, short, value_enum, default_value = "text")]
     pub output: Output,
     #[command(flatten)]
     pub cluster: Cluster,
 }
 
-/// Forms of what is printed.
+/// Output formats.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Output {
-    /// For people
+    /// Human-readable
     Text,
-    /// For programs
+    /// Machine-readable
     Json,
 }
 
 /// Flags of `kubeconfig`.
 #[derive(Debug, Args)]
 pub(crate) struct Kubeconfig {
-    /// Add it to ~/.kube/config of the calling user, also behind sudo, and keep it current there
+    /// Merge it into ~/.kube/config of the calling user, also under sudo, and keep it up to date there
     #[arg(long)]
     pub merge: bool,
     #[command(flatten)]
@@ -196,9 +196,9 @@ pub(crate) struct Kubeconfig {
 /// Flags of `logs`.
 #[derive(Debug, Args)]
 pub(crate) struct Logs {
-    /// Only lines of this part, as kubelet, scheduler, controllers, apiserver, proxy or dns
+    /// Only lines of this component: kubelet, scheduler, controllers, apiserver, proxy or dns
     pub part: Option<String>,
-    /// Go on as more is written
+    /// Print new lines as they are written
     #[arg(long, short)]
     pub follow: bool,
     #[command(flatten)]
@@ -208,27 +208,27 @@ pub(crate) struct Logs {
 /// Flags of `install`.
 #[derive(Debug, Args)]
 pub(crate) struct Install {
-    /// What the service runs
+    /// Role of the service
     #[arg(long, value_enum, default_value = "up")]
     pub role: Role,
-    /// Install below this directory, and start nothing
+    /// Install below this directory and start nothing
     #[arg(long, value_name = "DIR", default_value = "/")]
     pub root: PathBuf,
     /// Do not start the service
     #[arg(long)]
     pub no_start: bool,
-    /// Write the files of a distribution's package below the root
+    /// Write the files of a distribution package below the root
     #[arg(long, hide = true, requires = "root")]
     pub package: bool,
-    /// Flags of the service, as -- --server URL --token TOKEN
+    /// Flags of the service, such as -- --server URL --token TOKEN
     #[arg(last = true)]
     pub flags: Vec<String>,
 }
 
-/// What an installed service runs.
+/// The role of an installed service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Role {
-    /// A control plane that is a node, too
+    /// A control plane and a node
     Up,
     /// A control plane
     Server,
@@ -239,7 +239,7 @@ pub(crate) enum Role {
 /// Flags of `uninstall`.
 #[derive(Debug, Args)]
 pub(crate) struct Uninstall {
-    /// Where it was installed
+    /// Directory below which it was installed
     #[arg(long, value_name = "DIR", default_value = "/")]
     pub root: PathBuf,
 }
@@ -257,13 +257,13 @@ pub(crate) struct Why {
     /// KIND/NAME, `connection FROM TO:PORT`, or `can USER VERB RESOURCE [NAME]`
     #[arg(required = true, value_name = "WHAT")]
     pub words: Vec<String>,
-    /// The namespace
+    /// Namespace of the object
     #[arg(long, short, default_value = "default")]
     pub namespace: String,
     /// Groups of the user, for `can`
     #[arg(long = "group", value_name = "GROUP")]
     pub groups: Vec<String>,
-    /// A kubeconfig; without one, the administrator's of the cluster in the data directory
+    /// Kubeconfig file [default: the administrator's kubeconfig in the data directory]
     #[arg(long, value_name = "FILE", env = "KUBECONFIG")]
     pub kubeconfig: Option<PathBuf>,
     #[command(flatten)]
@@ -273,13 +273,13 @@ pub(crate) struct Why {
 /// Flags of `scheduler`.
 #[derive(Debug, Args)]
 pub(crate) struct Scheduler {
-    /// The cluster, and who the scheduler is there [default: clientConnection.kubeconfig of the configuration]
+    /// Kubeconfig file [default: clientConnection.kubeconfig of the configuration]
     #[arg(long, value_name = "FILE", env = "KUBECONFIG")]
     pub kubeconfig: Option<PathBuf>,
-    /// A KubeSchedulerConfiguration, as YAML or JSON: its profiles name the schedulers that pods can ask for
+    /// KubeSchedulerConfiguration file, as YAML or JSON; its profiles name the schedulers that pods can select
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// error, warn, info, debug, trace, or a filter such as scheduler=debug [default: info]
+    /// Log level (error, warn, info, debug, trace), or a filter such as scheduler=debug [default: info]
     #[arg(long, value_name = "LEVEL")]
     pub log_level: Option<String>,
 }
@@ -287,38 +287,38 @@ pub(crate) struct Scheduler {
 /// Flags of `simulate`.
 #[derive(Debug, Args)]
 pub(crate) struct Simulate {
-    /// How many nodes
+    /// Number of nodes
     #[arg(long, value_name = "N", default_value_t = 10)]
     pub nodes: usize,
-    /// Their names are this and a number
+    /// Prefix of the node names, before a number
     #[arg(long, value_name = "TEXT", default_value = "simulated-")]
     pub prefix: String,
-    /// CPUs of each node
+    /// CPU capacity of each node
     #[arg(long, value_name = "QUANTITY", default_value = "32")]
     pub cpu: String,
-    /// Memory of each node
+    /// Memory capacity of each node
     #[arg(long, value_name = "QUANTITY", default_value = "256Gi")]
     pub memory: String,
-    /// How many pods fit on each node
+    /// Pod capacity of each node
     #[arg(long, value_name = "N", default_value_t = 110)]
     pub pods: u32,
-    /// Spread the nodes over this many zones
+    /// Number of zones to spread the nodes over; 0 sets no zone
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub zones: usize,
     /// Labels of all nodes
     #[arg(long, value_name = "KEY=VALUE", value_delimiter = ',')]
     pub labels: Vec<String>,
-    /// Leave the nodes in the cluster when the simulation ends
+    /// Keep the Node objects when the simulation ends
     #[arg(long)]
     pub keep: bool,
-    /// A kubeconfig; without one, the administrator's of the cluster in the data directory
+    /// Kubeconfig file [default: the administrator's kubeconfig in the data directory]
     #[arg(long, value_name = "FILE", env = "KUBECONFIG")]
     pub kubeconfig: Option<PathBuf>,
     #[command(flatten)]
     pub cluster: Cluster,
 }
 
-/// Which cluster is meant.
+/// The data directory of the cluster that a command works on.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct Cluster {
     /// The server's data directory [default: /var/lib/mainstay]
@@ -332,7 +332,7 @@ pub(crate) struct Reset {
     /// The cluster's data directory [default: /var/lib/mainstay]
     #[arg(long, value_name = "DIR", env = "MAINSTAY_DATA_DIR")]
     pub data_dir: Option<PathBuf>,
-    /// Do not ask
+    /// Do not ask for confirmation
     #[arg(long, short)]
     pub yes: bool,
 }
@@ -340,9 +340,9 @@ pub(crate) struct Reset {
 /// Flags of `backup`.
 #[derive(Debug, Args)]
 pub(crate) struct Backup {
-    /// Where to write it
+    /// File to write
     pub file: PathBuf,
-    /// Encrypt it under the password in this file
+    /// Encrypt the backup with the password in this file
     #[arg(long, value_name = "FILE")]
     pub password_file: Option<PathBuf>,
     /// The cluster's data directory [default: /var/lib/mainstay]
@@ -353,15 +353,15 @@ pub(crate) struct Backup {
 /// Flags of `restore`.
 #[derive(Debug, Args)]
 pub(crate) struct Restore {
-    /// What `mainstay backup` wrote
+    /// File written by `mainstay backup`
     pub file: PathBuf,
-    /// The password of an encrypted backup is in this file
+    /// File with the password of an encrypted backup
     #[arg(long, value_name = "FILE")]
     pub password_file: Option<PathBuf>,
     /// The cluster's data directory [default: /var/lib/mainstay]
     #[arg(long, value_name = "DIR", env = "MAINSTAY_DATA_DIR")]
     pub data_dir: Option<PathBuf>,
-    /// Set objects and keys aside that are there already
+    /// Move existing objects and keys aside
     #[arg(long)]
     pub force: bool,
 }
@@ -369,13 +369,13 @@ pub(crate) struct Restore {
 /// Flags of `version`.
 #[derive(Debug, Args)]
 pub(crate) struct Version {
-    /// Do not ask the server
+    /// Print only the version of this program
     #[arg(long)]
     pub client: bool,
-    /// json
+    /// Output format: json
     #[arg(long, short, value_name = "FORMAT")]
     pub output: Option<String>,
-    /// A kubeconfig; without one, the administrator's of the cluster in the data directory
+    /// Kubeconfig file [default: the administrator's kubeconfig in the data directory]
     #[arg(long, value_name = "FILE", env = "KUBECONFIG")]
     pub kubeconfig: Option<PathBuf>,
     #[command(flatten)]
@@ -386,22 +386,22 @@ pub(crate) struct Version {
 #[derive(Debug, Args)]
 #[command(group = clap::ArgGroup::new("direction").required(true).args(["to_etcd", "to_embedded"]))]
 pub(crate) struct Migrate {
-    /// From the data directory to an etcd that is empty
+    /// From the data directory to an empty etcd
     #[arg(long)]
     pub to_etcd: bool,
     /// From etcd to the data directory of one of its servers
     #[arg(long)]
     pub to_embedded: bool,
-    /// Members of the etcd cluster, as https://HOST:PORT
+    /// Endpoints of the etcd cluster, as https://HOST:PORT
     #[arg(long, value_name = "URLS", value_delimiter = ',', required = true)]
     pub etcd_endpoints: Vec<String>,
-    /// The authority that etcd's certificates are checked against
+    /// CA certificate that etcd's certificates are verified against
     #[arg(long, value_name = "FILE")]
     pub etcd_cafile: Option<PathBuf>,
-    /// Our certificate for etcd
+    /// Client certificate for etcd
     #[arg(long, value_name = "FILE")]
     pub etcd_certfile: Option<PathBuf>,
-    /// Its key
+    /// Private key of the client certificate for etcd
     #[arg(long, value_name = "FILE")]
     pub etcd_keyfile: Option<PathBuf>,
     /// The server's data directory [default: /var/lib/mainstay]
@@ -409,13 +409,13 @@ pub(crate) struct Migrate {
     pub data_dir: Option<PathBuf>,
 }
 
-/// What can be done with images.
+/// Subcommands of `image`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Image {
     /// Pull an image from its registry
     Pull {
         image: String,
-        /// Whom to be to the registry
+        /// User name at the registry
         #[arg(long, value_name = "USER", requires = "password_stdin")]
         username: Option<String>,
         /// Read the password from standard input
@@ -424,7 +424,7 @@ pub(crate) enum Image {
         #[command(flatten)]
         store: ImageStore,
     },
-    /// Import an OCI or docker archive; - is standard input
+    /// Import an OCI or Docker archive; - is standard input
     Import {
         file: String,
         #[command(flatten)]
@@ -453,7 +453,7 @@ pub(crate) enum Image {
     },
 }
 
-/// Which node's store.
+/// The data directory of the node whose image store a command works on.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ImageStore {
     /// The cluster's data directory [default: /var/lib/mainstay]

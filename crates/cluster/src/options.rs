@@ -17,69 +17,69 @@ use crate::{
 };
 
 /// The common flags of `up`, `server` and `agent`. Everything is optional here; [`crate::Settings`]
-/// is what becomes of it.
+/// has the values with their defaults.
 #[derive(Debug, Clone, Default, PartialEq, Args, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
 pub struct Options {
-    /// Where everything is kept [default: /var/lib/mainstay]
+    /// Directory for all data of the cluster and of this node [default: /var/lib/mainstay]
     #[arg(long, value_name = "DIR", env = "MAINSTAY_DATA_DIR", global = true)]
     pub data_dir: Option<PathBuf>,
-    /// Read options from this YAML file; keys are the flags' names
+    /// Read options from this YAML file; its keys are the names of the flags
     #[arg(long, value_name = "FILE")]
     #[serde(skip)]
     pub config: Option<PathBuf>,
     /// Name of this node [default: the host name]
     #[arg(long, value_name = "NAME")]
     pub node_name: Option<String>,
-    /// Address of this node, or one of each family [default: that of the interface with the default route]
+    /// IP address of this node, or one IPv4 and one IPv6 address [default: that of the interface with the default route]
     #[arg(long, value_name = "ADDRESS[,ADDRESS]")]
     pub node_ip: Option<Addresses>,
-    /// `external`: a cloud controller manager initialises this node and says its addresses
+    /// `external`: a cloud controller manager initialises this node and sets its addresses
     #[arg(long, value_name = "PROVIDER")]
     pub cloud_provider: Option<CloudProvider>,
-    /// What the cloud calls this machine; goes into the Node's spec.providerID
+    /// ID of this machine at the cloud provider, for the Node's spec.providerID
     #[arg(long, value_name = "ID")]
     pub provider_id: Option<String>,
     /// Port of the API server [default: 6443]
     #[arg(long, value_name = "PORT")]
     pub https_port: Option<u16>,
-    /// Address at which clients and nodes reach the API server [default: the node's]
+    /// Address at which clients and nodes reach the API server [default: the node's IP address]
     #[arg(long, value_name = "ADDRESS")]
     pub advertise_address: Option<IpAddr>,
-    /// Addresses of pods; one range of each family for dual stack [default: 10.42.0.0/16]
+    /// CIDR of pod IP addresses; one IPv4 and one IPv6 CIDR for dual stack [default: 10.42.0.0/16]
     #[arg(long, value_name = "CIDR[,CIDR]")]
     pub cluster_cidr: Option<Ranges>,
-    /// Length of the prefix of each node's part of the cluster CIDR [default: 24, or 64 for IPv6]
+    /// Prefix length of each node's pod CIDR [default: 24, or 64 for IPv6]
     #[arg(long, value_name = "BITS")]
     pub node_cidr_mask_size: Option<u8>,
-    /// The same for the IPv6 range of two cluster CIDRs [default: 64]
+    /// Prefix length of each node's IPv6 pod CIDR in a dual-stack cluster [default: 64]
     #[arg(long, value_name = "BITS")]
     pub node_cidr_mask_size_ipv6: Option<u8>,
-    /// Addresses of services; one range of each family for dual stack [default: 10.43.0.0/16]
+    /// CIDR of Service cluster IPs; one IPv4 and one IPv6 CIDR for dual stack [default: 10.43.0.0/16]
     #[arg(long, value_name = "CIDR[,CIDR]")]
     pub service_cidr: Option<Ranges>,
     /// DNS domain of the cluster [default: cluster.local]
     #[arg(long, value_name = "DOMAIN")]
     pub cluster_domain: Option<String>,
-    /// Write the administrator's kubeconfig here too
+    /// Also write the administrator's kubeconfig to this file
     #[arg(long, value_name = "PATH")]
     pub kubeconfig_out: Option<PathBuf>,
-    /// Where objects are kept [default: embedded]
+    /// Store for API objects [default: embedded]
     #[arg(long, value_name = "KIND")]
     pub store: Option<StoreKind>,
-    /// Members of the etcd cluster, as http://HOST:PORT or https://HOST:PORT
+    /// Endpoints of the etcd cluster, as http://HOST:PORT or https://HOST:PORT
     #[arg(long, value_name = "URL", value_delimiter = ',')]
     pub etcd_endpoints: Option<Vec<String>>,
-    /// The authority that signed etcd's certificates
+    /// CA certificate that etcd's certificates are verified against
     #[arg(long, value_name = "FILE")]
     pub etcd_cafile: Option<PathBuf>,
-    /// The certificate to show to etcd
+    /// Client certificate for etcd
     #[arg(long, value_name = "FILE")]
     pub etcd_certfile: Option<PathBuf>,
-    /// The key of that certificate
+    /// Private key of the client certificate for etcd
     #[arg(long, value_name = "FILE")]
     pub etcd_keyfile: Option<PathBuf>,
-    /// The token of a server of the cluster in etcd, to be one more of its servers
+    /// Join an etcd-backed cluster as a further server with this token (see `mainstay token server`)
     #[arg(
         long,
         value_name = "TOKEN",
@@ -87,136 +87,136 @@ pub struct Options {
         hide_env_values = true
     )]
     pub server_token: Option<ServerToken>,
-    /// Start with what is left when files of the embedded store are missing or cut
+    /// Start even if files of the embedded store are missing or truncated; what they held is lost
     #[arg(long)]
     #[serde(default)]
     pub accept_data_loss: bool,
-    /// How long certificates live that the cluster signs, such as 720h [default: 8760h]
+    /// Validity of certificates that the cluster signs, such as 720h [default: 8760h]
     #[arg(long, value_name = "DURATION")]
     pub cluster_signing_duration: Option<String>,
-    /// A file of bearer tokens: token,user,uid,"group1,group2" a line
+    /// CSV file of static bearer tokens, one per line: token,user,uid,"group1,group2"
     #[arg(long, value_name = "FILE")]
     pub token_auth_file: Option<PathBuf>,
-    /// Issuers of tokens and who may be anonymous (apiserver.config.k8s.io/v1 AuthenticationConfiguration)
+    /// AuthenticationConfiguration file (apiserver.config.k8s.io/v1): JWT authenticators and anonymous requests
     #[arg(long, value_name = "FILE")]
     pub authentication_config: Option<PathBuf>,
-    /// A kubeconfig of the webhook that knows bearer tokens
+    /// Kubeconfig of the webhook that authenticates bearer tokens
     #[arg(long, value_name = "FILE")]
     pub authentication_token_webhook_config_file: Option<PathBuf>,
-    /// The version of TokenReviews that are sent to it: v1 or v1beta1 [default: v1beta1]
+    /// API version of the TokenReviews sent to the authentication webhook: v1 or v1beta1 [default: v1beta1]
     #[arg(long, value_name = "VERSION")]
     pub authentication_token_webhook_version: Option<String>,
-    /// How long its answers are kept [default: 2m]
+    /// How long responses of the authentication webhook are cached [default: 2m]
     #[arg(long, value_name = "DURATION")]
     pub authentication_token_webhook_cache_ttl: Option<String>,
-    /// Authorizers and their order (apiserver.config.k8s.io/v1 AuthorizationConfiguration)
+    /// AuthorizationConfiguration file (apiserver.config.k8s.io/v1): the authorizers, in order
     #[arg(long, value_name = "FILE")]
     pub authorization_config: Option<PathBuf>,
-    /// A kubeconfig of the webhook that is asked after Node and RBAC
+    /// Kubeconfig of the authorization webhook, which is called after Node and RBAC
     #[arg(long, value_name = "FILE")]
     pub authorization_webhook_config_file: Option<PathBuf>,
-    /// The version of SubjectAccessReviews that are sent to it: v1 or v1beta1 [default: v1beta1]
+    /// API version of the SubjectAccessReviews sent to the authorization webhook: v1 or v1beta1 [default: v1beta1]
     #[arg(long, value_name = "VERSION")]
     pub authorization_webhook_version: Option<String>,
-    /// How long its answers are kept that allow [default: 5m]
+    /// How long `allowed` responses of the authorization webhook are cached [default: 5m]
     #[arg(long, value_name = "DURATION")]
     pub authorization_webhook_cache_authorized_ttl: Option<String>,
-    /// How long its other answers are kept [default: 30s]
+    /// How long other responses of the authorization webhook are cached [default: 30s]
     #[arg(long, value_name = "DURATION")]
     pub authorization_webhook_cache_unauthorized_ttl: Option<String>,
-    /// Which resources are encrypted on disk (apiserver.config.k8s.io/v1 EncryptionConfiguration)
+    /// EncryptionConfiguration file (apiserver.config.k8s.io/v1): the resources to encrypt at rest
     #[arg(long, value_name = "FILE")]
     pub encryption_provider_config: Option<PathBuf>,
-    /// Which requests are written to the audit log (audit.k8s.io/v1 Policy)
+    /// Audit policy file (audit.k8s.io/v1 Policy): the requests to log and how much of each
     #[arg(long, value_name = "FILE")]
     pub audit_policy_file: Option<PathBuf>,
-    /// Where the audit log is written; - is the standard output
+    /// File of the audit log; - is standard output
     #[arg(long, value_name = "FILE")]
     pub audit_log_path: Option<PathBuf>,
-    /// Megabytes after which the audit log is set aside [default: 100]
+    /// Size in megabytes at which the audit log is rotated [default: 100]
     #[arg(long, value_name = "MEGABYTES")]
     pub audit_log_maxsize: Option<u64>,
-    /// Audit logs set aside that are kept; 0 keeps all [default: 100]
+    /// Number of rotated audit logs to keep; 0 keeps all [default: 100]
     #[arg(long, value_name = "COUNT")]
     pub audit_log_maxbackup: Option<usize>,
-    /// Days that audit logs set aside are kept; 0 keeps them for ever [default: 366]
+    /// Days to keep rotated audit logs; 0 keeps them forever [default: 366]
     #[arg(long, value_name = "DAYS")]
     pub audit_log_maxage: Option<u64>,
-    /// Admission plugins to run beside the usual ones
+    /// Admission plugins to enable in addition to the default ones
     #[arg(long, value_name = "PLUGIN", value_delimiter = ',')]
     pub enable_admission_plugins: Option<Vec<String>>,
-    /// Admission plugins not to run
+    /// Admission plugins to disable
     #[arg(long, value_name = "PLUGIN", value_delimiter = ',')]
     pub disable_admission_plugins: Option<Vec<String>>,
-    /// What admission plugins are told (apiserver.config.k8s.io/v1 AdmissionConfiguration)
+    /// AdmissionConfiguration file (apiserver.config.k8s.io/v1): configuration of admission plugins
     #[arg(long, value_name = "FILE")]
     pub admission_control_config_file: Option<PathBuf>,
     /// Port of the kubelet [default: 10250]
     #[arg(long, value_name = "PORT")]
     pub kubelet_port: Option<u16>,
-    /// The kubelet's directory, where CSI drivers find pods and sockets [default: DATA-DIR/kubelet]
+    /// Root directory of the kubelet, with pod volumes and plugin sockets [default: DATA-DIR/kubelet]
     #[arg(long, value_name = "DIR")]
     pub kubelet_root_dir: Option<PathBuf>,
-    /// Run the pods that files in this directory describe, and follow its changes
+    /// Directory of static pod manifests; changes in it are applied
     #[arg(long, value_name = "DIR")]
     pub static_pod_path: Option<PathBuf>,
-    /// Unsafe sysctls that pods may set: kernel.msg*,net.core.somaxconn
+    /// Unsafe sysctls that pods may set, such as kernel.msg*,net.core.somaxconn
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     pub allowed_unsafe_sysctls: Option<Vec<String>>,
-    /// A KubeletConfiguration (kubelet.config.k8s.io/v1beta1) for this node
+    /// KubeletConfiguration file (kubelet.config.k8s.io/v1beta1) of this node
     #[arg(long, value_name = "FILE")]
     pub kubelet_config: Option<PathBuf>,
-    /// A directory of drop-in files (*.conf) for the KubeletConfiguration
+    /// Directory of drop-in files (*.conf) for the KubeletConfiguration
     #[arg(long, value_name = "DIR")]
     pub kubelet_config_dir: Option<PathBuf>,
-    /// End this node's pods within shutdownGracePeriod of the KubeletConfiguration when mainstay is asked to
-    /// stop, as if the machine shut down
+    /// Terminate this node's pods within the KubeletConfiguration's shutdownGracePeriod when mainstay is
+    /// stopped, as on a shutdown of the machine
     #[arg(long)]
     pub shutdown_on_stop: bool,
-    /// Ports for services of type NodePort [default: 30000-32767]
+    /// Port range of services of type NodePort [default: 30000-32767]
     #[arg(long, value_name = "FIRST-LAST")]
     pub service_node_port_range: Option<String>,
-    /// Serve node ports only at this node's addresses in these ranges [default: at all of them]
+    /// Serve NodePorts only at this node's addresses in these CIDRs [default: at all of them]
     #[arg(long, value_name = "CIDR", value_delimiter = ',')]
     pub nodeport_addresses: Option<Vec<IpNet>>,
-    /// Lead externalIPs of services to them: whoever may write services can take any address
+    /// Route traffic for externalIPs of services: users who may write services can then intercept any address
     #[arg(long)]
     #[serde(default)]
     pub allow_service_external_ips: bool,
-    /// Addresses for services of type LoadBalancer: 192.0.2.10-192.0.2.20,192.0.2.64/28 [default: those of the nodes]
+    /// IP addresses for services of type LoadBalancer, such as 192.0.2.10-192.0.2.20,192.0.2.64/28 [default: those of the nodes]
     #[arg(long, value_name = "RANGE", value_delimiter = ',')]
     pub load_balancer_pool: Option<Vec<String>>,
-    /// Use this container runtime instead of the one inside (unix:///path)
+    /// Endpoint of a container runtime to use instead of the built-in one (unix:///path)
     #[arg(long, value_name = "ENDPOINT")]
     pub container_runtime_endpoint: Option<String>,
-    /// Serve the container runtime inside at this socket [default: in the state directory]
+    /// Socket at which the built-in container runtime serves CRI [default: in the state directory]
     #[arg(long, value_name = "PATH")]
     pub cri_socket: Option<PathBuf>,
-    /// OCI runtimes by the RuntimeClass handler that names them: runc=/usr/sbin/runc
+    /// OCI runtimes by RuntimeClass handler, such as runc=/usr/sbin/runc
     #[arg(long, value_name = "NAME=PATH", value_delimiter = ',')]
     pub runtime_handlers: Option<Vec<String>>,
-    /// Import the image archives in this directory at start, beside those in DATA-DIR/images
+    /// Import the image archives in this directory at start, in addition to those in DATA-DIR/images
     #[arg(long, value_name = "DIR")]
     pub image_dir: Option<PathBuf>,
-    /// How image registries are reached: a YAML file of mirrors, authorities, credentials by host
+    /// YAML file with mirrors, CA certificates and credentials of image registries, by host
     #[arg(long, value_name = "FILE")]
     pub registries: Option<PathBuf>,
-    /// Give pods the network that the CNI configuration in this directory describes
+    /// Directory of the CNI configuration to use instead of the built-in pod network
     #[arg(long, value_name = "DIR")]
     pub cni_conf_dir: Option<PathBuf>,
-    /// Where CNI plugins are [default: /opt/cni/bin,/usr/lib/cni]
+    /// Directories of CNI plugin binaries [default: /opt/cni/bin,/usr/lib/cni]
     #[arg(long, value_name = "DIR", value_delimiter = ',')]
     pub cni_bin_dir: Option<Vec<PathBuf>>,
-    /// How pods are scheduled: a KubeSchedulerConfiguration, as YAML or JSON
+    /// KubeSchedulerConfiguration file, as YAML or JSON
     #[arg(long, value_name = "FILE")]
     pub scheduler_config: Option<PathBuf>,
-    /// Parts not to run: scheduler, controllers, proxy, dns, network-policy, load-balancer, local-path
+    /// Components not to run: scheduler, controllers, proxy, dns, network-policy, load-balancer, local-path
     #[arg(long, value_name = "PART", value_delimiter = ',')]
     pub disable: Option<Vec<Part>>,
-    /// error, warn, info, debug, trace, or a filter such as apiserver=debug [default: info]
+    /// Log level (error, warn, info, debug, trace), or a filter such as apiserver=debug [default: info]
     #[arg(long, value_name = "LEVEL")]
     pub log_level: Option<String>,
-    /// Form of the log [default: text]
+    /// Log format [default: text]
     #[arg(long, value_name = "FORMAT")]
     pub log_format: Option<LogFormat>,
 }
